@@ -1,0 +1,153 @@
+/**
+ * The cache: all layers and all sequences of one model on one device.
+ *
+ *   pariskv::Config config;
+ *   config.layers = 32, config.query_heads = 32, config.kv_heads = 8, config.head_dim = 128;
+ *   pariskv::Cache cache(config);
+ *
+ *   auto sequence = cache.add();
+ *   cache.prefill(layer, {sequence}, {tokens}, k, v);      // the prompt, once per layer
+ *   cache.decode(layer, {sequence}, q, k, v, out);         // each new token, once per layer
+ *
+ * A batch is a list of sequences of any lengths. Several tokens per sequence come
+ * packed: sequence after sequence along dimension 0, `lengths` saying how many each
+ * has. Results do not depend on who else is in the batch, nor on the thread count.
+ *
+ * Calls on one cache take turns; calls on different caches run side by side.
+ */
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "pariskv/config.h"
+#include "pariskv/memory.h"
+#include "pariskv/stats.h"
+#include "pariskv/stream.h"
+#include "pariskv/tensor_view.h"
+
+namespace pariskv {
+
+/** A sequence's name; never used twice in the life of a cache. */
+using SequenceId = int64_t;
+
+/** How logits become attention. */
+struct AttendOptions {
+  std::optional<double> scale;           ///< Of q.k; 1 / sqrt(head_dim) when absent.
+  double softcap = 0;                    ///< c > 0: logits become c * tanh(logit / c).
+  std::optional<TensorView> sink_bias;   ///< (query_heads) float32: a logit with no value row.
+  std::optional<TensorView> lse;         ///< (tokens, query_heads) float32, written: log-sum-exp.
+};
+
+class Cache {
+ public:
+  explicit Cache(Config config, Resources resources = {});
+  ~Cache();
+  Cache(const Cache&) = delete;
+  Cache& operator=(const Cache&) = delete;
+
+  const Config& config() const;
+
+  /** A new, empty sequence. */
+  SequenceId add();
+
+  /** Forgets a sequence: its bytes are zeroed and given back. */
+  void remove(SequenceId sequence);
+
+  /** A new sequence equal to this one. Storage is shared until either changes. */
+  SequenceId fork(SequenceId sequence);
+
+  /**
+   * Beam reordering: afterwards `sequences[i]` holds what `sequences[source[i]]`
+   * held. No row is copied.
+   */
+  void reorder(const std::vector<SequenceId>& sequences, const std::vector<int64_t>& source);
+
+  /** Drops the last `tokens` tokens of a sequence in every layer, also across a flush. */
+  void truncate(SequenceId sequence, int64_t tokens);
+
+  /**
+   * Appends keys and values. Everything older than the local window enters the
+   * retrieval zone, so a prompt in chunks ends as the prompt in one piece does.
+   *
+   * @param sequences  batch of them, each once
+   * @param lengths    (batch) tokens of each, 0 or more
+   * @param k, v       (sum of lengths, kv_heads, head_dim) in the config's dtype, k after RoPE
+   */
+  void prefill(int64_t layer, const std::vector<SequenceId>& sequences,
+               const std::vector<int64_t>& lengths, const TensorView& k, const TensorView& v,
+               Stream stream = {});
+
+  /**
+   * Appends one token per sequence, then attends to what matters.
+   *
+   * @param q    (batch, query_heads, head_dim), after RoPE
+   * @param k,v  (batch, kv_heads, head_dim)
+   * @param out  (batch, query_heads, head_dim), written; all in the config's dtype
+   */
+  void decode(int64_t layer, const std::vector<SequenceId>& sequences, const TensorView& q,
+              const TensorView& k, const TensorView& v, const TensorView& out,
+              const AttendOptions& options = {}, Stream stream = {});
+
+  /**
+   * Exact causal attention of the last stored tokens over everything stored: a
+   * prompt's chunk after its prefill, a second turn of a chat, a draft to verify.
+   * Query i of a sequence's `lengths[s]` sees positions 0 to total - lengths[s] + i.
+   *
+   * @param lengths  (batch) queries of each sequence, at most its tokens
+   * @param q        (sum of lengths, query_heads, head_dim)
+   * @param out      (sum of lengths, query_heads, head_dim), written
+   */
+  void attend(int64_t layer, const std::vector<SequenceId>& sequences,
+              const std::vector<int64_t>& lengths, const TensorView& q, const TensorView& out,
+              const AttendOptions& options = {}, Stream stream = {});
+
+  /** Moves everything older than the local window to the retrieval zone, in every layer. */
+  void flush(const std::vector<SequenceId>& sequences, Stream stream = {});
+
+  /**
+   * What decode would choose for this query now, and why. Changes nothing.
+   *
+   * @param q  (query_heads, head_dim)
+   */
+  Explanation explain(int64_t layer, SequenceId sequence, const TensorView& q,
+                      const AttendOptions& options = {}) const;
+
+  /** The summaries of a retrieval zone, unpacked. */
+  Summaries summaries(int64_t layer, SequenceId sequence) const;
+
+  /**
+   * Copies stored rows out.
+   *
+   * @param begin  first position; k and v say how many follow
+   * @param k, v   (tokens, kv_heads, head_dim), written
+   */
+  void read(int64_t layer, SequenceId sequence, int64_t begin, const TensorView& k,
+            const TensorView& v, Stream stream = {}) const;
+
+  /** Tokens of a sequence in one layer. */
+  int64_t length(SequenceId sequence, int64_t layer = 0) const;
+
+  RegionCounts regions(SequenceId sequence, int64_t layer = 0) const;
+
+  std::vector<SequenceId> sequences() const;
+
+  Stats stats() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/** The instruction set that the CPU backend runs on: "plain", "avx2" or "avx512". */
+const char* cpu_level();
+
+/** Whether this build has a backend for the device. */
+bool is_built(DeviceType device);
+
+/** Whether it does and such a device is there. */
+bool is_available(DeviceType device);
+
+}  // namespace pariskv

@@ -1,0 +1,68 @@
+/**
+ * What a cache is told when it is made. Everything is plain data with the
+ * published defaults; `Config::validate` says in a sentence what does not fit.
+ */
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "pariskv/tensor_view.h"
+
+namespace pariskv {
+
+/** How every key of the retrieval zone gets its coarse integer score. */
+enum class Scorer : uint8_t {
+  kSignNorm,  ///< Signs of the rotated key against the 5-bit query, times the key's norm.
+  kVotes,     ///< The paper's: tiered votes for the centroids nearest to the query.
+};
+
+/** How the query heads that share a kv head agree on rows. */
+enum class GroupRule : uint8_t {
+  kAttentionMass,  ///< A row is worth the attention it would get, averaged over the heads.
+  kMeanQuery,      ///< The paper's: the heads' queries are averaged before the search.
+};
+
+/** From `from_tokens` retrieval tokens on, these ratios hold. */
+struct ScheduleStep {
+  int64_t from_tokens = 0;
+  double candidate_ratio = 0;  ///< Share of the zone that is reranked, in (0, 1].
+  double vote_ratio = 0;       ///< Share of the keys that get a vote in a subspace, in (0, 1].
+};
+
+struct Config {
+  // The model.
+  int64_t layers = 1;
+  int64_t query_heads = 0;  ///< A whole multiple, 1 to 16 times, of kv_heads (any with one kv head).
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;  ///< 64, 80, 96, 128 or 256.
+  DType dtype = DType::kBFloat16;
+
+  // The regions of a sequence, in tokens: [sink | retrieval | local | update buffer].
+  int64_t sink = 4;
+  int64_t local = 256;
+  int64_t update = 512;
+
+  // The search.
+  int64_t top_k = 100;         ///< Rows attended to per kv head besides the resident ones.
+  int64_t dense_below = 2048;  ///< Sequences shorter than this are attended to in full.
+  Scorer scorer = Scorer::kSignNorm;
+  GroupRule group_rule = GroupRule::kAttentionMass;
+  std::vector<ScheduleStep> schedule = {
+      {0, .50, .50}, {5'000, .25, .30}, {10'000, .20, .25}, {30'000, .10, .20}};
+  int64_t min_candidates_per_row = 4;  ///< Candidates are never fewer than this times top_k.
+  uint64_t seed = 42;                  ///< Of the rotation's signs, equal on every backend.
+
+  // The machine.
+  Device device;
+  int64_t threads = 0;         ///< Of the CPU backend; 0 takes one per core.
+  int64_t segment_tokens = 1024;  ///< The store grows by this much; a multiple of 64.
+  int64_t memory_budget = 0;      ///< In bytes, over everything the cache holds; 0 is no limit.
+
+  int64_t group() const { return query_heads / kv_heads; }
+
+  /** Throws std::invalid_argument on the first thing that does not fit. */
+  void validate() const;
+};
+
+}  // namespace pariskv

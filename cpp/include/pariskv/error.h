@@ -1,0 +1,35 @@
+/**
+ * What the library throws.
+ *
+ * Your mistake     std::invalid_argument  text "[verb] argument: expected ..., got ..."
+ * No memory left   pariskv::OutOfMemory   says what was asked for and what was free
+ * Our bug          pariskv::InternalError please report it
+ *
+ * Whatever is thrown, the cache is as it was before the call.
+ */
+#pragma once
+
+#include <cstddef>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+namespace pariskv {
+
+/** The budget or the resource behind an arena refused an allocation. */
+class OutOfMemory : public std::bad_alloc {
+ public:
+  explicit OutOfMemory(std::string message) : message_(std::move(message)) {}
+  const char* what() const noexcept override { return message_.c_str(); }
+
+ private:
+  std::string message_;
+};
+
+/** A promise that the library makes to itself was broken. */
+class InternalError : public std::logic_error {
+ public:
+  using std::logic_error::logic_error;
+};
+
+}  // namespace pariskv

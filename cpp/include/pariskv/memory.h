@@ -1,0 +1,52 @@
+/**
+ * Where bytes come from.
+ *
+ * The library draws all its large memory from a MemoryResource through an arena
+ * of its own, which adds slabs, a budget, counters, and zeroes on free. An
+ * embedder that has a memory manager derives from MemoryResource and passes it in:
+ *
+ *   pariskv::Resources resources;
+ *   resources.host = std::make_shared<MyPool>();
+ *   pariskv::Cache cache(config, resources);
+ */
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace pariskv {
+
+class MemoryResource {
+ public:
+  virtual ~MemoryResource() = default;
+
+  /**
+   * @param bytes      more than 0
+   * @param alignment  a power of two
+   * @return writable memory, or nullptr when there is none (throwing
+   *         std::bad_alloc says the same)
+   */
+  virtual void* allocate(std::size_t bytes, std::size_t alignment) = 0;
+
+  /** Takes back what `allocate` gave for the same `bytes` and `alignment`. */
+  virtual void deallocate(void* data, std::size_t bytes, std::size_t alignment) noexcept = 0;
+};
+
+/** The process heap; what a cache on the CPU uses when it is told nothing else. */
+std::shared_ptr<MemoryResource> heap_resource();
+
+/** What an embedder brings; an empty pointer means the library's own. */
+struct Resources {
+  std::shared_ptr<MemoryResource> host;
+};
+
+/** An arena's books, in bytes. */
+struct MemoryUse {
+  int64_t live = 0;      ///< Handed out and not given back.
+  int64_t peak = 0;      ///< The most that was ever live.
+  int64_t reserved = 0;  ///< Held from the resource: live bytes and the unused rest of slabs.
+  int64_t budget = 0;    ///< The most that may be reserved; 0 is no limit.
+};
+
+}  // namespace pariskv

@@ -1,0 +1,16 @@
+/** Which ratios hold for a zone of a given size, and how many candidates that makes. */
+#pragma once
+
+#include <cstdint>
+
+#include "pariskv/config.h"
+
+namespace pariskv {
+
+/** The last step whose `from_tokens` is at most `zone_tokens`; the first one before that. */
+const ScheduleStep& schedule_step(const Config& config, int64_t zone_tokens);
+
+/** C: ceil(candidate_ratio * zone), at least min_candidates_per_row * top_k, at most zone. */
+int64_t candidate_count(const Config& config, int64_t zone_tokens);
+
+}  // namespace pariskv

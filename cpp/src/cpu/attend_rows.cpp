@@ -1,0 +1,82 @@
+// Exact attention over rows, with a running softmax.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "cpu/numerics.h"
+#include "cpu/plain.h"
+
+namespace pariskv::cpu::plain {
+
+void to_float(const void* source, DType dtype, int64_t count, float* out) {
+  switch (dtype) {
+    case DType::kFloat32:
+      std::memcpy(out, source, size_t(count) * sizeof(float));
+      break;
+    case DType::kFloat16:
+      for (int64_t i = 0; i < count; ++i) {
+        out[i] = float16_to_float(static_cast<const uint16_t*>(source)[i]);
+      }
+      break;
+    case DType::kBFloat16:
+      for (int64_t i = 0; i < count; ++i) {
+        out[i] = bfloat16_to_float(static_cast<const uint16_t*>(source)[i]);
+      }
+      break;
+  }
+}
+
+float sum_exp(const float* x, int64_t count, float shift) {
+  Lanes lanes;
+  for (int64_t i = 0; i < count; ++i) {
+    lanes.value[i % 16] = lanes.value[i % 16] + exp(x[i] - shift);
+  }
+  return lanes.fold();
+}
+
+void add_exp(const float* x, int64_t count, float shift, float* sums) {
+  for (int64_t i = 0; i < count; ++i) sums[i] = sums[i] + exp(x[i] - shift);
+}
+
+void attend(const AttendRun& run) {
+  const int64_t dim = run.head_dim;
+  const int64_t value_offset = dim * size_of(run.dtype);
+  for (int64_t begin = 0; begin < run.count; begin += kAttendTile) {
+    const int64_t end = std::min(begin + kAttendTile, run.count);
+    for (int64_t q = 0; q < run.queries; ++q) {
+      const int64_t visible = std::min(run.limits[q], end) - begin;
+      if (visible <= 0) continue;
+
+      float weights[kAttendTile];
+      float top = run.maximum[q];
+      for (int64_t r = 0; r < visible; ++r) {
+        to_float(run.rows[begin + r], run.dtype, dim, run.scratch);
+        float logit = dot(run.query + q * dim, run.scratch, dim) * run.scale;
+        if (run.softcap > 0) logit = run.softcap * std::tanh(logit / run.softcap);
+        weights[r] = logit;
+        top = top > logit ? top : logit;
+      }
+
+      const float keep = exp(run.maximum[q] - top);
+      Lanes total;
+      for (int64_t r = 0; r < visible; ++r) {
+        weights[r] = exp(weights[r] - top);
+        total.value[r % 16] = total.value[r % 16] + weights[r];
+      }
+      run.maximum[q] = top;
+      run.sum[q] = std::fma(run.sum[q], keep, total.fold());
+
+      float* weighted = run.weighted + q * dim;
+      for (int64_t d = 0; d < dim; ++d) weighted[d] = weighted[d] * keep;
+      for (int64_t r = 0; r < visible; ++r) {
+        const char* row = static_cast<const char*>(run.rows[begin + r]);
+        to_float(row + value_offset, run.dtype, dim, run.scratch);
+        for (int64_t d = 0; d < dim; ++d) {
+          weighted[d] = std::fma(weights[r], run.scratch[d], weighted[d]);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace pariskv::cpu::plain

@@ -1,0 +1,27 @@
+/**
+ * The plain kernels, one file per verb; together they are plain_kernels().
+ */
+#pragma once
+
+#include "cpu/simd/kernels.h"
+
+namespace pariskv::cpu::plain {
+
+void encode(const EncodeRun& run);
+void score_signs(const ScoreSignsRun& run);
+void score_votes(const ScoreVotesRun& run);
+int64_t collect(const uint8_t* scores, int64_t count, uint8_t threshold, int64_t* ties,
+                int32_t base, int32_t* out);
+void estimate(const EstimateRun& run);
+void attend(const AttendRun& run);
+float sum_exp(const float* x, int64_t count, float shift);
+void add_exp(const float* x, int64_t count, float shift, float* sums);
+void to_float(const void* source, DType dtype, int64_t count, float* out);
+
+/**
+ * The Walsh-Hadamard transform in place, unscaled, `count` a power of two. Butterflies in
+ * the order h = 1, 2, 4, ...: every output is one fixed tree of additions.
+ */
+void walsh_hadamard(float* x, int64_t count);
+
+}  // namespace pariskv::cpu::plain

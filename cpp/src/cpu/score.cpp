@@ -1,0 +1,52 @@
+// The coarse scan: a small integer per key from its sign bytes and its norm.
+#include <algorithm>
+#include <cmath>
+
+#include "codec/summary_layout.h"
+#include "cpu/numerics.h"
+#include "cpu/plain.h"
+
+namespace pariskv::cpu::plain {
+
+void score_signs(const ScoreSignsRun& run) {
+  for (int64_t i = 0; i < run.count; ++i) {
+    const uint8_t code = run.norm_codes[i];
+    if (code == 0) {
+      run.scores[i] = 0;
+      continue;
+    }
+    const float norm = float_of(uint32_t(code + kNormBase) << kNormShift);
+    const uint8_t* signs = run.signs + i * run.subspaces;
+    float best = 1.0f;
+    for (int64_t h = 0; h < run.heads; ++h) {
+      const int8_t* query = run.query + h * run.subspaces * kSubspaceDim;
+      int32_t dot = 0;
+      for (int64_t d = 0; d < run.subspaces * kSubspaceDim; ++d) {
+        dot += (signs[d / 8] >> (d % 8)) & 1 ? query[d] : -query[d];
+      }
+      // dot has 12 bits and norm 5: their product is exact, and so is the choice of bucket.
+      best = std::max(best, std::fma(float(dot) * norm, run.gain[h], run.offset[h]));
+    }
+    run.scores[i] = uint8_t(std::min(best, 255.0f));  // the cast rounds down
+  }
+}
+
+void score_votes(const ScoreVotesRun& run) {
+  for (int64_t i = 0; i < run.count; ++i) {
+    if (run.norm_codes[i] == 0) {
+      run.scores[i] = 0;
+      continue;
+    }
+    int32_t best = 0;
+    for (int64_t h = 0; h < run.heads; ++h) {
+      int32_t votes = 0;
+      for (int64_t b = 0; b < run.subspaces; ++b) {
+        votes += run.votes[(h * run.subspaces + b) * 256 + run.signs[i * run.subspaces + b]];
+      }
+      best = std::max(best, votes);
+    }
+    run.scores[i] = uint8_t(1 + best);
+  }
+}
+
+}  // namespace pariskv::cpu::plain

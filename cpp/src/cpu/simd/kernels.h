@@ -1,0 +1,139 @@
+/**
+ * The inner loops of the CPU verbs: one table of functions per instruction set.
+ *
+ * `plain` (in cpu/, one file per verb) reads like the formula and is the oracle;
+ * every other table must give the same bits. That is possible because the order of
+ * every float sum is fixed here:
+ *
+ *   lanes    16 partial sums; element d goes to lane d % 16, in ascending d,
+ *            each step one fused multiply-add
+ *   fold     the lanes are added as i + (i+8), then i + (i+4), i + (i+2), i + (i+1)
+ *   octet    the 8 terms of a subspace: products rounded, then the same fold over 8
+ *
+ * and because vector max is `a > b ? a : b` everywhere (so NaN in b survives).
+ */
+#pragma once
+
+#include <cstdint>
+
+#include "pariskv/tensor_view.h"
+
+namespace pariskv::cpu {
+
+/** A run of keys of one kv head, from rows to summaries. */
+struct EncodeRun {
+  const void* rows;       // (count, ...) keys, `row_stride` elements apart
+  DType dtype;
+  int64_t row_stride;
+  int64_t count;
+  int64_t head_dim;
+  int64_t rotated_dim;           // the next power of two; subspaces = rotated_dim / 8
+  const float* rotation_signs;   // (rotated_dim) +1 or -1
+  const float* thresholds;       // (7) between magnitude levels
+  const float* centres;          // (8) of magnitude levels
+  uint8_t* signs;                // (count, subspaces)
+  uint8_t* norm_codes;           // (count) 0: unusable, never selected
+  uint16_t* scales;              // (count)
+  uint8_t* records;              // (count, record_bytes): 3 bit planes of rotated_dim, weights
+};
+
+/** Coarse scores of a run of keys for the searching heads of their group. */
+struct ScoreSignsRun {
+  const uint8_t* signs;       // (count, subspaces)
+  const uint8_t* norm_codes;  // (count)
+  int64_t count;
+  int64_t subspaces;
+  int64_t heads;
+  const int8_t* query;        // (heads, subspaces * 8), -15 to 15
+  const float* gain;          // (heads)
+  const float* offset;        // (heads)
+  uint8_t* scores;            // (count): 0 unusable, else 1 to 255
+};
+
+struct ScoreVotesRun {
+  const uint8_t* signs;       // (count, subspaces)
+  const uint8_t* norm_codes;  // (count)
+  int64_t count;
+  int64_t subspaces;
+  int64_t heads;
+  const uint8_t* votes;       // (heads, subspaces, 256), 0 to 6
+  uint8_t* scores;            // (count): 0 unusable, else 1 + the most votes of any head
+};
+
+/** Estimated logits (less the query's own factors) of some keys of one segment. */
+struct EstimateRun {
+  const uint8_t* signs;    // (keys, subspaces)
+  const uint16_t* scales;  // (keys)
+  const uint8_t* records;  // (keys, record_bytes)
+  int64_t rotated_dim;
+  const int32_t* slots;    // (count) which keys
+  int64_t count;
+  int64_t heads;
+  const float* query;      // (heads, rotated_dim)
+  const float* centres;    // (16) index = level + 8 * sign bit; bit 0 is negative
+  float* estimates;        // (heads, ...) `head_stride` apart
+  int64_t head_stride;
+};
+
+/** Attention of some queries over some rows, continued from and left in a running state. */
+struct AttendRun {
+  const void* const* rows;  // (count) each K (head_dim) then V (head_dim)
+  int64_t count;
+  DType dtype;
+  int64_t head_dim;
+  int64_t queries;
+  const float* query;       // (queries, head_dim)
+  const int64_t* limits;    // (queries) query i sees rows 0 to limits[i]; others are not read
+  float scale;
+  float softcap;            // 0: none
+  float* maximum;           // (queries) in, out; starts at -infinity
+  float* sum;               // (queries) in, out; starts at 0
+  float* weighted;          // (queries, head_dim) in, out; starts at 0
+  float* scratch;           // (kAttendTile, head_dim)
+};
+
+/** Rows are taken in tiles of this many, counted from the first row of the run. */
+constexpr int64_t kAttendTile = 64;
+
+struct Kernels {
+  const char* name;
+
+  void (*encode)(const EncodeRun&);
+  void (*score_signs)(const ScoreSignsRun&);
+  void (*score_votes)(const ScoreVotesRun&);
+
+  /**
+   * Appends the indices (from `base`) of scores above `threshold`, and of the first
+   * `ties` equal to it, in order; returns how many were written. `ties` is lowered
+   * by the ones taken. May write up to 64 entries past the last one.
+   */
+  int64_t (*collect)(const uint8_t* scores, int64_t count, uint8_t threshold, int64_t* ties,
+                     int32_t base, int32_t* out);
+
+  void (*estimate)(const EstimateRun&);
+  void (*attend)(const AttendRun&);
+
+  /** The sum of exp(x[i] - shift) over lanes and fold. */
+  float (*sum_exp)(const float* x, int64_t count, float shift);
+
+  /** sums[i] += exp(x[i] - shift). */
+  void (*add_exp)(const float* x, int64_t count, float shift, float* sums);
+
+  /** Elements of a row as float. */
+  void (*to_float)(const void* source, DType dtype, int64_t count, float* out);
+};
+
+/** The oracle, always there. */
+const Kernels& plain_kernels();
+
+/** Null when this build or machine lacks the instructions. */
+const Kernels* avx2_kernels();
+const Kernels* avx512_kernels();
+
+/**
+ * The best table for this machine, chosen once. The environment variable
+ * PARISKV_CPU_LEVEL (plain, avx2, avx512), read at that moment, lowers the choice.
+ */
+const Kernels& best_kernels();
+
+}  // namespace pariskv::cpu

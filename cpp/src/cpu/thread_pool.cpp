@@ -1,0 +1,137 @@
+#include "cpu/thread_pool.h"
+
+#include <algorithm>
+#include <memory>
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <unistd.h>
+#endif
+
+namespace pariskv::cpu {
+
+namespace {
+
+int64_t this_process() {
+#if defined(__unix__) || defined(__APPLE__)
+  return int64_t(getpid());
+#else
+  return 0;
+#endif
+}
+
+// Verbs follow one another within microseconds: a worker looks this often for the next one
+// before it sleeps, since waking it costs more than a short verb.
+constexpr int kSpins = 2000;
+
+void pause() {
+#if defined(__x86_64__) || defined(_M_X64)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+struct ThreadPool::Shared {
+  std::mutex mutex;
+  std::condition_variable wake;
+  std::condition_variable done;
+  std::atomic<uint64_t> round{0};  // rises by one with every parallel_for
+  bool stop = false;
+
+  Task task{};
+  bool open = false;  // workers may still join the present round
+  int64_t count = 0;
+  std::atomic<int64_t> next{0};
+  int64_t busy = 0;  // workers inside the present round
+  std::exception_ptr failure;
+
+  void take_part() {
+    for (int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) {
+      try {
+        task.call(task.self, i);
+      } catch (...) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (!failure) failure = std::current_exception();
+      }
+    }
+  }
+};
+
+ThreadPool::ThreadPool(int64_t threads)
+    : threads_(threads > 0 ? threads : std::max<int64_t>(1, std::thread::hardware_concurrency())),
+      owner_process_(this_process()),
+      shared_(new Shared) {
+  workers_.reserve(size_t(threads_ - 1));
+  try {
+    for (int64_t i = 1; i < threads_; ++i) {
+      workers_.emplace_back([shared = shared_] { serve(*shared); });
+    }
+  } catch (const std::system_error&) {
+    threads_ = int64_t(workers_.size()) + 1;  // the system gave fewer; results stay the same
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  if (this_process() != owner_process_) {
+    // A fork's child: there is nobody to join. The handles and what the lost threads may have
+    // held locked are left alone.
+    new std::vector<std::thread>(std::move(workers_));
+    return;
+  }
+  {
+    const std::lock_guard<std::mutex> lock(shared_->mutex);
+    shared_->stop = true;
+  }
+  shared_->round.fetch_add(1);
+  shared_->wake.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+  delete shared_;
+}
+
+void ThreadPool::serve(Shared& shared) {
+  uint64_t seen = 0;
+  for (;;) {
+    for (int spin = 0; spin < kSpins && shared.round.load() == seen; ++spin) pause();
+    {
+      std::unique_lock<std::mutex> lock(shared.mutex);
+      shared.wake.wait(lock, [&] { return shared.round.load() != seen; });
+      if (shared.stop) return;
+      seen = shared.round.load();
+      // Late for a round that the others have finished already: nothing to join.
+      if (!shared.open) continue;
+      ++shared.busy;
+    }
+    shared.take_part();
+    {
+      const std::lock_guard<std::mutex> lock(shared.mutex);
+      --shared.busy;
+      if (shared.busy == 0) shared.done.notify_all();
+    }
+  }
+}
+
+void ThreadPool::run(int64_t count, Task task) {
+  if (count <= 0) return;
+  if (count == 1 || workers_.empty() || this_process() != owner_process_) {
+    for (int64_t i = 0; i < count; ++i) task.call(task.self, i);
+    return;
+  }
+  Shared& shared = *shared_;
+  {
+    const std::lock_guard<std::mutex> lock(shared.mutex);
+    shared.task = task;
+    shared.open = true;
+    shared.count = count;
+    shared.next.store(0);
+    shared.failure = nullptr;
+    shared.round.fetch_add(1);
+  }
+  shared.wake.notify_all();
+  shared.take_part();
+  std::unique_lock<std::mutex> lock(shared.mutex);
+  shared.open = false;
+  shared.done.wait(lock, [&] { return shared.busy == 0; });
+  if (shared.failure) std::rethrow_exception(shared.failure);
+}
+
+}  // namespace pariskv::cpu

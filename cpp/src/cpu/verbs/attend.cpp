@@ -1,0 +1,202 @@
+// Attention: the resident part, the selected part, and all of it.
+#include <algorithm>
+#include <cmath>
+
+#include "cpu/cpu_backend.h"
+#include "cpu/numerics.h"
+#include "cpu/softmax.h"
+
+namespace pariskv::cpu {
+
+namespace {
+
+constexpr int64_t kMaxHeadDim = 256;
+// Queries that share one pass over the rows: a tile of rows is turned to floats once for all.
+constexpr int64_t kQueryBlock = 32;
+// Row pointers gathered at a time; a multiple of the tile, so that tiles stay where they were.
+constexpr int64_t kPointers = 16 * kAttendTile;
+
+/** Some queries of one kv head, as floats, with their running softmax. */
+struct QueryBlock {
+  int64_t count = 0;
+  float query[kQueryBlock * kMaxHeadDim];
+  int64_t limits[kQueryBlock];
+  float* maximum = nullptr;
+  float* sum = nullptr;
+  float* weighted = nullptr;
+};
+
+/**
+ * Continues the running softmax of a block over `rows` rows, whose addresses `row(i)` gives;
+ * query q sees rows 0 to limits[q].
+ */
+template <typename Row>
+void attend_rows(const Kernels& kernels, const ModelShape& shape, const Logits& logits,
+                 const QueryBlock& block, int64_t rows, Row row) {
+  const void* pointers[kPointers];
+  int64_t limits[kQueryBlock];
+  float scratch[kAttendTile * kMaxHeadDim];
+  for (int64_t begin = 0; begin < rows; begin += kPointers) {
+    const int64_t count = std::min(kPointers, rows - begin);
+    for (int64_t i = 0; i < count; ++i) pointers[i] = row(begin + i);
+    for (int64_t q = 0; q < block.count; ++q) limits[q] = block.limits[q] - begin;
+    kernels.attend({pointers, count, shape.dtype, shape.head_dim, block.count, block.query, limits,
+                    logits.scale, logits.softcap, block.maximum, block.sum, block.weighted,
+                    scratch});
+  }
+}
+
+/** The group of one kv head of one token, over the running state kept between verbs. */
+void load_group(const AttendArgs& args, const Kernels& kernels, int64_t token, int64_t head,
+                int64_t first, int64_t count, int64_t rows, QueryBlock& block) {
+  const ModelShape& shape = args.shape;
+  const int64_t query_head = head * shape.group + first;
+  const int64_t running = token * shape.query_heads() + query_head;
+  block.count = count;
+  block.maximum = args.maximum + running;
+  block.sum = args.sum + running;
+  block.weighted = args.weighted + running * shape.head_dim;
+  for (int64_t q = 0; q < count; ++q) {
+    kernels.to_float(element_at(args.q, token, query_head + q), shape.dtype, shape.head_dim,
+                     block.query + q * shape.head_dim);
+    block.limits[q] = rows;
+  }
+}
+
+void store_row(float* values, int64_t count, DType dtype, char* out) {
+  for (int64_t d = 0; d < count; ++d) {
+    switch (dtype) {
+      case DType::kFloat32:
+        reinterpret_cast<float*>(out)[d] = values[d];
+        break;
+      case DType::kFloat16:
+        reinterpret_cast<uint16_t*>(out)[d] = float_to_float16(values[d]);
+        break;
+      case DType::kBFloat16:
+        reinterpret_cast<uint16_t*>(out)[d] = float_to_bfloat16(values[d]);
+        break;
+    }
+  }
+}
+
+struct Result {
+  TensorView out, lse;
+  int64_t token, query_head;
+};
+
+/** Divides the running sums through and writes one query's output and log-sum-exp. */
+void finish(const ModelShape& shape, const Logits& logits, float maximum, float sum,
+            float* weighted, const Result& to) {
+  const float lse = log_sum_exp(maximum, sum, bias_of(logits, to.query_head));
+  // The share of all attention that e^maximum stands for; nothing seen leaves zeros.
+  const float share = lse == -INFINITY || maximum == -INFINITY ? 0.0f : std::exp(maximum - lse);
+  for (int64_t d = 0; d < shape.head_dim; ++d) weighted[d] = weighted[d] * share;
+  store_row(weighted, shape.head_dim, shape.dtype, element_at(to.out, to.token, to.query_head));
+  if (to.lse.data != nullptr) {
+    static_cast<float*>(to.lse.data)[to.token * to.lse.strides[0] + to.query_head] = lse;
+  }
+}
+
+}  // namespace
+
+void CpuBackend::attend_resident(const AttendArgs& args, Stream) {
+  const ModelShape& shape = args.shape;
+  const int64_t blocks = (shape.group + kQueryBlock - 1) / kQueryBlock;
+  pool_.parallel_for(args.batch * shape.kv_heads * blocks, [&](int64_t task) {
+    const int64_t first = task % blocks * kQueryBlock;
+    const int64_t head = task / blocks % shape.kv_heads;
+    const int64_t token = task / blocks / shape.kv_heads;
+    const SequenceView& sequence = args.sequences[token];
+
+    // Before the zone, then after it; without a search the zone is resident like the rest.
+    const int64_t gap = sequence.searched ? sequence.zone_tokens() : 0;
+    const int64_t rows = sequence.total - gap;
+    QueryBlock block;
+    load_group(args, kernels_, token, head, first, std::min(kQueryBlock, shape.group - first),
+               rows, block);
+    std::fill_n(block.maximum, block.count, -INFINITY);
+    std::fill_n(block.sum, block.count, 0.0f);
+    std::fill_n(block.weighted, block.count * shape.head_dim, 0.0f);
+    attend_rows(kernels_, shape, args.logits, block, rows, [&](int64_t i) {
+      return row_at(shape, sequence, head, i < sequence.zone_begin ? i : i + gap);
+    });
+  });
+}
+
+void CpuBackend::attend_selected(const AttendArgs& args, Stream) {
+  const ModelShape& shape = args.shape;
+  const int64_t blocks = (shape.group + kQueryBlock - 1) / kQueryBlock;
+  pool_.parallel_for(args.batch * shape.kv_heads * blocks, [&](int64_t task) {
+    const int64_t first = task % blocks * kQueryBlock;
+    const int64_t head = task / blocks % shape.kv_heads;
+    const int64_t token = task / blocks / shape.kv_heads;
+    const SequenceView& sequence = args.sequences[token];
+
+    const int64_t list = token * shape.kv_heads + head;
+    const int64_t rows = sequence.searched ? args.selected_count[list] : 0;
+    QueryBlock block;
+    load_group(args, kernels_, token, head, first, std::min(kQueryBlock, shape.group - first),
+               rows, block);
+    const int32_t* selected = args.selected + list * args.top_k;
+    attend_rows(kernels_, shape, args.logits, block, rows,
+                [&](int64_t i) { return row_at(shape, sequence, head, selected[i]); });
+    for (int64_t q = 0; q < block.count; ++q) {
+      finish(shape, args.logits, block.maximum[q], block.sum[q],
+             block.weighted + q * shape.head_dim,
+             {args.out, args.lse, token, head * shape.group + first + q});
+    }
+  });
+}
+
+void CpuBackend::attend_exact(const AttendExactArgs& args, Stream) {
+  const ModelShape& shape = args.shape;
+  for (int64_t s = 0, packed = 0; s < args.batch; packed += args.lengths[s++]) {
+    const SequenceView& sequence = args.sequences[s];
+    const int64_t queries = args.lengths[s] * shape.group;  // per kv head, token by token
+    const int64_t blocks = (queries + kQueryBlock - 1) / kQueryBlock;
+    const int64_t before = sequence.total - args.lengths[s];
+
+    pool_.parallel_for(shape.kv_heads * blocks, [&](int64_t task) {
+      const int64_t head = task / blocks;
+      const int64_t first = task % blocks * kQueryBlock;
+      float maximum[kQueryBlock], sum[kQueryBlock], weighted[kQueryBlock * kMaxHeadDim];
+      QueryBlock block{};
+      block.count = std::min(kQueryBlock, queries - first);
+      block.maximum = maximum, block.sum = sum, block.weighted = weighted;
+      std::fill_n(maximum, block.count, -INFINITY);
+      std::fill_n(sum, block.count, 0.0f);
+      std::fill_n(weighted, block.count * shape.head_dim, 0.0f);
+      const auto token_of = [&](int64_t q) { return (first + q) / shape.group; };
+      const auto head_of = [&](int64_t q) { return head * shape.group + (first + q) % shape.group; };
+      for (int64_t q = 0; q < block.count; ++q) {
+        kernels_.to_float(element_at(args.q, packed + token_of(q), head_of(q)), shape.dtype,
+                          shape.head_dim, block.query + q * shape.head_dim);
+        block.limits[q] = before + token_of(q) + 1;
+      }
+      attend_rows(kernels_, shape, args.logits, block, block.limits[block.count - 1],
+                  [&](int64_t i) { return row_at(shape, sequence, head, i); });
+      for (int64_t q = 0; q < block.count; ++q) {
+        finish(shape, args.logits, maximum[q], sum[q], weighted + q * shape.head_dim,
+               {args.out, args.lse, packed + token_of(q), head_of(q)});
+      }
+    });
+  }
+}
+
+void CpuBackend::exact_logits(const ExactLogitsArgs& args, Stream) {
+  const ModelShape& shape = args.shape;
+  float query[kMaxHeadDim], key[kMaxHeadDim];
+  for (int64_t query_head = 0; query_head < shape.query_heads(); ++query_head) {
+    const int64_t head = query_head / shape.group;
+    kernels_.to_float(element_at(args.q, 0, query_head), shape.dtype, shape.head_dim, query);
+    for (int64_t i = 0; i < args.counts[head]; ++i) {
+      const int32_t position = args.positions[head * args.width + i];
+      kernels_.to_float(row_at(shape, args.sequence, head, position), shape.dtype, shape.head_dim,
+                        key);
+      args.out[query_head * args.width + i] = soft_capped(
+          dot(query, key, shape.head_dim) * args.logits.scale, args.logits.softcap);
+    }
+  }
+}
+
+}  // namespace pariskv::cpu

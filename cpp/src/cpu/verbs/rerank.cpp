@@ -1,0 +1,140 @@
+// Candidates to rows: estimated logits from the codes, what each row is worth, the best ones.
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "cpu/cpu_backend.h"
+#include "cpu/numerics.h"
+#include "cpu/softmax.h"
+
+namespace pariskv::cpu {
+
+namespace {
+
+constexpr int64_t kChunk = 1024;  // candidates per task
+
+/** Estimated logits of candidates [first, last) of one head. */
+void estimate_chunk(const SearchArgs& args, const Kernels& kernels, const SearchItem& item,
+                    int64_t head, int64_t first, int64_t last) {
+  const ModelShape& shape = args.shape;
+  const SummaryLayout layout = shape.summary();
+  const int64_t tokens = shape.segment_tokens;
+  const int32_t* candidate = item.candidate + head * (item.candidates + kCollectSlack);
+  const int64_t query = head * args.searchers;
+  int32_t slots[kChunk];
+
+  // Candidates ascend, so those of one segment lie together.
+  while (first < last) {
+    const int64_t segment = (item.sequence.zone_begin + candidate[first]) / tokens;
+    int64_t end = first;
+    for (; end < last; ++end) {
+      const int64_t position = item.sequence.zone_begin + candidate[end];
+      if (position / tokens != segment) break;
+      slots[end - first] = int32_t(position % tokens);
+    }
+    uint8_t* block = item.sequence.summaries[segment];
+    float* estimates = item.estimates + query * item.candidates + first;
+    kernels.estimate({layout.signs(block, head, 0), layout.scales(block, head, 0),
+                      layout.records(block, head, 0), shape.rotated_dim, slots, end - first,
+                      args.searchers, item.rotated + query * shape.rotated_dim,
+                      args.codec->signed_centres.data(), estimates, item.candidates});
+    for (int64_t h = 0; h < args.searchers; ++h) {
+      for (int64_t i = 0; i < end - first; ++i) {
+        float& logit = estimates[h * item.candidates + i];
+        logit = soft_capped(logit * args.logits.scale, args.logits.softcap);
+      }
+    }
+    first = end;
+  }
+}
+
+/**
+ * What each candidate is worth to the group: the share of attention it would get, averaged
+ * over the heads, next to the resident rows and the other candidates.
+ */
+void weigh(const SearchArgs& args, const Kernels& kernels, const SearchItem& item, int64_t head) {
+  const int64_t count = item.candidate_count[head];
+  float* worth = item.worth + head * item.candidates;
+  if (args.group_rule == GroupRule::kMeanQuery) {
+    std::copy_n(item.estimates + head * item.candidates, count, worth);
+    return;
+  }
+  std::fill_n(worth, count, 0.0f);
+  for (int64_t g = 0; g < args.shape.group; ++g) {
+    const int64_t query_head = head * args.shape.group + g;
+    const int64_t running = item.row * args.shape.query_heads() + query_head;
+    const float resident = log_sum_exp(args.maximum[running], args.sum[running],
+                                       bias_of(args.logits, query_head));
+    const float* logits = item.estimates + query_head * item.candidates;
+    const float top = count > 0 ? *std::max_element(logits, logits + count) : -INFINITY;
+    const float found = log_sum_exp(top, kernels.sum_exp(logits, count, top), nullptr);
+    const float all = log_sum_exp(found, 1.0f, &resident);
+    kernels.add_exp(logits, count, all, worth);
+  }
+  for (int64_t i = 0; i < count; ++i) worth[i] = worth[i] / float(args.shape.group);
+}
+
+/** Larger number, then lower index, as one unsigned key that sorts the other way round. */
+uint64_t sort_key(float worth, int64_t index) {
+  const uint32_t bits = bits_of(worth);
+  const uint32_t ascending = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  return uint64_t{ascending} << 32 | uint32_t(~uint32_t(index));
+}
+
+/** The `wanted` largest keys of `keys`, in descending order, at its front. */
+void partial_sort(uint64_t* keys, int64_t count, int64_t wanted) {
+  // One look at the leading bits leaves little to sort: most candidates are worth far less
+  // than the last row that is taken.
+  constexpr int kShift = 52;
+  int32_t histogram[1 << (64 - kShift)] = {};
+  for (int64_t i = 0; i < count; ++i) ++histogram[keys[i] >> kShift];
+  int64_t bucket = (1 << (64 - kShift)) - 1;
+  for (int64_t seen = histogram[bucket]; seen < wanted; seen += histogram[bucket]) --bucket;
+  uint64_t* end = std::partition(
+      keys, keys + count, [&](uint64_t key) { return int64_t(key >> kShift) >= bucket; });
+  std::nth_element(keys, keys + wanted - 1, end, std::greater<>());
+  std::sort(keys, keys + wanted, std::greater<>());
+}
+
+void take_best(const SearchArgs& args, const SearchItem& item, int64_t head) {
+  const int64_t count = item.candidate_count[head];
+  const int64_t wanted = std::min(args.top_k, count);
+  const float* worth = item.worth + head * item.candidates;
+  const int32_t* candidate = item.candidate + head * (item.candidates + kCollectSlack);
+  uint64_t* order = item.order + head * item.candidates;
+  for (int64_t i = 0; i < count; ++i) order[i] = sort_key(worth[i], i);
+  if (wanted > 0) partial_sort(order, count, wanted);
+  for (int64_t i = 0; i < wanted; ++i) {
+    const int64_t index = int64_t(uint32_t(~uint32_t(order[i])));
+    item.selected[head * args.top_k + i] =
+        int32_t(item.sequence.zone_begin + candidate[index]);
+    item.selected_worth[head * args.top_k + i] = worth[index];
+    item.selected_candidate[head * args.top_k + i] = int32_t(index);
+  }
+  item.selected_count[head] = wanted;
+}
+
+}  // namespace
+
+void CpuBackend::rerank(const SearchArgs& args, Stream) {
+  const int64_t heads = args.shape.kv_heads;
+  // Cut by the most candidates of any sequence: shorter ones leave tasks with nothing to do.
+  int64_t chunks = 0;
+  for (int64_t i = 0; i < args.batch; ++i) {
+    chunks = std::max(chunks, (args.items[i].candidates + kChunk - 1) / kChunk);
+  }
+  pool_.parallel_for(args.batch * heads * chunks, [&](int64_t task) {
+    const SearchItem& item = args.items[task / chunks / heads];
+    const int64_t head = task / chunks % heads;
+    const int64_t first = task % chunks * kChunk;
+    const int64_t last = std::min(item.candidate_count[head], first + kChunk);
+    if (first < last) estimate_chunk(args, kernels_, item, head, first, last);
+  });
+  pool_.parallel_for(args.batch * heads, [&](int64_t task) {
+    const SearchItem& item = args.items[task / heads];
+    weigh(args, kernels_, item, task % heads);
+    take_best(args, item, task % heads);
+  });
+}
+
+}  // namespace pariskv::cpu

@@ -1,0 +1,58 @@
+// Rows in and out of the store.
+#include <cstring>
+
+#include "cpu/cpu_backend.h"
+
+namespace pariskv::cpu {
+
+namespace {
+
+/** Calls `visit(sequence, packed index, position)` for every token, in parallel. */
+template <typename Visit>
+void each_token(ThreadPool& pool, const RowsArgs& args, Visit visit) {
+  // A task is a run of tokens of one sequence, so that a task is worth a thread's while.
+  constexpr int64_t kTokens = 256;
+  for (int64_t s = 0, packed = 0; s < args.batch; packed += args.lengths[s++]) {
+    const int64_t length = args.lengths[s];
+    pool.parallel_for((length + kTokens - 1) / kTokens, [&](int64_t task) {
+      const int64_t end = std::min(length, (task + 1) * kTokens);
+      for (int64_t t = task * kTokens; t < end; ++t) {
+        visit(args.sequences[s], packed + t, args.begin[s] + t);
+      }
+    });
+  }
+}
+
+}  // namespace
+
+void CpuBackend::append(const RowsArgs& args, Stream) {
+  const int64_t half = args.shape.row_bytes() / 2;
+  each_token(pool_, args, [&](const SequenceView& sequence, int64_t token, int64_t position) {
+    for (int64_t head = 0; head < args.shape.kv_heads; ++head) {
+      char* row = row_at(args.shape, sequence, head, position);
+      std::memcpy(row, element_at(args.k, token, head), size_t(half));
+      std::memcpy(row + half, element_at(args.v, token, head), size_t(half));
+    }
+  });
+}
+
+void CpuBackend::read(const RowsArgs& args, Stream) {
+  const int64_t half = args.shape.row_bytes() / 2;
+  each_token(pool_, args, [&](const SequenceView& sequence, int64_t token, int64_t position) {
+    for (int64_t head = 0; head < args.shape.kv_heads; ++head) {
+      const char* row = row_at(args.shape, sequence, head, position);
+      std::memcpy(element_at(args.k, token, head), row, size_t(half));
+      std::memcpy(element_at(args.v, token, head), row + half, size_t(half));
+    }
+  });
+}
+
+void CpuBackend::copy(void* target, const void* source, int64_t bytes, Stream) {
+  std::memcpy(target, source, size_t(bytes));
+}
+
+std::unique_ptr<Backend> make_backend(int64_t threads) {
+  return std::make_unique<CpuBackend>(threads);
+}
+
+}  // namespace pariskv::cpu

@@ -1,0 +1,68 @@
+// The coarse scan of whole zones, with a histogram of what it finds.
+#include <cstring>
+
+#include "cpu/cpu_backend.h"
+
+namespace pariskv::cpu {
+
+namespace {
+
+
+/** Scores equal to each value. Four tables, since runs of equal scores would wait on one. */
+void count_scores(const uint8_t* scores, int64_t count, int32_t* histogram) {
+  int32_t tables[4][256] = {};
+  int64_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    for (int64_t lane = 0; lane < 4; ++lane) ++tables[lane][scores[i + lane]];
+  }
+  for (; i < count; ++i) ++tables[0][scores[i]];
+  for (int64_t value = 0; value < 256; ++value) {
+    histogram[value] =
+        tables[0][value] + tables[1][value] + tables[2][value] + tables[3][value];
+  }
+}
+
+}  // namespace
+
+void CpuBackend::score(const SearchArgs& args, Stream) {
+  const ModelShape& shape = args.shape;
+  const SummaryLayout layout = shape.summary();
+  const int64_t tokens = shape.segment_tokens;
+
+  // Tasks of all sequences in one line: task -> (sequence, head, segment).
+  const auto segments_of = [&](const SearchItem& item) {
+    return (item.sequence.zone_end - 1) / tokens - item.sequence.zone_begin / tokens + 1;
+  };
+  int64_t tasks = 0;
+  for (int64_t i = 0; i < args.batch; ++i) tasks += segments_of(args.items[i]) * shape.kv_heads;
+
+  pool_.parallel_for(tasks, [&](int64_t task) {
+    const SearchItem* item = args.items;
+    while (task >= segments_of(*item) * shape.kv_heads) {
+      task -= segments_of(*item++) * shape.kv_heads;
+    }
+    const int64_t segments = segments_of(*item);
+    const int64_t head = task / segments;
+    const int64_t zone_begin = item->sequence.zone_begin, zone_end = item->sequence.zone_end;
+    const int64_t segment = zone_begin / tokens + task % segments;
+    const int64_t begin = std::max(zone_begin, segment * tokens);
+    const int64_t end = std::min(zone_end, (segment + 1) * tokens);
+
+    uint8_t* block = item->sequence.summaries[segment];
+    const uint8_t* signs = layout.signs(block, head, begin % tokens);
+    const uint8_t* norms = layout.norms(block, head, begin % tokens);
+    uint8_t* scores = item->scores + head * item->sequence.zone_tokens() + begin - zone_begin;
+    const int64_t query = head * args.searchers;
+    if (args.scorer == Scorer::kSignNorm) {
+      kernels_.score_signs({signs, norms, end - begin, shape.subspaces(), args.searchers,
+                            item->quantised + query * shape.rotated_dim, item->gain + query,
+                            item->offset + query, scores});
+    } else {
+      kernels_.score_votes({signs, norms, end - begin, shape.subspaces(), args.searchers,
+                            item->votes + query * shape.subspaces() * 256, scores});
+    }
+    count_scores(scores, end - begin, item->histograms + task * 256);
+  });
+}
+
+}  // namespace pariskv::cpu

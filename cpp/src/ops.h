@@ -1,0 +1,191 @@
+/**
+ * One plain struct of arguments per verb: what flows between the cache, a policy and a
+ * backend. Every pointer carries its shape. Checked already; backends trust them.
+ *
+ * `heads` in a shape below means kv_heads, `searchers` the queries that search for one kv
+ * head (its group, or one mean query), `zone` the retrieval tokens of a sequence.
+ */
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "codec/summary_layout.h"
+#include "pariskv/config.h"
+#include "pariskv/tensor_view.h"
+
+namespace pariskv {
+
+/** What never changes in the life of a cache. */
+struct ModelShape {
+  int64_t kv_heads;
+  int64_t group;
+  int64_t head_dim;
+  int64_t rotated_dim;
+  int64_t segment_tokens;
+  DType dtype;
+
+  int64_t query_heads() const { return kv_heads * group; }
+  int64_t subspaces() const { return rotated_dim / kSubspaceDim; }
+  int64_t row_elements() const { return 2 * head_dim; }
+  int64_t row_bytes() const { return row_elements() * size_of(dtype); }
+  int64_t segment_row_bytes() const { return kv_heads * segment_tokens * row_bytes(); }
+  SummaryLayout summary() const { return {kv_heads, segment_tokens, rotated_dim}; }
+};
+
+/** One layer of one sequence, as the verbs see it. */
+struct SequenceView {
+  void* const* rows;          // (segments) -> (heads, segment_tokens, 2, head_dim): K, then V
+  uint8_t* const* summaries;  // (segments) -> a block of SummaryLayout; null outside the zone
+  void* state;                // what the policy keeps per layer and sequence
+  int64_t total;              // tokens stored
+  int64_t zone_begin;         // the retrieval zone, as positions
+  int64_t zone_end;
+  bool searched;              // false: attended to in full
+
+  int64_t zone_tokens() const { return zone_end - zone_begin; }
+};
+
+/** Copies rows in (append) or out (read): packed tokens of several sequences. */
+struct RowsArgs {
+  ModelShape shape;
+  int64_t batch;
+  const SequenceView* sequences;  // (batch)
+  const int64_t* begin;           // (batch) first position
+  const int64_t* lengths;         // (batch)
+  TensorView k, v;                // (sum of lengths, heads, head_dim)
+};
+
+/** The constants of the codec, equal on every backend. */
+struct Codec {
+  std::vector<float> rotation_signs;  // (rotated_dim) +1 or -1
+  std::vector<float> thresholds;      // (7)
+  std::vector<float> centres;         // (8)
+  std::vector<float> signed_centres;  // (16) level + 8 * sign bit
+};
+
+/** Statistics of a zone's keys, kept as they come and go. Whole numbers: order cannot matter. */
+struct KeyStatistics {
+  int64_t* usable;        // (heads) keys that can be selected
+  int64_t* square_units;  // (heads) sum of norm^2, in units of kNormUnit^2
+  int64_t* sums;          // (heads, rotated_dim) sum of norm * sign, in units of kNormUnit
+  int32_t* counts;        // (heads, subspaces, 256) keys per centroid; null: not kept
+};
+
+/** Positions [begin, end) of one sequence. */
+struct EncodeJob {
+  SequenceView sequence;
+  KeyStatistics statistics;
+  int64_t begin, end;
+};
+
+struct EncodeArgs {
+  ModelShape shape;
+  const Codec* codec;
+  int64_t batch;
+  const EncodeJob* jobs;  // (batch)
+};
+
+/** How logits are made of q.k. */
+struct Logits {
+  float scale;
+  float softcap;           // 0: none
+  const float* sink_bias;  // (query_heads); null: none
+};
+
+/**
+ * Attention in two parts that continue one another: what is resident first, because its
+ * log-sum-exp tells what a fetched row is worth; then the selected rows.
+ */
+struct AttendArgs {
+  ModelShape shape;
+  int64_t batch;
+  const SequenceView* sequences;  // (batch)
+  TensorView q;                   // (batch, query_heads, head_dim)
+  Logits logits;
+  float* maximum;   // (batch, query_heads) running softmax: largest logit
+  float* sum;       // (batch, query_heads)                  sum of exp(logit - maximum)
+  float* weighted;  // (batch, query_heads, head_dim)        and of that times V
+  const int32_t* selected;        // (batch, heads, top_k) positions
+  const int64_t* selected_count;  // (batch, heads)
+  int64_t top_k;
+  TensorView out;  // (batch, query_heads, head_dim)
+  TensorView lse;  // (batch, query_heads) float32; data null: not wanted
+};
+
+/** Exact causal attention of each sequence's last tokens over all of it. */
+struct AttendExactArgs {
+  ModelShape shape;
+  int64_t batch;
+  const SequenceView* sequences;  // (batch)
+  const int64_t* lengths;         // (batch)
+  TensorView q;                   // (sum of lengths, query_heads, head_dim)
+  Logits logits;
+  TensorView out;  // (sum of lengths, query_heads, head_dim)
+  TensorView lse;  // (sum of lengths, query_heads) float32; data null: not wanted
+};
+
+/** What one sequence of a search works on; pointers into the workspace. */
+struct SearchItem {
+  SequenceView sequence;
+  KeyStatistics statistics;
+  int64_t row;                // in the batch's q and running softmax
+  double vote_ratio;
+  int64_t candidates;         // per head, at most; C of the paper
+  float* rotated;             // (heads, searchers, rotated_dim) query / sqrt(rotated_dim) / 255
+  int8_t* quantised;          // (heads, searchers, rotated_dim) -15 to 15
+  float* gain;                // (heads, searchers)
+  float* offset;              // (heads, searchers)
+  uint8_t* votes;             // (heads, searchers, subspaces, 256); null: not this scorer
+  uint8_t* scores;            // (heads, zone)
+  int32_t* histograms;        // (heads, segments of the zone, 256)
+  int32_t* candidate;         // (heads, candidates + kCollectSlack) offsets from zone_begin
+  int64_t* candidate_count;   // (heads)
+  float* estimates;           // (heads, searchers, candidates) logits
+  float* worth;               // (heads, candidates)
+  uint64_t* order;            // (heads, candidates) scratch of the last selection
+  int32_t* selected;          // (heads, top_k) positions, best first
+  int64_t* selected_count;    // (heads)
+  float* selected_worth;      // (heads, top_k)
+  int32_t* selected_candidate;  // (heads, top_k) index into candidate
+};
+
+/** A search of the zones, verb after verb over the same items. */
+struct SearchArgs {
+  ModelShape shape;
+  const Codec* codec;
+  Scorer scorer;
+  GroupRule group_rule;
+  int64_t top_k;
+  int64_t searchers;
+  int64_t batch;
+  const SearchItem* items;  // (batch)
+  TensorView q;             // (rows, query_heads, head_dim)
+  Logits logits;
+  const float* maximum;     // (rows, query_heads) of the resident part
+  const float* sum;         // (rows, query_heads)
+};
+
+/** A collector may write this far past its last entry. */
+constexpr int64_t kCollectSlack = 64;
+
+/** Largest quantised query element: a nibble of 4 such sums fits a byte, in every SIMD set. */
+constexpr int32_t kQueryLevels = 15;
+
+/** Coarse scores are ((dot - mean) / spread + kScoreShift) * kScoreSteps, cut to 1 to 255. */
+constexpr double kScoreSteps = 16;
+constexpr double kScoreShift = 4;
+
+/** Exact logits of chosen rows, for explanations. */
+struct ExactLogitsArgs {
+  ModelShape shape;
+  SequenceView sequence;
+  TensorView q;              // (1, query_heads, head_dim)
+  Logits logits;
+  const int32_t* positions;  // (heads, width)
+  const int64_t* counts;     // (heads)
+  int64_t width;
+  float* out;                // (query_heads, width)
+};
+
+}  // namespace pariskv

@@ -1,0 +1,42 @@
+#include "regions.h"
+
+#include <algorithm>
+
+namespace pariskv {
+
+RegionCounts Regions::counts(const RegionSizes& sizes) const {
+  // Before the sink is full a token belongs to the sink first, wherever the buffer begins.
+  const int64_t window = retrieval_end(sizes);
+  const int64_t buffer = std::max(buffer_begin_, window);
+  return {sink_end(sizes), zone_tokens(sizes), buffer - window, total_ - buffer};
+}
+
+Regions Regions::appended() const {
+  Regions next = *this;
+  ++next.total_;
+  return next;
+}
+
+Regions Regions::flushed(const RegionSizes& sizes) const {
+  Regions next = *this;
+  next.retrieval_end_ = std::max(retrieval_end(sizes), total_ - sizes.local);
+  next.buffer_begin_ = total_;
+  return next;
+}
+
+Regions Regions::prefilled(int64_t tokens, const RegionSizes& sizes) const {
+  Regions next = *this;
+  next.total_ += tokens;
+  return next.flushed(sizes);
+}
+
+Regions Regions::truncated(int64_t tokens, const RegionSizes& sizes) const {
+  Regions next = *this;
+  next.total_ -= tokens;
+  const int64_t window = std::min(retrieval_end(sizes), next.total_ - sizes.local);
+  next.retrieval_end_ = std::max(window, next.sink_end(sizes));
+  next.buffer_begin_ = std::min(buffer_begin_, next.total_);
+  return next;
+}
+
+}  // namespace pariskv

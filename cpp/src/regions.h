@@ -1,0 +1,65 @@
+/**
+ * Which token is where. Pure integers; the only place that knows the rules.
+ *
+ * Positions run [0, total). A sequence is, in order,
+ *
+ *   [ sink | retrieval | window = local, then update buffer ]
+ *   0      sink_end    retrieval_end                        total
+ *
+ * Tokens enter at the right and move left: into the retrieval zone when a flush is
+ * due (the buffer holds `update` tokens) or asked for. Flushing keeps the most recent
+ * `local` tokens in the window and moves the rest.
+ */
+#pragma once
+
+#include <cstdint>
+
+#include "pariskv/stats.h"
+
+namespace pariskv {
+
+struct RegionSizes {
+  int64_t sink;
+  int64_t local;
+  int64_t update;
+};
+
+class Regions {
+ public:
+  int64_t total() const { return total_; }
+  int64_t sink_end(const RegionSizes& sizes) const {
+    return total_ < sizes.sink ? total_ : sizes.sink;
+  }
+  /** One past the last retrieval token; never before the sink's end. */
+  int64_t retrieval_end(const RegionSizes& sizes) const {
+    const int64_t sink = sink_end(sizes);
+    return retrieval_end_ < sink ? sink : retrieval_end_;
+  }
+  int64_t zone_tokens(const RegionSizes& sizes) const {
+    return retrieval_end(sizes) - sink_end(sizes);
+  }
+  bool flush_due(const RegionSizes& sizes) const { return counts(sizes).buffer >= sizes.update; }
+  RegionCounts counts(const RegionSizes& sizes) const;
+
+  /** One token more, in the buffer. */
+  Regions appended() const;
+
+  /** Everything but the most recent `local` tokens in the zone, buffer empty. */
+  Regions flushed(const RegionSizes& sizes) const;
+
+  /** `tokens` more, then flushed: what a prefill does. */
+  Regions prefilled(int64_t tokens, const RegionSizes& sizes) const;
+
+  /**
+   * The last `tokens` gone. Where that cuts the local window short, tokens come back from
+   * the zone, so that a shortened sequence still sees its recent past in full.
+   */
+  Regions truncated(int64_t tokens, const RegionSizes& sizes) const;
+
+ private:
+  int64_t total_ = 0;
+  int64_t retrieval_end_ = 0;
+  int64_t buffer_begin_ = 0;  // tokens from here on came after the last flush
+};
+
+}  // namespace pariskv

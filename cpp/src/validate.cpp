@@ -1,0 +1,106 @@
+#include "validate.h"
+
+#include <cmath>
+#include <sstream>
+
+#include "check.h"
+
+namespace pariskv {
+
+namespace {
+
+constexpr int64_t kMostTokens = int64_t{1} << 30;  // positions are kept in 32 bits
+
+template <typename Extents>
+std::string shape_text(const Extents& extents, size_t rank) {
+  std::ostringstream text;
+  text << "(";
+  size_t i = 0;
+  for (const int64_t extent : extents) {
+    if (i == rank) break;
+    text << (i++ == 0 ? "" : ", ") << extent;
+  }
+  text << (rank == 1 ? ",)" : ")");
+  return text.str();
+}
+
+std::string device_text(const Device& device) {
+  return device.type == DeviceType::kCpu ? "cpu" : "cuda:" + std::to_string(device.index);
+}
+
+}  // namespace
+
+std::string describe(const TensorView& view) {
+  return shape_text(view.shape, size_t(view.rank)) + " " + name_of(view.dtype) + " on " +
+         device_text(view.device);
+}
+
+void Verb::check_layer(int64_t layer) const {
+  if (layer < 0 || layer >= config.layers) {
+    fail("[", name, "] layer: expected 0 to ", config.layers - 1, ", got ", layer);
+  }
+}
+
+void Verb::check_tensor(const char* argument, const TensorView& view, DType dtype,
+                        std::initializer_list<int64_t> shape) const {
+  bool fits = view.rank == int32_t(shape.size()) && view.dtype == dtype &&
+              view.device == config.device;
+  size_t i = 0;
+  for (const int64_t extent : shape) fits = fits && view.shape[i++] == extent;
+  if (!fits) {
+    fail("[", name, "] ", argument, ": expected ", shape_text(shape, shape.size()), " ",
+         name_of(dtype), " on ", device_text(config.device), ", got ", describe(view));
+  }
+  if (view.size() == 0) return;
+  if (view.data == nullptr) fail("[", name, "] ", argument, ": expected data, got a null pointer");
+  if (view.shape[view.rank - 1] > 1 && view.strides[view.rank - 1] != 1) {
+    fail("[", name, "] ", argument,
+         ": expected the elements of a row side by side (last stride 1), got strides ",
+         shape_text(view.strides, size_t(view.rank)));
+  }
+  if (reinterpret_cast<uintptr_t>(view.data) % uintptr_t(size_of(dtype)) != 0) {
+    fail("[", name, "] ", argument, ": expected an address aligned to its elements");
+  }
+}
+
+void Verb::check_batch_size(const char* argument, int64_t size, int64_t batch) const {
+  if (size != batch) {
+    fail("[", name, "] ", argument, ": expected one entry for each of the ", batch,
+         " sequences, got ", size);
+  }
+}
+
+int64_t Verb::check_lengths(const std::vector<int64_t>& lengths, int64_t batch) const {
+  check_batch_size("lengths", int64_t(lengths.size()), batch);
+  int64_t sum = 0;
+  for (const int64_t length : lengths) {
+    if (length < 0) fail("[", name, "] lengths: expected 0 or more tokens, got ", length);
+    check_total(length);
+    sum += length;
+  }
+  return sum;
+}
+
+void Verb::check_total(int64_t tokens) const {
+  if (tokens > kMostTokens) {
+    fail("[", name, "] expected at most ", kMostTokens, " tokens in a sequence, got ", tokens);
+  }
+}
+
+Logits Verb::check_options(const AttendOptions& options, int64_t tokens) const {
+  const double scale = options.scale.value_or(1.0 / std::sqrt(double(config.head_dim)));
+  if (!std::isfinite(scale)) fail("[", name, "] scale: expected a finite number, got ", scale);
+  if (!(options.softcap >= 0) || std::isinf(options.softcap)) {
+    fail("[", name, "] softcap: expected 0 (none) or a positive number, got ", options.softcap);
+  }
+  if (options.sink_bias) {
+    check_tensor("sink_bias", *options.sink_bias, DType::kFloat32, {config.query_heads});
+  }
+  if (options.lse) {
+    check_tensor("lse", *options.lse, DType::kFloat32, {tokens, config.query_heads});
+  }
+  return {float(scale), float(options.softcap),
+          options.sink_bias ? static_cast<const float*>(options.sink_bias->data) : nullptr};
+}
+
+}  // namespace pariskv

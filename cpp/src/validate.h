@@ -1,0 +1,45 @@
+/**
+ * Arguments are checked once, here, before anything changes. Messages read
+ * "[verb] argument: expected ..., got ...".
+ */
+#pragma once
+
+#include <initializer_list>
+#include <string>
+
+#include "ops.h"
+#include "pariskv/cache.h"
+
+namespace pariskv {
+
+/** Who is being called, for messages and for what tensors must look like. */
+struct Verb {
+  const char* name;
+  const Config& config;
+
+  void check_layer(int64_t layer) const;
+
+  /** Throws unless `view` has exactly this shape and dtype, and rows without gaps. */
+  void check_tensor(const char* argument, const TensorView& view, DType dtype,
+                    std::initializer_list<int64_t> shape) const;
+
+  void check_batch_size(const char* argument, int64_t size, int64_t batch) const;
+
+  /** Throws on a negative length or too many tokens; returns the sum. */
+  int64_t check_lengths(const std::vector<int64_t>& lengths, int64_t batch) const;
+
+  /** Throws when a sequence would have more tokens than positions are kept for. */
+  void check_total(int64_t tokens) const;
+
+  /** Throws on numbers that are no scale or cap, and on ill-shaped bias or lse. */
+  Logits check_options(const AttendOptions& options, int64_t tokens) const;
+
+  /** The view to write log-sum-exps to; data null when none is wanted. */
+  static TensorView lse_of(const AttendOptions& options) {
+    return options.lse ? *options.lse : TensorView{};
+  }
+};
+
+std::string describe(const TensorView& view);
+
+}  // namespace pariskv

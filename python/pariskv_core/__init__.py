@@ -1,0 +1,61 @@
+"""ParisKV: the KV cache that answers "attend, but only to what matters".
+
+>>> import pariskv_core as pk
+>>> config = pk.Config(layers=32, query_heads=32, kv_heads=8, head_dim=128)
+>>> cache = pk.Cache(config)
+>>> sequence = cache.add()
+>>> cache.prefill(layer, [sequence], k, v)         # once per layer
+>>> out = cache.decode(layer, [sequence], q, k, v)  # every new token
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ._array import Array
+from ._core import (
+    Cache,
+    Config,
+    Explanation,
+    MemoryUse,
+    OutOfMemory,
+    Regions,
+    Stats,
+    Summaries,
+    __version__,
+    cpu_level,
+    is_available,
+    is_built,
+    magnitude_levels,
+    rotation_signs,
+)
+
+__all__ = [
+    "Array",
+    "Cache",
+    "Config",
+    "Explanation",
+    "MemoryUse",
+    "OutOfMemory",
+    "Regions",
+    "Stats",
+    "Summaries",
+    "__version__",
+    "cmake_dir",
+    "cpu_level",
+    "get_include",
+    "is_available",
+    "is_built",
+    "magnitude_levels",
+    "rotation_signs",
+]
+
+
+def get_include() -> str:
+    """The folder with the C++ headers, for a compiler's -I."""
+    return str(Path(__file__).parent / "include")
+
+
+def cmake_dir() -> str:
+    """The folder with pariskvConfig.cmake, for CMAKE_PREFIX_PATH or pariskv_DIR."""
+    return str(Path(__file__).parent / "lib" / "cmake" / "pariskv")

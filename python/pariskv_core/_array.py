@@ -1,0 +1,14 @@
+"""What the engine takes as an array."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Array(Protocol):
+    """Anything that speaks DLPack: a torch tensor, a NumPy or JAX array, ..."""
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def __dlpack_device__(self) -> tuple[Any, int]: ...

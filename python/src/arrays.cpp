@@ -1,0 +1,136 @@
+#include "arrays.h"
+
+#include <string>
+
+namespace pariskv::python {
+
+namespace {
+
+std::string place(const char* verb, const char* argument) {
+  return std::string("[") + verb + "] " + argument + ": ";
+}
+
+/** str(object) */
+std::string text_of(nb::handle object) {
+  return nb::steal<nb::str>(PyObject_Str(object.ptr())).c_str();
+}
+
+std::string dtype_text(nb::dlpack::dtype dtype) {
+  const auto code = nb::dlpack::dtype_code(dtype.code);
+  const char* name = code == nb::dlpack::dtype_code::Float      ? "float"
+                     : code == nb::dlpack::dtype_code::Bfloat   ? "bfloat"
+                     : code == nb::dlpack::dtype_code::Int      ? "int"
+                     : code == nb::dlpack::dtype_code::UInt     ? "uint"
+                     : code == nb::dlpack::dtype_code::Bool     ? "bool"
+                     : code == nb::dlpack::dtype_code::Complex  ? "complex"
+                                                                : "an unknown type of ";
+  return name + std::to_string(int(dtype.bits));
+}
+
+bool dtype_of(nb::dlpack::dtype dtype, DType& out) {
+  const auto code = nb::dlpack::dtype_code(dtype.code);
+  if (dtype.lanes != 1) return false;
+  if (code == nb::dlpack::dtype_code::Float && dtype.bits == 32) {
+    out = DType::kFloat32;
+  } else if (code == nb::dlpack::dtype_code::Float && dtype.bits == 16) {
+    out = DType::kFloat16;
+  } else if (code == nb::dlpack::dtype_code::Bfloat && dtype.bits == 16) {
+    out = DType::kBFloat16;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+template <typename Array>
+TensorView view_of(const char* verb, const char* argument, const Array& array, DType expected) {
+  TensorView view;
+  if (!dtype_of(array.dtype(), view.dtype)) {
+    throw nb::value_error((place(verb, argument) + "expected " + name_of(expected) + ", got " +
+                           dtype_text(array.dtype()))
+                              .c_str());
+  }
+  if (array.ndim() > TensorView::kMaxRank) {
+    throw nb::value_error((place(verb, argument) + "expected at most " +
+                           std::to_string(TensorView::kMaxRank) + " dimensions, got " +
+                           std::to_string(array.ndim()))
+                              .c_str());
+  }
+  // Pinned and managed memory are the host's too; a cache on the CPU may read both.
+  const bool host = array.device_type() == nb::device::cpu::value ||
+                    array.device_type() == nb::device::cuda_host::value ||
+                    array.device_type() == nb::device::cuda_managed::value;
+  if (!host && array.device_type() != nb::device::cuda::value) {
+    throw nb::value_error((place(verb, argument) + "expected memory of a cpu or cuda device, got "
+                           "DLPack device type " + std::to_string(array.device_type()))
+                              .c_str());
+  }
+  view.device.type = host ? DeviceType::kCpu : DeviceType::kCuda;
+  view.device.index = host ? 0 : array.device_id();
+  view.rank = int32_t(array.ndim());
+  for (size_t i = 0; i < array.ndim(); ++i) {
+    view.shape[i] = int64_t(array.shape(i));
+    view.strides[i] = array.stride(i);
+  }
+  return view;
+}
+
+[[noreturn]] void refuse(const char* verb, const char* argument, nb::handle array,
+                         const char* expected) {
+  throw nb::type_error((place(verb, argument) + "expected " + expected + ", got " +
+                        nb::type_name(array.type()).c_str())
+                           .c_str());
+}
+
+bool is_torch(nb::handle array) {
+  const std::string name = text_of(nb::getattr(array.type(), "__module__", nb::str("")));
+  return name == "torch" || name.rfind("torch.", 0) == 0;
+}
+
+}  // namespace
+
+Borrowed borrow(const char* verb, const char* argument, nb::handle array, DType expected) {
+  nb::ndarray<nb::ro> borrowed;
+  if (!nb::try_cast(array, borrowed)) {
+    refuse(verb, argument, array, "an array that speaks DLPack");
+  }
+  TensorView view = view_of(verb, argument, borrowed, expected);
+  view.data = const_cast<void*>(borrowed.data());
+  return {std::move(borrowed), {}, view};
+}
+
+Borrowed borrow_writable(const char* verb, const char* argument, nb::handle array,
+                         DType expected) {
+  nb::ndarray<> borrowed;
+  if (!nb::try_cast(array, borrowed)) {
+    refuse(verb, argument, array, "a writable array that speaks DLPack");
+  }
+  TensorView view = view_of(verb, argument, borrowed, expected);
+  view.data = borrowed.data();
+  return {{}, std::move(borrowed), view};
+}
+
+nb::object empty_like(nb::handle like, nb::tuple shape, DType dtype) {
+  if (is_torch(like)) {
+    const nb::module_ torch = nb::module_::import_("torch");
+    return like.attr("new_empty")(shape, nb::arg("dtype") = torch.attr(name_of(dtype)),
+                                  nb::arg("requires_grad") = false);
+  }
+  if (dtype == DType::kBFloat16) {
+    throw nb::type_error("NumPy has no bfloat16: pass torch tensors, or an array to write to");
+  }
+  return nb::module_::import_("numpy").attr("empty")(shape, name_of(dtype));
+}
+
+DType parse_dtype(nb::handle dtype) {
+  const bool is_class = nb::isinstance<nb::type_object>(dtype);
+  std::string name = text_of(is_class ? nb::getattr(dtype, "__name__") : nb::borrow(dtype));
+  if (name.rfind("torch.", 0) == 0) name = name.substr(6);
+  for (const DType known : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    if (name == name_of(known)) return known;
+  }
+  throw nb::value_error(
+      ("[config] dtype: expected float32, float16 or bfloat16, got " + name).c_str());
+}
+
+}  // namespace pariskv::python

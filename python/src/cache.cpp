@@ -1,0 +1,318 @@
+// Cache: unwrap the arrays, drop the GIL, call.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <mutex>
+
+#include "arrays.h"
+#include "module.h"
+
+namespace pariskv::python {
+
+namespace {
+
+using Ids = std::vector<SequenceId>;
+using Lengths = std::optional<std::vector<int64_t>>;
+
+/** A cache that can be closed, also while another thread is inside a call. */
+class Handle {
+ public:
+  explicit Handle(const Config& config) : cache_(std::make_shared<Cache>(config)) {}
+
+  std::shared_ptr<Cache> open() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!cache_) throw nb::value_error("this cache is closed");
+    return cache_;
+  }
+  void close() {
+    std::shared_ptr<Cache> last;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    last.swap(cache_);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::shared_ptr<Cache> cache_;
+};
+
+/** Calls into the engine without the GIL. */
+template <typename Call>
+auto unlocked(const Handle& handle, Call call) {
+  const std::shared_ptr<Cache> cache = handle.open();
+  const nb::gil_scoped_release release;
+  return call(*cache);
+}
+
+Stream stream_of(uintptr_t stream) { return {reinterpret_cast<void*>(stream)}; }
+
+/** What each sequence has; may be left out when there is one sequence to have it all. */
+std::vector<int64_t> lengths_of(const char* verb, const Lengths& lengths, const Ids& sequences,
+                                const TensorView& packed) {
+  if (lengths) return *lengths;
+  if (sequences.size() == 1 && packed.rank > 0) return {packed.shape[0]};
+  throw nb::value_error((std::string("[") + verb + "] lengths: expected the tokens of each of the " +
+                         std::to_string(sequences.size()) + " sequences, got none")
+                            .c_str());
+}
+
+/** The keyword arguments that decode, attend and explain share. */
+struct Keywords {
+  std::optional<double> scale;
+  double softcap;
+  nb::object sink_bias;
+};
+
+struct Attention {
+  AttendOptions options;
+  Borrowed sink_bias, lse;
+  nb::object lse_array;
+};
+
+Attention attention_of(const char* verb, const Keywords& keywords) {
+  Attention attention;
+  attention.options.scale = keywords.scale;
+  attention.options.softcap = keywords.softcap;
+  if (!keywords.sink_bias.is_none()) {
+    attention.sink_bias = borrow(verb, "sink_bias", keywords.sink_bias, DType::kFloat32);
+    attention.options.sink_bias = attention.sink_bias.view;
+  }
+  return attention;
+}
+
+/** Queries in, output out: what decode and attend do alike. */
+template <typename Call>
+nb::object attended(const char* verb, const Handle& handle, nb::handle q, nb::object out,
+                    const Keywords& keywords, bool return_lse, Call call) {
+  const Config& config = handle.open()->config();
+  const Borrowed query = borrow(verb, "q", q, config.dtype);
+  Attention attention = attention_of(verb, keywords);
+  const int64_t tokens = query.view.rank > 0 ? query.view.shape[0] : 0;
+  if (out.is_none()) {
+    out = empty_like(q, nb::make_tuple(tokens, config.query_heads, config.head_dim), config.dtype);
+  }
+  const Borrowed result = borrow_writable(verb, "out", out, config.dtype);
+  if (return_lse) {
+    attention.lse_array =
+        empty_like(q, nb::make_tuple(tokens, config.query_heads), DType::kFloat32);
+    attention.lse = borrow_writable(verb, "lse", attention.lse_array, DType::kFloat32);
+    attention.options.lse = attention.lse.view;
+  }
+  unlocked(handle, [&](Cache& cache) { call(cache, query.view, result.view, attention.options); });
+  if (return_lse) return nb::make_tuple(out, attention.lse_array);
+  return out;
+}
+
+void prefill(const Handle& handle, int64_t layer, const Ids& sequences, nb::handle k, nb::handle v,
+             const Lengths& lengths, uintptr_t stream) {
+  const DType dtype = handle.open()->config().dtype;
+  const Borrowed keys = borrow("prefill", "k", k, dtype);
+  const Borrowed values = borrow("prefill", "v", v, dtype);
+  const std::vector<int64_t> tokens = lengths_of("prefill", lengths, sequences, keys.view);
+  unlocked(handle, [&](Cache& cache) {
+    cache.prefill(layer, sequences, tokens, keys.view, values.view, stream_of(stream));
+  });
+}
+
+nb::object decode(const Handle& handle, int64_t layer, const Ids& sequences, nb::handle q,
+                  nb::handle k, nb::handle v, nb::object out, std::optional<double> scale,
+                  double softcap, nb::object sink_bias, bool return_lse, uintptr_t stream) {
+  const DType dtype = handle.open()->config().dtype;
+  const Borrowed keys = borrow("decode", "k", k, dtype);
+  const Borrowed values = borrow("decode", "v", v, dtype);
+  return attended("decode", handle, q, std::move(out), {scale, softcap, std::move(sink_bias)},
+                  return_lse,
+                  [&](Cache& cache, const TensorView& query, const TensorView& result,
+                      const AttendOptions& options) {
+                    cache.decode(layer, sequences, query, keys.view, values.view, result, options,
+                                 stream_of(stream));
+                  });
+}
+
+nb::object attend(const Handle& handle, int64_t layer, const Ids& sequences, nb::handle q,
+                  const Lengths& lengths, nb::object out, std::optional<double> scale,
+                  double softcap, nb::object sink_bias, bool return_lse, uintptr_t stream) {
+  return attended("attend", handle, q, std::move(out), {scale, softcap, std::move(sink_bias)},
+                  return_lse,
+                  [&](Cache& cache, const TensorView& query, const TensorView& result,
+                      const AttendOptions& options) {
+                    cache.attend(layer, sequences,
+                                 lengths_of("attend", lengths, sequences, query), query, result,
+                                 options, stream_of(stream));
+                  });
+}
+
+Explanation explain(const Handle& handle, int64_t layer, SequenceId sequence, nb::handle q,
+                    std::optional<double> scale, double softcap, nb::object sink_bias) {
+  const Borrowed query = borrow("explain", "q", q, handle.open()->config().dtype);
+  const Attention attention =
+      attention_of("explain", {scale, softcap, std::move(sink_bias)});
+  return unlocked(handle, [&](Cache& cache) {
+    return cache.explain(layer, sequence, query.view, attention.options);
+  });
+}
+
+nb::object read(const Handle& handle, int64_t layer, SequenceId sequence, int64_t begin,
+                int64_t end, nb::object out, uintptr_t stream) {
+  const Config& config = handle.open()->config();
+  if (end < begin) {
+    throw nb::value_error(("[read] positions: expected end at " + std::to_string(begin) +
+                           " or after, got " + std::to_string(end))
+                              .c_str());
+  }
+  if (out.is_none()) {
+    const nb::tuple shape = nb::make_tuple(end - begin, config.kv_heads, config.head_dim);
+    const nb::object k = empty_like(nb::none(), shape, config.dtype);
+    out = nb::make_tuple(k, empty_like(nb::none(), shape, config.dtype));
+  }
+  if (!nb::isinstance<nb::sequence>(out) || nb::len(out) != 2) {
+    throw nb::type_error("[read] out: expected a pair of arrays, k and v");
+  }
+  const nb::object pair = out;
+  const Borrowed k = borrow_writable("read", "k", pair[0], config.dtype);
+  const Borrowed v = borrow_writable("read", "v", pair[1], config.dtype);
+  if (k.view.rank == 0 || k.view.shape[0] != end - begin) {
+    throw nb::value_error(("[read] out: expected room for " + std::to_string(end - begin) +
+                           " tokens, got " +
+                           std::to_string(k.view.rank == 0 ? 0 : k.view.shape[0]))
+                              .c_str());
+  }
+  unlocked(handle, [&](Cache& cache) {
+    cache.read(layer, sequence, begin, k.view, v.view, stream_of(stream));
+  });
+  return out;
+}
+
+// Signatures are spelled out because arrays of every library come in.
+#define PKV_SIGNATURE_OPTIONS                                                     \
+  "scale: float | None = None, softcap: float = 0.0, "                            \
+  "sink_bias: pariskv_core._array.Array | None = None"
+#define PKV_SIGNATURE_RESULT                                                      \
+  "*, out: pariskv_core._array.Array | None = None, " PKV_SIGNATURE_OPTIONS       \
+  ", return_lse: bool = False, stream: int = 0) -> typing.Any"
+
+}  // namespace
+
+void bind_cache(nb::module_& m) {
+  using namespace nb::literals;
+  nb::class_<Handle>(m, "Cache", R"(The KV cache of one model: all layers, all sequences.
+
+Calls on one cache take turns; calls on different caches run side by side, without the GIL.
+Arrays are anything that speaks DLPack, in the config's dtype, rows without gaps. An error
+leaves the cache as it was.)")
+      .def(nb::init<const Config&>(), "config"_a)
+      .def_prop_ro("config", [](const Handle& self) { return self.open()->config(); })
+      .def("close", &Handle::close, "Frees everything; later calls raise ValueError.")
+      .def("__enter__", [](nb::object self) { return self; },
+           nb::sig("def __enter__(self) -> Cache"))
+      .def("__exit__", [](Handle& self, nb::args) { self.close(); },
+           nb::sig("def __exit__(self, *args: object) -> None"))
+      .def("add", [](Handle& self) { return unlocked(self, [](Cache& c) { return c.add(); }); },
+           "A new, empty sequence: its name, never used again.")
+      .def("remove",
+           [](Handle& self, SequenceId sequence) {
+             unlocked(self, [&](Cache& c) { c.remove(sequence); });
+           },
+           "sequence"_a, "Forgets a sequence: its bytes are zeroed and given back.")
+      .def("fork",
+           [](Handle& self, SequenceId sequence) {
+             return unlocked(self, [&](Cache& c) { return c.fork(sequence); });
+           },
+           "sequence"_a, "A new sequence equal to this one; storage is shared until one changes.")
+      .def("reorder",
+           [](Handle& self, const Ids& sequences, const std::vector<int64_t>& source) {
+             unlocked(self, [&](Cache& c) { c.reorder(sequences, source); });
+           },
+           "sequences"_a, "source"_a,
+           "Beam reordering: sequences[i] becomes what sequences[source[i]] was.")
+      .def("truncate",
+           [](Handle& self, SequenceId sequence, int64_t tokens) {
+             unlocked(self, [&](Cache& c) { c.truncate(sequence, tokens); });
+           },
+           "sequence"_a, "tokens"_a, "Drops the last tokens in every layer, also across a flush.")
+      .def("flush",
+           [](Handle& self, const std::optional<Ids>& sequences, uintptr_t stream) {
+             unlocked(self, [&](Cache& c) {
+               c.flush(sequences ? *sequences : c.sequences(), stream_of(stream));
+             });
+           },
+           "sequences"_a = nb::none(), nb::kw_only(), "stream"_a = 0,
+           "Moves everything older than the local window to the retrieval zone.")
+      .def("prefill", &prefill, "layer"_a, "sequences"_a, "k"_a, "v"_a, "lengths"_a = nb::none(),
+           nb::kw_only(), "stream"_a = 0,
+           nb::sig("def prefill(self, layer: int, sequences: collections.abc.Sequence[int], "
+                   "k: pariskv_core._array.Array, v: pariskv_core._array.Array, "
+                   "lengths: collections.abc.Sequence[int] | None = None, *, "
+                   "stream: int = 0) -> None"),
+           R"(Appends keys and values, a prompt or a chunk of one.
+
+k, v     (sum of lengths, kv_heads, head_dim), sequence after sequence; k after RoPE
+lengths  tokens of each sequence; may be left out for a single one)")
+      .def("decode", &decode, "layer"_a, "sequences"_a, "q"_a, "k"_a, "v"_a, nb::kw_only(),
+           "out"_a = nb::none(), "scale"_a = nb::none(), "softcap"_a = 0.0,
+           "sink_bias"_a = nb::none(), "return_lse"_a = false, "stream"_a = 0,
+           nb::sig("def decode(self, layer: int, sequences: collections.abc.Sequence[int], "
+                   "q: pariskv_core._array.Array, k: pariskv_core._array.Array, "
+                   "v: pariskv_core._array.Array, " PKV_SIGNATURE_RESULT),
+           R"(Appends one token per sequence, then attends to what matters.
+
+q          (batch, query_heads, head_dim), after RoPE
+k, v       (batch, kv_heads, head_dim)
+out        where to write; a new array of q's library when left out
+scale      of q.k, 1 / sqrt(head_dim) when left out
+softcap    c > 0: logits become c tanh(logit / c)
+sink_bias  (query_heads) float32: a logit without a value row
+Returns out, (batch, query_heads, head_dim), or (out, lse) with the log-sum-exps,
+(batch, query_heads) float32.)")
+      .def("attend", &attend, "layer"_a, "sequences"_a, "q"_a, "lengths"_a = nb::none(),
+           nb::kw_only(), "out"_a = nb::none(), "scale"_a = nb::none(), "softcap"_a = 0.0,
+           "sink_bias"_a = nb::none(), "return_lse"_a = false, "stream"_a = 0,
+           nb::sig("def attend(self, layer: int, sequences: collections.abc.Sequence[int], "
+                   "q: pariskv_core._array.Array, "
+                   "lengths: collections.abc.Sequence[int] | None = None, " PKV_SIGNATURE_RESULT),
+           R"(Exact causal attention of the last stored tokens over everything stored.
+
+q        (sum of lengths, query_heads, head_dim): the last tokens of each sequence
+lengths  how many each has; may be left out for a single one
+The rest, and what is returned, as in decode.)")
+      .def("explain", &explain, "layer"_a, "sequence"_a, "q"_a, nb::kw_only(),
+           "scale"_a = nb::none(), "softcap"_a = 0.0, "sink_bias"_a = nb::none(),
+           nb::sig("def explain(self, layer: int, sequence: int, q: pariskv_core._array.Array, *, "
+                   PKV_SIGNATURE_OPTIONS ") -> Explanation"),
+           R"(What decode would choose for this query now, and why. Changes nothing.
+
+q  (query_heads, head_dim))")
+      .def("summaries",
+           [](const Handle& self, int64_t layer, SequenceId sequence) {
+             return unlocked(self, [&](Cache& c) { return c.summaries(layer, sequence); });
+           },
+           "layer"_a, "sequence"_a, "The key summaries of a retrieval zone, unpacked.")
+      .def("read", &read, "layer"_a, "sequence"_a, "begin"_a, "end"_a, nb::kw_only(),
+           "out"_a = nb::none(), "stream"_a = 0,
+           nb::sig("def read(self, layer: int, sequence: int, begin: int, end: int, *, "
+                   "out: tuple[pariskv_core._array.Array, pariskv_core._array.Array] | None = None,"
+                   " stream: int = 0) -> typing.Any"),
+           R"(Copies stored rows out: (k, v), each (end - begin, kv_heads, head_dim).
+
+NumPy arrays, or into `out`, a pair; a bfloat16 cache needs `out`.)")
+      .def("length",
+           [](const Handle& self, SequenceId sequence, int64_t layer) {
+             return unlocked(self, [&](Cache& c) { return c.length(sequence, layer); });
+           },
+           "sequence"_a, "layer"_a = 0, "Tokens of a sequence in one layer.")
+      .def("regions",
+           [](const Handle& self, SequenceId sequence, int64_t layer) {
+             return unlocked(self, [&](Cache& c) { return c.regions(sequence, layer); });
+           },
+           "sequence"_a, "layer"_a = 0, "How many tokens lie in each region.")
+      .def("sequences",
+           [](const Handle& self) {
+             return unlocked(self, [](Cache& c) { return c.sequences(); });
+           },
+           "The sequences there are, oldest first.")
+      .def("stats",
+           [](const Handle& self) { return unlocked(self, [](Cache& c) { return c.stats(); }); },
+           "What the cache holds and has done.");
+}
+
+}  // namespace pariskv::python

@@ -1,0 +1,137 @@
+// Stats, regions, explanations and summaries: numbers, and NumPy arrays over the C++ vectors.
+#include <nanobind/stl/string.h>
+
+#include <sstream>
+
+#include "arrays.h"
+#include "module.h"
+
+namespace pariskv::python {
+
+namespace {
+
+template <typename T>
+using Matrix = nb::ndarray<nb::numpy, const T, nb::ndim<2>, nb::c_contig>;
+
+/** A read-only NumPy view of a vector that `owner`, a Python object, holds. */
+template <typename T>
+Matrix<T> matrix(nb::handle owner, const std::vector<T>& values, int64_t rows) {
+  const size_t columns = rows == 0 ? 0 : values.size() / size_t(rows);
+  return Matrix<T>(values.data(), {size_t(rows), columns}, owner);
+}
+
+template <typename T>
+using Cube = nb::ndarray<nb::numpy, const T, nb::ndim<3>, nb::c_contig>;
+
+template <typename T>
+Cube<T> cube(nb::handle owner, const std::vector<T>& values, const Summaries& summaries) {
+  const size_t rows = size_t(summaries.kv_heads), tokens = size_t(summaries.tokens);
+  const size_t columns = rows * tokens == 0 ? 0 : values.size() / (rows * tokens);
+  return Cube<T>(values.data(), {rows, tokens, columns}, owner);
+}
+
+template <typename Owner, auto Member, auto Rows>
+auto matrix_of(nb::handle self) {
+  const Owner& owner = *nb::inst_ptr<Owner>(self);
+  return matrix(self, owner.*Member, owner.*Rows);
+}
+
+template <auto Member>
+auto cube_of(nb::handle self) {
+  const Summaries& summaries = *nb::inst_ptr<Summaries>(self);
+  return cube(self, summaries.*Member, summaries);
+}
+
+void bind_counts(nb::module_& m) {
+  nb::class_<MemoryUse>(m, "MemoryUse", "A cache's memory, in bytes.")
+      .def_ro("live", &MemoryUse::live, "Handed out and not given back.")
+      .def_ro("peak", &MemoryUse::peak, "The most that was ever live.")
+      .def_ro("reserved", &MemoryUse::reserved, "Held from the system.")
+      .def_ro("budget", &MemoryUse::budget, "The most that may be reserved; 0 is no limit.")
+      .def("__repr__", [](const MemoryUse& use) {
+        std::ostringstream out;
+        out << "MemoryUse(live=" << use.live << ", peak=" << use.peak
+            << ", reserved=" << use.reserved << ", budget=" << use.budget << ")";
+        return out.str();
+      });
+
+  nb::class_<RegionCounts>(m, "Regions", "Tokens of one layer of one sequence, by region.")
+      .def_ro("sink", &RegionCounts::sink)
+      .def_ro("retrieval", &RegionCounts::retrieval)
+      .def_ro("local", &RegionCounts::local)
+      .def_ro("buffer", &RegionCounts::buffer)
+      .def("__repr__", [](const RegionCounts& counts) {
+        std::ostringstream out;
+        out << "Regions(sink=" << counts.sink << ", retrieval=" << counts.retrieval
+            << ", local=" << counts.local << ", buffer=" << counts.buffer << ")";
+        return out.str();
+      });
+
+  nb::class_<Stats>(m, "Stats", "What a cache holds, and has done since it was made.")
+      .def_ro("memory", &Stats::memory)
+      .def_ro("sequences", &Stats::sequences)
+      .def_ro("tokens", &Stats::tokens, "Over all layers and sequences.")
+      .def_ro("row_bytes", &Stats::row_bytes, "K and V, in whole segments.")
+      .def_ro("summary_bytes", &Stats::summary_bytes, "Key summaries and their statistics.")
+      .def_ro("workspace_bytes", &Stats::workspace_bytes)
+      .def_ro("flushes", &Stats::flushes)
+      .def_ro("encoded_keys", &Stats::encoded_keys, "Keys summarised, over kv heads.")
+      .def_ro("unusable_keys", &Stats::unusable_keys,
+              "Keys of the retrieval zones that are zero or not finite: never selected.")
+      .def_ro("decode_tokens", &Stats::decode_tokens, "Per layer.")
+      .def_ro("searched_tokens", &Stats::searched_tokens, "Of those, the ones that searched.")
+      .def_ro("candidates", &Stats::candidates, "Reranked, over kv heads.")
+      .def_ro("fetched_rows", &Stats::fetched_rows, "Selected, over kv heads.")
+      .def("__repr__", [](const Stats& stats) {
+        std::ostringstream out;
+        out << "Stats(sequences=" << stats.sequences << ", tokens=" << stats.tokens
+            << ", live=" << stats.memory.live << ", row_bytes=" << stats.row_bytes
+            << ", summary_bytes=" << stats.summary_bytes
+            << ", workspace_bytes=" << stats.workspace_bytes << ", flushes=" << stats.flushes
+            << ", unusable_keys=" << stats.unusable_keys
+            << ", decode_tokens=" << stats.decode_tokens
+            << ", searched_tokens=" << stats.searched_tokens
+            << ", candidates=" << stats.candidates << ", fetched_rows=" << stats.fetched_rows
+            << ")";
+        return out.str();
+      });
+}
+
+}  // namespace
+
+void bind_stats(nb::module_& m) {
+  bind_counts(m);
+
+  using E = Explanation;
+  nb::class_<E>(m, "Explanation", R"(Why a query attends where it does; arrays are padded to one
+width, positions with -1 and numbers with NaN.)")
+      .def_ro("searched", &E::searched, "False: everything is attended to, nothing was selected.")
+      .def_ro("zone_begin", &E::zone_begin, "First position of the retrieval zone.")
+      .def_ro("zone_tokens", &E::zone_tokens)
+      .def_prop_ro("coarse", &matrix_of<E, &E::coarse, &E::kv_heads>,
+                   "(kv_heads, zone_tokens) uint8: coarse scores; 0 is never selected.")
+      .def_prop_ro("candidate_positions", &matrix_of<E, &E::candidate_positions, &E::kv_heads>,
+                   "(kv_heads, candidates) int64, ascending.")
+      .def_prop_ro("positions", &matrix_of<E, &E::positions, &E::kv_heads>,
+                   "(kv_heads, selected) int64, best first.")
+      .def_prop_ro("worth", &matrix_of<E, &E::worth, &E::kv_heads>,
+                   "(kv_heads, selected) float32: what the order is by.")
+      .def_prop_ro("estimated", &matrix_of<E, &E::estimated, &E::query_heads>,
+                   "(query_heads, selected) float32: logits from the summaries.")
+      .def_prop_ro("exact", &matrix_of<E, &E::exact, &E::query_heads>,
+                   "(query_heads, selected) float32: logits from the rows.");
+
+  using S = Summaries;
+  nb::class_<S>(m, "Summaries", "The key summaries of one layer of one sequence, unpacked.")
+      .def_ro("zone_begin", &S::zone_begin, "Position of the first one.")
+      .def_prop_ro("signs", &cube_of<&S::signs>,
+                   "(kv_heads, tokens, subspaces) uint8: bit j is rotated dim 8b+j >= 0.")
+      .def_prop_ro("magnitudes", &cube_of<&S::magnitudes>,
+                   "(kv_heads, tokens, rotated_dim) uint8: level 0 to 7.")
+      .def_prop_ro("weights", &cube_of<&S::weights>,
+                   "(kv_heads, tokens, subspaces) float32: norm r_b / alpha_b, as it is used.")
+      .def_prop_ro("norms", &matrix_of<S, &S::norms, &S::kv_heads>,
+                   "(kv_heads, tokens) float32, to 5 bits; 0 is a key that is never selected.");
+}
+
+}  // namespace pariskv::python
