@@ -1,0 +1,152 @@
+// Whatever allocation fails, the cache is as it was and the next call works.
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "support.h"
+
+namespace pariskv {
+namespace {
+
+using test::Driver;
+using test::FailingResource;
+
+/** Blocks so large that none shares a slab: every one is a call of the resource. */
+Config roomy_config() {
+  Config config = test::small_config();
+  config.query_heads = 8;
+  config.kv_heads = 8;
+  config.head_dim = 128;
+  config.scorer = Scorer::kVotes;
+  return config;
+}
+
+struct Snapshot {
+  int64_t live, tokens, sequences, encoded, retrieval;
+  bool operator==(const Snapshot& other) const {
+    return live == other.live && tokens == other.tokens && sequences == other.sequences &&
+           encoded == other.encoded && retrieval == other.retrieval;
+  }
+};
+
+Snapshot snapshot(const Cache& cache, SequenceId sequence) {
+  const Stats stats = cache.stats();
+  // Scratch may grow or go on a failed call: it holds nothing between calls.
+  return {stats.row_bytes + stats.summary_bytes, stats.tokens, stats.sequences, stats.encoded_keys,
+          cache.regions(sequence).retrieval};
+}
+
+/** What is done to a cache that holds one prompt. `extra` is a second, forked sequence. */
+struct Deed {
+  const char* name;
+  std::function<void(Driver&)> act;
+};
+
+const Deed kDeeds[] = {
+    {"prefill", [](Driver& driver) { driver.prefill(300); }},
+    {"decode", [](Driver& driver) { driver.decode(); }},
+    {"fork", [](Driver& driver) { driver.cache.fork(driver.sequence); }},
+    {"flush", [](Driver& driver) { driver.cache.flush({driver.sequence}); }},
+    {"decode after fork",
+     [](Driver& driver) {
+       const SequenceId other = driver.cache.fork(driver.sequence);
+       try {
+         driver.decode();
+       } catch (...) {
+         driver.cache.remove(other);
+         throw;
+       }
+       driver.cache.remove(other);
+     }},
+    {"reorder",
+     [](Driver& driver) {
+       const SequenceId other = driver.cache.add();
+       try {
+         driver.cache.reorder({driver.sequence, other}, {0, 0});
+       } catch (...) {
+         driver.cache.remove(other);
+         throw;
+       }
+       driver.cache.remove(other);
+     }},
+};
+
+class Failures : public testing::TestWithParam<std::tuple<int, bool>> {};
+
+TEST_P(Failures, EveryAllocationInTurn) {
+  const Deed& deed = kDeeds[std::get<0>(GetParam())];
+  const bool forever = std::get<1>(GetParam());
+  bool succeeded = false;
+  int64_t failures = 0;
+  for (int64_t nth = 0; !succeeded; ++nth) {
+    ASSERT_LT(nth, 100) << "never got through";
+    const auto resource = std::make_shared<FailingResource>();
+    Resources resources;
+    resources.host = resource;
+    Cache cache(roomy_config(), resources);
+    Driver driver{cache, cache.add()};
+    driver.prefill(241);
+    for (int i = 0; i < 15; ++i) driver.decode();  // the next one flushes and starts a segment
+
+    // A twin that nothing ever fails for.
+    Cache calm(roomy_config());
+    Driver twin{calm, calm.add()};
+    twin.prefill(241);
+    for (int i = 0; i < 15; ++i) twin.decode();
+
+    const Snapshot before = snapshot(cache, driver.sequence);
+    resource->fail_at = resource->calls + nth;
+    resource->forever = forever;
+    try {
+      deed.act(driver);
+      succeeded = true;
+    } catch (const OutOfMemory& error) {
+      ++failures;
+      EXPECT_NE(std::string(error.what()).find("[memory] asked for"), std::string::npos);
+      EXPECT_TRUE(snapshot(cache, driver.sequence) == before) << deed.name << " " << nth;
+      resource->fail_at = -1;
+      deed.act(driver);
+    }
+    resource->fail_at = -1;
+    deed.act(twin);
+    for (int i = 0; i < 20; ++i) {
+      ASSERT_EQ(driver.decode(), twin.decode()) << deed.name << " " << i;
+    }
+    cache.remove(driver.sequence);
+    for (const SequenceId id : cache.sequences()) cache.remove(id);
+    EXPECT_EQ(cache.stats().row_bytes + cache.stats().summary_bytes, 0);
+  }
+  // A flush of a few tokens may find room in the segment it is in.
+  const bool may_need_nothing = std::string(deed.name) == "flush";
+  EXPECT_TRUE(failures > 0 || may_need_nothing) << "nothing was put to the test";
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Failures, testing::Combine(testing::Range(0, 6), testing::Bool()));
+
+TEST(Canary, DoesNotSurviveRemove) {
+  const auto resource = std::make_shared<test::HoardingResource>();
+  Resources resources;
+  resources.host = resource;
+  const Config config = test::small_config();
+  Cache cache(config, resources);
+  const uint32_t pattern = 0x4f1db1a5;  // an ordinary float
+  float canary;
+  std::memcpy(&canary, &pattern, sizeof canary);
+  test::Rows rows(300, config.kv_heads, config.head_dim, 1);
+  std::fill(rows.data.begin(), rows.data.end(), canary);
+
+  const SequenceId sequence = cache.add();
+  cache.prefill(0, {sequence}, {300}, rows.view(), rows.view());
+  const SequenceId fork = cache.fork(sequence);
+  Driver driver{cache, fork};
+  for (int i = 0; i < 40; ++i) driver.decode();
+  EXPECT_GE(resource->count(pattern), 2 * 300 * 2 * 64);
+
+  cache.remove(sequence);
+  EXPECT_GT(resource->count(pattern), 0) << "the fork still holds them";
+  cache.remove(fork);
+  EXPECT_EQ(resource->count(pattern), 0);
+}
+
+}  // namespace
+}  // namespace pariskv
