@@ -5,7 +5,6 @@
 
 #include "cache_impl.h"
 #include "codec/summary_layout.h"
-#include "cpu/simd/kernels.h"
 
 namespace pariskv {
 
@@ -203,7 +202,5 @@ Stats Cache::stats() const {
   }
   return stats;
 }
-
-const char* cpu_level() { return cpu::best_kernels().name; }
 
 }  // namespace pariskv

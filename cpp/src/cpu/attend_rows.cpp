@@ -8,6 +8,20 @@
 
 namespace pariskv::cpu::plain {
 
+namespace {
+
+/** Not std::max: a NaN in b survives. */
+float larger(float a, float b) { return a > b ? a : b; }
+
+float fold_largest(Lanes lanes) {
+  for (int half = 8; half >= 1; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes.value[i] = larger(lanes.value[i], lanes.value[i + half]);
+  }
+  return lanes.value[0];
+}
+
+}  // namespace
+
 void to_float(const void* source, DType dtype, int64_t count, float* out) {
   switch (dtype) {
     case DType::kFloat32:
@@ -48,14 +62,16 @@ void attend(const AttendRun& run) {
       if (visible <= 0) continue;
 
       float weights[kAttendTile];
-      float top = run.maximum[q];
+      Lanes largest;
+      std::fill_n(largest.value, 16, -INFINITY);
       for (int64_t r = 0; r < visible; ++r) {
         to_float(run.rows[begin + r], run.dtype, dim, run.scratch);
         float logit = dot(run.query + q * dim, run.scratch, dim) * run.scale;
         if (run.softcap > 0) logit = run.softcap * std::tanh(logit / run.softcap);
         weights[r] = logit;
-        top = top > logit ? top : logit;
+        largest.value[r % 16] = larger(largest.value[r % 16], logit);
       }
+      const float top = larger(run.maximum[q], fold_largest(largest));
 
       const float keep = exp(run.maximum[q] - top);
       Lanes total;

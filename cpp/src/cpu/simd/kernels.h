@@ -10,7 +10,8 @@
  *   fold     the lanes are added as i + (i+8), then i + (i+4), i + (i+2), i + (i+1)
  *   octet    the 8 terms of a subspace: products rounded, then the same fold over 8
  *
- * and because vector max is `a > b ? a : b` everywhere (so NaN in b survives).
+ * and because vector max is `a > b ? a : b` everywhere (so NaN in b survives); the largest
+ * logit of a tile goes through lanes and fold as sums do, starting at minus infinity.
  */
 #pragma once
 

@@ -51,8 +51,4 @@ void CpuBackend::copy(void* target, const void* source, int64_t bytes, Stream) {
   std::memcpy(target, source, size_t(bytes));
 }
 
-std::unique_ptr<Backend> make_backend(int64_t threads) {
-  return std::make_unique<CpuBackend>(threads);
-}
-
 }  // namespace pariskv::cpu

@@ -1,0 +1,250 @@
+// Exact attention over Lanes16; included after float_verbs.inl, by the same files.
+
+namespace pariskv::cpu {
+namespace {
+
+/** Queries whose logits of a tile are kept at a time. */
+constexpr int64_t kQueryBlock = 64;
+
+/** A tile of rows, and what becomes of it for each query. */
+struct Tile {
+  // One half (K or V) of every row. Up to a multiple of 4, the last row stands in.
+  const char* rows[kAttendTile];
+  int64_t count;
+  int64_t visible[kQueryBlock];
+  float keep[kQueryBlock];                   // what earlier sums are multiplied by
+  float weights[kQueryBlock * kAttendTile];  // logits at first
+};
+
+/** Halves of rows that are wanted soon: asked for while earlier ones are worked on. */
+struct Coming {
+  const void* const* rows;
+  int64_t count;
+  int64_t offset;
+  int64_t bytes;
+
+  PKV_INLINE void prefetch(int64_t row) const {
+    if (row >= count) return;
+    const char* half = static_cast<const char*>(rows[row]) + offset;
+    for (int64_t byte = 0; byte < bytes; byte += 64) _mm_prefetch(half + byte, _MM_HINT_T0);
+  }
+};
+
+constexpr Coming kNothing = {nullptr, 0, 0, 0};
+
+/** Logits of 4 rows for kQueries queries. */
+template <typename Source, int kQueries>
+PKV_INLINE void dot_four(const char* const* rows, const float* query, int64_t dim, float scale,
+                         float* logits) {
+  Lanes16 sums[kQueries][4];
+  for (int q = 0; q < kQueries; ++q) {
+    for (int r = 0; r < 4; ++r) sums[q][r] = all(0);
+  }
+  for (int64_t d = 0; d < dim; d += kLanes) {
+    Lanes16 row[4];
+    for (int r = 0; r < 4; ++r) row[r] = Source::load16(rows[r] + d * Source::kBytes);
+    for (int q = 0; q < kQueries; ++q) {
+      const Lanes16 x = load(query + q * dim + d);
+      for (int r = 0; r < 4; ++r) sums[q][r] = multiply_add(x, row[r], sums[q][r]);
+    }
+  }
+  for (int q = 0; q < kQueries; ++q) {
+    _mm_storeu_ps(logits + q * kAttendTile, _mm_mul_ps(fold4(sums[q]), _mm_set1_ps(scale)));
+  }
+}
+
+template <typename Source, int kQueries>
+void dot_rows(const AttendRun& run, Tile& tile, int64_t q, const Coming& coming) {
+  int64_t seen = 0;
+  for (int j = 0; j < kQueries; ++j) seen = greater(seen, tile.visible[q + j]);
+  for (int64_t r = 0; r < seen; r += 4) {
+    for (int64_t k = r; k < r + 4; ++k) coming.prefetch(k);
+    dot_four<Source, kQueries>(tile.rows + r, run.query + q * run.head_dim, run.head_dim,
+                               run.scale, tile.weights + q * kAttendTile + r);
+  }
+}
+
+template <typename Source>
+void dot_tile(const AttendRun& run, Tile& tile, const Coming& coming) {
+  int64_t q = 0;
+  for (; q + kQueryTile <= run.queries; q += kQueryTile) {
+    dot_rows<Source, kQueryTile>(run, tile, q, q == 0 ? coming : kNothing);
+  }
+  for (; q < run.queries; ++q) dot_rows<Source, 1>(run, tile, q, q == 0 ? coming : kNothing);
+}
+
+/** The logits of query `q` to weights, under its new maximum. */
+void soften(const AttendRun& run, Tile& tile, int64_t q) {
+  const int64_t visible = tile.visible[q];
+  float* weights = tile.weights + q * kAttendTile;
+  tile.keep[q] = 1;
+  if (visible == 0) return;
+  if (run.softcap > 0) {
+    for (int64_t r = 0; r < visible; ++r) {
+      weights[r] = run.softcap * tanhf(weights[r] / run.softcap);
+    }
+  }
+
+  Lanes16 largest = all(-kInfinity);
+  for (int64_t r = 0; r < visible; r += kLanes) {
+    const int64_t count = lesser(kLanes, visible - r);
+    const Lanes16 logits = load_first(weights + r, count);
+    largest = select(first(count), larger(largest, logits), largest);
+  }
+  const float tallest = fold_largest(largest);
+  const float top = run.maximum[q] > tallest ? run.maximum[q] : tallest;
+
+  Lanes16 total = all(0);
+  for (int64_t r = 0; r < visible; r += kLanes) {
+    const int64_t count = lesser(kLanes, visible - r);
+    const Lanes16 weight = exponential(load_first(weights + r, count) - all(top));
+    store_first(weights + r, weight, count);
+    total = total + select(first(count), weight, all(0));
+  }
+  const __m128 keep = _mm256_castps256_ps128(low(exponential(all(run.maximum[q] - top))));
+  const __m128 sum =
+      _mm_fmadd_ss(_mm_set_ss(run.sum[q]), keep, _mm_set_ss(fold(total)));
+  tile.keep[q] = _mm_cvtss_f32(keep);
+  run.maximum[q] = top;
+  run.sum[q] = _mm_cvtss_f32(sum);
+}
+
+/** weighted = weighted * keep + weights * rows, row by row, for kVectors vectors of the rows. */
+template <typename Source, int kQueries, int kVectors>
+PKV_INLINE void mix_columns(const Tile& tile, int64_t q, int64_t begin, int64_t end, int64_t d,
+                            int64_t dim, const float* keep, float* weighted,
+                            const Coming& coming) {
+  Lanes16 sums[kQueries][kVectors];
+  for (int j = 0; j < kQueries; ++j) {
+    for (int v = 0; v < kVectors; ++v) {
+      sums[j][v] = load(weighted + (q + j) * dim + d + v * kLanes) * all(keep[j]);
+    }
+  }
+  for (int64_t r = begin; r < end; ++r) {
+    coming.prefetch(r);
+    Lanes16 row[kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      row[v] = Source::load16(tile.rows[r] + (d + v * kLanes) * Source::kBytes);
+    }
+    for (int j = 0; j < kQueries; ++j) {
+      const Lanes16 weight = all(tile.weights[(q + j) * kAttendTile + r]);
+      for (int v = 0; v < kVectors; ++v) sums[j][v] = multiply_add(weight, row[v], sums[j][v]);
+    }
+  }
+  for (int j = 0; j < kQueries; ++j) {
+    for (int v = 0; v < kVectors; ++v) {
+      store(weighted + (q + j) * dim + d + v * kLanes, sums[j][v]);
+    }
+  }
+}
+
+template <typename Source, int kQueries>
+void mix_rows(const AttendRun& run, const Tile& tile, int64_t q, int64_t begin, int64_t end,
+              const float* keep, const Coming& coming) {
+  const int64_t dim = run.head_dim;
+  int64_t d = 0;
+  for (; d + 4 * kLanes <= dim; d += 4 * kLanes) {
+    mix_columns<Source, kQueries, 4>(tile, q, begin, end, d, dim, keep, run.weighted,
+                                     d == 0 ? coming : kNothing);
+  }
+  for (; d < dim; d += kLanes) {
+    mix_columns<Source, kQueries, 1>(tile, q, begin, end, d, dim, keep, run.weighted, kNothing);
+  }
+}
+
+template <typename Source>
+void mix_tile(const AttendRun& run, const Tile& tile, const Coming& coming) {
+  int64_t q = 0;
+  for (; q + kQueryTile <= run.queries; q += kQueryTile) {
+    // Rows that all of these queries see, then what each sees beyond.
+    int64_t common = tile.count;
+    for (int j = 0; j < kQueryTile; ++j) common = lesser(common, tile.visible[q + j]);
+    mix_rows<Source, kQueryTile>(run, tile, q, 0, common, tile.keep + q,
+                                 q == 0 ? coming : kNothing);
+    for (int j = 0; j < kQueryTile; ++j) {
+      if (tile.visible[q + j] == common) continue;
+      const float as_is = 1;
+      mix_rows<Source, 1>(run, tile, q + j, common, tile.visible[q + j], &as_is, kNothing);
+    }
+  }
+  for (; q < run.queries; ++q) {
+    mix_rows<Source, 1>(run, tile, q, 0, tile.visible[q], tile.keep + q,
+                        q == 0 ? coming : kNothing);
+  }
+}
+
+/** Lets the tile's rows be the halves at `offset` of `rows`. */
+void point(Tile& tile, const void* const* rows, int64_t offset) {
+  for (int64_t r = 0; r < (tile.count + 3) / 4 * 4; ++r) {
+    tile.rows[r] = static_cast<const char*>(rows[lesser(r, tile.count - 1)]) + offset;
+  }
+}
+
+/** Lets the tile's rows be floats in scratch, made from the halves at `offset` of `rows`. */
+template <typename Source>
+void widen(const AttendRun& run, Tile& tile, const void* const* rows, int64_t offset,
+           const Coming& coming) {
+  for (int64_t r = 0; r < tile.count; ++r) {
+    coming.prefetch(r);
+    to_float_from<Source>(static_cast<const char*>(rows[r]) + offset, run.head_dim,
+                          run.scratch + r * run.head_dim);
+  }
+  for (int64_t r = 0; r < (tile.count + 3) / 4 * 4; ++r) {
+    tile.rows[r] =
+        reinterpret_cast<const char*>(run.scratch + lesser(r, tile.count - 1) * run.head_dim);
+  }
+}
+
+/** At most kQueryBlock queries. */
+template <typename Source>
+void attend_block(const AttendRun& run) {
+  // Turning a tile to floats pays once it is read several times.
+  const bool widened = Source::kBytes < 4 && run.queries > kQueryTile;
+  const int64_t half = run.head_dim * Source::kBytes;
+  int64_t deepest = 0;
+  for (int64_t q = 0; q < run.queries; ++q) deepest = greater(deepest, run.limits[q]);
+  deepest = lesser(deepest, run.count);
+
+  Tile tile;
+  for (int64_t begin = 0; begin < deepest; begin += kAttendTile) {
+    tile.count = lesser(kAttendTile, deepest - begin);
+    for (int64_t q = 0; q < run.queries; ++q) {
+      tile.visible[q] = greater(0, lesser(tile.count, run.limits[q] - begin));
+    }
+    const void* const* rows = run.rows + begin;
+    const Coming values = {rows, tile.count, half, half};
+    const Coming next_keys = {rows + tile.count, lesser(kAttendTile, deepest - begin - tile.count),
+                              0, half};
+    if (widened) {
+      widen<Source>(run, tile, rows, 0, values);
+      dot_tile<Float32>(run, tile, kNothing);
+    } else {
+      point(tile, rows, 0);
+      dot_tile<Source>(run, tile, values);
+    }
+    for (int64_t q = 0; q < run.queries; ++q) soften(run, tile, q);
+    if (widened) {
+      widen<Source>(run, tile, rows, half, next_keys);
+      mix_tile<Float32>(run, tile, kNothing);
+    } else {
+      point(tile, rows, half);
+      mix_tile<Source>(run, tile, next_keys);
+    }
+  }
+}
+
+void attend(const AttendRun& run) {
+  for (int64_t q = 0; q < run.queries; q += kQueryBlock) {
+    AttendRun block = run;
+    block.queries = lesser(kQueryBlock, run.queries - q);
+    block.query += q * run.head_dim;
+    block.limits += q;
+    block.maximum += q;
+    block.sum += q;
+    block.weighted += q * run.head_dim;
+    with_source(run.dtype, [&](auto kind) { attend_block<decltype(kind)>(block); });
+  }
+}
+
+}  // namespace
+}  // namespace pariskv::cpu

@@ -1,0 +1,150 @@
+/**
+ * Sixteen floats, the `lanes` of kernels.h, in one AVX-512 register. Only for avx512.cpp:
+ * everything is in an anonymous namespace, so that no copy of it can be linked elsewhere.
+ */
+#pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#define PKV_INLINE inline __attribute__((always_inline))
+
+namespace pariskv::cpu {
+namespace {
+
+struct Lanes16 {
+  __m512 v;
+};
+
+using Mask16 = __mmask16;
+
+/** Numbers from 0 to 7, one per lane. */
+struct Level16 {
+  __m512i v;
+};
+
+/** How many queries share a row while it is in registers. */
+constexpr int kQueryTile = 4;
+
+PKV_INLINE Lanes16 all(float x) { return {_mm512_set1_ps(x)}; }
+PKV_INLINE Lanes16 load(const float* x) { return {_mm512_loadu_ps(x)}; }
+PKV_INLINE void store(float* out, Lanes16 a) { _mm512_storeu_ps(out, a.v); }
+
+PKV_INLINE Mask16 first(int64_t count) { return Mask16((1u << count) - 1); }
+
+/** The first `count` lanes, 0 to 16, of memory that ends there; the others are 0. */
+PKV_INLINE Lanes16 load_first(const float* x, int64_t count) {
+  return {_mm512_maskz_loadu_ps(first(count), x)};
+}
+PKV_INLINE void store_first(float* out, Lanes16 a, int64_t count) {
+  _mm512_mask_storeu_ps(out, first(count), a.v);
+}
+
+PKV_INLINE Lanes16 load_float16(const void* x) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(x)))};
+}
+PKV_INLINE Lanes16 load_bfloat16(const void* x) {
+  const __m256i halves = _mm256_loadu_si256(static_cast<const __m256i*>(x));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16))};
+}
+PKV_INLINE Lanes16 load_uint8(const void* x) {
+  const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(x));
+  return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes))};
+}
+/** Rounded, halves to even; every lane is from 0 to 255. */
+PKV_INLINE void store_uint8(void* out, Lanes16 a) {
+  _mm_storeu_si128(static_cast<__m128i*>(out), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
+}
+
+PKV_INLINE Lanes16 operator+(Lanes16 a, Lanes16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+PKV_INLINE Lanes16 operator-(Lanes16 a, Lanes16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+PKV_INLINE Lanes16 operator*(Lanes16 a, Lanes16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+PKV_INLINE Lanes16 operator/(Lanes16 a, Lanes16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+
+/** a * b + c, rounded once. */
+PKV_INLINE Lanes16 multiply_add(Lanes16 a, Lanes16 b, Lanes16 c) {
+  return {_mm512_fmadd_ps(a.v, b.v, c.v)};
+}
+
+/** a > b ? a : b, and a < b ? a : b. */
+PKV_INLINE Lanes16 larger(Lanes16 a, Lanes16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+PKV_INLINE Lanes16 smaller(Lanes16 a, Lanes16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+
+PKV_INLINE Lanes16 magnitude(Lanes16 a) { return {_mm512_abs_ps(a.v)}; }
+PKV_INLINE Lanes16 root(Lanes16 a) { return {_mm512_sqrt_ps(a.v)}; }
+PKV_INLINE Lanes16 rounded(Lanes16 a) {
+  return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+/** 2^n of whole numbers, as long as that is a normal float. */
+PKV_INLINE Lanes16 power_of_two(Lanes16 n) {
+  const __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23))};
+}
+
+PKV_INLINE Mask16 at_least(Lanes16 a, Lanes16 b) {
+  return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ);
+}
+PKV_INLINE Lanes16 select(Mask16 mask, Lanes16 yes, Lanes16 no) {
+  return {_mm512_mask_blend_ps(mask, no.v, yes.v)};
+}
+PKV_INLINE uint16_t bits(Mask16 mask) { return mask; }
+
+/** The larger magnitude by bit pattern, in which infinity and NaN come last. */
+PKV_INLINE Lanes16 larger_pattern(Lanes16 a, Lanes16 b) {
+  return {_mm512_castsi512_ps(
+      _mm512_max_epu32(_mm512_castps_si512(a.v), _mm512_castps_si512(magnitude(b).v)))};
+}
+
+PKV_INLINE __m256 low(Lanes16 a) { return _mm512_castps512_ps256(a.v); }
+PKV_INLINE __m256 high(Lanes16 a) { return _mm512_extractf32x8_ps(a.v, 1); }
+
+PKV_INLINE Level16 level_bit(Mask16 mask, int bit) {
+  return {_mm512_maskz_set1_epi32(mask, bit)};
+}
+PKV_INLINE Level16 operator|(Level16 a, Level16 b) { return {_mm512_or_si512(a.v, b.v)}; }
+
+/** table[level], of a table of 8 in the low lanes. */
+PKV_INLINE Lanes16 lookup(Lanes16 table, Level16 level) {
+  return {_mm512_permutexvar_ps(level.v, table.v)};
+}
+
+/** Lane 2k in the low half and lane 2k + 1 in the high half. */
+PKV_INLINE Lanes16 spread(Lanes16 a, int k) {
+  const __m512i halves = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+  return {_mm512_permutexvar_ps(_mm512_add_epi32(halves, _mm512_set1_epi32(2 * k)), a.v)};
+}
+
+/** The butterflies of the Walsh-Hadamard transform between lanes: 1, 2, 4, 8 apart. */
+PKV_INLINE Lanes16 butterflies(Lanes16 a) {
+  // partner + own, or partner - own in the upper lane of a pair: one fused step, exact product.
+  const __m512 one = _mm512_set1_ps(1), minus = _mm512_set1_ps(-1);
+  const auto step = [&](__m512 partner, Mask16 upper) {
+    a.v = _mm512_fmadd_ps(a.v, _mm512_mask_blend_ps(upper, one, minus), partner);
+  };
+  step(_mm512_permute_ps(a.v, 0xb1), 0xaaaa);
+  step(_mm512_permute_ps(a.v, 0x4e), 0xcccc);
+  step(_mm512_shuffle_f32x4(a.v, a.v, 0xb1), 0xf0f0);
+  step(_mm512_shuffle_f32x4(a.v, a.v, 0x4e), 0xff00);
+  return a;
+}
+
+/** `octet` of each half of 8 vectors: lane 2k and 2k + 1 are those of terms[k]. */
+PKV_INLINE Lanes16 octets(const Lanes16* terms) {
+  // Adding folds two vectors into one each time; the order of lanes is put right at the end.
+  __m512 by_four[4], by_two[2];
+  for (int i = 0; i < 4; ++i) {
+    const __m512 a = terms[2 * i].v, b = terms[2 * i + 1].v;
+    by_four[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  }
+  for (int i = 0; i < 2; ++i) {
+    const __m512 a = by_four[2 * i], b = by_four[2 * i + 1];
+    by_two[i] = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+  }
+  const __m512 sum = _mm512_add_ps(_mm512_shuffle_ps(by_two[0], by_two[1], 0x88),
+                                   _mm512_shuffle_ps(by_two[0], by_two[1], 0xdd));
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return {_mm512_permutexvar_ps(order, sum)};
+}
+
+}  // namespace
+}  // namespace pariskv::cpu

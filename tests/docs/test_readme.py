@@ -1,0 +1,62 @@
+"""What the README shows is what happens."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import support_table
+
+import pariskv_core as pk
+
+TEXT = support_table.README.read_text(encoding="utf-8")
+ROOT = support_table.README.parent
+
+
+def block(language: str) -> str:
+    found = re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
+    assert len(found) == 1
+    return found[0]
+
+
+def test_the_support_table_is_what_trying_gives() -> None:
+    assert support_table.present() == support_table.table(), (
+        "run: python tests/docs/support_table.py --write"
+    )
+
+
+def test_the_python_example_runs() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", block("python")], capture_output=True, text=True, check=True
+    )
+    assert "(1, 8, 64)" in done.stdout
+    assert "attends to" in done.stdout
+
+
+def test_the_error_shown_is_the_error_raised() -> None:
+    import numpy as np
+
+    cache = pk.Cache(
+        pk.Config(layers=1, query_heads=8, kv_heads=2, head_dim=64, dtype="float16", threads=1)
+    )
+    with pytest.raises(ValueError, match="q: expected") as raised:
+        cache.decode(
+            0,
+            [cache.add()],
+            np.zeros((1, 4, 64), np.float16),
+            np.zeros((1, 2, 64), np.float16),
+            np.zeros((1, 2, 64), np.float16),
+        )
+    assert f"ValueError: {raised.value}" in TEXT
+
+
+def test_the_cpp_example_compiles(tmp_path: Path) -> None:
+    source = tmp_path / "example.cpp"
+    source.write_text(block("cpp"), encoding="utf-8")
+    subprocess.run(
+        ["c++", "-std=c++17", "-fsyntax-only", "-I", str(ROOT / "cpp/include"), str(source)],
+        check=True,
+    )
