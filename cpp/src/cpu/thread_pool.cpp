@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <system_error>
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <unistd.h>

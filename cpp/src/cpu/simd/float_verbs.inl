@@ -184,10 +184,12 @@ PKV_INLINE uint16_t scale_code_of(uint32_t pattern) {
 
 /** A key brought near 1 by an exact power of two, and the way back. */
 struct Size {
-  float lift, shrink, grow_a, grow_b;
+  float lift, shrink, grow_a, grow_b, unlift;
 
+  Size() = default;
   PKV_INLINE explicit Size(float largest) {
     lift = largest < 0x1p-63f ? 0x1p64f : 1.0f;
+    unlift = largest < 0x1p-63f ? 0x1p-64f : 1.0f;
     int32_t exponent = int32_t(bits_of(largest * lift) >> 23) - 127;
     exponent = exponent < 126 ? exponent : 126;
     shrink = float_of(uint32_t(127 - exponent) << 23);
@@ -195,45 +197,45 @@ struct Size {
     grow_b = float_of(uint32_t(127 + exponent - exponent / 2) << 23);
   }
   PKV_INLINE uint32_t restored(float x) const {
-    const float own = x * grow_a * grow_b / lift;
+    const float own = x * grow_a * grow_b * unlift;
     return bits_of(0x1.fffffep127f < own ? 0x1.fffffep127f : own);
   }
 };
 
-/** Steps of cpu/encode.cpp for one key in kVectors vectors, of which `used` are not padding. */
-template <int kVectors, typename Source>
-PKV_INLINE void encode_key(const char* key, const EncodeRun& run, int64_t used,
-                           const Levels& levels, const Summary& out) {
-  constexpr int64_t kPlane = kVectors * kLanes / 8;
-  constexpr int kGroups = (kVectors + 7) / 8;  // 8 vectors hold 16 subspaces, one lane each
+/** A key after its rotation, without the 1 / sqrt. */
+template <int kVectors>
+struct Rotated {
+  alignas(64) float y[kVectors * kLanes];
+  Size size;
+  float norm;
+  bool usable;
+};
 
-  Lanes16 y[kGroups * 8];
+/** The first steps of cpu/encode.cpp. */
+template <int kVectors, typename Source>
+PKV_INLINE void rotate(const char* key, const EncodeRun& run, Rotated<kVectors>& out) {
+  Lanes16 y[kVectors];
   Lanes16 pattern = all(0);
-  for (int v = 0; v < kGroups * 8; ++v) {
-    y[v] = v < used ? Source::load16(key + v * kLanes * Source::kBytes) : all(0);
-    if (v < kVectors) pattern = larger_pattern(pattern, y[v]);
+  for (int v = 0; v < kVectors; ++v) {
+    y[v] = Source::load16(key + v * kLanes * Source::kBytes);
+    pattern = larger_pattern(pattern, y[v]);
   }
-  // All finite or not, the largest pattern is what a maximum of floats would have to find out.
-  alignas(64) uint32_t patterns[kLanes];
-  memcpy(patterns, &pattern, sizeof patterns);
-  uint32_t largest = 0;
-  for (uint32_t p : patterns) largest = p > largest ? p : largest;
-  if (largest == 0 || largest >= 0x7f800000u) {
-    memset(out.signs, 0, kPlane);
-    memset(out.record, 0, 4 * kPlane);
-    *out.norm = 0;
-    *out.scale = 0;
-    return;
-  }
+  const uint32_t largest = largest_pattern(pattern);
+  out.usable = largest != 0 && largest < 0x7f800000u;
+  if (!out.usable) return;
   const Size size(float_of(largest));
+  out.size = size;
 
   Lanes16 squares = all(0);
+  if (size.lift != 1) {
+    for (int v = 0; v < kVectors; ++v) y[v] = y[v] * all(size.lift);
+  }
   for (int v = 0; v < kVectors; ++v) {
-    y[v] = y[v] * all(size.lift) * all(size.shrink);
+    y[v] = y[v] * all(size.shrink);
     squares = multiply_add(y[v], y[v], squares);
     y[v] = butterflies(y[v] * load(run.rotation_signs + v * kLanes));
   }
-  const float norm = square_root(fold(squares));
+  out.norm = square_root(fold(squares));
   for (int half = 1; half < kVectors; half *= 2) {
     for (int block = 0; block < kVectors; block += 2 * half) {
       for (int v = block; v < block + half; ++v) {
@@ -243,12 +245,31 @@ PKV_INLINE void encode_key(const char* key, const EncodeRun& run, int64_t used,
       }
     }
   }
+  for (int v = 0; v < kVectors; ++v) store(out.y + v * kLanes, y[v]);
+}
+
+/** The other steps: codes, and weights for them. */
+template <int kVectors>
+PKV_INLINE void quantise(const Rotated<kVectors>& key, const Levels& levels, const Summary& out) {
+  constexpr int64_t kPlane = kVectors * kLanes / 8;
+  constexpr int kGroups = (kVectors + 7) / 8;  // 8 vectors hold 16 subspaces, one lane each
+  if (!key.usable) {
+    memset(out.signs, 0, kPlane);
+    memset(out.record, 0, 4 * kPlane);
+    *out.norm = 0;
+    *out.scale = 0;
+    return;
+  }
 
   Lanes16 weights[kGroups];
   Lanes16 heaviest = all(0);
   for (int g = 0; g < kGroups; ++g) {
     Lanes16 terms[8];
-    for (int k = 0; k < 8; ++k) terms[k] = y[8 * g + k] * y[8 * g + k];
+    for (int k = 0; k < 8; ++k) {
+      const int v = 8 * g + k;
+      terms[k] = v < kVectors ? load(key.y + v * kLanes) : all(0);
+      terms[k] = terms[k] * terms[k];
+    }
     const Lanes16 square = octets(terms);
     // No magnitude reaches a level of an infinite radius.
     const Mask16 empty = at_least(all(0), square);
@@ -256,14 +277,15 @@ PKV_INLINE void encode_key(const char* key, const EncodeRun& run, int64_t used,
     for (int k = 0; k < 8; ++k) {
       const int v = 8 * g + k;
       if (v >= kVectors) break;
-      const Lanes16 radius = spread(radii, k), size_of_y = magnitude(y[v]);
-      const Mask16 four = at_least(size_of_y, levels.middle * radius);
+      const Lanes16 y = load(key.y + v * kLanes), radius = spread(radii, k);
+      const Lanes16 height = magnitude(y);
+      const Mask16 four = at_least(height, levels.middle * radius);
       const Lanes16 quarter = select(four, levels.quarters[1], levels.quarters[0]);
-      const Mask16 two = at_least(size_of_y, quarter * radius);
-      const Level16 even = level_bit(four, 4) | level_bit(two, 2);
-      const Mask16 one = at_least(size_of_y, lookup(levels.eighths, even) * radius);
-      terms[k] = lookup(levels.centres, even | level_bit(one, 1)) * size_of_y;
-      put(out.signs + 2 * v, at_least(y[v], all(0)));
+      const Mask16 two = at_least(height, quarter * radius);
+      const Level16 even = with_bit(with_bit(Level16{}, four, 4), two, 2);
+      const Mask16 one = at_least(height, lookup(levels.eighths, even) * radius);
+      terms[k] = lookup(levels.centres, with_bit(even, one, 1)) * height;
+      put(out.signs + 2 * v, at_least(y, all(0)));
       put(out.record + 2 * v, one);
       put(out.record + kPlane + 2 * v, two);
       put(out.record + 2 * kPlane + 2 * v, four);
@@ -275,9 +297,9 @@ PKV_INLINE void encode_key(const char* key, const EncodeRun& run, int64_t used,
 
   const uint16_t code = scale_code_of(bits_of(fold_largest(heaviest)));
   const float scale = float_of(uint32_t{code} << kScaleCodeShift);
-  *out.scale = scale_code_of(size.restored(scale));
+  *out.scale = scale_code_of(key.size.restored(scale));
   const int32_t norm_code =
-      int32_t((size.restored(norm) + (1u << (kNormCodeShift - 1))) >> kNormCodeShift) -
+      int32_t((key.size.restored(key.norm) + (1u << (kNormCodeShift - 1))) >> kNormCodeShift) -
       kNormCodeBase;
   *out.norm = uint8_t(norm_code < 1 ? 1 : norm_code > 255 ? 255 : norm_code);
 
@@ -290,12 +312,28 @@ PKV_INLINE void encode_key(const char* key, const EncodeRun& run, int64_t used,
 template <int kVectors, typename Source>
 void encode_run(const EncodeRun& run) {
   constexpr int64_t kPlane = kVectors * kLanes / 8;
+  // Keys of a batch do not wait for each other, and each step is short enough to overlap.
+  constexpr int64_t kBatch = 8;
   const Levels levels(run);
-  const char* key = static_cast<const char*>(run.rows);
-  for (int64_t i = 0; i < run.count; ++i, key += run.row_stride * Source::kBytes) {
-    encode_key<kVectors, Source>(key, run, run.head_dim / kLanes, levels,
-                                 {run.signs + i * kPlane, run.norm_codes + i, run.scales + i,
-                                  run.records + i * 4 * kPlane});
+  const char* keys = static_cast<const char*>(run.rows);
+  Rotated<kVectors> batch[kBatch];
+  const bool padded = run.head_dim < run.rotated_dim;
+  char padded_key[kVectors * kLanes * Source::kBytes] = {};
+  for (int64_t begin = 0; begin < run.count; begin += kBatch) {
+    const int64_t end = lesser(begin + kBatch, run.count);
+    for(int z=0;z<3;z++) for (int64_t i = begin; i < end; ++i) {
+      const char* key = keys + i * run.row_stride * Source::kBytes;
+      if (padded) {
+        memcpy(padded_key, key, size_t(run.head_dim * Source::kBytes));
+        key = padded_key;
+      }
+      rotate<kVectors, Source>(key, run, batch[i - begin]);
+    }
+    for (int64_t i = begin; i < end; ++i) {
+      quantise<kVectors>(batch[i - begin], levels,
+                         {run.signs + i * kPlane, run.norm_codes + i, run.scales + i,
+                          run.records + i * 4 * kPlane});
+    }
   }
 }
 
@@ -351,6 +389,7 @@ void estimate_run(const EstimateRun& run) {
       _mm_prefetch(run.records + coming * 4 * kPlane + byte, _MM_HINT_T0);
     }
     _mm_prefetch(run.signs + coming * kPlane, _MM_HINT_T0);
+    _mm_prefetch(run.scales + coming, _MM_HINT_T0);
 
     const int64_t slot = run.slots[i];
     const uint8_t* record = run.records + slot * 4 * kPlane;

@@ -144,16 +144,24 @@ PKV_INLINE Lanes16 larger_pattern(Lanes16 a, Lanes16 b) {
               _mm256_max_epu32(_mm256_castps_si256(a.hi), _mm256_castps_si256(m.hi)))};
 }
 
+/** The largest pattern of all lanes. */
+PKV_INLINE uint32_t largest_pattern(Lanes16 a) {
+  const __m256i eight =
+      _mm256_max_epu32(_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi));
+  const __m128i four =
+      _mm_max_epu32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  const __m128i two = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4e));
+  return uint32_t(_mm_cvtsi128_si32(_mm_max_epu32(two, _mm_shuffle_epi32(two, 0xb1))));
+}
+
 PKV_INLINE __m256 low(Lanes16 a) { return a.lo; }
 PKV_INLINE __m256 high(Lanes16 a) { return a.hi; }
 
-PKV_INLINE Level16 level_bit(Mask16 mask, int bit) {
+/** The level with `bit` set where the mask is. */
+PKV_INLINE Level16 with_bit(Level16 level, Mask16 mask, int bit) {
   const __m256i value = _mm256_set1_epi32(bit);
-  return {_mm256_and_si256(_mm256_castps_si256(mask.lo), value),
-          _mm256_and_si256(_mm256_castps_si256(mask.hi), value)};
-}
-PKV_INLINE Level16 operator|(Level16 a, Level16 b) {
-  return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)};
+  return {_mm256_or_si256(level.lo, _mm256_and_si256(_mm256_castps_si256(mask.lo), value)),
+          _mm256_or_si256(level.hi, _mm256_and_si256(_mm256_castps_si256(mask.hi), value))};
 }
 
 /** table[level], of a table of 8 in the low lanes. */
@@ -204,6 +212,35 @@ PKV_INLINE __m256 octets_of(__m256 a, __m256 b, __m256 c, __m256 d, __m256 e, __
 PKV_INLINE Lanes16 octets(const Lanes16* t) {
   return {octets_of(t[0].lo, t[0].hi, t[1].lo, t[1].hi, t[2].lo, t[2].hi, t[3].lo, t[3].hi),
           octets_of(t[4].lo, t[4].hi, t[5].lo, t[5].hi, t[6].lo, t[6].hi, t[7].lo, t[7].hi)};
+}
+
+/** The 16 signed centres that codes stand for. */
+struct Centres {
+  __m256 negative, positive;
+  PKV_INLINE explicit Centres(const float* x)
+      : negative(_mm256_loadu_ps(x)), positive(_mm256_loadu_ps(x + 8)) {}
+};
+
+/** A key's sign and magnitude bits to centres, a subspace at a time. */
+template <int kVectors>
+PKV_INLINE void decode(const uint8_t* signs, const uint8_t* record, const Centres& centres,
+                       Lanes16* values) {
+  constexpr int kPlane = 2 * kVectors;
+  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256i ones = _mm256_set1_epi8(1);
+  // Of the four bits that are a lane's own: planes weigh 1, 2 and 4, the sign 8.
+  const __m256i weights = _mm256_set1_epi32(0x08040201);
+  const auto subspace = [&](int b) {
+    const uint32_t bytes = uint32_t{record[b]} | uint32_t{record[kPlane + b]} << 8 |
+                           uint32_t{record[2 * kPlane + b]} << 16 | uint32_t{signs[b]} << 24;
+    const __m256i shifted = _mm256_srlv_epi32(_mm256_set1_epi32(int(bytes)), lane);
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_and_si256(shifted, ones), weights);
+    const __m256i index = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(centres.negative, index),
+                            _mm256_permutevar8x32_ps(centres.positive, index),
+                            _mm256_castsi256_ps(_mm256_slli_epi32(index, 28)));
+  };
+  for (int v = 0; v < kVectors; ++v) values[v] = {subspace(2 * v), subspace(2 * v + 1)};
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include <immintrin.h>
 #include <stdint.h>
+#include <string.h>
 
 #define PKV_INLINE inline __attribute__((always_inline))
 
@@ -95,13 +96,18 @@ PKV_INLINE Lanes16 larger_pattern(Lanes16 a, Lanes16 b) {
       _mm512_max_epu32(_mm512_castps_si512(a.v), _mm512_castps_si512(magnitude(b).v)))};
 }
 
+/** The largest pattern of all lanes. */
+PKV_INLINE uint32_t largest_pattern(Lanes16 a) {
+  return _mm512_reduce_max_epu32(_mm512_castps_si512(a.v));
+}
+
 PKV_INLINE __m256 low(Lanes16 a) { return _mm512_castps512_ps256(a.v); }
 PKV_INLINE __m256 high(Lanes16 a) { return _mm512_extractf32x8_ps(a.v, 1); }
 
-PKV_INLINE Level16 level_bit(Mask16 mask, int bit) {
-  return {_mm512_maskz_set1_epi32(mask, bit)};
+/** The level with `bit` set where the mask is. */
+PKV_INLINE Level16 with_bit(Level16 level, Mask16 mask, int bit) {
+  return {_mm512_mask_or_epi32(level.v, mask, level.v, _mm512_set1_epi32(bit))};
 }
-PKV_INLINE Level16 operator|(Level16 a, Level16 b) { return {_mm512_or_si512(a.v, b.v)}; }
 
 /** table[level], of a table of 8 in the low lanes. */
 PKV_INLINE Lanes16 lookup(Lanes16 table, Level16 level) {
@@ -144,6 +150,40 @@ PKV_INLINE Lanes16 octets(const Lanes16* terms) {
                                    _mm512_shuffle_ps(by_two[0], by_two[1], 0xdd));
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   return {_mm512_permutexvar_ps(order, sum)};
+}
+
+/** The 16 signed centres that codes stand for. */
+struct Centres {
+  __m512 table;
+  PKV_INLINE explicit Centres(const float* x) : table(_mm512_loadu_ps(x)) {}
+};
+
+/** A key's sign and magnitude bits to centres, 64 dimensions at a time. */
+template <int kVectors>
+PKV_INLINE void decode(const uint8_t* signs, const uint8_t* record, const Centres& centres,
+                       Lanes16* values) {
+  constexpr int kPlane = 2 * kVectors;
+  const auto mask_at = [](const uint8_t* bits) {
+    uint64_t word;
+    memcpy(&word, bits, sizeof word);
+    return __mmask64(word);
+  };
+  // Byte k of lane j becomes dimension 16 k + j: shifts then bring each vector down in turn.
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i order = _mm512_add_epi32(_mm512_set1_epi32(0x30201000),
+                                         _mm512_mullo_epi32(lane, _mm512_set1_epi32(0x01010101)));
+  for (int c = 0; c < kVectors / 4; ++c) {
+    __m512i index = _mm512_maskz_mov_epi8(mask_at(signs + 8 * c), _mm512_set1_epi8(8));
+    for (int plane = 0; plane < 3; ++plane) {
+      const __mmask64 set = mask_at(record + plane * kPlane + 8 * c);
+      index = _mm512_mask_add_epi8(index, set, index, _mm512_set1_epi8(char(1 << plane)));
+    }
+    index = _mm512_permutexvar_epi8(order, index);
+    // The lookup heeds the low 4 bits of a lane only.
+    for (int k = 0; k < 4; ++k) {
+      values[4 * c + k].v = _mm512_permutexvar_ps(_mm512_srli_epi32(index, 8 * k), centres.table);
+    }
+  }
 }
 
 }  // namespace
