@@ -91,8 +91,7 @@ void Cache::Impl::refresh(Step& step, const std::vector<Layer*>& layers) const {
 }
 
 const SelectTrace* Cache::Impl::attend(const Step& step, const TensorView& q, const TensorView& out,
-                                       const Logits& logits, const TensorView& lse,
-                                       Stream stream) {
+                                       const Logits& logits, const TensorView& lse, Stream stream) {
   const Running& running = step.running;
   const AttendArgs attend{shape_,
                           int64_t(step.views.size()),
@@ -110,10 +109,10 @@ const SelectTrace* Cache::Impl::attend(const Step& step, const TensorView& q, co
   backend_->attend_resident(attend, stream);
   const SelectTrace* trace = nullptr;
   if (!step.searched.empty()) {
-    trace = &policy_.select({int64_t(step.searched.size()), step.searched.data(), step.rows.data(),
-                             q, logits, running.maximum, running.sum, running.selected,
-                             running.selected_count},
-                            stream);
+    trace = &policy_.select(
+        {int64_t(step.searched.size()), step.searched.data(), step.rows.data(), q, logits,
+         running.maximum, running.sum, running.selected, running.selected_count},
+        stream);
   }
   backend_->attend_selected(attend, stream);
   return trace;
@@ -290,8 +289,7 @@ void Cache::decode(int64_t layer, const std::vector<SequenceId>& sequences, cons
         {impl_->shape_, count, step.views.data(), begin.data(), lengths.data(), k, v}, stream);
   };
   impl_->apply(changes, jobs, append, stream);
-  const SelectTrace* trace =
-      impl_->attend(step, q, out, logits, Verb::lse_of(options), stream);
+  const SelectTrace* trace = impl_->attend(step, q, out, logits, Verb::lse_of(options), stream);
 
   impl_->stats_.flushes += flushes;
   impl_->stats_.decode_tokens += count;
@@ -318,8 +316,8 @@ void Cache::attend(int64_t layer, const std::vector<SequenceId>& sequences,
            sequences[i], " in layer ", layer, ", got ", lengths[i]);
     }
   }
-  impl_->backend_->attend_exact({impl_->shape_, int64_t(views.size()), views.data(),
-                                 lengths.data(), q, logits, out, Verb::lse_of(options)},
+  impl_->backend_->attend_exact({impl_->shape_, int64_t(views.size()), views.data(), lengths.data(),
+                                 q, logits, out, Verb::lse_of(options)},
                                 stream);
 }
 
@@ -329,8 +327,7 @@ void Cache::flush(const std::vector<SequenceId>& sequences, Stream stream) {
   std::vector<EncodeJob> jobs;
   for (Sequence* sequence : impl_->find(impl_->verb("flush"), sequences)) {
     for (Layer& layer : sequence->layers) {
-      changes.push_back(
-          impl_->planner_.plan(layer, layer.regions.flushed(impl_->sizes_), stream));
+      changes.push_back(impl_->planner_.plan(layer, layer.regions.flushed(impl_->sizes_), stream));
     }
   }
   jobs.reserve(changes.size());

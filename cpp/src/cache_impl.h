@@ -44,8 +44,8 @@ class Cache::Impl {
     for (const Change& change : changes) {
       if (change.spilled() == 0) continue;
       const SequenceView sequence = view(*change.layer);
-      jobs.push_back({sequence, policy_.statistics(sequence.state), change.spill_begin,
-                      change.spill_end});
+      jobs.push_back(
+          {sequence, policy_.statistics(sequence.state), change.spill_begin, change.spill_end});
       stats_.encoded_keys += change.spilled() * config_.kv_heads;
     }
     if (!jobs.empty()) policy_.on_spill(jobs.data(), int64_t(jobs.size()), stream);

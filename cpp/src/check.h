@@ -21,10 +21,10 @@ template <typename... Parts>
 
 }  // namespace pariskv
 
-#define PKV_ASSERT(condition)                                                          \
-  do {                                                                                 \
-    if (!(condition)) {                                                                \
-      throw ::pariskv::InternalError(std::string("pariskv broke its own promise: ") +  \
-                                     #condition + " (" + __FILE__ + ")");              \
-    }                                                                                  \
+#define PKV_ASSERT(condition)                                                                      \
+  do {                                                                                             \
+    if (!(condition)) {                                                                            \
+      throw ::pariskv::InternalError(std::string("pariskv broke its own promise: ") + #condition + \
+                                     " (" + __FILE__ + ")");                                       \
+    }                                                                                              \
   } while (false)

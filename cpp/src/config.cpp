@@ -30,14 +30,14 @@ void Config::validate() const {
          query_heads);
   }
   if (kv_heads > 1 && group() > 16) {
-    fail("[config] query_heads: expected at most 16 for each of the ", kv_heads,
-         " kv heads, got ", query_heads);
+    fail("[config] query_heads: expected at most 16 for each of the ", kv_heads, " kv heads, got ",
+         query_heads);
   }
   if (head_dim != 64 && head_dim != 80 && head_dim != 96 && head_dim != 128 && head_dim != 256) {
     fail("[config] head_dim: expected 64, 80, 96, 128 or 256, got ", head_dim);
   }
-  for (const int64_t size : {layers, kv_heads, query_heads, sink, local, update, top_k,
-                             dense_below, segment_tokens, min_candidates_per_row, threads}) {
+  for (const int64_t size : {layers, kv_heads, query_heads, sink, local, update, top_k, dense_below,
+                             segment_tokens, min_candidates_per_row, threads}) {
     if (size > kMost) fail("[config] expected sizes up to ", kMost, ", got ", size);
   }
   at_least("sink", sink, 0);
@@ -56,8 +56,8 @@ void Config::validate() const {
   int64_t previous = -1;
   for (const ScheduleStep& step : schedule) {
     if (step.from_tokens <= previous) {
-      fail("[config] schedule: expected from_tokens to rise from 0 or more, got ",
-           step.from_tokens, " after ", previous);
+      fail("[config] schedule: expected from_tokens to rise from 0 or more, got ", step.from_tokens,
+           " after ", previous);
     }
     previous = step.from_tokens;
     ratio("candidate_ratio", step.candidate_ratio);

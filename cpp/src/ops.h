@@ -41,7 +41,7 @@ struct SequenceView {
   int64_t total;              // tokens stored
   int64_t zone_begin;         // the retrieval zone, as positions
   int64_t zone_end;
-  bool searched;              // false: attended to in full
+  bool searched;  // false: attended to in full
 
   int64_t zone_tokens() const { return zone_end - zone_begin; }
 };
@@ -103,10 +103,10 @@ struct AttendArgs {
   const SequenceView* sequences;  // (batch)
   TensorView q;                   // (batch, query_heads, head_dim)
   Logits logits;
-  float* maximum;   // (batch, query_heads) running softmax: largest logit
-  float* sum;       // (batch, query_heads)                  sum of exp(logit - maximum)
-  float* weighted;  // (batch, query_heads, head_dim)        and of that times V
-  const int32_t* selected;        // (batch, heads, top_k) positions
+  float* maximum;           // (batch, query_heads) running softmax: largest logit
+  float* sum;               // (batch, query_heads)                  sum of exp(logit - maximum)
+  float* weighted;          // (batch, query_heads, head_dim)        and of that times V
+  const int32_t* selected;  // (batch, heads, top_k) positions
   const int64_t* selected_count;  // (batch, heads)
   int64_t top_k;
   TensorView out;  // (batch, query_heads, head_dim)
@@ -129,24 +129,24 @@ struct AttendExactArgs {
 struct SearchItem {
   SequenceView sequence;
   KeyStatistics statistics;
-  int64_t row;                // in the batch's q and running softmax
+  int64_t row;  // in the batch's q and running softmax
   double vote_ratio;
-  int64_t candidates;         // per head, at most; C of the paper
-  float* rotated;             // (heads, searchers, rotated_dim) query / sqrt(rotated_dim) / 255
-  int8_t* quantised;          // (heads, searchers, rotated_dim) -15 to 15
-  float* gain;                // (heads, searchers)
-  float* offset;              // (heads, searchers)
-  uint8_t* votes;             // (heads, searchers, subspaces, 256); null: not this scorer
-  uint8_t* scores;            // (heads, zone)
-  int32_t* histograms;        // (heads, segments of the zone, 256)
-  int32_t* candidate;         // (heads, candidates + kCollectSlack) offsets from zone_begin
-  int64_t* candidate_count;   // (heads)
-  float* estimates;           // (heads, searchers, candidates) logits
-  float* worth;               // (heads, candidates)
-  uint64_t* order;            // (heads, candidates) scratch of the last selection
-  int32_t* selected;          // (heads, top_k) positions, best first
-  int64_t* selected_count;    // (heads)
-  float* selected_worth;      // (heads, top_k)
+  int64_t candidates;           // per head, at most; C of the paper
+  float* rotated;               // (heads, searchers, rotated_dim) query / sqrt(rotated_dim) / 255
+  int8_t* quantised;            // (heads, searchers, rotated_dim) -15 to 15
+  float* gain;                  // (heads, searchers)
+  float* offset;                // (heads, searchers)
+  uint8_t* votes;               // (heads, searchers, subspaces, 256); null: not this scorer
+  uint8_t* scores;              // (heads, zone)
+  int32_t* histograms;          // (heads, segments of the zone, 256)
+  int32_t* candidate;           // (heads, candidates + kCollectSlack) offsets from zone_begin
+  int64_t* candidate_count;     // (heads)
+  float* estimates;             // (heads, searchers, candidates) logits
+  float* worth;                 // (heads, candidates)
+  uint64_t* order;              // (heads, candidates) scratch of the last selection
+  int32_t* selected;            // (heads, top_k) positions, best first
+  int64_t* selected_count;      // (heads)
+  float* selected_worth;        // (heads, top_k)
   int32_t* selected_candidate;  // (heads, top_k) index into candidate
 };
 
@@ -162,8 +162,8 @@ struct SearchArgs {
   const SearchItem* items;  // (batch)
   TensorView q;             // (rows, query_heads, head_dim)
   Logits logits;
-  const float* maximum;     // (rows, query_heads) of the resident part
-  const float* sum;         // (rows, query_heads)
+  const float* maximum;  // (rows, query_heads) of the resident part
+  const float* sum;      // (rows, query_heads)
 };
 
 /** A collector may write this far past its last entry. */
@@ -180,12 +180,12 @@ constexpr double kScoreShift = 4;
 struct ExactLogitsArgs {
   ModelShape shape;
   SequenceView sequence;
-  TensorView q;              // (1, query_heads, head_dim)
+  TensorView q;  // (1, query_heads, head_dim)
   Logits logits;
   const int32_t* positions;  // (heads, width)
   const int64_t* counts;     // (heads)
   int64_t width;
-  float* out;                // (query_heads, width)
+  float* out;  // (query_heads, width)
 };
 
 }  // namespace pariskv

@@ -51,8 +51,8 @@ struct Change {
 /** Makes changes to layers of one cache. */
 class Planner {
  public:
-  Planner(const ModelShape& shape, const RegionSizes& sizes, const Policy& policy,
-          Backend& backend, Arena& arena)
+  Planner(const ModelShape& shape, const RegionSizes& sizes, const Policy& policy, Backend& backend,
+          Arena& arena)
       : shape_(shape), sizes_(sizes), policy_(policy), backend_(backend), arena_(arena) {}
 
   /** From a layer as it is to `next`, which has as many tokens or more. */

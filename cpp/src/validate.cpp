@@ -43,8 +43,8 @@ void Verb::check_layer(int64_t layer) const {
 
 void Verb::check_tensor(const char* argument, const TensorView& view, DType dtype,
                         std::initializer_list<int64_t> shape) const {
-  bool fits = view.rank == int32_t(shape.size()) && view.dtype == dtype &&
-              view.device == config.device;
+  bool fits =
+      view.rank == int32_t(shape.size()) && view.dtype == dtype && view.device == config.device;
   size_t i = 0;
   for (const int64_t extent : shape) fits = fits && view.shape[i++] == extent;
   if (!fits) {

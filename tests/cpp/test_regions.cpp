@@ -15,9 +15,7 @@ struct Model {
   std::deque<int64_t> sink, retrieval, local, buffer;
   int64_t total = 0;
 
-  void push() {
-    (int64_t(sink.size()) < sizes.sink ? sink : buffer).push_back(total++);
-  }
+  void push() { (int64_t(sink.size()) < sizes.sink ? sink : buffer).push_back(total++); }
   void flush() {
     local.insert(local.end(), buffer.begin(), buffer.end());
     buffer.clear();

@@ -35,10 +35,10 @@ using SequenceId = int64_t;
 
 /** How logits become attention. */
 struct AttendOptions {
-  std::optional<double> scale;           ///< Of q.k; 1 / sqrt(head_dim) when absent.
-  double softcap = 0;                    ///< c > 0: logits become c * tanh(logit / c).
-  std::optional<TensorView> sink_bias;   ///< (query_heads) float32: a logit with no value row.
-  std::optional<TensorView> lse;         ///< (tokens, query_heads) float32, written: log-sum-exp.
+  std::optional<double> scale;          ///< Of q.k; 1 / sqrt(head_dim) when absent.
+  double softcap = 0;                   ///< c > 0: logits become c * tanh(logit / c).
+  std::optional<TensorView> sink_bias;  ///< (query_heads) float32: a logit with no value row.
+  std::optional<TensorView> lse;        ///< (tokens, query_heads) float32, written: log-sum-exp.
 };
 
 class Cache {

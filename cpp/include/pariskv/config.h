@@ -33,7 +33,8 @@ struct ScheduleStep {
 struct Config {
   // The model.
   int64_t layers = 1;
-  int64_t query_heads = 0;  ///< A whole multiple, 1 to 16 times, of kv_heads (any with one kv head).
+  int64_t query_heads =
+      0;  ///< A whole multiple, 1 to 16 times, of kv_heads (any with one kv head).
   int64_t kv_heads = 0;
   int64_t head_dim = 0;  ///< 64, 80, 96, 128 or 256.
   DType dtype = DType::kBFloat16;
@@ -55,7 +56,7 @@ struct Config {
 
   // The machine.
   Device device;
-  int64_t threads = 0;         ///< Of the CPU backend; 0 takes one per core.
+  int64_t threads = 0;            ///< Of the CPU backend; 0 takes one per core.
   int64_t segment_tokens = 1024;  ///< The store grows by this much; a multiple of 64.
   int64_t memory_budget = 0;      ///< In bytes, over everything the cache holds; 0 is no limit.
 

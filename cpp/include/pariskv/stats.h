@@ -20,17 +20,17 @@ struct RegionCounts {
 struct Stats {
   MemoryUse memory;
   int64_t sequences = 0;
-  int64_t tokens = 0;             ///< Over all layers and sequences.
-  int64_t row_bytes = 0;          ///< K and V, in whole segments; a shared segment counts once.
-  int64_t summary_bytes = 0;      ///< Key summaries, in whole segments, and their statistics.
-  int64_t workspace_bytes = 0;    ///< Scratch of the verbs, kept from call to call.
-  int64_t flushes = 0;            ///< Times that tokens moved to a retrieval zone while decoding.
-  int64_t encoded_keys = 0;       ///< Keys summarised, over kv heads.
-  int64_t unusable_keys = 0;      ///< Of the retrieval zones: zero or not finite, never selected.
-  int64_t decode_tokens = 0;      ///< Per layer: a step of 32 layers counts 32.
-  int64_t searched_tokens = 0;    ///< Of those, the ones that searched the retrieval zone.
-  int64_t candidates = 0;         ///< Reranked, over kv heads.
-  int64_t fetched_rows = 0;       ///< Selected and attended to, over kv heads.
+  int64_t tokens = 0;           ///< Over all layers and sequences.
+  int64_t row_bytes = 0;        ///< K and V, in whole segments; a shared segment counts once.
+  int64_t summary_bytes = 0;    ///< Key summaries, in whole segments, and their statistics.
+  int64_t workspace_bytes = 0;  ///< Scratch of the verbs, kept from call to call.
+  int64_t flushes = 0;          ///< Times that tokens moved to a retrieval zone while decoding.
+  int64_t encoded_keys = 0;     ///< Keys summarised, over kv heads.
+  int64_t unusable_keys = 0;    ///< Of the retrieval zones: zero or not finite, never selected.
+  int64_t decode_tokens = 0;    ///< Per layer: a step of 32 layers counts 32.
+  int64_t searched_tokens = 0;  ///< Of those, the ones that searched the retrieval zone.
+  int64_t candidates = 0;       ///< Reranked, over kv heads.
+  int64_t fetched_rows = 0;     ///< Selected and attended to, over kv heads.
 };
 
 /**
@@ -42,15 +42,15 @@ struct Explanation {
   int64_t query_heads = 0;
   int64_t zone_begin = 0;  ///< First position of the retrieval zone.
   int64_t zone_tokens = 0;
-  int64_t candidates = 0;     ///< Width of candidate_positions.
-  int64_t selected = 0;       ///< Width of positions.
-  bool searched = false;      ///< False: everything is attended to, nothing was selected.
-  std::vector<uint8_t> coarse;              ///< (kv_heads, zone_tokens): 0 is never selected.
-  std::vector<int64_t> candidate_positions; ///< (kv_heads, candidates), ascending.
-  std::vector<int64_t> positions;           ///< (kv_heads, selected), best first.
-  std::vector<float> worth;                 ///< (kv_heads, selected): what the order is by.
-  std::vector<float> estimated;             ///< (query_heads, selected): logits from the codes.
-  std::vector<float> exact;                 ///< (query_heads, selected): logits from the rows.
+  int64_t candidates = 0;       ///< Width of candidate_positions.
+  int64_t selected = 0;         ///< Width of positions.
+  bool searched = false;        ///< False: everything is attended to, nothing was selected.
+  std::vector<uint8_t> coarse;  ///< (kv_heads, zone_tokens): 0 is never selected.
+  std::vector<int64_t> candidate_positions;  ///< (kv_heads, candidates), ascending.
+  std::vector<int64_t> positions;            ///< (kv_heads, selected), best first.
+  std::vector<float> worth;                  ///< (kv_heads, selected): what the order is by.
+  std::vector<float> estimated;              ///< (query_heads, selected): logits from the codes.
+  std::vector<float> exact;                  ///< (query_heads, selected): logits from the rows.
 };
 
 /**

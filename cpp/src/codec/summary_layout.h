@@ -45,8 +45,7 @@ struct SummaryLayout {
            head * tokens + slot;
   }
   uint8_t* records(uint8_t* block, int64_t head, int64_t slot) const {
-    return block + kv_heads * tokens * (subspaces() + 3) +
-           (head * tokens + slot) * record_bytes();
+    return block + kv_heads * tokens * (subspaces() + 3) + (head * tokens + slot) * record_bytes();
   }
 };
 

@@ -4,8 +4,6 @@
  */
 #pragma once
 
-#include <algorithm>
-
 #include "backend.h"
 #include "cpu/simd/kernels.h"
 #include "cpu/thread_pool.h"
@@ -51,17 +49,6 @@ inline char* row_at(const ModelShape& shape, const SequenceView& sequence, int64
 inline char* element_at(const TensorView& view, int64_t i, int64_t j) {
   return static_cast<char*>(view.data) +
          (i * view.strides[0] + j * view.strides[1]) * size_of(view.dtype);
-}
-
-/** Calls `visit(segment, first slot, one past the last slot, first position)` over [begin, end). */
-template <typename Visit>
-void each_segment(int64_t begin, int64_t end, int64_t segment_tokens, Visit visit) {
-  while (begin < end) {
-    const int64_t segment = begin / segment_tokens;
-    const int64_t stop = std::min(end, (segment + 1) * segment_tokens);
-    visit(segment, begin % segment_tokens, stop - segment * segment_tokens, begin);
-    begin = stop;
-  }
 }
 
 }  // namespace pariskv::cpu

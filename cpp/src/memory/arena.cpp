@@ -90,8 +90,8 @@ void* Arena::take(int64_t bytes) {
   }
   if (data == nullptr) {
     throw OutOfMemory("[memory] asked for " + std::to_string(bytes) +
-                      " bytes, but the memory resource has none; " +
-                      std::to_string(use_.reserved) + " are held by this cache");
+                      " bytes, but the memory resource has none; " + std::to_string(use_.reserved) +
+                      " are held by this cache");
   }
   use_.reserved += bytes;
   return data;

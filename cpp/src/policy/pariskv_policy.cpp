@@ -106,9 +106,9 @@ const SelectTrace& ParisKvPolicy::select(const SelectArgs& args, Stream stream) 
     item.selected_count = args.selected_count + item.row * shape_.kv_heads;
     trace_.items.push_back(item);
   }
-  const SearchArgs search{shape_,         &codec_,     config_.scorer,      config_.group_rule,
-                          config_.top_k,  searchers(), args.batch,          trace_.items.data(),
-                          args.q,         args.logits, args.maximum,        args.sum};
+  const SearchArgs search{shape_,        &codec_,     config_.scorer, config_.group_rule,
+                          config_.top_k, searchers(), args.batch,     trace_.items.data(),
+                          args.q,        args.logits, args.maximum,   args.sum};
   backend_.prepare_query(search, stream);
   backend_.score(search, stream);
   backend_.select(search, stream);

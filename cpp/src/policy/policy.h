@@ -23,10 +23,10 @@ struct SelectArgs {
   const int64_t* rows;            // (batch) the sequence's row of q and of the running softmax
   TensorView q;                   // (rows, query_heads, head_dim)
   Logits logits;
-  const float* maximum;           // (rows, query_heads) resident attention so far: its largest
-  const float* sum;               // (rows, query_heads) logit, and the sum of exp below it
-  int32_t* selected;              // (rows, heads, top_k) written: positions, best first
-  int64_t* selected_count;        // (rows, heads) written
+  const float* maximum;     // (rows, query_heads) resident attention so far: its largest
+  const float* sum;         // (rows, query_heads) logit, and the sum of exp below it
+  int32_t* selected;        // (rows, heads, top_k) written: positions, best first
+  int64_t* selected_count;  // (rows, heads) written
 };
 
 /** What a selection went through, for statistics and explanations. */

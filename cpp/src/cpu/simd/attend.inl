@@ -6,6 +6,9 @@ namespace {
 /** Queries whose logits of a tile are kept at a time. */
 constexpr int64_t kQueryBlock = 64;
 
+/** Vectors of a V row that all queries take before the next ones: a tile of them stays cached. */
+constexpr int kColumnBlock = 4;
+
 /** A tile of rows, and what becomes of it for each query. */
 struct Tile {
   // One half (K or V) of every row. Up to a multiple of 4, the last row stands in.
@@ -37,17 +40,23 @@ template <typename Source, int kQueries>
 PKV_INLINE void dot_four(const char* const* rows, const float* query, int64_t dim, float scale,
                          float* logits) {
   Lanes16 sums[kQueries][4];
+  PKV_UNROLL
   for (int q = 0; q < kQueries; ++q) {
+    PKV_UNROLL
     for (int r = 0; r < 4; ++r) sums[q][r] = all(0);
   }
   for (int64_t d = 0; d < dim; d += kLanes) {
     Lanes16 row[4];
+    PKV_UNROLL
     for (int r = 0; r < 4; ++r) row[r] = Source::load16(rows[r] + d * Source::kBytes);
+    PKV_UNROLL
     for (int q = 0; q < kQueries; ++q) {
       const Lanes16 x = load(query + q * dim + d);
+      PKV_UNROLL
       for (int r = 0; r < 4; ++r) sums[q][r] = multiply_add(x, row[r], sums[q][r]);
     }
   }
+  PKV_UNROLL
   for (int q = 0; q < kQueries; ++q) {
     _mm_storeu_ps(logits + q * kAttendTile, _mm_mul_ps(fold4(sums[q]), _mm_set1_ps(scale)));
   }
@@ -59,8 +68,8 @@ void dot_rows(const AttendRun& run, Tile& tile, int64_t q, const Coming& coming)
   for (int j = 0; j < kQueries; ++j) seen = greater(seen, tile.visible[q + j]);
   for (int64_t r = 0; r < seen; r += 4) {
     for (int64_t k = r; k < r + 4; ++k) coming.prefetch(k);
-    dot_four<Source, kQueries>(tile.rows + r, run.query + q * run.head_dim, run.head_dim,
-                               run.scale, tile.weights + q * kAttendTile + r);
+    dot_four<Source, kQueries>(tile.rows + r, run.query + q * run.head_dim, run.head_dim, run.scale,
+                               tile.weights + q * kAttendTile + r);
   }
 }
 
@@ -102,8 +111,7 @@ void soften(const AttendRun& run, Tile& tile, int64_t q) {
     total = total + select(first(count), weight, all(0));
   }
   const __m128 keep = _mm256_castps256_ps128(low(exponential(all(run.maximum[q] - top))));
-  const __m128 sum =
-      _mm_fmadd_ss(_mm_set_ss(run.sum[q]), keep, _mm_set_ss(fold(total)));
+  const __m128 sum = _mm_fmadd_ss(_mm_set_ss(run.sum[q]), keep, _mm_set_ss(fold(total)));
   tile.keep[q] = _mm_cvtss_f32(keep);
   run.maximum[q] = top;
   run.sum[q] = _mm_cvtss_f32(sum);
@@ -112,10 +120,11 @@ void soften(const AttendRun& run, Tile& tile, int64_t q) {
 /** weighted = weighted * keep + weights * rows, row by row, for kVectors vectors of the rows. */
 template <typename Source, int kQueries, int kVectors>
 PKV_INLINE void mix_columns(const Tile& tile, int64_t q, int64_t begin, int64_t end, int64_t d,
-                            int64_t dim, const float* keep, float* weighted,
-                            const Coming& coming) {
+                            int64_t dim, const float* keep, float* weighted, const Coming& coming) {
   Lanes16 sums[kQueries][kVectors];
+  PKV_UNROLL
   for (int j = 0; j < kQueries; ++j) {
+    PKV_UNROLL
     for (int v = 0; v < kVectors; ++v) {
       sums[j][v] = load(weighted + (q + j) * dim + d + v * kLanes) * all(keep[j]);
     }
@@ -123,54 +132,56 @@ PKV_INLINE void mix_columns(const Tile& tile, int64_t q, int64_t begin, int64_t 
   for (int64_t r = begin; r < end; ++r) {
     coming.prefetch(r);
     Lanes16 row[kVectors];
-    for (int v = 0; v < kVectors; ++v) {
-      row[v] = Source::load16(tile.rows[r] + (d + v * kLanes) * Source::kBytes);
-    }
+    const char* part = tile.rows[r] + d * Source::kBytes;
+    PKV_UNROLL
+    for (int v = 0; v < kVectors; ++v) row[v] = Source::load16(part + v * kLanes * Source::kBytes);
+    PKV_UNROLL
     for (int j = 0; j < kQueries; ++j) {
       const Lanes16 weight = all(tile.weights[(q + j) * kAttendTile + r]);
+      PKV_UNROLL
       for (int v = 0; v < kVectors; ++v) sums[j][v] = multiply_add(weight, row[v], sums[j][v]);
     }
   }
+  PKV_UNROLL
   for (int j = 0; j < kQueries; ++j) {
+    PKV_UNROLL
     for (int v = 0; v < kVectors; ++v) {
       store(weighted + (q + j) * dim + d + v * kLanes, sums[j][v]);
     }
   }
 }
 
-template <typename Source, int kQueries>
-void mix_rows(const AttendRun& run, const Tile& tile, int64_t q, int64_t begin, int64_t end,
-              const float* keep, const Coming& coming) {
+/** Vectors d to d + kVectors of all queries. */
+template <typename Source, int kVectors>
+void mix_block(const AttendRun& run, const Tile& tile, int64_t d, const Coming& coming) {
   const int64_t dim = run.head_dim;
-  int64_t d = 0;
-  for (; d + 4 * kLanes <= dim; d += 4 * kLanes) {
-    mix_columns<Source, kQueries, 4>(tile, q, begin, end, d, dim, keep, run.weighted,
-                                     d == 0 ? coming : kNothing);
-  }
-  for (; d < dim; d += kLanes) {
-    mix_columns<Source, kQueries, 1>(tile, q, begin, end, d, dim, keep, run.weighted, kNothing);
-  }
-}
-
-template <typename Source>
-void mix_tile(const AttendRun& run, const Tile& tile, const Coming& coming) {
   int64_t q = 0;
   for (; q + kQueryTile <= run.queries; q += kQueryTile) {
     // Rows that all of these queries see, then what each sees beyond.
     int64_t common = tile.count;
     for (int j = 0; j < kQueryTile; ++j) common = lesser(common, tile.visible[q + j]);
-    mix_rows<Source, kQueryTile>(run, tile, q, 0, common, tile.keep + q,
-                                 q == 0 ? coming : kNothing);
-    for (int j = 0; j < kQueryTile; ++j) {
-      if (tile.visible[q + j] == common) continue;
+    mix_columns<Source, kQueryTile, kVectors>(tile, q, 0, common, d, dim, tile.keep + q,
+                                              run.weighted, q == 0 ? coming : kNothing);
+    for (int64_t one = q; one < q + kQueryTile; ++one) {
+      if (tile.visible[one] == common) continue;
       const float as_is = 1;
-      mix_rows<Source, 1>(run, tile, q + j, common, tile.visible[q + j], &as_is, kNothing);
+      mix_columns<Source, 1, kVectors>(tile, one, common, tile.visible[one], d, dim, &as_is,
+                                       run.weighted, kNothing);
     }
   }
   for (; q < run.queries; ++q) {
-    mix_rows<Source, 1>(run, tile, q, 0, tile.visible[q], tile.keep + q,
-                        q == 0 ? coming : kNothing);
+    mix_columns<Source, 1, kVectors>(tile, q, 0, tile.visible[q], d, dim, tile.keep + q,
+                                     run.weighted, q == 0 ? coming : kNothing);
   }
+}
+
+template <typename Source>
+void mix_tile(const AttendRun& run, const Tile& tile, const Coming& coming) {
+  int64_t d = 0;
+  for (; d + kColumnBlock * kLanes <= run.head_dim; d += kColumnBlock * kLanes) {
+    mix_block<Source, kColumnBlock>(run, tile, d, d == 0 ? coming : kNothing);
+  }
+  for (; d < run.head_dim; d += kLanes) mix_block<Source, 1>(run, tile, d, kNothing);
 }
 
 /** Lets the tile's rows be the halves at `offset` of `rows`. */
@@ -198,8 +209,7 @@ void widen(const AttendRun& run, Tile& tile, const void* const* rows, int64_t of
 /** At most kQueryBlock queries. */
 template <typename Source>
 void attend_block(const AttendRun& run) {
-  // Turning a tile to floats pays once it is read several times.
-  const bool widened = Source::kBytes < 4 && run.queries > kQueryTile;
+  const bool widened = Source::kBytes < 4 && run.queries > kDirectQueries;
   const int64_t half = run.head_dim * Source::kBytes;
   int64_t deepest = 0;
   for (int64_t q = 0; q < run.queries; ++q) deepest = greater(deepest, run.limits[q]);

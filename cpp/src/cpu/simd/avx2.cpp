@@ -7,8 +7,12 @@
 
 #include "cpu/simd/kernels.h"
 #include "cpu/simd/lanes16_avx2.h"
+
 #include "cpu/simd/float_verbs.inl"
+
 #include "cpu/simd/attend.inl"
+#include "cpu/simd/encode.inl"
+#include "cpu/simd/estimate.inl"
 
 namespace pariskv::cpu {
 
@@ -22,16 +26,16 @@ constexpr int64_t kHeadsAtOnce = 16;
 PKV_INLINE __m256i load32(const void* x) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(x));
 }
-PKV_INLINE __m128i load16(const void* x) {
-  return _mm_loadu_si128(static_cast<const __m128i*>(x));
-}
+PKV_INLINE __m128i load16(const void* x) { return _mm_loadu_si128(static_cast<const __m128i*>(x)); }
 
 /** 32 keys, one per byte, a subspace to a vector. */
 template <int kSubspaces>
 PKV_INLINE void load_columns(const uint8_t* signs, __m256i* columns) {
   constexpr int kUsed = kSubspaces == 8 ? 8 : 16;
+  PKV_UNROLL
   for (int chunk = 0; chunk < (kSubspaces + 15) / 16; ++chunk) {
     __m256i rows[16];
+    PKV_UNROLL
     for (int i = 0; i < 16; ++i) {
       const uint8_t* a = signs + i * kSubspaces + 16 * chunk;
       const uint8_t* b = a + 16 * kSubspaces;
@@ -40,14 +44,18 @@ PKV_INLINE void load_columns(const uint8_t* signs, __m256i* columns) {
                            : _mm256_setr_m128i(load16(a), load16(b));
     }
     // Each round moves the top bit of a row's number to the bottom of its bytes' places.
+    PKV_UNROLL
     for (int round = 0; round < 4; ++round) {
       __m256i next[16];
+      PKV_UNROLL
       for (int i = 0; i < 8; ++i) {
         next[2 * i] = _mm256_unpacklo_epi8(rows[i], rows[i + 8]);
         next[2 * i + 1] = _mm256_unpackhi_epi8(rows[i], rows[i + 8]);
       }
+      PKV_UNROLL
       for (int i = 0; i < 16; ++i) rows[i] = next[i];
     }
+    PKV_UNROLL
     for (int i = 0; i < kUsed; ++i) columns[16 * chunk + i] = rows[i];
   }
 }
@@ -64,29 +72,28 @@ struct NibbleTables {
 
   void build(const int8_t* query) {
     const __m128i zero = _mm_setzero_si128();
-    const __m128i number =
-        _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m128i number = _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     __m256i pick[4];  // element j of a nibble: the positive part, or 8 bytes on the negative
+    PKV_UNROLL
     for (int j = 0; j < 4; ++j) {
       const __m128i bit = _mm_set1_epi8(char(1 << j));
       const __m128i clear = _mm_cmpeq_epi8(_mm_and_si128(number, bit), zero);
-      const __m128i low = _mm_add_epi8(_mm_set1_epi8(char(j)),
-                                       _mm_and_si128(clear, _mm_set1_epi8(8)));
+      const __m128i low =
+          _mm_add_epi8(_mm_set1_epi8(char(j)), _mm_and_si128(clear, _mm_set1_epi8(8)));
       pick[j] = _mm256_setr_m128i(low, _mm_add_epi8(low, _mm_set1_epi8(4)));
     }
     __m128i total = zero;
     for (int b = 0; b < kSubspaces; ++b) {
-      const __m128i part = _mm_loadu_si64(query + kSubspaceBits * b);
+      const __m128i part = _mm_loadu_si64(query + kSubspaceDim * b);
       const __m128i positive = _mm_max_epi8(part, zero);
       const __m128i negative = _mm_max_epi8(_mm_sub_epi8(zero, part), zero);
       const __m128i both = _mm_unpacklo_epi64(positive, negative);
       total = _mm_add_epi64(total, _mm_sad_epu8(both, zero));
       const __m256i twice = _mm256_broadcastsi128_si256(both);
-      const __m256i sums =
-          _mm256_add_epi8(_mm256_add_epi8(_mm256_shuffle_epi8(twice, pick[0]),
-                                          _mm256_shuffle_epi8(twice, pick[1])),
-                          _mm256_add_epi8(_mm256_shuffle_epi8(twice, pick[2]),
-                                          _mm256_shuffle_epi8(twice, pick[3])));
+      const __m256i sums = _mm256_add_epi8(
+          _mm256_add_epi8(_mm256_shuffle_epi8(twice, pick[0]), _mm256_shuffle_epi8(twice, pick[1])),
+          _mm256_add_epi8(_mm256_shuffle_epi8(twice, pick[2]),
+                          _mm256_shuffle_epi8(twice, pick[3])));
       _mm256_store_si256(reinterpret_cast<__m256i*>(entries[b]), sums);
     }
     magnitudes = _mm_cvtsi128_si32(total) + _mm_extract_epi32(total, 2);
@@ -100,6 +107,7 @@ PKV_INLINE __m256i score_32(const ScoreSignsRun& run, const NibbleTables<kSubspa
   __m256i low[kSubspaces], high[kSubspaces];
   load_columns<kSubspaces>(signs, low);
   const __m256i nibble = _mm256_set1_epi8(15);
+  PKV_UNROLL
   for (int b = 0; b < kSubspaces; ++b) {
     high[b] = _mm256_and_si256(_mm256_srli_epi16(low[b], 4), nibble);
     low[b] = _mm256_and_si256(low[b], nibble);
@@ -126,6 +134,7 @@ PKV_INLINE __m256i score_32(const ScoreSignsRun& run, const NibbleTables<kSubspa
     };
     // Two subspaces fit a byte. `sums` holds even keys, and odd ones 256-fold, modulo 2^16.
     __m256i sums = _mm256_setzero_si256(), odd = sums;
+    PKV_UNROLL
     for (int b = 0; b < kSubspaces; b += 2) {
       const __m256i pair = _mm256_add_epi8(sums_of(b), sums_of(b + 1));
       sums = _mm256_add_epi16(sums, pair);
@@ -140,16 +149,17 @@ PKV_INLINE __m256i score_32(const ScoreSignsRun& run, const NibbleTables<kSubspa
     const __m256i far = dots(_mm256_unpackhi_epi16(even, odd));
     const __m128i eights[4] = {_mm256_castsi256_si128(near), _mm256_extracti128_si256(near, 1),
                                _mm256_castsi256_si128(far), _mm256_extracti128_si256(far, 1)};
+    PKV_UNROLL
     for (int k = 0; k < 4; ++k) {
       const __m256 dot = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(eights[k]));
-      const __m256 score = _mm256_fmadd_ps(_mm256_mul_ps(dot, norm[k]),
-                                           _mm256_set1_ps(run.gain[h]),
+      const __m256 score = _mm256_fmadd_ps(_mm256_mul_ps(dot, norm[k]), _mm256_set1_ps(run.gain[h]),
                                            _mm256_set1_ps(run.offset[h]));
       best[k] = _mm256_max_ps(score, best[k]);
     }
   }
 
   __m256i whole[4];
+  PKV_UNROLL
   for (int k = 0; k < 4; ++k) {
     whole[k] = _mm256_cvttps_epi32(_mm256_min_ps(_mm256_set1_ps(255), best[k]));
   }
@@ -165,11 +175,11 @@ template <int kSubspaces>
 void score_heads(const ScoreSignsRun& run, bool earlier) {
   NibbleTables<kSubspaces> tables[kHeadsAtOnce];
   for (int64_t h = 0; h < run.heads; ++h) {
-    tables[h].build(run.query + h * kSubspaces * kSubspaceBits);
+    tables[h].build(run.query + h * kSubspaces * kSubspaceDim);
   }
+  uint8_t rest[32 * kSubspaces] = {}, rest_codes[32] = {}, rest_scores[32] = {};
   for (int64_t i = 0; i < run.count; i += 32) {
     const int64_t count = lesser(32, run.count - i);
-    uint8_t rest[32 * kSubspaces] = {}, rest_codes[32] = {}, rest_scores[32] = {};
     const uint8_t* signs = run.signs + i * kSubspaces;
     const uint8_t* codes = run.norm_codes + i;
     uint8_t* out = run.scores + i;
@@ -190,7 +200,7 @@ void score_signs(const ScoreSignsRun& run) {
   ScoreSignsRun part = run;
   for (int64_t h = 0; h == 0 || h < run.heads; h += kHeadsAtOnce) {
     part.heads = lesser(kHeadsAtOnce, run.heads - h);
-    part.query = run.query + h * run.subspaces * kSubspaceBits;
+    part.query = run.query + h * run.subspaces * kSubspaceDim;
     part.gain = run.gain + h;
     part.offset = run.offset + h;
     switch (run.subspaces) {
@@ -216,6 +226,7 @@ void vote(const ScoreVotesRun& run) {
     for (int64_t h = 0; h < run.heads; ++h) {
       const uint8_t* table = run.votes + h * kSubspaces * 256;
       int32_t votes = 0;
+      PKV_UNROLL
       for (int b = 0; b < kSubspaces; ++b) votes += table[256 * b + signs[b]];
       best = votes > best ? votes : best;
     }
@@ -270,8 +281,7 @@ int64_t collect(const uint8_t* scores, int64_t count, uint8_t threshold, int64_t
       equal &= equal - 1;
     }
     for (int64_t k = 0; taken != 0; k += 8, taken >>= 8) {
-      const __m256i places =
-          _mm256_cvtepu8_epi32(_mm_loadu_si64(kSetBits.places[taken & 255]));
+      const __m256i places = _mm256_cvtepu8_epi32(_mm_loadu_si64(kSetBits.places[taken & 255]));
       const __m256i indices = _mm256_add_epi32(places, _mm256_set1_epi32(base + int32_t(i + k)));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + written), indices);
       written += __builtin_popcount(taken & 255);
@@ -280,11 +290,31 @@ int64_t collect(const uint8_t* scores, int64_t count, uint8_t threshold, int64_t
   return written;
 }
 
+void tally(const uint8_t* signs, const int32_t* units, int64_t count, int64_t subspaces,
+           int32_t* positive) {
+  const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  constexpr int kBytes = 8;  // 64 dimensions at a time stay in registers
+  for (int64_t first = 0; first < subspaces; first += kBytes) {
+    __m256i sums[kBytes];
+    auto* out = reinterpret_cast<__m256i*>(positive + 8 * first);
+    for (int b = 0; b < kBytes; ++b) sums[b] = _mm256_loadu_si256(out + b);
+    for (int64_t i = 0; i < count; ++i) {
+      const __m256i unit = _mm256_set1_epi32(units[i]);
+      for (int b = 0; b < kBytes; ++b) {
+        const __m256i byte = _mm256_set1_epi32(signs[i * subspaces + first + b]);
+        const __m256i set = _mm256_cmpeq_epi32(_mm256_and_si256(byte, bit), bit);
+        sums[b] = _mm256_add_epi32(sums[b], _mm256_and_si256(set, unit));
+      }
+    }
+    for (int b = 0; b < kBytes; ++b) _mm256_storeu_si256(out + b, sums[b]);
+  }
+}
+
 }  // namespace
 
 const Kernels kAvx2Kernels = {
-    "avx2",   encode, score_signs, score_votes, collect, estimate, attend, sum_exp, add_exp,
-    to_float,
+    "avx2",   encode, tally,   score_signs, score_votes, collect,
+    estimate, attend, sum_exp, add_exp,     to_float,
 };
 
 }  // namespace pariskv::cpu

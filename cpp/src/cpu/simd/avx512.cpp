@@ -1,8 +1,11 @@
 // The kernels for AVX-512 with the byte shuffles of VBMI and the dot products of VNNI. Compiled
 // with those flags, so nothing here may have external linkage but the table: see float_verbs.inl.
+
+#if defined(__GNUC__) && !defined(__clang__)
 // GCC 12 takes the undefined values of its own intrinsics for mistakes.
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 
 #include <immintrin.h>
 #include <math.h>
@@ -11,8 +14,12 @@
 
 #include "cpu/simd/kernels.h"
 #include "cpu/simd/lanes16_avx512.h"
+
 #include "cpu/simd/float_verbs.inl"
+
 #include "cpu/simd/attend.inl"
+#include "cpu/simd/encode.inl"
+#include "cpu/simd/estimate.inl"
 
 namespace pariskv::cpu {
 
@@ -36,9 +43,7 @@ constexpr Bytes64 bytes_by(Rule rule) {
 }
 
 PKV_INLINE __m512i load64(const void* x) { return _mm512_loadu_si512(x); }
-PKV_INLINE __m128i load16(const void* x) {
-  return _mm_loadu_si128(static_cast<const __m128i*>(x));
-}
+PKV_INLINE __m128i load16(const void* x) { return _mm_loadu_si128(static_cast<const __m128i*>(x)); }
 
 /** Four keys, a lane each: chunk `chunk` (16 subspaces) of keys 4 i to 4 i + 3. */
 template <int kSubspaces>
@@ -58,8 +63,10 @@ PKV_INLINE void load_words(const uint8_t* signs, __m512i* words) {
     words[1] = _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0xdd));
     return;
   }
+  PKV_UNROLL
   for (int chunk = 0; chunk < kSubspaces / 16; ++chunk) {
     __m512i keys[4];
+    PKV_UNROLL
     for (int i = 0; i < 4; ++i) keys[i] = four_keys<kSubspaces>(signs, i, chunk);
     const __m512i a = _mm512_unpacklo_epi32(keys[0], keys[1]);
     const __m512i b = _mm512_unpackhi_epi32(keys[0], keys[1]);
@@ -97,11 +104,9 @@ struct NibbleTables {
   void build(const int8_t* query) {
     // Nibble n of this mask is n. The query goes in with 15 added, since one factor is unsigned.
     const __m512i plus = _mm512_set1_epi8(1), bias = _mm512_set1_epi8(15);
-    const __m512i signs =
-        _mm512_mask_mov_epi8(_mm512_set1_epi8(-1), 0xfedcba9876543210u, plus);
-    const __m512i unbias =
-        _mm512_sub_epi32(_mm512_setzero_si512(),
-                         _mm512_dpbusd_epi32(_mm512_setzero_si512(), bias, signs));
+    const __m512i signs = _mm512_mask_mov_epi8(_mm512_set1_epi8(-1), 0xfedcba9876543210u, plus);
+    const __m512i unbias = _mm512_sub_epi32(
+        _mm512_setzero_si512(), _mm512_dpbusd_epi32(_mm512_setzero_si512(), bias, signs));
     const auto fill = [&](const int8_t* four, int8_t* out) {
       int32_t word;
       memcpy(&word, four, sizeof word);
@@ -110,8 +115,8 @@ struct NibbleTables {
       _mm_store_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(sums));
     };
     for (int b = 0; b < kSubspaces; ++b) {
-      fill(query + kSubspaceBits * b, low[b / 4] + b % 4 * 16);
-      fill(query + kSubspaceBits * b + 4, high[b / 4] + b % 4 * 16);
+      fill(query + kSubspaceDim * b, low[b / 4] + b % 4 * 16);
+      fill(query + kSubspaceDim * b + 4, high[b / 4] + b % 4 * 16);
     }
   }
 };
@@ -124,6 +129,7 @@ PKV_INLINE __m128i score_16(const ScoreSignsRun& run, const NibbleTables<kSubspa
   __m512i words[kWords], low[kWords], high[kWords];
   load_words<kSubspaces>(signs, words);
   const __m512i nibble = _mm512_set1_epi8(15), place = _mm512_set1_epi32(0x30201000);
+  PKV_UNROLL
   for (int w = 0; w < kWords; ++w) {
     // (word & nibble) | place
     low[w] = _mm512_ternarylogic_epi32(words[w], nibble, place, 0xea);
@@ -131,14 +137,14 @@ PKV_INLINE __m128i score_16(const ScoreSignsRun& run, const NibbleTables<kSubspa
   }
 
   const __m128i keys = load16(Order16<kSubspaces>::kKeys.value);
-  const __m512i norm_bits =
-      _mm512_add_epi32(_mm512_cvtepu8_epi32(_mm_shuffle_epi8(codes, keys)),
-                       _mm512_set1_epi32(kNormCodeBase));
+  const __m512i norm_bits = _mm512_add_epi32(_mm512_cvtepu8_epi32(_mm_shuffle_epi8(codes, keys)),
+                                             _mm512_set1_epi32(kNormCodeBase));
   const __m512 norm = _mm512_castsi512_ps(_mm512_slli_epi32(norm_bits, kNormCodeShift));
 
   __m512 best = _mm512_set1_ps(1);
   for (int64_t h = 0; h < run.heads; ++h) {
     __m512i dot = _mm512_setzero_si512();
+    PKV_UNROLL
     for (int w = 0; w < kWords; ++w) {
       const __m512i sums =
           _mm512_add_epi8(_mm512_permutexvar_epi8(low[w], load64(tables[h].low[w])),
@@ -146,13 +152,13 @@ PKV_INLINE __m128i score_16(const ScoreSignsRun& run, const NibbleTables<kSubspa
       dot = _mm512_dpbusd_epi32(dot, _mm512_set1_epi8(1), sums);
     }
     const __m512 score =
-        _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot), norm),
-                        _mm512_set1_ps(run.gain[h]), _mm512_set1_ps(run.offset[h]));
+        _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot), norm), _mm512_set1_ps(run.gain[h]),
+                        _mm512_set1_ps(run.offset[h]));
     best = _mm512_max_ps(score, best);
   }
   const __m512i whole = _mm512_cvttps_epi32(_mm512_min_ps(_mm512_set1_ps(255), best));
-  const __m128i bytes = _mm_shuffle_epi8(_mm512_cvtepi32_epi8(whole),
-                                         load16(Order16<kSubspaces>::kLaneOf.value));
+  const __m128i bytes =
+      _mm_shuffle_epi8(_mm512_cvtepi32_epi8(whole), load16(Order16<kSubspaces>::kLaneOf.value));
   return _mm_maskz_mov_epi8(_mm_test_epi8_mask(codes, codes), bytes);
 }
 
@@ -161,16 +167,15 @@ template <int kSubspaces>
 void score_heads(const ScoreSignsRun& run, bool earlier) {
   NibbleTables<kSubspaces> tables[kHeadsAtOnce];
   for (int64_t h = 0; h < run.heads; ++h) {
-    tables[h].build(run.query + h * kSubspaces * kSubspaceBits);
+    tables[h].build(run.query + h * kSubspaces * kSubspaceDim);
   }
+  uint8_t rest[16 * kSubspaces] = {};
   for (int64_t i = 0; i < run.count; i += 16) {
     const int64_t count = lesser(16, run.count - i);
     const __mmask16 present = first(count);
-    uint8_t rest[16 * kSubspaces];
     const uint8_t* signs = run.signs + i * kSubspaces;
     if (count < 16) {
       memcpy(rest, signs, size_t(count * kSubspaces));
-      memset(rest + count * kSubspaces, 0, size_t((16 - count) * kSubspaces));
       signs = rest;
     }
     const __m128i codes = _mm_maskz_loadu_epi8(present, run.norm_codes + i);
@@ -184,7 +189,7 @@ void score_signs(const ScoreSignsRun& run) {
   ScoreSignsRun part = run;
   for (int64_t h = 0; h == 0 || h < run.heads; h += kHeadsAtOnce) {
     part.heads = lesser(kHeadsAtOnce, run.heads - h);
-    part.query = run.query + h * run.subspaces * kSubspaceBits;
+    part.query = run.query + h * run.subspaces * kSubspaceDim;
     part.gain = run.gain + h;
     part.offset = run.offset + h;
     switch (run.subspaces) {
@@ -205,19 +210,23 @@ void score_signs(const ScoreSignsRun& run) {
 template <int kSubspaces>
 PKV_INLINE void load_columns(const uint8_t* signs, __m512i* columns) {
   constexpr int kRows = kSubspaces == 8 ? 8 : 16;
+  PKV_UNROLL
   for (int chunk = 0; chunk < (kSubspaces + 15) / 16; ++chunk) {
     __m512i* rows = columns + 16 * chunk;
+    PKV_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      rows[i] = kSubspaces == 8 ? load64(signs + 64 * i)
-                                : four_keys<kSubspaces>(signs, i, chunk);
+      rows[i] = kSubspaces == 8 ? load64(signs + 64 * i) : four_keys<kSubspaces>(signs, i, chunk);
     }
     // Each round moves the top bit of a row's number to the bottom of its bytes' places.
+    PKV_UNROLL
     for (int round = 0; round < 4; ++round) {
       __m512i next[kRows];
+      PKV_UNROLL
       for (int i = 0; i < kRows / 2; ++i) {
         next[2 * i] = _mm512_unpacklo_epi8(rows[i], rows[i + kRows / 2]);
         next[2 * i + 1] = _mm512_unpackhi_epi8(rows[i], rows[i + kRows / 2]);
       }
+      PKV_UNROLL
       for (int i = 0; i < kRows; ++i) rows[i] = next[i];
     }
   }
@@ -240,9 +249,9 @@ PKV_INLINE __m512i vote_64(const ScoreVotesRun& run, const uint8_t* signs, __m51
   for (int64_t h = 0; h < run.heads; ++h) {
     const uint8_t* table = run.votes + h * kSubspaces * 256;
     __m512i votes = _mm512_setzero_si512();
+    PKV_UNROLL
     for (int b = 0; b < kSubspaces; ++b, table += 256) {
-      const __m512i low =
-          _mm512_permutex2var_epi8(load64(table), columns[b], load64(table + 64));
+      const __m512i low = _mm512_permutex2var_epi8(load64(table), columns[b], load64(table + 64));
       const __m512i high =
           _mm512_permutex2var_epi8(load64(table + 128), columns[b], load64(table + 192));
       const __mmask64 upper = _mm512_movepi8_mask(columns[b]);
@@ -252,8 +261,7 @@ PKV_INLINE __m512i vote_64(const ScoreVotesRun& run, const uint8_t* signs, __m51
   }
   const __m512i in_order =
       _mm512_permutexvar_epi8(load64(Order64<kSubspaces>::kByteOf.value), best);
-  return _mm512_maskz_add_epi8(_mm512_test_epi8_mask(codes, codes), in_order,
-                               _mm512_set1_epi8(1));
+  return _mm512_maskz_add_epi8(_mm512_test_epi8_mask(codes, codes), in_order, _mm512_set1_epi8(1));
 }
 
 PKV_INLINE __mmask64 first64(int64_t count) {
@@ -262,14 +270,13 @@ PKV_INLINE __mmask64 first64(int64_t count) {
 
 template <int kSubspaces>
 void vote(const ScoreVotesRun& run) {
+  uint8_t rest[64 * kSubspaces] = {};
   for (int64_t i = 0; i < run.count; i += 64) {
     const int64_t count = lesser(64, run.count - i);
     const __mmask64 present = first64(count);
-    uint8_t rest[64 * kSubspaces];
     const uint8_t* signs = run.signs + i * kSubspaces;
     if (count < 64) {
       memcpy(rest, signs, size_t(count * kSubspaces));
-      memset(rest + count * kSubspaces, 0, size_t((64 - count) * kSubspaces));
       signs = rest;
     }
     const __m512i codes = _mm512_maskz_loadu_epi8(present, run.norm_codes + i);
@@ -318,11 +325,29 @@ int64_t collect(const uint8_t* scores, int64_t count, uint8_t threshold, int64_t
   return written;
 }
 
+void tally(const uint8_t* signs, const int32_t* units, int64_t count, int64_t subspaces,
+           int32_t* positive) {
+  constexpr int kVectors = 4;  // 64 dimensions at a time stay in registers
+  for (int64_t first = 0; first < subspaces; first += 2 * kVectors) {
+    __m512i sums[kVectors];
+    for (int v = 0; v < kVectors; ++v) sums[v] = load64(positive + 8 * first + 16 * v);
+    for (int64_t i = 0; i < count; ++i) {
+      const __m512i unit = _mm512_set1_epi32(units[i]);
+      uint64_t bits;
+      memcpy(&bits, signs + i * subspaces + first, sizeof bits);
+      for (int v = 0; v < kVectors; ++v) {
+        sums[v] = _mm512_mask_add_epi32(sums[v], __mmask16(bits >> (16 * v)), sums[v], unit);
+      }
+    }
+    for (int v = 0; v < kVectors; ++v) _mm512_storeu_si512(positive + 8 * first + 16 * v, sums[v]);
+  }
+}
+
 }  // namespace
 
 const Kernels kAvx512Kernels = {
-    "avx512", encode, score_signs, score_votes, collect, estimate, attend, sum_exp, add_exp,
-    to_float,
+    "avx512", encode, tally,   score_signs, score_votes, collect,
+    estimate, attend, sum_exp, add_exp,     to_float,
 };
 
 }  // namespace pariskv::cpu

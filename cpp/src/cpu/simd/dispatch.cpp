@@ -53,11 +53,11 @@ namespace {
 const Kernels& choose() {
   const char* level = std::getenv("PARISKV_CPU_LEVEL");
   const auto asked = [&](const char* name) {
-    return level == nullptr || std::strcmp(level, name) == 0;
+    return level == nullptr || *level == '\0' || std::strcmp(level, name) == 0;
   };
   if (!asked("avx512") && !asked("avx2") && !asked("plain")) {
-    throw std::invalid_argument(
-        "PARISKV_CPU_LEVEL: expected plain, avx2 or avx512, got " + std::string(level));
+    throw std::invalid_argument("PARISKV_CPU_LEVEL: expected plain, avx2 or avx512, got " +
+                                std::string(level));
   }
   const Kernels* avx512 = avx512_kernels();
   if (avx512 != nullptr && asked("avx512")) return *avx512;

@@ -1,7 +1,7 @@
 /**
  * The inner loops of the CPU verbs: one table of functions per instruction set.
  *
- * `plain` (in cpu/, one file per verb) reads like the formula and is the oracle;
+ * `plain` (in cpu/plain/) reads like the formula and is the oracle;
  * every other table must give the same bits. That is possible because the order of
  * every float sum is fixed here:
  *
@@ -23,19 +23,19 @@ namespace pariskv::cpu {
 
 /** A run of keys of one kv head, from rows to summaries. */
 struct EncodeRun {
-  const void* rows;       // (count, ...) keys, `row_stride` elements apart
+  const void* rows;  // (count, ...) keys, `row_stride` elements apart
   DType dtype;
   int64_t row_stride;
   int64_t count;
   int64_t head_dim;
-  int64_t rotated_dim;           // the next power of two; subspaces = rotated_dim / 8
-  const float* rotation_signs;   // (rotated_dim) +1 or -1
-  const float* thresholds;       // (7) between magnitude levels
-  const float* centres;          // (8) of magnitude levels
-  uint8_t* signs;                // (count, subspaces)
-  uint8_t* norm_codes;           // (count) 0: unusable, never selected
-  uint16_t* scales;              // (count)
-  uint8_t* records;              // (count, record_bytes): 3 bit planes of rotated_dim, weights
+  int64_t rotated_dim;          // the next power of two; subspaces = rotated_dim / 8
+  const float* rotation_signs;  // (rotated_dim) +1 or -1
+  const float* thresholds;      // (7) between magnitude levels
+  const float* centres;         // (8) of magnitude levels
+  uint8_t* signs;               // (count, subspaces)
+  uint8_t* norm_codes;          // (count) 0: unusable, never selected
+  uint16_t* scales;             // (count)
+  uint8_t* records;             // (count, record_bytes): 3 bit planes of rotated_dim, weights
 };
 
 /** Coarse scores of a run of keys for the searching heads of their group. */
@@ -45,10 +45,10 @@ struct ScoreSignsRun {
   int64_t count;
   int64_t subspaces;
   int64_t heads;
-  const int8_t* query;        // (heads, subspaces * 8), -15 to 15
-  const float* gain;          // (heads)
-  const float* offset;        // (heads)
-  uint8_t* scores;            // (count): 0 unusable, else 1 to 255
+  const int8_t* query;  // (heads, subspaces * 8), -15 to 15
+  const float* gain;    // (heads)
+  const float* offset;  // (heads)
+  uint8_t* scores;      // (count): 0 unusable, else 1 to 255
 };
 
 struct ScoreVotesRun {
@@ -57,8 +57,8 @@ struct ScoreVotesRun {
   int64_t count;
   int64_t subspaces;
   int64_t heads;
-  const uint8_t* votes;       // (heads, subspaces, 256), 0 to 6
-  uint8_t* scores;            // (count): 0 unusable, else 1 + the most votes of any head
+  const uint8_t* votes;  // (heads, subspaces, 256), 0 to 6
+  uint8_t* scores;       // (count): 0 unusable, else 1 + the most votes of any head
 };
 
 /** Estimated logits (less the query's own factors) of some keys of one segment. */
@@ -67,12 +67,12 @@ struct EstimateRun {
   const uint16_t* scales;  // (keys)
   const uint8_t* records;  // (keys, record_bytes)
   int64_t rotated_dim;
-  const int32_t* slots;    // (count) which keys
+  const int32_t* slots;  // (count) which keys
   int64_t count;
   int64_t heads;
-  const float* query;      // (heads, rotated_dim)
-  const float* centres;    // (16) index = level + 8 * sign bit; bit 0 is negative
-  float* estimates;        // (heads, ...) `head_stride` apart
+  const float* query;    // (heads, rotated_dim)
+  const float* centres;  // (16) index = level + 8 * sign bit; bit 0 is negative
+  float* estimates;      // (heads, ...) `head_stride` apart
   int64_t head_stride;
 };
 
@@ -83,23 +83,34 @@ struct AttendRun {
   DType dtype;
   int64_t head_dim;
   int64_t queries;
-  const float* query;       // (queries, head_dim)
-  const int64_t* limits;    // (queries) query i sees rows 0 to limits[i]; others are not read
+  const float* query;     // (queries, head_dim)
+  const int64_t* limits;  // (queries) query i sees rows 0 to limits[i]; others are not read
   float scale;
-  float softcap;            // 0: none
-  float* maximum;           // (queries) in, out; starts at -infinity
-  float* sum;               // (queries) in, out; starts at 0
-  float* weighted;          // (queries, head_dim) in, out; starts at 0
-  float* scratch;           // (kAttendTile, head_dim)
+  float softcap;    // 0: none
+  float* maximum;   // (queries) in, out; starts at -infinity
+  float* sum;       // (queries) in, out; starts at 0
+  float* weighted;  // (queries, head_dim) in, out; starts at 0
+  float* scratch;   // (kAttendTile, head_dim)
 };
 
 /** Rows are taken in tiles of this many, counted from the first row of the run. */
 constexpr int64_t kAttendTile = 64;
 
+/** Keys that a tally takes at most: their sums stay within 32 bits. */
+constexpr int64_t kTallyKeys = 1024;
+
 struct Kernels {
   const char* name;
 
   void (*encode)(const EncodeRun&);
+
+  /**
+   * positive[d] += units[i] for every key i whose sign bit d is set.
+   * signs (count, subspaces), units (count) up to 2^20, positive (subspaces * 8)
+   */
+  void (*tally)(const uint8_t* signs, const int32_t* units, int64_t count, int64_t subspaces,
+                int32_t* positive);
+
   void (*score_signs)(const ScoreSignsRun&);
   void (*score_votes)(const ScoreVotesRun&);
 

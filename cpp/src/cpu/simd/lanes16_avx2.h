@@ -8,6 +8,8 @@
 #include <stdint.h>
 
 #define PKV_INLINE inline __attribute__((always_inline))
+// Loops over registers: unless all of a loop is unrolled, its array lives in memory.
+#define PKV_UNROLL _Pragma("GCC unroll 32")
 
 namespace pariskv::cpu {
 namespace {
@@ -28,6 +30,8 @@ struct Level16 {
 
 /** How many queries share a row while it is in registers. */
 constexpr int kQueryTile = 1;
+/** Up to so many queries read rows as they are; for more, a tile is turned to floats once. */
+constexpr int64_t kDirectQueries = 2;
 
 PKV_INLINE Lanes16 all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 PKV_INLINE Lanes16 load(const float* x) { return {_mm256_loadu_ps(x), _mm256_loadu_ps(x + 8)}; }
@@ -138,16 +142,14 @@ PKV_INLINE uint16_t bits(Mask16 mask) {
 /** The larger magnitude by bit pattern, in which infinity and NaN come last. */
 PKV_INLINE Lanes16 larger_pattern(Lanes16 a, Lanes16 b) {
   const Lanes16 m = magnitude(b);
-  return {_mm256_castsi256_ps(
-              _mm256_max_epu32(_mm256_castps_si256(a.lo), _mm256_castps_si256(m.lo))),
-          _mm256_castsi256_ps(
-              _mm256_max_epu32(_mm256_castps_si256(a.hi), _mm256_castps_si256(m.hi)))};
+  return {
+      _mm256_castsi256_ps(_mm256_max_epu32(_mm256_castps_si256(a.lo), _mm256_castps_si256(m.lo))),
+      _mm256_castsi256_ps(_mm256_max_epu32(_mm256_castps_si256(a.hi), _mm256_castps_si256(m.hi)))};
 }
 
 /** The largest pattern of all lanes. */
 PKV_INLINE uint32_t largest_pattern(Lanes16 a) {
-  const __m256i eight =
-      _mm256_max_epu32(_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi));
+  const __m256i eight = _mm256_max_epu32(_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi));
   const __m128i four =
       _mm_max_epu32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
   const __m128i two = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4e));
@@ -240,6 +242,7 @@ PKV_INLINE void decode(const uint8_t* signs, const uint8_t* record, const Centre
                             _mm256_permutevar8x32_ps(centres.positive, index),
                             _mm256_castsi256_ps(_mm256_slli_epi32(index, 28)));
   };
+  PKV_UNROLL
   for (int v = 0; v < kVectors; ++v) values[v] = {subspace(2 * v), subspace(2 * v + 1)};
 }
 

@@ -9,6 +9,8 @@
 #include <string.h>
 
 #define PKV_INLINE inline __attribute__((always_inline))
+// Loops over registers: unless all of a loop is unrolled, its array lives in memory.
+#define PKV_UNROLL _Pragma("GCC unroll 32")
 
 namespace pariskv::cpu {
 namespace {
@@ -26,6 +28,8 @@ struct Level16 {
 
 /** How many queries share a row while it is in registers. */
 constexpr int kQueryTile = 4;
+/** Up to so many queries read rows as they are; for more, a tile is turned to floats once. */
+constexpr int64_t kDirectQueries = 16;
 
 PKV_INLINE Lanes16 all(float x) { return {_mm512_set1_ps(x)}; }
 PKV_INLINE Lanes16 load(const float* x) { return {_mm512_loadu_ps(x)}; }
@@ -138,6 +142,7 @@ PKV_INLINE Lanes16 butterflies(Lanes16 a) {
 PKV_INLINE Lanes16 octets(const Lanes16* terms) {
   // Adding folds two vectors into one each time; the order of lanes is put right at the end.
   __m512 by_four[4], by_two[2];
+  PKV_UNROLL
   for (int i = 0; i < 4; ++i) {
     const __m512 a = terms[2 * i].v, b = terms[2 * i + 1].v;
     by_four[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
@@ -172,14 +177,17 @@ PKV_INLINE void decode(const uint8_t* signs, const uint8_t* record, const Centre
   const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   const __m512i order = _mm512_add_epi32(_mm512_set1_epi32(0x30201000),
                                          _mm512_mullo_epi32(lane, _mm512_set1_epi32(0x01010101)));
+  PKV_UNROLL
   for (int c = 0; c < kVectors / 4; ++c) {
     __m512i index = _mm512_maskz_mov_epi8(mask_at(signs + 8 * c), _mm512_set1_epi8(8));
+    PKV_UNROLL
     for (int plane = 0; plane < 3; ++plane) {
       const __mmask64 set = mask_at(record + plane * kPlane + 8 * c);
       index = _mm512_mask_add_epi8(index, set, index, _mm512_set1_epi8(char(1 << plane)));
     }
     index = _mm512_permutexvar_epi8(order, index);
     // The lookup heeds the low 4 bits of a lane only.
+    PKV_UNROLL
     for (int k = 0; k < 4; ++k) {
       values[4 * c + k].v = _mm512_permutexvar_ps(_mm512_srli_epi32(index, 8 * k), centres.table);
     }

@@ -19,7 +19,7 @@ constexpr int64_t kPointers = 16 * kAttendTile;
 /** Some queries of one kv head, as floats, with their running softmax. */
 struct QueryBlock {
   int64_t count = 0;
-  float query[kQueryBlock * kMaxHeadDim];
+  alignas(64) float query[kQueryBlock * kMaxHeadDim];  // a vector must not cross a cache line
   int64_t limits[kQueryBlock];
   float* maximum = nullptr;
   float* sum = nullptr;
@@ -35,7 +35,7 @@ void attend_rows(const Kernels& kernels, const ModelShape& shape, const Logits& 
                  const QueryBlock& block, int64_t rows, Row row) {
   const void* pointers[kPointers];
   int64_t limits[kQueryBlock];
-  float scratch[kAttendTile * kMaxHeadDim];
+  alignas(64) float scratch[kAttendTile * kMaxHeadDim];
   for (int64_t begin = 0; begin < rows; begin += kPointers) {
     const int64_t count = std::min(kPointers, rows - begin);
     for (int64_t i = 0; i < count; ++i) pointers[i] = row(begin + i);
@@ -112,8 +112,8 @@ void CpuBackend::attend_resident(const AttendArgs& args, Stream) {
     const int64_t gap = sequence.searched ? sequence.zone_tokens() : 0;
     const int64_t rows = sequence.total - gap;
     QueryBlock block;
-    load_group(args, kernels_, token, head, first, std::min(kQueryBlock, shape.group - first),
-               rows, block);
+    load_group(args, kernels_, token, head, first, std::min(kQueryBlock, shape.group - first), rows,
+               block);
     std::fill_n(block.maximum, block.count, -INFINITY);
     std::fill_n(block.sum, block.count, 0.0f);
     std::fill_n(block.weighted, block.count * shape.head_dim, 0.0f);
@@ -135,8 +135,8 @@ void CpuBackend::attend_selected(const AttendArgs& args, Stream) {
     const int64_t list = token * shape.kv_heads + head;
     const int64_t rows = sequence.searched ? args.selected_count[list] : 0;
     QueryBlock block;
-    load_group(args, kernels_, token, head, first, std::min(kQueryBlock, shape.group - first),
-               rows, block);
+    load_group(args, kernels_, token, head, first, std::min(kQueryBlock, shape.group - first), rows,
+               block);
     const int32_t* selected = args.selected + list * args.top_k;
     attend_rows(kernels_, shape, args.logits, block, rows,
                 [&](int64_t i) { return row_at(shape, sequence, head, selected[i]); });
@@ -159,7 +159,8 @@ void CpuBackend::attend_exact(const AttendExactArgs& args, Stream) {
     pool_.parallel_for(shape.kv_heads * blocks, [&](int64_t task) {
       const int64_t head = task / blocks;
       const int64_t first = task % blocks * kQueryBlock;
-      float maximum[kQueryBlock], sum[kQueryBlock], weighted[kQueryBlock * kMaxHeadDim];
+      float maximum[kQueryBlock], sum[kQueryBlock];
+      alignas(64) float weighted[kQueryBlock * kMaxHeadDim];
       QueryBlock block{};
       block.count = std::min(kQueryBlock, queries - first);
       block.maximum = maximum, block.sum = sum, block.weighted = weighted;
@@ -167,7 +168,9 @@ void CpuBackend::attend_exact(const AttendExactArgs& args, Stream) {
       std::fill_n(sum, block.count, 0.0f);
       std::fill_n(weighted, block.count * shape.head_dim, 0.0f);
       const auto token_of = [&](int64_t q) { return (first + q) / shape.group; };
-      const auto head_of = [&](int64_t q) { return head * shape.group + (first + q) % shape.group; };
+      const auto head_of = [&](int64_t q) {
+        return head * shape.group + (first + q) % shape.group;
+      };
       for (int64_t q = 0; q < block.count; ++q) {
         kernels_.to_float(element_at(args.q, packed + token_of(q), head_of(q)), shape.dtype,
                           shape.head_dim, block.query + q * shape.head_dim);
@@ -193,8 +196,8 @@ void CpuBackend::exact_logits(const ExactLogitsArgs& args, Stream) {
       const int32_t position = args.positions[head * args.width + i];
       kernels_.to_float(row_at(shape, args.sequence, head, position), shape.dtype, shape.head_dim,
                         key);
-      args.out[query_head * args.width + i] = soft_capped(
-          dot(query, key, shape.head_dim) * args.logits.scale, args.logits.softcap);
+      args.out[query_head * args.width + i] =
+          soft_capped(dot(query, key, shape.head_dim) * args.logits.scale, args.logits.softcap);
     }
   }
 }

@@ -63,8 +63,8 @@ void weigh(const SearchArgs& args, const Kernels& kernels, const SearchItem& ite
   for (int64_t g = 0; g < args.shape.group; ++g) {
     const int64_t query_head = head * args.shape.group + g;
     const int64_t running = item.row * args.shape.query_heads() + query_head;
-    const float resident = log_sum_exp(args.maximum[running], args.sum[running],
-                                       bias_of(args.logits, query_head));
+    const float resident =
+        log_sum_exp(args.maximum[running], args.sum[running], bias_of(args.logits, query_head));
     const float* logits = item.estimates + query_head * item.candidates;
     const float top = count > 0 ? *std::max_element(logits, logits + count) : -INFINITY;
     const float found = log_sum_exp(top, kernels.sum_exp(logits, count, top), nullptr);
@@ -90,8 +90,8 @@ void partial_sort(uint64_t* keys, int64_t count, int64_t wanted) {
   for (int64_t i = 0; i < count; ++i) ++histogram[keys[i] >> kShift];
   int64_t bucket = (1 << (64 - kShift)) - 1;
   for (int64_t seen = histogram[bucket]; seen < wanted; seen += histogram[bucket]) --bucket;
-  uint64_t* end = std::partition(
-      keys, keys + count, [&](uint64_t key) { return int64_t(key >> kShift) >= bucket; });
+  uint64_t* end = std::partition(keys, keys + count,
+                                 [&](uint64_t key) { return int64_t(key >> kShift) >= bucket; });
   std::nth_element(keys, keys + wanted - 1, end, std::greater<>());
   std::sort(keys, keys + wanted, std::greater<>());
 }
@@ -106,8 +106,7 @@ void take_best(const SearchArgs& args, const SearchItem& item, int64_t head) {
   if (wanted > 0) partial_sort(order, count, wanted);
   for (int64_t i = 0; i < wanted; ++i) {
     const int64_t index = int64_t(uint32_t(~uint32_t(order[i])));
-    item.selected[head * args.top_k + i] =
-        int32_t(item.sequence.zone_begin + candidate[index]);
+    item.selected[head * args.top_k + i] = int32_t(item.sequence.zone_begin + candidate[index]);
     item.selected_worth[head * args.top_k + i] = worth[index];
     item.selected_candidate[head * args.top_k + i] = int32_t(index);
   }

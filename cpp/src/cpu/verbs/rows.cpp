@@ -1,4 +1,5 @@
 // Rows in and out of the store.
+#include <algorithm>
 #include <cstring>
 
 #include "cpu/cpu_backend.h"

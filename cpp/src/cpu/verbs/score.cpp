@@ -1,4 +1,5 @@
 // The coarse scan of whole zones, with a histogram of what it finds.
+#include <algorithm>
 #include <cstring>
 
 #include "cpu/cpu_backend.h"
@@ -6,7 +7,6 @@
 namespace pariskv::cpu {
 
 namespace {
-
 
 /** Scores equal to each value. Four tables, since runs of equal scores would wait on one. */
 void count_scores(const uint8_t* scores, int64_t count, int32_t* histogram) {
@@ -17,8 +17,7 @@ void count_scores(const uint8_t* scores, int64_t count, int32_t* histogram) {
   }
   for (; i < count; ++i) ++tables[0][scores[i]];
   for (int64_t value = 0; value < 256; ++value) {
-    histogram[value] =
-        tables[0][value] + tables[1][value] + tables[2][value] + tables[3][value];
+    histogram[value] = tables[0][value] + tables[1][value] + tables[2][value] + tables[3][value];
   }
 }
 

@@ -1,4 +1,6 @@
 // Exact selection of candidates on small integers: histogram, threshold, compaction.
+#include <algorithm>
+
 #include "cpu/cpu_backend.h"
 
 namespace pariskv::cpu {

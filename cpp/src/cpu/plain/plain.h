@@ -8,6 +8,8 @@
 namespace pariskv::cpu::plain {
 
 void encode(const EncodeRun& run);
+void tally(const uint8_t* signs, const int32_t* units, int64_t count, int64_t subspaces,
+           int32_t* positive);
 void score_signs(const ScoreSignsRun& run);
 void score_votes(const ScoreVotesRun& run);
 int64_t collect(const uint8_t* scores, int64_t count, uint8_t threshold, int64_t* ties,

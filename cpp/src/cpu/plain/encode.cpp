@@ -5,7 +5,7 @@
 
 #include "codec/summary_layout.h"
 #include "cpu/numerics.h"
-#include "cpu/plain.h"
+#include "cpu/plain/plain.h"
 
 namespace pariskv::cpu::plain {
 
@@ -65,8 +65,7 @@ void encode_key(const float* key, const EncodeRun& run, const Summary& out) {
   // An exact power of two brings the largest element near 1: squares neither overflow nor
   // vanish, whatever the key's size. Subnormals are lifted first.
   const float lift = largest < 0x1p-63f ? 0x1p64f : 1.0f;
-  const int32_t exponent =
-      std::min<int32_t>(int32_t(bits_of(largest * lift) >> 23) - 127, 126);
+  const int32_t exponent = std::min<int32_t>(int32_t(bits_of(largest * lift) >> 23) - 127, 126);
   const float shrink = float_of(uint32_t(127 - exponent) << 23);
 
   // The norm, and the rotation without its 1 / sqrt(rotated_dim).
@@ -132,6 +131,15 @@ void encode(const EncodeRun& run) {
     encode_key(key, run,
                {run.signs + i * layout.subspaces(), run.norm_codes + i, run.scales + i,
                 run.records + i * layout.record_bytes()});
+  }
+}
+
+void tally(const uint8_t* signs, const int32_t* units, int64_t count, int64_t subspaces,
+           int32_t* positive) {
+  for (int64_t i = 0; i < count; ++i) {
+    for (int64_t d = 0; d < subspaces * kSubspaceDim; ++d) {
+      if (signs[i * subspaces + d / 8] >> (d % 8) & 1) positive[d] += units[i];
+    }
   }
 }
 

@@ -4,7 +4,7 @@
 
 #include "codec/summary_layout.h"
 #include "cpu/numerics.h"
-#include "cpu/plain.h"
+#include "cpu/plain/plain.h"
 
 namespace pariskv::cpu::plain {
 

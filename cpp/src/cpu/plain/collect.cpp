@@ -1,5 +1,5 @@
 // Compaction: which keys passed the threshold, in index order.
-#include "cpu/plain.h"
+#include "cpu/plain/plain.h"
 
 namespace pariskv::cpu::plain {
 

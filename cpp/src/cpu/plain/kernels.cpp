@@ -1,0 +1,14 @@
+#include "cpu/plain/plain.h"
+
+namespace pariskv::cpu {
+
+const Kernels& plain_kernels() {
+  static const Kernels kernels = {
+      "plain",         plain::encode,   plain::tally,  plain::score_signs, plain::score_votes,
+      plain::collect,  plain::estimate, plain::attend, plain::sum_exp,     plain::add_exp,
+      plain::to_float,
+  };
+  return kernels;
+}
+
+}  // namespace pariskv::cpu

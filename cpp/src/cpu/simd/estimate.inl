@@ -1,0 +1,82 @@
+// The 4-bit estimate over Lanes16; included after float_verbs.inl, by the same files.
+
+namespace pariskv::cpu {
+namespace {
+
+/** Estimates of one key, as decoded, for every query. */
+template <int kVectors>
+PKV_INLINE void estimate_heads(const EstimateRun& run, const Lanes16* values, float scale,
+                               float* out) {
+  constexpr int64_t kDim = kVectors * kLanes;
+  int64_t h = 0;
+  for (; h + 4 <= run.heads; h += 4) {
+    const float* query = run.query + h * kDim;
+    Lanes16 sums[4] = {all(0), all(0), all(0), all(0)};
+    PKV_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      PKV_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        sums[j] = multiply_add(values[v], load(query + j * kDim + v * kLanes), sums[j]);
+      }
+    }
+    float four[4];
+    _mm_storeu_ps(four, _mm_mul_ps(fold4(sums), _mm_set1_ps(scale)));
+    PKV_UNROLL
+    for (int j = 0; j < 4; ++j) out[(h + j) * run.head_stride] = four[j];
+  }
+  for (; h < run.heads; ++h) {
+    Lanes16 sum = all(0);
+    PKV_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      sum = multiply_add(values[v], load(run.query + h * kDim + v * kLanes), sum);
+    }
+    out[h * run.head_stride] = fold(sum) * scale;
+  }
+}
+
+template <int kVectors>
+void estimate_run(const EstimateRun& run) {
+  constexpr int64_t kPlane = kVectors * kLanes / 8;
+  // Candidates lie all over the segment: far enough ahead to hide memory, not the caches.
+  constexpr int64_t kAhead = 16;
+  const Centres centres(run.centres);
+  for (int64_t i = 0; i < run.count; ++i) {
+    const int64_t coming = run.slots[lesser(i + kAhead, run.count - 1)];
+    for (int64_t byte = 0; byte < 4 * kPlane; byte += 64) {
+      _mm_prefetch(run.records + coming * 4 * kPlane + byte, _MM_HINT_T0);
+    }
+    _mm_prefetch(run.signs + coming * kPlane, _MM_HINT_T0);
+    _mm_prefetch(run.scales + coming, _MM_HINT_T0);
+
+    const int64_t slot = run.slots[i];
+    const uint8_t* record = run.records + slot * 4 * kPlane;
+    Lanes16 values[kVectors];
+    decode<kVectors>(run.signs + slot * kPlane, record, centres, values);
+    PKV_UNROLL
+    for (int v = 0; v < kVectors; v += 8) {
+      uint8_t bytes[16] = {};
+      memcpy(bytes, record + 3 * kPlane + 2 * v, kVectors < 8 ? 2 * kVectors : 16);
+      const Lanes16 weights = load_uint8(bytes);
+      PKV_UNROLL
+      for (int k = 0; k < (kVectors < 8 ? kVectors : 8); ++k) {
+        values[v + k] = values[v + k] * spread(weights, k);
+      }
+    }
+    const float scale = float_of(uint32_t{run.scales[slot]} << kScaleCodeShift);
+    estimate_heads<kVectors>(run, values, scale, run.estimates + i);
+  }
+}
+
+void estimate(const EstimateRun& run) {
+  switch (run.rotated_dim) {
+    case 64:
+      return estimate_run<4>(run);
+    case 128:
+      return estimate_run<8>(run);
+    case 256:
+      return estimate_run<16>(run);
+  }
+}
+
+}  // namespace
+}  // namespace pariskv::cpu

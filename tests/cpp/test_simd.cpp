@@ -1,0 +1,383 @@
+// Every instruction set against plain, bit for bit.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "codec/summary_layout.h"
+#include "cpu/numerics.h"
+#include "cpu/simd/kernels.h"
+#include "pariskv/codec.h"
+
+namespace pariskv::cpu {
+namespace {
+
+constexpr int64_t kHeadDims[] = {64, 80, 96, 128, 256};
+constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+constexpr int64_t kCounts[] = {0, 1, 63, 64, 65, 1000};
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+struct Level {
+  const char* name;
+  const Kernels* (*kernels)();
+};
+
+/** The same bits, or both NaN. */
+bool same(float a, float b) { return bits_of(a) == bits_of(b) || (a != a && b != b); }
+
+void expect_same(const std::vector<float>& expected, const std::vector<float>& actual) {
+  ASSERT_EQ(expected.size(), actual.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    ASSERT_TRUE(same(expected[i], actual[i])) << i << ": " << expected[i] << " " << actual[i];
+  }
+}
+
+class Simd : public testing::TestWithParam<Level> {
+ protected:
+  void SetUp() override {
+    kernels_ = GetParam().kernels();
+    if (kernels_ == nullptr) GTEST_SKIP() << "not on this machine";
+  }
+
+  std::vector<float> normals(int64_t count, float scale = 1) {
+    std::normal_distribution<float> normal(0, scale);
+    std::vector<float> x(count);
+    for (float& value : x) value = normal(random_);
+    return x;
+  }
+
+  template <typename T>
+  std::vector<T> integers(int64_t count, int low, int high) {
+    std::uniform_int_distribution<int> uniform(low, high);
+    std::vector<T> x(count);
+    for (T& value : x) value = T(uniform(random_));
+    return x;
+  }
+
+  const Kernels& plain_ = plain_kernels();
+  const Kernels* kernels_ = nullptr;
+  std::mt19937 random_{1};
+};
+
+/** Elements of `dtype`, ending where their memory ends, `shift` bytes off alignment. */
+class Elements {
+ public:
+  Elements(const std::vector<float>& x, DType dtype) : bytes_(x.size() * size_of(dtype) + kShift) {
+    for (size_t i = 0; i < x.size(); ++i) {
+      char* out = bytes_.data() + kShift + i * size_of(dtype);
+      const uint16_t half =
+          dtype == DType::kFloat16 ? float_to_float16(x[i]) : float_to_bfloat16(x[i]);
+      if (dtype == DType::kFloat32) {
+        std::memcpy(out, &x[i], 4);
+      } else {
+        std::memcpy(out, &half, 2);
+      }
+    }
+  }
+  const char* data() const { return bytes_.data() + kShift; }
+
+ private:
+  static constexpr int64_t kShift = 4;
+  std::vector<char> bytes_;
+};
+
+/** A run's output, poisoned, so that what should not be written shows. */
+struct Summaries {
+  Summaries(int64_t count, int64_t rotated_dim)
+      : signs(count * rotated_dim / 8 + 1, 0xa5),
+        norms(count + 1, 0xa5),
+        records(count * rotated_dim / 2 + 1, 0xa5),
+        scales(count + 1, 0xa5a5) {}
+  bool operator==(const Summaries& other) const {
+    return signs == other.signs && norms == other.norms && records == other.records &&
+           scales == other.scales;
+  }
+  std::vector<uint8_t> signs, norms, records;
+  std::vector<uint16_t> scales;
+};
+
+Summaries encode(const Kernels& kernels, const Elements& rows, DType dtype, int64_t head_dim,
+                 int64_t count) {
+  const int64_t rotated_dim = rotated_dim_of(head_dim);
+  const std::vector<float> rotation = rotation_signs(rotated_dim, 7);
+  const MagnitudeLevels& levels = magnitude_levels();
+  const std::vector<float> thresholds(levels.thresholds.begin(), levels.thresholds.end());
+  const std::vector<float> centres(levels.centres.begin(), levels.centres.end());
+  Summaries out(count, rotated_dim);
+  kernels.encode({rows.data(), dtype, 2 * head_dim, count, head_dim, rotated_dim, rotation.data(),
+                  thresholds.data(), centres.data(), out.signs.data(), out.norms.data(),
+                  out.scales.data(), out.records.data()});
+  return out;
+}
+
+/** Puts keys of every awkward kind over some of `rows`. */
+void make_awkward(std::vector<float>& rows, int64_t head_dim) {
+  const int64_t count = int64_t(rows.size()) / (2 * head_dim);
+  const auto row = [&](int64_t i) { return rows.data() + i * 2 * head_dim; };
+  const auto scale = [&](int64_t i, float by) {
+    for (int64_t d = 0; d < head_dim; ++d) row(i)[d] *= by;
+  };
+  if (count < 63) return;
+  scale(3, 0), scale(4, -0.0f);
+  row(5)[7] = kNan, row(6)[0] = kInfinity, row(7)[head_dim - 1] = -kInfinity;
+  scale(8, 1e30f), scale(9, 1e38f), scale(10, 1e-30f), scale(11, 1e-38f), scale(12, 1e-42f);
+  scale(13, 1e4f), scale(14, 1e-5f), scale(15, 1e-7f);
+  for (int64_t d = 0; d < head_dim; ++d) {
+    row(16)[d] = d == 5 ? 3.0f : 0.0f;  // one element
+    row(17)[d] = 1.0f;                  // levels at a border, zero subspaces
+    row(18)[d] = d % 2 == 0 ? 1.0f : -1.0f;
+    row(19)[d] = d == 0 ? 1e38f : 1e-38f;
+    row(20)[d] = d < 8 ? 1.0f : 1e-30f;
+    row(21)[d] = row(22)[d];
+    row(23)[d] = std::numeric_limits<float>::denorm_min();
+    row(24)[d] = std::numeric_limits<float>::max();
+  }
+}
+
+TEST_P(Simd, NamesItselfAndIsComplete) {
+  EXPECT_STREQ(kernels_->name, GetParam().name);
+  EXPECT_TRUE(kernels_->encode && kernels_->score_signs && kernels_->score_votes &&
+              kernels_->collect && kernels_->estimate && kernels_->attend && kernels_->sum_exp &&
+              kernels_->add_exp && kernels_->to_float);
+}
+
+TEST_P(Simd, Encode) {
+  for (int64_t head_dim : kHeadDims) {
+    for (DType dtype : kDTypes) {
+      for (int64_t count : kCounts) {
+        std::vector<float> rows = normals(count * 2 * head_dim);
+        make_awkward(rows, head_dim);
+        const Elements elements(rows, dtype);
+        EXPECT_TRUE(encode(plain_, elements, dtype, head_dim, count) ==
+                    encode(*kernels_, elements, dtype, head_dim, count))
+            << head_dim << " " << name_of(dtype) << " " << count;
+      }
+    }
+  }
+}
+
+TEST_P(Simd, ScoreSigns) {
+  for (int64_t subspaces : {8, 16, 32}) {
+    for (int64_t heads : {1, 2, 3, 4, 8, 16, 17, 32}) {
+      for (int64_t count : kCounts) {
+        const auto signs = integers<uint8_t>(count * subspaces, 0, 255);
+        auto norms = integers<uint8_t>(count, 0, 255);
+        if (count > 1) norms[1] = 0;
+        auto query = integers<int8_t>(heads * subspaces * 8, -15, 15);
+        auto gain = normals(heads, 1e-3f), offset = normals(heads, 100);
+        if (heads == 2) {
+          std::fill(query.begin(), query.end(), int8_t(-15));  // the widest sums
+          gain[0] = 1e30f;
+        }
+        if (heads == 3) gain[1] = kNan, offset[0] = kInfinity;
+        std::vector<uint8_t> expected(count + 1, 7), actual(count + 1, 7);
+        ScoreSignsRun run = {signs.data(), norms.data(), count,         subspaces,      heads,
+                             query.data(), gain.data(),  offset.data(), expected.data()};
+        plain_.score_signs(run);
+        run.scores = actual.data();
+        kernels_->score_signs(run);
+        EXPECT_EQ(expected, actual) << subspaces << " " << heads << " " << count;
+      }
+    }
+  }
+}
+
+TEST_P(Simd, ScoreVotes) {
+  for (int64_t subspaces : {8, 16, 32}) {
+    for (int64_t heads : {1, 2, 3, 4, 8, 16, 32}) {
+      for (int64_t count : kCounts) {
+        const auto signs = integers<uint8_t>(count * subspaces, 0, 255);
+        const auto norms = integers<uint8_t>(count, 0, 3);
+        const auto votes = integers<uint8_t>(heads * subspaces * 256, heads == 2 ? 6 : 0, 6);
+        std::vector<uint8_t> expected(count + 1, 7), actual(count + 1, 7);
+        ScoreVotesRun run = {signs.data(), norms.data(), count,          subspaces,
+                             heads,        votes.data(), expected.data()};
+        plain_.score_votes(run);
+        run.scores = actual.data();
+        kernels_->score_votes(run);
+        EXPECT_EQ(expected, actual) << subspaces << " " << heads << " " << count;
+      }
+    }
+  }
+}
+
+TEST_P(Simd, Collect) {
+  for (int64_t count : {0, 1, 31, 32, 33, 63, 64, 65, 1000}) {
+    for (int spread : {0, 3, 255}) {
+      const auto scores = integers<uint8_t>(count, 0, spread);
+      for (int threshold : {0, 1, 2, 128, 254, 255}) {
+        for (int64_t ties : {0, 1, 5, 40, 100000}) {
+          std::vector<int32_t> expected(count + 64), actual(count + 64);
+          int64_t left = ties, left_too = ties;
+          const int64_t found = plain_.collect(scores.data(), count, uint8_t(threshold), &left,
+                                               1234567, expected.data());
+          ASSERT_EQ(found, kernels_->collect(scores.data(), count, uint8_t(threshold), &left_too,
+                                             1234567, actual.data()));
+          EXPECT_EQ(left, left_too);
+          expected.resize(found), actual.resize(found);
+          EXPECT_EQ(expected, actual) << count << " " << spread << " " << threshold;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Simd, Estimate) {
+  constexpr int64_t kKeys = 1000;
+  for (int64_t dim : {64, 128, 256}) {
+    const Elements rows(normals(kKeys * 2 * dim), DType::kFloat32);
+    const Summaries keys = encode(plain_, rows, DType::kFloat32, dim, kKeys);
+    const auto centres = normals(16);
+    for (int64_t heads : {1, 2, 3, 4, 8, 16, 32}) {
+      const auto query = normals(heads * dim);
+      for (int64_t count : kCounts) {
+        const auto slots = integers<int32_t>(count, 0, kKeys - 1);
+        const int64_t stride = count + 3;
+        std::vector<float> expected(heads * stride, 7), actual(heads * stride, 7);
+        // The layout's own bytes, without the poison at their ends.
+        EstimateRun run = {keys.signs.data(),
+                           keys.scales.data(),
+                           keys.records.data(),
+                           dim,
+                           slots.data(),
+                           count,
+                           heads,
+                           query.data(),
+                           centres.data(),
+                           expected.data(),
+                           stride};
+        plain_.estimate(run);
+        run.estimates = actual.data();
+        kernels_->estimate(run);
+        expect_same(expected, actual);
+      }
+    }
+  }
+}
+
+struct Attention {
+  std::vector<float> maximum, sum, weighted;
+};
+
+TEST_P(Simd, Attend) {
+  int shape = 0;
+  for (int64_t head_dim : kHeadDims) {
+    for (DType dtype : kDTypes) {
+      for (int64_t count : kCounts) {
+        for (int64_t queries : {1, 2, 3, 4, 5, 8, 16, 32, 70}) {
+          if (count == 1000 && queries > 5 && queries != 32) continue;
+          // Limits: all rows, ragged with 0 and beyond the end, or one apart as in a prompt.
+          const int kind = shape++ % 3;
+          std::vector<int64_t> limits(queries, count);
+          for (int64_t q = 0; q < queries; ++q) {
+            if (kind == 1) limits[q] = q % 4 == 1 ? 0 : q % 4 == 2 ? count + 9 : count / (q + 1);
+            if (kind == 2) limits[q] = std::max<int64_t>(0, count - queries + q);
+          }
+          const int64_t deepest = std::min(count, *std::max_element(limits.begin(), limits.end()));
+
+          std::vector<float> values = normals(count * 2 * head_dim);
+          std::fill(values.begin() + deepest * 2 * head_dim, values.end(), kNan);
+          if (shape % 7 == 0 && deepest > 40) {
+            values[40 * 2 * head_dim + 3] = kNan;
+            values[20 * 2 * head_dim + head_dim + 5] = -kInfinity;
+          }
+          const Elements elements(values, dtype);
+          std::vector<const void*> rows(count);
+          for (int64_t r = 0; r < count; ++r) {
+            // Rows that nobody sees are not even there.
+            rows[r] = r < deepest ? elements.data() + r * 2 * head_dim * size_of(dtype) : nullptr;
+          }
+          std::shuffle(rows.begin(), rows.begin() + deepest, random_);
+
+          const auto query = normals(queries * head_dim);
+          std::vector<float> scratch(kAttendTile * head_dim);
+          const auto attend = [&](const Kernels& kernels) {
+            Attention state = {std::vector<float>(queries, -kInfinity),
+                               std::vector<float>(queries, 0.0f),
+                               std::vector<float>(queries * head_dim, 0.0f)};
+            for (int half = 0; half < 2; ++half) {  // continued from a running state
+              kernels.attend({rows.data(), count, dtype, head_dim, queries, query.data(),
+                              limits.data(), 0.09f, shape % 2 == 0 ? 2.5f : 0.0f,
+                              state.maximum.data(), state.sum.data(), state.weighted.data(),
+                              scratch.data()});
+            }
+            return state;
+          };
+          const Attention expected = attend(plain_), actual = attend(*kernels_);
+          SCOPED_TRACE(testing::Message() << head_dim << " " << name_of(dtype) << " " << count
+                                          << " rows, " << queries << " queries " << kind);
+          expect_same(expected.maximum, actual.maximum);
+          expect_same(expected.sum, actual.sum);
+          expect_same(expected.weighted, actual.weighted);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Simd, AttendHidesWhatOthersSee) {
+  constexpr int64_t kDim = 64, kRows = 200, kQueries = 9;
+  std::vector<float> values = normals(kRows * 2 * kDim);
+  // Only the last query may look past row 70.
+  std::fill(values.begin() + 70 * 2 * kDim, values.end(), kNan);
+  std::vector<const void*> rows(kRows);
+  for (int64_t r = 0; r < kRows; ++r) rows[r] = values.data() + r * 2 * kDim;
+  std::vector<int64_t> limits(kQueries, 70);
+  limits.back() = kRows;
+  const auto query = normals(kQueries * kDim);
+  std::vector<float> maximum(kQueries, -kInfinity), sum(kQueries), weighted(kQueries * kDim),
+      scratch(kAttendTile * kDim);
+  kernels_->attend({rows.data(), kRows, DType::kFloat32, kDim, kQueries, query.data(),
+                    limits.data(), 1, 0, maximum.data(), sum.data(), weighted.data(),
+                    scratch.data()});
+  for (int64_t i = 0; i < kQueries * kDim; ++i) {
+    EXPECT_EQ(std::isnan(weighted[i]), i / kDim == kQueries - 1);
+  }
+}
+
+TEST_P(Simd, Exponentials) {
+  for (int64_t count : {0, 1, 15, 16, 17, 33, 1000, 1000000}) {
+    auto x = normals(count, 40);
+    if (count >= 33) x[3] = kInfinity, x[20] = -kInfinity, x[32] = -0.0f;
+    if (count == 1000) x[999] = kNan;
+    std::vector<float> expected = normals(count), actual = expected;
+    EXPECT_TRUE(same(plain_.sum_exp(x.data(), count, 3), kernels_->sum_exp(x.data(), count, 3)));
+    plain_.add_exp(x.data(), count, 3, expected.data());
+    kernels_->add_exp(x.data(), count, 3, actual.data());
+    expect_same(expected, actual);
+  }
+}
+
+TEST_P(Simd, ToFloatOfEveryHalf) {
+  std::vector<uint16_t> halves(1 << 16);
+  for (size_t i = 0; i < halves.size(); ++i) halves[i] = uint16_t(i);
+  for (DType dtype : kDTypes) {
+    const int64_t all = int64_t(halves.size()) * 2 / size_of(dtype);
+    for (int64_t count : {int64_t{0}, int64_t{1}, int64_t{63}, all - 1, all}) {
+      std::vector<float> expected(all, 7), actual(all, 7);
+      plain_.to_float(halves.data(), dtype, count, expected.data());
+      kernels_->to_float(halves.data(), dtype, count, actual.data());
+      expect_same(expected, actual);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Levels, Simd,
+                         testing::Values(Level{"avx2", avx2_kernels},
+                                         Level{"avx512", avx512_kernels}),
+                         [](const auto& level) { return std::string(level.param.name); });
+
+TEST(Dispatch, ChoosesAKnownTable) {
+  const Kernels& best = best_kernels();
+  EXPECT_TRUE(&best == &plain_kernels() || &best == avx2_kernels() || &best == avx512_kernels());
+  EXPECT_EQ(&best, &best_kernels());
+}
+
+}  // namespace
+}  // namespace pariskv::cpu
