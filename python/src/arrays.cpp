@@ -17,13 +17,13 @@ std::string text_of(nb::handle object) {
 
 std::string dtype_text(nb::dlpack::dtype dtype) {
   const auto code = nb::dlpack::dtype_code(dtype.code);
-  const char* name = code == nb::dlpack::dtype_code::Float      ? "float"
-                     : code == nb::dlpack::dtype_code::Bfloat   ? "bfloat"
-                     : code == nb::dlpack::dtype_code::Int      ? "int"
-                     : code == nb::dlpack::dtype_code::UInt     ? "uint"
-                     : code == nb::dlpack::dtype_code::Bool     ? "bool"
-                     : code == nb::dlpack::dtype_code::Complex  ? "complex"
-                                                                : "an unknown type of ";
+  const char* name = code == nb::dlpack::dtype_code::Float     ? "float"
+                     : code == nb::dlpack::dtype_code::Bfloat  ? "bfloat"
+                     : code == nb::dlpack::dtype_code::Int     ? "int"
+                     : code == nb::dlpack::dtype_code::UInt    ? "uint"
+                     : code == nb::dlpack::dtype_code::Bool    ? "bool"
+                     : code == nb::dlpack::dtype_code::Complex ? "complex"
+                                                               : "an unknown type of ";
   return name + std::to_string(int(dtype.bits));
 }
 
@@ -61,8 +61,10 @@ TensorView view_of(const char* verb, const char* argument, const Array& array, D
                     array.device_type() == nb::device::cuda_host::value ||
                     array.device_type() == nb::device::cuda_managed::value;
   if (!host && array.device_type() != nb::device::cuda::value) {
-    throw nb::value_error((place(verb, argument) + "expected memory of a cpu or cuda device, got "
-                           "DLPack device type " + std::to_string(array.device_type()))
+    throw nb::value_error((place(verb, argument) +
+                           "expected memory of a cpu or cuda device, got "
+                           "DLPack device type " +
+                           std::to_string(array.device_type()))
                               .c_str());
   }
   view.device.type = host ? DeviceType::kCpu : DeviceType::kCuda;
@@ -99,8 +101,7 @@ Borrowed borrow(const char* verb, const char* argument, nb::handle array, DType 
   return {std::move(borrowed), {}, view};
 }
 
-Borrowed borrow_writable(const char* verb, const char* argument, nb::handle array,
-                         DType expected) {
+Borrowed borrow_writable(const char* verb, const char* argument, nb::handle array, DType expected) {
   nb::ndarray<> borrowed;
   if (!nb::try_cast(array, borrowed)) {
     refuse(verb, argument, array, "a writable array that speaks DLPack");

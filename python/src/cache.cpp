@@ -51,7 +51,8 @@ std::vector<int64_t> lengths_of(const char* verb, const Lengths& lengths, const 
                                 const TensorView& packed) {
   if (lengths) return *lengths;
   if (sequences.size() == 1 && packed.rank > 0) return {packed.shape[0]};
-  throw nb::value_error((std::string("[") + verb + "] lengths: expected the tokens of each of the " +
+  throw nb::value_error((std::string("[") + verb +
+                         "] lengths: expected the tokens of each of the " +
                          std::to_string(sequences.size()) + " sequences, got none")
                             .c_str());
 }
@@ -136,17 +137,15 @@ nb::object attend(const Handle& handle, int64_t layer, const Ids& sequences, nb:
                   return_lse,
                   [&](Cache& cache, const TensorView& query, const TensorView& result,
                       const AttendOptions& options) {
-                    cache.attend(layer, sequences,
-                                 lengths_of("attend", lengths, sequences, query), query, result,
-                                 options, stream_of(stream));
+                    cache.attend(layer, sequences, lengths_of("attend", lengths, sequences, query),
+                                 query, result, options, stream_of(stream));
                   });
 }
 
 Explanation explain(const Handle& handle, int64_t layer, SequenceId sequence, nb::handle q,
                     std::optional<double> scale, double softcap, nb::object sink_bias) {
   const Borrowed query = borrow("explain", "q", q, handle.open()->config().dtype);
-  const Attention attention =
-      attention_of("explain", {scale, softcap, std::move(sink_bias)});
+  const Attention attention = attention_of("explain", {scale, softcap, std::move(sink_bias)});
   return unlocked(handle, [&](Cache& cache) {
     return cache.explain(layer, sequence, query.view, attention.options);
   });
@@ -173,8 +172,7 @@ nb::object read(const Handle& handle, int64_t layer, SequenceId sequence, int64_
   const Borrowed v = borrow_writable("read", "v", pair[1], config.dtype);
   if (k.view.rank == 0 || k.view.shape[0] != end - begin) {
     throw nb::value_error(("[read] out: expected room for " + std::to_string(end - begin) +
-                           " tokens, got " +
-                           std::to_string(k.view.rank == 0 ? 0 : k.view.shape[0]))
+                           " tokens, got " + std::to_string(k.view.rank == 0 ? 0 : k.view.shape[0]))
                               .c_str());
   }
   unlocked(handle, [&](Cache& cache) {
@@ -184,11 +182,11 @@ nb::object read(const Handle& handle, int64_t layer, SequenceId sequence, int64_
 }
 
 // Signatures are spelled out because arrays of every library come in.
-#define PKV_SIGNATURE_OPTIONS                                                     \
-  "scale: float | None = None, softcap: float = 0.0, "                            \
+#define PKV_SIGNATURE_OPTIONS                          \
+  "scale: float | None = None, softcap: float = 0.0, " \
   "sink_bias: pariskv_core._array.Array | None = None"
-#define PKV_SIGNATURE_RESULT                                                      \
-  "*, out: pariskv_core._array.Array | None = None, " PKV_SIGNATURE_OPTIONS       \
+#define PKV_SIGNATURE_RESULT                                                \
+  "*, out: pariskv_core._array.Array | None = None, " PKV_SIGNATURE_OPTIONS \
   ", return_lse: bool = False, stream: int = 0) -> typing.Any"
 
 }  // namespace
@@ -203,41 +201,49 @@ leaves the cache as it was.)")
       .def(nb::init<const Config&>(), "config"_a)
       .def_prop_ro("config", [](const Handle& self) { return self.open()->config(); })
       .def("close", &Handle::close, "Frees everything; later calls raise ValueError.")
-      .def("__enter__", [](nb::object self) { return self; },
-           nb::sig("def __enter__(self) -> Cache"))
-      .def("__exit__", [](Handle& self, nb::args) { self.close(); },
-           nb::sig("def __exit__(self, *args: object) -> None"))
-      .def("add", [](Handle& self) { return unlocked(self, [](Cache& c) { return c.add(); }); },
-           "A new, empty sequence: its name, never used again.")
-      .def("remove",
-           [](Handle& self, SequenceId sequence) {
-             unlocked(self, [&](Cache& c) { c.remove(sequence); });
-           },
-           "sequence"_a, "Forgets a sequence: its bytes are zeroed and given back.")
-      .def("fork",
-           [](Handle& self, SequenceId sequence) {
-             return unlocked(self, [&](Cache& c) { return c.fork(sequence); });
-           },
-           "sequence"_a, "A new sequence equal to this one; storage is shared until one changes.")
-      .def("reorder",
-           [](Handle& self, const Ids& sequences, const std::vector<int64_t>& source) {
-             unlocked(self, [&](Cache& c) { c.reorder(sequences, source); });
-           },
-           "sequences"_a, "source"_a,
-           "Beam reordering: sequences[i] becomes what sequences[source[i]] was.")
-      .def("truncate",
-           [](Handle& self, SequenceId sequence, int64_t tokens) {
-             unlocked(self, [&](Cache& c) { c.truncate(sequence, tokens); });
-           },
-           "sequence"_a, "tokens"_a, "Drops the last tokens in every layer, also across a flush.")
-      .def("flush",
-           [](Handle& self, const std::optional<Ids>& sequences, uintptr_t stream) {
-             unlocked(self, [&](Cache& c) {
-               c.flush(sequences ? *sequences : c.sequences(), stream_of(stream));
-             });
-           },
-           "sequences"_a = nb::none(), nb::kw_only(), "stream"_a = 0,
-           "Moves everything older than the local window to the retrieval zone.")
+      .def(
+          "__enter__", [](nb::object self) { return self; },
+          nb::sig("def __enter__(self) -> Cache"))
+      .def(
+          "__exit__", [](Handle& self, nb::args) { self.close(); },
+          nb::sig("def __exit__(self, *args: object) -> None"))
+      .def(
+          "add", [](Handle& self) { return unlocked(self, [](Cache& c) { return c.add(); }); },
+          "A new, empty sequence: its name, never used again.")
+      .def(
+          "remove",
+          [](Handle& self, SequenceId sequence) {
+            unlocked(self, [&](Cache& c) { c.remove(sequence); });
+          },
+          "sequence"_a, "Forgets a sequence: its bytes are zeroed and given back.")
+      .def(
+          "fork",
+          [](Handle& self, SequenceId sequence) {
+            return unlocked(self, [&](Cache& c) { return c.fork(sequence); });
+          },
+          "sequence"_a, "A new sequence equal to this one; storage is shared until one changes.")
+      .def(
+          "reorder",
+          [](Handle& self, const Ids& sequences, const std::vector<int64_t>& source) {
+            unlocked(self, [&](Cache& c) { c.reorder(sequences, source); });
+          },
+          "sequences"_a, "source"_a,
+          "Beam reordering: sequences[i] becomes what sequences[source[i]] was.")
+      .def(
+          "truncate",
+          [](Handle& self, SequenceId sequence, int64_t tokens) {
+            unlocked(self, [&](Cache& c) { c.truncate(sequence, tokens); });
+          },
+          "sequence"_a, "tokens"_a, "Drops the last tokens in every layer, also across a flush.")
+      .def(
+          "flush",
+          [](Handle& self, const std::optional<Ids>& sequences, uintptr_t stream) {
+            unlocked(self, [&](Cache& c) {
+              c.flush(sequences ? *sequences : c.sequences(), stream_of(stream));
+            });
+          },
+          "sequences"_a = nb::none(), nb::kw_only(), "stream"_a = 0,
+          "Moves everything older than the local window to the retrieval zone.")
       .def("prefill", &prefill, "layer"_a, "sequences"_a, "k"_a, "v"_a, "lengths"_a = nb::none(),
            nb::kw_only(), "stream"_a = 0,
            nb::sig("def prefill(self, layer: int, sequences: collections.abc.Sequence[int], "
@@ -277,16 +283,17 @@ lengths  how many each has; may be left out for a single one
 The rest, and what is returned, as in decode.)")
       .def("explain", &explain, "layer"_a, "sequence"_a, "q"_a, nb::kw_only(),
            "scale"_a = nb::none(), "softcap"_a = 0.0, "sink_bias"_a = nb::none(),
-           nb::sig("def explain(self, layer: int, sequence: int, q: pariskv_core._array.Array, *, "
-                   PKV_SIGNATURE_OPTIONS ") -> Explanation"),
+           nb::sig("def explain(self, layer: int, sequence: int, q: pariskv_core._array.Array, "
+                   "*, " PKV_SIGNATURE_OPTIONS ") -> Explanation"),
            R"(What decode would choose for this query now, and why. Changes nothing.
 
 q  (query_heads, head_dim))")
-      .def("summaries",
-           [](const Handle& self, int64_t layer, SequenceId sequence) {
-             return unlocked(self, [&](Cache& c) { return c.summaries(layer, sequence); });
-           },
-           "layer"_a, "sequence"_a, "The key summaries of a retrieval zone, unpacked.")
+      .def(
+          "summaries",
+          [](const Handle& self, int64_t layer, SequenceId sequence) {
+            return unlocked(self, [&](Cache& c) { return c.summaries(layer, sequence); });
+          },
+          "layer"_a, "sequence"_a, "The key summaries of a retrieval zone, unpacked.")
       .def("read", &read, "layer"_a, "sequence"_a, "begin"_a, "end"_a, nb::kw_only(),
            "out"_a = nb::none(), "stream"_a = 0,
            nb::sig("def read(self, layer: int, sequence: int, begin: int, end: int, *, "
@@ -295,24 +302,26 @@ q  (query_heads, head_dim))")
            R"(Copies stored rows out: (k, v), each (end - begin, kv_heads, head_dim).
 
 NumPy arrays, or into `out`, a pair; a bfloat16 cache needs `out`.)")
-      .def("length",
-           [](const Handle& self, SequenceId sequence, int64_t layer) {
-             return unlocked(self, [&](Cache& c) { return c.length(sequence, layer); });
-           },
-           "sequence"_a, "layer"_a = 0, "Tokens of a sequence in one layer.")
-      .def("regions",
-           [](const Handle& self, SequenceId sequence, int64_t layer) {
-             return unlocked(self, [&](Cache& c) { return c.regions(sequence, layer); });
-           },
-           "sequence"_a, "layer"_a = 0, "How many tokens lie in each region.")
-      .def("sequences",
-           [](const Handle& self) {
-             return unlocked(self, [](Cache& c) { return c.sequences(); });
-           },
-           "The sequences there are, oldest first.")
-      .def("stats",
-           [](const Handle& self) { return unlocked(self, [](Cache& c) { return c.stats(); }); },
-           "What the cache holds and has done.");
+      .def(
+          "length",
+          [](const Handle& self, SequenceId sequence, int64_t layer) {
+            return unlocked(self, [&](Cache& c) { return c.length(sequence, layer); });
+          },
+          "sequence"_a, "layer"_a = 0, "Tokens of a sequence in one layer.")
+      .def(
+          "regions",
+          [](const Handle& self, SequenceId sequence, int64_t layer) {
+            return unlocked(self, [&](Cache& c) { return c.regions(sequence, layer); });
+          },
+          "sequence"_a, "layer"_a = 0, "How many tokens lie in each region.")
+      .def(
+          "sequences",
+          [](const Handle& self) { return unlocked(self, [](Cache& c) { return c.sequences(); }); },
+          "The sequences there are, oldest first.")
+      .def(
+          "stats",
+          [](const Handle& self) { return unlocked(self, [](Cache& c) { return c.stats(); }); },
+          "What the cache holds and has done.");
 }
 
 }  // namespace pariskv::python

@@ -90,9 +90,8 @@ void bind_counts(nb::module_& m) {
             << ", workspace_bytes=" << stats.workspace_bytes << ", flushes=" << stats.flushes
             << ", unusable_keys=" << stats.unusable_keys
             << ", decode_tokens=" << stats.decode_tokens
-            << ", searched_tokens=" << stats.searched_tokens
-            << ", candidates=" << stats.candidates << ", fetched_rows=" << stats.fetched_rows
-            << ")";
+            << ", searched_tokens=" << stats.searched_tokens << ", candidates=" << stats.candidates
+            << ", fetched_rows=" << stats.fetched_rows << ")";
         return out.str();
       });
 }

@@ -162,6 +162,19 @@ TEST_P(Simd, Encode) {
   }
 }
 
+TEST_P(Simd, Tally) {
+  for (const int64_t subspaces : {8, 16, 32}) {
+    for (const int64_t count : {int64_t{0}, int64_t{1}, int64_t{63}, kTallyKeys}) {
+      const auto signs = integers<uint8_t>(count * subspaces, 0, 255);
+      const auto units = integers<int32_t>(count, 0, 1 << 20);
+      std::vector<int32_t> expected(size_t(subspaces * 8), 5), actual = expected;
+      plain_.tally(signs.data(), units.data(), count, subspaces, expected.data());
+      kernels_->tally(signs.data(), units.data(), count, subspaces, actual.data());
+      ASSERT_EQ(expected, actual) << subspaces << " " << count;
+    }
+  }
+}
+
 TEST_P(Simd, ScoreSigns) {
   for (int64_t subspaces : {8, 16, 32}) {
     for (int64_t heads : {1, 2, 3, 4, 8, 16, 17, 32}) {

@@ -1,0 +1,96 @@
+# Everything is set up in .venv; the machine needs Python 3.10 or newer with its headers, a
+# C++ compiler and make. CMake and Ninja come from PyPI.
+
+PYTHON ?= python3
+WERROR ?= OFF
+
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+PIP := .venv/bin/python -m pip
+BUILD_DIR := -C build-dir='build/{wheel_tag}'
+
+SOURCES := CMakeLists.txt pyproject.toml $(shell find cmake cpp python -type f -not -name '*.pyc')
+CPP_FILES = $(shell find bench cpp examples python tests -regex '.*\.\(h\|cpp\|cu\|inl\)')
+
+.PHONY: help demo test test-cpp test-python bench wheel stubs format lint clean
+.DEFAULT_GOAL := help
+
+help: ## list the commands
+	@sed -n 's/^\([a-z-]*\):.* ## /  make \1\t/p' Makefile | expand -t 22
+
+demo: .venv/.bench ## find planted facts among 131,072 tokens, against dense attention
+	@.venv/bin/pariskv demo
+
+test: test-cpp test-python ## C++ tests, Python tests, rules of the house
+
+bench: .venv/.bench ## measure every verb and the whole decode step
+	@.venv/bin/python bench/run.py
+
+wheel: .venv/.engine ## build a wheel into dist/
+	@$(PIP) wheel -q --no-build-isolation --no-deps $(BUILD_DIR) -w dist .
+	@ls dist/*.whl
+
+stubs: .venv/.test ## regenerate the type stub of the extension
+	@.venv/bin/python -m nanobind.stubgen -q -m pariskv_core._core -p python/stub_patterns.txt \
+	  -o python/pariskv_core/_core.pyi
+
+format: .venv/.test ## format C++ and Python
+	@.venv/bin/clang-format -i $(CPP_FILES)
+	@.venv/bin/ruff check --silent --fix --exit-zero .
+	@.venv/bin/ruff format -q .
+
+lint: .venv/.test ## check formatting, style and types; change nothing
+	@.venv/bin/clang-format --dry-run -Werror $(CPP_FILES)
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+	@.venv/bin/mypy
+
+clean: ## remove what was built; .venv stays
+	@rm -rf build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .venv/.engine
+
+test-cpp: .venv/.base
+	@mkdir -p build
+	@cmake -S . -B build/cpp -G Ninja -D PARISKV_TESTS=ON -D PARISKV_WERROR=$(WERROR) \
+	  > build/cpp.log 2>&1 || { cat build/cpp.log; exit 1; }
+	@sed -n 's/^-- pariskv: /Note: /p' build/cpp.log
+	@echo "Building the C++ library and its tests ..."
+	@cmake --build build/cpp -- --quiet
+	@if grep -q '^GTest_DIR:PATH=/' build/cpp/CMakeCache.txt; then \
+	  build/cpp/tests/cpp/pariskv_tests --gtest_brief=1; fi
+
+test-python: .venv/.test
+	@.venv/bin/python -m pytest
+
+# What is in .venv, as stamps: the tools, the engine itself, what the bench and the tests need.
+
+.venv/.base: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or \
+	newer is needed; name one with: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || { echo "This Python has no venv module; \
+	on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@$(PYTHON) -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' \
+	  2> /dev/null || { echo "This Python has no C headers; on Debian and Ubuntu: apt install \
+	python3-dev"; exit 1; }
+	@command -v $(CXX) > /dev/null || { echo "There is no C++ compiler ($(CXX)); on Debian and \
+	Ubuntu: apt install g++"; exit 1; }
+	@echo "Setting up .venv ..."
+	@$(PYTHON) -m venv .venv
+	@$(PIP) install -q -c constraints.txt pip
+	@$(PIP) install -q -c constraints.txt scikit-build-core nanobind cmake ninja
+	@touch $@
+
+.venv/.engine: .venv/.base $(SOURCES)
+	@echo "Building the engine ..."
+	@$(PIP) install -q --no-build-isolation --no-deps --force-reinstall $(BUILD_DIR) .
+	@touch $@
+
+.venv/.bench: constraints.txt pyproject.toml | .venv/.engine
+	@echo "Installing torch and rich ..."
+	@$(PIP) install -q -c constraints.txt 'pariskv_core[bench]'
+	@touch $@
+
+.venv/.test: constraints.txt pyproject.toml | .venv/.engine
+	@echo "Installing the test tools and torch ..."
+	@$(PIP) install -q -c constraints.txt 'pariskv_core[test]'
+	@touch .venv/.bench $@

@@ -1,0 +1,121 @@
+"""What the bench programs share: turns, bandwidth, where it was measured, table and JSON file."""
+
+from __future__ import annotations
+
+import os
+
+# Read once, when NumPy is imported: bandwidth is measured with threads of our own.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import importlib.metadata
+import json
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pariskv_core as pk
+from pariskv_core.cli import machine
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+_HERE = Path(__file__).resolve().parent
+# OpenMP threads go on spinning for some milliseconds after their work is done.
+_REST_SECONDS = 0.02
+_PIPED_WIDTH = 100
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=_HERE, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def environment() -> dict[str, Any]:
+    versions: dict[str, str | None] = {}
+    for name in ("torch", "numpy"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    return {
+        "cpu": machine.cpu_name(),
+        "cpu_level": pk.cpu_level(),
+        "cores": machine.usable_cores(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "python": platform.python_version(),
+        "pariskv_core": pk.__version__,
+        **versions,
+        "commit": _git("rev-parse", "HEAD"),
+        "uncommitted_changes": bool(_git("status", "--porcelain")),
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": " ".join(["python", os.path.relpath(sys.argv[0], _HERE.parent), *sys.argv[1:]]),
+    }
+
+
+def in_turns(
+    cases: dict[str, Callable[[], object]], rounds: int, warm_up: int = 2
+) -> dict[str, list[float]]:
+    """Seconds of every case in every round, one case after the other within a round.
+
+    A case may return a function to be called afterwards, untimed.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for turn in range(warm_up + rounds):
+        for name, case in cases.items():
+            time.sleep(_REST_SECONDS)
+            begin = time.perf_counter()
+            clean_up = case()
+            taken = time.perf_counter() - begin
+            if callable(clean_up):
+                clean_up()
+            if turn >= warm_up:
+                seconds[name].append(taken)
+    return seconds
+
+
+def bandwidth(threads: int, megabytes: int = 256) -> dict[str, float]:
+    """Bytes per second of this machine: reading, and copying, which counts both ways."""
+    words = megabytes * 2**20 // 4 // threads
+    arrays = [(np.ones(words, np.float32), np.ones(words, np.float32)) for _ in range(threads)]
+    with ThreadPoolExecutor(threads) as pool:
+        seconds = in_turns(
+            {
+                "read": lambda: list(pool.map(lambda pair: np.dot(pair[0], pair[0]), arrays)),
+                "copy": lambda: list(pool.map(lambda pair: np.copyto(*pair), arrays)),
+            },
+            rounds=5,
+        )
+    size = 4 * words * threads
+    return {"read": size / median(seconds["read"]), "copy": 2 * size / median(seconds["copy"])}
+
+
+def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], notes: str) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_PIPED_WIDTH)
+    table = Table(title=title, title_justify="left", caption=notes, caption_justify="left")
+    table.box = box.SIMPLE_HEAD
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def save(name: str, results: Any) -> None:
+    """Into results/<name>-<cpu>.json, in place of what an earlier run on this CPU left."""
+    record = {"environment": environment(), "results": results}
+    cpu = re.sub(r"[^a-z0-9]+", "-", machine.cpu_name().lower()).strip("-")
+    path = _HERE / "results" / f"{name}-{cpu}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    print(f"Written to {os.path.relpath(path)}")

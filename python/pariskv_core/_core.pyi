@@ -1,0 +1,388 @@
+"""The pariskv engine. Import pariskv_core instead."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import numpy
+from numpy.typing import NDArray
+
+import pariskv_core._array
+
+
+class OutOfMemory(MemoryError):
+    pass
+
+def cpu_level() -> str:
+    """
+    The instruction set that the CPU backend runs on: "plain", "avx2" or "avx512".
+    """
+
+def is_built(backend: str) -> bool:
+    """Whether this build has the backend, "cpu" or "cuda"."""
+
+def is_available(backend: str) -> bool:
+    """Whether it does and such a device is there."""
+
+def rotation_signs(rotated_dim: int, seed: int) -> list[float]:
+    """The signs, +1 or -1, of the rotation that keys are summarised in."""
+
+def magnitude_levels() -> tuple[list[float], list[float]]:
+    """The 7 thresholds and 8 centres of the magnitude codes."""
+
+class Config:
+    """
+    What a cache is told when it is made.
+
+    layers, query_heads, kv_heads, head_dim, dtype
+        The model. query_heads is a whole multiple of kv_heads; head_dim is 64, 80, 96, 128
+        or 256; dtype is "float32", "float16" or "bfloat16", or the type of torch or NumPy.
+    sink, local, update
+        Tokens of a sequence's regions, [sink | retrieval | local | update buffer].
+    top_k
+        Rows attended to per kv head besides the resident ones.
+    dense_below
+        Sequences with fewer tokens are attended to in full.
+    scorer
+        "sign_norm", or the paper's "votes".
+    group_rule
+        "attention_mass", or the paper's "mean_query".
+    schedule
+        Steps (from_tokens, candidate_ratio, vote_ratio), by tokens in the retrieval zone.
+    min_candidates_per_row
+        Candidates are never fewer than this times top_k.
+    seed
+        Of the rotation's signs.
+    device
+        "cpu".
+    threads
+        Of the CPU backend; 0 takes one per core.
+    segment_tokens
+        The store grows by this much.
+    memory_budget
+        The most bytes to hold; 0 is no limit.
+
+    Raises ValueError, with what was expected and what came.
+    """
+
+    def __init__(self, *, layers: int, query_heads: int, kv_heads: int, head_dim: int, dtype: object = 'bfloat16', sink: int = 4, local: int = 256, update: int = 512, top_k: int = 100, dense_below: int = 2048, scorer: str = 'sign_norm', group_rule: str = 'attention_mass', schedule: Sequence[tuple[int, float, float]] = ..., min_candidates_per_row: int = 4, seed: int = 42, device: str = 'cpu', threads: int = 0, segment_tokens: int = 1024, memory_budget: int = 0) -> None: ...
+
+    @property
+    def layers(self) -> int: ...
+
+    @property
+    def query_heads(self) -> int: ...
+
+    @property
+    def kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def sink(self) -> int: ...
+
+    @property
+    def local(self) -> int: ...
+
+    @property
+    def update(self) -> int: ...
+
+    @property
+    def top_k(self) -> int: ...
+
+    @property
+    def dense_below(self) -> int: ...
+
+    @property
+    def scorer(self) -> str: ...
+
+    @property
+    def group_rule(self) -> str: ...
+
+    @property
+    def schedule(self) -> list[tuple[int, float, float]]: ...
+
+    @property
+    def min_candidates_per_row(self) -> int: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def segment_tokens(self) -> int: ...
+
+    @property
+    def memory_budget(self) -> int: ...
+
+    def __repr__(self) -> str: ...
+
+class MemoryUse:
+    """A cache's memory, in bytes."""
+
+    @property
+    def live(self) -> int:
+        """Handed out and not given back."""
+
+    @property
+    def peak(self) -> int:
+        """The most that was ever live."""
+
+    @property
+    def reserved(self) -> int:
+        """Held from the system."""
+
+    @property
+    def budget(self) -> int:
+        """The most that may be reserved; 0 is no limit."""
+
+    def __repr__(self) -> str: ...
+
+class Regions:
+    """Tokens of one layer of one sequence, by region."""
+
+    @property
+    def sink(self) -> int: ...
+
+    @property
+    def retrieval(self) -> int: ...
+
+    @property
+    def local(self) -> int: ...
+
+    @property
+    def buffer(self) -> int: ...
+
+    def __repr__(self) -> str: ...
+
+class Stats:
+    """What a cache holds, and has done since it was made."""
+
+    @property
+    def memory(self) -> MemoryUse: ...
+
+    @property
+    def sequences(self) -> int: ...
+
+    @property
+    def tokens(self) -> int:
+        """Over all layers and sequences."""
+
+    @property
+    def row_bytes(self) -> int:
+        """K and V, in whole segments."""
+
+    @property
+    def summary_bytes(self) -> int:
+        """Key summaries and their statistics."""
+
+    @property
+    def workspace_bytes(self) -> int: ...
+
+    @property
+    def flushes(self) -> int: ...
+
+    @property
+    def encoded_keys(self) -> int:
+        """Keys summarised, over kv heads."""
+
+    @property
+    def unusable_keys(self) -> int:
+        """
+        Keys of the retrieval zones that are zero or not finite: never selected.
+        """
+
+    @property
+    def decode_tokens(self) -> int:
+        """Per layer."""
+
+    @property
+    def searched_tokens(self) -> int:
+        """Of those, the ones that searched."""
+
+    @property
+    def candidates(self) -> int:
+        """Reranked, over kv heads."""
+
+    @property
+    def fetched_rows(self) -> int:
+        """Selected, over kv heads."""
+
+    def __repr__(self) -> str: ...
+
+class Explanation:
+    """
+    Why a query attends where it does; arrays are padded to one
+    width, positions with -1 and numbers with NaN.
+    """
+
+    @property
+    def searched(self) -> bool:
+        """False: everything is attended to, nothing was selected."""
+
+    @property
+    def zone_begin(self) -> int:
+        """First position of the retrieval zone."""
+
+    @property
+    def zone_tokens(self) -> int: ...
+
+    @property
+    def coarse(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', writable=False)]:
+        """(kv_heads, zone_tokens) uint8: coarse scores; 0 is never selected."""
+
+    @property
+    def candidate_positions(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', writable=False)]:
+        """(kv_heads, candidates) int64, ascending."""
+
+    @property
+    def positions(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', writable=False)]:
+        """(kv_heads, selected) int64, best first."""
+
+    @property
+    def worth(self) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', writable=False)]:
+        """(kv_heads, selected) float32: what the order is by."""
+
+    @property
+    def estimated(self) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', writable=False)]:
+        """(query_heads, selected) float32: logits from the summaries."""
+
+    @property
+    def exact(self) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', writable=False)]:
+        """(query_heads, selected) float32: logits from the rows."""
+
+class Summaries:
+    """The key summaries of one layer of one sequence, unpacked."""
+
+    @property
+    def zone_begin(self) -> int:
+        """Position of the first one."""
+
+    @property
+    def signs(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), order='C', writable=False)]:
+        """(kv_heads, tokens, subspaces) uint8: bit j is rotated dim 8b+j >= 0."""
+
+    @property
+    def magnitudes(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), order='C', writable=False)]:
+        """(kv_heads, tokens, rotated_dim) uint8: level 0 to 7."""
+
+    @property
+    def weights(self) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', writable=False)]:
+        """
+        (kv_heads, tokens, subspaces) float32: norm r_b / alpha_b, as it is used.
+        """
+
+    @property
+    def norms(self) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', writable=False)]:
+        """
+        (kv_heads, tokens) float32, to 5 bits; 0 is a key that is never selected.
+        """
+
+class Cache:
+    """
+    The KV cache of one model: all layers, all sequences.
+
+    Calls on one cache take turns; calls on different caches run side by side, without the GIL.
+    Arrays are anything that speaks DLPack, in the config's dtype, rows without gaps. An error
+    leaves the cache as it was.
+    """
+
+    def __init__(self, config: Config) -> None: ...
+
+    @property
+    def config(self) -> Config: ...
+
+    def close(self) -> None:
+        """Frees everything; later calls raise ValueError."""
+
+    def __enter__(self) -> Cache: ...
+
+    def __exit__(self, *args: object) -> None: ...
+
+    def add(self) -> int:
+        """A new, empty sequence: its name, never used again."""
+
+    def remove(self, sequence: int) -> None:
+        """Forgets a sequence: its bytes are zeroed and given back."""
+
+    def fork(self, sequence: int) -> int:
+        """A new sequence equal to this one; storage is shared until one changes."""
+
+    def reorder(self, sequences: Sequence[int], source: Sequence[int]) -> None:
+        """Beam reordering: sequences[i] becomes what sequences[source[i]] was."""
+
+    def truncate(self, sequence: int, tokens: int) -> None:
+        """Drops the last tokens in every layer, also across a flush."""
+
+    def flush(self, sequences: Sequence[int] | None = None, *, stream: int = 0) -> None:
+        """Moves everything older than the local window to the retrieval zone."""
+
+    def prefill(self, layer: int, sequences: Sequence[int], k: pariskv_core._array.Array, v: pariskv_core._array.Array, lengths: Sequence[int] | None = None, *, stream: int = 0) -> None:
+        """
+        Appends keys and values, a prompt or a chunk of one.
+
+        k, v     (sum of lengths, kv_heads, head_dim), sequence after sequence; k after RoPE
+        lengths  tokens of each sequence; may be left out for a single one
+        """
+
+    def decode(self, layer: int, sequences: Sequence[int], q: pariskv_core._array.Array, k: pariskv_core._array.Array, v: pariskv_core._array.Array, *, out: pariskv_core._array.Array | None = None, scale: float | None = None, softcap: float = 0.0, sink_bias: pariskv_core._array.Array | None = None, return_lse: bool = False, stream: int = 0) -> Any:
+        """
+        Appends one token per sequence, then attends to what matters.
+
+        q          (batch, query_heads, head_dim), after RoPE
+        k, v       (batch, kv_heads, head_dim)
+        out        where to write; a new array of q's library when left out
+        scale      of q.k, 1 / sqrt(head_dim) when left out
+        softcap    c > 0: logits become c tanh(logit / c)
+        sink_bias  (query_heads) float32: a logit without a value row
+        Returns out, (batch, query_heads, head_dim), or (out, lse) with the log-sum-exps,
+        (batch, query_heads) float32.
+        """
+
+    def attend(self, layer: int, sequences: Sequence[int], q: pariskv_core._array.Array, lengths: Sequence[int] | None = None, *, out: pariskv_core._array.Array | None = None, scale: float | None = None, softcap: float = 0.0, sink_bias: pariskv_core._array.Array | None = None, return_lse: bool = False, stream: int = 0) -> Any:
+        """
+        Exact causal attention of the last stored tokens over everything stored.
+
+        q        (sum of lengths, query_heads, head_dim): the last tokens of each sequence
+        lengths  how many each has; may be left out for a single one
+        The rest, and what is returned, as in decode.
+        """
+
+    def explain(self, layer: int, sequence: int, q: pariskv_core._array.Array, *, scale: float | None = None, softcap: float = 0.0, sink_bias: pariskv_core._array.Array | None = None) -> Explanation:
+        """
+        What decode would choose for this query now, and why. Changes nothing.
+
+        q  (query_heads, head_dim)
+        """
+
+    def summaries(self, layer: int, sequence: int) -> Summaries:
+        """The key summaries of a retrieval zone, unpacked."""
+
+    def read(self, layer: int, sequence: int, begin: int, end: int, *, out: tuple[pariskv_core._array.Array, pariskv_core._array.Array] | None = None, stream: int = 0) -> Any:
+        """
+        Copies stored rows out: (k, v), each (end - begin, kv_heads, head_dim).
+
+        NumPy arrays, or into `out`, a pair; a bfloat16 cache needs `out`.
+        """
+
+    def length(self, sequence: int, layer: int = 0) -> int:
+        """Tokens of a sequence in one layer."""
+
+    def regions(self, sequence: int, layer: int = 0) -> Regions:
+        """How many tokens lie in each region."""
+
+    def sequences(self) -> list[int]:
+        """The sequences there are, oldest first."""
+
+    def stats(self) -> Stats:
+        """What the cache holds and has done."""
+
+__version__: str

@@ -1,0 +1,179 @@
+"""The rules of the house that a program can check: who sees whom, what a library never does."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+INCLUDE = ROOT / "cpp/include"
+SRC = ROOT / "cpp/src"
+CUDA = ROOT / "cpp/cuda"
+
+CPP_SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".inl"}
+MAX_LINES = 450
+
+# The first folder that holds a file is its room; a room may see itself and the rooms named.
+ROOMS = {
+    "cpp/include": set(),
+    "cpp/src/cpu": {"cpp/include", "cpp/src"},
+    "cpp/src": {"cpp/include"},
+    "cpp/cuda/device": set(),
+    "cpp/cuda": {"cpp/include", "cpp/src", "cpp/cuda/device"},
+    "python/src": {"cpp/include"},
+    "bench": {"cpp/include"},
+    "examples": {"cpp/include"},
+    "tests/cpp": {"cpp/include", "cpp/src", "cpp/src/cpu", "cpp/cuda"},
+}
+
+# A file compiled for one instruction set must not bring in inline functions, for the linker
+# might keep its copy of them for everyone. So it includes these, and headers of intrinsics.
+ISA_ROOM = "cpp/src/cpu/simd"
+ISA_HEADERS = {"pariskv/tensor_view.h", "cstdint", "math.h", "stdint.h", "string.h"}
+
+FOREIGN = re.compile(r"(torch|ATen|c10|cuda|cub|thrust|nanobind|Python|dlpack)\b")
+
+
+def files(*folders: str, suffixes: set[str] = CPP_SUFFIXES) -> Iterator[Path]:
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in suffixes and "__pycache__" not in path.parts:
+                yield path
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def room_of(path: Path) -> str:
+    return next(room for room in ROOMS if path.is_relative_to(ROOT / room))
+
+
+def includes(path: Path) -> Iterator[tuple[str, str]]:
+    """What a file includes, with the character that opens it: a quote or `<`."""
+    yield from (
+        (found[2], found[1])
+        for found in re.finditer(r'^\s*#\s*include\s*(["<])([^">]+)[">]', path.read_text(), re.M)
+    )
+
+
+def code_of(path: Path) -> str:
+    """A file without its comments and string literals."""
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", path.read_text(), flags=re.S)
+    return re.sub(r'"(\\.|[^"\\\n])*"', '""', text)
+
+
+def resolve(path: Path, included: str) -> Path | None:
+    for folder in (path.parent, SRC, INCLUDE, CUDA):
+        if (folder / included).exists():
+            return (folder / included).resolve()
+    return None
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_sees_only_what_it_may(room: str) -> None:
+    wrong = []
+    for path in files(room):
+        if room_of(path) != room:
+            continue
+        for included, opening in includes(path):
+            if opening == "<":
+                continue
+            target = resolve(path, included)
+            if target is None:
+                wrong.append(f"{name(path)} includes {included}, which is not in the tree")
+            elif room_of(target) not in ROOMS[room] | {room}:
+                wrong.append(f"{name(path)} includes {included} of {room_of(target)}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_foreign_headers_stay_where_they_belong() -> None:
+    allowed = {"python/src": {"nanobind", "Python"}, "cpp/cuda": {"cuda", "cub"}}
+    allowed["cpp/cuda/device"] = allowed["cpp/cuda"]
+    wrong = []
+    for path in files("cpp", "python/src", "bench", "examples", "tests/cpp"):
+        for included, _ in includes(path):
+            found = FOREIGN.match(included)
+            if found and found[1] not in allowed.get(room_of(path), set()):
+                wrong.append(f"{name(path)} includes {included}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_public_headers_include_themselves_and_the_standard_library_only() -> None:
+    wrong = [
+        f"{name(path)} includes {included}"
+        for path in files("cpp/include")
+        for included, opening in includes(path)
+        if ("pariskv/" in included) != (opening == '"') or (opening == "<" and "." in included)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_files_of_one_instruction_set_include_few_headers() -> None:
+    wrong = []
+    for path in files(ISA_ROOM):
+        if path.stem == "dispatch":
+            continue
+        for included, _ in includes(path):
+            target = resolve(path, included)
+            own = target is not None and target.is_relative_to(ROOT / ISA_ROOM)
+            if not own and included not in ISA_HEADERS and not included.endswith("intrin.h"):
+                wrong.append(f"{name(path)} includes {included}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_library_never_prints_aborts_exits_or_reads_the_environment() -> None:
+    forbidden = re.compile(
+        r"\b(printf|fprintf|puts|fputs|putchar|perror|cout|cerr|clog|abort|terminate|exit|_Exit"
+        r"|quick_exit|assert|getenv)\b"
+    )
+    switch = SRC / "cpu/simd/dispatch.cpp"  # reads PARISKV_CPU_LEVEL, once
+    wrong = [
+        f"{name(path)}: {found[1]}"
+        for path in files("cpp", "python/src")
+        for found in forbidden.finditer(code_of(path))
+        if not (path == switch and found[1] == "getenv")
+    ]
+    assert not wrong, "\n".join(wrong)
+    assert code_of(switch).count("getenv") == 1
+
+
+def test_files_can_be_read_in_one_sitting() -> None:
+    long = [
+        f"{name(path)}: {lines} lines"
+        for path in files("cpp", "python", "tests", "bench", suffixes={*CPP_SUFFIXES, ".py"})
+        if (lines := len(path.read_text().splitlines())) > MAX_LINES
+    ]
+    assert not long, "\n".join(long)
+
+
+def test_nothing_is_left_to_do() -> None:
+    marks = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
+    wrong = [
+        f"{name(path)}: {found[1]}"
+        for path in files("cpp", "python", "bench", suffixes={*CPP_SUFFIXES, ".py"})
+        for found in marks.finditer(path.read_text())
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_headers_are_guarded() -> None:
+    bare = [
+        name(path)
+        for path in files("cpp", "python", "tests", suffixes={".h", ".cuh"})
+        if "#pragma once" not in path.read_text()
+    ]
+    assert not bare, bare
+
+
+@pytest.mark.parametrize("header", [*files("cpp/include")], ids=lambda path: path.name)
+def test_a_public_header_compiles_on_its_own(header: Path, tmp_path: Path) -> None:
+    source = tmp_path / "alone.cpp"
+    source.write_text(f'#include "pariskv/{header.name}"\n#include "pariskv/{header.name}"\n')
+    flags = ["-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", f"-I{INCLUDE}"]
+    result = subprocess.run(["c++", *flags, source], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,87 @@
+"""What is installed: complete, of one version, and safe on an older processor."""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pariskv_core as pk
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = Path(pk.__file__).parent
+
+
+def macro(text: str, name: str) -> str:
+    found = re.search(rf'#define PARISKV_VERSION_{name} "?([^"\s]+)"?', text)
+    assert found, name
+    return found[1]
+
+
+def test_there_is_one_version() -> None:
+    header = (ROOT / "cpp/include/pariskv/version.h").read_text()
+    version = macro(header, "STRING")
+    assert version == ".".join(macro(header, part) for part in ("MAJOR", "MINOR", "PATCH"))
+    assert version == pk.__version__ == metadata.version("pariskv_core")
+    config = (PACKAGE / "lib/cmake/pariskv/pariskvConfigVersion.cmake").read_text()
+    assert f'"{version}"' in config
+    assert version in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_formatters_are_the_same_everywhere() -> None:
+    pinned = set((ROOT / "constraints.txt").read_text().split())
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+    assert set(re.findall(r"[\w-]+==[\d.]+", hooks)) <= pinned
+
+
+def test_constraints_are_what_runs() -> None:
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        found = re.fullmatch(r"(torch|numpy|pytest|nanobind)==([\d.]+)", line)
+        if found:
+            assert metadata.version(found[1]).split("+")[0] == found[2]
+
+
+def test_the_package_is_complete() -> None:
+    headers = {path.name for path in (ROOT / "cpp/include/pariskv").iterdir()}
+    assert {path.name for path in Path(pk.get_include(), "pariskv").iterdir()} == headers
+    assert Path(pk.cmake_dir(), "pariskvConfig.cmake").is_file()
+    assert (PACKAGE / "lib/libpariskv.a").is_file()
+    assert (PACKAGE / "py.typed").is_file()
+
+
+def test_the_stub_is_the_one_of_this_extension(tmp_path: Path) -> None:
+    fresh = tmp_path / "_core.pyi"
+    patterns = ROOT / "python/stub_patterns.txt"
+    command = [sys.executable, "-m", "nanobind.stubgen", "-q", "-m", "pariskv_core._core"]
+    subprocess.run([*command, "-p", patterns, "-o", fresh], check=True)
+    committed = (ROOT / "python/pariskv_core/_core.pyi").read_text()
+    assert fresh.read_text() == committed, "run `make stubs` and commit the result"
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="x86 only")
+def test_code_for_newer_processors_stays_in_its_files() -> None:
+    """The linker keeps one copy of an inline function that several files define. Were it one
+    from a file compiled for AVX-512, an older processor would meet its instructions. It would
+    too if such a file had constructors to run when the program starts."""
+    listing = subprocess.run(
+        ["nm", "--defined-only", "--format=posix", "--demangle", PACKAGE / "lib/libpariskv.a"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    inline = re.compile(r"(.+) [WVu] |(?:_GLOBAL__|global constructors)(.+)")
+    leaked = []
+    member = ""
+    seen = set()
+    for line in listing.splitlines():
+        if header := re.fullmatch(r".*\[(.+)\]:", line):
+            member = header[1]
+            seen.add(member)
+        elif member.startswith("avx") and (found := inline.match(line)):
+            leaked.append(f"{member}: {found[0]}")
+    assert {"avx2.cpp.o", "avx512.cpp.o"} <= seen
+    assert not leaked, "\n".join(leaked)

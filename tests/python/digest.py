@@ -1,0 +1,102 @@
+"""Runs the engine through every verb and prints a hash of all that came out, as JSON.
+
+test_determinism.py runs this in subprocesses: PARISKV_CPU_LEVEL is read once per process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+
+import numpy as np
+import pariskv_core as pk
+from support import (
+    DTYPES,
+    EXPLAINED,
+    GROUP_RULES,
+    HEAD_DIMS,
+    SCORERS,
+    SUMMARISED,
+    bits,
+    float32,
+    make_config,
+    randn_kv,
+    randn_step,
+    tensor,
+)
+
+
+def cases() -> dict[str, dict]:
+    """By name: what to change in the config. Group sizes and lengths go around SIMD widths."""
+    found = {}
+    for dtype in DTYPES:
+        for head_dim in HEAD_DIMS:
+            found[f"{dtype} {head_dim}"] = {"dtype": dtype, "head_dim": head_dim}
+    for group in (1, 2, 3, 4, 5, 7, 8, 9, 16):
+        for scorer in SCORERS:
+            for rule in GROUP_RULES:
+                found[f"group {group} {scorer} {rule}"] = {
+                    "query_heads": 2 * group,
+                    "scorer": scorer,
+                    "group_rule": rule,
+                }
+    for scorer in SCORERS:
+        found[f"mqa {scorer}"] = {"query_heads": 33, "kv_heads": 1, "scorer": scorer}
+        for head_dim in HEAD_DIMS:
+            found[f"{scorer} {head_dim}"] = {"scorer": scorer, "head_dim": head_dim}
+    return found
+
+
+def hostile_keys(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Ordinary keys with zeros, giants, dwarfs, duplicates and what is no number among them."""
+    keys = rng.standard_normal(shape)
+    kind = rng.integers(0, 40, shape[:2])
+    keys[kind == 0] = 0
+    keys[kind == 1] *= 1e4
+    keys[kind == 2] *= 1e-6
+    keys[kind == 3] = keys[0, 0]
+    keys[kind == 4, 3] = np.nan
+    keys[kind == 5, 7] = np.inf
+    return keys
+
+
+def run(changes: dict, seed: int, threads: int) -> str:
+    config = make_config(**{"threads": threads, "update": 12, **changes})
+    rng = np.random.default_rng(seed)
+    digest = hashlib.sha256()
+
+    def add(*arrays) -> None:
+        for array in arrays:
+            digest.update(np.ascontiguousarray(bits(array)).tobytes())
+
+    cache = pk.Cache(config)
+    lengths = [300 + seed % 7, 37, 461]
+    sequences = [cache.add() for _ in lengths]
+    k, v = randn_kv(rng, sum(lengths), config)
+    k[lengths[0] + 200 :] = tensor(hostile_keys(rng, k[lengths[0] + 200 :].shape), config)
+    k[-60:] = k[:60]  # the window stays finite
+    cache.prefill(0, sequences, k, v, lengths)
+    bias = float32(rng.standard_normal(config.query_heads), config)
+    options = [{}, {"softcap": 3.0}, {"scale": 0.2, "sink_bias": bias}]
+    for i in range(14):  # past a flush
+        step = randn_step(rng, len(sequences), config)
+        add(*cache.decode(0, sequences, *step, return_lse=True, **options[i % 3]))
+    q = step[0]
+    for i, s in enumerate(sequences):
+        explanation = cache.explain(0, s, q[i], **options[i])
+        add(*(getattr(explanation, name) for name in EXPLAINED))
+        summaries = cache.summaries(0, s)
+        add(*(getattr(summaries, name) for name in SUMMARISED))
+    cache.truncate(sequences[0], 77)
+    add(cache.explain(0, sequences[0], q[0]).worth)
+    add(*cache.attend(0, sequences[:2], randn_step(rng, 40, config)[0], [33, 7], return_lse=True))
+    return digest.hexdigest()
+
+
+def all_digests(threads: int) -> dict[str, str]:
+    return {name: run(changes, i, threads) for i, (name, changes) in enumerate(cases().items())}
+
+
+if __name__ == "__main__":
+    print(json.dumps({"level": pk.cpu_level(), "digests": all_digests(int(sys.argv[1]))}))

@@ -1,0 +1,48 @@
+"""Which token of a sequence is in which region, as a model too plain to be wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class RegionsModel:
+    """Which token is where, as four plain lists of token ids."""
+
+    def __init__(self, sink: int, local: int, update: int):
+        self.sizes = (sink, local, update)
+        self.sink: list[int] = []
+        self.retrieval: list[int] = []
+        self.local: list[int] = []
+        self.buffer: list[int] = []
+
+    def counts(self) -> tuple[int, int, int, int]:
+        return len(self.sink), len(self.retrieval), len(self.local), len(self.buffer)
+
+    def tokens(self) -> list[int]:
+        return self.sink + self.retrieval + self.local + self.buffer
+
+    def _append(self, token: int) -> None:
+        (self.sink if len(self.sink) < self.sizes[0] else self.buffer).append(token)
+
+    def decode(self, token: int) -> None:
+        self._append(token)
+        if len(self.buffer) >= self.sizes[2]:
+            self.flush()
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self._append(token)
+        if tokens:
+            self.flush()
+
+    def flush(self) -> None:
+        window = self.local + self.buffer
+        leave = max(0, len(window) - self.sizes[1])
+        self.retrieval += window[:leave]
+        self.local, self.buffer = window[leave:], []
+
+    def truncate(self, count: int) -> None:
+        for _ in range(count):
+            next(r for r in (self.buffer, self.local, self.retrieval, self.sink) if r).pop()
+        while self.retrieval and len(self.local) + len(self.buffer) < self.sizes[1]:
+            self.local.insert(0, self.retrieval.pop())

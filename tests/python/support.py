@@ -1,0 +1,251 @@
+"""What the test files share: small configs, tensors in the config's dtype, and comparisons.
+
+The engine is used through its public door alone. Tensors are torch's, since NumPy has no
+bfloat16; test_interop.py is about everybody else's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import oracle
+import pariskv_core as pk
+import torch
+
+HERE = Path(__file__).parent
+DTYPES = ("float32", "float16", "bfloat16")
+HEAD_DIMS = (64, 80, 96, 128, 256)
+SCORERS = ("sign_norm", "votes")
+GROUP_RULES = ("attention_mass", "mean_query")
+LEVELS = ("plain", "avx2", "avx512")
+
+# Half a unit in the last place of the output's dtype, relative; float32 has its own bound.
+ROUNDING = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+# What the fp32 arithmetic before that rounding may be off, for values of size one.
+ARITHMETIC = 1e-5
+
+
+def devices() -> list[str]:
+    return [name for name in ("cpu", "cuda") if pk.is_built(name) and pk.is_available(name)]
+
+
+def make_config(**changes) -> pk.Config:
+    """A config small enough that every region fills within a few hundred tokens."""
+    fields = {
+        "layers": 1,
+        "query_heads": 4,
+        "kv_heads": 2,
+        "head_dim": 64,
+        "dtype": "float32",
+        "sink": 4,
+        "local": 32,
+        "update": 48,
+        "top_k": 8,
+        "dense_below": 0,
+        "schedule": [(0, 0.25, 0.3)],
+        "segment_tokens": 64,
+        "threads": 2,
+    }
+    return pk.Config(**{**fields, **changes})
+
+
+def with_changes(config: pk.Config, **changes) -> pk.Config:
+    names = (
+        "layers query_heads kv_heads head_dim dtype sink local update top_k dense_below scorer "
+        "group_rule schedule min_candidates_per_row seed device threads segment_tokens "
+        "memory_budget"
+    )
+    return pk.Config(**{**{n: getattr(config, n) for n in names.split()}, **changes})
+
+
+def tensor(array, config: pk.Config) -> torch.Tensor:
+    dtype = getattr(torch, config.dtype)
+    return torch.tensor(np.asarray(array), dtype=dtype, device=config.device)
+
+
+def float32(array, config: pk.Config) -> torch.Tensor:
+    return torch.tensor(np.asarray(array), dtype=torch.float32, device=config.device)
+
+
+def f64(array) -> np.ndarray:
+    """The values that the engine was given, or gave, exactly."""
+    if isinstance(array, torch.Tensor):
+        return array.detach().cpu().double().numpy()
+    return np.asarray(array).astype(np.float64)
+
+
+def randn_kv(
+    rng: np.random.Generator, tokens: int, config: pk.Config
+) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = (tokens, config.kv_heads, config.head_dim)
+    return tensor(rng.standard_normal(shape), config), tensor(rng.standard_normal(shape), config)
+
+
+def randn_q(rng: np.random.Generator, batch: int, config: pk.Config) -> torch.Tensor:
+    return tensor(rng.standard_normal((batch, config.query_heads, config.head_dim)), config)
+
+
+def randn_step(rng: np.random.Generator, batch: int, config: pk.Config) -> tuple[torch.Tensor, ...]:
+    """q, k, v of one decode step."""
+    return (randn_q(rng, batch, config), *randn_kv(rng, batch, config))
+
+
+def bits(array) -> np.ndarray:
+    """The bytes of every element, so that equality means equality, NaN and all."""
+    if isinstance(array, torch.Tensor):
+        array = array.detach().cpu().contiguous()
+        array = array.view(torch.int16 if array.element_size() == 2 else torch.int32).numpy()
+    array = np.ascontiguousarray(array)
+    return array.view(np.dtype(f"u{array.itemsize}"))
+
+
+def assert_same_bits(a, b, what: str = "") -> None:
+    a, b = bits(a), bits(b)
+    assert a.shape == b.shape, what
+    differ = np.argwhere(a != b)
+    assert len(differ) == 0, f"{what}: {len(differ)} of {a.size} differ, first at {differ[0]}"
+
+
+EXPLAINED = ("coarse", "candidate_positions", "positions", "worth", "estimated", "exact")
+SUMMARISED = ("signs", "magnitudes", "weights", "norms")
+
+
+def assert_same_explanation(a, b) -> None:
+    for name in ("searched", "zone_begin", "zone_tokens"):
+        assert getattr(a, name) == getattr(b, name), name
+    for name in EXPLAINED:
+        assert_same_bits(getattr(a, name), getattr(b, name), name)
+
+
+def assert_same_summaries(a, b) -> None:
+    assert a.zone_begin == b.zone_begin
+    for name in SUMMARISED:
+        assert_same_bits(getattr(a, name), getattr(b, name), name)
+
+
+def assert_same_sequence(a: pk.Cache, s: int, b: pk.Cache, t: int, q: torch.Tensor) -> None:
+    """Two sequences that no call can tell apart; q (query_heads, head_dim) probes them."""
+    for layer in range(a.config.layers):
+        assert regions_of(a, s, layer) == regions_of(b, t, layer)
+        assert_same_summaries(a.summaries(layer, s), b.summaries(layer, t))
+        assert_same_explanation(a.explain(layer, s, q), b.explain(layer, t, q))
+        total = a.length(s, layer)
+        for mine, theirs in zip(rows_of(a, s, layer), rows_of(b, t, layer), strict=True):
+            assert_same_bits(mine, theirs, "rows")
+        if total:
+            assert_same_bits(a.attend(layer, [s], q[None]), b.attend(layer, [t], q[None]))
+
+
+def rows_of(cache: pk.Cache, s: int, layer: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """All K and V that a sequence holds."""
+    config, total = cache.config, cache.length(s, layer)
+    pair = tuple(
+        torch.empty(
+            (total, config.kv_heads, config.head_dim),
+            dtype=getattr(torch, config.dtype),
+            device=config.device,
+        )
+        for _ in range(2)
+    )
+    cache.read(layer, s, 0, total, out=pair)
+    return pair
+
+
+def regions_of(cache: pk.Cache, s: int, layer: int = 0) -> tuple[int, int, int, int]:
+    r = cache.regions(s, layer)
+    return r.sink, r.retrieval, r.local, r.buffer
+
+
+COUNTERS = (
+    "sequences tokens row_bytes summary_bytes flushes encoded_keys unusable_keys decode_tokens "
+    "searched_tokens candidates fetched_rows"
+).split()
+
+
+def state_of(cache: pk.Cache) -> dict:
+    """Everything that can be asked of a cache, less its memory, of which scratch is a part."""
+    stats = cache.stats()
+    state = {name: getattr(stats, name) for name in COUNTERS}
+    for s in cache.sequences():
+        for layer in range(cache.config.layers):
+            state[s, layer] = (cache.length(s, layer), *regions_of(cache, s, layer))
+    return state
+
+
+def summary_of(summaries, head: int) -> oracle.Summary:
+    """The engine's own summaries of one kv head, for the oracle to go on from."""
+    return oracle.Summary(*(getattr(summaries, name)[head] for name in SUMMARISED))
+
+
+def logits_of(options: dict) -> oracle.Logits:
+    """The oracle's view of the keyword arguments of decode, attend and explain."""
+    bias = options.get("sink_bias")
+    return oracle.Logits(
+        options.get("scale"), options.get("softcap", 0.0), None if bias is None else f64(bias)
+    )
+
+
+def decode_oracle(cache: pk.Cache, s: int, q: torch.Tensor, **options) -> oracle.Decoded:
+    """What the paper's mathematics makes of the rows and summaries that a cache holds."""
+    k, v = rows_of(cache, s)
+    summaries = cache.summaries(0, s)
+    heads = [summary_of(summaries, head) for head in range(cache.config.kv_heads)]
+    return oracle.decode(
+        cache.config, f64(q), f64(k), f64(v), regions_of(cache, s), heads, logits_of(options)
+    )
+
+
+def assert_output_close(out, expected: np.ndarray, dtype: str, what: str = "") -> None:
+    """Rounded to the dtype from something that fp32 got right; whole rows to the promise."""
+    assert tuple(out.shape) == expected.shape, what
+    if expected.size == 0:
+        return
+    error = np.abs(f64(out) - expected)
+    allowed = ROUNDING[dtype] * np.abs(expected) + ARITHMETIC
+    assert (error <= allowed).all(), f"{what}: {(error - allowed).max():.2e} more than may be"
+    promised = 1e-5 if dtype == "float32" else 2e-3
+    size = max(float(np.sqrt((expected**2).mean())), 1e-3)
+    assert np.sqrt((error**2).mean()) <= promised * size + 1e-7, what
+
+
+@contextlib.contextmanager
+def unchanged(cache: pk.Cache):
+    """Nothing that can be asked of the cache may differ afterwards."""
+    before, live = state_of(cache), cache.stats().memory.live
+    yield
+    assert state_of(cache) == before
+    assert cache.stats().memory.live == live
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """For subprocesses that import the same engine and these files."""
+    environment = {**os.environ, **changes}
+    paths = [str(HERE), *(p for p in sys.path if p)]
+    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    return environment
+
+
+@dataclasses.dataclass
+class Filled:
+    """A cache with one sequence and what went into it."""
+
+    cache: pk.Cache
+    s: int
+    k: torch.Tensor
+    v: torch.Tensor
+    rng: np.random.Generator
+
+
+def filled(config: pk.Config, tokens: int, seed: int = 0) -> Filled:
+    rng = np.random.default_rng(seed)
+    cache = pk.Cache(config)
+    s = cache.add()
+    k, v = randn_kv(rng, tokens, config)
+    for layer in range(config.layers):
+        cache.prefill(layer, [s], k, v)
+    return Filled(cache, s, k, v, rng)

@@ -1,0 +1,202 @@
+"""Config: defaults as published, every field readable, and a sentence for what does not fit."""
+
+import math
+
+import numpy as np
+import pariskv_core as pk
+import pytest
+import torch
+from support import HEAD_DIMS, make_config
+
+MODEL = {"layers": 32, "query_heads": 32, "kv_heads": 8, "head_dim": 128}
+
+
+def test_defaults_are_the_published_ones():
+    config = pk.Config(**MODEL)
+    assert (config.layers, config.query_heads, config.kv_heads, config.head_dim) == (32, 32, 8, 128)
+    assert config.dtype == "bfloat16"
+    assert (config.sink, config.local, config.update, config.top_k) == (4, 256, 512, 100)
+    assert config.dense_below == 2048
+    assert (config.scorer, config.group_rule) == ("sign_norm", "attention_mass")
+    assert [tuple(step) for step in config.schedule] == [
+        (0, 0.50, 0.50),
+        (5_000, 0.25, 0.30),
+        (10_000, 0.20, 0.25),
+        (30_000, 0.10, 0.20),
+    ]
+    assert config.min_candidates_per_row == 4
+    assert config.seed == 42
+    assert config.device == "cpu"
+    assert (config.threads, config.segment_tokens, config.memory_budget) == (0, 1024, 0)
+
+
+CHANGED = {
+    "layers": 3,
+    "query_heads": 6,
+    "kv_heads": 3,
+    "head_dim": 96,
+    "dtype": "float16",
+    "sink": 0,
+    "local": 0,
+    "update": 1,
+    "top_k": 7,
+    "dense_below": 17,
+    "scorer": "votes",
+    "group_rule": "mean_query",
+    "schedule": [(0, 0.05, 0.25), (100, 1.0, 1.0)],
+    "min_candidates_per_row": 1,
+    "seed": 2**64 - 1,
+    "device": "cpu",
+    "threads": 3,
+    "segment_tokens": 128,
+    "memory_budget": 12345678,
+}
+
+
+@pytest.mark.parametrize("field", CHANGED)
+def test_every_field_reads_back_and_is_shown(field):
+    config = pk.Config(**CHANGED)
+    value = getattr(config, field)
+    if field == "schedule":
+        assert [tuple(step) for step in value] == CHANGED[field]
+    else:
+        assert value == CHANGED[field]
+    assert f"{field}=" in repr(config)
+
+
+def test_repr_is_the_call_that_makes_it():
+    config = pk.Config(**CHANGED)
+    assert repr(eval(repr(config), {"Config": pk.Config})) == repr(config)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("float32", "float32"),
+        (torch.bfloat16, "bfloat16"),
+        (torch.float16, "float16"),
+        (np.float32, "float32"),
+        (np.dtype("float16"), "float16"),
+    ],
+)
+def test_dtypes_of_other_libraries_are_understood(given, name):
+    assert pk.Config(**MODEL, dtype=given).dtype == name
+
+
+def test_fields_cannot_be_assigned():
+    config = make_config()
+    with pytest.raises(AttributeError):
+        config.top_k = 5
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("group", range(1, 17))
+def test_every_group_size_up_to_16(head_dim, group):
+    config = make_config(head_dim=head_dim, kv_heads=2, query_heads=2 * group)
+    assert config.query_heads == 2 * group
+
+
+def test_one_kv_head_may_serve_any_number():
+    assert make_config(kv_heads=1, query_heads=71).query_heads == 71
+
+
+WRONG = [
+    ({"layers": 0}, "layers"),
+    ({"layers": -1}, "layers"),
+    ({"query_heads": 0}, "query_heads"),
+    ({"kv_heads": 0}, "kv_heads"),
+    ({"kv_heads": -2}, "kv_heads"),
+    ({"query_heads": 5, "kv_heads": 2}, "query_heads.* 5"),
+    ({"query_heads": 34, "kv_heads": 2}, "query_heads.* 34"),
+    ({"head_dim": 0}, "head_dim.* 0"),
+    ({"head_dim": 72}, "head_dim.* 72"),
+    ({"head_dim": 512}, "head_dim.* 512"),
+    ({"dtype": "float64"}, "dtype.*float64"),
+    ({"dtype": "int8"}, "dtype.*int8"),
+    ({"dtype": torch.float64}, "dtype.*float64"),
+    ({"sink": -1}, "sink.* -1"),
+    ({"local": -1}, "local.* -1"),
+    ({"update": 0}, "update.* 0"),
+    ({"top_k": 0}, "top_k.* 0"),
+    ({"dense_below": -1}, "dense_below.* -1"),
+    ({"scorer": "sign"}, "scorer.*sign_norm.*votes.*sign"),
+    ({"group_rule": "mean"}, "group_rule.*attention_mass.*mean_query.*mean"),
+    ({"schedule": []}, "schedule"),
+    ({"schedule": [(0, 0.0, 0.5)]}, "schedule.*candidate_ratio"),
+    ({"schedule": [(0, 1.01, 0.5)]}, "schedule.*candidate_ratio.*1.01"),
+    ({"schedule": [(0, math.nan, 0.5)]}, "schedule.*candidate_ratio.*nan"),
+    ({"schedule": [(0, 0.5, -0.5)]}, "schedule.*vote_ratio.*-0.5"),
+    ({"schedule": [(0, 0.5, math.inf)]}, "schedule.*vote_ratio.*inf"),
+    ({"schedule": [(5, 0.5, 0.5), (5, 0.2, 0.2)]}, "schedule.*from_tokens"),
+    ({"schedule": [(-1, 0.5, 0.5)]}, "schedule.*from_tokens.*-1"),
+    ({"min_candidates_per_row": 0}, "min_candidates_per_row.* 0"),
+    ({"device": "tpu"}, "device.*tpu"),
+    ({"device": "cuda:"}, "device.*cuda:"),
+    ({"threads": -1}, "threads.* -1"),
+    ({"segment_tokens": 0}, "segment_tokens.* 0"),
+    ({"segment_tokens": 100}, "segment_tokens.* 100"),
+    ({"memory_budget": -1}, "memory_budget.* -1"),
+]
+
+
+@pytest.mark.parametrize(("changes", "sentence"), WRONG, ids=[str(w[0]) for w in WRONG])
+def test_what_does_not_fit_is_said(changes, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        make_config(**changes)
+
+
+HUGE = ["layers", "query_heads", "kv_heads", "local", "top_k", "segment_tokens", "threads"]
+
+
+@pytest.mark.parametrize("field", HUGE)
+def test_sizes_that_would_overflow_are_refused(field):
+    # A size near 2^62 would wrap in the products that follow from it.
+    with pytest.raises(ValueError, match=r"expected"):
+        make_config(**{field: 2**62})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layers": 1.5},
+        {"layers": "many"},
+        {"layers": None},
+        {"schedule": 0.5},
+        {"seed": -1},
+        {"seed": 2**64},
+        {"sink": 2**64},
+        {"rows": 3},
+    ],
+    ids=str,
+)
+def test_values_of_the_wrong_kind_are_a_type_error(changes):
+    with pytest.raises(TypeError):
+        make_config(**changes)
+
+
+def test_positional_arguments_are_refused():
+    with pytest.raises(TypeError):
+        pk.Config(1, 4, 2, 64)
+
+
+def test_a_fixed_ratio_is_a_schedule_of_one_step():
+    config = pk.Config(**MODEL, schedule=[(0, 0.05, 0.25)])
+    assert [tuple(step) for step in config.schedule] == [(0, 0.05, 0.25)]
+
+
+def test_a_backend_that_is_not_there_is_refused():
+    assert pk.is_built("cpu")
+    assert pk.is_available("cpu")
+    if pk.is_available("cuda"):
+        pytest.skip("there is a CUDA device")
+    with pytest.raises((ValueError, RuntimeError), match="cuda"):
+        pk.Cache(make_config(device="cuda"))
+
+
+def test_asking_for_an_unknown_backend_is_refused():
+    with pytest.raises(ValueError, match="tpu"):
+        pk.is_built("tpu")
+
+
+def test_the_cpu_level_has_a_name():
+    assert pk.cpu_level() in ("plain", "avx2", "avx512")

@@ -1,0 +1,89 @@
+"""Same config, same input: same bits. Run after run, on any thread count and instruction set."""
+
+import functools
+import json
+import subprocess
+import sys
+import textwrap
+
+import digest
+import pytest
+from support import HERE, LEVELS, child_environment
+
+
+@functools.cache
+def forced(level: str) -> dict:
+    """What digest.py prints in a process of its own, held to an instruction set."""
+    done = subprocess.run(
+        [sys.executable, str(HERE / "digest.py"), "2"],
+        env=child_environment(PARISKV_CPU_LEVEL=level),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def differing(a: dict[str, str], b: dict[str, str]) -> list[str]:
+    assert a.keys() == b.keys()
+    return [name for name in a if a[name] != b[name]]
+
+
+@pytest.fixture(scope="module")
+def here() -> dict[str, str]:
+    return digest.all_digests(threads=2)
+
+
+def test_a_second_run_gives_the_same_bits(here):
+    assert differing(here, digest.all_digests(threads=2)) == []
+
+
+@pytest.mark.parametrize("threads", [1, 3, 5])
+def test_the_thread_count_does_not_show(here, threads):
+    assert differing(here, digest.all_digests(threads)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_instruction_set_gives_the_same_bits(here, level):
+    result = forced(level)
+    if result["level"] != level:
+        pytest.skip(f"this machine or build stops at {result['level']}")
+    assert differing(result["digests"], here) == []
+
+
+def test_the_level_can_be_lowered_to_plain():
+    assert forced("plain")["level"] == "plain"
+
+
+def test_an_unknown_level_is_refused_and_named():
+    program = """
+        import pariskv_core as pk  # importing does not look yet
+        config = pk.Config(layers=1, query_heads=1, kv_heads=1, head_dim=64)
+        for call in (pk.cpu_level, lambda: pk.Cache(config)):
+            try:
+                call()
+            except ValueError as error:
+                print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env=child_environment(PARISKV_CPU_LEVEL="quantum"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert "PARISKV_CPU_LEVEL: expected plain, avx2 or avx512, got quantum" in line
+
+
+def test_digests_tell_inputs_apart(here):
+    # The other tests would be empty if the hash were of nothing.
+    assert len(set(here.values())) == len(here)
+    assert digest.run({}, seed=0, threads=1) != digest.run({}, seed=7, threads=1)
