@@ -26,8 +26,8 @@ Cache::Impl::Impl(Config config, Resources resources)
       sizes_{config_.sink, config_.local, config_.update},
       arena_(resources.host ? resources.host : heap_resource(), config_.memory_budget),
       backend_(make_backend(config_)),
-      policy_(config_, shape_, *backend_),
-      planner_(shape_, sizes_, policy_, *backend_, arena_) {}
+      policy_(make_policy(config_, shape_, *backend_)),
+      planner_(shape_, sizes_, *policy_, *backend_, arena_) {}
 
 std::vector<Sequence*> Cache::Impl::find(const Verb& verb, const std::vector<SequenceId>& ids) {
   std::vector<Sequence*> found;
@@ -54,14 +54,15 @@ std::vector<Layer*> Cache::Impl::find_layers(const Verb& verb, const std::vector
   return layers;
 }
 
-Cache::Impl::Running Cache::Impl::cut_running(Cutter& cutter, int64_t tokens) const {
+Cache::Impl::Running Cache::Impl::cut_running(Cutter& cutter, const Step& step) const {
+  const int64_t tokens = int64_t(step.views.size());
   const int64_t queries = tokens * config_.query_heads;
-  const int64_t lists = tokens * config_.kv_heads;
+  const int64_t lists = step.searched.empty() ? 0 : tokens * config_.kv_heads;
   Running running{};
   running.maximum = cutter.take<float>(queries);
   running.sum = cutter.take<float>(queries);
   running.weighted = cutter.take<float>(queries * config_.head_dim);
-  running.selected = cutter.take<int32_t>(lists * config_.top_k);
+  running.selected = cutter.take<int32_t>(lists * policy_->width());
   running.selected_count = cutter.take<int64_t>(lists);
   return running;
 }
@@ -74,12 +75,12 @@ Cache::Impl::Step Cache::Impl::prepare(std::vector<SequenceView> views) {
     step.searched.push_back(step.views[i]);
     step.rows.push_back(int64_t(i));
   }
-  policy_.reserve(step.searched.data(), int64_t(step.searched.size()), arena_);
+  policy_->reserve(step.searched.data(), int64_t(step.searched.size()), arena_);
   Cutter measure(nullptr);
-  cut_running(measure, int64_t(step.views.size()));
+  cut_running(measure, step);
   workspace_.reserve(measure.bytes(), arena_);
   Cutter cutter(workspace_.data());
-  step.running = cut_running(cutter, int64_t(step.views.size()));
+  step.running = cut_running(cutter, step);
   return step;
 }
 
@@ -90,8 +91,8 @@ void Cache::Impl::refresh(Step& step, const std::vector<Layer*>& layers) const {
   }
 }
 
-const SelectTrace* Cache::Impl::attend(const Step& step, const TensorView& q, const TensorView& out,
-                                       const Logits& logits, const TensorView& lse, Stream stream) {
+SelectCounts Cache::Impl::attend(const Step& step, const TensorView& q, const TensorView& out,
+                                 const Logits& logits, const TensorView& lse, Stream stream) {
   const Running& running = step.running;
   const AttendArgs attend{shape_,
                           int64_t(step.views.size()),
@@ -103,29 +104,19 @@ const SelectTrace* Cache::Impl::attend(const Step& step, const TensorView& q, co
                           running.weighted,
                           running.selected,
                           running.selected_count,
-                          config_.top_k,
+                          policy_->width(),
                           out,
                           lse};
   backend_->attend_resident(attend, stream);
-  const SelectTrace* trace = nullptr;
+  SelectCounts counts;
   if (!step.searched.empty()) {
-    trace = &policy_.select(
+    counts = policy_->select(
         {int64_t(step.searched.size()), step.searched.data(), step.rows.data(), q, logits,
          running.maximum, running.sum, running.selected, running.selected_count},
         stream);
   }
   backend_->attend_selected(attend, stream);
-  return trace;
-}
-
-void Cache::Impl::count_search(const SelectTrace& trace) {
-  stats_.searched_tokens += int64_t(trace.items.size());
-  for (const SearchItem& item : trace.items) {
-    for (int64_t head = 0; head < config_.kv_heads; ++head) {
-      stats_.candidates += item.candidate_count[head];
-      stats_.fetched_rows += item.selected_count[head];
-    }
-  }
+  return counts;
 }
 
 Cache::Cache(Config config, Resources resources)
@@ -147,6 +138,9 @@ void Cache::remove(SequenceId sequence) {
   const Impl::Lock lock(impl_->mutex_);
   impl_->find(impl_->verb("remove"), {sequence});
   impl_->sequences_.erase(sequence);
+  // Scratch may still hold what its last step looked at.
+  impl_->workspace_.release();
+  impl_->policy_->release();
 }
 
 SequenceId Cache::fork(SequenceId sequence) {
@@ -192,26 +186,20 @@ void Cache::truncate(SequenceId sequence, int64_t tokens) {
   const Impl::Lock lock(impl_->mutex_);
   Sequence& found = *impl_->find(impl_->verb("truncate"), {sequence})[0];
   if (tokens < 0) fail("[truncate] tokens: expected 0 or more, got ", tokens);
-  std::vector<EncodeJob> jobs;
   for (const Layer& layer : found.layers) {
     if (tokens > layer.regions.total()) {
       fail("[truncate] tokens: expected at most the sequence's ", layer.regions.total(), ", got ",
            tokens);
     }
   }
-  jobs.reserve(found.layers.size());
   for (Layer& layer : found.layers) {
     const Regions next = layer.regions.truncated(tokens, impl_->sizes_);
     const SequenceView view = impl_->view(layer);
     const int64_t begin = std::max(next.retrieval_end(impl_->sizes_), view.zone_begin);
-    if (begin < view.zone_end) {
-      jobs.push_back({view, impl_->policy_.statistics(view.state), begin, view.zone_end});
-    }
-  }
-  impl_->policy_.on_recall(jobs.data(), int64_t(jobs.size()), {});
-  for (Layer& layer : found.layers) {
-    layer.regions = layer.regions.truncated(tokens, impl_->sizes_);
-    layer.store.drop(impl_->shape_, layer.regions.total(), layer.regions.sink_end(impl_->sizes_),
+    if (begin < view.zone_end) impl_->policy_->on_recall({view, begin, view.zone_end}, {});
+    layer.regions = next;
+    layer.store.drop(impl_->shape_.segment_tokens, layer.regions.total(),
+                     layer.regions.sink_end(impl_->sizes_),
                      layer.regions.retrieval_end(impl_->sizes_));
   }
 }
@@ -229,7 +217,6 @@ void Cache::prefill(int64_t layer, const std::vector<SequenceId>& sequences,
   verb.check_tensor("v", v, config.dtype, {tokens, config.kv_heads, config.head_dim});
 
   std::vector<Change> changes;
-  std::vector<EncodeJob> jobs;
   std::vector<SequenceView> views(layers.size());
   std::vector<int64_t> begin;
   for (size_t i = 0; i < layers.size(); ++i) {
@@ -239,14 +226,13 @@ void Cache::prefill(int64_t layer, const std::vector<SequenceId>& sequences,
     verb.check_total(next.total());
     changes.push_back(impl_->planner_.plan(*layers[i], next, stream));
   }
-  jobs.reserve(changes.size());
 
   const auto append = [&] {
     for (size_t i = 0; i < layers.size(); ++i) views[i] = impl_->view(*layers[i]);
     impl_->backend_->append(
         {impl_->shape_, count, views.data(), begin.data(), lengths.data(), k, v}, stream);
   };
-  impl_->apply(changes, jobs, append, stream);
+  impl_->apply(changes, append, stream);
 }
 
 void Cache::decode(int64_t layer, const std::vector<SequenceId>& sequences, const TensorView& q,
@@ -260,11 +246,10 @@ void Cache::decode(int64_t layer, const std::vector<SequenceId>& sequences, cons
   verb.check_tensor("q", q, config.dtype, {count, config.query_heads, config.head_dim});
   verb.check_tensor("k", k, config.dtype, {count, config.kv_heads, config.head_dim});
   verb.check_tensor("v", v, config.dtype, {count, config.kv_heads, config.head_dim});
-  verb.check_tensor("out", out, config.dtype, {count, config.query_heads, config.head_dim});
+  verb.check_output("out", out, config.dtype, {count, config.query_heads, config.head_dim});
   const Logits logits = verb.check_options(options, count);
 
   std::vector<Change> changes;
-  std::vector<EncodeJob> jobs;
   std::vector<SequenceView> views;
   std::vector<int64_t> begin;
   const std::vector<int64_t> lengths(layers.size(), 1);
@@ -272,15 +257,12 @@ void Cache::decode(int64_t layer, const std::vector<SequenceId>& sequences, cons
   for (Layer* target : layers) {
     Regions next = target->regions.appended();
     verb.check_total(next.total());
-    if (next.flush_due(impl_->sizes_)) {
-      next = next.flushed(impl_->sizes_);
-      ++flushes;
-    }
+    if (next.flush_due(impl_->sizes_)) next = next.flushed(impl_->sizes_);
     begin.push_back(target->regions.total());
     changes.push_back(impl_->planner_.plan(*target, next, stream));
-    views.push_back(sizes_of(next, impl_->sizes_, impl_->policy_));
+    flushes += changes.back().spilled() > 0;
+    views.push_back(sizes_of(next, impl_->sizes_, *impl_->policy_));
   }
-  jobs.reserve(changes.size());
   Impl::Step step = impl_->prepare(std::move(views));
 
   const auto append = [&] {
@@ -288,12 +270,14 @@ void Cache::decode(int64_t layer, const std::vector<SequenceId>& sequences, cons
     impl_->backend_->append(
         {impl_->shape_, count, step.views.data(), begin.data(), lengths.data(), k, v}, stream);
   };
-  impl_->apply(changes, jobs, append, stream);
-  const SelectTrace* trace = impl_->attend(step, q, out, logits, Verb::lse_of(options), stream);
+  impl_->apply(changes, append, stream);
+  const SelectCounts counts = impl_->attend(step, q, out, logits, Verb::lse_of(options), stream);
 
   impl_->stats_.flushes += flushes;
   impl_->stats_.decode_tokens += count;
-  if (trace != nullptr) impl_->count_search(*trace);
+  impl_->stats_.searched_tokens += int64_t(step.searched.size());
+  impl_->stats_.candidates += counts.candidates;
+  impl_->stats_.fetched_rows += counts.rows;
 }
 
 void Cache::attend(int64_t layer, const std::vector<SequenceId>& sequences,
@@ -305,7 +289,7 @@ void Cache::attend(int64_t layer, const std::vector<SequenceId>& sequences,
   const int64_t tokens = verb.check_lengths(lengths, int64_t(layers.size()));
   const Config& config = impl_->config_;
   verb.check_tensor("q", q, config.dtype, {tokens, config.query_heads, config.head_dim});
-  verb.check_tensor("out", out, config.dtype, {tokens, config.query_heads, config.head_dim});
+  verb.check_output("out", out, config.dtype, {tokens, config.query_heads, config.head_dim});
   const Logits logits = verb.check_options(options, tokens);
 
   std::vector<SequenceView> views;
@@ -324,14 +308,12 @@ void Cache::attend(int64_t layer, const std::vector<SequenceId>& sequences,
 void Cache::flush(const std::vector<SequenceId>& sequences, Stream stream) {
   const Impl::Lock lock(impl_->mutex_);
   std::vector<Change> changes;
-  std::vector<EncodeJob> jobs;
   for (Sequence* sequence : impl_->find(impl_->verb("flush"), sequences)) {
     for (Layer& layer : sequence->layers) {
       changes.push_back(impl_->planner_.plan(layer, layer.regions.flushed(impl_->sizes_), stream));
     }
   }
-  jobs.reserve(changes.size());
-  impl_->apply(changes, jobs, [] {}, stream);
+  impl_->apply(changes, [] {}, stream);
 }
 
 }  // namespace pariskv

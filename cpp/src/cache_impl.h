@@ -12,7 +12,7 @@
 #include "check.h"
 #include "memory/arena.h"
 #include "pariskv/cache.h"
-#include "policy/pariskv_policy.h"
+#include "policy/policy.h"
 #include "policy/workspace.h"
 #include "sequence.h"
 #include "validate.h"
@@ -33,22 +33,18 @@ class Cache::Impl {
   std::vector<Layer*> find_layers(const Verb& verb, const std::vector<SequenceId>& ids,
                                   int64_t layer);
 
-  SequenceView view(const Layer& layer) const { return layer.view(sizes_, policy_); }
+  SequenceView view(const Layer& layer) const { return layer.view(sizes_, *policy_); }
 
   /** Applies planned changes; rows that spill are already in place, or put there by `append`. */
   template <typename Append>
-  void apply(std::vector<Change>& changes, std::vector<EncodeJob>& jobs, Append append,
-             Stream stream) {
+  void apply(std::vector<Change>& changes, Append append, Stream stream) {
     for (Change& change : changes) change.apply();
     append();
     for (const Change& change : changes) {
       if (change.spilled() == 0) continue;
-      const SequenceView sequence = view(*change.layer);
-      jobs.push_back(
-          {sequence, policy_.statistics(sequence.state), change.spill_begin, change.spill_end});
+      policy_->on_spill({view(*change.layer), change.spill_begin, change.spill_end}, stream);
       stats_.encoded_keys += change.spilled() * config_.kv_heads;
     }
-    if (!jobs.empty()) policy_.on_spill(jobs.data(), int64_t(jobs.size()), stream);
   }
 
   /** Scratch of one attention over `tokens` queries, one per sequence. */
@@ -60,8 +56,6 @@ class Cache::Impl {
     int64_t* selected_count;
   };
 
-  Running cut_running(Cutter& cutter, int64_t tokens) const;
-
   /** One token of each of some sequences, on its way through the verbs. */
   struct Step {
     std::vector<SequenceView> views;     // (batch)
@@ -69,6 +63,8 @@ class Cache::Impl {
     std::vector<int64_t> rows;           // and where in the batch they are
     Running running;
   };
+
+  Running cut_running(Cutter& cutter, const Step& step) const;
 
   /**
    * Sees to everything that a step over `views` will need, so that taking it cannot fail.
@@ -80,17 +76,15 @@ class Cache::Impl {
   void refresh(Step& step, const std::vector<Layer*>& layers) const;
 
   /** Queries of a prepared step over what is resident and what the policy selects. */
-  const SelectTrace* attend(const Step& step, const TensorView& q, const TensorView& out,
-                            const Logits& logits, const TensorView& lse, Stream stream);
-
-  void count_search(const SelectTrace& trace);
+  SelectCounts attend(const Step& step, const TensorView& q, const TensorView& out,
+                      const Logits& logits, const TensorView& lse, Stream stream);
 
   const Config config_;
   const ModelShape shape_;
   const RegionSizes sizes_;
   Arena arena_;  // before all that holds its blocks
   std::unique_ptr<Backend> backend_;
-  ParisKvPolicy policy_;
+  std::unique_ptr<Policy> policy_;
   Planner planner_;
   Workspace workspace_;
   std::map<SequenceId, Sequence> sequences_;

@@ -1,6 +1,6 @@
 #include "pariskv/config.h"
 
-#include <cmath>
+#include <limits>
 
 #include "check.h"
 
@@ -8,8 +8,10 @@ namespace pariskv {
 
 namespace {
 
-void at_least(const char* field, int64_t value, int64_t low) {
-  if (value < low) fail("[config] ", field, ": expected at least ", low, ", got ", value);
+void within(const char* field, int64_t value, int64_t low, int64_t high) {
+  if (value < low || value > high) {
+    fail("[config] ", field, ": expected ", low, " to ", high, ", got ", value);
+  }
 }
 
 void ratio(const char* field, double value) {
@@ -21,10 +23,13 @@ void ratio(const char* field, double value) {
 }  // namespace
 
 void Config::validate() const {
-  constexpr int64_t kMost = int64_t{1} << 30;  // keeps products of sizes within 64 bits
-  at_least("layers", layers, 1);
-  at_least("kv_heads", kv_heads, 1);
-  at_least("query_heads", query_heads, 1);
+  // No model comes near these. They keep products of sizes within 64 bits, and a slip of the
+  // hand from asking for a million threads.
+  constexpr int64_t kMostTokens = int64_t{1} << 23;
+  constexpr int64_t kMostHeads = 1024;
+  within("layers", layers, 1, 65536);
+  within("kv_heads", kv_heads, 1, kMostHeads);
+  within("query_heads", query_heads, 1, kMostHeads);
   if (query_heads % kv_heads != 0) {
     fail("[config] query_heads: expected a whole multiple of kv_heads (", kv_heads, "), got ",
          query_heads);
@@ -36,19 +41,15 @@ void Config::validate() const {
   if (head_dim != 64 && head_dim != 80 && head_dim != 96 && head_dim != 128 && head_dim != 256) {
     fail("[config] head_dim: expected 64, 80, 96, 128 or 256, got ", head_dim);
   }
-  for (const int64_t size : {layers, kv_heads, query_heads, sink, local, update, top_k, dense_below,
-                             segment_tokens, min_candidates_per_row, threads}) {
-    if (size > kMost) fail("[config] expected sizes up to ", kMost, ", got ", size);
-  }
-  at_least("sink", sink, 0);
-  at_least("local", local, 0);
-  at_least("update", update, 1);
-  at_least("top_k", top_k, 1);
-  at_least("dense_below", dense_below, 0);
-  at_least("min_candidates_per_row", min_candidates_per_row, 1);
-  at_least("threads", threads, 0);
-  at_least("memory_budget", memory_budget, 0);
-  at_least("segment_tokens", segment_tokens, 64);
+  within("sink", sink, 0, kMostTokens);
+  within("local", local, 0, kMostTokens);
+  within("update", update, 1, kMostTokens);
+  within("top_k", top_k, 1, kMostTokens);
+  within("dense_below", dense_below, 0, kMostTokens);
+  within("min_candidates_per_row", min_candidates_per_row, 1, 1 << 20);
+  within("threads", threads, 0, 1024);
+  within("memory_budget", memory_budget, 0, std::numeric_limits<int64_t>::max());
+  within("segment_tokens", segment_tokens, 64, 1 << 20);
   if (segment_tokens % 64 != 0) {
     fail("[config] segment_tokens: expected a multiple of 64, got ", segment_tokens);
   }

@@ -29,11 +29,12 @@ Change Planner::plan(Layer& layer, const Regions& next, Stream stream) const {
 
   const LayerStore::Writes writes{layer.regions.total(), next.total(), change.spill_begin,
                                   change.spill_end};
-  if (!layer.store.ready(shape_, writes)) {
-    change.store = layer.store.planned(shape_, writes, arena_,
-                                       [&](void* target, const void* source, int64_t bytes) {
-                                         backend_.copy(target, source, bytes, stream);
-                                       });
+  if (!layer.store.ready(shape_.segment_tokens, writes)) {
+    change.store = layer.store.planned(
+        shape_.segment_tokens, {shape_.segment_row_bytes(), policy_.summary_bytes()}, writes,
+        arena_, [&](void* target, const void* source, int64_t bytes) {
+          backend_.copy(target, source, bytes, stream);
+        });
   }
   if (change.spilled() > 0 && layer.state.data() == nullptr) {
     change.state = arena_.allocate(policy_.state_bytes());

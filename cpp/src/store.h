@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "memory/arena.h"
-#include "ops.h"
 
 namespace pariskv {
 
@@ -27,17 +26,20 @@ class LayerStore {
     int64_t rows_begin, rows_end;
     int64_t summaries_begin, summaries_end;
   };
+  struct BlockBytes {
+    int64_t rows, summaries;  // of one segment
+  };
   using Copy = std::function<void(void* target, const void* source, int64_t bytes)>;
 
   /** True when `writes` fit in blocks that are there and nobody else's. */
-  bool ready(const ModelShape& shape, const Writes& writes) const;
+  bool ready(int64_t segment_tokens, const Writes& writes) const;
 
   /** This store with room for `writes`. */
-  LayerStore planned(const ModelShape& shape, const Writes& writes, Arena& arena,
+  LayerStore planned(int64_t segment_tokens, BlockBytes bytes, const Writes& writes, Arena& arena,
                      const Copy& copy) const;
 
   /** Drops whole segments: of rows from `total` on, of summaries outside [begin, end). */
-  void drop(const ModelShape& shape, int64_t total, int64_t zone_begin, int64_t zone_end) noexcept;
+  void drop(int64_t segment_tokens, int64_t total, int64_t zone_begin, int64_t zone_end) noexcept;
 
   void* const* rows() const { return row_table_.data(); }
   uint8_t* const* summaries() const { return summary_table_.data(); }

@@ -1,6 +1,8 @@
 #include "validate.h"
 
+#include <array>
 #include <cmath>
+#include <cstdlib>
 #include <sstream>
 
 #include "check.h"
@@ -9,7 +11,9 @@ namespace pariskv {
 
 namespace {
 
-constexpr int64_t kMostTokens = int64_t{1} << 30;  // positions are kept in 32 bits
+// Positions are kept in 32 bits, and the sum of norm^2 over a zone, a whole number under 2^40
+// for each key, in 63.
+constexpr int64_t kMostTokens = int64_t{1} << 23;
 
 template <typename Extents>
 std::string shape_text(const Extents& extents, size_t rank) {
@@ -26,6 +30,28 @@ std::string shape_text(const Extents& extents, size_t rank) {
 
 std::string device_text(const Device& device) {
   return device.type == DeviceType::kCpu ? "cpu" : "cuda:" + std::to_string(device.index);
+}
+
+bool positive(double value) { return std::isfinite(float(value)) && float(value) > 0; }
+
+/** Whether two elements share an address, as those of an expanded view do. */
+bool overlaps(const TensorView& view) {
+  // Dimensions by growing step: each step must clear all that the smaller ones reach.
+  std::array<bool, TensorView::kMaxRank> done{};
+  int64_t reach = 0;
+  for (int32_t round = 0; round < view.rank; ++round) {
+    int32_t next = -1;
+    for (int32_t i = 0; i < view.rank; ++i) {
+      if (done[i] || view.shape[i] == 1) continue;
+      if (next < 0 || std::abs(view.strides[i]) < std::abs(view.strides[next])) next = i;
+    }
+    if (next < 0) return false;
+    done[next] = true;
+    const int64_t step = std::abs(view.strides[next]);
+    if (step <= reach) return true;
+    reach += step * (view.shape[next] - 1);
+  }
+  return false;
 }
 
 }  // namespace
@@ -63,6 +89,16 @@ void Verb::check_tensor(const char* argument, const TensorView& view, DType dtyp
   }
 }
 
+void Verb::check_output(const char* argument, const TensorView& view, DType dtype,
+                        std::initializer_list<int64_t> shape) const {
+  check_tensor(argument, view, dtype, shape);
+  if (view.size() > 0 && overlaps(view)) {
+    fail("[", name, "] ", argument,
+         ": expected every element to have its own address, got strides ",
+         shape_text(view.strides, size_t(view.rank)));
+  }
+}
+
 void Verb::check_batch_size(const char* argument, int64_t size, int64_t batch) const {
   if (size != batch) {
     fail("[", name, "] ", argument, ": expected one entry for each of the ", batch,
@@ -89,15 +125,16 @@ void Verb::check_total(int64_t tokens) const {
 
 Logits Verb::check_options(const AttendOptions& options, int64_t tokens) const {
   const double scale = options.scale.value_or(1.0 / std::sqrt(double(config.head_dim)));
-  if (!std::isfinite(scale)) fail("[", name, "] scale: expected a finite number, got ", scale);
-  if (!(options.softcap >= 0) || std::isinf(options.softcap)) {
+  // Checked as the floats they become. A negative scale would turn the search upside down.
+  if (!positive(scale)) fail("[", name, "] scale: expected a positive number, got ", scale);
+  if (options.softcap != 0 && !positive(options.softcap)) {
     fail("[", name, "] softcap: expected 0 (none) or a positive number, got ", options.softcap);
   }
   if (options.sink_bias) {
     check_tensor("sink_bias", *options.sink_bias, DType::kFloat32, {config.query_heads});
   }
   if (options.lse) {
-    check_tensor("lse", *options.lse, DType::kFloat32, {tokens, config.query_heads});
+    check_output("lse", *options.lse, DType::kFloat32, {tokens, config.query_heads});
   }
   return {float(scale), float(options.softcap),
           options.sink_bias ? static_cast<const float*>(options.sink_bias->data) : nullptr};

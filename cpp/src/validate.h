@@ -23,6 +23,10 @@ struct Verb {
   void check_tensor(const char* argument, const TensorView& view, DType dtype,
                     std::initializer_list<int64_t> shape) const;
 
+  /** The same for what will be written: no two elements may share an address. */
+  void check_output(const char* argument, const TensorView& view, DType dtype,
+                    std::initializer_list<int64_t> shape) const;
+
   void check_batch_size(const char* argument, int64_t size, int64_t batch) const;
 
   /** Throws on a negative length or too many tokens; returns the sum. */

@@ -85,8 +85,10 @@ TensorView view_of(const char* verb, const char* argument, const Array& array, D
 }
 
 bool is_torch(nb::handle array) {
-  const std::string name = text_of(nb::getattr(array.type(), "__module__", nb::str("")));
-  return name == "torch" || name.rfind("torch.", 0) == 0;
+  // Only if somebody else has imported it; a subclass of Tensor counts.
+  const nb::object modules = nb::module_::import_("sys").attr("modules");
+  const nb::object torch = modules.attr("get")("torch");
+  return nb::hasattr(torch, "Tensor") && nb::isinstance(array, torch.attr("Tensor"));
 }
 
 }  // namespace
@@ -94,7 +96,7 @@ bool is_torch(nb::handle array) {
 Borrowed borrow(const char* verb, const char* argument, nb::handle array, DType expected) {
   nb::ndarray<nb::ro> borrowed;
   if (!nb::try_cast(array, borrowed)) {
-    refuse(verb, argument, array, "an array that speaks DLPack");
+    refuse(verb, argument, array, "an array of numbers in CPU or CUDA memory that speaks DLPack");
   }
   TensorView view = view_of(verb, argument, borrowed, expected);
   view.data = const_cast<void*>(borrowed.data());
@@ -104,7 +106,11 @@ Borrowed borrow(const char* verb, const char* argument, nb::handle array, DType 
 Borrowed borrow_writable(const char* verb, const char* argument, nb::handle array, DType expected) {
   nb::ndarray<> borrowed;
   if (!nb::try_cast(array, borrowed)) {
-    refuse(verb, argument, array, "a writable array that speaks DLPack");
+    nb::ndarray<nb::ro> readable;
+    const bool read_only = nb::try_cast(array, readable);
+    refuse(verb, argument, array,
+           read_only ? "an array that may be written, not a read-only one"
+                     : "an array of numbers in CPU or CUDA memory that speaks DLPack");
   }
   TensorView view = view_of(verb, argument, borrowed, expected);
   view.data = borrowed.data();

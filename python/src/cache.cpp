@@ -27,9 +27,14 @@ class Handle {
   }
   void close() {
     std::shared_ptr<Cache> last;
-    const std::lock_guard<std::mutex> lock(mutex_);
-    last.swap(cache_);
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      last.swap(cache_);
+    }
+    const nb::gil_scoped_release release;  // zeroing a large cache takes a while
+    last.reset();
   }
+  ~Handle() { close(); }
 
  private:
   mutable std::mutex mutex_;
@@ -38,10 +43,15 @@ class Handle {
 
 /** Calls into the engine without the GIL. */
 template <typename Call>
-auto unlocked(const Handle& handle, Call call) {
-  const std::shared_ptr<Cache> cache = handle.open();
+auto unlocked(std::shared_ptr<Cache> cache, Call call) {
   const nb::gil_scoped_release release;
-  return call(*cache);
+  const std::shared_ptr<Cache> held = std::move(cache);  // let go without the GIL, too
+  return call(*held);
+}
+
+template <typename Call>
+auto unlocked(const Handle& handle, Call call) {
+  return unlocked(handle.open(), std::move(call));
 }
 
 Stream stream_of(uintptr_t stream) { return {reinterpret_cast<void*>(stream)}; }
@@ -85,8 +95,15 @@ Attention attention_of(const char* verb, const Keywords& keywords) {
 template <typename Call>
 nb::object attended(const char* verb, const Handle& handle, nb::handle q, nb::object out,
                     const Keywords& keywords, bool return_lse, Call call) {
-  const Config& config = handle.open()->config();
+  // Held from here on: whose arrays come in may run Python, and close the cache.
+  const std::shared_ptr<Cache> cache = handle.open();
+  const Config& config = cache->config();
   const Borrowed query = borrow(verb, "q", q, config.dtype);
+  if (query.view.dtype != config.dtype) {  // before a result of that type is made
+    throw nb::value_error((std::string("[") + verb + "] q: expected " + name_of(config.dtype) +
+                           ", got " + name_of(query.view.dtype))
+                              .c_str());
+  }
   Attention attention = attention_of(verb, keywords);
   const int64_t tokens = query.view.rank > 0 ? query.view.shape[0] : 0;
   if (out.is_none()) {
@@ -99,7 +116,7 @@ nb::object attended(const char* verb, const Handle& handle, nb::handle q, nb::ob
     attention.lse = borrow_writable(verb, "lse", attention.lse_array, DType::kFloat32);
     attention.options.lse = attention.lse.view;
   }
-  unlocked(handle, [&](Cache& cache) { call(cache, query.view, result.view, attention.options); });
+  unlocked(cache, [&](Cache& open) { call(open, query.view, result.view, attention.options); });
   if (return_lse) return nb::make_tuple(out, attention.lse_array);
   return out;
 }
@@ -153,10 +170,13 @@ Explanation explain(const Handle& handle, int64_t layer, SequenceId sequence, nb
 
 nb::object read(const Handle& handle, int64_t layer, SequenceId sequence, int64_t begin,
                 int64_t end, nb::object out, uintptr_t stream) {
-  const Config& config = handle.open()->config();
-  if (end < begin) {
-    throw nb::value_error(("[read] positions: expected end at " + std::to_string(begin) +
-                           " or after, got " + std::to_string(end))
+  const std::shared_ptr<Cache> cache = handle.open();
+  const Config& config = cache->config();
+  const int64_t tokens = unlocked(cache, [&](Cache& c) { return c.length(sequence, layer); });
+  if (begin < 0 || end < begin || end > tokens) {
+    throw nb::value_error(("[read] positions: expected a range within 0 to " +
+                           std::to_string(tokens) + ", got " + std::to_string(begin) + " to " +
+                           std::to_string(end))
                               .c_str());
   }
   if (out.is_none()) {
@@ -175,9 +195,8 @@ nb::object read(const Handle& handle, int64_t layer, SequenceId sequence, int64_
                            " tokens, got " + std::to_string(k.view.rank == 0 ? 0 : k.view.shape[0]))
                               .c_str());
   }
-  unlocked(handle, [&](Cache& cache) {
-    cache.read(layer, sequence, begin, k.view, v.view, stream_of(stream));
-  });
+  unlocked(cache,
+           [&](Cache& c) { c.read(layer, sequence, begin, k.view, v.view, stream_of(stream)); });
   return out;
 }
 

@@ -31,14 +31,14 @@ Cube<T> cube(nb::handle owner, const std::vector<T>& values, const Summaries& su
 }
 
 template <typename Owner, auto Member, auto Rows>
-auto matrix_of(nb::handle self) {
-  const Owner& owner = *nb::inst_ptr<Owner>(self);
+auto matrix_of(nb::handle_t<Owner> self) {
+  const Owner& owner = nb::cast<const Owner&>(self);
   return matrix(self, owner.*Member, owner.*Rows);
 }
 
 template <auto Member>
-auto cube_of(nb::handle self) {
-  const Summaries& summaries = *nb::inst_ptr<Summaries>(self);
+auto cube_of(nb::handle_t<Summaries> self) {
+  const Summaries& summaries = nb::cast<const Summaries&>(self);
   return cube(self, summaries.*Member, summaries);
 }
 
@@ -103,7 +103,7 @@ void bind_stats(nb::module_& m) {
 
   using E = Explanation;
   nb::class_<E>(m, "Explanation", R"(Why a query attends where it does; arrays are padded to one
-width, positions with -1 and numbers with NaN.)")
+width, positions with -1 and numbers with NaN. They are empty when nothing was searched.)")
       .def_ro("searched", &E::searched, "False: everything is attended to, nothing was selected.")
       .def_ro("zone_begin", &E::zone_begin, "First position of the retrieval zone.")
       .def_ro("zone_tokens", &E::zone_tokens)

@@ -13,7 +13,11 @@
  * packed: sequence after sequence along dimension 0, `lengths` saying how many each
  * has. Results do not depend on who else is in the batch, nor on the thread count.
  *
- * Calls on one cache take turns; calls on different caches run side by side.
+ * Calls on one cache take turns; calls on different caches run side by side. After fork(2) a
+ * child may use a cache that no call was inside of, on one thread.
+ *
+ * A query that is not finite searches for nothing: its output is not a number, the other
+ * heads' is as it would be without it.
  */
 #pragma once
 
@@ -108,7 +112,8 @@ class Cache {
   void flush(const std::vector<SequenceId>& sequences, Stream stream = {});
 
   /**
-   * What decode would choose for this query now, and why. Changes nothing.
+   * What decode would choose for this query now, and why. Changes nothing. The token of a
+   * decode counts towards dense_below and may flush; here there is none.
    *
    * @param q  (query_heads, head_dim)
    */

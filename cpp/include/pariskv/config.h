@@ -33,13 +33,14 @@ struct ScheduleStep {
 struct Config {
   // The model.
   int64_t layers = 1;
-  int64_t query_heads =
-      0;  ///< A whole multiple, 1 to 16 times, of kv_heads (any with one kv head).
+  /** A whole multiple, 1 to 16 times, of kv_heads; any number with a single kv head. */
+  int64_t query_heads = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;  ///< 64, 80, 96, 128 or 256.
   DType dtype = DType::kBFloat16;
 
-  // The regions of a sequence, in tokens: [sink | retrieval | local | update buffer].
+  // The regions of a sequence, in tokens: [sink | retrieval | local | update buffer]. With
+  // local 0 a token may enter the retrieval zone, and be left unselected, as it arrives.
   int64_t sink = 4;
   int64_t local = 256;
   int64_t update = 512;

@@ -8,6 +8,8 @@
  *   pariskv::Resources resources;
  *   resources.host = std::make_shared<MyPool>();
  *   pariskv::Cache cache(config, resources);
+ *
+ * A resource is called from inside the cache's calls: it must not call the cache back.
  */
 #pragma once
 

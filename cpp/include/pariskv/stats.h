@@ -35,7 +35,8 @@ struct Stats {
 
 /**
  * Why one query attends where it does; see Cache::explain. Arrays are row-major
- * and padded to the same width for every head: positions with -1, numbers with NaN.
+ * and padded to the same width for every head: positions with -1, numbers with NaN. They are
+ * empty when nothing was searched.
  */
 struct Explanation {
   int64_t kv_heads = 0;

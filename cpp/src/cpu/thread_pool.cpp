@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <system_error>
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <unistd.h>
@@ -67,7 +66,7 @@ ThreadPool::ThreadPool(int64_t threads)
     for (int64_t i = 1; i < threads_; ++i) {
       workers_.emplace_back([shared = shared_] { serve(*shared); });
     }
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {
     threads_ = int64_t(workers_.size()) + 1;  // the system gave fewer; results stay the same
   }
 }
@@ -82,8 +81,8 @@ ThreadPool::~ThreadPool() {
   {
     const std::lock_guard<std::mutex> lock(shared_->mutex);
     shared_->stop = true;
+    shared_->round.fetch_add(1);  // under the lock: a worker about to sleep must not miss it
   }
-  shared_->round.fetch_add(1);
   shared_->wake.notify_all();
   for (std::thread& worker : workers_) worker.join();
   delete shared_;

@@ -1,5 +1,6 @@
 #include "policy/pariskv_policy.h"
 
+#include "check.h"
 #include "codec/schedule.h"
 #include "pariskv/codec.h"
 
@@ -50,12 +51,14 @@ int64_t ParisKvPolicy::state_bytes() const {
   return sums + (config_.scorer == Scorer::kVotes ? counts : 0);
 }
 
-void ParisKvPolicy::on_spill(const EncodeJob* jobs, int64_t count, Stream stream) {
-  backend_.encode({shape_, &codec_, count, jobs}, stream);
+void ParisKvPolicy::on_spill(const Span& span, Stream stream) {
+  const EncodeJob job{span.sequence, statistics(span.sequence.state), span.begin, span.end};
+  backend_.encode({shape_, &codec_, 1, &job}, stream);
 }
 
-void ParisKvPolicy::on_recall(const EncodeJob* jobs, int64_t count, Stream stream) {
-  backend_.forget({shape_, &codec_, count, jobs}, stream);
+void ParisKvPolicy::on_recall(const Span& span, Stream stream) {
+  const EncodeJob job{span.sequence, statistics(span.sequence.state), span.begin, span.end};
+  backend_.forget({shape_, &codec_, 1, &job}, stream);
 }
 
 SearchItem ParisKvPolicy::cut_item(const SequenceView& sequence, Cutter& cutter) const {
@@ -92,28 +95,51 @@ void ParisKvPolicy::reserve(const SequenceView* sequences, int64_t count, Arena&
   Cutter measure(nullptr);
   for (int64_t i = 0; i < count; ++i) cut_item(sequences[i], measure);
   workspace_.reserve(measure.bytes(), arena);
-  trace_.items.reserve(size_t(count));
+  items_.reserve(size_t(count));
 }
 
-const SelectTrace& ParisKvPolicy::select(const SelectArgs& args, Stream stream) {
+SelectCounts ParisKvPolicy::select(const SelectArgs& args, Stream stream) {
   Cutter cutter(workspace_.data());
-  trace_.items.clear();
-  trace_.searchers = searchers();
+  items_.clear();
   for (int64_t i = 0; i < args.batch; ++i) {
     SearchItem item = cut_item(args.sequences[i], cutter);
     item.row = args.rows[i];
     item.selected = args.selected + item.row * shape_.kv_heads * config_.top_k;
     item.selected_count = args.selected_count + item.row * shape_.kv_heads;
-    trace_.items.push_back(item);
+    items_.push_back(item);
   }
+  PKV_ASSERT(cutter.bytes() <= workspace_.bytes());
   const SearchArgs search{shape_,        &codec_,     config_.scorer, config_.group_rule,
-                          config_.top_k, searchers(), args.batch,     trace_.items.data(),
+                          config_.top_k, searchers(), args.batch,     items_.data(),
                           args.q,        args.logits, args.maximum,   args.sum};
   backend_.prepare_query(search, stream);
   backend_.score(search, stream);
   backend_.select(search, stream);
   backend_.rerank(search, stream);
-  return trace_;
+
+  SelectCounts counts;
+  for (const SearchItem& item : items_) {
+    for (int64_t head = 0; head < shape_.kv_heads; ++head) {
+      counts.candidates += item.candidate_count[head];
+      counts.rows += item.selected_count[head];
+    }
+  }
+  return counts;
+}
+
+int64_t ParisKvPolicy::unusable_keys(const SequenceView& sequence) const {
+  if (sequence.state == nullptr) return 0;
+  const KeyStatistics known = statistics(sequence.state);
+  int64_t unusable = 0;
+  for (int64_t head = 0; head < shape_.kv_heads; ++head) {
+    unusable += sequence.zone_tokens() - known.usable[head];
+  }
+  return unusable;
+}
+
+std::unique_ptr<Policy> make_policy(const Config& config, const ModelShape& shape,
+                                    Backend& backend) {
+  return std::make_unique<ParisKvPolicy>(config, shape, backend);
 }
 
 }  // namespace pariskv

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "memory/arena.h"
+#include "pariskv/error.h"
 
 namespace pariskv {
 
@@ -10,9 +11,16 @@ class Workspace {
   /** Afterwards `bytes` can be taken. What was taken before is gone. */
   void reserve(int64_t bytes, Arena& arena) {
     if (bytes <= block_.bytes()) return;
-    block_ = Block();  // first, so that old and new are never held together
-    block_ = arena.allocate(bytes + bytes / 8);  // a zone that grows asks a little more each time
+    release();  // first, so that old and new are never held together
+    try {
+      block_ = arena.allocate(bytes + bytes / 8);  // a growing zone asks a little more each time
+    } catch (const OutOfMemory&) {
+      block_ = arena.allocate(bytes);
+    }
   }
+
+  void release() noexcept { block_ = Block(); }
+
   int64_t bytes() const { return block_.bytes(); }
   char* data() const { return block_.as<char>(); }
 

@@ -31,15 +31,15 @@ void tally_run(const Kernels& kernels, const KeyRun& run, const ModelShape& shap
                const KeyStatistics& statistics, int64_t head, int64_t direction) {
   const int64_t subspaces = shape.subspaces();
   int32_t units[kTallyKeys];
-  int64_t usable = 0, square_units = 0, all_units = 0;
+  int64_t usable = 0, squares = 0, all_units = 0;
   for (int64_t i = 0; i < run.count; ++i) {
     units[i] = int32_t(norm_units(run.norms[i]));
     usable += units[i] != 0;
-    square_units += int64_t{units[i]} * units[i];
+    squares += int64_t{units[i]} * units[i];
     all_units += units[i];
   }
   statistics.usable[head] += direction * usable;
-  statistics.square_units[head] += direction * square_units;
+  statistics.square_units[head] += direction * squares;
 
   // Signs are +1 and -1: the sum over both is twice that over the positive ones, less all.
   int32_t positive[kMaxRotatedDim] = {};

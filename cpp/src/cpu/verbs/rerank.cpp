@@ -69,6 +69,7 @@ void weigh(const SearchArgs& args, const Kernels& kernels, const SearchItem& ite
     const float top = count > 0 ? *std::max_element(logits, logits + count) : -INFINITY;
     const float found = log_sum_exp(top, kernels.sum_exp(logits, count, top), nullptr);
     const float all = log_sum_exp(found, 1.0f, &resident);
+    if (!std::isfinite(all)) continue;  // a broken query has no say in what the others get
     kernels.add_exp(logits, count, all, worth);
   }
   for (int64_t i = 0; i < count; ++i) worth[i] = worth[i] / float(args.shape.group);
