@@ -28,7 +28,7 @@ bench: .venv/.bench ## measure every verb and the whole decode step
 	@.venv/bin/python bench/run.py
 
 wheel: .venv/.engine ## build a wheel into dist/
-	@$(PIP) wheel -q --no-build-isolation --no-deps $(BUILD_DIR) -w dist .
+	@$(PIP) wheel -qq --no-build-isolation --no-deps $(BUILD_DIR) -w dist .
 	@ls dist/*.whl
 
 stubs: .venv/.test ## regenerate the type stub of the extension
@@ -76,21 +76,21 @@ test-python: .venv/.test
 	Ubuntu: apt install g++"; exit 1; }
 	@echo "Setting up .venv ..."
 	@$(PYTHON) -m venv .venv
-	@$(PIP) install -q -c constraints.txt pip
-	@$(PIP) install -q -c constraints.txt scikit-build-core nanobind cmake ninja
+	@$(PIP) install -qq -c constraints.txt pip
+	@$(PIP) install -qq -c constraints.txt scikit-build-core nanobind cmake ninja
 	@touch $@
 
 .venv/.engine: .venv/.base $(SOURCES)
 	@echo "Building the engine ..."
-	@$(PIP) install -q --no-build-isolation --no-deps --force-reinstall $(BUILD_DIR) .
+	@$(PIP) install -qq --no-build-isolation --no-deps --force-reinstall $(BUILD_DIR) .
 	@touch $@
 
 .venv/.bench: constraints.txt pyproject.toml | .venv/.engine
 	@echo "Installing torch and rich ..."
-	@$(PIP) install -q -c constraints.txt 'pariskv_core[bench]'
+	@$(PIP) install -qq -c constraints.txt 'pariskv_core[bench]'
 	@touch $@
 
 .venv/.test: constraints.txt pyproject.toml | .venv/.engine
 	@echo "Installing the test tools and torch ..."
-	@$(PIP) install -q -c constraints.txt 'pariskv_core[test]'
+	@$(PIP) install -qq -c constraints.txt 'pariskv_core[test]'
 	@touch .venv/.bench $@

@@ -24,8 +24,7 @@ _LAYERS = 2
 
 
 def _measure(tokens: int, threads: int, rounds: int) -> dict[str, Any]:
-    steps = (rounds + 3) * 2
-    shape = Shape(tokens, steps, _LAYERS)
+    shape = Shape(tokens, rounds + harness.WARM_UP, _LAYERS)
     config = pk.Config(
         layers=_LAYERS,
         query_heads=shape.query_heads,

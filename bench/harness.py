@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 _HERE = Path(__file__).resolve().parent
+WARM_UP = 2  # rounds that do not count
 # OpenMP threads go on spinning for some milliseconds after their work is done.
 _REST_SECONDS = 0.02
 _PIPED_WIDTH = 100
@@ -61,15 +62,13 @@ def environment() -> dict[str, Any]:
     }
 
 
-def in_turns(
-    cases: dict[str, Callable[[], object]], rounds: int, warm_up: int = 2
-) -> dict[str, list[float]]:
+def in_turns(cases: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
     """Seconds of every case in every round, one case after the other within a round.
 
     A case may return a function to be called afterwards, untimed.
     """
     seconds: dict[str, list[float]] = {name: [] for name in cases}
-    for turn in range(warm_up + rounds):
+    for turn in range(WARM_UP + rounds):
         for name, case in cases.items():
             time.sleep(_REST_SECONDS)
             begin = time.perf_counter()
@@ -77,7 +76,7 @@ def in_turns(
             taken = time.perf_counter() - begin
             if callable(clean_up):
                 clean_up()
-            if turn >= warm_up:
+            if turn >= WARM_UP:
                 seconds[name].append(taken)
     return seconds
 

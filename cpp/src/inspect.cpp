@@ -27,13 +27,8 @@ Explanation Cache::explain(int64_t layer, SequenceId sequence, const TensorView&
   one.rank = 3;
   one.shape = {1, q.shape[0], q.shape[1]};
   one.strides = {0, q.strides[0], q.strides[1]};
-  const int64_t out_bytes = one.size() * size_of(config.dtype);
-  const Block discarded =
-      impl_->arena_.allocate(out_bytes);  // zeroed when it goes, unlike a vector
-  const TensorView out = TensorView::contiguous(discarded.data(), config.dtype,
-                                                {1, config.query_heads, config.head_dim});
   const Impl::Step step = impl_->prepare({view});
-  impl_->attend(step, one, out, logits, {}, {});
+  impl_->attend(step, one, {}, logits, {}, {});
   impl_->policy_->explain(explanation);
 
   const int64_t width = impl_->policy_->width();

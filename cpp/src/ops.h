@@ -109,7 +109,7 @@ struct AttendArgs {
   const int32_t* selected;  // (batch, heads, top_k) positions
   const int64_t* selected_count;  // (batch, heads)
   int64_t top_k;
-  TensorView out;  // (batch, query_heads, head_dim)
+  TensorView out;  // (batch, query_heads, head_dim); data null: not wanted
   TensorView lse;  // (batch, query_heads) float32; data null: not wanted
 };
 

@@ -111,7 +111,9 @@ int64_t Verb::check_lengths(const std::vector<int64_t>& lengths, int64_t batch) 
   int64_t sum = 0;
   for (const int64_t length : lengths) {
     if (length < 0) fail("[", name, "] lengths: expected 0 or more tokens, got ", length);
-    check_total(length);
+    if (length > kMostTokens) {
+      fail("[", name, "] lengths: expected at most ", kMostTokens, " tokens, got ", length);
+    }
     sum += length;
   }
   return sum;

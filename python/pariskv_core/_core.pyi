@@ -221,7 +221,7 @@ class Stats:
 class Explanation:
     """
     Why a query attends where it does; arrays are padded to one
-    width, positions with -1 and numbers with NaN.
+    width, positions with -1 and numbers with NaN. They are empty when nothing was searched.
     """
 
     @property

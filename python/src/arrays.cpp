@@ -109,7 +109,7 @@ Borrowed borrow_writable(const char* verb, const char* argument, nb::handle arra
     nb::ndarray<nb::ro> readable;
     const bool read_only = nb::try_cast(array, readable);
     refuse(verb, argument, array,
-           read_only ? "an array that may be written, not a read-only one"
+           read_only ? "a writable array, not a read-only one"
                      : "an array of numbers in CPU or CUDA memory that speaks DLPack");
   }
   TensorView view = view_of(verb, argument, borrowed, expected);

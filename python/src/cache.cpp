@@ -7,6 +7,7 @@
 
 #include "arrays.h"
 #include "module.h"
+#include "unlocked.h"
 
 namespace pariskv::python {
 
@@ -31,7 +32,7 @@ class Handle {
       const std::lock_guard<std::mutex> lock(mutex_);
       last.swap(cache_);
     }
-    const nb::gil_scoped_release release;  // zeroing a large cache takes a while
+    const Unlocked release;  // zeroing a large cache takes a while
     last.reset();
   }
   ~Handle() { close(); }
@@ -44,7 +45,7 @@ class Handle {
 /** Calls into the engine without the GIL. */
 template <typename Call>
 auto unlocked(std::shared_ptr<Cache> cache, Call call) {
-  const nb::gil_scoped_release release;
+  const Unlocked release;
   const std::shared_ptr<Cache> held = std::move(cache);  // let go without the GIL, too
   return call(*held);
 }
@@ -172,7 +173,13 @@ nb::object read(const Handle& handle, int64_t layer, SequenceId sequence, int64_
                 int64_t end, nb::object out, uintptr_t stream) {
   const std::shared_ptr<Cache> cache = handle.open();
   const Config& config = cache->config();
-  const int64_t tokens = unlocked(cache, [&](Cache& c) { return c.length(sequence, layer); });
+  // Reading nothing checks the sequence and the layer; the range has to fit before room is made.
+  const TensorView none =
+      TensorView::contiguous(nullptr, config.dtype, {0, config.kv_heads, config.head_dim});
+  const int64_t tokens = unlocked(cache, [&](Cache& c) {
+    c.read(layer, sequence, 0, none, none, stream_of(stream));
+    return c.length(sequence, layer);
+  });
   if (begin < 0 || end < begin || end > tokens) {
     throw nb::value_error(("[read] positions: expected a range within 0 to " +
                            std::to_string(tokens) + ", got " + std::to_string(begin) + " to " +
@@ -212,6 +219,7 @@ nb::object read(const Handle& handle, int64_t layer, SequenceId sequence, int64_
 
 void bind_cache(nb::module_& m) {
   using namespace nb::literals;
+  // Arrays admit None here so that what refuses it is the sentence in borrow.
   nb::class_<Handle>(m, "Cache", R"(The KV cache of one model: all layers, all sequences.
 
 Calls on one cache take turns; calls on different caches run side by side, without the GIL.
@@ -263,8 +271,8 @@ leaves the cache as it was.)")
           },
           "sequences"_a = nb::none(), nb::kw_only(), "stream"_a = 0,
           "Moves everything older than the local window to the retrieval zone.")
-      .def("prefill", &prefill, "layer"_a, "sequences"_a, "k"_a, "v"_a, "lengths"_a = nb::none(),
-           nb::kw_only(), "stream"_a = 0,
+      .def("prefill", &prefill, "layer"_a, "sequences"_a, "k"_a.none(), "v"_a.none(),
+           "lengths"_a = nb::none(), nb::kw_only(), "stream"_a = 0,
            nb::sig("def prefill(self, layer: int, sequences: collections.abc.Sequence[int], "
                    "k: pariskv_core._array.Array, v: pariskv_core._array.Array, "
                    "lengths: collections.abc.Sequence[int] | None = None, *, "
@@ -273,8 +281,8 @@ leaves the cache as it was.)")
 
 k, v     (sum of lengths, kv_heads, head_dim), sequence after sequence; k after RoPE
 lengths  tokens of each sequence; may be left out for a single one)")
-      .def("decode", &decode, "layer"_a, "sequences"_a, "q"_a, "k"_a, "v"_a, nb::kw_only(),
-           "out"_a = nb::none(), "scale"_a = nb::none(), "softcap"_a = 0.0,
+      .def("decode", &decode, "layer"_a, "sequences"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(),
+           nb::kw_only(), "out"_a = nb::none(), "scale"_a = nb::none(), "softcap"_a = 0.0,
            "sink_bias"_a = nb::none(), "return_lse"_a = false, "stream"_a = 0,
            nb::sig("def decode(self, layer: int, sequences: collections.abc.Sequence[int], "
                    "q: pariskv_core._array.Array, k: pariskv_core._array.Array, "
@@ -289,7 +297,7 @@ softcap    c > 0: logits become c tanh(logit / c)
 sink_bias  (query_heads) float32: a logit without a value row
 Returns out, (batch, query_heads, head_dim), or (out, lse) with the log-sum-exps,
 (batch, query_heads) float32.)")
-      .def("attend", &attend, "layer"_a, "sequences"_a, "q"_a, "lengths"_a = nb::none(),
+      .def("attend", &attend, "layer"_a, "sequences"_a, "q"_a.none(), "lengths"_a = nb::none(),
            nb::kw_only(), "out"_a = nb::none(), "scale"_a = nb::none(), "softcap"_a = 0.0,
            "sink_bias"_a = nb::none(), "return_lse"_a = false, "stream"_a = 0,
            nb::sig("def attend(self, layer: int, sequences: collections.abc.Sequence[int], "
@@ -300,7 +308,7 @@ Returns out, (batch, query_heads, head_dim), or (out, lse) with the log-sum-exps
 q        (sum of lengths, query_heads, head_dim): the last tokens of each sequence
 lengths  how many each has; may be left out for a single one
 The rest, and what is returned, as in decode.)")
-      .def("explain", &explain, "layer"_a, "sequence"_a, "q"_a, nb::kw_only(),
+      .def("explain", &explain, "layer"_a, "sequence"_a, "q"_a.none(), nb::kw_only(),
            "scale"_a = nb::none(), "softcap"_a = 0.0, "sink_bias"_a = nb::none(),
            nb::sig("def explain(self, layer: int, sequence: int, q: pariskv_core._array.Array, "
                    "*, " PKV_SIGNATURE_OPTIONS ") -> Explanation"),

@@ -1,13 +1,18 @@
 #include "module.h"
 
 #include "pariskv/pariskv.h"
+#include "unlocked.h"
 
 NB_MODULE(_core, m) {
   namespace nb = nanobind;
+  // A daemon thread may hold objects when the interpreter ends; that is no news to print.
+  nb::set_leak_warnings(false);
   m.doc() = "The pariskv engine. Import pariskv_core instead.";
   nb::exception<pariskv::OutOfMemory>(m, "OutOfMemory", PyExc_MemoryError);
   pariskv::python::bind_info(m);
   pariskv::python::bind_config(m);
   pariskv::python::bind_stats(m);
   pariskv::python::bind_cache(m);
+  nb::module_::import_("atexit").attr("register")(
+      nb::cpp_function(&pariskv::python::close_the_door));
 }

@@ -23,23 +23,20 @@ Matrix<T> matrix(nb::handle owner, const std::vector<T>& values, int64_t rows) {
 template <typename T>
 using Cube = nb::ndarray<nb::numpy, const T, nb::ndim<3>, nb::c_contig>;
 
-template <typename T>
-Cube<T> cube(nb::handle owner, const std::vector<T>& values, const Summaries& summaries) {
-  const size_t rows = size_t(summaries.kv_heads), tokens = size_t(summaries.tokens);
-  const size_t columns = rows * tokens == 0 ? 0 : values.size() / (rows * tokens);
-  return Cube<T>(values.data(), {rows, tokens, columns}, owner);
-}
-
 template <typename Owner, auto Member, auto Rows>
 auto matrix_of(nb::handle_t<Owner> self) {
   const Owner& owner = nb::cast<const Owner&>(self);
   return matrix(self, owner.*Member, owner.*Rows);
 }
 
-template <auto Member>
+template <auto Member, auto Columns>
 auto cube_of(nb::handle_t<Summaries> self) {
   const Summaries& summaries = nb::cast<const Summaries&>(self);
-  return cube(self, summaries.*Member, summaries);
+  const auto& values = summaries.*Member;
+  using T = typename std::decay_t<decltype(values)>::value_type;
+  return Cube<T>(values.data(),
+                 {size_t(summaries.kv_heads), size_t(summaries.tokens), size_t(summaries.*Columns)},
+                 self);
 }
 
 void bind_counts(nb::module_& m) {
@@ -123,11 +120,11 @@ width, positions with -1 and numbers with NaN. They are empty when nothing was s
   using S = Summaries;
   nb::class_<S>(m, "Summaries", "The key summaries of one layer of one sequence, unpacked.")
       .def_ro("zone_begin", &S::zone_begin, "Position of the first one.")
-      .def_prop_ro("signs", &cube_of<&S::signs>,
+      .def_prop_ro("signs", &cube_of<&S::signs, &S::subspaces>,
                    "(kv_heads, tokens, subspaces) uint8: bit j is rotated dim 8b+j >= 0.")
-      .def_prop_ro("magnitudes", &cube_of<&S::magnitudes>,
+      .def_prop_ro("magnitudes", &cube_of<&S::magnitudes, &S::rotated_dim>,
                    "(kv_heads, tokens, rotated_dim) uint8: level 0 to 7.")
-      .def_prop_ro("weights", &cube_of<&S::weights>,
+      .def_prop_ro("weights", &cube_of<&S::weights, &S::subspaces>,
                    "(kv_heads, tokens, subspaces) float32: norm r_b / alpha_b, as it is used.")
       .def_prop_ro("norms", &matrix_of<S, &S::norms, &S::kv_heads>,
                    "(kv_heads, tokens) float32, to 5 bits; 0 is a key that is never selected.");

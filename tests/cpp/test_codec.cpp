@@ -114,6 +114,7 @@ TEST(Codec, ScheduleIsAStepFunctionOfTheZone) {
   EXPECT_EQ(candidate_count(config, 5'000), 1'250);
   EXPECT_EQ(candidate_count(config, 29'999), 6'000);
   EXPECT_EQ(candidate_count(config, 30'000), 3'000);
+  EXPECT_EQ(candidate_count(config, 100'000), 5'000);
   config.schedule = {{0, .001, .5}};
   EXPECT_EQ(candidate_count(config, 30'000), 400) << "never under a few per row";
 }

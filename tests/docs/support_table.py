@@ -6,9 +6,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
 import pariskv_core as pk
+import torch
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 BEGIN = "<!-- support: written by tests/docs/support_table.py -->\n"

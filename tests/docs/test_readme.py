@@ -7,10 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pariskv_core as pk
 import pytest
 import support_table
-
-import pariskv_core as pk
 
 TEXT = support_table.README.read_text(encoding="utf-8")
 ROOT = support_table.README.parent

@@ -169,6 +169,11 @@ def fused_multiply_add(a: np.ndarray, b: np.float32, c: np.float32) -> np.ndarra
     return np.where((error != 0) & even, nudged, total).astype(np.float32)
 
 
+def searching(queries: np.ndarray) -> np.ndarray:
+    """Those that search at all: a query that is not finite has no say."""
+    return queries[np.isfinite(queries).all(axis=-1)]
+
+
 def sign_norm_scores(summary: Summary, queries: np.ndarray, signs: np.ndarray) -> np.ndarray:
     """Scores 0 to 255 of one kv head's keys: the best of the group's heads on a common scale."""
     key_signs, norms = sign_matrix(summary.signs), summary.norms.astype(np.float64)
@@ -176,7 +181,7 @@ def sign_norm_scores(summary: Summary, queries: np.ndarray, signs: np.ndarray) -
     count = usable.sum()
     best = np.ones(len(norms), dtype=np.float32)
     sums = (key_signs * norms[:, None])[usable].sum(axis=0)
-    for query in queries:
+    for query in searching(queries):
         q4 = quantised_query(query, signs)
         variance = float((q4 * q4).sum()) * ((norms * norms).sum() / count) if count else 0.0
         gain, offset = 0.0, float(SCORE_SHIFT * SCORE_STEPS)
@@ -210,7 +215,7 @@ def vote_scores(
     """1 + the votes of a key's centroids, the most of any head; 0 for unusable keys."""
     usable = summary.norms > 0
     best = np.zeros(len(usable), dtype=np.int64)
-    for query in queries:
+    for query in searching(queries):
         rotated = rotate(query.astype(np.float32), signs)
         total = np.zeros(len(usable), dtype=np.int64)
         for b in range(len(signs) // SUBSPACE):
@@ -309,8 +314,8 @@ def causal_attention(
 
 def attention_mass(estimates: np.ndarray, resident: np.ndarray) -> np.ndarray:
     """Mean over the group of exp(e_h(i) - L_h); estimates (group, candidates), R_h (group)."""
-    everything = np.logaddexp(resident, log_sum_exp(estimates))
-    return np.exp(estimates - everything[:, None]).mean(axis=0)
+    everything = np.logaddexp(resident, log_sum_exp(estimates))[:, None]
+    return np.where(np.isfinite(everything), np.exp(estimates - everything), 0).mean(axis=0)
 
 
 def group_mean(queries: np.ndarray) -> np.ndarray:

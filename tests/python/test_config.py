@@ -23,6 +23,7 @@ def test_defaults_are_the_published_ones():
         (5_000, 0.25, 0.30),
         (10_000, 0.20, 0.25),
         (30_000, 0.10, 0.20),
+        (100_000, 0.05, 0.20),
     ]
     assert config.min_candidates_per_row == 4
     assert config.seed == 42

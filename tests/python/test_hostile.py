@@ -19,6 +19,7 @@ from support import (
     randn_q,
     randn_step,
     tensor,
+    with_changes,
 )
 
 UNUSABLE = {
@@ -185,6 +186,8 @@ def test_a_query_that_is_no_number(scorer, group_rule, value, dtype, device):
     out = f.cache.decode(0, [f.s, other], bad, k, v)
     clean = twin.cache.decode(0, [twin.s, alike], q, k, v)
     # The other sequence, and the other kv head of the same one, are as if nothing had been.
+    assert torch.isnan(out[0, 0]).all()
+    assert torch.isfinite(out[0, 1]).all()
     assert_same_bits(out[1], clean[1])
     assert_same_bits(out[0, 2:], clean[0, 2:])
     explanation = f.cache.explain(0, f.s, bad[0])
@@ -196,6 +199,28 @@ def test_a_query_that_is_no_number(scorer, group_rule, value, dtype, device):
     assert_same_bits(
         f.cache.decode(0, [f.s, other], *step), twin.cache.decode(0, [twin.s, alike], *step)
     )
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.75])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("scorer", SCORERS)
+def test_a_broken_query_head_has_no_say_in_its_group(scorer, value, ratio, device):
+    # What the sound head of the pair gets is what it would get alone, down to the last candidate.
+    pair = make_config(
+        scorer=scorer, kv_heads=1, query_heads=2, schedule=[(0, ratio, 0.3)], device=device
+    )
+    alone = with_changes(pair, query_heads=1)
+    f, single = filled(pair, 400), filled(alone, 400)
+    for _ in range(10):
+        q, k, v = randn_step(f.rng, 1, pair)
+        q[0, 0, 9] = value
+        out = f.cache.decode(0, [f.s], q, k, v)
+        expected = single.cache.decode(0, [single.s], q[:, 1:], k, v)
+        found = f.cache.explain(0, f.s, q[0])
+        sound = single.cache.explain(0, single.s, q[0, 1:])
+        np.testing.assert_array_equal(found.candidate_positions, sound.candidate_positions)
+        np.testing.assert_array_equal(found.positions, sound.positions)
+        assert_same_bits(out[:, 1:], expected)
 
 
 @pytest.mark.parametrize("size", [1e-44, 1e-38, 1e30, 3e38])

@@ -38,10 +38,12 @@ class ThreadPool {
   };
   struct Shared;
   void run(int64_t count, Task task);
+  void keep_off(int cpu);
   static void serve(Shared& shared);
 
   int64_t threads_;
   int64_t owner_process_;  // after fork(2) the workers exist in the parent alone
+  int avoided_cpu_ = -1;   // where the workers do not run: the caller's
   Shared* shared_;
   std::vector<std::thread> workers_;
 };

@@ -91,7 +91,9 @@ void finish(const ModelShape& shape, const Logits& logits, float maximum, float 
   // The share of all attention that e^maximum stands for; nothing seen leaves zeros.
   const float share = lse == -INFINITY || maximum == -INFINITY ? 0.0f : std::exp(maximum - lse);
   for (int64_t d = 0; d < shape.head_dim; ++d) weighted[d] = weighted[d] * share;
-  store_row(weighted, shape.head_dim, shape.dtype, element_at(to.out, to.token, to.query_head));
+  if (to.out.data != nullptr) {
+    store_row(weighted, shape.head_dim, shape.dtype, element_at(to.out, to.token, to.query_head));
+  }
   if (to.lse.data != nullptr) {
     static_cast<float*>(to.lse.data)[to.token * to.lse.strides[0] + to.query_head] = lse;
   }

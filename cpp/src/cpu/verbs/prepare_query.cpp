@@ -30,8 +30,8 @@ void load_query(const SearchArgs& args, const Kernels& kernels, int64_t row, int
   for (int64_t d = 0; d < shape.head_dim; ++d) query[d] = query[d] / float(shape.group);
 }
 
-/** H diag(s) q, without the 1 / sqrt; all zero when q is not finite (it can find nothing). */
-void rotate(const SearchArgs& args, const float* query, float* rotated) {
+/** H diag(s) q, without the 1 / sqrt; false, and all zero, when q is not finite. */
+bool rotate(const SearchArgs& args, const float* query, float* rotated) {
   const ModelShape& shape = args.shape;
   bool finite = true;
   for (int64_t d = 0; d < shape.rotated_dim; ++d) {
@@ -42,6 +42,7 @@ void rotate(const SearchArgs& args, const float* query, float* rotated) {
     finite = finite && std::fabs(rotated[d]) < INFINITY;
   }
   if (!finite) std::fill_n(rotated, shape.rotated_dim, 0.0f);
+  return finite;
 }
 
 /** Whole numbers from -kQueryLevels to kQueryLevels. */
@@ -124,15 +125,22 @@ void CpuBackend::prepare_query(const SearchArgs& args, Stream) {
 
     float plain_query[kMaxRotated], rotated[kMaxRotated];
     load_query(args, kernels_, item.row, head, searcher, plain_query);
-    rotate(args, plain_query, rotated);
+    const bool finite = rotate(args, plain_query, rotated);
     for (int64_t d = 0; d < dim; ++d) item.rotated[query * dim + d] = rotated[d] * factor;
 
     if (args.scorer == Scorer::kSignNorm) {
       int8_t* quantised = item.quantised + query * dim;
       quantise(rotated, dim, quantised);
-      const CommonScale scale = common_scale(quantised, item.statistics, head, dim);
+      // A broken query scores every key the least, so that the others' scores stand.
+      const CommonScale scale =
+          finite ? common_scale(quantised, item.statistics, head, dim) : CommonScale{0.0f, 0.0f};
       item.gain[query] = scale.gain;
       item.offset[query] = scale.offset;
+      return;
+    }
+    if (!finite) {
+      std::fill_n(item.votes + query * shape.subspaces() * 256, shape.subspaces() * 256,
+                  uint8_t{0});
       return;
     }
     for (int64_t b = 0; b < shape.subspaces(); ++b) {

@@ -13,38 +13,66 @@ namespace {
 
 constexpr int64_t kChunk = 1024;  // candidates per task
 
+/** Candidates of one head that lie in one segment. */
+struct SegmentRun {
+  int64_t segment;
+  int64_t first;  // index of the first candidate
+  int64_t count;
+  int32_t slots[kChunk];
+};
+
+/** The run that starts at candidate `first`, its summaries on their way to the cache. */
+void start_run(const ModelShape& shape, const SearchItem& item, int64_t head, int64_t first,
+               int64_t last, SegmentRun& run) {
+  const int32_t* candidate = item.candidate + head * (item.candidates + kCollectSlack);
+  const int64_t tokens = shape.segment_tokens;
+  run.first = first;
+  run.count = 0;
+  if (first == last) return;
+  run.segment = (item.sequence.zone_begin + candidate[first]) / tokens;
+  const int64_t origin = run.segment * tokens - item.sequence.zone_begin;
+  while (first + run.count < last && candidate[first + run.count] < origin + tokens) {
+    run.slots[run.count] = int32_t(candidate[first + run.count] - origin);
+    ++run.count;
+  }
+
+  // Candidates are a few percent of the keys, here and there: left to the processor, every one
+  // would be waited for.
+  const SummaryLayout layout = shape.summary();
+  uint8_t* block = item.sequence.summaries[run.segment];
+  for (int64_t i = 0; i < run.count; ++i) {
+    const uint8_t* record = layout.records(block, head, run.slots[i]);
+    for (int64_t byte = 0; byte < layout.record_bytes(); byte += 64) {
+      __builtin_prefetch(record + byte);
+    }
+    __builtin_prefetch(layout.signs(block, head, run.slots[i]));
+    __builtin_prefetch(layout.scales(block, head, run.slots[i]));
+  }
+}
+
 /** Estimated logits of candidates [first, last) of one head. */
 void estimate_chunk(const SearchArgs& args, const Kernels& kernels, const SearchItem& item,
                     int64_t head, int64_t first, int64_t last) {
   const ModelShape& shape = args.shape;
   const SummaryLayout layout = shape.summary();
-  const int64_t tokens = shape.segment_tokens;
-  const int32_t* candidate = item.candidate + head * (item.candidates + kCollectSlack);
   const int64_t query = head * args.searchers;
-  int32_t slots[kChunk];
-
-  // Candidates ascend, so those of one segment lie together.
-  while (first < last) {
-    const int64_t segment = (item.sequence.zone_begin + candidate[first]) / tokens;
-    int64_t end = first;
-    for (; end < last; ++end) {
-      const int64_t position = item.sequence.zone_begin + candidate[end];
-      if (position / tokens != segment) break;
-      slots[end - first] = int32_t(position % tokens);
-    }
-    uint8_t* block = item.sequence.summaries[segment];
-    float* estimates = item.estimates + query * item.candidates + first;
+  SegmentRun runs[2];
+  start_run(shape, item, head, first, last, runs[0]);
+  for (int turn = 0; runs[turn].count > 0; turn ^= 1) {
+    const SegmentRun& run = runs[turn];
+    start_run(shape, item, head, run.first + run.count, last, runs[turn ^ 1]);
+    uint8_t* block = item.sequence.summaries[run.segment];
+    float* estimates = item.estimates + query * item.candidates + run.first;
     kernels.estimate({layout.signs(block, head, 0), layout.scales(block, head, 0),
-                      layout.records(block, head, 0), shape.rotated_dim, slots, end - first,
+                      layout.records(block, head, 0), shape.rotated_dim, run.slots, run.count,
                       args.searchers, item.rotated + query * shape.rotated_dim,
                       args.codec->signed_centres.data(), estimates, item.candidates});
     for (int64_t h = 0; h < args.searchers; ++h) {
-      for (int64_t i = 0; i < end - first; ++i) {
+      for (int64_t i = 0; i < run.count; ++i) {
         float& logit = estimates[h * item.candidates + i];
         logit = soft_capped(logit * args.logits.scale, args.logits.softcap);
       }
     }
-    first = end;
   }
 }
 

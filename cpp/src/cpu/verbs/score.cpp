@@ -50,6 +50,13 @@ void CpuBackend::score(const SearchArgs& args, Stream) {
     uint8_t* block = item->sequence.summaries[segment];
     const uint8_t* signs = layout.signs(block, head, begin % tokens);
     const uint8_t* norms = layout.norms(block, head, begin % tokens);
+    if (end < zone_end) {  // the next task's keys, since nothing else tells where they are
+      uint8_t* next = item->sequence.summaries[segment + 1];
+      const int64_t bytes = std::min(tokens, zone_end - end) * shape.subspaces();
+      for (int64_t byte = 0; byte < bytes; byte += 64) {
+        __builtin_prefetch(layout.signs(next, head, 0) + byte, 0, 2);
+      }
+    }
     uint8_t* scores = item->scores + head * item->sequence.zone_tokens() + begin - zone_begin;
     const int64_t query = head * args.searchers;
     if (args.scorer == Scorer::kSignNorm) {
