@@ -38,10 +38,9 @@ template <int kVectors>
 void estimate_run(const EstimateRun& run) {
   constexpr int64_t kPlane = kVectors * kLanes / 8;
   // Candidates lie all over the segment: far enough ahead to hide memory, not the caches.
-  constexpr int64_t kAhead = 16;
   const Centres centres(run.centres);
   for (int64_t i = 0; i < run.count; ++i) {
-    const int64_t coming = run.slots[lesser(i + kAhead, run.count - 1)];
+    const int64_t coming = run.slots[lesser(i + kEstimateAhead, run.count - 1)];
     for (int64_t byte = 0; byte < 4 * kPlane; byte += 64) {
       _mm_prefetch(run.records + coming * 4 * kPlane + byte, _MM_HINT_T0);
     }

@@ -93,6 +93,9 @@ struct AttendRun {
   float* scratch;   // (kAttendTile, head_dim)
 };
 
+/** An estimate fetches the summaries of this many keys ahead; measured, more get dropped. */
+constexpr int64_t kEstimateAhead = 8;
+
 /** Rows are taken in tiles of this many, counted from the first row of the run. */
 constexpr int64_t kAttendTile = 64;
 

@@ -114,9 +114,9 @@ void cast_votes(const float* part, const int32_t* counts, int64_t keys, double v
 void CpuBackend::prepare_query(const SearchArgs& args, Stream) {
   const ModelShape& shape = args.shape;
   const int64_t dim = shape.rotated_dim;
-  // Folded into the query once instead of into every key: 1 / sqrt of the rotation, and the
-  // 255 steps of a weight.
-  const float factor = 1.0f / std::sqrt(float(dim)) / 255.0f;
+  // Folded into the query once instead of into every key: 1 / sqrt of the rotation, the 255
+  // steps of a weight, and the scale of a logit.
+  const float factor = args.logits.scale / std::sqrt(float(dim)) / 255.0f;
   pool_.parallel_for(args.batch * shape.kv_heads * args.searchers, [&](int64_t task) {
     const int64_t searcher = task % args.searchers;
     const int64_t head = task / args.searchers % shape.kv_heads;

@@ -36,11 +36,11 @@ void start_run(const ModelShape& shape, const SearchItem& item, int64_t head, in
     ++run.count;
   }
 
-  // Candidates are a few percent of the keys, here and there: left to the processor, every one
-  // would be waited for.
+  // The estimate fetches ahead as it goes, but only within its run: the first ones are fetched
+  // here. More at once would be dropped.
   const SummaryLayout layout = shape.summary();
   uint8_t* block = item.sequence.summaries[run.segment];
-  for (int64_t i = 0; i < run.count; ++i) {
+  for (int64_t i = 0; i < std::min(run.count, kEstimateAhead); ++i) {
     const uint8_t* record = layout.records(block, head, run.slots[i]);
     for (int64_t byte = 0; byte < layout.record_bytes(); byte += 64) {
       __builtin_prefetch(record + byte);
@@ -67,10 +67,11 @@ void estimate_chunk(const SearchArgs& args, const Kernels& kernels, const Search
                       layout.records(block, head, 0), shape.rotated_dim, run.slots, run.count,
                       args.searchers, item.rotated + query * shape.rotated_dim,
                       args.codec->signed_centres.data(), estimates, item.candidates});
+    if (args.logits.softcap == 0) continue;
     for (int64_t h = 0; h < args.searchers; ++h) {
       for (int64_t i = 0; i < run.count; ++i) {
         float& logit = estimates[h * item.candidates + i];
-        logit = soft_capped(logit * args.logits.scale, args.logits.softcap);
+        logit = soft_capped(logit, args.logits.softcap);
       }
     }
   }
