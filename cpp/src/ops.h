@@ -132,7 +132,7 @@ struct SearchItem {
   int64_t row;  // in the batch's q and running softmax
   double vote_ratio;
   int64_t candidates;           // per head, at most; C of the paper
-  float* rotated;               // (heads, searchers, rotated_dim) query * scale / sqrt(rotated_dim) / 255
+  float* rotated;               // (heads, searchers, rotated_dim) scaled query, see prepare_query
   int8_t* quantised;            // (heads, searchers, rotated_dim) -15 to 15
   float* gain;                  // (heads, searchers)
   float* offset;                // (heads, searchers)
