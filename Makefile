@@ -3,15 +3,19 @@
 
 PYTHON ?= python3
 WERROR ?= OFF
+# AUTO: with the CUDA backend where nvcc is found. ON and OFF insist.
+CUDA = AUTO
+# It is compiled for one GPU, that of this machine or else a Hopper; `make wheel` has them all.
+CUDA_ARCH = $(shell nvidia-smi -L > /dev/null 2>&1 && echo native || echo 90)
 
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 PIP := .venv/bin/python -m pip
-BUILD_DIR := -C build-dir='build/{wheel_tag}'
+WHEEL_OPTIONS = --no-build-isolation --no-deps -C cmake.define.PARISKV_CUDA=$(CUDA)
 
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cmake cpp python -type f -not -name '*.pyc')
-CPP_FILES = $(shell find bench cpp examples python tests -regex '.*\.\(h\|cpp\|cu\|inl\)')
+CPP_FILES = $(shell find bench cpp examples python tests -regex '.*\.\(h\|cpp\|cuh?\|inl\)')
 
 .PHONY: help demo test test-cpp test-python bench wheel stubs format lint clean
 .DEFAULT_GOAL := help
@@ -25,10 +29,17 @@ demo: .venv/.bench ## find planted facts among 131,072 tokens, against dense att
 test: test-cpp test-python ## C++ tests, Python tests, rules of the house
 
 bench: .venv/.bench ## measure every verb and the whole decode step
+	@if nvidia-smi -L > /dev/null 2>&1; then \
+	  mkdir -p build; \
+	  { cmake -S . -B build/bench -G Ninja -D PARISKV_BENCH=ON -D PARISKV_CUDA=ON \
+	      -D PARISKV_CUDA_ARCHITECTURES='$(CUDA_ARCH)' \
+	    && cmake --build build/bench --target pariskv_cuda_steps; } > build/bench.log 2>&1 \
+	  || echo "Note: the program that times verbs could not be built; see build/bench.log"; \
+	fi
 	@.venv/bin/python bench/run.py
 
-wheel: .venv/.engine ## build a wheel into dist/
-	@$(PIP) wheel -qq --no-build-isolation --no-deps $(BUILD_DIR) -w dist .
+wheel: .venv/.base ## build a wheel into dist/
+	@$(PIP) wheel -qq $(WHEEL_OPTIONS) -C build-dir='build/wheel-{wheel_tag}' -w dist .
 	@ls dist/*.whl
 
 stubs: .venv/.test ## regenerate the type stub of the extension
@@ -52,6 +63,7 @@ clean: ## remove what was built; .venv stays
 test-cpp: .venv/.base
 	@mkdir -p build
 	@cmake -S . -B build/cpp -G Ninja -D PARISKV_TESTS=ON -D PARISKV_WERROR=$(WERROR) \
+	  -D PARISKV_CUDA=$(CUDA) -D PARISKV_CUDA_ARCHITECTURES='$(CUDA_ARCH)' \
 	  > build/cpp.log 2>&1 || { cat build/cpp.log; exit 1; }
 	@sed -n 's/^-- pariskv: /Note: /p' build/cpp.log
 	@echo "Building the C++ library and its tests ..."
@@ -82,7 +94,8 @@ test-python: .venv/.test
 
 .venv/.engine: .venv/.base $(SOURCES)
 	@echo "Building the engine ..."
-	@$(PIP) install -qq --no-build-isolation --no-deps --force-reinstall $(BUILD_DIR) .
+	@$(PIP) install -qq --force-reinstall $(WHEEL_OPTIONS) -C build-dir='build/{wheel_tag}' \
+	  -C cmake.define.PARISKV_CUDA_ARCHITECTURES='$(CUDA_ARCH)' .
 	@touch $@
 
 .venv/.bench: constraints.txt pyproject.toml | .venv/.engine

@@ -40,6 +40,14 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
+def _commit() -> dict[str, Any]:
+    """Of this checkout, or what PARISKV_COMMIT says where the files have come without git."""
+    commit = _git("rev-parse", "HEAD")
+    if not commit:
+        return {"commit": os.environ.get("PARISKV_COMMIT", ""), "uncommitted_changes": None}
+    return {"commit": commit, "uncommitted_changes": bool(_git("status", "--porcelain"))}
+
+
 def environment() -> dict[str, Any]:
     versions: dict[str, str | None] = {}
     for name in ("torch", "numpy"):
@@ -55,8 +63,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "pariskv_core": pk.__version__,
         **versions,
-        "commit": _git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(_git("status", "--porcelain")),
+        **_commit(),
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": " ".join(["python", os.path.relpath(sys.argv[0], _HERE.parent), *sys.argv[1:]]),
     }
@@ -110,11 +117,16 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note
     console.print(table)
 
 
-def save(name: str, results: Any) -> None:
-    """Into results/<name>-<cpu>.json, in place of what an earlier run on this CPU left."""
-    record = {"environment": environment(), "results": results}
-    cpu = re.sub(r"[^a-z0-9]+", "-", machine.cpu_name().lower()).strip("-")
-    path = _HERE / "results" / f"{name}-{cpu}.json"
+def save(
+    name: str, results: Any, on: str | None = None, facts: dict[str, Any] | None = None
+) -> None:
+    """Into results/<name>-<cpu>.json, in place of what an earlier run on this CPU left.
+
+    `on` is what it ran on if not the CPU, and `facts` what there is to say of that.
+    """
+    record = {"environment": {**environment(), **(facts or {})}, "results": results}
+    place = re.sub(r"[^a-z0-9]+", "-", (on or machine.cpu_name()).lower()).strip("-")
+    path = _HERE / "results" / f"{name}-{place}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     print(f"Written to {os.path.relpath(path)}")

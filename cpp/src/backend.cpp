@@ -1,20 +1,16 @@
 #include "backend.h"
 
-#include "check.h"
 #include "pariskv/cache.h"
 
 namespace pariskv {
 
-bool is_built(DeviceType device) { return device == DeviceType::kCpu; }
+bool is_built(DeviceType device) { return device == DeviceType::kCpu || cuda::is_built(); }
 
-bool is_available(DeviceType device) { return is_built(device); }
+bool is_available(DeviceType device) { return device == DeviceType::kCpu || cuda::is_available(); }
 
-std::unique_ptr<Backend> make_backend(const Config& config) {
-  if (config.device.type == DeviceType::kCuda) {
-    fail("[config] device: expected cpu, got cuda:", config.device.index,
-         "; this build has no CUDA backend");
-  }
-  return cpu::make_backend(config.threads);
+std::unique_ptr<Backend> make_backend(const Config& config, const Resources& resources) {
+  return config.device.type == DeviceType::kCpu ? cpu::make_backend(config, resources)
+                                                : cuda::make_backend(config, resources);
 }
 
 }  // namespace pariskv

@@ -10,10 +10,8 @@
 
 #include "backend.h"
 #include "check.h"
-#include "memory/arena.h"
 #include "pariskv/cache.h"
 #include "policy/policy.h"
-#include "policy/workspace.h"
 #include "sequence.h"
 #include "validate.h"
 
@@ -21,10 +19,26 @@ namespace pariskv {
 
 class Cache::Impl {
  public:
-  Impl(Config config, Resources resources);
+  Impl(Config config, const Resources& resources);
 
   using Lock = std::lock_guard<std::mutex>;
   Verb verb(const char* name) const { return {name, config_}; }
+
+  /**
+   * A call's stay on a stream. What the device is given meanwhile comes after all that
+   * earlier calls gave it, and before all that later ones will.
+   */
+  class Visit {
+   public:
+    Visit(Impl& impl, Stream stream);
+    ~Visit() { backend_.leave(stream_); }
+    Visit(const Visit&) = delete;
+    Visit& operator=(const Visit&) = delete;
+
+   private:
+    Backend& backend_;
+    const Stream stream_;
+  };
 
   /** The sequences of a batch, each there and each once. */
   std::vector<Sequence*> find(const Verb& verb, const std::vector<SequenceId>& ids);
@@ -35,62 +49,80 @@ class Cache::Impl {
 
   SequenceView view(const Layer& layer) const { return layer.view(sizes_, *policy_); }
 
-  /** Applies planned changes; rows that spill are already in place, or put there by `append`. */
-  template <typename Append>
-  void apply(std::vector<Change>& changes, Append append, Stream stream) {
-    for (Change& change : changes) change.apply();
-    append();
-    for (const Change& change : changes) {
-      if (change.spilled() == 0) continue;
-      policy_->on_spill({view(*change.layer), change.spill_begin, change.spill_end}, stream);
-      stats_.encoded_keys += change.spilled() * config_.kv_heads;
-    }
-  }
-
-  /** Scratch of one attention over `tokens` queries, one per sequence. */
-  struct Running {
-    float* maximum;
-    float* sum;
-    float* weighted;
-    int32_t* selected;
-    int64_t* selected_count;
-  };
-
-  /** One token of each of some sequences, on its way through the verbs. */
+  /** Some layers on their way to what is planned for them. */
   struct Step {
-    std::vector<SequenceView> views;     // (batch)
-    std::vector<SequenceView> searched;  // those of them that search,
-    std::vector<int64_t> rows;           // and where in the batch they are
-    Running running;
+    std::vector<Change> changes;
+    std::vector<SequenceView> views;  // as they will be
   };
-
-  Running cut_running(Cutter& cutter, const Step& step) const;
+  Step plan(const std::vector<Layer*>& layers, const std::vector<Regions>& next, Stream stream);
 
   /**
-   * Sees to everything that a step over `views` will need, so that taking it cannot fail.
-   * The views may be of what is to come: only their sizes count.
+   * Does the work of a step and then makes it the cache's state. `before` runs when the
+   * device knows of the next state, `after` when its keys are encoded. When anything throws,
+   * the state stays as it was.
    */
-  Step prepare(std::vector<SequenceView> views);
+  template <typename Before, typename After>
+  void carry_out(Step& step, Before before, After after, Stream stream) {
+    try {
+      for (size_t i = 0; i < step.changes.size(); ++i) {
+        step.changes[i].publish(step.views[i], *backend_);
+      }
+      backend_->send_pokes(stream);
+      before();
+      encode(step, stream);
+      after();
+      offload(step, stream);
+    } catch (...) {
+      take_back(step, stream);
+      throw;
+    }
+    for (Change& change : step.changes) change.apply();
+  }
 
-  /** Looks again at the layers of a prepared step, now that they are as was planned. */
-  void refresh(Step& step, const std::vector<Layer*>& layers) const;
+  /** A layer with one token more, flushed when that is due. */
+  Regions grown(const Layer& layer) const {
+    const Regions next = layer.regions.appended();
+    return next.flush_due(sizes_) ? next.flushed(sizes_) : next;
+  }
 
-  /** Queries of a prepared step over what is resident and what the policy selects. */
-  SelectCounts attend(const Step& step, const TensorView& q, const TensorView& out,
-                      const Logits& logits, const TensorView& lse, Stream stream);
+  void count_step(const Step& step);
+
+  /** What every decode of a layer has in common. */
+  DecodeArgs decode_args(int64_t layer) const;
+
+  /** Waits until host memory is not too far behind. */
+  void keep_pace(Stream stream);
+
+  /** Tells the device of a layer as it is, for verbs that only look. */
+  void publish(Layer& layer, Stream stream);
 
   const Config config_;
   const ModelShape shape_;
   const RegionSizes sizes_;
-  Arena arena_;  // before all that holds its blocks
-  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Backend> backend_;  // before all that holds its memory
   std::unique_ptr<Policy> policy_;
   Planner planner_;
-  Workspace workspace_;
   std::map<SequenceId, Sequence> sequences_;
   SequenceId next_id_ = 0;
   Stats stats_;  // the counters; sizes are added up when asked
   std::mutex mutex_;
+
+ private:
+  /** Rows of one segment on their way to host memory. */
+  struct Leaving {
+    std::weak_ptr<RowBlock> rows;
+    int64_t segment;
+    int64_t bytes;
+  };
+
+  void encode(Step& step, Stream stream);
+  void offload(Step& step, Stream stream);
+  void take_back(Step& step, Stream stream) noexcept;
+
+  /** Rows whose copies are done, the `waited` oldest surely, are fetched from there from now on. */
+  void settle(size_t waited, Stream stream);
+
+  std::vector<Leaving> leaving_;  // oldest first
 };
 
 }  // namespace pariskv

@@ -7,7 +7,7 @@
 namespace pariskv {
 
 Explanation Cache::explain(int64_t layer, SequenceId sequence, const TensorView& q,
-                           const AttendOptions& options) const {
+                           const AttendOptions& options, Stream stream) const {
   const Impl::Lock lock(impl_->mutex_);
   const Verb verb = impl_->verb("explain");
   const std::vector<Layer*> layers = impl_->find_layers(verb, {sequence}, layer);
@@ -21,26 +21,27 @@ Explanation Cache::explain(int64_t layer, SequenceId sequence, const TensorView&
   const SequenceView view = impl_->view(*layers[0]);
   explanation.zone_begin = view.zone_begin;
   explanation.zone_tokens = view.zone_tokens();
-  if (!view.searched) return explanation;
+  if (!view.searched()) return explanation;
 
   TensorView one = q;  // the same queries as a batch of one
   one.rank = 3;
   one.shape = {1, q.shape[0], q.shape[1]};
   one.strides = {0, q.strides[0], q.strides[1]};
-  const Impl::Step step = impl_->prepare({view});
-  impl_->attend(step, one, {}, logits, {}, {});
-  impl_->policy_->explain(explanation);
+  const Impl::Visit visit(*impl_, stream);
+  impl_->publish(*layers[0], stream);
+  DecodeArgs args = impl_->decode_args(layer);
+  args.batch = 1;
+  args.sequences = &view;
+  args.q = one;
+  args.logits = logits;
+  impl_->backend_->reserve(args);
+  impl_->backend_->send_pokes(stream);
+  impl_->policy_->explain(impl_->backend_->trace(args, stream), explanation);
 
-  const int64_t width = impl_->policy_->width();
-  std::vector<float> exact(size_t(config.query_heads * width));
-  impl_->backend_->exact_logits({impl_->shape_, view, one, logits, step.running.selected,
-                                 step.running.selected_count, width, exact.data()},
-                                {});
-  for (int64_t query = 0; query < config.query_heads; ++query) {
-    const int64_t selected = step.running.selected_count[query / config.group()];
-    std::copy_n(exact.begin() + query * width, selected,
-                explanation.exact.begin() + query * explanation.selected);
-  }
+  std::vector<int32_t> positions(explanation.positions.begin(), explanation.positions.end());
+  impl_->backend_->exact_logits({impl_->shape_, view, one, logits, positions.data(),
+                                 explanation.selected, explanation.exact.data()},
+                                stream);
   return explanation;
 }
 
@@ -65,6 +66,8 @@ void Cache::read(int64_t layer, SequenceId sequence, int64_t begin, const Tensor
     fail("[read] positions: expected a range within 0 to ", view.total, ", got ", begin, " to ",
          begin + tokens);
   }
+  const Impl::Visit visit(*impl_, stream);
+  impl_->publish(*layers[0], stream);
   impl_->backend_->read({impl_->shape_, 1, &view, &begin, &tokens, k, v}, stream);
 }
 
@@ -89,20 +92,31 @@ std::vector<SequenceId> Cache::sequences() const {
 Stats Cache::stats() const {
   const Impl::Lock lock(impl_->mutex_);
   Stats stats = impl_->stats_;
-  stats.memory = impl_->arena_.use();
+  Backend& backend = *impl_->backend_;
+  stats.memory = backend.arena().use();
+  if (backend.host_arena() != nullptr) stats.host_memory = backend.host_arena()->use();
   stats.sequences = int64_t(impl_->sequences_.size());
-  stats.workspace_bytes = impl_->workspace_.bytes() + impl_->policy_->workspace_bytes();
-  std::set<const Block*> seen;  // forks share blocks
-  const auto bytes_once = [&](const Block& block) {
+  stats.workspace_bytes = backend.scratch_bytes();
+  const DecodeCounts counts = backend.counts();
+  stats.candidates = counts.candidates;
+  stats.fetched_rows = counts.rows;
+  stats.kept_rows = counts.kept_rows;
+  std::set<const void*> seen;  // forks share blocks
+  const auto bytes_once = [&](const auto& block) {
     return seen.insert(&block).second ? block.bytes() : 0;
   };
   for (const auto& [id, sequence] : impl_->sequences_) {
     for (const Layer& layer : sequence.layers) {
       stats.tokens += layer.regions.total();
-      layer.store.each_row_block([&](const Block& block) { stats.row_bytes += bytes_once(block); });
+      layer.store.each_row_block([&](const RowBlock& block) {
+        const int64_t bytes = bytes_once(block);
+        stats.row_bytes += bytes;
+        stats.offloaded_bytes += block.offloaded() ? bytes : 0;
+      });
       layer.store.each_summary_block(
           [&](const Block& block) { stats.summary_bytes += bytes_once(block); });
       stats.summary_bytes += layer.state.bytes();
+      stats.workspace_bytes += layer.kept.bytes();
       stats.unusable_keys += impl_->policy_->unusable_keys(impl_->view(layer));
     }
   }

@@ -33,7 +33,10 @@ struct ModelShape {
   SummaryLayout summary() const { return {kv_heads, segment_tokens, rotated_dim}; }
 };
 
-/** One layer of one sequence, as the verbs see it. */
+/**
+ * One layer of one sequence, as the verbs see it. A GPU has the same struct in its own memory,
+ * with its own tables, and is told of changes word by word: every member takes 8 bytes.
+ */
 struct SequenceView {
   void* const* rows;          // (segments) -> (heads, segment_tokens, 2, head_dim): K, then V
   uint8_t* const* summaries;  // (segments) -> a block of SummaryLayout; null outside the zone
@@ -41,9 +44,13 @@ struct SequenceView {
   int64_t total;              // tokens stored
   int64_t zone_begin;         // the retrieval zone, as positions
   int64_t zone_end;
-  bool searched;  // false: attended to in full
+  int64_t candidates;  // reranked per kv head, C of the paper; 0: attended to in full
+  double vote_ratio;
+  void* kept;            // rows that a GPU fetched for the step before; null: it keeps none
+  SequenceView* device;  // the same in a GPU's memory; null: there is none
 
   int64_t zone_tokens() const { return zone_end - zone_begin; }
+  bool searched() const { return candidates > 0; }
 };
 
 /** Copies rows in (append) or out (read): packed tokens of several sequences. */
@@ -93,26 +100,6 @@ struct Logits {
   const float* sink_bias;  // (query_heads); null: none
 };
 
-/**
- * Attention in two parts that continue one another: what is resident first, because its
- * log-sum-exp tells what a fetched row is worth; then the selected rows.
- */
-struct AttendArgs {
-  ModelShape shape;
-  int64_t batch;
-  const SequenceView* sequences;  // (batch)
-  TensorView q;                   // (batch, query_heads, head_dim)
-  Logits logits;
-  float* maximum;           // (batch, query_heads) running softmax: largest logit
-  float* sum;               // (batch, query_heads)                  sum of exp(logit - maximum)
-  float* weighted;          // (batch, query_heads, head_dim)        and of that times V
-  const int32_t* selected;  // (batch, heads, top_k) positions
-  const int64_t* selected_count;  // (batch, heads)
-  int64_t top_k;
-  TensorView out;  // (batch, query_heads, head_dim); data null: not wanted
-  TensorView lse;  // (batch, query_heads) float32; data null: not wanted
-};
-
 /** Exact causal attention of each sequence's last tokens over all of it. */
 struct AttendExactArgs {
   ModelShape shape;
@@ -125,49 +112,44 @@ struct AttendExactArgs {
   TensorView lse;  // (sum of lengths, query_heads) float32; data null: not wanted
 };
 
-/** What one sequence of a search works on; pointers into the workspace. */
-struct SearchItem {
-  SequenceView sequence;
-  KeyStatistics statistics;
-  int64_t row;  // in the batch's q and running softmax
-  double vote_ratio;
-  int64_t candidates;           // per head, at most; C of the paper
-  float* rotated;               // (heads, searchers, rotated_dim) scaled query, see prepare_query
-  int8_t* quantised;            // (heads, searchers, rotated_dim) -15 to 15
-  float* gain;                  // (heads, searchers)
-  float* offset;                // (heads, searchers)
-  uint8_t* votes;               // (heads, searchers, subspaces, 256); null: not this scorer
-  uint8_t* scores;              // (heads, zone)
-  int32_t* histograms;          // (heads, segments of the zone, 256)
-  int32_t* candidate;           // (heads, candidates + kCollectSlack) offsets from zone_begin
-  int64_t* candidate_count;     // (heads)
-  float* estimates;             // (heads, searchers, candidates) logits
-  float* worth;                 // (heads, candidates)
-  uint64_t* order;              // (heads, candidates) scratch of the last selection
-  int32_t* selected;            // (heads, top_k) positions, best first
-  int64_t* selected_count;      // (heads)
-  float* selected_worth;        // (heads, top_k)
-  int32_t* selected_candidate;  // (heads, top_k) index into candidate
-};
-
-/** A search of the zones, verb after verb over the same items. */
-struct SearchArgs {
-  ModelShape shape;
+/** How a cache searches; never changes in its life. */
+struct SearchRules {
   const Codec* codec;
   Scorer scorer;
   GroupRule group_rule;
   int64_t top_k;
-  int64_t searchers;
-  int64_t batch;
-  const SearchItem* items;  // (batch)
-  TensorView q;             // (rows, query_heads, head_dim)
-  Logits logits;
-  const float* maximum;  // (rows, query_heads) of the resident part
-  const float* sum;      // (rows, query_heads)
+  int64_t searchers;  // queries that search for a kv head: its group, or one mean query
 };
 
-/** A collector may write this far past its last entry. */
-constexpr int64_t kCollectSlack = 64;
+/** One token of each of some sequences. */
+struct DecodeArgs {
+  ModelShape shape;
+  SearchRules rules;
+  int64_t layer;
+  int64_t batch;
+  const SequenceView* sequences;  // (batch) `total` counts the token
+  TensorView q;                   // (batch, query_heads, head_dim)
+  TensorView k, v;                // (batch, heads, head_dim) the token's own row
+  Logits logits;
+  TensorView out;  // (batch, query_heads, head_dim); data null: not wanted
+  TensorView lse;  // (batch, query_heads) float32; data null: not wanted
+};
+
+struct DecodeCounts {
+  int64_t candidates = 0;
+  int64_t rows = 0;
+  int64_t kept_rows = 0;
+};
+
+/** What a search went through, of one kv head. */
+struct HeadTrace {
+  std::vector<uint8_t> scores;             // (zone)
+  std::vector<int32_t> candidates;         // offsets from zone_begin, ascending
+  std::vector<std::vector<float>> logits;  // (searchers, candidates) estimated
+  std::vector<int32_t> selected;           // indices into candidates, best first
+  std::vector<float> worth;                // (selected)
+};
+using SearchTrace = std::vector<HeadTrace>;  // (heads); empty: nothing was searched
 
 /** Largest quantised query element: a nibble of 4 such sums fits a byte, in every SIMD set. */
 constexpr int32_t kQueryLevels = 15;
@@ -182,10 +164,9 @@ struct ExactLogitsArgs {
   SequenceView sequence;
   TensorView q;  // (1, query_heads, head_dim)
   Logits logits;
-  const int32_t* positions;  // (heads, width)
-  const int64_t* counts;     // (heads)
+  const int32_t* positions;  // (heads, width) in the host's memory; -1: none
   int64_t width;
-  float* out;  // (query_heads, width)
+  float* out;  // (query_heads, width) in the host's memory
 };
 
 }  // namespace pariskv

@@ -1,55 +1,105 @@
 #include "sequence.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace pariskv {
 
-SequenceView sizes_of(const Regions& regions, const RegionSizes& sizes, const Policy& policy) {
+namespace {
+
+SequenceView view_of(const Regions& regions, const RegionSizes& sizes, const Policy& policy) {
   SequenceView view{};
   view.total = regions.total();
   view.zone_begin = regions.sink_end(sizes);
   view.zone_end = regions.retrieval_end(sizes);
-  view.searched = policy.searches(view.total, view.zone_tokens());
+  policy.plan(view);
   return view;
 }
 
+}  // namespace
+
 SequenceView Layer::view(const RegionSizes& sizes, const Policy& policy) const {
-  SequenceView view = sizes_of(regions, sizes, policy);
+  SequenceView view = view_of(regions, sizes, policy);
   view.rows = store.rows();
   view.summaries = store.summaries();
   view.state = state.data();
+  view.kept = kept.data();
+  view.device = mirror.device();
   return view;
 }
 
+SequenceView Change::view(const RegionSizes& sizes, const Policy& policy) const {
+  SequenceView view = view_of(next, sizes, policy);
+  const LayerStore& rows = store ? *store : layer->store;
+  view.rows = rows.rows();
+  view.summaries = rows.summaries();
+  view.state = state.data() != nullptr ? state.data() : layer->state.data();
+  view.kept = kept.data() != nullptr ? kept.data() : layer->kept.data();
+  view.device = layer->mirror.device();
+  return view;
+}
+
+Sequence Planner::create(int64_t layers) const {
+  Sequence sequence;
+  sequence.layers.resize(size_t(layers));
+  if (!backend_.has_books()) return sequence;
+  sequence.device = backend_.arena().allocate(layers * int64_t(sizeof(SequenceView)));
+  for (int64_t l = 0; l < layers; ++l) {
+    sequence.layers[size_t(l)].mirror = Mirror(sequence.device.as<SequenceView>() + l);
+  }
+  return sequence;
+}
+
 Change Planner::plan(Layer& layer, const Regions& next, Stream stream) const {
-  Change change{&layer, next, std::nullopt, Block(), 0, 0};
+  Change change{};
+  change.layer = &layer;
+  change.next = next;
   change.spill_end = next.retrieval_end(sizes_);
   change.spill_begin = std::max(layer.regions.retrieval_end(sizes_), next.sink_end(sizes_));
 
-  const LayerStore::Writes writes{layer.regions.total(), next.total(), change.spill_begin,
-                                  change.spill_end};
+  const LayerStore::Writes writes{layer.regions.total(), next.total(),          change.spill_begin,
+                                  change.spill_end,      next.sink_end(sizes_), change.spill_end};
   if (!layer.store.ready(shape_.segment_tokens, writes)) {
-    change.store = layer.store.planned(
-        shape_.segment_tokens, {shape_.segment_row_bytes(), policy_.summary_bytes()}, writes,
-        arena_, [&](void* target, const void* source, int64_t bytes) {
-          backend_.copy(target, source, bytes, stream);
-        });
+    change.store = layer.store.planned(shape_.segment_tokens,
+                                       {shape_.segment_row_bytes(), policy_.summary_bytes()},
+                                       writes, backend_, stream);
   }
+  const LayerStore& store = change.store ? *change.store : layer.store;
+  change.tables = layer.mirror.grown(store.segments(), backend_.arena());
   if (change.spilled() > 0 && layer.state.data() == nullptr) {
-    change.state = arena_.allocate(policy_.state_bytes());
-    std::memset(change.state.data(), 0, size_t(policy_.state_bytes()));
+    change.state = backend_.arena().allocate(policy_.state_bytes());
+    backend_.zero(change.state.data(), policy_.state_bytes(), stream);
   }
+  const int64_t kept_bytes = backend_.kept_bytes(shape_, policy_.rules());
+  if (kept_bytes > 0 && layer.kept.data() == nullptr && change.view(sizes_, policy_).searched()) {
+    change.kept = backend_.arena().allocate(kept_bytes);
+    backend_.zero(change.kept.data(), kept_bytes, stream);
+  }
+  if (offloads_) plan_offload(change);
   return change;
 }
 
-Layer Planner::fork(const Layer& layer, Stream stream) const {
-  Layer copy;
-  copy.regions = layer.regions;
-  copy.store = layer.store;
-  if (layer.state.data() != nullptr) {
-    copy.state = arena_.allocate(layer.state.bytes());
-    backend_.copy(copy.state.data(), layer.state.data(), layer.state.bytes(), stream);
+void Planner::plan_offload(Change& change) const {
+  const LayerStore& store = change.store ? *change.store : change.layer->store;
+  const int64_t tokens = shape_.segment_tokens;
+  const int64_t zone_begin = change.next.sink_end(sizes_);
+  if (change.spilled() <= 0) return;
+  for (int64_t s = change.spill_begin / tokens; (s + 1) * tokens <= change.spill_end; ++s) {
+    const std::shared_ptr<RowBlock>& rows = store.row_block(s);
+    if (s * tokens < zone_begin || rows->offloaded() || rows->leaving()) continue;
+    change.leaving.push_back({s, rows, backend_.host_arena()->allocate(rows->bytes())});
+  }
+}
+
+Sequence Planner::fork(const Sequence& sequence, Stream stream) const {
+  Sequence copy = create(int64_t(sequence.layers.size()));
+  for (size_t l = 0; l < sequence.layers.size(); ++l) {
+    const Layer& layer = sequence.layers[l];
+    Layer& twin = copy.layers[l];
+    twin.regions = layer.regions;
+    twin.store = layer.store;
+    if (layer.state.data() == nullptr) continue;
+    twin.state = backend_.arena().allocate(layer.state.bytes());
+    backend_.copy(twin.state.data(), layer.state.data(), layer.state.bytes(), stream);
   }
   return copy;
 }

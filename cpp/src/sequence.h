@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "memory/arena.h"
+#include "mirror.h"
 #include "ops.h"
 #include "policy/policy.h"
 #include "regions.h"
@@ -16,20 +16,27 @@
 
 namespace pariskv {
 
-/** A view with the sizes that `regions` give it, and no storage. */
-SequenceView sizes_of(const Regions& regions, const RegionSizes& sizes, const Policy& policy);
-
 /** One layer of one sequence. */
 struct Layer {
   Regions regions;
   LayerStore store;
   Block state;  // the policy's; empty until a token enters the zone
+  Block kept;   // the backend's: rows of the last step; empty until the zone is searched
+  Mirror mirror;
 
   SequenceView view(const RegionSizes& sizes, const Policy& policy) const;
 };
 
 struct Sequence {
+  Block device;  // (layers) SequenceView, for a backend that has books
   std::vector<Layer> layers;
+};
+
+/** Rows that are to go to host memory. */
+struct Leave {
+  int64_t segment;
+  std::shared_ptr<RowBlock> rows;
+  Block target;
 };
 
 struct Change {
@@ -37,13 +44,26 @@ struct Change {
   Regions next;
   std::optional<LayerStore> store;  // absent: what is there has room
   Block state;                      // empty: what is there stays
+  Block kept;                       // empty: what is there stays
+  Block tables;                     // empty: what is there has room
   int64_t spill_begin, spill_end;   // positions that enter the zone
+  std::vector<Leave> leaving;
+  bool encoded = false;
 
   int64_t spilled() const { return spill_end - spill_begin; }
+
+  /** What the layer will be. */
+  SequenceView view(const RegionSizes& sizes, const Policy& policy) const;
+
+  /** Tells the device of it. */
+  void publish(const SequenceView& view, Backend& backend) {
+    layer->mirror.publish(view, (store ? *store : layer->store).segments(), tables, backend);
+  }
 
   void apply() noexcept {
     if (store) layer->store = std::move(*store);
     if (state.data() != nullptr) layer->state = std::move(state);
+    if (kept.data() != nullptr) layer->kept = std::move(kept);
     layer->regions = next;
   }
 };
@@ -52,21 +72,26 @@ struct Change {
 class Planner {
  public:
   Planner(const ModelShape& shape, const RegionSizes& sizes, const Policy& policy, Backend& backend,
-          Arena& arena)
-      : shape_(shape), sizes_(sizes), policy_(policy), backend_(backend), arena_(arena) {}
+          bool offloads)
+      : shape_(shape), sizes_(sizes), policy_(policy), backend_(backend), offloads_(offloads) {}
+
+  /** An empty sequence of so many layers. */
+  Sequence create(int64_t layers) const;
 
   /** From a layer as it is to `next`, which has as many tokens or more. */
   Change plan(Layer& layer, const Regions& next, Stream stream) const;
 
-  /** An equal layer that shares storage; the policy's state is its own. */
-  Layer fork(const Layer& layer, Stream stream) const;
+  /** An equal sequence that shares storage; the policy's state is its own. */
+  Sequence fork(const Sequence& sequence, Stream stream) const;
 
  private:
+  void plan_offload(Change& change) const;
+
   const ModelShape& shape_;
   const RegionSizes& sizes_;
   const Policy& policy_;
   Backend& backend_;
-  Arena& arena_;
+  const bool offloads_;
 };
 
 }  // namespace pariskv

@@ -12,51 +12,68 @@ struct SegmentRange {
       : first(begin / segment_tokens),
         last(begin < end ? (end + segment_tokens - 1) / segment_tokens : first) {}
   int64_t first, last;
+  bool has(int64_t segment) const { return segment >= first && segment < last; }
 };
 
-bool exclusive(const std::shared_ptr<Block>& block) { return block && block.use_count() == 1; }
+/** Whether all rows of a segment lie in the zone. */
+bool in_zone(int64_t segment, int64_t segment_tokens, const LayerStore::Writes& writes) {
+  return segment * segment_tokens >= writes.zone_begin &&
+         (segment + 1) * segment_tokens <= writes.zone_end;
+}
 
 }  // namespace
 
 bool LayerStore::ready(int64_t segment_tokens, const Writes& writes) const {
-  const auto all_exclusive = [&](const Blocks& blocks, int64_t begin, int64_t end) {
-    const SegmentRange range(begin, end, segment_tokens);
-    if (range.last > int64_t(blocks.size())) return false;
-    return std::all_of(blocks.begin() + range.first, blocks.begin() + range.last, exclusive);
-  };
-  return all_exclusive(rows_, writes.rows_begin, writes.rows_end) &&
-         all_exclusive(summaries_, writes.summaries_begin, writes.summaries_end);
+  const SegmentRange rows(writes.rows_begin, writes.rows_end, segment_tokens);
+  if (rows.last > segments()) return false;
+  for (int64_t s = rows.first; s < rows.last; ++s) {
+    if (rows_[s].use_count() != 1 || rows_[s]->leaving()) return false;
+  }
+  // Beside the written ones only a truncation makes resident rows of offloaded ones: the last few.
+  for (int64_t s = segments() - 1; s >= 0 && !in_zone(s, segment_tokens, writes); --s) {
+    if (rows_[s]->offloaded()) return false;
+  }
+  const SegmentRange summaries(writes.summaries_begin, writes.summaries_end, segment_tokens);
+  if (summaries.last > segments()) return false;
+  for (int64_t s = summaries.first; s < summaries.last; ++s) {
+    if (!summaries_[s] || summaries_[s].use_count() != 1) return false;
+  }
+  return true;
 }
 
 LayerStore LayerStore::planned(int64_t segment_tokens, BlockBytes bytes, const Writes& writes,
-                               Arena& arena, const Copy& copy) const {
-  LayerStore next;
+                               Backend& backend, Stream stream) const {
   const SegmentRange rows(writes.rows_begin, writes.rows_end, segment_tokens);
-  const int64_t segments = std::max(rows.last, int64_t(rows_.size()));
-  next.rows_.resize(size_t(segments));
-  next.summaries_.resize(size_t(segments));
-  next.row_table_.resize(size_t(segments));
-  next.summary_table_.resize(size_t(segments));
+  const SegmentRange summaries(writes.summaries_begin, writes.summaries_end, segment_tokens);
+  const int64_t count = std::max(rows.last, segments());
+  LayerStore next;
+  next.rows_.resize(size_t(count));
+  next.summaries_.resize(size_t(count));
+  next.row_table_.resize(size_t(count));
+  next.summary_table_.resize(size_t(count));
 
-  const auto fill = [&](const Blocks& from, Blocks& to, const SegmentRange& range,
-                        int64_t block_bytes) {
-    for (int64_t s = 0; s < segments; ++s) {
-      const std::shared_ptr<Block> held = s < int64_t(from.size()) ? from[s] : nullptr;
-      const bool written = s >= range.first && s < range.last;
-      if (!written || (held && held.use_count() == 2)) {  // ours and `held`: nobody else's
-        to[s] = held;
-        continue;
-      }
-      to[s] = std::make_shared<Block>(arena.allocate(block_bytes));
-      if (held) copy(to[s]->data(), held->data(), block_bytes);
+  for (int64_t s = 0; s < count; ++s) {
+    // The right block is there: ours and `held`, nobody else's, not under a copy.
+    const std::shared_ptr<RowBlock> held = s < segments() ? rows_[s] : nullptr;
+    const bool foreign = rows.has(s) && held && (held.use_count() > 2 || held->leaving());
+    const bool far = held && held->offloaded() && !in_zone(s, segment_tokens, writes);
+    next.rows_[s] = held;
+    if (!held || foreign || far) {
+      Block block = backend.arena().allocate(bytes.rows);
+      if (held) backend.copy(block.data(), held->data(), bytes.rows, stream);
+      next.rows_[s] = std::make_shared<RowBlock>(backend, std::move(block));
     }
-  };
-  fill(rows_, next.rows_, rows, bytes.rows);
-  fill(summaries_, next.summaries_,
-       SegmentRange(writes.summaries_begin, writes.summaries_end, segment_tokens), bytes.summaries);
-
-  for (int64_t s = 0; s < segments; ++s) {
     next.row_table_[s] = next.rows_[s]->data();
+
+    const std::shared_ptr<Block> known = s < segments() ? summaries_[s] : nullptr;
+    const bool shared = known && known.use_count() > 2;
+    next.summaries_[s] = known;
+    if (summaries.has(s) && (!known || shared)) {
+      next.summaries_[s] = std::make_shared<Block>(backend.arena().allocate(bytes.summaries));
+      if (known) {
+        backend.copy(next.summaries_[s]->data(), known->data(), bytes.summaries, stream);
+      }
+    }
     next.summary_table_[s] = next.summaries_[s] ? next.summaries_[s]->as<uint8_t>() : nullptr;
   }
   return next;

@@ -1,7 +1,8 @@
 /**
  * Where one layer of one sequence keeps its bytes: segments of a fixed number of tokens,
  * each a block of K and V rows and, once it holds retrieval tokens, a block of key
- * summaries. Segments are added and dropped at the end and never move.
+ * summaries. Segments are added and dropped at the end and never move, save that rows
+ * may go to host memory once all of their segment is in the zone.
  *
  * Blocks are shared by forks. Who writes into a block that somebody else holds too gets a
  * copy of it first, so nobody's past ever changes under them.
@@ -15,34 +16,78 @@
 #include <memory>
 #include <vector>
 
+#include "backend.h"
 #include "memory/arena.h"
 
 namespace pariskv {
 
+/** The rows of one segment: where verbs work, in host memory, or on their way there. */
+class RowBlock {
+ public:
+  RowBlock(Backend& backend, Block block) : backend_(backend), block_(std::move(block)) {}
+  ~RowBlock() {
+    if (leaving()) backend_.adopt(std::move(block_), std::move(target_), ticket_);
+  }
+
+  void* data() const { return block_.data(); }
+  int64_t bytes() const { return block_.bytes(); }
+  bool offloaded() const { return offloaded_; }
+  bool leaving() const { return target_.data() != nullptr; }
+
+  /** Starts the copy to `target`, which sees what `stream` has done so far. */
+  void leave(Block target, Stream stream) {
+    ticket_ = backend_.start_offload(target.data(), block_.data(), block_.bytes(), stream);
+    target_ = std::move(target);
+  }
+
+  /** Once the copy is done the rows are in host memory; true if that has just become so. */
+  bool settle(bool wait) {
+    if (!leaving()) return false;
+    if (wait) backend_.wait_offloaded(ticket_);
+    if (!backend_.offloaded(ticket_)) return false;
+    block_ = std::move(target_);
+    target_ = Block();
+    offloaded_ = true;
+    return true;
+  }
+
+ private:
+  Backend& backend_;
+  Block block_;
+  Block target_;
+  int64_t ticket_ = 0;
+  bool offloaded_ = false;
+};
+
 class LayerStore {
  public:
-  /** Half-open ranges of positions that are about to be written. */
+  /** What is about to happen: half-open ranges of positions. */
   struct Writes {
     int64_t rows_begin, rows_end;
     int64_t summaries_begin, summaries_end;
+    int64_t zone_begin, zone_end;  // rows outside have to be where verbs work
   };
   struct BlockBytes {
     int64_t rows, summaries;  // of one segment
   };
-  using Copy = std::function<void(void* target, const void* source, int64_t bytes)>;
 
-  /** True when `writes` fit in blocks that are there and nobody else's. */
+  /** True when `writes` fit in blocks that are there, nobody else's, and in the right memory. */
   bool ready(int64_t segment_tokens, const Writes& writes) const;
 
   /** This store with room for `writes`. */
-  LayerStore planned(int64_t segment_tokens, BlockBytes bytes, const Writes& writes, Arena& arena,
-                     const Copy& copy) const;
+  LayerStore planned(int64_t segment_tokens, BlockBytes bytes, const Writes& writes,
+                     Backend& backend, Stream stream) const;
 
   /** Drops whole segments: of rows from `total` on, of summaries outside [begin, end). */
   void drop(int64_t segment_tokens, int64_t total, int64_t zone_begin, int64_t zone_end) noexcept;
 
+  int64_t segments() const { return int64_t(rows_.size()); }
   void* const* rows() const { return row_table_.data(); }
   uint8_t* const* summaries() const { return summary_table_.data(); }
+  const std::shared_ptr<RowBlock>& row_block(int64_t segment) const { return rows_[segment]; }
+
+  /** Notes that a segment's rows have come to lie elsewhere. */
+  void row_moved(int64_t segment) noexcept { row_table_[segment] = rows_[segment]->data(); }
 
   /** Calls `visit(block)` for every block held. */
   template <typename Visit>
@@ -57,10 +102,8 @@ class LayerStore {
   }
 
  private:
-  using Blocks = std::vector<std::shared_ptr<Block>>;
-
-  Blocks rows_;
-  Blocks summaries_;  // as long as rows_; null where a segment has none
+  std::vector<std::shared_ptr<RowBlock>> rows_;
+  std::vector<std::shared_ptr<Block>> summaries_;  // as long as rows_; null where there are none
   std::vector<void*> row_table_;
   std::vector<uint8_t*> summary_table_;
 };

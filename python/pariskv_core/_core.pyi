@@ -53,18 +53,22 @@ class Config:
     seed
         Of the rotation's signs.
     device
-        "cpu".
+        "cpu", "cuda" or "cuda:<index>".
     threads
         Of the CPU backend; 0 takes one per core.
     segment_tokens
         The store grows by this much.
     memory_budget
-        The most bytes to hold; 0 is no limit.
+        The most bytes to hold on the device; 0 is no limit.
+    placement
+        Where a cache on a GPU keeps the rows of retrieval zones: "host" or "device".
+    host_budget
+        The most bytes of pinned host memory that such a cache may hold; 0 is no limit.
 
     Raises ValueError, with what was expected and what came.
     """
 
-    def __init__(self, *, layers: int, query_heads: int, kv_heads: int, head_dim: int, dtype: object = 'bfloat16', sink: int = 4, local: int = 256, update: int = 512, top_k: int = 100, dense_below: int = 2048, scorer: str = 'sign_norm', group_rule: str = 'attention_mass', schedule: Sequence[tuple[int, float, float]] = ..., min_candidates_per_row: int = 4, seed: int = 42, device: str = 'cpu', threads: int = 0, segment_tokens: int = 1024, memory_budget: int = 0) -> None: ...
+    def __init__(self, *, layers: int, query_heads: int, kv_heads: int, head_dim: int, dtype: object = 'bfloat16', sink: int = 4, local: int = 256, update: int = 512, top_k: int = 100, dense_below: int = 2048, scorer: str = 'sign_norm', group_rule: str = 'attention_mass', schedule: Sequence[tuple[int, float, float]] = ..., min_candidates_per_row: int = 4, seed: int = 42, device: str = 'cpu', threads: int = 0, segment_tokens: int = 1024, memory_budget: int = 0, placement: str = 'host', host_budget: int = 0) -> None: ...
 
     @property
     def layers(self) -> int: ...
@@ -123,6 +127,12 @@ class Config:
     @property
     def memory_budget(self) -> int: ...
 
+    @property
+    def placement(self) -> str: ...
+
+    @property
+    def host_budget(self) -> int: ...
+
     def __repr__(self) -> str: ...
 
 class MemoryUse:
@@ -167,7 +177,12 @@ class Stats:
     """What a cache holds, and has done since it was made."""
 
     @property
-    def memory(self) -> MemoryUse: ...
+    def memory(self) -> MemoryUse:
+        """Of the cache's device."""
+
+    @property
+    def host_memory(self) -> MemoryUse:
+        """Pinned host memory of a cache on a GPU."""
 
     @property
     def sequences(self) -> int: ...
@@ -179,6 +194,10 @@ class Stats:
     @property
     def row_bytes(self) -> int:
         """K and V, in whole segments."""
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Of those, in pinned host memory."""
 
     @property
     def summary_bytes(self) -> int:
@@ -293,6 +312,10 @@ class Cache:
     Calls on one cache take turns; calls on different caches run side by side, without the GIL.
     Arrays are anything that speaks DLPack, in the config's dtype, rows without gaps. An error
     leaves the cache as it was.
+
+    On a GPU calls enqueue their work on `stream`, a cudaStream_t as an integer, and return; left out,
+    it is PyTorch's current stream, or the default one. Arrays must stay as they are until that work
+    is done.
     """
 
     def __init__(self, config: Config) -> None: ...
@@ -310,22 +333,22 @@ class Cache:
     def add(self) -> int:
         """A new, empty sequence: its name, never used again."""
 
-    def remove(self, sequence: int) -> None:
+    def remove(self, sequence: int, *, stream: int | None = None) -> None:
         """Forgets a sequence: its bytes are zeroed and given back."""
 
-    def fork(self, sequence: int) -> int:
+    def fork(self, sequence: int, *, stream: int | None = None) -> int:
         """A new sequence equal to this one; storage is shared until one changes."""
 
-    def reorder(self, sequences: Sequence[int], source: Sequence[int]) -> None:
+    def reorder(self, sequences: Sequence[int], source: Sequence[int], *, stream: int | None = None) -> None:
         """Beam reordering: sequences[i] becomes what sequences[source[i]] was."""
 
-    def truncate(self, sequence: int, tokens: int) -> None:
+    def truncate(self, sequence: int, tokens: int, *, stream: int | None = None) -> None:
         """Drops the last tokens in every layer, also across a flush."""
 
-    def flush(self, sequences: Sequence[int] | None = None, *, stream: int = 0) -> None:
+    def flush(self, sequences: Sequence[int] | None = None, *, stream: int | None = None) -> None:
         """Moves everything older than the local window to the retrieval zone."""
 
-    def prefill(self, layer: int, sequences: Sequence[int], k: pariskv_core._array.Array, v: pariskv_core._array.Array, lengths: Sequence[int] | None = None, *, stream: int = 0) -> None:
+    def prefill(self, layer: int, sequences: Sequence[int], k: pariskv_core._array.Array, v: pariskv_core._array.Array, lengths: Sequence[int] | None = None, *, stream: int | None = None) -> None:
         """
         Appends keys and values, a prompt or a chunk of one.
 
@@ -333,7 +356,7 @@ class Cache:
         lengths  tokens of each sequence; may be left out for a single one
         """
 
-    def decode(self, layer: int, sequences: Sequence[int], q: pariskv_core._array.Array, k: pariskv_core._array.Array, v: pariskv_core._array.Array, *, out: pariskv_core._array.Array | None = None, scale: float | None = None, softcap: float = 0.0, sink_bias: pariskv_core._array.Array | None = None, return_lse: bool = False, stream: int = 0) -> Any:
+    def decode(self, layer: int, sequences: Sequence[int], q: pariskv_core._array.Array, k: pariskv_core._array.Array, v: pariskv_core._array.Array, *, out: pariskv_core._array.Array | None = None, scale: float | None = None, softcap: float = 0.0, sink_bias: pariskv_core._array.Array | None = None, return_lse: bool = False, stream: int | None = None) -> Any:
         """
         Appends one token per sequence, then attends to what matters.
 
@@ -347,7 +370,16 @@ class Cache:
         (batch, query_heads) float32.
         """
 
-    def attend(self, layer: int, sequences: Sequence[int], q: pariskv_core._array.Array, lengths: Sequence[int] | None = None, *, out: pariskv_core._array.Array | None = None, scale: float | None = None, softcap: float = 0.0, sink_bias: pariskv_core._array.Array | None = None, return_lse: bool = False, stream: int = 0) -> Any:
+    def advance(self, sequences: Sequence[int], *, stream: int | None = None) -> None:
+        """
+        Makes room for the next replay of a captured graph of decode calls.
+
+        A decode that is called while its stream is captured changes nothing; what it recorded decodes,
+        each time it runs, one token of the sequences last named here, in this order. So: capture once,
+        then for every token advance(batch) and replay. For caches on a GPU.
+        """
+
+    def attend(self, layer: int, sequences: Sequence[int], q: pariskv_core._array.Array, lengths: Sequence[int] | None = None, *, out: pariskv_core._array.Array | None = None, scale: float | None = None, softcap: float = 0.0, sink_bias: pariskv_core._array.Array | None = None, return_lse: bool = False, stream: int | None = None) -> Any:
         """
         Exact causal attention of the last stored tokens over everything stored.
 
@@ -356,7 +388,7 @@ class Cache:
         The rest, and what is returned, as in decode.
         """
 
-    def explain(self, layer: int, sequence: int, q: pariskv_core._array.Array, *, scale: float | None = None, softcap: float = 0.0, sink_bias: pariskv_core._array.Array | None = None) -> Explanation:
+    def explain(self, layer: int, sequence: int, q: pariskv_core._array.Array, *, scale: float | None = None, softcap: float = 0.0, sink_bias: pariskv_core._array.Array | None = None, stream: int | None = None) -> Explanation:
         """
         What decode would choose for this query now, and why. Changes nothing.
 
@@ -366,11 +398,12 @@ class Cache:
     def summaries(self, layer: int, sequence: int) -> Summaries:
         """The key summaries of a retrieval zone, unpacked."""
 
-    def read(self, layer: int, sequence: int, begin: int, end: int, *, out: tuple[pariskv_core._array.Array, pariskv_core._array.Array] | None = None, stream: int = 0) -> Any:
+    def read(self, layer: int, sequence: int, begin: int, end: int, *, out: tuple[pariskv_core._array.Array, pariskv_core._array.Array] | None = None, stream: int | None = None) -> Any:
         """
         Copies stored rows out: (k, v), each (end - begin, kv_heads, head_dim).
 
-        NumPy arrays, or into `out`, a pair; a bfloat16 cache needs `out`.
+        NumPy arrays, or torch's from a GPU, or into `out`, a pair; a bfloat16 cache on the CPU needs
+        `out`.
         """
 
     def length(self, sequence: int, layer: int = 0) -> int:
@@ -384,5 +417,10 @@ class Cache:
 
     def stats(self) -> Stats:
         """What the cache holds and has done."""
+
+    def trim(self) -> None:
+        """
+        Gives memory that nothing uses back to the device and the system; waits for the device.
+        """
 
 __version__: str

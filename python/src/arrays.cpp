@@ -1,5 +1,7 @@
 #include "arrays.h"
 
+#include <nanobind/stl/string.h>
+
 #include <string>
 
 namespace pariskv::python {
@@ -84,11 +86,16 @@ TensorView view_of(const char* verb, const char* argument, const Array& array, D
                            .c_str());
 }
 
-bool is_torch(nb::handle array) {
-  // Only if somebody else has imported it; a subclass of Tensor counts.
+/** PyTorch, if somebody else has imported it; otherwise None. */
+nb::object torch_module() {
   const nb::object modules = nb::module_::import_("sys").attr("modules");
   const nb::object torch = modules.attr("get")("torch");
-  return nb::hasattr(torch, "Tensor") && nb::isinstance(array, torch.attr("Tensor"));
+  return nb::hasattr(torch, "Tensor") ? torch : nb::none();
+}
+
+bool is_torch(nb::handle array) {
+  const nb::object torch = torch_module();  // a subclass of Tensor counts
+  return !torch.is_none() && nb::isinstance(array, torch.attr("Tensor"));
 }
 
 }  // namespace
@@ -127,6 +134,24 @@ nb::object empty_like(nb::handle like, nb::tuple shape, DType dtype) {
     throw nb::type_error("NumPy has no bfloat16: pass torch tensors, or an array to write to");
   }
   return nb::module_::import_("numpy").attr("empty")(shape, name_of(dtype));
+}
+
+nb::object empty_array(nb::tuple shape, const Config& config) {
+  if (config.device.type == DeviceType::kCpu) return empty_like(nb::none(), shape, config.dtype);
+  const nb::object torch = torch_module();
+  if (torch.is_none()) {
+    throw nb::type_error(
+        "only PyTorch's arrays can be made on a GPU, and it is not imported: "
+        "pass arrays to write to");
+  }
+  return torch.attr("empty")(shape, nb::arg("dtype") = torch.attr(name_of(config.dtype)),
+                             nb::arg("device") = "cuda:" + std::to_string(config.device.index));
+}
+
+uintptr_t current_stream(int32_t device) {
+  const nb::object torch = torch_module();
+  if (torch.is_none()) return 0;
+  return nb::cast<uintptr_t>(torch.attr("cuda").attr("current_stream")(device).attr("cuda_stream"));
 }
 
 DType parse_dtype(nb::handle dtype) {

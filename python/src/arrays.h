@@ -32,6 +32,12 @@ Borrowed borrow_writable(const char* verb, const char* argument, nb::handle arra
  */
 nb::object empty_like(nb::handle like, nb::tuple shape, DType dtype);
 
+/** The same from nothing: of NumPy for a cache on the CPU, of PyTorch for one on a GPU. */
+nb::object empty_array(nb::tuple shape, const Config& config);
+
+/** PyTorch's current stream on a device; the default one when PyTorch is not there. */
+uintptr_t current_stream(int32_t device);
+
 /** "float16", torch.float16 or numpy.float16. */
 DType parse_dtype(nb::handle dtype);
 

@@ -55,7 +55,19 @@ auto unlocked(const Handle& handle, Call call) {
   return unlocked(handle.open(), std::move(call));
 }
 
-Stream stream_of(uintptr_t stream) { return {reinterpret_cast<void*>(stream)}; }
+/** A stream's handle, or None for the current one. */
+using StreamHandle = std::optional<uintptr_t>;
+
+/** The stream that a call joins; asked of PyTorch, if that is there, when none was named. */
+Stream stream_of(const StreamHandle& stream, const Config& config) {
+  const bool cuda = config.device.type == DeviceType::kCuda;
+  const uintptr_t handle = stream ? *stream : cuda ? current_stream(config.device.index) : 0;
+  return {reinterpret_cast<void*>(handle)};
+}
+
+Stream stream_of(const StreamHandle& stream, const Handle& handle) {
+  return stream_of(stream, handle.open()->config());
+}
 
 /** What each sequence has; may be left out when there is one sequence to have it all. */
 std::vector<int64_t> lengths_of(const char* verb, const Lengths& lengths, const Ids& sequences,
@@ -123,61 +135,68 @@ nb::object attended(const char* verb, const Handle& handle, nb::handle q, nb::ob
 }
 
 void prefill(const Handle& handle, int64_t layer, const Ids& sequences, nb::handle k, nb::handle v,
-             const Lengths& lengths, uintptr_t stream) {
+             const Lengths& lengths, const StreamHandle& stream) {
   const DType dtype = handle.open()->config().dtype;
   const Borrowed keys = borrow("prefill", "k", k, dtype);
   const Borrowed values = borrow("prefill", "v", v, dtype);
   const std::vector<int64_t> tokens = lengths_of("prefill", lengths, sequences, keys.view);
+  const Stream queue = stream_of(stream, handle);
   unlocked(handle, [&](Cache& cache) {
-    cache.prefill(layer, sequences, tokens, keys.view, values.view, stream_of(stream));
+    cache.prefill(layer, sequences, tokens, keys.view, values.view, queue);
   });
 }
 
 nb::object decode(const Handle& handle, int64_t layer, const Ids& sequences, nb::handle q,
                   nb::handle k, nb::handle v, nb::object out, std::optional<double> scale,
-                  double softcap, nb::object sink_bias, bool return_lse, uintptr_t stream) {
+                  double softcap, nb::object sink_bias, bool return_lse,
+                  const StreamHandle& stream) {
   const DType dtype = handle.open()->config().dtype;
   const Borrowed keys = borrow("decode", "k", k, dtype);
   const Borrowed values = borrow("decode", "v", v, dtype);
-  return attended("decode", handle, q, std::move(out), {scale, softcap, std::move(sink_bias)},
-                  return_lse,
-                  [&](Cache& cache, const TensorView& query, const TensorView& result,
-                      const AttendOptions& options) {
-                    cache.decode(layer, sequences, query, keys.view, values.view, result, options,
-                                 stream_of(stream));
-                  });
+  const Stream queue = stream_of(stream, handle);
+  return attended(
+      "decode", handle, q, std::move(out), {scale, softcap, std::move(sink_bias)}, return_lse,
+      [&](Cache& cache, const TensorView& query, const TensorView& result,
+          const AttendOptions& options) {
+        cache.decode(layer, sequences, query, keys.view, values.view, result, options, queue);
+      });
 }
 
 nb::object attend(const Handle& handle, int64_t layer, const Ids& sequences, nb::handle q,
                   const Lengths& lengths, nb::object out, std::optional<double> scale,
-                  double softcap, nb::object sink_bias, bool return_lse, uintptr_t stream) {
+                  double softcap, nb::object sink_bias, bool return_lse,
+                  const StreamHandle& stream) {
+  const Stream queue = stream_of(stream, handle);
   return attended("attend", handle, q, std::move(out), {scale, softcap, std::move(sink_bias)},
                   return_lse,
                   [&](Cache& cache, const TensorView& query, const TensorView& result,
                       const AttendOptions& options) {
                     cache.attend(layer, sequences, lengths_of("attend", lengths, sequences, query),
-                                 query, result, options, stream_of(stream));
+                                 query, result, options, queue);
                   });
 }
 
 Explanation explain(const Handle& handle, int64_t layer, SequenceId sequence, nb::handle q,
-                    std::optional<double> scale, double softcap, nb::object sink_bias) {
+                    std::optional<double> scale, double softcap, nb::object sink_bias,
+                    const StreamHandle& stream) {
   const Borrowed query = borrow("explain", "q", q, handle.open()->config().dtype);
+  const Stream queue = stream_of(stream, handle);
   const Attention attention = attention_of("explain", {scale, softcap, std::move(sink_bias)});
   return unlocked(handle, [&](Cache& cache) {
-    return cache.explain(layer, sequence, query.view, attention.options);
+    return cache.explain(layer, sequence, query.view, attention.options, queue);
   });
 }
 
 nb::object read(const Handle& handle, int64_t layer, SequenceId sequence, int64_t begin,
-                int64_t end, nb::object out, uintptr_t stream) {
+                int64_t end, nb::object out, const StreamHandle& stream) {
   const std::shared_ptr<Cache> cache = handle.open();
   const Config& config = cache->config();
+  const Stream queue = stream_of(stream, config);
   // Reading nothing checks the sequence and the layer; the range has to fit before room is made.
-  const TensorView none =
-      TensorView::contiguous(nullptr, config.dtype, {0, config.kv_heads, config.head_dim});
+  const TensorView none = TensorView::contiguous(
+      nullptr, config.dtype, {0, config.kv_heads, config.head_dim}, config.device);
   const int64_t tokens = unlocked(cache, [&](Cache& c) {
-    c.read(layer, sequence, 0, none, none, stream_of(stream));
+    c.read(layer, sequence, 0, none, none, queue);
     return c.length(sequence, layer);
   });
   if (begin < 0 || end < begin || end > tokens) {
@@ -188,8 +207,8 @@ nb::object read(const Handle& handle, int64_t layer, SequenceId sequence, int64_
   }
   if (out.is_none()) {
     const nb::tuple shape = nb::make_tuple(end - begin, config.kv_heads, config.head_dim);
-    const nb::object k = empty_like(nb::none(), shape, config.dtype);
-    out = nb::make_tuple(k, empty_like(nb::none(), shape, config.dtype));
+    const nb::object k = empty_array(shape, config);
+    out = nb::make_tuple(k, empty_array(shape, config));
   }
   if (!nb::isinstance<nb::sequence>(out) || nb::len(out) != 2) {
     throw nb::type_error("[read] out: expected a pair of arrays, k and v");
@@ -202,8 +221,7 @@ nb::object read(const Handle& handle, int64_t layer, SequenceId sequence, int64_
                            " tokens, got " + std::to_string(k.view.rank == 0 ? 0 : k.view.shape[0]))
                               .c_str());
   }
-  unlocked(cache,
-           [&](Cache& c) { c.read(layer, sequence, begin, k.view, v.view, stream_of(stream)); });
+  unlocked(cache, [&](Cache& c) { c.read(layer, sequence, begin, k.view, v.view, queue); });
   return out;
 }
 
@@ -213,7 +231,7 @@ nb::object read(const Handle& handle, int64_t layer, SequenceId sequence, int64_
   "sink_bias: pariskv_core._array.Array | None = None"
 #define PKV_SIGNATURE_RESULT                                                \
   "*, out: pariskv_core._array.Array | None = None, " PKV_SIGNATURE_OPTIONS \
-  ", return_lse: bool = False, stream: int = 0) -> typing.Any"
+  ", return_lse: bool = False, stream: int | None = None) -> typing.Any"
 
 }  // namespace
 
@@ -224,7 +242,11 @@ void bind_cache(nb::module_& m) {
 
 Calls on one cache take turns; calls on different caches run side by side, without the GIL.
 Arrays are anything that speaks DLPack, in the config's dtype, rows without gaps. An error
-leaves the cache as it was.)")
+leaves the cache as it was.
+
+On a GPU calls enqueue their work on `stream`, a cudaStream_t as an integer, and return; left out,
+it is PyTorch's current stream, or the default one. Arrays must stay as they are until that work
+is done.)")
       .def(nb::init<const Config&>(), "config"_a)
       .def_prop_ro("config", [](const Handle& self) { return self.open()->config(); })
       .def("close", &Handle::close, "Frees everything; later calls raise ValueError.")
@@ -239,51 +261,59 @@ leaves the cache as it was.)")
           "A new, empty sequence: its name, never used again.")
       .def(
           "remove",
-          [](Handle& self, SequenceId sequence) {
-            unlocked(self, [&](Cache& c) { c.remove(sequence); });
+          [](Handle& self, SequenceId sequence, const StreamHandle& stream) {
+            const Stream queue = stream_of(stream, self);
+            unlocked(self, [&](Cache& c) { c.remove(sequence, queue); });
           },
-          "sequence"_a, "Forgets a sequence: its bytes are zeroed and given back.")
+          "sequence"_a, nb::kw_only(), "stream"_a = nb::none(),
+          "Forgets a sequence: its bytes are zeroed and given back.")
       .def(
           "fork",
-          [](Handle& self, SequenceId sequence) {
-            return unlocked(self, [&](Cache& c) { return c.fork(sequence); });
+          [](Handle& self, SequenceId sequence, const StreamHandle& stream) {
+            const Stream queue = stream_of(stream, self);
+            return unlocked(self, [&](Cache& c) { return c.fork(sequence, queue); });
           },
-          "sequence"_a, "A new sequence equal to this one; storage is shared until one changes.")
+          "sequence"_a, nb::kw_only(), "stream"_a = nb::none(),
+          "A new sequence equal to this one; storage is shared until one changes.")
       .def(
           "reorder",
-          [](Handle& self, const Ids& sequences, const std::vector<int64_t>& source) {
-            unlocked(self, [&](Cache& c) { c.reorder(sequences, source); });
+          [](Handle& self, const Ids& sequences, const std::vector<int64_t>& source,
+             const StreamHandle& stream) {
+            const Stream queue = stream_of(stream, self);
+            unlocked(self, [&](Cache& c) { c.reorder(sequences, source, queue); });
           },
-          "sequences"_a, "source"_a,
+          "sequences"_a, "source"_a, nb::kw_only(), "stream"_a = nb::none(),
           "Beam reordering: sequences[i] becomes what sequences[source[i]] was.")
       .def(
           "truncate",
-          [](Handle& self, SequenceId sequence, int64_t tokens) {
-            unlocked(self, [&](Cache& c) { c.truncate(sequence, tokens); });
+          [](Handle& self, SequenceId sequence, int64_t tokens, const StreamHandle& stream) {
+            const Stream queue = stream_of(stream, self);
+            unlocked(self, [&](Cache& c) { c.truncate(sequence, tokens, queue); });
           },
-          "sequence"_a, "tokens"_a, "Drops the last tokens in every layer, also across a flush.")
+          "sequence"_a, "tokens"_a, nb::kw_only(), "stream"_a = nb::none(),
+          "Drops the last tokens in every layer, also across a flush.")
       .def(
           "flush",
-          [](Handle& self, const std::optional<Ids>& sequences, uintptr_t stream) {
-            unlocked(self, [&](Cache& c) {
-              c.flush(sequences ? *sequences : c.sequences(), stream_of(stream));
-            });
+          [](Handle& self, const std::optional<Ids>& sequences, const StreamHandle& stream) {
+            const Stream queue = stream_of(stream, self);
+            unlocked(self,
+                     [&](Cache& c) { c.flush(sequences ? *sequences : c.sequences(), queue); });
           },
-          "sequences"_a = nb::none(), nb::kw_only(), "stream"_a = 0,
+          "sequences"_a = nb::none(), nb::kw_only(), "stream"_a = nb::none(),
           "Moves everything older than the local window to the retrieval zone.")
       .def("prefill", &prefill, "layer"_a, "sequences"_a, "k"_a.none(), "v"_a.none(),
-           "lengths"_a = nb::none(), nb::kw_only(), "stream"_a = 0,
+           "lengths"_a = nb::none(), nb::kw_only(), "stream"_a = nb::none(),
            nb::sig("def prefill(self, layer: int, sequences: collections.abc.Sequence[int], "
                    "k: pariskv_core._array.Array, v: pariskv_core._array.Array, "
                    "lengths: collections.abc.Sequence[int] | None = None, *, "
-                   "stream: int = 0) -> None"),
+                   "stream: int | None = None) -> None"),
            R"(Appends keys and values, a prompt or a chunk of one.
 
 k, v     (sum of lengths, kv_heads, head_dim), sequence after sequence; k after RoPE
 lengths  tokens of each sequence; may be left out for a single one)")
       .def("decode", &decode, "layer"_a, "sequences"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(),
            nb::kw_only(), "out"_a = nb::none(), "scale"_a = nb::none(), "softcap"_a = 0.0,
-           "sink_bias"_a = nb::none(), "return_lse"_a = false, "stream"_a = 0,
+           "sink_bias"_a = nb::none(), "return_lse"_a = false, "stream"_a = nb::none(),
            nb::sig("def decode(self, layer: int, sequences: collections.abc.Sequence[int], "
                    "q: pariskv_core._array.Array, k: pariskv_core._array.Array, "
                    "v: pariskv_core._array.Array, " PKV_SIGNATURE_RESULT),
@@ -297,9 +327,21 @@ softcap    c > 0: logits become c tanh(logit / c)
 sink_bias  (query_heads) float32: a logit without a value row
 Returns out, (batch, query_heads, head_dim), or (out, lse) with the log-sum-exps,
 (batch, query_heads) float32.)")
+      .def(
+          "advance",
+          [](Handle& self, const Ids& sequences, const StreamHandle& stream) {
+            const Stream queue = stream_of(stream, self);
+            unlocked(self, [&](Cache& c) { c.advance(sequences, queue); });
+          },
+          "sequences"_a, nb::kw_only(), "stream"_a = nb::none(),
+          R"(Makes room for the next replay of a captured graph of decode calls.
+
+A decode that is called while its stream is captured changes nothing; what it recorded decodes,
+each time it runs, one token of the sequences last named here, in this order. So: capture once,
+then for every token advance(batch) and replay. For caches on a GPU.)")
       .def("attend", &attend, "layer"_a, "sequences"_a, "q"_a.none(), "lengths"_a = nb::none(),
            nb::kw_only(), "out"_a = nb::none(), "scale"_a = nb::none(), "softcap"_a = 0.0,
-           "sink_bias"_a = nb::none(), "return_lse"_a = false, "stream"_a = 0,
+           "sink_bias"_a = nb::none(), "return_lse"_a = false, "stream"_a = nb::none(),
            nb::sig("def attend(self, layer: int, sequences: collections.abc.Sequence[int], "
                    "q: pariskv_core._array.Array, "
                    "lengths: collections.abc.Sequence[int] | None = None, " PKV_SIGNATURE_RESULT),
@@ -310,8 +352,9 @@ lengths  how many each has; may be left out for a single one
 The rest, and what is returned, as in decode.)")
       .def("explain", &explain, "layer"_a, "sequence"_a, "q"_a.none(), nb::kw_only(),
            "scale"_a = nb::none(), "softcap"_a = 0.0, "sink_bias"_a = nb::none(),
+           "stream"_a = nb::none(),
            nb::sig("def explain(self, layer: int, sequence: int, q: pariskv_core._array.Array, "
-                   "*, " PKV_SIGNATURE_OPTIONS ") -> Explanation"),
+                   "*, " PKV_SIGNATURE_OPTIONS ", stream: int | None = None) -> Explanation"),
            R"(What decode would choose for this query now, and why. Changes nothing.
 
 q  (query_heads, head_dim))")
@@ -322,13 +365,14 @@ q  (query_heads, head_dim))")
           },
           "layer"_a, "sequence"_a, "The key summaries of a retrieval zone, unpacked.")
       .def("read", &read, "layer"_a, "sequence"_a, "begin"_a, "end"_a, nb::kw_only(),
-           "out"_a = nb::none(), "stream"_a = 0,
+           "out"_a = nb::none(), "stream"_a = nb::none(),
            nb::sig("def read(self, layer: int, sequence: int, begin: int, end: int, *, "
                    "out: tuple[pariskv_core._array.Array, pariskv_core._array.Array] | None = None,"
-                   " stream: int = 0) -> typing.Any"),
+                   " stream: int | None = None) -> typing.Any"),
            R"(Copies stored rows out: (k, v), each (end - begin, kv_heads, head_dim).
 
-NumPy arrays, or into `out`, a pair; a bfloat16 cache needs `out`.)")
+NumPy arrays, or torch's from a GPU, or into `out`, a pair; a bfloat16 cache on the CPU needs
+`out`.)")
       .def(
           "length",
           [](const Handle& self, SequenceId sequence, int64_t layer) {
@@ -348,7 +392,11 @@ NumPy arrays, or into `out`, a pair; a bfloat16 cache needs `out`.)")
       .def(
           "stats",
           [](const Handle& self) { return unlocked(self, [](Cache& c) { return c.stats(); }); },
-          "What the cache holds and has done.");
+          "What the cache holds and has done.")
+      .def(
+          "trim", [](Handle& self) { unlocked(self, [](Cache& c) { c.trim(); }); },
+          "Gives memory that nothing uses back to the device and the system; waits for the "
+          "device.");
 }
 
 }  // namespace pariskv::python

@@ -35,6 +35,17 @@ const char* text(GroupRule rule) {
   return rule == GroupRule::kMeanQuery ? "mean_query" : "attention_mass";
 }
 
+Placement parse_placement(const std::string& name) {
+  if (name == "host") return Placement::kHost;
+  if (name == "device") return Placement::kDevice;
+  throw nb::value_error(
+      ("[config] placement: expected \"host\" or \"device\", got \"" + name + "\"").c_str());
+}
+
+const char* text(Placement placement) {
+  return placement == Placement::kDevice ? "device" : "host";
+}
+
 Device parse_device(const std::string& name) {
   if (name == "cpu") return {};
   if (name == "cuda") return {DeviceType::kCuda, 0};
@@ -74,7 +85,8 @@ std::string repr(const Config& c) {
   }
   out << "], min_candidates_per_row=" << c.min_candidates_per_row << ", seed=" << c.seed
       << ", device=\"" << text(c.device) << "\", threads=" << c.threads
-      << ", segment_tokens=" << c.segment_tokens << ", memory_budget=" << c.memory_budget << ")";
+      << ", segment_tokens=" << c.segment_tokens << ", memory_budget=" << c.memory_budget
+      << ", placement=\"" << text(c.placement) << "\", keep_rows=" << (c.keep_rows ? "True" : "False") << ", host_budget=" << c.host_budget << ")";
   return out.str();
 }
 
@@ -100,13 +112,19 @@ min_candidates_per_row
 seed
     Of the rotation's signs.
 device
-    "cpu".
+    "cpu", "cuda" or "cuda:<index>".
 threads
     Of the CPU backend; 0 takes one per core.
 segment_tokens
     The store grows by this much.
 memory_budget
-    The most bytes to hold; 0 is no limit.
+    The most bytes to hold on the device; 0 is no limit.
+placement
+    Where a cache on a GPU keeps the rows of retrieval zones: "host" or "device".
+keep_rows
+    On a GPU: rows that stay selected from one step to the next cross the bus once.
+host_budget
+    The most bytes of pinned host memory that such a cache may hold; 0 is no limit.
 
 Raises ValueError, with what was expected and what came.)";
 
@@ -121,7 +139,7 @@ void bind_config(nb::module_& m) {
              int64_t dense_below, const std::string& scorer, const std::string& group_rule,
              const std::vector<Step>& schedule, int64_t min_candidates_per_row, uint64_t seed,
              const std::string& device, int64_t threads, int64_t segment_tokens,
-             int64_t memory_budget) {
+             int64_t memory_budget, const std::string& placement, bool keep_rows, int64_t host_budget) {
             Config config;
             config.layers = layers;
             config.query_heads = query_heads;
@@ -145,6 +163,9 @@ void bind_config(nb::module_& m) {
             config.threads = threads;
             config.segment_tokens = segment_tokens;
             config.memory_budget = memory_budget;
+            config.placement = parse_placement(placement);
+            config.keep_rows = keep_rows;
+            config.host_budget = host_budget;
             config.validate();
             new (self) Config(std::move(config));
           },
@@ -159,7 +180,10 @@ void bind_config(nb::module_& m) {
           nb::arg("seed") = Config().seed, nb::arg("device") = "cpu",
           nb::arg("threads") = Config().threads,
           nb::arg("segment_tokens") = Config().segment_tokens,
-          nb::arg("memory_budget") = Config().memory_budget)
+          nb::arg("memory_budget") = Config().memory_budget,
+          nb::arg("placement") = text(Config().placement),
+          nb::arg("keep_rows") = Config().keep_rows,
+          nb::arg("host_budget") = Config().host_budget)
       .def_ro("layers", &Config::layers)
       .def_ro("query_heads", &Config::query_heads)
       .def_ro("kv_heads", &Config::kv_heads)
@@ -179,6 +203,9 @@ void bind_config(nb::module_& m) {
       .def_ro("threads", &Config::threads)
       .def_ro("segment_tokens", &Config::segment_tokens)
       .def_ro("memory_budget", &Config::memory_budget)
+      .def_prop_ro("placement", [](const Config& c) { return text(c.placement); })
+      .def_ro("keep_rows", &Config::keep_rows)
+      .def_ro("host_budget", &Config::host_budget)
       .def("__repr__", &repr);
 }
 

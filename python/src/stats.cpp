@@ -65,10 +65,12 @@ void bind_counts(nb::module_& m) {
       });
 
   nb::class_<Stats>(m, "Stats", "What a cache holds, and has done since it was made.")
-      .def_ro("memory", &Stats::memory)
+      .def_ro("memory", &Stats::memory, "Of the cache's device.")
+      .def_ro("host_memory", &Stats::host_memory, "Pinned host memory of a cache on a GPU.")
       .def_ro("sequences", &Stats::sequences)
       .def_ro("tokens", &Stats::tokens, "Over all layers and sequences.")
       .def_ro("row_bytes", &Stats::row_bytes, "K and V, in whole segments.")
+      .def_ro("offloaded_bytes", &Stats::offloaded_bytes, "Of those, in pinned host memory.")
       .def_ro("summary_bytes", &Stats::summary_bytes, "Key summaries and their statistics.")
       .def_ro("workspace_bytes", &Stats::workspace_bytes)
       .def_ro("flushes", &Stats::flushes)
@@ -79,10 +81,13 @@ void bind_counts(nb::module_& m) {
       .def_ro("searched_tokens", &Stats::searched_tokens, "Of those, the ones that searched.")
       .def_ro("candidates", &Stats::candidates, "Reranked, over kv heads.")
       .def_ro("fetched_rows", &Stats::fetched_rows, "Selected, over kv heads.")
+      .def_ro("kept_rows", &Stats::kept_rows,
+              "Of those, the ones that a GPU still had from the step before.")
       .def("__repr__", [](const Stats& stats) {
         std::ostringstream out;
         out << "Stats(sequences=" << stats.sequences << ", tokens=" << stats.tokens
             << ", live=" << stats.memory.live << ", row_bytes=" << stats.row_bytes
+            << ", offloaded_bytes=" << stats.offloaded_bytes
             << ", summary_bytes=" << stats.summary_bytes
             << ", workspace_bytes=" << stats.workspace_bytes << ", flushes=" << stats.flushes
             << ", unusable_keys=" << stats.unusable_keys

@@ -25,7 +25,8 @@ ROOMS = {
     "cpp/cuda/device": set(),
     "cpp/cuda": {"cpp/include", "cpp/src", "cpp/cuda/device"},
     "python/src": {"cpp/include"},
-    "bench": {"cpp/include"},
+    # Verbs are timed one by one, and the public door has none.
+    "bench": {"cpp/include", "cpp/src", "cpp/cuda"},
     "examples": {"cpp/include"},
     "tests/cpp": {"cpp/include", "cpp/src", "cpp/src/cpu", "cpp/cuda"},
 }
@@ -35,7 +36,9 @@ ROOMS = {
 ISA_ROOM = "cpp/src/cpu/simd"
 ISA_HEADERS = {"pariskv/tensor_view.h", "cstdint", "math.h", "stdint.h", "string.h"}
 
-FOREIGN = re.compile(r"(torch|ATen|c10|cuda|cub|thrust|nanobind|Python|dlpack)\b")
+FOREIGN = re.compile(
+    r"(torch|ATen|c10|cuda|cub|cooperative_groups|mma|thrust|nanobind|Python|dlpack)(?=\W|_)"
+)
 
 
 def files(*folders: str, suffixes: set[str] = CPP_SUFFIXES) -> Iterator[Path]:
@@ -92,12 +95,17 @@ def test_a_room_sees_only_what_it_may(room: str) -> None:
 
 
 def test_foreign_headers_stay_where_they_belong() -> None:
-    allowed = {"python/src": {"nanobind", "Python"}, "cpp/cuda": {"cuda", "cub"}}
-    allowed["cpp/cuda/device"] = allowed["cpp/cuda"]
+    cuda = {"cuda", "cub", "cooperative_groups", "mma"}
+    allowed = {
+        "python/src": {"nanobind", "Python"},
+        "cpp/cuda": cuda,
+        "cpp/cuda/device": cuda,
+    }
     wrong = []
     for path in files("cpp", "python/src", "bench", "examples", "tests/cpp"):
-        for included, _ in includes(path):
-            found = FOREIGN.match(included)
+        for included, opening in includes(path):
+            ours = opening == '"' and resolve(path, included) is not None
+            found = None if ours else FOREIGN.match(included)
             if found and found[1] not in allowed.get(room_of(path), set()):
                 wrong.append(f"{name(path)} includes {included}")
     assert not wrong, "\n".join(wrong)
@@ -140,6 +148,21 @@ def test_the_library_never_prints_aborts_exits_or_reads_the_environment() -> Non
     ]
     assert not wrong, "\n".join(wrong)
     assert code_of(switch).count("getenv") == 1
+
+
+def test_kernels_run_on_the_stream_of_the_call() -> None:
+    """A launch that names no stream runs on the default one, and so can a library call."""
+    wrong = []
+    for path in files("cpp/cuda"):
+        code = code_of(path)
+        for launch in re.finditer(r"<<<(.*?)>>>", code, re.S):
+            flat = launch[1]
+            for _ in range(4):  # brackets within brackets
+                flat = re.sub(r"\([^()]*\)|<[^<>]*>|\{[^{}]*\}", "", flat)
+            last = flat.split(",")[-1].strip()
+            if flat.count(",") != 3 or last in ("0", "nullptr"):
+                wrong.append(f"{name(path)}: <<<{' '.join(launch[1].split())}>>>")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_files_can_be_read_in_one_sitting() -> None:

@@ -62,6 +62,24 @@ def test_the_stub_is_the_one_of_this_extension(tmp_path: Path) -> None:
     assert fresh.read_text() == committed, "run `make stubs` and commit the result"
 
 
+def test_it_loads_where_no_driver_is() -> None:
+    """The CUDA runtime is inside, out of sight of another one that the process may have."""
+    [extension] = PACKAGE.glob("_core*.so")
+    for command in (["readelf", "--dynamic"], ["nm", "--dynamic", "--defined-only"]):
+        listing = subprocess.run(
+            [*command, extension], capture_output=True, text=True, check=True
+        ).stdout
+        assert not re.findall(r"libcuda\S*|\b_*(?:cuda|cu)[A-Z]\w*", listing)
+
+
+def test_one_of_the_two_cuda_backends_is_in_it() -> None:
+    archive = ["ar", "t", PACKAGE / "lib/libpariskv.a"]
+    members = subprocess.run(archive, capture_output=True, text=True, check=True).stdout.split()
+    kernels = [member for member in members if member.endswith(".cu.o")]
+    assert ("no_cuda.cpp.o" in members) != bool(kernels)
+    assert bool(kernels) == pk.is_built("cuda")
+
+
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="x86 only")
 def test_code_for_newer_processors_stays_in_its_files() -> None:
     """The linker keeps one copy of an inline function that several files define. Were it one

@@ -1,6 +1,8 @@
-"""Fixtures for every file. A test that takes `device` runs on every backend there is."""
+"""Fixtures for every file. Every test runs on every backend there is, unless it is marked."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import hypothesis
 import numpy as np
@@ -23,11 +25,32 @@ hypothesis.settings.load_profile("suite")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes more than a few seconds")
+    config.addinivalue_line("markers", "cpu(reason): about the CPU backend, or about no backend")
+    config.addinivalue_line("markers", "cuda: about the CUDA backend; skipped where no GPU is")
+    config.addinivalue_line("markers", "sanitize: a few that reach every kernel, for slow checkers")
 
 
-@pytest.fixture(params=support.devices())
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
+def _devices_of(definition: pytest.Function) -> list:
+    if definition.get_closest_marker("cpu"):
+        return ["cpu"]
+    if not definition.get_closest_marker("cuda"):
+        return support.devices()
+    there = "cuda" in support.devices()
+    reason = "needs a GPU and a build with the CUDA backend"
+    return [pytest.param("cuda", marks=[] if there else pytest.mark.skip(reason=reason))]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    metafunc.parametrize("device", _devices_of(metafunc.definition), indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The backend of this test: what make_config and torch's factories take by default."""
+    skipped = request.node.get_closest_marker("skip")
+    support.use_device("cpu" if skipped else request.param)
+    yield request.param
+    support.use_device("cpu")
 
 
 @pytest.fixture(params=support.DTYPES)

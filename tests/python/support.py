@@ -30,8 +30,22 @@ ROUNDING = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 ARITHMETIC = 1e-5
 
 
+_device = "cpu"
+
+
 def devices() -> list[str]:
     return [name for name in ("cpu", "cuda") if pk.is_built(name) and pk.is_available(name)]
+
+
+def current_device() -> str:
+    """What configs and torch's new tensors are for unless they say; the test's `device`."""
+    return _device
+
+
+def use_device(name: str) -> None:
+    global _device
+    _device = name
+    torch.set_default_device(None if name == "cpu" else name)
 
 
 def make_config(**changes) -> pk.Config:
@@ -50,6 +64,7 @@ def make_config(**changes) -> pk.Config:
         "schedule": [(0, 0.25, 0.3)],
         "segment_tokens": 64,
         "threads": 2,
+        "device": current_device(),
     }
     return pk.Config(**{**fields, **changes})
 
@@ -58,14 +73,15 @@ def with_changes(config: pk.Config, **changes) -> pk.Config:
     names = (
         "layers query_heads kv_heads head_dim dtype sink local update top_k dense_below scorer "
         "group_rule schedule min_candidates_per_row seed device threads segment_tokens "
-        "memory_budget"
+        "memory_budget placement keep_rows host_budget"
     )
     return pk.Config(**{**{n: getattr(config, n) for n in names.split()}, **changes})
 
 
 def tensor(array, config: pk.Config) -> torch.Tensor:
+    # Rounded on the CPU whatever the device, so that every backend is given the same bits.
     dtype = getattr(torch, config.dtype)
-    return torch.tensor(np.asarray(array), dtype=dtype, device=config.device)
+    return torch.tensor(np.asarray(array), dtype=dtype, device="cpu").to(config.device)
 
 
 def float32(array, config: pk.Config) -> torch.Tensor:
@@ -228,6 +244,14 @@ def child_environment(**changes: str) -> dict[str, str]:
     paths = [str(HERE), *(p for p in sys.path if p)]
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     return environment
+
+
+def settled(cache: pk.Cache) -> pk.Stats:
+    """Of a cache on a GPU: once all that it was given is done and its rows have arrived."""
+    torch.cuda.synchronize()
+    cache.flush([])  # any call takes note of copies that are done
+    torch.cuda.synchronize()
+    return cache.stats()
 
 
 @dataclasses.dataclass

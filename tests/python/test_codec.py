@@ -34,6 +34,7 @@ def rotated_parts(keys: np.ndarray, seed: int = 42) -> np.ndarray:
     return rotated.reshape(*keys.shape[:-1], -1, oracle.SUBSPACE)
 
 
+@pytest.mark.cpu("constants")
 def test_levels_are_lloyd_max_of_the_beta_density():
     thresholds, centres = oracle.magnitude_levels()
     mine = pk.magnitude_levels()
@@ -41,6 +42,7 @@ def test_levels_are_lloyd_max_of_the_beta_density():
     np.testing.assert_allclose(mine[1], centres, rtol=0, atol=1e-9)
 
 
+@pytest.mark.cpu("constants")
 def test_levels_are_near_what_samples_give():
     # No formula: the mean of |u_j| within each cell, u uniform on the sphere in 8 dimensions.
     sample = np.random.default_rng(0).standard_normal((200_000, 8))
@@ -53,12 +55,14 @@ def test_levels_are_near_what_samples_give():
     np.testing.assert_allclose(thresholds, (np.array(centres)[1:] + centres[:-1]) / 2, atol=1e-12)
 
 
+@pytest.mark.cpu("constants")
 @pytest.mark.parametrize("seed", [0, 42, 2**63, 2**64 - 1])
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_rotation_signs_are_the_documented_generator(dim, seed):
     assert pk.rotation_signs(dim, seed) == oracle.rotation_signs(dim, seed).tolist()
 
 
+@pytest.mark.cpu("constants")
 def test_rotation_signs_do_not_depend_on_how_many_are_asked_for():
     assert pk.rotation_signs(256, 7)[:64] == pk.rotation_signs(64, 7)
 

@@ -8,6 +8,8 @@ import pytest
 import torch
 from support import HEAD_DIMS, make_config
 
+pytestmark = pytest.mark.cpu("a Config says the same for every device")
+
 MODEL = {"layers": 32, "query_heads": 32, "kv_heads": 8, "head_dim": 128}
 
 

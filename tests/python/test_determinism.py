@@ -8,7 +8,7 @@ import textwrap
 
 import digest
 import pytest
-from support import HERE, LEVELS, child_environment
+from support import HERE, LEVELS, child_environment, current_device
 
 
 @functools.cache
@@ -31,20 +31,32 @@ def differing(a: dict[str, str], b: dict[str, str]) -> list[str]:
     return [name for name in a if a[name] != b[name]]
 
 
-@pytest.fixture(scope="module")
-def here() -> dict[str, str]:
+# The CUDA backend has none of these.
+of_the_cpu = pytest.mark.cpu("threads and instruction sets")
+
+
+@functools.cache
+def first_run(device: str) -> dict[str, str]:
+    assert device == current_device()
     return digest.all_digests(threads=2)
+
+
+@pytest.fixture
+def here(device: str) -> dict[str, str]:
+    return first_run(device)
 
 
 def test_a_second_run_gives_the_same_bits(here):
     assert differing(here, digest.all_digests(threads=2)) == []
 
 
+@of_the_cpu
 @pytest.mark.parametrize("threads", [1, 3, 5])
 def test_the_thread_count_does_not_show(here, threads):
     assert differing(here, digest.all_digests(threads)) == []
 
 
+@of_the_cpu
 @pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_instruction_set_gives_the_same_bits(here, level):
@@ -54,10 +66,12 @@ def test_every_instruction_set_gives_the_same_bits(here, level):
     assert differing(result["digests"], here) == []
 
 
+@of_the_cpu
 def test_the_level_can_be_lowered_to_plain():
     assert forced("plain")["level"] == "plain"
 
 
+@of_the_cpu
 def test_an_unknown_level_is_refused_and_named():
     program = """
         import pariskv_core as pk  # importing does not look yet

@@ -16,6 +16,8 @@ from support import (
     randn_step,
 )
 
+in_host_memory = pytest.mark.cpu("NumPy's arrays lie in host memory")
+
 
 class Producer:
     """An array of nobody's library: all it can do is hand over a DLPack capsule."""
@@ -37,6 +39,7 @@ def twins(dtype: str = "float32", tokens: int = 300, **changes):
     return filled(config, tokens), filled(config, tokens)
 
 
+@in_host_memory
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_numpy_in_numpy_out(dtype):
     f, twin = twins(dtype)
@@ -56,6 +59,7 @@ def test_numpy_in_numpy_out(dtype):
     assert_same_bits(attended, twin.cache.attend(0, [twin.s], q))
 
 
+@in_host_memory
 def test_bfloat16_needs_an_array_that_has_it():
     f, _ = twins("bfloat16")
     step = randn_step(f.rng, 1, f.cache.config)
@@ -84,6 +88,7 @@ def test_any_dlpack_producer_is_an_array(dtype):
     assert_same_bits(out, twin.cache.decode(0, [twin.s], *step))
 
 
+@in_host_memory
 def test_libraries_can_be_mixed_in_one_call():
     f, twin = twins()
     q, k, v = randn_step(f.rng, 1, f.cache.config)
@@ -92,6 +97,7 @@ def test_libraries_can_be_mixed_in_one_call():
     assert_same_bits(out, twin.cache.decode(0, [twin.s], q, k, v))
 
 
+@in_host_memory
 @pytest.mark.parametrize("library", ["torch", "numpy"])
 def test_out_is_written_in_place_and_returned(library):
     f, twin = twins()
@@ -160,6 +166,7 @@ def test_strides_over_tokens_and_heads_are_taken_as_they_are(layout, dtype):
     )
 
 
+@in_host_memory
 def test_negative_strides():
     f, twin = twins()
     k, v = randn_kv(f.rng, 100, f.cache.config)
@@ -184,6 +191,7 @@ def frozen(x: torch.Tensor) -> np.ndarray:
     return array
 
 
+@in_host_memory
 def test_read_only_arrays_are_for_reading():
     f, twin = twins()
     step = randn_step(f.rng, 1, f.cache.config)
@@ -283,6 +291,7 @@ def test_explanations_are_numpy(name, dtype, rows):
 # --- Threads -----------------------------------------------------------------------------------
 
 
+@pytest.mark.cpu("on a GPU the call returns before the work is done")
 def test_other_threads_run_while_the_engine_works():
     config = make_config(threads=1, query_heads=8, head_dim=128)
     f = filled(config, 4000)

@@ -26,6 +26,7 @@ from support import (
 
 SLAB = 1 << 20  # small blocks share pieces of this size
 ALIGNMENT = 64  # and every block is rounded up to this
+on_the_heap = pytest.mark.cpu("numbers of the CPU's arena; test_cuda_memory.py has the GPU's")
 
 
 def row_bytes(config: pk.Config, tokens: int) -> int:
@@ -36,6 +37,7 @@ def row_bytes(config: pk.Config, tokens: int) -> int:
     return segments * config.segment_tokens * config.kv_heads * row
 
 
+@on_the_heap
 def test_an_idle_cache_holds_nothing():
     stats = pk.Cache(make_config(layers=80)).stats()
     assert stats.memory.live == stats.memory.reserved == stats.memory.peak == 0
@@ -71,6 +73,7 @@ def test_a_key_summary_is_small(kv_heads, head_dim, limit, device):
     assert 0 < f.cache.stats().summary_bytes <= limit * 8192 * kv_heads
 
 
+@on_the_heap
 @pytest.mark.parametrize("scorer", SCORERS)
 def test_the_peak_is_what_can_be_computed_before(scorer, device):
     config = pk.Config(
@@ -104,6 +107,7 @@ def test_the_peak_is_what_can_be_computed_before(scorer, device):
     assert stats.memory.live <= stats.memory.reserved <= stats.memory.live + 4 * SLAB
 
 
+@on_the_heap
 def test_nothing_is_copied_to_grow(device):
     # A store that doubled and copied would hold old and new together at some step.
     config = make_config(segment_tokens=64, device=device)
@@ -117,6 +121,7 @@ def test_nothing_is_copied_to_grow(device):
         assert stats.memory.peak == stats.memory.live
 
 
+@on_the_heap
 @pytest.mark.parametrize("scorer", SCORERS)
 def test_counters_return_to_where_they_were(scorer, device):
     config = make_config(scorer=scorer, layers=2, device=device)
@@ -224,6 +229,7 @@ class Played:
 MESSAGE = re.compile(r"asked for (\d+) bytes.* only (\d+) of the budget of (\d+)")
 
 
+@on_the_heap
 @pytest.mark.parametrize("scorer", SCORERS)
 def test_every_allocation_may_be_refused(scorer):
     """The budget grows by just what the last refusal lacked: each allocation fails once."""
@@ -290,6 +296,7 @@ def assert_same_results(results: dict, expected: dict) -> None:
             assert_same_explanation(results[name], theirs)
 
 
+@on_the_heap
 def test_the_next_call_works_after_a_refusal():
     config = make_config(memory_budget=8_000_000)
     f, twin = filled(config, 1000), filled(with_changes(config, memory_budget=0), 1000)
@@ -307,6 +314,7 @@ def test_the_next_call_works_after_a_refusal():
     assert_same_sequence(f.cache, f.s, twin.cache, twin.s, step[0][0])
 
 
+@on_the_heap
 def test_a_refusal_is_a_memory_error_with_numbers():
     assert issubclass(pk.OutOfMemory, MemoryError)
     cache = pk.Cache(make_config(memory_budget=5_000_000))
@@ -320,6 +328,7 @@ def test_a_refusal_is_a_memory_error_with_numbers():
     assert cache.stats().memory.budget == 5_000_000
 
 
+@on_the_heap
 def test_removing_a_sequence_makes_room(rng):
     config = make_config(memory_budget=4_000_000)
     cache, full = pk.Cache(config), []
@@ -348,6 +357,7 @@ def resident_bytes() -> int:
         return int(file.read().split()[1]) * 4096
 
 
+@on_the_heap
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_a_hundred_thousand_sequences_come_and_go():
@@ -380,6 +390,7 @@ def test_a_hundred_thousand_sequences_come_and_go():
     assert cache.add() == keeper + 100_001  # a name each, none used twice
 
 
+@on_the_heap
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_closing_gives_everything_back():
     def once() -> None:
@@ -398,6 +409,7 @@ def test_closing_gives_everything_back():
     assert resident_bytes() - before < 32 << 20
 
 
+@on_the_heap
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_failing_calls_leak_nothing():
     f = filled(make_config(), 100)

@@ -13,6 +13,8 @@ import pariskv_core as pk
 import pytest
 from support import child_environment
 
+pytestmark = pytest.mark.cpu("the package; test_cuda_process.py is about processes with a GPU")
+
 PACKAGE = Path(pk.__file__).parent
 
 

@@ -7,15 +7,21 @@ import oracle
 import pariskv_core as pk
 import pytest
 import workload
-from support import f64, tensor
+from support import current_device, f64, tensor
 
 SPEC = workload.Spec(tokens=16_384, steps=12)
 TOP_K = 100
 
 
-@functools.cache
 def measured(scorer: str, group_rule: str, ratio: float, outliers: bool) -> dict[str, np.ndarray]:
     """Per step and kv head: recall, share of the best rows' attention mass, needle found."""
+    return measured_on(current_device(), scorer, group_rule, ratio, outliers)
+
+
+@functools.cache
+def measured_on(
+    device: str, scorer: str, group_rule: str, ratio: float, outliers: bool
+) -> dict[str, np.ndarray]:
     spec = workload.Spec(tokens=SPEC.tokens, steps=SPEC.steps, outliers=outliers)
     load = made(outliers)
     config = pk.Config(
@@ -29,6 +35,7 @@ def measured(scorer: str, group_rule: str, ratio: float, outliers: bool) -> dict
         group_rule=group_rule,
         schedule=[(0, ratio, 0.2)],
         threads=2,
+        device=device,
     )
     cache = pk.Cache(config)
     s = cache.add()
@@ -115,6 +122,7 @@ def test_each_head_having_a_say_beats_the_mean_query(scorer, outliers):
     assert mass > mean + 0.1
 
 
+@pytest.mark.cpu("no engine in it")
 def test_the_workload_is_one_where_search_matters():
     # If any rows would do, or if one alone did, every test above would be about nothing.
     for outliers in (PLAIN, OUTLIERS):
@@ -130,13 +138,14 @@ def test_the_workload_is_one_where_search_matters():
         assert any_rows < 0.05 * best
 
 
+@pytest.mark.cpu("no engine in it")
 def test_the_workload_is_the_same_everywhere():
     again = workload.make(SPEC)
     np.testing.assert_array_equal(again.keys, made(True).keys)
     np.testing.assert_array_equal(again.queries, made(True).queries)
 
 
-def test_codes_do_not_age():
+def test_codes_do_not_age(device):
     # Keys that turn round while decoding goes on: what is found among the new is no worse.
     config = pk.Config(
         layers=1,
@@ -147,6 +156,7 @@ def test_codes_do_not_age():
         top_k=TOP_K,
         schedule=[(0, 0.1, 0.2)],
         dense_below=0,
+        device=device,
     )
     before = workload.make(workload.Spec(tokens=6000, kv_heads=1, outliers=PLAIN, seed=1))
     after = workload.make(workload.Spec(tokens=6000, kv_heads=1, outliers=PLAIN, seed=2))

@@ -234,9 +234,15 @@ def test_a_power_of_two_in_the_query_changes_nothing(scorer, device):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scorer", SCORERS)
-def test_a_long_zone_under_the_published_schedule(scorer):
+def test_a_long_zone_under_the_published_schedule(scorer, device):
     config = pk.Config(
-        layers=1, query_heads=8, kv_heads=2, head_dim=128, dtype="float32", scorer=scorer
+        layers=1,
+        query_heads=8,
+        kv_heads=2,
+        head_dim=128,
+        dtype="float32",
+        scorer=scorer,
+        device=device,
     )
     f = filled(config, 12_000)
     assert_equal_to_oracle(f.cache, f.s, randn_q(f.rng, 1, config)[0])

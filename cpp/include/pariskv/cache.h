@@ -16,6 +16,10 @@
  * Calls on one cache take turns; calls on different caches run side by side. After fork(2) a
  * child may use a cache that no call was inside of, on one thread.
  *
+ * On a GPU every call but the ones that return numbers to the host only enqueues work on the
+ * stream it is given, and work of later calls, on whatever stream, comes after it. Tensors
+ * must stay as they are until it is done.
+ *
  * A query that is not finite searches for nothing: its output is not a number, the other
  * heads' is as it would be without it.
  */
@@ -58,19 +62,20 @@ class Cache {
   SequenceId add();
 
   /** Forgets a sequence: its bytes are zeroed and given back. */
-  void remove(SequenceId sequence);
+  void remove(SequenceId sequence, Stream stream = {});
 
   /** A new sequence equal to this one. Storage is shared until either changes. */
-  SequenceId fork(SequenceId sequence);
+  SequenceId fork(SequenceId sequence, Stream stream = {});
 
   /**
    * Beam reordering: afterwards `sequences[i]` holds what `sequences[source[i]]`
    * held. No row is copied.
    */
-  void reorder(const std::vector<SequenceId>& sequences, const std::vector<int64_t>& source);
+  void reorder(const std::vector<SequenceId>& sequences, const std::vector<int64_t>& source,
+               Stream stream = {});
 
   /** Drops the last `tokens` tokens of a sequence in every layer, also across a flush. */
-  void truncate(SequenceId sequence, int64_t tokens);
+  void truncate(SequenceId sequence, int64_t tokens, Stream stream = {});
 
   /**
    * Appends keys and values. Everything older than the local window enters the
@@ -96,6 +101,18 @@ class Cache {
               const AttendOptions& options = {}, Stream stream = {});
 
   /**
+   * Makes room for one token more of each sequence in every layer, flushing where that is
+   * due, and says whom the next replay of a captured graph decodes: a decode that is called
+   * while its stream is being captured changes nothing, and what it recorded decodes, each
+   * time it runs, one token of the sequences that were last named here, as many as it was
+   * captured with, in this order. For caches on a GPU.
+   *
+   *   capture: for each layer { ...; cache.decode(layer, batch, q, k, v, out, {}, stream); ... }
+   *   each token: cache.advance(batch, stream); replay the graph on `stream`
+   */
+  void advance(const std::vector<SequenceId>& sequences, Stream stream = {});
+
+  /**
    * Exact causal attention of the last stored tokens over everything stored: a
    * prompt's chunk after its prefill, a second turn of a chat, a draft to verify.
    * Query i of a sequence's `lengths[s]` sees positions 0 to total - lengths[s] + i.
@@ -118,7 +135,7 @@ class Cache {
    * @param q  (query_heads, head_dim)
    */
   Explanation explain(int64_t layer, SequenceId sequence, const TensorView& q,
-                      const AttendOptions& options = {}) const;
+                      const AttendOptions& options = {}, Stream stream = {}) const;
 
   /** The summaries of a retrieval zone, unpacked. */
   Summaries summaries(int64_t layer, SequenceId sequence) const;
@@ -140,6 +157,9 @@ class Cache {
   std::vector<SequenceId> sequences() const;
 
   Stats stats() const;
+
+  /** Gives memory that nothing uses back to the device and the system. Waits for the device. */
+  void trim();
 
  private:
   class Impl;

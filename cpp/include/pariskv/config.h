@@ -30,6 +30,12 @@ struct ScheduleStep {
   double vote_ratio = 0;       ///< Share of the keys that get a vote in a subspace, in (0, 1].
 };
 
+/** Where a cache on a GPU keeps the K and V rows of retrieval zones. */
+enum class Placement : uint8_t {
+  kHost,    ///< In pinned host memory, fetched over the bus: room for far more tokens.
+  kDevice,  ///< In the GPU's own memory.
+};
+
 struct Config {
   // The model.
   int64_t layers = 1;
@@ -64,7 +70,10 @@ struct Config {
   Device device;
   int64_t threads = 0;            ///< Of the CPU backend; 0 takes one per core.
   int64_t segment_tokens = 1024;  ///< The store grows by this much; a multiple of 64.
-  int64_t memory_budget = 0;      ///< In bytes, over everything the cache holds; 0 is no limit.
+  int64_t memory_budget = 0;      ///< In bytes, over all it holds on its device; 0 is no limit.
+  Placement placement = Placement::kHost;  ///< Of a cache on a GPU.
+  bool keep_rows = true;  ///< On a GPU: rows that stay selected cross the bus once.
+  int64_t host_budget = 0;  ///< In bytes, of pinned host memory for a cache on a GPU; 0: no limit.
 
   int64_t group() const { return query_heads / kv_heads; }
 

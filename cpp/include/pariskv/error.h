@@ -3,6 +3,7 @@
  *
  * Your mistake     std::invalid_argument  text "[verb] argument: expected ..., got ..."
  * No memory left   pariskv::OutOfMemory   says what was asked for and what was free
+ * The GPU said no  pariskv::CudaError     says which call and why
  * Our bug          pariskv::InternalError please report it
  *
  * Whatever is thrown, the cache is as it was before the call.
@@ -24,6 +25,12 @@ class OutOfMemory : public std::bad_alloc {
 
  private:
   std::string message_;
+};
+
+/** A CUDA call failed. Most often the device is lost to the process after it; see the text. */
+class CudaError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
 };
 
 /** A promise that the library makes to itself was broken. */

@@ -10,6 +10,10 @@
  *   pariskv::Cache cache(config, resources);
  *
  * A resource is called from inside the cache's calls: it must not call the cache back.
+ *
+ * A cache on a GPU takes blocks of up to 64 MB from two resources, device memory and pinned host
+ * memory, and keeps what it no longer needs for later: giving it back makes CUDA wait for
+ * the device. Cache::trim does that when asked.
  */
 #pragma once
 
@@ -40,7 +44,9 @@ std::shared_ptr<MemoryResource> heap_resource();
 
 /** What an embedder brings; an empty pointer means the library's own. */
 struct Resources {
-  std::shared_ptr<MemoryResource> host;
+  std::shared_ptr<MemoryResource> host;    ///< What a cache on the CPU works in.
+  std::shared_ptr<MemoryResource> device;  ///< Of the config's device: cudaMalloc and its like.
+  std::shared_ptr<MemoryResource> pinned;  ///< Host memory that the device can read.
 };
 
 /** An arena's books, in bytes. */

@@ -8,8 +8,13 @@ const char* cpu_level() { return cpu::best_kernels().name; }
 
 namespace cpu {
 
-std::unique_ptr<Backend> make_backend(int64_t threads) {
-  return std::make_unique<CpuBackend>(threads);
+CpuBackend::CpuBackend(const Config& config, const Resources& resources)
+    : kernels_(best_kernels()),
+      pool_(config.threads),
+      arena_(resources.host ? resources.host : heap_resource(), config.memory_budget) {}
+
+std::unique_ptr<Backend> make_backend(const Config& config, const Resources& resources) {
+  return std::make_unique<CpuBackend>(config, resources);
 }
 
 }  // namespace cpu

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "backend.h"
+#include "cpu/search.h"
 #include "cpu/simd/kernels.h"
 #include "cpu/thread_pool.h"
 
@@ -12,28 +13,46 @@ namespace pariskv::cpu {
 
 class CpuBackend : public Backend {
  public:
-  explicit CpuBackend(int64_t threads) : kernels_(best_kernels()), pool_(threads) {}
+  CpuBackend(const Config& config, const Resources& resources);
 
   void append(const RowsArgs& args, Stream stream) override;
   void read(const RowsArgs& args, Stream stream) override;
   void copy(void* target, const void* source, int64_t bytes, Stream stream) override;
+  void zero(void* target, int64_t bytes, Stream stream) override;
 
   void encode(const EncodeArgs& args, Stream stream) override;
   void forget(const EncodeArgs& args, Stream stream) override;
 
-  void prepare_query(const SearchArgs& args, Stream stream) override;
-  void score(const SearchArgs& args, Stream stream) override;
-  void select(const SearchArgs& args, Stream stream) override;
-  void rerank(const SearchArgs& args, Stream stream) override;
+  void reserve(const DecodeArgs& args) override;
+  void decode(const DecodeArgs& args, Stream stream) override;
+  SearchTrace trace(const DecodeArgs& args, Stream stream) override;
 
-  void attend_resident(const AttendArgs& args, Stream stream) override;
-  void attend_selected(const AttendArgs& args, Stream stream) override;
   void attend_exact(const AttendExactArgs& args, Stream stream) override;
   void exact_logits(const ExactLogitsArgs& args, Stream stream) override;
 
+  DecodeCounts counts() override { return counts_; }
+  Arena& arena() override { return arena_; }
+  int64_t scratch_bytes() const override { return scratch_.bytes(); }
+  void release_scratch() noexcept override { scratch_ = Block(); }
+  void fetch(void* target, const void* source, int64_t bytes) override;
+
  private:
+  /** Cuts the scratch of a decode, or measures it. */
+  Running cut(const DecodeArgs& args, Cutter& cutter);
+
+  void attend_resident(const SearchArgs& args);
+  void prepare_query(const SearchArgs& args);
+  void score(const SearchArgs& args);
+  void select(const SearchArgs& args);
+  void rerank(const SearchArgs& args);
+  void attend_selected(const SearchArgs& args);
+
   const Kernels& kernels_;
   ThreadPool pool_;
+  Arena arena_;
+  Block scratch_;
+  std::vector<SearchItem> items_;  // of the last decode, over the scratch
+  DecodeCounts counts_;
 };
 
 /** The K and V row of a position: K first. */

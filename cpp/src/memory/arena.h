@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -51,35 +52,74 @@ class Block {
   int64_t bytes_ = 0;
 };
 
+/** A block that nobody owns any more, and that nobody may be handed yet. */
+struct RetiredBlock {
+  Slab* slab;
+  void* data;
+  int64_t bytes;  // as taken, alignment included
+};
+
+/** What kind of memory an arena has; the defaults are those of the heap. */
+struct ArenaTraits {
+  const char* name = nullptr;  ///< In messages, when there is more than one kind.
+  int64_t alignment = 64;
+  int64_t slab_bytes = 1 << 20;    ///< The first slab of a size.
+  int64_t largest_slab = 1 << 20;  ///< Further slabs of that size double up to here.
+  /**
+   * Work that the host does not see may still use freed blocks: they wait to be recycled, and
+   * slabs stay until trimmed, since giving them back would wait for the device.
+   */
+  bool deferred = false;
+  /** Called when there is nothing left, before trying once more. */
+  std::function<void()> reclaim;
+};
+
 class Arena {
  public:
   /** @param budget the most bytes to hold from `resource` at a time; 0 is no limit. */
-  Arena(std::shared_ptr<MemoryResource> resource, int64_t budget);
+  Arena(std::shared_ptr<MemoryResource> resource, int64_t budget, ArenaTraits traits = {});
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
   /**
-   * `bytes` (0 or more) of uninitialised memory, aligned to kAlignment.
+   * `bytes` (0 or more) of uninitialised memory, aligned as the traits say.
    * Throws OutOfMemory and changes nothing when the budget or the resource says no.
    */
   Block allocate(int64_t bytes);
 
   MemoryUse use() const;
 
-  static constexpr int64_t kAlignment = 64;
+  /** Of a deferred arena: what was freed since the last call. */
+  std::vector<RetiredBlock> take_retired();
+
+  /** Takes back a retired block, zeroed by now. */
+  void recycle(const RetiredBlock& block) noexcept;
+
+  /** Gives slabs without blocks back to the resource. */
+  void trim() noexcept;
 
  private:
   friend class Block;
+  int64_t rounded(int64_t bytes) const;
+  bool shares_slab(int64_t bytes) const {
+    // On the heap at most an eighth of a slab is lost to the odd end.
+    return traits_.deferred || bytes <= traits_.slab_bytes / 8;
+  }
+  Block try_allocate(int64_t bytes);
   void* take(int64_t bytes);
   void give_back(void* data, int64_t bytes) noexcept;
   void free(Block& block) noexcept;
+  void restore(const RetiredBlock& block) noexcept;
   Slab* slab_with_room(int64_t block_bytes);
 
   std::shared_ptr<MemoryResource> resource_;
+  const ArenaTraits traits_;
   mutable std::mutex mutex_;
   MemoryUse use_;
   std::map<int64_t, std::vector<std::unique_ptr<Slab>>> slabs_;  // by block size
+  std::vector<RetiredBlock> retired_;
+  size_t blocks_out_ = 0;  // retired_ has room for as many, so that freeing cannot fail
 };
 
 }  // namespace pariskv

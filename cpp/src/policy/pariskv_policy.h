@@ -5,7 +5,6 @@
 #pragma once
 
 #include "policy/policy.h"
-#include "policy/workspace.h"
 
 namespace pariskv {
 
@@ -15,30 +14,21 @@ class ParisKvPolicy : public Policy {
 
   int64_t summary_bytes() const override { return shape_.summary().bytes(); }
   int64_t state_bytes() const override;
-  int64_t width() const override { return config_.top_k; }
-  bool searches(int64_t total, int64_t zone_tokens) const override;
+  void plan(SequenceView& sequence) const override;
   void on_spill(const Span& span, Stream stream) override;
   void on_recall(const Span& span, Stream stream) override;
-  void reserve(const SequenceView* sequences, int64_t count, Arena& arena) override;
-  SelectCounts select(const SelectArgs& args, Stream stream) override;
-  void explain(Explanation& explanation) const override;
+  SearchRules rules() const override;
+  void explain(const SearchTrace& trace, Explanation& explanation) const override;
   Summaries summaries(const SequenceView& sequence) const override;
   int64_t unusable_keys(const SequenceView& sequence) const override;
-  int64_t workspace_bytes() const override { return workspace_.bytes(); }
-  void release() noexcept override { workspace_.release(); }
 
  private:
-  /** Splits a state block. */
-  KeyStatistics statistics(void* state) const;
-  SearchItem cut_item(const SequenceView& sequence, Cutter& cutter) const;
-  int64_t searchers() const;
+  EncodeJob job_of(const Span& span) const;
 
   const Config& config_;
   ModelShape shape_;
   Backend& backend_;
   Codec codec_;
-  Workspace workspace_;
-  std::vector<SearchItem> items_;  // of the last selection, over the workspace
 };
 
 }  // namespace pariskv

@@ -24,8 +24,11 @@ def _installed(distribution: str) -> str:
 
 def _backend(device: str) -> str:
     if not pk.is_built(device):
-        return "not in this build"
-    return "ready" if pk.is_available(device) else "built, but nothing to run it on was found"
+        return "not in this build; install the CUDA toolkit (nvcc 12.8 or newer) and build again"
+    if not pk.is_available(device):
+        return "built, but no CUDA device or driver was found"
+    names = ", ".join(machine.gpu_names()) if device == "cuda" else ""
+    return f"ready: {names}" if names else "ready"
 
 
 def run() -> int:

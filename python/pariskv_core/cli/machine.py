@@ -9,6 +9,7 @@ import resource
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
+_GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 def _first_line(path: Path, prefix: str = "") -> str:
@@ -33,6 +34,12 @@ def usable_cores() -> int:
 def cpu_name() -> str:
     name = _first_line(Path("/proc/cpuinfo"), "model name").partition(":")[2].strip()
     return name or platform.processor() or platform.machine()
+
+
+def gpu_names() -> list[str]:
+    """What the driver calls the GPUs here; empty when it does not say."""
+    lines = (_first_line(file, "Model:") for file in sorted(_GPUS.glob("*/information")))
+    return [line.partition(":")[2].strip() for line in lines if line]
 
 
 def available_memory() -> int:

@@ -15,16 +15,17 @@ constexpr int64_t kMaxRotated = 256;
 /** Query `searcher` of a head as floats: one of the group, or the group's mean. */
 void load_query(const SearchArgs& args, const Kernels& kernels, int64_t row, int64_t head,
                 int64_t searcher, float* query) {
-  const ModelShape& shape = args.shape;
+  const ModelShape& shape = args.shape();
   const int64_t first = head * shape.group;
-  if (args.group_rule != GroupRule::kMeanQuery) {
-    kernels.to_float(element_at(args.q, row, first + searcher), shape.dtype, shape.head_dim, query);
+  if (args.rules().group_rule != GroupRule::kMeanQuery) {
+    kernels.to_float(element_at(args.decode.q, row, first + searcher), shape.dtype, shape.head_dim,
+                     query);
     return;
   }
   float one[kMaxRotated];
   std::fill_n(query, shape.head_dim, 0.0f);
   for (int64_t g = 0; g < shape.group; ++g) {
-    kernels.to_float(element_at(args.q, row, first + g), shape.dtype, shape.head_dim, one);
+    kernels.to_float(element_at(args.decode.q, row, first + g), shape.dtype, shape.head_dim, one);
     for (int64_t d = 0; d < shape.head_dim; ++d) query[d] = query[d] + one[d];
   }
   for (int64_t d = 0; d < shape.head_dim; ++d) query[d] = query[d] / float(shape.group);
@@ -32,10 +33,10 @@ void load_query(const SearchArgs& args, const Kernels& kernels, int64_t row, int
 
 /** H diag(s) q, without the 1 / sqrt; false, and all zero, when q is not finite. */
 bool rotate(const SearchArgs& args, const float* query, float* rotated) {
-  const ModelShape& shape = args.shape;
+  const ModelShape& shape = args.shape();
   bool finite = true;
   for (int64_t d = 0; d < shape.rotated_dim; ++d) {
-    rotated[d] = d < shape.head_dim ? query[d] * args.codec->rotation_signs[d] : 0.0f;
+    rotated[d] = d < shape.head_dim ? query[d] * args.rules().codec->rotation_signs[d] : 0.0f;
   }
   plain::walsh_hadamard(rotated, shape.rotated_dim);
   for (int64_t d = 0; d < shape.rotated_dim; ++d) {
@@ -111,45 +112,46 @@ void cast_votes(const float* part, const int32_t* counts, int64_t keys, double v
 
 }  // namespace
 
-void CpuBackend::prepare_query(const SearchArgs& args, Stream) {
-  const ModelShape& shape = args.shape;
+void CpuBackend::prepare_query(const SearchArgs& args) {
+  const ModelShape& shape = args.shape();
   const int64_t dim = shape.rotated_dim;
   // Folded into the query once instead of into every key: 1 / sqrt of the rotation, the 255
   // steps of a weight, and the scale of a logit.
-  const float factor = args.logits.scale / std::sqrt(float(dim)) / 255.0f;
-  pool_.parallel_for(args.batch * shape.kv_heads * args.searchers, [&](int64_t task) {
-    const int64_t searcher = task % args.searchers;
-    const int64_t head = task / args.searchers % shape.kv_heads;
-    const SearchItem& item = args.items[task / args.searchers / shape.kv_heads];
-    const int64_t query = head * args.searchers + searcher;
+  const float factor = args.decode.logits.scale / std::sqrt(float(dim)) / 255.0f;
+  pool_.parallel_for(
+      int64_t(args.items.size()) * shape.kv_heads * args.rules().searchers, [&](int64_t task) {
+        const int64_t searcher = task % args.rules().searchers;
+        const int64_t head = task / args.rules().searchers % shape.kv_heads;
+        const SearchItem& item = args.items[task / args.rules().searchers / shape.kv_heads];
+        const int64_t query = head * args.rules().searchers + searcher;
 
-    float plain_query[kMaxRotated], rotated[kMaxRotated];
-    load_query(args, kernels_, item.row, head, searcher, plain_query);
-    const bool finite = rotate(args, plain_query, rotated);
-    for (int64_t d = 0; d < dim; ++d) item.rotated[query * dim + d] = rotated[d] * factor;
+        float plain_query[kMaxRotated], rotated[kMaxRotated];
+        load_query(args, kernels_, item.row, head, searcher, plain_query);
+        const bool finite = rotate(args, plain_query, rotated);
+        for (int64_t d = 0; d < dim; ++d) item.rotated[query * dim + d] = rotated[d] * factor;
 
-    if (args.scorer == Scorer::kSignNorm) {
-      int8_t* quantised = item.quantised + query * dim;
-      quantise(rotated, dim, quantised);
-      // A broken query scores every key the least, so that the others' scores stand.
-      const CommonScale scale =
-          finite ? common_scale(quantised, item.statistics, head, dim) : CommonScale{0.0f, 0.0f};
-      item.gain[query] = scale.gain;
-      item.offset[query] = scale.offset;
-      return;
-    }
-    if (!finite) {
-      std::fill_n(item.votes + query * shape.subspaces() * 256, shape.subspaces() * 256,
-                  uint8_t{0});
-      return;
-    }
-    for (int64_t b = 0; b < shape.subspaces(); ++b) {
-      cast_votes(rotated + b * kSubspaceDim,
-                 item.statistics.counts + (head * shape.subspaces() + b) * 256,
-                 item.statistics.usable[head], item.vote_ratio,
-                 item.votes + (query * shape.subspaces() + b) * 256);
-    }
-  });
+        if (args.rules().scorer == Scorer::kSignNorm) {
+          int8_t* quantised = item.quantised + query * dim;
+          quantise(rotated, dim, quantised);
+          // A broken query scores every key the least, so that the others' scores stand.
+          const CommonScale scale = finite ? common_scale(quantised, item.statistics, head, dim)
+                                           : CommonScale{0.0f, 0.0f};
+          item.gain[query] = scale.gain;
+          item.offset[query] = scale.offset;
+          return;
+        }
+        if (!finite) {
+          std::fill_n(item.votes + query * shape.subspaces() * 256, shape.subspaces() * 256,
+                      uint8_t{0});
+          return;
+        }
+        for (int64_t b = 0; b < shape.subspaces(); ++b) {
+          cast_votes(rotated + b * kSubspaceDim,
+                     item.statistics.counts + (head * shape.subspaces() + b) * 256,
+                     item.statistics.usable[head], item.sequence.vote_ratio,
+                     item.votes + (query * shape.subspaces() + b) * 256);
+        }
+      });
 }
 
 }  // namespace pariskv::cpu

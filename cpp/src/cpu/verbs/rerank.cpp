@@ -24,7 +24,7 @@ struct SegmentRun {
 /** The run that starts at candidate `first`, its summaries on their way to the cache. */
 void start_run(const ModelShape& shape, const SearchItem& item, int64_t head, int64_t first,
                int64_t last, SegmentRun& run) {
-  const int32_t* candidate = item.candidate + head * (item.candidates + kCollectSlack);
+  const int32_t* candidate = item.candidate + head * (item.candidates() + kCollectSlack);
   const int64_t tokens = shape.segment_tokens;
   run.first = first;
   run.count = 0;
@@ -53,25 +53,25 @@ void start_run(const ModelShape& shape, const SearchItem& item, int64_t head, in
 /** Estimated logits of candidates [first, last) of one head. */
 void estimate_chunk(const SearchArgs& args, const Kernels& kernels, const SearchItem& item,
                     int64_t head, int64_t first, int64_t last) {
-  const ModelShape& shape = args.shape;
+  const ModelShape& shape = args.shape();
   const SummaryLayout layout = shape.summary();
-  const int64_t query = head * args.searchers;
+  const int64_t query = head * args.rules().searchers;
   SegmentRun runs[2];
   start_run(shape, item, head, first, last, runs[0]);
   for (int turn = 0; runs[turn].count > 0; turn ^= 1) {
     const SegmentRun& run = runs[turn];
     start_run(shape, item, head, run.first + run.count, last, runs[turn ^ 1]);
     uint8_t* block = item.sequence.summaries[run.segment];
-    float* estimates = item.estimates + query * item.candidates + run.first;
+    float* estimates = item.estimates + query * item.candidates() + run.first;
     kernels.estimate({layout.signs(block, head, 0), layout.scales(block, head, 0),
                       layout.records(block, head, 0), shape.rotated_dim, run.slots, run.count,
-                      args.searchers, item.rotated + query * shape.rotated_dim,
-                      args.codec->signed_centres.data(), estimates, item.candidates});
-    if (args.logits.softcap == 0) continue;
-    for (int64_t h = 0; h < args.searchers; ++h) {
+                      args.rules().searchers, item.rotated + query * shape.rotated_dim,
+                      args.rules().codec->signed_centres.data(), estimates, item.candidates()});
+    if (args.decode.logits.softcap == 0) continue;
+    for (int64_t h = 0; h < args.rules().searchers; ++h) {
       for (int64_t i = 0; i < run.count; ++i) {
-        float& logit = estimates[h * item.candidates + i];
-        logit = soft_capped(logit, args.logits.softcap);
+        float& logit = estimates[h * item.candidates() + i];
+        logit = soft_capped(logit, args.decode.logits.softcap);
       }
     }
   }
@@ -83,25 +83,25 @@ void estimate_chunk(const SearchArgs& args, const Kernels& kernels, const Search
  */
 void weigh(const SearchArgs& args, const Kernels& kernels, const SearchItem& item, int64_t head) {
   const int64_t count = item.candidate_count[head];
-  float* worth = item.worth + head * item.candidates;
-  if (args.group_rule == GroupRule::kMeanQuery) {
-    std::copy_n(item.estimates + head * item.candidates, count, worth);
+  float* worth = item.worth + head * item.candidates();
+  if (args.rules().group_rule == GroupRule::kMeanQuery) {
+    std::copy_n(item.estimates + head * item.candidates(), count, worth);
     return;
   }
   std::fill_n(worth, count, 0.0f);
-  for (int64_t g = 0; g < args.shape.group; ++g) {
-    const int64_t query_head = head * args.shape.group + g;
-    const int64_t running = item.row * args.shape.query_heads() + query_head;
-    const float resident =
-        log_sum_exp(args.maximum[running], args.sum[running], bias_of(args.logits, query_head));
-    const float* logits = item.estimates + query_head * item.candidates;
+  for (int64_t g = 0; g < args.shape().group; ++g) {
+    const int64_t query_head = head * args.shape().group + g;
+    const int64_t running = item.row * args.shape().query_heads() + query_head;
+    const float resident = log_sum_exp(args.running.maximum[running], args.running.sum[running],
+                                       bias_of(args.decode.logits, query_head));
+    const float* logits = item.estimates + query_head * item.candidates();
     const float top = count > 0 ? *std::max_element(logits, logits + count) : -INFINITY;
     const float found = log_sum_exp(top, kernels.sum_exp(logits, count, top), nullptr);
     const float all = log_sum_exp(found, 1.0f, &resident);
     if (!std::isfinite(all)) continue;  // a broken query has no say in what the others get
     kernels.add_exp(logits, count, all, worth);
   }
-  for (int64_t i = 0; i < count; ++i) worth[i] = worth[i] / float(args.shape.group);
+  for (int64_t i = 0; i < count; ++i) worth[i] = worth[i] / float(args.shape().group);
 }
 
 /** Larger number, then lower index, as one unsigned key that sorts the other way round. */
@@ -128,38 +128,39 @@ void partial_sort(uint64_t* keys, int64_t count, int64_t wanted) {
 
 void take_best(const SearchArgs& args, const SearchItem& item, int64_t head) {
   const int64_t count = item.candidate_count[head];
-  const int64_t wanted = std::min(args.top_k, count);
-  const float* worth = item.worth + head * item.candidates;
-  const int32_t* candidate = item.candidate + head * (item.candidates + kCollectSlack);
-  uint64_t* order = item.order + head * item.candidates;
+  const int64_t wanted = std::min(args.rules().top_k, count);
+  const float* worth = item.worth + head * item.candidates();
+  const int32_t* candidate = item.candidate + head * (item.candidates() + kCollectSlack);
+  uint64_t* order = item.order + head * item.candidates();
   for (int64_t i = 0; i < count; ++i) order[i] = sort_key(worth[i], i);
   if (wanted > 0) partial_sort(order, count, wanted);
   for (int64_t i = 0; i < wanted; ++i) {
     const int64_t index = int64_t(uint32_t(~uint32_t(order[i])));
-    item.selected[head * args.top_k + i] = int32_t(item.sequence.zone_begin + candidate[index]);
-    item.selected_worth[head * args.top_k + i] = worth[index];
-    item.selected_candidate[head * args.top_k + i] = int32_t(index);
+    item.selected[head * args.rules().top_k + i] =
+        int32_t(item.sequence.zone_begin + candidate[index]);
+    item.selected_worth[head * args.rules().top_k + i] = worth[index];
+    item.selected_candidate[head * args.rules().top_k + i] = int32_t(index);
   }
   item.selected_count[head] = wanted;
 }
 
 }  // namespace
 
-void CpuBackend::rerank(const SearchArgs& args, Stream) {
-  const int64_t heads = args.shape.kv_heads;
+void CpuBackend::rerank(const SearchArgs& args) {
+  const int64_t heads = args.shape().kv_heads;
   // Cut by the most candidates of any sequence: shorter ones leave tasks with nothing to do.
   int64_t chunks = 0;
-  for (int64_t i = 0; i < args.batch; ++i) {
-    chunks = std::max(chunks, (args.items[i].candidates + kChunk - 1) / kChunk);
+  for (int64_t i = 0; i < int64_t(args.items.size()); ++i) {
+    chunks = std::max(chunks, (args.items[i].candidates() + kChunk - 1) / kChunk);
   }
-  pool_.parallel_for(args.batch * heads * chunks, [&](int64_t task) {
+  pool_.parallel_for(int64_t(args.items.size()) * heads * chunks, [&](int64_t task) {
     const SearchItem& item = args.items[task / chunks / heads];
     const int64_t head = task / chunks % heads;
     const int64_t first = task % chunks * kChunk;
     const int64_t last = std::min(item.candidate_count[head], first + kChunk);
     if (first < last) estimate_chunk(args, kernels_, item, head, first, last);
   });
-  pool_.parallel_for(args.batch * heads, [&](int64_t task) {
+  pool_.parallel_for(int64_t(args.items.size()) * heads, [&](int64_t task) {
     const SearchItem& item = args.items[task / heads];
     weigh(args, kernels_, item, task % heads);
     take_best(args, item, task % heads);

@@ -52,4 +52,12 @@ void CpuBackend::copy(void* target, const void* source, int64_t bytes, Stream) {
   std::memcpy(target, source, size_t(bytes));
 }
 
+void CpuBackend::zero(void* target, int64_t bytes, Stream) {
+  std::memset(target, 0, size_t(bytes));
+}
+
+void CpuBackend::fetch(void* target, const void* source, int64_t bytes) {
+  std::memcpy(target, source, size_t(bytes));
+}
+
 }  // namespace pariskv::cpu

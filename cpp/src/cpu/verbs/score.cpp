@@ -23,8 +23,8 @@ void count_scores(const uint8_t* scores, int64_t count, int32_t* histogram) {
 
 }  // namespace
 
-void CpuBackend::score(const SearchArgs& args, Stream) {
-  const ModelShape& shape = args.shape;
+void CpuBackend::score(const SearchArgs& args) {
+  const ModelShape& shape = args.shape();
   const SummaryLayout layout = shape.summary();
   const int64_t tokens = shape.segment_tokens;
 
@@ -33,10 +33,11 @@ void CpuBackend::score(const SearchArgs& args, Stream) {
     return (item.sequence.zone_end - 1) / tokens - item.sequence.zone_begin / tokens + 1;
   };
   int64_t tasks = 0;
-  for (int64_t i = 0; i < args.batch; ++i) tasks += segments_of(args.items[i]) * shape.kv_heads;
+  for (int64_t i = 0; i < int64_t(args.items.size()); ++i)
+    tasks += segments_of(args.items[i]) * shape.kv_heads;
 
   pool_.parallel_for(tasks, [&](int64_t task) {
-    const SearchItem* item = args.items;
+    const SearchItem* item = args.items.data();
     while (task >= segments_of(*item) * shape.kv_heads) {
       task -= segments_of(*item++) * shape.kv_heads;
     }
@@ -58,13 +59,13 @@ void CpuBackend::score(const SearchArgs& args, Stream) {
       }
     }
     uint8_t* scores = item->scores + head * item->sequence.zone_tokens() + begin - zone_begin;
-    const int64_t query = head * args.searchers;
-    if (args.scorer == Scorer::kSignNorm) {
-      kernels_.score_signs({signs, norms, end - begin, shape.subspaces(), args.searchers,
+    const int64_t query = head * args.rules().searchers;
+    if (args.rules().scorer == Scorer::kSignNorm) {
+      kernels_.score_signs({signs, norms, end - begin, shape.subspaces(), args.rules().searchers,
                             item->quantised + query * shape.rotated_dim, item->gain + query,
                             item->offset + query, scores});
     } else {
-      kernels_.score_votes({signs, norms, end - begin, shape.subspaces(), args.searchers,
+      kernels_.score_votes({signs, norms, end - begin, shape.subspaces(), args.rules().searchers,
                             item->votes + query * shape.subspaces() * 256, scores});
     }
     count_scores(scores, end - begin, item->histograms + task * 256);

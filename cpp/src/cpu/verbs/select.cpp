@@ -5,9 +5,9 @@
 
 namespace pariskv::cpu {
 
-void CpuBackend::select(const SearchArgs& args, Stream) {
-  const ModelShape& shape = args.shape;
-  pool_.parallel_for(args.batch * shape.kv_heads, [&](int64_t task) {
+void CpuBackend::select(const SearchArgs& args) {
+  const ModelShape& shape = args.shape();
+  pool_.parallel_for(int64_t(args.items.size()) * shape.kv_heads, [&](int64_t task) {
     const SearchItem& item = args.items[task / shape.kv_heads];
     const int64_t head = task % shape.kv_heads;
     const int64_t zone = item.sequence.zone_tokens();
@@ -21,14 +21,14 @@ void CpuBackend::select(const SearchArgs& args, Stream) {
     // The highest threshold that leaves enough; score 0 marks unusable keys and never passes.
     int64_t above = 0;
     int threshold = 255;
-    while (threshold > 1 && above + histogram[threshold] < item.candidates) {
+    while (threshold > 1 && above + histogram[threshold] < item.candidates()) {
       above += histogram[threshold--];
     }
-    int64_t ties = std::min(histogram[threshold], item.candidates - above);
+    int64_t ties = std::min(histogram[threshold], item.candidates() - above);
 
     item.candidate_count[head] =
         kernels_.collect(item.scores + head * zone, zone, uint8_t(threshold), &ties, 0,
-                         item.candidate + head * (item.candidates + kCollectSlack));
+                         item.candidate + head * (item.candidates() + kCollectSlack));
   });
 }
 

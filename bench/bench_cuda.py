@@ -1,0 +1,171 @@
+"""How long does a decode step take on a GPU, and how near is every verb to what the memory allows?
+
+One layer of Llama-3.1-8B's shape: 32 query heads, 8 kv heads, head_dim 128, bfloat16, default
+settings, keys and values of the retrieval zone in pinned host memory. A step is a captured CUDA
+graph that is replayed in cold caches, with a new query and a new token each time. torch's dense
+attention, in every way it has, is measured beside it with keys and values on the GPU.
+
+Verbs are measured one by one by the program `pariskv_cuda_steps` (CMake: PARISKV_BENCH=ON).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import gpu
+import gpu_engine as engine
+import gpu_table as table
+import harness
+import pariskv_core as pk
+import torch
+from gpu_source import HEAD_DIM, KV_HEADS, QUERY_HEADS
+
+_ROOT = Path(__file__).resolve().parents[1]
+_SECTIONS = ("decode", "many", "prefill", "flushes", "verbs")
+_SIZES = {
+    1: [32_768, 131_072, 524_288, 1_048_576],
+    8: [32_768, 131_072, 524_288],
+}
+_HOST_RESERVE = 8 << 30
+
+
+def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    changes: dict[str, Any] = {"scorer": arguments.scorer, "group_rule": arguments.group_rule}
+    if arguments.ratio:
+        changes["schedule"] = [(0, arguments.ratio, 0.2)]
+    return changes
+
+
+def _decode(arguments: argparse.Namespace, timer: gpu.Timer) -> list[dict[str, Any]]:
+    results = []
+    cache = pk.Cache(engine.config(**_settings(arguments)))
+    for count, sizes in _SIZES.items():
+        batch = engine.Batch(cache, count, seed=10 * count)
+        for tokens in sizes:
+            if arguments.tokens and tokens not in arguments.tokens:
+                continue
+            missing = (tokens - batch.length()) * count * KV_HEADS * engine.ROW_BYTES
+            if missing > gpu.free_host_bytes() - _HOST_RESERVE:
+                print(f"batch {count} at {tokens:,} tokens: not enough host memory, left out")
+                continue
+            result = engine.step_of(batch, tokens, timer)
+            result["dense"] = gpu.dense(timer, count, tokens, QUERY_HEADS, KV_HEADS, HEAD_DIM)
+            results.append(result)
+        batch.remove()
+    cache.close()
+    return results
+
+
+def _many(arguments: argparse.Namespace, timer: gpu.Timer) -> list[dict[str, Any]]:
+    """2,048 rows instead of 100: all of them new in every step, or 4 of 5 selected before."""
+    tokens, results = 131_072, []
+    with pk.Cache(engine.config(**{**_settings(arguments), "top_k": 2048})) as cache:
+        batch = engine.Batch(cache, 1, seed=5)
+        batch.grow(tokens - 1024)
+        steady = engine.steadiness_for(batch, 0.8)
+        for name, steadiness in (("cold", 0.0), ("steady", steady)):
+            shared = engine.overlap(batch, batch.ask(6, steadiness))
+            result = engine.step_of(batch, tokens, timer, steadiness)
+            results.append({**result, "rows": name, "top_k": 2048, "overlap": shared})
+            tokens += 1024  # more than the first row's steps have added
+    return results
+
+
+def _prefill(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    rounds = 2 if arguments.quick else 5
+    return [engine.prefill_of(131_072, place, rounds) for place in ("host", "device")]
+
+
+def _flushes(arguments: argparse.Namespace) -> dict[str, Any]:
+    return engine.flushes_of(32_768, 1100 if arguments.quick else 4096)
+
+
+def _steps_program(given: str | None) -> Path | None:
+    if given:
+        return Path(given)
+    built = list(_ROOT.glob("build/**/pariskv_cuda_steps"))
+    return max(built, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _verbs(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    program = _steps_program(arguments.steps)
+    if program is None:
+        print("No pariskv_cuda_steps under build/: the verbs are left out (PARISKV_BENCH=ON).")
+        return []
+    command = [str(program), "12" if arguments.quick else "40"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        print(f"{program.name} ended with {done.returncode}")
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    return [json.loads(line) for line in lines]
+
+
+def summary(seconds: list[float]) -> dict[str, float]:
+    cuts = quantiles(seconds, n=1000, method="inclusive")
+    return {
+        "median": median(seconds),
+        "p99": cuts[989],
+        "p99.9": cuts[998],
+        "slowest": max(seconds),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default=",".join(_SECTIONS), help="sections, by commas")
+    parser.add_argument("--tokens", type=int, nargs="+", help="of the decode rows, only these")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--scorer", default="sign_norm")
+    parser.add_argument("--group-rule", default="attention_mass")
+    parser.add_argument("--ratio", type=float, help="of candidates, instead of the schedule")
+    parser.add_argument("--steps", help="path of pariskv_cuda_steps")
+    parser.add_argument("--name", default="cuda", help="of the results file")
+    arguments = parser.parse_args()
+    sections = arguments.only.split(",")
+    if unknown := set(sections) - set(_SECTIONS):
+        parser.error(f"--only: expected some of {', '.join(_SECTIONS)}, got {', '.join(unknown)}")
+
+    if not pk.is_available("cuda"):
+        sys.exit("This needs a GPU and a build with the CUDA backend; see `pariskv doctor`.")
+
+    torch.cuda.set_device(0)
+    timer = gpu.Timer(12 if arguments.quick else arguments.rounds)
+    results: dict[str, Any] = {
+        "settings": _settings(arguments),
+        "bandwidths": gpu.bandwidths(),
+        "empty_graph_microseconds": gpu.empty_graph_microseconds(timer),
+    }
+    measure: dict[str, Callable[[], Any]] = {
+        "decode": lambda: _decode(arguments, timer),
+        "many": lambda: _many(arguments, timer),
+        "prefill": lambda: _prefill(arguments),
+        "flushes": lambda: _flushes(arguments),
+        "verbs": lambda: _verbs(arguments),
+    }
+    facts = gpu.facts()
+    for section in _SECTIONS:
+        if section not in sections:
+            continue
+        results[section] = measure[section]()
+        if section == "flushes":
+            for name in ("eager", "graph"):
+                walked = results[section][name]
+                for clock in ("wall", "device"):
+                    walked[clock] = summary(walked.pop(f"{clock}_seconds"))
+        # After every section: a device that fails later takes nothing with it.
+        harness.save(arguments.name, results, on=facts["gpu"], facts=facts)
+    table.show(results)
+
+
+if __name__ == "__main__":
+    main()

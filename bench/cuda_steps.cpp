@@ -1,0 +1,382 @@
+// Times the verbs of the CUDA backend one by one and prints a line of JSON for each.
+//
+// Not through the public door, which has no verbs: it makes what a cache would have on the device
+// (summaries, tables, lanes) and calls the launchers. bench_cuda.py runs it and shows the numbers.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <random>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "codec/key_statistics.h"
+#include "codec/schedule.h"
+#include "kernels.h"
+#include "offload.h"
+#include "pariskv/codec.h"
+#include "runtime.h"
+
+namespace pariskv::cuda {
+namespace {
+
+constexpr int64_t kRowSegments = 128;  // distinct ones; longer sequences use them again
+constexpr int64_t kFillBytes = int64_t{1} << 30;
+constexpr int kWarmUp = 3;
+
+void must(cudaError_t error, const char* what) { check(error, what); }
+
+/** Memory that is there until the program ends. */
+template <typename T>
+T* device_memory(int64_t count) {
+  void* data = nullptr;
+  must(cudaMalloc(&data, size_t(count) * sizeof(T)), "cudaMalloc");
+  must(cudaMemset(data, 0, size_t(count) * sizeof(T)), "cudaMemset");
+  return static_cast<T*>(data);
+}
+
+template <typename T>
+T* on_device(const std::vector<T>& host) {
+  T* data = device_memory<T>(int64_t(host.size()));
+  must(cudaMemcpy(data, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), "upload");
+  return data;
+}
+
+uint16_t bfloat16(float x) {
+  uint32_t bits;
+  static_assert(sizeof bits == sizeof x);
+  std::copy_n(reinterpret_cast<const char*>(&x), sizeof x, reinterpret_cast<char*>(&bits));
+  return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+std::vector<uint16_t> normal_numbers(int64_t count, float size, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal(0, size);
+  std::vector<uint16_t> numbers(static_cast<size_t>(count));
+  for (uint16_t& x : numbers) x = bfloat16(normal(random));
+  return numbers;
+}
+
+class Clock {
+ public:
+  explicit Clock(int rounds) : rounds_(rounds), fill_(device_memory<char>(kFillBytes)) {
+    must(cudaEventCreate(&start_), "event");
+    must(cudaEventCreate(&end_), "event");
+  }
+
+  /** The median of some runs in microseconds; with `cold` the cache is full of something else. */
+  double median(cudaStream_t stream, bool cold, const std::function<void()>& before,
+                const std::function<void()>& run) {
+    std::vector<double> taken;
+    for (int turn = 0; turn < kWarmUp + rounds_; ++turn) {
+      before();
+      // Also when it should be warm: the host must be ahead of the device.
+      const size_t fill = cold ? kFillBytes : 0;
+      must(cudaMemsetAsync(fill_, turn, fill, stream), "fill");
+      if (!cold) {
+        must(cudaStreamSynchronize(stream), "wait");
+        run();  // brings what it reads into the cache
+      }
+      must(cudaEventRecord(start_, stream), "event");
+      run();
+      must(cudaEventRecord(end_, stream), "event");
+      must(cudaEventSynchronize(end_), "wait");
+      float milliseconds = 0;
+      must(cudaEventElapsedTime(&milliseconds, start_, end_), "event");
+      if (turn >= kWarmUp) taken.push_back(1e3 * double(milliseconds));
+    }
+    std::sort(taken.begin(), taken.end());
+    return taken[taken.size() / 2];
+  }
+
+ private:
+  const int rounds_;
+  char* fill_;
+  cudaEvent_t start_ = nullptr, end_ = nullptr;
+};
+
+struct Line {
+  std::string verb, scorer;
+  int64_t batch, tokens;
+  double cold, warm;  // microseconds; warm 0: not measured
+  double bytes;
+};
+
+void print(const Line& line) {
+  std::printf("{\"verb\": \"%s\", ", line.verb.c_str());
+  if (!line.scorer.empty()) std::printf("\"scorer\": \"%s\", ", line.scorer.c_str());
+  if (line.warm > 0) std::printf("\"warm_microseconds\": %.3f, ", line.warm);
+  std::printf("\"batch\": %lld, \"tokens\": %lld, \"microseconds\": %.3f, \"bytes\": %.0f}\n",
+              static_cast<long long>(line.batch), static_cast<long long>(line.tokens), line.cold,
+              line.bytes);
+  std::fflush(stdout);
+}
+
+Config llama_layer(Scorer scorer) {
+  Config config;
+  config.query_heads = 32;
+  config.kv_heads = 8;
+  config.head_dim = 128;
+  config.scorer = scorer;
+  return config;
+}
+
+CodecConstants codec_of(const Config& config, int64_t rotated_dim) {
+  CodecConstants constants{};
+  const auto signs = rotation_signs(rotated_dim, config.seed);
+  for (size_t d = 0; d < signs.size(); ++d) {
+    if (signs[d] < 0) constants.negative[d / 32] |= 1u << (d % 32);
+  }
+  const auto& levels = magnitude_levels();
+  std::copy(levels.thresholds.begin(), levels.thresholds.end(), constants.thresholds);
+  std::copy(levels.centres.begin(), levels.centres.end(), constants.centres);
+  return constants;
+}
+
+/** What is the same for all that is measured: rows in both memories. */
+struct RowMemory {
+  std::vector<void*> near, far;  // segments on the device, and in pinned host memory
+
+  explicit RowMemory(const ModelShape& shape) {
+    const int64_t bytes = shape.segment_row_bytes();
+    const std::vector<uint16_t> some = normal_numbers(bytes / 2, 1.5f, 1);
+    char* device = device_memory<char>(kRowSegments * bytes);
+    void* host = nullptr;
+    must(cudaHostAlloc(&host, size_t(kRowSegments * bytes), cudaHostAllocPortable), "pinned");
+    for (int64_t s = 0; s < kRowSegments; ++s) {
+      near.push_back(device + s * bytes);
+      far.push_back(static_cast<char*>(host) + s * bytes);
+      // Turned by some rows, so that no two segments are alike.
+      const size_t turn = size_t(s) * 31 * 256 % some.size();
+      for (const auto& [target, from, count] : {std::tuple{size_t{0}, turn, some.size() - turn},
+                                                std::tuple{some.size() - turn, size_t{0}, turn}}) {
+        must(cudaMemcpy(static_cast<uint16_t*>(near.back()) + target, some.data() + from, count * 2,
+                        cudaMemcpyHostToDevice),
+             "upload");
+      }
+      must(cudaMemcpy(far.back(), near.back(), size_t(bytes), cudaMemcpyDeviceToHost), "download");
+    }
+  }
+};
+
+/** Some sequences of one length, encoded, with their rows where a decode finds them. */
+class Scene {
+ public:
+  Scene(const Config& config, const RowMemory& rows, int64_t batch, int64_t tokens)
+      : config_(config),
+        shape_{8, 4, 128, 128, config.segment_tokens, DType::kBFloat16},
+        batch_(batch),
+        tokens_(tokens) {
+    const int64_t segments = (tokens + 1 + shape_.segment_tokens - 1) / shape_.segment_tokens;
+    summaries_ = device_memory<uint8_t>(batch * segments * shape_.summary().bytes());
+    const int64_t state_bytes = key_statistics_bytes(shape_, config.scorer);
+    state_ = device_memory<char>(batch * state_bytes);
+    for (int64_t b = 0; b < batch; ++b) {
+      std::vector<void*> near, far;
+      std::vector<uint8_t*> summaries;
+      for (int64_t s = 0; s < segments; ++s) {
+        near.push_back(rows.near[size_t((s + 17 * b) % kRowSegments)]);
+        far.push_back(rows.far[size_t((s + 17 * b) % kRowSegments)]);
+        summaries.push_back(summaries_ + (b * segments + s) * shape_.summary().bytes());
+      }
+      // Sink, local window and half a buffer lie on the device, as they do in a cache.
+      far.front() = near.front();
+      for (int64_t s = segments - 2; s < segments; ++s) far[size_t(s)] = near[size_t(s)];
+
+      SequenceView view{};
+      view.total = tokens + 1;
+      view.zone_begin = config.sink;
+      view.zone_end = tokens - config.local - config.update / 2;
+      view.candidates = candidate_count(config, view.zone_tokens());
+      view.vote_ratio = schedule_step(config, view.zone_tokens()).vote_ratio;
+      view.state = state_ + b * state_bytes;
+      view.summaries = on_device(summaries);
+      view.rows = on_device(near);
+      views_.push_back(view);
+      near_.push_back(on_device(std::vector<SequenceView>{view}));
+      view.rows = on_device(far);
+      far_.push_back(on_device(std::vector<SequenceView>{view}));
+    }
+    candidates_ = views_[0].candidates;
+    layout_ = scratch_layout(shape_, shape_.group, config.top_k, config.scorer == Scorer::kVotes,
+                             tokens, candidates_);
+    char* scratch = device_memory<char>(batch * (layout_.bytes + 256));
+    std::vector<Lane> lanes;
+    for (int64_t b = 0; b < batch; ++b) {
+      char* own = scratch + b * ((layout_.bytes + 255) / 256 * 256);
+      lanes.push_back({far_[size_t(b)], own, tokens, candidates_});
+    }
+    lanes_ = on_device(lanes);
+    q_ = on_device(normal_numbers(batch * 32 * 128, 1.0f, 7));
+    kv_ = on_device(normal_numbers(2 * batch * 8 * 128, 1.5f, 8));
+    out_ = device_memory<uint16_t>(batch * 32 * 128);
+    counters_ = device_memory<int64_t>(2);
+  }
+
+  EncodeCall encode_call(int64_t b) const {
+    const SequenceView& view = views_[size_t(b)];
+    return {shape_,           codec_of(config_, 128),
+            near_[size_t(b)], key_statistics(shape_, config_.scorer, view.state),
+            view.zone_begin,  view.zone_end};
+  }
+
+  void encode(cudaStream_t stream) const {
+    for (int64_t b = 0; b < batch_; ++b) {
+      launch_encode(encode_call(b), stream);
+      launch_tally(encode_call(b), 1, stream);
+    }
+    must(cudaStreamSynchronize(stream), "encode");
+  }
+
+  DecodeCall decode_call(int first, int last) const {
+    DecodeCall call{};
+    call.shape = shape_;
+    call.codec = codec_of(config_, 128);
+    call.scorer = config_.scorer;
+    call.group_rule = config_.group_rule;
+    call.top_k = config_.top_k;
+    call.searchers = shape_.group;
+    call.batch = batch_;
+    call.lanes = lanes_;
+    call.q = {reinterpret_cast<char*>(q_), 32 * 128, 128};
+    call.k = {reinterpret_cast<char*>(kv_), 8 * 128, 128};
+    call.v = {reinterpret_cast<char*>(kv_ + batch_ * 8 * 128), 8 * 128, 128};
+    call.out = {reinterpret_cast<char*>(out_), 32 * 128, 128};
+    call.logits = {0.08838835f, 0, nullptr};
+    call.counters = counters_;
+    call.first_step = first;
+    call.last_step = last;
+    return call;
+  }
+
+  /** Bytes that a step has to move. */
+  double bytes(int step) const {
+    const double heads = double(8 * batch_), zone = double(views_[0].zone_tokens());
+    const double resident = double(views_[0].total) - zone;
+    switch (step) {
+      case kResident:
+        return heads * resident * double(shape_.row_bytes());
+      case kScore:
+        return heads * zone * (16 + 1 + 1);
+      case kSelect:
+        return heads * (zone + 4 * double(candidates_));
+      case kRerank:
+        return heads * double(candidates_) * (16 + 2 + 64);
+      case kFetch:
+        return heads * double(config_.top_k) * double(shape_.row_bytes());
+      default:
+        return 0;
+    }
+  }
+
+  int64_t zone_tokens() const { return views_[0].zone_tokens(); }
+  const ModelShape& shape() const { return shape_; }
+
+ private:
+  const Config config_;
+  const ModelShape shape_;
+  const int64_t batch_, tokens_;
+  int64_t candidates_ = 0;
+  ScratchLayout layout_{};
+  std::vector<SequenceView> views_;
+  std::vector<SequenceView*> near_, far_;  // on the device: rows near and far
+  uint8_t* summaries_ = nullptr;
+  char* state_ = nullptr;
+  Lane* lanes_ = nullptr;
+  uint16_t *q_ = nullptr, *kv_ = nullptr, *out_ = nullptr;
+  int64_t* counters_ = nullptr;
+};
+
+const char* name_of_step(int step) {
+  static const char* const names[] = {"prepare", "resident", "score", "select", "rerank", "fetch"};
+  return names[step];
+}
+
+void time_steps(Clock& clock, const RowMemory& rows, Scorer scorer, int64_t batch, int64_t tokens,
+                cudaStream_t stream) {
+  const Config config = llama_layer(scorer);
+  const Scene scene(config, rows, batch, tokens);
+  scene.encode(stream);
+  const auto launch = [&](int first, int last) {
+    if (first <= last) launch_decode(scene.decode_call(first, last), stream);
+  };
+  const std::string name = scorer == Scorer::kVotes ? "votes" : "sign_norm";
+  for (int step = kPrepare; step < kDecodeSteps; ++step) {
+    // Every round goes through all steps, so that each finds what the ones before it leave.
+    const auto before = [&] {
+      launch(kPrepare, kFetch);
+      launch(kPrepare, step - 1);
+    };
+    const double cold = clock.median(stream, true, before, [&] { launch(step, step); });
+    print({name_of_step(step), name, batch, tokens, cold, 0, scene.bytes(step)});
+  }
+  const auto nothing = [] {};
+  const auto whole = [&] { launch(kPrepare, kFetch); };
+  print({"all steps", name, batch, tokens, clock.median(stream, true, nothing, whole),
+         clock.median(stream, false, nothing, whole), 0});
+}
+
+void time_encode(Clock& clock, const RowMemory& rows, Scorer scorer, cudaStream_t stream) {
+  const int64_t tokens = int64_t{128} << 10;
+  const Config config = llama_layer(scorer);
+  const Scene scene(config, rows, 1, tokens);
+  const auto nothing = [] {};
+  const double keys = double(scene.zone_tokens() * 8);
+  const double encode =
+      clock.median(stream, true, nothing, [&] { launch_encode(scene.encode_call(0), stream); });
+  const double tally =
+      clock.median(stream, true, nothing, [&] { launch_tally(scene.encode_call(0), 1, stream); });
+  const std::string name = scorer == Scorer::kVotes ? "votes" : "sign_norm";
+  print({"encode", name, 1, tokens, encode, 0, keys * (256 + 83)});
+  print({"tally", name, 1, tokens, tally, 0, keys * 17});
+}
+
+void time_offload(Clock& clock, const RowMemory& rows, const ModelShape& shape,
+                  cudaStream_t stream) {
+  Offload offload;
+  const int64_t bytes = shape.segment_row_bytes();
+  const auto nothing = [] {};
+  const double taken = clock.median(stream, true, nothing, [&] {
+    int64_t last = 0;
+    for (int64_t s = 0; s < kRowSegments; ++s) {
+      last = offload.start(rows.far[size_t(s)], rows.near[size_t(s)], bytes, stream);
+    }
+    offload.wait(last);
+  });
+  print({"offload", "", 1, kRowSegments * shape.segment_tokens, taken, 0,
+         double(kRowSegments * bytes)});
+}
+
+void run(int rounds) {
+  OwnStream stream;
+  Clock clock(rounds);
+  const ModelShape shape{8, 4, 128, 128, 1024, DType::kBFloat16};
+  const RowMemory rows(shape);
+  for (const Scorer scorer : {Scorer::kSignNorm, Scorer::kVotes}) {
+    time_encode(clock, rows, scorer, stream);
+  }
+  time_offload(clock, rows, shape, stream);
+  for (const Scorer scorer : {Scorer::kSignNorm, Scorer::kVotes}) {
+    for (const int64_t tokens : {32, 128, 512, 1024}) {
+      time_steps(clock, rows, scorer, 1, tokens << 10, stream);
+    }
+    for (const int64_t tokens : {32, 128}) {
+      time_steps(clock, rows, scorer, 8, tokens << 10, stream);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace pariskv::cuda
+
+int main(int count, char** arguments) {
+  try {
+    pariskv::cuda::run(count > 1 ? std::max(1, std::atoi(arguments[1])) : 30);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,223 @@
+"""One layer of Llama-3.1-8B's shape on the GPU, filled and stepped through the public door."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gpu
+import pariskv_core as pk
+import torch
+from gpu_source import CHUNK_TOKENS, HEAD_DIM, KV_HEADS, QUERY_HEADS, Source
+
+ROW_BYTES = 2 * HEAD_DIM * 2  # K and V of one token and kv head
+# The update buffer is measured half full, as a step finds it on average.
+_BUFFERED = 256
+
+
+def config(**changes: Any) -> pk.Config:
+    fields: dict[str, Any] = {
+        "layers": 1,
+        "query_heads": QUERY_HEADS,
+        "kv_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "dtype": "bfloat16",
+        "device": "cuda",
+    }
+    return pk.Config(**{**fields, **changes})
+
+
+def arrive(cache: pk.Cache) -> None:
+    """Waits until all rows that left for host memory are fetched from there."""
+    torch.cuda.synchronize()
+    cache.flush([])  # any call takes note of what has arrived
+    torch.cuda.synchronize()
+
+
+class Batch:
+    """Some sequences of one length that decode together from one set of buffers."""
+
+    def __init__(self, cache: pk.Cache, count: int, seed: int) -> None:
+        self.cache = cache
+        self.sequences = [cache.add() for _ in range(count)]
+        self._sources = [Source(seed + i) for i in range(count)]
+        q, kv = (count, QUERY_HEADS, HEAD_DIM), (count, KV_HEADS, HEAD_DIM)
+        self.q, self.out = (torch.zeros(q, dtype=torch.bfloat16, device="cuda") for _ in "qo")
+        self.k, self.v = (torch.zeros(kv, dtype=torch.bfloat16, device="cuda") for _ in "kv")
+        self._queries: torch.Tensor | None = None
+        self._step = 0
+
+    def length(self) -> int:
+        return self.cache.length(self.sequences[0])
+
+    def grow(self, tokens: int) -> None:
+        """Prefills every sequence up to this many tokens."""
+        for sequence, source in zip(self.sequences, self._sources, strict=True):
+            while (first := self.cache.length(sequence)) < tokens:
+                k, v = source.rows(first, min(CHUNK_TOKENS, tokens - first))
+                self.cache.prefill(0, [sequence], k, v)
+        arrive(self.cache)
+
+    def ask(self, count: int, steadiness: float = 0.0) -> list[torch.Tensor]:
+        """Makes the queries that steps will go through, again and again: (batch, heads, dim)."""
+        position = self.length()
+        made = [source.queries(position, count, steadiness) for source in self._sources]
+        self._queries = torch.stack(made, dim=1)
+        rows = [source.rows(position, 1) for source in self._sources]
+        self.k.copy_(torch.cat([k for k, _ in rows]))
+        self.v.copy_(torch.cat([v for _, v in rows]))
+        self._step = 0
+        return list(self._queries)
+
+    def next_query(self) -> None:
+        assert self._queries is not None
+        self.q.copy_(self._queries[self._step % len(self._queries)])
+        self._step += 1
+
+    def decode(self) -> None:
+        self.cache.decode(0, self.sequences, self.q, self.k, self.v, out=self.out)
+
+    def advance(self) -> None:
+        self.next_query()
+        self.cache.advance(self.sequences)
+
+    def captured(self) -> torch.cuda.CUDAGraph:
+        """The step as a graph; adds three tokens."""
+        return gpu.graphed(self.decode)
+
+    def remove(self) -> None:
+        for sequence in self.sequences:
+            self.cache.remove(sequence)
+        self.cache.trim()
+
+
+def _candidates(before: pk.Stats, after: pk.Stats) -> float:
+    searched = after.searched_tokens - before.searched_tokens
+    return (after.candidates - before.candidates) / max(searched * KV_HEADS, 1)
+
+
+def step_of(batch: Batch, tokens: int, timer: gpu.Timer, steadiness: float = 0.0) -> dict[str, Any]:
+    """A captured step at this length, in cold caches, a new query and a new token each time."""
+    batch.grow(tokens - _BUFFERED)
+    batch.ask(timer.rounds + gpu.WARM_UP, steadiness)
+    graph = batch.captured()
+    while batch.cache.regions(batch.sequences[0]).buffer < _BUFFERED:
+        batch.advance()
+        graph.replay()
+    arrive(batch.cache)
+    before = batch.cache.stats()
+    taken = timer.cold(graph.replay, batch.advance)
+    after = batch.cache.stats()
+    return {
+        "tokens": tokens,
+        "batch": len(batch.sequences),
+        "microseconds": taken,
+        "candidates_per_head": _candidates(before, after),
+        "offloaded_share": after.offloaded_bytes / after.row_bytes,
+        "free_host_bytes": gpu.free_host_bytes(),
+    }
+
+
+def overlap(batch: Batch, queries: list[torch.Tensor]) -> float:
+    """Share of the rows that the step before had selected too, over steps and kv heads."""
+    found = []
+    for query in queries:
+        positions = batch.cache.explain(0, batch.sequences[0], query[0]).positions
+        found.append([set(row[row >= 0].tolist()) for row in positions])
+    shares = [
+        len(now & then) / len(now)
+        for before, after in itertools.pairwise(found)
+        for then, now in zip(before, after, strict=True)
+    ]
+    return sum(shares) / len(shares)
+
+
+def steadiness_for(batch: Batch, wanted: float) -> float:
+    """How much of a query the next one must keep for this overlap."""
+    low, high = 0.5, 1.0
+    for _ in range(7):
+        middle = (low + high) / 2
+        if overlap(batch, batch.ask(4, middle)) < wanted:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def prefill_of(tokens: int, placement: str, rounds: int) -> dict[str, Any]:
+    """Prefill of one layer at once; seconds until the call's own work and the offload are done."""
+    source = Source(0)
+    parts = [source.rows(first, CHUNK_TOKENS) for first in range(0, tokens, CHUNK_TOKENS)]
+    k, v = (torch.cat(rows)[:tokens] for rows in zip(*parts, strict=True))
+    taken: dict[str, list[float]] = {"call": [], "own_work": [], "whole": []}
+    with pk.Cache(config(placement=placement)) as cache:
+        for turn in range(1 + rounds):  # the first takes memory from the system
+            sequence = cache.add()
+            torch.cuda.synchronize()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin = time.perf_counter()
+            start.record()
+            cache.prefill(0, [sequence], k, v)
+            called = time.perf_counter()
+            end.record()
+            end.synchronize()
+            torch.cuda.synchronize()
+            whole = time.perf_counter()
+            if turn > 0:
+                taken["call"].append(called - begin)
+                taken["own_work"].append(1e-3 * start.elapsed_time(end))
+                taken["whole"].append(whole - begin)
+            arrive(cache)
+            moved = cache.stats().offloaded_bytes
+            cache.remove(sequence)
+            arrive(cache)  # freed memory is zeroed by now
+    return {"tokens": tokens, "placement": placement, "offloaded_bytes": moved, "seconds": taken}
+
+
+def _walk(step: Callable[[], object], steps: int) -> dict[str, list[float]]:
+    """Every step on its own: seconds until it is done, and what events on its stream say."""
+    wall, device = [], []
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(steps):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin = time.perf_counter()
+            start.record()
+            step()
+            end.record()
+            end.synchronize()
+            wall.append(time.perf_counter() - begin)
+            device.append(1e-3 * start.elapsed_time(end))
+    finally:
+        gc.enable()
+    return {"wall_seconds": wall, "device_seconds": device}
+
+
+def flushes_of(tokens: int, steps: int) -> dict[str, Any]:
+    """Decode steps across flushes, call by call and as a replayed graph."""
+    results: dict[str, Any] = {"tokens": tokens, "steps": steps}
+    with pk.Cache(config(update=512)) as cache:
+        batch = Batch(cache, 1, seed=3)
+        batch.grow(tokens)
+        batch.ask(64)
+
+        def eager() -> None:
+            batch.next_query()
+            batch.decode()
+
+        graph = batch.captured()
+
+        def replayed() -> None:
+            batch.advance()
+            graph.replay()
+
+        for name, step in {"eager": eager, "graph": replayed}.items():
+            _walk(step, 600)  # past a flush: memory has been taken
+            before = cache.stats().flushes
+            results[name] = _walk(step, steps)
+            results[name]["flushes"] = cache.stats().flushes - before
+    return results

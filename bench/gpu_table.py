@@ -1,0 +1,191 @@
+"""The table of a GPU run: what was asked for, what came out, what the memory would allow."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import harness
+from gpu_source import KV_HEADS
+
+ROW_BYTES = 512
+# Microseconds: (what is asked, what one would be proud of, times torch that is asked).
+_ASKED = {
+    (1, 32_768): (30, 25, 1.35),
+    (1, 131_072): (36, 30, 3.5),
+    (1, 524_288): (55, 45, 8.5),
+    (1, 1_048_576): (85, 66, 11),
+    (8, 32_768): (139, 114, None),
+    (8, 131_072): (183, 151, None),
+    (8, 524_288): (351, 289, None),
+}
+_MANY_ASKED = {"cold": (230, "every row cold"), "steady": (110, "rows selected before")}
+# The floor: launches, rows over the bus, and from the GPU's memory per key and head what the
+# coarse score reads and leaves (20.4 bytes), 82 bytes of each of up to 4,096 candidates, and the
+# resident rows.
+_NODES_MICROSECONDS = 5 * 2
+_BUS_SHARE = 0.92  # of the bus, for reads of single rows
+_SCAN_BYTES, _CANDIDATE_BYTES, _CANDIDATES, _RESIDENT = 20.4, 82, 4096, 4 + 256 + 256
+_SHARES_ASKED = {"sign_norm": 0.7, "votes": 0.55}
+
+
+def floor(tokens: int, batch: int, top_k: int, rates: dict[str, float]) -> float:
+    """Microseconds that a step cannot be quicker than, by this plan."""
+    heads = batch * KV_HEADS
+    bus = heads * top_k * ROW_BYTES / (_BUS_SHARE * rates["from_host"])
+    near = heads * (
+        tokens * _SCAN_BYTES + min(_CANDIDATES, tokens) * _CANDIDATE_BYTES + _RESIDENT * ROW_BYTES
+    )
+    return _NODES_MICROSECONDS + 1e6 * (bus + near / rates["copy"])
+
+
+def _size(tokens: int) -> str:
+    return "1M" if tokens == 1 << 20 else f"{tokens // 1024}K"
+
+
+def _decode_row(result: dict[str, Any], rates: dict[str, float]) -> list[str]:
+    tokens, batch = result["tokens"], result["batch"]
+    asked, proud, times = _ASKED.get((batch, tokens), (None, None, None))
+    ours = median(result["microseconds"])
+    least = floor(tokens, batch, 100, rates)
+    dense = {name: median(taken) for name, taken in result.get("dense", {}).items()}
+    best = min(dense, key=lambda name: dense[name], default=None)
+    return [
+        f"batch {batch}, {_size(tokens)}",
+        f"{ours:.1f}",
+        "" if asked is None else f"{asked}",
+        "" if proud is None else f"{proud}",
+        f"{least:.0f}",
+        f"{ours / least:.2f} ×",
+        "does not fit" if best is None else f"{dense[best]:.0f}",
+        "" if best is None else f"{dense[best] / ours:.2f} ×",
+        "" if times is None else f"{times} ×",
+        best or "",
+    ]
+
+
+def _show_decode(results: dict[str, Any]) -> None:
+    rates = results["bandwidths"]
+    harness.show(
+        "A decode step of one layer, K and V in host memory, µs",
+        ["", "ours", "asked", "proud", "floor", "ours /", "torch", "torch /", "asked", "by"],
+        [_decode_row(result, rates) for result in results["decode"]],
+        "CUDA graph, cold caches, medians. An empty graph takes "
+        f"{results['empty_graph_microseconds']:.1f}, which is in all numbers. The GPU copies "
+        f"{rates['copy'] / 1e9:,.0f} GB/s, the bus brings {rates['from_host'] / 1e9:.1f} and takes "
+        f"{rates['to_host'] / 1e9:.1f}.",
+    )
+
+
+def _show_many(results: dict[str, Any]) -> None:
+    rows = []
+    for result in results["many"]:
+        asked, name = _MANY_ASKED[result["rows"]]
+        least = floor(result["tokens"], 1, result["top_k"], results["bandwidths"])
+        rows.append(
+            [
+                f"{name} ({100 * result['overlap']:.0f} % are the step before's)",
+                f"{median(result['microseconds']):.1f}",
+                f"{asked}",
+                f"{least:.0f}",
+            ]
+        )
+    harness.show(
+        "2,048 rows a head instead of 100, 128K, µs",
+        ["", "ours", "asked", "floor, cold"],
+        rows,
+        "The rest as above.",
+    )
+
+
+def _show_flushes(results: dict[str, Any]) -> None:
+    rows = []
+    for name in ("eager", "graph"):
+        for clock in ("wall", "device"):
+            times = results["flushes"][name][clock]
+            rows.append(
+                [
+                    f"{name}, {clock}",
+                    *(f"{1e6 * times[key]:.1f}" for key in ("median", "p99", "p99.9", "slowest")),
+                    f"{times['p99.9'] / times['median']:.2f} ×",
+                    f"{results['flushes'][name]['flushes']}",
+                ]
+            )
+    harness.show(
+        f"Steps across flushes, one by one, {_size(results['flushes']['tokens'])}, µs",
+        ["", "median", "p99", "p99.9", "slowest", "p99.9 / median", "flushes"],
+        rows,
+        "Asked: p99.9 of a step at most 1.5 times the median.",
+    )
+
+
+def _show_prefill(results: dict[str, Any]) -> None:
+    rows = []
+    bus = results["bandwidths"]["to_host"]
+    for result in results["prefill"]:
+        seconds = {name: median(taken) for name, taken in result["seconds"].items()}
+        moved = result["offloaded_bytes"]
+        rows.append(
+            [
+                result["placement"],
+                f"{1e3 * seconds['call']:.2f}",
+                f"{1e3 * seconds['own_work']:.2f}",
+                f"{1e3 * seconds['whole']:.2f}",
+                f"{moved / seconds['whole'] / 1e9:.1f}" if moved else "",
+                f"{100 * moved / seconds['whole'] / bus:.0f} %" if moved else "",
+            ]
+        )
+    harness.show(
+        "Prefill of one layer, 128K tokens, ms",
+        ["rows go to", "the call", "its work", "with offload", "GB/s", "of the bus"],
+        rows,
+        "Asked: offload at 90 % of the bus, hidden behind the next layer.",
+    )
+
+
+def _verb_row(line: dict[str, Any], rates: dict[str, float]) -> list[str]:
+    taken = line["microseconds"]
+    over_bus = line["verb"] in ("fetch", "offload")
+    rate = line["bytes"] / (1e-6 * taken)
+    peer = rates["to_host" if line["verb"] == "offload" else "from_host"]
+    peer = peer if over_bus else rates["copy"]
+    share = 100 * rate / peer
+    asked = ""
+    if line["verb"] == "score" and line["tokens"] == 1 << 20 and line["batch"] == 1:
+        asked = f"{100 * _SHARES_ASKED[line['scorer']]:.0f} %"
+    elif line["verb"] == "encode":
+        asked = "175 µs" if line["tokens"] == 131_072 else ""
+    elif line["verb"] == "offload":
+        asked = "90 %"
+    return [
+        f"{line['verb']} {line.get('scorer', '')}".strip(),
+        f"{line['batch']} × {_size(line['tokens'])}",
+        f"{taken:.1f}",
+        f"{line['warm_microseconds']:.1f}" if "warm_microseconds" in line else "",
+        f"{line['bytes'] / 1e6:.1f}",
+        f"{rate / 1e9:,.0f}" if line["bytes"] else "",
+        f"{share:.0f} % {'bus' if over_bus else 'copy'}" if line["bytes"] else "",
+        asked,
+    ]
+
+
+def _show_verbs(results: dict[str, Any]) -> None:
+    harness.show(
+        "Verbs one by one",
+        ["verb", "size", "cold µs", "warm µs", "MB", "GB/s", "share of", "asked"],
+        [_verb_row(line, results["bandwidths"]) for line in results["verbs"]],
+        "MB: what the verb has to move. Each is a launch of its own here, outside a graph.",
+    )
+
+
+def show(results: dict[str, Any]) -> None:
+    parts = {
+        "decode": _show_decode,
+        "many": _show_many,
+        "prefill": _show_prefill,
+        "flushes": _show_flushes,
+        "verbs": _show_verbs,
+    }
+    for section, part in parts.items():
+        if results.get(section):
+            part(results)

@@ -1,0 +1,89 @@
+# The CUDA backend, in the same library, wherever there is a compiler for it. Every .cu and .cpp
+# file under cpp/cuda belongs to it, so adding one takes no edit here; no_cuda.cpp alone stands
+# in for all of them in a build without.
+include(CheckLanguage)
+
+set(PARISKV_CUDA AUTO CACHE STRING "The CUDA backend: ON, OFF, or AUTO for where nvcc is found")
+set_property(CACHE PARISKV_CUDA PROPERTY STRINGS AUTO ON OFF)
+set(PARISKV_CUDA_ARCHITECTURES "" CACHE STRING
+    "What to compile for: empty for every GPU since 8.0, or few for a quick build (90; native)")
+
+set(cuda_dir ${PROJECT_SOURCE_DIR}/cpp/cuda)
+set(PARISKV_HAVE_CUDA FALSE)
+if(PARISKV_CUDA)
+  # CMake itself looks on the PATH only; the toolkit's own installer does not put nvcc there.
+  if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+    find_program(PARISKV_NVCC nvcc PATHS ENV CUDA_PATH /usr/local/cuda /opt/cuda PATH_SUFFIXES bin)
+    mark_as_advanced(PARISKV_NVCC)
+    if(PARISKV_NVCC)
+      set(ENV{CUDACXX} ${PARISKV_NVCC})
+    endif()
+  endif()
+  if(NOT CMAKE_CUDA_COMPILER)
+    unset(CMAKE_CUDA_COMPILER CACHE)  # not found the last time, perhaps installed since
+  endif()
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    set(PARISKV_HAVE_CUDA TRUE)
+  else()
+    set(reason "no CUDA compiler was found")
+    if(DEFINED ENV{CUDACXX})
+      set(reason "$ENV{CUDACXX} cannot compile CUDA with this C++ compiler")
+    endif()
+    string(CONCAT reason "pariskv: ${reason}, so this build has no CUDA backend; "
+                  "install the CUDA toolkit (nvcc 12.8 or newer) and build again")
+    if(PARISKV_CUDA STREQUAL "AUTO")
+      message(STATUS "${reason}")
+    else()
+      message(FATAL_ERROR "${reason}, or configure with PARISKV_CUDA=OFF")
+    endif()
+  endif()
+endif()
+
+if(NOT PARISKV_HAVE_CUDA)
+  target_sources(pariskv PRIVATE ${cuda_dir}/no_cuda.cpp)
+  return()
+endif()
+
+enable_language(CUDA)
+# Static, so that the library loads where there is neither GPU nor driver; and named below, so
+# that whoever links the archive gets it too instead of what nvcc would add.
+set(CMAKE_CUDA_RUNTIME_LIBRARY None)
+set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL TRUE)  # for whoever builds us with add_subdirectory
+find_package(CUDAToolkit REQUIRED)
+unset(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL)
+
+file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${cuda_dir}/*.cu ${cuda_dir}/*.cpp)
+list(REMOVE_ITEM cuda_sources ${cuda_dir}/no_cuda.cpp)
+target_sources(pariskv PRIVATE ${cuda_sources})
+target_include_directories(pariskv PRIVATE ${cuda_dir})
+target_compile_definitions(pariskv PRIVATE PKV_HAVE_CUDA)
+target_link_libraries(pariskv PRIVATE CUDA::cudart_static)
+
+# Machine code for each, and PTX of the last for what comes after it.
+set(architectures ${PARISKV_CUDA_ARCHITECTURES})
+if(NOT architectures)
+  execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --list-gpu-code OUTPUT_VARIABLE known)
+  foreach(architecture 80 86 89 90 100 120)
+    if(known MATCHES "sm_${architecture}[^0-9a-z]")
+      list(APPEND architectures ${architecture}-real)
+      set(last ${architecture})
+    endif()
+  endforeach()
+  list(APPEND architectures ${last}-virtual)
+endif()
+list(JOIN compile_options "," host_flags)
+set(cuda_flags
+    # As on the host: no fused multiply-add but the written ones.
+    --fmad=false --expt-relaxed-constexpr -lineinfo -Xcompiler=${host_flags}
+    # Two architectures at a time. The build tool runs files side by side already, and each
+    # process takes up to a gigabyte.
+    --threads=2)
+if(PARISKV_WERROR)
+  list(APPEND cuda_flags --Werror=all-warnings)
+endif()
+target_compile_options(pariskv PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${cuda_flags}>")
+set_target_properties(
+  pariskv PROPERTIES CUDA_ARCHITECTURES "${architectures}" CUDA_STANDARD 17
+                     CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF CUDA_VISIBILITY_PRESET hidden
+                     CUDA_RUNTIME_LIBRARY None)

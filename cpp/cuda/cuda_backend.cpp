@@ -1,0 +1,246 @@
+// What is not a verb: memory, lanes, order, the device's books.
+#include "cuda_backend.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "check.h"
+#include "memory.h"
+
+namespace pariskv::cuda {
+
+namespace {
+
+constexpr int64_t kMostBatch = 4096;
+constexpr int64_t kMostTopK = 4096;
+
+cudaStream_t handle_of(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
+
+ArenaTraits traits_of(const char* name, std::function<void()> reclaim) {
+  ArenaTraits traits;
+  traits.name = name;
+  traits.alignment = 256;
+  traits.slab_bytes = int64_t{1} << 20;
+  traits.largest_slab = int64_t{64} << 20;
+  traits.deferred = true;
+  traits.reclaim = std::move(reclaim);
+  return traits;
+}
+
+}  // namespace
+
+CudaBackend::CudaBackend(const Config& config, const Resources& resources)
+    : device_(config.device.index),
+      offloads_(config.placement == Placement::kHost),
+      arena_(resources.device ? resources.device : device_resource(device_), config.memory_budget,
+             traits_of("device memory", [this] { trim_waiting(); })),
+      host_arena_(resources.pinned ? resources.pinned : pinned_resource(device_),
+                  config.host_budget, traits_of("pinned host memory", [this] { trim_waiting(); })),
+      order_({&arena_, &host_arena_}) {
+  lanes_ = arena_.allocate(kMostBatch * int64_t(sizeof(Lane)));
+  counters_ = arena_.allocate(int64_t(sizeof(DecodeCounts)));
+  check(cudaMemsetAsync(counters_.data(), 0, size_t(counters_.bytes()), order_.upkeep()),
+        "zero the counters");
+  check(cudaMemsetAsync(lanes_.data(), 0, size_t(lanes_.bytes()), order_.upkeep()),
+        "zero the lanes");
+  check(cudaStreamSynchronize(order_.upkeep()), "start a cache on the device");
+}
+
+CudaBackend::~CudaBackend() {
+  const DeviceGuard guard(device_);
+  host_lanes_.clear();
+  lanes_ = Block();
+  counters_ = Block();
+  try {
+    order_.wait();
+    offload_.wait_all();
+    orphans_.clear();
+    order_.leave(order_.upkeep());
+    order_.recycle(true);
+  } catch (const std::exception&) {
+    return;  // the device is gone, and what it held with it
+  }
+}
+
+void CudaBackend::trim_waiting() {
+  release_orphans(true);
+  order_.recycle(true);
+}
+
+void CudaBackend::trim() {
+  const DeviceGuard guard(device_);
+  order_.wait();
+  trim_waiting();
+  arena_.trim();
+  host_arena_.trim();
+}
+
+int64_t CudaBackend::scratch_bytes() const {
+  int64_t bytes = 0;
+  for (const HostLane& lane : host_lanes_) bytes += lane.scratch.bytes();
+  return bytes;
+}
+
+void CudaBackend::release_scratch() noexcept {
+  for (HostLane& lane : host_lanes_) lane.scratch = Block();  // replaced, and told, when needed
+}
+
+void CudaBackend::fetch(void* target, const void* source, int64_t bytes) {
+  const DeviceGuard guard(device_);
+  order_.wait();
+  check(cudaMemcpyAsync(target, source, size_t(bytes), cudaMemcpyDefault, order_.upkeep()),
+        "read device memory");
+  check(cudaStreamSynchronize(order_.upkeep()), "read device memory");
+}
+
+DecodeCounts CudaBackend::counts() {
+  DecodeCounts counts;
+  fetch(&counts, counters_.data(), int64_t(sizeof counts));
+  return counts;
+}
+
+// Order.
+
+bool CudaBackend::capturing(Stream stream) {
+  const DeviceGuard guard(device_);
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return succeeded(cudaStreamIsCapturing(handle_of(stream), &status)) &&
+         status != cudaStreamCaptureStatusNone;
+}
+
+void CudaBackend::enter(Stream stream) {
+  if (capturing(stream)) {
+    fail(
+        "[stream] expected a stream that is not being captured: of all calls only decode can be "
+        "recorded into a graph");
+  }
+  const DeviceGuard guard(device_);
+  order_.enter(handle_of(stream));
+  release_orphans(false);
+}
+
+void CudaBackend::leave(Stream stream) noexcept {
+  const DeviceGuard guard(device_);
+  order_.leave(handle_of(stream));
+}
+
+void CudaBackend::poke(void* target, uint64_t value) {
+  pokes_.push_back({static_cast<uint64_t*>(target), value});
+}
+
+void CudaBackend::send_pokes(Stream stream) {
+  if (pokes_.empty()) return;
+  // One launch writes its words in no order: the last value of each word is the one to send.
+  std::stable_sort(pokes_.begin(), pokes_.end(),
+                   [](const Poke& a, const Poke& b) { return a.target < b.target; });
+  std::vector<Poke> last;
+  for (const Poke& poke : pokes_) {
+    if (!last.empty() && last.back().target == poke.target) last.pop_back();
+    last.push_back(poke);
+  }
+  pokes_.clear();
+  const DeviceGuard guard(device_);
+  launch_pokes(last.data(), int64_t(last.size()), handle_of(stream));
+}
+
+int64_t CudaBackend::start_offload(void* target, const void* source, int64_t bytes, Stream stream) {
+  const DeviceGuard guard(device_);
+  return offload_.start(target, source, bytes, handle_of(stream));
+}
+
+bool CudaBackend::offloaded(int64_t ticket) {
+  const DeviceGuard guard(device_);
+  return offload_.done(ticket);
+}
+
+void CudaBackend::wait_offloaded(int64_t ticket) {
+  const DeviceGuard guard(device_);
+  offload_.wait(ticket);
+}
+
+void CudaBackend::adopt(Block source, Block target, int64_t ticket) noexcept {
+  try {
+    orphans_.push_back({std::move(source), std::move(target), ticket});
+  } catch (const std::exception&) {
+    return;  // waits for nothing: the blocks are retired while a copy may still write them
+  }
+}
+
+void CudaBackend::release_orphans(bool wait) {
+  if (wait) offload_.wait_all();
+  orphans_.erase(std::remove_if(orphans_.begin(), orphans_.end(),
+                                [&](const Orphan& orphan) { return offload_.done(orphan.ticket); }),
+                 orphans_.end());
+}
+
+// Lanes.
+
+void CudaBackend::tell_lane(size_t row, const Lane& lane) {
+  Lane& told = host_lanes_[row].told;
+  uint64_t before[sizeof(Lane) / 8], after[sizeof(Lane) / 8];
+  std::memcpy(before, &told, sizeof told);
+  std::memcpy(after, &lane, sizeof lane);
+  auto* target = reinterpret_cast<uint64_t*>(lanes_.as<Lane>() + row);
+  for (size_t i = 0; i < sizeof(Lane) / 8; ++i) {
+    if (before[i] != after[i]) poke(target + i, after[i]);
+  }
+  told = lane;
+}
+
+void CudaBackend::reserve_lane(size_t row, const DecodeArgs& args, const SequenceView& sequence) {
+  HostLane& host = host_lanes_[row];
+  Lane lane = host.told;
+  lane.layers = sequence.device - args.layer;
+  const int64_t zone = sequence.searched() ? sequence.zone_tokens() : 0;
+  if (host.scratch.data() == nullptr || zone > lane.zone_capacity ||
+      sequence.candidates > lane.candidate_capacity) {
+    // An eighth more than asked, so that a growing zone comes here rarely.
+    const auto roomy = [](int64_t count) { return (count + count / 8 + 4095) / 4096 * 4096; };
+    lane.zone_capacity = roomy(std::max(zone, lane.zone_capacity));
+    lane.candidate_capacity = roomy(std::max(sequence.candidates, lane.candidate_capacity));
+    const int64_t bytes = scratch_layout(args.shape, args.rules.searchers, args.rules.top_k,
+                                         args.rules.scorer == Scorer::kVotes, lane.zone_capacity,
+                                         lane.candidate_capacity)
+                              .bytes;
+    host.scratch = arena_.allocate(bytes);
+    lane.scratch = host.scratch.as<char>();
+  }
+  tell_lane(row, lane);
+}
+
+void CudaBackend::reserve(const DecodeArgs& args) {
+  if (args.batch > kMostBatch) {
+    fail("[decode] sequences: expected at most ", kMostBatch, " at a time on a GPU, got ",
+         args.batch);
+  }
+  const DeviceGuard guard(device_);
+  if (int64_t(host_lanes_.size()) < args.batch) host_lanes_.resize(size_t(args.batch));
+  for (int64_t i = 0; i < args.batch; ++i) reserve_lane(size_t(i), args, args.sequences[i]);
+}
+
+bool is_built() { return true; }
+
+bool is_available() {
+  int devices = 0;
+  return succeeded(cudaGetDeviceCount(&devices)) && devices > 0;
+}
+
+std::unique_ptr<Backend> make_backend(const Config& config, const Resources& resources) {
+  const int32_t index = config.device.index;
+  int devices = 0;
+  const bool counted = succeeded(cudaGetDeviceCount(&devices));
+  if (!counted || devices == 0) {
+    fail("[config] device: expected cpu, got cuda:", index,
+         "; there is no CUDA device, or no driver for it");
+  }
+  if (index < 0 || index >= devices) {
+    fail("[config] device: expected cuda:0 to cuda:", devices - 1, ", got cuda:", index);
+  }
+  if (config.top_k > kMostTopK) {
+    fail("[config] top_k: expected at most ", kMostTopK, " on a GPU, got ", config.top_k);
+  }
+  const DeviceGuard guard(index);
+  return std::make_unique<CudaBackend>(config, resources);
+}
+
+}  // namespace pariskv::cuda

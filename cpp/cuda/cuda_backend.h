@@ -1,0 +1,87 @@
+/**
+ * The CUDA backend: arguments become launches. It keeps two tables on the device beside what the
+ * cache keeps there: a lane per row of a batch, and counters.
+ */
+#pragma once
+
+#include <deque>
+
+#include "backend.h"
+#include "kernels.h"
+#include "offload.h"
+#include "order.h"
+
+namespace pariskv::cuda {
+
+class CudaBackend : public Backend {
+ public:
+  CudaBackend(const Config& config, const Resources& resources);
+  ~CudaBackend() override;
+
+  void append(const RowsArgs& args, Stream stream) override;
+  void read(const RowsArgs& args, Stream stream) override;
+  void copy(void* target, const void* source, int64_t bytes, Stream stream) override;
+  void zero(void* target, int64_t bytes, Stream stream) override;
+  void encode(const EncodeArgs& args, Stream stream) override;
+  void forget(const EncodeArgs& args, Stream stream) override;
+
+  void reserve(const DecodeArgs& args) override;
+  void decode(const DecodeArgs& args, Stream stream) override;
+  bool decode_appends() const override { return true; }
+  SearchTrace trace(const DecodeArgs& args, Stream stream) override;
+  void attend_exact(const AttendExactArgs& args, Stream stream) override;
+  void exact_logits(const ExactLogitsArgs& args, Stream stream) override;
+  DecodeCounts counts() override;
+
+  Arena& arena() override { return arena_; }
+  Arena* host_arena() override { return offloads_ ? &host_arena_ : nullptr; }
+  int64_t scratch_bytes() const override;
+  void release_scratch() noexcept override;
+  void trim() override;
+  void fetch(void* target, const void* source, int64_t bytes) override;
+
+  bool capturing(Stream stream) override;
+  void enter(Stream stream) override;
+  void leave(Stream stream) noexcept override;
+
+  bool has_books() const override { return true; }
+  void poke(void* target, uint64_t value) override;
+  void send_pokes(Stream stream) override;
+
+  int64_t start_offload(void* target, const void* source, int64_t bytes, Stream stream) override;
+  bool offloaded(int64_t ticket) override;
+  void wait_offloaded(int64_t ticket) override;
+  void adopt(Block source, Block target, int64_t ticket) noexcept override;
+
+ private:
+  /** One row of a batch, as the host knows it. */
+  struct HostLane {
+    Lane told{};
+    Block scratch;
+  };
+  struct Orphan {
+    Block source, target;
+    int64_t ticket;
+  };
+
+  void reserve_lane(size_t row, const DecodeArgs& args, const SequenceView& sequence);
+  void tell_lane(size_t row, const Lane& lane);
+  DecodeCall call_of(const DecodeArgs& args) const;
+  HeadTrace trace_head(const DecodeArgs& args, int64_t head);
+  void release_orphans(bool wait);
+  void trim_waiting();
+
+  const int32_t device_;
+  const bool offloads_;
+  Arena arena_;
+  Arena host_arena_;
+  Order order_;
+  Offload offload_;
+  Block lanes_;     // (kMostBatch) Lane
+  Block counters_;  // DecodeCounts
+  std::vector<HostLane> host_lanes_;
+  std::vector<Poke> pokes_;
+  std::vector<Orphan> orphans_;
+};
+
+}  // namespace pariskv::cuda

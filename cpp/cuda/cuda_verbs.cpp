@@ -1,0 +1,211 @@
+// The verbs: arguments of the cache become arguments of a launch.
+#include <algorithm>
+#include <numeric>
+
+#include "codec/key_statistics.h"
+#include "cuda_backend.h"
+
+namespace pariskv::cuda {
+
+namespace {
+
+cudaStream_t handle_of(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
+
+/** A rank-3 view from its row `first` on. */
+Rows rows_of(const TensorView& view, int64_t first = 0) {
+  if (view.data == nullptr) return {};
+  return {static_cast<char*>(view.data) + first * view.strides[0] * size_of(view.dtype),
+          view.strides[0], view.strides[1]};
+}
+
+float* lse_of(const TensorView& view, int64_t first = 0) {
+  if (view.data == nullptr) return nullptr;
+  return static_cast<float*>(view.data) + first * view.strides[0];
+}
+
+CodecConstants constants_of(const Codec& codec) {
+  CodecConstants constants{};
+  for (size_t d = 0; d < codec.rotation_signs.size(); ++d) {
+    if (codec.rotation_signs[d] < 0) constants.negative[d / 32] |= 1u << (d % 32);
+  }
+  std::copy(codec.thresholds.begin(), codec.thresholds.end(), constants.thresholds);
+  std::copy(codec.centres.begin(), codec.centres.end(), constants.centres);
+  return constants;
+}
+
+/** Calls `launch` for the tokens of each sequence. The device's own table is where views say. */
+template <typename Launch>
+void each_sequence(const RowsArgs& args, Launch launch) {
+  for (int64_t i = 0, packed = 0; i < args.batch; packed += args.lengths[i++]) {
+    if (args.lengths[i] == 0) continue;
+    launch(RowsCall{args.shape, args.sequences[i].device, args.begin[i], args.lengths[i],
+                    rows_of(args.k, packed), rows_of(args.v, packed)});
+  }
+}
+
+template <typename Launch>
+void each_job(const EncodeArgs& args, Launch launch) {
+  for (int64_t i = 0; i < args.batch; ++i) {
+    const EncodeJob& job = args.jobs[i];
+    if (job.begin >= job.end) continue;
+    launch(EncodeCall{args.shape, constants_of(*args.codec), job.sequence.device, job.statistics,
+                      job.begin, job.end});
+  }
+}
+
+/** Memory of the device for the length of a call, filled from the host. */
+template <typename T>
+class Upload {
+ public:
+  Upload(Arena& arena, const T* data, int64_t count, cudaStream_t stream)
+      : block_(arena.allocate(count * int64_t(sizeof(T)))) {
+    check(cudaMemcpyAsync(block_.data(), data, size_t(count) * sizeof(T), cudaMemcpyHostToDevice,
+                          stream),
+          "copy to the device");
+  }
+  T* data() const { return block_.as<T>(); }
+
+ private:
+  Block block_;
+};
+
+}  // namespace
+
+void CudaBackend::append(const RowsArgs& args, Stream stream) {
+  const DeviceGuard guard(device_);
+  each_sequence(args, [&](const RowsCall& call) { launch_append(call, handle_of(stream)); });
+}
+
+void CudaBackend::read(const RowsArgs& args, Stream stream) {
+  const DeviceGuard guard(device_);
+  each_sequence(args, [&](const RowsCall& call) { launch_read(call, handle_of(stream)); });
+}
+
+void CudaBackend::copy(void* target, const void* source, int64_t bytes, Stream stream) {
+  const DeviceGuard guard(device_);
+  check(runtime().copy(target, source, size_t(bytes), handle_of(stream)), "copy a block");
+}
+
+void CudaBackend::zero(void* target, int64_t bytes, Stream stream) {
+  const DeviceGuard guard(device_);
+  check(cudaMemsetAsync(target, 0, size_t(bytes), handle_of(stream)), "zero a block");
+}
+
+void CudaBackend::encode(const EncodeArgs& args, Stream stream) {
+  const DeviceGuard guard(device_);
+  each_job(args, [&](const EncodeCall& call) {
+    launch_encode(call, handle_of(stream));
+    launch_tally(call, 1, handle_of(stream));
+  });
+}
+
+void CudaBackend::forget(const EncodeArgs& args, Stream stream) {
+  const DeviceGuard guard(device_);
+  each_job(args, [&](const EncodeCall& call) { launch_tally(call, -1, handle_of(stream)); });
+}
+
+DecodeCall CudaBackend::call_of(const DecodeArgs& args) const {
+  DecodeCall call{};
+  call.shape = args.shape;
+  call.codec = constants_of(*args.rules.codec);
+  call.scorer = args.rules.scorer;
+  call.group_rule = args.rules.group_rule;
+  call.top_k = args.rules.top_k;
+  call.searchers = args.rules.searchers;
+  call.batch = args.batch;
+  call.layer = args.layer;
+  call.lanes = lanes_.as<Lane>();
+  call.q = rows_of(args.q);
+  call.k = rows_of(args.k);
+  call.v = rows_of(args.v);
+  call.out = rows_of(args.out);
+  call.lse = lse_of(args.lse);
+  call.lse_stride = args.lse.strides[0];
+  call.logits = args.logits;
+  call.counters = counters_.as<int64_t>();
+  call.first_step = kPrepare;
+  call.last_step = kFetch;
+  return call;
+}
+
+void CudaBackend::decode(const DecodeArgs& args, Stream stream) {
+  const DeviceGuard guard(device_);
+  if (args.batch > 0) launch_decode(call_of(args), handle_of(stream));
+}
+
+HeadTrace CudaBackend::trace_head(const DecodeArgs& args, int64_t head) {
+  const Lane& lane = host_lanes_.front().told;
+  const int64_t searchers = args.rules.searchers, top_k = args.rules.top_k;
+  const ScratchLayout at =
+      scratch_layout(args.shape, searchers, top_k, args.rules.scorer == Scorer::kVotes,
+                     lane.zone_capacity, lane.candidate_capacity);
+  const auto fetch_to = [&](auto& target, int64_t offset, int64_t index, int64_t count) {
+    using Element = typename std::decay_t<decltype(target)>::value_type;
+    target.resize(size_t(count));
+    const int64_t size = int64_t(sizeof(Element));
+    fetch(target.data(), lane.scratch + offset + index * size, count * size);
+  };
+  std::vector<int32_t> count, selected;
+  fetch_to(count, at.candidate_count, head, 1);
+  fetch_to(selected, at.selected_count, head, 1);
+
+  HeadTrace trace;
+  const SequenceView& sequence = args.sequences[0];
+  fetch_to(trace.scores, at.scores,
+           head * at.score_stride + sequence.zone_begin % kScoreAlignment, sequence.zone_tokens());
+  fetch_to(trace.candidates, at.candidates, head * lane.candidate_capacity, count[0]);
+  for (int64_t s = 0; s < searchers; ++s) {
+    trace.logits.emplace_back();
+    fetch_to(trace.logits.back(), at.estimates, (head * searchers + s) * lane.candidate_capacity,
+             count[0]);
+  }
+  std::vector<float> worth;
+  fetch_to(worth, at.worth, head * lane.candidate_capacity, count[0]);
+  fetch_to(trace.selected, at.selected, head * top_k, selected[0]);
+  std::stable_sort(trace.selected.begin(), trace.selected.end(),
+                   [&](int32_t a, int32_t b) { return worth[size_t(a)] > worth[size_t(b)]; });
+  for (const int32_t index : trace.selected) trace.worth.push_back(worth[size_t(index)]);
+  return trace;
+}
+
+SearchTrace CudaBackend::trace(const DecodeArgs& args, Stream stream) {
+  const DeviceGuard guard(device_);
+  DecodeCall call = call_of(args);
+  call.last_step = kRerank;
+  launch_decode(call, handle_of(stream));
+  check(cudaStreamSynchronize(handle_of(stream)), "explain");
+  SearchTrace trace;
+  for (int64_t head = 0; head < args.shape.kv_heads; ++head) {
+    trace.push_back(trace_head(args, head));
+  }
+  return trace;
+}
+
+void CudaBackend::attend_exact(const AttendExactArgs& args, Stream stream) {
+  const DeviceGuard guard(device_);
+  for (int64_t i = 0, packed = 0; i < args.batch; packed += args.lengths[i++]) {
+    if (args.lengths[i] == 0) continue;
+    launch_attend_exact({args.shape, args.sequences[i].device, args.sequences[i].total,
+                         args.lengths[i], rows_of(args.q, packed), rows_of(args.out, packed),
+                         lse_of(args.lse, packed), args.lse.strides[0], args.logits},
+                        handle_of(stream));
+  }
+}
+
+void CudaBackend::exact_logits(const ExactLogitsArgs& args, Stream stream) {
+  const DeviceGuard guard(device_);
+  const int64_t numbers = args.shape.query_heads() * args.width;
+  if (numbers == 0) return;
+  const cudaStream_t handle = handle_of(stream);
+  const Upload<int32_t> positions(arena_, args.positions, args.shape.kv_heads * args.width, handle);
+  const Upload<float> out(arena_, args.out, numbers, handle);  // what has no position stays
+  launch_exact_logits({args.shape, args.sequence.device, rows_of(args.q), args.logits,
+                       positions.data(), args.width, out.data()},
+                      handle);
+  check(cudaMemcpyAsync(args.out, out.data(), size_t(numbers) * sizeof(float),
+                        cudaMemcpyDeviceToHost, handle),
+        "explain");
+  check(cudaStreamSynchronize(handle), "explain");
+}
+
+}  // namespace pariskv::cuda

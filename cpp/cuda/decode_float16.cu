@@ -1,0 +1,7 @@
+#include "decode.cuh"
+
+namespace pariskv::cuda {
+
+template void launch_decode_as<__half>(const DecodeCall& call, cudaStream_t stream);
+
+}  // namespace pariskv::cuda

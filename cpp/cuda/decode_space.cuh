@@ -1,0 +1,164 @@
+/**
+ * What a block of the decode kernel has: its launch, its part of the scratch, its shared memory.
+ */
+#pragma once
+
+#include "device/attend.cuh"
+#include "device/rerank.cuh"
+#include "device/topk.cuh"
+#include "kernels.h"
+
+namespace pariskv::cuda {
+
+/** How the shared memory after DecodeSpace is cut: scores, a ring of units, tiles of rows. */
+struct SharedPlan {
+  int near_bytes;  // scores of the block, when there are no more
+  int stages;      // units that a warp has under way
+  int rows_bytes;
+  int packed;  // votes of four searchers at a time
+  int bytes;   // all, DecodeSpace too
+};
+
+struct DecodeLaunch {
+  DecodeCall call;
+  SharedPlan plan;
+  int cluster;  // blocks per kv head
+};
+
+/** The scratch of one head of one lane. */
+struct HeadScratch {
+  uint8_t* scores;
+  uint8_t* votes;
+  int32_t* candidates;
+  float* estimates;
+  float* worth;
+  int32_t* selected;
+  uint64_t* addresses;
+  int32_t* selected_count;
+  int32_t* candidate_count;
+  float* resident;
+  float* fetched;
+  int64_t candidate_capacity;
+};
+
+/** What a block works on: read from device memory once, then from shared memory where needed. */
+struct HeadContext {
+  int row, head;  // of the batch; kv head
+  void* const* rows;
+  int total;
+  int searched;  // candidates wanted; 0: everything is resident
+  double vote_ratio;
+  device::HeadStatistics statistics;
+  device::Zone zone;
+  device::AttendShape shape;
+  HeadScratch scratch;
+};
+
+template <int kWords>
+struct DecodeSpace {
+  uint64_t ring[device::kWarps][device::kMaxStages];
+  uint64_t rows[device::kMostSlots];
+  device::Queries<kWords> queries;
+  device::TopKSpace top_k;  // its bins are histograms of the warps before, 256 each
+  device::SelectSpace select;
+  HeadContext context;
+  device::Slice slice;
+  float centres[16];
+  float all[device::kHeadsPerPass];  // log-sum-exp of every head
+};
+
+static_assert(kShards == device::kParts && kScoreAlignment == device::kScoreOrigin);
+static_assert(kNormShift == device::kNormCodeShift && kNormBase == device::kNormCodeBase);
+static_assert(kScaleShift == device::kScaleCodeShift && kQueryLevels == device::kLevels);
+static_assert(kScoreSteps == device::kSteps && kScoreShift == device::kShift);
+static_assert(kNormUnit == device::kUnit && kSubspaceDim == 8);
+static_assert(device::kBins == device::kWarps * 256, "the bins of a warp's histogram");
+
+/** Computed alike by host and device. */
+__host__ __device__ inline ScratchLayout layout_scratch(const ModelShape& shape, int64_t searchers,
+                                                        int64_t top_k, bool votes,
+                                                        int64_t zone_capacity,
+                                                        int64_t candidate_capacity) {
+  int64_t bytes = 0;
+  const auto take = [&](int64_t count) {
+    const int64_t at = bytes;
+    bytes += (count + 255) / 256 * 256;
+    return at;
+  };
+  const int64_t heads = shape.kv_heads;
+  const int64_t parts = heads * kShards * shape.group * (2 + shape.head_dim);
+  ScratchLayout at{};
+  // The zone may begin within the first alignment, and is scored in units of it.
+  at.score_stride = (zone_capacity + 2 * kScoreAlignment) / kScoreAlignment * kScoreAlignment;
+  at.scores = take(heads * at.score_stride);
+  at.votes = take(votes ? heads * searchers * shape.rotated_dim / kSubspaceDim * 256 : 0);
+  at.candidates = take(heads * candidate_capacity * 4);
+  at.estimates = take(heads * searchers * candidate_capacity * 4);
+  at.worth = take(heads * candidate_capacity * 4);
+  at.selected = take(heads * top_k * 4);
+  at.addresses = take(heads * top_k * 8);
+  at.selected_count = take(heads * 4);
+  at.candidate_count = take(heads * 4);
+  at.resident = take(parts * 4);
+  at.fetched = take(parts * 4);
+  at.bytes = bytes;
+  return at;
+}
+
+__device__ inline HeadScratch scratch_of(const DecodeCall& call, const Lane& lane, int head) {
+  const ModelShape& shape = call.shape;
+  const ScratchLayout at =
+      layout_scratch(shape, call.searchers, call.top_k, call.scorer == Scorer::kVotes,
+                     lane.zone_capacity, lane.candidate_capacity);
+  const int64_t capacity = lane.candidate_capacity;
+  const int64_t part = head * (kShards * shape.group * (2 + shape.head_dim));
+  char* base = lane.scratch;
+  HeadScratch scratch;
+  scratch.scores = reinterpret_cast<uint8_t*>(base + at.scores) + head * at.score_stride;
+  scratch.votes = reinterpret_cast<uint8_t*>(base + at.votes) +
+                  head * call.searchers * shape.rotated_dim / kSubspaceDim * 256;
+  scratch.candidates = reinterpret_cast<int32_t*>(base + at.candidates) + head * capacity;
+  scratch.estimates =
+      reinterpret_cast<float*>(base + at.estimates) + head * call.searchers * capacity;
+  scratch.worth = reinterpret_cast<float*>(base + at.worth) + head * capacity;
+  scratch.selected = reinterpret_cast<int32_t*>(base + at.selected) + head * call.top_k;
+  scratch.addresses = reinterpret_cast<uint64_t*>(base + at.addresses) + head * call.top_k;
+  scratch.selected_count = reinterpret_cast<int32_t*>(base + at.selected_count) + head;
+  scratch.candidate_count = reinterpret_cast<int32_t*>(base + at.candidate_count) + head;
+  scratch.resident = reinterpret_cast<float*>(base + at.resident) + part;
+  scratch.fetched = reinterpret_cast<float*>(base + at.fetched) + part;
+  scratch.candidate_capacity = capacity;
+  return scratch;
+}
+
+template <typename Element>
+__device__ inline HeadContext context_of(const DecodeCall& call, const Lane& lane,
+                                         const SequenceView& view, int row, int head) {
+  const ModelShape& model = call.shape;
+  HeadContext context;
+  context.row = row;
+  context.head = head;
+  context.rows = view.rows;
+  context.total = int(view.total);
+  context.searched = int(view.candidates);
+  context.vote_ratio = view.vote_ratio;
+  // As codec/key_statistics.h has them.
+  const auto* numbers = static_cast<const int64_t*>(view.state);
+  const int64_t* sums = numbers + 2 * model.kv_heads;
+  const auto* counts = reinterpret_cast<const int32_t*>(sums + model.kv_heads * model.rotated_dim);
+  context.statistics = {numbers + head, numbers + model.kv_heads + head,
+                        sums + head * model.rotated_dim,
+                        counts + head * (model.rotated_dim / kSubspaceDim) * 256};
+  context.zone = {view.summaries,
+                  {model.kv_heads, model.segment_tokens, model.rotated_dim / kSubspaceDim},
+                  head,
+                  int(view.zone_begin),
+                  int(view.zone_end)};
+  context.shape = {int(model.head_dim), int(model.group),
+                   int(2 * model.head_dim * int64_t(sizeof(Element))), call.logits.scale,
+                   call.logits.softcap};
+  context.scratch = scratch_of(call, lane, head);
+  return context;
+}
+
+}  // namespace pariskv::cuda

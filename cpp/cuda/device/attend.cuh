@@ -1,0 +1,437 @@
+/**
+ * Attention of the query heads of one kv head over rows that lie anywhere, in device memory or in
+ * the host's. Rows come in tiles, several on their way at once, into slots of shared memory.
+ *
+ * The rows are cut into kParts parts, whatever the number of blocks, and a part into strands: row i
+ * of a tile belongs to strand i % strands, which one warp follows with a running softmax for four
+ * query heads. A lane holds kWords neighbouring dimensions. At the end of a part its strands are
+ * put together, in order, and written out: maximum, sum, weighted values.
+ */
+#pragma once
+
+#include "device/cluster.cuh"
+#include "device/numbers.cuh"
+
+namespace pariskv::cuda::device {
+
+/** Query heads that share one pass over the rows; more come in further passes. */
+constexpr int kHeadsPerPass = 16;
+
+/** Bytes that a tile has at most; it has at most kMostTileRows rows. */
+constexpr int kTileBytes = 16384;
+constexpr int kMostTileRows = 64;
+constexpr int kMostSlots = 16;
+
+/** Rows come by the copy engine where there is one; set to false to let every lane copy. */
+constexpr bool kRowsInBulk = true;
+using RowCopies = WarpCopies<kBulkCopies && kRowsInBulk>;
+
+struct AttendShape {
+  int head_dim;
+  int group;
+  int row_bytes;  // K, then V
+  float scale, softcap;
+};
+
+/** The token of this step, which may not be in the store yet. */
+template <typename Element>
+struct NewRow {
+  const Element* k;  // null: it is in the store like the others
+  const Element* v;
+  int index;  // among the rows
+};
+
+/** Floats of one strand and head in the space where strands are put together. */
+template <int kWords>
+constexpr int kStrandFloats = 32 * kWords + 4;
+/** Heads of a warp that are put together at a time. */
+template <int kWords>
+constexpr int kHeadsAtOnce = kWords == 8 ? 2 : 4;
+template <int kWords>
+constexpr int kMergeBytes = kWarps * kHeadsAtOnce<kWords> * kStrandFloats<kWords> * 4;
+
+/** `kWords` neighbouring elements of a row in shared memory, from a multiple of kWords on. */
+template <int kWords>
+__device__ __forceinline__ void load_words(const float* from, float (&x)[kWords]) {
+  if constexpr (kWords == 2) {
+    const float2 pair = *reinterpret_cast<const float2*>(from);
+    x[0] = pair.x, x[1] = pair.y;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kWords; i += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(from + i);
+      x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
+    }
+  }
+}
+__device__ __forceinline__ float2 to_floats(uint32_t packed, __half) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&packed));
+}
+__device__ __forceinline__ float2 to_floats(uint32_t packed, __nv_bfloat16) {
+  return {float_of(packed << 16), float_of(packed & 0xffff0000u)};
+}
+template <int kWords, typename Element>
+__device__ __forceinline__ void load_words(const Element* from, float (&x)[kWords]) {
+  uint32_t packed[kWords / 2];
+  if constexpr (kWords == 2) packed[0] = *reinterpret_cast<const uint32_t*>(from);
+  if constexpr (kWords == 4) {
+    const uint2 two = *reinterpret_cast<const uint2*>(from);
+    packed[0] = two.x, packed[1] = two.y;
+  }
+  if constexpr (kWords == 8) {
+    const uint4 four = *reinterpret_cast<const uint4*>(from);
+    packed[0] = four.x, packed[1] = four.y, packed[2] = four.z, packed[3] = four.w;
+  }
+#pragma unroll
+  for (int i = 0; i < kWords / 2; ++i) {
+    const float2 pair = to_floats(packed[i], Element{});
+    x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
+  }
+}
+
+/** Four running softmaxes; `maximum` and `sum` of head (lane / 4) % 4, the weighted of all. */
+template <int kWords>
+struct Running {
+  float maximum, sum;
+  float weighted[4][kWords];
+
+  __device__ __forceinline__ void clear() {
+    maximum = -infinity();
+    sum = 0;
+#pragma unroll
+    for (int h = 0; h < 4; ++h) {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) weighted[h][i] = 0;
+    }
+  }
+};
+
+/** Two rows more, or one. */
+template <int kWords, typename Element>
+__device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], const Element* first,
+                                            const Element* second, bool both, bool mine,
+                                            const AttendShape& shape, Running<kWords>& running) {
+  const int at = kWords * lane_id();
+  float x[kWords] = {}, y[kWords] = {}, dots[8];
+  if (mine) load_words<kWords>(first + at, x);
+  if (mine && both) load_words<kWords>(second + at, y);
+#pragma unroll
+  for (int h = 0; h < 4; ++h) {
+    dots[h] = dots[4 + h] = 0;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      dots[h] = __fmaf_rn(query[h][i], x[i], dots[h]);
+      dots[4 + h] = __fmaf_rn(query[h][i], y[i], dots[4 + h]);
+    }
+  }
+  // Eight sums over 32 lanes: each exchange halves how many a lane is left with. A lane ends with
+  // row lane / 16, head (lane / 4) % 4.
+  const int lane = lane_id();
+#pragma unroll
+  for (int width = 4, step = 16; width >= 1; width /= 2, step /= 2) {
+    const bool upper = lane & step;
+#pragma unroll
+    for (int i = 0; i < width; ++i) {
+      const float give = upper ? dots[i] : dots[i + width];
+      const float keep = upper ? dots[i + width] : dots[i];
+      dots[i] = keep + __shfl_xor_sync(~0u, give, step);
+    }
+  }
+  float logit = dots[0] + __shfl_xor_sync(~0u, dots[0], 2);
+  logit = logit + __shfl_xor_sync(~0u, logit, 1);
+  logit = soft_capped(logit * shape.scale, shape.softcap);
+  if (!both && lane >= 16) logit = -infinity();
+
+  // fmaxf leaves NaN out of the maximum, the sum keeps it.
+  const float top = fmaxf(running.maximum, fmaxf(logit, __shfl_xor_sync(~0u, logit, 16)));
+  const float shift = top == -infinity() ? 0.0f : top;
+  const float keep = exp_of(running.maximum - shift);
+  const float weight = exp_of(logit - shift);
+  running.maximum = top;
+  running.sum = __fmaf_rn(running.sum, keep, weight + __shfl_xor_sync(~0u, weight, 16));
+
+  if (mine) load_words<kWords>(first + shape.head_dim + at, x);
+  if (mine && both) load_words<kWords>(second + shape.head_dim + at, y);
+#pragma unroll
+  for (int h = 0; h < 4; ++h) {
+    const float keep_h = __shfl_sync(~0u, keep, 4 * h);
+    const float first_weight = __shfl_sync(~0u, weight, 4 * h);
+    const float second_weight = __shfl_sync(~0u, weight, 16 + 4 * h);
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      float sum = __fmul_rn(running.weighted[h][i], keep_h);
+      sum = __fmaf_rn(first_weight, x[i], sum);
+      running.weighted[h][i] = both ? __fmaf_rn(second_weight, y[i], sum) : sum;
+    }
+  }
+}
+
+/** Which rows of which part come next. */
+struct TileCursor {
+  int part, end_part;
+  int row, end_row;
+  int rows;
+
+  __device__ __forceinline__ void start(const Cluster& cluster, int count) {
+    rows = count;
+    part = cluster.first_part() - 1;
+    end_part = cluster.end_part();
+    row = end_row = 0;
+    settle();
+  }
+  /** On to the next part with rows when this one is through. */
+  __device__ __forceinline__ void settle() {
+    while (row >= end_row && part < end_part) {
+      if (++part == end_part) return;
+      row = part_begin(rows, part);
+      end_row = part_begin(rows, part + 1);
+    }
+  }
+  __device__ __forceinline__ bool left() const { return part < end_part; }
+};
+
+/** Attention over `rows` rows by one block: its parts of them. All threads take part. */
+template <int kWords, typename Element, typename Address>
+class RowAttention {
+ public:
+  /**
+   * @param slots     shared memory for tiles, `bytes` of it
+   * @param barriers  (kMostSlots)
+   * @param address   address(i) is where row i lies; not asked for the new row
+   */
+  __device__ __forceinline__ RowAttention(const AttendShape& shape, const Cluster& cluster,
+                                          char* slots, int bytes, uint64_t* barriers, int rows,
+                                          const NewRow<Element>& new_row, Address address)
+      : shape_(shape),
+        cluster_(cluster),
+        slots_(slots),
+        barriers_(barriers),
+        rows_(rows),
+        new_row_(new_row),
+        address_(address) {
+    // Of the most rows that a part can have, so that small parts do not waste slots.
+    tile_rows_ =
+        min(min(kTileBytes / shape.row_bytes, kMostTileRows), (rows + kParts - 1) / kParts);
+    tile_rows_ = max(tile_rows_, 1);
+    count_ = min(bytes / (tile_rows_ * shape.row_bytes), kMostSlots);
+  }
+
+  /** Sets the first tiles on their way. */
+  __device__ __forceinline__ void prime() {
+    cursor_.start(cluster_, rows_);
+#pragma unroll 1
+    for (int i = 0; i < count_ && cursor_.left(); ++i) copy_next();
+  }
+  /** An equal object has done so before: takes its place. */
+  __device__ __forceinline__ void take_over() {
+    cursor_.start(cluster_, rows_);
+#pragma unroll 1
+    for (int i = 0; i < count_ && cursor_.left(); ++i) advance(tile_count());
+  }
+
+  /**
+   * Heads [first_head, first_head + kHeadsPerPass) of the group; `prime` was called.
+   * @param q      (group, head_dim), `stride` elements apart
+   * @param out    (kParts, group, 2 + head_dim)
+   * @param merge  kMergeBytes of shared memory
+   */
+  __device__ __forceinline__ void run(const Element* q, int64_t stride, int first_head, float* out,
+                                      float* merge) {
+    const int heads = min(shape_.group - first_head, kHeadsPerPass);
+    // Warps share the heads by fours, and what is left of them the rows.
+    const int quads = heads > 8 ? 4 : heads > 4 ? 2 : 1;
+    const int strands = kWarps / quads;
+    const int quad = warp_id() % quads, strand = warp_id() / quads;
+    const bool mine = kWords * lane_id() < shape_.head_dim;
+    float query[4][kWords];
+#pragma unroll
+    for (int h = 0; h < 4; ++h) {
+      const int head = first_head + 4 * quad + h;
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        query[h][i] = mine && head < shape_.group
+                          ? to_float(q[head * stride + kWords * lane_id() + i])
+                          : 0.0f;
+      }
+    }
+    Running<kWords> running;
+#pragma unroll 1
+    for (int part = cluster_.first_part(); part < cluster_.end_part(); ++part) {
+      running.clear();
+      const int end = part_begin(rows_, part + 1);
+#pragma unroll 1
+      for (int row = part_begin(rows_, part); row < end; row += tile_rows_) {
+        const int count = min(tile_rows_, end - row);
+        wait(&barriers_[read_], parity_ >> read_ & 1);
+        parity_ ^= 1u << read_;
+        const char* slot = slots_ + read_ * tile_rows_ * shape_.row_bytes;
+#pragma unroll 1
+        for (int i = strand; i < count; i += 2 * strands) {
+          attend_pair<kWords>(
+              query, reinterpret_cast<const Element*>(slot + i * shape_.row_bytes),
+              reinterpret_cast<const Element*>(slot + (i + strands) * shape_.row_bytes),
+              i + strands < count, mine, shape_, running);
+        }
+        if (++read_ == count_) read_ = 0;
+        __syncthreads();
+        if (cursor_.left()) copy_next();
+      }
+      merge_strands(running, quads, first_head, out + int64_t(part) * part_floats(), merge);
+    }
+  }
+
+  /** Phases of the barriers that were used, for whoever uses them next. */
+  __device__ __forceinline__ uint32_t parity() const { return parity_; }
+  __device__ __forceinline__ void set_parity(uint32_t parity) { parity_ = parity; }
+
+ private:
+  __device__ __forceinline__ int part_floats() const {
+    return shape_.group * (2 + shape_.head_dim);
+  }
+
+  /** Rows of the tile to be copied next. */
+  __device__ __forceinline__ int tile_count() const {
+    return min(tile_rows_, cursor_.end_row - cursor_.row);
+  }
+  __device__ __forceinline__ void advance(int count) {
+    if (++fill_ == count_) fill_ = 0;
+    cursor_.row += count;
+    cursor_.settle();
+  }
+
+  __device__ __forceinline__ void copy_next() {
+    char* slot = slots_ + fill_ * tile_rows_ * shape_.row_bytes;
+    uint64_t* barrier = &barriers_[fill_];
+    const int count = tile_count();
+    const int row = cursor_.row;
+    // Row i of the tile is brought by warp i % kWarps.
+    const int mine = (count - warp_id() + kWarps - 1) / kWarps;
+    RowCopies::each(mine, [&](int k) {
+      const int i = warp_id() + kWarps * k;
+      if (new_row_.k != nullptr && row + i == new_row_.index) return;
+      RowCopies::expect(barrier, uint32_t(shape_.row_bytes));
+      RowCopies::start(slot + i * shape_.row_bytes, address_(row + i), uint32_t(shape_.row_bytes),
+                       barrier);
+    });
+    const int fresh = new_row_.index - row;
+    if (new_row_.k != nullptr && fresh >= 0 && fresh < count && fresh % kWarps == warp_id()) {
+      auto* to = reinterpret_cast<Element*>(slot + fresh * shape_.row_bytes);
+      for (int d = lane_id(); d < shape_.head_dim; d += 32) {
+        to[d] = new_row_.k[d];
+        to[shape_.head_dim + d] = new_row_.v[d];
+      }
+    }
+    RowCopies::finish(barrier);
+    advance(count);
+  }
+
+  /** Puts the strands of a part together, in order, and writes them out. Ends with a barrier. */
+  __device__ __forceinline__ void merge_strands(const Running<kWords>& running, int quads,
+                                                int first_head, float* out, float* merge) {
+    constexpr int kAtOnce = kHeadsAtOnce<kWords>;
+    constexpr int kFloats = kStrandFloats<kWords>;
+    const int quad = warp_id() % quads, strand = warp_id() / quads, strands = kWarps / quads;
+#pragma unroll
+    for (int begin = 0; begin < 4; begin += kAtOnce) {
+      float* place = merge + (strand * quads + quad) * kAtOnce * kFloats;
+#pragma unroll
+      for (int h = 0; h < kAtOnce; ++h) {
+#pragma unroll
+        for (int i = 0; i < kWords; i += 2) {
+          *reinterpret_cast<float2*>(place + h * kFloats + kWords * lane_id() + i) =
+              make_float2(running.weighted[begin + h][i], running.weighted[begin + h][i + 1]);
+        }
+        if (lane_id() == 4 * (begin + h)) {
+          place[h * kFloats + 32 * kWords] = running.maximum;
+          place[h * kFloats + 32 * kWords + 1] = running.sum;
+        }
+      }
+      __syncthreads();
+#pragma unroll 1
+      for (int task = warp_id(); task < quads * kAtOnce * kWords; task += kWarps) {
+        const int column = task / kWords, chunk = task % kWords;  // column: quad, head of it
+        const int head = first_head + column / kAtOnce * 4 + begin + column % kAtOnce;
+        const int d = 32 * chunk + lane_id();
+        const float* strand_of = merge + column * kFloats;
+        const int step = quads * kAtOnce * kFloats;
+        float maximum = -infinity(), sum = 0;
+        if (lane_id() < strands) {
+          maximum = strand_of[lane_id() * step + 32 * kWords];
+          sum = strand_of[lane_id() * step + 32 * kWords + 1];
+        }
+        const float top = warp_max(maximum);
+        const float factor = maximum == -infinity() ? 0.0f : exp_of(maximum - top);
+        sum = warp_sum(sum * factor);
+        float weighted = 0;
+        for (int s = 0; s < strands; ++s) {
+          weighted = __fmaf_rn(__shfl_sync(~0u, factor, s), strand_of[s * step + d], weighted);
+        }
+        if (head >= shape_.group) continue;
+        float* to = out + head * (2 + shape_.head_dim);
+        if (chunk == 0 && lane_id() == 0) to[0] = top, to[1] = sum;
+        if (d < shape_.head_dim) to[2 + d] = weighted;
+      }
+      __syncthreads();
+    }
+  }
+
+  const AttendShape& shape_;
+  const Cluster& cluster_;
+  char* slots_;
+  uint64_t* barriers_;
+  int rows_;
+  NewRow<Element> new_row_;
+  Address address_;
+  int tile_rows_, count_;
+  TileCursor cursor_;
+  int fill_ = 0, read_ = 0;
+  uint32_t parity_ = 0;  // bit s: of the next phase of slot s
+};
+
+/** How the parts of one query head combine. */
+struct PartFactors {
+  float maximum, sum;
+  float factor;  // of this lane's part
+};
+
+/** Lane p brings part p: resident parts first, then fetched ones. */
+__device__ __forceinline__ PartFactors combine_parts(float maximum, float sum) {
+  const float top = warp_max(maximum);
+  const float factor = maximum == -infinity() ? 0.0f : exp_of(maximum - top);
+  return {top, warp_sum(sum * factor), factor};
+}
+
+/**
+ * Adds the parts of one query head up, for 32 dimensions from `begin` on, a warp. Both are
+ * (kParts, group, 2 + head_dim), at this head; `fetched` null: nothing was.
+ */
+struct Merged {
+  float maximum, sum, weighted;
+};
+__device__ __forceinline__ Merged merge_parts(const float* resident, const float* fetched,
+                                              const AttendShape& shape, int begin) {
+  const int64_t step = int64_t(shape.group) * (2 + shape.head_dim);
+  const int lane = lane_id();
+  const float* mine = lane < kParts        ? resident + lane * step
+                      : fetched == nullptr ? nullptr
+                                           : fetched + (lane - kParts) * step;
+  const float maximum = mine == nullptr ? -infinity() : __ldcg(mine);
+  const float sum = mine == nullptr ? 0.0f : __ldcg(mine + 1);
+  const int d = begin + lane;
+  float values[2 * kParts];
+#pragma unroll
+  for (int part = 0; part < 2 * kParts; ++part) {
+    const float* from = part < kParts ? resident + part * step : fetched + (part - kParts) * step;
+    values[part] =
+        (part < kParts || fetched != nullptr) && d < shape.head_dim ? __ldcg(from + 2 + d) : 0.0f;
+  }
+  const PartFactors parts = combine_parts(maximum, sum);
+  float weighted = 0;
+#pragma unroll
+  for (int part = 0; part < 2 * kParts; ++part) {
+    weighted = __fmaf_rn(__shfl_sync(~0u, parts.factor, part), values[part], weighted);
+  }
+  return {parts.maximum, parts.sum, weighted};
+}
+
+}  // namespace pariskv::cuda::device

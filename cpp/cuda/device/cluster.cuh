@@ -1,0 +1,108 @@
+/**
+ * The blocks that share one kv head of one sequence. From sm_90 on they are a thread-block cluster
+ * and read one another's shared memory; before, there is only one.
+ */
+#pragma once
+
+#include "device/copy.cuh"
+
+namespace pariskv::cuda::device {
+
+constexpr int kThreads = 512;
+constexpr int kWarps = kThreads / 32;
+constexpr int kMaxCluster = 16;
+
+/**
+ * Sums of floats are cut into this many parts, added in the order of the parts, so that the
+ * result is the same whatever the number of blocks: each block has the same number of parts, side
+ * by side.
+ */
+constexpr int kParts = 16;
+
+/** Where part `part` of `count` things begins. */
+__device__ __forceinline__ int part_begin(int count, int part) {
+  return int(int64_t(count) * part / kParts);
+}
+
+__device__ __forceinline__ int lane_id() { return int(threadIdx.x % 32); }
+__device__ __forceinline__ int warp_id() { return int(threadIdx.x / 32); }
+
+struct Cluster {
+  int size;
+  int rank;
+
+  int __device__ __forceinline__ first_part() const { return rank * (kParts / size); }
+  int __device__ __forceinline__ end_part() const { return (rank + 1) * (kParts / size); }
+
+  /**
+   * Between `arrive` and the return of `wait` every thread of every block has arrived; what they
+   * wrote before that, to shared or global memory, can then be read by all.
+   */
+  __device__ __forceinline__ void arrive() const {
+#if PKV_HOPPER
+    if (size > 1) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+  }
+  __device__ __forceinline__ void wait() const {
+#if PKV_HOPPER
+    if (size > 1) {
+      asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+      return;
+    }
+#endif
+    __syncthreads();
+  }
+  __device__ __forceinline__ void sync() const {
+    arrive();
+    wait();
+  }
+
+  /** The same place in the shared memory of another block. */
+  template <typename T>
+  __device__ __forceinline__ const T* of(const T* pointer, int other) const {
+#if PKV_HOPPER
+    if (size > 1) return static_cast<const T*>(__cluster_map_shared_rank(pointer, other));
+#endif
+    return pointer;
+  }
+};
+
+// Reductions over a warp, by exchange: the order of the additions is fixed.
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+  for (int step = 16; step >= 1; step /= 2) x = x + __shfl_xor_sync(~0u, x, step);
+  return x;
+}
+
+/** NaN is left out: sums keep it. */
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+  for (int step = 16; step >= 1; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
+  return x;
+}
+
+__device__ __forceinline__ int64_t warp_sum(int64_t x) {
+#pragma unroll
+  for (int step = 16; step >= 1; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+  return x;
+}
+
+/** The sum over all lower lanes. */
+__device__ __forceinline__ int lanes_before(int x) {
+  int sum = x;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(~0u, sum, step);
+    if (lane_id() >= step) sum += other;
+  }
+  return sum - x;
+}
+
+/** A float as a number that sorts as the floats do. */
+__device__ __forceinline__ uint32_t sortable(float x) {
+  const uint32_t bits = __float_as_uint(x);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+}  // namespace pariskv::cuda::device

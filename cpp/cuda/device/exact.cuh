@@ -1,0 +1,83 @@
+/** What both ways of exact attention share: where queries and rows lie, and how a query ends. */
+#pragma once
+
+#include "device/numbers.cuh"
+#include "device/staging.cuh"
+
+namespace pariskv::cuda::device {
+
+/** The last `tokens` tokens of a sequence of `total`, over all of it. */
+struct ExactParameters {
+  void* const* const* rows;  // the member of the sequence that points to its table
+  int64_t total, tokens;
+  int32_t segment_tokens;
+  int32_t group;
+  const char* q;  // (tokens, query heads, head_dim), strides in elements
+  int64_t q_stride_i, q_stride_j;
+  char* out;  // null: not wanted
+  int64_t out_stride_i, out_stride_j;
+  float* lse;  // null: not wanted
+  int64_t lse_stride;
+  float scale, softcap;
+  const float* sink_bias;  // null: none
+};
+
+/** One query of a kv head; the queries of a head are numbered token by token. */
+struct ExactQuery {
+  int64_t token, query_head;
+  int limit;  // rows it sees; 0: there is no such query
+
+  __device__ __forceinline__ ExactQuery(const ExactParameters& p, int head, int64_t index) {
+    token = index / p.group;
+    query_head = int64_t(head) * p.group + index % p.group;
+    limit = token < p.tokens ? int(p.total - p.tokens + token + 1) : 0;
+  }
+  template <typename Element>
+  __device__ __forceinline__ const Element* input(const ExactParameters& p) const {
+    return reinterpret_cast<const Element*>(p.q) + token * p.q_stride_i + query_head * p.q_stride_j;
+  }
+  template <typename Element>
+  __device__ __forceinline__ Element* output(const ExactParameters& p) const {
+    return reinterpret_cast<Element*>(p.out) + token * p.out_stride_i + query_head * p.out_stride_j;
+  }
+};
+
+/**
+ * Starts to copy rows [first, first + kRows) of a kv head, K and V side by side, to rows `kPitch`
+ * bytes apart; zeros from `end` on. A tile never crosses a segment's border.
+ */
+template <typename Element, int kDim, int kRows, int kPitch, int kThreads>
+__device__ __forceinline__ void stage_rows(const ExactParameters& p, int head, int first, int end,
+                                           uint32_t target) {
+  constexpr int kRowBytes = 2 * kDim * int(sizeof(Element)), kChunks = kRowBytes / 16;
+  const int segment = first / p.segment_tokens, slot = first - segment * p.segment_tokens;
+  const char* rows = static_cast<const char*>((*p.rows)[segment]) +
+                     (int64_t(head) * p.segment_tokens + slot) * kRowBytes;
+#pragma unroll
+  for (int step = 0; step < (kRows * kChunks + kThreads - 1) / kThreads; ++step) {
+    const int i = step * kThreads + int(threadIdx.x), row = i / kChunks, chunk = i % kChunks;
+    if (kRows * kChunks % kThreads != 0 && row >= kRows) break;
+    stage16(target + row * kPitch + chunk * 16, rows + i * 16, first + row < end);
+  }
+  close_stage();
+}
+
+__device__ __forceinline__ float capped(float logit, float softcap) {
+  return softcap > 0 ? softcap * tanhf(logit / softcap) : logit;
+}
+
+/** Writes a query's log-sum-exp, if wanted, and returns what its weighted sum is to be scaled by.
+ */
+__device__ __forceinline__ float finish(const ExactParameters& p, const ExactQuery& query,
+                                        float maximum, float sum, bool writes) {
+  float lse = sum > 0 || sum != sum ? maximum + logf(sum) : -infinity();
+  if (p.sink_bias != nullptr) {
+    const float bias = p.sink_bias[query.query_head], top = larger(lse, bias);
+    if (top != -infinity()) lse = top + logf(expf(lse - top) + expf(bias - top));
+    sum = sum + expf(bias - maximum);
+  }
+  if (writes && p.lse != nullptr) p.lse[query.token * p.lse_stride + query.query_head] = lse;
+  return lse == -infinity() || maximum == -infinity() ? 0.0f : 1.0f / sum;
+}
+
+}  // namespace pariskv::cuda::device

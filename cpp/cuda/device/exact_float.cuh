@@ -1,0 +1,135 @@
+/**
+ * Exact attention in 32 bits. A warp owns a few queries; for logits a lane takes a row of the tile,
+ * for weighted sums some dimensions of all rows.
+ */
+#pragma once
+
+#include "device/exact.cuh"
+
+namespace pariskv::cuda::device {
+
+constexpr int kFloatThreads = 128;
+constexpr int kFloatRows = 32;
+
+/** Queries of a warp: 256 dimensions leave room for half as many. */
+template <int kDim>
+constexpr int kFloatQueries = kDim > 128 ? 4 : 8;
+
+/** A block's shared memory. */
+template <int kDim>
+struct FloatTiles {
+  static constexpr int kPitch =
+      2 * kDim + 4;  // floats: four more, so that eight rows meet all banks
+  float rows[kFloatRows][kPitch];
+  float queries[kFloatThreads / 32][kFloatQueries<kDim>][kDim];
+  float weights[kFloatThreads / 32][kFloatQueries<kDim>][kFloatRows];
+};
+
+__device__ __forceinline__ float largest_of_warp(float x) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+  return x;
+}
+
+__device__ __forceinline__ float sum_of_warp(float x) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+  return x;
+}
+
+template <int kDim>
+__global__ void __launch_bounds__(kFloatThreads) attend_exact_float(ExactParameters p) {
+  constexpr int kQueries = kFloatQueries<kDim>, kWarps = kFloatThreads / 32;
+  constexpr int kWords = (kDim + 31) / 32;  // dimensions of a lane: lane, lane + 32, ...
+  extern __shared__ uint4 staged[];
+  FloatTiles<kDim>& tiles = *reinterpret_cast<FloatTiles<kDim>*>(staged);
+  const int head = int(blockIdx.y), warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
+  // The blocks with most to do come first.
+  const int64_t block = (int64_t(gridDim.x) - 1 - blockIdx.x) * kWarps * kQueries;
+  const int64_t own = block + warp * kQueries;
+  float (&queries)[kQueries][kDim] = tiles.queries[warp];
+  float (&weights)[kQueries][kFloatRows] = tiles.weights[warp];
+
+  int limits[kQueries];
+#pragma unroll
+  for (int i = 0; i < kQueries; ++i) {
+    const ExactQuery query(p, head, own + i);
+    limits[i] = query.limit;
+    for (int d = lane; d < kDim; d += 32) {
+      queries[i][d] = limits[i] > 0 ? query.template input<float>(p)[d] : 0.0f;
+    }
+  }
+  float maximum[kQueries], sum[kQueries] = {}, weighted[kQueries][kWords] = {};
+#pragma unroll
+  for (int i = 0; i < kQueries; ++i) maximum[i] = -infinity();
+
+  const int64_t last = min(block + kWarps * kQueries, p.tokens * p.group) - 1;
+  const int rows = int(p.total - p.tokens + last / p.group + 1);
+  for (int first = 0; first < rows; first += kFloatRows) {
+    __syncthreads();
+    stage_rows<float, kDim, kFloatRows, FloatTiles<kDim>::kPitch * 4, kFloatThreads>(
+        p, head, first, rows, shared_address(&tiles.rows));
+    await_stage<0>();
+    __syncthreads();
+
+    float logits[kQueries] = {};
+    const float4* key = reinterpret_cast<const float4*>(tiles.rows[lane]);
+#pragma unroll 4
+    for (int d = 0; d < kDim / 4; ++d) {
+      const float4 k = key[d];
+#pragma unroll
+      for (int i = 0; i < kQueries; ++i) {
+        const float4 q = reinterpret_cast<const float4*>(queries[i])[d];
+        logits[i] = fmaf(q.x, k.x, logits[i]);
+        logits[i] = fmaf(q.y, k.y, logits[i]);
+        logits[i] = fmaf(q.z, k.z, logits[i]);
+        logits[i] = fmaf(q.w, k.w, logits[i]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kQueries; ++i) {
+      const bool visible = first + lane < limits[i];
+      const float logit = capped(logits[i] * p.scale, p.softcap);
+      const float top = fmaxf(maximum[i], largest_of_warp(visible ? logit : -infinity()));
+      const float keep = maximum[i] == top ? 1.0f : expf(maximum[i] - top);
+      const float weight = visible ? expf(logit - top) : 0.0f;
+      maximum[i] = top;
+      sum[i] = fmaf(sum[i], keep, sum_of_warp(weight));
+      weights[i][lane] = weight;
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) weighted[i][w] *= keep;
+    }
+    __syncwarp();
+    for (int r = 0; r < min(kFloatRows, rows - first); ++r) {
+      float value[kWords];
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        const int d = lane + 32 * w;
+        value[w] = d < kDim ? tiles.rows[r][kDim + d] : 0.0f;
+      }
+#pragma unroll
+      for (int i = 0; i < kQueries; ++i) {
+        if (first + r >= limits[i]) continue;  // a weight of 0 would not hide a NaN
+        const float weight = weights[i][r];
+#pragma unroll
+        for (int w = 0; w < kWords; ++w) weighted[i][w] = fmaf(weight, value[w], weighted[i][w]);
+      }
+    }
+  }
+
+#pragma unroll
+  for (int i = 0; i < kQueries; ++i) {
+    if (limits[i] == 0) continue;
+    const ExactQuery query(p, head, own + i);
+    const float share = finish(p, query, maximum[i], sum[i], lane == 0);
+    if (p.out == nullptr) continue;
+    float* out = query.template output<float>(p);
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      const int d = lane + 32 * w;
+      if (d < kDim) out[d] = weighted[i][w] * share;
+    }
+  }
+}
+
+}  // namespace pariskv::cuda::device

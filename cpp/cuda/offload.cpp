@@ -1,0 +1,37 @@
+#include "offload.h"
+
+namespace pariskv::cuda {
+
+Event Offload::take_event() {
+  if (spare_.empty()) return Event();
+  Event event = std::move(spare_.back());
+  spare_.pop_back();
+  return event;
+}
+
+int64_t Offload::start(void* target, const void* source, int64_t bytes, cudaStream_t stream) {
+  Event arrived = take_event();
+  written_.record(stream);
+  written_.hold_back(stream_);
+  check(runtime().copy(target, source, size_t(bytes), stream_), "copy rows to host memory");
+  arrived.record(stream_);
+  under_way_.push_back({last_ + 1, std::move(arrived)});
+  return ++last_;
+}
+
+bool Offload::done(int64_t ticket) {
+  while (!under_way_.empty() && under_way_.front().arrived.passed()) {
+    spare_.push_back(std::move(under_way_.front().arrived));
+    under_way_.pop_front();
+  }
+  return under_way_.empty() || ticket < under_way_.front().ticket;
+}
+
+void Offload::wait(int64_t ticket) {
+  for (const Copy& copy : under_way_) {
+    if (copy.ticket == ticket) copy.arrived.wait();
+  }
+  done(ticket);
+}
+
+}  // namespace pariskv::cuda

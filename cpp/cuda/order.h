@@ -1,0 +1,51 @@
+/**
+ * In which order the device does what it is given, and when freed memory may be used again.
+ *
+ * Calls may come on any stream; each is ordered after the one before. Blocks that are freed
+ * meanwhile may still be read by work that is under way: they are kept until it has passed,
+ * zeroed on a stream of our own, and only then handed out again. The host never waits for that.
+ */
+#pragma once
+
+#include <vector>
+
+#include "memory/arena.h"
+#include "runtime.h"
+
+namespace pariskv::cuda {
+
+class Order {
+ public:
+  /** @param arenas whose freed blocks to see to; they outlive this. */
+  explicit Order(std::vector<Arena*> arenas) : arenas_(std::move(arenas)) {}
+
+  void enter(cudaStream_t stream);
+  void leave(cudaStream_t stream) noexcept;
+
+  /** Blocks whose last use has passed go back to their arenas; `wait` makes all of them pass. */
+  void recycle(bool wait);
+
+  /** Waits until the device is done with all that calls gave it. */
+  void wait();
+
+  /** The stream of our own, for work that belongs to no call. */
+  cudaStream_t upkeep() const { return upkeep_; }
+
+ private:
+  struct Retired {
+    Event last_use;
+    std::vector<std::vector<RetiredBlock>> blocks;  // by arena
+  };
+  void collect(cudaStream_t stream);
+
+  const std::vector<Arena*> arenas_;
+  OwnStream upkeep_;
+  Event upkeep_done_;
+  bool upkeep_news_ = false;  // zeroing that no call has been ordered after yet
+  Event last_call_;
+  cudaStream_t last_stream_ = nullptr;
+  bool called_ = false;
+  std::vector<Retired> retired_;  // oldest first
+};
+
+}  // namespace pariskv::cuda

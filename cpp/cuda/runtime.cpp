@@ -1,0 +1,42 @@
+#include "runtime.h"
+
+#include <string>
+
+#include "pariskv/error.h"
+
+namespace pariskv::cuda {
+
+namespace {
+
+cudaError_t copy_async(void* target, const void* source, size_t bytes, cudaStream_t stream) {
+  return cudaMemcpyAsync(target, source, bytes, cudaMemcpyDefault, stream);
+}
+
+cudaError_t device_malloc(void** data, size_t bytes) { return cudaMalloc(data, bytes); }
+
+cudaError_t pinned_malloc(void** data, size_t bytes, unsigned flags) {
+  return cudaHostAlloc(data, bytes, flags);
+}
+
+}  // namespace
+
+Runtime& runtime() {
+  static Runtime table{device_malloc, pinned_malloc, copy_async, cudaGetLastError};
+  return table;
+}
+
+bool succeeded(cudaError_t error) noexcept {
+  if (error != cudaSuccess) cudaGetLastError();
+  return error == cudaSuccess;
+}
+
+void check(cudaError_t error, const char* what) {
+  // The runtime keeps the error for whoever asks next; one that can be recovered from ends here.
+  if (succeeded(error)) return;
+  throw CudaError(std::string("[cuda] ") + what + ": " + cudaGetErrorName(error) + " (" +
+                  cudaGetErrorString(error) + ")");
+}
+
+void check_launch(const char* kernel) { check(runtime().launched(), kernel); }
+
+}  // namespace pariskv::cuda
