@@ -11,6 +11,7 @@ Verbs are measured one by one by the program `pariskv_cuda_steps` (CMake: PARISK
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import subprocess
 import sys
@@ -33,13 +34,17 @@ _SIZES = {
     1: [32_768, 131_072, 524_288, 1_048_576],
     8: [32_768, 131_072, 524_288],
 }
-_HOST_RESERVE = 8 << 30
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    changes: dict[str, Any] = {"scorer": arguments.scorer, "group_rule": arguments.group_rule}
-    if arguments.ratio:
-        changes["schedule"] = [(0, arguments.ratio, 0.2)]
+    """Of the config, where they differ from the defaults."""
+    changes: dict[str, Any] = {}
+    for change in arguments.set:
+        name, _, value = change.partition("=")
+        try:
+            changes[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            changes[name] = value
     return changes
 
 
@@ -51,11 +56,11 @@ def _decode(arguments: argparse.Namespace, timer: gpu.Timer) -> list[dict[str, A
         for tokens in sizes:
             if arguments.tokens and tokens not in arguments.tokens:
                 continue
-            missing = (tokens - batch.length()) * count * KV_HEADS * engine.ROW_BYTES
-            if missing > gpu.free_host_bytes() - _HOST_RESERVE:
-                print(f"batch {count} at {tokens:,} tokens: not enough host memory, left out")
+            try:
+                result = engine.step_of(batch, tokens, timer)
+            except pk.OutOfMemory as error:
+                print(f"batch {count} at {tokens:,} tokens is left out: {error}")
                 continue
-            result = engine.step_of(batch, tokens, timer)
             result["dense"] = gpu.dense(timer, count, tokens, QUERY_HEADS, KV_HEADS, HEAD_DIM)
             results.append(result)
         batch.remove()
@@ -125,9 +130,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", help="of the decode rows, only these")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--scorer", default="sign_norm")
-    parser.add_argument("--group-rule", default="attention_mass")
-    parser.add_argument("--ratio", type=float, help="of candidates, instead of the schedule")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a field of the config, as scorer=votes or 'schedule=[(0, .02, .2)]'",
+    )
     parser.add_argument("--steps", help="path of pariskv_cuda_steps")
     parser.add_argument("--name", default="cuda", help="of the results file")
     arguments = parser.parse_args()

@@ -100,14 +100,16 @@ class Clock {
 struct Line {
   std::string verb, scorer;
   int64_t batch, tokens;
-  double cold, warm;  // microseconds; warm 0: not measured
+  double cold, warm;  // microseconds; 0: not measured
   double bytes;
+  double until = 0;  // microseconds of all steps up to this one in one launch, cold
 };
 
 void print(const Line& line) {
   std::printf("{\"verb\": \"%s\", ", line.verb.c_str());
   if (!line.scorer.empty()) std::printf("\"scorer\": \"%s\", ", line.scorer.c_str());
   if (line.warm > 0) std::printf("\"warm_microseconds\": %.3f, ", line.warm);
+  if (line.until > 0) std::printf("\"until_microseconds\": %.3f, ", line.until);
   std::printf("\"batch\": %lld, \"tokens\": %lld, \"microseconds\": %.3f, \"bytes\": %.0f}\n",
               static_cast<long long>(line.batch), static_cast<long long>(line.tokens), line.cold,
               line.bytes);
@@ -200,19 +202,20 @@ class Scene {
       far_.push_back(on_device(std::vector<SequenceView>{view}));
     }
     candidates_ = views_[0].candidates;
+    const int64_t room = (candidates_ + 4095) / 4096 * 4096;
     layout_ = scratch_layout(shape_, shape_.group, config.top_k, config.scorer == Scorer::kVotes,
-                             tokens, candidates_);
+                             tokens, room);
     char* scratch = device_memory<char>(batch * (layout_.bytes + 256));
     std::vector<Lane> lanes;
     for (int64_t b = 0; b < batch; ++b) {
       char* own = scratch + b * ((layout_.bytes + 255) / 256 * 256);
-      lanes.push_back({far_[size_t(b)], own, tokens, candidates_});
+      lanes.push_back({far_[size_t(b)], own, tokens, room});
     }
     lanes_ = on_device(lanes);
     q_ = on_device(normal_numbers(batch * 32 * 128, 1.0f, 7));
     kv_ = on_device(normal_numbers(2 * batch * 8 * 128, 1.5f, 8));
     out_ = device_memory<uint16_t>(batch * 32 * 128);
-    counters_ = device_memory<int64_t>(2);
+    counters_ = device_memory<int64_t>(sizeof(DecodeCounts) / sizeof(int64_t));
   }
 
   EncodeCall encode_call(int64_t b) const {
@@ -256,15 +259,12 @@ class Scene {
     const double heads = double(8 * batch_), zone = double(views_[0].zone_tokens());
     const double resident = double(views_[0].total) - zone;
     switch (step) {
-      case kResident:
-        return heads * resident * double(shape_.row_bytes());
-      case kScore:
+      case kScan:
         return heads * zone * (16 + 1 + 1);
-      case kSelect:
-        return heads * (zone + 4 * double(candidates_));
-      case kRerank:
-        return heads * double(candidates_) * (16 + 2 + 64);
-      case kFetch:
+      case kEstimate:
+        return heads * (zone + double(candidates_) * (16 + 2 + 64) +
+                        resident * double(shape_.row_bytes()));
+      case kTake:
         return heads * double(config_.top_k) * double(shape_.row_bytes());
       default:
         return 0;
@@ -290,7 +290,7 @@ class Scene {
 };
 
 const char* name_of_step(int step) {
-  static const char* const names[] = {"prepare", "resident", "score", "select", "rerank", "fetch"};
+  static const char* const names[] = {"scan", "estimate", "take"};
   return names[step];
 }
 
@@ -303,17 +303,18 @@ void time_steps(Clock& clock, const RowMemory& rows, Scorer scorer, int64_t batc
     if (first <= last) launch_decode(scene.decode_call(first, last), stream);
   };
   const std::string name = scorer == Scorer::kVotes ? "votes" : "sign_norm";
-  for (int step = kPrepare; step < kDecodeSteps; ++step) {
+  const auto nothing = [] {};
+  for (int step = kScan; step <= kTake; ++step) {
     // Every round goes through all steps, so that each finds what the ones before it leave.
     const auto before = [&] {
-      launch(kPrepare, kFetch);
-      launch(kPrepare, step - 1);
+      launch(kScan, kTake);
+      launch(kScan, step - 1);
     };
     const double cold = clock.median(stream, true, before, [&] { launch(step, step); });
-    print({name_of_step(step), name, batch, tokens, cold, 0, scene.bytes(step)});
+    const double until = clock.median(stream, true, nothing, [&] { launch(kScan, step); });
+    print({name_of_step(step), name, batch, tokens, cold, 0, scene.bytes(step), until});
   }
-  const auto nothing = [] {};
-  const auto whole = [&] { launch(kPrepare, kFetch); };
+  const auto whole = [&] { launch(kScan, kTake); };
   print({"all steps", name, batch, tokens, clock.median(stream, true, nothing, whole),
          clock.median(stream, false, nothing, whole), 0});
 }

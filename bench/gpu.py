@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import subprocess
 import warnings
 from collections.abc import Callable, Iterator
@@ -122,14 +121,6 @@ def empty_graph_microseconds(timer: Timer) -> float:
 def free_bytes() -> int:
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info()[0]
-
-
-def free_host_bytes() -> int:
-    with open("/proc/meminfo", encoding="ascii") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
 
 def _dense_cases(

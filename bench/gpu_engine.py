@@ -91,7 +91,7 @@ class Batch:
     def remove(self) -> None:
         for sequence in self.sequences:
             self.cache.remove(sequence)
-        self.cache.trim()
+        arrive(self.cache)
 
 
 def _candidates(before: pk.Stats, after: pk.Stats) -> float:
@@ -117,7 +117,6 @@ def step_of(batch: Batch, tokens: int, timer: gpu.Timer, steadiness: float = 0.0
         "microseconds": taken,
         "candidates_per_head": _candidates(before, after),
         "offloaded_share": after.offloaded_bytes / after.row_bytes,
-        "free_host_bytes": gpu.free_host_bytes(),
     }
 
 

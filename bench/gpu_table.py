@@ -51,7 +51,7 @@ def _decode_row(result: dict[str, Any], rates: dict[str, float]) -> list[str]:
     dense = {name: median(taken) for name, taken in result.get("dense", {}).items()}
     best = min(dense, key=lambda name: dense[name], default=None)
     return [
-        f"batch {batch}, {_size(tokens)}",
+        f"{batch} × {_size(tokens)}",
         f"{ours:.1f}",
         "" if asked is None else f"{asked}",
         "" if proud is None else f"{proud}",
@@ -68,7 +68,18 @@ def _show_decode(results: dict[str, Any]) -> None:
     rates = results["bandwidths"]
     harness.show(
         "A decode step of one layer, K and V in host memory, µs",
-        ["", "ours", "asked", "proud", "floor", "ours /", "torch", "torch /", "asked", "by"],
+        [
+            "batch × tokens",
+            "ours",
+            "asked",
+            "proud",
+            "floor",
+            "ours /",
+            "torch",
+            "torch /",
+            "asked",
+            "by",
+        ],
         [_decode_row(result, rates) for result in results["decode"]],
         "CUDA graph, cold caches, medians. An empty graph takes "
         f"{results['empty_graph_microseconds']:.1f}, which is in all numbers. The GPU copies "
@@ -161,7 +172,7 @@ def _verb_row(line: dict[str, Any], rates: dict[str, float]) -> list[str]:
         f"{line['verb']} {line.get('scorer', '')}".strip(),
         f"{line['batch']} × {_size(line['tokens'])}",
         f"{taken:.1f}",
-        f"{line['warm_microseconds']:.1f}" if "warm_microseconds" in line else "",
+        f"{line['until_microseconds']:.1f}" if "until_microseconds" in line else "",
         f"{line['bytes'] / 1e6:.1f}",
         f"{rate / 1e9:,.0f}" if line["bytes"] else "",
         f"{share:.0f} % {'bus' if over_bus else 'copy'}" if line["bytes"] else "",
@@ -171,10 +182,11 @@ def _verb_row(line: dict[str, Any], rates: dict[str, float]) -> list[str]:
 
 def _show_verbs(results: dict[str, Any]) -> None:
     harness.show(
-        "Verbs one by one",
-        ["verb", "size", "cold µs", "warm µs", "MB", "GB/s", "share of", "asked"],
+        "Verbs one by one, µs",
+        ["verb", "size", "alone", "so far", "MB", "GB/s", "share of", "asked"],
         [_verb_row(line, results["bandwidths"]) for line in results["verbs"]],
-        "MB: what the verb has to move. Each is a launch of its own here, outside a graph.",
+        "Cold caches. alone: a launch of its own; so far: one launch of all steps up to this one. "
+        "MB: what the verb has to move.",
     )
 
 

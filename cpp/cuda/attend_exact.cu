@@ -2,10 +2,10 @@
 //
 // One pass: a block keeps its queries and walks over all rows that they see. So the rows are read
 // once for every 128 queries of a kv head (32 in 32 bits), wherever they lie.
-#include "runtime.h"
 #include "device/exact_float.cuh"
 #include "device/exact_mma.cuh"
 #include "kernels.h"
+#include "runtime.h"
 
 namespace pariskv::cuda {
 

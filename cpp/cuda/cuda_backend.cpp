@@ -138,9 +138,9 @@ void CudaBackend::send_pokes(Stream stream) {
     if (!last.empty() && last.back().target == poke.target) last.pop_back();
     last.push_back(poke);
   }
-  pokes_.clear();
   const DeviceGuard guard(device_);
   launch_pokes(last.data(), int64_t(last.size()), handle_of(stream));
+  pokes_.clear();  // not before: words of a refused launch go with the next one
 }
 
 int64_t CudaBackend::start_offload(void* target, const void* source, int64_t bytes, Stream stream) {

@@ -123,8 +123,8 @@ DecodeCall CudaBackend::call_of(const DecodeArgs& args) const {
   call.lse_stride = args.lse.strides[0];
   call.logits = args.logits;
   call.counters = counters_.as<int64_t>();
-  call.first_step = kPrepare;
-  call.last_step = kFetch;
+  call.first_step = kScan;
+  call.last_step = kTake;
   return call;
 }
 
@@ -171,7 +171,8 @@ HeadTrace CudaBackend::trace_head(const DecodeArgs& args, int64_t head) {
 SearchTrace CudaBackend::trace(const DecodeArgs& args, Stream stream) {
   const DeviceGuard guard(device_);
   DecodeCall call = call_of(args);
-  call.last_step = kRerank;
+  call.explains = true;
+  call.counters = nullptr;
   launch_decode(call, handle_of(stream));
   check(cudaStreamSynchronize(handle_of(stream)), "explain");
   SearchTrace trace;

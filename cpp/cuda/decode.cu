@@ -1,46 +1,69 @@
-// Launches of the decode kernel: how many blocks share a head, how shared memory is cut.
+// A decode step as three launches: every key scored, candidates estimated, the best rows attended
+// to. Each may take its place on the device while the one before it is still at work.
 #include <algorithm>
 #include <map>
 #include <mutex>
 #include <utility>
 
+#include "decode_launch.cuh"
 #include "runtime.h"
-#include "decode.cuh"
 
 namespace pariskv::cuda {
 
-extern template void launch_decode_as<float>(const DecodeCall&, cudaStream_t);
-extern template void launch_decode_as<__half>(const DecodeCall&, cudaStream_t);
-extern template void launch_decode_as<__nv_bfloat16>(const DecodeCall&, cudaStream_t);
+extern template DecodeKernels decode_kernels<float>(int64_t);
+extern template DecodeKernels decode_kernels<__half>(int64_t);
+extern template DecodeKernels decode_kernels<__nv_bfloat16>(int64_t);
 
 namespace {
 
-constexpr int kSizes = 5;  // clusters of 1, 2, 4, 8 and 16 blocks
+constexpr int kClusters = 5;  // of 1, 2, 4, 8 and 16 blocks
+constexpr int kScansPerProcessor = 2;
+constexpr int kScanBytes = 56 << 10;   // half of what a block of the next kernel leaves
+constexpr int kTakeBytes = 110 << 10;  // two blocks fit a multiprocessor of a data centre's card
 
-/** What a device can do with a kernel. */
+/** What a device can do with the kernels of one instance. */
 struct Fit {
   int multiprocessors = 0;
-  int shared_bytes = 0;       // that a block can have
-  int clusters[kSizes] = {};  // of 1 << i blocks that run at once
+  int shared_bytes = 0;          // that a block can have
+  bool early = false;            // kernels can be launched before their predecessor is done
+  int clusters[kClusters] = {};  // of 1 << i blocks that run at once
 };
 
-cudaLaunchConfig_t config_of(int blocks, int bytes, int cluster, cudaLaunchAttribute& attribute,
-                             cudaStream_t stream) {
+/** A launch, and the attributes it points to. */
+struct Launch {
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(blocks));
-  config.blockDim = dim3(device::kThreads);
-  config.dynamicSmemBytes = size_t(bytes);
-  config.stream = stream;
-  if (cluster > 1) {
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {unsigned(cluster), 1, 1};
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-  }
-  return config;
-}
+  cudaLaunchAttribute attributes[2] = {};
 
-Fit measure(const void* kernel, int index) {
+  Launch(int64_t blocks, int shared_bytes, cudaStream_t stream) {
+    config.gridDim = dim3(unsigned(blocks));
+    config.blockDim = dim3(device::kThreads);
+    config.dynamicSmemBytes = size_t(shared_bytes);
+    config.stream = stream;
+    config.attrs = attributes;
+  }
+  Launch& clusters_of(int blocks) {
+    if (blocks == 1) return *this;
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {unsigned(blocks), 1, 1};
+    return *this;
+  }
+  Launch& early(bool may) {
+    if (!may) return *this;
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    return *this;
+  }
+  void run(const void* kernel, DecodeLaunch& launch, const char* what) {
+    launch.shared_bytes = int(config.dynamicSmemBytes);
+    void* arguments[] = {&launch};
+    check(cudaLaunchKernelExC(&config, kernel, arguments), what);
+    check_launch(what);
+  }
+};
+
+Fit measure(const DecodeKernels& kernels, int index) {
   Fit fit;
   int major = 0;
   const auto ask = [&](int& value, cudaDeviceAttr attribute) {
@@ -49,92 +72,110 @@ Fit measure(const void* kernel, int index) {
   ask(fit.multiprocessors, cudaDevAttrMultiProcessorCount);
   ask(fit.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
   ask(major, cudaDevAttrComputeCapabilityMajor);
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, fit.shared_bytes),
-        "give the decode kernel its shared memory");
+  for (const void* kernel : {kernels.scan, kernels.estimate, kernels.take}) {
+    check(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, fit.shared_bytes),
+        "give the decode kernels their shared memory");
+  }
+  fit.early = major >= 9;
   if (major < 9) return fit;
   // Sixteen blocks are more than every device must be able to do.
-  succeeded(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-  for (int i = 1; i < kSizes; ++i) {
-    cudaLaunchAttribute attribute{};
-    const cudaLaunchConfig_t config =
-        config_of(1 << i, fit.shared_bytes, 1 << i, attribute, nullptr);
+  succeeded(cudaFuncSetAttribute(kernels.take, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+  for (int i = 1; i < kClusters; ++i) {
+    Launch launch(1 << i, std::min(kTakeBytes, fit.shared_bytes), nullptr);
+    launch.clusters_of(1 << i);
     int clusters = 0;
-    if (succeeded(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config))) {
+    if (succeeded(cudaOccupancyMaxActiveClusters(&clusters, kernels.take, &launch.config))) {
       fit.clusters[i] = clusters;
     }
   }
   return fit;
 }
 
-/** Measured once for each kernel and device. */
-Fit fit_of(const void* kernel) {
+/** Measured once for each instance and device. */
+Fit fit_of(const DecodeKernels& kernels) {
   static std::mutex mutex;
   static std::map<std::pair<const void*, int>, Fit> known;
   int index = 0;
   check(cudaGetDevice(&index), "ask for the device");
   const std::lock_guard<std::mutex> lock(mutex);
-  const auto found = known.find({kernel, index});
+  const auto found = known.find({kernels.take, index});
   if (found != known.end()) return found->second;
-  return known[{kernel, index}] = measure(kernel, index);
+  return known[{kernels.take, index}] = measure(kernels, index);
 }
 
 /** The largest cluster with which all heads run at once. */
 int cluster_size(const Fit& fit, int64_t heads) {
-  for (int i = kSizes - 1; i > 0; --i) {
-    if (heads <= fit.clusters[i] && heads << i <= fit.multiprocessors) return 1 << i;
+  for (int i = kClusters - 1; i > 0; --i) {
+    if (heads <= fit.clusters[i]) return 1 << i;
   }
   return 1;
 }
 
-template <int kWords>
-SharedPlan plan_of(const DecodeCall& call, int limit) {
-  constexpr int kStage = device::kWarps * device::kUnitBytes<kWords>;
-  constexpr int kTable = 4 * kWords * 256;  // votes of one searcher
-  constexpr int kAmpleRows = 40 << 10;      // hides the latency of device memory
-  constexpr int kRoomy = 200 << 10;         // shared memory of a data centre's card
-  constexpr int kNear = 16 << 10;           // scores of a block at 262,144 tokens
-  static_assert(device::kMergeBytes<kWords> + 128 <= kStage);
-  const bool votes = call.scorer == Scorer::kVotes;
-  SharedPlan plan{};
-  plan.near_bytes = limit >= kRoomy ? kNear : 0;
-  const int left = limit - int((sizeof(DecodeSpace<kWords>) + 127) / 128 * 128) - plan.near_bytes;
-  plan.stages = std::clamp((left - kAmpleRows) / kStage, 1, device::kMaxStages);
-  plan.rows_bytes = (left - plan.stages * kStage) / 128 * 128;
-  plan.packed = votes && call.searchers > 1 && 4 * kTable <= plan.rows_bytes;
-  plan.bytes = limit - left + plan.stages * kStage + plan.rows_bytes;
-  return plan;
+/** The largest team with which all heads are scanned at once. */
+int team_size(const Fit& fit, int64_t heads) {
+  int team = device::kMostScans;
+  while (team > 1 && heads * team > int64_t(fit.multiprocessors) * kScansPerProcessor) team /= 2;
+  return team;
+}
+
+DecodeKernels kernels_of(const ModelShape& shape) {
+  switch (shape.dtype) {
+    case DType::kFloat32:
+      return decode_kernels<float>(shape.rotated_dim);
+    case DType::kFloat16:
+      return decode_kernels<__half>(shape.rotated_dim);
+    case DType::kBFloat16:
+      break;
+  }
+  return decode_kernels<__nv_bfloat16>(shape.rotated_dim);
+}
+
+/** The scan's shared memory: a ring of units, and tables for votes. */
+int plan_scan(const DecodeKernels& kernels, const Fit& fit, DecodeLaunch& launch) {
+  const bool votes = launch.call.scorer == Scorer::kVotes;
+  launch.packed =
+      votes && launch.call.searchers > 1 &&
+      4 * kernels.table_bytes + kernels.scan_space + kernels.stage_bytes <= fit.shared_bytes;
+  const int tables = votes ? kernels.table_bytes * (launch.packed ? 4 : 1) : 0;
+  launch.stages =
+      std::clamp((kScanBytes - kernels.scan_space) / kernels.stage_bytes, 1, device::kMaxStages);
+  return kernels.scan_space + launch.stages * kernels.stage_bytes + tables;
 }
 
 }  // namespace
 
-void launch_kernel(const DecodeCall& call, const void* const (&kernels)[3], cudaStream_t stream) {
-  const int64_t words = call.shape.rotated_dim / 32;
-  const void* kernel = kernels[words == 2 ? 0 : words == 4 ? 1 : 2];
-  const Fit fit = fit_of(kernel);
-  DecodeLaunch launch{};
-  launch.call = call;
-  launch.plan = words == 2   ? plan_of<2>(call, fit.shared_bytes)
-                : words == 4 ? plan_of<4>(call, fit.shared_bytes)
-                             : plan_of<8>(call, fit.shared_bytes);
-  const int64_t heads = call.batch * call.shape.kv_heads;
-  launch.cluster = cluster_size(fit, heads);
-  cudaLaunchAttribute attribute{};
-  const cudaLaunchConfig_t config =
-      config_of(int(heads * launch.cluster), launch.plan.bytes, launch.cluster, attribute, stream);
-  void* arguments[] = {&launch};
-  check(cudaLaunchKernelExC(&config, kernel, arguments), "decode");
-  check_launch("decode");
-}
-
 void launch_decode(const DecodeCall& call, cudaStream_t stream) {
   if (call.batch == 0) return;
-  switch (call.shape.dtype) {
-    case DType::kFloat32:
-      return launch_decode_as<float>(call, stream);
-    case DType::kFloat16:
-      return launch_decode_as<__half>(call, stream);
-    case DType::kBFloat16:
-      return launch_decode_as<__nv_bfloat16>(call, stream);
+  const DecodeKernels kernels = kernels_of(call.shape);
+  const Fit fit = fit_of(kernels);
+  const int64_t heads = call.batch * call.shape.kv_heads;
+  const auto runs = [&](DecodeStep step) {
+    return call.first_step <= step && step <= call.last_step;
+  };
+  DecodeLaunch launch{};
+  launch.call = call;
+  launch.team = team_size(fit, heads);
+  const int scan_bytes = plan_scan(kernels, fit, launch);
+  if (runs(kScan)) {
+    if (call.scorer == Scorer::kVotes) {
+      Launch(heads * launch.team, 0, stream).run(kernels.votes, launch, "decode: votes");
+    }
+    Launch(heads * launch.team, scan_bytes, stream).run(kernels.scan, launch, "decode: scan");
+  }
+  if (runs(kEstimate)) {
+    Launch(2 * heads * device::kParts, kernels.estimate_bytes, stream)
+        .early(fit.early && runs(kScan))
+        .run(kernels.estimate, launch, "decode: estimate");
+  }
+  if (runs(kTake)) {
+    launch.team = cluster_size(fit, heads);
+    const int bytes =
+        std::max(std::min(kTakeBytes, fit.shared_bytes), kernels.take_space + kernels.take_least);
+    Launch(heads * launch.team, bytes, stream)
+        .clusters_of(launch.team)
+        .early(fit.early && runs(kEstimate))
+        .run(kernels.take, launch, "decode: take");
   }
 }
 

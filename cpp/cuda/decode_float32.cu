@@ -1,7 +1,7 @@
-#include "decode.cuh"
+#include "decode_launch.cuh"
 
 namespace pariskv::cuda {
 
-template void launch_decode_as<float>(const DecodeCall& call, cudaStream_t stream);
+template DecodeKernels decode_kernels<float>(int64_t rotated_dim);
 
 }  // namespace pariskv::cuda

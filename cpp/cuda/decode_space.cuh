@@ -10,24 +10,20 @@
 
 namespace pariskv::cuda {
 
-/** How the shared memory after DecodeSpace is cut: scores, a ring of units, tiles of rows. */
-struct SharedPlan {
-  int near_bytes;  // scores of the block, when there are no more
-  int stages;      // units that a warp has under way
-  int rows_bytes;
-  int packed;  // votes of four searchers at a time
-  int bytes;   // all, DecodeSpace too
-};
-
+/** One launch of one of the kernels. */
 struct DecodeLaunch {
   DecodeCall call;
-  SharedPlan plan;
-  int cluster;  // blocks per kv head
+  int team;          // blocks per kv head: of a scan, or the cluster that takes rows
+  int stages;        // of a scan: units that a warp has under way
+  int packed;        // of a scan by votes: four searchers at a time
+  int shared_bytes;  // that a block has
 };
 
 /** The scratch of one head of one lane. */
 struct HeadScratch {
   uint8_t* scores;
+  int32_t* histograms;   // (device::kMostScans, 256)
+  device::Mass* masses;  // (kParts, group)
   uint8_t* votes;
   int32_t* candidates;
   float* estimates;
@@ -54,25 +50,16 @@ struct HeadContext {
   HeadScratch scratch;
 };
 
-template <int kWords>
-struct DecodeSpace {
-  uint64_t ring[device::kWarps][device::kMaxStages];
-  uint64_t rows[device::kMostSlots];
-  device::Queries<kWords> queries;
-  device::TopKSpace top_k;  // its bins are histograms of the warps before, 256 each
-  device::SelectSpace select;
-  HeadContext context;
-  device::Slice slice;
-  float centres[16];
-  float all[device::kHeadsPerPass];  // log-sum-exp of every head
-};
+/** Where the share of scan `rank` of a team begins, of so many units. */
+__device__ __forceinline__ int scan_begin(int units, int rank, int team) {
+  return int(uint32_t(units) * uint32_t(rank) / uint32_t(team));
+}
 
 static_assert(kShards == device::kParts && kScoreAlignment == device::kScoreOrigin);
 static_assert(kNormShift == device::kNormCodeShift && kNormBase == device::kNormCodeBase);
 static_assert(kScaleShift == device::kScaleCodeShift && kQueryLevels == device::kLevels);
 static_assert(kScoreSteps == device::kSteps && kScoreShift == device::kShift);
 static_assert(kNormUnit == device::kUnit && kSubspaceDim == 8);
-static_assert(device::kBins == device::kWarps * 256, "the bins of a warp's histogram");
 
 /** Computed alike by host and device. */
 __host__ __device__ inline ScratchLayout layout_scratch(const ModelShape& shape, int64_t searchers,
@@ -91,6 +78,8 @@ __host__ __device__ inline ScratchLayout layout_scratch(const ModelShape& shape,
   // The zone may begin within the first alignment, and is scored in units of it.
   at.score_stride = (zone_capacity + 2 * kScoreAlignment) / kScoreAlignment * kScoreAlignment;
   at.scores = take(heads * at.score_stride);
+  at.histograms = take(heads * device::kMostScans * 256 * 4);
+  at.masses = take(heads * kShards * shape.group * 8);
   at.votes = take(votes ? heads * searchers * shape.rotated_dim / kSubspaceDim * 256 : 0);
   at.candidates = take(heads * candidate_capacity * 4);
   at.estimates = take(heads * searchers * candidate_capacity * 4);
@@ -115,6 +104,9 @@ __device__ inline HeadScratch scratch_of(const DecodeCall& call, const Lane& lan
   char* base = lane.scratch;
   HeadScratch scratch;
   scratch.scores = reinterpret_cast<uint8_t*>(base + at.scores) + head * at.score_stride;
+  scratch.histograms =
+      reinterpret_cast<int32_t*>(base + at.histograms) + head * device::kMostScans * 256;
+  scratch.masses = reinterpret_cast<device::Mass*>(base + at.masses) + head * kShards * shape.group;
   scratch.votes = reinterpret_cast<uint8_t*>(base + at.votes) +
                   head * call.searchers * shape.rotated_dim / kSubspaceDim * 256;
   scratch.candidates = reinterpret_cast<int32_t*>(base + at.candidates) + head * capacity;
@@ -159,6 +151,63 @@ __device__ inline HeadContext context_of(const DecodeCall& call, const Lane& lan
                    call.logits.softcap};
   context.scratch = scratch_of(call, lane, head);
   return context;
+}
+
+/** A block at work for one head: what all kernels share. */
+template <typename Element, int kWords>
+struct HeadBlock {
+  const DecodeCall& call;
+  const HeadContext& context;
+
+  __device__ __forceinline__ int searchers() const { return int(call.searchers); }
+  __device__ __forceinline__ bool votes() const { return call.scorer == Scorer::kVotes; }
+  __device__ __forceinline__ bool mean() const { return call.group_rule == GroupRule::kMeanQuery; }
+  __device__ __forceinline__ bool searches() const { return context.searched > 0; }
+
+  __device__ __forceinline__ Element* at(const Rows& tensor, int64_t j) const {
+    return reinterpret_cast<Element*>(tensor.data) + context.row * tensor.stride_i +
+           j * tensor.stride_j;
+  }
+  /** Queries of this head. */
+  __device__ __forceinline__ const Element* queries() const {
+    return at(call.q, int64_t(context.head) * context.shape.group);
+  }
+  /** Where a position's row lies, in device or host memory. */
+  __device__ __forceinline__ char* row_at(int position) const {
+    const uint32_t tokens = uint32_t(call.shape.segment_tokens);
+    const uint32_t segment = uint32_t(position) / tokens;
+    const int64_t slot = uint32_t(position) - segment * tokens;
+    return static_cast<char*>(context.rows[segment]) +
+           (int64_t(context.head) * tokens + slot) * context.shape.row_bytes;
+  }
+
+  /** Searchers from `from` on, as many as fit. All threads; ends with a barrier. */
+  __device__ __forceinline__ void prepare(int from, bool quantise,
+                                          device::Queries<kWords>& out) const {
+    const int64_t first = int64_t(context.head) * context.shape.group;
+    device::prepare_queries<kWords, Element>(
+        context.statistics, call.codec.negative, from, searchers(), !quantise,
+        [&](int searcher) {
+          return device::QueryRows<Element>{at(call.q, first + searcher), call.q.stride_j,
+                                            mean() ? context.shape.group : 1, mean(),
+                                            context.shape.head_dim};
+        },
+        out);
+  }
+};
+
+/** A block's way from its index to its head: false when the lane is nobody's. All threads. */
+template <typename Element>
+__device__ __forceinline__ bool find_context(const DecodeCall& call, uint32_t index,
+                                             HeadContext& context) {
+  const uint32_t heads = uint32_t(call.shape.kv_heads), row = index / heads;
+  const Lane lane = call.lanes[row];
+  if (lane.layers == nullptr) return false;
+  if (threadIdx.x == 0) {
+    context = context_of<Element>(call, lane, lane.layers[call.layer], int(row),
+                                  int(index - row * heads));
+  }
+  return true;
 }
 
 }  // namespace pariskv::cuda

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include "runtime.h"
 #include "device/staging.cuh"
 #include "device/summary.cuh"
 #include "device/summary_careful.cuh"
 #include "kernels.h"
 #include "pariskv/error.h"
+#include "runtime.h"
 
 namespace pariskv::cuda {
 

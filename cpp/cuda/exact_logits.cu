@@ -1,7 +1,7 @@
 // Exact logits of chosen rows, for explanations: the sums are the CPU's, bit for bit.
-#include "runtime.h"
 #include "device/numbers.cuh"
 #include "kernels.h"
+#include "runtime.h"
 
 namespace pariskv::cuda {
 

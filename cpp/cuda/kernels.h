@@ -21,7 +21,7 @@ struct CodecConstants {
 
 /** A rank-3 tensor (i, j, d): innermost elements side by side. */
 struct Rows {
-  char* data;  // null: not there
+  char* data;                  // null: not there
   int64_t stride_i, stride_j;  // in elements
 };
 
@@ -38,7 +38,7 @@ void launch_pokes(const Poke* pokes, int64_t count, cudaStream_t stream);
 struct RowsCall {
   ModelShape shape;
   const SequenceView* sequence;  // in device memory
-  int64_t begin;      // first position
+  int64_t begin;                 // first position
   int64_t tokens;
   Rows k, v;  // (tokens, heads, head_dim)
 };
@@ -58,8 +58,8 @@ void launch_encode(const EncodeCall& call, cudaStream_t stream);
 /** Adds (direction 1) or takes off (-1) the statistics of the keys, from their summaries. */
 void launch_tally(const EncodeCall& call, int64_t direction, cudaStream_t stream);
 
-/** The steps of a decode, in order. A launch may run some of them alone: bench and explain do. */
-enum DecodeStep : int { kPrepare, kResident, kScore, kSelect, kRerank, kFetch, kDecodeSteps };
+/** The kernels of a decode, in order. A launch may run some of them alone: the bench does. */
+enum DecodeStep : int { kScan, kEstimate, kTake };
 
 struct DecodeCall {
   ModelShape shape;
@@ -77,8 +77,9 @@ struct DecodeCall {
   Rows out;           // (batch, query_heads, head_dim); data null: not wanted
   float* lse;         // (batch, query_heads) `lse_stride` apart; null: not wanted
   int64_t lse_stride;
-  Logits logits;      // sink_bias in device memory
-  int64_t* counters;  // DecodeCounts, added to
+  Logits logits;              // sink_bias in device memory
+  int64_t* counters;          // DecodeCounts, added to
+  bool explains;              // what candidates are worth is left in scratch
   int first_step, last_step;  // DecodeStep, both included
 };
 void launch_decode(const DecodeCall& call, cudaStream_t stream);

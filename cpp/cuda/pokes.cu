@@ -1,8 +1,8 @@
 // Words that the host writes into tables in device memory, in stream order.
 #include <algorithm>
 
-#include "runtime.h"
 #include "kernels.h"
+#include "runtime.h"
 
 namespace pariskv::cuda {
 

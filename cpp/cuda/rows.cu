@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "runtime.h"
 #include "kernels.h"
+#include "runtime.h"
 
 namespace pariskv::cuda {
 

@@ -19,19 +19,21 @@ constexpr int kShards = 16;
 
 /** Scratch of one lane: offsets in bytes from its base, fixed by the capacities. */
 struct ScratchLayout {
-  int64_t scores;          // (heads, score_stride) uint8: the key at `offset` of the zone has its
-                           // score at offset + zone_begin % kScoreAlignment
-  int64_t votes;           // (heads, searchers, subspaces, 256) uint8
-  int64_t candidates;      // (heads, candidate_capacity) int32: offsets from zone_begin, ascending
-  int64_t estimates;       // (heads, searchers, candidate_capacity) float
-  int64_t worth;           // (heads, candidate_capacity) float
-  int64_t selected;        // (heads, top_k) int32: indices into candidates, ascending
-  int64_t addresses;       // (heads, top_k) uint64: where the selected rows lie
-  int64_t selected_count;  // (heads) int32
-  int64_t candidate_count; // (heads) int32
-  int64_t resident;        // (heads, kShards, group, 2 + head_dim) float: maximum, sum, weighted
-  int64_t fetched;         // the same for the selected rows
-  int64_t score_stride;    // not an offset
+  int64_t scores;           // (heads, score_stride) uint8: the key at `offset` of the zone has its
+                            // score at offset + zone_begin % kScoreAlignment
+  int64_t histograms;       // (heads, blocks that score a head, 256) int32
+  int64_t masses;           // (heads, kShards, group, 2) float: maximum, sum of estimates
+  int64_t votes;            // (heads, searchers, subspaces, 256) uint8
+  int64_t candidates;       // (heads, candidate_capacity) int32: offsets from zone_begin, ascending
+  int64_t estimates;        // (heads, searchers, candidate_capacity) float
+  int64_t worth;            // (heads, candidate_capacity) float
+  int64_t selected;         // (heads, top_k) int32: indices into candidates, ascending
+  int64_t addresses;        // (heads, top_k) uint64: where the selected rows lie
+  int64_t selected_count;   // (heads) int32
+  int64_t candidate_count;  // (heads) int32
+  int64_t resident;         // (heads, kShards, group, 2 + head_dim) float: maximum, sum, weighted
+  int64_t fetched;          // the same for the selected rows
+  int64_t score_stride;     // not an offset
   int64_t bytes;
 };
 

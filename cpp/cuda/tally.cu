@@ -4,9 +4,9 @@
 // matrices: signs, 0 or 1, times the norms' digits to the base 256, on the integer tensor cores.
 #include <type_traits>
 
-#include "runtime.h"
 #include "device/numbers.cuh"
 #include "kernels.h"
+#include "runtime.h"
 
 namespace pariskv::cuda {
 

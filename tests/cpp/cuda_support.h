@@ -143,6 +143,9 @@ class Faults {
   Faults(const Faults&) = delete;
   Faults& operator=(const Faults&) = delete;
 
+  /** From now on nothing fails any more: what follows only tidies up. */
+  static void lift();
+
   /** How many calls were refused. */
   int64_t refused() const;
 };

@@ -47,8 +47,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(autouse=True)
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
     """The backend of this test: what make_config and torch's factories take by default."""
-    skipped = request.node.get_closest_marker("skip")
-    support.use_device("cpu" if skipped else request.param)
+    support.use_device(request.param)
     yield request.param
     support.use_device("cpu")
 

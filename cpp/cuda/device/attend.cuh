@@ -320,6 +320,7 @@ class RowAttention {
         to[d] = new_row_.k[d];
         to[shape_.head_dim + d] = new_row_.v[d];
       }
+      before_copies();  // that will use this slot again
     }
     RowCopies::finish(barrier);
     advance(count);

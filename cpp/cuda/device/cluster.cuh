@@ -8,7 +8,7 @@
 
 namespace pariskv::cuda::device {
 
-constexpr int kThreads = 512;
+constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kMaxCluster = 16;
 
@@ -18,10 +18,29 @@ constexpr int kMaxCluster = 16;
  * by side.
  */
 constexpr int kParts = 16;
+static_assert(kMaxCluster == kParts);
 
-/** Where part `part` of `count` things begins. */
+/** Where part `part` of `count` things begins; there are at most 2^23 of them. */
 __device__ __forceinline__ int part_begin(int count, int part) {
-  return int(int64_t(count) * part / kParts);
+  return int(uint32_t(count) * uint32_t(part) / kParts);
+}
+
+/** Where the share of warp `warp` of `count` things begins. */
+__device__ __forceinline__ int warp_begin(int count, int warp) {
+  return int(uint32_t(count) * uint32_t(warp) / kWarps);
+}
+
+/** A kernel that was launched early waits here for the work of the one before it. */
+__device__ __forceinline__ void wait_for_predecessor() {
+#if PKV_HOPPER
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+/** Lets the next kernel take its place on the device; it waits for our work by itself. */
+__device__ __forceinline__ void let_successor_start() {
+#if PKV_HOPPER
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
 }
 
 __device__ __forceinline__ int lane_id() { return int(threadIdx.x % 32); }
@@ -31,8 +50,10 @@ struct Cluster {
   int size;
   int rank;
 
-  int __device__ __forceinline__ first_part() const { return rank * (kParts / size); }
-  int __device__ __forceinline__ end_part() const { return (rank + 1) * (kParts / size); }
+  /** The size is a power of two, which spares divisions. */
+  __device__ __forceinline__ int log_parts() const { return 4 - (31 - __clz(size)); }
+  __device__ __forceinline__ int first_part() const { return rank << log_parts(); }
+  __device__ __forceinline__ int end_part() const { return (rank + 1) << log_parts(); }
 
   /**
    * Between `arrive` and the return of `wait` every thread of every block has arrived; what they

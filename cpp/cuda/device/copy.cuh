@@ -83,6 +83,7 @@ struct WarpCopies<true> {
   /** Calls `piece(i)` for i in [0, count), each in one lane. */
   template <typename Piece>
   static __device__ __forceinline__ void each(int count, Piece piece) {
+#pragma unroll 1
     for (int i = threadIdx.x % 32; i < count; i += 32) piece(i);
   }
   static __device__ __forceinline__ void expect(uint64_t* barrier, uint32_t bytes) {
@@ -117,12 +118,14 @@ struct WarpCopies<false> {
   /** Calls `piece(i)` for i in [0, count), each in all lanes together. */
   template <typename Piece>
   static __device__ __forceinline__ void each(int count, Piece piece) {
+#pragma unroll 1
     for (int i = 0; i < count; ++i) piece(i);
   }
   static __device__ __forceinline__ void expect(uint64_t*, uint32_t) {}
   static __device__ __forceinline__ void start(void* to, const void* from, uint32_t bytes,
                                                uint64_t*) {
     const uint32_t target = shared_address(to);
+#pragma unroll 1
     for (uint32_t at = threadIdx.x % 32 * 16; at < bytes; at += 32 * 16) {
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target + at),
                    "l"(static_cast<const char*>(from) + at)

@@ -12,7 +12,7 @@ namespace pariskv::cuda::device {
 
 /** Searchers are prepared this many at a time; more come in further rounds. */
 template <int kWords>
-constexpr int kQueries = kWords == 8 ? 8 : 16;
+constexpr int kQueries = 8;
 
 /** Bits of a quantised element: two's complement, the last plane counts -16. */
 constexpr int kPlanes = 5;
@@ -42,7 +42,7 @@ template <typename Element>
 struct QueryRows {
   const Element* first;
   int64_t stride;  // in elements
-  int members;     // 1, or the group whose mean is taken
+  int members;     // one, or the group whose mean is taken
   bool mean;
   int head_dim;
 };
@@ -50,20 +50,17 @@ struct QueryRows {
 /** Element r of a lane is dimension 32 r + lane. */
 template <typename Element, int kWords>
 __device__ __forceinline__ void load_query(const QueryRows<Element>& rows, float (&x)[kWords]) {
+#pragma unroll 1
+  for (int g = 0; g < rows.members; ++g) {
 #pragma unroll
-  for (int r = 0; r < kWords; ++r) {
-    const int d = 32 * r + lane_id();
-    x[r] = 0;
-    if (d >= rows.head_dim) continue;
-    if (!rows.mean) {
-      x[r] = to_float(rows.first[d]);
-      continue;
+    for (int r = 0; r < kWords; ++r) {
+      const int d = 32 * r + lane_id();
+      if (d < rows.head_dim) x[r] = __fadd_rn(x[r], to_float(rows.first[g * rows.stride + d]));
     }
-    for (int g = 0; g < rows.members; ++g) {
-      x[r] = __fadd_rn(x[r], to_float(rows.first[g * rows.stride + d]));
-    }
-    x[r] = __fdiv_rn(x[r], float(rows.members));
   }
+  if (!rows.mean) return;
+#pragma unroll
+  for (int r = 0; r < kWords; ++r) x[r] = __fdiv_rn(x[r], float(rows.members));
 }
 
 /** H diag(s) x; false, and all zero, when that is not finite. */
@@ -108,9 +105,23 @@ constexpr double kSteps = 16;     // scores per spread
 constexpr double kShift = 4;      // spreads from the lowest score to the mean
 constexpr double kUnit = 0x1p-9;  // of a norm
 
+/** What a lane needs of the statistics, asked for before it is needed. */
 template <int kWords>
-__device__ __forceinline__ void quantise(const float (&x)[kWords], const HeadStatistics& statistics,
-                                         bool whole, Queries<kWords>& out, int slot) {
+struct KnownStatistics {
+  int64_t sums[kWords], usable, square_units;
+
+  __device__ __forceinline__ void load(const HeadStatistics& statistics) {
+#pragma unroll
+    for (int r = 0; r < kWords; ++r) sums[r] = statistics.sums[32 * r + lane_id()];
+    usable = *statistics.usable;
+    square_units = *statistics.square_units;
+  }
+};
+
+template <int kWords>
+__device__ __forceinline__ void quantise(const float (&x)[kWords],
+                                         const KnownStatistics<kWords>& statistics, bool whole,
+                                         Queries<kWords>& out, int slot) {
   float largest = 0;
 #pragma unroll
   for (int r = 0; r < kWords; ++r) largest = fmaxf(largest, fabsf(x[r]));
@@ -123,7 +134,7 @@ __device__ __forceinline__ void quantise(const float (&x)[kWords], const HeadSta
 #pragma unroll
   for (int r = 0; r < kWords; ++r) {
     const int q = int(rintf(__fmul_rn(x[r], step)));
-    dot += statistics.sums[32 * r + lane_id()] * q;
+    dot += statistics.sums[r] * q;
     square += q * q;
     sum += q;
 #pragma unroll
@@ -138,8 +149,8 @@ __device__ __forceinline__ void quantise(const float (&x)[kWords], const HeadSta
   if (lane_id() != 0) return;
 
   // Exact until the last division, then in the order of the CPU.
-  const double usable = double(*statistics.usable);
-  const double variance = __dmul_rn(double(square), double(*statistics.square_units) / usable);
+  const double usable = double(statistics.usable);
+  const double variance = __dmul_rn(double(square), double(statistics.square_units) / usable);
   float gain = 0, offset = 0;
   if (whole && !(variance > 0)) offset = float(kShift * kSteps);
   if (whole && variance > 0) {
@@ -161,20 +172,21 @@ template <int kWords, typename Element, typename RowsOf>
 __device__ __forceinline__ void prepare_queries(const HeadStatistics& statistics,
                                                 const uint32_t* negative, int first, int searchers,
                                                 bool votes, RowsOf rows_of, Queries<kWords>& out) {
+  static_assert(Queries<kWords>::kCount == kWarps);
   const int slot = warp_id();
-  if (slot < Queries<kWords>::kCount) {
-    float x[kWords] = {};
-    bool whole = false;
-    if (first + slot < searchers) {
-      load_query<Element, kWords>(rows_of(first + slot), x);
-      whole = rotate<kWords>(negative, x);
-    }
-#pragma unroll
-    for (int r = 0; r < kWords; ++r) out.rotated[slot][32 * r + lane_id()] = x[r];
-    if (lane_id() < kWords) out.planes[slot][kPlanes][lane_id()] = 0;
-    if (lane_id() == 0) out.whole[slot] = whole;
-    if (!votes) quantise<kWords>(x, statistics, whole, out, slot);
+  float x[kWords] = {};
+  bool whole = false;
+  KnownStatistics<kWords> known;
+  if (!votes) known.load(statistics);
+  if (first + slot < searchers) {
+    load_query<Element, kWords>(rows_of(first + slot), x);
+    whole = rotate<kWords>(negative, x);
   }
+#pragma unroll
+  for (int r = 0; r < kWords; ++r) out.rotated[slot][32 * r + lane_id()] = x[r];
+  if (lane_id() < kWords) out.planes[slot][kPlanes][lane_id()] = 0;
+  if (lane_id() == 0) out.whole[slot] = whole;
+  if (!votes) quantise<kWords>(x, known, whole, out, slot);
   __syncthreads();
 }
 

@@ -5,21 +5,10 @@
 #pragma once
 
 #include "device/cluster.cuh"
+#include "device/gather.cuh"
 #include "device/numbers.cuh"
-#include "device/score.cuh"
 
 namespace pariskv::cuda::device {
-
-/** The candidates of one block. Pointers lead to shared memory, or to scratch when they are many.
- */
-struct Slice {
-  int first, count;  // among the candidates of the head
-  bool kept;         // in shared memory
-  int32_t* offsets;  // (count) from the zone's begin
-  float* estimates;  // (searchers, ...) `stride` apart
-  int64_t stride;
-  float* worth;  // (count)
-};
 
 /** Signs, magnitude planes and weights of 16 dimensions, and the scale of the key. */
 struct Code {
@@ -58,197 +47,164 @@ __device__ __forceinline__ void add_subspace(uint32_t planes, uint32_t weight_bi
   for (int h = 0; h < 4; ++h) sums[h] = __fmaf_rn(part[h], weight, sums[h]);
 }
 
-/** Where the summary of a candidate is; what a lane looks up for its warp. */
-struct CandidateBase {
-  const uint8_t* block;
-  int slot;
-};
-
-/**
- * Estimates of the slice for searchers [first, first + 4) of the head. 2 * kWords lanes share a
- * key, 16 dimensions each.
- * @param candidates  (slice.count) offsets from the zone's begin, in scratch
- * @param rotated     (4, 32 kWords) of these searchers, as rotated
- * @param factor      what turns weights and centres into logits
- * @param centres     (16) level + 8 * sign bit
- * @param searchers   of these four that are there
- * @param out         (4, ...) in scratch, `out_stride` apart
- */
-template <int kWords>
-__device__ __forceinline__ void estimate(const Zone& zone, const Slice& slice,
-                                         const int32_t* candidates, const float* rotated,
-                                         float factor, const float* centres, float softcap,
-                                         int searchers, int first, float* out, int64_t out_stride) {
-  constexpr int kLanes = 2 * kWords;  // of a key
-  constexpr int kKeys = 32 / kLanes;  // at a time
-  const int part = lane_id() % kLanes;
-  float query[4][16];
-#pragma unroll
-  for (int h = 0; h < 4; ++h) {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      query[h][i] =
-          h < searchers ? __fmul_rn(rotated[h * 32 * kWords + 16 * part + i], factor) : 0.0f;
-    }
-  }
-  // Evenly over the warps, at most a candidate per lane at a time.
-  const int share = min((slice.count + kWarps - 1) / kWarps, 32);
-#pragma unroll 1
-  for (int base = warp_id() * share; base < slice.count; base += kWarps * share) {
-    const int count = min(share, slice.count - base);
-    CandidateBase mine{nullptr, 0};
-    if (lane_id() < count) {
-      const int offset = candidates[base + lane_id()];
-      if (slice.kept) slice.offsets[base + lane_id()] = offset;
-      const Slot at = slot_of(zone, zone.begin + offset);
-      mine = {at.block, at.slot};
-    }
-    const auto load = [&](int key) {
-      const int from = min(key + lane_id() / kLanes, count - 1);
-      const uint64_t block = __shfl_sync(~0u, reinterpret_cast<uint64_t>(mine.block), from);
-      const int slot = __shfl_sync(~0u, mine.slot, from);
-      const auto* bytes = reinterpret_cast<const uint8_t*>(block);
-      const auto* record = bytes + zone.layout.records(zone.head, slot);
-      const auto pair = [](const uint8_t* at) {
-        return uint32_t(*reinterpret_cast<const uint16_t*>(at));
-      };
-      Code code;
-#pragma unroll
-      for (int plane = 0; plane < 3; ++plane) {
-        code.plane[plane] = pair(record + plane * 4 * kWords + 2 * part);
-      }
-      code.weights = pair(record + 12 * kWords + 2 * part);
-      code.signs = pair(bytes + zone.layout.signs(zone.head, slot) + 2 * part);
-      code.scale = pair(bytes + zone.layout.scales(zone.head, slot));
-      return code;
-    };
-    const auto compute = [&](const Code& code, int key) {
-      const uint32_t planes01 = __byte_perm(code.plane[0], code.plane[1], 0x5140);
-      const uint32_t planes23 = __byte_perm(code.plane[2], code.signs, 0x5140);
-      float sums[4] = {};
-      // A byte in the mantissa of 2^23 is that number more.
-      add_subspace(__byte_perm(planes01, planes23, 0x5410),
-                   __byte_perm(code.weights, 0x4b000000, 0x7440), centres, query, 0, sums);
-      add_subspace(__byte_perm(planes01, planes23, 0x7632),
-                   __byte_perm(code.weights, 0x4b000000, 0x7441), centres, query, 8, sums);
-      // Four sums over the lanes of a key: two exchanges leave a lane with one of them.
-      const bool upper = part & kWords, odd = part & (kWords / 2);
-      float two[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float give = upper ? sums[i] : sums[2 + i], keep = upper ? sums[2 + i] : sums[i];
-        two[i] = keep + __shfl_xor_sync(~0u, give, kWords);
-      }
-      const float give = odd ? two[0] : two[1], keep = odd ? two[1] : two[0];
-      float sum = keep + __shfl_xor_sync(~0u, give, kWords / 2);
-#pragma unroll
-      for (int step = kWords / 4; step >= 1; step /= 2) {
-        sum = sum + __shfl_xor_sync(~0u, sum, step);
-      }
-      const int h = (upper ? 2 : 0) + (odd ? 1 : 0);
-      const int index = key + lane_id() / kLanes;
-      if (part % (kWords / 2) != 0 || h >= searchers || index >= count) return;
-      const float logit = soft_capped(__fmul_rn(sum, scale_of(code.scale)), softcap);
-      if (slice.kept) slice.estimates[(first + h) * slice.stride + base + index] = logit;
-      out[h * out_stride + base + index] = logit;
-    };
-    // A key per group of lanes is worked on while two are on their way.
-    Code now = load(0), next = load(kKeys);
-#pragma unroll 1
-    for (int key = 0; key < count; key += kKeys) {
-      const Code after = load(key + 2 * kKeys);
-      compute(now, key);
-      now = next;
-      next = after;
-    }
-  }
-}
-
-/** What is known of a part of one head's candidates. */
+/** A running sum of exponentials: of sum * e^maximum. */
 struct Mass {
   float maximum, sum;
+
+  /** NaN is left out of the maximum and stays in the sum. */
+  __device__ __forceinline__ void add(float x) {
+    const float top = fmaxf(maximum, x);
+    const float shift = top == -infinity() ? 0.0f : top;
+    sum = __fmaf_rn(sum, exp_of(maximum - shift), exp_of(x - shift));
+    maximum = top;
+  }
+  __device__ __forceinline__ void add(const Mass& other) {
+    const float top = fmaxf(maximum, other.maximum);
+    const float shift = top == -infinity() ? 0.0f : top;
+    sum = __fmaf_rn(sum, exp_of(maximum - shift), other.sum * exp_of(other.maximum - shift));
+    maximum = top;
+  }
 };
 
-/** A part of the candidates is summed up by this many warps. */
-constexpr int kMassStrands = 4;
+/** Four queries of a head, as a lane needs them that has 16 dimensions of a key. */
+template <int kWords>
+struct EstimateQueries {
+  static constexpr int kLanes = 2 * kWords;  // of a key
+  float query[4][16];
+
+  /** @param factor what turns weights and centres into logits */
+  __device__ __forceinline__ void load(const float (*rotated)[32 * kWords], int count,
+                                       float factor) {
+    const int part = lane_id() % kLanes;
+#pragma unroll
+    for (int h = 0; h < 4; ++h) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        query[h][i] = h < count ? __fmul_rn(rotated[h][16 * part + i], factor) : 0.0f;
+      }
+    }
+  }
+};
 
 /**
- * Maximum and sum of exponentials of the block's estimates, for `heads` searchers from `first` on:
- * one entry per part, head and strand. The order of additions is fixed by these alone.
- * @param total  candidates of the head, in all blocks
- * @param out    (parts of the block, heads, kMassStrands) in shared memory
+ * Estimated logits of gathered codes for four queries, and this lane's sums of their exponentials.
+ * 2 * kWords lanes share a key. A lane's sums are of query `estimate_head()`.
+ * @param codes    (count) of CodeLayout
+ * @param offsets  (count) from the zone's begin, for the half word that has the scale
+ * @param centres  (16) level + 8 * sign bit
+ * @param out      (4, ...) `stride` apart
  */
-__device__ __forceinline__ void sum_masses(const Cluster& cluster, const Slice& slice, int total,
-                                           int first, int heads, Mass* out) {
-  const int parts = cluster.end_part() - cluster.first_part();
-#pragma unroll 1
-  for (int task = warp_id(); task < parts * heads * kMassStrands; task += kWarps) {
-    const int strand = task % kMassStrands, head = task / kMassStrands % heads;
-    const int part = cluster.first_part() + task / kMassStrands / heads;
-    const float* estimates = slice.estimates + (first + head) * slice.stride;
-    const int begin = part_begin(total, part) - slice.first + 32 * strand + lane_id();
-    const int end = part_begin(total, part + 1) - slice.first;
-    float maximum = -infinity(), sum = 0;
-    for (int i = begin; i < end; i += 32 * kMassStrands) maximum = fmaxf(maximum, estimates[i]);
-    maximum = warp_max(maximum);
-    const float shift = maximum == -infinity() ? 0.0f : maximum;
-    for (int i = begin; i < end; i += 32 * kMassStrands) sum = sum + exp_of(estimates[i] - shift);
-    sum = warp_sum(sum);
-    if (lane_id() == 0) out[task] = {maximum, sum};
+template <int kWords>
+__device__ __forceinline__ void estimate(const EstimateQueries<kWords>& queries, const char* codes,
+                                         const int32_t* offsets, int zone_begin, int count,
+                                         const float* centres, float softcap, int heads, float* out,
+                                         int64_t stride, Mass& mass) {
+  using Layout = CodeLayout<kWords>;
+  constexpr int kLanes = 2 * kWords, kKeys = 32 / kLanes;
+  const int part = lane_id() % kLanes;
+  const bool upper = part & kWords, odd = part & (kWords / 2);
+  const int h = (upper ? 2 : 0) + (odd ? 1 : 0);
+#pragma unroll 2
+  for (int base = warp_id() * kKeys; base < count; base += kWarps * kKeys) {
+    const int key = base + lane_id() / kLanes;
+    const bool there = key < count;
+    const char* code = codes + (there ? key : base) * Layout::kPitch + 2 * part;
+    const auto pair = [&](int at) {
+      return uint32_t(*reinterpret_cast<const uint16_t*>(code + at));
+    };
+    const uint32_t planes01 = __byte_perm(pair(0), pair(4 * kWords), 0x5140);
+    const uint32_t planes23 = __byte_perm(pair(8 * kWords), pair(Layout::kRecord), 0x5140);
+    const uint32_t weights = pair(12 * kWords);
+    float sums[4] = {};
+    // A byte in the mantissa of 2^23 is that number more.
+    add_subspace(__byte_perm(planes01, planes23, 0x5410), __byte_perm(weights, 0x4b000000, 0x7440),
+                 centres, queries.query, 0, sums);
+    add_subspace(__byte_perm(planes01, planes23, 0x7632), __byte_perm(weights, 0x4b000000, 0x7441),
+                 centres, queries.query, 8, sums);
+    // Four sums over the lanes of a key: two exchanges leave a lane with one of them.
+    float two[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float give = upper ? sums[i] : sums[2 + i], keep = upper ? sums[2 + i] : sums[i];
+      two[i] = keep + __shfl_xor_sync(~0u, give, kWords);
+    }
+    const float give = odd ? two[0] : two[1], keep = odd ? two[1] : two[0];
+    float sum = keep + __shfl_xor_sync(~0u, give, kWords / 2);
+#pragma unroll
+    for (int step = kWords / 4; step >= 1; step /= 2) sum = sum + __shfl_xor_sync(~0u, sum, step);
+    if (part % (kWords / 2) != 0 || h >= heads || !there) continue;
+    const bool second = (zone_begin + offsets[key]) & 1;  // of the two scales that came
+    const auto* scales =
+        reinterpret_cast<const uint16_t*>(codes + key * Layout::kPitch + Layout::kScaleAt);
+    const float logit = soft_capped(__fmul_rn(sum, scale_of(scales[second])), softcap);
+    out[h * stride + key] = logit;
+    mass.add(logit);
   }
 }
 
-/** Maximum and sum of two entries per lane together, the same in every lane. */
-__device__ __forceinline__ Mass combine(const Mass& a, const Mass& b) {
-  const float top = warp_max(fmaxf(a.maximum, b.maximum));
-  const float of_a = a.maximum == -infinity() ? 0.0f : exp_of(a.maximum - top);
-  const float of_b = b.maximum == -infinity() ? 0.0f : exp_of(b.maximum - top);
-  return {top, warp_sum(__fmaf_rn(a.sum, of_a, b.sum * of_b))};
+/** Which of four queries this lane's sums are of; -1: it has none. */
+template <int kWords>
+__device__ __forceinline__ int estimate_head() {
+  const int part = lane_id() % (2 * kWords);
+  if (part % (kWords / 2) != 0) return -1;
+  return (part & kWords ? 2 : 0) + (part & (kWords / 2) ? 1 : 0);
+}
+
+/** The sums of a warp's lanes that have query `h`, in the order of exchanges; in every lane. */
+template <int kWords>
+__device__ __forceinline__ Mass mass_of_warp(const Mass& mine, int h) {
+  Mass mass = estimate_head<kWords>() == h ? mine : Mass{-infinity(), 0};
+#pragma unroll
+  for (int step = 16; step >= 1; step /= 2) {
+    const Mass other{__shfl_xor_sync(~0u, mass.maximum, step),
+                     __shfl_xor_sync(~0u, mass.sum, step)};
+    // The lower lane's first, so that both lanes of a pair get the same.
+    Mass first = lane_id() & step ? other : mass;
+    first.add(lane_id() & step ? mass : other);
+    mass = first;
+  }
+  return mass;
+}
+
+/** Masses of all lanes together, the same in every lane. */
+__device__ __forceinline__ Mass combine(const Mass& mine) {
+  const float top = warp_max(mine.maximum);
+  const float of = mine.maximum == -infinity() ? 0.0f : exp_of(mine.maximum - top);
+  return {top, warp_sum(mine.sum * of)};
 }
 
 /**
  * The log-sum-exp of every head over its resident rows and all candidates, a warp per head.
- * @param masses    of this block; the others' are read too. After a barrier of the cluster
- * @param resident  (kParts, group, 2 + head_dim) of the head's first query head in scratch
+ * @param masses    (kParts, ...) of the candidates, `group` apart, at the first head
+ * @param resident  (kParts, group, 2 + head_dim) at the first head
  * @param step      floats from part to part, `head_step` from head to head
  * @param bias      (heads) or null
  * @param out       (heads) in shared memory; NaN or infinite where a head has no say
  */
-__device__ __forceinline__ void sum_up(const Cluster& cluster, const Mass* masses, int heads,
+__device__ __forceinline__ void sum_up(const Mass* masses, int group, int heads,
                                        const float* resident, int64_t step, int64_t head_step,
                                        const float* bias, float* out) {
-  const int head = warp_id();
-  if (head >= heads) return;
-  const auto mass_of = [&](int entry) {
-    const int part = entry / kMassStrands, parts = kParts / cluster.size;
-    const int local = (part % parts * heads + head) * kMassStrands + entry % kMassStrands;
-    return *cluster.of(&masses[local], part / parts);
-  };
-  const float* mine = resident + head * head_step + lane_id() * step;
-  const Mass none{-infinity(), 0};
-  const Mass seen = lane_id() < kParts ? Mass{__ldcg(mine), __ldcg(mine + 1)} : none;
-  const Mass rows = combine(seen, none);
-  const Mass found = combine(mass_of(lane_id()), mass_of(lane_id() + 32));
-  float all = log_of_sum(rows.maximum, rows.sum);
-  if (bias != nullptr) all = log_add(all, bias[head]);
-  all = log_add(log_of_sum(found.maximum, found.sum), all);
-  if (lane_id() == 0) out[head] = all;
-}
-static_assert(kParts * kMassStrands == 64, "two entries per lane");
-
-/** Adds what `heads` searchers from `first` on would give to each candidate of the block. */
-__device__ __forceinline__ void add_worth(const Slice& slice, const float* all, int first,
-                                          int heads) {
-  for (int i = threadIdx.x; i < slice.count; i += kThreads) {
-    float worth = first == 0 ? 0.0f : slice.worth[i];
-    for (int head = 0; head < heads; ++head) {
-      // A broken query has no say in what the others get.
-      if (!finite(all[head])) continue;
-      const float logit = slice.estimates[(first + head) * slice.stride + i];
-      worth = worth + exp_of(fmaxf(logit - all[head], -87.0f));
+  for (int head = warp_id(); head < heads; head += kWarps) {
+    Mass seen{-infinity(), 0}, found{-infinity(), 0};
+    if (lane_id() < kParts) {
+      const float* rows = resident + head * head_step + lane_id() * step;
+      seen = {__ldcg(rows), __ldcg(rows + 1)};
+      const float2 mass =
+          __ldcg(reinterpret_cast<const float2*>(masses + lane_id() * group + head));
+      found = {mass.x, mass.y};
     }
-    slice.worth[i] = worth;
+    seen = combine(seen);
+    found = combine(found);
+    float all = log_of_sum(seen.maximum, seen.sum);
+    if (bias != nullptr) all = log_add(all, bias[head]);
+    all = log_add(log_of_sum(found.maximum, found.sum), all);
+    if (lane_id() == 0) out[head] = all;
   }
+}
+
+/** What a row would get of the attention of a head. */
+__device__ __forceinline__ float share_of(float logit, float all) {
+  return exp_of(fmaxf(logit - all, -87.0f));
 }
 
 }  // namespace pariskv::cuda::device

@@ -256,9 +256,7 @@ __device__ __forceinline__ uint32_t score_64(const uint32_t* words, const uint8_
 
 /** Where the scores of a block go. */
 struct ScoreOutput {
-  uint8_t* scores;  // from the zone's origin on
-  uint8_t* near;    // the same in shared memory, from unit `near_unit` on; null: not kept
-  int near_unit;
+  uint8_t* scores;      // from the zone's origin on
   uint32_t* histogram;  // (256) of this warp
   bool earlier;         // scores of earlier searchers are there: the larger one stays
   bool last;            // and these are the last: they are counted
@@ -297,10 +295,6 @@ __device__ __forceinline__ void score_signs(Ring<kWords>& ring, const Zone& zone
       auto* score = reinterpret_cast<uint16_t*>(out.scores + index);
       if (out.earlier) pair = __vmaxu4(pair, *score);
       *score = uint16_t(pair);
-      if (out.near != nullptr) {
-        *reinterpret_cast<uint16_t*>(out.near + index - int64_t(out.near_unit) * kKeys) =
-            uint16_t(pair);
-      }
       if (out.last) {
         atomicAdd(&out.histogram[pair & 255], 1);
         atomicAdd(&out.histogram[pair >> 8], 1);
@@ -357,9 +351,6 @@ __device__ __forceinline__ void score_votes(Ring<kWords>& ring, const Zone& zone
       const int64_t index = int64_t(unit) * kKeys + key;
       if (out.earlier) best = max(best, uint32_t(out.scores[index]));
       out.scores[index] = uint8_t(best);
-      if (out.near != nullptr) {
-        out.near[index - int64_t(out.near_unit) * kKeys] = uint8_t(best);
-      }
       if (out.last) atomicAdd(&out.histogram[best], 1);
     }
     ring.release(zone);

@@ -13,6 +13,7 @@ constexpr int kDigitBits = 12;
 constexpr int kBins = 1 << kDigitBits;
 constexpr int kCoarse = 64;  // bins of bins
 constexpr int kShortList = 128;
+static_assert(kThreads == 4 * kCoarse && kShortList <= kThreads);
 
 struct TopKSpace {
   alignas(8) int bins[kBins];          // read by the other blocks,
@@ -60,12 +61,13 @@ __device__ __forceinline__ Found find_bin(const int (*counts)[kCoarse], const Cl
   return found;
 }
 
-/** 64 counts of every block, warp i bringing those of block i. Ends with a barrier. */
+/** 64 counts of every block, a warp bringing those of one. Ends with a barrier. */
 __device__ __forceinline__ void gather(const Cluster& cluster, const int* counts,
                                        TopKSpace& space) {
-  if (warp_id() < cluster.size) {
-    const int2 pair = *reinterpret_cast<const int2*>(cluster.of(counts + 2 * lane_id(), warp_id()));
-    *reinterpret_cast<int2*>(&space.gathered[warp_id()][2 * lane_id()]) = pair;
+#pragma unroll 2
+  for (int other = warp_id(); other < cluster.size; other += kWarps) {
+    const int2 pair = *reinterpret_cast<const int2*>(cluster.of(counts + 2 * lane_id(), other));
+    *reinterpret_cast<int2*>(&space.gathered[other][2 * lane_id()]) = pair;
   }
   __syncthreads();
 }
@@ -96,11 +98,13 @@ __device__ __forceinline__ Cut find_top_k(const Cluster& cluster, int keys, int 
       }
     }
     __syncthreads();
-    {  // eight threads add a coarse bin up
-      const int coarse = threadIdx.x / 8, part = threadIdx.x % 8;
+    {  // four threads add a coarse bin up
+      const int coarse = threadIdx.x / 4, part = threadIdx.x % 4;
       int sum = 0;
-      for (int i = 0; i < 8; ++i) sum += space.bins[64 * coarse + 8 * i + part];
-      for (int step = 4; step >= 1; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+      for (int i = 0; i < 16; ++i) {  // starting anywhere else, for the banks' sake
+        sum += space.bins[64 * coarse + 4 * ((i + coarse) % 16) + part];
+      }
+      for (int step = 2; step >= 1; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
       if (part == 0) space.coarse[coarse] = sum;
     }
     cluster.sync();
@@ -176,8 +180,8 @@ __device__ __forceinline__ Cut find_top_k(const Cluster& cluster, int keys, int 
 template <typename KeyOf, typename Take>
 __device__ __forceinline__ void compact_keys(int keys, KeyOf key_of, SelectSpace& space,
                                              Take take) {
-  const int begin = int(int64_t(keys) * warp_id() / kWarps);
-  const int end = int(int64_t(keys) * (warp_id() + 1) / kWarps);
+  const int begin = warp_begin(keys, warp_id());
+  const int end = warp_begin(keys, warp_id() + 1);
   const uint32_t threshold = space.cut.threshold;
   int above = 0, equal = 0;
   for (int i = begin + lane_id(); i < end; i += 32) {

@@ -1,0 +1,213 @@
+/**
+ * The second kernel of a decode, a block per head and part. Half of the blocks find the candidates
+ * of their part and estimate their logits; the others attend to resident rows meanwhile, which
+ * needs nothing of the scan.
+ */
+#pragma once
+
+#include <algorithm>
+
+#include "decode_space.cuh"
+#include "device/select.cuh"
+
+namespace pariskv::cuda {
+
+/** Offsets of candidates in shared memory; a part with more has the rest in scratch alone. */
+constexpr int kListed = 1024;
+
+template <int kWords>
+struct EstimateSpace {
+  HeadContext context;
+  device::Queries<kWords> queries;
+  float centres[16];
+  device::Mass masses[device::kWarps][4];
+  int32_t offsets[kListed];
+  uint64_t rows[device::kMostSlots];
+};
+
+/** Shared memory after the space: histograms and then codes, or tiles of rows. */
+template <int kWords>
+constexpr int kEstimateBytes =
+    std::max({int(sizeof(device::ScoreSpace)), device::kGatherBytes<kWords>,
+              device::kMergeBytes<kWords> + 128 + 2 * device::kTileBytes});
+
+/** Row i of those that are resident: before the zone, then after it. */
+template <typename Element, int kWords>
+struct ResidentRows {
+  const HeadBlock<Element, kWords>& block;
+  int before, gap;
+  __device__ __forceinline__ const char* operator()(int i) const {
+    return block.row_at(i < before ? i : i + gap);
+  }
+};
+
+template <typename Element, int kWords>
+struct Estimate {
+  const DecodeLaunch& launch;
+  EstimateSpace<kWords>& space;
+  HeadBlock<Element, kWords> block;
+  int part;
+
+  __device__ __forceinline__ char* room() const {
+    return reinterpret_cast<char*>(&space) + (sizeof space + 127) / 128 * 128;
+  }
+
+  /** The token's own row goes to its place in the store. */
+  __device__ __forceinline__ void store_new_row() const {
+    if (block.call.k.data == nullptr || part != device::kParts - 1) return;
+    const int dim = block.context.shape.head_dim;
+    auto* to = reinterpret_cast<Element*>(block.row_at(block.context.total - 1));
+    for (int d = int(threadIdx.x); d < 2 * dim; d += device::kThreads) {
+      to[d] = d < dim ? block.at(block.call.k, block.context.head)[d]
+                      : block.at(block.call.v, block.context.head)[d - dim];
+    }
+  }
+
+  /** Attention to the part's resident rows. */
+  __device__ __forceinline__ void attend() const {
+    if (int(threadIdx.x) < device::kMostSlots) {
+      device::init_barrier(&space.rows[threadIdx.x], device::kWarps * device::RowCopies::kArrivals);
+    }
+    device::before_copies();
+    __syncthreads();
+    // Without a search the zone is resident like the rest.
+    const device::Zone& zone = block.context.zone;
+    const int gap = block.searches() ? zone.end - zone.begin : 0;
+    const int rows = block.context.total - gap;
+    const bool fresh = block.call.k.data != nullptr && (gap == 0 || zone.end < block.context.total);
+    const device::Cluster team{device::kParts, part};  // a part each
+    auto* merge = reinterpret_cast<float*>(room());
+    char* slots = room() + (device::kMergeBytes<kWords> + 127) / 128 * 128;
+    device::RowAttention<kWords, Element, ResidentRows<Element, kWords>> attention(
+        block.context.shape, team, slots,
+        int(room() + kEstimateBytes<kWords> - slots), space.rows, rows,
+        {fresh ? block.at(block.call.k, block.context.head) : nullptr,
+         fresh ? block.at(block.call.v, block.context.head) : nullptr, rows - 1},
+        {block, zone.begin, gap});
+    store_new_row();
+#pragma unroll 1
+    for (int begin = 0; begin < block.context.shape.group; begin += device::kHeadsPerPass) {
+      attention.prime();
+      attention.run(block.queries(), block.call.q.stride_j, begin, block.context.scratch.resident,
+                    merge);
+    }
+  }
+
+  /** The candidates of this part: how many, and the index of the first. Ends with a barrier. */
+  __device__ __forceinline__ int2 select() const {
+    auto& scores = *reinterpret_cast<device::ScoreSpace*>(room());
+    const device::Zone& zone = block.context.zone;
+    const int team = launch.team;
+    device::find_threshold(block.context.scratch.histograms, team, block.context.searched, scores);
+    const int count = scores.count;
+    const int first = device::part_begin(count, part), last = device::part_begin(count, part + 1);
+    const int units = zone.template units<kWords>(), shift = zone.begin - zone.origin();
+    const auto before = [&](int scan) {  // candidates in the scans before it
+      return scores.above[scan] + min(scores.equal[scan], scores.ties);
+    };
+    int32_t* candidates = block.context.scratch.candidates;
+#pragma unroll 1
+    for (int scan = 0; scan < team; ++scan) {
+      if (before(scan) >= last || before(scan + 1) <= first) continue;
+      device::compact_scores(block.context.scratch.scores,
+                             scan_begin(units, scan, team) * device::kUnitKeys<kWords>,
+                             scan_begin(units, scan + 1, team) * device::kUnitKeys<kWords>, scan,
+                             shift, first, last, scores, [&](int index, int offset) {
+                               candidates[index] = offset;
+                               if (index - first < kListed) space.offsets[index - first] = offset;
+                             });
+      __syncthreads();
+    }
+    if (part == 0 && threadIdx.x == 0) *block.context.scratch.candidate_count = count;
+    __syncthreads();
+    return make_int2(first, last - first);
+  }
+
+  /** Logits of candidates [first, first + count) and their masses. */
+  __device__ __forceinline__ void estimate(int first, int count) const {
+    using Queries = device::EstimateQueries<kWords>;
+    constexpr int kAtOnce = device::kGathered<kWords>;
+    constexpr int kHalf = device::kGatherBytes<kWords> / 2;
+    // 1 / sqrt of the rotation, the 255 steps of a weight, and the scale of a logit.
+    const float factor =
+        __fdiv_rn(__fdiv_rn(block.call.logits.scale, __fsqrt_rn(float(32 * kWords))), 255.0f);
+    const HeadScratch& scratch = block.context.scratch;
+    const int32_t* offsets = count <= kListed ? space.offsets : scratch.candidates + first;
+    const device::Zone& zone = block.context.zone;
+    const auto bring = [&](int at) {
+      if (at < count) {
+        device::gather_codes<kWords>(zone, offsets + at, min(kAtOnce, count - at),
+                                     room() + at / kAtOnce % 2 * kHalf);
+      }
+      device::commit_copies();
+    };
+#pragma unroll 1
+    for (int from = 0; from < block.searchers(); from += 4) {
+      const int slot = from % device::kQueries<kWords>, heads = min(block.searchers() - from, 4);
+      if (from > 0) __syncthreads();
+      bring(0);
+      if (from > 0 && slot == 0) block.prepare(from, false, space.queries);
+      Queries queries;
+      queries.load(&space.queries.rotated[slot], heads, factor);
+      device::Mass mass{-device::infinity(), 0};
+      float* out = scratch.estimates + from * scratch.candidate_capacity + first;
+#pragma unroll 1
+      for (int at = 0; at < count; at += kAtOnce) {
+        bring(at + kAtOnce);
+        device::wait_copies<1>();
+        __syncthreads();
+        device::estimate<kWords>(queries, room() + at / kAtOnce % 2 * kHalf, offsets + at,
+                                 zone.begin, min(kAtOnce, count - at), space.centres,
+                                 block.call.logits.softcap, heads, out + at,
+                                 scratch.candidate_capacity, mass);
+        __syncthreads();
+      }
+      device::wait_copies<0>();
+#pragma unroll
+      for (int h = 0; h < 4; ++h) {
+        const device::Mass of_warp = device::mass_of_warp<kWords>(mass, h);
+        if (device::lane_id() == 0) space.masses[device::warp_id()][h] = of_warp;
+      }
+      __syncthreads();
+      if (int(threadIdx.x) < heads) {
+        device::Mass all = space.masses[0][threadIdx.x];
+        for (int warp = 1; warp < device::kWarps; ++warp) all.add(space.masses[warp][threadIdx.x]);
+        scratch.masses[part * block.context.shape.group + from + int(threadIdx.x)] = all;
+      }
+    }
+  }
+};
+
+template <typename Element, int kWords>
+__global__ void __launch_bounds__(device::kThreads, 2)
+    estimate_kernel(const __grid_constant__ DecodeLaunch launch) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  auto& space = *reinterpret_cast<EstimateSpace<kWords>*>(shared);
+  const uint32_t half = gridDim.x / 2;  // resident rows first: they can start at once
+  const bool resident = blockIdx.x < half;
+  const uint32_t index = resident ? blockIdx.x : blockIdx.x - half;
+  device::let_successor_start();
+  // Whoever ends has waited: else the kernel might end before the one that it follows.
+  if (!find_context<Element>(launch.call, index / device::kParts, space.context)) {
+    return device::wait_for_predecessor();
+  }
+  if (threadIdx.x < 16) {
+    const float centre = launch.call.codec.centres[threadIdx.x % 8];
+    space.centres[threadIdx.x] = threadIdx.x < 8 ? -centre : centre;
+  }
+  __syncthreads();
+  const Estimate<Element, kWords> estimate{
+      launch, space, {launch.call, space.context}, int(index % device::kParts)};
+  const bool searches = estimate.block.searches();
+  if (resident) {
+    estimate.attend();
+  } else if (searches) {
+    estimate.block.prepare(0, false, space.queries);
+  }
+  device::wait_for_predecessor();
+  if (resident || !searches) return;
+  const int2 mine = estimate.select();
+  estimate.estimate(mine.x, mine.y);
+}
+
+}  // namespace pariskv::cuda

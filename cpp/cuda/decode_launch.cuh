@@ -1,0 +1,41 @@
+/** The launches of a decode by one dtype and width: included where they are made. */
+#pragma once
+
+#include "decode_estimate.cuh"
+#include "decode_scan.cuh"
+#include "decode_take.cuh"
+
+namespace pariskv::cuda {
+
+/** The kernels of one instance, and what their shared memory holds. */
+struct DecodeKernels {
+  const void *scan, *votes, *estimate, *take;
+  int scan_space, stage_bytes, table_bytes;  // of the scan: fixed, a stage of all warps, a table
+  int estimate_bytes;
+  int take_space, take_least;  // of the last: fixed, and the least room after it
+};
+
+template <typename Element, int kWords>
+DecodeKernels kernels_of() {
+  constexpr auto padded = [](size_t bytes) { return int((bytes + 127) / 128 * 128); };
+  return {reinterpret_cast<const void*>(scan_kernel<Element, kWords>),
+          reinterpret_cast<const void*>(vote_kernel<Element, kWords>),
+          reinterpret_cast<const void*>(estimate_kernel<Element, kWords>),
+          reinterpret_cast<const void*>(take_kernel<Element, kWords>),
+          padded(sizeof(ScanSpace<kWords>)),
+          device::kWarps * device::kUnitBytes<kWords>,
+          kTableBytes<kWords>,
+          padded(sizeof(EstimateSpace<kWords>)) + kEstimateBytes<kWords>,
+          padded(sizeof(TakeSpace<kWords>)),
+          padded(device::kMergeBytes<kWords>) + 2 * device::kTileBytes};
+}
+
+/** Of a dtype, by rotated dimensions: 64, 128 or 256. */
+template <typename Element>
+DecodeKernels decode_kernels(int64_t rotated_dim) {
+  return rotated_dim == 64    ? kernels_of<Element, 2>()
+         : rotated_dim == 128 ? kernels_of<Element, 4>()
+                              : kernels_of<Element, 8>();
+}
+
+}  // namespace pariskv::cuda

@@ -1,0 +1,195 @@
+/**
+ * The third kernel of a decode: what each candidate is worth, the best rows, attention to them, the
+ * output. A cluster of blocks per head.
+ */
+#pragma once
+
+#include "decode_space.cuh"
+#include "device/topk.cuh"
+
+namespace pariskv::cuda {
+
+template <int kWords>
+struct TakeSpace {
+  HeadContext context;
+  device::TopKSpace top_k;
+  device::SelectSpace select;
+  uint64_t rows[device::kMostSlots];
+  float all[device::kHeadsPerPass];  // log-sum-exp of every head
+};
+
+/** Where the rows lie that were selected. */
+struct SelectedRows {
+  const uint64_t* addresses;
+  __device__ __forceinline__ const char* operator()(int i) const {
+    return reinterpret_cast<const char*>(__ldcg(addresses + i));
+  }
+};
+
+template <typename Element, int kWords>
+struct Take {
+  const DecodeLaunch& launch;
+  TakeSpace<kWords>& space;
+  HeadBlock<Element, kWords> block;
+  device::Cluster cluster;
+
+  __device__ __forceinline__ char* room() const {
+    return reinterpret_cast<char*>(&space) + (sizeof space + 127) / 128 * 128;
+  }
+  __device__ __forceinline__ int room_bytes() const {
+    return launch.shared_bytes - int((sizeof space + 127) / 128 * 128);
+  }
+  /** Rows that are selected of so many candidates. */
+  __device__ __forceinline__ int wanted(int candidates) const {
+    return int(min(int64_t(candidates), block.call.top_k));
+  }
+
+  /** Leaves worth[i] of candidates [first, first + count). Ends with a barrier. */
+  __device__ __forceinline__ void weigh(int first, int count, float* worth) const {
+    const HeadScratch& scratch = block.context.scratch;
+    const int group = block.context.shape.group;
+    const int64_t part = 2 + block.context.shape.head_dim, stride = scratch.candidate_capacity;
+#pragma unroll 1
+    for (int from = 0; from < group && !block.mean(); from += device::kHeadsPerPass) {
+      const int heads = min(group - from, device::kHeadsPerPass);
+      const float* bias = block.call.logits.sink_bias;
+      if (bias != nullptr) bias += int64_t(block.context.head) * group + from;
+      if (from > 0) __syncthreads();
+      device::sum_up(scratch.masses + from, group, heads, scratch.resident + from * part,
+                     group * part, part, bias, space.all);
+      __syncthreads();
+      const float* estimates = scratch.estimates + from * stride + first;
+#pragma unroll 1
+      for (int i = int(threadIdx.x); i < count; i += device::kThreads) {
+        float sum = from == 0 ? 0.0f : worth[i];
+#pragma unroll 4
+        for (int head = 0; head < heads; ++head) {
+          // A broken query has no say in what the others get.
+          const float logit = __ldcg(estimates + head * stride + i);
+          if (device::finite(space.all[head])) sum = sum + device::share_of(logit, space.all[head]);
+        }
+        worth[i] = sum;
+      }
+    }
+    for (int i = int(threadIdx.x); i < count; i += device::kThreads) {
+      const float one =
+          block.mean() ? __ldcg(scratch.estimates + first + i) : __fdiv_rn(worth[i], float(group));
+      worth[i] = one;
+      if (launch.call.explains) scratch.worth[first + i] = one;
+    }
+    __syncthreads();
+  }
+
+  /** Leaves the list of selected rows in scratch. Ends with a barrier of the cluster. */
+  __device__ __forceinline__ void select(int candidates) const {
+    const HeadScratch& scratch = block.context.scratch;
+    const int first = device::part_begin(candidates, cluster.first_part());
+    const int count = device::part_begin(candidates, cluster.end_part()) - first;
+    // In shared memory where it fits.
+    float* worth =
+        4 * count <= room_bytes() ? reinterpret_cast<float*>(room()) : scratch.worth + first;
+    weigh(first, count, worth);
+    const auto key_of = [&](int i) { return device::sortable(worth[i]); };
+    device::Cut cut{0, count, first, candidates};  // all of them
+    if (candidates > block.call.top_k) {
+      cut = device::find_top_k(cluster, count, int(block.call.top_k), key_of, space.top_k);
+    }
+    if (threadIdx.x == 0) space.select.cut = cut;
+    __syncthreads();
+    const int zone_begin = block.context.zone.begin;
+    device::compact_keys(count, key_of, space.select, [&](int index, int i) {
+      const int offset = __ldcg(scratch.candidates + first + i);
+      scratch.selected[index] = first + i;
+      scratch.addresses[index] = reinterpret_cast<uint64_t>(block.row_at(zone_begin + offset));
+    });
+    if (cluster.rank == 0 && threadIdx.x == 0) *scratch.selected_count = wanted(candidates);
+    device::before_copies();
+    cluster.sync();
+  }
+
+  /** Attention to the selected rows. */
+  __device__ __forceinline__ void attend(int count) const {
+    auto* merge = reinterpret_cast<float*>(room());
+    char* slots = room() + (device::kMergeBytes<kWords> + 127) / 128 * 128;
+    device::RowAttention<kWords, Element, SelectedRows> attention(
+        block.context.shape, cluster, slots, int(room() + room_bytes() - slots), space.rows, count,
+        {nullptr, nullptr, 0}, {block.context.scratch.addresses});
+#pragma unroll 1
+    for (int begin = 0; begin < block.context.shape.group; begin += device::kHeadsPerPass) {
+      attention.prime();
+      attention.run(block.queries(), block.call.q.stride_j, begin, block.context.scratch.fetched,
+                    merge);
+    }
+  }
+
+  /** Parts added up, outputs written. */
+  __device__ __forceinline__ void finish() const {
+    const device::AttendShape shape = block.context.shape;
+    const HeadScratch& scratch = block.context.scratch;
+    const int chunks = (shape.head_dim + 31) / 32;
+    const int part = 2 + shape.head_dim;
+    for (int task = cluster.rank + cluster.size * device::warp_id(); task < shape.group * chunks;
+         task += cluster.size * device::kWarps) {
+      const int member = task / chunks, begin = task % chunks * 32;
+      const int d = begin + device::lane_id();
+      const int64_t query_head = int64_t(block.context.head) * shape.group + member;
+      const device::Merged merged = device::merge_parts(
+          scratch.resident + member * part,
+          block.searches() ? scratch.fetched + member * part : nullptr, shape, begin);
+      float lse = device::log_of_sum(merged.maximum, merged.sum);
+      if (block.call.logits.sink_bias != nullptr) {
+        lse = device::log_add(lse, block.call.logits.sink_bias[query_head]);
+      }
+      // The share of all attention that e^maximum stands for; nothing seen leaves zeros.
+      const bool none = lse == -device::infinity() || merged.maximum == -device::infinity();
+      const float share = none ? 0.0f : expf(merged.maximum - lse);
+      if (block.call.out.data != nullptr && d < shape.head_dim) {
+        block.at(block.call.out, query_head)[d] =
+            device::from_float<Element>(merged.weighted * share);
+      }
+      if (block.call.lse != nullptr && d == 0) {
+        block.call.lse[block.context.row * block.call.lse_stride + query_head] = lse;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void count(int candidates) const {
+    if (cluster.rank != 0 || threadIdx.x != 0 || block.call.counters == nullptr) return;
+    auto* counters = reinterpret_cast<unsigned long long*>(block.call.counters);
+    atomicAdd(counters, static_cast<unsigned long long>(candidates));
+    atomicAdd(counters + 1, static_cast<unsigned long long>(wanted(candidates)));
+  }
+
+  __device__ __forceinline__ void run() const {
+    if (block.searches()) {
+      const int candidates = __ldcg(block.context.scratch.candidate_count);
+      select(candidates);
+      attend(wanted(candidates));
+      count(candidates);
+      cluster.sync();
+    }
+    finish();
+  }
+};
+
+template <typename Element, int kWords>
+__global__ void __launch_bounds__(device::kThreads, 1)
+    take_kernel(const __grid_constant__ DecodeLaunch launch) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  auto& space = *reinterpret_cast<TakeSpace<kWords>*>(shared);
+  const uint32_t size = uint32_t(launch.team);
+  if (!find_context<Element>(launch.call, blockIdx.x / size, space.context)) {
+    return device::wait_for_predecessor();
+  }
+  if (int(threadIdx.x) < device::kMostSlots) {
+    device::init_barrier(&space.rows[threadIdx.x], device::kWarps * device::RowCopies::kArrivals);
+  }
+  device::before_copies();
+  __syncthreads();
+  const Take<Element, kWords> take{
+      launch, space, {launch.call, space.context}, {int(size), int(blockIdx.x % size)}};
+  device::wait_for_predecessor();
+  take.run();
+}
+
+}  // namespace pariskv::cuda
