@@ -18,8 +18,8 @@ namespace {
 
 constexpr int kClusters = 5;  // of 1, 2, 4, 8 and 16 blocks
 constexpr int kScansPerProcessor = 2;
-constexpr int kScanBytes = 56 << 10;   // half of what a block of the next kernel leaves
-constexpr int kTakeBytes = 110 << 10;  // two blocks fit a multiprocessor of a data centre's card
+constexpr int kScanBytes = 56 << 10;  // half of what a block of the next kernel leaves
+constexpr int kTakeBytes = 92 << 10;  // so much is left beside two blocks of the kernel before
 
 /** What a device can do with the kernels of one instance. */
 struct Fit {
@@ -164,7 +164,7 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
     Launch(heads * launch.team, scan_bytes, stream).run(kernels.scan, launch, "decode: scan");
   }
   if (runs(kEstimate)) {
-    Launch(2 * heads * device::kParts, kernels.estimate_bytes, stream)
+    Launch(heads * (device::kParts + device::kSlices), kernels.estimate_bytes, stream)
         .early(fit.early && runs(kScan))
         .run(kernels.estimate, launch, "decode: estimate");
   }

@@ -1,7 +1,6 @@
 /**
- * The second kernel of a decode, a block per head and part. Half of the blocks find the candidates
- * of their part and estimate their logits; the others attend to resident rows meanwhile, which
- * needs nothing of the scan.
+ * The second kernel of a decode. Some blocks attend to a part of a head's resident rows, which
+ * needs nothing of the scan; the others find a slice of its candidates and estimate their logits.
  */
 #pragma once
 
@@ -12,16 +11,16 @@
 
 namespace pariskv::cuda {
 
-/** Offsets of candidates in shared memory; a part with more has the rest in scratch alone. */
-constexpr int kListed = 1024;
+/** Candidates whose places are known at a time; a slice with more takes several turns. */
+constexpr int kListed = 768;
 
 template <int kWords>
 struct EstimateSpace {
   HeadContext context;
-  device::Queries<kWords> queries;
   float centres[16];
-  device::Mass masses[device::kWarps][4];
-  int32_t offsets[kListed];
+  device::Mass masses[4][device::kWarps];
+  int32_t offsets[kListed];  // the first of the slice
+  device::KeyPlace places[kListed];
   uint64_t rows[device::kMostSlots];
 };
 
@@ -46,7 +45,7 @@ struct Estimate {
   const DecodeLaunch& launch;
   EstimateSpace<kWords>& space;
   HeadBlock<Element, kWords> block;
-  int part;
+  int part;  // of the resident rows, or slice of the candidates
 
   __device__ __forceinline__ char* room() const {
     return reinterpret_cast<char*>(&space) + (sizeof space + 127) / 128 * 128;
@@ -79,8 +78,8 @@ struct Estimate {
     auto* merge = reinterpret_cast<float*>(room());
     char* slots = room() + (device::kMergeBytes<kWords> + 127) / 128 * 128;
     device::RowAttention<kWords, Element, ResidentRows<Element, kWords>> attention(
-        block.context.shape, team, slots,
-        int(room() + kEstimateBytes<kWords> - slots), space.rows, rows,
+        block.context.shape, team, slots, int(room() + kEstimateBytes<kWords> - slots), space.rows,
+        rows,
         {fresh ? block.at(block.call.k, block.context.head) : nullptr,
          fresh ? block.at(block.call.v, block.context.head) : nullptr, rows - 1},
         {block, zone.begin, gap});
@@ -98,9 +97,9 @@ struct Estimate {
     auto& scores = *reinterpret_cast<device::ScoreSpace*>(room());
     const device::Zone& zone = block.context.zone;
     const int team = launch.team;
-    device::find_threshold(block.context.scratch.histograms, team, block.context.searched, scores);
+    device::find_threshold(block.context.scratch.counts, team, block.context.searched, scores);
     const int count = scores.count;
-    const int first = device::part_begin(count, part), last = device::part_begin(count, part + 1);
+    const int first = device::slice_begin(count, part), last = device::slice_begin(count, part + 1);
     const int units = zone.template units<kWords>(), shift = zone.begin - zone.origin();
     const auto before = [&](int scan) {  // candidates in the scans before it
       return scores.above[scan] + min(scores.equal[scan], scores.ties);
@@ -123,56 +122,70 @@ struct Estimate {
     return make_int2(first, last - first);
   }
 
-  /** Logits of candidates [first, first + count) and their masses. */
-  __device__ __forceinline__ void estimate(int first, int count) const {
-    using Queries = device::EstimateQueries<kWords>;
+  /** Looks up where candidates [at, at + count) of the slice are. Ends with a barrier. */
+  __device__ __forceinline__ void find_places(int first, int at, int count) const {
+    const device::Zone& zone = block.context.zone;
+    const int32_t* rest = block.context.scratch.candidates + first + at;
+    for (int i = int(threadIdx.x); i < count; i += device::kThreads) {
+      const int offset = at == 0 ? space.offsets[i] : __ldcg(rest + i);
+      const device::Slot slot = device::slot_of(zone, zone.begin + offset);
+      space.places[i] = {slot.block, slot.slot};
+    }
+    __syncthreads();
+  }
+
+  /** Logits of candidates whose places are known, for up to four queries, and their masses. */
+  __device__ __forceinline__ void estimate_listed(const device::EstimateQueries<kWords>& queries,
+                                                  int count, int heads, float* out,
+                                                  device::Mass& mass) const {
     constexpr int kAtOnce = device::kGathered<kWords>;
     constexpr int kHalf = device::kGatherBytes<kWords> / 2;
-    // 1 / sqrt of the rotation, the 255 steps of a weight, and the scale of a logit.
-    const float factor =
-        __fdiv_rn(__fdiv_rn(block.call.logits.scale, __fsqrt_rn(float(32 * kWords))), 255.0f);
-    const HeadScratch& scratch = block.context.scratch;
-    const int32_t* offsets = count <= kListed ? space.offsets : scratch.candidates + first;
-    const device::Zone& zone = block.context.zone;
     const auto bring = [&](int at) {
       if (at < count) {
-        device::gather_codes<kWords>(zone, offsets + at, min(kAtOnce, count - at),
-                                     room() + at / kAtOnce % 2 * kHalf);
+        device::gather_codes<kWords>(block.context.zone, space.places + at,
+                                     min(kAtOnce, count - at), room() + at / kAtOnce % 2 * kHalf);
       }
-      device::commit_copies();
+      device::close_stage();
     };
+    bring(0);
+#pragma unroll 1
+    for (int at = 0; at < count; at += kAtOnce) {
+      bring(at + kAtOnce);
+      device::await_stage<1>();
+      __syncthreads();
+      device::estimate<kWords>(queries, room() + at / kAtOnce % 2 * kHalf, space.places + at,
+                               min(kAtOnce, count - at), space.centres, block.call.logits.softcap,
+                               heads, out + at, block.context.scratch.candidate_capacity, mass);
+      __syncthreads();
+    }
+    device::await_stage<0>();
+  }
+
+  /** Logits of candidates [first, first + count) and their masses. */
+  __device__ __forceinline__ void estimate(int first, int count) const {
+    const HeadScratch& scratch = block.context.scratch;
 #pragma unroll 1
     for (int from = 0; from < block.searchers(); from += 4) {
-      const int slot = from % device::kQueries<kWords>, heads = min(block.searchers() - from, 4);
-      if (from > 0) __syncthreads();
-      bring(0);
-      if (from > 0 && slot == 0) block.prepare(from, false, space.queries);
-      Queries queries;
-      queries.load(&space.queries.rotated[slot], heads, factor);
+      const int heads = min(block.searchers() - from, 4);
+      device::EstimateQueries<kWords> queries;
+      queries.load(scratch.rotated + from * 32 * kWords, heads);
       device::Mass mass{-device::infinity(), 0};
       float* out = scratch.estimates + from * scratch.candidate_capacity + first;
 #pragma unroll 1
-      for (int at = 0; at < count; at += kAtOnce) {
-        bring(at + kAtOnce);
-        device::wait_copies<1>();
-        __syncthreads();
-        device::estimate<kWords>(queries, room() + at / kAtOnce % 2 * kHalf, offsets + at,
-                                 zone.begin, min(kAtOnce, count - at), space.centres,
-                                 block.call.logits.softcap, heads, out + at,
-                                 scratch.candidate_capacity, mass);
-        __syncthreads();
+      for (int at = 0; at < count; at += kListed) {
+        const int listed = min(kListed, count - at);
+        find_places(first, at, listed);
+        estimate_listed(queries, listed, heads, out + at, mass);
       }
-      device::wait_copies<0>();
-#pragma unroll
-      for (int h = 0; h < 4; ++h) {
-        const device::Mass of_warp = device::mass_of_warp<kWords>(mass, h);
-        if (device::lane_id() == 0) space.masses[device::warp_id()][h] = of_warp;
+      const device::Mass of_warp = device::mass_of_warp<kWords>(mass);
+      const int mine = device::estimate_head<kWords>();
+      if (device::lane_id() < 2 * kWords && mine >= 0) {
+        space.masses[mine][device::warp_id()] = of_warp;
       }
       __syncthreads();
       if (int(threadIdx.x) < heads) {
-        device::Mass all = space.masses[0][threadIdx.x];
-        for (int warp = 1; warp < device::kWarps; ++warp) all.add(space.masses[warp][threadIdx.x]);
-        scratch.masses[part * block.context.shape.group + from + int(threadIdx.x)] = all;
+        scratch.masses[part * block.context.shape.group + from + int(threadIdx.x)] =
+            device::sum_of(space.masses[threadIdx.x]);
       }
     }
   }
@@ -183,12 +196,14 @@ __global__ void __launch_bounds__(device::kThreads, 2)
     estimate_kernel(const __grid_constant__ DecodeLaunch launch) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& space = *reinterpret_cast<EstimateSpace<kWords>*>(shared);
-  const uint32_t half = gridDim.x / 2;  // resident rows first: they can start at once
-  const bool resident = blockIdx.x < half;
-  const uint32_t index = resident ? blockIdx.x : blockIdx.x - half;
+  // Slices first: they are waited for.
+  const uint32_t slices = gridDim.x / (device::kParts + device::kSlices) * device::kSlices;
+  const bool resident = blockIdx.x >= slices;
+  const uint32_t index = resident ? blockIdx.x - slices : blockIdx.x;
+  const uint32_t share = resident ? device::kParts : device::kSlices;
   device::let_successor_start();
   // Whoever ends has waited: else the kernel might end before the one that it follows.
-  if (!find_context<Element>(launch.call, index / device::kParts, space.context)) {
+  if (!find_context<Element>(launch.call, index / share, space.context)) {
     return device::wait_for_predecessor();
   }
   if (threadIdx.x < 16) {
@@ -197,13 +212,9 @@ __global__ void __launch_bounds__(device::kThreads, 2)
   }
   __syncthreads();
   const Estimate<Element, kWords> estimate{
-      launch, space, {launch.call, space.context}, int(index % device::kParts)};
+      launch, space, {launch.call, space.context}, int(index % share)};
   const bool searches = estimate.block.searches();
-  if (resident) {
-    estimate.attend();
-  } else if (searches) {
-    estimate.block.prepare(0, false, space.queries);
-  }
+  if (resident) estimate.attend();
   device::wait_for_predecessor();
   if (resident || !searches) return;
   const int2 mine = estimate.select();

@@ -67,6 +67,7 @@ struct Scan {
                                     from + step >= block.searchers()};
       if (!block.votes()) {
         block.prepare(from, true, space.queries);
+        if (rank == 0) block.leave_queries(from, space.queries);
         const int quads = (min(block.searchers() - from, step) + 3) / 4;
         device::score_signs<kWords>(ring, zone, begin, end, space.queries, quads, out);
       } else if (launch.packed) {
@@ -81,18 +82,21 @@ struct Scan {
       }
     }
     __syncthreads();
-    int32_t* histogram = block.context.scratch.histograms + 256 * rank;
     for (int bin = int(threadIdx.x); bin < 256; bin += device::kThreads) {
       uint32_t sum = 0;
 #pragma unroll
       for (int warp = 0; warp < device::kWarps; ++warp) sum += space.histogram[warp][bin];
-      histogram[bin] = int32_t(sum);
+      space.histogram[0][bin] = sum;
+    }
+    __syncthreads();
+    if (device::warp_id() == 0) {
+      device::write_counts(space.histogram[0], block.context.scratch.counts + rank);
     }
   }
 };
 
 template <typename Element, int kWords>
-__global__ void __launch_bounds__(device::kThreads, 3)
+__global__ void __launch_bounds__(device::kThreads, 4)
     scan_kernel(const __grid_constant__ DecodeLaunch launch) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& space = *reinterpret_cast<ScanSpace<kWords>*>(shared);
@@ -125,6 +129,7 @@ __global__ void __launch_bounds__(device::kThreads)
   for (int from = 0; from < block.searchers(); from += device::kQueries<kWords>) {
     if (from > 0) __syncthreads();
     block.prepare(from, false, queries);
+    if (rank == 0) block.leave_queries(from, queries);
     const int tasks = min(block.searchers() - from, device::kQueries<kWords>) * kSubspaces;
 #pragma unroll 1
     for (int task = int(rank) * device::kWarps + device::warp_id(); task < tasks;

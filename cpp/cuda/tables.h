@@ -21,8 +21,9 @@ constexpr int kShards = 16;
 struct ScratchLayout {
   int64_t scores;           // (heads, score_stride) uint8: the key at `offset` of the zone has its
                             // score at offset + zone_begin % kScoreAlignment
-  int64_t histograms;       // (heads, blocks that score a head, 256) int32
-  int64_t masses;           // (heads, kShards, group, 2) float: maximum, sum of estimates
+  int64_t counts;           // (heads, blocks that scan a head) ScanCounts
+  int64_t rotated;          // (heads, searchers, rotated_dim) float: scaled queries
+  int64_t masses;           // (heads, slices, group, 2) float: maximum, sum of estimates
   int64_t votes;            // (heads, searchers, subspaces, 256) uint8
   int64_t candidates;       // (heads, candidate_capacity) int32: offsets from zone_begin, ascending
   int64_t estimates;        // (heads, searchers, candidate_capacity) float

@@ -20,6 +20,13 @@ constexpr int kMaxCluster = 16;
 constexpr int kParts = 16;
 static_assert(kMaxCluster == kParts);
 
+/** Candidates are estimated in as many slices. */
+constexpr int kSlices = 32;
+
+__device__ __forceinline__ int slice_begin(int count, int slice) {
+  return int(uint32_t(count) * uint32_t(slice) / kSlices);
+}
+
 /** Where part `part` of `count` things begins; there are at most 2^23 of them. */
 __device__ __forceinline__ int part_begin(int count, int part) {
   return int(uint32_t(count) * uint32_t(part) / kParts);

@@ -9,15 +9,29 @@
 
 namespace pariskv::cuda::device {
 
-/** How the code of a key lies in shared memory: record, sign bytes, scale. */
+/** Where a candidate's summary is. */
+struct alignas(16) KeyPlace {
+  const uint8_t* block;
+  int slot;
+};
+
+/**
+ * How the code of a key lies in shared memory: record, sign bytes, scale; all of it comes in pieces
+ * of 16 bytes, with what lies beside it there.
+ */
 template <int kWords>
 struct CodeLayout {
-  static constexpr int kRecord = 16 * kWords, kSigns = 4 * kWords;
-  static constexpr int kScaleAt = kRecord + kSigns;
-  static constexpr int kPitch = (kScaleAt + 4 + 15) / 16 * 16;
-  static constexpr int kSignPieces = kSigns < 16 ? 1 : kSigns / 16;
+  static constexpr int kSignsAt = 16 * kWords;
+  static constexpr int kSignPieces = kWords == 8 ? 2 : 1;
+  static constexpr int kScaleAt = kSignsAt + 16 * kSignPieces;
   static constexpr int kPieces = kWords + kSignPieces + 1;
+  static constexpr int kPitch = 16 * kPieces;
   static constexpr int kLanes = kPieces <= 8 ? 8 : 16;  // that bring one key
+
+  static __device__ __forceinline__ int signs(int slot) {
+    return kSignsAt + (kWords == 2 ? 8 * (slot & 1) : 0);
+  }
+  static __device__ __forceinline__ int scale(int slot) { return kScaleAt + 2 * (slot & 7); }
 };
 
 /** Candidates that are brought at a time. */
@@ -26,49 +40,27 @@ constexpr int kGathered = kWords == 8 ? 96 : 192;
 template <int kWords>
 constexpr int kGatherBytes = 2 * kGathered<kWords> * CodeLayout<kWords>::kPitch;
 
-__device__ __forceinline__ void copy_bytes_async(void* to, const void* from, int bytes) {
-  const uint32_t target = shared_address(to);
-  if (bytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
-  } else if (bytes == 8) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(target), "l"(from) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(target), "l"(from) : "memory");
-  }
-}
-__device__ __forceinline__ void commit_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int kLeft>
-__device__ __forceinline__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
-}
-
 /** Sets codes of `count` candidates on their way. All threads. */
 template <int kWords>
-__device__ __forceinline__ void gather_codes(const Zone& zone, const int32_t* offsets, int count,
+__device__ __forceinline__ void gather_codes(const Zone& zone, const KeyPlace* places, int count,
                                              char* to) {
   using Layout = CodeLayout<kWords>;
   const int piece = int(threadIdx.x) % Layout::kLanes;
+  if (piece >= Layout::kPieces) return;
+  // Of a block: where the planes of this lane's piece begin, and its bytes from key to key.
+  const bool record = piece < kWords, sign = !record && piece < kWords + Layout::kSignPieces;
+  const int64_t plane = record ? zone.layout.records(zone.head, 0) + 16 * piece
+                        : sign ? zone.layout.signs(zone.head, 0) + 16 * (piece - kWords)
+                               : zone.layout.scales(zone.head, 0);
+  const int step = record ? 16 * kWords : sign ? 4 * kWords : 2;
   constexpr int kStep = kThreads / Layout::kLanes;
-#pragma unroll 4
+  uint32_t target =
+      shared_address(to) + int(threadIdx.x) / Layout::kLanes * Layout::kPitch + 16 * piece;
+#pragma unroll 3
   for (int i = int(threadIdx.x) / Layout::kLanes; i < count; i += kStep) {
-    if (piece >= Layout::kPieces) break;
-    const Slot at = slot_of(zone, zone.begin + offsets[i]);
-    char* code = to + i * Layout::kPitch;
-    if (piece < kWords) {
-      copy_bytes_async(code + 16 * piece,
-                       at.block + zone.layout.records(zone.head, at.slot) + 16 * piece, 16);
-    } else if (piece < kWords + Layout::kSignPieces) {
-      constexpr int kBytes = Layout::kSigns < 16 ? Layout::kSigns : 16;
-      const int from = kBytes * (piece - kWords);
-      copy_bytes_async(code + Layout::kRecord + from,
-                       at.block + zone.layout.signs(zone.head, at.slot) + from, kBytes);
-    } else {
-      // Two scales, of which ours is one.
-      const uint8_t* scale = at.block + zone.layout.scales(zone.head, at.slot & ~1);
-      copy_bytes_async(code + Layout::kScaleAt, scale, 4);
-    }
+    const KeyPlace place = places[i];
+    stage16(target, place.block + plane + ((place.slot * step) & ~15), true);
+    target += kStep * Layout::kPitch;
   }
 }
 

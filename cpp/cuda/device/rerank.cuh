@@ -72,15 +72,17 @@ struct EstimateQueries {
   static constexpr int kLanes = 2 * kWords;  // of a key
   float query[4][16];
 
-  /** @param factor what turns weights and centres into logits */
-  __device__ __forceinline__ void load(const float (*rotated)[32 * kWords], int count,
-                                       float factor) {
-    const int part = lane_id() % kLanes;
+  /** @param rotated  (count, 32 * kWords), times what turns weights and centres into logits */
+  __device__ __forceinline__ void load(const float* rotated, int count) {
+    const float* mine = rotated + 16 * (lane_id() % kLanes);
 #pragma unroll
     for (int h = 0; h < 4; ++h) {
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        query[h][i] = h < count ? __fmul_rn(rotated[h][16 * part + i], factor) : 0.0f;
+      for (int i = 0; i < 16; i += 4) {
+        float4 four = make_float4(0, 0, 0, 0);
+        if (h < count) four = __ldcg(reinterpret_cast<const float4*>(mine + h * 32 * kWords + i));
+        query[h][i] = four.x, query[h][i + 1] = four.y;
+        query[h][i + 2] = four.z, query[h][i + 3] = four.w;
       }
     }
   }
@@ -90,15 +92,15 @@ struct EstimateQueries {
  * Estimated logits of gathered codes for four queries, and this lane's sums of their exponentials.
  * 2 * kWords lanes share a key. A lane's sums are of query `estimate_head()`.
  * @param codes    (count) of CodeLayout
- * @param offsets  (count) from the zone's begin, for the half word that has the scale
+ * @param places   (count)
  * @param centres  (16) level + 8 * sign bit
  * @param out      (4, ...) `stride` apart
  */
 template <int kWords>
 __device__ __forceinline__ void estimate(const EstimateQueries<kWords>& queries, const char* codes,
-                                         const int32_t* offsets, int zone_begin, int count,
-                                         const float* centres, float softcap, int heads, float* out,
-                                         int64_t stride, Mass& mass) {
+                                         const KeyPlace* places, int count, const float* centres,
+                                         float softcap, int heads, float* out, int64_t stride,
+                                         Mass& mass) {
   using Layout = CodeLayout<kWords>;
   constexpr int kLanes = 2 * kWords, kKeys = 32 / kLanes;
   const int part = lane_id() % kLanes;
@@ -108,12 +110,14 @@ __device__ __forceinline__ void estimate(const EstimateQueries<kWords>& queries,
   for (int base = warp_id() * kKeys; base < count; base += kWarps * kKeys) {
     const int key = base + lane_id() / kLanes;
     const bool there = key < count;
-    const char* code = codes + (there ? key : base) * Layout::kPitch + 2 * part;
+    const int known = there ? key : base;
+    const int slot = places[known].slot;
+    const char* code = codes + known * Layout::kPitch;
     const auto pair = [&](int at) {
-      return uint32_t(*reinterpret_cast<const uint16_t*>(code + at));
+      return uint32_t(*reinterpret_cast<const uint16_t*>(code + at + 2 * part));
     };
     const uint32_t planes01 = __byte_perm(pair(0), pair(4 * kWords), 0x5140);
-    const uint32_t planes23 = __byte_perm(pair(8 * kWords), pair(Layout::kRecord), 0x5140);
+    const uint32_t planes23 = __byte_perm(pair(8 * kWords), pair(Layout::signs(slot)), 0x5140);
     const uint32_t weights = pair(12 * kWords);
     float sums[4] = {};
     // A byte in the mantissa of 2^23 is that number more.
@@ -133,10 +137,8 @@ __device__ __forceinline__ void estimate(const EstimateQueries<kWords>& queries,
 #pragma unroll
     for (int step = kWords / 4; step >= 1; step /= 2) sum = sum + __shfl_xor_sync(~0u, sum, step);
     if (part % (kWords / 2) != 0 || h >= heads || !there) continue;
-    const bool second = (zone_begin + offsets[key]) & 1;  // of the two scales that came
-    const auto* scales =
-        reinterpret_cast<const uint16_t*>(codes + key * Layout::kPitch + Layout::kScaleAt);
-    const float logit = soft_capped(__fmul_rn(sum, scale_of(scales[second])), softcap);
+    const uint32_t scale = *reinterpret_cast<const uint16_t*>(code + Layout::scale(slot));
+    const float logit = soft_capped(__fmul_rn(sum, scale_of(scale)), softcap);
     out[h * stride + key] = logit;
     mass.add(logit);
   }
@@ -150,12 +152,11 @@ __device__ __forceinline__ int estimate_head() {
   return (part & kWords ? 2 : 0) + (part & (kWords / 2) ? 1 : 0);
 }
 
-/** The sums of a warp's lanes that have query `h`, in the order of exchanges; in every lane. */
+/** The sums of all keys of a warp, in the order of exchanges: for each lane's own query. */
 template <int kWords>
-__device__ __forceinline__ Mass mass_of_warp(const Mass& mine, int h) {
-  Mass mass = estimate_head<kWords>() == h ? mine : Mass{-infinity(), 0};
+__device__ __forceinline__ Mass mass_of_warp(Mass mass) {
 #pragma unroll
-  for (int step = 16; step >= 1; step /= 2) {
+  for (int step = 2 * kWords; step < 32; step *= 2) {
     const Mass other{__shfl_xor_sync(~0u, mass.maximum, step),
                      __shfl_xor_sync(~0u, mass.sum, step)};
     // The lower lane's first, so that both lanes of a pair get the same.
@@ -164,6 +165,21 @@ __device__ __forceinline__ Mass mass_of_warp(const Mass& mine, int h) {
     mass = first;
   }
   return mass;
+}
+
+/** Several masses, added in order. */
+template <int kCount>
+__device__ __forceinline__ Mass sum_of(const Mass (&masses)[kCount]) {
+  float top = -infinity();
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) top = fmaxf(top, masses[i].maximum);
+  const float shift = top == -infinity() ? 0.0f : top;
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    sum = __fmaf_rn(masses[i].sum, exp_of(masses[i].maximum - shift), sum);
+  }
+  return {top, sum};
 }
 
 /** Masses of all lanes together, the same in every lane. */
@@ -175,7 +191,7 @@ __device__ __forceinline__ Mass combine(const Mass& mine) {
 
 /**
  * The log-sum-exp of every head over its resident rows and all candidates, a warp per head.
- * @param masses    (kParts, ...) of the candidates, `group` apart, at the first head
+ * @param masses    (kSlices, ...) of the candidates, `group` apart, at the first head
  * @param resident  (kParts, group, 2 + head_dim) at the first head
  * @param step      floats from part to part, `head_step` from head to head
  * @param bias      (heads) or null
@@ -185,14 +201,13 @@ __device__ __forceinline__ void sum_up(const Mass* masses, int group, int heads,
                                        const float* resident, int64_t step, int64_t head_step,
                                        const float* bias, float* out) {
   for (int head = warp_id(); head < heads; head += kWarps) {
-    Mass seen{-infinity(), 0}, found{-infinity(), 0};
+    Mass seen{-infinity(), 0};
+    const float2 mass = __ldcg(reinterpret_cast<const float2*>(masses + lane_id() * group + head));
     if (lane_id() < kParts) {
       const float* rows = resident + head * head_step + lane_id() * step;
       seen = {__ldcg(rows), __ldcg(rows + 1)};
-      const float2 mass =
-          __ldcg(reinterpret_cast<const float2*>(masses + lane_id() * group + head));
-      found = {mass.x, mass.y};
     }
+    Mass found{mass.x, mass.y};
     seen = combine(seen);
     found = combine(found);
     float all = log_of_sum(seen.maximum, seen.sum);
@@ -201,6 +216,8 @@ __device__ __forceinline__ void sum_up(const Mass* masses, int group, int heads,
     if (lane_id() == 0) out[head] = all;
   }
 }
+
+static_assert(kSlices == 32, "a lane for each slice");
 
 /** What a row would get of the attention of a head. */
 __device__ __forceinline__ float share_of(float logit, float all) {

@@ -50,74 +50,99 @@ __device__ __forceinline__ uint32_t bits_of_bytes(uint32_t bytes) {
   return (bytes & 0x08040201u) * 0x01010101u >> 24 & 15;
 }
 
+constexpr int kFine = 16;  // bins of scores that are looked at together
+
+/** What a scan leaves: how many scores are at least b, for every b, and again for each 16th. */
+struct ScanCounts {
+  int32_t at_least[256];
+  int32_t coarse[kFine];
+};
+
+/** Turns a histogram into counts. The first warp. */
+__device__ __forceinline__ void write_counts(const uint32_t* histogram, ScanCounts* out) {
+  const int first = 8 * lane_id();
+  int of[8], sum = 0;
+#pragma unroll
+  for (int i = 7; i >= 0; --i) of[i] = sum += int(histogram[first + i]);
+  const int higher = __reduce_add_sync(~0u, sum) - lanes_before(sum) - sum;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) of[i] += higher;
+  auto* to = reinterpret_cast<int4*>(out->at_least + first);
+  to[0] = make_int4(of[0], of[1], of[2], of[3]);
+  to[1] = make_int4(of[4], of[5], of[6], of[7]);
+  if (lane_id() % 2 == 0) out->coarse[lane_id() / 2] = of[0];
+}
+
 /** What the scans of a head left to be known of its scores. */
 struct ScoreSpace {
-  int histogram[kMostScans][256];  // of every scan
-  int total[256];
+  int counts[2][kMostScans][kFine + 1];  // at least: each 16th score, then 16 scores and the next
+  int sums[2][kWarps][kFine];
   int above[kMostScans + 1], equal[kMostScans + 1];  // of the scans before; the last is all
   int in_warp[2][kWarps];
   int threshold, ties, count;
 };
 
 /**
+ * Counts of 16 scores from all scans, and their sums over the scans: in lane b that of score b.
+ * @param counts  (scans, ...) of one scan sizeof(ScanCounts) apart; null from `scans` on
+ */
+__device__ __forceinline__ int add_scans(const int32_t* counts, int scans, int (*kept)[kFine + 1],
+                                         int (*sums)[kFine]) {
+  static_assert(kThreads == 8 * kMostScans);
+  const int scan = int(threadIdx.x) / 8, first = 2 * (int(threadIdx.x) % 8);
+  int2 pair = make_int2(0, 0);
+  if (scan < scans) {
+    pair = __ldcg(reinterpret_cast<const int2*>(
+        counts + scan * int(sizeof(ScanCounts) / sizeof(int32_t)) + first));
+  }
+  kept[scan][first] = pair.x;
+  kept[scan][first + 1] = pair.y;
+#pragma unroll
+  for (int step = 8; step < 32; step *= 2) {
+    pair.x += __shfl_xor_sync(~0u, pair.x, step);
+    pair.y += __shfl_xor_sync(~0u, pair.y, step);
+  }
+  if (lane_id() < 8) {
+    sums[warp_id()][first] = pair.x;
+    sums[warp_id()][first + 1] = pair.y;
+  }
+  __syncthreads();
+  int sum = 0;
+  if (lane_id() < kFine) {
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) sum += sums[warp][lane_id()];
+  }
+  return sum;
+}
+
+/**
  * The highest threshold that leaves enough; score 0 marks unusable keys and never passes. Ties are
  * taken from the lowest index on. All threads; ends with a barrier.
- * @param histograms  (scans, 256)
  */
-__device__ __forceinline__ void find_threshold(const int32_t* histograms, int scans, int wanted,
+__device__ __forceinline__ void find_threshold(const ScanCounts* counts, int scans, int wanted,
                                                ScoreSpace& space) {
-  static_assert(kThreads == 256);
-  int total = 0;
-#pragma unroll 8
-  for (int scan = 0; scan < scans; ++scan) {
-    const int count = __ldcg(histograms + 256 * scan + threadIdx.x);
-    space.histogram[scan][threadIdx.x] = count;
-    total += count;
-  }
-  space.total[threadIdx.x] = total;
-  __syncthreads();
   // Every warp finds the same.
-  const int first = 8 * lane_id();
-  int sum = 0, of[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) sum += of[i] = space.total[first + i];
-  const int all = __reduce_add_sync(~0u, sum);
-  int reached = all - lanes_before(sum) - sum;  // scores from a bin on, or higher
-  int found = 1;
-#pragma unroll
-  for (int i = 7; i >= 0; --i) {
-    reached += of[i];
-    if (reached >= wanted && first + i > found) found = first + i;
-  }
-  const int threshold = __reduce_max_sync(~0u, found);
-  const auto above_in = [&](const int* counts) {
-    int above = 0;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) above += first + i > threshold ? counts[first + i] : 0;
-    return __reduce_add_sync(~0u, above);
-  };
-  const int above = above_in(space.total);
-  for (int scan = warp_id(); scan < scans; scan += kWarps) {
-    const int above_of_scan = above_in(space.histogram[scan]);
-    if (lane_id() == 0) {
-      space.above[scan] = above_of_scan;
-      space.equal[scan] = space.histogram[scan][threshold];
-    }
-  }
-  __syncthreads();
+  int sum = add_scans(counts->coarse, scans, space.counts[0], space.sums[0]);
+  const int coarse = 31 - __clz(__ballot_sync(~0u, lane_id() < kFine && sum >= wanted) | 1);
+  const int next_sum = __shfl_sync(~0u, sum, coarse + 1);
+  const int next = coarse + 1 < kFine ? next_sum : 0;  // scores of the next 16 on
+  sum = add_scans(counts->at_least + kFine * coarse, scans, space.counts[1], space.sums[1]);
+  int fine = 31 - __clz(__ballot_sync(~0u, lane_id() < kFine && sum >= wanted) | 1);
+  if (coarse == 0 && fine == 0) fine = 1;
+  const int reached = __shfl_sync(~0u, sum, fine), higher = __shfl_sync(~0u, sum, fine + 1);
+  const int above = fine + 1 < kFine ? higher : next;
   if (warp_id() == 0) {
-    const bool has = lane_id() < scans;
-    const int mine = has ? space.above[lane_id()] : 0, equal = has ? space.equal[lane_id()] : 0;
-    const int above_before = lanes_before(mine), equal_before = lanes_before(equal);
-    __syncwarp();
-    if (has) {
-      space.above[lane_id() + 1] = above_before + mine;
-      space.equal[lane_id() + 1] = equal_before + equal;
-    }
-    if (lane_id() == 0) {
+    const int scan = lane_id();
+    const int mine = fine + 1 < kFine     ? space.counts[1][scan][fine + 1]
+                     : coarse + 1 < kFine ? space.counts[0][scan][coarse + 1]
+                                          : 0;
+    const int equal = space.counts[1][scan][fine] - mine;
+    space.above[scan + 1] = lanes_before(mine) + mine;
+    space.equal[scan + 1] = lanes_before(equal) + equal;
+    if (scan == 0) {
       space.above[0] = space.equal[0] = 0;
-      space.threshold = threshold;
-      space.ties = min(space.total[threshold], wanted - above);
+      space.threshold = kFine * coarse + fine;
+      space.ties = min(reached - above, wanted - above);
       space.count = above + space.ties;
     }
   }
