@@ -75,16 +75,28 @@ void Cache::truncate(SequenceId sequence, int64_t tokens, Stream stream) {
     }
   }
   const Impl::Visit visit(*impl_, stream);
-  for (Layer& layer : found.layers) impl_->publish(layer, stream);
+  // All that may fail first, on states beside those that are there.
+  std::vector<Block> states;
+  std::vector<Regions> next;
   for (Layer& layer : found.layers) {
-    const Regions next = layer.regions.truncated(tokens, impl_->sizes_);
-    const SequenceView view = impl_->view(layer);
-    const int64_t begin = std::max(next.retrieval_end(impl_->sizes_), view.zone_begin);
-    if (begin < view.zone_end) impl_->policy_->on_recall({view, begin, view.zone_end}, stream);
+    impl_->publish(layer, stream);
+    next.push_back(layer.regions.truncated(tokens, impl_->sizes_));
+    states.emplace_back();
+    SequenceView view = impl_->view(layer);
+    const int64_t begin = std::max(next.back().retrieval_end(impl_->sizes_), view.zone_begin);
+    if (begin < view.zone_end) {
+      states.back() = impl_->planner_.next_state(layer, stream);
+      if (states.back().data() != nullptr) view.state = states.back().data();
+      impl_->policy_->on_recall({view, begin, view.zone_end}, stream);
+    }
     if (layer.kept.data() != nullptr) {  // other tokens may come to the positions of its rows
       impl_->backend_->zero(layer.kept.data(), layer.kept.bytes(), stream);
     }
-    layer.regions = next;
+  }
+  for (size_t l = 0; l < found.layers.size(); ++l) {
+    Layer& layer = found.layers[l];
+    if (states[l].data() != nullptr) layer.state = std::move(states[l]);
+    layer.regions = next[l];
     layer.store.drop(impl_->shape_.segment_tokens, layer.regions.total(),
                      layer.regions.sink_end(impl_->sizes_),
                      layer.regions.retrieval_end(impl_->sizes_));

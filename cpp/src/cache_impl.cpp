@@ -87,10 +87,9 @@ Cache::Impl::Step Cache::Impl::plan(const std::vector<Layer*>& layers,
 
 void Cache::Impl::encode(Step& step, Stream stream) {
   for (size_t i = 0; i < step.changes.size(); ++i) {
-    Change& change = step.changes[i];
+    const Change& change = step.changes[i];
     if (change.spilled() <= 0) continue;
     policy_->on_spill({step.views[i], change.spill_begin, change.spill_end}, stream);
-    change.encoded = true;
   }
 }
 
@@ -101,19 +100,6 @@ void Cache::Impl::offload(Step& step, Stream stream) {
       leaving_.push_back({leave.rows, leave.segment, leave.rows->bytes()});
     }
     stats_.encoded_keys += std::max<int64_t>(change.spilled(), 0) * config_.kv_heads;
-  }
-}
-
-void Cache::Impl::take_back(Step& step, Stream stream) noexcept {
-  for (size_t i = 0; i < step.changes.size(); ++i) {
-    Change& change = step.changes[i];
-    change.layer->mirror.forget();
-    if (!change.encoded) continue;
-    try {
-      policy_->on_recall({step.views[i], change.spill_begin, change.spill_end}, stream);
-    } catch (const std::exception&) {
-      continue;  // a device that refuses this too has lost the cache's contents anyway
-    }
   }
 }
 

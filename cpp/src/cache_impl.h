@@ -73,7 +73,7 @@ class Cache::Impl {
       after();
       offload(step, stream);
     } catch (...) {
-      take_back(step, stream);
+      for (Change& change : step.changes) change.layer->mirror.forget();
       throw;
     }
     for (Change& change : step.changes) change.apply();
@@ -117,7 +117,6 @@ class Cache::Impl {
 
   void encode(Step& step, Stream stream);
   void offload(Step& step, Stream stream);
-  void take_back(Step& step, Stream stream) noexcept;
 
   /** Rows whose copies are done, the `waited` oldest surely, are fetched from there from now on. */
   void settle(size_t waited, Stream stream);

@@ -65,10 +65,7 @@ Change Planner::plan(Layer& layer, const Regions& next, Stream stream) const {
   }
   const LayerStore& store = change.store ? *change.store : layer.store;
   change.tables = layer.mirror.grown(store.segments(), backend_.arena());
-  if (change.spilled() > 0 && layer.state.data() == nullptr) {
-    change.state = backend_.arena().allocate(policy_.state_bytes());
-    backend_.zero(change.state.data(), policy_.state_bytes(), stream);
-  }
+  if (change.spilled() > 0) change.state = next_state(layer, stream);
   const int64_t kept_bytes = backend_.kept_bytes(shape_, policy_.rules());
   if (kept_bytes > 0 && layer.kept.data() == nullptr && change.view(sizes_, policy_).searched()) {
     change.kept = backend_.arena().allocate(kept_bytes);
@@ -76,6 +73,19 @@ Change Planner::plan(Layer& layer, const Regions& next, Stream stream) const {
   }
   if (offloads_) plan_offload(change);
   return change;
+}
+
+Block Planner::next_state(const Layer& layer, Stream stream) const {
+  const bool exists = layer.state.data() != nullptr;
+  // A device may refuse one of several launches: what it changes must not be what is there.
+  if (exists && !backend_.has_books()) return Block();
+  Block state = backend_.arena().allocate(policy_.state_bytes());
+  if (exists) {
+    backend_.copy(state.data(), layer.state.data(), policy_.state_bytes(), stream);
+  } else {
+    backend_.zero(state.data(), policy_.state_bytes(), stream);
+  }
+  return state;
 }
 
 void Planner::plan_offload(Change& change) const {

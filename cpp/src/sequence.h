@@ -48,7 +48,6 @@ struct Change {
   Block tables;                     // empty: what is there has room
   int64_t spill_begin, spill_end;   // positions that enter the zone
   std::vector<Leave> leaving;
-  bool encoded = false;
 
   int64_t spilled() const { return spill_end - spill_begin; }
 
@@ -80,6 +79,9 @@ class Planner {
 
   /** From a layer as it is to `next`, which has as many tokens or more. */
   Change plan(Layer& layer, const Regions& next, Stream stream) const;
+
+  /** The policy's state to be changed: empty when the layer's own can be. */
+  Block next_state(const Layer& layer, Stream stream) const;
 
   /** An equal sequence that shares storage; the policy's state is its own. */
   Sequence fork(const Sequence& sequence, Stream stream) const;

@@ -3,7 +3,7 @@
 #include <array>
 #include <cmath>
 #include <cstdlib>
-#include <sstream>
+#include <string>
 
 #include "check.h"
 
@@ -17,15 +17,13 @@ constexpr int64_t kMostTokens = int64_t{1} << 23;
 
 template <typename Extents>
 std::string shape_text(const Extents& extents, size_t rank) {
-  std::ostringstream text;
-  text << "(";
+  std::string text = "(";
   size_t i = 0;
   for (const int64_t extent : extents) {
     if (i == rank) break;
-    text << (i++ == 0 ? "" : ", ") << extent;
+    text += (i++ == 0 ? "" : ", ") + std::to_string(extent);
   }
-  text << (rank == 1 ? ",)" : ")");
-  return text.str();
+  return text + (rank == 1 ? ",)" : ")");
 }
 
 std::string device_text(const Device& device) {

@@ -3,10 +3,9 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <sstream>
-
 #include "arrays.h"
 #include "module.h"
+#include "text.h"
 
 namespace pariskv::python {
 
@@ -70,7 +69,7 @@ std::vector<Step> steps_of(const Config& config) {
 }
 
 std::string repr(const Config& c) {
-  std::ostringstream out;
+  Text out;
   out << "Config(layers=" << c.layers << ", query_heads=" << c.query_heads
       << ", kv_heads=" << c.kv_heads << ", head_dim=" << c.head_dim << ", dtype=\""
       << name_of(c.dtype) << "\", sink=" << c.sink << ", local=" << c.local
@@ -86,8 +85,10 @@ std::string repr(const Config& c) {
   out << "], min_candidates_per_row=" << c.min_candidates_per_row << ", seed=" << c.seed
       << ", device=\"" << text(c.device) << "\", threads=" << c.threads
       << ", segment_tokens=" << c.segment_tokens << ", memory_budget=" << c.memory_budget
-      << ", placement=\"" << text(c.placement) << "\", keep_rows=" << (c.keep_rows ? "True" : "False") << ", host_budget=" << c.host_budget << ")";
-  return out.str();
+      << ", placement=\"" << text(c.placement)
+      << "\", keep_rows=" << (c.keep_rows ? "True" : "False") << ", host_budget=" << c.host_budget
+      << ")";
+  return out.text;
 }
 
 constexpr const char* kDoc = R"(What a cache is told when it is made.
@@ -139,7 +140,8 @@ void bind_config(nb::module_& m) {
              int64_t dense_below, const std::string& scorer, const std::string& group_rule,
              const std::vector<Step>& schedule, int64_t min_candidates_per_row, uint64_t seed,
              const std::string& device, int64_t threads, int64_t segment_tokens,
-             int64_t memory_budget, const std::string& placement, bool keep_rows, int64_t host_budget) {
+             int64_t memory_budget, const std::string& placement, bool keep_rows,
+             int64_t host_budget) {
             Config config;
             config.layers = layers;
             config.query_heads = query_heads;
@@ -182,8 +184,7 @@ void bind_config(nb::module_& m) {
           nb::arg("segment_tokens") = Config().segment_tokens,
           nb::arg("memory_budget") = Config().memory_budget,
           nb::arg("placement") = text(Config().placement),
-          nb::arg("keep_rows") = Config().keep_rows,
-          nb::arg("host_budget") = Config().host_budget)
+          nb::arg("keep_rows") = Config().keep_rows, nb::arg("host_budget") = Config().host_budget)
       .def_ro("layers", &Config::layers)
       .def_ro("query_heads", &Config::query_heads)
       .def_ro("kv_heads", &Config::kv_heads)

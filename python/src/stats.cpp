@@ -1,10 +1,9 @@
 // Stats, regions, explanations and summaries: numbers, and NumPy arrays over the C++ vectors.
 #include <nanobind/stl/string.h>
 
-#include <sstream>
-
 #include "arrays.h"
 #include "module.h"
+#include "text.h"
 
 namespace pariskv::python {
 
@@ -46,10 +45,10 @@ void bind_counts(nb::module_& m) {
       .def_ro("reserved", &MemoryUse::reserved, "Held from the system.")
       .def_ro("budget", &MemoryUse::budget, "The most that may be reserved; 0 is no limit.")
       .def("__repr__", [](const MemoryUse& use) {
-        std::ostringstream out;
+        Text out;
         out << "MemoryUse(live=" << use.live << ", peak=" << use.peak
             << ", reserved=" << use.reserved << ", budget=" << use.budget << ")";
-        return out.str();
+        return out.text;
       });
 
   nb::class_<RegionCounts>(m, "Regions", "Tokens of one layer of one sequence, by region.")
@@ -58,10 +57,10 @@ void bind_counts(nb::module_& m) {
       .def_ro("local", &RegionCounts::local)
       .def_ro("buffer", &RegionCounts::buffer)
       .def("__repr__", [](const RegionCounts& counts) {
-        std::ostringstream out;
+        Text out;
         out << "Regions(sink=" << counts.sink << ", retrieval=" << counts.retrieval
             << ", local=" << counts.local << ", buffer=" << counts.buffer << ")";
-        return out.str();
+        return out.text;
       });
 
   nb::class_<Stats>(m, "Stats", "What a cache holds, and has done since it was made.")
@@ -84,7 +83,7 @@ void bind_counts(nb::module_& m) {
       .def_ro("kept_rows", &Stats::kept_rows,
               "Of those, the ones that a GPU still had from the step before.")
       .def("__repr__", [](const Stats& stats) {
-        std::ostringstream out;
+        Text out;
         out << "Stats(sequences=" << stats.sequences << ", tokens=" << stats.tokens
             << ", live=" << stats.memory.live << ", row_bytes=" << stats.row_bytes
             << ", offloaded_bytes=" << stats.offloaded_bytes
@@ -94,7 +93,7 @@ void bind_counts(nb::module_& m) {
             << ", decode_tokens=" << stats.decode_tokens
             << ", searched_tokens=" << stats.searched_tokens << ", candidates=" << stats.candidates
             << ", fetched_rows=" << stats.fetched_rows << ")";
-        return out.str();
+        return out.text;
       });
 }
 

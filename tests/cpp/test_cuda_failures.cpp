@@ -321,7 +321,8 @@ TEST_P(CudaResources, EveryRefusalInTurn) {
     }
     EXPECT_EQ(resource->live, 0) << "all that was taken has been given back";
   }
-  EXPECT_GT(failures, 0) << "nothing was put to the test";
+  // A single refusal is got round: the arena gives back what it can spare and asks again.
+  if (forever) EXPECT_GT(failures, 0) << "nothing was put to the test";
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CudaResources, testing::Combine(testing::Bool(), testing::Bool()));
