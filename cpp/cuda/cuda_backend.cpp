@@ -12,7 +12,6 @@ namespace pariskv::cuda {
 namespace {
 
 constexpr int64_t kMostBatch = 4096;
-constexpr int64_t kMostTopK = 4096;
 
 cudaStream_t handle_of(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
@@ -235,9 +234,6 @@ std::unique_ptr<Backend> make_backend(const Config& config, const Resources& res
   }
   if (index < 0 || index >= devices) {
     fail("[config] device: expected cuda:0 to cuda:", devices - 1, ", got cuda:", index);
-  }
-  if (config.top_k > kMostTopK) {
-    fail("[config] top_k: expected at most ", kMostTopK, " on a GPU, got ", config.top_k);
   }
   const DeviceGuard guard(index);
   return std::make_unique<CudaBackend>(config, resources);

@@ -151,8 +151,8 @@ HeadTrace CudaBackend::trace_head(const DecodeArgs& args, int64_t head) {
 
   HeadTrace trace;
   const SequenceView& sequence = args.sequences[0];
-  fetch_to(trace.scores, at.scores,
-           head * at.score_stride + sequence.zone_begin % kScoreAlignment, sequence.zone_tokens());
+  fetch_to(trace.scores, at.scores, head * at.score_stride + sequence.zone_begin % kScoreAlignment,
+           sequence.zone_tokens());
   fetch_to(trace.candidates, at.candidates, head * lane.candidate_capacity, count[0]);
   for (int64_t s = 0; s < searchers; ++s) {
     trace.logits.emplace_back();
@@ -161,7 +161,7 @@ HeadTrace CudaBackend::trace_head(const DecodeArgs& args, int64_t head) {
   }
   std::vector<float> worth;
   fetch_to(worth, at.worth, head * lane.candidate_capacity, count[0]);
-  fetch_to(trace.selected, at.selected, head * top_k, selected[0]);
+  fetch_to(trace.selected, at.selected, head * at.selected_stride, selected[0]);
   std::stable_sort(trace.selected.begin(), trace.selected.end(),
                    [&](int32_t a, int32_t b) { return worth[size_t(a)] > worth[size_t(b)]; });
   for (const int32_t index : trace.selected) trace.worth.push_back(worth[size_t(index)]);

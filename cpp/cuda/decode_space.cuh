@@ -86,8 +86,9 @@ __host__ __device__ inline ScratchLayout layout_scratch(const ModelShape& shape,
   at.candidates = take(heads * candidate_capacity * 4);
   at.estimates = take(heads * searchers * candidate_capacity * 4);
   at.worth = take(heads * candidate_capacity * 4);
-  at.selected = take(heads * top_k * 4);
-  at.addresses = take(heads * top_k * 8);
+  at.selected_stride = top_k < candidate_capacity ? top_k : candidate_capacity;
+  at.selected = take(heads * at.selected_stride * 4);
+  at.addresses = take(heads * at.selected_stride * 8);
   at.selected_count = take(heads * 4);
   at.candidate_count = take(heads * 4);
   at.resident = take(parts * 4);
@@ -118,8 +119,8 @@ __device__ inline HeadScratch scratch_of(const DecodeCall& call, const Lane& lan
   scratch.estimates =
       reinterpret_cast<float*>(base + at.estimates) + head * call.searchers * capacity;
   scratch.worth = reinterpret_cast<float*>(base + at.worth) + head * capacity;
-  scratch.selected = reinterpret_cast<int32_t*>(base + at.selected) + head * call.top_k;
-  scratch.addresses = reinterpret_cast<uint64_t*>(base + at.addresses) + head * call.top_k;
+  scratch.selected = reinterpret_cast<int32_t*>(base + at.selected) + head * at.selected_stride;
+  scratch.addresses = reinterpret_cast<uint64_t*>(base + at.addresses) + head * at.selected_stride;
   scratch.selected_count = reinterpret_cast<int32_t*>(base + at.selected_count) + head;
   scratch.candidate_count = reinterpret_cast<int32_t*>(base + at.candidate_count) + head;
   scratch.resident = reinterpret_cast<float*>(base + at.resident) + part;

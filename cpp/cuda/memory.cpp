@@ -34,7 +34,7 @@ class DeviceResource : public MemoryResource {
  */
 int64_t available_host_bytes() {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen("/proc/meminfo", "r"),
-                                                            std::fclose);
+                                                             std::fclose);
   char line[128];
   while (file && std::fgets(line, sizeof line, file.get()) != nullptr) {
     constexpr char kName[] = "MemAvailable:";

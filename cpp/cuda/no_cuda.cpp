@@ -1,6 +1,6 @@
 /** All there is of CUDA in a build without it. */
-#include "check.h"
 #include "backend.h"
+#include "check.h"
 
 namespace pariskv::cuda {
 

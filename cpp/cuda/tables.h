@@ -28,12 +28,13 @@ struct ScratchLayout {
   int64_t candidates;       // (heads, candidate_capacity) int32: offsets from zone_begin, ascending
   int64_t estimates;        // (heads, searchers, candidate_capacity) float
   int64_t worth;            // (heads, candidate_capacity) float
-  int64_t selected;         // (heads, top_k) int32: indices into candidates, ascending
-  int64_t addresses;        // (heads, top_k) uint64: where the selected rows lie
+  int64_t selected;         // (heads, selected_stride) int32: indices into candidates, ascending
+  int64_t addresses;        // (heads, selected_stride) uint64: where the selected rows lie
   int64_t selected_count;   // (heads) int32
   int64_t candidate_count;  // (heads) int32
   int64_t resident;         // (heads, kShards, group, 2 + head_dim) float: maximum, sum, weighted
   int64_t fetched;          // the same for the selected rows
+  int64_t selected_stride;  // not an offset: rows that are selected at most
   int64_t score_stride;     // not an offset
   int64_t bytes;
 };

@@ -66,6 +66,7 @@ void Cache::read(int64_t layer, SequenceId sequence, int64_t begin, const Tensor
     fail("[read] positions: expected a range within 0 to ", view.total, ", got ", begin, " to ",
          begin + tokens);
   }
+  if (tokens == 0) return;
   const Impl::Visit visit(*impl_, stream);
   impl_->publish(*layers[0], stream);
   impl_->backend_->read({impl_->shape_, 1, &view, &begin, &tokens, k, v}, stream);

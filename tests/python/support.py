@@ -235,7 +235,9 @@ def unchanged(cache: pk.Cache):
     before, live = state_of(cache), cache.stats().memory.live
     yield
     assert state_of(cache) == before
-    assert cache.stats().memory.live == live
+    now = cache.stats().memory.live
+    # Rows that have arrived in host memory meanwhile leave the device.
+    assert now == live if cache.config.device == "cpu" else now <= live
 
 
 def child_environment(**changes: str) -> dict[str, str]:

@@ -95,12 +95,6 @@ def test_pinned_memory_is_the_hosts():
         f.cache.attend(0, [f.s], pinned)
 
 
-def test_top_k_has_an_end():
-    assert pk.Cache(make_config(top_k=4096)).add() == 0
-    with pytest.raises(ValueError, match=r"top_k: expected at most 4096 on a GPU, got 4097"):
-        pk.Cache(make_config(top_k=4097))
-
-
 def test_advance_is_for_gpus():
     cache = pk.Cache(make_config(device="cpu"))
     with pytest.raises(ValueError, match=r"\[advance\] expected a cache on a GPU"):

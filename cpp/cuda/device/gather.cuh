@@ -56,7 +56,7 @@ __device__ __forceinline__ void gather_codes(const Zone& zone, const KeyPlace* p
   constexpr int kStep = kThreads / Layout::kLanes;
   uint32_t target =
       shared_address(to) + int(threadIdx.x) / Layout::kLanes * Layout::kPitch + 16 * piece;
-#pragma unroll 3
+#pragma unroll 1
   for (int i = int(threadIdx.x) / Layout::kLanes; i < count; i += kStep) {
     const KeyPlace place = places[i];
     stage16(target, place.block + plane + ((place.slot * step) & ~15), true);

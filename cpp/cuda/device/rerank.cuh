@@ -106,7 +106,7 @@ __device__ __forceinline__ void estimate(const EstimateQueries<kWords>& queries,
   const int part = lane_id() % kLanes;
   const bool upper = part & kWords, odd = part & (kWords / 2);
   const int h = (upper ? 2 : 0) + (odd ? 1 : 0);
-#pragma unroll 2
+#pragma unroll 1
   for (int base = warp_id() * kKeys; base < count; base += kWarps * kKeys) {
     const int key = base + lane_id() / kLanes;
     const bool there = key < count;
