@@ -29,13 +29,14 @@ void Order::leave(cudaStream_t stream) noexcept {
 }
 
 void Order::collect(cudaStream_t stream) {
-  Retired retired;
+  std::vector<std::vector<RetiredBlock>> blocks;
   bool any = false;
   for (Arena* arena : arenas_) {
-    retired.blocks.push_back(arena->take_retired());
-    any = any || !retired.blocks.back().empty();
+    blocks.push_back(arena->take_retired());
+    any = any || !blocks.back().empty();
   }
   if (!any) return;
+  Retired retired{Event(), std::move(blocks)};
   retired.last_use.record(stream);
   retired_.push_back(std::move(retired));
 }

@@ -31,11 +31,6 @@ class Backend {
   /** Statistics of keys that leave a zone, taken off again. */
   virtual void forget(const EncodeArgs& args, Stream stream) = 0;
 
-  /** Bytes per layer and sequence of rows kept from one step to the next; zeros mean none yet. */
-  virtual int64_t kept_bytes(const ModelShape& shape, const SearchRules& rules) const {
-    return (void)shape, (void)rules, 0;
-  }
-
   /** Sees that the next decode of these sequences needs no memory it does not have. */
   virtual void reserve(const DecodeArgs& args) = 0;
 

@@ -89,9 +89,6 @@ void Cache::truncate(SequenceId sequence, int64_t tokens, Stream stream) {
       if (states.back().data() != nullptr) view.state = states.back().data();
       impl_->policy_->on_recall({view, begin, view.zone_end}, stream);
     }
-    if (layer.kept.data() != nullptr) {  // other tokens may come to the positions of its rows
-      impl_->backend_->zero(layer.kept.data(), layer.kept.bytes(), stream);
-    }
   }
   for (size_t l = 0; l < found.layers.size(); ++l) {
     Layer& layer = found.layers[l];

@@ -101,7 +101,6 @@ Stats Cache::stats() const {
   const DecodeCounts counts = backend.counts();
   stats.candidates = counts.candidates;
   stats.fetched_rows = counts.rows;
-  stats.kept_rows = counts.kept_rows;
   std::set<const void*> seen;  // forks share blocks
   const auto bytes_once = [&](const auto& block) {
     return seen.insert(&block).second ? block.bytes() : 0;
@@ -117,7 +116,6 @@ Stats Cache::stats() const {
       layer.store.each_summary_block(
           [&](const Block& block) { stats.summary_bytes += bytes_once(block); });
       stats.summary_bytes += layer.state.bytes();
-      stats.workspace_bytes += layer.kept.bytes();
       stats.unusable_keys += impl_->policy_->unusable_keys(impl_->view(layer));
     }
   }

@@ -46,7 +46,6 @@ struct SequenceView {
   int64_t zone_end;
   int64_t candidates;  // reranked per kv head, C of the paper; 0: attended to in full
   double vote_ratio;
-  void* kept;            // rows that a GPU fetched for the step before; null: it keeps none
   SequenceView* device;  // the same in a GPU's memory; null: there is none
 
   int64_t zone_tokens() const { return zone_end - zone_begin; }
@@ -138,7 +137,6 @@ struct DecodeArgs {
 struct DecodeCounts {
   int64_t candidates = 0;
   int64_t rows = 0;
-  int64_t kept_rows = 0;
 };
 
 /** What a search went through, of one kv head. */

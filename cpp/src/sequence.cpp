@@ -22,7 +22,6 @@ SequenceView Layer::view(const RegionSizes& sizes, const Policy& policy) const {
   view.rows = store.rows();
   view.summaries = store.summaries();
   view.state = state.data();
-  view.kept = kept.data();
   view.device = mirror.device();
   return view;
 }
@@ -33,7 +32,6 @@ SequenceView Change::view(const RegionSizes& sizes, const Policy& policy) const 
   view.rows = rows.rows();
   view.summaries = rows.summaries();
   view.state = state.data() != nullptr ? state.data() : layer->state.data();
-  view.kept = kept.data() != nullptr ? kept.data() : layer->kept.data();
   view.device = layer->mirror.device();
   return view;
 }
@@ -66,11 +64,6 @@ Change Planner::plan(Layer& layer, const Regions& next, Stream stream) const {
   const LayerStore& store = change.store ? *change.store : layer.store;
   change.tables = layer.mirror.grown(store.segments(), backend_.arena());
   if (change.spilled() > 0) change.state = next_state(layer, stream);
-  const int64_t kept_bytes = backend_.kept_bytes(shape_, policy_.rules());
-  if (kept_bytes > 0 && layer.kept.data() == nullptr && change.view(sizes_, policy_).searched()) {
-    change.kept = backend_.arena().allocate(kept_bytes);
-    backend_.zero(change.kept.data(), kept_bytes, stream);
-  }
   if (offloads_) plan_offload(change);
   return change;
 }

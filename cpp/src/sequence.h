@@ -21,7 +21,6 @@ struct Layer {
   Regions regions;
   LayerStore store;
   Block state;  // the policy's; empty until a token enters the zone
-  Block kept;   // the backend's: rows of the last step; empty until the zone is searched
   Mirror mirror;
 
   SequenceView view(const RegionSizes& sizes, const Policy& policy) const;
@@ -44,7 +43,6 @@ struct Change {
   Regions next;
   std::optional<LayerStore> store;  // absent: what is there has room
   Block state;                      // empty: what is there stays
-  Block kept;                       // empty: what is there stays
   Block tables;                     // empty: what is there has room
   int64_t spill_begin, spill_end;   // positions that enter the zone
   std::vector<Leave> leaving;
@@ -62,7 +60,6 @@ struct Change {
   void apply() noexcept {
     if (store) layer->store = std::move(*store);
     if (state.data() != nullptr) layer->state = std::move(state);
-    if (kept.data() != nullptr) layer->kept = std::move(kept);
     layer->regions = next;
   }
 };

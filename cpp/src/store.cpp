@@ -70,8 +70,11 @@ LayerStore LayerStore::planned(int64_t segment_tokens, BlockBytes bytes, const W
     next.summaries_[s] = known;
     if (summaries.has(s) && (!known || shared)) {
       next.summaries_[s] = std::make_shared<Block>(backend.arena().allocate(bytes.summaries));
+      void* block = next.summaries_[s]->data();
       if (known) {
-        backend.copy(next.summaries_[s]->data(), known->data(), bytes.summaries, stream);
+        backend.copy(block, known->data(), bytes.summaries, stream);
+      } else if (backend.has_books()) {
+        backend.zero(block, bytes.summaries, stream);  // kernels read beyond the zone, to no effect
       }
     }
     next.summary_table_[s] = next.summaries_[s] ? next.summaries_[s]->as<uint8_t>() : nullptr;

@@ -85,9 +85,7 @@ std::string repr(const Config& c) {
   out << "], min_candidates_per_row=" << c.min_candidates_per_row << ", seed=" << c.seed
       << ", device=\"" << text(c.device) << "\", threads=" << c.threads
       << ", segment_tokens=" << c.segment_tokens << ", memory_budget=" << c.memory_budget
-      << ", placement=\"" << text(c.placement)
-      << "\", keep_rows=" << (c.keep_rows ? "True" : "False") << ", host_budget=" << c.host_budget
-      << ")";
+      << ", placement=\"" << text(c.placement) << "\", host_budget=" << c.host_budget << ")";
   return out.text;
 }
 
@@ -122,8 +120,6 @@ memory_budget
     The most bytes to hold on the device; 0 is no limit.
 placement
     Where a cache on a GPU keeps the rows of retrieval zones: "host" or "device".
-keep_rows
-    On a GPU: rows that stay selected from one step to the next cross the bus once.
 host_budget
     The most bytes of pinned host memory that such a cache may hold; 0 is no limit.
 
@@ -140,8 +136,7 @@ void bind_config(nb::module_& m) {
              int64_t dense_below, const std::string& scorer, const std::string& group_rule,
              const std::vector<Step>& schedule, int64_t min_candidates_per_row, uint64_t seed,
              const std::string& device, int64_t threads, int64_t segment_tokens,
-             int64_t memory_budget, const std::string& placement, bool keep_rows,
-             int64_t host_budget) {
+             int64_t memory_budget, const std::string& placement, int64_t host_budget) {
             Config config;
             config.layers = layers;
             config.query_heads = query_heads;
@@ -166,7 +161,6 @@ void bind_config(nb::module_& m) {
             config.segment_tokens = segment_tokens;
             config.memory_budget = memory_budget;
             config.placement = parse_placement(placement);
-            config.keep_rows = keep_rows;
             config.host_budget = host_budget;
             config.validate();
             new (self) Config(std::move(config));
@@ -184,7 +178,7 @@ void bind_config(nb::module_& m) {
           nb::arg("segment_tokens") = Config().segment_tokens,
           nb::arg("memory_budget") = Config().memory_budget,
           nb::arg("placement") = text(Config().placement),
-          nb::arg("keep_rows") = Config().keep_rows, nb::arg("host_budget") = Config().host_budget)
+          nb::arg("host_budget") = Config().host_budget)
       .def_ro("layers", &Config::layers)
       .def_ro("query_heads", &Config::query_heads)
       .def_ro("kv_heads", &Config::kv_heads)
@@ -205,7 +199,6 @@ void bind_config(nb::module_& m) {
       .def_ro("segment_tokens", &Config::segment_tokens)
       .def_ro("memory_budget", &Config::memory_budget)
       .def_prop_ro("placement", [](const Config& c) { return text(c.placement); })
-      .def_ro("keep_rows", &Config::keep_rows)
       .def_ro("host_budget", &Config::host_budget)
       .def("__repr__", &repr);
 }

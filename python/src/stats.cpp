@@ -80,8 +80,6 @@ void bind_counts(nb::module_& m) {
       .def_ro("searched_tokens", &Stats::searched_tokens, "Of those, the ones that searched.")
       .def_ro("candidates", &Stats::candidates, "Reranked, over kv heads.")
       .def_ro("fetched_rows", &Stats::fetched_rows, "Selected, over kv heads.")
-      .def_ro("kept_rows", &Stats::kept_rows,
-              "Of those, the ones that a GPU still had from the step before.")
       .def("__repr__", [](const Stats& stats) {
         Text out;
         out << "Stats(sequences=" << stats.sequences << ", tokens=" << stats.tokens

@@ -72,7 +72,6 @@ struct Config {
   int64_t segment_tokens = 1024;  ///< The store grows by this much; a multiple of 64.
   int64_t memory_budget = 0;      ///< In bytes, over all it holds on its device; 0 is no limit.
   Placement placement = Placement::kHost;  ///< Of a cache on a GPU.
-  bool keep_rows = true;  ///< On a GPU: rows that stay selected cross the bus once.
   int64_t host_budget = 0;  ///< In bytes, of pinned host memory for a cache on a GPU; 0: no limit.
 
   int64_t group() const { return query_heads / kv_heads; }

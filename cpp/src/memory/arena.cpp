@@ -28,7 +28,11 @@ Arena::Arena(std::shared_ptr<MemoryResource> resource, int64_t budget, ArenaTrai
   use_.budget = budget;
 }
 
-Arena::~Arena() { trim(); }  // every block is gone by now, and most with the last one their slab
+Arena::~Arena() {
+  // Every block is gone by now, and whoever used it: what waited to be recycled need not any more.
+  for (const RetiredBlock& block : retired_) restore(block);
+  trim();
+}
 
 int64_t Arena::rounded(int64_t bytes) const {
   const int64_t alignment = traits_.alignment;
