@@ -69,7 +69,9 @@ test-cpp: .venv/.base
 	@echo "Building the C++ library and its tests ..."
 	@cmake --build build/cpp -- --quiet
 	@if grep -q '^GTest_DIR:PATH=/' build/cpp/CMakeCache.txt; then \
-	  build/cpp/tests/cpp/pariskv_tests --gtest_brief=1; fi
+	  if nvidia-smi -L > /dev/null 2>&1; then build/cpp/tests/cpp/pariskv_tests --gtest_brief=1; else \
+	  echo "There is no GPU here: the tests of the CUDA backend are left out."; \
+	  build/cpp/tests/cpp/pariskv_tests --gtest_brief=1 --gtest_filter='-*Cuda*'; fi; fi
 
 test-python: .venv/.test
 	@.venv/bin/python -m pytest

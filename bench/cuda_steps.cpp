@@ -262,8 +262,8 @@ class Scene {
       case kScan:
         return heads * zone * (16 + 1 + 1);
       case kEstimate:
-        return heads * (zone + double(candidates_) * (16 + 2 + 64) +
-                        resident * double(shape_.row_bytes()));
+        return heads *
+               (zone + double(candidates_) * (16 + 2 + 64) + resident * double(shape_.row_bytes()));
       case kTake:
         return heads * double(config_.top_k) * double(shape_.row_bytes());
       default:

@@ -13,8 +13,6 @@ namespace {
 
 constexpr int64_t kMostBatch = 4096;
 
-cudaStream_t handle_of(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
-
 ArenaTraits traits_of(const char* name, std::function<void()> reclaim) {
   ArenaTraits traits;
   traits.name = name;

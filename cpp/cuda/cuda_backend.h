@@ -13,6 +13,8 @@
 
 namespace pariskv::cuda {
 
+inline cudaStream_t handle_of(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
+
 class CudaBackend : public Backend {
  public:
   CudaBackend(const Config& config, const Resources& resources);

@@ -9,8 +9,6 @@ namespace pariskv::cuda {
 
 namespace {
 
-cudaStream_t handle_of(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
-
 /** A rank-3 view from its row `first` on. */
 Rows rows_of(const TensorView& view, int64_t first = 0) {
   if (view.data == nullptr) return {};
