@@ -72,6 +72,8 @@ test-cpp: .venv/.base
 	  if nvidia-smi -L > /dev/null 2>&1; then build/cpp/tests/cpp/pariskv_tests --gtest_brief=1; else \
 	  echo "There is no GPU here: the tests of the CUDA backend are left out."; \
 	  build/cpp/tests/cpp/pariskv_tests --gtest_brief=1 --gtest_filter='-*Cuda*'; fi; fi
+	@fake=build/cpp/tests/cpp/fake_cuda/pariskv_fake_cuda_tests; \
+	  if [ -x $$fake ]; then $$fake --gtest_brief=1; fi
 
 test-python: .venv/.test
 	@.venv/bin/python -m pytest

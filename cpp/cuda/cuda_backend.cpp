@@ -11,8 +11,6 @@ namespace pariskv::cuda {
 
 namespace {
 
-constexpr int64_t kMostBatch = 4096;
-
 ArenaTraits traits_of(const char* name, std::function<void()> reclaim) {
   ArenaTraits traits;
   traits.name = name;
@@ -34,7 +32,7 @@ CudaBackend::CudaBackend(const Config& config, const Resources& resources)
       host_arena_(resources.pinned ? resources.pinned : pinned_resource(device_),
                   config.host_budget, traits_of("pinned host memory", [this] { trim_waiting(); })),
       order_({&arena_, &host_arena_}) {
-  lanes_ = arena_.allocate(kMostBatch * int64_t(sizeof(Lane)));
+  lanes_ = arena_.allocate((kMostBatch + 1) * int64_t(sizeof(Lane)));
   counters_ = arena_.allocate(int64_t(sizeof(DecodeCounts)));
   check(cudaMemsetAsync(counters_.data(), 0, size_t(counters_.bytes()), order_.upkeep()),
         "zero the counters");
@@ -46,20 +44,21 @@ CudaBackend::CudaBackend(const Config& config, const Resources& resources)
 CudaBackend::~CudaBackend() {
   const DeviceGuard guard(device_);
   host_lanes_.clear();
+  explaining_ = HostLane();
   lanes_ = Block();
   counters_ = Block();
   try {
     order_.wait();
     offload_.wait_all();
     orphans_.clear();
-    order_.leave(order_.upkeep());
-    order_.recycle(true);
+    order_.finish();
   } catch (const std::exception&) {
     return;  // the device is gone, and what it held with it
   }
 }
 
 void CudaBackend::trim_waiting() {
+  const DeviceGuard guard(device_);
   release_orphans(true);
   order_.recycle(true);
 }
@@ -73,13 +72,17 @@ void CudaBackend::trim() {
 }
 
 int64_t CudaBackend::scratch_bytes() const {
-  int64_t bytes = 0;
+  int64_t bytes = explaining_.scratch.bytes();
   for (const HostLane& lane : host_lanes_) bytes += lane.scratch.bytes();
   return bytes;
 }
 
-void CudaBackend::release_scratch() noexcept {
-  for (HostLane& lane : host_lanes_) lane.scratch = Block();  // replaced, and told, when needed
+void CudaBackend::clear_scratch(Stream stream) {
+  // It stays where it is: a captured graph may be replayed before its lanes are told of another.
+  for (HostLane& lane : host_lanes_) {
+    if (lane.scratch.bytes() > 0) zero(lane.scratch.data(), lane.scratch.bytes(), stream);
+  }
+  explaining_.scratch = Block();
 }
 
 void CudaBackend::fetch(void* target, const void* source, int64_t bytes) {
@@ -172,8 +175,12 @@ void CudaBackend::release_orphans(bool wait) {
 
 // Lanes.
 
-void CudaBackend::tell_lane(size_t row, const Lane& lane) {
-  Lane& told = host_lanes_[row].told;
+CudaBackend::HostLane& CudaBackend::host_lane(int64_t row) {
+  return row == kMostBatch ? explaining_ : host_lanes_[size_t(row)];
+}
+
+void CudaBackend::tell_lane(int64_t row, const Lane& lane) {
+  Lane& told = host_lane(row).told;
   uint64_t before[sizeof(Lane) / 8], after[sizeof(Lane) / 8];
   std::memcpy(before, &told, sizeof told);
   std::memcpy(after, &lane, sizeof lane);
@@ -184,17 +191,20 @@ void CudaBackend::tell_lane(size_t row, const Lane& lane) {
   told = lane;
 }
 
-void CudaBackend::reserve_lane(size_t row, const DecodeArgs& args, const SequenceView& sequence) {
-  HostLane& host = host_lanes_[row];
+void CudaBackend::reserve_lane(int64_t row, const DecodeArgs& args, const SequenceView& sequence) {
+  HostLane& host = host_lane(row);
   Lane lane = host.told;
   lane.layers = sequence.device - args.layer;
   const int64_t zone = sequence.searched() ? sequence.zone_tokens() : 0;
-  if (host.scratch.data() == nullptr || zone > lane.zone_capacity ||
-      sequence.candidates > lane.candidate_capacity) {
+  const bool none = host.scratch.data() == nullptr;
+  if (none) lane.zone_capacity = lane.candidate_capacity = 0;
+  if (none || zone > lane.zone_capacity || sequence.candidates > lane.candidate_capacity) {
     // An eighth more than asked, so that a growing zone comes here rarely.
     const auto roomy = [](int64_t count) { return (count + count / 8 + 4095) / 4096 * 4096; };
-    lane.zone_capacity = roomy(std::max(zone, lane.zone_capacity));
-    lane.candidate_capacity = roomy(std::max(sequence.candidates, lane.candidate_capacity));
+    if (zone > lane.zone_capacity) lane.zone_capacity = roomy(zone);
+    if (sequence.candidates > lane.candidate_capacity) {
+      lane.candidate_capacity = roomy(sequence.candidates);
+    }
     const int64_t bytes = scratch_layout(args.shape, args.rules.searchers, args.rules.top_k,
                                          args.rules.scorer == Scorer::kVotes, lane.zone_capacity,
                                          lane.candidate_capacity)
@@ -206,13 +216,20 @@ void CudaBackend::reserve_lane(size_t row, const DecodeArgs& args, const Sequenc
 }
 
 void CudaBackend::reserve(const DecodeArgs& args) {
+  const DeviceGuard guard(device_);
+  if (args.traced) return reserve_lane(kMostBatch, args, args.sequences[0]);
   if (args.batch > kMostBatch) {
     fail("[decode] sequences: expected at most ", kMostBatch, " at a time on a GPU, got ",
          args.batch);
   }
-  const DeviceGuard guard(device_);
   if (int64_t(host_lanes_.size()) < args.batch) host_lanes_.resize(size_t(args.batch));
-  for (int64_t i = 0; i < args.batch; ++i) reserve_lane(size_t(i), args, args.sequences[i]);
+  for (int64_t i = 0; i < args.batch; ++i) reserve_lane(i, args, args.sequences[i]);
+  // Rows beyond are nobody's: a graph of more rows leaves them alone.
+  for (int64_t i = args.batch; i < int64_t(host_lanes_.size()); ++i) {
+    Lane lane = host_lane(i).told;
+    lane.layers = nullptr;
+    tell_lane(i, lane);
+  }
 }
 
 bool is_built() { return true; }

@@ -38,13 +38,14 @@ class CudaBackend : public Backend {
   Arena& arena() override { return arena_; }
   Arena* host_arena() override { return offloads_ ? &host_arena_ : nullptr; }
   int64_t scratch_bytes() const override;
-  void release_scratch() noexcept override;
+  void clear_scratch(Stream stream) override;
   void trim() override;
   void fetch(void* target, const void* source, int64_t bytes) override;
 
   bool capturing(Stream stream) override;
   void enter(Stream stream) override;
   void leave(Stream stream) noexcept override;
+  void expect_replays(Stream stream) override { order_.replays_on(handle_of(stream)); }
 
   bool has_books() const override { return true; }
   void poke(void* target, uint64_t value) override;
@@ -66,9 +67,12 @@ class CudaBackend : public Backend {
     int64_t ticket;
   };
 
-  void reserve_lane(size_t row, const DecodeArgs& args, const SequenceView& sequence);
-  void tell_lane(size_t row, const Lane& lane);
+  HostLane& host_lane(int64_t row);
+  void reserve_lane(int64_t row, const DecodeArgs& args, const SequenceView& sequence);
+  void tell_lane(int64_t row, const Lane& lane);
   DecodeCall call_of(const DecodeArgs& args) const;
+  static constexpr int64_t kMostBatch = 4096;
+
   HeadTrace trace_head(const DecodeArgs& args, int64_t head);
   void release_orphans(bool wait);
   void trim_waiting();
@@ -79,9 +83,10 @@ class CudaBackend : public Backend {
   Arena host_arena_;
   Order order_;
   Offload offload_;
-  Block lanes_;     // (kMostBatch) Lane
+  Block lanes_;     // (kMostBatch) Lane, and one more to explain with
   Block counters_;  // DecodeCounts
   std::vector<HostLane> host_lanes_;
+  HostLane explaining_;
   std::vector<Poke> pokes_;
   std::vector<Orphan> orphans_;
 };

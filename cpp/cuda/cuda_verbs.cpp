@@ -132,7 +132,7 @@ void CudaBackend::decode(const DecodeArgs& args, Stream stream) {
 }
 
 HeadTrace CudaBackend::trace_head(const DecodeArgs& args, int64_t head) {
-  const Lane& lane = host_lanes_.front().told;
+  const Lane& lane = explaining_.told;
   const int64_t searchers = args.rules.searchers, top_k = args.rules.top_k;
   const ScratchLayout at =
       scratch_layout(args.shape, searchers, top_k, args.rules.scorer == Scorer::kVotes,
@@ -170,6 +170,7 @@ SearchTrace CudaBackend::trace(const DecodeArgs& args, Stream stream) {
   const DeviceGuard guard(device_);
   DecodeCall call = call_of(args);
   call.explains = true;
+  call.lanes = lanes_.as<Lane>() + kMostBatch;
   call.counters = nullptr;
   launch_decode(call, handle_of(stream));
   check(cudaStreamSynchronize(handle_of(stream)), "explain");

@@ -5,11 +5,13 @@
 namespace pariskv::cuda {
 
 void Order::enter(cudaStream_t stream) {
-  if (called_ && stream != last_stream_) {
-    // Anew, for graphs may have been replayed there since.
-    last_call_.record(last_stream_);
-    last_call_.hold_back(stream);
+  if (called_ && stream != last_stream_) last_call_.hold_back(stream);
+  if (replays_elsewhere(stream)) {
+    note_replays();
+    replayed_.hold_back(stream);
   }
+  last_stream_ = stream;
+  called_ = true;
   recycle(false);
   if (!upkeep_news_) return;
   upkeep_done_.record(upkeep_);
@@ -19,12 +21,33 @@ void Order::enter(cudaStream_t stream) {
 
 void Order::leave(cudaStream_t stream) noexcept {
   try {
-    last_stream_ = stream;
-    called_ = true;
     last_call_.record(stream);
+    // The next replay comes after this call, as the next call would.
+    if (replays_elsewhere(stream)) last_call_.hold_back(replay_stream_);
     collect(stream);
   } catch (const std::exception&) {
     return;  // what was freed stays out of use: the device has failed, or the host's memory
+  }
+}
+
+void Order::replays_on(cudaStream_t stream) noexcept {
+  replay_stream_ = stream;
+  replays_ = true;
+}
+
+bool Order::replays_run() const noexcept {
+  if (!replays_) return false;
+  // A stream that records does not run what it is given: it has no part in the order.
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return succeeded(cudaStreamIsCapturing(replay_stream_, &status)) &&
+         status == cudaStreamCaptureStatusNone;
+}
+
+void Order::note_replays() noexcept {
+  try {
+    replayed_.record(replay_stream_);
+  } catch (const std::exception&) {
+    return;  // a stream that is gone has nothing left to wait for
   }
 }
 
@@ -42,28 +65,43 @@ void Order::collect(cudaStream_t stream) {
 }
 
 void Order::recycle(bool wait) {
+  if (wait && called_) collect(last_stream_);
   size_t done = 0;
   for (; done < retired_.size(); ++done) {
     const Retired& retired = retired_[done];
     if (wait) retired.last_use.wait();
     if (!retired.last_use.passed()) break;
-    for (size_t a = 0; a < arenas_.size(); ++a) {
-      for (const RetiredBlock& block : retired.blocks[a]) {
-        check(cudaMemsetAsync(block.data, 0, size_t(block.bytes), upkeep_), "zero freed memory");
-        arenas_[a]->recycle(block);
-        upkeep_news_ = true;
-      }
-    }
+    recycle_all(retired.blocks);
   }
   retired_.erase(retired_.begin(), retired_.begin() + std::ptrdiff_t(done));
   if (wait) check(cudaStreamSynchronize(upkeep_), "wait for memory to be zeroed");
 }
 
-void Order::wait() {
-  if (called_) {
-    last_call_.record(last_stream_);
-    last_call_.wait();
+void Order::recycle_all(const std::vector<std::vector<RetiredBlock>>& blocks) {
+  for (size_t a = 0; a < arenas_.size(); ++a) {
+    for (const RetiredBlock& block : blocks[a]) {
+      check(cudaMemsetAsync(block.data, 0, size_t(block.bytes), upkeep_), "zero freed memory");
+      arenas_[a]->recycle(block);
+      upkeep_news_ = true;
+    }
   }
+}
+
+void Order::wait() {
+  if (called_) last_call_.wait();
+  if (replays_run()) {
+    note_replays();
+    replayed_.wait();
+  }
+  check(cudaStreamSynchronize(upkeep_), "wait for memory to be zeroed");
+}
+
+void Order::finish() {
+  for (const Retired& retired : retired_) recycle_all(retired.blocks);
+  retired_.clear();
+  std::vector<std::vector<RetiredBlock>> rest;
+  for (Arena* arena : arenas_) rest.push_back(arena->take_retired());
+  recycle_all(rest);
   check(cudaStreamSynchronize(upkeep_), "wait for memory to be zeroed");
 }
 

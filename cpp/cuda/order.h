@@ -22,11 +22,17 @@ class Order {
   void enter(cudaStream_t stream);
   void leave(cudaStream_t stream) noexcept;
 
+  /** From now on graphs may be replayed on this stream, which no call tells of. */
+  void replays_on(cudaStream_t stream) noexcept;
+
   /** Blocks whose last use has passed go back to their arenas; `wait` makes all of them pass. */
   void recycle(bool wait);
 
   /** Waits until the device is done with all that calls gave it. */
   void wait();
+
+  /** Recycles everything: nothing is under way any more, nor will be. */
+  void finish();
 
   /** The stream of our own, for work that belongs to no call. */
   cudaStream_t upkeep() const { return upkeep_; }
@@ -37,6 +43,12 @@ class Order {
     std::vector<std::vector<RetiredBlock>> blocks;  // by arena
   };
   void collect(cudaStream_t stream);
+  void note_replays() noexcept;
+  bool replays_run() const noexcept;
+  bool replays_elsewhere(cudaStream_t stream) const noexcept {
+    return stream != replay_stream_ && replays_run();
+  }
+  void recycle_all(const std::vector<std::vector<RetiredBlock>>& blocks);
 
   const std::vector<Arena*> arenas_;
   OwnStream upkeep_;
@@ -45,6 +57,9 @@ class Order {
   Event last_call_;
   cudaStream_t last_stream_ = nullptr;
   bool called_ = false;
+  Event replayed_;
+  cudaStream_t replay_stream_ = nullptr;
+  bool replays_ = false;
   std::vector<Retired> retired_;  // oldest first
 };
 

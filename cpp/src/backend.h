@@ -59,7 +59,8 @@ class Backend {
   virtual Arena* host_arena() { return nullptr; }
 
   virtual int64_t scratch_bytes() const = 0;
-  virtual void release_scratch() noexcept = 0;
+  /** Whatever was worked on can no longer be read from scratch. */
+  virtual void clear_scratch(Stream stream) = 0;
 
   /** Gives memory that nobody uses back to where it came from. */
   virtual void trim() {}
@@ -73,6 +74,8 @@ class Backend {
   virtual bool capturing(Stream) { return false; }
   virtual void enter(Stream) {}
   virtual void leave(Stream) noexcept {}
+  /** Graphs of decodes may be replayed on this stream from now on; nobody tells when. */
+  virtual void expect_replays(Stream) {}
 
   // A device's own books: words of 8 bytes that kernels read, written in the stream's order.
 

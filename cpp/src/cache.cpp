@@ -22,8 +22,8 @@ void Cache::remove(SequenceId sequence, Stream stream) {
   const Impl::Lock lock(impl_->mutex_);
   impl_->find(impl_->verb("remove"), {sequence});
   const Impl::Visit visit(*impl_, stream);
+  impl_->backend_->clear_scratch(stream);  // it may still hold what its last step looked at
   impl_->sequences_.erase(sequence);
-  impl_->backend_->release_scratch();  // it may still hold what its last step looked at
 }
 
 SequenceId Cache::fork(SequenceId sequence, Stream stream) {
@@ -218,6 +218,7 @@ void Cache::advance(const std::vector<SequenceId>& sequences, Stream stream) {
     backend.reserve(args);
   }
   impl_->carry_out(step, [] {}, [] {}, stream);
+  backend.expect_replays(stream);
   impl_->count_step(step);
 }
 

@@ -37,6 +37,7 @@ Cache::Impl::Visit::Visit(Impl& impl, Stream stream) : backend_(*impl.backend_),
   backend_.enter(stream);
   try {
     impl.settle(0, stream);
+    backend_.send_pokes(stream);  // words that a failed call left, while their targets are there
   } catch (...) {
     backend_.leave(stream);
     throw;
@@ -70,19 +71,23 @@ std::vector<Layer*> Cache::Impl::find_layers(const Verb& verb, const std::vector
 
 Cache::Impl::Step Cache::Impl::plan(const std::vector<Layer*>& layers,
                                     const std::vector<Regions>& next, Stream stream) {
-  Step step;
-  for (size_t i = 0; i < layers.size(); ++i) {
-    try {
-      step.changes.push_back(planner_.plan(*layers[i], next[i], stream));
-    } catch (const OutOfMemory&) {
-      // Rows on their way to host memory hold room on the device until they have arrived.
-      if (leaving_.empty()) throw;
-      settle(leaving_.size(), stream);
+  const auto plan_all = [&] {
+    Step step;
+    for (size_t i = 0; i < layers.size(); ++i) {
       step.changes.push_back(planner_.plan(*layers[i], next[i], stream));
     }
+    for (const Change& change : step.changes) step.views.push_back(change.view(sizes_, *policy_));
+    return step;
+  };
+  try {
+    return plan_all();
+  } catch (const OutOfMemory&) {
+    if (leaving_.empty()) throw;
   }
-  for (const Change& change : step.changes) step.views.push_back(change.view(sizes_, *policy_));
-  return step;
+  // Rows on their way to host memory hold room on the device until they have arrived. What was
+  // planned until now is gone: it knew their old places.
+  settle(leaving_.size(), stream);
+  return plan_all();
 }
 
 void Cache::Impl::encode(Step& step, Stream stream) {
@@ -96,6 +101,7 @@ void Cache::Impl::encode(Step& step, Stream stream) {
 void Cache::Impl::offload(Step& step, Stream stream) {
   for (Change& change : step.changes) {
     for (Leave& leave : change.leaving) {
+      if (leave.rows->leaving()) continue;  // a fork in this step has sent it already
       leave.rows->leave(std::move(leave.target), stream);
       leaving_.push_back({leave.rows, leave.segment, leave.rows->bytes()});
     }

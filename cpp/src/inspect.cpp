@@ -34,6 +34,7 @@ Explanation Cache::explain(int64_t layer, SequenceId sequence, const TensorView&
   args.sequences = &view;
   args.q = one;
   args.logits = logits;
+  args.traced = true;
   impl_->backend_->reserve(args);
   impl_->backend_->send_pokes(stream);
   impl_->policy_->explain(impl_->backend_->trace(args, stream), explanation);

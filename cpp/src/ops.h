@@ -132,6 +132,7 @@ struct DecodeArgs {
   Logits logits;
   TensorView out;  // (batch, query_heads, head_dim); data null: not wanted
   TensorView lse;  // (batch, query_heads) float32; data null: not wanted
+  bool traced;     // to be explained, beside whatever is being decoded
 };
 
 struct DecodeCounts {

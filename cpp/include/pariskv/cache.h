@@ -104,8 +104,11 @@ class Cache {
    * Makes room for one token more of each sequence in every layer, flushing where that is
    * due, and says whom the next replay of a captured graph decodes: a decode that is called
    * while its stream is being captured changes nothing, and what it recorded decodes, each
-   * time it runs, one token of the sequences that were last named here, as many as it was
-   * captured with, in this order. For caches on a GPU.
+   * time it runs, one token of the sequences that were last named here, in this order; rows of
+   * the graph beyond them are left alone. For caches on a GPU.
+   *
+   * Until the last replay that follows, decode nothing else and change none of these sequences;
+   * `stream` has to be there until the next call.
    *
    *   capture: for each layer { ...; cache.decode(layer, batch, q, k, v, out, {}, stream); ... }
    *   each token: cache.advance(batch, stream); replay the graph on `stream`

@@ -33,7 +33,7 @@ class CpuBackend : public Backend {
   DecodeCounts counts() override { return counts_; }
   Arena& arena() override { return arena_; }
   int64_t scratch_bytes() const override { return scratch_.bytes(); }
-  void release_scratch() noexcept override { scratch_ = Block(); }
+  void clear_scratch(Stream) override { scratch_ = Block(); }  // zeroed as it goes
   void fetch(void* target, const void* source, int64_t bytes) override;
 
  private:

@@ -1,0 +1,16 @@
+/** What the fake CUDA and its tests share. */
+#pragma once
+
+#include <string>
+
+#include "runtime.h"
+
+namespace pariskv::test {
+
+/** The one stream that is always being captured: a decode on it is like a replay. */
+inline const cudaStream_t kCapturedStream = reinterpret_cast<cudaStream_t>(7);
+
+/** What the fake kernels found wrong first; empty: nothing. */
+std::string& wrong();
+
+}  // namespace pariskv::test

@@ -1,0 +1,140 @@
+// The kernels' part, as far as the host can tell: rows are moved, summaries marked, statistics
+// counted; a decode touches all that a real one would and checks that it is as it should be.
+#include <algorithm>
+#include <cstring>
+
+#include "backend.h"
+#include "fake.h"
+#include "kernels.h"
+
+namespace pariskv {
+
+namespace test {
+
+std::string& wrong() {
+  static std::string text;
+  return text;
+}
+
+}  // namespace test
+
+namespace cpu {
+std::unique_ptr<Backend> make_backend(const Config&, const Resources&) { return nullptr; }
+}  // namespace cpu
+
+namespace cuda {
+
+namespace {
+
+constexpr int64_t kScratch = 1 << 14;
+
+void complain(const char* what) {
+  if (test::wrong().empty()) test::wrong() = what;
+}
+
+char* row_of(const SequenceView& view, const ModelShape& shape, int64_t head, int64_t position) {
+  return static_cast<char*>(view.rows[position / shape.segment_tokens]) +
+         (head * shape.segment_tokens + position % shape.segment_tokens) * shape.row_bytes();
+}
+
+/** Calls `move(row in the store, outside, bytes)` for K and V of every token and head. */
+template <typename Move>
+void each_half_row(const RowsCall& call, Move move) {
+  const int64_t half = call.shape.row_bytes() / 2, size = size_of(call.shape.dtype);
+  for (int64_t t = 0; t < call.tokens; ++t) {
+    for (int64_t head = 0; head < call.shape.kv_heads; ++head) {
+      char* row = row_of(*call.sequence, call.shape, head, call.begin + t);
+      const auto outside = [&](const Rows& rows) {
+        return rows.data + (t * rows.stride_i + head * rows.stride_j) * size;
+      };
+      move(row, outside(call.k), half);
+      move(row + half, outside(call.v), half);
+    }
+  }
+}
+
+void check_zone(const SequenceView& view, const ModelShape& shape, const Lane& lane) {
+  const SummaryLayout layout = shape.summary();
+  for (int64_t p = view.zone_begin; p < view.zone_end; ++p) {
+    uint8_t* block = view.summaries[p / layout.tokens];
+    for (int64_t head = 0; head < shape.kv_heads; ++head) {
+      if (*layout.norms(block, head, p % layout.tokens) != 1) complain("a key has no summary");
+    }
+  }
+  if (view.zone_tokens() > 0 && *static_cast<int64_t*>(view.state) != view.zone_tokens()) {
+    complain("the statistics do not count the zone's keys");
+  }
+  if (!view.searched()) return;
+  if (view.zone_tokens() > lane.zone_capacity || view.candidates > lane.candidate_capacity) {
+    complain("a lane has too little scratch");
+  }
+}
+
+}  // namespace
+
+void launch_pokes(const Poke* pokes, int64_t count, cudaStream_t) {
+  for (int64_t i = 0; i < count; ++i) *pokes[i].target = pokes[i].value;
+}
+
+void launch_append(const RowsCall& call, cudaStream_t) {
+  each_half_row(call, [](char* row, char* outside, int64_t bytes) {
+    std::memcpy(row, outside, size_t(bytes));
+  });
+}
+
+void launch_read(const RowsCall& call, cudaStream_t) {
+  each_half_row(call, [](char* row, char* outside, int64_t bytes) {
+    std::memcpy(outside, row, size_t(bytes));
+  });
+}
+
+void launch_encode(const EncodeCall& call, cudaStream_t) {
+  const SummaryLayout layout = call.shape.summary();
+  for (int64_t p = call.begin; p < call.end; ++p) {
+    for (int64_t head = 0; head < call.shape.kv_heads; ++head) {
+      uint8_t* block = call.sequence->summaries[p / layout.tokens];
+      *layout.norms(block, head, p % layout.tokens) = 1;
+    }
+  }
+}
+
+void launch_tally(const EncodeCall& call, int64_t direction, cudaStream_t) {
+  for (int64_t head = 0; head < call.shape.kv_heads; ++head) {
+    call.statistics.usable[head] += direction * (call.end - call.begin);
+  }
+}
+
+void launch_decode(const DecodeCall& call, cudaStream_t) {
+  for (int64_t i = 0; i < call.batch; ++i) {
+    const Lane& lane = call.lanes[i];
+    if (lane.layers == nullptr) continue;
+    const SequenceView& view = lane.layers[call.layer];
+    check_zone(view, call.shape, lane);
+    std::memset(lane.scratch, int(i), size_t(kScratch));
+    int64_t touched = 0;
+    for (int64_t p = 0; p < view.total; p += 5) touched += *row_of(view, call.shape, 0, p);
+    *lane.scratch = char(touched);
+    if (call.k.data == nullptr) continue;
+    const int64_t size = size_of(call.shape.dtype);
+    Rows k = call.k, v = call.v;
+    k.data += i * k.stride_i * size;
+    v.data += i * v.stride_i * size;
+    launch_append({call.shape, &view, view.total - 1, 1, k, v}, nullptr);
+  }
+}
+
+ScratchLayout scratch_layout(const ModelShape&, int64_t, int64_t, bool, int64_t zone_capacity,
+                             int64_t) {
+  ScratchLayout layout{};
+  layout.bytes = kScratch + zone_capacity;
+  return layout;
+}
+
+void launch_attend_exact(const AttendExactCall& call, cudaStream_t) {
+  if (call.sequence->total != call.total) complain("host and device differ in a length");
+}
+
+void launch_exact_logits(const ExactLogitsCall&, cudaStream_t) {}
+
+}  // namespace cuda
+}  // namespace pariskv

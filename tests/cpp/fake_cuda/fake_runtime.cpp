@@ -1,0 +1,71 @@
+// A CUDA made of malloc and memcpy: work is done when it is enqueued, events pass late. With it the
+// host side of the CUDA backend can be tested, and watched by sanitizers, where no GPU is.
+#include <cstdlib>
+#include <cstring>
+
+#include "fake.h"
+#include "runtime.h"
+
+namespace {
+
+/** How many more times an event says that it has not passed. */
+struct FakeEvent {
+  int left;
+};
+
+FakeEvent* of(cudaEvent_t event) { return reinterpret_cast<FakeEvent*>(event); }
+
+}  // namespace
+
+extern "C" {
+
+cudaError_t cudaMalloc(void** data, size_t bytes) {
+  *data = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  std::memset(*data, 0xcd, bytes);  // nobody may count on zeros
+  return cudaSuccess;
+}
+cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) { return cudaMalloc(data, bytes); }
+cudaError_t cudaFree(void* data) { return std::free(data), cudaSuccess; }
+cudaError_t cudaFreeHost(void* data) { return cudaFree(data); }
+
+cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t bytes, cudaMemcpyKind,
+                            cudaStream_t) {
+  return std::memmove(target, source, bytes), cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* target, int value, size_t bytes, cudaStream_t) {
+  return std::memset(target, value, bytes), cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  static intptr_t next = 1000;
+  return *stream = reinterpret_cast<cudaStream_t>(next++), cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  const bool captured = stream == pariskv::test::kCapturedStream;
+  *status = captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  return *event = reinterpret_cast<cudaEvent_t>(new FakeEvent{0}), cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete of(event), cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+  return of(event)->left = std::rand() % 3, cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) { return of(event)->left = 0, cudaSuccess; }
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  return of(event)->left-- > 0 ? cudaErrorNotReady : (of(event)->left = 0, cudaSuccess);
+}
+
+cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+const char* cudaGetErrorName(cudaError_t) { return "cudaErrorFake"; }
+const char* cudaGetErrorString(cudaError_t) { return "of the fake"; }
+
+}  // extern "C"
