@@ -76,15 +76,23 @@ Slab* Arena::slab_with_room(int64_t block_bytes) {
   for (auto slab = slabs.rbegin(); slab != slabs.rend(); ++slab) {  // the newest has most room
     if (!(*slab)->free.empty()) return slab->get();
   }
-  int64_t bytes = std::max(traits_.slab_bytes, block_bytes);
+  const int64_t least = std::max(traits_.slab_bytes, block_bytes);
+  int64_t bytes = least;
   for (size_t i = 0; i < slabs.size() && 2 * bytes <= traits_.largest_slab; ++i) bytes *= 2;
   slabs.reserve(slabs.size() + 1);
   auto slab = std::make_unique<Slab>();
   slab->block_bytes = block_bytes;
-  slab->blocks = bytes / block_bytes;
+  slab->free.reserve(size_t(bytes / block_bytes));
+  for (;; bytes = std::max(least, bytes / 2)) {  // a smaller one may still be had
+    try {
+      slab->data = static_cast<char*>(take(bytes));
+      break;
+    } catch (const OutOfMemory&) {
+      if (bytes == least) throw;
+    }
+  }
   slab->bytes = bytes;
-  slab->free.reserve(size_t(slab->blocks));
-  slab->data = static_cast<char*>(take(slab->bytes));
+  slab->blocks = bytes / block_bytes;
   for (int64_t i = slab->blocks - 1; i >= 0; --i) slab->free.push_back(int32_t(i));
   slabs.push_back(std::move(slab));
   return slabs.back().get();
