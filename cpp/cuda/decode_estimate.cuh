@@ -24,7 +24,7 @@ struct EstimateSpace {
   uint64_t rows[device::kMostSlots];
 };
 
-/** Shared memory after the space: histograms and then codes, or tiles of rows. */
+/** Shared memory after the space: counts of scores and then codes, or tiles of rows. */
 template <int kWords>
 constexpr int kEstimateBytes =
     std::max({int(sizeof(device::ScoreSpace)), device::kGatherBytes<kWords>,

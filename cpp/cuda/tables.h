@@ -14,7 +14,7 @@
 
 namespace pariskv::cuda {
 
-/** A decode is cut into this many shards of a zone and of the resident rows, whatever the grid. */
+/** Sums over resident and over selected rows are made in as many shards, whatever the grid. */
 constexpr int kShards = 16;
 
 /** Scratch of one lane: offsets in bytes from its base, fixed by the capacities. */

@@ -1,6 +1,7 @@
 /**
- * Exact selection of candidates on small integers: the histograms of all blocks give a threshold,
- * every warp compacts the scores that it made, in index order. Ties go to the lower index.
+ * Exact selection of candidates on small integers: what all scans have counted gives a threshold,
+ * and a block compacts the scores among which its slice of the candidates lies, in index order.
+ * Ties go to the lower index.
  */
 #pragma once
 
