@@ -57,7 +57,6 @@ file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${cuda_dir}/*.cu ${cuda_dir}/*.
 list(REMOVE_ITEM cuda_sources ${cuda_dir}/no_cuda.cpp)
 target_sources(pariskv PRIVATE ${cuda_sources})
 target_include_directories(pariskv PRIVATE ${cuda_dir})
-target_compile_definitions(pariskv PRIVATE PKV_HAVE_CUDA)
 target_link_libraries(pariskv PRIVATE CUDA::cudart_static)
 
 # Machine code for each, and PTX of the last for what comes after it.

@@ -64,10 +64,7 @@ struct Estimate {
 
   /** Attention to the part's resident rows. */
   __device__ __forceinline__ void attend() const {
-    if (int(threadIdx.x) < device::kMostSlots) {
-      device::init_barrier(&space.rows[threadIdx.x], device::kWarps * device::RowCopies::kArrivals);
-    }
-    device::before_copies();
+    device::init_row_barriers(space.rows);
     __syncthreads();
     // Without a search the zone is resident like the rest.
     const device::Zone& zone = block.context.zone;
@@ -84,12 +81,7 @@ struct Estimate {
          fresh ? block.at(block.call.v, block.context.head) : nullptr, rows - 1},
         {block, zone.begin, gap});
     store_new_row();
-#pragma unroll 1
-    for (int begin = 0; begin < block.context.shape.group; begin += device::kHeadsPerPass) {
-      attention.prime();
-      attention.run(block.queries(), block.call.q.stride_j, begin, block.context.scratch.resident,
-                    merge);
-    }
+    attention.run(block.queries(), block.call.q.stride_j, block.context.scratch.resident, merge);
   }
 
   /** The candidates of this part: how many, and the index of the first. Ends with a barrier. */

@@ -114,12 +114,7 @@ struct Take {
     device::RowAttention<kWords, Element, SelectedRows> attention(
         block.context.shape, cluster, slots, int(room() + room_bytes() - slots), space.rows, count,
         {nullptr, nullptr, 0}, {block.context.scratch.addresses});
-#pragma unroll 1
-    for (int begin = 0; begin < block.context.shape.group; begin += device::kHeadsPerPass) {
-      attention.prime();
-      attention.run(block.queries(), block.call.q.stride_j, begin, block.context.scratch.fetched,
-                    merge);
-    }
+    attention.run(block.queries(), block.call.q.stride_j, block.context.scratch.fetched, merge);
   }
 
   /** Parts added up, outputs written. */
@@ -181,10 +176,7 @@ __global__ void __launch_bounds__(device::kThreads, 1)
   if (!find_context<Element>(launch.call, blockIdx.x / size, space.context)) {
     return device::wait_for_predecessor();
   }
-  if (int(threadIdx.x) < device::kMostSlots) {
-    device::init_barrier(&space.rows[threadIdx.x], device::kWarps * device::RowCopies::kArrivals);
-  }
-  device::before_copies();
+  device::init_row_barriers(space.rows);
   __syncthreads();
   const Take<Element, kWords> take{
       launch, space, {launch.call, space.context}, {int(size), int(blockIdx.x % size)}};

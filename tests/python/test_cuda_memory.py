@@ -24,7 +24,7 @@ from support import (
     state_of,
     with_changes,
 )
-from test_memory import Played, assert_same_results
+from test_memory import Played, assert_same_results, scarce
 
 pytestmark = pytest.mark.cuda
 
@@ -107,16 +107,7 @@ def test_a_freed_block_is_zeroed_before_others_see_it():
 @pytest.mark.parametrize("budget_of", ["memory", "host"])
 def test_every_allocation_may_be_refused(budget_of, scorer):
     """The budget grows by just what the last refusal lacked: each allocation fails once."""
-    config = make_config(
-        layers=2,
-        scorer=scorer,
-        head_dim=256,
-        segment_tokens=512,
-        sink=2,
-        local=16,
-        update=3,
-        top_k=4,
-    )
+    config = scarce(scorer)
     whole = Played(config)
     # What a cache needs before anything is asked of it is not what this is about.
     empty = pk.Cache(config)

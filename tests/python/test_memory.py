@@ -226,15 +226,9 @@ class Played:
                 return
 
 
-MESSAGE = re.compile(r"asked for (\d+) bytes.* only (\d+) of the budget of (\d+)")
-
-
-@on_the_heap
-@pytest.mark.parametrize("scorer", SCORERS)
-def test_every_allocation_may_be_refused(scorer):
-    """The budget grows by just what the last refusal lacked: each allocation fails once."""
-    # Segments larger than a slab's blocks, so that each is an allocation of its own.
-    config = make_config(
+def scarce(scorer: str) -> pk.Config:
+    """Segments larger than a slab's blocks, so that each is an allocation of its own."""
+    return make_config(
         layers=2,
         scorer=scorer,
         head_dim=256,
@@ -244,6 +238,16 @@ def test_every_allocation_may_be_refused(scorer):
         update=3,
         top_k=4,
     )
+
+
+MESSAGE = re.compile(r"asked for (\d+) bytes.* only (\d+) of the budget of (\d+)")
+
+
+@on_the_heap
+@pytest.mark.parametrize("scorer", SCORERS)
+def test_every_allocation_may_be_refused(scorer):
+    """The budget grows by just what the last refusal lacked: each allocation fails once."""
+    config = scarce(scorer)
     whole = Played(config)
     probe = randn_q(np.random.default_rng(5), 1, config)[0]
     budget, refused = 1, []

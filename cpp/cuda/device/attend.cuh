@@ -190,6 +190,14 @@ struct TileCursor {
   __device__ __forceinline__ bool left() const { return part < end_part; }
 };
 
+/** Makes the barriers of a RowAttention. Before a barrier of the block. */
+__device__ __forceinline__ void init_row_barriers(uint64_t (&barriers)[kMostSlots]) {
+  if (int(threadIdx.x) < kMostSlots) {
+    init_barrier(&barriers[threadIdx.x], kWarps * RowCopies::kArrivals);
+  }
+  before_copies();
+}
+
 /** Attention over `rows` rows by one block: its parts of them. All threads take part. */
 template <int kWords, typename Element, typename Address>
 class RowAttention {
@@ -216,27 +224,31 @@ class RowAttention {
     count_ = min(bytes / (tile_rows_ * shape.row_bytes), kMostSlots);
   }
 
+  /**
+   * All heads of the group, some at a time.
+   * @param q      (group, head_dim), `stride` elements apart
+   * @param out    (kParts, group, 2 + head_dim)
+   * @param merge  kMergeBytes of shared memory
+   */
+  __device__ __forceinline__ void run(const Element* q, int64_t stride, float* out, float* merge) {
+#pragma unroll 1
+    for (int first_head = 0; first_head < shape_.group; first_head += kHeadsPerPass) {
+      prime();
+      pass(q, stride, first_head, out, merge);
+    }
+  }
+
+ private:
   /** Sets the first tiles on their way. */
   __device__ __forceinline__ void prime() {
     cursor_.start(cluster_, rows_);
 #pragma unroll 1
     for (int i = 0; i < count_ && cursor_.left(); ++i) copy_next();
   }
-  /** An equal object has done so before: takes its place. */
-  __device__ __forceinline__ void take_over() {
-    cursor_.start(cluster_, rows_);
-#pragma unroll 1
-    for (int i = 0; i < count_ && cursor_.left(); ++i) advance(tile_count());
-  }
 
-  /**
-   * Heads [first_head, first_head + kHeadsPerPass) of the group; `prime` was called.
-   * @param q      (group, head_dim), `stride` elements apart
-   * @param out    (kParts, group, 2 + head_dim)
-   * @param merge  kMergeBytes of shared memory
-   */
-  __device__ __forceinline__ void run(const Element* q, int64_t stride, int first_head, float* out,
-                                      float* merge) {
+  /** Heads [first_head, first_head + kHeadsPerPass) of the group; the first tiles are coming. */
+  __device__ __forceinline__ void pass(const Element* q, int64_t stride, int first_head, float* out,
+                                       float* merge) {
     const int heads = min(shape_.group - first_head, kHeadsPerPass);
     // Warps share the heads by fours, and what is left of them the rows.
     const int quads = heads > 8 ? 4 : heads > 4 ? 2 : 1;
@@ -280,11 +292,6 @@ class RowAttention {
     }
   }
 
-  /** Phases of the barriers that were used, for whoever uses them next. */
-  __device__ __forceinline__ uint32_t parity() const { return parity_; }
-  __device__ __forceinline__ void set_parity(uint32_t parity) { parity_ = parity; }
-
- private:
   __device__ __forceinline__ int part_floats() const {
     return shape_.group * (2 + shape_.head_dim);
   }

@@ -63,10 +63,6 @@ __device__ __forceinline__ void before_copies() {
 #endif
 }
 
-__device__ __forceinline__ void prefetch_to_l2(const void* pointer) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(pointer));
-}
-
 /**
  * How a warp copies: lanes that `takes_part` say what to `expect` and `start` it, or `each` hands
  * pieces out to them; then all lanes `finish`, and the barrier completes when everything is there.

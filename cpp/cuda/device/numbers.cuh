@@ -117,10 +117,6 @@ __device__ __forceinline__ int32_t norm_units(uint32_t code) {
   return code == 0 ? 0 : int32_t(16 + (code & 15)) << (code >> 4);
 }
 
-__device__ __forceinline__ float norm_of(uint32_t code) {
-  return float_of((code + kNormCodeBase) << kNormCodeShift);
-}
-
 // The scale of a key's weights, 16 bits.
 
 constexpr uint32_t kScaleCodeShift = 15;
