@@ -7,6 +7,7 @@
 #include <deque>
 
 #include "backend.h"
+#include "branches.h"
 #include "kernels.h"
 #include "offload.h"
 #include "order.h"
@@ -83,6 +84,7 @@ class CudaBackend : public Backend {
   Arena host_arena_;
   Order order_;
   Offload offload_;
+  Branches branches_;
   Block lanes_;     // (kMostBatch) Lane, and one more to explain with
   Block counters_;  // DecodeCounts
   std::vector<HostLane> host_lanes_;

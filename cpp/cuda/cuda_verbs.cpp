@@ -31,6 +31,21 @@ CodecConstants constants_of(const Codec& codec) {
   return constants;
 }
 
+/** Sequences that a branch of a decode has at least, and most branches. */
+constexpr int64_t kLeastOfBranch = 4, kMostBranches = 2;
+
+/** Sequences [begin, end) of a decode. */
+DecodeCall part_of(DecodeCall call, int64_t begin, int64_t end) {
+  const int64_t size = size_of(call.shape.dtype);
+  for (Rows* rows : {&call.q, &call.k, &call.v, &call.out}) {
+    if (rows->data != nullptr) rows->data += begin * rows->stride_i * size;
+  }
+  if (call.lse != nullptr) call.lse += begin * call.lse_stride;
+  call.lanes += begin;
+  call.batch = end - begin;
+  return call;
+}
+
 /** Calls `launch` for the tokens of each sequence. The device's own table is where views say. */
 template <typename Launch>
 void each_sequence(const RowsArgs& args, Launch launch) {
@@ -128,7 +143,13 @@ DecodeCall CudaBackend::call_of(const DecodeArgs& args) const {
 
 void CudaBackend::decode(const DecodeArgs& args, Stream stream) {
   const DeviceGuard guard(device_);
-  if (args.batch > 0) launch_decode(call_of(args), handle_of(stream));
+  if (args.batch == 0) return;
+  const DecodeCall call = call_of(args);
+  // While some sequences wait for the bus, the search for others goes on.
+  const int64_t count = std::clamp(args.batch / kLeastOfBranch, int64_t{1}, kMostBranches);
+  branches_.each(count, handle_of(stream), [&](int64_t i, cudaStream_t branch) {
+    launch_decode(part_of(call, args.batch * i / count, args.batch * (i + 1) / count), branch);
+  });
 }
 
 HeadTrace CudaBackend::trace_head(const DecodeArgs& args, int64_t head) {

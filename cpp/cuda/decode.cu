@@ -18,6 +18,7 @@ namespace {
 
 constexpr int kClusters = 5;  // of 1, 2, 4, 8 and 16 blocks
 constexpr int kScansPerProcessor = 2;
+constexpr int kEstimatesPerProcessor = 2;
 constexpr int kScanBytes = 56 << 10;  // half of what a block of the next kernel leaves
 constexpr int kTakeBytes = 92 << 10;  // so much is left beside two blocks of the kernel before
 
@@ -76,6 +77,10 @@ Fit measure(const DecodeKernels& kernels, int index) {
     check(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, fit.shared_bytes),
         "give the decode kernels their shared memory");
+    // Blocks of one meet blocks of the next: all must want the memory cut alike.
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                               cudaSharedmemCarveoutMaxShared),
+          "give the decode kernels their shared memory");
   }
   fit.early = major >= 9;
   if (major < 9) return fit;
@@ -119,6 +124,15 @@ int team_size(const Fit& fit, int64_t heads) {
   return team;
 }
 
+/** Blocks per head that estimate, so that they run at once. */
+int share_size(const Fit& fit, int64_t heads) {
+  int share = device::kSlices;
+  while (share > 1 && heads * share > int64_t(fit.multiprocessors) * kEstimatesPerProcessor) {
+    share /= 2;
+  }
+  return share;
+}
+
 DecodeKernels kernels_of(const ModelShape& shape) {
   switch (shape.dtype) {
     case DType::kFloat32:
@@ -156,6 +170,7 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
   DecodeLaunch launch{};
   launch.call = call;
   launch.team = team_size(fit, heads);
+  launch.share = share_size(fit, heads);
   const int scan_bytes = plan_scan(kernels, fit, launch);
   if (runs(kScan)) {
     if (call.scorer == Scorer::kVotes) {
@@ -164,7 +179,7 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
     Launch(heads * launch.team, scan_bytes, stream).run(kernels.scan, launch, "decode: scan");
   }
   if (runs(kEstimate)) {
-    Launch(heads * (device::kParts + device::kSlices), kernels.estimate_bytes, stream)
+    Launch(heads * launch.share, kernels.estimate_bytes, stream)
         .early(fit.early && runs(kScan))
         .run(kernels.estimate, launch, "decode: estimate");
   }

@@ -1,6 +1,6 @@
 /**
- * The second kernel of a decode. Some blocks attend to a part of a head's resident rows, which
- * needs nothing of the scan; the others find a slice of its candidates and estimate their logits.
+ * The second kernel of a decode. While the scan is at work its blocks attend to a head's resident
+ * rows, which need nothing of it; then they find the head's candidates and estimate their logits.
  */
 #pragma once
 
@@ -11,16 +11,18 @@
 
 namespace pariskv::cuda {
 
-/** Candidates whose places are known at a time; a slice with more takes several turns. */
-constexpr int kListed = 768;
+/** Candidates of a block that are kept in shared memory; the others are read from scratch. */
+constexpr int kListed = 1024;
+/** Segments of a zone whose addresses are. */
+constexpr int kKnownSegments = 1024;
 
 template <int kWords>
 struct EstimateSpace {
   HeadContext context;
-  float centres[16];
-  device::Mass masses[4][device::kWarps];
-  int32_t offsets[kListed];  // the first of the slice
-  device::KeyPlace places[kListed];
+  device::Mass masses[2][4][device::kWarps];              // of a slice, by turns
+  device::KeyPlace places[3][device::kGathered<kWords>];  // of chunks, by turns
+  uint8_t* segments[kKnownSegments];                      // from the first of the zone on
+  int32_t offsets[kListed];                               // of the first candidates
   uint64_t rows[device::kMostSlots];
 };
 
@@ -45,7 +47,8 @@ struct Estimate {
   const DecodeLaunch& launch;
   EstimateSpace<kWords>& space;
   HeadBlock<Element, kWords> block;
-  int part;  // of the resident rows, or slice of the candidates
+  int share, rank;       // the blocks of a head, which share its slices, and this one of them
+  device::Cluster team;  // those of them that share the parts of its resident rows; they never meet
 
   __device__ __forceinline__ char* room() const {
     return reinterpret_cast<char*>(&space) + (sizeof space + 127) / 128 * 128;
@@ -53,7 +56,7 @@ struct Estimate {
 
   /** The token's own row goes to its place in the store. */
   __device__ __forceinline__ void store_new_row() const {
-    if (block.call.k.data == nullptr || part != device::kParts - 1) return;
+    if (block.call.k.data == nullptr || team.rank != team.size - 1) return;
     const int dim = block.context.shape.head_dim;
     auto* to = reinterpret_cast<Element*>(block.row_at(block.context.total - 1));
     for (int d = int(threadIdx.x); d < 2 * dim; d += device::kThreads) {
@@ -62,7 +65,7 @@ struct Estimate {
     }
   }
 
-  /** Attention to the part's resident rows. */
+  /** Attention to this block's share of the resident rows. */
   __device__ __forceinline__ void attend() const {
     device::init_row_barriers(space.rows);
     __syncthreads();
@@ -71,7 +74,6 @@ struct Estimate {
     const int gap = block.searches() ? zone.end - zone.begin : 0;
     const int rows = block.context.total - gap;
     const bool fresh = block.call.k.data != nullptr && (gap == 0 || zone.end < block.context.total);
-    const device::Cluster team{device::kParts, part};  // a part each
     auto* merge = reinterpret_cast<float*>(room());
     char* slots = room() + (device::kMergeBytes<kWords> + 127) / 128 * 128;
     device::RowAttention<kWords, Element, ResidentRows<Element, kWords>> attention(
@@ -84,133 +86,219 @@ struct Estimate {
     attention.run(block.queries(), block.call.q.stride_j, block.context.scratch.resident, merge);
   }
 
-  /** The candidates of this part: how many, and the index of the first. Ends with a barrier. */
-  __device__ __forceinline__ int2 select() const {
+  /** The first segment of the zone. */
+  __device__ __forceinline__ int first_segment() const {
+    return int(uint32_t(block.context.zone.begin) / uint32_t(block.context.zone.layout.tokens));
+  }
+  /** Addresses of the zone's segments, or of the first of them. */
+  __device__ __forceinline__ void load_segments() const {
+    const device::Zone& zone = block.context.zone;
+    const int first = first_segment();
+    const int count = min((zone.end - 1) / int(zone.layout.tokens) + 1 - first, kKnownSegments);
+    for (int i = int(threadIdx.x); i < count; i += device::kThreads) {
+      space.segments[i] = zone.summaries[first + i];
+    }
+  }
+
+  /** Finds this block's candidates, [first, last) of the head's; returns how many those are. */
+  __device__ __forceinline__ int select() const {
     auto& scores = *reinterpret_cast<device::ScoreSpace*>(room());
     const device::Zone& zone = block.context.zone;
-    const int team = launch.team;
-    device::find_threshold(block.context.scratch.counts, team, block.context.searched, scores);
+    const int scans = launch.team;
+    device::find_threshold(block.context.scratch.counts, scans, block.context.searched, scores);
     const int count = scores.count;
-    const int first = device::slice_begin(count, part), last = device::slice_begin(count, part + 1);
+    const int first = device::slice_begin(count, first_slice());
+    const int last = device::slice_begin(count, end_slice());
     const int units = zone.template units<kWords>(), shift = zone.begin - zone.origin();
     const auto before = [&](int scan) {  // candidates in the scans before it
       return scores.above[scan] + min(scores.equal[scan], scores.ties);
     };
     int32_t* candidates = block.context.scratch.candidates;
+    const int lane = device::lane_id();
+    uint32_t mine =
+        __ballot_sync(~0u, lane < scans && before(lane) < last && before(lane + 1) > first);
 #pragma unroll 1
-    for (int scan = 0; scan < team; ++scan) {
-      if (before(scan) >= last || before(scan + 1) <= first) continue;
+    for (; mine != 0; mine &= mine - 1) {
+      const int scan = __ffs(mine) - 1;
       device::compact_scores(block.context.scratch.scores,
-                             scan_begin(units, scan, team) * device::kUnitKeys<kWords>,
-                             scan_begin(units, scan + 1, team) * device::kUnitKeys<kWords>, scan,
+                             scan_begin(units, scan, scans) * device::kUnitKeys<kWords>,
+                             scan_begin(units, scan + 1, scans) * device::kUnitKeys<kWords>, scan,
                              shift, first, last, scores, [&](int index, int offset) {
                                candidates[index] = offset;
                                if (index - first < kListed) space.offsets[index - first] = offset;
                              });
       __syncthreads();
     }
-    if (part == 0 && threadIdx.x == 0) *block.context.scratch.candidate_count = count;
+    if (rank == 0 && threadIdx.x == 0) *block.context.scratch.candidate_count = count;
     __syncthreads();
-    return make_int2(first, last - first);
+    return count;
   }
 
-  /** Looks up where candidates [at, at + count) of the slice are. Ends with a barrier. */
-  __device__ __forceinline__ void find_places(int first, int at, int count) const {
-    const device::Zone& zone = block.context.zone;
-    const int32_t* rest = block.context.scratch.candidates + first + at;
-    for (int i = int(threadIdx.x); i < count; i += device::kThreads) {
-      const int offset = at == 0 ? space.offsets[i] : __ldcg(rest + i);
-      const device::Slot slot = device::slot_of(zone, zone.begin + offset);
-      space.places[i] = {slot.block, slot.slot};
+  __device__ __forceinline__ int first_slice() const { return rank * (device::kSlices / share); }
+  __device__ __forceinline__ int end_slice() const {
+    return first_slice() + device::kSlices / share;
+  }
+
+  /** Candidates that are brought together: of one slice. */
+  struct Chunk {
+    int slice, end_slice;
+    int at, end;  // of the slice, among all candidates
+    int all;
+
+    __device__ __forceinline__ int count() const {
+      return min(end - at, device::kGathered<kWords>);
     }
-    __syncthreads();
+    __device__ __forceinline__ bool left() const { return slice < end_slice; }
+    __device__ __forceinline__ bool last_of_slice() const {
+      return at + device::kGathered<kWords> >= end;
+    }
+    /** To the slice's first candidates, or on to those of the next slice that has some. */
+    __device__ __forceinline__ void settle() {
+      while (at >= end && ++slice < end_slice) {
+        at = device::slice_begin(all, slice);
+        end = device::slice_begin(all, slice + 1);
+      }
+    }
+    __device__ __forceinline__ void advance() {
+      at += device::kGathered<kWords>;
+      settle();
+    }
+  };
+
+  /** Looks up where the candidates of a chunk are. To be followed by a barrier. */
+  __device__ __forceinline__ void locate(const Chunk& chunk, int turn) const {
+    if (!chunk.left() || int(threadIdx.x) >= chunk.count()) return;
+    const device::Zone& zone = block.context.zone;
+    const int index = chunk.at + int(threadIdx.x);
+    const int listed = index - device::slice_begin(chunk.all, first_slice());
+    const int offset =
+        listed < kListed ? space.offsets[listed] : __ldcg(block.context.scratch.candidates + index);
+    const uint32_t position = uint32_t(zone.begin + offset);
+    const uint32_t tokens = uint32_t(zone.layout.tokens), segment = position / tokens;
+    const int known = int(segment) - first_segment();
+    space.places[turn % 3][threadIdx.x] = {
+        known < kKnownSegments ? space.segments[known] : zone.summaries[segment],
+        int(position - segment * tokens)};
+  }
+  /** Sets a chunk that has been located on its way. */
+  __device__ __forceinline__ void bring(const Chunk& chunk, int turn) const {
+    if (chunk.left()) {
+      device::gather_codes<kWords>(block.context.zone, space.places[turn % 3], chunk.count(),
+                                   half(turn));
+    }
+    device::close_stage();
+  }
+  __device__ __forceinline__ char* half(int turn) const {
+    return room() + turn % 2 * (device::kGatherBytes<kWords> / 2);
   }
 
-  /** Logits of candidates whose places are known, for up to four queries, and their masses. */
-  __device__ __forceinline__ void estimate_listed(const device::EstimateQueries<kWords>& queries,
-                                                  int count, int heads, float* out,
-                                                  device::Mass& mass) const {
-    constexpr int kAtOnce = device::kGathered<kWords>;
-    constexpr int kHalf = device::kGatherBytes<kWords> / 2;
-    const auto bring = [&](int at) {
-      if (at < count) {
-        device::gather_codes<kWords>(block.context.zone, space.places + at,
-                                     min(kAtOnce, count - at), room() + at / kAtOnce % 2 * kHalf);
-      }
-      device::close_stage();
-    };
-    bring(0);
+  using Queries = device::EstimateQueries<kWords>;
+  using Values = typename Queries::Values;
+
+  __device__ __forceinline__ int heads_from(int from) const {
+    return min(block.searchers() - from, 4);
+  }
+  __device__ __forceinline__ void read_queries(int from, Values& values) const {
+    Queries::read(block.context.scratch.rotated + from * 32 * kWords, heads_from(from), values);
+  }
+
+  /** Logits of this block's candidates and their masses, for up to four queries from `from` on. */
+  __device__ __forceinline__ void estimate(int candidates, int from, const Values& values,
+                                           const device::LevelTable& levels) const {
+    const HeadScratch& scratch = block.context.scratch;
+    const int heads = heads_from(from);
+    float* out = scratch.estimates + from * scratch.candidate_capacity;
+    // Three chunks at a time: one is located, one is on its way, one is worked on.
+    Chunk chunk{first_slice() - 1, end_slice(), 0, 0, candidates};
+    chunk.settle();
+    Chunk next = chunk;
+    next.advance();
+    locate(chunk, 0);
+    locate(next, 1);
+    __syncthreads();
+    bring(chunk, 0);
+    Queries queries;
+    queries.load(values);
+    device::Mass* sums = scratch.masses + from + int(threadIdx.x);  // of the threads that add up
+    for (int slice = first_slice(); slice < end_slice() && int(threadIdx.x) < heads; ++slice) {
+      sums[slice * block.context.shape.group] = {-device::infinity(), 0};  // empty ones stay so
+    }
+    device::TwoMasses masses;
+    masses.clear();
 #pragma unroll 1
-    for (int at = 0; at < count; at += kAtOnce) {
-      bring(at + kAtOnce);
+    for (int turn = 0; chunk.left(); ++turn) {
+      bring(next, turn + 1);
+      Chunk third = next;
+      if (third.left()) third.advance();
+      locate(third, turn + 2);
       device::await_stage<1>();
       __syncthreads();
-      device::estimate<kWords>(queries, room() + at / kAtOnce % 2 * kHalf, space.places + at,
-                               min(kAtOnce, count - at), space.centres, block.call.logits.softcap,
-                               heads, out + at, block.context.scratch.candidate_capacity, mass);
+      device::estimate<kWords>(queries, levels, half(turn), space.places[turn % 3], chunk.count(),
+                               block.call.logits.softcap, heads, out + chunk.at,
+                               scratch.candidate_capacity, masses);
+      const bool ends = chunk.last_of_slice();
+      auto& of_warps = space.masses[chunk.slice % 2];
+      if (ends) {
+        masses.add_lanes();
+        if (device::lane_id() < 2) {
+          of_warps[2 * device::lane_id()][device::warp_id()] = masses.of[0];
+          of_warps[2 * device::lane_id() + 1][device::warp_id()] = masses.of[1];
+        }
+        masses.clear();
+      }
       __syncthreads();
+      if (ends && int(threadIdx.x) < heads) {
+        sums[chunk.slice * block.context.shape.group] = device::sum_of(of_warps[threadIdx.x]);
+      }
+      chunk = next;
+      next = third;
     }
     device::await_stage<0>();
   }
 
-  /** Logits of candidates [first, first + count) and their masses. */
-  __device__ __forceinline__ void estimate(int first, int count) const {
-    const HeadScratch& scratch = block.context.scratch;
+  __device__ __forceinline__ void run() const {
+    Values values;
+    read_queries(0, values);  // which takes as long as the selection
+    device::LevelTable levels;
+    levels.load(launch.call.codec.centres);
+    const int candidates = select();
 #pragma unroll 1
-    for (int from = 0; from < block.searchers(); from += 4) {
-      const int heads = min(block.searchers() - from, 4);
-      device::EstimateQueries<kWords> queries;
-      queries.load(scratch.rotated + from * 32 * kWords, heads);
-      device::Mass mass{-device::infinity(), 0};
-      float* out = scratch.estimates + from * scratch.candidate_capacity + first;
-#pragma unroll 1
-      for (int at = 0; at < count; at += kListed) {
-        const int listed = min(kListed, count - at);
-        find_places(first, at, listed);
-        estimate_listed(queries, listed, heads, out + at, mass);
-      }
-      const device::Mass of_warp = device::mass_of_warp<kWords>(mass);
-      const int mine = device::estimate_head<kWords>();
-      if (device::lane_id() < 2 * kWords && mine >= 0) {
-        space.masses[mine][device::warp_id()] = of_warp;
-      }
+    for (int from = 0;;) {
+      estimate(candidates, from, values, levels);
+      from += 4;
+      if (from >= block.searchers()) return;
+      read_queries(from, values);
       __syncthreads();
-      if (int(threadIdx.x) < heads) {
-        scratch.masses[part * block.context.shape.group + from + int(threadIdx.x)] =
-            device::sum_of(space.masses[threadIdx.x]);
-      }
     }
   }
 };
 
+/** Two blocks of the scan leave room for one with 96. */
+template <int kWords>
+constexpr int kEstimateRegisters = kWords == 8 ? 128 : 96;
+
 template <typename Element, int kWords>
-__global__ void __launch_bounds__(device::kThreads, 2)
+__global__ void __maxnreg__(kEstimateRegisters<kWords>)
     estimate_kernel(const __grid_constant__ DecodeLaunch launch) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& space = *reinterpret_cast<EstimateSpace<kWords>*>(shared);
-  // Slices first: they are waited for.
-  const uint32_t slices = gridDim.x / (device::kParts + device::kSlices) * device::kSlices;
-  const bool resident = blockIdx.x >= slices;
-  const uint32_t index = resident ? blockIdx.x - slices : blockIdx.x;
-  const uint32_t share = resident ? device::kParts : device::kSlices;
+  // The first blocks of all heads come first: those that attend to resident rows.
+  const uint32_t share = uint32_t(launch.share), heads = gridDim.x / share;
+  const uint32_t rank = blockIdx.x / heads;
   device::let_successor_start();
   // Whoever ends has waited: else the kernel might end before the one that it follows.
-  if (!find_context<Element>(launch.call, index / share, space.context)) {
+  if (!find_context<Element>(launch.call, blockIdx.x % heads, space.context)) {
     return device::wait_for_predecessor();
   }
-  if (threadIdx.x < 16) {
-    const float centre = launch.call.codec.centres[threadIdx.x % 8];
-    space.centres[threadIdx.x] = threadIdx.x < 8 ? -centre : centre;
-  }
   __syncthreads();
-  const Estimate<Element, kWords> estimate{
-      launch, space, {launch.call, space.context}, int(index % share)};
+  const int attending = min(int(share), device::kParts);
+  const Estimate<Element, kWords> estimate{launch,     space,     {launch.call, space.context},
+                                           int(share), int(rank), {attending, int(rank)}};
   const bool searches = estimate.block.searches();
-  if (resident) estimate.attend();
+  if (searches) estimate.load_segments();
+  if (int(rank) < attending) estimate.attend();
   device::wait_for_predecessor();
-  if (resident || !searches) return;
-  const int2 mine = estimate.select();
-  estimate.estimate(mine.x, mine.y);
+  if (searches) estimate.run();
 }
 
 }  // namespace pariskv::cuda

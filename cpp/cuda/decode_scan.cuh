@@ -96,7 +96,7 @@ struct Scan {
 };
 
 template <typename Element, int kWords>
-__global__ void __launch_bounds__(device::kThreads, 4)
+__global__ void __launch_bounds__(device::kThreads, 3)
     scan_kernel(const __grid_constant__ DecodeLaunch launch) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& space = *reinterpret_cast<ScanSpace<kWords>*>(shared);

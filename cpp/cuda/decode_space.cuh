@@ -14,6 +14,7 @@ namespace pariskv::cuda {
 struct DecodeLaunch {
   DecodeCall call;
   int team;          // blocks per kv head: of a scan, or the cluster that takes rows
+  int share;         // blocks per kv head that estimate
   int stages;        // of a scan: units that a warp has under way
   int packed;        // of a scan by votes: four searchers at a time
   int shared_bytes;  // that a block has
@@ -129,11 +130,11 @@ __device__ inline HeadScratch scratch_of(const DecodeCall& call, const Lane& lan
   return scratch;
 }
 
+/** All but the scratch. */
 template <typename Element>
-__device__ inline HeadContext context_of(const DecodeCall& call, const Lane& lane,
-                                         const SequenceView& view, int row, int head) {
+__device__ inline void fill_context(const DecodeCall& call, const SequenceView& view, int row,
+                                    int head, HeadContext& context) {
   const ModelShape& model = call.shape;
-  HeadContext context;
   context.row = row;
   context.head = head;
   context.rows = view.rows;
@@ -155,8 +156,6 @@ __device__ inline HeadContext context_of(const DecodeCall& call, const Lane& lan
   context.shape = {int(model.head_dim), int(model.group),
                    int(2 * model.head_dim * int64_t(sizeof(Element))), call.logits.scale,
                    call.logits.softcap};
-  context.scratch = scratch_of(call, lane, head);
-  return context;
 }
 
 /** A block at work for one head: what all kernels share. */
@@ -222,10 +221,12 @@ __device__ __forceinline__ bool find_context(const DecodeCall& call, uint32_t in
   const uint32_t heads = uint32_t(call.shape.kv_heads), row = index / heads;
   const Lane lane = call.lanes[row];
   if (lane.layers == nullptr) return false;
+  const int head = int(index - row * heads);
+  // Two warps share the work, which is long for one thread.
   if (threadIdx.x == 0) {
-    context = context_of<Element>(call, lane, lane.layers[call.layer], int(row),
-                                  int(index - row * heads));
+    fill_context<Element>(call, lane.layers[call.layer], int(row), head, context);
   }
+  if (threadIdx.x == 32) context.scratch = scratch_of(call, lane, head);
   return true;
 }
 

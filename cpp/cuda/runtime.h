@@ -66,6 +66,7 @@ class Event {
   void hold_back(cudaStream_t stream) const {
     check(cudaStreamWaitEvent(stream, event_, 0), "order two streams");
   }
+  cudaEvent_t handle() const { return event_; }
   void wait() const { check(cudaEventSynchronize(event_), "wait for an event"); }
   bool passed() const {
     const cudaError_t error = cudaEventQuery(event_);

@@ -91,7 +91,8 @@ def magnitude_levels() -> tuple[np.ndarray, np.ndarray]:
         centres = means
         if moved < 1e-15:
             break
-    return (centres[:-1] + centres[1:]) / 2, centres
+    # Kept to the precision of a half; thresholds lie between the exact ones.
+    return (centres[:-1] + centres[1:]) / 2, centres.astype(np.float16).astype(np.float64)
 
 
 def five_bits(norm: np.ndarray) -> np.ndarray:

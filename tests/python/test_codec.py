@@ -52,7 +52,9 @@ def test_levels_are_near_what_samples_give():
     means = [t[cells == level].mean() for level in range(8)]
     # 1.6 M samples: a cell's mean is known to about 1e-4.
     np.testing.assert_allclose(centres, means, atol=5e-4)
-    np.testing.assert_allclose(thresholds, (np.array(centres)[1:] + centres[:-1]) / 2, atol=1e-12)
+    # Centres are kept to the precision of a half, thresholds are not.
+    np.testing.assert_allclose(thresholds, (np.array(centres)[1:] + centres[:-1]) / 2, atol=2.5e-4)
+    assert (np.float16(centres) == centres).all()
 
 
 @pytest.mark.cpu("constants")

@@ -61,7 +61,8 @@ def test_everything_comes_back(placement):
         cache.remove(b)
     stats = settled(cache)
     assert stats.row_bytes == stats.summary_bytes == stats.tokens == stats.sequences == 0
-    assert stats.memory.live == idle.memory.live
+    # What steps work in stays: a graph may be replayed.
+    assert stats.memory.live - stats.workspace_bytes == idle.memory.live
     assert stats.host_memory.live == 0
     cache.trim()
     stats = cache.stats()

@@ -25,7 +25,7 @@ struct CodeLayout {
   static constexpr int kSignPieces = kWords == 8 ? 2 : 1;
   static constexpr int kScaleAt = kSignsAt + 16 * kSignPieces;
   static constexpr int kPieces = kWords + kSignPieces + 1;
-  static constexpr int kPitch = 16 * kPieces;
+  static constexpr int kPitch = 16 * (kPieces | 1);     // odd: neighbouring keys in other banks
   static constexpr int kLanes = kPieces <= 8 ? 8 : 16;  // that bring one key
 
   static __device__ __forceinline__ int signs(int slot) {
@@ -34,9 +34,9 @@ struct CodeLayout {
   static __device__ __forceinline__ int scale(int slot) { return kScaleAt + 2 * (slot & 7); }
 };
 
-/** Candidates that are brought at a time. */
+/** Candidates that are brought at a time: a multiple of what the warps of a block work on. */
 template <int kWords>
-constexpr int kGathered = kWords == 8 ? 96 : 192;
+constexpr int kGathered = kWords == 8 ? 128 : 256;
 template <int kWords>
 constexpr int kGatherBytes = 2 * kGathered<kWords> * CodeLayout<kWords>::kPitch;
 
@@ -56,7 +56,7 @@ __device__ __forceinline__ void gather_codes(const Zone& zone, const KeyPlace* p
   constexpr int kStep = kThreads / Layout::kLanes;
   uint32_t target =
       shared_address(to) + int(threadIdx.x) / Layout::kLanes * Layout::kPitch + 16 * piece;
-#pragma unroll 1
+#pragma unroll 4
   for (int i = int(threadIdx.x) / Layout::kLanes; i < count; i += kStep) {
     const KeyPlace place = places[i];
     stage16(target, place.block + plane + ((place.slot * step) & ~15), true);

@@ -122,6 +122,8 @@ template <int kWords>
 __device__ __forceinline__ void quantise(const float (&x)[kWords],
                                          const KnownStatistics<kWords>& statistics, bool whole,
                                          Queries<kWords>& out, int slot) {
+  const double usable = double(statistics.usable);
+  const double mean_square = double(statistics.square_units) / usable;  // early: it takes long
   float largest = 0;
 #pragma unroll
   for (int r = 0; r < kWords; ++r) largest = fmaxf(largest, fabsf(x[r]));
@@ -149,8 +151,7 @@ __device__ __forceinline__ void quantise(const float (&x)[kWords],
   if (lane_id() != 0) return;
 
   // Exact until the last division, then in the order of the CPU.
-  const double usable = double(statistics.usable);
-  const double variance = __dmul_rn(double(square), double(statistics.square_units) / usable);
+  const double variance = __dmul_rn(double(square), mean_square);
   float gain = 0, offset = 0;
   if (whole && !(variance > 0)) offset = float(kShift * kSteps);
   if (whole && variance > 0) {

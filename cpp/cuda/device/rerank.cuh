@@ -10,41 +10,87 @@
 
 namespace pariskv::cuda::device {
 
-/** Signs, magnitude planes and weights of 16 dimensions, and the scale of the key. */
-struct Code {
-  uint32_t plane[3], signs, weights, scale;
-};
+/** Words of the sign bytes and planes of a key that a lane works on; four lanes share a key. */
+template <int kWords>
+constexpr int kLaneWords = kWords == 8 ? 2 : 1;
 
-/** Bit d of four planes to nibble d, in the order 0 4 1 5 2 6 3 7: two exchanges of index bits. */
-__device__ __forceinline__ uint32_t transposed(uint32_t planes) {
-  uint32_t swap = (planes ^ planes >> 14) & 0x0000cccc;
-  planes ^= swap ^ swap << 14;
-  swap = (planes ^ planes >> 7) & 0x00aa00aa;
-  return planes ^ swap ^ swap << 7;
-}
+/**
+ * Magnitudes as halves: byte l of the pairs of words is the upper, or lower, byte of level l. The
+ * levels are halves exactly (codec/levels.cpp).
+ */
+struct LevelTable {
+  uint32_t upper[2], lower[2];
 
-/** Adds 8 dimensions: weight * sum of centre * query, for four queries. */
-__device__ __forceinline__ void add_subspace(uint32_t planes, uint32_t weight_bits,
-                                             const float* centres, const float (&query)[4][16],
-                                             int first, float (&sums)[4]) {
-  const uint32_t nibbles = transposed(planes);
-  // Byte offsets into the 16 centres: dimensions 0 to 3, and 4 to 7.
-  const uint32_t low = (nibbles & 0x0f0f0f0fu) << 2, high = nibbles >> 2 & 0x3c3c3c3cu;
-  float part[4];
+  __device__ __forceinline__ void load(const float* centres) {
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const uint32_t offset = __byte_perm(j < 4 ? low : high, 0, 0x4440 + j % 4);
-    const float centre =
-        *reinterpret_cast<const float*>(reinterpret_cast<const char*>(centres) + offset);
+    for (int i = 0; i < 2; ++i) {
+      uint32_t half[4];
 #pragma unroll
-    for (int h = 0; h < 4; ++h) {
-      part[h] = j == 0 ? __fmul_rn(centre, query[h][first])
-                       : __fmaf_rn(centre, query[h][first + j], part[h]);
+      for (int l = 0; l < 4; ++l) half[l] = __half_as_ushort(__float2half_rn(centres[4 * i + l]));
+      const uint32_t low = half[0] | half[1] << 16, high = half[2] | half[3] << 16;
+      lower[i] = __byte_perm(low, high, 0x6420);
+      upper[i] = __byte_perm(low, high, 0x7531);
     }
   }
-  const float weight = float_of(weight_bits) - 8388608.0f;
-#pragma unroll
-  for (int h = 0; h < 4; ++h) sums[h] = __fmaf_rn(part[h], weight, sums[h]);
+};
+
+/** Two halves in a word. */
+__device__ __forceinline__ __half2 halves_of(uint32_t bits) {
+  return *reinterpret_cast<const __half2*>(&bits);
+}
+__device__ __forceinline__ uint32_t bits_of(__half2 pair) {
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+/**
+ * 32 dimensions of a key in bits. Pair (j, r) is dimensions 8 j + r and 8 j + 4 + r, of subspace j,
+ * for r under 4.
+ */
+struct CodeBits {
+  uint32_t codes[4];  // of [r]: nibble k is the level of dimension 4 k + r
+  uint32_t signs[2];  // of subspaces 0 and 1, 2 and 3: those of a pair 16 bits apart
+  uint32_t weights;
+
+  __device__ __forceinline__ void load(const uint32_t (&planes)[3], uint32_t sign_bits,
+                                       uint32_t weight_bytes) {
+    // Bit d of three planes to nibble d / 4 of codes[d % 4]: two exchanges of index bits.
+    constexpr uint32_t kEven = 0x55555555, kLow = 0x33333333;
+    const uint32_t even01 = (planes[0] & kEven) | (planes[1] << 1 & ~kEven);
+    const uint32_t odd01 = (planes[0] >> 1 & kEven) | (planes[1] & ~kEven);
+    const uint32_t even2 = planes[2] & kEven, odd2 = planes[2] >> 1 & kEven;
+    codes[0] = (even01 & kLow) | (even2 << 2 & ~kLow);
+    codes[1] = (odd01 & kLow) | (odd2 << 2 & ~kLow);
+    codes[2] = (even01 >> 2 & kLow) | (even2 & ~kLow);
+    codes[3] = (odd01 >> 2 & kLow) | (odd2 & ~kLow);
+    const uint32_t negative = ~sign_bits, fours = negative >> 4;
+    signs[0] = __byte_perm(negative, fours, 0x5410);
+    signs[1] = __byte_perm(negative, fours, 0x7632);
+    weights = weight_bytes;
+  }
+
+  /** The weight of a subspace twice: a byte in the mantissa of 1024 is that number more. */
+  __device__ __forceinline__ __half2 weight(int j) const {
+    const uint32_t more = __byte_perm(weights, 0x64646464, 0x4040 + 0x0101 * j);
+    return __hsub2(halves_of(more), halves_of(0x64006400));
+  }
+
+  /** Pairs (2 half, r) and (2 half + 1, r) of signed levels. */
+  __device__ __forceinline__ void levels(const LevelTable& table, int half, int r,
+                                         uint32_t (&out)[2]) const {
+    const uint32_t four = codes[r] >> 16 * half;
+    const uint32_t upper = __byte_perm(table.upper[0], table.upper[1], four);
+    const uint32_t lower = __byte_perm(table.lower[0], table.lower[1], four);
+    out[0] = __byte_perm(lower, upper, 0x5140) ^ (signs[half] << (15 - r) & 0x80008000u);
+    out[1] = __byte_perm(lower, upper, 0x7362) ^ (signs[half] << (7 - r) & 0x80008000u);
+  }
+};
+
+/** a b = most + rest, in each half: exactly, a product of 11 and 8 bits. */
+__device__ __forceinline__ void split_product(uint32_t a, __half2 b, uint32_t& most,
+                                              uint32_t& rest) {
+  const __half2 product = __hmul2_rn(halves_of(a), b);
+  most = bits_of(product);
+  rest = bits_of(__hfma2(halves_of(a), b, __hneg2(product)));
 }
 
 /** A running sum of exponentials: of sum * e^maximum. */
@@ -53,10 +99,11 @@ struct Mass {
 
   /** NaN is left out of the maximum and stays in the sum. */
   __device__ __forceinline__ void add(float x) {
-    const float top = fmaxf(maximum, x);
-    const float shift = top == -infinity() ? 0.0f : top;
-    sum = __fmaf_rn(sum, exp_of(maximum - shift), exp_of(x - shift));
-    maximum = top;
+    if (x > maximum) {
+      sum = __fmul_rn(sum, exp_of(maximum - x));
+      maximum = x;
+    }
+    sum = __fadd_rn(sum, exp_of(x - (maximum == -infinity() ? 0.0f : maximum)));
   }
   __device__ __forceinline__ void add(const Mass& other) {
     const float top = fmaxf(maximum, other.maximum);
@@ -66,105 +113,208 @@ struct Mass {
   }
 };
 
-/** Four queries of a head, as a lane needs them that has 16 dimensions of a key. */
+/** sums += a b in halves: 16 keys times 16 dimensions times 8 columns. */
+__device__ __forceinline__ void multiply_halves(float (&sums)[4], const uint32_t (&a)[4],
+                                                uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+      "{%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/**
+ * Four queries of a head as halves, in two terms: lane 4 g + t has 32 dimensions (from word t on,
+ * pair (j, r) of CodeBits at 4 j + r) of column g, which is the first term of query g or the second
+ * of query g - 4. Queries are brought to numbers of size 1 to 2 by a power of two.
+ */
 template <int kWords>
 struct EstimateQueries {
-  static constexpr int kLanes = 2 * kWords;  // of a key
-  float query[4][16];
+  uint32_t pairs[kLaneWords<kWords>][16];
+  float size[2];  // that power, of queries 2 (t % 2) and 2 (t % 2) + 1
+
+  /** As they are in memory. */
+  using Values = float[kLaneWords<kWords>][32];
 
   /** @param rotated  (count, 32 * kWords), times what turns weights and centres into logits */
-  __device__ __forceinline__ void load(const float* rotated, int count) {
-    const float* mine = rotated + 16 * (lane_id() % kLanes);
+  static __device__ __forceinline__ void read(const float* rotated, int count, Values& values) {
+    const int g = lane_id() / 4, t = lane_id() % 4;
+    const float* mine = rotated + g % 4 * 32 * kWords;
 #pragma unroll
-    for (int h = 0; h < 4; ++h) {
+    for (int u = 0; u < kLaneWords<kWords>; ++u) {
+      const int word = t + 4 * u;
 #pragma unroll
-      for (int i = 0; i < 16; i += 4) {
+      for (int d = 0; d < 32; d += 4) {
         float4 four = make_float4(0, 0, 0, 0);
-        if (h < count) four = __ldcg(reinterpret_cast<const float4*>(mine + h * 32 * kWords + i));
-        query[h][i] = four.x, query[h][i + 1] = four.y;
-        query[h][i + 2] = four.z, query[h][i + 3] = four.w;
+        if (g % 4 < count && word < kWords) {
+          four = __ldcg(reinterpret_cast<const float4*>(mine + 32 * word + d));
+        }
+        values[u][d] = four.x, values[u][d + 1] = four.y;
+        values[u][d + 2] = four.z, values[u][d + 3] = four.w;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void load(const Values& values) {
+    const int g = lane_id() / 4, t = lane_id() % 4;
+    float largest = 0;
+#pragma unroll
+    for (int u = 0; u < kLaneWords<kWords>; ++u) {
+#pragma unroll
+      for (int d = 0; d < 32; ++d) largest = fmaxf(largest, fabsf(values[u][d]));
+    }
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+    // Between 2^-126 and 2^126, so that there is an inverse.
+    const uint32_t exponent = min(max(bits_of(largest) >> 23, 1u), 253u);
+    const float power = float_of(exponent << 23), inverse = float_of((254 - exponent) << 23);
+#pragma unroll
+    for (int u = 0; u < kLaneWords<kWords>; ++u) {
+#pragma unroll
+      for (int p = 0; p < 16; ++p) {
+        const int d = 8 * (p / 4) + p % 4;
+        pairs[u][p] = pair_of(values[u][d] * inverse, values[u][d + 4] * inverse, g >= 4);
+      }
+    }
+    size[0] = __shfl_sync(~0u, power, 8 * (t % 2));
+    size[1] = __shfl_sync(~0u, power, 8 * (t % 2) + 4);
+  }
+
+ private:
+  /** The first terms of two numbers, or what they leave. */
+  static __device__ __forceinline__ uint32_t pair_of(float a, float b, bool rest) {
+    __half2 pair = __floats2half2_rn(a, b);
+    if (rest) {
+      const float2 first = __half22float2(pair);
+      pair = __floats2half2_rn(a - first.x, b - first.y);
+    }
+    return bits_of(pair);
+  }
+};
+
+/** Two sums of exponentials of a lane: of queries 2 (t % 2) and 2 (t % 2) + 1. */
+struct TwoMasses {
+  Mass of[2];
+
+  __device__ __forceinline__ void clear() { of[0] = of[1] = {-infinity(), 0}; }
+  /** Those of all keys of a warp, in the order of exchanges: the same in lanes of equal t % 2. */
+  __device__ __forceinline__ void add_lanes() {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int step = 2; step < 32; step *= 2) {
+        const Mass other{__shfl_xor_sync(~0u, of[i].maximum, step),
+                         __shfl_xor_sync(~0u, of[i].sum, step)};
+        // The lower lane's first, so that both lanes of a pair get the same.
+        Mass first = lane_id() & step ? other : of[i];
+        first.add(lane_id() & step ? of[i] : other);
+        of[i] = first;
       }
     }
   }
 };
 
+/** Adds 32 dimensions of keys g and g + 8 of a tile: sums of columns 2 t and 2 t + 1 for each. */
+__device__ __forceinline__ void multiply_codes(const CodeBits (&keys)[2], const LevelTable& table,
+                                               const uint32_t (&query)[16], float (&sums)[4],
+                                               float (&rests)[4]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    __half2 weights[2][2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      weights[i][0] = keys[i].weight(2 * half);
+      weights[i][1] = keys[i].weight(2 * half + 1);
+    }
+#pragma unroll
+    for (int r = 0; r < 4; r += 2) {
+      uint32_t levels[2][2][2];  // of key, of pair r or r + 1, of subspace
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        keys[i].levels(table, half, r, levels[i][0]);
+        keys[i].levels(table, half, r + 1, levels[i][1]);
+      }
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        uint32_t most[4], rest[4];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+#pragma unroll
+          for (int pair = 0; pair < 2; ++pair) {
+            split_product(levels[i][pair][k], weights[i][k], most[2 * pair + i],
+                          rest[2 * pair + i]);
+          }
+        }
+        const int at = 4 * (2 * half + k) + r;
+        multiply_halves(sums, most, query[at], query[at + 1]);
+        multiply_halves(rests, rest, query[at], query[at + 1]);
+      }
+    }
+  }
+}
+
+/** The bits of word `word` of a key; zeros where it has no such word. */
+template <int kWords>
+__device__ __forceinline__ void load_codes(const char* code, int slot, int word, CodeBits& out) {
+  using Layout = CodeLayout<kWords>;
+  const auto at = [&](int offset) {
+    return word < kWords ? *reinterpret_cast<const uint32_t*>(code + offset + 4 * word) : 0;
+  };
+  const uint32_t planes[3] = {at(0), at(4 * kWords), at(8 * kWords)};
+  out.load(planes, at(Layout::signs(slot)), at(12 * kWords));
+}
+
+/** Keys that a warp estimates at a time. */
+constexpr int kTileKeys = 16;
+
 /**
  * Estimated logits of gathered codes for four queries, and this lane's sums of their exponentials.
- * 2 * kWords lanes share a key. A lane's sums are of query `estimate_head()`.
  * @param codes    (count) of CodeLayout
  * @param places   (count)
- * @param centres  (16) level + 8 * sign bit
  * @param out      (4, ...) `stride` apart
  */
 template <int kWords>
-__device__ __forceinline__ void estimate(const EstimateQueries<kWords>& queries, const char* codes,
-                                         const KeyPlace* places, int count, const float* centres,
-                                         float softcap, int heads, float* out, int64_t stride,
-                                         Mass& mass) {
+__device__ __forceinline__ void estimate(const EstimateQueries<kWords>& queries,
+                                         const LevelTable& table, const char* codes,
+                                         const KeyPlace* places, int count, float softcap,
+                                         int heads, float* out, int64_t stride, TwoMasses& masses) {
   using Layout = CodeLayout<kWords>;
-  constexpr int kLanes = 2 * kWords, kKeys = 32 / kLanes;
-  const int part = lane_id() % kLanes;
-  const bool upper = part & kWords, odd = part & (kWords / 2);
-  const int h = (upper ? 2 : 0) + (odd ? 1 : 0);
+  const int g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll 1
-  for (int base = warp_id() * kKeys; base < count; base += kWarps * kKeys) {
-    const int key = base + lane_id() / kLanes;
-    const bool there = key < count;
-    const int known = there ? key : base;
-    const int slot = places[known].slot;
-    const char* code = codes + known * Layout::kPitch;
-    const auto pair = [&](int at) {
-      return uint32_t(*reinterpret_cast<const uint16_t*>(code + at + 2 * part));
-    };
-    const uint32_t planes01 = __byte_perm(pair(0), pair(4 * kWords), 0x5140);
-    const uint32_t planes23 = __byte_perm(pair(8 * kWords), pair(Layout::signs(slot)), 0x5140);
-    const uint32_t weights = pair(12 * kWords);
-    float sums[4] = {};
-    // A byte in the mantissa of 2^23 is that number more.
-    add_subspace(__byte_perm(planes01, planes23, 0x5410), __byte_perm(weights, 0x4b000000, 0x7440),
-                 centres, queries.query, 0, sums);
-    add_subspace(__byte_perm(planes01, planes23, 0x7632), __byte_perm(weights, 0x4b000000, 0x7441),
-                 centres, queries.query, 8, sums);
-    // Four sums over the lanes of a key: two exchanges leave a lane with one of them.
-    float two[2];
+  for (int base = warp_id() * kTileKeys; base < count; base += kWarps * kTileKeys) {
+    const int first = min(base + g, count - 1), second = min(base + g + 8, count - 1);
+    const char* first_code = codes + first * Layout::kPitch;
+    const char* second_code = codes + second * Layout::kPitch;
+    float sums[4] = {}, rests[4] = {};  // two chains: products follow one another slowly
+#pragma unroll
+    for (int u = 0; u < kLaneWords<kWords>; ++u) {
+      CodeBits keys[2];
+      load_codes<kWords>(first_code, places[first].slot, t + 4 * u, keys[0]);
+      load_codes<kWords>(second_code, places[second].slot, t + 4 * u, keys[1]);
+      multiply_codes(keys, table, queries.pairs[u], sums, rests);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] += rests[i];
+    // Both terms of a query together: a lane is left with one of its keys and two queries.
+    const bool upper = t >= 2;
+    const float rest0 = __shfl_xor_sync(~0u, upper ? sums[0] : sums[2], 2);
+    const float rest1 = __shfl_xor_sync(~0u, upper ? sums[1] : sums[3], 2);
+    const float both[2] = {(upper ? sums[2] : sums[0]) + rest0,
+                           (upper ? sums[3] : sums[1]) + rest1};
+    const int key = base + g + 8 * (t / 2);
+    if (key >= count) continue;
+    const char* code = upper ? second_code : first_code;
+    const float scale =
+        scale_of(*reinterpret_cast<const uint16_t*>(code + Layout::scale(places[key].slot)));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float give = upper ? sums[i] : sums[2 + i], keep = upper ? sums[2 + i] : sums[i];
-      two[i] = keep + __shfl_xor_sync(~0u, give, kWords);
+      const int head = 2 * (t % 2) + i;
+      if (head >= heads) continue;
+      const float logit =
+          soft_capped(__fmul_rn(__fmul_rn(both[i], queries.size[i]), scale), softcap);
+      out[head * stride + key] = logit;
+      masses.of[i].add(logit);
     }
-    const float give = odd ? two[0] : two[1], keep = odd ? two[1] : two[0];
-    float sum = keep + __shfl_xor_sync(~0u, give, kWords / 2);
-#pragma unroll
-    for (int step = kWords / 4; step >= 1; step /= 2) sum = sum + __shfl_xor_sync(~0u, sum, step);
-    if (part % (kWords / 2) != 0 || h >= heads || !there) continue;
-    const uint32_t scale = *reinterpret_cast<const uint16_t*>(code + Layout::scale(slot));
-    const float logit = soft_capped(__fmul_rn(sum, scale_of(scale)), softcap);
-    out[h * stride + key] = logit;
-    mass.add(logit);
   }
-}
-
-/** Which of four queries this lane's sums are of; -1: it has none. */
-template <int kWords>
-__device__ __forceinline__ int estimate_head() {
-  const int part = lane_id() % (2 * kWords);
-  if (part % (kWords / 2) != 0) return -1;
-  return (part & kWords ? 2 : 0) + (part & (kWords / 2) ? 1 : 0);
-}
-
-/** The sums of all keys of a warp, in the order of exchanges: for each lane's own query. */
-template <int kWords>
-__device__ __forceinline__ Mass mass_of_warp(Mass mass) {
-#pragma unroll
-  for (int step = 2 * kWords; step < 32; step *= 2) {
-    const Mass other{__shfl_xor_sync(~0u, mass.maximum, step),
-                     __shfl_xor_sync(~0u, mass.sum, step)};
-    // The lower lane's first, so that both lanes of a pair get the same.
-    Mass first = lane_id() & step ? other : mass;
-    first.add(lane_id() & step ? mass : other);
-    mass = first;
-  }
-  return mass;
 }
 
 /** Several masses, added in order. */

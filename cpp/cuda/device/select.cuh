@@ -46,9 +46,22 @@ __device__ __forceinline__ Place place_of_warp(int above, int equal, SelectSpace
   return {space.cut.offset + above_before + taken, space.cut.ties - taken};
 }
 
-/** Bit i of the result: byte i of the mask `bytes` is set. */
+/** Bytes of a word that are at least `least`: bit 7 of each. */
+struct AtLeast {
+  uint32_t add;   // what carries into bit 7 where the lower bits are enough
+  uint32_t high;  // all ones: bit 7 of `least` is set, and so must a byte's be
+
+  __device__ __forceinline__ explicit AtLeast(uint32_t least)
+      : add((128 - least % 128) * 0x01010101u), high(least >= 128 ? ~0u : 0) {}
+  __device__ __forceinline__ uint32_t of(uint32_t word) const {
+    const uint32_t low = (word & 0x7f7f7f7fu) + add;
+    return ((word & low) | ((word | low) & ~high)) & 0x80808080u;
+  }
+};
+
+/** Bit i of the result: bit 7 of byte i. */
 __device__ __forceinline__ uint32_t bits_of_bytes(uint32_t bytes) {
-  return (bytes & 0x08040201u) * 0x01010101u >> 24 & 15;
+  return (bytes >> 7) * 0x10204080u >> 28;
 }
 
 constexpr int kFine = 16;  // bins of scores that are looked at together
@@ -160,7 +173,9 @@ template <typename Take>
 __device__ __forceinline__ void compact_scores(const uint8_t* scores, int begin, int end, int scan,
                                                int shift, int first, int last, ScoreSpace& space,
                                                Take take) {
-  const uint32_t threshold = uint32_t(space.threshold), word = threshold * 0x01010101u;
+  const uint32_t threshold = uint32_t(space.threshold);
+  const AtLeast reaches(threshold), passes(min(threshold + 1, 255u));
+  const uint32_t any = threshold == 255 ? 0 : ~0u;  // scores above it exist
   const int ties = space.ties;
   int above_before = space.above[scan], equal_before = space.equal[scan];
   int turn = 0;
@@ -177,22 +192,18 @@ __device__ __forceinline__ void compact_scores(const uint8_t* scores, int begin,
     uint32_t above_bits = 0, equal_bits = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint32_t passes = __vcmpgeu4(words[i], word), equals = __vcmpeq4(words[i], word);
-      above_bits |= bits_of_bytes(passes & ~equals) << 4 * i;
-      equal_bits |= bits_of_bytes(equals) << 4 * i;
+      const uint32_t above = passes.of(words[i]) & any;
+      above_bits |= bits_of_bytes(above) << 4 * i;
+      equal_bits |= bits_of_bytes(reaches.of(words[i]) & ~above) << 4 * i;
     }
     // Both counts in one number: a step has 4096 keys.
     const int counts = __popc(above_bits) | __popc(equal_bits) << 16;
     const int in_lanes = lanes_before(counts);
     if (lane_id() == 31) space.in_warp[turn][warp_id()] = in_lanes + counts;
     __syncthreads();
-    int before = in_lanes, all = 0;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) {
-      const int of_warp = space.in_warp[turn][warp];
-      if (warp < warp_id()) before += of_warp;
-      all += of_warp;
-    }
+    const int of_warp = lane_id() < kWarps ? space.in_warp[turn][lane_id()] : 0;
+    const int all = __reduce_add_sync(~0u, of_warp);
+    const int before = in_lanes + __reduce_add_sync(~0u, lane_id() < warp_id() ? of_warp : 0);
     const int above = above_before + (before & 0xffff), equal = equal_before + (before >> 16);
     above_before += all & 0xffff;
     equal_before += all >> 16;

@@ -16,6 +16,13 @@ double mass(double t) {
 /** The integral of t (1 - t^2)^(5/2) from 0 to t, less a constant. */
 double moment(double t) { return -std::pow(1 - t * t, 3.5) / 7; }
 
+/** To the 11 bits of a half's significand. */
+double rounded(double x) {
+  int exponent = 0;
+  const double fraction = std::frexp(x, &exponent);
+  return std::ldexp(std::nearbyint(std::ldexp(fraction, 11)), exponent - 11);
+}
+
 MagnitudeLevels derive() {
   MagnitudeLevels levels{};
   for (int l = 0; l < 8; ++l) levels.centres[l] = (l + .5) / 8;
@@ -31,6 +38,9 @@ MagnitudeLevels derive() {
       levels.centres[l] = (moment(high) - moment(low)) / (mass(high) - mass(low));
     }
   }
+  // Eleven bits: a weight of eight times such a centre is exact in floats, and in two halves. Where
+  // exactly a centre lies in its cell does not matter; weights make up for the difference.
+  for (double& centre : levels.centres) centre = rounded(centre);
   return levels;
 }
 

@@ -1,0 +1,55 @@
+/** Work in several branches that need nothing of one another, beside a caller's stream. */
+#pragma once
+
+#include <deque>
+
+#include "runtime.h"
+
+namespace pariskv::cuda {
+
+class Branches {
+ public:
+  /**
+   * Calls `run(i, stream)` for i in [0, count), the first on `stream`, the others on streams of
+   * their own. All begin after what `stream` was given, and what it is given next waits for all.
+   */
+  template <typename Run>
+  void each(int64_t count, cudaStream_t stream, Run run) {
+    const Join join{*this, stream};
+    if (count > 1) begun_.record(stream);
+    for (int64_t i = 1; i < count; ++i) {
+      if (i > int64_t(sides_.size())) sides_.emplace_back();
+      begun_.hold_back(sides_[size_t(i - 1)].stream);
+      ++under_way_;
+      run(i, sides_[size_t(i - 1)].stream);
+    }
+    run(0, stream);
+  }
+
+ private:
+  struct Side {
+    OwnStream stream;
+    Event done;
+  };
+  /** Also when a launch was refused: the others are under way. */
+  struct Join {
+    Branches& branches;
+    const cudaStream_t stream;
+    ~Join() {
+      for (size_t i = 0; i < branches.under_way_; ++i) {
+        Side& side = branches.sides_[i];
+        if (!succeeded(cudaEventRecord(side.done.handle(), side.stream)) ||
+            !succeeded(cudaStreamWaitEvent(stream, side.done.handle(), 0))) {
+          succeeded(cudaStreamSynchronize(side.stream));
+        }
+      }
+      branches.under_way_ = 0;
+    }
+  };
+
+  Event begun_;
+  std::deque<Side> sides_;  // they stay where they are
+  size_t under_way_ = 0;
+};
+
+}  // namespace pariskv::cuda
