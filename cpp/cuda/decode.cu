@@ -1,5 +1,6 @@
-// A decode step as three launches: every key scored, candidates estimated, the best rows attended
-// to. Each may take its place on the device while the one before it is still at work.
+// A decode step as four launches: what heads find in their windows, every key scored, candidates
+// estimated, the best rows attended to. Each may take its place on the device while the one before
+// it is still at work.
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -176,7 +177,13 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
     if (call.scorer == Scorer::kVotes) {
       Launch(heads * launch.team, 0, stream).run(kernels.votes, launch, "decode: votes");
     }
-    Launch(heads * launch.team, scan_bytes, stream).run(kernels.scan, launch, "decode: scan");
+    const bool looks = call.scorer == Scorer::kSignNorm && call.searchers > 1;
+    if (looks) {
+      Launch(heads * kWindowBlocks, 0, stream).run(kernels.window, launch, "decode: window");
+    }
+    Launch(heads * launch.team, scan_bytes, stream)
+        .early(fit.early && looks)
+        .run(kernels.scan, launch, "decode: scan");
   }
   if (runs(kEstimate)) {
     Launch(heads * launch.share, kernels.estimate_bytes, stream)

@@ -4,12 +4,13 @@
 #include "decode_estimate.cuh"
 #include "decode_scan.cuh"
 #include "decode_take.cuh"
+#include "decode_window.cuh"
 
 namespace pariskv::cuda {
 
 /** The kernels of one instance, and what their shared memory holds. */
 struct DecodeKernels {
-  const void *scan, *votes, *estimate, *take;
+  const void *window, *scan, *votes, *estimate, *take;
   int scan_space, stage_bytes, table_bytes;  // of the scan: fixed, a stage of all warps, a table
   int estimate_bytes;
   int take_space, take_least;  // of the last: fixed, and the least room after it
@@ -18,7 +19,8 @@ struct DecodeKernels {
 template <typename Element, int kWords>
 DecodeKernels kernels_of() {
   constexpr auto padded = [](size_t bytes) { return int((bytes + 127) / 128 * 128); };
-  return {reinterpret_cast<const void*>(scan_kernel<Element, kWords>),
+  return {reinterpret_cast<const void*>(window_kernel<Element, kWords>),
+          reinterpret_cast<const void*>(scan_kernel<Element, kWords>),
           reinterpret_cast<const void*>(vote_kernel<Element, kWords>),
           reinterpret_cast<const void*>(estimate_kernel<Element, kWords>),
           reinterpret_cast<const void*>(take_kernel<Element, kWords>),

@@ -45,6 +45,16 @@ struct Scan {
     return ring;
   }
 
+  /** Searchers from `from` on, and whether one of them leads. Ends with a barrier. */
+  __device__ __forceinline__ void prepare(int from, device::Lead& lead) const {
+    block.prepare_signs(from, space.queries);
+    if (rank == 0) block.leave_queries(from, space.queries);
+    device::wait_for_predecessor();
+    if (block.searchers() > 1) block.add_windows(from, space.queries);
+    lead.consider(space.queries, min(block.searchers() - from, kSearchers));
+    __syncthreads();
+  }
+
   __device__ __forceinline__ void run() const {
     const device::Zone zone = block.context.zone;
     const int units = zone.template units<kWords>();
@@ -55,6 +65,11 @@ struct Scan {
     device::Ring<kWords> ring = make_ring();
     ring.prime(zone, begin, end);
 
+    device::Lead lead;
+    if (!block.votes() && block.searchers() > kSearchers) {  // the lead is one of all
+#pragma unroll 1
+      for (int from = 0; from < block.searchers(); from += kSearchers) prepare(from, lead);
+    }
     const int step = !block.votes() ? kSearchers : launch.packed ? 4 : 1;
 #pragma unroll 1
     for (int from = 0; from < block.searchers(); from += step) {
@@ -66,8 +81,8 @@ struct Scan {
                                     space.histogram[device::warp_id()], from > 0,
                                     from + step >= block.searchers()};
       if (!block.votes()) {
-        block.prepare(from, true, space.queries);
-        if (rank == 0) block.leave_queries(from, space.queries);
+        prepare(from, lead);
+        device::settle(space.queries, lead);
         const int quads = (min(block.searchers() - from, step) + 3) / 4;
         device::score_signs<kWords>(ring, zone, begin, end, space.queries, quads, out);
       } else if (launch.packed) {
@@ -102,14 +117,18 @@ __global__ void __launch_bounds__(device::kThreads, 3)
   auto& space = *reinterpret_cast<ScanSpace<kWords>*>(shared);
   const uint32_t team = uint32_t(launch.team);
   device::let_successor_start();
-  if (!find_context<Element>(launch.call, blockIdx.x / team, space.context)) return;
+  // Whoever ends has waited: else the kernel might end before the one that it follows.
+  if (!find_context<Element>(launch.call, blockIdx.x / team, space.context)) {
+    return device::wait_for_predecessor();
+  }
   for (int i = int(threadIdx.x); i < device::kWarps * 256; i += device::kThreads) {
     space.histogram[0][i] = 0;
   }
   __syncthreads();
   const Scan<Element, kWords> scan{
       launch, space, {launch.call, space.context}, int(blockIdx.x % team)};
-  if (scan.block.searches()) scan.run();
+  if (!scan.block.searches()) return device::wait_for_predecessor();
+  scan.run();
 }
 
 /** Vote tables of all searchers, a warp of the team per subspace; ahead of the scan. */
@@ -128,7 +147,7 @@ __global__ void __launch_bounds__(device::kThreads)
 #pragma unroll 1
   for (int from = 0; from < block.searchers(); from += device::kQueries<kWords>) {
     if (from > 0) __syncthreads();
-    block.prepare(from, false, queries);
+    block.prepare_votes(from, queries);
     if (rank == 0) block.leave_queries(from, queries);
     const int tasks = min(block.searchers() - from, device::kQueries<kWords>) * kSubspaces;
 #pragma unroll 1

@@ -3,6 +3,7 @@
  */
 #pragma once
 
+#include "codec/head_scale.h"
 #include "device/attend.cuh"
 #include "device/rerank.cuh"
 #include "device/topk.cuh"
@@ -26,6 +27,7 @@ struct HeadScratch {
   device::ScanCounts* counts;  // (kMostScans)
   float* rotated;              // (searchers, rotated dimensions), scaled
   device::Mass* masses;        // (kSlices, group)
+  int* windows;                // (group, kWindowRows) logits in steps
   uint8_t* votes;
   int32_t* candidates;
   float* estimates;
@@ -60,8 +62,14 @@ __device__ __forceinline__ int scan_begin(int units, int rank, int team) {
 static_assert(kShards == device::kParts && kScoreAlignment == device::kScoreOrigin);
 static_assert(kNormShift == device::kNormCodeShift && kNormBase == device::kNormCodeBase);
 static_assert(kScaleShift == device::kScaleCodeShift && kQueryLevels == device::kLevels);
-static_assert(kScoreSteps == device::kSteps && kScoreShift == device::kShift);
 static_assert(kNormUnit == device::kUnit && kSubspaceDim == 8);
+static_assert(float(kScoreSteps) == device::kSteps);
+static_assert(float(kScoreShift* kScoreSteps) == device::kMeanScore);
+static_assert(kOctaves == device::kOctaves && kSignVariance == device::kSignVariance);
+static_assert(kNatural == device::kNatural && kTwoNatural == device::kTwoNatural);
+static_assert(kHalfOctaves == device::kHalfOctaves && kLeastSpread == device::kLeastSpread);
+static_assert(kFirstRows == device::kFirstRows && kLastRows == device::kLastRows);
+static_assert(kOctaveSteps == device::kOctaveSteps && kMostSteps == device::kMostSteps);
 
 /** Computed alike by host and device. */
 __host__ __device__ inline ScratchLayout layout_scratch(const ModelShape& shape, int64_t searchers,
@@ -83,6 +91,7 @@ __host__ __device__ inline ScratchLayout layout_scratch(const ModelShape& shape,
   at.counts = take(heads * device::kMostScans * int64_t(sizeof(device::ScanCounts)));
   at.rotated = take(heads * searchers * shape.rotated_dim * 4);
   at.masses = take(heads * device::kSlices * shape.group * 8);
+  at.windows = take(heads * shape.group * device::kWindowRows * 4);
   at.votes = take(votes ? heads * searchers * shape.rotated_dim / kSubspaceDim * 256 : 0);
   at.candidates = take(heads * candidate_capacity * 4);
   at.estimates = take(heads * searchers * candidate_capacity * 4);
@@ -114,6 +123,8 @@ __device__ inline HeadScratch scratch_of(const DecodeCall& call, const Lane& lan
       reinterpret_cast<float*>(base + at.rotated) + head * call.searchers * shape.rotated_dim;
   scratch.masses =
       reinterpret_cast<device::Mass*>(base + at.masses) + head * device::kSlices * shape.group;
+  scratch.windows =
+      reinterpret_cast<int*>(base + at.windows) + head * shape.group * device::kWindowRows;
   scratch.votes = reinterpret_cast<uint8_t*>(base + at.votes) +
                   head * call.searchers * shape.rotated_dim / kSubspaceDim * 256;
   scratch.candidates = reinterpret_cast<int32_t*>(base + at.candidates) + head * capacity;
@@ -199,18 +210,54 @@ struct HeadBlock {
     }
   }
 
-  /** Searchers from `from` on, as many as fit. All threads; ends with a barrier. */
-  __device__ __forceinline__ void prepare(int from, bool quantise,
-                                          device::Queries<kWords>& out) const {
+  /** The rows of q that searchers stand for. */
+  __device__ __forceinline__ auto rows_of_searchers() const {
     const int64_t first = int64_t(context.head) * context.shape.group;
+    return [this, first](int searcher) {
+      return device::QueryRows<Element>{at(call.q, first + searcher), call.q.stride_j,
+                                        mean() ? context.shape.group : 1, mean(),
+                                        context.shape.head_dim};
+    };
+  }
+  /** Searchers from `from` on, as many as fit, for votes. All threads; ends with a barrier. */
+  __device__ __forceinline__ void prepare_votes(int from, device::Queries<kWords>& out) const {
     device::prepare_queries<kWords, Element>(
-        context.statistics, call.codec.negative, from, searchers(), !quantise,
-        [&](int searcher) {
-          return device::QueryRows<Element>{at(call.q, first + searcher), call.q.stride_j,
-                                            mean() ? context.shape.group : 1, mean(),
-                                            context.shape.head_dim};
+        call.codec.negative, from, searchers(), rows_of_searchers(), [](int, const auto&) {}, out);
+  }
+
+  /** The same to be scored by signs: what `settle` needs. All threads; ends with a barrier. */
+  __device__ __forceinline__ void prepare_signs(int from, device::Queries<kWords>& out) const {
+    device::KnownStatistics<kWords> known;
+    known.load(context.statistics);
+    device::prepare_queries<kWords, Element>(
+        call.codec.negative, from, searchers(), rows_of_searchers(),
+        [&](int slot, const float (&x)[kWords]) {
+          const double one = known.usable == 0 ? 0.0 : __ddiv_rn(1.0, double(known.usable));
+          float step = 0;
+          const device::QuerySums sums = device::quantise<kWords>(x, known, one, out, slot, step);
+          if (device::lane_id() != 0) return;
+          out.sum[slot] = sums.sum;
+          out.scales[slot] = device::scale_of_zone(sums, known.usable, known.square_units, one,
+                                                   step, call.logits.scale, 32 * kWords);
         },
         out);
+  }
+
+  /** Adds what heads find in their windows, a warp each. All threads; ends with a barrier. */
+  __device__ __forceinline__ void add_windows(int from, device::Queries<kWords>& out) const {
+    const int slot = device::warp_id();
+    if (slot < min(searchers() - from, device::kQueries<kWords>)) {
+      const float* bias = call.logits.sink_bias;
+      if (bias != nullptr) bias += int64_t(context.head) * context.shape.group + from + slot;
+      const float seen =
+          device::sum_window(context.scratch.windows + (from + slot) * device::kWindowRows, bias);
+      const float zone = out.scales[slot].total;
+      const float most = seen > zone ? seen : zone, least = seen > zone ? zone : seen;
+      const float total = __fadd_rn(most, device::rough_exp2(__fsub_rn(least, most)));
+      __syncwarp();
+      if (device::lane_id() == 0) out.scales[slot].total = total;
+    }
+    __syncthreads();
   }
 };
 

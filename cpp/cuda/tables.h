@@ -24,6 +24,7 @@ struct ScratchLayout {
   int64_t counts;           // (heads, blocks that scan a head) ScanCounts
   int64_t rotated;          // (heads, searchers, rotated_dim) float: scaled queries
   int64_t masses;           // (heads, slices, group, 2) float: maximum, sum of estimates
+  int64_t windows;          // (heads, group, rows of a window) int32: logits in steps
   int64_t votes;            // (heads, searchers, subspaces, 256) uint8
   int64_t candidates;       // (heads, candidate_capacity) int32: offsets from zone_begin, ascending
   int64_t estimates;        // (heads, searchers, candidate_capacity) float

@@ -153,7 +153,7 @@ using SearchTrace = std::vector<HeadTrace>;  // (heads); empty: nothing was sear
 /** Largest quantised query element: a nibble of 4 such sums fits a byte, in every SIMD set. */
 constexpr int32_t kQueryLevels = 15;
 
-/** Coarse scores are ((dot - mean) / spread + kScoreShift) * kScoreSteps, cut to 1 to 255. */
+/** Coarse scores per spread of logits, and spreads from 0 to the mean; see codec/head_scale.h. */
 constexpr double kScoreSteps = 16;
 constexpr double kScoreShift = 4;
 

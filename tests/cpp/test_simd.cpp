@@ -143,8 +143,8 @@ void make_awkward(std::vector<float>& rows, int64_t head_dim) {
 TEST_P(Simd, NamesItselfAndIsComplete) {
   EXPECT_STREQ(kernels_->name, GetParam().name);
   EXPECT_TRUE(kernels_->encode && kernels_->score_signs && kernels_->score_votes &&
-              kernels_->collect && kernels_->estimate && kernels_->attend && kernels_->sum_exp &&
-              kernels_->add_exp && kernels_->to_float);
+              kernels_->collect && kernels_->round_dots && kernels_->estimate && kernels_->attend &&
+              kernels_->sum_exp && kernels_->add_exp && kernels_->to_float);
 }
 
 TEST_P(Simd, Encode) {
@@ -183,15 +183,18 @@ TEST_P(Simd, ScoreSigns) {
         auto norms = integers<uint8_t>(count, 0, 255);
         if (count > 1) norms[1] = 0;
         auto query = integers<int8_t>(heads * subspaces * 8, -15, 15);
-        auto gain = normals(heads, 1e-3f), offset = normals(heads, 100);
+        auto gain = normals(heads, 1e-3f), lift = normals(heads, 1e-5f);
+        auto offset = normals(heads, 100);
         if (heads == 2) {
           std::fill(query.begin(), query.end(), int8_t(-15));  // the widest sums
           gain[0] = 1e30f;
         }
         if (heads == 3) gain[1] = kNan, offset[0] = kInfinity;
+        if (heads == 4) lift[0] = 1e38f, lift[1] = kNan;
         std::vector<uint8_t> expected(count + 1, 7), actual(count + 1, 7);
-        ScoreSignsRun run = {signs.data(), norms.data(), count,         subspaces,      heads,
-                             query.data(), gain.data(),  offset.data(), expected.data()};
+        ScoreSignsRun run = {signs.data(),  norms.data(),   count,       subspaces,
+                             heads,         query.data(),   gain.data(), lift.data(),
+                             offset.data(), expected.data()};
         plain_.score_signs(run);
         run.scores = actual.data();
         kernels_->score_signs(run);
@@ -235,6 +238,35 @@ TEST_P(Simd, Collect) {
           EXPECT_EQ(left, left_too);
           expected.resize(found), actual.resize(found);
           EXPECT_EQ(expected, actual) << count << " " << spread << " " << threshold;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Simd, RoundDots) {
+  for (int64_t head_dim : kHeadDims) {
+    for (DType dtype : kDTypes) {
+      for (int64_t count : {0, 1, 63, 128}) {
+        std::vector<float> rows = normals(count * 2 * head_dim);
+        make_awkward(rows, head_dim);
+        const Elements elements(rows, dtype);
+        std::vector<const void*> keys(count);
+        for (int64_t r = 0; r < count; ++r) {
+          keys[r] = elements.data() + r * 2 * head_dim * size_of(dtype);
+        }
+        for (int64_t queries : {1, 2, 4, 7, 16}) {
+          const auto query = integers<int16_t>(queries * head_dim, -127, 127);
+          std::vector<int32_t> expected(queries * count + 1, 7), actual = expected;
+          std::vector<uint8_t> exponents(count + 1, 7), exponents_too = exponents;
+          RoundDotsRun run = {keys.data(), count,        dtype,           head_dim,
+                              queries,     query.data(), expected.data(), exponents.data()};
+          plain_.round_dots(run);
+          run.dots = actual.data();
+          run.exponents = exponents_too.data();
+          kernels_->round_dots(run);
+          ASSERT_EQ(expected, actual) << head_dim << " " << name_of(dtype) << " " << queries;
+          ASSERT_EQ(exponents, exponents_too) << head_dim << " " << name_of(dtype);
         }
       }
     }

@@ -206,13 +206,24 @@ def logits_of(options: dict) -> oracle.Logits:
     )
 
 
+def _heads_of(cache: pk.Cache, s: int) -> list[oracle.Summary]:
+    summaries = cache.summaries(0, s)
+    return [summary_of(summaries, head) for head in range(cache.config.kv_heads)]
+
+
 def decode_oracle(cache: pk.Cache, s: int, q: torch.Tensor, **options) -> oracle.Decoded:
     """What the paper's mathematics makes of the rows and summaries that a cache holds."""
     k, v = rows_of(cache, s)
-    summaries = cache.summaries(0, s)
-    heads = [summary_of(summaries, head) for head in range(cache.config.kv_heads)]
-    return oracle.decode(
-        cache.config, f64(q), f64(k), f64(v), regions_of(cache, s), heads, logits_of(options)
+    regions, heads = regions_of(cache, s), _heads_of(cache, s)
+    return oracle.decode(cache.config, f64(q), f64(k), f64(v), regions, heads, logits_of(options))
+
+
+def coarse_oracle(cache: pk.Cache, s: int, q: torch.Tensor, **options) -> np.ndarray:
+    """The coarse scores alone: of rows and queries, too, that are no numbers."""
+    k, _ = rows_of(cache, s)
+    regions, heads = regions_of(cache, s), _heads_of(cache, s)
+    return np.stack(
+        oracle.coarse_scores(cache.config, f64(q), f64(k), regions, heads, logits_of(options))
     )
 
 

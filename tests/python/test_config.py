@@ -26,6 +26,8 @@ def test_defaults_are_the_published_ones():
         (10_000, 0.20, 0.25),
         (30_000, 0.10, 0.20),
         (100_000, 0.05, 0.20),
+        (250_000, 0.025, 0.20),
+        (600_000, 0.0125, 0.20),
     ]
     assert config.min_candidates_per_row == 4
     assert config.seed == 42

@@ -132,6 +132,23 @@ def test_a_graph_gives_the_bits_of_eager_calls(dtype, lengths, scorer):
     assert_same_state(graph, sequences, twin, alike)
 
 
+def test_a_batch_that_goes_in_branches():
+    """From eight sequences on, halves of a batch are searched side by side: the same bits."""
+    lengths = [300, 0, 41, 900, 513, 200, 77, 650, 129]
+    config = make_config(layers=2)
+    graph, sequences, twin, alike = twins(config, lengths)
+    for i, step in enumerate(make_steps(config, len(lengths), 80)):
+        mine = graph.step(sequences, step)
+        if i % 9 == 0:
+            assert_same_results(mine, eager(twin, alike, step), f"step {i}")
+            continue
+        for row, s in enumerate(alike):  # each of them in a batch of its own
+            one = [x[:, row : row + 1] for x in step]
+            theirs = eager(twin, [s], one)
+            assert_same_results([x[row : row + 1] for x in mine], theirs, f"step {i}, row {row}")
+    assert_same_state(graph, sequences, twin, alike)
+
+
 @pytest.mark.parametrize("placement", ["host", "device"])
 def test_default_sizes(placement):
     config = pk.Config(

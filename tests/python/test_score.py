@@ -11,7 +11,6 @@ from support import (
     filled,
     make_config,
     randn_q,
-    summary_of,
     tensor,
     with_changes,
 )
@@ -101,7 +100,8 @@ def test_spread_and_sign_norm_score_by_hand():
     cache.prefill(0, [s], tensor(keys, config), tensor(keys, config))
     norm = float(oracle.five_bits(np.linalg.norm(along)))
     q = tensor(along[None], config)
-    # q4 is 15 everywhere, dot = +-64 * 15, mean 0, spread = 15 * 8 * norm: +-8 spreads away.
+    # q4 is 15 everywhere, dot = +-64 * 15, mean 0, spread = 15 * 8 * norm: +-8 spreads away. All
+    # norms are the same, so what they add to a logit they add to the mean.
     assert norm * 64 * 15 / (15 * 8 * norm) == 8
     expected = [min(255, 8 * 16 + 64), 1] * 8
     assert cache.explain(0, s, q).coarse[0].tolist() == expected
@@ -157,16 +157,7 @@ def test_unusable_keys_score_zero_and_are_in_no_sum(scorer, device, rng):
     usable = np.isfinite(keys).all(-1) & (keys != 0).any(-1)
     zone = usable[4:-32].T
     np.testing.assert_array_equal(explanation.coarse == 0, ~zone)
-    for head in range(2):
-        summary = summary_of(cache.summaries(0, s), head)
-        members = q[2 * head : 2 * head + 2].cpu().double().numpy()
-        signs = oracle.rotation_signs(64, config.seed)
-        expected = (
-            oracle.vote_scores(summary, members, signs, 0.3)
-            if scorer == "votes"
-            else oracle.sign_norm_scores(summary, members, signs)
-        )
-        np.testing.assert_array_equal(explanation.coarse[head], expected)
+    assert_equal_to_oracle(cache, s, q)
 
 
 @pytest.mark.parametrize("scorer", SCORERS)
@@ -227,7 +218,8 @@ def test_a_power_of_two_in_the_query_changes_nothing(scorer, device):
     q = randn_q(f.rng, 1, config)[0]
     plain = f.cache.explain(0, f.s, q)
     for factor in (2.0**-40, 0.5, 2.0**60):
-        scaled = f.cache.explain(0, f.s, q * factor)
+        # What counts is the size of logits.
+        scaled = f.cache.explain(0, f.s, q * factor, scale=0.125 / factor)
         np.testing.assert_array_equal(plain.coarse, scaled.coarse)
         np.testing.assert_array_equal(plain.candidate_positions, scaled.candidate_positions)
 

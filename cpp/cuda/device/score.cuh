@@ -168,7 +168,7 @@ template <int kWords>
 struct QueryTile {
   static constexpr int kSteps128 = kWords == 8 ? 2 : 1;
   uint32_t planes[3][kSteps128];
-  float gain, offset;
+  float gain, lift, offset;
   int bias;  // turns a sum over positive signs into the bits of 1.5 * 2^23 + dot
 
   __device__ __forceinline__ void load(const Queries<kWords>& queries, int quad) {
@@ -183,6 +183,7 @@ struct QueryTile {
       }
     }
     gain = queries.gain[4 * quad + t];
+    lift = queries.lift[4 * quad + t];
     offset = queries.offset[4 * quad + t];
     bias = 0x4b400000 - queries.sum[4 * quad + t];
   }
@@ -199,7 +200,8 @@ __device__ __forceinline__ uint32_t scaled(int a, int b, int c, int d, int e,
   float score;
   asm("fma.rn.sat.f32 %0, %1, %2, %3;"
       : "=f"(score)
-      : "f"(__fmul_rn(dot, norm)), "f"(query.gain), "f"(query.offset));
+      : "f"(__fmul_rn(dot, norm)), "f"(query.gain),
+        "f"(__fmaf_rn(__fmul_rn(norm, norm), query.lift, query.offset)));
   return bits_of(__fadd_rd(score, 32768.0f));
 }
 

@@ -3,6 +3,7 @@
  */
 #pragma once
 
+#include "codec/head_scale.h"
 #include "ops.h"
 
 namespace pariskv::cpu {
@@ -43,7 +44,9 @@ struct SearchItem {
   int64_t row;                  // in the batch
   float* rotated;               // (heads, searchers, rotated_dim) scaled query, see prepare_query
   int8_t* quantised;            // (heads, searchers, rotated_dim) -15 to 15
+  HeadScale* scales;            // (heads, searchers)
   float* gain;                  // (heads, searchers)
+  float* lift;                  // (heads, searchers)
   float* offset;                // (heads, searchers)
   uint8_t* votes;               // (heads, searchers, subspaces, 256); null: not this scorer
   uint8_t* scores;              // (heads, zone)

@@ -14,6 +14,7 @@ void score_signs(const ScoreSignsRun& run);
 void score_votes(const ScoreVotesRun& run);
 int64_t collect(const uint8_t* scores, int64_t count, uint8_t threshold, int64_t* ties,
                 int32_t base, int32_t* out);
+void round_dots(const RoundDotsRun& run);
 void estimate(const EstimateRun& run);
 void attend(const AttendRun& run);
 float sum_exp(const float* x, int64_t count, float shift);

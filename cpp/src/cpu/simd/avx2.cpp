@@ -13,6 +13,7 @@
 #include "cpu/simd/attend.inl"
 #include "cpu/simd/encode.inl"
 #include "cpu/simd/estimate.inl"
+#include "cpu/simd/round_dots.inl"
 
 namespace pariskv::cpu {
 
@@ -152,8 +153,11 @@ PKV_INLINE __m256i score_32(const ScoreSignsRun& run, const NibbleTables<kSubspa
     PKV_UNROLL
     for (int k = 0; k < 4; ++k) {
       const __m256 dot = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(eights[k]));
-      const __m256 score = _mm256_fmadd_ps(_mm256_mul_ps(dot, norm[k]), _mm256_set1_ps(run.gain[h]),
-                                           _mm256_set1_ps(run.offset[h]));
+      const __m256 offset =
+          _mm256_fmadd_ps(_mm256_mul_ps(norm[k], norm[k]), _mm256_set1_ps(run.lift[h]),
+                          _mm256_set1_ps(run.offset[h]));
+      const __m256 score =
+          _mm256_fmadd_ps(_mm256_mul_ps(dot, norm[k]), _mm256_set1_ps(run.gain[h]), offset);
       best[k] = _mm256_max_ps(score, best[k]);
     }
   }
@@ -202,6 +206,7 @@ void score_signs(const ScoreSignsRun& run) {
     part.heads = lesser(kHeadsAtOnce, run.heads - h);
     part.query = run.query + h * run.subspaces * kSubspaceDim;
     part.gain = run.gain + h;
+    part.lift = run.lift + h;
     part.offset = run.offset + h;
     switch (run.subspaces) {
       case 8:
@@ -313,8 +318,8 @@ void tally(const uint8_t* signs, const int32_t* units, int64_t count, int64_t su
 }  // namespace
 
 const Kernels kAvx2Kernels = {
-    "avx2",   encode, tally,   score_signs, score_votes, collect,
-    estimate, attend, sum_exp, add_exp,     to_float,
+    "avx2",     encode,   tally,  score_signs, score_votes, collect,
+    round_dots, estimate, attend, sum_exp,     add_exp,     to_float,
 };
 
 }  // namespace pariskv::cpu

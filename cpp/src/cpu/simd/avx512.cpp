@@ -20,6 +20,7 @@
 #include "cpu/simd/attend.inl"
 #include "cpu/simd/encode.inl"
 #include "cpu/simd/estimate.inl"
+#include "cpu/simd/round_dots.inl"
 
 namespace pariskv::cpu {
 
@@ -140,6 +141,7 @@ PKV_INLINE __m128i score_16(const ScoreSignsRun& run, const NibbleTables<kSubspa
   const __m512i norm_bits = _mm512_add_epi32(_mm512_cvtepu8_epi32(_mm_shuffle_epi8(codes, keys)),
                                              _mm512_set1_epi32(kNormCodeBase));
   const __m512 norm = _mm512_castsi512_ps(_mm512_slli_epi32(norm_bits, kNormCodeShift));
+  const __m512 square = _mm512_mul_ps(norm, norm);
 
   __m512 best = _mm512_set1_ps(1);
   for (int64_t h = 0; h < run.heads; ++h) {
@@ -151,9 +153,10 @@ PKV_INLINE __m128i score_16(const ScoreSignsRun& run, const NibbleTables<kSubspa
                           _mm512_permutexvar_epi8(high[w], load64(tables[h].high[w])));
       dot = _mm512_dpbusd_epi32(dot, _mm512_set1_epi8(1), sums);
     }
-    const __m512 score =
-        _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot), norm), _mm512_set1_ps(run.gain[h]),
-                        _mm512_set1_ps(run.offset[h]));
+    const __m512 offset =
+        _mm512_fmadd_ps(square, _mm512_set1_ps(run.lift[h]), _mm512_set1_ps(run.offset[h]));
+    const __m512 score = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot), norm),
+                                         _mm512_set1_ps(run.gain[h]), offset);
     best = _mm512_max_ps(score, best);
   }
   const __m512i whole = _mm512_cvttps_epi32(_mm512_min_ps(_mm512_set1_ps(255), best));
@@ -191,6 +194,7 @@ void score_signs(const ScoreSignsRun& run) {
     part.heads = lesser(kHeadsAtOnce, run.heads - h);
     part.query = run.query + h * run.subspaces * kSubspaceDim;
     part.gain = run.gain + h;
+    part.lift = run.lift + h;
     part.offset = run.offset + h;
     switch (run.subspaces) {
       case 8:
@@ -346,8 +350,8 @@ void tally(const uint8_t* signs, const int32_t* units, int64_t count, int64_t su
 }  // namespace
 
 const Kernels kAvx512Kernels = {
-    "avx512", encode, tally,   score_signs, score_votes, collect,
-    estimate, attend, sum_exp, add_exp,     to_float,
+    "avx512",   encode,   tally,  score_signs, score_votes, collect,
+    round_dots, estimate, attend, sum_exp,     add_exp,     to_float,
 };
 
 }  // namespace pariskv::cpu

@@ -47,6 +47,7 @@ struct ScoreSignsRun {
   int64_t heads;
   const int8_t* query;  // (heads, subspaces * 8), -15 to 15
   const float* gain;    // (heads)
+  const float* lift;    // (heads)
   const float* offset;  // (heads)
   uint8_t* scores;      // (count): 0 unusable, else 1 to 255
 };
@@ -59,6 +60,18 @@ struct ScoreVotesRun {
   int64_t heads;
   const uint8_t* votes;  // (heads, subspaces, 256), 0 to 6
   uint8_t* scores;       // (count): 0 unusable, else 1 + the most votes of any head
+};
+
+/** Products of keys and queries, both rounded to 8 bits. */
+struct RoundDotsRun {
+  const void* const* rows;  // (count) each K (head_dim) first
+  int64_t count;
+  DType dtype;
+  int64_t head_dim;
+  int64_t queries;
+  const int16_t* query;  // (queries, head_dim), -127 to 127
+  int32_t* dots;         // (queries, count); 0 where a key is not finite
+  uint8_t* exponents;    // (count) of a key's largest element, see kLeastExponent; 255: not finite
 };
 
 /** Estimated logits (less the query's own factors) of some keys of one segment. */
@@ -125,6 +138,7 @@ struct Kernels {
   int64_t (*collect)(const uint8_t* scores, int64_t count, uint8_t threshold, int64_t* ties,
                      int32_t base, int32_t* out);
 
+  void (*round_dots)(const RoundDotsRun&);
   void (*estimate)(const EstimateRun&);
   void (*attend)(const AttendRun&);
 

@@ -120,6 +120,11 @@ PKV_INLINE Lanes16 rounded(Lanes16 a) {
   return {_mm256_round_ps(a.lo, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
           _mm256_round_ps(a.hi, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
+/** Rounded to whole numbers of 16 bits, halves to even. */
+PKV_INLINE __m256i to_words(Lanes16 a) {
+  const __m256i pairs = _mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));
+  return _mm256_permute4x64_epi64(pairs, 0xd8);
+}
 /** 2^n of whole numbers, as long as that is a normal float. */
 PKV_INLINE Lanes16 power_of_two(Lanes16 n) {
   const __m256i bias = _mm256_set1_epi32(127);

@@ -80,6 +80,8 @@ PKV_INLINE Lanes16 root(Lanes16 a) { return {_mm512_sqrt_ps(a.v)}; }
 PKV_INLINE Lanes16 rounded(Lanes16 a) {
   return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
+/** Rounded to whole numbers of 16 bits, halves to even. */
+PKV_INLINE __m256i to_words(Lanes16 a) { return _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(a.v)); }
 /** 2^n of whole numbers, as long as that is a normal float. */
 PKV_INLINE Lanes16 power_of_two(Lanes16 n) {
   const __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));

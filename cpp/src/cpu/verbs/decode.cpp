@@ -20,7 +20,9 @@ SearchItem cut_item(const DecodeArgs& args, const SequenceView& sequence, Cutter
   item.statistics = key_statistics(shape, args.rules.scorer, sequence.state);
   item.rotated = cutter.take<float>(queries * shape.rotated_dim);
   item.quantised = cutter.take<int8_t>(queries * shape.rotated_dim);
+  item.scales = cutter.take<HeadScale>(queries);
   item.gain = cutter.take<float>(queries);
+  item.lift = cutter.take<float>(queries);
   item.offset = cutter.take<float>(queries);
   if (args.rules.scorer == Scorer::kVotes) {
     item.votes = cutter.take<uint8_t>(queries * shape.subspaces() * 256);

@@ -2,9 +2,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "codec/head_scale.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/numerics.h"
 #include "cpu/plain/plain.h"
+#include "cpu/softmax.h"
 
 namespace pariskv::cpu {
 
@@ -46,40 +48,83 @@ bool rotate(const SearchArgs& args, const float* query, float* rotated) {
   return finite;
 }
 
-/** Whole numbers from -kQueryLevels to kQueryLevels. */
-void quantise(const float* rotated, int64_t count, int8_t* quantised) {
+/** The largest magnitude. */
+float largest_of(const float* x, int64_t count) {
   float largest = 0;
-  for (int64_t d = 0; d < count; ++d) largest = std::max(largest, std::fabs(rotated[d]));
-  const float steps = largest > 0 ? float(kQueryLevels) / largest : 0.0f;
+  for (int64_t d = 0; d < count; ++d) largest = std::max(largest, std::fabs(x[d]));
+  return largest;
+}
+
+/** To whole numbers from -levels to levels, the largest of which `largest` becomes. */
+template <typename Integer>
+void quantise(const float* x, int64_t count, float largest, float levels, Integer* quantised) {
+  const float steps = largest > 0 ? levels / largest : 0.0f;
   // A largest element so small that the division overflows cannot rank anything either.
   const float step = std::fabs(steps) < INFINITY ? steps : 0.0f;
-  for (int64_t d = 0; d < count; ++d) quantised[d] = int8_t(std::nearbyint(rotated[d] * step));
+  for (int64_t d = 0; d < count; ++d) quantised[d] = Integer(nearest(x[d] * step));
 }
-
-struct CommonScale {
-  float gain, offset;
-};
 
 /**
- * Where a head's scores lie and how wide they spread, from sums over the zone that are kept
- * as keys come: mean <q, sum of norm * sign> / n, spread |q| * rms(norm). Exact until the
- * last division.
+ * What some queries of a group find in the resident rows nearest to the zone's ends: the
+ * log-sum-exp of their logits, roughly, from products of numbers of 8 bits.
  */
-CommonScale common_scale(const int8_t* query, const KeyStatistics& statistics, int64_t head,
-                         int64_t rotated_dim) {
-  const double usable = double(statistics.usable[head]);
-  const int64_t* sums = statistics.sums + head * rotated_dim;
-  int64_t dot = 0, square = 0;
-  for (int64_t d = 0; d < rotated_dim; ++d) {
-    dot += sums[d] * query[d];
-    square += int64_t{query[d]} * query[d];
+class Window {
+ public:
+  static constexpr int64_t kQueries = 16;
+
+  Window(const ModelShape& shape, const Logits& logits, const SequenceView& sequence, int64_t head)
+      : shape_(shape), logits_(logits) {
+    const int64_t first = std::min(sequence.zone_begin, kFirstRows);
+    // The newest row is left out: a GPU may be storing it at this moment.
+    const int64_t last = sequence.total - 1;
+    for (int64_t i = 0; i < first; ++i) rows_[count_++] = row_at(shape, sequence, head, i);
+    for (int64_t i = std::max(sequence.zone_end, last - kLastRows); i < last; ++i) {
+      rows_[count_++] = row_at(shape, sequence, head, i);
+    }
   }
-  const double variance = double(square) * (double(statistics.square_units[head]) / usable);
-  if (!(variance > 0)) return {0.0f, float(kScoreShift * kScoreSteps)};
-  const double gain = kScoreSteps / (std::sqrt(variance) * kNormUnit);
-  const double mean = double(dot) / usable * kNormUnit;
-  return {float(gain), float(kScoreShift * kScoreSteps - mean * gain)};
-}
+
+  /** A finite query (head_dim) to be the one at `index`. */
+  void set(int64_t index, const float* query) {
+    const float largest = largest_of(query, shape_.head_dim);
+    quantise(query, shape_.head_dim, largest, kByteLevels, query_ + index * shape_.head_dim);
+    base_[index] = logits_.scale * (largest / kByteLevels) * kOctaveSteps;
+  }
+
+  void look(const Kernels& kernels, int64_t queries) {
+    kernels.round_dots(
+        {rows_, count_, shape_.dtype, shape_.head_dim, queries, query_, dots_, exponents_});
+  }
+
+  /** Of the query at `index`, in octaves; a finite `bias` is one logit more. */
+  float log_sum_exp(int64_t index, const float* bias) const {
+    const int32_t cap =
+        whole_steps(logits_.softcap > 0 ? logits_.softcap * kOctaveSteps : kMostSteps);
+    int32_t steps[kWindowRows + 1];
+    int64_t count = 0;
+    for (int64_t r = 0; r < count_; ++r) {
+      if (exponents_[r] == 255) continue;
+      const float down = float_of((uint32_t{exponents_[r]} - 6) << 23);  // a step of the key
+      const float step = base_[index] * down;
+      const float dot = float(dots_[index * count_ + r]);
+      const int32_t logit = std::isfinite(step) ? whole_steps(dot * step) : 0;
+      steps[count++] = std::clamp(logit, -cap, cap);
+    }
+    if (bias != nullptr && std::isfinite(*bias)) {
+      steps[count++] = whole_steps(*bias * kOctaveSteps);
+    }
+    return sum_of_steps(steps, count);
+  }
+
+ private:
+  const ModelShape& shape_;
+  const Logits& logits_;
+  const void* rows_[kWindowRows];
+  int64_t count_ = 0;
+  int16_t query_[kQueries * kMaxRotated] = {};
+  float base_[kQueries] = {};
+  int32_t dots_[kQueries * kWindowRows];
+  uint8_t exponents_[kWindowRows];
+};
 
 /**
  * The votes of one subspace's 256 centroids: from the nearest to the query down, a centroid
@@ -110,48 +155,98 @@ void cast_votes(const float* part, const int32_t* counts, int64_t keys, double v
   }
 }
 
-}  // namespace
+/** A searcher on its way: its query, and where its results go. */
+struct Searcher {
+  int64_t number;  // of all searchers of the item
+  bool finite;
+  float query[kMaxRotated];
+  float rotated[kMaxRotated];
+};
 
-void CpuBackend::prepare_query(const SearchArgs& args) {
-  const ModelShape& shape = args.shape();
-  const int64_t dim = shape.rotated_dim;
+void prepare(const SearchArgs& args, const Kernels& kernels, const SearchItem& item, int64_t head,
+             int64_t index, Searcher& searcher) {
+  const int64_t dim = args.shape().rotated_dim;
   // Folded into the query once instead of into every key: 1 / sqrt of the rotation, the 255
   // steps of a weight, and the scale of a logit.
   const float factor = args.decode.logits.scale / std::sqrt(float(dim)) / 255.0f;
-  pool_.parallel_for(
-      int64_t(args.items.size()) * shape.kv_heads * args.rules().searchers, [&](int64_t task) {
-        const int64_t searcher = task % args.rules().searchers;
-        const int64_t head = task / args.rules().searchers % shape.kv_heads;
-        const SearchItem& item = args.items[task / args.rules().searchers / shape.kv_heads];
-        const int64_t query = head * args.rules().searchers + searcher;
+  searcher.number = head * args.rules().searchers + index;
+  load_query(args, kernels, item.row, head, index, searcher.query);
+  searcher.finite = rotate(args, searcher.query, searcher.rotated);
+  float* out = item.rotated + searcher.number * dim;
+  for (int64_t d = 0; d < dim; ++d) out[d] = searcher.rotated[d] * factor;
+}
 
-        float plain_query[kMaxRotated], rotated[kMaxRotated];
-        load_query(args, kernels_, item.row, head, searcher, plain_query);
-        const bool finite = rotate(args, plain_query, rotated);
-        for (int64_t d = 0; d < dim; ++d) item.rotated[query * dim + d] = rotated[d] * factor;
+/** The queries of one kv head, and the scale that they share. */
+void prepare_signs(const SearchArgs& args, const Kernels& kernels, const SearchItem& item,
+                   int64_t head) {
+  const ModelShape& shape = args.shape();
+  const Logits& logits = args.decode.logits;
+  const int64_t dim = shape.rotated_dim, searchers = args.rules().searchers;
+  const int64_t first = head * searchers;
+  const KeyMeans keys(item.statistics, head, dim);
+  // A single searcher's scores need no comparing, and the mean of a group has no window.
+  const bool compared = searchers > 1;
+  Window window(shape, logits, item.sequence, head);
+  float largest[Window::kQueries];
+  for (int64_t begin = 0; begin < searchers; begin += Window::kQueries) {
+    const int64_t count = std::min(Window::kQueries, searchers - begin);
+    HeadScale* scales = item.scales + first + begin;
+    for (int64_t i = 0; i < count; ++i) {
+      Searcher searcher;
+      prepare(args, kernels, item, head, begin + i, searcher);
+      scales[i] = HeadScale{};
+      scales[i].whole = searcher.finite;
+      largest[i] = largest_of(searcher.rotated, dim);
+      quantise(searcher.rotated, dim, largest[i], float(kQueryLevels),
+               item.quantised + searcher.number * dim);
+      if (compared && searcher.finite) window.set(i, searcher.query);
+    }
+    if (compared) window.look(kernels, count);
+    for (int64_t i = 0; i < count; ++i) {
+      if (!scales[i].whole) continue;
+      const float resident =
+          compared ? window.log_sum_exp(i, bias_of(logits, first + begin + i)) : -INFINITY;
+      scales[i] = head_scale(keys, item.quantised + (first + begin + i) * dim, dim, largest[i],
+                             logits.scale, resident);
+    }
+  }
+  score_lines(item.scales + first, searchers, item.gain + first, item.lift + first,
+              item.offset + first);
+}
 
-        if (args.rules().scorer == Scorer::kSignNorm) {
-          int8_t* quantised = item.quantised + query * dim;
-          quantise(rotated, dim, quantised);
-          // A broken query scores every key the least, so that the others' scores stand.
-          const CommonScale scale = finite ? common_scale(quantised, item.statistics, head, dim)
-                                           : CommonScale{0.0f, 0.0f};
-          item.gain[query] = scale.gain;
-          item.offset[query] = scale.offset;
-          return;
-        }
-        if (!finite) {
-          std::fill_n(item.votes + query * shape.subspaces() * 256, shape.subspaces() * 256,
-                      uint8_t{0});
-          return;
-        }
-        for (int64_t b = 0; b < shape.subspaces(); ++b) {
-          cast_votes(rotated + b * kSubspaceDim,
-                     item.statistics.counts + (head * shape.subspaces() + b) * 256,
-                     item.statistics.usable[head], item.sequence.vote_ratio,
-                     item.votes + (query * shape.subspaces() + b) * 256);
-        }
-      });
+void prepare_votes(const SearchArgs& args, const Kernels& kernels, const SearchItem& item,
+                   int64_t head, int64_t index) {
+  const ModelShape& shape = args.shape();
+  Searcher searcher;
+  prepare(args, kernels, item, head, index, searcher);
+  uint8_t* votes = item.votes + searcher.number * shape.subspaces() * 256;
+  if (!searcher.finite) {
+    std::fill_n(votes, shape.subspaces() * 256, uint8_t{0});
+    return;
+  }
+  for (int64_t b = 0; b < shape.subspaces(); ++b) {
+    cast_votes(searcher.rotated + b * kSubspaceDim,
+               item.statistics.counts + (head * shape.subspaces() + b) * 256,
+               item.statistics.usable[head], item.sequence.vote_ratio, votes + b * 256);
+  }
+}
+
+}  // namespace
+
+void CpuBackend::prepare_query(const SearchArgs& args) {
+  // Tables of votes are long work: a task per query. Heads whose scores are compared go together.
+  const int64_t heads = args.shape().kv_heads, items = int64_t(args.items.size());
+  if (args.rules().scorer == Scorer::kVotes) {
+    const int64_t searchers = args.rules().searchers;
+    pool_.parallel_for(items * heads * searchers, [&](int64_t task) {
+      prepare_votes(args, kernels_, args.items[task / searchers / heads], task / searchers % heads,
+                    task % searchers);
+    });
+    return;
+  }
+  pool_.parallel_for(items * heads, [&](int64_t task) {
+    prepare_signs(args, kernels_, args.items[task / heads], task % heads);
+  });
 }
 
 }  // namespace pariskv::cpu

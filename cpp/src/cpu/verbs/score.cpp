@@ -63,7 +63,7 @@ void CpuBackend::score(const SearchArgs& args) {
     if (args.rules().scorer == Scorer::kSignNorm) {
       kernels_.score_signs({signs, norms, end - begin, shape.subspaces(), args.rules().searchers,
                             item->quantised + query * shape.rotated_dim, item->gain + query,
-                            item->offset + query, scores});
+                            item->lift + query, item->offset + query, scores});
     } else {
       kernels_.score_votes({signs, norms, end - begin, shape.subspaces(), args.rules().searchers,
                             item->votes + query * shape.subspaces() * 256, scores});

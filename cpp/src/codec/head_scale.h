@@ -1,0 +1,186 @@
+/**
+ * The scale that a group's heads share in the coarse score: how far a key's logit lies above the
+ * log-sum-exp of the head's whole row of logits, in octaves (logits times log2(e)).
+ *
+ * A backend that decides otherwise in the last bit picks other candidates, so every operation here
+ * rounds once, in this order; a GPU's device/query.cuh and device/resident.cuh do the same.
+ */
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "codec/summary_layout.h"
+#include "ops.h"
+
+namespace pariskv {
+
+constexpr float kOctaves = 1.44269504f;     // log2(e): octaves per logit
+constexpr float kNatural = 0.693147f;       // ln(2)
+constexpr float kTwoNatural = 1.386294f;    // 2 ln(2)
+constexpr float kHalfOctaves = 0.721348f;   // log2(e) / 2
+constexpr float kSignVariance = 0.125939f;  // (1 - 2 / pi) ln(2) / 2, see HeadScale::lift
+constexpr float kLeastSpread = 0x1p-6f;     // flatter heads are not magnified
+constexpr float kInvisible = -30.0f;        // octaves; less adds nothing
+
+/** Resident rows that are looked at: the first ones, and the last before the newest token. */
+constexpr int64_t kFirstRows = 16;
+constexpr int64_t kLastRows = 112;
+constexpr int64_t kWindowRows = kFirstRows + kLastRows;
+
+/** Their logits are whole steps of 1/64 octave, from products of numbers of 8 bits. */
+constexpr float kOctaveSteps = 92.3324826f;  // 64 log2(e): steps per logit
+constexpr float kMostSteps = 0x1p20f;
+constexpr float kByteLevels = 127;
+constexpr uint32_t kLeastExponent = 16;  // of a float, biased: smaller keys round to nothing
+
+/** log2 of a positive number, a line from power to power: up to .09 too little. */
+inline float rough_log2(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  const uint32_t one = (bits & 0x7fffffu) | 0x3f800000u;
+  float significand;
+  std::memcpy(&significand, &one, sizeof significand);
+  return float(int32_t(bits >> 23) - 127) + (significand - 1.0f);
+}
+
+/** Its inverse, for x up to 0. */
+inline float rough_exp2(float x) {
+  if (!(x >= kInvisible)) return 0.0f;
+  const float whole = std::floor(x);
+  return std::ldexp(1.0f + (x - whole), int(whole));
+}
+
+/** The nearest whole number, halves to even, for sizes up to 2^22; nearbyint would be a call. */
+inline float nearest(float x) {
+  constexpr float kWhole = 0x1.8p23f;  // floats of its size are whole
+  return (x + kWhole) - kWhole;
+}
+
+/** The step of a logit, given in steps. */
+inline int32_t whole_steps(float steps) {
+  return int32_t(nearest(std::min(std::max(steps, -kMostSteps), kMostSteps)));
+}
+
+/** The log-sum-exp of logits in steps, as octaves; none: minus infinity. */
+inline float sum_of_steps(const int32_t* steps, int64_t count) {
+  if (count == 0) return -std::numeric_limits<float>::infinity();
+  const int32_t most = *std::max_element(steps, steps + count);
+  int32_t sum = 0;  // in units of 2^-16 of the largest
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t less = most - steps[i];
+    if (less < 1024) sum += ((64 + (-less & 63)) << 10) >> ((less + 63) >> 6);
+  }
+  return float(most) * 0x1p-6f + (rough_log2(float(sum)) - 16.0f);
+}
+
+/** What is known of the keys of one kv head, for all who search it. */
+struct KeyMeans {
+  int64_t usable;
+  double inverse;             // 1 / usable
+  double mean_square;         // of norms, in units of kNormUnit^2
+  const int64_t* sums;        // (rotated_dim) of norm * sign, in units of kNormUnit
+  int64_t mean_squares[256];  // (rotated_dim) of their means to the nearest unit
+
+  KeyMeans(const KeyStatistics& statistics, int64_t head, int64_t rotated_dim)
+      : usable(statistics.usable[head]),
+        inverse(1.0 / double(usable)),
+        mean_square(double(statistics.square_units[head]) * inverse),
+        sums(statistics.sums + head * rotated_dim) {
+    for (int64_t d = 0; d < rotated_dim; ++d) {
+      const int64_t mean = usable > 0 ? int64_t(std::nearbyint(double(sums[d]) * inverse)) : 0;
+      mean_squares[d] = mean * mean;
+    }
+  }
+};
+
+/**
+ * Where a head's logits lie, in octaves. By the signs of a key, a logit is slope * dot * norm, give
+ * or take what signs do not tell; since that is exponentiated, a long key is worth lift * norm^2
+ * more on the average.
+ */
+struct HeadScale {
+  bool whole = false;  // the query is finite; the rest is 0 otherwise
+  float slope = 0;
+  float lift = 0;
+  float mean = 0;  // of the zone's keys
+  float spread = 0;
+  float total = 0;  // the log-sum-exp of zone and window
+};
+
+/**
+ * The scale of a query.
+ * @param quantised  (rotated_dim) -15 to 15
+ * @param largest    of the rotated query's elements, without the 1 / sqrt of the rotation
+ * @param window     log-sum-exp of the resident rows
+ */
+inline HeadScale head_scale(const KeyMeans& keys, const int8_t* quantised, int64_t rotated_dim,
+                            float largest, float scale, float window) {
+  HeadScale out;
+  out.whole = true;
+  if (keys.usable == 0) {  // no score to be had
+    out.total = std::numeric_limits<float>::infinity();
+    return out;
+  }
+  int64_t dot = 0, square = 0, common = 0;
+  for (int64_t d = 0; d < rotated_dim; ++d) {
+    const int64_t q = quantised[d];
+    dot += keys.sums[d] * q;
+    square += q * q;
+    common += q * q * keys.mean_squares[d];
+  }
+  const double mean = double(dot) * keys.inverse * kNormUnit;
+  const double variance = std::max(double(square) * keys.mean_square - double(common), 0.0);
+  constexpr double kSquareUnit = kNormUnit * kNormUnit;
+
+  out.slope = scale * (largest / float(kQueryLevels)) * (kOctaves / float(rotated_dim));
+  const float square_slope = out.slope * out.slope;
+  out.lift = square_slope * float(square) * kSignVariance;
+  out.mean = out.slope * float(mean) + out.lift * float(keys.mean_square * kSquareUnit);
+  out.spread = std::sqrt(square_slope * float(variance * kSquareUnit));
+
+  // The sum over normally distributed logits, none of which lies further out than the best of that
+  // many is likely to.
+  const float keys_log = rough_log2(float(keys.usable));
+  const float reach = std::min(out.spread * kNatural, std::sqrt(keys_log * kTwoNatural));
+  const float zone = out.mean + reach * out.spread - reach * reach * kHalfOctaves + keys_log;
+
+  const float more = window > zone ? window : zone, less = window > zone ? zone : window;
+  out.total = more + rough_exp2(less - more);
+  return out;
+}
+
+/**
+ * Turns the scales of a group's heads to scores, gain * dot * norm + lift * norm^2 + offset rounded
+ * down: kScoreSteps of them to a spread of the leading head, the one whose average key has the
+ * largest share of its attention; that key scores kScoreShift * kScoreSteps. A query that is not
+ * finite scores every key the least, so that the others' scores stand.
+ * @param scales              (searchers)
+ * @param gain, lift, offset  (searchers) written
+ */
+inline void score_lines(const HeadScale* scales, int64_t searchers, float* gain, float* lift,
+                        float* offset) {
+  float anchor = -std::numeric_limits<float>::infinity(), spread = kLeastSpread;
+  for (const HeadScale* s = scales; s < scales + searchers; ++s) {
+    if (!s->whole || !(s->mean - s->total > anchor)) continue;
+    anchor = s->mean - s->total;
+    spread = std::max(s->spread, kLeastSpread);
+  }
+  const float per_octave = float(kScoreSteps) / spread;
+  constexpr float kMiddle = float(kScoreShift * kScoreSteps);
+  for (int64_t i = 0; i < searchers; ++i) {
+    gain[i] = lift[i] = offset[i] = 0;
+    if (!scales[i].whole) continue;
+    gain[i] = scales[i].slope * per_octave;
+    lift[i] = scales[i].lift * per_octave;
+    offset[i] = kMiddle - (scales[i].total + anchor) * per_octave;
+    if (std::isfinite(gain[i]) && std::isfinite(lift[i]) && std::isfinite(offset[i])) continue;
+    gain[i] = lift[i] = 0;  // nothing can be said of its keys
+    offset[i] = kMiddle;
+  }
+}
+
+}  // namespace pariskv
