@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import oracle
+import oracle_search
 import pariskv_core as pk
 import torch
 
@@ -211,11 +212,13 @@ def _heads_of(cache: pk.Cache, s: int) -> list[oracle.Summary]:
     return [summary_of(summaries, head) for head in range(cache.config.kv_heads)]
 
 
-def decode_oracle(cache: pk.Cache, s: int, q: torch.Tensor, **options) -> oracle.Decoded:
+def decode_oracle(cache: pk.Cache, s: int, q: torch.Tensor, **options) -> oracle_search.Decoded:
     """What the paper's mathematics makes of the rows and summaries that a cache holds."""
     k, v = rows_of(cache, s)
     regions, heads = regions_of(cache, s), _heads_of(cache, s)
-    return oracle.decode(cache.config, f64(q), f64(k), f64(v), regions, heads, logits_of(options))
+    return oracle_search.decode(
+        cache.config, f64(q), f64(k), f64(v), regions, heads, logits_of(options)
+    )
 
 
 def coarse_oracle(cache: pk.Cache, s: int, q: torch.Tensor, **options) -> np.ndarray:
@@ -223,7 +226,9 @@ def coarse_oracle(cache: pk.Cache, s: int, q: torch.Tensor, **options) -> np.nda
     k, _ = rows_of(cache, s)
     regions, heads = regions_of(cache, s), _heads_of(cache, s)
     return np.stack(
-        oracle.coarse_scores(cache.config, f64(q), f64(k), regions, heads, logits_of(options))
+        oracle_search.coarse_scores(
+            cache.config, f64(q), f64(k), regions, heads, logits_of(options)
+        )
     )
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import oracle
+import oracle_search
 import pariskv_core as pk
 import pytest
 from support import (
@@ -16,7 +17,7 @@ from support import (
 )
 
 
-def assert_equal_to_oracle(cache: pk.Cache, s: int, q, **options) -> oracle.Decoded:
+def assert_equal_to_oracle(cache: pk.Cache, s: int, q, **options) -> oracle_search.Decoded:
     explanation = cache.explain(0, s, q, **options)
     expected = decode_oracle(cache, s, q, **options)
     assert explanation.searched

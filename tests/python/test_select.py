@@ -2,6 +2,7 @@
 
 import numpy as np
 import oracle
+import oracle_search
 import pariskv_core as pk
 import pytest
 from support import (
@@ -24,7 +25,9 @@ from support import (
 WORTH = 2e-5
 
 
-def assert_selection_matches(explanation, expected: oracle.Decoded, config: pk.Config) -> None:
+def assert_selection_matches(
+    explanation, expected: oracle_search.Decoded, config: pk.Config
+) -> None:
     for head in range(config.kv_heads):
         candidates, worth = expected.candidates[head], expected.worth[head]
         chosen = explanation.positions[head]
