@@ -13,6 +13,8 @@ namespace pariskv::cuda {
 
 /** Candidates of a block that are kept in shared memory; the others are read from scratch. */
 constexpr int kListed = 1024;
+/** Keys of a slice that stand for those that are no candidates. */
+constexpr int kSamplesOfSlice = int(kSampledKeys) / device::kSlices;
 /** Segments of a zone whose addresses are. */
 constexpr int kKnownSegments = 1024;
 
@@ -23,6 +25,7 @@ struct EstimateSpace {
   device::KeyPlace places[3][device::kGathered<kWords>];  // of chunks, by turns
   uint8_t* segments[kKnownSegments];                      // from the first of the zone on
   int32_t offsets[kListed];                               // of the first candidates
+  int threshold;                                          // their scores, at least
   uint64_t rows[device::kMostSlots];
 };
 
@@ -130,6 +133,7 @@ struct Estimate {
       __syncthreads();
     }
     if (rank == 0 && threadIdx.x == 0) *block.context.scratch.candidate_count = count;
+    if (threadIdx.x == 0) space.threshold = scores.threshold;
     __syncthreads();
     return count;
   }
@@ -139,46 +143,71 @@ struct Estimate {
     return first_slice() + device::kSlices / share;
   }
 
-  /** Candidates that are brought together: of one slice. */
+  /** Keys that are brought together: candidates of one slice, and at its end its samples. */
   struct Chunk {
     int slice, end_slice;
-    int at, end;  // of the slice, among all candidates
+    int at, end;  // of the slice, among all candidates; samples included
     int all;
 
     __device__ __forceinline__ int count() const {
       return min(end - at, device::kGathered<kWords>);
     }
+    __device__ __forceinline__ int end_of_candidates() const { return end - kSamplesOfSlice; }
+    __device__ __forceinline__ int candidates() const {
+      return min(max(end_of_candidates() - at, 0), count());
+    }
     __device__ __forceinline__ bool left() const { return slice < end_slice; }
     __device__ __forceinline__ bool last_of_slice() const {
       return at + device::kGathered<kWords> >= end;
     }
-    /** To the slice's first candidates, or on to those of the next slice that has some. */
-    __device__ __forceinline__ void settle() {
-      while (at >= end && ++slice < end_slice) {
-        at = device::slice_begin(all, slice);
-        end = device::slice_begin(all, slice + 1);
-      }
+    /** To the first keys of a slice. */
+    __device__ __forceinline__ void start(int first) {
+      slice = first;
+      at = device::slice_begin(all, slice);
+      end = device::slice_begin(all, slice + 1) + kSamplesOfSlice;
     }
     __device__ __forceinline__ void advance() {
       at += device::kGathered<kWords>;
-      settle();
+      if (at >= end) start(slice + 1);
     }
   };
 
-  /** Looks up where the candidates of a chunk are. To be followed by a barrier. */
+  /** Of a candidate, from the zone's begin. */
+  __device__ __forceinline__ int offset_of(const Chunk& chunk, int index) const {
+    const int listed = index - device::slice_begin(chunk.all, first_slice());
+    return listed < kListed ? space.offsets[listed]
+                            : __ldcg(block.context.scratch.candidates + index);
+  }
+  /** Of a sampled key; -1 where there is none, or one that scores as a candidate may. */
+  __device__ __forceinline__ int offset_of_sample(int sample) const {
+    const device::Zone& zone = block.context.zone;
+    const int keys = sampled();
+    if (sample >= keys) return -1;
+    const int step = (zone.end - zone.begin) / keys, offset = step / 2 + step * sample;
+    const int score = __ldcg(block.context.scratch.scores + (zone.begin - zone.origin()) + offset);
+    return score > 0 && score < space.threshold ? offset : -1;
+  }
+  __device__ __forceinline__ int sampled() const {
+    return min(block.context.zone.end - block.context.zone.begin, int(kSampledKeys));
+  }
+
+  /** Looks up where the keys of a chunk are. To be followed by a barrier. */
   __device__ __forceinline__ void locate(const Chunk& chunk, int turn) const {
     if (!chunk.left() || int(threadIdx.x) >= chunk.count()) return;
     const device::Zone& zone = block.context.zone;
-    const int index = chunk.at + int(threadIdx.x);
-    const int listed = index - device::slice_begin(chunk.all, first_slice());
-    const int offset =
-        listed < kListed ? space.offsets[listed] : __ldcg(block.context.scratch.candidates + index);
+    const int index = chunk.at + int(threadIdx.x), sample = index - chunk.end_of_candidates();
+    const int offset = sample < 0 ? offset_of(chunk, index)
+                                  : offset_of_sample(chunk.slice * kSamplesOfSlice + sample);
+    device::KeyPlace& place = space.places[turn % 3][threadIdx.x];
+    if (offset < 0) {
+      place = {nullptr, 0};
+      return;
+    }
     const uint32_t position = uint32_t(zone.begin + offset);
     const uint32_t tokens = uint32_t(zone.layout.tokens), segment = position / tokens;
     const int known = int(segment) - first_segment();
-    space.places[turn % 3][threadIdx.x] = {
-        known < kKnownSegments ? space.segments[known] : zone.summaries[segment],
-        int(position - segment * tokens)};
+    place = {known < kKnownSegments ? space.segments[known] : zone.summaries[segment],
+             int(position - segment * tokens)};
   }
   /** Sets a chunk that has been located on its way. */
   __device__ __forceinline__ void bring(const Chunk& chunk, int turn) const {
@@ -209,8 +238,8 @@ struct Estimate {
     const int heads = heads_from(from);
     float* out = scratch.estimates + from * scratch.candidate_capacity;
     // Three chunks at a time: one is located, one is on its way, one is worked on.
-    Chunk chunk{first_slice() - 1, end_slice(), 0, 0, candidates};
-    chunk.settle();
+    Chunk chunk{0, end_slice(), 0, 0, candidates};
+    chunk.start(first_slice());
     Chunk next = chunk;
     next.advance();
     locate(chunk, 0);
@@ -220,9 +249,8 @@ struct Estimate {
     Queries queries;
     queries.load(values);
     device::Mass* sums = scratch.masses + from + int(threadIdx.x);  // of the threads that add up
-    for (int slice = first_slice(); slice < end_slice() && int(threadIdx.x) < heads; ++slice) {
-      sums[slice * block.context.shape.group] = {-device::infinity(), 0};  // empty ones stay so
-    }
+    const int zone_keys = block.context.zone.end - block.context.zone.begin;
+    const float log_weight = logf(__fdiv_rn(float(zone_keys), float(sampled())));
     device::TwoMasses masses;
     masses.clear();
 #pragma unroll 1
@@ -234,8 +262,8 @@ struct Estimate {
       device::await_stage<1>();
       __syncthreads();
       device::estimate<kWords>(queries, levels, half(turn), space.places[turn % 3], chunk.count(),
-                               block.call.logits.softcap, heads, out + chunk.at,
-                               scratch.candidate_capacity, masses);
+                               chunk.candidates(), log_weight, block.call.logits.softcap, heads,
+                               out + chunk.at, scratch.candidate_capacity, masses);
       const bool ends = chunk.last_of_slice();
       auto& of_warps = space.masses[chunk.slice % 2];
       if (ends) {

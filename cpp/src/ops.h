@@ -153,6 +153,9 @@ using SearchTrace = std::vector<HeadTrace>;  // (heads); empty: nothing was sear
 /** Largest quantised query element: a nibble of 4 such sums fits a byte, in every SIMD set. */
 constexpr int32_t kQueryLevels = 15;
 
+/** Keys of a zone, evenly spread, that stand for all that are no candidates. */
+constexpr int64_t kSampledKeys = 128;
+
 /** Coarse scores per spread of logits, and spreads from 0 to the mean; see codec/head_scale.h. */
 constexpr double kScoreSteps = 16;
 constexpr double kScoreShift = 4;

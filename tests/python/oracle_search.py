@@ -23,6 +23,8 @@ FIRST_ROWS, LAST_ROWS = 16, 112
 # Steps of their logits to an octave, a factor of two in attention.
 OCTAVE_STEPS = 64
 MOST_STEPS = 2.0**20
+SAMPLED_KEYS = 128
+PLAIN = Logits()
 
 
 def quantised_query(query: np.ndarray, signs: np.ndarray) -> np.ndarray:
@@ -248,9 +250,25 @@ def candidate_count(config, zone_tokens: int) -> int:
 # --- Attention ---------------------------------------------------------------------------------
 
 
-def attention_mass(estimates: np.ndarray, resident: np.ndarray) -> np.ndarray:
-    """Mean over the group of exp(e_h(i) - L_h); estimates (group, candidates), R_h (group)."""
-    everything = np.logaddexp(resident, oracle.log_sum_exp(estimates))[:, None]
+def sampled_offsets(scores: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, float]:
+    """Keys that stand for those that are no candidates, and for how many each of them stands."""
+    keys = min(len(scores), SAMPLED_KEYS)
+    step = len(scores) // keys
+    offsets = step // 2 + step * np.arange(keys)
+    least = scores[chosen].min(initial=255)
+    return offsets[(scores[offsets] > 0) & (scores[offsets] < least)], len(scores) / keys
+
+
+def attention_mass(
+    estimates: np.ndarray, others: np.ndarray, weight: float, resident: np.ndarray
+) -> np.ndarray:
+    """Mean over the group of exp(e_h(i) - L_h); R_h (group), the others are of (group, keys).
+
+    L_h is over the resident rows, the candidates, and the other keys, which few stand for.
+    """
+    rest = others + np.log(weight)
+    seen = np.concatenate([estimates, rest], axis=1)
+    everything = np.logaddexp(resident, oracle.log_sum_exp(seen))[:, None]
     return np.where(np.isfinite(everything), np.exp(estimates - everything), 0).mean(axis=0)
 
 
@@ -283,7 +301,7 @@ def searches(config, regions: tuple[int, int, int, int]) -> bool:
 
 
 def coarse_scores(
-    config, q, k, regions, summaries: Sequence[Summary], logits=Logits()
+    config, q, k, regions, summaries: Sequence[Summary], logits: Logits = PLAIN
 ) -> list[np.ndarray]:
     """Scores (zone) of each kv head's keys."""
     signs = oracle.rotation_signs(oracle.rotated_dim(config.head_dim), config.seed)
@@ -310,7 +328,18 @@ def coarse_scores(
     return found
 
 
-def decode(config, q, k, v, regions, summaries: Sequence[Summary], logits=Logits()) -> Decoded:
+def estimates_of(
+    summary: Summary, chosen: np.ndarray, queries: np.ndarray, signs, logits, head_dim: int
+) -> np.ndarray:
+    """Logits (queries, chosen) of some keys."""
+    part = Summary(*(getattr(summary, f)[chosen] for f in Summary.__annotations__))
+    e = [oracle.estimate(part, query.astype(np.float64), signs) for query in queries]
+    return logits.of(np.stack(e), head_dim)
+
+
+def decode(
+    config, q, k, v, regions, summaries: Sequence[Summary], logits: Logits = PLAIN
+) -> Decoded:
     """Attention after the new token is stored; `summaries` of the zone, one per kv head."""
     sink, zone = regions[0], regions[1]
     if not searches(config, regions):
@@ -329,10 +358,10 @@ def decode(config, q, k, v, regions, summaries: Sequence[Summary], logits=Logits
         mean = config.group_rule == "mean_query"
         queries = group_mean(q[members])[None] if mean else q[members]
         chosen = best_scores(coarse[head], candidate_count(config, zone))
-        part = Summary(*(getattr(summary, f)[chosen] for f in Summary.__annotations__))
-        e = np.stack([oracle.estimate(part, query.astype(np.float64), signs) for query in queries])
-        e = logits.of(e, config.head_dim)
-        worth = e[0] if mean else attention_mass(e, resident[members])
+        e = estimates_of(summary, chosen, queries, signs, logits, config.head_dim)
+        others, weight = sampled_offsets(coarse[head], chosen)
+        rest = estimates_of(summary, others, queries, signs, logits, config.head_dim)
+        worth = e[0] if mean else attention_mass(e, rest, weight, resident[members])
         best = np.argsort(-worth, kind="stable")[: config.top_k]
         result.candidates.append(sink + chosen)
         result.estimates.append(e)

@@ -9,9 +9,9 @@
 
 namespace pariskv::cuda::device {
 
-/** Where a candidate's summary is. */
+/** Where a key's summary is. */
 struct alignas(16) KeyPlace {
-  const uint8_t* block;
+  const uint8_t* block;  // null: it has none, zeros come for it
   int slot;
 };
 
@@ -59,7 +59,7 @@ __device__ __forceinline__ void gather_codes(const Zone& zone, const KeyPlace* p
 #pragma unroll 4
   for (int i = int(threadIdx.x) / Layout::kLanes; i < count; i += kStep) {
     const KeyPlace place = places[i];
-    stage16(target, place.block + plane + ((place.slot * step) & ~15), true);
+    stage16(target, place.block + plane + ((place.slot * step) & ~15), place.block != nullptr);
     target += kStep * Layout::kPitch;
   }
 }

@@ -268,15 +268,17 @@ constexpr int kTileKeys = 16;
 
 /**
  * Estimated logits of gathered codes for four queries, and this lane's sums of their exponentials.
- * @param codes    (count) of CodeLayout
- * @param places   (count)
- * @param out      (4, ...) `stride` apart
+ * @param codes       (count) of CodeLayout
+ * @param places      (count)
+ * @param candidates  the first so many; the others count e^log_weight times, and only in the sums
+ * @param out         (4, ...) `stride` apart
  */
 template <int kWords>
 __device__ __forceinline__ void estimate(const EstimateQueries<kWords>& queries,
                                          const LevelTable& table, const char* codes,
-                                         const KeyPlace* places, int count, float softcap,
-                                         int heads, float* out, int64_t stride, TwoMasses& masses) {
+                                         const KeyPlace* places, int count, int candidates,
+                                         float log_weight, float softcap, int heads, float* out,
+                                         int64_t stride, TwoMasses& masses) {
   using Layout = CodeLayout<kWords>;
   const int g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll 1
@@ -301,7 +303,7 @@ __device__ __forceinline__ void estimate(const EstimateQueries<kWords>& queries,
     const float both[2] = {(upper ? sums[2] : sums[0]) + rest0,
                            (upper ? sums[3] : sums[1]) + rest1};
     const int key = base + g + 8 * (t / 2);
-    if (key >= count) continue;
+    if (key >= count || places[key].block == nullptr) continue;
     const char* code = upper ? second_code : first_code;
     const float scale =
         scale_of(*reinterpret_cast<const uint16_t*>(code + Layout::scale(places[key].slot)));
@@ -311,8 +313,8 @@ __device__ __forceinline__ void estimate(const EstimateQueries<kWords>& queries,
       if (head >= heads) continue;
       const float logit =
           soft_capped(__fmul_rn(__fmul_rn(both[i], queries.size[i]), scale), softcap);
-      out[head * stride + key] = logit;
-      masses.of[i].add(logit);
+      if (key < candidates) out[head * stride + key] = logit;
+      masses.of[i].add(key < candidates ? logit : logit + log_weight);
     }
   }
 }

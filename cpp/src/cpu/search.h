@@ -53,6 +53,7 @@ struct SearchItem {
   int32_t* histograms;          // (heads, segments of the zone, 256)
   int32_t* candidate;           // (heads, candidates + kCollectSlack) offsets from zone_begin
   int64_t* candidate_count;     // (heads)
+  uint8_t* least;               // (heads) the score that a candidate has at least
   float* estimates;             // (heads, searchers, candidates) logits
   float* worth;                 // (heads, candidates)
   uint64_t* order;              // (heads, candidates) scratch of the last selection

@@ -31,6 +31,7 @@ SearchItem cut_item(const DecodeArgs& args, const SequenceView& sequence, Cutter
   item.histograms = cutter.take<int32_t>(heads * segments * 256);
   item.candidate = cutter.take<int32_t>(heads * (candidates + kCollectSlack));
   item.candidate_count = cutter.take<int64_t>(heads);
+  item.least = cutter.take<uint8_t>(heads);
   item.estimates = cutter.take<float>(queries * candidates);
   item.worth = cutter.take<float>(heads * candidates);
   item.order = cutter.take<uint64_t>(heads * candidates);

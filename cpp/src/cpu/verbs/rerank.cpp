@@ -77,9 +77,54 @@ void estimate_chunk(const SearchArgs& args, const Kernels& kernels, const Search
   }
 }
 
+/** Some keys that are no candidates, and their estimated logits for some heads. */
+struct Sample {
+  static constexpr int64_t kHeads = 16;
+  int64_t count = 0;
+  float log_weight = 0;  // of each: of how many keys it is one
+  float logits[kHeads * kSampledKeys];
+};
+
+/**
+ * What is attended to is also what is left out: a few keys say how much the others, together, would
+ * get. Whatever scores as a candidate may does not count.
+ */
+void look_at_others(const SearchArgs& args, const Kernels& kernels, const SearchItem& item,
+                    int64_t head, int64_t first, int64_t heads, Sample& sample) {
+  const ModelShape& shape = args.shape();
+  const SummaryLayout layout = shape.summary();
+  const int64_t zone = item.sequence.zone_tokens(), query = head * args.rules().searchers + first;
+  const uint8_t* scores = item.scores + head * zone;
+  const int64_t keys = std::min(zone, kSampledKeys), step = zone / keys;
+  sample.log_weight = std::log(float(zone) / float(keys));
+  sample.count = 0;
+  for (int64_t offset = step / 2, i = 0; i < keys; offset += step, ++i) {
+    if (scores[offset] == 0 || scores[offset] >= item.least[head]) continue;
+    const int64_t position = item.sequence.zone_begin + offset;
+    const int32_t slot = int32_t(position % shape.segment_tokens);
+    uint8_t* block = item.sequence.summaries[position / shape.segment_tokens];
+    kernels.estimate({layout.signs(block, head, 0), layout.scales(block, head, 0),
+                      layout.records(block, head, 0), shape.rotated_dim, &slot, 1, heads,
+                      item.rotated + query * shape.rotated_dim,
+                      args.rules().codec->signed_centres.data(), sample.logits + sample.count,
+                      kSampledKeys});
+    for (int64_t h = 0; h < heads; ++h) {
+      float& logit = sample.logits[h * kSampledKeys + sample.count];
+      logit = soft_capped(logit, args.decode.logits.softcap);
+    }
+    ++sample.count;
+  }
+}
+
+/** The log-sum-exp of some logits. */
+float log_sum_exp_of(const Kernels& kernels, const float* logits, int64_t count) {
+  const float top = count > 0 ? *std::max_element(logits, logits + count) : -INFINITY;
+  return log_sum_exp(top, kernels.sum_exp(logits, count, top), nullptr);
+}
+
 /**
  * What each candidate is worth to the group: the share of attention it would get, averaged
- * over the heads, next to the resident rows and the other candidates.
+ * over the heads, next to the resident rows, the other candidates and all other keys.
  */
 void weigh(const SearchArgs& args, const Kernels& kernels, const SearchItem& item, int64_t head) {
   const int64_t count = item.candidate_count[head];
@@ -89,15 +134,22 @@ void weigh(const SearchArgs& args, const Kernels& kernels, const SearchItem& ite
     return;
   }
   std::fill_n(worth, count, 0.0f);
+  Sample others;
   for (int64_t g = 0; g < args.shape().group; ++g) {
+    if (g % Sample::kHeads == 0) {
+      const int64_t heads = std::min(args.shape().group - g, Sample::kHeads);
+      look_at_others(args, kernels, item, head, g, heads, others);
+    }
     const int64_t query_head = head * args.shape().group + g;
     const int64_t running = item.row * args.shape().query_heads() + query_head;
     const float resident = log_sum_exp(args.running.maximum[running], args.running.sum[running],
                                        bias_of(args.decode.logits, query_head));
     const float* logits = item.estimates + query_head * item.candidates();
-    const float top = count > 0 ? *std::max_element(logits, logits + count) : -INFINITY;
-    const float found = log_sum_exp(top, kernels.sum_exp(logits, count, top), nullptr);
-    const float all = log_sum_exp(found, 1.0f, &resident);
+    const float found = log_sum_exp_of(kernels, logits, count);
+    const float* sampled = others.logits + g % Sample::kHeads * kSampledKeys;
+    const float other = log_sum_exp_of(kernels, sampled, others.count) + others.log_weight;
+    const float searched = log_sum_exp(found, 1.0f, &other);
+    const float all = log_sum_exp(searched, 1.0f, &resident);
     if (!std::isfinite(all)) continue;  // a broken query has no say in what the others get
     kernels.add_exp(logits, count, all, worth);
   }

@@ -24,6 +24,7 @@ void CpuBackend::select(const SearchArgs& args) {
     while (threshold > 1 && above + histogram[threshold] < item.candidates()) {
       above += histogram[threshold--];
     }
+    item.least[head] = uint8_t(threshold);
     int64_t ties = std::min(histogram[threshold], item.candidates() - above);
 
     item.candidate_count[head] =
