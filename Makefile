@@ -17,7 +17,7 @@ WHEEL_OPTIONS = --no-build-isolation --no-deps -C cmake.define.PARISKV_CUDA=$(CU
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cmake cpp python -type f -not -name '*.pyc')
 CPP_FILES = $(shell find bench cpp examples python tests -regex '.*\.\(h\|cpp\|cuh?\|inl\)')
 
-.PHONY: help demo test test-cpp test-python bench wheel stubs format lint clean
+.PHONY: help demo test test-cpp test-python bench quality quality-gpu wheel stubs format lint clean
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -37,6 +37,13 @@ bench: .venv/.bench ## measure every verb and the whole decode step
 	  || echo "Note: the program that times verbs could not be built; see build/bench.log"; \
 	fi
 	@.venv/bin/python bench/run.py
+
+quality: .venv/.quality ## are the rows that are picked the right ones? synthetic keys, 10 minutes
+	@cd bench && python -m quality cpu && python -m quality plots --synthetic cpu \
+	  && python -m quality tables --synthetic cpu --write
+
+quality-gpu: .venv/.quality ## the same at size, and inside a language model trained for it
+	@cd bench && python -m quality gpu && python -m quality plots && python -m quality tables --write
 
 wheel: .venv/.base ## build a wheel into dist/
 	@$(PIP) wheel -qq $(WHEEL_OPTIONS) -C build-dir='build/wheel-{wheel_tag}' -w dist .
@@ -107,7 +114,12 @@ test-python: .venv/.test
 	@$(PIP) install -qq -c constraints.txt 'pariskv_core[bench]'
 	@touch $@
 
+.venv/.quality: constraints.txt pyproject.toml | .venv/.engine
+	@echo "Installing torch, rich and Matplotlib ..."
+	@$(PIP) install -qq -c constraints.txt 'pariskv_core[quality]'
+	@touch .venv/.bench $@
+
 .venv/.test: constraints.txt pyproject.toml | .venv/.engine
 	@echo "Installing the test tools and torch ..."
 	@$(PIP) install -qq -c constraints.txt 'pariskv_core[test]'
-	@touch .venv/.bench $@
+	@touch .venv/.bench .venv/.quality $@

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import numpy as np
 import pytest
 import support
+
+# For `quality`, the lab that the bench folder holds.
+sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
 
 hypothesis.settings.register_profile(
     "suite",

@@ -1,0 +1,182 @@
+"""The quality lab, from bench/: python -m quality cpu | gpu | plots | tables."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import harness
+import torch
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from quality import ablations, experiments, lists, report, sizes, sources, tables
+from quality.sizes import Size
+
+EXPERIMENTS: dict[str, Callable[..., dict[str, Any]]] = {
+    "ingredients": experiments.ingredients,
+    "slow_drift": partial(experiments.drift, kind="slow"),
+    "switch": partial(experiments.drift, kind="switch"),
+    "switched_on": ablations.switched_on,
+    "alpha": ablations.alpha,
+    "design_space": ablations.design_space,
+    "tiers": ablations.tiers,
+    "lengths": ablations.lengths,
+    "budgets": experiments.budgets,
+    "candidates": experiments.candidates,
+}
+_TRAINING_SECONDS, _EVALUATION_SECONDS = 300, 280
+_INSTALLED_MEGABYTES = 48  # of installed packages' text; the standard library alone is little
+
+
+def synthetic(size: Size, names: Sequence[str]) -> dict[str, Any]:
+    """Every experiment that needs no model."""
+    results: dict[str, Any] = {"workload": experiments.workload_facts(size)}
+    with Progress() as progress:
+        whole = progress.add_task("quality", total=len(names))
+        for name in names:
+
+            def track(items: Sequence[Any], what: str) -> Iterable[Any]:
+                return progress.track(items, description=what)
+
+            begin = time.perf_counter()
+            results[name] = EXPERIMENTS[name](size, track)
+            progress.console.print(f"{name}: {time.perf_counter() - begin:.0f} s")
+            progress.advance(whole)
+    return results
+
+
+def program(name: str, what: str, seconds: float, *arguments: str) -> None:
+    """Runs quality.<name> in a process of its own, its lines above a bar that fills with time."""
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    command = [sys.executable, "-u", "-m", f"quality.{name}", *arguments]
+    with Progress(*columns) as progress:
+        task = progress.add_task(what, total=seconds)
+        begin = time.perf_counter()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+            assert running.stdout is not None
+            for line in running.stdout:
+                progress.console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
+                progress.update(task, completed=time.perf_counter() - begin)
+        progress.update(task, completed=seconds)
+    if running.returncode != 0:
+        sys.exit(f"quality.{name} ended with {running.returncode}")
+
+
+def language_model(weights: Path | None) -> dict[str, Any]:
+    """Trains the model if there are no weights yet, and puts everybody inside it."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "lm.json"
+        at = weights or Path(folder) / "model.pt"
+        if not at.exists():
+            takes, text = f"{_TRAINING_SECONDS}", f"{_INSTALLED_MEGABYTES}"
+            length = ("--seconds", takes, "--installed", text)
+            program("train", "training", _TRAINING_SECONDS + 60, "--out", str(at), *length)
+        takes = f"{_EVALUATION_SECONDS}"
+        within = ("--weights", str(at), "--out", str(out), "--seconds", takes)
+        program("lm", "inside the model", _EVALUATION_SECONDS, *within)
+        found: dict[str, Any] = {"model": json.loads(out.read_text())}
+        trained = at.with_suffix(".json")
+        if trained.exists():
+            found["training"] = json.loads(trained.read_text())
+    return found
+
+
+def cpu(arguments: argparse.Namespace) -> None:
+    torch.set_num_threads(arguments.threads)
+    size = dataclasses.replace(sizes.CPU, seeds=arguments.seeds or sizes.CPU.seeds)
+    begin = time.perf_counter()
+    results = synthetic(size, arguments.only or list(EXPERIMENTS))
+    report.show(results)
+    if not arguments.only:
+        save({"size": vars(size), **results}, "cpu", time.perf_counter() - begin)
+
+
+def gpu(arguments: argparse.Namespace) -> None:
+    if not torch.cuda.is_available():
+        sys.exit("This needs a GPU; `python -m quality cpu` does not.")
+    size = dataclasses.replace(sizes.GPU, seeds=arguments.seeds or sizes.GPU.seeds)
+    names = arguments.only or ["model", *EXPERIMENTS]
+    begin = time.perf_counter()
+    # What is not asked for stays as an earlier run has left it.
+    results = sources.read(sources.RESULTS / "quality-gpu.json").get("results", {})
+    facts = {"gpu": torch.cuda.get_device_name()}
+    if "model" in names:
+        results.update(language_model(arguments.weights))
+        save(results, "gpu", time.perf_counter() - begin, facts)
+    some = [name for name in names if name != "model"]
+    if some:
+        found = synthetic(size, some)
+        report.show(found)
+        results.update({"size": vars(size), **found})
+        save(results, "gpu", time.perf_counter() - begin, facts)
+
+
+def save(
+    results: dict[str, Any], on: str, seconds: float, facts: dict[str, Any] | None = None
+) -> None:
+    command = " ".join(["cd bench && python -m quality", *sys.argv[1:]])
+    known = {"command": command, "seconds": round(seconds, 1), **(facts or {})}
+    harness.save("quality", results, on=on, facts=known)
+
+
+def draw(arguments: argparse.Namespace) -> None:
+    # Matplotlib is an extra that nothing else needs.
+    from quality import plots
+
+    given = sources.load(arguments.synthetic, arguments.lm)
+    for name, what in plots.all_of(given, arguments.out or lists.FIGURES).items():
+        print(f"{name}: {what}")
+
+
+def show_tables(arguments: argparse.Namespace) -> None:
+    given = sources.load(arguments.synthetic, arguments.lm)
+    if arguments.write:
+        page = tables.PAGE.read_text(encoding="utf-8")
+        tables.PAGE.write_text(tables.filled(page, given), encoding="utf-8")
+        return
+    for name in tables.TABLES:
+        print(f"<!-- table: {name} -->\n{tables.made(name, given)}<!-- end -->\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m quality",
+        description="How good are the rows that are picked? Synthetic keys, and a language model.",
+    )
+    modes = parser.add_subparsers(dest="mode", required=True)
+    for mode, run, what in (
+        ("cpu", cpu, "synthetic keys, in minutes on two cores"),
+        ("gpu", gpu, "a language model trained here, and larger synthetic keys"),
+        ("plots", draw, "figures of the results"),
+        ("tables", show_tables, "tables of the results, as markdown"),
+    ):
+        some = modes.add_parser(mode, help=what, description=what)
+        some.set_defaults(run=run)
+        if mode in ("cpu", "gpu"):
+            names = [*EXPERIMENTS, *(["model"] if mode == "gpu" else [])]
+            some.add_argument("--only", nargs="+", choices=names)
+            some.add_argument("--seeds", type=int)
+        else:
+            some.add_argument("--synthetic", choices=["cpu", "gpu"], help="of which run")
+            some.add_argument("--lm", type=Path, help="a file of quality.lm's, not the GPU run's")
+    modes.choices["cpu"].add_argument("--threads", type=int, default=2)
+    modes.choices["gpu"].add_argument(
+        "--weights", type=Path, help="of the model; made if not there"
+    )
+    modes.choices["plots"].add_argument("--out", type=Path, help="a folder")
+    modes.choices["tables"].add_argument("--write", action="store_true", help="into RESULTS.md")
+    arguments = parser.parse_args()
+    arguments.run(arguments)
+
+
+if __name__ == "__main__":
+    main()

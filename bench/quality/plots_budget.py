@@ -1,0 +1,252 @@
+"""What is found against what it takes: candidates, rows, time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from quality.figures import (
+    INK,
+    QUIET,
+    SHARE,
+    counts,
+    draw,
+    look,
+    measured,
+    name_lines,
+    per_cent,
+    sheet,
+    thousands,
+)
+from quality.sources import Sources, Timed
+
+_TOP_K = "100"
+_ASKED = {0.05: 0.95, 0.02: 0.90}  # share at so many candidates, on the real model
+
+# --- Candidates and budgets ----------------------------------------------------------------------
+
+_RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+
+
+def _by_ratio(engine: dict[str, Any], setting: str) -> dict[float, dict[str, Any]]:
+    """The engine's runs of one setting at given candidate ratios."""
+    return {
+        kept["changes"]["schedule"][0][1]: kept
+        for name, kept in engine.items()
+        if name.startswith(f"{setting} at ")
+    }
+
+
+def candidates(sources: Sources, path: Path) -> None:
+    if sources.model:
+        engine, settings = sources.model["engine"], sources.model["settings"]
+        lines = {
+            name: {kept["candidate_share"]: kept["share"] for kept in by.values()}
+            for name, by in (
+                ("pariskv_core", _by_ratio(engine, "default")),
+                ("published", _by_ratio(engine, "published")),
+            )
+        }
+        ceiling = sources.model["methods"]["4-bit estimates of all keys"][_TOP_K]["share"]
+        length = thousands(settings["prompt"])
+        note = f"A language model's heads, {length} of held-out source text; 100 rows."
+    else:
+        found = sources.synthetic["candidates"]
+        ceiling = found["pariskv_core"]["1.0"]["share"]
+        lines = {
+            name: {float(ratio): at["share"] for ratio, at in line.items() if ratio != "1.0"}
+            for name, line in found.items()
+        }
+        note = (
+            f"Synthetic keys, a prompt of {thousands(sources.synthetic['size']['long'])}; 100 rows."
+        )
+    with sheet(path, "How many keys need a closer look?", note) as (axis,):
+        for name, line in lines.items():
+            draw(axis, name, list(line), list(line.values()))
+        axis.axhline(ceiling, **{**look("4-bit").line(), "linewidth": 1.4})
+        if sources.model:
+            for ratio, share in _ASKED.items():
+                axis.plot(ratio, share, "D", ms=9, mfc="none", mec=INK, mew=1.3, zorder=6)
+                axis.annotate("asked", (ratio, share), (6, -13), textcoords="offset points", size=9)
+        axis.set_xscale("log")
+        axis.set_xlim(0.0095, 0.52)
+        lowest = min(share for line in lines.values() for share in line.values())
+        places = [place / 20 for place in range(21) if place / 20 > lowest - 0.06]
+        axis.set_ylim(places[0], 1.005)
+        per_cent(axis.yaxis, places[:: 2 if len(places) > 8 else 1])
+        per_cent(axis.xaxis, _RATIOS)
+        axis.set_xlabel("keys that are reranked")
+        measured(axis, SHARE)
+        ends = {name: list(line.values())[-1] for name, line in lines.items()}
+        name_lines(axis, {**ends, "4-bit": ceiling})
+
+
+def _budget_lines(sources: Sources) -> tuple[dict[str, dict[int, dict[str, Any]]], str]:
+    """By method and number of rows, and what of."""
+    if not sources.model:
+        size = thousands(sources.synthetic["size"]["long"])
+        found = sources.synthetic["budgets"]
+        lines = {
+            name: {int(rows): at for rows, at in found[name].items()}
+            for name in found
+            if name not in ("mean pages", "PQCache 2x6")
+        }
+        return lines, f"Synthetic keys, a prompt of {size}"
+    model = sources.model
+    lines = {
+        name: {int(rows): {**at, "name": f"{name}, {rows}"} for rows, at in found.items()}
+        for name, found in model["methods"].items()
+        if name not in ("full attention", "4-bit estimates of all keys")
+    }
+    for name, setting in (("pariskv_core", "default"), ("published 10%", "published")):
+        runs = {
+            at["top_k"]: {**at, "name": f"engine, {run}"}
+            for run, at in model["engine"].items()
+            if run.startswith(f"{setting}, ")
+        }
+        lines[name] = dict(sorted(runs.items()))
+    # Every method has written its own queries by the last layer: masses of one forward pass are
+    # no measure for those of another, shares of the best rows' are.
+    best = {rows: at["mass"] for rows, at in lines["oracle"].items()}
+    for line in lines.values():
+        for rows, at in line.items():
+            at["mass"] = at["share"] * best[rows]
+    return (
+        lines,
+        f"A language model, {thousands(model['settings']['prompt'])} of held-out source text",
+    )
+
+
+def mass(sources: Sources, path: Path) -> None:
+    lines, what = _budget_lines(sources)
+    note = f"{what}; four sinks and 256 recent tokens come on top."
+    with sheet(path, "Attention that is caught, by rows fetched", note) as (axis,):
+        _against_rows(axis, lines, "mass", 1)
+        axis.set_ylim(0, None)
+        top = axis.get_ylim()[1]
+        per_cent(axis.yaxis, [place / 10 for place in range(11) if place / 10 <= top])
+        measured(axis, "of all attention")
+        name_lines(axis, {name: list(line.values())[-1]["mass"] for name, line in lines.items()})
+
+
+def _against_rows(
+    axis: Axes, lines: dict[str, dict[int, dict[str, Any]]], measure: str, times: float
+) -> None:
+    for name, line in lines.items():
+        draw(axis, name, list(line), [times * at[measure] for at in line.values()])
+    axis.set_xscale("log")
+    budgets = sorted(next(iter(lines.values())))
+    axis.set_xlim(budgets[0] * 0.95, budgets[-1] * 1.05)
+    counts(axis.xaxis, budgets)
+    axis.set_xlabel("rows fetched per kv head")
+
+
+def bits(sources: Sources, path: Path) -> None:
+    lines, what = _budget_lines(sources)
+    over = sources.model["over"]
+    full = next(iter(sources.model["methods"]["full attention"].values()))["bits_per_byte"]
+    for line in lines.values():
+        for at in line.values():
+            at["more"] = over[at["name"]]["full attention"]["more"]
+    steps = sources.model["settings"]["steps"]
+    note = (
+        f"{what}, the {steps:,} bytes after it, each method in every layer."
+        f"\nFull attention needs {full:.3f} bits per byte. The scale is linear up to 0.5 %."
+    )
+    with sheet(path, "What a model loses by seeing some rows alone", note, left=0.12) as (axis,):
+        axis.axhline(0, color="black", lw=1.2)
+        _against_rows(axis, lines, "more", 100)
+        axis.set_yscale("symlog", linthresh=0.5, linscale=0.8)
+        values = [100 * at["more"] for line in lines.values() for at in line.values()]
+        places = [-0.5, -0.2, 0, 0.2, 0.5, 1, 2, 5, 10, 20, 50]
+        low = max(place for place in places if place <= max(min([0, *values]), -0.5))
+        high = min(place for place in places if place >= min(max(values), 50))
+        axis.set_ylim(low - 0.1, high)
+        axis.set_yticks(places, [f"+{p:g} %" if p > 0 else f"{p:g} %" for p in places])
+        axis.set_yticks([], minor=True)
+        axis.set_ylim(low - 0.1, high)
+        measured(axis, "bits per byte, over full attention")
+        ends = {name: 100 * list(line.values())[-1]["more"] for name, line in lines.items()}
+        name_lines(axis, ends)
+
+
+# --- Speed ---------------------------------------------------------------------------------------
+
+
+def _quality_of(at: Timed, model: dict[str, Any]) -> float | None:
+    """The share that the engine reached on the model with the settings that were timed."""
+    wanted = {name: at.settings.get(name) for name in ("scorer", "group_rule")}
+    near = [
+        (abs(kept["candidate_share"] / at.candidates - 1), kept["share"])
+        for kept in model["engine"].values()
+        if {name: kept["changes"].get(name) for name in wanted} == wanted
+        and kept["top_k"] == at.settings.get("top_k", 100)
+    ]
+    off, share = min(near, default=(1.0, 0.0))
+    return share if off < 0.1 else None
+
+
+def front(sources: Sources, path: Path) -> None:
+    tokens = sources.model["settings"]["prompt"]
+    points: dict[str, list[tuple[float, float, float]]] = {}
+    dense = None
+    for at in sources.times:
+        share = _quality_of(at, sources.model)
+        if at.tokens == tokens and share is not None:
+            name = "published" if at.settings.get("scorer") == "votes" else "pariskv_core"
+            points.setdefault(name, []).append((at.microseconds, share, at.candidates))
+            dense = at.dense if dense is None else dense
+    if not points:
+        raise KeyError("no times at this length")
+    note = (
+        f"Time: a step of one layer, 32 query heads, 8 kv heads, {thousands(tokens)} tokens,"
+        f" batch 1; {sources.where['times'].split(',')[0]}."
+        "\nShare: a language model's heads with as many tokens."
+        " Beside the points: keys that are reranked."
+    )
+    with sheet(path, "Speed against quality", note, right=0.95) as (axis,):
+        every = [point for line in points.values() for point in line]
+        fastest, slowest = min(p[0] for p in every), max([*(p[0] for p in every), dense or 0])
+        for name, line in points.items():
+            line.sort()
+            draw(axis, name, [p[0] for p in line], [p[1] for p in line])
+            for time, share, ratio in line:
+                axis.annotate(
+                    f"{100 * ratio:.2g} %",
+                    (time, share),
+                    (0, 9),
+                    textcoords="offset points",
+                    ha="center",
+                    size=10,
+                    color=look(name).color,
+                )
+            axis.annotate(
+                look(name).label,
+                line[-1][:2],
+                (0, -20),
+                textcoords="offset points",
+                ha="center",
+                weight="bold" if look(name).ours else "normal",
+                color=look(name).color,
+            )
+        room = max(0.25 * (slowest - fastest), 5)
+        axis.set_xlim(max(0, fastest - room), slowest + room)
+        low = min(p[1] for p in every) - 0.06
+        axis.set_ylim(low, 1.02)
+        if dense:
+            axis.axvline(dense, color="black", lw=1.4, ls="--")
+            axis.annotate(
+                f"dense, by torch: {dense:.0f} µs",
+                (dense, low),
+                (6, 8),
+                textcoords="offset points",
+                size=9.5,
+                color=QUIET,
+            )
+        per_cent(axis.yaxis, [p / 20 for p in range(21) if low <= p / 20 <= 1])
+        axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axis.set_xlabel("µs per decode step")
+        measured(axis, SHARE)

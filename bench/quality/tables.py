@@ -1,0 +1,256 @@
+"""The tables of RESULTS.md, as markdown from the results: python -m quality tables [--write]."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from quality import lists
+from quality.sources import Sources
+
+PAGE = Path(__file__).resolve().parent / "RESULTS.md"
+_BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
+_NOT_YET = "*Not measured yet: `make quality-gpu`.*"
+_WHOM = {"oracle": "the best rows", "full attention": "full attention"}
+_SYNTHETIC = ("pariskv_core 5%", "published 10%", "PQCache 16x8", "MagicPIG", "Quest", "SnapKV")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def share(value: float) -> str:
+    """As .978 or -.012."""
+    return re.sub(r"^(-?)0\.", r"\1.", f"{value:.3f}")
+
+
+def more(cost: dict[str, float]) -> str:
+    """By how much, with the error of that: +0.12 ± 0.03 %."""
+    return f"{100 * cost['more']:+.2f} ± {100 * cost['error']:.2f} %"
+
+
+def _display(name: str) -> str:
+    return re.sub(r" (\d+)%", r", \1 %", name.replace("x", "×") if "PQ" in name else name)
+
+
+# --- The real model ------------------------------------------------------------------------------
+
+
+def _verdict(met: bool) -> str:
+    return "yes" if met else "**no**"
+
+
+def _asked_shares(engine: dict[str, Any]) -> list[list[str]]:
+    reranked = 100 * engine["default, 100 rows"]["candidate_share"]
+    rows = []
+    for what, end, asked in (
+        (f"default: {reranked:.0f} %", ", 100 rows", None),
+        ("5 %", " at 0.05", 0.95),
+        ("2 %", " at 0.02", 0.90),
+    ):
+        found = [engine.get(f"{setting}{end}") for setting in ("default", "published")]
+        ours, theirs = (share(at["share"]) if at else "–" for at in found)
+        met = _verdict(found[0]["share"] >= asked) if asked and found[0] else ""
+        least = f"≥ {share(asked)}" if asked else ""
+        rows.append([f"share, {what} of the keys reranked", least, ours, theirs, met])
+    return rows
+
+
+def _asked_bits(over: dict[str, Any]) -> list[list[str]]:
+    rows = []
+    for rows_fetched, whom, most in (
+        (100, "oracle", 0.0015),
+        (256, "oracle", 0.0005),
+        (1024, "oracle", 0.0005),
+        (2048, "oracle", 0.0005),
+        (2048, "full attention", 0.005),
+    ):
+        runs = [f"engine, {setting}, {rows_fetched} rows" for setting in ("default", "published")]
+        found = [over.get(run, {}).get(whom) for run in runs]
+        ours, theirs = (more(cost) if cost else "–" for cost in found)
+        met = _verdict(found[0]["more"] <= most) if found[0] else ""
+        what = f"bits per byte over {_WHOM[whom]}, k = {rows_fetched:,}"
+        rows.append([what, f"≤ {100 * most:+.2f} %", ours, theirs, met])
+    return rows
+
+
+def targets(sources: Sources) -> str:
+    """What was asked of the real model, and what came out; a dash where time ran out."""
+    drift = sources.model["drift"]
+    lost = drift["pariskv_core"]["lost"]
+    learnt = next(name for name in ("PQCache 16x8", "PQCache") if name in drift)
+    kmeans = f"k-means: {share(drift[learnt]['lost'])}"
+    what = "share lost while 4K tokens are generated"
+    written = [what, "≤ .020", share(lost), kmeans, _verdict(lost <= 0.02)]
+    ceiling = sources.model["methods"]["4-bit estimates of all keys"]["100"]["share"]
+    rows = [
+        *_asked_shares(sources.model["engine"]),
+        ["ceiling: share by the 4-bit estimates of all keys", "", share(ceiling), "", ""],
+        written,
+        *_asked_bits(sources.model["over"]),
+    ]
+    return table(["", "asked", "ours", "published setting", "met"], rows)
+
+
+def model(sources: Sources) -> str:
+    """Every method on the real model at 100 rows."""
+    found = dict(sources.model["methods"])
+    rows = {
+        name: (by["100"], f"{name}, 100")
+        for name, by in found.items()
+        if "share" in by.get("100", {})
+    }
+    for name, run in (
+        ("**ours, default**", "default, 100 rows"),
+        ("ParisKV as published", "published, 100 rows"),
+        ("votes, our group rule", "votes, attention_mass"),
+        ("our score, mean query", "sign_norm, mean_query"),
+    ):
+        if run in sources.model["engine"]:
+            rows[name] = (sources.model["engine"][run], f"engine, {run}")
+    over = sources.model["over"]
+    return table(
+        ["k = 100", "share", "worst head", "recall", "output error", "bits, over full attention"],
+        [
+            [
+                _display(name),
+                share(at["share"]),
+                share(at["worst_head"]),
+                share(at["recall"]),
+                share(at["output_error"]),
+                more(over[run]["full attention"]),
+            ]
+            for name, (at, run) in sorted(rows.items(), key=lambda row: -row[1][0]["share"])
+        ],
+    )
+
+
+def written(sources: Sources) -> str:
+    """The real model's own text: shares at its beginning and at its end."""
+    rows = sorted(sources.model["drift"].items(), key=lambda row: -row[1]["share_last"])
+    return table(
+        ["share, while the model writes", "first 512 tokens", "last 512", "lost"],
+        [
+            [
+                "**ours**" if name == "pariskv_core" else _display(name),
+                share(curve["share_first"]),
+                share(curve["share_last"]),
+                share(curve["lost"]),
+            ]
+            for name, curve in rows
+            if name != "oracle"
+        ],
+    )
+
+
+# --- Synthetic keys ------------------------------------------------------------------------------
+
+
+def workloads(sources: Sources) -> str:
+    """Share by workload and method; the best of a row stands out."""
+    rows = []
+    for name, line in sources.synthetic["ingredients"].items():
+        shares = {method: line[method]["share"] for method in _SYNTHETIC}
+        best = max(shares.values())
+        cells = [f"**{share(s)}**" if s == best else share(s) for s in shares.values()]
+        rows.append([name, *cells])
+    return table(["share, 100 rows", *map(_display, _SYNTHETIC)], rows)
+
+
+def budgets(sources: Sources) -> str:
+    """Share by budget, where k-means comes closest."""
+    found = sources.synthetic["budgets"]
+    names = [name for name in _SYNTHETIC if name in found]
+    return table(
+        ["share", *(f"k = {int(rows):,}" for rows in found[names[0]])],
+        [[_display(name), *(share(at["share"]) for at in found[name].values())] for name in names],
+    )
+
+
+def one_by_one(sources: Sources) -> str:
+    """Recall before and after a slow drift, the paper's ideas one by one."""
+    kinds = sources.synthetic["switched_on"]
+    stages = next(iter(kinds.values()))
+    cells = {
+        name: [" → ".join(share(at["recall"]) for at in kinds[kind][name]) for kind in kinds]
+        for name in stages
+    }
+    return table(
+        ["recall@100 of 10 % candidates", *kinds], [[name, *line] for name, line in cells.items()]
+    )
+
+
+def paper(sources: Sources) -> str:
+    """Single figures of the paper beside ours."""
+    s = sources.synthetic
+    votes, ours = s["lengths"]["votes, mean query"], s["lengths"]["sign × norm, now"]
+    ends = min(votes, key=int), max(votes, key=int)
+    on, off = s["alpha"]["on"]["1.0"], s["alpha"]["off"]["1.0"]
+    signs = next(
+        row
+        for row in s["design_space"]["rows"]
+        if (row["part"], row["codebook"], row["radii"]) == (8, "256 directions", 1)
+    )
+    one, six = (s["tiers"][tiers]["0.1"] for tiers in ("1", "6"))
+
+    def at(line: dict[str, Any]) -> str:
+        return ", ".join(f"{share(line[e]['recall_at_.1'])} ({int(e) // 1024}K)" for e in ends)
+
+    return table(
+        ["", "paper", "here", "ours instead"],
+        [
+            ["recall@100 at 10 %, by length", ".610 (5K), .838 (100K)", at(votes), at(ours)],
+            [
+                "α-correction, recall@100",
+                "+.015 to +.024",
+                f"+{share(on['recall'] - off['recall'])}",
+                "kept",
+            ],
+            [
+                "error of logits by α",
+                "less",
+                f"{share(off['logit_error'])} → {share(on['logit_error'])}",
+                "kept",
+            ],
+            ["recall of 16 parts × 256 directions", ".727", share(signs["recall"]), "signs alone"],
+            [
+                "6 tiers instead of 1: ties per candidate",
+                "fewer",
+                f"{one['tied']:.2f} → {six['tied']:.2f}",
+                "no votes",
+            ],
+            [
+                "6 tiers instead of 1: recall@100 at 10 %",
+                "",
+                f"{share(one['recall'])} → {share(six['recall'])}",
+                "",
+            ],
+        ],
+    )
+
+
+TABLES: dict[str, tuple[Callable[[Sources], str], str]] = {
+    "targets": (targets, "model"),
+    "model": (model, "model"),
+    "written": (written, "model"),
+    "workloads": (workloads, "synthetic"),
+    "budgets": (budgets, "synthetic"),
+    "one_by_one": (one_by_one, "synthetic"),
+    "paper": (paper, "synthetic"),
+    "peers_win": (lists.peers_win, "where"),
+    "figures": (lists.figures, "where"),
+    "measured_on": (lists.measured_on, "where"),
+}
+
+
+def made(name: str, sources: Sources) -> str:
+    make, part = TABLES[name]
+    return make(sources) if getattr(sources, part) else f"{_NOT_YET}\n"
+
+
+def filled(page: str, sources: Sources) -> str:
+    """The page with every block that is marked as a table made anew."""
+    return _BLOCK.sub(lambda found: found[1] + made(found[2], sources) + found[3], page)
