@@ -25,6 +25,7 @@ from quality.methods import (
 TIERS = (0.05, 0.15, 0.30, 0.50, 0.75, 1.0)
 SCORE_STEPS, SCORE_SHIFT = 16, 4
 _SEED = 42
+_SAMPLED = 128  # keys that stand for those that are no candidates, in the engine too
 
 PUBLISHED_SCHEDULE = [(0, 0.5, 0.5), (5_000, 0.25, 0.3), (10_000, 0.2, 0.25), (30_000, 0.1, 0.2)]
 """Of the published code: from so many tokens on, the candidate ratio and the vote ratio."""
@@ -113,6 +114,21 @@ def published(candidates: float | None = None, name: str = "ParisKV as published
     if candidates is None:
         options["schedule"] = PUBLISHED_SCHEDULE
     return Engine(candidates, **options)
+
+
+def others(logits: Tensor, coarse: Tensor, there: Tensor) -> Tensor:
+    """Log-sum-exp (steps, heads) of the keys that are no candidates, from a few of them.
+
+    logits (steps, heads, tokens), coarse scores and who is a candidate (steps, tokens)
+    """
+    tokens = logits.shape[-1]
+    keys = min(tokens, _SAMPLED)
+    step = tokens // keys
+    some = step // 2 + step * torch.arange(keys, device=logits.device)
+    least = coarse.masked_fill(~there, 255).amin(dim=1, keepdim=True)
+    counted = (coarse[:, some] > 0) & (coarse[:, some] < least)
+    seen = logits[:, :, some].masked_fill(~counted[:, None], -math.inf)
+    return torch.logsumexp(seen, dim=-1) + math.log(tokens / keys)
 
 
 class Paris(Zone):
@@ -279,8 +295,11 @@ class Paris(Zone):
         if self.rerank == "none":
             return best_rows(coarse, rows)
         there = among_best(coarse, candidate_count(self.candidates, len(self.keys), rows))
-        logits = self.estimates(searching).masked_fill(~there[:, None], -math.inf)
-        worth = logits[:, 0] if mean else group_worth(logits, resident)
+        every = self.estimates(searching)
+        logits = every.masked_fill(~there[:, None], -math.inf)
+        worth = logits[:, 0]
+        if not mean:
+            worth = group_worth(logits, torch.logaddexp(resident, others(every, coarse, there)))
         return best_rows(worth.masked_fill(~there, -math.inf), rows)
 
     def select(self, queries: Tensor, rows: int, resident: Tensor) -> Tensor:

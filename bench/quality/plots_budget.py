@@ -209,7 +209,8 @@ def front(sources: Sources, path: Path) -> None:
     )
     with sheet(path, "Speed against quality", note, right=0.95) as (axis,):
         every = [point for line in points.values() for point in line]
-        fastest, slowest = min(p[0] for p in every), max([*(p[0] for p in every), dense or 0])
+        times = [point[0] for point in every] + ([dense] if dense else [])
+        fastest, slowest = min(times), max(times)
         for name, line in points.items():
             line.sort()
             draw(axis, name, [p[0] for p in line], [p[1] for p in line])
