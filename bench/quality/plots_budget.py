@@ -218,18 +218,18 @@ def front(sources: Sources, path: Path) -> None:
                 axis.annotate(
                     f"{100 * ratio:.2g} %",
                     (time, share),
-                    (0, 9),
+                    (-9, 4),
                     textcoords="offset points",
-                    ha="center",
+                    ha="right",
                     size=10,
                     color=look(name).color,
                 )
             axis.annotate(
                 look(name).label,
                 line[-1][:2],
-                (0, -20),
+                (12, -4),
                 textcoords="offset points",
-                ha="center",
+                ha="left",
                 weight="bold" if look(name).ours else "normal",
                 color=look(name).color,
             )

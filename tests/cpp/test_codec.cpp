@@ -119,7 +119,9 @@ TEST(Codec, ScheduleIsAStepFunctionOfTheZone) {
   EXPECT_EQ(candidate_count(config, 5'000), 1'250);
   EXPECT_EQ(candidate_count(config, 29'999), 6'000);
   EXPECT_EQ(candidate_count(config, 30'000), 3'000);
-  EXPECT_EQ(candidate_count(config, 100'000), 5'000);
+  EXPECT_EQ(candidate_count(config, 100'000), 4'000);
+  EXPECT_EQ(candidate_count(config, 250'000), 6'250);
+  EXPECT_EQ(candidate_count(config, 1'000'000), 12'500);
   config.schedule = {{0, .001, .5}};
   EXPECT_EQ(candidate_count(config, 30'000), 400) << "never under a few per row";
 }

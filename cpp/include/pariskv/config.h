@@ -60,7 +60,7 @@ struct Config {
   // has to be looked at closely. bench/NOTES.md has both columns, quality and speed.
   std::vector<ScheduleStep> schedule = {
       {0, .50, .50},       {5'000, .25, .30},    {10'000, .20, .25},   {30'000, .10, .20},
-      {100'000, .05, .20}, {250'000, .025, .20}, {600'000, .0125, .20}};
+      {100'000, .04, .20}, {250'000, .025, .20}, {600'000, .0125, .20}};
   int64_t min_candidates_per_row = 4;  ///< Candidates are never fewer than this times top_k.
   uint64_t seed = 42;                  ///< Of the rotation's signs, equal on every backend.
 
