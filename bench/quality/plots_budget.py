@@ -28,8 +28,6 @@ _ASKED = {0.05: 0.95, 0.02: 0.90}  # share at so many candidates, on the real mo
 
 # --- Candidates and budgets ----------------------------------------------------------------------
 
-_RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-
 
 def _by_ratio(engine: dict[str, Any], setting: str) -> dict[float, dict[str, Any]]:
     """The engine's runs of one setting at given candidate ratios."""
@@ -40,48 +38,55 @@ def _by_ratio(engine: dict[str, Any], setting: str) -> dict[float, dict[str, Any
     }
 
 
-def candidates(sources: Sources, path: Path) -> None:
-    if sources.model:
-        engine, settings = sources.model["engine"], sources.model["settings"]
-        lines = {
-            name: {kept["candidate_share"]: kept["share"] for kept in by.values()}
-            for name, by in (
-                ("pariskv_core", _by_ratio(engine, "default")),
-                ("published", _by_ratio(engine, "published")),
-            )
-        }
-        ceiling = sources.model["methods"]["4-bit estimates of all keys"][_TOP_K]["share"]
-        length = thousands(settings["prompt"])
-        note = f"A language model's heads, {length} of held-out source text; 100 rows."
-    else:
+def _candidate_lines(
+    sources: Sources,
+) -> tuple[dict[str, dict[float, dict[str, Any]]], dict[str, Any], str]:
+    """By setting and share of the keys, what estimates of all keys reach, and what of."""
+    if not sources.model:
         found = sources.synthetic["candidates"]
-        ceiling = found["pariskv_core"]["1.0"]["share"]
         lines = {
-            name: {float(ratio): at["share"] for ratio, at in line.items() if ratio != "1.0"}
+            name: {float(ratio): at for ratio, at in line.items() if ratio != "1.0"}
             for name, line in found.items()
         }
-        note = (
-            f"Synthetic keys, a prompt of {thousands(sources.synthetic['size']['long'])}; 100 rows."
-        )
-    with sheet(path, "How many keys need a closer look?", note) as (axis,):
-        for name, line in lines.items():
-            draw(axis, name, list(line), list(line.values()))
-        axis.axhline(ceiling, **{**look("4-bit").line(), "linewidth": 1.4})
+        length = thousands(sources.synthetic["size"]["long"])
+        return lines, found["pariskv_core"]["1.0"], f"Synthetic keys, a prompt of {length}"
+    engine = sources.model["engine"]
+    settings = (
+        ("pariskv_core", _by_ratio(engine, "default")),
+        ("published", _by_ratio(engine, "published")),
+    )
+    lines = {name: {kept["candidate_share"]: kept for kept in by.values()} for name, by in settings}
+    length = thousands(sources.model["settings"]["prompt"])
+    note = f"A language model's heads, {length} of held-out source text"
+    return lines, sources.model["methods"]["4-bit estimates of all keys"][_TOP_K], note
+
+
+def candidates(sources: Sources, path: Path) -> None:
+    lines, ceiling, what = _candidate_lines(sources)
+    note = f"{what}; 100 rows."
+    if sources.model:
+        note += " Diamonds: what was asked."
+    with sheet(path, "How many keys need a closer look?", note, panels=2, gap=0.14) as axes:
+        for axis, measure, words in (
+            (axes[0], "recall", "of the best 100 rows"),
+            (axes[1], "share", "of their attention"),
+        ):
+            for name, line in lines.items():
+                draw(axis, name, list(line), [at[measure] for at in line.values()])
+            axis.axhline(ceiling[measure], **{**look("4-bit").line(), "linewidth": 1.4})
+            axis.set_xscale("log")
+            axis.set_xlim(0.0095, 0.52)
+            axis.set_ylim(0, 1.02)
+            per_cent(axis.yaxis, [place / 5 for place in range(6)])
+            per_cent(axis.xaxis, (0.01, 0.05, 0.2))
+            axis.set_xlabel("keys that are reranked")
+            measured(axis, words)
+        axes[1].tick_params(labelleft=False)
         if sources.model:
             for ratio, share in _ASKED.items():
-                axis.plot(ratio, share, "D", ms=9, mfc="none", mec=INK, mew=1.3, zorder=6)
-                axis.annotate("asked", (ratio, share), (6, -13), textcoords="offset points", size=9)
-        axis.set_xscale("log")
-        axis.set_xlim(0.0095, 0.52)
-        lowest = min(share for line in lines.values() for share in line.values())
-        places = [place / 20 for place in range(21) if place / 20 > lowest - 0.06]
-        axis.set_ylim(places[0], 1.005)
-        per_cent(axis.yaxis, places[:: 2 if len(places) > 8 else 1])
-        per_cent(axis.xaxis, _RATIOS)
-        axis.set_xlabel("keys that are reranked")
-        measured(axis, SHARE)
-        ends = {name: list(line.values())[-1] for name, line in lines.items()}
-        name_lines(axis, {**ends, "4-bit": ceiling})
+                axes[1].plot(ratio, share, "D", ms=9, mfc="none", mec=INK, mew=1.3, zorder=6)
+        ends = {name: list(line.values())[-1]["share"] for name, line in lines.items()}
+        name_lines(axes[1], {**ends, "4-bit": ceiling["share"]})
 
 
 def _budget_lines(sources: Sources) -> tuple[dict[str, dict[int, dict[str, Any]]], str]:
