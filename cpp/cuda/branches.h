@@ -24,6 +24,11 @@ class Branches {
       run(i, sides_[size_t(i - 1)].stream);
     }
     run(0, stream);
+    for (; under_way_ > 0; --under_way_) {
+      Side& side = sides_[under_way_ - 1];
+      side.done.record(side.stream);
+      side.done.hold_back(stream);
+    }
   }
 
  private:
@@ -31,7 +36,7 @@ class Branches {
     OwnStream stream;
     Event done;
   };
-  /** Also when a launch was refused: the others are under way. */
+  /** When something was refused: what is under way is waited for all the same. */
   struct Join {
     Branches& branches;
     const cudaStream_t stream;

@@ -215,13 +215,15 @@ void CudaBackend::reserve_lane(int64_t row, const DecodeArgs& args, const Sequen
   tell_lane(row, lane);
 }
 
+void CudaBackend::check_batch(int64_t batch) {
+  if (batch <= kMostBatch) return;
+  fail("[decode] sequences: expected at most ", kMostBatch, " at a time on a GPU, got ", batch);
+}
+
 void CudaBackend::reserve(const DecodeArgs& args) {
   const DeviceGuard guard(device_);
   if (args.traced) return reserve_lane(kMostBatch, args, args.sequences[0]);
-  if (args.batch > kMostBatch) {
-    fail("[decode] sequences: expected at most ", kMostBatch, " at a time on a GPU, got ",
-         args.batch);
-  }
+  check_batch(args.batch);
   if (int64_t(host_lanes_.size()) < args.batch) host_lanes_.resize(size_t(args.batch));
   for (int64_t i = 0; i < args.batch; ++i) reserve_lane(i, args, args.sequences[i]);
   // Rows beyond are nobody's: a graph of more rows leaves them alone.

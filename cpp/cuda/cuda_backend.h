@@ -73,6 +73,7 @@ class CudaBackend : public Backend {
   void tell_lane(int64_t row, const Lane& lane);
   DecodeCall call_of(const DecodeArgs& args) const;
   static constexpr int64_t kMostBatch = 4096;
+  static void check_batch(int64_t batch);
 
   HeadTrace trace_head(const DecodeArgs& args, int64_t head);
   void release_orphans(bool wait);

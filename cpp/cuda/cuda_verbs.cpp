@@ -143,6 +143,7 @@ DecodeCall CudaBackend::call_of(const DecodeArgs& args) const {
 
 void CudaBackend::decode(const DecodeArgs& args, Stream stream) {
   const DeviceGuard guard(device_);
+  check_batch(args.batch);  // a recorded decode has not been reserved for
   if (args.batch == 0) return;
   const DecodeCall call = call_of(args);
   // While some sequences wait for the bus, the search for others goes on.

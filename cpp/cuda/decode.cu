@@ -78,13 +78,20 @@ Fit measure(const DecodeKernels& kernels, int index) {
     check(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, fit.shared_bytes),
         "give the decode kernels their shared memory");
-    // Blocks of one meet blocks of the next: all must want the memory cut alike.
+  }
+  // Blocks of one meet blocks of the next: all must want the memory cut alike.
+  for (const void* kernel :
+       {kernels.window, kernels.votes, kernels.scan, kernels.estimate, kernels.take}) {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                cudaSharedmemCarveoutMaxShared),
           "give the decode kernels their shared memory");
   }
-  fit.early = major >= 9;
-  if (major < 9) return fit;
+  // Code for older devices runs on newer ones too, and neither waits nor makes clusters.
+  cudaFuncAttributes code{};
+  check(cudaFuncGetAttributes(&code, kernels.take), "ask for a kernel's code");
+  const bool hopper = major >= 9 && code.ptxVersion >= 90;
+  fit.early = hopper;
+  if (!hopper) return fit;
   // Sixteen blocks are more than every device must be able to do.
   succeeded(cudaFuncSetAttribute(kernels.take, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
   for (int i = 1; i < kClusters; ++i) {

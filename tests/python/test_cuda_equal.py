@@ -14,6 +14,8 @@ from support import (
     assert_same_summaries,
     f64,
     make_config,
+    randn_kv,
+    randn_step,
     regions_of,
     tensor,
 )
@@ -188,6 +190,45 @@ def test_zones_of_thousands(scorer, segment_tokens):
         s = both.random(36 + zone)
         both.check(s)
         both.each(lambda cache, s=s: cache.remove(s))
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "segment_tokens", "zone"), [(128, 1024, 40_000), (256, 64, 70_001)]
+)
+def test_slices_of_thousands(head_dim, segment_tokens, zone):
+    """More candidates than are brought, or listed, or known segments, at a time."""
+    both = Both(
+        head_dim=head_dim,
+        segment_tokens=segment_tokens,
+        kv_heads=1,
+        query_heads=4,
+        top_k=100,
+        dtype="bfloat16",
+        schedule=[(0, 1.0, 0.5)],
+    )
+    both.check(both.random(36 + zone))
+
+
+@pytest.mark.parametrize("count", [16, 34, 70, 140])
+def test_however_many_are_at_work_at_once(count):
+    """The more heads there are, the fewer blocks work for each: the same bits."""
+    config = make_config(device="cuda", kv_heads=2, query_heads=4, head_dim=128, dtype="bfloat16")
+    rng = np.random.default_rng(3)
+    together, alone = pk.Cache(config), pk.Cache(config)
+    lengths = [100 + 7 * (i % 50) for i in range(count)]
+    k, v = randn_kv(rng, sum(lengths), config)
+    pairs = []
+    for cache in (together, alone):
+        pairs.append([cache.add() for _ in lengths])
+        cache.prefill(0, pairs[-1], k, v, lengths)
+    for _ in range(2):
+        step = randn_step(rng, count, config)
+        out, lse = together.decode(0, pairs[0], *step, return_lse=True)
+        for i, s in enumerate(pairs[1]):
+            mine = tuple(x[i : i + 1] for x in step)
+            out_i, lse_i = alone.decode(0, [s], *mine, return_lse=True)
+            assert_same_bits(out[i : i + 1], out_i, f"sequence {i}")
+            assert_same_bits(lse[i : i + 1], lse_i, f"sequence {i}")
 
 
 @pytest.mark.parametrize("top_k", [1, 31, 32, 33, 100, 1000, 2048, 4096])

@@ -287,6 +287,21 @@ def test_a_window_of_zeros_and_of_no_numbers(device):
     assert_same_bits(coarse[1], coarse[2])
 
 
+def test_one_number_that_is_none_takes_its_row_out(dtype, head_dim, device):
+    config = make_config(dtype=dtype, head_dim=head_dim, device=device)
+    f = filled(config, 400)
+    q = randn_q(f.rng, 1, config)[0] * 3
+    for d in (0, 5, 7, head_dim // 2, head_dim - 1):
+        for value in (np.nan, -np.inf):
+            k = f.k.clone()
+            k[1, :, d] = value
+            k[-3, 0, head_dim - 1 - d] = value
+            cache = pk.Cache(config)
+            s = cache.add()
+            cache.prefill(0, [s], k, f.v)
+            assert_equal_to_oracle(cache, s, q)
+
+
 def test_a_zone_without_usable_keys_has_no_scores(device):
     config = make_config(device=device)
     rng = np.random.default_rng(0)

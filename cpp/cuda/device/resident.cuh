@@ -88,16 +88,17 @@ __device__ __forceinline__ void quantise_plain(const float (&x)[kWords], float s
   }
 }
 
-/** The larger of two sizes; NaN wins, and stays. */
-__device__ __forceinline__ float larger_size(float a, float b) { return b <= a ? a : b; }
+/** The bits of a size: they sort as sizes do, and NaN is above all. */
+__device__ __forceinline__ uint32_t size_bits(float x) { return bits_of(x) & 0x7fffffffu; }
+constexpr uint32_t kInfiniteSize = 0x7f800000;
 
 template <typename Element>
-__device__ __forceinline__ float largest_size(const uint4& piece) {
+__device__ __forceinline__ uint32_t largest_size(const uint4& piece) {
   float x[kElementsPer16<Element>];
   unpack<Element>(piece, x);
-  float largest = 0;
+  uint32_t largest = 0;
 #pragma unroll
-  for (int i = 0; i < kElementsPer16<Element>; ++i) largest = larger_size(largest, fabsf(x[i]));
+  for (int i = 0; i < kElementsPer16<Element>; ++i) largest = max(largest, size_bits(x[i]));
   return largest;
 }
 
@@ -134,17 +135,17 @@ __device__ __forceinline__ int score_row(const WindowQueries<kDim>& queries,
                                          const WindowRow<Element, kDim>& row, float softcap) {
   using Row = WindowRow<Element, kDim>;
   const int part = lane_id() % kRowLanes;
-  float largest = 0;
+  uint32_t largest = 0;
 #pragma unroll
   for (int i = 0; i < Row::kPieces; ++i) {
-    largest = larger_size(largest, largest_size<Element>(row.pieces[i]));
+    largest = max(largest, largest_size<Element>(row.pieces[i]));
   }
 #pragma unroll
   for (int step = 1; step < kRowLanes; step *= 2) {
-    const float other = __shfl_xor_sync(~0u, largest, step);
-    largest = finite(other) ? larger_size(largest, other) : other;
+    largest = max(largest, __shfl_xor_sync(~0u, largest, step));
   }
-  const uint32_t exponent = max(bits_of(largest) >> 23 & 255u, 16u);
+  // Rows that are not finite do not count, whatever becomes of them here.
+  const uint32_t exponent = min(max(largest >> 23, 16u), 254u);
   const float up = float_of((254 + 6 - exponent) << 23), down = float_of((exponent - 6) << 23);
   int dots[kRowLanes] = {};
 #pragma unroll
@@ -166,7 +167,7 @@ __device__ __forceinline__ int score_row(const WindowQueries<kDim>& queries,
                               : int(kMostSteps);
   const float unit = __fmul_rn(queries.base[part], down);
   const int steps = finite(unit) ? steps_of(__fmul_rn(float(dot), unit)) : 0;
-  return finite(largest) ? min(max(steps, -cap), cap) : kNoSteps;
+  return largest < kInfiniteSize ? min(max(steps, -cap), cap) : kNoSteps;
 }
 
 /**

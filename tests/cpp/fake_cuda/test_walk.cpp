@@ -129,17 +129,18 @@ class Life {
     if (all.size() < 2) return void(truth_[cache_.add()].resize(size_t(kLayers)));
     const SequenceId one = all[size_t(below(int64_t(all.size())))];
     std::vector<SequenceId> batch = all;
-    batch.resize(std::min(batch.size(), size_t{3}));
+    // Few together, or so many that they go in branches.
+    batch.resize(std::min(batch.size(), size_t(chance(3) ? 12 : 3)));
     switch (below(12)) {
       case 0:
-        if (all.size() < 6) truth_[cache_.add()].resize(size_t(kLayers));
+        if (all.size() < 12) truth_[cache_.add()].resize(size_t(kLayers));
         return;
       case 1:
         cache_.remove(one, stream());
         truth_.erase(one);
         return;
       case 2:
-        if (all.size() < 6) {
+        if (all.size() < 12) {
           const SequenceId twin = cache_.fork(one, stream());
           truth_[twin] = truth_[one];
         }
