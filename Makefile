@@ -38,7 +38,7 @@ bench: .venv/.bench ## measure every verb and the whole decode step
 	fi
 	@.venv/bin/python bench/run.py
 
-quality: .venv/.quality ## are the rows that are picked the right ones? synthetic keys, 10 minutes
+quality: .venv/.quality ## are the rows that are picked the right ones? synthetic keys, minutes
 	@cd bench && python -m quality cpu && python -m quality plots --synthetic cpu \
 	  && python -m quality tables --synthetic cpu --write
 
