@@ -19,7 +19,7 @@ from quality.device import precision
 from quality.engine import Choice, explained, prefilled
 from quality.inside import Prompt, Residency, resident_of
 from quality.measures import measure
-from quality.methods import Method, Oracle
+from quality.methods import Method, oracle_rows
 from quality.model import Model
 
 INTERVAL = 256  # tokens that a point of the drift curve stands for
@@ -202,9 +202,7 @@ def _follow(
         asked, zone = queries[here], keys[sink:end]
         # Values do not decide what is chosen; the keys stand in for them.
         lse = resident_of(asked, positions[here], keys, keys, sink, end).lse
-        oracle = Oracle()
-        oracle.prefill(zone, None)
-        best = oracle.select(asked, rows, lse)
+        best = oracle_rows(asked, zone, rows, lse)
         chosen = {name: found[here] for name, found in picked.items()}
         chosen |= {name: method.select(asked, rows, lse) for name, method in methods.items()}
         for name, found in chosen.items():

@@ -34,29 +34,12 @@ def ingredients(size: Size, track: Track) -> dict[str, Any]:
 
 
 def _with_needle(moment: Moment, method: Method, best: torch.Tensor) -> dict[str, float]:
-    chosen = method.select(moment.queries, best.shape[1], moment.resident.lse)
-    fixed = _Chosen(chosen)
-    found = moment.quality(fixed, best.shape[1], best).summary()
+    chosen = moment.chosen(method, best.shape[1])
+    found = moment.measured(chosen, best).summary()
     if len(moment.planted):
         hits = (chosen == moment.planted[:, None]).any(dim=1)
         found["planted_found"] = hits.float().mean().item()
     return found
-
-
-class _Chosen:
-    """A choice that was made already."""
-
-    name = "chosen"
-
-    def __init__(self, chosen: torch.Tensor) -> None:
-        self._chosen = chosen
-
-    def prefill(self, keys: torch.Tensor, recent: torch.Tensor | None) -> None: ...
-
-    def append(self, keys: torch.Tensor) -> None: ...
-
-    def select(self, queries: torch.Tensor, rows: int, resident: torch.Tensor) -> torch.Tensor:
-        return self._chosen
 
 
 def drift(size: Size, track: Track, kind: str) -> dict[str, Any]:

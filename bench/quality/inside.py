@@ -19,7 +19,7 @@ from torch import Tensor
 
 from quality.device import precision
 from quality.measures import Quality, Resident, measure
-from quality.methods import Method, best_rows, group_worth, step_chunks
+from quality.methods import Method, best_rows, group_worth, logits_of, step_chunks
 from quality.model import Model, causal_attention
 from quality.paris import Paris
 
@@ -100,7 +100,7 @@ def resident_of(
     places = torch.cat(
         [torch.arange(sink, device=keys.device), torch.arange(zone_end, last, device=keys.device)]
     )
-    logits = queries @ keys[places].T / math.sqrt(keys.shape[1])
+    logits = logits_of(queries, keys[places])
     logits = logits.masked_fill(places > positions[:, None, None], -math.inf)
     return Resident(torch.logsumexp(logits, -1), torch.softmax(logits, -1) @ values[places])
 

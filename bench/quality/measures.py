@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from quality.methods import Oracle, logits_of, step_chunks
+from quality.methods import logits_of, oracle_rows, step_chunks
 
 
 @dataclass
@@ -100,9 +100,7 @@ def measure(
     """
     lse = resident.lse if isinstance(resident, Resident) else resident
     if best is None:
-        oracle = Oracle()
-        oracle.prefill(keys, None)
-        best = oracle.select(queries, chosen.shape[1], lse)
+        best = oracle_rows(queries, keys, chosen.shape[1], lse)
     parts = []
     for chunk in step_chunks(len(queries), queries.shape[1] * len(keys), queries.device):
         outputs = None

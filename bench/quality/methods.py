@@ -134,6 +134,13 @@ class Oracle(Zone):
         return best_rows(group_worth(logits_of(queries, self.keys), resident), rows)
 
 
+def oracle_rows(queries: Tensor, keys: Tensor, rows: int, resident: Tensor) -> Tensor:
+    """The oracle's choice among these keys."""
+    oracle = Oracle()
+    oracle.prefill(keys, None)
+    return oracle.select(queries, rows, resident)
+
+
 class Everything(Zone):
     """Full attention: all rows, whatever the budget. What a budget costs is measured against it."""
 

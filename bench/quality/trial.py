@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quality import workloads
 from quality.measures import Quality, Resident, measure
-from quality.methods import Method, Oracle, make_method
+from quality.methods import Method, make_method, oracle_rows
 
 SINK, LOCAL = 4, 256  # attended to anyway, as in the engine's defaults
 
@@ -27,14 +27,16 @@ class Moment:
     planted: Tensor  # (steps): rows of the zone; empty where none is planted
 
     def best(self, rows: int) -> Tensor:
-        oracle = Oracle()
-        oracle.prefill(self.keys, None)
-        return oracle.select(self.queries, rows, self.resident.lse)
+        return oracle_rows(self.queries, self.keys, rows, self.resident.lse)
+
+    def chosen(self, method: Method, rows: int) -> Tensor:
+        return method.select(self.queries, rows, self.resident.lse)
+
+    def measured(self, chosen: Tensor, best: Tensor | None = None) -> Quality:
+        return measure(self.queries, self.keys, chosen, self.resident, self.values, best)
 
     def quality(self, method: Method, rows: int, best: Tensor | None = None) -> Quality:
-        chosen = method.select(self.queries, rows, self.resident.lse)
-        best = self.best(rows) if best is None else best
-        return measure(self.queries, self.keys, chosen, self.resident, self.values, best)
+        return self.measured(self.chosen(method, rows), best)
 
 
 class Trial:

@@ -210,3 +210,9 @@ def causal_attention(
 
 
 # --- What a row is worth -----------------------------------------------------------------------
+
+
+def group_attention(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """What each key (tokens, head_dim) gets of a group's queries, on the average: (tokens)."""
+    logits = Logits().of(queries @ keys.T, keys.shape[1])
+    return np.exp(logits - log_sum_exp(logits)[:, None]).mean(axis=0)

@@ -365,9 +365,7 @@ def test_it_catches_more_attention_than_the_first_version(outliers, ratio, gain,
         found = cache.explain(0, s, q).candidate_positions - sink
         for head in range(2):
             queries = f64(q)[4 * head : 4 * head + 4]
-            logits = queries @ keys[:, head].T / np.sqrt(128)
-            mass = np.exp(logits - oracle.log_sum_exp(logits)[:, None]).mean(axis=0)
-            mass = mass[sink : sink + zone]
+            mass = oracle.group_attention(queries, keys[:, head])[sink : sink + zone]
             summary = oracle.Summary(summaries.signs[head], None, None, summaries.norms[head])
             before = np.argsort(-standardised(queries, summary, signs))[: found.shape[1]]
             attainable = np.sort(mass)[-top_k:].sum()

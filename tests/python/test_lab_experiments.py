@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 from quality import ablations, experiments, trial
 from quality.sizes import Size
 
-pytestmark = pytest.mark.cpu("the lab; what it runs on a GPU is tested there")
+pytestmark = [
+    pytest.mark.cpu("the lab; what it runs on a GPU is tested there"),
+    pytest.mark.usefixtures("one_thread"),
+]
 
 SMALL = Size(
     tokens=3000, long=5000, prompt=2000, decoded=2000, lengths=(2000, 4000), seeds=1, steps=4
@@ -18,15 +20,6 @@ SMALL = Size(
 
 def track(items, what):
     return items
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Small work in many pieces: threads would mostly wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

@@ -15,21 +15,13 @@ from quality.inside import Prepared, Prompt, Residency
 from quality.methods import make_method
 from quality.model import Model, Shape
 
-pytestmark = pytest.mark.cpu("the lab's own parts")
+pytestmark = [pytest.mark.cpu("the lab's own parts"), pytest.mark.usefixtures("one_thread")]
 
 SHAPE = Shape(
     layers=2, width=32, query_heads=4, kv_heads=2, head_dim=64, hidden=64, normed_layers=1
 )
 RESIDENCY = Residency(sink=4, local=16, update=8)
 LENGTH, STEPS = 160, 20
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -15,19 +15,13 @@ from quality.paris import PUBLISHED_SCHEDULE, TIERS, Engine, Paris, published
 from quality.workloads import Spec, make
 from support import assert_same_bits
 
-pytestmark = pytest.mark.cpu("the lab; what it runs on a GPU is tested there")
+pytestmark = [
+    pytest.mark.cpu("the lab; what it runs on a GPU is tested there"),
+    pytest.mark.usefixtures("one_thread"),
+]
 
 ROWS, RATIO = 50, 0.05
 SEED = 42
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Small work in many pieces: threads would mostly wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

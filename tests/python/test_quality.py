@@ -50,8 +50,7 @@ def measured_on(
         q = tensor(load.queries[step], config)
         chosen = cache.explain(0, s, q).positions
         for head in range(2):
-            logits = f64(q)[4 * head : 4 * head + 4] @ keys[:, head].T / np.sqrt(128)
-            mass = np.exp(logits - oracle.log_sum_exp(logits)[:, None]).mean(axis=0)
+            mass = oracle.group_attention(f64(q)[4 * head : 4 * head + 4], keys[:, head])
             best = sink + np.argsort(-mass[sink : sink + zone], kind="stable")[:TOP_K]
             mine = chosen[head][chosen[head] >= 0]
             found["recall"].append(len(np.intersect1d(mine, best)) / TOP_K)
