@@ -125,20 +125,10 @@ int cluster_size(const Fit& fit, int64_t heads) {
   return 1;
 }
 
-/** The largest team with which all heads are scanned at once. */
-int team_size(const Fit& fit, int64_t heads) {
-  int team = device::kMostScans;
-  while (team > 1 && heads * team > int64_t(fit.multiprocessors) * kScansPerProcessor) team /= 2;
-  return team;
-}
-
-/** Blocks per head that estimate, so that they run at once. */
-int share_size(const Fit& fit, int64_t heads) {
-  int share = device::kSlices;
-  while (share > 1 && heads * share > int64_t(fit.multiprocessors) * kEstimatesPerProcessor) {
-    share /= 2;
-  }
-  return share;
+/** Blocks per head, the most of them or a power of two fewer, with which all heads run at once. */
+int blocks_per_head(const Fit& fit, int64_t heads, int most, int per_processor) {
+  while (most > 1 && heads * most > int64_t(fit.multiprocessors) * per_processor) most /= 2;
+  return most;
 }
 
 DecodeKernels kernels_of(const ModelShape& shape) {
@@ -177,8 +167,8 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
   };
   DecodeLaunch launch{};
   launch.call = call;
-  launch.team = team_size(fit, heads);
-  launch.share = share_size(fit, heads);
+  launch.team = blocks_per_head(fit, heads, device::kMostScans, kScansPerProcessor);
+  launch.share = blocks_per_head(fit, heads, device::kSlices, kEstimatesPerProcessor);
   const int scan_bytes = plan_scan(kernels, fit, launch);
   if (runs(kScan)) {
     if (call.scorer == Scorer::kVotes) {

@@ -91,7 +91,7 @@ struct Estimate {
 
   /** The first segment of the zone. */
   __device__ __forceinline__ int first_segment() const {
-    return int(uint32_t(block.context.zone.begin) / uint32_t(block.context.zone.layout.tokens));
+    return device::split_position(block.context.zone, block.context.zone.begin).x;
   }
   /** Addresses of the zone's segments, or of the first of them. */
   __device__ __forceinline__ void load_segments() const {
@@ -103,7 +103,8 @@ struct Estimate {
     }
   }
 
-  /** Finds this block's candidates, [first, last) of the head's; returns how many those are. */
+  /** Finds the candidates of this block's slices; returns how many the head has. Ends with a
+   * barrier. */
   __device__ __forceinline__ int select() const {
     auto& scores = *reinterpret_cast<device::ScoreSpace*>(room());
     const device::Zone& zone = block.context.zone;
@@ -203,11 +204,9 @@ struct Estimate {
       place = {nullptr, 0};
       return;
     }
-    const uint32_t position = uint32_t(zone.begin + offset);
-    const uint32_t tokens = uint32_t(zone.layout.tokens), segment = position / tokens;
-    const int known = int(segment) - first_segment();
-    place = {known < kKnownSegments ? space.segments[known] : zone.summaries[segment],
-             int(position - segment * tokens)};
+    const int2 at = device::split_position(zone, zone.begin + offset);
+    const int known = at.x - first_segment();
+    place = {known < kKnownSegments ? space.segments[known] : zone.summaries[at.x], at.y};
   }
   /** Sets a chunk that has been located on its way. */
   __device__ __forceinline__ void bring(const Chunk& chunk, int turn) const {

@@ -70,6 +70,8 @@ static_assert(kNatural == device::kNatural && kTwoNatural == device::kTwoNatural
 static_assert(kHalfOctaves == device::kHalfOctaves && kLeastSpread == device::kLeastSpread);
 static_assert(kFirstRows == device::kFirstRows && kLastRows == device::kLastRows);
 static_assert(kOctaveSteps == device::kOctaveSteps && kMostSteps == device::kMostSteps);
+static_assert(kByteLevels == device::kByteLevels && kLeastExponent == device::kLeastExponent);
+static_assert(kInvisible == device::kInvisible);
 
 /** Computed alike by host and device. */
 __host__ __device__ inline ScratchLayout layout_scratch(const ModelShape& shape, int64_t searchers,
@@ -188,6 +190,11 @@ struct HeadBlock {
   __device__ __forceinline__ const Element* queries() const {
     return at(call.q, int64_t(context.head) * context.shape.group);
   }
+  /** The sink biases of this head's queries from `member` on; null: none. */
+  __device__ __forceinline__ const float* biases(int member) const {
+    if (call.logits.sink_bias == nullptr) return nullptr;
+    return call.logits.sink_bias + int64_t(context.head) * context.shape.group + member;
+  }
   /** Where a position's row lies, in device or host memory. */
   __device__ __forceinline__ char* row_at(int position) const {
     const uint32_t tokens = uint32_t(call.shape.segment_tokens);
@@ -247,10 +254,8 @@ struct HeadBlock {
   __device__ __forceinline__ void add_windows(int from, device::Queries<kWords>& out) const {
     const int slot = device::warp_id();
     if (slot < min(searchers() - from, device::kQueries<kWords>)) {
-      const float* bias = call.logits.sink_bias;
-      if (bias != nullptr) bias += int64_t(context.head) * context.shape.group + from + slot;
-      const float seen =
-          device::sum_window(context.scratch.windows + (from + slot) * device::kWindowRows, bias);
+      const int* rows = context.scratch.windows + (from + slot) * device::kWindowRows;
+      const float seen = device::sum_window(rows, biases(from + slot));
       const float zone = out.scales[slot].total;
       const float most = seen > zone ? seen : zone, least = seen > zone ? zone : seen;
       const float total = __fadd_rn(most, device::rough_exp2(__fsub_rn(least, most)));

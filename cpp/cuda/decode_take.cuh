@@ -52,11 +52,9 @@ struct Take {
 #pragma unroll 1
     for (int from = 0; from < group && !block.mean(); from += device::kHeadsPerPass) {
       const int heads = min(group - from, device::kHeadsPerPass);
-      const float* bias = block.call.logits.sink_bias;
-      if (bias != nullptr) bias += int64_t(block.context.head) * group + from;
       if (from > 0) __syncthreads();
       device::sum_up(scratch.masses + from, group, heads, scratch.resident + from * part,
-                     group * part, part, bias, space.all);
+                     group * part, part, block.biases(from), space.all);
       __syncthreads();
       const float* estimates = scratch.estimates + from * stride + first;
 #pragma unroll 1

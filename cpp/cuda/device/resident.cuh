@@ -18,6 +18,9 @@ constexpr int kWindowRows = kFirstRows + kLastRows;
 /** Steps of a logit in octaves, 64 to the octave, per unit of a logit. */
 constexpr float kOctaveSteps = 92.3324826f;
 constexpr float kMostSteps = 0x1p20f;
+constexpr float kByteLevels = 127;
+constexpr uint32_t kLeastExponent = 16;
+constexpr float kInvisible = -30;  // octaves; less adds nothing
 
 /** log2 of a positive number, in a line from power to power. */
 __device__ __forceinline__ float rough_log2(float x) {
@@ -27,7 +30,7 @@ __device__ __forceinline__ float rough_log2(float x) {
 }
 /** Its inverse, for x <= 0. */
 __device__ __forceinline__ float rough_exp2(float x) {
-  if (!(x >= -30.0f)) return 0;
+  if (!(x >= kInvisible)) return 0;
   const float whole = floorf(x);
   return __fadd_rn(1.0f, __fsub_rn(x, whole)) * float_of(uint32_t(127 + int(whole)) << 23);
 }
@@ -76,7 +79,7 @@ __device__ __forceinline__ void quantise_plain(const float (&x)[kWords], float s
 #pragma unroll
   for (int r = 0; r < kWords; ++r) largest = fmaxf(largest, fabsf(x[r]));
   largest = warp_max(largest);
-  const float steps = largest > 0 ? __fdiv_rn(127.0f, largest) : 0.0f;
+  const float steps = largest > 0 ? __fdiv_rn(kByteLevels, largest) : 0.0f;
   const float step = finite(steps) ? steps : 0.0f;
 #pragma unroll
   for (int r = 0; r < kWords; ++r) {
@@ -84,7 +87,7 @@ __device__ __forceinline__ void quantise_plain(const float (&x)[kWords], float s
     out[32 * r + lane_id()] = finite(whole) ? int8_t(int(whole)) : int8_t(0);
   }
   if (lane_id() == 0) {
-    base = __fmul_rn(__fmul_rn(scale, __fdiv_rn(largest, 127.0f)), kOctaveSteps);
+    base = __fmul_rn(__fmul_rn(scale, __fdiv_rn(largest, kByteLevels)), kOctaveSteps);
   }
 }
 
@@ -145,7 +148,7 @@ __device__ __forceinline__ int score_row(const WindowQueries<kDim>& queries,
     largest = max(largest, __shfl_xor_sync(~0u, largest, step));
   }
   // Rows that are not finite do not count, whatever becomes of them here.
-  const uint32_t exponent = min(max(largest >> 23, 16u), 254u);
+  const uint32_t exponent = min(max(largest >> 23, kLeastExponent), 254u);
   const float up = float_of((254 + 6 - exponent) << 23), down = float_of((exponent - 6) << 23);
   int dots[kRowLanes] = {};
 #pragma unroll

@@ -45,10 +45,16 @@ struct Slot {
   int slot;
 };
 
-__device__ __forceinline__ Slot slot_of(const Zone& zone, int position) {
+/** Segment, and slot in it. */
+__device__ __forceinline__ int2 split_position(const Zone& zone, int position) {
   const uint32_t tokens = uint32_t(zone.layout.tokens);
   const uint32_t segment = uint32_t(position) / tokens;
-  return {zone.summaries[segment], int(uint32_t(position) - segment * tokens)};
+  return make_int2(int(segment), int(uint32_t(position) - segment * tokens));
+}
+
+__device__ __forceinline__ Slot slot_of(const Zone& zone, int position) {
+  const int2 at = split_position(zone, position);
+  return {zone.summaries[at.x], at.y};
 }
 
 /** Units [first, end) of one warp, copied ahead into its stages. */
