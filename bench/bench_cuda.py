@@ -29,11 +29,14 @@ import torch
 from gpu_source import HEAD_DIM, KV_HEADS, QUERY_HEADS
 
 _ROOT = Path(__file__).resolve().parents[1]
-_SECTIONS = ("decode", "many", "prefill", "flushes", "verbs")
+_SECTIONS = ("decode", "rows", "prefill", "flushes", "verbs")
 _SIZES = {
     1: [32_768, 131_072, 524_288, 1_048_576],
     8: [32_768, 131_072, 524_288],
 }
+# Sequences, and rows per kv head: what the row cache gives.
+_ROWS = ((1, 100), (8, 100), (1, 2048))
+_ROWS_TOKENS = 131_072
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -50,7 +53,8 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _decode(arguments: argparse.Namespace, timer: gpu.Timer) -> list[dict[str, Any]]:
     results = []
-    cache = pk.Cache(engine.config(**_settings(arguments)))
+    # Every row comes over the bus: what the row cache gives depends on the text.
+    cache = pk.Cache(engine.config(**{"row_cache": 0, **_settings(arguments)}))
     for count, sizes in _SIZES.items():
         batch = engine.Batch(cache, count, seed=10 * count)
         for tokens in sizes:
@@ -68,18 +72,25 @@ def _decode(arguments: argparse.Namespace, timer: gpu.Timer) -> list[dict[str, A
     return results
 
 
-def _many(arguments: argparse.Namespace, timer: gpu.Timer) -> list[dict[str, Any]]:
-    """2,048 rows instead of 100: all of them new in every step, or 4 of 5 selected before."""
-    tokens, results = 131_072, []
-    with pk.Cache(engine.config(**{**_settings(arguments), "top_k": 2048})) as cache:
-        batch = engine.Batch(cache, 1, seed=5)
-        batch.grow(tokens - 1024)
-        steady = engine.steadiness_for(batch, 0.8)
-        for name, steadiness in (("cold", 0.0), ("steady", steady)):
-            shared = engine.overlap(batch, batch.ask(6, steadiness))
-            result = engine.step_of(batch, tokens, timer, steadiness)
-            results.append({**result, "rows": name, "top_k": 2048, "overlap": shared})
-            tokens += 1024  # more than the first row's steps have added
+def _rows(arguments: argparse.Namespace, timer: gpu.Timer) -> list[dict[str, Any]]:
+    """Steps that select new rows, or 4 of 5 of the one before; without a row cache and with one."""
+    results = []
+    for count, top_k in _ROWS:
+        for row_cache in (0, -1):
+            settings = {**_settings(arguments), "top_k": top_k, "row_cache": row_cache}
+            with pk.Cache(engine.config(**settings)) as cache:
+                batch = engine.Batch(cache, count, seed=5)
+                batch.grow(_ROWS_TOKENS - 1024)
+                steady = engine.steadiness_for(batch, 0.8)
+                for turn, steadiness in enumerate((0.0, steady)):
+                    # Longer each time by more than the steps before have added.
+                    tokens = _ROWS_TOKENS + 1024 * turn
+                    result = engine.step_of(batch, tokens, timer, steadiness)
+                    shared = engine.overlap(batch, batch.queries()[:8])
+                    results.append(
+                        {**result, "top_k": top_k, "row_cache": row_cache, "overlap": shared}
+                        | {"queries": "steady" if steadiness > 0 else "new"}
+                    )
     return results
 
 
@@ -156,7 +167,7 @@ def main() -> None:
     }
     measure: dict[str, Callable[[], Any]] = {
         "decode": lambda: _decode(arguments, timer),
-        "many": lambda: _many(arguments, timer),
+        "rows": lambda: _rows(arguments, timer),
         "prefill": lambda: _prefill(arguments),
         "flushes": lambda: _flushes(arguments),
         "verbs": lambda: _verbs(arguments),

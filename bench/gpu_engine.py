@@ -72,6 +72,10 @@ class Batch:
         self._step = 0
         return list(self._queries)
 
+    def queries(self) -> list[torch.Tensor]:
+        """Those that were made last."""
+        return [] if self._queries is None else list(self._queries)
+
     def next_query(self) -> None:
         assert self._queries is not None
         self.q.copy_(self._queries[self._step % len(self._queries)])
@@ -99,6 +103,12 @@ def _candidates(before: pk.Stats, after: pk.Stats) -> float:
     return (after.candidates - before.candidates) / max(searched * KV_HEADS, 1)
 
 
+def _found(before: pk.Stats, after: pk.Stats) -> float:
+    """Share of the selected rows that the row cache had."""
+    fetched = after.fetched_rows - before.fetched_rows
+    return (after.cached_rows - before.cached_rows) / max(fetched, 1)
+
+
 def step_of(batch: Batch, tokens: int, timer: gpu.Timer, steadiness: float = 0.0) -> dict[str, Any]:
     """A captured step at this length, in cold caches, a new query and a new token each time."""
     batch.grow(tokens - _BUFFERED)
@@ -117,6 +127,7 @@ def step_of(batch: Batch, tokens: int, timer: gpu.Timer, steadiness: float = 0.0
         "microseconds": taken,
         "candidates_per_head": _candidates(before, after),
         "offloaded_share": after.offloaded_bytes / after.row_bytes,
+        "found_share": _found(before, after),
     }
 
 

@@ -19,7 +19,7 @@ _ASKED = {
     (8, 131_072): (183, 151, None),
     (8, 524_288): (351, 289, None),
 }
-_MANY_ASKED = {"cold": (230, "every row cold"), "steady": (110, "rows selected before")}
+_ROWS_ASKED = {(1, 2048): (230, 110)}
 # The floor: launches, rows over the bus, and from the GPU's memory per key and head what the
 # coarse score reads and leaves (20.4 bytes), 82 bytes of each of up to 4,096 candidates, and the
 # resident rows.
@@ -81,31 +81,51 @@ def _show_decode(results: dict[str, Any]) -> None:
             "by",
         ],
         [_decode_row(result, rates) for result in results["decode"]],
-        "CUDA graph, cold caches, medians. An empty graph takes "
+        "CUDA graph, cold caches, a new query each time, every row over the bus (row_cache=0), "
+        "medians. An empty graph takes "
         f"{results['empty_graph_microseconds']:.1f}, which is in all numbers. The GPU copies "
         f"{rates['copy'] / 1e9:,.0f} GB/s, the bus brings {rates['from_host'] / 1e9:.1f} and takes "
         f"{rates['to_host'] / 1e9:.1f}.",
     )
 
 
-def _show_many(results: dict[str, Any]) -> None:
-    rows = []
-    for result in results["many"]:
-        asked, name = _MANY_ASKED[result["rows"]]
-        least = floor(result["tokens"], 1, result["top_k"], results["bandwidths"])
-        rows.append(
-            [
-                f"{name} ({100 * result['overlap']:.0f} % are the step before's)",
-                f"{median(result['microseconds']):.1f}",
-                f"{asked}",
-                f"{least:.0f}",
-            ]
-        )
+def _rows_row(results: list[dict[str, Any]]) -> list[str]:
+    """Of one batch and top_k."""
+    by = {(r["queries"], "without" if r["row_cache"] == 0 else "with"): r for r in results}
+    first, steady = results[0], by["steady", "with"]
+    asked = _ROWS_ASKED.get((first["batch"], first["top_k"]))
+    columns = [(q, c) for q in ("new", "steady") for c in ("without", "with")]
+    return [
+        f"{first['batch']} × {_size(first['tokens'])}, {first['top_k']:,}",
+        *(f"{median(by[column]['microseconds']):.1f}" for column in columns),
+        "" if asked is None else f"{asked[0]} / {asked[1]}",
+        f"{100 * steady['overlap']:.0f} %",
+        f"{100 * steady['found_share']:.0f} %",
+    ]
+
+
+def _show_rows(results: dict[str, Any]) -> None:
+    groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for result in results["rows"]:
+        groups.setdefault((result["batch"], result["top_k"]), []).append(result)
     harness.show(
-        "2,048 rows a head instead of 100, 128K, µs",
-        ["", "ours", "asked", "floor, cold"],
-        rows,
-        "The rest as above.",
+        "Rows that are selected again, and the row cache, µs",
+        [
+            "batch × tokens, rows a head",
+            "new rows, none",
+            "with",
+            "most again, none",
+            "with",
+            "asked",
+            "again",
+            "found",
+        ],
+        [_rows_row(group) for group in groups.values()],
+        "none: row_cache=0, every row comes over the bus; with: the default, twice top_k. new "
+        "rows: a query of its own in each step; most again: queries that keep so much of the one "
+        "before that a step selects 4 of 5 of its rows again. again: the share of rows that are, "
+        "counted on the queries measured; found: the share that the row cache had. asked: every "
+        "row cold, and 80 % selected before.",
     )
 
 
@@ -193,7 +213,7 @@ def _show_verbs(results: dict[str, Any]) -> None:
 def show(results: dict[str, Any]) -> None:
     parts = {
         "decode": _show_decode,
-        "many": _show_many,
+        "rows": _show_rows,
         "prefill": _show_prefill,
         "flushes": _show_flushes,
         "verbs": _show_verbs,

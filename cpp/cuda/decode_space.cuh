@@ -34,6 +34,7 @@ struct HeadScratch {
   float* worth;
   int32_t* selected;
   uint64_t* addresses;
+  int32_t* fresh;
   int32_t* selected_count;
   int32_t* candidate_count;
   float* resident;
@@ -101,6 +102,7 @@ __host__ __device__ inline ScratchLayout layout_scratch(const ModelShape& shape,
   at.selected_stride = top_k < candidate_capacity ? top_k : candidate_capacity;
   at.selected = take(heads * at.selected_stride * 4);
   at.addresses = take(heads * at.selected_stride * 8);
+  at.fresh = take(heads * at.selected_stride * 4);
   at.selected_count = take(heads * 4);
   at.candidate_count = take(heads * 4);
   at.resident = take(parts * 4);
@@ -135,6 +137,7 @@ __device__ inline HeadScratch scratch_of(const DecodeCall& call, const Lane& lan
   scratch.worth = reinterpret_cast<float*>(base + at.worth) + head * capacity;
   scratch.selected = reinterpret_cast<int32_t*>(base + at.selected) + head * at.selected_stride;
   scratch.addresses = reinterpret_cast<uint64_t*>(base + at.addresses) + head * at.selected_stride;
+  scratch.fresh = reinterpret_cast<int32_t*>(base + at.fresh) + head * at.selected_stride;
   scratch.selected_count = reinterpret_cast<int32_t*>(base + at.selected_count) + head;
   scratch.candidate_count = reinterpret_cast<int32_t*>(base + at.candidate_count) + head;
   scratch.resident = reinterpret_cast<float*>(base + at.resident) + part;

@@ -5,18 +5,54 @@
 #pragma once
 
 #include "decode_space.cuh"
+#include "device/parts.cuh"
+#include "device/row_cache.cuh"
 #include "device/topk.cuh"
 
 namespace pariskv::cuda {
 
+static_assert(kCacheWays == device::kWays);
+
+/** Selected rows of a block that are noted in shared memory. */
+constexpr int kNoted = 1024;
+
 template <int kWords>
 struct TakeSpace {
   HeadContext context;
+  device::RowCache cache;
   device::TopKSpace top_k;
   device::SelectSpace select;
   uint64_t rows[device::kMostSlots];
   float all[device::kHeadsPerPass];  // log-sum-exp of every head
+  int noted[kNoted];                 // candidates of this block that are selected
 };
+
+/** How many keys of this block pass, once they have been compacted. */
+__device__ __forceinline__ int passed(const device::SelectSpace& space) {
+  const int warp = device::lane_id();
+  const int above = __reduce_add_sync(~0u, warp < device::kWarps ? space.above[warp] : 0);
+  const int equal = __reduce_add_sync(~0u, warp < device::kWarps ? space.equal[warp] : 0);
+  return above + min(equal, space.cut.ties);
+}
+
+/** What a head's row cache has. While a step is explained there is none: it leaves no trace. */
+template <typename Element>
+__device__ __forceinline__ device::RowCache row_cache_of(const DecodeCall& call, int row,
+                                                         int head) {
+  const SequenceView& view = call.lanes[row].layers[call.layer];
+  const ModelShape& shape = call.shape;
+  if (view.row_cache == nullptr || call.explains) return {};
+  const int64_t slots = shape.cached_rows, first = head * slots;
+  const int64_t row_bytes = 2 * shape.head_dim * int64_t(sizeof(Element));
+  const RowCacheLayout layout{shape.kv_heads, slots, row_bytes};
+  return {reinterpret_cast<uint64_t*>(view.row_cache) + first,
+          reinterpret_cast<uint32_t*>(view.row_cache + layout.stamps()) + first,
+          view.row_cache + layout.rows() + first * row_bytes,
+          uint32_t(row_bytes),
+          int(slots / kCacheWays),
+          uint32_t(view.generation),
+          uint32_t(view.total)};
+}
 
 /** Where the rows lie that were selected. */
 struct SelectedRows {
@@ -32,6 +68,8 @@ struct Take {
   TakeSpace<kWords>& space;
   HeadBlock<Element, kWords> block;
   device::Cluster cluster;
+
+  using Keep = device::KeepInCache;
 
   __device__ __forceinline__ char* room() const {
     return reinterpret_cast<char*>(&space) + (sizeof space + 127) / 128 * 128;
@@ -78,6 +116,21 @@ struct Take {
     __syncthreads();
   }
 
+  /** Lists a selected row: where it lies, and whether the cache is to have it. */
+  __device__ __forceinline__ void list(int index, int position) const {
+    const device::RowCache& cache = space.cache;
+    const device::RowCache::Tags tags = cache.tags_at(position);
+    const char* home = block.row_at(position);
+    const int slot = cache.find(tags, position);
+    block.context.scratch.addresses[index] =
+        reinterpret_cast<uint64_t>(slot < 0 ? home : cache.row(slot));
+    if (!cache.exists()) return;
+    if (slot >= 0) cache.stamp(slot);
+    // The last token's row is written anew when a recorded step is replayed.
+    const int fresh = position + 1 < block.context.total ? position : Keep::kUnwanted;
+    block.context.scratch.fresh[index] = slot < 0 ? fresh : Keep::kFound;
+  }
+
   /** Leaves the list of selected rows in scratch. Ends with a barrier of the cluster. */
   __device__ __forceinline__ void select(int candidates) const {
     const HeadScratch& scratch = block.context.scratch;
@@ -96,10 +149,16 @@ struct Take {
     __syncthreads();
     const int zone_begin = block.context.zone.begin;
     device::compact_keys(count, key_of, space.select, [&](int index, int i) {
-      const int offset = __ldcg(scratch.candidates + first + i);
       scratch.selected[index] = first + i;
-      scratch.addresses[index] = reinterpret_cast<uint64_t>(block.row_at(zone_begin + offset));
+      if (index - cut.offset < kNoted) space.noted[index - cut.offset] = first + i;
     });
+    __syncthreads();
+    const int selected = passed(space.select);
+    for (int i = int(threadIdx.x); i < selected; i += device::kThreads) {
+      const int index = cut.offset + i;
+      const int candidate = i < kNoted ? space.noted[i] : __ldcg(scratch.selected + index);
+      list(index, zone_begin + __ldcg(scratch.candidates + candidate));
+    }
     if (cluster.rank == 0 && threadIdx.x == 0) *scratch.selected_count = wanted(candidates);
     device::before_copies();
     cluster.sync();
@@ -109,10 +168,13 @@ struct Take {
   __device__ __forceinline__ void attend(int count) const {
     auto* merge = reinterpret_cast<float*>(room());
     char* slots = room() + (device::kMergeBytes<kWords> + 127) / 128 * 128;
-    device::RowAttention<kWords, Element, SelectedRows> attention(
+    const HeadScratch& scratch = block.context.scratch;
+    auto* counters = reinterpret_cast<unsigned long long*>(block.call.counters);
+    device::RowAttention<kWords, Element, SelectedRows, Keep> attention(
         block.context.shape, cluster, slots, int(room() + room_bytes() - slots), space.rows, count,
-        {nullptr, nullptr, 0}, {block.context.scratch.addresses});
-    attention.run(block.queries(), block.call.q.stride_j, block.context.scratch.fetched, merge);
+        {nullptr, nullptr, 0}, {scratch.addresses},
+        {space.cache, scratch.fresh, counters == nullptr ? nullptr : counters + 2});
+    attention.run(block.queries(), block.call.q.stride_j, scratch.fetched, merge);
   }
 
   /** Parts added up, outputs written. */
@@ -162,6 +224,7 @@ struct Take {
       cluster.sync();
     }
     finish();
+    device::RowStores::wait_written();
   }
 };
 
@@ -170,12 +233,17 @@ __global__ void __launch_bounds__(device::kThreads, 1)
     take_kernel(const __grid_constant__ DecodeLaunch launch) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& space = *reinterpret_cast<TakeSpace<kWords>*>(shared);
-  const uint32_t size = uint32_t(launch.team);
+  const uint32_t size = uint32_t(launch.team), heads = uint32_t(launch.call.shape.kv_heads);
   if (!find_context<Element>(launch.call, blockIdx.x / size, space.context)) {
     return device::wait_for_predecessor();
   }
+  if (threadIdx.x == 64) {
+    space.cache = row_cache_of<Element>(launch.call, int(blockIdx.x / size / heads),
+                                        int(blockIdx.x / size % heads));
+  }
   device::init_row_barriers(space.rows);
   __syncthreads();
+  space.cache.prefetch(int(blockIdx.x % size), int(size));
   const Take<Element, kWords> take{
       launch, space, {launch.call, space.context}, {int(size), int(blockIdx.x % size)}};
   device::wait_for_predecessor();

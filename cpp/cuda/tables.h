@@ -31,6 +31,8 @@ struct ScratchLayout {
   int64_t worth;            // (heads, candidate_capacity) float
   int64_t selected;         // (heads, selected_stride) int32: indices into candidates, ascending
   int64_t addresses;        // (heads, selected_stride) uint64: where the selected rows lie
+  int64_t fresh;            // (heads, selected_stride) int32: positions of selected rows that the
+                            // row cache lacks, then the slots they go to; negative: none
   int64_t selected_count;   // (heads) int32
   int64_t candidate_count;  // (heads) int32
   int64_t resident;         // (heads, kShards, group, 2 + head_dim) float: maximum, sum, weighted

@@ -94,6 +94,10 @@ void Cache::truncate(SequenceId sequence, int64_t tokens, Stream stream) {
     Layer& layer = found.layers[l];
     if (states[l].data() != nullptr) layer.state = std::move(states[l]);
     layer.regions = next[l];
+    if (layer.regions.total() < layer.fetched_end) {  // other rows may come where fetched ones were
+      ++layer.generation;
+      layer.fetched_end = layer.regions.retrieval_end(impl_->sizes_);
+    }
     layer.store.drop(impl_->shape_.segment_tokens, layer.regions.total(),
                      layer.regions.sink_end(impl_->sizes_),
                      layer.regions.retrieval_end(impl_->sizes_));
@@ -124,7 +128,7 @@ void Cache::prefill(int64_t layer, const std::vector<SequenceId>& sequences,
   }
   const Impl::Visit visit(*impl_, stream);
   impl_->keep_pace(stream);
-  Impl::Step step = impl_->plan(layers, next, stream);
+  Impl::Step step = impl_->plan(layers, next, Planner::Use::kStore, stream);
   const auto append = [&] {
     impl_->backend_->append({impl_->shape_, int64_t(layers.size()), step.views.data(), begin.data(),
                              counts.data(), k, v},
@@ -169,7 +173,7 @@ void Cache::decode(int64_t layer, const std::vector<SequenceId>& sequences, cons
     verb.check_total(next.back().total());
     begin.push_back(target->regions.total());
   }
-  step = impl_->plan(layers, next, stream);
+  step = impl_->plan(layers, next, Planner::Use::kDecode, stream);
   args.sequences = step.views.data();
   backend.reserve(args);
 
@@ -210,7 +214,7 @@ void Cache::advance(const std::vector<SequenceId>& sequences, Stream stream) {
       verb.check_total(next.back().total());
     }
   }
-  Impl::Step step = impl_->plan(layers, next, stream);
+  Impl::Step step = impl_->plan(layers, next, Planner::Use::kDecode, stream);
   DecodeArgs args = impl_->decode_args(0);
   args.batch = int64_t(batch.size());
   for (args.layer = 0; args.layer < config.layers; ++args.layer) {
@@ -260,7 +264,7 @@ void Cache::flush(const std::vector<SequenceId>& sequences, Stream stream) {
     }
   }
   const Impl::Visit visit(*impl_, stream);
-  Impl::Step step = impl_->plan(layers, next, stream);
+  Impl::Step step = impl_->plan(layers, next, Planner::Use::kStore, stream);
   impl_->carry_out(step, [] {}, [] {}, stream);
 }
 

@@ -14,9 +14,17 @@ Config checked(Config config) {
   return config;
 }
 
+/** Slots per kv head for rows that come over a bus. */
+int64_t cached_rows(const Config& config) {
+  const bool on_gpu = config.device.type == DeviceType::kCuda;
+  if (!on_gpu || config.placement == Placement::kDevice) return 0;
+  return row_cache_slots(config.row_cache < 0 ? 2 * config.top_k : config.row_cache);
+}
+
 ModelShape shape_of(const Config& config) {
-  return {config.kv_heads,       config.group(), config.head_dim, rotated_dim_of(config.head_dim),
-          config.segment_tokens, config.dtype};
+  return {
+      config.kv_heads,       config.group(), config.head_dim,    rotated_dim_of(config.head_dim),
+      config.segment_tokens, config.dtype,   cached_rows(config)};
 }
 
 // A prefill waits when this much is still to be copied from earlier ones: they would fill
@@ -70,11 +78,12 @@ std::vector<Layer*> Cache::Impl::find_layers(const Verb& verb, const std::vector
 }
 
 Cache::Impl::Step Cache::Impl::plan(const std::vector<Layer*>& layers,
-                                    const std::vector<Regions>& next, Stream stream) {
+                                    const std::vector<Regions>& next, Planner::Use use,
+                                    Stream stream) {
   const auto plan_all = [&] {
     Step step;
     for (size_t i = 0; i < layers.size(); ++i) {
-      step.changes.push_back(planner_.plan(*layers[i], next[i], stream));
+      step.changes.push_back(planner_.plan(*layers[i], next[i], use, stream));
     }
     for (const Change& change : step.changes) step.views.push_back(change.view(sizes_, *policy_));
     return step;

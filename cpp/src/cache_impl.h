@@ -54,7 +54,8 @@ class Cache::Impl {
     std::vector<Change> changes;
     std::vector<SequenceView> views;  // as they will be
   };
-  Step plan(const std::vector<Layer*>& layers, const std::vector<Regions>& next, Stream stream);
+  Step plan(const std::vector<Layer*>& layers, const std::vector<Regions>& next, Planner::Use use,
+            Stream stream);
 
   /**
    * Does the work of a step and then makes it the cache's state. `before` runs when the
@@ -73,7 +74,7 @@ class Cache::Impl {
       after();
       offload(step, stream);
     } catch (...) {
-      for (Change& change : step.changes) change.layer->mirror.forget();
+      for (Change& change : step.changes) change.drop();
       throw;
     }
     for (Change& change : step.changes) change.apply();

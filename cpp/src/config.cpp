@@ -50,6 +50,7 @@ void Config::validate() const {
   within("threads", threads, 0, 1024);
   within("memory_budget", memory_budget, 0, std::numeric_limits<int64_t>::max());
   within("host_budget", host_budget, 0, std::numeric_limits<int64_t>::max());
+  within("row_cache", row_cache, -1, kMostTokens);
   within("segment_tokens", segment_tokens, 64, 1 << 20);
   if (segment_tokens % 64 != 0) {
     fail("[config] segment_tokens: expected a multiple of 64, got ", segment_tokens);

@@ -102,6 +102,7 @@ Stats Cache::stats() const {
   const DecodeCounts counts = backend.counts();
   stats.candidates = counts.candidates;
   stats.fetched_rows = counts.rows;
+  stats.cached_rows = counts.cached_rows;
   std::set<const void*> seen;  // forks share blocks
   const auto bytes_once = [&](const auto& block) {
     return seen.insert(&block).second ? block.bytes() : 0;

@@ -13,6 +13,7 @@
 #include "codec/summary_layout.h"
 #include "pariskv/config.h"
 #include "pariskv/tensor_view.h"
+#include "row_cache.h"
 
 namespace pariskv {
 
@@ -24,6 +25,7 @@ struct ModelShape {
   int64_t rotated_dim;
   int64_t segment_tokens;
   DType dtype;
+  int64_t cached_rows = 0;  // fetched rows per kv head that stay on a GPU: slots; 0: none
 
   int64_t query_heads() const { return kv_heads * group; }
   int64_t subspaces() const { return rotated_dim / kSubspaceDim; }
@@ -31,6 +33,7 @@ struct ModelShape {
   int64_t row_bytes() const { return row_elements() * size_of(dtype); }
   int64_t segment_row_bytes() const { return kv_heads * segment_tokens * row_bytes(); }
   SummaryLayout summary() const { return {kv_heads, segment_tokens, rotated_dim}; }
+  RowCacheLayout row_cache() const { return {kv_heads, cached_rows, row_bytes()}; }
 };
 
 /**
@@ -46,6 +49,8 @@ struct SequenceView {
   int64_t zone_end;
   int64_t candidates;  // reranked per kv head, C of the paper; 0: attended to in full
   double vote_ratio;
+  char* row_cache;       // a block of RowCacheLayout; null: there is none
+  int64_t generation;    // of what the row cache may have: goes up when rows change under it
   SequenceView* device;  // the same in a GPU's memory; null: there is none
 
   int64_t zone_tokens() const { return zone_end - zone_begin; }
@@ -138,6 +143,7 @@ struct DecodeArgs {
 struct DecodeCounts {
   int64_t candidates = 0;
   int64_t rows = 0;
+  int64_t cached_rows = 0;  // of them, those that the row cache had
 };
 
 /** What a search went through, of one kv head. */

@@ -22,6 +22,8 @@ SequenceView Layer::view(const RegionSizes& sizes, const Policy& policy) const {
   view.rows = store.rows();
   view.summaries = store.summaries();
   view.state = state.data();
+  view.row_cache = row_cache.as<char>();
+  view.generation = generation;
   view.device = mirror.device();
   return view;
 }
@@ -32,6 +34,8 @@ SequenceView Change::view(const RegionSizes& sizes, const Policy& policy) const 
   view.rows = rows.rows();
   view.summaries = rows.summaries();
   view.state = state.data() != nullptr ? state.data() : layer->state.data();
+  view.row_cache = (row_cache.data() != nullptr ? row_cache : layer->row_cache).as<char>();
+  view.generation = layer->generation;
   view.device = layer->mirror.device();
   return view;
 }
@@ -47,7 +51,7 @@ Sequence Planner::create(int64_t layers) const {
   return sequence;
 }
 
-Change Planner::plan(Layer& layer, const Regions& next, Stream stream) const {
+Change Planner::plan(Layer& layer, const Regions& next, Use use, Stream stream) const {
   Change change{};
   change.layer = &layer;
   change.next = next;
@@ -64,6 +68,10 @@ Change Planner::plan(Layer& layer, const Regions& next, Stream stream) const {
   const LayerStore& store = change.store ? *change.store : layer.store;
   change.tables = layer.mirror.grown(store.segments(), backend_.arena());
   if (change.spilled() > 0) change.state = next_state(layer, stream);
+  const bool lacks_cache = shape_.cached_rows > 0 && layer.row_cache.data() == nullptr;
+  if (use == Use::kDecode && lacks_cache && view_of(next, sizes_, policy_).searched()) {
+    change.row_cache = new_row_cache(stream);
+  }
   if (offloads_) plan_offload(change);
   return change;
 }
@@ -79,6 +87,13 @@ Block Planner::next_state(const Layer& layer, Stream stream) const {
     backend_.zero(state.data(), policy_.state_bytes(), stream);
   }
   return state;
+}
+
+Block Planner::new_row_cache(Stream stream) const {
+  const RowCacheLayout layout = shape_.row_cache();
+  Block block = backend_.arena().allocate(layout.bytes());
+  backend_.zero(block.data(), layout.rows(), stream);
+  return block;
 }
 
 void Planner::plan_offload(Change& change) const {

@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -20,8 +21,11 @@ namespace pariskv {
 struct Layer {
   Regions regions;
   LayerStore store;
-  Block state;  // the policy's; empty until a token enters the zone
+  Block state;      // the policy's; empty until a token enters the zone
+  Block row_cache;  // empty until a decode searches, and where nothing is fetched
   Mirror mirror;
+  int64_t generation = 0;   // of the row cache
+  int64_t fetched_end = 0;  // no row from here on has been fetched in this generation
 
   SequenceView view(const RegionSizes& sizes, const Policy& policy) const;
 };
@@ -43,6 +47,7 @@ struct Change {
   Regions next;
   std::optional<LayerStore> store;  // absent: what is there has room
   Block state;                      // empty: what is there stays
+  Block row_cache;                  // the same
   Block tables;                     // empty: what is there has room
   int64_t spill_begin, spill_end;   // positions that enter the zone
   std::vector<Leave> leaving;
@@ -57,10 +62,18 @@ struct Change {
     layer->mirror.publish(view, (store ? *store : layer->store).segments(), tables, backend);
   }
 
+  /** What the device was told may not have arrived; what it fetched may be written anew. */
+  void drop() noexcept {
+    layer->mirror.forget();
+    ++layer->generation;
+  }
+
   void apply() noexcept {
     if (store) layer->store = std::move(*store);
     if (state.data() != nullptr) layer->state = std::move(state);
+    if (row_cache.data() != nullptr) layer->row_cache = std::move(row_cache);
     layer->regions = next;
+    layer->fetched_end = std::max(layer->fetched_end, spill_end);
   }
 };
 
@@ -74,16 +87,20 @@ class Planner {
   /** An empty sequence of so many layers. */
   Sequence create(int64_t layers) const;
 
+  /** What a layer is to be made ready for. */
+  enum class Use { kStore, kDecode };
+
   /** From a layer as it is to `next`, which has as many tokens or more. */
-  Change plan(Layer& layer, const Regions& next, Stream stream) const;
+  Change plan(Layer& layer, const Regions& next, Use use, Stream stream) const;
 
   /** The policy's state to be changed: empty when the layer's own can be. */
   Block next_state(const Layer& layer, Stream stream) const;
 
-  /** An equal sequence that shares storage; the policy's state is its own. */
+  /** An equal sequence that shares storage; the policy's state is its own, as is its row cache. */
   Sequence fork(const Sequence& sequence, Stream stream) const;
 
  private:
+  Block new_row_cache(Stream stream) const;
   void plan_offload(Change& change) const;
 
   const ModelShape& shape_;

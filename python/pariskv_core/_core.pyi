@@ -62,13 +62,17 @@ class Config:
         The most bytes to hold on the device; 0 is no limit.
     placement
         Where a cache on a GPU keeps the rows of retrieval zones: "host" or "device".
+    row_cache
+        Fetched rows per kv head, layer and sequence that such a cache keeps on the GPU, so that a
+        row that stays selected crosses the bus once. Rounded up to a power of two, at least 16;
+        0 is none, -1 twice top_k.
     host_budget
         The most bytes of pinned host memory that such a cache may hold; 0 is no limit.
 
     Raises ValueError, with what was expected and what came.
     """
 
-    def __init__(self, *, layers: int, query_heads: int, kv_heads: int, head_dim: int, dtype: object = 'bfloat16', sink: int = 4, local: int = 256, update: int = 512, top_k: int = 100, dense_below: int = 2048, scorer: str = 'sign_norm', group_rule: str = 'attention_mass', schedule: Sequence[tuple[int, float, float]] = ..., min_candidates_per_row: int = 4, seed: int = 42, device: str = 'cpu', threads: int = 0, segment_tokens: int = 1024, memory_budget: int = 0, placement: str = 'host', host_budget: int = 0) -> None: ...
+    def __init__(self, *, layers: int, query_heads: int, kv_heads: int, head_dim: int, dtype: object = 'bfloat16', sink: int = 4, local: int = 256, update: int = 512, top_k: int = 100, dense_below: int = 2048, scorer: str = 'sign_norm', group_rule: str = 'attention_mass', schedule: Sequence[tuple[int, float, float]] = ..., min_candidates_per_row: int = 4, seed: int = 42, device: str = 'cpu', threads: int = 0, segment_tokens: int = 1024, memory_budget: int = 0, placement: str = 'host', row_cache: int = -1, host_budget: int = 0) -> None: ...
 
     @property
     def layers(self) -> int: ...
@@ -129,6 +133,9 @@ class Config:
 
     @property
     def placement(self) -> str: ...
+
+    @property
+    def row_cache(self) -> int: ...
 
     @property
     def host_budget(self) -> int: ...
@@ -234,6 +241,10 @@ class Stats:
     @property
     def fetched_rows(self) -> int:
         """Selected, over kv heads."""
+
+    @property
+    def cached_rows(self) -> int:
+        """Of those, found in the row cache of a GPU."""
 
     def __repr__(self) -> str: ...
 

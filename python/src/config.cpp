@@ -85,7 +85,8 @@ std::string repr(const Config& c) {
   out << "], min_candidates_per_row=" << c.min_candidates_per_row << ", seed=" << c.seed
       << ", device=\"" << text(c.device) << "\", threads=" << c.threads
       << ", segment_tokens=" << c.segment_tokens << ", memory_budget=" << c.memory_budget
-      << ", placement=\"" << text(c.placement) << "\", host_budget=" << c.host_budget << ")";
+      << ", placement=\"" << text(c.placement) << "\", row_cache=" << c.row_cache
+      << ", host_budget=" << c.host_budget << ")";
   return out.text;
 }
 
@@ -120,6 +121,10 @@ memory_budget
     The most bytes to hold on the device; 0 is no limit.
 placement
     Where a cache on a GPU keeps the rows of retrieval zones: "host" or "device".
+row_cache
+    Fetched rows per kv head, layer and sequence that such a cache keeps on the GPU, so that a
+    row that stays selected crosses the bus once. Rounded up to a power of two, at least 16;
+    0 is none, -1 twice top_k.
 host_budget
     The most bytes of pinned host memory that such a cache may hold; 0 is no limit.
 
@@ -136,7 +141,8 @@ void bind_config(nb::module_& m) {
              int64_t dense_below, const std::string& scorer, const std::string& group_rule,
              const std::vector<Step>& schedule, int64_t min_candidates_per_row, uint64_t seed,
              const std::string& device, int64_t threads, int64_t segment_tokens,
-             int64_t memory_budget, const std::string& placement, int64_t host_budget) {
+             int64_t memory_budget, const std::string& placement, int64_t row_cache,
+             int64_t host_budget) {
             Config config;
             config.layers = layers;
             config.query_heads = query_heads;
@@ -161,6 +167,7 @@ void bind_config(nb::module_& m) {
             config.segment_tokens = segment_tokens;
             config.memory_budget = memory_budget;
             config.placement = parse_placement(placement);
+            config.row_cache = row_cache;
             config.host_budget = host_budget;
             config.validate();
             new (self) Config(std::move(config));
@@ -178,7 +185,7 @@ void bind_config(nb::module_& m) {
           nb::arg("segment_tokens") = Config().segment_tokens,
           nb::arg("memory_budget") = Config().memory_budget,
           nb::arg("placement") = text(Config().placement),
-          nb::arg("host_budget") = Config().host_budget)
+          nb::arg("row_cache") = Config().row_cache, nb::arg("host_budget") = Config().host_budget)
       .def_ro("layers", &Config::layers)
       .def_ro("query_heads", &Config::query_heads)
       .def_ro("kv_heads", &Config::kv_heads)
@@ -199,6 +206,7 @@ void bind_config(nb::module_& m) {
       .def_ro("segment_tokens", &Config::segment_tokens)
       .def_ro("memory_budget", &Config::memory_budget)
       .def_prop_ro("placement", [](const Config& c) { return text(c.placement); })
+      .def_ro("row_cache", &Config::row_cache)
       .def_ro("host_budget", &Config::host_budget)
       .def("__repr__", &repr);
 }

@@ -80,6 +80,7 @@ void bind_counts(nb::module_& m) {
       .def_ro("searched_tokens", &Stats::searched_tokens, "Of those, the ones that searched.")
       .def_ro("candidates", &Stats::candidates, "Reranked, over kv heads.")
       .def_ro("fetched_rows", &Stats::fetched_rows, "Selected, over kv heads.")
+      .def_ro("cached_rows", &Stats::cached_rows, "Of those, found in the row cache of a GPU.")
       .def("__repr__", [](const Stats& stats) {
         Text out;
         out << "Stats(sequences=" << stats.sequences << ", tokens=" << stats.tokens
@@ -90,7 +91,8 @@ void bind_counts(nb::module_& m) {
             << ", unusable_keys=" << stats.unusable_keys
             << ", decode_tokens=" << stats.decode_tokens
             << ", searched_tokens=" << stats.searched_tokens << ", candidates=" << stats.candidates
-            << ", fetched_rows=" << stats.fetched_rows << ")";
+            << ", fetched_rows=" << stats.fetched_rows << ", cached_rows=" << stats.cached_rows
+            << ")";
         return out.text;
       });
 }

@@ -94,8 +94,9 @@ def run(changes: dict, seed: int, threads: int) -> str:
     return digest.hexdigest()
 
 
-def all_digests(threads: int) -> dict[str, str]:
-    return {name: run(changes, i, threads) for i, (name, changes) in enumerate(cases().items())}
+def all_digests(threads: int, **changes) -> dict[str, str]:
+    named = cases().items()
+    return {name: run({**case, **changes}, i, threads) for i, (name, case) in enumerate(named)}
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def with_changes(config: pk.Config, **changes) -> pk.Config:
     names = (
         "layers query_heads kv_heads head_dim dtype sink local update top_k dense_below scorer "
         "group_rule schedule min_candidates_per_row seed device threads segment_tokens "
-        "memory_budget placement host_budget"
+        "memory_budget placement row_cache host_budget"
     )
     return pk.Config(**{**{n: getattr(config, n) for n in names.split()}, **changes})
 

@@ -33,6 +33,7 @@ def test_defaults_are_the_published_ones():
     assert config.seed == 42
     assert config.device == "cpu"
     assert (config.threads, config.segment_tokens, config.memory_budget) == (0, 1024, 0)
+    assert (config.placement, config.row_cache, config.host_budget) == ("host", -1, 0)
 
 
 CHANGED = {
@@ -55,6 +56,7 @@ CHANGED = {
     "threads": 3,
     "segment_tokens": 128,
     "memory_budget": 12345678,
+    "row_cache": 77,
 }
 
 
@@ -138,6 +140,7 @@ WRONG = [
     ({"device": "tpu"}, "device.*tpu"),
     ({"device": "cuda:"}, "device.*cuda:"),
     ({"threads": -1}, "threads.* -1"),
+    ({"row_cache": -2}, "row_cache.* -2"),
     ({"segment_tokens": 0}, "segment_tokens.* 0"),
     ({"segment_tokens": 100}, "segment_tokens.* 100"),
     ({"memory_budget": -1}, "memory_budget.* -1"),
@@ -150,7 +153,16 @@ def test_what_does_not_fit_is_said(changes, sentence):
         make_config(**changes)
 
 
-HUGE = ["layers", "query_heads", "kv_heads", "local", "top_k", "segment_tokens", "threads"]
+HUGE = [
+    "layers",
+    "query_heads",
+    "kv_heads",
+    "local",
+    "top_k",
+    "row_cache",
+    "segment_tokens",
+    "threads",
+]
 
 
 @pytest.mark.parametrize("field", HUGE)

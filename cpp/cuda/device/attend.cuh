@@ -25,6 +25,16 @@ constexpr int kMostSlots = 16;
 /** Rows come by the copy engine where there is one; set to false to let every lane copy. */
 constexpr bool kRowsInBulk = true;
 using RowCopies = WarpCopies<kBulkCopies && kRowsInBulk>;
+using RowStores = WarpStores<kBulkCopies && kRowsInBulk>;
+static_assert(kMostTileRows <= 32 * kWarps);  // a lane can have a row of a tile
+
+/** What becomes of rows that have been attended to: nothing. */
+struct KeepNothing {
+  __device__ __forceinline__ void start(int, int) const {}
+  __device__ __forceinline__ int slot_of(int) const { return -1; }
+  __device__ __forceinline__ void put(int, const char*) const {}
+  __device__ __forceinline__ void release() const {}
+};
 
 struct AttendShape {
   int head_dim;
@@ -199,24 +209,27 @@ __device__ __forceinline__ void init_row_barriers(uint64_t (&barriers)[kMostSlot
 }
 
 /** Attention over `rows` rows by one block: its parts of them. All threads take part. */
-template <int kWords, typename Element, typename Address>
+template <int kWords, typename Element, typename Address, typename Keep = KeepNothing>
 class RowAttention {
  public:
   /**
    * @param slots     shared memory for tiles, `bytes` of it
    * @param barriers  (kMostSlots)
    * @param address   address(i) is where row i lies; not asked for the new row
+   * @param keep      what becomes of the rows besides, as KeepNothing and KeepInCache
    */
   __device__ __forceinline__ RowAttention(const AttendShape& shape, const Cluster& cluster,
                                           char* slots, int bytes, uint64_t* barriers, int rows,
-                                          const NewRow<Element>& new_row, Address address)
+                                          const NewRow<Element>& new_row, Address address,
+                                          const Keep& keep = Keep())
       : shape_(shape),
         cluster_(cluster),
         slots_(slots),
         barriers_(barriers),
         rows_(rows),
         new_row_(new_row),
-        address_(address) {
+        address_(address),
+        keep_(keep) {
     // Of the most rows that a part can have, so that small parts do not waste slots.
     tile_rows_ =
         min(min(kTileBytes / shape.row_bytes, kMostTileRows), (rows + kParts - 1) / kParts);
@@ -234,6 +247,10 @@ class RowAttention {
 #pragma unroll 1
     for (int first_head = 0; first_head < shape_.group; first_head += kHeadsPerPass) {
       prime();
+      if (first_head == 0) {
+        keep_.start(part_begin(rows_, cluster_.first_part()),
+                    part_begin(rows_, cluster_.end_part()));
+      }
       pass(q, stride, first_head, out, merge);
     }
   }
@@ -274,9 +291,13 @@ class RowAttention {
 #pragma unroll 1
       for (int row = part_begin(rows_, part); row < end; row += tile_rows_) {
         const int count = min(tile_rows_, end - row);
+        const int mine_to_keep = warp_id() + kWarps * lane_id();
+        const bool keeps = first_head == 0 && mine_to_keep < count;
+        const int kept = keeps ? keep_.slot_of(row + mine_to_keep) : -1;
         wait(&barriers_[read_], parity_ >> read_ & 1);
         parity_ ^= 1u << read_;
         const char* slot = slots_ + read_ * tile_rows_ * shape_.row_bytes;
+        keep_.put(kept, slot);
 #pragma unroll 1
         for (int i = strand; i < count; i += 2 * strands) {
           attend_pair<kWords>(
@@ -285,6 +306,7 @@ class RowAttention {
               i + strands < count, mine, shape_, running);
         }
         if (++read_ == count_) read_ = 0;
+        keep_.release();
         __syncthreads();
         if (cursor_.left()) copy_next();
       }
@@ -390,56 +412,11 @@ class RowAttention {
   int rows_;
   NewRow<Element> new_row_;
   Address address_;
+  Keep keep_;
   int tile_rows_, count_;
   TileCursor cursor_;
   int fill_ = 0, read_ = 0;
   uint32_t parity_ = 0;  // bit s: of the next phase of slot s
 };
-
-/** How the parts of one query head combine. */
-struct PartFactors {
-  float maximum, sum;
-  float factor;  // of this lane's part
-};
-
-/** Lane p brings part p: resident parts first, then fetched ones. */
-__device__ __forceinline__ PartFactors combine_parts(float maximum, float sum) {
-  const float top = warp_max(maximum);
-  const float factor = maximum == -infinity() ? 0.0f : exp_of(maximum - top);
-  return {top, warp_sum(sum * factor), factor};
-}
-
-/**
- * Adds the parts of one query head up, for 32 dimensions from `begin` on, a warp. Both are
- * (kParts, group, 2 + head_dim), at this head; `fetched` null: nothing was.
- */
-struct Merged {
-  float maximum, sum, weighted;
-};
-__device__ __forceinline__ Merged merge_parts(const float* resident, const float* fetched,
-                                              const AttendShape& shape, int begin) {
-  const int64_t step = int64_t(shape.group) * (2 + shape.head_dim);
-  const int lane = lane_id();
-  const float* mine = lane < kParts        ? resident + lane * step
-                      : fetched == nullptr ? nullptr
-                                           : fetched + (lane - kParts) * step;
-  const float maximum = mine == nullptr ? -infinity() : __ldcg(mine);
-  const float sum = mine == nullptr ? 0.0f : __ldcg(mine + 1);
-  const int d = begin + lane;
-  float values[2 * kParts];
-#pragma unroll
-  for (int part = 0; part < 2 * kParts; ++part) {
-    const float* from = part < kParts ? resident + part * step : fetched + (part - kParts) * step;
-    values[part] =
-        (part < kParts || fetched != nullptr) && d < shape.head_dim ? __ldcg(from + 2 + d) : 0.0f;
-  }
-  const PartFactors parts = combine_parts(maximum, sum);
-  float weighted = 0;
-#pragma unroll
-  for (int part = 0; part < 2 * kParts; ++part) {
-    weighted = __fmaf_rn(__shfl_sync(~0u, parts.factor, part), values[part], weighted);
-  }
-  return {parts.maximum, parts.sum, weighted};
-}
 
 }  // namespace pariskv::cuda::device

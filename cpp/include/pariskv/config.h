@@ -70,6 +70,12 @@ struct Config {
   int64_t segment_tokens = 1024;  ///< The store grows by this much; a multiple of 64.
   int64_t memory_budget = 0;      ///< In bytes, over all it holds on its device; 0 is no limit.
   Placement placement = Placement::kHost;  ///< Of a cache on a GPU.
+  /**
+   * Fetched rows per kv head, layer and sequence that such a cache keeps on the GPU, so that a row
+   * that stays selected crosses the bus once: rounded up to a power of two, at least 16. 0: none;
+   * -1: twice top_k. Results are the same bits either way.
+   */
+  int64_t row_cache = -1;
   int64_t host_budget = 0;  ///< In bytes, of pinned host memory for a cache on a GPU; 0: no limit.
 
   int64_t group() const { return query_heads / kv_heads; }

@@ -33,6 +33,7 @@ struct Stats {
   int64_t searched_tokens = 0;  ///< Of those, the ones that searched the retrieval zone.
   int64_t candidates = 0;       ///< Reranked, over kv heads.
   int64_t fetched_rows = 0;     ///< Selected and attended to, over kv heads.
+  int64_t cached_rows = 0;      ///< Of those, found in the row cache of a GPU.
 };
 
 /**

@@ -70,6 +70,38 @@ void check_zone(const SequenceView& view, const ModelShape& shape, const Lane& l
   }
 }
 
+/** Some rows of the zone, as if selected: those in the row cache must be those at home. */
+void use_row_cache(const SequenceView& view, const ModelShape& shape, int64_t first) {
+  if ((view.row_cache != nullptr) < (shape.cached_rows > 0)) complain("there is no row cache");
+  if (view.row_cache == nullptr) return;
+  const RowCacheLayout layout = shape.row_cache();
+  auto* all_tags = reinterpret_cast<uint64_t*>(view.row_cache);
+  auto* all_stamps = reinterpret_cast<uint32_t*>(view.row_cache + layout.stamps());
+  for (int64_t i = 0; i < shape.kv_heads * layout.slots; ++i) {
+    if (int64_t(all_tags[i] >> 32) > view.generation) complain("a row cache is not empty at first");
+    if (all_tags[i] == 0 && all_stamps[i] != 0) complain("a row cache has stamps at first");
+  }
+  const int64_t bytes = shape.row_bytes(), sets = layout.slots / kCacheWays;
+  for (int64_t p = view.zone_begin + first; p < view.zone_end; p += 3) {
+    for (int64_t head = 0; head < shape.kv_heads; ++head) {
+      const uint64_t tag = uint64_t(view.generation) << 32 | uint64_t(p + 1);
+      const int64_t set = head * layout.slots + p % sets * kCacheWays;
+      const char* home = row_of(view, shape, head, p);
+      const uint64_t* found = std::find(all_tags + set, all_tags + set + kCacheWays, tag);
+      const int64_t slot = found - all_tags;
+      char* rows = view.row_cache + layout.rows();
+      if (slot < set + kCacheWays) {
+        if (std::memcmp(rows + slot * bytes, home, size_t(bytes)) != 0) complain("a row is stale");
+      } else if (p + 1 < view.total) {
+        const int64_t taken = set + p / sets % kCacheWays;
+        all_tags[taken] = tag;
+        all_stamps[taken] = uint32_t(view.total);
+        std::memcpy(rows + taken * bytes, home, size_t(bytes));
+      }
+    }
+  }
+}
+
 }  // namespace
 
 void launch_pokes(const Poke* pokes, int64_t count, cudaStream_t) {
@@ -110,6 +142,7 @@ void launch_decode(const DecodeCall& call, cudaStream_t) {
     if (lane.layers == nullptr) continue;
     const SequenceView& view = lane.layers[call.layer];
     check_zone(view, call.shape, lane);
+    if (view.searched()) use_row_cache(view, call.shape, std::rand() % 3);
     std::memset(lane.scratch, int(i), size_t(kScratch));
     int64_t touched = 0;
     for (int64_t p = 0; p < view.total; p += 5) touched += *row_of(view, call.shape, 0, p);

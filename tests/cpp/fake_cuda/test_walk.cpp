@@ -49,6 +49,8 @@ class Life {
     config.dense_below = 64;
     config.segment_tokens = 64;
     config.device = {DeviceType::kCuda, 0};
+    if (seed % 8 == 2) config.row_cache = 0;
+    if (seed % 8 == 3) config.row_cache = 100;
     if (seed % 4 == 1) config.placement = Placement::kDevice;
     if (seed % 3 == 0) config.memory_budget = (6 << 20) + seed * 50'000;
     if (seed % 7 == 0) config.host_budget = 2 << 20;
@@ -118,7 +120,7 @@ class Life {
   void truncate(SequenceId sequence) {
     int64_t least = kMost;
     for (const Numbers& layer : truth_[sequence]) least = std::min(least, int64_t(layer.size()));
-    const int64_t tokens = below(least + 1);
+    const int64_t tokens = below(1 + (chance(2) ? least : std::min(least, int64_t{40})));
     cache_.truncate(sequence, tokens, stream());
     for (Numbers& layer : truth_[sequence]) layer.resize(layer.size() - size_t(tokens));
   }
