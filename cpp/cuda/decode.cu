@@ -179,7 +179,7 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
       Launch(heads * kWindowBlocks, 0, stream).run(kernels.window, launch, "decode: window");
     }
     Launch(heads * launch.team, scan_bytes, stream)
-        .early(fit.early && looks)
+        .early(fit.early && (looks || call.scorer == Scorer::kVotes))
         .run(kernels.scan, launch, "decode: scan");
   }
   if (runs(kEstimate)) {

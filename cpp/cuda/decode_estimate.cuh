@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "decode_space.cuh"
+#include "device/attend_direct.cuh"
 #include "device/select.cuh"
 
 namespace pariskv::cuda {
@@ -25,14 +26,17 @@ struct EstimateSpace {
   device::KeyPlace places[3][device::kGathered<kWords>];  // of chunks, by turns
   uint8_t* segments[kKnownSegments];                      // from the first of the zone on
   int32_t offsets[kListed];                               // of the first candidates
-  int threshold;                                          // their scores, at least
+  alignas(16) float queries[4][device::EstimateQueries<kWords>::kPitch];  // rotated
+  uint8_t samples[int(kSampledKeys)];                                     // scores of this block's
+  int threshold;  // what a candidate scores, at least
   uint64_t rows[device::kMostSlots];
 };
 
-/** Shared memory after the space: counts of scores and then codes, or tiles of rows. */
+/** Shared memory after the space: counts of scores and then codes, or what attention needs. */
 template <int kWords>
 constexpr int kEstimateBytes =
     std::max({int(sizeof(device::ScoreSpace)), device::kGatherBytes<kWords>,
+              int(sizeof(device::DirectSpace<kWords, uint16_t>)),
               device::kMergeBytes<kWords> + 128 + 2 * device::kTileBytes});
 
 /** Row i of those that are resident: before the zone, then after it. */
@@ -68,25 +72,35 @@ struct Estimate {
     }
   }
 
-  /** Attention to this block's share of the resident rows. */
+  /** Attention to this block's share of the resident rows. Ends with a barrier. */
   __device__ __forceinline__ void attend() const {
-    device::init_row_barriers(space.rows);
-    __syncthreads();
     // Without a search the zone is resident like the rest.
     const device::Zone& zone = block.context.zone;
     const int gap = block.searches() ? zone.end - zone.begin : 0;
-    const int rows = block.context.total - gap;
+    const int count = block.context.total - gap;
     const bool fresh = block.call.k.data != nullptr && (gap == 0 || zone.end < block.context.total);
-    auto* merge = reinterpret_cast<float*>(room());
-    char* slots = room() + (device::kMergeBytes<kWords> + 127) / 128 * 128;
-    device::RowAttention<kWords, Element, ResidentRows<Element, kWords>> attention(
-        block.context.shape, team, slots, int(room() + kEstimateBytes<kWords> - slots), space.rows,
-        rows,
-        {fresh ? block.at(block.call.k, block.context.head) : nullptr,
-         fresh ? block.at(block.call.v, block.context.head) : nullptr, rows - 1},
-        {block, zone.begin, gap});
+    const device::NewRow<Element> new_row{
+        fresh ? block.at(block.call.k, block.context.head) : nullptr,
+        fresh ? block.at(block.call.v, block.context.head) : nullptr, count - 1};
+    using Rows = ResidentRows<Element, kWords>;
+    const Rows rows{block, zone.begin, gap};
+    float* out = block.context.scratch.resident;
     store_new_row();
-    attention.run(block.queries(), block.call.q.stride_j, block.context.scratch.resident, merge);
+    if constexpr (sizeof(Element) == 2) {
+      device::DirectAttention<kWords, Element, Rows> attention(
+          block.context.shape, team,
+          *reinterpret_cast<device::DirectSpace<kWords, Element>*>(room()), count, new_row, rows);
+      attention.run(block.queries(), block.call.q.stride_j, out);
+    } else {
+      device::init_row_barriers(space.rows);
+      __syncthreads();
+      auto* merge = reinterpret_cast<float*>(room());
+      char* slots = room() + (device::kMergeBytes<kWords> + 127) / 128 * 128;
+      device::RowAttention<kWords, Element, Rows> attention(
+          block.context.shape, team, slots, int(room() + kEstimateBytes<kWords> - slots),
+          space.rows, count, new_row, rows);
+      attention.run(block.queries(), block.call.q.stride_j, out, merge);
+    }
   }
 
   /** The first segment of the zone. */
@@ -109,30 +123,23 @@ struct Estimate {
     auto& scores = *reinterpret_cast<device::ScoreSpace*>(room());
     const device::Zone& zone = block.context.zone;
     const int scans = launch.team;
+    const int sample = score_of_sample();
     device::find_threshold(block.context.scratch.counts, scans, block.context.searched, scores);
+    if (int(threadIdx.x) < int(kSampledKeys)) space.samples[threadIdx.x] = uint8_t(sample);
     const int count = scores.count;
     const int first = device::slice_begin(count, first_slice());
     const int last = device::slice_begin(count, end_slice());
     const int units = zone.template units<kWords>(), shift = zone.begin - zone.origin();
-    const auto before = [&](int scan) {  // candidates in the scans before it
-      return scores.above[scan] + min(scores.equal[scan], scores.ties);
-    };
+    const auto range = device::narrow(
+        block.context.scratch.counts, scans,
+        [&](int scan) { return scan_begin(units, scan, scans); }, device::kUnitKeys<kWords>, first,
+        last, scores);
     int32_t* candidates = block.context.scratch.candidates;
-    const int lane = device::lane_id();
-    uint32_t mine =
-        __ballot_sync(~0u, lane < scans && before(lane) < last && before(lane + 1) > first);
-#pragma unroll 1
-    for (; mine != 0; mine &= mine - 1) {
-      const int scan = __ffs(mine) - 1;
-      device::compact_scores(block.context.scratch.scores,
-                             scan_begin(units, scan, scans) * device::kUnitKeys<kWords>,
-                             scan_begin(units, scan + 1, scans) * device::kUnitKeys<kWords>, scan,
-                             shift, first, last, scores, [&](int index, int offset) {
-                               candidates[index] = offset;
-                               if (index - first < kListed) space.offsets[index - first] = offset;
-                             });
-      __syncthreads();
-    }
+    device::compact_scores(block.context.scratch.scores, range, shift, first, last, scores,
+                           [&](int index, int offset) {
+                             candidates[index] = offset;
+                             if (index - first < kListed) space.offsets[index - first] = offset;
+                           });
     if (rank == 0 && threadIdx.x == 0) *block.context.scratch.candidate_count = count;
     if (threadIdx.x == 0) space.threshold = scores.threshold;
     __syncthreads();
@@ -179,17 +186,26 @@ struct Estimate {
     return listed < kListed ? space.offsets[listed]
                             : __ldcg(block.context.scratch.candidates + index);
   }
-  /** Of a sampled key; -1 where there is none, or one that scores as a candidate may. */
-  __device__ __forceinline__ int offset_of_sample(int sample) const {
-    const device::Zone& zone = block.context.zone;
-    const int keys = sampled();
-    if (sample >= keys) return -1;
-    const int step = (zone.end - zone.begin) / keys, offset = step / 2 + step * sample;
-    const int score = __ldcg(block.context.scratch.scores + (zone.begin - zone.origin()) + offset);
-    return score > 0 && score < space.threshold ? offset : -1;
-  }
   __device__ __forceinline__ int sampled() const {
     return min(block.context.zone.end - block.context.zone.begin, int(kSampledKeys));
+  }
+  /** Where a sampled key lies, from the zone's begin. */
+  __device__ __forceinline__ int place_of_sample(int sample) const {
+    const int step = (block.context.zone.end - block.context.zone.begin) / sampled();
+    return step / 2 + step * sample;
+  }
+  /** The score of the sampled key that this thread looks up; 0 where there is none. */
+  __device__ __forceinline__ int score_of_sample() const {
+    const device::Zone& zone = block.context.zone;
+    const int mine = int(threadIdx.x), sample = first_slice() * kSamplesOfSlice + mine;
+    if (mine >= kSamplesOfSlice * (end_slice() - first_slice()) || sample >= sampled()) return 0;
+    return __ldcg(block.context.scratch.scores + (zone.begin - zone.origin()) +
+                  place_of_sample(sample));
+  }
+  /** Of a sampled key; -1 where there is none, or one that scores as a candidate may. */
+  __device__ __forceinline__ int offset_of_sample(int sample) const {
+    const int score = space.samples[sample - first_slice() * kSamplesOfSlice];
+    return score > 0 && score < space.threshold ? place_of_sample(sample) : -1;
   }
 
   /** Looks up where the keys of a chunk are. To be followed by a barrier. */
@@ -209,10 +225,10 @@ struct Estimate {
     place = {known < kKnownSegments ? space.segments[known] : zone.summaries[at.x], at.y};
   }
   /** Sets a chunk that has been located on its way. */
-  __device__ __forceinline__ void bring(const Chunk& chunk, int turn) const {
+  __device__ __forceinline__ void bring(const Chunk& chunk, int turn,
+                                        const device::Gather<kWords>& gather) const {
     if (chunk.left()) {
-      device::gather_codes<kWords>(block.context.zone, space.places[turn % 3], chunk.count(),
-                                   half(turn));
+      gather.start(space.places[turn % 3], chunk.count(), half(turn));
     }
     device::close_stage();
   }
@@ -221,32 +237,50 @@ struct Estimate {
   }
 
   using Queries = device::EstimateQueries<kWords>;
-  using Values = typename Queries::Values;
 
   __device__ __forceinline__ int heads_from(int from) const {
     return min(block.searchers() - from, 4);
   }
-  __device__ __forceinline__ void read_queries(int from, Values& values) const {
-    Queries::read(block.context.scratch.rotated + from * 32 * kWords, heads_from(from), values);
+  /** Up to four queries from `from` on, a warp each. Ends with a barrier. */
+  __device__ __forceinline__ void prepare(int from, Queries& queries) const {
+    const int warp = device::warp_id();
+    if (warp < 4) {
+      float x[kWords] = {};
+      if (warp < heads_from(from)) {
+        device::load_query<Element, kWords>(block.rows_of_searchers()(from + warp), x);
+        device::rotate<kWords>(launch.call.codec.negative, x);
+      }
+      // 1 / sqrt of the rotation, the 255 steps of a weight, and the scale of a logit.
+      const float factor =
+          __fdiv_rn(__fdiv_rn(block.call.logits.scale, __fsqrt_rn(float(32 * kWords))), 255.0f);
+#pragma unroll
+      for (int r = 0; r < kWords; ++r) {
+        space.queries[warp][Queries::at(32 * r + device::lane_id())] = __fmul_rn(x[r], factor);
+      }
+    }
+    __syncthreads();
+    queries.load(space.queries[0]);
   }
 
-  /** Logits of this block's candidates and their masses, for up to four queries from `from` on. */
-  __device__ __forceinline__ void estimate(int candidates, int from, const Values& values,
-                                           const device::LevelTable& levels) const {
+  /**
+   * Logits of the candidates in slices from this block's first one to `end`, and their masses, for
+   * up to four queries from `from` on.
+   */
+  __device__ __forceinline__ void estimate(int candidates, int end, int from,
+                                           const Queries& queries, const device::LevelTable& levels,
+                                           const device::Gather<kWords>& gather) const {
     const HeadScratch& scratch = block.context.scratch;
     const int heads = heads_from(from);
     float* out = scratch.estimates + from * scratch.candidate_capacity;
     // Three chunks at a time: one is located, one is on its way, one is worked on.
-    Chunk chunk{0, end_slice(), 0, 0, candidates};
+    Chunk chunk{0, end, 0, 0, candidates};
     chunk.start(first_slice());
     Chunk next = chunk;
     next.advance();
     locate(chunk, 0);
     locate(next, 1);
     __syncthreads();
-    bring(chunk, 0);
-    Queries queries;
-    queries.load(values);
+    bring(chunk, 0, gather);
     device::Mass* sums = scratch.masses + from + int(threadIdx.x);  // of the threads that add up
     const int zone_keys = block.context.zone.end - block.context.zone.begin;
     const float log_weight = logf(__fdiv_rn(float(zone_keys), float(sampled())));
@@ -254,7 +288,7 @@ struct Estimate {
     masses.clear();
 #pragma unroll 1
     for (int turn = 0; chunk.left(); ++turn) {
-      bring(next, turn + 1);
+      bring(next, turn + 1, gather);
       Chunk third = next;
       if (third.left()) third.advance();
       locate(third, turn + 2);
@@ -283,19 +317,31 @@ struct Estimate {
     device::await_stage<0>();
   }
 
-  __device__ __forceinline__ void run() const {
-    Values values;
-    read_queries(0, values);  // which takes as long as the selection
+  /**
+   * Finds candidates and estimates them, once all keys are scored; what needs no scores comes
+   * before. Who is `early` also rehearses, on no candidates: the code is there when it is needed.
+   */
+  __device__ __forceinline__ void run(bool early) const {
+    Queries queries;
     device::LevelTable levels;
     levels.load(launch.call.codec.centres);
-    const int candidates = select();
+    const device::Gather<kWords> gather(block.context.zone);
+    if (int(threadIdx.x) < int(kSampledKeys)) space.samples[threadIdx.x] = 0;
+    int candidates = 0;
 #pragma unroll 1
-    for (int from = 0;;) {
-      estimate(candidates, from, values, levels);
-      from += 4;
-      if (from >= block.searchers()) return;
-      read_queries(from, values);
-      __syncthreads();
+    for (int pass = -1; 4 * pass < block.searchers(); ++pass) {
+      const int from = 4 * max(pass, 0);
+      if (pass != 0) {
+        __syncthreads();
+        prepare(from, queries);
+      }
+      if (pass == 0) {
+        device::wait_for_predecessor();
+        candidates = select();
+      }
+      if (pass < 0 && !early) continue;
+      estimate(candidates, pass < 0 ? first_slice() + 1 : end_slice(), from, queries, levels,
+               gather);
     }
   }
 };
@@ -324,8 +370,8 @@ __global__ void __maxnreg__(kEstimateRegisters<kWords>)
   const bool searches = estimate.block.searches();
   if (searches) estimate.load_segments();
   if (int(rank) < attending) estimate.attend();
-  device::wait_for_predecessor();
-  if (searches) estimate.run();
+  if (!searches) return device::wait_for_predecessor();
+  estimate.run(blockIdx.x < gridDim.x / 2);
 }
 
 }  // namespace pariskv::cuda

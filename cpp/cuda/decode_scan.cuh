@@ -5,20 +5,24 @@
 #pragma once
 
 #include "decode_space.cuh"
+#include "device/score.cuh"
+#include "device/votes.cuh"
 
 namespace pariskv::cuda {
 
 template <int kWords>
 struct ScanSpace {
-  uint64_t ring[device::kWarps][device::kMaxStages];
+  uint64_t barriers[device::kWarps][device::kMaxStages];
+  device::CopySource sources[device::kWarps];
   device::Queries<kWords> queries;
-  uint32_t histogram[device::kWarps][256];
+  alignas(16) uint32_t histogram[device::kWarps][256];
   HeadContext context;
 };
 
-/** Bytes of vote tables in shared memory: of one searcher, or of four in the bytes of words. */
+/** Bytes of a vote table in shared memory: room for one searcher, and a quarter of four. */
 template <int kWords>
-constexpr int kTableBytes = 4 * kWords * 256;
+constexpr int kTableBytes = 256 * device::kBanks;
+static_assert(kTableBytes<8> >= 4 * 8 * 256);
 
 template <typename Element, int kWords>
 struct Scan {
@@ -36,11 +40,9 @@ struct Scan {
     return units() + device::kWarps * launch.stages * device::kUnitBytes<kWords>;
   }
   __device__ __forceinline__ device::Ring<kWords> make_ring() const {
-    const int warp = device::warp_id();
-    device::Ring<kWords> ring;
-    ring.stages = units() + warp * launch.stages * device::kUnitBytes<kWords>;
-    ring.barriers = space.ring[warp];
-    ring.count = launch.stages;
+    const int warp = device::kept_warp();
+    device::Ring<kWords> ring{units() + warp * launch.stages * device::kUnitBytes<kWords>,
+                              space.barriers[warp], &space.sources[warp], launch.stages};
     ring.init_barriers();
     return ring;
   }
@@ -48,15 +50,65 @@ struct Scan {
   /** Searchers from `from` on, and whether one of them leads. Ends with a barrier. */
   __device__ __forceinline__ void prepare(int from, device::Lead& lead) const {
     block.prepare_signs(from, space.queries);
-    if (rank == 0) block.leave_queries(from, space.queries);
     device::wait_for_predecessor();
     if (block.searchers() > 1) block.add_windows(from, space.queries);
     lead.consider(space.queries, min(block.searchers() - from, kSearchers));
     __syncthreads();
   }
 
+  /** What rounds of `step` searchers leave. */
+  __device__ __forceinline__ device::ScoreOutput output(int from, int step) const {
+    return {block.context.scratch.scores, space.histogram[device::kept_warp()], from > 0,
+            from + step >= block.searchers()};
+  }
+
+  __device__ __forceinline__ void run_signs(device::Ring<kWords>& ring, int begin, int end) const {
+    const device::Zone& zone = block.context.zone;
+    device::Lead lead;
+    if (block.searchers() > kSearchers) {  // the lead is one of all
+#pragma unroll 1
+      for (int from = 0; from < block.searchers(); from += kSearchers) prepare(from, lead);
+    }
+#pragma unroll 1
+    for (int from = 0; from < block.searchers(); from += kSearchers) {
+      if (from > 0) {
+        __syncthreads();
+        ring.prime(zone, begin, end);
+      }
+      prepare(from, lead);
+      device::settle(space.queries, lead);
+      const int quads = (min(block.searchers() - from, kSearchers) + 3) / 4;
+      device::score_signs<kWords>(ring, zone, begin, end, space.queries, quads,
+                                  output(from, kSearchers));
+    }
+  }
+
+  __device__ __forceinline__ void run_votes(device::Ring<kWords>& ring, int begin, int end) const {
+    const device::Zone& zone = block.context.zone;
+    const uint8_t* votes = block.context.scratch.votes;
+    const int step = launch.packed ? 4 : 1;
+    device::wait_for_predecessor();
+#pragma unroll 1
+    for (int from = 0; from < block.searchers(); from += step) {
+      if (from > 0) {
+        __syncthreads();
+        ring.prime(zone, begin, end);
+      }
+      if (launch.packed) {
+        auto* table = reinterpret_cast<uint32_t*>(tables());
+        device::pack_votes<kWords>(votes, from, block.searchers(), table);
+        __syncthreads();
+        device::score_packed<kWords>(ring, zone, begin, end, table, output(from, step));
+      } else {
+        device::copy_votes<kWords>(votes, from, tables());
+        __syncthreads();
+        device::score_votes<kWords>(ring, zone, begin, end, tables(), output(from, step));
+      }
+    }
+  }
+
   __device__ __forceinline__ void run() const {
-    const device::Zone zone = block.context.zone;
+    const device::Zone& zone = block.context.zone;
     const int units = zone.template units<kWords>();
     const int first = scan_begin(units, rank, launch.team);
     const int count = scan_begin(units, rank + 1, launch.team) - first;
@@ -64,49 +116,13 @@ struct Scan {
     const int end = first + device::warp_begin(count, device::warp_id() + 1);
     device::Ring<kWords> ring = make_ring();
     ring.prime(zone, begin, end);
-
-    device::Lead lead;
-    if (!block.votes() && block.searchers() > kSearchers) {  // the lead is one of all
-#pragma unroll 1
-      for (int from = 0; from < block.searchers(); from += kSearchers) prepare(from, lead);
+    if (block.votes()) {
+      run_votes(ring, begin, end);
+    } else {
+      run_signs(ring, begin, end);
     }
-    const int step = !block.votes() ? kSearchers : launch.packed ? 4 : 1;
-#pragma unroll 1
-    for (int from = 0; from < block.searchers(); from += step) {
-      if (from > 0) {
-        __syncthreads();
-        ring.prime(zone, begin, end);
-      }
-      const device::ScoreOutput out{block.context.scratch.scores,
-                                    space.histogram[device::warp_id()], from > 0,
-                                    from + step >= block.searchers()};
-      if (!block.votes()) {
-        prepare(from, lead);
-        device::settle(space.queries, lead);
-        const int quads = (min(block.searchers() - from, step) + 3) / 4;
-        device::score_signs<kWords>(ring, zone, begin, end, space.queries, quads, out);
-      } else if (launch.packed) {
-        auto* packed = reinterpret_cast<uint32_t*>(tables());
-        device::pack_votes<kWords>(block.context.scratch.votes, from, block.searchers(), packed);
-        __syncthreads();
-        device::score_votes<kWords>(ring, zone, begin, end, packed, out);
-      } else {
-        device::copy_votes<kWords>(block.context.scratch.votes, from, tables());
-        __syncthreads();
-        device::score_votes<kWords>(ring, zone, begin, end, tables(), out);
-      }
-    }
-    __syncthreads();
-    for (int bin = int(threadIdx.x); bin < 256; bin += device::kThreads) {
-      uint32_t sum = 0;
-#pragma unroll
-      for (int warp = 0; warp < device::kWarps; ++warp) sum += space.histogram[warp][bin];
-      space.histogram[0][bin] = sum;
-    }
-    __syncthreads();
-    if (device::warp_id() == 0) {
-      device::write_counts(space.histogram[0], block.context.scratch.counts + rank);
-    }
+    __syncwarp();
+    device::write_counts(space.histogram, block.context.scratch.counts + rank);
   }
 };
 
@@ -138,6 +154,7 @@ __global__ void __launch_bounds__(device::kThreads)
   constexpr int kSubspaces = 4 * kWords;
   __shared__ device::Queries<kWords> queries;
   __shared__ HeadContext context;
+  device::let_successor_start();
   const uint32_t team = uint32_t(launch.team), rank = blockIdx.x % team;
   if (!find_context<Element>(launch.call, blockIdx.x / team, context)) return;
   __syncthreads();
@@ -148,7 +165,6 @@ __global__ void __launch_bounds__(device::kThreads)
   for (int from = 0; from < block.searchers(); from += device::kQueries<kWords>) {
     if (from > 0) __syncthreads();
     block.prepare_votes(from, queries);
-    if (rank == 0) block.leave_queries(from, queries);
     const int tasks = min(block.searchers() - from, device::kQueries<kWords>) * kSubspaces;
 #pragma unroll 1
     for (int task = int(rank) * device::kWarps + device::warp_id(); task < tasks;

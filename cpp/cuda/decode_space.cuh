@@ -25,7 +25,6 @@ struct DecodeLaunch {
 struct HeadScratch {
   uint8_t* scores;
   device::ScanCounts* counts;  // (kMostScans)
-  float* rotated;              // (searchers, rotated dimensions), scaled
   device::Mass* masses;        // (kSlices, group)
   int* windows;                // (group, kWindowRows) logits in steps
   uint8_t* votes;
@@ -92,7 +91,6 @@ __host__ __device__ inline ScratchLayout layout_scratch(const ModelShape& shape,
   at.score_stride = (zone_capacity + 2 * kScoreAlignment) / kScoreAlignment * kScoreAlignment;
   at.scores = take(heads * at.score_stride);
   at.counts = take(heads * device::kMostScans * int64_t(sizeof(device::ScanCounts)));
-  at.rotated = take(heads * searchers * shape.rotated_dim * 4);
   at.masses = take(heads * device::kSlices * shape.group * 8);
   at.windows = take(heads * shape.group * device::kWindowRows * 4);
   at.votes = take(votes ? heads * searchers * shape.rotated_dim / kSubspaceDim * 256 : 0);
@@ -123,8 +121,6 @@ __device__ inline HeadScratch scratch_of(const DecodeCall& call, const Lane& lan
   scratch.scores = reinterpret_cast<uint8_t*>(base + at.scores) + head * at.score_stride;
   scratch.counts =
       reinterpret_cast<device::ScanCounts*>(base + at.counts) + head * device::kMostScans;
-  scratch.rotated =
-      reinterpret_cast<float*>(base + at.rotated) + head * call.searchers * shape.rotated_dim;
   scratch.masses =
       reinterpret_cast<device::Mass*>(base + at.masses) + head * device::kSlices * shape.group;
   scratch.windows =
@@ -205,19 +201,6 @@ struct HeadBlock {
     const int64_t slot = uint32_t(position) - segment * tokens;
     return static_cast<char*>(context.rows[segment]) +
            (int64_t(context.head) * tokens + slot) * context.shape.row_bytes;
-  }
-
-  /** Prepared queries go where the next kernel finds them, times what makes logits of them. */
-  __device__ __forceinline__ void leave_queries(int from,
-                                                const device::Queries<kWords>& queries) const {
-    constexpr int kDim = 32 * kWords;
-    // 1 / sqrt of the rotation, the 255 steps of a weight, and the scale of a logit.
-    const float factor = __fdiv_rn(__fdiv_rn(call.logits.scale, __fsqrt_rn(float(kDim))), 255.0f);
-    const int count = min(searchers() - from, device::kQueries<kWords>) * kDim;
-    for (int i = int(threadIdx.x); i < count; i += device::kThreads) {
-      context.scratch.rotated[from * kDim + i] =
-          __fmul_rn(queries.rotated[i / kDim][i % kDim], factor);
-    }
   }
 
   /** The rows of q that searchers stand for. */

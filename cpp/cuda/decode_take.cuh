@@ -86,32 +86,76 @@ struct Take {
   __device__ __forceinline__ void weigh(int first, int count, float* worth) const {
     const HeadScratch& scratch = block.context.scratch;
     const int group = block.context.shape.group;
+    const auto leave = [&](int i, float one) {
+      worth[i] = one;
+      if (launch.call.explains) scratch.worth[first + i] = one;
+    };
+    if (block.mean()) {
+      for (int i = int(threadIdx.x); i < count; i += device::kThreads) {
+        leave(i, __ldcg(scratch.estimates + first + i));
+      }
+      __syncthreads();
+      return;
+    }
     const int64_t part = 2 + block.context.shape.head_dim, stride = scratch.candidate_capacity;
+    const float inverse = __frcp_rn(float(group));
 #pragma unroll 1
-    for (int from = 0; from < group && !block.mean(); from += device::kHeadsPerPass) {
+    for (int from = 0; from < group; from += device::kHeadsPerPass) {
       const int heads = min(group - from, device::kHeadsPerPass);
+      const float* estimates = scratch.estimates + from * stride + first;
+      // Logits of a few heads come while there is other work: at first the sums of all heads.
+      constexpr int kAhead = 2, kFew = 4;
+      float next[kAhead][kFew];
+      const auto load = [&](int begin) {
+#pragma unroll
+        for (int k = 0; k < kAhead; ++k) {
+#pragma unroll
+          for (int head = 0; head < kFew; ++head) {
+            const int i = begin + k * device::kThreads;
+            const bool exists = i < count && head < heads;
+            next[k][head] = exists ? __ldcg(estimates + head * stride + i) : 0.0f;
+          }
+        }
+      };
+      load(int(threadIdx.x));
       if (from > 0) __syncthreads();
       device::sum_up(scratch.masses + from, group, heads, scratch.resident + from * part,
                      group * part, part, block.biases(from), space.all);
       __syncthreads();
-      const float* estimates = scratch.estimates + from * stride + first;
-#pragma unroll 1
-      for (int i = int(threadIdx.x); i < count; i += device::kThreads) {
-        float sum = from == 0 ? 0.0f : worth[i];
-#pragma unroll 4
-        for (int head = 0; head < heads; ++head) {
-          // A broken query has no say in what the others get.
-          const float logit = __ldcg(estimates + head * stride + i);
-          if (device::finite(space.all[head])) sum = sum + device::share_of(logit, space.all[head]);
-        }
-        worth[i] = sum;
+      // A broken query has no say in what the others get.
+      const auto share_of = [](float logit, float all) {
+        return device::finite(all) ? device::share_of(logit, all) : 0.0f;
+      };
+      float few[kFew];
+#pragma unroll
+      for (int head = 0; head < kFew; ++head) {
+        few[head] = head < heads ? space.all[head] : device::infinity();
       }
-    }
-    for (int i = int(threadIdx.x); i < count; i += device::kThreads) {
-      const float one =
-          block.mean() ? __ldcg(scratch.estimates + first + i) : __fdiv_rn(worth[i], float(group));
-      worth[i] = one;
-      if (launch.call.explains) scratch.worth[first + i] = one;
+#pragma unroll 1
+      for (int begin = int(threadIdx.x); begin < count; begin += kAhead * device::kThreads) {
+        float shares[kAhead] = {};
+#pragma unroll
+        for (int k = 0; k < kAhead; ++k) {
+#pragma unroll
+          for (int head = 0; head < kFew; ++head) shares[k] += share_of(next[k][head], few[head]);
+        }
+        load(begin + kAhead * device::kThreads);
+#pragma unroll
+        for (int k = 0; k < kAhead; ++k) {
+          const int i = begin + k * device::kThreads;
+          if (i >= count) break;
+          float sum = from == 0 ? shares[k] : worth[i] + shares[k];
+#pragma unroll 4
+          for (int head = kFew; head < heads; ++head) {
+            sum += share_of(__ldcg(estimates + head * stride + i), space.all[head]);
+          }
+          if (from + heads < group) {
+            worth[i] = sum;
+          } else {
+            leave(i, sum * inverse);
+          }
+        }
+      }
     }
     __syncthreads();
   }
@@ -246,6 +290,7 @@ __global__ void __launch_bounds__(device::kThreads, 1)
   space.cache.prefetch(int(blockIdx.x % size), int(size));
   const Take<Element, kWords> take{
       launch, space, {launch.call, space.context}, {int(size), int(blockIdx.x % size)}};
+  device::open_top_k(take.cluster, space.top_k);  // while there is nothing else to do
   device::wait_for_predecessor();
   take.run();
 }

@@ -22,7 +22,6 @@ struct ScratchLayout {
   int64_t scores;           // (heads, score_stride) uint8: the key at `offset` of the zone has its
                             // score at offset + zone_begin % kScoreAlignment
   int64_t counts;           // (heads, blocks that scan a head) ScanCounts
-  int64_t rotated;          // (heads, searchers, rotated_dim) float: scaled queries
   int64_t masses;           // (heads, slices, group, 2) float: maximum, sum of estimates
   int64_t windows;          // (heads, group, rows of a window) int32: logits in steps
   int64_t votes;            // (heads, searchers, subspaces, 256) uint8

@@ -84,15 +84,6 @@ struct Cluster {
     arrive();
     wait();
   }
-
-  /** The same place in the shared memory of another block. */
-  template <typename T>
-  __device__ __forceinline__ const T* of(const T* pointer, int other) const {
-#if PKV_HOPPER
-    if (size > 1) return static_cast<const T*>(__cluster_map_shared_rank(pointer, other));
-#endif
-    return pointer;
-  }
 };
 
 // Reductions over a warp, by exchange: the order of the additions is fixed.

@@ -4,9 +4,8 @@
  */
 #pragma once
 
-#include <type_traits>
-
 #include "device/exact.cuh"
+#include "device/matrix.cuh"
 
 namespace pariskv::cuda::device {
 
@@ -21,29 +20,6 @@ constexpr int kMmaPitch = 4 * kDim + 16;
 /** One tile is worked on while the next is on its way. */
 template <int kDim>
 constexpr int kMmaBytes = 2 * kMmaRows<kDim> * kMmaPitch<kDim>;
-
-// Fragments as the PTX manual has them: lane 4 g + t holds of A rows g and g + 8, columns 2 t,
-// 2 t + 1, 2 t + 8, 2 t + 9; of B the same rows of column g; of C rows g and g + 8, columns 2 t
-// and 2 t + 1.
-
-/** sums += a b: 16 x 16 times 16 x 8. */
-template <typename Element>
-__device__ __forceinline__ void multiply(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0,
-                                         uint32_t b1) {
-  if constexpr (std::is_same_v<Element, __half>) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-        "{%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  } else {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-        "{%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
-}
 
 /** Four 8 x 8 blocks of shared memory; lanes 8 i to 8 i + 7 name the rows of block i. */
 __device__ __forceinline__ void load_blocks(uint32_t (&b)[4], uint32_t address) {
@@ -63,20 +39,6 @@ __device__ __forceinline__ float power_of_two(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
-}
-
-template <typename Element>
-__device__ __forceinline__ uint16_t element_bits(Element x) {
-  return reinterpret_cast<const uint16_t&>(x);
-}
-
-/** Two numbers as elements, and, into `rest`, what rounding took from them. */
-template <typename Element>
-__device__ __forceinline__ uint32_t pack(float x, float y, uint32_t& rest) {
-  const Element a = from_float<Element>(x), b = from_float<Element>(y);
-  rest = element_bits(from_float<Element>(x - to_float(a))) |
-         uint32_t(element_bits(from_float<Element>(y - to_float(b)))) << 16;
-  return element_bits(a) | uint32_t(element_bits(b)) << 16;
 }
 
 /** The running softmax of the two queries of a lane, in powers of two, and their sums. */

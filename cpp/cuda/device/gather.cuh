@@ -40,28 +40,41 @@ constexpr int kGathered = kWords == 8 ? 128 : 256;
 template <int kWords>
 constexpr int kGatherBytes = 2 * kGathered<kWords> * CodeLayout<kWords>::kPitch;
 
-/** Sets codes of `count` candidates on their way. All threads. */
+/** What a thread copies of every code that it takes part in: a piece of it. */
 template <int kWords>
-__device__ __forceinline__ void gather_codes(const Zone& zone, const KeyPlace* places, int count,
-                                             char* to) {
+class Gather {
   using Layout = CodeLayout<kWords>;
-  const int piece = int(threadIdx.x) % Layout::kLanes;
-  if (piece >= Layout::kPieces) return;
-  // Of a block: where the planes of this lane's piece begin, and its bytes from key to key.
-  const bool record = piece < kWords, sign = !record && piece < kWords + Layout::kSignPieces;
-  const int64_t plane = record ? zone.layout.records(zone.head, 0) + 16 * piece
-                        : sign ? zone.layout.signs(zone.head, 0) + 16 * (piece - kWords)
-                               : zone.layout.scales(zone.head, 0);
-  const int step = record ? 16 * kWords : sign ? 4 * kWords : 2;
-  constexpr int kStep = kThreads / Layout::kLanes;
-  uint32_t target =
-      shared_address(to) + int(threadIdx.x) / Layout::kLanes * Layout::kPitch + 16 * piece;
-#pragma unroll 4
-  for (int i = int(threadIdx.x) / Layout::kLanes; i < count; i += kStep) {
-    const KeyPlace place = places[i];
-    stage16(target, place.block + plane + ((place.slot * step) & ~15), place.block != nullptr);
-    target += kStep * Layout::kPitch;
+
+ public:
+  __device__ __forceinline__ explicit Gather(const Zone& zone) {
+    const int piece = int(threadIdx.x) % Layout::kLanes;
+    has_ = piece < Layout::kPieces;
+    const bool record = piece < kWords, sign = !record && piece < kWords + Layout::kSignPieces;
+    plane_ = record ? zone.layout.records(zone.head, 0) + 16 * piece
+             : sign ? zone.layout.signs(zone.head, 0) + 16 * (piece - kWords)
+                    : zone.layout.scales(zone.head, 0);
+    step_ = record ? 16 * kWords : sign ? 4 * kWords : 2;
   }
-}
+
+  /** Sets codes of `count` candidates on their way. All threads. */
+  __device__ __forceinline__ void start(const KeyPlace* places, int count, char* to) const {
+    if (!has_) return;
+    constexpr int kStep = kThreads / Layout::kLanes;
+    const int first = int(threadIdx.x) / Layout::kLanes;
+    uint32_t target =
+        shared_address(to) + first * Layout::kPitch + 16 * (int(threadIdx.x) % Layout::kLanes);
+#pragma unroll 4
+    for (int i = first; i < count; i += kStep) {
+      const KeyPlace place = places[i];
+      stage16(target, place.block + plane_ + ((place.slot * step_) & ~15), place.block != nullptr);
+      target += kStep * Layout::kPitch;
+    }
+  }
+
+ private:
+  bool has_;
+  int64_t plane_;  // of a block: where those of the first key are
+  int step_;       // bytes from key to key
+};
 
 }  // namespace pariskv::cuda::device

@@ -105,12 +105,6 @@ struct Mass {
     }
     sum = __fadd_rn(sum, exp_of(x - (maximum == -infinity() ? 0.0f : maximum)));
   }
-  __device__ __forceinline__ void add(const Mass& other) {
-    const float top = fmaxf(maximum, other.maximum);
-    const float shift = top == -infinity() ? 0.0f : top;
-    sum = __fmaf_rn(sum, exp_of(maximum - shift), other.sum * exp_of(other.maximum - shift));
-    maximum = top;
-  }
 };
 
 /** sums += a b in halves: 16 keys times 16 dimensions times 8 columns. */
@@ -132,30 +126,32 @@ struct EstimateQueries {
   uint32_t pairs[kLaneWords<kWords>][16];
   float size[2];  // that power, of queries 2 (t % 2) and 2 (t % 2) + 1
 
-  /** As they are in memory. */
-  using Values = float[kLaneWords<kWords>][32];
+  /** Floats from word to word, and from query to query: lanes meet different banks. */
+  static constexpr int kWordPitch = 36;
+  static constexpr int kPitch = kWordPitch * kWords + (kWords == 4 ? 0 : 16);
+  static __device__ __forceinline__ int at(int d) { return d / 32 * kWordPitch + d % 32; }
 
-  /** @param rotated  (count, 32 * kWords), times what turns weights and centres into logits */
-  static __device__ __forceinline__ void read(const float* rotated, int count, Values& values) {
+  /**
+   * @param rotated  (4, kPitch) in shared memory: dimension d of a query, times what turns weights
+   *                 and centres into logits, is at `at(d)`
+   */
+  __device__ __forceinline__ void load(const float* rotated) {
     const int g = lane_id() / 4, t = lane_id() % 4;
-    const float* mine = rotated + g % 4 * 32 * kWords;
+    const float* mine = rotated + g % 4 * kPitch;
+    float values[kLaneWords<kWords>][32];
 #pragma unroll
     for (int u = 0; u < kLaneWords<kWords>; ++u) {
       const int word = t + 4 * u;
 #pragma unroll
       for (int d = 0; d < 32; d += 4) {
         float4 four = make_float4(0, 0, 0, 0);
-        if (g % 4 < count && word < kWords) {
-          four = __ldcg(reinterpret_cast<const float4*>(mine + 32 * word + d));
+        if (word < kWords) {
+          four = *reinterpret_cast<const float4*>(mine + kWordPitch * word + d);
         }
         values[u][d] = four.x, values[u][d + 1] = four.y;
         values[u][d + 2] = four.z, values[u][d + 3] = four.w;
       }
     }
-  }
-
-  __device__ __forceinline__ void load(const Values& values) {
-    const int g = lane_id() / 4, t = lane_id() % 4;
     float largest = 0;
 #pragma unroll
     for (int u = 0; u < kLaneWords<kWords>; ++u) {
@@ -198,17 +194,21 @@ struct TwoMasses {
   __device__ __forceinline__ void clear() { of[0] = of[1] = {-infinity(), 0}; }
   /** Those of all keys of a warp, in the order of exchanges: the same in lanes of equal t % 2. */
   __device__ __forceinline__ void add_lanes() {
+    float top[2] = {of[0].maximum, of[1].maximum};
+#pragma unroll
+    for (int step = 2; step < 32; step *= 2) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], step));
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
+      const float shift = top[i] == -infinity() ? 0.0f : top[i];
+      of[i] = {top[i], of[i].sum * exp_of(of[i].maximum - shift)};
+    }
 #pragma unroll
-      for (int step = 2; step < 32; step *= 2) {
-        const Mass other{__shfl_xor_sync(~0u, of[i].maximum, step),
-                         __shfl_xor_sync(~0u, of[i].sum, step)};
-        // The lower lane's first, so that both lanes of a pair get the same.
-        Mass first = lane_id() & step ? other : of[i];
-        first.add(lane_id() & step ? of[i] : other);
-        of[i] = first;
-      }
+    for (int step = 2; step < 32; step *= 2) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) of[i].sum += __shfl_xor_sync(~0u, of[i].sum, step);
     }
   }
 };
@@ -334,15 +334,22 @@ __device__ __forceinline__ Mass sum_of(const Mass (&masses)[kCount]) {
   return {top, sum};
 }
 
-/** Masses of all lanes together, the same in every lane. */
-__device__ __forceinline__ Mass combine(const Mass& mine) {
-  const float top = warp_max(mine.maximum);
-  const float of = mine.maximum == -infinity() ? 0.0f : exp_of(mine.maximum - top);
-  return {top, warp_sum(mine.sum * of)};
+/** The largest over a warp; a NaN that has no sign is larger than everything. */
+__device__ __forceinline__ float largest_of_warp(float x) {
+  const uint32_t key = __reduce_max_sync(~0u, sortable(x));
+  return float_of(key & 0x80000000u ? key ^ 0x80000000u : ~key);
+}
+
+/** To about 2^-22; minus infinity for 0. */
+__device__ __forceinline__ float log2_of(float x) {
+  float log;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(log) : "f"(x));
+  return log;
 }
 
 /**
- * The log-sum-exp of every head over its resident rows and all candidates, a warp per head.
+ * The log-sum-exp of every head over its resident rows and all candidates, a warp per head: of what
+ * its lanes have, two each, as one sum, so that there is one chain of exchanges.
  * @param masses    (kSlices, ...) of the candidates, `group` apart, at the first head
  * @param resident  (kParts, group, 2 + head_dim) at the first head
  * @param step      floats from part to part, `head_step` from head to head
@@ -353,23 +360,24 @@ __device__ __forceinline__ void sum_up(const Mass* masses, int group, int heads,
                                        const float* resident, int64_t step, int64_t head_step,
                                        const float* bias, float* out) {
   for (int head = warp_id(); head < heads; head += kWarps) {
+    const float2 found = __ldcg(reinterpret_cast<const float2*>(masses + lane_id() * group + head));
     Mass seen{-infinity(), 0};
-    const float2 mass = __ldcg(reinterpret_cast<const float2*>(masses + lane_id() * group + head));
     if (lane_id() < kParts) {
       const float* rows = resident + head * head_step + lane_id() * step;
       seen = {__ldcg(rows), __ldcg(rows + 1)};
+    } else if (lane_id() == kParts && bias != nullptr) {
+      seen = {bias[head], 1};
     }
-    Mass found{mass.x, mass.y};
-    seen = combine(seen);
-    found = combine(found);
-    float all = log_of_sum(seen.maximum, seen.sum);
-    if (bias != nullptr) all = log_add(all, bias[head]);
-    all = log_add(log_of_sum(found.maximum, found.sum), all);
-    if (lane_id() == 0) out[head] = all;
+    const float top = largest_of_warp(fmaxf(found.x, seen.maximum));
+    const float shift = top == -infinity() ? 0.0f : top;
+    const float sum =
+        warp_sum(found.y * exp_of(found.x - shift) + seen.sum * exp_of(seen.maximum - shift));
+    if (lane_id() == 0) out[head] = top + log2_of(sum) * 0.693147180559945309f;
   }
 }
 
 static_assert(kSlices == 32, "a lane for each slice");
+static_assert(kParts < 32, "and one for the bias");
 
 /** What a row would get of the attention of a head. */
 __device__ __forceinline__ float share_of(float logit, float all) {

@@ -46,46 +46,87 @@ __device__ __forceinline__ Place place_of_warp(int above, int equal, SelectSpace
   return {space.cut.offset + above_before + taken, space.cut.ties - taken};
 }
 
-/** Bytes of a word that are at least `least`: bit 7 of each. */
+/** Bytes of four words that are at least `least`: byte b of word j is bit 7 - j of byte b. */
 struct AtLeast {
   uint32_t add;   // what carries into bit 7 where the lower bits are enough
   uint32_t high;  // all ones: bit 7 of `least` is set, and so must a byte's be
 
   __device__ __forceinline__ explicit AtLeast(uint32_t least)
       : add((128 - least % 128) * 0x01010101u), high(least >= 128 ? ~0u : 0) {}
-  __device__ __forceinline__ uint32_t of(uint32_t word) const {
-    const uint32_t low = (word & 0x7f7f7f7fu) + add;
-    return ((word & low) | ((word | low) & ~high)) & 0x80808080u;
+  __device__ __forceinline__ uint32_t of(const uint32_t (&words)[4]) const {
+    uint32_t all = 0;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t low = (words[j] & 0x7f7f7f7fu) + add;
+      const uint32_t reached = (words[j] & low) | ((words[j] | low) & ~high);
+      all |= reached >> j & 0x80808080u >> j;
+    }
+    return all;
   }
 };
 
-/** Bit i of the result: bit 7 of byte i. */
-__device__ __forceinline__ uint32_t bits_of_bytes(uint32_t bytes) {
-  return (bytes >> 7) * 0x10204080u >> 28;
+constexpr uint32_t kAllBits = 0xf0f0f0f0;
+
+/** The same bits, that of byte b of word j as bit 4 j + b. */
+__device__ __forceinline__ uint32_t in_order(uint32_t bits) {
+  uint32_t order = 0;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    order |= (bits >> (7 - j) & 0x01010101u) * 0x10204080u >> 28 << 4 * j;
+  }
+  return order;
+}
+
+/** The first `room` of these bits, in their order; `room` becomes what is left of it. */
+__device__ __forceinline__ uint32_t first_of(uint32_t bits, int& room) {
+  if (room == 0) return 0;
+  int count = __popc(bits);
+  for (int j = 3; count > room; --j) {
+    for (uint32_t of = bits & 0x80808080u >> j; of != 0 && count > room; --count) {
+      const uint32_t last = 1u << (31 - __clz(int(of)));
+      of ^= last;
+      bits ^= last;
+    }
+  }
+  room -= count;
+  return bits;
 }
 
 constexpr int kFine = 16;  // bins of scores that are looked at together
 
-/** What a scan leaves: how many scores are at least b, for every b, and again for each 16th. */
+/** What a scan leaves: how many scores are at least b, for every b. */
 struct ScanCounts {
   int32_t at_least[256];
-  int32_t coarse[kFine];
+  int32_t coarse[kFine];          // every 16th of these
+  int32_t of_warps[kWarps][256];  // the same of each warp, whose keys lie side by side
 };
 
-/** Turns a histogram into counts. The first warp. */
-__device__ __forceinline__ void write_counts(const uint32_t* histogram, ScanCounts* out) {
-  const int first = 8 * lane_id();
-  int of[8], sum = 0;
+/** Turns histograms of all warps into counts; they are overwritten. */
+__device__ __forceinline__ void write_counts(uint32_t (&histograms)[kWarps][256], ScanCounts* out) {
+  auto* mine = reinterpret_cast<int4*>(&histograms[warp_id()][8 * lane_id()]);
+  const int4 low = mine[0], high = mine[1];
+  int of[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-  for (int i = 7; i >= 0; --i) of[i] = sum += int(histogram[first + i]);
-  const int higher = __reduce_add_sync(~0u, sum) - lanes_before(sum) - sum;
+  for (int i = 6; i >= 0; --i) of[i] += of[i + 1];
+  const int higher = __reduce_add_sync(~0u, of[0]) - lanes_before(of[0]) - of[0];
 #pragma unroll
   for (int i = 0; i < 8; ++i) of[i] += higher;
-  auto* to = reinterpret_cast<int4*>(out->at_least + first);
-  to[0] = make_int4(of[0], of[1], of[2], of[3]);
-  to[1] = make_int4(of[4], of[5], of[6], of[7]);
-  if (lane_id() % 2 == 0) out->coarse[lane_id() / 2] = of[0];
+  auto* to = reinterpret_cast<int4*>(&out->of_warps[warp_id()][8 * lane_id()]);
+  to[0] = mine[0] = make_int4(of[0], of[1], of[2], of[3]);
+  to[1] = mine[1] = make_int4(of[4], of[5], of[6], of[7]);
+  __syncthreads();
+  static_assert(kThreads == 256);
+  const int bin = int(threadIdx.x);
+  int sum = 0;
+#pragma unroll
+  for (int warp = 0; warp < kWarps; ++warp) sum += int(histograms[warp][bin]);
+  out->at_least[bin] = sum;
+  if (bin % kFine == 0) out->coarse[bin / kFine] = sum;
 }
+
+/** Words of 16 scores that a thread looks at in one step, at most, and at a time. */
+constexpr int kMostWords = 10;
+constexpr int kWordsAtOnce = 5;
 
 /** What the scans of a head left to be known of its scores. */
 struct ScoreSpace {
@@ -94,6 +135,10 @@ struct ScoreSpace {
   int above[kMostScans + 1], equal[kMostScans + 1];  // of the scans before; the last is all
   int in_warp[2][kWarps];
   int threshold, ties, count;
+  // Of each warp, the words of scores with candidates: which of them are, where they lie, and
+  // which candidate the first one is.
+  uint32_t passing[kWarps][32 * kMostWords];
+  int32_t position[kWarps][32 * kMostWords], index[kWarps][32 * kMostWords];
 };
 
 /**
@@ -163,65 +208,138 @@ __device__ __forceinline__ void find_threshold(const ScanCounts* counts, int sca
   __syncthreads();
 }
 
+/** Some scores of a head among which candidates lie, and how many lie before them. */
+struct ScoreRange {
+  int begin, end;    // from the zone's origin on
+  int above, equal;  // before `begin`: above the threshold, and equal to it
+};
+
 /**
- * Candidates [first, last) of the head from the scores of one scan, by a block.
- * @param scores  from the zone's origin on
- * @param begin   of the scan's keys, `end` too; counted from the zone's origin
+ * The keys of whole warps of scans among which candidates [first, last) lie. Every warp finds the
+ * same.
+ * @param scans     (team) what they have counted
+ * @param begin_of  begin_of(scan): its first unit, of `keys` keys
+ */
+template <typename BeginOf>
+__device__ __forceinline__ ScoreRange narrow(const ScanCounts* scans, int team, BeginOf begin_of,
+                                             int keys, int first, int last,
+                                             const ScoreSpace& space) {
+  const int lane = lane_id(), threshold = space.threshold, ties = space.ties;
+  const auto before = [&](int above, int equal) { return above + min(equal, ties); };
+  const uint32_t mine =
+      __ballot_sync(~0u, lane < team && before(space.above[lane], space.equal[lane]) < last &&
+                             before(space.above[lane + 1], space.equal[lane + 1]) > first);
+  if (mine == 0) return {0, 0, 0, 0};
+  // Lanes under 8: the warps of the first of these scans. Lanes from 8 on: of the last one.
+  const bool ending = lane >= kWarps;
+  const int scan = ending ? 31 - __clz(mine) : __ffs(mine) - 1, warp = lane % kWarps;
+  const int32_t* of = scans[scan].of_warps[warp];
+  int above = threshold < 255 ? __ldcg(of + threshold + 1) : 0;
+  int equal = __ldcg(of + threshold) - above;
+  const int own_above = above, own_equal = equal;
+#pragma unroll
+  for (int step = 1; step < kWarps; step *= 2) {
+    const int lower_above = __shfl_up_sync(~0u, above, step, kWarps);
+    const int lower_equal = __shfl_up_sync(~0u, equal, step, kWarps);
+    if (warp >= step) above += lower_above, equal += lower_equal;
+  }
+  above += space.above[scan];
+  equal += space.equal[scan];
+  const int above_before = above - own_above, equal_before = equal - own_equal;
+  const int begin =
+      31 - __clz(__ballot_sync(~0u, !ending && before(above_before, equal_before) <= first));
+  const int end =
+      __ffs(__ballot_sync(~0u, ending && lane < 2 * kWarps && before(above, equal) >= last)) - 1;
+  const int from = begin_of(scan), count = begin_of(scan + 1) - from;
+  const int at = from + warp_begin(count, warp), next = from + warp_begin(count, warp + 1);
+  return {keys * __shfl_sync(~0u, at, begin), keys * __shfl_sync(~0u, next, end),
+          __shfl_sync(~0u, above_before, begin), __shfl_sync(~0u, equal_before, begin)};
+}
+
+/**
+ * Candidates [first, last) of the head among the scores of a range, by a block: a thread looks at
+ * neighbouring ones.
+ * @param scores  from the zone's origin on; the zone begins at `shift`
  * @param take    take(index, offset): candidate `index`, `offset` from the zone's begin
  */
 template <typename Take>
-__device__ __forceinline__ void compact_scores(const uint8_t* scores, int begin, int end, int scan,
+__device__ __forceinline__ void compact_scores(const uint8_t* scores, const ScoreRange& range,
                                                int shift, int first, int last, ScoreSpace& space,
                                                Take take) {
   const uint32_t threshold = uint32_t(space.threshold);
   const AtLeast reaches(threshold), passes(min(threshold + 1, 255u));
   const uint32_t any = threshold == 255 ? 0 : ~0u;  // scores above it exist
-  const int ties = space.ties;
-  int above_before = space.above[scan], equal_before = space.equal[scan];
+  const int ties = space.ties, end = range.end;
+  int above = range.above, equal = range.equal;
+  constexpr int kOfWord = 16 * kThreads;
+  const int all_words = (end - range.begin + kOfWord - 1) / kOfWord;
+  const int steps = (all_words + kMostWords - 1) / kMostWords;
+  const int words = steps > 1 ? (all_words + steps - 1) / steps : all_words;
   int turn = 0;
-  uint4 next = make_uint4(0, 0, 0, 0);
-  const auto load = [&](int at) {
-    return at < end ? __ldcg(reinterpret_cast<const uint4*>(scores + at)) : make_uint4(0, 0, 0, 0);
-  };
-  next = load(begin + 16 * int(threadIdx.x));
 #pragma unroll 1
-  for (int base = begin; base < end; base += 16 * kThreads, turn ^= 1) {
-    const int at = base + 16 * int(threadIdx.x);
-    const uint32_t words[4] = {next.x, next.y, next.z, next.w};
-    next = load(at + 16 * kThreads);
-    uint32_t above_bits = 0, equal_bits = 0;
+  for (int base = range.begin; base < end; base += words * kOfWord, turn ^= 1) {
+    const int at = base + 16 * words * int(threadIdx.x);
+    uint32_t bits[kMostWords];  // of 16 scores, as AtLeast has them: above, four bits lower equal
+    int counts = 0;             // both in one number: a step has less than 2^16 keys
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t above = passes.of(words[i]) & any;
-      above_bits |= bits_of_bytes(above) << 4 * i;
-      equal_bits |= bits_of_bytes(reaches.of(words[i]) & ~above) << 4 * i;
+    for (int word = 0; word < kMostWords; word += kWordsAtOnce) {
+      if (word >= words) break;
+      uint4 loaded[kWordsAtOnce];
+#pragma unroll
+      for (int i = 0; i < kWordsAtOnce; ++i) {
+        const int from = at + 16 * (word + i);
+        loaded[i] = word + i < words && from < end
+                        ? __ldcg(reinterpret_cast<const uint4*>(scores + from))
+                        : make_uint4(0, 0, 0, 0);
+      }
+#pragma unroll
+      for (int i = 0; i < kWordsAtOnce; ++i) {
+        const uint32_t of[4] = {loaded[i].x, loaded[i].y, loaded[i].z, loaded[i].w};
+        const uint32_t higher = passes.of(of) & any, tied = reaches.of(of) & ~higher;
+        bits[word + i] = higher | tied >> 4;
+        counts += __popc(higher) + (__popc(tied) << 16);
+      }
     }
-    // Both counts in one number: a step has 4096 keys.
-    const int counts = __popc(above_bits) | __popc(equal_bits) << 16;
     const int in_lanes = lanes_before(counts);
     if (lane_id() == 31) space.in_warp[turn][warp_id()] = in_lanes + counts;
     __syncthreads();
     const int of_warp = lane_id() < kWarps ? space.in_warp[turn][lane_id()] : 0;
-    const int all = __reduce_add_sync(~0u, of_warp);
-    const int before = in_lanes + __reduce_add_sync(~0u, lane_id() < warp_id() ? of_warp : 0);
-    const int above = above_before + (before & 0xffff), equal = equal_before + (before >> 16);
-    above_before += all & 0xffff;
-    equal_before += all >> 16;
-    int room = max(ties - equal, 0);
-    int index = above + min(equal, ties);
-    uint32_t passing = above_bits;
-    if (equal_bits != 0 && room > 0) {
-      uint32_t tied = equal_bits;
-      for (int extra = __popc(tied) - room; extra > 0; --extra) tied ^= 1u << (31 - __clz(tied));
-      passing |= tied;
+    const auto all = uint32_t(__reduce_add_sync(~0u, of_warp));
+    const auto before =
+        uint32_t(in_lanes + __reduce_add_sync(~0u, lane_id() < warp_id() ? of_warp : 0));
+    const int equal_before = equal + int(before >> 16);
+    int room = max(ties - equal_before, 0);
+    int index = above + int(before & 0xffff) + min(equal_before, ties);
+    // Words with candidates are few and anywhere: they are listed, and then each lane has one.
+    int listed = 0;
+#pragma unroll
+    for (int word = 0; word < kMostWords; ++word) {
+      if (word >= words) break;
+      uint32_t passing = bits[word] & kAllBits;
+      passing |= first_of(bits[word] << 4 & kAllBits, room);
+      const uint32_t has = __ballot_sync(~0u, passing != 0);
+      if (passing != 0) {
+        const int place = listed + __popc(has & ((1u << lane_id()) - 1));
+        space.passing[warp_id()][place] = passing;
+        space.position[warp_id()][place] = at + 16 * word;
+        space.index[warp_id()][place] = index;
+        index += __popc(passing);
+      }
+      listed += __popc(has);
     }
-    while (passing != 0) {
-      const int offset = at + __ffs(passing) - 1 - shift;
-      passing &= passing - 1;
-      if (index >= first && index < last) take(index, offset);
-      ++index;
+    __syncwarp();
+    for (int i = lane_id(); i < listed; i += 32) {
+      const int position = space.position[warp_id()][i] - shift;
+      int of = space.index[warp_id()][i];
+      for (uint32_t left = in_order(space.passing[warp_id()][i]); left != 0; left &= left - 1) {
+        if (of >= first && of < last) take(of, position + __ffs(int(left)) - 1);
+        ++of;
+      }
     }
-    if (above_before + min(equal_before, ties) >= last) break;
+    __syncwarp();
+    above += int(all & 0xffff);
+    equal += int(all >> 16);
+    if (above + min(equal, ties) >= last) break;
   }
 }
 

@@ -1,176 +1,267 @@
 /**
  * The exact top k of 32-bit keys that lie over the blocks of a cluster: larger keys first, then
- * lower indices. The leading digit's histogram leaves few keys undecided; those are ranked, or the
- * next digit is taken.
+ * lower indices. Every block counts its keys in bins and sends the counts to all; the bin where
+ * the last key of the top k lies is cut into bins again, until it holds few keys. Those are sent
+ * to all and ranked. All blocks do the same with the same numbers, as asking takes longer.
  */
 #pragma once
 
+#include "device/mail.cuh"
 #include "device/select.cuh"
 
 namespace pariskv::cuda::device {
 
-constexpr int kDigitBits = 12;
+constexpr int kDigitBits = 6;
 constexpr int kBins = 1 << kDigitBits;
-constexpr int kCoarse = 64;  // bins of bins
-constexpr int kShortList = 128;
-static_assert(kThreads == 4 * kCoarse && kShortList <= kThreads);
+/** Threads that add up one bin; the rows are spread over the banks for them. */
+constexpr int kBinThreads = kThreads / kBins;
+constexpr int kBinRow = kBins + 32 / kBinThreads;
+/** Keys that are ranked, and the bits of their index. */
+constexpr int kListBits = 8;
+constexpr int kShortList = 1 << kListBits;
+static_assert(kShortList == kThreads);
+/** Keys of a thread that stay in registers. */
+constexpr int kKept = 4;
+
+/**
+ * The first bins are half octaves of floats, from 2^-24 to 2^7, and what lies below and above: the
+ * cut of any shares of attention, and of most logits, lies within.
+ */
+constexpr int kFirstShift = 22;
+constexpr uint32_t kFirstLow = (0x80000000u | (127u - 24u) << 23) - (1u << kFirstShift);
 
 struct TopKSpace {
-  alignas(8) int bins[kBins];          // read by the other blocks,
-  int coarse[kCoarse];                 // as is this,
-  uint32_t list[kShortList];           // and this: undecided keys of this block
-  int gathered[kMaxCluster][kCoarse];  // counts of all blocks
-  uint32_t items[kShortList];          // undecided keys of all blocks
-  int list_count;
-  uint32_t threshold;
-  int ties;
+  alignas(16) int bins[2][kBins];         // by turns
+  int rows[2][kMaxCluster][kBinRow];      // bins of all blocks
+  alignas(16) int2 sums[kBins];           // over all blocks, and over lower ones; last bin first
+  alignas(16) uint32_t own[kShortList];   // undecided keys of this block,
+  alignas(16) uint32_t list[kShortList];  // and of all
+  Mail mail;
+  int listed;
+  uint32_t last;  // on the list, of those that pass
 };
 
-/** Where the wanted-th largest lies in 64 bins, and what is around it. */
+/** Where the wanted-th largest lies among the bins, and what is around it. */
 struct Found {
   int bin;
   int above, inside;                // keys in higher bins, and in this one
   int above_before, inside_before;  // those of lower blocks
 };
 
-/** Every warp finds the same. */
-__device__ __forceinline__ Found find_bin(const int (*counts)[kCoarse], const Cluster& cluster,
-                                          int wanted) {
-  const int first = 2 * lane_id();
-  int a = 0, b = 0, a_before = 0, b_before = 0;
-  for (int other = 0; other < cluster.size; ++other) {
-    const int2 pair = *reinterpret_cast<const int2*>(&counts[other][first]);
-    a += pair.x;
-    b += pair.y;
-    if (other < cluster.rank) a_before += pair.x, b_before += pair.y;
+/** From `count` rows. Every warp finds the same. */
+__device__ __forceinline__ Found find_bin(const int* rows, int count, int rank, int wanted,
+                                          TopKSpace& space) {
+  constexpr int kOfWarp = 32 / kBinThreads;
+  const int part = lane_id() / kOfWarp, bin = warp_id() * kOfWarp + lane_id() % kOfWarp;
+  int all = 0, before = 0;
+#pragma unroll
+  for (int i = 0; i < kMaxCluster / kBinThreads; ++i) {
+    const int row = part + kBinThreads * i;
+    const int some = row < count ? rows[row * kBinRow + bin] : 0;
+    all += some;
+    before += row < rank ? some : 0;
   }
-  const int all = __reduce_add_sync(~0u, a + b);
-  const int from_b = all - lanes_before(a + b) - a;  // keys in bin b or higher
-  const int mine = from_b >= wanted ? first + 1 : from_b + a >= wanted ? first : 0;
-  Found found;
-  found.bin = __reduce_max_sync(~0u, mine);
-  const bool a_above = first > found.bin, b_above = first + 1 > found.bin;
-  const bool a_in = first == found.bin, b_in = first + 1 == found.bin;
-  const auto sum = [](bool take_a, int x, bool take_b, int y) {
-    return __reduce_add_sync(~0u, (take_a ? x : 0) + (take_b ? y : 0));
-  };
-  found.above = sum(a_above, a, b_above, b);
-  found.inside = sum(a_in, a, b_in, b);
-  found.above_before = sum(a_above, a_before, b_above, b_before);
-  found.inside_before = sum(a_in, a_before, b_in, b_before);
-  return found;
+#pragma unroll
+  for (int step = kOfWarp; step < 32; step *= 2) {
+    all += __shfl_xor_sync(~0u, all, step);
+    before += __shfl_xor_sync(~0u, before, step);
+  }
+  if (part == 0) space.sums[kBins - 1 - bin] = make_int2(all, before);
+  __syncthreads();
+  static_assert(kBins == 2 * 32);
+  const int4 two = reinterpret_cast<const int4*>(space.sums)[lane_id()];
+  int reached = two.x + two.z, reached_before = two.y + two.w;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int higher = __shfl_up_sync(~0u, reached, step);
+    const int higher_before = __shfl_up_sync(~0u, reached_before, step);
+    if (lane_id() >= step) reached += higher, reached_before += higher_before;
+  }
+  // In one lane, one of its two bins.
+  const bool second = reached - two.z < wanted;
+  const int owner = __ffs(int(__ballot_sync(~0u, reached >= wanted))) - 1;
+  const int above = reached - two.z - (second ? 0 : two.x);
+  const int above_before = reached_before - two.w - (second ? 0 : two.y);
+  return {__shfl_sync(~0u, kBins - 1 - 2 * lane_id() - int(second), owner),
+          __shfl_sync(~0u, above, owner), __shfl_sync(~0u, second ? two.z : two.x, owner),
+          __shfl_sync(~0u, above_before, owner), __shfl_sync(~0u, second ? two.w : two.y, owner)};
 }
 
-/** 64 counts of every block, a warp bringing those of one. Ends with a barrier. */
-__device__ __forceinline__ void gather(const Cluster& cluster, const int* counts,
-                                       TopKSpace& space) {
-#pragma unroll 2
-  for (int other = warp_id(); other < cluster.size; other += kWarps) {
-    const int2 pair = *reinterpret_cast<const int2*>(cluster.of(counts + 2 * lane_id(), other));
-    *reinterpret_cast<int2*>(&space.gathered[other][2 * lane_id()]) = pair;
-  }
+/** Makes the space ready for one find_top_k. All threads; ends with a barrier of the cluster. */
+__device__ __forceinline__ void open_top_k(const Cluster& cluster, TopKSpace& space) {
+  const int thread = int(threadIdx.x);
+  if (thread < kBins) space.bins[0][thread] = 0;
+  space.list[thread] = 0;
+  if (thread == 32) space.listed = 0;
+  space.mail.open(cluster);
   __syncthreads();
 }
 
 /**
- * The cut of the `wanted` largest keys; there are more. `keys` belong to this block.
- * Between barriers of the cluster, which it has some of itself.
+ * How many keys of the list, which holds `count`, are larger than one of them: `item`, another one
+ * for every thread. They all differ, as they hold their index.
+ */
+__device__ __forceinline__ int rank_list(const TopKSpace& space, int count, int& item) {
+  constexpr int kTile = kThreads / 4;  // keys that are ranked at a time, against as many
+  const int part = int(threadIdx.x) % 4, first = int(threadIdx.x) / 4;
+  int rank = 0;
+#pragma unroll 1
+  for (int mine = 0; mine < count; mine += kTile) {
+    const uint32_t key = space.list[mine + first];
+    int larger = 0;
+#pragma unroll 1
+    for (int tile = 0; tile < count; tile += kTile) {
+      uint4 four[kTile / 16];
+#pragma unroll
+      for (int i = 0; i < kTile / 16; ++i) {
+        four[i] = *reinterpret_cast<const uint4*>(&space.list[tile + 16 * i + 4 * part]);
+      }
+#pragma unroll
+      for (int i = 0; i < kTile / 16; ++i) {
+        larger += int(four[i].x > key) + int(four[i].y > key);
+        larger += int(four[i].z > key) + int(four[i].w > key);
+      }
+    }
+    larger += __shfl_xor_sync(~0u, larger, 1);
+    larger += __shfl_xor_sync(~0u, larger, 2);
+    if (mine == kTile * part) rank = larger;
+  }
+  item = kTile * part + first;
+  return rank;
+}
+
+/**
+ * The cut of the `wanted` largest keys; there are more. `keys` belong to this block. Once for a
+ * space, after open_top_k.
  * @param key_of  key_of(i) of key i
  */
 template <typename KeyOf>
 __device__ __forceinline__ Cut find_top_k(const Cluster& cluster, int keys, int wanted,
                                           KeyOf key_of, TopKSpace& space) {
-  uint32_t prefix = 0;              // digits of the wanted-th largest so far
+  const int thread = int(threadIdx.x);
+  // Undecided are the keys of [low, low + 2^log_width), bins are 2^shift of them.
+  uint32_t low = kFirstLow;
+  int log_width = 32, shift = kFirstShift;
+  const auto undecided = [&](uint32_t key) {
+    return __funnelshift_rc(key - low, 0, uint32_t(log_width)) == 0;
+  };
+  const bool kept = keys <= kKept * kThreads;
+  uint32_t some[kKept];
+  int place[kKept] = {};  // in its bin
+  const auto load = [&](int base) {
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) {
+      const int at = base + i * kThreads;
+      some[i] = at < keys ? key_of(at) : 0;
+    }
+  };
+  load(thread);
   int above = 0, above_before = 0;  // keys that are larger for certain
+  int exchange = 0;
   Found found{};
-  int shift = 32 - kDigitBits;
 #pragma unroll 1
-  for (int round = 0;; ++round) {
-    // 12 bits, 12 bits, and the last 8, which only fill every 16th bin.
-    for (int i = threadIdx.x; i < kBins; i += kThreads) space.bins[i] = 0;
-    if (threadIdx.x == 0) space.list_count = 0;
-    __syncthreads();
-    for (int i = threadIdx.x; i < keys; i += kThreads) {
-      const uint32_t key = key_of(i);
-      if (round == 0 || key >> (32 - kDigitBits * round) == prefix) {
-        const uint32_t digit = shift >= 0 ? key >> shift : key << -shift;
-        atomicAdd(&space.bins[digit % kBins], 1);
+  for (;; ++exchange) {
+    int* bins = space.bins[exchange % 2];
+    if (thread < kBins) space.bins[1 - exchange % 2][thread] = 0;
+    const auto bin_of = [&](uint32_t key) {
+      return &bins[min((max(key, low) - low) >> shift, uint32_t(kBins - 1))];
+    };
+    if (kept) {
+#pragma unroll
+      for (int i = 0; i < kKept; ++i) {
+        const bool counts = thread + i * kThreads < keys && undecided(some[i]);
+        if (counts) place[i] = atomicAdd(bin_of(some[i]), 1);
+      }
+    } else {
+#pragma unroll 1
+      for (int base = thread; base < keys; base += kKept * kThreads) {
+        load(base);
+#pragma unroll
+        for (int i = 0; i < kKept; ++i) {
+          const bool counts = base + i * kThreads < keys && undecided(some[i]);
+          if (counts) atomicAdd(bin_of(some[i]), 1);
+        }
       }
     }
     __syncthreads();
-    {  // four threads add a coarse bin up
-      const int coarse = threadIdx.x / 4, part = threadIdx.x % 4;
-      int sum = 0;
-      for (int i = 0; i < 16; ++i) {  // starting anywhere else, for the banks' sake
-        sum += space.bins[64 * coarse + 4 * ((i + coarse) % 16) + part];
+    const int* rows = bins;
+    if (cluster.size > 1) {
+      constexpr int kChunks = kBins / 4;
+      static_assert(kChunks * kMaxCluster == kThreads);
+      auto& arriving = space.rows[exchange % 2];
+      rows = arriving[0];
+      if (thread == 0) space.mail.expect(exchange, cluster.size * kBins * int(sizeof(int)));
+      const int turn = thread / kChunks, chunk = thread % kChunks;
+      if (turn < cluster.size) {
+        space.mail.send(exchange, (cluster.rank + turn) & (cluster.size - 1),
+                        &arriving[cluster.rank][4 * chunk],
+                        reinterpret_cast<const int4*>(bins)[chunk]);
       }
-      for (int step = 2; step >= 1; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-      if (part == 0) space.coarse[coarse] = sum;
+      space.mail.wait(exchange);
     }
-    cluster.sync();
-    gather(cluster, space.coarse, space);
-    found = find_bin(space.gathered, cluster, wanted - above);
+    found = find_bin(rows, cluster.size, cluster.rank, wanted - above, space);
+    if (log_width == 32 && low != 0 && (found.bin == 0 || found.bin == kBins - 1)) {
+      low = 0;  // all keys again, by their leading bits
+      shift = 32 - kDigitBits;
+      continue;
+    }
     above += found.above;
     above_before += found.above_before;
-    const int coarse = found.bin;
-    __syncthreads();
-    gather(cluster, &space.bins[64 * coarse], space);
-    found = find_bin(space.gathered, cluster, wanted - above);
-    above += found.above;
-    above_before += found.above_before;
-    const uint32_t digit = uint32_t(64 * coarse + found.bin);
-    if (shift < 0) {
-      prefix = prefix << (kDigitBits + shift) | digit >> -shift;
-      break;
-    }
-    prefix = prefix << kDigitBits | digit;
-    if (found.inside <= kShortList) break;
-    shift -= kDigitBits;
-    cluster.sync();  // nobody reads the bins any more
+    low += uint32_t(found.bin) << shift;
+    log_width = shift;
+    if (log_width == 0 || (found.inside <= kShortList && log_width + kListBits <= 32)) break;
+    shift = max(shift - kDigitBits, 0);
   }
-  int ties = wanted - above;
-  if (shift < 0) {  // all digits are known
+  const int ties = wanted - above;
+  if (log_width == 0) {  // what is undecided is equal
     const int before = min(found.inside_before, ties);
-    return {prefix, ties - before, above_before + before, wanted};
+    return {low, ties - before, above_before + before, wanted};
   }
 
-  for (int i = threadIdx.x; i < keys; i += kThreads) {
-    const uint32_t key = key_of(i);
-    if (key >> shift == prefix) space.list[atomicAdd(&space.list_count, 1)] = key;
-  }
-  cluster.sync();
-  // Thread i has key i of the undecided ones, of block `owner`.
-  const int item = int(threadIdx.x);
-  const bool has = item < found.inside;
-  const int bin = found.bin;
-  int owner = 0;
-  uint32_t key = 0;
-  if (has) {
-    int at = item;
-    while (at >= space.gathered[owner][bin]) at -= space.gathered[owner++][bin];
-    key = *cluster.of(&space.list[at], owner);
-    space.items[item] = key;
-  }
-  __syncthreads();
-  if (has) {
-    int larger = 0, equal = 0;
-    for (int i = 0; i < found.inside; ++i) {
-      larger += space.items[i] > key;
-      equal += space.items[i] == key;
+  const int begin = found.inside_before, listed = space.bins[exchange % 2][found.bin];
+  uint32_t* own = cluster.size > 1 ? space.own : space.list;
+  const auto list = [&](uint32_t key, int at) {  // of equal keys the first passes first
+    own[at] = (key - low) << kListBits | uint32_t(kShortList - 1 - (begin + at));
+  };
+  if (kept) {
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) {
+      if (thread + i * kThreads < keys && undecided(some[i])) list(some[i], place[i]);
     }
-    if (larger < ties && ties <= larger + equal) {  // all equal keys write the same
-      space.threshold = key;
-      space.ties = ties - larger;
+  } else {
+#pragma unroll 1
+    for (int base = thread; base < keys; base += kKept * kThreads) {
+      load(base);
+#pragma unroll
+      for (int i = 0; i < kKept; ++i) {
+        if (base + i * kThreads < keys && undecided(some[i])) {
+          list(some[i], atomicAdd(&space.listed, 1));
+        }
+      }
     }
   }
   __syncthreads();
-  const uint32_t threshold = space.threshold;
-  ties = space.ties;
-  const bool before = has && owner < cluster.rank;
-  above_before += __syncthreads_count(before && key > threshold);
-  const int equal_before = __syncthreads_count(before && key == threshold);
-  const int ties_before = min(equal_before, ties);
-  return {threshold, ties - ties_before, above_before + ties_before, wanted};
+  if (cluster.size > 1) {
+    ++exchange;
+    if (thread == 0) space.mail.expect(exchange, found.inside * int(sizeof(uint32_t)));
+    const int other = (cluster.rank + thread) & (cluster.size - 1);
+    const int log_size = 31 - __clz(cluster.size);
+#pragma unroll 1
+    for (int i = thread >> log_size; i < listed; i += kThreads >> log_size) {
+      space.mail.send(exchange, other, &space.list[begin + i], own[i]);
+    }
+    space.mail.wait(exchange);
+  }
+  int item;
+  const int rank = rank_list(space, found.inside, item);
+  const bool passes = item < found.inside && rank < ties;
+  const uint32_t key = space.list[item];
+  if (passes && rank == ties - 1) space.last = key;
+  const int before = __syncthreads_count(passes && item < begin);
+  const uint32_t last = space.last >> kListBits;
+  const bool mine = item >= begin && item < begin + listed;
+  const int tied = __syncthreads_count(passes && mine && key >> kListBits == last);
+  return {low + last, tied, above_before + before, wanted};
 }
 
 /**
@@ -183,26 +274,38 @@ __device__ __forceinline__ void compact_keys(int keys, KeyOf key_of, SelectSpace
   const int begin = warp_begin(keys, warp_id());
   const int end = warp_begin(keys, warp_id() + 1);
   const uint32_t threshold = space.cut.threshold;
-  int above = 0, equal = 0;
-  for (int i = begin + lane_id(); i < end; i += 32) {
-    const uint32_t key = key_of(i);
-    above += key > threshold;
-    equal += key == threshold;
-  }
-  Place place = place_of_warp(__reduce_add_sync(~0u, above), __reduce_add_sync(~0u, equal), space);
-  const uint32_t lower_lanes = (1u << lane_id()) - 1;
-  for (int base = begin; base < end; base += 32) {
+  // Of 32 keys, a bit each.
+  struct Bits {
+    uint32_t above, equal;
+  };
+  const auto look = [&](int base) {
     const int i = base + lane_id();
     const uint32_t key = i < end ? key_of(i) : 0;
-    const uint32_t above_bits = __ballot_sync(~0u, i < end && key > threshold);
-    const uint32_t equal_bits = __ballot_sync(~0u, i < end && key == threshold);
-    const int equal_before = __popc(equal_bits & lower_lanes);
-    const bool tie = i < end && key == threshold && equal_before < place.ties;
-    if (tie || (above_bits >> lane_id() & 1)) {
-      take(place.offset + __popc(above_bits & lower_lanes) + min(equal_before, place.ties), i);
+    return Bits{__ballot_sync(~0u, i < end && key > threshold),
+                __ballot_sync(~0u, i < end && key == threshold)};
+  };
+  const Bits first = look(begin), second = look(begin + 32);  // most often all there are
+  int above = __popc(first.above) + __popc(second.above);
+  int equal = __popc(first.equal) + __popc(second.equal);
+#pragma unroll 2
+  for (int base = begin + 64; base < end; base += 32) {
+    const Bits more = look(base);
+    above += __popc(more.above);
+    equal += __popc(more.equal);
+  }
+  Place place = place_of_warp(above, equal, space);
+  const uint32_t lower_lanes = (1u << lane_id()) - 1;
+#pragma unroll 1
+  for (int base = begin; base < end; base += 32) {
+    const Bits bits = base == begin ? first : base == begin + 32 ? second : look(base);
+    const int equal_before = __popc(bits.equal & lower_lanes);
+    const bool tie = (bits.equal >> lane_id() & 1) && equal_before < place.ties;
+    if (tie || (bits.above >> lane_id() & 1)) {
+      take(place.offset + __popc(bits.above & lower_lanes) + min(equal_before, place.ties),
+           base + lane_id());
     }
-    const int taken = min(__popc(equal_bits), place.ties);
-    place.offset += __popc(above_bits) + taken;
+    const int taken = min(__popc(bits.equal), place.ties);
+    place.offset += __popc(bits.above) + taken;
     place.ties -= taken;
   }
 }

@@ -1,0 +1,80 @@
+/**
+ * What the blocks of a cluster send one another: it goes straight into the other's shared memory,
+ * and a barrier there counts the bytes. A barrier of the cluster would first wait for everything
+ * that a block has stored anywhere, which takes longer than all the rest.
+ */
+#pragma once
+
+#include "device/cluster.cuh"
+
+namespace pariskv::cuda::device {
+
+/**
+ * Where the exchanges of a block with all others arrive, one after the other. Who sends the next
+ * one has had this one from everybody, so two barriers by turns are enough, and so is memory for
+ * two exchanges: everybody has read what came before this one. Nobody sends to who has left: all
+ * wait for all that is sent to them. Of use once.
+ */
+struct Mail {
+  uint64_t barriers[2];
+
+  /** All threads; on return everybody's is open. Of what is stored before, others see nothing. */
+  __device__ __forceinline__ void open(const Cluster& cluster) {
+#if PKV_HOPPER
+    if (cluster.size == 1) return;
+    if (threadIdx.x == 0) {
+      init_barrier(&barriers[0], 1);
+      init_barrier(&barriers[1], 1);
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+  }
+
+  /** By one thread: so many bytes will come. */
+  __device__ __forceinline__ void expect(int exchange, int bytes) {
+#if PKV_HOPPER
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
+                     shared_address(&barriers[exchange % 2])),
+                 "r"(bytes)
+                 : "memory");
+#endif
+  }
+
+  /** To the place `to` of another block, or of this one. */
+  __device__ __forceinline__ void send(int exchange, int other, void* to, const int4& x) {
+#if PKV_HOPPER
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%2, %3, %4, %5}, "
+        "[%1];" ::"r"(address_at(to, other)),
+        "r"(address_at(&barriers[exchange % 2], other)), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+        : "memory");
+#endif
+  }
+  __device__ __forceinline__ void send(int exchange, int other, void* to, uint32_t x) {
+#if PKV_HOPPER
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %2, [%1];" ::"r"(
+                     address_at(to, other)),
+                 "r"(address_at(&barriers[exchange % 2], other)), "r"(x)
+                 : "memory");
+#endif
+  }
+
+  /** Until all has come. */
+  __device__ __forceinline__ void wait(int exchange) {
+    device::wait(&barriers[exchange % 2], uint32_t(exchange / 2 % 2));
+  }
+
+ private:
+  static __device__ __forceinline__ uint32_t address_at(const void* pointer, int other) {
+    uint32_t address = shared_address(pointer);
+#if PKV_HOPPER
+    asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(other));
+#endif
+    return address;
+  }
+};
+
+}  // namespace pariskv::cuda::device

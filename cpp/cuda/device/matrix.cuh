@@ -1,0 +1,69 @@
+/**
+ * The matrix instructions, and numbers as they want them.
+ */
+#pragma once
+
+#include <type_traits>
+
+#include "device/numbers.cuh"
+
+namespace pariskv::cuda::device {
+
+// Fragments as the PTX manual has them: lane 4 g + t holds of A rows g and g + 8, columns 2 t,
+// 2 t + 1, 2 t + 8, 2 t + 9; of B the same rows of column g; of C rows g and g + 8, columns 2 t
+// and 2 t + 1.
+
+/** sums += a b: 16 x 16 times 16 x 8. */
+template <typename Element>
+__device__ __forceinline__ void multiply(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0,
+                                         uint32_t b1) {
+  if constexpr (std::is_same_v<Element, __half>) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+
+/** The same with 8 columns of a and rows of b: of A rows g and g + 8, columns 2 t and 2 t + 1. */
+template <typename Element>
+__device__ __forceinline__ void multiply(float (&sums)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+  if constexpr (std::is_same_v<Element, __half>) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a0), "r"(a1), "r"(b));
+  } else {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a0), "r"(a1), "r"(b));
+  }
+}
+
+template <typename Element>
+__device__ __forceinline__ uint16_t element_bits(Element x) {
+  return reinterpret_cast<const uint16_t&>(x);
+}
+
+/**
+ * Two numbers as elements, and, into `rest`, what rounding took from them: never quite nothing,
+ * which would make NaN of an infinite factor.
+ */
+template <typename Element>
+__device__ __forceinline__ uint32_t pack(float x, float y, uint32_t& rest) {
+  const Element a = from_float<Element>(x), b = from_float<Element>(y);
+  const uint32_t of_x = element_bits(from_float<Element>(x - to_float(a)));
+  const uint32_t of_y = element_bits(from_float<Element>(y - to_float(b)));
+  rest = max(of_x, 1u) | max(of_y, 1u) << 16;
+  return element_bits(a) | uint32_t(element_bits(b)) << 16;
+}
+
+}  // namespace pariskv::cuda::device

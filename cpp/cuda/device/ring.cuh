@@ -1,0 +1,243 @@
+/**
+ * Keys of a zone on their way into shared memory: every warp walks through units of keys of its
+ * own, which a ring of copies brings there ahead of it; warps never wait for one another.
+ */
+#pragma once
+
+#include "device/cluster.cuh"
+#include "device/numbers.cuh"
+
+namespace pariskv::cuda::device {
+
+/** Keys that come in one copy. A multiple of 64, as segments are. */
+template <int kWords>
+constexpr int kUnitKeys = kWords == 8 ? 64 : 128;
+template <int kWords>
+constexpr int kUnitSignBytes = kUnitKeys<kWords> * 4 * kWords;
+template <int kWords>
+constexpr int kUnitBytes = kUnitSignBytes<kWords> + kUnitKeys<kWords>;
+
+/** Most units that a warp has under way. */
+constexpr int kMaxStages = 8;
+
+/** Scores are kept from this multiple of positions on, so that they can be moved in words. */
+constexpr int kScoreOrigin = 128;
+
+/** The zone of one head. Positions have at most 23 bits. */
+struct Zone {
+  uint8_t* const* summaries;  // (segments)
+  BlockLayout layout;
+  int head;
+  int begin, end;  // positions
+
+  __device__ __forceinline__ int origin() const { return begin / kScoreOrigin * kScoreOrigin; }
+  template <int kWords>
+  __device__ __forceinline__ int units() const {
+    return (end - origin() + kUnitKeys<kWords> - 1) / kUnitKeys<kWords>;
+  }
+};
+
+/** Where a key's summary is. */
+struct Slot {
+  uint8_t* block;
+  int slot;
+};
+
+/** Segment, and slot in it. */
+__device__ __forceinline__ int2 split_position(const Zone& zone, int position) {
+  const uint32_t tokens = uint32_t(zone.layout.tokens);
+  const uint32_t segment = uint32_t(position) / tokens;
+  return make_int2(int(segment), int(uint32_t(position) - segment * tokens));
+}
+
+__device__ __forceinline__ Slot slot_of(const Zone& zone, int position) {
+  const int2 at = split_position(zone, position);
+  return {zone.summaries[at.x], at.y};
+}
+
+/** The lane and the warp from a register: else they are asked for anew wherever they are used. */
+__device__ __forceinline__ int kept_lane() { return __shfl_sync(~0u, lane_id(), lane_id()); }
+__device__ __forceinline__ int kept_warp() { return __shfl_sync(~0u, warp_id(), 0); }
+
+/** Where a warp copies from: in shared memory, as the lane that copies alone needs it. */
+struct alignas(16) CopySource {
+  const uint8_t* signs;  // of the next unit
+  const uint8_t* norms;
+  int units;    // to be copied
+  int left;     // units to the end of the segment
+  int segment;  // -1: none yet
+  int end;      // the unit after all
+};
+
+/** Units of one warp, copied ahead into its stages. */
+template <int kWords>
+struct Ring {
+  static constexpr int kKeys = kUnitKeys<kWords>;
+  using Copies = WarpCopies<kBulkCopies>;
+
+  uint8_t* stages;     // of this warp
+  uint64_t* barriers;  // one per stage
+  CopySource* source;
+  int count;     // of stages
+  int read = 0;  // the stage whose turn it is
+  uint32_t parity = 0;
+  const uint8_t* upcoming = nullptr;  // the block of the next segment
+
+  __device__ __forceinline__ void init_barriers() const {
+    if (lane_id() < count) init_barrier(&barriers[lane_id()], Copies::kArrivals);
+    before_copies();
+    __syncwarp();
+  }
+
+  /** Begins anew, with units [first, last). */
+  __device__ __forceinline__ void prime(const Zone& zone, int first, int last) {
+    if (lane_id() == 0) {
+      source->units = last - first;
+      source->left = 0;
+      source->segment = -1;
+      source->end = last;
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const int stage = read + i;
+      copy_next(zone, stage < count ? stage : stage - count);
+    }
+  }
+
+  __device__ __forceinline__ void copy_next(const Zone& zone, int stage) {
+    if (!Copies::takes_part()) return;
+    const int units = source->units;
+    if (units == 0) return;
+    uint8_t* to = stages + stage * kUnitBytes<kWords>;
+    uint64_t* barrier = &barriers[stage];
+    if (source->left == 0) {
+      const int position = zone.origin() + (source->end - units) * kKeys;
+      if (uint32_t(zone.layout.tokens) % kKeys != 0) {
+        copy_pieces(zone, position, to, barrier);
+      } else if (position + kKeys > zone.begin) {
+        find(zone, position);
+      }
+    }
+    const uint8_t *signs = source->signs, *norms = source->norms;
+    const int left = source->left;
+    if (left > 0) {
+      Copies::expect(barrier, kUnitBytes<kWords>);
+      Copies::start(to, signs, kUnitSignBytes<kWords>, barrier);
+      Copies::start(to + kUnitSignBytes<kWords>, norms, kKeys, barrier);
+    }
+    if (!kBulkCopies) __syncwarp();
+    if (lane_id() == 0) {
+      source->units = units - 1;
+      if (left > 0) {
+        source->signs = signs + kUnitSignBytes<kWords>;
+        source->norms = norms + kKeys;
+        source->left = left - 1;
+      }
+    }
+    if (kBulkCopies) {
+      arrive(barrier);
+    } else {
+      Copies::finish(barrier);
+    }
+  }
+
+  /** Goes on to the next segment, whose block was looked up when the one before was begun. */
+  __device__ __forceinline__ void find(const Zone& zone, int position) {
+    const int tokens = int(zone.layout.tokens);
+    const uint8_t* block = upcoming;
+    int segment = source->segment + 1, slot = 0;
+    if (segment == 0) {
+      const int2 at = split_position(zone, position);
+      segment = at.x;
+      slot = at.y;
+      block = zone.summaries[segment];
+    }
+    if (!kBulkCopies) __syncwarp();
+    if (lane_id() == 0) {
+      source->signs = block + zone.layout.signs(zone.head, slot);
+      source->norms = block + zone.layout.norms(zone.head, slot);
+      source->left = (tokens - slot) / kKeys;
+      source->segment = segment;
+    }
+    if (position - slot + tokens < zone.end) upcoming = zone.summaries[segment + 1];
+    if (!kBulkCopies) __syncwarp();
+  }
+
+  /** A unit that may lie across segments. 64 keys never do. */
+  __device__ __forceinline__ void copy_pieces(const Zone& zone, int begin, uint8_t* stage,
+                                              uint64_t* barrier) const {
+#pragma unroll 1
+    for (int key = 0; key < kKeys; key += 64) {
+      const int position = begin + key;
+      if (position + 64 <= zone.begin || position >= zone.end) continue;
+      const Slot at = slot_of(zone, position);
+      Copies::expect(barrier, 64 * (4 * kWords + 1));
+      Copies::start(stage + key * 4 * kWords, at.block + zone.layout.signs(zone.head, at.slot),
+                    64 * 4 * kWords, barrier);
+      Copies::start(stage + kUnitSignBytes<kWords> + key,
+                    at.block + zone.layout.norms(zone.head, at.slot), 64, barrier);
+    }
+  }
+
+  /** The oldest unit, once it is there: signs, then norms. */
+  __device__ __forceinline__ uint8_t* take() const {
+    wait(&barriers[read], parity);
+    return stages + read * kUnitBytes<kWords>;
+  }
+  /** Done with it: its place is filled anew. */
+  __device__ __forceinline__ void release(const Zone& zone) {
+    __syncwarp();
+    copy_next(zone, read);
+    if (++read == count) read = 0, parity ^= 1;
+  }
+};
+
+/** Marks the keys of a unit that are not in the zone as unusable. */
+template <int kWords>
+__device__ __forceinline__ void mask_edges(const Zone& zone, int unit, uint8_t* norms) {
+  const int first = zone.origin() + unit * kUnitKeys<kWords>;
+  for (int k = lane_id(); k < kUnitKeys<kWords>; k += 32) {
+    if (first + k < zone.begin || first + k >= zone.end) norms[k] = 0;
+  }
+  before_copies();
+  __syncwarp();
+}
+
+/** Where the scores of a block go. */
+struct ScoreOutput {
+  uint8_t* scores;      // from the zone's origin on
+  uint32_t* histogram;  // (256) of this warp
+  bool earlier;         // scores of earlier searchers are there: the larger one stays
+  bool last;            // and these are the last: they are counted
+
+  /** Counts a score by the offset of its place in the histogram. */
+  __device__ __forceinline__ void count(uint32_t offset) const {
+    atomicAdd(reinterpret_cast<uint32_t*>(reinterpret_cast<char*>(histogram) + offset), 1);
+  }
+  /** Counts two scores, one in each half. */
+  __device__ __forceinline__ void count_pair(uint32_t halves) const {
+    count(halves << 2 & 0x3fc);
+    count(halves >> 14);
+  }
+};
+
+/** Calls `each(unit, stage)` for units [first, end) of a warp; keys out of the zone have norm 0. */
+template <int kWords, typename Each>
+__device__ __forceinline__ void for_units(Ring<kWords>& ring, const Zone& zone, int first, int end,
+                                          Each each) {
+  constexpr int kKeys = kUnitKeys<kWords>;
+  const int whole_first = (zone.begin - zone.origin() + kKeys - 1) / kKeys;
+  const int whole_end = (zone.end - zone.origin()) / kKeys;
+#pragma unroll 1
+  for (int unit = first; unit < end; ++unit) {
+    uint8_t* stage = ring.take();
+    if (unit < whole_first || unit >= whole_end) {
+      mask_edges<kWords>(zone, unit, stage + kUnitSignBytes<kWords>);
+    }
+    each(unit, stage);
+    ring.release(zone);
+  }
+}
+
+}  // namespace pariskv::cuda::device
