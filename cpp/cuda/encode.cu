@@ -2,6 +2,8 @@
 // way into shared memory.
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <type_traits>
 
 #include "device/staging.cuh"
 #include "device/summary.cuh"
@@ -21,79 +23,137 @@ struct EncodeParameters {
   int32_t begin, end;
   int32_t segment_tokens;
   int32_t kv_heads;
+  int32_t start, group;  // keys of a warp: `group` of them from start on, from start + group, ...
   CodecTables codec;
 };
 
-// That a multiprocessor should hold: registers allow no more.
-constexpr int kWarps = 12;
+constexpr int kWarps = 16;  // that a multiprocessor should hold: registers allow no more
+
+// Keys of a warp at most. More of them hide better how a warp starts; fewer leave multiprocessors
+// less time with too few warps in the end, so every place should be taken so many times.
+constexpr int kMostKeys = 256;
+constexpr int kTurns = 3;
+
+/**
+ * How a tile of keys, one warp's work, is cut. The lanes of a key take turns with its subspaces
+ * (then either one holds half of the norm's sums, whole); of 256 dimensions, two have the first
+ * half.
+ */
+template <typename Element_, int kRotated_>
+struct Cut {
+  using Element = Element_;
+  static constexpr int kRotated = kRotated_;
+  static constexpr int kDims = 64;                 // of a lane
+  static constexpr int kParts = kRotated / kDims;  // lanes of a key
+  static constexpr int kKeys = 32 / kParts;
+  static constexpr int kRow = kRotated * int(sizeof(Element)) / 16;  // 16 bytes, of a key
+  static constexpr int kOctet = int(sizeof(Element)) / 2;            // 16 bytes, of a subspace
+  static constexpr int kChunks = kRow / kParts;                      // 16 bytes, of a lane
+  static constexpr int kFactors = std::is_same_v<Element, __nv_bfloat16> ? 2 : 1;  // of a chunk
+  static constexpr int kRecord = kRotated / 32;  // 16 bytes, of a key
+
+  /** The 16 bytes of a row that are a lane's own. */
+  static __device__ __forceinline__ int chunk(int part, int own) {
+    const int octet = own / kOctet;
+    if constexpr (kParts == 1) return own;
+    return (part / 2 * 16 + octet * 2 + part % 2) * kOctet + own % kOctet;
+  }
+};
 
 template <typename Cut>
 struct alignas(128) Tile {
-  uint4 rows[32 * Cut::kChunks];
-  uint4 records[32 * Cut::kWords];
+  // Apart by so much that 8 lanes that read at once meet all banks, or nearly.
+  static constexpr int kPitch = Cut::kRow + (Cut::kParts == 1 ? 1 : 2 * Cut::kOctet);
+
+  uint4 rows[Cut::kKeys * kPitch];
+  uint4 records[Cut::kKeys * Cut::kRecord];
+  uint4 factors[Cut::kRow * Cut::kFactors];
 };
 
-/** A warp's way through the keys of one head. */
+/** A warp's way through its keys, which lie in one segment, tile by tile. */
 template <typename Cut>
 struct Walk {
   using Element = typename Cut::Element;
-  static constexpr int kPieces = 32 / Cut::kChunks;  // parts of keys that a warp copies at once
+  static constexpr int kPitch = Tile<Cut>::kPitch;
 
   const EncodeParameters& p;
   Tile<Cut>& tile;
-  int head;
-  int lane = int(threadIdx.x) % 32;
+  int first;       // position
+  int32_t number;  // of the first key, in its segment's planes
+  const char* rows;
+  uint8_t* block;
+  int lane = int(threadIdx.x) % 32, key = lane / Cut::kParts, part = lane % Cut::kParts;
 
-  /** Position of the first key of tile `t`; a tile never crosses a segment's border. */
-  __device__ __forceinline__ int position(int t) const { return t * Cut::kKeys; }
-  __device__ __forceinline__ bool present(int position) const {
-    return uint32_t(position - p.begin) < uint32_t(p.end - p.begin);
-  }
-  __device__ __forceinline__ int64_t row_bytes() const {
-    return 2 * int64_t(p.codec.head_dim) * int64_t(sizeof(Element));
-  }
-  __device__ __forceinline__ const char* row(int position) const {
-    const int segment = position / p.segment_tokens;
-    return static_cast<const char*>(p.sequence->rows[segment]) +
-           (int64_t(head - segment) * p.segment_tokens + position) * row_bytes();
+  __device__ __forceinline__ Walk(const EncodeParameters& p, Tile<Cut>& tile)
+      : p(p), tile(tile), first(p.start + int(blockIdx.x) * p.group) {
+    const int segment = first / p.segment_tokens, head = int(blockIdx.y);
+    number = head * p.segment_tokens + (first - segment * p.segment_tokens);
+    rows = static_cast<const char*>(p.sequence->rows[segment]);
+    block = p.sequence->summaries[segment];
   }
 
-  /** Where chunk `c` of part `i` lies: lanes that read the same chunk of 8 parts meet all banks. */
-  static __device__ __forceinline__ int place(int i, int c) {
-    return i * Cut::kChunks + (c ^ (i % 8));
+  __device__ __forceinline__ int row_bytes() const {
+    return 2 * p.codec.head_dim * int(sizeof(Element));
   }
 
-  /** Bit i: whether key i of a tile is asked for. */
-  __device__ __forceinline__ uint32_t present_keys(int first) const {
-    const int before = max(p.begin - first, 0), behind = max(first + 32 - p.end, 0);
-    return (0xffffffffu << before) & (0xffffffffu >> behind);
+  /** Bit i: whether key i of a tile is asked for; one of them is. */
+  __device__ __forceinline__ uint32_t present_keys(int t) const {
+    const int position = first + t * Cut::kKeys;
+    const int before = max(p.begin - position, 0), behind = max(position + 32 - p.end, 0);
+    return kAllLanes << before & kAllLanes >> behind;
   }
 
-  /** Starts to copy tile `t`, with zeros for what is not there. */
+  /** Starts to copy the keys of tile `t` that are asked for, with zeros beyond a padded row. */
   __device__ __forceinline__ void fetch(int t) {
-    // Part kPieces * step + piece: the two add up without a carry, so bits may be flipped apart.
-    const int piece = lane / Cut::kChunks, chunk = lane % Cut::kChunks;
-    const uint32_t target = shared_address(&tile.rows[place(piece, chunk)]);
-    const int row_bytes = int(this->row_bytes());
-    const char* source = row(position(t)) + piece / Cut::kParts * row_bytes +
-                         (piece % Cut::kParts * Cut::kChunks + chunk) * 16;
-    uint32_t wanted = present_keys(position(t)) >> (piece / Cut::kParts);
-    if (chunk * 16 >= row_bytes / 2) wanted = 0;  // beyond a padded row
+    constexpr int kAtOnce = Cut::kRow < 32 ? Cut::kRow : 32;  // chunks of a row that a step copies
+    constexpr int kRows = 32 / kAtOnce;                       // rows of a step
+    const int chunk = lane % kAtOnce, ahead = lane / kAtOnce, bytes = row_bytes();
+    const char* source = rows + int64_t(number + t * Cut::kKeys + ahead) * bytes + chunk * 16;
+    const uint32_t target = shared_address(&tile.rows[ahead * kPitch + chunk]);
+    const uint32_t present = present_keys(t) >> ahead;
 #pragma unroll
-    for (int step = 0; step < Cut::kChunks; ++step) {
-      const int part = step * kPieces, key = part / Cut::kParts;
-      stage16((target ^ (part % 8 * 16)) + part * Cut::kChunks * 16,
-              source + int64_t(key) * row_bytes + part % Cut::kParts * Cut::kChunks * 16,
-              wanted >> key & 1);
+    for (int c = 0; c < Cut::kRow; c += kAtOnce) {
+      const bool inside = (c + chunk) * 32 < bytes;
+      const int64_t stride = kRows * bytes;
+#pragma unroll
+      for (int i = 0; i < Cut::kKeys; i += kRows) {
+        const char* from = source + i / kRows * stride + c * 16;
+        if (present >> i & 1) {
+          stage16(target + (i * kPitch + c) * 16, from, inside);
+        }
+      }
     }
     close_stage();
+  }
+
+  /** Lays out the rotation's signs; a factor is 1 or -1, for bfloat16 in a word's upper half. */
+  __device__ __forceinline__ void lay_out_factors() {
+    for (int i = lane; i < Cut::kRow * Cut::kFactors; i += 32) {
+      const int own = i / Cut::kParts;
+      const uint32_t* flips = p.codec.flips + 4 * Cut::chunk(i % Cut::kParts, own / Cut::kFactors);
+      uint32_t words[4];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const uint32_t flip = flips[w];
+        if constexpr (std::is_same_v<Element, float>) {
+          words[w] = flip;
+        } else if constexpr (std::is_same_v<Element, __half>) {
+          words[w] = 0x3c003c00u | flip;
+        } else {
+          words[w] = 0x3f800000u | ((own % 2 == 0 ? flip << 16 : flip) & 0x80000000u);
+        }
+      }
+      tile.factors[i] = {words[0], words[1], words[2], words[3]};
+    }
+    __syncwarp();
   }
 
   __device__ __forceinline__ void load(uint4 (&chunks)[Cut::kChunks]) {
     await_stage<0>();
     __syncwarp();
+    const uint4* own = &tile.rows[key * kPitch + Cut::chunk(part, 0)];
 #pragma unroll
-    for (int c = 0; c < Cut::kChunks; ++c) chunks[c] = tile.rows[place(lane, c)];
+    for (int c = 0; c < Cut::kChunks; ++c) chunks[c] = own[Cut::chunk(0, c)];
     __syncwarp();
   }
 
@@ -104,98 +164,97 @@ struct Walk {
     return key * kRecord + (c ^ turn);
   }
 
-  __device__ __forceinline__ void store(int t, const Codes<Cut::kWords>& codes) {
-    const int key = lane / Cut::kParts, part = lane % Cut::kParts;
-    const int segment = position(t) / p.segment_tokens;
-    const int slot = position(t) - segment * p.segment_tokens;
-    uint8_t* block = p.sequence->summaries[segment];
+  __device__ __forceinline__ void store(int t, const Codes& codes) {
     const BlockLayout layout{p.kv_heads, p.segment_tokens, Cut::kRotated / 8};
-
-    const uint32_t (&words)[4 * Cut::kWords] = codes.record;
+    const int start = number + t * Cut::kKeys;
 #pragma unroll
-    for (int c = 0; c < Cut::kWords; ++c) {
-      tile.records[record_place(key, c * Cut::kParts + part)] =
-          make_uint4(words[4 * c], words[4 * c + 1], words[4 * c + 2], words[4 * c + 3]);
+    for (int plane = 0; plane < 4; ++plane) {
+      const int piece = plane * Cut::kParts + part;
+      const uint32_t* words = codes.record + plane * kWords;
+      reinterpret_cast<uint2*>(&tile.records[record_place(key, piece / 2)])[piece % 2] = {words[0],
+                                                                                          words[1]};
     }
     __syncwarp();
-    uint4* records = reinterpret_cast<uint4*>(block + layout.records(head, slot));
+    const uint32_t present = present_keys(t);
+    uint4* records = reinterpret_cast<uint4*>(block + layout.records(0, start));
 #pragma unroll
-    for (int step = 0; step < Cut::kWords; ++step) {
+    for (int step = 0; step < Cut::kKeys * Cut::kRecord / 32; ++step) {
       const int i = step * 32 + lane;
-      if (present(position(t) + i / Cut::kRecord)) {
+      if (present >> i / Cut::kRecord & 1) {
         records[i] = tile.records[record_place(i / Cut::kRecord, i % Cut::kRecord)];
       }
     }
-    if (!present(position(t) + key)) return;
-    uint8_t* signs = block + layout.signs(head, slot + key);
-    if constexpr (Cut::kWords == 4) {
-      reinterpret_cast<uint4*>(signs)[part] =
-          make_uint4(codes.signs[0], codes.signs[1], codes.signs[2], codes.signs[3]);
-    } else {
-      *reinterpret_cast<uint2*>(signs) = make_uint2(codes.signs[0], codes.signs[1]);
-    }
+    if (!(present >> key & 1)) return;
+    uint2* signs = reinterpret_cast<uint2*>(block + layout.signs(0, start));
+    signs[lane] = {codes.signs[0], codes.signs[1]};
     if (part != 0) return;
-    block[layout.norms(head, slot + key)] = codes.norm;
-    *reinterpret_cast<uint16_t*>(block + layout.scales(head, slot + key)) = codes.scale;
+    block[layout.norms(0, start + key)] = codes.norm;
+    *reinterpret_cast<uint16_t*>(block + layout.scales(0, start + key)) = codes.scale;
   }
 
   /** The keys of a tile that the quick way could not do; what it wrote for them is overwritten. */
-  __device__ __forceinline__ void mend(int t, bool valid) {
-    const int own = position(t) + lane / Cut::kParts;
-    const bool wanted = !valid && present(own) && lane % Cut::kParts == 0;
-    __syncwarp();
-    if (!wanted) return;
-    const int segment = own / p.segment_tokens;
-    const int slot = own - segment * p.segment_tokens;
-    uint8_t* block = p.sequence->summaries[segment];
+  __device__ __forceinline__ void mend(int t, const Codes& codes) {
+    const uint32_t broken = __ballot_sync(kAllLanes, !codes.valid);
+    const uint32_t doubtful = __ballot_sync(kAllLanes, !codes.tame);
+    if ((broken | doubtful) == 0) return;
+    __syncwarp();  // other lanes wrote parts of these keys
+    constexpr uint32_t kLanes = (1u << Cut::kParts) - 1;
+    const bool anew = broken >> lane & kLanes, perhaps = doubtful >> lane & kLanes;
+    if (part != 0 || !(present_keys(t) >> key & 1) || !(anew || perhaps)) return;
     const BlockLayout layout{p.kv_heads, p.segment_tokens, Cut::kRotated / 8};
-    encode_carefully(reinterpret_cast<const Element*>(row(own)), p.codec,
-                     {block + layout.signs(head, slot), block + layout.norms(head, slot),
-                      reinterpret_cast<uint16_t*>(block + layout.scales(head, slot)),
-                      block + layout.records(head, slot)});
+    const int own = number + t * Cut::kKeys + key;
+    const Element* elements = reinterpret_cast<const Element*>(rows + int64_t(own) * row_bytes());
+    encode_carefully(elements, p.codec, !anew,
+                     {block + layout.signs(0, own), block + layout.norms(0, own),
+                      reinterpret_cast<uint16_t*>(block + layout.scales(0, own)),
+                      block + layout.records(0, own)});
   }
 };
 
 /**
  * One warp to a block: then the compiler sees that its lanes stay together, which costs a tenth
- * otherwise. Half of a tile's work is in flight while the other half is in registers.
+ * otherwise. While a tile is in registers, the next one is on its way.
  */
 template <typename Cut>
 __global__ void __launch_bounds__(32, kWarps)
     encode_tiles(const __grid_constant__ EncodeParameters p) {
   __shared__ Tile<Cut> tile;
-  const int end = (p.end + Cut::kKeys - 1) / Cut::kKeys;
-  const Cells cells(p.codec);
-  Walk<Cut> walk{p, tile, int(blockIdx.y)};
-  int t = p.begin / Cut::kKeys + int(blockIdx.x);
+  Walk<Cut> walk(p, tile);
+  int t = max(p.begin - walk.first, 0) / Cut::kKeys;
+  const int end = min(p.end - walk.first + Cut::kKeys - 1, p.group) / Cut::kKeys;
   walk.fetch(t);
-  for (; t < end; t += int(gridDim.x)) {
+  walk.lay_out_factors();
+  const Cells cells(p.codec);
+  for (; t < end; ++t) {
     uint4 chunks[Cut::kChunks];
     walk.load(chunks);
-    if (t + int(gridDim.x) < end) walk.fetch(t + int(gridDim.x));
-    Codes<Cut::kWords> codes;
-    encode_quickly<Cut>(chunks, p.codec, cells, codes);
+    if (t + 1 < end) walk.fetch(t + 1);
+    Codes codes;
+    encode_quickly<Cut>(chunks, tile.factors, p.codec.unrotate, cells, codes);
     walk.store(t, codes);
-    walk.mend(t, codes.valid);
+    walk.mend(t, codes);
   }
 }
 
 template <typename Cut>
-void launch_tiles(const EncodeParameters& parameters, cudaStream_t stream) {
-  const auto kernel = encode_tiles<Cut>;
-  int device = 0, processors = 0, resident = 0;
+void launch_tiles(EncodeParameters& p, cudaStream_t stream) {
+  int device = 0, processors = 0;
   check(cudaGetDevice(&device), "encode");
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "encode");
-  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, 32, 0), "encode");
-  const int tiles = (parameters.end + Cut::kKeys - 1) / Cut::kKeys - parameters.begin / Cut::kKeys;
-  const int available = std::max(1, processors * resident / parameters.kv_heads);
-  const dim3 grid(unsigned(std::min(tiles, available)), unsigned(parameters.kv_heads));
-  kernel<<<grid, 32, 0, stream>>>(parameters);
+  const int64_t keys = int64_t(p.end - p.begin) * p.kv_heads;
+  const int64_t places = int64_t(processors) * kWarps;
+  p.group = kMostKeys;
+  while (p.group > Cut::kKeys && (keys < kTurns * places * p.group || p.segment_tokens % p.group)) {
+    p.group /= 2;
+  }
+  p.start = p.begin / p.group * p.group;
+  const dim3 grid(unsigned((p.end - p.start + p.group - 1) / p.group), unsigned(p.kv_heads));
+  encode_tiles<Cut><<<grid, 32, 0, stream>>>(p);
   check_launch("encode");
 }
 
 template <typename Element>
-void launch(const EncodeParameters& parameters, cudaStream_t stream) {
+void launch(EncodeParameters& parameters, cudaStream_t stream) {
   switch (parameters.codec.rotated_dim) {
     case 64:
       return launch_tiles<Cut<Element, 64>>(parameters, stream);
@@ -213,6 +272,12 @@ CodecTables codec_tables(const ModelShape& shape, const CodecConstants& codec) {
   tables.unrotate = 1.0f / std::sqrt(float(shape.rotated_dim));
   std::copy_n(codec.thresholds, 7, tables.thresholds);
   std::copy_n(codec.centres, 8, tables.centres);
+  for (int cell = 0; cell < 32; ++cell) {
+    tables.cell_thresholds[cell] = cell == 0  ? 0.0f
+                                   : cell < 8 ? codec.thresholds[cell - 1]
+                                              : std::numeric_limits<float>::infinity();
+    tables.cell_centres[cell] = codec.centres[std::clamp(cell - 1, 0, 7)];
+  }
   std::copy_n(codec.negative, 8, tables.negative);
   const bool wide = shape.dtype == DType::kFloat32;
   for (int i = 0; i < (wide ? 256 : 128); ++i) {
@@ -232,9 +297,14 @@ CodecTables codec_tables(const ModelShape& shape, const CodecConstants& codec) {
 void launch_encode(const EncodeCall& call, cudaStream_t stream) {
   if (call.begin >= call.end) return;
   const ModelShape& shape = call.shape;
-  const EncodeParameters p{call.sequence,           int32_t(call.begin),
-                           int32_t(call.end),       int32_t(shape.segment_tokens),
-                           int32_t(shape.kv_heads), codec_tables(shape, call.codec)};
+  EncodeParameters p{call.sequence,
+                     int32_t(call.begin),
+                     int32_t(call.end),
+                     int32_t(shape.segment_tokens),
+                     int32_t(shape.kv_heads),
+                     0,
+                     0,
+                     codec_tables(shape, call.codec)};
   switch (shape.dtype) {
     case DType::kFloat32:
       return launch<float>(p, stream);

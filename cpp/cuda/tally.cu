@@ -1,10 +1,14 @@
 // Statistics of the keys that enter a zone, or leave it: whole numbers, so order cannot matter.
 //
 // For every dimension, the sum of norms over the keys whose sign is positive. That is a product of
-// matrices: signs, 0 or 1, times the norms' digits to the base 256, on the integer tensor cores.
+// matrices on the integer tensor cores: signs, 0 or 1, times the norms' digits to the base 256.
+// Four subspaces of a key lie in one word, so a column takes one of the four: a digit in its place,
+// zeros in the others'.
+#include <algorithm>
 #include <type_traits>
 
 #include "device/numbers.cuh"
+#include "device/staging.cuh"
 #include "kernels.h"
 #include "runtime.h"
 
@@ -15,10 +19,16 @@ namespace {
 using namespace device;
 
 constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr int kTile = 32;             // keys of a product
-constexpr int kWarps = 4;             // of a block
-constexpr int kTilesPerWarp = 8;      // a block's sums of them stay under 2^32
-constexpr int kCountingTiles = 1024;  // of a block that counts centroids: its table costs as much
+constexpr int kTile = 32;           // keys of a product
+constexpr int kWarps = 4;           // of a block
+constexpr int kStages = 4;          // tiles of a warp that are on their way
+constexpr int kMostTiles = 1024;    // of a warp: its products stay under 2^31
+constexpr int kCountingWarps = 16;  // of a block that counts centroids
+constexpr int kCountingBlocks = 2;  // of a multiprocessor
+constexpr int kLeastCounting = 32;  // tiles of such a block: its table costs as much
+
+template <int kSubspaces>
+constexpr int kBlocks = kSubspaces < 32 ? 6 : 4;  // of a multiprocessor: registers allow no more
 
 struct TallyParameters {
   const SequenceView* sequence;
@@ -27,12 +37,10 @@ struct TallyParameters {
   int32_t segment_tokens;
   int32_t kv_heads;
   int32_t direction;
+  int32_t run;  // tiles that a warp takes, or a block that counts
 };
 
-/**
- * Sixteen rows of signs, 32 keys, eight columns of digits: sums += a b. Both hold 4 keys to a
- * word; a word of a has one bit of each byte, so sums are as many times too large as it is worth.
- */
+/** Sixteen rows of 32 bytes, eight columns of 32 bytes: sums += a b, of whole numbers. */
 __device__ __forceinline__ void multiply(int32_t (&sums)[4], const uint32_t (&a)[4],
                                          const uint32_t (&b)[2]) {
   asm volatile(
@@ -42,41 +50,55 @@ __device__ __forceinline__ void multiply(int32_t (&sums)[4], const uint32_t (&a)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/** Byte `b` of four words, side by side. */
-__device__ __forceinline__ uint32_t gather(uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3,
-                                           int b) {
-  const uint32_t pick = uint32_t(b | (b + 4) << 4);
-  return __byte_perm(__byte_perm(w0, w1, pick), __byte_perm(w2, w3, pick), 0x5410);
+/** Where the keys of tiles of 32 positions lie; a tile never crosses a segment's border. */
+struct Keys {
+  const TallyParameters& p;
+  int subspaces, head, segment, slot;
+
+  __device__ __forceinline__ Keys(const TallyParameters& p, int subspaces, int head, int tile)
+      : p(p), subspaces(subspaces), head(head), segment(tile * kTile / p.segment_tokens) {
+    slot = tile * kTile - segment * p.segment_tokens;
+  }
+  __device__ __forceinline__ void advance(int tiles) {
+    for (slot += tiles * kTile; slot >= p.segment_tokens; slot -= p.segment_tokens) ++segment;
+  }
+  __device__ __forceinline__ const uint8_t* signs() const {
+    const BlockLayout layout{p.kv_heads, p.segment_tokens, subspaces};
+    return p.sequence->summaries[segment] + layout.signs(head, slot);
+  }
+  __device__ __forceinline__ const uint8_t* norms() const {
+    const BlockLayout layout{p.kv_heads, p.segment_tokens, subspaces};
+    return p.sequence->summaries[segment] + layout.norms(head, slot);
+  }
+};
+
+__device__ __forceinline__ bool present(const TallyParameters& p, int position) {
+  return uint32_t(position - p.begin) < uint32_t(p.end - p.begin);
 }
 
-/** Where the keys of a tile of 32 positions lie; a tile never crosses a segment's border. */
+/** Tiles of a warp on their way through shared memory. */
 template <int kSubspaces>
-struct Keys {
-  const uint8_t* signs;
-  const uint8_t* norms;
-  uint32_t present;
+struct alignas(16) Stage {
+  uint8_t signs[kTile * kSubspaces];
+  uint8_t norms[kTile];
 
-  __device__ __forceinline__ Keys(const TallyParameters& p, int head, int tile) {
-    const int first = tile * kTile;
-    const int segment = first / p.segment_tokens, slot = first - segment * p.segment_tokens;
-    const uint8_t* block = p.sequence->summaries[segment];
-    const BlockLayout layout{p.kv_heads, p.segment_tokens, kSubspaces};
-    signs = block + layout.signs(head, slot);
-    norms = block + layout.norms(head, slot);
-    const int before = max(p.begin - first, 0), behind = max(first + kTile - p.end, 0);
-    present = (kAllLanes << before) & (kAllLanes >> behind);
-  }
-  /** Of key `i`; 0 also where no key is asked for. */
-  __device__ __forceinline__ uint32_t units(int i) const {
-    return present >> i & 1 ? uint32_t(norm_units(norms[i])) : 0;
+  __device__ __forceinline__ void fetch(const Keys& keys) {
+    const int lane = int(threadIdx.x) % 32;
+#pragma unroll
+    for (int i = lane * 16; i < kTile * kSubspaces; i += 32 * 16) {
+      stage16(shared_address(signs + i), keys.signs() + i, true);
+    }
+    if (lane < kTile / 16) {
+      stage16(shared_address(norms + lane * 16), keys.norms() + lane * 16, true);
+    }
   }
 };
 
 template <int kSubspaces>
 struct Sums {
   uint32_t digits[3][kSubspaces * 8];
-  uint32_t all, usable;
-  unsigned long long squares;
+  uint32_t usable;
+  unsigned long long all, squares;
 };
 
 __device__ __forceinline__ void add(int64_t* to, int64_t value) {
@@ -86,86 +108,93 @@ __device__ __forceinline__ void add(int64_t* to, int64_t value) {
 
 /** One block: some tiles of one head. */
 template <int kSubspaces>
-__global__ void __launch_bounds__(32 * kWarps, kSubspaces < 32 ? 4 : 2)
-    tally_tiles(TallyParameters p) {
+__global__ void __launch_bounds__(32 * kWarps, kBlocks<kSubspaces>) tally_tiles(TallyParameters p) {
   constexpr int kWords = kSubspaces / 4;  // of a key's signs
   __shared__ Sums<kSubspaces> sums;
+  __shared__ Stage<kSubspaces> stages[kWarps][kStages];
   uint32_t* words = reinterpret_cast<uint32_t*>(&sums);
   for (int i = threadIdx.x; i < int(sizeof sums / 4); i += 32 * kWarps) words[i] = 0;
   __syncthreads();
 
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, head = int(blockIdx.y);
-  // How the tensor cores see a lane: row or column, and which keys.
+  // How the tensor cores see a lane: row of signs or column of digits, and which keys.
   const int row = lane / 4, quarter = lane % 4;
   const uint32_t bit = 0x01010101u << row;
-  int32_t products[kSubspaces / 2][4] = {};
-  uint32_t all = 0, usable = 0;
-  uint64_t squares = 0;
-  const int last = (p.end - 1) / kTile;
-  const int first = p.begin / kTile + (int(blockIdx.x) * kWarps + warp) * kTilesPerWarp;
-  for (int tile = first; tile <= min(last, first + kTilesPerWarp - 1); ++tile) {
-    const Keys<kSubspaces> keys(p, head, tile);
-    const uint32_t units = keys.units(lane);
+  // Columns 0 to 2: the digits at the first of two subspaces, 3 to 5: at the second one.
+  uint32_t place[2];  // how a key's digit gets there: byte 4 is zero
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int shift = (2 * i + row / 3) * 4;
+    place[i] = row < 6 ? (0x4444u & ~(15u << shift)) | uint32_t(row % 3) << shift : 0x4444u;
+  }
+  int32_t products[kWords / 2][2][4] = {};  // two words of signs, the second in rows 8 to 15
+  uint32_t usable = 0;
+  uint64_t all = 0, squares = 0;
+  const int first = p.begin / kTile + (int(blockIdx.x) * kWarps + warp) * p.run;
+  const int end = min((p.end - 1) / kTile + 1, first + p.run);
+  Keys ahead(p, kSubspaces, head, first);
+  const auto fetch = [&](int tile) {
+    if (tile < end) stages[warp][tile % kStages].fetch(ahead);
+    ahead.advance(1);
+    close_stage();
+  };
+  for (int i = 0; i < kStages - 1; ++i) fetch(first + i);
+  for (int tile = first; tile < end; ++tile) {
+    await_stage<kStages - 2>();
+    __syncwarp();
+    fetch(tile + kStages - 1);
+    const Stage<kSubspaces>& keys = stages[warp][tile % kStages];
+    const uint32_t units =
+        present(p, tile * kTile + lane) ? uint32_t(norm_units(keys.norms[lane])) : 0;
     all += units;
     squares += uint64_t(units) * units;
     usable += units != 0;
-
-    // The keys of a lane are quarter, quarter + 4, ...; they may come in any order, as long as both
-    // factors have the same.
-    uint32_t digits[2];
-    alignas(16) uint32_t signs[8][kWords];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      uint32_t four[4];
+    for (int eight = 0; eight < kTile; eight += 8) {
+      uint32_t digits[2][2];
+      alignas(16) uint32_t signs[2][kWords];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        four[i] = __shfl_sync(kAllLanes, units, 16 * half + 4 * i + quarter);
+      for (int half = 0; half < 2; ++half) {
+        const int key = eight + 4 * half + quarter;
+        const uint32_t own = __shfl_sync(kAllLanes, units, key);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) digits[i][half] = __byte_perm(own, 0, place[i]);
+        using Load = std::conditional_t<kSubspaces == 8, uint2, uint4>;
+        const auto* from = reinterpret_cast<const Load*>(keys.signs + key * kSubspaces);
+#pragma unroll
+        for (int w = 0; w < kSubspaces / int(sizeof(Load)); ++w) {
+          reinterpret_cast<Load*>(signs[half])[w] = from[w];
+        }
       }
-      digits[half] = row < 3 ? gather(four[0], four[1], four[2], four[3], row) : 0;
-    }
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const uint8_t* key = keys.signs + (4 * i + quarter) * kSubspaces;
-      using Load = std::conditional_t<kSubspaces == 8, uint2, uint4>;
-#pragma unroll
-      for (int w = 0; w < kSubspaces / int(sizeof(Load)); ++w) {
-        reinterpret_cast<Load*>(signs[i])[w] = reinterpret_cast<const Load*>(key)[w];
+      for (int w = 0; w < kWords; w += 2) {
+        const uint32_t a[4] = {signs[0][w] & bit, signs[0][w + 1] & bit, signs[1][w] & bit,
+                               signs[1][w + 1] & bit};
+        multiply(products[w / 2][0], a, digits[0]);
+        multiply(products[w / 2][1], a, digits[1]);
       }
-    }
-#pragma unroll
-    for (int b = 0; b < kSubspaces; b += 2) {  // rows 0 to 7: subspace b, 8 to 15: the next one
-      uint32_t a[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int k = i / 2 * 4, w = b / 4;
-        a[i] =
-            gather(signs[k][w], signs[k + 1][w], signs[k + 2][w], signs[k + 3][w], b % 4 + i % 2) &
-            bit;
-      }
-      multiply(products[b / 2], a, digits);
     }
   }
 
-  // Lane `quarter` holds columns 2 quarter and 2 quarter + 1 of rows `row` and `row` + 8.
+  // Lane `quarter` holds columns 2 quarter and 2 quarter + 1 of rows `row` and `row` + 8. A word
+  // had one bit of each byte, so sums are as many times too large as that is worth.
 #pragma unroll
-  for (int b = 0; b < kSubspaces; b += 2) {
-    if (quarter >= 2) break;
+  for (int w = 0; w < kWords; ++w) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int digit = 2 * quarter + i % 2;
-      if (digit < 3) {
-        atomicAdd(&sums.digits[digit][8 * (b + i / 2) + row], uint32_t(products[b / 2][i]) >> row);
-      }
+      const int column = 2 * quarter + i % 2, subspace = 4 * w + i / 2 * 2 + column / 3;
+      const uint32_t product = uint32_t(products[w / 2][i / 2][w % 2 * 2 + i % 2]);
+      if (column < 6) atomicAdd(&sums.digits[column % 3][8 * subspace + row], product >> row);
     }
   }
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) {
     squares += __shfl_xor_sync(kAllLanes, squares, step);
+    all += __shfl_xor_sync(kAllLanes, all, step);
   }
-  all = __reduce_add_sync(kAllLanes, all);
   usable = __reduce_add_sync(kAllLanes, usable);
   if (lane == 0) {
-    atomicAdd(&sums.all, all);
+    atomicAdd(&sums.all, static_cast<unsigned long long>(all));
     atomicAdd(&sums.usable, usable);
     atomicAdd(&sums.squares, static_cast<unsigned long long>(squares));
   }
@@ -183,49 +212,67 @@ __global__ void __launch_bounds__(32 * kWarps, kSubspaces < 32 ? 4 : 2)
 
 /** One block: centroids of some tiles of one head, in half of its subspaces or all. */
 template <int kSubspaces>
-__global__ void __launch_bounds__(32 * kWarps) count_tiles(TallyParameters p) {
+__global__ void __launch_bounds__(32 * kCountingWarps, kCountingBlocks)
+    count_tiles(TallyParameters p) {
   constexpr int kCounted = kSubspaces < 16 ? kSubspaces : 16;  // 16 KB of counts
   __shared__ int32_t counts[kCounted * 256];
-  for (int i = threadIdx.x; i < kCounted * 256; i += 32 * kWarps) counts[i] = 0;
+  for (int i = threadIdx.x; i < kCounted * 256; i += 32 * kCountingWarps) counts[i] = 0;
   __syncthreads();
 
+  using Signs = std::conditional_t<kCounted == 8, uint2, uint4>;
   const int head = int(blockIdx.y), subspace = int(blockIdx.z) * kCounted;
-  const int last = (p.end - 1) / kTile;
-  const int first = p.begin / kTile + int(blockIdx.x) * kCountingTiles;
-  for (int tile = first + int(threadIdx.x) / 32; tile <= min(last, first + kCountingTiles - 1);
-       tile += kWarps) {
-    const Keys<kSubspaces> keys(p, head, tile);
-    const int key = int(threadIdx.x) % 32;
-    if (keys.units(key) == 0) continue;
-    const uint8_t* signs = keys.signs + key * kSubspaces + subspace;
+  const int key = int(threadIdx.x) % 32;
+  const int first = p.begin / kTile + int(blockIdx.x) * p.run;
+  const int end = min((p.end - 1) / kTile + 1, first + p.run);
+  int tile = first + int(threadIdx.x) / 32;
+  Keys keys(p, kSubspaces, head, tile);
+  const auto read = [&](int tile, Signs& signs) {
+    if (tile >= end || !present(p, tile * kTile + key)) return false;
+    signs = *reinterpret_cast<const Signs*>(keys.signs() + key * kSubspaces + subspace);
+    return keys.norms()[key] != 0;
+  };
+  Signs next;
+  bool counted = read(tile, next);
+  while (tile < end) {
+    const Signs signs = next;
+    const bool usable = counted;
+    tile += kCountingWarps;
+    keys.advance(kCountingWarps);
+    counted = read(tile, next);
+    if (!usable) continue;
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(&signs);
 #pragma unroll
-    for (int w = 0; w < kCounted / 4; ++w) {
-      const uint32_t word = reinterpret_cast<const uint32_t*>(signs)[w];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        atomicAdd(&counts[(4 * w + i) * 256 + (word >> (8 * i) & 255)], 1);
-      }
+    for (int b = 0; b < kCounted; ++b) {
+      atomicAdd(&counts[b * 256 + (words[b / 4] >> (8 * (b % 4)) & 255)], 1);
     }
   }
   __syncthreads();
   int32_t* out = p.statistics.counts + (int64_t(head) * kSubspaces + subspace) * 256;
-  for (int i = threadIdx.x; i < kCounted * 256; i += 32 * kWarps) {
+  for (int i = threadIdx.x; i < kCounted * 256; i += 32 * kCountingWarps) {
     if (counts[i] != 0) atomicAdd(out + i, p.direction * counts[i]);
   }
 }
 
 template <int kSubspaces>
-void launch(const TallyParameters& p, cudaStream_t stream) {
-  const auto blocks = [&](int tiles) {
-    return unsigned((p.end - 1) / kTile - p.begin / kTile + tiles) / unsigned(tiles);
-  };
-  const unsigned heads = unsigned(p.kv_heads);
-  const dim3 grid(blocks(kWarps * kTilesPerWarp), heads);
+void launch(TallyParameters& p, cudaStream_t stream) {
+  int device = 0, processors = 0;
+  check(cudaGetDevice(&device), "tally");
+  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "tally");
+  const int tiles = (p.end - 1) / kTile - p.begin / kTile + 1;
+  const auto parts = [&](int part) { return (tiles + part - 1) / part; };
+
+  const int warps = std::max(1, processors * kBlocks<kSubspaces> / p.kv_heads) * kWarps;
+  p.run = std::min(parts(warps), kMostTiles);
+  const dim3 grid(unsigned(parts(p.run * kWarps)), unsigned(p.kv_heads));
   tally_tiles<kSubspaces><<<grid, 32 * kWarps, 0, stream>>>(p);
   check_launch("tally");
   if (p.statistics.counts == nullptr) return;
-  const dim3 counting(blocks(kCountingTiles), heads, kSubspaces > 16 ? 2 : 1);
-  count_tiles<kSubspaces><<<counting, 32 * kWarps, 0, stream>>>(p);
+
+  constexpr int kPasses = kSubspaces > 16 ? 2 : 1;
+  p.run = std::max(parts(std::max(1, processors * kCountingBlocks / (p.kv_heads * kPasses))),
+                   kLeastCounting);
+  const dim3 counting(unsigned(parts(p.run)), unsigned(p.kv_heads), kPasses);
+  count_tiles<kSubspaces><<<counting, 32 * kCountingWarps, 0, stream>>>(p);
   check_launch("tally");
 }
 
@@ -234,13 +281,14 @@ void launch(const TallyParameters& p, cudaStream_t stream) {
 void launch_tally(const EncodeCall& call, int64_t direction, cudaStream_t stream) {
   if (call.begin >= call.end) return;
   const ModelShape& shape = call.shape;
-  const TallyParameters p{call.sequence,
-                          call.statistics,
-                          int32_t(call.begin),
-                          int32_t(call.end),
-                          int32_t(shape.segment_tokens),
-                          int32_t(shape.kv_heads),
-                          int32_t(direction)};
+  TallyParameters p{call.sequence,
+                    call.statistics,
+                    int32_t(call.begin),
+                    int32_t(call.end),
+                    int32_t(shape.segment_tokens),
+                    int32_t(shape.kv_heads),
+                    int32_t(direction),
+                    0};
   switch (shape.subspaces()) {
     case 8:
       return launch<8>(p, stream);

@@ -1,7 +1,7 @@
 /**
- * The arithmetic of a summary, bit for bit that of cpu/plain/encode.cpp, for ordinary keys: a key
- * (half a key at 256 dimensions) per lane in registers, so that butterflies, norm and subspaces
- * need no neighbour, and what a key needs once is computed once. summary_careful.cuh does the rest.
+ * The arithmetic of a summary, bit for bit that of cpu/plain/encode.cpp, for ordinary keys: 64
+ * dimensions to a lane, in registers. More make the code outgrow the multiprocessor's 32 KB for
+ * instructions. summary_careful.cuh does the other keys.
  */
 #pragma once
 
@@ -23,8 +23,15 @@ constexpr float kCellMargin = 0.1f;  // of a cell: how far inside
 constexpr float kRounder = 12582912.0f;
 constexpr uint32_t kRounderBits = 0x4b400000u;
 
-// Below this square of a radius the short forms of square root and division do not hold.
-constexpr float kLeastSquare = 0x1p-60f;
+// Below this square of a radius, or share of the norm's, the short forms of square root and
+// division may not hold, nor what is said of keys of 16 bits below.
+constexpr float kLeastSquare = 0x1p-46f;
+
+// Keys of 16 bits are not brought near 1 first: a power of two makes no difference, as long as
+// nothing is rounded below the least normal number. That is so for norms whose squares lie between
+// these, save in the sums of squares, before a term as large as an element of this size adds.
+constexpr float kLeastNormSquare = 0x1p-34f, kMostNormSquare = 0x1p33f;
+constexpr float kLeastElement = 0x1p-46f;
 
 /** The constants of the codec, as the summaries' arithmetic wants them. */
 struct CodecTables {
@@ -33,23 +40,16 @@ struct CodecTables {
   float unrotate;  // 1 / sqrt(rotated_dim)
   float thresholds[7];
   float centres[8];
+  // What belongs to a cell, over the radius. Its threshold: none reaches infinity, all reach 0. The
+  // centre of the level that a magnitude has when it is one below the cell's number.
+  float cell_thresholds[32];
+  float cell_centres[32];
   uint32_t negative[8];  // bit d % 32 of word d / 32: rotation sign d is -1
   // The same as 4 bytes of a row want it: what to flip in their elements.
   uint32_t flips[256];
 };
 
-/** How a tile of keys, one warp's work, is cut. */
-template <typename Element_, int kRotated_>
-struct Cut {
-  using Element = Element_;
-  static constexpr int kRotated = kRotated_;
-  static constexpr int kParts = kRotated > 128 ? 2 : 1;  // lanes of a key
-  static constexpr int kDims = kRotated / kParts;        // of a lane
-  static constexpr int kKeys = 32 / kParts;
-  static constexpr int kChunks = kDims * int(sizeof(Element)) / 16;  // of 16 bytes, of a lane
-  static constexpr int kWords = kDims / 32;                          // of a lane's bit plane
-  static constexpr int kRecord = kWords * kParts;                    // 16 bytes, of a key
-};
+constexpr int kWords = 2;  // of a lane's bit plane
 
 __device__ __forceinline__ float inverse_root(float x) {
   float y;
@@ -83,51 +83,19 @@ __device__ __forceinline__ float larger_magnitude(float most, float x) {
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(most), "f"(fabsf(x)));
   return y;
 }
-template <typename Pair>
-__device__ __forceinline__ Pair larger_magnitude(Pair most, Pair x) {
-  return __hmax2_nan(most, __habs2(x));
-}
-
-template <typename Pair, int kWords>
-__device__ __forceinline__ float largest_of_pairs(const uint32_t (&words)[kWords]) {
-  Pair most[4];  // chains of their own, so that none has to wait
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) {
-    const Pair pair = reinterpret_cast<const Pair&>(words[i]);
-    most[i % 4] = i < 4 ? __habs2(pair) : larger_magnitude(most[i % 4], pair);
-  }
-  const Pair pair = __hmax2_nan(__hmax2_nan(most[0], most[1]), __hmax2_nan(most[2], most[3]));
-  return larger_magnitude(to_float(pair.x), to_float(pair.y));
-}
 
 /** The largest magnitude of a lane's elements; NaN when one is. */
-template <typename Element, int kWords>
-__device__ __forceinline__ float largest_of(const uint32_t (&words)[kWords]) {
-  if constexpr (std::is_same_v<Element, float>) {
-    float most[4] = {};
+template <int kDims>
+__device__ __forceinline__ float largest_of(const float (&y)[kDims]) {
+  float most[4] = {};  // chains of their own, so that none has to wait
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      most[i % 4] = larger_magnitude(most[i % 4], float_of(words[i]));
-    }
-    return larger_magnitude(larger_magnitude(most[0], most[1]), larger_magnitude(most[2], most[3]));
-  } else if constexpr (std::is_same_v<Element, __half>) {
-    return largest_of_pairs<__half2>(words);
-  } else {
-    return largest_of_pairs<__nv_bfloat162>(words);
-  }
+  for (int d = 0; d < kDims; ++d) most[d % 4] = larger_magnitude(most[d % 4], y[d]);
+  return larger_magnitude(larger_magnitude(most[0], most[1]), larger_magnitude(most[2], most[3]));
 }
 
-// Keys larger than this take the careful way. Below it no element of a 16-bit key that is not
-// zero becomes zero by scaling, so that a zero's sign never matters.
-template <typename Element>
-constexpr float kLargestKey = 0x1p17f;
-template <>
-constexpr float kLargestKey<float> = 0x1p126f;
-
-/** Whether the quick way holds for a key's largest magnitude. */
-template <typename Element>
+/** Whether the quick way holds for a float key's largest magnitude. */
 __device__ __forceinline__ bool ordinary(float largest) {
-  return largest >= 0x1p-63f && largest < kLargestKey<Element>;
+  return largest >= 0x1p-63f && largest < 0x1p126f;
 }
 
 /** A key's size, as a power of two, and the way back to it. */
@@ -148,10 +116,10 @@ struct Size {
   }
 };
 
-/** Butterflies kHalf apart, then those wider. */
-template <int kHalf, int kDims>
+/** Butterflies kHalf apart, then those wider, below kEnd. */
+template <int kHalf, int kEnd, int kDims>
 __device__ __forceinline__ void butterflies(float (&y)[kDims]) {
-  if constexpr (kHalf < kDims) {
+  if constexpr (kHalf < kEnd) {
 #pragma unroll
     for (int k = 0; k < kDims / 2; ++k) {
       const int i = k / kHalf * 2 * kHalf + k % kHalf;
@@ -159,7 +127,7 @@ __device__ __forceinline__ void butterflies(float (&y)[kDims]) {
       y[i] = a + b;
       y[i + kHalf] = a - b;
     }
-    butterflies<2 * kHalf>(y);
+    butterflies<2 * kHalf, kEnd>(y);
   }
 }
 
@@ -177,45 +145,69 @@ __device__ __forceinline__ float octet(const float (&t)[8]) {
   return (a + c) + (b + d);
 }
 
+/**
+ * The Walsh-Hadamard transform. Of two neighbours, each ends with the half of their dimensions that
+ * it keeps in front, the first or the second one; behind it is what the other one keeps.
+ */
+template <int kParts, int kDims>
+__device__ __forceinline__ void transform(float (&y)[kDims], int part) {
+  if constexpr (kParts == 1) {
+    butterflies<1, kDims>(y);
+  } else {
+    const float own = part % 2 == 0 ? 1.0f : -1.0f;
+    butterflies<1, 8>(y);
+#pragma unroll
+    for (int d = 0; d < kDims; ++d) y[d] = fmaf(y[d], own, __shfl_xor_sync(kAllLanes, y[d], 1));
+    butterflies<8, kDims / 2>(y);
+#pragma unroll
+    for (int d = 0; d < kDims / 2; ++d) {
+      const float a = y[d], b = y[d + kDims / 2];
+      y[d] = fmaf(b, own, a);
+      y[d + kDims / 2] = fmaf(b, -own, a);
+    }
+  }
+  if constexpr (kParts == 4) {
+    const float own = part / 2 == 0 ? 1.0f : -1.0f;
+#pragma unroll
+    for (int d = 0; d < kDims; ++d) y[d] = fmaf(y[d], own, __shfl_xor_sync(kAllLanes, y[d], 2));
+  }
+}
+
 /** Sum of squares in 16 lanes, element d in lane d % 16, one after the other. */
 template <int kParts, int kDims>
-__device__ __forceinline__ float sum_of_squares(const float (&y)[kDims], int part) {
+__device__ __forceinline__ float sum_of_squares(const float (&y)[kDims]) {
+  constexpr int kOwn = kParts == 1 ? 16 : 8;
   float lanes[16] = {};
 #pragma unroll
-  for (int d = 0; d < kDims; ++d) lanes[d % 16] = fmaf(y[d], y[d], lanes[d % 16]);
-  if constexpr (kParts == 2) {  // the second half goes on where the first one ends
+  for (int d = 0; d < kDims; ++d) lanes[d % kOwn] = fmaf(y[d], y[d], lanes[d % kOwn]);
+  if constexpr (kParts == 4) {  // the second half goes on where the first one ends
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const float first = __shfl_xor_sync(kAllLanes, lanes[i], 1);
-      lanes[i] = part == 0 ? lanes[i] : first;
-    }
-    float on[16];
+    for (int i = 0; i < 8; ++i) lanes[i] = __shfl_xor_sync(kAllLanes, lanes[i], 2);
 #pragma unroll
-    for (int i = 0; i < 16; ++i) on[i] = lanes[i];
+    for (int d = 0; d < kDims; ++d) lanes[d % 8] = fmaf(y[d], y[d], lanes[d % 8]);
 #pragma unroll
-    for (int d = 0; d < kDims; ++d) on[d % 16] = fmaf(y[d], y[d], on[d % 16]);
+    for (int i = 0; i < 8; ++i) lanes[i] = __shfl_sync(kAllLanes, lanes[i], (threadIdx.x | 2) % 32);
+  }
+  if constexpr (kParts > 1) {
 #pragma unroll
-    for (int i = 0; i < 16; ++i) lanes[i] = __shfl_sync(kAllLanes, on[i], (threadIdx.x | 1) % 32);
+    for (int i = 0; i < 8; ++i) lanes[8 + i] = __shfl_xor_sync(kAllLanes, lanes[i], 1);
   }
   return fold(lanes);
 }
 
 /** Each lane holds what belongs to the cell of its number. */
 struct Cells {
-  float threshold;  // over the radius: none reaches infinity, all reach 0
-  float centre;     // of the level that a magnitude has when it is one below the cell's number
+  float threshold, centre;
 
-  __device__ __forceinline__ explicit Cells(const CodecTables& codec) {
-    const int lane = int(threadIdx.x) % 32;
-    threshold = lane == 0 ? 0.0f : infinity();
-    centre = codec.centres[0];
-#pragma unroll
-    for (int i = 0; i < 7; ++i) {
-      if (lane == i + 1) threshold = codec.thresholds[i];
-      if (lane >= i + 2) centre = codec.centres[i + 1];
-    }
-  }
+  __device__ __forceinline__ explicit Cells(const CodecTables& codec)
+      : threshold(codec.cell_thresholds[threadIdx.x % 32]),
+        centre(codec.cell_centres[threadIdx.x % 32]) {}
 };
+
+/** Bits of a where the mask has ones, else those of b. */
+__device__ __forceinline__ uint32_t select_bits(uint32_t mask, uint32_t a, uint32_t b) {
+  return ((a ^ b) & mask) ^ b;
+}
 
 /** Turns nibble j of word r, whose bit p is bit p of dimension 4 j + r, into bit 4 j + r of word p.
  */
@@ -223,33 +215,32 @@ __device__ __forceinline__ void to_planes(uint32_t (&w)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
     const uint32_t a = w[i], b = w[i + 1];
-    w[i] = (a & 0x55555555u) | ((b << 1) & 0xaaaaaaaau);
-    w[i + 1] = ((a >> 1) & 0x55555555u) | (b & 0xaaaaaaaau);
+    w[i] = select_bits(0x55555555u, a, b << 1);
+    w[i + 1] = select_bits(0x55555555u, a >> 1, b);
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const uint32_t a = w[i], b = w[i + 2];
-    w[i] = (a & 0x33333333u) | ((b << 2) & 0xccccccccu);
-    w[i + 2] = ((a >> 2) & 0x33333333u) | (b & 0xccccccccu);
+    w[i] = select_bits(0x33333333u, a, b << 2);
+    w[i + 2] = select_bits(0x33333333u, a >> 2, b);
   }
 }
 
 /** What a lane knows of its part of a key: plane by plane, then the weights. */
-template <int kWords>
 struct Codes {
   uint32_t signs[kWords];
   uint32_t record[4 * kWords];
   uint8_t norm;
   uint16_t scale;
   bool valid;  // else the key has to take the careful way
+  bool tame;   // else it has to if an element is smaller than kLeastElement, and not zero
 };
 
-/** What the quick codes leave of 32 dimensions: signs, levels, and weights still to be scaled. */
-template <int kWords>
+/** What becomes of a lane's dimensions: signs, levels, and weights still to be scaled. */
 struct Quantiser {
   const Cells& cells;
   float unrotate;
-  Codes<kWords>& codes;
+  Codes& codes;
   float least_square = infinity();
   float heaviest = 0;
   float weights[4 * kWords];
@@ -308,64 +299,118 @@ struct Quantiser {
   }
 };
 
-/** The quick way; `words` are the elements of this lane's part. */
+/**
+ * The elements of 16 bytes with the rotation's signs, which are factors where an element has 16
+ * bits. Zeros end as plus zero: then no butterfly ends at minus zero either.
+ */
+__device__ __forceinline__ void turned(const uint4& chunk, const uint4 (&flips)[1], float (&y)[4],
+                                       float) {
+  y[0] = float_of(chunk.x ^ flips[0].x), y[1] = float_of(chunk.y ^ flips[0].y);
+  y[2] = float_of(chunk.z ^ flips[0].z), y[3] = float_of(chunk.w ^ flips[0].w);
+}
+__device__ __forceinline__ void turned(const uint4& chunk, const uint4 (&flips)[1], float (&y)[8],
+                                       __half) {
+  const auto& words = reinterpret_cast<const __half2(&)[4]>(chunk);
+  const auto& factors = reinterpret_cast<const __half2(&)[4]>(flips);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = __half22float2(__hfma2(words[i], factors[i], __half2{}));
+    y[2 * i] = pair.x;
+    y[2 * i + 1] = pair.y;
+  }
+}
+__device__ __forceinline__ void turned(const uint4& chunk, const uint4 (&flips)[2], float (&y)[8],
+                                       __nv_bfloat16) {
+  // A factor's lower half is zero; the upper half of what comes out is a float's.
+  const auto& words = reinterpret_cast<const __nv_bfloat162(&)[4]>(chunk);
+  const auto& factors = reinterpret_cast<const __nv_bfloat162(&)[2][4]>(flips);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const __nv_bfloat162 even = __hfma2(__low2bfloat162(words[i]), factors[0][i], __nv_bfloat162{});
+    const __nv_bfloat162 odd = __hfma2(words[i], factors[1][i], __nv_bfloat162{});
+    y[2 * i] = float_of(reinterpret_cast<const uint32_t&>(even));
+    y[2 * i + 1] = float_of(reinterpret_cast<const uint32_t&>(odd));
+  }
+}
+
+/** Bytes of two lanes' words, in turn: the key's own order. */
+__device__ __forceinline__ void interleave(uint32_t* words, int part) {
+  const uint32_t own = words[0], other = __shfl_xor_sync(kAllLanes, words[1], 1);
+  words[0] = __byte_perm(own, other, part % 2 == 0 ? 0x5140 : 0x1504);
+  words[1] = __byte_perm(own, other, part % 2 == 0 ? 0x7362 : 0x3726);
+}
+
+/**
+ * The quick way.
+ * @param chunks   the elements of this lane's subspaces
+ * @param factors  (kChunks, kFactors, kParts) of all lanes
+ */
 template <typename Cut>
 __device__ __forceinline__ void encode_quickly(const uint4 (&chunks)[Cut::kChunks],
-                                               const CodecTables& codec, const Cells& cells,
-                                               Codes<Cut::kWords>& codes) {
+                                               const uint4* factors, float unrotate,
+                                               const Cells& cells, Codes& codes) {
   using Element = typename Cut::Element;
-  constexpr int kDims = Cut::kDims;
-  const int part = Cut::kParts == 1 ? 0 : int(threadIdx.x) % 2;
-
-  float largest =
-      largest_of<Element>(reinterpret_cast<const uint32_t (&)[4 * Cut::kChunks]>(chunks));
-  if (Cut::kParts == 2) {
-    largest = larger_magnitude(largest, __shfl_xor_sync(kAllLanes, largest, 1));
-  }
-  const Size size(largest);
+  constexpr bool kWide = std::is_same_v<Element, float>;
+  constexpr int kDims = Cut::kDims, kParts = Cut::kParts, kPer16 = kElementsPer16<Element>;
+  const int part = int(threadIdx.x) % kParts;
 
   float y[kDims];
-  constexpr int kPer16 = kElementsPer16<Element>;
 #pragma unroll
   for (int c = 0; c < Cut::kChunks; ++c) {
-    const uint32_t* flips = codec.flips + part * 4 * Cut::kChunks + 4 * c;
-    const uint4 flipped = {chunks[c].x ^ flips[0], chunks[c].y ^ flips[1], chunks[c].z ^ flips[2],
-                           chunks[c].w ^ flips[3]};
-    float x[kPer16];
-    unpack<Element>(flipped, x);
+    uint4 flips[Cut::kFactors];
 #pragma unroll
-    for (int i = 0; i < kPer16; ++i) {
-      const int d = c * kPer16 + i;
-      // Adding zero makes a plus of minus zero: then no butterfly ends at minus zero either.
-      y[d] = fmaf(x[i], size.shrink, 0.0f);
-      if constexpr (std::is_same_v<Element, float>) y[d] = y[d] + 0.0f;  // it may just have become
+    for (int f = 0; f < Cut::kFactors; ++f) {
+      flips[f] = factors[(c * Cut::kFactors + f) * kParts + part];
     }
+    turned(chunks[c], flips, reinterpret_cast<float (&)[kPer16]>(y[c * kPer16]), Element{});
   }
-  const float square = sum_of_squares<Cut::kParts>(y, part);
+  codes.valid = codes.tame = true;
+  float largest = 1.0f;
+  if constexpr (kWide) {
+    largest = largest_of(y);
+#pragma unroll
+    for (int step = 1; step < kParts; step *= 2) {
+      largest = larger_magnitude(largest, __shfl_xor_sync(kAllLanes, largest, step));
+    }
+    codes.valid = ordinary(largest);
+  }
+  const Size size(largest);
+  if constexpr (kWide) {
+#pragma unroll
+    for (int d = 0; d < kDims; ++d) y[d] = y[d] * size.shrink + 0.0f;
+  }
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    float least = infinity();  // of the sums' first terms
+#pragma unroll
+    for (int d = 0; d < (kParts == 1 ? 16 : 8); ++d) least = fminf(least, fabsf(y[d]));
+    codes.tame = least >= kLeastElement || part >= 2;
+  }
+  const float square = sum_of_squares<kParts>(y);
+  if constexpr (!kWide) {
+    codes.valid = square >= kLeastNormSquare && square < kMostNormSquare;
+  }
   const float norm = root(square, inverse_root(square));
-  butterflies<1>(y);
-  if constexpr (Cut::kParts == 2) {
-    const float own = part == 0 ? 1.0f : -1.0f;
-#pragma unroll
-    for (int d = 0; d < kDims; ++d) {
-      y[d] = fmaf(y[d], own, __shfl_xor_sync(kAllLanes, y[d], 1));
-    }
-  }
+  transform<kParts>(y, part);
 
-  Quantiser<Cut::kWords> quantiser{cells, codec.unrotate, codes};
+  Quantiser quantiser{cells, unrotate, codes};
 #pragma unroll
-  for (int w = 0; w < Cut::kWords; ++w) quantiser.word(y + 32 * w, w);
+  for (int w = 0; w < kWords; ++w) quantiser.word(y + 32 * w, w);
 
-  float heaviest = quantiser.heaviest, least_square = quantiser.least_square;
-  if (Cut::kParts == 2) {
-    heaviest = fmaxf(heaviest, __shfl_xor_sync(kAllLanes, heaviest, 1));
-    least_square = fminf(least_square, __shfl_xor_sync(kAllLanes, least_square, 1));
+  float heaviest = quantiser.heaviest;
+#pragma unroll
+  for (int step = 1; step < kParts; step *= 2) {
+    heaviest = fmaxf(heaviest, __shfl_xor_sync(kAllLanes, heaviest, step));
   }
+  if (!(quantiser.least_square >= kLeastSquare * fmaxf(square, 1.0f))) codes.valid = false;
   const float scale = scale_of(scale_code(bits_of(heaviest)));
-  codes.norm = norm_code(size.restored(norm, 1.0f));
-  codes.scale = scale_code(size.restored(scale, 1.0f));
-  codes.valid = ordinary<Element>(largest) && least_square >= kLeastSquare;
+  codes.norm = norm_code(kWide ? size.restored(norm, 1.0f) : bits_of(norm));
+  codes.scale = scale_code(kWide ? size.restored(scale, 1.0f) : bits_of(scale));
   quantiser.scale_weights(scale);
+  if constexpr (kParts > 1) {
+    interleave(codes.signs, part);
+#pragma unroll
+    for (int plane = 0; plane < 4; ++plane) interleave(codes.record + plane * kWords, part);
+  }
 }
 
 }  // namespace pariskv::cuda::device

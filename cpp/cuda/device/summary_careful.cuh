@@ -16,7 +16,15 @@ struct Summary {
 /** Any key at all, step by step as the CPU does it: one lane, slowly. */
 template <typename Element>
 __device__ __noinline__ void encode_carefully(const Element* key, const CodecTables& codec,
-                                              const Summary& out) {
+                                              bool unless_tame, const Summary& out) {
+  if (unless_tame) {
+    bool wild = false;
+    for (int d = 0; d < codec.head_dim; ++d) {
+      const float x = fabsf(to_float(key[d]));
+      wild = wild || (x > 0 && x < kLeastElement);
+    }
+    if (!wild) return;
+  }
   const int subspaces = codec.rotated_dim / 8;
   for (int b = 0; b < subspaces; ++b) out.signs[b] = 0;
   for (int b = 0; b < 4 * subspaces; ++b) out.record[b] = 0;
