@@ -11,14 +11,37 @@ namespace pariskv::cuda {
 
 namespace {
 
+constexpr int64_t kMegabyte = int64_t{1} << 20;
+
 ArenaTraits traits_of(const char* name, std::function<void()> reclaim) {
   ArenaTraits traits;
   traits.name = name;
   traits.alignment = 256;
-  traits.slab_bytes = int64_t{1} << 20;
-  traits.largest_slab = int64_t{64} << 20;
+  traits.slab_bytes = kMegabyte;
+  traits.largest_slab = 64 * kMegabyte;
   traits.deferred = true;
   traits.reclaim = std::move(reclaim);
+  return traits;
+}
+
+/**
+ * An embedder's resource is called from inside the cache's calls alone. Of our own, what the next
+ * flushes need is there before: even cudaMalloc waits while another thread maps pinned memory.
+ * Blocks of many sizes share a budget: who has set one is told the same of it every time.
+ */
+template <typename Clear>
+ArenaTraits device_traits(const Config& config, const Resources& resources,
+                          std::function<void()> reclaim, Clear clear) {
+  ArenaTraits traits = traits_of("device memory", std::move(reclaim));
+  if (!resources.device && config.memory_budget == 0) traits.ahead = 64 * kMegabyte;
+  traits.clear = clear;
+  return traits;
+}
+
+ArenaTraits pinned_traits(const Resources& resources, std::function<void()> reclaim) {
+  ArenaTraits traits = traits_of("pinned host memory", std::move(reclaim));
+  if (!resources.pinned) traits.ahead = 512 * kMegabyte;  // 4 MB for each layer at a time
+  traits.slab_bytes = 2 * kMegabyte;                      // as it is mapped
   return traits;
 }
 
@@ -28,9 +51,11 @@ CudaBackend::CudaBackend(const Config& config, const Resources& resources)
     : device_(config.device.index),
       offloads_(config.placement == Placement::kHost),
       arena_(resources.device ? resources.device : device_resource(device_), config.memory_budget,
-             traits_of("device memory", [this] { trim_waiting(); })),
+             device_traits(
+                 config, resources, [this] { trim_waiting(); },
+                 [this](void* data, int64_t bytes) { order_.clear(data, bytes); })),
       host_arena_(resources.pinned ? resources.pinned : pinned_resource(device_),
-                  config.host_budget, traits_of("pinned host memory", [this] { trim_waiting(); })),
+                  config.host_budget, pinned_traits(resources, [this] { trim_waiting(); })),
       order_({&arena_, &host_arena_}) {
   lanes_ = arena_.allocate((kMostBatch + 1) * int64_t(sizeof(Lane)));
   counters_ = arena_.allocate(int64_t(sizeof(DecodeCounts)));
@@ -117,6 +142,8 @@ void CudaBackend::enter(Stream stream) {
   const DeviceGuard guard(device_);
   order_.enter(handle_of(stream));
   release_orphans(false);
+  arena_.tend();
+  host_arena_.tend();
 }
 
 void CudaBackend::leave(Stream stream) noexcept {
@@ -199,8 +226,8 @@ void CudaBackend::reserve_lane(int64_t row, const DecodeArgs& args, const Sequen
   const bool none = host.scratch.data() == nullptr;
   if (none) lane.zone_capacity = lane.candidate_capacity = 0;
   if (none || zone > lane.zone_capacity || sequence.candidates > lane.candidate_capacity) {
-    // An eighth more than asked, so that a growing zone comes here rarely.
-    const auto roomy = [](int64_t count) { return (count + count / 8 + 4095) / 4096 * 4096; };
+    // Half as much again as asked, so that a growing zone comes here rarely: it is a cudaMalloc.
+    const auto roomy = [](int64_t count) { return (count + count / 2 + 4095) / 4096 * 4096; };
     if (zone > lane.zone_capacity) lane.zone_capacity = roomy(zone);
     if (sequence.candidates > lane.candidate_capacity) {
       lane.candidate_capacity = roomy(sequence.candidates);

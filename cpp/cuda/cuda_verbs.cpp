@@ -31,8 +31,8 @@ CodecConstants constants_of(const Codec& codec) {
   return constants;
 }
 
-/** Sequences that a branch of a decode has at least, and most branches. */
-constexpr int64_t kLeastOfBranch = 4, kMostBranches = 2;
+/** Sequences that a branch of a decode has at least, and most branches; of encoding, too. */
+constexpr int64_t kLeastOfBranch = 4, kMostBranches = 2, kMostEncoders = 4;
 
 /** Sequences [begin, end) of a decode. */
 DecodeCall part_of(DecodeCall call, int64_t begin, int64_t end) {
@@ -57,8 +57,8 @@ void each_sequence(const RowsArgs& args, Launch launch) {
 }
 
 template <typename Launch>
-void each_job(const EncodeArgs& args, Launch launch) {
-  for (int64_t i = 0; i < args.batch; ++i) {
+void each_job(const EncodeArgs& args, int64_t begin, int64_t end, Launch launch) {
+  for (int64_t i = begin; i < end; ++i) {
     const EncodeJob& job = args.jobs[i];
     if (job.begin >= job.end) continue;
     launch(EncodeCall{args.shape, constants_of(*args.codec), job.sequence.device, job.statistics,
@@ -106,15 +106,22 @@ void CudaBackend::zero(void* target, int64_t bytes, Stream stream) {
 
 void CudaBackend::encode(const EncodeArgs& args, Stream stream) {
   const DeviceGuard guard(device_);
-  each_job(args, [&](const EncodeCall& call) {
-    launch_encode(call, handle_of(stream));
-    launch_tally(call, 1, handle_of(stream));
+  // A flush is a few hundred keys of each layer: one after the other they would leave most of the
+  // device idle.
+  const int64_t count = std::clamp(args.batch / kLeastOfBranch, int64_t{1}, kMostEncoders);
+  branches_.each(count, handle_of(stream), [&](int64_t i, cudaStream_t branch) {
+    each_job(args, args.batch * i / count, args.batch * (i + 1) / count,
+             [&](const EncodeCall& call) {
+               launch_encode(call, branch);
+               launch_tally(call, 1, branch);
+             });
   });
 }
 
 void CudaBackend::forget(const EncodeArgs& args, Stream stream) {
   const DeviceGuard guard(device_);
-  each_job(args, [&](const EncodeCall& call) { launch_tally(call, -1, handle_of(stream)); });
+  each_job(args, 0, args.batch,
+           [&](const EncodeCall& call) { launch_tally(call, -1, handle_of(stream)); });
 }
 
 DecodeCall CudaBackend::call_of(const DecodeArgs& args) const {

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "pinned.h"
 #include "runtime.h"
 
 namespace pariskv::cuda {
@@ -55,11 +56,11 @@ class PinnedResource : public MemoryResource {
     if (available >= 0 && int64_t(bytes) > available - kReserve) return nullptr;
     const DeviceGuard guard(device_);
     void* data = nullptr;
-    return succeeded(runtime().host_alloc(&data, bytes, cudaHostAllocPortable)) ? data : nullptr;
+    return succeeded(runtime().host_alloc(&data, bytes)) ? data : nullptr;
   }
-  void deallocate(void* data, std::size_t, std::size_t) noexcept override {
+  void deallocate(void* data, std::size_t bytes, std::size_t) noexcept override {
     const DeviceGuard guard(device_);
-    succeeded(cudaFreeHost(data));
+    succeeded(free_pinned(data, bytes));
   }
 
  private:

@@ -5,13 +5,13 @@
 namespace pariskv::cuda {
 
 void Order::enter(cudaStream_t stream) {
-  if (called_ && stream != last_stream_) last_call_.hold_back(stream);
+  if (last_call_ && stream != last_stream_) last_call_->hold_back(stream);
   if (replays_elsewhere(stream)) {
     note_replays();
     replayed_.hold_back(stream);
   }
   last_stream_ = stream;
-  called_ = true;
+  inside_ = true;
   recycle(false);
   if (!upkeep_news_) return;
   upkeep_done_.record(upkeep_);
@@ -20,11 +20,12 @@ void Order::enter(cudaStream_t stream) {
 }
 
 void Order::leave(cudaStream_t stream) noexcept {
+  inside_ = false;
   try {
-    last_call_.record(stream);
+    last_call_ = mark(stream);
     // The next replay comes after this call, as the next call would.
-    if (replays_elsewhere(stream)) last_call_.hold_back(replay_stream_);
-    collect(stream);
+    if (replays_elsewhere(stream)) last_call_->hold_back(replay_stream_);
+    collect(last_call_);
   } catch (const std::exception&) {
     return;  // what was freed stays out of use: the device has failed, or the host's memory
   }
@@ -51,26 +52,31 @@ void Order::note_replays() noexcept {
   }
 }
 
-void Order::collect(cudaStream_t stream) {
+std::shared_ptr<Event> Order::mark(cudaStream_t stream) {
+  auto unused = std::find_if(marks_.begin(), marks_.end(),
+                             [](const auto& event) { return event.use_count() == 1; });
+  if (unused == marks_.end()) unused = marks_.insert(unused, std::make_shared<Event>());
+  (*unused)->record(stream);
+  return *unused;
+}
+
+void Order::collect(const std::shared_ptr<Event>& last_use) {
   std::vector<std::vector<RetiredBlock>> blocks;
   bool any = false;
   for (Arena* arena : arenas_) {
     blocks.push_back(arena->take_retired());
     any = any || !blocks.back().empty();
   }
-  if (!any) return;
-  Retired retired{Event(), std::move(blocks)};
-  retired.last_use.record(stream);
-  retired_.push_back(std::move(retired));
+  if (any) retired_.push_back({last_use, std::move(blocks)});
 }
 
 void Order::recycle(bool wait) {
-  if (wait && called_) collect(last_stream_);
+  if (wait && (inside_ || last_call_)) collect(mark(last_stream_));
   size_t done = 0;
   for (; done < retired_.size(); ++done) {
     const Retired& retired = retired_[done];
-    if (wait) retired.last_use.wait();
-    if (!retired.last_use.passed()) break;
+    if (wait) retired.last_use->wait();
+    if (!retired.last_use->passed()) break;
     recycle_all(retired.blocks);
   }
   retired_.erase(retired_.begin(), retired_.begin() + std::ptrdiff_t(done));
@@ -87,8 +93,14 @@ void Order::recycle_all(const std::vector<std::vector<RetiredBlock>>& blocks) {
   }
 }
 
+void Order::clear(void* data, int64_t bytes) {
+  check(cudaMemsetAsync(data, 0, size_t(bytes), inside_ ? last_stream_ : upkeep_),
+        "zero new memory");
+  if (!inside_) upkeep_news_ = true;
+}
+
 void Order::wait() {
-  if (called_) last_call_.wait();
+  if (last_call_) last_call_->wait();
   if (replays_run()) {
     note_replays();
     replayed_.wait();

@@ -7,6 +7,7 @@
  */
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "memory/arena.h"
@@ -28,6 +29,9 @@ class Order {
   /** Blocks whose last use has passed go back to their arenas; `wait` makes all of them pass. */
   void recycle(bool wait);
 
+  /** Zeros in memory that nobody has used yet, before whatever the present call does. */
+  void clear(void* data, int64_t bytes);
+
   /** Waits until the device is done with all that calls gave it. */
   void wait();
 
@@ -39,10 +43,12 @@ class Order {
 
  private:
   struct Retired {
-    Event last_use;
+    std::shared_ptr<Event> last_use;
     std::vector<std::vector<RetiredBlock>> blocks;  // by arena
   };
-  void collect(cudaStream_t stream);
+  /** An event that is recorded now; nobody waits any more for what it was before. */
+  std::shared_ptr<Event> mark(cudaStream_t stream);
+  void collect(const std::shared_ptr<Event>& last_use);
   void note_replays() noexcept;
   bool replays_run() const noexcept;
   bool replays_elsewhere(cudaStream_t stream) const noexcept {
@@ -53,14 +59,15 @@ class Order {
   const std::vector<Arena*> arenas_;
   OwnStream upkeep_;
   Event upkeep_done_;
-  bool upkeep_news_ = false;  // zeroing that no call has been ordered after yet
-  Event last_call_;
+  bool upkeep_news_ = false;          // zeroing that no call has been ordered after yet
+  std::shared_ptr<Event> last_call_;  // null: there was none
   cudaStream_t last_stream_ = nullptr;
-  bool called_ = false;
+  bool inside_ = false;  // of a call
   Event replayed_;
   cudaStream_t replay_stream_ = nullptr;
   bool replays_ = false;
   std::vector<Retired> retired_;  // oldest first
+  std::vector<std::shared_ptr<Event>> marks_;
 };
 
 }  // namespace pariskv::cuda

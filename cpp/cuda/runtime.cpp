@@ -3,6 +3,7 @@
 #include <string>
 
 #include "pariskv/error.h"
+#include "pinned.h"
 
 namespace pariskv::cuda {
 
@@ -14,14 +15,10 @@ cudaError_t copy_async(void* target, const void* source, size_t bytes, cudaStrea
 
 cudaError_t device_malloc(void** data, size_t bytes) { return cudaMalloc(data, bytes); }
 
-cudaError_t pinned_malloc(void** data, size_t bytes, unsigned flags) {
-  return cudaHostAlloc(data, bytes, flags);
-}
-
 }  // namespace
 
 Runtime& runtime() {
-  static Runtime table{device_malloc, pinned_malloc, copy_async, cudaGetLastError};
+  static Runtime table{device_malloc, allocate_pinned, copy_async, cudaGetLastError};
   return table;
 }
 

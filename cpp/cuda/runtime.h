@@ -19,7 +19,7 @@ void check_launch(const char* kernel);
 
 struct Runtime {
   cudaError_t (*malloc)(void** data, size_t bytes);
-  cudaError_t (*host_alloc)(void** data, size_t bytes, unsigned flags);
+  cudaError_t (*host_alloc)(void** data, size_t bytes);
   cudaError_t (*copy)(void* target, const void* source, size_t bytes, cudaStream_t stream);
   /** Asked after every launch: what cudaGetLastError says. */
   cudaError_t (*launched)();
@@ -47,6 +47,18 @@ class DeviceGuard {
  private:
   const int32_t device_;
   int32_t before_ = 0;
+};
+
+/** What this thread asks for meanwhile does not spoil graphs that other threads are capturing. */
+class UnseenByCaptures {
+ public:
+  UnseenByCaptures() noexcept { succeeded(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  ~UnseenByCaptures() { succeeded(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  UnseenByCaptures(const UnseenByCaptures&) = delete;
+  UnseenByCaptures& operator=(const UnseenByCaptures&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // and then the one before
 };
 
 /** An event that orders work and takes no time. */

@@ -129,6 +129,7 @@ void Cache::prefill(int64_t layer, const std::vector<SequenceId>& sequences,
   const Impl::Visit visit(*impl_, stream);
   impl_->keep_pace(stream);
   Impl::Step step = impl_->plan(layers, next, Planner::Use::kStore, stream);
+  step.sends = true;
   const auto append = [&] {
     impl_->backend_->append({impl_->shape_, int64_t(layers.size()), step.views.data(), begin.data(),
                              counts.data(), k, v},
@@ -174,6 +175,7 @@ void Cache::decode(int64_t layer, const std::vector<SequenceId>& sequences, cons
     begin.push_back(target->regions.total());
   }
   step = impl_->plan(layers, next, Planner::Use::kDecode, stream);
+  impl_->depart_beside(step, stream);
   args.sequences = step.views.data();
   backend.reserve(args);
 
@@ -215,6 +217,7 @@ void Cache::advance(const std::vector<SequenceId>& sequences, Stream stream) {
     }
   }
   Impl::Step step = impl_->plan(layers, next, Planner::Use::kDecode, stream);
+  impl_->depart_beside(step, stream);
   DecodeArgs args = impl_->decode_args(0);
   args.batch = int64_t(batch.size());
   for (args.layer = 0; args.layer < config.layers; ++args.layer) {
@@ -265,6 +268,7 @@ void Cache::flush(const std::vector<SequenceId>& sequences, Stream stream) {
   }
   const Impl::Visit visit(*impl_, stream);
   Impl::Step step = impl_->plan(layers, next, Planner::Use::kStore, stream);
+  step.sends = true;
   impl_->carry_out(step, [] {}, [] {}, stream);
 }
 

@@ -2,6 +2,7 @@
 #include "cache_impl.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "pariskv/codec.h"
 
@@ -30,6 +31,10 @@ ModelShape shape_of(const Config& config) {
 // A prefill waits when this much is still to be copied from earlier ones: they would fill
 // the device otherwise, for computing keys is faster than the bus.
 constexpr int64_t kMostLeaving = int64_t{2} << 30;
+
+// Steps that a flush's rows are sent on their way in: far fewer than there are between flushes, and
+// so many that few go at a time, for each costs the host three calls and the bus 75 microseconds.
+constexpr size_t kStepsToLeave = 128;
 
 }  // namespace
 
@@ -100,22 +105,42 @@ Cache::Impl::Step Cache::Impl::plan(const std::vector<Layer*>& layers,
 }
 
 void Cache::Impl::encode(Step& step, Stream stream) {
+  std::vector<Span> spans;
   for (size_t i = 0; i < step.changes.size(); ++i) {
     const Change& change = step.changes[i];
-    if (change.spilled() <= 0) continue;
-    policy_->on_spill({step.views[i], change.spill_begin, change.spill_end}, stream);
+    if (change.spilled() > 0) {
+      spans.push_back({step.views[i], change.spill_begin, change.spill_end});
+    }
+  }
+  if (!spans.empty()) policy_->on_spill(spans, stream);
+}
+
+void Cache::Impl::offload(Step& step) {
+  size_t count = leaving_.size();
+  for (const Change& change : step.changes) count += change.leaving.size();
+  leaving_.reserve(count);
+  for (Change& change : step.changes) {
+    for (Leave& leave : change.leaving) {
+      if (leave.rows->leaving()) continue;  // a fork in this step has done it already
+      leave.rows->leave(std::move(leave.target));
+      leaving_.push_back({leave.rows, leave.segment, leave.rows->bytes()});
+    }
   }
 }
 
-void Cache::Impl::offload(Step& step, Stream stream) {
-  for (Change& change : step.changes) {
-    for (Leave& leave : change.leaving) {
-      if (leave.rows->leaving()) continue;  // a fork in this step has sent it already
-      leave.rows->leave(std::move(leave.target), stream);
-      leaving_.push_back({leave.rows, leave.segment, leave.rows->bytes()});
-    }
-    stats_.encoded_keys += std::max<int64_t>(change.spilled(), 0) * config_.kv_heads;
+void Cache::Impl::depart(size_t count, Stream stream) {
+  for (; departed_ < count; ++departed_) {
+    const std::shared_ptr<RowBlock> rows = leaving_[departed_].rows.lock();
+    if (rows) rows->depart(stream);
   }
+}
+
+void Cache::Impl::depart_beside(const Step& step, Stream stream) {
+  bool quiet = true;
+  for (const Change& change : step.changes) quiet = quiet && change.spilled() <= 0;
+  const bool was_quiet = std::exchange(quiet_, quiet);
+  if (!quiet || !was_quiet || departed_ > 0 || leaving_.empty()) return;
+  depart(1 + leaving_.size() / kStepsToLeave, stream);
 }
 
 void Cache::Impl::publish(Layer& layer, Stream stream) {
@@ -141,6 +166,7 @@ DecodeArgs Cache::Impl::decode_args(int64_t layer) const {
 }
 
 void Cache::Impl::settle(size_t waited, Stream stream) {
+  depart(waited, stream);
   size_t done = 0;
   for (; done < leaving_.size(); ++done) {
     const Leaving& leaving = leaving_[done];
@@ -160,6 +186,7 @@ void Cache::Impl::settle(size_t waited, Stream stream) {
   }
   if (done == 0) return;
   leaving_.erase(leaving_.begin(), leaving_.begin() + std::ptrdiff_t(done));
+  departed_ -= std::min(done, departed_);
   backend_->send_pokes(stream);
 }
 

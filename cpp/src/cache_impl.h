@@ -53,6 +53,7 @@ class Cache::Impl {
   struct Step {
     std::vector<Change> changes;
     std::vector<SequenceView> views;  // as they will be
+    bool sends = false;               // rows that are done changing leave at once, not by and by
   };
   Step plan(const std::vector<Layer*>& layers, const std::vector<Regions>& next, Planner::Use use,
             Stream stream);
@@ -72,12 +73,16 @@ class Cache::Impl {
       before();
       encode(step, stream);
       after();
-      offload(step, stream);
+      offload(step);
+      if (step.sends) depart(leaving_.size(), stream);
     } catch (...) {
       for (Change& change : step.changes) change.drop();
       throw;
     }
-    for (Change& change : step.changes) change.apply();
+    for (Change& change : step.changes) {
+      change.apply();
+      if (change.spilled() > 0) stats_.encoded_keys += change.spilled() * config_.kv_heads;
+    }
   }
 
   /** A layer with one token more, flushed when that is due. */
@@ -93,6 +98,13 @@ class Cache::Impl {
 
   /** Waits until host memory is not too far behind. */
   void keep_pace(Stream stream);
+
+  /**
+   * Sends a few of the rows that are to leave on their way beside a step, and none while earlier
+   * ones travel, nor when this step or the one before has keys to encode, and then memory to
+   * recycle: what a flush costs is spread over steps, so that none is seen to take longer.
+   */
+  void depart_beside(const Step& step, Stream stream);
 
   /** Tells the device of a layer as it is, for verbs that only look. */
   void publish(Layer& layer, Stream stream);
@@ -117,12 +129,19 @@ class Cache::Impl {
   };
 
   void encode(Step& step, Stream stream);
-  void offload(Step& step, Stream stream);
+
+  /** Rows that are done changing are to leave from now on. */
+  void offload(Step& step);
+
+  /** The first `count` of the rows that are to leave are on their way from now on. */
+  void depart(size_t count, Stream stream);
 
   /** Rows whose copies are done, the `waited` oldest surely, are fetched from there from now on. */
   void settle(size_t waited, Stream stream);
 
   std::vector<Leaving> leaving_;  // oldest first
+  size_t departed_ = 0;           // of them
+  bool quiet_ = true;             // the last step encoded nothing
 };
 
 }  // namespace pariskv

@@ -30,9 +30,8 @@ SequenceView Layer::view(const RegionSizes& sizes, const Policy& policy) const {
 
 SequenceView Change::view(const RegionSizes& sizes, const Policy& policy) const {
   SequenceView view = view_of(next, sizes, policy);
-  const LayerStore& rows = store ? *store : layer->store;
-  view.rows = rows.rows();
-  view.summaries = rows.summaries();
+  view.rows = growth ? growth->rows() : layer->store.rows();
+  view.summaries = growth ? growth->summaries() : layer->store.summaries();
   view.state = state.data() != nullptr ? state.data() : layer->state.data();
   view.row_cache = (row_cache.data() != nullptr ? row_cache : layer->row_cache).as<char>();
   view.generation = layer->generation;
@@ -61,12 +60,11 @@ Change Planner::plan(Layer& layer, const Regions& next, Use use, Stream stream) 
   const LayerStore::Writes writes{layer.regions.total(), next.total(),          change.spill_begin,
                                   change.spill_end,      next.sink_end(sizes_), change.spill_end};
   if (!layer.store.ready(shape_.segment_tokens, writes)) {
-    change.store = layer.store.planned(shape_.segment_tokens,
-                                       {shape_.segment_row_bytes(), policy_.summary_bytes()},
-                                       writes, backend_, stream);
+    change.growth = layer.store.planned(shape_.segment_tokens,
+                                        {shape_.segment_row_bytes(), policy_.summary_bytes()},
+                                        writes, backend_, stream);
   }
-  const LayerStore& store = change.store ? *change.store : layer.store;
-  change.tables = layer.mirror.grown(store.segments(), backend_.arena());
+  change.tables = layer.mirror.grown(change.segments(), backend_.arena());
   if (change.spilled() > 0) change.state = next_state(layer, stream);
   const bool lacks_cache = shape_.cached_rows > 0 && layer.row_cache.data() == nullptr;
   if (use == Use::kDecode && lacks_cache && view_of(next, sizes_, policy_).searched()) {
@@ -97,12 +95,13 @@ Block Planner::new_row_cache(Stream stream) const {
 }
 
 void Planner::plan_offload(Change& change) const {
-  const LayerStore& store = change.store ? *change.store : change.layer->store;
+  const LayerStore& store = change.layer->store;
   const int64_t tokens = shape_.segment_tokens;
   const int64_t zone_begin = change.next.sink_end(sizes_);
   if (change.spilled() <= 0) return;
   for (int64_t s = change.spill_begin / tokens; (s + 1) * tokens <= change.spill_end; ++s) {
-    const std::shared_ptr<RowBlock>& rows = store.row_block(s);
+    const std::shared_ptr<RowBlock>& rows =
+        change.growth ? store.row_block(s, *change.growth) : store.row_block(s);
     if (s * tokens < zone_begin || rows->offloaded() || rows->leaving()) continue;
     change.leaving.push_back({s, rows, backend_.host_arena()->allocate(rows->bytes())});
   }

@@ -45,21 +45,22 @@ struct Leave {
 struct Change {
   Layer* layer;
   Regions next;
-  std::optional<LayerStore> store;  // absent: what is there has room
-  Block state;                      // empty: what is there stays
-  Block row_cache;                  // the same
-  Block tables;                     // empty: what is there has room
-  int64_t spill_begin, spill_end;   // positions that enter the zone
+  std::optional<LayerStore::Growth> growth;  // absent: what is there has room
+  Block state;                               // empty: what is there stays
+  Block row_cache;                           // the same
+  Block tables;                              // empty: what is there has room
+  int64_t spill_begin, spill_end;            // positions that enter the zone
   std::vector<Leave> leaving;
 
   int64_t spilled() const { return spill_end - spill_begin; }
+  int64_t segments() const { return growth ? growth->segments() : layer->store.segments(); }
 
   /** What the layer will be. */
   SequenceView view(const RegionSizes& sizes, const Policy& policy) const;
 
   /** Tells the device of it. */
   void publish(const SequenceView& view, Backend& backend) {
-    layer->mirror.publish(view, (store ? *store : layer->store).segments(), tables, backend);
+    layer->mirror.publish(view, segments(), tables, backend);
   }
 
   /** What the device was told may not have arrived; what it fetched may be written anew. */
@@ -69,7 +70,7 @@ struct Change {
   }
 
   void apply() noexcept {
-    if (store) layer->store = std::move(*store);
+    if (growth) layer->store.grow(std::move(*growth));
     if (state.data() != nullptr) layer->state = std::move(state);
     if (row_cache.data() != nullptr) layer->row_cache = std::move(row_cache);
     layer->regions = next;

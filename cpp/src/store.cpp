@@ -15,6 +15,12 @@ struct SegmentRange {
   bool has(int64_t segment) const { return segment >= first && segment < last; }
 };
 
+/** Room for so many, so that growing to that cannot fail. */
+template <typename T>
+void make_room(std::vector<T>& vector, int64_t count) {
+  if (size_t(count) > vector.capacity()) vector.reserve(std::max(size_t(count), 2 * vector.size()));
+}
+
 /** Whether all rows of a segment lie in the zone. */
 bool in_zone(int64_t segment, int64_t segment_tokens, const LayerStore::Writes& writes) {
   return segment * segment_tokens >= writes.zone_begin &&
@@ -41,45 +47,61 @@ bool LayerStore::ready(int64_t segment_tokens, const Writes& writes) const {
   return true;
 }
 
-LayerStore LayerStore::planned(int64_t segment_tokens, BlockBytes bytes, const Writes& writes,
-                               Backend& backend, Stream stream) const {
+LayerStore::Growth LayerStore::planned(int64_t segment_tokens, BlockBytes bytes,
+                                       const Writes& writes, Backend& backend, Stream stream) {
   const SegmentRange rows(writes.rows_begin, writes.rows_end, segment_tokens);
   const SegmentRange summaries(writes.summaries_begin, writes.summaries_end, segment_tokens);
   const int64_t count = std::max(rows.last, segments());
-  LayerStore next;
-  next.rows_.resize(size_t(count));
-  next.summaries_.resize(size_t(count));
+  make_room(rows_, count);
+  make_room(summaries_, count);
+  Growth next;
+  next.row_table_ = row_table_;
+  next.summary_table_ = summary_table_;
   next.row_table_.resize(size_t(count));
   next.summary_table_.resize(size_t(count));
 
-  for (int64_t s = 0; s < count; ++s) {
-    // The right block is there: ours and `held`, nobody else's, not under a copy.
-    const std::shared_ptr<RowBlock> held = s < segments() ? rows_[s] : nullptr;
-    const bool foreign = rows.has(s) && held && (held.use_count() > 2 || held->leaving());
-    const bool far = held && held->offloaded() && !in_zone(s, segment_tokens, writes);
-    next.rows_[s] = held;
+  // What is not written and lies in the zone stays as it is.
+  int64_t first = count;
+  while (first > 0 && !in_zone(first - 1, segment_tokens, writes)) --first;
+  if (rows.first < rows.last) first = std::min(first, rows.first);
+  if (summaries.first < summaries.last) first = std::min(first, summaries.first);
+  for (int64_t s = first; s < count; ++s) {
+    const std::shared_ptr<RowBlock>* held = s < segments() ? &rows_[s] : nullptr;
+    const bool foreign = rows.has(s) && held && (held->use_count() > 1 || (*held)->leaving());
+    const bool far = held && (*held)->offloaded() && !in_zone(s, segment_tokens, writes);
     if (!held || foreign || far) {
       Block block = backend.arena().allocate(bytes.rows);
-      if (held) backend.copy(block.data(), held->data(), bytes.rows, stream);
-      next.rows_[s] = std::make_shared<RowBlock>(backend, std::move(block));
+      if (held) backend.copy(block.data(), (*held)->data(), bytes.rows, stream);
+      next.row_table_[s] = block.data();
+      next.row_blocks_.emplace_back(s, std::make_shared<RowBlock>(backend, std::move(block)));
     }
-    next.row_table_[s] = next.rows_[s]->data();
-
-    const std::shared_ptr<Block> known = s < segments() ? summaries_[s] : nullptr;
-    const bool shared = known && known.use_count() > 2;
-    next.summaries_[s] = known;
-    if (summaries.has(s) && (!known || shared)) {
-      next.summaries_[s] = std::make_shared<Block>(backend.arena().allocate(bytes.summaries));
-      void* block = next.summaries_[s]->data();
-      if (known) {
-        backend.copy(block, known->data(), bytes.summaries, stream);
-      } else if (backend.has_books()) {
-        backend.zero(block, bytes.summaries, stream);  // kernels read beyond the zone, to no effect
-      }
+    const std::shared_ptr<Block> none;
+    const std::shared_ptr<Block>& known = s < segments() ? summaries_[s] : none;
+    if (summaries.has(s) && (!known || known.use_count() > 1)) {
+      Block block = backend.arena().allocate(bytes.summaries);
+      if (known) backend.copy(block.data(), known->data(), bytes.summaries, stream);
+      next.summary_table_[s] = block.as<uint8_t>();
+      next.summary_blocks_.emplace_back(s, std::make_shared<Block>(std::move(block)));
     }
-    next.summary_table_[s] = next.summaries_[s] ? next.summaries_[s]->as<uint8_t>() : nullptr;
   }
   return next;
+}
+
+void LayerStore::grow(Growth growth) noexcept {
+  rows_.resize(size_t(growth.segments()));  // there is room
+  summaries_.resize(size_t(growth.segments()));
+  for (auto& [segment, block] : growth.row_blocks_) rows_[segment] = std::move(block);
+  for (auto& [segment, block] : growth.summary_blocks_) summaries_[segment] = std::move(block);
+  row_table_.swap(growth.row_table_);
+  summary_table_.swap(growth.summary_table_);
+}
+
+const std::shared_ptr<RowBlock>& LayerStore::row_block(int64_t segment,
+                                                       const Growth& growth) const {
+  for (const auto& [changed, block] : growth.row_blocks_) {
+    if (changed == segment) return block;
+  }
+  return rows_[segment];
 }
 
 void LayerStore::drop(int64_t segment_tokens, int64_t total, int64_t zone_begin,

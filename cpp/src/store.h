@@ -7,13 +7,15 @@
  * Blocks are shared by forks. Who writes into a block that somebody else holds too gets a
  * copy of it first, so nobody's past ever changes under them.
  *
- * A LayerStore is a value: `planned` makes the next one beside the current one, and may run
- * out of memory doing so; taking it over cannot fail.
+ * A store never is half changed: `planned` makes what will be different beside what is there, and
+ * may run out of memory doing so; taking that over cannot fail. What stays is not touched: long
+ * sequences have thousands of segments, and a step changes the last few.
  */
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "backend.h"
@@ -26,7 +28,7 @@ class RowBlock {
  public:
   RowBlock(Backend& backend, Block block) : backend_(backend), block_(std::move(block)) {}
   ~RowBlock() {
-    if (leaving()) backend_.adopt(std::move(block_), std::move(target_), ticket_);
+    if (ticket_ > 0) backend_.adopt(std::move(block_), std::move(target_), ticket_);
   }
 
   void* data() const { return block_.data(); }
@@ -34,19 +36,22 @@ class RowBlock {
   bool offloaded() const { return offloaded_; }
   bool leaving() const { return target_.data() != nullptr; }
 
-  /** Starts the copy to `target`, which sees what `stream` has done so far. */
-  void leave(Block target, Stream stream) {
-    ticket_ = backend_.start_offload(target.data(), block_.data(), block_.bytes(), stream);
-    target_ = std::move(target);
+  /** The rows are to go to `target`: nobody writes them any more. */
+  void leave(Block target) { target_ = std::move(target); }
+
+  /** Starts the copy there, which sees what `stream` has done so far. */
+  void depart(Stream stream) {
+    ticket_ = backend_.start_offload(target_.data(), block_.data(), block_.bytes(), stream);
   }
 
   /** Once the copy is done the rows are in host memory; true if that has just become so. */
   bool settle(bool wait) {
-    if (!leaving()) return false;
+    if (ticket_ == 0) return false;
     if (wait) backend_.wait_offloaded(ticket_);
     if (!backend_.offloaded(ticket_)) return false;
     block_ = std::move(target_);
     target_ = Block();
+    ticket_ = 0;
     offloaded_ = true;
     return true;
   }
@@ -55,7 +60,7 @@ class RowBlock {
   Backend& backend_;
   Block block_;
   Block target_;
-  int64_t ticket_ = 0;
+  int64_t ticket_ = 0;  // of a copy under way
   bool offloaded_ = false;
 };
 
@@ -71,12 +76,28 @@ class LayerStore {
     int64_t rows, summaries;  // of one segment
   };
 
+  /** What a store will hold that it does not hold yet, and its tables as they will be. */
+  class Growth {
+   public:
+    int64_t segments() const { return int64_t(row_table_.size()); }
+    void* const* rows() const { return row_table_.data(); }
+    uint8_t* const* summaries() const { return summary_table_.data(); }
+
+   private:
+    friend class LayerStore;
+    std::vector<std::pair<int64_t, std::shared_ptr<RowBlock>>> row_blocks_;  // by segment
+    std::vector<std::pair<int64_t, std::shared_ptr<Block>>> summary_blocks_;
+    std::vector<void*> row_table_;
+    std::vector<uint8_t*> summary_table_;
+  };
+
   /** True when `writes` fit in blocks that are there, nobody else's, and in the right memory. */
   bool ready(int64_t segment_tokens, const Writes& writes) const;
 
-  /** This store with room for `writes`. */
-  LayerStore planned(int64_t segment_tokens, BlockBytes bytes, const Writes& writes,
-                     Backend& backend, Stream stream) const;
+  /** What makes room for `writes`. */
+  Growth planned(int64_t segment_tokens, BlockBytes bytes, const Writes& writes, Backend& backend,
+                 Stream stream);
+  void grow(Growth growth) noexcept;
 
   /** Drops whole segments: of rows from `total` on, of summaries outside [begin, end). */
   void drop(int64_t segment_tokens, int64_t total, int64_t zone_begin, int64_t zone_end) noexcept;
@@ -85,6 +106,8 @@ class LayerStore {
   void* const* rows() const { return row_table_.data(); }
   uint8_t* const* summaries() const { return summary_table_.data(); }
   const std::shared_ptr<RowBlock>& row_block(int64_t segment) const { return rows_[segment]; }
+  /** The same, once it will have grown. */
+  const std::shared_ptr<RowBlock>& row_block(int64_t segment, const Growth& growth) const;
 
   /** Notes that a segment's rows have come to lie elsewhere. */
   void row_moved(int64_t segment) noexcept { row_table_[segment] = rows_[segment]->data(); }

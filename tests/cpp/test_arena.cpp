@@ -2,7 +2,21 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+
 #include "support.h"
+
+#if defined(__unix__)
+#include <sys/wait.h>
+#include <unistd.h>
+#endif
 
 namespace pariskv {
 namespace {
@@ -91,6 +105,211 @@ TEST(Arena, FreedBytesAreZero) {
     EXPECT_EQ(resource->count(kCanary), 0);
   }
 }
+
+/** Tells threads apart, and keeps those that are not the test's waiting if told to. */
+class WatchedResource : public MemoryResource {
+ public:
+  void* allocate(std::size_t bytes, std::size_t alignment) override {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (std::this_thread::get_id() == home_) {
+      ++here;
+    } else {
+      ++elsewhere;
+      changed_.notify_all();
+      changed_.wait(lock, [&] { return open_; });
+      if (refuses) return nullptr;
+    }
+    live += int64_t(bytes);
+    return upstream_->allocate(bytes, alignment);
+  }
+  void deallocate(void* data, std::size_t bytes, std::size_t alignment) noexcept override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    live -= int64_t(bytes);
+    upstream_->deallocate(data, bytes, alignment);
+  }
+
+  void open(bool open) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    open_ = open;
+    changed_.notify_all();
+  }
+  /** Until another thread has asked so many times in all. */
+  bool asked(int64_t times) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::seconds(20), [&] { return elsewhere >= times; });
+  }
+
+  std::atomic<int64_t> here{0}, elsewhere{0}, live{0};  // calls, calls, bytes
+  std::atomic<bool> refuses{false};
+
+ private:
+  const std::thread::id home_ = std::this_thread::get_id();
+  const std::shared_ptr<MemoryResource> upstream_ = heap_resource();
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool open_ = true;
+};
+
+constexpr int64_t kAheadBlock = 1 << 20;
+
+ArenaTraits traits_ahead() {
+  ArenaTraits traits;
+  traits.largest_slab = 4 << 20;
+  traits.deferred = true;
+  traits.ahead = 128 << 20;
+  return traits;
+}
+
+/** Lets the thread ahead do what it has been asked for. */
+void tend(Arena& arena, WatchedResource& resource, int64_t asked) {
+  arena.tend();
+  ASSERT_TRUE(resource.asked(asked));
+  for (int i = 0; i < 20'000 && resource.live < arena.use().reserved && !resource.refuses; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+TEST(ArenaAhead, OnlyTheFirstSlabIsWaitedFor) {
+  const auto resource = std::make_shared<WatchedResource>();
+  {
+    Arena arena(resource, 0, traits_ahead());
+    arena.tend();
+    std::vector<Block> blocks;
+    for (int i = 0; i < 60; ++i) {
+      blocks.push_back(arena.allocate(kAheadBlock));
+      for (int turn = 0; turn < 4; ++turn) {
+        arena.tend();
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+    EXPECT_EQ(resource->here, 1);
+    EXPECT_GE(resource->elsewhere, 59 / 4);
+    EXPECT_LE(arena.use().reserved, 2 * arena.use().live + (8 << 20));
+    EXPECT_EQ(arena.use().live, 60 * kAheadBlock);
+  }
+  EXPECT_EQ(resource->live, 0);
+}
+
+TEST(ArenaAhead, WhatIsOnItsWayIsWaitedForRatherThanAskedForTwice) {
+  const auto resource = std::make_shared<WatchedResource>();
+  Arena arena(resource, 0, traits_ahead());
+  const Block first = arena.allocate(kAheadBlock);
+  resource->open(false);
+  arena.tend();
+  ASSERT_TRUE(resource->asked(1));
+  EXPECT_GT(arena.use().reserved, kAheadBlock) << "what is on its way counts";
+  std::thread opener([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    resource->open(true);
+  });
+  const Block second = arena.allocate(kAheadBlock);
+  opener.join();
+  EXPECT_EQ(resource->here, 1);
+}
+
+TEST(ArenaAhead, ARefusalIsNobodysBusinessUntilMemoryIsNeeded) {
+  const auto resource = std::make_shared<WatchedResource>();
+  Arena arena(resource, 0, traits_ahead());
+  const Block first = arena.allocate(kAheadBlock);
+  resource->refuses = true;
+  tend(arena, *resource, 1);
+  const Block second = arena.allocate(kAheadBlock);  // asks for itself
+  EXPECT_EQ(resource->here, 2);
+  EXPECT_EQ(arena.use().reserved, resource->live);
+  for (int i = 0; i < 10; ++i) arena.tend();
+  EXPECT_EQ(resource->elsewhere, 1) << "it keeps asking in vain";
+}
+
+TEST(ArenaAhead, TheBudgetHoldsAndComesFirst) {
+  const auto resource = std::make_shared<WatchedResource>();
+  ArenaTraits traits = traits_ahead();
+  traits.reclaim = [] {};
+  Arena arena(resource, 3 * kAheadBlock, traits);
+  std::vector<Block> blocks;
+  blocks.push_back(arena.allocate(kAheadBlock));
+  tend(arena, *resource, 1);  // two blocks' worth: the budget is spent
+  EXPECT_EQ(arena.use().reserved, 3 * kAheadBlock);
+  // Who needs memory of another size gets what nobody uses yet.
+  blocks.push_back(arena.allocate(2 * kAheadBlock));
+  EXPECT_EQ(arena.use().reserved, 3 * kAheadBlock);
+  const int64_t asked = resource->elsewhere;
+  arena.tend();
+  EXPECT_THROW(arena.allocate(kAheadBlock), OutOfMemory);
+  EXPECT_EQ(resource->elsewhere, asked) << "asked for what the budget has no room for";
+}
+
+TEST(ArenaAhead, TrimmingAndEndingWaitForTheThread) {
+  const auto resource = std::make_shared<WatchedResource>();
+  bool ending = false;
+  ArenaTraits traits = traits_ahead();
+  traits.clear = [&](void*, int64_t) { EXPECT_FALSE(ending) << "what clears may be gone by now"; };
+  {
+    Arena arena(resource, 0, traits);
+    for (int round = 0; round < 20; ++round) {
+      const Block block = arena.allocate(kAheadBlock);
+      arena.tend();
+      arena.trim();
+      EXPECT_EQ(arena.use().reserved, resource->live);
+    }
+    const Block block = arena.allocate(kAheadBlock);
+    arena.tend();
+    ending = true;
+  }
+  EXPECT_EQ(resource->live, 0);
+}
+
+TEST(ArenaAhead, NewSlabsAreClearedWhoeverTakesThem) {
+  const auto resource = std::make_shared<WatchedResource>();
+  int64_t cleared = 0;
+  ArenaTraits traits = traits_ahead();
+  traits.clear = [&](void* data, int64_t bytes) {
+    std::memset(data, 0, size_t(bytes));
+    cleared += bytes;
+  };
+  Arena arena(resource, 0, traits);
+  std::vector<Block> blocks;
+  for (int i = 0; i < 10; ++i) {
+    blocks.push_back(arena.allocate(kAheadBlock));
+    EXPECT_EQ(std::count(blocks[i].as<char>(), blocks[i].as<char>() + kAheadBlock, 0), kAheadBlock);
+    tend(arena, *resource, 1);
+  }
+  arena.tend();
+  EXPECT_LE(10 * kAheadBlock, cleared);
+  // A slab that cannot be cleared is nobody's.
+  traits.clear = [](void*, int64_t) { throw std::runtime_error("the device is gone"); };
+  Arena broken(resource, 0, traits);
+  EXPECT_THROW(broken.allocate(kAheadBlock), std::runtime_error);
+  EXPECT_EQ(broken.use().reserved, 0);
+}
+
+#if defined(__unix__)
+TEST(ArenaAhead, AForkedChildNeitherHangsNorJoins) {
+  const auto resource = std::make_shared<WatchedResource>();
+  auto arena = std::make_unique<Arena>(resource, 0, traits_ahead());
+  const Block first = arena->allocate(kAheadBlock);
+  resource->open(false);
+  arena->tend();
+  ASSERT_TRUE(resource->asked(1));
+  // The thread has let go of the resource's mutex while it waits, as a driver's would not have to.
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    const Block mine = arena->allocate(kAheadBlock);  // nobody brings it: asks for itself
+    arena->tend();
+    arena->trim();
+    const_cast<Block&>(first) = Block();
+    const_cast<Block&>(mine) = Block();
+    arena.reset();
+    _exit(0);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  resource->open(true);
+  arena->trim();
+  EXPECT_EQ(resource->here, 1);
+}
+#endif
 
 }  // namespace
 }  // namespace pariskv

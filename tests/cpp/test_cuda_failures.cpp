@@ -1,6 +1,7 @@
 // Whatever CUDA call fails, the cache is as it was, the next call works, and nothing was lost.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <functional>
 #include <string>
 
@@ -12,9 +13,10 @@ namespace pariskv::test {
 namespace {
 
 struct State {
-  bool armed = false;
+  std::atomic<bool> armed{false};  // pinned memory is asked for by a thread, too
   Kind kind = Kind::kMalloc;
-  int64_t fail_at = 0, calls = 0, refused = 0;
+  int64_t fail_at = 0;
+  std::atomic<int64_t> calls{0}, refused{0};
   bool forever = false;
   bool launch_refused = false;  // and not asked for yet
 } state;
@@ -33,9 +35,8 @@ cudaError_t device_malloc(void** data, size_t bytes) {
   return refuses(Kind::kMalloc) ? cudaErrorMemoryAllocation : original.malloc(data, bytes);
 }
 
-cudaError_t host_alloc(void** data, size_t bytes, unsigned flags) {
-  return refuses(Kind::kHostAlloc) ? cudaErrorMemoryAllocation
-                                   : original.host_alloc(data, bytes, flags);
+cudaError_t host_alloc(void** data, size_t bytes) {
+  return refuses(Kind::kHostAlloc) ? cudaErrorMemoryAllocation : original.host_alloc(data, bytes);
 }
 
 cudaError_t copy(void* target, const void* source, size_t bytes, cudaStream_t stream) {
@@ -53,11 +54,12 @@ cudaError_t launched() {
 
 Faults::Faults(Kind kind, int64_t nth, bool forever) {
   original = cuda::runtime();
-  state = {};
-  state.armed = true;
   state.kind = kind;
   state.fail_at = nth;
+  state.calls = state.refused = 0;
   state.forever = forever;
+  state.launch_refused = false;
+  state.armed = true;
   cuda::runtime() = {device_malloc, host_alloc, copy, launched};
 }
 

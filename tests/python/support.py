@@ -266,8 +266,9 @@ def child_environment(**changes: str) -> dict[str, str]:
 
 def settled(cache: pk.Cache) -> pk.Stats:
     """Of a cache on a GPU: once all that it was given is done and its rows have arrived."""
-    torch.cuda.synchronize()
-    cache.flush([])  # any call takes note of copies that are done
+    for _ in range(2):  # a flush sends all rows on their way; any call takes note of arrivals
+        torch.cuda.synchronize()
+        cache.flush([])
     torch.cuda.synchronize()
     return cache.stats()
 

@@ -9,7 +9,8 @@
  *   resources.host = std::make_shared<MyPool>();
  *   pariskv::Cache cache(config, resources);
  *
- * A resource is called from inside the cache's calls: it must not call the cache back.
+ * A resource is called from inside the cache's calls: it must not call the cache back. A cache on
+ * a GPU that is given none takes memory also ahead of need, by a thread that ends with it.
  *
  * A cache on a GPU takes blocks of up to 64 MB from two resources, device memory and pinned host
  * memory, and keeps what it no longer needs for later: giving it back makes CUDA wait for

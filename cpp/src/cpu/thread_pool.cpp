@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <memory>
 
-#if defined(__unix__) || defined(__APPLE__)
-#include <unistd.h>
-#endif
+#include "process.h"
+
 #if defined(__linux__)
 #include <pthread.h>
 #include <sched.h>
@@ -14,14 +13,6 @@
 namespace pariskv::cpu {
 
 namespace {
-
-int64_t this_process() {
-#if defined(__unix__) || defined(__APPLE__)
-  return int64_t(getpid());
-#else
-  return 0;
-#endif
-}
 
 // Verbs follow one another within microseconds: a worker looks this often for the next one
 // before it sleeps, since waking it costs more than a short verb.

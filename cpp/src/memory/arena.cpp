@@ -8,6 +8,14 @@
 
 namespace pariskv {
 
+namespace {
+
+// A device maps memory for some 30 microseconds a megabyte, and who copies meanwhile may have to
+// wait for it: a piece that is taken beside steps has to be short beside them.
+constexpr int64_t kAheadSlab = int64_t{16} << 20;
+
+}  // namespace
+
 /** One piece of the resource, cut into equal blocks. */
 struct Slab {
   char* data = nullptr;
@@ -26,6 +34,7 @@ Block::~Block() {
 Arena::Arena(std::shared_ptr<MemoryResource> resource, int64_t budget, ArenaTraits traits)
     : resource_(std::move(resource)), traits_(std::move(traits)) {
   use_.budget = budget;
+  if (traits_.ahead > 0) ahead_ = std::make_unique<Ahead>(resource_, traits_.alignment);
 }
 
 Arena::~Arena() {
@@ -60,6 +69,8 @@ Block Arena::try_allocate(int64_t bytes) {
     block.slab_ = slab;
     block.data_ = slab->data + slab->free.back() * size;
     slab->free.pop_back();
+    Shelf& shelf = shelves_[size];
+    --shelf.free, ++shelf.taken;
   } else {
     block.data_ = take(size);
   }
@@ -72,17 +83,17 @@ Block Arena::try_allocate(int64_t bytes) {
 }
 
 Slab* Arena::slab_with_room(int64_t block_bytes) {
-  auto& slabs = slabs_[block_bytes];
-  for (auto slab = slabs.rbegin(); slab != slabs.rend(); ++slab) {  // the newest has most room
-    if (!(*slab)->free.empty()) return slab->get();
+  Shelf& shelf = shelves_[block_bytes];
+  // What is on its way is there sooner than what is asked for now.
+  if (shelf.free == 0 && coming_ && coming_->block_bytes == block_bytes) take_in();
+  if (shelf.free > 0) {
+    auto slab = shelf.slabs.rbegin();  // the newest has most room
+    while ((*slab)->free.empty()) ++slab;
+    return slab->get();
   }
   const int64_t least = std::max(traits_.slab_bytes, block_bytes);
-  int64_t bytes = least;
-  for (size_t i = 0; i < slabs.size() && 2 * bytes <= traits_.largest_slab; ++i) bytes *= 2;
-  slabs.reserve(slabs.size() + 1);
-  auto slab = std::make_unique<Slab>();
-  slab->block_bytes = block_bytes;
-  slab->free.reserve(size_t(bytes / block_bytes));
+  int64_t bytes = next_slab_bytes(shelf, block_bytes, traits_.largest_slab);
+  std::unique_ptr<Slab> slab = make_slab(bytes, block_bytes);
   for (;; bytes = std::max(least, bytes / 2)) {  // a smaller one may still be had
     try {
       slab->data = static_cast<char*>(take(bytes));
@@ -92,10 +103,100 @@ Slab* Arena::slab_with_room(int64_t block_bytes) {
     }
   }
   slab->bytes = bytes;
-  slab->blocks = bytes / block_bytes;
+  return put_up(std::move(slab));
+}
+
+int64_t Arena::next_slab_bytes(const Shelf& shelf, int64_t block_bytes, int64_t most) const {
+  int64_t bytes = std::max(traits_.slab_bytes, block_bytes);
+  for (size_t i = 0; i < shelf.slabs.size() && 2 * bytes <= most; ++i) bytes *= 2;
+  return bytes;
+}
+
+/** Without data yet, and with a place kept for it on its shelf: putting it there cannot fail. */
+std::unique_ptr<Slab> Arena::make_slab(int64_t bytes, int64_t block_bytes) {
+  auto slab = std::make_unique<Slab>();
+  slab->bytes = bytes;
+  slab->block_bytes = block_bytes;
+  slab->free.reserve(size_t(bytes / block_bytes));
+  auto& slabs = shelves_[block_bytes].slabs;
+  slabs.reserve(slabs.size() + 2);  // one may be on its way when another is made
+  return slab;
+}
+
+Slab* Arena::put_up(std::unique_ptr<Slab> slab) {
+  try {
+    if (traits_.clear) traits_.clear(slab->data, slab->bytes);
+  } catch (...) {
+    give_back(slab->data, slab->bytes);
+    throw;
+  }
+  Shelf& shelf = shelves_[slab->block_bytes];
+  slab->blocks = slab->bytes / slab->block_bytes;
   for (int64_t i = slab->blocks - 1; i >= 0; --i) slab->free.push_back(int32_t(i));
-  slabs.push_back(std::move(slab));
-  return slabs.back().get();
+  shelf.free += slab->blocks;
+  shelf.slabs.push_back(std::move(slab));
+  return shelf.slabs.back().get();
+}
+
+bool Arena::runs_low(const Shelf& shelf, int64_t block_bytes) const {
+  return shelf.free < std::min(shelf.taken, traits_.ahead / block_bytes);
+}
+
+void Arena::ask_ahead() {
+  for (const auto& [block_bytes, shelf] : shelves_) {
+    if (!runs_low(shelf, block_bytes)) continue;
+    const int64_t least = std::max(traits_.slab_bytes, block_bytes);
+    int64_t bytes = next_slab_bytes(shelf, block_bytes, std::min(kAheadSlab, traits_.largest_slab));
+    while (use_.budget > 0 && bytes > use_.budget - use_.reserved) {
+      if (bytes == least) return;
+      bytes = std::max(least, bytes / 2);
+    }
+    std::unique_ptr<Slab> slab = make_slab(bytes, block_bytes);
+    if (!ahead_->ask(bytes)) return;
+    coming_ = std::move(slab);
+    use_.reserved += bytes;
+    return;
+  }
+}
+
+/** Waits for the slab that is on its way, and puts it up. */
+void Arena::take_in() noexcept {
+  std::unique_ptr<Slab> slab = std::move(coming_);
+  slab->data = static_cast<char*>(ahead_->collect());
+  if (slab->data == nullptr) {
+    use_.reserved -= slab->bytes;
+    ahead_refused_ = true;
+    return;
+  }
+  try {
+    put_up(std::move(slab));
+  } catch (const std::exception&) {
+    ahead_refused_ = true;  // it has been given back; who needs one will be told why
+  }
+}
+
+/** Waits for the slab that is on its way, and gives it back. */
+void Arena::turn_away() noexcept {
+  if (!coming_) return;
+  const std::unique_ptr<Slab> slab = std::move(coming_);
+  void* data = ahead_->collect();
+  if (data != nullptr) {
+    give_back(data, slab->bytes);
+  } else {
+    use_.reserved -= slab->bytes;
+  }
+}
+
+void Arena::tend() noexcept {
+  if (!ahead_) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (coming_ && ahead_->arrived()) take_in();
+  if (coming_ || ahead_refused_) return;
+  try {
+    ask_ahead();
+  } catch (const std::bad_alloc&) {
+    return;  // no need yet: who needs it will say so
+  }
 }
 
 void* Arena::take(int64_t bytes) {
@@ -125,6 +226,7 @@ void* Arena::take(int64_t bytes) {
 void Arena::give_back(void* data, int64_t bytes) noexcept {
   resource_->deallocate(data, size_t(bytes), size_t(traits_.alignment));
   use_.reserved -= bytes;
+  ahead_refused_ = false;
 }
 
 void Arena::free(Block& block) noexcept {
@@ -160,20 +262,27 @@ void Arena::restore(const RetiredBlock& block) noexcept {
     give_back(block.data, block.bytes);
     return;
   }
+  Shelf& shelf = shelves_[block.bytes];
   slab->free.push_back(int32_t((static_cast<char*>(block.data) - slab->data) / block.bytes));
+  ++shelf.free, --shelf.taken;
   if (!slab->unused() || traits_.deferred) return;  // giving back would wait for the device
   give_back(slab->data, slab->bytes);
-  auto& slabs = slabs_[block.bytes];
-  slabs.erase(std::find_if(slabs.begin(), slabs.end(),
-                           [&](const auto& candidate) { return candidate.get() == slab; }));
+  shelf.free -= slab->blocks;
+  shelf.slabs.erase(std::find_if(shelf.slabs.begin(), shelf.slabs.end(),
+                                 [&](const auto& candidate) { return candidate.get() == slab; }));
 }
 
 void Arena::trim() noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (auto& [block_bytes, slabs] : slabs_) {
+  turn_away();
+  for (auto& [block_bytes, shelf] : shelves_) {
+    auto& slabs = shelf.slabs;
     const auto unused = std::partition(slabs.begin(), slabs.end(),
                                        [](const auto& slab) { return !slab->unused(); });
-    for (auto slab = unused; slab != slabs.end(); ++slab) give_back((*slab)->data, (*slab)->bytes);
+    for (auto slab = unused; slab != slabs.end(); ++slab) {
+      give_back((*slab)->data, (*slab)->bytes);
+      shelf.free -= (*slab)->blocks;
+    }
     slabs.erase(unused, slabs.end());
   }
 }

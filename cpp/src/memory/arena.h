@@ -11,6 +11,7 @@
 #include <mutex>
 #include <vector>
 
+#include "memory/ahead.h"
 #include "pariskv/memory.h"
 
 namespace pariskv {
@@ -70,6 +71,13 @@ struct ArenaTraits {
    * slabs stay until trimmed, since giving them back would wait for the device.
    */
   bool deferred = false;
+  /**
+   * As much again as is in use is kept for later, of each size up to so many bytes. A thread takes
+   * it from the resource, which has to stand that. 0: a slab is taken when it is needed.
+   */
+  int64_t ahead = 0;
+  /** Called with every new slab; where it zeroes them, every block is zeros when handed out. */
+  std::function<void(void* data, int64_t bytes)> clear;
   /** Called when there is nothing left, before trying once more. */
   std::function<void()> reclaim;
 };
@@ -96,6 +104,9 @@ class Arena {
   /** Takes back a retired block, zeroed by now. */
   void recycle(const RetiredBlock& block) noexcept;
 
+  /** Sees to it that slabs are taken ahead of need; to be called now and then. Never waits. */
+  void tend() noexcept;
+
   /** Gives slabs without blocks back to the resource. */
   void trim() noexcept;
 
@@ -111,15 +122,32 @@ class Arena {
   void give_back(void* data, int64_t bytes) noexcept;
   void free(Block& block) noexcept;
   void restore(const RetiredBlock& block) noexcept;
+
+  /** All slabs of one block size. */
+  struct Shelf {
+    std::vector<std::unique_ptr<Slab>> slabs;
+    int64_t free = 0;   // blocks nobody has
+    int64_t taken = 0;  // and the others
+  };
   Slab* slab_with_room(int64_t block_bytes);
+  int64_t next_slab_bytes(const Shelf& shelf, int64_t block_bytes, int64_t most) const;
+  std::unique_ptr<Slab> make_slab(int64_t bytes, int64_t block_bytes);
+  Slab* put_up(std::unique_ptr<Slab> slab);
+  bool runs_low(const Shelf& shelf, int64_t block_bytes) const;
+  void ask_ahead();
+  void take_in() noexcept;
+  void turn_away() noexcept;
 
   std::shared_ptr<MemoryResource> resource_;
   const ArenaTraits traits_;
   mutable std::mutex mutex_;
   MemoryUse use_;
-  std::map<int64_t, std::vector<std::unique_ptr<Slab>>> slabs_;  // by block size
+  std::map<int64_t, Shelf> shelves_;  // by block size
   std::vector<RetiredBlock> retired_;
-  size_t blocks_out_ = 0;  // retired_ has room for as many, so that freeing cannot fail
+  size_t blocks_out_ = 0;         // retired_ has room for as many, so that freeing cannot fail
+  std::unique_ptr<Ahead> ahead_;  // null: nothing is taken ahead
+  std::unique_ptr<Slab> coming_;  // asked for ahead, counted as reserved, its data still to come
+  bool ahead_refused_ = false;    // not to be asked again before something is given back
 };
 
 }  // namespace pariskv

@@ -43,9 +43,10 @@ EncodeJob ParisKvPolicy::job_of(const Span& span) const {
           span.end};
 }
 
-void ParisKvPolicy::on_spill(const Span& span, Stream stream) {
-  const EncodeJob job = job_of(span);
-  backend_.encode({shape_, &codec_, 1, &job}, stream);
+void ParisKvPolicy::on_spill(const std::vector<Span>& spans, Stream stream) {
+  std::vector<EncodeJob> jobs;
+  for (const Span& span : spans) jobs.push_back(job_of(span));
+  backend_.encode({shape_, &codec_, int64_t(jobs.size()), jobs.data()}, stream);
 }
 
 void ParisKvPolicy::on_recall(const Span& span, Stream stream) {

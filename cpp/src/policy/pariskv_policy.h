@@ -15,7 +15,7 @@ class ParisKvPolicy : public Policy {
   int64_t summary_bytes() const override { return shape_.summary().bytes(); }
   int64_t state_bytes() const override;
   void plan(SequenceView& sequence) const override;
-  void on_spill(const Span& span, Stream stream) override;
+  void on_spill(const std::vector<Span>& spans, Stream stream) override;
   void on_recall(const Span& span, Stream stream) override;
   SearchRules rules() const override;
   void explain(const SearchTrace& trace, Explanation& explanation) const override;

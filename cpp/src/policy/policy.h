@@ -9,6 +9,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "backend.h"
 #include "ops.h"
@@ -35,8 +36,8 @@ class Policy {
   /** Sets how a sequence of this size is searched, or that it is attended to in full. */
   virtual void plan(SequenceView& sequence) const = 0;
 
-  /** Positions [begin, end) entered the zone; their rows are readable. */
-  virtual void on_spill(const Span& span, Stream stream) = 0;
+  /** These positions, each span of another layer or sequence, entered zones; rows are readable. */
+  virtual void on_spill(const std::vector<Span>& spans, Stream stream) = 0;
 
   /** Positions [begin, end) are about to leave the zone. */
   virtual void on_recall(const Span& span, Stream stream) = 0;

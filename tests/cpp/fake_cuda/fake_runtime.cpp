@@ -1,10 +1,23 @@
 // A CUDA made of malloc and memcpy: work is done when it is enqueued, events pass late. With it the
 // host side of the CUDA backend can be tested, and watched by sanitizers, where no GPU is.
+#include <cuda.h>
+
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 
 #include "fake.h"
 #include "runtime.h"
+
+namespace pariskv::test {
+
+int64_t& pinned_by_me() {
+  static thread_local int64_t calls = 0;
+  return calls;
+}
+
+}  // namespace pariskv::test
 
 namespace {
 
@@ -15,9 +28,52 @@ struct FakeEvent {
 
 FakeEvent* of(cudaEvent_t event) { return reinterpret_cast<FakeEvent*>(event); }
 
+// Mapped memory: a reservation is the memory, and what is created counts as held until released.
+
+CUresult reserve(CUdeviceptr* address, size_t bytes, size_t alignment, CUdeviceptr,
+                 unsigned long long) {
+  void* data = std::aligned_alloc(alignment, bytes);
+  std::memset(data, 0xcd, bytes);
+  return *address = reinterpret_cast<CUdeviceptr>(data), CUDA_SUCCESS;
+}
+CUresult unreserve(CUdeviceptr address, size_t) {
+  return std::free(reinterpret_cast<void*>(address)), CUDA_SUCCESS;
+}
+CUresult create(CUmemGenericAllocationHandle* memory, size_t, const CUmemAllocationProp*,
+                unsigned long long) {
+  ++pariskv::test::pinned_by_me();
+  // Some machines have several nodes, and the nearest may be full.
+  static std::atomic<int64_t> calls{0};
+  if (calls++ % 3 == 2) return CUDA_ERROR_OUT_OF_MEMORY;
+  return *memory = reinterpret_cast<uintptr_t>(new int(0)), CUDA_SUCCESS;
+}
+CUresult release(CUmemGenericAllocationHandle memory) {
+  return delete reinterpret_cast<int*>(memory), CUDA_SUCCESS;
+}
+CUresult map(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long) {
+  return CUDA_SUCCESS;
+}
+CUresult unmap(CUdeviceptr, size_t) { return CUDA_SUCCESS; }
+CUresult set_access(CUdeviceptr, size_t, const CUmemAccessDesc*, size_t) { return CUDA_SUCCESS; }
+
 }  // namespace
 
 extern "C" {
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** found, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  static const std::map<std::string, void*> known = {
+      {"cuMemAddressReserve", reinterpret_cast<void*>(reserve)},
+      {"cuMemAddressFree", reinterpret_cast<void*>(unreserve)},
+      {"cuMemCreate", reinterpret_cast<void*>(create)},
+      {"cuMemRelease", reinterpret_cast<void*>(release)},
+      {"cuMemMap", reinterpret_cast<void*>(map)},
+      {"cuMemUnmap", reinterpret_cast<void*>(unmap)},
+      {"cuMemSetAccess", reinterpret_cast<void*>(set_access)}};
+  *found = known.at(name);
+  return *result = cudaDriverEntryPointSuccess, cudaSuccess;
+}
 
 cudaError_t cudaMalloc(void** data, size_t bytes) {
   *data = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
@@ -25,6 +81,7 @@ cudaError_t cudaMalloc(void** data, size_t bytes) {
   return cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) { return cudaMalloc(data, bytes); }
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
 cudaError_t cudaFree(void* data) { return std::free(data), cudaSuccess; }
 cudaError_t cudaFreeHost(void* data) { return cudaFree(data); }
 
@@ -61,6 +118,9 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   return of(event)->left-- > 0 ? cudaErrorNotReady : (of(event)->left = 0, cudaSuccess);
 }
 
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  return *value = -1, cudaSuccess;
+}
 cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }

@@ -1,0 +1,139 @@
+#include "pinned.h"
+
+#include <cuda.h>
+
+#include "runtime.h"
+
+namespace pariskv::cuda {
+
+namespace {
+
+// What is mapped comes in pieces of this size, on every device that can do it.
+constexpr size_t kPiece = size_t{2} << 20;
+
+size_t whole_pieces(size_t bytes) { return (bytes + kPiece - 1) / kPiece * kPiece; }
+
+/** The driver's functions: the runtime has none for this, and a program need not link the driver.
+ */
+struct Driver {
+  decltype(&cuMemAddressReserve) reserve;
+  decltype(&cuMemAddressFree) unreserve;
+  decltype(&cuMemCreate) create;
+  decltype(&cuMemRelease) release;
+  decltype(&cuMemMap) map;
+  decltype(&cuMemUnmap) unmap;
+  decltype(&cuMemSetAccess) set_access;
+
+  bool complete() {
+    return find("cuMemAddressReserve", reserve) && find("cuMemAddressFree", unreserve) &&
+           find("cuMemCreate", create) && find("cuMemRelease", release) && find("cuMemMap", map) &&
+           find("cuMemUnmap", unmap) && find("cuMemSetAccess", set_access);
+  }
+
+ private:
+  template <typename Function>
+  static bool find(const char* name, Function& function) {
+    constexpr unsigned kVersion = 12020;  // the first with memory of the host
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    if (!succeeded(
+            cudaGetDriverEntryPointByVersion(name, &found, kVersion, cudaEnableDefault, &result)) ||
+        result != cudaDriverEntryPointSuccess) {
+      return false;
+    }
+    function = reinterpret_cast<Function>(found);
+    return true;
+  }
+};
+
+CUmemAllocationProp memory_of_node(int node) {
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, node};
+  return properties;
+}
+
+class Mapper {
+ public:
+  /** Whether there is such memory here is found out by taking some. */
+  Mapper() {
+    void* data = nullptr;
+    works_ = driver_.complete() && allocate(&data, kPiece) == cudaSuccess;
+    if (works_) free(data, kPiece);
+  }
+  bool works() const { return works_; }
+
+  cudaError_t allocate(void** data, size_t bytes) const {
+    int device = 0, near = 0;
+    if (!succeeded(cudaGetDevice(&device)) ||
+        !succeeded(cudaDeviceGetAttribute(&near, cudaDevAttrHostNumaId, device))) {
+      return cudaErrorNotSupported;
+    }
+    bytes = whole_pieces(bytes);
+    CUdeviceptr address = 0;
+    if (driver_.reserve(&address, bytes, kPiece, 0, 0) != CUDA_SUCCESS) {
+      return cudaErrorMemoryAllocation;
+    }
+    if (!fill(address, bytes, device, near < 0 ? 0 : near)) {
+      driver_.unreserve(address, bytes);
+      return cudaErrorMemoryAllocation;
+    }
+    *data = reinterpret_cast<void*>(address);
+    return cudaSuccess;
+  }
+
+  cudaError_t free(void* data, size_t bytes) const {
+    const auto address = reinterpret_cast<CUdeviceptr>(data);
+    bytes = whole_pieces(bytes);
+    const bool done = driver_.unmap(address, bytes) == CUDA_SUCCESS &&
+                      driver_.unreserve(address, bytes) == CUDA_SUCCESS;
+    return done ? cudaSuccess : cudaErrorInvalidValue;
+  }
+
+ private:
+  /** From the node nearest to the device, or from whichever has any. */
+  bool fill(CUdeviceptr address, size_t bytes, int device, int near) const {
+    constexpr int kNodes = 16;
+    for (int i = 0; i <= kNodes; ++i) {
+      const int node = i == 0 ? near : i - 1;
+      if (i > 0 && node == near) continue;
+      const CUmemAllocationProp properties = memory_of_node(node);
+      CUmemGenericAllocationHandle memory{};
+      if (driver_.create(&memory, bytes, &properties, 0) != CUDA_SUCCESS) continue;
+      const bool mapped = driver_.map(address, bytes, 0, memory, 0) == CUDA_SUCCESS;
+      driver_.release(memory);  // it lives as long as it is mapped
+      if (!mapped) return false;
+      CUmemAccessDesc access[2]{};
+      access[0].location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+      access[1].location = properties.location;
+      for (CUmemAccessDesc& who : access) who.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+      if (driver_.set_access(address, bytes, access, 2) == CUDA_SUCCESS) return true;
+      driver_.unmap(address, bytes);
+      return false;
+    }
+    return false;
+  }
+
+  Driver driver_{};
+  bool works_;
+};
+
+const Mapper& mapper() {
+  static const Mapper mapper;
+  return mapper;
+}
+
+}  // namespace
+
+cudaError_t allocate_pinned(void** data, size_t bytes) {
+  const UnseenByCaptures unseen;
+  if (mapper().works()) return mapper().allocate(data, bytes);
+  return cudaHostAlloc(data, bytes, cudaHostAllocPortable);
+}
+
+cudaError_t free_pinned(void* data, size_t bytes) {
+  const UnseenByCaptures unseen;
+  return mapper().works() ? mapper().free(data, bytes) : cudaFreeHost(data);
+}
+
+}  // namespace pariskv::cuda
