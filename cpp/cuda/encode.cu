@@ -84,8 +84,8 @@ struct Walk {
   uint8_t* block;
   int lane = int(threadIdx.x) % 32, key = lane / Cut::kParts, part = lane % Cut::kParts;
 
-  __device__ __forceinline__ Walk(const EncodeParameters& p, Tile<Cut>& tile)
-      : p(p), tile(tile), first(p.start + int(blockIdx.x) * p.group) {
+  __device__ __forceinline__ Walk(const EncodeParameters& parameters, Tile<Cut>& in)
+      : p(parameters), tile(in), first(p.start + int(blockIdx.x) * p.group) {
     const int segment = first / p.segment_tokens, head = int(blockIdx.y);
     number = head * p.segment_tokens + (first - segment * p.segment_tokens);
     rows = static_cast<const char*>(p.sequence->rows[segment]);

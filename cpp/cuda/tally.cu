@@ -55,8 +55,12 @@ struct Keys {
   const TallyParameters& p;
   int subspaces, head, segment, slot;
 
-  __device__ __forceinline__ Keys(const TallyParameters& p, int subspaces, int head, int tile)
-      : p(p), subspaces(subspaces), head(head), segment(tile * kTile / p.segment_tokens) {
+  __device__ __forceinline__ Keys(const TallyParameters& parameters, int key_subspaces, int kv_head,
+                                  int tile)
+      : p(parameters),
+        subspaces(key_subspaces),
+        head(kv_head),
+        segment(tile * kTile / p.segment_tokens) {
     slot = tile * kTile - segment * p.segment_tokens;
   }
   __device__ __forceinline__ void advance(int tiles) {
