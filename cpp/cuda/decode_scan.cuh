@@ -137,9 +137,9 @@ __global__ void __launch_bounds__(device::kThreads, 3)
   if (!find_context<Element>(launch.call, blockIdx.x / team, space.context)) {
     return device::wait_for_predecessor();
   }
-  for (int i = int(threadIdx.x); i < device::kWarps * 256; i += device::kThreads) {
-    space.histogram[0][i] = 0;
-  }
+  static_assert(device::kThreads == 256);
+#pragma unroll
+  for (auto& histogram : space.histogram) histogram[threadIdx.x] = 0;
   __syncthreads();
   const Scan<Element, kWords> scan{
       launch, space, {launch.call, space.context}, int(blockIdx.x % team)};

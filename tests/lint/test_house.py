@@ -28,6 +28,7 @@ ROOMS = {
     # Verbs are timed one by one, and the public door has none.
     "bench": {"cpp/include", "cpp/src", "cpp/cuda"},
     "examples": {"cpp/include"},
+    "tests/cpp/fake_cuda": {"cpp/include", "cpp/src", "cpp/cuda"},
     "tests/cpp": {"cpp/include", "cpp/src", "cpp/src/cpu", "cpp/cuda"},
 }
 
