@@ -81,6 +81,9 @@ test-cpp: .venv/.base
 	  build/cpp/tests/cpp/pariskv_tests --gtest_brief=1 --gtest_filter='-*Cuda*'; fi; fi
 	@fake=build/cpp/tests/cpp/fake_cuda/pariskv_fake_cuda_tests; \
 	  if [ -x $$fake ]; then $$fake --gtest_brief=1; fi
+	@emulated=build/cpp/tests/cpp/emulated_cuda; if [ -d $$emulated ]; then \
+	  find $$emulated -name 'pariskv_emulated_cuda_tests_sm??' | xargs -P 2 -I{} \
+	    env {} --gtest_brief=1; fi
 
 test-python: .venv/.test
 	@.venv/bin/python -m pytest

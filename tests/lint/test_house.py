@@ -28,6 +28,7 @@ ROOMS = {
     # Verbs are timed one by one, and the public door has none.
     "bench": {"cpp/include", "cpp/src", "cpp/cuda"},
     "examples": {"cpp/include"},
+    "tests/cpp/emulated_cuda": {"cpp/include", "cpp/src", "cpp/cuda"},
     "tests/cpp/fake_cuda": {"cpp/include", "cpp/src", "cpp/cuda"},
     "tests/cpp": {"cpp/include", "cpp/src", "cpp/src/cpu", "cpp/cuda"},
 }
@@ -101,7 +102,9 @@ def test_foreign_headers_stay_where_they_belong() -> None:
         "python/src": {"nanobind", "Python"},
         "cpp/cuda": cuda,
         "cpp/cuda/device": cuda,
-        "tests/cpp/fake_cuda": cuda,  # it stands in for the driver, whose types it has to know
+        # These stand in for CUDA, whose types they have to know.
+        "tests/cpp/emulated_cuda": cuda,
+        "tests/cpp/fake_cuda": cuda,
     }
     wrong = []
     for path in files("cpp", "python/src", "bench", "examples", "tests/cpp"):

@@ -1,0 +1,314 @@
+// The cases, and how one of them is run.
+#include "cases.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+
+#include "machine.h"
+
+namespace pariskv::test {
+
+namespace {
+
+constexpr char kGap = 0x5a;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+Case make(const char* name, const std::function<void(Case&, Config&)>& change) {
+  Case c;
+  c.name = name;
+  c.config.query_heads = 8;
+  c.config.kv_heads = 2;
+  c.config.head_dim = 128;
+  c.config.dtype = DType::kBFloat16;
+  c.config.sink = 4;
+  c.config.local = 64;
+  c.config.update = 128;
+  c.config.top_k = 20;
+  c.config.dense_below = 0;
+  c.config.segment_tokens = 256;
+  c.config.schedule = {{0, 0.2, 0.25}};
+  c.config.threads = 1;
+  change(c, c.config);
+  return c;
+}
+
+uint16_t bfloat16_of(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  if (x != x) return 0x7fc0;
+  return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+float of_bfloat16(uint16_t half) {
+  const uint32_t bits = uint32_t(half) << 16;
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+
+/** Keys that a cache has to cope with: zeros, NaN, tiny and huge ones, and equal ones. */
+void spoil(Tensor& keys, DType dtype) {
+  if (keys.tokens < 100) return;
+  const float huge = dtype == DType::kFloat16 ? 1e4f : 1e30f;
+  for (int64_t h = 0; h < keys.heads; ++h) {
+    for (int64_t d = 0; d < keys.dim; ++d) {
+      for (int64_t i = 3; i < 6; ++i) keys.set(i, h, d, 0);
+      keys.set(41, h, d, keys.get(41, h, d) * 1e-30f);
+      for (int64_t i = 61; i < 70; ++i) keys.set(i, h, d, keys.get(60, h, d));
+      if (h > 0) keys.set(42, h, d, keys.get(42, h, d) * huge);
+    }
+  }
+  keys.set(40, 0, 3, kNan);
+}
+
+/** Runs a case with what it draws at random: the same for every backend. */
+class Runner {
+ public:
+  Runner(const Case& c, const Config& config)
+      : c_(c), config_(config), cache_(config), random_(7), next_queries_(rows(c.batch, true)) {}
+
+  Outcome run() {
+    std::vector<float> bias(static_cast<size_t>(config_.query_heads));
+    for (float& x : bias) x = 2 * normal();
+    if (c_.softcap > 0) options_.softcap = c_.softcap;
+    if (c_.sink_bias) {
+      options_.sink_bias = TensorView::contiguous(bias.data(), DType::kFloat32,
+                                                  {config_.query_heads}, config_.device);
+    }
+    for (int64_t i = 0; i < c_.batch; ++i) prefill(i);
+    for (int64_t step = 0; step < c_.steps; ++step) decode(step);
+    options_.lse.reset();
+    for (int64_t i = 0; i < c_.batch; ++i) look_at(i);
+    outcome_.stats = cache_.stats();
+    return std::move(outcome_);
+  }
+
+ private:
+  float normal() { return normal_(random_); }
+  double uniform() { return double(random_() >> 8) / (1 << 24); }
+
+  Tensor rows(int64_t tokens, bool is_query, bool strided = false) const {
+    const int64_t heads = is_query ? config_.query_heads : config_.kv_heads;
+    return Tensor(config_.dtype, tokens, heads, config_.head_dim, strided);
+  }
+  Tensor random_rows(int64_t tokens, bool is_query, bool strided = false) {
+    Tensor t = rows(tokens, is_query, strided);
+    t.fill([this] { return normal(); });
+    return t;
+  }
+
+  void prefill(int64_t index) {
+    const bool first = index == 0;
+    const int64_t tokens =
+        first ? c_.tokens : std::max<int64_t>(1, int64_t(double(c_.tokens) * 1.3 * uniform()));
+    Tensor keys = random_rows(tokens, false), values = random_rows(tokens, false);
+    for (int64_t i = 0; i < tokens; ++i) {
+      for (int64_t h = 0; h < keys.heads; ++h) {
+        const float length = 1 + 2 * float(uniform());
+        for (int64_t d = 0; d < keys.dim; ++d) {
+          keys.set(i, h, d, c_.equal_keys ? float(d * 7 % 5 - 2) : length * keys.get(i, h, d));
+        }
+      }
+    }
+    if (!c_.equal_keys) spoil(keys, config_.dtype);
+    if (c_.hostile) keys.set(tokens - 2, 0, 5, kInfinity);
+    sequences_.push_back(cache_.add());
+    for (int64_t chunk = 0; chunk < c_.chunks; ++chunk) {
+      const int64_t begin = tokens * chunk / c_.chunks, end = tokens * (chunk + 1) / c_.chunks;
+      if (begin == end) continue;
+      cache_.prefill(0, {sequences_.back()}, {end - begin},
+                     keys.view(config_.device, begin, end - begin),
+                     values.view(config_.device, begin, end - begin));
+      emulator::flush();  // before the rows are gone
+    }
+  }
+
+  /** Steps resemble one another, as they do in truth: so rows stay selected. */
+  Tensor queries(int64_t step) {
+    Tensor q = rows(c_.batch, true, c_.strided);
+    for (int64_t i = 0; i < c_.batch; ++i) {
+      for (int64_t h = 0; h < q.heads; ++h) {
+        for (int64_t d = 0; d < q.dim; ++d) {
+          const float old = step == 0 ? 0 : next_queries_.get(i, h, d);
+          next_queries_.set(i, h, d, step == 0 ? normal() : old + 0.3f * normal());
+          q.set(i, h, d, next_queries_.get(i, h, d));
+        }
+      }
+    }
+    if (c_.hostile && step == 1) {
+      q.set(0, 0, 0, kNan);
+      q.set(0, 3, 3, kInfinity);
+      for (int64_t d = 0; d < q.dim; ++d) q.set(0, 2, d, 0);
+    }
+    return q;
+  }
+
+  void decode(int64_t step) {
+    const Device device = config_.device;
+    Tensor q = queries(step);
+    Tensor k = random_rows(c_.batch, false, c_.strided),
+           v = random_rows(c_.batch, false, c_.strided);
+    outcome_.outputs.push_back(rows(c_.batch, true, c_.strided));
+    outcome_.log_sum_exps.emplace_back(size_t(c_.batch * config_.query_heads), kNan);
+    options_.lse = TensorView::contiguous(outcome_.log_sum_exps.back().data(), DType::kFloat32,
+                                          {c_.batch, config_.query_heads}, device);
+    cache_.decode(0, sequences_, q.view(device), k.view(device), v.view(device),
+                  outcome_.outputs.back().view(device), options_);
+    emulator::flush();
+    if (step == c_.flush_after) cache_.flush(sequences_);
+    if (step == c_.truncate_after) {
+      const int64_t most = cache_.length(sequences_[0]) - 1;
+      cache_.truncate(sequences_[0], std::min(c_.truncate_by, most));
+    }
+    emulator::flush();
+  }
+
+  void look_at(int64_t index) {
+    constexpr int64_t kAttended = 5;
+    const Device device = config_.device;
+    const SequenceId sequence = sequences_[size_t(index)];
+    Tensor q = random_rows(1, true);
+    const TensorView query =
+        TensorView::contiguous(q.view(device).data, config_.dtype, {q.heads, q.dim}, device);
+    outcome_.explanations.push_back(cache_.explain(0, sequence, query, options_));
+    outcome_.summaries.push_back(cache_.summaries(0, sequence));
+    const int64_t length = cache_.length(sequence);
+    Tensor keys = rows(length, false), values = rows(length, false);
+    cache_.read(0, sequence, 0, keys.view(device), values.view(device));
+    emulator::flush();
+    outcome_.rows.push_back(std::move(keys));
+    outcome_.rows.push_back(std::move(values));
+    const int64_t some = std::min(kAttended, length);
+    Tensor last = random_rows(some, true);
+    outcome_.outputs.push_back(rows(some, true));
+    cache_.attend(0, {sequence}, {some}, last.view(device), outcome_.outputs.back().view(device),
+                  options_);
+    emulator::flush();
+  }
+
+  const Case& c_;
+  const Config& config_;
+  Cache cache_;
+  std::mt19937 random_;
+  std::normal_distribution<float> normal_;
+  Tensor next_queries_;
+  AttendOptions options_;
+  std::vector<SequenceId> sequences_;
+  Outcome outcome_;
+};
+
+}  // namespace
+
+Tensor::Tensor(DType dtype, int64_t tokens, int64_t heads, int64_t dim, bool strided)
+    : tokens(tokens),
+      heads(heads),
+      dim(dim),
+      dtype_(dtype),
+      head_stride_(dim + (strided ? 8 : 0)),
+      token_stride_(head_stride_ * heads + (strided ? 24 : 0)),
+      data_(size_t((tokens * token_stride_) * size_of(dtype)), kGap) {}
+
+const char* Tensor::at(int64_t token, int64_t head, int64_t i) const {
+  return data_.data() + (token * token_stride_ + head * head_stride_ + i) * size_of(dtype_);
+}
+float Tensor::get(int64_t token, int64_t head, int64_t i) const {
+  float x;
+  uint16_t half;
+  _Float16 float16;
+  std::memcpy(&half, at(token, head, i), 2);
+  std::memcpy(&float16, &half, 2);
+  if (dtype_ == DType::kFloat16) return float(float16);
+  if (dtype_ == DType::kBFloat16) return of_bfloat16(half);
+  std::memcpy(&x, at(token, head, i), 4);
+  return x;
+}
+void Tensor::set(int64_t token, int64_t head, int64_t i, float x) {
+  char* place = data_.data() + (at(token, head, i) - data_.data());
+  const auto float16 = _Float16(x);
+  const uint16_t bfloat16 = bfloat16_of(x);
+  if (dtype_ == DType::kFloat32) std::memcpy(place, &x, 4);
+  if (dtype_ == DType::kFloat16) std::memcpy(place, &float16, 2);
+  if (dtype_ == DType::kBFloat16) std::memcpy(place, &bfloat16, 2);
+}
+void Tensor::fill(const std::function<float()>& make) {
+  for (int64_t i = 0; i < tokens; ++i) {
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t d = 0; d < dim; ++d) set(i, h, d, make());
+    }
+  }
+}
+TensorView Tensor::view(Device device, int64_t first, int64_t count) {
+  char* data = data_.data() + first * token_stride_ * size_of(dtype_);
+  TensorView view = TensorView::contiguous(data, dtype_, {count, heads, dim}, device);
+  view.strides = {token_stride_, head_stride_, 1};
+  return view;
+}
+bool Tensor::gaps_are_clean() const {
+  for (int64_t i = 0; i < tokens; ++i) {
+    for (int64_t h = 0; h < heads; ++h) {
+      const char* next = h + 1 < heads ? at(i, h + 1, 0) : at(i + 1, 0, 0);
+      const bool clean = std::all_of(at(i, h, dim), next, [](char byte) { return byte == kGap; });
+      if (!clean) return false;
+    }
+  }
+  return true;
+}
+
+Outcome run(const Case& c, const Config& config) { return Runner(c, config).run(); }
+
+std::vector<Case> all_cases() {
+  constexpr DType kFloat = DType::kFloat32, kHalf = DType::kFloat16;
+  const auto votes = [](Config& config) { config.scorer = Scorer::kVotes; };
+  const auto mean = [](Config& config) { config.group_rule = GroupRule::kMeanQuery; };
+  return {
+      make("nothing_to_search", [](Case& c, Config&) { c.tokens = 10; }),
+      make("few_keys", [](Case& c, Config&) { c.tokens = 90; }),
+      make("large_device", [](Case& c, Config&) { c.device = 0, c.twin = 1; }),
+      make("very_many_processors", [](Case& c, Config&) { c.device = 3, c.twin = 4; }),
+      make("three_processors", [](Case& c, Config&) { c.device = 5, c.twin = 2; }),
+      make("little_shared_memory", [](Case& c, Config& k) { c.device = 6, k.head_dim = 256; }),
+      make("long", [](Case& c, Config& k) { c.tokens = 9000, k.top_k = 2048; }),
+      make("float32_64", [](Case&, Config& k) { k.dtype = kFloat, k.head_dim = 64; }),
+      make("float32_80_votes",
+           [=](Case&, Config& k) { k.dtype = kFloat, k.head_dim = 80, votes(k); }),
+      make("float32_256_mean_softcap",
+           [=](Case& c, Config& k) {
+             k.dtype = kFloat, k.head_dim = 256, mean(k);
+             c.softcap = 20, c.sink_bias = true;
+           }),
+      make("float16_64_votes_mean",
+           [=](Case&, Config& k) { k.dtype = kHalf, k.head_dim = 64, votes(k), mean(k); }),
+      make("float16_96", [](Case&, Config& k) { k.dtype = kHalf, k.head_dim = 96; }),
+      make("float16_128", [](Case&, Config& k) { k.dtype = kHalf; }),
+      make("bfloat16_80", [](Case&, Config& k) { k.head_dim = 80; }),
+      make("bfloat16_256_votes", [=](Case&, Config& k) { k.head_dim = 256, votes(k); }),
+      make("group_of_one", [](Case&, Config& k) { k.query_heads = 2; }),
+      make("group_of_five_votes", [=](Case&, Config& k) { k.query_heads = 10, votes(k); }),
+      make("group_of_sixteen", [](Case&, Config& k) { k.query_heads = 32; }),
+      make("group_of_twenty_float32",
+           [](Case&, Config& k) { k.query_heads = 20, k.kv_heads = 1, k.dtype = kFloat; }),
+      make("no_row_cache", [](Case& c, Config& k) { k.row_cache = 0, c.steps = 5; }),
+      make("row_cache_that_evicts", [](Case& c, Config& k) { k.row_cache = 16, c.steps = 12; }),
+      make("rows_on_the_device", [](Case&, Config& k) { k.placement = Placement::kDevice; }),
+      make("batch_of_three", [](Case& c, Config&) { c.batch = 3, c.twin = 2; }),
+      make("batch_with_strides_and_chunks",
+           [=](Case& c, Config& k) {
+             c.batch = 5, c.strided = true, c.chunks = 3, c.tokens = 700;
+             k.dtype = kHalf, votes(k);
+           }),
+      make("flush_and_truncate",
+           [](Case& c, Config& k) {
+             c.steps = 24, c.flush_after = 6, c.truncate_after = 10, c.truncate_by = 150;
+             k.update = 8, k.local = 16;
+           }),
+      make("equal_keys", [=](Case& c, Config& k) { c.equal_keys = true, k.top_k = 300, votes(k); }),
+      make("hostile", [](Case& c, Config&) { c.hostile = true; }),
+      make("hostile_votes", [=](Case& c, Config& k) { c.hostile = true, votes(k); }),
+      make("small_segments", [](Case&, Config& k) { k.segment_tokens = 64, k.sink = 0; }),
+  };
+}
+
+}  // namespace pariskv::test

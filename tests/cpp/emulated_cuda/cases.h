@@ -1,0 +1,75 @@
+/** What is run on the emulator and beside it on the CPU, and what came of it. */
+#pragma once
+
+#include <functional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "pariskv/pariskv.h"
+
+namespace pariskv::test {
+
+/** A life of one cache: a prefill, some decode steps, and what happens between. */
+struct Case {
+  std::string name;
+  Config config;
+  int64_t tokens = 900;  // of the first sequence; others have their own
+  int64_t batch = 1;
+  int64_t chunks = 1;  // of the prefill
+  int64_t steps = 3;
+  int64_t flush_after = -1, truncate_after = -1, truncate_by = 0;  // a step
+  double softcap = 0;
+  bool sink_bias = false;
+  bool strided = false;     // rows with room between them, which nobody may write to
+  bool equal_keys = false;  // so that order alone decides
+  bool hostile = false;     // queries and a key that are not finite, or zero
+  int device = 1;           // an index into the emulator's
+  int twin = -1;            // another, whose output has to be the same bit for bit
+};
+
+/** For the messages of GoogleTest, which would print bytes. */
+void PrintTo(const Case& c, std::ostream* out);
+
+std::vector<Case> all_cases();
+
+/** Rows (tokens, heads, head_dim) of any type. */
+class Tensor {
+ public:
+  Tensor(DType dtype, int64_t tokens, int64_t heads, int64_t dim, bool strided = false);
+
+  float get(int64_t token, int64_t head, int64_t i) const;
+  void set(int64_t token, int64_t head, int64_t i, float x);
+  /** All elements, `make()` each. */
+  void fill(const std::function<float()>& make);
+  TensorView view(Device device, int64_t first, int64_t tokens);
+  TensorView view(Device device) { return view(device, 0, tokens); }
+  /** What lies between rows is as it was. */
+  bool gaps_are_clean() const;
+
+  int64_t tokens, heads, dim;
+
+ private:
+  const char* at(int64_t token, int64_t head, int64_t i) const;
+
+  DType dtype_;
+  int64_t head_stride_, token_stride_;
+  std::vector<char> data_;
+};
+
+/** What a backend made of a case. */
+struct Outcome {
+  std::vector<Tensor> outputs;  // of decode steps, then of attend
+  std::vector<std::vector<float>> log_sum_exps;
+  std::vector<Explanation> explanations;  // per sequence
+  std::vector<Summaries> summaries;
+  std::vector<Tensor> rows;  // keys and values that the cache has in the end
+  Stats stats;
+};
+
+Outcome run(const Case& c, const Config& config);
+
+/** @param is_twin  both ran on the emulator: floats, too, are equal bit for bit */
+void compare(const Case& c, const Outcome& expected, const Outcome& actual, bool is_twin);
+
+}  // namespace pariskv::test

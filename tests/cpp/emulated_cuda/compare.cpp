@@ -1,0 +1,127 @@
+// What has to be equal bit for bit, and what has to be close.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <iterator>
+#include <set>
+
+#include "cases.h"
+
+namespace pariskv::test {
+
+namespace {
+
+template <typename T>
+void expect_equal(const char* what, const std::vector<T>& expected, const std::vector<T>& actual) {
+  ASSERT_EQ(expected.size(), actual.size()) << what;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (std::memcmp(&expected[i], &actual[i], sizeof(T)) == 0) continue;
+    ADD_FAILURE() << what << " " << i << " of " << expected.size() << ": " << +actual[i]
+                  << " instead of " << +expected[i];
+    return;  // the rest is rarely better
+  }
+}
+
+bool is_close(float a, float b, double relative, double absolute) {
+  if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b);
+  return a == b || std::fabs(double(a) - b) <= absolute + relative * std::fabs(a);
+}
+void expect_close(const char* what, const std::vector<float>& expected,
+                  const std::vector<float>& actual, double relative, double absolute) {
+  ASSERT_EQ(expected.size(), actual.size()) << what;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (is_close(expected[i], actual[i], relative, absolute)) continue;
+    ADD_FAILURE() << what << " " << i << " of " << expected.size() << ": " << actual[i]
+                  << " instead of " << expected[i];
+    return;
+  }
+}
+
+/** All of a tensor, as floats. */
+std::vector<float> elements(const Tensor& t) {
+  std::vector<float> all;
+  for (int64_t i = 0; i < t.tokens; ++i) {
+    for (int64_t h = 0; h < t.heads; ++h) {
+      for (int64_t d = 0; d < t.dim; ++d) {
+        const float x = t.get(i, h, d);
+        all.push_back(std::isnan(x) ? NAN : x);  // one NaN is as good as another
+      }
+    }
+  }
+  return all;
+}
+
+void compare_explanations(const Explanation& expected, const Explanation& actual, bool is_twin) {
+  ASSERT_EQ(expected.searched, actual.searched);
+  ASSERT_EQ(expected.selected, actual.selected);
+  expect_equal("coarse score", expected.coarse, actual.coarse);
+  expect_equal("candidate", expected.candidate_positions, actual.candidate_positions);
+  if (is_twin) expect_equal("position", expected.positions, actual.positions);
+  // Estimates differ in their last bits between backends, so rows of equal worth may trade places.
+  int64_t otherwise = 0;
+  for (int64_t h = 0; h < expected.kv_heads; ++h) {
+    const auto of_head = [&](const Explanation& e) {
+      const auto first = e.positions.begin() + h * e.selected;
+      return std::set<int64_t>(first, first + e.selected);
+    };
+    std::vector<int64_t> both;
+    const std::set<int64_t> a = of_head(expected), b = of_head(actual);
+    std::set_intersection(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(both));
+    otherwise += int64_t(a.size() - both.size());
+  }
+  EXPECT_LE(otherwise, expected.kv_heads * expected.selected / 10) << "rows selected otherwise";
+  if (expected.positions != actual.positions) return;
+  expect_close("estimated logit", expected.estimated, actual.estimated, 1e-3, 1e-3);
+  expect_close("exact logit", expected.exact, actual.exact, 1e-3, 1e-3);
+  expect_close("worth", expected.worth, actual.worth, 1e-3, 1e-7);
+}
+
+void compare_summaries(const Summaries& expected, const Summaries& actual) {
+  expect_equal("signs", expected.signs, actual.signs);
+  expect_equal("magnitude", expected.magnitudes, actual.magnitudes);
+  expect_equal("weight", expected.weights, actual.weights);
+  expect_equal("norm", expected.norms, actual.norms);
+}
+
+void compare_stats(const Stats& expected, const Stats& actual) {
+  EXPECT_EQ(expected.flushes, actual.flushes);
+  EXPECT_EQ(expected.encoded_keys, actual.encoded_keys);
+  EXPECT_EQ(expected.unusable_keys, actual.unusable_keys);
+  EXPECT_EQ(expected.decode_tokens, actual.decode_tokens);
+  EXPECT_EQ(expected.searched_tokens, actual.searched_tokens);
+  EXPECT_EQ(expected.candidates, actual.candidates);
+  EXPECT_EQ(expected.fetched_rows, actual.fetched_rows);
+}
+
+}  // namespace
+
+void compare(const Case& c, const Outcome& expected, const Outcome& actual, bool is_twin) {
+  const DType dtype = c.config.dtype;
+  const double tolerance = dtype == DType::kFloat32 ? 2e-4 : dtype == DType::kFloat16 ? 4e-3 : 3e-2;
+  ASSERT_EQ(expected.outputs.size(), actual.outputs.size());
+  for (size_t i = 0; i < expected.outputs.size(); ++i) {
+    SCOPED_TRACE("output " + std::to_string(i));
+    const std::vector<float> a = elements(expected.outputs[i]), b = elements(actual.outputs[i]);
+    // What the steps put out does not depend on the device; attend cuts its work by processors.
+    if (is_twin && int64_t(i) < c.steps) expect_equal("element", a, b);
+    expect_close("element", a, b, tolerance, tolerance);
+    EXPECT_TRUE(actual.outputs[i].gaps_are_clean());
+  }
+  for (size_t i = 0; i < expected.log_sum_exps.size(); ++i) {
+    const std::vector<float>&a = expected.log_sum_exps[i], &b = actual.log_sum_exps[i];
+    if (is_twin) expect_equal("log-sum-exp", a, b);
+    expect_close("log-sum-exp", a, b, 1e-4, 1e-3);
+  }
+  for (size_t i = 0; i < expected.rows.size(); ++i) {
+    expect_equal("row", elements(expected.rows[i]), elements(actual.rows[i]));
+  }
+  for (size_t i = 0; i < expected.explanations.size(); ++i) {
+    compare_explanations(expected.explanations[i], actual.explanations[i], is_twin);
+    compare_summaries(expected.summaries[i], actual.summaries[i]);
+  }
+  compare_stats(expected.stats, actual.stats);
+}
+
+}  // namespace pariskv::test

@@ -1,0 +1,108 @@
+// What threads do together: the lanes of a warp, a block's barrier, a cluster's, the grid before.
+#include <cstring>
+
+#include "machine.h"
+#include "ptx.h"
+
+namespace emulator {
+
+namespace {
+
+const char* name_of(Meeting meeting) {
+  static const char* const names[] = {"nothing", "__syncwarp",  "a shuffle",
+                                      "a vote",  "a reduction", "a matrix instruction"};
+  return names[int(meeting)];
+}
+
+void check_block(Block& block) {
+  if (block.arrived == 0 || block.arrived < block.alive) return;
+  block.arrived = 0;
+  block.sums[(block.generation + 1) % 2] = 0;
+  ++block.generation;
+}
+
+void check_cluster(Cluster& cluster) {
+  if (cluster.arrived == 0 || cluster.arrived < cluster.alive) return;
+  cluster.arrived = 0;
+  ++cluster.generation;
+}
+
+}  // namespace
+
+const Slot* meet(Meeting meeting, const void* data, size_t bytes) {
+  Warp& warp = *current->warp;
+  const unsigned generation = warp.generation;
+  Slot* slots = warp.slots[generation % 2];
+  if (bytes > 0) std::memcpy(slots[current->lane].words, data, bytes);
+  if (warp.arrived == 0) warp.meeting = meeting;
+  if (warp.meeting != meeting) {
+    fail("lanes of a warp are at %s and at %s", name_of(warp.meeting), name_of(meeting));
+  }
+  if (++warp.arrived == warp.size) {
+    warp.arrived = 0;
+    ++warp.generation;
+  } else {
+    wait_for(warp.generation, generation, name_of(meeting));
+  }
+  return slots;
+}
+
+void block_barrier(const char* where) {
+  Block& block = *current->block;
+  const unsigned generation = block.generation;
+  ++block.arrived;
+  check_block(block);
+  if (block.generation == generation) wait_for(block.generation, generation, where);
+}
+
+int block_count(bool predicate) {
+  Block& block = *current->block;
+  int& sum = block.sums[block.generation % 2];
+  sum += predicate;
+  block_barrier("__syncthreads_count");
+  return sum;
+}
+
+void leave_barriers(Fiber& fiber) {
+  Warp& warp = *fiber.warp;
+  if (warp.arrived > 0) {
+    fail("a lane ends while others of its warp wait at %s", name_of(warp.meeting));
+  }
+  if (fiber.cluster_arrived) fail("ends between arrive and wait of the cluster's barrier");
+  --fiber.block->alive;
+  --fiber.block->cluster->alive;
+  check_block(*fiber.block);
+  check_cluster(*fiber.block->cluster);
+}
+
+namespace ptx {
+
+void cluster_arrive() {
+  Cluster& cluster = *current->block->cluster;
+  if (current->cluster_arrived) fail("arrives twice at the cluster's barrier");
+  current->cluster_arrived = true;
+  current->cluster_generation = cluster.generation;
+  ++cluster.arrived;
+  check_cluster(cluster);
+}
+
+void cluster_wait() {
+  Cluster& cluster = *current->block->cluster;
+  if (!current->cluster_arrived) fail("waits at the cluster's barrier without having arrived");
+  current->cluster_arrived = false;
+  const unsigned generation = current->cluster_generation;
+  if (cluster.generation == generation) {
+    wait_for(cluster.generation, generation, "the cluster's barrier");
+  }
+}
+
+void grid_wait() {
+  current->where = "griddepcontrol.wait";
+  current->at_grid_wait = true;
+  while (!current->block->grid->released) yield();
+  current->at_grid_wait = false;
+}
+
+}  // namespace ptx
+
+}  // namespace emulator

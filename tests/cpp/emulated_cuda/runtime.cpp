@@ -1,0 +1,248 @@
+// The CUDA runtime above the emulator: devices to choose from, guarded memory, kernels in a queue
+// that runs when somebody waits for it.
+#include <cuda.h>
+#include <cxxabi.h>
+#include <dlfcn.h>
+#include <sys/mman.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "decode_space.cuh"  // DecodeLaunch: the argument of all kernels that are launched here
+#include "devices.h"
+#include "machine.h"
+
+namespace emulator {
+
+#if PKV_EMULATED_ARCH >= 900
+const std::vector<FakeDevice> devices = {
+    {132, {0, 66, 32, 16, 7}, 9, 227 << 10}, {7, {0, 3, 1, 0, 0}, 9, 227 << 10},
+    {20, {0, 10, 5, 2, 1}, 9, 227 << 10},    {1000, {0, 500, 250, 125, 60}, 9, 227 << 10},
+    {33, {0, 16, 8, 4, 0}, 9, 227 << 10},    {3, {0, 0, 0, 0, 0}, 9, 227 << 10},
+    {50, {0, 25, 12, 2, 2}, 12, 99 << 10}};
+#else
+const std::vector<FakeDevice> devices = {
+    {108, {}, 8, 163 << 10}, {7, {}, 8, 163 << 10}, {20, {}, 8, 99 << 10}, {1000, {}, 8, 163 << 10},
+    {33, {}, 8, 163 << 10},  {3, {}, 8, 163 << 10}, {50, {}, 8, 99 << 10}};
+#endif
+
+namespace {
+
+int chosen_device = 0;
+
+/** How many more times an event says that it has not passed. */
+struct FakeEvent {
+  int left;
+};
+FakeEvent* of(cudaEvent_t event) { return reinterpret_cast<FakeEvent*>(event); }
+
+struct Mapping {
+  void* base;
+  size_t bytes;
+};
+std::map<void*, Mapping> mappings;
+std::mutex mappings_mutex;
+
+/** Memory that ends at a page that may not be touched. */
+void* take_guarded(size_t bytes) {
+  const size_t aligned = (bytes + 255) / 256 * 256;
+  const size_t room = (aligned + kPage - 1) / kPage * kPage;
+  void* base = mmap(nullptr, room + 2 * kPage, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED) return nullptr;
+  char* const first = static_cast<char*>(base) + kPage;
+  mprotect(base, kPage, PROT_NONE);
+  mprotect(first + room, kPage, PROT_NONE);
+  char* const data = first + room - aligned;
+  std::memset(data, 0xcd, aligned);  // nobody may count on zeros
+  const std::lock_guard<std::mutex> lock(mappings_mutex);
+  mappings[data] = {base, room + 2 * kPage};
+  return data;
+}
+void give_guarded_back(void* data) {
+  const std::lock_guard<std::mutex> lock(mappings_mutex);
+  const auto found = mappings.find(data);
+  if (found == mappings.end()) fail("%p is given back, which nobody took", data);
+  munmap(found->second.base, found->second.bytes);
+  mappings.erase(found);
+}
+
+std::string kernel_name(const void* kernel) {
+  Dl_info info{};
+  if (dladdr(kernel, &info) == 0 || info.dli_sname == nullptr) return "a kernel";
+  int status = 0;
+  char* readable = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status);
+  std::string name = readable != nullptr ? readable : info.dli_sname;
+  std::free(readable);
+  name = name.substr(0, name.find('('));
+  const std::string room = "pariskv::cuda::";
+  const size_t at = name.find(room);
+  return at == std::string::npos ? name : name.substr(at + room.size());
+}
+
+int cluster_of(const cudaLaunchConfig_t& config) {
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    const cudaLaunchAttribute& attribute = config.attrs[i];
+    if (attribute.id == cudaLaunchAttributeClusterDimension) {
+      return int(attribute.val.clusterDim.x);
+    }
+  }
+  return 1;
+}
+bool is_early(const cudaLaunchConfig_t& config) {
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    const cudaLaunchAttribute& attribute = config.attrs[i];
+    if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization) {
+      return attribute.val.programmaticStreamSerializationAllowed != 0;
+    }
+  }
+  return false;
+}
+
+/** Ends the program with a sentence about who touched what it may not. */
+void report_fault(int, siginfo_t* info, void*) {
+  std::string where;
+  if (current != nullptr) {
+    for (const Block& block : current->block->cluster->blocks) {
+      const char* address = static_cast<const char*>(info->si_addr);
+      if (address < block.window - kPage) continue;
+      if (address >= block.window + block.window_bytes + kPage) continue;
+      where = ", shared memory of block " + std::to_string(block.index.x) +
+              (block.alive > 0 ? "" : ", which has ended");
+    }
+  }
+  fail("a fault at %p%s", info->si_addr, where.c_str());
+}
+
+[[maybe_unused]] const bool watches_faults = [] {
+  static char stack[64 << 10];  // a fiber's may be the one that is too small
+  const stack_t own{stack, 0, sizeof stack};
+  sigaltstack(&own, nullptr);
+  struct sigaction action{};
+  action.sa_sigaction = report_fault;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigaction(SIGSEGV, &action, nullptr);
+  sigaction(SIGBUS, &action, nullptr);
+  return true;
+}();
+
+}  // namespace
+
+}  // namespace emulator
+
+using emulator::devices;
+
+extern "C" {
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** found, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  *found = nullptr;
+  return *result = cudaDriverEntryPointSymbolNotFound, cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void** data, size_t bytes) {
+  *data = emulator::take_guarded(bytes);
+  return *data != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) { return cudaMalloc(data, bytes); }
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
+cudaError_t cudaFree(void* data) {
+  emulator::flush();
+  if (data != nullptr) emulator::give_guarded_back(data);
+  return cudaSuccess;
+}
+cudaError_t cudaFreeHost(void* data) { return cudaFree(data); }
+
+cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t bytes, cudaMemcpyKind,
+                            cudaStream_t) {
+  emulator::flush();
+  return std::memmove(target, source, bytes), cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* target, int value, size_t bytes, cudaStream_t) {
+  emulator::flush();
+  return std::memset(target, value, bytes), cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  static intptr_t next = 1000;
+  return *stream = reinterpret_cast<cudaStream_t>(next++), cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t) { return emulator::flush(), cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return emulator::flush(), cudaSuccess; }
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
+  return emulator::flush(), cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  return *status = cudaStreamCaptureStatusNone, cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  return *event = reinterpret_cast<cudaEvent_t>(new emulator::FakeEvent{0}), cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete emulator::of(event), cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+  emulator::flush();
+  return emulator::of(event)->left = int(emulator::random_number() % 3), cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  return emulator::of(event)->left = 0, cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  int& left = emulator::of(event)->left;
+  if (left == 0) return cudaSuccess;
+  return --left, cudaErrorNotReady;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int index) {
+  const emulator::FakeDevice& device = devices[size_t(index)];
+  *value = attribute == cudaDevAttrMultiProcessorCount            ? device.processors
+           : attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? device.shared_bytes
+           : attribute == cudaDevAttrComputeCapabilityMajor       ? device.major
+                                                                  : -1;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* index) { return *index = emulator::chosen_device, cudaSuccess; }
+cudaError_t cudaSetDevice(int index) { return emulator::chosen_device = index, cudaSuccess; }
+cudaError_t cudaGetDeviceCount(int* count) { return *count = int(devices.size()), cudaSuccess; }
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+const char* cudaGetErrorName(cudaError_t) { return "cudaErrorEmulated"; }
+const char* cudaGetErrorString(cudaError_t) { return "of the emulator"; }
+
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  *attributes = {};
+  return attributes->ptxVersion = PKV_EMULATED_ARCH / 10, cudaSuccess;
+}
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*,
+                                           const cudaLaunchConfig_t* config) {
+  const auto& known = devices[size_t(emulator::chosen_device)].clusters;
+  return *clusters = known[31 - __builtin_clz(unsigned(emulator::cluster_of(*config)))],
+         cudaSuccess;
+}
+
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel,
+                                void** arguments) {
+  using Launch = pariskv::cuda::DecodeLaunch;
+  auto grid = std::make_unique<emulator::Grid>();
+  grid->name = emulator::kernel_name(kernel);
+  grid->blocks = config->gridDim;
+  grid->threads = config->blockDim;
+  grid->shared_bytes = config->dynamicSmemBytes;
+  grid->cluster = emulator::cluster_of(*config);
+  grid->is_early = emulator::is_early(*config);
+  if (grid->blocks.x % unsigned(grid->cluster) != 0) emulator::fail("a grid of broken clusters");
+  if (grid->shared_bytes > size_t(devices[size_t(emulator::chosen_device)].shared_bytes)) {
+    emulator::fail("%s asks for %zu bytes of shared memory", grid->name.c_str(),
+                   grid->shared_bytes);
+  }
+  auto* body = reinterpret_cast<void (*)(const Launch&)>(const_cast<void*>(kernel));
+  grid->body = [body, launch = *static_cast<const Launch*>(arguments[0])] { body(launch); };
+  emulator::enqueue(std::move(grid));
+  return cudaSuccess;
+}
+
+}  // extern "C"

@@ -1,0 +1,51 @@
+// Whole lives of caches, on emulated GPUs and on the CPU.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <tuple>
+
+#include "cases.h"
+#include "machine.h"
+
+namespace pariskv::test {
+
+namespace {
+
+/** PARISKV_SEEDS=20 runs every case with seeds 0 to 19. */
+unsigned seeds() {
+  const char* given = std::getenv("PARISKV_SEEDS");
+  return given == nullptr ? 2 : unsigned(std::atoi(given));
+}
+
+class EmulatedWalk : public testing::TestWithParam<std::tuple<Case, unsigned>> {};
+
+TEST_P(EmulatedWalk, ComesOutAsOnTheCpu) {
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
+    GTEST_SKIP() << "waits for a processor with AVX2 and FMA";
+  }
+  const auto& [c, seed] = GetParam();
+  emulator::begin(c.name + ", seed " + std::to_string(seed), seed);
+  const Outcome cpu = run(c, c.config);
+  Config config = c.config;
+  config.device = {DeviceType::kCuda, c.device};
+  const Outcome cuda = run(c, config);
+  compare(c, cpu, cuda, false);
+  if (c.twin < 0) return;
+  config.device.index = c.twin;
+  config.row_cache = 0;
+  compare(c, cuda, run(c, config), true);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, EmulatedWalk,
+                         testing::Combine(testing::ValuesIn(all_cases()),
+                                          testing::Range(0u, seeds())),
+                         [](const auto& info) {
+                           return std::get<0>(info.param).name + "_" +
+                                  std::to_string(std::get<1>(info.param));
+                         });
+
+}  // namespace
+
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+}  // namespace pariskv::test
