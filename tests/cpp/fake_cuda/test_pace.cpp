@@ -11,17 +11,9 @@ namespace {
 constexpr int64_t kLayers = 4, kHeads = 2, kDim = 64, kPrompt = 600;
 
 Config config_of() {
-  Config config;
-  config.layers = kLayers;
-  config.query_heads = kHeads;
-  config.kv_heads = kHeads;
-  config.head_dim = kDim;
-  config.dtype = DType::kFloat16;
+  Config config = test::small_config(kLayers, kHeads, kHeads, kDim);
   config.sink = 0;
-  config.local = 16;
   config.update = 128;
-  config.segment_tokens = 64;
-  config.device = {DeviceType::kCuda, 0};
   return config;
 }
 

@@ -12,19 +12,11 @@ constexpr int64_t kLayers = 2, kHeads = 2, kDim = 64, kSlots = 4096;
 constexpr int64_t kBytes = kLayers * kHeads * kSlots * (2 * kDim * 2 + 8 + 4);
 
 Config config_of(int64_t row_cache) {
-  Config config;
-  config.layers = kLayers;
-  config.query_heads = 2 * kHeads;
-  config.kv_heads = kHeads;
-  config.head_dim = kDim;
-  config.dtype = DType::kFloat16;
+  Config config = test::small_config(kLayers, 2 * kHeads, kHeads, kDim);
   config.sink = 3;
-  config.local = 16;
   config.update = 24;
   config.top_k = 8;
   config.dense_below = 100;
-  config.segment_tokens = 64;
-  config.device = {DeviceType::kCuda, 0};
   config.row_cache = row_cache;
   return config;
 }

@@ -36,19 +36,12 @@ class Life {
   using Numbers = std::vector<uint16_t>;  // one for each token, in all of its row
 
   static Config config_of(int seed) {
-    Config config;
-    config.layers = kLayers;
-    config.query_heads = 2 * kHeads;
-    config.kv_heads = kHeads;
-    config.head_dim = kDim;
-    config.dtype = DType::kFloat16;
+    Config config = test::small_config(kLayers, 2 * kHeads, kHeads, kDim);
     config.sink = 3;
-    config.local = seed % 5 == 0 ? 0 : 16;
+    if (seed % 5 == 0) config.local = 0;
     config.update = 24;
     config.top_k = 8;
     config.dense_below = 64;
-    config.segment_tokens = 64;
-    config.device = {DeviceType::kCuda, 0};
     if (seed % 8 == 2) config.row_cache = 0;
     if (seed % 8 == 3) config.row_cache = 100;
     if (seed % 4 == 1) config.placement = Placement::kDevice;
