@@ -53,15 +53,17 @@ struct AtLeast {
 
   __device__ __forceinline__ explicit AtLeast(uint32_t least)
       : add((128 - least % 128) * 0x01010101u), high(least >= 128 ? ~0u : 0) {}
-  __device__ __forceinline__ uint32_t of(const uint32_t (&words)[4]) const {
-    uint32_t all = 0;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const uint32_t low = (words[j] & 0x7f7f7f7fu) + add;
-      const uint32_t reached = (words[j] & low) | ((words[j] | low) & ~high);
-      all |= reached >> j & 0x80808080u >> j;
-    }
-    return all;
+  /** The same of one word, in bit 7 of each byte; other bits are anything. */
+  __device__ __forceinline__ uint32_t of(uint32_t word) const {
+    const uint32_t low = (word & 0x7f7f7f7fu) + add;
+    return (word & low) | ((word | low) & ~high);
+  }
+  __device__ __forceinline__ uint32_t of(const uint4& four) const {
+    return (of(four.x) & 0x80808080u) | (of(four.y) >> 1 & 0x40404040u) |
+           (of(four.z) >> 2 & 0x20202020u) | (of(four.w) >> 3 & 0x10101010u);
+  }
+  __device__ __forceinline__ bool any(const uint4& four) const {
+    return ((of(four.x) | of(four.y) | of(four.z) | of(four.w)) & 0x80808080u) != 0;
   }
 };
 
@@ -135,10 +137,9 @@ struct ScoreSpace {
   int above[kMostScans + 1], equal[kMostScans + 1];  // of the scans before; the last is all
   int in_warp[2][kWarps];
   int threshold, ties, count;
-  // Of each warp, the words of scores with candidates: which of them are, where they lie, and
-  // which candidate the first one is.
-  uint32_t passing[kWarps][32 * kMostWords];
-  int32_t position[kWarps][32 * kMostWords], index[kWarps][32 * kMostWords];
+  // Of each warp, the words of scores that reach the threshold, and where they lie.
+  alignas(16) uint4 word[kWarps][32 * kMostWords];
+  int32_t position[kWarps][32 * kMostWords];
 };
 
 /**
@@ -257,7 +258,7 @@ __device__ __forceinline__ ScoreRange narrow(const ScanCounts* scans, int team, 
 }
 
 /**
- * Candidates [first, last) of the head among the scores of a range, by a block: a thread looks at
+ * Candidates [first, last) of the head among the scores of a range, by a block: a warp looks at
  * neighbouring ones.
  * @param scores  from the zone's origin on; the zone begins at `shift`
  * @param take    take(index, offset): candidate `index`, `offset` from the zone's begin
@@ -269,7 +270,9 @@ __device__ __forceinline__ void compact_scores(const uint8_t* scores, const Scor
   const uint32_t threshold = uint32_t(space.threshold);
   const AtLeast reaches(threshold), passes(min(threshold + 1, 255u));
   const uint32_t any = threshold == 255 ? 0 : ~0u;  // scores above it exist
-  const int ties = space.ties, end = range.end;
+  const int ties = space.ties, end = range.end, lane = lane_id();
+  uint4* found = space.word[warp_id()];
+  int32_t* positions = space.position[warp_id()];
   int above = range.above, equal = range.equal;
   constexpr int kOfWord = 16 * kThreads;
   const int all_words = (end - range.begin + kOfWord - 1) / kOfWord;
@@ -278,63 +281,72 @@ __device__ __forceinline__ void compact_scores(const uint8_t* scores, const Scor
   int turn = 0;
 #pragma unroll 1
   for (int base = range.begin; base < end; base += words * kOfWord, turn ^= 1) {
-    const int at = base + 16 * words * int(threadIdx.x);
-    uint32_t bits[kMostWords];  // of 16 scores, as AtLeast has them: above, four bits lower equal
-    int counts = 0;             // both in one number: a step has less than 2^16 keys
+    // Words that reach the threshold are few and anywhere: they are listed, and then each lane has
+    // one.
+    const int at = base + 16 * (32 * words * warp_id() + lane);
+    int listed = 0;
 #pragma unroll
     for (int word = 0; word < kMostWords; word += kWordsAtOnce) {
       if (word >= words) break;
       uint4 loaded[kWordsAtOnce];
 #pragma unroll
       for (int i = 0; i < kWordsAtOnce; ++i) {
-        const int from = at + 16 * (word + i);
+        const int from = at + 16 * 32 * (word + i);
         loaded[i] = word + i < words && from < end
                         ? __ldcg(reinterpret_cast<const uint4*>(scores + from))
                         : make_uint4(0, 0, 0, 0);
       }
 #pragma unroll
       for (int i = 0; i < kWordsAtOnce; ++i) {
-        const uint32_t of[4] = {loaded[i].x, loaded[i].y, loaded[i].z, loaded[i].w};
-        const uint32_t higher = passes.of(of) & any, tied = reaches.of(of) & ~higher;
-        bits[word + i] = higher | tied >> 4;
-        counts += __popc(higher) + (__popc(tied) << 16);
+        const bool reached = reaches.any(loaded[i]);
+        const uint32_t has = __ballot_sync(~0u, reached);
+        if (reached) {
+          const int place = listed + __popc(has & ((1u << lane) - 1));
+          found[place] = loaded[i];
+          positions[place] = at + 16 * 32 * (word + i);
+        }
+        listed += __popc(has);
       }
-    }
-    const int in_lanes = lanes_before(counts);
-    if (lane_id() == 31) space.in_warp[turn][warp_id()] = in_lanes + counts;
-    __syncthreads();
-    const int of_warp = lane_id() < kWarps ? space.in_warp[turn][lane_id()] : 0;
-    const auto all = uint32_t(__reduce_add_sync(~0u, of_warp));
-    const auto before =
-        uint32_t(in_lanes + __reduce_add_sync(~0u, lane_id() < warp_id() ? of_warp : 0));
-    const int equal_before = equal + int(before >> 16);
-    int room = max(ties - equal_before, 0);
-    int index = above + int(before & 0xffff) + min(equal_before, ties);
-    // Words with candidates are few and anywhere: they are listed, and then each lane has one.
-    int listed = 0;
-#pragma unroll
-    for (int word = 0; word < kMostWords; ++word) {
-      if (word >= words) break;
-      uint32_t passing = bits[word] & kAllBits;
-      passing |= first_of(bits[word] << 4 & kAllBits, room);
-      const uint32_t has = __ballot_sync(~0u, passing != 0);
-      if (passing != 0) {
-        const int place = listed + __popc(has & ((1u << lane_id()) - 1));
-        space.passing[warp_id()][place] = passing;
-        space.position[warp_id()][place] = at + 16 * word;
-        space.index[warp_id()][place] = index;
-        index += __popc(passing);
-      }
-      listed += __popc(has);
     }
     __syncwarp();
-    for (int i = lane_id(); i < listed; i += 32) {
-      const int position = space.position[warp_id()][i] - shift;
-      int of = space.index[warp_id()][i];
-      for (uint32_t left = in_order(space.passing[warp_id()][i]); left != 0; left &= left - 1) {
-        if (of >= first && of < last) take(of, position + __ffs(int(left)) - 1);
-        ++of;
+
+    // Which bytes are above the threshold, and four bits lower which are equal to it. Both are
+    // counted in one number: a step has less than 2^16 keys.
+    const auto count_of = [](uint32_t bits) {
+      return __popc(bits & kAllBits) + (__popc(bits & ~kAllBits) << 16);
+    };
+    int counts = 0;
+    for (int i = lane; i < listed; i += 32) {
+      const uint4 four = found[i];
+      const uint32_t higher = passes.of(four) & any, tied = reaches.of(four) & ~higher;
+      const uint32_t bits = higher | tied >> 4;
+      found[i].x = bits;
+      counts += count_of(bits);
+    }
+    counts = __reduce_add_sync(~0u, counts);
+    if (lane == 0) space.in_warp[turn][warp_id()] = counts;
+    __syncthreads();
+    const int of_warp = lane < kWarps ? space.in_warp[turn][lane] : 0;
+    const auto all = uint32_t(__reduce_add_sync(~0u, of_warp));
+    const auto before = uint32_t(__reduce_add_sync(~0u, lane < warp_id() ? of_warp : 0));
+    int above_before = above + int(before & 0xffff), equal_before = equal + int(before >> 16);
+#pragma unroll 1
+    for (int begin = 0; begin < listed; begin += 32) {
+      const int i = begin + lane;
+      const uint32_t bits = i < listed ? found[i].x : 0;
+      const int mine = count_of(bits), lower = lanes_before(mine);
+      const int equal_here = equal_before + (lower >> 16);
+      int room = max(ties - equal_here, 0);
+      int index = above_before + (lower & 0xffff) + min(equal_here, ties);
+      const uint32_t passing = (bits & kAllBits) | first_of(bits << 4 & kAllBits, room);
+      const int position = i < listed ? positions[i] - shift : 0;
+      for (uint32_t left = in_order(passing); left != 0; left &= left - 1) {
+        if (index >= first && index < last) take(index, position + __ffs(int(left)) - 1);
+        ++index;
       }
+      const int sum = __shfl_sync(~0u, lower + mine, 31);
+      above_before += sum & 0xffff;
+      equal_before += sum >> 16;
     }
     __syncwarp();
     above += int(all & 0xffff);
