@@ -53,6 +53,11 @@ __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
   }
 }
 
+/** What lies there sets out for the cache. */
+__device__ __forceinline__ void prefetch(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 /**
  * Before the copy engine writes where ordinary stores have written, or meets a barrier just made:
  * by the threads that stored, ahead of what orders them and the copying thread.
@@ -100,6 +105,19 @@ struct WarpCopies<true> {
         : "memory");
 #endif
   }
+  /** What is read once: it leaves the cache to others. */
+  static __device__ __forceinline__ void stream(void* to, const void* from, uint32_t bytes,
+                                                uint64_t* barrier) {
+#if PKV_HOPPER
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+        "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+        : "memory");
+#endif
+  }
   static __device__ __forceinline__ void finish(uint64_t* barrier) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) arrive(barrier);
@@ -127,6 +145,10 @@ struct WarpCopies<false> {
                    "l"(static_cast<const char*>(from) + at)
                    : "memory");
     }
+  }
+  static __device__ __forceinline__ void stream(void* to, const void* from, uint32_t bytes,
+                                                uint64_t* barrier) {
+    start(to, from, bytes, barrier);
   }
   static __device__ __forceinline__ void finish(uint64_t* barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier))

@@ -123,8 +123,8 @@ struct Ring {
     const int left = source->left;
     if (left > 0) {
       Copies::expect(barrier, kUnitBytes<kWords>);
-      Copies::start(to, signs, kUnitSignBytes<kWords>, barrier);
-      Copies::start(to + kUnitSignBytes<kWords>, norms, kKeys, barrier);
+      Copies::stream(to, signs, kUnitSignBytes<kWords>, barrier);
+      Copies::stream(to + kUnitSignBytes<kWords>, norms, kKeys, barrier);
     }
     if (!kBulkCopies) __syncwarp();
     if (lane_id() == 0) {

@@ -46,8 +46,8 @@ struct RowCache {
   __device__ __forceinline__ void prefetch(int rank, int size) const {
     if (!exists()) return;
     for (int set = rank * kThreads + int(threadIdx.x); set < sets; set += size * kThreads) {
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(tags + 4 * set));
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(stamps + 4 * set));
+      device::prefetch(tags + 4 * set);
+      device::prefetch(stamps + 4 * set);
     }
   }
 

@@ -28,6 +28,10 @@ inline void barrier_test(uint64_t& done, uint32_t address, uint32_t parity) {
 }
 
 void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier);
+inline void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, uint64_t) {
+  bulk_load(to, from, bytes, barrier);
+}
+inline void cache_policy(uint64_t& policy) { policy = 0; }
 void bulk_store(void* to, uint32_t from, uint32_t bytes);
 void bulk_commit();
 /** Until all are done; to have read and to have written is the same here. */
