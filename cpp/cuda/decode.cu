@@ -169,6 +169,7 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
   launch.call = call;
   launch.team = blocks_per_head(fit, heads, device::kMostScans, kScansPerProcessor);
   launch.share = blocks_per_head(fit, heads, device::kSlices, kEstimatesPerProcessor);
+  launch.attending = blocks_per_head(fit, heads, device::kParts, 1);
   const int scan_bytes = plan_scan(kernels, fit, launch);
   if (runs(kScan)) {
     if (call.scorer == Scorer::kVotes) {

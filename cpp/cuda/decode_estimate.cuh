@@ -364,14 +364,16 @@ __global__ void __maxnreg__(kEstimateRegisters<kWords>)
     return device::wait_for_predecessor();
   }
   __syncthreads();
-  const int attending = min(int(share), device::kParts);
-  const Estimate<Element, kWords> estimate{launch,     space,     {launch.call, space.context},
+  const HeadBlock<Element, kWords> block{launch.call, space.context};
+  const bool searches = block.searches();
+  // Those that start beside the scan have the time; without a search nobody has anything else.
+  const int attending = searches ? launch.attending : min(int(share), device::kParts);
+  const Estimate<Element, kWords> estimate{launch,     space,     block,
                                            int(share), int(rank), {attending, int(rank)}};
-  const bool searches = estimate.block.searches();
   if (searches) estimate.load_segments();
   if (int(rank) < attending) estimate.attend();
   if (!searches) return device::wait_for_predecessor();
-  estimate.run(blockIdx.x < gridDim.x / 2);
+  estimate.run(int(rank) < launch.attending);
 }
 
 }  // namespace pariskv::cuda
