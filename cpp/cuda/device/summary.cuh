@@ -380,9 +380,18 @@ __device__ __forceinline__ void encode_quickly(const uint4 (&chunks)[Cut::kChunk
     for (int d = 0; d < kDims; ++d) y[d] = y[d] * size.shrink + 0.0f;
   }
   if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    float least = infinity();  // of the sums' first terms
+    constexpr int kFirst = kParts == 1 ? 16 : 8;  // terms that sums begin with
+    float least = infinity();
 #pragma unroll
-    for (int d = 0; d < (kParts == 1 ? 16 : 8); ++d) least = fminf(least, fabsf(y[d]));
+    for (int d = 0; d < kFirst; ++d) least = fminf(least, fabsf(y[d]));
+    // Zeros do no harm, and a channel may be dead.
+    if (!__all_sync(kAllLanes, least >= kLeastElement)) {
+      least = infinity();
+#pragma unroll
+      for (int d = 0; d < kFirst; ++d) {
+        if (y[d] != 0) least = fminf(least, fabsf(y[d]));
+      }
+    }
     codes.tame = least >= kLeastElement || part >= 2;
   }
   const float square = sum_of_squares<kParts>(y);
