@@ -219,13 +219,15 @@ def front(sources: Sources, path: Path) -> None:
         for name, line in points.items():
             line.sort()
             draw(axis, name, [p[0] for p in line], [p[1] for p in line])
-            for time, share, ratio in line:
+            for i, (time, share, ratio) in enumerate(line):
+                # Beside a close neighbour's label there is no room.
+                close = i > 0 and time - line[i - 1][0] < 0.1 * (slowest - fastest)
                 axis.annotate(
                     f"{100 * ratio:.2g} %",
                     (time, share),
-                    (-9, 4),
+                    (9, -14) if close else (-9, 4),
                     textcoords="offset points",
-                    ha="right",
+                    ha="left" if close else "right",
                     size=10,
                     color=look(name).color,
                 )
