@@ -373,7 +373,7 @@ __global__ void __maxnreg__(kEstimateRegisters<kWords>)
   if (searches) estimate.load_segments();
   if (int(rank) < attending) estimate.attend();
   if (!searches) return device::wait_for_predecessor();
-  estimate.run(int(rank) < launch.attending);
+  estimate.run(blockIdx.x < gridDim.x / 2);
 }
 
 }  // namespace pariskv::cuda

@@ -293,6 +293,13 @@ def one_hot(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return keys
 
 
+def dead_channels(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    keys = rng.standard_normal(shape)
+    keys[..., [1, 6, 20]] = 0
+    keys[::7, :, 2] = 1e-20  # of no weight, and yet no zero
+    return keys
+
+
 def norms_of_all_sizes(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     sizes = np.geomspace(1e-38, 1e37, shape[0])[:, None, None]
     return rng.standard_normal(shape) * sizes
@@ -319,6 +326,7 @@ HOSTILE = [
     all_equal,
     few_distinct,
     one_hot,
+    dead_channels,
     norms_of_all_sizes,
     all_subnormal,
     nothing_usable,
