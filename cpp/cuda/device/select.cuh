@@ -269,7 +269,7 @@ __device__ __forceinline__ void compact_scores(const uint8_t* scores, const Scor
                                                Take take) {
   const uint32_t threshold = uint32_t(space.threshold);
   const AtLeast reaches(threshold), passes(min(threshold + 1, 255u));
-  const uint32_t any = threshold == 255 ? 0 : ~0u;  // scores above it exist
+  const uint32_t higher_exist = threshold == 255 ? 0 : ~0u;
   const int ties = space.ties, end = range.end, lane = lane_id();
   uint4* found = space.word[warp_id()];
   int32_t* positions = space.position[warp_id()];
@@ -318,7 +318,7 @@ __device__ __forceinline__ void compact_scores(const uint8_t* scores, const Scor
     int counts = 0;
     for (int i = lane; i < listed; i += 32) {
       const uint4 four = found[i];
-      const uint32_t higher = passes.of(four) & any, tied = reaches.of(four) & ~higher;
+      const uint32_t higher = passes.of(four) & higher_exist, tied = reaches.of(four) & ~higher;
       const uint32_t bits = higher | tied >> 4;
       found[i].x = bits;
       counts += count_of(bits);
