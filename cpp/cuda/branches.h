@@ -1,6 +1,8 @@
 /** Work in several branches that need nothing of one another, beside a caller's stream. */
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <deque>
 
 #include "runtime.h"
@@ -10,9 +12,20 @@ namespace pariskv::cuda {
 class Branches {
  public:
   /**
-   * Calls `run(i, stream)` for i in [0, count), the first on `stream`, the others on streams of
-   * their own. All begin after what `stream` was given, and what it is given next waits for all.
+   * Calls `run(begin, end, stream)` for shares of `count` things, `most` at most and each of
+   * `least` or more: the first on `stream`, the others on streams of their own. All begin after
+   * what `stream` was given, and what it is given next waits for all.
    */
+  template <typename Run>
+  void share(int64_t count, int64_t least, int64_t most, cudaStream_t stream, Run run) {
+    const int64_t shares = std::clamp(count / least, int64_t{1}, most);
+    each(shares, stream, [&](int64_t i, cudaStream_t branch) {
+      run(count * i / shares, count * (i + 1) / shares, branch);
+    });
+  }
+
+ private:
+  /** Calls `run(i, stream)` for i in [0, count). */
   template <typename Run>
   void each(int64_t count, cudaStream_t stream, Run run) {
     const Join join{*this, stream};
@@ -31,7 +44,6 @@ class Branches {
     }
   }
 
- private:
   struct Side {
     OwnStream stream;
     Event done;

@@ -108,14 +108,13 @@ void CudaBackend::encode(const EncodeArgs& args, Stream stream) {
   const DeviceGuard guard(device_);
   // A flush is a few hundred keys of each layer: one after the other they would leave most of the
   // device idle.
-  const int64_t count = std::clamp(args.batch / kLeastOfBranch, int64_t{1}, kMostEncoders);
-  branches_.each(count, handle_of(stream), [&](int64_t i, cudaStream_t branch) {
-    each_job(args, args.batch * i / count, args.batch * (i + 1) / count,
-             [&](const EncodeCall& call) {
-               launch_encode(call, branch);
-               launch_tally(call, 1, branch);
-             });
-  });
+  branches_.share(args.batch, kLeastOfBranch, kMostEncoders, handle_of(stream),
+                  [&](int64_t begin, int64_t end, cudaStream_t branch) {
+                    each_job(args, begin, end, [&](const EncodeCall& call) {
+                      launch_encode(call, branch);
+                      launch_tally(call, 1, branch);
+                    });
+                  });
 }
 
 void CudaBackend::forget(const EncodeArgs& args, Stream stream) {
@@ -154,10 +153,10 @@ void CudaBackend::decode(const DecodeArgs& args, Stream stream) {
   if (args.batch == 0) return;
   const DecodeCall call = call_of(args);
   // While some sequences wait for the bus, the search for others goes on.
-  const int64_t count = std::clamp(args.batch / kLeastOfBranch, int64_t{1}, kMostBranches);
-  branches_.each(count, handle_of(stream), [&](int64_t i, cudaStream_t branch) {
-    launch_decode(part_of(call, args.batch * i / count, args.batch * (i + 1) / count), branch);
-  });
+  branches_.share(args.batch, kLeastOfBranch, kMostBranches, handle_of(stream),
+                  [&](int64_t begin, int64_t end, cudaStream_t branch) {
+                    launch_decode(part_of(call, begin, end), branch);
+                  });
 }
 
 HeadTrace CudaBackend::trace_head(const DecodeArgs& args, int64_t head) {
