@@ -17,6 +17,7 @@
 #include "kernels.h"
 #include "offload.h"
 #include "pariskv/codec.h"
+#include "pinned.h"
 #include "runtime.h"
 
 namespace pariskv::cuda {
@@ -146,7 +147,7 @@ struct RowMemory {
     const std::vector<uint16_t> some = normal_numbers(bytes / 2, 1.5f, 1);
     char* device = device_memory<char>(kRowSegments * bytes);
     void* host = nullptr;
-    must(cudaHostAlloc(&host, size_t(kRowSegments * bytes), cudaHostAllocPortable), "pinned");
+    must(allocate_pinned(&host, size_t(kRowSegments * bytes)), "pinned");
     for (int64_t s = 0; s < kRowSegments; ++s) {
       near.push_back(device + s * bytes);
       far.push_back(static_cast<char*>(host) + s * bytes);

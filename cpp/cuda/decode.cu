@@ -1,6 +1,6 @@
-// A decode step as four launches: what heads find in their windows, every key scored, candidates
-// estimated, the best rows attended to. Each may take its place on the device while the one before
-// it is still at work.
+// A decode step as five launches: what heads find in their windows, every key scored, resident rows
+// attended to, candidates estimated, the best rows attended to. Each may take its place on the
+// device while the one before it is still at work.
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -74,14 +74,17 @@ Fit measure(const DecodeKernels& kernels, int index) {
   ask(fit.multiprocessors, cudaDevAttrMultiProcessorCount);
   ask(fit.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
   ask(major, cudaDevAttrComputeCapabilityMajor);
+  const auto allow = [](const void* kernel, int bytes) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+          "give the decode kernels their shared memory");
+  };
   for (const void* kernel : {kernels.scan, kernels.estimate, kernels.take}) {
-    check(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, fit.shared_bytes),
-        "give the decode kernels their shared memory");
+    allow(kernel, fit.shared_bytes);
   }
+  allow(kernels.resident, kernels.resident_bytes);
   // Blocks of one meet blocks of the next: all must want the memory cut alike.
-  for (const void* kernel :
-       {kernels.window, kernels.votes, kernels.scan, kernels.estimate, kernels.take}) {
+  for (const void* kernel : {kernels.window, kernels.votes, kernels.scan, kernels.resident,
+                             kernels.estimate, kernels.take}) {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                cudaSharedmemCarveoutMaxShared),
           "give the decode kernels their shared memory");
@@ -169,6 +172,7 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
   launch.call = call;
   launch.team = blocks_per_head(fit, heads, device::kMostScans, kScansPerProcessor);
   launch.share = blocks_per_head(fit, heads, device::kSlices, kEstimatesPerProcessor);
+  launch.resident = std::min(launch.share, device::kParts);
   launch.attending = blocks_per_head(fit, heads, device::kParts, 1);
   const int scan_bytes = plan_scan(kernels, fit, launch);
   if (runs(kScan)) {
@@ -184,8 +188,11 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
         .run(kernels.scan, launch, "decode: scan");
   }
   if (runs(kEstimate)) {
-    Launch(heads * launch.share, kernels.estimate_bytes, stream)
+    Launch(heads * launch.resident, kernels.resident_bytes, stream)
         .early(fit.early && runs(kScan))
+        .run(kernels.resident, launch, "decode: resident rows");
+    Launch(heads * launch.share, kernels.estimate_bytes, stream)
+        .early(fit.early)
         .run(kernels.estimate, launch, "decode: estimate");
   }
   if (runs(kTake)) {

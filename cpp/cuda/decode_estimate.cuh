@@ -1,13 +1,12 @@
 /**
- * The second kernel of a decode. While the scan is at work its blocks attend to a head's resident
- * rows, which need nothing of it; then they find the head's candidates and estimate their logits.
+ * The step after the scan: every head's candidates are found and their logits estimated. Blocks
+ * that are there before the scan is done look at queries meanwhile, and a few of them rehearse.
  */
 #pragma once
 
 #include <algorithm>
 
 #include "decode_space.cuh"
-#include "device/attend_direct.cuh"
 #include "device/select.cuh"
 
 namespace pariskv::cuda {
@@ -29,78 +28,22 @@ struct EstimateSpace {
   alignas(16) float queries[4][device::EstimateQueries<kWords>::kPitch];  // rotated
   uint8_t samples[int(kSampledKeys)];                                     // scores of this block's
   int threshold;  // what a candidate scores, at least
-  uint64_t rows[device::kMostSlots];
 };
 
-/** Shared memory after the space: counts of scores and then codes, or what attention needs. */
+/** Shared memory after the space: counts of scores, and then codes. */
 template <int kWords>
 constexpr int kEstimateBytes =
-    std::max({int(sizeof(device::ScoreSpace)), device::kGatherBytes<kWords>,
-              int(sizeof(device::DirectSpace<kWords, uint16_t>)),
-              device::kMergeBytes<kWords> + 128 + 2 * device::kTileBytes});
-
-/** Row i of those that are resident: before the zone, then after it. */
-template <typename Element, int kWords>
-struct ResidentRows {
-  const HeadBlock<Element, kWords>& block;
-  int before, gap;
-  __device__ __forceinline__ const char* operator()(int i) const {
-    return block.row_at(i < before ? i : i + gap);
-  }
-};
+    std::max(int(sizeof(device::ScoreSpace)), device::kGatherBytes<kWords>);
 
 template <typename Element, int kWords>
 struct Estimate {
   const DecodeLaunch& launch;
   EstimateSpace<kWords>& space;
   HeadBlock<Element, kWords> block;
-  int share, rank;       // the blocks of a head, which share its slices, and this one of them
-  device::Cluster team;  // those of them that share the parts of its resident rows; they never meet
+  int share, rank;  // the blocks of a head, which share its slices, and this one of them
 
   __device__ __forceinline__ char* room() const {
     return reinterpret_cast<char*>(&space) + (sizeof space + 127) / 128 * 128;
-  }
-
-  /** The token's own row goes to its place in the store. */
-  __device__ __forceinline__ void store_new_row() const {
-    if (block.call.k.data == nullptr || team.rank != team.size - 1) return;
-    const int dim = block.context.shape.head_dim;
-    auto* to = reinterpret_cast<Element*>(block.row_at(block.context.total - 1));
-    for (int d = int(threadIdx.x); d < 2 * dim; d += device::kThreads) {
-      to[d] = d < dim ? block.at(block.call.k, block.context.head)[d]
-                      : block.at(block.call.v, block.context.head)[d - dim];
-    }
-  }
-
-  /** Attention to this block's share of the resident rows. Ends with a barrier. */
-  __device__ __forceinline__ void attend() const {
-    // Without a search the zone is resident like the rest.
-    const device::Zone& zone = block.context.zone;
-    const int gap = block.searches() ? zone.end - zone.begin : 0;
-    const int count = block.context.total - gap;
-    const bool fresh = block.call.k.data != nullptr && (gap == 0 || zone.end < block.context.total);
-    const device::NewRow<Element> new_row{
-        fresh ? block.at(block.call.k, block.context.head) : nullptr,
-        fresh ? block.at(block.call.v, block.context.head) : nullptr, count - 1};
-    using Rows = ResidentRows<Element, kWords>;
-    const Rows rows{block, zone.begin, gap};
-    float* out = block.context.scratch.resident;
-    store_new_row();
-    if constexpr (sizeof(Element) == 2) {
-      device::DirectAttention<kWords, Element, Rows> attention(
-          block.context.shape, team,
-          *reinterpret_cast<device::DirectSpace<kWords, Element>*>(room()), count, new_row, rows);
-      attention.run(block.queries(), block.call.q.stride_j, out);
-    } else {
-      device::init_row_barriers(space.rows);
-      __syncthreads();
-      auto* merge = reinterpret_cast<float*>(room());
-      char* slots = room() + (device::kMergeBytes<kWords> + 127) / 128 * 128;
-      device::RowAttention<kWords, Element, Rows> attention(
-          block.context.shape, team, slots, int(room() + kEstimateBytes<kWords> - slots),
-          space.rows, count, new_row, rows);
-      attention.run(block.queries(), block.call.q.stride_j, out, merge);
-    }
   }
 
   /** The first segment of the zone. */
@@ -346,6 +289,9 @@ struct Estimate {
   }
 };
 
+/** Blocks that rehearse: the first ones, which are there first. */
+constexpr uint32_t kRehearsing = 8;
+
 /** Two blocks of the scan leave room for one with 96. */
 template <int kWords>
 constexpr int kEstimateRegisters = kWords == 8 ? 128 : 96;
@@ -355,25 +301,19 @@ __global__ void __maxnreg__(kEstimateRegisters<kWords>)
     estimate_kernel(const __grid_constant__ DecodeLaunch launch) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& space = *reinterpret_cast<EstimateSpace<kWords>*>(shared);
-  // The first blocks of all heads come first: those that attend to resident rows.
-  const uint32_t share = uint32_t(launch.share), heads = gridDim.x / share;
-  const uint32_t rank = blockIdx.x / heads;
+  const uint32_t share = uint32_t(launch.share);
   device::let_successor_start();
   // Whoever ends has waited: else the kernel might end before the one that it follows.
-  if (!find_context<Element>(launch.call, blockIdx.x % heads, space.context)) {
+  if (!find_context<Element>(launch.call, blockIdx.x / share, space.context)) {
     return device::wait_for_predecessor();
   }
   __syncthreads();
   const HeadBlock<Element, kWords> block{launch.call, space.context};
-  const bool searches = block.searches();
-  // Those that start beside the scan have the time; without a search nobody has anything else.
-  const int attending = searches ? launch.attending : min(int(share), device::kParts);
-  const Estimate<Element, kWords> estimate{launch,     space,     block,
-                                           int(share), int(rank), {attending, int(rank)}};
-  if (searches) estimate.load_segments();
-  if (int(rank) < attending) estimate.attend();
-  if (!searches) return device::wait_for_predecessor();
-  estimate.run(blockIdx.x < gridDim.x / 2);
+  if (!block.searches()) return device::wait_for_predecessor();
+  const Estimate<Element, kWords> estimate{launch, space, block, int(share),
+                                           int(blockIdx.x % share)};
+  estimate.load_segments();
+  estimate.run(blockIdx.x < kRehearsing);
 }
 
 }  // namespace pariskv::cuda

@@ -16,7 +16,8 @@ struct DecodeLaunch {
   DecodeCall call;
   int team;          // blocks per kv head: of a scan, or the cluster that takes rows
   int share;         // blocks per kv head that estimate
-  int attending;     // the first of them, which start beside the scan
+  int resident;      // blocks per kv head for resident rows
+  int attending;     // the first of them, which start beside the scan: of a head that searches
   int stages;        // of a scan: units that a warp has under way
   int packed;        // of a scan by votes: four searchers at a time
   int shared_bytes;  // that a block has

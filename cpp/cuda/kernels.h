@@ -34,6 +34,9 @@ struct Poke {
 /** Writes `count` words, in stream order; the words travel with the launches. */
 void launch_pokes(const Poke* pokes, int64_t count, cudaStream_t stream);
 
+/** Copies a multiple of 16 bytes between blocks of any memory that the device can reach. */
+void launch_copy(void* target, const void* source, int64_t bytes, cudaStream_t stream);
+
 /** Tokens of one sequence between packed tensors and the store. */
 struct RowsCall {
   ModelShape shape;

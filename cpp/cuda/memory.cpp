@@ -1,8 +1,11 @@
 #include "memory.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <string>
 
 #include "pinned.h"
 #include "runtime.h"
@@ -29,20 +32,51 @@ class DeviceResource : public MemoryResource {
   const int32_t device_;
 };
 
+/** What follows `start` on the first line of a file that begins so; false: there is none. */
+bool find_line(const std::string& path, const char* start, std::string& rest) {
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "r"),
+                                                             std::fclose);
+  char line[4096];
+  const size_t length = std::strlen(start);
+  while (file && std::fgets(line, sizeof line, file.get()) != nullptr) {
+    if (std::strncmp(line, start, length) != 0) continue;
+    line[std::strcspn(line, "\n")] = 0;
+    return rest = line + length, true;
+  }
+  return false;
+}
+
+/** The number there; negative when there is none. */
+int64_t find_number(const std::string& path, const char* start) {
+  std::string rest;
+  if (!find_line(path, start, rest)) return -1;
+  char* end = nullptr;
+  const int64_t number = std::strtoll(rest.c_str(), &end, 10);
+  return end != rest.c_str() ? number : -1;  // "max" is no number
+}
+
+/** What the control group of this process may still take; negative when it has no limit. */
+int64_t left_to_group() {
+  std::string group;
+  if (!find_line("/proc/self/cgroup", "0::", group)) return -1;
+  const std::string file = "/sys/fs/cgroup" + group + "/memory.";
+  const int64_t most = find_number(file + "max", ""), used = find_number(file + "current", "");
+  if (most < 0 || used < 0) return -1;
+  // Files that were read are given back when there is need.
+  const int64_t files = std::max<int64_t>(find_number(file + "stat", "inactive_file "), 0);
+  return std::max<int64_t>(most - used + files, 0);
+}
+
 /**
- * Bytes that the system could still give without swapping; negative when it does not say.
- * Pinned pages can never be swapped out, so taking more than these starves everybody.
+ * Bytes that the system could still give without swapping; negative when it does not say. Such
+ * pages are never swapped out: taking more than these starves everybody, or gets a process killed
+ * whose group may not have more.
  */
 int64_t available_host_bytes() {
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen("/proc/meminfo", "r"),
-                                                             std::fclose);
-  char line[128];
-  while (file && std::fgets(line, sizeof line, file.get()) != nullptr) {
-    constexpr char kName[] = "MemAvailable:";
-    if (std::strncmp(line, kName, sizeof kName - 1) != 0) continue;
-    return std::strtoll(line + sizeof kName - 1, nullptr, 10) * 1024;  // the file says kB
-  }
-  return -1;
+  int64_t available = find_number("/proc/meminfo", "MemAvailable:");
+  if (available >= 0) available *= 1024;  // the file says kB
+  const int64_t left = left_to_group();
+  return left >= 0 && (available < 0 || left < available) ? left : available;
 }
 
 class PinnedResource : public MemoryResource {

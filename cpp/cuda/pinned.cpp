@@ -13,6 +13,50 @@ constexpr size_t kPiece = size_t{2} << 20;
 
 size_t whole_pieces(size_t bytes) { return (bytes + kPiece - 1) / kPiece * kPiece; }
 
+int near_node(int device) {
+  int node = 0;
+  const bool known = succeeded(cudaDeviceGetAttribute(&node, cudaDevAttrHostNumaId, device));
+  return known && node >= 0 ? node : 0;
+}
+
+cudaError_t advise(void* data, size_t bytes, cudaMemoryAdvise what, cudaMemLocation where) {
+#if CUDART_VERSION >= 13000
+  return cudaMemAdvise(data, bytes, what, where);
+#else
+  return cudaMemAdvise_v2(data, bytes, what, where);
+#endif
+}
+
+/** Only where host and device may use it at the same time. */
+bool can_be_managed(int device) {
+  int can = 0;
+  return succeeded(cudaDeviceGetAttribute(&can, cudaDevAttrConcurrentManagedAccess, device)) &&
+         can > 0;
+}
+
+cudaError_t allocate_managed(void** data, size_t bytes, int device) {
+  bytes = whole_pieces(bytes);
+  void* taken = nullptr;
+  cudaError_t error = cudaMallocManaged(&taken, bytes, cudaMemAttachGlobal);
+  if (error != cudaSuccess) return error;
+  const cudaMemLocation host{cudaMemLocationTypeHostNuma, near_node(device)};
+  const cudaMemLocation reader{cudaMemLocationTypeDevice, device};
+  error = advise(taken, bytes, cudaMemAdviseSetPreferredLocation, host);
+  if (error == cudaSuccess) {
+    // The pages are there once they have been touched, and are mapped as large as they are then.
+    constexpr size_t kPage = 4096;
+    auto* bytes_of = static_cast<volatile char*>(taken);
+    for (size_t at = 0; at < bytes; at += kPage) bytes_of[at] = 0;
+    error = advise(taken, bytes, cudaMemAdviseSetAccessedBy, reader);
+  }
+  if (error != cudaSuccess) {
+    cudaFree(taken);
+    return error;
+  }
+  *data = taken;
+  return cudaSuccess;
+}
+
 /** The driver's functions: the runtime has none for this, and a program need not link the driver.
  */
 struct Driver {
@@ -64,17 +108,14 @@ class Mapper {
   bool works() const { return works_; }
 
   cudaError_t allocate(void** data, size_t bytes) const {
-    int device = 0, near = 0;
-    if (!succeeded(cudaGetDevice(&device)) ||
-        !succeeded(cudaDeviceGetAttribute(&near, cudaDevAttrHostNumaId, device))) {
-      return cudaErrorNotSupported;
-    }
+    int device = 0;
+    if (!succeeded(cudaGetDevice(&device))) return cudaErrorNotSupported;
     bytes = whole_pieces(bytes);
     CUdeviceptr address = 0;
     if (driver_.reserve(&address, bytes, kPiece, 0, 0) != CUDA_SUCCESS) {
       return cudaErrorMemoryAllocation;
     }
-    if (!fill(address, bytes, device, near < 0 ? 0 : near)) {
+    if (!fill(address, bytes, device, near_node(device))) {
       driver_.unreserve(address, bytes);
       return cudaErrorMemoryAllocation;
     }
@@ -127,12 +168,24 @@ const Mapper& mapper() {
 
 cudaError_t allocate_pinned(void** data, size_t bytes) {
   const UnseenByCaptures unseen;
+  int device = 0;
+  if (succeeded(cudaGetDevice(&device)) && can_be_managed(device)) {
+    return allocate_managed(data, bytes, device);
+  }
   if (mapper().works()) return mapper().allocate(data, bytes);
   return cudaHostAlloc(data, bytes, cudaHostAllocPortable);
 }
 
+bool is_managed(const void* data) {
+  const UnseenByCaptures unseen;
+  cudaPointerAttributes attributes{};
+  return succeeded(cudaPointerGetAttributes(&attributes, data)) &&
+         attributes.type == cudaMemoryTypeManaged;
+}
+
 cudaError_t free_pinned(void* data, size_t bytes) {
   const UnseenByCaptures unseen;
+  if (is_managed(data)) return cudaFree(data);
   return mapper().works() ? mapper().free(data, bytes) : cudaFreeHost(data);
 }
 

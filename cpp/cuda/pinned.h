@@ -1,8 +1,15 @@
 /**
  * Host memory that a device can read and that stays where it is, taken without getting into the
- * way of others. While cudaHostAlloc looks for pages and clears them, half a millisecond for a
- * megabyte, no thread of the process can launch a kernel. What the driver maps piece by piece is
- * the same memory, and takes as long, but holds up nobody.
+ * way of others. Three kinds, the first that there is:
+ *
+ * Managed memory, told to stay with the host and mapped for the device. The device sees it in
+ * pages of 2 MB where it sees other host memory in small ones, whose addresses it has to look up
+ * for every row: single rows from anywhere in 4 GB come three times as fast. It is pinned in all
+ * but name: nothing moves it, and it is not swapped. The driver's own copies to and from it are
+ * slow, and wait; those are a kernel's work (runtime.cpp).
+ *
+ * What the driver maps piece by piece; and what cudaHostAlloc gives. While that looks for pages
+ * and clears them, half a millisecond for a megabyte, no thread of the process can launch a kernel.
  */
 #pragma once
 
@@ -15,6 +22,9 @@ namespace pariskv::cuda {
 
 /** On the current device; at an address that host and device share. */
 cudaError_t allocate_pinned(void** data, size_t bytes);
+
+/** Whether it is of the first kind. */
+bool is_managed(const void* data);
 
 /** Nothing may be using it any more. */
 cudaError_t free_pinned(void* data, size_t bytes);

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "kernels.h"
 #include "pariskv/error.h"
 #include "pinned.h"
 
@@ -10,6 +11,10 @@ namespace pariskv::cuda {
 namespace {
 
 cudaError_t copy_async(void* target, const void* source, size_t bytes, cudaStream_t stream) {
+  if (is_managed(target) || is_managed(source)) {
+    launch_copy(target, source, int64_t(bytes), stream);
+    return cudaSuccess;
+  }
   return cudaMemcpyAsync(target, source, bytes, cudaMemcpyDefault, stream);
 }
 

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 
 #include "decode_space.cuh"  // DecodeLaunch: the argument of all kernels that are launched here
 #include "devices.h"
@@ -117,6 +118,13 @@ void report_fault(int, siginfo_t* info, void*) {
   fail("a fault at %p%s", info->si_addr, where.c_str());
 }
 
+/** Managed memory: what else it is, is known by its address alone. */
+std::mutex managed_lock;
+std::set<const void*>& managed() {
+  static std::set<const void*> addresses;
+  return addresses;
+}
+
 [[maybe_unused]] const bool watches_faults = [] {
   static char stack[64 << 10];  // a fiber's may be the one that is too small
   const stack_t own{stack, 0, sizeof stack};
@@ -149,9 +157,25 @@ cudaError_t cudaMalloc(void** data, size_t bytes) {
   return *data != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) { return cudaMalloc(data, bytes); }
+cudaError_t cudaMallocManaged(void** data, size_t bytes, unsigned) {
+  const cudaError_t error = cudaMalloc(data, bytes);
+  const std::lock_guard<std::mutex> lock(emulator::managed_lock);
+  if (error == cudaSuccess) emulator::managed().insert(*data);
+  return error;
+}
+cudaError_t cudaMemAdvise(const void*, size_t, cudaMemoryAdvise, cudaMemLocation) {
+  return cudaSuccess;
+}
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* data) {
+  const std::lock_guard<std::mutex> lock(emulator::managed_lock);
+  const bool is = emulator::managed().count(data) > 0;
+  return attributes->type = is ? cudaMemoryTypeManaged : cudaMemoryTypeHost, cudaSuccess;
+}
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
 cudaError_t cudaFree(void* data) {
   emulator::flush();
+  const std::lock_guard<std::mutex> lock(emulator::managed_lock);
+  emulator::managed().erase(data);
   if (data != nullptr) emulator::give_guarded_back(data);
   return cudaSuccess;
 }
@@ -202,6 +226,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int ind
   *value = attribute == cudaDevAttrMultiProcessorCount            ? device.processors
            : attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? device.shared_bytes
            : attribute == cudaDevAttrComputeCapabilityMajor       ? device.major
+           : attribute == cudaDevAttrConcurrentManagedAccess      ? 1
                                                                   : -1;
   return cudaSuccess;
 }

@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <mutex>
+#include <set>
 
 #include "fake.h"
 #include "runtime.h"
@@ -27,6 +29,13 @@ struct FakeEvent {
 };
 
 FakeEvent* of(cudaEvent_t event) { return reinterpret_cast<FakeEvent*>(event); }
+
+/** Managed memory: what else it is, is known by its address alone. */
+std::mutex managed_lock;
+std::set<const void*>& managed() {
+  static std::set<const void*> addresses;
+  return addresses;
+}
 
 // Mapped memory: a reservation is the memory, and what is created counts as held until released.
 
@@ -81,8 +90,24 @@ cudaError_t cudaMalloc(void** data, size_t bytes) {
   return cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) { return cudaMalloc(data, bytes); }
+cudaError_t cudaMallocManaged(void** data, size_t bytes, unsigned) {
+  ++pariskv::test::pinned_by_me();
+  const std::lock_guard<std::mutex> lock(managed_lock);
+  return cudaMalloc(data, bytes), managed().insert(*data), cudaSuccess;
+}
+cudaError_t cudaMemAdvise(const void*, size_t, cudaMemoryAdvise, cudaMemLocation) {
+  return cudaSuccess;
+}
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* data) {
+  const std::lock_guard<std::mutex> lock(managed_lock);
+  const bool is = managed().count(data) > 0;
+  return attributes->type = is ? cudaMemoryTypeManaged : cudaMemoryTypeHost, cudaSuccess;
+}
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
-cudaError_t cudaFree(void* data) { return std::free(data), cudaSuccess; }
+cudaError_t cudaFree(void* data) {
+  const std::lock_guard<std::mutex> lock(managed_lock);
+  return managed().erase(data), std::free(data), cudaSuccess;
+}
 cudaError_t cudaFreeHost(void* data) { return cudaFree(data); }
 
 cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t bytes, cudaMemcpyKind,
@@ -118,8 +143,11 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   return of(event)->left-- > 0 ? cudaErrorNotReady : (of(event)->left = 0, cudaSuccess);
 }
 
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  return *value = -1, cudaSuccess;
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  // Managed memory is there every other time, so that each kind has its turn.
+  static std::atomic<int> asked{0};
+  const bool can = attribute == cudaDevAttrConcurrentManagedAccess && asked++ % 2 == 0;
+  return *value = can ? 1 : -1, cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 cudaError_t cudaSetDevice(int) { return cudaSuccess; }

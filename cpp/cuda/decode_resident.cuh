@@ -1,0 +1,107 @@
+/**
+ * Attention to a head's resident rows, which needs nothing of a search: a few blocks per kv head do
+ * it while the scan is at work, and make room for those that estimate.
+ */
+#pragma once
+
+#include <algorithm>
+
+#include "decode_space.cuh"
+#include "device/attend_direct.cuh"
+
+namespace pariskv::cuda {
+
+/** Shared memory that attention to resident rows needs. */
+template <int kWords>
+constexpr int kResidentBytes = std::max(int(sizeof(device::DirectSpace<kWords, uint16_t>)),
+                                        device::kMergeBytes<kWords> + 128 + 2 * device::kTileBytes);
+
+/** Row i of those that are resident: before the zone, then after it. */
+template <typename Element, int kWords>
+struct ResidentRows {
+  const HeadBlock<Element, kWords>& block;
+  int before, gap;
+  __device__ __forceinline__ const char* operator()(int i) const {
+    return block.row_at(i < before ? i : i + gap);
+  }
+};
+
+template <typename Element, int kWords>
+struct Resident {
+  const HeadBlock<Element, kWords>& block;
+  device::Cluster team;  // the blocks that share the parts of the rows; they never meet
+  char* room;            // kResidentBytes
+  uint64_t (&barriers)[device::kMostSlots];
+
+  /** The token's own row goes to its place in the store. */
+  __device__ __forceinline__ void store_new_row() const {
+    if (block.call.k.data == nullptr || team.rank != team.size - 1) return;
+    const int dim = block.context.shape.head_dim;
+    auto* to = reinterpret_cast<Element*>(block.row_at(block.context.total - 1));
+    for (int d = int(threadIdx.x); d < 2 * dim; d += device::kThreads) {
+      to[d] = d < dim ? block.at(block.call.k, block.context.head)[d]
+                      : block.at(block.call.v, block.context.head)[d - dim];
+    }
+  }
+
+  /** Attention to this block's share of the rows. Ends with a barrier. */
+  __device__ __forceinline__ void attend() const {
+    // Without a search the zone is resident like the rest.
+    const device::Zone& zone = block.context.zone;
+    const int gap = block.searches() ? zone.end - zone.begin : 0;
+    const int count = block.context.total - gap;
+    const bool fresh = block.call.k.data != nullptr && (gap == 0 || zone.end < block.context.total);
+    const device::NewRow<Element> new_row{
+        fresh ? block.at(block.call.k, block.context.head) : nullptr,
+        fresh ? block.at(block.call.v, block.context.head) : nullptr, count - 1};
+    using Rows = ResidentRows<Element, kWords>;
+    const Rows rows{block, zone.begin, gap};
+    float* out = block.context.scratch.resident;
+    store_new_row();
+    if constexpr (sizeof(Element) == 2) {
+      device::DirectAttention<kWords, Element, Rows> attention(
+          block.context.shape, team, *reinterpret_cast<device::DirectSpace<kWords, Element>*>(room),
+          count, new_row, rows);
+      attention.run(block.queries(), block.call.q.stride_j, out);
+    } else {
+      device::init_row_barriers(barriers);
+      __syncthreads();
+      auto* merge = reinterpret_cast<float*>(room);
+      char* slots = room + (device::kMergeBytes<kWords> + 127) / 128 * 128;
+      device::RowAttention<kWords, Element, Rows> attention(
+          block.context.shape, team, slots, int(room + kResidentBytes<kWords> - slots), barriers,
+          count, new_row, rows);
+      attention.run(block.queries(), block.call.q.stride_j, out, merge);
+    }
+  }
+};
+
+/** Two blocks of the scan leave room for one with 96. */
+template <int kWords>
+constexpr int kResidentRegisters = kWords == 8 ? 128 : 96;
+
+template <typename Element, int kWords>
+__global__ void __maxnreg__(kResidentRegisters<kWords>)
+    resident_kernel(const __grid_constant__ DecodeLaunch launch) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ HeadContext context;
+  __shared__ uint64_t barriers[device::kMostSlots];
+  // The first blocks of all heads come first: they start beside the scan.
+  const uint32_t team = uint32_t(launch.resident), heads = gridDim.x / team;
+  const int rank = int(blockIdx.x / heads);
+  device::let_successor_start();
+  if (find_context<Element>(launch.call, blockIdx.x % heads, context)) {
+    __syncthreads();
+    const HeadBlock<Element, kWords> block{launch.call, context};
+    // Without a search nobody has anything else to do.
+    const int attending = block.searches() ? launch.attending : int(team);
+    if (rank < attending) {
+      Resident<Element, kWords>{block, {attending, rank}, reinterpret_cast<char*>(shared), barriers}
+          .attend();
+    }
+  }
+  // One that ends after the scan is enough: until then this kernel has not ended.
+  if (blockIdx.x == 0) device::wait_for_predecessor();
+}
+
+}  // namespace pariskv::cuda
