@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import median, mode
 from typing import Any
 
 # Of a run that was cut short nothing is shown.
@@ -69,6 +69,14 @@ def timed(records: Iterable[dict[str, Any]]) -> list[Timed]:
     ]
 
 
+def _of_one_tree(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of the commit that most are of: a front of different trees would show their distance."""
+    commits = [_said(record) for record in records]
+    return [
+        record for record, commit in zip(records, commits, strict=True) if commit == mode(commits)
+    ]
+
+
 def load(synthetic: str | None = None, lm: Path | None = None) -> Sources:
     """All that there is.
 
@@ -87,7 +95,7 @@ def load(synthetic: str | None = None, lm: Path | None = None) -> Sources:
     sources.model = read(lm) if lm else kept.get("model", {})
     if sources.model:
         sources.where["model"] = sources.model["machine"]
-    times = [read(path) for path in sorted(RESULTS.glob("cuda*.json"))]
+    times = _of_one_tree([read(path) for path in sorted(RESULTS.glob("cuda*.json"))])
     sources.times = timed(times)
     if times:
         sources.where["times"] = _said(times[0])

@@ -19,42 +19,34 @@ int near_node(int device) {
   return known && node >= 0 ? node : 0;
 }
 
-cudaError_t advise(void* data, size_t bytes, cudaMemoryAdvise what, cudaMemLocation where) {
+bool advise(void* data, size_t bytes, cudaMemoryAdvise what, cudaMemLocation where) {
 #if CUDART_VERSION >= 13000
-  return cudaMemAdvise(data, bytes, what, where);
+  return succeeded(cudaMemAdvise(data, bytes, what, where));
 #else
-  return cudaMemAdvise_v2(data, bytes, what, where);
+  return succeeded(cudaMemAdvise_v2(data, bytes, what, where));
 #endif
 }
 
-/** Only where host and device may use it at the same time. */
-bool can_be_managed(int device) {
+/** Managed memory, where host and device may use it at the same time; null: there is none. */
+void* allocate_managed(size_t bytes, int device) {
   int can = 0;
-  return succeeded(cudaDeviceGetAttribute(&can, cudaDevAttrConcurrentManagedAccess, device)) &&
-         can > 0;
-}
-
-cudaError_t allocate_managed(void** data, size_t bytes, int device) {
-  bytes = whole_pieces(bytes);
-  void* taken = nullptr;
-  cudaError_t error = cudaMallocManaged(&taken, bytes, cudaMemAttachGlobal);
-  if (error != cudaSuccess) return error;
-  const cudaMemLocation host{cudaMemLocationTypeHostNuma, near_node(device)};
-  const cudaMemLocation reader{cudaMemLocationTypeDevice, device};
-  error = advise(taken, bytes, cudaMemAdviseSetPreferredLocation, host);
-  if (error == cudaSuccess) {
-    // The pages are there once they have been touched, and are mapped as large as they are then.
+  if (!succeeded(cudaDeviceGetAttribute(&can, cudaDevAttrConcurrentManagedAccess, device)) ||
+      can <= 0) {
+    return nullptr;
+  }
+  void* data = nullptr;
+  if (!succeeded(cudaMallocManaged(&data, bytes, cudaMemAttachGlobal))) return nullptr;
+  constexpr auto kPrefer = cudaMemAdviseSetPreferredLocation, kMap = cudaMemAdviseSetAccessedBy;
+  if (advise(data, bytes, kPrefer, {cudaMemLocationTypeHostNuma, near_node(device)}) ||
+      advise(data, bytes, kPrefer, {cudaMemLocationTypeHost, 0})) {
+    // Pages are there once they have been touched, and are mapped as large as they are then.
     constexpr size_t kPage = 4096;
-    auto* bytes_of = static_cast<volatile char*>(taken);
-    for (size_t at = 0; at < bytes; at += kPage) bytes_of[at] = 0;
-    error = advise(taken, bytes, cudaMemAdviseSetAccessedBy, reader);
+    auto* touched = static_cast<volatile char*>(data);
+    for (size_t at = 0; at < bytes; at += kPage) touched[at] = 0;
+    if (advise(data, bytes, kMap, {cudaMemLocationTypeDevice, device})) return data;
   }
-  if (error != cudaSuccess) {
-    cudaFree(taken);
-    return error;
-  }
-  *data = taken;
-  return cudaSuccess;
+  succeeded(cudaFree(data));
+  return nullptr;
 }
 
 /** The driver's functions: the runtime has none for this, and a program need not link the driver.
@@ -169,8 +161,9 @@ const Mapper& mapper() {
 cudaError_t allocate_pinned(void** data, size_t bytes) {
   const UnseenByCaptures unseen;
   int device = 0;
-  if (succeeded(cudaGetDevice(&device)) && can_be_managed(device)) {
-    return allocate_managed(data, bytes, device);
+  if (succeeded(cudaGetDevice(&device))) {
+    *data = allocate_managed(whole_pieces(bytes), device);
+    if (*data != nullptr) return cudaSuccess;
   }
   if (mapper().works()) return mapper().allocate(data, bytes);
   return cudaHostAlloc(data, bytes, cudaHostAllocPortable);

@@ -67,7 +67,7 @@ class Config:
         row that stays selected crosses the bus once. Rounded up to a power of two, at least 16;
         0 is none, -1 twice top_k.
     host_budget
-        The most bytes of pinned host memory that such a cache may hold; 0 is no limit.
+        The most bytes of host memory that such a cache may hold; 0 is no limit.
 
     Raises ValueError, with what was expected and what came.
     """
@@ -204,7 +204,7 @@ class Stats:
 
     @property
     def offloaded_bytes(self) -> int:
-        """Of those, in pinned host memory."""
+        """Of those, in host memory."""
 
     @property
     def summary_bytes(self) -> int:

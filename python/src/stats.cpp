@@ -69,7 +69,7 @@ void bind_counts(nb::module_& m) {
       .def_ro("sequences", &Stats::sequences)
       .def_ro("tokens", &Stats::tokens, "Over all layers and sequences.")
       .def_ro("row_bytes", &Stats::row_bytes, "K and V, in whole segments.")
-      .def_ro("offloaded_bytes", &Stats::offloaded_bytes, "Of those, in pinned host memory.")
+      .def_ro("offloaded_bytes", &Stats::offloaded_bytes, "Of those, in host memory.")
       .def_ro("summary_bytes", &Stats::summary_bytes, "Key summaries and their statistics.")
       .def_ro("workspace_bytes", &Stats::workspace_bytes)
       .def_ro("flushes", &Stats::flushes)

@@ -11,6 +11,7 @@
 #include "memory/arena.h"
 #include "offload.h"
 #include "order.h"
+#include "pinned.h"
 
 namespace pariskv::cuda {
 namespace {
@@ -27,11 +28,15 @@ void hold_up(cudaStream_t stream, std::chrono::milliseconds* time) {
       time));
 }
 
-/** Pinned memory, so that copies to it do not wait. */
-class Pinned {
+/** Host memory as the store has it, or pinned, so that the runtime's copies to it do not wait. */
+class HostMemory {
  public:
-  Pinned() { must(cudaHostAlloc(&data_, kBytes, cudaHostAllocPortable)); }
-  ~Pinned() { cudaFreeHost(data_); }
+  enum Kind { kOurs, kPinned };
+  explicit HostMemory(Kind kind) : kind_(kind) {
+    must(kind == kOurs ? allocate_pinned(&data_, kBytes)
+                       : cudaHostAlloc(&data_, kBytes, cudaHostAllocPortable));
+  }
+  ~HostMemory() { kind_ == kOurs ? free_pinned(data_, kBytes) : cudaFreeHost(data_); }
   void* data() const { return data_; }
   int64_t count(int byte) const {
     const auto* bytes = static_cast<const unsigned char*>(data_);
@@ -39,6 +44,7 @@ class Pinned {
   }
 
  private:
+  const Kind kind_;
   void* data_ = nullptr;
 };
 
@@ -51,9 +57,9 @@ class CudaOrder : public testing::Test {
 TEST_F(CudaOrder, AnOffloadSeesWhatItsStreamWillHaveWritten) {
   const OwnStream stream;
   const test::DeviceMemory source(kBytes);
-  const Pinned target;
   Offload offload;
-  for (int round = 0; round < 3; ++round) {
+  for (int round = 0; round < 6; ++round) {
+    const HostMemory target(round % 3 == 0 ? HostMemory::kPinned : HostMemory::kOurs);
     must(cudaMemset(source.data(), kOld, kBytes));
     must(cudaDeviceSynchronize());
     hold_up(stream, &delay_);
@@ -69,7 +75,7 @@ TEST_F(CudaOrder, AnOffloadSeesWhatItsStreamWillHaveWritten) {
 TEST_F(CudaOrder, ControlWithoutTheEventACopyIsStale) {
   const OwnStream stream, other;
   const test::DeviceMemory source(kBytes);
-  const Pinned target;
+  const HostMemory target(HostMemory::kPinned);
   must(cudaMemset(source.data(), kOld, kBytes));
   must(cudaDeviceSynchronize());
   hold_up(stream, &delay_);
@@ -83,7 +89,7 @@ TEST_F(CudaOrder, ControlWithoutTheEventACopyIsStale) {
 TEST_F(CudaOrder, CopiesAreDoneInTheirOrder) {
   const OwnStream stream;
   const test::DeviceMemory source(kBytes);
-  const Pinned target;
+  const HostMemory target(HostMemory::kOurs);
   Offload offload;
   std::vector<int64_t> tickets;
   hold_up(stream, &delay_);
@@ -108,7 +114,7 @@ ArenaTraits traits() {
 }
 
 /** Reads `data` into `target` on a stream that is late. */
-void read_late(void* data, const Pinned& target, cudaStream_t stream,
+void read_late(void* data, const HostMemory& target, cudaStream_t stream,
                std::chrono::milliseconds* delay) {
   must(cudaMemset(data, kOld, kBytes));
   must(cudaDeviceSynchronize());
@@ -118,7 +124,7 @@ void read_late(void* data, const Pinned& target, cudaStream_t stream,
 
 TEST_F(CudaOrder, AFreedBlockWaitsForItsLastReader) {
   const OwnStream reader, writer;
-  const Pinned target;
+  const HostMemory target(HostMemory::kPinned);
   Arena arena(device_resource(0), 0, traits());
   {
     Order order({&arena});
@@ -141,7 +147,7 @@ TEST_F(CudaOrder, AFreedBlockWaitsForItsLastReader) {
       order.recycle(false);  // now it has passed: zeroed, and to be had again
       must(cudaDeviceSynchronize());
       const Block again = arena.allocate(int64_t(kBytes));
-      Pinned seen;
+      HostMemory seen(HostMemory::kPinned);
       must(cudaMemcpy(seen.data(), again.data(), kBytes, cudaMemcpyDeviceToHost));
       if (again.data() == address) EXPECT_EQ(seen.count(0), int64_t(kBytes));
     }
@@ -153,7 +159,7 @@ TEST_F(CudaOrder, AFreedBlockWaitsForItsLastReader) {
 
 TEST_F(CudaOrder, ControlABlockThatIsHandedOnAtOnceIsOverwritten) {
   const OwnStream reader, writer;
-  const Pinned target;
+  const HostMemory target(HostMemory::kPinned);
   const test::DeviceMemory block(kBytes);
   read_late(block.data(), target, reader, &delay_);
   must(cudaMemsetAsync(block.data(), kNew, kBytes, writer));
@@ -164,7 +170,7 @@ TEST_F(CudaOrder, ControlABlockThatIsHandedOnAtOnceIsOverwritten) {
 TEST_F(CudaOrder, ACallComesAfterTheOneBefore) {
   const OwnStream first, second;
   const test::DeviceMemory memory(kBytes);
-  const Pinned target;
+  const HostMemory target(HostMemory::kPinned);
   Arena arena(device_resource(0), 0, traits());
   Order order({&arena});
   must(cudaMemset(memory.data(), kOld, kBytes));
@@ -183,7 +189,7 @@ TEST_F(CudaOrder, ACallComesAfterTheOneBefore) {
 TEST_F(CudaOrder, ControlAStreamThatDoesNotEnterIsEarly) {
   const OwnStream first, second;
   const test::DeviceMemory memory(kBytes);
-  const Pinned target;
+  const HostMemory target(HostMemory::kPinned);
   must(cudaMemset(memory.data(), kOld, kBytes));
   must(cudaDeviceSynchronize());
   hold_up(first, &delay_);

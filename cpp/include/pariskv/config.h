@@ -32,7 +32,7 @@ struct ScheduleStep {
 
 /** Where a cache on a GPU keeps the K and V rows of retrieval zones. */
 enum class Placement : uint8_t {
-  kHost,    ///< In pinned host memory, fetched over the bus: room for far more tokens.
+  kHost,    ///< In host memory, fetched over the bus: room for far more tokens.
   kDevice,  ///< In the GPU's own memory.
 };
 
@@ -76,7 +76,7 @@ struct Config {
    * -1: twice top_k. Results are the same bits either way.
    */
   int64_t row_cache = -1;
-  int64_t host_budget = 0;  ///< In bytes, of pinned host memory for a cache on a GPU; 0: no limit.
+  int64_t host_budget = 0;  ///< In bytes, of host memory for a cache on a GPU; 0: no limit.
 
   int64_t group() const { return query_heads / kv_heads; }
 

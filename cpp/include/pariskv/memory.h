@@ -12,9 +12,9 @@
  * A resource is called from inside the cache's calls: it must not call the cache back. A cache on
  * a GPU that is given none takes memory also ahead of need, by a thread that ends with it.
  *
- * A cache on a GPU takes blocks of up to 64 MB from two resources, device memory and pinned host
- * memory, and keeps what it no longer needs for later: giving it back makes CUDA wait for
- * the device. Cache::trim does that when asked.
+ * A cache on a GPU takes blocks of up to 64 MB from two resources, device memory and host memory
+ * that the device can read, and keeps what it no longer needs for later: giving it back makes CUDA
+ * wait for the device. Cache::trim does that when asked.
  */
 #pragma once
 
@@ -47,7 +47,8 @@ std::shared_ptr<MemoryResource> heap_resource();
 struct Resources {
   std::shared_ptr<MemoryResource> host;    ///< What a cache on the CPU works in.
   std::shared_ptr<MemoryResource> device;  ///< Of the config's device: cudaMalloc and its like.
-  std::shared_ptr<MemoryResource> pinned;  ///< Host memory that the device can read.
+  /** Host memory that the device can read. Where it is mapped in small pages rows come slowly. */
+  std::shared_ptr<MemoryResource> pinned;
 };
 
 /** An arena's books, in bytes. */

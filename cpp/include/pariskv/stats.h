@@ -19,11 +19,11 @@ struct RegionCounts {
 /** What a cache holds and has done since it was made. */
 struct Stats {
   MemoryUse memory;       ///< Of the cache's device.
-  MemoryUse host_memory;  ///< Pinned host memory of a cache on a GPU.
+  MemoryUse host_memory;  ///< Host memory of a cache on a GPU.
   int64_t sequences = 0;
   int64_t tokens = 0;           ///< Over all layers and sequences.
   int64_t row_bytes = 0;        ///< K and V, in whole segments; a shared segment counts once.
-  int64_t offloaded_bytes = 0;  ///< Of those, in pinned host memory.
+  int64_t offloaded_bytes = 0;  ///< Of those, in host memory.
   int64_t summary_bytes = 0;    ///< Key summaries, in whole segments, and their statistics.
   int64_t workspace_bytes = 0;  ///< Scratch of the verbs, kept from call to call.
   int64_t flushes = 0;          ///< Times that tokens moved to a retrieval zone while decoding.

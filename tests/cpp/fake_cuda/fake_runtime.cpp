@@ -93,6 +93,8 @@ cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) { return cudaMall
 cudaError_t cudaMallocManaged(void** data, size_t bytes, unsigned) {
   ++pariskv::test::pinned_by_me();
   const std::lock_guard<std::mutex> lock(managed_lock);
+  static int calls = 0;
+  if (calls++ % 4 == 3) return cudaErrorMemoryAllocation;
   return cudaMalloc(data, bytes), managed().insert(*data), cudaSuccess;
 }
 cudaError_t cudaMemAdvise(const void*, size_t, cudaMemoryAdvise, cudaMemLocation) {
