@@ -292,12 +292,8 @@ struct Estimate {
 /** Blocks that rehearse: the first ones, which are there first. */
 constexpr uint32_t kRehearsing = 8;
 
-/** Two blocks of the scan leave room for one with 96. */
-template <int kWords>
-constexpr int kEstimateRegisters = kWords == 8 ? 128 : 96;
-
 template <typename Element, int kWords>
-__global__ void __maxnreg__(kEstimateRegisters<kWords>)
+__global__ void __maxnreg__(kRegistersBesideScan<kWords>)
     estimate_kernel(const __grid_constant__ DecodeLaunch launch) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& space = *reinterpret_cast<EstimateSpace<kWords>*>(shared);

@@ -76,12 +76,8 @@ struct Resident {
   }
 };
 
-/** Two blocks of the scan leave room for one with 96. */
-template <int kWords>
-constexpr int kResidentRegisters = kWords == 8 ? 128 : 96;
-
 template <typename Element, int kWords>
-__global__ void __maxnreg__(kResidentRegisters<kWords>)
+__global__ void __maxnreg__(kRegistersBesideScan<kWords>)
     resident_kernel(const __grid_constant__ DecodeLaunch launch) {
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ HeadContext context;

@@ -23,6 +23,10 @@ struct DecodeLaunch {
   int shared_bytes;  // that a block has
 };
 
+/** Registers of a thread: two blocks of the scan leave room for one with 96. */
+template <int kWords>
+constexpr int kRegistersBesideScan = kWords == 8 ? 128 : 96;
+
 /** The scratch of one head of one lane. */
 struct HeadScratch {
   uint8_t* scores;
