@@ -70,7 +70,7 @@ def timed(records: Iterable[dict[str, Any]]) -> list[Timed]:
 
 
 def _of_one_tree(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of the commit that most are of: a front of different trees would show their distance."""
+    """Those of the commit that most are of: a front of several trees would show their distance."""
     commits = [_said(record) for record in records]
     return [
         record for record, commit in zip(records, commits, strict=True) if commit == mode(commits)
