@@ -4,8 +4,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <string>
 
 #include "pinned.h"
 #include "runtime.h"
@@ -56,27 +54,15 @@ int64_t find_number(const std::string& path, const char* start) {
 }
 
 /** What the control group of this process may still take; negative when it has no limit. */
-int64_t left_to_group() {
+int64_t left_to_group(const std::string& root) {
   std::string group;
-  if (!find_line("/proc/self/cgroup", "0::", group)) return -1;
-  const std::string file = "/sys/fs/cgroup" + group + "/memory.";
+  if (!find_line(root + "/proc/self/cgroup", "0::", group)) return -1;
+  const std::string file = root + "/sys/fs/cgroup" + group + "/memory.";
   const int64_t most = find_number(file + "max", ""), used = find_number(file + "current", "");
   if (most < 0 || used < 0) return -1;
   // Files that were read are given back when there is need.
   const int64_t files = std::max<int64_t>(find_number(file + "stat", "inactive_file "), 0);
   return std::max<int64_t>(most - used + files, 0);
-}
-
-/**
- * Bytes that the system could still give without swapping; negative when it does not say. Such
- * pages are never swapped out: taking more than these starves everybody, or gets a process killed
- * whose group may not have more.
- */
-int64_t available_host_bytes() {
-  int64_t available = find_number("/proc/meminfo", "MemAvailable:");
-  if (available >= 0) available *= 1024;  // the file says kB
-  const int64_t left = left_to_group();
-  return left >= 0 && (available < 0 || left < available) ? left : available;
 }
 
 class PinnedResource : public MemoryResource {
@@ -86,7 +72,7 @@ class PinnedResource : public MemoryResource {
   void* allocate(std::size_t bytes, std::size_t) override {
     // What is left to the rest of the system: pages in use must not be driven out.
     constexpr int64_t kReserve = int64_t{512} << 20;
-    const int64_t available = available_host_bytes();
+    const int64_t available = available_host_bytes("");
     if (available >= 0 && int64_t(bytes) > available - kReserve) return nullptr;
     const DeviceGuard guard(device_);
     void* data = nullptr;
@@ -102,6 +88,13 @@ class PinnedResource : public MemoryResource {
 };
 
 }  // namespace
+
+int64_t available_host_bytes(const std::string& root) {
+  int64_t available = find_number(root + "/proc/meminfo", "MemAvailable:");
+  if (available >= 0) available *= 1024;  // the file says kB
+  const int64_t left = left_to_group(root);
+  return left >= 0 && (available < 0 || left < available) ? left : available;
+}
 
 std::shared_ptr<MemoryResource> device_resource(int32_t device) {
   return std::make_shared<DeviceResource>(device);
