@@ -71,10 +71,8 @@ def timed(records: Iterable[dict[str, Any]]) -> list[Timed]:
 
 def _of_one_tree(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those of the commit that most are of: a front of several trees would show their distance."""
-    commits = [_said(record) for record in records]
-    return [
-        record for record, commit in zip(records, commits, strict=True) if commit == mode(commits)
-    ]
+    usual = mode(map(_said, records)) if records else ""
+    return [record for record in records if _said(record) == usual]
 
 
 def load(synthetic: str | None = None, lm: Path | None = None) -> Sources:

@@ -20,7 +20,7 @@ namespace {
 constexpr int kClusters = 5;  // of 1, 2, 4, 8 and 16 blocks
 constexpr int kScansPerProcessor = 2;
 constexpr int kEstimatesPerProcessor = 2;
-constexpr int kScanBytes = 56 << 10;  // half of what a block of the next kernel leaves
+constexpr int kScanBytes = 56 << 10;  // half of what a block that estimates leaves
 constexpr int kTakeBytes = 92 << 10;  // two blocks on a processor, or one beside the one before
 
 /** What a device can do with the kernels of one instance. */

@@ -3,8 +3,8 @@
  * stays valid while sequences grow: the host writes these tables, in stream order, and a
  * launch names only where they are.
  *
- * A sequence is an array of SequenceView, one per layer, whose pointers lead to device or pinned
- * memory. A lane is one row of a batch: which sequence it decodes, and its scratch.
+ * A sequence is an array of SequenceView, one per layer, whose pointers lead to memory of the
+ * device or the host. A lane is one row of a batch: which sequence it decodes, and its scratch.
  */
 #pragma once
 
