@@ -232,12 +232,14 @@ void CudaBackend::reserve_lane(int64_t row, const DecodeArgs& args, const Sequen
     if (sequence.candidates > lane.candidate_capacity) {
       lane.candidate_capacity = roomy(sequence.candidates);
     }
-    const int64_t bytes = scratch_layout(args.shape, args.rules.searchers, args.rules.top_k,
-                                         args.rules.scorer == Scorer::kVotes, lane.zone_capacity,
-                                         lane.candidate_capacity)
-                              .bytes;
-    host.scratch = arena_.allocate(bytes);
+    const ScratchLayout layout = scratch_layout(args.shape, args.rules.searchers, args.rules.top_k,
+                                                args.rules.scorer == Scorer::kVotes,
+                                                lane.zone_capacity, lane.candidate_capacity);
+    host.scratch = arena_.allocate(layout.bytes);
     lane.scratch = host.scratch.as<char>();
+    // Blocks of a step wait for its token here: whatever lies there must not look like one.
+    auto* scanned = reinterpret_cast<uint64_t*>(lane.scratch + layout.scanned);
+    for (int64_t i = 0; i < layout.scanned_bytes / 8; ++i) poke(scanned + i, 0);
   }
   tell_lane(row, lane);
 }

@@ -2,6 +2,7 @@
 // attended to, candidates estimated, the best rows attended to. Each may take its place on the
 // device while the one before it is still at work.
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -20,6 +21,7 @@ namespace {
 constexpr int kClusters = 5;  // of 1, 2, 4, 8 and 16 blocks
 constexpr int kScansPerProcessor = 2;
 constexpr int kEstimatesPerProcessor = 2;
+constexpr int kRehearsing = 8;        // blocks that bring the code of estimates
 constexpr int kScanBytes = 56 << 10;  // half of what a block that estimates leaves
 constexpr int kTakeBytes = 92 << 10;  // two blocks on a processor, or one beside the one before
 
@@ -36,9 +38,9 @@ struct Launch {
   cudaLaunchConfig_t config{};
   cudaLaunchAttribute attributes[2] = {};
 
-  Launch(int64_t blocks, int shared_bytes, cudaStream_t stream) {
+  Launch(int64_t blocks, int shared_bytes, cudaStream_t stream, int threads = device::kThreads) {
     config.gridDim = dim3(unsigned(blocks));
-    config.blockDim = dim3(device::kThreads);
+    config.blockDim = dim3(unsigned(threads));
     config.dynamicSmemBytes = size_t(shared_bytes);
     config.stream = stream;
     config.attrs = attributes;
@@ -81,10 +83,10 @@ Fit measure(const DecodeKernels& kernels, int index) {
   for (const void* kernel : {kernels.scan, kernels.estimate, kernels.take}) {
     allow(kernel, fit.shared_bytes);
   }
-  allow(kernels.resident, kernels.resident_bytes);
+  for (const void* kernel : kernels.resident) allow(kernel, kernels.resident_bytes);
   // Blocks of one meet blocks of the next: all must want the memory cut alike.
-  for (const void* kernel : {kernels.window, kernels.votes, kernels.scan, kernels.resident,
-                             kernels.estimate, kernels.take}) {
+  for (const void* kernel : {kernels.window, kernels.votes, kernels.scan, kernels.resident[0],
+                             kernels.resident[1], kernels.estimate, kernels.take}) {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                cudaSharedmemCarveoutMaxShared),
           "give the decode kernels their shared memory");
@@ -158,6 +160,14 @@ int plan_scan(const DecodeKernels& kernels, const Fit& fit, DecodeLaunch& launch
   return kernels.scan_space + launch.stages * kernels.stage_bytes + tables;
 }
 
+/** What blocks of a step call it among themselves. */
+uint32_t next_token() {
+  static std::atomic<uint32_t> last{0};
+  uint32_t token = 0;
+  while (token == 0) token = ++last;
+  return token;
+}
+
 }  // namespace
 
 void launch_decode(const DecodeCall& call, cudaStream_t stream) {
@@ -173,7 +183,10 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
   launch.team = blocks_per_head(fit, heads, device::kMostScans, kScansPerProcessor);
   launch.share = blocks_per_head(fit, heads, device::kSlices, kEstimatesPerProcessor);
   launch.resident = std::min(launch.share, device::kParts);
-  launch.attending = blocks_per_head(fit, heads, device::kParts, 1);
+  const int64_t room = int64_t(fit.multiprocessors) * kEstimatesPerProcessor - heads * launch.share;
+  launch.rehearsing =
+      fit.early ? int(std::clamp<int64_t>(room, 0, std::min<int64_t>(kRehearsing, heads))) : 0;
+  launch.token = runs(kScan) ? next_token() : 0;
   const int scan_bytes = plan_scan(kernels, fit, launch);
   if (runs(kScan)) {
     if (call.scorer == Scorer::kVotes) {
@@ -188,10 +201,11 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
         .run(kernels.scan, launch, "decode: scan");
   }
   if (runs(kEstimate)) {
-    Launch(heads * launch.resident, kernels.resident_bytes, stream)
+    Launch(heads * launch.resident, kernels.resident_bytes, stream, kernels.resident_threads)
         .early(fit.early && runs(kScan))
-        .run(kernels.resident, launch, "decode: resident rows");
-    Launch(heads * launch.share, kernels.estimate_bytes, stream)
+        .run(kernels.resident[device::kParts / launch.resident >= kManyParts], launch,
+             "decode: resident rows");
+    Launch(launch.rehearsing + heads * launch.share, kernels.estimate_bytes, stream)
         .early(fit.early)
         .run(kernels.estimate, launch, "decode: estimate");
   }

@@ -1,6 +1,6 @@
 /**
  * The step after the scan: every head's candidates are found and their logits estimated. Blocks
- * that are there before the scan is done look at queries meanwhile, and a few of them rehearse.
+ * that are there before the scan is done look at queries meanwhile; a few besides rehearse.
  */
 #pragma once
 
@@ -21,10 +21,11 @@ constexpr int kKnownSegments = 1024;
 template <int kWords>
 struct EstimateSpace {
   HeadContext context;
-  device::Mass masses[2][4][device::kWarps];              // of a slice, by turns
+  device::SliceMasses masses;
   device::KeyPlace places[3][device::kGathered<kWords>];  // of chunks, by turns
   uint8_t* segments[kKnownSegments];                      // from the first of the zone on
   int32_t offsets[kListed];                               // of the first candidates
+  device::LevelTable::Copies levels;
   alignas(16) float queries[4][device::EstimateQueries<kWords>::kPitch];  // rotated
   uint8_t samples[int(kSampledKeys)];                                     // scores of this block's
   int threshold;  // what a candidate scores, at least
@@ -41,6 +42,7 @@ struct Estimate {
   EstimateSpace<kWords>& space;
   HeadBlock<Element, kWords> block;
   int share, rank;  // the blocks of a head, which share its slices, and this one of them
+  bool rehearses;
 
   __device__ __forceinline__ char* room() const {
     return reinterpret_cast<char*>(&space) + (sizeof space + 127) / 128 * 128;
@@ -58,6 +60,21 @@ struct Estimate {
     for (int i = int(threadIdx.x); i < count; i += device::kThreads) {
       space.segments[i] = zone.summaries[first + i];
     }
+  }
+
+  /**
+   * Until all keys of the head are scored. Nobody waits for the kernel before, which may still be
+   * at work for others: all blocks that scan have their place on the device by now. Ends with a
+   * barrier.
+   */
+  __device__ __forceinline__ void await_scans() const {
+    if (launch.token == 0) {
+      device::wait_for_predecessor();
+    } else if (int(threadIdx.x) < launch.team) {
+      while (device::told(block.context.scratch.scanned + threadIdx.x) != launch.token) {
+      }
+    }
+    __syncthreads();
   }
 
   /** Finds the candidates of this block's slices; returns how many the head has. Ends with a
@@ -94,40 +111,23 @@ struct Estimate {
     return first_slice() + device::kSlices / share;
   }
 
-  /** Keys that are brought together: candidates of one slice, and at its end its samples. */
+  /** Keys that are brought together: some tiles, counted from this block's first one. */
   struct Chunk {
-    int slice, end_slice;
-    int at, end;  // of the slice, among all candidates; samples included
-    int all;
+    int tile, end;
 
     __device__ __forceinline__ int count() const {
-      return min(end - at, device::kGathered<kWords>);
+      return min(end - tile, device::kGathered<kWords> / device::kTileKeys);
     }
-    __device__ __forceinline__ int end_of_candidates() const { return end - kSamplesOfSlice; }
-    __device__ __forceinline__ int candidates() const {
-      return min(max(end_of_candidates() - at, 0), count());
-    }
-    __device__ __forceinline__ bool left() const { return slice < end_slice; }
-    __device__ __forceinline__ bool last_of_slice() const {
-      return at + device::kGathered<kWords> >= end;
-    }
-    /** To the first keys of a slice. */
-    __device__ __forceinline__ void start(int first) {
-      slice = first;
-      at = device::slice_begin(all, slice);
-      end = device::slice_begin(all, slice + 1) + kSamplesOfSlice;
-    }
-    __device__ __forceinline__ void advance() {
-      at += device::kGathered<kWords>;
-      if (at >= end) start(slice + 1);
+    __device__ __forceinline__ bool left() const { return tile < end; }
+    __device__ __forceinline__ Chunk next() const {
+      return {tile + device::kGathered<kWords> / device::kTileKeys, end};
     }
   };
 
-  /** Of a candidate, from the zone's begin. */
-  __device__ __forceinline__ int offset_of(const Chunk& chunk, int index) const {
-    const int listed = index - device::slice_begin(chunk.all, first_slice());
+  /** Of a candidate, from the zone's begin; `listed` counts from this block's first one. */
+  __device__ __forceinline__ int offset_of(int candidate, int listed) const {
     return listed < kListed ? space.offsets[listed]
-                            : __ldcg(block.context.scratch.candidates + index);
+                            : __ldcg(block.context.scratch.candidates + candidate);
   }
   __device__ __forceinline__ int sampled() const {
     return min(block.context.zone.end - block.context.zone.begin, int(kSampledKeys));
@@ -151,27 +151,41 @@ struct Estimate {
     return score > 0 && score < space.threshold ? place_of_sample(sample) : -1;
   }
 
-  /** Looks up where the keys of a chunk are. To be followed by a barrier. */
-  __device__ __forceinline__ void locate(const Chunk& chunk, int turn) const {
-    if (!chunk.left() || int(threadIdx.x) >= chunk.count()) return;
-    const device::Zone& zone = block.context.zone;
-    const int index = chunk.at + int(threadIdx.x), sample = index - chunk.end_of_candidates();
-    const int offset = sample < 0 ? offset_of(chunk, index)
-                                  : offset_of_sample(chunk.slice * kSamplesOfSlice + sample);
+  /** Looks up where the keys of a chunk are: of each slice the candidates, then the samples. To be
+   * followed by a barrier. */
+  __device__ __forceinline__ void locate(const Chunk& chunk, int turn, int candidates,
+                                         const device::Tiles& tiles) const {
+    const int in_chunk = int(threadIdx.x) / device::kTileKeys;
+    if (!chunk.left() || in_chunk >= chunk.count()) return;
+    const uint32_t tile = uint32_t(chunk.tile + in_chunk);
+    const int of_block = int(tile / uint32_t(tiles.of_slice));
+    const int slice = first_slice() + of_block;
+    const int first = device::slice_begin(candidates, slice);
+    const int end = device::slice_begin(candidates, slice + 1);
+    const int candidate = first + (int(tile) - of_block * tiles.of_slice) * device::kTileKeys +
+                          int(threadIdx.x) % device::kTileKeys;
+    int offset = -1, name = -1;
+    if (candidate < end) {
+      offset = offset_of(candidate, candidate - device::slice_begin(candidates, first_slice()));
+      name = candidate;
+    } else if (candidate < end + kSamplesOfSlice) {
+      offset = offset_of_sample(slice * kSamplesOfSlice + candidate - end);
+    }
     device::KeyPlace& place = space.places[turn % 3][threadIdx.x];
     if (offset < 0) {
-      place = {nullptr, 0};
+      place = {nullptr, 0, -1};
       return;
     }
+    const device::Zone& zone = block.context.zone;
     const int2 at = device::split_position(zone, zone.begin + offset);
     const int known = at.x - first_segment();
-    place = {known < kKnownSegments ? space.segments[known] : zone.summaries[at.x], at.y};
+    place = {known < kKnownSegments ? space.segments[known] : zone.summaries[at.x], at.y, name};
   }
   /** Sets a chunk that has been located on its way. */
   __device__ __forceinline__ void bring(const Chunk& chunk, int turn,
                                         const device::Gather<kWords>& gather) const {
     if (chunk.left()) {
-      gather.start(space.places[turn % 3], chunk.count(), half(turn));
+      gather.start(space.places[turn % 3], chunk.count() * device::kTileKeys, half(turn));
     }
     device::close_stage();
   }
@@ -206,110 +220,99 @@ struct Estimate {
   }
 
   /**
-   * Logits of the candidates in slices from this block's first one to `end`, and their masses, for
-   * up to four queries from `from` on.
+   * Logits of the candidates in this block's slices, and their masses, for up to four queries from
+   * `from` on.
    */
-  __device__ __forceinline__ void estimate(int candidates, int end, int from,
-                                           const Queries& queries, const device::LevelTable& levels,
+  __device__ __forceinline__ void estimate(int candidates, int from, const Queries& queries,
+                                           const device::LevelTable& levels,
                                            const device::Gather<kWords>& gather) const {
     const HeadScratch& scratch = block.context.scratch;
-    const int heads = heads_from(from);
-    float* out = scratch.estimates + from * scratch.candidate_capacity;
+    const int zone_keys = block.context.zone.end - block.context.zone.begin;
+    const device::EstimateOutput out{scratch.estimates + from * scratch.candidate_capacity,
+                                     int(scratch.candidate_capacity), heads_from(from),
+                                     block.call.logits.softcap,
+                                     logf(__fdiv_rn(float(zone_keys), float(sampled())))};
+    const device::Tiles tiles(candidates, kSamplesOfSlice);
+    const int slices = rehearses ? 1 : end_slice() - first_slice();
     // Three chunks at a time: one is located, one is on its way, one is worked on.
-    Chunk chunk{0, end, 0, 0, candidates};
-    chunk.start(first_slice());
-    Chunk next = chunk;
-    next.advance();
-    locate(chunk, 0);
-    locate(next, 1);
+    Chunk chunk{0, slices * tiles.of_slice};
+    locate(chunk, 0, candidates, tiles);
+    locate(chunk.next(), 1, candidates, tiles);
     __syncthreads();
     bring(chunk, 0, gather);
-    device::Mass* sums = scratch.masses + from + int(threadIdx.x);  // of the threads that add up
-    const int zone_keys = block.context.zone.end - block.context.zone.begin;
-    const float log_weight = logf(__fdiv_rn(float(zone_keys), float(sampled())));
-    device::TwoMasses masses;
-    masses.clear();
+    device::MassesOfWarp masses(tiles);
 #pragma unroll 1
     for (int turn = 0; chunk.left(); ++turn) {
+      const Chunk next = chunk.next();
       bring(next, turn + 1, gather);
-      Chunk third = next;
-      if (third.left()) third.advance();
-      locate(third, turn + 2);
+      locate(next.next(), turn + 2, candidates, tiles);
       device::await_stage<1>();
       __syncthreads();
-      device::estimate<kWords>(queries, levels, half(turn), space.places[turn % 3], chunk.count(),
-                               chunk.candidates(), log_weight, block.call.logits.softcap, heads,
-                               out + chunk.at, scratch.candidate_capacity, masses);
-      const bool ends = chunk.last_of_slice();
-      auto& of_warps = space.masses[chunk.slice % 2];
-      if (ends) {
-        masses.add_lanes();
-        if (device::lane_id() < 2) {
-          of_warps[2 * device::lane_id()][device::warp_id()] = masses.of[0];
-          of_warps[2 * device::lane_id() + 1][device::warp_id()] = masses.of[1];
-        }
-        masses.clear();
-      }
+      device::estimate<kWords>(queries, levels, half(turn), space.places[turn % 3], chunk.tile,
+                               chunk.count(), first_slice() * tiles.of_slice, tiles, out, masses,
+                               space.masses);
       __syncthreads();
-      if (ends && int(threadIdx.x) < heads) {
-        sums[chunk.slice * block.context.shape.group] = device::sum_of(of_warps[threadIdx.x]);
-      }
       chunk = next;
-      next = third;
     }
     device::await_stage<0>();
+    masses.advance(chunk.end, tiles, space.masses);
+    __syncthreads();
+    if (rehearses) return;
+    for (int i = int(threadIdx.x); i < slices * out.heads; i += device::kThreads) {
+      const int slice = i / out.heads, head = i % out.heads;
+      scratch.masses[(first_slice() + slice) * block.context.shape.group + from + head] =
+          device::sum_of(space.masses[slice][head]);
+    }
   }
 
   /**
    * Finds candidates and estimates them, once all keys are scored; what needs no scores comes
-   * before. Who is `early` also rehearses, on no candidates: the code is there when it is needed.
+   * before. Who `rehearses` does the latter with no candidates.
    */
-  __device__ __forceinline__ void run(bool early) const {
+  __device__ __forceinline__ void run() const {
     Queries queries;
     device::LevelTable levels;
-    levels.load(launch.call.codec.centres);
+    device::LevelTable::copy(launch.call.codec.centres, space.levels);
     const device::Gather<kWords> gather(block.context.zone);
     if (int(threadIdx.x) < int(kSampledKeys)) space.samples[threadIdx.x] = 0;
     int candidates = 0;
 #pragma unroll 1
-    for (int pass = -1; 4 * pass < block.searchers(); ++pass) {
-      const int from = 4 * max(pass, 0);
-      if (pass != 0) {
-        __syncthreads();
-        prepare(from, queries);
-      }
-      if (pass == 0) {
-        device::wait_for_predecessor();
+    for (int from = 0; from < block.searchers(); from += 4) {
+      if (from > 0) __syncthreads();
+      prepare(from, queries);
+      levels.load(space.levels);
+      if (from == 0 && !rehearses) {
+        await_scans();
         candidates = select();
       }
-      if (pass < 0 && !early) continue;
-      estimate(candidates, pass < 0 ? first_slice() + 1 : end_slice(), from, queries, levels,
-               gather);
+      estimate(candidates, from, queries, levels, gather);
+      if (rehearses) break;
     }
+    // Whoever ends has waited: else the kernel might end before the one that it follows.
+    device::wait_for_predecessor();
   }
 };
-
-/** Blocks that rehearse: the first ones, which are there first. */
-constexpr uint32_t kRehearsing = 8;
 
 template <typename Element, int kWords>
 __global__ void __maxnreg__(kRegistersBesideScan<kWords>)
     estimate_kernel(const __grid_constant__ DecodeLaunch launch) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& space = *reinterpret_cast<EstimateSpace<kWords>*>(shared);
-  const uint32_t share = uint32_t(launch.share);
+  const uint32_t share = uint32_t(launch.share), rehearsing = uint32_t(launch.rehearsing);
+  // Blocks that are there first and have nothing to do bring the code for the others.
+  const bool rehearses = blockIdx.x < rehearsing;
+  const uint32_t head = rehearses ? blockIdx.x : (blockIdx.x - rehearsing) / share;
+  const int rank = rehearses ? 0 : int((blockIdx.x - rehearsing) % share);
   device::let_successor_start();
-  // Whoever ends has waited: else the kernel might end before the one that it follows.
-  if (!find_context<Element>(launch.call, blockIdx.x / share, space.context)) {
+  if (!find_context<Element>(launch.call, head, space.context)) {
     return device::wait_for_predecessor();
   }
   __syncthreads();
   const HeadBlock<Element, kWords> block{launch.call, space.context};
   if (!block.searches()) return device::wait_for_predecessor();
-  const Estimate<Element, kWords> estimate{launch, space, block, int(share),
-                                           int(blockIdx.x % share)};
+  const Estimate<Element, kWords> estimate{launch, space, block, int(share), rank, rehearses};
   estimate.load_segments();
-  estimate.run(blockIdx.x < kRehearsing);
+  estimate.run();
 }
 
 }  // namespace pariskv::cuda

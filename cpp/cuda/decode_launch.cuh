@@ -11,9 +11,10 @@ namespace pariskv::cuda {
 
 /** The kernels of one instance, and what their shared memory holds. */
 struct DecodeKernels {
-  const void *window, *scan, *votes, *resident, *estimate, *take;
+  const void *window, *scan, *votes, *estimate, *take;
+  const void* resident[2];                   // for few parts per block, and for many
   int scan_space, stage_bytes, table_bytes;  // of the scan: fixed, a stage of all warps, a table
-  int resident_bytes, estimate_bytes;
+  int resident_threads, resident_bytes, estimate_bytes;
   int take_space, take_least;  // of the last: fixed, and the least room after it
 };
 
@@ -23,13 +24,16 @@ DecodeKernels kernels_of() {
   return {reinterpret_cast<const void*>(window_kernel<Element, kWords>),
           reinterpret_cast<const void*>(scan_kernel<Element, kWords>),
           reinterpret_cast<const void*>(vote_kernel<Element, kWords>),
-          reinterpret_cast<const void*>(resident_kernel<Element, kWords>),
           reinterpret_cast<const void*>(estimate_kernel<Element, kWords>),
           reinterpret_cast<const void*>(take_kernel<Element, kWords>),
+          {reinterpret_cast<const void*>(resident_kernel<Element, kWords, false>),
+           reinterpret_cast<const void*>(
+               resident_kernel<Element, kWords, kTakesMany<Element, kWords>>)},
           padded(sizeof(ScanSpace<kWords>)),
           device::kWarps * device::kUnitBytes<kWords>,
           kTableBytes<kWords>,
-          padded(kResidentBytes<kWords>),
+          kResidentThreads<Element>,
+          padded(kResidentBytes<Element, kWords>),
           padded(sizeof(EstimateSpace<kWords>)) + kEstimateBytes<kWords>,
           padded(sizeof(TakeSpace<kWords>)),
           padded(device::kMergeBytes<kWords>) + 2 * device::kTileBytes};

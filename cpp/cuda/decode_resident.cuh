@@ -4,17 +4,23 @@
  */
 #pragma once
 
-#include <algorithm>
-
 #include "decode_space.cuh"
 #include "device/attend_direct.cuh"
 
 namespace pariskv::cuda {
 
+/** Whether rows go straight to the tensor cores. */
+template <typename Element>
+constexpr bool kDirect = sizeof(Element) == 2;
+/** Small blocks, where they can be: one fits beside two that estimate, two beside two that scan. */
+template <typename Element>
+constexpr int kResidentThreads = kDirect<Element> ? device::kDirectThreads : device::kThreads;
+
 /** Shared memory that attention to resident rows needs. */
-template <int kWords>
-constexpr int kResidentBytes = std::max(int(sizeof(device::DirectSpace<kWords, uint16_t>)),
-                                        device::kMergeBytes<kWords> + 128 + 2 * device::kTileBytes);
+template <typename Element, int kWords>
+constexpr int kResidentBytes =
+    kDirect<Element> ? int(sizeof(device::DirectSpace<kWords, Element>))
+                     : (device::kMergeBytes<kWords> + 127) / 128 * 128 + 2 * device::kTileBytes;
 
 /** Row i of those that are resident: before the zone, then after it. */
 template <typename Element, int kWords>
@@ -26,7 +32,7 @@ struct ResidentRows {
   }
 };
 
-template <typename Element, int kWords>
+template <typename Element, int kWords, bool kMany>
 struct Resident {
   const HeadBlock<Element, kWords>& block;
   device::Cluster team;  // the blocks that share the parts of the rows; they never meet
@@ -38,13 +44,13 @@ struct Resident {
     if (block.call.k.data == nullptr || team.rank != team.size - 1) return;
     const int dim = block.context.shape.head_dim;
     auto* to = reinterpret_cast<Element*>(block.row_at(block.context.total - 1));
-    for (int d = int(threadIdx.x); d < 2 * dim; d += device::kThreads) {
+    for (int d = int(threadIdx.x); d < 2 * dim; d += kResidentThreads<Element>) {
       to[d] = d < dim ? block.at(block.call.k, block.context.head)[d]
                       : block.at(block.call.v, block.context.head)[d - dim];
     }
   }
 
-  /** Attention to this block's share of the rows. Ends with a barrier. */
+  /** Attention to this block's share of the rows. */
   __device__ __forceinline__ void attend() const {
     // Without a search the zone is resident like the rest.
     const device::Zone& zone = block.context.zone;
@@ -58,25 +64,31 @@ struct Resident {
     const Rows rows{block, zone.begin, gap};
     float* out = block.context.scratch.resident;
     store_new_row();
-    if constexpr (sizeof(Element) == 2) {
+    if constexpr (kDirect<Element>) {
       device::DirectAttention<kWords, Element, Rows> attention(
           block.context.shape, team, *reinterpret_cast<device::DirectSpace<kWords, Element>*>(room),
           count, new_row, rows);
-      attention.run(block.queries(), block.call.q.stride_j, out);
+      attention.template run<kMany>(block.queries(), block.call.q.stride_j, out);
     } else {
       device::init_row_barriers(barriers);
       __syncthreads();
       auto* merge = reinterpret_cast<float*>(room);
       char* slots = room + (device::kMergeBytes<kWords> + 127) / 128 * 128;
       device::RowAttention<kWords, Element, Rows> attention(
-          block.context.shape, team, slots, int(room + kResidentBytes<kWords> - slots), barriers,
-          count, new_row, rows);
+          block.context.shape, team, slots, int(room + kResidentBytes<Element, kWords> - slots),
+          barriers, count, new_row, rows);
       attention.run(block.queries(), block.call.q.stride_j, out, merge);
     }
   }
 };
 
+/** A block with so many parts gives each to a warp. */
+constexpr int kManyParts = device::kDirectWarps;
+/** Not where rows come through shared memory, nor of 256 dimensions: too many for a warp. */
 template <typename Element, int kWords>
+constexpr bool kTakesMany = kDirect<Element> && kWords < 8;
+
+template <typename Element, int kWords, bool kMany>
 __global__ void __maxnreg__(kRegistersBesideScan<kWords>)
     resident_kernel(const __grid_constant__ DecodeLaunch launch) {
   extern __shared__ __align__(128) unsigned char shared[];
@@ -89,12 +101,9 @@ __global__ void __maxnreg__(kRegistersBesideScan<kWords>)
   if (find_context<Element>(launch.call, blockIdx.x % heads, context)) {
     __syncthreads();
     const HeadBlock<Element, kWords> block{launch.call, context};
-    // Without a search nobody has anything else to do.
-    const int attending = block.searches() ? launch.attending : int(team);
-    if (rank < attending) {
-      Resident<Element, kWords>{block, {attending, rank}, reinterpret_cast<char*>(shared), barriers}
-          .attend();
-    }
+    Resident<Element, kWords, kMany>{
+        block, {int(team), rank}, reinterpret_cast<char*>(shared), barriers}
+        .attend();
   }
   // One that ends after the scan is enough: until then this kernel has not ended.
   if (blockIdx.x == 0) device::wait_for_predecessor();

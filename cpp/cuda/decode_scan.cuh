@@ -122,7 +122,10 @@ struct Scan {
       run_signs(ring, begin, end);
     }
     __syncwarp();
-    device::write_counts(space.histogram, block.context.scratch.counts + rank);
+    const HeadScratch& scratch = block.context.scratch;
+    device::write_counts(space.histogram, scratch.counts + rank);
+    __syncthreads();
+    if (threadIdx.x == 0) device::tell(scratch.scanned + rank, launch.token);
   }
 };
 

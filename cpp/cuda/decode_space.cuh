@@ -17,13 +17,14 @@ struct DecodeLaunch {
   int team;          // blocks per kv head: of a scan, or the cluster that takes rows
   int share;         // blocks per kv head that estimate
   int resident;      // blocks per kv head for resident rows
-  int attending;     // the first of them, which start beside the scan: of a head that searches
+  int rehearsing;    // blocks besides, ahead of those
+  uint32_t token;    // of this step; 0: it has no scan
   int stages;        // of a scan: units that a warp has under way
   int packed;        // of a scan by votes: four searchers at a time
   int shared_bytes;  // that a block has
 };
 
-/** Registers of a thread: two blocks of the scan leave room for one with 96. */
+/** Registers of a thread: two blocks of the scan leave room for 256 threads with 96. */
 template <int kWords>
 constexpr int kRegistersBesideScan = kWords == 8 ? 128 : 96;
 
@@ -31,6 +32,7 @@ constexpr int kRegistersBesideScan = kWords == 8 ? 128 : 96;
 struct HeadScratch {
   uint8_t* scores;
   device::ScanCounts* counts;  // (kMostScans)
+  uint32_t* scanned;           // (kMostScans)
   device::Mass* masses;        // (kSlices, group)
   int* windows;                // (group, kWindowRows) logits in steps
   uint8_t* votes;
@@ -97,6 +99,8 @@ __host__ __device__ inline ScratchLayout layout_scratch(const ModelShape& shape,
   at.score_stride = (zone_capacity + 2 * kScoreAlignment) / kScoreAlignment * kScoreAlignment;
   at.scores = take(heads * at.score_stride);
   at.counts = take(heads * device::kMostScans * int64_t(sizeof(device::ScanCounts)));
+  at.scanned_bytes = heads * device::kMostScans * 4;
+  at.scanned = take(at.scanned_bytes);
   at.masses = take(heads * device::kSlices * shape.group * 8);
   at.windows = take(heads * shape.group * device::kWindowRows * 4);
   at.votes = take(votes ? heads * searchers * shape.rotated_dim / kSubspaceDim * 256 : 0);
@@ -127,6 +131,7 @@ __device__ inline HeadScratch scratch_of(const DecodeCall& call, const Lane& lan
   scratch.scores = reinterpret_cast<uint8_t*>(base + at.scores) + head * at.score_stride;
   scratch.counts =
       reinterpret_cast<device::ScanCounts*>(base + at.counts) + head * device::kMostScans;
+  scratch.scanned = reinterpret_cast<uint32_t*>(base + at.scanned) + head * device::kMostScans;
   scratch.masses =
       reinterpret_cast<device::Mass*>(base + at.masses) + head * device::kSlices * shape.group;
   scratch.windows =

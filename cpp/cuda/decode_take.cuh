@@ -1,5 +1,5 @@
 /**
- * The third kernel of a decode: what each candidate is worth, the best rows, attention to them, the
+ * The last kernel of a decode: what each candidate is worth, the best rows, attention to them, the
  * output. A cluster of blocks per head.
  */
 #pragma once
@@ -261,6 +261,9 @@ struct Take {
 
   __device__ __forceinline__ void run() const {
     if (block.searches()) {
+      if (cluster.rank == 0 && int(threadIdx.x) < device::kMostScans) {
+        block.context.scratch.scanned[threadIdx.x] = 0;  // so that a graph can be replayed
+      }
       const int candidates = __ldcg(block.context.scratch.candidate_count);
       select(candidates);
       attend(wanted(candidates));

@@ -22,6 +22,7 @@ struct ScratchLayout {
   int64_t scores;           // (heads, score_stride) uint8: the key at `offset` of the zone has its
                             // score at offset + zone_begin % kScoreAlignment
   int64_t counts;           // (heads, blocks that scan a head) ScanCounts
+  int64_t scanned;          // (heads, blocks that scan a head) uint32: the step's token, once done
   int64_t masses;           // (heads, slices, group, 2) float: maximum, sum of estimates
   int64_t windows;          // (heads, group, rows of a window) int32: logits in steps
   int64_t votes;            // (heads, searchers, subspaces, 256) uint8
@@ -38,6 +39,7 @@ struct ScratchLayout {
   int64_t fetched;          // the same for the selected rows
   int64_t selected_stride;  // not an offset: rows that are selected at most
   int64_t score_stride;     // not an offset
+  int64_t scanned_bytes;    // not an offset
   int64_t bytes;
 };
 

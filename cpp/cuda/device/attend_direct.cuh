@@ -4,8 +4,10 @@
  * as the instructions want them, and many are on their way at once. Made for few rows and little
  * time.
  *
- * Rows are cut into kParts parts, as in attend.cuh, and a part into runs of eight, which the warps
- * take in turns. What a part leaves is the same: maximum, sum, weighted values.
+ * Rows are cut into kParts parts, as in attend.cuh, and a part into runs of eight. A block with few
+ * parts takes them one by one: its warps share the runs of a part, and then the dimensions. One
+ * with many has a warp for each. The sums are the same bits. What a part leaves is as there:
+ * maximum, sum, weighted values.
  */
 #pragma once
 
@@ -16,26 +18,23 @@ namespace pariskv::cuda::device {
 
 /** Query heads of a pass: the columns of an instruction are theirs, once for each term. */
 constexpr int kDirectHeads = 4;
-
-template <int kWords>
-struct DirectShape {
-  static constexpr int kHalves = kWords == 8 ? 2 : 1;  // warps that share rows, by dimensions
-  static constexpr int kStrands = kWarps / kHalves;
-  static constexpr int kRows = 8 * kStrands;           // of a block at a time
-  static constexpr int kTiles = 2 * kWords / kHalves;  // of 16 dimensions, of a warp
-  static constexpr int kOfLane = 2 * kTiles;           // neighbouring dimensions
-  static constexpr int kPieces = kOfLane / 8;          // 16 bytes each
-  // Where strands are put together: padded so that eight lanes meet all banks.
-  static constexpr int kOfLanePadded = kOfLane + 4;
-  static constexpr int kFloats = 8 * kOfLanePadded + 8;
-};
+constexpr int kDirectWarps = 4;
+constexpr int kDirectThreads = 32 * kDirectWarps;
+/** Runs of eight rows that are looked at in one step: of all warps, and of each. */
+constexpr int kRuns = 8, kRunsOfWarp = kRuns / kDirectWarps;
+constexpr int kStepRows = 8 * kRuns;
 
 template <int kWords, typename Element>
 struct DirectSpace {
   alignas(16) Element query[kDirectHeads][32 * kWords + 32];
-  alignas(16) Element fresh[2][32 * kWords];  // K and V of the new row
-  float maximum[kWarps][kDirectHeads], sum[kWarps][kDirectHeads];
-  alignas(16) float weighted[kWarps][kDirectHeads][DirectShape<kWords>::kFloats];
+  alignas(16) Element fresh[2 * 32 * kWords];  // the new row, as a stored one
+  const char* rows[kDirectWarps][kStepRows];   // of a step: null where there is none
+  float2 logits[kDirectWarps][kRuns][16];      // lane 4 g + t: of head g, rows 2 t and 2 t + 1
+};
+
+/** A running softmax of four heads. */
+struct DirectSums {
+  float maximum, sum;  // of head g % 4; the sum of this lane's rows
 };
 
 template <int kWords, typename Element, typename Address>
@@ -53,107 +52,79 @@ class DirectAttention {
         address_(address) {}
 
   /**
-   * All heads of the group, some at a time. Ends with a barrier.
+   * All heads of the group, some at a time. A block that has `kMany` parts gives each to one warp.
    * @param q    (group, head_dim), `stride` elements apart
    * @param out  (kParts, group, 2 + head_dim)
    */
+  template <bool kMany>
   __device__ __forceinline__ void run(const Element* q, int64_t stride, float* out) {
 #pragma unroll 1
     for (int first_head = 0; first_head < shape_.group; first_head += kDirectHeads) {
+      if (first_head > 0) __syncthreads();
+      stage(q + first_head * stride, stride, first_head);
+      if constexpr (kMany) {
+        __syncthreads();
 #pragma unroll 1
-      for (int part = cluster_.first_part(); part < cluster_.end_part(); ++part) {
-        const int begin = part_begin(rows_, part), end = part_begin(rows_, part + 1);
-        Place place = find(begin, end);
-        if (part == cluster_.first_part()) {
-          stage(q + first_head * stride, stride, first_head);
-          __syncthreads();
+        for (int part = cluster_.first_part() + warp_id(); part < cluster_.end_part();
+             part += kDirectWarps) {
+          attend_alone(part, first_head, out + part_offset(part, first_head));
         }
-        clear();
+      } else {
 #pragma unroll 1
-        for (int row = begin; row < end; row += Shape::kRows) {
-          const Place now = place;
-          place = find(row + Shape::kRows, end);
-          if (8 * strand() < end - row) add(now, end - row, row != begin);
+        for (int part = cluster_.first_part(); part < cluster_.end_part(); ++part) {
+          attend_together(part, first_head, out + part_offset(part, first_head));
         }
-        put_together(first_head, out + int64_t(part) * shape_.group * (2 + shape_.head_dim));
       }
     }
   }
 
  private:
-  using Shape = DirectShape<kWords>;
+  /** Words of a row, two dimensions each, of a lane: alone, or where all warps share them. */
+  static constexpr int kAlone = 2 * kWords;
+  static constexpr int kShared = kAlone / kDirectWarps;
 
   __device__ __forceinline__ static int g() { return lane_id() / 4; }
   __device__ __forceinline__ static int t() { return lane_id() % 4; }
-  __device__ __forceinline__ static int strand() { return warp_id() / Shape::kHalves; }
-  __device__ __forceinline__ static int half() { return warp_id() % Shape::kHalves; }
 
-  /** A row: null where there is none. */
-  struct Place {
-    const char *k, *v;
-  };
-  /** Row g of this warp's eight. */
-  __device__ __forceinline__ Place find(int first, int end) const {
-    const int row = first + 8 * strand() + g();
-    if (row >= end) return {nullptr, nullptr};
-    if (new_row_.k != nullptr && row == new_row_.index) {
-      return {reinterpret_cast<const char*>(space_.fresh[0]),
-              reinterpret_cast<const char*>(space_.fresh[1])};
-    }
-    const char* k = address_(row);
-    return {k, k + shape_.row_bytes / 2};
+  __device__ __forceinline__ int64_t part_offset(int part, int first_head) const {
+    return (int64_t(part) * shape_.group + first_head) * (2 + shape_.head_dim);
   }
 
   /** Queries and the new row, which may lie anyhow, to where they are read in pieces. */
   __device__ __forceinline__ void stage(const Element* q, int64_t stride, int first_head) {
     constexpr int kDim = 32 * kWords;
-    for (int i = int(threadIdx.x); i < kDirectHeads * kDim; i += kThreads) {
+    for (int i = int(threadIdx.x); i < kDirectHeads * kDim; i += kDirectThreads) {
       const int head = i / kDim, d = i % kDim;
       const bool there = first_head + head < shape_.group && d < shape_.head_dim;
       space_.query[head][d] = there ? q[head * stride + d] : from_float<Element>(0);
     }
     if (new_row_.k == nullptr) return;
-    for (int d = int(threadIdx.x); d < shape_.head_dim; d += kThreads) {
-      space_.fresh[0][d] = new_row_.k[d];
-      space_.fresh[1][d] = new_row_.v[d];
+    for (int d = int(threadIdx.x); d < shape_.head_dim; d += kDirectThreads) {
+      space_.fresh[d] = new_row_.k[d];
+      space_.fresh[shape_.head_dim + d] = new_row_.v[d];
     }
   }
 
-  __device__ __forceinline__ void clear() {
-    maximum_ = -infinity();
-    sum_ = 0;
-#pragma unroll
-    for (int j = 0; j < Shape::kTiles; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) weighted_[j][i] = 0;
-    }
+  /** Where row `i` of a step lies that begins with row `first`. */
+  __device__ __forceinline__ void locate(const char* (&rows)[kStepRows], int i, int first,
+                                         int end) const {
+    const int row = first + i;
+    const bool fresh = new_row_.k != nullptr && row == new_row_.index;
+    rows[i] = row >= end ? nullptr
+              : fresh    ? reinterpret_cast<const char*>(space_.fresh)
+                         : address_(row);
   }
 
-  /** Piece `i` of a row, zeros where it has none. */
-  __device__ __forceinline__ uint4 piece(const char* row, int i) const {
-    if (row == nullptr || 8 * i >= shape_.head_dim) return make_uint4(0, 0, 0, 0);
-    return reinterpret_cast<const uint4*>(row)[i];
-  }
-
-  /** Eight rows of this warp; the block has `left` of them from its first one on. */
-  __device__ __forceinline__ void add(const Place& place, int left, bool more) {
-    // Lane 4 g + t reads of row g the pieces t, t + 4, ..., and its dimensions of rows 2 t and
-    // 2 t + 1.
-    uint4 keys[kWords], values[2][Shape::kPieces];
+  /** Logits of eight rows, of which `left` are there: of head g % 4, rows 2 t and 2 t + 1. */
+  __device__ __forceinline__ float2 look_at(const char* row, int left) const {
+    // Lane 4 g + t reads of row g the pieces t, t + 4, ...
+    uint4 keys[kWords];
 #pragma unroll
-    for (int c = 0; c < kWords; ++c) keys[c] = piece(place.k, 4 * c + t());
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const auto row = reinterpret_cast<const char*>(
-          __shfl_sync(~0u, reinterpret_cast<unsigned long long>(place.v), 8 * t() + 4 * i));
-#pragma unroll
-      for (int p = 0; p < Shape::kPieces; ++p) {
-        values[i][p] = piece(row, Shape::kPieces * (8 * half() + g()) + p);
-      }
+    for (int c = 0; c < kWords; ++c) {
+      const int i = 4 * c + t();
+      const bool there = row != nullptr && 8 * i < shape_.head_dim;
+      keys[c] = there ? reinterpret_cast<const uint4*>(row)[i] : make_uint4(0, 0, 0, 0);
     }
-
-    // Queries times keys. Heads come twice, in rows g and g + 4: so a lane has the logits of head
-    // g % 4, rows 2 t and 2 t + 1.
     float dots[2][4] = {};
 #pragma unroll
     for (int c = 0; c < kWords; ++c) {
@@ -163,101 +134,204 @@ class DirectAttention {
       multiply<Element>(dots[0], lower, keys[c].x, keys[c].y);
       multiply<Element>(dots[1], upper, keys[c].z, keys[c].w);
     }
-    const int first = 8 * strand() + 2 * t();
     float logits[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float logit = soft_capped((dots[0][i] + dots[1][i]) * shape_.scale, shape_.softcap);
-      logits[i] = first + i < left ? logit : -infinity();
+      logits[i] = 2 * t() + i < left ? logit : -infinity();
     }
+    return make_float2(logits[0], logits[1]);
+  }
+
+  __device__ __forceinline__ static int place_of_logits() { return lane_id() % 16; }
+
+  /** The step's maximum joins; returns what sums so far are to be multiplied with. */
+  __device__ __forceinline__ static float raise(const float2 (&logits)[kRuns][16], int runs,
+                                                DirectSums& sums, float& shift) {
     // fmaxf leaves NaN out of the maximum, the sum keeps it.
-    float top = fmaxf(maximum_, fmaxf(logits[0], logits[1]));
+    float top = sums.maximum;
+#pragma unroll
+    for (int r = 0; r < kRuns; ++r) {
+      if (r >= runs) break;
+      const float2 pair = logits[r][place_of_logits()];
+      top = fmaxf(top, fmaxf(pair.x, pair.y));
+    }
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-    const float shift = top == -infinity() ? 0.0f : top;
-    const float keep = exp_of(maximum_ - shift);
-    const float weights[2] = {exp_of(logits[0] - shift), exp_of(logits[1] - shift)};
-    maximum_ = top;
-    sum_ = __fmaf_rn(sum_, keep, weights[0] + weights[1]);
-    if (more) {
+    shift = top == -infinity() ? 0.0f : top;
+    const float keep = exp_of(sums.maximum - shift);
+    sums.maximum = top;
+    sums.sum = __fmul_rn(sums.sum, keep);
+    return keep;
+  }
+
+  /**
+   * The weights of a run, in two terms: column g is the first of head g, or the second of head
+   * g - 4.
+   */
+  __device__ __forceinline__ static uint32_t weigh(float2 logits, float shift, DirectSums& sums) {
+    const float a = exp_of(logits.x - shift), b = exp_of(logits.y - shift);
+    sums.sum = __fadd_rn(sums.sum, __fadd_rn(a, b));
+    uint32_t rest;
+    const uint32_t whole = pack<Element>(a, b, rest);
+    return g() < kDirectHeads ? whole : rest;
+  }
+
+  /** Weighted values of 2 kCount neighbouring dimensions of a lane. */
+  template <int kCount>
+  struct Weighted {
+    float of[kCount][4] = {};
+
+    __device__ __forceinline__ void scale(float keep) {
       const float even = __shfl_sync(~0u, keep, 8 * (t() % 2));
       const float odd = __shfl_sync(~0u, keep, 8 * (t() % 2) + 4);
 #pragma unroll
-      for (int j = 0; j < Shape::kTiles; ++j) {
-        weighted_[j][0] *= even, weighted_[j][1] *= odd;
-        weighted_[j][2] *= even, weighted_[j][3] *= odd;
+      for (int j = 0; j < kCount; ++j) {
+        of[j][0] *= even, of[j][1] *= odd, of[j][2] *= even, of[j][3] *= odd;
       }
     }
-
-    // Values times weights, the latter in two terms: column g is the first of head g, or the
-    // second of head g - 4.
-    uint32_t rest;
-    const uint32_t whole = pack<Element>(weights[0], weights[1], rest);
-    const uint32_t column = g() < kDirectHeads ? whole : rest;
+    /** Words of rows 2 t and 2 t + 1 of a run. */
+    __device__ __forceinline__ void add(const uint32_t (&a)[kCount], const uint32_t (&b)[kCount],
+                                        uint32_t weights) {
 #pragma unroll
-    for (int j = 0; j < Shape::kTiles; ++j) {
-      const uint32_t a = word(values[0][j / 4], j % 4), b = word(values[1][j / 4], j % 4);
-      multiply<Element>(weighted_[j], __byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632), column);
+      for (int j = 0; j < kCount; ++j) {
+        multiply<Element>(of[j], __byte_perm(a[j], b[j], 0x5410), __byte_perm(a[j], b[j], 0x7632),
+                          weights);
+      }
+    }
+  };
+
+  /** This lane's words of a row's values, from dimension `first` on. */
+  template <int kCount>
+  __device__ __forceinline__ void load_values(const char* row, int first,
+                                              uint32_t (&words)[kCount]) const {
+    const char* from = row + shape_.row_bytes / 2 + 2 * first;
+    constexpr int kStep = kCount % 4 == 0 ? 4 : kCount;  // words that come at a time
+#pragma unroll
+    for (int i = 0; i < kCount; i += kStep) {
+      const bool there = row != nullptr && first + 2 * i < shape_.head_dim;
+      if constexpr (kStep == 4) {
+        const uint4 four = there ? *reinterpret_cast<const uint4*>(from + 4 * i) : uint4{};
+        words[i] = four.x, words[i + 1] = four.y, words[i + 2] = four.z, words[i + 3] = four.w;
+      } else if constexpr (kStep == 2) {
+        const uint2 two = there ? *reinterpret_cast<const uint2*>(from + 4 * i) : uint2{};
+        words[i] = two.x, words[i + 1] = two.y;
+      } else {
+        words[i] = there ? *reinterpret_cast<const uint32_t*>(from + 4 * i) : 0;
+      }
     }
   }
-  __device__ __forceinline__ static uint32_t word(const uint4& piece, int i) {
-    return i == 0 ? piece.x : i == 1 ? piece.y : i == 2 ? piece.z : piece.w;
-  }
 
-  /** Strands of a part, in order. Ends with a barrier. */
-  __device__ __forceinline__ void put_together(int first_head, float* out) {
-    sum_ += __shfl_xor_sync(~0u, sum_, 1);
-    sum_ += __shfl_xor_sync(~0u, sum_, 2);
-    if (t() == 0 && g() < kDirectHeads) {
-      space_.maximum[warp_id()][g()] = maximum_;
-      space_.sum[warp_id()][g()] = sum_;
+  /** What a part leaves of this lane's dimensions, from `first` on; sums by who is `to_sum`. */
+  template <int kCount>
+  __device__ __forceinline__ void leave(const Weighted<kCount>& weighted, DirectSums sums,
+                                        int first_head, int first, bool to_sum, float* out) const {
+    const int heads = min(shape_.group - first_head, kDirectHeads), step = 2 + shape_.head_dim;
+    sums.sum += __shfl_xor_sync(~0u, sums.sum, 1);
+    sums.sum += __shfl_xor_sync(~0u, sums.sum, 2);
+    if (to_sum && t() == 0 && g() < heads) {
+      *reinterpret_cast<float2*>(out + g() * step) = make_float2(sums.maximum, sums.sum);
     }
     // Both terms of a head together: a lane is left with one of its two columns.
     const bool second = t() >= 2;
-    const int column = 2 * (t() % 2) + second;
-    float* place = &space_.weighted[warp_id()][column][g() * Shape::kOfLanePadded];
+    const int head = 2 * (t() % 2) + second;
 #pragma unroll
-    for (int j = 0; j < Shape::kTiles; j += 2) {
-      float of[4];
+    for (int j = 0; j < kCount; ++j) {
+      float pair[2];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float (&sums)[4] = weighted_[j + i / 2];
-        const float own = sums[2 * (i % 2) + 0], other = sums[2 * (i % 2) + 1];
-        of[i] = (second ? other : own) + __shfl_xor_sync(~0u, second ? own : other, 2);
+      for (int i = 0; i < 2; ++i) {
+        const float own = weighted.of[j][2 * i], other = weighted.of[j][2 * i + 1];
+        pair[i] = (second ? other : own) + __shfl_xor_sync(~0u, second ? own : other, 2);
       }
-      *reinterpret_cast<float4*>(place + 2 * j) = make_float4(of[0], of[1], of[2], of[3]);
+      if (head >= heads || first + 2 * j >= shape_.head_dim) continue;
+      *reinterpret_cast<float2*>(out + head * step + 2 + first + 2 * j) =
+          make_float2(pair[0], pair[1]);
     }
-    __syncthreads();
-    constexpr int kPairs = 16 * kWords;  // of dimensions
+  }
+
+  /** A part by all warps. */
+  __device__ __forceinline__ void attend_together(int part, int first_head, float* out) const {
+    const int begin = part_begin(rows_, part), end = part_begin(rows_, part + 1);
+    const int warp = warp_id(), first_dim = 2 * kShared * (8 * warp + g());
+    auto& rows = space_.rows[0];
+    auto& logits = space_.logits[0];
+    DirectSums sums{-infinity(), 0};
+    Weighted<kShared> weighted;
 #pragma unroll 1
-    for (int i = int(threadIdx.x); i < kDirectHeads * kPairs; i += kThreads) {
-      const int head = i / kPairs, d = 2 * (i % kPairs);
-      if (first_head + head >= shape_.group || d >= shape_.head_dim) continue;
-      const int of_half = d / (8 * Shape::kOfLane), in_half = d % (8 * Shape::kOfLane);
-      const int at = in_half / Shape::kOfLane * Shape::kOfLanePadded + in_half % Shape::kOfLane;
-      float maximum[Shape::kStrands], top = -infinity();
+    for (int first = begin; first < end; first += kStepRows) {
+      const int left = end - first, runs = min((left + 7) / 8, kRuns);
+      if (int(threadIdx.x) < kStepRows) locate(rows, int(threadIdx.x), first, end);
+      __syncthreads();
+      // Values are asked for with the keys.
+      uint32_t values[kRuns][2][kShared] = {};
 #pragma unroll
-      for (int s = 0; s < Shape::kStrands; ++s) {
-        maximum[s] = space_.maximum[s * Shape::kHalves][head];
-        top = fmaxf(top, maximum[s]);
+      for (int r = 0; r < kRuns; ++r) {
+        if (r >= runs) break;
+        load_values(rows[8 * r + 2 * t()], first_dim, values[r][0]);
+        load_values(rows[8 * r + 2 * t() + 1], first_dim, values[r][1]);
       }
-      const float shift = top == -infinity() ? 0.0f : top;
-      float sum = 0;
-      float2 weighted = make_float2(0, 0);
+      float2 pairs[kRunsOfWarp];
 #pragma unroll
-      for (int s = 0; s < Shape::kStrands; ++s) {
-        const float factor = exp_of(maximum[s] - shift);
-        const float2 of = *reinterpret_cast<const float2*>(
-            &space_.weighted[s * Shape::kHalves + of_half][head][at]);
-        sum = __fmaf_rn(space_.sum[s * Shape::kHalves][head], factor, sum);
-        weighted.x = __fmaf_rn(of.x, factor, weighted.x);
-        weighted.y = __fmaf_rn(of.y, factor, weighted.y);
+      for (int i = 0; i < kRunsOfWarp; ++i) {
+        const int r = warp + kDirectWarps * i;
+        pairs[i] = look_at(rows[8 * r + g()], left - 8 * r);
       }
-      float* to = out + (first_head + head) * (2 + shape_.head_dim);
-      if (d == 0) *reinterpret_cast<float2*>(to) = make_float2(top, sum);
-      *reinterpret_cast<float2*>(to + 2 + d) = weighted;
+#pragma unroll
+      for (int i = 0; i < kRunsOfWarp; ++i) {
+        if (g() < kDirectHeads) logits[warp + kDirectWarps * i][place_of_logits()] = pairs[i];
+      }
+      __syncthreads();
+      float shift;
+      const float keep = raise(logits, runs, sums, shift);
+      if (first != begin) weighted.scale(keep);
+#pragma unroll
+      for (int r = 0; r < kRuns; ++r) {
+        if (r >= runs) break;
+        const uint32_t column = weigh(logits[r][place_of_logits()], shift, sums);
+        weighted.add(values[r][0], values[r][1], column);
+      }
     }
-    __syncthreads();
+    leave(weighted, sums, first_head, first_dim, warp == 0, out);
+  }
+
+  /** A part by one warp. */
+  __device__ __forceinline__ void attend_alone(int part, int first_head, float* out) const {
+    const int begin = part_begin(rows_, part), end = part_begin(rows_, part + 1);
+    const int first_dim = 2 * kAlone * g();
+    auto& rows = space_.rows[warp_id()];
+    auto& logits = space_.logits[warp_id()];
+    DirectSums sums{-infinity(), 0};
+    Weighted<kAlone> weighted;
+#pragma unroll 1
+    for (int first = begin; first < end; first += kStepRows) {
+      const int left = end - first, runs = min((left + 7) / 8, kRuns);
+      __syncwarp();
+      for (int i = lane_id(); i < kStepRows; i += 32) locate(rows, i, first, end);
+      __syncwarp();
+      // Two runs at a time, so that both are on their way at once; the second may have no rows.
+#pragma unroll 1
+      for (int r = 0; r < runs; r += 2) {
+        const float2 one = look_at(rows[8 * r + g()], left - 8 * r);
+        const float2 other = look_at(rows[8 * (r + 1) + g()], left - 8 * (r + 1));
+        if (g() < kDirectHeads) {
+          logits[r][place_of_logits()] = one;
+          logits[r + 1][place_of_logits()] = other;
+        }
+      }
+      __syncwarp();
+      float shift;
+      const float keep = raise(logits, runs, sums, shift);
+      if (first != begin) weighted.scale(keep);
+#pragma unroll 2
+      for (int r = 0; r < runs; ++r) {
+        uint32_t values[2][kAlone];
+        load_values(rows[8 * r + 2 * t()], first_dim, values[0]);
+        load_values(rows[8 * r + 2 * t() + 1], first_dim, values[1]);
+        const uint32_t column = weigh(logits[r][place_of_logits()], shift, sums);
+        weighted.add(values[0], values[1], column);
+      }
+    }
+    leave(weighted, sums, first_head, first_dim, true, out);
   }
 
   const AttendShape& shape_;
@@ -266,8 +340,6 @@ class DirectAttention {
   int rows_;
   NewRow<Element> new_row_;
   Address address_;
-  float maximum_, sum_;  // of head g % 4; the sum of this lane's rows
-  float weighted_[Shape::kTiles][4];
 };
 
 }  // namespace pariskv::cuda::device

@@ -50,6 +50,17 @@ __device__ __forceinline__ void let_successor_start() {
 #endif
 }
 
+/** Tells other blocks, by a word, of all that this thread knows to be written. */
+__device__ __forceinline__ void tell(uint32_t* word, uint32_t what) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(what) : "memory");
+}
+/** What was told: what is known with it can be read afterwards. */
+__device__ __forceinline__ uint32_t told(const uint32_t* word) {
+  uint32_t what;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(what) : "l"(word) : "memory");
+  return what;
+}
+
 __device__ __forceinline__ int lane_id() { return int(threadIdx.x % 32); }
 __device__ __forceinline__ int warp_id() { return int(threadIdx.x / 32); }
 

@@ -14,6 +14,13 @@ namespace pariskv::cuda::device {
 template <int kWords>
 constexpr int kLaneWords = kWords == 8 ? 2 : 1;
 
+/** Four of the eight bytes of a pair of words: which ones, say the digits of `places`, 0 to 7. */
+__device__ __forceinline__ uint32_t bytes_at(const uint32_t (&pair)[2], uint32_t places) {
+  uint32_t four;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(four) : "r"(pair[0]), "r"(pair[1]), "r"(places));
+  return four;
+}
+
 /**
  * Magnitudes as halves: byte l of the pairs of words is the upper, or lower, byte of level l. The
  * levels are halves exactly (codec/levels.cpp).
@@ -21,15 +28,29 @@ constexpr int kLaneWords = kWords == 8 ? 2 : 1;
 struct LevelTable {
   uint32_t upper[2], lower[2];
 
-  __device__ __forceinline__ void load(const float* centres) {
+  /**
+   * The words for every lane. They are the same, but what is known to be the same stays in uniform
+   * registers, and has to be moved for each look-up.
+   */
+  using Copies = uint32_t[4][32];
+
+  /** By all threads. To be followed by a barrier. */
+  static __device__ __forceinline__ void copy(const float* centres, Copies& to) {
+    const int word = warp_id();
+    if (word >= 4) return;
+    uint32_t bytes = 0;
+#pragma unroll
+    for (int l = 0; l < 4; ++l) {
+      const uint32_t bits = __half_as_ushort(__float2half_rn(centres[word / 2 * 4 + l]));
+      bytes |= (word % 2 == 0 ? bits >> 8 : bits & 255) << 8 * l;
+    }
+    to[word][lane_id()] = bytes;
+  }
+  __device__ __forceinline__ void load(const Copies& from) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      uint32_t half[4];
-#pragma unroll
-      for (int l = 0; l < 4; ++l) half[l] = __half_as_ushort(__float2half_rn(centres[4 * i + l]));
-      const uint32_t low = half[0] | half[1] << 16, high = half[2] | half[3] << 16;
-      lower[i] = __byte_perm(low, high, 0x6420);
-      upper[i] = __byte_perm(low, high, 0x7531);
+      upper[i] = from[2 * i][lane_id()];
+      lower[i] = from[2 * i + 1][lane_id()];
     }
   }
 };
@@ -48,7 +69,7 @@ __device__ __forceinline__ uint32_t bits_of(__half2 pair) {
  */
 struct CodeBits {
   uint32_t codes[4];  // of [r]: nibble k is the level of dimension 4 k + r
-  uint32_t signs[2];  // of subspaces 0 and 1, 2 and 3: those of a pair 16 bits apart
+  uint32_t signs[2];  // of 16 dimensions: bit r of byte k is that of dimension 4 k + r
   uint32_t weights;
 
   __device__ __forceinline__ void load(const uint32_t (&planes)[3], uint32_t sign_bits,
@@ -62,9 +83,10 @@ struct CodeBits {
     codes[1] = (odd01 & kLow) | (odd2 << 2 & ~kLow);
     codes[2] = (even01 >> 2 & kLow) | (even2 & ~kLow);
     codes[3] = (odd01 >> 2 & kLow) | (odd2 & ~kLow);
-    const uint32_t negative = ~sign_bits, fours = negative >> 4;
-    signs[0] = __byte_perm(negative, fours, 0x5410);
-    signs[1] = __byte_perm(negative, fours, 0x7632);
+    const uint32_t first = __byte_perm(~sign_bits, 0, 0x4140);
+    const uint32_t second = __byte_perm(~sign_bits, 0, 0x4342);
+    signs[0] = (first | first << 4) & 0x0f0f0f0fu;
+    signs[1] = (second | second << 4) & 0x0f0f0f0fu;
     weights = weight_bytes;
   }
 
@@ -78,10 +100,10 @@ struct CodeBits {
   __device__ __forceinline__ void levels(const LevelTable& table, int half, int r,
                                          uint32_t (&out)[2]) const {
     const uint32_t four = codes[r] >> 16 * half;
-    const uint32_t upper = __byte_perm(table.upper[0], table.upper[1], four);
-    const uint32_t lower = __byte_perm(table.lower[0], table.lower[1], four);
-    out[0] = __byte_perm(lower, upper, 0x5140) ^ (signs[half] << (15 - r) & 0x80008000u);
-    out[1] = __byte_perm(lower, upper, 0x7362) ^ (signs[half] << (7 - r) & 0x80008000u);
+    const uint32_t lower = bytes_at(table.lower, four);
+    const uint32_t upper = bytes_at(table.upper, four) ^ (signs[half] << (7 - r) & 0x80808080u);
+    out[0] = __byte_perm(lower, upper, 0x5140);
+    out[1] = __byte_perm(lower, upper, 0x7362);
   }
 };
 
@@ -267,23 +289,74 @@ __device__ __forceinline__ void load_codes(const char* code, int slot, int word,
 constexpr int kTileKeys = 16;
 
 /**
- * Estimated logits of gathered codes for four queries, and this lane's sums of their exponentials.
- * @param codes       (count) of CodeLayout
- * @param places      (count)
- * @param candidates  the first so many; the others count e^log_weight times, and only in the sums
- * @param out         (4, ...) `stride` apart
+ * How the keys of a head lie in tiles, slice after slice: one begins with a tile of its own, and
+ * every eighth tile is the same warp's, whichever block has it. So sums are the same however many
+ * blocks share a head.
+ */
+struct Tiles {
+  int of_slice;
+
+  __device__ __forceinline__ Tiles(int candidates, int samples_of_slice)
+      : of_slice((slice_begin(candidates + kSlices - 1, 1) + samples_of_slice + kTileKeys - 1) /
+                 kTileKeys) {}
+};
+
+/** Sums of exponentials of slices, by warps: of up to four heads. */
+using SliceMasses = Mass[kSlices][4][kWarps];
+
+/** The slice that a warp is at, counted from the block's first one, and its sums. */
+struct MassesOfWarp {
+  TwoMasses sums;
+  int slice, end_tile;
+
+  __device__ __forceinline__ explicit MassesOfWarp(const Tiles& tiles)
+      : slice(0), end_tile(tiles.of_slice) {
+    sums.clear();
+  }
+  /** To the slice of a tile: sums of those before are left. All lanes. */
+  __device__ __forceinline__ void advance(int tile, const Tiles& tiles, SliceMasses& out) {
+#pragma unroll 1
+    for (; tile >= end_tile; end_tile += tiles.of_slice) {
+      sums.add_lanes();
+      if (lane_id() < 2) {
+        out[slice][2 * lane_id()][warp_id()] = sums.of[0];
+        out[slice][2 * lane_id() + 1][warp_id()] = sums.of[1];
+      }
+      sums.clear();
+      ++slice;
+    }
+  }
+};
+
+/** Where the estimates of a head go, and what they are made with. */
+struct EstimateOutput {
+  float* logits;  // (4, ...) of candidates, `stride` apart
+  int stride;     // four of them are less than 2^31
+  int heads;      // of four
+  float softcap;
+  float log_weight;  // samples count e^log_weight times, and only in the sums
+};
+
+/**
+ * Estimated logits of gathered codes for four queries, and sums of their exponentials.
+ * @param codes   of CodeLayout
+ * @param places  of the same keys
+ * @param tile    the first of theirs, counted from the block's first one
+ * @param count   of tiles
+ * @param turn    how many tiles of the head are before the block's: decides which warp has which
  */
 template <int kWords>
 __device__ __forceinline__ void estimate(const EstimateQueries<kWords>& queries,
                                          const LevelTable& table, const char* codes,
-                                         const KeyPlace* places, int count, int candidates,
-                                         float log_weight, float softcap, int heads, float* out,
-                                         int64_t stride, TwoMasses& masses) {
+                                         const KeyPlace* places, int tile, int count, int turn,
+                                         const Tiles& tiles, const EstimateOutput& out,
+                                         MassesOfWarp& masses, SliceMasses& slices) {
   using Layout = CodeLayout<kWords>;
   const int g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll 1
-  for (int base = warp_id() * kTileKeys; base < count; base += kWarps * kTileKeys) {
-    const int first = min(base + g, count - 1), second = min(base + g + 8, count - 1);
+  for (int at = (warp_id() - turn) & (kWarps - 1); at < count; at += kWarps) {
+    masses.advance(tile + at, tiles, slices);
+    const int first = kTileKeys * at + g, second = first + 8;
     const char* first_code = codes + first * Layout::kPitch;
     const char* second_code = codes + second * Layout::kPitch;
     float sums[4] = {}, rests[4] = {};  // two chains: products follow one another slowly
@@ -302,19 +375,20 @@ __device__ __forceinline__ void estimate(const EstimateQueries<kWords>& queries,
     const float rest1 = __shfl_xor_sync(~0u, upper ? sums[1] : sums[3], 2);
     const float both[2] = {(upper ? sums[2] : sums[0]) + rest0,
                            (upper ? sums[3] : sums[1]) + rest1};
-    const int key = base + g + 8 * (t / 2);
-    if (key >= count || places[key].block == nullptr) continue;
+    const int key = upper ? second : first;
+    if (places[key].block == nullptr) continue;
+    const int candidate = places[key].candidate;
     const char* code = upper ? second_code : first_code;
     const float scale =
         scale_of(*reinterpret_cast<const uint16_t*>(code + Layout::scale(places[key].slot)));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int head = 2 * (t % 2) + i;
-      if (head >= heads) continue;
+      if (head >= out.heads) continue;
       const float logit =
-          soft_capped(__fmul_rn(__fmul_rn(both[i], queries.size[i]), scale), softcap);
-      if (key < candidates) out[head * stride + key] = logit;
-      masses.of[i].add(key < candidates ? logit : logit + log_weight);
+          soft_capped(__fmul_rn(__fmul_rn(both[i], queries.size[i]), scale), out.softcap);
+      if (candidate >= 0) out.logits[head * out.stride + candidate] = logit;
+      masses.sums.of[i].add(candidate >= 0 ? logit : logit + out.log_weight);
     }
   }
 }

@@ -245,17 +245,10 @@ inline float __fadd_rd(float a, float b) {
   return double(nearest) > sum ? std::nextafter(nearest, -INFINITY) : nearest;
 }
 
-/** A byte per digit of the selector: of the eight of x and y, or its sign where the digit says so.
- */
 inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
-  const uint64_t bytes = uint64_t(y) << 32 | x;
-  uint32_t result = 0;
-  for (int i = 0; i < 4; ++i) {
-    const uint32_t digit = selector >> 4 * i & 15;
-    const uint32_t byte = uint32_t(bytes >> 8 * (digit & 7)) & 255;
-    result |= (digit & 8 ? (byte & 128 ? 255 : 0) : byte) << 8 * i;
-  }
-  return result;
+  uint32_t four;
+  emulator::ptx::permute_bytes(four, x, y, selector & 0x7777);
+  return four;
 }
 inline uint32_t __vmaxu4(uint32_t a, uint32_t b) {
   return emulator::in_lanes<8>(a, b, emulator::larger);

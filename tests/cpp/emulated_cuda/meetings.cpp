@@ -103,6 +103,12 @@ void grid_wait() {
   current->at_grid_wait = false;
 }
 
+void load_told(uint32_t& out, const uint32_t* word) {
+  if (current->told_by == word && current->told == *word) wait_for(*word, *word, "a word");
+  current->told_by = word;
+  current->told = out = *word;
+}
+
 }  // namespace ptx
 
 }  // namespace emulator

@@ -15,6 +15,10 @@ void cluster_arrive();
 void cluster_wait();
 void grid_wait();
 
+/** A word that others write; who reads the same again and again waits for another. */
+void load_told(uint32_t& out, const uint32_t* word);
+inline void tell(uint32_t* word, uint32_t what) { *word = what; }
+
 void barrier_init(uint32_t address, uint32_t arrivals);
 void barrier_arrive(uint32_t address);
 void barrier_expect(uint32_t address, uint32_t bytes);
@@ -53,6 +57,18 @@ inline void send(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d, ui
 }
 inline void map_address(uint32_t& out, uint32_t address, int rank) {
   out = emulator::map_address(address, rank);
+}
+
+/** A byte per digit of the selector: of the eight of x and y, or its sign where the digit says so.
+ */
+inline void permute_bytes(uint32_t& out, uint32_t x, uint32_t y, uint32_t selector) {
+  const uint64_t bytes = uint64_t(y) << 32 | x;
+  out = 0;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t digit = selector >> 4 * i & 15;
+    const uint32_t byte = uint32_t(bytes >> 8 * (digit & 7)) & 255;
+    out |= (digit & 8 ? (byte & 128 ? 255 : 0) : byte) << 8 * i;
+  }
 }
 
 inline void load_shared(uint32_t& out, uint32_t address) {

@@ -35,6 +35,7 @@ INSTRUCTIONS = {
     "fma.rn.sat.f32": "fma_saturated",
     "griddepcontrol.launch_dependents": None,  # flush() starts successors whenever it likes
     "griddepcontrol.wait": "grid_wait",
+    "ld.acquire.gpu.global.u32": "load_told",
     "ld.shared.u32": "load_shared",
     "ldmatrix.sync.aligned.m8n8.x4.shared.b16": "load_matrices<false>",
     "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16": "load_matrices<true>",
@@ -55,11 +56,13 @@ INSTRUCTIONS = {
     "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32": "mma_bfloat16",
     "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32": "mma_half",
     "prefetch.global.L2": "prefetch",
+    "prmt.b32": "permute_bytes",
     "rcp.approx.ftz.f32": "reciprocal",
     "rsqrt.approx.ftz.f32": "reciprocal_root",
     "selp.u32": "select",
     "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32": "send",
     "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32": "send",
+    "st.release.gpu.global.u32": "tell",
 }
 
 STRING = r'"(?:\\.|[^"\\])*"'
