@@ -149,6 +149,20 @@ def test_a_batch_that_goes_in_branches():
     assert_same_state(graph, sequences, twin, alike)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_batch_of_more_heads_than_blocks(dtype):
+    """A block has several parts of the rows and slices of the candidates: the same bits."""
+    lengths = [97 * i % 1100 for i in range(72)]
+    config = make_config(dtype=dtype)
+    graph, sequences, twin, alike = twins(config, lengths)
+    for i, step in enumerate(make_steps(config, len(lengths), 3)):
+        mine = graph.step(sequences, step)
+        for row, s in enumerate(alike):
+            theirs = eager(twin, [s], [x[:, row : row + 1] for x in step])
+            assert_same_results([x[row : row + 1] for x in mine], theirs, f"step {i}, row {row}")
+    assert_same_state(graph, sequences, twin, alike)
+
+
 @pytest.mark.parametrize("placement", ["host", "device"])
 def test_default_sizes(placement):
     config = pk.Config(
