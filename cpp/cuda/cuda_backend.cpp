@@ -232,14 +232,13 @@ void CudaBackend::reserve_lane(int64_t row, const DecodeArgs& args, const Sequen
     if (sequence.candidates > lane.candidate_capacity) {
       lane.candidate_capacity = roomy(sequence.candidates);
     }
-    const ScratchLayout layout = scratch_layout(args.shape, args.rules.searchers, args.rules.top_k,
-                                                args.rules.scorer == Scorer::kVotes,
-                                                lane.zone_capacity, lane.candidate_capacity);
-    host.scratch = arena_.allocate(layout.bytes);
+    const int64_t bytes = scratch_layout(args.shape, args.rules.searchers, args.rules.top_k,
+                                         args.rules.scorer == Scorer::kVotes, lane.zone_capacity,
+                                         lane.candidate_capacity)
+                              .bytes;
+    // It comes as zeros: none of its words is the token of a step.
+    host.scratch = arena_.allocate(bytes);
     lane.scratch = host.scratch.as<char>();
-    // Blocks of a step wait for its token here: whatever lies there must not look like one.
-    auto* scanned = reinterpret_cast<uint64_t*>(lane.scratch + layout.scanned);
-    for (int64_t i = 0; i < layout.scanned_bytes / 8; ++i) poke(scanned + i, 0);
   }
   tell_lane(row, lane);
 }

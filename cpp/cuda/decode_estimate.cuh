@@ -63,9 +63,9 @@ struct Estimate {
   }
 
   /**
-   * Until all keys of the head are scored. Nobody waits for the kernel before, which may still be
-   * at work for others: all blocks that scan have their place on the device by now. Ends with a
-   * barrier.
+   * Until all keys of the head are scored. Where a scan is part of the step it is not the kernel
+   * before that is waited for, which may still be at work for others, but words of the blocks that
+   * scan: all of them have their place on the device by now. Ends with a barrier.
    */
   __device__ __forceinline__ void await_scans() const {
     if (launch.token == 0) {

@@ -12,7 +12,10 @@ namespace pariskv::cuda {
 /** Whether rows go straight to the tensor cores. */
 template <typename Element>
 constexpr bool kDirect = sizeof(Element) == 2;
-/** Small blocks, where they can be: one fits beside two that estimate, two beside two that scan. */
+/**
+ * Small blocks, where they can be: one fits beside two that estimate, two beside two that scan
+ * (with up to 128 dimensions).
+ */
 template <typename Element>
 constexpr int kResidentThreads = kDirect<Element> ? device::kDirectThreads : device::kThreads;
 

@@ -24,7 +24,8 @@ struct DecodeLaunch {
   int shared_bytes;  // that a block has
 };
 
-/** Registers of a thread: two blocks of the scan leave room for 256 threads with 96. */
+/** Registers of a thread: two blocks of the scan leave room for 256 threads with 96. With 256
+ * dimensions they are not enough, and such blocks come later. */
 template <int kWords>
 constexpr int kRegistersBesideScan = kWords == 8 ? 128 : 96;
 
@@ -99,8 +100,7 @@ __host__ __device__ inline ScratchLayout layout_scratch(const ModelShape& shape,
   at.score_stride = (zone_capacity + 2 * kScoreAlignment) / kScoreAlignment * kScoreAlignment;
   at.scores = take(heads * at.score_stride);
   at.counts = take(heads * device::kMostScans * int64_t(sizeof(device::ScanCounts)));
-  at.scanned_bytes = heads * device::kMostScans * 4;
-  at.scanned = take(at.scanned_bytes);
+  at.scanned = take(heads * device::kMostScans * 4);
   at.masses = take(heads * device::kSlices * shape.group * 8);
   at.windows = take(heads * shape.group * device::kWindowRows * 4);
   at.votes = take(votes ? heads * searchers * shape.rotated_dim / kSubspaceDim * 256 : 0);

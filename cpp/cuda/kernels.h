@@ -61,7 +61,11 @@ void launch_encode(const EncodeCall& call, cudaStream_t stream);
 /** Adds (direction 1) or takes off (-1) the statistics of the keys, from their summaries. */
 void launch_tally(const EncodeCall& call, int64_t direction, cudaStream_t stream);
 
-/** The kernels of a decode, in order. A launch may run some of them alone: the bench does. */
+/**
+ * The kernels of a decode, in order. A launch may run some of them alone: the bench does. A graph
+ * of a scan that is not followed by all the others cannot be replayed: the last one takes away what
+ * tells that keys are scored.
+ */
 enum DecodeStep : int { kScan, kEstimate, kTake };
 
 struct DecodeCall {

@@ -39,7 +39,6 @@ struct ScratchLayout {
   int64_t fetched;          // the same for the selected rows
   int64_t selected_stride;  // not an offset: rows that are selected at most
   int64_t score_stride;     // not an offset
-  int64_t scanned_bytes;    // not an offset
   int64_t bytes;
 };
 

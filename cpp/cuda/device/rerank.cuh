@@ -65,6 +65,9 @@ struct Tiles {
                  kTileKeys) {}
 };
 
+static_assert(kGathered<4> / kTileKeys % kWarps == 0 && kGathered<8> / kTileKeys % kWarps == 0,
+              "a chunk begins with the same warp");
+
 /** Sums of exponentials of slices, by warps: of up to four heads. */
 using SliceMasses = Mass[kSlices][4][kWarps];
 
