@@ -267,7 +267,7 @@ struct Estimate {
 
   /**
    * Finds candidates and estimates them, once all keys are scored; what needs no scores comes
-   * before. Who `rehearses` does the latter with no candidates.
+   * before. Who `rehearses` waits for no scores and has no candidates.
    */
   __device__ __forceinline__ void run() const {
     Queries queries;

@@ -36,7 +36,7 @@ DecodeKernels kernels_of() {
           padded(kResidentBytes<Element, kWords>),
           padded(sizeof(EstimateSpace<kWords>)) + kEstimateBytes<kWords>,
           padded(sizeof(TakeSpace<kWords>)),
-          padded(device::kMergeBytes<kWords>) + 2 * device::kTileBytes};
+          device::kMergeBytes<kWords> + 2 * device::kTileBytes};
 }
 
 /** Of a dtype, by rotated dimensions: 64, 128 or 256. */

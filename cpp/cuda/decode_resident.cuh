@@ -23,7 +23,7 @@ constexpr int kResidentThreads = kDirect<Element> ? device::kDirectThreads : dev
 template <typename Element, int kWords>
 constexpr int kResidentBytes =
     kDirect<Element> ? int(sizeof(device::DirectSpace<kWords, Element>))
-                     : (device::kMergeBytes<kWords> + 127) / 128 * 128 + 2 * device::kTileBytes;
+                     : device::kMergeBytes<kWords> + 2 * device::kTileBytes;
 
 /** Row i of those that are resident: before the zone, then after it. */
 template <typename Element, int kWords>
@@ -76,7 +76,7 @@ struct Resident {
       device::init_row_barriers(barriers);
       __syncthreads();
       auto* merge = reinterpret_cast<float*>(room);
-      char* slots = room + (device::kMergeBytes<kWords> + 127) / 128 * 128;
+      char* slots = room + device::kMergeBytes<kWords>;
       device::RowAttention<kWords, Element, Rows> attention(
           block.context.shape, team, slots, int(room + kResidentBytes<Element, kWords> - slots),
           barriers, count, new_row, rows);

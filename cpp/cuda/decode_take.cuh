@@ -211,7 +211,7 @@ struct Take {
   /** Attention to the selected rows. */
   __device__ __forceinline__ void attend(int count) const {
     auto* merge = reinterpret_cast<float*>(room());
-    char* slots = room() + (device::kMergeBytes<kWords> + 127) / 128 * 128;
+    char* slots = room() + device::kMergeBytes<kWords>;
     const HeadScratch& scratch = block.context.scratch;
     auto* counters = reinterpret_cast<unsigned long long*>(block.call.counters);
     device::RowAttention<kWords, Element, SelectedRows, Keep> attention(

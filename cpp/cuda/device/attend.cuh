@@ -59,6 +59,8 @@ template <int kWords>
 constexpr int kHeadsAtOnce = kWords == 8 ? 2 : 4;
 template <int kWords>
 constexpr int kMergeBytes = kWarps * kHeadsAtOnce<kWords> * kStrandFloats<kWords> * 4;
+static_assert(kMergeBytes<2> % 128 == 0 && kMergeBytes<4> % 128 == 0 && kMergeBytes<8> % 128 == 0,
+              "slots come after it");
 
 /** `kWords` neighbouring elements of a row in shared memory, from a multiple of kWords on. */
 template <int kWords>
