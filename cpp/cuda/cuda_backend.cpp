@@ -232,12 +232,11 @@ void CudaBackend::reserve_lane(int64_t row, const DecodeArgs& args, const Sequen
     if (sequence.candidates > lane.candidate_capacity) {
       lane.candidate_capacity = roomy(sequence.candidates);
     }
-    const int64_t bytes = scratch_layout(args.shape, args.rules.searchers, args.rules.top_k,
-                                         args.rules.scorer == Scorer::kVotes, lane.zone_capacity,
-                                         lane.candidate_capacity)
-                              .bytes;
+    lane.at = scratch_layout(args.shape, args.rules.searchers, args.rules.top_k,
+                             args.rules.scorer == Scorer::kVotes, lane.zone_capacity,
+                             lane.candidate_capacity);
     // It comes as zeros: none of its words is the token of a step.
-    host.scratch = arena_.allocate(bytes);
+    host.scratch = arena_.allocate(args.shape.kv_heads * lane.at.bytes);
     lane.scratch = host.scratch.as<char>();
   }
   tell_lane(row, lane);

@@ -161,33 +161,28 @@ void CudaBackend::decode(const DecodeArgs& args, Stream stream) {
 
 HeadTrace CudaBackend::trace_head(const DecodeArgs& args, int64_t head) {
   const Lane& lane = explaining_.told;
-  const int64_t searchers = args.rules.searchers, top_k = args.rules.top_k;
-  const ScratchLayout at =
-      scratch_layout(args.shape, searchers, top_k, args.rules.scorer == Scorer::kVotes,
-                     lane.zone_capacity, lane.candidate_capacity);
+  const ScratchLayout& at = lane.at;
   const auto fetch_to = [&](auto& target, int64_t offset, int64_t index, int64_t count) {
     using Element = typename std::decay_t<decltype(target)>::value_type;
     target.resize(size_t(count));
     const int64_t size = int64_t(sizeof(Element));
-    fetch(target.data(), lane.scratch + offset + index * size, count * size);
+    fetch(target.data(), lane.scratch + head * at.bytes + offset + index * size, count * size);
   };
   std::vector<int32_t> count, selected;
-  fetch_to(count, at.candidate_count, head, 1);
-  fetch_to(selected, at.selected_count, head, 1);
+  fetch_to(count, at.candidate_count, 0, 1);
+  fetch_to(selected, at.selected_count, 0, 1);
 
   HeadTrace trace;
   const SequenceView& sequence = args.sequences[0];
-  fetch_to(trace.scores, at.scores, head * at.score_stride + sequence.zone_begin % kScoreAlignment,
-           sequence.zone_tokens());
-  fetch_to(trace.candidates, at.candidates, head * lane.candidate_capacity, count[0]);
-  for (int64_t s = 0; s < searchers; ++s) {
+  fetch_to(trace.scores, at.scores, sequence.zone_begin % kScoreAlignment, sequence.zone_tokens());
+  fetch_to(trace.candidates, at.candidates, 0, count[0]);
+  for (int64_t s = 0; s < args.rules.searchers; ++s) {
     trace.logits.emplace_back();
-    fetch_to(trace.logits.back(), at.estimates, (head * searchers + s) * lane.candidate_capacity,
-             count[0]);
+    fetch_to(trace.logits.back(), at.estimates, s * lane.candidate_capacity, count[0]);
   }
   std::vector<float> worth;
-  fetch_to(worth, at.worth, head * lane.candidate_capacity, count[0]);
-  fetch_to(trace.selected, at.selected, head * at.selected_stride, selected[0]);
+  fetch_to(worth, at.worth, 0, count[0]);
+  fetch_to(trace.selected, at.selected, 0, selected[0]);
   std::stable_sort(trace.selected.begin(), trace.selected.end(),
                    [&](int32_t a, int32_t b) { return worth[size_t(a)] > worth[size_t(b)]; });
   for (const int32_t index : trace.selected) trace.worth.push_back(worth[size_t(index)]);

@@ -28,6 +28,7 @@ struct EstimateSpace {
   device::LevelTable::Copies levels;
   alignas(16) float queries[4][device::EstimateQueries<kWords>::kPitch];  // rotated
   uint8_t samples[int(kSampledKeys)];                                     // scores of this block's
+  int first_segment;                                                      // of the zone
   int threshold;  // what a candidate scores, at least
 };
 
@@ -48,15 +49,12 @@ struct Estimate {
     return reinterpret_cast<char*>(&space) + (sizeof space + 127) / 128 * 128;
   }
 
-  /** The first segment of the zone. */
-  __device__ __forceinline__ int first_segment() const {
-    return device::split_position(block.context.zone, block.context.zone.begin).x;
-  }
   /** Addresses of the zone's segments, or of the first of them. */
   __device__ __forceinline__ void load_segments() const {
     const device::Zone& zone = block.context.zone;
-    const int first = first_segment();
-    const int count = min((zone.end - 1) / int(zone.layout.tokens) + 1 - first, kKnownSegments);
+    const int first = device::split_position(zone, zone.begin).x;
+    if (threadIdx.x == 0) space.first_segment = first;
+    const int count = min(device::split_position(zone, zone.end - 1).x + 1 - first, kKnownSegments);
     for (int i = int(threadIdx.x); i < count; i += device::kThreads) {
       space.segments[i] = zone.summaries[first + i];
     }
@@ -68,13 +66,12 @@ struct Estimate {
    * scan: all of them have their place on the device by now. Ends with a barrier.
    */
   __device__ __forceinline__ void await_scans() const {
-    if (launch.token == 0) {
+    if (!launch.scans) {
       device::wait_for_predecessor();
-    } else if (int(threadIdx.x) < launch.team) {
-      while (device::told(block.context.scratch.scanned + threadIdx.x) != launch.token) {
-      }
+      __syncthreads();
+    } else {
+      device::await_told(block.context.scratch.told, launch.team, launch.token);
     }
-    __syncthreads();
   }
 
   /** Finds the candidates of this block's slices; returns how many the head has. Ends with a
@@ -106,10 +103,10 @@ struct Estimate {
     return count;
   }
 
-  __device__ __forceinline__ int first_slice() const { return rank * (device::kSlices / share); }
-  __device__ __forceinline__ int end_slice() const {
-    return first_slice() + device::kSlices / share;
-  }
+  /** This block's part of the slices: `share` is a power of two. */
+  __device__ __forceinline__ int slices() const { return device::kSlices >> (31 - __clz(share)); }
+  __device__ __forceinline__ int first_slice() const { return rank * slices(); }
+  __device__ __forceinline__ int end_slice() const { return first_slice() + slices(); }
 
   /** Keys that are brought together: some tiles, counted from this block's first one. */
   struct Chunk {
@@ -129,19 +126,23 @@ struct Estimate {
     return listed < kListed ? space.offsets[listed]
                             : __ldcg(block.context.scratch.candidates + candidate);
   }
-  __device__ __forceinline__ int sampled() const {
-    return min(block.context.zone.end - block.context.zone.begin, int(kSampledKeys));
+  __device__ __forceinline__ int zone_keys() const {
+    return block.context.zone.end - block.context.zone.begin;
   }
-  /** Where a sampled key lies, from the zone's begin. */
+  /** Where a sampled key lies, from the zone's begin: a zone of fewer keys has all as samples. */
   __device__ __forceinline__ int place_of_sample(int sample) const {
-    const int step = (block.context.zone.end - block.context.zone.begin) / sampled();
+    const int step = max(zone_keys() / int(kSampledKeys), 1);
     return step / 2 + step * sample;
+  }
+  /** How many keys a sample stands for, as a logarithm. */
+  __device__ __forceinline__ float log_weight_of_sample() const {
+    return logf(__fdiv_rn(float(zone_keys()), float(min(zone_keys(), int(kSampledKeys)))));
   }
   /** The score of the sampled key that this thread looks up; 0 where there is none. */
   __device__ __forceinline__ int score_of_sample() const {
     const device::Zone& zone = block.context.zone;
     const int mine = int(threadIdx.x), sample = first_slice() * kSamplesOfSlice + mine;
-    if (mine >= kSamplesOfSlice * (end_slice() - first_slice()) || sample >= sampled()) return 0;
+    if (mine >= kSamplesOfSlice * (end_slice() - first_slice()) || sample >= zone_keys()) return 0;
     return __ldcg(block.context.scratch.scores + (zone.begin - zone.origin()) +
                   place_of_sample(sample));
   }
@@ -157,12 +158,11 @@ struct Estimate {
                                          const device::Tiles& tiles) const {
     const int in_chunk = int(threadIdx.x) / device::kTileKeys;
     if (!chunk.left() || in_chunk >= chunk.count()) return;
-    const uint32_t tile = uint32_t(chunk.tile + in_chunk);
-    const int of_block = int(tile / uint32_t(tiles.of_slice));
+    const int tile = chunk.tile + in_chunk, of_block = tiles.slice_of(tile);
     const int slice = first_slice() + of_block;
     const int first = device::slice_begin(candidates, slice);
     const int end = device::slice_begin(candidates, slice + 1);
-    const int candidate = first + (int(tile) - of_block * tiles.of_slice) * device::kTileKeys +
+    const int candidate = first + (tile - of_block * tiles.of_slice) * device::kTileKeys +
                           int(threadIdx.x) % device::kTileKeys;
     int offset = -1, name = -1;
     if (candidate < end) {
@@ -178,7 +178,7 @@ struct Estimate {
     }
     const device::Zone& zone = block.context.zone;
     const int2 at = device::split_position(zone, zone.begin + offset);
-    const int known = at.x - first_segment();
+    const int known = at.x - space.first_segment;
     place = {known < kKnownSegments ? space.segments[known] : zone.summaries[at.x], at.y, name};
   }
   /** Sets a chunk that has been located on its way. */
@@ -225,15 +225,14 @@ struct Estimate {
    */
   __device__ __forceinline__ void estimate(int candidates, int from, const Queries& queries,
                                            const device::LevelTable& levels,
-                                           const device::Gather<kWords>& gather) const {
+                                           const device::Gather<kWords>& gather,
+                                           float log_weight) const {
     const HeadScratch& scratch = block.context.scratch;
-    const int zone_keys = block.context.zone.end - block.context.zone.begin;
     const device::EstimateOutput out{scratch.estimates + from * scratch.candidate_capacity,
                                      int(scratch.candidate_capacity), heads_from(from),
-                                     block.call.logits.softcap,
-                                     logf(__fdiv_rn(float(zone_keys), float(sampled())))};
+                                     block.call.logits.softcap, log_weight};
     const device::Tiles tiles(candidates, kSamplesOfSlice);
-    const int slices = rehearses ? 1 : end_slice() - first_slice();
+    const int slices = rehearses ? 1 : this->slices();
     // Three chunks at a time: one is located, one is on its way, one is worked on.
     Chunk chunk{0, slices * tiles.of_slice};
     locate(chunk, 0, candidates, tiles);
@@ -275,6 +274,7 @@ struct Estimate {
     device::LevelTable::copy(launch.call.codec.centres, space.levels);
     const device::Gather<kWords> gather(block.context.zone);
     if (int(threadIdx.x) < int(kSampledKeys)) space.samples[threadIdx.x] = 0;
+    const float log_weight = log_weight_of_sample();
     int candidates = 0;
 #pragma unroll 1
     for (int from = 0; from < block.searchers(); from += 4) {
@@ -285,11 +285,17 @@ struct Estimate {
         await_scans();
         candidates = select();
       }
-      estimate(candidates, from, queries, levels, gather);
+      estimate(candidates, from, queries, levels, gather, log_weight);
       if (rehearses) break;
     }
     // Whoever ends has waited: else the kernel might end before the one that it follows.
     device::wait_for_predecessor();
+    if (!launch.roomy || rehearses) return;
+    // Who is told of estimates knows of resident rows as well.
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      device::tell(block.context.scratch.told_of_estimates() + rank, launch.token);
+    }
   }
 };
 
@@ -304,7 +310,7 @@ __global__ void __maxnreg__(kRegistersBesideScan<kWords>)
   const uint32_t head = rehearses ? blockIdx.x : (blockIdx.x - rehearsing) / share;
   const int rank = rehearses ? 0 : int((blockIdx.x - rehearsing) % share);
   device::let_successor_start();
-  if (!find_context<Element>(launch.call, head, space.context)) {
+  if (!find_context<Element>(launch, head, space.context)) {
     return device::wait_for_predecessor();
   }
   __syncthreads();

@@ -16,6 +16,7 @@ struct DecodeKernels {
   int scan_space, stage_bytes, table_bytes;  // of the scan: fixed, a stage of all warps, a table
   int resident_threads, resident_bytes, estimate_bytes;
   int take_space, take_least;  // of the last: fixed, and the least room after it
+  bool take_beside;            // whether it fits beside one block that estimates
 };
 
 template <typename Element, int kWords>
@@ -36,7 +37,8 @@ DecodeKernels kernels_of() {
           padded(kResidentBytes<Element, kWords>),
           padded(sizeof(EstimateSpace<kWords>)) + kEstimateBytes<kWords>,
           padded(sizeof(TakeSpace<kWords>)),
-          device::kMergeBytes<kWords> + 2 * device::kTileBytes};
+          device::kMergeBytes<kWords> + 2 * device::kTileBytes,
+          kWords < 8};
 }
 
 /** Of a dtype, by rotated dimensions: 64, 128 or 256. */

@@ -80,7 +80,9 @@ struct Resident {
       device::RowAttention<kWords, Element, Rows> attention(
           block.context.shape, team, slots, int(room + kResidentBytes<Element, kWords> - slots),
           barriers, count, new_row, rows);
-      attention.run(block.queries(), block.call.q.stride_j, out, merge);
+      const device::AttendShape& shape = block.context.shape;
+      attention.run(block.queries(), block.call.q.stride_j,
+                    device::PartsInScratch{out, shape.group, shape.head_dim}, merge);
     }
   }
 };
@@ -101,7 +103,7 @@ __global__ void __maxnreg__(kRegistersBesideScan<kWords>)
   const uint32_t team = uint32_t(launch.resident), heads = gridDim.x / team;
   const int rank = int(blockIdx.x / heads);
   device::let_successor_start();
-  if (find_context<Element>(launch.call, blockIdx.x % heads, context)) {
+  if (find_context<Element>(launch, blockIdx.x % heads, context)) {
     __syncthreads();
     const HeadBlock<Element, kWords> block{launch.call, context};
     Resident<Element, kWords, kMany>{

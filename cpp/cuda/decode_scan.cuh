@@ -47,11 +47,19 @@ struct Scan {
     return ring;
   }
 
-  /** Searchers from `from` on, and whether one of them leads. Ends with a barrier. */
-  __device__ __forceinline__ void prepare(int from, device::Lead& lead) const {
+  /**
+   * Searchers from `from` on, and whether one of them leads. Ends with a barrier.
+   * @param looked  whether windows are known to have been looked at
+   */
+  __device__ __forceinline__ void prepare(int from, device::Lead& lead, bool& looked) const {
     block.prepare_signs(from, space.queries);
-    device::wait_for_predecessor();
-    if (block.searchers() > 1) block.add_windows(from, space.queries);
+    if (block.searchers() > 1) {
+      if (!looked) {
+        device::await_told(block.context.scratch.told_of_windows(), kWindowBlocks, launch.token);
+        looked = true;
+      }
+      block.add_windows(from, space.queries);
+    }
     lead.consider(space.queries, min(block.searchers() - from, kSearchers));
     __syncthreads();
   }
@@ -65,9 +73,10 @@ struct Scan {
   __device__ __forceinline__ void run_signs(device::Ring<kWords>& ring, int begin, int end) const {
     const device::Zone& zone = block.context.zone;
     device::Lead lead;
+    bool looked = false;
     if (block.searchers() > kSearchers) {  // the lead is one of all
 #pragma unroll 1
-      for (int from = 0; from < block.searchers(); from += kSearchers) prepare(from, lead);
+      for (int from = 0; from < block.searchers(); from += kSearchers) prepare(from, lead, looked);
     }
 #pragma unroll 1
     for (int from = 0; from < block.searchers(); from += kSearchers) {
@@ -75,7 +84,7 @@ struct Scan {
         __syncthreads();
         ring.prime(zone, begin, end);
       }
-      prepare(from, lead);
+      prepare(from, lead, looked);
       device::settle(space.queries, lead);
       const int quads = (min(block.searchers() - from, kSearchers) + 3) / 4;
       device::score_signs<kWords>(ring, zone, begin, end, space.queries, quads,
@@ -125,7 +134,7 @@ struct Scan {
     const HeadScratch& scratch = block.context.scratch;
     device::write_counts(space.histogram, scratch.counts + rank);
     __syncthreads();
-    if (threadIdx.x == 0) device::tell(scratch.scanned + rank, launch.token);
+    if (threadIdx.x == 0) device::tell(scratch.told + rank, launch.token);
   }
 };
 
@@ -137,7 +146,7 @@ __global__ void __launch_bounds__(device::kThreads, 3)
   const uint32_t team = uint32_t(launch.team);
   device::let_successor_start();
   // Whoever ends has waited: else the kernel might end before the one that it follows.
-  if (!find_context<Element>(launch.call, blockIdx.x / team, space.context)) {
+  if (!find_context<Element>(launch, blockIdx.x / team, space.context)) {
     return device::wait_for_predecessor();
   }
   static_assert(device::kThreads == 256);
@@ -148,6 +157,7 @@ __global__ void __launch_bounds__(device::kThreads, 3)
       launch, space, {launch.call, space.context}, int(blockIdx.x % team)};
   if (!scan.block.searches()) return device::wait_for_predecessor();
   scan.run();
+  device::wait_for_predecessor();
 }
 
 /** Vote tables of all searchers, a warp of the team per subspace; ahead of the scan. */
@@ -159,7 +169,7 @@ __global__ void __launch_bounds__(device::kThreads)
   __shared__ HeadContext context;
   device::let_successor_start();
   const uint32_t team = uint32_t(launch.team), rank = blockIdx.x % team;
-  if (!find_context<Element>(launch.call, blockIdx.x / team, context)) return;
+  if (!find_context<Element>(launch, blockIdx.x / team, context)) return;
   __syncthreads();
   const HeadBlock<Element, kWords> block{launch.call, context};
   if (!block.searches()) return;

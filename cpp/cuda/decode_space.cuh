@@ -3,6 +3,9 @@
  */
 #pragma once
 
+#include <algorithm>
+#include <cstring>
+
 #include "codec/head_scale.h"
 #include "device/attend.cuh"
 #include "device/rerank.cuh"
@@ -14,11 +17,14 @@ namespace pariskv::cuda {
 /** One launch of one of the kernels. */
 struct DecodeLaunch {
   DecodeCall call;
-  int team;          // blocks per kv head: of a scan, or the cluster that takes rows
-  int share;         // blocks per kv head that estimate
-  int resident;      // blocks per kv head for resident rows
-  int rehearsing;    // blocks besides, ahead of those
-  uint32_t token;    // of this step; 0: it has no scan
+  int team;               // blocks per kv head: of a scan, or the cluster that takes rows
+  int share;              // blocks per kv head that estimate
+  int resident;           // blocks per kv head for resident rows
+  int rehearsing;         // blocks besides, ahead of those
+  uint32_t token;         // of this step
+  bool scans, estimates;  // what it has
+  bool roomy;  // the last kernel finds room beside blocks that estimate, and waits for their words
+  device::SegmentDivisor segment;
   int stages;        // of a scan: units that a warp has under way
   int packed;        // of a scan by votes: four searchers at a time
   int shared_bytes;  // that a block has
@@ -29,11 +35,16 @@ struct DecodeLaunch {
 template <int kWords>
 constexpr int kRegistersBesideScan = kWords == 8 ? 128 : 96;
 
-/** The scratch of one head of one lane. */
+/** Blocks that look at the window of a kv head. */
+constexpr int kWindowBlocks = device::kWindowRows * device::kRowLanes / device::kThreads;
+/** Words by which the blocks of a head tell later ones that they are done. */
+constexpr int kTold = device::kMostScans + kWindowBlocks + device::kSlices;
+
+/** The scratch of one head of one lane: the arrays of ScratchLayout, in its order. */
 struct HeadScratch {
   uint8_t* scores;
   device::ScanCounts* counts;  // (kMostScans)
-  uint32_t* scanned;           // (kMostScans)
+  uint32_t* told;              // (kTold) of scans, then of windows, then of estimates
   device::Mass* masses;        // (kSlices, group)
   int* windows;                // (group, kWindowRows) logits in steps
   uint8_t* votes;
@@ -41,14 +52,19 @@ struct HeadScratch {
   float* estimates;
   float* worth;
   int32_t* selected;
-  uint64_t* addresses;
-  int32_t* fresh;
+  device::SelectedRow* rows;
   int32_t* selected_count;
   int32_t* candidate_count;
   float* resident;
   float* fetched;
   int64_t candidate_capacity;
+
+  __device__ __forceinline__ uint32_t* told_of_windows() const { return told + device::kMostScans; }
+  __device__ __forceinline__ uint32_t* told_of_estimates() const {
+    return told_of_windows() + kWindowBlocks;
+  }
 };
+static_assert(sizeof(HeadScratch) == (kScratchArrays + 1) * sizeof(void*));
 
 /** What a block works on: read from device memory once, then from shared memory where needed. */
 struct HeadContext {
@@ -63,9 +79,9 @@ struct HeadContext {
   HeadScratch scratch;
 };
 
-/** Where the share of scan `rank` of a team begins, of so many units. */
+/** Where the share of scan `rank` of a team, a power of two, begins, of so many units. */
 __device__ __forceinline__ int scan_begin(int units, int rank, int team) {
-  return int(uint32_t(units) * uint32_t(rank) / uint32_t(team));
+  return int(uint32_t(units) * uint32_t(rank) >> (31 - __clz(team)));
 }
 
 static_assert(kShards == device::kParts && kScoreAlignment == device::kScoreOrigin);
@@ -82,82 +98,43 @@ static_assert(kOctaveSteps == device::kOctaveSteps && kMostSteps == device::kMos
 static_assert(kByteLevels == device::kByteLevels && kLeastExponent == device::kLeastExponent);
 static_assert(kInvisible == device::kInvisible);
 
-/** Computed alike by host and device. */
-__host__ __device__ inline ScratchLayout layout_scratch(const ModelShape& shape, int64_t searchers,
-                                                        int64_t top_k, bool votes,
-                                                        int64_t zone_capacity,
-                                                        int64_t candidate_capacity) {
+/** What the scratch of a head is for. */
+inline ScratchLayout layout_scratch(const ModelShape& shape, int64_t searchers, int64_t top_k,
+                                    bool votes, int64_t zone_capacity, int64_t candidate_capacity) {
   int64_t bytes = 0;
   const auto take = [&](int64_t count) {
     const int64_t at = bytes;
     bytes += (count + 255) / 256 * 256;
     return at;
   };
-  const int64_t heads = shape.kv_heads;
-  const int64_t parts = heads * kShards * shape.group * (2 + shape.head_dim);
+  const int64_t parts = kShards * shape.group * (2 + shape.head_dim);
+  const int64_t rows = std::min(top_k, candidate_capacity);
   ScratchLayout at{};
   // The zone may begin within the first alignment, and is scored in units of it.
-  at.score_stride = (zone_capacity + 2 * kScoreAlignment) / kScoreAlignment * kScoreAlignment;
-  at.scores = take(heads * at.score_stride);
-  at.counts = take(heads * device::kMostScans * int64_t(sizeof(device::ScanCounts)));
-  at.scanned = take(heads * device::kMostScans * 4);
-  at.masses = take(heads * device::kSlices * shape.group * 8);
-  at.windows = take(heads * shape.group * device::kWindowRows * 4);
-  at.votes = take(votes ? heads * searchers * shape.rotated_dim / kSubspaceDim * 256 : 0);
-  at.candidates = take(heads * candidate_capacity * 4);
-  at.estimates = take(heads * searchers * candidate_capacity * 4);
-  at.worth = take(heads * candidate_capacity * 4);
-  at.selected_stride = top_k < candidate_capacity ? top_k : candidate_capacity;
-  at.selected = take(heads * at.selected_stride * 4);
-  at.addresses = take(heads * at.selected_stride * 8);
-  at.fresh = take(heads * at.selected_stride * 4);
-  at.selected_count = take(heads * 4);
-  at.candidate_count = take(heads * 4);
+  at.scores = take((zone_capacity + 2 * kScoreAlignment) / kScoreAlignment * kScoreAlignment);
+  at.counts = take(device::kMostScans * int64_t(sizeof(device::ScanCounts)));
+  at.told = take(kTold * 4);
+  at.masses = take(device::kSlices * shape.group * 8);
+  at.windows = take(shape.group * device::kWindowRows * 4);
+  at.votes = take(votes ? searchers * shape.rotated_dim / kSubspaceDim * 256 : 0);
+  at.candidates = take(candidate_capacity * 4);
+  at.estimates = take(searchers * candidate_capacity * 4);
+  at.worth = take(candidate_capacity * 4);
+  at.selected = take(rows * 4);
+  at.rows = take(rows * int64_t(sizeof(device::SelectedRow)));
+  at.selected_count = take(4);
+  at.candidate_count = take(4);
   at.resident = take(parts * 4);
   at.fetched = take(parts * 4);
   at.bytes = bytes;
   return at;
 }
 
-__device__ inline HeadScratch scratch_of(const DecodeCall& call, const Lane& lane, int head) {
-  const ModelShape& shape = call.shape;
-  const ScratchLayout at =
-      layout_scratch(shape, call.searchers, call.top_k, call.scorer == Scorer::kVotes,
-                     lane.zone_capacity, lane.candidate_capacity);
-  const int64_t capacity = lane.candidate_capacity;
-  const int64_t part = head * (kShards * shape.group * (2 + shape.head_dim));
-  char* base = lane.scratch;
-  HeadScratch scratch;
-  scratch.scores = reinterpret_cast<uint8_t*>(base + at.scores) + head * at.score_stride;
-  scratch.counts =
-      reinterpret_cast<device::ScanCounts*>(base + at.counts) + head * device::kMostScans;
-  scratch.scanned = reinterpret_cast<uint32_t*>(base + at.scanned) + head * device::kMostScans;
-  scratch.masses =
-      reinterpret_cast<device::Mass*>(base + at.masses) + head * device::kSlices * shape.group;
-  scratch.windows =
-      reinterpret_cast<int*>(base + at.windows) + head * shape.group * device::kWindowRows;
-  scratch.votes = reinterpret_cast<uint8_t*>(base + at.votes) +
-                  head * call.searchers * shape.rotated_dim / kSubspaceDim * 256;
-  scratch.candidates = reinterpret_cast<int32_t*>(base + at.candidates) + head * capacity;
-  scratch.estimates =
-      reinterpret_cast<float*>(base + at.estimates) + head * call.searchers * capacity;
-  scratch.worth = reinterpret_cast<float*>(base + at.worth) + head * capacity;
-  scratch.selected = reinterpret_cast<int32_t*>(base + at.selected) + head * at.selected_stride;
-  scratch.addresses = reinterpret_cast<uint64_t*>(base + at.addresses) + head * at.selected_stride;
-  scratch.fresh = reinterpret_cast<int32_t*>(base + at.fresh) + head * at.selected_stride;
-  scratch.selected_count = reinterpret_cast<int32_t*>(base + at.selected_count) + head;
-  scratch.candidate_count = reinterpret_cast<int32_t*>(base + at.candidate_count) + head;
-  scratch.resident = reinterpret_cast<float*>(base + at.resident) + part;
-  scratch.fetched = reinterpret_cast<float*>(base + at.fetched) + part;
-  scratch.candidate_capacity = capacity;
-  return scratch;
-}
-
 /** All but the scratch. */
 template <typename Element>
-__device__ inline void fill_context(const DecodeCall& call, const SequenceView& view, int row,
+__device__ inline void fill_context(const DecodeLaunch& launch, const SequenceView& view, int row,
                                     int head, HeadContext& context) {
-  const ModelShape& model = call.shape;
+  const ModelShape& model = launch.call.shape;
   context.row = row;
   context.head = head;
   context.rows = view.rows;
@@ -173,12 +150,13 @@ __device__ inline void fill_context(const DecodeCall& call, const SequenceView& 
                         counts + head * (model.rotated_dim / kSubspaceDim) * 256};
   context.zone = {view.summaries,
                   {model.kv_heads, model.segment_tokens, model.rotated_dim / kSubspaceDim},
+                  launch.segment,
                   head,
                   int(view.zone_begin),
                   int(view.zone_end)};
   context.shape = {int(model.head_dim), int(model.group),
-                   int(2 * model.head_dim * int64_t(sizeof(Element))), call.logits.scale,
-                   call.logits.softcap};
+                   int(2 * model.head_dim * int64_t(sizeof(Element))), launch.call.logits.scale,
+                   launch.call.logits.softcap};
 }
 
 /** A block at work for one head: what all kernels share. */
@@ -207,11 +185,9 @@ struct HeadBlock {
   }
   /** Where a position's row lies, in device or host memory. */
   __device__ __forceinline__ char* row_at(int position) const {
-    const uint32_t tokens = uint32_t(call.shape.segment_tokens);
-    const uint32_t segment = uint32_t(position) / tokens;
-    const int64_t slot = uint32_t(position) - segment * tokens;
-    return static_cast<char*>(context.rows[segment]) +
-           (int64_t(context.head) * tokens + slot) * context.shape.row_bytes;
+    const int2 at = device::split_position(context.zone, position);
+    return static_cast<char*>(context.rows[at.x]) +
+           (context.head * context.zone.layout.tokens + at.y) * context.shape.row_bytes;
   }
 
   /** The rows of q that searchers stand for. */
@@ -263,20 +239,40 @@ struct HeadBlock {
   }
 };
 
-/** A block's way from its index to its head: false when the lane is nobody's. All threads. */
-template <typename Element>
-__device__ __forceinline__ bool find_context(const DecodeCall& call, uint32_t index,
-                                             HeadContext& context) {
-  const uint32_t heads = uint32_t(call.shape.kv_heads), row = index / heads;
-  const Lane lane = call.lanes[row];
-  if (lane.layers == nullptr) return false;
+/**
+ * A block's way from its index to its head: false when the lane is nobody's. All threads; to be
+ * followed by a barrier.
+ * @param also  also(view, head), by one thread
+ */
+template <typename Element, typename Also>
+__device__ __forceinline__ bool find_context(const DecodeLaunch& launch, uint32_t index,
+                                             HeadContext& context, Also also) {
+  const uint32_t heads = uint32_t(launch.call.shape.kv_heads), row = index / heads;
+  const Lane& lane = launch.call.lanes[row];
+  const SequenceView* layers = lane.layers;
+  if (layers == nullptr) return false;
   const int head = int(index - row * heads);
-  // Two warps share the work, which is long for one thread.
+  // What takes a trip to memory is asked for by different warps.
+  const int array = int(threadIdx.x) - 32;
   if (threadIdx.x == 0) {
-    fill_context<Element>(call, lane.layers[call.layer], int(row), head, context);
+    fill_context<Element>(launch, layers[launch.call.layer], int(row), head, context);
+  } else if (array >= 0 && array < kScratchArrays) {
+    const auto* offsets = reinterpret_cast<const int64_t*>(&lane.at);
+    char* where = lane.scratch + head * lane.at.bytes + offsets[array];
+    std::memcpy(reinterpret_cast<char*>(&context.scratch) + array * sizeof where, &where,
+                sizeof where);
+  } else if (threadIdx.x == 64) {
+    context.scratch.candidate_capacity = lane.candidate_capacity;
+  } else if (threadIdx.x == 96) {
+    also(layers[launch.call.layer], head);
   }
-  if (threadIdx.x == 32) context.scratch = scratch_of(call, lane, head);
   return true;
 }
+template <typename Element>
+__device__ __forceinline__ bool find_context(const DecodeLaunch& launch, uint32_t index,
+                                             HeadContext& context) {
+  return find_context<Element>(launch, index, context, [](const SequenceView&, int) {});
+}
+static_assert(kScratchArrays <= 32);
 
 }  // namespace pariskv::cuda

@@ -15,6 +15,11 @@ static_assert(kCacheWays == device::kWays);
 
 /** Selected rows of a block that are noted in shared memory. */
 constexpr int kNoted = 1024;
+/** Rows that a block attends to, at most, where others send it theirs. */
+constexpr int kSentRows = 512;
+/** Tasks of a block, each 32 dimensions of a query head's output, for which others send it parts.
+ */
+constexpr int kSentTasks = 4;
 
 template <int kWords>
 struct TakeSpace {
@@ -22,9 +27,36 @@ struct TakeSpace {
   device::RowCache cache;
   device::TopKSpace top_k;
   device::SelectSpace select;
-  uint64_t rows[device::kMostSlots];
-  float all[device::kHeadsPerPass];  // log-sum-exp of every head
-  int noted[kNoted];                 // candidates of this block that are selected
+  uint64_t slots[device::kMostSlots];
+  device::SelectedRow rows[kSentRows];
+  float parts[kSentTasks][device::kParts][34];  // maximum, sum, weighted values
+  float all[device::kHeadsPerPass];             // log-sum-exp of every head
+  int noted[kNoted];                            // candidates of this block that are selected
+};
+
+/** The parts of a head's attention, sent to the blocks that put them together, or in scratch. */
+struct FetchedParts {
+  device::PartsInScratch scratch;
+  const device::Cluster& cluster;
+  uint64_t& barrier;
+  float (&sent)[kSentTasks][device::kParts][34];
+  int chunks;  // of 32 dimensions
+  bool sends;
+
+  static constexpr int kBytesOfTask = device::kParts * 34 * int(sizeof(float));
+
+  __device__ __forceinline__ void leave(int part, int head, int chunk, float maximum, float sum,
+                                        float weighted) const {
+    if (!sends) return scratch.leave(part, head, chunk, maximum, sum, weighted);
+    if (chunk >= chunks) return;
+    const int task = head * chunks + chunk, owner = task & (cluster.size - 1);
+    float* to = sent[task >> (31 - __clz(cluster.size))][part];
+    const int lane = device::lane_id();
+    device::send_mail(barrier, owner, to + 2 + lane, device::bits_of(weighted));
+    if (lane < 2) {
+      device::send_mail(barrier, owner, to + lane, device::bits_of(lane == 0 ? maximum : sum));
+    }
+  }
 };
 
 /** How many keys of this block pass, once they have been compacted. */
@@ -37,9 +69,8 @@ __device__ __forceinline__ int passed(const device::SelectSpace& space) {
 
 /** What a head's row cache has. While a step is explained there is none: it leaves no trace. */
 template <typename Element>
-__device__ __forceinline__ device::RowCache row_cache_of(const DecodeCall& call, int row,
-                                                         int head) {
-  const SequenceView& view = call.lanes[row].layers[call.layer];
+__device__ __forceinline__ device::RowCache row_cache_of(const DecodeCall& call,
+                                                         const SequenceView& view, int head) {
   const ModelShape& shape = call.shape;
   if (view.row_cache == nullptr || call.explains) return {};
   const int64_t slots = shape.cached_rows, first = head * slots;
@@ -56,9 +87,9 @@ __device__ __forceinline__ device::RowCache row_cache_of(const DecodeCall& call,
 
 /** Where the rows lie that were selected. */
 struct SelectedRows {
-  const uint64_t* addresses;
+  const device::SelectedRow* rows;
   __device__ __forceinline__ const char* operator()(int i) const {
-    return reinterpret_cast<const char*>(__ldcg(addresses + i));
+    return reinterpret_cast<const char*>(rows[i].address);
   }
 };
 
@@ -82,8 +113,22 @@ struct Take {
     return int(min(int64_t(candidates), block.call.top_k));
   }
 
+  /** The sums of heads from `from` on. */
+  __device__ __forceinline__ device::HeadMasses masses(int from) const {
+    const HeadScratch& scratch = block.context.scratch;
+    const int64_t row = 2 + block.context.shape.head_dim;
+    return {scratch.masses + from, scratch.resident + from * row, block.biases(from),
+            block.context.shape.group, row};
+  }
+  /** Of the head whose number is the warp's, modulo the group's. */
+  __device__ __forceinline__ device::LaneMasses first_masses() const {
+    if (block.mean()) return {};
+    return masses(0).load(min(device::warp_id(), block.context.shape.group - 1));
+  }
+
   /** Leaves worth[i] of candidates [first, first + count). Ends with a barrier. */
-  __device__ __forceinline__ void weigh(int first, int count, float* worth) const {
+  __device__ __forceinline__ void weigh(int first, int count, device::LaneMasses sums,
+                                        float* worth) const {
     const HeadScratch& scratch = block.context.scratch;
     const int group = block.context.shape.group;
     const auto leave = [&](int i, float one) {
@@ -97,7 +142,7 @@ struct Take {
       __syncthreads();
       return;
     }
-    const int64_t part = 2 + block.context.shape.head_dim, stride = scratch.candidate_capacity;
+    const int64_t stride = scratch.candidate_capacity;
     const float inverse = __frcp_rn(float(group));
 #pragma unroll 1
     for (int from = 0; from < group; from += device::kHeadsPerPass) {
@@ -118,9 +163,11 @@ struct Take {
         }
       };
       load(int(threadIdx.x));
-      if (from > 0) __syncthreads();
-      device::sum_up(scratch.masses + from, group, heads, scratch.resident + from * part,
-                     group * part, part, block.biases(from), space.all);
+      if (from > 0) {
+        sums = masses(from).load(min(device::warp_id(), heads - 1));
+        __syncthreads();
+      }
+      device::sum_up(masses(from), heads, sums, space.all);
       __syncthreads();
       // A broken query has no say in what the others get.
       const auto share_of = [](float logit, float all) {
@@ -160,38 +207,60 @@ struct Take {
     __syncthreads();
   }
 
+  /** Whether blocks send one another the rows that they have selected, of so many in all. */
+  __device__ __forceinline__ bool sends(int count) const {
+    return cluster.size > 1 && count <= kSentRows * cluster.size;
+  }
+  /** The first row that a block attends to. */
+  __device__ __forceinline__ int first_row(int count, int rank) const {
+    return device::part_begin(count, rank << cluster.log_parts());
+  }
+  /** The rows, of which this block has its own. */
+  __device__ __forceinline__ device::SelectedRow* rows(int count) const {
+    return sends(count) ? space.rows - first_row(count, cluster.rank) : block.context.scratch.rows;
+  }
+
   /** Lists a selected row: where it lies, and whether the cache is to have it. */
-  __device__ __forceinline__ void list(int index, int position) const {
+  __device__ __forceinline__ void list(int index, int position, int count) const {
     const device::RowCache& cache = space.cache;
     const device::RowCache::Tags tags = cache.tags_at(position);
     const char* home = block.row_at(position);
     const int slot = cache.find(tags, position);
-    block.context.scratch.addresses[index] =
-        reinterpret_cast<uint64_t>(slot < 0 ? home : cache.row(slot));
-    if (!cache.exists()) return;
     if (slot >= 0) cache.stamp(slot);
     // The last token's row is written anew when a recorded step is replayed.
     const int fresh = position + 1 < block.context.total ? position : Keep::kUnwanted;
-    block.context.scratch.fresh[index] = slot < 0 ? fresh : Keep::kFound;
+    const device::SelectedRow row{reinterpret_cast<uint64_t>(slot < 0 ? home : cache.row(slot)),
+                                  slot < 0 ? fresh : Keep::kFound, 0};
+    if (!sends(count)) {
+      block.context.scratch.rows[index] = row;
+      return;
+    }
+    // The last part that begins at this row or before.
+    const int part = int((uint32_t(index + 1) * device::kParts - 1) / uint32_t(count));
+    const int rank = part >> cluster.log_parts();
+    device::send_mail(space.top_k.mail.rows, rank, &space.rows[index - first_row(count, rank)],
+                      *reinterpret_cast<const int4*>(&row));
   }
 
-  /** Leaves the list of selected rows in scratch. Ends with a barrier of the cluster. */
-  __device__ __forceinline__ void select(int candidates) const {
+  /** Lists the selected rows, each for the block that attends to it. Ends with a barrier. */
+  __device__ __forceinline__ void select(int candidates, const device::LaneMasses& sums) const {
     const HeadScratch& scratch = block.context.scratch;
     const int first = device::part_begin(candidates, cluster.first_part());
     const int count = device::part_begin(candidates, cluster.end_part()) - first;
     // In shared memory where it fits.
     float* worth =
         4 * count <= room_bytes() ? reinterpret_cast<float*>(room()) : scratch.worth + first;
-    weigh(first, count, worth);
+    weigh(first, count, sums, worth);
     const auto key_of = [&](int i) { return device::sortable(worth[i]); };
     device::Cut cut{0, count, first, candidates};  // all of them
     if (candidates > block.call.top_k) {
       cut = device::find_top_k(cluster, count, int(block.call.top_k), key_of, space.top_k);
+    } else {
+      cluster.sync();  // as find_top_k: all blocks know of the estimates
     }
     if (threadIdx.x == 0) space.select.cut = cut;
     __syncthreads();
-    const int zone_begin = block.context.zone.begin;
+    const int zone_begin = block.context.zone.begin, all = wanted(candidates);
     device::compact_keys(count, key_of, space.select, [&](int index, int i) {
       scratch.selected[index] = first + i;
       if (index - cut.offset < kNoted) space.noted[index - cut.offset] = first + i;
@@ -201,11 +270,17 @@ struct Take {
     for (int i = int(threadIdx.x); i < selected; i += device::kThreads) {
       const int index = cut.offset + i;
       const int candidate = i < kNoted ? space.noted[i] : __ldcg(scratch.selected + index);
-      list(index, zone_begin + __ldcg(scratch.candidates + candidate));
+      list(index, zone_begin + __ldcg(scratch.candidates + candidate), all);
     }
-    if (cluster.rank == 0 && threadIdx.x == 0) *scratch.selected_count = wanted(candidates);
+    if (cluster.rank == 0 && threadIdx.x == 0) *scratch.selected_count = all;
     device::before_copies();
-    cluster.sync();
+    if (!sends(all)) return cluster.sync();
+    if (threadIdx.x == 0) {
+      const int mine = first_row(all, cluster.rank + 1) - first_row(all, cluster.rank);
+      device::expect_mail(space.top_k.mail.rows, mine * int(sizeof(device::SelectedRow)));
+    }
+    device::wait(&space.top_k.mail.rows, 0);
+    __syncthreads();
   }
 
   /** Attention to the selected rows. */
@@ -215,26 +290,56 @@ struct Take {
     const HeadScratch& scratch = block.context.scratch;
     auto* counters = reinterpret_cast<unsigned long long*>(block.call.counters);
     device::RowAttention<kWords, Element, SelectedRows, Keep> attention(
-        block.context.shape, cluster, slots, int(room() + room_bytes() - slots), space.rows, count,
-        {nullptr, nullptr, 0}, {scratch.addresses},
-        {space.cache, scratch.fresh, counters == nullptr ? nullptr : counters + 2});
-    attention.run(block.queries(), block.call.q.stride_j, scratch.fetched, merge);
+        block.context.shape, cluster, slots, int(room() + room_bytes() - slots), space.slots, count,
+        {nullptr, nullptr, 0}, {rows(count)},
+        {space.cache, cluster, rows(count), sends(count),
+         counters == nullptr ? nullptr : counters + 2});
+    const device::AttendShape& shape = block.context.shape;
+    const FetchedParts parts{{scratch.fetched, shape.group, shape.head_dim},
+                             cluster,
+                             space.top_k.mail.parts,
+                             space.parts,
+                             chunks(),
+                             sends_parts()};
+    attention.run(block.queries(), block.call.q.stride_j, parts, merge);
+    if (!parts.sends) cluster.sync();
+  }
+
+  /** Tasks of the head: 32 dimensions of a query head's output, a warp each. */
+  __device__ __forceinline__ int chunks() const { return (block.context.shape.head_dim + 31) / 32; }
+  __device__ __forceinline__ int tasks() const { return block.context.shape.group * chunks(); }
+  /** Whether blocks send one another the parts of the tasks. */
+  __device__ __forceinline__ bool sends_parts() const {
+    return cluster.size > 1 && tasks() <= kSentTasks * cluster.size;
+  }
+  /** By one thread: so many parts will come. */
+  __device__ __forceinline__ void expect_parts() const {
+    const int mine = (tasks() - cluster.rank + cluster.size - 1) >> (31 - __clz(cluster.size));
+    device::expect_mail(space.top_k.mail.parts, mine * FetchedParts::kBytesOfTask);
   }
 
   /** Parts added up, outputs written. */
   __device__ __forceinline__ void finish() const {
     const device::AttendShape shape = block.context.shape;
     const HeadScratch& scratch = block.context.scratch;
-    const int chunks = (shape.head_dim + 31) / 32;
-    const int part = 2 + shape.head_dim;
-    for (int task = cluster.rank + cluster.size * device::warp_id(); task < shape.group * chunks;
-         task += cluster.size * device::kWarps) {
-      const int member = task / chunks, begin = task % chunks * 32;
-      const int d = begin + device::lane_id();
+    const bool fetched = block.searches(), mailed = fetched && sends_parts();
+    for (int turn = device::warp_id(); cluster.rank + cluster.size * turn < tasks();
+         turn += device::kWarps) {
+      const int task = cluster.rank + cluster.size * turn;
+      const int member = task / chunks(), chunk = task % chunks();
+      const int d = 32 * chunk + device::lane_id();
       const int64_t query_head = int64_t(block.context.head) * shape.group + member;
-      const device::Merged merged = device::merge_parts(
-          scratch.resident + member * part,
-          block.searches() ? scratch.fetched + member * part : nullptr, shape, begin);
+      device::Parts parts{};
+      if (mailed) {
+        parts = {space.parts[turn][0], space.parts[turn][0] + 2 + device::lane_id(), 34};
+      } else if (fetched) {
+        parts = device::parts_in_scratch(scratch.fetched, shape, member, chunk);
+      }
+      const device::Merged merged =
+          device::merge_parts(device::parts_in_scratch(scratch.resident, shape, member, chunk),
+                              parts, d < shape.head_dim, [&] {
+                                if (mailed) device::wait(&space.top_k.mail.parts, 0);
+                              });
       float lse = device::log_of_sum(merged.maximum, merged.sum);
       if (block.call.logits.sink_bias != nullptr) {
         lse = device::log_add(lse, block.call.logits.sink_bias[query_head]);
@@ -259,19 +364,32 @@ struct Take {
     atomicAdd(counters + 1, static_cast<unsigned long long>(wanted(candidates)));
   }
 
+  /** Until all is there that earlier kernels leave. Ends with a barrier. */
+  __device__ __forceinline__ void await_estimates() const {
+    if (launch.roomy && launch.estimates && block.searches()) {
+      device::await_told(block.context.scratch.told_of_estimates(), launch.share, launch.token);
+    } else {
+      device::wait_for_predecessor();
+    }
+  }
+
   __device__ __forceinline__ void run() const {
+    await_estimates();
     if (block.searches()) {
-      if (cluster.rank == 0 && int(threadIdx.x) < device::kMostScans) {
-        block.context.scratch.scanned[threadIdx.x] = 0;  // so that a graph can be replayed
+      const HeadScratch& scratch = block.context.scratch;
+      const device::LaneMasses sums = first_masses();  // with the count: one trip to memory
+      const int candidates = __ldcg(scratch.candidate_count);
+      select(candidates, sums);
+      if (cluster.rank == 0 && int(threadIdx.x) < kTold) {
+        scratch.told[threadIdx.x] = 0;  // so that a graph can be replayed
       }
-      const int candidates = __ldcg(block.context.scratch.candidate_count);
-      select(candidates);
+      if (sends_parts() && threadIdx.x == 0) expect_parts();
       attend(wanted(candidates));
       count(candidates);
-      cluster.sync();
     }
     finish();
     device::RowStores::wait_written();
+    device::wait_for_predecessor();
   }
 };
 
@@ -280,21 +398,18 @@ __global__ void __launch_bounds__(device::kThreads, 1)
     take_kernel(const __grid_constant__ DecodeLaunch launch) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& space = *reinterpret_cast<TakeSpace<kWords>*>(shared);
-  const uint32_t size = uint32_t(launch.team), heads = uint32_t(launch.call.shape.kv_heads);
-  if (!find_context<Element>(launch.call, blockIdx.x / size, space.context)) {
+  const int size = launch.team, rank = int(blockIdx.x) & (size - 1);  // a power of two
+  if (!find_context<Element>(launch, blockIdx.x >> (31 - __clz(size)), space.context,
+                             [&](const SequenceView& view, int head) {
+                               space.cache = row_cache_of<Element>(launch.call, view, head);
+                             })) {
     return device::wait_for_predecessor();
   }
-  if (threadIdx.x == 64) {
-    space.cache = row_cache_of<Element>(launch.call, int(blockIdx.x / size / heads),
-                                        int(blockIdx.x / size % heads));
-  }
-  device::init_row_barriers(space.rows);
+  device::init_row_barriers(space.slots);
   __syncthreads();
-  space.cache.prefetch(int(blockIdx.x % size), int(size));
-  const Take<Element, kWords> take{
-      launch, space, {launch.call, space.context}, {int(size), int(blockIdx.x % size)}};
+  space.cache.prefetch(rank, size);
+  const Take<Element, kWords> take{launch, space, {launch.call, space.context}, {size, rank}};
   device::open_top_k(take.cluster, space.top_k);  // while there is nothing else to do
-  device::wait_for_predecessor();
   take.run();
 }
 

@@ -9,7 +9,7 @@
 namespace pariskv::cuda {
 
 constexpr int kRowsOfBlock = device::kThreads / device::kRowLanes;
-constexpr int kWindowBlocks = device::kWindowRows / kRowsOfBlock;  // of a kv head
+static_assert(kWindowBlocks * kRowsOfBlock == device::kWindowRows);
 static_assert(device::kRowLanes == device::kWarps);
 
 template <typename Element, int kWords>
@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(device::kThreads)
   __shared__ HeadContext context;
   __shared__ device::WindowQueries<32 * kWords> queries;
   device::let_successor_start();
-  if (!find_context<Element>(launch.call, blockIdx.x / kWindowBlocks, context)) return;
+  if (!find_context<Element>(launch, blockIdx.x / kWindowBlocks, context)) return;
   __syncthreads();
   const HeadBlock<Element, kWords> block{launch.call, context};
   if (!block.searches()) return;
@@ -51,6 +51,9 @@ __global__ void __launch_bounds__(device::kThreads)
           row < rows ? steps : device::kNoSteps;
     }
     __syncthreads();
+  }
+  if (threadIdx.x == 0) {
+    device::tell(context.scratch.told_of_windows() + blockIdx.x % kWindowBlocks, launch.token);
   }
 }
 

@@ -28,6 +28,14 @@ using RowCopies = WarpCopies<kBulkCopies && kRowsInBulk>;
 using RowStores = WarpStores<kBulkCopies && kRowsInBulk>;
 static_assert(kMostTileRows <= 32 * kWarps);  // a lane can have a row of a tile
 
+/** A row that has been selected. */
+struct alignas(16) SelectedRow {
+  uint64_t address;
+  int32_t fresh;  // its position when the row cache lacks it, then the slot it goes to; negative:
+                  // none
+  int32_t unused;
+};
+
 /** What becomes of rows that have been attended to: nothing. */
 struct KeepNothing {
   __device__ __forceinline__ void start(int, int) const {}
@@ -210,6 +218,21 @@ __device__ __forceinline__ void init_row_barriers(uint64_t (&barriers)[kMostSlot
   before_copies();
 }
 
+/** Where the parts of a head's attention are left: (kParts, group, 2 + head_dim). */
+struct PartsInScratch {
+  float* parts;
+  int group, head_dim;
+
+  /** A warp has 32 dimensions of a part, from 32 `chunk` on; a lane `weighted` of one of them. */
+  __device__ __forceinline__ void leave(int part, int head, int chunk, float maximum, float sum,
+                                        float weighted) const {
+    float* to = parts + (int64_t(part) * group + head) * (2 + head_dim);
+    const int d = 32 * chunk + lane_id();
+    if (chunk == 0 && lane_id() == 0) to[0] = maximum, to[1] = sum;
+    if (d < head_dim) to[2 + d] = weighted;
+  }
+};
+
 /** Attention over `rows` rows by one block: its parts of them. All threads take part. */
 template <int kWords, typename Element, typename Address, typename Keep = KeepNothing>
 class RowAttention {
@@ -242,10 +265,12 @@ class RowAttention {
   /**
    * All heads of the group, some at a time.
    * @param q      (group, head_dim), `stride` elements apart
-   * @param out    (kParts, group, 2 + head_dim)
+   * @param out    where parts are left, as PartsInScratch
    * @param merge  kMergeBytes of shared memory
    */
-  __device__ __forceinline__ void run(const Element* q, int64_t stride, float* out, float* merge) {
+  template <typename Out>
+  __device__ __forceinline__ void run(const Element* q, int64_t stride, const Out& out,
+                                      float* merge) {
 #pragma unroll 1
     for (int first_head = 0; first_head < shape_.group; first_head += kHeadsPerPass) {
       prime();
@@ -266,8 +291,9 @@ class RowAttention {
   }
 
   /** Heads [first_head, first_head + kHeadsPerPass) of the group; the first tiles are coming. */
-  __device__ __forceinline__ void pass(const Element* q, int64_t stride, int first_head, float* out,
-                                       float* merge) {
+  template <typename Out>
+  __device__ __forceinline__ void pass(const Element* q, int64_t stride, int first_head,
+                                       const Out& out, float* merge) {
     const int heads = min(shape_.group - first_head, kHeadsPerPass);
     // Warps share the heads by fours, and what is left of them the rows.
     const int quads = heads > 8 ? 4 : heads > 4 ? 2 : 1;
@@ -312,12 +338,8 @@ class RowAttention {
         __syncthreads();
         if (cursor_.left()) copy_next();
       }
-      merge_strands(running, quads, first_head, out + int64_t(part) * part_floats(), merge);
+      merge_strands(running, quads, first_head, part, out, merge);
     }
-  }
-
-  __device__ __forceinline__ int part_floats() const {
-    return shape_.group * (2 + shape_.head_dim);
   }
 
   /** Rows of the tile to be copied next. */
@@ -358,8 +380,10 @@ class RowAttention {
   }
 
   /** Puts the strands of a part together, in order, and writes them out. Ends with a barrier. */
+  template <typename Out>
   __device__ __forceinline__ void merge_strands(const Running<kWords>& running, int quads,
-                                                int first_head, float* out, float* merge) {
+                                                int first_head, int part, const Out& out,
+                                                float* merge) {
     constexpr int kAtOnce = kHeadsAtOnce<kWords>;
     constexpr int kFloats = kStrandFloats<kWords>;
     const int quad = warp_id() % quads, strand = warp_id() / quads, strands = kWarps / quads;
@@ -398,10 +422,7 @@ class RowAttention {
         for (int s = 0; s < strands; ++s) {
           weighted = __fmaf_rn(__shfl_sync(~0u, factor, s), strand_of[s * step + d], weighted);
         }
-        if (head >= shape_.group) continue;
-        float* to = out + head * (2 + shape_.head_dim);
-        if (chunk == 0 && lane_id() == 0) to[0] = top, to[1] = sum;
-        if (d < shape_.head_dim) to[2 + d] = weighted;
+        if (head < shape_.group) out.leave(part, head, chunk, top, sum, weighted);
       }
       __syncthreads();
     }

@@ -61,6 +61,15 @@ __device__ __forceinline__ uint32_t told(const uint32_t* word) {
   return what;
 }
 
+/** Until all of a few words have been told, by a thread each. Ends with a barrier. */
+__device__ __forceinline__ void await_told(const uint32_t* words, int count, uint32_t what) {
+  if (int(threadIdx.x) < count) {
+    while (told(words + threadIdx.x) != what) {
+    }
+  }
+  __syncthreads();
+}
+
 __device__ __forceinline__ int lane_id() { return int(threadIdx.x % 32); }
 __device__ __forceinline__ int warp_id() { return int(threadIdx.x / 32); }
 

@@ -10,21 +10,26 @@
 namespace pariskv::cuda::device {
 
 /**
- * Where the exchanges of a block with all others arrive, one after the other. Who sends the next
- * one has had this one from everybody, so two barriers by turns are enough, and so is memory for
- * two exchanges: everybody has read what came before this one. Nobody sends to who has left: all
- * wait for all that is sent to them. Of use once.
+ * Where what others send to a block arrives, and is counted. Exchanges of all with all come one
+ * after the other: who sends the next one has had this one from everybody, so two barriers by turns
+ * are enough, and so is memory for two exchanges: everybody has read what came before this one.
+ * Besides there is what comes once. Nobody sends to who has left: all wait for all that is sent to
+ * them. Of use once.
  */
 struct Mail {
-  uint64_t barriers[2];
+  uint64_t exchanges[2];
+  uint64_t rows;   // that were selected
+  uint64_t parts;  // of attention to them
 
   /** All threads; on return everybody's is open. Of what is stored before, others see nothing. */
   __device__ __forceinline__ void open(const Cluster& cluster) {
 #if PKV_HOPPER
     if (cluster.size == 1) return;
     if (threadIdx.x == 0) {
-      init_barrier(&barriers[0], 1);
-      init_barrier(&barriers[1], 1);
+      init_barrier(&exchanges[0], 1);
+      init_barrier(&exchanges[1], 1);
+      init_barrier(&rows, 1);
+      init_barrier(&parts, 1);
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncwarp();
@@ -33,48 +38,49 @@ struct Mail {
 #endif
   }
 
-  /** By one thread: so many bytes will come. */
-  __device__ __forceinline__ void expect(int exchange, int bytes) {
-#if PKV_HOPPER
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                     shared_address(&barriers[exchange % 2])),
-                 "r"(bytes)
-                 : "memory");
-#endif
-  }
-
-  /** To the place `to` of another block, or of this one. */
-  __device__ __forceinline__ void send(int exchange, int other, void* to, const int4& x) {
-#if PKV_HOPPER
-    asm volatile(
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%2, %3, %4, %5}, "
-        "[%1];" ::"r"(address_at(to, other)),
-        "r"(address_at(&barriers[exchange % 2], other)), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
-        : "memory");
-#endif
-  }
-  __device__ __forceinline__ void send(int exchange, int other, void* to, uint32_t x) {
-#if PKV_HOPPER
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %2, [%1];" ::"r"(
-                     address_at(to, other)),
-                 "r"(address_at(&barriers[exchange % 2], other)), "r"(x)
-                 : "memory");
-#endif
-  }
-
-  /** Until all has come. */
+  __device__ __forceinline__ uint64_t& of(int exchange) { return exchanges[exchange % 2]; }
+  /** Until all of an exchange has come. */
   __device__ __forceinline__ void wait(int exchange) {
-    device::wait(&barriers[exchange % 2], uint32_t(exchange / 2 % 2));
-  }
-
- private:
-  static __device__ __forceinline__ uint32_t address_at(const void* pointer, int other) {
-    uint32_t address = shared_address(pointer);
-#if PKV_HOPPER
-    asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(other));
-#endif
-    return address;
+    device::wait(&of(exchange), uint32_t(exchange / 2 % 2));
   }
 };
+
+/** By one thread of who owns the barrier: so many bytes will come. */
+__device__ __forceinline__ void expect_mail(uint64_t& barrier, int bytes) {
+#if PKV_HOPPER
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)),
+      "r"(bytes)
+      : "memory");
+#endif
+}
+
+/** What has the address of `pointer` in another block of the cluster, or in this one. */
+__device__ __forceinline__ uint32_t address_at(const void* pointer, int other) {
+  uint32_t address = shared_address(pointer);
+#if PKV_HOPPER
+  asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(other));
+#endif
+  return address;
+}
+
+/** To the place `to` of another block, or of this one; the barrier there counts it. */
+__device__ __forceinline__ void send_mail(uint64_t& barrier, int other, void* to, const int4& x) {
+#if PKV_HOPPER
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%2, %3, %4, %5}, "
+      "[%1];" ::"r"(address_at(to, other)),
+      "r"(address_at(&barrier, other)), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+      : "memory");
+#endif
+}
+__device__ __forceinline__ void send_mail(uint64_t& barrier, int other, void* to, uint32_t x) {
+#if PKV_HOPPER
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %2, [%1];" ::"r"(
+                   address_at(to, other)),
+               "r"(address_at(&barrier, other)), "r"(x)
+               : "memory");
+#endif
+}
 
 }  // namespace pariskv::cuda::device

@@ -155,4 +155,19 @@ struct BlockLayout {
   }
 };
 
+/**
+ * Divides positions, which are under 2^23, by the tokens of a segment, 64 or more: the inverse is
+ * too large by less than 1 / 2^46, which no quotient sees.
+ */
+struct SegmentDivisor {
+  uint64_t inverse;
+
+  static __host__ __device__ __forceinline__ SegmentDivisor of(int64_t tokens) {
+    return {((uint64_t{1} << 46) + uint64_t(tokens) - 1) / uint64_t(tokens)};
+  }
+  __device__ __forceinline__ uint32_t operator()(int position) const {
+    return uint32_t(uint32_t(position) * inverse >> 46);
+  }
+};
+
 }  // namespace pariskv::cuda::device

@@ -18,29 +18,54 @@ __device__ __forceinline__ PartFactors combine_parts(float maximum, float sum) {
   return {top, warp_sum(sum * factor), factor};
 }
 
-/**
- * Adds the parts of one query head up, for 32 dimensions from `begin` on, a warp. Both are
- * (kParts, group, 2 + head_dim), at this head; `fetched` null: nothing was.
- */
+/** The parts of one query head, and 32 of its dimensions. */
+struct Parts {
+  const float* numbers;  // maximum, sum of the first part; null: there are none
+  const float* values;   // of a lane's dimension in the first part
+  int64_t step;          // floats from part to part
+};
+
+/** Parts as PartsInScratch leaves them. */
+__device__ __forceinline__ Parts parts_in_scratch(const float* parts, const AttendShape& shape,
+                                                  int head, int chunk) {
+  const int64_t row = 2 + shape.head_dim;
+  const float* of_head = parts + head * row;
+  return {of_head, of_head + 2 + 32 * chunk + lane_id(), shape.group * row};
+}
+
 struct Merged {
   float maximum, sum, weighted;
 };
-__device__ __forceinline__ Merged merge_parts(const float* resident, const float* fetched,
-                                              const AttendShape& shape, int begin) {
-  const int64_t step = int64_t(shape.group) * (2 + shape.head_dim);
+
+/**
+ * Adds the parts of one query head up, for 32 dimensions, a warp.
+ * @param exists  whether there is the lane's dimension
+ * @param wait    wait() until the fetched parts are there
+ */
+template <typename Wait>
+__device__ __forceinline__ Merged merge_parts(const Parts& resident, const Parts& fetched,
+                                              bool exists, Wait wait) {
   const int lane = lane_id();
-  const float* mine = lane < kParts        ? resident + lane * step
-                      : fetched == nullptr ? nullptr
-                                           : fetched + (lane - kParts) * step;
-  const float maximum = mine == nullptr ? -infinity() : __ldcg(mine);
-  const float sum = mine == nullptr ? 0.0f : __ldcg(mine + 1);
-  const int d = begin + lane;
-  float values[2 * kParts];
+  float maximum = -infinity(), sum = 0;
+  if (lane < kParts) {
+    maximum = __ldcg(resident.numbers + lane * resident.step);
+    sum = __ldcg(resident.numbers + lane * resident.step + 1);
+  }
+  float values[2 * kParts] = {};
 #pragma unroll
-  for (int part = 0; part < 2 * kParts; ++part) {
-    const float* from = part < kParts ? resident + part * step : fetched + (part - kParts) * step;
-    values[part] =
-        (part < kParts || fetched != nullptr) && d < shape.head_dim ? __ldcg(from + 2 + d) : 0.0f;
+  for (int part = 0; part < kParts; ++part) {
+    if (exists) values[part] = __ldcg(resident.values + part * resident.step);
+  }
+  wait();
+  if (fetched.numbers != nullptr) {
+    if (lane >= kParts) {
+      maximum = fetched.numbers[(lane - kParts) * fetched.step];
+      sum = fetched.numbers[(lane - kParts) * fetched.step + 1];
+    }
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      if (exists) values[kParts + part] = fetched.values[part * fetched.step];
+    }
   }
   const PartFactors parts = combine_parts(maximum, sum);
   float weighted = 0;

@@ -59,10 +59,17 @@ constexpr int kTileKeys = 16;
  */
 struct Tiles {
   int of_slice;
+  float inverse;  // of that: there are less than 2^16, in 32 slices
 
   __device__ __forceinline__ Tiles(int candidates, int samples_of_slice)
       : of_slice((slice_begin(candidates + kSlices - 1, 1) + samples_of_slice + kTileKeys - 1) /
-                 kTileKeys) {}
+                 kTileKeys) {
+    inverse = __frcp_rn(float(of_slice));
+  }
+  /** Of a tile, both counted from some slice's first one. */
+  __device__ __forceinline__ int slice_of(int tile) const {
+    return int((float(tile) + 0.5f) * inverse);
+  }
 };
 
 static_assert(kGathered<4> / kTileKeys % kWarps == 0 && kGathered<8> / kTileKeys % kWarps == 0,
@@ -188,31 +195,47 @@ __device__ __forceinline__ float log2_of(float x) {
   return log;
 }
 
+/** What a lane adds to the log-sum-exp of a head. */
+struct LaneMasses {
+  Mass estimated, resident;
+};
+
+/** Where the sums of all heads are from which their log-sum-exps are made. */
+struct HeadMasses {
+  const Mass* estimated;  // (kSlices, ...) of the candidates, `group` apart, at the first head
+  const float* resident;  // (kParts, group, 2 + head_dim) at the first head
+  const float* bias;      // (heads) or null
+  int group;
+  int64_t row;  // 2 + head_dim
+
+  __device__ __forceinline__ LaneMasses load(int head) const {
+    const float2 found =
+        __ldcg(reinterpret_cast<const float2*>(estimated + lane_id() * group + head));
+    LaneMasses of{{found.x, found.y}, {-infinity(), 0}};
+    if (lane_id() < kParts) {
+      const float* rows = resident + (lane_id() * group + head) * row;
+      of.resident = {__ldcg(rows), __ldcg(rows + 1)};
+    } else if (lane_id() == kParts && bias != nullptr) {
+      of.resident = {bias[head], 1};
+    }
+    return of;
+  }
+};
+
 /**
  * The log-sum-exp of every head over its resident rows and all candidates, a warp per head: of what
  * its lanes have, two each, as one sum, so that there is one chain of exchanges.
- * @param masses    (kSlices, ...) of the candidates, `group` apart, at the first head
- * @param resident  (kParts, group, 2 + head_dim) at the first head
- * @param step      floats from part to part, `head_step` from head to head
- * @param bias      (heads) or null
- * @param out       (heads) in shared memory; NaN or infinite where a head has no say
+ * @param first  of the head whose number is the warp's, or of any where there is none
+ * @param out    (heads) in shared memory; NaN or infinite where a head has no say
  */
-__device__ __forceinline__ void sum_up(const Mass* masses, int group, int heads,
-                                       const float* resident, int64_t step, int64_t head_step,
-                                       const float* bias, float* out) {
+__device__ __forceinline__ void sum_up(const HeadMasses& masses, int heads, LaneMasses first,
+                                       float* out) {
   for (int head = warp_id(); head < heads; head += kWarps) {
-    const float2 found = __ldcg(reinterpret_cast<const float2*>(masses + lane_id() * group + head));
-    Mass seen{-infinity(), 0};
-    if (lane_id() < kParts) {
-      const float* rows = resident + head * head_step + lane_id() * step;
-      seen = {__ldcg(rows), __ldcg(rows + 1)};
-    } else if (lane_id() == kParts && bias != nullptr) {
-      seen = {bias[head], 1};
-    }
-    const float top = largest_of_warp(fmaxf(found.x, seen.maximum));
+    const LaneMasses of = head == warp_id() ? first : masses.load(head);
+    const float top = largest_of_warp(fmaxf(of.estimated.maximum, of.resident.maximum));
     const float shift = top == -infinity() ? 0.0f : top;
-    const float sum =
-        warp_sum(found.y * exp_of(found.x - shift) + seen.sum * exp_of(seen.maximum - shift));
+    const float sum = warp_sum(of.estimated.sum * exp_of(of.estimated.maximum - shift) +
+                               of.resident.sum * exp_of(of.resident.maximum - shift));
     if (lane_id() == 0) out[head] = top + log2_of(sum) * 0.693147180559945309f;
   }
 }

@@ -27,6 +27,7 @@ constexpr int kScoreOrigin = 128;
 struct Zone {
   uint8_t* const* summaries;  // (segments)
   BlockLayout layout;
+  SegmentDivisor segment;  // of a position
   int head;
   int begin, end;  // positions
 
@@ -45,9 +46,8 @@ struct Slot {
 
 /** Segment, and slot in it. */
 __device__ __forceinline__ int2 split_position(const Zone& zone, int position) {
-  const uint32_t tokens = uint32_t(zone.layout.tokens);
-  const uint32_t segment = uint32_t(position) / tokens;
-  return make_int2(int(segment), int(uint32_t(position) - segment * tokens));
+  const uint32_t segment = zone.segment(position);
+  return make_int2(int(segment), position - int(segment * uint32_t(zone.layout.tokens)));
 }
 
 __device__ __forceinline__ Slot slot_of(const Zone& zone, int position) {

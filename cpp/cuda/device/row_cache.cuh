@@ -95,8 +95,9 @@ struct RowCache {
 /** Of a RowAttention: rows that are not in the cache yet are put there as they pass. */
 struct KeepInCache {
   const RowCache& cache;
-  /** (rows) in: positions, or negative when a row is not to be kept; then slots. */
-  int32_t* fresh;
+  const Cluster& cluster;
+  SelectedRow* rows;          // what is `fresh` of them is replaced by slots
+  bool meet;                  // other blocks may still look for rows of theirs
   unsigned long long* found;  // rows that were there are added; null: nobody counts
 
   static constexpr int kFound = -1, kUnwanted = -2;  // in `fresh`
@@ -104,10 +105,11 @@ struct KeepInCache {
   /** Finds slots for rows [begin, end), whose copies are on their way. Ends with a barrier. */
   __device__ __forceinline__ void start(int begin, int end) const {
     if (!cache.exists()) return;
+    if (meet) cluster.sync();
     int there = 0;
     for (int i = begin + int(threadIdx.x); i < end; i += kThreads) {
-      const int position = __ldcg(fresh + i);
-      if (position >= 0) fresh[i] = cache.claim(position);
+      const int position = rows[i].fresh;
+      if (position >= 0) rows[i].fresh = cache.claim(position);
       there += position == kFound;
     }
     there = __reduce_add_sync(~0u, there);
@@ -117,7 +119,7 @@ struct KeepInCache {
     __syncthreads();
   }
   __device__ __forceinline__ int slot_of(int row) const {
-    return cache.exists() ? __ldcg(fresh + row) : kNoSlot;
+    return cache.exists() ? rows[row].fresh : kNoSlot;
   }
   /** Row `warp + kWarps * lane` of a tile goes to this lane's slot. All lanes of a warp. */
   __device__ __forceinline__ void put(int slot, const char* tile) const {

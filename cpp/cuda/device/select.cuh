@@ -298,6 +298,7 @@ __device__ __forceinline__ void compact_scores(const uint8_t* scores, const Scor
       }
 #pragma unroll
       for (int i = 0; i < kWordsAtOnce; ++i) {
+        if (word + i >= words) break;
         const bool reached = reaches.any(loaded[i]);
         const uint32_t has = __ballot_sync(~0u, reached);
         if (reached) {

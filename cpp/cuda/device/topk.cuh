@@ -37,8 +37,8 @@ struct TopKSpace {
   alignas(16) uint32_t own[kShortList];   // undecided keys of this block,
   alignas(16) uint32_t list[kShortList];  // and of all
   Mail mail;
-  int listed;
-  uint32_t last;  // on the list, of those that pass
+  int listed, few;  // on the own list, and of the keys that are compared
+  uint32_t last;    // on the list, of those that pass
 };
 
 /** Where the wanted-th largest lies among the bins, and what is around it. */
@@ -92,42 +92,43 @@ __device__ __forceinline__ void open_top_k(const Cluster& cluster, TopKSpace& sp
   const int thread = int(threadIdx.x);
   if (thread < kBins) space.bins[0][thread] = 0;
   space.list[thread] = 0;
-  if (thread == 32) space.listed = 0;
+  if (thread == 32) space.listed = space.few = 0;
   space.mail.open(cluster);
   __syncthreads();
 }
 
 /**
- * How many keys of the list, which holds `count`, are larger than one of them: `item`, another one
- * for every thread. They all differ, as they hold their index.
+ * Whether the list's key of this thread is among the `wanted` largest of its first `count`, which
+ * all differ; the last of those is left in the space. Keys have `width` bits. They are counted by
+ * their leading ones, and compared with one another where those do not tell. All threads; ends with
+ * a barrier.
+ * @param bins  zeros
  */
-__device__ __forceinline__ int rank_list(const TopKSpace& space, int count, int& item) {
-  constexpr int kTile = kThreads / 4;  // keys that are ranked at a time, against as many
-  const int part = int(threadIdx.x) % 4, first = int(threadIdx.x) / 4;
-  int rank = 0;
-#pragma unroll 1
-  for (int mine = 0; mine < count; mine += kTile) {
-    const uint32_t key = space.list[mine + first];
-    int larger = 0;
-#pragma unroll 1
-    for (int tile = 0; tile < count; tile += kTile) {
-      uint4 four[kTile / 16];
-#pragma unroll
-      for (int i = 0; i < kTile / 16; ++i) {
-        four[i] = *reinterpret_cast<const uint4*>(&space.list[tile + 16 * i + 4 * part]);
-      }
-#pragma unroll
-      for (int i = 0; i < kTile / 16; ++i) {
-        larger += int(four[i].x > key) + int(four[i].y > key);
-        larger += int(four[i].z > key) + int(four[i].w > key);
-      }
-    }
-    larger += __shfl_xor_sync(~0u, larger, 1);
-    larger += __shfl_xor_sync(~0u, larger, 2);
-    if (mine == kTile * part) rank = larger;
-  }
-  item = kTile * part + first;
-  return rank;
+__device__ __forceinline__ bool passes_list(TopKSpace& space, int (&bins)[kBins], int count,
+                                            int wanted, int width) {
+  const int thread = int(threadIdx.x);
+  const bool exists = thread < count;
+  const uint32_t key = space.list[thread];
+  const int digit = int(key >> (width - kDigitBits));
+  if (exists) atomicAdd(&bins[digit], 1);
+  __syncthreads();
+  // Lane l has the bins 63 - 2 l and 62 - 2 l; every warp finds the same.
+  const int2 two = reinterpret_cast<const int2*>(bins)[31 - lane_id()];
+  const int reached = lanes_before(two.x + two.y) + two.x + two.y;
+  const bool second = reached - two.x < wanted;
+  const int owner = __ffs(int(__ballot_sync(~0u, reached >= wanted))) - 1;
+  const int bin = __shfl_sync(~0u, kBins - 1 - 2 * lane_id() - int(second), owner);
+  const int above = __shfl_sync(~0u, reached - two.x - (second ? 0 : two.y), owner);
+  const bool undecided = exists && digit == bin;
+  if (undecided) space.own[atomicAdd(&space.few, 1)] = key;
+  __syncthreads();
+  const int few = space.few;
+  int rank = above;
+#pragma unroll 4
+  for (int i = 0; i < few; ++i) rank += int(space.own[i] > key);
+  if (undecided && rank == wanted - 1) space.last = key;
+  __syncthreads();
+  return exists && (digit > bin || (undecided && rank < wanted));
 }
 
 /**
@@ -190,12 +191,12 @@ __device__ __forceinline__ Cut find_top_k(const Cluster& cluster, int keys, int 
       static_assert(kChunks * kMaxCluster == kThreads);
       auto& arriving = space.rows[exchange % 2];
       rows = arriving[0];
-      if (thread == 0) space.mail.expect(exchange, cluster.size * kBins * int(sizeof(int)));
+      if (thread == 0)
+        expect_mail(space.mail.of(exchange), cluster.size * kBins * int(sizeof(int)));
       const int turn = thread / kChunks, chunk = thread % kChunks;
       if (turn < cluster.size) {
-        space.mail.send(exchange, (cluster.rank + turn) & (cluster.size - 1),
-                        &arriving[cluster.rank][4 * chunk],
-                        reinterpret_cast<const int4*>(bins)[chunk]);
+        send_mail(space.mail.of(exchange), (cluster.rank + turn) & (cluster.size - 1),
+                  &arriving[cluster.rank][4 * chunk], reinterpret_cast<const int4*>(bins)[chunk]);
       }
       space.mail.wait(exchange);
     }
@@ -218,7 +219,8 @@ __device__ __forceinline__ Cut find_top_k(const Cluster& cluster, int keys, int 
     return {low, ties - before, above_before + before, wanted};
   }
 
-  const int begin = found.inside_before, listed = space.bins[exchange % 2][found.bin];
+  const int turn = exchange % 2;
+  const int begin = found.inside_before, listed = space.bins[turn][found.bin];
   uint32_t* own = cluster.size > 1 ? space.own : space.list;
   const auto list = [&](uint32_t key, int at) {  // of equal keys the first passes first
     own[at] = (key - low) << kListBits | uint32_t(kShortList - 1 - (begin + at));
@@ -243,24 +245,21 @@ __device__ __forceinline__ Cut find_top_k(const Cluster& cluster, int keys, int 
   __syncthreads();
   if (cluster.size > 1) {
     ++exchange;
-    if (thread == 0) space.mail.expect(exchange, found.inside * int(sizeof(uint32_t)));
+    if (thread == 0) expect_mail(space.mail.of(exchange), found.inside * int(sizeof(uint32_t)));
     const int other = (cluster.rank + thread) & (cluster.size - 1);
     const int log_size = 31 - __clz(cluster.size);
 #pragma unroll 1
     for (int i = thread >> log_size; i < listed; i += kThreads >> log_size) {
-      space.mail.send(exchange, other, &space.list[begin + i], own[i]);
+      send_mail(space.mail.of(exchange), other, &space.list[begin + i], own[i]);
     }
     space.mail.wait(exchange);
   }
-  int item;
-  const int rank = rank_list(space, found.inside, item);
-  const bool passes = item < found.inside && rank < ties;
-  const uint32_t key = space.list[item];
-  if (passes && rank == ties - 1) space.last = key;
-  const int before = __syncthreads_count(passes && item < begin);
+  const bool passes =
+      passes_list(space, space.bins[1 - turn], found.inside, ties, log_width + kListBits);
   const uint32_t last = space.last >> kListBits;
-  const bool mine = item >= begin && item < begin + listed;
-  const int tied = __syncthreads_count(passes && mine && key >> kListBits == last);
+  const int before = __syncthreads_count(passes && thread < begin);
+  const bool mine = thread >= begin && thread < begin + listed;
+  const int tied = __syncthreads_count(passes && mine && space.list[thread] >> kListBits == last);
   return {low + last, tied, above_before + before, wanted};
 }
 
