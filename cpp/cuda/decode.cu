@@ -21,7 +21,6 @@ namespace {
 constexpr int kClusters = 5;  // of 1, 2, 4, 8 and 16 blocks
 constexpr int kScansPerProcessor = 2;
 constexpr int kEstimatesPerProcessor = 2;
-constexpr int kRoomyShare = 16;       // blocks per head that estimate, one on a processor
 constexpr int kRehearsing = 8;        // blocks that bring the code of estimates
 constexpr int kScanBytes = 56 << 10;  // half of what a block that estimates leaves
 constexpr int kTakeBytes = 92 << 10;  // two blocks on a processor, or one beside the one before
@@ -182,13 +181,10 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
   DecodeLaunch launch{};
   launch.call = call;
   launch.team = blocks_per_head(fit, heads, device::kMostScans, kScansPerProcessor);
-  // With one block on a processor the last kernel finds room beside it, and is there in time.
-  launch.share = blocks_per_head(fit, heads, kRoomyShare, 1);
-  launch.roomy = fit.early && kernels.take_beside && launch.share == kRoomyShare;
-  const int on_processor = launch.roomy ? 1 : kEstimatesPerProcessor;
-  if (!launch.roomy) launch.share = blocks_per_head(fit, heads, device::kSlices, on_processor);
+  launch.share = blocks_per_head(fit, heads, device::kSlices, kEstimatesPerProcessor);
+  launch.roomy = fit.early && kernels.take_beside && launch.share == device::kSlices;
   launch.resident = std::min(launch.share, device::kParts);
-  const int64_t room = int64_t(fit.multiprocessors) * on_processor - heads * launch.share;
+  const int64_t room = int64_t(fit.multiprocessors) * kEstimatesPerProcessor - heads * launch.share;
   launch.rehearsing =
       fit.early ? int(std::clamp<int64_t>(room, 0, std::min<int64_t>(kRehearsing, heads))) : 0;
   launch.token = next_token();

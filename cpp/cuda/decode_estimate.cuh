@@ -299,24 +299,41 @@ struct Estimate {
   }
 };
 
+/** A head, and which of its blocks this is. */
+struct BlockOfHead {
+  int head, rank;
+};
+/** With room for the last kernel, the first half of the blocks of all heads comes first. */
+__device__ __forceinline__ BlockOfHead block_of_head(const DecodeLaunch& launch, int index) {
+  if (!launch.roomy) {  // `share` is a power of two
+    return {index >> (31 - __clz(launch.share)), index & (launch.share - 1)};
+  }
+  constexpr int kHalf = device::kSlices / 2;
+  const int first = (int(gridDim.x) - launch.rehearsing) / 2;
+  const int of_half = index < first ? index : index - first;
+  return {of_half / kHalf, of_half % kHalf + (index < first ? 0 : kHalf)};
+}
+
 template <typename Element, int kWords>
 __global__ void __maxnreg__(kRegistersBesideScan<kWords>)
     estimate_kernel(const __grid_constant__ DecodeLaunch launch) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& space = *reinterpret_cast<EstimateSpace<kWords>*>(shared);
-  const uint32_t share = uint32_t(launch.share), rehearsing = uint32_t(launch.rehearsing);
   // Blocks that are there first and have nothing to do bring the code for the others.
+  const uint32_t rehearsing = uint32_t(launch.rehearsing);
   const bool rehearses = blockIdx.x < rehearsing;
-  const uint32_t head = rehearses ? blockIdx.x : (blockIdx.x - rehearsing) / share;
-  const int rank = rehearses ? 0 : int((blockIdx.x - rehearsing) % share);
+  const BlockOfHead of = rehearses ? BlockOfHead{int(blockIdx.x), 0}
+                                   : block_of_head(launch, int(blockIdx.x - rehearsing));
   device::let_successor_start();
-  if (!find_context<Element>(launch, head, space.context)) {
+  if (!find_context<Element>(launch, uint32_t(of.head), space.context)) {
     return device::wait_for_predecessor();
   }
   __syncthreads();
   const HeadBlock<Element, kWords> block{launch.call, space.context};
   if (!block.searches()) return device::wait_for_predecessor();
-  const Estimate<Element, kWords> estimate{launch, space, block, int(share), rank, rehearses};
+  const int share = estimating(launch, space.context.searched);
+  if (of.rank >= share) return;  // others of the head wait
+  const Estimate<Element, kWords> estimate{launch, space, block, share, of.rank, rehearses};
   estimate.load_segments();
   estimate.run();
 }

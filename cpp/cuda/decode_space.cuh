@@ -23,7 +23,8 @@ struct DecodeLaunch {
   int rehearsing;         // blocks besides, ahead of those
   uint32_t token;         // of this step
   bool scans, estimates;  // what it has
-  bool roomy;  // the last kernel finds room beside blocks that estimate, and waits for their words
+  bool roomy;  // half of the blocks that estimate leave room for the last kernel, which waits for
+               // words of theirs
   device::SegmentDivisor segment;
   int stages;        // of a scan: units that a warp has under way
   int packed;        // of a scan by votes: four searchers at a time
@@ -157,6 +158,15 @@ __device__ inline void fill_context(const DecodeLaunch& launch, const SequenceVi
   context.shape = {int(model.head_dim), int(model.group),
                    int(2 * model.head_dim * int64_t(sizeof(Element))), launch.call.logits.scale,
                    launch.call.logits.softcap};
+}
+
+/**
+ * Blocks that estimate so many candidates of a head. Half of them come early, before scans make
+ * room, and few candidates are estimated by these alone.
+ */
+__device__ __forceinline__ int estimating(const DecodeLaunch& launch, int candidates) {
+  constexpr int kFew = 8192;
+  return launch.roomy && candidates <= kFew ? launch.share / 2 : launch.share;
 }
 
 /** A block at work for one head: what all kernels share. */

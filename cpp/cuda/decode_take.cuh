@@ -367,7 +367,8 @@ struct Take {
   /** Until all is there that earlier kernels leave. Ends with a barrier. */
   __device__ __forceinline__ void await_estimates() const {
     if (launch.roomy && launch.estimates && block.searches()) {
-      device::await_told(block.context.scratch.told_of_estimates(), launch.share, launch.token);
+      device::await_told(block.context.scratch.told_of_estimates(),
+                         estimating(launch, block.context.searched), launch.token);
     } else {
       device::wait_for_predecessor();
     }
