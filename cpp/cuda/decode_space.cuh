@@ -23,8 +23,8 @@ struct DecodeLaunch {
   int rehearsing;         // blocks besides, ahead of those
   uint32_t token;         // of this step
   bool scans, estimates;  // what it has
-  bool roomy;  // half of the blocks that estimate leave room for the last kernel, which waits for
-               // words of theirs
+  bool roomy;  // blocks that estimate come in halves, the early one first, and the last kernel
+               // waits for their words
   device::SegmentDivisor segment;
   int stages;        // of a scan: units that a warp has under way
   int packed;        // of a scan by votes: four searchers at a time

@@ -238,8 +238,10 @@ struct Take {
     // The last part that begins at this row or before.
     const int part = int((uint32_t(index + 1) * device::kParts - 1) / uint32_t(count));
     const int rank = part >> cluster.log_parts();
+    int4 words;
+    std::memcpy(&words, &row, sizeof words);
     device::send_mail(space.top_k.mail.rows, rank, &space.rows[index - first_row(count, rank)],
-                      *reinterpret_cast<const int4*>(&row));
+                      words);
   }
 
   /** Lists the selected rows, each for the block that attends to it. Ends with a barrier. */
@@ -364,7 +366,7 @@ struct Take {
     atomicAdd(counters + 1, static_cast<unsigned long long>(wanted(candidates)));
   }
 
-  /** Until all is there that earlier kernels leave. Ends with a barrier. */
+  /** Until all is there that earlier kernels leave. */
   __device__ __forceinline__ void await_estimates() const {
     if (launch.roomy && launch.estimates && block.searches()) {
       device::await_told(block.context.scratch.told_of_estimates(),

@@ -91,7 +91,7 @@ struct DecodeCall {
 };
 void launch_decode(const DecodeCall& call, cudaStream_t stream);
 
-/** Where a lane's scratch keeps what; the same on host and device. */
+/** Where the scratch of a kv head keeps what: the device is told in Lane. */
 ScratchLayout scratch_layout(const ModelShape& shape, int64_t searchers, int64_t top_k, bool votes,
                              int64_t zone_capacity, int64_t candidate_capacity);
 

@@ -1,6 +1,6 @@
 /**
  * The blocks that share one kv head of one sequence. From sm_90 on they are a thread-block cluster
- * and read one another's shared memory; before, there is only one.
+ * and write into one another's shared memory; before, there is only one.
  */
 #pragma once
 

@@ -34,7 +34,7 @@ struct TopKSpace {
   alignas(16) int bins[2][kBins];         // by turns
   int rows[2][kMaxCluster][kBinRow];      // bins of all blocks
   alignas(16) int2 sums[kBins];           // over all blocks, and over lower ones; last bin first
-  alignas(16) uint32_t own[kShortList];   // undecided keys of this block,
+  alignas(16) uint32_t own[kShortList];   // undecided keys of this block, then the last of all,
   alignas(16) uint32_t list[kShortList];  // and of all
   Mail mail;
   int listed, few;  // on the own list, and of the keys that are compared
