@@ -206,10 +206,10 @@ class Scene {
     const int64_t room = (candidates_ + 4095) / 4096 * 4096;
     layout_ = scratch_layout(shape_, shape_.group, config.top_k, config.scorer == Scorer::kVotes,
                              tokens, room);
-    char* scratch = device_memory<char>(batch * 8 * layout_.bytes);
+    char* scratch = device_memory<char>(batch * shape_.kv_heads * layout_.bytes);
     std::vector<Lane> lanes;
     for (int64_t b = 0; b < batch; ++b) {
-      char* own = scratch + b * 8 * layout_.bytes;
+      char* own = scratch + b * shape_.kv_heads * layout_.bytes;
       lanes.push_back({far_[size_t(b)], own, tokens, room, layout_});
     }
     lanes_ = on_device(lanes);

@@ -104,7 +104,9 @@ struct Estimate {
   }
 
   /** This block's part of the slices: `share` is a power of two. */
-  __device__ __forceinline__ int slices() const { return device::kSlices >> (31 - __clz(share)); }
+  __device__ __forceinline__ int slices() const {
+    return device::kSlices >> device::log2_of_power(share);
+  }
   __device__ __forceinline__ int first_slice() const { return rank * slices(); }
   __device__ __forceinline__ int end_slice() const { return first_slice() + slices(); }
 
@@ -305,8 +307,8 @@ struct BlockOfHead {
 };
 /** With room for the last kernel, the first half of the blocks of all heads comes first. */
 __device__ __forceinline__ BlockOfHead block_of_head(const DecodeLaunch& launch, int index) {
-  if (!launch.roomy) {  // `share` is a power of two
-    return {index >> (31 - __clz(launch.share)), index & (launch.share - 1)};
+  if (!launch.roomy) {
+    return {index >> device::log2_of_power(launch.share), index & (launch.share - 1)};
   }
   constexpr int kHalf = device::kSlices / 2;
   const int first = (int(gridDim.x) - launch.rehearsing) / 2;

@@ -82,7 +82,7 @@ struct HeadContext {
 
 /** Where the share of scan `rank` of a team, a power of two, begins, of so many units. */
 __device__ __forceinline__ int scan_begin(int units, int rank, int team) {
-  return int(uint32_t(units) * uint32_t(rank) >> (31 - __clz(team)));
+  return int(uint32_t(units) * uint32_t(rank) >> device::log2_of_power(team));
 }
 
 static_assert(kShards == device::kParts && kScoreAlignment == device::kScoreOrigin);

@@ -20,6 +20,9 @@ constexpr int kSentRows = 512;
 /** Tasks of a block, each 32 dimensions of a query head's output, for which others send it parts.
  */
 constexpr int kSentTasks = 4;
+/** Their parts: maximum, sum, weighted values. */
+constexpr int kSentFloats = 2 + 32;
+using SentParts = float[kSentTasks][device::kParts][kSentFloats];
 
 template <int kWords>
 struct TakeSpace {
@@ -29,9 +32,9 @@ struct TakeSpace {
   device::SelectSpace select;
   uint64_t slots[device::kMostSlots];
   device::SelectedRow rows[kSentRows];
-  float parts[kSentTasks][device::kParts][34];  // maximum, sum, weighted values
-  float all[device::kHeadsPerPass];             // log-sum-exp of every head
-  int noted[kNoted];                            // candidates of this block that are selected
+  SentParts parts;
+  float all[device::kHeadsPerPass];  // log-sum-exp of every head
+  int noted[kNoted];                 // candidates of this block that are selected
 };
 
 /** The parts of a head's attention, sent to the blocks that put them together, or in scratch. */
@@ -39,18 +42,18 @@ struct FetchedParts {
   device::PartsInScratch scratch;
   const device::Cluster& cluster;
   uint64_t& barrier;
-  float (&sent)[kSentTasks][device::kParts][34];
+  SentParts& sent;
   int chunks;  // of 32 dimensions
   bool sends;
 
-  static constexpr int kBytesOfTask = device::kParts * 34 * int(sizeof(float));
+  static constexpr int kBytesOfTask = device::kParts * kSentFloats * int(sizeof(float));
 
   __device__ __forceinline__ void leave(int part, int head, int chunk, float maximum, float sum,
                                         float weighted) const {
     if (!sends) return scratch.leave(part, head, chunk, maximum, sum, weighted);
     if (chunk >= chunks) return;
     const int task = head * chunks + chunk, owner = task & (cluster.size - 1);
-    float* to = sent[task >> (31 - __clz(cluster.size))][part];
+    float* to = sent[task >> cluster.log_size()][part];
     const int lane = device::lane_id();
     device::send_mail(barrier, owner, to + 2 + lane, device::bits_of(weighted));
     if (lane < 2) {
@@ -120,7 +123,7 @@ struct Take {
     return {scratch.masses + from, scratch.resident + from * row, block.biases(from),
             block.context.shape.group, row};
   }
-  /** Of the head whose number is the warp's, modulo the group's. */
+  /** Of the head whose number is the warp's; of the last one where there is none. */
   __device__ __forceinline__ device::LaneMasses first_masses() const {
     if (block.mean()) return {};
     return masses(0).load(min(device::warp_id(), block.context.shape.group - 1));
@@ -316,7 +319,7 @@ struct Take {
   }
   /** By one thread: so many parts will come. */
   __device__ __forceinline__ void expect_parts() const {
-    const int mine = (tasks() - cluster.rank + cluster.size - 1) >> (31 - __clz(cluster.size));
+    const int mine = (tasks() - cluster.rank + cluster.size - 1) >> cluster.log_size();
     device::expect_mail(space.top_k.mail.parts, mine * FetchedParts::kBytesOfTask);
   }
 
@@ -333,7 +336,7 @@ struct Take {
       const int64_t query_head = int64_t(block.context.head) * shape.group + member;
       device::Parts parts{};
       if (mailed) {
-        parts = {space.parts[turn][0], space.parts[turn][0] + 2 + device::lane_id(), 34};
+        parts = {space.parts[turn][0], space.parts[turn][0] + 2 + device::lane_id(), kSentFloats};
       } else if (fetched) {
         parts = device::parts_in_scratch(scratch.fetched, shape, member, chunk);
       }
@@ -402,7 +405,7 @@ __global__ void __launch_bounds__(device::kThreads, 1)
   extern __shared__ __align__(128) unsigned char shared[];
   auto& space = *reinterpret_cast<TakeSpace<kWords>*>(shared);
   const int size = launch.team, rank = int(blockIdx.x) & (size - 1);  // a power of two
-  if (!find_context<Element>(launch, blockIdx.x >> (31 - __clz(size)), space.context,
+  if (!find_context<Element>(launch, blockIdx.x >> device::log2_of_power(size), space.context,
                              [&](const SequenceView& view, int head) {
                                space.cache = row_cache_of<Element>(launch.call, view, head);
                              })) {

@@ -73,12 +73,15 @@ __device__ __forceinline__ void await_told(const uint32_t* words, int count, uin
 __device__ __forceinline__ int lane_id() { return int(threadIdx.x % 32); }
 __device__ __forceinline__ int warp_id() { return int(threadIdx.x / 32); }
 
+/** Of a power of two: how many blocks share something is one, which spares divisions. */
+__device__ __forceinline__ int log2_of_power(int power) { return 31 - __clz(power); }
+
 struct Cluster {
   int size;
   int rank;
 
-  /** The size is a power of two, which spares divisions. */
-  __device__ __forceinline__ int log_parts() const { return 4 - (31 - __clz(size)); }
+  __device__ __forceinline__ int log_size() const { return log2_of_power(size); }
+  __device__ __forceinline__ int log_parts() const { return 4 - log_size(); }
   __device__ __forceinline__ int first_part() const { return rank << log_parts(); }
   __device__ __forceinline__ int end_part() const { return (rank + 1) << log_parts(); }
 

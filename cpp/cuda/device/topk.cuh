@@ -48,6 +48,27 @@ struct Found {
   int above_before, inside_before;  // those of lower blocks
 };
 
+/**
+ * Where the wanted-th largest key lies among 64 bins: lane l has bins 63 - 2 l and 62 - 2 l. In one
+ * lane, one of its two.
+ */
+struct BinOfLane {
+  bool second;  // the lower one, where it is this lane
+  int owner;    // the lane
+
+  /** @param reached  keys in this lane's bins and all higher ones, of which `lower` in the lower */
+  __device__ __forceinline__ BinOfLane(int reached, int lower, int wanted) {
+    second = reached - lower < wanted;
+    owner = __ffs(int(__ballot_sync(~0u, reached >= wanted))) - 1;
+    static_assert(kBins == 2 * 32);
+  }
+  /** What the lane has. */
+  __device__ __forceinline__ int of_owner(int x) const { return __shfl_sync(~0u, x, owner); }
+  __device__ __forceinline__ int bin() const {
+    return of_owner(kBins - 1 - 2 * lane_id() - int(second));
+  }
+};
+
 /** From `count` rows. Every warp finds the same. */
 __device__ __forceinline__ Found find_bin(const int* rows, int count, int rank, int wanted,
                                           TopKSpace& space) {
@@ -68,7 +89,6 @@ __device__ __forceinline__ Found find_bin(const int* rows, int count, int rank, 
   }
   if (part == 0) space.sums[kBins - 1 - bin] = make_int2(all, before);
   __syncthreads();
-  static_assert(kBins == 2 * 32);
   const int4 two = reinterpret_cast<const int4*>(space.sums)[lane_id()];
   int reached = two.x + two.z, reached_before = two.y + two.w;
 #pragma unroll
@@ -77,14 +97,11 @@ __device__ __forceinline__ Found find_bin(const int* rows, int count, int rank, 
     const int higher_before = __shfl_up_sync(~0u, reached_before, step);
     if (lane_id() >= step) reached += higher, reached_before += higher_before;
   }
-  // In one lane, one of its two bins.
-  const bool second = reached - two.z < wanted;
-  const int owner = __ffs(int(__ballot_sync(~0u, reached >= wanted))) - 1;
-  const int above = reached - two.z - (second ? 0 : two.x);
-  const int above_before = reached_before - two.w - (second ? 0 : two.y);
-  return {__shfl_sync(~0u, kBins - 1 - 2 * lane_id() - int(second), owner),
-          __shfl_sync(~0u, above, owner), __shfl_sync(~0u, second ? two.z : two.x, owner),
-          __shfl_sync(~0u, above_before, owner), __shfl_sync(~0u, second ? two.w : two.y, owner)};
+  const BinOfLane at(reached, two.z, wanted);
+  const int above = reached - two.z - (at.second ? 0 : two.x);
+  const int above_before = reached_before - two.w - (at.second ? 0 : two.y);
+  return {at.bin(), at.of_owner(above), at.of_owner(at.second ? two.z : two.x),
+          at.of_owner(above_before), at.of_owner(at.second ? two.w : two.y)};
 }
 
 /** Makes the space ready for one find_top_k. All threads; ends with a barrier of the cluster. */
@@ -112,13 +129,10 @@ __device__ __forceinline__ bool passes_list(TopKSpace& space, int (&bins)[kBins]
   const int digit = int(key >> (width - kDigitBits));
   if (exists) atomicAdd(&bins[digit], 1);
   __syncthreads();
-  // Lane l has the bins 63 - 2 l and 62 - 2 l; every warp finds the same.
   const int2 two = reinterpret_cast<const int2*>(bins)[31 - lane_id()];
   const int reached = lanes_before(two.x + two.y) + two.x + two.y;
-  const bool second = reached - two.x < wanted;
-  const int owner = __ffs(int(__ballot_sync(~0u, reached >= wanted))) - 1;
-  const int bin = __shfl_sync(~0u, kBins - 1 - 2 * lane_id() - int(second), owner);
-  const int above = __shfl_sync(~0u, reached - two.x - (second ? 0 : two.y), owner);
+  const BinOfLane at(reached, two.x, wanted);
+  const int bin = at.bin(), above = at.of_owner(reached - two.x - (at.second ? 0 : two.y));
   const bool undecided = exists && digit == bin;
   if (undecided) space.own[atomicAdd(&space.few, 1)] = key;
   __syncthreads();
@@ -191,8 +205,9 @@ __device__ __forceinline__ Cut find_top_k(const Cluster& cluster, int keys, int 
       static_assert(kChunks * kMaxCluster == kThreads);
       auto& arriving = space.rows[exchange % 2];
       rows = arriving[0];
-      if (thread == 0)
+      if (thread == 0) {
         expect_mail(space.mail.of(exchange), cluster.size * kBins * int(sizeof(int)));
+      }
       const int turn = thread / kChunks, chunk = thread % kChunks;
       if (turn < cluster.size) {
         send_mail(space.mail.of(exchange), (cluster.rank + turn) & (cluster.size - 1),
@@ -247,7 +262,7 @@ __device__ __forceinline__ Cut find_top_k(const Cluster& cluster, int keys, int 
     ++exchange;
     if (thread == 0) expect_mail(space.mail.of(exchange), found.inside * int(sizeof(uint32_t)));
     const int other = (cluster.rank + thread) & (cluster.size - 1);
-    const int log_size = 31 - __clz(cluster.size);
+    const int log_size = cluster.log_size();
 #pragma unroll 1
     for (int i = thread >> log_size; i < listed; i += kThreads >> log_size) {
       send_mail(space.mail.of(exchange), other, &space.list[begin + i], own[i]);
