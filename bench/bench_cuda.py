@@ -133,6 +133,25 @@ def summary(seconds: list[float]) -> dict[str, float]:
     }
 
 
+# Rows that a flush has freed leave the device within so many steps after it.
+_AFTER_FLUSH = 64
+
+
+def _by_flushes(walked: dict[str, list[float]]) -> dict[str, Any]:
+    """All steps, those far from a flush, and the ones that flush, by both clocks."""
+    since = walked["steps_since_flush"]
+    summed: dict[str, Any] = {"flushes": since.count(0)}
+    for clock in ("wall", "device"):
+        seconds = walked[f"{clock}_seconds"]
+        pairs = list(zip(seconds, since, strict=True))
+        summed[clock] = {
+            "all": summary(seconds),
+            "far": summary([one for one, steps in pairs if steps > _AFTER_FLUSH]),
+            "flushing": summary([one for one, steps in pairs if steps == 0]),
+        }
+    return summed
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -179,9 +198,7 @@ def main() -> None:
         results[section] = measure[section]()
         if section == "flushes":
             for name in ("eager", "graph"):
-                walked = results[section][name]
-                for clock in ("wall", "device"):
-                    walked[clock] = summary(walked.pop(f"{clock}_seconds"))
+                results[section][name] = _by_flushes(results[section][name])
         # After every section: a device that fails later takes nothing with it.
         harness.save(arguments.name, results, on=facts["gpu"], facts=facts)
     table.show(results)

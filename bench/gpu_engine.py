@@ -188,13 +188,17 @@ def prefill_of(tokens: int, placement: str, rounds: int) -> dict[str, Any]:
     return {"tokens": tokens, "placement": placement, "offloaded_bytes": moved, "seconds": taken}
 
 
-def _walk(step: Callable[[], object], steps: int) -> dict[str, list[float]]:
-    """Every step on its own: seconds until it is done, and what events on its stream say."""
-    wall, device = [], []
+def _walk(cache: pk.Cache, step: Callable[[], object], steps: int) -> dict[str, Any]:
+    """
+    Every step on its own: seconds until it is done, what events on its stream say, and how many
+    steps before it one has flushed.
+    """
+    wall, device, since = [], [], []
+    flushes, flushed = cache.stats().flushes, -steps
     gc.collect()
     gc.disable()
     try:
-        for _ in range(steps):
+        for i in range(steps):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin = time.perf_counter()
             start.record()
@@ -203,9 +207,12 @@ def _walk(step: Callable[[], object], steps: int) -> dict[str, list[float]]:
             end.synchronize()
             wall.append(time.perf_counter() - begin)
             device.append(1e-3 * start.elapsed_time(end))
+            before, flushes = flushes, cache.stats().flushes
+            flushed = i if flushes > before else flushed
+            since.append(i - flushed)
     finally:
         gc.enable()
-    return {"wall_seconds": wall, "device_seconds": device}
+    return {"wall_seconds": wall, "device_seconds": device, "steps_since_flush": since}
 
 
 def flushes_of(tokens: int, steps: int) -> dict[str, Any]:
@@ -227,8 +234,6 @@ def flushes_of(tokens: int, steps: int) -> dict[str, Any]:
             graph.replay()
 
         for name, step in {"eager": eager, "graph": replayed}.items():
-            _walk(step, 600)  # past a flush: memory has been taken
-            before = cache.stats().flushes
-            results[name] = _walk(step, steps)
-            results[name]["flushes"] = cache.stats().flushes - before
+            _walk(cache, step, 600)  # past a flush: memory has been taken
+            results[name] = _walk(cache, step, steps)
     return results

@@ -31,20 +31,10 @@ CodecConstants constants_of(const Codec& codec) {
   return constants;
 }
 
-/** Sequences that a branch of a decode has at least, and most branches; of encoding, too. */
-constexpr int64_t kLeastOfBranch = 4, kMostBranches = 2, kMostEncoders = 4;
-
-/** Sequences [begin, end) of a decode. */
-DecodeCall part_of(DecodeCall call, int64_t begin, int64_t end) {
-  const int64_t size = size_of(call.shape.dtype);
-  for (Rows* rows : {&call.q, &call.k, &call.v, &call.out}) {
-    if (rows->data != nullptr) rows->data += begin * rows->stride_i * size;
-  }
-  if (call.lse != nullptr) call.lse += begin * call.lse_stride;
-  call.lanes += begin;
-  call.batch = end - begin;
-  return call;
-}
+/** Branches of encoding: what one has at least, and how many there are at most. */
+constexpr int64_t kLeastOfEncoder = 4, kMostEncoders = 4;
+/** Branches of a decode: heads that one has at least, and how many there are at most. */
+constexpr int64_t kLeastHeads = 8, kMostBranches = 2;
 
 /** Calls `launch` for the tokens of each sequence. The device's own table is where views say. */
 template <typename Launch>
@@ -108,7 +98,7 @@ void CudaBackend::encode(const EncodeArgs& args, Stream stream) {
   const DeviceGuard guard(device_);
   // A flush is a few hundred keys of each layer: one after the other they would leave most of the
   // device idle.
-  branches_.share(args.batch, kLeastOfBranch, kMostEncoders, handle_of(stream),
+  branches_.share(args.batch, kLeastOfEncoder, kMostEncoders, handle_of(stream),
                   [&](int64_t begin, int64_t end, cudaStream_t branch) {
                     each_job(args, begin, end, [&](const EncodeCall& call) {
                       launch_encode(call, branch);
@@ -132,6 +122,7 @@ DecodeCall CudaBackend::call_of(const DecodeArgs& args) const {
   call.top_k = args.rules.top_k;
   call.searchers = args.rules.searchers;
   call.batch = args.batch;
+  call.heads = args.batch * args.shape.kv_heads;
   call.layer = args.layer;
   call.lanes = lanes_.as<Lane>();
   call.q = rows_of(args.q);
@@ -151,11 +142,13 @@ void CudaBackend::decode(const DecodeArgs& args, Stream stream) {
   const DeviceGuard guard(device_);
   check_batch(args.batch);  // a recorded decode has not been reserved for
   if (args.batch == 0) return;
-  const DecodeCall call = call_of(args);
-  // While some sequences wait for the bus, the search for others goes on.
-  branches_.share(args.batch, kLeastOfBranch, kMostBranches, handle_of(stream),
+  DecodeCall call = call_of(args);
+  // While some heads wait for the bus, the search for others goes on.
+  branches_.share(call.heads, kLeastHeads, kMostBranches, handle_of(stream),
                   [&](int64_t begin, int64_t end, cudaStream_t branch) {
-                    launch_decode(part_of(call, begin, end), branch);
+                    call.first_head = begin;
+                    call.heads = end - begin;
+                    launch_decode(call, branch);
                   });
 }
 

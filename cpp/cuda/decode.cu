@@ -22,6 +22,7 @@ constexpr int kClusters = 5;  // of 1, 2, 4, 8 and 16 blocks
 constexpr int kScansPerProcessor = 2;
 constexpr int kEstimatesPerProcessor = 2;
 constexpr int kRehearsing = 8;        // blocks that bring the code of estimates
+constexpr int kMostInTurns = 8;       // blocks of a cluster that may have to wait for room
 constexpr int kScanBytes = 56 << 10;  // half of what a block that estimates leaves
 constexpr int kTakeBytes = 92 << 10;  // two blocks on a processor, or one beside the one before
 
@@ -122,18 +123,36 @@ Fit fit_of(const DecodeKernels& kernels) {
   return known[{kernels.take, index}] = measure(kernels, index);
 }
 
-/** The largest cluster with which all heads run at once. */
+/**
+ * The largest cluster with which all heads run at once; or one of eight blocks, where that takes
+ * half of the device: its rows are known sooner, and come while other heads wait for their turn.
+ */
 int cluster_size(const Fit& fit, int64_t heads) {
   for (int i = kClusters - 1; i > 0; --i) {
-    if (heads <= fit.clusters[i]) return 1 << i;
+    const int size = 1 << i, clusters = fit.clusters[i];
+    const bool in_turns = size <= kMostInTurns && 2 * clusters * size >= fit.multiprocessors;
+    if (heads <= clusters || in_turns) return size;
   }
   return 1;
 }
 
-/** Blocks per head, the most of them or a power of two fewer, with which all heads run at once. */
-int blocks_per_head(const Fit& fit, int64_t heads, int most, int per_processor) {
-  while (most > 1 && heads * most > int64_t(fit.multiprocessors) * per_processor) most /= 2;
-  return most;
+/**
+ * Blocks per head: as many as run at once. Of a batch in branches just enough for all of them to
+ * leave no more than a sixteenth of the device idle, so that they run side by side.
+ */
+int blocks_per_head(const Fit& fit, const DecodeCall& call, int most, int per_processor) {
+  const int64_t room = int64_t(fit.multiprocessors) * per_processor;
+  const int64_t all_heads = call.batch * call.shape.kv_heads;
+  const int64_t at_once = room / call.heads, enough = (room - room / 16 - 1) / all_heads + 1;
+  const int64_t blocks = call.heads == all_heads ? at_once : std::min(at_once, enough);
+  return int(std::clamp<int64_t>(blocks, 1, most));
+}
+
+/** The largest power of two up to `most`. */
+int power_within(int most) {
+  int power = 1;
+  while (2 * power <= most) power *= 2;
+  return power;
 }
 
 DecodeKernels kernels_of(const ModelShape& shape) {
@@ -171,19 +190,19 @@ uint32_t next_token() {
 }  // namespace
 
 void launch_decode(const DecodeCall& call, cudaStream_t stream) {
-  if (call.batch == 0) return;
+  if (call.heads == 0) return;
   const DecodeKernels kernels = kernels_of(call.shape);
   const Fit fit = fit_of(kernels);
-  const int64_t heads = call.batch * call.shape.kv_heads;
+  const int64_t heads = call.heads;
   const auto runs = [&](DecodeStep step) {
     return call.first_step <= step && step <= call.last_step;
   };
   DecodeLaunch launch{};
   launch.call = call;
-  launch.team = blocks_per_head(fit, heads, device::kMostScans, kScansPerProcessor);
-  launch.share = blocks_per_head(fit, heads, device::kSlices, kEstimatesPerProcessor);
+  launch.team = blocks_per_head(fit, call, device::kMostScans, kScansPerProcessor);
+  launch.share = blocks_per_head(fit, call, device::kSlices, kEstimatesPerProcessor);
   launch.roomy = fit.early && kernels.take_beside && launch.share == device::kSlices;
-  launch.resident = std::min(launch.share, device::kParts);
+  launch.resident = power_within(std::min(launch.share, device::kParts));
   const int64_t room = int64_t(fit.multiprocessors) * kEstimatesPerProcessor - heads * launch.share;
   launch.rehearsing =
       fit.early ? int(std::clamp<int64_t>(room, 0, std::min<int64_t>(kRehearsing, heads))) : 0;

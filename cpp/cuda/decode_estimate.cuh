@@ -42,7 +42,8 @@ struct Estimate {
   const DecodeLaunch& launch;
   EstimateSpace<kWords>& space;
   HeadBlock<Element, kWords> block;
-  int share, rank;  // the blocks of a head, which share its slices, and this one of them
+  int rank;                    // of the blocks of a head, which share its slices
+  int first_slice, end_slice;  // of this one
   bool rehearses;
 
   __device__ __forceinline__ char* room() const {
@@ -84,12 +85,12 @@ struct Estimate {
     device::find_threshold(block.context.scratch.counts, scans, block.context.searched, scores);
     if (int(threadIdx.x) < int(kSampledKeys)) space.samples[threadIdx.x] = uint8_t(sample);
     const int count = scores.count;
-    const int first = device::slice_begin(count, first_slice());
-    const int last = device::slice_begin(count, end_slice());
+    const int first = device::slice_begin(count, first_slice);
+    const int last = device::slice_begin(count, end_slice);
     const int units = zone.template units<kWords>(), shift = zone.begin - zone.origin();
     const auto range = device::narrow(
         block.context.scratch.counts, scans,
-        [&](int scan) { return scan_begin(units, scan, scans); }, device::kUnitKeys<kWords>, first,
+        [&](int scan) { return share_begin(units, scan, scans); }, device::kUnitKeys<kWords>, first,
         last, scores);
     int32_t* candidates = block.context.scratch.candidates;
     device::compact_scores(block.context.scratch.scores, range, shift, first, last, scores,
@@ -103,12 +104,7 @@ struct Estimate {
     return count;
   }
 
-  /** This block's part of the slices: `share` is a power of two. */
-  __device__ __forceinline__ int slices() const {
-    return device::kSlices >> device::log2_of_power(share);
-  }
-  __device__ __forceinline__ int first_slice() const { return rank * slices(); }
-  __device__ __forceinline__ int end_slice() const { return first_slice() + slices(); }
+  __device__ __forceinline__ int slices() const { return end_slice - first_slice; }
 
   /** Keys that are brought together: some tiles, counted from this block's first one. */
   struct Chunk {
@@ -143,14 +139,14 @@ struct Estimate {
   /** The score of the sampled key that this thread looks up; 0 where there is none. */
   __device__ __forceinline__ int score_of_sample() const {
     const device::Zone& zone = block.context.zone;
-    const int mine = int(threadIdx.x), sample = first_slice() * kSamplesOfSlice + mine;
-    if (mine >= kSamplesOfSlice * (end_slice() - first_slice()) || sample >= zone_keys()) return 0;
+    const int mine = int(threadIdx.x), sample = first_slice * kSamplesOfSlice + mine;
+    if (mine >= kSamplesOfSlice * (end_slice - first_slice) || sample >= zone_keys()) return 0;
     return __ldcg(block.context.scratch.scores + (zone.begin - zone.origin()) +
                   place_of_sample(sample));
   }
   /** Of a sampled key; -1 where there is none, or one that scores as a candidate may. */
   __device__ __forceinline__ int offset_of_sample(int sample) const {
-    const int score = space.samples[sample - first_slice() * kSamplesOfSlice];
+    const int score = space.samples[sample - first_slice * kSamplesOfSlice];
     return score > 0 && score < space.threshold ? place_of_sample(sample) : -1;
   }
 
@@ -161,14 +157,14 @@ struct Estimate {
     const int in_chunk = int(threadIdx.x) / device::kTileKeys;
     if (!chunk.left() || in_chunk >= chunk.count()) return;
     const int tile = chunk.tile + in_chunk, of_block = tiles.slice_of(tile);
-    const int slice = first_slice() + of_block;
+    const int slice = first_slice + of_block;
     const int first = device::slice_begin(candidates, slice);
     const int end = device::slice_begin(candidates, slice + 1);
     const int candidate = first + (tile - of_block * tiles.of_slice) * device::kTileKeys +
                           int(threadIdx.x) % device::kTileKeys;
     int offset = -1, name = -1;
     if (candidate < end) {
-      offset = offset_of(candidate, candidate - device::slice_begin(candidates, first_slice()));
+      offset = offset_of(candidate, candidate - device::slice_begin(candidates, first_slice));
       name = candidate;
     } else if (candidate < end + kSamplesOfSlice) {
       offset = offset_of_sample(slice * kSamplesOfSlice + candidate - end);
@@ -250,7 +246,7 @@ struct Estimate {
       device::await_stage<1>();
       __syncthreads();
       device::estimate<kWords>(queries, levels, half(turn), space.places[turn % 3], chunk.tile,
-                               chunk.count(), first_slice() * tiles.of_slice, tiles, out, masses,
+                               chunk.count(), first_slice * tiles.of_slice, tiles, out, masses,
                                space.masses);
       __syncthreads();
       chunk = next;
@@ -261,7 +257,7 @@ struct Estimate {
     if (rehearses) return;
     for (int i = int(threadIdx.x); i < slices * out.heads; i += device::kThreads) {
       const int slice = i / out.heads, head = i % out.heads;
-      scratch.masses[(first_slice() + slice) * block.context.shape.group + from + head] =
+      scratch.masses[(first_slice + slice) * block.context.shape.group + from + head] =
           device::sum_of(space.masses[slice][head]);
     }
   }
@@ -294,10 +290,7 @@ struct Estimate {
     device::wait_for_predecessor();
     if (!launch.roomy || rehearses) return;
     // Who is told of estimates knows of resident rows as well.
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      device::tell(block.context.scratch.told_of_estimates() + rank, launch.token);
-    }
+    device::tell_of_block(block.context.scratch.told_of_estimates() + rank, launch.token);
   }
 };
 
@@ -308,7 +301,8 @@ struct BlockOfHead {
 /** With room for the last kernel, the first half of the blocks of all heads comes first. */
 __device__ __forceinline__ BlockOfHead block_of_head(const DecodeLaunch& launch, int index) {
   if (!launch.roomy) {
-    return {index >> device::log2_of_power(launch.share), index & (launch.share - 1)};
+    return {int(uint32_t(index) / uint32_t(launch.share)),
+            int(uint32_t(index) % uint32_t(launch.share))};
   }
   constexpr int kHalf = device::kSlices / 2;
   const int first = (int(gridDim.x) - launch.rehearsing) / 2;
@@ -335,7 +329,13 @@ __global__ void __maxnreg__(kRegistersBesideScan<kWords>)
   if (!block.searches()) return device::wait_for_predecessor();
   const int share = estimating(launch, space.context.searched);
   if (of.rank >= share) return;  // others of the head wait
-  const Estimate<Element, kWords> estimate{launch, space, block, share, of.rank, rehearses};
+  const Estimate<Element, kWords> estimate{launch,
+                                           space,
+                                           block,
+                                           of.rank,
+                                           share_begin(device::kSlices, of.rank, share),
+                                           share_begin(device::kSlices, of.rank + 1, share),
+                                           rehearses};
   estimate.load_segments();
   estimate.run();
 }

@@ -119,8 +119,8 @@ struct Scan {
   __device__ __forceinline__ void run() const {
     const device::Zone& zone = block.context.zone;
     const int units = zone.template units<kWords>();
-    const int first = scan_begin(units, rank, launch.team);
-    const int count = scan_begin(units, rank + 1, launch.team) - first;
+    const int first = share_begin(units, rank, launch.team);
+    const int count = share_begin(units, rank + 1, launch.team) - first;
     const int begin = first + device::warp_begin(count, device::warp_id());
     const int end = first + device::warp_begin(count, device::warp_id() + 1);
     device::Ring<kWords> ring = make_ring();
@@ -133,8 +133,7 @@ struct Scan {
     __syncwarp();
     const HeadScratch& scratch = block.context.scratch;
     device::write_counts(space.histogram, scratch.counts + rank);
-    __syncthreads();
-    if (threadIdx.x == 0) device::tell(scratch.told + rank, launch.token);
+    device::tell_of_block(scratch.told + rank, launch.token);
   }
 };
 

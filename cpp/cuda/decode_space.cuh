@@ -80,9 +80,10 @@ struct HeadContext {
   HeadScratch scratch;
 };
 
-/** Where the share of scan `rank` of a team, a power of two, begins, of so many units. */
-__device__ __forceinline__ int scan_begin(int units, int rank, int team) {
-  return int(uint32_t(units) * uint32_t(rank) >> device::log2_of_power(team));
+/** Where the share of block `rank` of a team begins, of so many things: shares differ by one. */
+__device__ __forceinline__ int share_begin(int count, int rank, int team) {
+  const uint32_t each = uint32_t(count) / uint32_t(team);
+  return int(each) * rank + min(rank, int(uint32_t(count) - each * uint32_t(team)));
 }
 
 static_assert(kShards == device::kParts && kScoreAlignment == device::kScoreOrigin);
@@ -257,7 +258,9 @@ struct HeadBlock {
 template <typename Element, typename Also>
 __device__ __forceinline__ bool find_context(const DecodeLaunch& launch, uint32_t index,
                                              HeadContext& context, Also also) {
-  const uint32_t heads = uint32_t(launch.call.shape.kv_heads), row = index / heads;
+  const uint32_t heads = uint32_t(launch.call.shape.kv_heads);
+  index += uint32_t(launch.call.first_head);
+  const uint32_t row = index / heads;
   const Lane& lane = launch.call.lanes[row];
   const SequenceView* layers = lane.layers;
   if (layers == nullptr) return false;

@@ -294,10 +294,11 @@ struct Take {
     char* slots = room() + device::kMergeBytes<kWords>;
     const HeadScratch& scratch = block.context.scratch;
     auto* counters = reinterpret_cast<unsigned long long*>(block.call.counters);
+    device::SelectedRow* selected = rows(count);
     device::RowAttention<kWords, Element, SelectedRows, Keep> attention(
         block.context.shape, cluster, slots, int(room() + room_bytes() - slots), space.slots, count,
-        {nullptr, nullptr, 0}, {rows(count)},
-        {space.cache, cluster, rows(count), sends(count),
+        {nullptr, nullptr, 0}, {selected},
+        {space.cache, cluster, selected, sends(count),
          counters == nullptr ? nullptr : counters + 2});
     const device::AttendShape& shape = block.context.shape;
     const FetchedParts parts{{scratch.fetched, shape.group, shape.head_dim},

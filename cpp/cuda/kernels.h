@@ -76,6 +76,8 @@ struct DecodeCall {
   int64_t top_k;
   int64_t searchers;  // group, or 1 for mean_query
   int64_t batch;
+  int64_t first_head, heads;  // of the batch's, row by row: those of this launch; others may be at
+                              // work as well
   int64_t layer;
   const Lane* lanes;  // (batch), in device memory
   Rows q;             // (batch, query_heads, head_dim)

@@ -132,10 +132,11 @@ def test_a_graph_gives_the_bits_of_eager_calls(dtype, lengths, scorer):
     assert_same_state(graph, sequences, twin, alike)
 
 
-def test_a_batch_that_goes_in_branches():
-    """From eight sequences on, halves of a batch are searched side by side: the same bits."""
-    lengths = [300, 0, 41, 900, 513, 200, 77, 650, 129]
-    config = make_config(layers=2)
+@pytest.mark.parametrize(("batch", "heads"), [(1, 7), (1, 33), (3, 8), (5, 7), (9, 8)])
+def test_a_batch_that_goes_in_branches(batch, heads):
+    """From 16 heads on, halves of them are searched side by side: the same bits."""
+    lengths = [300, 0, 41, 900, 513, 200, 77, 650, 129][:batch]
+    config = make_config(layers=2, query_heads=2 * heads, kv_heads=heads)
     graph, sequences, twin, alike = twins(config, lengths)
     for i, step in enumerate(make_steps(config, len(lengths), 80)):
         mine = graph.step(sequences, step)

@@ -134,7 +134,7 @@ def test_many_rows():
 
 
 def test_a_batch_that_goes_in_branches():
-    caches = Caches(config_of(layers=1, dtype="bfloat16"))
+    caches = Caches(config_of(layers=1, dtype="bfloat16", query_heads=16, kv_heads=8))
     batch = [caches.add() for _ in range(9)]
     for i, s in enumerate(batch):
         caches.prefill(s, 200 + 77 * i)

@@ -54,6 +54,11 @@ __device__ __forceinline__ void let_successor_start() {
 __device__ __forceinline__ void tell(uint32_t* word, uint32_t what) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(what) : "memory");
 }
+/** The same of all that the block has written. All threads. */
+__device__ __forceinline__ void tell_of_block(uint32_t* word, uint32_t what) {
+  __syncthreads();
+  if (threadIdx.x == 0) tell(word, what);
+}
 /** What was told: what is known with it can be read afterwards. */
 __device__ __forceinline__ uint32_t told(const uint32_t* word) {
   uint32_t what;

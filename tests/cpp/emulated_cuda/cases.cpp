@@ -305,6 +305,11 @@ std::vector<Case> all_cases() {
              c.batch = 5, c.strided = true, c.chunks = 3, c.tokens = 700;
              k.dtype = kHalf, votes(k);
            }),
+      make("batch_in_branches",
+           [](Case& c, Config& k) {
+             c.device = 0, c.twin = 4, c.batch = 5, c.tokens = 600;
+             k.query_heads = 16, k.kv_heads = 8, k.head_dim = 64;
+           }),
       make("flush_and_truncate",
            [](Case& c, Config& k) {
              c.steps = 24, c.flush_after = 6, c.truncate_after = 10, c.truncate_by = 150;

@@ -142,9 +142,11 @@ void launch_tally(const EncodeCall& call, int64_t direction, cudaStream_t) {
 }
 
 void launch_decode(const DecodeCall& call, cudaStream_t) {
-  for (int64_t i = 0; i < call.batch; ++i) {
+  for (int64_t head = call.first_head; head < call.first_head + call.heads; ++head) {
+    const int64_t i = head / call.shape.kv_heads;
     const Lane& lane = call.lanes[i];
-    if (lane.layers == nullptr) continue;
+    // Whoever has the first head of a sequence does what is to be done once.
+    if (lane.layers == nullptr || head % call.shape.kv_heads != 0) continue;
     const SequenceView& view = lane.layers[call.layer];
     check_zone(view, call.shape, lane);
     if (view.searched()) use_row_cache(view, call.shape, std::rand() % 3);
