@@ -78,7 +78,7 @@ __device__ __forceinline__ void await_told(const uint32_t* words, int count, uin
 __device__ __forceinline__ int lane_id() { return int(threadIdx.x % 32); }
 __device__ __forceinline__ int warp_id() { return int(threadIdx.x / 32); }
 
-/** Of a power of two: how many blocks share something is one, which spares divisions. */
+/** Of a power of two, as the sizes of clusters are, which spares divisions. */
 __device__ __forceinline__ int log2_of_power(int power) { return 31 - __clz(power); }
 
 struct Cluster {
