@@ -132,8 +132,8 @@ def _show_rows(results: dict[str, Any]) -> None:
 def _show_flushes(results: dict[str, Any]) -> None:
     rows = []
     for name in ("eager", "graph"):
+        walked = results["flushes"][name]
         for clock, label in {"wall": "host", "device": "GPU"}.items():
-            walked = results["flushes"][name]
             times, far, flushing = (walked[clock][key] for key in ("all", "far", "flushing"))
             middle = times["median"]
             rows.append(

@@ -37,11 +37,6 @@ __global__ void __launch_bounds__(kThreads)
 void launch_copy(void* target, const void* source, int64_t bytes, cudaStream_t stream) {
   const int64_t pieces = bytes / int64_t(sizeof(Piece));
   if (pieces == 0) return;
-  // Else the processors it runs on would be cut for the level-1 cache, and have no room for a
-  // step's kernels until it is done.
-  check(cudaFuncSetAttribute(copy_kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                             cudaSharedmemCarveoutMaxShared),
-        "give the copy kernel the shared memory of its neighbours");
   copy_kernel<<<kBlocks, kThreads, 0, stream>>>(static_cast<Piece*>(target),
                                                 static_cast<const Piece*>(source), pieces);
   check_launch("copy");

@@ -140,7 +140,7 @@ struct Estimate {
   __device__ __forceinline__ int score_of_sample() const {
     const device::Zone& zone = block.context.zone;
     const int mine = int(threadIdx.x), sample = first_slice * kSamplesOfSlice + mine;
-    if (mine >= kSamplesOfSlice * (end_slice - first_slice) || sample >= zone_keys()) return 0;
+    if (mine >= kSamplesOfSlice * slices() || sample >= zone_keys()) return 0;
     return __ldcg(block.context.scratch.scores + (zone.begin - zone.origin()) +
                   place_of_sample(sample));
   }
