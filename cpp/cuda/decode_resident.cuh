@@ -33,6 +33,9 @@ struct ResidentRows {
   __device__ __forceinline__ const char* operator()(int i) const {
     return block.row_at(i < before ? i : i + gap);
   }
+  __device__ __forceinline__ bool is_placed(int) const { return false; }
+  __device__ __forceinline__ const char* placed(int) const { return nullptr; }
+  __device__ __forceinline__ void await_placed() const {}
 };
 
 template <typename Element, int kWords, bool kMany>
@@ -79,7 +82,7 @@ struct Resident {
       char* slots = room + device::kMergeBytes<kWords>;
       device::RowAttention<kWords, Element, Rows> attention(
           block.context.shape, team, slots, int(room + kResidentBytes<Element, kWords> - slots),
-          barriers, count, new_row, rows);
+          barriers, {count}, new_row, rows);
       const device::AttendShape& shape = block.context.shape;
       attention.run(block.queries(), block.call.q.stride_j,
                     device::PartsInScratch{out, shape.group, shape.head_dim}, merge);

@@ -23,8 +23,10 @@ struct DecodeLaunch {
   int rehearsing;         // blocks besides, ahead of those
   uint32_t token;         // of this step
   bool scans, estimates;  // what it has
-  bool roomy;  // blocks that estimate come in halves, the early one first, and the last kernel
-               // waits for their words
+  // Blocks that estimate come in halves, the early one first, and the last kernel waits for their
+  // words.
+  bool roomy;
+  bool hurries;  // rows that pass for certain set out while others are being decided on
   device::SegmentDivisor segment;
   int stages;        // of a scan: units that a warp has under way
   int packed;        // of a scan by votes: four searchers at a time
@@ -194,11 +196,18 @@ struct HeadBlock {
     if (call.logits.sink_bias == nullptr) return nullptr;
     return call.logits.sink_bias + int64_t(context.head) * context.shape.group + member;
   }
-  /** Where a position's row lies, in device or host memory. */
+  /** Where the rows of a position's segment lie, in device or host memory. */
+  __device__ __forceinline__ char* segment_of(int position) const {
+    return static_cast<char*>(context.rows[context.zone.segment(position)]);
+  }
+  /** Where a position's row lies in its segment. */
+  template <typename Byte>
+  __device__ __forceinline__ Byte* row_in(Byte* segment, int position) const {
+    const int slot = device::split_position(context.zone, position).y;
+    return segment + (context.head * context.zone.layout.tokens + slot) * context.shape.row_bytes;
+  }
   __device__ __forceinline__ char* row_at(int position) const {
-    const int2 at = device::split_position(context.zone, position);
-    return static_cast<char*>(context.rows[at.x]) +
-           (context.head * context.zone.layout.tokens + at.y) * context.shape.row_bytes;
+    return row_in(segment_of(position), position);
   }
 
   /** The rows of q that searchers stand for. */

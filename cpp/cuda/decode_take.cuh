@@ -4,19 +4,11 @@
  */
 #pragma once
 
-#include "decode_space.cuh"
+#include "decode_rows.cuh"
 #include "device/parts.cuh"
-#include "device/row_cache.cuh"
-#include "device/topk.cuh"
 
 namespace pariskv::cuda {
 
-static_assert(kCacheWays == device::kWays);
-
-/** Selected rows of a block that are noted in shared memory. */
-constexpr int kNoted = 1024;
-/** Rows that a block attends to, at most, where others send it theirs. */
-constexpr int kSentRows = 512;
 /** Tasks of a block, each 32 dimensions of a query head's output, for which others send it parts.
  */
 constexpr int kSentTasks = 4;
@@ -27,14 +19,12 @@ using SentParts = float[kSentTasks][device::kParts][kSentFloats];
 template <int kWords>
 struct TakeSpace {
   HeadContext context;
-  device::RowCache cache;
+  RowSpace rows;
   device::TopKSpace top_k;
   device::SelectSpace select;
   uint64_t slots[device::kMostSlots];
-  device::SelectedRow rows[kSentRows];
   SentParts parts;
   float all[device::kHeadsPerPass];  // log-sum-exp of every head
-  int noted[kNoted];                 // candidates of this block that are selected
 };
 
 /** The parts of a head's attention, sent to the blocks that put them together, or in scratch. */
@@ -69,32 +59,6 @@ __device__ __forceinline__ int passed(const device::SelectSpace& space) {
   const int equal = __reduce_add_sync(~0u, warp < device::kWarps ? space.equal[warp] : 0);
   return above + min(equal, space.cut.ties);
 }
-
-/** What a head's row cache has. While a step is explained there is none: it leaves no trace. */
-template <typename Element>
-__device__ __forceinline__ device::RowCache row_cache_of(const DecodeCall& call,
-                                                         const SequenceView& view, int head) {
-  const ModelShape& shape = call.shape;
-  if (view.row_cache == nullptr || call.explains) return {};
-  const int64_t slots = shape.cached_rows, first = head * slots;
-  const int64_t row_bytes = 2 * shape.head_dim * int64_t(sizeof(Element));
-  const RowCacheLayout layout{shape.kv_heads, slots, row_bytes};
-  return {reinterpret_cast<uint64_t*>(view.row_cache) + first,
-          reinterpret_cast<uint32_t*>(view.row_cache + layout.stamps()) + first,
-          view.row_cache + layout.rows() + first * row_bytes,
-          uint32_t(row_bytes),
-          int(slots / kCacheWays),
-          uint32_t(view.generation),
-          uint32_t(view.total)};
-}
-
-/** Where the rows lie that were selected. */
-struct SelectedRows {
-  const device::SelectedRow* rows;
-  __device__ __forceinline__ const char* operator()(int i) const {
-    return reinterpret_cast<const char*>(rows[i].address);
-  }
-};
 
 template <typename Element, int kWords>
 struct Take {
@@ -210,95 +174,48 @@ struct Take {
     __syncthreads();
   }
 
-  /** Whether blocks send one another the rows that they have selected, of so many in all. */
-  __device__ __forceinline__ bool sends(int count) const {
-    return cluster.size > 1 && count <= kSentRows * cluster.size;
-  }
-  /** The first row that a block attends to. */
-  __device__ __forceinline__ int first_row(int count, int rank) const {
-    return device::part_begin(count, rank << cluster.log_parts());
-  }
-  /** The rows, of which this block has its own. */
-  __device__ __forceinline__ device::SelectedRow* rows(int count) const {
-    return sends(count) ? space.rows - first_row(count, cluster.rank) : block.context.scratch.rows;
-  }
-
-  /** Lists a selected row: where it lies, and whether the cache is to have it. */
-  __device__ __forceinline__ void list(int index, int position, int count) const {
-    const device::RowCache& cache = space.cache;
-    const device::RowCache::Tags tags = cache.tags_at(position);
-    const char* home = block.row_at(position);
-    const int slot = cache.find(tags, position);
-    if (slot >= 0) cache.stamp(slot);
-    // The last token's row is written anew when a recorded step is replayed.
-    const int fresh = position + 1 < block.context.total ? position : Keep::kUnwanted;
-    const device::SelectedRow row{reinterpret_cast<uint64_t>(slot < 0 ? home : cache.row(slot)),
-                                  slot < 0 ? fresh : Keep::kFound, 0};
-    if (!sends(count)) {
-      block.context.scratch.rows[index] = row;
-      return;
-    }
-    // The last part that begins at this row or before.
-    const int part = int((uint32_t(index + 1) * device::kParts - 1) / uint32_t(count));
-    const int rank = part >> cluster.log_parts();
-    int4 words;
-    std::memcpy(&words, &row, sizeof words);
-    device::send_mail(space.top_k.mail.rows, rank, &space.rows[index - first_row(count, rank)],
-                      words);
-  }
-
-  /** Lists the selected rows, each for the block that attends to it. Ends with a barrier. */
-  __device__ __forceinline__ void select(int candidates, const device::LaneMasses& sums) const {
+  /** Selects rows; `list` has those among this block's candidates. Ends with a barrier. */
+  __device__ __forceinline__ void select(int candidates, const device::LaneMasses& sums,
+                                         RowList<Element, kWords>& list) const {
     const HeadScratch& scratch = block.context.scratch;
-    const int first = device::part_begin(candidates, cluster.first_part());
-    const int count = device::part_begin(candidates, cluster.end_part()) - first;
+    const int first = list.first(), count = list.count();
     // In shared memory where it fits.
     float* worth =
         4 * count <= room_bytes() ? reinterpret_cast<float*>(room()) : scratch.worth + first;
+    list.look_up_positions();
     weigh(first, count, sums, worth);
+    list.look_up_segments();
     const auto key_of = [&](int i) { return device::sortable(worth[i]); };
     device::Cut cut{0, count, first, candidates};  // all of them
     if (candidates > block.call.top_k) {
-      cut = device::find_top_k(cluster, count, int(block.call.top_k), key_of, space.top_k);
+      cut = device::find_top_k(cluster, count, int(block.call.top_k), key_of, space.top_k,
+                               [&](const bool (&passes)[device::kKept]) {
+                                 if (launch.hurries) list.start_early(passes);
+                               });
     } else {
       cluster.sync();  // as find_top_k: all blocks know of the estimates
     }
     if (threadIdx.x == 0) space.select.cut = cut;
     __syncthreads();
-    const int zone_begin = block.context.zone.begin, all = wanted(candidates);
-    device::compact_keys(count, key_of, space.select, [&](int index, int i) {
+    device::compact_keys(count, key_of, space.select, [&](int index, int i, int turn) {
       scratch.selected[index] = first + i;
-      if (index - cut.offset < kNoted) space.noted[index - cut.offset] = first + i;
+      list.note(index - cut.offset, first + i, turn);
     });
     __syncthreads();
-    const int selected = passed(space.select);
-    for (int i = int(threadIdx.x); i < selected; i += device::kThreads) {
-      const int index = cut.offset + i;
-      const int candidate = i < kNoted ? space.noted[i] : __ldcg(scratch.selected + index);
-      list(index, zone_begin + __ldcg(scratch.candidates + candidate), all);
-    }
-    if (cluster.rank == 0 && threadIdx.x == 0) *scratch.selected_count = all;
-    device::before_copies();
-    if (!sends(all)) return cluster.sync();
-    if (threadIdx.x == 0) {
-      const int mine = first_row(all, cluster.rank + 1) - first_row(all, cluster.rank);
-      device::expect_mail(space.top_k.mail.rows, mine * int(sizeof(device::SelectedRow)));
-    }
-    device::wait(&space.top_k.mail.rows, 0);
-    __syncthreads();
+    if (cluster.rank == 0 && threadIdx.x == 0) *scratch.selected_count = wanted(candidates);
+    list.close(passed(space.select), cut.offset);
   }
 
-  /** Attention to the selected rows. */
-  __device__ __forceinline__ void attend(int count) const {
+  /** Attention to this block's selected rows. */
+  __device__ __forceinline__ void attend(const RowList<Element, kWords>& list) const {
     auto* merge = reinterpret_cast<float*>(room());
     char* slots = room() + device::kMergeBytes<kWords>;
     const HeadScratch& scratch = block.context.scratch;
     auto* counters = reinterpret_cast<unsigned long long*>(block.call.counters);
-    device::SelectedRow* selected = rows(count);
-    device::RowAttention<kWords, Element, SelectedRows, Keep> attention(
-        block.context.shape, cluster, slots, int(room() + room_bytes() - slots), space.slots, count,
-        {nullptr, nullptr, 0}, {selected},
-        {space.cache, cluster, selected, sends(count),
+    device::RowAttention<kWords, Element, SelectedRows, SelectedParts, Keep> attention(
+        block.context.shape, cluster, slots, int(room() + room_bytes() - slots), space.slots,
+        list.parts(), {nullptr, nullptr, 0}, list.addresses(),
+        {space.rows.cache, cluster, space.top_k.mail, list.rows(), list.stamped(),
          counters == nullptr ? nullptr : counters + 2});
     const device::AttendShape& shape = block.context.shape;
     const FetchedParts parts{{scratch.fetched, shape.group, shape.head_dim},
@@ -386,12 +303,13 @@ struct Take {
       const HeadScratch& scratch = block.context.scratch;
       const device::LaneMasses sums = first_masses();  // with the count: one trip to memory
       const int candidates = __ldcg(scratch.candidate_count);
-      select(candidates, sums);
+      RowList<Element, kWords> list(block, cluster, space.rows, candidates);
+      select(candidates, sums, list);
       if (cluster.rank == 0 && int(threadIdx.x) < kTold) {
         scratch.told[threadIdx.x] = 0;  // so that a graph can be replayed
       }
       if (sends_parts() && threadIdx.x == 0) expect_parts();
-      attend(wanted(candidates));
+      attend(list);
       count(candidates);
     }
     finish();
@@ -408,13 +326,14 @@ __global__ void __launch_bounds__(device::kThreads, 1)
   const int size = launch.team, rank = int(blockIdx.x) & (size - 1);  // a power of two
   if (!find_context<Element>(launch, blockIdx.x >> device::log2_of_power(size), space.context,
                              [&](const SequenceView& view, int head) {
-                               space.cache = row_cache_of<Element>(launch.call, view, head);
+                               space.rows.cache = row_cache_of<Element>(launch.call, view, head);
                              })) {
     return device::wait_for_predecessor();
   }
+  if (threadIdx.x == 0) space.rows.open();
   device::init_row_barriers(space.slots);
   __syncthreads();
-  space.cache.prefetch(rank, size);
+  space.rows.cache.prefetch(rank, size);
   const Take<Element, kWords> take{launch, space, {launch.call, space.context}, {size, rank}};
   device::open_top_k(take.cluster, space.top_k);  // while there is nothing else to do
   take.run();

@@ -32,7 +32,7 @@ struct ScratchLayout {
   int64_t estimates;   // (searchers, candidate_capacity) float
   int64_t worth;       // (candidate_capacity) float
   int64_t selected;    // (rows) int32: indices into candidates, ascending
-  int64_t rows;        // (rows) SelectedRow, where blocks do not send them to one another
+  int64_t rows;        // (rows) SelectedRow, of blocks with too many for their own list
   int64_t selected_count;   // int32
   int64_t candidate_count;  // int32
   int64_t resident;         // (kShards, group, 2 + head_dim) float: maximum, sum, weighted

@@ -2,61 +2,26 @@
  * Attention of the query heads of one kv head over rows that lie anywhere, in device memory or in
  * the host's. Rows come in tiles, several on their way at once, into slots of shared memory.
  *
- * The rows are cut into kParts parts, whatever the number of blocks, and a part into strands: row i
+ * The rows lie in kParts parts, whatever the number of blocks, and a part in strands: row i
  * of a tile belongs to strand i % strands, which one warp follows with a running softmax for four
  * query heads. A lane holds kWords neighbouring dimensions. At the end of a part its strands are
  * put together, in order, and written out: maximum, sum, weighted values.
  */
 #pragma once
 
-#include "device/cluster.cuh"
 #include "device/numbers.cuh"
+#include "device/tiles.cuh"
 
 namespace pariskv::cuda::device {
 
 /** Query heads that share one pass over the rows; more come in further passes. */
 constexpr int kHeadsPerPass = 16;
 
-/** Bytes that a tile has at most; it has at most kMostTileRows rows. */
-constexpr int kTileBytes = 16384;
-constexpr int kMostTileRows = 64;
-constexpr int kMostSlots = 16;
-
-/** Rows come by the copy engine where there is one; set to false to let every lane copy. */
-constexpr bool kRowsInBulk = true;
-using RowCopies = WarpCopies<kBulkCopies && kRowsInBulk>;
-using RowStores = WarpStores<kBulkCopies && kRowsInBulk>;
-static_assert(kMostTileRows <= 32 * kWarps);  // a lane can have a row of a tile
-
-/** A row that has been selected. */
-struct alignas(16) SelectedRow {
-  uint64_t address;
-  int32_t fresh;  // its position when the row cache lacks it, then the slot it goes to; negative:
-                  // none
-  int32_t unused;
-};
-
-/** What becomes of rows that have been attended to: nothing. */
-struct KeepNothing {
-  __device__ __forceinline__ void start(int, int) const {}
-  __device__ __forceinline__ int slot_of(int) const { return -1; }
-  __device__ __forceinline__ void put(int, const char*) const {}
-  __device__ __forceinline__ void release() const {}
-};
-
 struct AttendShape {
   int head_dim;
   int group;
   int row_bytes;  // K, then V
   float scale, softcap;
-};
-
-/** The token of this step, which may not be in the store yet. */
-template <typename Element>
-struct NewRow {
-  const Element* k;  // null: it is in the store like the others
-  const Element* v;
-  int index;  // among the rows
 };
 
 /** Floats of one strand and head in the space where strands are put together. */
@@ -186,30 +151,6 @@ __device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], con
   }
 }
 
-/** Which rows of which part come next. */
-struct TileCursor {
-  int part, end_part;
-  int row, end_row;
-  int rows;
-
-  __device__ __forceinline__ void start(const Cluster& cluster, int count) {
-    rows = count;
-    part = cluster.first_part() - 1;
-    end_part = cluster.end_part();
-    row = end_row = 0;
-    settle();
-  }
-  /** On to the next part with rows when this one is through. */
-  __device__ __forceinline__ void settle() {
-    while (row >= end_row && part < end_part) {
-      if (++part == end_part) return;
-      row = part_begin(rows, part);
-      end_row = part_begin(rows, part + 1);
-    }
-  }
-  __device__ __forceinline__ bool left() const { return part < end_part; }
-};
-
 /** Makes the barriers of a RowAttention. Before a barrier of the block. */
 __device__ __forceinline__ void init_row_barriers(uint64_t (&barriers)[kMostSlots]) {
   if (int(threadIdx.x) < kMostSlots) {
@@ -233,31 +174,33 @@ struct PartsInScratch {
   }
 };
 
-/** Attention over `rows` rows by one block: its parts of them. All threads take part. */
-template <int kWords, typename Element, typename Address, typename Keep = KeepNothing>
+/** Attention over rows by one block: its parts of them. All threads take part. */
+template <int kWords, typename Element, typename Address, typename PartsOf = EvenParts,
+          typename Keep = KeepNothing>
 class RowAttention {
  public:
   /**
    * @param slots     shared memory for tiles, `bytes` of it
    * @param barriers  (kMostSlots)
-   * @param address   address(i) is where row i lies; not asked for the new row
+   * @param parts     which rows a part has, as EvenParts
+   * @param address   address(i) is where row i lies; not asked for the new row. is_placed(i):
+   *                  whether it is in shared memory already, after await_placed(), at placed(i)
    * @param keep      what becomes of the rows besides, as KeepNothing and KeepInCache
    */
   __device__ __forceinline__ RowAttention(const AttendShape& shape, const Cluster& cluster,
-                                          char* slots, int bytes, uint64_t* barriers, int rows,
-                                          const NewRow<Element>& new_row, Address address,
-                                          const Keep& keep = Keep())
+                                          char* slots, int bytes, uint64_t* barriers,
+                                          const PartsOf& parts, const NewRow<Element>& new_row,
+                                          Address address, const Keep& keep = Keep())
       : shape_(shape),
         cluster_(cluster),
         slots_(slots),
         barriers_(barriers),
-        rows_(rows),
+        parts_(parts),
         new_row_(new_row),
         address_(address),
         keep_(keep) {
-    // Of the most rows that a part can have, so that small parts do not waste slots.
-    tile_rows_ =
-        min(min(kTileBytes / shape.row_bytes, kMostTileRows), (rows + kParts - 1) / kParts);
+    // Of the most rows that a part has, so that small parts do not waste slots.
+    tile_rows_ = min(min(kTileBytes / shape.row_bytes, kMostTileRows), parts.most());
     tile_rows_ = max(tile_rows_, 1);
     count_ = min(bytes / (tile_rows_ * shape.row_bytes), kMostSlots);
   }
@@ -275,8 +218,7 @@ class RowAttention {
     for (int first_head = 0; first_head < shape_.group; first_head += kHeadsPerPass) {
       prime();
       if (first_head == 0) {
-        keep_.start(part_begin(rows_, cluster_.first_part()),
-                    part_begin(rows_, cluster_.end_part()));
+        keep_.start(parts_.begin(cluster_.first_part()), parts_.begin(cluster_.end_part()));
       }
       pass(q, stride, first_head, out, merge);
     }
@@ -285,7 +227,7 @@ class RowAttention {
  private:
   /** Sets the first tiles on their way. */
   __device__ __forceinline__ void prime() {
-    cursor_.start(cluster_, rows_);
+    cursor_.start(cluster_, parts_);
 #pragma unroll 1
     for (int i = 0; i < count_ && cursor_.left(); ++i) copy_next();
   }
@@ -315,23 +257,28 @@ class RowAttention {
 #pragma unroll 1
     for (int part = cluster_.first_part(); part < cluster_.end_part(); ++part) {
       running.clear();
-      const int end = part_begin(rows_, part + 1);
+      const int end = parts_.begin(part + 1);
 #pragma unroll 1
-      for (int row = part_begin(rows_, part); row < end; row += tile_rows_) {
+      for (int row = parts_.begin(part); row < end; row += tile_rows_) {
         const int count = min(tile_rows_, end - row);
         const int mine_to_keep = warp_id() + kWarps * lane_id();
         const bool keeps = first_head == 0 && mine_to_keep < count;
         const int kept = keeps ? keep_.slot_of(row + mine_to_keep) : -1;
+        const bool placed = keeps && address_.is_placed(row + mine_to_keep);
         wait(&barriers_[read_], parity_ >> read_ & 1);
+        address_.await_placed();
         parity_ ^= 1u << read_;
         const char* slot = slots_ + read_ * tile_rows_ * shape_.row_bytes;
-        keep_.put(kept, slot);
+        keep_.put(kept, slot, placed ? address_.placed(row + mine_to_keep) : nullptr);
+        const auto at = [&](int i) {
+          return reinterpret_cast<const Element*>(
+              address_.is_placed(row + i) ? address_.placed(row + i) : slot + i * shape_.row_bytes);
+        };
 #pragma unroll 1
         for (int i = strand; i < count; i += 2 * strands) {
-          attend_pair<kWords>(
-              query, reinterpret_cast<const Element*>(slot + i * shape_.row_bytes),
-              reinterpret_cast<const Element*>(slot + (i + strands) * shape_.row_bytes),
-              i + strands < count, mine, shape_, running);
+          const bool both = i + strands < count;
+          attend_pair<kWords>(query, at(i), at(both ? i + strands : i), both, mine, shape_,
+                              running);
         }
         if (++read_ == count_) read_ = 0;
         keep_.release();
@@ -349,7 +296,7 @@ class RowAttention {
   __device__ __forceinline__ void advance(int count) {
     if (++fill_ == count_) fill_ = 0;
     cursor_.row += count;
-    cursor_.settle();
+    cursor_.settle(parts_);
   }
 
   __device__ __forceinline__ void copy_next() {
@@ -362,6 +309,7 @@ class RowAttention {
     RowCopies::each(mine, [&](int k) {
       const int i = warp_id() + kWarps * k;
       if (new_row_.k != nullptr && row + i == new_row_.index) return;
+      if (address_.is_placed(row + i)) return;
       RowCopies::expect(barrier, uint32_t(shape_.row_bytes));
       RowCopies::start(slot + i * shape_.row_bytes, address_(row + i), uint32_t(shape_.row_bytes),
                        barrier);
@@ -432,7 +380,7 @@ class RowAttention {
   const Cluster& cluster_;
   char* slots_;
   uint64_t* barriers_;
-  int rows_;
+  PartsOf parts_;
   NewRow<Element> new_row_;
   Address address_;
   Keep keep_;

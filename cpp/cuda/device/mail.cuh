@@ -18,8 +18,9 @@ namespace pariskv::cuda::device {
  */
 struct Mail {
   uint64_t exchanges[2];
-  uint64_t rows;   // that were selected
-  uint64_t parts;  // of attention to them
+  uint64_t looked;  // word that a block has looked for its rows in the cache
+  uint64_t parts;   // of attention to rows
+  uint32_t words[kMaxCluster];
 
   /** All threads; on return everybody's is open. Of what is stored before, others see nothing. */
   __device__ __forceinline__ void open(const Cluster& cluster) {
@@ -28,7 +29,7 @@ struct Mail {
     if (threadIdx.x == 0) {
       init_barrier(&exchanges[0], 1);
       init_barrier(&exchanges[1], 1);
-      init_barrier(&rows, 1);
+      init_barrier(&looked, 1);
       init_barrier(&parts, 1);
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "device/attend.cuh"
+#include "device/mail.cuh"
 
 namespace pariskv::cuda::device {
 
@@ -66,7 +67,10 @@ struct RowCache {
                                              : kNoSlot;
     return way == kNoSlot ? kNoSlot : 4 * set_of(position) + way;
   }
-  __device__ __forceinline__ void stamp(int slot) const { stamps[slot] = step; }
+  /** What comes back has come from where all see the stamp. */
+  __device__ __forceinline__ uint32_t stamp(int slot) const {
+    return atomicExch(stamps + slot, step);
+  }
 
   /** A slot for a row that is not there, whose tag is the row's from now on. */
   __device__ __forceinline__ int claim(int position) const {
@@ -96,8 +100,9 @@ struct RowCache {
 struct KeepInCache {
   const RowCache& cache;
   const Cluster& cluster;
-  SelectedRow* rows;          // what is `fresh` of them is replaced by slots
-  bool meet;                  // other blocks may still look for rows of theirs
+  Mail& mail;
+  SelectedRow* rows;          // of this block; what is `fresh` of them is replaced by slots
+  uint32_t stamped;           // what stamps of this thread have brought back
   unsigned long long* found;  // rows that were there are added; null: nobody counts
 
   static constexpr int kFound = -1, kUnwanted = -2;  // in `fresh`
@@ -105,7 +110,7 @@ struct KeepInCache {
   /** Finds slots for rows [begin, end), whose copies are on their way. Ends with a barrier. */
   __device__ __forceinline__ void start(int begin, int end) const {
     if (!cache.exists()) return;
-    if (meet) cluster.sync();
+    meet();
     int there = 0;
     for (int i = begin + int(threadIdx.x); i < end; i += kThreads) {
       const int position = rows[i].fresh;
@@ -118,16 +123,30 @@ struct KeepInCache {
     }
     __syncthreads();
   }
+  /**
+   * Until no block of the cluster looks for rows any more, and all of them are stamped. A barrier
+   * of the cluster would wait for rows on their way to this processor too.
+   */
+  __device__ __forceinline__ void meet() const {
+    // What has come back is looked at, or nobody would wait for it.
+    const uint32_t any = __syncthreads_or(stamped != 0) != 0;
+    if (cluster.size == 1) return;
+    const int thread = int(threadIdx.x);
+    if (thread == 0) expect_mail(mail.looked, cluster.size * int(sizeof(uint32_t)));
+    if (thread < cluster.size) send_mail(mail.looked, thread, &mail.words[cluster.rank], 1 + any);
+    wait(&mail.looked, 0);
+  }
   __device__ __forceinline__ int slot_of(int row) const {
     return cache.exists() ? rows[row].fresh : kNoSlot;
   }
-  /** Row `warp + kWarps * lane` of a tile goes to this lane's slot. All lanes of a warp. */
-  __device__ __forceinline__ void put(int slot, const char* tile) const {
+  /** Row `warp + kWarps * lane` of a tile, or the one `placed`, goes to this lane's slot. All lanes
+   * of a warp. */
+  __device__ __forceinline__ void put(int slot, const char* tile, const char* placed) const {
     if (!cache.exists()) return;
     RowStores::each(slot >= 0, [&](int lane) {
       const int to = RowStores::of_lane(slot, lane);
-      RowStores::start(cache.row(to), tile + (warp_id() + kWarps * lane) * cache.row_bytes,
-                       cache.row_bytes);
+      const char* in_tile = tile + (warp_id() + kWarps * lane) * cache.row_bytes;
+      RowStores::start(cache.row(to), placed != nullptr ? placed : in_tile, cache.row_bytes);
     });
   }
   /** Tiles that rows were put away from may be written again: after the next barrier. */

@@ -145,15 +145,28 @@ __device__ __forceinline__ bool passes_list(TopKSpace& space, int (&bins)[kBins]
   return exists && (digit > bin || (undecided && rank < wanted));
 }
 
+/** Keys that a lane looks at: every 32nd of its warp's. */
+struct KeysOfLane {
+  int begin, end;  // of the warp
+
+  __device__ __forceinline__ explicit KeysOfLane(int keys)
+      : begin(warp_begin(keys, warp_id())), end(warp_begin(keys, warp_id() + 1)) {}
+  /** Key `turn` of this lane; `end` or more: there is none. */
+  __device__ __forceinline__ int key(int turn) const { return begin + 32 * turn + lane_id(); }
+};
+
 /**
  * The cut of the `wanted` largest keys; there are more. `keys` belong to this block. Once for a
  * space, after open_top_k.
- * @param key_of  key_of(i) of key i
+ * @param key_of     key_of(i) of key i
+ * @param meanwhile  meanwhile(passes) while other blocks are waited for: passes[turn] says of keys
+ *                   of KeysOfLane whether it is certain that they pass. Not always called.
  */
-template <typename KeyOf>
+template <typename KeyOf, typename Meanwhile>
 __device__ __forceinline__ Cut find_top_k(const Cluster& cluster, int keys, int wanted,
-                                          KeyOf key_of, TopKSpace& space) {
+                                          KeyOf key_of, TopKSpace& space, Meanwhile meanwhile) {
   const int thread = int(threadIdx.x);
+  const KeysOfLane mine(keys);
   // Undecided are the keys of [low, low + 2^log_width), bins are 2^shift of them.
   uint32_t low = kFirstLow;
   int log_width = 32, shift = kFirstShift;
@@ -170,7 +183,9 @@ __device__ __forceinline__ Cut find_top_k(const Cluster& cluster, int keys, int 
       some[i] = at < keys ? key_of(at) : 0;
     }
   };
-  load(thread);
+  const auto exists = [&](int turn) { return mine.key(turn) < mine.end; };
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) some[i] = exists(i) ? key_of(mine.key(i)) : 0;
   int above = 0, above_before = 0;  // keys that are larger for certain
   int exchange = 0;
   Found found{};
@@ -184,7 +199,7 @@ __device__ __forceinline__ Cut find_top_k(const Cluster& cluster, int keys, int 
     if (kept) {
 #pragma unroll
       for (int i = 0; i < kKept; ++i) {
-        const bool counts = thread + i * kThreads < keys && undecided(some[i]);
+        const bool counts = exists(i) && undecided(some[i]);
         if (counts) place[i] = atomicAdd(bin_of(some[i]), 1);
       }
     } else {
@@ -243,7 +258,7 @@ __device__ __forceinline__ Cut find_top_k(const Cluster& cluster, int keys, int 
   if (kept) {
 #pragma unroll
     for (int i = 0; i < kKept; ++i) {
-      if (thread + i * kThreads < keys && undecided(some[i])) list(some[i], place[i]);
+      if (exists(i) && undecided(some[i])) list(some[i], place[i]);
     }
   } else {
 #pragma unroll 1
@@ -267,26 +282,36 @@ __device__ __forceinline__ Cut find_top_k(const Cluster& cluster, int keys, int 
     for (int i = thread >> log_size; i < listed; i += kThreads >> log_size) {
       send_mail(space.mail.of(exchange), other, &space.list[begin + i], own[i]);
     }
+    if (kept) {
+      bool passes[kKept];
+#pragma unroll
+      for (int i = 0; i < kKept; ++i) {
+        passes[i] = exists(i) && some[i] > low && !undecided(some[i]);
+      }
+      meanwhile(passes);
+    }
     space.mail.wait(exchange);
   }
-  const bool passes =
+  const bool listed_passes =
       passes_list(space, space.bins[1 - turn], found.inside, ties, log_width + kListBits);
   const uint32_t last = space.last >> kListBits;
-  const int before = __syncthreads_count(passes && thread < begin);
-  const bool mine = thread >= begin && thread < begin + listed;
-  const int tied = __syncthreads_count(passes && mine && space.list[thread] >> kListBits == last);
+  const int before = __syncthreads_count(listed_passes && thread < begin);
+  const bool own_one = thread >= begin && thread < begin + listed;
+  const int tied =
+      __syncthreads_count(listed_passes && own_one && space.list[thread] >> kListBits == last);
   return {low + last, tied, above_before + before, wanted};
 }
 
 /**
- * Calls `take(index, i)` for every key i of this block that passes the cut in `space`, `index` its
- * place among all that pass: ascending with i, and over blocks.
+ * Calls `take(index, i, turn)` for every key i of this block that passes the cut in `space`,
+ * `index` its place among all that pass: ascending with i, and over blocks. Key `turn` of a lane is
+ * KeysOfLane's.
  */
 template <typename KeyOf, typename Take>
 __device__ __forceinline__ void compact_keys(int keys, KeyOf key_of, SelectSpace& space,
                                              Take take) {
-  const int begin = warp_begin(keys, warp_id());
-  const int end = warp_begin(keys, warp_id() + 1);
+  const KeysOfLane mine(keys);
+  const int begin = mine.begin, end = mine.end;
   const uint32_t threshold = space.cut.threshold;
   // Of 32 keys, a bit each.
   struct Bits {
@@ -316,7 +341,7 @@ __device__ __forceinline__ void compact_keys(int keys, KeyOf key_of, SelectSpace
     const bool tie = (bits.equal >> lane_id() & 1) && equal_before < place.ties;
     if (tie || (bits.above >> lane_id() & 1)) {
       take(place.offset + __popc(bits.above & lower_lanes) + min(equal_before, place.ties),
-           base + lane_id());
+           base + lane_id(), (base - begin) / 32);
     }
     const int taken = min(__popc(bits.equal), place.ties);
     place.offset += __popc(bits.above) + taken;

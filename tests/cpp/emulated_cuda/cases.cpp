@@ -320,7 +320,7 @@ std::vector<Case> all_cases() {
       make("hostile_votes", [=](Case& c, Config& k) { c.hostile = true, votes(k); }),
       make("small_segments", [](Case&, Config& k) { k.segment_tokens = 64, k.sink = 0; }),
       make("odd_segments", [](Case& c, Config& k) { k.segment_tokens = 192, c.tokens = 2500; }),
-      make("more_rows_than_two_blocks_send",
+      make("more_rows_than_a_block_lists",
            [](Case& c, Config& k) { c.device = 1, c.twin = 0, c.tokens = 9000, k.top_k = 1500; }),
   };
 }

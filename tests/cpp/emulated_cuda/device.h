@@ -208,6 +208,12 @@ T atomicAdd(T* pointer, U value) {
   *pointer = T(old + T(value));
   return old;
 }
+template <typename T, typename U>
+T atomicExch(T* pointer, U value) {
+  const T old = *pointer;
+  *pointer = T(value);
+  return old;
+}
 template <typename T, typename U, typename V>
 T atomicCAS(T* pointer, U expected, V value) {
   const T old = *pointer;
