@@ -23,7 +23,6 @@ constexpr int kScansPerProcessor = 2;
 constexpr int kEstimatesPerProcessor = 2;
 constexpr int kRehearsing = 8;        // blocks that bring the code of estimates
 constexpr int kMostInTurns = 8;       // blocks of a cluster that may have to wait for room
-constexpr int kScanBytes = 56 << 10;  // half of what a block that estimates leaves
 constexpr int kTakeBytes = 92 << 10;  // two blocks on a processor, or one beside the one before
 
 /** What a device can do with the kernels of one instance. */
@@ -170,13 +169,10 @@ DecodeKernels kernels_of(const ModelShape& shape) {
 /** The scan's shared memory: a ring of units, and tables for votes. */
 int plan_scan(const DecodeKernels& kernels, const Fit& fit, DecodeLaunch& launch) {
   const bool votes = launch.call.scorer == Scorer::kVotes;
-  launch.packed =
-      votes && launch.call.searchers > 1 &&
-      4 * kernels.table_bytes + kernels.scan_space + kernels.stage_bytes <= fit.shared_bytes;
+  launch.packed = votes && launch.call.searchers > 1 &&
+                  4 * kernels.table_bytes + kernels.scan_bytes <= fit.shared_bytes;
   const int tables = votes ? kernels.table_bytes * (launch.packed ? 4 : 1) : 0;
-  launch.stages =
-      std::clamp((kScanBytes - kernels.scan_space) / kernels.stage_bytes, 1, device::kMaxStages);
-  return kernels.scan_space + launch.stages * kernels.stage_bytes + tables;
+  return kernels.scan_bytes + tables;
 }
 
 /** What blocks of a step call it among themselves. */

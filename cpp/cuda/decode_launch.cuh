@@ -12,8 +12,8 @@ namespace pariskv::cuda {
 /** The kernels of one instance, and what their shared memory holds. */
 struct DecodeKernels {
   const void *window, *scan, *votes, *estimate, *take;
-  const void* resident[2];                   // for few parts per block, and for many
-  int scan_space, stage_bytes, table_bytes;  // of the scan: fixed, a stage of all warps, a table
+  const void* resident[2];      // for few parts per block, and for many
+  int scan_bytes, table_bytes;  // of the scan: with no table, and of one
   int resident_threads, resident_bytes, estimate_bytes;
   int take_space, take_least;  // of the last: fixed, and the least room after it
   bool take_beside;            // whether it fits beside one block that estimates
@@ -30,8 +30,7 @@ DecodeKernels kernels_of() {
           {reinterpret_cast<const void*>(resident_kernel<Element, kWords, false>),
            reinterpret_cast<const void*>(
                resident_kernel<Element, kWords, kTakesMany<Element, kWords>>)},
-          padded(sizeof(ScanSpace<kWords>)),
-          device::kWarps * device::kUnitBytes<kWords>,
+          Scan<Element, kWords>::kBytes,
           kTableBytes<kWords>,
           kResidentThreads<Element>,
           padded(kResidentBytes<Element, kWords>),

@@ -12,12 +12,14 @@ namespace pariskv::cuda {
 
 template <int kWords>
 struct ScanSpace {
-  uint64_t barriers[device::kWarps][device::kMaxStages];
-  device::CopySource sources[device::kWarps];
+  uint64_t barriers[device::kWarps][device::kStages<kWords>];
   device::Queries<kWords> queries;
   alignas(16) uint32_t histogram[device::kWarps][256];
   HeadContext context;
 };
+
+/** Of a block with no table: half of what a block that estimates leaves of a processor. */
+constexpr int kMostScanBytes = 56 << 10;
 
 /** Bytes of a vote table in shared memory: room for one searcher, and a quarter of four. */
 template <int kWords>
@@ -32,17 +34,20 @@ struct Scan {
   int rank;  // in the team
 
   static constexpr int kSearchers = device::kQueries<kWords>;  // prepared at a time
+  static constexpr int kWarpBytes = device::kStages<kWords> * device::kUnitBytes<kWords>;
+  static constexpr int kSpaceBytes = int((sizeof(ScanSpace<kWords>) + 127) / 128 * 128);
+  static constexpr int kBytes = kSpaceBytes + device::kWarps * kWarpBytes;
+  static_assert(kBytes <= kMostScanBytes);
 
-  __device__ __forceinline__ uint8_t* units() const {
-    return reinterpret_cast<uint8_t*>(&space) + (sizeof space + 127) / 128 * 128;
+  __device__ __forceinline__ uint8_t* stages() const {
+    return reinterpret_cast<uint8_t*>(&space) + kSpaceBytes;
   }
   __device__ __forceinline__ uint8_t* tables() const {
-    return units() + device::kWarps * launch.stages * device::kUnitBytes<kWords>;
+    return reinterpret_cast<uint8_t*>(&space) + kBytes;
   }
   __device__ __forceinline__ device::Ring<kWords> make_ring() const {
     const int warp = device::kept_warp();
-    device::Ring<kWords> ring{units() + warp * launch.stages * device::kUnitBytes<kWords>,
-                              space.barriers[warp], &space.sources[warp], launch.stages};
+    device::Ring<kWords> ring{stages() + warp * kWarpBytes, space.barriers[warp]};
     ring.init_barriers();
     return ring;
   }
@@ -121,8 +126,9 @@ struct Scan {
     const int units = zone.template units<kWords>();
     const int first = share_begin(units, rank, launch.team);
     const int count = share_begin(units, rank + 1, launch.team) - first;
-    const int begin = first + device::warp_begin(count, device::warp_id());
-    const int end = first + device::warp_begin(count, device::warp_id() + 1);
+    const int warp = device::kept_warp();
+    const int begin = device::uniform(first + device::warp_begin(count, warp));
+    const int end = device::uniform(first + device::warp_begin(count, warp + 1));
     device::Ring<kWords> ring = make_ring();
     ring.prime(zone, begin, end);
     if (block.votes()) {

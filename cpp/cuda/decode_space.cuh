@@ -28,7 +28,6 @@ struct DecodeLaunch {
   bool roomy;
   bool hurries;  // rows that pass for certain set out while others are being decided on
   device::SegmentDivisor segment;
-  int stages;        // of a scan: units that a warp has under way
   int packed;        // of a scan by votes: four searchers at a time
   int shared_bytes;  // that a block has
 };

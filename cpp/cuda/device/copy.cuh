@@ -79,7 +79,15 @@ struct WarpCopies;
 template <>
 struct WarpCopies<true> {
   static constexpr uint32_t kArrivals = 1;
-  static __device__ __forceinline__ bool takes_part() { return threadIdx.x % 32 == 0; }
+  /** For all lanes: true in one. So the compiler knows that it is one. */
+  static __device__ __forceinline__ bool takes_part() {
+    uint32_t elected = 0;
+#if PKV_HOPPER
+    asm volatile("{\n .reg .pred p;\n elect.sync _|p, 0xffffffff;\n selp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(elected));
+#endif
+    return elected != 0;
+  }
 
   /** Calls `piece(i)` for i in [0, count), each in one lane. */
   template <typename Piece>
@@ -91,6 +99,15 @@ struct WarpCopies<true> {
 #if PKV_HOPPER
     asm volatile(
         "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
+        "r"(bytes)
+        : "memory");
+#endif
+  }
+  /** `expect`, and what `finish` does, where nothing else is to come. */
+  static __device__ __forceinline__ void arrive_and_expect(uint64_t* barrier, uint32_t bytes) {
+#if PKV_HOPPER
+    asm volatile(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
         "r"(bytes)
         : "memory");
 #endif
@@ -136,6 +153,7 @@ struct WarpCopies<false> {
     for (int i = 0; i < count; ++i) piece(i);
   }
   static __device__ __forceinline__ void expect(uint64_t*, uint32_t) {}
+  static __device__ __forceinline__ void arrive_and_expect(uint64_t*, uint32_t) {}
   static __device__ __forceinline__ void start(void* to, const void* from, uint32_t bytes,
                                                uint64_t*) {
     const uint32_t target = shared_address(to);

@@ -17,8 +17,9 @@ constexpr int kUnitSignBytes = kUnitKeys<kWords> * 4 * kWords;
 template <int kWords>
 constexpr int kUnitBytes = kUnitSignBytes<kWords> + kUnitKeys<kWords>;
 
-/** Most units that a warp has under way. */
-constexpr int kMaxStages = 8;
+/** Units of a warp that are under way or looked at: two blocks fit beside one that estimates. */
+template <int kWords>
+constexpr int kStages = kWords == 2 ? 4 : 2;
 
 /** Scores are kept from this multiple of positions on, so that they can be moved in words. */
 constexpr int kScoreOrigin = 128;
@@ -59,17 +60,18 @@ __device__ __forceinline__ Slot slot_of(const Zone& zone, int position) {
 __device__ __forceinline__ int kept_lane() { return __shfl_sync(~0u, lane_id(), lane_id()); }
 __device__ __forceinline__ int kept_warp() { return __shfl_sync(~0u, warp_id(), 0); }
 
-/** Where a warp copies from: in shared memory, as the lane that copies alone needs it. */
-struct alignas(16) CopySource {
-  const uint8_t* signs;  // of the next unit
-  const uint8_t* norms;
-  int units;    // to be copied
-  int left;     // units to the end of the segment
-  int segment;  // -1: none yet
-  int end;      // the unit after all
-};
+/** From a value that all lanes have: the compiler knows it of the result. */
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
+template <typename T>
+__device__ __forceinline__ T* uniform(T* pointer) {
+  const auto bits = reinterpret_cast<uint64_t>(pointer);
+  return reinterpret_cast<T*>(__shfl_sync(~0u, bits, 0));
+}
 
-/** Units of one warp, copied ahead into its stages. */
+/**
+ * Units of one warp, copied ahead into its stages. Everything here is the same in all lanes, and
+ * the compiler knows it: else it would go through the lanes for each copy.
+ */
 template <int kWords>
 struct Ring {
   static constexpr int kKeys = kUnitKeys<kWords>;
@@ -77,96 +79,86 @@ struct Ring {
 
   uint8_t* stages;     // of this warp
   uint64_t* barriers;  // one per stage
-  CopySource* source;
-  int count;     // of stages
-  int read = 0;  // the stage whose turn it is
+  int read = 0;        // the stage whose turn it is
   uint32_t parity = 0;
+  const uint8_t* signs = nullptr;     // of the unit to be copied next, if it comes straight from
+  const uint8_t* norms = nullptr;     // a segment
+  int straight = 0;                   // units that do
+  int next = 0, last = 0;             // units after those
+  int segment = -1;                   // -1: none yet
   const uint8_t* upcoming = nullptr;  // the block of the next segment
 
   __device__ __forceinline__ void init_barriers() const {
-    if (lane_id() < count) init_barrier(&barriers[lane_id()], Copies::kArrivals);
+    if (lane_id() < kStages<kWords>) init_barrier(&barriers[lane_id()], Copies::kArrivals);
     before_copies();
     __syncwarp();
   }
 
-  /** Begins anew, with units [first, last). */
-  __device__ __forceinline__ void prime(const Zone& zone, int first, int last) {
-    if (lane_id() == 0) {
-      source->units = last - first;
-      source->left = 0;
-      source->segment = -1;
-      source->end = last;
-    }
-    __syncwarp();
+  /** Begins anew, with units [begin, end): `uniform` ones. */
+  __device__ __forceinline__ void prime(const Zone& zone, int begin, int end) {
+    straight = 0;
+    next = begin;
+    last = end;
+    segment = -1;
 #pragma unroll 1
-    for (int i = 0; i < count; ++i) {
+    for (int i = 0; i < kStages<kWords>; ++i) {
       const int stage = read + i;
-      copy_next(zone, stage < count ? stage : stage - count);
+      copy_next(zone, stage < kStages<kWords> ? stage : stage - kStages<kWords>);
     }
   }
 
+  /** Sets the next unit on its way, if there is one. */
   __device__ __forceinline__ void copy_next(const Zone& zone, int stage) {
-    if (!Copies::takes_part()) return;
-    const int units = source->units;
-    if (units == 0) return;
     uint8_t* to = stages + stage * kUnitBytes<kWords>;
     uint64_t* barrier = &barriers[stage];
-    if (source->left == 0) {
-      const int position = zone.origin() + (source->end - units) * kKeys;
-      if (uint32_t(zone.layout.tokens) % kKeys != 0) {
-        copy_pieces(zone, position, to, barrier);
-      } else if (position + kKeys > zone.begin) {
-        find(zone, position);
-      }
-    }
-    const uint8_t *signs = source->signs, *norms = source->norms;
-    const int left = source->left;
-    if (left > 0) {
-      Copies::expect(barrier, kUnitBytes<kWords>);
+    if (straight == 0 && !find(zone, to, barrier)) return;
+    --straight;
+    if (Copies::takes_part()) {
+      Copies::arrive_and_expect(barrier, kUnitBytes<kWords>);
       Copies::stream(to, signs, kUnitSignBytes<kWords>, barrier);
       Copies::stream(to + kUnitSignBytes<kWords>, norms, kKeys, barrier);
     }
-    if (!kBulkCopies) __syncwarp();
-    if (lane_id() == 0) {
-      source->units = units - 1;
-      if (left > 0) {
-        source->signs = signs + kUnitSignBytes<kWords>;
-        source->norms = norms + kKeys;
-        source->left = left - 1;
-      }
-    }
-    if (kBulkCopies) {
-      arrive(barrier);
-    } else {
-      Copies::finish(barrier);
-    }
+    if (!kBulkCopies) Copies::finish(barrier);
+    signs += kUnitSignBytes<kWords>;
+    norms += kKeys;
   }
 
-  /** Goes on to the next segment, whose block was looked up when the one before was begun. */
-  __device__ __forceinline__ void find(const Zone& zone, int position) {
-    const int tokens = int(zone.layout.tokens);
+  /**
+   * Goes on to the next segment, whose block was looked up when the one before was begun; returns
+   * whether units come straight from it. If not, the next unit has been seen to, or there is none.
+   */
+  __device__ __forceinline__ bool find(const Zone& zone, uint8_t* to, uint64_t* barrier) {
+    if (next == last) return false;
+    const int tokens = int(zone.layout.tokens), position = zone.origin() + next * kKeys;
+    const bool across = uint32_t(tokens) % kKeys != 0;
+    if (across || position + kKeys <= zone.begin) {
+      if (across) copy_pieces(zone, position, to, barrier);
+      Copies::finish(barrier);
+      ++next;
+      return false;
+    }
+    int slot = 0;
     const uint8_t* block = upcoming;
-    int segment = source->segment + 1, slot = 0;
-    if (segment == 0) {
+    if (segment < 0) {
       const int2 at = split_position(zone, position);
       segment = at.x;
       slot = at.y;
       block = zone.summaries[segment];
+    } else {
+      ++segment;
     }
-    if (!kBulkCopies) __syncwarp();
-    if (lane_id() == 0) {
-      source->signs = block + zone.layout.signs(zone.head, slot);
-      source->norms = block + zone.layout.norms(zone.head, slot);
-      source->left = (tokens - slot) / kKeys;
-      source->segment = segment;
-    }
+    signs = uniform(block + zone.layout.signs(zone.head, slot));
+    norms = uniform(block + zone.layout.norms(zone.head, slot));
+    straight = uniform(min((tokens - slot) / kKeys, last - next));
+    next += straight;
     if (position - slot + tokens < zone.end) upcoming = zone.summaries[segment + 1];
-    if (!kBulkCopies) __syncwarp();
+    return true;
   }
 
   /** A unit that may lie across segments. 64 keys never do. */
   __device__ __forceinline__ void copy_pieces(const Zone& zone, int begin, uint8_t* stage,
                                               uint64_t* barrier) const {
+    if (!Copies::takes_part()) return;
 #pragma unroll 1
     for (int key = 0; key < kKeys; key += 64) {
       const int position = begin + key;
@@ -189,7 +181,7 @@ struct Ring {
   __device__ __forceinline__ void release(const Zone& zone) {
     __syncwarp();
     copy_next(zone, read);
-    if (++read == count) read = 0, parity ^= 1;
+    if (++read == kStages<kWords>) read = 0, parity ^= 1;
   }
 };
 
@@ -222,7 +214,10 @@ struct ScoreOutput {
   }
 };
 
-/** Calls `each(unit, stage)` for units [first, end) of a warp; keys out of the zone have norm 0. */
+/**
+ * Calls `each(unit, stage, release)` for units [first, end) of a warp, which calls release() when
+ * it has read the stage, so that the next unit sets out for it. Keys out of the zone have norm 0.
+ */
 template <int kWords, typename Each>
 __device__ __forceinline__ void for_units(Ring<kWords>& ring, const Zone& zone, int first, int end,
                                           Each each) {
@@ -235,8 +230,7 @@ __device__ __forceinline__ void for_units(Ring<kWords>& ring, const Zone& zone, 
     if (unit < whole_first || unit >= whole_end) {
       mask_edges<kWords>(zone, unit, stage + kUnitSignBytes<kWords>);
     }
-    each(unit, stage);
-    ring.release(zone);
+    each(unit, stage, [&] { ring.release(zone); });
   }
 }
 

@@ -131,19 +131,40 @@ __device__ __forceinline__ float scored(int positive, float gain, float lift, fl
   return score;
 }
 
+/** The sign words of 64 keys, as the lanes of a warp need them: of two tiles. */
+template <int kWords>
+struct SignTiles {
+  static constexpr int kSteps = QueryTile<kWords>::kSteps;
+  uint32_t rows[2][kSteps][kWords == 2 ? 2 : 4];
+
+  /** @param words  shared address of (64, kWords) of them */
+  __device__ __forceinline__ void load(uint32_t words, const LanePlan<kWords>& plan) {
+    if constexpr (kWords == 2) {
+      uint32_t both[4];
+      load_rows(both, words + plan.row);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) rows[i / 2][0][i % 2] = both[i];
+    } else {
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+          load_rows(rows[tile][step], words + (plan.row ^ (8 * kWords * tile)) + 16 * step);
+        }
+      }
+    }
+  }
+};
+
 /**
  * Four queries against 64 keys, by a warp: the best score of each of the two keys that a lane ends
  * with, in halves.
- * @param words  shared address of (64, kWords) sign words
  * @param codes  the lane's own four norm codes
  */
 template <int kWords>
-__device__ __forceinline__ uint32_t score_64(uint32_t words, uint32_t codes,
+__device__ __forceinline__ uint32_t score_64(const SignTiles<kWords>& keys, uint32_t codes,
                                              const LanePlan<kWords>& plan,
                                              const QueryTile<kWords>& query) {
-  constexpr int kSteps = QueryTile<kWords>::kSteps;
-  uint32_t both[4];
-  if constexpr (kWords == 2) load_rows(both, words + plan.row);
   uint32_t best[2];
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile) {
@@ -158,16 +179,9 @@ __device__ __forceinline__ uint32_t score_64(uint32_t words, uint32_t codes,
       count_common(low, rows, query.planes[0][step]);
       count_common(high, rows, query.planes[2][step]);
     };
-    if constexpr (kWords == 2) {
-      const uint32_t rows[2] = {both[2 * tile], both[2 * tile + 1]};
-      multiply(rows, 0);
-    } else {
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        uint32_t rows[4];
-        load_rows(rows, words + (plan.row ^ (8 * kWords * tile)) + 16 * step);
-        multiply(rows, step);
-      }
+    for (int step = 0; step < SignTiles<kWords>::kSteps; ++step) {
+      multiply(keys.rows[tile][step], step);
     }
     uint32_t tops[2];
 #pragma unroll
@@ -200,19 +214,21 @@ __device__ __forceinline__ void score_quads(Ring<kWords>& ring, const Zone& zone
   const LanePlan<kWords> plan;
   QueryTile<kWords> query;
   query.load(queries, 0);
-  for_units(ring, zone, first, end, [&](int unit, const uint8_t* stage) {
+  for_units(ring, zone, first, end, [&](int unit, const uint8_t* stage, auto release) {
     uint8_t* target = out.scores + int64_t(unit) * kKeys + plan.key;
 #pragma unroll
     for (int part = 0; part < kKeys; part += 64) {
-      const uint32_t words = shared_address(stage) + part * 4 * kWords;
+      SignTiles<kWords> keys;
+      keys.load(shared_address(stage) + part * 4 * kWords, plan);
       const uint2 eight =
           *reinterpret_cast<const uint2*>(stage + kUnitSignBytes<kWords> + part + plan.norms);
       const uint32_t codes = __byte_perm(eight.x, eight.y, plan.own);
+      if (part + 64 == kKeys) release();
       uint32_t best = 0x00010001;
 #pragma unroll 1
       for (int quad = 0; quad < (kOnce ? 1 : quads); ++quad) {
         if (!kOnce) query.load(queries, quad);
-        best = larger_halves(best, score_64<kWords>(words, codes, plan, query));
+        best = larger_halves(best, score_64<kWords>(keys, codes, plan, query));
       }
       // 255 times a code bounds what is unusable, and nothing else.
       best = __vminu2(best, __byte_perm(codes, 0, plan.kept) * 255);

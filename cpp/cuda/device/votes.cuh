@@ -13,7 +13,7 @@ template <int kWords>
 __device__ __forceinline__ void score_votes(Ring<kWords>& ring, const Zone& zone, int first,
                                             int end, const uint8_t* table, const ScoreOutput& out) {
   constexpr int kKeys = kUnitKeys<kWords>;
-  for_units(ring, zone, first, end, [&](int unit, const uint8_t* stage) {
+  for_units(ring, zone, first, end, [&](int unit, const uint8_t* stage, auto release) {
 #pragma unroll 2
     for (int key = lane_id(); key < kKeys; key += 32) {
       const auto* words = reinterpret_cast<const uint32_t*>(stage) + key * kWords;
@@ -30,6 +30,7 @@ __device__ __forceinline__ void score_votes(Ring<kWords>& ring, const Zone& zone
       *score = uint8_t(best);
       if (out.last) out.count(4 * best);
     }
+    release();
   });
 }
 
@@ -82,7 +83,7 @@ __device__ __forceinline__ void score_packed(Ring<kWords>& ring, const Zone& zon
     }
   }
   const uint32_t lower = second ? 0x1054 : 0x5410, upper = second ? 0x3276 : 0x7632;
-  for_units(ring, zone, first, end, [&](int unit, const uint8_t* stage) {
+  for_units(ring, zone, first, end, [&](int unit, const uint8_t* stage, auto release) {
     uint8_t* target = out.scores + int64_t(unit) * kKeys + 2 * lane;
 #pragma unroll 1
     for (int part = 0; part < kKeys; part += 64) {
@@ -117,6 +118,7 @@ __device__ __forceinline__ void score_packed(Ring<kWords>& ring, const Zone& zon
       *score = uint16_t(pair);
       if (out.last) out.count_pair(best);
     }
+    release();
   });
 }
 

@@ -84,6 +84,13 @@ inline void select(uint32_t& out, int yes, int no, uint64_t predicate) {
   out = uint32_t(predicate != 0 ? yes : no);
 }
 
+/** Which lane is up to the hardware: here the last, which nobody would have in mind. */
+inline void elect(uint64_t& elected, uint32_t mask) {
+  if (mask != ~0u) fail("elect.sync of some lanes");
+  meet(Meeting::kVote, nullptr, 0);
+  elected = current->lane == 31;
+}
+
 // Approximations have the last bits of a CPU here, which is within what a GPU promises.
 
 inline float without_subnormals(float x) {

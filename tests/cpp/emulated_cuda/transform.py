@@ -29,6 +29,7 @@ INSTRUCTIONS = {
     "cp.async.mbarrier.arrive.noinc.shared.b64": "stage_arrive",
     "cp.async.wait_group": "stage_wait",
     "createpolicy.fractional.L2::evict_first.b64": "cache_policy",
+    "elect.sync": "elect",
     "ex2.approx.ftz.f32": "exp2",
     "fence.mbarrier_init.release.cluster": None,
     "fence.proxy.async.shared::cta": None,
@@ -103,9 +104,10 @@ def instruction(text: str, operands: list[str]) -> str:
     if function is None:
         return ""
     names = [name.strip() for name in re.sub(r"[{}\[\]]", " ", rest).split(",")]
-    # A barrier's state, or `_` in its place, is a result that nobody looks at.
+    # A barrier's state, or `_` in its place, is a result that nobody looks at; so is who is elected.
     if function.startswith("barrier_arrive"):
         names = names[1:]
+    names = [name.removeprefix("_|") for name in names]
     arguments = [re.sub(r"^%(\d+)$", lambda found: operands[int(found[1])], n) for n in names]
     return f"::emulator::ptx::{function}({', '.join(arguments)});"
 
