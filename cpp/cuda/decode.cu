@@ -231,7 +231,7 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
   if (runs(kTake)) {
     launch.team = cluster_size(fit, heads);
     // Of more heads, the rows of some keep the bus busy while others are searched.
-    launch.hurries = heads * launch.team <= fit.multiprocessors;
+    launch.hurries = call.batch * call.shape.kv_heads * launch.team <= fit.multiprocessors;
     const int bytes =
         std::max(std::min(kTakeBytes, fit.shared_bytes), kernels.take_space + kernels.take_least);
     Launch(heads * launch.team, bytes, stream)

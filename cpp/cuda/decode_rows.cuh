@@ -21,6 +21,7 @@ constexpr int kEarlyBytes = 8192;
 constexpr int kEarlyRows = 32;
 /** Candidates of a lane that are looked up ahead. */
 constexpr int kLookedUp = device::kKept;
+static_assert(kLookedUp <= 4 && kEarlyRows < 256, "early_ has a byte for each");
 
 /** Of a block, in shared memory. */
 struct RowSpace {

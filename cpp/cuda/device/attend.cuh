@@ -1,6 +1,7 @@
 /**
  * Attention of the query heads of one kv head over rows that lie anywhere, in device memory or in
- * the host's. Rows come in tiles, several on their way at once, into slots of shared memory.
+ * the host's. Rows come in tiles, several on their way at once, into slots of shared memory; some
+ * may have come before, and are placed elsewhere.
  *
  * The rows lie in kParts parts, whatever the number of blocks, and a part in strands: row i
  * of a tile belongs to strand i % strands, which one warp follows with a running softmax for four

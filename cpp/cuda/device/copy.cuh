@@ -103,7 +103,7 @@ struct WarpCopies<true> {
         : "memory");
 #endif
   }
-  /** `expect`, and what `finish` does, where nothing else is to come. */
+  /** By the lane that takes part, instead of `expect` and `finish`: nothing else is to come. */
   static __device__ __forceinline__ void arrive_and_expect(uint64_t* barrier, uint32_t bytes) {
 #if PKV_HOPPER
     asm volatile(

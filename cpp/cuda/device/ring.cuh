@@ -69,8 +69,8 @@ __device__ __forceinline__ T* uniform(T* pointer) {
 }
 
 /**
- * Units of one warp, copied ahead into its stages. Everything here is the same in all lanes, and
- * the compiler knows it: else it would go through the lanes for each copy.
+ * Units of one warp, copied ahead into its stages. All of this is the same in all lanes, and the
+ * compiler knows it of what is copied from where: else it would go through the lanes for each copy.
  */
 template <int kWords>
 struct Ring {

@@ -139,8 +139,8 @@ struct KeepInCache {
   __device__ __forceinline__ int slot_of(int row) const {
     return cache.exists() ? rows[row].fresh : kNoSlot;
   }
-  /** Row `warp + kWarps * lane` of a tile, or the one `placed`, goes to this lane's slot. All lanes
-   * of a warp. */
+  /** Row `warp + kWarps * lane` of a tile, or the one `placed` where rows come in bulk, goes to
+   * this lane's slot. All lanes of a warp. */
   __device__ __forceinline__ void put(int slot, const char* tile, const char* placed) const {
     if (!cache.exists()) return;
     RowStores::each(slot >= 0, [&](int lane) {

@@ -321,7 +321,17 @@ std::vector<Case> all_cases() {
       make("small_segments", [](Case&, Config& k) { k.segment_tokens = 64, k.sink = 0; }),
       make("odd_segments", [](Case& c, Config& k) { k.segment_tokens = 192, c.tokens = 2500; }),
       make("more_rows_than_a_block_lists",
-           [](Case& c, Config& k) { c.device = 1, c.twin = 0, c.tokens = 9000, k.top_k = 1500; }),
+           [](Case& c, Config& k) { c.device = 1, c.twin = 0, c.tokens = 9000, k.top_k = 2400; }),
+      // With one head rows set out before all are known.
+      make("early_rows_and_more_than_listed",
+           [](Case& c, Config& k) {
+             c.tokens = 9000, k.query_heads = 4, k.kv_heads = 1, k.top_k = 2300;
+             k.min_candidates_per_row = 1, k.schedule = {{0, 0.4, 0.2}};
+           }),
+      make("early_rows_and_row_cache",
+           [](Case& c, Config& k) {
+             k.query_heads = 4, k.kv_heads = 1, k.row_cache = 16, c.steps = 12;
+           }),
   };
 }
 
