@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <utility>
 
 #include "fake.h"
 #include "runtime.h"
@@ -65,6 +66,9 @@ CUresult map(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned
 CUresult unmap(CUdeviceptr, size_t) { return CUDA_SUCCESS; }
 CUresult set_access(CUdeviceptr, size_t, const CUmemAccessDesc*, size_t) { return CUDA_SUCCESS; }
 
+thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
+bool spoils_captures() { return capture_mode != cudaStreamCaptureModeRelaxed; }
+
 }  // namespace
 
 extern "C" {
@@ -84,7 +88,12 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** found, uns
   return *result = cudaDriverEntryPointSuccess, cudaSuccess;
 }
 
+// Some thread is always capturing a graph: who takes or gives back memory has to be unseen by it.
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  return std::swap(capture_mode, *mode), cudaSuccess;
+}
 cudaError_t cudaMalloc(void** data, size_t bytes) {
+  if (spoils_captures()) return cudaErrorStreamCaptureUnsupported;
   *data = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   std::memset(*data, 0xcd, bytes);  // nobody may count on zeros
   return cudaSuccess;
@@ -105,8 +114,8 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   const bool is = managed().count(data) > 0;
   return attributes->type = is ? cudaMemoryTypeManaged : cudaMemoryTypeHost, cudaSuccess;
 }
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
 cudaError_t cudaFree(void* data) {
+  if (spoils_captures()) return cudaErrorStreamCaptureUnsupported;
   const std::lock_guard<std::mutex> lock(managed_lock);
   return managed().erase(data), std::free(data), cudaSuccess;
 }
