@@ -30,6 +30,16 @@ __device__ __forceinline__ void arrive(uint64_t* barrier) {
                : "memory");
 }
 
+/** Arrives, and has the phase last until so many bytes have come too. */
+__device__ __forceinline__ void arrive_and_expect(uint64_t* barrier, uint32_t bytes) {
+#if PKV_HOPPER
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
+#endif
+}
+
 /** Waits for the end of the phase with this parity: 0 the first, 1 the second, 0 the third. */
 __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
   const uint32_t address = shared_address(barrier);
@@ -104,13 +114,8 @@ struct WarpCopies<true> {
 #endif
   }
   /** By the lane that takes part, instead of `expect` and `finish`: nothing else is to come. */
-  static __device__ __forceinline__ void arrive_and_expect(uint64_t* barrier, uint32_t bytes) {
-#if PKV_HOPPER
-    asm volatile(
-        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
-        "r"(bytes)
-        : "memory");
-#endif
+  static __device__ __forceinline__ void expect_all(uint64_t* barrier, uint32_t bytes) {
+    arrive_and_expect(barrier, bytes);
   }
   static __device__ __forceinline__ void start(void* to, const void* from, uint32_t bytes,
                                                uint64_t* barrier) {
@@ -153,7 +158,7 @@ struct WarpCopies<false> {
     for (int i = 0; i < count; ++i) piece(i);
   }
   static __device__ __forceinline__ void expect(uint64_t*, uint32_t) {}
-  static __device__ __forceinline__ void arrive_and_expect(uint64_t*, uint32_t) {}
+  static __device__ __forceinline__ void expect_all(uint64_t*, uint32_t) {}
   static __device__ __forceinline__ void start(void* to, const void* from, uint32_t bytes,
                                                uint64_t*) {
     const uint32_t target = shared_address(to);

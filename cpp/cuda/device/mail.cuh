@@ -48,12 +48,7 @@ struct Mail {
 
 /** By one thread of who owns the barrier: so many bytes will come. */
 __device__ __forceinline__ void expect_mail(uint64_t& barrier, int bytes) {
-#if PKV_HOPPER
-  asm volatile(
-      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)),
-      "r"(bytes)
-      : "memory");
-#endif
+  arrive_and_expect(&barrier, uint32_t(bytes));
 }
 
 /** What has the address of `pointer` in another block of the cluster, or in this one. */

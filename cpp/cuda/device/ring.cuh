@@ -114,7 +114,7 @@ struct Ring {
     if (straight == 0 && !find(zone, to, barrier)) return;
     --straight;
     if (Copies::takes_part()) {
-      Copies::arrive_and_expect(barrier, kUnitBytes<kWords>);
+      Copies::expect_all(barrier, kUnitBytes<kWords>);
       Copies::stream(to, signs, kUnitSignBytes<kWords>, barrier);
       Copies::stream(to + kUnitSignBytes<kWords>, norms, kKeys, barrier);
     }

@@ -104,7 +104,7 @@ def instruction(text: str, operands: list[str]) -> str:
     if function is None:
         return ""
     names = [name.strip() for name in re.sub(r"[{}\[\]]", " ", rest).split(",")]
-    # A barrier's state, or `_` in its place, is a result that nobody looks at; so is who is elected.
+    # A barrier's state, or `_` in its place, is a result nobody looks at, like who was elected.
     if function.startswith("barrier_arrive"):
         names = names[1:]
     names = [name.removeprefix("_|") for name in names]
