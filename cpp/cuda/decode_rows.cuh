@@ -83,13 +83,13 @@ struct SelectedRows {
     return reinterpret_cast<const char*>(rows[i].address);
   }
   __device__ __forceinline__ bool is_placed(int i) const {
-    return device::kRowsInBulk && listed && space.places[i] > 0;
+    return device::kBulkCopies && listed && space.places[i] > 0;
   }
   __device__ __forceinline__ const char* placed(int i) const {
     return space.early_rows + (space.places[i] - 1) * row_bytes;
   }
   __device__ __forceinline__ void await_placed() const {
-    if (device::kRowsInBulk) device::wait(&space.early_there, 0);
+    if (device::kBulkCopies) device::wait(&space.early_there, 0);
   }
 };
 
@@ -130,7 +130,7 @@ class RowList {
 
   /** Rows that pass for certain set out, as many as there is room for. */
   __device__ __forceinline__ void start_early(const bool (&passes)[kLookedUp]) {
-    if (!device::kRowsInBulk) return;
+    if (!device::kBulkCopies) return;
     const int bytes = block_.context.shape.row_bytes;
     const int room = min(kEarlyBytes / bytes, kEarlyRows);
 #pragma unroll
@@ -191,7 +191,7 @@ class RowList {
       if (i < rows && !addresses().is_placed(i)) ask_cache(list_[i]);
     }
     device::before_copies();
-    if (device::kRowsInBulk && threadIdx.x == 0) device::arrive(&space_.early_there);
+    if (device::kBulkCopies && threadIdx.x == 0) device::arrive(&space_.early_there);
     __syncthreads();
   }
 

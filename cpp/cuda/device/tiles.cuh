@@ -12,10 +12,9 @@ constexpr int kTileBytes = 16384;
 constexpr int kMostTileRows = 64;
 constexpr int kMostSlots = 16;
 
-/** Rows come by the copy engine where there is one; set to false to let every lane copy. */
-constexpr bool kRowsInBulk = kBulkCopies && true;
-using RowCopies = WarpCopies<kRowsInBulk>;
-using RowStores = WarpStores<kRowsInBulk>;
+/** Rows come by the copy engine where there is one. */
+using RowCopies = WarpCopies<kBulkCopies>;
+using RowStores = WarpStores<kBulkCopies>;
 static_assert(kMostTileRows <= 32 * kWarps);  // a lane can have a row of a tile
 
 /** A row that has been selected. */
