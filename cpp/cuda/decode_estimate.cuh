@@ -71,8 +71,12 @@ struct Estimate {
       device::wait_for_predecessor();
       __syncthreads();
     } else {
-      device::await_told(block.context.scratch.told, launch.team, launch.token);
+      device::await_told(block.context.scratch.told, scans(), launch.token);
     }
+  }
+
+  __device__ __forceinline__ int scans() const {
+    return scanning(launch, block.context.zone.template units<kWords>());
   }
 
   /** Finds the candidates of this block's slices; returns how many the head has. Ends with a
@@ -80,7 +84,7 @@ struct Estimate {
   __device__ __forceinline__ int select() const {
     auto& scores = *reinterpret_cast<device::ScoreSpace*>(room());
     const device::Zone& zone = block.context.zone;
-    const int scans = launch.team;
+    const int scans = this->scans();
     const int sample = score_of_sample();
     device::find_threshold(block.context.scratch.counts, scans, block.context.searched, scores);
     if (int(threadIdx.x) < int(kSampledKeys)) space.samples[threadIdx.x] = uint8_t(sample);

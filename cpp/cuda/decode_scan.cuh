@@ -124,8 +124,10 @@ struct Scan {
   __device__ __forceinline__ void run() const {
     const device::Zone& zone = block.context.zone;
     const int units = zone.template units<kWords>();
-    const int first = share_begin(units, rank, launch.team);
-    const int count = share_begin(units, rank + 1, launch.team) - first;
+    const int team = scanning(launch, units);
+    if (rank >= team) return;  // others of the head wait for the kernel before
+    const int first = share_begin(units, rank, team);
+    const int count = share_begin(units, rank + 1, team) - first;
     const int warp = device::kept_warp();
     const int begin = device::uniform(first + device::warp_begin(count, warp));
     const int end = device::uniform(first + device::warp_begin(count, warp + 1));
@@ -140,6 +142,7 @@ struct Scan {
     const HeadScratch& scratch = block.context.scratch;
     device::write_counts(space.histogram, scratch.counts + rank);
     device::tell_of_block(scratch.told + rank, launch.token);
+    device::wait_for_predecessor();
   }
 };
 
@@ -162,7 +165,6 @@ __global__ void __launch_bounds__(device::kThreads, 3)
       launch, space, {launch.call, space.context}, int(blockIdx.x % team)};
   if (!scan.block.searches()) return device::wait_for_predecessor();
   scan.run();
-  device::wait_for_predecessor();
 }
 
 /** Vote tables of all searchers, a warp of the team per subspace; ahead of the scan. */

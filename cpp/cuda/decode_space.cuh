@@ -171,6 +171,16 @@ __device__ __forceinline__ int estimating(const DecodeLaunch& launch, int candid
   return launch.roomy && candidates <= kFew ? launch.share / 2 : launch.share;
 }
 
+/**
+ * Blocks that scan a zone of so many units. Of a short one half of them leave at once, and those
+ * that estimate find room.
+ */
+__device__ __forceinline__ int scanning(const DecodeLaunch& launch, int units) {
+  constexpr int kFew = 2;  // units of a warp
+  const int half = launch.team / 2;
+  return launch.roomy && units <= half * device::kWarps * kFew ? half : launch.team;
+}
+
 /** A block at work for one head: what all kernels share. */
 template <typename Element, int kWords>
 struct HeadBlock {
