@@ -9,11 +9,11 @@
 #include <functional>
 #include <random>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "codec/key_statistics.h"
 #include "codec/schedule.h"
+#include "cold.h"
 #include "kernels.h"
 #include "offload.h"
 #include "pariskv/codec.h"
@@ -24,7 +24,6 @@ namespace pariskv::cuda {
 namespace {
 
 constexpr int64_t kRowSegments = 128;  // distinct ones; longer sequences use them again
-constexpr int64_t kFillBytes = int64_t{1} << 30;
 constexpr int kWarmUp = 3;
 
 void must(cudaError_t error, const char* what) { check(error, what); }
@@ -62,7 +61,7 @@ std::vector<uint16_t> normal_numbers(int64_t count, float size, uint32_t seed) {
 
 class Clock {
  public:
-  explicit Clock(int rounds) : rounds_(rounds), fill_(device_memory<char>(kFillBytes)) {
+  explicit Clock(int rounds) : rounds_(rounds) {
     must(cudaEventCreate(&start_), "event");
     must(cudaEventCreate(&end_), "event");
   }
@@ -73,10 +72,9 @@ class Clock {
     std::vector<double> taken;
     for (int turn = 0; turn < kWarmUp + rounds_; ++turn) {
       before();
-      // Also when it should be warm: the host must be ahead of the device.
-      const size_t fill = cold ? kFillBytes : 0;
-      must(cudaMemsetAsync(fill_, turn, fill, stream), "fill");
-      if (!cold) {
+      if (cold) {
+        cache_.flush(stream);
+      } else {
         must(cudaStreamSynchronize(stream), "wait");
         run();  // brings what it reads into the cache
       }
@@ -94,7 +92,7 @@ class Clock {
 
  private:
   const int rounds_;
-  char* fill_;
+  ColdCache cache_;
   cudaEvent_t start_ = nullptr, end_ = nullptr;
 };
 
@@ -145,21 +143,21 @@ struct RowMemory {
   explicit RowMemory(const ModelShape& shape) {
     const int64_t bytes = shape.segment_row_bytes();
     const std::vector<uint16_t> some = normal_numbers(bytes / 2, 1.5f, 1);
+    std::mt19937_64 random(2);
     char* device = device_memory<char>(kRowSegments * bytes);
     void* host = nullptr;
     must(allocate_pinned(&host, size_t(kRowSegments * bytes)), "pinned");
     for (int64_t s = 0; s < kRowSegments; ++s) {
       near.push_back(device + s * bytes);
       far.push_back(static_cast<char*>(host) + s * bytes);
-      // Turned by some rows, so that no two segments are alike.
-      const size_t turn = size_t(s) * 31 * 256 % some.size();
-      for (const auto& [target, from, count] : {std::tuple{size_t{0}, turn, some.size() - turn},
-                                                std::tuple{some.size() - turn, size_t{0}, turn}}) {
-        must(cudaMemcpy(static_cast<uint16_t*>(near.back()) + target, some.data() + from, count * 2,
-                        cudaMemcpyHostToDevice),
-             "upload");
+      // With signs of its own, so that no two keys are alike: equal ones are slow to tell apart.
+      std::vector<uint16_t> own = some;
+      for (size_t i = 0; i < own.size(); i += 64) {
+        const uint64_t signs = random();
+        for (size_t j = 0; j < 64; ++j) own[i + j] ^= uint16_t(signs >> j & 1) << 15;
       }
-      must(cudaMemcpy(far.back(), near.back(), size_t(bytes), cudaMemcpyDeviceToHost), "download");
+      must(cudaMemcpy(near.back(), own.data(), size_t(bytes), cudaMemcpyHostToDevice), "upload");
+      must(cudaMemcpy(far.back(), own.data(), size_t(bytes), cudaMemcpyHostToHost), "upload");
     }
   }
 };
