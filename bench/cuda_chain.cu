@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "codec/schedule.h"
-#include "cold.h"
+#include "cuda_bench.h"
 #include "device/mail.cuh"
 #include "pariskv/config.h"
 #include "pinned.h"
@@ -25,8 +25,9 @@ namespace pariskv::cuda {
 namespace {
 
 constexpr int kHeads = 8;
-constexpr int kScans = 32;  // blocks of a head, as of the three after it
+// Blocks of a head.
 constexpr int kWindows = 4;
+constexpr int kScans = 32;
 constexpr int kEstimates = 32;
 constexpr int kCluster = 16;
 constexpr int kRows = 100, kRowBytes = 512;
@@ -245,20 +246,6 @@ __global__ void __launch_bounds__(256, 1) take(const __grid_constant__ Chain cha
   device::wait(&space.mail.parts, 0);
   if (thread < 32) chain.out[(head * kTasks + rank) * 32 + thread] = space.parts[0][thread];
   device::wait_for_predecessor();
-}
-
-template <typename T>
-T* device_memory(int64_t count) {
-  void* data = nullptr;
-  check(cudaMalloc(&data, size_t(count) * sizeof(T)), "cudaMalloc");
-  check(cudaMemset(data, 0, size_t(count) * sizeof(T)), "cudaMemset");
-  return static_cast<T*>(data);
-}
-template <typename T>
-T* on_device(const std::vector<T>& host) {
-  T* data = device_memory<T>(int64_t(host.size()));
-  check(cudaMemcpy(data, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), "upload");
-  return data;
 }
 
 void launch(const void* kernel, int blocks, int bytes, bool early, int cluster, Chain& chain,

@@ -13,7 +13,7 @@
 
 #include "codec/key_statistics.h"
 #include "codec/schedule.h"
-#include "cold.h"
+#include "cuda_bench.h"
 #include "kernels.h"
 #include "offload.h"
 #include "pariskv/codec.h"
@@ -27,22 +27,6 @@ constexpr int64_t kRowSegments = 128;  // distinct ones; longer sequences use th
 constexpr int kWarmUp = 3;
 
 void must(cudaError_t error, const char* what) { check(error, what); }
-
-/** Memory that is there until the program ends. */
-template <typename T>
-T* device_memory(int64_t count) {
-  void* data = nullptr;
-  must(cudaMalloc(&data, size_t(count) * sizeof(T)), "cudaMalloc");
-  must(cudaMemset(data, 0, size_t(count) * sizeof(T)), "cudaMemset");
-  return static_cast<T*>(data);
-}
-
-template <typename T>
-T* on_device(const std::vector<T>& host) {
-  T* data = device_memory<T>(int64_t(host.size()));
-  must(cudaMemcpy(data, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), "upload");
-  return data;
-}
 
 uint16_t bfloat16(float x) {
   uint32_t bits;

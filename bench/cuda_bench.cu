@@ -1,6 +1,4 @@
-#include "cold.h"
-
-#include "runtime.h"
+#include "cuda_bench.h"
 
 namespace pariskv::cuda {
 
@@ -21,12 +19,7 @@ __global__ void read_all(const uint4* lines, uint32_t* seen) {
 
 }  // namespace
 
-ColdCache::ColdCache() {
-  void* data = nullptr;
-  check(cudaMalloc(&data, kBytes + sizeof(uint32_t)), "cudaMalloc");
-  lines_ = static_cast<uint4*>(data);
-  seen_ = reinterpret_cast<uint32_t*>(lines_ + kLines);
-}
+ColdCache::ColdCache() : lines_(device_memory<uint4>(kLines)), seen_(device_memory<uint32_t>(1)) {}
 
 void ColdCache::flush(cudaStream_t stream) {
   check(cudaMemsetAsync(lines_, ++turn_, kBytes, stream), "fill");

@@ -1,0 +1,45 @@
+/** What the programs share: memory, and caches as a layer of a model finds them. */
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime.h"
+
+namespace pariskv::cuda {
+
+/** Memory that is there until the program ends, zeros at first. */
+template <typename T>
+T* device_memory(int64_t count) {
+  void* data = nullptr;
+  check(cudaMalloc(&data, size_t(count) * sizeof(T)), "cudaMalloc");
+  check(cudaMemset(data, 0, size_t(count) * sizeof(T)), "cudaMemset");
+  return static_cast<T*>(data);
+}
+
+template <typename T>
+T* on_device(const std::vector<T>& host) {
+  T* data = device_memory<T>(int64_t(host.size()));
+  check(cudaMemcpy(data, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), "upload");
+  return data;
+}
+
+/**
+ * Fills the level-2 cache with lines that have been read, as the weights of a model are: what was
+ * written alone would have to go to memory while something is timed. It also takes so long that
+ * the host is ahead of the device afterwards.
+ */
+class ColdCache {
+ public:
+  ColdCache();
+  void flush(cudaStream_t stream);
+
+ private:
+  uint4* lines_;
+  uint32_t* seen_;
+  int turn_ = 0;
+};
+
+}  // namespace pariskv::cuda
