@@ -1,8 +1,10 @@
 /**
  * What the launches of a decode step cannot do without, with nothing computed: one sequence of a
- * layer with 8 kv heads of 128 dimensions. The same chain of kernels tell one another by words that
- * they are done, the same bytes come from memory and over the bus, clusters have the same
- * exchanges; nothing is rotated, scored, compared or attended to. Resident rows are left out.
+ * layer with 8 kv heads of 128 dimensions. Such kernels in such a chain tell one another by words
+ * that they are done; keys, scores, counts, codes and rows come from memory and over the bus, and
+ * clusters have their exchanges; nothing is rotated, scored, compared or attended to. It does less
+ * than a step where that is simpler: no resident rows and none of the window, no sampled keys, no
+ * scales of weights, and nobody waits for the last of the trips that lead to a block's work.
  * Prints a JSON object a line: microseconds with more and more of it.
  */
 #include <algorithm>
@@ -14,7 +16,7 @@
 #include <vector>
 
 #include "codec/schedule.h"
-#include "cuda_bench.h"
+#include "cuda_programs.h"
 #include "device/mail.cuh"
 #include "pariskv/config.h"
 #include "pinned.h"
@@ -67,7 +69,8 @@ struct Chain {
 
 constexpr uint32_t kToken = 1;
 
-/** The way to what a block works on: lane, view, a table, and what that leads to. */
+/** The way to what a block works on: lane, view, a table, and what that leads to. The last trip is
+ * only begun. */
 __device__ __forceinline__ void find(const Chain& chain, int trips) {
   const Hop* at = chain.hops;
   if (threadIdx.x == 0) {
@@ -308,6 +311,8 @@ double microseconds(Chain& chain, ColdCache& cache, int rounds, cudaStream_t str
   }
   check(cudaGraphExecDestroy(replayed), "graph");
   check(cudaGraphDestroy(graph), "graph");
+  check(cudaEventDestroy(start), "event");
+  check(cudaEventDestroy(end), "event");
   std::sort(taken.begin(), taken.end());
   return 1e3 * double(taken[taken.size() / 2]);
 }
@@ -315,7 +320,10 @@ double microseconds(Chain& chain, ColdCache& cache, int rounds, cudaStream_t str
 void run(int rounds) {
   int major = 0;
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "device");
-  if (major < 9) throw std::runtime_error("clusters need compute capability 9.0 or newer");
+  cudaFuncAttributes code{};
+  check(cudaFuncGetAttributes(&code, reinterpret_cast<const void*>(take)), "code");
+  if (major != 9 && major != 10) throw std::runtime_error("clusters of 16 need a Hopper or newer");
+  if (code.ptxVersion < 90) throw std::runtime_error("compiled for an older GPU than this one");
   cudaStream_t stream = nullptr;
   check(cudaStreamCreate(&stream), "stream");
   ColdCache cache;

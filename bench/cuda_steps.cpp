@@ -13,7 +13,7 @@
 
 #include "codec/key_statistics.h"
 #include "codec/schedule.h"
-#include "cuda_bench.h"
+#include "cuda_programs.h"
 #include "kernels.h"
 #include "offload.h"
 #include "pariskv/codec.h"
@@ -134,7 +134,7 @@ struct RowMemory {
     for (int64_t s = 0; s < kRowSegments; ++s) {
       near.push_back(device + s * bytes);
       far.push_back(static_cast<char*>(host) + s * bytes);
-      // With signs of its own, so that no two keys are alike: equal ones are slow to tell apart.
+      // With signs of its own, so that few keys are alike: equal ones are slow to tell apart.
       std::vector<uint16_t> own = some;
       for (size_t i = 0; i < own.size(); i += 64) {
         const uint64_t signs = random();

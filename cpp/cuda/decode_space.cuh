@@ -163,8 +163,8 @@ __device__ inline void fill_context(const DecodeLaunch& launch, const SequenceVi
 }
 
 /**
- * Blocks that estimate so many candidates of a head. Half of them come early, before scans make
- * room, and few candidates are estimated by these alone.
+ * Blocks that estimate so many candidates of a head. Half of them come first, and may find room
+ * before scans make it; few candidates are estimated by these alone.
  */
 __device__ __forceinline__ int estimating(const DecodeLaunch& launch, int candidates) {
   constexpr int kFew = 8192;

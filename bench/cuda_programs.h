@@ -1,8 +1,6 @@
 /** What the programs share: memory, and caches as a layer of a model finds them. */
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
 #include <vector>
 

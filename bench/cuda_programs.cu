@@ -1,4 +1,4 @@
-#include "cuda_bench.h"
+#include "cuda_programs.h"
 
 namespace pariskv::cuda {
 
