@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -82,8 +83,9 @@ def test_no_byte_sees_what_follows(model: Model):
     changed = tokens.clone()
     changed[0, 25:] = 7
     assert torch.equal(model(tokens)[:, :25], model(changed)[:, :25])
-    # A product with fewer rows may be added up in another order: right to float32's digits.
-    assert torch.allclose(model(tokens, last=3), model(tokens)[:, -3:], rtol=1e-5, atol=1e-5)
+    # In double: products with fewer rows are added up in another order on some processors.
+    wide = copy.deepcopy(model).double()
+    assert torch.allclose(wide(tokens, last=3), wide(tokens)[:, -3:])
 
 
 def test_rotation_depends_on_distance_alone(model: Model):
