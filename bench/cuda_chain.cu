@@ -7,9 +7,7 @@
  * scales of weights, and nobody waits for the last of the trips that lead to a block's work.
  * Prints a JSON object a line: microseconds with more and more of it.
  */
-#include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <random>
 #include <stdexcept>
 #include <utility>
@@ -17,7 +15,7 @@
 
 #include "codec/schedule.h"
 #include "cuda_programs.h"
-#include "device/mail.cuh"
+#include "decode_take.cuh"
 #include "pariskv/config.h"
 #include "pinned.h"
 #include "runtime.h"
@@ -27,17 +25,17 @@ namespace pariskv::cuda {
 namespace {
 
 constexpr int kHeads = 8;
-// Blocks of a head.
-constexpr int kWindows = 4;
-constexpr int kScans = 32;
-constexpr int kEstimates = 32;
-constexpr int kCluster = 16;
+// Blocks of a head, and what they leave, are the engine's.
+constexpr int kWindows = kWindowBlocks;
+constexpr int kScans = device::kMostScans;
+constexpr int kEstimates = device::kSlices;
+constexpr int kCluster = device::kMaxCluster;
+constexpr int kUnitKeys = device::kUnitKeys<4>, kUnitBytes = device::kUnitBytes<4>;
+constexpr int kStages = device::kStages<4>;
+constexpr int kCountInts = int(sizeof(device::ScanCounts) / sizeof(int32_t));
+constexpr int kPartFloats = kSentFloats, kTasks = 16;  // of a head's attention
 constexpr int kRows = 100, kRowBytes = 512;
 constexpr int kRecordBytes = 64;
-constexpr int kUnitKeys = 128, kUnitBytes = 17 * kUnitKeys;  // signs and norms
-constexpr int kStages = 2;
-constexpr int kCountInts = 256 + 16 + 8 * 256;  // what a block that scans leaves
-constexpr int kPartFloats = 34, kTasks = 16;    // of a head's attention
 constexpr int64_t kHostBytes = int64_t{512} << 20;
 constexpr int kTakeBytes = 92 << 10;
 
@@ -287,34 +285,18 @@ void launch_chain(Chain& chain, cudaStream_t stream) {
 }
 
 /** The median of a graph's replays in cold caches. */
-double microseconds(Chain& chain, ColdCache& cache, int rounds, cudaStream_t stream) {
+double microseconds(Chain& chain, Clock& clock, cudaStream_t stream) {
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t replayed = nullptr;
-  cudaEvent_t start = nullptr, end = nullptr;
-  check(cudaEventCreate(&start), "event");
-  check(cudaEventCreate(&end), "event");
   check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
   launch_chain(chain, stream);
   check(cudaStreamEndCapture(stream, &graph), "capture");
   check(cudaGraphInstantiate(&replayed, graph, 0), "graph");
-  std::vector<float> taken;
-  constexpr int kWarmUp = 3;
-  for (int i = 0; i < kWarmUp + rounds; ++i) {
-    cache.flush(stream);
-    check(cudaEventRecord(start, stream), "event");
-    check(cudaGraphLaunch(replayed, stream), "replay");
-    check(cudaEventRecord(end, stream), "event");
-    check(cudaEventSynchronize(end), "wait");
-    float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, start, end), "event");
-    if (i >= kWarmUp) taken.push_back(milliseconds);
-  }
+  const double taken = clock.median(
+      stream, true, [] {}, [&] { check(cudaGraphLaunch(replayed, stream), "replay"); });
   check(cudaGraphExecDestroy(replayed), "graph");
   check(cudaGraphDestroy(graph), "graph");
-  check(cudaEventDestroy(start), "event");
-  check(cudaEventDestroy(end), "event");
-  std::sort(taken.begin(), taken.end());
-  return 1e3 * double(taken[taken.size() / 2]);
+  return taken;
 }
 
 void run(int rounds) {
@@ -326,7 +308,7 @@ void run(int rounds) {
   if (code.ptxVersion < 90) throw std::runtime_error("compiled for an older GPU than this one");
   cudaStream_t stream = nullptr;
   check(cudaStreamCreate(&stream), "stream");
-  ColdCache cache;
+  Clock clock(rounds);
   std::mt19937_64 random(1);
 
   void* host = nullptr;
@@ -341,8 +323,6 @@ void run(int rounds) {
     const Hop* next = hops + i + 1;
     check(cudaMemcpy(&hops[i].next, &next, sizeof next, cudaMemcpyHostToDevice), "upload");
   }
-  const Hop* last = hops;
-  check(cudaMemcpy(&hops[kHops - 1].next, &last, sizeof last, cudaMemcpyHostToDevice), "upload");
 
   constexpr int64_t kMost = int64_t{1} << 20;
   Chain chain{};
@@ -369,7 +349,7 @@ void run(int rounds) {
     for (const auto& [what, does] : parts) {
       chain.does = does;
       std::printf("{\"tokens\": %lld, \"what\": \"%s\", \"microseconds\": %.1f}\n",
-                  static_cast<long long>(tokens), what, microseconds(chain, cache, rounds, stream));
+                  static_cast<long long>(tokens), what, microseconds(chain, clock, stream));
       std::fflush(stdout);
     }
   }
@@ -380,11 +360,5 @@ void run(int rounds) {
 }  // namespace pariskv::cuda
 
 int main(int count, char** arguments) {
-  try {
-    pariskv::cuda::run(count > 1 ? std::max(1, std::atoi(arguments[1])) : 30);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
-  return 0;
+  return pariskv::cuda::run_program(count, arguments, pariskv::cuda::run);
 }

@@ -1,7 +1,8 @@
-/** What the programs share: memory, and caches as a layer of a model finds them. */
+/** What the programs share: memory, and times in caches as a layer of a model finds them. */
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "runtime.h"
@@ -39,5 +40,22 @@ class ColdCache {
   uint32_t* seen_;
   int turn_ = 0;
 };
+
+class Clock {
+ public:
+  explicit Clock(int rounds);
+
+  /** The median of some runs in microseconds; with `cold` the cache is full of something else. */
+  double median(cudaStream_t stream, bool cold, const std::function<void()>& before,
+                const std::function<void()>& run);
+
+ private:
+  const int rounds_;
+  ColdCache cache_;
+  cudaEvent_t start_ = nullptr, end_ = nullptr;
+};
+
+/** What main returns: of run(rounds), where the first argument may say how many rounds. */
+int run_program(int count, char** arguments, void (*run)(int rounds));
 
 }  // namespace pariskv::cuda

@@ -4,9 +4,6 @@
 // (summaries, tables, lanes) and calls the launchers. bench_cuda.py runs it and shows the numbers.
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <exception>
-#include <functional>
 #include <random>
 #include <string>
 #include <vector>
@@ -24,7 +21,6 @@ namespace pariskv::cuda {
 namespace {
 
 constexpr int64_t kRowSegments = 128;  // distinct ones; longer sequences use them again
-constexpr int kWarmUp = 3;
 
 void must(cudaError_t error, const char* what) { check(error, what); }
 
@@ -42,43 +38,6 @@ std::vector<uint16_t> normal_numbers(int64_t count, float size, uint32_t seed) {
   for (uint16_t& x : numbers) x = bfloat16(normal(random));
   return numbers;
 }
-
-class Clock {
- public:
-  explicit Clock(int rounds) : rounds_(rounds) {
-    must(cudaEventCreate(&start_), "event");
-    must(cudaEventCreate(&end_), "event");
-  }
-
-  /** The median of some runs in microseconds; with `cold` the cache is full of something else. */
-  double median(cudaStream_t stream, bool cold, const std::function<void()>& before,
-                const std::function<void()>& run) {
-    std::vector<double> taken;
-    for (int turn = 0; turn < kWarmUp + rounds_; ++turn) {
-      before();
-      if (cold) {
-        cache_.flush(stream);
-      } else {
-        must(cudaStreamSynchronize(stream), "wait");
-        run();  // brings what it reads into the cache
-      }
-      must(cudaEventRecord(start_, stream), "event");
-      run();
-      must(cudaEventRecord(end_, stream), "event");
-      must(cudaEventSynchronize(end_), "wait");
-      float milliseconds = 0;
-      must(cudaEventElapsedTime(&milliseconds, start_, end_), "event");
-      if (turn >= kWarmUp) taken.push_back(1e3 * double(milliseconds));
-    }
-    std::sort(taken.begin(), taken.end());
-    return taken[taken.size() / 2];
-  }
-
- private:
-  const int rounds_;
-  ColdCache cache_;
-  cudaEvent_t start_ = nullptr, end_ = nullptr;
-};
 
 struct Line {
   std::string verb, scorer;
@@ -357,11 +316,5 @@ void run(int rounds) {
 }  // namespace pariskv::cuda
 
 int main(int count, char** arguments) {
-  try {
-    pariskv::cuda::run(count > 1 ? std::max(1, std::atoi(arguments[1])) : 30);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
-  return 0;
+  return pariskv::cuda::run_program(count, arguments, pariskv::cuda::run);
 }

@@ -54,7 +54,7 @@ class Timer:
         self._fill = torch.empty(_FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
         self._seen = torch.empty((), dtype=torch.int32, device="cuda")
 
-    def flush(self, turn: int) -> None:
+    def _flush(self, turn: int) -> None:
         """Leaves the cache full of what was read, as a model's weights are: what was only written
         would have to go to memory while something is timed.
         """
@@ -69,7 +69,7 @@ class Timer:
         for turn in range(WARM_UP + self.rounds):
             if before is not None:
                 before()
-            self.flush(turn)
+            self._flush(turn)
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             run()

@@ -26,7 +26,7 @@ ROOMS = {
     "cpp/cuda": {"cpp/include", "cpp/src", "cpp/cuda/device"},
     "python/src": {"cpp/include"},
     # Verbs are timed one by one, and the public door has none.
-    "bench": {"cpp/include", "cpp/src", "cpp/cuda", "cpp/cuda/device"},
+    "bench": {"cpp/include", "cpp/src", "cpp/cuda"},
     "examples": {"cpp/include"},
     "tests/cpp/emulated_cuda": {"cpp/include", "cpp/src", "cpp/cuda"},
     "tests/cpp/fake_cuda": {"cpp/include", "cpp/src", "cpp/cuda"},
