@@ -206,6 +206,8 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
   launch.scans = runs(kScan);
   launch.estimates = runs(kEstimate);
   launch.segment = device::SegmentDivisor::of(call.shape.segment_tokens);
+  launch.by_heads = device::IndexDivisor::of(call.shape.kv_heads);
+  launch.by_team = device::IndexDivisor::of(launch.team);
   const int scan_bytes = plan_scan(kernels, fit, launch);
   if (runs(kScan)) {
     if (call.scorer == Scorer::kVotes) {
@@ -220,10 +222,12 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
         .run(kernels.scan, launch, "decode: scan");
   }
   if (runs(kEstimate)) {
+    launch.by_team = device::IndexDivisor::of(heads);
     Launch(heads * launch.resident, kernels.resident_bytes, stream, kernels.resident_threads)
         .early(fit.early && runs(kScan))
         .run(kernels.resident[device::kParts / launch.resident >= kManyParts], launch,
              "decode: resident rows");
+    launch.by_team = device::IndexDivisor::of(launch.share);
     Launch(launch.rehearsing + heads * launch.share, kernels.estimate_bytes, stream)
         .early(fit.early)
         .run(kernels.estimate, launch, "decode: estimate");

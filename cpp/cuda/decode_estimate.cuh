@@ -29,6 +29,8 @@ struct EstimateSpace {
   alignas(16) float queries[4][device::EstimateQueries<kWords>::kPitch];  // rotated
   uint8_t samples[int(kSampledKeys)];                                     // scores of this block's
   int first_segment;                                                      // of the zone
+  uint32_t told;  // by which scans, when this block began: a bit each
+  int likely;     // which 16 scores have the threshold
   int threshold;  // what a candidate scores, at least
 };
 
@@ -57,8 +59,9 @@ struct Estimate {
     if (threadIdx.x == 0) space.first_segment = first;
     const int count = min(device::split_position(zone, zone.end - 1).x + 1 - first, kKnownSegments);
     for (int i = int(threadIdx.x); i < count; i += device::kThreads) {
-      space.segments[i] = zone.summaries[first + i];
+      device::stage(&space.segments[i], &zone.summaries[first + i]);
     }
+    device::close_stage();
   }
 
   /**
@@ -75,6 +78,13 @@ struct Estimate {
     }
   }
 
+  /** Whether all keys of the head were known to be scored when this block began: it waits for
+   * nothing then, and looks at queries later. */
+  __device__ __forceinline__ bool is_late() const {
+    const uint32_t needed = ~0u >> (32 - scans());
+    return (space.told & needed) == needed;
+  }
+
   __device__ __forceinline__ int scans() const {
     return scanning(launch, block.context.zone.template units<kWords>());
   }
@@ -86,7 +96,8 @@ struct Estimate {
     const device::Zone& zone = block.context.zone;
     const int scans = this->scans();
     const int sample = score_of_sample();
-    device::find_threshold(block.context.scratch.counts, scans, block.context.searched, scores);
+    const int coarse = device::find_threshold(block.context.scratch.counts, scans,
+                                              block.context.searched, space.likely, scores);
     if (int(threadIdx.x) < int(kSampledKeys)) space.samples[threadIdx.x] = uint8_t(sample);
     const int count = scores.count;
     const int first = device::slice_begin(count, first_slice);
@@ -102,8 +113,12 @@ struct Estimate {
                              candidates[index] = offset;
                              if (index - first < kListed) space.offsets[index - first] = offset;
                            });
-    if (rank == 0 && threadIdx.x == 0) *block.context.scratch.candidate_count = count;
+    if (rank == 0 && threadIdx.x == 0) {
+      *block.context.scratch.candidate_count = count;
+      block.context.scratch.likely() = coarse;
+    }
     if (threadIdx.x == 0) space.threshold = scores.threshold;
+    device::await_stage<0>();  // addresses of segments
     __syncthreads();
     return count;
   }
@@ -200,15 +215,17 @@ struct Estimate {
   __device__ __forceinline__ int heads_from(int from) const {
     return min(block.searchers() - from, 4);
   }
-  /** Up to four queries from `from` on, a warp each. Ends with a barrier. */
-  __device__ __forceinline__ void prepare(int from, Queries& queries) const {
+  /** The warp's query of up to four from `from` on. */
+  __device__ __forceinline__ void load(int from, float (&x)[kWords]) const {
+    if (device::warp_id() >= heads_from(from)) return;
+    device::load_query<Element, kWords>(block.rows_of_searchers()(from + device::warp_id()), x);
+  }
+  /** All of these, and levels. Has a barrier. */
+  __device__ __forceinline__ void prepare(float (&x)[kWords], Queries& queries,
+                                          device::LevelTable& levels) const {
     const int warp = device::warp_id();
     if (warp < 4) {
-      float x[kWords] = {};
-      if (warp < heads_from(from)) {
-        device::load_query<Element, kWords>(block.rows_of_searchers()(from + warp), x);
-        device::rotate<kWords>(launch.call.codec.negative, x);
-      }
+      device::rotate<kWords>(launch.call.codec.negative, x);  // zeros stay zeros
       // 1 / sqrt of the rotation, the 255 steps of a weight, and the scale of a logit.
       const float factor =
           __fdiv_rn(__fdiv_rn(block.call.logits.scale, __fsqrt_rn(float(32 * kWords))), 255.0f);
@@ -219,16 +236,17 @@ struct Estimate {
     }
     __syncthreads();
     queries.load(space.queries[0]);
+    levels.load(space.levels);
   }
 
   /**
    * Logits of the candidates in this block's slices, and their masses, for up to four queries from
-   * `from` on.
+   * `from` on, which who is `late` prepares while codes are on their way.
    */
-  __device__ __forceinline__ void estimate(int candidates, int from, const Queries& queries,
-                                           const device::LevelTable& levels,
-                                           const device::Gather<kWords>& gather,
-                                           float log_weight) const {
+  __device__ __forceinline__ void estimate(int candidates, int from, float (&x)[kWords],
+                                           Queries& queries, device::LevelTable& levels,
+                                           const device::Gather<kWords>& gather, float log_weight,
+                                           bool late) const {
     const HeadScratch& scratch = block.context.scratch;
     const device::EstimateOutput out{scratch.estimates + from * scratch.candidate_capacity,
                                      int(scratch.candidate_capacity), heads_from(from),
@@ -241,6 +259,7 @@ struct Estimate {
     locate(chunk.next(), 1, candidates, tiles);
     __syncthreads();
     bring(chunk, 0, gather);
+    if (late) prepare(x, queries, levels);
     device::MassesOfWarp masses(tiles);
 #pragma unroll 1
     for (int turn = 0; chunk.left(); ++turn) {
@@ -281,13 +300,15 @@ struct Estimate {
 #pragma unroll 1
     for (int from = 0; from < block.searchers(); from += 4) {
       if (from > 0) __syncthreads();
-      prepare(from, queries);
-      levels.load(space.levels);
-      if (from == 0 && !rehearses) {
-        await_scans();
+      float x[kWords] = {};
+      load(from, x);
+      const bool selects = from == 0 && !rehearses, late = selects && is_late();
+      if (!late) prepare(x, queries, levels);
+      if (selects) {
+        if (!late) await_scans();
         candidates = select();
       }
-      estimate(candidates, from, queries, levels, gather, log_weight);
+      estimate(candidates, from, x, queries, levels, gather, log_weight, late);
       if (rehearses) break;
     }
     // Whoever ends has waited: else the kernel might end before the one that it follows.
@@ -305,8 +326,8 @@ struct BlockOfHead {
 /** With room for the last kernel, the first half of the blocks of all heads comes first. */
 __device__ __forceinline__ BlockOfHead block_of_head(const DecodeLaunch& launch, int index) {
   if (!launch.roomy) {
-    return {int(uint32_t(index) / uint32_t(launch.share)),
-            int(uint32_t(index) % uint32_t(launch.share))};
+    const int head = int(launch.by_team(index));
+    return {head, index - head * launch.share};
   }
   constexpr int kHalf = device::kSlices / 2;
   const int first = (int(gridDim.x) - launch.rehearsing) / 2;
@@ -325,7 +346,19 @@ __global__ void __maxnreg__(kRegistersBesideScan<kWords>)
   const BlockOfHead of = rehearses ? BlockOfHead{int(blockIdx.x), 0}
                                    : block_of_head(launch, int(blockIdx.x - rehearsing));
   device::let_successor_start();
-  if (!find_context<Element>(launch, uint32_t(of.head), space.context)) {
+  const auto look = [&](const Lane& lane, int head) {
+    static_assert(device::kMostScans == 32, "a lane for each");
+    const char* scratch = lane.scratch + head * lane.at.bytes;
+    const auto* words = reinterpret_cast<const uint32_t*>(scratch + lane.at.told);
+    const bool told = launch.scans && device::told(words + device::lane_id()) == launch.token;
+    const uint32_t all = __ballot_sync(~0u, told);
+    if (device::lane_id() > 0) return;
+    space.told = all;
+    // By one thread: another block may be about to replace it.
+    space.likely = __ldcg(reinterpret_cast<const int32_t*>(scratch + lane.at.candidate_count) + 1);
+  };
+  if (!find_context<Element>(
+          launch, uint32_t(of.head), space.context, [](const SequenceView&, int) {}, look)) {
     return device::wait_for_predecessor();
   }
   __syncthreads();

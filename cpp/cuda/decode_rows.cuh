@@ -97,15 +97,16 @@ template <typename Element, int kWords>
 class RowList {
  public:
   __device__ __forceinline__ RowList(const HeadBlock<Element, kWords>& block,
-                                     const device::Cluster& cluster, RowSpace& space,
-                                     int candidates)
-      : block_(block),
-        cluster_(cluster),
-        space_(space),
-        candidates_(candidates),
-        first_(device::part_begin(candidates, cluster.first_part())),
-        count_(device::part_begin(candidates, cluster.end_part()) - first_),
-        mine_(count_) {}
+                                     const device::Cluster& cluster, RowSpace& space)
+      : block_(block), cluster_(cluster), space_(space) {}
+
+  /** Rows are selected from so many candidates. */
+  __device__ __forceinline__ void choose_from(int candidates) {
+    candidates_ = candidates;
+    first_ = device::part_begin(candidates, cluster_.first_part());
+    count_ = device::part_begin(candidates, cluster_.end_part()) - first_;
+    mine_ = device::KeysOfLane(count_);
+  }
 
   /** This block's candidates. */
   __device__ __forceinline__ int first() const { return first_; }
@@ -133,19 +134,34 @@ class RowList {
     if (!device::kBulkCopies) return;
     const int bytes = block_.context.shape.row_bytes;
     const int room = min(kEarlyBytes / bytes, kEarlyRows);
+    uint32_t passing = 0;  // a bit for each turn
 #pragma unroll
+    for (int turn = 0; turn < kLookedUp; ++turn) passing |= uint32_t(passes[turn]) << turn;
+    // What has been looked up goes round once: a loop is shorter than what it does four times.
+#pragma unroll 1
     for (int turn = 0; turn < kLookedUp; ++turn) {
-      if (!passes[turn]) continue;
-      const int place = atomicAdd(&space_.early, 1);
-      if (place >= room) continue;
-      device::SelectedRow row = row_of(first_ + mine_.key(turn), offsets_[turn], segments_[turn]);
-      ask_cache(row);
-      char* to = space_.early_rows + place * bytes;
-      device::RowCopies::expect(&space_.early_there, uint32_t(bytes));
-      device::RowCopies::start(to, reinterpret_cast<const char*>(row.address), uint32_t(bytes),
-                               &space_.early_there);
-      space_.early_list[place] = row;
-      early_ |= uint32_t(place + 1) << 8 * turn;
+      const int offset = offsets_[0];
+      const char* segment = segments_[0];
+      if (passing >> turn & 1) {
+        const int place = atomicAdd(&space_.early, 1);
+        if (place < room) {
+          device::SelectedRow row = row_of(first_ + mine_.key(turn), offset, segment);
+          ask_cache(row);
+          char* to = space_.early_rows + place * bytes;
+          device::RowCopies::expect(&space_.early_there, uint32_t(bytes));
+          device::RowCopies::start(to, reinterpret_cast<const char*>(row.address), uint32_t(bytes),
+                                   &space_.early_there);
+          space_.early_list[place] = row;
+          early_ |= uint32_t(place + 1) << 8 * turn;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i + 1 < kLookedUp; ++i) {
+        offsets_[i] = offsets_[i + 1];
+        segments_[i] = segments_[i + 1];
+      }
+      offsets_[kLookedUp - 1] = offset;
+      segments_[kLookedUp - 1] = segment;
     }
   }
 
@@ -241,8 +257,8 @@ class RowList {
   const HeadBlock<Element, kWords>& block_;
   const device::Cluster& cluster_;
   RowSpace& space_;
-  const int candidates_, first_, count_;
-  const device::KeysOfLane mine_;
+  int candidates_ = 0, first_ = 0, count_ = 0;
+  device::KeysOfLane mine_{0};
   device::SelectedRow* list_ = nullptr;
   int offsets_[kLookedUp];  // from the zone's begin
   const char* segments_[kLookedUp];

@@ -151,18 +151,17 @@ __global__ void __launch_bounds__(device::kThreads, 3)
     scan_kernel(const __grid_constant__ DecodeLaunch launch) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& space = *reinterpret_cast<ScanSpace<kWords>*>(shared);
-  const uint32_t team = uint32_t(launch.team);
+  const uint32_t index = launch.by_team(int(blockIdx.x)), rank = blockIdx.x - index * launch.team;
   device::let_successor_start();
   // Whoever ends has waited: else the kernel might end before the one that it follows.
-  if (!find_context<Element>(launch, blockIdx.x / team, space.context)) {
+  if (!find_context<Element>(launch, index, space.context)) {
     return device::wait_for_predecessor();
   }
   static_assert(device::kThreads == 256);
 #pragma unroll
   for (auto& histogram : space.histogram) histogram[threadIdx.x] = 0;
   __syncthreads();
-  const Scan<Element, kWords> scan{
-      launch, space, {launch.call, space.context}, int(blockIdx.x % team)};
+  const Scan<Element, kWords> scan{launch, space, {launch.call, space.context}, int(rank)};
   if (!scan.block.searches()) return device::wait_for_predecessor();
   scan.run();
 }
@@ -175,8 +174,9 @@ __global__ void __launch_bounds__(device::kThreads)
   __shared__ device::Queries<kWords> queries;
   __shared__ HeadContext context;
   device::let_successor_start();
-  const uint32_t team = uint32_t(launch.team), rank = blockIdx.x % team;
-  if (!find_context<Element>(launch, blockIdx.x / team, context)) return;
+  const uint32_t team = uint32_t(launch.team), index = launch.by_team(int(blockIdx.x));
+  const uint32_t rank = blockIdx.x - index * team;
+  if (!find_context<Element>(launch, index, context)) return;
   __syncthreads();
   const HeadBlock<Element, kWords> block{launch.call, context};
   if (!block.searches()) return;

@@ -27,9 +27,11 @@ struct DecodeLaunch {
   // words.
   bool roomy;
   bool hurries;  // rows that pass for certain set out while others are being decided on
-  device::SegmentDivisor segment;
-  int packed;        // of a scan by votes: four searchers at a time
-  int shared_bytes;  // that a block has
+  device::SegmentDivisor segment;  // by its tokens
+  device::IndexDivisor by_heads;   // by kv heads
+  device::IndexDivisor by_team;    // by what tells the heads of this launch's blocks apart
+  int packed;                      // of a scan by votes: four searchers at a time
+  int shared_bytes;                // that a block has
 };
 
 /** Registers of a thread: two blocks of the scan leave room for 256 threads with 96. With 256
@@ -56,11 +58,13 @@ struct HeadScratch {
   int32_t* selected;
   device::SelectedRow* rows;
   int32_t* selected_count;
-  int32_t* candidate_count;
+  int32_t* candidate_count;  // and what `likely` is
   float* resident;
   float* fetched;
   int64_t candidate_capacity;
 
+  /** Which 16 scores had the threshold in the step before. */
+  __device__ __forceinline__ int32_t& likely() const { return candidate_count[1]; }
   __device__ __forceinline__ uint32_t* told_of_windows() const { return told + device::kMostScans; }
   __device__ __forceinline__ uint32_t* told_of_estimates() const {
     return told_of_windows() + kWindowBlocks;
@@ -126,7 +130,7 @@ inline ScratchLayout layout_scratch(const ModelShape& shape, int64_t searchers, 
   at.selected = take(rows * 4);
   at.rows = take(rows * int64_t(sizeof(device::SelectedRow)));
   at.selected_count = take(4);
-  at.candidate_count = take(4);
+  at.candidate_count = take(8);
   at.resident = take(parts * 4);
   at.fetched = take(parts * 4);
   at.bytes = bytes;
@@ -135,9 +139,10 @@ inline ScratchLayout layout_scratch(const ModelShape& shape, int64_t searchers, 
 
 /** All but the scratch. */
 template <typename Element>
-__device__ inline void fill_context(const DecodeLaunch& launch, const SequenceView& view, int row,
-                                    int head, HeadContext& context) {
+__device__ __forceinline__ void fill_context(const DecodeLaunch& launch, const SequenceView& from,
+                                             int row, int head, HeadContext& context) {
   const ModelShape& model = launch.call.shape;
+  const SequenceView view = from;  // all of it at once, before anything is stored
   context.row = row;
   context.head = head;
   context.rows = view.rows;
@@ -272,13 +277,14 @@ struct HeadBlock {
  * A block's way from its index to its head: false when the lane is nobody's. All threads; to be
  * followed by a barrier.
  * @param also  also(view, head), by one thread
+ * @param look  look(lane, head), by one warp
  */
-template <typename Element, typename Also>
+template <typename Element, typename Also, typename Look>
 __device__ __forceinline__ bool find_context(const DecodeLaunch& launch, uint32_t index,
-                                             HeadContext& context, Also also) {
+                                             HeadContext& context, Also also, Look look) {
   const uint32_t heads = uint32_t(launch.call.shape.kv_heads);
   index += uint32_t(launch.call.first_head);
-  const uint32_t row = index / heads;
+  const uint32_t row = launch.by_heads(int(index));
   const Lane& lane = launch.call.lanes[row];
   const SequenceView* layers = lane.layers;
   if (layers == nullptr) return false;
@@ -296,8 +302,15 @@ __device__ __forceinline__ bool find_context(const DecodeLaunch& launch, uint32_
     context.scratch.candidate_capacity = lane.candidate_capacity;
   } else if (threadIdx.x == 96) {
     also(layers[launch.call.layer], head);
+  } else if (device::warp_id() == 4) {
+    look(lane, head);
   }
   return true;
+}
+template <typename Element, typename Also>
+__device__ __forceinline__ bool find_context(const DecodeLaunch& launch, uint32_t index,
+                                             HeadContext& context, Also also) {
+  return find_context<Element>(launch, index, context, also, [](const Lane&, int) {});
 }
 template <typename Element>
 __device__ __forceinline__ bool find_context(const DecodeLaunch& launch, uint32_t index,

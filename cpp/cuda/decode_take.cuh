@@ -6,15 +6,16 @@
 
 #include "decode_rows.cuh"
 #include "device/parts.cuh"
+#include "device/staging.cuh"
 
 namespace pariskv::cuda {
 
 /** Tasks of a block, each 32 dimensions of a query head's output, for which others send it parts.
  */
 constexpr int kSentTasks = 4;
-/** Their parts: maximum, sum, weighted values. */
-constexpr int kSentFloats = 2 + 32;
-using SentParts = float[kSentTasks][device::kParts][kSentFloats];
+/** Their parts. */
+using SentTasks = device::SentParts[kSentTasks];
+static_assert(sizeof(SentTasks) <= sizeof(device::TopKSpace::rows));
 
 template <int kWords>
 struct TakeSpace {
@@ -23,7 +24,7 @@ struct TakeSpace {
   device::TopKSpace top_k;
   device::SelectSpace select;
   uint64_t slots[device::kMostSlots];
-  SentParts parts;
+  SentTasks parts;
   float all[device::kHeadsPerPass];  // log-sum-exp of every head
 };
 
@@ -32,11 +33,11 @@ struct FetchedParts {
   device::PartsInScratch scratch;
   const device::Cluster& cluster;
   uint64_t& barrier;
-  SentParts& sent;
+  SentTasks& sent;
   int chunks;  // of 32 dimensions
   bool sends;
 
-  static constexpr int kBytesOfTask = device::kParts * kSentFloats * int(sizeof(float));
+  static constexpr int kBytesOfTask = int(sizeof(device::SentParts));
 
   __device__ __forceinline__ void leave(int part, int head, int chunk, float maximum, float sum,
                                         float weighted) const {
@@ -93,8 +94,35 @@ struct Take {
     return masses(0).load(min(device::warp_id(), block.context.shape.group - 1));
   }
 
+  /** Logits of a few heads that come while there is other work: at first the sums of all heads. */
+  struct Ahead {
+    static constexpr int kTurns = 2, kFew = 4;
+    float logits[kTurns][kFew];
+
+    /** Of a thread's next candidates, from `begin` on. */
+    __device__ __forceinline__ void load(const float* estimates, int64_t stride, int heads,
+                                         int count, int begin) {
+#pragma unroll
+      for (int turn = 0; turn < kTurns; ++turn) {
+#pragma unroll
+        for (int head = 0; head < kFew; ++head) {
+          const int i = begin + turn * device::kThreads;
+          const bool exists = i < count && head < heads;
+          logits[turn][head] = exists ? __ldcg(estimates + head * stride + i) : 0.0f;
+        }
+      }
+    }
+  };
+  /** The first of them. */
+  __device__ __forceinline__ void look_ahead(int first, int count, Ahead& ahead) const {
+    if (block.mean()) return;
+    const HeadScratch& scratch = block.context.scratch;
+    ahead.load(scratch.estimates + first, scratch.candidate_capacity,
+               min(block.context.shape.group, device::kHeadsPerPass), count, int(threadIdx.x));
+  }
+
   /** Leaves worth[i] of candidates [first, first + count). Ends with a barrier. */
-  __device__ __forceinline__ void weigh(int first, int count, device::LaneMasses sums,
+  __device__ __forceinline__ void weigh(int first, int count, device::LaneMasses sums, Ahead& ahead,
                                         float* worth) const {
     const HeadScratch& scratch = block.context.scratch;
     const int group = block.context.shape.group;
@@ -115,22 +143,8 @@ struct Take {
     for (int from = 0; from < group; from += device::kHeadsPerPass) {
       const int heads = min(group - from, device::kHeadsPerPass);
       const float* estimates = scratch.estimates + from * stride + first;
-      // Logits of a few heads come while there is other work: at first the sums of all heads.
-      constexpr int kAhead = 2, kFew = 4;
-      float next[kAhead][kFew];
-      const auto load = [&](int begin) {
-#pragma unroll
-        for (int k = 0; k < kAhead; ++k) {
-#pragma unroll
-          for (int head = 0; head < kFew; ++head) {
-            const int i = begin + k * device::kThreads;
-            const bool exists = i < count && head < heads;
-            next[k][head] = exists ? __ldcg(estimates + head * stride + i) : 0.0f;
-          }
-        }
-      };
-      load(int(threadIdx.x));
       if (from > 0) {
+        ahead.load(estimates, stride, heads, count, int(threadIdx.x));
         sums = masses(from).load(min(device::warp_id(), heads - 1));
         __syncthreads();
       }
@@ -140,22 +154,25 @@ struct Take {
       const auto share_of = [](float logit, float all) {
         return device::finite(all) ? device::share_of(logit, all) : 0.0f;
       };
+      constexpr int kTurns = Ahead::kTurns, kFew = Ahead::kFew;
       float few[kFew];
 #pragma unroll
       for (int head = 0; head < kFew; ++head) {
         few[head] = head < heads ? space.all[head] : device::infinity();
       }
 #pragma unroll 1
-      for (int begin = int(threadIdx.x); begin < count; begin += kAhead * device::kThreads) {
-        float shares[kAhead] = {};
+      for (int begin = int(threadIdx.x); begin < count; begin += kTurns * device::kThreads) {
+        float shares[kTurns] = {};
 #pragma unroll
-        for (int k = 0; k < kAhead; ++k) {
+        for (int k = 0; k < kTurns; ++k) {
 #pragma unroll
-          for (int head = 0; head < kFew; ++head) shares[k] += share_of(next[k][head], few[head]);
+          for (int head = 0; head < kFew; ++head) {
+            shares[k] += share_of(ahead.logits[k][head], few[head]);
+          }
         }
-        load(begin + kAhead * device::kThreads);
+        ahead.load(estimates, stride, heads, count, begin + kTurns * device::kThreads);
 #pragma unroll
-        for (int k = 0; k < kAhead; ++k) {
+        for (int k = 0; k < kTurns; ++k) {
           const int i = begin + k * device::kThreads;
           if (i >= count) break;
           float sum = from == 0 ? shares[k] : worth[i] + shares[k];
@@ -176,14 +193,13 @@ struct Take {
 
   /** Selects rows; `list` has those among this block's candidates. Ends with a barrier. */
   __device__ __forceinline__ void select(int candidates, const device::LaneMasses& sums,
-                                         RowList<Element, kWords>& list) const {
+                                         Ahead& ahead, RowList<Element, kWords>& list) const {
     const HeadScratch& scratch = block.context.scratch;
     const int first = list.first(), count = list.count();
     // In shared memory where it fits.
     float* worth =
         4 * count <= room_bytes() ? reinterpret_cast<float*>(room()) : scratch.worth + first;
-    list.look_up_positions();
-    weigh(first, count, sums, worth);
+    weigh(first, count, sums, ahead, worth);
     list.look_up_segments();
     const auto key_of = [&](int i) { return device::sortable(worth[i]); };
     device::Cut cut{0, count, first, candidates};  // all of them
@@ -224,7 +240,9 @@ struct Take {
                              space.parts,
                              chunks(),
                              sends_parts()};
-    attention.run(block.queries(), block.call.q.stride_j, parts, merge);
+    attention.start();
+    bring_resident_parts();
+    attention.finish(block.queries(), block.call.q.stride_j, parts, merge);
     if (!parts.sends) cluster.sync();
   }
 
@@ -241,6 +259,33 @@ struct Take {
     device::expect_mail(space.top_k.mail.parts, mine * FetchedParts::kBytesOfTask);
   }
 
+  /** Of resident rows, of the tasks for which parts are sent: where blocks were counting keys. */
+  __device__ __forceinline__ SentTasks& resident_parts() const {
+    return reinterpret_cast<SentTasks&>(space.top_k.rows);
+  }
+  /** A warp sets those of its task on their way. */
+  __device__ __forceinline__ void bring_resident_parts() const {
+    const device::AttendShape& shape = block.context.shape;
+    const int turn = device::warp_id(), lane = device::lane_id();
+    const int task = cluster.rank + cluster.size * turn;
+    if (!sends_parts() || task >= tasks()) return;
+    const int64_t row = 2 + shape.head_dim, step = shape.group * row;
+    const int member = task / chunks(), d = 32 * (task % chunks()) + lane;
+    const float* from = block.context.scratch.resident + member * row;
+    device::SentParts& to = resident_parts()[turn];
+    if (lane < device::kParts) {
+      device::stage(&to[lane][0], from + lane * step);
+      device::stage(&to[lane][1], from + lane * step + 1);
+    }
+    if (d < shape.head_dim) {
+#pragma unroll 4
+      for (int part = 0; part < device::kParts; ++part) {
+        device::stage(&to[part][2 + lane], from + part * step + 2 + d);
+      }
+    }
+    device::close_stage();
+  }
+
   /** Parts added up, outputs written. */
   __device__ __forceinline__ void finish() const {
     const device::AttendShape shape = block.context.shape;
@@ -252,17 +297,19 @@ struct Take {
       const int member = task / chunks(), chunk = task % chunks();
       const int d = 32 * chunk + device::lane_id();
       const int64_t query_head = int64_t(block.context.head) * shape.group + member;
-      device::Parts parts{};
+      device::Merged merged;
       if (mailed) {
-        parts = {space.parts[turn][0], space.parts[turn][0] + 2 + device::lane_id(), kSentFloats};
-      } else if (fetched) {
-        parts = device::parts_in_scratch(scratch.fetched, shape, member, chunk);
+        device::await_stage<0>();
+        __syncwarp();
+        device::wait(&space.top_k.mail.parts, 0);
+        merged = device::merge_sent(resident_parts()[turn], space.parts[turn]);
+      } else {
+        device::Parts parts{};
+        if (fetched) parts = device::parts_in_scratch(scratch.fetched, shape, member, chunk);
+        merged =
+            device::merge_parts(device::parts_in_scratch(scratch.resident, shape, member, chunk),
+                                parts, d < shape.head_dim);
       }
-      const device::Merged merged =
-          device::merge_parts(device::parts_in_scratch(scratch.resident, shape, member, chunk),
-                              parts, d < shape.head_dim, [&] {
-                                if (mailed) device::wait(&space.top_k.mail.parts, 0);
-                              });
       float lse = device::log_of_sum(merged.maximum, merged.sum);
       if (block.call.logits.sink_bias != nullptr) {
         lse = device::log_add(lse, block.call.logits.sink_bias[query_head]);
@@ -302,9 +349,19 @@ struct Take {
     if (block.searches()) {
       const HeadScratch& scratch = block.context.scratch;
       const device::LaneMasses sums = first_masses();  // with the count: one trip to memory
-      const int candidates = __ldcg(scratch.candidate_count);
-      RowList<Element, kWords> list(block, cluster, space.rows, candidates);
-      select(candidates, sums, list);
+      const int counted = __ldcg(scratch.candidate_count);
+      // There are as many as were wanted, most often: then this is one trip to memory.
+      int candidates = block.context.searched;
+      RowList<Element, kWords> list(block, cluster, space.rows);
+      Ahead ahead;
+#pragma unroll 1
+      for (;; candidates = counted) {
+        list.choose_from(candidates);
+        list.look_up_positions();
+        look_ahead(list.first(), list.count(), ahead);
+        if (candidates == counted) break;
+      }
+      select(candidates, sums, ahead, list);
       if (cluster.rank == 0 && int(threadIdx.x) < kTold) {
         scratch.told[threadIdx.x] = 0;  // so that a graph can be replayed
       }

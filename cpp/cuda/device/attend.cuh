@@ -215,12 +215,21 @@ class RowAttention {
   template <typename Out>
   __device__ __forceinline__ void run(const Element* q, int64_t stride, const Out& out,
                                       float* merge) {
+    start();
+    finish(q, stride, out, merge);
+  }
+  /** The first half of it: rows set out. */
+  __device__ __forceinline__ void start() {
+    prime();
+    keep_.start(parts_.begin(cluster_.first_part()), parts_.begin(cluster_.end_part()));
+  }
+  /** The second one. */
+  template <typename Out>
+  __device__ __forceinline__ void finish(const Element* q, int64_t stride, const Out& out,
+                                         float* merge) {
 #pragma unroll 1
     for (int first_head = 0; first_head < shape_.group; first_head += kHeadsPerPass) {
-      prime();
-      if (first_head == 0) {
-        keep_.start(parts_.begin(cluster_.first_part()), parts_.begin(cluster_.end_part()));
-      }
+      if (first_head > 0) prime();
       pass(q, stride, first_head, out, merge);
     }
   }
@@ -368,7 +377,9 @@ class RowAttention {
         const float factor = maximum == -infinity() ? 0.0f : exp_of(maximum - top);
         sum = warp_sum(sum * factor);
         float weighted = 0;
-        for (int s = 0; s < strands; ++s) {
+#pragma unroll
+        for (int s = 0; s < kWarps; ++s) {
+          if (s == strands) break;
           weighted = __fmaf_rn(__shfl_sync(~0u, factor, s), strand_of[s * step + d], weighted);
         }
         if (head < shape_.group) out.leave(part, head, chunk, top, sum, weighted);

@@ -61,7 +61,14 @@ class DirectAttention {
 #pragma unroll 1
     for (int first_head = 0; first_head < shape_.group; first_head += kDirectHeads) {
       if (first_head > 0) __syncthreads();
+      // Asked for ahead of the queries, so that this is one trip to memory.
+      const int part = cluster_.first_part();
+      const char* ahead = nullptr;
+      if (!kMany && int(threadIdx.x) < kStepRows) {
+        ahead = find(part_begin(rows_, part) + int(threadIdx.x), part_begin(rows_, part + 1));
+      }
       stage(q + first_head * stride, stride, first_head);
+      if (!kMany && int(threadIdx.x) < kStepRows) space_.rows[0][threadIdx.x] = ahead;
       if constexpr (kMany) {
         __syncthreads();
 #pragma unroll 1
@@ -72,7 +79,8 @@ class DirectAttention {
       } else {
 #pragma unroll 1
         for (int part = cluster_.first_part(); part < cluster_.end_part(); ++part) {
-          attend_together(part, first_head, out + part_offset(part, first_head));
+          attend_together(part, first_head, part == cluster_.first_part(),
+                          out + part_offset(part, first_head));
         }
       }
     }
@@ -92,27 +100,29 @@ class DirectAttention {
 
   /** Queries and the new row, which may lie anyhow, to where they are read in pieces. */
   __device__ __forceinline__ void stage(const Element* q, int64_t stride, int first_head) {
-    constexpr int kDim = 32 * kWords;
-    for (int i = int(threadIdx.x); i < kDirectHeads * kDim; i += kDirectThreads) {
-      const int head = i / kDim, d = i % kDim;
-      const bool there = first_head + head < shape_.group && d < shape_.head_dim;
-      space_.query[head][d] = there ? q[head * stride + d] : from_float<Element>(0);
-    }
-    if (new_row_.k == nullptr) return;
-    for (int d = int(threadIdx.x); d < shape_.head_dim; d += kDirectThreads) {
-      space_.fresh[d] = new_row_.k[d];
-      space_.fresh[shape_.head_dim + d] = new_row_.v[d];
+    // By different warps, so that both take one trip to memory.
+    constexpr int kDim = 32 * kWords, kHalf = kDirectThreads / 2;
+    const int mine = int(threadIdx.x) % kHalf;
+    if (int(threadIdx.x) < kHalf) {
+#pragma unroll 4
+      for (int i = mine; i < kDirectHeads * kDim; i += kHalf) {
+        const int head = i / kDim, d = i % kDim;
+        const bool there = first_head + head < shape_.group && d < shape_.head_dim;
+        space_.query[head][d] = there ? q[head * stride + d] : from_float<Element>(0);
+      }
+    } else if (new_row_.k != nullptr) {
+      for (int d = mine; d < shape_.head_dim; d += kHalf) {
+        space_.fresh[d] = new_row_.k[d];
+        space_.fresh[shape_.head_dim + d] = new_row_.v[d];
+      }
     }
   }
 
-  /** Where row `i` of a step lies that begins with row `first`. */
-  __device__ __forceinline__ void locate(const char* (&rows)[kStepRows], int i, int first,
-                                         int end) const {
-    const int row = first + i;
+  /** Where a row lies; null: there is none. */
+  __device__ __forceinline__ const char* find(int row, int end) const {
+    if (row >= end) return nullptr;
     const bool fresh = new_row_.k != nullptr && row == new_row_.index;
-    rows[i] = row >= end ? nullptr
-              : fresh    ? reinterpret_cast<const char*>(space_.fresh)
-                         : address_(row);
+    return fresh ? reinterpret_cast<const char*>(space_.fresh) : address_(row);
   }
 
   /** Logits of eight rows, of which `left` are there: of head g % 4, rows 2 t and 2 t + 1. */
@@ -249,8 +259,9 @@ class DirectAttention {
     }
   }
 
-  /** A part by all warps. */
-  __device__ __forceinline__ void attend_together(int part, int first_head, float* out) const {
+  /** A part by all warps. Where rows of its first step lie may be `known`. */
+  __device__ __forceinline__ void attend_together(int part, int first_head, bool known,
+                                                  float* out) const {
     const int begin = part_begin(rows_, part), end = part_begin(rows_, part + 1);
     const int warp = warp_id(), first_dim = 2 * kShared * (8 * warp + g());
     auto& rows = space_.rows[0];
@@ -260,7 +271,9 @@ class DirectAttention {
 #pragma unroll 1
     for (int first = begin; first < end; first += kStepRows) {
       const int left = end - first, runs = min((left + 7) / 8, kRuns);
-      if (int(threadIdx.x) < kStepRows) locate(rows, int(threadIdx.x), first, end);
+      if (int(threadIdx.x) < kStepRows && !(known && first == begin)) {
+        rows[threadIdx.x] = find(first + int(threadIdx.x), end);
+      }
       __syncthreads();
       // Values are asked for with the keys.
       uint32_t values[kRuns][2][kShared] = {};
@@ -306,7 +319,7 @@ class DirectAttention {
     for (int first = begin; first < end; first += kStepRows) {
       const int left = end - first, runs = min((left + 7) / 8, kRuns);
       __syncwarp();
-      for (int i = lane_id(); i < kStepRows; i += 32) locate(rows, i, first, end);
+      for (int i = lane_id(); i < kStepRows; i += 32) rows[i] = find(first + i, end);
       __syncwarp();
       // Two runs at a time, so that both are on their way at once; the second may have no rows.
 #pragma unroll 1

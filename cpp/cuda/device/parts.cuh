@@ -40,11 +40,9 @@ struct Merged {
 /**
  * Adds the parts of one query head up, for 32 dimensions, a warp.
  * @param exists  whether there is the lane's dimension
- * @param wait    wait() until the fetched parts are there
  */
-template <typename Wait>
 __device__ __forceinline__ Merged merge_parts(const Parts& resident, const Parts& fetched,
-                                              bool exists, Wait wait) {
+                                              bool exists) {
   const int lane = lane_id();
   float maximum = -infinity(), sum = 0;
   if (lane < kParts) {
@@ -56,15 +54,14 @@ __device__ __forceinline__ Merged merge_parts(const Parts& resident, const Parts
   for (int part = 0; part < kParts; ++part) {
     if (exists) values[part] = __ldcg(resident.values + part * resident.step);
   }
-  wait();
   if (fetched.numbers != nullptr) {
     if (lane >= kParts) {
-      maximum = fetched.numbers[(lane - kParts) * fetched.step];
-      sum = fetched.numbers[(lane - kParts) * fetched.step + 1];
+      maximum = __ldcg(fetched.numbers + (lane - kParts) * fetched.step);
+      sum = __ldcg(fetched.numbers + (lane - kParts) * fetched.step + 1);
     }
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      if (exists) values[kParts + part] = fetched.values[part * fetched.step];
+      if (exists) values[kParts + part] = __ldcg(fetched.values + part * fetched.step);
     }
   }
   const PartFactors parts = combine_parts(maximum, sum);
@@ -72,6 +69,28 @@ __device__ __forceinline__ Merged merge_parts(const Parts& resident, const Parts
 #pragma unroll
   for (int part = 0; part < 2 * kParts; ++part) {
     weighted = __fmaf_rn(__shfl_sync(~0u, parts.factor, part), values[part], weighted);
+  }
+  return {parts.maximum, parts.sum, weighted};
+}
+
+/** The parts of a task, as they are sent: maximum, sum, 32 weighted values. */
+constexpr int kSentFloats = 2 + 32;
+using SentParts = float[kParts][kSentFloats];
+
+/** The same of parts that have come to shared memory. */
+__device__ __forceinline__ Merged merge_sent(const SentParts& resident, const SentParts& fetched) {
+  const int lane = lane_id();
+  const float* mine = lane < kParts ? resident[lane] : fetched[lane - kParts];
+  const PartFactors parts = combine_parts(mine[0], mine[1]);
+  float weighted = 0;
+#pragma unroll 8
+  for (int part = 0; part < kParts; ++part) {
+    weighted = __fmaf_rn(__shfl_sync(~0u, parts.factor, part), resident[part][2 + lane], weighted);
+  }
+#pragma unroll 8
+  for (int part = 0; part < kParts; ++part) {
+    weighted =
+        __fmaf_rn(__shfl_sync(~0u, parts.factor, kParts + part), fetched[part][2 + lane], weighted);
   }
   return {parts.maximum, parts.sum, weighted};
 }

@@ -230,6 +230,7 @@ struct HeadMasses {
  */
 __device__ __forceinline__ void sum_up(const HeadMasses& masses, int heads, LaneMasses first,
                                        float* out) {
+#pragma unroll 1
   for (int head = warp_id(); head < heads; head += kWarps) {
     const LaneMasses of = head == warp_id() ? first : masses.load(head);
     const float top = largest_of_warp(fmaxf(of.estimated.maximum, of.resident.maximum));

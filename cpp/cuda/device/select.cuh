@@ -127,8 +127,8 @@ __device__ __forceinline__ void write_counts(uint32_t (&histograms)[kWarps][256]
 }
 
 /** Words of 16 scores that a thread looks at in one step, at most, and at a time. */
-constexpr int kMostWords = 10;
-constexpr int kWordsAtOnce = 5;
+constexpr int kMostWords = 11;
+constexpr int kWordsAtOnce = 6;
 
 /** What the scans of a head left to be known of its scores. */
 struct ScoreSpace {
@@ -143,18 +143,19 @@ struct ScoreSpace {
 };
 
 /**
- * Counts of 16 scores from all scans, and their sums over the scans: in lane b that of score b.
- * @param counts  (scans, ...) of one scan sizeof(ScanCounts) apart; null from `scans` on
+ * Counts of 16 scores from all scans: two of one scan for each thread.
+ * @param counts  (scans, ...) of one scan sizeof(ScanCounts) apart
  */
-__device__ __forceinline__ int add_scans(const int32_t* counts, int scans, int (*kept)[kFine + 1],
-                                         int (*sums)[kFine]) {
+__device__ __forceinline__ int2 load_scans(const int32_t* counts, int scans) {
   static_assert(kThreads == 8 * kMostScans);
   const int scan = int(threadIdx.x) / 8, first = 2 * (int(threadIdx.x) % 8);
-  int2 pair = make_int2(0, 0);
-  if (scan < scans) {
-    pair = __ldcg(reinterpret_cast<const int2*>(
-        counts + scan * int(sizeof(ScanCounts) / sizeof(int32_t)) + first));
-  }
+  if (scan >= scans) return make_int2(0, 0);
+  return __ldcg(reinterpret_cast<const int2*>(
+      counts + scan * int(sizeof(ScanCounts) / sizeof(int32_t)) + first));
+}
+/** Keeps them, and adds them up in each warp. To be followed by a barrier. */
+__device__ __forceinline__ void keep_scans(int2 pair, int (*kept)[kFine + 1], int (*sums)[kFine]) {
+  const int scan = int(threadIdx.x) / 8, first = 2 * (int(threadIdx.x) % 8);
   kept[scan][first] = pair.x;
   kept[scan][first + 1] = pair.y;
 #pragma unroll
@@ -166,7 +167,9 @@ __device__ __forceinline__ int add_scans(const int32_t* counts, int scans, int (
     sums[warp_id()][first] = pair.x;
     sums[warp_id()][first + 1] = pair.y;
   }
-  __syncthreads();
+}
+/** Their sums over the scans: in lane b that of score b. */
+__device__ __forceinline__ int sum_scans(const int (*sums)[kFine]) {
   int sum = 0;
   if (lane_id() < kFine) {
 #pragma unroll
@@ -178,15 +181,30 @@ __device__ __forceinline__ int add_scans(const int32_t* counts, int scans, int (
 /**
  * The highest threshold that leaves enough; score 0 marks unusable keys and never passes. Ties are
  * taken from the lowest index on. All threads; ends with a barrier.
+ * @param likely  a guess, of any quality: which 16 scores have the threshold. A good one spares a
+ *                trip to memory.
+ * @return the truth about that
  */
-__device__ __forceinline__ void find_threshold(const ScanCounts* counts, int scans, int wanted,
-                                               ScoreSpace& space) {
+__device__ __forceinline__ int find_threshold(const ScanCounts* counts, int scans, int wanted,
+                                              int likely, ScoreSpace& space) {
+  likely &= kFine - 1;
+  const int2 pair = load_scans(counts->coarse, scans);
+  const int2 likely_pair = load_scans(counts->at_least + kFine * likely, scans);
+  keep_scans(pair, space.counts[0], space.sums[0]);
+  keep_scans(likely_pair, space.counts[1], space.sums[1]);
+  __syncthreads();
   // Every warp finds the same.
-  int sum = add_scans(counts->coarse, scans, space.counts[0], space.sums[0]);
+  int sum = sum_scans(space.sums[0]);
   const int coarse = 31 - __clz(__ballot_sync(~0u, lane_id() < kFine && sum >= wanted) | 1);
   const int next_sum = __shfl_sync(~0u, sum, coarse + 1);
   const int next = coarse + 1 < kFine ? next_sum : 0;  // scores of the next 16 on
-  sum = add_scans(counts->at_least + kFine * coarse, scans, space.counts[1], space.sums[1]);
+  if (coarse != likely) {
+    __syncthreads();
+    keep_scans(load_scans(counts->at_least + kFine * coarse, scans), space.counts[1],
+               space.sums[1]);
+    __syncthreads();
+  }
+  sum = sum_scans(space.sums[1]);
   int fine = 31 - __clz(__ballot_sync(~0u, lane_id() < kFine && sum >= wanted) | 1);
   if (coarse == 0 && fine == 0) fine = 1;
   const int reached = __shfl_sync(~0u, sum, fine), higher = __shfl_sync(~0u, sum, fine + 1);
@@ -207,6 +225,7 @@ __device__ __forceinline__ void find_threshold(const ScanCounts* counts, int sca
     }
   }
   __syncthreads();
+  return coarse;
 }
 
 /** Some scores of a head among which candidates lie, and how many lie before them. */
@@ -231,9 +250,14 @@ __device__ __forceinline__ ScoreRange narrow(const ScanCounts* scans, int team, 
       __ballot_sync(~0u, lane < team && before(space.above[lane], space.equal[lane]) < last &&
                              before(space.above[lane + 1], space.equal[lane + 1]) > first);
   if (mine == 0) return {0, 0, 0, 0};
+  const int first_scan = __ffs(mine) - 1, last_scan = 31 - __clz(mine);
+  const int from = keys * begin_of(first_scan), until = keys * begin_of(last_scan + 1);
+  if (until - from <= 16 * kThreads * kWordsAtOnce) {  // a trip to memory would take longer
+    return {from, until, space.above[first_scan], space.equal[first_scan]};
+  }
   // Lanes under 8: the warps of the first of these scans. Lanes from 8 on: of the last one.
   const bool ending = lane >= kWarps;
-  const int scan = ending ? 31 - __clz(mine) : __ffs(mine) - 1, warp = lane % kWarps;
+  const int scan = ending ? last_scan : first_scan, warp = lane % kWarps;
   const int32_t* of = scans[scan].of_warps[warp];
   int above = threshold < 255 ? __ldcg(of + threshold + 1) : 0;
   int equal = __ldcg(of + threshold) - above;
@@ -251,8 +275,8 @@ __device__ __forceinline__ ScoreRange narrow(const ScanCounts* scans, int team, 
       31 - __clz(__ballot_sync(~0u, !ending && before(above_before, equal_before) <= first));
   const int end =
       __ffs(__ballot_sync(~0u, ending && lane < 2 * kWarps && before(above, equal) >= last)) - 1;
-  const int from = begin_of(scan), count = begin_of(scan + 1) - from;
-  const int at = from + warp_begin(count, warp), next = from + warp_begin(count, warp + 1);
+  const int unit = begin_of(scan), count = begin_of(scan + 1) - unit;
+  const int at = unit + warp_begin(count, warp), next = unit + warp_begin(count, warp + 1);
   return {keys * __shfl_sync(~0u, at, begin), keys * __shfl_sync(~0u, next, end),
           __shfl_sync(~0u, above_before, begin), __shfl_sync(~0u, equal_before, begin)};
 }
@@ -275,12 +299,10 @@ __device__ __forceinline__ void compact_scores(const uint8_t* scores, const Scor
   int32_t* positions = space.position[warp_id()];
   int above = range.above, equal = range.equal;
   constexpr int kOfWord = 16 * kThreads;
-  const int all_words = (end - range.begin + kOfWord - 1) / kOfWord;
-  const int steps = (all_words + kMostWords - 1) / kMostWords;
-  const int words = steps > 1 ? (all_words + steps - 1) / steps : all_words;
-  int turn = 0;
+  int turn = 0, words = 0;
 #pragma unroll 1
   for (int base = range.begin; base < end; base += words * kOfWord, turn ^= 1) {
+    words = min((end - base + kOfWord - 1) / kOfWord, kMostWords);
     // Words that reach the threshold are few and anywhere: they are listed, and then each lane has
     // one.
     const int at = base + 16 * (32 * words * warp_id() + lane);

@@ -15,6 +15,15 @@ __device__ __forceinline__ void stage16(uint32_t target, const void* source, boo
                : "memory");
 }
 
+/** Starts a copy of 4 or 8 bytes. */
+template <typename T>
+__device__ __forceinline__ void stage(T* to, const T* from) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from),
+               "n"(int(sizeof(T)))
+               : "memory");
+}
+
 /** Closes a group of copies. */
 __device__ __forceinline__ void close_stage() {
   asm volatile("cp.async.commit_group;" ::: "memory");

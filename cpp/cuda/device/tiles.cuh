@@ -10,7 +10,7 @@ namespace pariskv::cuda::device {
 /** Bytes that a tile has at most; it has at most kMostTileRows rows. */
 constexpr int kTileBytes = 16384;
 constexpr int kMostTileRows = 64;
-constexpr int kMostSlots = 16;
+constexpr int kMostSlots = 8;
 
 /** Rows come by the copy engine where there is one. */
 using RowCopies = WarpCopies<kBulkCopies>;

@@ -24,6 +24,7 @@ INSTRUCTIONS = {
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint": "bulk_load",
     "cp.async.bulk.wait_group": "bulk_wait",
     "cp.async.bulk.wait_group.read": "bulk_wait",
+    "cp.async.ca.shared.global": "stage",
     "cp.async.cg.shared.global": "stage",
     "cp.async.commit_group": "stage_commit",
     "cp.async.mbarrier.arrive.noinc.shared.b64": "stage_arrive",
