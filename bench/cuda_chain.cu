@@ -33,7 +33,7 @@ constexpr int kCluster = device::kMaxCluster;
 constexpr int kUnitKeys = device::kUnitKeys<4>, kUnitBytes = device::kUnitBytes<4>;
 constexpr int kStages = device::kStages<4>;
 constexpr int kCountInts = int(sizeof(device::ScanCounts) / sizeof(int32_t));
-constexpr int kPartFloats = kSentFloats, kTasks = 16;  // of a head's attention
+constexpr int kPartFloats = device::kSentFloats, kTasks = 16;  // of a head's attention
 constexpr int kRows = 100, kRowBytes = 512;
 constexpr int kRecordBytes = 64;
 constexpr int64_t kHostBytes = int64_t{512} << 20;
