@@ -38,6 +38,8 @@ struct EstimateSpace {
 template <int kWords>
 constexpr int kEstimateBytes =
     std::max(int(sizeof(device::ScoreSpace)), device::kGatherBytes<kWords>);
+/** What a block can have on devices that have least. */
+constexpr int kLeastSharedBytes = 99 << 10;
 
 template <typename Element, int kWords>
 struct Estimate {
@@ -339,6 +341,7 @@ template <typename Element, int kWords>
 __global__ void __maxnreg__(kRegistersBesideScan<kWords>)
     estimate_kernel(const __grid_constant__ DecodeLaunch launch) {
   extern __shared__ __align__(128) unsigned char shared[];
+  static_assert(sizeof(EstimateSpace<kWords>) + 128 + kEstimateBytes<kWords> <= kLeastSharedBytes);
   auto& space = *reinterpret_cast<EstimateSpace<kWords>*>(shared);
   // Blocks that are there first and have nothing to do bring the code for the others.
   const uint32_t rehearsing = uint32_t(launch.rehearsing);
