@@ -4,8 +4,10 @@
  * that they are done; keys, scores, counts, codes and rows come from memory and over the bus, and
  * clusters have their exchanges; nothing is rotated, scored, compared or attended to. It does less
  * than a step where that is simpler: no resident rows and none of the window, no sampled keys, no
- * scales of weights, and nobody waits for the last of the trips that lead to a block's work.
- * Prints a JSON object a line: microseconds with more and more of it.
+ * scales of weights, and nobody waits for the last of the trips that lead to a block's work. It
+ * does more in one place: it looks for the threshold twice and for the warps of scans once, where a
+ * step guesses the first look's outcome, and of short zones needs no warps. Prints a JSON object a
+ * line: microseconds with more and more of it.
  */
 #include <cstdio>
 #include <random>

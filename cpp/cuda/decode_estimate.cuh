@@ -358,7 +358,8 @@ __global__ void __maxnreg__(kRegistersBesideScan<kWords>)
     if (device::lane_id() > 0) return;
     space.told = all;
     // By one thread: another block may be about to replace it.
-    space.likely = __ldcg(reinterpret_cast<const int32_t*>(scratch + lane.at.candidate_count) + 1);
+    const auto* counted = reinterpret_cast<const int32_t*>(scratch + lane.at.candidate_count);
+    space.likely = __ldcg(counted + kLikely);
   };
   if (!find_context<Element>(
           launch, uint32_t(of.head), space.context, [](const SequenceView&, int) {}, look)) {

@@ -44,6 +44,9 @@ constexpr int kWindowBlocks = device::kWindowRows * device::kRowLanes / device::
 /** Words by which the blocks of a head tell later ones that they are done. */
 constexpr int kTold = device::kMostScans + kWindowBlocks + device::kSlices;
 
+/** Where, counted from the candidate count, there is what is likely to have the threshold. */
+constexpr int kLikely = 1;
+
 /** The scratch of one head of one lane: the arrays of ScratchLayout, in its order. */
 struct HeadScratch {
   uint8_t* scores;
@@ -64,7 +67,7 @@ struct HeadScratch {
   int64_t candidate_capacity;
 
   /** Which 16 scores had the threshold in the step before. */
-  __device__ __forceinline__ int32_t& likely() const { return candidate_count[1]; }
+  __device__ __forceinline__ int32_t& likely() const { return candidate_count[kLikely]; }
   __device__ __forceinline__ uint32_t* told_of_windows() const { return told + device::kMostScans; }
   __device__ __forceinline__ uint32_t* told_of_estimates() const {
     return told_of_windows() + kWindowBlocks;
