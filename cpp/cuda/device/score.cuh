@@ -216,19 +216,26 @@ __device__ __forceinline__ void score_quads(Ring<kWords>& ring, const Zone& zone
   query.load(queries, 0);
   for_units(ring, zone, first, end, [&](int unit, const uint8_t* stage, auto release) {
     uint8_t* target = out.scores + int64_t(unit) * kKeys + plan.key;
+    // All of the unit, so that the next one sets out before this one is worked on.
+    constexpr int kParts = kKeys / 64;
+    SignTiles<kWords> keys[kParts];
+    uint32_t codes_of[kParts];
 #pragma unroll
-    for (int part = 0; part < kKeys; part += 64) {
-      SignTiles<kWords> keys;
-      keys.load(shared_address(stage) + part * 4 * kWords, plan);
+    for (int part = 0; part < kParts; ++part) {
+      keys[part].load(shared_address(stage) + part * 64 * 4 * kWords, plan);
       const uint2 eight =
-          *reinterpret_cast<const uint2*>(stage + kUnitSignBytes<kWords> + part + plan.norms);
-      const uint32_t codes = __byte_perm(eight.x, eight.y, plan.own);
-      if (part + 64 == kKeys) release();
+          *reinterpret_cast<const uint2*>(stage + kUnitSignBytes<kWords> + part * 64 + plan.norms);
+      codes_of[part] = __byte_perm(eight.x, eight.y, plan.own);
+    }
+    release();
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const uint32_t codes = codes_of[part];
       uint32_t best = 0x00010001;
 #pragma unroll 1
       for (int quad = 0; quad < (kOnce ? 1 : quads); ++quad) {
         if (!kOnce) query.load(queries, quad);
-        best = larger_halves(best, score_64<kWords>(keys, codes, plan, query));
+        best = larger_halves(best, score_64<kWords>(keys[part], codes, plan, query));
       }
       // 255 times a code bounds what is unusable, and nothing else.
       best = __vminu2(best, __byte_perm(codes, 0, plan.kept) * 255);
@@ -238,7 +245,7 @@ __device__ __forceinline__ void score_quads(Ring<kWords>& ring, const Zone& zone
         best = __byte_perm(best, __shfl_xor_sync(~0u, best, 2), plan.ordered);
       }
       uint32_t pair = __byte_perm(best, 0, kWords == 2 ? 0x4420 : plan.ordered);
-      auto* score = reinterpret_cast<uint16_t*>(target + part);
+      auto* score = reinterpret_cast<uint16_t*>(target + part * 64);
       if (!kOnce && out.earlier) {
         pair = __vmaxu4(pair, *score);
         best = __byte_perm(pair, 0, 0x4140);
