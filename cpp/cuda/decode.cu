@@ -175,6 +175,17 @@ int plan_scan(const DecodeKernels& kernels, const Fit& fit, DecodeLaunch& launch
   return kernels.scan_bytes + tables;
 }
 
+/** Whether the query of a searcher is one that lies in whole pieces of 16 bytes. */
+bool queries_in_pieces(const DecodeCall& call) {
+  const auto bytes = [&](int64_t elements) {
+    return uint64_t(elements * size_of(call.shape.dtype));
+  };
+  const uint64_t all = reinterpret_cast<uintptr_t>(call.q.data) | bytes(call.q.stride_i) |
+                       bytes(call.q.stride_j) | bytes(call.shape.head_dim);
+  return all % 16 == 0 && call.scorer == Scorer::kSignNorm &&
+         call.group_rule != GroupRule::kMeanQuery;
+}
+
 /** What blocks of a step call it among themselves. */
 uint32_t next_token() {
   static std::atomic<uint32_t> last{0};
@@ -202,6 +213,7 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
   const int64_t room = int64_t(fit.multiprocessors) * kEstimatesPerProcessor - heads * launch.share;
   launch.rehearsing =
       fit.early ? int(std::clamp<int64_t>(room, 0, std::min<int64_t>(kRehearsing, heads))) : 0;
+  launch.stages_queries = queries_in_pieces(call);
   launch.token = next_token();
   launch.scans = runs(kScan);
   launch.estimates = runs(kEstimate);

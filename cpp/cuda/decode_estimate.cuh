@@ -315,9 +315,21 @@ struct Estimate {
     }
     // Whoever ends has waited: else the kernel might end before the one that it follows.
     device::wait_for_predecessor();
-    if (!launch.roomy || rehearses) return;
+    if (rehearses) return;
     // Who is told of estimates knows of resident rows as well.
-    device::tell_of_block(block.context.scratch.told_of_estimates() + rank, launch.token);
+    if (launch.roomy) {
+      device::tell_of_block(block.context.scratch.told_of_estimates() + rank, launch.token);
+    }
+    forget_windows();
+  }
+
+  /** By which windows were told of, so that a graph can be replayed: scans have read it. */
+  __device__ __forceinline__ void forget_windows() const {
+    const int all = block.context.shape.group * device::kWindowRows;
+    const int each = device::kThreads * estimating(launch, block.context.searched);
+    for (int i = device::kThreads * rank + int(threadIdx.x); i < all; i += each) {
+      block.context.scratch.windows[i] = 0;
+    }
   }
 };
 

@@ -14,6 +14,7 @@ template <int kWords>
 struct ScanSpace {
   uint64_t barriers[device::kWarps][device::kStages<kWords>];
   device::Queries<kWords> queries;
+  device::KnownStatistics<kWords> statistics;
   alignas(16) uint32_t histogram[device::kWarps][256];
   HeadContext context;
 };
@@ -25,6 +26,35 @@ constexpr int kMostScanBytes = 56 << 10;
 template <int kWords>
 constexpr int kTableBytes = 256 * device::kBanks;
 static_assert(kTableBytes<8> >= 4 * 8 * 256);
+
+/**
+ * Asks for the queries of the first round, by warps that do not look for the head's context
+ * meanwhile; to be followed by `await_stage` and a barrier.
+ */
+template <typename Element, int kWords>
+__device__ __forceinline__ void stage_queries(const DecodeLaunch& launch, uint32_t index,
+                                              device::Queries<kWords>& out) {
+  constexpr int kFirstIdle = 5, kLanes = 16;  // of each query
+  constexpr int kAtOnce = (device::kWarps - kFirstIdle) * 32 / kLanes;
+  const DecodeCall& call = launch.call;
+  const int thread = int(threadIdx.x) - 32 * kFirstIdle;
+  if (thread < 0 || !launch.stages_queries) return;
+  index += uint32_t(call.first_head);
+  const uint32_t row = launch.by_heads(int(index));
+  const int head = int(index - row * uint32_t(call.shape.kv_heads));
+  const auto rows_of = HeadBlock<Element, kWords>::rows_of_head(call, int(row), head);
+  const int pieces = int(call.shape.head_dim) / device::kElementsPer16<Element>;
+  const int count = min(int(call.searchers), device::kQueries<kWords>);
+#pragma unroll 1
+  for (int slot = thread / kLanes; slot < count; slot += kAtOnce) {
+    const auto* from = reinterpret_cast<const uint4*>(rows_of(slot).first);
+    const uint32_t to = device::shared_address(out.rotated[slot]);
+#pragma unroll 1
+    for (int piece = thread % kLanes; piece < pieces; piece += kLanes) {
+      device::stage16(to + 16 * piece, from + piece, true);
+    }
+  }
+}
 
 template <typename Element, int kWords>
 struct Scan {
@@ -54,17 +84,16 @@ struct Scan {
 
   /**
    * Searchers from `from` on, and whether one of them leads. Ends with a barrier.
-   * @param looked  whether windows are known to have been looked at
+   * @param first  the first round
    */
-  __device__ __forceinline__ void prepare(int from, device::Lead& lead, bool& looked) const {
-    block.prepare_signs(from, space.queries);
-    if (block.searchers() > 1) {
-      if (!looked) {
-        device::await_told(block.context.scratch.told_of_windows(), kWindowBlocks, launch.token);
-        looked = true;
-      }
-      block.add_windows(from, space.queries);
+  __device__ __forceinline__ void prepare(int from, device::Lead& lead, bool& first) const {
+    if (first) {
+      device::await_stage<0>();  // statistics, queries
+      __syncthreads();
     }
+    block.prepare_signs(from, first && launch.stages_queries, space.statistics, launch.token,
+                        space.queries);
+    first = false;
     lead.consider(space.queries, min(block.searchers() - from, kSearchers));
     __syncthreads();
   }
@@ -78,10 +107,10 @@ struct Scan {
   __device__ __forceinline__ void run_signs(device::Ring<kWords>& ring, int begin, int end) const {
     const device::Zone& zone = block.context.zone;
     device::Lead lead;
-    bool looked = false;
+    bool first = true;
     if (block.searchers() > kSearchers) {  // the lead is one of all
 #pragma unroll 1
-      for (int from = 0; from < block.searchers(); from += kSearchers) prepare(from, lead, looked);
+      for (int from = 0; from < block.searchers(); from += kSearchers) prepare(from, lead, first);
     }
 #pragma unroll 1
     for (int from = 0; from < block.searchers(); from += kSearchers) {
@@ -89,7 +118,7 @@ struct Scan {
         __syncthreads();
         ring.prime(zone, begin, end);
       }
-      prepare(from, lead, looked);
+      prepare(from, lead, first);
       device::settle(space.queries, lead);
       const int quads = (min(block.searchers() - from, kSearchers) + 3) / 4;
       device::score_signs<kWords>(ring, zone, begin, end, space.queries, quads,
@@ -153,8 +182,14 @@ __global__ void __launch_bounds__(device::kThreads, 3)
   auto& space = *reinterpret_cast<ScanSpace<kWords>*>(shared);
   const uint32_t index = launch.by_team(int(blockIdx.x)), rank = blockIdx.x - index * launch.team;
   device::let_successor_start();
+  stage_queries<Element>(launch, index, space.queries);
   // Whoever ends has waited: else the kernel might end before the one that it follows.
-  if (!find_context<Element>(launch, index, space.context)) {
+  const auto look = [&](const Lane& lane, int head) {
+    const void* state = lane.layers[launch.call.layer].state;
+    if (launch.call.scorer == Scorer::kVotes || state == nullptr) return;
+    space.statistics.stage(statistics_of(launch.call.shape, state, head));
+  };
+  if (!find_context<Element>(launch, index, space.context, [](const SequenceView&, int) {}, look)) {
     return device::wait_for_predecessor();
   }
   static_assert(device::kThreads == 256);

@@ -26,7 +26,8 @@ struct DecodeLaunch {
   // Blocks that estimate come in halves, the early one first, and the last kernel waits for their
   // words.
   bool roomy;
-  bool hurries;  // rows that pass for certain set out while others are being decided on
+  bool stages_queries;  // one to a searcher, and in pieces of 16 bytes
+  bool hurries;         // rows that pass for certain set out while others are being decided on
   device::SegmentDivisor segment;  // by its tokens
   device::IndexDivisor by_heads;   // by kv heads
   device::IndexDivisor by_team;    // by what tells the heads of this launch's blocks apart
@@ -42,7 +43,7 @@ constexpr int kRegistersBesideScan = kWords == 8 ? 128 : 96;
 /** Blocks that look at the window of a kv head. */
 constexpr int kWindowBlocks = device::kWindowRows * device::kRowLanes / device::kThreads;
 /** Words by which the blocks of a head tell later ones that they are done. */
-constexpr int kTold = device::kMostScans + kWindowBlocks + device::kSlices;
+constexpr int kTold = device::kMostScans + device::kSlices;
 
 /** Where, counted from the candidate count, there is what is likely to have the threshold. */
 constexpr int kLikely = 1;
@@ -51,9 +52,9 @@ constexpr int kLikely = 1;
 struct HeadScratch {
   uint8_t* scores;
   device::ScanCounts* counts;  // (kMostScans)
-  uint32_t* told;              // (kTold) of scans, then of windows, then of estimates
+  uint32_t* told;              // (kTold) of scans, then of estimates
   device::Mass* masses;        // (kSlices, group)
-  int* windows;                // (group, kWindowRows) logits in steps
+  uint64_t* windows;           // (group, kWindowRows) logits in steps, and by what they are told
   uint8_t* votes;
   int32_t* candidates;
   float* estimates;
@@ -68,9 +69,8 @@ struct HeadScratch {
 
   /** Which 16 scores had the threshold in the step before. */
   __device__ __forceinline__ int32_t& likely() const { return candidate_count[kLikely]; }
-  __device__ __forceinline__ uint32_t* told_of_windows() const { return told + device::kMostScans; }
   __device__ __forceinline__ uint32_t* told_of_estimates() const {
-    return told_of_windows() + kWindowBlocks;
+    return told + device::kMostScans;
   }
 };
 static_assert(sizeof(HeadScratch) == (kScratchArrays + 1) * sizeof(void*));
@@ -125,7 +125,7 @@ inline ScratchLayout layout_scratch(const ModelShape& shape, int64_t searchers, 
   at.counts = take(device::kMostScans * int64_t(sizeof(device::ScanCounts)));
   at.told = take(kTold * 4);
   at.masses = take(device::kSlices * shape.group * 8);
-  at.windows = take(shape.group * device::kWindowRows * 4);
+  at.windows = take(shape.group * device::kWindowRows * 8);
   at.votes = take(votes ? searchers * shape.rotated_dim / kSubspaceDim * 256 : 0);
   at.candidates = take(candidate_capacity * 4);
   at.estimates = take(searchers * candidate_capacity * 4);
@@ -140,6 +140,16 @@ inline ScratchLayout layout_scratch(const ModelShape& shape, int64_t searchers, 
   return at;
 }
 
+/** As codec/key_statistics.h has them. */
+__device__ __forceinline__ device::HeadStatistics statistics_of(const ModelShape& model,
+                                                                const void* state, int head) {
+  const auto* numbers = static_cast<const int64_t*>(state);
+  const int64_t* sums = numbers + 2 * model.kv_heads;
+  const auto* counts = reinterpret_cast<const int32_t*>(sums + model.kv_heads * model.rotated_dim);
+  return {numbers + head, numbers + model.kv_heads + head, sums + head * model.rotated_dim,
+          counts + head * (model.rotated_dim / kSubspaceDim) * 256};
+}
+
 /** All but the scratch. */
 template <typename Element>
 __device__ __forceinline__ void fill_context(const DecodeLaunch& launch, const SequenceView& from,
@@ -152,13 +162,7 @@ __device__ __forceinline__ void fill_context(const DecodeLaunch& launch, const S
   context.total = int(view.total);
   context.searched = int(view.candidates);
   context.vote_ratio = view.vote_ratio;
-  // As codec/key_statistics.h has them.
-  const auto* numbers = static_cast<const int64_t*>(view.state);
-  const int64_t* sums = numbers + 2 * model.kv_heads;
-  const auto* counts = reinterpret_cast<const int32_t*>(sums + model.kv_heads * model.rotated_dim);
-  context.statistics = {numbers + head, numbers + model.kv_heads + head,
-                        sums + head * model.rotated_dim,
-                        counts + head * (model.rotated_dim / kSubspaceDim) * 256};
+  context.statistics = statistics_of(model, view.state, head);
   context.zone = {view.summaries,
                   {model.kv_heads, model.segment_tokens, model.rotated_dim / kSubspaceDim},
                   launch.segment,
@@ -229,27 +233,56 @@ struct HeadBlock {
 
   /** The rows of q that searchers stand for. */
   __device__ __forceinline__ auto rows_of_searchers() const {
-    const int64_t first = int64_t(context.head) * context.shape.group;
-    return [this, first](int searcher) {
-      return device::QueryRows<Element>{at(call.q, first + searcher), call.q.stride_j,
-                                        mean() ? context.shape.group : 1, mean(),
-                                        context.shape.head_dim};
+    return rows_of_head(call, context.row, context.head);
+  }
+  /** The same, when no more is known than what head it is. */
+  static __device__ __forceinline__ auto rows_of_head(const DecodeCall& call, int row, int head) {
+    return [&call, row, head](int searcher) {
+      const int group = int(call.shape.group);
+      const bool mean = call.group_rule == GroupRule::kMeanQuery;
+      const auto* first = reinterpret_cast<const Element*>(call.q.data) + row * call.q.stride_i +
+                          (int64_t(head) * group + searcher) * call.q.stride_j;
+      return device::QueryRows<Element>{first, call.q.stride_j, mean ? group : 1, mean,
+                                        int(call.shape.head_dim)};
     };
   }
   /** Searchers from `from` on, as many as fit, for votes. All threads; ends with a barrier. */
   __device__ __forceinline__ void prepare_votes(int from, device::Queries<kWords>& out) const {
-    device::prepare_queries<kWords, Element>(
-        call.codec.negative, from, searchers(), rows_of_searchers(), [](int, const auto&) {}, out);
+    const auto load = [&](int slot, float (&x)[kWords]) {
+      device::load_query<Element, kWords>(rows_of_searchers()(from + slot), x);
+    };
+    device::prepare_queries<kWords>(
+        call.codec.negative, from, searchers(), load, [](int, const auto&) {}, [] {}, out);
   }
 
-  /** The same to be scored by signs: what `settle` needs. All threads; ends with a barrier. */
-  __device__ __forceinline__ void prepare_signs(int from, device::Queries<kWords>& out) const {
-    device::KnownStatistics<kWords> known;
-    known.load(context.statistics);
-    device::prepare_queries<kWords, Element>(
-        call.codec.negative, from, searchers(), rows_of_searchers(),
+  /**
+   * The same to be scored by signs: what `settle` needs. All threads; ends with a barrier.
+   * @param there  queries lie, as they are, where the rotated ones will
+   * @param token  of the step, if heads look at windows
+   */
+  __device__ __forceinline__ void prepare_signs(int from, bool there,
+                                                const device::KnownStatistics<kWords>& known,
+                                                uint32_t token,
+                                                device::Queries<kWords>& out) const {
+    const double one = known.usable == 0 ? 0.0 : __ddiv_rn(1.0, double(known.usable));
+    const int count = min(searchers() - from, device::kQueries<kWords>);
+    const bool look = searchers() > 1;
+    device::prepare_queries<kWords>(
+        call.codec.negative, from, searchers(),
+        [&](int slot, float (&x)[kWords]) {
+          if (there) {
+#pragma unroll
+            for (int r = 0; r < kWords; ++r) {
+              const int d = 32 * r + device::lane_id();
+              const auto* query = reinterpret_cast<const Element*>(out.rotated[slot]);
+              if (d < context.shape.head_dim) x[r] = __fadd_rn(x[r], device::to_float(query[d]));
+            }
+            __syncwarp();  // it will be overwritten
+          } else {
+            device::load_query<Element, kWords>(rows_of_searchers()(from + slot), x);
+          }
+        },
         [&](int slot, const float (&x)[kWords]) {
-          const double one = known.usable == 0 ? 0.0 : __ddiv_rn(1.0, double(known.usable));
           float step = 0;
           const device::QuerySums sums = device::quantise<kWords>(x, known, one, out, slot, step);
           if (device::lane_id() != 0) return;
@@ -257,20 +290,21 @@ struct HeadBlock {
           out.scales[slot] = device::scale_of_zone(sums, known.usable, known.square_units, one,
                                                    step, call.logits.scale, 32 * kWords);
         },
+        [&] {
+          // From the last warp down: with few searchers it has nothing else to do.
+          const int slot = device::kWarps - 1 - device::warp_id();
+          if (!look || slot >= count) return;
+          const uint64_t* rows = context.scratch.windows + (from + slot) * device::kWindowRows;
+          const float seen = device::sum_window(rows, token, biases(from + slot));
+          if (device::lane_id() == 0) out.windows[slot] = seen;
+        },
         out);
-  }
-
-  /** Adds what heads find in their windows, a warp each. All threads; ends with a barrier. */
-  __device__ __forceinline__ void add_windows(int from, device::Queries<kWords>& out) const {
-    const int slot = device::warp_id();
-    if (slot < min(searchers() - from, device::kQueries<kWords>)) {
-      const int* rows = context.scratch.windows + (from + slot) * device::kWindowRows;
-      const float seen = device::sum_window(rows, biases(from + slot));
-      const float zone = out.scales[slot].total;
+    if (!look) return;
+    const int slot = int(threadIdx.x);
+    if (slot < count) {
+      const float seen = out.windows[slot], zone = out.scales[slot].total;
       const float most = seen > zone ? seen : zone, least = seen > zone ? zone : seen;
-      const float total = __fadd_rn(most, device::rough_exp2(__fsub_rn(least, most)));
-      __syncwarp();
-      if (device::lane_id() == 0) out.scales[slot].total = total;
+      out.scales[slot].total = __fadd_rn(most, device::rough_exp2(__fsub_rn(least, most)));
     }
     __syncthreads();
   }

@@ -47,13 +47,10 @@ __global__ void __launch_bounds__(device::kThreads)
     __syncthreads();
     const int steps = device::score_row<Element>(queries, mine, launch.call.logits.softcap);
     if (head + part < context.shape.group) {
-      context.scratch.windows[(head + part) * device::kWindowRows + row] =
-          row < rows ? steps : device::kNoSteps;
+      device::tell_with(context.scratch.windows + (head + part) * device::kWindowRows + row,
+                        launch.token, row < rows ? steps : device::kNoSteps);
     }
     __syncthreads();
-  }
-  if (threadIdx.x == 0) {
-    device::tell(context.scratch.told_of_windows() + blockIdx.x % kWindowBlocks, launch.token);
   }
 }
 

@@ -23,10 +23,10 @@ struct ScratchLayout {
   int64_t scores;      // uint8: the key at `offset` of the zone has its score at
                        // offset + zone_begin % kScoreAlignment
   int64_t counts;      // (blocks that scan a head) ScanCounts
-  int64_t told;        // (kTold) uint32: the step's token, left by blocks that scan, that look at
-                       // windows, that estimate, when they are done
+  int64_t told;        // (kTold) uint32: the step's token, left by blocks that scan, that estimate,
+                       // when they are done
   int64_t masses;      // (slices, group, 2) float: maximum, sum of estimates
-  int64_t windows;     // (group, rows of a window) int32: logits in steps
+  int64_t windows;     // (group, rows of a window) uint64: logits in steps, the token above
   int64_t votes;       // (searchers, subspaces, 256) uint8
   int64_t candidates;  // (candidate_capacity) int32: offsets from zone_begin, ascending
   int64_t estimates;   // (searchers, candidate_capacity) float

@@ -66,6 +66,18 @@ __device__ __forceinline__ uint32_t told(const uint32_t* word) {
   return what;
 }
 
+/** The same with something besides, which is known as soon as the word is: 32 bits of each. */
+__device__ __forceinline__ void tell_with(uint64_t* word, uint32_t what, int besides) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word),
+               "l"(uint64_t{what} << 32 | uint32_t(besides))
+               : "memory");
+}
+__device__ __forceinline__ uint64_t told_with(const uint64_t* word) {
+  uint64_t both;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(both) : "l"(word) : "memory");
+  return both;
+}
+
 /** Until all of a few words have been told, by a thread each. Ends with a barrier. */
 __device__ __forceinline__ void await_told(const uint32_t* words, int count, uint32_t what) {
   if (int(threadIdx.x) < count) {

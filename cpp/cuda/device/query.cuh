@@ -8,6 +8,7 @@
 #include "device/cluster.cuh"
 #include "device/numbers.cuh"
 #include "device/resident.cuh"
+#include "device/staging.cuh"
 
 namespace pariskv::cuda::device {
 
@@ -31,13 +32,23 @@ struct HeadScale {
 template <int kWords>
 struct Queries {
   static constexpr int kCount = kQueries<kWords>;
-  float rotated[kCount][32 * kWords];            // without the 1 / sqrt of the rotation
-  uint32_t planes[kCount][kPlanes + 1][kWords];  // of the quantised query; the last is zero
-  float gain[kCount];                            // of a product, over 256: a score is at most 1
+  alignas(16) float rotated[kCount][32 * kWords];  // without the 1 / sqrt of the rotation
+  uint32_t planes[kCount][kPlanes + 1][kWords];    // of the quantised query; the last is zero
+  float gain[kCount];                              // of a product, over 256: a score is at most 1
   float lift[kCount], offset[kCount];
   HeadScale scales[kCount];
-  int sum[kCount];    // of the quantised query
-  int whole[kCount];  // 0: the query is not finite
+  float windows[kCount];  // the log-sum-exps of heads over their windows
+  int sum[kCount];        // of the quantised query
+  int whole[kCount];      // 0: the query is not finite
+
+  /** No query, by a warp. */
+  __device__ __forceinline__ void clear(int slot) {
+    auto* words = &planes[slot][0][0];
+    for (int i = lane_id(); i < (kPlanes + 1) * kWords; i += 32) words[i] = 0;
+    if (lane_id() > 0) return;
+    sum[slot] = whole[slot] = 0;
+    scales[slot] = {};
+  }
 };
 
 /** Statistics of the zone's keys for one head. */
@@ -120,16 +131,22 @@ constexpr float kOctaves = 1.44269504f;  // of a unit of a logit; see codec/head
 constexpr float kNatural = 0.693147f, kTwoNatural = 1.386294f, kHalfOctaves = 0.721348f;
 constexpr float kSignVariance = 0.125939f;
 
-/** What a lane needs of the statistics, asked for before it is needed. */
+/** What is needed of the statistics, in shared memory. */
 template <int kWords>
 struct KnownStatistics {
-  int64_t sums[kWords], usable, square_units;
+  alignas(16) int64_t sums[32 * kWords];
+  int64_t usable, square_units;
 
-  __device__ __forceinline__ void load(const HeadStatistics& statistics) {
+  /** Asks for it, by a warp; to be followed by `await_stage` and a barrier. */
+  __device__ __forceinline__ void stage(const HeadStatistics& statistics) {
+    const auto* from = reinterpret_cast<const uint4*>(statistics.sums);
+    const uint32_t to = shared_address(sums) + 16 * lane_id();
 #pragma unroll
-    for (int r = 0; r < kWords; ++r) sums[r] = statistics.sums[32 * r + lane_id()];
-    usable = *statistics.usable;
-    square_units = *statistics.square_units;
+    for (int i = 0; i < kWords / 2; ++i) {
+      stage16(to + 32 * 16 * i, from + 32 * i + lane_id(), true);
+    }
+    if (lane_id() == 0) device::stage(&usable, statistics.usable);
+    if (lane_id() == 1) device::stage(&square_units, statistics.square_units);
   }
 };
 
@@ -157,8 +174,9 @@ __device__ __forceinline__ QuerySums quantise(const float (&x)[kWords],
 #pragma unroll
   for (int r = 0; r < kWords; ++r) {
     const int q = int(rintf(__fmul_rn(x[r], factor)));
-    const int64_t mean = int64_t(rint(__dmul_rn(double(statistics.sums[r]), one)));
-    sums.with_means += statistics.sums[r] * q;
+    const int64_t sum = statistics.sums[32 * r + lane_id()];
+    const int64_t mean = int64_t(rint(__dmul_rn(double(sum), one)));
+    sums.with_means += sum * q;
     sums.common += mean * mean * (q * q);
     sums.square += q * q;
     sums.sum += q;
@@ -243,24 +261,29 @@ __device__ __forceinline__ void settle(Queries<kWords>& queries, const Lead& lea
 /**
  * Rotates searchers [first, first + kCount) of a head, a warp each; those past `searchers` are not
  * whole. All threads; ends with a barrier.
- * @param then  then(slot, x) after the rotation
+ * @param load       load(slot, x): what a lane has of the query
+ * @param then       then(slot, x) after the rotation, where there is a searcher
+ * @param meanwhile  meanwhile() by all warps, by those that have no searcher at once
  */
-template <int kWords, typename Element, typename RowsOf, typename Then>
+template <int kWords, typename Load, typename Then, typename Meanwhile>
 __device__ __forceinline__ void prepare_queries(const uint32_t* negative, int first, int searchers,
-                                                RowsOf rows_of, Then then, Queries<kWords>& out) {
+                                                Load load, Then then, Meanwhile meanwhile,
+                                                Queries<kWords>& out) {
   static_assert(Queries<kWords>::kCount == kWarps);
   const int slot = warp_id();
-  float x[kWords] = {};
-  bool whole = false;
   if (first + slot < searchers) {
-    load_query<Element, kWords>(rows_of(first + slot), x);
-    whole = rotate<kWords>(negative, x);
-  }
+    float x[kWords] = {};
+    load(slot, x);
+    const bool whole = rotate<kWords>(negative, x);
 #pragma unroll
-  for (int r = 0; r < kWords; ++r) out.rotated[slot][32 * r + lane_id()] = x[r];
-  if (lane_id() < kWords) out.planes[slot][kPlanes][lane_id()] = 0;
-  if (lane_id() == 0) out.whole[slot] = whole;
-  then(slot, x);
+    for (int r = 0; r < kWords; ++r) out.rotated[slot][32 * r + lane_id()] = x[r];
+    if (lane_id() < kWords) out.planes[slot][kPlanes][lane_id()] = 0;
+    if (lane_id() == 0) out.whole[slot] = whole;
+    then(slot, x);
+  } else {
+    out.clear(slot);
+  }
+  meanwhile();
   __syncthreads();
 }
 

@@ -174,15 +174,22 @@ __device__ __forceinline__ int score_row(const WindowQueries<kDim>& queries,
 }
 
 /**
- * The log-sum-exp of the window for one head, in octaves; a warp.
- * @param rows  (kWindowRows) steps
+ * The log-sum-exp of the window for one head, in octaves; a warp. Waits for its rows.
+ * @param rows  (kWindowRows) steps, each with what it is told by
  * @param bias  of the sink; null: none
  */
-__device__ __forceinline__ float sum_window(const int* rows, const float* bias) {
+__device__ __forceinline__ float sum_window(const uint64_t* rows, uint32_t told,
+                                            const float* bias) {
   constexpr int kOfLane = kWindowRows / 32;
+  uint64_t found[kOfLane];
+#pragma unroll
+  for (int i = 0; i < kOfLane; ++i) found[i] = told_with(rows + lane_id() + 32 * i);
   int steps[kOfLane + 1];
 #pragma unroll
-  for (int i = 0; i < kOfLane; ++i) steps[i] = __ldcg(rows + lane_id() + 32 * i);
+  for (int i = 0; i < kOfLane; ++i) {
+    while (uint32_t(found[i] >> 32) != told) found[i] = told_with(rows + lane_id() + 32 * i);
+    steps[i] = int(uint32_t(found[i]));
+  }
   steps[kOfLane] = lane_id() == 0 && bias != nullptr && finite(*bias)
                        ? steps_of(__fmul_rn(*bias, kOctaveSteps))
                        : kNoSteps;

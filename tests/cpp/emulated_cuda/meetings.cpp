@@ -109,6 +109,12 @@ void load_told(uint32_t& out, const uint32_t* word) {
   current->told = out = *word;
 }
 
+void load_told(uint64_t& out, const uint64_t* word) {
+  uint32_t token;
+  load_told(token, reinterpret_cast<const uint32_t*>(word) + 1);
+  out = *word;
+}
+
 }  // namespace ptx
 
 }  // namespace emulator

@@ -17,7 +17,10 @@ void grid_wait();
 
 /** A word that others write; who reads the same again and again waits for another. */
 void load_told(uint32_t& out, const uint32_t* word);
+/** A token in the upper half, with something besides. */
+void load_told(uint64_t& out, const uint64_t* word);
 inline void tell(uint32_t* word, uint32_t what) { *word = what; }
+inline void tell(uint64_t* word, uint64_t what) { *word = what; }
 
 void barrier_init(uint32_t address, uint32_t arrivals);
 void barrier_arrive(uint32_t address);

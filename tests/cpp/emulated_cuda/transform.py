@@ -38,6 +38,7 @@ INSTRUCTIONS = {
     "griddepcontrol.launch_dependents": None,  # flush() starts successors whenever it likes
     "griddepcontrol.wait": "grid_wait",
     "ld.acquire.gpu.global.u32": "load_told",
+    "ld.relaxed.gpu.global.u64": "load_told",
     "ld.shared.u32": "load_shared",
     "ldmatrix.sync.aligned.m8n8.x4.shared.b16": "load_matrices<false>",
     "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16": "load_matrices<true>",
@@ -64,6 +65,7 @@ INSTRUCTIONS = {
     "selp.u32": "select",
     "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32": "send",
     "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32": "send",
+    "st.relaxed.gpu.global.u64": "tell",
     "st.release.gpu.global.u32": "tell",
 }
 
