@@ -29,7 +29,7 @@ static_assert(kTableBytes<8> >= 4 * 8 * 256);
 
 /**
  * Asks for the queries of the first round, by warps that do not look for the head's context
- * meanwhile; to be followed by `await_stage` and a barrier.
+ * meanwhile; to be followed by `close_stage`, `await_stage` and a barrier.
  */
 template <typename Element, int kWords>
 __device__ __forceinline__ void stage_queries(const DecodeLaunch& launch, uint32_t index,
@@ -192,6 +192,7 @@ __global__ void __launch_bounds__(device::kThreads, 3)
   if (!find_context<Element>(launch, index, space.context, [](const SequenceView&, int) {}, look)) {
     return device::wait_for_predecessor();
   }
+  device::close_stage();  // before keys come, which are not waited for with these
   static_assert(device::kThreads == 256);
 #pragma unroll
   for (auto& histogram : space.histogram) histogram[threadIdx.x] = 0;

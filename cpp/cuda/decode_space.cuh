@@ -26,7 +26,7 @@ struct DecodeLaunch {
   // Blocks that estimate come in halves, the early one first, and the last kernel waits for their
   // words.
   bool roomy;
-  bool stages_queries;  // one to a searcher, and in pieces of 16 bytes
+  bool stages_queries;  // scans ask for queries, in pieces of 16 bytes, before anything else
   bool hurries;         // rows that pass for certain set out while others are being decided on
   device::SegmentDivisor segment;  // by its tokens
   device::IndexDivisor by_heads;   // by kv heads

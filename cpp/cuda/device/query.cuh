@@ -137,7 +137,7 @@ struct KnownStatistics {
   alignas(16) int64_t sums[32 * kWords];
   int64_t usable, square_units;
 
-  /** Asks for it, by a warp; to be followed by `await_stage` and a barrier. */
+  /** Asks for it, by a warp; to be followed by `close_stage`, `await_stage` and a barrier. */
   __device__ __forceinline__ void stage(const HeadStatistics& statistics) {
     const auto* from = reinterpret_cast<const uint4*>(statistics.sums);
     const uint32_t to = shared_address(sums) + 16 * lane_id();
