@@ -183,12 +183,12 @@ __global__ void __launch_bounds__(device::kThreads, 3)
   const uint32_t index = launch.by_team(int(blockIdx.x)), rank = blockIdx.x - index * launch.team;
   device::let_successor_start();
   stage_queries<Element>(launch, index, space.queries);
-  // Whoever ends has waited: else the kernel might end before the one that it follows.
   const auto look = [&](const Lane& lane, int head) {
     const void* state = lane.layers[launch.call.layer].state;
     if (launch.call.scorer == Scorer::kVotes || state == nullptr) return;
     space.statistics.stage(statistics_of(launch.call.shape, state, head));
   };
+  // Whoever ends has waited: else the kernel might end before the one that it follows.
   if (!find_context<Element>(launch, index, space.context, [](const SequenceView&, int) {}, look)) {
     return device::wait_for_predecessor();
   }

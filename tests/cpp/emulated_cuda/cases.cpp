@@ -92,12 +92,12 @@ class Runner {
   float normal() { return normal_(random_); }
   double uniform() { return double(random_() >> 8) / (1 << 24); }
 
-  Tensor rows(int64_t tokens, bool is_query, bool strided = false) const {
+  Tensor rows(int64_t tokens, bool is_query, int64_t gap = 0) const {
     const int64_t heads = is_query ? config_.query_heads : config_.kv_heads;
-    return Tensor(config_.dtype, tokens, heads, config_.head_dim, strided);
+    return Tensor(config_.dtype, tokens, heads, config_.head_dim, gap);
   }
-  Tensor random_rows(int64_t tokens, bool is_query, bool strided = false) {
-    Tensor t = rows(tokens, is_query, strided);
+  Tensor random_rows(int64_t tokens, bool is_query, int64_t gap = 0) {
+    Tensor t = rows(tokens, is_query, gap);
     t.fill([this] { return normal(); });
     return t;
   }
@@ -130,7 +130,7 @@ class Runner {
 
   /** Steps resemble one another, as they do in truth: so rows stay selected. */
   Tensor queries(int64_t step) {
-    Tensor q = rows(c_.batch, true, c_.strided);
+    Tensor q = rows(c_.batch, true, c_.gap);
     for (int64_t i = 0; i < c_.batch; ++i) {
       for (int64_t h = 0; h < q.heads; ++h) {
         for (int64_t d = 0; d < q.dim; ++d) {
@@ -151,9 +151,8 @@ class Runner {
   void decode(int64_t step) {
     const Device device = config_.device;
     Tensor q = queries(step);
-    Tensor k = random_rows(c_.batch, false, c_.strided),
-           v = random_rows(c_.batch, false, c_.strided);
-    outcome_.outputs.push_back(rows(c_.batch, true, c_.strided));
+    Tensor k = random_rows(c_.batch, false, c_.gap), v = random_rows(c_.batch, false, c_.gap);
+    outcome_.outputs.push_back(rows(c_.batch, true, c_.gap));
     outcome_.log_sum_exps.emplace_back(size_t(c_.batch * config_.query_heads), kNan);
     options_.lse = TensorView::contiguous(outcome_.log_sum_exps.back().data(), DType::kFloat32,
                                           {c_.batch, config_.query_heads}, device);
@@ -204,13 +203,13 @@ class Runner {
 
 }  // namespace
 
-Tensor::Tensor(DType dtype, int64_t tokens, int64_t heads, int64_t dim, bool strided)
+Tensor::Tensor(DType dtype, int64_t tokens, int64_t heads, int64_t dim, int64_t gap)
     : tokens(tokens),
       heads(heads),
       dim(dim),
       dtype_(dtype),
-      head_stride_(dim + (strided ? 8 : 0)),
-      token_stride_(head_stride_ * heads + (strided ? 24 : 0)),
+      head_stride_(dim + gap),
+      token_stride_(head_stride_ * heads + 3 * gap),
       data_(size_t((tokens * token_stride_) * size_of(dtype)), kGap) {}
 
 const char* Tensor::at(int64_t token, int64_t head, int64_t i) const {
@@ -302,9 +301,13 @@ std::vector<Case> all_cases() {
       make("batch_of_three", [](Case& c, Config&) { c.batch = 3, c.twin = 2; }),
       make("batch_with_strides_and_chunks",
            [=](Case& c, Config& k) {
-             c.batch = 5, c.strided = true, c.chunks = 3, c.tokens = 700;
+             c.batch = 5, c.gap = 8, c.chunks = 3, c.tokens = 700;
              k.dtype = kHalf, votes(k);
            }),
+      make("batch_with_gaps_of_eight",
+           [=](Case& c, Config&) { c.batch = 3, c.gap = 8, c.tokens = 700; }),
+      make("batch_with_gaps_of_three",
+           [=](Case& c, Config&) { c.batch = 3, c.gap = 3, c.tokens = 700; }),
       make("batch_in_branches",
            [](Case& c, Config& k) {
              c.device = 0, c.twin = 4, c.batch = 5, c.tokens = 600;

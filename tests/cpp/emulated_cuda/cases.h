@@ -21,7 +21,7 @@ struct Case {
   int64_t flush_after = -1, truncate_after = -1, truncate_by = 0;  // a step
   double softcap = 0;
   bool sink_bias = false;
-  bool strided = false;     // rows with room between them, which nobody may write to
+  int64_t gap = 0;          // elements between rows, which nobody may write to
   bool equal_keys = false;  // so that order alone decides
   bool hostile = false;     // queries and a key that are not finite, or zero
   int device = 1;           // an index into the emulator's
@@ -36,7 +36,7 @@ std::vector<Case> all_cases();
 /** Rows (tokens, heads, head_dim) of any type. */
 class Tensor {
  public:
-  Tensor(DType dtype, int64_t tokens, int64_t heads, int64_t dim, bool strided = false);
+  Tensor(DType dtype, int64_t tokens, int64_t heads, int64_t dim, int64_t gap = 0);
 
   float get(int64_t token, int64_t head, int64_t i) const;
   void set(int64_t token, int64_t head, int64_t i, float x);
