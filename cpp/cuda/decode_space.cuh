@@ -252,7 +252,8 @@ struct HeadBlock {
       device::load_query<Element, kWords>(rows_of_searchers()(from + slot), x);
     };
     device::prepare_queries<kWords>(
-        call.codec.negative, from, searchers(), load, [](int, const auto&) {}, [] {}, out);
+        call.codec.negative, from, searchers(), load, [](int, const auto&) {}, out);
+    __syncthreads();
   }
 
   /**
@@ -290,15 +291,15 @@ struct HeadBlock {
           out.scales[slot] = device::scale_of_zone(sums, known.usable, known.square_units, one,
                                                    step, call.logits.scale, 32 * kWords);
         },
-        [&] {
-          // From the last warp down: with few searchers it has nothing else to do.
-          const int slot = device::kWarps - 1 - device::warp_id();
-          if (!look || slot >= count) return;
-          const uint64_t* rows = context.scratch.windows + (from + slot) * device::kWindowRows;
-          const float seen = device::sum_window(rows, token, biases(from + slot));
-          if (device::lane_id() == 0) out.windows[slot] = seen;
-        },
         out);
+    // From the last warp down: with few searchers it has nothing else to do.
+    const int seeing = device::kWarps - 1 - device::warp_id();
+    if (look && seeing < count) {
+      const uint64_t* rows = context.scratch.windows + (from + seeing) * device::kWindowRows;
+      const float seen = device::sum_window(rows, token, biases(from + seeing));
+      if (device::lane_id() == 0) out.windows[seeing] = seen;
+    }
+    __syncthreads();
     if (!look) return;
     const int slot = int(threadIdx.x);
     if (slot < count) {

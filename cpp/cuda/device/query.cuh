@@ -260,15 +260,13 @@ __device__ __forceinline__ void settle(Queries<kWords>& queries, const Lead& lea
 
 /**
  * Rotates searchers [first, first + kCount) of a head, a warp each; those past `searchers` are not
- * whole. All threads; ends with a barrier.
- * @param load       load(slot, x): what a lane has of the query
- * @param then       then(slot, x) after the rotation, where there is a searcher
- * @param meanwhile  meanwhile() by all warps, by those that have no searcher at once
+ * whole. All threads; to be followed by a barrier.
+ * @param load  load(slot, x): what a lane has of the query
+ * @param then  then(slot, x) after the rotation, where there is a searcher
  */
-template <int kWords, typename Load, typename Then, typename Meanwhile>
+template <int kWords, typename Load, typename Then>
 __device__ __forceinline__ void prepare_queries(const uint32_t* negative, int first, int searchers,
-                                                Load load, Then then, Meanwhile meanwhile,
-                                                Queries<kWords>& out) {
+                                                Load load, Then then, Queries<kWords>& out) {
   static_assert(Queries<kWords>::kCount == kWarps);
   const int slot = warp_id();
   if (first + slot < searchers) {
@@ -283,8 +281,6 @@ __device__ __forceinline__ void prepare_queries(const uint32_t* negative, int fi
   } else {
     out.clear(slot);
   }
-  meanwhile();
-  __syncthreads();
 }
 
 /** Sorts 256 numbers, upwards; lane holds elements 8 lane + r. A bitonic network. */

@@ -305,9 +305,9 @@ std::vector<Case> all_cases() {
              k.dtype = kHalf, votes(k);
            }),
       make("batch_with_gaps_of_eight",
-           [=](Case& c, Config&) { c.batch = 3, c.gap = 8, c.tokens = 700; }),
+           [](Case& c, Config&) { c.batch = 3, c.gap = 8, c.tokens = 700; }),
       make("batch_with_gaps_of_three",
-           [=](Case& c, Config&) { c.batch = 3, c.gap = 3, c.tokens = 700; }),
+           [](Case& c, Config&) { c.batch = 3, c.gap = 3, c.tokens = 700; }),
       make("batch_in_branches",
            [](Case& c, Config& k) {
              c.device = 0, c.twin = 4, c.batch = 5, c.tokens = 600;
