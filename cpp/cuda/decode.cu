@@ -1,4 +1,4 @@
-// A decode step as five launches: what heads find in their windows, every key scored, resident rows
+// A decode step as some launches: what heads find in their windows, every key scored, resident rows
 // attended to, candidates estimated, the best rows attended to. Each may take its place on the
 // device while the one before it is still at work.
 #include <algorithm>
@@ -21,9 +21,10 @@ namespace {
 constexpr int kClusters = 5;  // of 1, 2, 4, 8 and 16 blocks
 constexpr int kScansPerProcessor = 2;
 constexpr int kEstimatesPerProcessor = 2;
-constexpr int kRehearsing = 8;        // blocks that bring the code of estimates
-constexpr int kMostInTurns = 8;       // blocks of a cluster that may have to wait for room
-constexpr int kTakeBytes = 92 << 10;  // two blocks on a processor, or one beside the one before
+constexpr int64_t kFewCandidates = 8192;  // of a head, for half of the blocks that may estimate
+constexpr int kRehearsing = 8;            // blocks that bring the code of estimates
+constexpr int kMostInTurns = 8;           // blocks of a cluster that may have to wait for room
+constexpr int kTakeBytes = 92 << 10;      // two blocks on a processor, or one beside the one before
 
 /** What a device can do with the kernels of one instance. */
 struct Fit {
@@ -186,6 +187,40 @@ bool queries_in_pieces(const DecodeCall& call) {
          call.group_rule != GroupRule::kMeanQuery;
 }
 
+/**
+ * A launch that does nothing, ahead of the one that counts. The device fetches a kernel's code when
+ * it is launched, from memory if need be, but not while it is busy with that of the launch before;
+ * who finds none runs at a third of the speed.
+ */
+void announce(const void* kernel, DecodeLaunch launch, cudaStream_t stream) {
+  launch.announces = true;
+  Launch(1, 0, stream, 32).early(true).run(kernel, launch, "decode: announce");
+}
+
+/**
+ * Where there is room, one launch for few candidates, two for many: a block of the first asks for
+ * so much memory that it is alone of its kind on its processor, and one of the second fits beside.
+ */
+void launch_estimates(const DecodeKernels& kernels, const Fit& fit, DecodeLaunch& launch,
+                      cudaStream_t stream) {
+  const int of_head = estimating_at_once(launch);
+  const int64_t heads = launch.call.heads, blocks = heads * of_head;
+  // Half of what one block can have: a block takes some besides, so that two find no room.
+  const int alone = launch.roomy ? fit.shared_bytes / 2 : 0;
+  const int64_t room = int64_t(fit.multiprocessors) * (launch.roomy ? 1 : kEstimatesPerProcessor);
+  const int64_t most = fit.early ? std::min<int64_t>(kRehearsing, heads) : 0;
+  launch.rehearsing = int(std::clamp<int64_t>(room - blocks, 0, most));
+  launch.by_team = device::IndexDivisor::of(of_head);
+  for (int first = 0; first < launch.share; first += of_head) {
+    launch.first_rank = first;
+    Launch(launch.rehearsing + blocks, std::max(kernels.estimate_bytes, first == 0 ? alone : 0),
+           stream)
+        .early(fit.early)
+        .run(kernels.estimate, launch, "decode: estimate");
+    launch.rehearsing = 0;
+  }
+}
+
 /** What blocks of a step call it among themselves. */
 uint32_t next_token() {
   static std::atomic<uint32_t> last{0};
@@ -208,11 +243,9 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
   launch.call = call;
   launch.team = blocks_per_head(fit, call, device::kMostScans, kScansPerProcessor);
   launch.share = blocks_per_head(fit, call, device::kSlices, kEstimatesPerProcessor);
-  launch.roomy = fit.early && kernels.take_beside && launch.share == device::kSlices;
+  launch.roomy = fit.early && kernels.take_beside && launch.share == device::kSlices && runs(kScan);
+  if (launch.roomy && call.candidates <= kFewCandidates) launch.share /= 2;
   launch.resident = power_within(std::min(launch.share, device::kParts));
-  const int64_t room = int64_t(fit.multiprocessors) * kEstimatesPerProcessor - heads * launch.share;
-  launch.rehearsing =
-      fit.early ? int(std::clamp<int64_t>(room, 0, std::min<int64_t>(kRehearsing, heads))) : 0;
   launch.stages_queries = queries_in_pieces(call);
   launch.token = next_token();
   launch.scans = runs(kScan);
@@ -220,6 +253,7 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
   launch.segment = device::SegmentDivisor::of(call.shape.segment_tokens);
   launch.by_heads = device::IndexDivisor::of(call.shape.kv_heads);
   launch.by_team = device::IndexDivisor::of(launch.team);
+  const bool announces = launch.roomy && runs(kTake);
   const int scan_bytes = plan_scan(kernels, fit, launch);
   if (runs(kScan)) {
     if (call.scorer == Scorer::kVotes) {
@@ -234,15 +268,14 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
         .run(kernels.scan, launch, "decode: scan");
   }
   if (runs(kEstimate)) {
+    if (announces) announce(kernels.take, launch, stream);
     launch.by_team = device::IndexDivisor::of(heads);
     Launch(heads * launch.resident, kernels.resident_bytes, stream, kernels.resident_threads)
         .early(fit.early && runs(kScan))
         .run(kernels.resident[device::kParts / launch.resident >= kManyParts], launch,
              "decode: resident rows");
-    launch.by_team = device::IndexDivisor::of(launch.share);
-    Launch(launch.rehearsing + heads * launch.share, kernels.estimate_bytes, stream)
-        .early(fit.early)
-        .run(kernels.estimate, launch, "decode: estimate");
+    if (announces) announce(kernels.estimate, launch, stream);
+    launch_estimates(kernels, fit, launch, stream);
   }
   if (runs(kTake)) {
     launch.team = cluster_size(fit, heads);

@@ -313,41 +313,24 @@ struct Estimate {
       estimate(candidates, from, x, queries, levels, gather, log_weight, late);
       if (rehearses) break;
     }
-    // Whoever ends has waited: else the kernel might end before the one that it follows.
-    device::wait_for_predecessor();
+    tell();
+  }
+
+  /**
+   * Tells the last kernel, which then knows of resident rows as well: blocks of the first launch
+   * have waited for them. Whoever ends has waited: else the kernel might end before the one that it
+   * follows.
+   */
+  __device__ __forceinline__ void tell() const {
+    const bool first = launch.first_rank == 0;
+    if (first) device::wait_for_predecessor();
     if (rehearses) return;
-    // Who is told of estimates knows of resident rows as well.
     if (launch.roomy) {
       device::tell_of_block(block.context.scratch.told_of_estimates() + rank, launch.token);
     }
-    forget_windows();
-  }
-
-  /** By which windows were told of, so that a graph can be replayed: scans have read it. */
-  __device__ __forceinline__ void forget_windows() const {
-    const int all = block.context.shape.group * device::kWindowRows;
-    const int each = device::kThreads * estimating(launch, block.context.searched);
-    for (int i = device::kThreads * rank + int(threadIdx.x); i < all; i += each) {
-      block.context.scratch.windows[i] = 0;
-    }
+    if (!first) device::wait_for_predecessor();
   }
 };
-
-/** A head, and which of its blocks this is. */
-struct BlockOfHead {
-  int head, rank;
-};
-/** With room for the last kernel, the first half of the blocks of all heads comes first. */
-__device__ __forceinline__ BlockOfHead block_of_head(const DecodeLaunch& launch, int index) {
-  if (!launch.roomy) {
-    const int head = int(launch.by_team(index));
-    return {head, index - head * launch.share};
-  }
-  constexpr int kHalf = device::kSlices / 2;
-  const int first = (int(gridDim.x) - launch.rehearsing) / 2;
-  const int of_half = index < first ? index : index - first;
-  return {of_half / kHalf, of_half % kHalf + (index < first ? 0 : kHalf)};
-}
 
 template <typename Element, int kWords>
 __global__ void __maxnreg__(kRegistersBesideScan<kWords>)
@@ -355,12 +338,15 @@ __global__ void __maxnreg__(kRegistersBesideScan<kWords>)
   extern __shared__ __align__(128) unsigned char shared[];
   static_assert(sizeof(EstimateSpace<kWords>) + 128 + kEstimateBytes<kWords> <= kLeastSharedBytes);
   auto& space = *reinterpret_cast<EstimateSpace<kWords>*>(shared);
+  if (launch.announces) return device::pass_on();
   // Blocks that are there first and have nothing to do bring the code for the others.
-  const uint32_t rehearsing = uint32_t(launch.rehearsing);
-  const bool rehearses = blockIdx.x < rehearsing;
-  const BlockOfHead of = rehearses ? BlockOfHead{int(blockIdx.x), 0}
-                                   : block_of_head(launch, int(blockIdx.x - rehearsing));
-  device::let_successor_start();
+  const bool rehearses = int(blockIdx.x) < launch.rehearsing;
+  const int index = int(blockIdx.x) - (rehearses ? 0 : launch.rehearsing);
+  const int head = rehearses ? index : int(launch.by_team(index));
+  const int rank = rehearses ? 0 : launch.first_rank + index - head * estimating_at_once(launch);
+  // A launch at the heels of another one does not have its code brought.
+  const bool last = launch.roomy && launch.first_rank + estimating_at_once(launch) == launch.share;
+  if (!last) device::let_successor_start();
   const auto look = [&](const Lane& lane, int head) {
     static_assert(device::kMostScans == 32, "a lane for each");
     const char* scratch = lane.scratch + head * lane.at.bytes;
@@ -374,20 +360,19 @@ __global__ void __maxnreg__(kRegistersBesideScan<kWords>)
     space.likely = __ldcg(counted + kLikely);
   };
   if (!find_context<Element>(
-          launch, uint32_t(of.head), space.context, [](const SequenceView&, int) {}, look)) {
+          launch, uint32_t(head), space.context, [](const SequenceView&, int) {}, look)) {
     return device::wait_for_predecessor();
   }
   __syncthreads();
+  if (last) device::let_successor_start();
   const HeadBlock<Element, kWords> block{launch.call, space.context};
   if (!block.searches()) return device::wait_for_predecessor();
-  const int share = estimating(launch, space.context.searched);
-  if (of.rank >= share) return;  // others of the head wait
   const Estimate<Element, kWords> estimate{launch,
                                            space,
                                            block,
-                                           of.rank,
-                                           share_begin(device::kSlices, of.rank, share),
-                                           share_begin(device::kSlices, of.rank + 1, share),
+                                           rank,
+                                           share_begin(device::kSlices, rank, launch.share),
+                                           share_begin(device::kSlices, rank + 1, launch.share),
                                            rehearses};
   estimate.load_segments();
   estimate.run();

@@ -18,13 +18,15 @@ namespace pariskv::cuda {
 struct DecodeLaunch {
   DecodeCall call;
   int team;               // blocks per kv head: of a scan, or the cluster that takes rows
-  int share;              // blocks per kv head that estimate
+  int share;              // blocks per kv head that estimate, by one launch or two
+  int first_rank;         // among them, of this launch's first block of a head
   int resident;           // blocks per kv head for resident rows
   int rehearsing;         // blocks besides, ahead of those
   uint32_t token;         // of this step
   bool scans, estimates;  // what it has
-  // Blocks that estimate come in halves, the early one first, and the last kernel waits for their
-  // words.
+  bool announces;         // does nothing: its kernel's code is to be at hand for a later launch
+  // Of each launch that estimates a processor has one block, beside those of other kernels; and the
+  // last kernel waits for their words.
   bool roomy;
   bool stages_queries;  // scans ask for queries, in pieces of 16 bytes, before anything else
   bool hurries;         // rows that pass for certain set out while others are being decided on
@@ -174,13 +176,9 @@ __device__ __forceinline__ void fill_context(const DecodeLaunch& launch, const S
                    launch.call.logits.softcap};
 }
 
-/**
- * Blocks that estimate so many candidates of a head. Half of them come first, and may find room
- * before scans make it; few candidates are estimated by these alone.
- */
-__device__ __forceinline__ int estimating(const DecodeLaunch& launch, int candidates) {
-  constexpr int kFew = 8192;
-  return launch.roomy && candidates <= kFew ? launch.share / 2 : launch.share;
+/** Blocks of a head that estimate, by one launch. */
+__host__ __device__ __forceinline__ int estimating_at_once(const DecodeLaunch& launch) {
+  return launch.roomy ? device::kSlices / 2 : launch.share;
 }
 
 /**

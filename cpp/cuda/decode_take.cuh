@@ -242,8 +242,19 @@ struct Take {
                              sends_parts()};
     attention.start();
     bring_resident_parts();
+    forget_words();
     attention.finish(block.queries(), block.call.q.stride_j, parts, merge);
     if (!parts.sends) cluster.sync();
+  }
+
+  /** By which earlier kernels told of what they did: so that a graph can be replayed. */
+  __device__ __forceinline__ void forget_words() const {
+    const HeadScratch& scratch = block.context.scratch;
+    const int mine = device::kThreads * cluster.rank + int(threadIdx.x);
+    const int all = device::kThreads * cluster.size;
+    for (int i = mine; i < kTold; i += all) scratch.told[i] = 0;
+    const int windows = block.context.shape.group * device::kWindowRows;
+    for (int i = mine; i < windows; i += all) scratch.windows[i] = 0;
   }
 
   /** Tasks of the head: 32 dimensions of a query head's output, a warp each. */
@@ -337,8 +348,7 @@ struct Take {
   /** Until all is there that earlier kernels leave. */
   __device__ __forceinline__ void await_estimates() const {
     if (launch.roomy && launch.estimates && block.searches()) {
-      device::await_told(block.context.scratch.told_of_estimates(),
-                         estimating(launch, block.context.searched), launch.token);
+      device::await_told(block.context.scratch.told_of_estimates(), launch.share, launch.token);
     } else {
       device::wait_for_predecessor();
     }
@@ -362,9 +372,6 @@ struct Take {
         if (candidates == counted) break;
       }
       select(candidates, sums, ahead, list);
-      if (cluster.rank == 0 && int(threadIdx.x) < kTold) {
-        scratch.told[threadIdx.x] = 0;  // so that a graph can be replayed
-      }
       if (sends_parts() && threadIdx.x == 0) expect_parts();
       attend(list);
       count(candidates);
@@ -380,6 +387,7 @@ __global__ void __launch_bounds__(device::kThreads, 1)
     take_kernel(const __grid_constant__ DecodeLaunch launch) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& space = *reinterpret_cast<TakeSpace<kWords>*>(shared);
+  if (launch.announces) return device::pass_on();
   const int size = launch.team, rank = int(blockIdx.x) & (size - 1);  // a power of two
   if (!find_context<Element>(launch, blockIdx.x >> device::log2_of_power(size), space.context,
                              [&](const SequenceView& view, int head) {

@@ -245,6 +245,22 @@ def test_a_graph_serves_other_sequences_once_they_are_named():
     assert_same_state(graph, [*first, *second, third], twin, [*alike, *same, new])
 
 
+@pytest.mark.parametrize("recorded", [0, 1], ids=["few", "many"])
+def test_recorded_for_few_candidates_and_replayed_for_many(recorded):
+    """How many blocks estimate is decided when a step is recorded: the same bits."""
+    config = make_config(dtype="bfloat16", schedule=[(0, 0.5, 0.3)])
+    cache, twin = pk.Cache(config), pk.Cache(config)
+    lengths = [300, 17_000]
+    sequences, alike = filled_with(cache, lengths), filled_with(twin, lengths)
+    graph = Graph(cache, [sequences[recorded]])
+    for i, step in enumerate(make_steps(config, 1, 20)):
+        before = twin.stats().candidates
+        mine = graph.step([sequences[i % 2]], step)
+        assert_same_results(mine, eager(twin, [alike[i % 2]], step), f"step {i}")
+        assert (twin.stats().candidates - before > 2 * 8192) == (i % 2 == 1)
+    assert_same_state(graph, sequences, twin, alike)
+
+
 def test_sequences_may_be_changed_between_replays():
     config = make_config(layers=2)
     graph, sequences, twin, alike = twins(config, [200, 333])

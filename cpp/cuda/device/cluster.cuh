@@ -49,6 +49,11 @@ __device__ __forceinline__ void let_successor_start() {
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
+/** What a kernel does that has nothing to do. */
+__device__ __forceinline__ void pass_on() {
+  let_successor_start();
+  wait_for_predecessor();
+}
 
 /** Tells other blocks, by a word, of all that this thread knows to be written. */
 __device__ __forceinline__ void tell(uint32_t* word, uint32_t what) {
