@@ -199,19 +199,22 @@ void announce(const void* kernel, DecodeLaunch launch, cudaStream_t stream) {
 
 /**
  * Where there is room, one launch for few candidates, two for many: a block of the first asks for
- * so much memory that it is alone of its kind on its processor, and one of the second fits beside.
+ * so much memory that it is alone of its kind on its processor, and one of the second fits beside
+ * it, where there is memory for more than one at all.
  */
 void launch_estimates(const DecodeKernels& kernels, const Fit& fit, DecodeLaunch& launch,
                       cudaStream_t stream) {
-  const int of_head = estimating_at_once(launch);
-  const int64_t heads = launch.call.heads, blocks = heads * of_head;
+  constexpr int kHalf = device::kSlices / 2;
+  const bool apart = launch.roomy && (launch.scans || launch.share == kHalf);
+  launch.at_once = apart ? kHalf : launch.share;
+  const int64_t heads = launch.call.heads, blocks = heads * launch.at_once;
   // Half of what one block can have: a block takes some besides, so that two find no room.
-  const int alone = launch.roomy ? fit.shared_bytes / 2 : 0;
-  const int64_t room = int64_t(fit.multiprocessors) * (launch.roomy ? 1 : kEstimatesPerProcessor);
+  const int alone = apart ? fit.shared_bytes / 2 : 0;
+  const int64_t room = int64_t(fit.multiprocessors) * (apart ? 1 : kEstimatesPerProcessor);
   const int64_t most = fit.early ? std::min<int64_t>(kRehearsing, heads) : 0;
   launch.rehearsing = int(std::clamp<int64_t>(room - blocks, 0, most));
-  launch.by_team = device::IndexDivisor::of(of_head);
-  for (int first = 0; first < launch.share; first += of_head) {
+  launch.by_team = device::IndexDivisor::of(launch.at_once);
+  for (int first = 0; first < launch.share; first += launch.at_once) {
     launch.first_rank = first;
     Launch(launch.rehearsing + blocks, std::max(kernels.estimate_bytes, first == 0 ? alone : 0),
            stream)
@@ -243,7 +246,7 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
   launch.call = call;
   launch.team = blocks_per_head(fit, call, device::kMostScans, kScansPerProcessor);
   launch.share = blocks_per_head(fit, call, device::kSlices, kEstimatesPerProcessor);
-  launch.roomy = fit.early && kernels.take_beside && launch.share == device::kSlices && runs(kScan);
+  launch.roomy = fit.early && kernels.take_beside && launch.share == device::kSlices;
   if (launch.roomy && call.candidates <= kFewCandidates) launch.share /= 2;
   launch.resident = power_within(std::min(launch.share, device::kParts));
   launch.stages_queries = queries_in_pieces(call);
@@ -253,7 +256,7 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
   launch.segment = device::SegmentDivisor::of(call.shape.segment_tokens);
   launch.by_heads = device::IndexDivisor::of(call.shape.kv_heads);
   launch.by_team = device::IndexDivisor::of(launch.team);
-  const bool announces = launch.roomy && runs(kTake);
+  const bool announces = launch.roomy && runs(kScan) && runs(kTake);
   const int scan_bytes = plan_scan(kernels, fit, launch);
   if (runs(kScan)) {
     if (call.scorer == Scorer::kVotes) {

@@ -343,9 +343,9 @@ __global__ void __maxnreg__(kRegistersBesideScan<kWords>)
   const bool rehearses = int(blockIdx.x) < launch.rehearsing;
   const int index = int(blockIdx.x) - (rehearses ? 0 : launch.rehearsing);
   const int head = rehearses ? index : int(launch.by_team(index));
-  const int rank = rehearses ? 0 : launch.first_rank + index - head * estimating_at_once(launch);
+  const int rank = rehearses ? 0 : launch.first_rank + index - head * launch.at_once;
   // A launch at the heels of another one does not have its code brought.
-  const bool last = launch.roomy && launch.first_rank + estimating_at_once(launch) == launch.share;
+  const bool last = launch.roomy && launch.first_rank + launch.at_once == launch.share;
   if (!last) device::let_successor_start();
   const auto look = [&](const Lane& lane, int head) {
     static_assert(device::kMostScans == 32, "a lane for each");

@@ -20,7 +20,7 @@ struct ScanSpace {
 };
 
 /** Of a block with no table: half of what a block that estimates leaves of a processor. */
-constexpr int kMostScanBytes = 56 << 10;
+constexpr int kMostScanBytes = 55 << 10;
 
 /** Bytes of a vote table in shared memory: room for one searcher, and a quarter of four. */
 template <int kWords>

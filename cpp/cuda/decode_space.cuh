@@ -18,7 +18,8 @@ namespace pariskv::cuda {
 struct DecodeLaunch {
   DecodeCall call;
   int team;               // blocks per kv head: of a scan, or the cluster that takes rows
-  int share;              // blocks per kv head that estimate, by one launch or two
+  int share;              // blocks per kv head that estimate
+  int at_once;            // of them, by one launch
   int first_rank;         // among them, of this launch's first block of a head
   int resident;           // blocks per kv head for resident rows
   int rehearsing;         // blocks besides, ahead of those
@@ -174,11 +175,6 @@ __device__ __forceinline__ void fill_context(const DecodeLaunch& launch, const S
   context.shape = {int(model.head_dim), int(model.group),
                    int(2 * model.head_dim * int64_t(sizeof(Element))), launch.call.logits.scale,
                    launch.call.logits.softcap};
-}
-
-/** Blocks of a head that estimate, by one launch. */
-__host__ __device__ __forceinline__ int estimating_at_once(const DecodeLaunch& launch) {
-  return launch.roomy ? device::kSlices / 2 : launch.share;
 }
 
 /**

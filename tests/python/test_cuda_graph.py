@@ -250,15 +250,16 @@ def test_recorded_for_few_candidates_and_replayed_for_many(recorded):
     """How many blocks estimate is decided when a step is recorded: the same bits."""
     config = make_config(dtype="bfloat16", schedule=[(0, 0.5, 0.3)])
     cache, twin = pk.Cache(config), pk.Cache(config)
-    lengths = [300, 17_000]
-    sequences, alike = filled_with(cache, lengths), filled_with(twin, lengths)
-    graph = Graph(cache, [sequences[recorded]])
-    for i, step in enumerate(make_steps(config, 1, 20)):
+    lengths = [300, 10, 17_000, 20]  # of two batches, each with one that is not searched
+    mine, alike = filled_with(cache, lengths), filled_with(twin, lengths)
+    batches = [(mine[:2], alike[:2]), (mine[2:], alike[2:])]
+    graph = Graph(cache, batches[recorded][0])
+    for i, step in enumerate(make_steps(config, 2, 20)):
         before = twin.stats().candidates
-        mine = graph.step([sequences[i % 2]], step)
-        assert_same_results(mine, eager(twin, [alike[i % 2]], step), f"step {i}")
+        ours, theirs = batches[i % 2]
+        assert_same_results(graph.step(ours, step), eager(twin, theirs, step), f"step {i}")
         assert (twin.stats().candidates - before > 2 * 8192) == (i % 2 == 1)
-    assert_same_state(graph, sequences, twin, alike)
+    assert_same_state(graph, mine, twin, alike)
 
 
 def test_sequences_may_be_changed_between_replays():

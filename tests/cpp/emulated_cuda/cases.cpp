@@ -273,7 +273,9 @@ std::vector<Case> all_cases() {
       make("little_shared_memory", [](Case& c, Config& k) { c.device = 6, k.head_dim = 256; }),
       make("long", [](Case& c, Config& k) { c.tokens = 9000, k.top_k = 2048; }),
       make("more_candidates_than_few",
-           [](Case& c, Config& k) { c.device = 0, c.twin = 1, c.tokens = 9600, k.top_k = 2200; }),
+           [](Case& c, Config& k) {
+             c.device = 0, c.twin = 1, c.batch = 2, c.tokens = 9600, k.top_k = 2200;
+           }),
       make("float32_64", [](Case&, Config& k) { k.dtype = kFloat, k.head_dim = 64; }),
       make("float32_80_votes",
            [=](Case&, Config& k) { k.dtype = kFloat, k.head_dim = 80, votes(k); }),
