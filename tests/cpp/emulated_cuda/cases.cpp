@@ -268,6 +268,8 @@ std::vector<Case> all_cases() {
       make("nothing_to_search", [](Case& c, Config&) { c.tokens = 10; }),
       make("few_keys", [](Case& c, Config&) { c.tokens = 90; }),
       make("large_device", [](Case& c, Config&) { c.device = 0, c.twin = 1; }),
+      make("steps_apart",
+           [](Case& c, Config&) { c.device = 0, c.twin = 1, c.apart = true, c.tokens = 4500; }),
       make("very_many_processors", [](Case& c, Config&) { c.device = 3, c.twin = 4; }),
       make("three_processors", [](Case& c, Config&) { c.device = 5, c.twin = 2; }),
       make("little_shared_memory", [](Case& c, Config& k) { c.device = 6, k.head_dim = 256; }),

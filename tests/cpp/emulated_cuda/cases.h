@@ -23,6 +23,7 @@ struct Case {
   bool sink_bias = false;
   int64_t gap = 0;          // elements between rows, which nobody may write to
   bool equal_keys = false;  // so that order alone decides
+  bool apart = false;       // steps of a decode are launched one by one
   bool hostile = false;     // queries and a key that are not finite, or zero
   int device = 1;           // an index into the emulator's
   int twin = -1;            // another, whose output has to be the same bit for bit

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <tuple>
 
+#include "apart.h"
 #include "cases.h"
 #include "machine.h"
 
@@ -25,6 +26,7 @@ TEST_P(EmulatedWalk, ComesOutAsOnTheCpu) {
   }
   const auto& [c, seed] = GetParam();
   emulator::begin(c.name + ", seed " + std::to_string(seed), seed);
+  emulator::steps_apart = c.apart;
   const Outcome cpu = run(c, c.config);
   Config config = c.config;
   config.device = {DeviceType::kCuda, c.device};

@@ -1,0 +1,26 @@
+// Decodes as the library asks for them, in one go, or step by step.
+#include "apart.h"
+
+#include "kernels.h"
+
+namespace emulator {
+
+bool steps_apart = false;
+
+}  // namespace emulator
+
+namespace pariskv::cuda {
+
+/** What decode.cu defines. */
+void launch_steps(const DecodeCall& call, cudaStream_t stream);
+
+void launch_decode(const DecodeCall& call, cudaStream_t stream) {
+  if (!emulator::steps_apart) return launch_steps(call, stream);
+  for (int step = call.first_step; step <= call.last_step; ++step) {
+    DecodeCall one = call;
+    one.first_step = one.last_step = step;
+    launch_steps(one, stream);
+  }
+}
+
+}  // namespace pariskv::cuda
