@@ -1,4 +1,4 @@
-// A decode step as some launches: what heads find in their windows, every key scored, resident rows
+// A decode step as five kernels: what heads find in their windows, every key scored, resident rows
 // attended to, candidates estimated, the best rows attended to. Each may take its place on the
 // device while the one before it is still at work.
 #include <algorithm>
@@ -21,10 +21,11 @@ namespace {
 constexpr int kClusters = 5;  // of 1, 2, 4, 8 and 16 blocks
 constexpr int kScansPerProcessor = 2;
 constexpr int kEstimatesPerProcessor = 2;
-constexpr int64_t kFewCandidates = 8192;  // of a head, for half of the blocks that may estimate
-constexpr int kRehearsing = 8;            // blocks that bring the code of estimates
-constexpr int kMostInTurns = 8;           // blocks of a cluster that may have to wait for room
-constexpr int kTakeBytes = 92 << 10;      // two blocks on a processor, or one beside the one before
+constexpr int kEstimatesApart = device::kSlices / 2;  // blocks per head, if each has a processor
+constexpr int64_t kFewCandidates = 8192;              // of a head, for these alone
+constexpr int kRehearsing = 8;                        // blocks that bring the code of estimates
+constexpr int kMostInTurns = 8;       // blocks of a cluster that may have to wait for room
+constexpr int kTakeBytes = 92 << 10;  // two blocks on a processor, or one beside the one before
 
 /** What a device can do with the kernels of one instance. */
 struct Fit {
@@ -204,9 +205,8 @@ void announce(const void* kernel, DecodeLaunch launch, cudaStream_t stream) {
  */
 void launch_estimates(const DecodeKernels& kernels, const Fit& fit, DecodeLaunch& launch,
                       cudaStream_t stream) {
-  constexpr int kHalf = device::kSlices / 2;
-  const bool apart = launch.roomy && (launch.scans || launch.share == kHalf);
-  launch.at_once = apart ? kHalf : launch.share;
+  const bool apart = launch.roomy && (launch.scans || launch.share == kEstimatesApart);
+  launch.at_once = apart ? kEstimatesApart : launch.share;
   const int64_t heads = launch.call.heads, blocks = heads * launch.at_once;
   // Half of what one block can have: a block takes some besides, so that two find no room.
   const int alone = apart ? fit.shared_bytes / 2 : 0;
@@ -247,7 +247,7 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
   launch.team = blocks_per_head(fit, call, device::kMostScans, kScansPerProcessor);
   launch.share = blocks_per_head(fit, call, device::kSlices, kEstimatesPerProcessor);
   launch.roomy = fit.early && kernels.take_beside && launch.share == device::kSlices;
-  if (launch.roomy && call.candidates <= kFewCandidates) launch.share /= 2;
+  if (launch.roomy && call.candidates <= kFewCandidates) launch.share = kEstimatesApart;
   launch.resident = power_within(std::min(launch.share, device::kParts));
   launch.stages_queries = queries_in_pieces(call);
   launch.token = next_token();
