@@ -5,6 +5,7 @@
 #pragma once
 
 #include "decode_rows.cuh"
+#include "decode_worth.cuh"
 #include "device/parts.cuh"
 #include "device/staging.cuh"
 
@@ -81,125 +82,19 @@ struct Take {
     return int(min(int64_t(candidates), block.call.top_k));
   }
 
-  /** The sums of heads from `from` on. */
-  __device__ __forceinline__ device::HeadMasses masses(int from) const {
-    const HeadScratch& scratch = block.context.scratch;
-    const int64_t row = 2 + block.context.shape.head_dim;
-    return {scratch.masses + from, scratch.resident + from * row, block.biases(from),
-            block.context.shape.group, row};
-  }
-  /** Of the head whose number is the warp's; of the last one where there is none. */
-  __device__ __forceinline__ device::LaneMasses first_masses() const {
-    if (block.mean()) return {};
-    return masses(0).load(min(device::warp_id(), block.context.shape.group - 1));
-  }
-
-  /** Logits of a few heads that come while there is other work: at first the sums of all heads. */
-  struct Ahead {
-    static constexpr int kTurns = 2, kFew = 4;
-    float logits[kTurns][kFew];
-
-    /** Of a thread's next candidates, from `begin` on. */
-    __device__ __forceinline__ void load(const float* estimates, int64_t stride, int heads,
-                                         int count, int begin) {
-#pragma unroll
-      for (int turn = 0; turn < kTurns; ++turn) {
-#pragma unroll
-        for (int head = 0; head < kFew; ++head) {
-          const int i = begin + turn * device::kThreads;
-          const bool exists = i < count && head < heads;
-          logits[turn][head] = exists ? __ldcg(estimates + head * stride + i) : 0.0f;
-        }
-      }
-    }
-  };
-  /** The first of them. */
-  __device__ __forceinline__ void look_ahead(int first, int count, Ahead& ahead) const {
-    if (block.mean()) return;
-    const HeadScratch& scratch = block.context.scratch;
-    ahead.load(scratch.estimates + first, scratch.candidate_capacity,
-               min(block.context.shape.group, device::kHeadsPerPass), count, int(threadIdx.x));
-  }
-
-  /** Leaves worth[i] of candidates [first, first + count). Ends with a barrier. */
-  __device__ __forceinline__ void weigh(int first, int count, device::LaneMasses sums, Ahead& ahead,
-                                        float* worth) const {
-    const HeadScratch& scratch = block.context.scratch;
-    const int group = block.context.shape.group;
-    const auto leave = [&](int i, float one) {
-      worth[i] = one;
-      if (launch.call.explains) scratch.worth[first + i] = one;
-    };
-    if (block.mean()) {
-      for (int i = int(threadIdx.x); i < count; i += device::kThreads) {
-        leave(i, __ldcg(scratch.estimates + first + i));
-      }
-      __syncthreads();
-      return;
-    }
-    const int64_t stride = scratch.candidate_capacity;
-    const float inverse = __frcp_rn(float(group));
-#pragma unroll 1
-    for (int from = 0; from < group; from += device::kHeadsPerPass) {
-      const int heads = min(group - from, device::kHeadsPerPass);
-      const float* estimates = scratch.estimates + from * stride + first;
-      if (from > 0) {
-        ahead.load(estimates, stride, heads, count, int(threadIdx.x));
-        sums = masses(from).load(min(device::warp_id(), heads - 1));
-        __syncthreads();
-      }
-      device::sum_up(masses(from), heads, sums, space.all);
-      __syncthreads();
-      // A broken query has no say in what the others get.
-      const auto share_of = [](float logit, float all) {
-        return device::finite(all) ? device::share_of(logit, all) : 0.0f;
-      };
-      constexpr int kTurns = Ahead::kTurns, kFew = Ahead::kFew;
-      float few[kFew];
-#pragma unroll
-      for (int head = 0; head < kFew; ++head) {
-        few[head] = head < heads ? space.all[head] : device::infinity();
-      }
-#pragma unroll 1
-      for (int begin = int(threadIdx.x); begin < count; begin += kTurns * device::kThreads) {
-        float shares[kTurns] = {};
-#pragma unroll
-        for (int k = 0; k < kTurns; ++k) {
-#pragma unroll
-          for (int head = 0; head < kFew; ++head) {
-            shares[k] += share_of(ahead.logits[k][head], few[head]);
-          }
-        }
-        ahead.load(estimates, stride, heads, count, begin + kTurns * device::kThreads);
-#pragma unroll
-        for (int k = 0; k < kTurns; ++k) {
-          const int i = begin + k * device::kThreads;
-          if (i >= count) break;
-          float sum = from == 0 ? shares[k] : worth[i] + shares[k];
-#pragma unroll 4
-          for (int head = kFew; head < heads; ++head) {
-            sum += share_of(__ldcg(estimates + head * stride + i), space.all[head]);
-          }
-          if (from + heads < group) {
-            worth[i] = sum;
-          } else {
-            leave(i, sum * inverse);
-          }
-        }
-      }
-    }
-    __syncthreads();
+  __device__ __forceinline__ Weighing<Element, kWords> weighing() const {
+    return {launch, block, space.all};
   }
 
   /** Selects rows; `list` has those among this block's candidates. Ends with a barrier. */
   __device__ __forceinline__ void select(int candidates, const device::LaneMasses& sums,
-                                         Ahead& ahead, RowList<Element, kWords>& list) const {
+                                         LogitsAhead& ahead, RowList<Element, kWords>& list) const {
     const HeadScratch& scratch = block.context.scratch;
     const int first = list.first(), count = list.count();
     // In shared memory where it fits.
     float* worth =
         4 * count <= room_bytes() ? reinterpret_cast<float*>(room()) : scratch.worth + first;
-    weigh(first, count, sums, ahead, worth);
+    weighing().weigh(first, count, sums, ahead, worth);
     list.look_up_segments();
     const auto key_of = [&](int i) { return device::sortable(worth[i]); };
     device::Cut cut{0, count, first, candidates};  // all of them
@@ -358,17 +253,18 @@ struct Take {
     await_estimates();
     if (block.searches()) {
       const HeadScratch& scratch = block.context.scratch;
-      const device::LaneMasses sums = first_masses();  // with the count: one trip to memory
+      // With the count: one trip to memory.
+      const device::LaneMasses sums = weighing().first_masses();
       const int counted = __ldcg(scratch.candidate_count);
       // There are as many as were wanted, most often: then this is one trip to memory.
       int candidates = block.context.searched;
       RowList<Element, kWords> list(block, cluster, space.rows);
-      Ahead ahead;
+      LogitsAhead ahead;
 #pragma unroll 1
       for (;; candidates = counted) {
         list.choose_from(candidates);
         list.look_up_positions();
-        look_ahead(list.first(), list.count(), ahead);
+        weighing().look_ahead(list.first(), list.count(), ahead);
         if (candidates == counted) break;
       }
       select(candidates, sums, ahead, list);
