@@ -229,7 +229,7 @@ def front(sources: Sources, path: Path) -> None:
                 # Beside a close neighbour's label there is no room.
                 close = i > 0 and time - line[i - 1][0] < 0.1 * (slowest - fastest)
                 axis.annotate(
-                    f"{100 * ratio:.2g} %",
+                    f"{100 * ratio:.0f} %",
                     (time, share),
                     (9, -14) if close else (-9, 4),
                     textcoords="offset points",

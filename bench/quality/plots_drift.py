@@ -73,10 +73,12 @@ def drift_switch(sources: Sources, path: Path) -> None:
 
 def drift_written(sources: Sources, path: Path) -> None:
     curves, settings = sources.model["drift"], sources.model["settings"]
+    reranked = sources.model["engine"]["default, 100 rows"]["candidate_share"]
     note = (
         f"{settings['writers']} prompts of {thousands(settings['prompt'])} held-out source text,"
         " written on with ours in every layer."
-        "\n100 rows; default settings. k-means is learnt from the prompt."
+        f"\n100 rows; ours reranks {100 * reranked:.0f} % of the keys."
+        " k-means is learnt from the prompt."
     )
     names = [name for name in curves if name != "oracle"]
     with sheet(path, "While a language model writes", note) as (axis,):

@@ -118,7 +118,7 @@ TEST(Codec, ScheduleIsAStepFunctionOfTheZone) {
   EXPECT_EQ(candidate_count(config, 4'999), 2'500);
   EXPECT_EQ(candidate_count(config, 5'000), 1'250);
   EXPECT_EQ(candidate_count(config, 29'999), 6'000);
-  EXPECT_EQ(candidate_count(config, 30'000), 3'000);
+  EXPECT_EQ(candidate_count(config, 30'000), 1'500);
   EXPECT_EQ(candidate_count(config, 100'000), 4'000);
   EXPECT_EQ(candidate_count(config, 250'000), 6'250);
   EXPECT_EQ(candidate_count(config, 1'000'000), 12'500);

@@ -89,8 +89,10 @@ def test_targets_say_what_was_met(everything):
         for line in tables.made("targets", everything).splitlines()
     }
     assert lines["share, 5 % of the keys reranked"].endswith("| .950 | .760 | yes |")
+    assert lines["share, 10 % of the keys reranked"].endswith("| .970 | .780 |  |")
     assert lines["share, 2 % of the keys reranked"].endswith("| .890 | .700 | **no** |")
     assert lines["bits per byte over the best rows, k = 100"].endswith("| yes |")
+    assert lines["bits per byte over the best rows, k = 100, 5 % reranked"].endswith("| yes |")
     assert lines["bits per byte over the best rows, k = 256"].endswith("| **no** |")
     assert lines["bits per byte over the best rows, k = 1,024"].endswith("| – | – |  |")
     assert "| .100 | k-means: .100 | **no** |" in lines["share lost while 4K tokens are generated"]
