@@ -57,8 +57,8 @@ struct Config {
   Scorer scorer = Scorer::kSignNorm;
   GroupRule group_rule = GroupRule::kAttentionMass;
   // The published steps up to 30'000 tokens; from there on half of what is published, and less: the
-  // longer the zone, the smaller the share of it that has to be looked at closely. bench/NOTES.md
-  // has both columns, quality and speed.
+  // longer the zone, the smaller the share of it that has to be looked at closely.
+  // bench/notes/quality.md has both columns, quality and speed.
   std::vector<ScheduleStep> schedule = {
       {0, .50, .50},       {5'000, .25, .30},    {10'000, .20, .25},   {30'000, .05, .20},
       {100'000, .04, .20}, {250'000, .025, .20}, {600'000, .0125, .20}};
