@@ -92,7 +92,7 @@ def load(synthetic: str | None = None, lm: Path | None = None) -> Sources:
     sources.training = kept.get("training", {})
     sources.model = read(lm) if lm else kept.get("model", {})
     if sources.model:
-        sources.where["model"] = sources.model["machine"]
+        sources.where["model"] = sources.model["machine"] if lm else _said(records["gpu"])
     times = _of_one_tree([read(path) for path in sorted(RESULTS.glob("cuda*.json"))])
     sources.times = timed(times)
     if times:

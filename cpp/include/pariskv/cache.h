@@ -13,15 +13,19 @@
  * packed: sequence after sequence along dimension 0, `lengths` saying how many each
  * has. Results do not depend on who else is in the batch, nor on the thread count.
  *
- * Calls on one cache take turns; calls on different caches run side by side. After fork(2) a
- * child may use a cache that no call was inside of, on one thread.
+ * Calls on one cache take turns; calls on different caches run side by side. After fork(2) the
+ * child may go on using a cache on the CPU, on one thread, if no call was inside it; CUDA does not
+ * survive a fork.
  *
  * On a GPU every call but the ones that return numbers to the host only enqueues work on the
  * stream it is given, and work of later calls, on whatever stream, comes after it. Tensors
- * must stay as they are until it is done.
+ * must stay as they are until it is done. Three calls may wait for the device: `trim`; any that
+ * finds no memory left; a prefill while more than 2 GiB of rows are on their way to the host.
  *
- * A query that is not finite searches for nothing: its output is not a number, the other
- * heads' is as it would be without it.
+ * A query head that is not finite searches for nothing: its output is NaN, the other heads' is as
+ * it would be without it.
+ *
+ * A sequence has at most 8,388,608 tokens; a decode on a GPU at most 4,096 sequences.
  */
 #pragma once
 
@@ -78,7 +82,8 @@ class Cache {
   void truncate(SequenceId sequence, int64_t tokens, Stream stream = {});
 
   /**
-   * Appends keys and values. Everything older than the local window enters the
+   * Appends keys and values, and attends to nothing: a prompt's own attention is the model's, whose
+   * K and V are at hand, or `attend`'s. Everything older than the local window enters the
    * retrieval zone, so a prompt in chunks ends as the prompt in one piece does.
    *
    * @param sequences  batch of them, each once
@@ -101,14 +106,13 @@ class Cache {
               const AttendOptions& options = {}, Stream stream = {});
 
   /**
-   * Makes room for one token more of each sequence in every layer, flushing where that is
-   * due, and says whom the next replay of a captured graph decodes: a decode that is called
-   * while its stream is being captured changes nothing, and what it recorded decodes, each
-   * time it runs, one token of the sequences that were last named here, in this order; rows of
-   * the graph beyond them are left alone. For caches on a GPU.
+   * Before each replay of a graph of decodes, on a GPU. A decode that is called while its stream is
+   * captured changes nothing; what it recorded decodes, each time it runs, one token of the
+   * sequences last named here, in this order. Rows of the graph beyond them are left alone.
    *
-   * Until the last replay that follows, decode nothing else and change none of these sequences;
-   * `stream` has to be there until the next call.
+   * Makes room for that token in every layer, flushing where that is due; so a graph decodes each
+   * layer once. Until the replay is done decode nothing else and change none of these sequences;
+   * `stream` has to be there until the next call. Not with a local window of 0.
    *
    *   capture: for each layer { ...; cache.decode(layer, batch, q, k, v, out, {}, stream); ... }
    *   each token: cache.advance(batch, stream); replay the graph on `stream`
@@ -119,6 +123,9 @@ class Cache {
    * Exact causal attention of the last stored tokens over everything stored: a
    * prompt's chunk after its prefill, a second turn of a chat, a draft to verify.
    * Query i of a sequence's `lengths[s]` sees positions 0 to total - lengths[s] + i.
+   *
+   * On a GPU all those rows are read once for every 128 queries of a kv head, over the bus where
+   * they lie in host memory: for turns and drafts rather than for long prompts.
    *
    * @param lengths  (batch) queries of each sequence, at most its tokens
    * @param q        (sum of lengths, query_heads, head_dim)
@@ -132,8 +139,8 @@ class Cache {
   void flush(const std::vector<SequenceId>& sequences, Stream stream = {});
 
   /**
-   * What decode would choose for this query now, and why. Changes nothing. The token of a
-   * decode counts towards dense_below and may flush; here there is none.
+   * What decode would choose for this query now, and why. Changes nothing. A decode adds its
+   * token first, which counts towards dense_below and may flush; here none is added.
    *
    * @param q  (query_heads, head_dim)
    */

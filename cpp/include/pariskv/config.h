@@ -1,6 +1,11 @@
 /**
- * What a cache is told when it is made. Everything is plain data with the
- * published defaults; `Config::validate` says in a sentence what does not fit.
+ * What a cache is told when it is made: plain data. Sizes are the published ones, how it searches
+ * is ours; the paper's way is Scorer::kVotes, GroupRule::kMeanQuery and 10 % from 30,000 tokens on.
+ * `Config::validate` says in a sentence what does not fit.
+ *
+ * Memory for each token, layer and kv head: its K and V, and a summary of 43 bytes with 64
+ * dimensions, 83 with 80 to 128, 163 with 256. A cache on a GPU has summaries there and K and V
+ * where `placement` says; those of a prompt are on the GPU until they have been copied.
  */
 #pragma once
 
@@ -57,8 +62,8 @@ struct Config {
   Scorer scorer = Scorer::kSignNorm;
   GroupRule group_rule = GroupRule::kAttentionMass;
   // The published steps up to 30'000 tokens; from there on half of what is published, and less: the
-  // longer the zone, the smaller the share of it that has to be looked at closely.
-  // bench/notes/quality.md has both columns, quality and speed.
+  // longer the zone, the smaller the share of it that has to be looked at closely. What each share
+  // costs and what it catches is in bench/notes/quality.md.
   std::vector<ScheduleStep> schedule = {
       {0, .50, .50},       {5'000, .25, .30},    {10'000, .20, .25},   {30'000, .05, .20},
       {100'000, .04, .20}, {250'000, .025, .20}, {600'000, .0125, .20}};

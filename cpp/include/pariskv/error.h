@@ -6,7 +6,8 @@
  * The GPU said no  pariskv::CudaError     says which call and why
  * Our bug          pariskv::InternalError please report it
  *
- * Whatever is thrown, the cache is as it was before the call.
+ * Whatever is thrown, the cache is as it was before the call; where the device is lost, nothing
+ * but its end is left to it. Python has ValueError, OutOfMemory (a MemoryError) and RuntimeError.
  */
 #pragma once
 

@@ -10,7 +10,7 @@
  *   pariskv::Cache cache(config, resources);
  *
  * A resource is called from inside the cache's calls: it must not call the cache back. A cache on
- * a GPU that is given none takes memory also ahead of need, by a thread that ends with it.
+ * a GPU that was given none also takes memory ahead of need, on a thread that ends with the cache.
  *
  * A cache on a GPU takes blocks of up to 64 MB from two resources, device memory and host memory
  * that the device can read, and keeps what it no longer needs for later: giving it back makes CUDA
