@@ -8,6 +8,8 @@ set_property(CACHE PARISKV_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(PARISKV_CUDA_ARCHITECTURES "" CACHE STRING
     "What to compile for: empty for every GPU since 8.0, or few for a quick build (90; native)")
 
+option(PARISKV_POOLING "Off: every block of GPU memory on its own, for compute-sanitizer" ON)
+
 set(cuda_dir ${PROJECT_SOURCE_DIR}/cpp/cuda)
 set(PARISKV_HAVE_CUDA FALSE)
 if(PARISKV_CUDA)
@@ -57,6 +59,10 @@ file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${cuda_dir}/*.cu ${cuda_dir}/*.
 list(REMOVE_ITEM cuda_sources ${cuda_dir}/no_cuda.cpp)
 target_sources(pariskv PRIVATE ${cuda_sources})
 target_include_directories(pariskv PRIVATE ${cuda_dir})
+if(NOT PARISKV_POOLING)
+  set_source_files_properties(${cuda_dir}/memory.cpp PROPERTIES COMPILE_DEFINITIONS
+                                                                PARISKV_NO_POOLING)
+endif()
 target_link_libraries(pariskv PRIVATE CUDA::cudart_static)
 
 # Machine code for each, and PTX of the last for what comes after it.
@@ -67,9 +73,17 @@ if(NOT architectures)
     if(known MATCHES "sm_${architecture}[^0-9a-z]")
       list(APPEND architectures ${architecture}-real)
       set(last ${architecture})
+    else()
+      message(STATUS "pariskv: ${CMAKE_CUDA_COMPILER} does not know sm_${architecture}, so there "
+                     "is no code for such GPUs in this build; nvcc 12.8 or newer knows them all")
     endif()
   endforeach()
   list(APPEND architectures ${last}-virtual)
+endif()
+# A plain number is machine code and PTX; "native" is the code of the GPUs here and nothing else.
+if("${architectures}" MATCHES "(^|;)([0-9]+(-virtual)?|all|all-major)(;|$)")
+  set_source_files_properties(${cuda_dir}/architectures.cu PROPERTIES COMPILE_DEFINITIONS
+                                                                      PARISKV_PTX)
 endif()
 list(JOIN compile_options "," host_flags)
 set(cuda_flags

@@ -13,12 +13,15 @@ namespace {
 
 constexpr int64_t kMegabyte = int64_t{1} << 20;
 
-ArenaTraits traits_of(const char* name, std::function<void()> reclaim) {
+/** @param slab_bytes of the first slab of a size; @param ahead as much is there before its time */
+ArenaTraits traits_of(const char* name, int64_t slab_bytes, int64_t ahead,
+                      std::function<void()> reclaim) {
   ArenaTraits traits;
   traits.name = name;
   traits.alignment = 256;
-  traits.slab_bytes = kMegabyte;
-  traits.largest_slab = 64 * kMegabyte;
+  traits.slab_bytes = pooling() ? slab_bytes : traits.alignment;
+  traits.largest_slab = pooling() ? 64 * kMegabyte : traits.alignment;
+  traits.ahead = pooling() ? ahead : 0;
   traits.deferred = true;
   traits.reclaim = std::move(reclaim);
   return traits;
@@ -32,17 +35,17 @@ ArenaTraits traits_of(const char* name, std::function<void()> reclaim) {
 template <typename Clear>
 ArenaTraits device_traits(const Config& config, const Resources& resources,
                           std::function<void()> reclaim, Clear clear) {
-  ArenaTraits traits = traits_of("device memory", std::move(reclaim));
-  if (!resources.device && config.memory_budget == 0) traits.ahead = 64 * kMegabyte;
+  const bool ours = !resources.device && config.memory_budget == 0;
+  ArenaTraits traits =
+      traits_of("device memory", kMegabyte, ours ? 64 * kMegabyte : 0, std::move(reclaim));
   traits.clear = clear;
   return traits;
 }
 
 ArenaTraits pinned_traits(const Resources& resources, std::function<void()> reclaim) {
-  ArenaTraits traits = traits_of("pinned host memory", std::move(reclaim));
-  if (!resources.pinned) traits.ahead = 512 * kMegabyte;  // 4 MB for each layer at a time
-  traits.slab_bytes = 2 * kMegabyte;                      // as it is mapped
-  return traits;
+  // Ahead are 4 MB for each layer at a time; it is mapped in pages of 2 MB.
+  return traits_of("pinned host memory", 2 * kMegabyte, resources.pinned ? 0 : 512 * kMegabyte,
+                   std::move(reclaim));
 }
 
 }  // namespace
@@ -53,7 +56,10 @@ CudaBackend::CudaBackend(const Config& config, const Resources& resources)
       arena_(resources.device ? resources.device : device_resource(device_), config.memory_budget,
              device_traits(
                  config, resources, [this] { trim_waiting(); },
-                 [this](void* data, int64_t bytes) { order_.clear(data, bytes); })),
+                 [this](void* data, int64_t bytes) {
+                   const DeviceGuard guard(device_);
+                   order_.clear(data, bytes);
+                 })),
       host_arena_(resources.pinned ? resources.pinned : pinned_resource(device_),
                   config.host_budget, pinned_traits(resources, [this] { trim_waiting(); })),
       order_({&arena_, &host_arena_}) {
@@ -63,7 +69,7 @@ CudaBackend::CudaBackend(const Config& config, const Resources& resources)
         "zero the counters");
   check(cudaMemsetAsync(lanes_.data(), 0, size_t(lanes_.bytes()), order_.upkeep()),
         "zero the lanes");
-  check(cudaStreamSynchronize(order_.upkeep()), "start a cache on the device");
+  wait_for(order_.upkeep(), "start a cache on the device");
 }
 
 CudaBackend::~CudaBackend() {
@@ -115,7 +121,7 @@ void CudaBackend::fetch(void* target, const void* source, int64_t bytes) {
   order_.wait();
   check(cudaMemcpyAsync(target, source, size_t(bytes), cudaMemcpyDefault, order_.upkeep()),
         "read device memory");
-  check(cudaStreamSynchronize(order_.upkeep()), "read device memory");
+  wait_for(order_.upkeep(), "read device memory");
 }
 
 DecodeCounts CudaBackend::counts() {
@@ -140,8 +146,8 @@ void CudaBackend::enter(Stream stream) {
         "recorded into a graph");
   }
   const DeviceGuard guard(device_);
-  order_.enter(handle_of(stream));
   release_orphans(false);
+  order_.enter(handle_of(stream));
   arena_.tend();
   host_arena_.tend();
 }
@@ -263,9 +269,34 @@ void CudaBackend::reserve(const DecodeArgs& args) {
 
 bool is_built() { return true; }
 
+namespace {
+
+struct Capability {
+  int major = 0, minor = 0;
+};
+
+/** Asks the driver alone: no context is made. */
+Capability capability_of(int32_t index) {
+  Capability capability;
+  succeeded(cudaDeviceGetAttribute(&capability.major, cudaDevAttrComputeCapabilityMajor, index));
+  succeeded(cudaDeviceGetAttribute(&capability.minor, cudaDevAttrComputeCapabilityMinor, index));
+  return capability;
+}
+
+bool runs_on(int32_t index) {
+  const Capability capability = capability_of(index);
+  return has_code_for(capability.major, capability.minor);
+}
+
+}  // namespace
+
 bool is_available() {
   int devices = 0;
-  return succeeded(cudaGetDeviceCount(&devices)) && devices > 0;
+  if (!succeeded(cudaGetDeviceCount(&devices))) return false;
+  for (int32_t index = 0; index < devices; ++index) {
+    if (runs_on(index)) return true;
+  }
+  return false;
 }
 
 std::unique_ptr<Backend> make_backend(const Config& config, const Resources& resources) {
@@ -278,6 +309,11 @@ std::unique_ptr<Backend> make_backend(const Config& config, const Resources& res
   }
   if (index < 0 || index >= devices) {
     fail("[config] device: expected cuda:0 to cuda:", devices - 1, ", got cuda:", index);
+  }
+  if (!runs_on(index)) {
+    const Capability capability = capability_of(index);
+    fail("[config] device: expected a GPU that this build has code for (compute capability ",
+         code_text(), "), got cuda:", index, " with ", capability.major, ".", capability.minor);
   }
   const DeviceGuard guard(index);
   return std::make_unique<CudaBackend>(config, resources);

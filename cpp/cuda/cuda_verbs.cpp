@@ -192,7 +192,7 @@ SearchTrace CudaBackend::trace(const DecodeArgs& args, Stream stream) {
   call.lanes = lanes_.as<Lane>() + kMostBatch;
   call.counters = nullptr;
   launch_decode(call, handle_of(stream));
-  check(cudaStreamSynchronize(handle_of(stream)), "explain");
+  wait_for(handle_of(stream), "explain");
   SearchTrace trace;
   for (int64_t head = 0; head < args.shape.kv_heads; ++head) {
     trace.push_back(trace_head(args, head));
@@ -224,7 +224,7 @@ void CudaBackend::exact_logits(const ExactLogitsArgs& args, Stream stream) {
   check(cudaMemcpyAsync(args.out, out.data(), size_t(numbers) * sizeof(float),
                         cudaMemcpyDeviceToHost, handle),
         "explain");
-  check(cudaStreamSynchronize(handle), "explain");
+  wait_for(handle, "explain");
 }
 
 }  // namespace pariskv::cuda

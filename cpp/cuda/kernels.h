@@ -7,10 +7,15 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <string>
 
 #include "tables.h"
 
 namespace pariskv::cuda {
+
+/** Whether this build has code that runs on such a device; and for which it has, in words. */
+bool has_code_for(int major, int minor);
+std::string code_text();
 
 /** Constants of the codec, small enough to travel with every launch. */
 struct CodecConstants {

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "pinned.h"
 #include "runtime.h"
@@ -55,11 +56,9 @@ int64_t find_number(const std::string& path, const char* start) {
   return end != rest.c_str() ? number : -1;  // "max" is no number
 }
 
-/** What the control group of this process may still take; negative when it has no limit. */
-int64_t left_to_group(const std::string& root) {
-  std::string group;
-  if (!find_line(root + "/proc/self/cgroup", "0::", group)) return -1;
-  const std::string file = root + "/sys/fs/cgroup" + group + "/memory.";
+/** What is left of a control group's own limit; negative when it has none. */
+int64_t left_of(const std::string& group) {
+  const std::string file = group + "/memory.";
   const int64_t most = find_number(file + "max", ""), used = find_number(file + "current", "");
   if (most < 0 || used < 0) return -1;
   // Files that were read are given back when there is need.
@@ -67,14 +66,28 @@ int64_t left_to_group(const std::string& root) {
   return std::max<int64_t>(most - used + files, 0);
 }
 
+/** What the control group of this process, and those it is in, may still take; or negative. */
+int64_t left_to_group(const std::string& root) {
+  std::string group;
+  if (!find_line(root + "/proc/self/cgroup", "0::", group)) return -1;
+  int64_t least = -1;
+  while (true) {
+    const int64_t left = left_of(root + "/sys/fs/cgroup" + group);
+    if (left >= 0 && (least < 0 || left < least)) least = left;
+    const size_t last = group.rfind('/');
+    if (group.empty() || last == std::string::npos) return least;
+    group.resize(last);
+  }
+}
+
 class PinnedResource : public MemoryResource {
  public:
-  explicit PinnedResource(int32_t device) : device_(device) {}
+  PinnedResource(int32_t device, std::string root) : device_(device), root_(std::move(root)) {}
 
   void* allocate(std::size_t bytes, std::size_t) override {
     // What is left to the rest of the system: pages in use must not be driven out.
     constexpr int64_t kReserve = int64_t{512} << 20;
-    const int64_t available = available_host_bytes("");
+    const int64_t available = available_host_bytes(root_);
     if (available >= 0 && int64_t(bytes) > available - kReserve) return nullptr;
     const DeviceGuard guard(device_);
     void* data = nullptr;
@@ -87,6 +100,7 @@ class PinnedResource : public MemoryResource {
 
  private:
   const int32_t device_;
+  const std::string root_;
 };
 
 }  // namespace
@@ -98,12 +112,21 @@ int64_t available_host_bytes(const std::string& root) {
   return left >= 0 && (available < 0 || left < available) ? left : available;
 }
 
+bool& pooling() {
+#ifdef PARISKV_NO_POOLING
+  static bool on = false;
+#else
+  static bool on = true;
+#endif
+  return on;
+}
+
 std::shared_ptr<MemoryResource> device_resource(int32_t device) {
   return std::make_shared<DeviceResource>(device);
 }
 
-std::shared_ptr<MemoryResource> pinned_resource(int32_t device) {
-  return std::make_shared<PinnedResource>(device);
+std::shared_ptr<MemoryResource> pinned_resource(int32_t device, std::string root) {
+  return std::make_shared<PinnedResource>(device, std::move(root));
 }
 
 }  // namespace pariskv::cuda

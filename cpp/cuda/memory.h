@@ -9,10 +9,20 @@
 
 namespace pariskv::cuda {
 
+/**
+ * Whether caches made from now on cut blocks from slabs and have memory taken ahead. Without, every
+ * block is taken on its own, so that whoever watches memory sees who goes beyond one: for tests,
+ * and for builds with PARISKV_POOLING=OFF.
+ */
+bool& pooling();
+
 std::shared_ptr<MemoryResource> device_resource(int32_t device);
 
-/** Host memory that stays where it is and that the device can read. */
-std::shared_ptr<MemoryResource> pinned_resource(int32_t device);
+/**
+ * Host memory that stays where it is and that the device can read.
+ * @param root  where the system says how much it has, see below
+ */
+std::shared_ptr<MemoryResource> pinned_resource(int32_t device, std::string root = "");
 
 /**
  * Bytes that the system could still give without swapping; negative when it does not say. Pages of

@@ -5,18 +5,21 @@
 namespace pariskv::cuda {
 
 void Order::enter(cudaStream_t stream) {
-  if (last_call_ && stream != last_stream_) last_call_->hold_back(stream);
+  const uint64_t name = name_of(stream);
+  if (last_call_ && name != last_name_) last_call_->hold_back(stream);
   if (replays_elsewhere(stream)) {
     note_replays();
     replayed_.hold_back(stream);
   }
-  last_stream_ = stream;
-  inside_ = true;
   recycle(false);
-  if (!upkeep_news_) return;
-  upkeep_done_.record(upkeep_);
-  upkeep_done_.hold_back(stream);
-  upkeep_news_ = false;
+  if (upkeep_news_) {
+    upkeep_done_.record(upkeep_);
+    upkeep_done_.hold_back(stream);
+    upkeep_news_ = false;
+  }
+  last_stream_ = stream;
+  last_name_ = name;
+  inside_ = true;
 }
 
 void Order::leave(cudaStream_t stream) noexcept {
@@ -27,7 +30,10 @@ void Order::leave(cudaStream_t stream) noexcept {
     if (replays_elsewhere(stream)) last_call_->hold_back(replay_stream_);
     collect(last_call_);
   } catch (const std::exception&) {
-    return;  // what was freed stays out of use: the device has failed, or the host's memory
+    // The next call cannot be told to come after this one, so this one is over. What was freed
+    // is collected with the next.
+    const UnseenByCaptures unseen;
+    succeeded(cudaStreamSynchronize(stream));
   }
 }
 
@@ -61,34 +67,38 @@ std::shared_ptr<Event> Order::mark(cudaStream_t stream) {
 }
 
 void Order::collect(const std::shared_ptr<Event>& last_use) {
-  std::vector<std::vector<RetiredBlock>> blocks;
+  // With room for them first: blocks that have been taken must not get lost.
+  retired_.push_back({last_use, std::vector<std::vector<RetiredBlock>>(arenas_.size())});
   bool any = false;
-  for (Arena* arena : arenas_) {
-    blocks.push_back(arena->take_retired());
-    any = any || !blocks.back().empty();
+  for (size_t a = 0; a < arenas_.size(); ++a) {
+    retired_.back().blocks[a] = arenas_[a]->take_retired();
+    any = any || !retired_.back().blocks[a].empty();
   }
-  if (any) retired_.push_back({last_use, std::move(blocks)});
+  if (!any) retired_.pop_back();
 }
 
 void Order::recycle(bool wait) {
-  if (wait && (inside_ || last_call_)) collect(mark(last_stream_));
-  size_t done = 0;
-  for (; done < retired_.size(); ++done) {
-    const Retired& retired = retired_[done];
-    if (wait) retired.last_use->wait();
-    if (!retired.last_use->passed()) break;
-    recycle_all(retired.blocks);
+  // Between calls nothing is under way that the last one does not come after; its stream may have
+  // gone by then.
+  if (wait && (inside_ || last_call_)) collect(inside_ ? mark(last_stream_) : last_call_);
+  while (!retired_.empty()) {
+    Retired& oldest = retired_.front();
+    if (wait) oldest.last_use->wait();
+    if (!oldest.last_use->passed()) break;
+    recycle_all(oldest.blocks);
+    retired_.pop_front();
   }
-  retired_.erase(retired_.begin(), retired_.begin() + std::ptrdiff_t(done));
-  if (wait) check(cudaStreamSynchronize(upkeep_), "wait for memory to be zeroed");
+  if (wait) wait_for(upkeep_, "wait for memory to be zeroed");
 }
 
-void Order::recycle_all(const std::vector<std::vector<RetiredBlock>>& blocks) {
+/** What goes back leaves the list at once: the next one may be refused, and tried again later. */
+void Order::recycle_all(std::vector<std::vector<RetiredBlock>>& blocks) {
   for (size_t a = 0; a < arenas_.size(); ++a) {
-    for (const RetiredBlock& block : blocks[a]) {
+    for (; !blocks[a].empty(); blocks[a].pop_back()) {
+      const RetiredBlock& block = blocks[a].back();
       check(cudaMemsetAsync(block.data, 0, size_t(block.bytes), upkeep_), "zero freed memory");
-      arenas_[a]->recycle(block);
       upkeep_news_ = true;
+      arenas_[a]->recycle(block);
     }
   }
 }
@@ -105,16 +115,16 @@ void Order::wait() {
     note_replays();
     replayed_.wait();
   }
-  check(cudaStreamSynchronize(upkeep_), "wait for memory to be zeroed");
+  wait_for(upkeep_, "wait for memory to be zeroed");
 }
 
 void Order::finish() {
-  for (const Retired& retired : retired_) recycle_all(retired.blocks);
+  for (Retired& retired : retired_) recycle_all(retired.blocks);
   retired_.clear();
   std::vector<std::vector<RetiredBlock>> rest;
   for (Arena* arena : arenas_) rest.push_back(arena->take_retired());
   recycle_all(rest);
-  check(cudaStreamSynchronize(upkeep_), "wait for memory to be zeroed");
+  wait_for(upkeep_, "wait for memory to be zeroed");
 }
 
 }  // namespace pariskv::cuda

@@ -7,6 +7,8 @@
  */
 #pragma once
 
+#include <cstdint>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -54,19 +56,20 @@ class Order {
   bool replays_elsewhere(cudaStream_t stream) const noexcept {
     return stream != replay_stream_ && replays_run();
   }
-  void recycle_all(const std::vector<std::vector<RetiredBlock>>& blocks);
+  void recycle_all(std::vector<std::vector<RetiredBlock>>& blocks);
 
   const std::vector<Arena*> arenas_;
   OwnStream upkeep_;
   Event upkeep_done_;
-  bool upkeep_news_ = false;          // zeroing that no call has been ordered after yet
-  std::shared_ptr<Event> last_call_;  // null: there was none
-  cudaStream_t last_stream_ = nullptr;
+  bool upkeep_news_ = false;            // zeroing that no call has been ordered after yet
+  std::shared_ptr<Event> last_call_;    // null: there was none
+  cudaStream_t last_stream_ = nullptr;  // a caller's: there for the length of a call
+  uint64_t last_name_ = 0;
   bool inside_ = false;  // of a call
   Event replayed_;
   cudaStream_t replay_stream_ = nullptr;
   bool replays_ = false;
-  std::vector<Retired> retired_;  // oldest first
+  std::deque<Retired> retired_;  // oldest first
   std::vector<std::shared_ptr<Event>> marks_;
 };
 

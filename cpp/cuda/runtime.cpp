@@ -41,4 +41,15 @@ void check(cudaError_t error, const char* what) {
 
 void check_launch(const char* kernel) { check(runtime().launched(), kernel); }
 
+void wait_for(cudaStream_t stream, const char* what) {
+  const UnseenByCaptures unseen;
+  check(cudaStreamSynchronize(stream), what);
+}
+
+uint64_t name_of(cudaStream_t stream) {
+  unsigned long long name = 0;
+  check(cudaStreamGetId(stream, &name), "know a stream");
+  return name;
+}
+
 }  // namespace pariskv::cuda

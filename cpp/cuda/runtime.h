@@ -31,6 +31,12 @@ Runtime& runtime();
 /** True on success; otherwise the error is cleared, for it has been told. */
 bool succeeded(cudaError_t error) noexcept;
 
+/** Waits for all that a stream was given; `what` for is said when that fails. */
+void wait_for(cudaStream_t stream, const char* what);
+
+/** Which stream it is: the handle of one that is gone may be given to another. */
+uint64_t name_of(cudaStream_t stream);
+
 /** Makes a device current for a while. */
 class DeviceGuard {
  public:
@@ -49,7 +55,10 @@ class DeviceGuard {
   int32_t before_ = 0;
 };
 
-/** What this thread asks for meanwhile does not spoil graphs that other threads are capturing. */
+/**
+ * What this thread asks for meanwhile does not spoil graphs that are being captured. Memory, waits
+ * and questions whether work is done all would, also of streams that have no part in the graph.
+ */
 class UnseenByCaptures {
  public:
   UnseenByCaptures() noexcept { succeeded(cudaThreadExchangeStreamCaptureMode(&mode_)); }
@@ -79,8 +88,12 @@ class Event {
     check(cudaStreamWaitEvent(stream, event_, 0), "order two streams");
   }
   cudaEvent_t handle() const { return event_; }
-  void wait() const { check(cudaEventSynchronize(event_), "wait for an event"); }
+  void wait() const {
+    const UnseenByCaptures unseen;
+    check(cudaEventSynchronize(event_), "wait for an event");
+  }
   bool passed() const {
+    const UnseenByCaptures unseen;
     const cudaError_t error = cudaEventQuery(event_);
     if (error != cudaErrorNotReady) check(error, "ask for an event");
     return succeeded(error);  // "not ready" counts as an error until it is cleared

@@ -112,7 +112,8 @@ class Cache {
    *
    * Makes room for that token in every layer, flushing where that is due; so a graph decodes each
    * layer once. Until the replay is done decode nothing else and change none of these sequences;
-   * `stream` has to be there until the next call. Not with a local window of 0.
+   * `stream` has to be there until the next advance is, or the cache's end. Not with a local
+   * window of 0.
    *
    *   capture: for each layer { ...; cache.decode(layer, batch, q, k, v, out, {}, stream); ... }
    *   each token: cache.advance(batch, stream); replay the graph on `stream`

@@ -40,6 +40,9 @@ struct FakeEvent {
 };
 FakeEvent* of(cudaEvent_t event) { return reinterpret_cast<FakeEvent*>(event); }
 
+/** So much that most of it must never be touched: it is more than the machine may have. */
+constexpr size_t kHuge = size_t{1} << 30;
+
 struct Mapping {
   void* base;
   size_t bytes;
@@ -58,10 +61,19 @@ void* take_guarded(size_t bytes) {
   mprotect(base, kPage, PROT_NONE);
   mprotect(first + room, kPage, PROT_NONE);
   char* const data = first + room - aligned;
-  std::memset(data, 0xcd, aligned);  // nobody may count on zeros
+  if (aligned < kHuge) std::memset(data, 0xcd, aligned);  // nobody may count on zeros
   const std::lock_guard<std::mutex> lock(mappings_mutex);
   mappings[data] = {base, room + 2 * kPage};
   return data;
+}
+/** Zeros, without touching what nobody has touched. */
+void forget(void* data, size_t bytes) {
+  const auto first = (reinterpret_cast<uintptr_t>(data) + kPage - 1) / kPage * kPage;
+  const auto last = (reinterpret_cast<uintptr_t>(data) + bytes) / kPage * kPage;
+  const size_t before = first - reinterpret_cast<uintptr_t>(data);
+  std::memset(data, 0, before);
+  madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+  std::memset(reinterpret_cast<void*>(last), 0, bytes - before - (last - first));
 }
 void give_guarded_back(void* data) {
   const std::lock_guard<std::mutex> lock(mappings_mutex);
@@ -188,6 +200,7 @@ cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t bytes, cuda
 }
 cudaError_t cudaMemsetAsync(void* target, int value, size_t bytes, cudaStream_t) {
   emulator::flush();
+  if (bytes >= emulator::kHuge && value == 0) return emulator::forget(target, bytes), cudaSuccess;
   return std::memset(target, value, bytes), cudaSuccess;
 }
 
@@ -199,6 +212,9 @@ cudaError_t cudaStreamDestroy(cudaStream_t) { return emulator::flush(), cudaSucc
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return emulator::flush(), cudaSuccess; }
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
   return emulator::flush(), cudaSuccess;
+}
+cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long* id) {
+  return *id = reinterpret_cast<uintptr_t>(stream), cudaSuccess;
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
   return *status = cudaStreamCaptureStatusNone, cudaSuccess;
@@ -226,6 +242,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int ind
   *value = attribute == cudaDevAttrMultiProcessorCount            ? device.processors
            : attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? device.shared_bytes
            : attribute == cudaDevAttrComputeCapabilityMajor       ? device.major
+           : attribute == cudaDevAttrComputeCapabilityMinor       ? 0
            : attribute == cudaDevAttrConcurrentManagedAccess      ? 1
                                                                   : -1;
   return cudaSuccess;

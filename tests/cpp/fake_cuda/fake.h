@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "pariskv/config.h"
@@ -9,11 +10,15 @@
 
 namespace pariskv::test {
 
+/** Where the caches of all tests are. For a caller another device is the current one. */
+inline constexpr int kDevice = 1, kDevices = 2;
+
 /** The one stream that is always being captured: a decode on it is like a replay. */
 inline const cudaStream_t kCapturedStream = reinterpret_cast<cudaStream_t>(7);
 
-/** What the fake kernels found wrong first; empty: nothing. */
+/** What was found wrong first; empty: nothing. */
 std::string& wrong();
+void complain(const std::string& what);
 
 /** A small model on the fake device, in segments of 64 tokens. */
 inline Config small_config(int64_t layers, int64_t query_heads, int64_t kv_heads, int64_t dim) {
@@ -25,11 +30,64 @@ inline Config small_config(int64_t layers, int64_t query_heads, int64_t kv_heads
   config.dtype = DType::kFloat16;
   config.local = 16;
   config.segment_tokens = 64;
-  config.device = {DeviceType::kCuda, 0};
+  config.device = {DeviceType::kCuda, kDevice};
   return config;
 }
 
 /** Pieces of pinned memory that this thread has asked for. */
 int64_t& pinned_by_me();
+
+/** The device that is current for this thread. */
+int current_device();
+
+/**
+ * Work on a caller's stream is done at once; on streams that the library makes it is done when
+ * somebody may count on it and no earlier, or by chance.
+ */
+void enqueue(cudaStream_t stream, std::function<void()> work);
+
+/** Does all that a stream was given. */
+void finish(cudaStream_t stream);
+
+/** For launches, which belong to the current device. */
+void launch(cudaStream_t stream, std::function<void()> work);
+
+/** Pieces of work on the library's streams that are still to be done. */
+int64_t work_under_way();
+
+/** A caller's stream. Once destroyed its handle is the next one's. */
+cudaStream_t make_stream();
+
+/** How often work on a stream was held back for other work. */
+int64_t times_held_back();
+
+/** What the fake does wrong on request, for tests that have to see it. */
+struct Misdeeds {
+  bool events_pass_early = false;  // before the work that they stand for
+  bool nothing_by_chance = false;  // no: events pass, and work is done, when somebody waits
+};
+Misdeeds& misdeeds();
+
+/** What may fail again and again on a device that works, and the rest. */
+enum class Call { kMemory, kLaunch, kOther };
+
+/**
+ * As long as it lives: of all calls of this thread that may fail, the Nth does; or all calls of one
+ * kind from their Nth on.
+ */
+class Faults {
+ public:
+  explicit Faults(int64_t nth);
+  Faults(int64_t nth, Call kind);
+  ~Faults();
+  Faults(const Faults&) = delete;
+  Faults& operator=(const Faults&) = delete;
+
+  /** Whether any was refused. */
+  bool met() const;
+};
+
+/** Asked by every call that may fail. */
+bool refused(Call kind = Call::kOther);
 
 }  // namespace pariskv::test

@@ -1,22 +1,15 @@
 // The kernels' part, as far as the host can tell: rows are moved, summaries marked, statistics
 // counted; a decode touches all that a real one would and checks that it is as it should be.
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <vector>
 
 #include "backend.h"
 #include "fake.h"
 #include "kernels.h"
 
 namespace pariskv {
-
-namespace test {
-
-std::string& wrong() {
-  static std::string text;
-  return text;
-}
-
-}  // namespace test
 
 namespace cpu {
 std::unique_ptr<Backend> make_backend(const Config&, const Resources&) { return nullptr; }
@@ -28,9 +21,8 @@ namespace {
 
 constexpr int64_t kScratch = 1 << 14;
 
-void complain(const char* what) {
-  if (test::wrong().empty()) test::wrong() = what;
-}
+using test::complain;
+using test::launch;
 
 char* row_of(const SequenceView& view, const ModelShape& shape, int64_t head, int64_t position) {
   return static_cast<char*>(view.rows[position / shape.segment_tokens]) +
@@ -102,46 +94,13 @@ void use_row_cache(const SequenceView& view, const ModelShape& shape, int64_t fi
   }
 }
 
-}  // namespace
-
-void launch_pokes(const Poke* pokes, int64_t count, cudaStream_t) {
-  for (int64_t i = 0; i < count; ++i) *pokes[i].target = pokes[i].value;
-}
-
-void launch_append(const RowsCall& call, cudaStream_t) {
+void append(const RowsCall& call) {
   each_half_row(call, [](char* row, char* outside, int64_t bytes) {
     std::memcpy(row, outside, size_t(bytes));
   });
 }
 
-void launch_read(const RowsCall& call, cudaStream_t) {
-  each_half_row(call, [](char* row, char* outside, int64_t bytes) {
-    std::memcpy(outside, row, size_t(bytes));
-  });
-}
-
-void launch_copy(void* target, const void* source, int64_t bytes, cudaStream_t) {
-  if (bytes % 16 != 0) complain("a copy of broken pieces");
-  std::memmove(target, source, size_t(bytes));
-}
-
-void launch_encode(const EncodeCall& call, cudaStream_t) {
-  const SummaryLayout layout = call.shape.summary();
-  for (int64_t p = call.begin; p < call.end; ++p) {
-    for (int64_t head = 0; head < call.shape.kv_heads; ++head) {
-      uint8_t* block = call.sequence->summaries[p / layout.tokens];
-      *layout.norms(block, head, p % layout.tokens) = 1;
-    }
-  }
-}
-
-void launch_tally(const EncodeCall& call, int64_t direction, cudaStream_t) {
-  for (int64_t head = 0; head < call.shape.kv_heads; ++head) {
-    call.statistics.usable[head] += direction * (call.end - call.begin);
-  }
-}
-
-void launch_decode(const DecodeCall& call, cudaStream_t) {
+void decode(const DecodeCall& call) {
   for (int64_t head = call.first_head; head < call.first_head + call.heads; ++head) {
     const int64_t i = head / call.shape.kv_heads;
     const Lane& lane = call.lanes[i];
@@ -159,8 +118,60 @@ void launch_decode(const DecodeCall& call, cudaStream_t) {
     Rows k = call.k, v = call.v;
     k.data += i * k.stride_i * size;
     v.data += i * v.stride_i * size;
-    launch_append({call.shape, &view, view.total - 1, 1, k, v}, nullptr);
+    append({call.shape, &view, view.total - 1, 1, k, v});
   }
+}
+
+}  // namespace
+
+bool has_code_for(int major, int) { return major >= 8; }
+std::string code_text() { return "8.0 and newer"; }
+
+void launch_pokes(const Poke* pokes, int64_t count, cudaStream_t stream) {
+  launch(stream, [words = std::vector<Poke>(pokes, pokes + count)] {
+    for (const Poke& poke : words) *poke.target = poke.value;
+  });
+}
+
+void launch_append(const RowsCall& call, cudaStream_t stream) {
+  launch(stream, [call] { append(call); });
+}
+
+void launch_read(const RowsCall& call, cudaStream_t stream) {
+  launch(stream, [call] {
+    each_half_row(call, [](char* row, char* outside, int64_t bytes) {
+      std::memcpy(outside, row, size_t(bytes));
+    });
+  });
+}
+
+void launch_copy(void* target, const void* source, int64_t bytes, cudaStream_t stream) {
+  if (bytes % 16 != 0) complain("a copy of broken pieces");
+  launch(stream, [=] { std::memmove(target, source, size_t(bytes)); });
+}
+
+void launch_encode(const EncodeCall& call, cudaStream_t stream) {
+  launch(stream, [call] {
+    const SummaryLayout layout = call.shape.summary();
+    for (int64_t p = call.begin; p < call.end; ++p) {
+      for (int64_t head = 0; head < call.shape.kv_heads; ++head) {
+        uint8_t* block = call.sequence->summaries[p / layout.tokens];
+        *layout.norms(block, head, p % layout.tokens) = 1;
+      }
+    }
+  });
+}
+
+void launch_tally(const EncodeCall& call, int64_t direction, cudaStream_t stream) {
+  launch(stream, [call, direction] {
+    for (int64_t head = 0; head < call.shape.kv_heads; ++head) {
+      call.statistics.usable[head] += direction * (call.end - call.begin);
+    }
+  });
+}
+
+void launch_decode(const DecodeCall& call, cudaStream_t stream) {
+  launch(stream, [call] { decode(call); });
 }
 
 ScratchLayout scratch_layout(const ModelShape&, int64_t, int64_t, bool, int64_t zone_capacity,
@@ -170,11 +181,15 @@ ScratchLayout scratch_layout(const ModelShape&, int64_t, int64_t, bool, int64_t 
   return layout;
 }
 
-void launch_attend_exact(const AttendExactCall& call, cudaStream_t) {
-  if (call.sequence->total != call.total) complain("host and device differ in a length");
+void launch_attend_exact(const AttendExactCall& call, cudaStream_t stream) {
+  launch(stream, [call] {
+    if (call.sequence->total != call.total) complain("host and device differ in a length");
+  });
 }
 
-void launch_exact_logits(const ExactLogitsCall&, cudaStream_t) {}
+void launch_exact_logits(const ExactLogitsCall&, cudaStream_t stream) {
+  launch(stream, [] {});
+}
 
 }  // namespace cuda
 }  // namespace pariskv

@@ -1,5 +1,5 @@
-// A CUDA made of malloc and memcpy: work is done when it is enqueued, events pass late. With it the
-// host side of the CUDA backend can be tested, and watched by sanitizers, where no GPU is.
+// A CUDA made of malloc and memcpy: memory and devices here, streams beside it. With it the host
+// side of the CUDA backend can be tested, and watched by sanitizers, where no GPU is.
 #include <cuda.h>
 
 #include <atomic>
@@ -7,7 +7,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <set>
+#include <string>
 #include <utility>
 
 #include "fake.h"
@@ -15,39 +15,65 @@
 
 namespace pariskv::test {
 
+namespace {
+
+thread_local int current = 0;
+
+}  // namespace
+
 int64_t& pinned_by_me() {
   static thread_local int64_t calls = 0;
   return calls;
 }
 
+int current_device() { return current; }
+
 }  // namespace pariskv::test
+
+using namespace pariskv::test;
 
 namespace {
 
-/** How many more times an event says that it has not passed. */
-struct FakeEvent {
-  int left;
+/** Memory that was taken from here, by its first address; all other is the host's own. */
+struct Piece {
+  size_t bytes;
+  bool managed;
 };
+std::mutex pieces_lock;
+std::map<const char*, Piece>& pieces() {
+  static std::map<const char*, Piece> all;
+  return all;
+}
 
-FakeEvent* of(cudaEvent_t event) { return reinterpret_cast<FakeEvent*>(event); }
-
-/** Managed memory: what else it is, is known by its address alone. */
-std::mutex managed_lock;
-std::set<const void*>& managed() {
-  static std::set<const void*> addresses;
-  return addresses;
+void* take(size_t bytes, size_t alignment, bool is_managed) {
+  void* data = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  std::memset(data, 0xcd, bytes);  // nobody may count on zeros
+  const std::lock_guard<std::mutex> lock(pieces_lock);
+  pieces()[static_cast<char*>(data)] = {bytes, is_managed};
+  return data;
+}
+void give_back(void* data) {
+  const std::lock_guard<std::mutex> lock(pieces_lock);
+  pieces().erase(static_cast<char*>(data));
+  std::free(data);
+}
+/** The piece that an address is in. */
+const Piece* piece_of(const void* data) {
+  const std::lock_guard<std::mutex> lock(pieces_lock);
+  auto piece = pieces().upper_bound(static_cast<const char*>(data));
+  if (piece == pieces().begin()) return nullptr;
+  --piece;
+  return data < piece->first + piece->second.bytes ? &piece->second : nullptr;
 }
 
 // Mapped memory: a reservation is the memory, and what is created counts as held until released.
 
 CUresult reserve(CUdeviceptr* address, size_t bytes, size_t alignment, CUdeviceptr,
                  unsigned long long) {
-  void* data = std::aligned_alloc(alignment, bytes);
-  std::memset(data, 0xcd, bytes);
-  return *address = reinterpret_cast<CUdeviceptr>(data), CUDA_SUCCESS;
+  return *address = reinterpret_cast<CUdeviceptr>(take(bytes, alignment, false)), CUDA_SUCCESS;
 }
 CUresult unreserve(CUdeviceptr address, size_t) {
-  return std::free(reinterpret_cast<void*>(address)), CUDA_SUCCESS;
+  return give_back(reinterpret_cast<void*>(address)), CUDA_SUCCESS;
 }
 CUresult create(CUmemGenericAllocationHandle* memory, size_t, const CUmemAllocationProp*,
                 unsigned long long) {
@@ -92,77 +118,60 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** found, uns
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
   return std::swap(capture_mode, *mode), cudaSuccess;
 }
-cudaError_t cudaMalloc(void** data, size_t bytes) {
+cudaError_t allocate(void** data, size_t bytes, bool is_managed) {
   if (spoils_captures()) return cudaErrorStreamCaptureUnsupported;
-  *data = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-  std::memset(*data, 0xcd, bytes);  // nobody may count on zeros
-  return cudaSuccess;
+  if (current_device() != kDevice) complain("memory of another device");
+  if (refused(Call::kMemory)) return cudaErrorMemoryAllocation;
+  return *data = take(bytes, 256, is_managed), cudaSuccess;
 }
+cudaError_t cudaMalloc(void** data, size_t bytes) { return allocate(data, bytes, false); }
 cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) { return cudaMalloc(data, bytes); }
 cudaError_t cudaMallocManaged(void** data, size_t bytes, unsigned) {
   ++pariskv::test::pinned_by_me();
-  const std::lock_guard<std::mutex> lock(managed_lock);
-  static int calls = 0;
-  if (calls++ % 4 == 3) return cudaErrorMemoryAllocation;
-  return cudaMalloc(data, bytes), managed().insert(*data), cudaSuccess;
+  static std::atomic<int> calls{0};
+  return calls++ % 4 == 3 ? cudaErrorMemoryAllocation : allocate(data, bytes, true);
 }
 cudaError_t cudaMemAdvise(const void*, size_t, cudaMemoryAdvise, cudaMemLocation) {
   return cudaSuccess;
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* data) {
-  const std::lock_guard<std::mutex> lock(managed_lock);
-  const bool is = managed().count(data) > 0;
+  const Piece* piece = piece_of(data);
+  const bool is = piece != nullptr && piece->managed;
   return attributes->type = is ? cudaMemoryTypeManaged : cudaMemoryTypeHost, cudaSuccess;
 }
 cudaError_t cudaFree(void* data) {
   if (spoils_captures()) return cudaErrorStreamCaptureUnsupported;
-  const std::lock_guard<std::mutex> lock(managed_lock);
-  return managed().erase(data), std::free(data), cudaSuccess;
+  return give_back(data), cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* data) { return cudaFree(data); }
 
 cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t bytes, cudaMemcpyKind,
-                            cudaStream_t) {
-  return std::memmove(target, source, bytes), cudaSuccess;
-}
-cudaError_t cudaMemsetAsync(void* target, int value, size_t bytes, cudaStream_t) {
-  return std::memset(target, value, bytes), cudaSuccess;
-}
-
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  static intptr_t next = 1000;
-  return *stream = reinterpret_cast<cudaStream_t>(next++), cudaSuccess;
-}
-cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
-  const bool captured = stream == pariskv::test::kCapturedStream;
-  *status = captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+                            cudaStream_t stream) {
+  if (refused()) return cudaErrorUnknown;
+  enqueue(stream, [=] { std::memmove(target, source, bytes); });
+  // To and from the host's own memory a copy has been made when the call returns.
+  if (piece_of(target) == nullptr || piece_of(source) == nullptr) finish(stream);
   return cudaSuccess;
 }
-
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  return *event = reinterpret_cast<cudaEvent_t>(new FakeEvent{0}), cudaSuccess;
-}
-cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete of(event), cudaSuccess; }
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
-  return of(event)->left = std::rand() % 3, cudaSuccess;
-}
-cudaError_t cudaEventSynchronize(cudaEvent_t event) { return of(event)->left = 0, cudaSuccess; }
-cudaError_t cudaEventQuery(cudaEvent_t event) {
-  return of(event)->left-- > 0 ? cudaErrorNotReady : (of(event)->left = 0, cudaSuccess);
+cudaError_t cudaMemsetAsync(void* target, int value, size_t bytes, cudaStream_t stream) {
+  if (refused()) return cudaErrorUnknown;
+  return enqueue(stream, [=] { std::memset(target, value, bytes); }), cudaSuccess;
 }
 
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  // The caller's own device is of an old kind.
+  if (attribute == cudaDevAttrComputeCapabilityMajor) {
+    return *value = device == kDevice ? 9 : 7, cudaSuccess;
+  }
+  if (attribute == cudaDevAttrComputeCapabilityMinor) return *value = 5, cudaSuccess;
   // Managed memory is there every other time, so that each kind has its turn.
   static std::atomic<int> asked{0};
   const bool can = attribute == cudaDevAttrConcurrentManagedAccess && asked++ % 2 == 0;
   return *value = can ? 1 : -1, cudaSuccess;
 }
-cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
-cudaError_t cudaSetDevice(int) { return cudaSuccess; }
-cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+cudaError_t cudaGetDevice(int* device) { return *device = current_device(), cudaSuccess; }
+cudaError_t cudaSetDevice(int device) { return pariskv::test::current = device, cudaSuccess; }
+cudaError_t cudaGetDeviceCount(int* count) { return *count = kDevices, cudaSuccess; }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 const char* cudaGetErrorName(cudaError_t) { return "cudaErrorFake"; }
 const char* cudaGetErrorString(cudaError_t) { return "of the fake"; }

@@ -4,8 +4,11 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
+#include "fake.h"
 #include "memory.h"
+#include "pariskv/pariskv.h"
 
 namespace pariskv::cuda {
 namespace {
@@ -54,6 +57,52 @@ TEST_F(HostMemoryLeft, OfTheGroup) {
   EXPECT_EQ(left(), 0) << "a limit that was lowered";
   write("sys/fs/cgroup/a/b/memory.max", "5000000000\n");
   EXPECT_EQ(left(), 1'024'000) << "the system has less";
+}
+
+TEST_F(HostMemoryLeft, OfTheGroupsThatItIsIn) {
+  write_system();
+  write("sys/fs/cgroup/a/b/memory.max", "5000\n");
+  write("sys/fs/cgroup/a/b/memory.current", "1000\n");
+  write("sys/fs/cgroup/a/memory.max", "9000\n");
+  write("sys/fs/cgroup/a/memory.current", "8500\n");
+  EXPECT_EQ(left(), 500);
+}
+
+TEST_F(HostMemoryLeft, MoreIsNotEvenAskedFor) {
+  constexpr int64_t kMegabyte = 1 << 20;
+  write("proc/meminfo", "MemAvailable:   614400 kB\n");  // 600 MB, of which 512 are others'
+  const auto resource = pinned_resource(test::kDevice, root_.string());
+  const int64_t asked = test::pinned_by_me();
+  EXPECT_EQ(resource->allocate(90 * kMegabyte, 256), nullptr);
+  EXPECT_EQ(test::pinned_by_me(), asked);
+  void* some = resource->allocate(80 * kMegabyte, 256);
+  EXPECT_NE(some, nullptr);
+  EXPECT_GT(test::pinned_by_me(), asked);
+  resource->deallocate(some, 80 * kMegabyte, 256);
+}
+
+TEST_F(HostMemoryLeft, ACacheSaysWhatItWanted) {
+  write("proc/meminfo", "MemAvailable:   614400 kB\n");
+  Config config = test::small_config(1, 2, 2, 64);
+  config.segment_tokens = 1 << 18;
+  config.sink = 0;  // whose segment would stay on the device
+  Resources resources;
+  resources.pinned = pinned_resource(test::kDevice, root_.string());
+  Cache cache(config, resources);
+  const SequenceId sequence = cache.add();
+  std::vector<uint16_t> numbers(size_t{300'000} * 2 * 64);
+  const TensorView rows =
+      TensorView::contiguous(numbers.data(), config.dtype, {300'000, 2, 64}, config.device);
+  try {
+    cache.prefill(0, {sequence}, {300'000}, rows, rows);
+    FAIL() << "a segment of 128 MB was taken";
+  } catch (const OutOfMemory& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("asked for 134217728 bytes of pinned host memory"), std::string::npos)
+        << text;
+  }
+  EXPECT_EQ(cache.length(sequence), 0);
+  EXPECT_EQ(test::wrong(), "");
 }
 
 }  // namespace

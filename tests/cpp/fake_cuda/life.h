@@ -1,0 +1,210 @@
+/** A long life of a cache on the fake device, and what it should hold by now. */
+#pragma once
+
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "fake.h"
+#include "pariskv/pariskv.h"
+
+namespace pariskv::test {
+
+class Life {
+ public:
+  explicit Life(int seed) : random_(uint32_t(seed)), cache_(config_of(seed)) {
+    std::srand(unsigned(seed));
+  }
+
+  void step() {
+    act_and_count();
+    look();
+  }
+
+  /** One of the calls that a step makes is refused, or many of a kind. */
+  void faulty_step() {
+    const int64_t nth = below(60), kind = below(6);
+    if (kind == 0) {
+      const Faults faults(nth / 15, Call::kMemory);
+      act_and_count();
+    } else if (kind == 1) {
+      const Faults faults(nth / 3, Call::kLaunch);
+      act_and_count();
+    } else {
+      const Faults faults(nth);
+      act_and_count();
+    }
+    look();
+  }
+
+  int64_t refused() const { return refused_; }
+  int64_t failed() const { return failed_; }
+
+ private:
+  static constexpr int64_t kLayers = 2, kHeads = 2, kDim = 64, kMost = 400;
+  using Numbers = std::vector<uint16_t>;  // one for each token, in all of its row
+
+  void act_and_count() {
+    try {
+      act();
+    } catch (const OutOfMemory&) {
+      ++refused_;
+    } catch (const CudaError&) {
+      ++failed_;
+    }
+  }
+  void look() {
+    for (const auto& [sequence, layers] : truth_) {
+      if (chance(4)) check(sequence);
+    }
+  }
+
+  static Config config_of(int seed) {
+    Config config = small_config(kLayers, 2 * kHeads, kHeads, kDim);
+    config.sink = 3;
+    if (seed % 5 == 0) config.local = 0;
+    config.update = 24;
+    config.top_k = 8;
+    config.dense_below = 64;
+    if (seed % 8 == 2) config.row_cache = 0;
+    if (seed % 8 == 3) config.row_cache = 100;
+    if (seed % 4 == 1) config.placement = Placement::kDevice;
+    if (seed % 3 == 0) config.memory_budget = (6 << 20) + seed * 50'000;
+    if (seed % 7 == 0) config.host_budget = 2 << 20;
+    return config;
+  }
+
+  int64_t below(int64_t count) { return int64_t(random_() % uint64_t(count)); }
+  bool chance(int64_t of) { return below(of) == 0; }
+  Stream stream() { return {reinterpret_cast<void*>(intptr_t(below(3)))}; }
+  TensorView view(Numbers& data, int64_t tokens, int64_t heads) {
+    data.resize(size_t(std::max(tokens, int64_t{1}) * heads * kDim));
+    return TensorView::contiguous(data.data(), DType::kFloat16, {tokens, heads, kDim},
+                                  cache_.config().device);
+  }
+  /** Rows of so many new tokens, each with a number of its own; V has its complement. */
+  Numbers new_rows(int64_t tokens) {
+    Numbers numbers;
+    view(k_, tokens, kHeads);
+    view(v_, tokens, kHeads);
+    for (int64_t t = 0; t < tokens; ++t) {
+      numbers.push_back(next_++);
+      std::fill_n(k_.begin() + t * kHeads * kDim, kHeads * kDim, numbers.back());
+      std::fill_n(v_.begin() + t * kHeads * kDim, kHeads * kDim, uint16_t(~numbers.back()));
+    }
+    return numbers;
+  }
+  static void append(Numbers& to, const Numbers& more) {
+    to.insert(to.end(), more.begin(), more.end());
+  }
+
+  void check(SequenceId sequence) {
+    for (int64_t layer = 0; layer < kLayers; ++layer) {
+      const Numbers& expected = truth_[sequence][size_t(layer)];
+      const int64_t tokens = int64_t(expected.size());
+      if (cache_.length(sequence, layer) != tokens)
+        return complain("a sequence has another length");
+      Numbers k, v;
+      cache_.read(layer, sequence, 0, view(k, tokens, kHeads), view(v, tokens, kHeads), stream());
+      for (int64_t t = 0; t < tokens; ++t) {
+        const uint16_t key = k[size_t(t * kHeads * kDim)];
+        const uint16_t value = v[size_t((t + 1) * kHeads * kDim - 1)];
+        if (key == expected[size_t(t)] && value == uint16_t(~key)) continue;
+        return complain("token " + std::to_string(t) + " of " + std::to_string(tokens) +
+                        " has rows that are not its own");
+      }
+    }
+  }
+
+  void prefill(SequenceId sequence) {
+    for (int64_t layer = 0; layer < kLayers; ++layer) {
+      const int64_t tokens = 1 + below(kMost);
+      const Numbers numbers = new_rows(tokens);
+      cache_.prefill(layer, {sequence}, {tokens}, view(k_, tokens, kHeads),
+                     view(v_, tokens, kHeads), stream());
+      append(truth_[sequence][size_t(layer)], numbers);
+    }
+  }
+
+  void decode(const std::vector<SequenceId>& batch, Stream on) {
+    const int64_t count = int64_t(batch.size());
+    for (int64_t layer = 0; layer < kLayers; ++layer) {
+      const Numbers numbers = new_rows(count);
+      cache_.decode(layer, batch, view(q_, count, 2 * kHeads), view(k_, count, kHeads),
+                    view(v_, count, kHeads), view(out_, count, 2 * kHeads), {}, on);
+      for (size_t i = 0; i < batch.size(); ++i) {
+        truth_[batch[i]][size_t(layer)].push_back(numbers[i]);
+      }
+    }
+  }
+
+  /** Nothing of a graph that was recorded can be refused. */
+  void replay(const std::vector<SequenceId>& batch) {
+    const Faults none(-1);
+    decode(batch, {const_cast<CUstream_st*>(kCapturedStream)});
+  }
+
+  void truncate(SequenceId sequence) {
+    int64_t least = kMost;
+    for (const Numbers& layer : truth_[sequence]) least = std::min(least, int64_t(layer.size()));
+    const int64_t tokens = below(1 + (chance(2) ? least : std::min(least, int64_t{40})));
+    cache_.truncate(sequence, tokens, stream());
+    for (Numbers& layer : truth_[sequence]) layer.resize(layer.size() - size_t(tokens));
+  }
+
+  void act() {
+    std::vector<SequenceId> all;
+    for (const auto& [sequence, layers] : truth_) all.push_back(sequence);
+    if (all.size() < 2) return void(truth_[cache_.add()].resize(size_t(kLayers)));
+    const SequenceId one = all[size_t(below(int64_t(all.size())))];
+    std::vector<SequenceId> batch = all;
+    // Few together, or so many that they go in branches.
+    batch.resize(std::min(batch.size(), size_t(chance(3) ? 12 : 3)));
+    switch (below(12)) {
+      case 0:
+        if (all.size() < 12) truth_[cache_.add()].resize(size_t(kLayers));
+        return;
+      case 1:
+        cache_.remove(one, stream());
+        truth_.erase(one);
+        return;
+      case 2:
+        if (all.size() < 12) {
+          const SequenceId twin = cache_.fork(one, stream());
+          truth_[twin] = truth_[one];
+        }
+        return;
+      case 3:
+        return prefill(one);
+      case 4:
+        return truncate(one);
+      case 5:
+        return cache_.flush(all, stream());
+      case 6:
+        cache_.reorder({all[0], all[1]}, {1, 1}, stream());
+        truth_[all[0]] = truth_[all[1]];
+        return;
+      case 7:
+        cache_.stats();
+        cache_.summaries(0, one);
+        if (chance(4)) cache_.trim();
+        return;
+      case 8:  // a graph's way: room is made, then recorded decodes run
+        if (cache_.config().local == 0) return;
+        cache_.advance(batch, stream());
+        return replay(batch);
+      default:
+        return decode(batch, stream());
+    }
+  }
+
+  std::mt19937 random_;
+  Cache cache_;
+  std::map<SequenceId, std::vector<Numbers>> truth_;
+  Numbers k_, v_, q_, out_;
+  uint16_t next_ = 1;
+  int64_t refused_ = 0, failed_ = 0;
+};
+
+}  // namespace pariskv::test
