@@ -17,7 +17,8 @@ WHEEL_OPTIONS = --no-build-isolation --no-deps -C cmake.define.PARISKV_CUDA=$(CU
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cmake cpp python -type f -not -name '*.pyc')
 CPP_FILES = $(shell find bench cpp examples python tests -regex '.*\.\(h\|cpp\|cuh?\|inl\)')
 
-.PHONY: help demo test test-cpp test-python bench quality quality-gpu wheel stubs format lint clean
+.PHONY: help demo test test-cpp test-python sanitize bench quality quality-gpu wheel stubs format \
+	lint clean
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -87,6 +88,17 @@ test-cpp: .venv/.base
 
 test-python: .venv/.test
 	@.venv/bin/python -m pytest
+
+# Every block of GPU memory on its own, so that going beyond one is seen.
+sanitize: .venv/.test ## on a GPU: compute-sanitizer over the tests marked for it
+	@$(PIP) install -qq --upgrade --target build/sanitize $(WHEEL_OPTIONS) \
+	  -C build-dir='build/sanitize-{wheel_tag}' -C cmake.define.PARISKV_POOLING=OFF \
+	  -C cmake.define.PARISKV_CUDA_ARCHITECTURES='$(CUDA_ARCH)' .
+	@for tool in memcheck initcheck "synccheck --num-cuda-barriers 65536" racecheck; do \
+	  echo "$$tool ..."; \
+	  PYTHONPATH=build/sanitize PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer \
+	    --tool $$tool --error-exitcode 1 .venv/bin/python -m pytest -q -m sanitize \
+	    -k bfloat16 || exit 1; done
 
 # What is in .venv, as stamps: the tools, the engine itself, what the bench and the tests need.
 

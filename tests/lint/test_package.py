@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import subprocess
@@ -103,3 +104,36 @@ def test_code_for_newer_processors_stays_in_its_files() -> None:
             leaked.append(f"{member}: {found[0]}")
     assert {"avx2.cpp.o", "avx512.cpp.o"} <= seen
     assert not leaked, "\n".join(leaked)
+
+
+def configured(folder: Path, *options: str, **environment: str) -> tuple[int, str]:
+    """What CMake says of a build of the library alone, and how it ends."""
+    done = subprocess.run(
+        ["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", *options],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    return done.returncode, done.stdout + " ".join(done.stderr.split())
+
+
+def test_a_build_without_nvcc_says_how_to_get_it(tmp_path: Path) -> None:
+    missing = {"CUDACXX": str(tmp_path / "nvcc")}
+    how = "so this build has no CUDA backend; install the CUDA toolkit (nvcc 12.8 or newer)"
+    code, said = configured(tmp_path / "auto", **missing)
+    assert code == 0, said
+    assert how in said
+    code, said = configured(tmp_path / "on", "-D", "PARISKV_CUDA=ON", **missing)
+    assert code != 0
+    assert how in said
+
+
+@pytest.mark.skipif(not pk.is_built("cuda"), reason="needs a CUDA compiler")
+def test_a_build_for_everybody_has_code_for_every_gpu(tmp_path: Path) -> None:
+    code, said = configured(tmp_path, "-D", "PARISKV_CUDA=ON")
+    assert code == 0, said
+    [flags] = set(
+        re.findall(r"FLAGS = .*--generate-code.*", (tmp_path / "build.ninja").read_text())
+    )
+    codes = re.findall(r"--generate-code=arch=compute_\d+,code=\[(\w+)\]", flags)
+    assert codes == ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "compute_120"]

@@ -206,8 +206,15 @@ def test_a_backend_that_is_not_there_is_refused():
     assert pk.is_available("cpu")
     if pk.is_available("cuda"):
         pytest.skip("there is a CUDA device")
-    with pytest.raises((ValueError, RuntimeError), match="cuda"):
+    how = "there is no CUDA device, or no driver" if pk.is_built("cuda") else "install the CUDA"
+    with pytest.raises(ValueError, match=rf"device: expected cpu, got cuda:0; .*{how}"):
         pk.Cache(make_config(device="cuda"))
+
+
+def test_a_gpu_that_torch_uses_is_there_for_us_too():
+    if not (pk.is_built("cuda") and torch.cuda.is_available()):
+        pytest.skip("needs a build with the CUDA backend, and a torch that sees a GPU")
+    assert pk.is_available("cuda"), "the tests of the CUDA backend would be left out unnoticed"
 
 
 def test_asking_for_an_unknown_backend_is_refused():

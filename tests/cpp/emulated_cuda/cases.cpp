@@ -286,6 +286,22 @@ std::vector<Case> all_cases() {
              k.dtype = kFloat, k.head_dim = 256, mean(k);
              c.softcap = 20, c.sink_bias = true;
            }),
+      make("bfloat16_128_softcap_and_bias",
+           [](Case& c, Config&) { c.softcap = 20, c.sink_bias = true; }),
+      make("bfloat16_80_softcap_and_bias",
+           [](Case& c, Config& k) { k.head_dim = 80, c.softcap = 15, c.sink_bias = true; }),
+      make("float16_256_votes_softcap_and_bias",
+           [=](Case& c, Config& k) {
+             k.dtype = kHalf, k.head_dim = 256, votes(k);
+             c.softcap = 20, c.sink_bias = true;
+           }),
+      // 2^33 elements in a segment: the last head's rows begin beyond 2^32 of them.
+      make("elements_beyond_32_bits",
+           [](Case& c, Config& k) {
+             c.device_segment = int64_t{1} << 20;
+             k.query_heads = k.kv_heads = 16, k.head_dim = 256, c.tokens = 600;
+           }),
+      make("most_rows", [](Case& c, Config& k) { c.tokens = 6000, k.top_k = 4096; }),
       make("float16_64_votes_mean",
            [=](Case&, Config& k) { k.dtype = kHalf, k.head_dim = 64, votes(k), mean(k); }),
       make("float16_96", [](Case&, Config& k) { k.dtype = kHalf, k.head_dim = 96; }),

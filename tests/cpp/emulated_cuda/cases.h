@@ -21,12 +21,13 @@ struct Case {
   int64_t flush_after = -1, truncate_after = -1, truncate_by = 0;  // a step
   double softcap = 0;
   bool sink_bias = false;
-  int64_t gap = 0;          // elements between rows, which nobody may write to
-  bool equal_keys = false;  // so that order alone decides
-  bool apart = false;       // steps of a decode are launched one by one
-  bool hostile = false;     // queries and a key that are not finite, or zero
-  int device = 1;           // an index into the emulator's
-  int twin = -1;            // another, whose output has to be the same bit for bit
+  int64_t gap = 0;             // elements between rows, which nobody may write to
+  bool equal_keys = false;     // so that order alone decides
+  bool apart = false;          // steps of a decode are launched one by one
+  bool hostile = false;        // queries and a key that are not finite, or zero
+  int64_t device_segment = 0;  // segment_tokens there, where it differs
+  int device = 1;              // an index into the emulator's
+  int twin = -1;               // another, whose output has to be the same bit for bit
 };
 
 /** For the messages of GoogleTest, which would print bytes. */
