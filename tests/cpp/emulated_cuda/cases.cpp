@@ -2,8 +2,6 @@
 #include "cases.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <limits>
 #include <random>
 
@@ -13,7 +11,6 @@ namespace pariskv::test {
 
 namespace {
 
-constexpr char kGap = 0x5a;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
@@ -34,19 +31,6 @@ Case make(const char* name, const std::function<void(Case&, Config&)>& change) {
   c.config.threads = 1;
   change(c, c.config);
   return c;
-}
-
-uint16_t bfloat16_of(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  if (x != x) return 0x7fc0;
-  return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-float of_bfloat16(uint16_t half) {
-  const uint32_t bits = uint32_t(half) << 16;
-  float x;
-  std::memcpy(&x, &bits, 4);
-  return x;
 }
 
 /** Keys that a cache has to cope with: zeros, NaN, tiny and huge ones, equal ones, dead channels.
@@ -80,10 +64,11 @@ class Runner {
       options_.sink_bias = TensorView::contiguous(bias.data(), DType::kFloat32,
                                                   {config_.query_heads}, config_.device);
     }
-    for (int64_t i = 0; i < c_.batch; ++i) prefill(i);
+    prefill();
     for (int64_t step = 0; step < c_.steps; ++step) decode(step);
     options_.lse.reset();
     for (int64_t i = 0; i < c_.batch; ++i) look_at(i);
+    attend();
     outcome_.stats = cache_.stats();
     return std::move(outcome_);
   }
@@ -102,11 +87,16 @@ class Runner {
     return t;
   }
 
-  void prefill(int64_t index) {
+  struct Prompt {
+    Tensor keys, values;
+  };
+
+  Prompt prompt_of(int64_t index) {
     const bool first = index == 0;
     const int64_t tokens =
         first ? c_.tokens : std::max<int64_t>(1, int64_t(double(c_.tokens) * 1.3 * uniform()));
-    Tensor keys = random_rows(tokens, false), values = random_rows(tokens, false);
+    Prompt prompt{random_rows(tokens, false), random_rows(tokens, false)};
+    Tensor& keys = prompt.keys;
     for (int64_t i = 0; i < tokens; ++i) {
       for (int64_t h = 0; h < keys.heads; ++h) {
         const float length = 1 + 2 * float(uniform());
@@ -117,14 +107,54 @@ class Runner {
     }
     if (!c_.equal_keys) spoil(keys, config_.dtype);
     if (c_.hostile) keys.set(tokens - 2, 0, 5, kInfinity);
-    sequences_.push_back(cache_.add());
+    return prompt;
+  }
+
+  /** Tokens of all, one after the other. */
+  Tensor packed(const std::vector<Tensor>& parts, bool is_query) const {
+    int64_t tokens = 0;
+    for (const Tensor& part : parts) tokens += part.tokens;
+    Tensor all = rows(tokens, is_query);
+    int64_t next = 0;
+    for (const Tensor& part : parts) {
+      for (int64_t i = 0; i < part.tokens; ++i, ++next) {
+        for (int64_t h = 0; h < all.heads; ++h) {
+          for (int64_t d = 0; d < all.dim; ++d) all.set(next, h, d, part.get(i, h, d));
+        }
+      }
+    }
+    return all;
+  }
+
+  /** Each prompt by itself, in chunks, or all in one call. */
+  void prefill() {
+    std::vector<Tensor> all_keys, all_values;
+    std::vector<int64_t> lengths;
+    for (int64_t i = 0; i < c_.batch; ++i) {
+      Prompt prompt = prompt_of(i);
+      sequences_.push_back(cache_.add());
+      if (!c_.packed) {
+        prefill(prompt);
+        continue;
+      }
+      lengths.push_back(prompt.keys.tokens);
+      all_keys.push_back(std::move(prompt.keys));
+      all_values.push_back(std::move(prompt.values));
+    }
+    if (!c_.packed) return;
+    Tensor keys = packed(all_keys, false), values = packed(all_values, false);
+    cache_.prefill(0, sequences_, lengths, keys.view(config_.device), values.view(config_.device));
+    emulator::flush();  // before the rows are gone
+  }
+  void prefill(Prompt& prompt) {
+    const int64_t tokens = prompt.keys.tokens;
     for (int64_t chunk = 0; chunk < c_.chunks; ++chunk) {
       const int64_t begin = tokens * chunk / c_.chunks, end = tokens * (chunk + 1) / c_.chunks;
       if (begin == end) continue;
       cache_.prefill(0, {sequences_.back()}, {end - begin},
-                     keys.view(config_.device, begin, end - begin),
-                     values.view(config_.device, begin, end - begin));
-      emulator::flush();  // before the rows are gone
+                     prompt.keys.view(config_.device, begin, end - begin),
+                     prompt.values.view(config_.device, begin, end - begin));
+      emulator::flush();
     }
   }
 
@@ -168,7 +198,6 @@ class Runner {
   }
 
   void look_at(int64_t index) {
-    constexpr int64_t kAttended = 5;
     const Device device = config_.device;
     const SequenceId sequence = sequences_[size_t(index)];
     Tensor q = random_rows(1, true);
@@ -182,11 +211,20 @@ class Runner {
     emulator::flush();
     outcome_.rows.push_back(std::move(keys));
     outcome_.rows.push_back(std::move(values));
-    const int64_t some = std::min(kAttended, length);
-    Tensor last = random_rows(some, true);
-    outcome_.outputs.push_back(rows(some, true));
-    cache_.attend(0, {sequence}, {some}, last.view(device), outcome_.outputs.back().view(device),
-                  options_);
+  }
+
+  /** The last tokens of all, as many of each as there may be: of one 5, of the next 4. */
+  void attend() {
+    std::vector<Tensor> queries;
+    std::vector<int64_t> lengths;
+    for (int64_t i = 0; i < c_.batch; ++i) {
+      lengths.push_back(std::min(5 - i % 5, cache_.length(sequences_[size_t(i)])));
+      queries.push_back(random_rows(lengths.back(), true));
+    }
+    Tensor q = packed(queries, true);
+    outcome_.outputs.push_back(rows(q.tokens, true));
+    cache_.attend(0, sequences_, lengths, q.view(config_.device),
+                  outcome_.outputs.back().view(config_.device), options_);
     emulator::flush();
   }
 
@@ -202,61 +240,6 @@ class Runner {
 };
 
 }  // namespace
-
-Tensor::Tensor(DType dtype, int64_t tokens, int64_t heads, int64_t dim, int64_t gap)
-    : tokens(tokens),
-      heads(heads),
-      dim(dim),
-      dtype_(dtype),
-      head_stride_(dim + gap),
-      token_stride_(head_stride_ * heads + 3 * gap),
-      data_(size_t((tokens * token_stride_) * size_of(dtype)), kGap) {}
-
-const char* Tensor::at(int64_t token, int64_t head, int64_t i) const {
-  return data_.data() + (token * token_stride_ + head * head_stride_ + i) * size_of(dtype_);
-}
-float Tensor::get(int64_t token, int64_t head, int64_t i) const {
-  float x;
-  uint16_t half;
-  _Float16 float16;
-  std::memcpy(&half, at(token, head, i), 2);
-  std::memcpy(&float16, &half, 2);
-  if (dtype_ == DType::kFloat16) return float(float16);
-  if (dtype_ == DType::kBFloat16) return of_bfloat16(half);
-  std::memcpy(&x, at(token, head, i), 4);
-  return x;
-}
-void Tensor::set(int64_t token, int64_t head, int64_t i, float x) {
-  char* place = data_.data() + (at(token, head, i) - data_.data());
-  const auto float16 = _Float16(x);
-  const uint16_t bfloat16 = bfloat16_of(x);
-  if (dtype_ == DType::kFloat32) std::memcpy(place, &x, 4);
-  if (dtype_ == DType::kFloat16) std::memcpy(place, &float16, 2);
-  if (dtype_ == DType::kBFloat16) std::memcpy(place, &bfloat16, 2);
-}
-void Tensor::fill(const std::function<float()>& make) {
-  for (int64_t i = 0; i < tokens; ++i) {
-    for (int64_t h = 0; h < heads; ++h) {
-      for (int64_t d = 0; d < dim; ++d) set(i, h, d, make());
-    }
-  }
-}
-TensorView Tensor::view(Device device, int64_t first, int64_t count) {
-  char* data = data_.data() + first * token_stride_ * size_of(dtype_);
-  TensorView view = TensorView::contiguous(data, dtype_, {count, heads, dim}, device);
-  view.strides = {token_stride_, head_stride_, 1};
-  return view;
-}
-bool Tensor::gaps_are_clean() const {
-  for (int64_t i = 0; i < tokens; ++i) {
-    for (int64_t h = 0; h < heads; ++h) {
-      const char* next = h + 1 < heads ? at(i, h + 1, 0) : at(i + 1, 0, 0);
-      const bool clean = std::all_of(at(i, h, dim), next, [](char byte) { return byte == kGap; });
-      if (!clean) return false;
-    }
-  }
-  return true;
-}
 
 Outcome run(const Case& c, const Config& config) { return Runner(c, config).run(); }
 
@@ -319,6 +302,7 @@ std::vector<Case> all_cases() {
       make("row_cache_that_evicts", [](Case& c, Config& k) { k.row_cache = 16, c.steps = 12; }),
       make("rows_on_the_device", [](Case&, Config& k) { k.placement = Placement::kDevice; }),
       make("batch_of_three", [](Case& c, Config&) { c.batch = 3, c.twin = 2; }),
+      make("batch_in_one_call", [](Case& c, Config&) { c.batch = 6, c.packed = true; }),
       make("batch_with_strides_and_chunks",
            [=](Case& c, Config& k) {
              c.batch = 5, c.gap = 8, c.chunks = 3, c.tokens = 700;
