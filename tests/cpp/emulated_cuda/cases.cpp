@@ -178,8 +178,34 @@ class Runner {
     return q;
   }
 
+  /** As decode(), by a graph that is recorded the first time. */
+  void replay(int64_t step) {
+    const Tensor q = queries(step);
+    const Tensor k = random_rows(c_.batch, false), v = random_rows(c_.batch, false);
+    const Device device = config_.device;
+    if (graph_.empty()) {
+      lasting_ = {q, k, v, rows(c_.batch, true)};
+      lasting_lse_.resize(size_t(c_.batch * config_.query_heads), kNan);
+      options_.lse = TensorView::contiguous(lasting_lse_.data(), DType::kFloat32,
+                                            {c_.batch, config_.query_heads}, device);
+      graph_ = emulator::record([&] {
+        cache_.decode(0, sequences_, lasting_[0].view(device), lasting_[1].view(device),
+                      lasting_[2].view(device), lasting_[3].view(device), options_,
+                      {const_cast<CUstream_st*>(emulator::kRecordedStream)});
+      });
+    }
+    lasting_[0].take(q), lasting_[1].take(k), lasting_[2].take(v);
+    cache_.advance(sequences_);
+    emulator::replay(graph_);
+    emulator::flush();
+    outcome_.outputs.push_back(lasting_[3]);
+    outcome_.log_sum_exps.push_back(lasting_lse_);
+    between(step);
+  }
+
   void decode(int64_t step) {
     const Device device = config_.device;
+    if (c_.replayed && step > 0 && device.type == DeviceType::kCuda) return replay(step);
     Tensor q = queries(step);
     Tensor k = random_rows(c_.batch, false, c_.gap), v = random_rows(c_.batch, false, c_.gap);
     outcome_.outputs.push_back(rows(c_.batch, true, c_.gap));
@@ -189,6 +215,10 @@ class Runner {
     cache_.decode(0, sequences_, q.view(device), k.view(device), v.view(device),
                   outcome_.outputs.back().view(device), options_);
     emulator::flush();
+    between(step);
+  }
+
+  void between(int64_t step) {
     if (step == c_.flush_after) cache_.flush(sequences_);
     if (step == c_.truncate_after) {
       const int64_t most = cache_.length(sequences_[0]) - 1;
@@ -237,6 +267,9 @@ class Runner {
   AttendOptions options_;
   std::vector<SequenceId> sequences_;
   Outcome outcome_;
+  emulator::Recording graph_;
+  std::vector<Tensor> lasting_;  // what the graph reads and writes
+  std::vector<float> lasting_lse_;
 };
 
 }  // namespace
@@ -321,6 +354,21 @@ std::vector<Case> all_cases() {
            [](Case& c, Config& k) {
              c.steps = 24, c.flush_after = 6, c.truncate_after = 10, c.truncate_by = 150;
              k.update = 8, k.local = 16;
+           }),
+      make("replayed",
+           [](Case& c, Config& k) {
+             c.replayed = true, c.steps = 40, c.flush_after = 5, c.truncate_after = 20;
+             c.truncate_by = 150, k.update = 8, k.local = 16;
+           }),
+      make("replayed_votes_in_branches",
+           [=](Case& c, Config& k) {
+             c.replayed = true, c.steps = 6, c.device = 4, c.batch = 3, c.tokens = 400, votes(k);
+             k.query_heads = 16, k.kv_heads = 8, k.head_dim = 64, k.update = 8, k.local = 16;
+           }),
+      make("replayed_into_more_candidates",
+           [](Case& c, Config& k) {
+             c.replayed = true, c.steps = 24, c.tokens = 500, k.update = 8, k.local = 16;
+             k.schedule = {{0, 0.1, 0.2}, {520, 0.5, 0.2}};
            }),
       make("equal_keys", [=](Case& c, Config& k) { c.equal_keys = true, k.top_k = 300, votes(k); }),
       make("hostile", [](Case& c, Config&) { c.hostile = true; }),

@@ -25,6 +25,7 @@ struct Case {
   int64_t gap = 0;             // elements between rows, which nobody may write to
   bool equal_keys = false;     // so that order alone decides
   bool apart = false;          // steps of a decode are launched one by one
+  bool replayed = false;       // all steps but the first are of one graph
   bool hostile = false;        // queries and a key that are not finite, or zero
   int64_t device_segment = 0;  // segment_tokens there, where it differs
   int device = 1;              // an index into the emulator's
@@ -47,6 +48,8 @@ class Tensor {
   void fill(const std::function<float()>& make);
   TensorView view(Device device, int64_t first, int64_t tokens);
   TensorView view(Device device) { return view(device, 0, tokens); }
+  /** The elements of another of the same kind. */
+  void take(const Tensor& other);
   /** What lies between rows is as it was. */
   bool gaps_are_clean() const;
 

@@ -39,6 +39,7 @@ uint64_t random_state = 1;
 void* scheduler_stack = nullptr;
 std::vector<Fiber*> free_fibers;
 std::vector<std::unique_ptr<Grid>> queue;
+Recording* recording = nullptr;    // what is launched goes there
 std::recursive_mutex queue_mutex;  // the library has a thread of its own that takes memory
 
 /** A warp, as the scheduler sees it. */
@@ -340,10 +341,36 @@ void wait_for(const unsigned& word, unsigned seen, const char* where) {
   current->word = nullptr;
 }
 
+Recording record(const std::function<void()>& launch) {
+  flush();
+  Recording kept;
+  recording = &kept;
+  launch();
+  recording = nullptr;
+  return kept;
+}
+
+bool is_recording() { return recording != nullptr; }
+
+void replay(const Recording& kept) {
+  for (const auto& grid : kept) {
+    auto again = std::make_unique<Grid>();
+    again->name = grid->name;
+    again->blocks = grid->blocks;
+    again->threads = grid->threads;
+    again->shared_bytes = grid->shared_bytes;
+    again->body = grid->body;
+    again->cluster = grid->cluster;
+    again->is_early = grid->is_early;
+    enqueue(std::move(again));
+  }
+}
+
 void enqueue(std::unique_ptr<Grid> grid) {
   const std::lock_guard<std::recursive_mutex> lock(queue_mutex);
   if (current != nullptr) fail("a kernel launches another");
   if (grid->blocks.x == 0 || grid->blocks.y == 0) fail("%s has no blocks", grid->name.c_str());
+  if (recording != nullptr) return recording->push_back(std::move(grid));
   if (!grid->is_early) flush();
   queue.push_back(std::move(grid));
 }
@@ -351,6 +378,7 @@ void enqueue(std::unique_ptr<Grid> grid) {
 void flush() {
   constexpr unsigned kMostEarly = 40000;  // threads whose stacks are there together
   const std::lock_guard<std::recursive_mutex> lock(queue_mutex);
+  if (recording != nullptr) fail("somebody waits for the device while a graph is recorded");
   if (queue.empty()) return;
   const std::vector<std::unique_ptr<Grid>> work = std::move(queue);
   queue.clear();

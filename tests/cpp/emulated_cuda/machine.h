@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include <driver_types.h>
 #include <vector_types.h>
 
 #include <cstddef>
@@ -155,6 +156,15 @@ std::string whereabouts();
 
 /** Puts a kernel into the queue. Its body has to outlive that, or the launch flushes. */
 void enqueue(std::unique_ptr<Grid> grid);
+
+/** A graph: kernels in their order. What was given to side streams lies where it was asked for. */
+using Recording = std::vector<std::unique_ptr<Grid>>;
+/** The stream that is captured while something is recorded. */
+inline const cudaStream_t kRecordedStream = reinterpret_cast<cudaStream_t>(7);
+/** The kernels that `launch` puts into the queue are kept instead of run. */
+Recording record(const std::function<void()>& launch);
+bool is_recording();
+void replay(const Recording& recording);
 /** Runs all that is in the queue. */
 void flush();
 

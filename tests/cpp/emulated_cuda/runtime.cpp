@@ -211,13 +211,16 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
 cudaError_t cudaStreamDestroy(cudaStream_t) { return emulator::flush(), cudaSuccess; }
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return emulator::flush(), cudaSuccess; }
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
-  return emulator::flush(), cudaSuccess;
+  if (!emulator::is_recording()) emulator::flush();
+  return cudaSuccess;
 }
 cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long* id) {
   return *id = reinterpret_cast<uintptr_t>(stream), cudaSuccess;
 }
-cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-  return *status = cudaStreamCaptureStatusNone, cudaSuccess;
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  const bool captured = emulator::is_recording() && stream == emulator::kRecordedStream;
+  *status = captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
@@ -225,7 +228,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete emulator::of(event), cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
-  emulator::flush();
+  if (!emulator::is_recording()) emulator::flush();
   return emulator::of(event)->left = int(emulator::random_number() % 3), cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {

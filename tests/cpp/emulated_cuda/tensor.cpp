@@ -63,6 +63,9 @@ void Tensor::fill(const std::function<float()>& make) {
     }
   }
 }
+void Tensor::take(const Tensor& other) {
+  std::copy(other.data_.begin(), other.data_.end(), data_.begin());
+}
 TensorView Tensor::view(Device device, int64_t first, int64_t count) {
   char* data = data_.data() + first * token_stride_ * size_of(dtype_);
   TensorView view = TensorView::contiguous(data, dtype_, {count, heads, dim}, device);

@@ -35,6 +35,11 @@ TEST_P(EmulatedWalk, ComesOutAsOnTheCpu) {
   if (c.device_segment > 0) config.segment_tokens = c.device_segment;
   const Outcome cuda = run(c, config);
   compare(c, cpu, cuda, false);
+  if (c.replayed) {
+    Case eager = c;
+    eager.replayed = false;
+    compare(c, run(eager, config), cuda, true);
+  }
   if (c.twin < 0) return;
   config.device.index = c.twin;
   config.row_cache = 0;
