@@ -13,8 +13,10 @@ namespace pariskv::test {
 /** Where the caches of all tests are. For a caller another device is the current one. */
 inline constexpr int kDevice = 1, kDevices = 2;
 
-/** The one stream that is always being captured: a decode on it is like a replay. */
+/** A stream that is being captured: a decode on it is like a replay. */
 inline const cudaStream_t kCapturedStream = reinterpret_cast<cudaStream_t>(7);
+/** The one that is, for a replay in the order of another stream. */
+cudaStream_t& captured_stream();
 
 /** What was found wrong first; empty: nothing. */
 std::string& wrong();
@@ -41,13 +43,16 @@ int64_t& pinned_by_me();
 int current_device();
 
 /**
- * Work on a caller's stream is done at once; on streams that the library makes it is done when
- * somebody may count on it and no earlier, or by chance.
+ * Work on streams that the library makes is done when somebody may count on it and no earlier, or
+ * by chance. On callers' streams it is done at once, or as late where a test asks for that: it has
+ * to keep what it gave until then.
  */
 void enqueue(cudaStream_t stream, std::function<void()> work);
+bool& callers_work_late();
 
-/** Does all that a stream was given. */
+/** Does all that a stream was given, or every stream. */
 void finish(cudaStream_t stream);
+void finish_all();
 
 /** For launches, which belong to the current device. */
 void launch(cudaStream_t stream, std::function<void()> work);

@@ -1,5 +1,5 @@
-// Streams and events. What the library's own streams are given is done late, as a device might:
-// who reads too early, or gives memory away too early, meets it.
+// Streams and events. What streams are given is done late, as a device might: who reads too early,
+// or gives memory away too early, meets it.
 #include <cstdlib>
 #include <deque>
 #include <map>
@@ -13,9 +13,11 @@ namespace {
 
 struct FakeStream {
   unsigned long long id = 0;
-  bool late = false;
+  bool own = false;  // the library's
   std::deque<std::function<void()>> work{};
   int64_t given = 0, done = 0;
+
+  bool late() const { return own || callers_work_late(); }
 };
 
 unsigned long long next_id = 1;
@@ -103,7 +105,7 @@ void enqueue(cudaStream_t handle, std::function<void()> work) {
   FakeStream* stream = find(handle);
   if (stream == nullptr) return;
   work_by_chance();
-  if (!stream->late) return work();
+  if (!stream->late()) return work();
   stream->work.push_back(std::move(work));
   ++stream->given;
 }
@@ -111,6 +113,20 @@ void enqueue(cudaStream_t handle, std::function<void()> work) {
 void finish(cudaStream_t handle) {
   const FakeStream* stream = find(handle);
   if (stream != nullptr) run_until(handle, stream->given);
+}
+
+void finish_all() {
+  for (auto& [handle, stream] : streams()) run_until(handle, stream.given);
+}
+
+bool& callers_work_late() {
+  static bool late = false;
+  return late;
+}
+
+cudaStream_t& captured_stream() {
+  static cudaStream_t stream = kCapturedStream;
+  return stream;
 }
 
 void launch(cudaStream_t stream, std::function<void()> work) {
@@ -174,7 +190,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   static intptr_t next = 1000;
   *stream = reinterpret_cast<cudaStream_t>(next++);
   streams()[*stream].id = next_id++;
-  return streams()[*stream].late = true, cudaSuccess;
+  return streams()[*stream].own = true, cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   finish(handle);
@@ -198,13 +214,13 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned
   // As it was recorded last: it may be recorded anew before a late stream gets there.
   const FakeEvent recorded = *of(event);
   const auto wait = [recorded] { run_until(recorded.stream, recorded.position); };
-  if (!stream->late) return wait(), cudaSuccess;
+  if (!stream->late()) return wait(), cudaSuccess;
   stream->work.push_back(wait);
   return ++stream->given, cudaSuccess;
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* status) {
   if (find(handle) == nullptr) return cudaErrorInvalidResourceHandle;
-  const bool captured = handle == kCapturedStream;
+  const bool captured = handle == captured_stream();
   *status = captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }

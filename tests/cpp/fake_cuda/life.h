@@ -79,13 +79,21 @@ class Life {
   bool chance(int64_t of) { return below(of) == 0; }
   Stream stream() { return {reinterpret_cast<void*>(intptr_t(below(3)))}; }
   TensorView view(Numbers& data, int64_t tokens, int64_t heads) {
-    data.resize(size_t(std::max(tokens, int64_t{1}) * heads * kDim));
+    const size_t size = size_t(std::max(tokens, int64_t{1}) * heads * kDim);
+    if (data.size() < size) keep(data), data.resize(size);
     return TensorView::contiguous(data.data(), DType::kFloat16, {tokens, heads, kDim},
                                   cache_.config().device);
+  }
+  /** Work that is still to be done may read and write it. */
+  void keep(Numbers& data) {
+    if (kept_.size() > 200) finish_all(), kept_.clear();
+    kept_.push_back(std::move(data));
+    data = Numbers();
   }
   /** Rows of so many new tokens, each with a number of its own; V has its complement. */
   Numbers new_rows(int64_t tokens) {
     Numbers numbers;
+    keep(k_), keep(v_);
     view(k_, tokens, kHeads);
     view(v_, tokens, kHeads);
     for (int64_t t = 0; t < tokens; ++t) {
@@ -106,7 +114,9 @@ class Life {
       if (cache_.length(sequence, layer) != tokens)
         return complain("a sequence has another length");
       Numbers k, v;
-      cache_.read(layer, sequence, 0, view(k, tokens, kHeads), view(v, tokens, kHeads), stream());
+      const Stream on = stream();
+      cache_.read(layer, sequence, 0, view(k, tokens, kHeads), view(v, tokens, kHeads), on);
+      finish(static_cast<cudaStream_t>(on.handle));
       for (int64_t t = 0; t < tokens; ++t) {
         const uint16_t key = k[size_t(t * kHeads * kDim)];
         const uint16_t value = v[size_t((t + 1) * kHeads * kDim - 1)];
@@ -139,10 +149,17 @@ class Life {
     }
   }
 
+  void advance_and_replay(const std::vector<SequenceId>& batch, Stream on) {
+    cache_.advance(batch, on);
+    replay(batch, on);
+  }
+
   /** Nothing of a graph that was recorded can be refused. */
-  void replay(const std::vector<SequenceId>& batch) {
+  void replay(const std::vector<SequenceId>& batch, Stream on) {
     const Faults none(-1);
-    decode(batch, {const_cast<CUstream_st*>(kCapturedStream)});
+    captured_stream() = static_cast<cudaStream_t>(on.handle);
+    decode(batch, on);
+    captured_stream() = kCapturedStream;
   }
 
   void truncate(SequenceId sequence) {
@@ -192,17 +209,17 @@ class Life {
         return;
       case 8:  // a graph's way: room is made, then recorded decodes run
         if (cache_.config().local == 0) return;
-        cache_.advance(batch, stream());
-        return replay(batch);
+        return advance_and_replay(batch, stream());
       default:
         return decode(batch, stream());
     }
   }
 
   std::mt19937 random_;
+  Numbers k_, v_, q_, out_;
+  std::vector<Numbers> kept_;  // all these outlive the cache, which waits for what reads them
   Cache cache_;
   std::map<SequenceId, std::vector<Numbers>> truth_;
-  Numbers k_, v_, q_, out_;
   uint16_t next_ = 1;
   int64_t refused_ = 0, failed_ = 0;
 };

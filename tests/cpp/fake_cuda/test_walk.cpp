@@ -14,8 +14,13 @@ constexpr int kSeeds = 60, kSteps = 250;
 
 class FakeCuda : public testing::Test {
  protected:
-  FakeCuda() { test::wrong().clear(); }
+  FakeCuda() {
+    test::wrong().clear();
+    test::callers_work_late() = true;
+  }
   ~FakeCuda() override {
+    test::finish_all();
+    test::callers_work_late() = false;
     test::misdeeds() = {};
     test::wrong().clear();
   }
