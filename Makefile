@@ -89,16 +89,19 @@ test-cpp: .venv/.base
 test-python: .venv/.test
 	@.venv/bin/python -m pytest
 
-# Every block of GPU memory on its own, so that going beyond one is seen.
+# Every block of GPU memory on its own, torch's too, so that going beyond one is seen. Only where
+# torch captures a graph it has to keep memory: it cannot ask for some then.
+SANITIZER = PYTHONPATH=build/sanitize compute-sanitizer --error-exitcode 1
+SANITIZED = .venv/bin/python -m pytest -q -m sanitize
 sanitize: .venv/.test ## on a GPU: compute-sanitizer over the tests marked for it
 	@$(PIP) install -qq --upgrade --target build/sanitize $(WHEEL_OPTIONS) \
 	  -C build-dir='build/sanitize-{wheel_tag}' -C cmake.define.PARISKV_POOLING=OFF \
 	  -C cmake.define.PARISKV_CUDA_ARCHITECTURES='$(CUDA_ARCH)' .
 	@for tool in memcheck initcheck "synccheck --num-cuda-barriers 65536" racecheck; do \
 	  echo "$$tool ..."; \
-	  PYTHONPATH=build/sanitize PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer \
-	    --tool $$tool --error-exitcode 1 .venv/bin/python -m pytest -q -m sanitize \
-	    -k bfloat16 || exit 1; done
+	  PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(SANITIZER) --tool $$tool $(SANITIZED) \
+	    -k "(bfloat16 or aligned) and not short_graph" \
+	  && $(SANITIZER) --tool $$tool $(SANITIZED) -k "bfloat16 and short_graph" || exit 1; done
 
 # What is in .venv, as stamps: the tools, the engine itself, what the bench and the tests need.
 

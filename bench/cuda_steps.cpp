@@ -21,6 +21,7 @@ namespace pariskv::cuda {
 namespace {
 
 constexpr int64_t kRowSegments = 128;  // distinct ones; longer sequences use them again
+constexpr int64_t kQueries = 64;       // distinct ones, by turns: steps may learn from those before
 
 void must(cudaError_t error, const char* what) { check(error, what); }
 
@@ -36,6 +37,18 @@ std::vector<uint16_t> normal_numbers(int64_t count, float size, uint32_t seed) {
   std::normal_distribution<float> normal(0, size);
   std::vector<uint16_t> numbers(static_cast<size_t>(count));
   for (uint16_t& x : numbers) x = bfloat16(normal(random));
+  return numbers;
+}
+
+/** Queries (heads, 4, 128) of kv heads; those of one share a length, and heads differ in it. */
+std::vector<uint16_t> queries_of(int64_t heads, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<uint16_t> numbers;
+  for (int64_t h = 0; h < heads; ++h) {
+    const float length = 1 + 0.18f * normal(random);
+    for (int i = 0; i < 4 * 128; ++i) numbers.push_back(bfloat16(length * normal(random)));
+  }
   return numbers;
 }
 
@@ -154,10 +167,18 @@ class Scene {
       lanes.push_back({far_[size_t(b)], own, tokens, room, layout_});
     }
     lanes_ = on_device(lanes);
-    q_ = on_device(normal_numbers(batch * 32 * 128, 1.0f, 7));
+    queries_ = on_device(queries_of(kQueries * batch * 8, 7));
+    q_ = device_memory<uint16_t>(batch * 32 * 128);
     kv_ = on_device(normal_numbers(2 * batch * 8 * 128, 1.5f, 8));
     out_ = device_memory<uint16_t>(batch * 32 * 128);
     counters_ = device_memory<int64_t>(sizeof(DecodeCounts) / sizeof(int64_t));
+  }
+
+  /** The next steps have other queries. */
+  void ask_anew(cudaStream_t stream) {
+    const int64_t count = batch_ * 32 * 128;
+    const uint16_t* next = queries_ + turn_++ % kQueries * count;
+    must(cudaMemcpyAsync(q_, next, size_t(2 * count), cudaMemcpyDeviceToDevice, stream), "queries");
   }
 
   EncodeCall encode_call(int64_t b) const {
@@ -229,7 +250,8 @@ class Scene {
   uint8_t* summaries_ = nullptr;
   char* state_ = nullptr;
   Lane* lanes_ = nullptr;
-  uint16_t *q_ = nullptr, *kv_ = nullptr, *out_ = nullptr;
+  uint16_t *queries_ = nullptr, *q_ = nullptr, *kv_ = nullptr, *out_ = nullptr;
+  int64_t turn_ = 0;
   int64_t* counters_ = nullptr;
 };
 
@@ -241,26 +263,27 @@ const char* name_of_step(int step) {
 void time_steps(Clock& clock, const RowMemory& rows, Scorer scorer, int64_t batch, int64_t tokens,
                 cudaStream_t stream) {
   const Config config = llama_layer(scorer);
-  const Scene scene(config, rows, batch, tokens);
+  Scene scene(config, rows, batch, tokens);
   scene.encode(stream);
+  const auto ask = [&] { scene.ask_anew(stream); };
   const auto launch = [&](int first, int last) {
     if (first <= last) launch_decode(scene.decode_call(first, last), stream);
   };
   const std::string name = scorer == Scorer::kVotes ? "votes" : "sign_norm";
-  const auto nothing = [] {};
   for (int step = kScan; step <= kTake; ++step) {
     // Every round goes through all steps, so that each finds what the ones before it leave.
     const auto before = [&] {
+      ask();
       launch(kScan, kTake);
       launch(kScan, step - 1);
     };
     const double cold = clock.median(stream, true, before, [&] { launch(step, step); });
-    const double until = clock.median(stream, true, nothing, [&] { launch(kScan, step); });
+    const double until = clock.median(stream, true, ask, [&] { launch(kScan, step); });
     print({name_of_step(step), name, batch, tokens, cold, 0, scene.bytes(step), until});
   }
   const auto whole = [&] { launch(kScan, kTake); };
-  print({"all steps", name, batch, tokens, clock.median(stream, true, nothing, whole),
-         clock.median(stream, false, nothing, whole), 0});
+  print({"all steps", name, batch, tokens, clock.median(stream, true, ask, whole),
+         clock.median(stream, false, ask, whole), 0});
 }
 
 void time_encode(Clock& clock, const RowMemory& rows, Scorer scorer, cudaStream_t stream) {
