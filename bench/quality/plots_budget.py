@@ -155,8 +155,10 @@ def bits(sources: Sources, path: Path) -> None:
     over = sources.model["over"]
     full = next(iter(sources.model["methods"]["full attention"].values()))["bits_per_byte"]
     for line in lines.values():
-        for at in line.values():
-            at["more"] = over[at["name"]]["full attention"]["more"]
+        for rows, at in line.items():
+            # By way of the best rows: peers had time for some of the prompts, which differ more.
+            best = over[f"oracle, {rows}"]["full attention"]["more"]
+            at["more"] = (1 + over[at["name"]]["oracle"]["more"]) * (1 + best) - 1
     steps = sources.model["settings"]["steps"]
     note = (
         f"{what}, the {steps:,} bytes after it, each method in every layer."
@@ -227,7 +229,11 @@ def front(sources: Sources, path: Path) -> None:
             draw(axis, name, [p[0] for p in line], [p[1] for p in line])
             for i, (time, share, ratio) in enumerate(line):
                 # Beside a close neighbour's label there is no room.
-                close = i > 0 and time - line[i - 1][0] < 0.1 * (slowest - fastest)
+                close = (
+                    i > 0
+                    and time - line[i - 1][0] < 0.1 * (slowest - fastest)
+                    and share - line[i - 1][1] < 0.04
+                )
                 axis.annotate(
                     f"{100 * ratio:.0f} %",
                     (time, share),
