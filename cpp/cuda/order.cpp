@@ -80,7 +80,11 @@ void Order::collect(const std::shared_ptr<Event>& last_use) {
 void Order::recycle(bool wait) {
   // Between calls nothing is under way that the last one does not come after; its stream may have
   // gone by then.
-  if (wait && (inside_ || last_call_)) collect(inside_ ? mark(last_stream_) : last_call_);
+  if (wait && (inside_ || last_call_)) {
+    const std::shared_ptr<Event> last = inside_ ? mark(last_stream_) : last_call_;
+    collect(last);
+    last->wait();  // also where no block waits for it: new memory may still be zeroed
+  }
   while (!retired_.empty()) {
     Retired& oldest = retired_.front();
     if (wait) oldest.last_use->wait();

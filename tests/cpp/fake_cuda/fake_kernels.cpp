@@ -100,6 +100,19 @@ void append(const RowsCall& call) {
   });
 }
 
+/** Scratch comes as zeros, and then is a lane's own until that has more. */
+void use_scratch(const Lane& lane, int64_t i) {
+  const int64_t mine = (lane.zone_capacity << 32) + lane.candidate_capacity * 64 + i + 1;
+  int64_t whose = 0;
+  std::memcpy(&whose, lane.scratch, sizeof whose);
+  const auto used = [](char byte) { return byte != 0; };
+  if (whose != mine && std::any_of(lane.scratch, lane.scratch + kScratch, used)) {
+    complain("scratch does not come as zeros");
+  }
+  std::memset(lane.scratch, int(i + 1), size_t(kScratch));
+  std::memcpy(lane.scratch, &mine, sizeof mine);
+}
+
 void decode(const DecodeCall& call) {
   for (int64_t head = call.first_head; head < call.first_head + call.heads; ++head) {
     const int64_t i = head / call.shape.kv_heads;
@@ -109,10 +122,10 @@ void decode(const DecodeCall& call) {
     const SequenceView& view = lane.layers[call.layer];
     check_zone(view, call.shape, lane);
     if (view.searched()) use_row_cache(view, call.shape, std::rand() % 3);
-    std::memset(lane.scratch, int(i), size_t(kScratch));
+    use_scratch(lane, i);
     int64_t touched = 0;
     for (int64_t p = 0; p < view.total; p += 5) touched += *row_of(view, call.shape, 0, p);
-    *lane.scratch = char(touched);
+    lane.scratch[kScratch - 1] = char(touched);
     if (call.k.data == nullptr) continue;
     const int64_t size = size_of(call.shape.dtype);
     Rows k = call.k, v = call.v;

@@ -20,8 +20,14 @@ class FakeOrder : public testing::Test {
     EXPECT_EQ(test::wrong(), "");
     EXPECT_EQ(test::current_device(), 0) << "the caller had another device";
     test::misdeeds() = {};
+    test::callers_work_late() = false;
   }
 
+  TensorView view(int64_t tokens) {
+    numbers_.resize(size_t(tokens * kHeads * kDim));
+    return TensorView::contiguous(numbers_.data(), DType::kFloat16, {tokens, kHeads, kDim},
+                                  cache.config().device);
+  }
   void prefill(int64_t layer, cudaStream_t stream) {
     const TensorView rows = view(kPrompt);
     cache.prefill(layer, {sequence}, {kPrompt}, rows, rows, {stream});
@@ -42,11 +48,6 @@ class FakeOrder : public testing::Test {
   const SequenceId sequence;
 
  private:
-  TensorView view(int64_t tokens) {
-    numbers_.resize(size_t(tokens * kHeads * kDim));
-    return TensorView::contiguous(numbers_.data(), DType::kFloat16, {tokens, kHeads, kDim},
-                                  cache.config().device);
-  }
   std::vector<uint16_t> numbers_;
 };
 
@@ -81,6 +82,43 @@ TEST_F(FakeOrder, AStreamMayGoAfterTheNextAdvance) {
   ASSERT_EQ(cudaStreamDestroy(first), cudaSuccess);
   decode(nullptr);
   cache.flush({sequence});
+}
+
+TEST_F(FakeOrder, AReplayComesAfterWhatWasCalledBeforeIt) {
+  test::callers_work_late() = true;
+  test::misdeeds().nothing_by_chance = true;
+  const cudaStream_t replays = test::make_stream(), other = test::make_stream();
+  for (int64_t layer = 0; layer < kLayers; ++layer) prefill(layer, replays);
+  cache.advance({sequence}, {replays});
+  test::finish_all();
+  cache.remove(cache.fork(sequence, {other}), {other});
+  EXPECT_GT(test::work_under_way(), 0);
+  test::finish(replays);  // as a replay would
+  EXPECT_EQ(test::work_under_way(), 0);
+  ASSERT_EQ(cudaStreamDestroy(other), cudaSuccess);
+}
+
+TEST_F(FakeOrder, AStreamThatRecordsHasNoPartInIt) {
+  const cudaStream_t replays = test::make_stream();
+  for (int64_t layer = 0; layer < kLayers; ++layer) prefill(layer, replays);
+  cache.advance({sequence}, {replays});
+  for (int i = 0; i < 20; ++i) cache.flush({sequence}, {nullptr});
+  EXPECT_EQ(waits_in([&] { cache.flush({sequence}, {nullptr}); }), 2) << "before it and after";
+  test::captured_stream() = replays;
+  EXPECT_EQ(waits_in([&] { cache.flush({sequence}, {nullptr}); }), 0);
+  test::captured_stream() = test::kCapturedStream;
+}
+
+TEST_F(FakeOrder, WhatIsFreedIsFoundAgain) {
+  int64_t at_first = 0;
+  for (int i = 0; i < 400; ++i) {
+    const SequenceId another = cache.add();
+    const TensorView rows = view(kPrompt);
+    cache.prefill(0, {another}, {kPrompt}, rows, rows, {nullptr});
+    cache.remove(another, {nullptr});
+    if (i == 40) at_first = cache.stats().memory.reserved;
+  }
+  EXPECT_LT(cache.stats().memory.reserved, 2 * at_first);
 }
 
 TEST_F(FakeOrder, PrefillsOfLayersWaitForNoOffload) {

@@ -53,6 +53,17 @@ TEST_F(FakeCuda, EverySequenceKeepsItsRowsWhateverFails) {
   EXPECT_GT(failed, kSeeds * kSteps / 20) << "hardly anything was refused";
 }
 
+TEST_F(FakeCuda, EverySequenceKeepsItsRowsOnADeviceThatIsAsLateAsCanBe) {
+  for (int seed = 0; seed < kSeeds; ++seed) {
+    test::misdeeds().nothing_by_chance = true;
+    Life life(seed);
+    for (int i = 0; i < kSteps; ++i) {
+      seed % 2 == 0 || i % 2 == 0 ? life.step() : life.faulty_step();
+      ASSERT_EQ(test::wrong(), "") << "seed " << seed << ", step " << i;
+    }
+  }
+}
+
 TEST_F(FakeCuda, RowsThatAreReadBeforeTheyHaveArrivedAreSeen) {
   // The control: offloaded rows that count as arrived before they are.
   int seen = 0;
