@@ -63,13 +63,19 @@ CudaBackend::CudaBackend(const Config& config, const Resources& resources)
       host_arena_(resources.pinned ? resources.pinned : pinned_resource(device_),
                   config.host_budget, pinned_traits(resources, [this] { trim_waiting(); })),
       order_({&arena_, &host_arena_}) {
-  lanes_ = arena_.allocate((kMostBatch + 1) * int64_t(sizeof(Lane)));
-  counters_ = arena_.allocate(int64_t(sizeof(DecodeCounts)));
-  check(cudaMemsetAsync(counters_.data(), 0, size_t(counters_.bytes()), order_.upkeep()),
-        "zero the counters");
-  check(cudaMemsetAsync(lanes_.data(), 0, size_t(lanes_.bytes()), order_.upkeep()),
-        "zero the lanes");
-  wait_for(order_.upkeep(), "start a cache on the device");
+  try {
+    lanes_ = arena_.allocate((kMostBatch + 1) * int64_t(sizeof(Lane)));
+    counters_ = arena_.allocate(int64_t(sizeof(DecodeCounts)));
+    check(cudaMemsetAsync(counters_.data(), 0, size_t(counters_.bytes()), order_.upkeep()),
+          "zero the counters");
+    check(cudaMemsetAsync(lanes_.data(), 0, size_t(lanes_.bytes()), order_.upkeep()),
+          "zero the lanes");
+    wait_for(order_.upkeep(), "start a cache on the device");
+  } catch (...) {
+    const UnseenByCaptures unseen;  // memory goes back when nothing zeroes it any more
+    succeeded(cudaStreamSynchronize(order_.upkeep()));
+    throw;
+  }
 }
 
 CudaBackend::~CudaBackend() {

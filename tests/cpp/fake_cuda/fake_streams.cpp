@@ -49,10 +49,13 @@ void check_device(cudaStream_t handle) {
   }
 }
 
-void run_until(cudaStream_t handle, int64_t position) {
-  const auto found = streams().find(handle);
-  if (found == streams().end()) return;  // it was done with all before it went
-  FakeStream& stream = found->second;
+/** Streams that are gone, with what is still to be done on them. */
+std::deque<FakeStream>& gone() {
+  static std::deque<FakeStream> streams;
+  return streams;
+}
+
+void run_until(FakeStream& stream, int64_t position) {
   while (stream.done < position && !stream.work.empty()) {
     const std::function<void()> work = std::move(stream.work.front());
     stream.work.pop_front();
@@ -61,11 +64,24 @@ void run_until(cudaStream_t handle, int64_t position) {
   }
 }
 
+/** The stream with this id, whoever has its handle by now; null: gone, and done with all. */
+FakeStream* with_id(unsigned long long id) {
+  for (auto& [handle, stream] : streams()) {
+    if (stream.id == id) return &stream;
+  }
+  for (FakeStream& stream : gone()) {
+    if (stream.id == id) return &stream;
+  }
+  return nullptr;
+}
+
 void work_by_chance() {
   if (misdeeds().nothing_by_chance) return;
-  for (auto& [handle, stream] : streams()) {
-    if (!stream.work.empty() && std::rand() % 8 == 0) run_until(handle, stream.done + 1);
-  }
+  const auto perhaps = [](FakeStream& stream) {
+    if (!stream.work.empty() && std::rand() % 8 == 0) run_until(stream, stream.done + 1);
+  };
+  for (auto& [handle, stream] : streams()) perhaps(stream);
+  for (FakeStream& stream : gone()) perhaps(stream);
 }
 
 struct Fault {
@@ -79,12 +95,20 @@ thread_local Fault fault;
 }  // namespace
 
 struct FakeEvent {
-  int left = 0;  // how many more times it says that it has not passed
-  cudaStream_t stream = nullptr;
+  int left = 0;                   // how many more times it says that it has not passed
+  unsigned long long stream = 0;  // its id
   int64_t position = 0;
+  void reach() const {
+    if (FakeStream* found = with_id(stream)) run_until(*found, position);
+  }
   void pass() {
     left = 0;
-    run_until(stream, position);
+    reach();
+  }
+  /** Somebody has waited for it, or for what comes after it. */
+  bool reached() const {
+    const FakeStream* found = with_id(stream);
+    return found == nullptr || (found->late() && found->done >= position);
   }
 };
 
@@ -111,12 +135,14 @@ void enqueue(cudaStream_t handle, std::function<void()> work) {
 }
 
 void finish(cudaStream_t handle) {
-  const FakeStream* stream = find(handle);
-  if (stream != nullptr) run_until(handle, stream->given);
+  FakeStream* stream = find(handle);
+  if (stream != nullptr) run_until(*stream, stream->given);
 }
 
 void finish_all() {
-  for (auto& [handle, stream] : streams()) run_until(handle, stream.given);
+  for (auto& [handle, stream] : streams()) run_until(stream, stream.given);
+  for (FakeStream& stream : gone()) run_until(stream, stream.given);
+  gone().clear();
 }
 
 bool& callers_work_late() {
@@ -193,7 +219,10 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   return streams()[*stream].own = true, cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t handle) {
-  finish(handle);
+  FakeStream* stream = find(handle);
+  if (stream == nullptr) return cudaErrorInvalidResourceHandle;
+  // What it was given is done all the same, some time.
+  if (!stream->work.empty()) gone().push_back(std::move(*stream));
   return streams().erase(handle), cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
@@ -213,7 +242,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned
   ++held_back;
   // As it was recorded last: it may be recorded anew before a late stream gets there.
   const FakeEvent recorded = *of(event);
-  const auto wait = [recorded] { run_until(recorded.stream, recorded.position); };
+  const auto wait = [recorded] { recorded.reach(); };
   if (!stream->late()) return wait(), cudaSuccess;
   stream->work.push_back(wait);
   return ++stream->given, cudaSuccess;
@@ -236,7 +265,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle) {
   const FakeStream* stream = find(handle);
   if (refused() || stream == nullptr) return cudaErrorUnknown;
   const int left = misdeeds().nothing_by_chance ? 1 << 30 : std::rand() % 3;
-  return *of(event) = {left, handle, stream->given}, cudaSuccess;
+  return *of(event) = {left, stream->id, stream->given}, cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (spoils_captures()) return cudaErrorStreamCaptureUnsupported;
@@ -248,7 +277,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   if (refused()) return cudaErrorUnknown;
   work_by_chance();
   if (misdeeds().events_pass_early) return cudaSuccess;
-  if (of(event)->left > 0) return --of(event)->left, cudaErrorNotReady;
+  if (of(event)->left > 0 && !of(event)->reached()) return --of(event)->left, cudaErrorNotReady;
   return of(event)->pass(), cudaSuccess;
 }
 

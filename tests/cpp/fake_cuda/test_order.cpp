@@ -121,6 +121,15 @@ TEST_F(FakeOrder, WhatIsFreedIsFoundAgain) {
   EXPECT_LT(cache.stats().memory.reserved, 2 * at_first);
 }
 
+TEST_F(FakeOrder, TrimGivesBackWhatWasOnItsWay) {
+  test::misdeeds().nothing_by_chance = true;
+  for (int64_t layer = 0; layer < kLayers; ++layer) prefill(layer, nullptr);
+  cache.remove(sequence, {nullptr});
+  EXPECT_GT(cache.stats().host_memory.reserved, 0);
+  cache.trim();
+  EXPECT_EQ(cache.stats().host_memory.reserved, 0);
+}
+
 TEST_F(FakeOrder, PrefillsOfLayersWaitForNoOffload) {
   // Nothing is done, and no event passes, unless somebody waits for it.
   test::misdeeds().nothing_by_chance = true;
