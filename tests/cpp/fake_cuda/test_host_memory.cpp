@@ -1,5 +1,6 @@
 // How much host memory may be taken: what the system says, or the process's control group.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -17,7 +18,9 @@ class HostMemoryLeft : public testing::Test {
  protected:
   HostMemoryLeft() {
     const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-    root_ = std::filesystem::temp_directory_path() / (std::string("pariskv_") + test->name());
+    // Others may run the same test on this machine.
+    const std::string name = std::string("pariskv_") + test->name() + std::to_string(getpid());
+    root_ = std::filesystem::temp_directory_path() / name;
     std::filesystem::remove_all(root_);
   }
   ~HostMemoryLeft() override { std::filesystem::remove_all(root_); }
