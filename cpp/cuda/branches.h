@@ -57,8 +57,7 @@ class Branches {
         Side& side = branches.sides_[i];
         if (!succeeded(cudaEventRecord(side.done.handle(), side.stream)) ||
             !succeeded(cudaStreamWaitEvent(stream, side.done.handle(), 0))) {
-          const UnseenByCaptures unseen;
-          succeeded(cudaStreamSynchronize(side.stream));
+          wait_anyhow(side.stream);
         }
       }
       branches.under_way_ = 0;

@@ -72,8 +72,7 @@ CudaBackend::CudaBackend(const Config& config, const Resources& resources)
           "zero the lanes");
     wait_for(order_.upkeep(), "start a cache on the device");
   } catch (...) {
-    const UnseenByCaptures unseen;  // memory goes back when nothing zeroes it any more
-    succeeded(cudaStreamSynchronize(order_.upkeep()));
+    wait_anyhow(order_.upkeep());  // memory goes back when nothing zeroes it any more
     throw;
   }
 }

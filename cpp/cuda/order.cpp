@@ -32,8 +32,7 @@ void Order::leave(cudaStream_t stream) noexcept {
   } catch (const std::exception&) {
     // The next call cannot be told to come after this one, so this one is over. What was freed
     // is collected with the next.
-    const UnseenByCaptures unseen;
-    succeeded(cudaStreamSynchronize(stream));
+    wait_anyhow(stream);
   }
 }
 

@@ -46,6 +46,11 @@ void wait_for(cudaStream_t stream, const char* what) {
   check(cudaStreamSynchronize(stream), what);
 }
 
+void wait_anyhow(cudaStream_t stream) noexcept {
+  const UnseenByCaptures unseen;
+  succeeded(cudaStreamSynchronize(stream));
+}
+
 uint64_t name_of(cudaStream_t stream) {
   unsigned long long name = 0;
   check(cudaStreamGetId(stream, &name), "know a stream");

@@ -34,6 +34,9 @@ bool succeeded(cudaError_t error) noexcept;
 /** Waits for all that a stream was given; `what` for is said when that fails. */
 void wait_for(cudaStream_t stream, const char* what);
 
+/** The same for who is failing already: another failure is not told. */
+void wait_anyhow(cudaStream_t stream) noexcept;
+
 /** Which stream it is: the handle of one that is gone may be given to another. */
 uint64_t name_of(cudaStream_t stream);
 

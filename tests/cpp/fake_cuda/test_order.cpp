@@ -23,14 +23,13 @@ class FakeOrder : public testing::Test {
     test::callers_work_late() = false;
   }
 
-  TensorView view(int64_t tokens) {
-    numbers_.resize(size_t(tokens * kHeads * kDim));
-    return TensorView::contiguous(numbers_.data(), DType::kFloat16, {tokens, kHeads, kDim},
-                                  cache.config().device);
-  }
-  void prefill(int64_t layer, cudaStream_t stream) {
+  void prefill(SequenceId whose, int64_t layer, cudaStream_t stream) {
     const TensorView rows = view(kPrompt);
-    cache.prefill(layer, {sequence}, {kPrompt}, rows, rows, {stream});
+    cache.prefill(layer, {whose}, {kPrompt}, rows, rows, {stream});
+  }
+  void prefill(int64_t layer, cudaStream_t stream) { prefill(sequence, layer, stream); }
+  void prefill(cudaStream_t stream) {
+    for (int64_t layer = 0; layer < kLayers; ++layer) prefill(layer, stream);
   }
   void decode(cudaStream_t stream) {
     const TensorView row = view(1);
@@ -48,6 +47,11 @@ class FakeOrder : public testing::Test {
   const SequenceId sequence;
 
  private:
+  TensorView view(int64_t tokens) {
+    numbers_.resize(size_t(tokens * kHeads * kDim));
+    return TensorView::contiguous(numbers_.data(), DType::kFloat16, {tokens, kHeads, kDim},
+                                  cache.config().device);
+  }
   std::vector<uint16_t> numbers_;
 };
 
@@ -76,7 +80,7 @@ TEST_F(FakeOrder, AStreamThatHasGoneIsNotAskedForAnything) {
 
 TEST_F(FakeOrder, AStreamMayGoAfterTheNextAdvance) {
   const cudaStream_t first = test::make_stream();
-  for (int64_t layer = 0; layer < kLayers; ++layer) prefill(layer, nullptr);
+  prefill(nullptr);
   cache.advance({sequence}, {first});
   cache.advance({sequence}, {nullptr});
   ASSERT_EQ(cudaStreamDestroy(first), cudaSuccess);
@@ -88,7 +92,7 @@ TEST_F(FakeOrder, AReplayComesAfterWhatWasCalledBeforeIt) {
   test::callers_work_late() = true;
   test::misdeeds().nothing_by_chance = true;
   const cudaStream_t replays = test::make_stream(), other = test::make_stream();
-  for (int64_t layer = 0; layer < kLayers; ++layer) prefill(layer, replays);
+  prefill(replays);
   cache.advance({sequence}, {replays});
   test::finish_all();
   cache.remove(cache.fork(sequence, {other}), {other});
@@ -100,7 +104,7 @@ TEST_F(FakeOrder, AReplayComesAfterWhatWasCalledBeforeIt) {
 
 TEST_F(FakeOrder, AStreamThatRecordsHasNoPartInIt) {
   const cudaStream_t replays = test::make_stream();
-  for (int64_t layer = 0; layer < kLayers; ++layer) prefill(layer, replays);
+  prefill(replays);
   cache.advance({sequence}, {replays});
   for (int i = 0; i < 20; ++i) cache.flush({sequence}, {nullptr});
   EXPECT_EQ(waits_in([&] { cache.flush({sequence}, {nullptr}); }), 2) << "before it and after";
@@ -113,8 +117,7 @@ TEST_F(FakeOrder, WhatIsFreedIsFoundAgain) {
   int64_t at_first = 0;
   for (int i = 0; i < 400; ++i) {
     const SequenceId another = cache.add();
-    const TensorView rows = view(kPrompt);
-    cache.prefill(0, {another}, {kPrompt}, rows, rows, {nullptr});
+    prefill(another, 0, nullptr);
     cache.remove(another, {nullptr});
     if (i == 40) at_first = cache.stats().memory.reserved;
   }
@@ -123,7 +126,7 @@ TEST_F(FakeOrder, WhatIsFreedIsFoundAgain) {
 
 TEST_F(FakeOrder, TrimGivesBackWhatWasOnItsWay) {
   test::misdeeds().nothing_by_chance = true;
-  for (int64_t layer = 0; layer < kLayers; ++layer) prefill(layer, nullptr);
+  prefill(nullptr);
   cache.remove(sequence, {nullptr});
   EXPECT_GT(cache.stats().host_memory.reserved, 0);
   cache.trim();
