@@ -15,6 +15,7 @@
 #include "offload.h"
 #include "pariskv/codec.h"
 #include "pinned.h"
+#include "policy/pariskv/plan.h"
 #include "runtime.h"
 
 namespace pariskv::cuda {
@@ -71,18 +72,19 @@ void print(const Line& line) {
   std::fflush(stdout);
 }
 
+/** A layer as a cache would have it, with the sizes that the policy's paper takes. */
 Config llama_layer(Scorer scorer) {
   Config config;
   config.query_heads = 32;
   config.kv_heads = 8;
   config.head_dim = 128;
-  config.scorer = scorer;
-  return config;
+  std::get<ParisKv>(config.policy).scorer = scorer;
+  return config.resolved();
 }
 
-CodecConstants codec_of(const Config& config, int64_t rotated_dim) {
+CodecConstants codec_of(const ParisKv& settings, int64_t rotated_dim) {
   CodecConstants constants{};
-  const auto signs = rotation_signs(rotated_dim, config.seed);
+  const auto signs = rotation_signs(rotated_dim, settings.seed);
   for (size_t d = 0; d < signs.size(); ++d) {
     if (signs[d] < 0) constants.negative[d / 32] |= 1u << (d % 32);
   }
@@ -122,13 +124,13 @@ struct RowMemory {
 class Scene {
  public:
   Scene(const Config& config, const RowMemory& rows, int64_t batch, int64_t tokens)
-      : config_(config),
+      : settings_(std::get<ParisKv>(config.policy)),
         shape_{8, 4, 128, 128, config.segment_tokens, DType::kBFloat16},
         batch_(batch),
         tokens_(tokens) {
     const int64_t segments = (tokens + 1 + shape_.segment_tokens - 1) / shape_.segment_tokens;
     summaries_ = device_memory<uint8_t>(batch * segments * shape_.summary().bytes());
-    const int64_t state_bytes = key_statistics_bytes(shape_, config.scorer);
+    const int64_t state_bytes = key_statistics_bytes(shape_, settings_.scorer);
     state_ = device_memory<char>(batch * state_bytes);
     for (int64_t b = 0; b < batch; ++b) {
       std::vector<void*> near, far;
@@ -146,8 +148,9 @@ class Scene {
       view.total = tokens + 1;
       view.zone_begin = config.sink;
       view.zone_end = tokens - config.local - config.update / 2;
-      view.candidates = candidate_count(config, view.zone_tokens());
-      view.vote_ratio = schedule_step(config, view.zone_tokens()).vote_ratio;
+      const int64_t zone = view.zone_tokens();
+      candidates_ = candidate_count(settings_, zone);
+      ParisKvPlan{candidates_, schedule_step(settings_, zone).vote_ratio}.store(view);
       view.state = state_ + b * state_bytes;
       view.summaries = on_device(summaries);
       view.rows = on_device(near);
@@ -156,10 +159,9 @@ class Scene {
       view.rows = on_device(far);
       far_.push_back(on_device(std::vector<SequenceView>{view}));
     }
-    candidates_ = views_[0].candidates;
     const int64_t room = (candidates_ + 4095) / 4096 * 4096;
-    layout_ = scratch_layout(shape_, shape_.group, config.top_k, config.scorer == Scorer::kVotes,
-                             tokens, room);
+    layout_ = scratch_layout(shape_, shape_.group, settings_.top_k,
+                             settings_.scorer == Scorer::kVotes, tokens, room);
     char* scratch = device_memory<char>(batch * shape_.kv_heads * layout_.bytes);
     std::vector<Lane> lanes;
     for (int64_t b = 0; b < batch; ++b) {
@@ -183,8 +185,8 @@ class Scene {
 
   EncodeCall encode_call(int64_t b) const {
     const SequenceView& view = views_[size_t(b)];
-    return {shape_,           codec_of(config_, 128),
-            near_[size_t(b)], key_statistics(shape_, config_.scorer, view.state),
+    return {shape_,           codec_of(settings_, 128),
+            near_[size_t(b)], key_statistics(shape_, settings_.scorer, view.state),
             view.zone_begin,  view.zone_end};
   }
 
@@ -199,10 +201,10 @@ class Scene {
   DecodeCall decode_call(int first, int last) const {
     DecodeCall call{};
     call.shape = shape_;
-    call.codec = codec_of(config_, 128);
-    call.scorer = config_.scorer;
-    call.group_rule = config_.group_rule;
-    call.top_k = config_.top_k;
+    call.codec = codec_of(settings_, 128);
+    call.scorer = settings_.scorer;
+    call.group_rule = settings_.group_rule;
+    call.top_k = settings_.top_k;
     call.searchers = shape_.group;
     call.batch = batch_;
     call.heads = batch_ * shape_.kv_heads;
@@ -230,7 +232,7 @@ class Scene {
         return heads *
                (zone + double(candidates_) * (16 + 2 + 64) + resident * double(shape_.row_bytes()));
       case kTake:
-        return heads * double(config_.top_k) * double(shape_.row_bytes());
+        return heads * double(settings_.top_k) * double(shape_.row_bytes());
       default:
         return 0;
     }
@@ -240,7 +242,7 @@ class Scene {
   const ModelShape& shape() const { return shape_; }
 
  private:
-  const Config config_;
+  const ParisKv settings_;
   const ModelShape shape_;
   const int64_t batch_, tokens_;
   int64_t candidates_ = 0;

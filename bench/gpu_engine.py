@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import configs
 import gpu
 import pariskv_core as pk
 import torch
@@ -27,7 +28,7 @@ def config(**changes: Any) -> pk.Config:
         "dtype": "bfloat16",
         "device": "cuda",
     }
-    return pk.Config(**{**fields, **changes})
+    return configs.make(**{**fields, **changes})
 
 
 def arrive(cache: pk.Cache) -> None:

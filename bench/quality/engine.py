@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import configs
 import pariskv_core as pk
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ def make_config(model: Model, residency: Residency, device: str, **changes: Any)
     }
     if device.startswith("cuda"):
         fields["placement"] = "device"  # the same rows, sooner
-    return pk.Config(**{**fields, **changes})
+    return configs.make(**{**fields, **changes})
 
 
 def prefilled(cache: pk.Cache, prompts: list[Prompt]) -> list[int]:

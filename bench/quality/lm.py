@@ -205,11 +205,11 @@ class Evaluation:
             self.model, self.prompts, s.steps, config, s.stride, s.explained
         )
         kept = summary(outcomes)
-        kept |= {"changes": changes, "top_k": config.top_k, "candidates": candidates}
+        kept |= {"changes": changes, "top_k": config.policy.top_k, "candidates": candidates}
         zone = s.residency.zone_end(s.prompt, -1) - s.residency.sink
         kept["candidate_share"] = candidates / zone
         self.results["engine"][name] = kept
-        self.say(f"engine, {name}: {_line({str(config.top_k): kept})}")
+        self.say(f"engine, {name}: {_line({str(config.policy.top_k): kept})}")
 
     def drift(self) -> None:
         s = self.settings
@@ -225,7 +225,7 @@ class Evaluation:
         }
         self.save()
         self.results["drift"] = drift.drift(
-            self.model, prompts, made, DRIFTING, config.top_k, s.residency, say=self.say
+            self.model, prompts, made, DRIFTING, config.policy.top_k, s.residency, say=self.say
         )
         for name, curve in self.results["drift"].items():
             ends = f"{curve['share_first']:.4f} to {curve['share_last']:.4f}"

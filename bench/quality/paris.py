@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import configs
 import pariskv_core as pk
 import torch
 from torch import Tensor
@@ -76,14 +77,14 @@ class Engine:
     def cache(self, group: int, rows: int) -> pk.Cache:
         """The cache that answers for groups of this size and this budget."""
         config = self._cache.config if self._cache is not None else None
-        if config is None or (config.query_heads, config.top_k) != (group, rows):
+        if config is None or (config.query_heads, config.policy.top_k) != (group, rows):
             self.close()
             fields = {"layers": 1, "kv_heads": 1, "dtype": "float32", "threads": 1}
             regions = {"sink": 0, "local": 0, "dense_below": 0}
             device = str(self._keys.device) if self._keys.is_cuda else "cpu"
             shape = {"query_heads": group, "head_dim": self._keys.shape[1], "device": device}
             options = {**fields, **regions, **shape, "top_k": rows, **self._changes}
-            self._cache = pk.Cache(pk.Config(**options))
+            self._cache = pk.Cache(configs.make(**options))
             self._sequence = self._cache.add()
             self._store(self._keys)
         assert self._cache is not None
@@ -235,7 +236,10 @@ class Paris(Zone):
             return self._votes(queries)
         if self.scorer == "engine":
             asked = zip(queries, resident, strict=True)
-            found = [self._engine.explained(query, 1, lse).coarse[0].copy() for query, lse in asked]
+            found = [
+                self._engine.explained(query, 1, lse).details.coarse[0].copy()
+                for query, lse in asked
+            ]
             return torch.stack([torch.from_numpy(scores) for scores in found]).to(
                 queries.device, torch.int64
             )

@@ -1,4 +1,4 @@
-// What is not a verb: memory, lanes, order, the device's books.
+// Everything but the verbs: memory, lanes, order, updates of device tables.
 #include "cuda_backend.h"
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "memory.h"
+#include "policy/pariskv/plan.h"
 
 namespace pariskv::cuda {
 
@@ -162,23 +163,23 @@ void CudaBackend::leave(Stream stream) noexcept {
   order_.leave(handle_of(stream));
 }
 
-void CudaBackend::poke(void* target, uint64_t value) {
-  pokes_.push_back({static_cast<uint64_t*>(target), value});
+void CudaBackend::update_word(void* target, uint64_t value) {
+  updates_.push_back({static_cast<uint64_t*>(target), value});
 }
 
-void CudaBackend::send_pokes(Stream stream) {
-  if (pokes_.empty()) return;
+void CudaBackend::send_words(Stream stream) {
+  if (updates_.empty()) return;
   // One launch writes its words in no order: the last value of each word is the one to send.
-  std::stable_sort(pokes_.begin(), pokes_.end(),
-                   [](const Poke& a, const Poke& b) { return a.target < b.target; });
-  std::vector<Poke> last;
-  for (const Poke& poke : pokes_) {
-    if (!last.empty() && last.back().target == poke.target) last.pop_back();
-    last.push_back(poke);
+  std::stable_sort(updates_.begin(), updates_.end(),
+                   [](const WordUpdate& a, const WordUpdate& b) { return a.target < b.target; });
+  std::vector<WordUpdate> last;
+  for (const WordUpdate& update : updates_) {
+    if (!last.empty() && last.back().target == update.target) last.pop_back();
+    last.push_back(update);
   }
   const DeviceGuard guard(device_);
-  launch_pokes(last.data(), int64_t(last.size()), handle_of(stream));
-  pokes_.clear();  // not before: words of a refused launch go with the next one
+  launch_word_updates(last.data(), int64_t(last.size()), handle_of(stream));
+  updates_.clear();  // not before: words of a refused launch go with the next one
 }
 
 int64_t CudaBackend::start_offload(void* target, const void* source, int64_t bytes, Stream stream) {
@@ -217,40 +218,40 @@ CudaBackend::HostLane& CudaBackend::host_lane(int64_t row) {
   return row == kMostBatch ? explaining_ : host_lanes_[size_t(row)];
 }
 
-void CudaBackend::tell_lane(int64_t row, const Lane& lane) {
-  Lane& told = host_lane(row).told;
+void CudaBackend::send_lane(int64_t row, const Lane& lane) {
+  Lane& sent = host_lane(row).sent;
   uint64_t before[sizeof(Lane) / 8], after[sizeof(Lane) / 8];
-  std::memcpy(before, &told, sizeof told);
+  std::memcpy(before, &sent, sizeof sent);
   std::memcpy(after, &lane, sizeof lane);
   auto* target = reinterpret_cast<uint64_t*>(lanes_.as<Lane>() + row);
   for (size_t i = 0; i < sizeof(Lane) / 8; ++i) {
-    if (before[i] != after[i]) poke(target + i, after[i]);
+    if (before[i] != after[i]) update_word(target + i, after[i]);
   }
-  told = lane;
+  sent = lane;
 }
 
-void CudaBackend::reserve_lane(int64_t row, const DecodeArgs& args, const SequenceView& sequence) {
+void CudaBackend::reserve_lane(int64_t row, const DecodeArgs& args, const ParisKvRules& rules,
+                               const SequenceView& sequence) {
   HostLane& host = host_lane(row);
-  Lane lane = host.told;
+  Lane lane = host.sent;
   lane.layers = sequence.device - args.layer;
-  const int64_t zone = sequence.searched() ? sequence.zone_tokens() : 0;
+  const int64_t candidates = ParisKvPlan::of(sequence).candidates;
+  const int64_t zone = sequence.sparse != 0 ? sequence.zone_tokens() : 0;
   const bool none = host.scratch.data() == nullptr;
   if (none) lane.zone_capacity = lane.candidate_capacity = 0;
-  if (none || zone > lane.zone_capacity || sequence.candidates > lane.candidate_capacity) {
+  if (none || zone > lane.zone_capacity || candidates > lane.candidate_capacity) {
     // Half as much again as asked, so that a growing zone comes here rarely: it is a cudaMalloc.
     const auto roomy = [](int64_t count) { return (count + count / 2 + 4095) / 4096 * 4096; };
     if (zone > lane.zone_capacity) lane.zone_capacity = roomy(zone);
-    if (sequence.candidates > lane.candidate_capacity) {
-      lane.candidate_capacity = roomy(sequence.candidates);
-    }
-    lane.at = scratch_layout(args.shape, args.rules.searchers, args.rules.top_k,
-                             args.rules.scorer == Scorer::kVotes, lane.zone_capacity,
-                             lane.candidate_capacity);
+    if (candidates > lane.candidate_capacity) lane.candidate_capacity = roomy(candidates);
+    lane.at =
+        scratch_layout(args.shape, rules.searchers, rules.top_k, rules.scorer == Scorer::kVotes,
+                       lane.zone_capacity, lane.candidate_capacity);
     // It comes as zeros: none of its words is the token of a step.
     host.scratch = arena_.allocate(args.shape.kv_heads * lane.at.bytes);
     lane.scratch = host.scratch.as<char>();
   }
-  tell_lane(row, lane);
+  send_lane(row, lane);
 }
 
 void CudaBackend::check_batch(int64_t batch) {
@@ -260,15 +261,19 @@ void CudaBackend::check_batch(int64_t batch) {
 
 void CudaBackend::reserve(const DecodeArgs& args) {
   const DeviceGuard guard(device_);
-  if (args.traced) return reserve_lane(kMostBatch, args, args.sequences[0]);
+  std::visit([&](const auto& rules) { reserve(args, rules); }, args.rules);
+}
+
+void CudaBackend::reserve(const DecodeArgs& args, const ParisKvRules& rules) {
+  if (args.traced) return reserve_lane(kMostBatch, args, rules, args.sequences[0]);
   check_batch(args.batch);
   if (int64_t(host_lanes_.size()) < args.batch) host_lanes_.resize(size_t(args.batch));
-  for (int64_t i = 0; i < args.batch; ++i) reserve_lane(i, args, args.sequences[i]);
+  for (int64_t i = 0; i < args.batch; ++i) reserve_lane(i, args, rules, args.sequences[i]);
   // Rows beyond are nobody's: a graph of more rows leaves them alone.
   for (int64_t i = args.batch; i < int64_t(host_lanes_.size()); ++i) {
-    Lane lane = host_lane(i).told;
+    Lane lane = host_lane(i).sent;
     lane.layers = nullptr;
-    tell_lane(i, lane);
+    send_lane(i, lane);
   }
 }
 

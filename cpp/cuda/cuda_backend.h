@@ -6,7 +6,7 @@
 
 #include <deque>
 
-#include "backend.h"
+#include "backend/backend.h"
 #include "branches.h"
 #include "kernels.h"
 #include "offload.h"
@@ -16,7 +16,7 @@ namespace pariskv::cuda {
 
 inline cudaStream_t handle_of(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
-class CudaBackend : public Backend {
+class CudaBackend : public Backend, public WordUpdates, public Offloads {
  public:
   CudaBackend(const Config& config, const Resources& resources);
   ~CudaBackend() override;
@@ -25,13 +25,11 @@ class CudaBackend : public Backend {
   void read(const RowsArgs& args, Stream stream) override;
   void copy(void* target, const void* source, int64_t bytes, Stream stream) override;
   void zero(void* target, int64_t bytes, Stream stream) override;
-  void encode(const EncodeArgs& args, Stream stream) override;
-  void forget(const EncodeArgs& args, Stream stream) override;
+  void keep_up(const Upkeep& upkeep, Stream stream) override;
 
   void reserve(const DecodeArgs& args) override;
   void decode(const DecodeArgs& args, Stream stream) override;
-  bool decode_appends() const override { return true; }
-  SearchTrace trace(const DecodeArgs& args, Stream stream) override;
+  Trace trace(const DecodeArgs& args, Stream stream) override;
   void attend_exact(const AttendExactArgs& args, Stream stream) override;
   void exact_logits(const ExactLogitsArgs& args, Stream stream) override;
   DecodeCounts counts() override;
@@ -48,10 +46,13 @@ class CudaBackend : public Backend {
   void leave(Stream stream) noexcept override;
   void expect_replays(Stream stream) override { order_.replays_on(handle_of(stream)); }
 
-  bool has_books() const override { return true; }
-  void poke(void* target, uint64_t value) override;
-  void send_pokes(Stream stream) override;
+  Capabilities capabilities() const override { return {true, true, true}; }
 
+  WordUpdates* word_updates() override { return this; }
+  void update_word(void* target, uint64_t value) override;
+  void send_words(Stream stream) override;
+
+  Offloads* offloads() override { return this; }
   int64_t start_offload(void* target, const void* source, int64_t bytes, Stream stream) override;
   bool offloaded(int64_t ticket) override;
   void wait_offloaded(int64_t ticket) override;
@@ -60,7 +61,7 @@ class CudaBackend : public Backend {
  private:
   /** One row of a batch, as the host knows it. */
   struct HostLane {
-    Lane told{};
+    Lane sent{};
     Block scratch;
   };
   struct Orphan {
@@ -68,14 +69,21 @@ class CudaBackend : public Backend {
     int64_t ticket;
   };
 
+  void keep_up(const ParisKvEncode& args, Stream stream);
+  void keep_up(const ParisKvForget& args, Stream stream);
+
   HostLane& host_lane(int64_t row);
-  void reserve_lane(int64_t row, const DecodeArgs& args, const SequenceView& sequence);
-  void tell_lane(int64_t row, const Lane& lane);
-  DecodeCall call_of(const DecodeArgs& args) const;
+  void reserve(const DecodeArgs& args, const ParisKvRules& rules);
+  void reserve_lane(int64_t row, const DecodeArgs& args, const ParisKvRules& rules,
+                    const SequenceView& sequence);
+  void send_lane(int64_t row, const Lane& lane);
+  DecodeCall call_of(const DecodeArgs& args, const ParisKvRules& rules) const;
+  void launch(const DecodeArgs& args, const ParisKvRules& rules, Stream stream);
+  Trace trace(const DecodeArgs& args, const ParisKvRules& rules, Stream stream);
   static constexpr int64_t kMostBatch = 4096;
   static void check_batch(int64_t batch);
 
-  HeadTrace trace_head(const DecodeArgs& args, int64_t head);
+  HeadTrace trace_head(const DecodeArgs& args, const ParisKvRules& rules, int64_t head);
   void release_orphans(bool wait);
   void trim_waiting();
 
@@ -90,7 +98,7 @@ class CudaBackend : public Backend {
   Block counters_;  // DecodeCounts
   std::vector<HostLane> host_lanes_;
   HostLane explaining_;
-  std::vector<Poke> pokes_;
+  std::vector<WordUpdate> updates_;
   std::vector<Orphan> orphans_;
 };
 

@@ -4,6 +4,7 @@
 
 #include "codec/key_statistics.h"
 #include "cuda_backend.h"
+#include "policy/pariskv/plan.h"
 
 namespace pariskv::cuda {
 
@@ -94,7 +95,11 @@ void CudaBackend::zero(void* target, int64_t bytes, Stream stream) {
   check(cudaMemsetAsync(target, 0, size_t(bytes), handle_of(stream)), "zero a block");
 }
 
-void CudaBackend::encode(const EncodeArgs& args, Stream stream) {
+void CudaBackend::keep_up(const Upkeep& upkeep, Stream stream) {
+  std::visit([&](const auto& args) { keep_up(args, stream); }, upkeep);
+}
+
+void CudaBackend::keep_up(const ParisKvEncode& args, Stream stream) {
   const DeviceGuard guard(device_);
   // A flush is a few hundred keys of each layer: one after the other they would leave most of the
   // device idle.
@@ -107,25 +112,25 @@ void CudaBackend::encode(const EncodeArgs& args, Stream stream) {
                   });
 }
 
-void CudaBackend::forget(const EncodeArgs& args, Stream stream) {
+void CudaBackend::keep_up(const ParisKvForget& args, Stream stream) {
   const DeviceGuard guard(device_);
   each_job(args, 0, args.batch,
            [&](const EncodeCall& call) { launch_tally(call, -1, handle_of(stream)); });
 }
 
-DecodeCall CudaBackend::call_of(const DecodeArgs& args) const {
+DecodeCall CudaBackend::call_of(const DecodeArgs& args, const ParisKvRules& rules) const {
   DecodeCall call{};
   call.shape = args.shape;
-  call.codec = constants_of(*args.rules.codec);
-  call.scorer = args.rules.scorer;
-  call.group_rule = args.rules.group_rule;
-  call.top_k = args.rules.top_k;
-  call.searchers = args.rules.searchers;
+  call.codec = constants_of(*rules.codec);
+  call.scorer = rules.scorer;
+  call.group_rule = rules.group_rule;
+  call.top_k = rules.top_k;
+  call.searchers = rules.searchers;
   call.batch = args.batch;
   call.heads = args.batch * args.shape.kv_heads;
   call.layer = args.layer;
   for (int64_t i = 0; i < args.batch; ++i) {
-    call.candidates = std::max(call.candidates, args.sequences[i].candidates);
+    call.candidates = std::max(call.candidates, ParisKvPlan::of(args.sequences[i]).candidates);
   }
   call.lanes = lanes_.as<Lane>();
   call.q = rows_of(args.q);
@@ -145,7 +150,11 @@ void CudaBackend::decode(const DecodeArgs& args, Stream stream) {
   const DeviceGuard guard(device_);
   check_batch(args.batch);  // a recorded decode has not been reserved for
   if (args.batch == 0) return;
-  DecodeCall call = call_of(args);
+  std::visit([&](const auto& rules) { launch(args, rules, stream); }, args.rules);
+}
+
+void CudaBackend::launch(const DecodeArgs& args, const ParisKvRules& rules, Stream stream) {
+  DecodeCall call = call_of(args, rules);
   // While some heads wait for the bus, the search for others goes on.
   branches_.share(call.heads, kLeastHeads, kMostBranches, handle_of(stream),
                   [&](int64_t begin, int64_t end, cudaStream_t branch) {
@@ -155,8 +164,8 @@ void CudaBackend::decode(const DecodeArgs& args, Stream stream) {
                   });
 }
 
-HeadTrace CudaBackend::trace_head(const DecodeArgs& args, int64_t head) {
-  const Lane& lane = explaining_.told;
+HeadTrace CudaBackend::trace_head(const DecodeArgs& args, const ParisKvRules& rules, int64_t head) {
+  const Lane& lane = explaining_.sent;
   const ScratchLayout& at = lane.at;
   const auto fetch_to = [&](auto& target, int64_t offset, int64_t index, int64_t count) {
     using Element = typename std::decay_t<decltype(target)>::value_type;
@@ -172,7 +181,7 @@ HeadTrace CudaBackend::trace_head(const DecodeArgs& args, int64_t head) {
   const SequenceView& sequence = args.sequences[0];
   fetch_to(trace.scores, at.scores, sequence.zone_begin % kScoreAlignment, sequence.zone_tokens());
   fetch_to(trace.candidates, at.candidates, 0, count[0]);
-  for (int64_t s = 0; s < args.rules.searchers; ++s) {
+  for (int64_t s = 0; s < rules.searchers; ++s) {
     trace.logits.emplace_back();
     fetch_to(trace.logits.back(), at.estimates, s * lane.candidate_capacity, count[0]);
   }
@@ -185,17 +194,21 @@ HeadTrace CudaBackend::trace_head(const DecodeArgs& args, int64_t head) {
   return trace;
 }
 
-SearchTrace CudaBackend::trace(const DecodeArgs& args, Stream stream) {
+Trace CudaBackend::trace(const DecodeArgs& args, Stream stream) {
   const DeviceGuard guard(device_);
-  DecodeCall call = call_of(args);
+  return std::visit([&](const auto& rules) { return trace(args, rules, stream); }, args.rules);
+}
+
+Trace CudaBackend::trace(const DecodeArgs& args, const ParisKvRules& rules, Stream stream) {
+  DecodeCall call = call_of(args, rules);
   call.explains = true;
   call.lanes = lanes_.as<Lane>() + kMostBatch;
   call.counters = nullptr;
   launch_decode(call, handle_of(stream));
   wait_for(handle_of(stream), "explain");
-  SearchTrace trace;
+  ParisKvTrace trace;
   for (int64_t head = 0; head < args.shape.kv_heads; ++head) {
-    trace.push_back(trace_head(args, head));
+    trace.heads.push_back(trace_head(args, rules, head));
   }
   return trace;
 }

@@ -31,13 +31,13 @@ struct Rows {
 };
 
 /** One word of 8 bytes to be written on the device. */
-struct Poke {
+struct WordUpdate {
   uint64_t* target;
   uint64_t value;
 };
 
 /** Writes `count` words, in stream order; the words travel with the launches. */
-void launch_pokes(const Poke* pokes, int64_t count, cudaStream_t stream);
+void launch_word_updates(const WordUpdate* updates, int64_t count, cudaStream_t stream);
 
 /** Copies a multiple of 16 bytes between blocks of any memory that the device can reach. */
 void launch_copy(void* target, const void* source, int64_t bytes, cudaStream_t stream);

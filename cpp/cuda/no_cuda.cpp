@@ -1,5 +1,5 @@
 /** All there is of CUDA in a build without it. */
-#include "backend.h"
+#include "backend/backend.h"
 #include "check.h"
 
 namespace pariskv::cuda {

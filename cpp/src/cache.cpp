@@ -127,9 +127,9 @@ void Cache::prefill(int64_t layer, const std::vector<SequenceId>& sequences,
     counts.push_back(lengths[i]);
   }
   const Impl::Visit visit(*impl_, stream);
-  impl_->keep_pace(stream);
+  impl_->limit_waiting_offloads(stream);
   Impl::Step step = impl_->plan(layers, next, Planner::Use::kStore, stream);
-  step.sends = true;
+  step.offloads_at_once = true;
   const auto append = [&] {
     impl_->backend_->append({impl_->shape_, int64_t(layers.size()), step.views.data(), begin.data(),
                              counts.data(), k, v},
@@ -175,12 +175,12 @@ void Cache::decode(int64_t layer, const std::vector<SequenceId>& sequences, cons
     begin.push_back(target->regions.total());
   }
   step = impl_->plan(layers, next, Planner::Use::kDecode, stream);
-  impl_->depart_beside(step, stream);
+  impl_->offload_beside(step, stream);
   args.sequences = step.views.data();
   backend.reserve(args);
 
   // Without a local window the token itself may enter the zone: its row has to be there first.
-  const bool append_first = !backend.decode_appends() || config.local == 0;
+  const bool append_first = !backend.capabilities().decode_appends || config.local == 0;
   const auto append = [&] {
     if (!append_first) return;
     backend.append({impl_->shape_, count, step.views.data(), begin.data(), lengths.data(), k, v},
@@ -196,7 +196,7 @@ void Cache::advance(const std::vector<SequenceId>& sequences, Stream stream) {
   const std::vector<Sequence*> batch = impl_->find(verb, sequences);
   const Config& config = impl_->config_;
   Backend& backend = *impl_->backend_;
-  if (!backend.has_books()) {
+  if (!backend.capabilities().graphs) {
     fail(
         "[advance] expected a cache on a GPU; on the CPU there are no graphs, and decode makes "
         "room by itself");
@@ -217,7 +217,7 @@ void Cache::advance(const std::vector<SequenceId>& sequences, Stream stream) {
     }
   }
   Impl::Step step = impl_->plan(layers, next, Planner::Use::kDecode, stream);
-  impl_->depart_beside(step, stream);
+  impl_->offload_beside(step, stream);
   DecodeArgs args = impl_->decode_args(0);
   args.batch = int64_t(batch.size());
   for (args.layer = 0; args.layer < config.layers; ++args.layer) {
@@ -268,7 +268,7 @@ void Cache::flush(const std::vector<SequenceId>& sequences, Stream stream) {
   }
   const Impl::Visit visit(*impl_, stream);
   Impl::Step step = impl_->plan(layers, next, Planner::Use::kStore, stream);
-  step.sends = true;
+  step.offloads_at_once = true;
   impl_->carry_out(step, [] {}, [] {}, stream);
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <variant>
 
 #include "pariskv/codec.h"
 
@@ -10,16 +11,18 @@ namespace pariskv {
 
 namespace {
 
-Config checked(Config config) {
+Config checked(const Config& config) {
   config.validate();
-  return config;
+  return config.resolved();
 }
 
 /** Slots per kv head for rows that come over a bus. */
 int64_t cached_rows(const Config& config) {
   const bool on_gpu = config.device.type == DeviceType::kCuda;
   if (!on_gpu || config.placement == Placement::kDevice) return 0;
-  return row_cache_slots(config.row_cache < 0 ? 2 * config.top_k : config.row_cache);
+  const int64_t selected =
+      std::visit([](const auto& settings) { return settings.rows_per_head(); }, config.policy);
+  return row_cache_slots(config.row_cache < 0 ? 2 * selected : config.row_cache);
 }
 
 ModelShape shape_of(const Config& config) {
@@ -28,29 +31,21 @@ ModelShape shape_of(const Config& config) {
       config.segment_tokens, config.dtype,   cached_rows(config)};
 }
 
-// A prefill waits when this much is still to be copied from earlier ones: they would fill
-// the device otherwise, for computing keys is faster than the bus.
-constexpr int64_t kMostLeaving = int64_t{2} << 30;
-
-// Steps that a flush's rows are sent on their way in: far fewer than there are between flushes, and
-// so many that few go at a time, for each costs the host three calls and the bus 75 microseconds.
-constexpr size_t kStepsToLeave = 128;
-
 }  // namespace
 
 Cache::Impl::Impl(Config config, const Resources& resources)
-    : config_(checked(std::move(config))),
+    : config_(checked(config)),
       shape_(shape_of(config_)),
-      sizes_{config_.sink, config_.local, config_.update},
       backend_(make_backend(config_, resources)),
       policy_(make_policy(config_, shape_, *backend_)),
+      sizes_{config_.sink, config_.local, config_.update, policy_->grain()},
       planner_(shape_, sizes_, *policy_, *backend_, backend_->host_arena() != nullptr) {}
 
 Cache::Impl::Visit::Visit(Impl& impl, Stream stream) : backend_(*impl.backend_), stream_(stream) {
   backend_.enter(stream);
   try {
-    impl.settle(0, stream);
-    backend_.send_pokes(stream);  // words that a failed call left, while their targets are there
+    impl.finish_offloads(0, stream);
+    impl.send_words(stream);  // of a failed call, while their targets are there
   } catch (...) {
     backend_.leave(stream);
     throw;
@@ -96,11 +91,11 @@ Cache::Impl::Step Cache::Impl::plan(const std::vector<Layer*>& layers,
   try {
     return plan_all();
   } catch (const OutOfMemory&) {
-    if (leaving_.empty()) throw;
+    if (offload_pace_.size() == 0) throw;
   }
   // Rows on their way to host memory hold room on the device until they have arrived. What was
   // planned until now is gone: it knew their old places.
-  settle(leaving_.size(), stream);
+  finish_offloads(offload_pace_.size(), stream);
   return plan_all();
 }
 
@@ -115,44 +110,33 @@ void Cache::Impl::encode(Step& step, Stream stream) {
   if (!spans.empty()) policy_->on_spill(spans, stream);
 }
 
-void Cache::Impl::offload(Step& step) {
-  size_t count = leaving_.size();
-  for (const Change& change : step.changes) count += change.leaving.size();
-  leaving_.reserve(count);
+void Cache::Impl::mark_for_offload(Step& step) {
+  size_t count = 0;
+  for (const Change& change : step.changes) count += change.offloads.size();
+  offload_pace_.make_room(count);
   for (Change& change : step.changes) {
-    for (Leave& leave : change.leaving) {
-      if (leave.rows->leaving()) continue;  // a fork in this step has done it already
-      leave.rows->leave(std::move(leave.target));
-      leaving_.push_back({leave.rows, leave.segment, leave.rows->bytes()});
+    for (PlannedOffload& planned : change.offloads) {
+      offload_pace_.mark(planned.segment, planned.rows, std::move(planned.target));
     }
   }
 }
 
-void Cache::Impl::depart(size_t count, Stream stream) {
-  for (; departed_ < count; ++departed_) {
-    const std::shared_ptr<RowBlock> rows = leaving_[departed_].rows.lock();
-    if (rows) rows->depart(stream);
-  }
-}
-
-void Cache::Impl::depart_beside(const Step& step, Stream stream) {
+void Cache::Impl::offload_beside(const Step& step, Stream stream) {
   bool quiet = true;
   for (const Change& change : step.changes) quiet = quiet && change.spilled() <= 0;
-  const bool was_quiet = std::exchange(quiet_, quiet);
-  if (!quiet || !was_quiet || departed_ > 0 || leaving_.empty()) return;
-  depart(1 + leaving_.size() / kStepsToLeave, stream);
+  offload_pace_.start_beside(quiet, stream);
 }
 
 void Cache::Impl::publish(Layer& layer, Stream stream) {
-  Block tables = layer.mirror.grown(layer.store.segments(), backend_->arena());
-  layer.mirror.publish(view(layer), layer.store.segments(), tables, *backend_);
-  backend_->send_pokes(stream);
+  Block tables = layer.tables.grown(layer.store.segments(), backend_->arena());
+  layer.tables.publish(view(layer), layer.store.segments(), tables, backend_->word_updates());
+  send_words(stream);
 }
 
 void Cache::Impl::count_step(const Step& step) {
   for (size_t i = 0; i < step.changes.size(); ++i) {
     stats_.flushes += step.changes[i].spilled() > 0;
-    stats_.searched_tokens += step.views[i].searched();
+    stats_.searched_tokens += step.views[i].sparse;
   }
   stats_.decode_tokens += int64_t(step.changes.size());
 }
@@ -165,37 +149,22 @@ DecodeArgs Cache::Impl::decode_args(int64_t layer) const {
   return args;
 }
 
-void Cache::Impl::settle(size_t waited, Stream stream) {
-  depart(waited, stream);
-  size_t done = 0;
-  for (; done < leaving_.size(); ++done) {
-    const Leaving& leaving = leaving_[done];
-    const std::shared_ptr<RowBlock> rows = leaving.rows.lock();
-    if (!rows || !rows->leaving()) continue;
-    if (!rows->settle(done < waited)) break;
+void Cache::Impl::finish_offloads(size_t waited, Stream stream) {
+  const auto arrived = [&](int64_t segment, const std::shared_ptr<RowBlock>& rows) {
     for (auto& [id, sequence] : sequences_) {
       for (Layer& layer : sequence.layers) {  // forks share it
-        if (leaving.segment >= layer.store.segments() ||
-            layer.store.row_block(leaving.segment) != rows) {
-          continue;
-        }
-        layer.store.row_moved(leaving.segment);
-        layer.mirror.publish_row(leaving.segment, rows->data(), *backend_);
+        if (segment >= layer.store.segments() || layer.store.row_block(segment) != rows) continue;
+        layer.store.row_moved(segment);
+        layer.tables.publish_row(segment, rows->data(), backend_->word_updates());
       }
     }
-  }
-  if (done == 0) return;
-  leaving_.erase(leaving_.begin(), leaving_.begin() + std::ptrdiff_t(done));
-  departed_ -= std::min(done, departed_);
-  backend_->send_pokes(stream);
+  };
+  if (offload_pace_.finish(waited, stream, arrived)) send_words(stream);
 }
 
-void Cache::Impl::keep_pace(Stream stream) {
-  int64_t bytes = 0;
-  for (const Leaving& leaving : leaving_) bytes += leaving.bytes;
-  size_t waited = 0;
-  while (bytes > kMostLeaving) bytes -= leaving_[waited++].bytes;
-  if (waited > 0) settle(waited, stream);
+void Cache::Impl::limit_waiting_offloads(Stream stream) {
+  const size_t overdue = offload_pace_.overdue();
+  if (overdue > 0) finish_offloads(overdue, stream);
 }
 
 }  // namespace pariskv

@@ -8,8 +8,9 @@
 #include <mutex>
 #include <set>
 
-#include "backend.h"
+#include "backend/backend.h"
 #include "check.h"
+#include "gpu/offload_pace.h"
 #include "pariskv/cache.h"
 #include "policy/policy.h"
 #include "sequence.h"
@@ -53,7 +54,7 @@ class Cache::Impl {
   struct Step {
     std::vector<Change> changes;
     std::vector<SequenceView> views;  // as they will be
-    bool sends = false;               // rows that are done changing leave at once, not by and by
+    bool offloads_at_once = false;    // rows that are done changing: not a few beside each step
   };
   Step plan(const std::vector<Layer*>& layers, const std::vector<Regions>& next, Planner::Use use,
             Stream stream);
@@ -67,14 +68,14 @@ class Cache::Impl {
   void carry_out(Step& step, Before before, After after, Stream stream) {
     try {
       for (size_t i = 0; i < step.changes.size(); ++i) {
-        step.changes[i].publish(step.views[i], *backend_);
+        step.changes[i].publish(step.views[i], backend_->word_updates());
       }
-      backend_->send_pokes(stream);
+      send_words(stream);
       before();
       encode(step, stream);
       after();
-      offload(step);
-      if (step.sends) depart(leaving_.size(), stream);
+      mark_for_offload(step);
+      if (step.offloads_at_once) offload_pace_.start_all(stream);
     } catch (...) {
       for (Change& change : step.changes) change.drop();
       throw;
@@ -96,24 +97,25 @@ class Cache::Impl {
   /** What every decode of a layer has in common. */
   DecodeArgs decode_args(int64_t layer) const;
 
-  /** Waits until host memory is not too far behind. */
-  void keep_pace(Stream stream);
+  /** Waits for copies to host memory when too many rows wait for them. */
+  void limit_waiting_offloads(Stream stream);
 
-  /**
-   * Sends a few of the rows that are to leave on their way beside a step, and none while earlier
-   * ones travel, nor when this step or the one before has keys to encode, and then memory to
-   * recycle: what a flush costs is spread over steps, so that none is seen to take longer.
-   */
-  void depart_beside(const Step& step, Stream stream);
+  /** Starts a few of the copies to host memory that are due, beside a decode step. */
+  void offload_beside(const Step& step, Stream stream);
 
-  /** Tells the device of a layer as it is, for verbs that only look. */
+  /** Sends a layer's view to the device as it is, for verbs that only look. */
   void publish(Layer& layer, Stream stream);
+
+  /** Sends noted words of device tables, where the backend keeps any. */
+  void send_words(Stream stream) {
+    if (WordUpdates* updates = backend_->word_updates()) updates->send_words(stream);
+  }
 
   const Config config_;
   const ModelShape shape_;
-  const RegionSizes sizes_;
   std::unique_ptr<Backend> backend_;  // before all that holds its memory
   std::unique_ptr<Policy> policy_;
+  const RegionSizes sizes_;
   Planner planner_;
   std::map<SequenceId, Sequence> sequences_;
   SequenceId next_id_ = 0;
@@ -121,27 +123,15 @@ class Cache::Impl {
   std::mutex mutex_;
 
  private:
-  /** Rows of one segment on their way to host memory. */
-  struct Leaving {
-    std::weak_ptr<RowBlock> rows;
-    int64_t segment;
-    int64_t bytes;
-  };
-
   void encode(Step& step, Stream stream);
 
-  /** Rows that are done changing are to leave from now on. */
-  void offload(Step& step);
+  /** Rows that are done changing wait for their copy to host memory from now on. */
+  void mark_for_offload(Step& step);
 
-  /** The first `count` of the rows that are to leave are on their way from now on. */
-  void depart(size_t count, Stream stream);
+  /** Rows whose copies are done, and the `waited` oldest, are fetched from there from now on. */
+  void finish_offloads(size_t waited, Stream stream);
 
-  /** Rows whose copies are done, the `waited` oldest surely, are fetched from there from now on. */
-  void settle(size_t waited, Stream stream);
-
-  std::vector<Leaving> leaving_;  // oldest first
-  size_t departed_ = 0;           // of them
-  bool quiet_ = true;             // the last step encoded nothing
+  OffloadPace offload_pace_;
 };
 
 }  // namespace pariskv

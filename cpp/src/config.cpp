@@ -8,25 +8,51 @@ namespace pariskv {
 
 namespace {
 
+// No model comes near these. They keep products of sizes within 64 bits, and a slip of the
+// hand from asking for a million threads.
+constexpr int64_t kMostTokens = int64_t{1} << 23;
+constexpr int64_t kMostHeads = 1024;
+
+constexpr int64_t kPolicysOwn = -1;  // a region size that the policy decides
+
 void within(const char* field, int64_t value, int64_t low, int64_t high) {
   if (value < low || value > high) {
     fail("[config] ", field, ": expected ", low, " to ", high, ", got ", value);
   }
 }
 
+void region_within(const char* field, int64_t value, int64_t low) {
+  if (value != kPolicysOwn && (value < low || value > kMostTokens)) {
+    fail("[config] ", field, ": expected ", low, " to ", kMostTokens,
+         ", or -1 for the policy's own, got ", value);
+  }
+}
+
 void ratio(const char* field, double value) {
   if (!(value > 0 && value <= 1)) {  // also catches NaN
-    fail("[config] schedule: expected ", field, " above 0 and at most 1, got ", value);
+    fail("[config] policy.schedule: expected ", field, " above 0 and at most 1, got ", value);
   }
 }
 
 }  // namespace
 
+void ParisKv::validate() const {
+  within("policy.top_k", top_k, 1, kMostTokens);
+  within("policy.min_candidates_per_row", min_candidates_per_row, 1, 1 << 20);
+  if (schedule.empty()) fail("[config] policy.schedule: expected at least one step, got none");
+  int64_t previous = -1;
+  for (const ScheduleStep& step : schedule) {
+    if (step.from_tokens <= previous) {
+      fail("[config] policy.schedule: expected from_tokens to rise from 0 or more, got ",
+           step.from_tokens, " after ", previous);
+    }
+    previous = step.from_tokens;
+    ratio("candidate_ratio", step.candidate_ratio);
+    ratio("vote_ratio", step.vote_ratio);
+  }
+}
+
 void Config::validate() const {
-  // No model comes near these. They keep products of sizes within 64 bits, and a slip of the
-  // hand from asking for a million threads.
-  constexpr int64_t kMostTokens = int64_t{1} << 23;
-  constexpr int64_t kMostHeads = 1024;
   within("layers", layers, 1, 65536);
   within("kv_heads", kv_heads, 1, kMostHeads);
   within("query_heads", query_heads, 1, kMostHeads);
@@ -41,12 +67,11 @@ void Config::validate() const {
   if (head_dim != 64 && head_dim != 80 && head_dim != 96 && head_dim != 128 && head_dim != 256) {
     fail("[config] head_dim: expected 64, 80, 96, 128 or 256, got ", head_dim);
   }
-  within("sink", sink, 0, kMostTokens);
-  within("local", local, 0, kMostTokens);
-  within("update", update, 1, kMostTokens);
-  within("top_k", top_k, 1, kMostTokens);
-  within("dense_below", dense_below, 0, kMostTokens);
-  within("min_candidates_per_row", min_candidates_per_row, 1, 1 << 20);
+  region_within("sink", sink, 0);
+  region_within("local", local, 0);
+  region_within("update", update, 1);
+  region_within("dense_below", dense_below, 0);
+  std::visit([](const auto& settings) { settings.validate(); }, policy);
   within("threads", threads, 0, 1024);
   within("memory_budget", memory_budget, 0, std::numeric_limits<int64_t>::max());
   within("host_budget", host_budget, 0, std::numeric_limits<int64_t>::max());
@@ -55,17 +80,29 @@ void Config::validate() const {
   if (segment_tokens % 64 != 0) {
     fail("[config] segment_tokens: expected a multiple of 64, got ", segment_tokens);
   }
-  if (schedule.empty()) fail("[config] schedule: expected at least one step, got none");
-  int64_t previous = -1;
-  for (const ScheduleStep& step : schedule) {
-    if (step.from_tokens <= previous) {
-      fail("[config] schedule: expected from_tokens to rise from 0 or more, got ", step.from_tokens,
-           " after ", previous);
-    }
-    previous = step.from_tokens;
-    ratio("candidate_ratio", step.candidate_ratio);
-    ratio("vote_ratio", step.vote_ratio);
-  }
+}
+
+Config Config::resolved() const {
+  Config config = *this;
+  const RegionDefaults own =
+      std::visit([](const auto& settings) { return settings.kRegions; }, policy);
+  const auto resolve = [](int64_t& size, int64_t of_policy) {
+    if (size == kPolicysOwn) size = of_policy;
+  };
+  resolve(config.sink, own.sink);
+  resolve(config.local, own.local);
+  resolve(config.update, own.update);
+  resolve(config.dense_below, own.dense_below);
+  return config;
+}
+
+bool operator==(const Config& a, const Config& b) {
+  return a.layers == b.layers && a.query_heads == b.query_heads && a.kv_heads == b.kv_heads &&
+         a.head_dim == b.head_dim && a.dtype == b.dtype && a.sink == b.sink && a.local == b.local &&
+         a.update == b.update && a.dense_below == b.dense_below && a.policy == b.policy &&
+         a.device == b.device && a.threads == b.threads && a.segment_tokens == b.segment_tokens &&
+         a.memory_budget == b.memory_budget && a.placement == b.placement &&
+         a.row_cache == b.row_cache && a.host_budget == b.host_budget;
 }
 
 }  // namespace pariskv

@@ -1,5 +1,6 @@
 // Calls that look at a cache and leave it as it is.
 #include <algorithm>
+#include <limits>
 #include <set>
 
 #include "cache_impl.h"
@@ -21,7 +22,7 @@ Explanation Cache::explain(int64_t layer, SequenceId sequence, const TensorView&
   const SequenceView view = impl_->view(*layers[0]);
   explanation.zone_begin = view.zone_begin;
   explanation.zone_tokens = view.zone_tokens();
-  if (!view.searched()) return explanation;
+  if (view.sparse == 0) return explanation;
 
   TensorView one = q;  // the same queries as a batch of one
   one.rank = 3;
@@ -36,9 +37,11 @@ Explanation Cache::explain(int64_t layer, SequenceId sequence, const TensorView&
   args.logits = logits;
   args.traced = true;
   impl_->backend_->reserve(args);
-  impl_->backend_->send_pokes(stream);
+  impl_->send_words(stream);
   impl_->policy_->explain(impl_->backend_->trace(args, stream), explanation);
 
+  explanation.exact.assign(size_t(explanation.query_heads * explanation.selected),
+                           std::numeric_limits<float>::quiet_NaN());
   std::vector<int32_t> positions(explanation.positions.begin(), explanation.positions.end());
   impl_->backend_->exact_logits({impl_->shape_, view, one, logits, positions.data(),
                                  explanation.selected, explanation.exact.data()},

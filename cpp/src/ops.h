@@ -1,9 +1,9 @@
 /**
  * One plain struct of arguments per verb: what flows between the cache, a policy and a
- * backend. Every pointer carries its shape. Checked already; backends trust them.
+ * backend. Every pointer carries its shape. Checked already; backends trust them. What only one
+ * policy knows is in policy/.
  *
- * `heads` in a shape below means kv_heads, `searchers` the queries that search for one kv
- * head (its group, or one mean query), `zone` the retrieval tokens of a sequence.
+ * `heads` in a shape below means kv_heads, `zone` the retrieval tokens of a sequence.
  */
 #pragma once
 
@@ -11,9 +11,10 @@
 #include <vector>
 
 #include "codec/summary_layout.h"
+#include "gpu/row_cache.h"
 #include "pariskv/config.h"
 #include "pariskv/tensor_view.h"
-#include "row_cache.h"
+#include "policy/rules.h"
 
 namespace pariskv {
 
@@ -42,19 +43,18 @@ struct ModelShape {
  */
 struct SequenceView {
   void* const* rows;          // (segments) -> (heads, segment_tokens, 2, head_dim): K, then V
-  uint8_t* const* summaries;  // (segments) -> a block of SummaryLayout; null outside the zone
+  uint8_t* const* summaries;  // (segments) -> a block of the policy's; null outside the zone
   void* state;                // what the policy keeps per layer and sequence
   int64_t total;              // tokens stored
   int64_t zone_begin;         // the retrieval zone, as positions
   int64_t zone_end;
-  int64_t candidates;  // reranked per kv head, C of the paper; 0: attended to in full
-  double vote_ratio;
+  int64_t sparse;        // 1: the zone is left out but for the rows that the policy selects
+  int64_t plan[2];       // the policy's own, for a zone of this size: see its Plan
   char* row_cache;       // a block of RowCacheLayout; null: there is none
   int64_t generation;    // of what the row cache may have: goes up when rows change under it
   SequenceView* device;  // the same in a GPU's memory; null: there is none
 
   int64_t zone_tokens() const { return zone_end - zone_begin; }
-  bool searched() const { return candidates > 0; }
 };
 
 /** Copies rows in (append) or out (read): packed tokens of several sequences. */
@@ -65,36 +65,6 @@ struct RowsArgs {
   const int64_t* begin;           // (batch) first position
   const int64_t* lengths;         // (batch)
   TensorView k, v;                // (sum of lengths, heads, head_dim)
-};
-
-/** The constants of the codec, equal on every backend. */
-struct Codec {
-  std::vector<float> rotation_signs;  // (rotated_dim) +1 or -1
-  std::vector<float> thresholds;      // (7)
-  std::vector<float> centres;         // (8)
-  std::vector<float> signed_centres;  // (16) level + 8 * sign bit
-};
-
-/** Statistics of a zone's keys, kept as they come and go. Whole numbers: order cannot matter. */
-struct KeyStatistics {
-  int64_t* usable;        // (heads) keys that can be selected
-  int64_t* square_units;  // (heads) sum of norm^2, in units of kNormUnit^2
-  int64_t* sums;          // (heads, rotated_dim) sum of norm * sign, in units of kNormUnit
-  int32_t* counts;        // (heads, subspaces, 256) keys per centroid; null: not kept
-};
-
-/** Positions [begin, end) of one sequence. */
-struct EncodeJob {
-  SequenceView sequence;
-  KeyStatistics statistics;
-  int64_t begin, end;
-};
-
-struct EncodeArgs {
-  ModelShape shape;
-  const Codec* codec;
-  int64_t batch;
-  const EncodeJob* jobs;  // (batch)
 };
 
 /** How logits are made of q.k. */
@@ -116,19 +86,10 @@ struct AttendExactArgs {
   TensorView lse;  // (sum of lengths, query_heads) float32; data null: not wanted
 };
 
-/** How a cache searches; never changes in its life. */
-struct SearchRules {
-  const Codec* codec;
-  Scorer scorer;
-  GroupRule group_rule;
-  int64_t top_k;
-  int64_t searchers;  // queries that search for a kv head: its group, or one mean query
-};
-
 /** One token of each of some sequences. */
 struct DecodeArgs {
   ModelShape shape;
-  SearchRules rules;
+  Rules rules;
   int64_t layer;
   int64_t batch;
   const SequenceView* sequences;  // (batch) `total` counts the token
@@ -145,26 +106,6 @@ struct DecodeCounts {
   int64_t rows = 0;
   int64_t cached_rows = 0;  // of them, those that the row cache had
 };
-
-/** What a search went through, of one kv head. */
-struct HeadTrace {
-  std::vector<uint8_t> scores;             // (zone)
-  std::vector<int32_t> candidates;         // offsets from zone_begin, ascending
-  std::vector<std::vector<float>> logits;  // (searchers, candidates) estimated
-  std::vector<int32_t> selected;           // indices into candidates, best first
-  std::vector<float> worth;                // (selected)
-};
-using SearchTrace = std::vector<HeadTrace>;  // (heads); empty: nothing was searched
-
-/** Largest quantised query element: a nibble of 4 such sums fits a byte, in every SIMD set. */
-constexpr int32_t kQueryLevels = 15;
-
-/** Keys of a zone, evenly spread, that stand for all that are no candidates. */
-constexpr int64_t kSampledKeys = 128;
-
-/** Coarse scores per spread of logits, and spreads from 0 to the mean; see codec/head_scale.h. */
-constexpr double kScoreSteps = 16;
-constexpr double kScoreShift = 4;
 
 /** Exact logits of chosen rows, for explanations. */
 struct ExactLogitsArgs {

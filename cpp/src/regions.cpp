@@ -11,6 +11,15 @@ RegionCounts Regions::counts(const RegionSizes& sizes) const {
   return {sink_end(sizes), zone_tokens(sizes), buffer - window, total_ - buffer};
 }
 
+namespace {
+
+/** Where a zone may end: the last multiple of the grain up to `position`. */
+int64_t whole_grains(int64_t position, const RegionSizes& sizes) {
+  return position < 0 ? position : position / sizes.grain * sizes.grain;
+}
+
+}  // namespace
+
 Regions Regions::appended() const {
   Regions next = *this;
   ++next.total_;
@@ -19,7 +28,7 @@ Regions Regions::appended() const {
 
 Regions Regions::flushed(const RegionSizes& sizes) const {
   Regions next = *this;
-  next.retrieval_end_ = std::max(retrieval_end(sizes), total_ - sizes.local);
+  next.retrieval_end_ = std::max(retrieval_end(sizes), whole_grains(total_ - sizes.local, sizes));
   next.buffer_begin_ = total_;
   return next;
 }
@@ -33,7 +42,8 @@ Regions Regions::prefilled(int64_t tokens, const RegionSizes& sizes) const {
 Regions Regions::truncated(int64_t tokens, const RegionSizes& sizes) const {
   Regions next = *this;
   next.total_ -= tokens;
-  const int64_t window = std::min(retrieval_end(sizes), next.total_ - sizes.local);
+  const int64_t window =
+      std::min(retrieval_end(sizes), whole_grains(next.total_ - sizes.local, sizes));
   next.retrieval_end_ = std::max(window, next.sink_end(sizes));
   next.buffer_begin_ = std::min(buffer_begin_, next.total_);
   return next;

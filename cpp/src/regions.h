@@ -8,7 +8,8 @@
  *
  * Tokens enter at the right and move left: into the retrieval zone when a flush is
  * due (the buffer holds `update` tokens) or asked for. Flushing keeps the most recent
- * `local` tokens in the window and moves the rest.
+ * `local` tokens in the window and moves the rest. A zone grows and shrinks by whole grains of
+ * positions, counted from 0: up to grain - 1 tokens more stay in the window.
  */
 #pragma once
 
@@ -22,6 +23,7 @@ struct RegionSizes {
   int64_t sink;
   int64_t local;
   int64_t update;
+  int64_t grain = 1;  // the zone ends at a multiple of it
 };
 
 class Regions {
@@ -44,7 +46,7 @@ class Regions {
   /** One token more, in the buffer. */
   Regions appended() const;
 
-  /** Everything but the most recent `local` tokens in the zone, buffer empty. */
+  /** Everything but the most recent `local` tokens, by whole grains, in the zone; buffer empty. */
   Regions flushed(const RegionSizes& sizes) const;
 
   /** `tokens` more, then flushed: what a prefill does. */
@@ -52,7 +54,7 @@ class Regions {
 
   /**
    * The last `tokens` gone. Where that cuts the local window short, tokens come back from
-   * the zone, so that a shortened sequence still sees its recent past in full.
+   * the zone, by whole grains, so that a shortened sequence still sees its recent past in full.
    */
   Regions truncated(int64_t tokens, const RegionSizes& sizes) const;
 

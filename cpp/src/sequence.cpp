@@ -24,7 +24,7 @@ SequenceView Layer::view(const RegionSizes& sizes, const Policy& policy) const {
   view.state = state.data();
   view.row_cache = row_cache.as<char>();
   view.generation = generation;
-  view.device = mirror.device();
+  view.device = tables.device();
   return view;
 }
 
@@ -35,17 +35,17 @@ SequenceView Change::view(const RegionSizes& sizes, const Policy& policy) const 
   view.state = state.data() != nullptr ? state.data() : layer->state.data();
   view.row_cache = (row_cache.data() != nullptr ? row_cache : layer->row_cache).as<char>();
   view.generation = layer->generation;
-  view.device = layer->mirror.device();
+  view.device = layer->tables.device();
   return view;
 }
 
 Sequence Planner::create(int64_t layers) const {
   Sequence sequence;
   sequence.layers.resize(size_t(layers));
-  if (!backend_.has_books()) return sequence;
+  if (backend_.word_updates() == nullptr) return sequence;
   sequence.device = backend_.arena().allocate(layers * int64_t(sizeof(SequenceView)));
   for (int64_t l = 0; l < layers; ++l) {
-    sequence.layers[size_t(l)].mirror = Mirror(sequence.device.as<SequenceView>() + l);
+    sequence.layers[size_t(l)].tables = DeviceTables(sequence.device.as<SequenceView>() + l);
   }
   return sequence;
 }
@@ -64,10 +64,10 @@ Change Planner::plan(Layer& layer, const Regions& next, Use use, Stream stream) 
                                         {shape_.segment_row_bytes(), policy_.summary_bytes()},
                                         writes, backend_, stream);
   }
-  change.tables = layer.mirror.grown(change.segments(), backend_.arena());
+  change.tables = layer.tables.grown(change.segments(), backend_.arena());
   if (change.spilled() > 0) change.state = next_state(layer, stream);
   const bool lacks_cache = shape_.cached_rows > 0 && layer.row_cache.data() == nullptr;
-  if (use == Use::kDecode && lacks_cache && view_of(next, sizes_, policy_).searched()) {
+  if (use == Use::kDecode && lacks_cache && view_of(next, sizes_, policy_).sparse != 0) {
     change.row_cache = new_row_cache(stream);
   }
   if (offloads_) plan_offload(change);
@@ -76,8 +76,7 @@ Change Planner::plan(Layer& layer, const Regions& next, Use use, Stream stream) 
 
 Block Planner::next_state(const Layer& layer, Stream stream) const {
   const bool exists = layer.state.data() != nullptr;
-  // A device may refuse one of several launches: what it changes must not be what is there.
-  if (exists && !backend_.has_books()) return Block();
+  if (exists && !backend_.capabilities().launches_can_fail) return Block();
   Block state = backend_.arena().allocate(policy_.state_bytes());
   if (exists) {
     backend_.copy(state.data(), layer.state.data(), policy_.state_bytes(), stream);
@@ -103,7 +102,7 @@ void Planner::plan_offload(Change& change) const {
     const std::shared_ptr<RowBlock>& rows =
         change.growth ? store.row_block(s, *change.growth) : store.row_block(s);
     if (s * tokens < zone_begin || rows->offloaded() || rows->leaving()) continue;
-    change.leaving.push_back({s, rows, backend_.host_arena()->allocate(rows->bytes())});
+    change.offloads.push_back({s, rows, backend_.host_arena()->allocate(rows->bytes())});
   }
 }
 

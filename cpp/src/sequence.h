@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "mirror.h"
+#include "gpu/device_tables.h"
 #include "ops.h"
 #include "policy/policy.h"
 #include "regions.h"
@@ -23,7 +23,7 @@ struct Layer {
   LayerStore store;
   Block state;      // the policy's; empty until a token enters the zone
   Block row_cache;  // empty until a decode searches, and where nothing is fetched
-  Mirror mirror;
+  DeviceTables tables;
   int64_t generation = 0;   // of the row cache
   int64_t fetched_end = 0;  // no row from here on has been fetched in this generation
 
@@ -31,12 +31,12 @@ struct Layer {
 };
 
 struct Sequence {
-  Block device;  // (layers) SequenceView, for a backend that has books
+  Block device;  // (layers) SequenceView; empty where the backend keeps no tables
   std::vector<Layer> layers;
 };
 
-/** Rows that are to go to host memory. */
-struct Leave {
+/** Rows that are to go to host memory, and their place there. */
+struct PlannedOffload {
   int64_t segment;
   std::shared_ptr<RowBlock> rows;
   Block target;
@@ -50,7 +50,7 @@ struct Change {
   Block row_cache;                           // the same
   Block tables;                              // empty: what is there has room
   int64_t spill_begin, spill_end;            // positions that enter the zone
-  std::vector<Leave> leaving;
+  std::vector<PlannedOffload> offloads;
 
   int64_t spilled() const { return spill_end - spill_begin; }
   int64_t segments() const { return growth ? growth->segments() : layer->store.segments(); }
@@ -58,14 +58,14 @@ struct Change {
   /** What the layer will be. */
   SequenceView view(const RegionSizes& sizes, const Policy& policy) const;
 
-  /** Tells the device of it. */
-  void publish(const SequenceView& view, Backend& backend) {
-    layer->mirror.publish(view, segments(), tables, backend);
+  /** Sends it to the device. */
+  void publish(const SequenceView& view, WordUpdates* updates) {
+    layer->tables.publish(view, segments(), tables, updates);
   }
 
-  /** What the device was told may not have arrived; what it fetched may be written anew. */
+  /** Words that were sent may not have arrived; rows that were fetched may be written anew. */
   void drop() noexcept {
-    layer->mirror.forget();
+    layer->tables.forget();
     ++layer->generation;
   }
 

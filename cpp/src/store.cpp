@@ -73,7 +73,8 @@ LayerStore::Growth LayerStore::planned(int64_t segment_tokens, BlockBytes bytes,
       Block block = backend.arena().allocate(bytes.rows);
       if (held) backend.copy(block.data(), (*held)->data(), bytes.rows, stream);
       next.row_table_[s] = block.data();
-      next.row_blocks_.emplace_back(s, std::make_shared<RowBlock>(backend, std::move(block)));
+      next.row_blocks_.emplace_back(
+          s, std::make_shared<RowBlock>(backend.offloads(), std::move(block)));
     }
     const std::shared_ptr<Block> none;
     const std::shared_ptr<Block>& known = s < segments() ? summaries_[s] : none;

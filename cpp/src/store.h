@@ -4,8 +4,8 @@
  * summaries. Segments are added and dropped at the end and never move, save that rows
  * may go to host memory once all of their segment is in the zone.
  *
- * Blocks are shared by forks. Who writes into a block that somebody else holds too gets a
- * copy of it first, so nobody's past ever changes under them.
+ * Blocks are shared by forks. A sequence that writes into a shared block copies it first, so a
+ * fork's past never changes under it.
  *
  * A store never is half changed: `planned` makes what will be different beside what is there, and
  * may run out of memory doing so; taking that over cannot fail. What stays is not touched: long
@@ -13,12 +13,11 @@
  */
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include "backend.h"
+#include "backend/backend.h"
 #include "memory/arena.h"
 
 namespace pariskv {
@@ -26,9 +25,10 @@ namespace pariskv {
 /** The rows of one segment: where verbs work, in host memory, or on their way there. */
 class RowBlock {
  public:
-  RowBlock(Backend& backend, Block block) : backend_(backend), block_(std::move(block)) {}
+  /** @param offloads null: these rows never leave */
+  RowBlock(Offloads* offloads, Block block) : offloads_(offloads), block_(std::move(block)) {}
   ~RowBlock() {
-    if (ticket_ > 0) backend_.adopt(std::move(block_), std::move(target_), ticket_);
+    if (ticket_ > 0) offloads_->adopt(std::move(block_), std::move(target_), ticket_);
   }
 
   void* data() const { return block_.data(); }
@@ -36,19 +36,19 @@ class RowBlock {
   bool offloaded() const { return offloaded_; }
   bool leaving() const { return target_.data() != nullptr; }
 
-  /** The rows are to go to `target`: nobody writes them any more. */
-  void leave(Block target) { target_ = std::move(target); }
+  /** The rows are to go to `target`, and are not written any more. */
+  void mark_for_offload(Block target) { target_ = std::move(target); }
 
   /** Starts the copy there, which sees what `stream` has done so far. */
-  void depart(Stream stream) {
-    ticket_ = backend_.start_offload(target_.data(), block_.data(), block_.bytes(), stream);
+  void start_offload(Stream stream) {
+    ticket_ = offloads_->start_offload(target_.data(), block_.data(), block_.bytes(), stream);
   }
 
   /** Once the copy is done the rows are in host memory; true if that has just become so. */
-  bool settle(bool wait) {
+  bool finish_offload(bool wait) {
     if (ticket_ == 0) return false;
-    if (wait) backend_.wait_offloaded(ticket_);
-    if (!backend_.offloaded(ticket_)) return false;
+    if (wait) offloads_->wait_offloaded(ticket_);
+    if (!offloads_->offloaded(ticket_)) return false;
     block_ = std::move(target_);
     target_ = Block();
     ticket_ = 0;
@@ -57,7 +57,7 @@ class RowBlock {
   }
 
  private:
-  Backend& backend_;
+  Offloads* offloads_;
   Block block_;
   Block target_;
   int64_t ticket_ = 0;  // of a copy under way
@@ -91,7 +91,7 @@ class LayerStore {
     std::vector<uint8_t*> summary_table_;
   };
 
-  /** True when `writes` fit in blocks that are there, nobody else's, and in the right memory. */
+  /** True when `writes` fit in blocks that are there, not shared, and in the right memory. */
   bool ready(int64_t segment_tokens, const Writes& writes) const;
 
   /** What makes room for `writes`. */

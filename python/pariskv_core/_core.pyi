@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import numpy
 from numpy.typing import NDArray
+from typing_extensions import Self
 
 import pariskv_core._array
 
@@ -29,19 +30,13 @@ def rotation_signs(rotated_dim: int, seed: int) -> list[float]:
 def magnitude_levels() -> tuple[list[float], list[float]]:
     """The 7 thresholds and 8 centres of the magnitude codes."""
 
-class Config:
+class ParisKV:
     """
-    What a cache is told when it is made.
+    Every key is scored from a summary of a few bytes, a few percent are reranked, and the
+    best rows are fetched for each query.
 
-    layers, query_heads, kv_heads, head_dim, dtype
-        The model. query_heads is a whole multiple of kv_heads; head_dim is 64, 80, 96, 128
-        or 256; dtype is "float32", "float16" or "bfloat16", or the type of torch or NumPy.
-    sink, local, update
-        Tokens of a sequence's regions, [sink | retrieval | local | update buffer].
     top_k
         Rows attended to per kv head besides the resident ones.
-    dense_below
-        Sequences with fewer tokens are attended to in full.
     scorer
         "sign_norm", or the paper's "votes".
     group_rule
@@ -52,8 +47,62 @@ class Config:
         Candidates are never fewer than this times top_k.
     seed
         Of the rotation's signs.
+
+    Raises ValueError, with what was expected and what came.
+    """
+
+    def __init__(self, *, top_k: int = 100, scorer: str = 'sign_norm', group_rule: str = 'attention_mass', schedule: Sequence[tuple[int, float, float]] = ..., min_candidates_per_row: int = 4, seed: int = 42) -> None: ...
+
+    @property
+    def top_k(self) -> int: ...
+
+    @property
+    def scorer(self) -> str: ...
+
+    @property
+    def group_rule(self) -> str: ...
+
+    @property
+    def schedule(self) -> list[tuple[int, float, float]]: ...
+
+    @property
+    def min_candidates_per_row(self) -> int: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    def __repr__(self) -> str: ...
+
+    def __eq__(self, other: object) -> bool: ...
+
+    def __hash__(self) -> int: ...
+
+    def __getstate__(self) -> dict[str, Any]: ...
+
+    def __setstate__(self, fields: dict[str, Any], /) -> None: ...
+
+    def replace(self, **changes: Any) -> Self:
+        """The same settings with some of them changed."""
+
+    def __replace__(self, **changes: Any) -> Self: ...
+
+class Config:
+    """
+    What a cache is told when it is made. A value: configs compare, copy and pickle, and
+    `config.replace(local=64)` is another one.
+
+    layers, query_heads, kv_heads, head_dim, dtype
+        The model. query_heads is a whole multiple of kv_heads; head_dim is 64, 80, 96, 128
+        or 256; dtype is "float32", "float16" or "bfloat16", or the type of torch or NumPy.
+    sink, local, update
+        Tokens of a sequence's regions, [sink | retrieval | local | update buffer]; -1 is the
+        policy's own: 4, 256 and 512 for ParisKV. They read back as the sizes themselves.
+    dense_below
+        Sequences with fewer tokens are attended to in full; -1 is the policy's own: 2,048.
+    policy
+        How rows are chosen: ParisKV(...), which is also the default.
     device
-        "cpu", "cuda" or "cuda:<index>".
+        "cpu", "cuda" or "cuda:<index>", or a torch.device.
     threads
         Of the CPU backend; 0 takes one per core.
     segment_tokens
@@ -65,14 +114,14 @@ class Config:
     row_cache
         Fetched rows per kv head, layer and sequence that such a cache keeps on the GPU, so that a
         row that stays selected crosses the bus once. Rounded up to a power of two, at least 16;
-        0 is none, -1 twice top_k.
+        0 is none, -1 twice the rows that a step selects.
     host_budget
         The most bytes of host memory that such a cache may hold; 0 is no limit.
 
     Raises ValueError, with what was expected and what came.
     """
 
-    def __init__(self, *, layers: int, query_heads: int, kv_heads: int, head_dim: int, dtype: object = 'bfloat16', sink: int = 4, local: int = 256, update: int = 512, top_k: int = 100, dense_below: int = 2048, scorer: str = 'sign_norm', group_rule: str = 'attention_mass', schedule: Sequence[tuple[int, float, float]] = ..., min_candidates_per_row: int = 4, seed: int = 42, device: str = 'cpu', threads: int = 0, segment_tokens: int = 1024, memory_budget: int = 0, placement: str = 'host', row_cache: int = -1, host_budget: int = 0) -> None: ...
+    def __init__(self, *, layers: int, query_heads: int, kv_heads: int, head_dim: int, dtype: object = 'bfloat16', sink: int = -1, local: int = -1, update: int = -1, dense_below: int = -1, policy: ParisKV | None = None, device: object = 'cpu', threads: int = 0, segment_tokens: int = 1024, memory_budget: int = 0, placement: str = 'host', row_cache: int = -1, host_budget: int = 0) -> None: ...
 
     @property
     def layers(self) -> int: ...
@@ -99,25 +148,10 @@ class Config:
     def update(self) -> int: ...
 
     @property
-    def top_k(self) -> int: ...
-
-    @property
     def dense_below(self) -> int: ...
 
     @property
-    def scorer(self) -> str: ...
-
-    @property
-    def group_rule(self) -> str: ...
-
-    @property
-    def schedule(self) -> list[tuple[int, float, float]]: ...
-
-    @property
-    def min_candidates_per_row(self) -> int: ...
-
-    @property
-    def seed(self) -> int: ...
+    def policy(self) -> ParisKV: ...
 
     @property
     def device(self) -> str: ...
@@ -141,6 +175,19 @@ class Config:
     def host_budget(self) -> int: ...
 
     def __repr__(self) -> str: ...
+
+    def __eq__(self, other: object) -> bool: ...
+
+    def __hash__(self) -> int: ...
+
+    def __getstate__(self) -> dict[str, Any]: ...
+
+    def __setstate__(self, fields: dict[str, Any], /) -> None: ...
+
+    def replace(self, **changes: Any) -> Self:
+        """The same settings with some of them changed."""
+
+    def __replace__(self, **changes: Any) -> Self: ...
 
 class MemoryUse:
     """A cache's memory, in bytes."""
@@ -248,6 +295,21 @@ class Stats:
 
     def __repr__(self) -> str: ...
 
+class ParisKVExplanation:
+    """The path of a search by ParisKV."""
+
+    @property
+    def coarse(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', writable=False)]:
+        """(kv_heads, zone_tokens) uint8: coarse scores; 0 is never selected."""
+
+    @property
+    def candidate_positions(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', writable=False)]:
+        """(kv_heads, candidates) int64, ascending; padded with -1."""
+
+    @property
+    def estimated(self) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', writable=False)]:
+        """(query_heads, selected) float32: logits from the summaries."""
+
 class Explanation:
     """
     Why a query attends where it does; arrays are padded to one
@@ -266,28 +328,20 @@ class Explanation:
     def zone_tokens(self) -> int: ...
 
     @property
-    def coarse(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', writable=False)]:
-        """(kv_heads, zone_tokens) uint8: coarse scores; 0 is never selected."""
-
-    @property
-    def candidate_positions(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', writable=False)]:
-        """(kv_heads, candidates) int64, ascending."""
-
-    @property
     def positions(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', writable=False)]:
         """(kv_heads, selected) int64, best first."""
 
     @property
     def worth(self) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', writable=False)]:
-        """(kv_heads, selected) float32: what the order is by."""
-
-    @property
-    def estimated(self) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', writable=False)]:
-        """(query_heads, selected) float32: logits from the summaries."""
+        """(kv_heads, selected) float32: the order is by this."""
 
     @property
     def exact(self) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', writable=False)]:
         """(query_heads, selected) float32: logits from the rows."""
+
+    @property
+    def details(self) -> None | ParisKVExplanation:
+        """How the policy came to these rows; None when nothing was searched."""
 
 class Summaries:
     """The key summaries of one layer of one sequence, unpacked."""

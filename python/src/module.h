@@ -5,6 +5,7 @@
 
 namespace pariskv::python {
 
+void bind_policies(nanobind::module_& m);
 void bind_config(nanobind::module_& m);
 void bind_stats(nanobind::module_& m);
 void bind_cache(nanobind::module_& m);

@@ -1,5 +1,6 @@
 // Stats, regions, explanations and summaries: numbers, and NumPy arrays over the C++ vectors.
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
 
 #include "arrays.h"
 #include "module.h"
@@ -102,24 +103,29 @@ void bind_counts(nb::module_& m) {
 void bind_stats(nb::module_& m) {
   bind_counts(m);
 
+  using P = ParisKvExplanation;
+  nb::class_<P>(m, "ParisKVExplanation", "The path of a search by ParisKV.")
+      .def_prop_ro("coarse", &matrix_of<P, &P::coarse, &P::kv_heads>,
+                   "(kv_heads, zone_tokens) uint8: coarse scores; 0 is never selected.")
+      .def_prop_ro("candidate_positions", &matrix_of<P, &P::candidate_positions, &P::kv_heads>,
+                   "(kv_heads, candidates) int64, ascending; padded with -1.")
+      .def_prop_ro("estimated", &matrix_of<P, &P::estimated, &P::query_heads>,
+                   "(query_heads, selected) float32: logits from the summaries.");
+
   using E = Explanation;
   nb::class_<E>(m, "Explanation", R"(Why a query attends where it does; arrays are padded to one
 width, positions with -1 and numbers with NaN. They are empty when nothing was searched.)")
       .def_ro("searched", &E::searched, "False: everything is attended to, nothing was selected.")
       .def_ro("zone_begin", &E::zone_begin, "First position of the retrieval zone.")
       .def_ro("zone_tokens", &E::zone_tokens)
-      .def_prop_ro("coarse", &matrix_of<E, &E::coarse, &E::kv_heads>,
-                   "(kv_heads, zone_tokens) uint8: coarse scores; 0 is never selected.")
-      .def_prop_ro("candidate_positions", &matrix_of<E, &E::candidate_positions, &E::kv_heads>,
-                   "(kv_heads, candidates) int64, ascending.")
       .def_prop_ro("positions", &matrix_of<E, &E::positions, &E::kv_heads>,
                    "(kv_heads, selected) int64, best first.")
       .def_prop_ro("worth", &matrix_of<E, &E::worth, &E::kv_heads>,
-                   "(kv_heads, selected) float32: what the order is by.")
-      .def_prop_ro("estimated", &matrix_of<E, &E::estimated, &E::query_heads>,
-                   "(query_heads, selected) float32: logits from the summaries.")
+                   "(kv_heads, selected) float32: the order is by this.")
       .def_prop_ro("exact", &matrix_of<E, &E::exact, &E::query_heads>,
-                   "(query_heads, selected) float32: logits from the rows.");
+                   "(query_heads, selected) float32: logits from the rows.")
+      .def_ro("details", &E::details,
+              "How the policy came to these rows; None when nothing was searched.");
 
   using S = Summaries;
   nb::class_<S>(m, "Summaries", "The key summaries of one layer of one sequence, unpacked.")

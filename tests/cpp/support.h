@@ -22,7 +22,7 @@ inline Config small_config() {
   config.sink = 2;
   config.local = 8;
   config.update = 16;
-  config.top_k = 4;
+  std::get<ParisKv>(config.policy).top_k = 4;
   config.dense_below = 64;
   config.segment_tokens = 64;
   config.threads = 1;

@@ -112,18 +112,17 @@ TEST(Codec, ExpIsWithinTwoUnits) {
 }
 
 TEST(Codec, ScheduleIsAStepFunctionOfTheZone) {
-  Config config;
-  config.top_k = 100;
-  EXPECT_EQ(candidate_count(config, 300), 300);
-  EXPECT_EQ(candidate_count(config, 4'999), 2'500);
-  EXPECT_EQ(candidate_count(config, 5'000), 1'250);
-  EXPECT_EQ(candidate_count(config, 29'999), 6'000);
-  EXPECT_EQ(candidate_count(config, 30'000), 1'500);
-  EXPECT_EQ(candidate_count(config, 100'000), 4'000);
-  EXPECT_EQ(candidate_count(config, 250'000), 6'250);
-  EXPECT_EQ(candidate_count(config, 1'000'000), 12'500);
-  config.schedule = {{0, .001, .5}};
-  EXPECT_EQ(candidate_count(config, 30'000), 400) << "never under a few per row";
+  ParisKv settings;
+  EXPECT_EQ(candidate_count(settings, 300), 300);
+  EXPECT_EQ(candidate_count(settings, 4'999), 2'500);
+  EXPECT_EQ(candidate_count(settings, 5'000), 1'250);
+  EXPECT_EQ(candidate_count(settings, 29'999), 6'000);
+  EXPECT_EQ(candidate_count(settings, 30'000), 1'500);
+  EXPECT_EQ(candidate_count(settings, 100'000), 4'000);
+  EXPECT_EQ(candidate_count(settings, 250'000), 6'250);
+  EXPECT_EQ(candidate_count(settings, 1'000'000), 12'500);
+  settings.schedule = {{0, .001, .5}};
+  EXPECT_EQ(candidate_count(settings, 30'000), 400) << "never under a few per row";
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ Config roomy_config() {
   config.query_heads = 8;
   config.kv_heads = 8;
   config.head_dim = 128;
-  config.scorer = Scorer::kVotes;
+  std::get<ParisKv>(config.policy).scorer = Scorer::kVotes;
   return config;
 }
 

@@ -20,7 +20,7 @@ TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-3}
 
 
 def works(
-    dtype: str = "float32", head_dim: int = 64, kv_heads: int = 2, group: int = 4, **config: object
+    dtype: str = "float32", head_dim: int = 64, kv_heads: int = 2, group: int = 4, **policy: object
 ) -> bool:
     """Whether a searched step equals float64 attention over the rows it says it attends to."""
     torch.manual_seed(0)
@@ -32,11 +32,10 @@ def works(
                 kv_heads=kv_heads,
                 head_dim=head_dim,
                 dtype=dtype,
-                top_k=32,
                 local=16,
                 dense_below=0,
                 threads=1,
-                **config,  # type: ignore[arg-type]
+                policy=pk.ParisKV(top_k=32, **policy),  # type: ignore[arg-type]
             )
         )
     except ValueError:

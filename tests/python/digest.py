@@ -13,12 +13,12 @@ import numpy as np
 import pariskv_core as pk
 from support import (
     DTYPES,
-    EXPLAINED,
     GROUP_RULES,
     HEAD_DIMS,
     SCORERS,
     SUMMARISED,
     bits,
+    explained,
     float32,
     make_config,
     randn_kv,
@@ -85,7 +85,7 @@ def run(changes: dict, seed: int, threads: int) -> str:
     q = step[0]
     for i, s in enumerate(sequences):
         explanation = cache.explain(0, s, q[i], **options[i])
-        add(*(getattr(explanation, name) for name in EXPLAINED))
+        add(*explained(explanation).values())
         summaries = cache.summaries(0, s)
         add(*(getattr(summaries, name) for name in SUMMARISED))
     cache.truncate(sequences[0], 77)

@@ -238,13 +238,13 @@ def best_scores(scores: np.ndarray, count: int) -> np.ndarray:
 
 def schedule_step(config, zone_tokens: int) -> tuple[float, float]:
     """(candidate ratio, vote ratio) for a zone of this many tokens."""
-    steps = [step for step in config.schedule if step[0] <= zone_tokens]
-    return tuple((steps or config.schedule[:1])[-1][1:])
+    steps = [step for step in config.policy.schedule if step[0] <= zone_tokens]
+    return tuple((steps or config.policy.schedule[:1])[-1][1:])
 
 
 def candidate_count(config, zone_tokens: int) -> int:
     share = math.ceil(schedule_step(config, zone_tokens)[0] * zone_tokens)
-    return min(zone_tokens, max(share, config.min_candidates_per_row * config.top_k))
+    return min(zone_tokens, max(share, config.policy.min_candidates_per_row * config.policy.top_k))
 
 
 # --- Attention ---------------------------------------------------------------------------------
@@ -297,14 +297,14 @@ class Decoded:
 
 
 def searches(config, regions: tuple[int, int, int, int]) -> bool:
-    return sum(regions) >= config.dense_below and regions[1] > config.top_k
+    return sum(regions) >= config.dense_below and regions[1] > config.policy.top_k
 
 
 def coarse_scores(
     config, q, k, regions, summaries: Sequence[Summary], logits: Logits = PLAIN
 ) -> list[np.ndarray]:
     """Scores (zone) of each kv head's keys."""
-    signs = oracle.rotation_signs(oracle.rotated_dim(config.head_dim), config.seed)
+    signs = oracle.rotation_signs(oracle.rotated_dim(config.head_dim), config.policy.seed)
     group = config.query_heads // config.kv_heads
     sink, zone = regions[0], regions[1]
     scale = logits.factor(config.head_dim)
@@ -312,9 +312,9 @@ def coarse_scores(
     found = []
     for head, summary in enumerate(summaries):
         members = range(head * group, (head + 1) * group)
-        mean = config.group_rule == "mean_query"
+        mean = config.policy.group_rule == "mean_query"
         queries = group_mean(q[members])[None] if mean else q[members]
-        if config.scorer == "votes":
+        if config.policy.scorer == "votes":
             found.append(vote_scores(summary, queries, signs, schedule_step(config, zone)[1]))
             continue
         windows = [np.float32(-np.inf)]  # with one searcher there is nothing to compare
@@ -346,7 +346,7 @@ def decode(
         out, lse = oracle.attention(q, k, v, logits)
         return Decoded(out, lse, False, [], [], [], [], [], lse)
 
-    signs = oracle.rotation_signs(oracle.rotated_dim(config.head_dim), config.seed)
+    signs = oracle.rotation_signs(oracle.rotated_dim(config.head_dim), config.policy.seed)
     group = config.query_heads // config.kv_heads
     kept = np.r_[0:sink, sink + zone : len(k)]
     _, resident = oracle.attention_over(q, k, v, [kept] * config.kv_heads, logits)
@@ -355,14 +355,14 @@ def decode(
     rows = []
     for head, summary in enumerate(summaries):
         members = slice(head * group, (head + 1) * group)
-        mean = config.group_rule == "mean_query"
+        mean = config.policy.group_rule == "mean_query"
         queries = group_mean(q[members])[None] if mean else q[members]
         chosen = best_scores(coarse[head], candidate_count(config, zone))
         e = estimates_of(summary, chosen, queries, signs, logits, config.head_dim)
         others, weight = sampled_offsets(coarse[head], chosen)
         rest = estimates_of(summary, others, queries, signs, logits, config.head_dim)
         worth = e[0] if mean else attention_mass(e, rest, weight, resident[members])
-        best = np.argsort(-worth, kind="stable")[: config.top_k]
+        best = np.argsort(-worth, kind="stable")[: config.policy.top_k]
         result.candidates.append(sink + chosen)
         result.estimates.append(e)
         result.worth.append(worth)

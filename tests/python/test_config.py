@@ -1,12 +1,14 @@
 """Config: defaults as published, every field readable, and a sentence for what does not fit."""
 
+import copy
 import math
+import pickle
 
 import numpy as np
 import pariskv_core as pk
 import pytest
 import torch
-from support import HEAD_DIMS, make_config
+from support import HEAD_DIMS, POLICY_FIELDS, config_of, make_config
 
 pytestmark = pytest.mark.cpu("a Config says the same for every device")
 
@@ -17,10 +19,10 @@ def test_defaults_are_the_published_ones():
     config = pk.Config(**MODEL)
     assert (config.layers, config.query_heads, config.kv_heads, config.head_dim) == (32, 32, 8, 128)
     assert config.dtype == "bfloat16"
-    assert (config.sink, config.local, config.update, config.top_k) == (4, 256, 512, 100)
+    assert (config.sink, config.local, config.update, config.policy.top_k) == (4, 256, 512, 100)
     assert config.dense_below == 2048
-    assert (config.scorer, config.group_rule) == ("sign_norm", "attention_mass")
-    assert [tuple(step) for step in config.schedule] == [
+    assert (config.policy.scorer, config.policy.group_rule) == ("sign_norm", "attention_mass")
+    assert [tuple(step) for step in config.policy.schedule] == [
         (0, 0.50, 0.50),
         (5_000, 0.25, 0.30),
         (10_000, 0.20, 0.25),
@@ -29,8 +31,8 @@ def test_defaults_are_the_published_ones():
         (250_000, 0.025, 0.20),
         (600_000, 0.0125, 0.20),
     ]
-    assert config.min_candidates_per_row == 4
-    assert config.seed == 42
+    assert config.policy.min_candidates_per_row == 4
+    assert config.policy.seed == 42
     assert config.device == "cpu"
     assert (config.threads, config.segment_tokens, config.memory_budget) == (0, 1024, 0)
     assert (config.placement, config.row_cache, config.host_budget) == ("host", -1, 0)
@@ -62,8 +64,8 @@ CHANGED = {
 
 @pytest.mark.parametrize("field", CHANGED)
 def test_every_field_reads_back_and_is_shown(field):
-    config = pk.Config(**CHANGED)
-    value = getattr(config, field)
+    config = config_of(**CHANGED)
+    value = getattr(config.policy if field in POLICY_FIELDS else config, field)
     if field == "schedule":
         assert [tuple(step) for step in value] == CHANGED[field]
     else:
@@ -71,9 +73,66 @@ def test_every_field_reads_back_and_is_shown(field):
     assert f"{field}=" in repr(config)
 
 
-def test_repr_is_the_call_that_makes_it():
-    config = pk.Config(**CHANGED)
-    assert repr(eval(repr(config), {"Config": pk.Config})) == repr(config)
+CONFIGS = [pk.Config(**MODEL), config_of(**CHANGED), config_of(**MODEL, schedule=[(0, 1 / 3, 0.1)])]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=["defaults", "changed", "a_third"])
+def test_a_config_prints_copies_and_pickles_exactly(config):
+    names = {"Config": pk.Config, "ParisKV": pk.ParisKV}
+    for twin in (
+        eval(repr(config), names),
+        copy.copy(config),
+        copy.deepcopy(config),
+        pickle.loads(pickle.dumps(config)),
+        config.replace(),
+    ):
+        assert twin == config
+        assert hash(twin) == hash(config)
+        assert repr(twin) == repr(config)
+    assert pickle.loads(pickle.dumps(config.policy)) == config.policy
+
+
+@pytest.mark.parametrize("field", CHANGED)
+def test_configs_that_differ_in_one_field_differ(field):
+    other = {"device": "cuda", "dtype": "float32", "layers": 4, "query_heads": 9, "head_dim": 64}
+    other |= {"kv_heads": 1, "scorer": "sign_norm", "group_rule": "attention_mass", "seed": 1}
+    other |= {"schedule": [(0, 0.05, 0.25)], "segment_tokens": 256}
+    value = other.get(field, CHANGED[field] + 1 if field not in other else None)
+    assert config_of(**CHANGED) != config_of(**{**CHANGED, field: value})
+
+
+def test_a_config_equals_nothing_but_configs():
+    config = pk.Config(**MODEL)
+    assert config != "config"
+    assert config != config.policy
+    assert config not in (None, 7)
+
+
+def test_replace_changes_what_it_names_and_checks_it():
+    config = pk.Config(**MODEL)
+    changed = config.replace(local=64, policy=pk.ParisKV(top_k=7))
+    assert (changed.local, changed.policy.top_k, changed.layers) == (64, 7, 32)
+    assert config.local == 256
+    assert config.policy.replace(top_k=9).top_k == 9
+    with pytest.raises(ValueError, match="update"):
+        config.replace(update=0)
+    with pytest.raises(TypeError):
+        config.replace(rows=3)
+
+
+def test_regions_that_are_left_out_are_the_policys():
+    left_out, named = pk.Config(**MODEL), pk.Config(**MODEL, sink=4, local=256, update=512)
+    assert (left_out.sink, left_out.local, left_out.update) == (4, 256, 512)
+    assert "sink=-1" in repr(left_out)
+    assert "sink=4" in repr(named)
+    with pk.Cache(named.replace(layers=1, sink=-1)) as cache:
+        assert cache.config == named.replace(layers=1, dense_below=2048)
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda", "cuda:3"])
+def test_a_device_of_torch_is_understood(name):
+    expected = "cuda:0" if name == "cuda" else name
+    assert pk.Config(**MODEL, device=torch.device(name)).device == expected
 
 
 @pytest.mark.parametrize(
@@ -93,7 +152,9 @@ def test_dtypes_of_other_libraries_are_understood(given, name):
 def test_fields_cannot_be_assigned():
     config = make_config()
     with pytest.raises(AttributeError):
-        config.top_k = 5
+        config.policy.top_k = 5
+    with pytest.raises(AttributeError):
+        config.layers = 5
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
@@ -121,11 +182,11 @@ WRONG = [
     ({"dtype": "float64"}, "dtype.*float64"),
     ({"dtype": "int8"}, "dtype.*int8"),
     ({"dtype": torch.float64}, "dtype.*float64"),
-    ({"sink": -1}, "sink.* -1"),
-    ({"local": -1}, "local.* -1"),
+    ({"sink": -2}, "sink.* -2"),
+    ({"local": -2}, "local.* -2"),
     ({"update": 0}, "update.* 0"),
     ({"top_k": 0}, "top_k.* 0"),
-    ({"dense_below": -1}, "dense_below.* -1"),
+    ({"dense_below": -2}, "dense_below.* -2"),
     ({"scorer": "sign"}, "scorer.*sign_norm.*votes.*sign"),
     ({"group_rule": "mean"}, "group_rule.*attention_mass.*mean_query.*mean"),
     ({"schedule": []}, "schedule"),
@@ -196,9 +257,20 @@ def test_positional_arguments_are_refused():
         pk.Config(1, 4, 2, 64)
 
 
+@pytest.mark.parametrize("policy", ["pariskv", 7, {"top_k": 5}], ids=str)
+def test_a_policy_is_an_object_of_its_class(policy):
+    with pytest.raises(TypeError):
+        pk.Config(**MODEL, policy=policy)
+
+
+def test_settings_of_a_policy_are_not_the_configs():
+    with pytest.raises(TypeError):
+        pk.Config(**MODEL, top_k=5)
+
+
 def test_a_fixed_ratio_is_a_schedule_of_one_step():
-    config = pk.Config(**MODEL, schedule=[(0, 0.05, 0.25)])
-    assert [tuple(step) for step in config.schedule] == [(0, 0.05, 0.25)]
+    config = pk.Config(**MODEL, policy=pk.ParisKV(schedule=[(0, 0.05, 0.25)]))
+    assert [tuple(step) for step in config.policy.schedule] == [(0, 0.05, 0.25)]
 
 
 def test_a_backend_that_is_not_there_is_refused():

@@ -121,7 +121,7 @@ def test_rows_that_stay_selected_are_all_found():
         found.append(caches.all[WHOLE].stats().cached_rows)
     # A set of four slots may have been asked for five rows.
     assert found[1] == 0
-    assert 0.85 < (found[3] - found[2]) / (2 * config.top_k) <= 1
+    assert 0.85 < (found[3] - found[2]) / (2 * config.policy.top_k) <= 1
 
 
 def test_many_rows():
@@ -170,7 +170,7 @@ def test_tokens_that_are_taken_back_from_the_window_leave_the_row_cache_alone():
     for _ in range(5):  # as speculative decoding does
         caches.steps([s], 4)
         caches.each(lambda cache: cache.truncate(s, 3))
-    steps = 20 * config.kv_heads * config.top_k
+    steps = 20 * config.kv_heads * config.policy.top_k
     assert caches.found()[WHOLE] - before > steps / 2
 
 

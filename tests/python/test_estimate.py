@@ -3,7 +3,7 @@
 import numpy as np
 import oracle
 import pytest
-from support import decode_oracle, f64, filled, make_config, randn_q, rows_of, tensor
+from support import decode_oracle, explained, f64, filled, make_config, randn_q, rows_of, tensor
 
 # The promise is 2^-12 of |k||q| scale; fp32 sums of 256 terms stay well inside.
 PROMISED = 2.0**-12
@@ -18,7 +18,7 @@ def all_but_one(tokens: int, **changes):
 
 def estimates_by_position(explanation, zone: int, rows: str) -> np.ndarray:
     """(query_heads, zone) with NaN where a row was not selected."""
-    values = getattr(explanation, rows)
+    values = explained(explanation)[rows]
     group = len(values) // len(explanation.positions)
     placed = np.full((len(values), zone), np.nan)
     for h, row in enumerate(values):
@@ -66,7 +66,7 @@ def test_estimates_are_unbiased(head_dim):
         explanation = f.cache.explain(0, f.s, q)
         seen = ~np.isnan(explanation.exact)
         truth.append(explanation.exact[seen])
-        estimated.append(explanation.estimated[seen])
+        estimated.append(explanation.details.estimated[seen])
     truth, estimated = np.concatenate(truth).astype(float), np.concatenate(estimated).astype(float)
     error = estimated - truth
     spread = error.std() / np.sqrt(len(error))
@@ -87,14 +87,14 @@ def test_a_key_along_the_query_is_estimated_nearly_exactly(rng):
     s = f.cache.add()
     f.cache.prefill(0, [s], tensor(keys, config), tensor(keys, config))
     explanation = f.cache.explain(0, s, tensor(np.tile(query, (4, 1)), config))
-    np.testing.assert_allclose(explanation.estimated, explanation.exact, rtol=1 / 255)
+    np.testing.assert_allclose(explanation.details.estimated, explanation.exact, rtol=1 / 255)
 
 
 def test_weights_of_a_summary_carry_the_norm(rng):
     # The sum over subspaces of w_b <v_b, k_b> is |k|^2: the estimate of a key with itself.
     f = all_but_one(100)
     summaries = f.cache.summaries(0, f.s)
-    signs = oracle.rotation_signs(64, f.cache.config.seed)
+    signs = oracle.rotation_signs(64, f.cache.config.policy.seed)
     keys, _ = (f64(x) for x in rows_of(f.cache, f.s))
     _, centres = oracle.magnitude_levels()
     for head in range(2):

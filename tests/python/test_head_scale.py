@@ -13,6 +13,7 @@ import workload
 from support import (
     assert_same_bits,
     coarse_oracle,
+    config_of,
     f64,
     filled,
     float32,
@@ -34,7 +35,7 @@ def exact_octaves(query, rows, scale, softcap=0.0, bias=-np.inf) -> float:
 
 
 def assert_equal_to_oracle(cache: pk.Cache, s: int, q, **options) -> np.ndarray:
-    coarse = cache.explain(0, s, q, **options).coarse
+    coarse = cache.explain(0, s, q, **options).details.coarse
     np.testing.assert_array_equal(coarse, coarse_oracle(cache, s, q, **options))
     return coarse
 
@@ -143,8 +144,8 @@ def test_the_newest_row_and_those_in_between_are_not_looked_at(device):
 
 def shares(pair: pk.Explanation, alone: list[pk.Explanation]) -> list[float]:
     """Of each head's own candidates: how many the pair has taken."""
-    taken = pair.candidate_positions[0]
-    return [np.isin(one.candidate_positions[0], taken).mean() for one in alone]
+    taken = pair.details.candidate_positions[0]
+    return [np.isin(one.details.candidate_positions[0], taken).mean() for one in alone]
 
 
 def candidates_by_head(cache, s, q, **options) -> list[float]:
@@ -189,7 +190,7 @@ def test_a_head_that_lives_on_its_window_gets_fewer_candidates(pair, place):
 def test_a_sink_bias_is_a_window_too(pair, device):
     f, q = pair
     config = f.cache.config
-    plain = f.cache.explain(0, f.s, q).coarse
+    plain = f.cache.explain(0, f.s, q).details.coarse
     for head in range(2):
         bias = np.zeros(2)
         bias[head] = 18
@@ -198,7 +199,9 @@ def test_a_sink_bias_is_a_window_too(pair, device):
         assert found[head] < 0.2 < 0.95 < found[1 - head]
     for nothing in (-np.inf, np.inf, np.nan, -1e38):
         bias = float32(np.full(2, nothing), config)
-        np.testing.assert_array_equal(f.cache.explain(0, f.s, q, sink_bias=bias).coarse, plain)
+        np.testing.assert_array_equal(
+            f.cache.explain(0, f.s, q, sink_bias=bias).details.coarse, plain
+        )
 
 
 def test_a_softcap_bounds_what_a_window_can_claim(pair):
@@ -243,11 +246,11 @@ def test_a_query_and_a_scale_that_cancel_change_nothing(device):
     config = make_config(device=device)
     f = filled(config, 400)
     q = randn_q(f.rng, 1, config)[0]
-    plain = f.cache.explain(0, f.s, q, scale=0.125).coarse
+    plain = f.cache.explain(0, f.s, q, scale=0.125).details.coarse
     for factor in (2.0**-40, 0.5, 2.0**60):
         scaled = f.cache.explain(0, f.s, q * factor, scale=0.125 / factor)
-        np.testing.assert_array_equal(plain, scaled.coarse)
-    near = f.cache.explain(0, f.s, q * 3.7, scale=0.125 / 3.7).coarse
+        np.testing.assert_array_equal(plain, scaled.details.coarse)
+    near = f.cache.explain(0, f.s, q * 3.7, scale=0.125 / 3.7).details.coarse
     assert np.abs(near.astype(int) - plain).max() <= 1
 
 
@@ -259,7 +262,7 @@ def test_broken_heads_of_a_group(value, device):
     q[0, 3] = value
     assert_equal_to_oracle(f.cache, f.s, q)
     q[1:, 5] = value
-    assert (f.cache.explain(0, f.s, q).coarse == 1).all()
+    assert (f.cache.explain(0, f.s, q).details.coarse == 1).all()
 
 
 @pytest.mark.parametrize("size", [1e-44, 1e-38, 1e15, 1e25, 3e37])
@@ -342,7 +345,7 @@ def standardised(queries, summary: oracle.Summary, signs) -> np.ndarray:
 def test_it_catches_more_attention_than_the_first_version(outliers, ratio, gain, device):
     top_k = 100
     load = workload.make(workload.Spec(tokens=16_384, steps=12, outliers=outliers))
-    config = pk.Config(
+    config = config_of(
         layers=1,
         query_heads=8,
         kv_heads=2,
@@ -356,13 +359,13 @@ def test_it_catches_more_attention_than_the_first_version(outliers, ratio, gain,
     s = cache.add()
     k = tensor(load.keys, config)
     cache.prefill(0, [s], k, tensor(load.values, config))
-    keys, signs = f64(k), oracle.rotation_signs(128, config.seed)
+    keys, signs = f64(k), oracle.rotation_signs(128, config.policy.seed)
     sink, zone = cache.regions(s).sink, cache.regions(s).retrieval
     summaries = cache.summaries(0, s)
     caught = {"now": [], "first": []}
     for step in load.queries:
         q = tensor(step, config)
-        found = cache.explain(0, s, q).candidate_positions - sink
+        found = cache.explain(0, s, q).details.candidate_positions - sink
         for head in range(2):
             queries = f64(q)[4 * head : 4 * head + 4]
             mass = oracle.group_attention(queries, keys[:, head])[sink : sink + zone]

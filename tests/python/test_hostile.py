@@ -62,8 +62,8 @@ def test_an_unusable_key_is_counted_and_never_selected(scorer, group_rule, value
         out = cache.decode(0, [s], *step)
         assert torch.isfinite(out).all()
         explanation = cache.explain(0, s, step[0][0])
-        assert explanation.coarse[1, 96] == 0
-        assert 100 not in explanation.candidate_positions[1]
+        assert explanation.details.coarse[1, 96] == 0
+        assert 100 not in explanation.details.candidate_positions[1]
         assert 100 not in explanation.positions[1]
         # The other kv head does not notice.
         clean = f.cache.decode(0, [f.s], *step)
@@ -151,9 +151,9 @@ def test_a_giant_among_the_keys_does_not_blind_the_search(device):
         expected = decode_oracle(cache, s, q)
         explanation = cache.explain(0, s, q)
         for head in range(2):
-            np.testing.assert_array_equal(explanation.coarse[head], expected.coarse[head])
+            np.testing.assert_array_equal(explanation.details.coarse[head], expected.coarse[head])
             np.testing.assert_array_equal(
-                explanation.candidate_positions[head], expected.candidates[head]
+                explanation.details.candidate_positions[head], expected.candidates[head]
             )
 
 
@@ -218,7 +218,9 @@ def test_a_broken_query_head_has_no_say_in_its_group(scorer, value, ratio, devic
         expected = single.cache.decode(0, [single.s], q[:, 1:], k, v)
         found = f.cache.explain(0, f.s, q[0])
         sound = single.cache.explain(0, single.s, q[0, 1:])
-        np.testing.assert_array_equal(found.candidate_positions, sound.candidate_positions)
+        np.testing.assert_array_equal(
+            found.details.candidate_positions, sound.details.candidate_positions
+        )
         np.testing.assert_array_equal(found.positions, sound.positions)
         assert_same_bits(out[:, 1:], expected)
 

@@ -13,7 +13,7 @@ from quality import codec
 from quality.methods import make_method
 from quality.paris import PUBLISHED_SCHEDULE, TIERS, Engine, Paris, published
 from quality.workloads import Spec, make
-from support import assert_same_bits
+from support import assert_same_bits, config_of
 
 pytestmark = [
     pytest.mark.cpu("the lab; what it runs on a GPU is tested there"),
@@ -48,7 +48,7 @@ def test_what_the_engine_selects_is_what_it_explains(scene, name):
     chosen = engine.select(queries, ROWS, resident)
     assert chosen.shape == (len(queries), ROWS)
     # Beside it, a cache of our own that holds resident rows: sinks whose log-sum-exp is that one.
-    config = pk.Config(
+    config = config_of(
         layers=1,
         query_heads=4,
         kv_heads=1,
@@ -113,8 +113,8 @@ def test_the_published_one_is_set_as_published(scene):
     engine = published()
     engine.prefill(keys, None)
     config = engine.cache(queries.shape[1], 100).config
-    assert (config.scorer, config.group_rule) == ("votes", "mean_query")
-    assert [tuple(step) for step in config.schedule] == [
+    assert (config.policy.scorer, config.policy.group_rule) == ("votes", "mean_query")
+    assert [tuple(step) for step in config.policy.schedule] == [
         (n, pytest.approx(b), pytest.approx(r)) for n, b, r in PUBLISHED_SCHEDULE
     ]
 
@@ -144,7 +144,7 @@ def test_the_copy_finds_what_the_engine_finds(scene, scorer, rule):
     coarse = copy.coarse(searching, heads).numpy().astype(np.uint8)
     for step, query in enumerate(queries):
         why = engine.explained(query, ROWS, resident[step])
-        assert_same_bits(coarse[step], why.coarse[0], "coarse scores")
+        assert_same_bits(coarse[step], why.details.coarse[0], "coarse scores")
 
 
 @pytest.mark.parametrize("scorer", ["standardised", "sign"])

@@ -14,6 +14,7 @@ from support import (
     assert_same_explanation,
     assert_same_sequence,
     assert_same_summaries,
+    config_of,
     filled,
     make_config,
     randn_kv,
@@ -76,7 +77,7 @@ def test_a_key_summary_is_small(kv_heads, head_dim, limit, device):
 @on_the_heap
 @pytest.mark.parametrize("scorer", SCORERS)
 def test_the_peak_is_what_can_be_computed_before(scorer, device):
-    config = pk.Config(
+    config = config_of(
         layers=2,
         query_heads=8,
         kv_heads=2,

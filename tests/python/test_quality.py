@@ -7,7 +7,7 @@ import oracle
 import pariskv_core as pk
 import pytest
 import workload
-from support import current_device, f64, tensor
+from support import config_of, current_device, f64, tensor
 
 SPEC = workload.Spec(tokens=16_384, steps=12)
 TOP_K = 100
@@ -24,7 +24,7 @@ def measured_on(
 ) -> dict[str, np.ndarray]:
     spec = workload.Spec(tokens=SPEC.tokens, steps=SPEC.steps, outliers=outliers)
     load = made(outliers)
-    config = pk.Config(
+    config = config_of(
         layers=1,
         query_heads=8,
         kv_heads=2,
@@ -146,7 +146,7 @@ def test_the_workload_is_the_same_everywhere():
 
 def test_codes_do_not_age(device):
     # Keys that turn round while decoding goes on: what is found among the new is no worse.
-    config = pk.Config(
+    config = config_of(
         layers=1,
         query_heads=4,
         kv_heads=1,

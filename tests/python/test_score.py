@@ -8,6 +8,7 @@ import pytest
 from support import (
     GROUP_RULES,
     SCORERS,
+    config_of,
     decode_oracle,
     filled,
     make_config,
@@ -24,8 +25,8 @@ def assert_equal_to_oracle(cache: pk.Cache, s: int, q, **options) -> oracle_sear
     assert explanation.zone_begin == cache.regions(s).sink
     assert explanation.zone_tokens == cache.regions(s).retrieval
     for head in range(cache.config.kv_heads):
-        np.testing.assert_array_equal(explanation.coarse[head], expected.coarse[head])
-        candidates = explanation.candidate_positions[head]
+        np.testing.assert_array_equal(explanation.details.coarse[head], expected.coarse[head])
+        candidates = explanation.details.candidate_positions[head]
         np.testing.assert_array_equal(candidates[candidates >= 0], expected.candidates[head])
         assert (candidates[len(expected.candidates[head]) :] == -1).all()
     return expected
@@ -105,7 +106,7 @@ def test_spread_and_sign_norm_score_by_hand():
     # norms are the same, so what they add to a logit they add to the mean.
     assert norm * 64 * 15 / (15 * 8 * norm) == 8
     expected = [min(255, 8 * 16 + 64), 1] * 8
-    assert cache.explain(0, s, q).coarse[0].tolist() == expected
+    assert cache.explain(0, s, q).details.coarse[0].tolist() == expected
 
 
 @pytest.mark.parametrize("scorer", SCORERS)
@@ -117,8 +118,8 @@ def test_a_zero_query_ties_everything_and_the_first_keys_win(scorer, device):
     if scorer == "votes":
         return  # the nearest centroid of a zero query is the one with id 0: no tie
     explanation = f.cache.explain(0, f.s, q)
-    assert (explanation.coarse == 64).all()
-    candidates = explanation.candidate_positions
+    assert (explanation.details.coarse == 64).all()
+    candidates = explanation.details.candidate_positions
     assert (candidates == 4 + np.arange(candidates.shape[1])).all()
 
 
@@ -157,7 +158,7 @@ def test_unusable_keys_score_zero_and_are_in_no_sum(scorer, device, rng):
     explanation = cache.explain(0, s, q)
     usable = np.isfinite(keys).all(-1) & (keys != 0).any(-1)
     zone = usable[4:-32].T
-    np.testing.assert_array_equal(explanation.coarse == 0, ~zone)
+    np.testing.assert_array_equal(explanation.details.coarse == 0, ~zone)
     assert_equal_to_oracle(cache, s, q)
 
 
@@ -171,7 +172,7 @@ def test_fewer_usable_keys_than_candidates(scorer, device, rng):
     s = cache.add()
     cache.prefill(0, [s], tensor(keys, config), tensor(keys, config))
     explanation = cache.explain(0, s, randn_q(rng, 1, config)[0])
-    found = [set(row[row >= 0].tolist()) for row in explanation.candidate_positions]
+    found = [set(row[row >= 0].tolist()) for row in explanation.details.candidate_positions]
     assert found == [set(range(50, 60)), set(range(90, 93))]
     assert (explanation.positions[1] >= 0).sum() == 3
     assert np.isnan(explanation.worth[1][3:]).all()
@@ -194,8 +195,8 @@ def test_the_schedule_says_how_many_candidates(schedule, floor, expected):
     f = filled(config, 1000 + 36)
     explanation = f.cache.explain(0, f.s, randn_q(f.rng, 1, config)[0])
     assert explanation.zone_tokens == 1000
-    assert explanation.candidate_positions.shape == (2, expected)
-    assert (explanation.candidate_positions >= 4).all()
+    assert explanation.details.candidate_positions.shape == (2, expected)
+    assert (explanation.details.candidate_positions >= 4).all()
 
 
 def test_the_vote_ratio_follows_the_schedule():
@@ -207,7 +208,7 @@ def test_the_vote_ratio_follows_the_schedule():
     assert_equal_to_oracle(f.cache, f.s, q)
     assert_equal_to_oracle(other, s, q)
     # More keys may vote: scores rise.
-    few, many = f.cache.explain(0, f.s, q).coarse, other.explain(0, s, q).coarse
+    few, many = f.cache.explain(0, f.s, q).details.coarse, other.explain(0, s, q).details.coarse
     assert (few <= many).all()
     assert (few < many).any()
 
@@ -221,14 +222,16 @@ def test_a_power_of_two_in_the_query_changes_nothing(scorer, device):
     for factor in (2.0**-40, 0.5, 2.0**60):
         # What counts is the size of logits.
         scaled = f.cache.explain(0, f.s, q * factor, scale=0.125 / factor)
-        np.testing.assert_array_equal(plain.coarse, scaled.coarse)
-        np.testing.assert_array_equal(plain.candidate_positions, scaled.candidate_positions)
+        np.testing.assert_array_equal(plain.details.coarse, scaled.details.coarse)
+        np.testing.assert_array_equal(
+            plain.details.candidate_positions, scaled.details.candidate_positions
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scorer", SCORERS)
 def test_a_long_zone_under_the_published_schedule(scorer, device):
-    config = pk.Config(
+    config = config_of(
         layers=1,
         query_heads=8,
         kv_heads=2,

@@ -32,7 +32,7 @@ def assert_selection_matches(
         candidates, worth = expected.candidates[head], expected.worth[head]
         chosen = explanation.positions[head]
         chosen = chosen[chosen >= 0]
-        assert len(chosen) == min(config.top_k, len(candidates))
+        assert len(chosen) == min(config.policy.top_k, len(candidates))
         assert len(set(chosen.tolist())) == len(chosen)
         assert np.isin(chosen, candidates).all()
         mine = explanation.worth[head][: len(chosen)]
@@ -157,8 +157,8 @@ def test_a_sink_bias_is_resident_too(device):
     alone = f.cache.explain(0, f.s, q, sink_bias=float32([-40.0, -40.0], config))
     np.testing.assert_array_equal(plain.positions, alone.positions)
     # Only head 1 counts now: its estimates fall along the list.
-    assert (np.diff(biased.estimated[1]) <= 1e-5).all()
-    assert (np.diff(plain.estimated[1]) > 1e-5).any()
+    assert (np.diff(biased.details.estimated[1]) <= 1e-5).all()
+    assert (np.diff(plain.details.estimated[1]) > 1e-5).any()
 
 
 def test_opposite_heads_cancel_in_the_mean_and_not_in_the_mass(device, rng):
@@ -206,7 +206,8 @@ def test_a_zone_that_top_k_covers_is_not_searched(zone, searched):
     assert explanation.searched is searched
     assert explanation.zone_tokens == zone
     assert explanation.positions.shape == (2, 8 if searched else 0)
-    assert explanation.candidate_positions.shape[1] == (9 if searched else 0)
+    details = explanation.details
+    assert (details.candidate_positions.shape[1] == 9) if searched else (details is None)
 
 
 @pytest.mark.parametrize(("below", "searched"), [(200, True), (201, True), (202, False)])

@@ -16,6 +16,7 @@
 #include "pariskv/memory.h"
 
 #include "pariskv/config.h"
+#include "pariskv/policies.h"
 #include "pariskv/stats.h"
 
 #include "pariskv/cache.h"

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <variant>
 #include <vector>
 
 #include "pariskv/memory.h"
@@ -36,6 +37,16 @@ struct Stats {
   int64_t cached_rows = 0;      ///< Of those, found in the row cache of a GPU.
 };
 
+/** The path of a search by ParisKV, from coarse scores to estimates; see Explanation. */
+struct ParisKvExplanation {
+  int64_t kv_heads = 0;
+  int64_t query_heads = 0;
+  int64_t candidates = 0;                    ///< Width of candidate_positions.
+  std::vector<uint8_t> coarse;               ///< (kv_heads, zone_tokens): 0 is never selected.
+  std::vector<int64_t> candidate_positions;  ///< (kv_heads, candidates), ascending.
+  std::vector<float> estimated;              ///< (query_heads, selected): logits from the codes.
+};
+
 /**
  * Why one query attends where it does; see Cache::explain. Arrays are row-major
  * and padded to the same width for every head: positions with -1, numbers with NaN. They are
@@ -46,15 +57,13 @@ struct Explanation {
   int64_t query_heads = 0;
   int64_t zone_begin = 0;  ///< First position of the retrieval zone.
   int64_t zone_tokens = 0;
-  int64_t candidates = 0;       ///< Width of candidate_positions.
-  int64_t selected = 0;         ///< Width of positions.
-  bool searched = false;        ///< False: everything is attended to, nothing was selected.
-  std::vector<uint8_t> coarse;  ///< (kv_heads, zone_tokens): 0 is never selected.
-  std::vector<int64_t> candidate_positions;  ///< (kv_heads, candidates), ascending.
-  std::vector<int64_t> positions;            ///< (kv_heads, selected), best first.
-  std::vector<float> worth;                  ///< (kv_heads, selected): what the order is by.
-  std::vector<float> estimated;              ///< (query_heads, selected): logits from the codes.
-  std::vector<float> exact;                  ///< (query_heads, selected): logits from the rows.
+  int64_t selected = 0;            ///< Width of positions.
+  bool searched = false;           ///< False: everything is attended to, nothing was selected.
+  std::vector<int64_t> positions;  ///< (kv_heads, selected), best first.
+  std::vector<float> worth;        ///< (kv_heads, selected): the order is by this.
+  std::vector<float> exact;        ///< (query_heads, selected): logits from the rows.
+  /** How the policy came to these rows; empty when nothing was searched. */
+  std::variant<std::monostate, ParisKvExplanation> details;
 };
 
 /**

@@ -14,7 +14,7 @@
 #include <limits>
 
 #include "codec/summary_layout.h"
-#include "ops.h"
+#include "policy/pariskv/upkeep.h"
 
 namespace pariskv {
 

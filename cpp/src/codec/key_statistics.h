@@ -1,7 +1,7 @@
 /** How the statistics of a zone's keys lie in the block that is kept per layer and sequence. */
 #pragma once
 
-#include "ops.h"
+#include "policy/pariskv/upkeep.h"
 
 namespace pariskv {
 

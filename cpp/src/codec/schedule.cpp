@@ -5,18 +5,18 @@
 
 namespace pariskv {
 
-const ScheduleStep& schedule_step(const Config& config, int64_t zone_tokens) {
-  const ScheduleStep* step = &config.schedule.front();
-  for (const ScheduleStep& next : config.schedule) {
+const ScheduleStep& schedule_step(const ParisKv& settings, int64_t zone_tokens) {
+  const ScheduleStep* step = &settings.schedule.front();
+  for (const ScheduleStep& next : settings.schedule) {
     if (next.from_tokens <= zone_tokens) step = &next;
   }
   return *step;
 }
 
-int64_t candidate_count(const Config& config, int64_t zone_tokens) {
-  const double ratio = schedule_step(config, zone_tokens).candidate_ratio;
+int64_t candidate_count(const ParisKv& settings, int64_t zone_tokens) {
+  const double ratio = schedule_step(settings, zone_tokens).candidate_ratio;
   const int64_t share = int64_t(std::ceil(ratio * double(zone_tokens)));
-  return std::min(zone_tokens, std::max(share, config.min_candidates_per_row * config.top_k));
+  return std::min(zone_tokens, std::max(share, settings.min_candidates_per_row * settings.top_k));
 }
 
 }  // namespace pariskv

@@ -3,14 +3,14 @@
 
 #include <cstdint>
 
-#include "pariskv/config.h"
+#include "pariskv/policies.h"
 
 namespace pariskv {
 
 /** The last step whose `from_tokens` is at most `zone_tokens`; the first one before that. */
-const ScheduleStep& schedule_step(const Config& config, int64_t zone_tokens);
+const ScheduleStep& schedule_step(const ParisKv& settings, int64_t zone_tokens);
 
 /** C: ceil(candidate_ratio * zone), at least min_candidates_per_row * top_k, at most zone. */
-int64_t candidate_count(const Config& config, int64_t zone_tokens);
+int64_t candidate_count(const ParisKv& settings, int64_t zone_tokens);
 
 }  // namespace pariskv

@@ -11,7 +11,8 @@ namespace cpu {
 CpuBackend::CpuBackend(const Config& config, const Resources& resources)
     : kernels_(best_kernels()),
       pool_(config.threads),
-      arena_(resources.host ? resources.host : heap_resource(), config.memory_budget) {}
+      arena_(resources.host ? resources.host : heap_resource(), config.memory_budget),
+      pariskv_(kernels_, pool_) {}
 
 std::unique_ptr<Backend> make_backend(const Config& config, const Resources& resources) {
   return std::make_unique<CpuBackend>(config, resources);

@@ -4,8 +4,9 @@
  */
 #pragma once
 
-#include "backend.h"
-#include "cpu/search.h"
+#include "backend/backend.h"
+#include "cpu/pariskv_step.h"
+#include "cpu/running.h"
 #include "cpu/simd/kernels.h"
 #include "cpu/thread_pool.h"
 
@@ -20,12 +21,11 @@ class CpuBackend : public Backend {
   void copy(void* target, const void* source, int64_t bytes, Stream stream) override;
   void zero(void* target, int64_t bytes, Stream stream) override;
 
-  void encode(const EncodeArgs& args, Stream stream) override;
-  void forget(const EncodeArgs& args, Stream stream) override;
+  void keep_up(const Upkeep& upkeep, Stream stream) override;
 
   void reserve(const DecodeArgs& args) override;
   void decode(const DecodeArgs& args, Stream stream) override;
-  SearchTrace trace(const DecodeArgs& args, Stream stream) override;
+  Trace trace(const DecodeArgs& args, Stream stream) override;
 
   void attend_exact(const AttendExactArgs& args, Stream stream) override;
   void exact_logits(const ExactLogitsArgs& args, Stream stream) override;
@@ -37,37 +37,22 @@ class CpuBackend : public Backend {
   void fetch(void* target, const void* source, int64_t bytes) override;
 
  private:
+  /** The policy's own step: one overload for each alternative of Rules and of Upkeep. */
+  ParisKvStep& step_of(const ParisKvRules&) { return pariskv_; }
+  ParisKvStep& step_of(const EncodeArgs&) { return pariskv_; }
+
   /** Cuts the scratch of a decode, or measures it. */
   Running cut(const DecodeArgs& args, Cutter& cutter);
 
-  void attend_resident(const SearchArgs& args);
-  void prepare_query(const SearchArgs& args);
-  void score(const SearchArgs& args);
-  void select(const SearchArgs& args);
-  void rerank(const SearchArgs& args);
-  void attend_selected(const SearchArgs& args);
+  void attend_resident(const DecodeArgs& args, const Running& running);
+  void attend_selected(const DecodeArgs& args, const Running& running);
 
   const Kernels& kernels_;
   ThreadPool pool_;
   Arena arena_;
   Block scratch_;
-  std::vector<SearchItem> items_;  // of the last decode, over the scratch
+  ParisKvStep pariskv_;
   DecodeCounts counts_;
 };
-
-/** The K and V row of a position: K first. */
-inline char* row_at(const ModelShape& shape, const SequenceView& sequence, int64_t head,
-                    int64_t position) {
-  const int64_t segment = position / shape.segment_tokens;
-  const int64_t slot = position % shape.segment_tokens;
-  return static_cast<char*>(sequence.rows[segment]) +
-         (head * shape.segment_tokens + slot) * shape.row_bytes();
-}
-
-/** Element (i, j, 0) of a rank-3 view. */
-inline char* element_at(const TensorView& view, int64_t i, int64_t j) {
-  return static_cast<char*>(view.data) +
-         (i * view.strides[0] + j * view.strides[1]) * size_of(view.dtype);
-}
 
 }  // namespace pariskv::cpu

@@ -1,17 +1,18 @@
 /**
- * How rows are chosen. A policy says what is kept beside K and V, hears of every token that
- * enters or leaves a retrieval zone, and says how a zone is searched. It never touches K and V,
- * so all of a sequence can always be attended to, and policies can be exchanged.
+ * How rows are chosen. A policy says what is kept beside K and V, is called for every token that
+ * enters or leaves a retrieval zone, and gives the rules by which a zone is searched. It never
+ * touches K and V, so all of a sequence can always be attended to, and policies can be exchanged.
  *
- * The cache owns the bytes and the walk; a policy owns the meaning. `state` is a block of
- * state_bytes() per layer and sequence, zeroed at the start, copied on fork.
+ * The cache owns the bytes and the walk; a policy owns their meaning. `state` is a block of
+ * state_bytes() per layer and sequence, zeroed at the start, copied on fork. A policy lives in a
+ * folder of its own, policy/<name>/, and sees no other; docs/add-a-policy.md lists the steps.
  */
 #pragma once
 
 #include <memory>
 #include <vector>
 
-#include "backend.h"
+#include "backend/backend.h"
 #include "ops.h"
 #include "pariskv/stats.h"
 
@@ -33,7 +34,10 @@ class Policy {
   /** Bytes of what is kept per layer and sequence besides summaries. */
   virtual int64_t state_bytes() const = 0;
 
-  /** Sets how a sequence of this size is searched, or that it is attended to in full. */
+  /** A zone ends at a multiple of this many positions: the size of a page or block of keys. */
+  virtual int64_t grain() const { return 1; }
+
+  /** Sets `sparse` and `plan` for a sequence of this size; both come as zeros: attend in full. */
   virtual void plan(SequenceView& sequence) const = 0;
 
   /** These positions, each span of another layer or sequence, entered zones; rows are readable. */
@@ -43,10 +47,10 @@ class Policy {
   virtual void on_recall(const Span& span, Stream stream) = 0;
 
   /** The rules that a decode goes by. */
-  virtual SearchRules rules() const = 0;
+  virtual Rules rules() const = 0;
 
-  /** Says what a search went through. */
-  virtual void explain(const SearchTrace& trace, Explanation& explanation) const = 0;
+  /** Fills in how rows were selected; the sizes and the zone are there already. */
+  virtual void explain(const Trace& trace, Explanation& explanation) const = 0;
 
   /** The summaries of a zone, unpacked. */
   virtual Summaries summaries(const SequenceView& sequence) const = 0;
@@ -55,6 +59,7 @@ class Policy {
   virtual int64_t unusable_keys(const SequenceView& sequence) const = 0;
 };
 
+/** @param config resolved; it outlives the policy */
 std::unique_ptr<Policy> make_policy(const Config& config, const ModelShape& shape,
                                     Backend& backend);
 

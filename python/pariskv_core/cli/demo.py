@@ -54,7 +54,7 @@ def _config(options: Options, shape: Shape) -> pk.Config:
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         dtype="float16",
-        top_k=options.top_k,
+        policy=pk.ParisKV(top_k=options.top_k),
         threads=options.threads,
     )
 
@@ -189,7 +189,7 @@ def run(options: Options) -> int:
     results = report.Results(
         shape=shape,
         threads=options.threads,
-        top_k=config.top_k,
+        top_k=config.policy.top_k,
         facts=report.look_up(work.facts, decoded.samples, verdicts),
         verdicts=verdicts,
         step_seconds=decoded.seconds.ravel(),

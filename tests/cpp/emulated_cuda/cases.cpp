@@ -14,6 +14,9 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
+/** The settings of the policy that all cases have. */
+ParisKv& own(Config& config) { return std::get<ParisKv>(config.policy); }
+
 Case make(const char* name, const std::function<void(Case&, Config&)>& change) {
   Case c;
   c.name = name;
@@ -24,10 +27,10 @@ Case make(const char* name, const std::function<void(Case&, Config&)>& change) {
   c.config.sink = 4;
   c.config.local = 64;
   c.config.update = 128;
-  c.config.top_k = 20;
+  own(c.config).top_k = 20;
   c.config.dense_below = 0;
   c.config.segment_tokens = 256;
-  c.config.schedule = {{0, 0.2, 0.25}};
+  own(c.config).schedule = {{0, 0.2, 0.25}};
   c.config.threads = 1;
   change(c, c.config);
   return c;
@@ -278,8 +281,8 @@ Outcome run(const Case& c, const Config& config) { return Runner(c, config).run(
 
 std::vector<Case> all_cases() {
   constexpr DType kFloat = DType::kFloat32, kHalf = DType::kFloat16;
-  const auto votes = [](Config& config) { config.scorer = Scorer::kVotes; };
-  const auto mean = [](Config& config) { config.group_rule = GroupRule::kMeanQuery; };
+  const auto votes = [](Config& config) { own(config).scorer = Scorer::kVotes; };
+  const auto mean = [](Config& config) { own(config).group_rule = GroupRule::kMeanQuery; };
   return {
       make("nothing_to_search", [](Case& c, Config&) { c.tokens = 10; }),
       make("few_keys", [](Case& c, Config&) { c.tokens = 90; }),
@@ -289,10 +292,10 @@ std::vector<Case> all_cases() {
       make("very_many_processors", [](Case& c, Config&) { c.device = 3, c.twin = 4; }),
       make("three_processors", [](Case& c, Config&) { c.device = 5, c.twin = 2; }),
       make("little_shared_memory", [](Case& c, Config& k) { c.device = 6, k.head_dim = 256; }),
-      make("long", [](Case& c, Config& k) { c.tokens = 9000, k.top_k = 2048; }),
+      make("long", [](Case& c, Config& k) { c.tokens = 9000, own(k).top_k = 2048; }),
       make("more_candidates_than_few",
            [](Case& c, Config& k) {
-             c.device = 0, c.twin = 1, c.batch = 2, c.tokens = 9600, k.top_k = 2200;
+             c.device = 0, c.twin = 1, c.batch = 2, c.tokens = 9600, own(k).top_k = 2200;
            }),
       make("float32_64", [](Case&, Config& k) { k.dtype = kFloat, k.head_dim = 64; }),
       make("float32_80_votes",
@@ -317,7 +320,7 @@ std::vector<Case> all_cases() {
              c.device_segment = int64_t{1} << 20;
              k.query_heads = k.kv_heads = 16, k.head_dim = 256, c.tokens = 600;
            }),
-      make("most_rows", [](Case& c, Config& k) { c.tokens = 6000, k.top_k = 4096; }),
+      make("most_rows", [](Case& c, Config& k) { c.tokens = 6000, own(k).top_k = 4096; }),
       make("float16_64_votes_mean",
            [=](Case&, Config& k) { k.dtype = kHalf, k.head_dim = 64, votes(k), mean(k); }),
       make("float16_96", [](Case&, Config& k) { k.dtype = kHalf, k.head_dim = 96; }),
@@ -368,20 +371,23 @@ std::vector<Case> all_cases() {
       make("replayed_into_more_candidates",
            [](Case& c, Config& k) {
              c.replayed = true, c.steps = 24, c.tokens = 500, k.update = 8, k.local = 16;
-             k.schedule = {{0, 0.1, 0.2}, {520, 0.5, 0.2}};
+             own(k).schedule = {{0, 0.1, 0.2}, {520, 0.5, 0.2}};
            }),
-      make("equal_keys", [=](Case& c, Config& k) { c.equal_keys = true, k.top_k = 300, votes(k); }),
+      make("equal_keys",
+           [=](Case& c, Config& k) { c.equal_keys = true, own(k).top_k = 300, votes(k); }),
       make("hostile", [](Case& c, Config&) { c.hostile = true; }),
       make("hostile_votes", [=](Case& c, Config& k) { c.hostile = true, votes(k); }),
       make("small_segments", [](Case&, Config& k) { k.segment_tokens = 64, k.sink = 0; }),
       make("odd_segments", [](Case& c, Config& k) { k.segment_tokens = 192, c.tokens = 2500; }),
       make("more_rows_than_a_block_lists",
-           [](Case& c, Config& k) { c.device = 1, c.twin = 0, c.tokens = 9000, k.top_k = 2400; }),
+           [](Case& c, Config& k) {
+             c.device = 1, c.twin = 0, c.tokens = 9000, own(k).top_k = 2400;
+           }),
       // With one head rows set out before all are known.
       make("early_rows_and_more_than_listed",
            [](Case& c, Config& k) {
-             c.tokens = 9000, k.query_heads = 4, k.kv_heads = 1, k.top_k = 2300;
-             k.min_candidates_per_row = 1, k.schedule = {{0, 0.4, 0.2}};
+             c.tokens = 9000, k.query_heads = 4, k.kv_heads = 1, own(k).top_k = 2300;
+             own(k).min_candidates_per_row = 1, own(k).schedule = {{0, 0.4, 0.2}};
            }),
       make("early_rows_and_row_cache",
            [](Case& c, Config& k) {

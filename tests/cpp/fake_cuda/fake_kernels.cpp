@@ -5,9 +5,10 @@
 #include <cstring>
 #include <vector>
 
-#include "backend.h"
+#include "backend/backend.h"
 #include "fake.h"
 #include "kernels.h"
+#include "policy/pariskv/plan.h"
 
 namespace pariskv {
 
@@ -56,8 +57,9 @@ void check_zone(const SequenceView& view, const ModelShape& shape, const Lane& l
   if (view.zone_tokens() > 0 && *static_cast<int64_t*>(view.state) != view.zone_tokens()) {
     complain("the statistics do not count the zone's keys");
   }
-  if (!view.searched()) return;
-  if (view.zone_tokens() > lane.zone_capacity || view.candidates > lane.candidate_capacity) {
+  if (view.sparse == 0) return;
+  if (view.zone_tokens() > lane.zone_capacity ||
+      ParisKvPlan::of(view).candidates > lane.candidate_capacity) {
     complain("a lane has too little scratch");
   }
 }
@@ -121,7 +123,7 @@ void decode(const DecodeCall& call) {
     if (lane.layers == nullptr || head % call.shape.kv_heads != 0) continue;
     const SequenceView& view = lane.layers[call.layer];
     check_zone(view, call.shape, lane);
-    if (view.searched()) use_row_cache(view, call.shape, std::rand() % 3);
+    if (view.sparse != 0) use_row_cache(view, call.shape, std::rand() % 3);
     use_scratch(lane, i);
     int64_t touched = 0;
     for (int64_t p = 0; p < view.total; p += 5) touched += *row_of(view, call.shape, 0, p);
@@ -140,9 +142,9 @@ void decode(const DecodeCall& call) {
 bool has_code_for(int major, int) { return major >= 8; }
 std::string code_text() { return "8.0 and newer"; }
 
-void launch_pokes(const Poke* pokes, int64_t count, cudaStream_t stream) {
-  launch(stream, [words = std::vector<Poke>(pokes, pokes + count)] {
-    for (const Poke& poke : words) *poke.target = poke.value;
+void launch_word_updates(const WordUpdate* updates, int64_t count, cudaStream_t stream) {
+  launch(stream, [words = std::vector<WordUpdate>(updates, updates + count)] {
+    for (const WordUpdate& word : words) *word.target = word.value;
   });
 }
 

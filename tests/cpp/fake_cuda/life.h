@@ -65,7 +65,7 @@ class Life {
     config.sink = 3;
     if (seed % 5 == 0) config.local = 0;
     config.update = 24;
-    config.top_k = 8;
+    std::get<ParisKv>(config.policy).top_k = 8;
     config.dense_below = 64;
     if (seed % 8 == 2) config.row_cache = 0;
     if (seed % 8 == 3) config.row_cache = 100;

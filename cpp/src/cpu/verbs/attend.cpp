@@ -4,6 +4,7 @@
 
 #include "cpu/cpu_backend.h"
 #include "cpu/numerics.h"
+#include "cpu/rows.h"
 #include "cpu/softmax.h"
 
 namespace pariskv::cpu {
@@ -53,30 +54,30 @@ struct GroupPart {
 
 /** Calls `visit(sequence, part)` for all queries of a step, at most a block at a time. */
 template <typename Visit>
-void each_group(ThreadPool& pool, const SearchArgs& args, Visit visit) {
-  const ModelShape& shape = args.shape();
+void each_group(ThreadPool& pool, const DecodeArgs& args, Visit visit) {
+  const ModelShape& shape = args.shape;
   const int64_t blocks = (shape.group + kQueryBlock - 1) / kQueryBlock;
-  pool.parallel_for(args.decode.batch * shape.kv_heads * blocks, [&](int64_t task) {
+  pool.parallel_for(args.batch * shape.kv_heads * blocks, [&](int64_t task) {
     const int64_t first = task % blocks * kQueryBlock;
     const int64_t token = task / blocks / shape.kv_heads;
-    visit(args.decode.sequences[token], GroupPart{token, task / blocks % shape.kv_heads, first,
-                                                  std::min(kQueryBlock, shape.group - first)});
+    visit(args.sequences[token], GroupPart{token, task / blocks % shape.kv_heads, first,
+                                           std::min(kQueryBlock, shape.group - first)});
   });
 }
 
 /** The queries of a part, over the running state kept between verbs; all see `rows` rows. */
-void load_group(const SearchArgs& args, const Kernels& kernels, const GroupPart& part, int64_t rows,
-                QueryBlock& block) {
-  const ModelShape& shape = args.shape();
+void load_group(const DecodeArgs& args, const Running& state, const Kernels& kernels,
+                const GroupPart& part, int64_t rows, QueryBlock& block) {
+  const ModelShape& shape = args.shape;
   const int64_t query_head = part.head * shape.group + part.first;
   const int64_t running = part.token * shape.query_heads() + query_head;
   block.count = part.count;
-  block.maximum = args.running.maximum + running;
-  block.sum = args.running.sum + running;
-  block.weighted = args.running.weighted + running * shape.head_dim;
+  block.maximum = state.maximum + running;
+  block.sum = state.sum + running;
+  block.weighted = state.weighted + running * shape.head_dim;
   for (int64_t q = 0; q < part.count; ++q) {
-    kernels.to_float(element_at(args.decode.q, part.token, query_head + q), shape.dtype,
-                     shape.head_dim, block.query + q * shape.head_dim);
+    kernels.to_float(element_at(args.q, part.token, query_head + q), shape.dtype, shape.head_dim,
+                     block.query + q * shape.head_dim);
     block.limits[q] = rows;
   }
 }
@@ -119,38 +120,38 @@ void finish(const ModelShape& shape, const Logits& logits, float maximum, float 
 
 }  // namespace
 
-void CpuBackend::attend_resident(const SearchArgs& args) {
-  const ModelShape& shape = args.shape();
+void CpuBackend::attend_resident(const DecodeArgs& args, const Running& running) {
+  const ModelShape& shape = args.shape;
   each_group(pool_, args, [&](const SequenceView& sequence, const GroupPart& part) {
-    // Before the zone, then after it; without a search the zone is resident like the rest.
-    const int64_t gap = sequence.searched() ? sequence.zone_tokens() : 0;
+    // Before the zone, then after it; unless sparse, the zone is resident like the rest.
+    const int64_t gap = sequence.sparse != 0 ? sequence.zone_tokens() : 0;
     const int64_t rows = sequence.total - gap;
     QueryBlock block;
-    load_group(args, kernels_, part, rows, block);
+    load_group(args, running, kernels_, part, rows, block);
     std::fill_n(block.maximum, block.count, -INFINITY);
     std::fill_n(block.sum, block.count, 0.0f);
     std::fill_n(block.weighted, block.count * shape.head_dim, 0.0f);
-    attend_rows(kernels_, shape, args.decode.logits, block, rows, [&](int64_t i) {
+    attend_rows(kernels_, shape, args.logits, block, rows, [&](int64_t i) {
       return row_at(shape, sequence, part.head, i < sequence.zone_begin ? i : i + gap);
     });
   });
 }
 
-void CpuBackend::attend_selected(const SearchArgs& args) {
-  const ModelShape& shape = args.shape();
+void CpuBackend::attend_selected(const DecodeArgs& args, const Running& running) {
+  const ModelShape& shape = args.shape;
+  const Selection& selection = running.selection;
   each_group(pool_, args, [&](const SequenceView& sequence, const GroupPart& part) {
     const int64_t list = part.token * shape.kv_heads + part.head;
-    const int64_t rows = sequence.searched() ? args.running.selected_count[list] : 0;
+    const int64_t rows = sequence.sparse != 0 ? selection.count[list] : 0;
     QueryBlock block;
-    load_group(args, kernels_, part, rows, block);
-    const int32_t* selected = args.running.selected + list * args.rules().top_k;
-    attend_rows(kernels_, shape, args.decode.logits, block, rows,
+    load_group(args, running, kernels_, part, rows, block);
+    const int32_t* selected = selection.position + list * selection.width;
+    attend_rows(kernels_, shape, args.logits, block, rows,
                 [&](int64_t i) { return row_at(shape, sequence, part.head, selected[i]); });
     for (int64_t q = 0; q < block.count; ++q) {
-      finish(
-          shape, args.decode.logits, block.maximum[q], block.sum[q],
-          block.weighted + q * shape.head_dim,
-          {args.decode.out, args.decode.lse, part.token, part.head * shape.group + part.first + q});
+      finish(shape, args.logits, block.maximum[q], block.sum[q],
+             block.weighted + q * shape.head_dim,
+             {args.out, args.lse, part.token, part.head * shape.group + part.first + q});
     }
   });
 }

@@ -1,7 +1,8 @@
 // Keys that enter a zone: summaries written, statistics added; and taken off when they leave.
 #include <algorithm>
 
-#include "cpu/cpu_backend.h"
+#include "cpu/pariskv_step.h"
+#include "cpu/rows.h"
 
 namespace pariskv::cpu {
 
@@ -77,7 +78,7 @@ void tally_jobs(ThreadPool& pool, const Kernels& kernels, const EncodeArgs& args
 
 }  // namespace
 
-void CpuBackend::encode(const EncodeArgs& args, Stream) {
+void ParisKvStep::keep_up(const ParisKvEncode& args) {
   const ModelShape& shape = args.shape;
   const SummaryLayout layout = shape.summary();
   for (int64_t j = 0; j < args.batch; ++j) {
@@ -103,6 +104,6 @@ void CpuBackend::encode(const EncodeArgs& args, Stream) {
   tally_jobs(pool_, kernels_, args, 1);
 }
 
-void CpuBackend::forget(const EncodeArgs& args, Stream) { tally_jobs(pool_, kernels_, args, -1); }
+void ParisKvStep::keep_up(const ParisKvForget& args) { tally_jobs(pool_, kernels_, args, -1); }
 
 }  // namespace pariskv::cpu

@@ -3,9 +3,10 @@
 #include <cmath>
 
 #include "codec/head_scale.h"
-#include "cpu/cpu_backend.h"
 #include "cpu/numerics.h"
+#include "cpu/pariskv_step.h"
 #include "cpu/plain/plain.h"
+#include "cpu/rows.h"
 #include "cpu/softmax.h"
 
 namespace pariskv::cpu {
@@ -227,13 +228,13 @@ void prepare_votes(const SearchArgs& args, const Kernels& kernels, const SearchI
   for (int64_t b = 0; b < shape.subspaces(); ++b) {
     cast_votes(searcher.rotated + b * kSubspaceDim,
                item.statistics.counts + (head * shape.subspaces() + b) * 256,
-               item.statistics.usable[head], item.sequence.vote_ratio, votes + b * 256);
+               item.statistics.usable[head], item.plan.vote_ratio, votes + b * 256);
   }
 }
 
 }  // namespace
 
-void CpuBackend::prepare_query(const SearchArgs& args) {
+void ParisKvStep::prepare_query(const SearchArgs& args) {
   // Tables of votes are long work: a task per query. Heads whose scores are compared go together.
   const int64_t heads = args.shape().kv_heads, items = int64_t(args.items.size());
   if (args.rules().scorer == Scorer::kVotes) {

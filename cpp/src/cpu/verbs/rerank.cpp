@@ -3,8 +3,8 @@
 #include <cmath>
 #include <functional>
 
-#include "cpu/cpu_backend.h"
 #include "cpu/numerics.h"
+#include "cpu/pariskv_step.h"
 #include "cpu/softmax.h"
 
 namespace pariskv::cpu {
@@ -198,7 +198,7 @@ void take_best(const SearchArgs& args, const SearchItem& item, int64_t head) {
 
 }  // namespace
 
-void CpuBackend::rerank(const SearchArgs& args) {
+void ParisKvStep::rerank(const SearchArgs& args) {
   const int64_t heads = args.shape().kv_heads;
   // Cut by the most candidates of any sequence: shorter ones leave tasks with nothing to do.
   int64_t chunks = 0;

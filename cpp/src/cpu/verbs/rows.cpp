@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "cpu/cpu_backend.h"
+#include "cpu/rows.h"
 
 namespace pariskv::cpu {
 

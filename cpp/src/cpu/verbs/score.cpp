@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cpu/cpu_backend.h"
+#include "cpu/pariskv_step.h"
 
 namespace pariskv::cpu {
 
@@ -23,7 +23,7 @@ void count_scores(const uint8_t* scores, int64_t count, int32_t* histogram) {
 
 }  // namespace
 
-void CpuBackend::score(const SearchArgs& args) {
+void ParisKvStep::score(const SearchArgs& args) {
   const ModelShape& shape = args.shape();
   const SummaryLayout layout = shape.summary();
   const int64_t tokens = shape.segment_tokens;

@@ -1,11 +1,11 @@
 // Exact selection of candidates on small integers: histogram, threshold, compaction.
 #include <algorithm>
 
-#include "cpu/cpu_backend.h"
+#include "cpu/pariskv_step.h"
 
 namespace pariskv::cpu {
 
-void CpuBackend::select(const SearchArgs& args) {
+void ParisKvStep::select(const SearchArgs& args) {
   const ModelShape& shape = args.shape();
   pool_.parallel_for(int64_t(args.items.size()) * shape.kv_heads, [&](int64_t task) {
     const SearchItem& item = args.items[task / shape.kv_heads];

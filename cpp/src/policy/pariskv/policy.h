@@ -1,6 +1,6 @@
 /**
  * The ParisKV policy: 83 bytes per key, a coarse scan over all of them, a rerank of a few
- * percent, the best rows by what they are worth to the group.
+ * percent, the best rows by their worth to the group.
  */
 #pragma once
 
@@ -10,22 +10,25 @@ namespace pariskv {
 
 class ParisKvPolicy : public Policy {
  public:
-  ParisKvPolicy(const Config& config, const ModelShape& shape, Backend& backend);
+  /** @param settings outlive the policy */
+  ParisKvPolicy(const ParisKv& settings, int64_t dense_below, const ModelShape& shape,
+                Backend& backend);
 
   int64_t summary_bytes() const override { return shape_.summary().bytes(); }
   int64_t state_bytes() const override;
   void plan(SequenceView& sequence) const override;
   void on_spill(const std::vector<Span>& spans, Stream stream) override;
   void on_recall(const Span& span, Stream stream) override;
-  SearchRules rules() const override;
-  void explain(const SearchTrace& trace, Explanation& explanation) const override;
+  Rules rules() const override;
+  void explain(const Trace& trace, Explanation& explanation) const override;
   Summaries summaries(const SequenceView& sequence) const override;
   int64_t unusable_keys(const SequenceView& sequence) const override;
 
  private:
   EncodeJob job_of(const Span& span) const;
 
-  const Config& config_;
+  const ParisKv& settings_;
+  const int64_t dense_below_;
   ModelShape shape_;
   Backend& backend_;
   Codec codec_;

@@ -1,4 +1,4 @@
-#include "mirror.h"
+#include "gpu/device_tables.h"
 
 #include <algorithm>
 #include <cstring>
@@ -17,20 +17,21 @@ uint64_t word_of(Pointer pointer) {
 
 }  // namespace
 
-Block Mirror::grown(int64_t segments, Arena& arena) const {
+Block DeviceTables::grown(int64_t segments, Arena& arena) const {
   if (device_ == nullptr || segments <= capacity_) return Block();
   int64_t capacity = std::max(capacity_, kFirstCapacity);
   while (capacity < segments) capacity *= 2;
   return arena.allocate(2 * capacity * int64_t(sizeof(uint64_t)));
 }
 
-void Mirror::tell(void* target, uint64_t& told, uint64_t value, Backend& backend) {
-  if (known_ && told == value) return;
-  backend.poke(target, value);
-  told = value;
+void DeviceTables::send(void* target, uint64_t& sent, uint64_t value, WordUpdates& updates) {
+  if (known_ && sent == value) return;
+  updates.update_word(target, value);
+  sent = value;
 }
 
-void Mirror::publish(const SequenceView& view, int64_t segments, Block& tables, Backend& backend) {
+void DeviceTables::publish(const SequenceView& view, int64_t segments, Block& tables,
+                           WordUpdates* updates) {
   if (device_ == nullptr) return;
   if (tables.data() != nullptr) {
     tables_ = std::move(tables);
@@ -42,8 +43,8 @@ void Mirror::publish(const SequenceView& view, int64_t segments, Block& tables, 
   auto* entries = tables_.as<uint64_t>();
   for (int64_t s = 0; s < segments; ++s) {
     const int64_t t = capacity_ + s;
-    tell(entries + s, entries_[size_t(s)], word_of(view.rows[s]), backend);
-    tell(entries + t, entries_[size_t(t)], word_of(view.summaries[s]), backend);
+    send(entries + s, entries_[size_t(s)], word_of(view.rows[s]), *updates);
+    send(entries + t, entries_[size_t(t)], word_of(view.summaries[s]), *updates);
   }
   SequenceView there = view;
   there.rows = reinterpret_cast<void* const*>(entries);
@@ -52,13 +53,13 @@ void Mirror::publish(const SequenceView& view, int64_t segments, Block& tables, 
   uint64_t words[kViewWords];
   std::memcpy(words, &there, sizeof there);
   auto* target = reinterpret_cast<uint64_t*>(device_);
-  for (size_t i = 0; i < kViewWords; ++i) tell(target + i, words_[i], words[i], backend);
+  for (size_t i = 0; i < kViewWords; ++i) send(target + i, words_[i], words[i], *updates);
   known_ = true;
 }
 
-void Mirror::publish_row(int64_t segment, void* rows, Backend& backend) {
+void DeviceTables::publish_row(int64_t segment, void* rows, WordUpdates* updates) {
   if (device_ == nullptr || !known_ || segment >= capacity_) return;
-  tell(tables_.as<uint64_t>() + segment, entries_[size_t(segment)], word_of(rows), backend);
+  send(tables_.as<uint64_t>() + segment, entries_[size_t(segment)], word_of(rows), *updates);
 }
 
 }  // namespace pariskv

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <limits>
 
-#include "policy/pariskv_policy.h"
+#include "policy/pariskv/policy.h"
 
 namespace pariskv {
 
@@ -41,23 +41,26 @@ void unpack(const SummaryLayout& layout, uint8_t* block, int64_t head, int64_t s
 
 }  // namespace
 
-void ParisKvPolicy::explain(const SearchTrace& trace, Explanation& out) const {
+void ParisKvPolicy::explain(const Trace& trace, Explanation& out) const {
+  const std::vector<HeadTrace>& traced = std::get<ParisKvTrace>(trace).heads;
   const int64_t heads = out.kv_heads, group = shape_.group;
+  ParisKvExplanation own;
+  own.kv_heads = heads;
+  own.query_heads = out.query_heads;
   out.searched = true;
-  for (const HeadTrace& head : trace) {
-    out.candidates = std::max(out.candidates, int64_t(head.candidates.size()));
+  for (const HeadTrace& head : traced) {
+    own.candidates = std::max(own.candidates, int64_t(head.candidates.size()));
     out.selected = std::max(out.selected, int64_t(head.selected.size()));
-    out.coarse.insert(out.coarse.end(), head.scores.begin(), head.scores.end());
+    own.coarse.insert(own.coarse.end(), head.scores.begin(), head.scores.end());
   }
-  out.candidate_positions.assign(size_t(heads * out.candidates), -1);
+  own.candidate_positions.assign(size_t(heads * own.candidates), -1);
+  own.estimated.assign(size_t(out.query_heads * out.selected), kNone);
   out.positions.assign(size_t(heads * out.selected), -1);
   out.worth.assign(size_t(heads * out.selected), kNone);
-  out.estimated.assign(size_t(out.query_heads * out.selected), kNone);
-  out.exact.assign(size_t(out.query_heads * out.selected), kNone);
   for (int64_t h = 0; h < heads; ++h) {
-    const HeadTrace& head = trace[size_t(h)];
+    const HeadTrace& head = traced[size_t(h)];
     for (size_t i = 0; i < head.candidates.size(); ++i) {
-      out.candidate_positions[size_t(h * out.candidates) + i] = out.zone_begin + head.candidates[i];
+      own.candidate_positions[size_t(h * own.candidates) + i] = out.zone_begin + head.candidates[i];
     }
     for (size_t i = 0; i < head.selected.size(); ++i) {
       const size_t candidate = size_t(head.selected[i]);
@@ -66,11 +69,12 @@ void ParisKvPolicy::explain(const SearchTrace& trace, Explanation& out) const {
       for (int64_t g = 0; g < group; ++g) {
         // One searcher speaks for all heads under mean_query.
         const size_t searcher = head.logits.size() == 1 ? 0 : size_t(g);
-        out.estimated[size_t((h * group + g) * out.selected) + i] =
+        own.estimated[size_t((h * group + g) * out.selected) + i] =
             head.logits[searcher][candidate];
       }
     }
   }
+  out.details = std::move(own);
 }
 
 Summaries ParisKvPolicy::summaries(const SequenceView& view) const {

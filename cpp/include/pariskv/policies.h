@@ -1,0 +1,79 @@
+/**
+ * How rows are chosen: one struct of settings per policy, and their variant, `Config::policy`.
+ * Each struct has its paper's region sizes, which a Config takes over where it names none.
+ */
+#pragma once
+
+#include <cstdint>
+#include <variant>
+#include <vector>
+
+namespace pariskv {
+
+/** The regions of a sequence, in tokens: [sink | retrieval | local | update buffer]. */
+struct RegionDefaults {
+  int64_t sink, local, update;
+  int64_t dense_below;  ///< Sequences shorter than this are attended to in full.
+};
+
+/** How every key of the retrieval zone gets its coarse integer score. */
+enum class Scorer : uint8_t {
+  kSignNorm,  ///< Signs of the rotated key against the 5-bit query, times the key's norm.
+  kVotes,     ///< The paper's: tiered votes for the centroids nearest to the query.
+};
+
+/** How the query heads that share a kv head agree on rows. */
+enum class GroupRule : uint8_t {
+  kAttentionMass,  ///< A row is worth the attention it would get, averaged over the heads.
+  kMeanQuery,      ///< The paper's: the heads' queries are averaged before the search.
+};
+
+/** From `from_tokens` retrieval tokens on, these ratios hold. */
+struct ScheduleStep {
+  int64_t from_tokens = 0;
+  double candidate_ratio = 0;  ///< Share of the zone that is reranked, in (0, 1].
+  double vote_ratio = 0;       ///< Share of the keys that get a vote in a subspace, in (0, 1].
+
+  friend bool operator==(const ScheduleStep& a, const ScheduleStep& b) {
+    return a.from_tokens == b.from_tokens && a.candidate_ratio == b.candidate_ratio &&
+           a.vote_ratio == b.vote_ratio;
+  }
+};
+
+/**
+ * ParisKV: every key is scored from a summary of a few bytes, a few percent are reranked, and the
+ * best rows are fetched for each query. The paper's own setting is Scorer::kVotes,
+ * GroupRule::kMeanQuery and 10 % from 30,000 tokens on.
+ */
+struct ParisKv {
+  int64_t top_k = 100;  ///< Rows attended to per kv head besides the resident ones.
+  Scorer scorer = Scorer::kSignNorm;
+  GroupRule group_rule = GroupRule::kAttentionMass;
+  // The published steps up to 30'000 tokens; from there on half of what is published, and less: the
+  // longer the zone, the smaller the share of it that has to be looked at closely. What each share
+  // costs and what it catches is in bench/notes/quality.md.
+  std::vector<ScheduleStep> schedule = {
+      {0, .50, .50},       {5'000, .25, .30},    {10'000, .20, .25},   {30'000, .05, .20},
+      {100'000, .04, .20}, {250'000, .025, .20}, {600'000, .0125, .20}};
+  int64_t min_candidates_per_row = 4;  ///< Candidates are never fewer than this times top_k.
+  uint64_t seed = 42;                  ///< Of the rotation's signs, equal on every backend.
+
+  static constexpr RegionDefaults kRegions = {4, 256, 512, 2048};
+
+  /** The most rows that a step selects per kv head. */
+  int64_t rows_per_head() const { return top_k; }
+
+  /** Throws std::invalid_argument on the first setting that does not fit. */
+  void validate() const;
+
+  friend bool operator==(const ParisKv& a, const ParisKv& b) {
+    return a.top_k == b.top_k && a.scorer == b.scorer && a.group_rule == b.group_rule &&
+           a.schedule == b.schedule && a.min_candidates_per_row == b.min_candidates_per_row &&
+           a.seed == b.seed;
+  }
+};
+
+/** The policies there are. */
+using PolicyConfig = std::variant<ParisKv>;
+
+}  // namespace pariskv

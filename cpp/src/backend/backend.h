@@ -1,0 +1,55 @@
+/**
+ * A device that caches can live on: what it computes (Verbs), its memory, the order of its calls,
+ * and two services that only devices with memory of their own have. A new backend implements these
+ * interfaces and gets a line in backend.cpp; docs/add-a-backend.md lists the steps.
+ */
+#pragma once
+
+#include <memory>
+
+#include "backend/memory.h"
+#include "backend/offload.h"
+#include "backend/order.h"
+#include "backend/verbs.h"
+#include "backend/word_updates.h"
+#include "pariskv/config.h"
+#include "pariskv/memory.h"
+
+namespace pariskv {
+
+/** How a backend differs from one that computes in place and at once. */
+struct Capabilities {
+  /** A launch may be refused after earlier ones of the same call: they must not change what is
+   * there, so policies' state is copied before it is changed. */
+  bool launches_can_fail = false;
+  /** Decodes can be recorded into graphs; Cache::advance prepares each replay. */
+  bool graphs = false;
+  /** decode writes the token's own row, so append need not come first. */
+  bool decode_appends = false;
+};
+
+class Backend : public Verbs, public BackendMemory, public CallOrder {
+ public:
+  virtual Capabilities capabilities() const { return {}; }
+
+  /** Null: verbs read the host's own views, so no tables are kept on the device. */
+  virtual WordUpdates* word_updates() { return nullptr; }
+
+  /** Null: rows stay where they are. */
+  virtual Offloads* offloads() { return nullptr; }
+};
+
+/** Throws std::invalid_argument when this build has no backend for the device. */
+std::unique_ptr<Backend> make_backend(const Config& config, const Resources& resources);
+
+namespace cpu {
+std::unique_ptr<Backend> make_backend(const Config& config, const Resources& resources);
+}
+
+namespace cuda {
+bool is_built();
+bool is_available();
+std::unique_ptr<Backend> make_backend(const Config& config, const Resources& resources);
+}  // namespace cuda
+
+}  // namespace pariskv

@@ -1,0 +1,47 @@
+/**
+ * ParisKV on the CPU: its upkeep of summaries, and its search between attention to resident and to
+ * selected rows. Each verb is in verbs/, in the file of its name.
+ */
+#pragma once
+
+#include <vector>
+
+#include "cpu/search.h"
+#include "cpu/simd/kernels.h"
+#include "cpu/thread_pool.h"
+#include "policy/upkeep.h"
+
+namespace pariskv::cpu {
+
+class ParisKvStep {
+ public:
+  ParisKvStep(const Kernels& kernels, ThreadPool& pool) : kernels_(kernels), pool_(pool) {}
+
+  /** Cuts the arrays of all sparse sequences of a step from scratch, or measures them. */
+  void cut(const DecodeArgs& args, const ParisKvRules& rules, const Selection& selection,
+           Cutter& cutter);
+
+  /** Fills the selection of the step that was cut last. */
+  void search(const DecodeArgs& args, const ParisKvRules& rules, const Running& running);
+
+  /** Candidates of the last search. */
+  int64_t candidates(const ModelShape& shape) const;
+
+  /** The path of the last search, of its first sequence. */
+  Trace trace(const DecodeArgs& args, const ParisKvRules& rules) const;
+
+  void keep_up(const ParisKvEncode& args);
+  void keep_up(const ParisKvForget& args);
+
+ private:
+  void prepare_query(const SearchArgs& args);
+  void score(const SearchArgs& args);
+  void select(const SearchArgs& args);
+  void rerank(const SearchArgs& args);
+
+  const Kernels& kernels_;
+  ThreadPool& pool_;
+  std::vector<SearchItem> items_;  // of the last step, over the scratch
+};
+
+}  // namespace pariskv::cpu

@@ -1,0 +1,23 @@
+/** Where rows and elements lie in host memory. */
+#pragma once
+
+#include "ops.h"
+
+namespace pariskv::cpu {
+
+/** The K and V row of a position: K first. */
+inline char* row_at(const ModelShape& shape, const SequenceView& sequence, int64_t head,
+                    int64_t position) {
+  const int64_t segment = position / shape.segment_tokens;
+  const int64_t slot = position % shape.segment_tokens;
+  return static_cast<char*>(sequence.rows[segment]) +
+         (head * shape.segment_tokens + slot) * shape.row_bytes();
+}
+
+/** Element (i, j, 0) of a rank-3 view. */
+inline char* element_at(const TensorView& view, int64_t i, int64_t j) {
+  return static_cast<char*>(view.data) +
+         (i * view.strides[0] + j * view.strides[1]) * size_of(view.dtype);
+}
+
+}  // namespace pariskv::cpu

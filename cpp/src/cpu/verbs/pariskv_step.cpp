@@ -1,0 +1,101 @@
+// ParisKV's search, verb after verb, over arrays that are cut anew for every step.
+#include "cpu/pariskv_step.h"
+
+#include "codec/key_statistics.h"
+
+namespace pariskv::cpu {
+
+namespace {
+
+SearchItem cut_item(const DecodeArgs& args, const ParisKvRules& rules, const SequenceView& sequence,
+                    Cutter& cutter) {
+  const ModelShape& shape = args.shape;
+  const int64_t heads = shape.kv_heads;
+  const int64_t queries = heads * rules.searchers;
+  const int64_t zone = sequence.zone_tokens();
+  const int64_t segments = (sequence.zone_end + shape.segment_tokens - 1) / shape.segment_tokens -
+                           sequence.zone_begin / shape.segment_tokens;
+  SearchItem item{};
+  item.sequence = sequence;
+  item.plan = ParisKvPlan::of(sequence);
+  const int64_t candidates = item.candidates();
+  item.statistics = key_statistics(shape, rules.scorer, sequence.state);
+  item.rotated = cutter.take<float>(queries * shape.rotated_dim);
+  item.quantised = cutter.take<int8_t>(queries * shape.rotated_dim);
+  item.scales = cutter.take<HeadScale>(queries);
+  item.gain = cutter.take<float>(queries);
+  item.lift = cutter.take<float>(queries);
+  item.offset = cutter.take<float>(queries);
+  if (rules.scorer == Scorer::kVotes) {
+    item.votes = cutter.take<uint8_t>(queries * shape.subspaces() * 256);
+  }
+  item.scores = cutter.take<uint8_t>(heads * zone);
+  item.histograms = cutter.take<int32_t>(heads * segments * 256);
+  item.candidate = cutter.take<int32_t>(heads * (candidates + kCollectSlack));
+  item.candidate_count = cutter.take<int64_t>(heads);
+  item.least = cutter.take<uint8_t>(heads);
+  item.estimates = cutter.take<float>(queries * candidates);
+  item.worth = cutter.take<float>(heads * candidates);
+  item.order = cutter.take<uint64_t>(heads * candidates);
+  item.selected_worth = cutter.take<float>(heads * rules.top_k);
+  item.selected_candidate = cutter.take<int32_t>(heads * rules.top_k);
+  return item;
+}
+
+}  // namespace
+
+void ParisKvStep::cut(const DecodeArgs& args, const ParisKvRules& rules, const Selection& selection,
+                      Cutter& cutter) {
+  items_.clear();
+  for (int64_t i = 0; i < args.batch; ++i) {
+    if (args.sequences[i].sparse == 0) continue;
+    SearchItem item = cut_item(args, rules, args.sequences[i], cutter);
+    item.row = i;
+    item.selected = selection.position + i * args.shape.kv_heads * selection.width;
+    item.selected_count = selection.count + i * args.shape.kv_heads;
+    items_.push_back(item);
+  }
+}
+
+void ParisKvStep::search(const DecodeArgs& args, const ParisKvRules& rules,
+                         const Running& running) {
+  const SearchArgs search{args, rules, running, items_};
+  prepare_query(search);
+  score(search);
+  select(search);
+  rerank(search);
+}
+
+int64_t ParisKvStep::candidates(const ModelShape& shape) const {
+  int64_t count = 0;
+  for (const SearchItem& item : items_) {
+    for (int64_t head = 0; head < shape.kv_heads; ++head) count += item.candidate_count[head];
+  }
+  return count;
+}
+
+Trace ParisKvStep::trace(const DecodeArgs& args, const ParisKvRules& rules) const {
+  const SearchItem& item = items_.front();
+  const int64_t zone = item.sequence.zone_tokens(), top_k = rules.top_k;
+  ParisKvTrace trace;
+  for (int64_t head = 0; head < args.shape.kv_heads; ++head) {
+    const int64_t count = item.candidate_count[head], selected = item.selected_count[head];
+    const uint8_t* scores = item.scores + head * zone;
+    const int32_t* candidate = item.candidate + head * (item.candidates() + kCollectSlack);
+    HeadTrace one;
+    one.scores.assign(scores, scores + zone);
+    one.candidates.assign(candidate, candidate + count);
+    for (int64_t s = 0; s < rules.searchers; ++s) {
+      const float* logits = item.estimates + (head * rules.searchers + s) * item.candidates();
+      one.logits.emplace_back(logits, logits + count);
+    }
+    const int32_t* indices = item.selected_candidate + head * top_k;
+    one.selected.assign(indices, indices + selected);
+    const float* worth = item.selected_worth + head * top_k;
+    one.worth.assign(worth, worth + selected);
+    trace.heads.push_back(std::move(one));
+  }
+  return trace;
+}
+
+}  // namespace pariskv::cpu

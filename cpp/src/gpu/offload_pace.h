@@ -1,0 +1,70 @@
+/**
+ * Rows on their way from a GPU to host memory: marked when all of a segment lies in the zone,
+ * started a few at a time beside decode steps or all at once, finished when their copy is done.
+ */
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "store.h"
+
+namespace pariskv {
+
+class OffloadPace {
+ public:
+  size_t size() const { return rows_.size(); }
+
+  /** Room for so many more, so that `mark` cannot fail. */
+  void make_room(size_t more) { rows_.reserve(rows_.size() + more); }
+
+  /** These rows are to go to `target`; a fork may have marked them already. */
+  void mark(int64_t segment, const std::shared_ptr<RowBlock>& rows, Block target);
+
+  /** The first `count` of the marked rows are on their way from now on. */
+  void start(size_t count, Stream stream);
+  void start_all(Stream stream) { start(rows_.size(), stream); }
+
+  /**
+   * Starts a few copies beside a step, and none while earlier ones travel, nor when this step or
+   * the one before has keys to encode (`quiet` false), and then memory to recycle: the cost of a
+   * flush is spread over steps, so that no step takes noticeably longer.
+   */
+  void start_beside(bool quiet, Stream stream);
+
+  /** How many of the oldest a prefill has to wait for, so that the rest is not too much. */
+  size_t overdue() const;
+
+  /**
+   * Calls `arrived(segment, rows)` for rows whose copies are done, and waits for the `waited`
+   * oldest. They are fetched from host memory from now on. True when there were any.
+   */
+  template <typename Arrived>
+  bool finish(size_t waited, Stream stream, Arrived arrived) {
+    start(waited, stream);
+    size_t done = 0;
+    for (; done < rows_.size(); ++done) {
+      const std::shared_ptr<RowBlock> rows = rows_[done].rows.lock();
+      if (!rows || !rows->leaving()) continue;
+      if (!rows->finish_offload(done < waited)) break;
+      arrived(rows_[done].segment, rows);
+    }
+    forget_first(done);
+    return done > 0;
+  }
+
+ private:
+  struct Marked {
+    std::weak_ptr<RowBlock> rows;  // gone when all sequences have dropped them
+    int64_t segment;
+    int64_t bytes;
+  };
+  void forget_first(size_t count);
+
+  std::vector<Marked> rows_;  // oldest first
+  size_t started_ = 0;        // of them
+  bool quiet_ = true;         // the last step encoded nothing
+};
+
+}  // namespace pariskv

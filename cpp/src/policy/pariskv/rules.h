@@ -1,0 +1,39 @@
+/** What a decode by ParisKV goes by: never changes in the life of a cache. */
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "pariskv/policies.h"
+
+namespace pariskv {
+
+/** The constants of the codec, equal on every backend. */
+struct Codec {
+  std::vector<float> rotation_signs;  // (rotated_dim) +1 or -1
+  std::vector<float> thresholds;      // (7)
+  std::vector<float> centres;         // (8)
+  std::vector<float> signed_centres;  // (16) level + 8 * sign bit
+};
+
+struct ParisKvRules {
+  const Codec* codec;
+  Scorer scorer;
+  GroupRule group_rule;
+  int64_t top_k;
+  int64_t searchers;  // queries that search for a kv head: its group, or one mean query
+
+  int64_t rows_per_head() const { return top_k; }
+};
+
+/** Largest quantised query element: a nibble of 4 such sums fits a byte, in every SIMD set. */
+constexpr int32_t kQueryLevels = 15;
+
+/** Keys of a zone, evenly spread, that stand for all that are no candidates. */
+constexpr int64_t kSampledKeys = 128;
+
+/** Coarse scores per spread of logits, and spreads from 0 to the mean; see codec/head_scale.h. */
+constexpr double kScoreSteps = 16;
+constexpr double kScoreShift = 4;
+
+}  // namespace pariskv

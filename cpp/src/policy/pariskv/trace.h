@@ -1,0 +1,21 @@
+/** What a search by ParisKV went through, as a backend tells it. */
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace pariskv {
+
+struct HeadTrace {
+  std::vector<uint8_t> scores;             // (zone)
+  std::vector<int32_t> candidates;         // offsets from zone_begin, ascending
+  std::vector<std::vector<float>> logits;  // (searchers, candidates) estimated
+  std::vector<int32_t> selected;           // indices into candidates, best first
+  std::vector<float> worth;                // (selected)
+};
+
+struct ParisKvTrace {
+  std::vector<HeadTrace> heads;  // (heads)
+};
+
+}  // namespace pariskv

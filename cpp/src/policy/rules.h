@@ -1,0 +1,17 @@
+/** The rules that a decode goes by: one type per policy. A backend visits them once per call. */
+#pragma once
+
+#include <variant>
+
+#include "policy/pariskv/rules.h"
+
+namespace pariskv {
+
+using Rules = std::variant<ParisKvRules>;
+
+/** The most rows that a step selects per kv head. */
+inline int64_t rows_per_head(const Rules& rules) {
+  return std::visit([](const auto& own) { return own.rows_per_head(); }, rules);
+}
+
+}  // namespace pariskv

@@ -1,0 +1,19 @@
+/**
+ * What policies ask of a backend between steps, and what a backend tells of a search: one type for
+ * each verb of a policy's own. A backend visits them once.
+ */
+#pragma once
+
+#include <variant>
+
+#include "policy/pariskv/trace.h"
+#include "policy/pariskv/upkeep.h"
+
+namespace pariskv {
+
+using Upkeep = std::variant<ParisKvEncode, ParisKvForget>;
+
+/** Empty (monostate): nothing was searched. */
+using Trace = std::variant<std::monostate, ParisKvTrace>;
+
+}  // namespace pariskv

@@ -1,0 +1,60 @@
+/** Settings as Python values by name: how they print, compare, copy and pickle. */
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <string>
+
+namespace pariskv::python {
+
+/** "Name(field=value, ...)", each value as Python's repr: evaluating it gives an equal object. */
+inline std::string text_of_fields(const char* name, const nanobind::dict& fields) {
+  std::string text = std::string(name) + "(";
+  const char* separator = "";
+  for (const auto& [field, value] : fields) {
+    text += separator + nanobind::cast<std::string>(field) + "=" +
+            nanobind::cast<std::string>(nanobind::repr(value));
+    separator = ", ";
+  }
+  return text + ")";
+}
+
+/**
+ * What settings have in common in Python: `fields(settings)` gives every keyword argument of the
+ * constructor, so that each of these is exact.
+ */
+template <typename Settings, typename Fields>
+void bind_value(nanobind::class_<Settings>& type, const char* name, Fields fields) {
+  namespace nb = nanobind;
+  const auto make = [](const nb::dict& values) { return nb::type<Settings>()(**values); };
+  const auto text = [name, fields](const Settings& s) { return text_of_fields(name, fields(s)); };
+  const auto replaced = [make, fields](const Settings& s, const nb::kwargs& changes) {
+    nb::dict values = fields(s);
+    for (const auto& [field, value] : changes) values[field] = value;
+    return make(values);
+  };
+  type.def("__repr__", text)
+      .def(
+          "__eq__",
+          [](const Settings& a, nb::handle b) {
+            return nb::isinstance<Settings>(b) && a == nb::cast<const Settings&>(b);
+          },
+          nb::arg("other").none(), nb::sig("def __eq__(self, other: object) -> bool"))
+      .def("__hash__", [text](const Settings& s) { return nb::hash(nb::cast(text(s))); })
+      .def(
+          "__getstate__", [fields](const Settings& s) { return fields(s); },
+          nb::sig("def __getstate__(self) -> dict[str, Any]"))
+      .def(
+          "__setstate__",
+          [make](Settings& s, const nb::dict& values) {
+            new (&s) Settings(nb::cast<const Settings&>(make(values)));
+          },
+          nb::sig("def __setstate__(self, fields: dict[str, Any], /) -> None"))
+      .def("replace", replaced, "The same settings with some of them changed.",
+           nb::sig("def replace(self, **changes: Any) -> typing_extensions.Self"))
+      .def("__replace__", replaced,
+           nb::sig("def __replace__(self, **changes: Any) -> typing_extensions.Self"));
+}
+
+}  // namespace pariskv::python

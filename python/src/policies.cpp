@@ -1,0 +1,121 @@
+// The policies, each from keywords.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <tuple>
+
+#include "fields.h"
+#include "module.h"
+#include "pariskv/pariskv.h"
+
+namespace pariskv::python {
+
+namespace nb = nanobind;
+
+namespace {
+
+using Step = std::tuple<int64_t, double, double>;
+
+Scorer parse_scorer(const std::string& name) {
+  if (name == "sign_norm") return Scorer::kSignNorm;
+  if (name == "votes") return Scorer::kVotes;
+  throw nb::value_error(
+      ("[config] policy.scorer: expected \"sign_norm\" or \"votes\", got \"" + name + "\"")
+          .c_str());
+}
+
+const char* text(Scorer scorer) { return scorer == Scorer::kVotes ? "votes" : "sign_norm"; }
+
+GroupRule parse_group_rule(const std::string& name) {
+  if (name == "attention_mass") return GroupRule::kAttentionMass;
+  if (name == "mean_query") return GroupRule::kMeanQuery;
+  throw nb::value_error(
+      ("[config] policy.group_rule: expected \"attention_mass\" or \"mean_query\", got \"" + name +
+       "\"")
+          .c_str());
+}
+
+const char* text(GroupRule rule) {
+  return rule == GroupRule::kMeanQuery ? "mean_query" : "attention_mass";
+}
+
+std::vector<Step> steps_of(const ParisKv& settings) {
+  std::vector<Step> steps;
+  for (const ScheduleStep& step : settings.schedule) {
+    steps.emplace_back(step.from_tokens, step.candidate_ratio, step.vote_ratio);
+  }
+  return steps;
+}
+
+nb::dict fields_of(const ParisKv& s) {
+  nb::dict fields;
+  fields["top_k"] = s.top_k;
+  fields["scorer"] = text(s.scorer);
+  fields["group_rule"] = text(s.group_rule);
+  fields["schedule"] = steps_of(s);
+  fields["min_candidates_per_row"] = s.min_candidates_per_row;
+  fields["seed"] = s.seed;
+  return fields;
+}
+
+constexpr const char* kParisKvDoc =
+    R"(Every key is scored from a summary of a few bytes, a few percent are reranked, and the
+best rows are fetched for each query.
+
+top_k
+    Rows attended to per kv head besides the resident ones.
+scorer
+    "sign_norm", or the paper's "votes".
+group_rule
+    "attention_mass", or the paper's "mean_query".
+schedule
+    Steps (from_tokens, candidate_ratio, vote_ratio), by tokens in the retrieval zone.
+min_candidates_per_row
+    Candidates are never fewer than this times top_k.
+seed
+    Of the rotation's signs.
+
+Raises ValueError, with what was expected and what came.)";
+
+void bind_pariskv(nb::module_& m) {
+  const ParisKv defaults;
+  nb::class_<ParisKv> pariskv(m, "ParisKV", kParisKvDoc);
+  pariskv
+      .def(
+          "__init__",
+          [](ParisKv* self, int64_t top_k, const std::string& scorer, const std::string& group_rule,
+             const std::vector<Step>& schedule, int64_t min_candidates_per_row, uint64_t seed) {
+            ParisKv settings;
+            settings.top_k = top_k;
+            settings.scorer = parse_scorer(scorer);
+            settings.group_rule = parse_group_rule(group_rule);
+            settings.schedule.clear();
+            for (const auto& [from_tokens, candidate_ratio, vote_ratio] : schedule) {
+              settings.schedule.push_back({from_tokens, candidate_ratio, vote_ratio});
+            }
+            settings.min_candidates_per_row = min_candidates_per_row;
+            settings.seed = seed;
+            settings.validate();
+            new (self) ParisKv(std::move(settings));
+          },
+          nb::kw_only(), nb::arg("top_k") = defaults.top_k,
+          nb::arg("scorer") = text(defaults.scorer),
+          nb::arg("group_rule") = text(defaults.group_rule),
+          nb::arg("schedule") = steps_of(defaults),
+          nb::arg("min_candidates_per_row") = defaults.min_candidates_per_row,
+          nb::arg("seed") = defaults.seed)
+      .def_ro("top_k", &ParisKv::top_k)
+      .def_prop_ro("scorer", [](const ParisKv& s) { return text(s.scorer); })
+      .def_prop_ro("group_rule", [](const ParisKv& s) { return text(s.group_rule); })
+      .def_prop_ro("schedule", &steps_of)
+      .def_ro("min_candidates_per_row", &ParisKv::min_candidates_per_row)
+      .def_ro("seed", &ParisKv::seed);
+  bind_value(pariskv, "ParisKV", fields_of);
+}
+
+}  // namespace
+
+void bind_policies(nb::module_& m) { bind_pariskv(m); }
+
+}  // namespace pariskv::python
