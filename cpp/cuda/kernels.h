@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <string>
 
+#include "policy/pariskv/upkeep.h"
 #include "tables.h"
 
 namespace pariskv::cuda {
