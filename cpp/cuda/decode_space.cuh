@@ -163,8 +163,8 @@ __device__ __forceinline__ void fill_context(const DecodeLaunch& launch, const S
   context.head = head;
   context.rows = view.rows;
   context.total = int(view.total);
-  context.searched = int(view.plan[0]);  // ParisKvPlan
-  context.vote_ratio = __longlong_as_double(view.plan[1]);
+  context.searched = int(view.plan[0]);  // ParisKvPlan: candidates, vote_ratio
+  std::memcpy(&context.vote_ratio, &view.plan[1], sizeof context.vote_ratio);
   context.statistics = statistics_of(model, view.state, head);
   context.zone = {view.summaries,
                   {model.kv_heads, model.segment_tokens, model.rotated_dim / kSubspaceDim},

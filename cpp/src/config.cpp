@@ -36,6 +36,16 @@ void ratio(const char* field, double value) {
 
 }  // namespace
 
+std::string name_of(const Device& device) {
+  switch (device.type) {
+    case DeviceType::kCpu:
+      return "cpu";
+    case DeviceType::kCuda:
+      return "cuda:" + std::to_string(device.index);
+  }
+  return "unknown";
+}
+
 void ParisKv::validate() const {
   within("policy.top_k", top_k, 1, kMostTokens);
   within("policy.min_candidates_per_row", min_candidates_per_row, 1, 1 << 20);

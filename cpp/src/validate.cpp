@@ -26,10 +26,6 @@ std::string shape_text(const Extents& extents, size_t rank) {
   return text + (rank == 1 ? ",)" : ")");
 }
 
-std::string device_text(const Device& device) {
-  return device.type == DeviceType::kCpu ? "cpu" : "cuda:" + std::to_string(device.index);
-}
-
 bool positive(double value) { return std::isfinite(float(value)) && float(value) > 0; }
 
 /** Whether two elements share an address, as those of an expanded view do. */
@@ -56,7 +52,7 @@ bool overlaps(const TensorView& view) {
 
 std::string describe(const TensorView& view) {
   return shape_text(view.shape, size_t(view.rank)) + " " + name_of(view.dtype) + " on " +
-         device_text(view.device);
+         name_of(view.device);
 }
 
 void Verb::check_layer(int64_t layer) const {
@@ -73,7 +69,7 @@ void Verb::check_tensor(const char* argument, const TensorView& view, DType dtyp
   for (const int64_t extent : shape) fits = fits && view.shape[i++] == extent;
   if (!fits) {
     fail("[", name, "] ", argument, ": expected ", shape_text(shape, shape.size()), " ",
-         name_of(dtype), " on ", device_text(config.device), ", got ", describe(view));
+         name_of(dtype), " on ", name_of(config.device), ", got ", describe(view));
   }
   if (view.size() == 0) return;
   if (view.data == nullptr) fail("[", name, "] ", argument, ": expected data, got a null pointer");

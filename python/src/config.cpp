@@ -37,10 +37,6 @@ Device parse_device(nb::handle device) {
       ("[config] device: expected \"cpu\" or \"cuda:<index>\", got \"" + name + "\"").c_str());
 }
 
-std::string text(const Device& device) {
-  return device.type == DeviceType::kCpu ? "cpu" : "cuda:" + std::to_string(device.index);
-}
-
 nb::dict fields_of(const Config& c) {
   nb::dict fields;
   fields["layers"] = c.layers;
@@ -53,7 +49,7 @@ nb::dict fields_of(const Config& c) {
   fields["update"] = c.update;
   fields["dense_below"] = c.dense_below;
   fields["policy"] = c.policy;
-  fields["device"] = text(c.device);
+  fields["device"] = name_of(c.device);
   fields["threads"] = c.threads;
   fields["segment_tokens"] = c.segment_tokens;
   fields["memory_budget"] = c.memory_budget;
@@ -148,7 +144,7 @@ void bind_config(nb::module_& m) {
       .def_prop_ro("update", [](const Config& c) { return c.resolved().update; })
       .def_prop_ro("dense_below", [](const Config& c) { return c.resolved().dense_below; })
       .def_ro("policy", &Config::policy)
-      .def_prop_ro("device", [](const Config& c) { return text(c.device); })
+      .def_prop_ro("device", [](const Config& c) { return name_of(c.device); })
       .def_ro("threads", &Config::threads)
       .def_ro("segment_tokens", &Config::segment_tokens)
       .def_ro("memory_budget", &Config::memory_budget)

@@ -19,7 +19,8 @@ struct Model {
   void flush() {
     local.insert(local.end(), buffer.begin(), buffer.end());
     buffer.clear();
-    while (int64_t(local.size()) > sizes.local) {
+    const int64_t end = (total - sizes.local) / sizes.grain * sizes.grain;
+    while (int64_t(local.size()) > sizes.local && local.front() < end) {
       retrieval.push_back(local.front());
       local.pop_front();
     }
@@ -36,7 +37,9 @@ struct Model {
         break;
       }
     }
-    while (int64_t(local.size() + buffer.size()) < sizes.local && !retrieval.empty()) {
+    // The local window is filled up again, and a grain that was cut into comes back whole.
+    const auto cut = [&] { return (retrieval.back() + 1) % sizes.grain != 0; };
+    while (!retrieval.empty() && (int64_t(local.size() + buffer.size()) < sizes.local || cut())) {
       local.push_front(retrieval.back());
       retrieval.pop_back();
     }
@@ -63,7 +66,7 @@ TEST(Regions, FollowTheTokenByTokenModel) {
     return std::uniform_int_distribution<int64_t>(low, high)(random);
   };
   for (int round = 0; round < 2000; ++round) {
-    const RegionSizes sizes{pick(0, 5), pick(0, 12), pick(1, 20)};
+    const RegionSizes sizes{pick(0, 5), pick(0, 12), pick(1, 20), round % 2 == 0 ? 1 : pick(2, 9)};
     Model model{sizes, {}, {}, {}, {}};
     Regions regions;
     for (int step = 0; step < 40; ++step) {
@@ -91,25 +94,29 @@ TEST(Regions, FollowTheTokenByTokenModel) {
           if (regions.flush_due(sizes)) regions = regions.flushed(sizes);
       }
       expect_equal(regions, model);
+      const int64_t end = regions.retrieval_end(sizes);
+      EXPECT_TRUE(end % sizes.grain == 0 || end == regions.sink_end(sizes)) << end;
       if (testing::Test::HasFatalFailure()) return;
     }
   }
 }
 
 TEST(Regions, ChunksEndWhereOnePieceEnds) {
-  const RegionSizes sizes{4, 256, 512};
-  for (const int64_t tokens : {0, 1, 3, 4, 5, 259, 260, 261, 772, 1000, 4096}) {
-    const RegionCounts once = Regions().prefilled(tokens, sizes).counts(sizes);
-    for (const int64_t chunk : {1, 7, 256, 260, 999}) {
-      Regions regions;
-      for (int64_t t = 0; t < tokens; t += chunk) {
-        regions = regions.prefilled(std::min(chunk, tokens - t), sizes);
+  for (const int64_t grain : {1, 32, 256}) {
+    const RegionSizes sizes{4, 256, 512, grain};
+    for (const int64_t tokens : {0, 1, 3, 4, 5, 259, 260, 261, 772, 1000, 4096}) {
+      const RegionCounts once = Regions().prefilled(tokens, sizes).counts(sizes);
+      for (const int64_t chunk : {1, 7, 256, 260, 999}) {
+        Regions regions;
+        for (int64_t t = 0; t < tokens; t += chunk) {
+          regions = regions.prefilled(std::min(chunk, tokens - t), sizes);
+        }
+        const RegionCounts counts = regions.counts(sizes);
+        EXPECT_EQ(counts.sink, once.sink);
+        EXPECT_EQ(counts.retrieval, once.retrieval);
+        EXPECT_EQ(counts.local, once.local);
+        EXPECT_EQ(counts.buffer, once.buffer);
       }
-      const RegionCounts counts = regions.counts(sizes);
-      EXPECT_EQ(counts.sink, once.sink);
-      EXPECT_EQ(counts.retrieval, once.retrieval);
-      EXPECT_EQ(counts.local, once.local);
-      EXPECT_EQ(counts.buffer, once.buffer);
     }
   }
 }

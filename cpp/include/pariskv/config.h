@@ -10,11 +10,15 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "pariskv/policies.h"
 #include "pariskv/tensor_view.h"
 
 namespace pariskv {
+
+/** "cpu" or "cuda:<index>". */
+std::string name_of(const Device& device);
 
 /** Where a cache on a GPU keeps the K and V rows of retrieval zones. */
 enum class Placement : uint8_t {
