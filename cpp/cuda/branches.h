@@ -32,7 +32,7 @@ class Branches {
     if (count > 1) begun_.record(stream);
     for (int64_t i = 1; i < count; ++i) {
       if (i > int64_t(sides_.size())) sides_.emplace_back();
-      begun_.hold_back(sides_[size_t(i - 1)].stream);
+      begun_.make_wait(sides_[size_t(i - 1)].stream);
       ++under_way_;
       run(i, sides_[size_t(i - 1)].stream);
     }
@@ -40,7 +40,7 @@ class Branches {
     for (; under_way_ > 0; --under_way_) {
       Side& side = sides_[under_way_ - 1];
       side.done.record(side.stream);
-      side.done.hold_back(stream);
+      side.done.make_wait(stream);
     }
   }
 
@@ -57,7 +57,7 @@ class Branches {
         Side& side = branches.sides_[i];
         if (!succeeded(cudaEventRecord(side.done.handle(), side.stream)) ||
             !succeeded(cudaStreamWaitEvent(stream, side.done.handle(), 0))) {
-          wait_anyhow(side.stream);
+          sync_ignoring_errors(side.stream);
         }
       }
       branches.under_way_ = 0;

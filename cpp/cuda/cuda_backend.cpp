@@ -73,7 +73,7 @@ CudaBackend::CudaBackend(const Config& config, const Resources& resources)
           "zero the lanes");
     wait_for(order_.upkeep(), "start a cache on the device");
   } catch (...) {
-    wait_anyhow(order_.upkeep());  // memory goes back when nothing zeroes it any more
+    sync_ignoring_errors(order_.upkeep());  // memory goes back when nothing zeroes it any more
     throw;
   }
 }

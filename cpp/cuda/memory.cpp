@@ -19,13 +19,13 @@ class DeviceResource : public MemoryResource {
 
   void* allocate(std::size_t bytes, std::size_t) override {
     const DeviceGuard guard(device_);
-    const UnseenByCaptures unseen;  // memory that is taken ahead is taken by another thread
+    const RelaxedCaptureMode relaxed;  // memory that is taken ahead is taken by another thread
     void* data = nullptr;
     return succeeded(runtime().malloc(&data, bytes)) ? data : nullptr;
   }
   void deallocate(void* data, std::size_t, std::size_t) noexcept override {
     const DeviceGuard guard(device_);
-    const UnseenByCaptures unseen;
+    const RelaxedCaptureMode relaxed;
     succeeded(cudaFree(data));
   }
 

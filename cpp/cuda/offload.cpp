@@ -12,7 +12,7 @@ Event Offload::take_event() {
 int64_t Offload::start(void* target, const void* source, int64_t bytes, cudaStream_t stream) {
   Event arrived = take_event();
   written_.record(stream);
-  written_.hold_back(stream_);
+  written_.make_wait(stream_);
   check(runtime().copy(target, source, size_t(bytes), stream_), "copy rows to host memory");
   arrived.record(stream_);
   under_way_.push_back({last_ + 1, std::move(arrived)});

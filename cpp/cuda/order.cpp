@@ -5,20 +5,20 @@
 namespace pariskv::cuda {
 
 void Order::enter(cudaStream_t stream) {
-  const uint64_t name = name_of(stream);
-  if (last_call_ && name != last_name_) last_call_->hold_back(stream);
+  const uint64_t id = stream_id(stream);
+  if (last_call_ && id != last_id_) last_call_->make_wait(stream);
   if (replays_elsewhere(stream)) {
     note_replays();
-    replayed_.hold_back(stream);
+    replayed_.make_wait(stream);
   }
   recycle(false);
   if (upkeep_news_) {
     upkeep_done_.record(upkeep_);
-    upkeep_done_.hold_back(stream);
+    upkeep_done_.make_wait(stream);
     upkeep_news_ = false;
   }
   last_stream_ = stream;
-  last_name_ = name;
+  last_id_ = id;
   inside_ = true;
 }
 
@@ -27,12 +27,12 @@ void Order::leave(cudaStream_t stream) noexcept {
   try {
     last_call_ = mark(stream);
     // The next replay comes after this call, as the next call would.
-    if (replays_elsewhere(stream)) last_call_->hold_back(replay_stream_);
+    if (replays_elsewhere(stream)) last_call_->make_wait(replay_stream_);
     collect(last_call_);
   } catch (const std::exception&) {
-    // The next call cannot be told to come after this one, so this one is over. What was freed
-    // is collected with the next.
-    wait_anyhow(stream);
+    // The next call cannot be ordered after this one, so wait for this one. Freed blocks are
+    // collected with the next call.
+    sync_ignoring_errors(stream);
   }
 }
 
@@ -43,7 +43,7 @@ void Order::replays_on(cudaStream_t stream) noexcept {
 
 bool Order::replays_run() const noexcept {
   if (!replays_) return false;
-  // A stream that records does not run what it is given: it has no part in the order.
+  // A stream that is being captured runs nothing: it has no part in the order.
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   return succeeded(cudaStreamIsCapturing(replay_stream_, &status)) &&
          status == cudaStreamCaptureStatusNone;
@@ -53,7 +53,7 @@ void Order::note_replays() noexcept {
   try {
     replayed_.record(replay_stream_);
   } catch (const std::exception&) {
-    return;  // a stream that is gone has nothing left to wait for
+    return;  // a destroyed stream has nothing left to wait for
   }
 }
 
@@ -77,12 +77,12 @@ void Order::collect(const std::shared_ptr<Event>& last_use) {
 }
 
 void Order::recycle(bool wait) {
-  // Between calls nothing is under way that the last one does not come after; its stream may have
-  // gone by then.
+  // Between calls the last call comes after all work that is under way; its stream may be
+  // destroyed by then.
   if (wait && (inside_ || last_call_)) {
     const std::shared_ptr<Event> last = inside_ ? mark(last_stream_) : last_call_;
     collect(last);
-    last->wait();  // also where no block waits for it: new memory may still be zeroed
+    last->wait();  // even if no block is retired: new memory may still be being zeroed
   }
   while (!retired_.empty()) {
     Retired& oldest = retired_.front();
@@ -94,7 +94,7 @@ void Order::recycle(bool wait) {
   if (wait) wait_for(upkeep_, "wait for memory to be zeroed");
 }
 
-/** What goes back leaves the list at once: the next one may be refused, and tried again later. */
+/** A recycled block leaves the list at once: the next one may be refused, and tried again. */
 void Order::recycle_all(std::vector<std::vector<RetiredBlock>>& blocks) {
   for (size_t a = 0; a < arenas_.size(); ++a) {
     for (; !blocks[a].empty(); blocks[a].pop_back()) {

@@ -1,9 +1,9 @@
 /**
- * In which order the device does what it is given, and when freed memory may be used again.
+ * The order of calls on the device, and when freed memory may be used again.
  *
- * Calls may come on any stream; each is ordered after the one before. Blocks that are freed
- * meanwhile may still be read by work that is under way: they are kept until it has passed,
- * zeroed on a stream of our own, and only then handed out again. The host never waits for that.
+ * Calls may come on any stream; each is ordered after the one before. Freed blocks may still be
+ * read by work that is under way: they are kept until that has passed, zeroed on a stream of our
+ * own, and only then handed out again. The host never waits for it.
  */
 #pragma once
 
@@ -25,19 +25,19 @@ class Order {
   void enter(cudaStream_t stream);
   void leave(cudaStream_t stream) noexcept;
 
-  /** From now on graphs may be replayed on this stream, which no call tells of. */
+  /** From now on graphs may be replayed on this stream, unseen by any call. */
   void replays_on(cudaStream_t stream) noexcept;
 
   /** Blocks whose last use has passed go back to their arenas; `wait` makes all of them pass. */
   void recycle(bool wait);
 
-  /** Zeros in memory that nobody has used yet, before whatever the present call does. */
+  /** Zeros new memory before the work of the present call. */
   void clear(void* data, int64_t bytes);
 
-  /** Waits until the device is done with all that calls gave it. */
+  /** Waits for all work of all calls. */
   void wait();
 
-  /** Recycles everything: nothing is under way any more, nor will be. */
+  /** Recycles everything: no work is under way any more. */
   void finish();
 
   /** The stream of our own, for work that belongs to no call. */
@@ -48,7 +48,7 @@ class Order {
     std::shared_ptr<Event> last_use;
     std::vector<std::vector<RetiredBlock>> blocks;  // by arena
   };
-  /** An event that is recorded now; nobody waits any more for what it was before. */
+  /** An event that is recorded now; reuses one without other owners. */
   std::shared_ptr<Event> mark(cudaStream_t stream);
   void collect(const std::shared_ptr<Event>& last_use);
   void note_replays() noexcept;
@@ -64,7 +64,7 @@ class Order {
   bool upkeep_news_ = false;            // zeroing that no call has been ordered after yet
   std::shared_ptr<Event> last_call_;    // null: there was none
   cudaStream_t last_stream_ = nullptr;  // a caller's: there for the length of a call
-  uint64_t last_name_ = 0;
+  uint64_t last_id_ = 0;
   bool inside_ = false;  // of a call
   Event replayed_;
   cudaStream_t replay_stream_ = nullptr;

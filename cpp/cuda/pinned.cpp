@@ -159,7 +159,7 @@ const Mapper& mapper() {
 }  // namespace
 
 cudaError_t allocate_pinned(void** data, size_t bytes) {
-  const UnseenByCaptures unseen;
+  const RelaxedCaptureMode relaxed;
   int device = 0;
   if (succeeded(cudaGetDevice(&device))) {
     *data = allocate_managed(whole_pieces(bytes), device);
@@ -170,14 +170,14 @@ cudaError_t allocate_pinned(void** data, size_t bytes) {
 }
 
 bool is_managed(const void* data) {
-  const UnseenByCaptures unseen;
+  const RelaxedCaptureMode relaxed;
   cudaPointerAttributes attributes{};
   return succeeded(cudaPointerGetAttributes(&attributes, data)) &&
          attributes.type == cudaMemoryTypeManaged;
 }
 
 cudaError_t free_pinned(void* data, size_t bytes) {
-  const UnseenByCaptures unseen;
+  const RelaxedCaptureMode relaxed;
   if (is_managed(data)) return cudaFree(data);
   return mapper().works() ? mapper().free(data, bytes) : cudaFreeHost(data);
 }

@@ -33,7 +33,7 @@ bool succeeded(cudaError_t error) noexcept {
 }
 
 void check(cudaError_t error, const char* what) {
-  // The runtime keeps the error for whoever asks next; one that can be recovered from ends here.
+  // The runtime would report the error again later; one that can be recovered from ends here.
   if (succeeded(error)) return;
   throw CudaError(std::string("[cuda] ") + what + ": " + cudaGetErrorName(error) + " (" +
                   cudaGetErrorString(error) + ")");
@@ -42,19 +42,19 @@ void check(cudaError_t error, const char* what) {
 void check_launch(const char* kernel) { check(runtime().launched(), kernel); }
 
 void wait_for(cudaStream_t stream, const char* what) {
-  const UnseenByCaptures unseen;
+  const RelaxedCaptureMode relaxed;
   check(cudaStreamSynchronize(stream), what);
 }
 
-void wait_anyhow(cudaStream_t stream) noexcept {
-  const UnseenByCaptures unseen;
+void sync_ignoring_errors(cudaStream_t stream) noexcept {
+  const RelaxedCaptureMode relaxed;
   succeeded(cudaStreamSynchronize(stream));
 }
 
-uint64_t name_of(cudaStream_t stream) {
-  unsigned long long name = 0;
-  check(cudaStreamGetId(stream, &name), "know a stream");
-  return name;
+uint64_t stream_id(cudaStream_t stream) {
+  unsigned long long id = 0;
+  check(cudaStreamGetId(stream, &id), "identify a stream");
+  return id;
 }
 
 }  // namespace pariskv::cuda

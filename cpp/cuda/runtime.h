@@ -28,17 +28,17 @@ struct Runtime {
 /** The table in use; tests put their own functions in. */
 Runtime& runtime();
 
-/** True on success; otherwise the error is cleared, for it has been told. */
+/** True on success; otherwise the error is cleared. */
 bool succeeded(cudaError_t error) noexcept;
 
-/** Waits for all that a stream was given; `what` for is said when that fails. */
+/** Waits for all work of a stream; an error names `what` was waited for. */
 void wait_for(cudaStream_t stream, const char* what);
 
-/** The same for who is failing already: another failure is not told. */
-void wait_anyhow(cudaStream_t stream) noexcept;
+/** The same on error paths: ignores further failures. */
+void sync_ignoring_errors(cudaStream_t stream) noexcept;
 
-/** Which stream it is: the handle of one that is gone may be given to another. */
-uint64_t name_of(cudaStream_t stream);
+/** Unlike its handle, the id of a destroyed stream is never used again. */
+uint64_t stream_id(cudaStream_t stream);
 
 /** Makes a device current for a while. */
 class DeviceGuard {
@@ -59,15 +59,15 @@ class DeviceGuard {
 };
 
 /**
- * What this thread asks for meanwhile does not spoil graphs that are being captured. Memory, waits
- * and questions whether work is done all would, also of streams that have no part in the graph.
+ * Calls of this thread do not invalidate graphs that other threads capture meanwhile. Allocations,
+ * waits and event queries would, even on streams that have no part in the graph.
  */
-class UnseenByCaptures {
+class RelaxedCaptureMode {
  public:
-  UnseenByCaptures() noexcept { succeeded(cudaThreadExchangeStreamCaptureMode(&mode_)); }
-  ~UnseenByCaptures() { succeeded(cudaThreadExchangeStreamCaptureMode(&mode_)); }
-  UnseenByCaptures(const UnseenByCaptures&) = delete;
-  UnseenByCaptures& operator=(const UnseenByCaptures&) = delete;
+  RelaxedCaptureMode() noexcept { succeeded(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  ~RelaxedCaptureMode() { succeeded(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  RelaxedCaptureMode(const RelaxedCaptureMode&) = delete;
+  RelaxedCaptureMode& operator=(const RelaxedCaptureMode&) = delete;
 
  private:
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // and then the one before
@@ -87,16 +87,17 @@ class Event {
   }
 
   void record(cudaStream_t stream) { check(cudaEventRecord(event_, stream), "record an event"); }
-  void hold_back(cudaStream_t stream) const {
+  /** Work that `stream` is given from now on comes after the event. */
+  void make_wait(cudaStream_t stream) const {
     check(cudaStreamWaitEvent(stream, event_, 0), "order two streams");
   }
   cudaEvent_t handle() const { return event_; }
   void wait() const {
-    const UnseenByCaptures unseen;
+    const RelaxedCaptureMode relaxed;
     check(cudaEventSynchronize(event_), "wait for an event");
   }
   bool passed() const {
-    const UnseenByCaptures unseen;
+    const RelaxedCaptureMode relaxed;
     const cudaError_t error = cudaEventQuery(event_);
     if (error != cudaErrorNotReady) check(error, "ask for an event");
     return succeeded(error);  // "not ready" counts as an error until it is cleared

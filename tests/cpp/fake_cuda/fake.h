@@ -66,12 +66,12 @@ cudaStream_t make_stream();
 /** How often work on a stream was held back for other work. */
 int64_t times_held_back();
 
-/** What the fake does wrong on request, for tests that have to see it. */
-struct Misdeeds {
+/** Faults that the fake has on request, for tests that have to notice them. */
+struct FaultSwitches {
   bool events_pass_early = false;  // before the work that they stand for
-  bool nothing_by_chance = false;  // no: events pass, and work is done, when somebody waits
+  bool nothing_by_chance = false;  // work is done, and events pass, only when waited for
 };
-Misdeeds& misdeeds();
+FaultSwitches& fault_switches();
 
 /** What may fail again and again on a device that works, and the rest. */
 enum class Call { kMemory, kLaunch, kOther };

@@ -76,7 +76,7 @@ FakeStream* with_id(unsigned long long id) {
 }
 
 void work_by_chance() {
-  if (misdeeds().nothing_by_chance) return;
+  if (fault_switches().nothing_by_chance) return;
   const auto perhaps = [](FakeStream& stream) {
     if (!stream.work.empty() && std::rand() % 8 == 0) run_until(stream, stream.done + 1);
   };
@@ -119,9 +119,9 @@ std::string& wrong() {
 void complain(const std::string& what) {
   if (wrong().empty()) wrong() = what;
 }
-Misdeeds& misdeeds() {
-  static Misdeeds misdeeds;
-  return misdeeds;
+FaultSwitches& fault_switches() {
+  static FaultSwitches fault_switches;
+  return fault_switches;
 }
 
 void enqueue(cudaStream_t handle, std::function<void()> work) {
@@ -264,7 +264,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle) {
   check_device(handle);
   const FakeStream* stream = find(handle);
   if (refused() || stream == nullptr) return cudaErrorUnknown;
-  const int left = misdeeds().nothing_by_chance ? 1 << 30 : std::rand() % 3;
+  const int left = fault_switches().nothing_by_chance ? 1 << 30 : std::rand() % 3;
   return *of(event) = {left, stream->id, stream->given}, cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
@@ -276,7 +276,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   if (spoils_captures()) return cudaErrorStreamCaptureUnsupported;
   if (refused()) return cudaErrorUnknown;
   work_by_chance();
-  if (misdeeds().events_pass_early) return cudaSuccess;
+  if (fault_switches().events_pass_early) return cudaSuccess;
   if (of(event)->left > 0 && !of(event)->reached()) return --of(event)->left, cudaErrorNotReady;
   return of(event)->pass(), cudaSuccess;
 }

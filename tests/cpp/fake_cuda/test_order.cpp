@@ -19,7 +19,7 @@ class FakeOrder : public testing::Test {
   ~FakeOrder() override {
     EXPECT_EQ(test::wrong(), "");
     EXPECT_EQ(test::current_device(), 0) << "the caller had another device";
-    test::misdeeds() = {};
+    test::fault_switches() = {};
     test::callers_work_late() = false;
   }
 
@@ -90,7 +90,7 @@ TEST_F(FakeOrder, AStreamMayGoAfterTheNextAdvance) {
 
 TEST_F(FakeOrder, AReplayComesAfterWhatWasCalledBeforeIt) {
   test::callers_work_late() = true;
-  test::misdeeds().nothing_by_chance = true;
+  test::fault_switches().nothing_by_chance = true;
   const cudaStream_t replays = test::make_stream(), other = test::make_stream();
   prefill(replays);
   cache.advance({sequence}, {replays});
@@ -125,7 +125,7 @@ TEST_F(FakeOrder, WhatIsFreedIsFoundAgain) {
 }
 
 TEST_F(FakeOrder, TrimGivesBackWhatWasOnItsWay) {
-  test::misdeeds().nothing_by_chance = true;
+  test::fault_switches().nothing_by_chance = true;
   prefill(nullptr);
   cache.remove(sequence, {nullptr});
   EXPECT_GT(cache.stats().host_memory.reserved, 0);
@@ -135,7 +135,7 @@ TEST_F(FakeOrder, TrimGivesBackWhatWasOnItsWay) {
 
 TEST_F(FakeOrder, PrefillsOfLayersWaitForNoOffload) {
   // Nothing is done, and no event passes, unless somebody waits for it.
-  test::misdeeds().nothing_by_chance = true;
+  test::fault_switches().nothing_by_chance = true;
   const auto under_way = [&](int64_t layer) {
     const int64_t before = test::work_under_way();
     prefill(layer, nullptr);

@@ -21,7 +21,7 @@ class FakeCuda : public testing::Test {
   ~FakeCuda() override {
     test::finish_all();
     test::callers_work_late() = false;
-    test::misdeeds() = {};
+    test::fault_switches() = {};
     test::wrong().clear();
   }
 };
@@ -55,7 +55,7 @@ TEST_F(FakeCuda, EverySequenceKeepsItsRowsWhateverFails) {
 
 TEST_F(FakeCuda, EverySequenceKeepsItsRowsOnADeviceThatIsAsLateAsCanBe) {
   for (int seed = 0; seed < kSeeds; ++seed) {
-    test::misdeeds().nothing_by_chance = true;
+    test::fault_switches().nothing_by_chance = true;
     Life life(seed);
     for (int i = 0; i < kSteps; ++i) {
       seed % 2 == 0 || i % 2 == 0 ? life.step() : life.faulty_step();
@@ -68,8 +68,8 @@ TEST_F(FakeCuda, RowsThatAreReadBeforeTheyHaveArrivedAreSeen) {
   // The control: offloaded rows that count as arrived before they are.
   int seen = 0;
   for (int seed = 0; seed < 20; ++seed) {
-    test::misdeeds().events_pass_early = true;
-    test::misdeeds().nothing_by_chance = true;
+    test::fault_switches().events_pass_early = true;
+    test::fault_switches().nothing_by_chance = true;
     test::wrong().clear();
     Life life(seed);
     for (int i = 0; i < kSteps && test::wrong().empty(); ++i) life.step();
