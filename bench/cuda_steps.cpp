@@ -125,7 +125,7 @@ class Scene {
  public:
   Scene(const Config& config, const RowMemory& rows, int64_t batch, int64_t tokens)
       : settings_(std::get<ParisKv>(config.policy)),
-        shape_{8, 4, 128, 128, config.segment_tokens, DType::kBFloat16},
+        shape_{8, 4, {128, 128, DType::kBFloat16}, 128, config.segment_tokens},
         batch_(batch),
         tokens_(tokens) {
     const int64_t segments = (tokens + 1 + shape_.segment_tokens - 1) / shape_.segment_tokens;
@@ -229,10 +229,10 @@ class Scene {
       case kScan:
         return heads * zone * (16 + 1 + 1);
       case kEstimate:
-        return heads *
-               (zone + double(candidates_) * (16 + 2 + 64) + resident * double(shape_.row_bytes()));
+        return heads * (zone + double(candidates_) * (16 + 2 + 64) +
+                        resident * double(shape_.rows.bytes()));
       case kTake:
-        return heads * double(settings_.top_k) * double(shape_.row_bytes());
+        return heads * double(settings_.top_k) * double(shape_.rows.bytes());
       default:
         return 0;
     }
@@ -322,7 +322,7 @@ void time_offload(Clock& clock, const RowMemory& rows, const ModelShape& shape,
 void run(int rounds) {
   OwnStream stream;
   Clock clock(rounds);
-  const ModelShape shape{8, 4, 128, 128, 1024, DType::kBFloat16};
+  const ModelShape shape{8, 4, {128, 128, DType::kBFloat16}, 128, 1024};
   const RowMemory rows(shape);
   for (const Scorer scorer : {Scorer::kSignNorm, Scorer::kVotes}) {
     time_encode(clock, rows, scorer, stream);

@@ -2,8 +2,11 @@
 //
 // One pass: a block keeps its queries and walks over all rows that they see. So the rows are read
 // once for every 128 queries of a kv head (32 in 32 bits), wherever they lie.
+#include <algorithm>
+
 #include "device/exact_float.cuh"
 #include "device/exact_mma.cuh"
+#include "elements.h"
 #include "kernels.h"
 #include "runtime.h"
 
@@ -20,41 +23,30 @@ struct Launch {
   int bytes;    // of shared memory
 };
 
-template <typename Element, int kDim>
+template <typename Element, int kDim, bool kPadded>
 Launch launch_of() {
   if constexpr (sizeof(Element) == 4) {
-    return {attend_exact_float<kDim>, kFloatThreads, kFloatThreads / 32 * kFloatQueries<kDim>,
-            int(sizeof(FloatTiles<kDim>))};
+    return {attend_exact_float<kDim, kPadded>, kFloatThreads,
+            kFloatThreads / 32 * kFloatQueries<kDim>, int(sizeof(FloatTiles<kDim>))};
   } else {
-    return {attend_exact_mma<Element, kDim>, kMmaThreads, kMmaQueries, kMmaBytes<kDim>};
+    return {attend_exact_mma<Element, kDim, kPadded>, kMmaThreads, kMmaQueries, kMmaBytes<kDim>};
   }
 }
+
+// Rows whose K and V are equally long have kernels of their own, but for the longest. Others take
+// the least of a few sizes that holds both.
+using EvenDims = Sizes<64, 80, 96, 128, 192, 256>;
+using PaddedDims = Sizes<128, 256, 512>;
 
 template <typename Element>
-Launch launch_of(int64_t head_dim) {
-  switch (head_dim) {
-    case 64:
-      return launch_of<Element, 64>();
-    case 80:
-      return launch_of<Element, 80>();
-    case 96:
-      return launch_of<Element, 96>();
-    case 128:
-      return launch_of<Element, 128>();
-    default:
-      return launch_of<Element, 256>();
+Launch launch_of(const RowFormat& rows) {
+  if (rows.key_dim == rows.value_dim && contains(EvenDims{}, rows.key_dim)) {
+    return dispatch(EvenDims{}, rows.key_dim, [](auto dim) {
+      return launch_of<Element, int(decltype(dim)::kValue), false>();
+    });
   }
-}
-
-Launch launch_of(const ModelShape& shape) {
-  switch (shape.dtype) {
-    case DType::kFloat16:
-      return launch_of<__half>(shape.head_dim);
-    case DType::kBFloat16:
-      return launch_of<__nv_bfloat16>(shape.head_dim);
-    default:
-      return launch_of<float>(shape.head_dim);
-  }
+  return dispatch(PaddedDims{}, least_of(PaddedDims{}, std::max(rows.key_dim, rows.value_dim)),
+                  [](auto dim) { return launch_of<Element, int(decltype(dim)::kValue), true>(); });
 }
 
 }  // namespace
@@ -62,12 +54,26 @@ Launch launch_of(const ModelShape& shape) {
 void launch_attend_exact(const AttendExactCall& call, cudaStream_t stream) {
   if (call.tokens <= 0) return;
   const ModelShape& shape = call.shape;
-  const ExactParameters p{
-      &call.sequence->rows, call.total,        call.tokens,         int32_t(shape.segment_tokens),
-      int32_t(shape.group), call.q.data,       call.q.stride_i,     call.q.stride_j,
-      call.out.data,        call.out.stride_i, call.out.stride_j,   call.lse,
-      call.lse_stride,      call.logits.scale, call.logits.softcap, call.logits.sink_bias};
-  const Launch launch = launch_of(shape);
+  const ExactParameters p{&call.sequence->rows,
+                          call.total,
+                          call.tokens,
+                          int32_t(shape.segment_tokens),
+                          int32_t(shape.group),
+                          int32_t(shape.rows.key_dim),
+                          int32_t(shape.rows.value_dim),
+                          call.q.data,
+                          call.q.stride_i,
+                          call.q.stride_j,
+                          call.out.data,
+                          call.out.stride_i,
+                          call.out.stride_j,
+                          call.lse,
+                          call.lse_stride,
+                          call.logits.scale,
+                          call.logits.softcap,
+                          call.logits.sink_bias};
+  const Launch launch = dispatch_element(
+      shape.rows.dtype, [&](auto element) { return launch_of<decltype(element)>(shape.rows); });
   check(cudaFuncSetAttribute(launch.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              launch.bytes),
         "attend");

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "decode_launch.cuh"
+#include "elements.h"
 #include "runtime.h"
 
 namespace pariskv::cuda {
@@ -85,7 +86,8 @@ Fit measure(const DecodeKernels& kernels, int index) {
   for (const void* kernel : {kernels.scan, kernels.estimate, kernels.take}) {
     allow(kernel, fit.shared_bytes);
   }
-  for (const void* kernel : kernels.resident) allow(kernel, kernels.resident_bytes);
+  constexpr int kMostRowBytes = 2 * int(kMaxHeadDim) * 4;
+  for (const void* kernel : kernels.resident) allow(kernel, kernels.resident_bytes + kMostRowBytes);
   // Blocks of one meet blocks of the next: all must want the memory cut alike.
   for (const void* kernel : {kernels.window, kernels.votes, kernels.scan, kernels.resident[0],
                              kernels.resident[1], kernels.estimate, kernels.take}) {
@@ -157,15 +159,9 @@ int power_within(int most) {
 }
 
 DecodeKernels kernels_of(const ModelShape& shape) {
-  switch (shape.dtype) {
-    case DType::kFloat32:
-      return decode_kernels<float>(shape.rotated_dim);
-    case DType::kFloat16:
-      return decode_kernels<__half>(shape.rotated_dim);
-    case DType::kBFloat16:
-      break;
-  }
-  return decode_kernels<__nv_bfloat16>(shape.rotated_dim);
+  return dispatch_element(shape.rows.dtype, [&](auto element) {
+    return decode_kernels<decltype(element)>(shape.rotated_dim);
+  });
 }
 
 /** The scan's shared memory: a ring of units, and tables for votes. */
@@ -180,10 +176,10 @@ int plan_scan(const DecodeKernels& kernels, const Fit& fit, DecodeLaunch& launch
 /** Whether the query of a searcher is one that lies in whole pieces of 16 bytes. */
 bool queries_in_pieces(const DecodeCall& call) {
   const auto bytes = [&](int64_t elements) {
-    return uint64_t(elements * size_of(call.shape.dtype));
+    return uint64_t(elements * size_of(call.shape.rows.dtype));
   };
   const uint64_t all = reinterpret_cast<uintptr_t>(call.q.data) | bytes(call.q.stride_i) |
-                       bytes(call.q.stride_j) | bytes(call.shape.head_dim);
+                       bytes(call.q.stride_j) | bytes(call.shape.rows.key_dim);
   return all % 16 == 0 && call.scorer == Scorer::kSignNorm &&
          call.group_rule != GroupRule::kMeanQuery;
 }
@@ -222,6 +218,11 @@ void launch_estimates(const DecodeKernels& kernels, const Fit& fit, DecodeLaunch
         .run(kernels.estimate, launch, "decode: estimate");
     launch.rehearsing = 0;
   }
+}
+
+int resident_bytes(const DecodeKernels& kernels, const ModelShape& shape) {
+  const int row = kernels.resident_row ? int(shape.rows.bytes()) : 0;
+  return (kernels.resident_bytes + row + 127) / 128 * 128;
 }
 
 /** What blocks of a step call it among themselves. */
@@ -273,7 +274,8 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
   if (runs(kEstimate)) {
     if (announces) announce(kernels.take, launch, stream);
     launch.by_team = device::IndexDivisor::of(heads);
-    Launch(heads * launch.resident, kernels.resident_bytes, stream, kernels.resident_threads)
+    Launch(heads * launch.resident, resident_bytes(kernels, call.shape), stream,
+           kernels.resident_threads)
         .early(fit.early && runs(kScan))
         .run(kernels.resident[device::kParts / launch.resident >= kManyParts], launch,
              "decode: resident rows");

@@ -6,6 +6,7 @@
 #include "decode_scan.cuh"
 #include "decode_take.cuh"
 #include "decode_window.cuh"
+#include "dispatch.h"
 
 namespace pariskv::cuda {
 
@@ -15,6 +16,7 @@ struct DecodeKernels {
   const void* resident[2];      // for few parts per block, and for many
   int scan_bytes, table_bytes;  // of the scan: with no table, and of one
   int resident_threads, resident_bytes, estimate_bytes;
+  bool resident_row;           // whether resident_bytes go without the room of a row
   int take_space, take_least;  // of the last: fixed, and the least room after it
   bool take_beside;            // whether it fits beside one block that estimates
 };
@@ -33,19 +35,22 @@ DecodeKernels kernels_of() {
           Scan<Element, kWords>::kBytes,
           kTableBytes<kWords>,
           kResidentThreads<Element>,
-          padded(kResidentBytes<Element, kWords>),
+          kResidentBytes<Element, kWords>,
           padded(sizeof(EstimateSpace<kWords>)) + kEstimateBytes<kWords>,
+          kDirect<Element>,
           padded(sizeof(TakeSpace<kWords>)),
           device::kMergeBytes<kWords> + 2 * device::kTileBytes,
           kWords < 8};
 }
 
-/** Of a dtype, by rotated dimensions: 64, 128 or 256. */
+/** Rotated dimensions that there are kernels for. */
+using DecodeDims = Sizes<64, 128, 256>;
+
+/** Of a dtype, by rotated dimensions. */
 template <typename Element>
 DecodeKernels decode_kernels(int64_t rotated_dim) {
-  return rotated_dim == 64    ? kernels_of<Element, 2>()
-         : rotated_dim == 128 ? kernels_of<Element, 4>()
-                              : kernels_of<Element, 8>();
+  return dispatch(DecodeDims{}, rotated_dim,
+                  [](auto dim) { return kernels_of<Element, int(decltype(dim)::kValue / 32)>(); });
 }
 
 }  // namespace pariskv::cuda

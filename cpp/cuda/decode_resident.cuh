@@ -19,7 +19,7 @@ constexpr bool kDirect = sizeof(Element) == 2;
 template <typename Element>
 constexpr int kResidentThreads = kDirect<Element> ? device::kDirectThreads : device::kThreads;
 
-/** Shared memory that attention to resident rows needs. */
+/** Shared memory that attention to resident rows needs, besides a row where they go straight. */
 template <typename Element, int kWords>
 constexpr int kResidentBytes =
     kDirect<Element> ? int(sizeof(device::DirectSpace<kWords, Element>))
@@ -48,11 +48,11 @@ struct Resident {
   /** The token's own row goes to its place in the store. */
   __device__ __forceinline__ void store_new_row() const {
     if (block.call.k.data == nullptr || team.rank != team.size - 1) return;
-    const int dim = block.context.shape.head_dim;
+    const int key = block.context.shape.key_dim, all = key + block.context.shape.value_dim;
     auto* to = reinterpret_cast<Element*>(block.row_at(block.context.total - 1));
-    for (int d = int(threadIdx.x); d < 2 * dim; d += kResidentThreads<Element>) {
-      to[d] = d < dim ? block.at(block.call.k, block.context.head)[d]
-                      : block.at(block.call.v, block.context.head)[d - dim];
+    for (int d = int(threadIdx.x); d < all; d += kResidentThreads<Element>) {
+      to[d] = d < key ? block.at(block.call.k, block.context.head)[d]
+                      : block.at(block.call.v, block.context.head)[d - key];
     }
   }
 
@@ -85,7 +85,7 @@ struct Resident {
           barriers, {count}, new_row, rows);
       const device::AttendShape& shape = block.context.shape;
       attention.run(block.queries(), block.call.q.stride_j,
-                    device::PartsInScratch{out, shape.group, shape.head_dim}, merge);
+                    device::PartsInScratch{out, shape.group, shape.value_dim}, merge);
     }
   }
 };

@@ -48,7 +48,7 @@ __device__ __forceinline__ device::RowCache row_cache_of(const DecodeCall& call,
   const ModelShape& shape = call.shape;
   if (view.row_cache == nullptr || call.explains) return {};
   const int64_t slots = shape.cached_rows, first = head * slots;
-  const int64_t row_bytes = 2 * shape.head_dim * int64_t(sizeof(Element));
+  const int64_t row_bytes = shape.rows.bytes();
   const RowCacheLayout layout{shape.kv_heads, slots, row_bytes};
   return {reinterpret_cast<uint64_t*>(view.row_cache) + first,
           reinterpret_cast<uint32_t*>(view.row_cache + layout.stamps()) + first,

@@ -43,7 +43,7 @@ __device__ __forceinline__ void stage_queries(const DecodeLaunch& launch, uint32
   const uint32_t row = launch.by_heads(int(index));
   const int head = int(index - row * uint32_t(call.shape.kv_heads));
   const auto rows_of = HeadBlock<Element, kWords>::rows_of_head(call, int(row), head);
-  const int pieces = int(call.shape.head_dim) / device::kElementsPer16<Element>;
+  const int pieces = int(call.shape.rows.key_dim) / device::kElementsPer16<Element>;
   const int count = min(int(call.searchers), device::kQueries<kWords>);
 #pragma unroll 1
   for (int slot = thread / kLanes; slot < count; slot += kAtOnce) {

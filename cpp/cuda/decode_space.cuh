@@ -120,7 +120,7 @@ inline ScratchLayout layout_scratch(const ModelShape& shape, int64_t searchers, 
     bytes += (count + 255) / 256 * 256;
     return at;
   };
-  const int64_t parts = kShards * shape.group * (2 + shape.head_dim);
+  const int64_t parts = kShards * shape.group * (2 + shape.rows.value_dim);
   const int64_t rows = std::min(top_k, candidate_capacity);
   ScratchLayout at{};
   // The zone may begin within the first alignment, and is scored in units of it.
@@ -172,9 +172,8 @@ __device__ __forceinline__ void fill_context(const DecodeLaunch& launch, const S
                   head,
                   int(view.zone_begin),
                   int(view.zone_end)};
-  context.shape = {int(model.head_dim), int(model.group),
-                   int(2 * model.head_dim * int64_t(sizeof(Element))), launch.call.logits.scale,
-                   launch.call.logits.softcap};
+  context.shape = {int(model.rows.key_dim), int(model.rows.value_dim), int(model.group),
+                   int(model.rows.bytes()), launch.call.logits.scale,  launch.call.logits.softcap};
 }
 
 /**
@@ -237,7 +236,7 @@ struct HeadBlock {
       const auto* first = reinterpret_cast<const Element*>(call.q.data) + row * call.q.stride_i +
                           (int64_t(head) * group + searcher) * call.q.stride_j;
       return device::QueryRows<Element>{first, call.q.stride_j, mean ? group : 1, mean,
-                                        int(call.shape.head_dim)};
+                                        int(call.shape.rows.key_dim)};
     };
   }
   /** Searchers from `from` on, as many as fit, for votes. All threads; ends with a barrier. */
@@ -270,7 +269,7 @@ struct HeadBlock {
             for (int r = 0; r < kWords; ++r) {
               const int d = 32 * r + device::lane_id();
               const auto* query = reinterpret_cast<const Element*>(out.rotated[slot]);
-              if (d < context.shape.head_dim) x[r] = __fadd_rn(x[r], device::to_float(query[d]));
+              if (d < context.shape.key_dim) x[r] = __fadd_rn(x[r], device::to_float(query[d]));
             }
             __syncwarp();  // it will be overwritten
           } else {

@@ -129,7 +129,7 @@ struct Take {
         {space.rows.cache, cluster, space.top_k.mail, list.rows(), list.stamped(),
          counters == nullptr ? nullptr : counters + 2});
     const device::AttendShape& shape = block.context.shape;
-    const FetchedParts parts{{scratch.fetched, shape.group, shape.head_dim},
+    const FetchedParts parts{{scratch.fetched, shape.group, shape.value_dim},
                              cluster,
                              space.top_k.mail.parts,
                              space.parts,
@@ -153,7 +153,9 @@ struct Take {
   }
 
   /** Tasks of the head: 32 dimensions of a query head's output, a warp each. */
-  __device__ __forceinline__ int chunks() const { return (block.context.shape.head_dim + 31) / 32; }
+  __device__ __forceinline__ int chunks() const {
+    return (block.context.shape.value_dim + 31) / 32;
+  }
   __device__ __forceinline__ int tasks() const { return block.context.shape.group * chunks(); }
   /** Whether blocks send one another the parts of the tasks. */
   __device__ __forceinline__ bool sends_parts() const {
@@ -175,7 +177,7 @@ struct Take {
     const int turn = device::warp_id(), lane = device::lane_id();
     const int task = cluster.rank + cluster.size * turn;
     if (!sends_parts() || task >= tasks()) return;
-    const int64_t row = 2 + shape.head_dim, step = shape.group * row;
+    const int64_t row = 2 + shape.value_dim, step = shape.group * row;
     const int member = task / chunks(), d = 32 * (task % chunks()) + lane;
     const float* from = block.context.scratch.resident + member * row;
     device::SentParts& to = resident_parts()[turn];
@@ -183,7 +185,7 @@ struct Take {
       device::stage(&to[lane][0], from + lane * step);
       device::stage(&to[lane][1], from + lane * step + 1);
     }
-    if (d < shape.head_dim) {
+    if (d < shape.value_dim) {
 #pragma unroll 4
       for (int part = 0; part < device::kParts; ++part) {
         device::stage(&to[part][2 + lane], from + part * step + 2 + d);
@@ -214,7 +216,7 @@ struct Take {
         if (fetched) parts = device::parts_in_scratch(scratch.fetched, shape, member, chunk);
         merged =
             device::merge_parts(device::parts_in_scratch(scratch.resident, shape, member, chunk),
-                                parts, d < shape.head_dim);
+                                parts, d < shape.value_dim);
       }
       float lse = device::log_of_sum(merged.maximum, merged.sum);
       if (block.call.logits.sink_bias != nullptr) {
@@ -223,7 +225,7 @@ struct Take {
       // The share of all attention that e^maximum stands for; nothing seen leaves zeros.
       const bool none = lse == -device::infinity() || merged.maximum == -device::infinity();
       const float share = none ? 0.0f : expf(merged.maximum - lse);
-      if (block.call.out.data != nullptr && d < shape.head_dim) {
+      if (block.call.out.data != nullptr && d < shape.value_dim) {
         block.at(block.call.out, query_head)[d] =
             device::from_float<Element>(merged.weighted * share);
       }

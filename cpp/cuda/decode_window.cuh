@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(device::kThreads)
   const int known = min(row, rows - 1);
   device::WindowRow<Element, 32 * kWords> mine;
   mine.read(block.row_at(known < first ? max(known, 0) : last + known - first),
-            context.shape.head_dim);
+            context.shape.key_dim);
 
   const auto rows_of = block.rows_of_searchers();
   const int slot = device::warp_id(), part = device::lane_id() % device::kRowLanes;

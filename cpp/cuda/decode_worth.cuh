@@ -35,7 +35,7 @@ struct Weighing {
   /** The sums of heads from `from` on. */
   __device__ __forceinline__ device::HeadMasses masses(int from) const {
     const HeadScratch& scratch = block.context.scratch;
-    const int64_t row = 2 + block.context.shape.head_dim;
+    const int64_t row = 2 + block.context.shape.value_dim;
     return {scratch.masses + from, scratch.resident + from * row, block.biases(from),
             block.context.shape.group, row};
   }

@@ -8,6 +8,7 @@
 #include "device/staging.cuh"
 #include "device/summary.cuh"
 #include "device/summary_careful.cuh"
+#include "elements.h"
 #include "kernels.h"
 #include "pariskv/error.h"
 #include "runtime.h"
@@ -23,6 +24,7 @@ struct EncodeParameters {
   int32_t begin, end;
   int32_t segment_tokens;
   int32_t kv_heads;
+  int32_t row_bytes;
   int32_t start, group;  // keys of a warp: `group` of them from start on, from start + group, ...
   CodecTables codec;
 };
@@ -36,8 +38,8 @@ constexpr int kTurns = 3;
 
 /**
  * How a tile of keys, one warp's work, is cut. The lanes of a key take turns with its subspaces
- * (then either one holds half of the norm's sums, whole); of 256 dimensions, two have the first
- * half.
+ * (then either one holds half of the norm's sums, whole); of more than 128 dimensions, two have
+ * the first 128, two the next ones.
  */
 template <typename Element_, int kRotated_>
 struct Cut {
@@ -92,8 +94,8 @@ struct Walk {
     block = p.sequence->summaries[segment];
   }
 
-  __device__ __forceinline__ int row_bytes() const {
-    return 2 * p.codec.head_dim * int(sizeof(Element));
+  __device__ __forceinline__ int key_bytes() const {
+    return p.codec.head_dim * int(sizeof(Element));
   }
 
   /** Bit i: whether key i of a tile is asked for; one of them is. */
@@ -107,13 +109,13 @@ struct Walk {
   __device__ __forceinline__ void fetch(int t) {
     constexpr int kAtOnce = Cut::kRow < 32 ? Cut::kRow : 32;  // chunks of a row that a step copies
     constexpr int kRows = 32 / kAtOnce;                       // rows of a step
-    const int chunk = lane % kAtOnce, ahead = lane / kAtOnce, bytes = row_bytes();
+    const int chunk = lane % kAtOnce, ahead = lane / kAtOnce, bytes = p.row_bytes;
     const char* source = rows + int64_t(number + t * Cut::kKeys + ahead) * bytes + chunk * 16;
     const uint32_t target = shared_address(&tile.rows[ahead * kPitch + chunk]);
     const uint32_t present = present_keys(t) >> ahead;
 #pragma unroll
     for (int c = 0; c < Cut::kRow; c += kAtOnce) {
-      const bool inside = (c + chunk) * 32 < bytes;
+      const bool inside = (c + chunk) * 16 < key_bytes();
       const int64_t stride = kRows * bytes;
 #pragma unroll
       for (int i = 0; i < Cut::kKeys; i += kRows) {
@@ -160,7 +162,10 @@ struct Walk {
   /** Where 16 bytes of a key's record wait until they are written with their neighbours. */
   static __device__ __forceinline__ int record_place(int key, int c) {
     constexpr int kRecord = Cut::kRecord;
-    const int turn = kRecord == 8 ? key % 4 * 2 : kRecord == 4 ? key / 2 % 4 : key / 4 % 2;
+    const int turn = kRecord == 16  ? 0
+                     : kRecord == 8 ? key % 4 * 2
+                     : kRecord == 4 ? key / 2 % 4
+                                    : key / 4 % 2;
     return key * kRecord + (c ^ turn);
   }
 
@@ -203,7 +208,7 @@ struct Walk {
     if (part != 0 || !(present_keys(t) >> key & 1) || !(anew || perhaps)) return;
     const BlockLayout layout{p.kv_heads, p.segment_tokens, Cut::kRotated / 8};
     const int own = number + t * Cut::kKeys + key;
-    const Element* elements = reinterpret_cast<const Element*>(rows + int64_t(own) * row_bytes());
+    const Element* elements = reinterpret_cast<const Element*>(rows + int64_t(own) * p.row_bytes);
     encode_carefully(elements, p.codec, !anew,
                      {block + layout.signs(0, own), block + layout.norms(0, own),
                       reinterpret_cast<uint16_t*>(block + layout.scales(0, own)),
@@ -255,19 +260,14 @@ void launch_tiles(EncodeParameters& p, cudaStream_t stream) {
 
 template <typename Element>
 void launch(EncodeParameters& parameters, cudaStream_t stream) {
-  switch (parameters.codec.rotated_dim) {
-    case 64:
-      return launch_tiles<Cut<Element, 64>>(parameters, stream);
-    case 128:
-      return launch_tiles<Cut<Element, 128>>(parameters, stream);
-    case 256:
-      return launch_tiles<Cut<Element, 256>>(parameters, stream);
-  }
+  dispatch(RotatedDims{}, parameters.codec.rotated_dim, [&](auto dim) {
+    launch_tiles<Cut<Element, int(decltype(dim)::kValue)>>(parameters, stream);
+  });
 }
 
 CodecTables codec_tables(const ModelShape& shape, const CodecConstants& codec) {
   CodecTables tables{};
-  tables.head_dim = int32_t(shape.head_dim);
+  tables.head_dim = int32_t(shape.rows.key_dim);
   tables.rotated_dim = int32_t(shape.rotated_dim);
   tables.unrotate = 1.0f / std::sqrt(float(shape.rotated_dim));
   std::copy_n(codec.thresholds, 7, tables.thresholds);
@@ -278,9 +278,9 @@ CodecTables codec_tables(const ModelShape& shape, const CodecConstants& codec) {
                                               : std::numeric_limits<float>::infinity();
     tables.cell_centres[cell] = codec.centres[std::clamp(cell - 1, 0, 7)];
   }
-  std::copy_n(codec.negative, 8, tables.negative);
-  const bool wide = shape.dtype == DType::kFloat32;
-  for (int i = 0; i < (wide ? 256 : 128); ++i) {
+  std::copy_n(codec.negative, std::size(codec.negative), tables.negative);
+  const bool wide = shape.rows.dtype == DType::kFloat32;
+  for (int i = 0; i < (wide ? kMaxRotatedDim : kMaxRotatedDim / 2); ++i) {
     const auto negative = [&](int d) { return codec.negative[d / 32] >> (d % 32) & 1; };
     tables.flips[i] = wide ? negative(i) << 31 : negative(2 * i) << 15 | negative(2 * i + 1) << 31;
   }
@@ -302,17 +302,11 @@ void launch_encode(const EncodeCall& call, cudaStream_t stream) {
                      int32_t(call.end),
                      int32_t(shape.segment_tokens),
                      int32_t(shape.kv_heads),
+                     int32_t(shape.rows.bytes()),
                      0,
                      0,
                      codec_tables(shape, call.codec)};
-  switch (shape.dtype) {
-    case DType::kFloat32:
-      return launch<float>(p, stream);
-    case DType::kFloat16:
-      return launch<__half>(p, stream);
-    case DType::kBFloat16:
-      return launch<__nv_bfloat16>(p, stream);
-  }
+  dispatch_element(shape.rows.dtype, [&](auto element) { launch<decltype(element)>(p, stream); });
 }
 
 }  // namespace pariskv::cuda

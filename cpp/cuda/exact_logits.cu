@@ -1,5 +1,6 @@
 // Exact logits of chosen rows, for explanations: the sums are the CPU's, bit for bit.
 #include "device/numbers.cuh"
+#include "elements.h"
 #include "kernels.h"
 #include "runtime.h"
 
@@ -15,7 +16,8 @@ struct LogitsParameters {
   const SequenceView* sequence;
   int64_t segment_tokens;
   int32_t group;
-  int32_t head_dim;
+  int32_t key_dim;
+  int32_t row_elements;
   Rows q;
   float scale, softcap;
   const int32_t* positions;
@@ -33,12 +35,12 @@ __global__ void __launch_bounds__(kThreads) take_logits(LogitsParameters p) {
   if (position < 0) return;
   const int64_t segment = position / p.segment_tokens, slot = position % p.segment_tokens;
   const Element* key = static_cast<const Element*>(p.sequence->rows[segment]) +
-                       (head * p.segment_tokens + slot) * 2 * p.head_dim;
+                       (head * p.segment_tokens + slot) * p.row_elements;
   const Element* query = reinterpret_cast<const Element*>(p.q.data) + query_head * p.q.stride_j;
   const int lane = int(threadIdx.x) % 32;
   float sum = 0;
   if (lane < 16) {
-    for (int d = lane; d < p.head_dim; d += 16) {
+    for (int d = lane; d < p.key_dim; d += 16) {
       sum = fmaf(to_float(query[d]), to_float(key[d]), sum);
     }
   }
@@ -55,7 +57,8 @@ void launch(const ExactLogitsCall& call, cudaStream_t stream) {
   const LogitsParameters p{call.sequence,
                            shape.segment_tokens,
                            int32_t(shape.group),
-                           int32_t(shape.head_dim),
+                           int32_t(shape.rows.key_dim),
+                           int32_t(shape.rows.elements()),
                            call.q,
                            call.logits.scale,
                            call.logits.softcap,
@@ -72,14 +75,8 @@ void launch(const ExactLogitsCall& call, cudaStream_t stream) {
 
 void launch_exact_logits(const ExactLogitsCall& call, cudaStream_t stream) {
   if (call.width <= 0) return;
-  switch (call.shape.dtype) {
-    case DType::kFloat32:
-      return launch<float>(call, stream);
-    case DType::kFloat16:
-      return launch<__half>(call, stream);
-    case DType::kBFloat16:
-      return launch<__nv_bfloat16>(call, stream);
-  }
+  dispatch_element(call.shape.rows.dtype,
+                   [&](auto element) { launch<decltype(element)>(call, stream); });
 }
 
 }  // namespace pariskv::cuda

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <string>
 
+#include "pariskv/sizes.h"
 #include "policy/pariskv/upkeep.h"
 #include "tables.h"
 
@@ -20,7 +21,7 @@ std::string code_text();
 
 /** Constants of the codec, small enough to travel with every launch. */
 struct CodecConstants {
-  uint32_t negative[8];  // bit d % 32 of word d / 32: rotation sign d is -1
+  uint32_t negative[kMaxRotatedDim / 32];  // bit d % 32 of word d / 32: rotation sign d is -1
   float thresholds[7];
   float centres[8];
 };
@@ -49,7 +50,7 @@ struct RowsCall {
   const SequenceView* sequence;  // in device memory
   int64_t begin;                 // first position
   int64_t tokens;
-  Rows k, v;  // (tokens, heads, head_dim)
+  Rows k, v;  // (tokens, heads, key_dim or value_dim)
 };
 void launch_append(const RowsCall& call, cudaStream_t stream);
 void launch_read(const RowsCall& call, cudaStream_t stream);
@@ -87,11 +88,11 @@ struct DecodeCall {
   int64_t layer;
   int64_t candidates;  // most of a sequence, as the host knows it: a recorded step may find more
   const Lane* lanes;   // (batch), in device memory
-  Rows q;              // (batch, query_heads, head_dim)
-  Rows k, v;           // (batch, heads, head_dim): the new token, at position total - 1; data null:
-                       // none, all rows are in the store
-  Rows out;            // (batch, query_heads, head_dim); data null: not wanted
-  float* lse;          // (batch, query_heads) `lse_stride` apart; null: not wanted
+  Rows q;              // (batch, query_heads, key_dim)
+  Rows k, v;   // (batch, heads, key_dim or value_dim): the new token, at total - 1; data null:
+               // none, all rows are in the store
+  Rows out;    // (batch, query_heads, value_dim); data null: not wanted
+  float* lse;  // (batch, query_heads) `lse_stride` apart; null: not wanted
   int64_t lse_stride;
   Logits logits;              // sink_bias in device memory
   int64_t* counters;          // DecodeCounts, added to
@@ -110,7 +111,7 @@ struct AttendExactCall {
   const SequenceView* sequence;  // in device memory; its `total` counts
   int64_t total;                 // the same, as the host knows it
   int64_t tokens;                // queries per query head
-  Rows q;                        // (tokens, query_heads, head_dim)
+  Rows q;                        // (tokens, query_heads, key_dim)
   Rows out;
   float* lse;  // (tokens, query_heads); null: not wanted
   int64_t lse_stride;
@@ -122,7 +123,7 @@ void launch_attend_exact(const AttendExactCall& call, cudaStream_t stream);
 struct ExactLogitsCall {
   ModelShape shape;
   const SequenceView* sequence;  // in device memory
-  Rows q;                        // (1, query_heads, head_dim)
+  Rows q;                        // (1, query_heads, key_dim)
   Logits logits;
   const int32_t* positions;  // (heads, width); -1: none, left alone
   int64_t width;

@@ -17,9 +17,9 @@ struct RowsParameters {
   uint32_t begin;
   uint32_t segment_tokens;
   uint32_t heads;
-  uint32_t half;   // pieces of a K or V
-  uint32_t pairs;  // tokens times heads
-  Rows k, v;       // strides in pieces
+  uint32_t key, value;  // pieces of a K and of a V
+  uint32_t pairs;       // tokens times heads
+  Rows k, v;            // strides in pieces
 };
 
 /** One piece of the K and V of a token and head, walked in steps of the whole grid. */
@@ -44,7 +44,7 @@ struct Walk {
  */
 template <typename Piece, bool kAppend>
 __global__ void __launch_bounds__(kThreads) move_rows(RowsParameters p) {
-  const uint32_t row = 2 * p.half;
+  const uint32_t row = p.key + p.value;
   Walk walk(row);
   while (walk.pair < p.pairs) {
     Piece values[kInFlight];
@@ -54,10 +54,10 @@ __global__ void __launch_bounds__(kThreads) move_rows(RowsParameters p) {
       targets[i] = nullptr;
       if (walk.pair >= p.pairs) continue;
       const uint32_t token = walk.pair / p.heads, head = walk.pair - token * p.heads;
-      const bool key = walk.piece < p.half;
+      const bool key = walk.piece < p.key;
       const Rows& packed = key ? p.k : p.v;
       Piece* outside = reinterpret_cast<Piece*>(packed.data) + token * packed.stride_i +
-                       head * packed.stride_j + (key ? walk.piece : walk.piece - p.half);
+                       head * packed.stride_j + (key ? walk.piece : walk.piece - p.key);
       const uint32_t position = p.begin + token, segment = position / p.segment_tokens;
       const int64_t slot =
           int64_t(head) * p.segment_tokens + (position - segment * p.segment_tokens);
@@ -74,11 +74,13 @@ __global__ void __launch_bounds__(kThreads) move_rows(RowsParameters p) {
 
 template <typename Piece, bool kAppend>
 void launch(const RowsCall& call, cudaStream_t stream) {
-  const int64_t size = size_of(call.shape.dtype), elements = int64_t(sizeof(Piece)) / size;
+  const int64_t size = size_of(call.shape.rows.dtype), elements = int64_t(sizeof(Piece)) / size;
   int device = 0, processors = 0;
   check(cudaGetDevice(&device), "rows");
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "rows");
-  const int64_t heads = call.shape.kv_heads, half = call.shape.head_dim / elements;
+  const int64_t heads = call.shape.kv_heads;
+  const int64_t key = call.shape.rows.key_dim / elements;
+  const int64_t value = call.shape.rows.value_dim / elements;
   const int64_t most = (int64_t{1} << 31) / heads;  // tokens of a launch: pairs fit 32 bits
   for (int64_t first = 0; first < call.tokens; first += most) {
     const int64_t tokens = std::min(most, call.tokens - first);
@@ -90,12 +92,13 @@ void launch(const RowsCall& call, cudaStream_t stream) {
                            uint32_t(call.begin + first),
                            uint32_t(call.shape.segment_tokens),
                            uint32_t(heads),
-                           uint32_t(half),
+                           uint32_t(key),
+                           uint32_t(value),
                            uint32_t(tokens * heads),
                            in_pieces(call.k),
                            in_pieces(call.v)};
     const int64_t each = kThreads * kInFlight;
-    const int64_t needed = (tokens * heads * 2 * half + each - 1) / each;
+    const int64_t needed = (tokens * heads * (key + value) + each - 1) / each;
     const unsigned blocks = unsigned(std::min<int64_t>(needed, int64_t(processors) * 16));
     move_rows<Piece, kAppend><<<blocks, kThreads, 0, stream>>>(p);
     check_launch(kAppend ? "append" : "read");
@@ -111,7 +114,7 @@ bool aligned(const Rows& rows, int64_t size) {
 template <bool kAppend>
 void launch(const RowsCall& call, cudaStream_t stream) {
   if (call.tokens <= 0) return;
-  const int64_t size = size_of(call.shape.dtype);
+  const int64_t size = size_of(call.shape.rows.dtype);
   if (aligned(call.k, size) && aligned(call.v, size)) return launch<uint4, kAppend>(call, stream);
   if (size == 4) return launch<uint32_t, kAppend>(call, stream);
   launch<uint16_t, kAppend>(call, stream);

@@ -35,7 +35,7 @@ struct ScratchLayout {
   int64_t rows;        // (rows) SelectedRow, of blocks with too many for their own list
   int64_t selected_count;   // int32
   int64_t candidate_count;  // int32; then int32: which 16 scores had the threshold
-  int64_t resident;         // (kShards, group, 2 + head_dim) float: maximum, sum, weighted
+  int64_t resident;         // (kShards, group, 2 + value_dim) float: maximum, sum, weighted
   int64_t fetched;          // the same for the selected rows
   int64_t bytes;            // from head to head
 };

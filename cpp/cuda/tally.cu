@@ -9,6 +9,7 @@
 
 #include "device/numbers.cuh"
 #include "device/staging.cuh"
+#include "dispatch.h"
 #include "kernels.h"
 #include "runtime.h"
 
@@ -28,7 +29,9 @@ constexpr int kCountingBlocks = 2;  // of a multiprocessor
 constexpr int kLeastCounting = 32;  // tiles of such a block: its table costs as much
 
 template <int kSubspaces>
-constexpr int kBlocks = kSubspaces < 32 ? 6 : 4;  // of a multiprocessor: registers allow no more
+constexpr int kBlocks = kSubspaces < 32   ? 6
+                        : kSubspaces < 64 ? 4
+                                          : 2;  // of a multiprocessor: registers allow no more
 
 struct TallyParameters {
   const SequenceView* sequence;
@@ -272,12 +275,14 @@ void launch(TallyParameters& p, cudaStream_t stream) {
   check_launch("tally");
   if (p.statistics.counts == nullptr) return;
 
-  constexpr int kPasses = kSubspaces > 16 ? 2 : 1;
-  p.run = std::max(parts(std::max(1, processors * kCountingBlocks / (p.kv_heads * kPasses))),
-                   kLeastCounting);
-  const dim3 counting(unsigned(parts(p.run)), unsigned(p.kv_heads), kPasses);
-  count_tiles<kSubspaces><<<counting, 32 * kCountingWarps, 0, stream>>>(p);
-  check_launch("tally");
+  if constexpr (kSubspaces * kSubspaceDim <= kMaxVoteDim) {
+    constexpr int kPasses = kSubspaces > 16 ? 2 : 1;
+    p.run = std::max(parts(std::max(1, processors * kCountingBlocks / (p.kv_heads * kPasses))),
+                     kLeastCounting);
+    const dim3 counting(unsigned(parts(p.run)), unsigned(p.kv_heads), kPasses);
+    count_tiles<kSubspaces><<<counting, 32 * kCountingWarps, 0, stream>>>(p);
+    check_launch("tally");
+  }
 }
 
 }  // namespace
@@ -293,14 +298,8 @@ void launch_tally(const EncodeCall& call, int64_t direction, cudaStream_t stream
                     int32_t(shape.kv_heads),
                     int32_t(direction),
                     0};
-  switch (shape.subspaces()) {
-    case 8:
-      return launch<8>(p, stream);
-    case 16:
-      return launch<16>(p, stream);
-    case 32:
-      return launch<32>(p, stream);
-  }
+  dispatch(RotatedDims{}, shape.rotated_dim,
+           [&](auto dim) { launch<int(decltype(dim)::kValue / kSubspaceDim)>(p, stream); });
 }
 
 }  // namespace pariskv::cuda

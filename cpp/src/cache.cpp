@@ -113,7 +113,7 @@ void Cache::prefill(int64_t layer, const std::vector<SequenceId>& sequences,
   const int64_t tokens = verb.check_lengths(lengths, int64_t(found.size()));
   const Config& config = impl_->config_;
   verb.check_tensor("k", k, config.dtype, {tokens, config.kv_heads, config.head_dim});
-  verb.check_tensor("v", v, config.dtype, {tokens, config.kv_heads, config.head_dim});
+  verb.check_tensor("v", v, config.dtype, {tokens, config.kv_heads, config.value_dim});
 
   std::vector<Layer*> layers;  // those that get something
   std::vector<Regions> next;
@@ -148,8 +148,8 @@ void Cache::decode(int64_t layer, const std::vector<SequenceId>& sequences, cons
   const Config& config = impl_->config_;
   verb.check_tensor("q", q, config.dtype, {count, config.query_heads, config.head_dim});
   verb.check_tensor("k", k, config.dtype, {count, config.kv_heads, config.head_dim});
-  verb.check_tensor("v", v, config.dtype, {count, config.kv_heads, config.head_dim});
-  verb.check_output("out", out, config.dtype, {count, config.query_heads, config.head_dim});
+  verb.check_tensor("v", v, config.dtype, {count, config.kv_heads, config.value_dim});
+  verb.check_output("out", out, config.dtype, {count, config.query_heads, config.value_dim});
   Backend& backend = *impl_->backend_;
   Impl::Step step;
   DecodeArgs args = impl_->decode_args(layer);
@@ -238,7 +238,7 @@ void Cache::attend(int64_t layer, const std::vector<SequenceId>& sequences,
   const int64_t tokens = verb.check_lengths(lengths, int64_t(layers.size()));
   const Config& config = impl_->config_;
   verb.check_tensor("q", q, config.dtype, {tokens, config.query_heads, config.head_dim});
-  verb.check_output("out", out, config.dtype, {tokens, config.query_heads, config.head_dim});
+  verb.check_output("out", out, config.dtype, {tokens, config.query_heads, config.value_dim});
   const Logits logits = verb.check_options(options, tokens);
 
   std::vector<SequenceView> views;

@@ -27,8 +27,13 @@ int64_t cached_rows(const Config& config) {
 
 ModelShape shape_of(const Config& config) {
   return {
-      config.kv_heads,       config.group(), config.head_dim,    rotated_dim_of(config.head_dim),
-      config.segment_tokens, config.dtype,   cached_rows(config)};
+      config.kv_heads,
+      config.group(),
+      {config.head_dim, config.value_dim, config.dtype},
+      rotated_dim_of(config.head_dim),
+      config.segment_tokens,
+      cached_rows(config),
+  };
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "check.h"
+#include "dispatch.h"
 
 namespace pariskv {
 
@@ -10,7 +11,6 @@ namespace {
 
 // No model comes near these. They keep products of sizes within 64 bits, and a slip of the
 // hand from asking for a million threads.
-constexpr int64_t kMostTokens = int64_t{1} << 23;
 constexpr int64_t kMostHeads = 1024;
 
 constexpr int64_t kPolicysOwn = -1;  // a region size that the policy decides
@@ -74,14 +74,22 @@ void Config::validate() const {
     fail("[config] query_heads: expected at most 16 for each of the ", kv_heads, " kv heads, got ",
          query_heads);
   }
-  if (head_dim != 64 && head_dim != 80 && head_dim != 96 && head_dim != 128 && head_dim != 256) {
-    fail("[config] head_dim: expected 64, 80, 96, 128 or 256, got ", head_dim);
+  if (!contains(HeadDims{}, head_dim)) {
+    fail("[config] head_dim: expected ", text_of(HeadDims{}), ", got ", head_dim);
+  }
+  if (value_dim != 0 && !contains(HeadDims{}, value_dim)) {
+    fail("[config] value_dim: expected 0 (head_dim), ", text_of(HeadDims{}), ", got ", value_dim);
   }
   region_within("sink", sink, 0);
   region_within("local", local, 0);
   region_within("update", update, 1);
   region_within("dense_below", dense_below, 0);
   std::visit([](const auto& settings) { settings.validate(); }, policy);
+  const auto* paris_kv = std::get_if<ParisKv>(&policy);
+  if (paris_kv != nullptr && paris_kv->scorer == Scorer::kVotes && head_dim > kMaxVoteDim) {
+    fail("[config] policy.scorer: expected sign_norm with a head_dim above ", kMaxVoteDim,
+         ", got votes: a score is a byte, and the votes of ", head_dim, " dimensions do not fit");
+  }
   within("threads", threads, 0, 1024);
   within("memory_budget", memory_budget, 0, std::numeric_limits<int64_t>::max());
   within("host_budget", host_budget, 0, std::numeric_limits<int64_t>::max());
@@ -103,14 +111,16 @@ Config Config::resolved() const {
   resolve(config.local, own.local);
   resolve(config.update, own.update);
   resolve(config.dense_below, own.dense_below);
+  if (value_dim == 0) config.value_dim = head_dim;
   return config;
 }
 
 bool operator==(const Config& a, const Config& b) {
   return a.layers == b.layers && a.query_heads == b.query_heads && a.kv_heads == b.kv_heads &&
-         a.head_dim == b.head_dim && a.dtype == b.dtype && a.sink == b.sink && a.local == b.local &&
-         a.update == b.update && a.dense_below == b.dense_below && a.policy == b.policy &&
-         a.device == b.device && a.threads == b.threads && a.segment_tokens == b.segment_tokens &&
+         a.head_dim == b.head_dim && a.value_dim == b.value_dim && a.dtype == b.dtype &&
+         a.sink == b.sink && a.local == b.local && a.update == b.update &&
+         a.dense_below == b.dense_below && a.policy == b.policy && a.device == b.device &&
+         a.threads == b.threads && a.segment_tokens == b.segment_tokens &&
          a.memory_budget == b.memory_budget && a.placement == b.placement &&
          a.row_cache == b.row_cache && a.host_budget == b.host_budget;
 }

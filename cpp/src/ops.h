@@ -15,6 +15,7 @@
 #include "pariskv/config.h"
 #include "pariskv/tensor_view.h"
 #include "policy/rules.h"
+#include "row_format.h"
 
 namespace pariskv {
 
@@ -22,19 +23,16 @@ namespace pariskv {
 struct ModelShape {
   int64_t kv_heads;
   int64_t group;
-  int64_t head_dim;
+  RowFormat rows;
   int64_t rotated_dim;
   int64_t segment_tokens;
-  DType dtype;
   int64_t cached_rows = 0;  // fetched rows per kv head that stay on a GPU: slots; 0: none
 
   int64_t query_heads() const { return kv_heads * group; }
   int64_t subspaces() const { return rotated_dim / kSubspaceDim; }
-  int64_t row_elements() const { return 2 * head_dim; }
-  int64_t row_bytes() const { return row_elements() * size_of(dtype); }
-  int64_t segment_row_bytes() const { return kv_heads * segment_tokens * row_bytes(); }
+  int64_t segment_row_bytes() const { return kv_heads * segment_tokens * rows.bytes(); }
   SummaryLayout summary() const { return {kv_heads, segment_tokens, rotated_dim}; }
-  RowCacheLayout row_cache() const { return {kv_heads, cached_rows, row_bytes()}; }
+  RowCacheLayout row_cache() const { return {kv_heads, cached_rows, rows.bytes()}; }
 };
 
 /**
@@ -42,7 +40,7 @@ struct ModelShape {
  * with its own tables, and is told of changes word by word: every member takes 8 bytes.
  */
 struct SequenceView {
-  void* const* rows;          // (segments) -> (heads, segment_tokens, 2, head_dim): K, then V
+  void* const* rows;          // (segments) -> (heads, segment_tokens) rows, see RowFormat
   uint8_t* const* summaries;  // (segments) -> a block of the policy's; null outside the zone
   void* state;                // what the policy keeps per layer and sequence
   int64_t total;              // tokens stored
@@ -64,7 +62,7 @@ struct RowsArgs {
   const SequenceView* sequences;  // (batch)
   const int64_t* begin;           // (batch) first position
   const int64_t* lengths;         // (batch)
-  TensorView k, v;                // (sum of lengths, heads, head_dim)
+  TensorView k, v;                // (sum of lengths, heads, key_dim or value_dim)
 };
 
 /** How logits are made of q.k. */
@@ -80,9 +78,9 @@ struct AttendExactArgs {
   int64_t batch;
   const SequenceView* sequences;  // (batch)
   const int64_t* lengths;         // (batch)
-  TensorView q;                   // (sum of lengths, query_heads, head_dim)
+  TensorView q;                   // (sum of lengths, query_heads, key_dim)
   Logits logits;
-  TensorView out;  // (sum of lengths, query_heads, head_dim)
+  TensorView out;  // (sum of lengths, query_heads, value_dim)
   TensorView lse;  // (sum of lengths, query_heads) float32; data null: not wanted
 };
 
@@ -93,10 +91,10 @@ struct DecodeArgs {
   int64_t layer;
   int64_t batch;
   const SequenceView* sequences;  // (batch) `total` counts the token
-  TensorView q;                   // (batch, query_heads, head_dim)
-  TensorView k, v;                // (batch, heads, head_dim) the token's own row
+  TensorView q;                   // (batch, query_heads, key_dim)
+  TensorView k, v;                // (batch, heads, key_dim or value_dim) the token's own row
   Logits logits;
-  TensorView out;  // (batch, query_heads, head_dim); data null: not wanted
+  TensorView out;  // (batch, query_heads, value_dim); data null: not wanted
   TensorView lse;  // (batch, query_heads) float32; data null: not wanted
   bool traced;     // to be explained, beside whatever is being decoded
 };
@@ -111,7 +109,7 @@ struct DecodeCounts {
 struct ExactLogitsArgs {
   ModelShape shape;
   SequenceView sequence;
-  TensorView q;  // (1, query_heads, head_dim)
+  TensorView q;  // (1, query_heads, key_dim)
   Logits logits;
   const int32_t* positions;  // (heads, width) in the host's memory; -1: none
   int64_t width;

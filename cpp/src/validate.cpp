@@ -6,14 +6,11 @@
 #include <string>
 
 #include "check.h"
+#include "pariskv/sizes.h"
 
 namespace pariskv {
 
 namespace {
-
-// Positions are kept in 32 bits, and the sum of norm^2 over a zone, a whole number under 2^40
-// for each key, in 63.
-constexpr int64_t kMostTokens = int64_t{1} << 23;
 
 template <typename Extents>
 std::string shape_text(const Extents& extents, size_t rank) {

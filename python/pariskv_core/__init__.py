@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ._array import Array
 from ._core import (
+    HEAD_DIMS,
     Cache,
     Config,
     Explanation,
@@ -33,6 +34,7 @@ from ._core import (
 )
 
 __all__ = [
+    "HEAD_DIMS",
     "Array",
     "Cache",
     "Config",

@@ -120,7 +120,7 @@ nb::object attended(const char* verb, const Handle& handle, nb::handle q, nb::ob
   Attention attention = attention_of(verb, keywords);
   const int64_t tokens = query.view.rank > 0 ? query.view.shape[0] : 0;
   if (out.is_none()) {
-    out = empty_like(q, nb::make_tuple(tokens, config.query_heads, config.head_dim), config.dtype);
+    out = empty_like(q, nb::make_tuple(tokens, config.query_heads, config.value_dim), config.dtype);
   }
   const Borrowed result = borrow_writable(verb, "out", out, config.dtype);
   if (return_lse) {
@@ -193,10 +193,11 @@ nb::object read(const Handle& handle, int64_t layer, SequenceId sequence, int64_
   const Config& config = cache->config();
   const Stream queue = stream_of(stream, config);
   // Reading nothing checks the sequence and the layer; the range has to fit before room is made.
-  const TensorView none = TensorView::contiguous(
-      nullptr, config.dtype, {0, config.kv_heads, config.head_dim}, config.device);
+  const auto no_rows = [&](int64_t dim) {
+    return TensorView::contiguous(nullptr, config.dtype, {0, config.kv_heads, dim}, config.device);
+  };
   const int64_t tokens = unlocked(cache, [&](Cache& c) {
-    c.read(layer, sequence, 0, none, none, queue);
+    c.read(layer, sequence, 0, no_rows(config.head_dim), no_rows(config.value_dim), queue);
     return c.length(sequence, layer);
   });
   if (begin < 0 || end < begin || end > tokens) {
@@ -206,9 +207,11 @@ nb::object read(const Handle& handle, int64_t layer, SequenceId sequence, int64_
                               .c_str());
   }
   if (out.is_none()) {
-    const nb::tuple shape = nb::make_tuple(end - begin, config.kv_heads, config.head_dim);
-    const nb::object k = empty_array(shape, config);
-    out = nb::make_tuple(k, empty_array(shape, config));
+    const auto array = [&](int64_t dim) {
+      return empty_array(nb::make_tuple(end - begin, config.kv_heads, dim), config);
+    };
+    const nb::object k = array(config.head_dim);
+    out = nb::make_tuple(k, array(config.value_dim));
   }
   if (!nb::isinstance<nb::sequence>(out) || nb::len(out) != 2) {
     throw nb::type_error("[read] out: expected a pair of arrays, k and v");
@@ -309,7 +312,7 @@ is done.)")
                    "stream: int | None = None) -> None"),
            R"(Appends keys and values, a prompt or a chunk of one.
 
-k, v     (sum of lengths, kv_heads, head_dim), sequence after sequence; k after RoPE
+k, v     (sum of lengths, kv_heads, head_dim), v value_dim, sequence after sequence; k after RoPE
 lengths  tokens of each sequence; may be left out for a single one)")
       .def("decode", &decode, "layer"_a, "sequences"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(),
            nb::kw_only(), "out"_a = nb::none(), "scale"_a = nb::none(), "softcap"_a = 0.0,
@@ -320,12 +323,12 @@ lengths  tokens of each sequence; may be left out for a single one)")
            R"(Appends one token per sequence, then attends to what matters.
 
 q          (batch, query_heads, head_dim), after RoPE
-k, v       (batch, kv_heads, head_dim)
+k, v       (batch, kv_heads, head_dim), v value_dim
 out        where to write; a new array of q's library when left out
 scale      of q.k, 1 / sqrt(head_dim) when left out
 softcap    c > 0: logits become c tanh(logit / c)
 sink_bias  (query_heads) float32: a logit without a value row
-Returns out, (batch, query_heads, head_dim), or (out, lse) with the log-sum-exps,
+Returns out, (batch, query_heads, value_dim), or (out, lse) with the log-sum-exps,
 (batch, query_heads) float32.)")
       .def(
           "advance",
@@ -369,7 +372,7 @@ q  (query_heads, head_dim))")
            nb::sig("def read(self, layer: int, sequence: int, begin: int, end: int, *, "
                    "out: tuple[pariskv_core._array.Array, pariskv_core._array.Array] | None = None,"
                    " stream: int | None = None) -> typing.Any"),
-           R"(Copies stored rows out: (k, v), each (end - begin, kv_heads, head_dim).
+           R"(Copies stored rows out: (k, v), (end - begin, kv_heads, head_dim and value_dim).
 
 NumPy arrays, or torch's from a GPU, or into `out`, a pair; a bfloat16 cache on the CPU needs
 `out`.)")

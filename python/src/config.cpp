@@ -43,6 +43,7 @@ nb::dict fields_of(const Config& c) {
   fields["query_heads"] = c.query_heads;
   fields["kv_heads"] = c.kv_heads;
   fields["head_dim"] = c.head_dim;
+  fields["value_dim"] = c.value_dim;
   fields["dtype"] = name_of(c.dtype);
   fields["sink"] = c.sink;
   fields["local"] = c.local;
@@ -64,8 +65,11 @@ constexpr const char* kDoc =
 `config.replace(local=64)` is another one.
 
 layers, query_heads, kv_heads, head_dim, dtype
-    The model. query_heads is a whole multiple of kv_heads; head_dim is 64, 80, 96, 128
-    or 256; dtype is "float32", "float16" or "bfloat16", or the type of torch or NumPy.
+    The model. query_heads is a whole multiple of kv_heads; head_dim is one of HEAD_DIMS;
+    dtype is "float32", "float16" or "bfloat16", or the type of torch or NumPy.
+value_dim
+    Of values and outputs, where it is not head_dim, which is then of queries and keys alone:
+    one of HEAD_DIMS; 0 is head_dim, as which it reads back.
 sink, local, update
     Tokens of a sequence's regions, [sink | retrieval | local | update buffer]; -1 is the
     policy's own: 4, 256 and 512 for ParisKV. They read back as the sizes themselves.
@@ -100,15 +104,16 @@ void bind_config(nb::module_& m) {
   type.def(
           "__init__",
           [](Config* self, int64_t layers, int64_t query_heads, int64_t kv_heads, int64_t head_dim,
-             nb::handle dtype, int64_t sink, int64_t local, int64_t update, int64_t dense_below,
-             const std::optional<PolicyConfig>& policy, nb::handle device, int64_t threads,
-             int64_t segment_tokens, int64_t memory_budget, const std::string& placement,
-             int64_t row_cache, int64_t host_budget) {
+             int64_t value_dim, nb::handle dtype, int64_t sink, int64_t local, int64_t update,
+             int64_t dense_below, const std::optional<PolicyConfig>& policy, nb::handle device,
+             int64_t threads, int64_t segment_tokens, int64_t memory_budget,
+             const std::string& placement, int64_t row_cache, int64_t host_budget) {
             Config config;
             config.layers = layers;
             config.query_heads = query_heads;
             config.kv_heads = kv_heads;
             config.head_dim = head_dim;
+            config.value_dim = value_dim;
             config.dtype = parse_dtype(dtype);
             config.sink = sink;
             config.local = local;
@@ -126,7 +131,8 @@ void bind_config(nb::module_& m) {
             new (self) Config(std::move(config));
           },
           nb::kw_only(), nb::arg("layers"), nb::arg("query_heads"), nb::arg("kv_heads"),
-          nb::arg("head_dim"), nb::arg("dtype") = "bfloat16", nb::arg("sink") = defaults.sink,
+          nb::arg("head_dim"), nb::arg("value_dim") = defaults.value_dim,
+          nb::arg("dtype") = "bfloat16", nb::arg("sink") = defaults.sink,
           nb::arg("local") = defaults.local, nb::arg("update") = defaults.update,
           nb::arg("dense_below") = defaults.dense_below, nb::arg("policy").none() = nb::none(),
           nb::arg("device") = "cpu", nb::arg("threads") = defaults.threads,
@@ -138,6 +144,7 @@ void bind_config(nb::module_& m) {
       .def_ro("query_heads", &Config::query_heads)
       .def_ro("kv_heads", &Config::kv_heads)
       .def_ro("head_dim", &Config::head_dim)
+      .def_prop_ro("value_dim", [](const Config& c) { return c.resolved().value_dim; })
       .def_prop_ro("dtype", [](const Config& c) { return name_of(c.dtype); })
       .def_prop_ro("sink", [](const Config& c) { return c.resolved().sink; })
       .def_prop_ro("local", [](const Config& c) { return c.resolved().local; })

@@ -16,10 +16,16 @@ DeviceType device_type(const std::string& name) {
   throw nb::value_error(("expected a backend, \"cpu\" or \"cuda\", got \"" + name + "\"").c_str());
 }
 
+template <int64_t... kSizes>
+nb::tuple tuple_of(Sizes<kSizes...>) {
+  return nb::make_tuple(kSizes...);
+}
+
 }  // namespace
 
 void bind_info(nb::module_& m) {
   m.attr("__version__") = PARISKV_VERSION_STRING;
+  m.attr("HEAD_DIMS") = tuple_of(HeadDims{});
   m.def("cpu_level", &cpu_level,
         "The instruction set that the CPU backend runs on: \"plain\", \"avx2\" or \"avx512\".");
   m.def(

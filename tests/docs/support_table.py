@@ -14,13 +14,19 @@ BEGIN = "<!-- support: written by tests/docs/support_table.py -->\n"
 END = "<!-- /support -->"
 
 DTYPES = ["float32", "float16", "bfloat16"]
-HEAD_DIMS = [32, 64, 80, 96, 128, 160, 192, 256]
+HEAD_DIMS = sorted({*pk.HEAD_DIMS, 32, 160, 1024})
+VALUE_DIMS = [(192, 128), (64, 512), (512, 64), (128, 32)]  # head_dim, value_dim
 GROUPS = [(8, 1), (2, 3), (2, 4), (1, 16), (2, 17), (1, 32)]  # kv heads, queries of each
 TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-3}
 
 
 def works(
-    dtype: str = "float32", head_dim: int = 64, kv_heads: int = 2, group: int = 4, **policy: object
+    dtype: str = "float32",
+    head_dim: int = 64,
+    value_dim: int = 0,
+    kv_heads: int = 2,
+    group: int = 4,
+    **policy: object,
 ) -> bool:
     """Whether a searched step equals float64 attention over the rows it says it attends to."""
     torch.manual_seed(0)
@@ -31,6 +37,7 @@ def works(
                 query_heads=kv_heads * group,
                 kv_heads=kv_heads,
                 head_dim=head_dim,
+                value_dim=value_dim,
                 dtype=dtype,
                 local=16,
                 dense_below=0,
@@ -41,7 +48,7 @@ def works(
     except ValueError:
         return False
     kind = getattr(torch, dtype)
-    k, v = (torch.randn(321, kv_heads, head_dim).to(kind) for _ in range(2))
+    k, v = (torch.randn(321, kv_heads, dim).to(kind) for dim in (head_dim, value_dim or head_dim))
     q = torch.randn(1, kv_heads * group, head_dim).to(kind)
     sequence = cache.add()
     cache.prefill(0, [sequence], k[:320], v[:320])
@@ -63,6 +70,10 @@ def rows() -> Iterator[tuple[str, str]]:
 
     yield "dtype", ", ".join(mark(dtype, works(dtype=dtype)) for dtype in DTYPES)
     yield "head_dim", ", ".join(mark(dim, works(head_dim=dim)) for dim in HEAD_DIMS)
+    yield (
+        "head_dim / value_dim",
+        ", ".join(mark(f"{k}/{v}", works(head_dim=k, value_dim=v)) for k, v in VALUE_DIMS),
+    )
     yield (
         "query heads / kv heads",
         ", ".join(mark(f"{h * g}/{h}", works(kv_heads=h, group=g)) for h, g in GROUPS),

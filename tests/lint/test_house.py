@@ -39,7 +39,14 @@ ROOMS = {
 # A file compiled for one instruction set must not bring in inline functions, for the linker
 # might keep its copy of them for everyone. So it includes these, and headers of intrinsics.
 ISA_ROOM = "cpp/src/cpu/simd"
-ISA_HEADERS = {"pariskv/tensor_view.h", "cstdint", "math.h", "stdint.h", "string.h"}
+ISA_HEADERS = {
+    "pariskv/sizes.h",
+    "pariskv/tensor_view.h",
+    "cstdint",
+    "math.h",
+    "stdint.h",
+    "string.h",
+}
 
 FOREIGN = re.compile(
     r"(torch|ATen|c10|cuda|cub|cooperative_groups|mma|thrust|nanobind|Python|dlpack)(?=\W|_)"

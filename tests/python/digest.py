@@ -14,7 +14,6 @@ import pariskv_core as pk
 from support import (
     DTYPES,
     GROUP_RULES,
-    HEAD_DIMS,
     SCORERS,
     SUMMARISED,
     bits,
@@ -28,10 +27,14 @@ from support import (
 
 
 def cases() -> dict[str, dict]:
-    """By name: what to change in the config. Group sizes and lengths go around SIMD widths."""
+    """By name: what to change in the config. Group sizes and lengths go around SIMD widths.
+
+    A case's place is its seed: new ones go to the end, so that the others keep their digests.
+    """
     found = {}
+    first_dims = (64, 80, 96, 128, 256)
     for dtype in DTYPES:
-        for head_dim in HEAD_DIMS:
+        for head_dim in first_dims:
             found[f"{dtype} {head_dim}"] = {"dtype": dtype, "head_dim": head_dim}
     for group in (1, 2, 3, 4, 5, 7, 8, 9, 16):
         for scorer in SCORERS:
@@ -43,8 +46,15 @@ def cases() -> dict[str, dict]:
                 }
     for scorer in SCORERS:
         found[f"mqa {scorer}"] = {"query_heads": 33, "kv_heads": 1, "scorer": scorer}
-        for head_dim in HEAD_DIMS:
+        for head_dim in first_dims:
             found[f"{scorer} {head_dim}"] = {"scorer": scorer, "head_dim": head_dim}
+    for dtype in DTYPES:
+        for head_dim in (192, 512):
+            found[f"{dtype} {head_dim}"] = {"dtype": dtype, "head_dim": head_dim}
+        for dims in ((192, 128), (64, 512), (512, 96)):
+            changes = {"head_dim": dims[0], "value_dim": dims[1]}
+            found[f"{dtype} {dims[0]}/{dims[1]}"] = {"dtype": dtype, **changes}
+    found["votes 192"] = {"scorer": "votes", "head_dim": 192}
     return found
 
 

@@ -3,7 +3,7 @@
 Written to be read beside the formulas, not to be fast: the codec and attention here, the search
 in oracle_search.py. What is not fixed to the bit is compared to a tolerance that the test states.
 
-Shapes: keys and values (tokens, kv_heads, head_dim), queries (query_heads, head_dim), summaries
+Shapes: keys and values (tokens, kv_heads, dim), queries (query_heads, head_dim), summaries
 (kv_heads, tokens, ...). Query head h shares kv head h // group.
 """
 
@@ -171,7 +171,7 @@ class Logits:
 def attention(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, logits: Logits = Logits()
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One token's queries over all rows: output (query_heads, head_dim) and log-sum-exp."""
+    """One token's queries over all rows: output (query_heads, value_dim) and log-sum-exp."""
     return attention_over(q, k, v, [np.arange(len(k))] * k.shape[1], logits)
 
 
@@ -184,7 +184,7 @@ def attention_over(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The same over the rows given for each kv head."""
     group = len(q) // k.shape[1]
-    out, lse = np.zeros(q.shape), np.zeros(len(q))
+    out, lse = np.zeros((len(q), v.shape[-1])), np.zeros(len(q))
     for h, query in enumerate(q):
         head = h // group
         x = logits.of(k[rows[head], head] @ query, q.shape[-1])
@@ -205,7 +205,7 @@ def causal_attention(
         for i, query in enumerate(q)
     ]
     if not steps:
-        return np.zeros(q.shape), np.zeros(q.shape[:2])
+        return np.zeros((*q.shape[:2], v.shape[-1])), np.zeros(q.shape[:2])
     return np.stack([out for out, _ in steps]), np.stack([lse for _, lse in steps])
 
 

@@ -20,7 +20,7 @@ import torch
 
 HERE = Path(__file__).parent
 DTYPES = ("float32", "float16", "bfloat16")
-HEAD_DIMS = (64, 80, 96, 128, 256)
+HEAD_DIMS = pk.HEAD_DIMS
 SCORERS = ("sign_norm", "votes")
 GROUP_RULES = ("attention_mass", "mean_query")
 LEVELS = ("plain", "avx2", "avx512")
@@ -104,8 +104,11 @@ def f64(array) -> np.ndarray:
 def randn_kv(
     rng: np.random.Generator, tokens: int, config: pk.Config
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = (tokens, config.kv_heads, config.head_dim)
-    return tensor(rng.standard_normal(shape), config), tensor(rng.standard_normal(shape), config)
+    k, v = (
+        tensor(rng.standard_normal((tokens, config.kv_heads, dim)), config)
+        for dim in (config.head_dim, config.value_dim)
+    )
+    return k, v
 
 
 def randn_q(rng: np.random.Generator, batch: int, config: pk.Config) -> torch.Tensor:
@@ -184,11 +187,11 @@ def rows_of(cache: pk.Cache, s: int, layer: int = 0) -> tuple[torch.Tensor, torc
     config, total = cache.config, cache.length(s, layer)
     pair = tuple(
         torch.empty(
-            (total, config.kv_heads, config.head_dim),
+            (total, config.kv_heads, dim),
             dtype=getattr(torch, config.dtype),
             device=config.device,
         )
-        for _ in range(2)
+        for dim in (config.head_dim, config.value_dim)
     )
     cache.read(layer, s, 0, total, out=pair)
     return pair

@@ -35,6 +35,8 @@ def assert_equal_to_oracle(cache: pk.Cache, s: int, q, **options) -> oracle_sear
 @pytest.mark.parametrize("group_rule", GROUP_RULES)
 @pytest.mark.parametrize("scorer", SCORERS)
 def test_every_head_dim(scorer, group_rule, head_dim, device):
+    if scorer == "votes" and head_dim > 256:
+        pytest.skip("votes of 64 subspaces do not fit a byte: test_config.py sees them refused")
     config = make_config(scorer=scorer, group_rule=group_rule, head_dim=head_dim, device=device)
     f = filled(config, 700, seed=head_dim)
     for q in randn_q(f.rng, 4, config):

@@ -5,8 +5,9 @@
  *
  * The rows lie in kParts parts, whatever the number of blocks, and a part in strands: row i
  * of a tile belongs to strand i % strands, which one warp follows with a running softmax for four
- * query heads. A lane holds kWords neighbouring dimensions. At the end of a part its strands are
- * put together, in order, and written out: maximum, sum, weighted values.
+ * query heads. A lane holds kWords neighbouring dimensions; values with more than 32 kWords take
+ * further passes, one for each block of so many. At the end of a part its strands are put together,
+ * in order, and written out: maximum, sum, weighted values.
  */
 #pragma once
 
@@ -19,7 +20,7 @@ namespace pariskv::cuda::device {
 constexpr int kHeadsPerPass = 16;
 
 struct AttendShape {
-  int head_dim;
+  int key_dim, value_dim;
   int group;
   int row_bytes;  // K, then V
   float scale, softcap;
@@ -92,15 +93,20 @@ struct Running {
   }
 };
 
+/** Which elements of a row are a lane's; negative: it has none. */
+struct LaneElements {
+  int key, value;
+};
+
 /** Two rows more, or one. */
 template <int kWords, typename Element>
 __device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], const Element* first,
-                                            const Element* second, bool both, bool mine,
-                                            const AttendShape& shape, Running<kWords>& running) {
-  const int at = kWords * lane_id();
+                                            const Element* second, bool both,
+                                            const LaneElements& mine, const AttendShape& shape,
+                                            Running<kWords>& running) {
   float x[kWords] = {}, y[kWords] = {}, dots[8];
-  if (mine) load_words<kWords>(first + at, x);
-  if (mine && both) load_words<kWords>(second + at, y);
+  if (mine.key >= 0) load_words<kWords>(first + mine.key, x);
+  if (mine.key >= 0 && both) load_words<kWords>(second + mine.key, y);
 #pragma unroll
   for (int h = 0; h < 4; ++h) {
     dots[h] = dots[4 + h] = 0;
@@ -136,8 +142,8 @@ __device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], con
   running.maximum = top;
   running.sum = __fmaf_rn(running.sum, keep, weight + __shfl_xor_sync(~0u, weight, 16));
 
-  if (mine) load_words<kWords>(first + shape.head_dim + at, x);
-  if (mine && both) load_words<kWords>(second + shape.head_dim + at, y);
+  if (mine.value >= 0) load_words<kWords>(first + mine.value, x);
+  if (mine.value >= 0 && both) load_words<kWords>(second + mine.value, y);
 #pragma unroll
   for (int h = 0; h < 4; ++h) {
     const float keep_h = __shfl_sync(~0u, keep, 4 * h);
@@ -160,18 +166,18 @@ __device__ __forceinline__ void init_row_barriers(uint64_t (&barriers)[kMostSlot
   before_copies();
 }
 
-/** Where the parts of a head's attention are left: (kParts, group, 2 + head_dim). */
+/** Where the parts of a head's attention are left: (kParts, group, 2 + value_dim). */
 struct PartsInScratch {
   float* parts;
-  int group, head_dim;
+  int group, value_dim;
 
   /** A warp has 32 dimensions of a part, from 32 `chunk` on; a lane `weighted` of one of them. */
   __device__ __forceinline__ void leave(int part, int head, int chunk, float maximum, float sum,
                                         float weighted) const {
-    float* to = parts + (int64_t(part) * group + head) * (2 + head_dim);
+    float* to = parts + (int64_t(part) * group + head) * (2 + value_dim);
     const int d = 32 * chunk + lane_id();
     if (chunk == 0 && lane_id() == 0) to[0] = maximum, to[1] = sum;
-    if (d < head_dim) to[2 + d] = weighted;
+    if (d < value_dim) to[2 + d] = weighted;
   }
 };
 
@@ -208,7 +214,7 @@ class RowAttention {
 
   /**
    * All heads of the group, some at a time.
-   * @param q      (group, head_dim), `stride` elements apart
+   * @param q      (group, key_dim), `stride` elements apart
    * @param out    where parts are left, as PartsInScratch
    * @param merge  kMergeBytes of shared memory
    */
@@ -229,8 +235,11 @@ class RowAttention {
                                          float* merge) {
 #pragma unroll 1
     for (int first_head = 0; first_head < shape_.group; first_head += kHeadsPerPass) {
-      if (first_head > 0) prime();
-      pass(q, stride, first_head, out, merge);
+#pragma unroll 1
+      for (int first_value = 0; first_value < shape_.value_dim; first_value += 32 * kWords) {
+        if (first_head > 0 || first_value > 0) prime();
+        pass(q, stride, first_head, first_value, out, merge);
+      }
     }
   }
 
@@ -242,25 +251,30 @@ class RowAttention {
     for (int i = 0; i < count_ && cursor_.left(); ++i) copy_next();
   }
 
-  /** Heads [first_head, first_head + kHeadsPerPass) of the group; the first tiles are coming. */
+  /**
+   * Heads [first_head, first_head + kHeadsPerPass) of the group, dimensions of values from
+   * first_value on; the first tiles are coming.
+   */
   template <typename Out>
   __device__ __forceinline__ void pass(const Element* q, int64_t stride, int first_head,
-                                       const Out& out, float* merge) {
+                                       int first_value, const Out& out, float* merge) {
     const int heads = min(shape_.group - first_head, kHeadsPerPass);
     // Warps share the heads by fours, and what is left of them the rows.
     const int quads = heads > 8 ? 4 : heads > 4 ? 2 : 1;
     const int strands = kWarps / quads;
     const int quad = warp_id() % quads, strand = warp_id() / quads;
-    const bool mine = kWords * lane_id() < shape_.head_dim;
+    const int at = kWords * lane_id();
+    const LaneElements mine{at < shape_.key_dim ? at : -1, first_value + at < shape_.value_dim
+                                                               ? shape_.key_dim + first_value + at
+                                                               : -1};
     float query[4][kWords];
 #pragma unroll
     for (int h = 0; h < 4; ++h) {
       const int head = first_head + 4 * quad + h;
 #pragma unroll
       for (int i = 0; i < kWords; ++i) {
-        query[h][i] = mine && head < shape_.group
-                          ? to_float(q[head * stride + kWords * lane_id() + i])
-                          : 0.0f;
+        query[h][i] =
+            mine.key >= 0 && head < shape_.group ? to_float(q[head * stride + at + i]) : 0.0f;
       }
     }
     Running<kWords> running;
@@ -272,7 +286,7 @@ class RowAttention {
       for (int row = parts_.begin(part); row < end; row += tile_rows_) {
         const int count = min(tile_rows_, end - row);
         const int mine_to_keep = warp_id() + kWarps * lane_id();
-        const bool keeps = first_head == 0 && mine_to_keep < count;
+        const bool keeps = first_head == 0 && first_value == 0 && mine_to_keep < count;
         const int kept = keeps ? keep_.slot_of(row + mine_to_keep) : -1;
         const bool placed = keeps && address_.is_placed(row + mine_to_keep);
         wait(&barriers_[read_], parity_ >> read_ & 1);
@@ -280,14 +294,14 @@ class RowAttention {
         parity_ ^= 1u << read_;
         const char* slot = slots_ + read_ * tile_rows_ * shape_.row_bytes;
         keep_.put(kept, slot, placed ? address_.placed(row + mine_to_keep) : nullptr);
-        const auto at = [&](int i) {
+        const auto row_at = [&](int i) {
           return reinterpret_cast<const Element*>(
               address_.is_placed(row + i) ? address_.placed(row + i) : slot + i * shape_.row_bytes);
         };
 #pragma unroll 1
         for (int i = strand; i < count; i += 2 * strands) {
           const bool both = i + strands < count;
-          attend_pair<kWords>(query, at(i), at(both ? i + strands : i), both, mine, shape_,
+          attend_pair<kWords>(query, row_at(i), row_at(both ? i + strands : i), both, mine, shape_,
                               running);
         }
         if (++read_ == count_) read_ = 0;
@@ -295,7 +309,7 @@ class RowAttention {
         __syncthreads();
         if (cursor_.left()) copy_next();
       }
-      merge_strands(running, quads, first_head, part, out, merge);
+      merge_strands(running, quads, first_head, first_value / 32, part, out, merge);
     }
   }
 
@@ -327,9 +341,9 @@ class RowAttention {
     const int fresh = new_row_.index - row;
     if (new_row_.k != nullptr && fresh >= 0 && fresh < count && fresh % kWarps == warp_id()) {
       auto* to = reinterpret_cast<Element*>(slot + fresh * shape_.row_bytes);
-      for (int d = lane_id(); d < shape_.head_dim; d += 32) {
-        to[d] = new_row_.k[d];
-        to[shape_.head_dim + d] = new_row_.v[d];
+      for (int d = lane_id(); d < shape_.key_dim; d += 32) to[d] = new_row_.k[d];
+      for (int d = lane_id(); d < shape_.value_dim; d += 32) {
+        to[shape_.key_dim + d] = new_row_.v[d];
       }
       before_copies();  // that will use this slot again
     }
@@ -340,8 +354,8 @@ class RowAttention {
   /** Puts the strands of a part together, in order, and writes them out. Ends with a barrier. */
   template <typename Out>
   __device__ __forceinline__ void merge_strands(const Running<kWords>& running, int quads,
-                                                int first_head, int part, const Out& out,
-                                                float* merge) {
+                                                int first_head, int first_chunk, int part,
+                                                const Out& out, float* merge) {
     constexpr int kAtOnce = kHeadsAtOnce<kWords>;
     constexpr int kFloats = kStrandFloats<kWords>;
     const int quad = warp_id() % quads, strand = warp_id() / quads, strands = kWarps / quads;
@@ -382,7 +396,7 @@ class RowAttention {
           if (s == strands) break;
           weighted = __fmaf_rn(__shfl_sync(~0u, factor, s), strand_of[s * step + d], weighted);
         }
-        if (head < shape_.group) out.leave(part, head, chunk, top, sum, weighted);
+        if (head < shape_.group) out.leave(part, head, first_chunk + chunk, top, sum, weighted);
       }
       __syncthreads();
     }

@@ -24,12 +24,12 @@ constexpr int kDirectThreads = 32 * kDirectWarps;
 constexpr int kRuns = 8, kRunsOfWarp = kRuns / kDirectWarps;
 constexpr int kStepRows = 8 * kRuns;
 
+/** The new row, as a stored one, comes after it. */
 template <int kWords, typename Element>
 struct DirectSpace {
   alignas(16) Element query[kDirectHeads][32 * kWords + 32];
-  alignas(16) Element fresh[2 * 32 * kWords];  // the new row, as a stored one
-  const char* rows[kDirectWarps][kStepRows];   // of a step: null where there is none
-  float2 logits[kDirectWarps][kRuns][16];      // lane 4 g + t: of head g, rows 2 t and 2 t + 1
+  const char* rows[kDirectWarps][kStepRows];  // of a step: null where there is none
+  float2 logits[kDirectWarps][kRuns][16];     // lane 4 g + t: of head g, rows 2 t and 2 t + 1
 };
 
 /** A running softmax of four heads. */
@@ -53,8 +53,8 @@ class DirectAttention {
 
   /**
    * All heads of the group, some at a time. A block that has `kMany` parts gives each to one warp.
-   * @param q    (group, head_dim), `stride` elements apart
-   * @param out  (kParts, group, 2 + head_dim)
+   * @param q    (group, key_dim), `stride` elements apart
+   * @param out  (kParts, group, 2 + value_dim)
    */
   template <bool kMany>
   __device__ __forceinline__ void run(const Element* q, int64_t stride, float* out) {
@@ -74,13 +74,19 @@ class DirectAttention {
 #pragma unroll 1
         for (int part = cluster_.first_part() + warp_id(); part < cluster_.end_part();
              part += kDirectWarps) {
-          attend_alone(part, first_head, out + part_offset(part, first_head));
+#pragma unroll 1
+          for (int first = 0; first < shape_.value_dim; first += 32 * kWords) {
+            attend_alone(part, first_head, first, out + part_offset(part, first_head));
+          }
         }
       } else {
 #pragma unroll 1
         for (int part = cluster_.first_part(); part < cluster_.end_part(); ++part) {
-          attend_together(part, first_head, part == cluster_.first_part(),
-                          out + part_offset(part, first_head));
+#pragma unroll 1
+          for (int first = 0; first < shape_.value_dim; first += 32 * kWords) {
+            attend_together(part, first_head, first, part == cluster_.first_part() && first == 0,
+                            out + part_offset(part, first_head));
+          }
         }
       }
     }
@@ -95,7 +101,7 @@ class DirectAttention {
   __device__ __forceinline__ static int t() { return lane_id() % 4; }
 
   __device__ __forceinline__ int64_t part_offset(int part, int first_head) const {
-    return (int64_t(part) * shape_.group + first_head) * (2 + shape_.head_dim);
+    return (int64_t(part) * shape_.group + first_head) * (2 + shape_.value_dim);
   }
 
   /** Queries and the new row, which may lie anyhow, to where they are read in pieces. */
@@ -107,22 +113,26 @@ class DirectAttention {
 #pragma unroll 4
       for (int i = mine; i < kDirectHeads * kDim; i += kHalf) {
         const int head = i / kDim, d = i % kDim;
-        const bool there = first_head + head < shape_.group && d < shape_.head_dim;
+        const bool there = first_head + head < shape_.group && d < shape_.key_dim;
         space_.query[head][d] = there ? q[head * stride + d] : from_float<Element>(0);
       }
     } else if (new_row_.k != nullptr) {
-      for (int d = mine; d < shape_.head_dim; d += kHalf) {
-        space_.fresh[d] = new_row_.k[d];
-        space_.fresh[shape_.head_dim + d] = new_row_.v[d];
+      for (int d = mine; d < shape_.key_dim; d += kHalf) fresh()[d] = new_row_.k[d];
+      for (int d = mine; d < shape_.value_dim; d += kHalf) {
+        fresh()[shape_.key_dim + d] = new_row_.v[d];
       }
     }
+  }
+
+  __device__ __forceinline__ Element* fresh() const {
+    return reinterpret_cast<Element*>(&space_ + 1);
   }
 
   /** Where a row lies; null: there is none. */
   __device__ __forceinline__ const char* find(int row, int end) const {
     if (row >= end) return nullptr;
-    const bool fresh = new_row_.k != nullptr && row == new_row_.index;
-    return fresh ? reinterpret_cast<const char*>(space_.fresh) : address_(row);
+    const bool is_new = new_row_.k != nullptr && row == new_row_.index;
+    return is_new ? reinterpret_cast<const char*>(fresh()) : address_(row);
   }
 
   /** Logits of eight rows, of which `left` are there: of head g % 4, rows 2 t and 2 t + 1. */
@@ -132,7 +142,7 @@ class DirectAttention {
 #pragma unroll
     for (int c = 0; c < kWords; ++c) {
       const int i = 4 * c + t();
-      const bool there = row != nullptr && 8 * i < shape_.head_dim;
+      const bool there = row != nullptr && 8 * i < shape_.key_dim;
       keys[c] = there ? reinterpret_cast<const uint4*>(row)[i] : make_uint4(0, 0, 0, 0);
     }
     float dots[2][4] = {};
@@ -215,11 +225,11 @@ class DirectAttention {
   template <int kCount>
   __device__ __forceinline__ void load_values(const char* row, int first,
                                               uint32_t (&words)[kCount]) const {
-    const char* from = row + shape_.row_bytes / 2 + 2 * first;
+    const char* from = row + 2 * (shape_.key_dim + first);
     constexpr int kStep = kCount % 4 == 0 ? 4 : kCount;  // words that come at a time
 #pragma unroll
     for (int i = 0; i < kCount; i += kStep) {
-      const bool there = row != nullptr && first + 2 * i < shape_.head_dim;
+      const bool there = row != nullptr && first + 2 * i < shape_.value_dim;
       if constexpr (kStep == 4) {
         const uint4 four = there ? *reinterpret_cast<const uint4*>(from + 4 * i) : uint4{};
         words[i] = four.x, words[i + 1] = four.y, words[i + 2] = four.z, words[i + 3] = four.w;
@@ -236,7 +246,7 @@ class DirectAttention {
   template <int kCount>
   __device__ __forceinline__ void leave(const Weighted<kCount>& weighted, DirectSums sums,
                                         int first_head, int first, bool to_sum, float* out) const {
-    const int heads = min(shape_.group - first_head, kDirectHeads), step = 2 + shape_.head_dim;
+    const int heads = min(shape_.group - first_head, kDirectHeads), step = 2 + shape_.value_dim;
     sums.sum += __shfl_xor_sync(~0u, sums.sum, 1);
     sums.sum += __shfl_xor_sync(~0u, sums.sum, 2);
     if (to_sum && t() == 0 && g() < heads) {
@@ -253,17 +263,20 @@ class DirectAttention {
         const float own = weighted.of[j][2 * i], other = weighted.of[j][2 * i + 1];
         pair[i] = (second ? other : own) + __shfl_xor_sync(~0u, second ? own : other, 2);
       }
-      if (head >= heads || first + 2 * j >= shape_.head_dim) continue;
+      if (head >= heads || first + 2 * j >= shape_.value_dim) continue;
       *reinterpret_cast<float2*>(out + head * step + 2 + first + 2 * j) =
           make_float2(pair[0], pair[1]);
     }
   }
 
-  /** A part by all warps. Where rows of its first step lie may be `known`. */
-  __device__ __forceinline__ void attend_together(int part, int first_head, bool known,
-                                                  float* out) const {
+  /**
+   * A part by all warps, for 32 kWords dimensions of values from `first_value` on. Where rows of
+   * its first step lie may be `known`.
+   */
+  __device__ __forceinline__ void attend_together(int part, int first_head, int first_value,
+                                                  bool known, float* out) const {
     const int begin = part_begin(rows_, part), end = part_begin(rows_, part + 1);
-    const int warp = warp_id(), first_dim = 2 * kShared * (8 * warp + g());
+    const int warp = warp_id(), first_dim = first_value + 2 * kShared * (8 * warp + g());
     auto& rows = space_.rows[0];
     auto& logits = space_.logits[0];
     DirectSums sums{-infinity(), 0};
@@ -304,13 +317,14 @@ class DirectAttention {
         weighted.add(values[r][0], values[r][1], column);
       }
     }
-    leave(weighted, sums, first_head, first_dim, warp == 0, out);
+    leave(weighted, sums, first_head, first_dim, warp == 0 && first_value == 0, out);
   }
 
-  /** A part by one warp. */
-  __device__ __forceinline__ void attend_alone(int part, int first_head, float* out) const {
+  /** The same by one warp. */
+  __device__ __forceinline__ void attend_alone(int part, int first_head, int first_value,
+                                               float* out) const {
     const int begin = part_begin(rows_, part), end = part_begin(rows_, part + 1);
-    const int first_dim = 2 * kAlone * g();
+    const int first_dim = first_value + 2 * kAlone * g();
     auto& rows = space_.rows[warp_id()];
     auto& logits = space_.logits[warp_id()];
     DirectSums sums{-infinity(), 0};
@@ -344,7 +358,7 @@ class DirectAttention {
         weighted.add(values[0], values[1], column);
       }
     }
-    leave(weighted, sums, first_head, first_dim, true, out);
+    leave(weighted, sums, first_head, first_dim, first_value == 0, out);
   }
 
   const AttendShape& shape_;

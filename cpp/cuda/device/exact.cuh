@@ -12,7 +12,8 @@ struct ExactParameters {
   int64_t total, tokens;
   int32_t segment_tokens;
   int32_t group;
-  const char* q;  // (tokens, query heads, head_dim), strides in elements
+  int32_t key_dim, value_dim;
+  const char* q;  // (tokens, query heads, key_dim), strides in elements
   int64_t q_stride_i, q_stride_j;
   char* out;  // null: not wanted
   int64_t out_stride_i, out_stride_j;
@@ -44,20 +45,31 @@ struct ExactQuery {
 
 /**
  * Starts to copy rows [first, first + kRows) of a kv head, K and V side by side, to rows `kPitch`
- * bytes apart; zeros from `end` on. A tile never crosses a segment's border.
+ * bytes apart; zeros from `end` on. A tile never crosses a segment's border. With kPadded, K and V
+ * have fewer dimensions than kDim each, and zeros follow.
  */
-template <typename Element, int kDim, int kRows, int kPitch, int kThreads>
+template <typename Element, int kDim, bool kPadded, int kRows, int kPitch, int kThreads>
 __device__ __forceinline__ void stage_rows(const ExactParameters& p, int head, int first, int end,
                                            uint32_t target) {
-  constexpr int kRowBytes = 2 * kDim * int(sizeof(Element)), kChunks = kRowBytes / 16;
+  constexpr int kSize = int(sizeof(Element)), kChunks = 2 * kDim * kSize / 16;
+  const int row_bytes = (kPadded ? p.key_dim + p.value_dim : 2 * kDim) * kSize;
   const int segment = first / p.segment_tokens, slot = first - segment * p.segment_tokens;
   const char* rows = static_cast<const char*>((*p.rows)[segment]) +
-                     (int64_t(head) * p.segment_tokens + slot) * kRowBytes;
+                     (int64_t(head) * p.segment_tokens + slot) * row_bytes;
 #pragma unroll
   for (int step = 0; step < (kRows * kChunks + kThreads - 1) / kThreads; ++step) {
     const int i = step * kThreads + int(threadIdx.x), row = i / kChunks, chunk = i % kChunks;
     if (kRows * kChunks % kThreads != 0 && row >= kRows) break;
-    stage16(target + row * kPitch + chunk * 16, rows + i * 16, first + row < end);
+    const uint32_t to = target + row * kPitch + chunk * 16;
+    if constexpr (kPadded) {
+      const bool value = chunk >= kChunks / 2;
+      const int own = (value ? chunk - kChunks / 2 : chunk) * 16;
+      const char* from = rows + row * row_bytes + (value ? p.key_dim * kSize : 0) + own;
+      const bool there = own < (value ? p.value_dim : p.key_dim) * kSize;
+      stage16(to, from, there && first + row < end);
+    } else {
+      stage16(to, rows + i * 16, first + row < end);
+    }
   }
   close_stage();
 }

@@ -9,20 +9,22 @@
 namespace pariskv::cuda::device {
 
 constexpr int kFloatThreads = 128;
-constexpr int kFloatRows = 32;
-
-/** Queries of a warp: 256 dimensions leave room for half as many. */
+/** Rows of a tile, and queries of a warp: many dimensions leave room for fewer. */
 template <int kDim>
-constexpr int kFloatQueries = kDim > 128 ? 4 : 8;
+constexpr int kFloatRows = kDim > 256 ? 16 : 32;
+template <int kDim>
+constexpr int kFloatQueries = kDim > 256   ? 2
+                              : kDim > 128 ? 4
+                                           : 8;
 
 /** A block's shared memory. */
 template <int kDim>
 struct FloatTiles {
   static constexpr int kPitch =
       2 * kDim + 4;  // floats: four more, so that eight rows meet all banks
-  float rows[kFloatRows][kPitch];
+  float rows[kFloatRows<kDim>][kPitch];
   float queries[kFloatThreads / 32][kFloatQueries<kDim>][kDim];
-  float weights[kFloatThreads / 32][kFloatQueries<kDim>][kFloatRows];
+  float weights[kFloatThreads / 32][kFloatQueries<kDim>][kFloatRows<kDim>];
 };
 
 __device__ __forceinline__ float largest_of_warp(float x) {
@@ -37,9 +39,11 @@ __device__ __forceinline__ float sum_of_warp(float x) {
   return x;
 }
 
-template <int kDim>
+/** With kPadded, keys and values have key_dim and value_dim of the kDim dimensions. */
+template <int kDim, bool kPadded>
 __global__ void __launch_bounds__(kFloatThreads) attend_exact_float(ExactParameters p) {
   constexpr int kQueries = kFloatQueries<kDim>, kWarps = kFloatThreads / 32;
+  constexpr int kRows = kFloatRows<kDim>;
   constexpr int kWords = (kDim + 31) / 32;  // dimensions of a lane: lane, lane + 32, ...
   extern __shared__ uint4 staged[];
   FloatTiles<kDim>& tiles = *reinterpret_cast<FloatTiles<kDim>*>(staged);
@@ -48,7 +52,7 @@ __global__ void __launch_bounds__(kFloatThreads) attend_exact_float(ExactParamet
   const int64_t block = (int64_t(gridDim.x) - 1 - blockIdx.x) * kWarps * kQueries;
   const int64_t own = block + warp * kQueries;
   float (&queries)[kQueries][kDim] = tiles.queries[warp];
-  float (&weights)[kQueries][kFloatRows] = tiles.weights[warp];
+  float (&weights)[kQueries][kRows] = tiles.weights[warp];
 
   int limits[kQueries];
 #pragma unroll
@@ -56,7 +60,8 @@ __global__ void __launch_bounds__(kFloatThreads) attend_exact_float(ExactParamet
     const ExactQuery query(p, head, own + i);
     limits[i] = query.limit;
     for (int d = lane; d < kDim; d += 32) {
-      queries[i][d] = limits[i] > 0 ? query.template input<float>(p)[d] : 0.0f;
+      const bool there = limits[i] > 0 && (!kPadded || d < p.key_dim);
+      queries[i][d] = there ? query.template input<float>(p)[d] : 0.0f;
     }
   }
   float maximum[kQueries], sum[kQueries] = {}, weighted[kQueries][kWords] = {};
@@ -65,15 +70,15 @@ __global__ void __launch_bounds__(kFloatThreads) attend_exact_float(ExactParamet
 
   const int64_t last = min(block + kWarps * kQueries, p.tokens * p.group) - 1;
   const int rows = int(p.total - p.tokens + last / p.group + 1);
-  for (int first = 0; first < rows; first += kFloatRows) {
+  for (int first = 0; first < rows; first += kRows) {
     __syncthreads();
-    stage_rows<float, kDim, kFloatRows, FloatTiles<kDim>::kPitch * 4, kFloatThreads>(
+    stage_rows<float, kDim, kPadded, kRows, FloatTiles<kDim>::kPitch * 4, kFloatThreads>(
         p, head, first, rows, shared_address(&tiles.rows));
     await_stage<0>();
     __syncthreads();
 
     float logits[kQueries] = {};
-    const float4* key = reinterpret_cast<const float4*>(tiles.rows[lane]);
+    const float4* key = reinterpret_cast<const float4*>(tiles.rows[lane % kRows]);
 #pragma unroll 4
     for (int d = 0; d < kDim / 4; ++d) {
       const float4 k = key[d];
@@ -88,19 +93,19 @@ __global__ void __launch_bounds__(kFloatThreads) attend_exact_float(ExactParamet
     }
 #pragma unroll
     for (int i = 0; i < kQueries; ++i) {
-      const bool visible = first + lane < limits[i];
+      const bool visible = lane < kRows && first + lane < limits[i];
       const float logit = capped(logits[i] * p.scale, p.softcap);
       const float top = fmaxf(maximum[i], largest_of_warp(visible ? logit : -infinity()));
       const float keep = maximum[i] == top ? 1.0f : expf(maximum[i] - top);
       const float weight = visible ? expf(logit - top) : 0.0f;
       maximum[i] = top;
       sum[i] = fmaf(sum[i], keep, sum_of_warp(weight));
-      weights[i][lane] = weight;
+      if (lane < kRows) weights[i][lane] = weight;
 #pragma unroll
       for (int w = 0; w < kWords; ++w) weighted[i][w] *= keep;
     }
     __syncwarp();
-    for (int r = 0; r < min(kFloatRows, rows - first); ++r) {
+    for (int r = 0; r < min(kRows, rows - first); ++r) {
       float value[kWords];
 #pragma unroll
       for (int w = 0; w < kWords; ++w) {
@@ -127,7 +132,7 @@ __global__ void __launch_bounds__(kFloatThreads) attend_exact_float(ExactParamet
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
       const int d = lane + 32 * w;
-      if (d < kDim) out[d] = weighted[i][w] * share;
+      if (d < (kPadded ? p.value_dim : kDim)) out[d] = weighted[i][w] * share;
     }
   }
 }

@@ -13,7 +13,9 @@ constexpr int kMmaThreads = 256;
 constexpr int kMmaQueries = kMmaThreads / 32 * 16;  // of a block
 
 template <int kDim>
-constexpr int kMmaRows = kDim > 128 ? 32 : 64;
+constexpr int kMmaRows = kDim > 256   ? 16
+                         : kDim > 128 ? 32
+                                      : 64;
 /** Of a staged row, in bytes: 16 more than it has, so that eight rows meet all banks. */
 template <int kDim>
 constexpr int kMmaPitch = 4 * kDim + 16;
@@ -155,7 +157,8 @@ struct MmaState {
   }
 };
 
-template <typename Element, int kDim>
+/** With kPadded, keys and values have key_dim and value_dim of the kDim dimensions. */
+template <typename Element, int kDim, bool kPadded>
 __global__ void __launch_bounds__(kMmaThreads) attend_exact_mma(ExactParameters p) {
   using State = MmaState<Element, kDim>;
   constexpr int kRows = State::kRows, kPitch = State::kPitch;
@@ -176,7 +179,7 @@ __global__ void __launch_bounds__(kMmaThreads) attend_exact_mma(ExactParameters 
 #pragma unroll
     for (int i = 0; i < kDim / 8; ++i) {
       uint32_t two = 0;
-      if (queries[r].limit > 0) {
+      if (queries[r].limit > 0 && (!kPadded || 8 * i + column < p.key_dim)) {
         two = element_bits(q[8 * i + column]) | uint32_t(element_bits(q[8 * i + column + 1])) << 16;
       }
       state.query[i / 2][i % 2 * 2 + r] = two;
@@ -187,13 +190,13 @@ __global__ void __launch_bounds__(kMmaThreads) attend_exact_mma(ExactParameters 
   const int seen_by_all = int(p.total - p.tokens + block / p.group + 1);
   const bool idle = block + warp * 16 >= p.tokens * p.group;
 
-  stage_rows<Element, kDim, kRows, kPitch, kMmaThreads>(p, head, 0, rows, tiles);
+  stage_rows<Element, kDim, kPadded, kRows, kPitch, kMmaThreads>(p, head, 0, rows, tiles);
   for (int first = 0; first < rows; first += kRows) {
     const int half = first / kRows % 2;
     const uint32_t tile = tiles + half * kRows * kPitch;
     if (first + kRows < rows) {
-      stage_rows<Element, kDim, kRows, kPitch, kMmaThreads>(p, head, first + kRows, rows,
-                                                            tiles + (1 - half) * kRows * kPitch);
+      stage_rows<Element, kDim, kPadded, kRows, kPitch, kMmaThreads>(
+          p, head, first + kRows, rows, tiles + (1 - half) * kRows * kPitch);
     } else {
       close_stage();
     }
@@ -237,6 +240,7 @@ __global__ void __launch_bounds__(kMmaThreads) attend_exact_mma(ExactParameters 
     Element* out = queries[r].template output<Element>(p);
 #pragma unroll
     for (int i = 0; i < kDim / 8; ++i) {
+      if (kPadded && 8 * i + column >= p.value_dim) break;
       out[8 * i + column] = from_float<Element>(state.weighted[i][2 * r] * share);
       out[8 * i + column + 1] = from_float<Element>(state.weighted[i][2 * r + 1] * share);
     }

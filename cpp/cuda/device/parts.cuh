@@ -28,7 +28,7 @@ struct Parts {
 /** Parts as PartsInScratch leaves them. */
 __device__ __forceinline__ Parts parts_in_scratch(const float* parts, const AttendShape& shape,
                                                   int head, int chunk) {
-  const int64_t row = 2 + shape.head_dim;
+  const int64_t row = 2 + shape.value_dim;
   const float* of_head = parts + head * row;
   return {of_head, of_head + 2 + 32 * chunk + lane_id(), shape.group * row};
 }

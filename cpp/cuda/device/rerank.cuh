@@ -203,10 +203,10 @@ struct LaneMasses {
 /** Where the sums of all heads are from which their log-sum-exps are made. */
 struct HeadMasses {
   const Mass* estimated;  // (kSlices, ...) of the candidates, `group` apart, at the first head
-  const float* resident;  // (kParts, group, 2 + head_dim) at the first head
+  const float* resident;  // (kParts, group, 2 + value_dim) at the first head
   const float* bias;      // (heads) or null
   int group;
-  int64_t row;  // 2 + head_dim
+  int64_t row;  // 2 + value_dim
 
   __device__ __forceinline__ LaneMasses load(int head) const {
     const float2 found =

@@ -44,9 +44,9 @@ struct CodecTables {
   // centre of the level that a magnitude has when it is one below the cell's number.
   float cell_thresholds[32];
   float cell_centres[32];
-  uint32_t negative[8];  // bit d % 32 of word d / 32: rotation sign d is -1
+  uint32_t negative[16];  // bit d % 32 of word d / 32: rotation sign d is -1
   // The same as 4 bytes of a row want it: what to flip in their elements.
-  uint32_t flips[256];
+  uint32_t flips[512];
 };
 
 constexpr int kWords = 2;  // of a lane's bit plane
@@ -166,10 +166,11 @@ __device__ __forceinline__ void transform(float (&y)[kDims], int part) {
       y[d + kDims / 2] = fmaf(b, -own, a);
     }
   }
-  if constexpr (kParts == 4) {
-    const float own = part / 2 == 0 ? 1.0f : -1.0f;
 #pragma unroll
-    for (int d = 0; d < kDims; ++d) y[d] = fmaf(y[d], own, __shfl_xor_sync(kAllLanes, y[d], 2));
+  for (int step = 2; step < kParts; step *= 2) {
+    const float own = part / step % 2 == 0 ? 1.0f : -1.0f;
+#pragma unroll
+    for (int d = 0; d < kDims; ++d) y[d] = fmaf(y[d], own, __shfl_xor_sync(kAllLanes, y[d], step));
   }
 }
 
@@ -187,6 +188,23 @@ __device__ __forceinline__ float sum_of_squares(const float (&y)[kDims]) {
     for (int d = 0; d < kDims; ++d) lanes[d % 8] = fmaf(y[d], y[d], lanes[d % 8]);
 #pragma unroll
     for (int i = 0; i < 8; ++i) lanes[i] = __shfl_sync(kAllLanes, lanes[i], (threadIdx.x | 2) % 32);
+  }
+  if constexpr (kParts == 8) {  // the same, pair after pair
+#pragma unroll
+    for (int turn = 1; turn < 4; ++turn) {
+      float before[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        before[i] = __shfl_sync(kAllLanes, lanes[i], (threadIdx.x + 30) % 32);
+      }
+#pragma unroll
+      for (int d = 0; d < kDims; ++d) before[d % 8] = fmaf(y[d], y[d], before[d % 8]);
+      const bool mine = threadIdx.x % 8 / 2 == turn;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) lanes[i] = mine ? before[i] : lanes[i];
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) lanes[i] = __shfl_sync(kAllLanes, lanes[i], (threadIdx.x | 6) % 32);
   }
   if constexpr (kParts > 1) {
 #pragma unroll

@@ -30,7 +30,7 @@ __device__ __noinline__ void encode_carefully(const Element* key, const CodecTab
   for (int b = 0; b < 4 * subspaces; ++b) out.record[b] = 0;
   *out.norm = 0;
   *out.scale = 0;
-  float y[256];
+  float y[512];
   float largest = 0;
   for (int d = 0; d < codec.rotated_dim; ++d) {
     y[d] = d < codec.head_dim ? to_float(key[d]) : 0.0f;
@@ -57,7 +57,7 @@ __device__ __noinline__ void encode_carefully(const Element* key, const CodecTab
     }
   }
 
-  float weights[32];
+  float weights[64];
   float heaviest = 0;
   for (int b = 0; b < subspaces; ++b) {
     float terms[8];

@@ -88,7 +88,8 @@ class Cache {
    *
    * @param sequences  batch of them, each once
    * @param lengths    (batch) tokens of each, 0 or more
-   * @param k, v       (sum of lengths, kv_heads, head_dim) in the config's dtype, k after RoPE
+   * @param k          (sum of lengths, kv_heads, head_dim) in the config's dtype, after RoPE
+   * @param v          (sum of lengths, kv_heads, value_dim), in the same
    */
   void prefill(int64_t layer, const std::vector<SequenceId>& sequences,
                const std::vector<int64_t>& lengths, const TensorView& k, const TensorView& v,
@@ -98,8 +99,9 @@ class Cache {
    * Appends one token per sequence, then attends to what matters.
    *
    * @param q    (batch, query_heads, head_dim), after RoPE
-   * @param k,v  (batch, kv_heads, head_dim)
-   * @param out  (batch, query_heads, head_dim), written; all in the config's dtype
+   * @param k    (batch, kv_heads, head_dim), after RoPE
+   * @param v    (batch, kv_heads, value_dim)
+   * @param out  (batch, query_heads, value_dim), written; all in the config's dtype
    */
   void decode(int64_t layer, const std::vector<SequenceId>& sequences, const TensorView& q,
               const TensorView& k, const TensorView& v, const TensorView& out,
@@ -130,7 +132,7 @@ class Cache {
    *
    * @param lengths  (batch) queries of each sequence, at most its tokens
    * @param q        (sum of lengths, query_heads, head_dim)
-   * @param out      (sum of lengths, query_heads, head_dim), written
+   * @param out      (sum of lengths, query_heads, value_dim), written
    */
   void attend(int64_t layer, const std::vector<SequenceId>& sequences,
               const std::vector<int64_t>& lengths, const TensorView& q, const TensorView& out,
@@ -155,7 +157,8 @@ class Cache {
    * Copies stored rows out.
    *
    * @param begin  first position; k and v say how many follow
-   * @param k, v   (tokens, kv_heads, head_dim), written
+   * @param k      (tokens, kv_heads, head_dim), written
+   * @param v      (tokens, kv_heads, value_dim), written
    */
   void read(int64_t layer, SequenceId sequence, int64_t begin, const TensorView& k,
             const TensorView& v, Stream stream = {}) const;

@@ -3,9 +3,9 @@
  * does not fit.
  *
  * Memory for each token, layer and kv head: its K and V, and what the policy keeps beside them;
- * for ParisKV a summary of 43 bytes with 64 dimensions, 83 with 80 to 128, 163 with 256. A cache on
- * a GPU has summaries there and K and V where `placement` says; those of a prompt are on the GPU
- * until they have been copied.
+ * for ParisKV a summary of 43 bytes with 64 dimensions, 83 with 80 to 128, 163 with 192 and
+ * 256, 323 with 512. A cache on a GPU has summaries there and K and V where `placement` says; those
+ * of a prompt are on the GPU until they have been copied.
  */
 #pragma once
 
@@ -13,6 +13,7 @@
 #include <string>
 
 #include "pariskv/policies.h"
+#include "pariskv/sizes.h"
 #include "pariskv/tensor_view.h"
 
 namespace pariskv {
@@ -32,7 +33,8 @@ struct Config {
   /** A whole multiple, 1 to 16 times, of kv_heads; any number with a single kv head. */
   int64_t query_heads = 0;
   int64_t kv_heads = 0;
-  int64_t head_dim = 0;  ///< 64, 80, 96, 128 or 256.
+  int64_t head_dim = 0;   ///< Of queries and keys: one of HeadDims (sizes.h).
+  int64_t value_dim = 0;  ///< Of values and outputs: one of HeadDims; 0: head_dim.
   DType dtype = DType::kBFloat16;
 
   // The regions of a sequence, in tokens: [sink | retrieval | local | update buffer]. With
@@ -64,7 +66,7 @@ struct Config {
   /** Throws std::invalid_argument on the first thing that does not fit. */
   void validate() const;
 
-  /** The same with region sizes instead of -1: what a cache goes by, and its `config()`. */
+  /** The same with its own sizes for all left out: what a cache goes by, and its `config()`. */
   Config resolved() const;
 
   friend bool operator==(const Config& a, const Config& b);

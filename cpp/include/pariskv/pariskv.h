@@ -10,6 +10,7 @@
 #include "pariskv/version.h"
 
 #include "pariskv/error.h"
+#include "pariskv/sizes.h"
 #include "pariskv/stream.h"
 #include "pariskv/tensor_view.h"
 

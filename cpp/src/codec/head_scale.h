@@ -14,6 +14,7 @@
 #include <limits>
 
 #include "codec/summary_layout.h"
+#include "pariskv/sizes.h"
 #include "policy/pariskv/upkeep.h"
 
 namespace pariskv {
@@ -80,10 +81,10 @@ inline float sum_of_steps(const int32_t* steps, int64_t count) {
 /** What is known of the keys of one kv head, for all who search it. */
 struct KeyMeans {
   int64_t usable;
-  double inverse;             // 1 / usable
-  double mean_square;         // of norms, in units of kNormUnit^2
-  const int64_t* sums;        // (rotated_dim) of norm * sign, in units of kNormUnit
-  int64_t mean_squares[256];  // (rotated_dim) of their means to the nearest unit
+  double inverse;                        // 1 / usable
+  double mean_square;                    // of norms, in units of kNormUnit^2
+  const int64_t* sums;                   // (rotated_dim) of norm * sign, in units of kNormUnit
+  int64_t mean_squares[kMaxRotatedDim];  // (rotated_dim) of their means to the nearest unit
 
   KeyMeans(const KeyStatistics& statistics, int64_t head, int64_t rotated_dim)
       : usable(statistics.usable[head]),

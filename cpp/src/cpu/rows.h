@@ -11,7 +11,7 @@ inline char* row_at(const ModelShape& shape, const SequenceView& sequence, int64
   const int64_t segment = position / shape.segment_tokens;
   const int64_t slot = position % shape.segment_tokens;
   return static_cast<char*>(sequence.rows[segment]) +
-         (head * shape.segment_tokens + slot) * shape.row_bytes();
+         (head * shape.segment_tokens + slot) * shape.rows.bytes();
 }
 
 /** Element (i, j, 0) of a rank-3 view. */

@@ -39,7 +39,7 @@ struct Selection {
 struct Running {
   float* maximum;   // (batch, query_heads) largest logit
   float* sum;       // (batch, query_heads) sum of exp(logit - maximum)
-  float* weighted;  // (batch, query_heads, head_dim) and of that times V
+  float* weighted;  // (batch, query_heads, value_dim) and of that times V
   Selection selection;
 };
 

@@ -27,21 +27,22 @@ using test::launch;
 
 char* row_of(const SequenceView& view, const ModelShape& shape, int64_t head, int64_t position) {
   return static_cast<char*>(view.rows[position / shape.segment_tokens]) +
-         (head * shape.segment_tokens + position % shape.segment_tokens) * shape.row_bytes();
+         (head * shape.segment_tokens + position % shape.segment_tokens) * shape.rows.bytes();
 }
 
 /** Calls `move(row in the store, outside, bytes)` for K and V of every token and head. */
 template <typename Move>
-void each_half_row(const RowsCall& call, Move move) {
-  const int64_t half = call.shape.row_bytes() / 2, size = size_of(call.shape.dtype);
+void each_row_part(const RowsCall& call, Move move) {
+  const RowFormat& format = call.shape.rows;
+  const int64_t size = size_of(format.dtype);
   for (int64_t t = 0; t < call.tokens; ++t) {
     for (int64_t head = 0; head < call.shape.kv_heads; ++head) {
       char* row = row_of(*call.sequence, call.shape, head, call.begin + t);
       const auto outside = [&](const Rows& rows) {
         return rows.data + (t * rows.stride_i + head * rows.stride_j) * size;
       };
-      move(row, outside(call.k), half);
-      move(row + half, outside(call.v), half);
+      move(row, outside(call.k), format.key_bytes());
+      move(row + format.key_bytes(), outside(call.v), format.value_bytes());
     }
   }
 }
@@ -75,7 +76,7 @@ void use_row_cache(const SequenceView& view, const ModelShape& shape, int64_t fi
     if (int64_t(all_tags[i] >> 32) > view.generation) complain("a row cache is not empty at first");
     if (all_tags[i] == 0 && all_stamps[i] != 0) complain("a row cache has stamps at first");
   }
-  const int64_t bytes = shape.row_bytes(), sets = layout.slots / kCacheWays;
+  const int64_t bytes = shape.rows.bytes(), sets = layout.slots / kCacheWays;
   for (int64_t p = view.zone_begin + first; p < view.zone_end; p += 3) {
     for (int64_t head = 0; head < shape.kv_heads; ++head) {
       const uint64_t tag = uint64_t(view.generation) << 32 | uint64_t(p + 1);
@@ -97,7 +98,7 @@ void use_row_cache(const SequenceView& view, const ModelShape& shape, int64_t fi
 }
 
 void append(const RowsCall& call) {
-  each_half_row(call, [](char* row, char* outside, int64_t bytes) {
+  each_row_part(call, [](char* row, char* outside, int64_t bytes) {
     std::memcpy(row, outside, size_t(bytes));
   });
 }
@@ -129,7 +130,7 @@ void decode(const DecodeCall& call) {
     for (int64_t p = 0; p < view.total; p += 5) touched += *row_of(view, call.shape, 0, p);
     lane.scratch[kScratch - 1] = char(touched);
     if (call.k.data == nullptr) continue;
-    const int64_t size = size_of(call.shape.dtype);
+    const int64_t size = size_of(call.shape.rows.dtype);
     Rows k = call.k, v = call.v;
     k.data += i * k.stride_i * size;
     v.data += i * v.stride_i * size;
@@ -154,7 +155,7 @@ void launch_append(const RowsCall& call, cudaStream_t stream) {
 
 void launch_read(const RowsCall& call, cudaStream_t stream) {
   launch(stream, [call] {
-    each_half_row(call, [](char* row, char* outside, int64_t bytes) {
+    each_row_part(call, [](char* row, char* outside, int64_t bytes) {
       std::memcpy(outside, row, size_t(bytes));
     });
   });

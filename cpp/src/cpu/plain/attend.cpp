@@ -26,18 +26,19 @@ void to_float(const void* source, DType dtype, int64_t count, float* out) {
   switch (dtype) {
     case DType::kFloat32:
       std::memcpy(out, source, size_t(count) * sizeof(float));
-      break;
+      return;
     case DType::kFloat16:
       for (int64_t i = 0; i < count; ++i) {
         out[i] = float16_to_float(static_cast<const uint16_t*>(source)[i]);
       }
-      break;
+      return;
     case DType::kBFloat16:
       for (int64_t i = 0; i < count; ++i) {
         out[i] = bfloat16_to_float(static_cast<const uint16_t*>(source)[i]);
       }
-      break;
+      return;
   }
+  no_kernel("type", int64_t(dtype));
 }
 
 float sum_exp(const float* x, int64_t count, float shift) {
@@ -53,8 +54,8 @@ void add_exp(const float* x, int64_t count, float shift, float* sums) {
 }
 
 void attend(const AttendRun& run) {
-  const int64_t dim = run.head_dim;
-  const int64_t value_offset = dim * size_of(run.dtype);
+  const int64_t key_dim = run.key_dim, value_dim = run.value_dim;
+  const int64_t key_bytes = key_dim * size_of(run.dtype);
   for (int64_t begin = 0; begin < run.count; begin += kAttendTile) {
     const int64_t end = std::min(begin + kAttendTile, run.count);
     for (int64_t q = 0; q < run.queries; ++q) {
@@ -65,8 +66,8 @@ void attend(const AttendRun& run) {
       Lanes largest;
       std::fill_n(largest.value, 16, -INFINITY);
       for (int64_t r = 0; r < visible; ++r) {
-        to_float(run.rows[begin + r], run.dtype, dim, run.scratch);
-        float logit = dot(run.query + q * dim, run.scratch, dim) * run.scale;
+        to_float(run.rows[begin + r], run.dtype, key_dim, run.scratch);
+        float logit = dot(run.query + q * key_dim, run.scratch, key_dim) * run.scale;
         if (run.softcap > 0) logit = run.softcap * std::tanh(logit / run.softcap);
         weights[r] = logit;
         largest.value[r % 16] = larger(largest.value[r % 16], logit);
@@ -82,12 +83,12 @@ void attend(const AttendRun& run) {
       run.maximum[q] = top;
       run.sum[q] = std::fma(run.sum[q], keep, total.fold());
 
-      float* weighted = run.weighted + q * dim;
-      for (int64_t d = 0; d < dim; ++d) weighted[d] = weighted[d] * keep;
+      float* weighted = run.weighted + q * value_dim;
+      for (int64_t d = 0; d < value_dim; ++d) weighted[d] = weighted[d] * keep;
       for (int64_t r = 0; r < visible; ++r) {
         const char* row = static_cast<const char*>(run.rows[begin + r]);
-        to_float(row + value_offset, run.dtype, dim, run.scratch);
-        for (int64_t d = 0; d < dim; ++d) {
+        to_float(row + key_bytes, run.dtype, value_dim, run.scratch);
+        for (int64_t d = 0; d < value_dim; ++d) {
           weighted[d] = std::fma(weights[r], run.scratch[d], weighted[d]);
         }
       }

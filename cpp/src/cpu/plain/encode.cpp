@@ -23,8 +23,6 @@ void walsh_hadamard(float* x, int64_t count) {
 
 namespace {
 
-constexpr int64_t kMaxRotated = 256;
-
 /** Magnitude level of |y| in a subspace of length `radius`. */
 int level_of(float magnitude, float radius, const float* thresholds) {
   int level = 0;
@@ -69,7 +67,7 @@ void encode_key(const float* key, const EncodeRun& run, const Summary& out) {
   const float shrink = float_of(uint32_t(127 - exponent) << 23);
 
   // The norm, and the rotation without its 1 / sqrt(rotated_dim).
-  float y[kMaxRotated] = {};
+  float y[kMaxRotatedDim] = {};
   for (int64_t d = 0; d < run.head_dim; ++d) y[d] = key[d] * lift * shrink;
   const float norm = std::sqrt(dot(y, y, rotated_dim));
   for (int64_t d = 0; d < rotated_dim; ++d) y[d] = y[d] * run.rotation_signs[d];
@@ -77,7 +75,7 @@ void encode_key(const float* key, const EncodeRun& run, const Summary& out) {
 
   std::memset(out.record, 0, layout.record_bytes());
   const float unrotate = 1.0f / std::sqrt(float(rotated_dim));
-  float weights[kMaxRotated / kSubspaceDim];
+  float weights[kMaxRotatedDim / kSubspaceDim];
   float heaviest = 0;
   for (int64_t b = 0; b < subspaces; ++b) {
     const float* part = y + b * kSubspaceDim;
@@ -125,7 +123,7 @@ void encode_key(const float* key, const EncodeRun& run, const Summary& out) {
 void encode(const EncodeRun& run) {
   const SummaryLayout layout{1, 1, run.rotated_dim};
   const int64_t row_bytes = run.row_stride * size_of(run.dtype);
-  float key[kMaxRotated];
+  float key[kMaxRotatedDim];
   for (int64_t i = 0; i < run.count; ++i) {
     to_float(static_cast<const char*>(run.rows) + i * row_bytes, run.dtype, run.head_dim, key);
     encode_key(key, run,

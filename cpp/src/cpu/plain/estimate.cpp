@@ -13,7 +13,7 @@ void estimate(const EstimateRun& run) {
     const uint8_t* record = run.records + slot * layout.record_bytes();
     const float scale = float_of(uint32_t{run.scales[slot]} << kScaleShift);
 
-    float value[256];
+    float value[kMaxRotatedDim];
     for (int64_t d = 0; d < run.rotated_dim; ++d) {
       int index = (signs[d / 8] >> (d % 8) & 1) * 8;
       for (int plane = 0; plane < 3; ++plane) {

@@ -9,7 +9,6 @@
 namespace pariskv::cpu::plain {
 
 void round_dots(const RoundDotsRun& run) {
-  constexpr int64_t kMaxHeadDim = 256;
   float key[kMaxHeadDim];
   int32_t rounded[kMaxHeadDim];
   for (int64_t r = 0; r < run.count; ++r) {

@@ -24,7 +24,7 @@ void score_signs(const ScoreSignsRun& run) {
       for (int64_t d = 0; d < run.subspaces * kSubspaceDim; ++d) {
         dot += (signs[d / 8] >> (d % 8)) & 1 ? query[d] : -query[d];
       }
-      // dot has 12 bits and norm 5: products are exact, and so is the choice of bucket.
+      // dot has 13 bits and norm 5: products are exact, and so is the choice of bucket.
       const float offset = std::fma(norm * norm, run.lift[h], run.offset[h]);
       best = std::max(best, std::fma(float(dot) * norm, run.gain[h], offset));
     }

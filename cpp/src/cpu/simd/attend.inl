@@ -11,7 +11,7 @@ constexpr int kColumnBlock = 4;
 
 /** A tile of rows, and what becomes of it for each query. */
 struct Tile {
-  // One half (K or V) of every row. Up to a multiple of 4, the last row stands in.
+  // One part (K or V) of every row. Up to a multiple of 4, the last row stands in.
   const char* rows[kAttendTile];
   int64_t count;
   int64_t visible[kQueryBlock];
@@ -19,7 +19,7 @@ struct Tile {
   float weights[kQueryBlock * kAttendTile];  // logits at first
 };
 
-/** Halves of rows that are wanted soon: asked for while earlier ones are worked on. */
+/** Parts of rows that are wanted soon: asked for while earlier ones are worked on. */
 struct Coming {
   const void* const* rows;
   int64_t count;
@@ -28,8 +28,8 @@ struct Coming {
 
   PKV_INLINE void prefetch(int64_t row) const {
     if (row >= count) return;
-    const char* half = static_cast<const char*>(rows[row]) + offset;
-    for (int64_t byte = 0; byte < bytes; byte += 64) _mm_prefetch(half + byte, _MM_HINT_T0);
+    const char* part = static_cast<const char*>(rows[row]) + offset;
+    for (int64_t byte = 0; byte < bytes; byte += 64) _mm_prefetch(part + byte, _MM_HINT_T0);
   }
 };
 
@@ -68,7 +68,7 @@ void dot_rows(const AttendRun& run, Tile& tile, int64_t q, const Coming& coming)
   for (int j = 0; j < kQueries; ++j) seen = greater(seen, tile.visible[q + j]);
   for (int64_t r = 0; r < seen; r += 4) {
     for (int64_t k = r; k < r + 4; ++k) coming.prefetch(k);
-    dot_four<Source, kQueries>(tile.rows + r, run.query + q * run.head_dim, run.head_dim, run.scale,
+    dot_four<Source, kQueries>(tile.rows + r, run.query + q * run.key_dim, run.key_dim, run.scale,
                                tile.weights + q * kAttendTile + r);
   }
 }
@@ -154,7 +154,7 @@ PKV_INLINE void mix_columns(const Tile& tile, int64_t q, int64_t begin, int64_t 
 /** Vectors d to d + kVectors of all queries. */
 template <typename Source, int kVectors>
 void mix_block(const AttendRun& run, const Tile& tile, int64_t d, const Coming& coming) {
-  const int64_t dim = run.head_dim;
+  const int64_t dim = run.value_dim;
   int64_t q = 0;
   for (; q + kQueryTile <= run.queries; q += kQueryTile) {
     // Rows that all of these queries see, then what each sees beyond.
@@ -178,31 +178,30 @@ void mix_block(const AttendRun& run, const Tile& tile, int64_t d, const Coming& 
 template <typename Source>
 void mix_tile(const AttendRun& run, const Tile& tile, const Coming& coming) {
   int64_t d = 0;
-  for (; d + kColumnBlock * kLanes <= run.head_dim; d += kColumnBlock * kLanes) {
+  for (; d + kColumnBlock * kLanes <= run.value_dim; d += kColumnBlock * kLanes) {
     mix_block<Source, kColumnBlock>(run, tile, d, d == 0 ? coming : kNothing);
   }
-  for (; d < run.head_dim; d += kLanes) mix_block<Source, 1>(run, tile, d, kNothing);
+  for (; d < run.value_dim; d += kLanes) mix_block<Source, 1>(run, tile, d, kNothing);
 }
 
-/** Lets the tile's rows be the halves at `offset` of `rows`. */
+/** Lets the tile's rows be the parts at `offset` of `rows`. */
 void point(Tile& tile, const void* const* rows, int64_t offset) {
   for (int64_t r = 0; r < (tile.count + 3) / 4 * 4; ++r) {
     tile.rows[r] = static_cast<const char*>(rows[lesser(r, tile.count - 1)]) + offset;
   }
 }
 
-/** Lets the tile's rows be floats in scratch, made from the halves at `offset` of `rows`. */
+/** Lets the tile's rows be floats in scratch, made from the `dim` elements at `offset` of `rows`.
+ */
 template <typename Source>
-void widen(const AttendRun& run, Tile& tile, const void* const* rows, int64_t offset,
+void widen(const AttendRun& run, Tile& tile, const void* const* rows, int64_t offset, int64_t dim,
            const Coming& coming) {
   for (int64_t r = 0; r < tile.count; ++r) {
     coming.prefetch(r);
-    to_float_from<Source>(static_cast<const char*>(rows[r]) + offset, run.head_dim,
-                          run.scratch + r * run.head_dim);
+    to_float_from<Source>(static_cast<const char*>(rows[r]) + offset, dim, run.scratch + r * dim);
   }
   for (int64_t r = 0; r < (tile.count + 3) / 4 * 4; ++r) {
-    tile.rows[r] =
-        reinterpret_cast<const char*>(run.scratch + lesser(r, tile.count - 1) * run.head_dim);
+    tile.rows[r] = reinterpret_cast<const char*>(run.scratch + lesser(r, tile.count - 1) * dim);
   }
 }
 
@@ -210,7 +209,7 @@ void widen(const AttendRun& run, Tile& tile, const void* const* rows, int64_t of
 template <typename Source>
 void attend_block(const AttendRun& run) {
   const bool widened = Source::kBytes < 4 && run.queries > kDirectQueries;
-  const int64_t half = run.head_dim * Source::kBytes;
+  const int64_t key_bytes = run.key_dim * Source::kBytes;
   int64_t deepest = 0;
   for (int64_t q = 0; q < run.queries; ++q) deepest = greater(deepest, run.limits[q]);
   deepest = lesser(deepest, run.count);
@@ -222,11 +221,11 @@ void attend_block(const AttendRun& run) {
       tile.visible[q] = greater(0, lesser(tile.count, run.limits[q] - begin));
     }
     const void* const* rows = run.rows + begin;
-    const Coming values = {rows, tile.count, half, half};
+    const Coming values = {rows, tile.count, key_bytes, run.value_dim * Source::kBytes};
     const Coming next_keys = {rows + tile.count, lesser(kAttendTile, deepest - begin - tile.count),
-                              0, half};
+                              0, key_bytes};
     if (widened) {
-      widen<Source>(run, tile, rows, 0, values);
+      widen<Source>(run, tile, rows, 0, run.key_dim, values);
       dot_tile<Float32>(run, tile, kNothing);
     } else {
       point(tile, rows, 0);
@@ -234,10 +233,10 @@ void attend_block(const AttendRun& run) {
     }
     for (int64_t q = 0; q < run.queries; ++q) soften(run, tile, q);
     if (widened) {
-      widen<Source>(run, tile, rows, half, next_keys);
+      widen<Source>(run, tile, rows, key_bytes, run.value_dim, next_keys);
       mix_tile<Float32>(run, tile, kNothing);
     } else {
-      point(tile, rows, half);
+      point(tile, rows, key_bytes);
       mix_tile<Source>(run, tile, next_keys);
     }
   }
@@ -247,11 +246,11 @@ void attend(const AttendRun& run) {
   for (int64_t q = 0; q < run.queries; q += kQueryBlock) {
     AttendRun block = run;
     block.queries = lesser(kQueryBlock, run.queries - q);
-    block.query += q * run.head_dim;
+    block.query += q * run.key_dim;
     block.limits += q;
     block.maximum += q;
     block.sum += q;
-    block.weighted += q * run.head_dim;
+    block.weighted += q * run.value_dim;
     with_source(run.dtype, [&](auto kind) { attend_block<decltype(kind)>(block); });
   }
 }

@@ -208,17 +208,9 @@ void score_signs(const ScoreSignsRun& run) {
     part.gain = run.gain + h;
     part.lift = run.lift + h;
     part.offset = run.offset + h;
-    switch (run.subspaces) {
-      case 8:
-        score_heads<8>(part, h > 0);
-        break;
-      case 16:
-        score_heads<16>(part, h > 0);
-        break;
-      case 32:
-        score_heads<32>(part, h > 0);
-        break;
-    }
+    with_size(RotatedDims{}, run.subspaces * kSubspaceDim, [&](auto dim) {
+      score_heads<int(decltype(dim)::kValue / kSubspaceDim)>(part, h > 0);
+    });
   }
 }
 
@@ -240,14 +232,8 @@ void vote(const ScoreVotesRun& run) {
 }
 
 void score_votes(const ScoreVotesRun& run) {
-  switch (run.subspaces) {
-    case 8:
-      return vote<8>(run);
-    case 16:
-      return vote<16>(run);
-    case 32:
-      return vote<32>(run);
-  }
+  with_size(VoteDims{}, run.subspaces * kSubspaceDim,
+            [&](auto dim) { vote<int(decltype(dim)::kValue / kSubspaceDim)>(run); });
 }
 
 /** The places of the set bits of every byte, first ones first. */

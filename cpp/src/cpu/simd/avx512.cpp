@@ -50,6 +50,13 @@ PKV_INLINE __m128i load16(const void* x) { return _mm_loadu_si128(static_cast<co
 template <int kSubspaces>
 PKV_INLINE __m512i four_keys(const uint8_t* signs, int i, int chunk) {
   if (kSubspaces == 16) return load64(signs + 64 * i);
+  if (kSubspaces == 64) {
+    const uint8_t* first = signs + 256 * i + 16 * chunk;
+    const __m512i one = _mm512_castsi128_si512(load16(first));
+    const __m512i two = _mm512_inserti32x4(one, load16(first + 64), 1);
+    const __m512i three = _mm512_inserti32x4(two, load16(first + 128), 2);
+    return _mm512_inserti32x4(three, load16(first + 192), 3);
+  }
   const __m512i a = load64(signs + 128 * i), b = load64(signs + 128 * i + 64);
   return chunk == 0 ? _mm512_shuffle_i32x4(a, b, 0x88) : _mm512_shuffle_i32x4(a, b, 0xdd);
 }
@@ -196,17 +203,9 @@ void score_signs(const ScoreSignsRun& run) {
     part.gain = run.gain + h;
     part.lift = run.lift + h;
     part.offset = run.offset + h;
-    switch (run.subspaces) {
-      case 8:
-        score_heads<8>(part, h > 0);
-        break;
-      case 16:
-        score_heads<16>(part, h > 0);
-        break;
-      case 32:
-        score_heads<32>(part, h > 0);
-        break;
-    }
+    with_size(RotatedDims{}, run.subspaces * kSubspaceDim, [&](auto dim) {
+      score_heads<int(decltype(dim)::kValue / kSubspaceDim)>(part, h > 0);
+    });
   }
 }
 
@@ -289,14 +288,8 @@ void vote(const ScoreVotesRun& run) {
 }
 
 void score_votes(const ScoreVotesRun& run) {
-  switch (run.subspaces) {
-    case 8:
-      return vote<8>(run);
-    case 16:
-      return vote<16>(run);
-    case 32:
-      return vote<32>(run);
-  }
+  with_size(VoteDims{}, run.subspaces * kSubspaceDim,
+            [&](auto dim) { vote<int(decltype(dim)::kValue / kSubspaceDim)>(run); });
 }
 
 int64_t collect(const uint8_t* scores, int64_t count, uint8_t threshold, int64_t* ties,

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "cpu/simd/kernels.h"
+#include "pariskv/error.h"
 
 #ifdef PKV_HAVE_X86_KERNELS
 #include <cpuid.h>
@@ -47,6 +48,11 @@ const Kernels* avx2_kernels() { return nullptr; }
 const Kernels* avx512_kernels() { return nullptr; }
 
 #endif
+
+void no_kernel(const char* what, int64_t value) {
+  throw InternalError("pariskv has no kernel for the " + std::string(what) + " " +
+                      std::to_string(value));
+}
 
 namespace {
 

@@ -211,14 +211,9 @@ void encode_run(const EncodeRun& run) {
 
 void encode(const EncodeRun& run) {
   with_source(run.dtype, [&](auto kind) {
-    switch (run.rotated_dim) {
-      case 64:
-        return encode_run<4, decltype(kind)>(run);
-      case 128:
-        return encode_run<8, decltype(kind)>(run);
-      case 256:
-        return encode_run<16, decltype(kind)>(run);
-    }
+    with_size(RotatedDims{}, run.rotated_dim, [&](auto dim) {
+      encode_run<int(decltype(dim)::kValue / kLanes), decltype(kind)>(run);
+    });
   });
 }
 

@@ -67,14 +67,8 @@ void estimate_run(const EstimateRun& run) {
 }
 
 void estimate(const EstimateRun& run) {
-  switch (run.rotated_dim) {
-    case 64:
-      return estimate_run<4>(run);
-    case 128:
-      return estimate_run<8>(run);
-    case 256:
-      return estimate_run<16>(run);
-  }
+  with_size(RotatedDims{}, run.rotated_dim,
+            [&](auto dim) { estimate_run<int(decltype(dim)::kValue / kLanes)>(run); });
 }
 
 }  // namespace

@@ -58,6 +58,18 @@ PKV_INLINE void with_source(DType dtype, Visit visit) {
     case DType::kBFloat16:
       return visit(BFloat16{});
   }
+  no_kernel("type", int64_t(dtype));
+}
+
+/** Calls `visit` with `size`, one of the list, as a Constant. */
+template <int64_t kFirst, int64_t... kRest, typename Visit>
+PKV_INLINE void with_size(Sizes<kFirst, kRest...>, int64_t size, Visit visit) {
+  if (size == kFirst) return visit(Constant<kFirst>{});
+  if constexpr (sizeof...(kRest) > 0) {
+    with_size(Sizes<kRest...>{}, size, visit);
+  } else {
+    no_kernel("size", size);
+  }
 }
 
 /** i + (i+8), then i + (i+4): what is left of a fold is 2 apart, then 1. */

@@ -17,6 +17,7 @@
 
 #include <cstdint>
 
+#include "pariskv/sizes.h"
 #include "pariskv/tensor_view.h"
 
 namespace pariskv::cpu {
@@ -91,19 +92,20 @@ struct EstimateRun {
 
 /** Attention of some queries over some rows, continued from and left in a running state. */
 struct AttendRun {
-  const void* const* rows;  // (count) each K (head_dim) then V (head_dim)
+  const void* const* rows;  // (count) each K (key_dim) then V (value_dim)
   int64_t count;
   DType dtype;
-  int64_t head_dim;
+  int64_t key_dim;
+  int64_t value_dim;
   int64_t queries;
-  const float* query;     // (queries, head_dim)
+  const float* query;     // (queries, key_dim)
   const int64_t* limits;  // (queries) query i sees rows 0 to limits[i]; others are not read
   float scale;
   float softcap;    // 0: none
   float* maximum;   // (queries) in, out; starts at -infinity
   float* sum;       // (queries) in, out; starts at 0
-  float* weighted;  // (queries, head_dim) in, out; starts at 0
-  float* scratch;   // (kAttendTile, head_dim)
+  float* weighted;  // (queries, value_dim) in, out; starts at 0
+  float* scratch;   // (kAttendTile, the larger of both)
 };
 
 /** An estimate fetches the summaries of this many keys ahead; measured, more get dropped. */
@@ -151,6 +153,12 @@ struct Kernels {
   /** Elements of a row as float. */
   void (*to_float)(const void* source, DType dtype, int64_t count, float* out);
 };
+
+/**
+ * What a kernel calls for a size or a type that it was not compiled for: throws InternalError.
+ * Out of line, in code for the oldest machine, as exceptions have inline functions.
+ */
+[[noreturn]] void no_kernel(const char* what, int64_t value);
 
 /** The oracle, always there. */
 const Kernels& plain_kernels();

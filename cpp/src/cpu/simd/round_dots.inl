@@ -53,18 +53,8 @@ void round_dots_of(const RoundDotsRun& run) {
 void round_dots(const RoundDotsRun& run) {
   with_source(run.dtype, [&](auto kind) {
     using Source = decltype(kind);
-    switch (run.head_dim) {
-      case 64:
-        return round_dots_of<Source, 4>(run);
-      case 80:
-        return round_dots_of<Source, 5>(run);
-      case 96:
-        return round_dots_of<Source, 6>(run);
-      case 128:
-        return round_dots_of<Source, 8>(run);
-      case 256:
-        return round_dots_of<Source, 16>(run);
-    }
+    with_size(HeadDims{}, run.head_dim,
+              [&](auto dim) { round_dots_of<Source, int(decltype(dim)::kValue / kLanes)>(run); });
   });
 }
 

@@ -6,12 +6,12 @@
 #include "cpu/numerics.h"
 #include "cpu/rows.h"
 #include "cpu/softmax.h"
+#include "dispatch.h"
 
 namespace pariskv::cpu {
 
 namespace {
 
-constexpr int64_t kMaxHeadDim = 256;
 // Queries that share one pass over the rows: a tile of rows is turned to floats once for all.
 constexpr int64_t kQueryBlock = 32;
 // Row pointers gathered at a time; a multiple of the tile, so that tiles stay where they were.
@@ -41,9 +41,9 @@ void attend_rows(const Kernels& kernels, const ModelShape& shape, const Logits& 
     const int64_t count = std::min(kPointers, rows - begin);
     for (int64_t i = 0; i < count; ++i) pointers[i] = row(begin + i);
     for (int64_t q = 0; q < block.count; ++q) limits[q] = block.limits[q] - begin;
-    kernels.attend({pointers, count, shape.dtype, shape.head_dim, block.count, block.query, limits,
-                    logits.scale, logits.softcap, block.maximum, block.sum, block.weighted,
-                    scratch});
+    kernels.attend({pointers, count, shape.rows.dtype, shape.rows.key_dim, shape.rows.value_dim,
+                    block.count, block.query, limits, logits.scale, logits.softcap, block.maximum,
+                    block.sum, block.weighted, scratch});
   }
 }
 
@@ -74,28 +74,26 @@ void load_group(const DecodeArgs& args, const Running& state, const Kernels& ker
   block.count = part.count;
   block.maximum = state.maximum + running;
   block.sum = state.sum + running;
-  block.weighted = state.weighted + running * shape.head_dim;
+  block.weighted = state.weighted + running * shape.rows.value_dim;
   for (int64_t q = 0; q < part.count; ++q) {
-    kernels.to_float(element_at(args.q, part.token, query_head + q), shape.dtype, shape.head_dim,
-                     block.query + q * shape.head_dim);
+    kernels.to_float(element_at(args.q, part.token, query_head + q), shape.rows.dtype,
+                     shape.rows.key_dim, block.query + q * shape.rows.key_dim);
     block.limits[q] = rows;
   }
 }
 
-void store_row(float* values, int64_t count, DType dtype, char* out) {
-  for (int64_t d = 0; d < count; ++d) {
-    switch (dtype) {
-      case DType::kFloat32:
+void store_row(const float* values, int64_t count, DType dtype, char* out) {
+  dispatch(dtype, [&](auto type) {
+    for (int64_t d = 0; d < count; ++d) {
+      if constexpr (type == DType::kFloat32) {
         reinterpret_cast<float*>(out)[d] = values[d];
-        break;
-      case DType::kFloat16:
+      } else if constexpr (type == DType::kFloat16) {
         reinterpret_cast<uint16_t*>(out)[d] = float_to_float16(values[d]);
-        break;
-      case DType::kBFloat16:
+      } else {
         reinterpret_cast<uint16_t*>(out)[d] = float_to_bfloat16(values[d]);
-        break;
+      }
     }
-  }
+  });
 }
 
 struct Result {
@@ -109,9 +107,10 @@ void finish(const ModelShape& shape, const Logits& logits, float maximum, float 
   const float lse = log_sum_exp(maximum, sum, bias_of(logits, to.query_head));
   // The share of all attention that e^maximum stands for; nothing seen leaves zeros.
   const float share = lse == -INFINITY || maximum == -INFINITY ? 0.0f : std::exp(maximum - lse);
-  for (int64_t d = 0; d < shape.head_dim; ++d) weighted[d] = weighted[d] * share;
+  for (int64_t d = 0; d < shape.rows.value_dim; ++d) weighted[d] = weighted[d] * share;
   if (to.out.data != nullptr) {
-    store_row(weighted, shape.head_dim, shape.dtype, element_at(to.out, to.token, to.query_head));
+    store_row(weighted, shape.rows.value_dim, shape.rows.dtype,
+              element_at(to.out, to.token, to.query_head));
   }
   if (to.lse.data != nullptr) {
     static_cast<float*>(to.lse.data)[to.token * to.lse.strides[0] + to.query_head] = lse;
@@ -130,7 +129,7 @@ void CpuBackend::attend_resident(const DecodeArgs& args, const Running& running)
     load_group(args, running, kernels_, part, rows, block);
     std::fill_n(block.maximum, block.count, -INFINITY);
     std::fill_n(block.sum, block.count, 0.0f);
-    std::fill_n(block.weighted, block.count * shape.head_dim, 0.0f);
+    std::fill_n(block.weighted, block.count * shape.rows.value_dim, 0.0f);
     attend_rows(kernels_, shape, args.logits, block, rows, [&](int64_t i) {
       return row_at(shape, sequence, part.head, i < sequence.zone_begin ? i : i + gap);
     });
@@ -150,7 +149,7 @@ void CpuBackend::attend_selected(const DecodeArgs& args, const Running& running)
                 [&](int64_t i) { return row_at(shape, sequence, part.head, selected[i]); });
     for (int64_t q = 0; q < block.count; ++q) {
       finish(shape, args.logits, block.maximum[q], block.sum[q],
-             block.weighted + q * shape.head_dim,
+             block.weighted + q * shape.rows.value_dim,
              {args.out, args.lse, part.token, part.head * shape.group + part.first + q});
     }
   });
@@ -174,20 +173,20 @@ void CpuBackend::attend_exact(const AttendExactArgs& args, Stream) {
       block.maximum = maximum, block.sum = sum, block.weighted = weighted;
       std::fill_n(maximum, block.count, -INFINITY);
       std::fill_n(sum, block.count, 0.0f);
-      std::fill_n(weighted, block.count * shape.head_dim, 0.0f);
+      std::fill_n(weighted, block.count * shape.rows.value_dim, 0.0f);
       const auto token_of = [&](int64_t q) { return (first + q) / shape.group; };
       const auto head_of = [&](int64_t q) {
         return head * shape.group + (first + q) % shape.group;
       };
       for (int64_t q = 0; q < block.count; ++q) {
-        kernels_.to_float(element_at(args.q, packed + token_of(q), head_of(q)), shape.dtype,
-                          shape.head_dim, block.query + q * shape.head_dim);
+        kernels_.to_float(element_at(args.q, packed + token_of(q), head_of(q)), shape.rows.dtype,
+                          shape.rows.key_dim, block.query + q * shape.rows.key_dim);
         block.limits[q] = before + token_of(q) + 1;
       }
       attend_rows(kernels_, shape, args.logits, block, block.limits[block.count - 1],
                   [&](int64_t i) { return row_at(shape, sequence, head, i); });
       for (int64_t q = 0; q < block.count; ++q) {
-        finish(shape, args.logits, maximum[q], sum[q], weighted + q * shape.head_dim,
+        finish(shape, args.logits, maximum[q], sum[q], weighted + q * shape.rows.value_dim,
                {args.out, args.lse, packed + token_of(q), head_of(q)});
       }
     });
@@ -199,14 +198,15 @@ void CpuBackend::exact_logits(const ExactLogitsArgs& args, Stream) {
   float query[kMaxHeadDim], key[kMaxHeadDim];
   for (int64_t query_head = 0; query_head < shape.query_heads(); ++query_head) {
     const int64_t head = query_head / shape.group;
-    kernels_.to_float(element_at(args.q, 0, query_head), shape.dtype, shape.head_dim, query);
+    kernels_.to_float(element_at(args.q, 0, query_head), shape.rows.dtype, shape.rows.key_dim,
+                      query);
     for (int64_t i = 0; i < args.width; ++i) {
       const int32_t position = args.positions[head * args.width + i];
       if (position < 0) continue;
-      kernels_.to_float(row_at(shape, args.sequence, head, position), shape.dtype, shape.head_dim,
-                        key);
+      kernels_.to_float(row_at(shape, args.sequence, head, position), shape.rows.dtype,
+                        shape.rows.key_dim, key);
       args.out[query_head * args.width + i] =
-          soft_capped(dot(query, key, shape.head_dim) * args.logits.scale, args.logits.softcap);
+          soft_capped(dot(query, key, shape.rows.key_dim) * args.logits.scale, args.logits.softcap);
     }
   }
 }

@@ -23,7 +23,7 @@ Running CpuBackend::cut(const DecodeArgs& args, Cutter& cutter) {
   Running running{};
   running.maximum = cutter.take<float>(queries);
   running.sum = cutter.take<float>(queries);
-  running.weighted = cutter.take<float>(queries * shape.head_dim);
+  running.weighted = cutter.take<float>(queries * shape.rows.value_dim);
   running.selection.width = rows_per_head(args.rules);
   running.selection.position = cutter.take<int32_t>(lists * running.selection.width);
   running.selection.count = cutter.take<int64_t>(lists);

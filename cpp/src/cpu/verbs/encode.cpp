@@ -8,8 +8,6 @@ namespace pariskv::cpu {
 
 namespace {
 
-constexpr int64_t kMaxRotatedDim = 256;
-
 /** Calls `visit(first, count)` over [begin, end), within a segment and kTallyKeys at a time. */
 template <typename Visit>
 void each_run(int64_t begin, int64_t end, int64_t segment_tokens, Visit visit) {
@@ -93,8 +91,8 @@ void ParisKvStep::keep_up(const ParisKvEncode& args) {
       const int64_t end = std::min(job.end, (segment + 1) * shape.segment_tokens);
       const int64_t slot = begin % shape.segment_tokens;
       uint8_t* block = job.sequence.summaries[segment];
-      kernels_.encode({row_at(shape, job.sequence, head, begin), shape.dtype, shape.row_elements(),
-                       end - begin, shape.head_dim, shape.rotated_dim,
+      kernels_.encode({row_at(shape, job.sequence, head, begin), shape.rows.dtype,
+                       shape.rows.elements(), end - begin, shape.rows.key_dim, shape.rotated_dim,
                        args.codec->rotation_signs.data(), args.codec->thresholds.data(),
                        args.codec->centres.data(), layout.signs(block, head, slot),
                        layout.norms(block, head, slot), layout.scales(block, head, slot),

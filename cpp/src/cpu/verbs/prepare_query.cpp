@@ -13,25 +13,24 @@ namespace pariskv::cpu {
 
 namespace {
 
-constexpr int64_t kMaxRotated = 256;
-
 /** Query `searcher` of a head as floats: one of the group, or the group's mean. */
 void load_query(const SearchArgs& args, const Kernels& kernels, int64_t row, int64_t head,
                 int64_t searcher, float* query) {
   const ModelShape& shape = args.shape();
   const int64_t first = head * shape.group;
   if (args.rules().group_rule != GroupRule::kMeanQuery) {
-    kernels.to_float(element_at(args.decode.q, row, first + searcher), shape.dtype, shape.head_dim,
-                     query);
+    kernels.to_float(element_at(args.decode.q, row, first + searcher), shape.rows.dtype,
+                     shape.rows.key_dim, query);
     return;
   }
-  float one[kMaxRotated];
-  std::fill_n(query, shape.head_dim, 0.0f);
+  float one[kMaxHeadDim];
+  std::fill_n(query, shape.rows.key_dim, 0.0f);
   for (int64_t g = 0; g < shape.group; ++g) {
-    kernels.to_float(element_at(args.decode.q, row, first + g), shape.dtype, shape.head_dim, one);
-    for (int64_t d = 0; d < shape.head_dim; ++d) query[d] = query[d] + one[d];
+    kernels.to_float(element_at(args.decode.q, row, first + g), shape.rows.dtype,
+                     shape.rows.key_dim, one);
+    for (int64_t d = 0; d < shape.rows.key_dim; ++d) query[d] = query[d] + one[d];
   }
-  for (int64_t d = 0; d < shape.head_dim; ++d) query[d] = query[d] / float(shape.group);
+  for (int64_t d = 0; d < shape.rows.key_dim; ++d) query[d] = query[d] / float(shape.group);
 }
 
 /** H diag(s) q, without the 1 / sqrt; false, and all zero, when q is not finite. */
@@ -39,7 +38,7 @@ bool rotate(const SearchArgs& args, const float* query, float* rotated) {
   const ModelShape& shape = args.shape();
   bool finite = true;
   for (int64_t d = 0; d < shape.rotated_dim; ++d) {
-    rotated[d] = d < shape.head_dim ? query[d] * args.rules().codec->rotation_signs[d] : 0.0f;
+    rotated[d] = d < shape.rows.key_dim ? query[d] * args.rules().codec->rotation_signs[d] : 0.0f;
   }
   plain::walsh_hadamard(rotated, shape.rotated_dim);
   for (int64_t d = 0; d < shape.rotated_dim; ++d) {
@@ -86,14 +85,15 @@ class Window {
 
   /** A finite query (head_dim) to be the one at `index`. */
   void set(int64_t index, const float* query) {
-    const float largest = largest_of(query, shape_.head_dim);
-    quantise(query, shape_.head_dim, largest, kByteLevels, query_ + index * shape_.head_dim);
+    const float largest = largest_of(query, shape_.rows.key_dim);
+    quantise(query, shape_.rows.key_dim, largest, kByteLevels,
+             query_ + index * shape_.rows.key_dim);
     base_[index] = logits_.scale * (largest / kByteLevels) * kOctaveSteps;
   }
 
   void look(const Kernels& kernels, int64_t queries) {
-    kernels.round_dots(
-        {rows_, count_, shape_.dtype, shape_.head_dim, queries, query_, dots_, exponents_});
+    kernels.round_dots({rows_, count_, shape_.rows.dtype, shape_.rows.key_dim, queries, query_,
+                        dots_, exponents_});
   }
 
   /** Of the query at `index`, in octaves; a finite `bias` is one logit more. */
@@ -121,7 +121,7 @@ class Window {
   const Logits& logits_;
   const void* rows_[kWindowRows];
   int64_t count_ = 0;
-  int16_t query_[kQueries * kMaxRotated] = {};
+  int16_t query_[kQueries * kMaxHeadDim] = {};
   float base_[kQueries] = {};
   int32_t dots_[kQueries * kWindowRows];
   uint8_t exponents_[kWindowRows];
@@ -160,8 +160,8 @@ void cast_votes(const float* part, const int32_t* counts, int64_t keys, double v
 struct Searcher {
   int64_t number;  // of all searchers of the item
   bool finite;
-  float query[kMaxRotated];
-  float rotated[kMaxRotated];
+  float query[kMaxHeadDim];
+  float rotated[kMaxRotatedDim];
 };
 
 void prepare(const SearchArgs& args, const Kernels& kernels, const SearchItem& item, int64_t head,

@@ -28,23 +28,25 @@ void each_token(ThreadPool& pool, const RowsArgs& args, Visit visit) {
 }  // namespace
 
 void CpuBackend::append(const RowsArgs& args, Stream) {
-  const int64_t half = args.shape.row_bytes() / 2;
+  const RowFormat& format = args.shape.rows;
   each_token(pool_, args, [&](const SequenceView& sequence, int64_t token, int64_t position) {
     for (int64_t head = 0; head < args.shape.kv_heads; ++head) {
       char* row = row_at(args.shape, sequence, head, position);
-      std::memcpy(row, element_at(args.k, token, head), size_t(half));
-      std::memcpy(row + half, element_at(args.v, token, head), size_t(half));
+      char* value = row + format.key_bytes();
+      std::memcpy(row, element_at(args.k, token, head), size_t(format.key_bytes()));
+      std::memcpy(value, element_at(args.v, token, head), size_t(format.value_bytes()));
     }
   });
 }
 
 void CpuBackend::read(const RowsArgs& args, Stream) {
-  const int64_t half = args.shape.row_bytes() / 2;
+  const RowFormat& format = args.shape.rows;
   each_token(pool_, args, [&](const SequenceView& sequence, int64_t token, int64_t position) {
     for (int64_t head = 0; head < args.shape.kv_heads; ++head) {
       const char* row = row_at(args.shape, sequence, head, position);
-      std::memcpy(element_at(args.k, token, head), row, size_t(half));
-      std::memcpy(element_at(args.v, token, head), row + half, size_t(half));
+      const char* value = row + format.key_bytes();
+      std::memcpy(element_at(args.k, token, head), row, size_t(format.key_bytes()));
+      std::memcpy(element_at(args.v, token, head), value, size_t(format.value_bytes()));
     }
   });
 }
