@@ -155,9 +155,9 @@ __device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], con
 /** Makes the barriers of a RowAttention. Before a barrier of the block. */
 __device__ __forceinline__ void init_row_barriers(uint64_t (&barriers)[kMostSlots]) {
   if (int(threadIdx.x) < kMostSlots) {
-    init_barrier(&barriers[threadIdx.x], kWarps * RowCopies::kArrivals);
+    ptx::mbarrier_init(&barriers[threadIdx.x], kWarps * RowCopies::kArrivals);
   }
-  before_copies();
+  ptx::fence_proxy_async_shared();
 }
 
 /** Where the parts of a head's attention are left: (kParts, group, 2 + head_dim). */
@@ -331,7 +331,7 @@ class RowAttention {
         to[d] = new_row_.k[d];
         to[shape_.head_dim + d] = new_row_.v[d];
       }
-      before_copies();  // that will use this slot again
+      ptx::fence_proxy_async_shared();  // that will use this slot again
     }
     RowCopies::finish(barrier);
     advance(count);

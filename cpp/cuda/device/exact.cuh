@@ -2,7 +2,7 @@
 #pragma once
 
 #include "device/numbers.cuh"
-#include "device/staging.cuh"
+#include "device/ptx.cuh"
 
 namespace pariskv::cuda::device {
 
@@ -57,9 +57,9 @@ __device__ __forceinline__ void stage_rows(const ExactParameters& p, int head, i
   for (int step = 0; step < (kRows * kChunks + kThreads - 1) / kThreads; ++step) {
     const int i = step * kThreads + int(threadIdx.x), row = i / kChunks, chunk = i % kChunks;
     if (kRows * kChunks % kThreads != 0 && row >= kRows) break;
-    stage16(target + row * kPitch + chunk * 16, rows + i * 16, first + row < end);
+    ptx::cp_async_cg_16(target + row * kPitch + chunk * 16, rows + i * 16, first + row < end);
   }
-  close_stage();
+  ptx::cp_async_commit_group();
 }
 
 __device__ __forceinline__ float capped(float logit, float softcap) {
