@@ -82,7 +82,7 @@ __device__ __forceinline__ void find(const Chain& chain, int trips) {
 __global__ void __launch_bounds__(256) look(const __grid_constant__ Chain chain) {
   device::let_successor_start();
   find(chain, 4);
-  device::tell_of_block(chain.windows + blockIdx.x, kToken);
+  device::store_release_after_block(chain.windows + blockIdx.x, kToken);
 }
 
 __global__ void __launch_bounds__(256, 3) scan(const __grid_constant__ Chain chain) {
@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(256, 3) scan(const __grid_constant__ Chain cha
   const int head = int(blockIdx.x) / kScans, rank = int(blockIdx.x) % kScans;
   const int warp = __shfl_sync(~0u, device::warp_id(), 0), lane = device::lane_id();
   find(chain, 3);
-  if (lane < kStages) device::init_barrier(&barriers[warp][lane], Copies::kArrivals);
-  device::before_copies();
+  if (lane < kStages) device::ptx::mbarrier_init(&barriers[warp][lane], Copies::kArrivals);
+  device::ptx::fence_proxy_async_shared();
   __syncwarp();
   const int team = device::kWarps * kScans, mine = rank * device::kWarps + warp;
   const int begin = int(int64_t(chain.units) * mine / team);
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(256, 3) scan(const __grid_constant__ Chain cha
                    barrier);
   };
   for (int i = 0; i < kStages; ++i) copy(begin + i);
-  device::await_told(chain.windows + head * kWindows, kWindows, kToken);
+  device::wait_for_flags(chain.windows + head * kWindows, kWindows, kToken);
   for (int unit = begin; unit < end; ++unit) {
     const int turn = unit - begin;
     device::wait(&barriers[warp][turn % kStages], uint32_t(turn / kStages % 2));
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(256, 3) scan(const __grid_constant__ Chain cha
   __syncthreads();
   int* counts = chain.counts + int64_t(blockIdx.x) * kCountInts;
   for (int i = int(threadIdx.x); chain.does.keys && i < kCountInts; i += 256) counts[i] = i;
-  device::tell_of_block(chain.scans + blockIdx.x, kToken);
+  device::store_release_after_block(chain.scans + blockIdx.x, kToken);
   device::wait_for_predecessor();
 }
 
@@ -136,7 +136,7 @@ __global__ void __maxnreg__(96) estimate(const __grid_constant__ Chain chain) {
   find(chain, 3);
   const int share = chain.candidates <= 8192 ? kHalf : kEstimates;
   if (rank >= share) return;
-  device::await_told(chain.scans + head * kScans, kScans, kToken);
+  device::wait_for_flags(chain.scans + head * kScans, kScans, kToken);
   uint32_t sum = 0;
   if (chain.does.candidates) {
     // The threshold in two looks, then the warps of scans, then their scores.
@@ -174,11 +174,11 @@ __global__ void __maxnreg__(96) estimate(const __grid_constant__ Chain chain) {
   }
   if (sum == 0x12345678) chain.out[0] = 1;
   device::wait_for_predecessor();
-  device::tell_of_block(chain.estimated + head * kEstimates + rank, kToken);
+  device::store_release_after_block(chain.estimated + head * kEstimates + rank, kToken);
 }
 
 struct TakeSpace {
-  device::Mail mail;
+  device::ClusterMailbox mail;
   alignas(16) int4 bins[2][kCluster][16];
   float parts[kCluster][kPartFloats];
   uint64_t there;
@@ -192,13 +192,13 @@ __global__ void __launch_bounds__(256, 1) take(const __grid_constant__ Chain cha
   const int thread = int(threadIdx.x);
   const device::Cluster cluster{kCluster, rank};
   find(chain, 3);
-  if (thread == 0) device::init_barrier(&space.there, 1);
-  device::before_copies();
+  if (thread == 0) device::ptx::mbarrier_init(&space.there, 1);
+  device::ptx::fence_proxy_async_shared();
   __syncthreads();
   space.mail.open(cluster);
   __syncthreads();
   const int share = chain.candidates <= 8192 ? kEstimates / 2 : kEstimates;
-  device::await_told(chain.estimated + head * kEstimates, share, kToken);
+  device::wait_for_flags(chain.estimated + head * kEstimates, share, kToken);
   int sum = 0;
   if (chain.does.candidates) {
     const int first = int(int64_t(chain.candidates) * rank / kCluster);
@@ -234,7 +234,8 @@ __global__ void __launch_bounds__(256, 1) take(const __grid_constant__ Chain cha
   }
   if (chain.does.rows) {
     using Copies = device::WarpCopies<device::kBulkCopies>;
-    if (thread == 0) device::arrive_and_expect(&space.there, uint32_t(rows * kRowBytes));
+    if (thread == 0)
+      device::ptx::mbarrier_arrive_expect_tx(&space.there, uint32_t(rows * kRowBytes));
     __syncthreads();
     if (thread < rows) Copies::start(room + thread * kRowBytes, address, kRowBytes, &space.there);
     device::wait(&space.there, 0);

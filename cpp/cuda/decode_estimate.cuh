@@ -61,9 +61,9 @@ struct Estimate {
     if (threadIdx.x == 0) space.first_segment = first;
     const int count = min(device::split_position(zone, zone.end - 1).x + 1 - first, kKnownSegments);
     for (int i = int(threadIdx.x); i < count; i += device::kThreads) {
-      device::stage(&space.segments[i], &zone.summaries[first + i]);
+      device::ptx::cp_async_ca(&space.segments[i], &zone.summaries[first + i]);
     }
-    device::close_stage();
+    device::ptx::cp_async_commit_group();
   }
 
   /**
@@ -76,7 +76,7 @@ struct Estimate {
       device::wait_for_predecessor();
       __syncthreads();
     } else {
-      device::await_told(block.context.scratch.told, scans(), launch.token);
+      device::wait_for_flags(block.context.scratch.told, scans(), launch.token);
     }
   }
 
@@ -120,7 +120,7 @@ struct Estimate {
       block.context.scratch.likely() = coarse;
     }
     if (threadIdx.x == 0) space.threshold = scores.threshold;
-    device::await_stage<0>();  // addresses of segments
+    device::ptx::cp_async_wait_group<0>();  // addresses of segments
     __syncthreads();
     return count;
   }
@@ -206,7 +206,7 @@ struct Estimate {
     if (chunk.left()) {
       gather.start(space.places[turn % 3], chunk.count() * device::kTileKeys, half(turn));
     }
-    device::close_stage();
+    device::ptx::cp_async_commit_group();
   }
   __device__ __forceinline__ char* half(int turn) const {
     return room() + turn % 2 * (device::kGatherBytes<kWords> / 2);
@@ -268,7 +268,7 @@ struct Estimate {
       const Chunk next = chunk.next();
       bring(next, turn + 1, gather);
       locate(next.next(), turn + 2, candidates, tiles);
-      device::await_stage<1>();
+      device::ptx::cp_async_wait_group<1>();
       __syncthreads();
       device::estimate<kWords>(queries, levels, half(turn), space.places[turn % 3], chunk.tile,
                                chunk.count(), first_slice * tiles.of_slice, tiles, out, masses,
@@ -276,7 +276,7 @@ struct Estimate {
       __syncthreads();
       chunk = next;
     }
-    device::await_stage<0>();
+    device::ptx::cp_async_wait_group<0>();
     masses.advance(chunk.end, tiles, space.masses);
     __syncthreads();
     if (rehearses) return;
@@ -326,7 +326,8 @@ struct Estimate {
     if (first) device::wait_for_predecessor();
     if (rehearses) return;
     if (launch.roomy) {
-      device::tell_of_block(block.context.scratch.told_of_estimates() + rank, launch.token);
+      device::store_release_after_block(block.context.scratch.told_of_estimates() + rank,
+                                        launch.token);
     }
     if (!first) device::wait_for_predecessor();
   }
@@ -351,7 +352,8 @@ __global__ void __maxnreg__(kRegistersBesideScan<kWords>)
     static_assert(device::kMostScans == 32, "a lane for each");
     const char* scratch = lane.scratch + head * lane.at.bytes;
     const auto* words = reinterpret_cast<const uint32_t*>(scratch + lane.at.told);
-    const bool told = launch.scans && device::told(words + device::lane_id()) == launch.token;
+    const bool told =
+        launch.scans && device::load_acquire(words + device::lane_id()) == launch.token;
     const uint32_t all = __ballot_sync(~0u, told);
     if (device::lane_id() > 0) return;
     space.told = all;

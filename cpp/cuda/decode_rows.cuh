@@ -36,7 +36,7 @@ struct RowSpace {
 
   /** By one thread, before what makes barriers known to the copy engine. */
   __device__ __forceinline__ void open() {
-    device::init_barrier(&early_there, 1);
+    device::ptx::mbarrier_init(&early_there, 1);
     early = 0;
   }
 };
@@ -206,8 +206,8 @@ class RowList {
       }
       if (i < rows && !addresses().is_placed(i)) ask_cache(list_[i]);
     }
-    device::before_copies();
-    if (device::kBulkCopies && threadIdx.x == 0) device::arrive(&space_.early_there);
+    device::ptx::fence_proxy_async_shared();
+    if (device::kBulkCopies && threadIdx.x == 0) device::ptx::mbarrier_arrive(&space_.early_there);
     __syncthreads();
   }
 

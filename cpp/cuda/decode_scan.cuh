@@ -29,7 +29,7 @@ static_assert(kTableBytes<8> >= 4 * 8 * 256);
 
 /**
  * Asks for the queries of the first round, by warps that do not look for the head's context
- * meanwhile; to be followed by `close_stage`, `await_stage` and a barrier.
+ * meanwhile; to be followed by a commit, a wait and a barrier.
  */
 template <typename Element, int kWords>
 __device__ __forceinline__ void stage_queries(const DecodeLaunch& launch, uint32_t index,
@@ -51,7 +51,7 @@ __device__ __forceinline__ void stage_queries(const DecodeLaunch& launch, uint32
     const uint32_t to = device::shared_address(out.rotated[slot]);
 #pragma unroll 1
     for (int piece = thread % kLanes; piece < pieces; piece += kLanes) {
-      device::stage16(to + 16 * piece, from + piece, true);
+      device::ptx::cp_async_cg_16(to + 16 * piece, from + piece);
     }
   }
 }
@@ -88,7 +88,7 @@ struct Scan {
    */
   __device__ __forceinline__ void prepare(int from, device::Lead& lead, bool& first) const {
     if (first) {
-      device::await_stage<0>();  // statistics, queries
+      device::ptx::cp_async_wait_group<0>();  // statistics, queries
       __syncthreads();
     }
     block.prepare_signs(from, first && launch.stages_queries, space.statistics, launch.token,
@@ -170,7 +170,7 @@ struct Scan {
     __syncwarp();
     const HeadScratch& scratch = block.context.scratch;
     device::write_counts(space.histogram, scratch.counts + rank);
-    device::tell_of_block(scratch.told + rank, launch.token);
+    device::store_release_after_block(scratch.told + rank, launch.token);
     device::wait_for_predecessor();
   }
 };
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(device::kThreads, 3)
   if (!find_context<Element>(launch, index, space.context, [](const SequenceView&, int) {}, look)) {
     return device::wait_for_predecessor();
   }
-  device::close_stage();  // before keys come, which are not waited for with these
+  device::ptx::cp_async_commit_group();  // before keys come, which are not waited for with these
   static_assert(device::kThreads == 256);
 #pragma unroll
   for (auto& histogram : space.histogram) histogram[threadIdx.x] = 0;

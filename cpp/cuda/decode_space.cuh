@@ -9,6 +9,7 @@
 #include "codec/head_scale.h"
 #include "device/attend.cuh"
 #include "device/rerank.cuh"
+#include "device/signal.cuh"
 #include "device/topk.cuh"
 #include "kernels.h"
 

@@ -7,7 +7,7 @@
 #include "decode_rows.cuh"
 #include "decode_worth.cuh"
 #include "device/parts.cuh"
-#include "device/staging.cuh"
+#include "device/ptx.cuh"
 
 namespace pariskv::cuda {
 
@@ -182,16 +182,16 @@ struct Take {
     const float* from = block.context.scratch.resident + member * row;
     device::SentParts& to = resident_parts()[turn];
     if (lane < device::kParts) {
-      device::stage(&to[lane][0], from + lane * step);
-      device::stage(&to[lane][1], from + lane * step + 1);
+      device::ptx::cp_async_ca(&to[lane][0], from + lane * step);
+      device::ptx::cp_async_ca(&to[lane][1], from + lane * step + 1);
     }
     if (d < shape.value_dim) {
 #pragma unroll 4
       for (int part = 0; part < device::kParts; ++part) {
-        device::stage(&to[part][2 + lane], from + part * step + 2 + d);
+        device::ptx::cp_async_ca(&to[part][2 + lane], from + part * step + 2 + d);
       }
     }
-    device::close_stage();
+    device::ptx::cp_async_commit_group();
   }
 
   /** Parts added up, outputs written. */
@@ -207,7 +207,7 @@ struct Take {
       const int64_t query_head = int64_t(block.context.head) * shape.group + member;
       device::Merged merged;
       if (mailed) {
-        device::await_stage<0>();
+        device::ptx::cp_async_wait_group<0>();
         __syncwarp();
         device::wait(&space.top_k.mail.parts, 0);
         merged = device::merge_sent(resident_parts()[turn], space.parts[turn]);
@@ -245,7 +245,7 @@ struct Take {
   /** Until all is there that earlier kernels leave. */
   __device__ __forceinline__ void await_estimates() const {
     if (launch.roomy && launch.estimates && block.searches()) {
-      device::await_told(block.context.scratch.told_of_estimates(), launch.share, launch.token);
+      device::wait_for_flags(block.context.scratch.told_of_estimates(), launch.share, launch.token);
     } else {
       device::wait_for_predecessor();
     }

@@ -47,8 +47,8 @@ __global__ void __launch_bounds__(device::kThreads)
     __syncthreads();
     const int steps = device::score_row<Element>(queries, mine, launch.call.logits.softcap);
     if (head + part < context.shape.group) {
-      device::tell_with(context.scratch.windows + (head + part) * device::kWindowRows + row,
-                        launch.token, row < rows ? steps : device::kNoSteps);
+      device::store_relaxed(context.scratch.windows + (head + part) * device::kWindowRows + row,
+                            launch.token, row < rows ? steps : device::kNoSteps);
     }
     __syncthreads();
   }

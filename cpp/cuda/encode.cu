@@ -5,7 +5,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "device/staging.cuh"
+#include "device/ptx.cuh"
 #include "device/summary.cuh"
 #include "device/summary_careful.cuh"
 #include "elements.h"
@@ -121,11 +121,11 @@ struct Walk {
       for (int i = 0; i < Cut::kKeys; i += kRows) {
         const char* from = source + i / kRows * stride + c * 16;
         if (present >> i & 1) {
-          stage16(target + (i * kPitch + c) * 16, from, inside);
+          ptx::cp_async_cg_16(target + (i * kPitch + c) * 16, from, inside);
         }
       }
     }
-    close_stage();
+    ptx::cp_async_commit_group();
   }
 
   /** Lays out the rotation's signs; a factor is 1 or -1, for bfloat16 in a word's upper half. */
@@ -151,7 +151,7 @@ struct Walk {
   }
 
   __device__ __forceinline__ void load(uint4 (&chunks)[Cut::kChunks]) {
-    await_stage<0>();
+    ptx::cp_async_wait_group<0>();
     __syncwarp();
     const uint4* own = &tile.rows[key * kPitch + Cut::chunk(part, 0)];
 #pragma unroll

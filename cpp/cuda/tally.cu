@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "device/numbers.cuh"
-#include "device/staging.cuh"
+#include "device/ptx.cuh"
 #include "dispatch.h"
 #include "kernels.h"
 #include "runtime.h"
@@ -42,16 +42,6 @@ struct TallyParameters {
   int32_t direction;
   int32_t run;  // tiles that a warp takes, or a block that counts
 };
-
-/** Sixteen rows of 32 bytes, eight columns of 32 bytes: sums += a b, of whole numbers. */
-__device__ __forceinline__ void multiply(int32_t (&sums)[4], const uint32_t (&a)[4],
-                                         const uint32_t (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};"
-      : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
 
 /** Where the keys of tiles of 32 positions lie; a tile never crosses a segment's border. */
 struct Keys {
@@ -93,10 +83,10 @@ struct alignas(16) Stage {
     const int lane = int(threadIdx.x) % 32;
 #pragma unroll
     for (int i = lane * 16; i < kTile * kSubspaces; i += 32 * 16) {
-      stage16(shared_address(signs + i), keys.signs() + i, true);
+      ptx::cp_async_cg_16(shared_address(signs + i), keys.signs() + i);
     }
     if (lane < kTile / 16) {
-      stage16(shared_address(norms + lane * 16), keys.norms() + lane * 16, true);
+      ptx::cp_async_cg_16(shared_address(norms + lane * 16), keys.norms() + lane * 16);
     }
   }
 };
@@ -143,11 +133,11 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kSubspaces>) tally_tiles(
   const auto fetch = [&](int tile) {
     if (tile < end) stages[warp][tile % kStages].fetch(ahead);
     ahead.advance(1);
-    close_stage();
+    ptx::cp_async_commit_group();
   };
   for (int i = 0; i < kStages - 1; ++i) fetch(first + i);
   for (int tile = first; tile < end; ++tile) {
-    await_stage<kStages - 2>();
+    ptx::cp_async_wait_group<kStages - 2>();
     __syncwarp();
     fetch(tile + kStages - 1);
     const Stage<kSubspaces>& keys = stages[warp][tile % kStages];
@@ -177,8 +167,8 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kSubspaces>) tally_tiles(
       for (int w = 0; w < kWords; w += 2) {
         const uint32_t a[4] = {signs[0][w] & bit, signs[0][w + 1] & bit, signs[1][w] & bit,
                                signs[1][w + 1] & bit};
-        multiply(products[w / 2][0], a, digits[0]);
-        multiply(products[w / 2][1], a, digits[1]);
+        ptx::mma_m16n8k32_u8(products[w / 2][0], a, digits[0]);
+        ptx::mma_m16n8k32_u8(products[w / 2][1], a, digits[1]);
       }
     }
   }

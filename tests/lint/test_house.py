@@ -194,6 +194,19 @@ def test_kernels_run_on_the_stream_of_the_call() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_inline_assembly_is_in_one_header() -> None:
+    """The emulator replaces that header, and can read no assembly."""
+    home = CUDA / "device/ptx.cuh"
+    wrong = [
+        f"{name(path)}: {found[0]}"
+        for path in files("cpp", "bench")
+        if path != home
+        for found in re.finditer(r"\b(asm|__asm|__asm__)\b", code_of(path))
+    ]
+    assert not wrong, "\n".join(wrong)
+    assert "asm volatile" in code_of(home)
+
+
 def test_files_can_be_read_in_one_sitting() -> None:
     long = [
         f"{name(path)}: {lines} lines"

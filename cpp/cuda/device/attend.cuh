@@ -161,9 +161,9 @@ __device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], con
 /** Makes the barriers of a RowAttention. Before a barrier of the block. */
 __device__ __forceinline__ void init_row_barriers(uint64_t (&barriers)[kMostSlots]) {
   if (int(threadIdx.x) < kMostSlots) {
-    init_barrier(&barriers[threadIdx.x], kWarps * RowCopies::kArrivals);
+    ptx::mbarrier_init(&barriers[threadIdx.x], kWarps * RowCopies::kArrivals);
   }
-  before_copies();
+  ptx::fence_proxy_async_shared();
 }
 
 /** Where the parts of a head's attention are left: (kParts, group, 2 + value_dim). */
@@ -345,7 +345,7 @@ class RowAttention {
       for (int d = lane_id(); d < shape_.value_dim; d += 32) {
         to[shape_.key_dim + d] = new_row_.v[d];
       }
-      before_copies();  // that will use this slot again
+      ptx::fence_proxy_async_shared();  // that will use this slot again
     }
     RowCopies::finish(barrier);
     advance(count);

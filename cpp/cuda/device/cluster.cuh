@@ -38,58 +38,13 @@ __device__ __forceinline__ int warp_begin(int count, int warp) {
 }
 
 /** A kernel that was launched early waits here for the work of the one before it. */
-__device__ __forceinline__ void wait_for_predecessor() {
-#if PKV_HOPPER
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
+__device__ __forceinline__ void wait_for_predecessor() { ptx::griddepcontrol_wait(); }
 /** Lets the next kernel take its place on the device; it waits for our work by itself. */
-__device__ __forceinline__ void let_successor_start() {
-#if PKV_HOPPER
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
+__device__ __forceinline__ void let_successor_start() { ptx::griddepcontrol_launch_dependents(); }
 /** What a kernel does that has nothing to do. */
 __device__ __forceinline__ void pass_on() {
   let_successor_start();
   wait_for_predecessor();
-}
-
-/** Tells other blocks, by a word, of all that this thread knows to be written. */
-__device__ __forceinline__ void tell(uint32_t* word, uint32_t what) {
-  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(what) : "memory");
-}
-/** The same of all that the block has written. All threads. */
-__device__ __forceinline__ void tell_of_block(uint32_t* word, uint32_t what) {
-  __syncthreads();
-  if (threadIdx.x == 0) tell(word, what);
-}
-/** What was told: what is known with it can be read afterwards. */
-__device__ __forceinline__ uint32_t told(const uint32_t* word) {
-  uint32_t what;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(what) : "l"(word) : "memory");
-  return what;
-}
-
-/** The same with something besides, which is known as soon as the word is: 32 bits of each. */
-__device__ __forceinline__ void tell_with(uint64_t* word, uint32_t what, int besides) {
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word),
-               "l"(uint64_t{what} << 32 | uint32_t(besides))
-               : "memory");
-}
-__device__ __forceinline__ uint64_t told_with(const uint64_t* word) {
-  uint64_t both;
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(both) : "l"(word) : "memory");
-  return both;
-}
-
-/** Until all of a few words have been told, by a thread each. Ends with a barrier. */
-__device__ __forceinline__ void await_told(const uint32_t* words, int count, uint32_t what) {
-  if (int(threadIdx.x) < count) {
-    while (told(words + threadIdx.x) != what) {
-    }
-  }
-  __syncthreads();
 }
 
 __device__ __forceinline__ int lane_id() { return int(threadIdx.x % 32); }
@@ -112,17 +67,10 @@ struct Cluster {
    * wrote before that, to shared or global memory, can then be read by all.
    */
   __device__ __forceinline__ void arrive() const {
-#if PKV_HOPPER
-    if (size > 1) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
+    if (size > 1) ptx::barrier_cluster_arrive_release();
   }
   __device__ __forceinline__ void wait() const {
-#if PKV_HOPPER
-    if (size > 1) {
-      asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-      return;
-    }
-#endif
+    if (kHopper && size > 1) return ptx::barrier_cluster_wait_acquire();
     __syncthreads();
   }
   __device__ __forceinline__ void sync() const {

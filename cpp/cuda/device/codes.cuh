@@ -15,9 +15,7 @@ constexpr int kLaneWords = kWords == 8 ? 2 : 1;
 
 /** Four of the eight bytes of a pair of words: which ones, say the digits of `places`, 0 to 7. */
 __device__ __forceinline__ uint32_t bytes_at(const uint32_t (&pair)[2], uint32_t places) {
-  uint32_t four;
-  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(four) : "r"(pair[0]), "r"(pair[1]), "r"(places));
-  return four;
+  return ptx::prmt(pair[0], pair[1], places);
 }
 
 /**
@@ -112,15 +110,6 @@ __device__ __forceinline__ void split_product(uint32_t a, __half2 b, uint32_t& m
   const __half2 product = __hmul2_rn(halves_of(a), b);
   most = bits_of(product);
   rest = bits_of(__hfma2(halves_of(a), b, __hneg2(product)));
-}
-
-/** sums += a b in halves: 16 keys times 16 dimensions times 8 columns. */
-__device__ __forceinline__ void multiply_halves(float (&sums)[4], const uint32_t (&a)[4],
-                                                uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-      "{%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 /**
@@ -226,8 +215,8 @@ __device__ __forceinline__ void multiply_codes(const CodeBits (&keys)[2], const 
           }
         }
         const int at = 4 * (2 * half + k) + r;
-        multiply_halves(sums, most, query[at], query[at + 1]);
-        multiply_halves(rests, rest, query[at], query[at + 1]);
+        ptx::mma_m16n8k16_f16(sums, most, query[at], query[at + 1]);
+        ptx::mma_m16n8k16_f16(rests, rest, query[at], query[at + 1]);
       }
     }
   }

@@ -5,77 +5,16 @@
  */
 #pragma once
 
-#include <cstdint>
-
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-#define PKV_HOPPER 1
-#else
-#define PKV_HOPPER 0
-#endif
+#include "device/ptx.cuh"
 
 namespace pariskv::cuda::device {
 
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return uint32_t(__cvta_generic_to_shared(pointer));
-}
-
-__device__ __forceinline__ void init_barrier(uint64_t* barrier, uint32_t arrivals) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
-               : "memory");
-}
-
-__device__ __forceinline__ void arrive(uint64_t* barrier) {
-  asm volatile("{\n .reg .b64 state;\n mbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(
-                   shared_address(barrier))
-               : "memory");
-}
-
-/** Arrives, and has the phase last until so many bytes have come too. */
-__device__ __forceinline__ void arrive_and_expect(uint64_t* barrier, uint32_t bytes) {
-#if PKV_HOPPER
-  asm volatile(
-      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
-      "r"(bytes)
-      : "memory");
-#endif
-}
+constexpr bool kBulkCopies = kHopper;
 
 /** Waits for the end of the phase with this parity: 0 the first, 1 the second, 0 the third. */
 __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
-  const uint32_t address = shared_address(barrier);
-  uint32_t done = 0;
-  while (done == 0) {
-#if PKV_HOPPER
-    asm volatile(
-        "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        " selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(address), "r"(parity)
-        : "memory");
-#else
-    asm volatile(
-        "{\n .reg .pred p;\n mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
-        " selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(address), "r"(parity)
-        : "memory");
-#endif
+  while (!ptx::mbarrier_try_wait_parity(barrier, parity)) {
   }
-}
-
-/** What lies there sets out for the cache. */
-__device__ __forceinline__ void prefetch(const void* address) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
-}
-
-/**
- * Before the copy engine writes where ordinary stores have written, or meets a barrier just made:
- * by the threads that stored, ahead of what orders them and the copying thread.
- */
-__device__ __forceinline__ void before_copies() {
-#if PKV_HOPPER
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
 }
 
 /**
@@ -89,15 +28,8 @@ struct WarpCopies;
 template <>
 struct WarpCopies<true> {
   static constexpr uint32_t kArrivals = 1;
-  /** For all lanes: true in one. So the compiler knows that it is one. */
-  static __device__ __forceinline__ bool takes_part() {
-    uint32_t elected = 0;
-#if PKV_HOPPER
-    asm volatile("{\n .reg .pred p;\n elect.sync _|p, 0xffffffff;\n selp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(elected));
-#endif
-    return elected != 0;
-  }
+  /** For all lanes: true in one. */
+  static __device__ __forceinline__ bool takes_part() { return ptx::elect_sync(); }
 
   /** Calls `piece(i)` for i in [0, count), each in one lane. */
   template <typename Piece>
@@ -106,43 +38,24 @@ struct WarpCopies<true> {
     for (int i = threadIdx.x % 32; i < count; i += 32) piece(i);
   }
   static __device__ __forceinline__ void expect(uint64_t* barrier, uint32_t bytes) {
-#if PKV_HOPPER
-    asm volatile(
-        "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
-        "r"(bytes)
-        : "memory");
-#endif
+    ptx::mbarrier_expect_tx(barrier, bytes);
   }
   /** By the lane that takes part, instead of `expect` and `finish`: nothing else is to come. */
   static __device__ __forceinline__ void expect_all(uint64_t* barrier, uint32_t bytes) {
-    arrive_and_expect(barrier, bytes);
+    ptx::mbarrier_arrive_expect_tx(barrier, bytes);
   }
   static __device__ __forceinline__ void start(void* to, const void* from, uint32_t bytes,
                                                uint64_t* barrier) {
-#if PKV_HOPPER
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-            "r"(shared_address(to)),
-        "l"(from), "r"(bytes), "r"(shared_address(barrier))
-        : "memory");
-#endif
+    ptx::cp_async_bulk_load(to, from, bytes, barrier);
   }
-  /** What is read once: it leaves the cache to others. */
+  /** For bytes that are read once: other data stays in the L2 cache. */
   static __device__ __forceinline__ void stream(void* to, const void* from, uint32_t bytes,
                                                 uint64_t* barrier) {
-#if PKV_HOPPER
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-        "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
-        "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
-        : "memory");
-#endif
+    ptx::cp_async_bulk_load_evict_first(to, from, bytes, barrier);
   }
   static __device__ __forceinline__ void finish(uint64_t* barrier) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) arrive(barrier);
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
   }
 };
 
@@ -164,9 +77,7 @@ struct WarpCopies<false> {
     const uint32_t target = shared_address(to);
 #pragma unroll 1
     for (uint32_t at = threadIdx.x % 32 * 16; at < bytes; at += 32 * 16) {
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target + at),
-                   "l"(static_cast<const char*>(from) + at)
-                   : "memory");
+      ptx::cp_async_cg_16(target + at, static_cast<const char*>(from) + at);
     }
   }
   static __device__ __forceinline__ void stream(void* to, const void* from, uint32_t bytes,
@@ -174,11 +85,10 @@ struct WarpCopies<false> {
     start(to, from, bytes, barrier);
   }
   static __device__ __forceinline__ void finish(uint64_t* barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier))
-                 : "memory");
+    ptx::cp_async_mbarrier_arrive_noinc(barrier);
     // What the lanes stored themselves counts too.
     __syncwarp();
-    if (threadIdx.x % 32 == 0) arrive(barrier);
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
   }
 };
 
@@ -199,25 +109,13 @@ struct WarpStores<true> {
   /** What `lane` has, where its piece is called. */
   static __device__ __forceinline__ int of_lane(int value, int) { return value; }
   static __device__ __forceinline__ void start(void* to, const void* from, uint32_t bytes) {
-#if PKV_HOPPER
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
-                 "r"(shared_address(from)), "r"(bytes)
-                 : "memory");
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-#endif
+    ptx::cp_async_bulk_store(to, from, bytes);
+    ptx::cp_async_bulk_commit_group();
   }
-  /** Until shared memory has been read, by what this thread started. */
-  static __device__ __forceinline__ void wait_read() {
-#if PKV_HOPPER
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-#endif
-  }
-  /** Until all is written. */
-  static __device__ __forceinline__ void wait_written() {
-#if PKV_HOPPER
-    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-#endif
-  }
+  /** Until shared memory has been read by all stores that this thread started. */
+  static __device__ __forceinline__ void wait_read() { ptx::cp_async_bulk_wait_all_read(); }
+  /** Until all stores that this thread started are written. */
+  static __device__ __forceinline__ void wait_written() { ptx::cp_async_bulk_wait_all(); }
 };
 
 template <>
@@ -243,11 +141,5 @@ struct WarpStores<false> {
   static __device__ __forceinline__ void wait_read() {}
   static __device__ __forceinline__ void wait_written() {}
 };
-
-#if PKV_HOPPER
-constexpr bool kBulkCopies = true;
-#else
-constexpr bool kBulkCopies = false;
-#endif
 
 }  // namespace pariskv::cuda::device

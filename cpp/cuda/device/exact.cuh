@@ -2,7 +2,7 @@
 #pragma once
 
 #include "device/numbers.cuh"
-#include "device/staging.cuh"
+#include "device/ptx.cuh"
 
 namespace pariskv::cuda::device {
 
@@ -66,12 +66,12 @@ __device__ __forceinline__ void stage_rows(const ExactParameters& p, int head, i
       const int own = (value ? chunk - kChunks / 2 : chunk) * 16;
       const char* from = rows + row * row_bytes + (value ? p.key_dim * kSize : 0) + own;
       const bool there = own < (value ? p.value_dim : p.key_dim) * kSize;
-      stage16(to, from, there && first + row < end);
+      ptx::cp_async_cg_16(to, from, there && first + row < end);
     } else {
-      stage16(to, rows + i * 16, first + row < end);
+      ptx::cp_async_cg_16(to, rows + i * 16, first + row < end);
     }
   }
-  close_stage();
+  ptx::cp_async_commit_group();
 }
 
 __device__ __forceinline__ float capped(float logit, float softcap) {

@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kFloatThreads) attend_exact_float(ExactParamet
     __syncthreads();
     stage_rows<float, kDim, kPadded, kRows, FloatTiles<kDim>::kPitch * 4, kFloatThreads>(
         p, head, first, rows, shared_address(&tiles.rows));
-    await_stage<0>();
+    ptx::cp_async_wait_group<0>();
     __syncthreads();
 
     float logits[kQueries] = {};

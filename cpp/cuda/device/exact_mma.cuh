@@ -23,26 +23,6 @@ constexpr int kMmaPitch = 4 * kDim + 16;
 template <int kDim>
 constexpr int kMmaBytes = 2 * kMmaRows<kDim> * kMmaPitch<kDim>;
 
-/** Four 8 x 8 blocks of shared memory; lanes 8 i to 8 i + 7 name the rows of block i. */
-__device__ __forceinline__ void load_blocks(uint32_t (&b)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
-               : "r"(address)
-               : "memory");
-}
-__device__ __forceinline__ void load_blocks_transposed(uint32_t (&b)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
-               : "r"(address)
-               : "memory");
-}
-
-__device__ __forceinline__ float power_of_two(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 /** The running softmax of the two queries of a lane, in powers of two, and their sums. */
 template <typename Element, int kDim>
 struct MmaState {
@@ -66,7 +46,7 @@ struct MmaState {
 #pragma unroll
       for (int i = 0; i < kRows / 16; ++i) {
         uint32_t b[4];
-        load_blocks(b, own + i * 16 * kPitch + k * 32);
+        ptx::ldmatrix_x4(b, own + i * 16 * kPitch + k * 32);
         multiply<Element>(s[2 * i], query[k], b[0], b[1]);
         multiply<Element>(s[2 * i + 1], query[k], b[2], b[3]);
       }
@@ -92,7 +72,7 @@ struct MmaState {
       }
       top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
       top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-      const float keep = maximum[r] == top ? 1.0f : power_of_two(maximum[r] - top);
+      const float keep = maximum[r] == top ? 1.0f : ptx::ex2_approx_ftz(maximum[r] - top);
       maximum[r] = top;
       float total = 0;
 #pragma unroll
@@ -100,7 +80,7 @@ struct MmaState {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           float& x = s[i][2 * r + j];
-          x = 8 * i + j < visible ? power_of_two(x - top) : 0.0f;
+          x = 8 * i + j < visible ? ptx::ex2_approx_ftz(x - top) : 0.0f;
           total += x;
         }
       }
@@ -131,7 +111,7 @@ struct MmaState {
 #pragma unroll
       for (int i = 0; i < kDim / 16; ++i) {
         uint32_t b[4];
-        load_blocks_transposed(b, own + k * 16 * kPitch + i * 32);
+        ptx::ldmatrix_x4_trans(b, own + k * 16 * kPitch + i * 32);
         multiply<Element>(weighted[2 * i], a, b[0], b[1]);
         multiply<Element>(weighted[2 * i + 1], a, b[2], b[3]);
         multiply<Element>(weighted[2 * i], rest, b[0], b[1]);
@@ -198,9 +178,9 @@ __global__ void __launch_bounds__(kMmaThreads) attend_exact_mma(ExactParameters 
       stage_rows<Element, kDim, kPadded, kRows, kPitch, kMmaThreads>(
           p, head, first + kRows, rows, tiles + (1 - half) * kRows * kPitch);
     } else {
-      close_stage();
+      ptx::cp_async_commit_group();
     }
-    await_stage<1>();
+    ptx::cp_async_wait_group<1>();
     __syncthreads();
     if (first + kRows > seen_by_all) {  // some row is hidden from some query
       Element* elements = reinterpret_cast<Element*>(staged) + half * kRows * (kPitch / 2);

@@ -4,8 +4,8 @@
  */
 #pragma once
 
+#include "device/ptx.cuh"
 #include "device/score.cuh"
-#include "device/staging.cuh"
 
 namespace pariskv::cuda::device {
 
@@ -67,7 +67,8 @@ class Gather {
 #pragma unroll 4
     for (int i = first; i < count; i += kStep) {
       const KeyPlace place = places[i];
-      stage16(target, place.block + plane_ + ((place.slot * step_) & ~15), place.block != nullptr);
+      ptx::cp_async_cg_16(target, place.block + plane_ + ((place.slot * step_) & ~15),
+                          place.block != nullptr);
       target += kStep * Layout::kPitch;
     }
   }

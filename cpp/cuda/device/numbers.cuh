@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "device/ptx.cuh"
+
 namespace pariskv::cuda::device {
 
 /** Reads as CPU code does; sign, exponent and mantissa of a float. */
@@ -25,9 +27,7 @@ __device__ __forceinline__ float larger(float a, float b) { return a > b ? a : b
 
 /** e^x to about 2^-21 for the exponents of a softmax; minus infinity gives 0, NaN stays NaN. */
 __device__ __forceinline__ float exp_of(float x) {
-  float power;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * 1.44269504088896341f));
-  return power;
+  return ptx::ex2_approx_ftz(x * 1.44269504088896341f);
 }
 
 /** log of sum * e^maximum; minus infinity when nothing was seen. */

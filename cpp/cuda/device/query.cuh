@@ -7,8 +7,8 @@
 
 #include "device/cluster.cuh"
 #include "device/numbers.cuh"
+#include "device/ptx.cuh"
 #include "device/resident.cuh"
-#include "device/staging.cuh"
 
 namespace pariskv::cuda::device {
 
@@ -137,16 +137,16 @@ struct KnownStatistics {
   alignas(16) int64_t sums[32 * kWords];
   int64_t usable, square_units;
 
-  /** Asks for it, by a warp; to be followed by `close_stage`, `await_stage` and a barrier. */
+  /** Asks for it, by a warp; to be followed by a commit, a wait and a barrier. */
   __device__ __forceinline__ void stage(const HeadStatistics& statistics) {
     const auto* from = reinterpret_cast<const uint4*>(statistics.sums);
     const uint32_t to = shared_address(sums) + 16 * lane_id();
 #pragma unroll
     for (int i = 0; i < kWords / 2; ++i) {
-      stage16(to + 32 * 16 * i, from + 32 * i + lane_id(), true);
+      ptx::cp_async_cg_16(to + 32 * 16 * i, from + 32 * i + lane_id());
     }
-    if (lane_id() == 0) device::stage(&usable, statistics.usable);
-    if (lane_id() == 1) device::stage(&square_units, statistics.square_units);
+    if (lane_id() == 0) ptx::cp_async_ca(&usable, statistics.usable);
+    if (lane_id() == 1) ptx::cp_async_ca(&square_units, statistics.square_units);
   }
 };
 

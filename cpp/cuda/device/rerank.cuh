@@ -189,11 +189,7 @@ __device__ __forceinline__ float largest_of_warp(float x) {
 }
 
 /** To about 2^-22; minus infinity for 0. */
-__device__ __forceinline__ float log2_of(float x) {
-  float log;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(log) : "f"(x));
-  return log;
-}
+__device__ __forceinline__ float log2_of(float x) { return ptx::lg2_approx_ftz(x); }
 
 /** What a lane adds to the log-sum-exp of a head. */
 struct LaneMasses {

@@ -7,6 +7,7 @@
 
 #include "device/cluster.cuh"
 #include "device/numbers.cuh"
+#include "device/signal.cuh"
 
 namespace pariskv::cuda::device {
 
@@ -175,19 +176,20 @@ __device__ __forceinline__ int score_row(const WindowQueries<kDim>& queries,
 
 /**
  * The log-sum-exp of the window for one head, in octaves; a warp. Waits for its rows.
- * @param rows  (kWindowRows) steps, each with what it is told by
+ * @param rows   (kWindowRows) window words: see signal.cuh
+ * @param token  of the step
  * @param bias  of the sink; null: none
  */
-__device__ __forceinline__ float sum_window(const uint64_t* rows, uint32_t told,
+__device__ __forceinline__ float sum_window(const uint64_t* rows, uint32_t token,
                                             const float* bias) {
   constexpr int kOfLane = kWindowRows / 32;
   uint64_t found[kOfLane];
 #pragma unroll
-  for (int i = 0; i < kOfLane; ++i) found[i] = told_with(rows + lane_id() + 32 * i);
+  for (int i = 0; i < kOfLane; ++i) found[i] = load_relaxed(rows + lane_id() + 32 * i);
   int steps[kOfLane + 1];
 #pragma unroll
   for (int i = 0; i < kOfLane; ++i) {
-    while (uint32_t(found[i] >> 32) != told) found[i] = told_with(rows + lane_id() + 32 * i);
+    while (uint32_t(found[i] >> 32) != token) found[i] = load_relaxed(rows + lane_id() + 32 * i);
     steps[i] = int(uint32_t(found[i]));
   }
   steps[kOfLane] = lane_id() == 0 && bias != nullptr && finite(*bias)

@@ -89,8 +89,8 @@ struct Ring {
   const uint8_t* upcoming = nullptr;  // the block of the next segment
 
   __device__ __forceinline__ void init_barriers() const {
-    if (lane_id() < kStages<kWords>) init_barrier(&barriers[lane_id()], Copies::kArrivals);
-    before_copies();
+    if (lane_id() < kStages<kWords>) ptx::mbarrier_init(&barriers[lane_id()], Copies::kArrivals);
+    ptx::fence_proxy_async_shared();
     __syncwarp();
   }
 
@@ -192,7 +192,7 @@ __device__ __forceinline__ void mask_edges(const Zone& zone, int unit, uint8_t* 
   for (int k = lane_id(); k < kUnitKeys<kWords>; k += 32) {
     if (first + k < zone.begin || first + k >= zone.end) norms[k] = 0;
   }
-  before_copies();
+  ptx::fence_proxy_async_shared();
   __syncwarp();
 }
 

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "device/attend.cuh"
-#include "device/mail.cuh"
+#include "device/mailbox.cuh"
 
 namespace pariskv::cuda::device {
 
@@ -47,8 +47,8 @@ struct RowCache {
   __device__ __forceinline__ void prefetch(int rank, int size) const {
     if (!exists()) return;
     for (int set = rank * kThreads + int(threadIdx.x); set < sets; set += size * kThreads) {
-      device::prefetch(tags + 4 * set);
-      device::prefetch(stamps + 4 * set);
+      ptx::prefetch_global_l2(tags + 4 * set);
+      ptx::prefetch_global_l2(stamps + 4 * set);
     }
   }
 
@@ -100,7 +100,7 @@ struct RowCache {
 struct KeepInCache {
   const RowCache& cache;
   const Cluster& cluster;
-  Mail& mail;
+  ClusterMailbox& mail;
   SelectedRow* rows;          // of this block; what is `fresh` of them is replaced by slots
   uint32_t stamped;           // what stamps of this thread have brought back
   unsigned long long* found;  // rows that were there are added; null: nobody counts

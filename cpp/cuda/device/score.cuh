@@ -20,24 +20,11 @@ namespace pariskv::cuda::device {
 /** Sums of bits set in both, of 16 rows against 8 columns: 128 bits, or 256. */
 __device__ __forceinline__ void count_common(int (&counts)[4], const uint32_t (&a)[2],
                                              const uint32_t (&b)[1]) {
-  asm("mma.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32.and.popc "
-      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-      : "+r"(counts[0]), "+r"(counts[1]), "+r"(counts[2]), "+r"(counts[3])
-      : "r"(a[0]), "r"(a[1]), "r"(b[0]));
+  ptx::mma_m16n8k128_b1_and_popc(counts, a, b);
 }
 __device__ __forceinline__ void count_common(int (&counts)[4], const uint32_t (&a)[4],
                                              const uint32_t (&b)[2]) {
-  asm("mma.sync.aligned.m16n8k256.row.col.s32.b1.b1.s32.and.popc "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+r"(counts[0]), "+r"(counts[1]), "+r"(counts[2]), "+r"(counts[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-/** Four times eight rows of 16 bytes, each lane with the address of a row. */
-__device__ __forceinline__ void load_rows(uint32_t (&rows)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(rows[0]), "=r"(rows[1]), "=r"(rows[2]), "=r"(rows[3])
-               : "r"(address));
+  ptx::mma_m16n8k256_b1_and_popc(counts, a, b);
 }
 
 /** Four queries, as a lane needs them. */
@@ -124,11 +111,7 @@ __device__ __forceinline__ float scored(int positive, float gain, float lift, fl
   // bits, conversion instructions are slow; the product with the norm is exact.
   const float dot =
       __fmaf_rn(float_of(uint32_t(2 * positive + bias)), norm, __fmul_rn(norm, -12582912.0f));
-  float score;
-  asm("fma.rn.sat.f32 %0, %1, %2, %3;"
-      : "=f"(score)
-      : "f"(dot), "f"(gain), "f"(__fmaf_rn(__fmul_rn(norm, norm), lift, offset)));
-  return score;
+  return ptx::fma_rn_sat(dot, gain, __fmaf_rn(__fmul_rn(norm, norm), lift, offset));
 }
 
 /** The sign words of 64 keys, as the lanes of a warp need them: of two tiles. */
@@ -141,7 +124,7 @@ struct SignTiles {
   __device__ __forceinline__ void load(uint32_t words, const LanePlan<kWords>& plan) {
     if constexpr (kWords == 2) {
       uint32_t both[4];
-      load_rows(both, words + plan.row);
+      ptx::ldmatrix_x4(both, words + plan.row);
 #pragma unroll
       for (int i = 0; i < 4; ++i) rows[i / 2][0][i % 2] = both[i];
     } else {
@@ -149,7 +132,7 @@ struct SignTiles {
       for (int tile = 0; tile < 2; ++tile) {
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
-          load_rows(rows[tile][step], words + (plan.row ^ (8 * kWords * tile)) + 16 * step);
+          ptx::ldmatrix_x4(rows[tile][step], words + (plan.row ^ (8 * kWords * tile)) + 16 * step);
         }
       }
     }

@@ -51,21 +51,9 @@ struct CodecTables {
 
 constexpr int kWords = 2;  // of a lane's bit plane
 
-__device__ __forceinline__ float inverse_root(float x) {
-  float y;
-  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ float inverse(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 /** a / b, rounded correctly, for numbers whose quotient is far from overflow and underflow. */
 __device__ __forceinline__ float ratio(float a, float b) {
-  float y = inverse(b);
+  float y = ptx::rcp_approx_ftz(b);
   y = fmaf(y, fmaf(-b, y, 1.0f), y);
   const float q = a * y;
   return fmaf(y, fmaf(-b, q, a), q);
@@ -79,9 +67,7 @@ __device__ __forceinline__ float root(float x, float inverse_root) {
 
 // The largest magnitude so far; NaN once there was one.
 __device__ __forceinline__ float larger_magnitude(float most, float x) {
-  float y;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(most), "f"(fabsf(x)));
-  return y;
+  return ptx::max_nan(most, fabsf(x));
 }
 
 /** The largest magnitude of a lane's elements; NaN when one is. */
@@ -270,7 +256,7 @@ struct Quantiser {
     for (int j = 0; j < 8; ++j) terms[j] = y[j] * y[j];
     const float square = octet(terms);  // r_b^2
     least_square = fminf(least_square, square);
-    const float inverse_radius = inverse_root(square);
+    const float inverse_radius = ptx::rsqrt_approx_ftz(square);
     const float radius = root(square, inverse_radius);
     const float cells_per_unit = inverse_radius * kCells;
 #pragma unroll
@@ -416,7 +402,7 @@ __device__ __forceinline__ void encode_quickly(const uint4 (&chunks)[Cut::kChunk
   if constexpr (!kWide) {
     codes.valid = square >= kLeastNormSquare && square < kMostNormSquare;
   }
-  const float norm = root(square, inverse_root(square));
+  const float norm = root(square, ptx::rsqrt_approx_ftz(square));
   transform<kParts>(y, part);
 
   Quantiser quantiser{cells, unrotate, codes};

@@ -6,7 +6,7 @@
  */
 #pragma once
 
-#include "device/mail.cuh"
+#include "device/mailbox.cuh"
 #include "device/select.cuh"
 
 namespace pariskv::cuda::device {
@@ -36,7 +36,7 @@ struct TopKSpace {
   alignas(16) int2 sums[kBins];           // over all blocks, and over lower ones; last bin first
   alignas(16) uint32_t own[kShortList];   // undecided keys of this block, then the last of all,
   alignas(16) uint32_t list[kShortList];  // and of all
-  Mail mail;
+  ClusterMailbox mail;
   int listed, few;  // on the own list, and of the keys that are compared
   uint32_t last;    // on the list, of those that pass
 };

@@ -53,12 +53,6 @@ constexpr int kBanks = 32;
 template <int kWords>
 constexpr int kCopies = kBanks / (4 * kWords);
 
-__device__ __forceinline__ uint32_t load_shared(uint32_t address) {
-  uint32_t value;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address));
-  return value;
-}
-
 /** Units [first, end) of this warp, by the votes (256, kBanks) of four searchers. */
 template <int kWords>
 __device__ __forceinline__ void score_packed(Ring<kWords>& ring, const Zone& zone, int first,
@@ -93,11 +87,11 @@ __device__ __forceinline__ void score_packed(Ring<kWords>& ring, const Zone& zon
         uint32_t sums = 0;
 #pragma unroll
         for (int w = 0; w < kWords; ++w) {
-          const uint32_t word = load_shared(shared_address(stage) + part * 4 * kWords +
-                                            (words[w] ^ (i * 4 * kWords)));
+          const uint32_t word = ptx::ld_shared(shared_address(stage) + part * 4 * kWords +
+                                               (words[w] ^ (i * 4 * kWords)));
 #pragma unroll
           for (int b = 0; b < 4; ++b) {
-            sums += load_shared((__byte_perm(word, 0, select[b]) * (4 * kBanks)) + places[w][b]);
+            sums += ptx::ld_shared((__byte_perm(word, 0, select[b]) * (4 * kBanks)) + places[w][b]);
           }
         }
         tops[i] = __vmaxu2(sums & 0x00ff00ff, sums >> 8 & 0x00ff00ff);

@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "device/ptx.cuh"
 #include "machine.h"
-#include "ptx.h"
 
 // From here on this is device code of that architecture; the toolkit's own headers are past.
 #define __CUDA_ARCH__ PKV_EMULATED_ARCH
@@ -252,9 +252,7 @@ inline float __fadd_rd(float a, float b) {
 }
 
 inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
-  uint32_t four;
-  emulator::ptx::permute_bytes(four, x, y, selector & 0x7777);
-  return four;
+  return pariskv::cuda::device::ptx::prmt(x, y, selector & 0x7777);
 }
 inline uint32_t __vmaxu4(uint32_t a, uint32_t b) {
   return emulator::in_lanes<8>(a, b, emulator::larger);

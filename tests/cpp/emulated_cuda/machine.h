@@ -81,9 +81,9 @@ struct Fiber {
   uint32_t parity;
   bool at_grid_wait;
   const char* where;
-  // What it has been told last, by a word of another block.
-  const uint32_t* told_by;
-  uint32_t told;
+  // The flag in global memory that it read last, and the value.
+  const uint32_t* polled;
+  uint32_t polled_value;
   // Between the two halves of the cluster's barrier.
   bool cluster_arrived;
   unsigned cluster_generation;

@@ -1,8 +1,8 @@
 // What threads do together: the lanes of a warp, a block's barrier, a cluster's, the grid before.
 #include <cstring>
 
+#include "device/ptx.cuh"
 #include "machine.h"
-#include "ptx.h"
 
 namespace emulator {
 
@@ -75,7 +75,11 @@ void leave_barriers(Fiber& fiber) {
   check_cluster(*fiber.block->cluster);
 }
 
-namespace ptx {
+}  // namespace emulator
+
+namespace pariskv::cuda::device::ptx {
+
+using namespace emulator;
 
 void cluster_arrive() {
   Cluster& cluster = *current->block->cluster;
@@ -86,7 +90,7 @@ void cluster_arrive() {
   check_cluster(cluster);
 }
 
-void cluster_wait() {
+void barrier_cluster_wait_acquire() {
   Cluster& cluster = *current->block->cluster;
   if (!current->cluster_arrived) fail("waits at the cluster's barrier without having arrived");
   current->cluster_arrived = false;
@@ -96,25 +100,22 @@ void cluster_wait() {
   }
 }
 
-void grid_wait() {
+void griddepcontrol_wait() {
   current->where = "griddepcontrol.wait";
   current->at_grid_wait = true;
   while (!current->block->grid->released) yield();
   current->at_grid_wait = false;
 }
 
-void load_told(uint32_t& out, const uint32_t* word) {
-  if (current->told_by == word && current->told == *word) wait_for(*word, *word, "a word");
-  current->told_by = word;
-  current->told = out = *word;
+uint32_t ld_acquire_gpu(const uint32_t* word) {
+  if (current->polled == word && current->polled_value == *word) wait_for(*word, *word, "a flag");
+  current->polled = word;
+  return current->polled_value = *word;
 }
 
-void load_told(uint64_t& out, const uint64_t* word) {
-  uint32_t token;
-  load_told(token, reinterpret_cast<const uint32_t*>(word) + 1);
-  out = *word;
+uint64_t ld_relaxed_gpu(const uint64_t* word) {
+  ld_acquire_gpu(reinterpret_cast<const uint32_t*>(word) + 1);
+  return *word;
 }
 
-}  // namespace ptx
-
-}  // namespace emulator
+}  // namespace pariskv::cuda::device::ptx

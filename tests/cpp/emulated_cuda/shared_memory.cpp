@@ -4,8 +4,8 @@
 #include <cstring>
 #include <map>
 
+#include "device/ptx.cuh"
 #include "machine.h"
-#include "ptx.h"
 
 namespace emulator {
 
@@ -185,25 +185,27 @@ bool do_staged(Fiber& fiber) {
   return true;
 }
 
-namespace ptx {
+}  // namespace emulator
 
-void barrier_init(uint32_t address, uint32_t arrivals) {
-  if (!is_mine(address)) fail("makes a barrier of another block");
-  auto& barrier = *reinterpret_cast<Barrier*>(from_shared(address, 8, 8));
+namespace pariskv::cuda::device::ptx {
+
+using namespace emulator;
+
+void mbarrier_init(uint64_t* place, uint32_t arrivals) {
+  auto& barrier = *reinterpret_cast<Barrier*>(from_shared(shared_address(place), 8, 8));
   barrier.bytes = kNone;
   barrier.phase = 0;
   barrier.pending = barrier.expected = arrivals;
   barrier.mark = 1;
 }
-void barrier_arrive(uint32_t address) { arrive(barrier_at(address)); }
-void barrier_expect(uint32_t address, uint32_t bytes) {
-  Barrier& barrier = barrier_of(barrier_at(address));
+void mbarrier_arrive(uint64_t* place) { arrive(barrier_at(shared_address(place))); }
+void mbarrier_expect_tx(uint64_t* place, uint32_t bytes) {
+  Barrier& barrier = barrier_of(barrier_at(shared_address(place)));
   if (barrier.bytes + bytes >= 2 * kNone) fail("a barrier expects too many bytes");
   barrier.bytes += bytes;
 }
-bool barrier_wait(uint32_t address, uint32_t parity) {
-  if (!is_mine(address)) fail("waits at a barrier of another block");
-  const uint64_t* place = barrier_at(address);
+bool mbarrier_try_wait_parity(uint64_t* place, uint32_t parity) {
+  barrier_at(shared_address(place));
   if (!phase_has_ended(place, parity)) {
     current->where = "an mbarrier";
     current->barrier = place;
@@ -214,10 +216,12 @@ bool barrier_wait(uint32_t address, uint32_t parity) {
   return phase_has_ended(place, parity);
 }
 
-void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
-  check_bulk(to, from, bytes);
-  char* place = from_shared(to, bytes, 16);
-  send_off({place, static_cast<const char*>(from), bytes, barrier_at(barrier), {}});
+void cp_async_bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+  const uint32_t address = shared_address(to);
+  check_bulk(address, from, bytes);
+  char* place = from_shared(address, bytes, 16);
+  uint64_t* counted = barrier_at(shared_address(barrier));
+  send_off({place, static_cast<const char*>(from), bytes, counted, {}});
 }
 void send_words(uint32_t to, const uint32_t* words, uint32_t count, uint32_t barrier) {
   if (barrier >> 24 != to >> 24) fail("st.async to one block with the barrier of another");
@@ -227,15 +231,17 @@ void send_words(uint32_t to, const uint32_t* words, uint32_t count, uint32_t bar
   send_off(delivery);
 }
 
-void bulk_store(void* to, uint32_t from, uint32_t bytes) {
-  check_bulk(from, to, bytes);
-  current->stores.push_back({static_cast<char*>(to), from_shared(from, bytes, 16), bytes, false});
+void cp_async_bulk_store(void* to, const void* from, uint32_t bytes) {
+  const uint32_t address = shared_address(from);
+  check_bulk(address, to, bytes);
+  const char* place = from_shared(address, bytes, 16);
+  current->stores.push_back({static_cast<char*>(to), place, bytes, false});
 }
-void bulk_commit() {
+void cp_async_bulk_commit_group() {
   for (Stored& stored : current->stores) stored.committed = true;
-  if (seed == 0 || chance(3)) bulk_wait(0);
+  if (seed == 0 || chance(3)) cp_async_bulk_wait_all();
 }
-void bulk_wait(int) {
+void cp_async_bulk_wait_all() {
   std::vector<Stored> left;
   for (const Stored& stored : current->stores) {
     if (stored.committed) {
@@ -247,26 +253,24 @@ void bulk_wait(int) {
   current->stores = left;
 }
 
-void stage(uint32_t to, const void* from, int size, int bytes) {
+void cp_async(uint32_t to, const void* from, int size, int bytes) {
   if (!is_mine(to)) fail("cp.async to another block");
   if (bytes > 0 && reinterpret_cast<uintptr_t>(from) % unsigned(size) != 0) {
     fail("cp.async from %p, which is not aligned", from);
   }
   char* place = from_shared(to, size_t(size), size_t(size));
-  emulator::stage({Staged::kCopy, place, static_cast<const char*>(from), uint32_t(bytes),
-                   uint32_t(size - bytes), nullptr});
+  stage({Staged::kCopy, place, static_cast<const char*>(from), uint32_t(bytes),
+         uint32_t(size - bytes), nullptr});
 }
-void stage_commit() {
+void cp_async_commit_group() {
   ++current->groups;
-  emulator::stage({Staged::kGroup, nullptr, nullptr, 0, 0, nullptr});
+  stage({Staged::kGroup, nullptr, nullptr, 0, 0, nullptr});
 }
-void stage_wait(int groups) {
+void cp_async_wait(int groups) {
   while (current->groups > groups) do_staged(*current);
 }
-void stage_arrive(uint32_t barrier) {
-  emulator::stage({Staged::kArrival, nullptr, nullptr, 0, 0, barrier_at(barrier)});
+void cp_async_mbarrier_arrive_noinc(uint64_t* barrier) {
+  stage({Staged::kArrival, nullptr, nullptr, 0, 0, barrier_at(shared_address(barrier))});
 }
 
-}  // namespace ptx
-
-}  // namespace emulator
+}  // namespace pariskv::cuda::device::ptx
