@@ -3,8 +3,8 @@
 #include <nanobind/stl/variant.h>
 
 #include "arrays.h"
+#include "fields.h"
 #include "module.h"
-#include "text.h"
 
 namespace pariskv::python {
 
@@ -46,10 +46,12 @@ void bind_counts(nb::module_& m) {
       .def_ro("reserved", &MemoryUse::reserved, "Held from the system.")
       .def_ro("budget", &MemoryUse::budget, "The most that may be reserved; 0 is no limit.")
       .def("__repr__", [](const MemoryUse& use) {
-        Text out;
-        out << "MemoryUse(live=" << use.live << ", peak=" << use.peak
-            << ", reserved=" << use.reserved << ", budget=" << use.budget << ")";
-        return out.text;
+        nb::dict fields;
+        fields["live"] = use.live;
+        fields["peak"] = use.peak;
+        fields["reserved"] = use.reserved;
+        fields["budget"] = use.budget;
+        return text_of_fields("MemoryUse", fields);
       });
 
   nb::class_<RegionCounts>(m, "Regions", "Tokens of one layer of one sequence, by region.")
@@ -58,10 +60,12 @@ void bind_counts(nb::module_& m) {
       .def_ro("local", &RegionCounts::local)
       .def_ro("buffer", &RegionCounts::buffer)
       .def("__repr__", [](const RegionCounts& counts) {
-        Text out;
-        out << "Regions(sink=" << counts.sink << ", retrieval=" << counts.retrieval
-            << ", local=" << counts.local << ", buffer=" << counts.buffer << ")";
-        return out.text;
+        nb::dict fields;
+        fields["sink"] = counts.sink;
+        fields["retrieval"] = counts.retrieval;
+        fields["local"] = counts.local;
+        fields["buffer"] = counts.buffer;
+        return text_of_fields("Regions", fields);
       });
 
   nb::class_<Stats>(m, "Stats", "What a cache holds, and has done since it was made.")
@@ -83,18 +87,22 @@ void bind_counts(nb::module_& m) {
       .def_ro("fetched_rows", &Stats::fetched_rows, "Selected, over kv heads.")
       .def_ro("cached_rows", &Stats::cached_rows, "Of those, found in the row cache of a GPU.")
       .def("__repr__", [](const Stats& stats) {
-        Text out;
-        out << "Stats(sequences=" << stats.sequences << ", tokens=" << stats.tokens
-            << ", live=" << stats.memory.live << ", row_bytes=" << stats.row_bytes
-            << ", offloaded_bytes=" << stats.offloaded_bytes
-            << ", summary_bytes=" << stats.summary_bytes
-            << ", workspace_bytes=" << stats.workspace_bytes << ", flushes=" << stats.flushes
-            << ", unusable_keys=" << stats.unusable_keys
-            << ", decode_tokens=" << stats.decode_tokens
-            << ", searched_tokens=" << stats.searched_tokens << ", candidates=" << stats.candidates
-            << ", fetched_rows=" << stats.fetched_rows << ", cached_rows=" << stats.cached_rows
-            << ")";
-        return out.text;
+        nb::dict fields;
+        fields["sequences"] = stats.sequences;
+        fields["tokens"] = stats.tokens;
+        fields["live"] = stats.memory.live;
+        fields["row_bytes"] = stats.row_bytes;
+        fields["offloaded_bytes"] = stats.offloaded_bytes;
+        fields["summary_bytes"] = stats.summary_bytes;
+        fields["workspace_bytes"] = stats.workspace_bytes;
+        fields["flushes"] = stats.flushes;
+        fields["unusable_keys"] = stats.unusable_keys;
+        fields["decode_tokens"] = stats.decode_tokens;
+        fields["searched_tokens"] = stats.searched_tokens;
+        fields["candidates"] = stats.candidates;
+        fields["fetched_rows"] = stats.fetched_rows;
+        fields["cached_rows"] = stats.cached_rows;
+        return text_of_fields("Stats", fields);
       });
 }
 
