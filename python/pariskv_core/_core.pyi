@@ -13,6 +13,8 @@ import pariskv_core._array
 class OutOfMemory(MemoryError):
     pass
 
+HEAD_DIMS: tuple = (64, 80, 96, 128, 192, 256, 512)
+
 def cpu_level() -> str:
     """
     The instruction set that the CPU backend runs on: "plain", "avx2" or "avx512".
@@ -92,8 +94,11 @@ class Config:
     `config.replace(local=64)` is another one.
 
     layers, query_heads, kv_heads, head_dim, dtype
-        The model. query_heads is a whole multiple of kv_heads; head_dim is 64, 80, 96, 128
-        or 256; dtype is "float32", "float16" or "bfloat16", or the type of torch or NumPy.
+        The model. query_heads is a whole multiple of kv_heads; head_dim is one of HEAD_DIMS;
+        dtype is "float32", "float16" or "bfloat16", or the type of torch or NumPy.
+    value_dim
+        Of values and outputs, where it is not head_dim, which is then of queries and keys alone:
+        one of HEAD_DIMS; 0 is head_dim, as which it reads back.
     sink, local, update
         Tokens of a sequence's regions, [sink | retrieval | local | update buffer]; -1 is the
         policy's own: 4, 256 and 512 for ParisKV. They read back as the sizes themselves.
@@ -121,7 +126,7 @@ class Config:
     Raises ValueError, with what was expected and what came.
     """
 
-    def __init__(self, *, layers: int, query_heads: int, kv_heads: int, head_dim: int, dtype: object = 'bfloat16', sink: int = -1, local: int = -1, update: int = -1, dense_below: int = -1, policy: ParisKV | None = None, device: object = 'cpu', threads: int = 0, segment_tokens: int = 1024, memory_budget: int = 0, placement: str = 'host', row_cache: int = -1, host_budget: int = 0) -> None: ...
+    def __init__(self, *, layers: int, query_heads: int, kv_heads: int, head_dim: int, value_dim: int = 0, dtype: object = 'bfloat16', sink: int = -1, local: int = -1, update: int = -1, dense_below: int = -1, policy: ParisKV | None = None, device: object = 'cpu', threads: int = 0, segment_tokens: int = 1024, memory_budget: int = 0, placement: str = 'host', row_cache: int = -1, host_budget: int = 0) -> None: ...
 
     @property
     def layers(self) -> int: ...
@@ -134,6 +139,9 @@ class Config:
 
     @property
     def head_dim(self) -> int: ...
+
+    @property
+    def value_dim(self) -> int: ...
 
     @property
     def dtype(self) -> str: ...
@@ -417,7 +425,7 @@ class Cache:
         """
         Appends keys and values, a prompt or a chunk of one.
 
-        k, v     (sum of lengths, kv_heads, head_dim), sequence after sequence; k after RoPE
+        k, v     (sum of lengths, kv_heads, head_dim), v value_dim, sequence after sequence; k after RoPE
         lengths  tokens of each sequence; may be left out for a single one
         """
 
@@ -426,12 +434,12 @@ class Cache:
         Appends one token per sequence, then attends to what matters.
 
         q          (batch, query_heads, head_dim), after RoPE
-        k, v       (batch, kv_heads, head_dim)
+        k, v       (batch, kv_heads, head_dim), v value_dim
         out        where to write; a new array of q's library when left out
         scale      of q.k, 1 / sqrt(head_dim) when left out
         softcap    c > 0: logits become c tanh(logit / c)
         sink_bias  (query_heads) float32: a logit without a value row
-        Returns out, (batch, query_heads, head_dim), or (out, lse) with the log-sum-exps,
+        Returns out, (batch, query_heads, value_dim), or (out, lse) with the log-sum-exps,
         (batch, query_heads) float32.
         """
 
@@ -465,7 +473,7 @@ class Cache:
 
     def read(self, layer: int, sequence: int, begin: int, end: int, *, out: tuple[pariskv_core._array.Array, pariskv_core._array.Array] | None = None, stream: int | None = None) -> Any:
         """
-        Copies stored rows out: (k, v), each (end - begin, kv_heads, head_dim).
+        Copies stored rows out: (k, v), (end - begin, kv_heads, head_dim and value_dim).
 
         NumPy arrays, or torch's from a GPU, or into `out`, a pair; a bfloat16 cache on the CPU needs
         `out`.
@@ -489,3 +497,4 @@ class Cache:
         """
 
 __version__: str
+HEAD_DIMS: tuple[int, ...]
