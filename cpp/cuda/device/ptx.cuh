@@ -1,13 +1,12 @@
 /**
- * All inline PTX of the CUDA code, one instruction a function, under its name in the PTX manual.
- * The emulator (tests/cpp/emulated_cuda) replaces this header by one of its own, so that a function
- * which is new here belongs there as well. Those of compute capability 9.0 do nothing below it:
- * their callers go another way there.
+ * All inline PTX of the CUDA code: a function for each instruction, under its name in the PTX
+ * manual. Instructions of compute capability 9.0 do nothing in code for older devices, and their
+ * callers do without them there. The emulator (tests/cpp/emulated_cuda) replaces this header by its
+ * own version: a new function is needed in both.
  *
- * Why not the toolkit's wrappers: those of <cuda/ptx> cover a third of this (in 12.8 neither
- * elect.sync nor the aligned barriers of a cluster), and the header takes longer to compile than
- * this one by more than a second a file. cuda::atomic_ref makes generic loads and stores of these
- * global ones.
+ * Not <cuda/ptx>: in CUDA 12.8 it has a third of these (no elect.sync, no aligned barriers of a
+ * cluster), and it adds 1.3 s to the compilation of every file. Not cuda::atomic_ref: it compiles
+ * to generic loads and stores, where these are of global memory.
  */
 #pragma once
 
