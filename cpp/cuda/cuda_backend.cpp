@@ -49,18 +49,6 @@ ArenaTraits pinned_traits(const Resources& resources, std::function<void()> recl
                    std::move(reclaim));
 }
 
-/** What the kernels of a decode step have no code for yet. */
-void refuse(const Config& config) {
-  if (config.head_dim > 256 || config.value_dim > 256) {
-    fail("[config] head_dim: expected at most 256 on a GPU, got ", config.head_dim,
-         " and value_dim ", config.value_dim, "; device=\"cpu\" takes them");
-  }
-  if (config.value_dim != config.head_dim) {
-    fail("[config] value_dim: expected head_dim (", config.head_dim, ") on a GPU, got ",
-         config.value_dim, "; device=\"cpu\" takes it");
-  }
-}
-
 }  // namespace
 
 CudaBackend::CudaBackend(const Config& config, const Resources& resources)
@@ -332,7 +320,6 @@ std::unique_ptr<Backend> make_backend(const Config& config, const Resources& res
   if (index < 0 || index >= devices) {
     fail("[config] device: expected cuda:0 to cuda:", devices - 1, ", got cuda:", index);
   }
-  refuse(config);
   if (!runs_on(index)) {
     const Capability capability = capability_of(index);
     fail("[config] device: expected a GPU that this build has code for (compute capability ",

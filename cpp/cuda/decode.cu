@@ -91,6 +91,7 @@ Fit measure(const DecodeKernels& kernels, int index) {
   // Blocks of one meet blocks of the next: all must want the memory cut alike.
   for (const void* kernel : {kernels.window, kernels.votes, kernels.scan, kernels.resident[0],
                              kernels.resident[1], kernels.estimate, kernels.take}) {
+    if (kernel == nullptr) continue;
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                cudaSharedmemCarveoutMaxShared),
           "give the decode kernels their shared memory");

@@ -271,8 +271,8 @@ struct Estimate {
       device::ptx::cp_async_wait_group<1>();
       __syncthreads();
       device::estimate<kWords>(queries, levels, half(turn), space.places[turn % 3], chunk.tile,
-                               chunk.count(), first_slice * tiles.of_slice, tiles, out, masses,
-                               space.masses);
+                               chunk.count(), first_slice * tiles.of_slice + chunk.tile, tiles, out,
+                               masses, space.masses);
       __syncthreads();
       chunk = next;
     }

@@ -67,7 +67,8 @@ struct Scan {
   static constexpr int kWarpBytes = device::kStages<kWords> * device::kUnitBytes<kWords>;
   static constexpr int kSpaceBytes = int((sizeof(ScanSpace<kWords>) + 127) / 128 * 128);
   static constexpr int kBytes = kSpaceBytes + device::kWarps * kWarpBytes;
-  static_assert(kBytes <= kMostScanBytes);
+  static constexpr bool kVotes = 32 * kWords <= kMaxVoteDim;  // whether it may score by votes
+  static_assert(kBytes <= kMostScanBytes || kWords == 16, "of 512 dimensions a block is alone");
 
   __device__ __forceinline__ uint8_t* stages() const {
     return reinterpret_cast<uint8_t*>(&space) + kSpaceBytes;
@@ -162,11 +163,12 @@ struct Scan {
     const int end = device::uniform(first + device::warp_begin(count, warp + 1));
     device::Ring<kWords> ring = make_ring();
     ring.prime(zone, begin, end);
-    if (block.votes()) {
-      run_votes(ring, begin, end);
-    } else {
-      run_signs(ring, begin, end);
+    bool by_signs = true;
+    if constexpr (kVotes) {
+      by_signs = !block.votes();
+      if (!by_signs) run_votes(ring, begin, end);
     }
+    if (by_signs) run_signs(ring, begin, end);
     __syncwarp();
     const HeadScratch& scratch = block.context.scratch;
     device::write_counts(space.histogram, scratch.counts + rank);

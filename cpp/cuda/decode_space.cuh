@@ -42,7 +42,9 @@ struct DecodeLaunch {
 /** Registers of a thread: two blocks of the scan leave room for 256 threads with 96. With 256
  * dimensions they are not enough, and such blocks come later. */
 template <int kWords>
-constexpr int kRegistersBesideScan = kWords == 8 ? 128 : 96;
+constexpr int kRegistersBesideScan = kWords == 16  ? 240
+                                     : kWords == 8 ? 128
+                                                   : 96;
 
 /** Blocks that look at the window of a kv head. */
 constexpr int kWindowBlocks = device::kWindowRows * device::kRowLanes / device::kThreads;

@@ -97,7 +97,7 @@ def test_a_config_prints_copies_and_pickles_exactly(config):
 def test_configs_that_differ_in_one_field_differ(field):
     other = {"device": "cuda", "dtype": "float32", "layers": 4, "query_heads": 9, "head_dim": 64}
     other |= {"kv_heads": 1, "scorer": "sign_norm", "group_rule": "attention_mass", "seed": 1}
-    other |= {"schedule": [(0, 0.05, 0.25)], "segment_tokens": 256}
+    other |= {"schedule": [(0, 0.05, 0.25)], "segment_tokens": 256, "value_dim": 64}
     value = other.get(field, CHANGED[field] + 1 if field not in other else None)
     assert config_of(**CHANGED) != config_of(**{**CHANGED, field: value})
 

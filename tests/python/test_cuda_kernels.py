@@ -12,7 +12,13 @@ pytestmark = [pytest.mark.cuda, pytest.mark.sanitize]
 
 @pytest.mark.parametrize(
     ("dtype", "head_dim", "group"),
-    [("float32", 80, 3), ("float16", 256, 1), ("bfloat16", 128, 4), ("bfloat16", 64, 16)],
+    [
+        ("float32", 80, 3),
+        ("float16", 256, 1),
+        ("bfloat16", 128, 4),
+        ("bfloat16", 64, 16),
+        ("float16", 192, 4),
+    ],
 )
 @pytest.mark.parametrize(("scorer", "group_rule"), list(zip(SCORERS, GROUP_RULES, strict=True)))
 def test_a_short_life(dtype, head_dim, group, scorer, group_rule):

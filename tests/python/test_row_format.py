@@ -50,10 +50,10 @@ def test_a_search_sees_keys_alone(head_dim, value_dim, dtype, device):
     f = filled(config, 400)
     q = randn_q(f.rng, 1, config)[0]
     explanation, expected = f.cache.explain(0, f.s, q), decode_oracle(f.cache, f.s, q)
-    coarse = np.stack([explanation.coarse[head] for head in range(config.kv_heads)])
+    coarse = np.stack([explanation.details.coarse[head] for head in range(config.kv_heads)])
     np.testing.assert_array_equal(coarse, np.stack(expected.coarse))
     for head in range(config.kv_heads):
-        found = explanation.candidate_positions[head]
+        found = explanation.details.candidate_positions[head]
         np.testing.assert_array_equal(np.sort(found[found >= 0]), expected.candidates[head])
         best = explanation.positions[head]
         worth = expected.worth[head][np.searchsorted(expected.candidates[head], best)]

@@ -31,10 +31,13 @@ template <int kWords>
 constexpr int kStrandFloats = 32 * kWords + 4;
 /** Heads of a warp that are put together at a time. */
 template <int kWords>
-constexpr int kHeadsAtOnce = kWords == 8 ? 2 : 4;
+constexpr int kHeadsAtOnce = kWords == 16  ? 1
+                             : kWords == 8 ? 2
+                                           : 4;
 template <int kWords>
 constexpr int kMergeBytes = kWarps * kHeadsAtOnce<kWords> * kStrandFloats<kWords> * 4;
-static_assert(kMergeBytes<2> % 128 == 0 && kMergeBytes<4> % 128 == 0 && kMergeBytes<8> % 128 == 0,
+static_assert(kMergeBytes<2> % 128 == 0 && kMergeBytes<4> % 128 == 0 && kMergeBytes<8> % 128 == 0 &&
+                  kMergeBytes<16> % 128 == 0,
               "slots come after it");
 
 /** `kWords` neighbouring elements of a row in shared memory, from a multiple of kWords on. */
@@ -65,9 +68,13 @@ __device__ __forceinline__ void load_words(const Element* from, float (&x)[kWord
     const uint2 two = *reinterpret_cast<const uint2*>(from);
     packed[0] = two.x, packed[1] = two.y;
   }
-  if constexpr (kWords == 8) {
-    const uint4 four = *reinterpret_cast<const uint4*>(from);
-    packed[0] = four.x, packed[1] = four.y, packed[2] = four.z, packed[3] = four.w;
+  if constexpr (kWords >= 8) {
+#pragma unroll
+    for (int i = 0; i < kWords / 8; ++i) {
+      const uint4 four = reinterpret_cast<const uint4*>(from)[i];
+      packed[4 * i] = four.x, packed[4 * i + 1] = four.y;
+      packed[4 * i + 2] = four.z, packed[4 * i + 3] = four.w;
+    }
   }
 #pragma unroll
   for (int i = 0; i < kWords / 2; ++i) {

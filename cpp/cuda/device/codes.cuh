@@ -11,7 +11,7 @@ namespace pariskv::cuda::device {
 
 /** Words of the sign bytes and planes of a key that a lane works on; four lanes share a key. */
 template <int kWords>
-constexpr int kLaneWords = kWords == 8 ? 2 : 1;
+constexpr int kLaneWords = kWords <= 4 ? 1 : kWords / 4;
 
 /** Four of the eight bytes of a pair of words: which ones, say the digits of `places`, 0 to 7. */
 __device__ __forceinline__ uint32_t bytes_at(const uint32_t (&pair)[2], uint32_t places) {

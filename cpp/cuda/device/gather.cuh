@@ -23,11 +23,11 @@ struct alignas(16) KeyPlace {
 template <int kWords>
 struct CodeLayout {
   static constexpr int kSignsAt = 16 * kWords;
-  static constexpr int kSignPieces = kWords == 8 ? 2 : 1;
+  static constexpr int kSignPieces = kWords <= 4 ? 1 : kWords / 4;
   static constexpr int kScaleAt = kSignsAt + 16 * kSignPieces;
   static constexpr int kPieces = kWords + kSignPieces + 1;
-  static constexpr int kPitch = 16 * (kPieces | 1);     // odd: neighbouring keys in other banks
-  static constexpr int kLanes = kPieces <= 8 ? 8 : 16;  // that bring one key
+  static constexpr int kPitch = 16 * (kPieces | 1);  // odd: neighbouring keys in other banks
+  static constexpr int kLanes = kPieces <= 8 ? 8 : kPieces <= 16 ? 16 : 32;  // that bring one key
 
   static __device__ __forceinline__ int signs(int slot) {
     return kSignsAt + (kWords == 2 ? 8 * (slot & 1) : 0);
@@ -35,9 +35,11 @@ struct CodeLayout {
   static __device__ __forceinline__ int scale(int slot) { return kScaleAt + 2 * (slot & 7); }
 };
 
-/** Candidates that are brought at a time: a multiple of what the warps of a block work on. */
+/** Candidates that are brought at a time: as many as there is room for. */
 template <int kWords>
-constexpr int kGathered = kWords == 8 ? 128 : 256;
+constexpr int kGathered = kWords == 16  ? 64
+                          : kWords == 8 ? 128
+                                        : 256;
 template <int kWords>
 constexpr int kGatherBytes = 2 * kGathered<kWords> * CodeLayout<kWords>::kPitch;
 

@@ -72,9 +72,6 @@ struct Tiles {
   }
 };
 
-static_assert(kGathered<4> / kTileKeys % kWarps == 0 && kGathered<8> / kTileKeys % kWarps == 0,
-              "a chunk begins with the same warp");
-
 /** Sums of exponentials of slices, by warps: of up to four heads. */
 using SliceMasses = Mass[kSlices][4][kWarps];
 
@@ -117,7 +114,7 @@ struct EstimateOutput {
  * @param places  of the same keys
  * @param tile    the first of theirs, counted from the block's first one
  * @param count   of tiles
- * @param turn    how many tiles of the head are before the block's: decides which warp has which
+ * @param turn    how many tiles of the head are before these: decides which warp has which
  */
 template <int kWords>
 __device__ __forceinline__ void estimate(const EstimateQueries<kWords>& queries,

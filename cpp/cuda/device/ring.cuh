@@ -11,15 +11,18 @@ namespace pariskv::cuda::device {
 
 /** Keys that come in one copy. A multiple of 64, as segments are. */
 template <int kWords>
-constexpr int kUnitKeys = kWords == 8 ? 64 : 128;
+constexpr int kUnitKeys = kWords >= 8 ? 64 : 128;
 template <int kWords>
 constexpr int kUnitSignBytes = kUnitKeys<kWords> * 4 * kWords;
 template <int kWords>
 constexpr int kUnitBytes = kUnitSignBytes<kWords> + kUnitKeys<kWords>;
 
-/** Units of a warp that are under way or looked at: two blocks fit beside one that estimates. */
+/** Units of a warp that are under way or looked at: two blocks fit beside one that estimates. With
+ * 512 dimensions there is room for one. */
 template <int kWords>
-constexpr int kStages = kWords == 2 ? 4 : 2;
+constexpr int kStages = kWords == 2    ? 4
+                        : kWords == 16 ? 1
+                                       : 2;
 
 /** Scores are kept from this multiple of positions on, so that they can be moved in words. */
 constexpr int kScoreOrigin = 128;

@@ -30,7 +30,8 @@ __device__ __forceinline__ void count_common(int (&counts)[4], const uint32_t (&
 /** Four queries, as a lane needs them. */
 template <int kWords>
 struct QueryTile {
-  static constexpr int kSteps = kWords == 8 ? 2 : 1;  // products of 256 bits, or one of 128
+  static constexpr int kSteps =
+      kWords <= 4 ? 1 : kWords / 4;  // products of 256 bits, or one of 128
   static constexpr int kRegisters = kWords == 2 ? 1 : 2;
   uint32_t planes[kPlanes][kSteps][kRegisters];  // column g
   float gain[2], lift[2], offset[2];             // of its two queries

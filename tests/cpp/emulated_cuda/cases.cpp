@@ -53,11 +53,18 @@ void spoil(Tensor& keys, DType dtype) {
   keys.set(40, 0, 3, kNan);
 }
 
+/** What a tensor holds: how many heads of what size. */
+enum class Kind { kQuery, kKey, kValue, kOutput };
+
 /** Runs a case with what it draws at random: the same for every backend. */
 class Runner {
  public:
   Runner(const Case& c, const Config& config)
-      : c_(c), config_(config), cache_(config), random_(7), next_queries_(rows(c.batch, true)) {}
+      : c_(c),
+        config_(config),
+        cache_(config),
+        random_(7),
+        next_queries_(rows(c.batch, Kind::kQuery)) {}
 
   Outcome run() {
     std::vector<float> bias(static_cast<size_t>(config_.query_heads));
@@ -80,12 +87,14 @@ class Runner {
   float normal() { return normal_(random_); }
   double uniform() { return double(random_() >> 8) / (1 << 24); }
 
-  Tensor rows(int64_t tokens, bool is_query, int64_t gap = 0) const {
-    const int64_t heads = is_query ? config_.query_heads : config_.kv_heads;
-    return Tensor(config_.dtype, tokens, heads, config_.head_dim, gap);
+  Tensor rows(int64_t tokens, Kind kind, int64_t gap = 0) const {
+    const bool stored = kind == Kind::kKey || kind == Kind::kValue;
+    const bool of_keys = kind == Kind::kKey || kind == Kind::kQuery;
+    return Tensor(config_.dtype, tokens, stored ? config_.kv_heads : config_.query_heads,
+                  of_keys ? config_.head_dim : cache_.config().value_dim, gap);
   }
-  Tensor random_rows(int64_t tokens, bool is_query, int64_t gap = 0) {
-    Tensor t = rows(tokens, is_query, gap);
+  Tensor random_rows(int64_t tokens, Kind kind, int64_t gap = 0) {
+    Tensor t = rows(tokens, kind, gap);
     t.fill([this] { return normal(); });
     return t;
   }
@@ -98,7 +107,7 @@ class Runner {
     const bool first = index == 0;
     const int64_t tokens =
         first ? c_.tokens : std::max<int64_t>(1, int64_t(double(c_.tokens) * 1.3 * uniform()));
-    Prompt prompt{random_rows(tokens, false), random_rows(tokens, false)};
+    Prompt prompt{random_rows(tokens, Kind::kKey), random_rows(tokens, Kind::kValue)};
     Tensor& keys = prompt.keys;
     for (int64_t i = 0; i < tokens; ++i) {
       for (int64_t h = 0; h < keys.heads; ++h) {
@@ -114,10 +123,10 @@ class Runner {
   }
 
   /** Tokens of all, one after the other. */
-  Tensor packed(const std::vector<Tensor>& parts, bool is_query) const {
+  Tensor packed(const std::vector<Tensor>& parts, Kind kind) const {
     int64_t tokens = 0;
     for (const Tensor& part : parts) tokens += part.tokens;
-    Tensor all = rows(tokens, is_query);
+    Tensor all = rows(tokens, kind);
     int64_t next = 0;
     for (const Tensor& part : parts) {
       for (int64_t i = 0; i < part.tokens; ++i, ++next) {
@@ -145,7 +154,7 @@ class Runner {
       all_values.push_back(std::move(prompt.values));
     }
     if (!c_.packed) return;
-    Tensor keys = packed(all_keys, false), values = packed(all_values, false);
+    Tensor keys = packed(all_keys, Kind::kKey), values = packed(all_values, Kind::kValue);
     cache_.prefill(0, sequences_, lengths, keys.view(config_.device), values.view(config_.device));
     emulator::flush();  // before the rows are gone
   }
@@ -163,7 +172,7 @@ class Runner {
 
   /** Steps resemble one another, as they do in truth: so rows stay selected. */
   Tensor queries(int64_t step) {
-    Tensor q = rows(c_.batch, true, c_.gap);
+    Tensor q = rows(c_.batch, Kind::kQuery, c_.gap);
     for (int64_t i = 0; i < c_.batch; ++i) {
       for (int64_t h = 0; h < q.heads; ++h) {
         for (int64_t d = 0; d < q.dim; ++d) {
@@ -184,10 +193,10 @@ class Runner {
   /** As decode(), by a graph that is recorded the first time. */
   void replay(int64_t step) {
     const Tensor q = queries(step);
-    const Tensor k = random_rows(c_.batch, false), v = random_rows(c_.batch, false);
+    const Tensor k = random_rows(c_.batch, Kind::kKey), v = random_rows(c_.batch, Kind::kValue);
     const Device device = config_.device;
     if (graph_.empty()) {
-      lasting_ = {q, k, v, rows(c_.batch, true)};
+      lasting_ = {q, k, v, rows(c_.batch, Kind::kOutput)};
       lasting_lse_.resize(size_t(c_.batch * config_.query_heads), kNan);
       options_.lse = TensorView::contiguous(lasting_lse_.data(), DType::kFloat32,
                                             {c_.batch, config_.query_heads}, device);
@@ -210,8 +219,9 @@ class Runner {
     const Device device = config_.device;
     if (c_.replayed && step > 0 && device.type == DeviceType::kCuda) return replay(step);
     Tensor q = queries(step);
-    Tensor k = random_rows(c_.batch, false, c_.gap), v = random_rows(c_.batch, false, c_.gap);
-    outcome_.outputs.push_back(rows(c_.batch, true, c_.gap));
+    Tensor k = random_rows(c_.batch, Kind::kKey, c_.gap);
+    Tensor v = random_rows(c_.batch, Kind::kValue, c_.gap);
+    outcome_.outputs.push_back(rows(c_.batch, Kind::kOutput, c_.gap));
     outcome_.log_sum_exps.emplace_back(size_t(c_.batch * config_.query_heads), kNan);
     options_.lse = TensorView::contiguous(outcome_.log_sum_exps.back().data(), DType::kFloat32,
                                           {c_.batch, config_.query_heads}, device);
@@ -233,13 +243,13 @@ class Runner {
   void look_at(int64_t index) {
     const Device device = config_.device;
     const SequenceId sequence = sequences_[size_t(index)];
-    Tensor q = random_rows(1, true);
+    Tensor q = random_rows(1, Kind::kQuery);
     const TensorView query =
         TensorView::contiguous(q.view(device).data, config_.dtype, {q.heads, q.dim}, device);
     outcome_.explanations.push_back(cache_.explain(0, sequence, query, options_));
     outcome_.summaries.push_back(cache_.summaries(0, sequence));
     const int64_t length = cache_.length(sequence);
-    Tensor keys = rows(length, false), values = rows(length, false);
+    Tensor keys = rows(length, Kind::kKey), values = rows(length, Kind::kValue);
     cache_.read(0, sequence, 0, keys.view(device), values.view(device));
     emulator::flush();
     outcome_.rows.push_back(std::move(keys));
@@ -252,10 +262,10 @@ class Runner {
     std::vector<int64_t> lengths;
     for (int64_t i = 0; i < c_.batch; ++i) {
       lengths.push_back(std::min(5 - i % 5, cache_.length(sequences_[size_t(i)])));
-      queries.push_back(random_rows(lengths.back(), true));
+      queries.push_back(random_rows(lengths.back(), Kind::kQuery));
     }
-    Tensor q = packed(queries, true);
-    outcome_.outputs.push_back(rows(q.tokens, true));
+    Tensor q = packed(queries, Kind::kQuery);
+    outcome_.outputs.push_back(rows(q.tokens, Kind::kOutput));
     cache_.attend(0, sequences_, lengths, q.view(config_.device),
                   outcome_.outputs.back().view(config_.device), options_);
     emulator::flush();
@@ -327,6 +337,34 @@ std::vector<Case> all_cases() {
       make("float16_128", [](Case&, Config& k) { k.dtype = kHalf; }),
       make("bfloat16_80", [](Case&, Config& k) { k.head_dim = 80; }),
       make("bfloat16_256_votes", [=](Case&, Config& k) { k.head_dim = 256, votes(k); }),
+      make("bfloat16_192", [](Case&, Config& k) { k.head_dim = 192; }),
+      make("float32_192_votes",
+           [=](Case&, Config& k) { k.dtype = kFloat, k.head_dim = 192, votes(k); }),
+      make("bfloat16_512",
+           [](Case& c, Config& k) { k.head_dim = 512, c.softcap = 20, c.sink_bias = true; }),
+      make("float16_512_mean",
+           [=](Case&, Config& k) { k.dtype = kHalf, k.head_dim = 512, mean(k); }),
+      make("float32_512_little_shared_memory",
+           [](Case& c, Config& k) { c.device = 6, k.dtype = kFloat, k.head_dim = 512; }),
+      make("bfloat16_512_in_blocks_of_a_head",
+           [](Case& c, Config& k) { c.device = 0, c.twin = 5, c.tokens = 3000, k.head_dim = 512; }),
+      make("keys_192_values_128",
+           [](Case& c, Config& k) { k.head_dim = 192, k.value_dim = 128, c.twin = 2; }),
+      make("keys_64_values_512_row_cache_that_evicts",
+           [](Case& c, Config& k) {
+             k.dtype = kHalf, k.head_dim = 64, k.value_dim = 512, k.row_cache = 16, c.steps = 8;
+           }),
+      make("keys_512_values_64_float32",
+           [](Case&, Config& k) { k.dtype = kFloat, k.head_dim = 512, k.value_dim = 64; }),
+      make("keys_80_values_256_in_strides",
+           [](Case& c, Config& k) {
+             k.head_dim = 80, k.value_dim = 256, c.batch = 3, c.gap = 3, c.tokens = 700;
+           }),
+      make("keys_64_values_192_replayed_group_of_twenty",
+           [](Case& c, Config& k) {
+             k.query_heads = 20, k.kv_heads = 1, k.dtype = kFloat, k.head_dim = 64;
+             k.value_dim = 192, c.replayed = true, c.steps = 5;
+           }),
       make("group_of_one", [](Case&, Config& k) { k.query_heads = 2; }),
       make("group_of_five_votes", [=](Case&, Config& k) { k.query_heads = 10, votes(k); }),
       make("group_of_sixteen", [](Case&, Config& k) { k.query_heads = 32; }),
