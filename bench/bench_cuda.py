@@ -65,8 +65,8 @@ def _decode(arguments: argparse.Namespace, timer: gpu.Timer) -> list[dict[str, A
             except pk.OutOfMemory as error:
                 print(f"batch {count} at {tokens:,} tokens is left out: {error}")
                 continue
-            result["dense"] = gpu.dense(timer, count, tokens, QUERY_HEADS, KV_HEADS, HEAD_DIM)
-            results.append(result)
+            dense = gpu.dense(timer, count, tokens, QUERY_HEADS, KV_HEADS, HEAD_DIM)
+            results.append({**result, **dense})
         batch.remove()
     cache.close()
     return results

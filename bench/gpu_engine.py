@@ -6,6 +6,7 @@ import gc
 import itertools
 import time
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import configs
@@ -126,9 +127,9 @@ def step_of(batch: Batch, tokens: int, timer: gpu.Timer, steadiness: float = 0.0
     return {
         "tokens": tokens,
         "batch": len(batch.sequences),
-        "microseconds": taken,
+        "microseconds": median(taken),
+        "slowest": max(taken),
         "candidates_per_head": _candidates(before, after),
-        "offloaded_share": after.offloaded_bytes / after.row_bytes,
         "found_share": _found(before, after),
     }
 
@@ -186,7 +187,8 @@ def prefill_of(tokens: int, placement: str, rounds: int) -> dict[str, Any]:
             moved = cache.stats().offloaded_bytes
             cache.remove(sequence)
             arrive(cache)  # freed memory is zeroed by now
-    return {"tokens": tokens, "placement": placement, "offloaded_bytes": moved, "seconds": taken}
+    medians = {f"{name}_seconds": median(seconds) for name, seconds in taken.items()}
+    return {"tokens": tokens, "placement": placement, "offloaded_bytes": moved, **medians}
 
 
 def _walk(cache: pk.Cache, step: Callable[[], object], steps: int) -> dict[str, Any]:

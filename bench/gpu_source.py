@@ -7,16 +7,22 @@ channels, topics that come back, RoPE, attention sinks, heads that agree more or
 from __future__ import annotations
 
 import torch
+from pariskv_core.cli.workload import (
+    HEAD_AGREEMENT,
+    KEY_SPECTRUM,
+    OUTLIER_PAIRS,
+    OUTLIER_SIZE,
+    QUERY_OUTLIER,
+    QUERY_SPECTRUM,
+    ROPE_BASE,
+    SEGMENT_TOKENS,
+    TOPIC_SHARE,
+    TOPICS,
+)
 
 QUERY_HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 GROUP = QUERY_HEADS // KV_HEADS
 CHUNK_TOKENS = 32_768
-
-_ROPE_BASE = 5e5
-_TOPICS, _TOPIC_TOKENS, _TOPIC_SHARE = 64, 256, 0.6
-_OUTLIER_PAIRS, _OUTLIER_SIZE = 4, 4.0
-_QUERY_OUTLIER = 0.05
-_AGREEMENT = (0.9, 0.3)
 
 
 class Source:
@@ -24,17 +30,17 @@ class Source:
         self._random = torch.Generator("cuda").manual_seed(seed)
         basis = torch.linalg.qr(self._normal(KV_HEADS, HEAD_DIM, HEAD_DIM))[0]
         order = torch.arange(1, HEAD_DIM + 1, device="cuda")[:, None]
-        self._key_mixer = 3.0 * order**-0.5 * basis
-        self._query_mixer = 12.5 * order**-0.25 * basis
+        mixers = [size * order**power * basis for size, power in (KEY_SPECTRUM, QUERY_SPECTRUM)]
+        self._key_mixer, self._query_mixer = mixers
         half = HEAD_DIM // 2
-        slow = torch.arange(half - _OUTLIER_PAIRS, half, device="cuda")
+        slow = torch.arange(half - OUTLIER_PAIRS, half, device="cuda")
         outliers = torch.cat([slow, slow + half])
         self._key_mean = 0.25 * self._normal(KV_HEADS, 1, HEAD_DIM)
         signs = self._normal(KV_HEADS, 1, len(outliers)).sign()
-        self._key_mean[..., outliers] = _OUTLIER_SIZE * signs
+        self._key_mean[..., outliers] = OUTLIER_SIZE * signs
         self._query_mixer[..., outliers] = 0
-        self._topics = self._normal(KV_HEADS, _TOPICS, HEAD_DIM)
-        self._frequencies = _ROPE_BASE ** (
+        self._topics = self._normal(KV_HEADS, TOPICS, HEAD_DIM)
+        self._frequencies = ROPE_BASE ** (
             -torch.arange(half, device="cuda", dtype=torch.float64) / half
         )
 
@@ -51,11 +57,11 @@ class Source:
         return turned.transpose(0, 1).to(torch.bfloat16).contiguous()
 
     def _contents(self, tokens: int) -> torch.Tensor:
-        count = -(-tokens // _TOPIC_TOKENS)
-        topic = torch.randint(_TOPICS, (count,), device="cuda", generator=self._random)
-        topic = topic.repeat_interleave(_TOPIC_TOKENS)[:tokens]
-        own = (1 - _TOPIC_SHARE**2) ** 0.5 * self._normal(KV_HEADS, tokens, HEAD_DIM)
-        return own + _TOPIC_SHARE * self._topics[:, topic]
+        count = -(-tokens // SEGMENT_TOKENS)
+        topic = torch.randint(TOPICS, (count,), device="cuda", generator=self._random)
+        topic = topic.repeat_interleave(SEGMENT_TOKENS)[:tokens]
+        own = (1 - TOPIC_SHARE**2) ** 0.5 * self._normal(KV_HEADS, tokens, HEAD_DIM)
+        return own + TOPIC_SHARE * self._topics[:, topic]
 
     def rows(self, first: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of positions `first` on, (tokens, kv_heads, head_dim) each."""
@@ -65,7 +71,7 @@ class Source:
 
     def queries(self, position: int, count: int, steadiness: float = 0.0) -> torch.Tensor:
         """(count, query_heads, head_dim); each keeps `steadiness` of what the one before asked."""
-        agreement = torch.linspace(*_AGREEMENT, GROUP, device="cuda")[:, None]
+        agreement = torch.linspace(*HEAD_AGREEMENT, GROUP, device="cuda")[:, None]
         rows = []
         asked = None
         for _ in range(count):
@@ -74,7 +80,7 @@ class Source:
             fresh = agreement * shared + (1 - agreement**2).sqrt() * own
             kept = 0.0 if asked is None else steadiness
             asked = fresh if asked is None else kept * asked + (1 - kept**2) ** 0.5 * fresh
-            content = asked @ self._query_mixer + _QUERY_OUTLIER * self._key_mean
+            content = asked @ self._query_mixer + QUERY_OUTLIER * self._key_mean
             rows.append(content.reshape(QUERY_HEADS, 1, HEAD_DIM))
         # All of a query's heads stand at one position, which hardly moves from step to step.
         stacked = torch.stack([self._rotated(row, position)[0] for row in rows])

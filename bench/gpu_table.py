@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
 from typing import Any
 
 import harness
@@ -46,10 +45,8 @@ def _size(tokens: int) -> str:
 def _decode_row(result: dict[str, Any], rates: dict[str, float]) -> list[str]:
     tokens, batch = result["tokens"], result["batch"]
     asked, proud, times = _ASKED.get((batch, tokens), (None, None, None))
-    ours = median(result["microseconds"])
+    ours, dense = result["microseconds"], result.get("dense")
     least = floor(tokens, batch, 100, rates)
-    dense = {name: median(taken) for name, taken in result.get("dense", {}).items()}
-    best = min(dense, key=lambda name: dense[name], default=None)
     return [
         f"{batch} × {_size(tokens)}",
         f"{ours:.1f}",
@@ -57,10 +54,10 @@ def _decode_row(result: dict[str, Any], rates: dict[str, float]) -> list[str]:
         "" if proud is None else f"{proud}",
         f"{least:.0f}",
         f"{ours / least:.2f} ×",
-        "does not fit" if best is None else f"{dense[best]:.0f}",
-        "" if best is None else f"{dense[best] / ours:.2f} ×",
+        "does not fit" if dense is None else f"{dense:.0f}",
+        "" if dense is None else f"{dense / ours:.2f} ×",
         "" if times is None else f"{times} ×",
-        best or "",
+        result.get("dense_by", ""),
     ]
 
 
@@ -97,7 +94,7 @@ def _rows_row(results: list[dict[str, Any]]) -> list[str]:
     columns = [(q, c) for q in ("new", "steady") for c in ("without", "with")]
     return [
         f"{first['batch']} × {_size(first['tokens'])}, {first['top_k']:,}",
-        *(f"{median(by[column]['microseconds']):.1f}" for column in columns),
+        *(f"{by[column]['microseconds']:.1f}" for column in columns),
         "" if asked is None else f"{asked[0]} / {asked[1]}",
         f"{100 * steady['overlap']:.0f} %",
         f"{100 * steady['found_share']:.0f} %",
@@ -164,16 +161,16 @@ def _show_prefill(results: dict[str, Any]) -> None:
     rows = []
     bus = results["bandwidths"]["to_host"]
     for result in results["prefill"]:
-        seconds = {name: median(taken) for name, taken in result["seconds"].items()}
+        call, work, whole = (result[f"{name}_seconds"] for name in ("call", "own_work", "whole"))
         moved = result["offloaded_bytes"]
         rows.append(
             [
                 result["placement"],
-                f"{1e3 * seconds['call']:.2f}",
-                f"{1e3 * seconds['own_work']:.2f}",
-                f"{1e3 * seconds['whole']:.2f}",
-                f"{moved / seconds['whole'] / 1e9:.1f}" if moved else "",
-                f"{100 * moved / seconds['whole'] / bus:.0f} %" if moved else "",
+                f"{1e3 * call:.2f}",
+                f"{1e3 * work:.2f}",
+                f"{1e3 * whole:.2f}",
+                f"{moved / whole / 1e9:.1f}" if moved else "",
+                f"{100 * moved / whole / bus:.0f} %" if moved else "",
             ]
         )
     harness.show(

@@ -29,10 +29,13 @@ from rich.console import Console
 from rich.table import Table
 
 _HERE = Path(__file__).resolve().parent
+RESULTS = _HERE / "results"
+_DIGITS = 7  # of a number in a results file: as many as a float32 has
+_LINE = 100  # what fits in so many characters is not spread over lines
 WARM_UP = 2  # rounds that do not count
 # OpenMP threads go on spinning for some milliseconds after their work is done.
 _REST_SECONDS = 0.02
-_PIPED_WIDTH = 100
+PIPED_WIDTH = 100
 
 
 def _git(*arguments: str) -> str:
@@ -59,7 +62,6 @@ def environment() -> dict[str, Any]:
         "cpu": machine.cpu_name(),
         "cpu_level": pk.cpu_level(),
         "cores": machine.usable_cores(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "python": platform.python_version(),
         "pariskv_core": pk.__version__,
         **versions,
@@ -107,7 +109,7 @@ def bandwidth(threads: int, megabytes: int = 256) -> dict[str, float]:
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], notes: str) -> None:
     console = Console()
     if not console.is_terminal:
-        console = Console(width=_PIPED_WIDTH)
+        console = Console(width=PIPED_WIDTH)
     table = Table(title=title, title_justify="left", caption=notes, caption_justify="left")
     table.box = box.SIMPLE_HEAD
     for i, column in enumerate(columns):
@@ -115,6 +117,36 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+def _rounded(value: Any) -> Any:
+    """The same with every float in it cut to a few digits."""
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    if isinstance(value, dict):
+        return {name: _rounded(part) for name, part in value.items()}
+    return [_rounded(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+def _lines(value: Any, indent: str = "") -> str:
+    """JSON in which a dict or list of plain values, such as a measurement, is one line."""
+    line = json.dumps(value, ensure_ascii=False)
+    parts = list(value.values()) if isinstance(value, dict) else value
+    nested = isinstance(parts, list) and any(isinstance(part, (dict, list)) for part in parts)
+    if not nested or len(indent) + len(line) <= _LINE:
+        return line
+    deeper = indent + "  "
+    inner = [_lines(part, deeper) for part in parts]
+    if isinstance(value, dict):
+        names = [json.dumps(name, ensure_ascii=False) for name in value]
+        inner = [f"{name}: {text}" for name, text in zip(names, inner, strict=True)]
+    begin, end = "{}" if isinstance(value, dict) else "[]"
+    return "\n".join([begin, ",\n".join(deeper + one for one in inner), indent + end])
+
+
+def as_text(record: Any) -> str:
+    """A results file: numbers of a few digits, a line for each measurement."""
+    return _lines(_rounded(record)) + "\n"
 
 
 def save(
@@ -126,7 +158,7 @@ def save(
     """
     record = {"environment": {**environment(), **(facts or {})}, "results": results}
     place = re.sub(r"[^a-z0-9]+", "-", (on or machine.cpu_name()).lower()).strip("-")
-    path = _HERE / "results" / f"{name}-{place}.json"
+    path = RESULTS / f"{name}-{place}.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    path.write_text(as_text(record), encoding="utf-8")
     print(f"Written to {os.path.relpath(path)}")

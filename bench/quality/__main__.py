@@ -18,7 +18,7 @@ import harness
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from quality import ablations, experiments, lists, report, sizes, sources, tables
+from quality import ablations, experiments, kept, lists, report, sizes, sources, tables
 from quality.sizes import Size
 
 EXPERIMENTS: dict[str, Callable[..., dict[str, Any]]] = {
@@ -83,10 +83,10 @@ def language_model(weights: Path | None) -> dict[str, Any]:
         takes = f"{_EVALUATION_SECONDS}"
         within = ("--weights", str(at), "--out", str(out), "--seconds", takes)
         program("lm", "inside the model", _EVALUATION_SECONDS, *within)
-        found: dict[str, Any] = {"model": json.loads(out.read_text())}
+        found: dict[str, Any] = {"model": kept.of_model(json.loads(out.read_text()))}
         trained = at.with_suffix(".json")
         if trained.exists():
-            found["training"] = json.loads(trained.read_text())
+            found["training"] = kept.of_training(json.loads(trained.read_text()))
     return found
 
 
@@ -97,7 +97,8 @@ def cpu(arguments: argparse.Namespace) -> None:
     results = synthetic(size, arguments.only or list(EXPERIMENTS))
     report.show(results)
     if not arguments.only:
-        save({"size": vars(size), **results}, "cpu", time.perf_counter() - begin)
+        found = kept.of_synthetic({"size": vars(size), **results})
+        save(found, "cpu", time.perf_counter() - begin)
 
 
 def gpu(arguments: argparse.Namespace) -> None:
@@ -116,7 +117,7 @@ def gpu(arguments: argparse.Namespace) -> None:
     if some:
         found = synthetic(size, some)
         report.show(found)
-        results.update({"size": vars(size), **found})
+        results.update(kept.of_synthetic({"size": vars(size), **found}))
         save(results, "gpu", time.perf_counter() - begin, facts)
 
 

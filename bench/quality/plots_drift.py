@@ -49,7 +49,7 @@ def _synthetic_drift(sources: Sources, path: Path, kind: str, title: str) -> Non
                     axis,
                     name,
                     at,
-                    [point[measure] for point in found["methods"][name]],
+                    found[measure][name],
                     markersize=0,
                 )
             measured(axis, what)
@@ -59,7 +59,7 @@ def _synthetic_drift(sources: Sources, path: Path, kind: str, title: str) -> Non
             per_cent(axis.yaxis, SHARES)
             axis.set_xlabel("position, K tokens")
         axes[1].tick_params(labelleft=False)
-        ends = {n: found["methods"][n][-1]["share"] for n in _WHILE_DRIFTING}
+        ends = {name: found["share"][name][-1] for name in _WHILE_DRIFTING}
         name_lines(axes[1], ends, gap=0.09)
 
 
@@ -80,15 +80,15 @@ def drift_written(sources: Sources, path: Path) -> None:
         f"\n100 rows; ours reranks {100 * reranked:.0f} % of the keys."
         " k-means is learnt from the prompt."
     )
-    names = [name for name in curves if name != "oracle"]
+    lines = {name: line for name, line in curves["share"].items() if name != "oracle"}
     with sheet(path, "While a language model writes", note) as (axis,):
-        for name in names:
-            draw(axis, name, curves[name]["tokens"], curves[name]["share"], markersize=0)
-        last = curves["oracle"]["tokens"][-1]
+        for name, line in lines.items():
+            draw(axis, name, curves["tokens"], line, markersize=0)
+        last = curves["tokens"][-1]
         axis.set_xlim(0, last)
         axis.set_ylim(0, 1)
         per_cent(axis.yaxis, SHARES)
         counts(axis.xaxis, [last * i // 4 for i in range(5)])
         axis.set_xlabel("tokens generated")
         measured(axis, SHARE)
-        name_lines(axis, {name: curves[name]["share"][-1] for name in names})
+        name_lines(axis, {name: line[-1] for name, line in lines.items()})

@@ -13,7 +13,7 @@ from quality.sources import Sources
 PAGE = Path(__file__).resolve().parent / "RESULTS.md"
 _BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
 _NOT_YET = "*Not measured yet: `make quality-gpu`.*"
-_WHOM = {"oracle": "the best rows", "full attention": "full attention"}
+_WHOM = {"oracle": "the best rows", "full": "full attention"}
 _SYNTHETIC = ("pariskv_core 5%", "published 10%", "PQCache 16x8", "MagicPIG", "Quest", "SnapKV")
 
 
@@ -27,9 +27,9 @@ def share(value: float) -> str:
     return re.sub(r"^(-?)0\.", r"\1.", f"{value:.3f}")
 
 
-def more(cost: dict[str, float]) -> str:
-    """By how much, with the error of that: +0.12 ± 0.03 %."""
-    return f"{100 * cost['more']:+.2f} ± {100 * cost['error']:.2f} %"
+def more(run: dict[str, float], whom: str) -> str:
+    """How many more bits than that a run needs, with the error: +0.12 ± 0.03 %."""
+    return f"{100 * run[f'over_{whom}']:+.2f} ± {100 * run[f'over_{whom}_error']:.2f} %"
 
 
 def _display(name: str) -> str:
@@ -54,7 +54,7 @@ def _asked_shares(engine: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
-def _asked_bits(over: dict[str, Any]) -> list[list[str]]:
+def _asked_bits(engine: dict[str, Any]) -> list[list[str]]:
     rows = []
     for rows_fetched, run, whom, most in (
         (100, " at 0.1", "oracle", 0.0015),
@@ -62,12 +62,11 @@ def _asked_bits(over: dict[str, Any]) -> list[list[str]]:
         (256, ", 256 rows", "oracle", 0.0005),
         (1024, ", 1024 rows", "oracle", 0.0005),
         (2048, ", 2048 rows", "oracle", 0.0005),
-        (2048, ", 2048 rows", "full attention", 0.005),
+        (2048, ", 2048 rows", "full", 0.005),
     ):
-        runs = [f"engine, {setting}{run}" for setting in ("default", "published")]
-        found = [over.get(run, {}).get(whom) for run in runs]
-        ours, theirs = (more(cost) if cost else "–" for cost in found)
-        met = _verdict(found[0]["more"] <= most) if found[0] else ""
+        found = [engine.get(f"{setting}{run}", {}) for setting in ("default", "published")]
+        ours, theirs = (more(at, whom) if f"over_{whom}" in at else "–" for at in found)
+        met = _verdict(found[0][f"over_{whom}"] <= most) if ours != "–" else ""
         what = f"bits per byte over {_WHOM[whom]}, k = {rows_fetched:,}"
         if run.startswith(" at "):
             what += f", {100 * float(run[4:]):g} % reranked"
@@ -77,7 +76,7 @@ def _asked_bits(over: dict[str, Any]) -> list[list[str]]:
 
 def targets(sources: Sources) -> str:
     """What was asked of the real model, and what came out; a dash where time ran out."""
-    drift = sources.model["drift"]
+    drift = sources.model["drift"]["ends"]
     lost = drift["pariskv_core"]["lost"]
     learnt = next(name for name in ("PQCache 16x8", "PQCache") if name in drift)
     kmeans = f"k-means: {share(drift[learnt]['lost'])}"
@@ -88,19 +87,15 @@ def targets(sources: Sources) -> str:
         *_asked_shares(sources.model["engine"]),
         ["ceiling: share by the 4-bit estimates of all keys", "", share(ceiling), "", ""],
         written,
-        *_asked_bits(sources.model["over"]),
+        *_asked_bits(sources.model["engine"]),
     ]
     return table(["", "asked", "ours", "published setting", "met"], rows)
 
 
 def model(sources: Sources) -> str:
     """Every method on the real model at 100 rows."""
-    found = dict(sources.model["methods"])
-    rows = {
-        name: (by["100"], f"{name}, 100")
-        for name, by in found.items()
-        if "share" in by.get("100", {})
-    }
+    methods, engine = sources.model["methods"], sources.model["engine"]
+    rows = {name: by["100"] for name, by in methods.items() if "share" in by.get("100", {})}
     for name, run in (
         ("**ours**, 10 % reranked", "default at 0.1"),
         ("**ours**, 5 % reranked", "default at 0.05"),
@@ -108,9 +103,8 @@ def model(sources: Sources) -> str:
         ("votes, our group rule, 10 %", "votes, attention_mass"),
         ("our score, mean query, 10 %", "sign_norm, mean_query"),
     ):
-        if run in sources.model["engine"]:
-            rows[name] = (sources.model["engine"][run], f"engine, {run}")
-    over = sources.model["over"]
+        if run in engine:
+            rows[name] = engine[run]
     return table(
         ["k = 100", "share", "worst head", "recall", "output error", "bits, over the best rows"],
         [
@@ -120,16 +114,16 @@ def model(sources: Sources) -> str:
                 share(at["worst_head"]),
                 share(at["recall"]),
                 share(at["output_error"]),
-                more(over[run]["oracle"]),
+                more(at, "oracle"),
             ]
-            for name, (at, run) in sorted(rows.items(), key=lambda row: -row[1][0]["share"])
+            for name, at in sorted(rows.items(), key=lambda row: -row[1]["share"])
         ],
     )
 
 
 def written(sources: Sources) -> str:
     """The real model's own text: shares at its beginning and at its end."""
-    rows = sorted(sources.model["drift"].items(), key=lambda row: -row[1]["share_last"])
+    rows = sorted(sources.model["drift"]["ends"].items(), key=lambda row: -row[1]["share_last"])
     return table(
         ["share, while the model writes", "first 512 tokens", "last 512", "lost"],
         [
@@ -152,7 +146,7 @@ def workloads(sources: Sources) -> str:
     """Share by workload and method; the best of a row stands out."""
     rows = []
     for name, line in sources.synthetic["ingredients"].items():
-        shares = {method: line[method]["share"] for method in _SYNTHETIC}
+        shares = {method: line[method] for method in _SYNTHETIC}
         best = max(shares.values())
         cells = [f"**{share(s)}**" if s == best else share(s) for s in shares.values()]
         rows.append([name, *cells])
@@ -165,7 +159,7 @@ def budgets(sources: Sources) -> str:
     names = [name for name in _SYNTHETIC if name in found]
     return table(
         ["share", *(f"k = {int(rows):,}" for rows in found[names[0]])],
-        [[_display(name), *(share(at["share"]) for at in found[name].values())] for name in names],
+        [[_display(name), *map(share, found[name].values())] for name in names],
     )
 
 
@@ -173,10 +167,7 @@ def one_by_one(sources: Sources) -> str:
     """Recall before and after a slow drift, the paper's ideas one by one."""
     kinds = sources.synthetic["switched_on"]
     stages = next(iter(kinds.values()))
-    cells = {
-        name: [" → ".join(share(at["recall"]) for at in kinds[kind][name]) for kind in kinds]
-        for name in stages
-    }
+    cells = {name: [" → ".join(map(share, kinds[kind][name])) for kind in kinds] for name in stages}
     return table(
         ["recall@100 of 10 % candidates", *kinds], [[name, *line] for name, line in cells.items()]
     )
@@ -185,18 +176,19 @@ def one_by_one(sources: Sources) -> str:
 def paper(sources: Sources) -> str:
     """Single figures of the paper beside ours."""
     s = sources.synthetic
-    votes, ours = s["lengths"]["votes, mean query"], s["lengths"]["sign × norm, now"]
+    tenth = s["lengths"]["recall_at_.1"]
+    votes, ours = tenth["votes, mean query"], tenth["sign × norm, now"]
     ends = min(votes, key=int), max(votes, key=int)
-    on, off = s["alpha"]["on"]["1.0"], s["alpha"]["off"]["1.0"]
+    on, off = s["alpha"]["on"], s["alpha"]["off"]
     signs = next(
         row
-        for row in s["design_space"]["rows"]
+        for row in s["design_space"]
         if (row["part"], row["codebook"], row["radii"]) == (8, "256 directions", 1)
     )
-    one, six = (s["tiers"][tiers]["0.1"] for tiers in ("1", "6"))
+    one, six = s["tiers"]["1"], s["tiers"]["6"]
 
-    def at(line: dict[str, Any]) -> str:
-        return ", ".join(f"{share(line[e]['recall_at_.1'])} ({int(e) // 1024}K)" for e in ends)
+    def at(line: dict[str, float]) -> str:
+        return ", ".join(f"{share(line[e])} ({int(e) // 1024}K)" for e in ends)
 
     return table(
         ["", "paper", "here", "ours instead"],

@@ -1,6 +1,6 @@
 """Trains the lab's language model for a fixed time, from short contexts to 33,792 bytes.
 
-python -m quality.train --seconds 330 --out model.pt [--dump folder]
+python -m quality.train --seconds 330 --out model.pt
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from quality import text
 from quality.device import fastest_attention, precision
-from quality.model import Model, Shape, causal_attention
+from quality.model import Model, Shape
 
 SCORED = 1024  # bytes at the end of a held-out zone that are scored, whatever the context
 
@@ -202,42 +202,12 @@ def train(
     return model, how
 
 
-@torch.no_grad()
-def dump(model: Model, zone: np.ndarray, folder: Path, device: str, queries: int = 64) -> None:
-    """Keys of kv head 0 and late queries of its group, one file per layer, for research on scores.
-
-    keys (tokens, head_dim) float16 after RoPE; queries (queries, group, head_dim) float16, and the
-    positions that they ask from.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    model.eval()
-    tokens = torch.from_numpy(zone.copy()).to(device).long()[None]
-    count = tokens.shape[1]
-    step = 512 // queries
-    positions = torch.arange(count - 512 + step - 1, count, step, device=device)
-    cos, sin = model.rotary(0, count)
-    x = model.embedding(tokens)
-    for index, layer in enumerate(model.layers):
-        with precision(device), torch.compiler.set_stance("force_eager"):
-            q, k, v = layer.project(x, cos, sin)
-            x = layer.finish(x, causal_attention(q, k, v))
-        arrays = {
-            "keys": k[0, :, 0].half().cpu().numpy(),
-            "queries": q[0, positions, : model.shape.group].half().cpu().numpy(),
-            "positions": positions.cpu().numpy(),
-        }
-        np.savez(folder / f"layer{index + 1}.npz", **arrays)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--out", type=Path, required=True, help="weights; a .json beside them says how it went"
     )
-    parser.add_argument("--seconds", type=float, help="of training; 0 loads what --out names")
-    parser.add_argument(
-        "--dump", type=Path, help="a folder for keys and queries of a held-out zone"
-    )
+    parser.add_argument("--seconds", type=float, help="of training")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
         "--installed", type=float, default=0.0, metavar="MB", help="text of installed packages too"
@@ -260,33 +230,25 @@ def main() -> None:
 
     with fastest_attention(device) as kernel:
         _say(f"attention by {kernel}, {len(zones)} held-out zones of {length} bytes")
-        if plan.seconds > 0:
-            corpus = text.training_text(int(1e6 * arguments.installed))
-            dropout = (
-                (0.1 if len(corpus) < 24e6 else 0.0)
-                if arguments.dropout is None
-                else arguments.dropout
-            )
-            plan = replace(plan, dropout=dropout)
-            _say(f"{len(corpus) / 1e6:.1f} MB to train on, dropout {dropout}")
-            held_out = torch.from_numpy(np.stack([zone.text for zone in zones])).to(device)
-            compiled = device.startswith("cuda") and not arguments.eager
-            model, report = train(plan, corpus, held_out, device, compiled)
-            model.save(arguments.out)
-            report |= {"plan": asdict(plan), "training_bytes": len(corpus), "attention": kernel}
-            report["machine"] = torch.cuda.get_device_name() if device.startswith("cuda") else "cpu"
-            scored = min(SCORED, plan.contexts[0])
-            report["bits_per_byte"] = {
-                str(context): bits_per_byte(model, held_out, context, device, scored)
-                for context in plan.contexts
-            }
-            arguments.out.with_suffix(".json").write_text(json.dumps(report, indent=1))
-            _say(f"bits per byte by context: {report['bits_per_byte']}")
-        else:
-            model = Model.load(arguments.out, device)
-        if arguments.dump is not None:
-            zone = text.held_out_zones(33_280 if not arguments.tiny else 1024)[0]
-            dump(model, zone.text, arguments.dump, device)
+        corpus = text.training_text(int(1e6 * arguments.installed))
+        dropout = (
+            (0.1 if len(corpus) < 24e6 else 0.0) if arguments.dropout is None else arguments.dropout
+        )
+        plan = replace(plan, dropout=dropout)
+        _say(f"{len(corpus) / 1e6:.1f} MB to train on, dropout {dropout}")
+        held_out = torch.from_numpy(np.stack([zone.text for zone in zones])).to(device)
+        compiled = device.startswith("cuda") and not arguments.eager
+        model, report = train(plan, corpus, held_out, device, compiled)
+        model.save(arguments.out)
+        report |= {"plan": asdict(plan), "training_bytes": len(corpus), "attention": kernel}
+        report["machine"] = torch.cuda.get_device_name() if device.startswith("cuda") else "cpu"
+        scored = min(SCORED, plan.contexts[0])
+        report["bits_per_byte"] = {
+            str(context): bits_per_byte(model, held_out, context, device, scored)
+            for context in plan.contexts
+        }
+        arguments.out.with_suffix(".json").write_text(json.dumps(report, indent=1))
+        _say(f"bits per byte by context: {report['bits_per_byte']}")
     _say(f"done in {time.perf_counter() - started:.0f} s")
 
 

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import hypothesis
 import numpy as np
 import pytest
 import support
-import torch
-
-# For `quality`, the lab that the bench folder holds.
-sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
 
 hypothesis.settings.register_profile(
     "suite",
@@ -66,15 +60,6 @@ def dtype(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(params=support.HEAD_DIMS)
 def head_dim(request: pytest.FixtureRequest) -> int:
     return request.param
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """Of torch's: small work in many pieces, whose threads would mostly wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

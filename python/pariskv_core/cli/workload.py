@@ -20,24 +20,25 @@ Halves = NDArray[np.float16]
 
 CHUNK_TOKENS = 1024
 
-_ROPE_BASE = 5e5
-_SEGMENT_TOKENS = 256  # of one topic
-_TOPICS = 64
-_TOPIC_SHARE = 0.6  # the rest, .8 of it, is each token's own: .6² + .8² = 1
+# Those without an underscore are the bench's too, which makes such keys on a GPU.
+ROPE_BASE = 5e5
+SEGMENT_TOKENS = 256  # of one topic
+TOPICS = 64
+TOPIC_SHARE = 0.6  # the rest, .8 of it, is each token's own: .6² + .8² = 1
 _SINK_TOKENS = 4
-_HEAD_AGREEMENT = (0.9, 0.3)  # with what the group asks, from its first head to its last
+HEAD_AGREEMENT = (0.9, 0.3)  # with what the group asks, from its first head to its last
 
 # RoPE pairs that hardly turn within the context carry what models keep independent of the position.
-_OUTLIER_PAIRS = 4
+OUTLIER_PAIRS = 4
 # Larger ones hide more of what a key says from its signs. With these the default settings catch
 # about as much attention as on the keys of a real model.
-_OUTLIER_SIZE = 4.0
+OUTLIER_SIZE = 4.0
 _SINK_PAIRS = 4
 _SINK_SIZE = 8.0
 
-_KEY_SPECTRUM = (3.0, -0.5)  # size of direction i: 3 · i^-.5
-_QUERY_SPECTRUM = (12.5, -0.25)
-_QUERY_OUTLIER = 0.05  # of the keys' mean: queries are not distributed like keys
+KEY_SPECTRUM = (3.0, -0.5)  # size of direction i: 3 · i^-.5
+QUERY_SPECTRUM = (12.5, -0.25)
+QUERY_OUTLIER = 0.05  # of the keys' mean: queries are not distributed like keys
 _QUERY_SINK = 8
 
 _FACT_SIZE = 7.0  # the norm of what ordinary keys say besides their mean
@@ -92,7 +93,7 @@ def plan_facts(
     told = facts // 10 if shape.steps > update + facts else 0
     in_prompt = facts - told
     depths = (np.arange(in_prompt) + rng.uniform(0.1, 0.9, in_prompt)) / in_prompt
-    room = shape.tokens - local - _SEGMENT_TOKENS
+    room = shape.tokens - local - SEGMENT_TOKENS
     positions = [_SINK_TOKENS + int(depth * room) for depth in depths]
     steps = list(np.linspace(5, min(shape.steps, update) - 5, in_prompt).astype(int))
     rng.shuffle(steps)
@@ -107,7 +108,7 @@ class Workload:
         self.shape = shape
         self._seed = seed
         self.facts = plan_facts(shape, facts, update, local, self._rng(0))
-        self._agreement = np.linspace(*_HEAD_AGREEMENT, shape.group, dtype=np.float32)
+        self._agreement = np.linspace(*HEAD_AGREEMENT, shape.group, dtype=np.float32)
 
         rng = self._rng(1)
         decoys = min(_DECOYS, shape.tokens // (16 * max(facts, 1)))
@@ -132,7 +133,7 @@ class Workload:
     @cached_property
     def _frequencies(self) -> NDArray[np.float64]:
         half = self.shape.head_dim // 2
-        return _ROPE_BASE ** (-np.arange(half) / half)
+        return ROPE_BASE ** (-np.arange(half) / half)
 
     def _pair_dims(self, first: int, count: int) -> NDArray[np.int64]:
         """Dimensions of RoPE pairs, counted from the slowest one."""
@@ -143,17 +144,17 @@ class Workload:
     def _make_layer(self, layer: int) -> _Layer:
         rng, heads, dim = self._rng(2, layer), self.shape.kv_heads, self.shape.head_dim
         sink_dims = self._pair_dims(0, _SINK_PAIRS)
-        outlier_dims = self._pair_dims(_SINK_PAIRS, _OUTLIER_PAIRS)
+        outlier_dims = self._pair_dims(_SINK_PAIRS, OUTLIER_PAIRS)
 
         key_mean = rng.normal(0, 0.25, (heads, dim))
-        key_mean[:, outlier_dims] = _OUTLIER_SIZE * rng.choice([-1, 1], (heads, len(outlier_dims)))
+        key_mean[:, outlier_dims] = OUTLIER_SIZE * rng.choice([-1, 1], (heads, len(outlier_dims)))
         key_mean[:, sink_dims] = 0
-        query_mean = _QUERY_OUTLIER * key_mean
+        query_mean = QUERY_OUTLIER * key_mean
         query_mean[:, sink_dims[:_SINK_PAIRS]] = _QUERY_SINK
 
         basis = np.linalg.qr(rng.standard_normal((heads, dim, dim)))[0]
         order = np.arange(1, dim + 1)[:, None]
-        mixers = [size * order**power * basis for size, power in (_KEY_SPECTRUM, _QUERY_SPECTRUM)]
+        mixers = [size * order**power * basis for size, power in (KEY_SPECTRUM, QUERY_SPECTRUM)]
         mixers[1][..., np.concatenate([sink_dims, outlier_dims])] = 0
 
         contents = rng.standard_normal((len(self.facts), heads, dim))
@@ -164,16 +165,16 @@ class Workload:
             query_mean.astype(np.float32),
             mixers[0].astype(np.float32),
             mixers[1].astype(np.float32),
-            rng.standard_normal((heads, _TOPICS, dim), np.float32),
-            rng.standard_normal((heads, _TOPICS, dim), np.float32),
+            rng.standard_normal((heads, TOPICS, dim), np.float32),
+            rng.standard_normal((heads, TOPICS, dim), np.float32),
             contents.astype(np.float32),
         )
 
     def _topic(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
         """A topic lasts for a segment and comes back many times."""
-        segments = tokens // _SEGMENT_TOKENS
+        segments = tokens // SEGMENT_TOKENS
         first, last = int(segments[0]), int(segments[-1])
-        of_segment = [int(self._rng(3, s).integers(_TOPICS)) for s in range(first, last + 1)]
+        of_segment = [int(self._rng(3, s).integers(TOPICS)) for s in range(first, last + 1)]
         return np.array(of_segment)[segments - first]
 
     def _rotate(self, rows: Floats, tokens: NDArray[np.int64], out: Halves | Floats) -> None:
@@ -208,7 +209,7 @@ class Workload:
         end = min(begin + CHUNK_TOKENS, shape.tokens + shape.steps)
         tokens = np.arange(begin, end)
         topic = self._topic(tokens)
-        own_share = np.float32((1 - _TOPIC_SHARE**2) ** 0.5)
+        own_share = np.float32((1 - TOPIC_SHARE**2) ** 0.5)
 
         rng = self._rng(5, layer, begin)
         noise = np.empty((shape.kv_heads, end - begin, shape.head_dim), np.float32)
@@ -216,7 +217,7 @@ class Workload:
 
         rng.standard_normal(out=noise, dtype=np.float32)
         noise *= own_share
-        noise += _TOPIC_SHARE * fixed.topics[:, topic]
+        noise += TOPIC_SHARE * fixed.topics[:, topic]
         rows = noise @ fixed.key_mixer
         rows += fixed.key_mean[:, None]
         if begin == 0:
@@ -228,7 +229,7 @@ class Workload:
 
         rng.standard_normal(out=noise, dtype=np.float32)
         noise *= own_share
-        noise += _TOPIC_SHARE * fixed.topic_values[:, topic]
+        noise += TOPIC_SHARE * fixed.topic_values[:, topic]
         if begin == 0:
             noise[:, :_SINK_TOKENS] *= 0.1  # sinks have little to say
         v[:] = noise.swapaxes(0, 1)
@@ -251,8 +252,8 @@ class Workload:
         topic = self._topic(tokens)
         rng = self._rng(6, layer)
         shared = rng.standard_normal((shape.steps, shape.kv_heads, 1, shape.head_dim), np.float32)
-        shared = (1 - _TOPIC_SHARE**2) ** 0.5 * shared
-        shared += _TOPIC_SHARE * fixed.topics[:, topic].swapaxes(0, 1)[:, :, None]
+        shared = (1 - TOPIC_SHARE**2) ** 0.5 * shared
+        shared += TOPIC_SHARE * fixed.topics[:, topic].swapaxes(0, 1)[:, :, None]
         own = rng.standard_normal((*shared.shape[:2], shape.group, shape.head_dim), np.float32)
         agreement = self._agreement[:, None]
         mixed = agreement * shared + np.sqrt(1 - agreement**2) * own

@@ -1,4 +1,4 @@
-"""The lab's page: its tables are those of the results, and its figures can be drawn."""
+"""From what the lab measures to its page: what is kept, the tables made of it, the figures."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import harness
 import numpy as np
 import pytest
 from PIL import Image
-from quality import figures, lm, plots, sources, tables
-from quality.sources import Sources, Timed
-
-pytestmark = pytest.mark.cpu("the lab's page")
+from quality import figures, kept, lm, plots, sources, tables
+from quality.sources import Sources
 
 BUDGETS = (100, 256, 2048)
+HERE = {"cpu": "a processor", "commit": "0123456789abcdef", "uncommitted_changes": False}
 
 
 def outcome(share: float, **facts) -> dict:
@@ -27,44 +27,66 @@ def model() -> dict:
     """What quality.lm writes, with shares that were made up."""
     settings = lm.Settings(budgets=BUDGETS)
     runs = {}
-    for name, changes in lm.engine_settings(settings).items():
-        ratio = changes.get("schedule", [(0, 0.1, 0.2)])[0][1]
-        share = (0.99 if "scorer" not in changes else 0.8) - 0.002 / ratio
-        facts = {"top_k": changes.get("top_k", 100), "candidate_share": ratio}
-        runs[name] = outcome(share, changes=changes, **facts)
+    for name in lm.engine_settings(settings):
+        ratio = float(name.split(" at ")[1]) if " at " in name else 0.1
+        rows = int(name.split(", ")[1].split()[0]) if name.endswith(" rows") else 100
+        share = (0.99 if name.startswith("default") else 0.8) - 0.002 / ratio
+        runs[name] = outcome(share, top_k=rows, candidate_share=ratio, bits_per_byte=0.8)
     methods = {
-        name: {str(rows): outcome(0.2 + 0.05 * i) for rows in BUDGETS}
+        name: {str(rows): outcome(0.2 + 0.05 * i, bits_per_byte=0.9) for rows in BUDGETS}
         for i, name in enumerate([*lm.REFERENCES, *lm.PEERS])
     }
     methods["full attention"] = {"100": {"bits_per_byte": 0.8}}
     costs = {"full attention": {"more": 0.004, "error": 0.001}}
     costs["oracle"] = {"more": 0.001, "error": 0.0002}
     names = [f"{name}, {rows}" for name, by in methods.items() for rows in by]
-    curve = {"tokens": [1024, 2048], "share": [0.9, 0.8]}
+    curve = {"tokens": [1024, 2048], "share": [0.9, 0.8], "recall": [0.5, 0.4]}
     curve |= {"share_first": 0.9, "share_last": 0.8, "lost": 0.1}
-    found = {
-        "settings": {"prompt": 32_768, "steps": 1024, "writers": 4, "budgets": BUDGETS},
+    whole = {"prompts": 8, "prompt": 32_768, "steps": 1024, "writers": 4, "written": 4096}
+    return {
+        "settings": {**whole, "seconds": 100.0, "budgets": BUDGETS},
         "machine": "a GPU",
+        "errors": {},
         "methods": methods,
         "engine": runs,
         "over": dict.fromkeys([*names, *(f"engine, {run}" for run in runs)], costs),
         "drift": dict.fromkeys(["pariskv_core", *lm.DRIFTING], curve),
     }
-    return json.loads(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def everything(model) -> Sources:
-    found = sources.load()
-    times = [Timed({}, 32_768, ratio, 40 + 100 * ratio, 49.0) for ratio in (0.05, 0.1)]
-    where = {**found.where, "model": "a GPU", "times": "a GPU, a commit"}
-    return Sources(found.synthetic, model, {}, times, where)
+def everything(model, measured, tmp_path_factory) -> Sources:
+    """Of files like those that `python -m quality cpu` and `gpu` write."""
+    folder = tmp_path_factory.mktemp("results")
+    synthetic = kept.of_synthetic(measured.everything())
+    for name, results in {"cpu": synthetic, "gpu": {"model": kept.of_model(model)}}.items():
+        text = harness.as_text({"environment": HERE, "results": results})
+        (folder / f"quality-{name}.json").write_text(text, encoding="utf-8")
+    return sources.load(results=folder)
 
 
-def test_the_page_is_of_these_results():
-    page = tables.PAGE.read_text()
-    made = [tables.filled(page, sources.load(on)) for on in ("cpu", "gpu", None)]
-    assert page in made, "python -m quality tables --write"
+def test_files_are_read_as_they_were_written(everything, model, tmp_path):
+    assert set(everything.synthetic) == set(kept.SYNTHETIC)
+    assert everything.where == dict.fromkeys(("synthetic", "model"), "a processor, 0123456789ab")
+    own = tmp_path / "lm.json"
+    own.write_text(json.dumps(model))
+    found = sources.load(lm=own, results=tmp_path)
+    assert json.loads(harness.as_text(found.model)) == everything.model
+    assert found.where == {"model": "a GPU"}
+
+
+def test_a_run_that_was_cut_short_is_not_shown(everything, tmp_path):
+    part = {name: everything.synthetic[name] for name in ("size", "budgets")}
+    record = {"environment": HERE, "results": part}
+    (tmp_path / "quality-cpu.json").write_text(harness.as_text(record))
+    assert sources.load(results=tmp_path) == Sources()
+
+
+def test_a_section_that_failed_takes_no_other_with_it(model):
+    failed = {name: part for name, part in model.items() if name not in ("over", "drift")}
+    found = kept.of_model({**failed, "errors": {"drift": "Traceback"}})
+    assert found["failed"] == ["drift"]
+    assert found["methods"]["oracle"]["100"]["share"] == model["methods"]["oracle"]["100"]["share"]
 
 
 def test_the_page_has_a_place_for_every_table():
@@ -72,6 +94,13 @@ def test_the_page_has_a_place_for_every_table():
     for name in tables.TABLES:
         assert page.count(f"<!-- table: {name} -->") == 1
     assert page.count("<!-- table: ") == page.count("<!-- end -->") == len(tables.TABLES)
+
+
+def test_filling_a_page_changes_its_tables_alone(everything):
+    page = "before\n<!-- table: written -->\nold\n<!-- end -->\nafter\n"
+    filled = tables.filled(page, everything)
+    assert filled == page.replace("old\n", tables.made("written", everything))
+    assert tables.filled(filled, everything) == filled
 
 
 @pytest.mark.parametrize("name", tables.TABLES)
@@ -96,6 +125,15 @@ def test_targets_say_what_was_met(everything):
     assert lines["bits per byte over the best rows, k = 256"].endswith("| **no** |")
     assert lines["bits per byte over the best rows, k = 1,024"].endswith("| – | – |  |")
     assert "| .100 | k-means: .100 | **no** |" in lines["share lost while 4K tokens are generated"]
+
+
+def test_every_case_in_which_a_peer_wins_is_named(everything):
+    lines = tables.made("peers_win", everything).splitlines()
+    shares = everything.synthetic["ingredients"]
+    for name, line in shares.items():
+        peers = [s for n, s in line.items() if not n.startswith(("oracle", "pariskv_core"))]
+        won = max(peers) > line["pariskv_core 5%"]
+        assert any(at.startswith(f"- synthetic keys, {name}: ") for at in lines) == won
 
 
 def test_what_is_not_measured_is_not_there(tmp_path):
@@ -136,11 +174,3 @@ def test_names_are_spread_apart_and_stay_in_order():
     assert np.diff(many).min() >= 0.1 - 1e-9
     assert many[0] >= -1e-9
     assert many[-1] <= 1
-
-
-def test_times_come_from_the_benchs_file():
-    row = {"tokens": 1000, "batch": 1, "microseconds": [3.0, 1.0, 2.0], "candidates_per_head": 50}
-    dense = {"one": [9.0, 7.0, 8.0], "another": [20.0]}
-    record = {"results": {"settings": {"top_k": 5}, "decode": [{**row, "dense": dense}]}}
-    record["results"]["decode"].append({**row, "batch": 8})
-    assert sources.timed([record]) == [Timed({"top_k": 5}, 1000, 0.05, 2.0, 8.0)]

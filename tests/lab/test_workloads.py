@@ -10,8 +10,6 @@ import pytest
 from quality import workloads
 from quality.workloads import Spec, make
 
-pytestmark = pytest.mark.cpu("no engine in it")
-
 BASE = Spec(tokens=2048, steps=8, seed=3)
 BARE = dataclasses.replace(
     BASE, topics=False, mean=0.0, outliers=0, rope=False, sinks=(), planted=False

@@ -15,11 +15,6 @@ from quality.paris import PUBLISHED_SCHEDULE, TIERS, Engine, Paris, published
 from quality.workloads import Spec, make
 from support import assert_same_bits, config_of
 
-pytestmark = [
-    pytest.mark.cpu("the lab; what it runs on a GPU is tested there"),
-    pytest.mark.usefixtures("one_thread"),
-]
-
 ROWS, RATIO = 50, 0.05
 SEED = 42
 
@@ -96,16 +91,6 @@ def test_a_zone_no_larger_than_the_budget_is_taken_whole(scene):
     engine = Engine()
     engine.prefill(keys[:30], None)
     assert engine.select(queries, 40, resident)[0].tolist() == [*range(30), *[-1] * 10]
-
-
-def test_keys_that_cannot_be_selected_leave_places_empty(scene):
-    queries, keys, resident = scene
-    keys = keys[:80].clone()
-    keys[20:] = 0
-    engine = Engine(candidates=1.0)
-    engine.prefill(keys, None)
-    chosen = engine.select(queries, 40, resident)
-    assert sorted(chosen[0].tolist()) == [*[-1] * 20, *range(20)]
 
 
 def test_the_published_one_is_set_as_published(scene):
