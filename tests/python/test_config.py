@@ -127,7 +127,7 @@ def test_regions_that_are_left_out_are_the_policys():
     assert "sink=-1" in repr(left_out)
     assert "sink=4" in repr(named)
     with pk.Cache(named.replace(layers=1, sink=-1)) as cache:
-        assert cache.config == named.replace(layers=1, dense_below=2048)
+        assert cache.config == named.replace(layers=1, dense_below=2048, value_dim=128)
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda", "cuda:3"])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from support import (
     assert_same_bits,
+    explained,
     filled,
     make_config,
     randn_kv,
@@ -281,7 +282,7 @@ def test_what_explain_returns_outlives_the_cache():
 )
 def test_explanations_are_numpy(name, dtype, rows):
     f, _ = twins()
-    array = getattr(f.cache.explain(0, f.s, randn_q(f.rng, 1, f.cache.config)[0]), name)
+    array = explained(f.cache.explain(0, f.s, randn_q(f.rng, 1, f.cache.config)[0]))[name]
     assert type(array) is np.ndarray
     assert array.dtype == dtype
     assert array.shape[0] == rows
