@@ -190,7 +190,7 @@ TEST(ArenaAhead, OnlyTheFirstSlabIsWaitedFor) {
   EXPECT_EQ(resource->live, 0);
 }
 
-TEST(ArenaAhead, WhatIsOnItsWayIsWaitedForRatherThanAskedForTwice) {
+TEST(ArenaAhead, ASlabOnItsWayIsAwaitedNotRequestedAgain) {
   const auto resource = std::make_shared<WatchedResource>();
   Arena arena(resource, 0, traits_ahead());
   const Block first = arena.allocate(kAheadBlock);
@@ -207,7 +207,7 @@ TEST(ArenaAhead, WhatIsOnItsWayIsWaitedForRatherThanAskedForTwice) {
   EXPECT_EQ(resource->here, 1);
 }
 
-TEST(ArenaAhead, ARefusalIsNobodysBusinessUntilMemoryIsNeeded) {
+TEST(ArenaAhead, ARefusedSlabAheadIsReportedOnlyWhenNeeded) {
   const auto resource = std::make_shared<WatchedResource>();
   Arena arena(resource, 0, traits_ahead());
   const Block first = arena.allocate(kAheadBlock);
@@ -258,7 +258,7 @@ TEST(ArenaAhead, TrimmingAndEndingWaitForTheThread) {
   EXPECT_EQ(resource->live, 0);
 }
 
-TEST(ArenaAhead, NewSlabsAreClearedWhoeverTakesThem) {
+TEST(ArenaAhead, NewSlabsAreClearedOnEveryPath) {
   const auto resource = std::make_shared<WatchedResource>();
   int64_t cleared = 0;
   ArenaTraits traits = traits_ahead();

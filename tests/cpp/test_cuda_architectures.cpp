@@ -10,7 +10,7 @@
 namespace pariskv {
 namespace {
 
-TEST(CudaArchitectures, AreThoseThatAreNamed) {
+TEST(CudaArchitectures, AreTheOnesThatAreNamed) {
   const std::string text = cuda::code_text();
   const std::regex number("([0-9]+)\\.([0-9])");
   int named = 0, first = 1 << 10, last = 0;

@@ -54,7 +54,7 @@ class CudaOrder : public testing::Test {
   std::chrono::milliseconds delay_{60};
 };
 
-TEST_F(CudaOrder, AnOffloadSeesWhatItsStreamWillHaveWritten) {
+TEST_F(CudaOrder, OffloadComesAfterEarlierWorkOfItsStream) {
   const OwnStream stream;
   const test::DeviceMemory source(kBytes);
   Offload offload;

@@ -129,7 +129,7 @@ TEST(HeadScale, MeanAndTotalAreThoseOfTheKeys) {
   }
 }
 
-TEST(HeadScale, WithoutKeysThereIsNothingToSay) {
+TEST(HeadScale, WithoutKeysTheScaleIsEmpty) {
   Keys none(0);
   const std::vector<int8_t> query = some_query(3);
   const HeadScale scale = head_scale(none.means(), query.data(), Keys::kDim, 1, 1, 5);
@@ -170,7 +170,7 @@ TEST(HeadScale, FlatHeadsAreNotMagnified) {
   EXPECT_EQ(offset, 64 + 3 * 16 * 64);
 }
 
-TEST(HeadScale, WhatIsNotFiniteNeverLeadsAndSaysNothing) {
+TEST(HeadScale, QueriesThatAreNotFiniteNeverLead) {
   const HeadScale heads[] = {scale_of(kInfinity, 1, kInfinity), scale_of(kNan, 1, kNan),
                              scale_of(2, 2, 10), scale_of(2, kInfinity, kInfinity)};
   float gains[4], lifts[4], offsets[4];

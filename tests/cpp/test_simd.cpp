@@ -381,7 +381,7 @@ TEST_P(Simd, Attend) {
   }
 }
 
-TEST_P(Simd, AttendHidesWhatOthersSee) {
+TEST_P(Simd, AttendRespectsTheLimitOfEachQuery) {
   constexpr int64_t kDim = 64, kRows = 200, kQueries = 9;
   std::vector<float> values = normals(kRows * 2 * kDim);
   // Only the last query may look past row 70.

@@ -21,7 +21,7 @@ def block(language: str) -> str:
     return found[0]
 
 
-def test_the_support_table_is_what_trying_gives() -> None:
+def test_the_support_table_is_up_to_date() -> None:
     assert support_table.present() == support_table.table(), (
         "run: python tests/docs/support_table.py --write"
     )

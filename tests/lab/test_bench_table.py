@@ -68,13 +68,13 @@ def cells_of(shown: list[list[str]], first: str) -> list[str]:
     return line
 
 
-def test_a_step_stands_beside_what_was_asked_the_floor_and_the_fastest_dense_attention(shown):
+def test_a_step_is_shown_beside_target_floor_and_dense_attention(shown):
     line = cells_of(shown, "1 × 32K")
     assert line[:4] == ["1 × 32K", "40.0", "30", "25"]
     assert line[-4:] == ["50", "1.25 ×", "1.35 ×", "flash, folded"]
 
 
-def test_a_batch_whose_dense_attention_does_not_fit_says_so(shown):
+def test_a_batch_without_room_for_dense_attention_is_marked(shown):
     assert cells_of(shown, "8 × 512K")[-1] == "does not fit"
 
 

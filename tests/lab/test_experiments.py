@@ -99,7 +99,7 @@ def test_finer_codebooks_find_more(measured):
     assert fine["recall"] > coarse["recall"] + 0.1
 
 
-def test_lengths_say_what_share_is_needed(measured):
+def test_lengths_report_the_needed_share(measured):
     found = measured["lengths"]
     for line in found.values():
         for numbers in line.values():

@@ -76,7 +76,7 @@ def test_held_out_zones_are_long_and_always_the_same():
 # --- Model and training ------------------------------------------------------------------------
 
 
-def test_no_byte_sees_what_follows(model: Model):
+def test_no_byte_sees_later_bytes(model: Model):
     tokens = torch.randint(256, (1, 40))
     changed = tokens.clone()
     changed[0, 25:] = 7
@@ -157,7 +157,7 @@ def test_a_budget_costs_and_the_oracle_is_its_own_measure(model: Model, prompt: 
         assert worse.share().mean() < 0.9
 
 
-def test_the_engine_does_what_its_copy_in_torch_does(model: Model, prompt: Prompt):
+def test_the_engine_equals_its_torch_copy(model: Model, prompt: Prompt):
     ratio = [(0, 0.25, 0.2)]
     ours = run_engine(model, prompt, top_k=8, scorer="votes", schedule=ratio)
     options = {"scorer": "votes", "candidates": 0.25}
@@ -197,7 +197,7 @@ def test_the_evaluation_writes_every_section(model: Model, tmp_path: Path, monke
     assert results["drift"]["oracle"]["lost"] == pytest.approx(0.0, abs=1e-6)
 
 
-def test_a_section_that_fails_takes_no_other_with_it(model: Model, tmp_path: Path):
+def test_a_failing_section_leaves_the_rest_running(model: Model, tmp_path: Path):
     evaluation = lm.Evaluation(model, "cpu", lm.QUICK, tmp_path / "results.json")
 
     def fails() -> None:

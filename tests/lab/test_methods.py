@@ -56,7 +56,7 @@ def test_the_oracle_takes_the_rows_with_most_attention(scene):
     np.testing.assert_array_equal(chosen.numpy(), expected)
 
 
-def test_a_head_that_has_all_it_needs_has_no_say(scene):
+def test_a_head_served_by_its_window_has_no_say(scene):
     queries, keys, *_ = scene
     best = make_method("oracle")
     best.prefill(keys, None)
@@ -139,7 +139,7 @@ def test_all_rows_are_as_good_as_full_attention(scene):
     )
 
 
-def test_the_worst_head_is_summed_before_it_is_divided():
+def test_the_worst_head_is_summed_before_the_division():
     quality = Quality(
         recall=torch.zeros(2),
         # The second head needs nothing at the first step, and finds half of it at the second.

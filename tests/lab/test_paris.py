@@ -36,7 +36,7 @@ def summary(keys: torch.Tensor) -> oracle.Summary:
 
 
 @pytest.mark.parametrize("name", ["engine", "published"])
-def test_what_the_engine_selects_is_what_it_explains(scene, name):
+def test_explain_shows_the_selected_rows(scene, name):
     queries, keys, resident = scene
     engine = make_method(name, candidates=RATIO)
     engine.prefill(keys, None)
@@ -67,7 +67,7 @@ def test_what_the_engine_selects_is_what_it_explains(scene, name):
             np.testing.assert_array_equal(chosen[step].numpy(), why.positions[0] - 4)
 
 
-def test_what_is_appended_is_searched_like_the_rest(scene):
+def test_appended_keys_are_searched_like_prompt_keys(scene):
     queries, keys, resident = scene
     grown, whole = make_method("engine"), make_method("engine")
     grown.prefill(keys[:4000], None)
@@ -111,7 +111,7 @@ RULES = ("attention_mass", "mean_query")
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("scorer", ["votes", "engine"])
-def test_the_copy_finds_what_the_engine_finds(scene, scorer, rule):
+def test_the_torch_copy_finds_the_engines_rows(scene, scorer, rule):
     queries, keys, resident = scene
     copy = Paris(scorer=scorer, group_rule=rule, candidates=RATIO)
     engines = "sign_norm" if scorer == "engine" else scorer
@@ -133,7 +133,7 @@ def test_the_copy_finds_what_the_engine_finds(scene, scorer, rule):
 
 
 @pytest.mark.parametrize("scorer", ["standardised", "sign"])
-def test_a_standardised_score_is_what_its_name_says(scene, scorer):
+def test_a_standardised_score_has_mean_0_and_spread_1(scene, scorer):
     queries, keys, resident = scene
     copy = Paris(scorer=scorer)
     copy.prefill(keys, None)
@@ -189,7 +189,7 @@ def test_levels_are_the_engines():
 
 
 @pytest.mark.parametrize("part", [4, 16])
-def test_levels_of_other_parts_are_the_means_of_what_they_stand_for(part, rng):
+def test_levels_of_parts_are_conditional_means(part, rng):
     thresholds, centres = codec.magnitude_levels(part)
     unit = rng.standard_normal((200_000, part))
     sizes = np.abs(unit / np.linalg.norm(unit, axis=1, keepdims=True)).ravel()
@@ -222,7 +222,7 @@ def test_a_spherical_codebook_is_of_unit_directions_and_likely_radii(rng):
 
 
 @pytest.mark.parametrize("tiers", [1, 2, 3, 4, 5, 6])
-def test_a_centroid_has_a_vote_of_every_tier_with_room_before_it(scene, tiers):
+def test_a_centroid_gets_a_vote_from_every_tier_with_room(scene, tiers):
     queries, keys, _ = scene
     copy = Paris(scorer="votes", tiers=tiers, vote_ratio=0.3)
     copy.prefill(keys[:700], None)
@@ -254,7 +254,7 @@ def test_without_normalising_only_learnt_centroids_differ(scene):
         assert torch.equal(*found) == same
 
 
-def test_learnt_centroids_stay_those_of_the_prompt(scene):
+def test_learnt_centroids_stay_fixed_after_the_prompt(scene):
     _, keys, _ = scene
     copy = Paris(scorer="votes", analytic=False, part=16, directions=32)
     copy.prefill(keys[:2000], None)

@@ -41,7 +41,7 @@ def test_snapkv_never_changes_after_the_prefill(gauss):
     assert later.max() < 300
 
 
-def test_snapkv_keeps_what_the_window_looks_at_and_its_neighbours(gauss):
+def test_snapkv_keeps_observed_keys_and_their_neighbours(gauss):
     keys, recent = gauss(300, DIM), gauss(40, GROUP, DIM)
     # Everybody in the window looks at row 150; what came before the window does not count.
     recent[:32, ..., 0] = recent[32:, ..., 1] = 9
@@ -217,7 +217,7 @@ def test_two_collisions_make_a_sample(gauss):
     assert (counts == 1).any() and not sampled.all()
 
 
-def test_within_a_budget_those_that_collide_most_come_first(gauss):
+def test_within_a_budget_keys_with_most_collisions_come_first(gauss):
     keys, queries = gauss(500, DIM), gauss(3, GROUP, DIM)
     method = make_method("magicpig", bits=4, tables=40)
     method.prefill(keys, None)

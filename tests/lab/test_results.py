@@ -82,7 +82,7 @@ def test_a_run_that_was_cut_short_is_not_shown(everything, tmp_path):
     assert sources.load(results=tmp_path) == Sources()
 
 
-def test_a_section_that_failed_takes_no_other_with_it(model):
+def test_a_failed_section_leaves_the_rest_running(model):
     failed = {name: part for name, part in model.items() if name not in ("over", "drift")}
     found = kept.of_model({**failed, "errors": {"drift": "Traceback"}})
     assert found["failed"] == ["drift"]
@@ -112,7 +112,7 @@ def test_tables_are_tables(everything, name):
     assert len({line.count(" | ") for line in rows if "---" not in line}) <= 1
 
 
-def test_targets_say_what_was_met(everything):
+def test_targets_report_met_or_missed(everything):
     lines = {
         line.split(" | ")[0].strip("| "): line
         for line in tables.made("targets", everything).splitlines()
@@ -136,7 +136,7 @@ def test_every_case_in_which_a_peer_wins_is_named(everything):
         assert any(at.startswith(f"- synthetic keys, {name}: ") for at in lines) == won
 
 
-def test_what_is_not_measured_is_not_there(tmp_path):
+def test_unmeasured_rows_are_left_out(tmp_path):
     assert "Not measured" in tables.made("targets", Sources())
     said = plots.all_of(Sources(), tmp_path)
     assert all(what.startswith("left out") for what in said.values())

@@ -90,7 +90,7 @@ def resolve(path: Path, included: str) -> Path | None:
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_a_room_sees_only_what_it_may(room: str) -> None:
+def test_a_room_includes_only_permitted_rooms(room: str) -> None:
     wrong = []
     for path in files(room):
         if room_of(path) != room:

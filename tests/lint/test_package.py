@@ -39,7 +39,7 @@ def test_formatters_are_the_same_everywhere() -> None:
     assert set(re.findall(r"[\w-]+==[\d.]+", hooks)) <= pinned
 
 
-def test_constraints_are_what_runs() -> None:
+def test_constraints_match_the_installed_versions() -> None:
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         found = re.fullmatch(r"(torch|numpy|pytest|nanobind)==([\d.]+)", line)
         if found:
@@ -63,7 +63,7 @@ def test_the_stub_is_the_one_of_this_extension(tmp_path: Path) -> None:
     assert fresh.read_text() == committed, "run `make stubs` and commit the result"
 
 
-def test_it_loads_where_no_driver_is() -> None:
+def test_import_works_without_a_driver() -> None:
     """The CUDA runtime is inside, out of sight of another one that the process may have."""
     [extension] = PACKAGE.glob("_core*.so")
     for command in (["readelf", "--dynamic"], ["nm", "--dynamic", "--defined-only"]):
@@ -73,7 +73,7 @@ def test_it_loads_where_no_driver_is() -> None:
         assert not re.findall(r"libcuda\S*|\b_*(?:cuda|cu)[A-Z]\w*", listing)
 
 
-def test_one_of_the_two_cuda_backends_is_in_it() -> None:
+def test_the_library_has_exactly_one_cuda_backend() -> None:
     archive = ["ar", "t", PACKAGE / "lib/libpariskv.a"]
     members = subprocess.run(archive, capture_output=True, text=True, check=True).stdout.split()
     kernels = [member for member in members if member.endswith(".cu.o")]
@@ -117,7 +117,7 @@ def configured(folder: Path, *options: str, **environment: str) -> tuple[int, st
     return done.returncode, done.stdout + " ".join(done.stderr.split())
 
 
-def test_a_build_without_nvcc_says_how_to_get_it(tmp_path: Path) -> None:
+def test_a_build_without_nvcc_names_the_remedy(tmp_path: Path) -> None:
     missing = {"CUDACXX": str(tmp_path / "nvcc")}
     how = "so this build has no CUDA backend; install the CUDA toolkit (nvcc 12.8 or newer)"
     code, said = configured(tmp_path / "auto", **missing)

@@ -301,7 +301,7 @@ def test_a_cache_closes_itself_at_the_end_of_a_with_block():
         caches[0].add()
 
 
-def test_a_config_is_what_a_cache_is_made_of():
+def test_a_cache_is_made_from_a_config():
     with pytest.raises(TypeError):
         pk.Cache(None)
     with pytest.raises(TypeError):

@@ -267,7 +267,7 @@ def test_decode_and_attend_agree(dtype, device):
     )
 
 
-def test_what_is_searched_never_exceeds_what_there_is(device):
+def test_searched_keys_never_exceed_the_zone(device):
     # A step whose log-sum-exp were above the dense one would have counted a row twice.
     config = make_config(device=device, top_k=30)
     f = filled(config, 500)

@@ -29,19 +29,19 @@ def pretend(monkeypatch):
     return pretend
 
 
-def test_without_cuda_it_says_how_to_get_it(pretend, monkeypatch, capsys):
+def test_without_cuda_the_error_names_the_remedy(pretend, monkeypatch, capsys):
     pretend(built=False, available=False)
     text = says(monkeypatch, capsys)
     assert text.startswith("not in this build")
     assert "CUDA toolkit" in text and "12.8" in text
 
 
-def test_without_a_gpu_it_says_what_is_missing(pretend, monkeypatch, capsys):
+def test_without_a_gpu_the_error_names_what_is_missing(pretend, monkeypatch, capsys):
     pretend(built=True, available=False)
     assert says(monkeypatch, capsys) == "built, but no CUDA device or driver was found"
 
 
-def test_with_a_gpu_it_names_it(pretend, monkeypatch, capsys):
+def test_doctor_names_the_gpu(pretend, monkeypatch, capsys):
     pretend(built=True, available=True, gpus=("NVIDIA H200", "NVIDIA L4"))
     assert says(monkeypatch, capsys) == "ready: NVIDIA H200, NVIDIA L4"
 
@@ -51,7 +51,7 @@ def test_a_gpu_without_a_name_is_ready_all_the_same(pretend, monkeypatch, capsys
     assert says(monkeypatch, capsys) == "ready"
 
 
-def test_here_it_says_what_the_library_says(monkeypatch, capsys):
+def test_doctor_agrees_with_the_library(monkeypatch, capsys):
     words = "not in this build" if not pk.is_built("cuda") else "built, but"
     words = "ready" if pk.is_available("cuda") else words
     assert says(monkeypatch, capsys).startswith(words)
@@ -70,7 +70,7 @@ def test_names_of_gpus_are_the_drivers(monkeypatch, tmp_path):
     assert machine.gpu_names() == ["NVIDIA H200", "NVIDIA L4"]
 
 
-def test_it_asks_no_framework(monkeypatch, capsys):
+def test_import_does_not_load_torch(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torch", None)  # what a missing library looks like to import
     assert doctor.run() == 0
     assert "torch" in capsys.readouterr().out  # its version only, from the installed metadata

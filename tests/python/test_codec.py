@@ -43,7 +43,7 @@ def test_levels_are_lloyd_max_of_the_beta_density():
 
 
 @pytest.mark.cpu("constants")
-def test_levels_are_near_what_samples_give():
+def test_levels_are_near_those_of_samples():
     # No formula: the mean of |u_j| within each cell, u uniform on the sphere in 8 dimensions.
     sample = np.random.default_rng(0).standard_normal((200_000, 8))
     t = np.abs(sample / np.linalg.norm(sample, axis=1, keepdims=True)).ravel()
@@ -164,7 +164,7 @@ def test_the_seed_changes_the_rotation(rng):
     assert_same_bits(a.norms, b.norms)
 
 
-def test_a_key_has_the_same_summary_wherever_it_stands(rng):
+def test_a_summary_does_not_depend_on_the_position(rng):
     # Across segment borders, in any head, encoded at prefill or at a flush.
     key = rng.standard_normal(128)
     keys = np.tile(key, (200, 3, 1))

@@ -109,7 +109,7 @@ def test_a_config_equals_nothing_but_configs():
     assert config not in (None, 7)
 
 
-def test_replace_changes_what_it_names_and_checks_it():
+def test_replace_changes_and_checks_the_named_fields():
     config = pk.Config(**MODEL)
     changed = config.replace(local=64, policy=pk.ParisKV(top_k=7))
     assert (changed.local, changed.policy.top_k, changed.layers) == (64, 7, 32)
@@ -213,7 +213,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("changes", "sentence"), WRONG, ids=[str(w[0]) for w in WRONG])
-def test_what_does_not_fit_is_said(changes, sentence):
+def test_settings_that_do_not_fit_are_refused(changes, sentence):
     with pytest.raises(ValueError, match=sentence):
         make_config(**changes)
 

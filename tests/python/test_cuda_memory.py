@@ -73,7 +73,7 @@ def test_everything_comes_back(placement):
     assert stats.host_memory.reserved == 0
 
 
-def test_pinned_memory_is_there_before_it_is_needed():
+def test_pinned_memory_is_allocated_ahead():
     f = filled(make_config(head_dim=128), 64 * 50)
     deadline = time.monotonic() + 20
     while True:
@@ -136,7 +136,7 @@ def test_closing_gives_the_device_its_memory_back():
     assert before - torch.cuda.mem_get_info()[0] < 32 << 20
 
 
-def test_a_freed_block_is_zeroed_before_others_see_it():
+def test_a_freed_block_is_zeroed_before_reuse():
     # Rows of a removed sequence may not shine through gaps of the next one's.
     config = make_config(segment_tokens=256)
     f = filled(config, 1000)
@@ -216,7 +216,7 @@ def test_the_next_call_works_after_a_refusal(budget_of):
     assert_same_sequence(f.cache, f.s, twin.cache, twin.s, step[0][0])
 
 
-def test_a_refusal_says_what_kind_of_memory():
+def test_a_refusal_names_the_kind_of_memory():
     for budget, kind in (("memory_budget", "device memory"), ("host_budget", "pinned host memory")):
         cache = pk.Cache(make_config(**{budget: 6 << 20}))
         s = cache.add()

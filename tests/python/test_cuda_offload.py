@@ -248,7 +248,7 @@ def test_rows_that_leave_the_zone_again_come_back():
 
 
 @pytest.mark.parametrize("late", ["before", "after", "between"])
-def test_a_copy_sees_what_its_stream_has_written(late):
+def test_a_copy_comes_after_earlier_work_of_its_stream(late):
     # If a copy did not wait for the rows, or a fetch for the copy, these would be others' bytes.
     config = make_config(head_dim=128, segment_tokens=256)
     rng = np.random.default_rng(0)
@@ -331,7 +331,7 @@ def test_a_prefill_does_not_wait_for_the_bus():
 
 
 @pytest.mark.slow
-def test_prefills_beyond_what_may_be_under_way():
+def test_prefills_beyond_the_limit_of_waiting_offloads():
     config = make_config(
         query_heads=8,
         kv_heads=8,

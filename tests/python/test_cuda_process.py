@@ -230,7 +230,7 @@ def test_a_forked_child_cannot_use_the_gpu_and_does_not_crash(deed):
     assert child(program).stdout.strip() == "0 True"
 
 
-def test_it_works_where_torch_is_not():
+def test_works_without_torch():
     program = """
         import sys
         sys.modules["torch"] = None  # what a missing library looks like to import

@@ -57,7 +57,7 @@ def test_the_window_in_whole_numbers_is_near_the_float_one(sharpness, rows, rng)
 
 
 @pytest.mark.cpu("no engine in it")
-def test_a_line_is_off_by_no_more_than_it_must(rng):
+def test_a_rough_logarithm_is_off_by_at_most_its_bound(rng):
     x = np.exp2(rng.uniform(-20, 40, 1000)).astype(np.float32)
     logs = np.array([oracle_search.rough_log2(v) for v in x])
     assert (logs <= np.log2(x) + 1e-5).all()
@@ -120,7 +120,7 @@ def test_windows_of_every_size(sink, local, update, dtype, device):
             assert_equal_to_oracle(f.cache, f.s, q[0] * 4)
 
 
-def test_the_newest_row_and_those_in_between_are_not_looked_at(device):
+def test_window_sums_skip_the_newest_row_and_the_middle(device):
     config = make_config(sink=30, local=200, device=device)
     f = filled(config, 600)
     q = randn_q(f.rng, 1, config)[0]
@@ -204,7 +204,7 @@ def test_a_sink_bias_is_a_window_too(pair, device):
         )
 
 
-def test_a_softcap_bounds_what_a_window_can_claim(pair):
+def test_a_softcap_bounds_the_windows_share(pair):
     f, q = pair
     k = f.k.clone()
     k[0, 0] = q[0] / q[0].norm() * 50
@@ -342,7 +342,7 @@ def standardised(queries, summary: oracle.Summary, signs) -> np.ndarray:
     ("outliers", "ratio", "gain"),
     [(False, 0.05, 0.003), (False, 0.02, 0.006), (True, 0.05, 0.02), (True, 0.02, 0.015)],
 )
-def test_it_catches_more_attention_than_the_first_version(outliers, ratio, gain, device):
+def test_scores_catch_more_attention_than_the_first_version(outliers, ratio, gain, device):
     top_k = 100
     load = workload.make(workload.Spec(tokens=16_384, steps=12, outliers=outliers))
     config = config_of(

@@ -126,7 +126,7 @@ def test_a_zone_without_a_usable_key(scorer, device):
 
 @pytest.mark.parametrize("scale", [1e4, 1e18])
 @pytest.mark.parametrize("scorer", SCORERS)
-def test_huge_keys_are_keys_like_others(scorer, scale, device):
+def test_huge_keys_are_scored_like_small_ones(scorer, scale, device):
     config = make_config(scorer=scorer, schedule=[(0, 0.5, 0.5)], device=device)
     rng = np.random.default_rng(1)
     k, v = randn_kv(rng, 400, config)
@@ -238,7 +238,7 @@ def test_queries_at_the_ends_of_the_float_range(size, device):
     assert len({tuple(row) for row in explanation.positions}) <= 2
 
 
-def test_a_bad_value_row_reaches_only_those_who_attend_to_it(device):
+def test_a_bad_value_row_reaches_only_queries_that_attend_to_it(device):
     config = make_config(device=device)
     f = filled(config, 300)
     v = f.v.clone()
@@ -292,7 +292,7 @@ def test_a_removed_sequence_leaves_no_poison(device):
         )
 
 
-def test_what_lies_between_the_rows_of_a_view_is_not_read(device):
+def test_gaps_between_rows_of_a_view_are_not_read(device):
     config = make_config(device=device)
     f, twin = filled(config, 200), filled(config, 200)
 

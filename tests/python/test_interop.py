@@ -61,7 +61,7 @@ def test_numpy_in_numpy_out(dtype):
 
 
 @in_host_memory
-def test_bfloat16_needs_an_array_that_has_it():
+def test_bfloat16_needs_an_array_type_with_bfloat16():
     f, _ = twins("bfloat16")
     step = randn_step(f.rng, 1, f.cache.config)
     out = f.cache.decode(0, [f.s], *step)
@@ -257,7 +257,7 @@ def test_inputs_may_be_changed_after_the_call():
     assert_same_bits(f.cache.attend(0, [f.s], q), twin.cache.attend(0, [twin.s], q))
 
 
-def test_what_explain_returns_outlives_the_cache():
+def test_explanations_outlive_the_cache():
     f, twin = twins()
     q = randn_q(f.rng, 1, f.cache.config)[0]
     explanation, summaries = f.cache.explain(0, f.s, q), f.cache.summaries(0, f.s)

@@ -46,7 +46,7 @@ def test_an_idle_cache_holds_nothing():
 
 
 @pytest.mark.parametrize("tokens", [1, 64, 65, 1000, 4096])
-def test_rows_take_what_they_weigh(tokens, dtype, device):
+def test_row_bytes_match_the_stored_rows(tokens, dtype, device):
     config = make_config(dtype=dtype, layers=2, head_dim=128, device=device)
     f = filled(config, tokens)
     stats = f.cache.stats()
@@ -76,7 +76,7 @@ def test_a_key_summary_is_small(kv_heads, head_dim, limit, device):
 
 @on_the_heap
 @pytest.mark.parametrize("scorer", SCORERS)
-def test_the_peak_is_what_can_be_computed_before(scorer, device):
+def test_the_peak_can_be_computed_in_advance(scorer, device):
     config = config_of(
         layers=2,
         query_heads=8,

@@ -45,12 +45,12 @@ def test_importing_is_quick():
 
 
 @pytest.mark.parametrize("library", ["torch", "numpy", "rich", "ml_dtypes"])
-def test_importing_needs_nobody(library):
+def test_import_needs_no_optional_package(library):
     done = child(f"import sys, pariskv_core; print({library!r} in sys.modules)")
     assert done.stdout.strip() == "False"
 
 
-def test_it_works_where_torch_is_not():
+def test_works_without_torch():
     program = """
         import sys
         sys.modules["torch"] = None  # what a missing library looks like to import
@@ -113,7 +113,7 @@ def test_every_name_of_the_extension_is_in_its_stub():
         assert public <= members, f"{name}: the stub lacks {public - members}"
 
 
-def test_every_function_in_the_stub_says_what_it_takes_and_gives():
+def test_every_function_in_the_stub_is_typed():
     for node in ast.walk(stub()):
         if isinstance(node, ast.FunctionDef):
             assert node.returns is not None, node.name
@@ -185,7 +185,7 @@ def test_an_exception_ends_a_process_as_ever():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_forked_process_can_use_what_it_inherits():
+def test_a_forked_process_can_use_an_inherited_cache():
     # The worker threads do not cross a fork; the child must neither hang nor crash.
     program = textwrap.dedent(SETUP) + textwrap.dedent("""
         import warnings

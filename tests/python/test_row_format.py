@@ -100,7 +100,7 @@ def test_forks_and_truncation(head_dim, value_dim, dtype, device):
 
 
 @pytest.mark.parametrize("value_dim", [64, 80, 512])
-def test_values_of_another_size_do_not_change_what_is_selected(value_dim, device):
+def test_value_size_does_not_change_the_selection(value_dim, device):
     """The same keys and queries, and the values that all sizes have in common."""
     wide = filled(make_config(value_dim=512, device=device), 400)
     cache = pk.Cache(make_config(value_dim=value_dim, device=device))

@@ -61,7 +61,7 @@ def test_the_best_rows_by_worth(scorer, group_rule, group, device):
 
 @pytest.mark.parametrize("group_rule", GROUP_RULES)
 @pytest.mark.parametrize("option", ["scale", "softcap", "sink_bias"])
-def test_options_change_what_a_row_is_worth(group_rule, option, device):
+def test_options_change_the_worth_of_rows(group_rule, option, device):
     config = make_config(group_rule=group_rule, device=device)
     f = filled(config, 600)
     q = randn_q(f.rng, 1, config)[0]
@@ -80,7 +80,7 @@ def test_every_dtype_and_head_dim(dtype, head_dim, device):
 
 @pytest.mark.parametrize("group_rule", GROUP_RULES)
 @pytest.mark.parametrize("scorer", SCORERS)
-def test_decode_attends_to_what_explain_shows(scorer, group_rule, dtype, device):
+def test_decode_attends_to_the_explained_rows(scorer, group_rule, dtype, device):
     config = make_config(scorer=scorer, group_rule=group_rule, dtype=dtype, device=device)
     f = filled(config, 500)
     for _ in range(60):  # past a flush

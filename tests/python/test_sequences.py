@@ -213,7 +213,7 @@ def test_forks_share_storage_until_they_write(device):
 @pytest.mark.parametrize(
     "source", [[0, 1, 2], [2, 0, 1], [1, 0, 2], [0, 0, 0], [2, 2, 0], [1, 1, 1], [1, 2, 2]]
 )
-def test_reorder_gives_each_what_its_source_held(source, device, rng):
+def test_reorder_copies_each_source(source, device, rng):
     config = make_config(layers=2, device=device)
     cache = pk.Cache(config)
     histories = [randn_kv(rng, tokens, config) for tokens in (50, 200, 333)]
@@ -268,7 +268,7 @@ def test_truncation_across_a_flush(scorer, rng):
     assert_same_sequence(f.cache, f.s, fresh, s, randn_q(rng, 1, config)[0])
 
 
-def test_truncation_inside_the_buffer_forgets_only_those_tokens(rng):
+def test_truncation_inside_the_buffer_leaves_the_zone_alone(rng):
     config = make_config()
     f, twin = filled(config, 200), filled(config, 200)
     steps = [randn_step(rng, 1, config) for _ in range(30)]
@@ -302,7 +302,7 @@ def test_a_speculative_round_leaves_no_trace(device, rng):
     assert_same_bits(f.cache.decode(0, [f.s], *step), twin.cache.decode(0, [twin.s], *step))
 
 
-def test_flush_equals_what_prefill_would_have_done(device, rng):
+def test_a_flush_equals_a_prefill(device, rng):
     config = make_config(layers=2, device=device)
     f = filled(config, 100)
     step = randn_step(rng, 1, config)
@@ -364,7 +364,7 @@ def test_handles_are_never_used_again():
     assert cache.sequences() == []
 
 
-def test_a_sequence_does_not_see_who_was_there_before(device, rng):
+def test_a_sequence_does_not_see_removed_sequences(device, rng):
     config = make_config(device=device)
     f, fresh = filled(config, 300), pk.Cache(config)
     f.cache.remove(f.s)

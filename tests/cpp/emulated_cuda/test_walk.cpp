@@ -21,7 +21,7 @@ unsigned seeds() {
 
 class EmulatedWalk : public testing::TestWithParam<std::tuple<Case, unsigned>> {};
 
-TEST_P(EmulatedWalk, ComesOutAsOnTheCpu) {
+TEST_P(EmulatedWalk, EqualsTheCpu) {
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
     GTEST_SKIP() << "waits for a processor with AVX2 and FMA";
   }

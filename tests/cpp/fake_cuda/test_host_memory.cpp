@@ -39,7 +39,7 @@ class HostMemoryLeft : public testing::Test {
   std::filesystem::path root_;
 };
 
-TEST_F(HostMemoryLeft, NobodySaysSo) { EXPECT_LT(left(), 0); }
+TEST_F(HostMemoryLeft, IsUnknownWithoutAnyFile) { EXPECT_LT(left(), 0); }
 
 TEST_F(HostMemoryLeft, OfTheSystem) {
   write_system();
@@ -71,7 +71,7 @@ TEST_F(HostMemoryLeft, OfTheGroupsThatItIsIn) {
   EXPECT_EQ(left(), 500);
 }
 
-TEST_F(HostMemoryLeft, MoreIsNotEvenAskedFor) {
+TEST_F(HostMemoryLeft, RefusesMoreWithoutAskingTheSystem) {
   constexpr int64_t kMegabyte = 1 << 20;
   write("proc/meminfo", "MemAvailable:   614400 kB\n");  // 600 MB, of which 512 are others'
   const auto resource = pinned_resource(test::kDevice, root_.string());
@@ -84,7 +84,7 @@ TEST_F(HostMemoryLeft, MoreIsNotEvenAskedFor) {
   resource->deallocate(some, 80 * kMegabyte, 256);
 }
 
-TEST_F(HostMemoryLeft, ACacheSaysWhatItWanted) {
+TEST_F(HostMemoryLeft, TheErrorNamesTheRequestedBytes) {
   write("proc/meminfo", "MemAvailable:   614400 kB\n");
   Config config = test::small_config(1, 2, 2, 64);
   config.segment_tokens = 1 << 18;

@@ -55,7 +55,7 @@ class FakeOrder : public testing::Test {
   std::vector<uint16_t> numbers_;
 };
 
-TEST_F(FakeOrder, AStreamThatHasGoneIsNotTakenForItsSuccessor) {
+TEST_F(FakeOrder, ReusedStreamHandleIsANewStream) {
   const cudaStream_t first = test::make_stream();
   prefill(0, first);
   for (int i = 0; i < 20; ++i) decode(first);
@@ -67,7 +67,7 @@ TEST_F(FakeOrder, AStreamThatHasGoneIsNotTakenForItsSuccessor) {
   ASSERT_EQ(cudaStreamDestroy(second), cudaSuccess);
 }
 
-TEST_F(FakeOrder, AStreamThatHasGoneIsNotAskedForAnything) {
+TEST_F(FakeOrder, DestroyedStreamIsNotUsed) {
   const cudaStream_t stream = test::make_stream();
   prefill(0, stream);
   for (int i = 0; i < 3; ++i) decode(stream);
@@ -78,7 +78,7 @@ TEST_F(FakeOrder, AStreamThatHasGoneIsNotAskedForAnything) {
   EXPECT_EQ(cache.stats().row_bytes, 0);
 }
 
-TEST_F(FakeOrder, AStreamMayGoAfterTheNextAdvance) {
+TEST_F(FakeOrder, StreamMayBeDestroyedAfterTheNextAdvance) {
   const cudaStream_t first = test::make_stream();
   prefill(nullptr);
   cache.advance({sequence}, {first});
@@ -88,7 +88,7 @@ TEST_F(FakeOrder, AStreamMayGoAfterTheNextAdvance) {
   cache.flush({sequence});
 }
 
-TEST_F(FakeOrder, AReplayComesAfterWhatWasCalledBeforeIt) {
+TEST_F(FakeOrder, ReplayComesAfterEarlierCalls) {
   test::callers_work_late() = true;
   test::fault_switches().nothing_by_chance = true;
   const cudaStream_t replays = test::make_stream(), other = test::make_stream();
@@ -102,7 +102,7 @@ TEST_F(FakeOrder, AReplayComesAfterWhatWasCalledBeforeIt) {
   ASSERT_EQ(cudaStreamDestroy(other), cudaSuccess);
 }
 
-TEST_F(FakeOrder, AStreamThatRecordsHasNoPartInIt) {
+TEST_F(FakeOrder, CapturingStreamHasNoPartInTheOrder) {
   const cudaStream_t replays = test::make_stream();
   prefill(replays);
   cache.advance({sequence}, {replays});
@@ -113,7 +113,7 @@ TEST_F(FakeOrder, AStreamThatRecordsHasNoPartInIt) {
   test::captured_stream() = test::kCapturedStream;
 }
 
-TEST_F(FakeOrder, WhatIsFreedIsFoundAgain) {
+TEST_F(FakeOrder, FreedBlocksAreReused) {
   int64_t at_first = 0;
   for (int i = 0; i < 400; ++i) {
     const SequenceId another = cache.add();
@@ -124,7 +124,7 @@ TEST_F(FakeOrder, WhatIsFreedIsFoundAgain) {
   EXPECT_LT(cache.stats().memory.reserved, 2 * at_first);
 }
 
-TEST_F(FakeOrder, TrimGivesBackWhatWasOnItsWay) {
+TEST_F(FakeOrder, TrimReturnsRetiredBlocks) {
   test::fault_switches().nothing_by_chance = true;
   prefill(nullptr);
   cache.remove(sequence, {nullptr});
@@ -133,7 +133,7 @@ TEST_F(FakeOrder, TrimGivesBackWhatWasOnItsWay) {
   EXPECT_EQ(cache.stats().host_memory.reserved, 0);
 }
 
-TEST_F(FakeOrder, PrefillsOfLayersWaitForNoOffload) {
+TEST_F(FakeOrder, PrefillDoesNotWaitForOffloads) {
   // Nothing is done, and no event passes, unless somebody waits for it.
   test::fault_switches().nothing_by_chance = true;
   const auto under_way = [&](int64_t layer) {
@@ -146,7 +146,7 @@ TEST_F(FakeOrder, PrefillsOfLayersWaitForNoOffload) {
   EXPECT_EQ(under_way(1), first) << "the second layer's as well, beside those of the first";
 }
 
-TEST_F(FakeOrder, ACallWhoseEndCannotBeMarkedIsOverAllTheSame) {
+TEST_F(FakeOrder, CallWithoutEndEventIsWaitedFor) {
   prefill(0, nullptr);
   for (int64_t nth = 0; nth < 40; ++nth) {
     const test::Faults faults(nth);

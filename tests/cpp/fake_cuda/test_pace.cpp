@@ -81,7 +81,7 @@ TEST_P(FakeCudaPace, RowsLeaveAFewAtATimeAndAllOfThem) {
   EXPECT_LE(most, (GetParam() ? 1 : kLayers) * segment);
 }
 
-TEST_P(FakeCudaPace, WhoAsksForAFlushSendsAll) {
+TEST_P(FakeCudaPace, FlushCallSendsAllRows) {
   Walk walk;
   while (walk.cache.regions(walk.sequence).buffer != 0) walk.step(GetParam());
   for (int i = 0; i < 128; ++i) walk.step(GetParam());

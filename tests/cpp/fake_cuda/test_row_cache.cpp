@@ -55,7 +55,7 @@ class Driver {
   std::vector<uint16_t> q_, k_, v_, out_;
 };
 
-TEST(FakeRowCache, ComesWithTheFirstSearchAndGoesWithItsSequence) {
+TEST(FakeRowCache, IsAllocatedByTheFirstSearchAndFreedWithItsSequence) {
   Driver with(config_of(kSlots)), without(config_of(0));
   const auto both = [&](auto act) { act(with), act(without); };
   const auto more = [&] { return with.live() - without.live(); };

@@ -53,7 +53,7 @@ TEST_F(FakeCuda, EverySequenceKeepsItsRowsWhateverFails) {
   EXPECT_GT(failed, kSeeds * kSteps / 20) << "hardly anything was refused";
 }
 
-TEST_F(FakeCuda, EverySequenceKeepsItsRowsOnADeviceThatIsAsLateAsCanBe) {
+TEST_F(FakeCuda, EverySequenceKeepsItsRowsOnTheLatestDevice) {
   for (int seed = 0; seed < kSeeds; ++seed) {
     test::fault_switches().nothing_by_chance = true;
     Life life(seed);
@@ -64,7 +64,7 @@ TEST_F(FakeCuda, EverySequenceKeepsItsRowsOnADeviceThatIsAsLateAsCanBe) {
   }
 }
 
-TEST_F(FakeCuda, RowsThatAreReadBeforeTheyHaveArrivedAreSeen) {
+TEST_F(FakeCuda, ControlRowsReadTooEarlyAreDetected) {
   // The control: offloaded rows that count as arrived before they are.
   int seen = 0;
   for (int seed = 0; seed < 20; ++seed) {
