@@ -116,7 +116,7 @@ TEST(HeadScale, MeanAndTotalAreThoseOfTheKeys) {
     double dot = 0;
     for (size_t d = 0; d < query.size(); ++d) dot += query[d] * keys.signs[i][d];
     const double norm = double(keys.units[i]) * kNormUnit;
-    octaves.push_back(scale.slope * dot * norm + scale.lift * norm * norm);
+    octaves.push_back(scale.slope * dot * norm + scale.variance_term * norm * norm);
     mean += octaves.back() / double(keys.units.size());
     sum += std::exp2(octaves.back());
   }
@@ -133,10 +133,10 @@ TEST(HeadScale, WithoutKeysTheScaleIsEmpty) {
   Keys none(0);
   const std::vector<int8_t> query = some_query(3);
   const HeadScale scale = head_scale(none.means(), query.data(), Keys::kDim, 1, 1, 5);
-  float gain = 7, lift = 7, offset = 7;
-  score_lines(&scale, 1, &gain, &lift, &offset);
-  EXPECT_EQ(gain, 0);
-  EXPECT_EQ(lift, 0);
+  float slope = 7, variance_term = 7, offset = 7;
+  score_lines(&scale, 1, &slope, &variance_term, &offset);
+  EXPECT_EQ(slope, 0);
+  EXPECT_EQ(variance_term, 0);
   EXPECT_EQ(offset, 64);
 }
 
@@ -147,45 +147,45 @@ HeadScale scale_of(float mean, float spread, float total) {
 TEST(HeadScale, TheHeadThatGivesMostToTheZoneLeads) {
   // Shares of the average key: 2^-10, 2^-8 (the lead, of a spread of 2), 2^-8, none.
   const HeadScale heads[] = {scale_of(5, 1, 15), scale_of(2, 2, 10), scale_of(3, 4, 11), {}};
-  float gain[4], lift[4], offset[4];
-  score_lines(heads, 4, gain, lift, offset);
+  float slope[4], variance_term[4], offset[4];
+  score_lines(heads, 4, slope, variance_term, offset);
   const auto mean_score = [&](int h) { return offset[h] + heads[h].mean * 16 / 2; };
   EXPECT_EQ(mean_score(0), 64 - 2 * 16 / 2);
   EXPECT_EQ(mean_score(1), 64);
   EXPECT_EQ(mean_score(2), 64);
   for (int h = 0; h < 3; ++h) {
-    EXPECT_EQ(gain[h], 0.5f * 16 / 2);
-    EXPECT_EQ(lift[h], 0.25f * 16 / 2);
+    EXPECT_EQ(slope[h], 0.5f * 16 / 2);
+    EXPECT_EQ(variance_term[h], 0.25f * 16 / 2);
   }
-  EXPECT_EQ(gain[3], 0);
-  EXPECT_EQ(lift[3], 0);
+  EXPECT_EQ(slope[3], 0);
+  EXPECT_EQ(variance_term[3], 0);
   EXPECT_EQ(offset[3], 0);
 }
 
 TEST(HeadScale, FlatHeadsAreNotMagnified) {
   const HeadScale head = scale_of(-3, 1e-9f, 4);
-  float gain, lift, offset;
-  score_lines(&head, 1, &gain, &lift, &offset);
-  EXPECT_EQ(gain, 0.5f * 16 * 64);
+  float slope, variance_term, offset;
+  score_lines(&head, 1, &slope, &variance_term, &offset);
+  EXPECT_EQ(slope, 0.5f * 16 * 64);
   EXPECT_EQ(offset, 64 + 3 * 16 * 64);
 }
 
 TEST(HeadScale, QueriesThatAreNotFiniteNeverLead) {
   const HeadScale heads[] = {scale_of(kInfinity, 1, kInfinity), scale_of(kNan, 1, kNan),
                              scale_of(2, 2, 10), scale_of(2, kInfinity, kInfinity)};
-  float gains[4], lifts[4], offsets[4];
-  score_lines(heads, 4, gains, lifts, offsets);
+  float slopes[4], variance_terms[4], offsets[4];
+  score_lines(heads, 4, slopes, variance_terms, offsets);
   for (int h = 0; h < 4; ++h) {
-    EXPECT_EQ(gains[h], h == 2 ? 4 : 0) << h;
-    EXPECT_EQ(lifts[h], h == 2 ? 2 : 0) << h;
+    EXPECT_EQ(slopes[h], h == 2 ? 4 : 0) << h;
+    EXPECT_EQ(variance_terms[h], h == 2 ? 2 : 0) << h;
     EXPECT_EQ(offsets[h], h == 2 ? 64 - 16 : 64) << h;
   }
   HeadScale head = scale_of(1, 1, 1);
-  head.lift = kInfinity;
-  float gain, lift, offset;
-  score_lines(&head, 1, &gain, &lift, &offset);
-  EXPECT_EQ(gain, 0);
-  EXPECT_EQ(lift, 0);
+  head.variance_term = kInfinity;
+  float slope, variance_term, offset;
+  score_lines(&head, 1, &slope, &variance_term, &offset);
+  EXPECT_EQ(slope, 0);
+  EXPECT_EQ(variance_term, 0);
   EXPECT_EQ(offset, 64);
 }
 

@@ -192,17 +192,17 @@ TEST_P(Simd, ScoreSigns) {
         auto norms = integers<uint8_t>(count, 0, 255);
         if (count > 1) norms[1] = 0;
         auto query = integers<int8_t>(heads * subspaces * 8, -15, 15);
-        auto gain = normals(heads, 1e-3f), lift = normals(heads, 1e-5f);
+        auto slope = normals(heads, 1e-3f), variance_term = normals(heads, 1e-5f);
         auto offset = normals(heads, 100);
         if (heads == 2) {
           std::fill(query.begin(), query.end(), int8_t(-15));  // the widest sums
-          gain[0] = 1e30f;
+          slope[0] = 1e30f;
         }
-        if (heads == 3) gain[1] = kNan, offset[0] = kInfinity;
-        if (heads == 4) lift[0] = 1e38f, lift[1] = kNan;
+        if (heads == 3) slope[1] = kNan, offset[0] = kInfinity;
+        if (heads == 4) variance_term[0] = 1e38f, variance_term[1] = kNan;
         std::vector<uint8_t> expected(count + 1, 7), actual(count + 1, 7);
-        ScoreSignsRun run = {signs.data(),  norms.data(),   count,       subspaces,
-                             heads,         query.data(),   gain.data(), lift.data(),
+        ScoreSignsRun run = {signs.data(),  norms.data(),   count,        subspaces,
+                             heads,         query.data(),   slope.data(), variance_term.data(),
                              offset.data(), expected.data()};
         plain_.score_signs(run);
         run.scores = actual.data();

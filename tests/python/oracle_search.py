@@ -117,7 +117,7 @@ class HeadScale:
     """Where a head's logits lie, in octaves."""
 
     slope: np.float32  # by dot * norm
-    lift: np.float32  # by norm squared
+    variance_term: np.float32  # by norm squared
     mean: np.float32
     spread: np.float32
     total: np.float32  # log2 of all attention, before it is shared out
@@ -138,18 +138,18 @@ def head_scale(
     variance = max(float(square) * mean_square - common, 0.0)
     with np.errstate(all="ignore"):
         slope = one(scale) * (largest / one(QUERY_LEVELS)) * (one(1.44269504) / one(dim))
-        lift = slope * slope * one(square) * one(0.125939)
-        mu = slope * one(mean) + lift * one(mean_square / 512**2)
+        variance_term = slope * slope * one(square) * one(0.125939)
+        mu = slope * one(mean) + variance_term * one(mean_square / 512**2)
         spread = np.sqrt(slope * slope * one(variance / 512**2))
         count = rough_log2(one(len(norms)))
         reach = np.minimum(spread * one(0.693147), np.sqrt(count * one(1.386294)))
         zone = mu + reach * spread - reach * reach * one(0.721348) + count
         more, less = (window, zone) if window > zone else (zone, window)
-        return HeadScale(slope, lift, mu, spread, more + rough_exp2(less - more))
+        return HeadScale(slope, variance_term, mu, spread, more + rough_exp2(less - more))
 
 
 def score_lines(heads: Sequence[HeadScale]) -> list[tuple[np.float32, np.float32, np.float32]]:
-    """Per head: gain, lift and offset of its scores; the best head's mean key scores 64."""
+    """Per head: slope, variance term and offset of scores; the best head's mean key scores 64."""
     one = np.float32
     anchor, spread = one(-np.inf), one(2.0**-6)
     lines = []
@@ -161,7 +161,7 @@ def score_lines(heads: Sequence[HeadScale]) -> list[tuple[np.float32, np.float32
         steps, middle = one(SCORE_STEPS) / spread, one(SCORE_SHIFT * SCORE_STEPS)
         for head in heads:
             offset = middle - (head.total + anchor) * steps
-            line = (head.slope * steps, head.lift * steps, offset)
+            line = (head.slope * steps, head.variance_term * steps, offset)
             lines.append(line if np.isfinite(line).all() else (one(0), one(0), middle))
     return lines
 
@@ -189,10 +189,10 @@ def sign_norm_scores(
         largest = np.abs(rotated).max()
         heads.append(head_scale(key_signs[usable], norms[usable], q4, largest, scale, window))
         quantised.append(q4)
-    for (gain, lift, offset), q4 in zip(score_lines(heads), quantised, strict=True):
+    for (slope, variance_term, offset), q4 in zip(score_lines(heads), quantised, strict=True):
         product = ((key_signs @ q4) * norms).astype(np.float32)  # 12 + 5 bits: exact
-        raised = fused_multiply_add((norms * norms).astype(np.float32), lift, offset)
-        best = np.maximum(best, fused_multiply_add(product, gain, raised))
+        raised = fused_multiply_add((norms * norms).astype(np.float32), variance_term, offset)
+        best = np.maximum(best, fused_multiply_add(product, slope, raised))
     scores = np.floor(np.minimum(best, 255)).astype(np.uint8)
     return np.where(usable, scores, 0).astype(np.uint8)
 

@@ -23,7 +23,7 @@ constexpr float kOctaves = 1.44269504f;     // log2(e): octaves per logit
 constexpr float kNatural = 0.693147f;       // ln(2)
 constexpr float kTwoNatural = 1.386294f;    // 2 ln(2)
 constexpr float kHalfOctaves = 0.721348f;   // log2(e) / 2
-constexpr float kSignVariance = 0.125939f;  // (1 - 2 / pi) ln(2) / 2, see HeadScale::lift
+constexpr float kSignVariance = 0.125939f;  // (1 - 2 / pi) ln(2) / 2, see HeadScale::variance_term
 constexpr float kLeastSpread = 0x1p-6f;     // flatter heads are not magnified
 constexpr float kInvisible = -30.0f;        // octaves; less adds nothing
 
@@ -100,13 +100,13 @@ struct KeyMeans {
 
 /**
  * Where a head's logits lie, in octaves. By the signs of a key, a logit is slope * dot * norm, give
- * or take what signs do not tell; since that is exponentiated, a long key is worth lift * norm^2
- * more on the average.
+ * or take what signs do not tell; since that is exponentiated, a long key is worth variance_term *
+ * norm^2 more on the average.
  */
 struct HeadScale {
   bool whole = false;  // the query is finite; the rest is 0 otherwise
   float slope = 0;
-  float lift = 0;
+  float variance_term = 0;
   float mean = 0;  // of the zone's keys
   float spread = 0;
   float total = 0;  // the log-sum-exp of zone and window
@@ -139,8 +139,8 @@ inline HeadScale head_scale(const KeyMeans& keys, const int8_t* quantised, int64
 
   out.slope = scale * (largest / float(kQueryLevels)) * (kOctaves / float(rotated_dim));
   const float square_slope = out.slope * out.slope;
-  out.lift = square_slope * float(square) * kSignVariance;
-  out.mean = out.slope * float(mean) + out.lift * float(keys.mean_square * kSquareUnit);
+  out.variance_term = square_slope * float(square) * kSignVariance;
+  out.mean = out.slope * float(mean) + out.variance_term * float(keys.mean_square * kSquareUnit);
   out.spread = std::sqrt(square_slope * float(variance * kSquareUnit));
 
   // The sum over normally distributed logits, none of which lies further out than the best of that
@@ -155,15 +155,15 @@ inline HeadScale head_scale(const KeyMeans& keys, const int8_t* quantised, int64
 }
 
 /**
- * Turns the scales of a group's heads to scores, gain * dot * norm + lift * norm^2 + offset rounded
- * down: kScoreSteps of them to a spread of the leading head, the one whose average key has the
- * largest share of its attention; that key scores kScoreShift * kScoreSteps. A query that is not
- * finite scores every key the least, so that the others' scores stand.
+ * Turns the scales of a group's heads to scores, slope * dot * norm + variance_term * norm^2 +
+ * offset rounded down: kScoreSteps of them to a spread of the leading head, the one whose average
+ * key has the largest share of its attention; that key scores kScoreShift * kScoreSteps. A query
+ * that is not finite scores every key the least, so that the others' scores stand.
  * @param scales              (searchers)
- * @param gain, lift, offset  (searchers) written
+ * @param slope, variance_term, offset  (searchers) written
  */
-inline void score_lines(const HeadScale* scales, int64_t searchers, float* gain, float* lift,
-                        float* offset) {
+inline void score_lines(const HeadScale* scales, int64_t searchers, float* slope,
+                        float* variance_term, float* offset) {
   float anchor = -std::numeric_limits<float>::infinity(), spread = kLeastSpread;
   for (const HeadScale* s = scales; s < scales + searchers; ++s) {
     if (!s->whole || !(s->mean - s->total > anchor)) continue;
@@ -173,13 +173,14 @@ inline void score_lines(const HeadScale* scales, int64_t searchers, float* gain,
   const float per_octave = float(kScoreSteps) / spread;
   constexpr float kMiddle = float(kScoreShift * kScoreSteps);
   for (int64_t i = 0; i < searchers; ++i) {
-    gain[i] = lift[i] = offset[i] = 0;
+    slope[i] = variance_term[i] = offset[i] = 0;
     if (!scales[i].whole) continue;
-    gain[i] = scales[i].slope * per_octave;
-    lift[i] = scales[i].lift * per_octave;
+    slope[i] = scales[i].slope * per_octave;
+    variance_term[i] = scales[i].variance_term * per_octave;
     offset[i] = kMiddle - (scales[i].total + anchor) * per_octave;
-    if (std::isfinite(gain[i]) && std::isfinite(lift[i]) && std::isfinite(offset[i])) continue;
-    gain[i] = lift[i] = 0;  // nothing can be said of its keys
+    if (std::isfinite(slope[i]) && std::isfinite(variance_term[i]) && std::isfinite(offset[i]))
+      continue;
+    slope[i] = variance_term[i] = 0;  // nothing can be said of its keys
     offset[i] = kMiddle;
   }
 }

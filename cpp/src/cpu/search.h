@@ -19,8 +19,8 @@ struct SearchItem {
   float* rotated;               // (heads, searchers, rotated_dim) scaled query, see prepare_query
   int8_t* quantised;            // (heads, searchers, rotated_dim) -15 to 15
   HeadScale* scales;            // (heads, searchers)
-  float* gain;                  // (heads, searchers)
-  float* lift;                  // (heads, searchers)
+  float* slope;                 // (heads, searchers)
+  float* variance_term;         // (heads, searchers)
   float* offset;                // (heads, searchers)
   uint8_t* votes;               // (heads, searchers, subspaces, 256); null: not this scorer
   uint8_t* scores;              // (heads, zone)

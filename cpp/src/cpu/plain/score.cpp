@@ -25,8 +25,8 @@ void score_signs(const ScoreSignsRun& run) {
         dot += (signs[d / 8] >> (d % 8)) & 1 ? query[d] : -query[d];
       }
       // dot has 13 bits and norm 5: products are exact, and so is the choice of bucket.
-      const float offset = std::fma(norm * norm, run.lift[h], run.offset[h]);
-      best = std::max(best, std::fma(float(dot) * norm, run.gain[h], offset));
+      const float offset = std::fma(norm * norm, run.variance_term[h], run.offset[h]);
+      best = std::max(best, std::fma(float(dot) * norm, run.slope[h], offset));
     }
     run.scores[i] = uint8_t(std::min(best, 255.0f));  // the cast rounds down
   }

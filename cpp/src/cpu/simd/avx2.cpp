@@ -154,10 +154,10 @@ PKV_INLINE __m256i score_32(const ScoreSignsRun& run, const NibbleTables<kSubspa
     for (int k = 0; k < 4; ++k) {
       const __m256 dot = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(eights[k]));
       const __m256 offset =
-          _mm256_fmadd_ps(_mm256_mul_ps(norm[k], norm[k]), _mm256_set1_ps(run.lift[h]),
+          _mm256_fmadd_ps(_mm256_mul_ps(norm[k], norm[k]), _mm256_set1_ps(run.variance_term[h]),
                           _mm256_set1_ps(run.offset[h]));
       const __m256 score =
-          _mm256_fmadd_ps(_mm256_mul_ps(dot, norm[k]), _mm256_set1_ps(run.gain[h]), offset);
+          _mm256_fmadd_ps(_mm256_mul_ps(dot, norm[k]), _mm256_set1_ps(run.slope[h]), offset);
       best[k] = _mm256_max_ps(score, best[k]);
     }
   }
@@ -205,8 +205,8 @@ void score_signs(const ScoreSignsRun& run) {
   for (int64_t h = 0; h == 0 || h < run.heads; h += kHeadsAtOnce) {
     part.heads = lesser(kHeadsAtOnce, run.heads - h);
     part.query = run.query + h * run.subspaces * kSubspaceDim;
-    part.gain = run.gain + h;
-    part.lift = run.lift + h;
+    part.slope = run.slope + h;
+    part.variance_term = run.variance_term + h;
     part.offset = run.offset + h;
     with_size(RotatedDims{}, run.subspaces * kSubspaceDim, [&](auto dim) {
       score_heads<int(decltype(dim)::kValue / kSubspaceDim)>(part, h > 0);

@@ -160,10 +160,10 @@ PKV_INLINE __m128i score_16(const ScoreSignsRun& run, const NibbleTables<kSubspa
                           _mm512_permutexvar_epi8(high[w], load64(tables[h].high[w])));
       dot = _mm512_dpbusd_epi32(dot, _mm512_set1_epi8(1), sums);
     }
-    const __m512 offset =
-        _mm512_fmadd_ps(square, _mm512_set1_ps(run.lift[h]), _mm512_set1_ps(run.offset[h]));
+    const __m512 offset = _mm512_fmadd_ps(square, _mm512_set1_ps(run.variance_term[h]),
+                                          _mm512_set1_ps(run.offset[h]));
     const __m512 score = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot), norm),
-                                         _mm512_set1_ps(run.gain[h]), offset);
+                                         _mm512_set1_ps(run.slope[h]), offset);
     best = _mm512_max_ps(score, best);
   }
   const __m512i whole = _mm512_cvttps_epi32(_mm512_min_ps(_mm512_set1_ps(255), best));
@@ -200,8 +200,8 @@ void score_signs(const ScoreSignsRun& run) {
   for (int64_t h = 0; h == 0 || h < run.heads; h += kHeadsAtOnce) {
     part.heads = lesser(kHeadsAtOnce, run.heads - h);
     part.query = run.query + h * run.subspaces * kSubspaceDim;
-    part.gain = run.gain + h;
-    part.lift = run.lift + h;
+    part.slope = run.slope + h;
+    part.variance_term = run.variance_term + h;
     part.offset = run.offset + h;
     with_size(RotatedDims{}, run.subspaces * kSubspaceDim, [&](auto dim) {
       score_heads<int(decltype(dim)::kValue / kSubspaceDim)>(part, h > 0);

@@ -46,11 +46,11 @@ struct ScoreSignsRun {
   int64_t count;
   int64_t subspaces;
   int64_t heads;
-  const int8_t* query;  // (heads, subspaces * 8), -15 to 15
-  const float* gain;    // (heads)
-  const float* lift;    // (heads)
-  const float* offset;  // (heads)
-  uint8_t* scores;      // (count): 0 unusable, else 1 to 255
+  const int8_t* query;         // (heads, subspaces * 8), -15 to 15
+  const float* slope;          // (heads)
+  const float* variance_term;  // (heads)
+  const float* offset;         // (heads)
+  uint8_t* scores;             // (count): 0 unusable, else 1 to 255
 };
 
 struct ScoreVotesRun {

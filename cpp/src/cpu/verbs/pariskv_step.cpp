@@ -23,8 +23,8 @@ SearchItem cut_item(const DecodeArgs& args, const ParisKvRules& rules, const Seq
   item.rotated = cutter.take<float>(queries * shape.rotated_dim);
   item.quantised = cutter.take<int8_t>(queries * shape.rotated_dim);
   item.scales = cutter.take<HeadScale>(queries);
-  item.gain = cutter.take<float>(queries);
-  item.lift = cutter.take<float>(queries);
+  item.slope = cutter.take<float>(queries);
+  item.variance_term = cutter.take<float>(queries);
   item.offset = cutter.take<float>(queries);
   if (rules.scorer == Scorer::kVotes) {
     item.votes = cutter.take<uint8_t>(queries * shape.subspaces() * 256);

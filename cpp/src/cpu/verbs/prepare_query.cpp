@@ -211,7 +211,7 @@ void prepare_signs(const SearchArgs& args, const Kernels& kernels, const SearchI
                              logits.scale, resident);
     }
   }
-  score_lines(item.scales + first, searchers, item.gain + first, item.lift + first,
+  score_lines(item.scales + first, searchers, item.slope + first, item.variance_term + first,
               item.offset + first);
 }
 

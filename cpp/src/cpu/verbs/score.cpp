@@ -62,8 +62,8 @@ void ParisKvStep::score(const SearchArgs& args) {
     const int64_t query = head * args.rules().searchers;
     if (args.rules().scorer == Scorer::kSignNorm) {
       kernels_.score_signs({signs, norms, end - begin, shape.subspaces(), args.rules().searchers,
-                            item->quantised + query * shape.rotated_dim, item->gain + query,
-                            item->lift + query, item->offset + query, scores});
+                            item->quantised + query * shape.rotated_dim, item->slope + query,
+                            item->variance_term + query, item->offset + query, scores});
     } else {
       kernels_.score_votes({signs, norms, end - begin, shape.subspaces(), args.rules().searchers,
                             item->votes + query * shape.subspaces() * 256, scores});
