@@ -33,7 +33,7 @@ struct Config {
 
   // The regions of a sequence, in tokens: [sink | retrieval | local | update buffer]. With
   // local 0 a token may enter the retrieval zone, and be left unselected, as it arrives.
-  // -1: what the policy's paper takes, RegionDefaults.
+  // -1: the policy's own sizes, RegionDefaults.
   int64_t sink = -1;
   int64_t local = -1;
   int64_t update = -1;
@@ -60,7 +60,7 @@ struct Config {
   /** Throws std::invalid_argument on the first thing that does not fit. */
   void validate() const;
 
-  /** The same with region sizes instead of -1: what a cache goes by, and its `config()`. */
+  /** The same with region sizes instead of -1: the settings of a cache, its `config()`. */
   Config resolved() const;
 
   friend bool operator==(const Config& a, const Config& b);
