@@ -60,7 +60,7 @@ struct Config {
   /** Throws std::invalid_argument on the first thing that does not fit. */
   void validate() const;
 
-  /** The same with region sizes instead of -1: the settings of a cache, its `config()`. */
+  /** The same with region sizes instead of -1: what a cache goes by, and its `config()`. */
   Config resolved() const;
 
   friend bool operator==(const Config& a, const Config& b);
