@@ -22,7 +22,7 @@ void Cache::remove(SequenceId sequence, Stream stream) {
   const Impl::Lock lock(impl_->mutex_);
   impl_->find(impl_->verb("remove"), {sequence});
   const Impl::Visit visit(*impl_, stream);
-  impl_->backend_->clear_scratch(stream);  // it may still hold what its last step looked at
+  impl_->backend_->clear_scratch(stream);  // it may still hold rows of its last step
   impl_->sequences_.erase(sequence);
 }
 
@@ -75,7 +75,7 @@ void Cache::truncate(SequenceId sequence, int64_t tokens, Stream stream) {
     }
   }
   const Impl::Visit visit(*impl_, stream);
-  // All that may fail first, on states beside those that are there.
+  // All that may fail first, on states beside the present ones.
   std::vector<Block> states;
   std::vector<Regions> next;
   for (Layer& layer : found.layers) {
@@ -115,7 +115,7 @@ void Cache::prefill(int64_t layer, const std::vector<SequenceId>& sequences,
   verb.check_tensor("k", k, config.dtype, {tokens, config.kv_heads, config.head_dim});
   verb.check_tensor("v", v, config.dtype, {tokens, config.kv_heads, config.value_dim});
 
-  std::vector<Layer*> layers;  // those that get something
+  std::vector<Layer*> layers;  // with a length above 0
   std::vector<Regions> next;
   std::vector<int64_t> begin, counts;
   for (size_t i = 0; i < found.size(); ++i) {
@@ -158,7 +158,7 @@ void Cache::decode(int64_t layer, const std::vector<SequenceId>& sequences, cons
   args.logits = verb.check_options(options, count);
   args.lse = Verb::lse_of(options);
 
-  if (backend.capturing(stream)) {  // what is recorded reads lengths when it is replayed
+  if (backend.capturing(stream)) {  // a replay reads the lengths of its time
     for (const Layer* target : layers) step.views.push_back(impl_->view(*target));
     args.sequences = step.views.data();
     backend.decode(args, stream);

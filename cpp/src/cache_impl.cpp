@@ -1,4 +1,4 @@
-// What the calls of a cache share: plans, carrying them out, and rows on their way to host memory.
+// Shared by the calls of a cache: plans, carrying them out, rows on their way to host memory.
 #include "cache_impl.h"
 
 #include <algorithm>

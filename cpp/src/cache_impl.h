@@ -1,5 +1,5 @@
 /**
- * What is behind a Cache. The public calls are in cache.cpp (they change something) and
+ * The inside of a Cache. The public calls are in cache.cpp (they change something) and
  * inspect.cpp (they look).
  */
 #pragma once
@@ -26,7 +26,7 @@ class Cache::Impl {
   Verb verb(const char* name) const { return {name, config_}; }
 
   /**
-   * A call's stay on a stream. What the device is given meanwhile comes after all that
+   * A call's stay on a stream. Work that the device is given meanwhile comes after all that
    * earlier calls gave it, and before all that later ones will.
    */
   class Visit {
@@ -94,7 +94,7 @@ class Cache::Impl {
 
   void count_step(const Step& step);
 
-  /** What every decode of a layer has in common. */
+  /** The arguments that every decode of a layer has in common. */
   DecodeArgs decode_args(int64_t layer) const;
 
   /** Waits for copies to host memory when too many rows wait for them. */

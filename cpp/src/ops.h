@@ -1,7 +1,7 @@
 /**
- * One plain struct of arguments per verb: what flows between the cache, a policy and a
- * backend. Every pointer carries its shape. Checked already; backends trust them. What only one
- * policy knows is in policy/.
+ * One plain struct of arguments per verb: data that flows between the cache, a policy and a
+ * backend. Every pointer carries its shape. Checked already; backends trust them. The arguments
+ * of one policy alone are in policy/.
  *
  * `heads` in a shape below means kv_heads, `zone` the retrieval tokens of a sequence.
  */
@@ -19,7 +19,7 @@
 
 namespace pariskv {
 
-/** What never changes in the life of a cache. */
+/** The sizes that never change in the life of a cache. */
 struct ModelShape {
   int64_t kv_heads;
   int64_t group;
@@ -102,7 +102,7 @@ struct DecodeArgs {
 struct DecodeCounts {
   int64_t candidates = 0;
   int64_t rows = 0;
-  int64_t cached_rows = 0;  // of them, those that the row cache had
+  int64_t cached_rows = 0;  // of rows: found in the row cache
 };
 
 /** Exact logits of chosen rows, for explanations. */

@@ -49,7 +49,7 @@ class Regions {
   /** Everything but the most recent `local` tokens, by whole grains, in the zone; buffer empty. */
   Regions flushed(const RegionSizes& sizes) const;
 
-  /** `tokens` more, then flushed: what a prefill does. */
+  /** `tokens` more, then flushed, as a prefill does. */
   Regions prefilled(int64_t tokens, const RegionSizes& sizes) const;
 
   /**

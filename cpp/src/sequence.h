@@ -1,5 +1,5 @@
 /**
- * What a cache holds for one sequence, and how it is made to hold more without ever being
+ * The contents of a cache for one sequence, and how they grow without ever being
  * half changed: a Change is everything the next state needs, gathered beside the present one;
  * gathering may run out of memory, applying cannot fail.
  */
@@ -45,17 +45,17 @@ struct PlannedOffload {
 struct Change {
   Layer* layer;
   Regions next;
-  std::optional<LayerStore::Growth> growth;  // absent: what is there has room
-  Block state;                               // empty: what is there stays
+  std::optional<LayerStore::Growth> growth;  // absent: the store has room
+  Block state;                               // empty: the layer's own stays
   Block row_cache;                           // the same
-  Block tables;                              // empty: what is there has room
+  Block tables;                              // empty: the tables have room
   int64_t spill_begin, spill_end;            // positions that enter the zone
   std::vector<PlannedOffload> offloads;
 
   int64_t spilled() const { return spill_end - spill_begin; }
   int64_t segments() const { return growth ? growth->segments() : layer->store.segments(); }
 
-  /** What the layer will be. */
+  /** The layer after this change. */
   SequenceView view(const RegionSizes& sizes, const Policy& policy) const;
 
   /** Sends it to the device. */
@@ -88,7 +88,7 @@ class Planner {
   /** An empty sequence of so many layers. */
   Sequence create(int64_t layers) const;
 
-  /** What a layer is to be made ready for. */
+  /** The use that a layer is made ready for. */
   enum class Use { kStore, kDecode };
 
   /** From a layer as it is to `next`, which has as many tokens or more. */

@@ -60,7 +60,7 @@ LayerStore::Growth LayerStore::planned(int64_t segment_tokens, BlockBytes bytes,
   next.row_table_.resize(size_t(count));
   next.summary_table_.resize(size_t(count));
 
-  // What is not written and lies in the zone stays as it is.
+  // Segments of the zone that are not written stay as they are.
   int64_t first = count;
   while (first > 0 && !in_zone(first - 1, segment_tokens, writes)) --first;
   if (rows.first < rows.last) first = std::min(first, rows.first);

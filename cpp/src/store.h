@@ -66,7 +66,7 @@ class RowBlock {
 
 class LayerStore {
  public:
-  /** What is about to happen: half-open ranges of positions. */
+  /** Writes that are about to happen: half-open ranges of positions. */
   struct Writes {
     int64_t rows_begin, rows_end;
     int64_t summaries_begin, summaries_end;
@@ -76,7 +76,7 @@ class LayerStore {
     int64_t rows, summaries;  // of one segment
   };
 
-  /** What a store will hold that it does not hold yet, and its tables as they will be. */
+  /** The blocks that a store will hold and does not hold yet, and its tables after that. */
   class Growth {
    public:
     int64_t segments() const { return int64_t(row_table_.size()); }
@@ -94,7 +94,7 @@ class LayerStore {
   /** True when `writes` fit in blocks that are there, not shared, and in the right memory. */
   bool ready(int64_t segment_tokens, const Writes& writes) const;
 
-  /** What makes room for `writes`. */
+  /** The growth that makes room for `writes`. */
   Growth planned(int64_t segment_tokens, BlockBytes bytes, const Writes& writes, Backend& backend,
                  Stream stream);
   void grow(Growth growth) noexcept;

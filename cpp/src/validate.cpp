@@ -25,7 +25,7 @@ std::string shape_text(const Extents& extents, size_t rank) {
 
 bool positive(double value) { return std::isfinite(float(value)) && float(value) > 0; }
 
-/** Whether two elements share an address, as those of an expanded view do. */
+/** Whether two elements share an address, as in an expanded view. */
 bool overlaps(const TensorView& view) {
   // Dimensions by growing step: each step must clear all that the smaller ones reach.
   std::array<bool, TensorView::kMaxRank> done{};

@@ -12,7 +12,7 @@
 
 namespace pariskv {
 
-/** Who is being called, for messages and for what tensors must look like. */
+/** The call that checks its arguments: its name for messages, the config for shapes. */
 struct Verb {
   const char* name;
   const Config& config;
@@ -23,7 +23,7 @@ struct Verb {
   void check_tensor(const char* argument, const TensorView& view, DType dtype,
                     std::initializer_list<int64_t> shape) const;
 
-  /** The same for what will be written: no two elements may share an address. */
+  /** The same for a tensor that will be written: no two elements may share an address. */
   void check_output(const char* argument, const TensorView& view, DType dtype,
                     std::initializer_list<int64_t> shape) const;
 

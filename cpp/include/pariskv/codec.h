@@ -1,5 +1,5 @@
 /**
- * The constants that summaries are made with, for those who want to check or to decode
+ * The constants that summaries are made with, for programs that check or decode
  * them. Both are derived, and equal on every machine and backend.
  */
 #pragma once
@@ -26,7 +26,7 @@ std::vector<float> rotation_signs(int64_t rotated_dim, uint64_t seed);
  */
 struct MagnitudeLevels {
   std::array<double, 7> thresholds;  ///< Level l holds [thresholds[l-1], thresholds[l]).
-  std::array<double, 8> centres;     ///< What level l decodes to.
+  std::array<double, 8> centres;     ///< The value of level l.
 };
 
 /** Computed on first use. */

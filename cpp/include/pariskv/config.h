@@ -39,7 +39,7 @@ struct Config {
 
   // The regions of a sequence, in tokens: [sink | retrieval | local | update buffer]. With
   // local 0 a token may enter the retrieval zone, and be left unselected, as it arrives.
-  // -1: what the policy's paper takes, RegionDefaults.
+  // -1: the policy's own sizes, RegionDefaults.
   int64_t sink = -1;
   int64_t local = -1;
   int64_t update = -1;

@@ -1,8 +1,8 @@
 /**
- * What the library throws.
+ * The exceptions that the library throws.
  *
  * Your mistake     std::invalid_argument  text "[verb] argument: expected ..., got ..."
- * No memory left   pariskv::OutOfMemory   says what was asked for and what was free
+ * No memory left   pariskv::OutOfMemory   names the bytes wanted and the bytes free
  * The GPU said no  pariskv::CudaError     says which call and why
  * Our bug          pariskv::InternalError please report it
  *

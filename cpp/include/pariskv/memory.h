@@ -36,16 +36,16 @@ class MemoryResource {
    */
   virtual void* allocate(std::size_t bytes, std::size_t alignment) = 0;
 
-  /** Takes back what `allocate` gave for the same `bytes` and `alignment`. */
+  /** Takes back a block that `allocate` gave for the same `bytes` and `alignment`. */
   virtual void deallocate(void* data, std::size_t bytes, std::size_t alignment) noexcept = 0;
 };
 
-/** The process heap; what a cache on the CPU uses when it is told nothing else. */
+/** The process heap: the default of a cache on the CPU. */
 std::shared_ptr<MemoryResource> heap_resource();
 
-/** What an embedder brings; an empty pointer means the library's own. */
+/** Memory of an embedding program; an empty pointer means the library's own. */
 struct Resources {
-  std::shared_ptr<MemoryResource> host;    ///< What a cache on the CPU works in.
+  std::shared_ptr<MemoryResource> host;    ///< Memory of a cache on the CPU.
   std::shared_ptr<MemoryResource> device;  ///< Of the config's device: cudaMalloc and its like.
   /** Host memory that the device can read. Where it is mapped in small pages rows come slowly. */
   std::shared_ptr<MemoryResource> pinned;

@@ -50,8 +50,8 @@ struct ParisKv {
   Scorer scorer = Scorer::kSignNorm;
   GroupRule group_rule = GroupRule::kAttentionMass;
   // The published steps up to 30'000 tokens; from there on half of what is published, and less: the
-  // longer the zone, the smaller the share of it that has to be looked at closely. What each share
-  // costs and what it catches is in bench/notes/quality.md.
+  // longer the zone, the smaller the share of it that has to be looked at closely. The cost of
+  // each share, and the attention it catches, is in bench/notes/quality.md.
   std::vector<ScheduleStep> schedule = {
       {0, .50, .50},       {5'000, .25, .30},    {10'000, .20, .25},   {30'000, .05, .20},
       {100'000, .04, .20}, {250'000, .025, .20}, {600'000, .0125, .20}};

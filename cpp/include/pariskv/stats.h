@@ -17,24 +17,24 @@ struct RegionCounts {
   int64_t total() const { return sink + retrieval + local + buffer; }
 };
 
-/** What a cache holds and has done since it was made. */
+/** The contents and the counters of a cache, since it was made. */
 struct Stats {
   MemoryUse memory;       ///< Of the cache's device.
   MemoryUse host_memory;  ///< Host memory of a cache on a GPU.
   int64_t sequences = 0;
   int64_t tokens = 0;           ///< Over all layers and sequences.
   int64_t row_bytes = 0;        ///< K and V, in whole segments; a shared segment counts once.
-  int64_t offloaded_bytes = 0;  ///< Of those, in host memory.
+  int64_t offloaded_bytes = 0;  ///< Of row_bytes, in host memory.
   int64_t summary_bytes = 0;    ///< Key summaries, in whole segments, and their statistics.
   int64_t workspace_bytes = 0;  ///< Scratch of the verbs, kept from call to call.
   int64_t flushes = 0;          ///< Times that tokens moved to a retrieval zone while decoding.
   int64_t encoded_keys = 0;     ///< Keys summarised, over kv heads.
   int64_t unusable_keys = 0;    ///< Of the retrieval zones: zero or not finite, never selected.
   int64_t decode_tokens = 0;    ///< Per layer: a step of 32 layers counts 32.
-  int64_t searched_tokens = 0;  ///< Of those, the ones that searched the retrieval zone.
+  int64_t searched_tokens = 0;  ///< Of decode_tokens: searched the retrieval zone.
   int64_t candidates = 0;       ///< Reranked, over kv heads.
   int64_t fetched_rows = 0;     ///< Selected and attended to, over kv heads.
-  int64_t cached_rows = 0;      ///< Of those, found in the row cache of a GPU.
+  int64_t cached_rows = 0;      ///< Of fetched_rows: found in the row cache of a GPU.
 };
 
 /** The path of a search by ParisKV, from coarse scores to estimates; see Explanation. */

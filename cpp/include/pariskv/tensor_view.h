@@ -31,7 +31,7 @@ struct Device {
 };
 
 /**
- * A strided window on somebody else's memory. It must outlive the call it is
+ * A strided window on memory of the caller. It must outlive the call it is
  * passed to, and no longer.
  */
 struct TensorView {

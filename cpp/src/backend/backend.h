@@ -1,5 +1,5 @@
 /**
- * A device that caches can live on: what it computes (Verbs), its memory, the order of its calls,
+ * A device that caches can live on: its computations (Verbs), its memory, the order of its calls,
  * and two services that only devices with memory of their own have. A new backend implements these
  * interfaces and gets a line in backend.cpp; docs/add-a-backend.md lists the steps.
  */
@@ -19,8 +19,8 @@ namespace pariskv {
 
 /** How a backend differs from one that computes in place and at once. */
 struct Capabilities {
-  /** A launch may be refused after earlier ones of the same call: they must not change what is
-   * there, so policies' state is copied before it is changed. */
+  /** A launch may be refused after earlier ones of the same call: they must not change the
+   * present state, so a policy's state is copied before it is changed. */
   bool launches_can_fail = false;
   /** Decodes can be recorded into graphs; Cache::advance prepares each replay. */
   bool graphs = false;

@@ -10,20 +10,20 @@ class BackendMemory {
  public:
   virtual ~BackendMemory() = default;
 
-  /** What verbs work in. */
+  /** The memory that verbs work in. */
   virtual Arena& arena() = 0;
 
   /** Where rows of a zone go to be fetched from; null: they stay where they are. */
   virtual Arena* host_arena() { return nullptr; }
 
   virtual int64_t scratch_bytes() const = 0;
-  /** Overwrites the scratch: what the last steps worked on can no longer be read from it. */
+  /** Overwrites the scratch: data of the last steps can no longer be read from it. */
   virtual void clear_scratch(Stream stream) = 0;
 
   /** Gives unused memory back to where it came from. */
   virtual void trim() {}
 
-  /** Bytes of the device's memory as the host may read them; waits for what is under way. */
+  /** Bytes of the device's memory as the host may read them; waits for all enqueued work. */
   virtual void fetch(void* target, const void* source, int64_t bytes) = 0;
 };
 

@@ -12,7 +12,7 @@ class Offloads {
  public:
   virtual ~Offloads() = default;
 
-  /** Starts a copy that sees what `stream` has done so far; returns its ticket, above 0. */
+  /** Starts a copy after all work given to `stream` so far; returns its ticket, above 0. */
   virtual int64_t start_offload(void* target, const void* source, int64_t bytes, Stream stream) = 0;
   virtual bool offloaded(int64_t ticket) = 0;
   virtual void wait_offloaded(int64_t ticket) = 0;

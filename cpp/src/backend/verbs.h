@@ -1,4 +1,4 @@
-/** The verbs: what a backend computes. It trusts its arguments and knows nothing of sequences. */
+/** The verbs: a backend's computations. It trusts its arguments and knows nothing of sequences. */
 #pragma once
 
 #include "ops.h"
@@ -17,7 +17,7 @@ class Verbs {
   virtual void copy(void* target, const void* source, int64_t bytes, Stream stream) = 0;
   virtual void zero(void* target, int64_t bytes, Stream stream) = 0;
 
-  /** What a policy asks for when tokens enter or leave a zone. */
+  /** The policy's own work when tokens enter or leave a zone. */
   virtual void keep_up(const Upkeep& upkeep, Stream stream) = 0;
 
   /** Sees that the next decode of these sequences needs no memory it does not have. */
@@ -25,11 +25,11 @@ class Verbs {
 
   /**
    * One token of each sequence: attention to resident rows, the policy's own search, attention to
-   * what it selects. Where Capabilities::decode_appends, it also writes the token's own row.
+   * the rows it selects. Where Capabilities::decode_appends, it also writes the token's own row.
    */
   virtual void decode(const DecodeArgs& args, Stream stream) = 0;
 
-  /** What decode goes through for the first sequence; returns when it is known. */
+  /** The path of a decode for the first sequence; returns when it is known. */
   virtual Trace trace(const DecodeArgs& args, Stream stream) = 0;
 
   virtual void attend_exact(const AttendExactArgs& args, Stream stream) = 0;

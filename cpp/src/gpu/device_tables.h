@@ -19,7 +19,7 @@ class DeviceTables {
 
   SequenceView* device() const { return device_; }
 
-  /** Tables with room for this many segments; an empty block when those there are have it. */
+  /** Tables with room for this many segments; an empty block when the present ones have it. */
   Block grown(int64_t segments, Arena& arena) const;
 
   /** Sends `view`, using `tables` from now on unless they are empty. */
@@ -28,7 +28,7 @@ class DeviceTables {
   /** Sends the row table's entry of one segment, which lies elsewhere now. */
   void publish_row(int64_t segment, void* rows, WordUpdates* updates);
 
-  /** What was sent may not have arrived: everything will be sent again. */
+  /** Words that were sent may not have arrived: everything will be sent again. */
   void forget() noexcept { known_ = false; }
 
  private:

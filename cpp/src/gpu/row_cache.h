@@ -5,8 +5,8 @@
  *   stamps  (kv_heads, slots) uint32   the step that last selected it
  *   rows    (kv_heads, slots, row_bytes)
  *
- * Slots come in sets of four, and a position can only be in those of one set. Tags of 0 are
- * nobody's, and so are those of a generation that is over.
+ * Slots come in sets of four; a position can only be in the slots of one set. Slots with a tag
+ * of 0 are free, and so are slots of an older generation.
  */
 #pragma once
 

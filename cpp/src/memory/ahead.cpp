@@ -28,7 +28,7 @@ Ahead::Ahead(std::shared_ptr<MemoryResource> resource, int64_t alignment)
 
 Ahead::~Ahead() {
   if (this_process() != owner_process_) {
-    // A fork's child: there is nobody to join. The handle and what the lost thread may have held
+    // A fork's child: there is no thread to join. The handle and all that the lost thread held
     // locked are left alone.
     new std::thread(std::move(thread_));
     return;

@@ -15,7 +15,7 @@ namespace pariskv {
 class Ahead {
  public:
   Ahead(std::shared_ptr<MemoryResource> resource, int64_t alignment);
-  /** Nothing is under way any more: what was asked for has been collected. */
+  /** No request is pending: the last one has been collected. */
   ~Ahead();
   Ahead(const Ahead&) = delete;
   Ahead& operator=(const Ahead&) = delete;
@@ -26,7 +26,7 @@ class Ahead {
   /** Whether to collect would not wait. */
   bool arrived() const;
 
-  /** What was asked for; null: the resource has none, or, in a fork's child, nobody to ask it. */
+  /** The memory of the request; null: the resource has none, or this is a fork's child. */
   void* collect();
 
  private:

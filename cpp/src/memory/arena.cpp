@@ -10,7 +10,7 @@ namespace pariskv {
 
 namespace {
 
-// A device maps memory for some 30 microseconds a megabyte, and who copies meanwhile may have to
+// A device maps memory for some 30 microseconds a megabyte, and copies meanwhile may have to
 // wait for it: a piece that is taken beside steps has to be short beside them.
 constexpr int64_t kAheadSlab = int64_t{16} << 20;
 
@@ -21,7 +21,7 @@ struct Slab {
   char* data = nullptr;
   int64_t bytes = 0;
   int64_t block_bytes = 0;
-  std::vector<int32_t> free;  // indices of blocks nobody has; capacity never grows after making
+  std::vector<int32_t> free;  // indices of free blocks; capacity never grows after making
   int64_t blocks = 0;
 
   bool unused() const { return int64_t(free.size()) == blocks; }
@@ -38,7 +38,7 @@ Arena::Arena(std::shared_ptr<MemoryResource> resource, int64_t budget, ArenaTrai
 }
 
 Arena::~Arena() {
-  // Every block is gone by now, and whoever used it: what waited to be recycled need not any more.
+  // All blocks and their users are gone by now: retired blocks need not wait any more.
   for (const RetiredBlock& block : retired_) restore(block);
   trim();
 }
@@ -84,7 +84,7 @@ Block Arena::try_allocate(int64_t bytes) {
 
 Slab* Arena::slab_with_room(int64_t block_bytes) {
   Shelf& shelf = shelves_[block_bytes];
-  // What is on its way is there sooner than what is asked for now.
+  // Memory on its way arrives sooner than memory requested now.
   if (shelf.free == 0 && coming_ && coming_->block_bytes == block_bytes) take_in();
   if (shelf.free > 0) {
     auto slab = shelf.slabs.rbegin();  // the newest has most room
@@ -171,7 +171,7 @@ void Arena::take_in() noexcept {
   try {
     put_up(std::move(slab));
   } catch (const std::exception&) {
-    ahead_refused_ = true;  // it has been given back; who needs one will be told why
+    ahead_refused_ = true;  // it has been given back; the next allocation says why
   }
 }
 
@@ -195,7 +195,7 @@ void Arena::tend() noexcept {
   try {
     ask_ahead();
   } catch (const std::bad_alloc&) {
-    return;  // no need yet: who needs it will say so
+    return;  // not needed yet: a failed allocation will report it
   }
 }
 

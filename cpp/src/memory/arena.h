@@ -53,14 +53,14 @@ class Block {
   int64_t bytes_ = 0;
 };
 
-/** A block that nobody owns any more, and that nobody may be handed yet. */
+/** A freed block that may not be handed out again yet. */
 struct RetiredBlock {
   Slab* slab;
   void* data;
   int64_t bytes;  // as taken, alignment included
 };
 
-/** What kind of memory an arena has; the defaults are those of the heap. */
+/** The kind of memory of an arena; the defaults are for the heap. */
 struct ArenaTraits {
   const char* name = nullptr;  ///< In messages, when there is more than one kind.
   int64_t alignment = 64;
@@ -98,7 +98,7 @@ class Arena {
 
   MemoryUse use() const;
 
-  /** Of a deferred arena: what was freed since the last call. */
+  /** Of a deferred arena: the blocks freed since the last call. */
   std::vector<RetiredBlock> take_retired();
 
   /** Takes back a retired block, zeroed by now. */
@@ -126,8 +126,8 @@ class Arena {
   /** All slabs of one block size. */
   struct Shelf {
     std::vector<std::unique_ptr<Slab>> slabs;
-    int64_t free = 0;   // blocks nobody has
-    int64_t taken = 0;  // and the others
+    int64_t free = 0;   // free blocks
+    int64_t taken = 0;  // and blocks in use
   };
   Slab* slab_with_room(int64_t block_bytes);
   int64_t next_slab_bytes(const Shelf& shelf, int64_t block_bytes, int64_t most) const;

@@ -1,6 +1,6 @@
 /**
- * How rows are chosen. A policy says what is kept beside K and V, is called for every token that
- * enters or leaves a retrieval zone, and gives the rules by which a zone is searched. It never
+ * How rows are chosen. A policy says which bytes are kept beside K and V, is called for every token
+ * that enters or leaves a retrieval zone, and gives the rules by which a zone is searched. It never
  * touches K and V, so all of a sequence can always be attended to, and policies can be exchanged.
  *
  * The cache owns the bytes and the walk; a policy owns their meaning. `state` is a block of
@@ -31,7 +31,7 @@ class Policy {
   /** Bytes of summaries for one segment of all kv heads. */
   virtual int64_t summary_bytes() const = 0;
 
-  /** Bytes of what is kept per layer and sequence besides summaries. */
+  /** Bytes of the state that is kept per layer and sequence besides summaries. */
   virtual int64_t state_bytes() const = 0;
 
   /** A zone ends at a multiple of this many positions: the size of a page or block of keys. */

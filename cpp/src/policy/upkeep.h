@@ -1,5 +1,5 @@
 /**
- * What policies ask of a backend between steps, and what a backend tells of a search: one type for
+ * Requests of policies to a backend between steps, and a backend's report of a search: one type for
  * each verb of a policy's own. A backend visits them once.
  */
 #pragma once

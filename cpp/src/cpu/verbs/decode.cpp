@@ -1,4 +1,4 @@
-// A decode step: attention to resident rows, the policy's search, attention to what it selects;
+// A decode step: attention to resident rows, the policy's search, attention to the rows it selects;
 // over scratch that is cut anew for every step. And the upkeep that a policy asks for.
 #include "check.h"
 #include "cpu/cpu_backend.h"

@@ -25,7 +25,7 @@ struct KeyRun {
   int64_t count;         // at most kTallyKeys
 };
 
-/** Adds (direction 1) or takes off (-1) what a run of keys of one head contributes. */
+/** Adds (direction 1) or takes off (-1) the share of a run of keys of one head. */
 void tally_run(const Kernels& kernels, const KeyRun& run, const ModelShape& shape,
                const KeyStatistics& statistics, int64_t head, int64_t direction) {
   const int64_t subspaces = shape.subspaces();

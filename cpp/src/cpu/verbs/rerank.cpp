@@ -1,4 +1,4 @@
-// Candidates to rows: estimated logits from the codes, what each row is worth, the best ones.
+// Candidates to rows: estimated logits from the codes, the worth of each row, the best ones.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -123,7 +123,7 @@ float log_sum_exp_of(const Kernels& kernels, const float* logits, int64_t count)
 }
 
 /**
- * What each candidate is worth to the group: the share of attention it would get, averaged
+ * The worth of each candidate to the group: the share of attention it would get, averaged
  * over the heads, next to the resident rows, the other candidates and all other keys.
  */
 void weigh(const SearchArgs& args, const Kernels& kernels, const SearchItem& item, int64_t head) {
@@ -150,7 +150,7 @@ void weigh(const SearchArgs& args, const Kernels& kernels, const SearchItem& ite
     const float other = log_sum_exp_of(kernels, sampled, others.count) + others.log_weight;
     const float searched = log_sum_exp(found, 1.0f, &other);
     const float all = log_sum_exp(searched, 1.0f, &resident);
-    if (!std::isfinite(all)) continue;  // a broken query has no say in what the others get
+    if (!std::isfinite(all)) continue;  // a query that is not finite does not count
     kernels.add_exp(logits, count, all, worth);
   }
   for (int64_t i = 0; i < count; ++i) worth[i] = worth[i] / float(args.shape().group);

@@ -1,4 +1,4 @@
-// The coarse scan of whole zones, with a histogram of what it finds.
+// The coarse scan of whole zones, with a histogram of the scores.
 #include <algorithm>
 #include <cstring>
 

@@ -1,4 +1,4 @@
-// What the ParisKV policy shows of its work: the path of a selection, and its summaries.
+// The ParisKV policy explains its work: the path of a selection, and its summaries.
 #include <algorithm>
 #include <cstring>
 #include <limits>

@@ -1,4 +1,4 @@
-/** What a decode by ParisKV goes by: never changes in the life of a cache. */
+/** The constants of a decode by ParisKV: they never change in the life of a cache. */
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-/** What a search by ParisKV went through, as a backend tells it. */
+/** The path of a search by ParisKV, as a backend reports it. */
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-/** What ParisKV does with keys that enter or leave a zone. */
+/** ParisKV's work on keys that enter or leave a zone. */
 #pragma once
 
 #include "ops.h"
