@@ -28,6 +28,7 @@ demo: .venv/.bench ## find planted facts among 131,072 tokens, against dense att
 	@.venv/bin/pariskv demo
 
 test: test-cpp test-python ## C++ tests, Python tests, rules of the house
+	@cat build/seconds
 
 bench: .venv/.bench ## measure every verb and the whole decode step
 	@if nvidia-smi -L > /dev/null 2>&1; then \
@@ -68,8 +69,21 @@ lint: .venv/.test ## check formatting, style and types; change nothing
 clean: ## remove what was built; .venv stays
 	@rm -rf build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .venv/.engine
 
+# $(call timed,PART,COMMAND): how long it takes is one of the lines that `make test` ends with.
+timed = begin=$$(date +%s); $(2) && \
+  printf '%-17s %3d s\n' '$(1)' $$(($$(date +%s) - begin)) >> build/seconds
+
+# $(call in_parts,PROGRAMS): tests of each in three parts, as many at a time as there are cores.
+in_parts = for part in 0 1 2; do printf "$$part %s\n" $(1); done | xargs -P $(CORES) -L 1 sh -c \
+  'GTEST_TOTAL_SHARDS=3 GTEST_SHARD_INDEX=$$0 exec "$$1" --gtest_brief=1'
+CORES = $(shell nproc)
+
+CPP_TESTS = build/cpp/tests/cpp/pariskv_tests --gtest_brief=1
+FAKE = build/cpp/tests/cpp/fake_cuda/pariskv_fake_cuda_tests
+EMULATED = build/cpp/tests/cpp/emulated_cuda/pariskv_emulated_cuda_tests_sm
+
 test-cpp: .venv/.base
-	@mkdir -p build
+	@mkdir -p build && rm -f build/seconds
 	@cmake -S . -B build/cpp -G Ninja -D PARISKV_TESTS=ON -D PARISKV_WERROR=$(WERROR) \
 	  -D PARISKV_CUDA=$(CUDA) -D PARISKV_CUDA_ARCHITECTURES='$(CUDA_ARCH)' \
 	  > build/cpp.log 2>&1 || { cat build/cpp.log; exit 1; }
@@ -77,17 +91,16 @@ test-cpp: .venv/.base
 	@echo "Building the C++ library and its tests ..."
 	@cmake --build build/cpp -- --quiet
 	@if grep -q '^GTest_DIR:PATH=/' build/cpp/CMakeCache.txt; then \
-	  if nvidia-smi -L > /dev/null 2>&1; then build/cpp/tests/cpp/pariskv_tests --gtest_brief=1; else \
+	  if nvidia-smi -L > /dev/null 2>&1; then $(call timed,C++ tests,$(CPP_TESTS)); else \
 	  echo "There is no GPU here: the tests of the CUDA backend are left out."; \
-	  build/cpp/tests/cpp/pariskv_tests --gtest_brief=1 --gtest_filter='-*Cuda*'; fi; fi
-	@fake=build/cpp/tests/cpp/fake_cuda/pariskv_fake_cuda_tests; \
-	  if [ -x $$fake ]; then $$fake --gtest_brief=1; fi
-	@emulated=build/cpp/tests/cpp/emulated_cuda; if [ -d $$emulated ]; then \
-	  find $$emulated -name 'pariskv_emulated_cuda_tests_sm??' | xargs -P 2 -I{} \
-	    env {} --gtest_brief=1; fi
+	  $(call timed,C++ tests,$(CPP_TESTS) --gtest_filter='-*Cuda*'); fi; fi
+	@if [ -x $(FAKE) ]; then $(call timed,fake CUDA,$(call in_parts,$(FAKE))); fi
+	@if [ -x $(EMULATED)90 ]; then \
+	  $(call timed,emulated CUDA,$(call in_parts,$(EMULATED)90 $(EMULATED)80)); fi
 
 test-python: .venv/.test
-	@.venv/bin/python -m pytest
+	@$(call timed,Python tests,.venv/bin/python -m pytest tests/python tests/docs tests/lint)
+	@$(call timed,tests of the bench,.venv/bin/python -m pytest tests/lab)
 
 # Every block of GPU memory on its own, torch's too, so that going beyond one is seen. Only where
 # torch captures a graph it has to keep memory: it cannot ask for some then.

@@ -328,7 +328,7 @@ std::vector<Case> all_cases() {
       make("elements_beyond_32_bits",
            [](Case& c, Config& k) {
              c.device_segment = int64_t{1} << 20;
-             k.query_heads = k.kv_heads = 16, k.head_dim = 256, c.tokens = 600;
+             k.query_heads = k.kv_heads = 16, k.head_dim = 256, c.tokens = 300, c.steps = 2;
            }),
       make("most_rows", [](Case& c, Config& k) { c.tokens = 6000, own(k).top_k = 4096; }),
       make("float16_64_votes_mean",
@@ -388,8 +388,8 @@ std::vector<Case> all_cases() {
            [](Case& c, Config&) { c.batch = 3, c.gap = 3, c.tokens = 700; }),
       make("batch_in_branches",
            [](Case& c, Config& k) {
-             c.device = 0, c.twin = 4, c.batch = 5, c.tokens = 600;
-             k.query_heads = 16, k.kv_heads = 8, k.head_dim = 64;
+             c.device = 0, c.twin = 4, c.batch = 3, c.tokens = 400;
+             k.query_heads = 12, k.kv_heads = 6, k.head_dim = 64;
            }),
       make("flush_and_truncate",
            [](Case& c, Config& k) {
@@ -398,13 +398,13 @@ std::vector<Case> all_cases() {
            }),
       make("replayed",
            [](Case& c, Config& k) {
-             c.replayed = true, c.steps = 40, c.flush_after = 5, c.truncate_after = 20;
+             c.replayed = true, c.steps = 28, c.flush_after = 5, c.truncate_after = 14;
              c.truncate_by = 150, k.update = 8, k.local = 16;
            }),
       make("replayed_votes_in_branches",
            [=](Case& c, Config& k) {
-             c.replayed = true, c.steps = 6, c.device = 4, c.batch = 3, c.tokens = 400, votes(k);
-             k.query_heads = 16, k.kv_heads = 8, k.head_dim = 64, k.update = 8, k.local = 16;
+             c.replayed = true, c.steps = 4, c.device = 4, c.batch = 3, c.tokens = 300, votes(k);
+             k.query_heads = 12, k.kv_heads = 6, k.head_dim = 64, k.update = 8, k.local = 16;
            }),
       make("replayed_into_more_candidates",
            [](Case& c, Config& k) {

@@ -58,7 +58,7 @@ TEST_P(FakeCudaPace, StepsTakeNoPinnedMemoryThemselves) {
   walk.step(GetParam());
   const int64_t before = test::pinned_by_me();
   const int64_t reserved = walk.cache.stats().host_memory.reserved;
-  for (int i = 0; i < 6000; ++i) walk.step(GetParam());
+  for (int i = 0; i < 2000; ++i) walk.step(GetParam());
   EXPECT_EQ(test::pinned_by_me(), before);
   EXPECT_GT(walk.cache.stats().host_memory.reserved, reserved) << "none was needed";
   EXPECT_EQ(test::wrong(), "");
