@@ -5,9 +5,8 @@
  * clusters have their exchanges; nothing is rotated, scored, compared or attended to. It does less
  * than a step where that is simpler: no resident rows and none of the window, no sampled keys, no
  * scales of weights, and nobody waits for the last of the trips that lead to a block's work. It
- * does more in one place: it looks for the threshold twice and for the warps of scans once, where a
- * step guesses the first look's outcome, and of short zones needs no warps. Prints a JSON object a
- * line: microseconds with more and more of it.
+ * does more in one place: it looks for the warps of scans, which a step with a short zone does not
+ * need. Prints a JSON object a line: microseconds with more and more of it.
  */
 #include <cstdio>
 #include <random>
@@ -129,13 +128,8 @@ __global__ void __launch_bounds__(256, 3) scan(const __grid_constant__ Chain cha
 
 __global__ void __maxnreg__(96) estimate(const __grid_constant__ Chain chain) {
   device::let_successor_start();
-  // The first half of the blocks of all heads comes early, as in a step.
-  constexpr int kHalf = kEstimates / 2;
-  const int half = int(blockIdx.x) / (kHeads * kHalf), of_half = int(blockIdx.x) % (kHeads * kHalf);
-  const int head = of_half / kHalf, rank = of_half % kHalf + half * kHalf;
+  const int head = int(blockIdx.x) / kEstimates, rank = int(blockIdx.x) % kEstimates;
   find(chain, 3);
-  const int share = chain.candidates <= 8192 ? kHalf : kEstimates;
-  if (rank >= share) return;
   device::wait_for_flags(chain.scans + head * kScans, kScans, kToken);
   uint32_t sum = 0;
   if (chain.does.candidates) {
@@ -149,15 +143,16 @@ __global__ void __maxnreg__(96) estimate(const __grid_constant__ Chain chain) {
     sum = uint32_t(__ldcg(counts + rank * kCountInts + 272 + int(threadIdx.x) % 8 * 256));
     sum = uint32_t(__syncthreads_or(int(sum)));
     const int64_t keys = int64_t(chain.units) * kUnitKeys;
-    const int64_t first = keys * rank / share / 16 * 16, last = keys * (rank + 1) / share;
+    const int64_t first = keys * rank / kEstimates / 16 * 16;
+    const int64_t last = keys * (rank + 1) / kEstimates;
     for (int64_t i = first + 16 * int64_t(threadIdx.x); i + 16 <= last; i += 16 * 256) {
       const uint4 four = __ldcg(reinterpret_cast<const uint4*>(chain.scores + head * keys + i));
       sum += four.x ^ four.y ^ four.z ^ four.w;
     }
     __syncthreads();
     // Five lanes for a candidate's codes: four pieces of a record, and what lies beside signs.
-    const int begin = int(int64_t(chain.candidates) * rank / share);
-    const int end = int(int64_t(chain.candidates) * (rank + 1) / share);
+    const int begin = int(int64_t(chain.candidates) * rank / kEstimates);
+    const int end = int(int64_t(chain.candidates) * (rank + 1) / kEstimates);
     for (int i = 5 * begin + int(threadIdx.x); i < 5 * end; i += 256) {
       const uint64_t key = (uint64_t(head) << 32 | uint32_t(i / 5)) * 0x9e3779b97f4a7c15u;
       const char* record = chain.records + int64_t(key >> 20) % chain.record_count * kRecordBytes;
@@ -197,8 +192,7 @@ __global__ void __launch_bounds__(256, 1) take(const __grid_constant__ Chain cha
   __syncthreads();
   space.mail.open(cluster);
   __syncthreads();
-  const int share = chain.candidates <= 8192 ? kEstimates / 2 : kEstimates;
-  device::wait_for_flags(chain.estimated + head * kEstimates, share, kToken);
+  device::wait_for_flags(chain.estimated + head * kEstimates, kEstimates, kToken);
   int sum = 0;
   if (chain.does.candidates) {
     const int first = int(int64_t(chain.candidates) * rank / kCluster);

@@ -208,7 +208,6 @@ class Scene {
     call.searchers = shape_.group;
     call.batch = batch_;
     call.heads = batch_ * shape_.kv_heads;
-    call.candidates = candidates_;
     call.lanes = lanes_;
     call.q = {reinterpret_cast<char*>(q_), 32 * 128, 128};
     call.k = {reinterpret_cast<char*>(kv_), 8 * 128, 128};

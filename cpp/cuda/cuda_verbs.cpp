@@ -129,9 +129,6 @@ DecodeCall CudaBackend::call_of(const DecodeArgs& args, const ParisKvRules& rule
   call.batch = args.batch;
   call.heads = args.batch * args.shape.kv_heads;
   call.layer = args.layer;
-  for (int64_t i = 0; i < args.batch; ++i) {
-    call.candidates = std::max(call.candidates, ParisKvPlan::of(args.sequences[i]).candidates);
-  }
   call.lanes = lanes_.as<Lane>();
   call.q = rows_of(args.q);
   call.k = rows_of(args.k);

@@ -22,9 +22,13 @@ namespace {
 constexpr int kClusters = 5;  // of 1, 2, 4, 8 and 16 blocks
 constexpr int kScansPerProcessor = 2;
 constexpr int kEstimatesPerProcessor = 2;
-constexpr int kEstimatesApart = device::kSlices / 2;  // blocks per head, if each has a processor
-constexpr int64_t kFewCandidates = 8192;              // of a head, for these alone
-constexpr int kRehearsing = 8;                        // blocks that bring the code of estimates
+/**
+ * Where all heads have room for kSlices blocks that estimate: half of them, each with a
+ * multiprocessor to itself, instead of all, two to a multiprocessor.
+ */
+constexpr bool kOneEstimateBlockPerSm = false;
+/** Blocks that fetch the code of estimates into the caches while the scan runs; 0: none. */
+constexpr int kRehearsing = 8;
 constexpr int kMostInTurns = 8;       // blocks of a cluster that may have to wait for room
 constexpr int kTakeBytes = 92 << 10;  // two blocks on a processor, or one beside the one before
 
@@ -185,40 +189,20 @@ bool queries_in_pieces(const DecodeCall& call) {
          call.group_rule != GroupRule::kMeanQuery;
 }
 
-/**
- * A launch that does nothing, ahead of the one that counts. The device fetches a kernel's code when
- * it is launched, from memory if need be, but not while it is busy with that of the launch before;
- * who finds none runs at a third of the speed.
- */
-void announce(const void* kernel, DecodeLaunch launch, cudaStream_t stream) {
-  launch.announces = true;
-  Launch(1, 0, stream, 32).early(true).run(kernel, launch, "decode: announce");
-}
-
-/**
- * Where there is room, one launch for few candidates, two for many: a block of the first asks for
- * so much memory that it is alone of its kind on its processor, and one of the second fits beside
- * it, where there is memory for more than one at all.
- */
 void launch_estimates(const DecodeKernels& kernels, const Fit& fit, DecodeLaunch& launch,
                       cudaStream_t stream) {
-  const bool apart = launch.roomy && (launch.scans || launch.share == kEstimatesApart);
-  launch.at_once = apart ? kEstimatesApart : launch.share;
-  const int64_t heads = launch.call.heads, blocks = heads * launch.at_once;
-  // Half of what one block can have: a block takes some besides, so that two find no room.
-  const int alone = apart ? fit.shared_bytes / 2 : 0;
-  const int64_t room = int64_t(fit.multiprocessors) * (apart ? 1 : kEstimatesPerProcessor);
+  const bool alone = launch.ready_flags && kOneEstimateBlockPerSm;
+  if (alone) launch.estimate_blocks /= 2;
+  const int64_t heads = launch.call.heads, blocks = heads * launch.estimate_blocks;
+  // Half of what a block can have: a block takes some besides, so two do not fit.
+  const int bytes = std::max(kernels.estimate_bytes, alone ? fit.shared_bytes / 2 : 0);
+  const int64_t room = int64_t(fit.multiprocessors) * (alone ? 1 : kEstimatesPerProcessor);
   const int64_t most = fit.early ? std::min<int64_t>(kRehearsing, heads) : 0;
   launch.rehearsing = int(std::clamp<int64_t>(room - blocks, 0, most));
-  launch.by_team = device::IndexDivisor::of(launch.at_once);
-  for (int first = 0; first < launch.share; first += launch.at_once) {
-    launch.first_rank = first;
-    Launch(launch.rehearsing + blocks, std::max(kernels.estimate_bytes, first == 0 ? alone : 0),
-           stream)
-        .early(fit.early)
-        .run(kernels.estimate, launch, "decode: estimate");
-    launch.rehearsing = 0;
-  }
+  launch.by_blocks = device::IndexDivisor::of(launch.estimate_blocks);
+  Launch(launch.rehearsing + blocks, bytes, stream)
+      .early(fit.early)
+      .run(kernels.estimate, launch, "decode: estimate");
 }
 
 int resident_bytes(const DecodeKernels& kernels, const ModelShape& shape) {
@@ -246,51 +230,49 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
   };
   DecodeLaunch launch{};
   launch.call = call;
-  launch.team = blocks_per_head(fit, call, device::kMostScans, kScansPerProcessor);
-  launch.share = blocks_per_head(fit, call, device::kSlices, kEstimatesPerProcessor);
-  launch.roomy = fit.early && kernels.take_beside && launch.share == device::kSlices;
-  if (launch.roomy && call.candidates <= kFewCandidates) launch.share = kEstimatesApart;
-  launch.resident = power_within(std::min(launch.share, device::kParts));
+  launch.scan_blocks = blocks_per_head(fit, call, device::kMostScans, kScansPerProcessor);
+  launch.estimate_blocks = blocks_per_head(fit, call, device::kSlices, kEstimatesPerProcessor);
+  launch.ready_flags =
+      fit.early && kernels.take_beside && launch.estimate_blocks == device::kSlices;
+  launch.resident_blocks = power_within(std::min(launch.estimate_blocks, device::kParts));
   launch.stages_queries = queries_in_pieces(call);
   launch.token = next_token();
   launch.scans = runs(kScan);
   launch.estimates = runs(kEstimate);
   launch.segment = device::SegmentDivisor::of(call.shape.segment_tokens);
   launch.by_heads = device::IndexDivisor::of(call.shape.kv_heads);
-  launch.by_team = device::IndexDivisor::of(launch.team);
-  const bool announces = launch.roomy && runs(kScan) && runs(kTake);
+  launch.by_blocks = device::IndexDivisor::of(launch.scan_blocks);
   const int scan_bytes = plan_scan(kernels, fit, launch);
   if (runs(kScan)) {
     if (call.scorer == Scorer::kVotes) {
-      Launch(heads * launch.team, 0, stream).run(kernels.votes, launch, "decode: votes");
+      Launch(heads * launch.scan_blocks, 0, stream).run(kernels.votes, launch, "decode: votes");
     }
     const bool looks = call.scorer == Scorer::kSignNorm && call.searchers > 1;
     if (looks) {
       Launch(heads * kWindowBlocks, 0, stream).run(kernels.window, launch, "decode: window");
     }
-    Launch(heads * launch.team, scan_bytes, stream)
+    Launch(heads * launch.scan_blocks, scan_bytes, stream)
         .early(fit.early && (looks || call.scorer == Scorer::kVotes))
         .run(kernels.scan, launch, "decode: scan");
   }
   if (runs(kEstimate)) {
-    if (announces) announce(kernels.take, launch, stream);
-    launch.by_team = device::IndexDivisor::of(heads);
-    Launch(heads * launch.resident, resident_bytes(kernels, call.shape), stream,
+    launch.by_blocks = device::IndexDivisor::of(heads);
+    Launch(heads * launch.resident_blocks, resident_bytes(kernels, call.shape), stream,
            kernels.resident_threads)
         .early(fit.early && runs(kScan))
-        .run(kernels.resident[device::kParts / launch.resident >= kManyParts], launch,
+        .run(kernels.resident[device::kParts / launch.resident_blocks >= kManyParts], launch,
              "decode: resident rows");
-    if (announces) announce(kernels.estimate, launch, stream);
     launch_estimates(kernels, fit, launch, stream);
   }
   if (runs(kTake)) {
-    launch.team = cluster_size(fit, heads);
+    launch.cluster_size = cluster_size(fit, heads);
     // Of more heads, the rows of some keep the bus busy while others are searched.
-    launch.hurries = call.batch * call.shape.kv_heads * launch.team <= fit.multiprocessors;
+    launch.start_rows_early =
+        call.batch * call.shape.kv_heads * launch.cluster_size <= fit.multiprocessors;
     const int bytes =
         std::max(std::min(kTakeBytes, fit.shared_bytes), kernels.take_space + kernels.take_least);
-    Launch(heads * launch.team, bytes, stream)
-        .clusters_of(launch.team)
+    Launch(heads * launch.cluster_size, bytes, stream)
+        .clusters_of(launch.cluster_size)
         .early(fit.early && runs(kEstimate))
         .run(kernels.take, launch, "decode: take");
   }

@@ -29,9 +29,8 @@ struct EstimateSpace {
   alignas(16) float queries[4][device::EstimateQueries<kWords>::kPitch];  // rotated
   uint8_t samples[int(kSampledKeys)];                                     // scores of this block's
   int first_segment;                                                      // of the zone
-  uint32_t told;  // by which scans, when this block began: a bit each
-  int likely;     // which 16 scores have the threshold
-  int threshold;  // what a candidate scores, at least
+  uint32_t scanned;  // blocks of the scan that were done when this one began: a bit each
+  int threshold;     // what a candidate scores, at least
 };
 
 /** Shared memory after the space: counts of scores, and then codes. */
@@ -76,7 +75,7 @@ struct Estimate {
       device::wait_for_predecessor();
       __syncthreads();
     } else {
-      device::wait_for_flags(block.context.scratch.told, scans(), launch.token);
+      block.context.scratch.flags.await_scanned(scans(), launch.token);
     }
   }
 
@@ -84,12 +83,10 @@ struct Estimate {
    * nothing then, and looks at queries later. */
   __device__ __forceinline__ bool is_late() const {
     const uint32_t needed = ~0u >> (32 - scans());
-    return (space.told & needed) == needed;
+    return (space.scanned & needed) == needed;
   }
 
-  __device__ __forceinline__ int scans() const {
-    return scanning(launch, block.context.zone.template units<kWords>());
-  }
+  __device__ __forceinline__ int scans() const { return launch.scan_blocks; }
 
   /** Finds the candidates of this block's slices; returns how many the head has. Ends with a
    * barrier. */
@@ -98,8 +95,7 @@ struct Estimate {
     const device::Zone& zone = block.context.zone;
     const int scans = this->scans();
     const int sample = score_of_sample();
-    const int coarse = device::find_threshold(block.context.scratch.counts, scans,
-                                              block.context.searched, space.likely, scores);
+    device::find_threshold(block.context.scratch.counts, scans, block.context.searched, scores);
     if (int(threadIdx.x) < int(kSampledKeys)) space.samples[threadIdx.x] = uint8_t(sample);
     const int count = scores.count;
     const int first = device::slice_begin(count, first_slice);
@@ -115,10 +111,7 @@ struct Estimate {
                              candidates[index] = offset;
                              if (index - first < kListed) space.offsets[index - first] = offset;
                            });
-    if (rank == 0 && threadIdx.x == 0) {
-      *block.context.scratch.candidate_count = count;
-      block.context.scratch.likely() = coarse;
-    }
+    if (rank == 0 && threadIdx.x == 0) *block.context.scratch.candidate_count = count;
     if (threadIdx.x == 0) space.threshold = scores.threshold;
     device::ptx::cp_async_wait_group<0>();  // addresses of segments
     __syncthreads();
@@ -313,23 +306,17 @@ struct Estimate {
       estimate(candidates, from, x, queries, levels, gather, log_weight, late);
       if (rehearses) break;
     }
-    tell();
+    set_flag();
   }
 
   /**
-   * Tells the last kernel, which then knows of resident rows as well: blocks of the first launch
-   * have waited for them. Whoever ends has waited: else the kernel might end before the one that it
-   * follows.
+   * Sets this block's flag. First it waits for the kernel of the resident rows, so the flags of all
+   * blocks also say that these are attended to.
    */
-  __device__ __forceinline__ void tell() const {
-    const bool first = launch.first_rank == 0;
-    if (first) device::wait_for_predecessor();
-    if (rehearses) return;
-    if (launch.roomy) {
-      device::store_release_after_block(block.context.scratch.told_of_estimates() + rank,
-                                        launch.token);
-    }
-    if (!first) device::wait_for_predecessor();
+  __device__ __forceinline__ void set_flag() const {
+    device::wait_for_predecessor();
+    if (rehearses || !launch.ready_flags) return;
+    block.context.scratch.flags.set_estimated(rank, launch.token);
   }
 };
 
@@ -339,43 +326,36 @@ __global__ void __maxnreg__(kRegistersBesideScan<kWords>)
   extern __shared__ __align__(128) unsigned char shared[];
   static_assert(sizeof(EstimateSpace<kWords>) + 128 + kEstimateBytes<kWords> <= kLeastSharedBytes);
   auto& space = *reinterpret_cast<EstimateSpace<kWords>*>(shared);
-  if (launch.announces) return device::pass_on();
   // Blocks that are there first and have nothing to do bring the code for the others.
   const bool rehearses = int(blockIdx.x) < launch.rehearsing;
   const int index = int(blockIdx.x) - (rehearses ? 0 : launch.rehearsing);
-  const int head = rehearses ? index : int(launch.by_team(index));
-  const int rank = rehearses ? 0 : launch.first_rank + index - head * launch.at_once;
-  // A launch at the heels of another one does not have its code brought.
-  const bool last = launch.roomy && launch.first_rank + launch.at_once == launch.share;
-  if (!last) device::let_successor_start();
+  const int head = rehearses ? index : int(launch.by_blocks(index));
+  const int rank = rehearses ? 0 : index - head * launch.estimate_blocks;
+  // A launch fetches its kernel's code, unless another launch was just before it: so the last
+  // kernel's comes later, where it would come at once.
+  if (!launch.ready_flags) device::let_successor_start();
   const auto look = [&](const Lane& lane, int head) {
-    static_assert(device::kMostScans == 32, "a lane for each");
-    const char* scratch = lane.scratch + head * lane.at.bytes;
-    const auto* words = reinterpret_cast<const uint32_t*>(scratch + lane.at.told);
-    const bool told =
-        launch.scans && device::load_acquire(words + device::lane_id()) == launch.token;
-    const uint32_t all = __ballot_sync(~0u, told);
-    if (device::lane_id() > 0) return;
-    space.told = all;
-    // By one thread: another block may be about to replace it.
-    const auto* counted = reinterpret_cast<const int32_t*>(scratch + lane.at.candidate_count);
-    space.likely = __ldcg(counted + kLikely);
+    char* scratch = lane.scratch + head * lane.at.bytes;
+    const ReadyFlags flags{reinterpret_cast<uint32_t*>(scratch + lane.at.flags)};
+    const uint32_t scanned = launch.scans ? flags.scanned(launch.token) : 0;
+    if (device::lane_id() == 0) space.scanned = scanned;
   };
   if (!find_context<Element>(
           launch, uint32_t(head), space.context, [](const SequenceView&, int) {}, look)) {
     return device::wait_for_predecessor();
   }
   __syncthreads();
-  if (last) device::let_successor_start();
+  if (launch.ready_flags) device::let_successor_start();
   const HeadBlock<Element, kWords> block{launch.call, space.context};
   if (!block.searches()) return device::wait_for_predecessor();
-  const Estimate<Element, kWords> estimate{launch,
-                                           space,
-                                           block,
-                                           rank,
-                                           share_begin(device::kSlices, rank, launch.share),
-                                           share_begin(device::kSlices, rank + 1, launch.share),
-                                           rehearses};
+  const Estimate<Element, kWords> estimate{
+      launch,
+      space,
+      block,
+      rank,
+      share_begin(device::kSlices, rank, launch.estimate_blocks),
+      share_begin(device::kSlices, rank + 1, launch.estimate_blocks),
+      rehearses};
   estimate.load_segments();
   estimate.run();
 }

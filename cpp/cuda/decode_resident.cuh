@@ -103,14 +103,14 @@ __global__ void __maxnreg__(kRegistersBesideScan<kWords>)
   __shared__ HeadContext context;
   __shared__ uint64_t barriers[device::kMostSlots];
   // The first blocks of all heads come first: they start beside the scan.
-  const uint32_t team = uint32_t(launch.resident), rank = launch.by_team(int(blockIdx.x));
+  const uint32_t rank = launch.by_blocks(int(blockIdx.x));
   const uint32_t index = blockIdx.x - rank * uint32_t(launch.call.heads);
   device::let_successor_start();
   if (find_context<Element>(launch, index, context)) {
     __syncthreads();
     const HeadBlock<Element, kWords> block{launch.call, context};
     Resident<Element, kWords, kMany>{
-        block, {int(team), int(rank)}, reinterpret_cast<char*>(shared), barriers}
+        block, {launch.resident_blocks, int(rank)}, reinterpret_cast<char*>(shared), barriers}
         .attend();
   }
   // One that ends after the scan is enough: until then this kernel has not ended.

@@ -1,11 +1,11 @@
 /**
  * Which rows a block of the last kernel attends to: those selected among its candidates. Where they
  * lie is looked up for the first candidates of every lane, while it is found out what they are
- * worth; and rows that are selected for certain set out while the last ones are still being decided
- * on.
+ * worth.
  */
 #pragma once
 
+#include "decode_early_rows.cuh"
 #include "decode_space.cuh"
 #include "device/row_cache.cuh"
 #include "device/topk.cuh"
@@ -14,31 +14,16 @@ namespace pariskv::cuda {
 
 static_assert(kCacheWays == device::kWays);
 
-/** Rows that are listed in shared memory, where a block attends to no more. */
-constexpr int kListedRows = 512;
-/** Room for rows that set out early, and how many have room at most. */
-constexpr int kEarlyBytes = 8192;
-constexpr int kEarlyRows = 32;
 /** Candidates of a lane that are looked up ahead. */
 constexpr int kLookedUp = device::kKept;
-static_assert(kLookedUp <= 4 && kEarlyRows < 256, "early_ has a byte for each");
+static_assert(kLookedUp <= 4, "early_ has a byte for each");
 
 /** Of a block, in shared memory. */
 struct RowSpace {
   device::RowCache cache;
   device::SelectedRow list[kListedRows];
   int begins[device::kParts + 1];  // of this block's parts, and the end of the last one
-  uint64_t early_there;            // a barrier
-  int early;                       // rows that have set out, or found no room
-  device::SelectedRow early_list[kEarlyRows];
-  uint8_t places[kListedRows];  // of listed rows: where among the early ones they are, plus 1
-  alignas(128) char early_rows[kEarlyBytes];
-
-  /** By one thread, before what makes barriers known to the copy engine. */
-  __device__ __forceinline__ void open() {
-    device::ptx::mbarrier_init(&early_there, 1);
-    early = 0;
-  }
+  EarlyRows early;
 };
 
 /** What a head's row cache has. While a step is explained there is none: it leaves no trace. */
@@ -83,14 +68,12 @@ struct SelectedRows {
     return reinterpret_cast<const char*>(rows[i].address);
   }
   __device__ __forceinline__ bool is_placed(int i) const {
-    return device::kBulkCopies && listed && space.places[i] > 0;
+    return listed && space.early.is_placed(i);
   }
   __device__ __forceinline__ const char* placed(int i) const {
-    return space.early_rows + (space.places[i] - 1) * row_bytes;
+    return space.early.row(i, row_bytes);
   }
-  __device__ __forceinline__ void await_placed() const {
-    if (device::kBulkCopies) device::wait(&space.early_there, 0);
-  }
+  __device__ __forceinline__ void await_placed() const { space.early.wait(); }
 };
 
 template <typename Element, int kWords>
@@ -129,11 +112,9 @@ class RowList {
     }
   }
 
-  /** Rows that pass for certain set out, as many as there is room for. */
+  /** Rows that pass for certain start, as many as there is room for. */
   __device__ __forceinline__ void start_early(const bool (&passes)[kLookedUp]) {
     if (!device::kBulkCopies) return;
-    const int bytes = block_.context.shape.row_bytes;
-    const int room = min(kEarlyBytes / bytes, kEarlyRows);
     uint32_t passing = 0;  // a bit for each turn
 #pragma unroll
     for (int turn = 0; turn < kLookedUp; ++turn) passing |= uint32_t(passes[turn]) << turn;
@@ -143,17 +124,12 @@ class RowList {
       const int offset = offsets_[0];
       const char* segment = segments_[0];
       if (passing >> turn & 1) {
-        const int place = atomicAdd(&space_.early, 1);
-        if (place < room) {
+        const int place = space_.early.start(block_.context.shape.row_bytes, [&] {
           device::SelectedRow row = row_of(first_ + mine_.key(turn), offset, segment);
           ask_cache(row);
-          char* to = space_.early_rows + place * bytes;
-          device::RowCopies::expect(&space_.early_there, uint32_t(bytes));
-          device::RowCopies::start(to, reinterpret_cast<const char*>(row.address), uint32_t(bytes),
-                                   &space_.early_there);
-          space_.early_list[place] = row;
-          early_ |= uint32_t(place + 1) << 8 * turn;
-        }
+          return row;
+        });
+        early_ |= uint32_t(place) << 8 * turn;
       }
 #pragma unroll
       for (int i = 0; i + 1 < kLookedUp; ++i) {
@@ -175,8 +151,8 @@ class RowList {
       if (turn == other) offset = offsets_[other], segment = segments_[other];
     }
     const int place = turn < kLookedUp ? int(early_ >> 8 * turn & 255) : 0;
-    space_.places[at] = uint8_t(place);
-    space_.list[at] = place > 0          ? space_.early_list[place - 1]
+    space_.early.note(at, place);
+    space_.list[at] = place > 0          ? space_.early.list[place - 1]
                       : turn < kLookedUp ? row_of(candidate, offset, segment)
                                          : row_of(candidate);
   }
@@ -207,7 +183,7 @@ class RowList {
       if (i < rows && !addresses().is_placed(i)) ask_cache(list_[i]);
     }
     device::ptx::fence_proxy_async_shared();
-    if (device::kBulkCopies && threadIdx.x == 0) device::ptx::mbarrier_arrive(&space_.early_there);
+    if (threadIdx.x == 0) space_.early.close();
     __syncthreads();
   }
 

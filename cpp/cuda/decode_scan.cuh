@@ -154,10 +154,8 @@ struct Scan {
   __device__ __forceinline__ void run() const {
     const device::Zone& zone = block.context.zone;
     const int units = zone.template units<kWords>();
-    const int team = scanning(launch, units);
-    if (rank >= team) return;  // others of the head wait for the kernel before
-    const int first = share_begin(units, rank, team);
-    const int count = share_begin(units, rank + 1, team) - first;
+    const int first = share_begin(units, rank, launch.scan_blocks);
+    const int count = share_begin(units, rank + 1, launch.scan_blocks) - first;
     const int warp = device::kept_warp();
     const int begin = device::uniform(first + device::warp_begin(count, warp));
     const int end = device::uniform(first + device::warp_begin(count, warp + 1));
@@ -172,7 +170,7 @@ struct Scan {
     __syncwarp();
     const HeadScratch& scratch = block.context.scratch;
     device::write_counts(space.histogram, scratch.counts + rank);
-    device::store_release_after_block(scratch.told + rank, launch.token);
+    scratch.flags.set_scanned(rank, launch.token);
     device::wait_for_predecessor();
   }
 };
@@ -182,7 +180,8 @@ __global__ void __launch_bounds__(device::kThreads, 3)
     scan_kernel(const __grid_constant__ DecodeLaunch launch) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& space = *reinterpret_cast<ScanSpace<kWords>*>(shared);
-  const uint32_t index = launch.by_team(int(blockIdx.x)), rank = blockIdx.x - index * launch.team;
+  const uint32_t index = launch.by_blocks(int(blockIdx.x));
+  const uint32_t rank = blockIdx.x - index * uint32_t(launch.scan_blocks);
   device::let_successor_start();
   stage_queries<Element>(launch, index, space.queries);
   const auto look = [&](const Lane& lane, int head) {
@@ -212,8 +211,8 @@ __global__ void __launch_bounds__(device::kThreads)
   __shared__ device::Queries<kWords> queries;
   __shared__ HeadContext context;
   device::let_successor_start();
-  const uint32_t team = uint32_t(launch.team), index = launch.by_team(int(blockIdx.x));
-  const uint32_t rank = blockIdx.x - index * team;
+  const uint32_t blocks = uint32_t(launch.scan_blocks);
+  const uint32_t index = launch.by_blocks(int(blockIdx.x)), rank = blockIdx.x - index * blocks;
   if (!find_context<Element>(launch, index, context)) return;
   __syncthreads();
   const HeadBlock<Element, kWords> block{launch.call, context};
@@ -226,7 +225,7 @@ __global__ void __launch_bounds__(device::kThreads)
     const int tasks = min(block.searchers() - from, device::kQueries<kWords>) * kSubspaces;
 #pragma unroll 1
     for (int task = int(rank) * device::kWarps + device::warp_id(); task < tasks;
-         task += int(team) * device::kWarps) {
+         task += int(blocks) * device::kWarps) {
       const int slot = task / kSubspaces, subspace = task % kSubspaces;
       uint8_t* table = context.scratch.votes + (int64_t(from) * kSubspaces + task) * 256;
       if (queries.whole[slot]) {

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "codec/head_scale.h"
+#include "decode_flags.cuh"
 #include "device/attend.cuh"
 #include "device/rerank.cuh"
 #include "device/signal.cuh"
@@ -18,23 +19,18 @@ namespace pariskv::cuda {
 /** One launch of one of the kernels. */
 struct DecodeLaunch {
   DecodeCall call;
-  int team;               // blocks per kv head: of a scan, or the cluster that takes rows
-  int share;              // blocks per kv head that estimate
-  int at_once;            // of them, by one launch
-  int first_rank;         // among them, of this launch's first block of a head
-  int resident;           // blocks per kv head for resident rows
-  int rehearsing;         // blocks besides, ahead of those
+  int scan_blocks, estimate_blocks, resident_blocks;  // per kv head
+  int cluster_size;                                   // of the last kernel: a cluster per kv head
+  int rehearsing;         // blocks that estimate nothing, ahead of the ones that do
   uint32_t token;         // of this step
   bool scans, estimates;  // what it has
-  bool announces;         // does nothing: its kernel's code is to be at hand for a later launch
-  // Of each launch that estimates a processor has one block, beside those of other kernels; and the
-  // last kernel waits for their words.
-  bool roomy;
-  bool stages_queries;  // scans ask for queries, in pieces of 16 bytes, before anything else
-  bool hurries;         // rows that pass for certain set out while others are being decided on
+  bool ready_flags;       // blocks that estimate set flags, for which the last kernel waits
+  bool stages_queries;    // scans ask for queries, in pieces of 16 bytes, before anything else
+  bool
+      start_rows_early;  // rows that are certain to be selected set out before the others are known
   device::SegmentDivisor segment;  // by its tokens
   device::IndexDivisor by_heads;   // by kv heads
-  device::IndexDivisor by_team;    // by what tells the heads of this launch's blocks apart
+  device::IndexDivisor by_blocks;  // by what tells the heads of this launch's blocks apart
   int packed;                      // of a scan by votes: four searchers at a time
   int shared_bytes;                // that a block has
 };
@@ -48,19 +44,14 @@ constexpr int kRegistersBesideScan = kWords == 16  ? 240
 
 /** Blocks that look at the window of a kv head. */
 constexpr int kWindowBlocks = device::kWindowRows * device::kRowLanes / device::kThreads;
-/** Words by which the blocks of a head tell later ones that they are done. */
-constexpr int kTold = device::kMostScans + device::kSlices;
-
-/** Where, counted from the candidate count, there is what is likely to have the threshold. */
-constexpr int kLikely = 1;
 
 /** The scratch of one head of one lane: the arrays of ScratchLayout, in its order. */
 struct HeadScratch {
   uint8_t* scores;
   device::ScanCounts* counts;  // (kMostScans)
-  uint32_t* told;              // (kTold) of scans, then of estimates
-  device::Mass* masses;        // (kSlices, group)
-  uint64_t* windows;           // (group, kWindowRows) logits in steps, and by what they are told
+  ReadyFlags flags;
+  device::Mass* masses;  // (kSlices, group)
+  uint64_t* windows;     // (group, kWindowRows) logits in steps, the token above
   uint8_t* votes;
   int32_t* candidates;
   float* estimates;
@@ -68,16 +59,10 @@ struct HeadScratch {
   int32_t* selected;
   device::SelectedRow* rows;
   int32_t* selected_count;
-  int32_t* candidate_count;  // and what `likely` is
+  int32_t* candidate_count;
   float* resident;
   float* fetched;
   int64_t candidate_capacity;
-
-  /** Which 16 scores had the threshold in the step before. */
-  __device__ __forceinline__ int32_t& likely() const { return candidate_count[kLikely]; }
-  __device__ __forceinline__ uint32_t* told_of_estimates() const {
-    return told + device::kMostScans;
-  }
 };
 static_assert(sizeof(HeadScratch) == (kScratchArrays + 1) * sizeof(void*));
 
@@ -129,7 +114,7 @@ inline ScratchLayout layout_scratch(const ModelShape& shape, int64_t searchers, 
   // The zone may begin within the first alignment, and is scored in units of it.
   at.scores = take((zone_capacity + 2 * kScoreAlignment) / kScoreAlignment * kScoreAlignment);
   at.counts = take(device::kMostScans * int64_t(sizeof(device::ScanCounts)));
-  at.told = take(kTold * 4);
+  at.flags = take(ReadyFlags::kCount * 4);
   at.masses = take(device::kSlices * shape.group * 8);
   at.windows = take(shape.group * device::kWindowRows * 8);
   at.votes = take(votes ? searchers * shape.rotated_dim / kSubspaceDim * 256 : 0);
@@ -139,7 +124,7 @@ inline ScratchLayout layout_scratch(const ModelShape& shape, int64_t searchers, 
   at.selected = take(rows * 4);
   at.rows = take(rows * int64_t(sizeof(device::SelectedRow)));
   at.selected_count = take(4);
-  at.candidate_count = take(8);
+  at.candidate_count = take(4);
   at.resident = take(parts * 4);
   at.fetched = take(parts * 4);
   at.bytes = bytes;
@@ -177,16 +162,6 @@ __device__ __forceinline__ void fill_context(const DecodeLaunch& launch, const S
                   int(view.zone_end)};
   context.shape = {int(model.rows.key_dim), int(model.rows.value_dim), int(model.group),
                    int(model.rows.bytes()), launch.call.logits.scale,  launch.call.logits.softcap};
-}
-
-/**
- * Blocks that scan a zone of so many units. Of a short one half of them leave at once, and those
- * that estimate find room.
- */
-__device__ __forceinline__ int scanning(const DecodeLaunch& launch, int units) {
-  constexpr int kFew = 2;  // units of a warp
-  const int half = launch.team / 2;
-  return launch.roomy && units <= half * device::kWarps * kFew ? half : launch.team;
 }
 
 /** A block at work for one head: what all kernels share. */

@@ -101,7 +101,7 @@ struct Take {
     if (candidates > block.call.top_k) {
       cut = device::find_top_k(cluster, count, int(block.call.top_k), key_of, space.top_k,
                                [&](const bool (&passes)[device::kKept]) {
-                                 if (launch.hurries) list.start_early(passes);
+                                 if (launch.start_rows_early) list.start_early(passes);
                                });
     } else {
       cluster.sync();  // as find_top_k: all blocks know of the estimates
@@ -137,17 +137,17 @@ struct Take {
                              sends_parts()};
     attention.start();
     bring_resident_parts();
-    forget_words();
+    clear_flags();
     attention.finish(block.queries(), block.call.q.stride_j, parts, merge);
     if (!parts.sends) cluster.sync();
   }
 
-  /** By which earlier kernels told of what they did: so that a graph can be replayed. */
-  __device__ __forceinline__ void forget_words() const {
+  /** All of the head's flags. */
+  __device__ __forceinline__ void clear_flags() const {
     const HeadScratch& scratch = block.context.scratch;
     const int mine = device::kThreads * cluster.rank + int(threadIdx.x);
     const int all = device::kThreads * cluster.size;
-    for (int i = mine; i < kTold; i += all) scratch.told[i] = 0;
+    scratch.flags.clear(mine, all);
     const int windows = block.context.shape.group * device::kWindowRows;
     for (int i = mine; i < windows; i += all) scratch.windows[i] = 0;
   }
@@ -244,8 +244,8 @@ struct Take {
 
   /** Until all is there that earlier kernels leave. */
   __device__ __forceinline__ void await_estimates() const {
-    if (launch.roomy && launch.estimates && block.searches()) {
-      device::wait_for_flags(block.context.scratch.told_of_estimates(), launch.share, launch.token);
+    if (launch.ready_flags && launch.estimates && block.searches()) {
+      block.context.scratch.flags.await_estimated(launch.estimate_blocks, launch.token);
     } else {
       device::wait_for_predecessor();
     }
@@ -285,15 +285,14 @@ __global__ void __launch_bounds__(device::kThreads, 1)
     take_kernel(const __grid_constant__ DecodeLaunch launch) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& space = *reinterpret_cast<TakeSpace<kWords>*>(shared);
-  if (launch.announces) return device::pass_on();
-  const int size = launch.team, rank = int(blockIdx.x) & (size - 1);  // a power of two
+  const int size = launch.cluster_size, rank = int(blockIdx.x) & (size - 1);  // a power of two
   if (!find_context<Element>(launch, blockIdx.x >> device::log2_of_power(size), space.context,
                              [&](const SequenceView& view, int head) {
                                space.rows.cache = row_cache_of<Element>(launch.call, view, head);
                              })) {
     return device::wait_for_predecessor();
   }
-  if (threadIdx.x == 0) space.rows.open();
+  if (threadIdx.x == 0) space.rows.early.open();
   device::init_row_barriers(space.slots);
   __syncthreads();
   space.rows.cache.prefetch(rank, size);

@@ -86,13 +86,12 @@ struct DecodeCall {
   int64_t first_head, heads;  // of the batch's, row by row: those of this launch; others may be at
                               // work as well
   int64_t layer;
-  int64_t candidates;  // most of a sequence, as the host knows it: a recorded step may find more
-  const Lane* lanes;   // (batch), in device memory
-  Rows q;              // (batch, query_heads, key_dim)
-  Rows k, v;   // (batch, heads, key_dim or value_dim): the new token, at total - 1; data null:
-               // none, all rows are in the store
-  Rows out;    // (batch, query_heads, value_dim); data null: not wanted
-  float* lse;  // (batch, query_heads) `lse_stride` apart; null: not wanted
+  const Lane* lanes;  // (batch), in device memory
+  Rows q;             // (batch, query_heads, key_dim)
+  Rows k, v;          // (batch, heads, key_dim or value_dim): the new token, at total - 1; data
+                      // null: none, all rows are in the store
+  Rows out;           // (batch, query_heads, value_dim); data null: not wanted
+  float* lse;         // (batch, query_heads) `lse_stride` apart; null: not wanted
   int64_t lse_stride;
   Logits logits;              // sink_bias in device memory
   int64_t* counters;          // DecodeCounts, added to

@@ -41,11 +41,6 @@ __device__ __forceinline__ int warp_begin(int count, int warp) {
 __device__ __forceinline__ void wait_for_predecessor() { ptx::griddepcontrol_wait(); }
 /** Lets the next kernel take its place on the device; it waits for our work by itself. */
 __device__ __forceinline__ void let_successor_start() { ptx::griddepcontrol_launch_dependents(); }
-/** What a kernel does that has nothing to do. */
-__device__ __forceinline__ void pass_on() {
-  let_successor_start();
-  wait_for_predecessor();
-}
 
 __device__ __forceinline__ int lane_id() { return int(threadIdx.x % 32); }
 __device__ __forceinline__ int warp_id() { return int(threadIdx.x / 32); }

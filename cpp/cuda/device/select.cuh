@@ -181,29 +181,18 @@ __device__ __forceinline__ int sum_scans(const int (*sums)[kFine]) {
 /**
  * The highest threshold that leaves enough; score 0 marks unusable keys and never passes. Ties are
  * taken from the lowest index on. All threads; ends with a barrier.
- * @param likely  a guess, of any quality: which 16 scores have the threshold. A good one spares a
- *                trip to memory.
- * @return the truth about that
  */
-__device__ __forceinline__ int find_threshold(const ScanCounts* counts, int scans, int wanted,
-                                              int likely, ScoreSpace& space) {
-  likely &= kFine - 1;
-  const int2 pair = load_scans(counts->coarse, scans);
-  const int2 likely_pair = load_scans(counts->at_least + kFine * likely, scans);
-  keep_scans(pair, space.counts[0], space.sums[0]);
-  keep_scans(likely_pair, space.counts[1], space.sums[1]);
+__device__ __forceinline__ void find_threshold(const ScanCounts* counts, int scans, int wanted,
+                                               ScoreSpace& space) {
+  keep_scans(load_scans(counts->coarse, scans), space.counts[0], space.sums[0]);
   __syncthreads();
   // Every warp finds the same.
   int sum = sum_scans(space.sums[0]);
   const int coarse = 31 - __clz(__ballot_sync(~0u, lane_id() < kFine && sum >= wanted) | 1);
   const int next_sum = __shfl_sync(~0u, sum, coarse + 1);
   const int next = coarse + 1 < kFine ? next_sum : 0;  // scores of the next 16 on
-  if (coarse != likely) {
-    __syncthreads();
-    keep_scans(load_scans(counts->at_least + kFine * coarse, scans), space.counts[1],
-               space.sums[1]);
-    __syncthreads();
-  }
+  keep_scans(load_scans(counts->at_least + kFine * coarse, scans), space.counts[1], space.sums[1]);
+  __syncthreads();
   sum = sum_scans(space.sums[1]);
   int fine = 31 - __clz(__ballot_sync(~0u, lane_id() < kFine && sum >= wanted) | 1);
   if (coarse == 0 && fine == 0) fine = 1;
@@ -225,7 +214,6 @@ __device__ __forceinline__ int find_threshold(const ScanCounts* counts, int scan
     }
   }
   __syncthreads();
-  return coarse;
 }
 
 /** Some scores of a head among which candidates lie, and how many lie before them. */
