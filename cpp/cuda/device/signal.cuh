@@ -1,13 +1,18 @@
 /**
- * Release and acquire at GPU scope: what a flag in global memory is made of. Which flags there are
- * between the kernels of a decode step, and who sets, awaits and clears them, is in
- * decode_flags.cuh.
+ * What kernels that run at the same time tell one another: programmatic dependent launch, and flags
+ * in global memory by release and acquire. Which flags the kernels of a decode step have is in
+ * pariskv/decode/flags.cuh.
  */
 #pragma once
 
 #include "device/ptx.cuh"
 
 namespace pariskv::cuda::device {
+
+/** A kernel that was launched early waits here for the work of the one before it. */
+__device__ __forceinline__ void wait_for_predecessor() { ptx::griddepcontrol_wait(); }
+/** Lets the next kernel take its place on the device; it waits for our work by itself. */
+__device__ __forceinline__ void let_successor_start() { ptx::griddepcontrol_launch_dependents(); }
 
 /** What this thread has written, or knows to be written, is visible to the flag's readers. */
 __device__ __forceinline__ void store_release(uint32_t* flag, uint32_t value) {
