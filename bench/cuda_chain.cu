@@ -5,9 +5,8 @@
  * clusters have their exchanges; nothing is rotated, scored, compared or attended to. It does less
  * than a step where that is simpler: no resident rows and none of the window, no sampled keys, no
  * scales of weights, and nobody waits for the last of the trips that lead to a block's work. It
- * does more in one place: it looks for the threshold twice and for the warps of scans once, where a
- * step guesses the first look's outcome, and of short zones needs no warps. Prints a JSON object a
- * line: microseconds with more and more of it.
+ * does more in one place: it looks for the warps that scored, which a step with a short zone does
+ * not need. Prints a JSON object a line: microseconds with more and more of it.
  */
 #include <cstdio>
 #include <random>
@@ -17,8 +16,13 @@
 
 #include "codec/schedule.h"
 #include "cuda_programs.h"
-#include "decode_take.cuh"
+#include "device/mailbox.cuh"
+#include "device/signal.cuh"
 #include "pariskv/config.h"
+#include "pariskv/decode/attend/parts.cuh"
+#include "pariskv/decode/score/counts.cuh"
+#include "pariskv/decode/score/ring.cuh"
+#include "pariskv/decode/window/kernel.cuh"
 #include "pinned.h"
 #include "runtime.h"
 
@@ -29,17 +33,17 @@ namespace {
 constexpr int kHeads = 8;
 // Blocks of a head, and what they leave, are the engine's.
 constexpr int kWindows = kWindowBlocks;
-constexpr int kScans = device::kMostScans;
-constexpr int kEstimates = device::kSlices;
+constexpr int kScoreBlocks = device::kMostScoreBlocks;
+constexpr int kRerankBlocks = device::kSlices;
 constexpr int kCluster = device::kMaxCluster;
 constexpr int kUnitKeys = device::kUnitKeys<4>, kUnitBytes = device::kUnitBytes<4>;
 constexpr int kStages = device::kStages<4>;
-constexpr int kCountInts = int(sizeof(device::ScanCounts) / sizeof(int32_t));
+constexpr int kCountInts = int(sizeof(device::ScoreCounts) / sizeof(int32_t));
 constexpr int kPartFloats = device::kSentFloats, kTasks = 16;  // of a head's attention
 constexpr int kRows = 100, kRowBytes = 512;
 constexpr int kRecordBytes = 64;
 constexpr int64_t kHostBytes = int64_t{512} << 20;
-constexpr int kTakeBytes = 92 << 10;
+constexpr int kAttendBytes = 92 << 10;
 
 /** What is done besides launching and telling. */
 struct Does {
@@ -58,13 +62,13 @@ struct Chain {
   const Hop* hops;        // where every block begins to look for what it works on
   const char* keys;       // (heads, units, kUnitBytes)
   uint8_t* scores;        // (heads, keys)
-  int* counts;            // (heads, kScans, kCountInts)
+  int* counts;            // (heads, kScoreBlocks, kCountInts)
   const char* records;    // of all keys of all heads
   int64_t record_count;
   float* estimates;                       // (heads, candidates, 4)
   const char* const* rows;                // (heads, kRows) in host memory
   float* out;                             // (heads, kTasks, 32)
-  uint32_t *windows, *scans, *estimated;  // words, by head and block
+  uint32_t *windows, *scored, *reranked;  // words, by head and block
 };
 
 constexpr uint32_t kToken = 1;
@@ -85,18 +89,18 @@ __global__ void __launch_bounds__(256) look(const __grid_constant__ Chain chain)
   device::store_release_after_block(chain.windows + blockIdx.x, kToken);
 }
 
-__global__ void __launch_bounds__(256, 3) scan(const __grid_constant__ Chain chain) {
+__global__ void __launch_bounds__(256, 3) score(const __grid_constant__ Chain chain) {
   using Copies = device::WarpCopies<device::kBulkCopies>;
   extern __shared__ __align__(128) char stages[];
   __shared__ uint64_t barriers[device::kWarps][kStages];
   device::let_successor_start();
-  const int head = int(blockIdx.x) / kScans, rank = int(blockIdx.x) % kScans;
+  const int head = int(blockIdx.x) / kScoreBlocks, rank = int(blockIdx.x) % kScoreBlocks;
   const int warp = __shfl_sync(~0u, device::warp_id(), 0), lane = device::lane_id();
   find(chain, 3);
   if (lane < kStages) device::ptx::mbarrier_init(&barriers[warp][lane], Copies::kArrivals);
   device::ptx::fence_proxy_async_shared();
   __syncwarp();
-  const int team = device::kWarps * kScans, mine = rank * device::kWarps + warp;
+  const int team = device::kWarps * kScoreBlocks, mine = rank * device::kWarps + warp;
   const int begin = int(int64_t(chain.units) * mine / team);
   const int end = chain.does.keys ? int(int64_t(chain.units) * (mine + 1) / team) : begin;
   char* own = stages + warp * kStages * kUnitBytes;
@@ -123,24 +127,19 @@ __global__ void __launch_bounds__(256, 3) scan(const __grid_constant__ Chain cha
   __syncthreads();
   int* counts = chain.counts + int64_t(blockIdx.x) * kCountInts;
   for (int i = int(threadIdx.x); chain.does.keys && i < kCountInts; i += 256) counts[i] = i;
-  device::store_release_after_block(chain.scans + blockIdx.x, kToken);
+  device::store_release_after_block(chain.scored + blockIdx.x, kToken);
   device::wait_for_predecessor();
 }
 
-__global__ void __maxnreg__(96) estimate(const __grid_constant__ Chain chain) {
+__global__ void __maxnreg__(96) rerank(const __grid_constant__ Chain chain) {
   device::let_successor_start();
-  // The first half of the blocks of all heads comes early, as in a step.
-  constexpr int kHalf = kEstimates / 2;
-  const int half = int(blockIdx.x) / (kHeads * kHalf), of_half = int(blockIdx.x) % (kHeads * kHalf);
-  const int head = of_half / kHalf, rank = of_half % kHalf + half * kHalf;
+  const int head = int(blockIdx.x) / kRerankBlocks, rank = int(blockIdx.x) % kRerankBlocks;
   find(chain, 3);
-  const int share = chain.candidates <= 8192 ? kHalf : kEstimates;
-  if (rank >= share) return;
-  device::wait_for_flags(chain.scans + head * kScans, kScans, kToken);
+  device::wait_for_flags(chain.scored + head * kScoreBlocks, kScoreBlocks, kToken);
   uint32_t sum = 0;
   if (chain.does.candidates) {
-    // The threshold in two looks, then the warps of scans, then their scores.
-    const int* counts = chain.counts + int64_t(head) * kScans * kCountInts;
+    // The threshold in two looks, then the warps that scored, then their scores.
+    const int* counts = chain.counts + int64_t(head) * kScoreBlocks * kCountInts;
     const int scans = int(threadIdx.x) / 8, two = 2 * (int(threadIdx.x) % 8);
     for (int look = 0, at = 256; look < 2; ++look) {
       at = __ldcg(counts + scans * kCountInts + at % kCountInts / 16 * 16 + two);
@@ -149,15 +148,16 @@ __global__ void __maxnreg__(96) estimate(const __grid_constant__ Chain chain) {
     sum = uint32_t(__ldcg(counts + rank * kCountInts + 272 + int(threadIdx.x) % 8 * 256));
     sum = uint32_t(__syncthreads_or(int(sum)));
     const int64_t keys = int64_t(chain.units) * kUnitKeys;
-    const int64_t first = keys * rank / share / 16 * 16, last = keys * (rank + 1) / share;
+    const int64_t first = keys * rank / kRerankBlocks / 16 * 16;
+    const int64_t last = keys * (rank + 1) / kRerankBlocks;
     for (int64_t i = first + 16 * int64_t(threadIdx.x); i + 16 <= last; i += 16 * 256) {
       const uint4 four = __ldcg(reinterpret_cast<const uint4*>(chain.scores + head * keys + i));
       sum += four.x ^ four.y ^ four.z ^ four.w;
     }
     __syncthreads();
     // Five lanes for a candidate's codes: four pieces of a record, and what lies beside signs.
-    const int begin = int(int64_t(chain.candidates) * rank / share);
-    const int end = int(int64_t(chain.candidates) * (rank + 1) / share);
+    const int begin = int(int64_t(chain.candidates) * rank / kRerankBlocks);
+    const int end = int(int64_t(chain.candidates) * (rank + 1) / kRerankBlocks);
     for (int i = 5 * begin + int(threadIdx.x); i < 5 * end; i += 256) {
       const uint64_t key = (uint64_t(head) << 32 | uint32_t(i / 5)) * 0x9e3779b97f4a7c15u;
       const char* record = chain.records + int64_t(key >> 20) % chain.record_count * kRecordBytes;
@@ -174,20 +174,20 @@ __global__ void __maxnreg__(96) estimate(const __grid_constant__ Chain chain) {
   }
   if (sum == 0x12345678) chain.out[0] = 1;
   device::wait_for_predecessor();
-  device::store_release_after_block(chain.estimated + head * kEstimates + rank, kToken);
+  device::store_release_after_block(chain.reranked + head * kRerankBlocks + rank, kToken);
 }
 
-struct TakeSpace {
+struct AttendSpace {
   device::ClusterMailbox mail;
   alignas(16) int4 bins[2][kCluster][16];
   float parts[kCluster][kPartFloats];
   uint64_t there;
 };
 
-__global__ void __launch_bounds__(256, 1) take(const __grid_constant__ Chain chain) {
+__global__ void __launch_bounds__(256, 1) attend(const __grid_constant__ Chain chain) {
   extern __shared__ __align__(128) char shared[];
-  auto& space = *reinterpret_cast<TakeSpace*>(shared);
-  char* room = shared + (sizeof(TakeSpace) + 127) / 128 * 128;
+  auto& space = *reinterpret_cast<AttendSpace*>(shared);
+  char* room = shared + (sizeof(AttendSpace) + 127) / 128 * 128;
   const int head = int(blockIdx.x) / kCluster, rank = int(blockIdx.x) % kCluster;
   const int thread = int(threadIdx.x);
   const device::Cluster cluster{kCluster, rank};
@@ -197,8 +197,7 @@ __global__ void __launch_bounds__(256, 1) take(const __grid_constant__ Chain cha
   __syncthreads();
   space.mail.open(cluster);
   __syncthreads();
-  const int share = chain.candidates <= 8192 ? kEstimates / 2 : kEstimates;
-  device::wait_for_flags(chain.estimated + head * kEstimates, share, kToken);
+  device::wait_for_flags(chain.reranked + head * kRerankBlocks, kRerankBlocks, kToken);
   int sum = 0;
   if (chain.does.candidates) {
     const int first = int(int64_t(chain.candidates) * rank / kCluster);
@@ -225,11 +224,11 @@ __global__ void __launch_bounds__(256, 1) take(const __grid_constant__ Chain cha
     sum += space.bins[exchange][thread % kCluster][0].x;
     __syncthreads();
   }
-  if (rank == 0 && thread < kScans + kWindows + kEstimates) {
-    uint32_t* word = thread < kScans ? chain.scans + head * kScans + thread
-                     : thread < kScans + kWindows
-                         ? chain.windows + head * kWindows + thread - kScans
-                         : chain.estimated + head * kEstimates + thread - kScans - kWindows;
+  if (rank == 0 && thread < kScoreBlocks + kWindows + kRerankBlocks) {
+    uint32_t* word = thread < kScoreBlocks ? chain.scored + head * kScoreBlocks + thread
+                     : thread < kScoreBlocks + kWindows
+                         ? chain.windows + head * kWindows + thread - kScoreBlocks
+                         : chain.reranked + head * kRerankBlocks + thread - kScoreBlocks - kWindows;
     *word = 0;
   }
   if (chain.does.rows) {
@@ -254,7 +253,7 @@ __global__ void __launch_bounds__(256, 1) take(const __grid_constant__ Chain cha
 
 void launch(const void* kernel, int blocks, int bytes, bool early, int cluster, Chain& chain,
             cudaStream_t stream) {
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kTakeBytes),
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kAttendBytes),
         "shared memory");
   cudaLaunchAttribute attributes[2] = {};
   cudaLaunchConfig_t config{};
@@ -280,11 +279,12 @@ void launch(const void* kernel, int blocks, int bytes, bool early, int cluster, 
 void launch_chain(Chain& chain, cudaStream_t stream) {
   const int stages = device::kWarps * kStages * kUnitBytes;
   launch(reinterpret_cast<const void*>(look), kHeads * kWindows, 0, false, 1, chain, stream);
-  launch(reinterpret_cast<const void*>(scan), kHeads * kScans, stages, true, 1, chain, stream);
-  launch(reinterpret_cast<const void*>(estimate), kHeads * kEstimates, kTakeBytes, true, 1, chain,
+  launch(reinterpret_cast<const void*>(score), kHeads * kScoreBlocks, stages, true, 1, chain,
          stream);
-  launch(reinterpret_cast<const void*>(take), kHeads * kCluster, kTakeBytes, true, kCluster, chain,
-         stream);
+  launch(reinterpret_cast<const void*>(rerank), kHeads * kRerankBlocks, kAttendBytes, true, 1,
+         chain, stream);
+  launch(reinterpret_cast<const void*>(attend), kHeads * kCluster, kAttendBytes, true, kCluster,
+         chain, stream);
 }
 
 /** The median of a graph's replays in cold caches. */
@@ -306,7 +306,7 @@ void run(int rounds) {
   int major = 0;
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "device");
   cudaFuncAttributes code{};
-  check(cudaFuncGetAttributes(&code, reinterpret_cast<const void*>(take)), "code");
+  check(cudaFuncGetAttributes(&code, reinterpret_cast<const void*>(attend)), "code");
   if (major != 9 && major != 10) throw std::runtime_error("clusters of 16 need a Hopper or newer");
   if (code.ptxVersion < 90) throw std::runtime_error("compiled for an older GPU than this one");
   cudaStream_t stream = nullptr;
@@ -332,14 +332,14 @@ void run(int rounds) {
   chain.hops = hops;
   chain.keys = device_memory<char>(kHeads * kMost / kUnitKeys * kUnitBytes);
   chain.scores = device_memory<uint8_t>(kHeads * kMost);
-  chain.counts = device_memory<int>(int64_t(kHeads) * kScans * kCountInts);
+  chain.counts = device_memory<int>(int64_t(kHeads) * kScoreBlocks * kCountInts);
   chain.records = device_memory<char>(kHeads * kMost * kRecordBytes);
   chain.estimates = device_memory<float>(int64_t(kHeads) * 16384 * 4);
   chain.rows = on_device(rows);
   chain.out = device_memory<float>(kHeads * kTasks * 32);
   chain.windows = device_memory<uint32_t>(kHeads * kWindows);
-  chain.scans = device_memory<uint32_t>(kHeads * kScans);
-  chain.estimated = device_memory<uint32_t>(kHeads * kEstimates);
+  chain.scored = device_memory<uint32_t>(kHeads * kScoreBlocks);
+  chain.reranked = device_memory<uint32_t>(kHeads * kRerankBlocks);
 
   const std::pair<const char*, Does> parts[] = {{"launches, words, exchanges", {}},
                                                 {"and rows", {false, false, true}},

@@ -160,13 +160,16 @@ class Scene {
       far_.push_back(on_device(std::vector<SequenceView>{view}));
     }
     const int64_t room = (candidates_ + 4095) / 4096 * 4096;
-    layout_ = scratch_layout(shape_, shape_.group, settings_.top_k,
+    const auto lay_out = [&](char* base) {
+      return lay_out_scratch(base, shape_, shape_.group, settings_.top_k,
                              settings_.scorer == Scorer::kVotes, tokens, room);
-    char* scratch = device_memory<char>(batch * shape_.kv_heads * layout_.bytes);
+    };
+    const int64_t head_bytes = lay_out(nullptr).head_bytes, bytes = shape_.kv_heads * head_bytes;
+    char* scratch = device_memory<char>(batch * bytes);
     std::vector<Lane> lanes;
     for (int64_t b = 0; b < batch; ++b) {
-      char* own = scratch + b * shape_.kv_heads * layout_.bytes;
-      lanes.push_back({far_[size_t(b)], own, tokens, room, layout_});
+      lanes.push_back(
+          {far_[size_t(b)], lay_out(scratch + b * bytes).first, head_bytes, tokens, room});
     }
     lanes_ = on_device(lanes);
     queries_ = on_device(queries_of(kQueries * batch * 8, 7));
@@ -208,7 +211,6 @@ class Scene {
     call.searchers = shape_.group;
     call.batch = batch_;
     call.heads = batch_ * shape_.kv_heads;
-    call.candidates = candidates_;
     call.lanes = lanes_;
     call.q = {reinterpret_cast<char*>(q_), 32 * 128, 128};
     call.k = {reinterpret_cast<char*>(kv_), 8 * 128, 128};
@@ -226,12 +228,12 @@ class Scene {
     const double heads = double(8 * batch_), zone = double(views_[0].zone_tokens());
     const double resident = double(views_[0].total) - zone;
     switch (step) {
-      case kScan:
+      case kScore:
         return heads * zone * (16 + 1 + 1);
-      case kEstimate:
+      case kRerank:
         return heads * (zone + double(candidates_) * (16 + 2 + 64) +
                         resident * double(shape_.rows.bytes()));
-      case kTake:
+      case kAttend:
         return heads * double(settings_.top_k) * double(shape_.rows.bytes());
       default:
         return 0;
@@ -246,7 +248,6 @@ class Scene {
   const ModelShape shape_;
   const int64_t batch_, tokens_;
   int64_t candidates_ = 0;
-  ScratchLayout layout_{};
   std::vector<SequenceView> views_;
   std::vector<SequenceView*> near_, far_;  // on the device: rows near and far
   uint8_t* summaries_ = nullptr;
@@ -258,7 +259,7 @@ class Scene {
 };
 
 const char* name_of_step(int step) {
-  static const char* const names[] = {"scan", "estimate", "take"};
+  static const char* const names[] = {"score", "rerank", "attend"};
   return names[step];
 }
 
@@ -272,18 +273,18 @@ void time_steps(Clock& clock, const RowMemory& rows, Scorer scorer, int64_t batc
     if (first <= last) launch_decode(scene.decode_call(first, last), stream);
   };
   const std::string name = scorer == Scorer::kVotes ? "votes" : "sign_norm";
-  for (int step = kScan; step <= kTake; ++step) {
+  for (int step = kScore; step <= kAttend; ++step) {
     // Every round goes through all steps, so that each finds what the ones before it leave.
     const auto before = [&] {
       ask();
-      launch(kScan, kTake);
-      launch(kScan, step - 1);
+      launch(kScore, kAttend);
+      launch(kScore, step - 1);
     };
     const double cold = clock.median(stream, true, before, [&] { launch(step, step); });
-    const double until = clock.median(stream, true, ask, [&] { launch(kScan, step); });
+    const double until = clock.median(stream, true, ask, [&] { launch(kScore, step); });
     print({name_of_step(step), name, batch, tokens, cold, 0, scene.bytes(step), until});
   }
-  const auto whole = [&] { launch(kScan, kTake); };
+  const auto whole = [&] { launch(kScore, kAttend); };
   print({"all steps", name, batch, tokens, clock.median(stream, true, ask, whole),
          clock.median(stream, false, ask, whole), 0});
 }

@@ -189,7 +189,7 @@ def _verb_row(line: dict[str, Any], rates: dict[str, float]) -> list[str]:
     peer = peer if over_bus else rates["copy"]
     share = 100 * rate / peer
     asked = ""
-    if line["verb"] == "scan" and line["tokens"] == 1 << 20 and line["batch"] == 1:
+    if line["verb"] in ("score", "scan") and line["tokens"] == 1 << 20 and line["batch"] == 1:
         asked = f"{100 * _SHARES_ASKED[line['scorer']]:.0f} %"
     elif line["verb"] == "encode":
         asked = "175 µs" if line["tokens"] == 131_072 else ""

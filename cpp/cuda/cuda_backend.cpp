@@ -244,12 +244,15 @@ void CudaBackend::reserve_lane(int64_t row, const DecodeArgs& args, const ParisK
     const auto roomy = [](int64_t count) { return (count + count / 2 + 4095) / 4096 * 4096; };
     if (zone > lane.zone_capacity) lane.zone_capacity = roomy(zone);
     if (candidates > lane.candidate_capacity) lane.candidate_capacity = roomy(candidates);
-    lane.at =
-        scratch_layout(args.shape, rules.searchers, rules.top_k, rules.scorer == Scorer::kVotes,
-                       lane.zone_capacity, lane.candidate_capacity);
-    // It comes as zeros: none of its words is the token of a step.
-    host.scratch = arena_.allocate(args.shape.kv_heads * lane.at.bytes);
-    lane.scratch = host.scratch.as<char>();
+    const auto lay_out = [&](char* base) {
+      return lay_out_scratch(base, args.shape, rules.searchers, rules.top_k,
+                             rules.scorer == Scorer::kVotes, lane.zone_capacity,
+                             lane.candidate_capacity);
+    };
+    // It comes as zeros: no flag has the token of a step.
+    lane.head_bytes = lay_out(nullptr).head_bytes;
+    host.scratch = arena_.allocate(args.shape.kv_heads * lane.head_bytes);
+    lane.scratch = lay_out(host.scratch.as<char>()).first;
   }
   send_lane(row, lane);
 }

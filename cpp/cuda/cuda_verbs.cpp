@@ -1,10 +1,10 @@
 // The verbs: arguments of the cache become arguments of a launch.
 #include <algorithm>
 #include <numeric>
+#include <type_traits>
 
 #include "codec/key_statistics.h"
 #include "cuda_backend.h"
-#include "policy/pariskv/plan.h"
 
 namespace pariskv::cuda {
 
@@ -129,9 +129,6 @@ DecodeCall CudaBackend::call_of(const DecodeArgs& args, const ParisKvRules& rule
   call.batch = args.batch;
   call.heads = args.batch * args.shape.kv_heads;
   call.layer = args.layer;
-  for (int64_t i = 0; i < args.batch; ++i) {
-    call.candidates = std::max(call.candidates, ParisKvPlan::of(args.sequences[i]).candidates);
-  }
   call.lanes = lanes_.as<Lane>();
   call.q = rows_of(args.q);
   call.k = rows_of(args.k);
@@ -141,8 +138,8 @@ DecodeCall CudaBackend::call_of(const DecodeArgs& args, const ParisKvRules& rule
   call.lse_stride = args.lse.strides[0];
   call.logits = args.logits;
   call.counters = counters_.as<int64_t>();
-  call.first_step = kScan;
-  call.last_step = kTake;
+  call.first_step = kScore;
+  call.last_step = kAttend;
   return call;
 }
 
@@ -166,12 +163,13 @@ void CudaBackend::launch(const DecodeArgs& args, const ParisKvRules& rules, Stre
 
 HeadTrace CudaBackend::trace_head(const DecodeArgs& args, const ParisKvRules& rules, int64_t head) {
   const Lane& lane = explaining_.sent;
-  const ScratchLayout& at = lane.at;
-  const auto fetch_to = [&](auto& target, int64_t offset, int64_t index, int64_t count) {
+  const HeadScratch& at = lane.scratch;
+  const auto fetch_to = [&](auto& target, const auto* of_first_head, int64_t index, int64_t count) {
     using Element = typename std::decay_t<decltype(target)>::value_type;
+    static_assert(std::is_same_v<const Element*, decltype(of_first_head)>);
     target.resize(size_t(count));
-    const int64_t size = int64_t(sizeof(Element));
-    fetch(target.data(), lane.scratch + head * at.bytes + offset + index * size, count * size);
+    const char* from = reinterpret_cast<const char*>(of_first_head + index);
+    fetch(target.data(), from + head * lane.head_bytes, count * int64_t(sizeof(Element)));
   };
   std::vector<int32_t> count, selected;
   fetch_to(count, at.candidate_count, 0, 1);

@@ -170,7 +170,7 @@ struct Walk {
   }
 
   __device__ __forceinline__ void store(int t, const Codes& codes) {
-    const BlockLayout layout{p.kv_heads, p.segment_tokens, Cut::kRotated / 8};
+    const SummaryLayout layout{p.kv_heads, p.segment_tokens, Cut::kRotated};
     const int start = number + t * Cut::kKeys;
 #pragma unroll
     for (int plane = 0; plane < 4; ++plane) {
@@ -181,7 +181,7 @@ struct Walk {
     }
     __syncwarp();
     const uint32_t present = present_keys(t);
-    uint4* records = reinterpret_cast<uint4*>(block + layout.records(0, start));
+    uint4* records = reinterpret_cast<uint4*>(block + layout.records_at(0, start));
 #pragma unroll
     for (int step = 0; step < Cut::kKeys * Cut::kRecord / 32; ++step) {
       const int i = step * 32 + lane;
@@ -190,11 +190,11 @@ struct Walk {
       }
     }
     if (!(present >> key & 1)) return;
-    uint2* signs = reinterpret_cast<uint2*>(block + layout.signs(0, start));
+    uint2* signs = reinterpret_cast<uint2*>(block + layout.signs_at(0, start));
     signs[lane] = {codes.signs[0], codes.signs[1]};
     if (part != 0) return;
-    block[layout.norms(0, start + key)] = codes.norm;
-    *reinterpret_cast<uint16_t*>(block + layout.scales(0, start + key)) = codes.scale;
+    block[layout.norms_at(0, start + key)] = codes.norm;
+    *reinterpret_cast<uint16_t*>(block + layout.scales_at(0, start + key)) = codes.scale;
   }
 
   /** The keys of a tile that the quick way could not do; what it wrote for them is overwritten. */
@@ -206,13 +206,13 @@ struct Walk {
     constexpr uint32_t kLanes = (1u << Cut::kParts) - 1;
     const bool anew = broken >> lane & kLanes, perhaps = doubtful >> lane & kLanes;
     if (part != 0 || !(present_keys(t) >> key & 1) || !(anew || perhaps)) return;
-    const BlockLayout layout{p.kv_heads, p.segment_tokens, Cut::kRotated / 8};
+    const SummaryLayout layout{p.kv_heads, p.segment_tokens, Cut::kRotated};
     const int own = number + t * Cut::kKeys + key;
     const Element* elements = reinterpret_cast<const Element*>(rows + int64_t(own) * p.row_bytes);
     encode_carefully(elements, p.codec, !anew,
-                     {block + layout.signs(0, own), block + layout.norms(0, own),
-                      reinterpret_cast<uint16_t*>(block + layout.scales(0, own)),
-                      block + layout.records(0, own)});
+                     {block + layout.signs_at(0, own), block + layout.norms_at(0, own),
+                      reinterpret_cast<uint16_t*>(block + layout.scales_at(0, own)),
+                      block + layout.records_at(0, own)});
   }
 };
 

@@ -60,12 +60,12 @@ struct Keys {
     for (slot += tiles * kTile; slot >= p.segment_tokens; slot -= p.segment_tokens) ++segment;
   }
   __device__ __forceinline__ const uint8_t* signs() const {
-    const BlockLayout layout{p.kv_heads, p.segment_tokens, subspaces};
-    return p.sequence->summaries[segment] + layout.signs(head, slot);
+    const SummaryLayout layout{p.kv_heads, p.segment_tokens, kSubspaceDim * subspaces};
+    return p.sequence->summaries[segment] + layout.signs_at(head, slot);
   }
   __device__ __forceinline__ const uint8_t* norms() const {
-    const BlockLayout layout{p.kv_heads, p.segment_tokens, subspaces};
-    return p.sequence->summaries[segment] + layout.norms(head, slot);
+    const SummaryLayout layout{p.kv_heads, p.segment_tokens, kSubspaceDim * subspaces};
+    return p.sequence->summaries[segment] + layout.norms_at(head, slot);
   }
 };
 

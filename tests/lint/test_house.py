@@ -29,7 +29,13 @@ ROOMS = {
     "cpp/cuda": {"cpp/include", "cpp/src", "cpp/src/policy/pariskv", "cpp/cuda/device"},
     "python/src": {"cpp/include"},
     # Verbs are timed one by one, and the public door has none.
-    "bench": {"cpp/include", "cpp/src", "cpp/src/policy/pariskv", "cpp/cuda"},
+    "bench": {
+        "cpp/include",
+        "cpp/src",
+        "cpp/src/policy/pariskv",
+        "cpp/cuda",
+        "cpp/cuda/device",
+    },
     "examples": {"cpp/include"},
     "tests/cpp/emulated_cuda": {"cpp/include", "cpp/src", "cpp/cuda"},
     "tests/cpp/fake_cuda": {"cpp/include", "cpp/src", "cpp/src/policy/pariskv", "cpp/cuda"},
@@ -47,6 +53,17 @@ ISA_HEADERS = {
     "stdint.h",
     "string.h",
 }
+
+# What device code shares with the host: constants, and layouts that are constexpr.
+DEVICE_HEADERS = {"codec/summary_layout.h"}
+
+# What the reader of a kernel of the decode step sees through includes of cpp/cuda, in lines.
+# Not counted is ptx.cuh: single instructions by NVIDIA's names.
+DECODE = CUDA / "pariskv/decode"
+MAX_SEEN = 2000
+INSTRUCTIONS = CUDA / "device/ptx.cuh"
+# The top k, its rows, attention to them and the sum of the parts are one kernel.
+MAX_SEEN_OF = {"attend": 3100}
 
 FOREIGN = re.compile(
     r"(torch|ATen|c10|cuda|cub|cooperative_groups|mma|thrust|nanobind|Python|dlpack)(?=\W|_)"
@@ -101,6 +118,8 @@ def test_a_room_includes_only_permitted_rooms(room: str) -> None:
             target = resolve(path, included)
             if target is None:
                 wrong.append(f"{name(path)} includes {included}, which is not in the tree")
+            elif room == "cpp/cuda/device" and included in DEVICE_HEADERS:
+                continue
             elif room_of(target) not in ROOMS[room] | {room}:
                 wrong.append(f"{name(path)} includes {included} of {room_of(target)}")
     assert not wrong, "\n".join(wrong)
@@ -214,6 +233,26 @@ def test_files_can_be_read_in_one_sitting() -> None:
         if (lines := len(path.read_text().splitlines())) > MAX_LINES
     ]
     assert not long, "\n".join(long)
+
+
+def seen_from(path: Path) -> set[Path]:
+    """The files of cpp/cuda that a file includes, directly or not, and itself."""
+    seen: set[Path] = set()
+    ahead = [path]
+    while ahead:
+        path = ahead.pop()
+        seen.add(path)
+        found = [resolve(path, included) for included, opening in includes(path) if opening == '"']
+        ahead += [p for p in found if p is not None and p.is_relative_to(CUDA) and p not in seen]
+    return seen
+
+
+@pytest.mark.parametrize("kernel", sorted(DECODE.glob("*/kernel.cuh")), ids=lambda k: k.parent.name)
+def test_a_kernel_of_the_decode_step_shows_its_reader_few_lines(kernel: Path) -> None:
+    files_seen = seen_from(kernel) - {INSTRUCTIONS}
+    lines = sum(len(path.read_text().splitlines()) for path in files_seen)
+    print(f"{kernel.parent.name}: {lines} lines in {len(files_seen)} files")
+    assert lines < MAX_SEEN_OF.get(kernel.parent.name, MAX_SEEN)
 
 
 def test_nothing_is_left_to_do() -> None:

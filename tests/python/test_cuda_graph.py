@@ -247,7 +247,7 @@ def test_a_graph_serves_other_sequences_once_they_are_named():
 
 @pytest.mark.parametrize("recorded", [0, 1], ids=["few", "many"])
 def test_recorded_for_few_candidates_and_replayed_for_many(recorded):
-    """How many blocks estimate is decided when a step is recorded: the same bits."""
+    """A recorded step gives the same bits as an eager one, however many candidates it finds."""
     config = make_config(dtype="bfloat16", schedule=[(0, 0.5, 0.3)])
     cache, twin = pk.Cache(config), pk.Cache(config)
     lengths = [300, 10, 17_000, 20]  # of two batches, each with one that is not searched

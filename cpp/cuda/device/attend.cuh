@@ -11,20 +11,15 @@
  */
 #pragma once
 
+#include "device/attend_shape.cuh"
 #include "device/numbers.cuh"
+#include "device/softmax.cuh"
 #include "device/tiles.cuh"
 
 namespace pariskv::cuda::device {
 
 /** Query heads that share one pass over the rows; more come in further passes. */
 constexpr int kHeadsPerPass = 16;
-
-struct AttendShape {
-  int key_dim, value_dim;
-  int group;
-  int row_bytes;  // K, then V
-  float scale, softcap;
-};
 
 /** Floats of one strand and head in the space where strands are put together. */
 template <int kWords>

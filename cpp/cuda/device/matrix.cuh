@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "device/numbers.cuh"
+#include "device/ptx.cuh"
 
 namespace pariskv::cuda::device {
 

@@ -1,38 +1,18 @@
 /**
- * Flags in global memory, for kernels of one decode step that run at the same time. A later kernel
- * starts early (programmatic dependent launch) and waits for the flags of its own head, not for the
- * end of the kernel that sets them. Every kv head of every sequence has flags of its own, in its
- * scratch:
- *
- *   flag           how many             writer           reader           cleared by
- *   scan flag      one a scan block     scan_kernel      estimate_kernel  take_kernel
- *   estimate flag  one an estimate      estimate_kernel  take_kernel      take_kernel
- *                  block
- *   window word    (group,              window_kernel    scan_kernel      take_kernel
- *                  kWindowRows)
- *
- * - Set means: the flag is the step's token, a number that the host changes with every decode and
- *   that is never 0. A replay of a captured step has the same token again, which is why take_kernel
- *   stores zeros. By then its cluster has exchanged messages, so all of its blocks have seen the
- *   estimate flags; and estimates are set after scan flags and window words have been read.
- * - Scan flag: the block's scores and histogram are written. estimate_kernel looks at it once when
- *   it starts, and waits for it if it has to before it selects candidates. Without a scan in the
- *   same decode it waits for the kernel before instead.
- * - Estimate flag: the block's estimates are written, and by the time that all blocks of the head
- *   have set theirs, its attention to resident rows as well. Used where each processor has one
- *   block that estimates beside blocks of other kernels (`roomy`); elsewhere take_kernel waits for
- *   the kernel before.
- * - Window word: 64 bits, the token above and a row's logit below, so that one relaxed load brings
- *   both and nothing else has to be ordered.
- *
- * This cannot deadlock: a kernel starts only when all blocks of the kernels before it have started
- * (they call let_successor_start), so a block waits only for blocks that are running or have ended.
+ * What kernels that run at the same time tell one another: programmatic dependent launch, and flags
+ * in global memory by release and acquire. Which flags the kernels of a decode step have is in
+ * pariskv/decode/flags.cuh.
  */
 #pragma once
 
 #include "device/ptx.cuh"
 
 namespace pariskv::cuda::device {
+
+/** A kernel that was launched early waits here for the work of the one before it. */
+__device__ __forceinline__ void wait_for_predecessor() { ptx::griddepcontrol_wait(); }
+/** Lets the next kernel take its place on the device; it waits for our work by itself. */
+__device__ __forceinline__ void let_successor_start() { ptx::griddepcontrol_launch_dependents(); }
 
 /** What this thread has written, or knows to be written, is visible to the flag's readers. */
 __device__ __forceinline__ void store_release(uint32_t* flag, uint32_t value) {

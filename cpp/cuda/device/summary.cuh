@@ -7,7 +7,9 @@
 
 #include <type_traits>
 
+#include "codec/summary_layout.h"
 #include "device/numbers.cuh"
+#include "device/ptx.cuh"
 
 namespace pariskv::cuda::device {
 
@@ -415,7 +417,7 @@ __device__ __forceinline__ void encode_quickly(const uint4 (&chunks)[Cut::kChunk
     heaviest = fmaxf(heaviest, __shfl_xor_sync(kAllLanes, heaviest, step));
   }
   if (!(quantiser.least_square >= kLeastSquare * fmaxf(square, 1.0f))) codes.valid = false;
-  const float scale = scale_of(scale_code(bits_of(heaviest)));
+  const float scale = float_of(scale_bits(scale_code(bits_of(heaviest))));
   codes.norm = norm_code(kWide ? size.restored(norm, 1.0f) : bits_of(norm));
   codes.scale = scale_code(kWide ? size.restored(scale, 1.0f) : bits_of(scale));
   quantiser.scale_weights(scale);

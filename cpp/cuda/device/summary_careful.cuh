@@ -81,7 +81,7 @@ __device__ __noinline__ void encode_carefully(const Element* key, const CodecTab
   }
 
   const float unlift = tiny ? 0x1p-64f : 1.0f;
-  const float scale = scale_of(scale_code(bits_of(heaviest)));
+  const float scale = float_of(scale_bits(scale_code(bits_of(heaviest))));
   *out.norm = norm_code(size.restored(norm, unlift));
   *out.scale = scale_code(size.restored(scale, unlift));
   const float per_weight = __fdiv_rn(255.0f, scale);

@@ -14,7 +14,6 @@ constexpr int kMostSlots = 8;
 
 /** Rows come by the copy engine where there is one. */
 using RowCopies = WarpCopies<kBulkCopies>;
-using RowStores = WarpStores<kBulkCopies>;
 static_assert(kMostTileRows <= 32 * kWarps);  // a lane can have a row of a tile
 
 /** A row that has been selected. */

@@ -3,7 +3,7 @@
  * log-sum-exp of the head's whole row of logits, in octaves (logits times log2(e)).
  *
  * A backend that decides otherwise in the last bit picks other candidates, so every operation here
- * rounds once, in this order; a GPU's device/query.cuh and device/resident.cuh do the same.
+ * rounds once, in this order; a GPU's decode/score and decode/window do the same.
  */
 #pragma once
 

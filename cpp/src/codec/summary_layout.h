@@ -26,26 +26,39 @@ struct SummaryLayout {
   int64_t tokens;
   int64_t rotated_dim;
 
-  int64_t subspaces() const { return rotated_dim / kSubspaceDim; }
-  int64_t plane_bytes() const { return rotated_dim / 8; }
-  int64_t weights_offset() const { return 3 * plane_bytes(); }
-  int64_t record_bytes() const { return weights_offset() + subspaces(); }
-  int64_t key_bytes() const { return subspaces() + 1 + 2 + record_bytes(); }
-  int64_t bytes() const { return kv_heads * tokens * key_bytes(); }
+  // Unsigned: a shift, also on a GPU.
+  constexpr int64_t subspaces() const { return int64_t(uint64_t(rotated_dim) / kSubspaceDim); }
+  constexpr int64_t plane_bytes() const { return int64_t(uint64_t(rotated_dim) / 8); }
+  constexpr int64_t weights_offset() const { return 3 * plane_bytes(); }
+  constexpr int64_t record_bytes() const { return weights_offset() + subspaces(); }
+  constexpr int64_t key_bytes() const { return subspaces() + 1 + 2 + record_bytes(); }
+  constexpr int64_t bytes() const { return kv_heads * tokens * key_bytes(); }
 
-  // Every plane starts on a cache line, since tokens is a multiple of 64.
+  // Offsets in a block, in bytes. Every plane starts on a cache line: tokens is a multiple of 64.
+  constexpr int64_t signs_at(int64_t head, int64_t slot) const {
+    return (head * tokens + slot) * subspaces();
+  }
+  constexpr int64_t norms_at(int64_t head, int64_t slot) const {
+    return kv_heads * tokens * subspaces() + head * tokens + slot;
+  }
+  constexpr int64_t scales_at(int64_t head, int64_t slot) const {
+    return kv_heads * tokens * (subspaces() + 1) + 2 * (head * tokens + slot);
+  }
+  constexpr int64_t records_at(int64_t head, int64_t slot) const {
+    return kv_heads * tokens * (subspaces() + 3) + (head * tokens + slot) * record_bytes();
+  }
+
   uint8_t* signs(uint8_t* block, int64_t head, int64_t slot) const {
-    return block + (head * tokens + slot) * subspaces();
+    return block + signs_at(head, slot);
   }
   uint8_t* norms(uint8_t* block, int64_t head, int64_t slot) const {
-    return block + kv_heads * tokens * subspaces() + head * tokens + slot;
+    return block + norms_at(head, slot);
   }
   uint16_t* scales(uint8_t* block, int64_t head, int64_t slot) const {
-    return reinterpret_cast<uint16_t*>(block + kv_heads * tokens * (subspaces() + 1)) +
-           head * tokens + slot;
+    return reinterpret_cast<uint16_t*>(block + scales_at(head, slot));
   }
   uint8_t* records(uint8_t* block, int64_t head, int64_t slot) const {
-    return block + kv_heads * tokens * (subspaces() + 3) + (head * tokens + slot) * record_bytes();
+    return block + records_at(head, slot);
   }
 };
 
@@ -58,12 +71,12 @@ constexpr uint32_t kNormShift = 19;
 constexpr int32_t kNormBase = (127 - 5) << 4;
 constexpr double kNormUnit = 0x1p-9;
 
-inline uint8_t norm_code(uint32_t norm_bits) {
+constexpr uint8_t norm_code(uint32_t norm_bits) {
   const int32_t code = int32_t((norm_bits + (1u << (kNormShift - 1))) >> kNormShift) - kNormBase;
   return uint8_t(code < 1 ? 1 : code > 255 ? 255 : code);
 }
 
-inline int64_t norm_units(uint8_t code) {
+constexpr int64_t norm_units(uint8_t code) {
   return code == 0 ? 0 : int64_t(16 + (code & 15)) << (code >> 4);
 }
 
@@ -73,9 +86,11 @@ inline int64_t norm_units(uint8_t code) {
  */
 constexpr uint32_t kScaleShift = 15;
 
-inline uint16_t scale_code(uint32_t bits) {
+constexpr uint16_t scale_code(uint32_t bits) {
   const uint32_t code = (bits + (1u << kScaleShift) - 1) >> kScaleShift;
   return uint16_t(code > 0xfeff ? 0xfeff : code);  // 0xff00 and up are infinity and NaN
 }
+/** The bits of a scale. */
+constexpr uint32_t scale_bits(uint16_t code) { return uint32_t{code} << kScaleShift; }
 
 }  // namespace pariskv

@@ -303,7 +303,7 @@ std::vector<Case> all_cases() {
       make("three_processors", [](Case& c, Config&) { c.device = 5, c.twin = 2; }),
       make("little_shared_memory", [](Case& c, Config& k) { c.device = 6, k.head_dim = 256; }),
       make("long", [](Case& c, Config& k) { c.tokens = 9000, own(k).top_k = 2048; }),
-      make("more_candidates_than_few",
+      make("many_candidates",
            [](Case& c, Config& k) {
              c.device = 0, c.twin = 1, c.batch = 2, c.tokens = 9600, own(k).top_k = 2200;
            }),

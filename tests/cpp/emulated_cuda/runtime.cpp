@@ -12,9 +12,9 @@
 #include <mutex>
 #include <set>
 
-#include "decode_space.cuh"  // DecodeLaunch: the argument of all kernels that are launched here
 #include "devices.h"
 #include "machine.h"
+#include "pariskv/decode/params.h"
 
 namespace emulator {
 
@@ -83,13 +83,17 @@ void give_guarded_back(void* data) {
   mappings.erase(found);
 }
 
-std::string kernel_name(const void* kernel) {
+std::string full_name(const void* kernel) {
   Dl_info info{};
   if (dladdr(kernel, &info) == 0 || info.dli_sname == nullptr) return "a kernel";
   int status = 0;
   char* readable = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status);
   std::string name = readable != nullptr ? readable : info.dli_sname;
   std::free(readable);
+  return name;
+}
+std::string kernel_name(const void* kernel) {
+  std::string name = full_name(kernel);
   name = name.substr(0, name.find('('));
   const std::string room = "pariskv::cuda::";
   const size_t at = name.find(room);
@@ -113,6 +117,19 @@ bool is_early(const cudaLaunchConfig_t& config) {
     }
   }
   return false;
+}
+
+/** How many bytes the parameters of a kernel of a decode are, by the name of their type. */
+size_t parameter_bytes(const std::string& kernel) {
+  using namespace pariskv::cuda;
+  const std::pair<const char*, size_t> known[] = {
+      {"WindowParams", sizeof(WindowParams)},     {"ScoreParams", sizeof(ScoreParams)},
+      {"VotesParams", sizeof(VotesParams)},       {"RerankParams", sizeof(RerankParams)},
+      {"ResidentParams", sizeof(ResidentParams)}, {"AttendParams", sizeof(AttendParams)}};
+  for (const auto& [name, bytes] : known) {
+    if (kernel.find(name) != std::string::npos) return bytes;
+  }
+  fail("%s has parameters of an unknown size", kernel.c_str());
 }
 
 /** Ends the program with a sentence about who touched what it may not. */
@@ -271,7 +288,6 @@ cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*,
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel,
                                 void** arguments) {
-  using Launch = pariskv::cuda::DecodeLaunch;
   auto grid = std::make_unique<emulator::Grid>();
   grid->name = emulator::kernel_name(kernel);
   grid->blocks = config->gridDim;
@@ -284,8 +300,12 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* ke
     emulator::fail("%s asks for %zu bytes of shared memory", grid->name.c_str(),
                    grid->shared_bytes);
   }
-  auto* body = reinterpret_cast<void (*)(const Launch&)>(const_cast<void*>(kernel));
-  grid->body = [body, launch = *static_cast<const Launch*>(arguments[0])] { body(launch); };
+  auto* body = reinterpret_cast<void (*)(const void*)>(const_cast<void*>(kernel));
+  const auto* parameters = static_cast<const char*>(arguments[0]);
+  const size_t bytes = emulator::parameter_bytes(emulator::full_name(kernel));
+  grid->body = [body, copy = std::vector<char>(parameters, parameters + bytes)] {
+    body(copy.data());
+  };
   emulator::enqueue(std::move(grid));
   return cudaSuccess;
 }

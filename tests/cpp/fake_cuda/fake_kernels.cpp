@@ -106,14 +106,15 @@ void append(const RowsCall& call) {
 /** Scratch comes as zeros, and then is a lane's own until that has more. */
 void use_scratch(const Lane& lane, int64_t i) {
   const int64_t mine = (lane.zone_capacity << 32) + lane.candidate_capacity * 64 + i + 1;
+  uint8_t* const scratch = lane.scratch.scores;
   int64_t whose = 0;
-  std::memcpy(&whose, lane.scratch, sizeof whose);
-  const auto used = [](char byte) { return byte != 0; };
-  if (whose != mine && std::any_of(lane.scratch, lane.scratch + kScratch, used)) {
+  std::memcpy(&whose, scratch, sizeof whose);
+  const auto used = [](uint8_t byte) { return byte != 0; };
+  if (whose != mine && std::any_of(scratch, scratch + kScratch, used)) {
     complain("scratch does not come as zeros");
   }
-  std::memset(lane.scratch, int(i + 1), size_t(kScratch));
-  std::memcpy(lane.scratch, &mine, sizeof mine);
+  std::memset(scratch, int(i + 1), size_t(kScratch));
+  std::memcpy(scratch, &mine, sizeof mine);
 }
 
 void decode(const DecodeCall& call) {
@@ -128,7 +129,7 @@ void decode(const DecodeCall& call) {
     use_scratch(lane, i);
     int64_t touched = 0;
     for (int64_t p = 0; p < view.total; p += 5) touched += *row_of(view, call.shape, 0, p);
-    lane.scratch[kScratch - 1] = char(touched);
+    lane.scratch.scores[kScratch - 1] = uint8_t(touched);
     if (call.k.data == nullptr) continue;
     const int64_t size = size_of(call.shape.rows.dtype);
     Rows k = call.k, v = call.v;
@@ -190,11 +191,12 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
   launch(stream, [call] { decode(call); });
 }
 
-ScratchLayout scratch_layout(const ModelShape&, int64_t, int64_t, bool, int64_t zone_capacity,
-                             int64_t) {
-  ScratchLayout layout{};
-  layout.bytes = kScratch + zone_capacity;
-  return layout;
+LaneScratch lay_out_scratch(char* base, const ModelShape&, int64_t, int64_t, bool,
+                            int64_t zone_capacity, int64_t) {
+  LaneScratch scratch{};
+  scratch.first.scores = reinterpret_cast<uint8_t*>(base);
+  scratch.head_bytes = kScratch + zone_capacity;
+  return scratch;
 }
 
 void launch_attend_exact(const AttendExactCall& call, cudaStream_t stream) {

@@ -1,7 +1,0 @@
-#include "decode_launch.cuh"
-
-namespace pariskv::cuda {
-
-template DecodeKernels decode_kernels<float>(int64_t rotated_dim);
-
-}  // namespace pariskv::cuda

@@ -1,0 +1,13 @@
+/** What attention of a kv head's query heads needs to know of their model. */
+#pragma once
+
+namespace pariskv::cuda::device {
+
+struct AttendShape {
+  int key_dim, value_dim;
+  int group;
+  int row_bytes;  // K, then V
+  float scale, softcap;
+};
+
+}  // namespace pariskv::cuda::device

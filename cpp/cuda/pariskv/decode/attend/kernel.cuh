@@ -1,0 +1,306 @@
+/**
+ * attend: what each candidate is worth, the best rows, attention to them, the output. A cluster of
+ * blocks per head.
+ */
+#pragma once
+
+#include "codec/head_scale.h"
+#include "device/ptx.cuh"
+#include "device/softmax.cuh"
+#include "pariskv/decode/attend/parts.cuh"
+#include "pariskv/decode/attend/rows.cuh"
+#include "pariskv/decode/attend/worth.cuh"
+#include "pariskv/decode/flags.cuh"
+
+namespace pariskv::cuda {
+
+/** Tasks of a block, 32 dimensions of a query head's output each: other blocks send it parts. */
+constexpr int kSentTasks = 4;
+/** Their parts. */
+using SentTasks = device::SentParts[kSentTasks];
+static_assert(sizeof(SentTasks) <= sizeof(device::TopKSpace::rows));
+
+template <int kWords>
+struct AttendSpace {
+  HeadContext context;
+  RowSpace rows;
+  device::TopKSpace top_k;
+  device::CompactSpace select;
+  uint64_t slots[device::kMostSlots];
+  SentTasks parts;
+  float all[device::kHeadsPerPass];  // log-sum-exp of every head
+};
+
+/** The parts of a head's attention, sent to the blocks that put them together, or in scratch. */
+struct FetchedParts {
+  device::PartsInScratch scratch;
+  const device::Cluster& cluster;
+  uint64_t& barrier;
+  SentTasks& sent;
+  int chunks;  // of 32 dimensions
+  bool sends;
+
+  static constexpr int kBytesOfTask = int(sizeof(device::SentParts));
+
+  __device__ __forceinline__ void leave(int part, int head, int chunk, float maximum, float sum,
+                                        float weighted) const {
+    if (!sends) return scratch.leave(part, head, chunk, maximum, sum, weighted);
+    if (chunk >= chunks) return;
+    const int task = head * chunks + chunk, owner = task & (cluster.size - 1);
+    float* to = sent[task >> cluster.log_size()][part];
+    const int lane = device::lane_id();
+    device::send_mail(barrier, owner, to + 2 + lane, device::bits_of(weighted));
+    if (lane < 2) {
+      device::send_mail(barrier, owner, to + lane, device::bits_of(lane == 0 ? maximum : sum));
+    }
+  }
+};
+
+/** How many keys of this block pass, once they have been compacted. */
+__device__ __forceinline__ int passed(const device::CompactSpace& space) {
+  const int warp = device::lane_id();
+  const int above = __reduce_add_sync(~0u, warp < device::kWarps ? space.above[warp] : 0);
+  const int equal = __reduce_add_sync(~0u, warp < device::kWarps ? space.equal[warp] : 0);
+  return above + min(equal, space.cut.ties);
+}
+
+template <typename Element, int kWords>
+struct Attend {
+  const AttendParams& params;
+  AttendSpace<kWords>& space;
+  HeadBlock<Element, kWords> block;
+  device::Cluster cluster;
+
+  using Keep = device::KeepInCache;
+
+  __device__ __forceinline__ char* room() const {
+    return reinterpret_cast<char*>(&space) + (sizeof space + 127) / 128 * 128;
+  }
+  __device__ __forceinline__ int room_bytes() const {
+    return params.shared_bytes - int((sizeof space + 127) / 128 * 128);
+  }
+  /** Rows that are selected of so many candidates. */
+  __device__ __forceinline__ int wanted(int candidates) const {
+    return int(min(int64_t(candidates), block.call.top_k));
+  }
+
+  __device__ __forceinline__ Weighing<Element, kWords> weighing() const {
+    return {block, space.all};
+  }
+
+  /** Selects rows; `list` has those among this block's candidates. Ends with a barrier. */
+  __device__ __forceinline__ void select(int candidates, const device::LaneMasses& sums,
+                                         LogitsAhead& ahead, RowList<Element, kWords>& list) const {
+    const HeadScratch& scratch = block.context.scratch;
+    const int first = list.first(), count = list.count();
+    // In shared memory where it fits.
+    float* worth =
+        4 * count <= room_bytes() ? reinterpret_cast<float*>(room()) : scratch.worth + first;
+    weighing().weigh(first, count, sums, ahead, worth);
+    list.look_up_segments();
+    const auto key_of = [&](int i) { return device::sortable(worth[i]); };
+    device::Cut cut{0, count, first, candidates};  // all of them
+    if (candidates > block.call.top_k) {
+      cut = device::find_top_k(cluster, count, int(block.call.top_k), key_of, space.top_k,
+                               [&](const bool (&passes)[device::kKept]) {
+                                 if (params.start_rows_early) list.start_early(passes);
+                               });
+    } else {
+      cluster.sync();  // as find_top_k: all blocks know of the estimates
+    }
+    if (threadIdx.x == 0) space.select.cut = cut;
+    __syncthreads();
+    device::compact_keys(count, key_of, space.select, [&](int index, int i, int turn) {
+      scratch.selected[index] = first + i;
+      list.note(index - cut.offset, first + i, turn);
+    });
+    __syncthreads();
+    if (cluster.rank == 0 && threadIdx.x == 0) *scratch.selected_count = wanted(candidates);
+    list.close(passed(space.select), cut.offset);
+  }
+
+  /** Attention to this block's selected rows. */
+  __device__ __forceinline__ void attend(const RowList<Element, kWords>& list) const {
+    auto* merge = reinterpret_cast<float*>(room());
+    char* slots = room() + device::kMergeBytes<kWords>;
+    const HeadScratch& scratch = block.context.scratch;
+    auto* counters = reinterpret_cast<unsigned long long*>(block.call.counters);
+    device::RowAttention<kWords, Element, SelectedRows, SelectedParts, Keep> attention(
+        block.context.shape, cluster, slots, int(room() + room_bytes() - slots), space.slots,
+        list.parts(), {nullptr, nullptr, 0}, list.addresses(),
+        {space.rows.cache, cluster, space.top_k.mail, list.rows(), list.stamped(),
+         counters == nullptr ? nullptr : counters + 2});
+    const device::AttendShape& shape = block.context.shape;
+    const FetchedParts parts{{scratch.fetched, shape.group, shape.value_dim},
+                             cluster,
+                             space.top_k.mail.parts,
+                             space.parts,
+                             chunks(),
+                             sends_parts()};
+    attention.start();
+    bring_resident_parts();
+    clear_flags();
+    attention.finish(block.queries(), block.call.q.stride_j, parts, merge);
+    if (!parts.sends) cluster.sync();
+  }
+
+  /** All of the head's flags. */
+  __device__ __forceinline__ void clear_flags() const {
+    const HeadScratch& scratch = block.context.scratch;
+    const int mine = device::kThreads * cluster.rank + int(threadIdx.x);
+    const int all = device::kThreads * cluster.size;
+    ReadyFlags{scratch.flags}.clear(mine, all);
+    const int windows = block.context.shape.group * int(kWindowRows);
+    for (int i = mine; i < windows; i += all) scratch.windows[i] = 0;
+  }
+
+  /** Tasks of the head: 32 dimensions of a query head's output, a warp each. */
+  __device__ __forceinline__ int chunks() const {
+    return (block.context.shape.value_dim + 31) / 32;
+  }
+  __device__ __forceinline__ int tasks() const { return block.context.shape.group * chunks(); }
+  /** Whether blocks send one another the parts of the tasks. */
+  __device__ __forceinline__ bool sends_parts() const {
+    return cluster.size > 1 && tasks() <= kSentTasks * cluster.size;
+  }
+  /** By one thread: so many parts will come. */
+  __device__ __forceinline__ void expect_parts() const {
+    const int mine = (tasks() - cluster.rank + cluster.size - 1) >> cluster.log_size();
+    device::expect_mail(space.top_k.mail.parts, mine * FetchedParts::kBytesOfTask);
+  }
+
+  /** Of resident rows, of the tasks for which parts are sent: where blocks were counting keys. */
+  __device__ __forceinline__ SentTasks& resident_parts() const {
+    return reinterpret_cast<SentTasks&>(space.top_k.rows);
+  }
+  /** A warp sets those of its task on their way. */
+  __device__ __forceinline__ void bring_resident_parts() const {
+    const device::AttendShape& shape = block.context.shape;
+    const int turn = device::warp_id(), lane = device::lane_id();
+    const int task = cluster.rank + cluster.size * turn;
+    if (!sends_parts() || task >= tasks()) return;
+    const int64_t row = 2 + shape.value_dim, step = shape.group * row;
+    const int member = task / chunks(), d = 32 * (task % chunks()) + lane;
+    const float* from = block.context.scratch.resident + member * row;
+    device::SentParts& to = resident_parts()[turn];
+    if (lane < device::kParts) {
+      device::ptx::cp_async_ca(&to[lane][0], from + lane * step);
+      device::ptx::cp_async_ca(&to[lane][1], from + lane * step + 1);
+    }
+    if (d < shape.value_dim) {
+#pragma unroll 4
+      for (int part = 0; part < device::kParts; ++part) {
+        device::ptx::cp_async_ca(&to[part][2 + lane], from + part * step + 2 + d);
+      }
+    }
+    device::ptx::cp_async_commit_group();
+  }
+
+  /** Parts added up, outputs written. */
+  __device__ __forceinline__ void finish() const {
+    const device::AttendShape shape = block.context.shape;
+    const HeadScratch& scratch = block.context.scratch;
+    const bool fetched = block.searches(), mailed = fetched && sends_parts();
+    for (int turn = device::warp_id(); cluster.rank + cluster.size * turn < tasks();
+         turn += device::kWarps) {
+      const int task = cluster.rank + cluster.size * turn;
+      const int member = task / chunks(), chunk = task % chunks();
+      const int d = 32 * chunk + device::lane_id();
+      const int64_t query_head = int64_t(block.context.head) * shape.group + member;
+      device::Merged merged;
+      if (mailed) {
+        device::ptx::cp_async_wait_group<0>();
+        __syncwarp();
+        device::wait(&space.top_k.mail.parts, 0);
+        merged = device::merge_sent(resident_parts()[turn], space.parts[turn]);
+      } else {
+        device::Parts parts{};
+        if (fetched) parts = device::parts_in_scratch(scratch.fetched, shape, member, chunk);
+        merged =
+            device::merge_parts(device::parts_in_scratch(scratch.resident, shape, member, chunk),
+                                parts, d < shape.value_dim);
+      }
+      float lse = device::log_of_sum(merged.maximum, merged.sum);
+      if (block.call.logits.sink_bias != nullptr) {
+        lse = device::log_add(lse, block.call.logits.sink_bias[query_head]);
+      }
+      // The share of all attention that e^maximum stands for; nothing seen leaves zeros.
+      const bool none = lse == -device::infinity() || merged.maximum == -device::infinity();
+      const float share = none ? 0.0f : expf(merged.maximum - lse);
+      if (block.call.out.data != nullptr && d < shape.value_dim) {
+        block.at(block.call.out, query_head)[d] =
+            device::from_float<Element>(merged.weighted * share);
+      }
+      if (block.call.lse != nullptr && d == 0) {
+        block.call.lse[block.context.row * block.call.lse_stride + query_head] = lse;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void count(int candidates) const {
+    if (cluster.rank != 0 || threadIdx.x != 0 || block.call.counters == nullptr) return;
+    auto* counters = reinterpret_cast<unsigned long long*>(block.call.counters);
+    atomicAdd(counters, static_cast<unsigned long long>(candidates));
+    atomicAdd(counters + 1, static_cast<unsigned long long>(wanted(candidates)));
+  }
+
+  /** Until all is there that earlier kernels leave. */
+  __device__ __forceinline__ void await_estimates() const {
+    if (params.awaits_flags && block.searches()) {
+      ReadyFlags{block.context.scratch.flags}.await_reranked(params.rerank_blocks, params.token);
+    } else {
+      device::wait_for_predecessor();
+    }
+  }
+
+  __device__ __forceinline__ void run() const {
+    await_estimates();
+    if (block.searches()) {
+      const HeadScratch& scratch = block.context.scratch;
+      // With the count: one trip to memory.
+      const device::LaneMasses sums = weighing().first_masses();
+      const int counted = __ldcg(scratch.candidate_count);
+      // There are as many as were wanted, most often: then this is one trip to memory.
+      int candidates = block.context.searched;
+      RowList<Element, kWords> list(block, cluster, space.rows);
+      LogitsAhead ahead;
+#pragma unroll 1
+      for (;; candidates = counted) {
+        list.choose_from(candidates);
+        list.look_up_positions();
+        weighing().look_ahead(list.first(), list.count(), ahead);
+        if (candidates == counted) break;
+      }
+      select(candidates, sums, ahead, list);
+      if (sends_parts() && threadIdx.x == 0) expect_parts();
+      attend(list);
+      count(candidates);
+    }
+    finish();
+    device::RowStores::wait_written();
+    device::wait_for_predecessor();
+  }
+};
+
+template <typename Element, int kWords>
+__global__ void __launch_bounds__(device::kThreads, 1)
+    attend_kernel(const __grid_constant__ AttendParams params) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  auto& space = *reinterpret_cast<AttendSpace<kWords>*>(shared);
+  const int size = params.cluster_size, rank = int(blockIdx.x) & (size - 1);  // a power of two
+  if (!find_context<Element>(params, blockIdx.x >> device::log2_of_power(size), space.context,
+                             [&](const SequenceView& view, int head) {
+                               space.rows.cache = row_cache_of<Element>(params.call, view, head);
+                             })) {
+    return device::wait_for_predecessor();
+  }
+  if (threadIdx.x == 0) space.rows.early.open();
+  device::init_row_barriers(space.slots);
+  __syncthreads();
+  space.rows.cache.prefetch(rank, size);
+  const Attend<Element, kWords> attend{params, space, {params.call, space.context}, {size, rank}};
+  device::open_top_k(attend.cluster, space.top_k);  // while there is nothing else to do
+  attend.run();
+}
+
+}  // namespace pariskv::cuda

@@ -1,0 +1,7 @@
+#include "pariskv/decode/instance.cuh"
+
+namespace pariskv::cuda {
+
+template DecodeKernels decode_kernels<__nv_bfloat16>(int64_t rotated_dim);
+
+}  // namespace pariskv::cuda

@@ -1,0 +1,48 @@
+/** The kernels of one dtype: included where they are compiled. */
+#pragma once
+
+#include "dispatch.h"
+#include "pariskv/decode/attend/kernel.cuh"
+#include "pariskv/decode/kernels.h"
+#include "pariskv/decode/rerank/kernel.cuh"
+#include "pariskv/decode/resident/kernel.cuh"
+#include "pariskv/decode/score/kernel.cuh"
+#include "pariskv/decode/votes/kernel.cuh"
+#include "pariskv/decode/window/kernel.cuh"
+
+namespace pariskv::cuda {
+
+template <typename Element, int kWords>
+DecodeKernels kernels_of() {
+  constexpr auto padded = [](size_t bytes) { return int((bytes + 127) / 128 * 128); };
+  DecodeKernels kernels{};
+  kernels.window_logits = window_logits_kernel<Element, kWords>;
+  kernels.score = score_kernel<Element, kWords>;
+  if constexpr (32 * kWords <= kMaxVoteDim) {
+    kernels.prepare_votes = prepare_votes_kernel<Element, kWords>;
+    kernels.score_votes = score_votes_kernel<Element, kWords>;
+  }
+  kernels.attend_resident[0] = attend_resident_kernel<Element, kWords, false>;
+  kernels.attend_resident[1] = attend_resident_kernel<Element, kWords, kTakesMany<Element, kWords>>;
+  kernels.rerank = rerank_kernel<Element, kWords>;
+  kernels.attend = attend_kernel<Element, kWords>;
+  kernels.score_bytes = Score<Element, kWords>::kBytes;
+  kernels.votes_bytes = kVotesBytes<kWords>;
+  kernels.table_bytes = kTableBytes<kWords>;
+  kernels.resident_threads = kResidentThreads<Element>;
+  kernels.resident_bytes = kResidentBytes<Element, kWords>;
+  kernels.resident_row = kDirect<Element>;
+  kernels.rerank_bytes = padded(sizeof(RerankSpace<kWords>)) + kRerankBytes<kWords>;
+  kernels.attend_space = padded(sizeof(AttendSpace<kWords>));
+  kernels.attend_least = device::kMergeBytes<kWords> + 2 * device::kTileBytes;
+  kernels.attend_beside = kWords < 8;
+  return kernels;
+}
+
+template <typename Element>
+DecodeKernels decode_kernels(int64_t rotated_dim) {
+  return dispatch(RotatedDims{}, rotated_dim,
+                  [](auto dim) { return kernels_of<Element, int(decltype(dim)::kValue / 32)>(); });
+}
+
+}  // namespace pariskv::cuda

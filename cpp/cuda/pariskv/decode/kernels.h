@@ -1,0 +1,42 @@
+/** The kernels of a decode for one dtype and width, and what their shared memory holds. */
+#pragma once
+
+#include <type_traits>
+
+#include "pariskv/decode/params.h"
+
+namespace pariskv::cuda {
+
+/** A kernel that is launched with `Params`. */
+template <typename Params>
+struct Kernel {
+  const void* address = nullptr;
+
+  Kernel() = default;
+  template <typename Argument>
+  Kernel(void (*kernel)(Argument)) : address(reinterpret_cast<const void*>(kernel)) {
+    static_assert(std::is_same_v<std::decay_t<Argument>, Params>);
+  }
+};
+
+struct DecodeKernels {
+  Kernel<WindowParams> window_logits;
+  Kernel<ScoreParams> score;
+  Kernel<VotesParams> prepare_votes;  // null: too many dimensions
+  Kernel<VotesParams> score_votes;
+  Kernel<ResidentParams> attend_resident[2];  // for few parts per block, and for many
+  Kernel<RerankParams> rerank;
+  Kernel<AttendParams> attend;
+
+  int score_bytes, votes_bytes, table_bytes;  // votes: with no table, and of one
+  int resident_threads, resident_bytes, rerank_bytes;
+  bool resident_row;               // resident_bytes go without the room of a row
+  int attend_space, attend_least;  // fixed, and the least room after it
+  bool attend_beside;              // attend fits beside one block that reranks
+};
+
+/** By rotated dimensions. */
+template <typename Element>
+DecodeKernels decode_kernels(int64_t rotated_dim);
+
+}  // namespace pariskv::cuda

@@ -1,0 +1,347 @@
+// A decode step as five kernels: window_logits, score, attend_resident, rerank, attend. Each may
+// start while the one before it is at work.
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <type_traits>
+#include <utility>
+
+#include "elements.h"
+#include "pariskv/decode/instance.cuh"
+#include "runtime.h"
+
+namespace pariskv::cuda {
+
+extern template DecodeKernels decode_kernels<float>(int64_t);
+extern template DecodeKernels decode_kernels<__half>(int64_t);
+extern template DecodeKernels decode_kernels<__nv_bfloat16>(int64_t);
+
+namespace {
+
+constexpr int kClusters = 5;  // of 1, 2, 4, 8 and 16 blocks
+constexpr int kScoresPerSm = 2;
+constexpr int kReranksPerSm = 2;
+/**
+ * Where all heads have room for kSlices blocks that rerank: half of them, each with a
+ * multiprocessor to itself, instead of all, two to a multiprocessor.
+ */
+constexpr bool kOneRerankBlockPerSm = false;
+/** Blocks that fetch the code of rerank into the caches while keys are scored; 0: none. */
+constexpr int kRehearsing = 8;
+constexpr int kMostInTurns = 8;         // blocks of a cluster that may have to wait for room
+constexpr int kAttendBytes = 92 << 10;  // two blocks on a processor, or one beside the one before
+
+/** What a device can do with the kernels of one instance. */
+struct Fit {
+  int multiprocessors = 0;
+  int shared_bytes = 0;          // that a block can have
+  bool early = false;            // kernels can be launched before their predecessor is done
+  int clusters[kClusters] = {};  // of 1 << i blocks that run at once
+};
+
+/** A launch, and the attributes it points to. */
+struct Launch {
+  cudaLaunchConfig_t config{};
+  cudaLaunchAttribute attributes[2] = {};
+
+  Launch(int64_t blocks, int shared_bytes, cudaStream_t stream, int threads = device::kThreads) {
+    config.gridDim = dim3(unsigned(blocks));
+    config.blockDim = dim3(unsigned(threads));
+    config.dynamicSmemBytes = size_t(shared_bytes);
+    config.stream = stream;
+    config.attrs = attributes;
+  }
+  Launch& clusters_of(int blocks) {
+    if (blocks == 1) return *this;
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {unsigned(blocks), 1, 1};
+    return *this;
+  }
+  Launch& early(bool may) {
+    if (!may) return *this;
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    return *this;
+  }
+  template <typename Params>
+  void run(Kernel<Params> kernel, Params params, const char* what) {
+    void* arguments[] = {&params};
+    check(cudaLaunchKernelExC(&config, kernel.address, arguments), what);
+    check_launch(what);
+  }
+};
+
+Fit measure(const DecodeKernels& kernels, int index) {
+  Fit fit;
+  int major = 0;
+  const auto ask = [&](int& value, cudaDeviceAttr attribute) {
+    check(cudaDeviceGetAttribute(&value, attribute, index), "ask for a device's limits");
+  };
+  ask(fit.multiprocessors, cudaDevAttrMultiProcessorCount);
+  ask(fit.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  ask(major, cudaDevAttrComputeCapabilityMajor);
+  const auto allow = [](const void* kernel, int bytes) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+          "give the decode kernels their shared memory");
+  };
+  for (const void* kernel : {kernels.score.address, kernels.score_votes.address,
+                             kernels.rerank.address, kernels.attend.address}) {
+    if (kernel != nullptr) allow(kernel, fit.shared_bytes);
+  }
+  constexpr int kMostRowBytes = 2 * int(kMaxHeadDim) * 4;
+  for (const auto& kernel : kernels.attend_resident) {
+    allow(kernel.address, kernels.resident_bytes + kMostRowBytes);
+  }
+  // Blocks of one meet blocks of the next: all must want the memory cut alike.
+  for (const void* kernel :
+       {kernels.window_logits.address, kernels.prepare_votes.address, kernels.score_votes.address,
+        kernels.score.address, kernels.attend_resident[0].address,
+        kernels.attend_resident[1].address, kernels.rerank.address, kernels.attend.address}) {
+    if (kernel == nullptr) continue;
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                               cudaSharedmemCarveoutMaxShared),
+          "give the decode kernels their shared memory");
+  }
+  const void* const attend = kernels.attend.address;
+  // Code for older devices runs on newer ones too, and neither waits nor makes clusters.
+  cudaFuncAttributes code{};
+  check(cudaFuncGetAttributes(&code, attend), "ask for a kernel's code");
+  const bool hopper = major >= 9 && code.ptxVersion >= 90;
+  fit.early = hopper;
+  if (!hopper) return fit;
+  // Sixteen blocks are more than every device must be able to do.
+  succeeded(cudaFuncSetAttribute(attend, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+  for (int i = 1; i < kClusters; ++i) {
+    Launch launch(1 << i, std::min(kAttendBytes, fit.shared_bytes), nullptr);
+    launch.clusters_of(1 << i);
+    int clusters = 0;
+    if (succeeded(cudaOccupancyMaxActiveClusters(&clusters, attend, &launch.config))) {
+      fit.clusters[i] = clusters;
+    }
+  }
+  return fit;
+}
+
+/** Measured once for each instance and device. */
+Fit fit_of(const DecodeKernels& kernels) {
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, int>, Fit> known;
+  const void* const attend = kernels.attend.address;
+  int index = 0;
+  check(cudaGetDevice(&index), "ask for the device");
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = known.find({attend, index});
+  if (found != known.end()) return found->second;
+  return known[{attend, index}] = measure(kernels, index);
+}
+
+/**
+ * The largest cluster with which all heads run at once; or one of eight blocks, where that takes
+ * half of the device: its rows are known sooner, and come while other heads wait for their turn.
+ */
+int cluster_size(const Fit& fit, int64_t heads) {
+  for (int i = kClusters - 1; i > 0; --i) {
+    const int size = 1 << i, clusters = fit.clusters[i];
+    const bool in_turns = size <= kMostInTurns && 2 * clusters * size >= fit.multiprocessors;
+    if (heads <= clusters || in_turns) return size;
+  }
+  return 1;
+}
+
+/**
+ * Blocks per head: as many as run at once. Of a batch in branches just enough for all of them to
+ * leave no more than a sixteenth of the device idle, so that they run side by side.
+ */
+int blocks_per_head(const Fit& fit, const DecodeCall& call, int most, int per_processor) {
+  const int64_t room = int64_t(fit.multiprocessors) * per_processor;
+  const int64_t all_heads = call.batch * call.shape.kv_heads;
+  const int64_t at_once = room / call.heads, enough = (room - room / 16 - 1) / all_heads + 1;
+  const int64_t blocks = call.heads == all_heads ? at_once : std::min(at_once, enough);
+  return int(std::clamp<int64_t>(blocks, 1, most));
+}
+
+/** The largest power of two up to `most`. */
+int power_within(int most) {
+  int power = 1;
+  while (2 * power <= most) power *= 2;
+  return power;
+}
+
+DecodeKernels kernels_of(const ModelShape& shape) {
+  return dispatch_element(shape.rows.dtype, [&](auto element) {
+    return decode_kernels<decltype(element)>(shape.rotated_dim);
+  });
+}
+
+/** Whether the query of a searcher is one that lies in whole pieces of 16 bytes. */
+bool queries_in_pieces(const DecodeCall& call) {
+  const auto bytes = [&](int64_t elements) {
+    return uint64_t(elements * size_of(call.shape.rows.dtype));
+  };
+  const uint64_t all = reinterpret_cast<uintptr_t>(call.q.data) | bytes(call.q.stride_i) |
+                       bytes(call.q.stride_j) | bytes(call.shape.rows.key_dim);
+  return all % 16 == 0 && call.scorer == Scorer::kSignNorm &&
+         call.group_rule != GroupRule::kMeanQuery;
+}
+
+int resident_bytes(const DecodeKernels& kernels, const ModelShape& shape) {
+  const int row = kernels.resident_row ? int(shape.rows.bytes()) : 0;
+  return (kernels.resident_bytes + row + 127) / 128 * 128;
+}
+
+/** What blocks of a step call it among themselves. */
+uint32_t next_token() {
+  static std::atomic<uint32_t> last{0};
+  uint32_t token = 0;
+  while (token == 0) token = ++last;
+  return token;
+}
+
+/** One step of one call: what its launches have in common. */
+class Step {
+ public:
+  Step(const DecodeCall& call, cudaStream_t stream)
+      : call_(call),
+        stream_(stream),
+        kernels_(kernels_of(call.shape)),
+        fit_(fit_of(kernels_)),
+        common_{call, device::SegmentDivisor::of(call.shape.segment_tokens),
+                device::IndexDivisor::of(call.shape.kv_heads), next_token()},
+        score_blocks_(blocks_per_head(fit_, call, device::kMostScoreBlocks, kScoresPerSm)),
+        rerank_blocks_(blocks_per_head(fit_, call, device::kSlices, kReranksPerSm)),
+        resident_blocks_(power_within(std::min(rerank_blocks_, device::kParts))),
+        // Blocks of attend find room beside those that rerank.
+        rerank_sets_flags_(fit_.early && kernels_.attend_beside &&
+                           rerank_blocks_ == device::kSlices),
+        rerank_alone_(rerank_sets_flags_ && kOneRerankBlockPerSm) {
+    if (rerank_alone_) rerank_blocks_ /= 2;
+  }
+
+  void run() const {
+    if (runs(kScore)) {
+      call_.scorer == Scorer::kVotes ? score_by_votes() : score();
+    }
+    if (runs(kRerank)) {
+      attend_resident();
+      rerank();
+    }
+    if (runs(kAttend)) attend();
+  }
+
+ private:
+  bool runs(DecodeStep step) const { return call_.first_step <= step && step <= call_.last_step; }
+
+  void score() const {
+    const bool looks = call_.searchers > 1;
+    if (looks) {
+      Launch(call_.heads * kWindowBlocks, 0, stream_)
+          .run(kernels_.window_logits, WindowParams{common_}, "decode: window_logits");
+    }
+    const ScoreParams params{common_, score_blocks_, device::IndexDivisor::of(score_blocks_),
+                             queries_in_pieces(call_)};
+    Launch(call_.heads * score_blocks_, kernels_.score_bytes, stream_)
+        .early(fit_.early && looks)
+        .run(kernels_.score, params, "decode: score");
+  }
+
+  void score_by_votes() const {
+    const int packed_bytes = kernels_.votes_bytes + 4 * kernels_.table_bytes;
+    const bool packed = call_.searchers > 1 && packed_bytes <= fit_.shared_bytes;
+    const VotesParams params{common_, score_blocks_, device::IndexDivisor::of(score_blocks_),
+                             packed};
+    Launch(call_.heads * score_blocks_, 0, stream_)
+        .run(kernels_.prepare_votes, params, "decode: prepare_votes");
+    Launch(call_.heads * score_blocks_,
+           packed ? packed_bytes : kernels_.votes_bytes + kernels_.table_bytes, stream_)
+        .early(fit_.early)
+        .run(kernels_.score_votes, params, "decode: score_votes");
+  }
+
+  void attend_resident() const {
+    const ResidentParams params{common_, resident_blocks_, device::IndexDivisor::of(call_.heads)};
+    const bool many = device::kParts / resident_blocks_ >= kManyParts;
+    Launch(call_.heads * resident_blocks_, resident_bytes(kernels_, call_.shape), stream_,
+           kernels_.resident_threads)
+        .early(fit_.early && runs(kScore))
+        .run(kernels_.attend_resident[many], params, "decode: attend_resident");
+  }
+
+  void rerank() const {
+    const int64_t blocks = call_.heads * rerank_blocks_;
+    const int64_t room = int64_t(fit_.multiprocessors) * (rerank_alone_ ? 1 : kReranksPerSm);
+    const int64_t most = fit_.early ? std::min<int64_t>(kRehearsing, call_.heads) : 0;
+    const int rehearsing = int(std::clamp<int64_t>(room - blocks, 0, most));
+    const RerankParams params{
+        common_,       rehearsing,   rerank_blocks_,    device::IndexDivisor::of(rerank_blocks_),
+        score_blocks_, runs(kScore), rerank_sets_flags_};
+    // Half of what a block can have: a block takes some besides, so two do not fit.
+    const int alone = rerank_alone_ ? fit_.shared_bytes / 2 : 0;
+    Launch(rehearsing + blocks, std::max(kernels_.rerank_bytes, alone), stream_)
+        .early(fit_.early)
+        .run(kernels_.rerank, params, "decode: rerank");
+  }
+
+  void attend() const {
+    const int size = cluster_size(fit_, call_.heads);
+    const int bytes = std::max(std::min(kAttendBytes, fit_.shared_bytes),
+                               kernels_.attend_space + kernels_.attend_least);
+    // Of more heads, the rows of some keep the bus busy while others are searched.
+    const bool early = call_.batch * call_.shape.kv_heads * size <= fit_.multiprocessors;
+    const AttendParams params{
+        common_, size, bytes, rerank_blocks_, rerank_sets_flags_ && runs(kRerank), early};
+    Launch(call_.heads * size, bytes, stream_)
+        .clusters_of(size)
+        .early(fit_.early && runs(kRerank))
+        .run(kernels_.attend, params, "decode: attend");
+  }
+
+  const DecodeCall& call_;
+  const cudaStream_t stream_;
+  const DecodeKernels kernels_;
+  const Fit fit_;
+  const StepParams common_;
+  int score_blocks_, rerank_blocks_, resident_blocks_;  // per kv head
+  bool rerank_sets_flags_, rerank_alone_;
+};
+
+}  // namespace
+
+void launch_decode(const DecodeCall& call, cudaStream_t stream) {
+  if (call.heads > 0) Step(call, stream).run();
+}
+
+LaneScratch lay_out_scratch(char* base, const ModelShape& shape, int64_t searchers, int64_t top_k,
+                            bool votes, int64_t zone_capacity, int64_t candidate_capacity) {
+  uintptr_t next = reinterpret_cast<uintptr_t>(base);
+  const auto take = [&](auto*& array, int64_t count) {
+    using Array = std::remove_reference_t<decltype(array)>;
+    const int64_t bytes = count * int64_t(sizeof *array);
+    array = reinterpret_cast<Array>(next);
+    next += uintptr_t((bytes + 255) / 256 * 256);
+  };
+  const int64_t parts = device::kParts * shape.group * (2 + shape.rows.value_dim);
+  const int64_t rows = std::min(top_k, candidate_capacity);
+  HeadScratch at{};
+  // The zone may begin within the first alignment, and is scored in units of it.
+  take(at.scores, (zone_capacity + 2 * kScoreAlignment) / kScoreAlignment * kScoreAlignment);
+  take(at.counts, device::kMostScoreBlocks);
+  take(at.flags, ReadyFlags::kCount);
+  take(at.masses, device::kSlices * shape.group);
+  take(at.windows, shape.group * kWindowRows);
+  take(at.votes, votes ? searchers * shape.subspaces() * 256 : 0);
+  take(at.candidates, candidate_capacity);
+  take(at.estimates, searchers * candidate_capacity);
+  take(at.worth, candidate_capacity);
+  take(at.selected, rows);
+  take(at.rows, rows);
+  take(at.selected_count, 1);
+  take(at.candidate_count, 1);
+  take(at.resident, parts);
+  take(at.fetched, parts);
+  return {at, int64_t(next - reinterpret_cast<uintptr_t>(base))};
+}
+
+}  // namespace pariskv::cuda

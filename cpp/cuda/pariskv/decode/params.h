@@ -1,0 +1,56 @@
+/** What the kernels of a decode step are launched with. */
+#pragma once
+
+#include "device/divisor.cuh"
+#include "pariskv/decode/call.h"
+
+namespace pariskv::cuda {
+
+/** What every kernel needs. */
+struct StepParams {
+  DecodeCall call;
+  device::SegmentDivisor by_segment;  // divides by the tokens of a segment
+  device::IndexDivisor by_kv_heads;
+  uint32_t token;  // of this step: what its flags are set to
+};
+
+struct WindowParams : StepParams {};
+
+/** A grid of `blocks_per_head` blocks for each kv head, head by head. */
+struct ScoreParams : StepParams {
+  int blocks_per_head;
+  device::IndexDivisor by_blocks;  // divides by that
+  bool stages_queries;  // queries lie in pieces of 16 bytes: they are asked for first of all
+};
+
+struct VotesParams : StepParams {
+  int blocks_per_head;
+  device::IndexDivisor by_blocks;
+  bool packed;  // scores four searchers at a time
+};
+
+/** The first blocks of all heads come first. */
+struct ResidentParams : StepParams {
+  int blocks_per_head;
+  device::IndexDivisor by_heads;  // divides by the kv heads of the launch
+};
+
+struct RerankParams : StepParams {
+  int rehearsing;  // blocks that have no candidates, ahead of the others
+  int blocks_per_head;
+  device::IndexDivisor by_blocks;
+  int score_blocks;   // per kv head
+  bool awaits_flags;  // of blocks that score; else for the end of the kernel before
+  bool sets_flags;
+};
+
+/** A cluster of blocks for each kv head. */
+struct AttendParams : StepParams {
+  int cluster_size;   // a power of two
+  int shared_bytes;   // of a block
+  int rerank_blocks;  // per kv head
+  bool awaits_flags;  // of blocks that rerank; else for the end of the kernel before
+  bool start_rows_early;
+};
+
+}  // namespace pariskv::cuda

@@ -1,0 +1,122 @@
+/**
+ * attend_resident: attention to a head's resident rows, which needs nothing of a search: a few
+ * blocks per kv head do it while score is at work, and make room for blocks that rerank.
+ */
+#pragma once
+
+#include "device/attend.cuh"
+#include "pariskv/decode/context.cuh"
+#include "pariskv/decode/resident/direct.cuh"
+#include "pariskv/decode/row_address.cuh"
+
+namespace pariskv::cuda {
+
+/** Whether rows go straight to the tensor cores. */
+template <typename Element>
+constexpr bool kDirect = sizeof(Element) == 2;
+/**
+ * Small blocks, where they can be: one fits beside two that rerank, two beside two that score
+ * (with up to 128 dimensions).
+ */
+template <typename Element>
+constexpr int kResidentThreads = kDirect<Element> ? device::kDirectThreads : device::kThreads;
+
+/** Shared memory that attention to resident rows needs, besides a row where they go straight. */
+template <typename Element, int kWords>
+constexpr int kResidentBytes =
+    kDirect<Element> ? int(sizeof(device::DirectSpace<kWords, Element>))
+                     : device::kMergeBytes<kWords> + 2 * device::kTileBytes;
+
+/** Row i of those that are resident: before the zone, then after it. */
+template <typename Element, int kWords>
+struct ResidentRows {
+  const HeadBlock<Element, kWords>& block;
+  int before, gap;
+  __device__ __forceinline__ const char* operator()(int i) const {
+    return row_at(block.context, i < before ? i : i + gap);
+  }
+  __device__ __forceinline__ bool is_placed(int) const { return false; }
+  __device__ __forceinline__ const char* placed(int) const { return nullptr; }
+  __device__ __forceinline__ void await_placed() const {}
+};
+
+template <typename Element, int kWords, bool kMany>
+struct AttendResident {
+  const HeadBlock<Element, kWords>& block;
+  device::Cluster blocks;  // that share the parts of the rows; they never meet
+  char* room;              // kResidentBytes
+  uint64_t (&barriers)[device::kMostSlots];
+
+  /** The token's own row goes to its place in the store. */
+  __device__ __forceinline__ void store_new_row() const {
+    if (block.call.k.data == nullptr || blocks.rank != blocks.size - 1) return;
+    const int key = block.context.shape.key_dim, all = key + block.context.shape.value_dim;
+    auto* to = reinterpret_cast<Element*>(row_at(block.context, block.context.total - 1));
+    for (int d = int(threadIdx.x); d < all; d += kResidentThreads<Element>) {
+      to[d] = d < key ? block.at(block.call.k, block.context.head)[d]
+                      : block.at(block.call.v, block.context.head)[d - key];
+    }
+  }
+
+  /** Attention to this block's share of the rows. */
+  __device__ __forceinline__ void attend() const {
+    // Without a search the zone is resident like the rest.
+    const device::Zone& zone = block.context.zone;
+    const int gap = block.searches() ? zone.end - zone.begin : 0;
+    const int count = block.context.total - gap;
+    const bool fresh = block.call.k.data != nullptr && (gap == 0 || zone.end < block.context.total);
+    const device::NewRow<Element> new_row{
+        fresh ? block.at(block.call.k, block.context.head) : nullptr,
+        fresh ? block.at(block.call.v, block.context.head) : nullptr, count - 1};
+    using Rows = ResidentRows<Element, kWords>;
+    const Rows rows{block, zone.begin, gap};
+    float* out = block.context.scratch.resident;
+    store_new_row();
+    if constexpr (kDirect<Element>) {
+      device::DirectAttention<kWords, Element, Rows> attention(
+          block.context.shape, blocks,
+          *reinterpret_cast<device::DirectSpace<kWords, Element>*>(room), count, new_row, rows);
+      attention.template run<kMany>(block.queries(), block.call.q.stride_j, out);
+    } else {
+      device::init_row_barriers(barriers);
+      __syncthreads();
+      auto* merge = reinterpret_cast<float*>(room);
+      char* slots = room + device::kMergeBytes<kWords>;
+      device::RowAttention<kWords, Element, Rows> attention(
+          block.context.shape, blocks, slots, int(room + kResidentBytes<Element, kWords> - slots),
+          barriers, {count}, new_row, rows);
+      const device::AttendShape& shape = block.context.shape;
+      attention.run(block.queries(), block.call.q.stride_j,
+                    device::PartsInScratch{out, shape.group, shape.value_dim}, merge);
+    }
+  }
+};
+
+/** A block with so many parts gives each to a warp. */
+constexpr int kManyParts = device::kDirectWarps;
+/** Not where rows come through shared memory, nor of 256 dimensions: too many for a warp. */
+template <typename Element, int kWords>
+constexpr bool kTakesMany = kDirect<Element> && kWords < 8;
+
+template <typename Element, int kWords, bool kMany>
+__global__ void __maxnreg__(kRegistersBesideScore<kWords>)
+    attend_resident_kernel(const __grid_constant__ ResidentParams params) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ HeadContext context;
+  __shared__ uint64_t barriers[device::kMostSlots];
+  // The first blocks of all heads come first: they start beside score.
+  const uint32_t rank = params.by_heads(int(blockIdx.x));
+  const uint32_t index = blockIdx.x - rank * uint32_t(params.call.heads);
+  device::let_successor_start();
+  if (find_context<Element>(params, index, context)) {
+    __syncthreads();
+    const HeadBlock<Element, kWords> block{params.call, context};
+    AttendResident<Element, kWords, kMany>{
+        block, {params.blocks_per_head, int(rank)}, reinterpret_cast<char*>(shared), barriers}
+        .attend();
+  }
+  // One that ends after score is enough: until then this kernel has not ended.
+  if (blockIdx.x == 0) device::wait_for_predecessor();
+}
+
+}  // namespace pariskv::cuda

@@ -1,0 +1,185 @@
+/**
+ * score: queries prepared, every key of the zone scored by the signs of its dimensions. Blocks
+ * share the zone of a head, each with a share of its own; they never meet.
+ */
+#pragma once
+
+#include "pariskv/decode/score/share.cuh"
+#include "pariskv/decode/score/signs.cuh"
+#include "pariskv/decode/score/window_sum.cuh"
+
+namespace pariskv::cuda {
+
+template <int kWords>
+struct ScoreSpace {
+  device::Queries<kWords> queries;
+  device::KnownStatistics<kWords> statistics;
+  ShareSpace<kWords> share;
+  HeadContext context;
+};
+
+/** Half of what a block that reranks leaves of a multiprocessor. */
+constexpr int kMostScoreBytes = 55 << 10;
+
+/**
+ * Asks for the queries of the first round, by warps that do not look for the head's context
+ * meanwhile; to be followed by a commit, a wait and a barrier.
+ */
+template <typename Element, int kWords>
+__device__ __forceinline__ void stage_queries(const ScoreParams& params, uint32_t index,
+                                              device::Queries<kWords>& out) {
+  constexpr int kFirstIdle = 5, kLanes = 16;  // of each query
+  constexpr int kAtOnce = (device::kWarps - kFirstIdle) * 32 / kLanes;
+  const DecodeCall& call = params.call;
+  const int thread = int(threadIdx.x) - 32 * kFirstIdle;
+  if (thread < 0 || !params.stages_queries) return;
+  index += uint32_t(call.first_head);
+  const uint32_t row = params.by_kv_heads(int(index));
+  const int head = int(index - row * uint32_t(call.shape.kv_heads));
+  const auto rows_of = HeadBlock<Element, kWords>::rows_of_head(call, int(row), head);
+  const int pieces = int(call.shape.rows.key_dim) / device::kElementsPer16<Element>;
+  const int count = min(int(call.searchers), device::kQueries<kWords>);
+#pragma unroll 1
+  for (int slot = thread / kLanes; slot < count; slot += kAtOnce) {
+    const auto* from = reinterpret_cast<const uint4*>(rows_of(slot).first);
+    const uint32_t to = device::shared_address(out.rotated[slot]);
+#pragma unroll 1
+    for (int piece = thread % kLanes; piece < pieces; piece += kLanes) {
+      device::ptx::cp_async_cg_16(to + 16 * piece, from + piece);
+    }
+  }
+}
+
+template <typename Element, int kWords>
+struct Score {
+  const ScoreParams& params;
+  ScoreSpace<kWords>& space;
+  HeadBlock<Element, kWords> block;
+  int rank;  // of the head's blocks
+
+  static constexpr int kSearchers = device::kQueries<kWords>;  // prepared at a time
+  static constexpr int kSpaceBytes = int((sizeof(ScoreSpace<kWords>) + 127) / 128 * 128);
+  static constexpr int kBytes = kSpaceBytes + ShareSpace<kWords>::kStageBytes;
+  static_assert(kBytes <= kMostScoreBytes || kWords == 16, "of 512 dimensions a block is alone");
+
+  /**
+   * prepare_query for searchers from `from` on: what `settle` needs. All threads; ends with a
+   * barrier.
+   * @param there  queries lie, as they are, where the rotated ones will
+   */
+  __device__ __forceinline__ void prepare_queries(int from, bool there) const {
+    const device::KnownStatistics<kWords>& known = space.statistics;
+    device::Queries<kWords>& out = space.queries;
+    const double one = known.usable == 0 ? 0.0 : __ddiv_rn(1.0, double(known.usable));
+    const int count = min(block.searchers() - from, kSearchers);
+    const bool look = block.searchers() > 1;
+    device::prepare_queries<kWords>(
+        block.call.codec.negative, from, block.searchers(),
+        [&](int slot, float (&x)[kWords]) {
+          if (there) {
+#pragma unroll
+            for (int r = 0; r < kWords; ++r) {
+              const int d = 32 * r + device::lane_id();
+              const auto* query = reinterpret_cast<const Element*>(out.rotated[slot]);
+              if (d < block.context.shape.key_dim) {
+                x[r] = __fadd_rn(x[r], device::to_float(query[d]));
+              }
+            }
+            __syncwarp();  // it will be overwritten
+          } else {
+            device::load_query<Element, kWords>(block.rows_of_searchers()(from + slot), x);
+          }
+        },
+        [&](int slot, const float (&x)[kWords]) {
+          float step = 0;
+          const device::QuerySums sums = device::quantise<kWords>(x, known, one, out, slot, step);
+          if (device::lane_id() != 0) return;
+          out.sum[slot] = sums.sum;
+          out.scales[slot] = device::scale_of_zone(sums, known.usable, known.square_units, one,
+                                                   step, block.call.logits.scale, 32 * kWords);
+        },
+        out);
+    // From the last warp down: with few searchers it has nothing else to do.
+    const int seeing = device::kWarps - 1 - device::warp_id();
+    if (look && seeing < count) {
+      const uint64_t* rows = block.context.scratch.windows + (from + seeing) * int(kWindowRows);
+      const float seen = device::sum_window(rows, params.token, block.biases(from + seeing));
+      if (device::lane_id() == 0) out.windows[seeing] = seen;
+    }
+    __syncthreads();
+    if (!look) return;
+    const int slot = int(threadIdx.x);
+    if (slot < count) {
+      const float seen = out.windows[slot], zone = out.scales[slot].total;
+      const float most = seen > zone ? seen : zone, least = seen > zone ? zone : seen;
+      out.scales[slot].total = __fadd_rn(most, device::rough_exp2(__fsub_rn(least, most)));
+    }
+    __syncthreads();
+  }
+
+  /**
+   * Searchers from `from` on, and whether one of them leads. Ends with a barrier.
+   * @param first  the first round
+   */
+  __device__ __forceinline__ void prepare(int from, device::Lead& lead, bool& first) const {
+    if (first) {
+      device::ptx::cp_async_wait_group<0>();  // statistics, queries
+      __syncthreads();
+    }
+    prepare_queries(from, first && params.stages_queries);
+    first = false;
+    lead.consider(space.queries, min(block.searchers() - from, kSearchers));
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ void run() const {
+    Share<kWords> share(block.context, space.share,
+                        reinterpret_cast<uint8_t*>(&space) + kSpaceBytes, rank,
+                        params.blocks_per_head);
+    const int searchers = block.searchers();
+    device::Lead lead;
+    bool first = true;
+    if (searchers > kSearchers) {  // the lead is one of all
+#pragma unroll 1
+      for (int from = 0; from < searchers; from += kSearchers) prepare(from, lead, first);
+    }
+#pragma unroll 1
+    for (int from = 0; from < searchers; from += kSearchers) {
+      if (from > 0) share.begin_again();
+      prepare(from, lead, first);
+      device::settle(space.queries, lead);
+      const int quads = (min(searchers - from, kSearchers) + 3) / 4;
+      device::score_signs<kWords>(share.ring, block.context.zone, share.begin, share.end,
+                                  space.queries, quads, share.output(from, kSearchers, searchers));
+    }
+    share.finish(rank, params.token);
+  }
+};
+
+template <typename Element, int kWords>
+__global__ void __launch_bounds__(device::kThreads, 3)
+    score_kernel(const __grid_constant__ ScoreParams params) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  auto& space = *reinterpret_cast<ScoreSpace<kWords>*>(shared);
+  const uint32_t index = params.by_blocks(int(blockIdx.x));
+  const uint32_t rank = blockIdx.x - index * uint32_t(params.blocks_per_head);
+  device::let_successor_start();
+  stage_queries<Element>(params, index, space.queries);
+  const auto look = [&](const Lane& lane, int head) {
+    const void* state = lane.layers[params.call.layer].state;
+    if (state == nullptr) return;
+    space.statistics.stage(device::statistics_of(params.call.shape, state, head));
+  };
+  // Wait before every return: this grid must not end before its predecessor.
+  if (!find_context<Element>(params, index, space.context, [](const SequenceView&, int) {}, look)) {
+    return device::wait_for_predecessor();
+  }
+  device::ptx::cp_async_commit_group();  // before keys come, which are not waited for with these
+  space.share.clear();
+  __syncthreads();
+  const Score<Element, kWords> score{params, space, {params.call, space.context}, int(rank)};
+  if (!score.block.searches()) return device::wait_for_predecessor();
+  score.run();
+}
+
+}  // namespace pariskv::cuda

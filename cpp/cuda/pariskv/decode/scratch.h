@@ -1,0 +1,46 @@
+/** What the kernels of a decode leave for one another: the scratch of each kv head of a lane. */
+#pragma once
+
+#include <cstdint>
+
+#include "ops.h"
+
+namespace pariskv::cuda {
+
+namespace device {
+struct ScoreCounts;
+struct Mass;
+struct SelectedRow;
+}  // namespace device
+
+/** The arrays of one kv head. All members are addresses: `of_head` moves all of them. */
+struct HeadScratch {
+  uint8_t* scores;              // the key at `offset` of the zone has its score at
+                                // offset + zone_begin % kScoreAlignment
+  device::ScoreCounts* counts;  // (kMostScoreBlocks)
+  uint32_t* flags;              // (ReadyFlags::kCount)
+  device::Mass* masses;         // (kSlices, group): of estimates
+  uint64_t* windows;            // (group, kWindowRows): logits in steps, the token above
+  uint8_t* votes;               // (searchers, subspaces, 256)
+  int32_t* candidates;          // (candidate_capacity) offsets from zone_begin, ascending
+  float* estimates;             // (searchers, candidate_capacity)
+  float* worth;                 // (candidate_capacity)
+  int32_t* selected;            // (rows) indices into candidates, ascending
+  device::SelectedRow* rows;    // (rows) of blocks with too many for their own list
+  int32_t* selected_count;
+  int32_t* candidate_count;
+  float* resident;  // (kParts, group, 2 + value_dim): maximum, sum, weighted
+  float* fetched;   // the same for the selected rows
+};
+
+/** The scratch of a lane's heads, one after the other. */
+struct LaneScratch {
+  HeadScratch first;
+  int64_t head_bytes;
+};
+
+/** Where the scratch of a lane lies, from `base` on; the capacities fix it. Null: for its size. */
+LaneScratch lay_out_scratch(char* base, const ModelShape& shape, int64_t searchers, int64_t top_k,
+                            bool votes, int64_t zone_capacity, int64_t candidate_capacity);
+
+}  // namespace pariskv::cuda
