@@ -1,7 +1,7 @@
 /**
- * The launchers: one per verb. Device code and launcher of a verb lie in the file of its name; those
- * of a decode, in pariskv/decode.
- * A launcher enqueues on `stream`, never waits, and throws CudaError when the launch is refused.
+ * The launchers: one per verb. Device code and launcher of a verb lie in the file of its name;
+ * those of a decode, in pariskv/decode. A launcher enqueues on `stream`, never waits, and throws
+ * CudaError when the launch is refused.
  */
 #pragma once
 
