@@ -15,7 +15,16 @@ namespace pariskv {
 enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16 };
 
 /** Bytes of one element. */
-constexpr int64_t size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+constexpr int64_t size_of(DType dtype) {
+  switch (dtype) {  // no default: a new type is a warning here
+    case DType::kFloat32:
+      return 4;
+    case DType::kFloat16:
+    case DType::kBFloat16:
+      return 2;
+  }
+  return 0;
+}
 
 /** "float32", "float16" or "bfloat16". */
 const char* name_of(DType dtype);
