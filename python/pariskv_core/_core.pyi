@@ -13,7 +13,7 @@ import pariskv_core._array
 class OutOfMemory(MemoryError):
     pass
 
-HEAD_DIMS: tuple = (64, 80, 96, 128, 192, 256, 512)
+HEAD_DIMS: tuple[int, ...]
 
 def cpu_level() -> str:
     """
@@ -497,4 +497,3 @@ class Cache:
         """
 
 __version__: str
-HEAD_DIMS: tuple[int, ...]

@@ -3,12 +3,10 @@
  * for the blocks whose results it reads, not for the end of their kernel: an end is seen up to 2 us
  * late, and only when all blocks are done. The flags of a kv head lie in its scratch:
  *
- * | flag | set by | awaited by | cleared by |
- * | --- | --- | --- | --- |
- * | a word of `windows` | window: the thread that has the logit | score: the warp that sums |
- * attend | | `scored`, a block | score: its scores and counts are written | rerank: every block |
- * attend | | `reranked`, a block | rerank: its logits and masses are written | attend: every block
- * | attend |
+ *   flag               set by                                      awaited by          cleared by
+ *   word of `windows`  window: the thread that has the logit       score: one warp     attend
+ *   `scored`           score: a block, its share written           rerank: each block  attend
+ *   `reranked`         rerank: a block, logits and masses written  attend: each block  attend
  *
  * A block also sets `reranked` only after the kernel of the resident rows has ended; it does so
  * where `RerankParams::sets_flags`, elsewhere attend waits for the end of rerank. A word of
