@@ -6,6 +6,7 @@
 #pragma once
 
 #include "device/cluster.cuh"
+#include "device/copy.cuh"
 
 namespace pariskv::cuda::device {
 

@@ -17,7 +17,6 @@
  */
 #pragma once
 
-#include "device/copy.cuh"
 #include "device/tiles.cuh"
 
 namespace pariskv::cuda {
