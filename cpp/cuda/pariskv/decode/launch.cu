@@ -22,12 +22,7 @@ namespace {
 constexpr int kClusters = 5;  // of 1, 2, 4, 8 and 16 blocks
 constexpr int kScoresPerSm = 2;
 constexpr int kReranksPerSm = 2;
-/**
- * Where all heads have room for kSlices blocks that rerank: half of them, each with a
- * multiprocessor to itself, instead of all, two to a multiprocessor.
- */
-constexpr bool kOneRerankBlockPerSm = false;
-/** Blocks that fetch the code of rerank into the caches while keys are scored; 0: none. */
+/** Blocks that fetch the code of rerank into the caches while keys are scored: 4 % at 1 x 512K. */
 constexpr int kRehearsing = 8;
 constexpr int kMostInTurns = 8;         // blocks of a cluster that may have to wait for room
 constexpr int kAttendBytes = 92 << 10;  // two blocks on a processor, or one beside the one before
@@ -215,10 +210,7 @@ class Step {
         resident_blocks_(power_within(std::min(rerank_blocks_, device::kParts))),
         // Blocks of attend find room beside those that rerank.
         rerank_sets_flags_(fit_.early && kernels_.attend_beside &&
-                           rerank_blocks_ == device::kSlices),
-        rerank_alone_(rerank_sets_flags_ && kOneRerankBlockPerSm) {
-    if (rerank_alone_) rerank_blocks_ /= 2;
-  }
+                           rerank_blocks_ == device::kSlices) {}
 
   void run() const {
     if (runs(kScore)) {
@@ -271,15 +263,13 @@ class Step {
 
   void rerank() const {
     const int64_t blocks = call_.heads * rerank_blocks_;
-    const int64_t room = int64_t(fit_.multiprocessors) * (rerank_alone_ ? 1 : kReranksPerSm);
+    const int64_t room = int64_t(fit_.multiprocessors) * kReranksPerSm;
     const int64_t most = fit_.early ? std::min<int64_t>(kRehearsing, call_.heads) : 0;
     const int rehearsing = int(std::clamp<int64_t>(room - blocks, 0, most));
     const RerankParams params{
         common_,       rehearsing,   rerank_blocks_,    device::IndexDivisor::of(rerank_blocks_),
         score_blocks_, runs(kScore), rerank_sets_flags_};
-    // Half of what a block can have: a block takes some besides, so two do not fit.
-    const int alone = rerank_alone_ ? fit_.shared_bytes / 2 : 0;
-    Launch(rehearsing + blocks, std::max(kernels_.rerank_bytes, alone), stream_)
+    Launch(rehearsing + blocks, kernels_.rerank_bytes, stream_)
         .early(fit_.early)
         .run(kernels_.rerank, params, "decode: rerank");
   }
@@ -304,7 +294,7 @@ class Step {
   const Fit fit_;
   const StepParams common_;
   int score_blocks_, rerank_blocks_, resident_blocks_;  // per kv head
-  bool rerank_sets_flags_, rerank_alone_;
+  bool rerank_sets_flags_;
 };
 
 }  // namespace
