@@ -1,4 +1,4 @@
-"""The table of a GPU run: what was asked for, what came out, what the memory would allow."""
+"""The table of a GPU run: targets, measurements, and the limits of the memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import harness
 from gpu_source import KV_HEADS
 
 ROW_BYTES = 512
-# Microseconds: (what is asked, what one would be proud of, times torch that is asked).
-_ASKED = {
+# Microseconds: (target, a better one, target in times of torch).
+_TARGETS = {
     (1, 32_768): (30, 25, 1.35),
     (1, 131_072): (36, 30, 3.5),
     (1, 524_288): (55, 45, 8.5),
@@ -18,14 +18,14 @@ _ASKED = {
     (8, 131_072): (183, 151, None),
     (8, 524_288): (351, 289, None),
 }
-_ROWS_ASKED = {(1, 2048): (230, 110)}
+_ROW_TARGETS = {(1, 2048): (230, 110)}
 # The floor: launches, rows over the bus, and from the GPU's memory per key and head what the
 # coarse score reads and leaves (20.4 bytes), 82 bytes of each of up to 4,096 candidates, and the
 # resident rows.
 _NODES_MICROSECONDS = 5 * 2
 _BUS_SHARE = 0.92  # of the bus, for reads of single rows
 _SCAN_BYTES, _CANDIDATE_BYTES, _CANDIDATES, _RESIDENT = 20.4, 82, 4096, 4 + 256 + 256
-_SHARES_ASKED = {"sign_norm": 0.7, "votes": 0.55}
+_SHARE_TARGETS = {"sign_norm": 0.7, "votes": 0.55}
 
 
 def floor(tokens: int, batch: int, top_k: int, rates: dict[str, float]) -> float:
@@ -44,14 +44,14 @@ def _size(tokens: int) -> str:
 
 def _decode_row(result: dict[str, Any], rates: dict[str, float]) -> list[str]:
     tokens, batch = result["tokens"], result["batch"]
-    asked, proud, times = _ASKED.get((batch, tokens), (None, None, None))
+    target, better, times = _TARGETS.get((batch, tokens), (None, None, None))
     ours, dense = result["microseconds"], result.get("dense")
     least = floor(tokens, batch, 100, rates)
     return [
         f"{batch} × {_size(tokens)}",
         f"{ours:.1f}",
-        "" if asked is None else f"{asked}",
-        "" if proud is None else f"{proud}",
+        "" if target is None else f"{target}",
+        "" if better is None else f"{better}",
         f"{least:.0f}",
         f"{ours / least:.2f} ×",
         "does not fit" if dense is None else f"{dense:.0f}",
@@ -68,13 +68,13 @@ def _show_decode(results: dict[str, Any]) -> None:
         [
             "batch × tokens",
             "ours",
-            "asked",
-            "proud",
+            "target",
+            "better",
             "floor",
             "ours /",
             "torch",
             "torch /",
-            "asked",
+            "target",
             "by",
         ],
         [_decode_row(result, rates) for result in results["decode"]],
@@ -90,12 +90,12 @@ def _rows_row(results: list[dict[str, Any]]) -> list[str]:
     """Of one batch and top_k."""
     by = {(r["queries"], "without" if r["row_cache"] == 0 else "with"): r for r in results}
     first, steady = results[0], by["steady", "with"]
-    asked = _ROWS_ASKED.get((first["batch"], first["top_k"]))
+    target = _ROW_TARGETS.get((first["batch"], first["top_k"]))
     columns = [(q, c) for q in ("new", "steady") for c in ("without", "with")]
     return [
         f"{first['batch']} × {_size(first['tokens'])}, {first['top_k']:,}",
         *(f"{by[column]['microseconds']:.1f}" for column in columns),
-        "" if asked is None else f"{asked[0]} / {asked[1]}",
+        "" if target is None else f"{target[0]} / {target[1]}",
         f"{100 * steady['overlap']:.0f} %",
         f"{100 * steady['found_share']:.0f} %",
     ]
@@ -113,7 +113,7 @@ def _show_rows(results: dict[str, Any]) -> None:
             "with",
             "most again, none",
             "with",
-            "asked",
+            "target",
             "again",
             "found",
         ],
@@ -121,7 +121,7 @@ def _show_rows(results: dict[str, Any]) -> None:
         "none: row_cache=0, every row comes over the bus; with: the default, twice top_k. new "
         "rows: a query of its own in each step; most again: queries that keep so much of the one "
         "before that a step selects 4 of 5 of its rows again. again: the share of rows that are, "
-        "counted on the queries measured; found: the share that the row cache had. asked: every "
+        "counted on the queries measured; found: the share that the row cache had. target: every "
         "row cold, and 80 % selected before.",
     )
 
@@ -151,7 +151,7 @@ def _show_flushes(results: dict[str, Any]) -> None:
             *("flushes", "median", "slowest"),
         ],
         rows,
-        "Asked: p99.9 of a step at most 1.5 times the median. Far from them: the same quotient "
+        "Target: p99.9 of a step at most 1.5 times the median. Far from them: the same quotient "
         "of steps more than 64 after a flush, which is what the machine does by itself. The last "
         "two columns: steps that flush, over the median of all.",
     )
@@ -177,7 +177,7 @@ def _show_prefill(results: dict[str, Any]) -> None:
         "Prefill of one layer, 128K tokens, ms",
         ["rows go to", "the call", "its work", "with offload", "GB/s", "of the bus"],
         rows,
-        "Asked: offload at 90 % of the bus, hidden behind the next layer.",
+        "Target: offload at 90 % of the bus, hidden behind the next layer.",
     )
 
 
@@ -188,13 +188,13 @@ def _verb_row(line: dict[str, Any], rates: dict[str, float]) -> list[str]:
     peer = rates["to_host" if line["verb"] == "offload" else "from_host"]
     peer = peer if over_bus else rates["copy"]
     share = 100 * rate / peer
-    asked = ""
+    target = ""
     if line["verb"] in ("score", "scan") and line["tokens"] == 1 << 20 and line["batch"] == 1:
-        asked = f"{100 * _SHARES_ASKED[line['scorer']]:.0f} %"
+        target = f"{100 * _SHARE_TARGETS[line['scorer']]:.0f} %"
     elif line["verb"] == "encode":
-        asked = "175 µs" if line["tokens"] == 131_072 else ""
+        target = "175 µs" if line["tokens"] == 131_072 else ""
     elif line["verb"] == "offload":
-        asked = "90 %"
+        target = "90 %"
     return [
         f"{line['verb']} {line.get('scorer', '')}".strip(),
         f"{line['batch']} × {_size(line['tokens'])}",
@@ -203,14 +203,14 @@ def _verb_row(line: dict[str, Any], rates: dict[str, float]) -> list[str]:
         f"{line['bytes'] / 1e6:.1f}",
         f"{rate / 1e9:,.0f}" if line["bytes"] else "",
         f"{share:.0f} % {'bus' if over_bus else 'copy'}" if line["bytes"] else "",
-        asked,
+        target,
     ]
 
 
 def _show_verbs(results: dict[str, Any]) -> None:
     harness.show(
         "Verbs one by one, µs",
-        ["verb", "size", "alone", "so far", "MB", "GB/s", "share of", "asked"],
+        ["verb", "size", "alone", "so far", "MB", "GB/s", "share of", "target"],
         [_verb_row(line, results["bandwidths"]) for line in results["verbs"]],
         "Cold caches. alone: a launch of its own; so far: one launch of all steps up to this one. "
         "MB: what the verb has to move.",
