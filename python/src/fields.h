@@ -24,8 +24,9 @@ inline std::string text_of_fields(const char* name, const nanobind::dict& fields
  * What settings have in common in Python: `fields(settings)` gives every keyword argument of the
  * constructor, so that each of these is exact.
  */
-template <typename Settings, typename Fields>
-void bind_value(nanobind::class_<Settings>& type, const char* name, Fields fields) {
+template <typename Settings>
+void bind_value(nanobind::class_<Settings>& type, const char* name,
+                nanobind::dict (*fields)(const Settings&)) {
   namespace nb = nanobind;
   const auto make = [](const nb::dict& values) { return nb::type<Settings>()(**values); };
   const auto text = [name, fields](const Settings& s) { return text_of_fields(name, fields(s)); };
