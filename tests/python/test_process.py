@@ -149,7 +149,7 @@ SETUP = """
     import numpy as np
     import pariskv_core as pk
     config = pk.Config(layers=1, query_heads=2, kv_heads=1, head_dim=64, dtype="float32",
-                       dense_below=0, local=16, top_k=4, segment_tokens=64, threads=4)
+                       dense_below=0, local=16, policy=pk.ParisKV(top_k=4), segment_tokens=64, threads=4)
     cache = pk.Cache(config)
     s = cache.add()
     k = np.random.default_rng(0).standard_normal((500, 1, 64)).astype(np.float32)
