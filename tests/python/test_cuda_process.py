@@ -158,7 +158,8 @@ SETUP = """
     import torch
     import pariskv_core as pk
     config = pk.Config(layers=2, query_heads=2, kv_heads=1, head_dim=64, dtype="float32",
-                       dense_below=0, local=16, policy=pk.ParisKV(top_k=4), segment_tokens=64, device="cuda")
+                       dense_below=0, local=16, segment_tokens=64, device="cuda",
+                       policy=pk.ParisKV(top_k=4))
     cache = pk.Cache(config)
     s = cache.add()
     k = torch.randn(500, 1, 64, device="cuda")

@@ -96,6 +96,8 @@ def test_every_name_of_the_extension_is_in_its_stub():
     defined = {
         node.name: node for node in stub().body if isinstance(node, (ast.ClassDef, ast.FunctionDef))
     }
+    constants = [node.target for node in stub().body if isinstance(node, ast.AnnAssign)]
+    defined |= {node.id: node for node in constants if isinstance(node, ast.Name)}
     for name in public_names():
         thing = getattr(pk, name)
         if getattr(thing, "__module__", None) != core.__name__ and not hasattr(core, name):
@@ -149,7 +151,8 @@ SETUP = """
     import numpy as np
     import pariskv_core as pk
     config = pk.Config(layers=1, query_heads=2, kv_heads=1, head_dim=64, dtype="float32",
-                       dense_below=0, local=16, policy=pk.ParisKV(top_k=4), segment_tokens=64, threads=4)
+                       dense_below=0, local=16, segment_tokens=64, threads=4,
+                       policy=pk.ParisKV(top_k=4))
     cache = pk.Cache(config)
     s = cache.add()
     k = np.random.default_rng(0).standard_normal((500, 1, 64)).astype(np.float32)
