@@ -151,8 +151,9 @@ _SETTINGS = {
 }
 _MEASURES = {
     "share": "share",
-    "median": "median head",
-    "worst_head": "worst head",
+    "worst_kv_head": "worst kv head",
+    "median": "median query head",
+    "worst_head": "worst query head",
     "by_mass": "weighted by mass",
 }
 

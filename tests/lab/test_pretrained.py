@@ -280,6 +280,69 @@ def test_captures_are_what_the_models_attention_sees(transformers, family):
             torch.testing.assert_close(logits.softmax(-1), attention, atol=5e-3, rtol=0)
 
 
+def gguf_file(path: Path, layers: int = 2, width: int = 32) -> None:
+    """A random Llama of four heads over two, and a tokenizer whose tokens are bytes."""
+    import gguf
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    rng = np.random.default_rng(8)
+    out = gguf.GGUFWriter(path, "llama")
+    tokens = [*bytes_to_unicode().values(), "ab", "<s>", "</s>"]
+    out.add_context_length(4096)
+    out.add_embedding_length(width)
+    out.add_block_count(layers)
+    out.add_feed_forward_length(width)
+    out.add_head_count(4)
+    out.add_head_count_kv(2)
+    out.add_rope_dimension_count(width // 4)
+    out.add_rope_freq_base(10_000.0)
+    out.add_layer_norm_rms_eps(1e-5)
+    out.add_vocab_size(len(tokens))
+    out.add_tokenizer_model("gpt2")
+    out.add_token_list(tokens)
+    out.add_token_types([1] * (len(tokens) - 2) + [3, 3])
+    out.add_token_merges(["a b"])
+    out.add_bos_token_id(len(tokens) - 2)
+    out.add_eos_token_id(len(tokens) - 1)
+    shapes = {"token_embd": (len(tokens), width), "output": (len(tokens), width)}
+    shapes["output_norm"] = (width,)
+    for i in range(layers):
+        square = ("attn_q", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+        shapes |= {f"blk.{i}.{name}": (width, width) for name in square}
+        shapes |= {f"blk.{i}.{name}": (width // 2, width) for name in ("attn_k", "attn_v")}
+        shapes |= {f"blk.{i}.{name}": (width,) for name in ("attn_norm", "ffn_norm")}
+    for name, shape in shapes.items():
+        out.add_tensor(f"{name}.weight", rng.standard_normal(shape, np.float32))
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+
+
+def test_a_capture_of_a_gguf_file_is_made_once(transformers, tmp_path, monkeypatch):
+    path = tmp_path / "weights/tiny.gguf"
+    path.parent.mkdir()
+    gguf_file(path)
+    whole = path.read_bytes()
+    pinned = replace(TINY, size=len(whole), sha256=hashlib.sha256(whole).hexdigest())
+    monkeypatch.setitem(capture.TEXTS, "documentation", lambda: "Plain words. " * 200)
+    made = capture.make(pinned, "documentation", TOKENS, tmp_path)
+    assert made.manifest.layers == [0, 1]
+    assert made.manifest.text_sha256 == hashlib.sha256(b"Plain words. " * 200).hexdigest()
+    layer = made.layer(1)
+    assert layer.keys.shape == (TOKENS, 2, 8)
+    assert layer.queries.shape == (capture.MEASURED, 4, 8)
+    assert layer.recent.shape == (capture.RECENT, 4, 8)
+    monkeypatch.setattr(capture, "record", None)  # is not called again
+    again = capture.make(pinned, "documentation", TOKENS, tmp_path)
+    assert again.manifest == made.manifest
+    monkeypatch.setitem(capture.TEXTS, "documentation", lambda: "Other words. " * 200)
+    with pytest.raises(TypeError, match="not callable"):  # it is, for another text
+        capture.make(pinned, "documentation", TOKENS, tmp_path)
+    with pytest.raises(Unusable, match=r"has 2,6\d\d tokens for this model, not 4,000"):
+        capture.make(pinned, "documentation", 4000, tmp_path)
+
+
 # --- Shares --------------------------------------------------------------------------------------
 
 FEW = {
@@ -322,7 +385,7 @@ def test_a_head_without_attention_in_the_zone_counts_little_by_mass():
 
     found = shares.summary([head(0.45, 0.9), head(0.01, 0.01)])
     assert found["share"] == pytest.approx(0.75)
-    assert found["worst_head"] == pytest.approx(0.5)
+    assert found["worst_head"] == found["worst_kv_head"] == pytest.approx(0.5)
     assert found["by_mass"] == pytest.approx(0.46 / 0.91)
 
 

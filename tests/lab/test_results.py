@@ -16,7 +16,7 @@ from quality.sources import Sources
 
 BUDGETS = (100, 256, 2048)
 HERE = {"cpu": "a processor", "commit": "0123456789abcdef", "uncommitted_changes": False}
-_SHARES = {"share": 0.8, "median": 0.9, "worst_head": 0.1, "by_mass": 0.85, "recall": 0.7}
+_SHARES = dict.fromkeys(("share", "worst_kv_head", "median", "worst_head", "by_mass"), 0.8)
 PRETRAINED = {
     "tiny, code, 4096": {
         "model": "Tiny",

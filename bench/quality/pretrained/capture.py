@@ -136,8 +136,10 @@ def chosen_layers(config: Any, tokens: int) -> list[int]:
 
 
 def _transformers() -> Any:
-    # An extra that nothing else needs, and slow to import. It must not ask the network for files.
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    # An extra that nothing else needs, and slow to import. It must not ask the network for files;
+    # its progress bars would tear those of the lab.
+    for name in ("HF_HUB_OFFLINE", "TQDM_DISABLE"):
+        os.environ.setdefault(name, "1")
     try:
         import accelerate  # noqa: F401
         import gguf  # noqa: F401
@@ -146,7 +148,6 @@ def _transformers() -> Any:
         raise Unusable(
             f"{error.name} is missing; pip install 'pariskv_core[models]' has all that is needed."
         ) from None
-    transformers.utils.logging.disable_progress_bar()
     return transformers
 
 
@@ -182,16 +183,17 @@ def make(weights: Weights, text: str, tokens: int, cache: Path | None = None) ->
         raise Unusable(f"{tokens} tokens are too few; {2 * (LATE + RECENT)} are the fewest.")
     path = fetch(weights, cache)
     folder = cache / "captures" / f"{weights.name}-{text}-{tokens}"
+    written = TEXTS[text]()
+    text_sha256 = hashlib.sha256(written.encode()).hexdigest()
+    positions = late_positions(tokens)
     if (folder / _MANIFEST).exists():
         known = Capture(folder)
-        if (known.manifest.sha256, known.manifest.python) == (
-            weights.sha256,
-            platform.python_version(),
-        ):
+        there = known.manifest
+        pins = (there.sha256, there.text_sha256, there.positions)
+        if pins == (weights.sha256, text_sha256, positions):
             return known
     transformers = _transformers()
     tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    written = TEXTS[text]()
     ids = tokenizer(written, return_tensors="pt").input_ids[0]
     if len(ids) < tokens:
         raise Unusable(f"The text {text} has {len(ids):,} tokens for this model, not {tokens:,}.")
@@ -199,7 +201,6 @@ def make(weights: Weights, text: str, tokens: int, cache: Path | None = None) ->
         path.parent, gguf_file=path.name, dtype=torch.float32
     ).eval()
     layers = chosen_layers(model.config, tokens)
-    positions = late_positions(tokens)
     recent = list(range(tokens - LATE - RECENT, tokens - LATE))
     found = record(model, ids[:tokens], Recorder(layers, positions, recent))
     manifest = Manifest(
@@ -207,7 +208,7 @@ def make(weights: Weights, text: str, tokens: int, cache: Path | None = None) ->
         packages=[f"{part.package}=={part.version}" for part in weights.parts],
         sha256=weights.sha256,
         text=text,
-        text_sha256=hashlib.sha256(written.encode()).hexdigest(),
+        text_sha256=text_sha256,
         python=platform.python_version(),
         tokens=tokens,
         layers=layers,

@@ -35,18 +35,21 @@ Track = Callable[[Sequence[Any], str], Iterable[Any]]
 def summary(heads: list[Quality]) -> dict[str, float]:
     """Of all kv heads of all layers.
 
-    share       of a group's mass, mean over queries, then over kv heads
+    share, worst_kv_head
+                of a group's mass, mean over queries; then the mean and the least of the kv heads
     median, worst_head
                 of the query heads' shares, each head's mass summed over queries first
     by_mass     all mass that was caught over all that the best rows have: a head with little
                 attention in the zone counts little
     """
     by_head = torch.cat([head.head_shares() for head in heads])
+    by_group = [head.share().mean().item() for head in heads]
     caught, best = (
         sum(getattr(head, name).sum().item() for head in heads) for name in ("mass", "best_mass")
     )
     return {
-        "share": sum(head.share().mean().item() for head in heads) / len(heads),
+        "share": sum(by_group) / len(heads),
+        "worst_kv_head": min(by_group),
         "median": by_head.median().item(),
         "worst_head": by_head.min().item(),
         "by_mass": caught / best,
