@@ -376,6 +376,17 @@ def test_a_mean_in_the_keys_is_reported(synthetic, tmp_path):
     found = shares.of_capture(Capture(tmp_path / "shifted"), lambda items, what: items, only)
     assert found["energy_in_mean_at_most"] == pytest.approx(0.9, abs=0.01)
     assert found["energy_in_mean"] == pytest.approx(0.45, abs=0.01)
+    assert found["loudest_channel_at_most"] < 1.5  # all channels are alike
+
+
+def test_a_loud_channel_is_reported(synthetic, tmp_path):
+    layers = dict(synthetic.layers())
+    for layer in layers.values():
+        layer.keys[:, :, 7] *= 8
+    capture.save(tmp_path / "loud", synthetic.manifest, layers)
+    only = {"oracle": FEW["oracle"]}
+    found = shares.of_capture(Capture(tmp_path / "loud"), lambda items, what: items, only)
+    assert found["loudest_channel"] == pytest.approx(64 / (127 / 64), rel=0.05)
 
 
 def test_a_head_without_attention_in_the_zone_counts_little_by_mass():

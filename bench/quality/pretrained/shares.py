@@ -77,6 +77,10 @@ def of_layer(
     return found
 
 
+def _spread(name: str, of_heads: Tensor) -> dict[str, float]:
+    return {name: of_heads.mean().item(), f"{name}_at_most": of_heads.max().item()}
+
+
 def of_capture(
     capture: Capture, track: Track, methods: dict[str, Callable[[], Method]] | None = None
 ) -> dict[str, Any]:
@@ -86,15 +90,21 @@ def of_capture(
     zone = slice(residency.sink, residency.zone_end(manifest.tokens - LATE, -1))
     positions = torch.tensor(manifest.positions)
     found: dict[str, list[Quality]] = {name: [] for name in methods}
-    means: list[Tensor] = []
+    means: list[
+        Tensor
+    ] = []  # by kv head: the share of the energy of its keys that is in their mean
+    loudest: list[
+        Tensor
+    ] = []  # by kv head: its loudest channel's energy, over that of the mean one
     for index in track(manifest.layers, manifest.model):
         layer = capture.layer(index)
         keys = layer.keys[zone].float()
-        means.append(keys.mean(dim=0).square().sum(dim=1) / keys.square().sum(dim=2).mean(dim=0))
+        energy = keys.square().mean(dim=0)  # (kv_heads, head_dim)
+        means.append(keys.mean(dim=0).square().sum(dim=1) / energy.sum(dim=1))
+        loudest.append(energy.amax(dim=1) / energy.mean(dim=1))
         for name, heads in of_layer(layer, positions, zone, methods).items():
             found[name] += heads
     best = [head.best_mass.mean().item() for head in next(iter(found.values()))]
-    energy = torch.cat(means)
     return {
         "model": manifest.model,
         "weights_sha256": manifest.sha256,
@@ -107,7 +117,7 @@ def of_capture(
         "layers": manifest.layers,
         "queries": len(manifest.positions),
         "mass_of_best_100": sum(best) / len(best),
-        "energy_in_mean": energy.mean().item(),
-        "energy_in_mean_at_most": energy.max().item(),
+        **_spread("energy_in_mean", torch.cat(means)),
+        **_spread("loudest_channel", torch.cat(loudest)),
         "methods": {name: summary(heads) for name, heads in found.items()},
     }
