@@ -138,7 +138,7 @@ def models(arguments: argparse.Namespace) -> None:
             found = shares.of_capture(taken, lambda of, what: progress.track(of, description=what))
         results[f"{name}, {arguments.text}, {tokens}"] = found
         report.pretrained(found)
-        save(results, "cpu", time.perf_counter() - begin, name="quality-models")
+    save(results, "cpu", time.perf_counter() - begin, name="quality-models")
 
 
 def save(
