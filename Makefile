@@ -17,8 +17,8 @@ WHEEL_OPTIONS = --no-build-isolation --no-deps -C cmake.define.PARISKV_CUDA=$(CU
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cmake cpp python -type f -not -name '*.pyc')
 CPP_FILES = $(shell find bench cpp examples python tests -regex '.*\.\(h\|cpp\|cuh?\|inl\)')
 
-.PHONY: help demo test test-cpp test-python sanitize bench quality quality-gpu wheel stubs format \
-	lint clean
+.PHONY: help demo test test-cpp test-python sanitize bench quality quality-gpu quality-models \
+	wheel stubs format lint clean
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -46,6 +46,10 @@ quality: .venv/.quality ## are the rows that are picked the right ones? syntheti
 
 quality-gpu: .venv/.quality ## the same at size, and inside a language model trained for it
 	@cd bench && python -m quality gpu && python -m quality plots && python -m quality tables --write
+
+quality-models: .venv/.models ## on keys of pretrained models; fetches 0.9 GB, half an hour
+	@cd bench && python -m quality models --model smollm2 qwen-0.5b gemma-270m \
+	  && python -m quality tables --write
 
 wheel: .venv/.base ## build a wheel into dist/
 	@$(PIP) wheel -qq $(WHEEL_OPTIONS) -C build-dir='build/wheel-{wheel_tag}' -w dist .
@@ -150,6 +154,11 @@ sanitize: .venv/.test ## on a GPU: compute-sanitizer over the tests marked for i
 	@echo "Installing torch, rich and Matplotlib ..."
 	@$(PIP) install -qq -c constraints.txt 'pariskv_core[quality]'
 	@touch .venv/.bench $@
+
+.venv/.models: constraints.txt pyproject.toml | .venv/.engine
+	@echo "Installing torch and transformers ..."
+	@$(PIP) install -qq -c constraints.txt 'pariskv_core[models]'
+	@touch .venv/.bench .venv/.quality $@
 
 .venv/.test: constraints.txt pyproject.toml | .venv/.engine
 	@echo "Installing the test tools and torch ..."

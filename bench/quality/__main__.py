@@ -1,4 +1,4 @@
-"""The quality lab, from bench/: python -m quality cpu | gpu | plots | tables."""
+"""The quality lab, from bench/: python -m quality cpu | gpu | models | plots | tables."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from quality import ablations, experiments, kept, lists, report, sizes, sources, tables
+from quality.pretrained import capture, shares, texts, weights
 from quality.sizes import Size
 
 EXPERIMENTS: dict[str, Callable[..., dict[str, Any]]] = {
@@ -121,12 +122,35 @@ def gpu(arguments: argparse.Namespace) -> None:
         save(results, "gpu", time.perf_counter() - begin, facts)
 
 
+def models(arguments: argparse.Namespace) -> None:
+    torch.set_num_threads(arguments.threads)
+    results = sources.read(sources.RESULTS / "quality-models-cpu.json").get("results", {})
+    begin = time.perf_counter()
+    for name in arguments.model:
+        pretrained = weights.MODELS[name]
+        tokens = arguments.tokens or pretrained.tokens
+        print(f"{name}: keys and queries of {tokens:,} tokens of {arguments.text} ...", flush=True)
+        try:
+            taken = capture.make(pretrained, arguments.text, tokens)
+        except weights.Unusable as error:
+            sys.exit(str(error))
+        with Progress() as progress:
+            found = shares.of_capture(taken, lambda of, what: progress.track(of, description=what))
+        results[f"{name}, {arguments.text}, {tokens}"] = found
+        report.pretrained(found)
+    save(results, "cpu", time.perf_counter() - begin, name="quality-models")
+
+
 def save(
-    results: dict[str, Any], on: str, seconds: float, facts: dict[str, Any] | None = None
+    results: dict[str, Any],
+    on: str,
+    seconds: float,
+    facts: dict[str, Any] | None = None,
+    name: str = "quality",
 ) -> None:
     command = " ".join(["cd bench && python -m quality", *sys.argv[1:]])
     known = {"command": command, "seconds": round(seconds, 1), **(facts or {})}
-    harness.save("quality", results, on=on, facts=known)
+    harness.save(name, results, on=on, facts=known)
 
 
 def draw(arguments: argparse.Namespace) -> None:
@@ -157,6 +181,7 @@ def main() -> None:
     for mode, run, what in (
         ("cpu", cpu, "synthetic keys, in minutes on two cores"),
         ("gpu", gpu, "a language model trained here, and larger synthetic keys"),
+        ("models", models, "keys of pretrained models, which are fetched; minutes to an hour"),
         ("plots", draw, "figures of the results"),
         ("tables", show_tables, "tables of the results, as markdown"),
     ):
@@ -166,10 +191,15 @@ def main() -> None:
             names = [*EXPERIMENTS, *(["model"] if mode == "gpu" else [])]
             some.add_argument("--only", nargs="+", choices=names)
             some.add_argument("--seeds", type=int)
-        else:
+        elif mode != "models":
             some.add_argument("--synthetic", choices=["cpu", "gpu"], help="of which run")
             some.add_argument("--lm", type=Path, help="a file of quality.lm's, not the GPU run's")
     modes.choices["cpu"].add_argument("--threads", type=int, default=2)
+    of_models = modes.choices["models"]
+    of_models.add_argument("--model", nargs="+", choices=weights.MODELS, default=["smollm2"])
+    of_models.add_argument("--text", choices=texts.TEXTS, default="documentation")
+    of_models.add_argument("--tokens", type=int, help="of the text; each model has its own default")
+    of_models.add_argument("--threads", type=int, default=2)
     modes.choices["gpu"].add_argument(
         "--weights", type=Path, help="of the model; made if not there"
     )

@@ -67,5 +67,9 @@ def figures(sources: Sources) -> str:
 
 def measured_on(sources: Sources) -> str:
     """What ran where."""
-    names = {"synthetic": "synthetic keys", "model": "language model"}
+    names = {
+        "synthetic": "synthetic keys",
+        "model": "language model",
+        "pretrained": "pretrained models",
+    }
     return "".join(f"- {names[part]}: {said}\n" for part, said in sources.where.items())

@@ -29,15 +29,19 @@ class Quality:
         best = self.best_mass.mean(dim=1)
         return torch.where(best > 0, self.mass.mean(dim=1) / best, 1.0)
 
-    def worst_head(self) -> float:
-        """The share of the head that fares worst.
+    def head_shares(self) -> Tensor:
+        """(group): the share of each head.
 
         A head's mass over all steps is held against its own mass on the rows that are best for the
         group. Summed before it is divided: a head that needs nothing from the zone at some step has
         no say there.
         """
         best = self.best_mass.sum(dim=0)
-        return torch.where(best > 0, self.mass.sum(dim=0) / best, 1.0).min().item()
+        return torch.where(best > 0, self.mass.sum(dim=0) / best, 1.0)
+
+    def worst_head(self) -> float:
+        """The share of the head that fares worst."""
+        return self.head_shares().min().item()
 
     def summary(self) -> dict[str, float]:
         found = {

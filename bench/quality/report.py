@@ -50,6 +50,12 @@ def _curves(title: str, found: dict[str, Any], measure: str) -> None:
     _grid(title, table, measure)
 
 
+def pretrained(run: dict[str, Any]) -> None:
+    """One model's shares."""
+    lines = [{"reranked": name, **numbers} for name, numbers in run["methods"].items()]
+    _lines(f"{run['model']}, {run['tokens']:,} tokens", lines, list(lines[0]))
+
+
 def show(results: dict[str, Any]) -> None:
     """All that there is in them."""
     if "ingredients" in results:

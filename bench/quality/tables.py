@@ -13,6 +13,7 @@ from quality.sources import Sources
 PAGE = Path(__file__).resolve().parent / "RESULTS.md"
 _BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
 _NOT_YET = "*Not measured yet: `make quality-gpu`.*"
+_NO_MODELS = "*Not measured yet: `make quality-models`.*"
 _WHOM = {"oracle": "the best rows", "full": "full attention"}
 _SYNTHETIC = ("pariskv_core 5%", "published 10%", "PQCache 16x8", "MagicPIG", "Quest", "SnapKV")
 
@@ -139,6 +140,35 @@ def written(sources: Sources) -> str:
     )
 
 
+# --- Pretrained models ---------------------------------------------------------------------------
+
+_SETTINGS = {
+    "estimates of all keys": "all keys",
+    "default": "**default**",
+    **{f"{at} %": f"{at} %" for at in (25, 20, 10, 5, 2)},
+    "published, 10 %": "published, 10 %",
+    "published": "published",
+}
+_MEASURES = {
+    "share": "share",
+    "worst_kv_head": "worst kv head",
+    "median": "median query head",
+    "worst_head": "worst query head",
+    "by_mass": "weighted by mass",
+}
+
+
+def pretrained(sources: Sources) -> str:
+    """Each model's shares, by how many keys are reranked."""
+    rows = []
+    for run in sources.pretrained.values():
+        what = f"{run['model']}, {run['tokens']:,} tokens of {run['text']}"
+        for measure, said in _MEASURES.items():
+            shares = [share(run["methods"][name][measure]) for name in _SETTINGS]
+            rows.append([f"**{what}**: {said}" if measure == "share" else said, *shares])
+    return table(["k = 100", *_SETTINGS.values()], rows)
+
+
 # --- Synthetic keys ------------------------------------------------------------------------------
 
 
@@ -227,6 +257,7 @@ TABLES: dict[str, tuple[Callable[[Sources], str], str]] = {
     "targets": (targets, "model"),
     "model": (model, "model"),
     "written": (written, "model"),
+    "pretrained": (pretrained, "pretrained"),
     "workloads": (workloads, "synthetic"),
     "budgets": (budgets, "synthetic"),
     "one_by_one": (one_by_one, "synthetic"),
@@ -239,7 +270,9 @@ TABLES: dict[str, tuple[Callable[[Sources], str], str]] = {
 
 def made(name: str, sources: Sources) -> str:
     make, part = TABLES[name]
-    return make(sources) if getattr(sources, part) else f"{_NOT_YET}\n"
+    if getattr(sources, part):
+        return make(sources)
+    return f"{_NO_MODELS if part == 'pretrained' else _NOT_YET}\n"
 
 
 def filled(page: str, sources: Sources) -> str:

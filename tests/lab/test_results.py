@@ -11,10 +11,20 @@ import numpy as np
 import pytest
 from PIL import Image
 from quality import figures, kept, lm, plots, sources, tables
+from quality.pretrained import shares
 from quality.sources import Sources
 
 BUDGETS = (100, 256, 2048)
 HERE = {"cpu": "a processor", "commit": "0123456789abcdef", "uncommitted_changes": False}
+_SHARES = dict.fromkeys(("share", "worst_kv_head", "median", "worst_head", "by_mass"), 0.8)
+PRETRAINED = {
+    "tiny, code, 4096": {
+        "model": "Tiny",
+        "tokens": 4096,
+        "text": "code",
+        "methods": dict.fromkeys(shares.METHODS, _SHARES),
+    }
+}
 
 
 def outcome(share: float, **facts) -> dict:
@@ -59,7 +69,8 @@ def everything(model, measured, tmp_path_factory) -> Sources:
     """Of files like those that `python -m quality cpu` and `gpu` write."""
     folder = tmp_path_factory.mktemp("results")
     synthetic = kept.of_synthetic(measured.everything())
-    for name, results in {"cpu": synthetic, "gpu": {"model": kept.of_model(model)}}.items():
+    runs = {"cpu": synthetic, "gpu": {"model": kept.of_model(model)}, "models-cpu": PRETRAINED}
+    for name, results in runs.items():
         text = harness.as_text({"environment": HERE, "results": results})
         (folder / f"quality-{name}.json").write_text(text, encoding="utf-8")
     return sources.load(results=folder)
@@ -67,7 +78,8 @@ def everything(model, measured, tmp_path_factory) -> Sources:
 
 def test_files_are_read_as_they_were_written(everything, model, tmp_path):
     assert set(everything.synthetic) == set(kept.SYNTHETIC)
-    assert everything.where == dict.fromkeys(("synthetic", "model"), "a processor, 0123456789ab")
+    parts = ("synthetic", "model", "pretrained")
+    assert everything.where == dict.fromkeys(parts, "a processor, 0123456789ab")
     own = tmp_path / "lm.json"
     own.write_text(json.dumps(model))
     found = sources.load(lm=own, results=tmp_path)

@@ -1,0 +1,1 @@
+"""Pretrained models: their weights, what their attention sees, and how good the chosen rows are."""

