@@ -305,7 +305,8 @@ std::vector<Case> all_cases() {
       make("long", [](Case& c, Config& k) { c.tokens = 9000, own(k).top_k = 2048; }),
       make("many_candidates",
            [](Case& c, Config& k) {
-             c.device = 0, c.twin = 1, c.batch = 2, c.tokens = 9600, own(k).top_k = 2200;
+             c.device = 0, c.twin = 1, c.batch = 2, c.tokens = 9600, c.steps = 2;
+             own(k).top_k = 2200;
            }),
       make("float32_64", [](Case&, Config& k) { k.dtype = kFloat, k.head_dim = 64; }),
       make("float32_80_votes",
@@ -330,7 +331,8 @@ std::vector<Case> all_cases() {
              c.device_segment = int64_t{1} << 20;
              k.query_heads = k.kv_heads = 16, k.head_dim = 256, c.tokens = 300, c.steps = 2;
            }),
-      make("most_rows", [](Case& c, Config& k) { c.tokens = 6000, own(k).top_k = 4096; }),
+      make("most_rows",
+           [](Case& c, Config& k) { c.tokens = 6000, c.steps = 2, own(k).top_k = 4096; }),
       make("float16_64_votes_mean",
            [=](Case&, Config& k) { k.dtype = kHalf, k.head_dim = 64, votes(k), mean(k); }),
       make("float16_96", [](Case&, Config& k) { k.dtype = kHalf, k.head_dim = 96; }),
@@ -347,7 +349,9 @@ std::vector<Case> all_cases() {
       make("float32_512_little_shared_memory",
            [](Case& c, Config& k) { c.device = 6, k.dtype = kFloat, k.head_dim = 512; }),
       make("bfloat16_512_in_blocks_of_a_head",
-           [](Case& c, Config& k) { c.device = 0, c.twin = 5, c.tokens = 3000, k.head_dim = 512; }),
+           [](Case& c, Config& k) {
+             c.device = 0, c.twin = 5, c.tokens = 3000, c.steps = 2, k.head_dim = 512;
+           }),
       make("keys_192_values_128",
            [](Case& c, Config& k) { k.head_dim = 192, k.value_dim = 128, c.twin = 2; }),
       make("keys_64_values_512_row_cache_that_evicts",
@@ -388,7 +392,7 @@ std::vector<Case> all_cases() {
            [](Case& c, Config&) { c.batch = 3, c.gap = 3, c.tokens = 700; }),
       make("batch_in_branches",
            [](Case& c, Config& k) {
-             c.device = 0, c.twin = 4, c.batch = 3, c.tokens = 400;
+             c.device = 0, c.twin = 4, c.batch = 3, c.tokens = 400, c.steps = 2;
              k.query_heads = 12, k.kv_heads = 6, k.head_dim = 64;
            }),
       make("flush_and_truncate",
@@ -419,12 +423,12 @@ std::vector<Case> all_cases() {
       make("odd_segments", [](Case& c, Config& k) { k.segment_tokens = 192, c.tokens = 2500; }),
       make("more_rows_than_a_block_lists",
            [](Case& c, Config& k) {
-             c.device = 1, c.twin = 0, c.tokens = 9000, own(k).top_k = 2400;
+             c.device = 1, c.twin = 0, c.tokens = 9000, c.steps = 2, own(k).top_k = 2400;
            }),
       // With one head rows set out before all are known.
       make("early_rows_and_more_than_listed",
            [](Case& c, Config& k) {
-             c.tokens = 9000, k.query_heads = 4, k.kv_heads = 1, own(k).top_k = 2300;
+             c.tokens = 9000, c.steps = 2, k.query_heads = 4, k.kv_heads = 1, own(k).top_k = 2300;
              own(k).min_candidates_per_row = 1, own(k).schedule = {{0, 0.4, 0.2}};
            }),
       make("early_rows_and_row_cache",
