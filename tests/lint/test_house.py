@@ -58,8 +58,9 @@ DEVICE_HEADERS = {"codec/summary_layout.h"}
 DECODE = CUDA / "pariskv/decode"
 MAX_SEEN = 2000
 INSTRUCTIONS = CUDA / "device/ptx.cuh"
-# The top k, its rows, attention to them and the sum of the parts are one kernel.
-MAX_SEEN_OF = {"attend": 3100}
+# A header of the decode step may leave its definitions to a file of their own.
+DEFINITIONS = sorted(CUDA.rglob("*_impl.cuh"))
+INSTANCE = DECODE / "instance.cuh"
 
 FOREIGN = re.compile(
     r"(torch|ATen|c10|cuda|cub|cooperative_groups|mma|thrust|nanobind|Python|dlpack)(?=\W|_)"
@@ -243,12 +244,26 @@ def seen_from(path: Path) -> set[Path]:
     return seen
 
 
-@pytest.mark.parametrize("kernel", sorted(DECODE.glob("*/kernel.cuh")), ids=lambda k: k.parent.name)
-def test_a_kernel_of_the_decode_step_shows_its_reader_few_lines(kernel: Path) -> None:
-    files_seen = seen_from(kernel) - {INSTRUCTIONS}
+@pytest.mark.parametrize("opened", [*sorted(DECODE.glob("*/kernel.cuh")), *DEFINITIONS], ids=name)
+def test_a_kernel_of_the_decode_step_shows_its_reader_few_lines(opened: Path) -> None:
+    files_seen = seen_from(opened) - {INSTRUCTIONS}
     lines = sum(len(path.read_text().splitlines()) for path in files_seen)
-    print(f"{kernel.parent.name}: {lines} lines in {len(files_seen)} files")
-    assert lines < MAX_SEEN_OF.get(kernel.parent.name, MAX_SEEN)
+    print(f"{name(opened)}: {lines} lines in {len(files_seen)} files")
+    assert lines < MAX_SEEN
+
+
+def test_definitions_of_the_decode_step_are_included_where_it_is_compiled() -> None:
+    """Headers and kernels of the decode step see each other's interfaces only."""
+    wrong = []
+    for path in files("cpp", "bench", "tests/cpp"):
+        included = {resolve(path, each) for each, _ in includes(path)}
+        expected = {*DEFINITIONS} if path == INSTANCE else set()
+        wrong += [
+            f"{name(path)}: {name(each)}"
+            for each in DEFINITIONS
+            if (each in included) != (each in expected)
+        ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_nothing_is_left_to_do() -> None:

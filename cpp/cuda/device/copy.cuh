@@ -5,17 +5,12 @@
  */
 #pragma once
 
+#include "device/barrier.cuh"
 #include "device/ptx.cuh"
 
 namespace pariskv::cuda::device {
 
 constexpr bool kBulkCopies = kHopper;
-
-/** Waits for the end of the phase with this parity: 0 the first, 1 the second, 0 the third. */
-__device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
-  while (!ptx::mbarrier_try_wait_parity(barrier, parity)) {
-  }
-}
 
 /**
  * How a warp copies: lanes that `takes_part` say what to `expect` and `start` it, or `each` hands
@@ -91,5 +86,8 @@ struct WarpCopies<false> {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
   }
 };
+
+/** Rows come by the copy engine where there is one. */
+using RowCopies = WarpCopies<kBulkCopies>;
 
 }  // namespace pariskv::cuda::device

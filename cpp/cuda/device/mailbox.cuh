@@ -5,8 +5,9 @@
  */
 #pragma once
 
+#include "device/barrier.cuh"
 #include "device/cluster.cuh"
-#include "device/copy.cuh"
+#include "device/ptx.cuh"
 
 namespace pariskv::cuda::device {
 

@@ -55,4 +55,7 @@ struct WarpStores<false> {
   static __device__ __forceinline__ void wait_written() {}
 };
 
+/** Rows go to the row cache by the copy engine where there is one. */
+using RowStores = WarpStores<kBulkCopies>;
+
 }  // namespace pariskv::cuda::device

@@ -1,9 +1,8 @@
-/** Rows on their way to attention: how they are copied, which parts they lie in, which come next.
- */
+/** Rows on their way to attention: which parts they lie in, which come next. */
 #pragma once
 
 #include "device/cluster.cuh"
-#include "device/copy.cuh"
+#include "device/partition.cuh"
 
 namespace pariskv::cuda::device {
 
@@ -11,9 +10,6 @@ namespace pariskv::cuda::device {
 constexpr int kTileBytes = 16384;
 constexpr int kMostTileRows = 64;
 constexpr int kMostSlots = 8;
-
-/** Rows come by the copy engine where there is one. */
-using RowCopies = WarpCopies<kBulkCopies>;
 static_assert(kMostTileRows <= 32 * kWarps);  // a lane can have a row of a tile
 
 /** A row that has been selected. */

@@ -13,7 +13,7 @@
  * | `is_placed`, `row` | all threads | after the barrier of the block that follows `close` |
  * | `wait` | all threads | before a row is read |
  *
- * Of use once in a launch.
+ * Of use once in a launch. Definitions are in early_rows_impl.cuh.
  */
 #pragma once
 
@@ -36,10 +36,7 @@ struct EarlyRows {
   alignas(128) char rows[kEarlyBytes];
 
   /** Before what makes barriers known to the copy engine. */
-  __device__ __forceinline__ void open() {
-    device::ptx::mbarrier_init(&arrived, 1);
-    count = 0;
-  }
+  __device__ __forceinline__ void open();
 
   /**
    * Starts the copy of a row, where there is room.
@@ -47,33 +44,17 @@ struct EarlyRows {
    * @return its place, plus 1; 0: there is no room
    */
   template <typename Find>
-  __device__ __forceinline__ int start(int row_bytes, Find find) {
-    const int place = atomicAdd(&count, 1);
-    if (place >= min(kEarlyBytes / row_bytes, kEarlyRows)) return 0;
-    const device::SelectedRow row = find();
-    device::RowCopies::expect(&arrived, uint32_t(row_bytes));
-    device::RowCopies::start(rows + place * row_bytes, reinterpret_cast<const char*>(row.address),
-                             uint32_t(row_bytes), &arrived);
-    list[place] = row;
-    return place + 1;
-  }
+  __device__ __forceinline__ int start(int row_bytes, Find find);
 
   /** Selected row `at` of this block has this place, as `start` returns it. */
   __device__ __forceinline__ void note(int at, int place) { places[at] = uint8_t(place); }
+  __device__ __forceinline__ void close();
 
-  __device__ __forceinline__ void close() {
-    if (device::kBulkCopies) device::ptx::mbarrier_arrive(&arrived);
-  }
-
-  __device__ __forceinline__ bool is_placed(int at) const {
-    return device::kBulkCopies && places[at] > 0;
-  }
+  __device__ __forceinline__ bool is_placed(int at) const;
   __device__ __forceinline__ const char* row(int at, int row_bytes) const {
     return rows + (places[at] - 1) * row_bytes;
   }
-  __device__ __forceinline__ void wait() {
-    if (device::kBulkCopies) device::wait(&arrived, 0);
-  }
+  __device__ __forceinline__ void wait();
 };
 static_assert(kEarlyRows < 256, "a place is a byte");
 

@@ -56,14 +56,6 @@ struct FetchedParts {
   }
 };
 
-/** How many keys of this block pass, once they have been compacted. */
-__device__ __forceinline__ int passed(const device::CompactSpace& space) {
-  const int warp = device::lane_id();
-  const int above = __reduce_add_sync(~0u, warp < device::kWarps ? space.above[warp] : 0);
-  const int equal = __reduce_add_sync(~0u, warp < device::kWarps ? space.equal[warp] : 0);
-  return above + min(equal, space.cut.ties);
-}
-
 template <typename Element, int kWords>
 struct Attend {
   const AttendParams& params;
@@ -116,7 +108,7 @@ struct Attend {
     });
     __syncthreads();
     if (cluster.rank == 0 && threadIdx.x == 0) *scratch.selected_count = wanted(candidates);
-    list.close(passed(space.select), cut.offset);
+    list.close(device::passed(space.select), cut.offset);
   }
 
   /** Attention to this block's selected rows. */
@@ -277,7 +269,7 @@ struct Attend {
       count(candidates);
     }
     finish();
-    device::RowStores::wait_written();
+    Keep::finish();
     device::wait_for_predecessor();
   }
 };

@@ -1,7 +1,7 @@
 /**
- * Which rows a block of the last kernel attends to: those selected among its candidates. Where they
- * lie is looked up for the first candidates of every lane, while it is found out what they are
- * worth.
+ * Which rows a block of the last kernel attends to: the selected ones of its candidates. Where they
+ * lie is looked up for the first candidates of every lane while their worth is being computed.
+ * Definitions are in rows_impl.cuh.
  */
 #pragma once
 
@@ -9,7 +9,6 @@
 #include "pariskv/decode/attend/row_cache.cuh"
 #include "pariskv/decode/attend/topk.cuh"
 #include "pariskv/decode/context.cuh"
-#include "pariskv/decode/row_address.cuh"
 
 namespace pariskv::cuda {
 
@@ -30,20 +29,7 @@ struct RowSpace {
 /** What a head's row cache has. While a step is explained there is none: it leaves no trace. */
 template <typename Element>
 __device__ __forceinline__ device::RowCache row_cache_of(const DecodeCall& call,
-                                                         const SequenceView& view, int head) {
-  const ModelShape& shape = call.shape;
-  if (view.row_cache == nullptr || call.explains) return {};
-  const int64_t slots = shape.cached_rows, first = head * slots;
-  const int64_t row_bytes = shape.rows.bytes();
-  const RowCacheLayout layout{shape.kv_heads, slots, row_bytes};
-  return {reinterpret_cast<uint64_t*>(view.row_cache) + first,
-          reinterpret_cast<uint32_t*>(view.row_cache + layout.stamps()) + first,
-          view.row_cache + layout.rows() + first * row_bytes,
-          uint32_t(row_bytes),
-          int(slots / kCacheWays),
-          uint32_t(view.generation),
-          uint32_t(view.total)};
-}
+                                                         const SequenceView& view, int head);
 
 /** Parts of a block's selected rows: those that lie in one part of the candidates. */
 struct SelectedParts {
@@ -77,6 +63,11 @@ struct SelectedRows {
   __device__ __forceinline__ void await_placed() const { space.early.wait(); }
 };
 
+/**
+ * The rows of a block: an object of each thread, for all threads. In order: `choose_from`, the
+ * look-ups (`look_up_positions`, then `look_up_segments`), `start_early` where rows may, `note` for
+ * each selected row, `close`; then where the rows lie can be read.
+ */
 template <typename Element, int kWords>
 class RowList {
  public:
@@ -85,79 +76,25 @@ class RowList {
       : block_(block), cluster_(cluster), space_(space) {}
 
   /** Rows are selected from so many candidates. */
-  __device__ __forceinline__ void choose_from(int candidates) {
-    candidates_ = candidates;
-    first_ = device::part_begin(candidates, cluster_.first_part());
-    count_ = device::part_begin(candidates, cluster_.end_part()) - first_;
-    mine_ = device::KeysOfLane(count_);
-  }
+  __device__ __forceinline__ void choose_from(int candidates);
 
   /** This block's candidates. */
   __device__ __forceinline__ int first() const { return first_; }
   __device__ __forceinline__ int count() const { return count_; }
 
   /** Of a lane's candidates. To be used when there has been time for them to come. */
-  __device__ __forceinline__ void look_up_positions() {
-#pragma unroll
-    for (int turn = 0; turn < kLookedUp; ++turn) {
-      const int i = mine_.key(turn);
-      offsets_[turn] = i < mine_.end ? __ldcg(block_.context.scratch.candidates + first_ + i) : 0;
-    }
-  }
-  /** The same of what has their rows. */
-  __device__ __forceinline__ void look_up_segments() {
-#pragma unroll
-    for (int turn = 0; turn < kLookedUp; ++turn) {
-      const int position = block_.context.zone.begin + offsets_[turn];
-      segments_[turn] =
-          mine_.key(turn) < mine_.end ? segment_of(block_.context, position) : nullptr;
-    }
-  }
+  __device__ __forceinline__ void look_up_positions();
+  /** The same of the segments with their rows. */
+  __device__ __forceinline__ void look_up_segments();
 
-  /** Rows that pass for certain start, as many as there is room for. */
-  __device__ __forceinline__ void start_early(const bool (&passes)[kLookedUp]) {
-    if (!device::kBulkCopies) return;
-    uint32_t passing = 0;  // a bit for each turn
-#pragma unroll
-    for (int turn = 0; turn < kLookedUp; ++turn) passing |= uint32_t(passes[turn]) << turn;
-    // What has been looked up goes round once: a loop is shorter than what it does four times.
-#pragma unroll 1
-    for (int turn = 0; turn < kLookedUp; ++turn) {
-      const int offset = offsets_[0];
-      const char* segment = segments_[0];
-      if (passing >> turn & 1) {
-        const int place = space_.early.start(block_.context.shape.row_bytes, [&] {
-          device::SelectedRow row = row_of(first_ + mine_.key(turn), offset, segment);
-          ask_cache(row);
-          return row;
-        });
-        early_ |= uint32_t(place) << 8 * turn;
-      }
-#pragma unroll
-      for (int i = 0; i + 1 < kLookedUp; ++i) {
-        offsets_[i] = offsets_[i + 1];
-        segments_[i] = segments_[i + 1];
-      }
-      offsets_[kLookedUp - 1] = offset;
-      segments_[kLookedUp - 1] = segment;
-    }
-  }
+  /**
+   * Rows that pass for certain start, as many as there is room for.
+   * @param passes  of the lane's candidates that are looked up: as find_top_k says
+   */
+  __device__ __forceinline__ void start_early(const bool (&passes)[kLookedUp]);
 
   /** Row `at` of this block is a candidate that is number `turn` of the lane. */
-  __device__ __forceinline__ void note(int at, int candidate, int turn) {
-    if (at >= kListedRows) return;
-    int offset = offsets_[0];
-    const char* segment = segments_[0];
-#pragma unroll
-    for (int other = 1; other < kLookedUp; ++other) {
-      if (turn == other) offset = offsets_[other], segment = segments_[other];
-    }
-    const int place = turn < kLookedUp ? int(early_ >> 8 * turn & 255) : 0;
-    space_.early.note(at, place);
-    space_.list[at] = place > 0          ? space_.early.list[place - 1]
-                      : turn < kLookedUp ? row_of(candidate, offset, segment)
-                                         : row_of(candidate);
-  }
+  __device__ __forceinline__ void note(int at, int candidate, int turn);
 
   /**
    * When all are noted: where they are to come from, and where parts begin. All threads; ends with
@@ -165,29 +102,7 @@ class RowList {
    * @param rows    of this block
    * @param offset  rows of the head before them
    */
-  __device__ __forceinline__ void close(int rows, int offset) {
-    const HeadScratch& scratch = block_.context.scratch;
-    list_ = space_.list;
-    if (rows > kListedRows) {
-      list_ = scratch.rows + offset;
-      for (int i = int(threadIdx.x); i < rows; i += device::kThreads) {
-        list_[i] = row_of(__ldcg(scratch.selected + offset + i));
-      }
-      __syncthreads();
-    }
-    // One more than there are: parts after the last row begin there.
-    for (int i = int(threadIdx.x); i <= rows; i += device::kThreads) {
-      const int last = i > 0 ? part_of(list_[i - 1].candidate) : cluster_.first_part() - 1;
-      const int part = i < rows ? part_of(list_[i].candidate) : cluster_.end_part();
-      for (int begins = last + 1; begins <= part; ++begins) {
-        space_.begins[begins - cluster_.first_part()] = i;
-      }
-      if (i < rows && !addresses().is_placed(i)) ask_cache(list_[i]);
-    }
-    device::ptx::fence_proxy_async_shared();
-    if (threadIdx.x == 0) space_.early.close();
-    __syncthreads();
-  }
+  __device__ __forceinline__ void close(int rows, int offset);
 
   __device__ __forceinline__ device::SelectedRow* rows() const { return list_; }
   __device__ __forceinline__ SelectedParts parts() const {
@@ -196,43 +111,15 @@ class RowList {
   __device__ __forceinline__ SelectedRows addresses() const {
     return {list_, space_, block_.context.shape.row_bytes, list_ == space_.list};
   }
+  /** All results of RowCache::stamp of this thread: see KeepInCache. */
   __device__ __forceinline__ uint32_t stamped() const { return stamped_; }
 
  private:
-  /** A row, before the cache has been asked. */
   __device__ __forceinline__ device::SelectedRow row_of(int candidate, int offset,
-                                                        const char* segment) const {
-    const int position = block_.context.zone.begin + offset;
-    return {reinterpret_cast<uint64_t>(row_in(block_.context, segment, position)), position,
-            candidate};
-  }
-  __device__ __forceinline__ device::SelectedRow row_of(int candidate) const {
-    const int offset = __ldcg(block_.context.scratch.candidates + candidate);
-    return row_of(candidate, offset,
-                  segment_of(block_.context, block_.context.zone.begin + offset));
-  }
-
-  /** Whether the cache has a row, or is to have it. */
-  __device__ __forceinline__ void ask_cache(device::SelectedRow& row) {
-    using Keep = device::KeepInCache;
-    const device::RowCache& cache = space_.cache;
-    const int position = row.fresh;
-    const int slot = cache.find(cache.tags_at(position), position);
-    if (slot >= 0) {
-      stamped_ |= cache.stamp(slot);
-      row.address = reinterpret_cast<uint64_t>(cache.row(slot));
-      row.fresh = Keep::kFound;
-    } else if (position + 1 == block_.context.total) {
-      // The last token's row is written anew when a recorded step is replayed.
-      row.fresh = Keep::kUnwanted;
-    }
-  }
-
-  /** The part that a candidate lies in: the last one that begins there or before. */
-  __device__ __forceinline__ int part_of(int candidate) const {
-    if (cluster_.size == device::kParts) return cluster_.rank;
-    return int((uint32_t(candidate + 1) * device::kParts - 1) / uint32_t(candidates_));
-  }
+                                                        const char* segment) const;
+  __device__ __forceinline__ device::SelectedRow row_of(int candidate) const;
+  __device__ __forceinline__ void ask_cache(device::SelectedRow& row);
+  __device__ __forceinline__ int part_of(int candidate) const;
 
   const HeadBlock<Element, kWords>& block_;
   const device::Cluster& cluster_;

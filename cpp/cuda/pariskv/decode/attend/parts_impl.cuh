@@ -1,0 +1,79 @@
+/** Definitions of parts.cuh. */
+#pragma once
+
+#include "device/softmax.cuh"
+#include "device/warp.cuh"
+#include "pariskv/decode/attend/parts.cuh"
+
+namespace pariskv::cuda::device {
+
+/** How the parts of one query head combine. */
+struct PartFactors {
+  float maximum, sum;
+  float factor;  // of this lane's part
+};
+
+/** Lane p brings part p: resident parts first, then fetched ones. */
+__device__ __forceinline__ PartFactors combine_parts(float maximum, float sum) {
+  const float top = warp_max(maximum);
+  const float factor = maximum == -infinity() ? 0.0f : exp_of(maximum - top);
+  return {top, warp_sum(sum * factor), factor};
+}
+
+__device__ __forceinline__ Parts parts_in_scratch(const float* parts, const AttendShape& shape,
+                                                  int head, int chunk) {
+  const int64_t row = 2 + shape.value_dim;
+  const float* of_head = parts + head * row;
+  return {of_head, of_head + 2 + 32 * chunk + lane_id(), shape.group * row};
+}
+
+__device__ __forceinline__ Merged merge_parts(const Parts& resident, const Parts& fetched,
+                                              bool exists) {
+  const int lane = lane_id();
+  float maximum = -infinity(), sum = 0;
+  if (lane < kParts) {
+    maximum = __ldcg(resident.numbers + lane * resident.step);
+    sum = __ldcg(resident.numbers + lane * resident.step + 1);
+  }
+  float values[2 * kParts] = {};
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    if (exists) values[part] = __ldcg(resident.values + part * resident.step);
+  }
+  if (fetched.numbers != nullptr) {
+    if (lane >= kParts) {
+      maximum = __ldcg(fetched.numbers + (lane - kParts) * fetched.step);
+      sum = __ldcg(fetched.numbers + (lane - kParts) * fetched.step + 1);
+    }
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      if (exists) values[kParts + part] = __ldcg(fetched.values + part * fetched.step);
+    }
+  }
+  const PartFactors parts = combine_parts(maximum, sum);
+  float weighted = 0;
+#pragma unroll
+  for (int part = 0; part < 2 * kParts; ++part) {
+    weighted = __fmaf_rn(__shfl_sync(~0u, parts.factor, part), values[part], weighted);
+  }
+  return {parts.maximum, parts.sum, weighted};
+}
+
+__device__ __forceinline__ Merged merge_sent(const SentParts& resident, const SentParts& fetched) {
+  const int lane = lane_id();
+  const float* mine = lane < kParts ? resident[lane] : fetched[lane - kParts];
+  const PartFactors parts = combine_parts(mine[0], mine[1]);
+  float weighted = 0;
+#pragma unroll 8
+  for (int part = 0; part < kParts; ++part) {
+    weighted = __fmaf_rn(__shfl_sync(~0u, parts.factor, part), resident[part][2 + lane], weighted);
+  }
+#pragma unroll 8
+  for (int part = 0; part < kParts; ++part) {
+    weighted =
+        __fmaf_rn(__shfl_sync(~0u, parts.factor, kParts + part), fetched[part][2 + lane], weighted);
+  }
+  return {parts.maximum, parts.sum, weighted};
+}
+
+}  // namespace pariskv::cuda::device

@@ -1,0 +1,70 @@
+/** Definitions of context.cuh: the way from the index of a block to its head. */
+#pragma once
+
+#include "pariskv/decode/context.cuh"
+
+namespace pariskv::cuda {
+
+/** All but the scratch. */
+template <typename Element>
+__device__ __forceinline__ void fill_context(const StepParams& step, const SequenceView& from,
+                                             int row, int head, HeadContext& context) {
+  const ModelShape& model = step.call.shape;
+  const SequenceView view = from;  // all of it at once, before anything is stored
+  context.row = row;
+  context.head = head;
+  context.rows = view.rows;
+  context.total = int(view.total);
+  context.searched = int(view.plan[0]);  // ParisKvPlan
+  context.zone = {view.summaries,       {model.kv_heads, model.segment_tokens, model.rotated_dim},
+                  step.by_segment,      head,
+                  int(view.zone_begin), int(view.zone_end)};
+  context.shape = {int(model.rows.key_dim), int(model.rows.value_dim), int(model.group),
+                   int(model.rows.bytes()), step.call.logits.scale,    step.call.logits.softcap};
+}
+
+/** The scratch of another head of the lane: an address of the first head's, moved. */
+__device__ __forceinline__ uint64_t scratch_word(const Lane& lane, int head, int word) {
+  return reinterpret_cast<const uint64_t*>(&lane.scratch)[word] + uint64_t(head * lane.head_bytes);
+}
+constexpr int kScratchWords = int(sizeof(HeadScratch) / sizeof(uint64_t));
+static_assert(kScratchWords <= 32);
+
+template <typename Element, typename Also, typename Look>
+__device__ __forceinline__ bool find_context(const StepParams& step, uint32_t index,
+                                             HeadContext& context, Also also, Look look) {
+  const uint32_t heads = uint32_t(step.call.shape.kv_heads);
+  index += uint32_t(step.call.first_head);
+  const uint32_t row = step.by_kv_heads(int(index));
+  const Lane& lane = step.call.lanes[row];
+  const SequenceView* layers = lane.layers;
+  if (layers == nullptr) return false;
+  const int head = int(index - row * heads);
+  // Each of these is a trip to memory, by a warp of its own so that they are made together.
+  const int warp = device::warp_id(), lane_of_warp = device::lane_id();
+  if (threadIdx.x == 0) {
+    fill_context<Element>(step, layers[step.call.layer], int(row), head, context);
+  } else if (warp == 1 && lane_of_warp < kScratchWords) {
+    reinterpret_cast<uint64_t*>(&context.scratch)[lane_of_warp] =
+        scratch_word(lane, head, lane_of_warp);
+  } else if (threadIdx.x == 64) {
+    context.candidate_capacity = lane.candidate_capacity;
+  } else if (threadIdx.x == 96) {
+    also(layers[step.call.layer], head);
+  } else if (warp == 4) {
+    look(lane, head);
+  }
+  return true;
+}
+template <typename Element, typename Also>
+__device__ __forceinline__ bool find_context(const StepParams& step, uint32_t index,
+                                             HeadContext& context, Also also) {
+  return find_context<Element>(step, index, context, also, [](const Lane&, int) {});
+}
+template <typename Element>
+__device__ __forceinline__ bool find_context(const StepParams& step, uint32_t index,
+                                             HeadContext& context) {
+  return find_context<Element>(step, index, context, [](const SequenceView&, int) {});
+}
+
+}  // namespace pariskv::cuda
