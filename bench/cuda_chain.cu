@@ -16,6 +16,7 @@
 
 #include "codec/schedule.h"
 #include "cuda_programs.h"
+#include "device/copy.cuh"
 #include "device/mailbox.cuh"
 #include "device/signal.cuh"
 #include "pariskv/config.h"

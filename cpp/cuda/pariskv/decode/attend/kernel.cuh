@@ -1,6 +1,15 @@
 /**
- * attend: what each candidate is worth, the best rows, attention to them, the output. A cluster of
- * blocks per head.
+ * attend: the worth of each candidate, the best rows, attention to them, the output. A cluster of
+ * blocks per head; each block has the candidates of its parts. The walk is `Attend::run`:
+ *
+ * | step | of | done by |
+ * | --- | --- | --- |
+ * | estimates and masses are there | rerank | flags.cuh |
+ * | worth of candidates | the block | worth.cuh |
+ * | the exact best rows | the cluster | topk.cuh |
+ * | where they lie, which the row cache has | the block | rows.cuh, row_cache.cuh |
+ * | attention to them, a part at a time | the block | device/attend.cuh |
+ * | all parts put together, the output | the cluster | parts.cuh |
  */
 #pragma once
 

@@ -62,8 +62,9 @@ struct KeepInCache {
   static constexpr int kFound = -1, kUnwanted = -2;  // in `fresh`
 
   /**
-   * Claims slots for rows [begin, end), whose copies are on their way, when all blocks of the
-   * cluster have stamped theirs. All threads; ends with a barrier.
+   * Waits until all blocks of the cluster have stamped slots, then claims slots for rows
+   * [begin, end), whose copies are on their way. All threads; ends with a barrier if there is a
+   * cache.
    */
   __device__ __forceinline__ void start(int begin, int end) const;
   /** Where a row is to be put; negative: nowhere. */

@@ -66,7 +66,7 @@ struct SelectedRows {
 /**
  * The rows of a block: an object of each thread, for all threads. In order: `choose_from`, the
  * look-ups (`look_up_positions`, then `look_up_segments`), `start_early` where rows may, `note` for
- * each selected row, `close`; then where the rows lie can be read.
+ * each selected row, `close`; after it the rows, their parts and addresses can be read.
  */
 template <typename Element, int kWords>
 class RowList {
@@ -82,9 +82,9 @@ class RowList {
   __device__ __forceinline__ int first() const { return first_; }
   __device__ __forceinline__ int count() const { return count_; }
 
-  /** Of a lane's candidates. To be used when there has been time for them to come. */
+  /** Asks for positions of the lane's first candidates. */
   __device__ __forceinline__ void look_up_positions();
-  /** The same of the segments with their rows. */
+  /** Asks for the segments with their rows: the positions have had time to come. */
   __device__ __forceinline__ void look_up_segments();
 
   /**

@@ -13,7 +13,7 @@ namespace pariskv::cuda {
 
 namespace device {
 
-/** What a lane adds to the log-sum-exp of a head. */
+/** The part of a lane in the log-sum-exp of a head. */
 struct LaneMasses {
   Mass estimated, resident;
 };
@@ -36,10 +36,10 @@ struct Weighing {
   const HeadBlock<Element, kWords>& block;
   float (&all)[device::kHeadsPerPass];  // log-sum-exp of every head
 
-  /** Of the head whose number is the warp's; of the last one where there is none. */
+  /** Asks for the masses of the warp's head: head `warp`, or the last one if there are fewer. */
   __device__ __forceinline__ device::LaneMasses first_masses() const;
 
-  /** The first ones of candidates [first, first + count). */
+  /** Asks for the logits of the thread's first candidates of [first, first + count). */
   __device__ __forceinline__ void look_ahead(int first, int count, LogitsAhead& ahead) const;
 
   /**

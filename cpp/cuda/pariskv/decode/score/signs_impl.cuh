@@ -1,0 +1,253 @@
+/** Definitions of signs.cuh: the score on 1-bit tensor cores, four queries at a time. */
+#pragma once
+
+#include "device/numbers.cuh"
+#include "device/ptx.cuh"
+#include "device/warp.cuh"
+#include "pariskv/decode/score/signs.cuh"
+
+namespace pariskv::cuda::device {
+
+// The arrangement. A tile is 16 rows of a matrix product, each with the bits of two keys side by
+// side; columns 0 to 3 hold a plane of four queries against the first of them, columns 4 to 7
+// against the second, and zeros against the other. So lane 4 g + t gets sums of two queries,
+// 2 (t % 2) and the next, for key t / 2 of rows g and g + 8: what it makes of a norm serves twice,
+// and the best of four queries is one exchange away. 64 keys are two tiles; lanes 4 g to 4 g + 3
+// work on keys 8 g to 8 g + 7. Which of them is in which row is turned by g, so that eight rows
+// that are loaded together lie in different banks.
+
+/** Sums of bits set in both, of 16 rows against 8 columns: 128 bits, or 256. */
+__device__ __forceinline__ void count_common(int (&counts)[4], const uint32_t (&a)[2],
+                                             const uint32_t (&b)[1]) {
+  ptx::mma_m16n8k128_b1_and_popc(counts, a, b);
+}
+__device__ __forceinline__ void count_common(int (&counts)[4], const uint32_t (&a)[4],
+                                             const uint32_t (&b)[2]) {
+  ptx::mma_m16n8k256_b1_and_popc(counts, a, b);
+}
+
+/** Four queries, as a lane needs them. */
+template <int kWords>
+struct QueryTile {
+  static constexpr int kSteps =
+      kWords <= 4 ? 1 : kWords / 4;  // products of 256 bits, or one of 128
+  static constexpr int kRegisters = kWords == 2 ? 1 : 2;
+  uint32_t planes[kPlanes][kSteps][kRegisters];  // column g
+  float gain[2], lift[2], offset[2];             // of its two queries
+  int bias[2];  // turns a sum over positive signs into the bits of 1.5 * 2^23 + dot
+
+  __device__ __forceinline__ void load(const Queries<kWords>& queries, int quad) {
+    const int g = lane_id() / 4, t = lane_id() % 4;
+#pragma unroll
+    for (int plane = 0; plane < kPlanes; ++plane) {
+      const uint32_t* words = queries.planes[4 * quad + g % 4][plane];
+      if constexpr (kWords == 2) {
+        planes[plane][0][0] = g / 4 == t / 2 ? words[t % 2] : 0;
+      } else {
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+          planes[plane][step][0] = g < 4 ? words[4 * step + t] : 0;
+          planes[plane][step][1] = g < 4 ? 0 : words[4 * step + t];
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int searcher = 4 * quad + 2 * (t % 2) + i;
+      gain[i] = queries.gain[searcher];
+      lift[i] = queries.lift[searcher];
+      offset[i] = queries.offset[searcher];
+      bias[i] = 0x4b400000 - queries.sum[searcher];
+    }
+  }
+};
+
+/** Where a lane finds its keys among 64. */
+template <int kWords>
+struct LanePlan {
+  uint32_t row;      // bytes to the row whose address it gives for the first tile
+  int norms;         // keys 8 g and on
+  uint32_t own;      // selects its four norm codes of the eight: 2 tile + row / 8
+  uint32_t kept;     // selects two of those, into halves: of the keys whose scores it ends with
+  uint32_t ordered;  // selects these scores by position
+  int key;           // the first of their positions
+  bool odd;
+
+  __device__ __forceinline__ LanePlan() {
+    const int lane = kept_lane(), g = lane / 4, t = lane % 4;
+    const int i = lane % 8, matrix = lane / 8;  // of what it loads
+    if constexpr (kWords == 2) {
+      row = 16 * (4 * i + ((2 * (matrix % 2) + matrix / 2) ^ (i / 2)));
+    } else {
+      row = 4 * kWords * (8 * i + ((4 * (matrix / 2) + matrix % 2) ^ i));
+    }
+    norms = 8 * g;
+    own = 0;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int tile = j / 2, half = j % 2;
+      const int code = kWords == 2 ? 2 * ((2 * half + tile) ^ (g / 2)) + t / 2
+                                   : (4 * (t / 2) + 2 * tile + half) ^ g;
+      own |= uint32_t(code) << 4 * j;
+    }
+    odd = t % 2;
+    kept = odd ? 0x4342 : 0x4140;
+    if constexpr (kWords == 2) {
+      ordered = t < 2 ? 0x5410 : 0x3276;
+    } else {
+      ordered = g % 2 == 0 ? 0x4420 : 0x4402;
+    }
+    key = 8 * g + 2 * (t ^ (g / 2));
+  }
+};
+
+/** The larger of both halves. */
+__device__ __forceinline__ uint32_t larger_halves(uint32_t a, uint32_t b) { return __vmaxu2(a, b); }
+
+/** A query's score of a key over 256, from 0 to 1: order kept, ends cut. */
+__device__ __forceinline__ float scored(int positive, float gain, float lift, float offset,
+                                        int bias, float norm) {
+  // Twice the sum over positive signs less all of q is the dot product. It becomes a float by its
+  // bits, conversion instructions are slow; the product with the norm is exact.
+  const float dot =
+      __fmaf_rn(float_of(uint32_t(2 * positive + bias)), norm, __fmul_rn(norm, -12582912.0f));
+  return ptx::fma_rn_sat(dot, gain, __fmaf_rn(__fmul_rn(norm, norm), lift, offset));
+}
+
+/** The sign words of 64 keys, as the lanes of a warp need them: of two tiles. */
+template <int kWords>
+struct SignTiles {
+  static constexpr int kSteps = QueryTile<kWords>::kSteps;
+  uint32_t rows[2][kSteps][kWords == 2 ? 2 : 4];
+
+  /** @param words  shared address of (64, kWords) of them */
+  __device__ __forceinline__ void load(uint32_t words, const LanePlan<kWords>& plan) {
+    if constexpr (kWords == 2) {
+      uint32_t both[4];
+      ptx::ldmatrix_x4(both, words + plan.row);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) rows[i / 2][0][i % 2] = both[i];
+    } else {
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+          ptx::ldmatrix_x4(rows[tile][step], words + (plan.row ^ (8 * kWords * tile)) + 16 * step);
+        }
+      }
+    }
+  }
+};
+
+/**
+ * Four queries against 64 keys, by a warp: the best score of each of the two keys that a lane ends
+ * with, in halves.
+ * @param codes  the lane's own four norm codes
+ */
+template <int kWords>
+__device__ __forceinline__ uint32_t score_64(const SignTiles<kWords>& keys, uint32_t codes,
+                                             const LanePlan<kWords>& plan,
+                                             const QueryTile<kWords>& query) {
+  uint32_t best[2];
+#pragma unroll
+  for (int tile = 0; tile < 2; ++tile) {
+    // Of two planes in one sum the upper one is added twice: products cost less than arithmetic.
+    int low[4] = {}, high[4] = {}, sign[4] = {};
+    const auto multiply = [&](const auto& rows, int step) {
+      count_common(low, rows, query.planes[1][step]);
+      count_common(high, rows, query.planes[3][step]);
+      count_common(sign, rows, query.planes[4][step]);
+      count_common(low, rows, query.planes[1][step]);
+      count_common(high, rows, query.planes[3][step]);
+      count_common(low, rows, query.planes[0][step]);
+      count_common(high, rows, query.planes[2][step]);
+    };
+#pragma unroll
+    for (int step = 0; step < SignTiles<kWords>::kSteps; ++step) {
+      multiply(keys.rows[tile][step], step);
+    }
+    uint32_t tops[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      // A norm code, moved to where a float has its exponent, is the norm.
+      constexpr uint32_t kBase = uint32_t(kNormBase) << kNormShift;
+      const uint32_t code = __byte_perm(codes, 0, 0x4044 + ((2 * tile + half) << 8));
+      const float norm = float_of((code << 3) + kBase);
+      float scores[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int at = 2 * half + i, positive = low[at] + 4 * (high[at] - 4 * sign[at]);
+        scores[i] =
+            scored(positive, query.gain[i], query.lift[i], query.offset[i], query.bias[i], norm);
+      }
+      tops[half] = bits_of(__fadd_rd(fmaxf(scores[0], scores[1]), 32768.0f));
+    }
+    best[tile] = __byte_perm(tops[0], tops[1], 0x5410);
+  }
+  const uint32_t keep = plan.odd ? best[1] : best[0], give = plan.odd ? best[0] : best[1];
+  return larger_halves(keep, __shfl_xor_sync(~0u, give, 1));
+}
+
+/** Units [first, end) of this warp. `kOnce`: one quad, and no others before or after. */
+template <int kWords, bool kOnce>
+__device__ __forceinline__ void score_quads(Ring<kWords>& ring, const Zone& zone, int first,
+                                            int end, const Queries<kWords>& queries, int quads,
+                                            const ScoreOutput& out) {
+  constexpr int kKeys = kUnitKeys<kWords>;
+  const LanePlan<kWords> plan;
+  QueryTile<kWords> query;
+  query.load(queries, 0);
+  for_units(ring, zone, first, end, [&](int unit, const uint8_t* stage, auto release) {
+    uint8_t* target = out.scores + int64_t(unit) * kKeys + plan.key;
+    // All of the unit, so that the next one sets out before this one is worked on.
+    constexpr int kParts = kKeys / 64;
+    SignTiles<kWords> keys[kParts];
+    uint32_t codes_of[kParts];
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      keys[part].load(shared_address(stage) + part * 64 * 4 * kWords, plan);
+      const uint2 eight =
+          *reinterpret_cast<const uint2*>(stage + kUnitSignBytes<kWords> + part * 64 + plan.norms);
+      codes_of[part] = __byte_perm(eight.x, eight.y, plan.own);
+    }
+    release();
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const uint32_t codes = codes_of[part];
+      uint32_t best = 0x00010001;
+#pragma unroll 1
+      for (int quad = 0; quad < (kOnce ? 1 : quads); ++quad) {
+        if (!kOnce) query.load(queries, quad);
+        best = larger_halves(best, score_64<kWords>(keys[part], codes, plan, query));
+      }
+      // 255 times a code bounds what is unusable, and nothing else.
+      best = __vminu2(best, __byte_perm(codes, 0, plan.kept) * 255);
+      best = __vminu2(best, 0x00ff00ff);
+      if constexpr (kWords == 2) {
+        // Rows hold neighbours here: two lanes have the even and the odd keys of two rows.
+        best = __byte_perm(best, __shfl_xor_sync(~0u, best, 2), plan.ordered);
+      }
+      uint32_t pair = __byte_perm(best, 0, kWords == 2 ? 0x4420 : plan.ordered);
+      auto* score = reinterpret_cast<uint16_t*>(target + part * 64);
+      if (!kOnce && out.earlier) {
+        pair = __vmaxu4(pair, *score);
+        best = __byte_perm(pair, 0, 0x4140);
+      }
+      *score = uint16_t(pair);
+      if (kOnce || out.last) out.count_pair(best);
+    }
+  });
+}
+
+template <int kWords>
+__device__ __forceinline__ void score_signs(Ring<kWords>& ring, const Zone& zone, int first,
+                                            int end, const Queries<kWords>& queries, int quads,
+                                            const ScoreOutput& out) {
+  if (quads == 1 && !out.earlier && out.last) {
+    score_quads<kWords, true>(ring, zone, first, end, queries, quads, out);
+  } else {
+    score_quads<kWords, false>(ring, zone, first, end, queries, quads, out);
+  }
+}
+
+}  // namespace pariskv::cuda::device
