@@ -94,6 +94,8 @@ void Cache::truncate(SequenceId sequence, int64_t tokens, Stream stream) {
     Layer& layer = found.layers[l];
     if (states[l].data() != nullptr) layer.state = std::move(states[l]);
     layer.regions = next[l];
+    const int64_t unseen = layer.regions.total() - impl_->policy_->observed().begin;
+    if (unseen < layer.observed) layer.observed = 0;  // their sum cannot be parted
     if (layer.regions.total() < layer.fetched_end) {  // other rows may come where fetched ones were
       ++layer.generation;
       layer.fetched_end = layer.regions.retrieval_end(impl_->sizes_);
@@ -106,7 +108,7 @@ void Cache::truncate(SequenceId sequence, int64_t tokens, Stream stream) {
 
 void Cache::prefill(int64_t layer, const std::vector<SequenceId>& sequences,
                     const std::vector<int64_t>& lengths, const TensorView& k, const TensorView& v,
-                    Stream stream) {
+                    const PrefillOptions& options, Stream stream) {
   const Impl::Lock lock(impl_->mutex_);
   const Verb verb = impl_->verb("prefill");
   const std::vector<Layer*> found = impl_->find_layers(verb, sequences, layer);
@@ -114,12 +116,17 @@ void Cache::prefill(int64_t layer, const std::vector<SequenceId>& sequences,
   const Config& config = impl_->config_;
   verb.check_tensor("k", k, config.dtype, {tokens, config.kv_heads, config.head_dim});
   verb.check_tensor("v", v, config.dtype, {tokens, config.kv_heads, config.value_dim});
+  if (options.q) {
+    verb.check_tensor("q", *options.q, config.dtype, {tokens, config.query_heads, config.head_dim});
+  }
 
   std::vector<Layer*> layers;  // with a length above 0
   std::vector<Regions> next;
-  std::vector<int64_t> begin, counts;
-  for (size_t i = 0; i < found.size(); ++i) {
+  std::vector<int64_t> begin, counts, first_row;
+  int64_t row = 0;
+  for (size_t i = 0; i < found.size(); row += lengths[i++]) {
     if (lengths[i] == 0) continue;
+    first_row.push_back(row);
     layers.push_back(found[i]);
     next.push_back(found[i]->regions.prefilled(lengths[i], impl_->sizes_));
     verb.check_total(next.back().total());
@@ -128,12 +135,13 @@ void Cache::prefill(int64_t layer, const std::vector<SequenceId>& sequences,
   }
   const Impl::Visit visit(*impl_, stream);
   impl_->limit_waiting_offloads(stream);
-  Impl::Step step = impl_->plan(layers, next, Planner::Use::kStore, stream);
+  Impl::Step step = impl_->plan(layers, next, Planner::Use::kStore, stream, options.q.has_value());
   step.offloads_at_once = true;
   const auto append = [&] {
     impl_->backend_->append({impl_->shape_, int64_t(layers.size()), step.views.data(), begin.data(),
                              counts.data(), k, v},
                             stream);
+    if (options.q) impl_->observe(step, *options.q, first_row, stream);
   };
   impl_->carry_out(step, append, [] {}, stream);
 }

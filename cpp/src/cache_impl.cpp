@@ -26,6 +26,7 @@ int64_t cached_rows(const Config& config) {
 }
 
 ModelShape shape_of(const Config& config) {
+  const auto* paris_kv = std::get_if<ParisKv>(&config.policy);
   return {
       config.kv_heads,
       config.group(),
@@ -33,6 +34,7 @@ ModelShape shape_of(const Config& config) {
       rotated_dim_of(config.head_dim),
       config.segment_tokens,
       cached_rows(config),
+      paris_kv == nullptr ? 0 : paris_kv->block,
   };
 }
 
@@ -43,7 +45,7 @@ Cache::Impl::Impl(Config config, const Resources& resources)
       shape_(shape_of(config_)),
       backend_(make_backend(config_, resources)),
       policy_(make_policy(config_, shape_, *backend_)),
-      sizes_{config_.sink, config_.local, config_.update, policy_->grain()},
+      sizes_{config_.sink, config_.local, config_.update, policy_->grain(), policy_->opening()},
       planner_(shape_, sizes_, *policy_, *backend_, backend_->host_arena() != nullptr) {}
 
 Cache::Impl::Visit::Visit(Impl& impl, Stream stream) : backend_(*impl.backend_), stream_(stream) {
@@ -84,11 +86,11 @@ std::vector<Layer*> Cache::Impl::find_layers(const Verb& verb, const std::vector
 
 Cache::Impl::Step Cache::Impl::plan(const std::vector<Layer*>& layers,
                                     const std::vector<Regions>& next, Planner::Use use,
-                                    Stream stream) {
+                                    Stream stream, bool queries) {
   const auto plan_all = [&] {
     Step step;
     for (size_t i = 0; i < layers.size(); ++i) {
-      step.changes.push_back(planner_.plan(*layers[i], next[i], use, stream));
+      step.changes.push_back(planner_.plan(*layers[i], next[i], use, queries, stream));
     }
     for (const Change& change : step.changes) step.views.push_back(change.view(sizes_, *policy_));
     return step;
@@ -104,12 +106,30 @@ Cache::Impl::Step Cache::Impl::plan(const std::vector<Layer*>& layers,
   return plan_all();
 }
 
+void Cache::Impl::observe(const Step& step, const TensorView& q,
+                          const std::vector<int64_t>& first_row, Stream stream) {
+  std::vector<QuerySpan> spans;
+  for (size_t i = 0; i < step.changes.size(); ++i) {
+    const Change& change = step.changes[i];
+    const Positions span = planner_.observes(change);
+    if (span.begin == span.end) continue;
+    TensorView part = q;
+    const int64_t row = first_row[i] + span.begin - change.layer->regions.total();
+    part.data = static_cast<char*>(q.data) + row * q.strides[0] * size_of(q.dtype);
+    part.shape[0] = span.end - span.begin;
+    spans.push_back({step.views[i], span.begin, span.end, part});
+  }
+  if (!spans.empty()) policy_->on_queries(spans, stream);
+}
+
 void Cache::Impl::encode(Step& step, Stream stream) {
   std::vector<Span> spans;
   for (size_t i = 0; i < step.changes.size(); ++i) {
     const Change& change = step.changes[i];
     if (change.spilled() > 0) {
-      spans.push_back({step.views[i], change.spill_begin, change.spill_end});
+      const Positions wanted = policy_->observed();
+      spans.push_back({step.views[i], change.spill_begin, change.spill_end,
+                       change.observed == wanted.end - wanted.begin});
     }
   }
   if (!spans.empty()) policy_->on_spill(spans, stream);

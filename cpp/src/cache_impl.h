@@ -57,7 +57,15 @@ class Cache::Impl {
     bool offloads_at_once = false;    // rows that are done changing: not a few beside each step
   };
   Step plan(const std::vector<Layer*>& layers, const std::vector<Regions>& next, Planner::Use use,
-            Stream stream);
+            Stream stream, bool queries = false);
+
+  /**
+   * Gives the policy the queries that it wants of those that a step's tokens came with.
+   * @param q          packed, as the tokens are
+   * @param first_row  (changes) of each change's tokens
+   */
+  void observe(const Step& step, const TensorView& q, const std::vector<int64_t>& first_row,
+               Stream stream);
 
   /**
    * Does the work of a step and then makes it the cache's state. `before` runs when the

@@ -49,6 +49,16 @@ std::string name_of(const Device& device) {
 void ParisKv::validate() const {
   within("policy.top_k", top_k, 1, kMostTokens);
   within("policy.min_candidates_per_row", min_candidates_per_row, 1, 1 << 20);
+  if (block != 0 && block != 64 && block != 128 && block != 256) {
+    fail(
+        "[config] policy.block: expected 64, 128 or 256 keys that share a mean, or 0 for none, "
+        "got ",
+        block);
+  }
+  if (block != 0 && scorer == Scorer::kVotes) {
+    fail("[config] policy.block: expected 0 with the scorer votes, which scores whole keys, got ",
+         block);
+  }
   if (schedule.empty()) fail("[config] policy.schedule: expected at least one step, got none");
   int64_t previous = -1;
   for (const ScheduleStep& step : schedule) {
@@ -97,6 +107,10 @@ void Config::validate() const {
   within("segment_tokens", segment_tokens, 64, 1 << 20);
   if (segment_tokens % 64 != 0) {
     fail("[config] segment_tokens: expected a multiple of 64, got ", segment_tokens);
+  }
+  if (paris_kv != nullptr && paris_kv->block > 0 && segment_tokens % paris_kv->block != 0) {
+    fail("[config] segment_tokens: expected a multiple of policy.block (", paris_kv->block,
+         "), got ", segment_tokens);
   }
 }
 

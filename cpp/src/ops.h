@@ -27,11 +27,12 @@ struct ModelShape {
   int64_t rotated_dim;
   int64_t segment_tokens;
   int64_t cached_rows = 0;  // fetched rows per kv head that stay on a GPU: slots; 0: none
+  int64_t block = 0;        // neighbouring keys that share a mean; 0: none do
 
   int64_t query_heads() const { return kv_heads * group; }
   int64_t subspaces() const { return rotated_dim / kSubspaceDim; }
   int64_t segment_row_bytes() const { return kv_heads * segment_tokens * rows.bytes(); }
-  SummaryLayout summary() const { return {kv_heads, segment_tokens, rotated_dim}; }
+  SummaryLayout summary() const { return {kv_heads, segment_tokens, rotated_dim, block}; }
   RowCacheLayout row_cache() const { return {kv_heads, cached_rows, rows.bytes()}; }
 };
 

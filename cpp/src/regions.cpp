@@ -13,9 +13,9 @@ RegionCounts Regions::counts(const RegionSizes& sizes) const {
 
 namespace {
 
-/** Where a zone may end: the last multiple of the grain up to `position`. */
+/** Where a zone may end: the last multiple of the grain up to `position`; -1: there is none yet. */
 int64_t whole_grains(int64_t position, const RegionSizes& sizes) {
-  return position < 0 ? position : position / sizes.grain * sizes.grain;
+  return position < sizes.opening ? -1 : position / sizes.grain * sizes.grain;
 }
 
 }  // namespace

@@ -9,7 +9,8 @@
  * Tokens enter at the right and move left: into the retrieval zone when a flush is
  * due (the buffer holds `update` tokens) or asked for. Flushing keeps the most recent
  * `local` tokens in the window and moves the rest. A zone grows and shrinks by whole grains of
- * positions, counted from 0: up to grain - 1 tokens more stay in the window.
+ * positions, counted from 0: up to grain - 1 tokens more stay in the window. A policy that learns
+ * from the first keys of a zone has it open with that many at once.
  */
 #pragma once
 
@@ -23,7 +24,8 @@ struct RegionSizes {
   int64_t sink;
   int64_t local;
   int64_t update;
-  int64_t grain = 1;  // the zone ends at a multiple of it
+  int64_t grain = 1;    // the zone ends at a multiple of it
+  int64_t opening = 0;  // and not before this position: until then there is none
 };
 
 class Regions {

@@ -50,7 +50,13 @@ Sequence Planner::create(int64_t layers) const {
   return sequence;
 }
 
-Change Planner::plan(Layer& layer, const Regions& next, Use use, Stream stream) const {
+Positions Planner::observes(const Change& change) const {
+  const int64_t begin = policy_.observed().begin;
+  return {begin + change.layer->observed, begin + change.observed};
+}
+
+Change Planner::plan(Layer& layer, const Regions& next, Use use, bool queries,
+                     Stream stream) const {
   Change change{};
   change.layer = &layer;
   change.next = next;
@@ -65,7 +71,16 @@ Change Planner::plan(Layer& layer, const Regions& next, Use use, Stream stream) 
                                         writes, backend_, stream);
   }
   change.tables = layer.tables.grown(change.segments(), backend_.arena());
-  if (change.spilled() > 0) change.state = next_state(layer, stream);
+  // Queries count from the first wanted one on, without a gap.
+  const Positions wanted = policy_.observed();
+  const int64_t reached = wanted.begin + layer.observed;
+  change.observed = layer.observed;
+  if (queries && reached >= layer.regions.total()) {
+    change.observed = std::max(std::min(next.total(), wanted.end) - wanted.begin, layer.observed);
+  }
+  if (change.spilled() > 0 || change.observed > layer.observed) {
+    change.state = next_state(layer, stream);
+  }
   const bool lacks_cache = shape_.cached_rows > 0 && layer.row_cache.data() == nullptr;
   if (use == Use::kDecode && lacks_cache && view_of(next, sizes_, policy_).sparse != 0) {
     change.row_cache = new_row_cache(stream);
@@ -113,6 +128,7 @@ Sequence Planner::fork(const Sequence& sequence, Stream stream) const {
     Layer& twin = copy.layers[l];
     twin.regions = layer.regions;
     twin.store = layer.store;
+    twin.observed = layer.observed;
     if (layer.state.data() == nullptr) continue;
     twin.state = backend_.arena().allocate(layer.state.bytes());
     backend_.copy(twin.state.data(), layer.state.data(), layer.state.bytes(), stream);

@@ -26,6 +26,7 @@ struct Layer {
   DeviceTables tables;
   int64_t generation = 0;   // of the row cache
   int64_t fetched_end = 0;  // no row from here on has been fetched in this generation
+  int64_t observed = 0;     // queries that the policy was given, of those it wants
 
   SequenceView view(const RegionSizes& sizes, const Policy& policy) const;
 };
@@ -50,6 +51,7 @@ struct Change {
   Block row_cache;                           // the same
   Block tables;                              // empty: the tables have room
   int64_t spill_begin, spill_end;            // positions that enter the zone
+  int64_t observed;                          // queries that the policy will have been given
   std::vector<PlannedOffload> offloads;
 
   int64_t spilled() const { return spill_end - spill_begin; }
@@ -74,6 +76,7 @@ struct Change {
     if (state.data() != nullptr) layer->state = std::move(state);
     if (row_cache.data() != nullptr) layer->row_cache = std::move(row_cache);
     layer->regions = next;
+    layer->observed = observed;
     layer->fetched_end = std::max(layer->fetched_end, spill_end);
   }
 };
@@ -91,8 +94,14 @@ class Planner {
   /** The use that a layer is made ready for. */
   enum class Use { kStore, kDecode };
 
-  /** From a layer as it is to `next`, which has as many tokens or more. */
-  Change plan(Layer& layer, const Regions& next, Use use, Stream stream) const;
+  /**
+   * From a layer as it is to `next`, which has as many tokens or more.
+   * @param queries  of the new tokens will be given to the policy, as far as it wants them
+   */
+  Change plan(Layer& layer, const Regions& next, Use use, bool queries, Stream stream) const;
+
+  /** Which of the new tokens' queries a change gives to the policy: [begin, end), or none. */
+  Positions observes(const Change& change) const;
 
   /** The policy's state to be changed: empty when the layer's own can be. */
   Block next_state(const Layer& layer, Stream stream) const;

@@ -56,6 +56,7 @@ nb::dict fields_of(const ParisKv& s) {
   fields["schedule"] = steps_of(s);
   fields["min_candidates_per_row"] = s.min_candidates_per_row;
   fields["seed"] = s.seed;
+  fields["block"] = s.block;
   return fields;
 }
 
@@ -75,6 +76,10 @@ min_candidates_per_row
     Candidates are never fewer than this times top_k.
 seed
     Of the rotation's signs.
+block
+    Neighbouring keys that share a mean: 64, 128 or 256. Summaries then hold what is left of a
+    key without it, with the channels of keys and queries balanced; prefill(q=) helps with
+    that. 0: whole keys, as published.
 
 Raises ValueError, with what was expected and what came.)";
 
@@ -85,7 +90,8 @@ void bind_pariskv(nb::module_& m) {
       .def(
           "__init__",
           [](ParisKv* self, int64_t top_k, const std::string& scorer, const std::string& group_rule,
-             const std::vector<Step>& schedule, int64_t min_candidates_per_row, uint64_t seed) {
+             const std::vector<Step>& schedule, int64_t min_candidates_per_row, uint64_t seed,
+             int64_t block) {
             ParisKv settings;
             settings.top_k = top_k;
             settings.scorer = parse_scorer(scorer);
@@ -96,6 +102,7 @@ void bind_pariskv(nb::module_& m) {
             }
             settings.min_candidates_per_row = min_candidates_per_row;
             settings.seed = seed;
+            settings.block = block;
             settings.validate();
             new (self) ParisKv(std::move(settings));
           },
@@ -104,13 +111,14 @@ void bind_pariskv(nb::module_& m) {
           nb::arg("group_rule") = text(defaults.group_rule),
           nb::arg("schedule") = steps_of(defaults),
           nb::arg("min_candidates_per_row") = defaults.min_candidates_per_row,
-          nb::arg("seed") = defaults.seed)
+          nb::arg("seed") = defaults.seed, nb::arg("block") = defaults.block)
       .def_ro("top_k", &ParisKv::top_k)
       .def_prop_ro("scorer", [](const ParisKv& s) { return text(s.scorer); })
       .def_prop_ro("group_rule", [](const ParisKv& s) { return text(s.group_rule); })
       .def_prop_ro("schedule", &steps_of)
       .def_ro("min_candidates_per_row", &ParisKv::min_candidates_per_row)
-      .def_ro("seed", &ParisKv::seed);
+      .def_ro("seed", &ParisKv::seed)
+      .def_ro("block", &ParisKv::block);
   bind_value(pariskv, "ParisKV", fields_of);
 }
 

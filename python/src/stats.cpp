@@ -145,7 +145,18 @@ width, positions with -1 and numbers with NaN. They are empty when nothing was s
       .def_prop_ro("weights", &cube_of<&S::weights, &S::subspaces>,
                    "(kv_heads, tokens, subspaces) float32: norm r_b / alpha_b, as it is used.")
       .def_prop_ro("norms", &matrix_of<S, &S::norms, &S::kv_heads>,
-                   "(kv_heads, tokens) float32, to 5 bits; 0 is a key that is never selected.");
+                   "(kv_heads, tokens) float32, to 5 bits; 0 is a key that is never selected.")
+      .def_ro("block", &S::block, "Keys that share a mean; 0: none do.")
+      .def_prop_ro(
+          "means",
+          [](nb::handle_t<S> self) {
+            const S& s = nb::cast<const S&>(self);
+            return Cube<float>(s.means.data(),
+                               {size_t(s.kv_heads), size_t(s.blocks), size_t(s.channels)}, self);
+          },
+          "(kv_heads, blocks, head_dim) float32: of keys / balance; none without blocks.")
+      .def_prop_ro("balance", &matrix_of<S, &S::balance, &S::kv_heads>,
+                   "(kv_heads, head_dim) float32: queries are multiplied with it, keys divided.");
 }
 
 }  // namespace pariskv::python

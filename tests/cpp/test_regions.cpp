@@ -19,6 +19,7 @@ struct Model {
   void flush() {
     local.insert(local.end(), buffer.begin(), buffer.end());
     buffer.clear();
+    if (total - sizes.local < sizes.opening) return;
     const int64_t end = (total - sizes.local) / sizes.grain * sizes.grain;
     while (int64_t(local.size()) > sizes.local && local.front() < end) {
       retrieval.push_back(local.front());
@@ -38,7 +39,10 @@ struct Model {
       }
     }
     // The local window is filled up again, and a grain that was cut into comes back whole.
-    const auto cut = [&] { return (retrieval.back() + 1) % sizes.grain != 0; };
+    const auto cut = [&] {
+      const int64_t end = retrieval.back() + 1;
+      return end % sizes.grain != 0 || end < sizes.opening;
+    };
     while (!retrieval.empty() && (int64_t(local.size() + buffer.size()) < sizes.local || cut())) {
       local.push_front(retrieval.back());
       retrieval.pop_back();
@@ -66,7 +70,8 @@ TEST(Regions, FollowTheTokenByTokenModel) {
     return std::uniform_int_distribution<int64_t>(low, high)(random);
   };
   for (int round = 0; round < 2000; ++round) {
-    const RegionSizes sizes{pick(0, 5), pick(0, 12), pick(1, 20), round % 2 == 0 ? 1 : pick(2, 9)};
+    RegionSizes sizes{pick(0, 5), pick(0, 12), pick(1, 20), round % 2 == 0 ? 1 : pick(2, 9)};
+    if (round % 3 == 0) sizes.opening = pick(1, 5) * sizes.grain + 10 / sizes.grain * sizes.grain;
     Model model{sizes, {}, {}, {}, {}};
     Regions regions;
     for (int step = 0; step < 40; ++step) {

@@ -53,6 +53,16 @@ struct AttendOptions {
   std::optional<TensorView> lse;        ///< (tokens, query_heads) float32, written: log-sum-exp.
 };
 
+/** What a prompt may bring besides its keys and values. */
+struct PrefillOptions {
+  /**
+   * (sum of lengths, query_heads, head_dim) its queries, after RoPE, in the config's dtype: a few
+   * early ones tell how the channels of keys and queries are balanced (ParisKv::block). Without
+   * them keys alone say it, and the rows that are picked are less good.
+   */
+  std::optional<TensorView> q;
+};
+
 class Cache {
  public:
   explicit Cache(Config config, Resources resources = {});
@@ -93,7 +103,7 @@ class Cache {
    */
   void prefill(int64_t layer, const std::vector<SequenceId>& sequences,
                const std::vector<int64_t>& lengths, const TensorView& k, const TensorView& v,
-               Stream stream = {});
+               const PrefillOptions& options = {}, Stream stream = {});
 
   /**
    * Appends one token per sequence, then attends to what matters.

@@ -57,6 +57,11 @@ struct ParisKv {
       {100'000, .04, .20}, {250'000, .025, .20}, {600'000, .0125, .20}};
   int64_t min_candidates_per_row = 4;  ///< Candidates are never fewer than this times top_k.
   uint64_t seed = 42;                  ///< Of the rotation's signs, equal on every backend.
+  /**
+   * Neighbouring keys that share a mean: 64, 128 or 256. Summaries then hold what is left of a key
+   * without it, with the channels of keys and queries balanced. 0: whole keys, as published.
+   */
+  int64_t block = 0;
 
   static constexpr RegionDefaults kRegions = {4, 256, 512, 2048};
 
@@ -69,7 +74,7 @@ struct ParisKv {
   friend bool operator==(const ParisKv& a, const ParisKv& b) {
     return a.top_k == b.top_k && a.scorer == b.scorer && a.group_rule == b.group_rule &&
            a.schedule == b.schedule && a.min_candidates_per_row == b.min_candidates_per_row &&
-           a.seed == b.seed;
+           a.seed == b.seed && a.block == b.block;
   }
 };
 

@@ -80,6 +80,11 @@ struct Summaries {
   std::vector<uint8_t> magnitudes;  ///< (kv_heads, tokens, rotated_dim): level 0 to 7.
   std::vector<float> weights;       ///< (kv_heads, tokens, subspaces): w_b, as it will be used.
   std::vector<float> norms;         ///< (kv_heads, tokens): as the coarse score sees them.
+  int64_t block = 0;                ///< Keys that share a mean; 0: none do, and the rest is empty.
+  int64_t blocks = 0;               ///< Of the zone; the first one begins before it may.
+  int64_t channels = 0;             ///< Of a key.
+  std::vector<float> means;         ///< (kv_heads, blocks, channels): of balanced keys.
+  std::vector<float> balance;       ///< (kv_heads, channels): <q, k> = <balance q, k / balance>.
 };
 
 }  // namespace pariskv

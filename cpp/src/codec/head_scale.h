@@ -13,6 +13,7 @@
 #include <cstring>
 #include <limits>
 
+#include "codec/block_means.h"
 #include "codec/summary_layout.h"
 #include "pariskv/sizes.h"
 #include "policy/pariskv/upkeep.h"
@@ -25,6 +26,7 @@ constexpr float kTwoNatural = 1.386294f;    // 2 ln(2)
 constexpr float kHalfOctaves = 0.721348f;   // log2(e) / 2
 constexpr float kSignVariance = 0.125939f;  // (1 - 2 / pi) ln(2) / 2, see HeadScale::variance_term
 constexpr float kLeastSpread = 0x1p-6f;     // flatter heads are not magnified
+constexpr float kBlockReach = 4.0f;         // spreads from a block's mean to its best keys
 constexpr float kInvisible = -30.0f;        // octaves; less adds nothing
 
 /** Resident rows that are looked at: the first ones, and the last before the newest token. */
@@ -33,7 +35,8 @@ constexpr int64_t kLastRows = 112;
 constexpr int64_t kWindowRows = kFirstRows + kLastRows;
 
 /** Their logits are whole steps of 1/64 octave, from products of numbers of 8 bits. */
-constexpr float kOctaveSteps = 92.3324826f;  // 64 log2(e): steps per logit
+constexpr float kOctaveSteps = 92.3324826f;    // 64 log2(e): steps per logit
+constexpr float kLogitOfStep = 0.0108304248f;  // ln(2) / 64
 constexpr float kMostSteps = 0x1p20f;
 constexpr float kByteLevels = 127;
 constexpr uint32_t kLeastExponent = 16;  // of a float, biased: smaller keys round to nothing
@@ -78,20 +81,60 @@ inline float sum_of_steps(const int32_t* steps, int64_t count) {
   return float(most) * 0x1p-6f + (rough_log2(float(sum)) - 16.0f);
 }
 
+/**
+ * The logits of a head's blocks, by their means, in steps: sums of whole numbers, so that no order
+ * matters, over chunks of kChunkBlocks and then over these.
+ */
+struct BlockSums {
+  int64_t blocks = 0;
+  int64_t sum = 0;
+  int64_t squares = 0;
+  int32_t most = -(int32_t{1} << 30);
+  int64_t weight = 0;  // the sum of 2^(steps / 64), in units of 2^-16 of that of the largest
+
+  /** How much less a number with so many steps less is: a line from power to power. */
+  static int64_t lowered(int64_t number, int32_t less) {
+    const int shift = (less + 63) >> 6;
+    return shift > 40 ? 0 : (number * (64 + (-less & 63))) >> (6 + shift);
+  }
+
+  /** The blocks of one chunk. */
+  static BlockSums of_chunk(const int32_t* steps, int64_t count) {
+    BlockSums out;
+    out.blocks = count;
+    out.most = *std::max_element(steps, steps + count);
+    for (int64_t b = 0; b < count; ++b) {
+      out.sum += steps[b];
+      out.squares += int64_t{steps[b]} * steps[b];
+      out.weight += lowered(1 << 16, out.most - steps[b]);
+    }
+    return out;
+  }
+
+  /** Those of a chunk as well; `most` is that of all already. */
+  void add(const BlockSums& chunk) {
+    blocks += chunk.blocks;
+    sum += chunk.sum;
+    squares += chunk.squares;
+    weight += lowered(chunk.weight, most - chunk.most);
+  }
+};
+
 /** What is known of the keys of one kv head, for all who search it. */
 struct KeyMeans {
   int64_t usable;
   double inverse;                        // 1 / usable
   double mean_square;                    // of norms, in units of kNormUnit^2
-  const int64_t* sums;                   // (rotated_dim) of norm * sign, in units of kNormUnit
+  const int64_t* sums;                   // (rotated_dim) of norm * sign, in units of kNormUnit;
+                                         // null: keys are told from the means of their blocks
   int64_t mean_squares[kMaxRotatedDim];  // (rotated_dim) of their means to the nearest unit
 
   KeyMeans(const KeyStatistics& statistics, int64_t head, int64_t rotated_dim)
       : usable(statistics.usable[head]),
         inverse(1.0 / double(usable)),
         mean_square(double(statistics.square_units[head]) * inverse),
-        sums(statistics.sums + head * rotated_dim) {
-    for (int64_t d = 0; d < rotated_dim; ++d) {
+        sums(statistics.sums == nullptr ? nullptr : statistics.sums + head * rotated_dim) {
+    for (int64_t d = 0; sums != nullptr && d < rotated_dim; ++d) {
       const int64_t mean = usable > 0 ? int64_t(std::nearbyint(double(sums[d]) * inverse)) : 0;
       mean_squares[d] = mean * mean;
     }
@@ -109,7 +152,8 @@ struct HeadScale {
   float variance_term = 0;
   float mean = 0;  // of the zone's keys
   float spread = 0;
-  float total = 0;  // the log-sum-exp of zone and window
+  float total = 0;                                      // the log-sum-exp of zone and window
+  float top = -std::numeric_limits<float>::infinity();  // of the best block's keys; else unknown
 };
 
 /**
@@ -155,15 +199,60 @@ inline HeadScale head_scale(const KeyMeans& keys, const int8_t* quantised, int64
 }
 
 /**
+ * The same where keys are told from the means of their blocks: the zone is a mixture of blocks,
+ * each of which has its mean's logit, and the same spread around it.
+ */
+inline HeadScale head_scale(const KeyMeans& keys, const BlockSums& sums, const int8_t* quantised,
+                            int64_t rotated_dim, float largest, float scale, float window) {
+  HeadScale out;
+  out.whole = true;
+  if (keys.usable == 0) {
+    out.total = std::numeric_limits<float>::infinity();
+    return out;
+  }
+  int64_t square = 0;
+  for (int64_t d = 0; d < rotated_dim; ++d) square += int64_t{quantised[d]} * quantised[d];
+  const float slope = scale * (largest / float(kQueryLevels)) * (kOctaves / float(rotated_dim));
+  const float square_slope = slope * slope;
+  const float mean_square = float(keys.mean_square * (kNormUnit * kNormUnit));
+  out.slope = slope * kSignGain;
+  out.variance_term = square_slope * float(square) * kSignVariance;
+
+  const double one = 1.0 / double(sums.blocks);
+  const double mean = double(sums.sum) * one;
+  const double variance = std::max(double(sums.squares) * one - mean * mean, 0.0);
+  const float within = square_slope * float(square) * mean_square;
+  const float inner = std::sqrt(within);
+  out.mean = float(mean * 0x1p-6) + out.variance_term * mean_square;
+  out.spread = std::sqrt(within + float(variance * 0x1p-12));
+
+  const float best = float(sums.most) * 0x1p-6f;
+  const float keys_log = rough_log2(float(keys.usable));
+  const float reach = std::min(inner * kNatural, std::sqrt(keys_log * kTwoNatural));
+  const float average =
+      best + (rough_log2(float(sums.weight)) - 16.0f) - rough_log2(float(sums.blocks));
+  const float zone = average + reach * inner - reach * reach * kHalfOctaves + keys_log;
+  out.top = best + kBlockReach * inner;
+
+  const float more = window > zone ? window : zone, less = window > zone ? zone : window;
+  out.total = more + rough_exp2(less - more);
+  return out;
+}
+
+/**
  * Turns the scales of a group's heads to scores, slope * dot * norm + variance_term * norm^2 +
  * offset rounded down: kScoreSteps of them to a spread of the leading head, the one whose average
  * key has the largest share of its attention; that key scores kScoreShift * kScoreSteps. A query
  * that is not finite scores every key the least, so that the others' scores stand.
+ * Where the best block lies so far above the average that its keys would pass 255, all scores are
+ * lowered: keys far below it may be alike, the best ones may not.
  * @param scales              (searchers)
  * @param slope, variance_term, offset  (searchers) written
+ * @param per_step            (searchers) written: of a block's logit in steps; null: no blocks
  */
 inline void score_lines(const HeadScale* scales, int64_t searchers, float* slope,
-                        float* variance_term, float* offset) {
+                        float* variance_term, float* offset, float* per_step) {
+  constexpr float kMiddle = float(kScoreShift * kScoreSteps);
   float anchor = -std::numeric_limits<float>::infinity(), spread = kLeastSpread;
   for (const HeadScale* s = scales; s < scales + searchers; ++s) {
     if (!s->whole || !(s->mean - s->total > anchor)) continue;
@@ -171,16 +260,24 @@ inline void score_lines(const HeadScale* scales, int64_t searchers, float* slope
     spread = std::max(s->spread, kLeastSpread);
   }
   const float per_octave = float(kScoreSteps) / spread;
-  constexpr float kMiddle = float(kScoreShift * kScoreSteps);
+  float top = -std::numeric_limits<float>::infinity();  // of any head's keys, as shares
+  for (const HeadScale* s = scales; s < scales + searchers; ++s) {
+    if (s->whole) top = std::max(top, s->top - s->total);
+  }
+  const float excess = (top - anchor) * per_octave - (255.0f - kMiddle);
+  const float middle = excess > 0 && std::isfinite(excess) ? kMiddle - excess : kMiddle;
   for (int64_t i = 0; i < searchers; ++i) {
     slope[i] = variance_term[i] = offset[i] = 0;
+    if (per_step != nullptr) per_step[i] = 0;
     if (!scales[i].whole) continue;
     slope[i] = scales[i].slope * per_octave;
     variance_term[i] = scales[i].variance_term * per_octave;
-    offset[i] = kMiddle - (scales[i].total + anchor) * per_octave;
+    offset[i] = middle - (scales[i].total + anchor) * per_octave;
+    if (per_step != nullptr) per_step[i] = per_octave * 0x1p-6f;
     if (std::isfinite(slope[i]) && std::isfinite(variance_term[i]) && std::isfinite(offset[i]))
       continue;
     slope[i] = variance_term[i] = 0;  // nothing can be said of its keys
+    if (per_step != nullptr) per_step[i] = 0;
     offset[i] = kMiddle;
   }
 }

@@ -1,12 +1,15 @@
 /**
  * How the summary of a key is laid out, on every backend alike.
  *
- * A segment of `tokens` keys of `kv_heads` heads is one block of four planes:
+ * A segment of `tokens` keys of `kv_heads` heads is one piece of memory of four planes, and two
+ * more where neighbours share a mean (block_means.h):
  *
  *   signs    (kv_heads, tokens, subspaces)       the coarse score reads these two
  *   norms    (kv_heads, tokens)
  *   scales   (kv_heads, tokens) uint16           the rerank reads these two as well
  *   records  (kv_heads, tokens, record_bytes)
+ *   means    (kv_heads, tokens / block, rotated_dim) int8, in steps of
+ *   steps    (kv_heads, tokens / block) float
  *
  * and a record is three bit planes of magnitude codes (plane p holds bit p of every
  * rotated dimension, dimension d at bit d % 8 of byte d / 8), then one weight per
@@ -25,6 +28,7 @@ struct SummaryLayout {
   int64_t kv_heads;
   int64_t tokens;
   int64_t rotated_dim;
+  int64_t block = 0;  // keys that share a mean; 0: none do
 
   // Unsigned: a shift, also on a GPU.
   constexpr int64_t subspaces() const { return int64_t(uint64_t(rotated_dim) / kSubspaceDim); }
@@ -32,7 +36,10 @@ struct SummaryLayout {
   constexpr int64_t weights_offset() const { return 3 * plane_bytes(); }
   constexpr int64_t record_bytes() const { return weights_offset() + subspaces(); }
   constexpr int64_t key_bytes() const { return subspaces() + 1 + 2 + record_bytes(); }
-  constexpr int64_t bytes() const { return kv_heads * tokens * key_bytes(); }
+  constexpr int64_t blocks() const { return block == 0 ? 0 : tokens / block; }
+  constexpr int64_t bytes() const {
+    return kv_heads * (tokens * key_bytes() + blocks() * (rotated_dim + int64_t(sizeof(float))));
+  }
 
   // Offsets in a block, in bytes. Every plane starts on a cache line: tokens is a multiple of 64.
   constexpr int64_t signs_at(int64_t head, int64_t slot) const {
@@ -48,17 +55,32 @@ struct SummaryLayout {
     return kv_heads * tokens * (subspaces() + 3) + (head * tokens + slot) * record_bytes();
   }
 
-  uint8_t* signs(uint8_t* block, int64_t head, int64_t slot) const {
-    return block + signs_at(head, slot);
+  // Of the block with this number in the segment.
+  constexpr int64_t means_at(int64_t head, int64_t number) const {
+    return kv_heads * tokens * key_bytes() + (head * blocks() + number) * rotated_dim;
   }
-  uint8_t* norms(uint8_t* block, int64_t head, int64_t slot) const {
-    return block + norms_at(head, slot);
+  constexpr int64_t steps_at(int64_t head, int64_t number) const {
+    return kv_heads * (tokens * key_bytes() + blocks() * rotated_dim) +
+           (head * blocks() + number) * int64_t(sizeof(float));
   }
-  uint16_t* scales(uint8_t* block, int64_t head, int64_t slot) const {
-    return reinterpret_cast<uint16_t*>(block + scales_at(head, slot));
+
+  uint8_t* signs(uint8_t* segment, int64_t head, int64_t slot) const {
+    return segment + signs_at(head, slot);
   }
-  uint8_t* records(uint8_t* block, int64_t head, int64_t slot) const {
-    return block + records_at(head, slot);
+  uint8_t* norms(uint8_t* segment, int64_t head, int64_t slot) const {
+    return segment + norms_at(head, slot);
+  }
+  uint16_t* scales(uint8_t* segment, int64_t head, int64_t slot) const {
+    return reinterpret_cast<uint16_t*>(segment + scales_at(head, slot));
+  }
+  uint8_t* records(uint8_t* segment, int64_t head, int64_t slot) const {
+    return segment + records_at(head, slot);
+  }
+  int8_t* means(uint8_t* segment, int64_t head, int64_t number) const {
+    return reinterpret_cast<int8_t*>(segment + means_at(head, number));
+  }
+  float* steps(uint8_t* segment, int64_t head, int64_t number) const {
+    return reinterpret_cast<float*>(segment + steps_at(head, number));
   }
 };
 

@@ -40,6 +40,7 @@ class CpuBackend : public Backend {
   /** The policy's own step: one overload for each alternative of Rules and of Upkeep. */
   ParisKvStep& step_of(const ParisKvRules&) { return pariskv_; }
   ParisKvStep& step_of(const EncodeArgs&) { return pariskv_; }
+  ParisKvStep& step_of(const ParisKvObserve&) { return pariskv_; }
 
   /** Cuts the scratch of a decode, or measures it. */
   Running cut(const DecodeArgs& args, Cutter& cutter);

@@ -32,6 +32,7 @@ class ParisKvStep {
 
   void keep_up(const ParisKvEncode& args);
   void keep_up(const ParisKvForget& args);
+  void keep_up(const ParisKvObserve& args);
 
  private:
   void prepare_query(const SearchArgs& args);

@@ -15,6 +15,9 @@ struct SearchItem {
   SequenceView sequence;
   ParisKvPlan plan;
   KeyStatistics statistics;
+  Balance balance;
+  int64_t first_block;          // of the sequence, that the zone has keys of
+  int64_t blocks;               // from there on; 0: keys are not told from means
   int64_t row;                  // in the batch
   float* rotated;               // (heads, searchers, rotated_dim) scaled query, see prepare_query
   int8_t* quantised;            // (heads, searchers, rotated_dim) -15 to 15
@@ -22,6 +25,8 @@ struct SearchItem {
   float* slope;                 // (heads, searchers)
   float* variance_term;         // (heads, searchers)
   float* offset;                // (heads, searchers)
+  float* per_step;              // (heads, searchers); null without blocks
+  int32_t* block_steps;         // (heads, searchers, blocks) logits of means, in steps
   uint8_t* votes;               // (heads, searchers, subspaces, 256); null: not this scorer
   uint8_t* scores;              // (heads, zone)
   int32_t* histograms;          // (heads, segments of the zone, 256)

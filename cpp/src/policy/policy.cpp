@@ -12,7 +12,7 @@ namespace {
 
 std::unique_ptr<Policy> make(const ParisKv& settings, const Config& config, const ModelShape& shape,
                              Backend& backend) {
-  return std::make_unique<ParisKvPolicy>(settings, config.dense_below, shape, backend);
+  return std::make_unique<ParisKvPolicy>(settings, config.sink, config.dense_below, shape, backend);
 }
 
 }  // namespace

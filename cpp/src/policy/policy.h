@@ -22,6 +22,19 @@ namespace pariskv {
 struct Span {
   SequenceView sequence;
   int64_t begin, end;
+  bool observed = false;  // all queries that the policy wants were given to on_queries
+};
+
+/** Positions [begin, end) of any sequence. */
+struct Positions {
+  int64_t begin, end;
+};
+
+/** Queries of positions [begin, end) of one layer of one sequence. */
+struct QuerySpan {
+  SequenceView sequence;
+  int64_t begin, end;
+  TensorView q;  // (end - begin, query_heads, key_dim)
 };
 
 class Policy {
@@ -36,6 +49,20 @@ class Policy {
 
   /** A zone ends at a multiple of this many positions: the size of a page or block of keys. */
   virtual int64_t grain() const { return 1; }
+
+  /** A zone opens with this many positions at once, a multiple of the grain; 0: with any. */
+  virtual int64_t opening() const { return 0; }
+
+  /** Queries of these positions of a prompt are wanted, where a prefill brings them. */
+  virtual Positions observed() const { return {0, 0}; }
+
+  /**
+   * Queries of a prompt, of positions that are wanted: from observed().begin on, or from where the
+   * last ones ended. The state is there.
+   */
+  virtual void on_queries(const std::vector<QuerySpan>& spans, Stream stream) {
+    (void)spans, (void)stream;
+  }
 
   /** Sets `sparse` and `plan` for a sequence of this size; both come as zeros: attend in full. */
   virtual void plan(SequenceView& sequence) const = 0;

@@ -11,7 +11,7 @@
 
 namespace pariskv {
 
-using Upkeep = std::variant<ParisKvEncode, ParisKvForget>;
+using Upkeep = std::variant<ParisKvEncode, ParisKvForget, ParisKvObserve>;
 
 /** Empty (monostate): nothing was searched. */
 using Trace = std::variant<std::monostate, ParisKvTrace>;

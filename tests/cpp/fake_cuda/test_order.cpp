@@ -25,7 +25,7 @@ class FakeOrder : public testing::Test {
 
   void prefill(SequenceId whose, int64_t layer, cudaStream_t stream) {
     const TensorView rows = view(kPrompt);
-    cache.prefill(layer, {whose}, {kPrompt}, rows, rows, {stream});
+    cache.prefill(layer, {whose}, {kPrompt}, rows, rows, {}, {stream});
   }
   void prefill(int64_t layer, cudaStream_t stream) { prefill(sequence, layer, stream); }
   void prefill(cudaStream_t stream) {

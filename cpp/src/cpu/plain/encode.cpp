@@ -47,6 +47,21 @@ void mark_unusable(const Summary& out, int64_t rotated_dim) {
   *out.scale = 0;
 }
 
+/** A key that is its block's mean: nothing is left of it, and it can be selected. */
+void mark_mean(const Summary& out, int64_t rotated_dim) {
+  mark_unusable(out, rotated_dim);
+  *out.norm = 1;
+}
+
+/** key * gain + shift; what passes the range of a float stays at its end. */
+void lean(const EncodeRun& run, float* key) {
+  constexpr float kMost = 0x1.fffffep127f;
+  for (int64_t d = 0; d < run.head_dim; ++d) {
+    if (!(std::fabs(key[d]) < INFINITY)) continue;  // and the key is not usable
+    key[d] = std::clamp(std::fma(key[d], run.gain[d], run.shift[d]), -kMost, kMost);
+  }
+}
+
 void encode_key(const float* key, const EncodeRun& run, const Summary& out) {
   const int64_t rotated_dim = run.rotated_dim;
   const int64_t subspaces = rotated_dim / kSubspaceDim;
@@ -58,7 +73,9 @@ void encode_key(const float* key, const EncodeRun& run, const Summary& out) {
     finite = finite && std::fabs(key[d]) < INFINITY;
     largest = std::max(largest, std::fabs(key[d]));
   }
-  if (!finite || largest == 0) return mark_unusable(out, rotated_dim);
+  if (!finite) return mark_unusable(out, rotated_dim);
+  if (largest == 0)
+    return run.gain == nullptr ? mark_unusable(out, rotated_dim) : mark_mean(out, rotated_dim);
 
   // An exact power of two brings the largest element near 1: squares neither overflow nor
   // vanish, whatever the key's size. Subnormals are lifted first.
@@ -126,6 +143,7 @@ void encode(const EncodeRun& run) {
   float key[kMaxRotatedDim];
   for (int64_t i = 0; i < run.count; ++i) {
     to_float(static_cast<const char*>(run.rows) + i * row_bytes, run.dtype, run.head_dim, key);
+    if (run.gain != nullptr) lean(run, key);
     encode_key(key, run,
                {run.signs + i * layout.subspaces(), run.norm_codes + i, run.scales + i,
                 run.records + i * layout.record_bytes()});

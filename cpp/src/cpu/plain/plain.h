@@ -12,6 +12,7 @@ void tally(const uint8_t* signs, const int32_t* units, int64_t count, int64_t su
            int32_t* positive);
 void score_signs(const ScoreSignsRun& run);
 void score_votes(const ScoreVotesRun& run);
+void mean_dots(const MeanDotsRun& run);
 int64_t collect(const uint8_t* scores, int64_t count, uint8_t threshold, int64_t* ties,
                 int32_t base, int32_t* out);
 void round_dots(const RoundDotsRun& run);

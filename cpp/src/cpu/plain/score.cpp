@@ -8,6 +8,15 @@
 
 namespace pariskv::cpu::plain {
 
+namespace {
+
+float block_offset(const ScoreSignsRun& run, int64_t head, int64_t block) {
+  const float steps = float(run.steps[head * run.step_stride + block]);
+  return std::fma(steps, run.per_step[head], run.offset[head]);
+}
+
+}  // namespace
+
 void score_signs(const ScoreSignsRun& run) {
   for (int64_t i = 0; i < run.count; ++i) {
     const uint8_t code = run.norm_codes[i];
@@ -25,7 +34,8 @@ void score_signs(const ScoreSignsRun& run) {
         dot += (signs[d / 8] >> (d % 8)) & 1 ? query[d] : -query[d];
       }
       // dot has 13 bits and norm 5: products are exact, and so is the choice of bucket.
-      const float offset = std::fma(norm * norm, run.variance_term[h], run.offset[h]);
+      const float base = run.block == 0 ? run.offset[h] : block_offset(run, h, i / run.block);
+      const float offset = std::fma(norm * norm, run.variance_term[h], base);
       best = std::max(best, std::fma(float(dot) * norm, run.slope[h], offset));
     }
     run.scores[i] = uint8_t(std::min(best, 255.0f));  // the cast rounds down
@@ -47,6 +57,18 @@ void score_votes(const ScoreVotesRun& run) {
       best = std::max(best, votes);
     }
     run.scores[i] = uint8_t(1 + best);
+  }
+}
+
+void mean_dots(const MeanDotsRun& run) {
+  for (int64_t b = 0; b < run.count; ++b) {
+    for (int64_t h = 0; h < run.heads; ++h) {
+      int32_t dot = 0;
+      for (int64_t c = 0; c < run.dim; ++c) {
+        dot += int32_t{run.means[b * run.dim + c]} * run.query[h * run.dim + c];
+      }
+      run.dots[h * run.stride + b] = dot;
+    }
   }
 }
 

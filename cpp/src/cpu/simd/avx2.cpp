@@ -15,6 +15,8 @@
 #include "cpu/simd/estimate.inl"
 #include "cpu/simd/round_dots.inl"
 
+#include "cpu/simd/mean_dots.inl"
+
 namespace pariskv::cpu {
 
 extern const Kernels kAvx2Kernels;
@@ -181,9 +183,13 @@ void score_heads(const ScoreSignsRun& run, bool earlier) {
   for (int64_t h = 0; h < run.heads; ++h) {
     tables[h].build(run.query + h * kSubspaces * kSubspaceDim);
   }
+  ScoreSignsRun now = run;
+  float offsets[kHeadsAtOnce];
+  if (run.block > 0) now.offset = offsets;
   uint8_t rest[32 * kSubspaces] = {}, rest_codes[32] = {}, rest_scores[32] = {};
   for (int64_t i = 0; i < run.count; i += 32) {
     const int64_t count = lesser(32, run.count - i);
+    if (run.block > 0 && i % run.block == 0) offsets_of_block(run, i / run.block, offsets);
     const uint8_t* signs = run.signs + i * kSubspaces;
     const uint8_t* codes = run.norm_codes + i;
     uint8_t* out = run.scores + i;
@@ -193,7 +199,7 @@ void score_heads(const ScoreSignsRun& run, bool earlier) {
       memcpy(rest_scores, out, size_t(count));
       signs = rest, codes = rest_codes, out = rest_scores;
     }
-    __m256i scores = score_32<kSubspaces>(run, tables, signs, load32(codes));
+    __m256i scores = score_32<kSubspaces>(now, tables, signs, load32(codes));
     if (earlier) scores = _mm256_max_epu8(scores, load32(out));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), scores);
     if (count < 32) memcpy(run.scores + i, out, size_t(count));
@@ -208,6 +214,8 @@ void score_signs(const ScoreSignsRun& run) {
     part.slope = run.slope + h;
     part.variance_term = run.variance_term + h;
     part.offset = run.offset + h;
+    part.steps = run.steps + h * run.step_stride;
+    part.per_step = run.per_step + h;
     with_size(RotatedDims{}, run.subspaces * kSubspaceDim, [&](auto dim) {
       score_heads<int(decltype(dim)::kValue / kSubspaceDim)>(part, h > 0);
     });
@@ -304,7 +312,7 @@ void tally(const uint8_t* signs, const int32_t* units, int64_t count, int64_t su
 }  // namespace
 
 const Kernels kAvx2Kernels = {
-    "avx2",     encode,   tally,  score_signs, score_votes, collect,
+    "avx2",     encode,   tally,  score_signs, score_votes, mean_dots, collect,
     round_dots, estimate, attend, sum_exp,     add_exp,     to_float,
 };
 

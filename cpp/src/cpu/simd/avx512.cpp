@@ -22,6 +22,8 @@
 #include "cpu/simd/estimate.inl"
 #include "cpu/simd/round_dots.inl"
 
+#include "cpu/simd/mean_dots.inl"
+
 namespace pariskv::cpu {
 
 extern const Kernels kAvx512Kernels;
@@ -179,9 +181,13 @@ void score_heads(const ScoreSignsRun& run, bool earlier) {
   for (int64_t h = 0; h < run.heads; ++h) {
     tables[h].build(run.query + h * kSubspaces * kSubspaceDim);
   }
+  ScoreSignsRun now = run;
+  float offsets[kHeadsAtOnce];
+  if (run.block > 0) now.offset = offsets;
   uint8_t rest[16 * kSubspaces] = {};
   for (int64_t i = 0; i < run.count; i += 16) {
     const int64_t count = lesser(16, run.count - i);
+    if (run.block > 0 && i % run.block == 0) offsets_of_block(run, i / run.block, offsets);
     const __mmask16 present = first(count);
     const uint8_t* signs = run.signs + i * kSubspaces;
     if (count < 16) {
@@ -189,7 +195,7 @@ void score_heads(const ScoreSignsRun& run, bool earlier) {
       signs = rest;
     }
     const __m128i codes = _mm_maskz_loadu_epi8(present, run.norm_codes + i);
-    __m128i scores = score_16<kSubspaces>(run, tables, signs, codes);
+    __m128i scores = score_16<kSubspaces>(now, tables, signs, codes);
     if (earlier) scores = _mm_max_epu8(scores, _mm_maskz_loadu_epi8(present, run.scores + i));
     _mm_mask_storeu_epi8(run.scores + i, present, scores);
   }
@@ -203,6 +209,8 @@ void score_signs(const ScoreSignsRun& run) {
     part.slope = run.slope + h;
     part.variance_term = run.variance_term + h;
     part.offset = run.offset + h;
+    part.steps = run.steps + h * run.step_stride;
+    part.per_step = run.per_step + h;
     with_size(RotatedDims{}, run.subspaces * kSubspaceDim, [&](auto dim) {
       score_heads<int(decltype(dim)::kValue / kSubspaceDim)>(part, h > 0);
     });
@@ -343,7 +351,7 @@ void tally(const uint8_t* signs, const int32_t* units, int64_t count, int64_t su
 }  // namespace
 
 const Kernels kAvx512Kernels = {
-    "avx512",   encode,   tally,  score_signs, score_votes, collect,
+    "avx512",   encode,   tally,  score_signs, score_votes, mean_dots, collect,
     round_dots, estimate, attend, sum_exp,     add_exp,     to_float,
 };
 

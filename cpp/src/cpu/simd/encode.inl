@@ -67,7 +67,8 @@ struct Rotated {
   alignas(64) float y[kVectors * kLanes];
   Size size;
   float norm;
-  bool usable;
+  bool usable;   // something is there to be encoded
+  bool is_mean;  // else: nothing is left of a key that may be selected
 };
 
 /** Butterflies kHalf vectors apart, then those wider. */
@@ -95,8 +96,21 @@ PKV_INLINE void rotate(const char* key, const EncodeRun& run, Rotated<kVectors>&
     y[v] = Source::load16(key + v * kLanes * Source::kBytes);
     pattern = larger_pattern(pattern, y[v]);
   }
-  const uint32_t largest = largest_pattern(pattern);
-  out.usable = largest != 0 && largest < 0x7f800000u;
+  uint32_t largest = largest_pattern(pattern);
+  const bool finite = largest < 0x7f800000u;
+  if (run.gain != nullptr) {
+    pattern = all(0);
+    PKV_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      const Lanes16 left =
+          multiply_add(y[v], load(run.gain + v * kLanes), load(run.shift + v * kLanes));
+      y[v] = smaller(larger(left, all(-0x1.fffffep127f)), all(0x1.fffffep127f));
+      pattern = larger_pattern(pattern, y[v]);
+    }
+    largest = largest_pattern(pattern);
+  }
+  out.usable = largest != 0 && finite;
+  out.is_mean = run.gain != nullptr && finite;
   out.size = Size(float_of(largest));
   if (out.size.lift != 1) {
     PKV_UNROLL
@@ -125,7 +139,7 @@ PKV_INLINE void quantise(const Rotated<kVectors>& key, const Levels& levels, con
   if (!key.usable) {
     memset(out.signs, 0, kPlane);
     memset(out.record, 0, 4 * kPlane);
-    *out.norm = 0;
+    *out.norm = key.is_mean ? 1 : 0;
     *out.scale = 0;
     return;
   }

@@ -30,6 +30,8 @@ struct EncodeRun {
   int64_t count;
   int64_t head_dim;
   int64_t rotated_dim;          // the next power of two; subspaces = rotated_dim / 8
+  const float* gain;            // (rotated_dim) key * gain + shift is encoded, a fused
+  const float* shift;           // (rotated_dim) multiply-add; null: the key itself is
   const float* rotation_signs;  // (rotated_dim) +1 or -1
   const float* thresholds;      // (7) between magnitude levels
   const float* centres;         // (8) of magnitude levels
@@ -50,7 +52,23 @@ struct ScoreSignsRun {
   const float* slope;          // (heads)
   const float* variance_term;  // (heads)
   const float* offset;         // (heads)
-  uint8_t* scores;             // (count): 0 unusable, else 1 to 255
+  // Where keys are told from the means of blocks, a score's offset is offset + steps * per_step.
+  int64_t block;         // keys of each, a multiple of 64: the run begins with one; 0: no blocks
+  const int32_t* steps;  // (heads, ...) of the run's blocks, `step_stride` apart
+  int64_t step_stride;
+  const float* per_step;  // (heads)
+  uint8_t* scores;        // (count): 0 unusable, else 1 to 255
+};
+
+/** Products of queries and of the means of blocks, both in whole levels. */
+struct MeanDotsRun {
+  const int8_t* means;  // (count, dim), -127 to 127
+  int64_t count;
+  int64_t dim;
+  const int16_t* query;  // (heads, dim), -16383 to 16383
+  int64_t heads;
+  int32_t* dots;  // (heads, ...) `stride` apart
+  int64_t stride;
 };
 
 struct ScoreVotesRun {
@@ -131,6 +149,7 @@ struct Kernels {
 
   void (*score_signs)(const ScoreSignsRun&);
   void (*score_votes)(const ScoreVotesRun&);
+  void (*mean_dots)(const MeanDotsRun&);
 
   /**
    * Appends the indices (from `base`) of scores above `threshold`, and of the first

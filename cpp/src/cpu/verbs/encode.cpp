@@ -1,6 +1,7 @@
 // Keys that enter a zone: summaries written, statistics added; and taken off when they leave.
 #include <algorithm>
 
+#include "cpu/block_means.h"
 #include "cpu/pariskv_step.h"
 #include "cpu/rows.h"
 
@@ -40,6 +41,7 @@ void tally_run(const Kernels& kernels, const KeyRun& run, const ModelShape& shap
   statistics.usable[head] += direction * usable;
   statistics.square_units[head] += direction * squares;
 
+  if (statistics.sums == nullptr) return;
   // Signs are +1 and -1: the sum over both is twice that over the positive ones, less all.
   int32_t positive[kMaxRotatedDim] = {};
   kernels.tally(run.signs, units, run.count, subspaces, positive);
@@ -74,13 +76,28 @@ void tally_jobs(ThreadPool& pool, const Kernels& kernels, const EncodeArgs& args
   });
 }
 
+/** Keys [begin, end) of a segment. */
+void encode_keys(const Kernels& kernels, const EncodeArgs& args, const EncodeJob& job, int64_t head,
+                 int64_t begin, int64_t end, const float* gain, const float* shift) {
+  const ModelShape& shape = args.shape;
+  const SummaryLayout layout = shape.summary();
+  const int64_t slot = begin % shape.segment_tokens;
+  uint8_t* segment = job.sequence.summaries[begin / shape.segment_tokens];
+  kernels.encode({row_at(shape, job.sequence, head, begin), shape.rows.dtype, shape.rows.elements(),
+                  end - begin, shape.rows.key_dim, shape.rotated_dim, gain, shift,
+                  args.codec->rotation_signs.data(), args.codec->thresholds.data(),
+                  args.codec->centres.data(), layout.signs(segment, head, slot),
+                  layout.norms(segment, head, slot), layout.scales(segment, head, slot),
+                  layout.records(segment, head, slot)});
+}
+
 }  // namespace
 
 void ParisKvStep::keep_up(const ParisKvEncode& args) {
   const ModelShape& shape = args.shape;
-  const SummaryLayout layout = shape.summary();
   for (int64_t j = 0; j < args.batch; ++j) {
     const EncodeJob& job = args.jobs[j];
+    if (job.opening > 0) set_balance(pool_, kernels_, shape, job);
     const int64_t first_segment = job.begin / shape.segment_tokens;
     const int64_t segments = (job.end - 1) / shape.segment_tokens - first_segment + 1;
     if (job.begin >= job.end) continue;
@@ -89,14 +106,16 @@ void ParisKvStep::keep_up(const ParisKvEncode& args) {
       const int64_t head = task % shape.kv_heads;
       const int64_t begin = std::max(job.begin, segment * shape.segment_tokens);
       const int64_t end = std::min(job.end, (segment + 1) * shape.segment_tokens);
-      const int64_t slot = begin % shape.segment_tokens;
-      uint8_t* block = job.sequence.summaries[segment];
-      kernels_.encode({row_at(shape, job.sequence, head, begin), shape.rows.dtype,
-                       shape.rows.elements(), end - begin, shape.rows.key_dim, shape.rotated_dim,
-                       args.codec->rotation_signs.data(), args.codec->thresholds.data(),
-                       args.codec->centres.data(), layout.signs(block, head, slot),
-                       layout.norms(block, head, slot), layout.scales(block, head, slot),
-                       layout.records(block, head, slot)});
+      if (shape.block == 0) {
+        encode_keys(kernels_, args, job, head, begin, end, nullptr, nullptr);
+        return;
+      }
+      float gain[kMaxRotatedDim], shift[kMaxRotatedDim];
+      for (int64_t first = begin; first < end; first += shape.block - first % shape.block) {
+        const int64_t last = std::min(first - first % shape.block + shape.block, end);
+        store_mean(kernels_, shape, job, head, first, last, gain, shift);
+        encode_keys(kernels_, args, job, head, first, last, gain, shift);
+      }
     });
   }
   tally_jobs(pool_, kernels_, args, 1);

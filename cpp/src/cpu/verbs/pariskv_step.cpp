@@ -20,6 +20,13 @@ SearchItem cut_item(const DecodeArgs& args, const ParisKvRules& rules, const Seq
   item.plan = ParisKvPlan::of(sequence);
   const int64_t candidates = item.candidates();
   item.statistics = key_statistics(shape, rules.scorer, sequence.state);
+  if (shape.block > 0) {
+    item.balance = balance_of(shape, sequence.state);
+    item.first_block = sequence.zone_begin / shape.block;
+    item.blocks = (sequence.zone_end - 1) / shape.block + 1 - item.first_block;
+    item.per_step = cutter.take<float>(queries);
+    item.block_steps = cutter.take<int32_t>(queries * item.blocks);
+  }
   item.rotated = cutter.take<float>(queries * shape.rotated_dim);
   item.quantised = cutter.take<int8_t>(queries * shape.rotated_dim);
   item.scales = cutter.take<HeadScale>(queries);

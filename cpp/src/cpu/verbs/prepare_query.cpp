@@ -33,6 +33,13 @@ void load_query(const SearchArgs& args, const Kernels& kernels, int64_t row, int
   for (int64_t d = 0; d < shape.rows.key_dim; ++d) query[d] = query[d] / float(shape.group);
 }
 
+/** The balance of a head's channels, taken on by a query. */
+void stretch(const SearchArgs& args, const SearchItem& item, int64_t head, float* query) {
+  const int64_t dim = args.shape().rows.key_dim;
+  const float* factors = item.balance.stretch + head * dim;
+  for (int64_t c = 0; c < dim; ++c) query[c] = query[c] * factors[c];
+}
+
 /** H diag(s) q, without the 1 / sqrt; false, and all zero, when q is not finite. */
 bool rotate(const SearchArgs& args, const float* query, float* rotated) {
   const ModelShape& shape = args.shape();
@@ -161,6 +168,7 @@ struct Searcher {
   int64_t number;  // of all searchers of the item
   bool finite;
   float query[kMaxHeadDim];
+  float stretched[kMaxHeadDim];  // set where there are blocks
   float rotated[kMaxRotatedDim];
 };
 
@@ -172,10 +180,74 @@ void prepare(const SearchArgs& args, const Kernels& kernels, const SearchItem& i
   const float factor = args.decode.logits.scale / std::sqrt(float(dim)) / 255.0f;
   searcher.number = head * args.rules().searchers + index;
   load_query(args, kernels, item.row, head, index, searcher.query);
-  searcher.finite = rotate(args, searcher.query, searcher.rotated);
+  if (item.blocks == 0) {
+    searcher.finite = rotate(args, searcher.query, searcher.rotated);
+  } else {
+    std::copy_n(searcher.query, args.shape().rows.key_dim, searcher.stretched);
+    stretch(args, item, head, searcher.stretched);
+    searcher.finite = rotate(args, searcher.stretched, searcher.rotated);
+    if (!searcher.finite) std::fill_n(searcher.stretched, kMaxHeadDim, 0.0f);
+  }
   float* out = item.rotated + searcher.number * dim;
   for (int64_t d = 0; d < dim; ++d) out[d] = searcher.rotated[d] * factor;
 }
+
+/** Logits of the blocks of a head's zone, in steps, by their means; queries are set one by one. */
+class Blocks {
+ public:
+  Blocks(const ModelShape& shape, const Logits& logits, const SearchItem& item, int64_t head)
+      : shape_(shape), logits_(logits), item_(item), head_(head) {}
+
+  /** A finite query, balanced, to be the one at `index`; zeros for one that is not. */
+  void set(int64_t index, const float* query) {
+    const int64_t dim = shape_.rows.key_dim;
+    const float largest = largest_of(query, dim);
+    quantise(query, dim, largest, kFineLevels, query_ + index * shape_.rotated_dim);
+    base_[index] = logits_.scale * (largest / kFineLevels) * kOctaveSteps;
+  }
+
+  /** Logits of all blocks for `queries` of them, (queries, blocks). */
+  void look(const Kernels& kernels, int64_t queries, int32_t* out) const {
+    const SummaryLayout layout = shape_.summary();
+    const int64_t of_segment = layout.blocks();
+    for (int64_t done = 0; done < item_.blocks;) {
+      const int64_t number = item_.first_block + done;
+      const int64_t count = std::min(of_segment - number % of_segment, item_.blocks - done);
+      uint8_t* segment = item_.sequence.summaries[number / of_segment];
+      kernels.mean_dots({layout.means(segment, head_, number % of_segment), count,
+                         shape_.rotated_dim, query_, queries, out + done, item_.blocks});
+      const float* steps = layout.steps(segment, head_, number % of_segment);
+      for (int64_t q = 0; q < queries; ++q) {
+        for (int64_t b = 0; b < count; ++b) {
+          int32_t& logit = out[q * item_.blocks + done + b];
+          const float step = base_[q] * steps[b];
+          logit = std::isfinite(step) ? whole_steps(float(logit) * step) : 0;
+        }
+      }
+      done += count;
+    }
+  }
+
+  /** Of one query's logits. */
+  BlockSums sums(const int32_t* steps) const {
+    BlockSums all;
+    all.most = *std::max_element(steps, steps + item_.blocks);
+    for (int64_t done = 0, count; done < item_.blocks; done += count) {
+      const int64_t number = item_.first_block + done;
+      count = std::min(kChunkBlocks - number % kChunkBlocks, item_.blocks - done);
+      all.add(BlockSums::of_chunk(steps + done, count));
+    }
+    return all;
+  }
+
+ private:
+  const ModelShape& shape_;
+  const Logits& logits_;
+  const SearchItem& item_;
+  const int64_t head_;
+  int16_t query_[Window::kQueries * kMaxRotatedDim] = {};
+  float base_[Window::kQueries] = {};
+};
 
 /** The queries of one kv head, and the scale that they share. */
 void prepare_signs(const SearchArgs& args, const Kernels& kernels, const SearchItem& item,
@@ -188,6 +260,7 @@ void prepare_signs(const SearchArgs& args, const Kernels& kernels, const SearchI
   // A single searcher's scores need no comparing, and the mean of a group has no window.
   const bool compared = searchers > 1;
   Window window(shape, logits, item.sequence, head);
+  Blocks blocks(shape, logits, item, head);
   float largest[Window::kQueries];
   for (int64_t begin = 0; begin < searchers; begin += Window::kQueries) {
     const int64_t count = std::min(Window::kQueries, searchers - begin);
@@ -201,18 +274,24 @@ void prepare_signs(const SearchArgs& args, const Kernels& kernels, const SearchI
       quantise(searcher.rotated, dim, largest[i], float(kQueryLevels),
                item.quantised + searcher.number * dim);
       if (compared && searcher.finite) window.set(i, searcher.query);
+      if (item.blocks > 0) blocks.set(i, searcher.stretched);
     }
     if (compared) window.look(kernels, count);
+    int32_t* steps = item.block_steps + (first + begin) * item.blocks;
+    if (item.blocks > 0) blocks.look(kernels, count, steps);
     for (int64_t i = 0; i < count; ++i) {
       if (!scales[i].whole) continue;
       const float resident =
           compared ? window.log_sum_exp(i, bias_of(logits, first + begin + i)) : -INFINITY;
-      scales[i] = head_scale(keys, item.quantised + (first + begin + i) * dim, dim, largest[i],
-                             logits.scale, resident);
+      const int8_t* quantised = item.quantised + (first + begin + i) * dim;
+      scales[i] = item.blocks == 0
+                      ? head_scale(keys, quantised, dim, largest[i], logits.scale, resident)
+                      : head_scale(keys, blocks.sums(steps + i * item.blocks), quantised, dim,
+                                   largest[i], logits.scale, resident);
     }
   }
   score_lines(item.scales + first, searchers, item.slope + first, item.variance_term + first,
-              item.offset + first);
+              item.offset + first, item.blocks > 0 ? item.per_step + first : nullptr);
 }
 
 void prepare_votes(const SearchArgs& args, const Kernels& kernels, const SearchItem& item,

@@ -50,6 +50,13 @@ void start_run(const ModelShape& shape, const SearchItem& item, int64_t head, in
   }
 }
 
+/** The part of a logit that a key has from its block's mean; 0 without blocks. */
+float mean_logit(const ModelShape& shape, const SearchItem& item, int64_t query, int64_t position) {
+  if (item.blocks == 0) return 0;
+  const int64_t block = position / shape.block - item.first_block;
+  return float(item.block_steps[query * item.blocks + block]) * kLogitOfStep;
+}
+
 /** Estimated logits of candidates [first, last) of one head. */
 void estimate_chunk(const SearchArgs& args, const Kernels& kernels, const SearchItem& item,
                     int64_t head, int64_t first, int64_t last) {
@@ -67,10 +74,12 @@ void estimate_chunk(const SearchArgs& args, const Kernels& kernels, const Search
                       layout.records(block, head, 0), shape.rotated_dim, run.slots, run.count,
                       args.rules().searchers, item.rotated + query * shape.rotated_dim,
                       args.rules().codec->signed_centres.data(), estimates, item.candidates()});
-    if (args.decode.logits.softcap == 0) continue;
+    if (item.blocks == 0 && args.decode.logits.softcap == 0) continue;
     for (int64_t h = 0; h < args.rules().searchers; ++h) {
       for (int64_t i = 0; i < run.count; ++i) {
         float& logit = estimates[h * item.candidates() + i];
+        const int64_t position = run.segment * shape.segment_tokens + run.slots[i];
+        logit = logit + mean_logit(shape, item, query + h, position);
         logit = soft_capped(logit, args.decode.logits.softcap);
       }
     }
@@ -110,6 +119,7 @@ void look_at_others(const SearchArgs& args, const Kernels& kernels, const Search
                       kSampledKeys});
     for (int64_t h = 0; h < heads; ++h) {
       float& logit = sample.logits[h * kSampledKeys + sample.count];
+      logit = logit + mean_logit(shape, item, query + h, position);
       logit = soft_capped(logit, args.decode.logits.softcap);
     }
     ++sample.count;

@@ -61,9 +61,33 @@ void ParisKvStep::score(const SearchArgs& args) {
     uint8_t* scores = item->scores + head * item->sequence.zone_tokens() + begin - zone_begin;
     const int64_t query = head * args.rules().searchers;
     if (args.rules().scorer == Scorer::kSignNorm) {
-      kernels_.score_signs({signs, norms, end - begin, shape.subspaces(), args.rules().searchers,
-                            item->quantised + query * shape.rotated_dim, item->slope + query,
-                            item->variance_term + query, item->offset + query, scores});
+      ScoreSignsRun run{signs,
+                        norms,
+                        end - begin,
+                        shape.subspaces(),
+                        args.rules().searchers,
+                        item->quantised + query * shape.rotated_dim,
+                        item->slope + query,
+                        item->variance_term + query,
+                        item->offset + query};
+      run.scores = scores;
+      if (item->blocks > 0) {
+        run.block = shape.block;
+        run.step_stride = item->blocks;
+        run.per_step = item->per_step + query;
+        run.steps =
+            item->block_steps + query * item->blocks + begin / shape.block - item->first_block;
+        // The zone may begin within a block: what is left of it is a run of its own.
+        const int64_t cut = begin % shape.block;
+        if (cut > 0) {
+          run.count = std::min(shape.block - cut, end - begin);
+          kernels_.score_signs(run);
+          run.signs += run.count * shape.subspaces(), run.norm_codes += run.count;
+          run.scores += run.count, ++run.steps;
+          run.count = end - begin - run.count;
+        }
+      }
+      kernels_.score_signs(run);
     } else {
       kernels_.score_votes({signs, norms, end - begin, shape.subspaces(), args.rules().searchers,
                             item->votes + query * shape.subspaces() * 256, scores});

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <limits>
 
+#include "codec/key_statistics.h"
 #include "policy/pariskv/policy.h"
 
 namespace pariskv {
@@ -87,17 +88,33 @@ Summaries ParisKvPolicy::summaries(const SequenceView& view) const {
   out.subspaces = layout.subspaces();
   if (out.tokens == 0) return out;
   const int64_t first = view.zone_begin / layout.tokens;
-  std::vector<std::vector<uint8_t>> blocks;
+  std::vector<std::vector<uint8_t>> segments;
   for (int64_t s = first; s <= (view.zone_end - 1) / layout.tokens; ++s) {
-    blocks.emplace_back(static_cast<size_t>(layout.bytes()));
-    backend_.fetch(blocks.back().data(), view.summaries[s], layout.bytes());
+    segments.emplace_back(static_cast<size_t>(layout.bytes()));
+    backend_.fetch(segments.back().data(), view.summaries[s], layout.bytes());
   }
   for (int64_t head = 0; head < out.kv_heads; ++head) {
     for (int64_t position = view.zone_begin; position < view.zone_end; ++position) {
-      uint8_t* block = blocks[size_t(position / layout.tokens - first)].data();
-      unpack(layout, block, head, position % layout.tokens, out);
+      uint8_t* segment = segments[size_t(position / layout.tokens - first)].data();
+      unpack(layout, segment, head, position % layout.tokens, out);
     }
   }
+  if (layout.block == 0) return out;
+  out.block = layout.block;
+  out.channels = shape_.rows.key_dim;
+  const int64_t first_block = view.zone_begin / out.block;
+  out.blocks = (view.zone_end - 1) / out.block + 1 - first_block;
+  for (int64_t head = 0; head < out.kv_heads; ++head) {
+    for (int64_t b = first_block; b < first_block + out.blocks; ++b) {
+      uint8_t* segment = segments[size_t(b / layout.blocks() - first)].data();
+      const int8_t* levels = layout.means(segment, head, b % layout.blocks());
+      const float step = *layout.steps(segment, head, b % layout.blocks());
+      for (int64_t c = 0; c < out.channels; ++c) out.means.push_back(float(levels[c]) * step);
+    }
+  }
+  out.balance.resize(size_t(out.kv_heads * out.channels));
+  backend_.fetch(out.balance.data(), balance_of(shape_, view.state).stretch,
+                 int64_t(out.balance.size() * sizeof(float)));
   return out;
 }
 

@@ -1,5 +1,6 @@
 #include "policy/pariskv/policy.h"
 
+#include "codec/block_means.h"
 #include "codec/key_statistics.h"
 #include "codec/schedule.h"
 #include "pariskv/codec.h"
@@ -20,18 +21,27 @@ Codec make_codec(const ModelShape& shape, uint64_t seed) {
   return codec;
 }
 
+/** Where a zone's balance is set: enough keys are in it, and it ends with a block of any size. */
+int64_t opening_of(int64_t sink) {
+  return (sink + kLeastBalanceKeys + kBalanceGrain - 1) / kBalanceGrain * kBalanceGrain;
+}
+
 }  // namespace
 
-ParisKvPolicy::ParisKvPolicy(const ParisKv& settings, int64_t dense_below, const ModelShape& shape,
-                             Backend& backend)
+ParisKvPolicy::ParisKvPolicy(const ParisKv& settings, int64_t sink, int64_t dense_below,
+                             const ModelShape& shape, Backend& backend)
     : settings_(settings),
       dense_below_(dense_below),
+      opening_(shape.block > 0 ? opening_of(sink) : 0),
       shape_(shape),
       backend_(backend),
       codec_(make_codec(shape, settings.seed)) {}
 
-int64_t ParisKvPolicy::state_bytes() const {
-  return key_statistics_bytes(shape_, settings_.scorer);
+int64_t ParisKvPolicy::state_bytes() const { return state_bytes_of(shape_, settings_.scorer); }
+
+Positions ParisKvPolicy::observed() const {
+  if (shape_.block == 0) return {0, 0};
+  return {opening_ - kBalanceQueries, opening_};
 }
 
 void ParisKvPolicy::plan(SequenceView& sequence) const {
@@ -48,8 +58,24 @@ Rules ParisKvPolicy::rules() const {
 }
 
 EncodeJob ParisKvPolicy::job_of(const Span& span) const {
-  return {span.sequence, key_statistics(shape_, settings_.scorer, span.sequence.state), span.begin,
-          span.end};
+  const SequenceView& view = span.sequence;
+  const bool opens = shape_.block > 0 && span.begin == view.zone_begin;
+  return {view,
+          key_statistics(shape_, settings_.scorer, view.state),
+          balance_of(shape_, view.state),
+          span.begin,
+          span.end,
+          opens ? opening_ : 0,
+          span.observed};
+}
+
+void ParisKvPolicy::on_queries(const std::vector<QuerySpan>& spans, Stream stream) {
+  std::vector<ObserveJob> jobs;
+  for (const QuerySpan& span : spans) {
+    jobs.push_back(
+        {balance_of(shape_, span.sequence.state), span.begin == observed().begin, span.q});
+  }
+  backend_.keep_up(ParisKvObserve{shape_, int64_t(jobs.size()), jobs.data()}, stream);
 }
 
 void ParisKvPolicy::on_spill(const std::vector<Span>& spans, Stream stream) {

@@ -11,11 +11,15 @@ namespace pariskv {
 class ParisKvPolicy : public Policy {
  public:
   /** @param settings outlive the policy */
-  ParisKvPolicy(const ParisKv& settings, int64_t dense_below, const ModelShape& shape,
+  ParisKvPolicy(const ParisKv& settings, int64_t sink, int64_t dense_below, const ModelShape& shape,
                 Backend& backend);
 
   int64_t summary_bytes() const override { return shape_.summary().bytes(); }
   int64_t state_bytes() const override;
+  int64_t grain() const override { return shape_.block > 0 ? shape_.block : 1; }
+  int64_t opening() const override { return opening_; }
+  Positions observed() const override;
+  void on_queries(const std::vector<QuerySpan>& spans, Stream stream) override;
   void plan(SequenceView& sequence) const override;
   void on_spill(const std::vector<Span>& spans, Stream stream) override;
   void on_recall(const Span& span, Stream stream) override;
@@ -29,6 +33,7 @@ class ParisKvPolicy : public Policy {
 
   const ParisKv& settings_;
   const int64_t dense_below_;
+  const int64_t opening_;  // 0 without blocks
   ModelShape shape_;
   Backend& backend_;
   Codec codec_;

@@ -9,15 +9,30 @@ namespace pariskv {
 struct KeyStatistics {
   int64_t* usable;        // (heads) keys that can be selected
   int64_t* square_units;  // (heads) sum of norm^2, in units of kNormUnit^2
-  int64_t* sums;          // (heads, rotated_dim) sum of norm * sign, in units of kNormUnit
+  int64_t* sums;          // (heads, rotated_dim) sum of norm * sign, in units of kNormUnit;
+                          // null where keys are told from the means of their blocks
   int32_t* counts;        // (heads, subspaces, 256) keys per centroid; null: not kept
+};
+
+/**
+ * How the channels of a head are balanced between queries and keys: <q, k> = <S q, k / S>. Set when
+ * a zone opens, from its first keys and from queries that a prompt brought, and then kept. Null:
+ * keys are encoded whole.
+ */
+struct Balance {
+  double* query_squares;  // (heads, key_dim) sums over the queries that were observed
+  float* stretch;         // (heads, key_dim) S, of queries
+  float* gain;            // (heads, key_dim) 1 / S, of keys
 };
 
 /** Positions [begin, end) of one sequence. */
 struct EncodeJob {
   SequenceView sequence;
   KeyStatistics statistics;
+  Balance balance;
   int64_t begin, end;
+  int64_t opening;  // > 0: these are a zone's first keys, and up to here they set its balance,
+  bool heard;       // together with queries
 };
 
 struct EncodeArgs {
@@ -29,6 +44,19 @@ struct EncodeArgs {
 
 /** Keys that enter zones: rows to summaries, and their statistics added. */
 struct ParisKvEncode : EncodeArgs {};
+
+/** Queries that a prompt brings for the balance: their squares added. */
+struct ObserveJob {
+  Balance balance;
+  bool first;    // nothing was added before
+  TensorView q;  // (positions, query_heads, key_dim)
+};
+
+struct ParisKvObserve {
+  ModelShape shape;
+  int64_t batch;
+  const ObserveJob* jobs;  // (batch)
+};
 
 /** Keys that leave zones: their statistics taken off again. */
 struct ParisKvForget : EncodeArgs {};

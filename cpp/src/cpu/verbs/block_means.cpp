@@ -1,0 +1,128 @@
+// What keys have in common is taken off before they are encoded: a mean per block of neighbours,
+// and the balance of channels. The formulas are in codec/block_means.h.
+#include "codec/block_means.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "cpu/block_means.h"
+#include "cpu/pariskv_step.h"
+#include "cpu/rows.h"
+
+namespace pariskv::cpu {
+
+namespace {
+
+/** Calls `visit(key)` for the keys at [begin, end) that are finite, in order; returns how many. */
+template <typename Visit>
+int64_t each_finite_key(const Kernels& kernels, const ModelShape& shape,
+                        const SequenceView& sequence, int64_t head, int64_t begin, int64_t end,
+                        Visit visit) {
+  const int64_t dim = shape.rows.key_dim;
+  float key[kMaxHeadDim];
+  int64_t count = 0;
+  for (int64_t position = begin; position < end; ++position) {
+    kernels.to_float(row_at(shape, sequence, head, position), shape.rows.dtype, dim, key);
+    float worst = 0;  // 0 times what is not finite is NaN
+    for (int64_t c = 0; c < dim; ++c) worst += key[c] * 0.0f;
+    if (worst != 0) continue;
+    visit(key);
+    ++count;
+  }
+  return count;
+}
+
+/** The mean of the finite keys at [begin, end), all zero without any; returns their number. */
+int64_t mean_of(const Kernels& kernels, const ModelShape& shape, const SequenceView& sequence,
+                int64_t head, int64_t begin, int64_t end, double* mean) {
+  const int64_t dim = shape.rows.key_dim;
+  std::fill_n(mean, dim, 0.0);
+  const int64_t count =
+      each_finite_key(kernels, shape, sequence, head, begin, end, [&](const float* key) {
+        for (int64_t c = 0; c < dim; ++c) mean[c] = mean[c] + double(key[c]);
+      });
+  for (int64_t c = 0; count > 0 && c < dim; ++c) mean[c] = mean[c] / double(count);
+  return count;
+}
+
+/** The balance of one head. */
+void balance_head(const Kernels& kernels, const ModelShape& shape, const EncodeJob& job,
+                  int64_t head) {
+  const int64_t dim = shape.rows.key_dim;
+  double mean[kMaxHeadDim], keys[kMaxHeadDim] = {}, queries[kMaxHeadDim];
+  int64_t count = 0;
+  for (int64_t begin = job.begin; begin < job.opening; begin += shape.block - begin % shape.block) {
+    const int64_t end = begin - begin % shape.block + shape.block;
+    mean_of(kernels, shape, job.sequence, head, begin, end, mean);
+    count += each_finite_key(kernels, shape, job.sequence, head, begin, end, [&](const float* key) {
+      for (int64_t c = 0; c < dim; ++c) {
+        const double left = double(key[c]) - mean[c];
+        keys[c] = std::fma(left, left, keys[c]);
+      }
+    });
+  }
+  for (int64_t c = 0; count > 0 && c < dim; ++c) keys[c] = keys[c] / double(count);
+
+  // Half a head apart are channels that a rotation of positions may turn into one another.
+  const double* squares = job.balance.query_squares + head * dim;
+  for (int64_t c = 0; c < dim; ++c) queries[c] = squares[c] + squares[(c + dim / 2) % dim];
+  set_stretch(keys, job.heard ? queries : nullptr, dim, job.balance.stretch + head * dim,
+              job.balance.gain + head * dim);
+}
+
+}  // namespace
+
+void set_balance(ThreadPool& pool, const Kernels& kernels, const ModelShape& shape,
+                 const EncodeJob& job) {
+  pool.parallel_for(shape.kv_heads, [&](int64_t head) { balance_head(kernels, shape, job, head); });
+}
+
+void store_mean(const Kernels& kernels, const ModelShape& shape, const EncodeJob& job, int64_t head,
+                int64_t begin, int64_t end, float* gain, float* shift) {
+  const int64_t dim = shape.rows.key_dim;
+  const SummaryLayout layout = shape.summary();
+  uint8_t* segment = job.sequence.summaries[begin / shape.segment_tokens];
+  const int64_t number = begin % shape.segment_tokens / shape.block;
+  double mean[kMaxHeadDim];
+  mean_of(kernels, shape, job.sequence, head, begin, end, mean);
+  std::fill_n(gain, shape.rotated_dim, 0.0f);
+  std::fill_n(shift, shape.rotated_dim, 0.0f);
+  std::memcpy(gain, job.balance.gain + head * dim, size_t(dim) * sizeof(float));
+  double largest = 0;
+  for (int64_t c = 0; c < dim; ++c) {
+    mean[c] = mean[c] * double(gain[c]);
+    largest = std::max(largest, std::fabs(mean[c]));
+  }
+  const float step = mean_step(largest);
+  int8_t* levels = layout.means(segment, head, number);
+  std::memset(levels, 0, size_t(shape.rotated_dim));
+  for (int64_t c = 0; c < dim; ++c) {
+    levels[c] = mean_level(mean[c], step);
+    shift[c] = -(float(levels[c]) * step);
+  }
+  *layout.steps(segment, head, number) = step;
+}
+
+void ParisKvStep::keep_up(const ParisKvObserve& args) {
+  const ModelShape& shape = args.shape;
+  const int64_t dim = shape.rows.key_dim;
+  pool_.parallel_for(args.batch * shape.kv_heads, [&](int64_t task) {
+    const ObserveJob& job = args.jobs[task / shape.kv_heads];
+    const int64_t head = task % shape.kv_heads;
+    double* squares = job.balance.query_squares + head * dim;
+    if (job.first) std::fill_n(squares, dim, 0.0);
+    float query[kMaxHeadDim];
+    for (int64_t i = 0; i < job.q.shape[0]; ++i) {
+      for (int64_t g = 0; g < shape.group; ++g) {
+        kernels_.to_float(element_at(job.q, i, head * shape.group + g), shape.rows.dtype, dim,
+                          query);
+        for (int64_t c = 0; c < dim; ++c) {  // the square of a float is exact
+          squares[c] = squares[c] + double(query[c]) * double(query[c]);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace pariskv::cpu
