@@ -66,8 +66,12 @@ void balance_head(const Kernels& kernels, const ModelShape& shape, const EncodeJ
 
   // Half a head apart are channels that a rotation of positions may turn into one another.
   const double* squares = job.balance.query_squares + head * dim;
-  for (int64_t c = 0; c < dim; ++c) queries[c] = squares[c] + squares[(c + dim / 2) % dim];
-  set_stretch(keys, job.heard ? queries : nullptr, dim, job.balance.stretch + head * dim,
+  double paired[kMaxHeadDim];
+  for (int64_t c = 0; c < dim; ++c) {
+    queries[c] = squares[c] + squares[(c + dim / 2) % dim];
+    paired[c] = keys[c] + keys[(c + dim / 2) % dim];
+  }
+  set_stretch(paired, job.heard ? queries : nullptr, dim, job.balance.stretch + head * dim,
               job.balance.gain + head * dim);
 }
 
