@@ -132,7 +132,7 @@ class Life {
       const int64_t tokens = 1 + below(kMost);
       const Numbers numbers = new_rows(tokens);
       cache_.prefill(layer, {sequence}, {tokens}, view(k_, tokens, kHeads),
-                     view(v_, tokens, kHeads), stream());
+                     view(v_, tokens, kHeads), {}, stream());
       append(truth_[sequence][size_t(layer)], numbers);
     }
   }
