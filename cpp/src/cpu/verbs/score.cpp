@@ -61,15 +61,12 @@ void ParisKvStep::score(const SearchArgs& args) {
     uint8_t* scores = item->scores + head * item->sequence.zone_tokens() + begin - zone_begin;
     const int64_t query = head * args.rules().searchers;
     if (args.rules().scorer == Scorer::kSignNorm) {
-      ScoreSignsRun run{signs,
-                        norms,
-                        end - begin,
-                        shape.subspaces(),
-                        args.rules().searchers,
-                        item->quantised + query * shape.rotated_dim,
-                        item->slope + query,
-                        item->variance_term + query,
-                        item->offset + query};
+      ScoreSignsRun run{};
+      run.signs = signs, run.norm_codes = norms, run.count = end - begin;
+      run.subspaces = shape.subspaces(), run.heads = args.rules().searchers;
+      run.query = item->quantised + query * shape.rotated_dim;
+      run.slope = item->slope + query, run.variance_term = item->variance_term + query;
+      run.offset = item->offset + query;
       run.scores = scores;
       if (item->blocks > 0) {
         run.block = shape.block;
