@@ -170,7 +170,7 @@ struct Walk {
   }
 
   __device__ __forceinline__ void store(int t, const Codes& codes) {
-    const SummaryLayout layout{p.kv_heads, p.segment_tokens, Cut::kRotated};
+    const SummaryLayout layout{p.kv_heads, p.segment_tokens, Cut::kRotated, 0};
     const int start = number + t * Cut::kKeys;
 #pragma unroll
     for (int plane = 0; plane < 4; ++plane) {
@@ -206,7 +206,7 @@ struct Walk {
     constexpr uint32_t kLanes = (1u << Cut::kParts) - 1;
     const bool anew = broken >> lane & kLanes, perhaps = doubtful >> lane & kLanes;
     if (part != 0 || !(present_keys(t) >> key & 1) || !(anew || perhaps)) return;
-    const SummaryLayout layout{p.kv_heads, p.segment_tokens, Cut::kRotated};
+    const SummaryLayout layout{p.kv_heads, p.segment_tokens, Cut::kRotated, 0};
     const int own = number + t * Cut::kKeys + key;
     const Element* elements = reinterpret_cast<const Element*>(rows + int64_t(own) * p.row_bytes);
     encode_carefully(elements, p.codec, !anew,

@@ -60,11 +60,11 @@ struct Keys {
     for (slot += tiles * kTile; slot >= p.segment_tokens; slot -= p.segment_tokens) ++segment;
   }
   __device__ __forceinline__ const uint8_t* signs() const {
-    const SummaryLayout layout{p.kv_heads, p.segment_tokens, kSubspaceDim * subspaces};
+    const SummaryLayout layout{p.kv_heads, p.segment_tokens, kSubspaceDim * subspaces, 0};
     return p.sequence->summaries[segment] + layout.signs_at(head, slot);
   }
   __device__ __forceinline__ const uint8_t* norms() const {
-    const SummaryLayout layout{p.kv_heads, p.segment_tokens, kSubspaceDim * subspaces};
+    const SummaryLayout layout{p.kv_heads, p.segment_tokens, kSubspaceDim * subspaces, 0};
     return p.sequence->summaries[segment] + layout.norms_at(head, slot);
   }
 };

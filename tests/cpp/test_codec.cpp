@@ -53,9 +53,9 @@ TEST(Codec, RotationSignsNeverChange) {
 }
 
 TEST(Codec, SummaryTakes83BytesPerKeyAt128) {
-  EXPECT_EQ((SummaryLayout{8, 1024, 128}.key_bytes()), 83);
-  EXPECT_EQ((SummaryLayout{8, 1024, 64}.key_bytes()), 43);
-  EXPECT_EQ((SummaryLayout{8, 1024, 256}.key_bytes()), 163);
+  EXPECT_EQ((SummaryLayout{8, 1024, 128, 0}.key_bytes()), 83);
+  EXPECT_EQ((SummaryLayout{8, 1024, 64, 0}.key_bytes()), 43);
+  EXPECT_EQ((SummaryLayout{8, 1024, 256, 0}.key_bytes()), 163);
 }
 
 TEST(Codec, NormCodesRoundToFiveBits) {

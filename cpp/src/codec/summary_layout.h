@@ -28,7 +28,7 @@ struct SummaryLayout {
   int64_t kv_heads;
   int64_t tokens;
   int64_t rotated_dim;
-  int64_t block = 0;  // keys that share a mean; 0: none do
+  int64_t block;  // keys that share a mean; 0: none do
 
   // Unsigned: a shift, also on a GPU.
   constexpr int64_t subspaces() const { return int64_t(uint64_t(rotated_dim) / kSubspaceDim); }

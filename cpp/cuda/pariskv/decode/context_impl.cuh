@@ -16,8 +16,7 @@ __device__ __forceinline__ void fill_context(const StepParams& step, const Seque
   context.rows = view.rows;
   context.total = int(view.total);
   context.searched = int(view.plan[0]);  // ParisKvPlan
-  context.zone = {view.summaries,       {model.kv_heads, model.segment_tokens, model.rotated_dim},
-                  step.by_segment,      head,
+  context.zone = {view.summaries,       model.summary(),   step.by_segment, head,
                   int(view.zone_begin), int(view.zone_end)};
   context.shape = {int(model.rows.key_dim), int(model.rows.value_dim), int(model.group),
                    int(model.rows.bytes()), step.call.logits.scale,    step.call.logits.softcap};

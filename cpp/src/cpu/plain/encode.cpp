@@ -40,7 +40,7 @@ struct Summary {
 };
 
 void mark_unusable(const Summary& out, int64_t rotated_dim) {
-  const SummaryLayout layout{1, 1, rotated_dim};
+  const SummaryLayout layout{1, 1, rotated_dim, 0};
   std::memset(out.signs, 0, layout.subspaces());
   std::memset(out.record, 0, layout.record_bytes());
   *out.norm = 0;
@@ -65,7 +65,7 @@ void lean(const EncodeRun& run, float* key) {
 void encode_key(const float* key, const EncodeRun& run, const Summary& out) {
   const int64_t rotated_dim = run.rotated_dim;
   const int64_t subspaces = rotated_dim / kSubspaceDim;
-  const SummaryLayout layout{1, 1, rotated_dim};
+  const SummaryLayout layout{1, 1, rotated_dim, 0};
 
   float largest = 0;
   bool finite = true;
@@ -138,7 +138,7 @@ void encode_key(const float* key, const EncodeRun& run, const Summary& out) {
 }  // namespace
 
 void encode(const EncodeRun& run) {
-  const SummaryLayout layout{1, 1, run.rotated_dim};
+  const SummaryLayout layout{1, 1, run.rotated_dim, 0};
   const int64_t row_bytes = run.row_stride * size_of(run.dtype);
   float key[kMaxRotatedDim];
   for (int64_t i = 0; i < run.count; ++i) {

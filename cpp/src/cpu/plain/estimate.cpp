@@ -6,7 +6,7 @@
 namespace pariskv::cpu::plain {
 
 void estimate(const EstimateRun& run) {
-  const SummaryLayout layout{1, 1, run.rotated_dim};
+  const SummaryLayout layout{1, 1, run.rotated_dim, 0};
   for (int64_t i = 0; i < run.count; ++i) {
     const int64_t slot = run.slots[i];
     const uint8_t* signs = run.signs + slot * layout.subspaces();
