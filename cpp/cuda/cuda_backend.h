@@ -71,6 +71,7 @@ class CudaBackend : public Backend, public WordUpdates, public Offloads {
 
   void keep_up(const ParisKvEncode& args, Stream stream);
   void keep_up(const ParisKvForget& args, Stream stream);
+  void keep_up(const ParisKvObserve& args, Stream stream);
 
   HostLane& host_lane(int64_t row);
   void reserve(const DecodeArgs& args, const ParisKvRules& rules);

@@ -53,7 +53,7 @@ void each_job(const EncodeArgs& args, int64_t begin, int64_t end, Launch launch)
     const EncodeJob& job = args.jobs[i];
     if (job.begin >= job.end) continue;
     launch(EncodeCall{args.shape, constants_of(*args.codec), job.sequence.device, job.statistics,
-                      job.begin, job.end});
+                      job.balance, job.begin, job.end, job.opening, job.heard});
   }
 }
 
@@ -106,6 +106,10 @@ void CudaBackend::keep_up(const ParisKvEncode& args, Stream stream) {
   branches_.share(args.batch, kLeastOfEncoder, kMostEncoders, handle_of(stream),
                   [&](int64_t begin, int64_t end, cudaStream_t branch) {
                     each_job(args, begin, end, [&](const EncodeCall& call) {
+                      if (call.shape.block > 0) {
+                        if (call.opening > 0) launch_balance(call, branch);
+                        launch_means(call, branch);
+                      }
                       launch_encode(call, branch);
                       launch_tally(call, 1, branch);
                     });
@@ -116,6 +120,15 @@ void CudaBackend::keep_up(const ParisKvForget& args, Stream stream) {
   const DeviceGuard guard(device_);
   each_job(args, 0, args.batch,
            [&](const EncodeCall& call) { launch_tally(call, -1, handle_of(stream)); });
+}
+
+void CudaBackend::keep_up(const ParisKvObserve& args, Stream stream) {
+  const DeviceGuard guard(device_);
+  for (int64_t i = 0; i < args.batch; ++i) {
+    const ObserveJob& job = args.jobs[i];
+    launch_observe({args.shape, job.balance.query_squares, job.first, rows_of(job.q), job.q.shape[0]},
+                   handle_of(stream));
+  }
 }
 
 DecodeCall CudaBackend::call_of(const DecodeArgs& args, const ParisKvRules& rules) const {

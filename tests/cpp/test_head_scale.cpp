@@ -134,7 +134,7 @@ TEST(HeadScale, WithoutKeysTheScaleIsEmpty) {
   const std::vector<int8_t> query = some_query(3);
   const HeadScale scale = head_scale(none.means(), query.data(), Keys::kDim, 1, 1, 5);
   float slope = 7, variance_term = 7, offset = 7;
-  score_lines(&scale, 1, &slope, &variance_term, &offset);
+  score_lines(&scale, 1, &slope, &variance_term, &offset, nullptr);
   EXPECT_EQ(slope, 0);
   EXPECT_EQ(variance_term, 0);
   EXPECT_EQ(offset, 64);
@@ -148,7 +148,7 @@ TEST(HeadScale, TheHeadThatGivesMostToTheZoneLeads) {
   // Shares of the average key: 2^-10, 2^-8 (the lead, of a spread of 2), 2^-8, none.
   const HeadScale heads[] = {scale_of(5, 1, 15), scale_of(2, 2, 10), scale_of(3, 4, 11), {}};
   float slope[4], variance_term[4], offset[4];
-  score_lines(heads, 4, slope, variance_term, offset);
+  score_lines(heads, 4, slope, variance_term, offset, nullptr);
   const auto mean_score = [&](int h) { return offset[h] + heads[h].mean * 16 / 2; };
   EXPECT_EQ(mean_score(0), 64 - 2 * 16 / 2);
   EXPECT_EQ(mean_score(1), 64);
@@ -165,7 +165,7 @@ TEST(HeadScale, TheHeadThatGivesMostToTheZoneLeads) {
 TEST(HeadScale, FlatHeadsAreNotMagnified) {
   const HeadScale head = scale_of(-3, 1e-9f, 4);
   float slope, variance_term, offset;
-  score_lines(&head, 1, &slope, &variance_term, &offset);
+  score_lines(&head, 1, &slope, &variance_term, &offset, nullptr);
   EXPECT_EQ(slope, 0.5f * 16 * 64);
   EXPECT_EQ(offset, 64 + 3 * 16 * 64);
 }
@@ -174,7 +174,7 @@ TEST(HeadScale, QueriesThatAreNotFiniteNeverLead) {
   const HeadScale heads[] = {scale_of(kInfinity, 1, kInfinity), scale_of(kNan, 1, kNan),
                              scale_of(2, 2, 10), scale_of(2, kInfinity, kInfinity)};
   float slopes[4], variance_terms[4], offsets[4];
-  score_lines(heads, 4, slopes, variance_terms, offsets);
+  score_lines(heads, 4, slopes, variance_terms, offsets, nullptr);
   for (int h = 0; h < 4; ++h) {
     EXPECT_EQ(slopes[h], h == 2 ? 4 : 0) << h;
     EXPECT_EQ(variance_terms[h], h == 2 ? 2 : 0) << h;
@@ -183,7 +183,7 @@ TEST(HeadScale, QueriesThatAreNotFiniteNeverLead) {
   HeadScale head = scale_of(1, 1, 1);
   head.variance_term = kInfinity;
   float slope, variance_term, offset;
-  score_lines(&head, 1, &slope, &variance_term, &offset);
+  score_lines(&head, 1, &slope, &variance_term, &offset, nullptr);
   EXPECT_EQ(slope, 0);
   EXPECT_EQ(variance_term, 0);
   EXPECT_EQ(offset, 64);

@@ -21,6 +21,7 @@ namespace {
 
 constexpr int kClusters = 5;  // of 1, 2, 4, 8 and 16 blocks
 constexpr int kScoresPerSm = 2;
+constexpr int kMeansPerSm = 2;
 constexpr int kReranksPerSm = 2;
 /** Blocks that fetch the code of rerank into the caches while keys are scored: 4 % at 1 x 512K. */
 constexpr int kRehearsing = 8;
@@ -227,15 +228,20 @@ class Step {
   bool runs(DecodeStep step) const { return call_.first_step <= step && step <= call_.last_step; }
 
   void score() const {
-    const bool looks = call_.searchers > 1;
-    if (looks) {
-      Launch(call_.heads * kWindowBlocks, 0, stream_)
-          .run(kernels_.window_logits, WindowParams{common_}, "decode: window_logits");
+    const int window_blocks = call_.searchers > 1 ? kWindowBlocks : 0;
+    const int mean_blocks =
+        call_.shape.block == 0 ? 0 : blocks_per_head(fit_, call_, kMostMeanBlocks, kMeansPerSm);
+    const int looking = window_blocks + mean_blocks;
+    if (looking > 0) {
+      Launch(call_.heads * looking, 0, stream_)
+          .run(kernels_.window_logits,
+               WindowParams{common_, window_blocks, mean_blocks, device::IndexDivisor::of(looking)},
+               "decode: window_logits");
     }
     const ScoreParams params{common_, score_blocks_, device::IndexDivisor::of(score_blocks_),
                              queries_in_pieces(call_)};
     Launch(call_.heads * score_blocks_, kernels_.score_bytes, stream_)
-        .early(fit_.early && looks)
+        .early(fit_.early && looking > 0)
         .run(kernels_.score, params, "decode: score");
   }
 
@@ -321,6 +327,12 @@ LaneScratch lay_out_scratch(char* base, const ModelShape& shape, int64_t searche
   take(at.flags, ReadyFlags::kCount);
   take(at.masses, device::kSlices * shape.group);
   take(at.windows, shape.group * kWindowRows);
+  const int64_t blocks =
+      shape.block == 0 ? 0 : (zone_capacity + 2 * kScoreAlignment) / shape.block + 2;
+  const int64_t chunks = blocks == 0 ? 0 : blocks / kChunkBlocks + 2;
+  take(at.block_steps, blocks * ((searchers + 3) / 4 * 4));
+  take(at.chunks, chunks * searchers);
+  take(at.chunk_flags, chunks);
   take(at.votes, votes ? searchers * shape.subspaces() * 256 : 0);
   take(at.candidates, candidate_capacity);
   take(at.estimates, searchers * candidate_capacity);

@@ -5,6 +5,10 @@
 
 #include "ops.h"
 
+namespace pariskv {
+struct BlockSums;
+}
+
 namespace pariskv::cuda {
 
 namespace device {
@@ -21,6 +25,9 @@ struct HeadScratch {
   uint32_t* flags;              // (ReadyFlags::kCount)
   device::Mass* masses;         // (kSlices, group): of estimates
   uint64_t* windows;            // (group, kWindowRows): logits in steps, the token above
+  int32_t* block_steps;         // (blocks of keys, SearcherStride): logits of means, in steps
+  BlockSums* chunks;            // (chunks of blocks, searchers)
+  uint32_t* chunk_flags;        // (chunks of blocks)
   uint8_t* votes;               // (searchers, subspaces, 256)
   int32_t* candidates;          // (candidate_capacity) offsets from zone_begin, ascending
   float* estimates;             // (searchers, candidate_capacity)

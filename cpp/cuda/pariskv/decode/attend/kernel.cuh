@@ -20,6 +20,7 @@
 #include "pariskv/decode/attend/rows.cuh"
 #include "pariskv/decode/attend/worth.cuh"
 #include "pariskv/decode/flags.cuh"
+#include "pariskv/decode/key_blocks.cuh"
 
 namespace pariskv::cuda {
 
@@ -153,6 +154,9 @@ struct Attend {
     ReadyFlags{scratch.flags}.clear(mine, all);
     const int windows = block.context.shape.group * int(kWindowRows);
     for (int i = mine; i < windows; i += all) scratch.windows[i] = 0;
+    if (block.context.zone.block_bits == 0) return;
+    const int chunks = KeyBlocks(block.context.zone).chunks();
+    for (int i = mine; i < chunks; i += all) scratch.chunk_flags[i] = 0;
   }
 
   /** Tasks of the head: 32 dimensions of a query head's output, a warp each. */
