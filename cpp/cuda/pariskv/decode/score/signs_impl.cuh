@@ -33,7 +33,7 @@ struct QueryTile {
       kWords <= 4 ? 1 : kWords / 4;  // products of 256 bits, or one of 128
   static constexpr int kRegisters = kWords == 2 ? 1 : 2;
   uint32_t planes[kPlanes][kSteps][kRegisters];  // column g
-  float gain[2], lift[2], offset[2], per_step[2];  // of its two queries
+  float gain[2], lift[2], offset[2];             // of its two queries
   int bias[2];  // turns a sum over positive signs into the bits of 1.5 * 2^23 + dot
 
   __device__ __forceinline__ void load(const Queries<kWords>& queries, int quad) {
@@ -57,18 +57,52 @@ struct QueryTile {
       gain[i] = queries.gain[searcher];
       lift[i] = queries.lift[searcher];
       offset[i] = queries.offset[searcher];
-      per_step[i] = queries.per_step[searcher];
       bias[i] = 0x4b400000 - queries.sum[searcher];
     }
   }
 };
 
-/** Logits of the means that a lane's two queries of a quad find under 64 keys. */
-__device__ __forceinline__ int2 steps_of_lane(const BlockSteps& blocks, int position, int quad) {
-  if (blocks.bits == 0) return make_int2(0, 0);
-  return __ldcg(
-      reinterpret_cast<const int2*>(blocks.at(position) + 4 * quad + 2 * (lane_id() % 2)));
-}
+/**
+ * What the scores of 64 keys begin with, for a lane's two queries of one quad: it changes from
+ * block to block of keys, and what comes next is read ahead.
+ */
+template <int kWords>
+struct BlockOffsets {
+  const Queries<kWords>& queries;
+  const BlockSteps& blocks;
+  int quad, block, last;
+  int2 next;
+
+  /** @param first, last  positions of this warp's keys; there are some */
+  __device__ __forceinline__ BlockOffsets(const Queries<kWords>& of, const BlockSteps& logits,
+                                          int of_quad, int first, int last_position)
+      : queries(of), blocks(logits), quad(of_quad), block(-1), last(number(last_position)) {
+    next = read(number(first));
+  }
+  /** Without blocks all keys are one's. */
+  __device__ __forceinline__ int number(int position) const {
+    return blocks.bits == 0 ? 0 : position >> blocks.bits;
+  }
+  __device__ __forceinline__ int2 read(int number) const {
+    if (blocks.bits == 0) return make_int2(0, 0);
+    const int32_t* steps = blocks.steps + int64_t(number - blocks.first) * blocks.pitch;
+    return __ldcg(reinterpret_cast<const int2*>(steps + 4 * quad + 2 * (lane_id() % 2)));
+  }
+  /** To the keys from `position` on, which come in order. */
+  __device__ __forceinline__ void advance(int position, QueryTile<kWords>& query) {
+    const int now = number(position);
+    if (now == block) return;
+    block = now;
+    const int searcher = 4 * quad + 2 * (lane_id() % 2);
+    const int steps[2] = {next.x, next.y};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      query.offset[i] = __fmaf_rn(float(steps[i]), queries.per_step[searcher + i],
+                                  queries.offset[searcher + i]);
+    }
+    if (block < last) next = read(block + 1);
+  }
+};
 
 /** Where a lane finds its keys among 64. */
 template <int kWords>
@@ -151,14 +185,11 @@ struct SignTiles {
  * Four queries against 64 keys, by a warp: the best score of each of the two keys that a lane ends
  * with, in halves.
  * @param codes  the lane's own four norm codes
- * @param steps  of the means of these keys, for the lane's two queries
  */
 template <int kWords>
 __device__ __forceinline__ uint32_t score_64(const SignTiles<kWords>& keys, uint32_t codes,
                                              const LanePlan<kWords>& plan,
-                                             const QueryTile<kWords>& query, int2 steps) {
-  const float offset[2] = {__fmaf_rn(float(steps.x), query.per_step[0], query.offset[0]),
-                           __fmaf_rn(float(steps.y), query.per_step[1], query.offset[1])};
+                                             const QueryTile<kWords>& query) {
   uint32_t best[2];
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile) {
@@ -189,7 +220,7 @@ __device__ __forceinline__ uint32_t score_64(const SignTiles<kWords>& keys, uint
       for (int i = 0; i < 2; ++i) {
         const int at = 2 * half + i, positive = low[at] + 4 * (high[at] - 4 * sign[at]);
         scores[i] =
-            scored(positive, query.gain[i], query.lift[i], offset[i], query.bias[i], norm);
+            scored(positive, query.gain[i], query.lift[i], query.offset[i], query.bias[i], norm);
       }
       tops[half] = bits_of(__fadd_rd(fmaxf(scores[0], scores[1]), 32768.0f));
     }
@@ -210,14 +241,7 @@ __device__ __forceinline__ void score_quads(Ring<kWords>& ring, const Zone& zone
   QueryTile<kWords> query;
   query.load(queries, 0);
   const auto position = [&](int unit, int part) { return zone.origin() + unit * kKeys + 64 * part; };
-  int2 steps[kParts], next[kParts] = {};  // of the first quad; those of the next unit come meanwhile
-  const auto look_ahead = [&](int unit) {
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      if (unit < end) next[part] = steps_of_lane(blocks, position(unit, part), 0);
-    }
-  };
-  look_ahead(first);
+  BlockOffsets<kWords> offsets(queries, blocks, 0, position(first, 0), position(end, -1));
   for_units(ring, zone, first, end, [&](int unit, const uint8_t* stage, auto release) {
     uint8_t* target = out.scores + int64_t(unit) * kKeys + plan.key;
     // All of the unit, so that the next one sets out before this one is worked on.
@@ -232,18 +256,18 @@ __device__ __forceinline__ void score_quads(Ring<kWords>& ring, const Zone& zone
     }
     release();
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) steps[part] = next[part];
-    look_ahead(unit + 1);
-#pragma unroll
     for (int part = 0; part < kParts; ++part) {
+      if (kOnce) offsets.advance(position(unit, part), query);
       const uint32_t codes = codes_of[part];
       uint32_t best = 0x00010001;
 #pragma unroll 1
       for (int quad = 0; quad < (kOnce ? 1 : quads); ++quad) {
-        if (!kOnce) query.load(queries, quad);
-        const int2 own =
-            quad == 0 ? steps[part] : steps_of_lane(blocks, position(unit, part), quad);
-        best = larger_halves(best, score_64<kWords>(keys[part], codes, plan, query, own));
+        if (!kOnce) {
+          query.load(queries, quad);
+          const int at = position(unit, part);
+          BlockOffsets<kWords>(queries, blocks, quad, at, at).advance(at, query);
+        }
+        best = larger_halves(best, score_64<kWords>(keys[part], codes, plan, query));
       }
       // 255 times a code bounds what is unusable, and nothing else.
       best = __vminu2(best, __byte_perm(codes, 0, plan.kept) * 255);

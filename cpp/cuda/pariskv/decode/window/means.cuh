@@ -13,7 +13,7 @@
 namespace pariskv::cuda {
 
 /** Most blocks of threads that look at the means of a head. */
-constexpr int kMostMeanBlocks = 32;
+constexpr int kMostMeanBlocks = 64;
 
 /** Queries of some searchers, quantised as they are, and logits of a chunk for them. */
 template <int kWords>
@@ -65,23 +65,41 @@ struct Means {
     }
   }
 
-  /** Logits of one mean, four lanes to it, for `count` searchers from `from` on. */
-  __device__ __forceinline__ void multiply(int number, int from, int count) const {
-    constexpr int kPieces = kWords / 2;  // of 16 channels, of a lane
-    const device::Zone& zone = block.context.zone;
-    const int in_chunk = int(threadIdx.x) / kLanes, lane = int(threadIdx.x) % kLanes;
-    const bool there = blocks.first <= number && number <= blocks.last;
-    const int nearest = min(max(number, blocks.first), blocks.last);
-    const device::Slot at = device::slot_of(zone, nearest << zone.block_bits);
-    const int own = at.slot >> zone.block_bits;
-    const auto* levels = reinterpret_cast<const uint4*>(at.block + zone.layout.means_at(zone.head, own));
+  static constexpr int kPieces = kWords / 2;  // of 16 channels, of a lane
+
+  /** A lane's part of a mean, read ahead. */
+  struct Part {
     uint4 pieces[kPieces];
+    float step;
+    int number;  // the nearest one that there is
+    bool there;
+  };
+
+  __device__ __forceinline__ Part read(int chunk) const {
+    const device::Zone& zone = block.context.zone;
+    const int number = chunk * int(kChunkBlocks) + int(threadIdx.x) / kLanes;
+    Part part;
+    part.there = blocks.first <= number && number <= blocks.last;
+    part.number = min(max(number, blocks.first), blocks.last);
+    const device::Slot at = device::slot_of(zone, part.number << zone.block_bits);
+    const int own = at.slot >> zone.block_bits;
+    const auto* levels =
+        reinterpret_cast<const uint4*>(at.block + zone.layout.means_at(zone.head, own));
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) pieces[i] = levels[lane + kLanes * i];
-    const float step =
-        *reinterpret_cast<const float*>(at.block + zone.layout.steps_at(zone.head, own));
+    for (int i = 0; i < kPieces; ++i) {
+      part.pieces[i] = levels[int(threadIdx.x) % kLanes + kLanes * i];
+    }
+    part.step = *reinterpret_cast<const float*>(at.block + zone.layout.steps_at(zone.head, own));
+    return part;
+  }
+
+  /** Logits of one mean, four lanes to it, for `count` searchers from `from` on. */
+  __device__ __forceinline__ void multiply(const Part& part, int from, int count) const {
+    const int in_chunk = int(threadIdx.x) / kLanes, lane = int(threadIdx.x) % kLanes;
     int32_t* out = block.context.scratch.block_steps +
-                   int64_t(nearest - zone.first_block()) * steps_pitch(block.searchers()) + from;
+                   int64_t(part.number - block.context.zone.first_block()) *
+                       steps_pitch(block.searchers()) +
+                   from;
 #pragma unroll 1
     for (int slot = 0; slot < count; ++slot) {
       int dot = 0;
@@ -89,7 +107,8 @@ struct Means {
       for (int i = 0; i < kPieces; ++i) {
         const auto* query =
             reinterpret_cast<const int2*>(&space.elements[slot][16 * (lane + kLanes * i)]);
-        const uint32_t words[4] = {pieces[i].x, pieces[i].y, pieces[i].z, pieces[i].w};
+        const uint4 levels = part.pieces[i];
+        const uint32_t words[4] = {levels.x, levels.y, levels.z, levels.w};
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
           const int2 four = query[w];
@@ -99,11 +118,11 @@ struct Means {
       }
       dot += __shfl_xor_sync(~0u, dot, 1);
       dot += __shfl_xor_sync(~0u, dot, 2);
-      const float unit = __fmul_rn(space.base[slot], step);
+      const float unit = __fmul_rn(space.base[slot], part.step);
       const int logit = device::finite(unit) ? device::steps_of(__fmul_rn(float(dot), unit)) : 0;
       if (lane > 0) continue;
-      space.steps[slot][in_chunk] = there ? logit : device::kNoSteps;
-      if (there) out[slot] = logit;
+      space.steps[slot][in_chunk] = part.there ? logit : device::kNoSteps;
+      if (part.there) out[slot] = logit;
     }
   }
 
@@ -141,12 +160,16 @@ struct Means {
   __device__ __forceinline__ void run(int rank, int step) const {
     static_assert(kChunkBlocks == 64, "a lane has two");
     constexpr int kQueries = MeanSpace<kWords>::kQueries;
+    if (blocks.first_chunk + rank > blocks.last_chunk) return;
     for (int from = 0; from < block.searchers(); from += kQueries) {
       const int count = min(block.searchers() - from, kQueries);
+      Part next = read(blocks.first_chunk + rank);
       prepare(from + device::warp_id());
       __syncthreads();
       for (int chunk = blocks.first_chunk + rank; chunk <= blocks.last_chunk; chunk += step) {
-        multiply(chunk * int(kChunkBlocks) + int(threadIdx.x) / kLanes, from, count);
+        const Part part = next;
+        if (chunk + step <= blocks.last_chunk) next = read(chunk + step);
+        multiply(part, from, count);
         __syncthreads();
         if (device::warp_id() < count) sum(chunk, from + device::warp_id());
         __syncthreads();
