@@ -53,10 +53,13 @@ struct Driver {
 
   const Config& config() const { return cache.config(); }
 
-  void prefill(int64_t tokens) {
+  void prefill(int64_t tokens, bool queries = false) {
     Rows k(tokens, config().kv_heads, config().head_dim, 1000 + step);
     Rows v(tokens, config().kv_heads, config().head_dim, 2000 + step);
-    cache.prefill(0, {sequence}, {tokens}, k.view(), v.view());
+    Rows q(tokens, config().query_heads, config().head_dim, 3000 + step);
+    PrefillOptions options;
+    if (queries) options.q = q.view();
+    cache.prefill(0, {sequence}, {tokens}, k.view(), v.view(), options);
     ++step;
   }
 

@@ -58,6 +58,35 @@ TEST(Codec, SummaryTakes83BytesPerKeyAt128) {
   EXPECT_EQ((SummaryLayout{8, 1024, 256, 0}.key_bytes()), 163);
 }
 
+TEST(Codec, MeansOfBlocksTakeAByteOrLessPerKey) {
+  const auto per_key = [](const SummaryLayout& layout) {
+    return double(layout.bytes()) / double(layout.kv_heads * layout.tokens);
+  };
+  EXPECT_EQ(per_key({8, 1024, 128, 0}), 83);
+  EXPECT_EQ(per_key({8, 1024, 128, 256}), 83 + 132.0 / 256);
+  EXPECT_EQ(per_key({8, 1024, 128, 128}), 83 + 132.0 / 128);
+  EXPECT_EQ(per_key({8, 1024, 128, 64}), 83 + 132.0 / 64);
+  EXPECT_EQ(per_key({2, 256, 64, 256}), 43 + 68.0 / 256);
+  EXPECT_EQ(per_key({2, 256, 64, 64}), 43 + 68.0 / 64);
+  EXPECT_EQ(per_key({1, 1024, 512, 64}), 323 + 516.0 / 64);
+}
+
+TEST(Codec, PlanesOfASegmentLieOneAfterAnother) {
+  for (const int64_t block : {64, 128, 256}) {
+    const SummaryLayout layout{3, 512, 64, block};
+    EXPECT_EQ(layout.blocks(), 512 / block);
+    EXPECT_EQ(layout.signs_at(2, 511) + layout.subspaces(), layout.norms_at(0, 0));
+    EXPECT_EQ(layout.norms_at(2, 511) + 1, layout.scales_at(0, 0));
+    EXPECT_EQ(layout.scales_at(2, 511) + 2, layout.records_at(0, 0));
+    EXPECT_EQ(layout.records_at(2, 511) + layout.record_bytes(), layout.means_at(0, 0));
+    EXPECT_EQ(layout.means_at(2, layout.blocks() - 1) + 64, layout.steps_at(0, 0));
+    EXPECT_EQ(layout.steps_at(2, layout.blocks() - 1) + 4, layout.bytes());
+    EXPECT_EQ(layout.means_at(0, 0) % 64, 0);
+    EXPECT_EQ(layout.steps_at(0, 0) % 64, 0);
+    EXPECT_EQ(layout.means_at(1, 0), layout.means_at(0, layout.blocks()));
+  }
+}
+
 TEST(Codec, NormCodesRoundToFiveBits) {
   for (float norm = 0x1.08p-5f; norm < 0x1.ep10f; norm *= 1.003f) {
     const uint8_t code = norm_code(cpu::bits_of(norm));

@@ -189,5 +189,175 @@ TEST(HeadScale, QueriesThatAreNotFiniteNeverLead) {
   EXPECT_EQ(offset, 64);
 }
 
+// --- Blocks that share a mean ---
+
+TEST(HeadScale, OfVarianceTheReachedPartCounts) {
+  EXPECT_EQ(reached_variance(0, 1), 0);
+  // Up to a spread of two logits all of it: half its square, in octaves.
+  EXPECT_EQ(reached_variance(2.88f, 1), 2.88f);
+  for (const float spread : {2.1f, 4.0f, 32.0f, 1000.0f}) {
+    const float whole = spread * spread / 2 * kOctaves;
+    const double part = 2.0 * spread - 2.0;  // what a reach of two spreads gives
+    EXPECT_NEAR(reached_variance(whole, 1) / (part * kOctaves), 1, 1e-5) << spread;
+    EXPECT_NEAR(reached_variance(whole / 9, 9) * 9 / (part * kOctaves), 1, 1e-5) << spread;
+  }
+  float before = 0;
+  for (float whole = 0; whole < 100; whole += 0.25f) {  // longer keys are never worth less
+    EXPECT_GE(reached_variance(whole, 1), before);
+    before = reached_variance(whole, 1);
+  }
+  EXPECT_TRUE(std::isnan(reached_variance(kNan, 1)));
+  EXPECT_FALSE(std::isfinite(reached_variance(kInfinity, 1)));
+}
+
+BlockSums sums_of(const std::vector<int32_t>& steps, int64_t first_block) {
+  BlockSums all;
+  const int64_t blocks = int64_t(steps.size());
+  all.most = *std::max_element(steps.begin(), steps.end());
+  for (int64_t done = 0, count; done < blocks; done += count) {
+    count = std::min(kChunkBlocks - (first_block + done) % kChunkBlocks, blocks - done);
+    all.add(BlockSums::of_chunk(steps.data() + done, count));
+  }
+  return all;
+}
+
+TEST(BlockSums, NumbersAreLoweredByHalvesOfWholeOctaves) {
+  EXPECT_EQ(BlockSums::lowered(1 << 16, 0), 1 << 16);
+  EXPECT_EQ(BlockSums::lowered(1 << 16, 64), 1 << 15);
+  EXPECT_EQ(BlockSums::lowered(1 << 16, 32), 3 << 14);
+  EXPECT_EQ(BlockSums::lowered(1 << 16, 64 * 16), 1);
+  EXPECT_EQ(BlockSums::lowered(1 << 16, 64 * 17), 0);
+  EXPECT_EQ(BlockSums::lowered(int64_t{1} << 40, 64 * 40), 1);
+  EXPECT_EQ(BlockSums::lowered(int64_t{1} << 45, 64 * 41), 0);
+  EXPECT_EQ(BlockSums::lowered(1 << 16, 1 << 21), 0);
+}
+
+TEST(BlockSums, AddUpToMeanVarianceAndLogSumExp) {
+  std::mt19937 random(1);
+  for (int spread : {0, 100, 1000, 1 << 20}) {
+    std::uniform_int_distribution<int32_t> step(-spread, spread);
+    for (const int64_t blocks : {1, 63, 64, 65, 4096}) {
+      for (const int64_t first : {0, 1, 63}) {
+        std::vector<int32_t> steps(static_cast<size_t>(blocks));
+        for (int32_t& s : steps) s = step(random);
+        const BlockSums all = sums_of(steps, first);
+        int64_t sum = 0, squares = 0;
+        double weight = 0;
+        for (const int32_t s : steps) {
+          sum += s;
+          squares += int64_t{s} * s;
+          weight += std::exp2((s - all.most) / 64.0);
+        }
+        EXPECT_EQ(all.blocks, blocks);
+        EXPECT_EQ(all.sum, sum);
+        EXPECT_EQ(all.squares, squares);
+        const float log = rough_log2(float(all.weight)) - 16.0f;
+        // A line for a block, for its chunk's sum and for the logarithm; the first two are above.
+        EXPECT_GE(log, std::log2(weight) - kLine - 0.01) << spread << " " << blocks;
+        EXPECT_LE(log, std::log2(weight) + 2 * kLine + 0.01) << spread << " " << blocks;
+      }
+    }
+  }
+}
+
+/** Keys of some blocks: what is left of them, and the statistics of that. */
+struct Mixture {
+  std::vector<int32_t> steps;  // of each block's mean
+  int64_t usable = 0, square_units = 0;
+  double sum = 0;               // of the attention, to the base 2
+  double mean = 0, square = 0;  // of logits in octaves, as the scale sees them
+
+  Mixture(int64_t blocks, int64_t per_block, double norm, double inner, double between) {
+    std::mt19937 random(5);
+    std::normal_distribution<double> normal;
+    const int64_t units = int64_t(norm / kNormUnit);
+    for (int64_t b = 0; b < blocks; ++b) {
+      steps.push_back(int32_t(std::nearbyint(64 * between * normal(random))));
+      for (int64_t i = 0; i < per_block; ++i) {
+        const double logit = steps.back() / 64.0 + inner * normal(random);
+        sum += std::exp2(logit);
+        mean += logit, square += logit * logit;
+      }
+    }
+    usable = blocks * per_block;
+    square_units = usable * units * units;
+    mean /= double(usable);
+    square = square / double(usable) - mean * mean;
+  }
+  KeyMeans means() {
+    KeyStatistics statistics{};
+    statistics.usable = &usable;
+    statistics.square_units = &square_units;
+    return KeyMeans(statistics, 0, Keys::kDim);
+  }
+};
+
+TEST(BlockSums, ScaleIsThatOfAMixtureOfBlocks) {
+  const std::vector<int8_t> query = some_query(3);
+  int64_t squares = 0;
+  for (const int8_t q : query) squares += q * q;
+  constexpr float kLargest = 6, kScale = 0.5f;
+  const double slope = double(kScale) * kLargest / 15 * 1.4426950408889634 / Keys::kDim;
+  for (const double norm : {2.0, 8.0}) {
+    const double inner = slope * std::sqrt(double(squares)) * norm;  // of a key's logits, octaves
+    for (const double between : {0.0, 0.5, 5.0}) {
+      Mixture keys(200, 256, norm, inner, between);
+      const KeyMeans means = keys.means();
+      const HeadScale scale = head_scale(means, sums_of(keys.steps, 3), query.data(), Keys::kDim,
+                                         kLargest, kScale, -kInfinity);
+      EXPECT_TRUE(scale.whole);
+      EXPECT_NEAR(scale.slope, slope * kSignGain, 1e-6);
+      const double variance = double(scale.variance_term) * norm * norm;
+      EXPECT_NEAR(scale.mean, keys.mean + variance, 0.05) << norm << " " << between;
+      EXPECT_NEAR(scale.spread, std::sqrt(keys.square), 0.02 * scale.spread);
+      EXPECT_NEAR(scale.total, std::log2(keys.sum), 0.5) << norm << " " << between;
+      const int32_t most = *std::max_element(keys.steps.begin(), keys.steps.end());
+      EXPECT_NEAR(scale.top, most / 64.0 + kBlockReach * inner, 1e-3);
+      const HeadScale with = head_scale(means, sums_of(keys.steps, 3), query.data(), Keys::kDim,
+                                        kLargest, kScale, scale.total);
+      EXPECT_NEAR(with.total, scale.total + 1, 1e-4);
+    }
+  }
+}
+
+TEST(BlockSums, WithoutKeysTheScaleIsEmpty) {
+  Mixture keys(3, 1, 1, 0, 0);
+  keys.usable = keys.square_units = 0;
+  const HeadScale scale =
+      head_scale(keys.means(), sums_of(keys.steps, 0), some_query(3).data(), Keys::kDim, 1, 1, 5);
+  float slope = 7, variance_term = 7, offset = 7, per_step = 7;
+  score_lines(&scale, 1, &slope, &variance_term, &offset, &per_step);
+  EXPECT_EQ(slope, 0);
+  EXPECT_EQ(variance_term, 0);
+  EXPECT_EQ(per_step, 0);
+  EXPECT_EQ(offset, 64);
+}
+
+TEST(BlockSums, ScoresAreLoweredByWhatTheBestKeysPass255) {
+  // Steps of 8 an octave: 255 lies 23.875 octaves above a mean key's 64.
+  HeadScale heads[] = {scale_of(0, 2, 10), scale_of(-1, 2, 10), {}};
+  float slope[3], variance_term[3], offset[3], per_step[3];
+  const auto lines = [&] { score_lines(heads, 3, slope, variance_term, offset, per_step); };
+  heads[0].top = 23;
+  lines();
+  EXPECT_EQ(offset[0], 64);
+  for (int h = 0; h < 2; ++h) EXPECT_EQ(per_step[h], 8 * 0x1p-6f);
+  EXPECT_EQ(per_step[2], 0);
+  const float second = offset[1];
+  heads[0].top = 40;  // 16.125 octaves too high
+  lines();
+  EXPECT_EQ(offset[0], 64 - 8 * 16.125f);
+  EXPECT_EQ(offset[0] + 40 * 8, 255) << "the best keys score what can be scored";
+  EXPECT_EQ(offset[1], second - 8 * 16.125f) << "the scores of all heads are lowered";
+  heads[0].top = 0, heads[1].top = 40;  // as shares of each head's own attention
+  lines();
+  EXPECT_EQ(offset[0], 64 - 8 * 16.125f);
+  for (const float unknown : {kInfinity, kNan, -kInfinity}) {
+    heads[0].top = unknown, heads[1].top = -kInfinity;
+    lines();
+    EXPECT_EQ(offset[0], 64) << unknown;
+  }
+}
+
 }  // namespace
 }  // namespace pariskv

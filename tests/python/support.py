@@ -164,8 +164,8 @@ def assert_same_explanation(a, b) -> None:
 
 
 def assert_same_summaries(a, b) -> None:
-    assert a.zone_begin == b.zone_begin
-    for name in SUMMARISED:
+    assert (a.zone_begin, a.block) == (b.zone_begin, b.block)
+    for name in (*SUMMARISED, "means", "balance"):
         assert_same_bits(getattr(a, name), getattr(b, name), name)
 
 
@@ -305,14 +305,16 @@ class Filled:
     s: int
     k: torch.Tensor
     v: torch.Tensor
+    q: torch.Tensor | None  # the prompt's queries, where the prefill brought them
     rng: np.random.Generator
 
 
-def filled(config: pk.Config, tokens: int, seed: int = 0) -> Filled:
+def filled(config: pk.Config, tokens: int, seed: int = 0, queries: bool = False) -> Filled:
     rng = np.random.default_rng(seed)
     cache = pk.Cache(config)
     s = cache.add()
     k, v = randn_kv(rng, tokens, config)
+    q = randn_q(rng, tokens, config) if queries else None
     for layer in range(config.layers):
-        cache.prefill(layer, [s], k, v)
-    return Filled(cache, s, k, v, rng)
+        cache.prefill(layer, [s], k, v, q=q)
+    return Filled(cache, s, k, v, q, rng)

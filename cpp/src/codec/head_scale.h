@@ -25,6 +25,7 @@ constexpr float kNatural = 0.693147f;       // ln(2)
 constexpr float kTwoNatural = 1.386294f;    // 2 ln(2)
 constexpr float kHalfOctaves = 0.721348f;   // log2(e) / 2
 constexpr float kSignVariance = 0.125939f;  // (1 - 2 / pi) ln(2) / 2, see HeadScale::variance_term
+constexpr float kSignReach = 2.0f;          // spreads, see reached_variance
 constexpr float kLeastSpread = 0x1p-6f;     // flatter heads are not magnified
 constexpr float kBlockReach = 4.0f;         // spreads from a block's mean to its best keys
 constexpr float kInvisible = -30.0f;        // octaves; less adds nothing
@@ -199,6 +200,18 @@ inline HeadScale head_scale(const KeyMeans& keys, const int8_t* quantised, int64
 }
 
 /**
+ * The part of a variance term that counts. An exponential gains from all that signs do not tell
+ * while that is little. Of a sharp head it is tens of octaves, of which no key gains more than
+ * kSignReach spreads give: the whole term would rank keys by their norms alone.
+ */
+inline float reached_variance(float variance_term, float mean_square) {
+  const float variance = variance_term * mean_square * kTwoNatural;  // of logits
+  if (!(variance > kSignReach * kSignReach)) return variance_term;
+  const float part = kSignReach / std::sqrt(variance);
+  return variance_term * (part * (2.0f - part));
+}
+
+/**
  * The same where keys are told from the means of their blocks: the zone is a mixture of blocks,
  * each of which has its mean's logit, and the same spread around it.
  */
@@ -216,7 +229,7 @@ inline HeadScale head_scale(const KeyMeans& keys, const BlockSums& sums, const i
   const float square_slope = slope * slope;
   const float mean_square = float(keys.mean_square * (kNormUnit * kNormUnit));
   out.slope = slope * kSignGain;
-  out.variance_term = square_slope * float(square) * kSignVariance;
+  out.variance_term = reached_variance(square_slope * float(square) * kSignVariance, mean_square);
 
   const double one = 1.0 / double(sums.blocks);
   const double mean = double(sums.sum) * one;

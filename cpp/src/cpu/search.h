@@ -34,6 +34,7 @@ struct SearchItem {
   int64_t* candidate_count;     // (heads)
   uint8_t* least;               // (heads) the score that a candidate has at least
   float* estimates;             // (heads, searchers, candidates) logits
+  float* totals;                // (heads, searchers) log-sum-exps; infinite: has no say
   float* worth;                 // (heads, candidates)
   uint64_t* order;              // (heads, candidates) scratch of the last selection
   int32_t* selected;            // (heads, top_k) positions, best first; part of Selection

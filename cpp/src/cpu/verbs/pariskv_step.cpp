@@ -42,6 +42,7 @@ SearchItem cut_item(const DecodeArgs& args, const ParisKvRules& rules, const Seq
   item.candidate_count = cutter.take<int64_t>(heads);
   item.least = cutter.take<uint8_t>(heads);
   item.estimates = cutter.take<float>(queries * candidates);
+  item.totals = cutter.take<float>(queries);
   item.worth = cutter.take<float>(heads * candidates);
   item.order = cutter.take<uint64_t>(heads * candidates);
   item.selected_worth = cutter.take<float>(heads * rules.top_k);

@@ -133,6 +133,25 @@ float log_sum_exp_of(const Kernels& kernels, const float* logits, int64_t count)
 }
 
 /**
+ * Worth for rows that are worth next to nothing: it rises with the logit that is nearest to its
+ * head's total, and stays under kLeastWorth.
+ */
+void grade(const SearchArgs& args, const SearchItem& item, int64_t head, float* worth) {
+  const int64_t group = args.shape().group;
+  const float* totals = item.totals + head * group;
+  for (int64_t i = 0; i < item.candidate_count[head]; ++i) {
+    if (!(worth[i] < kLeastWorth)) continue;
+    float nearest = -INFINITY;
+    for (int64_t g = 0; g < group; ++g) {
+      if (!std::isfinite(totals[g])) continue;
+      const float logit = item.estimates[(head * group + g) * item.candidates() + i];
+      nearest = std::max(nearest, logit - totals[g]);
+    }
+    worth[i] = kLeastWorth / (1.0f - nearest);
+  }
+}
+
+/**
  * The worth of each candidate to the group: the share of attention it would get, averaged
  * over the heads, next to the resident rows, the other candidates and all other keys.
  */
@@ -160,10 +179,16 @@ void weigh(const SearchArgs& args, const Kernels& kernels, const SearchItem& ite
     const float other = log_sum_exp_of(kernels, sampled, others.count) + others.log_weight;
     const float searched = log_sum_exp(found, 1.0f, &other);
     const float all = log_sum_exp(searched, 1.0f, &resident);
+    item.totals[query_head] = all;
     if (!std::isfinite(all)) continue;  // a query that is not finite does not count
     kernels.add_exp(logits, count, all, worth);
   }
-  for (int64_t i = 0; i < count; ++i) worth[i] = worth[i] / float(args.shape().group);
+  int64_t least = 0;  // candidates that are worth next to nothing
+  for (int64_t i = 0; i < count; ++i) {
+    worth[i] = worth[i] / float(args.shape().group);
+    least += worth[i] < kLeastWorth;
+  }
+  if (count - least < args.rules().top_k) grade(args, item, head, worth);
 }
 
 /** Larger number, then lower index, as one unsigned key that sorts the other way round. */

@@ -32,6 +32,9 @@ constexpr int32_t kQueryLevels = 15;
 /** Keys of a zone, evenly spread, that stand for all that are no candidates. */
 constexpr int64_t kSampledKeys = 128;
 
+/** Rows that are worth less are ordered by their logits: an exponential is nothing by then. */
+constexpr float kLeastWorth = 0x1p-100f;
+
 /** Coarse scores per spread of logits, and spreads from 0 to the mean; see codec/head_scale.h. */
 constexpr double kScoreSteps = 16;
 constexpr double kScoreShift = 4;

@@ -86,6 +86,14 @@ __device__ __forceinline__ HeadScale scale_of_zone(const QuerySums& sums, int64_
   return of;
 }
 
+/** As in codec/head_scale.h. */
+__device__ __forceinline__ float reached_variance(float variance_term, float mean_square) {
+  const float variance = __fmul_rn(__fmul_rn(variance_term, mean_square), kTwoNatural);
+  if (!(variance > kSignReach * kSignReach)) return variance_term;
+  const float part = __fdiv_rn(kSignReach, __fsqrt_rn(variance));
+  return __fmul_rn(variance_term, __fmul_rn(part, __fsub_rn(2.0f, part)));
+}
+
 __device__ __forceinline__ HeadScale scale_of_blocks(const BlockSums& blocks, int square,
                                                      int64_t keys, int64_t square_units, double one,
                                                      float step, float scale, int rotated_dim) {
@@ -98,7 +106,8 @@ __device__ __forceinline__ HeadScale scale_of_blocks(const BlockSums& blocks, in
   const float mean_square = float(
       __dmul_rn(__dmul_rn(double(square_units), one), kNormUnit * kNormUnit));
   of.slope = __fmul_rn(slope, kSignGain);
-  of.lift = __fmul_rn(__fmul_rn(square_slope, float(square)), kSignVariance);
+  of.lift = reached_variance(
+      __fmul_rn(__fmul_rn(square_slope, float(square)), kSignVariance), mean_square);
 
   const double inverse = __ddiv_rn(1.0, double(blocks.blocks));
   const double mean = __dmul_rn(double(blocks.sum), inverse);

@@ -1,0 +1,129 @@
+"""Blocks that share a mean: do they find what matters, also where whole keys fail?"""
+
+import functools
+
+import numpy as np
+import oracle
+import pariskv_core as pk
+import pytest
+import workload
+from support import config_of, f64, tensor
+
+TOP_K = 100
+OBSERVED = slice(240, 256)  # of a prompt, with the default sink: their queries set the balance
+
+
+def cache_of(
+    keys: np.ndarray, block: int, group: int, ratio: float, q=None
+) -> tuple[pk.Cache, int]:
+    config = config_of(
+        layers=1,
+        query_heads=group,
+        kv_heads=1,
+        head_dim=keys.shape[-1],
+        dtype="float32",
+        top_k=TOP_K,
+        schedule=[(0, ratio, 0.2)],
+        block=block,
+        threads=2,
+    )
+    cache = pk.Cache(config)
+    s = cache.add()
+    k = tensor(keys, config)
+    cache.prefill(0, [s], k, k, q=None if q is None else tensor(q, config))
+    return cache, s
+
+
+def shares(keys: np.ndarray, queries: np.ndarray, block: int, ratio: float = 0.05, q=None):
+    """Attention on the selected rows over that on the best ones, per query (steps, group, dim)."""
+    cache, s = cache_of(keys, block, queries.shape[1], ratio, q)
+    found = []
+    for query in queries:
+        explanation = cache.explain(0, s, tensor(query, cache.config))
+        mass = oracle.group_attention(query, keys[:, 0])
+        zone = mass[explanation.zone_begin :][: explanation.zone_tokens]
+        found.append(mass[explanation.positions[0]].sum() / np.sort(zone)[-TOP_K:].sum())
+    return np.array(found)
+
+
+@functools.cache
+def outlier_load(pairs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Keys, queries, and a prompt's queries (other ones), with `pairs` of loud channels."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workload, "OUTLIER_PAIRS", max(pairs, 1))
+        spec = workload.Spec(tokens=10_000, steps=26, kv_heads=1, outliers=pairs > 0)
+        load = workload.make(spec)
+    prompt = np.zeros((10_000, 4, 128))
+    prompt[OBSERVED] = load.queries[10:]
+    return load.keys, load.queries[:10], prompt
+
+
+@pytest.mark.parametrize("queries", [False, True], ids=["keys", "queries"])
+@pytest.mark.parametrize("block", [64, 256])
+def test_sixteen_outlier_channels_hide_nothing(block, queries):
+    keys, asked, prompt = outlier_load(8)
+    found = shares(keys, asked, block, q=prompt if queries else None)
+    assert found.mean() >= 0.96
+    assert shares(keys, asked, 0).mean() < 0.85  # what whole keys make of them
+
+
+@pytest.mark.parametrize("queries", [False, True], ids=["keys", "queries"])
+@pytest.mark.parametrize("channel", [7, 127])
+def test_a_constant_channel_hides_nothing(channel, queries):
+    keys, asked, prompt = outlier_load(0)
+    keys = keys.copy()
+    keys[..., channel] = 50
+    found = shares(keys, asked, 256, q=prompt if queries else None)
+    assert found.mean() >= 0.96
+    assert shares(keys, asked, 0).mean() < 0.6
+
+
+@pytest.mark.parametrize("block", [64, 256])
+@pytest.mark.parametrize(("head_dim", "group"), [(64, 1), (128, 4)])
+def test_white_keys_lose_nothing(head_dim, group, block, rng):
+    # Without any mean or loud channel there is nothing to gain: 64 queries' mean is known to .003.
+    differences = []
+    for _ in range(2):
+        keys = rng.standard_normal((8_000, 1, head_dim))
+        asked = rng.standard_normal((32, group, head_dim)) * 2
+        prompt = rng.standard_normal((8_000, group, head_dim))
+        differences.append(shares(keys, asked, block, q=prompt) - shares(keys, asked, 0))
+    assert np.mean(differences) >= -0.005
+
+
+@pytest.mark.parametrize("block", [64, 256])
+@pytest.mark.parametrize(("sharpness", "lead"), [(16, 35), (32, 70), (64, 140)])
+def test_the_key_that_leads_a_sharp_head_is_selected(sharpness, lead, block):
+    # Log-normal norms; the best key leads by tens of nats, and is one of 5 % of the candidates.
+    rng = np.random.default_rng(0)
+    keys = rng.standard_normal((32_768, 1, 128)) * np.exp(rng.normal(0, 0.6, (32_768, 1, 1)))
+    cache, s = cache_of(keys, block, 4, 0.05)
+    leads = []
+    for _ in range(16):
+        q = rng.standard_normal((4, 128)) * sharpness
+        found = cache.explain(0, s, tensor(q, cache.config))
+        zone = slice(found.zone_begin, found.zone_begin + found.zone_tokens)
+        logits = keys[zone, 0] @ q.T / np.sqrt(128)
+        order = np.argsort(-logits, axis=0)
+        leads += (np.take_along_axis(logits, order, 0)[0] - np.sort(logits, axis=0)[-2]).tolist()
+        best = found.zone_begin + order[0]
+        assert np.isin(best, found.details.candidate_positions[0]).all()
+        assert np.isin(best, found.positions[0]).all()
+    assert np.median(leads) >= 0.8 * lead
+
+
+def test_rows_that_are_worth_nothing_go_by_their_logits(rng):
+    # One key has all the attention there is; the others' exponentials are nothing, all alike.
+    keys = rng.standard_normal((2_500, 1, 64))
+    query = rng.standard_normal(64)
+    keys[100] = query * 40
+    for block in (0, 64):
+        cache, s = cache_of(keys, block, 1, 1.0)
+        found = cache.explain(0, s, tensor(query[None], cache.config))
+        assert found.positions[0, 0] == 100
+        assert found.worth[0, 0] > 0.99 and (found.worth[0, 1:] < 2.0**-100).all()
+        assert (np.diff(found.worth[0]) <= 0).all()
+        assert (np.diff(found.details.estimated[0]) <= 0).all()
+        logits = f64(tensor(keys, cache.config))[4:, 0] @ query
+        best = 4 + np.argsort(-logits[: found.zone_tokens])[:TOP_K]
+        assert len(np.intersect1d(best, found.positions[0])) >= 85
