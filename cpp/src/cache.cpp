@@ -64,36 +64,46 @@ void Cache::reorder(const std::vector<SequenceId>& sequences, const std::vector<
   for (size_t i = 0; i < batch.size(); ++i) *batch[i] = std::move(next[i]);
 }
 
-void Cache::truncate(SequenceId sequence, int64_t tokens, Stream stream) {
+void Cache::truncate(const std::vector<SequenceId>& sequences, const Cut& cut, Stream stream) {
   const Impl::Lock lock(impl_->mutex_);
-  Sequence& found = *impl_->find(impl_->verb("truncate"), {sequence})[0];
-  if (tokens < 0) fail("[truncate] tokens: expected 0 or more, got ", tokens);
-  for (const Layer& layer : found.layers) {
-    if (tokens > layer.regions.total()) {
-      fail("[truncate] tokens: expected at most the sequence's ", layer.regions.total(), ", got ",
-           tokens);
+  const Verb verb = impl_->verb("truncate");
+  const std::vector<Sequence*> batch = impl_->find(verb, sequences);
+  const bool keeps = cut.counts == Cut::Counts::kKept;
+  const char* argument = keeps ? "keep" : "drop";
+  verb.check_batch_size(argument, int64_t(cut.tokens.size()), int64_t(batch.size()));
+  struct Shorter {
+    Layer* layer;
+    Regions regions;
+    Block state;  // the policy's; empty: the layer's own stays
+  };
+  std::vector<Shorter> next;
+  for (size_t i = 0; i < batch.size(); ++i) {
+    const int64_t tokens = cut.tokens[i];
+    for (Layer& layer : batch[i]->layers) {
+      const int64_t total = layer.regions.total();
+      if (tokens < 0 || tokens > total) {
+        fail("[truncate] ", argument, ": expected 0 to ", total, ", the tokens of sequence ",
+             sequences[i], ", got ", tokens);
+      }
+      next.push_back(
+          {&layer, layer.regions.truncated(keeps ? total - tokens : tokens, impl_->sizes_), {}});
     }
   }
   const Impl::Visit visit(*impl_, stream);
   // All that may fail first, on states beside the present ones.
-  std::vector<Block> states;
-  std::vector<Regions> next;
-  for (Layer& layer : found.layers) {
-    impl_->publish(layer, stream);
-    next.push_back(layer.regions.truncated(tokens, impl_->sizes_));
-    states.emplace_back();
-    SequenceView view = impl_->view(layer);
-    const int64_t begin = std::max(next.back().retrieval_end(impl_->sizes_), view.zone_begin);
-    if (begin < view.zone_end) {
-      states.back() = impl_->planner_.next_state(layer, stream);
-      if (states.back().data() != nullptr) view.state = states.back().data();
-      impl_->policy_->on_recall({view, begin, view.zone_end}, stream);
-    }
+  for (Shorter& shorter : next) {
+    impl_->publish(*shorter.layer, stream);
+    SequenceView view = impl_->view(*shorter.layer);
+    const int64_t begin = std::max(shorter.regions.retrieval_end(impl_->sizes_), view.zone_begin);
+    if (begin >= view.zone_end) continue;
+    shorter.state = impl_->planner_.next_state(*shorter.layer, stream);
+    if (shorter.state.data() != nullptr) view.state = shorter.state.data();
+    impl_->policy_->on_recall({view, begin, view.zone_end}, stream);
   }
-  for (size_t l = 0; l < found.layers.size(); ++l) {
-    Layer& layer = found.layers[l];
-    if (states[l].data() != nullptr) layer.state = std::move(states[l]);
-    layer.regions = next[l];
+  for (Shorter& shorter : next) {
+    Layer& layer = *shorter.layer;
+    if (shorter.state.data() != nullptr) layer.state = std::move(shorter.state);
+    layer.regions = shorter.regions;
     const int64_t unseen = layer.regions.total() - impl_->policy_->observed().begin;
     if (unseen < layer.observed) layer.observed = 0;  // their sum cannot be parted
     if (layer.regions.total() < layer.fetched_end) {  // other rows may come where fetched ones were

@@ -415,8 +415,13 @@ class Cache:
     def reorder(self, sequences: Sequence[int], source: Sequence[int], *, stream: int | None = None) -> None:
         """Beam reordering: sequences[i] becomes what sequences[source[i]] was."""
 
-    def truncate(self, sequence: int, tokens: int, *, stream: int | None = None) -> None:
-        """Drops the last tokens in every layer, also across a flush."""
+    def truncate(self, sequences: Sequence[int], *, drop: int | Sequence[int] | None = None, keep: int | Sequence[int] | None = None, stream: int | None = None) -> None:
+        """
+        Drops the last tokens of each sequence in every layer, also across a flush.
+
+        drop  how many go, one number for each sequence or one for all
+        keep  how many stay instead: in every layer, whatever its length
+        """
 
     def flush(self, sequences: Sequence[int] | None = None, *, stream: int | None = None) -> None:
         """Moves everything older than the local window to the retrieval zone."""

@@ -1,6 +1,7 @@
 // Cache: unwrap the arrays, drop the GIL, call.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <mutex>
@@ -78,6 +79,20 @@ std::vector<int64_t> lengths_of(const char* verb, const Lengths& lengths, const 
                          "] lengths: expected the tokens of each of the " +
                          std::to_string(sequences.size()) + " sequences, got none")
                             .c_str());
+}
+
+/** A number for each sequence, or one for all of them. */
+using Counts = std::optional<std::variant<int64_t, std::vector<int64_t>>>;
+
+Cut cut_of(const Counts& drop, const Counts& keep, const Ids& sequences) {
+  if (drop.has_value() == keep.has_value()) {
+    throw nb::value_error("[truncate] expected one of drop and keep");
+  }
+  const auto& counts = drop ? *drop : *keep;
+  const int64_t* one = std::get_if<int64_t>(&counts);
+  std::vector<int64_t> tokens = one != nullptr ? std::vector<int64_t>(sequences.size(), *one)
+                                               : std::get<std::vector<int64_t>>(counts);
+  return drop ? Cut::drop(std::move(tokens)) : Cut::keep(std::move(tokens));
 }
 
 /** The keyword arguments that decode, attend and explain share. */
@@ -295,12 +310,22 @@ is done.)")
           "Beam reordering: sequences[i] becomes what sequences[source[i]] was.")
       .def(
           "truncate",
-          [](Handle& self, SequenceId sequence, int64_t tokens, const StreamHandle& stream) {
+          [](Handle& self, const Ids& sequences, const Counts& drop, const Counts& keep,
+             const StreamHandle& stream) {
+            const Cut cut = cut_of(drop, keep, sequences);
             const Stream queue = stream_of(stream, self);
-            unlocked(self, [&](Cache& c) { c.truncate(sequence, tokens, queue); });
+            unlocked(self, [&](Cache& c) { c.truncate(sequences, cut, queue); });
           },
-          "sequence"_a, "tokens"_a, nb::kw_only(), "stream"_a = nb::none(),
-          "Drops the last tokens in every layer, also across a flush.")
+          "sequences"_a, nb::kw_only(), "drop"_a = nb::none(), "keep"_a = nb::none(),
+          "stream"_a = nb::none(),
+          nb::sig("def truncate(self, sequences: collections.abc.Sequence[int], *, "
+                  "drop: int | collections.abc.Sequence[int] | None = None, "
+                  "keep: int | collections.abc.Sequence[int] | None = None, "
+                  "stream: int | None = None) -> None"),
+          R"(Drops the last tokens of each sequence in every layer, also across a flush.
+
+drop  how many go, one number for each sequence or one for all
+keep  how many stay instead: in every layer, whatever its length)")
       .def(
           "flush",
           [](Handle& self, const std::optional<Ids>& sequences, const StreamHandle& stream) {

@@ -32,6 +32,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "pariskv/config.h"
@@ -51,6 +52,19 @@ struct AttendOptions {
   double softcap = 0;                   ///< c > 0: logits become c * tanh(logit / c).
   std::optional<TensorView> sink_bias;  ///< (query_heads) float32: a logit with no value row.
   std::optional<TensorView> lse;        ///< (tokens, query_heads) float32, written: log-sum-exp.
+};
+
+/** How much of each sequence of a batch `truncate` takes away. */
+struct Cut {
+  enum class Counts { kDropped, kKept };
+  Counts counts;
+  std::vector<int64_t> tokens;  ///< (batch)
+
+  /** The last tokens go, so many of each sequence. */
+  static Cut drop(std::vector<int64_t> tokens) { return {Counts::kDropped, std::move(tokens)}; }
+
+  /** The first tokens stay, so many of each sequence: in every layer, whatever its length. */
+  static Cut keep(std::vector<int64_t> tokens) { return {Counts::kKept, std::move(tokens)}; }
 };
 
 /** What a prompt may bring besides its keys and values. */
@@ -88,8 +102,8 @@ class Cache {
   void reorder(const std::vector<SequenceId>& sequences, const std::vector<int64_t>& source,
                Stream stream = {});
 
-  /** Drops the last `tokens` tokens of a sequence in every layer, also across a flush. */
-  void truncate(SequenceId sequence, int64_t tokens, Stream stream = {});
+  /** Drops the last tokens of each sequence in every layer, also across a flush. */
+  void truncate(const std::vector<SequenceId>& sequences, const Cut& cut, Stream stream = {});
 
   /**
    * Appends keys and values, and attends to nothing: a prompt's own attention is the model's, whose

@@ -166,7 +166,7 @@ class Life {
     int64_t least = kMost;
     for (const Numbers& layer : truth_[sequence]) least = std::min(least, int64_t(layer.size()));
     const int64_t tokens = below(1 + (chance(2) ? least : std::min(least, int64_t{40})));
-    cache_.truncate(sequence, tokens, stream());
+    cache_.truncate({sequence}, Cut::drop({tokens}), stream());
     for (Numbers& layer : truth_[sequence]) layer.resize(layer.size() - size_t(tokens));
   }
 
