@@ -120,6 +120,10 @@ ATTEND = [
     ({"scale": NAN}, ValueError, "scale: expected .*nan"),
     ({"sequences": [44]}, ValueError, "sequences: .*44"),
     ({"layer": 2}, ValueError, "layer: expected 0 to 1, got 2"),
+    ({"k": rows(3)}, TypeError, "v: expected an array as for k, or neither, got NoneType"),
+    ({"k": rows(3), "v": rows(2)}, ValueError, r"v: expected \(3, 2, 64\).*got \(2, 2, 64\)"),
+    ({"k": rows(3, 3), "v": rows(3)}, ValueError, r"k: expected \(3, 2, 64\).*got \(3, 3, 64\)"),
+    ({"lengths": [2], "k": rows(2), "v": rows(2)}, ValueError, r"q: expected \(2, 4, 64\)"),
 ]
 EXPLAIN = [
     ({"q": queries()}, ValueError, r"q: expected \(4, 64\).*got \(1, 4, 64\)"),

@@ -132,14 +132,21 @@ class Cache {
               const AttendOptions& options = {}, Stream stream = {});
 
   /**
+   * The same without a token: attends to what matters of the tokens that are stored, for layers
+   * that share keys and values with another one. Changes nothing.
+   */
+  void decode(int64_t layer, const std::vector<SequenceId>& sequences, const TensorView& q,
+              const TensorView& out, const AttendOptions& options = {}, Stream stream = {});
+
+  /**
    * Before each replay of a graph of decodes, on a GPU. A decode that is called while its stream is
    * captured changes nothing; what it recorded decodes, each time it runs, one token of the
    * sequences last named here, in this order. Rows of the graph beyond them are left alone.
    *
-   * Makes room for that token in every layer, flushing where that is due; so a graph decodes each
-   * layer once. Until the replay is done decode nothing else and change none of these sequences;
-   * `stream` has to be there until the next advance is, or the cache's end. Not with a local
-   * window of 0.
+   * Makes room for that token in every layer, flushing where that is due; so a graph appends to
+   * each layer once. Until the replay is done decode nothing else and change none of these
+   * sequences; `stream` has to be there until the next advance is, or the cache's end. Not with a
+   * local window of 0.
    *
    *   capture: for each layer { ...; cache.decode(layer, batch, q, k, v, out, {}, stream); ... }
    *   each token: cache.advance(batch, stream); replay the graph on `stream`
@@ -161,6 +168,19 @@ class Cache {
   void attend(int64_t layer, const std::vector<SequenceId>& sequences,
               const std::vector<int64_t>& lengths, const TensorView& q, const TensorView& out,
               const AttendOptions& options = {}, Stream stream = {});
+
+  /**
+   * Appends tokens and then attends from each of them: a turn, a chunk or a draft in one call.
+   * Regions move as if the tokens were decoded one by one. A policy that learns from the queries
+   * of a prompt is given these too, see PrefillOptions.
+   *
+   * @param k  (sum of lengths, kv_heads, head_dim), after RoPE
+   * @param v  (sum of lengths, kv_heads, value_dim)
+   */
+  void attend(int64_t layer, const std::vector<SequenceId>& sequences,
+              const std::vector<int64_t>& lengths, const TensorView& q, const TensorView& k,
+              const TensorView& v, const TensorView& out, const AttendOptions& options = {},
+              Stream stream = {});
 
   /** Moves everything older than the local window to the retrieval zone, in every layer. */
   void flush(const std::vector<SequenceId>& sequences, Stream stream = {});
