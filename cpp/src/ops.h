@@ -32,9 +32,7 @@ struct ModelShape {
   int64_t query_heads() const { return kv_heads * group; }
   int64_t subspaces() const { return rotated_dim / kSubspaceDim; }
   int64_t segment_row_bytes() const { return kv_heads * segment_tokens * rows.bytes(); }
-  constexpr SummaryLayout summary() const {
-    return {kv_heads, segment_tokens, rotated_dim, block};
-  }
+  constexpr SummaryLayout summary() const { return {kv_heads, segment_tokens, rotated_dim, block}; }
   RowCacheLayout row_cache() const { return {kv_heads, cached_rows, rows.bytes()}; }
 };
 
@@ -95,7 +93,7 @@ struct DecodeArgs {
   int64_t batch;
   const SequenceView* sequences;  // (batch) `total` counts the token
   TensorView q;                   // (batch, query_heads, key_dim)
-  TensorView k, v;                // (batch, heads, key_dim or value_dim) the token's own row
+  TensorView k, v;  // (batch, heads, key_dim or value_dim) the token's own row; data null: stored
   Logits logits;
   TensorView out;  // (batch, query_heads, value_dim); data null: not wanted
   TensorView lse;  // (batch, query_heads) float32; data null: not wanted

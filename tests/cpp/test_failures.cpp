@@ -51,6 +51,7 @@ struct Deed {
 const Deed kDeeds[] = {
     {"prefill", [](Driver& driver) { driver.prefill(300); }},
     {"decode", [](Driver& driver) { driver.decode(); }},
+    {"attend", [](Driver& driver) { driver.attend(300); }},
     {"fork", [](Driver& driver) { driver.cache.fork(driver.sequence); }},
     {"flush", [](Driver& driver) { driver.cache.flush({driver.sequence}); }},
     {"decode after fork",
@@ -139,7 +140,7 @@ TEST_P(Failures, EveryAllocationInTurn) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Failures,
-                         testing::Combine(testing::Range(0, 6), testing::Bool(),
+                         testing::Combine(testing::Range(0, 7), testing::Bool(),
                                           testing::Values(0, 64)));
 
 TEST(Failures, QueriesOfARefusedPromptAreGivenAgain) {

@@ -95,7 +95,7 @@ def test_flushes_truncation_and_forks():
         for _ in range(30):
             both.decode()
         both.check(s)
-        both.each(lambda cache, dropped=dropped: cache.truncate(s, dropped))
+        both.each(lambda cache, dropped=dropped: cache.truncate([s], drop=[dropped]))
         both.check(s)
     twins = both.each(lambda cache: cache.fork(s))
     both.sequences.append(twins[0])

@@ -243,7 +243,7 @@ class Runner {
     if (step == c_.flush_after) cache_.flush(sequences_);
     if (step == c_.truncate_after) {
       const int64_t most = cache_.length(sequences_[0]) - 1;
-      cache_.truncate(sequences_[0], std::min(c_.truncate_by, most));
+      cache_.truncate({sequences_[0]}, Cut::drop({std::min(c_.truncate_by, most)}));
     }
     emulator::flush();
   }
