@@ -56,6 +56,7 @@ class CudaBackend : public Backend, public WordUpdates, public Offloads {
   int64_t start_offload(void* target, const void* source, int64_t bytes, Stream stream) override;
   bool offloaded(int64_t ticket) override;
   void wait_offloaded(int64_t ticket) override;
+  void keep(const KeepArgs& args, Stream stream) override;
   void adopt(Block source, Block target, int64_t ticket) noexcept override;
 
  private:

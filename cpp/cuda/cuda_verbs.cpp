@@ -85,6 +85,16 @@ void CudaBackend::read(const RowsArgs& args, Stream stream) {
   each_sequence(args, [&](const RowsCall& call) { launch_read(call, handle_of(stream)); });
 }
 
+void CudaBackend::keep(const KeepArgs& args, Stream stream) {
+  const DeviceGuard guard(device_);
+  for (int64_t i = 0; i < args.batch; ++i) {
+    const KeepJob& job = args.jobs[i];
+    launch_keep({args.shape, job.sequence.device, job.tail, job.from,
+                 Tail::capacity(args.tail_rows)},
+                handle_of(stream));
+  }
+}
+
 void CudaBackend::copy(void* target, const void* source, int64_t bytes, Stream stream) {
   const DeviceGuard guard(device_);
   check(runtime().copy(target, source, size_t(bytes), handle_of(stream)), "copy a block");
@@ -139,6 +149,7 @@ DecodeCall CudaBackend::call_of(const DecodeArgs& args, const ParisKvRules& rule
   call.group_rule = rules.group_rule;
   call.top_k = rules.top_k;
   call.searchers = rules.searchers;
+  call.tail_rows = rules.tail_rows;
   call.batch = args.batch;
   call.heads = args.batch * args.shape.kv_heads;
   call.layer = args.layer;

@@ -45,6 +45,16 @@ struct RowsCall {
 void launch_append(const RowsCall& call, cudaStream_t stream);
 void launch_read(const RowsCall& call, cudaStream_t stream);
 
+/** Rows of a tail from number `from` on, to the sequence's block of kept rows. */
+struct KeepCall {
+  ModelShape shape;
+  const SequenceView* sequence;  // in device memory
+  Tail tail;
+  int64_t from;
+  int64_t capacity;  // rows of a head in the block
+};
+void launch_keep(const KeepCall& call, cudaStream_t stream);
+
 /** Positions [begin, end) of one sequence that enter its zone, or leave it. */
 struct EncodeCall {
   ModelShape shape;

@@ -104,6 +104,9 @@ void Cache::truncate(const std::vector<SequenceId>& sequences, const Cut& cut, S
     Layer& layer = *shorter.layer;
     if (shorter.state.data() != nullptr) layer.state = std::move(shorter.state);
     layer.regions = shorter.regions;
+    // Rows that come where others were are kept anew.
+    const int64_t zone_end = layer.regions.retrieval_end(impl_->sizes_);
+    layer.kept_tail.count = std::min(layer.kept_tail.count, layer.kept_tail.count_to(zone_end));
     const int64_t unseen = layer.regions.total() - impl_->policy_->observed().begin;
     if (unseen < layer.observed) layer.observed = 0;  // their sum cannot be parted
     if (layer.regions.total() < layer.fetched_end) {  // other rows may come where fetched ones were

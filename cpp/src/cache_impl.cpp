@@ -155,6 +155,17 @@ void Cache::Impl::encode(Step& step, Stream stream) {
   if (!spans.empty()) policy_->on_spill(spans, stream);
 }
 
+void Cache::Impl::keep(const Step& step, Stream stream) {
+  std::vector<KeepJob> jobs;
+  for (size_t i = 0; i < step.changes.size(); ++i) {
+    const Change& change = step.changes[i];
+    if (change.keeps()) jobs.push_back({step.views[i], change.tail, change.kept_from});
+  }
+  if (jobs.empty()) return;
+  backend_->offloads()->keep(
+      {shape_, policy_->tail_rows(), int64_t(jobs.size()), jobs.data()}, stream);
+}
+
 void Cache::Impl::mark_for_offload(Step& step) {
   size_t count = 0;
   for (const Change& change : step.changes) count += change.offloads.size();

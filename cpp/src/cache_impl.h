@@ -81,6 +81,7 @@ class Cache::Impl {
       send_words(stream);
       before();
       encode(step, stream);
+      keep(step, stream);
       after();
       mark_for_offload(step);
       if (step.offloads_at_once) offload_pace_.start_all(stream);
@@ -164,6 +165,8 @@ class Cache::Impl {
 
  private:
   void encode(Step& step, Stream stream);
+  /** Copies rows of tails that are to lie on the device when the others have left. */
+  void keep(const Step& step, Stream stream);
 
   /** Rows that are done changing wait for their copy to host memory from now on. */
   void mark_for_offload(Step& step);

@@ -16,6 +16,7 @@
 #include "pariskv/tensor_view.h"
 #include "policy/rules.h"
 #include "row_format.h"
+#include "tail.h"
 
 namespace pariskv {
 
@@ -51,6 +52,7 @@ struct SequenceView {
   int64_t plan[2];       // the policy's own, for a zone of this size: see its Plan
   char* row_cache;       // a block of RowCacheLayout; null: there is none
   int64_t generation;    // of what the row cache may have: goes up when rows change under it
+  char* kept;            // copies of the rows of the tail, see tail.h; null: there are none
   SequenceView* device;  // the same in a GPU's memory; null: there is none
 
   int64_t zone_tokens() const { return zone_end - zone_begin; }
@@ -83,6 +85,20 @@ struct AttendExactArgs {
   Logits logits;
   TensorView out;  // (sum of lengths, query_heads, value_dim)
   TensorView lse;  // (sum of lengths, query_heads) float32; data null: not wanted
+};
+
+/** Rows of the tail of a sequence, from number `from` on, to be copied to its block of them. */
+struct KeepJob {
+  SequenceView sequence;
+  Tail tail;
+  int64_t from;
+};
+
+struct KeepArgs {
+  ModelShape shape;
+  int64_t tail_rows;
+  int64_t batch;
+  const KeepJob* jobs;  // (batch)
 };
 
 /** One token of each of some sequences. */

@@ -301,6 +301,10 @@ std::vector<Case> all_cases() {
   constexpr DType kFloat = DType::kFloat32, kHalf = DType::kFloat16;
   const auto votes = [](Config& config) { own(config).scorer = Scorer::kVotes; };
   const auto mean = [](Config& config) { own(config).group_rule = GroupRule::kMeanQuery; };
+  const auto tail = [](Case& c, Config& config, int64_t rows) {
+    own(config).block = 64, own(config).tail = TailRule::kSample, own(config).tail_rows = rows;
+    c.queries = true;
+  };
   const auto blocks = [](Case& c, Config& config, int64_t size) {
     own(config).block = size, c.queries = true;
   };
@@ -343,6 +347,32 @@ std::vector<Case> all_cases() {
       make("blocks_hostile", [=](Case& c, Config& k) { blocks(c, k, 64), c.hostile = true; }),
       make("blocks_of_equal_keys",
            [=](Case& c, Config& k) { blocks(c, k, 128), c.equal_keys = true, own(k).top_k = 300; }),
+      make("tail", [=](Case& c, Config& k) { tail(c, k, 32); }),
+      make("tail_in_blocks_of_a_head",
+           [=](Case& c, Config& k) { tail(c, k, 64), c.device = 0, c.twin = 5, c.tokens = 3000; }),
+      make("tail_on_the_device",
+           [=](Case& c, Config& k) {
+             tail(c, k, 16), k.placement = Placement::kDevice, k.dtype = kHalf, c.softcap = 20;
+           }),
+      make("tail_replayed",
+           [=](Case& c, Config& k) {
+             tail(c, k, 32), c.replayed = true, c.steps = 28, c.flush_after = 5, c.tokens = 700;
+             c.truncate_after = 14, c.truncate_by = 150, k.update = 8, k.local = 16;
+           }),
+      make("tail_of_a_group_of_twenty_256",
+           [=](Case& c, Config& k) {
+             tail(c, k, 64), k.query_heads = 20, k.kv_heads = 1, k.head_dim = 256;
+             c.sink_bias = true;
+           }),
+      make("tail_float32_keys_64_values_192",
+           [=](Case& c, Config& k) {
+             tail(c, k, 32), k.dtype = kFloat, k.head_dim = 64, k.value_dim = 192, c.batch = 3;
+           }),
+      make("tail_hostile", [=](Case& c, Config& k) { tail(c, k, 32), c.hostile = true; }),
+      make("tail_that_counts_for_nothing",
+           [=](Case& c, Config& k) {
+             tail(c, k, 32), own(k).top_k = 4096, own(k).schedule = {{0, 1, 1}};
+           }),
       make("few_keys", [](Case& c, Config&) { c.tokens = 90; }),
       make("large_device", [](Case& c, Config&) { c.device = 0, c.twin = 1; }),
       make("steps_apart",

@@ -25,6 +25,7 @@ constexpr int kRegistersBesideScore = kWords == 16  ? 240
 struct HeadContext {
   int row, head;  // of the batch; kv head
   void* const* rows;
+  const char* kept;  // rows of the tail; null: they are where the others are
   int total;
   int searched;  // candidates wanted; 0: everything is resident
   device::Zone zone;

@@ -15,6 +15,7 @@ __device__ __forceinline__ void fill_context(const StepParams& step, const Seque
   context.row = row;
   context.head = head;
   context.rows = view.rows;
+  context.kept = view.kept;
   context.total = int(view.total);
   context.searched = int(view.plan[0]);  // ParisKvPlan
   context.zone = {view.summaries,

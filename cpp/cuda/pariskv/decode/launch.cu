@@ -283,7 +283,8 @@ class Step {
   void attend() const {
     const int size = cluster_size(fit_, call_.heads);
     const int bytes = std::max(std::min(kAttendBytes, fit_.shared_bytes),
-                               kernels_.attend_space + kernels_.attend_least);
+                               kernels_.attend_space + kernels_.attend_least +
+                                   (call_.tail_rows > 0 ? kTailBytes : 0));
     // Of more heads, the rows of some keep the bus busy while others are searched.
     const bool early = call_.batch * call_.shape.kv_heads * size <= fit_.multiprocessors;
     const AttendParams params{
@@ -310,7 +311,8 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
 }
 
 LaneScratch lay_out_scratch(char* base, const ModelShape& shape, int64_t searchers, int64_t top_k,
-                            bool votes, int64_t zone_capacity, int64_t candidate_capacity) {
+                            bool votes, int64_t tail_rows, int64_t zone_capacity,
+                            int64_t candidate_capacity) {
   uintptr_t next = reinterpret_cast<uintptr_t>(base);
   const auto take = [&](auto*& array, int64_t count) {
     using Array = std::remove_reference_t<decltype(array)>;
@@ -343,6 +345,7 @@ LaneScratch lay_out_scratch(char* base, const ModelShape& shape, int64_t searche
   take(at.candidate_count, 1);
   take(at.resident, parts);
   take(at.fetched, parts);
+  take(at.sampled, tail_rows > 0 ? parts : 0);
   return {at, int64_t(next - reinterpret_cast<uintptr_t>(base))};
 }
 

@@ -38,6 +38,7 @@ struct HeadScratch {
   int32_t* candidate_count;
   float* resident;  // (kParts, group, 2 + value_dim): maximum, sum, weighted
   float* fetched;   // the same for the selected rows
+  float* sampled;   // and for those that stand for the others
 };
 
 /** The scratch of a lane's heads, one after the other. */
@@ -48,6 +49,7 @@ struct LaneScratch {
 
 /** Where the scratch of a lane lies, from `base` on; the capacities fix it. Null: for its size. */
 LaneScratch lay_out_scratch(char* base, const ModelShape& shape, int64_t searchers, int64_t top_k,
-                            bool votes, int64_t zone_capacity, int64_t candidate_capacity);
+                            bool votes, int64_t tail_rows, int64_t zone_capacity,
+                            int64_t candidate_capacity);
 
 }  // namespace pariskv::cuda
