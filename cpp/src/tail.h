@@ -42,6 +42,8 @@ struct Tail {
   constexpr bool has(int64_t position) const {
     return count > 0 && (position & ((int64_t{1} << bits) - 1)) == 0;
   }
+  /** Of a position that it has. */
+  constexpr int number(int64_t position) const { return int((position >> bits) - first); }
   /** How many keys of so large a zone each stands for. */
   constexpr float weight(int64_t zone) const { return float(zone) / float(count); }
 };

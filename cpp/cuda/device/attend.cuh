@@ -66,8 +66,8 @@ class RowAttention {
    * @param parts     which rows a part has, as EvenParts
    * @param address   address(i) is where row i lies; not asked for the new row. is_placed(i):
    *                  whether it is in shared memory already, after await_placed(), at placed(i).
-   *                  weight(i): what its exponential is multiplied with. kSkipsBroken: rows whose
-   *                  logit is not finite do not count
+   *                  noted(i, head, logit): the logit that counts. corrected(i, head, share,
+   *                  shift): the share that counts, where it is e^(logit - shift)
    * @param keep      what becomes of the rows besides, as KeepNothing and KeepInCache
    */
   __device__ __forceinline__ RowAttention(const AttendShape& shape, const Cluster& cluster,

@@ -75,11 +75,12 @@ struct LaneElements {
 
 /**
  * Two rows more, or one.
- * @param factor  what the exponentials of this lane's row, first or second, are multiplied with
+ * @param row, head  of this lane: the number of the first row or of the second one
  */
-template <bool kSkipsBroken, int kWords, typename Element>
+template <int kWords, typename Element, typename Address>
 __device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], const Element* first,
-                                            const Element* second, bool both, float factor,
+                                            const Element* second, bool both,
+                                            const Address& address, int row, int head,
                                             const LaneElements& mine, const AttendShape& shape,
                                             Running<kWords>& running) {
   float x[kWords] = {}, y[kWords] = {}, dots[8];
@@ -109,15 +110,15 @@ __device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], con
   }
   float logit = dots[0] + __shfl_xor_sync(~0u, dots[0], 2);
   logit = logit + __shfl_xor_sync(~0u, logit, 1);
-  logit = soft_capped(logit * shape.scale, shape.softcap);
+  logit = address.noted(row, head, soft_capped(logit * shape.scale, shape.softcap));
   if (!both && lane >= 16) logit = -infinity();
-  if (kSkipsBroken && !finite(logit)) logit = -infinity();
 
   // fmaxf leaves NaN out of the maximum, the sum keeps it.
   const float top = fmaxf(running.maximum, fmaxf(logit, __shfl_xor_sync(~0u, logit, 16)));
   const float shift = top == -infinity() ? 0.0f : top;
   const float keep = exp_of(running.maximum - shift);
-  const float weight = __fmul_rn(exp_of(logit - shift), factor);
+  float weight = exp_of(logit - shift);
+  if (both || lane < 16) weight = address.corrected(row, head, weight, shift);
   running.maximum = top;
   running.sum = __fmaf_rn(running.sum, keep, weight + __shfl_xor_sync(~0u, weight, 16));
 
@@ -259,9 +260,9 @@ __device__ __forceinline__ void RowAttention<kWords, Element, Address, PartsOf, 
       for (int i = strand; i < count; i += 2 * strands) {
         const bool both = i + strands < count;
         const int other = both ? i + strands : i;
-        attend_pair<Address::kSkipsBroken, kWords>(
-            query, row_at(i), row_at(other), both,
-            address_.weight(row + (lane_id() < 16 ? i : other)), mine, shape_, running);
+        attend_pair<kWords>(query, row_at(i), row_at(other), both, address_,
+                            row + (lane_id() < 16 ? i : other),
+                            first_head + 4 * quad + lane_id() / 4 % 4, mine, shape_, running);
       }
       if (++read_ == count_) read_ = 0;
       keep_.release();

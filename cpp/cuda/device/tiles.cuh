@@ -17,7 +17,7 @@ struct alignas(16) SelectedRow {
   uint64_t address;
   int32_t fresh;  // its position when the row cache lacks it, then the slot it goes to; negative:
                   // none
-  int32_t candidate;
+  int32_t where;  // its part, and above 8 bits its number in the tail, from 1 on; 0: not there
 };
 
 /** What becomes of rows that have been attended to: nothing. */

@@ -36,7 +36,8 @@ DecodeKernels kernels_of() {
   constexpr auto padded = [](size_t bytes) { return int((bytes + 127) / 128 * 128); };
   DecodeKernels kernels{};
   kernels.window_logits = window_logits_kernel<Element, kWords>;
-  kernels.score = score_kernel<Element, kWords>;
+  kernels.score[0] = score_kernel<Element, kWords, false>;
+  kernels.score[1] = score_kernel<Element, kWords, true>;
   if constexpr (32 * kWords <= kMaxVoteDim) {
     kernels.prepare_votes = prepare_votes_kernel<Element, kWords>;
     kernels.score_votes = score_votes_kernel<Element, kWords>;
@@ -45,7 +46,8 @@ DecodeKernels kernels_of() {
   kernels.attend_resident[1] = attend_resident_kernel<Element, kWords, kTakesMany<Element, kWords>>;
   kernels.rerank = rerank_kernel<Element, kWords>;
   kernels.attend = attend_kernel<Element, kWords>;
-  kernels.score_bytes = Score<Element, kWords>::kBytes;
+  kernels.score_bytes[0] = Score<Element, kWords, false>::kBytes;
+  kernels.score_bytes[1] = Score<Element, kWords, true>::kBytes;
   kernels.votes_bytes = kVotesBytes<kWords>;
   kernels.table_bytes = kTableBytes<kWords>;
   kernels.resident_threads = kResidentThreads<Element>;

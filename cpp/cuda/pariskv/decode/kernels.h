@@ -21,14 +21,15 @@ struct Kernel {
 
 struct DecodeKernels {
   Kernel<WindowParams> window_logits;
-  Kernel<ScoreParams> score;
+  Kernel<ScoreParams> score[2];        // of whole keys, and of keys told from means of blocks
   Kernel<VotesParams> prepare_votes;  // null: too many dimensions
   Kernel<VotesParams> score_votes;
   Kernel<ResidentParams> attend_resident[2];  // for few parts per block, and for many
   Kernel<RerankParams> rerank;
   Kernel<AttendParams> attend;
 
-  int score_bytes, votes_bytes, table_bytes;  // votes: with no table, and of one
+  int score_bytes[2];
+  int votes_bytes, table_bytes;  // votes: with no table, and of one
   int resident_threads, resident_bytes, rerank_bytes;
   bool resident_row;               // resident_bytes go without the room of a row
   int attend_space, attend_least;  // fixed, and the least room after it

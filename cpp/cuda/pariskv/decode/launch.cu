@@ -83,7 +83,8 @@ Fit measure(const DecodeKernels& kernels, int index) {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
           "give the decode kernels their shared memory");
   };
-  for (const void* kernel : {kernels.score.address, kernels.score_votes.address,
+  for (const void* kernel : {kernels.score[0].address, kernels.score[1].address,
+                             kernels.score_votes.address,
                              kernels.rerank.address, kernels.attend.address}) {
     if (kernel != nullptr) allow(kernel, fit.shared_bytes);
   }
@@ -94,7 +95,7 @@ Fit measure(const DecodeKernels& kernels, int index) {
   // Blocks of one meet blocks of the next: all must want the memory cut alike.
   for (const void* kernel :
        {kernels.window_logits.address, kernels.prepare_votes.address, kernels.score_votes.address,
-        kernels.score.address, kernels.attend_resident[0].address,
+        kernels.score[0].address, kernels.score[1].address, kernels.attend_resident[0].address,
         kernels.attend_resident[1].address, kernels.rerank.address, kernels.attend.address}) {
     if (kernel == nullptr) continue;
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
@@ -240,9 +241,10 @@ class Step {
     }
     const ScoreParams params{common_, score_blocks_, device::IndexDivisor::of(score_blocks_),
                              queries_in_pieces(call_)};
-    Launch(call_.heads * score_blocks_, kernels_.score_bytes, stream_)
+    const bool has_blocks = call_.shape.block > 0;
+    Launch(call_.heads * score_blocks_, kernels_.score_bytes[has_blocks], stream_)
         .early(fit_.early && looking > 0)
-        .run(kernels_.score, params, "decode: score");
+        .run(kernels_.score[has_blocks], params, "decode: score");
   }
 
   void score_by_votes() const {
@@ -261,7 +263,8 @@ class Step {
   void attend_resident() const {
     const ResidentParams params{common_, resident_blocks_, device::IndexDivisor::of(call_.heads)};
     const bool many = device::kParts / resident_blocks_ >= kManyParts;
-    Launch(call_.heads * resident_blocks_, resident_bytes(kernels_, call_.shape), stream_,
+    const int kinds = call_.tail_rows > 0 ? 2 : 1;  // of rows: the tail comes after the others
+    Launch(call_.heads * resident_blocks_ * kinds, resident_bytes(kernels_, call_.shape), stream_,
            kernels_.resident_threads)
         .early(fit_.early && runs(kScore))
         .run(kernels_.attend_resident[many], params, "decode: attend_resident");
@@ -283,8 +286,7 @@ class Step {
   void attend() const {
     const int size = cluster_size(fit_, call_.heads);
     const int bytes = std::max(std::min(kAttendBytes, fit_.shared_bytes),
-                               kernels_.attend_space + kernels_.attend_least +
-                                   (call_.tail_rows > 0 ? kTailBytes : 0));
+                               kernels_.attend_space + kernels_.attend_least);
     // Of more heads, the rows of some keep the bus busy while others are searched.
     const bool early = call_.batch * call_.shape.kv_heads * size <= fit_.multiprocessors;
     const AttendParams params{
@@ -346,6 +348,7 @@ LaneScratch lay_out_scratch(char* base, const ModelShape& shape, int64_t searche
   take(at.resident, parts);
   take(at.fetched, parts);
   take(at.sampled, tail_rows > 0 ? parts : 0);
+  take(at.tail_logits, Tail::capacity(tail_rows) * shape.group);
   return {at, int64_t(next - reinterpret_cast<uintptr_t>(base))};
 }
 

@@ -5,14 +5,11 @@
 
 #include "ops.h"
 
-namespace pariskv {
-struct BlockSums;
-}
-
 namespace pariskv::cuda {
 
 namespace device {
 struct ScoreCounts;
+struct ChunkSums;
 struct Mass;
 struct SelectedRow;
 }  // namespace device
@@ -26,7 +23,7 @@ struct HeadScratch {
   device::Mass* masses;         // (kSlices, group): of estimates
   uint64_t* windows;            // (group, kWindowRows): logits in steps, the token above
   int32_t* block_steps;         // (blocks of keys, SearcherStride): logits of means, in steps
-  BlockSums* chunks;            // (chunks of blocks, searchers)
+  device::ChunkSums* chunks;           // (chunks of blocks, searchers)
   uint32_t* chunk_flags;        // (chunks of blocks)
   uint8_t* votes;               // (searchers, subspaces, 256)
   int32_t* candidates;          // (candidate_capacity) offsets from zone_begin, ascending
@@ -39,6 +36,7 @@ struct HeadScratch {
   float* resident;  // (kParts, group, 2 + value_dim): maximum, sum, weighted
   float* fetched;   // the same for the selected rows
   float* sampled;   // and for those that stand for the others
+  float* tail_logits;  // (rows of the tail, group)
 };
 
 /** The scratch of a lane's heads, one after the other. */

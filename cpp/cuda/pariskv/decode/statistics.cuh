@@ -36,19 +36,20 @@ __device__ __forceinline__ const float* stretch_of(const ModelShape& model, cons
 }
 
 /** What is needed of the statistics, in shared memory. */
-template <int kWords>
+template <int kWords, bool kBlocks>
 struct KnownStatistics {
-  alignas(16) int64_t sums[32 * kWords];
+  alignas(16) int64_t sums[kBlocks ? 2 : 32 * kWords];  // not needed where there are blocks
   int64_t usable, square_units;
 
   /** Asks for it, by a warp; to be followed by a commit, a wait and a barrier. */
   __device__ __forceinline__ void stage(const HeadStatistics& statistics) {
-    const auto* from = reinterpret_cast<const uint4*>(statistics.sums);
-    const uint32_t to = shared_address(sums) + 16 * lane_id();
+    if constexpr (!kBlocks) {
+      const auto* from = reinterpret_cast<const uint4*>(statistics.sums);
+      const uint32_t to = shared_address(sums) + 16 * lane_id();
 #pragma unroll
-    for (int i = 0; i < kWords / 2; ++i) {  // zeros where none are kept
-      const auto* piece = from == nullptr ? nullptr : from + 32 * i + lane_id();
-      ptx::cp_async_cg_16(to + 32 * 16 * i, piece, piece != nullptr);
+      for (int i = 0; i < kWords / 2; ++i) {
+        ptx::cp_async_cg_16(to + 32 * 16 * i, from + 32 * i + lane_id());
+      }
     }
     if (lane_id() == 0) ptx::cp_async_ca(&usable, statistics.usable);
     if (lane_id() == 1) ptx::cp_async_ca(&square_units, statistics.square_units);

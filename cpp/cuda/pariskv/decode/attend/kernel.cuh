@@ -37,9 +37,8 @@ struct AttendSpace {
   device::TopKSpace top_k;
   device::CompactSpace select;
   uint64_t slots[device::kMostSlots];
-  uint64_t tail_slots[device::kMostSlots];
   Tail tail;
-  SentTasks parts;
+  SentTasks parts, tail_parts;
   float all[device::kHeadsPerPass];  // log-sum-exp of every head
 };
 
@@ -51,26 +50,11 @@ struct FetchedParts {
   SentTasks& sent;
   int chunks;  // of 32 dimensions
   bool sends;
-  device::PartsInScratch tail;  // parts of its rows, which join; null: there are none
 
   static constexpr int kBytesOfTask = int(sizeof(device::SentParts));
 
-  /** Adds what the tail's rows of the same part have left: this block has written it. */
-  __device__ __forceinline__ void join(const float* other, int chunk, float& maximum, float& sum,
-                                       float& weighted) const {
-    const int d = 32 * chunk + device::lane_id();
-    const float others = other[0], top = fmaxf(maximum, others);
-    if (top == -device::infinity()) return;
-    const float mine = device::exp_of(maximum - top), theirs = device::exp_of(others - top);
-    sum = __fmaf_rn(other[1], theirs, __fmul_rn(sum, mine));
-    const float value = d < tail.value_dim ? other[2 + d] : 0.0f;
-    weighted = __fmaf_rn(value, theirs, __fmul_rn(weighted, mine));
-    maximum = top;
-  }
-
   __device__ __forceinline__ void leave(int part, int head, int chunk, float maximum, float sum,
                                         float weighted) const {
-    if (tail.parts != nullptr) join(tail.part(part, head), chunk, maximum, sum, weighted);
     if (!sends) return scratch.leave(part, head, chunk, maximum, sum, weighted);
     if (chunk >= chunks) return;
     const int task = head * chunks + chunk, owner = task & (cluster.size - 1);
@@ -138,28 +122,14 @@ struct Attend {
     list.close(device::passed(space.select), cut.offset);
   }
 
-  /** Attention to this block's share of the tail. */
-  __device__ __forceinline__ void attend_tail(char* slots, float* merge,
-                                              const device::PartsInScratch& out) const {
-    const device::Zone& zone = block.context.zone;
-    const TailRows rows{block.context, space.tail, int(Tail::capacity(block.call.tail_rows)),
-                        weight_of(zone, space.tail)};
-    device::RowAttention<kWords, Element, TailRows> attention(
-        block.context.shape, cluster, slots, kTailBytes, space.tail_slots,
-        {int(space.tail.count)}, {nullptr, nullptr, 0}, rows);
-    attention.run(block.queries(), block.call.q.stride_j, out, merge);
-  }
-
   /** Attention to this block's selected rows. */
   __device__ __forceinline__ void attend(const RowList<Element, kWords>& list) const {
     auto* merge = reinterpret_cast<float*>(room());
     char* slots = room() + device::kMergeBytes<kWords>;
     const HeadScratch& scratch = block.context.scratch;
-    const bool has_tail = space.tail.count > 0;
-    char* const end = room() + room_bytes() - (has_tail ? kTailBytes : 0);
     auto* counters = reinterpret_cast<unsigned long long*>(block.call.counters);
     device::RowAttention<kWords, Element, SelectedRows, SelectedParts, Keep> attention(
-        block.context.shape, cluster, slots, int(end - slots), space.slots,
+        block.context.shape, cluster, slots, int(room() + room_bytes() - slots), space.slots,
         list.parts(), {nullptr, nullptr, 0}, list.addresses(),
         {space.rows.cache, cluster, space.top_k.mail, list.rows(), list.stamped(),
          counters == nullptr ? nullptr : counters + 2});
@@ -169,12 +139,10 @@ struct Attend {
                              space.top_k.mail.parts,
                              space.parts,
                              chunks(),
-                             sends_parts(),
-                             {has_tail ? scratch.sampled : nullptr, shape.group, shape.value_dim}};
+                             sends_parts()};
     attention.start();
     bring_resident_parts();
     clear_flags();
-    if (has_tail) attend_tail(end, merge, parts.tail);
     attention.finish(block.queries(), block.call.q.stride_j, parts, merge);
     if (!parts.sends) cluster.sync();
   }
@@ -219,18 +187,20 @@ struct Attend {
     if (!sends_parts() || task >= tasks()) return;
     const int64_t row = 2 + shape.value_dim, step = shape.group * row;
     const int member = task / chunks(), d = 32 * (task % chunks()) + lane;
-    const float* from = block.context.scratch.resident + member * row;
-    device::SentParts& to = resident_parts()[turn];
-    if (lane < device::kParts) {
-      device::ptx::cp_async_ca(&to[lane][0], from + lane * step);
-      device::ptx::cp_async_ca(&to[lane][1], from + lane * step + 1);
-    }
-    if (d < shape.value_dim) {
+    const auto bring = [&](const float* parts, device::SentParts& to) {
+      const float* from = parts + member * row;
+      if (lane < device::kParts) {
+        device::ptx::cp_async_ca(&to[lane][0], from + lane * step);
+        device::ptx::cp_async_ca(&to[lane][1], from + lane * step + 1);
+      }
+      if (d >= shape.value_dim) return;
 #pragma unroll 4
       for (int part = 0; part < device::kParts; ++part) {
         device::ptx::cp_async_ca(&to[part][2 + lane], from + part * step + 2 + d);
       }
-    }
+    };
+    bring(block.context.scratch.resident, resident_parts()[turn]);
+    if (space.tail.count > 0) bring(block.context.scratch.sampled, space.tail_parts[turn]);
     device::ptx::cp_async_commit_group();
   }
 
@@ -239,6 +209,8 @@ struct Attend {
     const device::AttendShape shape = block.context.shape;
     const HeadScratch& scratch = block.context.scratch;
     const bool fetched = block.searches(), mailed = fetched && sends_parts();
+    const bool has_tail = fetched && space.tail.count > 0;
+    const float weight = has_tail ? weight_of(block.context.zone, space.tail) : 0.0f;
     for (int turn = device::warp_id(); cluster.rank + cluster.size * turn < tasks();
          turn += device::kWarps) {
       const int task = cluster.rank + cluster.size * turn;
@@ -250,13 +222,15 @@ struct Attend {
         device::ptx::cp_async_wait_group<0>();
         __syncwarp();
         device::wait(&space.top_k.mail.parts, 0);
-        merged = device::merge_sent(resident_parts()[turn], space.parts[turn]);
+        merged = device::merge_sent(resident_parts()[turn], space.parts[turn],
+                                    space.tail_parts[turn], weight);
       } else {
-        device::Parts parts{};
+        device::Parts parts{}, tail{};
         if (fetched) parts = device::parts_in_scratch(scratch.fetched, shape, member, chunk);
+        if (has_tail) tail = device::parts_in_scratch(scratch.sampled, shape, member, chunk);
         merged =
             device::merge_parts(device::parts_in_scratch(scratch.resident, shape, member, chunk),
-                                parts, d < shape.value_dim);
+                                parts, tail, weight, d < shape.value_dim);
       }
       float lse = device::log_of_sum(merged.maximum, merged.sum);
       if (block.call.logits.sink_bias != nullptr) {
@@ -334,12 +308,8 @@ __global__ void __launch_bounds__(device::kThreads, 1)
   }
   if (threadIdx.x == 0) space.rows.early.open();
   device::init_row_barriers(space.slots);
-  device::init_row_barriers(space.tail_slots);
   __syncthreads();
-  if (threadIdx.x == 0) {
-    const int wanted = int(min(params.call.top_k, int64_t(space.context.searched)));
-    space.tail = tail_of(space.context.zone, params.call.tail_rows, wanted);
-  }
+  if (threadIdx.x == 0) space.tail = tail_of(params.call, space.context);
   space.rows.cache.prefetch(rank, size);
   const Attend<Element, kWords> attend{params, space, {params.call, space.context}, {size, rank}};
   device::open_top_k(attend.cluster, space.top_k);  // while there is nothing else to do

@@ -26,16 +26,18 @@ struct Merged {
 
 /**
  * Adds the parts of one query head up, for 32 dimensions, a warp.
+ * @param tail    those of rows that stand for `weight` keys each; 0: there are none
  * @param exists  whether there is the lane's dimension
  */
 __device__ __forceinline__ Merged merge_parts(const Parts& resident, const Parts& fetched,
-                                              bool exists);
+                                              const Parts& tail, float weight, bool exists);
 
 /** The parts of a task, as they are sent: maximum, sum, 32 weighted values. */
 constexpr int kSentFloats = 2 + 32;
 using SentParts = float[kParts][kSentFloats];
 
 /** The same of parts that have come to shared memory. */
-__device__ __forceinline__ Merged merge_sent(const SentParts& resident, const SentParts& fetched);
+__device__ __forceinline__ Merged merge_sent(const SentParts& resident, const SentParts& fetched,
+                                             const SentParts& tail, float weight);
 
 }  // namespace pariskv::cuda::device

@@ -11,13 +11,19 @@ namespace pariskv::cuda::device {
 struct PartFactors {
   float maximum, sum;
   float factor;  // of this lane's part
+  float tail;    // of its part of the tail
 };
 
-/** Lane p brings part p: resident parts first, then fetched ones. */
-__device__ __forceinline__ PartFactors combine_parts(float maximum, float sum) {
-  const float top = warp_max(maximum);
+/**
+ * Lane p brings part p: resident parts first, then fetched ones; and in front, parts of the tail.
+ * @param weight  of the tail; 0: there is none
+ */
+__device__ __forceinline__ PartFactors combine_parts(float maximum, float sum, float tail_maximum,
+                                                     float tail_sum, float weight) {
+  const float top = warp_max(fmaxf(maximum, tail_maximum));
   const float factor = maximum == -infinity() ? 0.0f : exp_of(maximum - top);
-  return {top, warp_sum(sum * factor), factor};
+  const float tail = tail_maximum == -infinity() ? 0.0f : weight * exp_of(tail_maximum - top);
+  return {top, warp_sum(__fmaf_rn(tail_sum, tail, sum * factor)), factor, tail};
 }
 
 __device__ __forceinline__ Parts parts_in_scratch(const float* parts, const AttendShape& shape,
@@ -28,9 +34,13 @@ __device__ __forceinline__ Parts parts_in_scratch(const float* parts, const Atte
 }
 
 __device__ __forceinline__ Merged merge_parts(const Parts& resident, const Parts& fetched,
-                                              bool exists) {
+                                              const Parts& tail, float weight, bool exists) {
   const int lane = lane_id();
-  float maximum = -infinity(), sum = 0;
+  float maximum = -infinity(), sum = 0, tail_maximum = -infinity(), tail_sum = 0;
+  if (weight > 0 && lane < kParts) {
+    tail_maximum = __ldcg(tail.numbers + lane * tail.step);
+    tail_sum = __ldcg(tail.numbers + lane * tail.step + 1);
+  }
   if (lane < kParts) {
     maximum = __ldcg(resident.numbers + lane * resident.step);
     sum = __ldcg(resident.numbers + lane * resident.step + 1);
@@ -50,19 +60,28 @@ __device__ __forceinline__ Merged merge_parts(const Parts& resident, const Parts
       if (exists) values[kParts + part] = __ldcg(fetched.values + part * fetched.step);
     }
   }
-  const PartFactors parts = combine_parts(maximum, sum);
+  const PartFactors parts = combine_parts(maximum, sum, tail_maximum, tail_sum, weight);
   float weighted = 0;
 #pragma unroll
   for (int part = 0; part < 2 * kParts; ++part) {
     weighted = __fmaf_rn(__shfl_sync(~0u, parts.factor, part), values[part], weighted);
   }
+#pragma unroll 1
+  for (int part = 0; part < kParts && weight > 0; ++part) {
+    const float value = exists ? __ldcg(tail.values + part * tail.step) : 0.0f;
+    weighted = __fmaf_rn(__shfl_sync(~0u, parts.tail, part), value, weighted);
+  }
   return {parts.maximum, parts.sum, weighted};
 }
 
-__device__ __forceinline__ Merged merge_sent(const SentParts& resident, const SentParts& fetched) {
+__device__ __forceinline__ Merged merge_sent(const SentParts& resident, const SentParts& fetched,
+                                             const SentParts& tail, float weight) {
   const int lane = lane_id();
   const float* mine = lane < kParts ? resident[lane] : fetched[lane - kParts];
-  const PartFactors parts = combine_parts(mine[0], mine[1]);
+  const bool has_tail = weight > 0 && lane < kParts;
+  const PartFactors parts =
+      combine_parts(mine[0], mine[1], has_tail ? tail[lane][0] : -infinity(),
+                    has_tail ? tail[lane][1] : 0.0f, weight);
   float weighted = 0;
 #pragma unroll 8
   for (int part = 0; part < kParts; ++part) {
@@ -72,6 +91,12 @@ __device__ __forceinline__ Merged merge_sent(const SentParts& resident, const Se
   for (int part = 0; part < kParts; ++part) {
     weighted =
         __fmaf_rn(__shfl_sync(~0u, parts.factor, kParts + part), fetched[part][2 + lane], weighted);
+  }
+  if (weight > 0) {
+#pragma unroll 8
+    for (int part = 0; part < kParts; ++part) {
+      weighted = __fmaf_rn(__shfl_sync(~0u, parts.tail, part), tail[part][2 + lane], weighted);
+    }
   }
   return {parts.maximum, parts.sum, weighted};
 }

@@ -7,9 +7,9 @@
 
 #include "pariskv/decode/attend/early_rows.cuh"
 #include "pariskv/decode/attend/row_cache.cuh"
-#include "pariskv/decode/attend/tail_rows.cuh"
 #include "pariskv/decode/attend/topk.cuh"
 #include "pariskv/decode/context.cuh"
+#include "pariskv/decode/tail_rows.cuh"
 
 namespace pariskv::cuda {
 
@@ -45,20 +45,23 @@ struct SelectedParts {
   }
 };
 
-/** Set in SelectedRow::candidate: the row is one of the tail. */
-constexpr int kInTail = 1 << 30;
-
 /** Where a block's selected rows lie. */
 struct SelectedRows {
-  static constexpr bool kSkipsBroken = false;
   const device::SelectedRow* rows;
   RowSpace& space;
   int row_bytes;
   bool listed;  // in shared memory
-  float again;  // weight of a row that also counts as one of the tail
+  const float* tail_logits;  // (rows of the tail, group)
+  int group;
+  float weight;  // of each of these
 
-  __device__ __forceinline__ float weight(int i) const {
-    return rows[i].candidate & kInTail ? again : 1.0f;
+  __device__ __forceinline__ float noted(int, int, float logit) const { return logit; }
+  /** A row of the tail has been counted for others; now it counts as itself alone. */
+  __device__ __forceinline__ float corrected(int i, int head, float share, float shift) const {
+    const int number = rows[i].where >> 8;
+    if (number == 0 || head >= group) return share;
+    const float logit = __ldcg(tail_logits + (number - 1) * group + head);
+    return __fmaf_rn(-weight, device::exp_of(logit - shift), share);
   }
   __device__ __forceinline__ const char* operator()(int i) const {
     return reinterpret_cast<const char*>(rows[i].address);
@@ -119,8 +122,14 @@ class RowList {
     return {space_.begins, cluster_.first_part(), cluster_.end_part()};
   }
   __device__ __forceinline__ SelectedRows addresses() const {
-    return {list_, space_, block_.context.shape.row_bytes, list_ == space_.list,
-            1.0f - weight_of(block_.context.zone, tail_)};
+    const HeadContext& context = block_.context;
+    return {list_,
+            space_,
+            context.shape.row_bytes,
+            list_ == space_.list,
+            context.scratch.tail_logits,
+            context.shape.group,
+            weight_of(context.zone, tail_)};
   }
   /** All results of RowCache::stamp of this thread: see KeepInCache. */
   __device__ __forceinline__ uint32_t stamped() const { return stamped_; }

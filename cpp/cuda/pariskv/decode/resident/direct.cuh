@@ -43,7 +43,7 @@ struct DirectSums {
 template <int kWords, typename Element, typename Address>
 class DirectAttention {
  public:
-  /** @param address  address(i) is where row i lies; not asked for the new row */
+  /** @param address  address(i) is where row i lies, not asked for the new row; and noted() */
   __device__ __forceinline__ DirectAttention(const AttendShape& shape, const Cluster& cluster,
                                              DirectSpace<kWords, Element>& space, int rows,
                                              const NewRow<Element>& new_row, Address address)
@@ -138,8 +138,12 @@ class DirectAttention {
     return is_new ? reinterpret_cast<const char*>(fresh()) : address_(row);
   }
 
-  /** Logits of eight rows, of which `left` are there: of head g % 4, rows 2 t and 2 t + 1. */
-  __device__ __forceinline__ float2 look_at(const char* row, int left) const {
+  /**
+   * Logits of eight rows, of which `left` are there: of head g % 4, rows 2 t and 2 t + 1.
+   * @param first, first_head  numbers of the first of these rows and of the heads
+   */
+  __device__ __forceinline__ float2 look_at(const char* row, int left, int first,
+                                            int first_head) const {
     // Lane 4 g + t reads of row g the pieces t, t + 4, ...
     uint4 keys[kWords];
 #pragma unroll
@@ -161,7 +165,9 @@ class DirectAttention {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float logit = soft_capped((dots[0][i] + dots[1][i]) * shape_.scale, shape_.softcap);
-      logits[i] = 2 * t() + i < left ? logit : -infinity();
+      const bool there = 2 * t() + i < left;
+      logits[i] = there ? address_.noted(first + 2 * t() + i, first_head + g() % kDirectHeads, logit)
+                        : -infinity();
     }
     return make_float2(logits[0], logits[1]);
   }
@@ -303,7 +309,7 @@ class DirectAttention {
 #pragma unroll
       for (int i = 0; i < kRunsOfWarp; ++i) {
         const int r = warp + kDirectWarps * i;
-        pairs[i] = look_at(rows[8 * r + g()], left - 8 * r);
+        pairs[i] = look_at(rows[8 * r + g()], left - 8 * r, first + 8 * r, first_head);
       }
 #pragma unroll
       for (int i = 0; i < kRunsOfWarp; ++i) {
@@ -341,8 +347,10 @@ class DirectAttention {
       // Two runs at a time, so that both are on their way at once; the second may have no rows.
 #pragma unroll 1
       for (int r = 0; r < runs; r += 2) {
-        const float2 one = look_at(rows[8 * r + g()], left - 8 * r);
-        const float2 other = look_at(rows[8 * (r + 1) + g()], left - 8 * (r + 1));
+        const int number = first + 8 * r;
+        const float2 one = look_at(rows[8 * r + g()], left - 8 * r, number, first_head);
+        const float2 other =
+            look_at(rows[8 * (r + 1) + g()], left - 8 * (r + 1), number + 8, first_head);
         if (g() < kDirectHeads) {
           logits[r][place_of_logits()] = one;
           logits[r + 1][place_of_logits()] = other;

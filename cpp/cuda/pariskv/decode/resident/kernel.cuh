@@ -8,6 +8,7 @@
 #include "pariskv/decode/context.cuh"
 #include "pariskv/decode/resident/direct.cuh"
 #include "pariskv/decode/row_address.cuh"
+#include "pariskv/decode/tail_rows.cuh"
 
 namespace pariskv::cuda {
 
@@ -27,16 +28,29 @@ constexpr int kResidentBytes =
     kDirect<Element> ? int(sizeof(device::DirectSpace<kWords, Element>))
                      : device::kMergeBytes<kWords> + 2 * device::kTileBytes;
 
-/** Row i of those that are resident: before the zone, then after it. */
+/** Row i of those that are resident: before the zone, then after it. Or of the tail. */
 template <typename Element, int kWords>
 struct ResidentRows {
   const HeadBlock<Element, kWords>& block;
   int before, gap;
+  Tail tail;
+  float* tail_logits;  // null: not of the tail
+  int capacity;        // of kept rows, of a head
+
   __device__ __forceinline__ const char* operator()(int i) const {
-    return row_at(block.context, i < before ? i : i + gap);
+    const HeadContext& context = block.context;
+    if (tail_logits == nullptr) return row_at(context, i < before ? i : i + gap);
+    if (context.kept == nullptr) return row_at(context, int(tail.position(i)));
+    return context.kept + (int64_t(context.head) * capacity + i) * context.shape.row_bytes;
   }
-  static constexpr bool kSkipsBroken = false;
-  __device__ __forceinline__ float weight(int) const { return 1; }
+  /** Of the tail logits are kept, and rows whose logit is not finite do not count. */
+  __device__ __forceinline__ float noted(int i, int head, float logit) const {
+    if (tail_logits == nullptr) return logit;
+    const float counts = device::finite(logit) ? logit : -device::infinity();
+    if (head < block.context.shape.group) tail_logits[i * block.context.shape.group + head] = counts;
+    return counts;
+  }
+  __device__ __forceinline__ float corrected(int, int, float share, float) const { return share; }
   __device__ __forceinline__ bool is_placed(int) const { return false; }
   __device__ __forceinline__ const char* placed(int) const { return nullptr; }
   __device__ __forceinline__ void await_placed() const {}
@@ -48,10 +62,11 @@ struct AttendResident {
   device::Cluster blocks;  // that share the parts of the rows; they never meet
   char* room;              // kResidentBytes
   uint64_t (&barriers)[device::kMostSlots];
+  bool of_tail;
 
   /** The token's own row goes to its place in the store. */
   __device__ __forceinline__ void store_new_row() const {
-    if (block.call.k.data == nullptr || blocks.rank != blocks.size - 1) return;
+    if (block.call.k.data == nullptr || blocks.rank != blocks.size - 1 || of_tail) return;
     const int key = block.context.shape.key_dim, all = key + block.context.shape.value_dim;
     auto* to = reinterpret_cast<Element*>(row_at(block.context, block.context.total - 1));
     for (int d = int(threadIdx.x); d < all; d += kResidentThreads<Element>) {
@@ -65,14 +80,23 @@ struct AttendResident {
     // Without a search the zone is resident like the rest.
     const device::Zone& zone = block.context.zone;
     const int gap = block.searches() ? zone.end - zone.begin : 0;
-    const int count = block.context.total - gap;
-    const bool fresh = block.call.k.data != nullptr && (gap == 0 || zone.end < block.context.total);
+    const Tail tail = of_tail ? tail_of(block.call, block.context) : Tail{};
+    if (of_tail && (!block.searches() || tail.count == 0)) return;
+    const int count = of_tail ? int(tail.count) : block.context.total - gap;
+    const bool fresh = block.call.k.data != nullptr && !of_tail &&
+                       (gap == 0 || zone.end < block.context.total);
     const device::NewRow<Element> new_row{
         fresh ? block.at(block.call.k, block.context.head) : nullptr,
         fresh ? block.at(block.call.v, block.context.head) : nullptr, count - 1};
     using Rows = ResidentRows<Element, kWords>;
-    const Rows rows{block, zone.begin, gap};
-    float* out = block.context.scratch.resident;
+    const HeadScratch& scratch = block.context.scratch;
+    const Rows rows{block,
+                    zone.begin,
+                    gap,
+                    tail,
+                    of_tail ? scratch.tail_logits : nullptr,
+                    int(Tail::capacity(block.call.tail_rows))};
+    float* out = of_tail ? scratch.sampled : scratch.resident;
     store_new_row();
     if constexpr (kDirect<Element>) {
       device::DirectAttention<kWords, Element, Rows> attention(
@@ -106,15 +130,17 @@ __global__ void __maxnreg__(kRegistersBesideScore<kWords>)
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ HeadContext context;
   __shared__ uint64_t barriers[device::kMostSlots];
-  // The first blocks of all heads come first: they start beside score.
-  const uint32_t rank = params.by_heads(int(blockIdx.x));
-  const uint32_t index = blockIdx.x - rank * uint32_t(params.call.heads);
+  // The first blocks of all heads come first: they start beside score. Those of tails come last.
+  const uint32_t turn = params.by_heads(int(blockIdx.x));
+  const uint32_t index = blockIdx.x - turn * uint32_t(params.call.heads);
+  const bool of_tail = int(turn) >= params.blocks_per_head;
+  const int rank = int(turn) - (of_tail ? params.blocks_per_head : 0);
   device::let_successor_start();
   if (find_context<Element>(params, index, context)) {
     __syncthreads();
     const HeadBlock<Element, kWords> block{params.call, context};
     AttendResident<Element, kWords, kMany>{
-        block, {params.blocks_per_head, int(rank)}, reinterpret_cast<char*>(shared), barriers}
+        block, {params.blocks_per_head, rank}, reinterpret_cast<char*>(shared), barriers, of_tail}
         .attend();
   }
   // One that ends after score is enough: until then this kernel has not ended.

@@ -12,10 +12,10 @@
 
 namespace pariskv::cuda {
 
-template <int kWords>
+template <int kWords, bool kBlocks>
 struct ScoreSpace {
   device::Queries<kWords> queries;
-  device::KnownStatistics<kWords> statistics;
+  device::KnownStatistics<kWords, kBlocks> statistics;
   ShareSpace<kWords> share;
   HeadContext context;
 };
@@ -52,15 +52,16 @@ __device__ __forceinline__ void stage_queries(const ScoreParams& params, uint32_
   }
 }
 
-template <typename Element, int kWords>
+/** @tparam kBlocks  keys are told from the means of their blocks */
+template <typename Element, int kWords, bool kBlocks>
 struct Score {
   const ScoreParams& params;
-  ScoreSpace<kWords>& space;
+  ScoreSpace<kWords, kBlocks>& space;
   HeadBlock<Element, kWords> block;
   int rank;  // of the head's blocks
 
   static constexpr int kSearchers = device::kQueries<kWords>;  // prepared at a time
-  static constexpr int kSpaceBytes = int((sizeof(ScoreSpace<kWords>) + 127) / 128 * 128);
+  static constexpr int kSpaceBytes = int((sizeof(ScoreSpace<kWords, kBlocks>) + 127) / 128 * 128);
   static constexpr int kBytes = kSpaceBytes + ShareSpace<kWords>::kStageBytes;
   static_assert(kBytes <= kMostScoreBytes || kWords == 16, "of 512 dimensions a block is alone");
 
@@ -71,13 +72,12 @@ struct Score {
    * @param there  queries lie, as they are, where the rotated ones will
    */
   __device__ __forceinline__ void prepare_queries(int from, bool first, bool there) const {
-    const device::KnownStatistics<kWords>& known = space.statistics;
+    const device::KnownStatistics<kWords, kBlocks>& known = space.statistics;
     device::Queries<kWords>& out = space.queries;
     const double one = known.usable == 0 ? 0.0 : __ddiv_rn(1.0, double(known.usable));
     const int count = min(block.searchers() - from, kSearchers);
     const bool look = block.searchers() > 1;
     const HeadScratch& scratch = block.context.scratch;
-    const bool has_blocks = block.context.zone.block_bits > 0;
     device::prepare_queries<kWords>(
         block.call.codec.negative, from, block.searchers(),
         [&](int slot, float (&x)[kWords]) {
@@ -94,26 +94,28 @@ struct Score {
           } else {
             device::load_query<Element, kWords>(block.rows_of_searchers()(from + slot), x);
           }
-          block.stretch(x);
+          if constexpr (kBlocks) block.stretch(x);
         },
         [&](int slot, const float (&x)[kWords]) {
           float step = 0;
           const device::QuerySums sums = device::quantise<kWords>(x, known, one, out, slot, step);
-          BlockSums of_blocks{};
-          if (has_blocks) {
-            const int chunks = KeyBlocks(block.context.zone).chunks();
-            if (first) await_chunks(scratch.chunk_flags, chunks, params.token);
-            of_blocks = sum_chunks(scratch.chunks + from + slot, chunks, block.searchers());
-          }
-          if (device::lane_id() != 0) return;
-          out.sum[slot] = sums.sum;
           const float scale = block.call.logits.scale;
-          out.scales[slot] =
-              has_blocks
-                  ? device::scale_of_blocks(of_blocks, sums.square, known.usable,
-                                            known.square_units, one, step, scale, 32 * kWords)
-                  : device::scale_of_zone(sums, known.usable, known.square_units, one, step, scale,
-                                          32 * kWords);
+          if constexpr (kBlocks) {
+            const KeyBlocks blocks(block.context.zone);
+            if (first) device::await_chunks(scratch.chunk_flags, blocks.chunks(), params.token);
+            const BlockSums of_blocks =
+                device::sum_chunks(scratch.chunks + from + slot, blocks.chunks(),
+                                   block.searchers(), blocks.last + 1 - blocks.first);
+            if (device::lane_id() != 0) return;
+            out.scales[slot] =
+                device::scale_of_blocks(of_blocks, sums.square, known.usable, known.square_units,
+                                        one, step, scale, 32 * kWords);
+          } else {
+            if (device::lane_id() != 0) return;
+            out.scales[slot] = device::scale_of_zone(sums, known.usable, known.square_units, one,
+                                                     step, scale, 32 * kWords);
+          }
+          out.sum[slot] = sums.sum;
         },
         out);
     // From the last warp down: with few searchers it has nothing else to do.
@@ -166,7 +168,7 @@ struct Score {
       prepare(from, lead, first);
       device::settle(space.queries, lead);
       const int quads = (min(searchers - from, kSearchers) + 3) / 4;
-      device::score_signs<kWords>(share.ring, block.context.zone, share.begin, share.end,
+      device::score_signs<kWords, kBlocks>(share.ring, block.context.zone, share.begin, share.end,
                                   space.queries, quads,
                                   BlockSteps(block.context.zone,
                                              block.context.scratch.block_steps + from, searchers),
@@ -176,11 +178,11 @@ struct Score {
   }
 };
 
-template <typename Element, int kWords>
+template <typename Element, int kWords, bool kBlocks>
 __global__ void __launch_bounds__(device::kThreads, 3)
     score_kernel(const __grid_constant__ ScoreParams params) {
   extern __shared__ __align__(128) unsigned char shared[];
-  auto& space = *reinterpret_cast<ScoreSpace<kWords>*>(shared);
+  auto& space = *reinterpret_cast<ScoreSpace<kWords, kBlocks>*>(shared);
   const uint32_t index = params.by_blocks(int(blockIdx.x));
   const uint32_t rank = blockIdx.x - index * uint32_t(params.blocks_per_head);
   device::let_successor_start();
@@ -197,7 +199,7 @@ __global__ void __launch_bounds__(device::kThreads, 3)
   device::ptx::cp_async_commit_group();  // before keys come, which are not waited for with these
   space.share.clear();
   __syncthreads();
-  const Score<Element, kWords> score{params, space, {params.call, space.context}, int(rank)};
+  const Score<Element, kWords, kBlocks> score{params, space, {params.call, space.context}, int(rank)};
   if (!score.block.searches()) return device::wait_for_predecessor();
   score.run();
 }

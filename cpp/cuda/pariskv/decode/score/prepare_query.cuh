@@ -51,15 +51,16 @@ struct Queries {
 
 /** Sums over the dimensions of a quantised query. */
 struct QuerySums {
-  int64_t with_means;  // times the sums of keys
+  int64_t with_means;  // times the sums of keys; 0 where there are blocks
   int64_t common;      // squares, times the squared means of keys
   int square, sum;
 };
 
 /** Planes of the quantised query, and its sums, by a warp; a step of it is `step` of the query. */
-template <int kWords>
+template <int kWords, bool kBlocks>
 __device__ __forceinline__ QuerySums quantise(const float (&x)[kWords],
-                                              const KnownStatistics<kWords>& statistics, double one,
+                                              const KnownStatistics<kWords, kBlocks>& statistics,
+                                              double one,
                                               Queries<kWords>& out, int slot, float& step);
 
 /** The scale of a head over the zone, from sums; `one` is one over the number of keys. */

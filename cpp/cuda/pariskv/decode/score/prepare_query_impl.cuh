@@ -22,9 +22,10 @@ __device__ __forceinline__ void Queries<kWords>::clear(int slot) {
   scales[slot] = {};
 }
 
-template <int kWords>
+template <int kWords, bool kBlocks>
 __device__ __forceinline__ QuerySums quantise(const float (&x)[kWords],
-                                              const KnownStatistics<kWords>& statistics, double one,
+                                              const KnownStatistics<kWords, kBlocks>& statistics,
+                                              double one,
                                               Queries<kWords>& out, int slot, float& step) {
   float largest = 0;
 #pragma unroll
@@ -38,10 +39,12 @@ __device__ __forceinline__ QuerySums quantise(const float (&x)[kWords],
 #pragma unroll
   for (int r = 0; r < kWords; ++r) {
     const int q = int(rintf(__fmul_rn(x[r], factor)));
-    const int64_t sum = statistics.sums[32 * r + lane_id()];
-    const int64_t mean = int64_t(rint(__dmul_rn(double(sum), one)));
-    sums.with_means += sum * q;
-    sums.common += mean * mean * (q * q);
+    if constexpr (!kBlocks) {
+      const int64_t sum = statistics.sums[32 * r + lane_id()];
+      const int64_t mean = int64_t(rint(__dmul_rn(double(sum), one)));
+      sums.with_means += sum * q;
+      sums.common += mean * mean * (q * q);
+    }
     sums.square += q * q;
     sums.sum += q;
 #pragma unroll
@@ -50,8 +53,10 @@ __device__ __forceinline__ QuerySums quantise(const float (&x)[kWords],
       if (lane_id() == plane) out.planes[slot][plane][r] = bits;
     }
   }
-  sums.with_means = warp_sum(sums.with_means);
-  sums.common = warp_sum(sums.common);
+  if constexpr (!kBlocks) {
+    sums.with_means = warp_sum(sums.with_means);
+    sums.common = warp_sum(sums.common);
+  }
   sums.square = __reduce_add_sync(~0u, sums.square);
   sums.sum = __reduce_add_sync(~0u, sums.sum);
   return sums;

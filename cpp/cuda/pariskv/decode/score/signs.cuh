@@ -16,7 +16,7 @@ namespace pariskv::cuda::device {
  * @param queries  after `settle`
  * @param blocks   logits of means, from the first of these queries on
  */
-template <int kWords>
+template <int kWords, bool kBlocks>
 __device__ __forceinline__ void score_signs(Ring<kWords>& ring, const Zone& zone, int first,
                                             int end, const Queries<kWords>& queries, int quads,
                                             const BlockSteps& blocks, const ScoreOutput& out);

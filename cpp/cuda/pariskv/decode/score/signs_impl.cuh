@@ -63,44 +63,35 @@ struct QueryTile {
 };
 
 /**
- * What the scores of 64 keys begin with, for a lane's two queries of one quad: it changes from
- * block to block of keys, and what comes next is read ahead.
+ * What the scores of a unit's keys begin with, for a lane's two queries of one quad: by 64 keys.
+ * Those of the next unit are read ahead.
  */
-template <int kWords>
-struct BlockOffsets {
-  const Queries<kWords>& queries;
-  const BlockSteps& blocks;
-  int quad, block, last;
-  int2 next;
+template <int kWords, bool kBlocks>
+struct UnitOffsets {
+  static constexpr int kParts = kBlocks ? kUnitKeys<kWords> / 64 : 1;
+  int2 steps[kParts];
 
-  /** @param first, last  positions of this warp's keys; there are some */
-  __device__ __forceinline__ BlockOffsets(const Queries<kWords>& of, const BlockSteps& logits,
-                                          int of_quad, int first, int last_position)
-      : queries(of), blocks(logits), quad(of_quad), block(-1), last(number(last_position)) {
-    next = read(number(first));
-  }
-  /** Without blocks all keys are one's. */
-  __device__ __forceinline__ int number(int position) const {
-    return blocks.bits == 0 ? 0 : position >> blocks.bits;
-  }
-  __device__ __forceinline__ int2 read(int number) const {
-    if (blocks.bits == 0) return make_int2(0, 0);
-    const int32_t* steps = blocks.steps + int64_t(number - blocks.first) * blocks.pitch;
-    return __ldcg(reinterpret_cast<const int2*>(steps + 4 * quad + 2 * (lane_id() % 2)));
-  }
-  /** To the keys from `position` on, which come in order. */
-  __device__ __forceinline__ void advance(int position, QueryTile<kWords>& query) {
-    const int now = number(position);
-    if (now == block) return;
-    block = now;
-    const int searcher = 4 * quad + 2 * (lane_id() % 2);
-    const int steps[2] = {next.x, next.y};
+  /** @param position  of the unit */
+  __device__ __forceinline__ void read(const BlockSteps& blocks, int position, int quad) {
+    if constexpr (kBlocks) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      query.offset[i] = __fmaf_rn(float(steps[i]), queries.per_step[searcher + i],
-                                  queries.offset[searcher + i]);
+      for (int part = 0; part < kParts; ++part) {
+        steps[part] = __ldcg(reinterpret_cast<const int2*>(
+            blocks.at(position + 64 * part) + 4 * quad + 2 * (lane_id() % 2)));
+      }
     }
-    if (block < last) next = read(block + 1);
+  }
+  __device__ __forceinline__ void set(int part, const Queries<kWords>& queries, int quad,
+                                      QueryTile<kWords>& query) const {
+    if constexpr (kBlocks) {
+      const int searcher = 4 * quad + 2 * (lane_id() % 2);
+      const int two[2] = {steps[part].x, steps[part].y};
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        query.offset[i] = __fmaf_rn(float(two[i]), queries.per_step[searcher + i],
+                                    queries.offset[searcher + i]);
+      }
+    }
   }
 };
 
@@ -231,7 +222,7 @@ __device__ __forceinline__ uint32_t score_64(const SignTiles<kWords>& keys, uint
 }
 
 /** Units [first, end) of this warp. `kOnce`: one quad, and no others before or after. */
-template <int kWords, bool kOnce>
+template <int kWords, bool kBlocks, bool kOnce>
 __device__ __forceinline__ void score_quads(Ring<kWords>& ring, const Zone& zone, int first,
                                             int end, const Queries<kWords>& queries, int quads,
                                             const BlockSteps& blocks, const ScoreOutput& out) {
@@ -240,8 +231,9 @@ __device__ __forceinline__ void score_quads(Ring<kWords>& ring, const Zone& zone
   const LanePlan<kWords> plan;
   QueryTile<kWords> query;
   query.load(queries, 0);
-  const auto position = [&](int unit, int part) { return zone.origin() + unit * kKeys + 64 * part; };
-  BlockOffsets<kWords> offsets(queries, blocks, 0, position(first, 0), position(end, -1));
+  UnitOffsets<kWords, kBlocks> offsets, next;
+  const auto position = [&](int unit) { return zone.origin() + unit * kKeys; };
+  if (first < end) next.read(blocks, position(first), 0);
   for_units(ring, zone, first, end, [&](int unit, const uint8_t* stage, auto release) {
     uint8_t* target = out.scores + int64_t(unit) * kKeys + plan.key;
     // All of the unit, so that the next one sets out before this one is worked on.
@@ -255,18 +247,17 @@ __device__ __forceinline__ void score_quads(Ring<kWords>& ring, const Zone& zone
       codes_of[part] = __byte_perm(eight.x, eight.y, plan.own);
     }
     release();
+    offsets = next;
+    if (unit + 1 < end) next.read(blocks, position(unit + 1), 0);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      if (kOnce) offsets.advance(position(unit, part), query);
       const uint32_t codes = codes_of[part];
       uint32_t best = 0x00010001;
 #pragma unroll 1
       for (int quad = 0; quad < (kOnce ? 1 : quads); ++quad) {
-        if (!kOnce) {
-          query.load(queries, quad);
-          const int at = position(unit, part);
-          BlockOffsets<kWords>(queries, blocks, quad, at, at).advance(at, query);
-        }
+        if (!kOnce) query.load(queries, quad);
+        if (!kOnce) offsets.read(blocks, position(unit), quad);
+        offsets.set(part, queries, quad, query);
         best = larger_halves(best, score_64<kWords>(keys[part], codes, plan, query));
       }
       // 255 times a code bounds what is unusable, and nothing else.
@@ -288,14 +279,14 @@ __device__ __forceinline__ void score_quads(Ring<kWords>& ring, const Zone& zone
   });
 }
 
-template <int kWords>
+template <int kWords, bool kBlocks>
 __device__ __forceinline__ void score_signs(Ring<kWords>& ring, const Zone& zone, int first,
                                             int end, const Queries<kWords>& queries, int quads,
                                             const BlockSteps& blocks, const ScoreOutput& out) {
   if (quads == 1 && !out.earlier && out.last) {
-    score_quads<kWords, true>(ring, zone, first, end, queries, quads, blocks, out);
+    score_quads<kWords, kBlocks, true>(ring, zone, first, end, queries, quads, blocks, out);
   } else {
-    score_quads<kWords, false>(ring, zone, first, end, queries, quads, blocks, out);
+    score_quads<kWords, kBlocks, false>(ring, zone, first, end, queries, quads, blocks, out);
   }
 }
 

@@ -8,6 +8,7 @@
 #include "device/numbers.cuh"
 #include "pariskv/decode/context.cuh"
 #include "pariskv/decode/key_blocks.cuh"
+#include "pariskv/decode/score/chunk_sums.cuh"
 #include "pariskv/decode/steps.cuh"
 
 namespace pariskv::cuda {
@@ -132,28 +133,21 @@ struct Means {
     const int mine[2] = {space.steps[slot][device::lane_id()],
                          space.steps[slot][device::lane_id() + 32]};
     const int most = __reduce_max_sync(~0u, max(mine[0], mine[1]));
-    int count = 0, sum = 0, weight = 0;
+    int sum = 0, weight = 0;
     int64_t squares = 0;
 #pragma unroll
     for (const int steps : mine) {
       if (steps == device::kNoSteps) continue;
-      ++count;
       sum += steps;  // of 2^20 at most
       squares += int64_t{steps} * steps;
       weight += int(BlockSums::lowered(1 << 16, most - steps));
     }
-    count = __reduce_add_sync(~0u, count);
     sum = __reduce_add_sync(~0u, sum);
     weight = __reduce_add_sync(~0u, weight);
     squares = device::warp_sum(squares);
     if (device::lane_id() > 0) return;
-    BlockSums& out =
-        block.context.scratch.chunks[(chunk - blocks.first_chunk) * block.searchers() + searcher];
-    out.blocks = count;
-    out.sum = sum;
-    out.squares = squares;
-    out.most = most;
-    out.weight = weight;
+    block.context.scratch.chunks[(chunk - blocks.first_chunk) * block.searchers() + searcher] = {
+        sum, most, weight, 0, squares, 0};
   }
 
   /** Every `step`-th chunk from this block's on. All threads. */
