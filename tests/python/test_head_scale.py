@@ -107,11 +107,14 @@ def test_which_rows_are_looked_at():
     assert oracle_scale.window_rows(1000, 0, 999).tolist() == []
 
 
+@pytest.mark.parametrize("block", [0, 64])
 @pytest.mark.parametrize(
     ("sink", "local", "update"), [(0, 0, 8), (1, 1, 1), (16, 112, 8), (20, 200, 48), (0, 113, 300)]
 )
-def test_windows_of_every_size(sink, local, update, dtype, device):
-    config = make_config(sink=sink, local=local, update=update, dtype=dtype, device=device)
+def test_windows_of_every_size(sink, local, update, dtype, device, block):
+    config = make_config(
+        block=block, sink=sink, local=local, update=update, dtype=dtype, device=device
+    )
     f = filled(config, 700, seed=local)
     for i in range(30):
         q = randn_q(f.rng, 1, config)
@@ -232,9 +235,10 @@ def test_one_searcher_has_no_window(pair, device):
         np.testing.assert_array_equal(*coarse)
 
 
+@pytest.mark.parametrize("block", [0, 64])
 @pytest.mark.parametrize("group", [2, 8, 9, 16, 17, 33])
-def test_groups_with_caps_and_biases(group, device):
-    config = make_config(query_heads=group, kv_heads=1, head_dim=96, device=device)
+def test_groups_with_caps_and_biases(group, device, block):
+    config = make_config(block=block, query_heads=group, kv_heads=1, head_dim=96, device=device)
     f = filled(config, 500, seed=group)
     bias = float32(f.rng.standard_normal(group) * 5, config)
     for options in ({"softcap": 5.0}, {"sink_bias": bias}, {"scale": 0.4, "softcap": 2.0}):
@@ -254,9 +258,10 @@ def test_a_query_and_a_scale_that_cancel_change_nothing(device):
     assert np.abs(near.astype(int) - plain).max() <= 1
 
 
+@pytest.mark.parametrize("block", [0, 64])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_broken_heads_of_a_group(value, device):
-    config = make_config(query_heads=3, kv_heads=1, device=device)
+def test_broken_heads_of_a_group(value, device, block):
+    config = make_config(block=block, query_heads=3, kv_heads=1, device=device)
     f = filled(config, 400)
     q = randn_q(f.rng, 1, config)[0]
     q[0, 3] = value
@@ -265,17 +270,19 @@ def test_broken_heads_of_a_group(value, device):
     assert (f.cache.explain(0, f.s, q).details.coarse == 1).all()
 
 
+@pytest.mark.parametrize("block", [0, 64])
 @pytest.mark.parametrize("size", [1e-44, 1e-38, 1e15, 1e25, 3e37])
-def test_heads_of_very_different_size(size, device):
-    config = make_config(query_heads=3, kv_heads=1, device=device)
+def test_heads_of_very_different_size(size, device, block):
+    config = make_config(block=block, query_heads=3, kv_heads=1, device=device)
     f = filled(config, 400)
     q = randn_q(f.rng, 1, config)[0]
     q[1] = q[1] * size
     assert_equal_to_oracle(f.cache, f.s, q)
 
 
-def test_a_window_of_zeros_and_of_no_numbers(device):
-    config = make_config(device=device)
+@pytest.mark.parametrize("block", [0, 64])
+def test_a_window_of_zeros_and_of_no_numbers(device, block):
+    config = make_config(block=block, device=device)
     f = filled(config, 400)
     q = randn_q(f.rng, 1, config)[0] * 3
     coarse = []
