@@ -56,8 +56,7 @@ def cases() -> dict[str, dict]:
             changes = {"head_dim": dims[0], "value_dim": dims[1]}
             found[f"{dtype} {dims[0]}/{dims[1]}"] = {"dtype": dtype, **changes}
     found["votes 192"] = {"scorer": "votes", "head_dim": 192}
-    dims = zip(DTYPES * 3, (64, 80, 128, 64, 128, 256), (64, 128, 256) * 2, strict=False)
-    for dtype, head_dim, block in dims:
+    for dtype, head_dim, block in zip(DTYPES, (64, 80, 256), (64, 128, 256), strict=True):
         changes = {"head_dim": head_dim, "block": block, "segment_tokens": 256}
         found[f"{dtype} {head_dim} in blocks of {block}"] = {"dtype": dtype, **changes}
     for group, rule in ((1, "attention_mass"), (3, "mean_query"), (17, "attention_mass")):

@@ -62,11 +62,10 @@ def test_means_that_are_far_apart(head_dim, apart, block, device, rng):
     # From blocks that hardly differ to blocks of which one has all the attention: the byte of a
     # score follows the best ones.
     config = make_config(block=block, head_dim=head_dim, query_heads=6, device=device)
-    prompt = randn_q(rng, 1500, config)
-    cache, s = cache_with(config, spread_keys(rng, 1500, config, apart), prompt)
+    prompt = randn_q(rng, 1000, config)
+    cache, s = cache_with(config, spread_keys(rng, 1000, config, apart), prompt)
     for size in (0.2, 1.0, 6.0):
-        for q in randn_q(rng, 2, config):
-            assert_candidates_equal(cache, s, q * size)
+        assert_candidates_equal(cache, s, randn_q(rng, 1, config)[0] * size)
 
 
 def test_scores_saturate_at_the_bottom_and_not_at_the_top(device, rng):
@@ -88,7 +87,7 @@ def test_scores_saturate_at_the_bottom_and_not_at_the_top(device, rng):
 
 
 @pytest.mark.parametrize("sink", [0, 1, 60, 64, 100, 300])
-@pytest.mark.parametrize("local", [0, 1, 32])
+@pytest.mark.parametrize("local", [0, 32])
 def test_a_zone_that_begins_within_a_block(sink, local, block, device, rng):
     config = make_config(block=block, sink=sink, local=local, device=device)
     cache, s = cache_with(config, spread_keys(rng, 1100, config))
@@ -101,13 +100,14 @@ def test_a_zone_that_begins_within_a_block(sink, local, block, device, rng):
 def test_more_blocks_than_a_chunk_of_their_sums(device, rng):
     # 64 blocks are summed before they are added to others; a sink of 300 shifts where that is.
     config = make_config(block=64, kv_heads=1, query_heads=2, sink=300, device=device)
-    cache, s = cache_with(config, spread_keys(rng, 10_000, config, 3.0))
-    for size in (0.3, 1.0, 5.0):
+    cache, s = cache_with(config, spread_keys(rng, 6_000, config, 3.0))
+    for size in (0.3, 5.0):
         assert_candidates_equal(cache, s, randn_q(rng, 1, config)[0] * size)
 
 
 @pytest.mark.parametrize("kind", ["nan", "zero", "constant", "giant", "block of nan", "one key"])
-def test_keys_of_every_kind(kind, block, dtype, device, rng):
+def test_keys_of_every_kind(kind, dtype, device, rng):
+    block = 256 if dtype == "bfloat16" else 64
     config = make_config(block=block, dtype=dtype, device=device)
     keys = spread_keys(rng, 1000, config)
     if kind == "nan":
@@ -126,7 +126,7 @@ def test_keys_of_every_kind(kind, block, dtype, device, rng):
         keys[4:-300, 0] = np.nan
         keys[300, 0] = 1
     cache, s = cache_with(config, keys, randn_q(rng, 1000, config))
-    for q in randn_q(rng, 3, config):
+    for q in randn_q(rng, 2, config):
         found = cache.explain(0, s, q).details.coarse
         np.testing.assert_array_equal(found, coarse_oracle(cache, s, q))
 

@@ -81,7 +81,9 @@ def test_any_chunks_equal_the_whole(chunks, queries, block):
 
 
 @pytest.mark.parametrize("sink", [0, 1, 60, 64, 100, 300])
-@pytest.mark.parametrize("local", [0, 1, 32, 200])
+@pytest.mark.parametrize(
+    ("local", "dtype"), [(0, "float16"), (1, "bfloat16"), (32, "float32"), (200, "float32")]
+)
 def test_any_sink_and_window(sink, local, dtype):
     # A sink may end within a block, or fill some; without a window, the newest row is a zone's.
     assert_chunks_equal_the_whole([500, 1, 399], True, sink=sink, local=local, dtype=dtype)
