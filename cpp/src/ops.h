@@ -32,9 +32,7 @@ struct ModelShape {
   int64_t query_heads() const { return kv_heads * group; }
   int64_t subspaces() const { return rotated_dim / kSubspaceDim; }
   int64_t segment_row_bytes() const { return kv_heads * segment_tokens * rows.bytes(); }
-  constexpr SummaryLayout summary() const {
-    return {kv_heads, segment_tokens, rotated_dim, block};
-  }
+  constexpr SummaryLayout summary() const { return {kv_heads, segment_tokens, rotated_dim, block}; }
   RowCacheLayout row_cache() const { return {kv_heads, cached_rows, rows.bytes()}; }
 };
 

@@ -49,11 +49,15 @@ class ParisKV:
         Candidates are never fewer than this times top_k.
     seed
         Of the rotation's signs.
+    block
+        Neighbouring keys that share a mean: 64, 128 or 256. Summaries then hold what is left of a
+        key without it, with the channels of keys and queries balanced; prefill(q=) helps with
+        that. 0: whole keys, as published.
 
     Raises ValueError, with what was expected and what came.
     """
 
-    def __init__(self, *, top_k: int = 100, scorer: str = 'sign_norm', group_rule: str = 'attention_mass', schedule: Sequence[tuple[int, float, float]] = ..., min_candidates_per_row: int = 4, seed: int = 42) -> None: ...
+    def __init__(self, *, top_k: int = 100, scorer: str = 'sign_norm', group_rule: str = 'attention_mass', schedule: Sequence[tuple[int, float, float]] = ..., min_candidates_per_row: int = 4, seed: int = 42, block: int = 0) -> None: ...
 
     @property
     def top_k(self) -> int: ...
@@ -72,6 +76,9 @@ class ParisKV:
 
     @property
     def seed(self) -> int: ...
+
+    @property
+    def block(self) -> int: ...
 
     def __repr__(self) -> str: ...
 
@@ -278,7 +285,7 @@ class Stats:
     @property
     def unusable_keys(self) -> int:
         """
-        Keys of the retrieval zones that are zero or not finite: never selected.
+        Keys of the retrieval zones that are never selected: not finite, or (without blocks) zero.
         """
 
     @property
@@ -352,7 +359,12 @@ class Explanation:
         """How the policy came to these rows; None when nothing was searched."""
 
 class Summaries:
-    """The key summaries of one layer of one sequence, unpacked."""
+    """
+    The key summaries of one layer of one sequence, unpacked.
+
+    With blocks, signs, magnitudes, weights and norms are those of key / balance - mean, the mean being
+    that of the key's block.
+    """
 
     @property
     def zone_begin(self) -> int:
@@ -376,6 +388,22 @@ class Summaries:
     def norms(self) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', writable=False)]:
         """
         (kv_heads, tokens) float32, to 5 bits; 0 is a key that is never selected.
+        """
+
+    @property
+    def block(self) -> int:
+        """Keys that share a mean; 0: none do."""
+
+    @property
+    def means(self) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', writable=False)]:
+        """
+        (kv_heads, blocks, head_dim) float32: of keys / balance, one for each block that the zone has keys of; the key at a position has number position // block - zone_begin // block. Empty without blocks.
+        """
+
+    @property
+    def balance(self) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', writable=False)]:
+        """
+        (kv_heads, head_dim) float32: queries are multiplied by it, keys divided. Empty without blocks.
         """
 
 class Cache:
@@ -421,12 +449,14 @@ class Cache:
     def flush(self, sequences: Sequence[int] | None = None, *, stream: int | None = None) -> None:
         """Moves everything older than the local window to the retrieval zone."""
 
-    def prefill(self, layer: int, sequences: Sequence[int], k: pariskv_core._array.Array, v: pariskv_core._array.Array, lengths: Sequence[int] | None = None, *, stream: int | None = None) -> None:
+    def prefill(self, layer: int, sequences: Sequence[int], k: pariskv_core._array.Array, v: pariskv_core._array.Array, lengths: Sequence[int] | None = None, *, q: pariskv_core._array.Array | None = None, stream: int | None = None) -> None:
         """
         Appends keys and values, a prompt or a chunk of one.
 
         k, v     (sum of lengths, kv_heads, head_dim), v value_dim, sequence after sequence; k after RoPE
         lengths  tokens of each sequence; may be left out for a single one
+        q        (sum of lengths, query_heads, head_dim) the prompt's queries, after RoPE: a few early ones
+                 tell how channels are balanced (ParisKV's block), so that better rows are picked
         """
 
     def decode(self, layer: int, sequences: Sequence[int], q: pariskv_core._array.Array, k: pariskv_core._array.Array, v: pariskv_core._array.Array, *, out: pariskv_core._array.Array | None = None, scale: float | None = None, softcap: float = 0.0, sink_bias: pariskv_core._array.Array | None = None, return_lse: bool = False, stream: int | None = None) -> Any:

@@ -152,6 +152,18 @@ def test_a_zone_that_was_closed_opens_as_if_for_the_first_time(kept, device):
     assert_same_sequence(other.cache, other.s, fresh, s, randn_q(f.rng, 1, config)[0])
 
 
+def test_a_cut_within_the_observed_positions_leaves_the_balance_to_keys(device):
+    # The squares of queries are one sum, which a cut cannot part.
+    config = block_config(device=device)
+    f = filled(config, 500, queries=True)
+    f.cache.truncate(f.s, 500 - 250)
+    f.cache.prefill(0, [f.s], f.k[250:], f.v[250:], q=f.q[250:])
+    fresh = pk.Cache(config)
+    s = fresh.add()
+    fresh.prefill(0, [s], f.k, f.v)
+    assert_same_sequence(f.cache, f.s, fresh, s, randn_q(f.rng, 1, config)[0])
+
+
 def test_other_tokens_after_a_cut_are_those_of_a_new_sequence(device):
     config = block_config(device=device)
     f = filled(config, 800)
