@@ -56,6 +56,7 @@ class CudaBackend : public Backend, public WordUpdates, public Offloads {
   int64_t start_offload(void* target, const void* source, int64_t bytes, Stream stream) override;
   bool offloaded(int64_t ticket) override;
   void wait_offloaded(int64_t ticket) override;
+  void keep(const KeepArgs& args, Stream stream) override;
   void adopt(Block source, Block target, int64_t ticket) noexcept override;
 
  private:
@@ -71,6 +72,7 @@ class CudaBackend : public Backend, public WordUpdates, public Offloads {
 
   void keep_up(const ParisKvEncode& args, Stream stream);
   void keep_up(const ParisKvForget& args, Stream stream);
+  void keep_up(const ParisKvObserve& args, Stream stream);
 
   HostLane& host_lane(int64_t row);
   void reserve(const DecodeArgs& args, const ParisKvRules& rules);

@@ -53,7 +53,7 @@ void each_job(const EncodeArgs& args, int64_t begin, int64_t end, Launch launch)
     const EncodeJob& job = args.jobs[i];
     if (job.begin >= job.end) continue;
     launch(EncodeCall{args.shape, constants_of(*args.codec), job.sequence.device, job.statistics,
-                      job.begin, job.end});
+                      job.balance, job.begin, job.end, job.opening, job.heard});
   }
 }
 
@@ -85,6 +85,16 @@ void CudaBackend::read(const RowsArgs& args, Stream stream) {
   each_sequence(args, [&](const RowsCall& call) { launch_read(call, handle_of(stream)); });
 }
 
+void CudaBackend::keep(const KeepArgs& args, Stream stream) {
+  const DeviceGuard guard(device_);
+  for (int64_t i = 0; i < args.batch; ++i) {
+    const KeepJob& job = args.jobs[i];
+    launch_keep({args.shape, job.sequence.device, job.tail, job.from,
+                 Tail::capacity(args.tail_rows)},
+                handle_of(stream));
+  }
+}
+
 void CudaBackend::copy(void* target, const void* source, int64_t bytes, Stream stream) {
   const DeviceGuard guard(device_);
   check(runtime().copy(target, source, size_t(bytes), handle_of(stream)), "copy a block");
@@ -106,6 +116,10 @@ void CudaBackend::keep_up(const ParisKvEncode& args, Stream stream) {
   branches_.share(args.batch, kLeastOfEncoder, kMostEncoders, handle_of(stream),
                   [&](int64_t begin, int64_t end, cudaStream_t branch) {
                     each_job(args, begin, end, [&](const EncodeCall& call) {
+                      if (call.shape.block > 0) {
+                        if (call.opening > 0) launch_balance(call, branch);
+                        launch_means(call, branch);
+                      }
                       launch_encode(call, branch);
                       launch_tally(call, 1, branch);
                     });
@@ -118,6 +132,15 @@ void CudaBackend::keep_up(const ParisKvForget& args, Stream stream) {
            [&](const EncodeCall& call) { launch_tally(call, -1, handle_of(stream)); });
 }
 
+void CudaBackend::keep_up(const ParisKvObserve& args, Stream stream) {
+  const DeviceGuard guard(device_);
+  for (int64_t i = 0; i < args.batch; ++i) {
+    const ObserveJob& job = args.jobs[i];
+    launch_observe({args.shape, job.balance.query_squares, job.first, rows_of(job.q), job.q.shape[0]},
+                   handle_of(stream));
+  }
+}
+
 DecodeCall CudaBackend::call_of(const DecodeArgs& args, const ParisKvRules& rules) const {
   DecodeCall call{};
   call.shape = args.shape;
@@ -126,6 +149,7 @@ DecodeCall CudaBackend::call_of(const DecodeArgs& args, const ParisKvRules& rule
   call.group_rule = rules.group_rule;
   call.top_k = rules.top_k;
   call.searchers = rules.searchers;
+  call.tail_rows = rules.tail_rows;
   call.batch = args.batch;
   call.heads = args.batch * args.shape.kv_heads;
   call.layer = args.layer;

@@ -26,6 +26,8 @@ struct EncodeParameters {
   int32_t kv_heads;
   int32_t row_bytes;
   int32_t start, group;  // keys of a warp: `group` of them from start on, from start + group, ...
+  int32_t block;         // keys that share a mean, which is taken off; 0: none do
+  const float* gains;    // (heads, key_dim) of their channels
   CodecTables codec;
 };
 
@@ -33,7 +35,7 @@ constexpr int kWarps = 16;  // that a multiprocessor should hold: registers allo
 
 // Keys of a warp at most. More of them hide better how a warp starts; fewer leave multiprocessors
 // less time with too few warps in the end, so every place should be taken so many times.
-constexpr int kMostKeys = 256;
+constexpr int32_t kMostKeys = 256;
 constexpr int kTurns = 3;
 
 /**
@@ -41,17 +43,21 @@ constexpr int kTurns = 3;
  * (then either one holds half of the norm's sums, whole); of more than 128 dimensions, two have
  * the first 128, two the next ones.
  */
-template <typename Element_, int kRotated_>
+template <typename Element_, int kRotated_, bool kLeaves_>
 struct Cut {
   using Element = Element_;
   static constexpr int kRotated = kRotated_;
+  static constexpr bool kLeaves = kLeaves_;  // what a mean leaves of a key is encoded, as floats
   static constexpr int kDims = 64;                 // of a lane
   static constexpr int kParts = kRotated / kDims;  // lanes of a key
   static constexpr int kKeys = 32 / kParts;
   static constexpr int kRow = kRotated * int(sizeof(Element)) / 16;  // 16 bytes, of a key
   static constexpr int kOctet = int(sizeof(Element)) / 2;            // 16 bytes, of a subspace
   static constexpr int kChunks = kRow / kParts;                      // 16 bytes, of a lane
-  static constexpr int kFactors = std::is_same_v<Element, __nv_bfloat16> ? 2 : 1;  // of a chunk
+  static constexpr int kQuads = kElementsPer16<Element> / 4;        // 4 floats, of a chunk
+  static constexpr int kFactors = kLeaves                                    ? 2 * kQuads
+                                  : std::is_same_v<Element, __nv_bfloat16> ? 2
+                                                                             : 1;  // of a chunk
   static constexpr int kRecord = kRotated / 32;  // 16 bytes, of a key
 
   /** The 16 bytes of a row that are a lane's own. */
@@ -126,6 +132,45 @@ struct Walk {
       }
     }
     ptx::cp_async_commit_group();
+  }
+
+  /** The number of the block of these keys in their segment. */
+  __device__ __forceinline__ int mean_number() const {
+    return (number - int(blockIdx.y) * p.segment_tokens) / p.block;
+  }
+
+  /**
+   * Lays out what makes of an element what is left of it, with the rotation's signs: gains, then
+   * shifts, of each chunk.
+   */
+  __device__ __forceinline__ void lay_out_gains() {
+    const SummaryLayout layout{p.kv_heads, p.segment_tokens, Cut::kRotated, p.block};
+    const int head = int(blockIdx.y), mean = mean_number();
+    const auto* levels = reinterpret_cast<const int8_t*>(block + layout.means_at(head, mean));
+    const float step = *reinterpret_cast<const float*>(block + layout.steps_at(head, mean));
+    constexpr int kElements = kElementsPer16<Element>;
+    for (int i = lane; i < Cut::kRow; i += 32) {
+      const int own = i / Cut::kParts, first = Cut::chunk(i % Cut::kParts, own) * kElements;
+      float gains[kElements], shifts[kElements];
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) {
+        const int d = first + e;
+        const bool there = d < p.codec.head_dim;
+        const float sign = p.codec.negative[d / 32] >> (d % 32) & 1 ? -1.0f : 1.0f;
+        gains[e] = there ? sign * p.gains[head * p.codec.head_dim + d] : 0.0f;
+        shifts[e] = there ? -sign * (float(levels[d]) * step) : 0.0f;
+      }
+      auto* out = reinterpret_cast<float*>(tile.factors);
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) {
+        const auto place = [&](int factor) {
+          return ((own * Cut::kFactors + factor) * Cut::kParts + i % Cut::kParts) * 4 + e % 4;
+        };
+        out[place(e / 4)] = gains[e];
+        out[place(Cut::kQuads + e / 4)] = shifts[e];
+      }
+    }
+    __syncwarp();
   }
 
   /** Lays out the rotation's signs; a factor is 1 or -1, for bfloat16 in a word's upper half. */
@@ -209,7 +254,15 @@ struct Walk {
     const SummaryLayout layout{p.kv_heads, p.segment_tokens, Cut::kRotated, 0};
     const int own = number + t * Cut::kKeys + key;
     const Element* elements = reinterpret_cast<const Element*>(rows + int64_t(own) * p.row_bytes);
-    encode_carefully(elements, p.codec, !anew,
+    const SummaryLayout means{p.kv_heads, p.segment_tokens, Cut::kRotated, p.block};
+    Leaving leaving{};
+    if constexpr (Cut::kLeaves) {
+      const int head = int(blockIdx.y), mean = mean_number();
+      leaving = {p.gains + head * p.codec.head_dim,
+                 reinterpret_cast<const int8_t*>(block + means.means_at(head, mean)),
+                 *reinterpret_cast<const float*>(block + means.steps_at(head, mean))};
+    }
+    encode_carefully(elements, leaving, p.codec, !anew,
                      {block + layout.signs_at(0, own), block + layout.norms_at(0, own),
                       reinterpret_cast<uint16_t*>(block + layout.scales_at(0, own)),
                       block + layout.records_at(0, own)});
@@ -228,7 +281,11 @@ __global__ void __launch_bounds__(32, kWarps)
   int t = max(p.begin - walk.first, 0) / Cut::kKeys;
   const int end = min(p.end - walk.first + Cut::kKeys - 1, p.group) / Cut::kKeys;
   walk.fetch(t);
-  walk.lay_out_factors();
+  if constexpr (Cut::kLeaves) {
+    walk.lay_out_gains();
+  } else {
+    walk.lay_out_factors();
+  }
   const Cells cells(p.codec);
   for (; t < end; ++t) {
     uint4 chunks[Cut::kChunks];
@@ -248,7 +305,7 @@ void launch_tiles(EncodeParameters& p, cudaStream_t stream) {
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "encode");
   const int64_t keys = int64_t(p.end - p.begin) * p.kv_heads;
   const int64_t places = int64_t(processors) * kWarps;
-  p.group = kMostKeys;
+  p.group = Cut::kLeaves ? std::min(p.block, kMostKeys) : kMostKeys;
   while (p.group > Cut::kKeys && (keys < kTurns * places * p.group || p.segment_tokens % p.group)) {
     p.group /= 2;
   }
@@ -261,7 +318,9 @@ void launch_tiles(EncodeParameters& p, cudaStream_t stream) {
 template <typename Element>
 void launch(EncodeParameters& parameters, cudaStream_t stream) {
   dispatch(RotatedDims{}, parameters.codec.rotated_dim, [&](auto dim) {
-    launch_tiles<Cut<Element, int(decltype(dim)::kValue)>>(parameters, stream);
+    constexpr int kDim = int(decltype(dim)::kValue);
+    parameters.block > 0 ? launch_tiles<Cut<Element, kDim, true>>(parameters, stream)
+                         : launch_tiles<Cut<Element, kDim, false>>(parameters, stream);
   });
 }
 
@@ -305,6 +364,8 @@ void launch_encode(const EncodeCall& call, cudaStream_t stream) {
                      int32_t(shape.rows.bytes()),
                      0,
                      0,
+                     int32_t(shape.block),
+                     call.balance.gain,
                      codec_tables(shape, call.codec)};
   dispatch_element(shape.rows.dtype, [&](auto element) { launch<decltype(element)>(p, stream); });
 }

@@ -45,18 +45,45 @@ struct RowsCall {
 void launch_append(const RowsCall& call, cudaStream_t stream);
 void launch_read(const RowsCall& call, cudaStream_t stream);
 
+/** Rows of a tail from number `from` on, to the sequence's block of kept rows. */
+struct KeepCall {
+  ModelShape shape;
+  const SequenceView* sequence;  // in device memory
+  Tail tail;
+  int64_t from;
+  int64_t capacity;  // rows of a head in the block
+};
+void launch_keep(const KeepCall& call, cudaStream_t stream);
+
 /** Positions [begin, end) of one sequence that enter its zone, or leave it. */
 struct EncodeCall {
   ModelShape shape;
   CodecConstants codec;
   const SequenceView* sequence;  // in device memory
   KeyStatistics statistics;      // pointers into device memory; counts may be null
+  Balance balance;               // the same; all null without blocks
   int64_t begin, end;
+  int64_t opening;  // as in EncodeJob
+  bool heard;
 };
-/** Rows to summaries. */
+/** The balance of a zone that opens, from its first keys. */
+void launch_balance(const EncodeCall& call, cudaStream_t stream);
+/** The means of the blocks that keys enter. */
+void launch_means(const EncodeCall& call, cudaStream_t stream);
+/** Rows to summaries; where there are blocks, of what their means leave. */
 void launch_encode(const EncodeCall& call, cudaStream_t stream);
 /** Adds (direction 1) or takes off (-1) the statistics of the keys, from their summaries. */
 void launch_tally(const EncodeCall& call, int64_t direction, cudaStream_t stream);
+
+/** Queries that a prompt brings for the balance. */
+struct ObserveCall {
+  ModelShape shape;
+  double* squares;  // (heads, key_dim) added to
+  bool first;       // nothing was added before
+  Rows q;           // (positions, query_heads, key_dim)
+  int64_t positions;
+};
+void launch_observe(const ObserveCall& call, cudaStream_t stream);
 
 /** Exact causal attention of the last `tokens` tokens of one sequence over all of it. */
 struct AttendExactCall {

@@ -39,6 +39,7 @@ struct TallyParameters {
   int32_t begin, end;
   int32_t segment_tokens;
   int32_t kv_heads;
+  int32_t rotated_dim;
   int32_t direction;
   int32_t run;  // tiles that a warp takes, or a block that counts
 };
@@ -250,6 +251,38 @@ __global__ void __launch_bounds__(32 * kCountingWarps, kCountingBlocks)
   }
 }
 
+/** What is counted where keys are told from the means of blocks: a block, some keys of a head. */
+constexpr int kKeysOfThread = 16;
+__global__ void __launch_bounds__(32 * kWarps) tally_norms(TallyParameters p) {
+  __shared__ unsigned long long sums[2];
+  if (threadIdx.x < 2) sums[threadIdx.x] = 0;
+  __syncthreads();
+  const int head = int(blockIdx.y);
+  uint32_t usable = 0;
+  uint64_t squares = 0;
+  const int first = p.begin + int(blockIdx.x) * 32 * kWarps * kKeysOfThread + int(threadIdx.x);
+  for (int i = 0; i < kKeysOfThread; ++i) {
+    const int position = first + 32 * kWarps * i;
+    if (position >= p.end) break;
+    const int segment = position / p.segment_tokens;
+    const SummaryLayout layout{p.kv_heads, p.segment_tokens, p.rotated_dim, 0};
+    const int64_t at = layout.norms_at(head, position - segment * p.segment_tokens);
+    const uint32_t units = uint32_t(norm_units(p.sequence->summaries[segment][at]));
+    usable += units != 0;
+    squares += uint64_t(units) * units;
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) squares += __shfl_xor_sync(kAllLanes, squares, step);
+  usable = __reduce_add_sync(kAllLanes, usable);
+  if (threadIdx.x % 32 == 0) {
+    atomicAdd(&sums[0], static_cast<unsigned long long>(usable));
+    atomicAdd(&sums[1], static_cast<unsigned long long>(squares));
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) add(p.statistics.usable + head, p.direction * int64_t(sums[0]));
+  if (threadIdx.x == 1) add(p.statistics.square_units + head, p.direction * int64_t(sums[1]));
+}
+
 template <int kSubspaces>
 void launch(TallyParameters& p, cudaStream_t stream) {
   int device = 0, processors = 0;
@@ -286,8 +319,16 @@ void launch_tally(const EncodeCall& call, int64_t direction, cudaStream_t stream
                     int32_t(call.end),
                     int32_t(shape.segment_tokens),
                     int32_t(shape.kv_heads),
+                    int32_t(shape.rotated_dim),
                     int32_t(direction),
                     0};
+  if (shape.block > 0) {
+    constexpr int64_t kKeys = 32 * kWarps * kKeysOfThread;
+    const dim3 grid(unsigned((call.end - call.begin + kKeys - 1) / kKeys), unsigned(p.kv_heads));
+    tally_norms<<<grid, 32 * kWarps, 0, stream>>>(p);
+    check_launch("tally");
+    return;
+  }
   dispatch(RotatedDims{}, shape.rotated_dim,
            [&](auto dim) { launch<int(decltype(dim)::kValue / kSubspaceDim)>(p, stream); });
 }

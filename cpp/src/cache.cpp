@@ -64,36 +64,49 @@ void Cache::reorder(const std::vector<SequenceId>& sequences, const std::vector<
   for (size_t i = 0; i < batch.size(); ++i) *batch[i] = std::move(next[i]);
 }
 
-void Cache::truncate(SequenceId sequence, int64_t tokens, Stream stream) {
+void Cache::truncate(const std::vector<SequenceId>& sequences, const Cut& cut, Stream stream) {
   const Impl::Lock lock(impl_->mutex_);
-  Sequence& found = *impl_->find(impl_->verb("truncate"), {sequence})[0];
-  if (tokens < 0) fail("[truncate] tokens: expected 0 or more, got ", tokens);
-  for (const Layer& layer : found.layers) {
-    if (tokens > layer.regions.total()) {
-      fail("[truncate] tokens: expected at most the sequence's ", layer.regions.total(), ", got ",
-           tokens);
+  const Verb verb = impl_->verb("truncate");
+  const std::vector<Sequence*> batch = impl_->find(verb, sequences);
+  const bool keeps = cut.counts == Cut::Counts::kKept;
+  const char* argument = keeps ? "keep" : "drop";
+  verb.check_batch_size(argument, int64_t(cut.tokens.size()), int64_t(batch.size()));
+  struct Shorter {
+    Layer* layer;
+    Regions regions;
+    Block state;  // the policy's; empty: the layer's own stays
+  };
+  std::vector<Shorter> next;
+  for (size_t i = 0; i < batch.size(); ++i) {
+    const int64_t tokens = cut.tokens[i];
+    for (Layer& layer : batch[i]->layers) {
+      const int64_t total = layer.regions.total();
+      if (tokens < 0 || tokens > total) {
+        fail("[truncate] ", argument, ": expected 0 to ", total, ", the tokens of sequence ",
+             sequences[i], ", got ", tokens);
+      }
+      next.push_back(
+          {&layer, layer.regions.truncated(keeps ? total - tokens : tokens, impl_->sizes_), {}});
     }
   }
   const Impl::Visit visit(*impl_, stream);
   // All that may fail first, on states beside the present ones.
-  std::vector<Block> states;
-  std::vector<Regions> next;
-  for (Layer& layer : found.layers) {
-    impl_->publish(layer, stream);
-    next.push_back(layer.regions.truncated(tokens, impl_->sizes_));
-    states.emplace_back();
-    SequenceView view = impl_->view(layer);
-    const int64_t begin = std::max(next.back().retrieval_end(impl_->sizes_), view.zone_begin);
-    if (begin < view.zone_end) {
-      states.back() = impl_->planner_.next_state(layer, stream);
-      if (states.back().data() != nullptr) view.state = states.back().data();
-      impl_->policy_->on_recall({view, begin, view.zone_end}, stream);
-    }
+  for (Shorter& shorter : next) {
+    impl_->publish(*shorter.layer, stream);
+    SequenceView view = impl_->view(*shorter.layer);
+    const int64_t begin = std::max(shorter.regions.retrieval_end(impl_->sizes_), view.zone_begin);
+    if (begin >= view.zone_end) continue;
+    shorter.state = impl_->planner_.next_state(*shorter.layer, stream);
+    if (shorter.state.data() != nullptr) view.state = shorter.state.data();
+    impl_->policy_->on_recall({view, begin, view.zone_end}, stream);
   }
-  for (size_t l = 0; l < found.layers.size(); ++l) {
-    Layer& layer = found.layers[l];
-    if (states[l].data() != nullptr) layer.state = std::move(states[l]);
-    layer.regions = next[l];
+  for (Shorter& shorter : next) {
+    Layer& layer = *shorter.layer;
+    if (shorter.state.data() != nullptr) layer.state = std::move(shorter.state);
+    layer.regions = shorter.regions;
+    // Rows that come where others were are kept anew.
+    const int64_t zone_end = layer.regions.retrieval_end(impl_->sizes_);
+    layer.kept_tail.count = std::min(layer.kept_tail.count, layer.kept_tail.count_to(zone_end));
     const int64_t unseen = layer.regions.total() - impl_->policy_->observed().begin;
     if (unseen < layer.observed) layer.observed = 0;  // their sum cannot be parted
     if (layer.regions.total() < layer.fetched_end) {  // other rows may come where fetched ones were
@@ -120,82 +133,81 @@ void Cache::prefill(int64_t layer, const std::vector<SequenceId>& sequences,
     verb.check_tensor("q", *options.q, config.dtype, {tokens, config.query_heads, config.head_dim});
   }
 
-  std::vector<Layer*> layers;  // with a length above 0
+  const Impl::Arrivals arrivals = Impl::arrivals_of(found, lengths);
   std::vector<Regions> next;
-  std::vector<int64_t> begin, counts, first_row;
-  int64_t row = 0;
-  for (size_t i = 0; i < found.size(); row += lengths[i++]) {
-    if (lengths[i] == 0) continue;
-    first_row.push_back(row);
-    layers.push_back(found[i]);
-    next.push_back(found[i]->regions.prefilled(lengths[i], impl_->sizes_));
+  for (size_t i = 0; i < arrivals.layers.size(); ++i) {
+    next.push_back(arrivals.layers[i]->regions.prefilled(arrivals.counts[i], impl_->sizes_));
     verb.check_total(next.back().total());
-    begin.push_back(found[i]->regions.total());
-    counts.push_back(lengths[i]);
   }
   const Impl::Visit visit(*impl_, stream);
-  impl_->limit_waiting_offloads(stream);
-  Impl::Step step = impl_->plan(layers, next, Planner::Use::kStore, stream, options.q.has_value());
-  step.offloads_at_once = true;
-  const auto append = [&] {
-    impl_->backend_->append({impl_->shape_, int64_t(layers.size()), step.views.data(), begin.data(),
-                             counts.data(), k, v},
-                            stream);
-    if (options.q) impl_->observe(step, *options.q, first_row, stream);
-  };
-  impl_->carry_out(step, append, [] {}, stream);
+  impl_->store(arrivals, next, k, v, options.q ? &*options.q : nullptr, [](const auto&) {}, stream);
 }
 
 void Cache::decode(int64_t layer, const std::vector<SequenceId>& sequences, const TensorView& q,
                    const TensorView& k, const TensorView& v, const TensorView& out,
                    const AttendOptions& options, Stream stream) {
-  const Impl::Lock lock(impl_->mutex_);
-  const Verb verb = impl_->verb("decode");
-  const std::vector<Layer*> layers = impl_->find_layers(verb, sequences, layer);
+  impl_->decode(layer, sequences, {q, k, v, out}, true, options, stream);
+}
+
+void Cache::decode(int64_t layer, const std::vector<SequenceId>& sequences, const TensorView& q,
+                   const TensorView& out, const AttendOptions& options, Stream stream) {
+  impl_->decode(layer, sequences, {q, {}, {}, out}, false, options, stream);
+}
+
+void Cache::Impl::decode(int64_t layer, const std::vector<SequenceId>& sequences,
+                         const StepTensors& tensors, bool appends, const AttendOptions& options,
+                         Stream stream) {
+  const Lock lock(mutex_);
+  const Verb verb = this->verb("decode");
+  const std::vector<Layer*> layers = find_layers(verb, sequences, layer);
   const int64_t count = int64_t(layers.size());
-  const Config& config = impl_->config_;
-  verb.check_tensor("q", q, config.dtype, {count, config.query_heads, config.head_dim});
-  verb.check_tensor("k", k, config.dtype, {count, config.kv_heads, config.head_dim});
-  verb.check_tensor("v", v, config.dtype, {count, config.kv_heads, config.value_dim});
-  verb.check_output("out", out, config.dtype, {count, config.query_heads, config.value_dim});
-  Backend& backend = *impl_->backend_;
-  Impl::Step step;
-  DecodeArgs args = impl_->decode_args(layer);
+  verb.check_tensor("q", tensors.q, config_.dtype, {count, config_.query_heads, config_.head_dim});
+  if (appends) check_new_rows(verb, tensors, count);
+  verb.check_output("out", tensors.out, config_.dtype,
+                    {count, config_.query_heads, config_.value_dim});
+  Step step;
+  DecodeArgs args = decode_args(layer);
   args.batch = count;
-  args.q = q, args.k = k, args.v = v, args.out = out;
+  args.q = tensors.q, args.k = tensors.k, args.v = tensors.v, args.out = tensors.out;
   args.logits = verb.check_options(options, count);
   args.lse = Verb::lse_of(options);
 
-  if (backend.capturing(stream)) {  // a replay reads the lengths of its time
-    for (const Layer* target : layers) step.views.push_back(impl_->view(*target));
+  if (backend_->capturing(stream)) {  // a replay reads the lengths of its time
+    for (const Layer* target : layers) step.views.push_back(view(*target));
     args.sequences = step.views.data();
-    backend.decode(args, stream);
+    backend_->decode(args, stream);
     return;
   }
 
-  const Impl::Visit visit(*impl_, stream);
   std::vector<Regions> next;
   std::vector<int64_t> begin;
   const std::vector<int64_t> lengths(layers.size(), 1);
-  for (const Layer* target : layers) {
-    next.push_back(impl_->grown(*target));
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const Regions& regions = layers[i]->regions;
+    if (!appends && regions.total() == 0) {
+      fail("[decode] sequences: expected tokens to attend to, but ", sequences[i],
+           " has none in layer ", layer, "; or pass k and v");
+    }
+    next.push_back(appends ? regions.grown(1, sizes_) : regions);
     verb.check_total(next.back().total());
-    begin.push_back(target->regions.total());
+    begin.push_back(regions.total());
   }
-  step = impl_->plan(layers, next, Planner::Use::kDecode, stream);
-  impl_->offload_beside(step, stream);
+  const Visit visit(*this, stream);
+  step = plan(layers, next, Planner::Use::kDecode, stream);
+  offload_beside(step, stream);
   args.sequences = step.views.data();
-  backend.reserve(args);
+  backend_->reserve(args);
 
   // Without a local window the token itself may enter the zone: its row has to be there first.
-  const bool append_first = !backend.capabilities().decode_appends || config.local == 0;
+  const bool append_first =
+      appends && (!backend_->capabilities().decode_appends || config_.local == 0);
   const auto append = [&] {
     if (!append_first) return;
-    backend.append({impl_->shape_, count, step.views.data(), begin.data(), lengths.data(), k, v},
-                   stream);
+    backend_->append(
+        {shape_, count, step.views.data(), begin.data(), lengths.data(), args.k, args.v}, stream);
   };
-  impl_->carry_out(step, append, [&] { backend.decode(args, stream); }, stream);
-  impl_->count_step(step);
+  carry_out(step, append, [&] { backend_->decode(args, stream); }, stream);
+  count_step(step);
 }
 
 void Cache::advance(const std::vector<SequenceId>& sequences, Stream stream) {
@@ -220,7 +232,7 @@ void Cache::advance(const std::vector<SequenceId>& sequences, Stream stream) {
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     for (Sequence* sequence : batch) {
       layers.push_back(&sequence->layers[size_t(layer)]);
-      next.push_back(impl_->grown(*layers.back()));
+      next.push_back(layers.back()->regions.grown(1, impl_->sizes_));
       verb.check_total(next.back().total());
     }
   }
@@ -240,28 +252,63 @@ void Cache::advance(const std::vector<SequenceId>& sequences, Stream stream) {
 void Cache::attend(int64_t layer, const std::vector<SequenceId>& sequences,
                    const std::vector<int64_t>& lengths, const TensorView& q, const TensorView& out,
                    const AttendOptions& options, Stream stream) {
-  const Impl::Lock lock(impl_->mutex_);
-  const Verb verb = impl_->verb("attend");
-  const std::vector<Layer*> layers = impl_->find_layers(verb, sequences, layer);
-  const int64_t tokens = verb.check_lengths(lengths, int64_t(layers.size()));
-  const Config& config = impl_->config_;
-  verb.check_tensor("q", q, config.dtype, {tokens, config.query_heads, config.head_dim});
-  verb.check_output("out", out, config.dtype, {tokens, config.query_heads, config.value_dim});
-  const Logits logits = verb.check_options(options, tokens);
+  impl_->attend(layer, sequences, lengths, {q, {}, {}, out}, false, options, stream);
+}
 
+void Cache::attend(int64_t layer, const std::vector<SequenceId>& sequences,
+                   const std::vector<int64_t>& lengths, const TensorView& q, const TensorView& k,
+                   const TensorView& v, const TensorView& out, const AttendOptions& options,
+                   Stream stream) {
+  impl_->attend(layer, sequences, lengths, {q, k, v, out}, true, options, stream);
+}
+
+void Cache::Impl::attend(int64_t layer, const std::vector<SequenceId>& sequences,
+                         const std::vector<int64_t>& lengths, const StepTensors& tensors,
+                         bool appends, const AttendOptions& options, Stream stream) {
+  const Lock lock(mutex_);
+  const Verb verb = this->verb("attend");
+  const std::vector<Layer*> found = find_layers(verb, sequences, layer);
+  const int64_t tokens = verb.check_lengths(lengths, int64_t(found.size()));
+  verb.check_tensor("q", tensors.q, config_.dtype, {tokens, config_.query_heads, config_.head_dim});
+  if (appends) check_new_rows(verb, tensors, tokens);
+  verb.check_output("out", tensors.out, config_.dtype,
+                    {tokens, config_.query_heads, config_.value_dim});
+  AttendExactArgs args{};
+  args.shape = shape_;
+  args.q = tensors.q, args.out = tensors.out;
+  args.logits = verb.check_options(options, tokens);
+  args.lse = Verb::lse_of(options);
+  const auto attend_over = [&](const std::vector<SequenceView>& views,
+                               const std::vector<int64_t>& counts) {
+    args.batch = int64_t(views.size());
+    args.sequences = views.data();
+    args.lengths = counts.data();
+    backend_->attend_exact(args, stream);
+  };
+
+  if (appends) {
+    const Arrivals arrivals = arrivals_of(found, lengths);
+    std::vector<Regions> next;
+    for (size_t i = 0; i < arrivals.layers.size(); ++i) {
+      verb.check_total(arrivals.begin[i] + arrivals.counts[i]);
+      next.push_back(arrivals.layers[i]->regions.grown(arrivals.counts[i], sizes_));
+    }
+    const Visit visit(*this, stream);
+    const auto attend = [&](const Step& step) { attend_over(step.views, arrivals.counts); };
+    store(arrivals, next, tensors.k, tensors.v, &tensors.q, attend, stream);
+    return;
+  }
   std::vector<SequenceView> views;
-  for (size_t i = 0; i < layers.size(); ++i) {
-    views.push_back(impl_->view(*layers[i]));
+  for (size_t i = 0; i < found.size(); ++i) {
+    views.push_back(view(*found[i]));
     if (lengths[i] > views[i].total) {
       fail("[attend] lengths: expected at most the ", views[i].total, " tokens of sequence ",
            sequences[i], " in layer ", layer, ", got ", lengths[i]);
     }
   }
-  const Impl::Visit visit(*impl_, stream);
-  for (Layer* target : layers) impl_->publish(*target, stream);
-  impl_->backend_->attend_exact({impl_->shape_, int64_t(views.size()), views.data(), lengths.data(),
-                                 q, logits, out, Verb::lse_of(options)},
-                                stream);
+  const Visit visit(*this, stream);
+  for (Layer* target : found) publish(*target, stream);
+  attend_over(views, lengths);
 }
 
 void Cache::flush(const std::vector<SequenceId>& sequences, Stream stream) {

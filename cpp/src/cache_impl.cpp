@@ -106,6 +106,26 @@ Cache::Impl::Step Cache::Impl::plan(const std::vector<Layer*>& layers,
   return plan_all();
 }
 
+Cache::Impl::Arrivals Cache::Impl::arrivals_of(const std::vector<Layer*>& layers,
+                                               const std::vector<int64_t>& lengths) {
+  Arrivals arrivals;
+  int64_t row = 0;
+  for (size_t i = 0; i < layers.size(); row += lengths[i++]) {
+    if (lengths[i] == 0) continue;
+    arrivals.layers.push_back(layers[i]);
+    arrivals.begin.push_back(layers[i]->regions.total());
+    arrivals.counts.push_back(lengths[i]);
+    arrivals.first_row.push_back(row);
+  }
+  return arrivals;
+}
+
+void Cache::Impl::check_new_rows(const Verb& verb, const StepTensors& tensors,
+                                 int64_t tokens) const {
+  verb.check_tensor("k", tensors.k, config_.dtype, {tokens, config_.kv_heads, config_.head_dim});
+  verb.check_tensor("v", tensors.v, config_.dtype, {tokens, config_.kv_heads, config_.value_dim});
+}
+
 void Cache::Impl::observe(const Step& step, const TensorView& q,
                           const std::vector<int64_t>& first_row, Stream stream) {
   std::vector<QuerySpan> spans;
@@ -133,6 +153,17 @@ void Cache::Impl::encode(Step& step, Stream stream) {
     }
   }
   if (!spans.empty()) policy_->on_spill(spans, stream);
+}
+
+void Cache::Impl::keep(const Step& step, Stream stream) {
+  std::vector<KeepJob> jobs;
+  for (size_t i = 0; i < step.changes.size(); ++i) {
+    const Change& change = step.changes[i];
+    if (change.keeps()) jobs.push_back({step.views[i], change.tail, change.kept_from});
+  }
+  if (jobs.empty()) return;
+  backend_->offloads()->keep(
+      {shape_, policy_->tail_rows(), int64_t(jobs.size()), jobs.data()}, stream);
 }
 
 void Cache::Impl::mark_for_offload(Step& step) {

@@ -81,6 +81,7 @@ class Cache::Impl {
       send_words(stream);
       before();
       encode(step, stream);
+      keep(step, stream);
       after();
       mark_for_offload(step);
       if (step.offloads_at_once) offload_pace_.start_all(stream);
@@ -94,11 +95,43 @@ class Cache::Impl {
     }
   }
 
-  /** A layer with one token more, flushed when that is due. */
-  Regions grown(const Layer& layer) const {
-    const Regions next = layer.regions.appended();
-    return next.flush_due(sizes_) ? next.flushed(sizes_) : next;
+  /** Tokens that a call brings, packed: for each layer that gets any. */
+  struct Arrivals {
+    std::vector<Layer*> layers;
+    std::vector<int64_t> begin, counts, first_row;  // positions; tokens; rows of the packed tensors
+  };
+  static Arrivals arrivals_of(const std::vector<Layer*>& layers,
+                              const std::vector<int64_t>& lengths);
+
+  /**
+   * Appends tokens, after which layers are as in `next`; then `after(step)` runs on them.
+   * @param q  queries of the tokens, for the policy; null: there are none
+   */
+  template <typename After>
+  void store(const Arrivals& arrivals, const std::vector<Regions>& next, const TensorView& k,
+             const TensorView& v, const TensorView* q, After after, Stream stream) {
+    limit_waiting_offloads(stream);
+    Step step = plan(arrivals.layers, next, Planner::Use::kStore, stream, q != nullptr);
+    step.offloads_at_once = true;
+    const auto append = [&] {
+      backend_->append({shape_, int64_t(arrivals.layers.size()), step.views.data(),
+                        arrivals.begin.data(), arrivals.counts.data(), k, v},
+                       stream);
+      if (q != nullptr) observe(step, *q, arrivals.first_row, stream);
+    };
+    carry_out(step, append, [&] { after(step); }, stream);
   }
+
+  /** What decode and attend are given; without tokens to append, k and v are empty. */
+  struct StepTensors {
+    TensorView q, k, v, out;
+  };
+  void check_new_rows(const Verb& verb, const StepTensors& tensors, int64_t tokens) const;
+  void decode(int64_t layer, const std::vector<SequenceId>& sequences, const StepTensors& tensors,
+              bool appends, const AttendOptions& options, Stream stream);
+  void attend(int64_t layer, const std::vector<SequenceId>& sequences,
+              const std::vector<int64_t>& lengths, const StepTensors& tensors, bool appends,
+              const AttendOptions& options, Stream stream);
 
   void count_step(const Step& step);
 
@@ -132,6 +165,8 @@ class Cache::Impl {
 
  private:
   void encode(Step& step, Stream stream);
+  /** Copies rows of tails that are to lie on the device when the others have left. */
+  void keep(const Step& step, Stream stream);
 
   /** Rows that are done changing wait for their copy to host memory from now on. */
   void mark_for_offload(Step& step);

@@ -49,16 +49,17 @@ std::string name_of(const Device& device) {
 void ParisKv::validate() const {
   within("policy.top_k", top_k, 1, kMostTokens);
   within("policy.min_candidates_per_row", min_candidates_per_row, 1, 1 << 20);
-  if (block != 0 && block != 64 && block != 128 && block != 256) {
+  if (block != -1 && block != 0 && block != 64 && block != 128 && block != 256) {
     fail(
-        "[config] policy.block: expected 64, 128 or 256 keys that share a mean, or 0 for none, "
-        "got ",
+        "[config] policy.block: expected 64, 128 or 256 keys that share a mean, 0 for none "
+        "or -1 for the scorer's own, got ",
         block);
   }
-  if (block != 0 && scorer == Scorer::kVotes) {
+  if (block > 0 && scorer == Scorer::kVotes) {
     fail("[config] policy.block: expected 0 with the scorer votes, which scores whole keys, got ",
          block);
   }
+  within("policy.tail_rows", tail_rows, 16, 8192);
   if (schedule.empty()) fail("[config] policy.schedule: expected at least one step, got none");
   int64_t previous = -1;
   for (const ScheduleStep& step : schedule) {
@@ -70,6 +71,13 @@ void ParisKv::validate() const {
     ratio("candidate_ratio", step.candidate_ratio);
     ratio("vote_ratio", step.vote_ratio);
   }
+}
+
+ParisKv ParisKv::resolved() const {
+  ParisKv own = *this;
+  if (own.block == -1) own.block = scorer == Scorer::kSignNorm ? 64 : 0;
+  if (own.tail == TailRule::kOwn) own.tail = own.block > 0 ? TailRule::kSample : TailRule::kNone;
+  return own;
 }
 
 void Config::validate() const {
@@ -108,9 +116,10 @@ void Config::validate() const {
   if (segment_tokens % 64 != 0) {
     fail("[config] segment_tokens: expected a multiple of 64, got ", segment_tokens);
   }
-  if (paris_kv != nullptr && paris_kv->block > 0 && segment_tokens % paris_kv->block != 0) {
-    fail("[config] segment_tokens: expected a multiple of policy.block (", paris_kv->block,
-         "), got ", segment_tokens);
+  const int64_t block = paris_kv == nullptr ? 0 : paris_kv->resolved().block;
+  if (block > 0 && segment_tokens % block != 0) {
+    fail("[config] segment_tokens: expected a multiple of policy.block (", block, "), got ",
+         segment_tokens);
   }
 }
 
@@ -126,6 +135,7 @@ Config Config::resolved() const {
   resolve(config.update, own.update);
   resolve(config.dense_below, own.dense_below);
   if (value_dim == 0) config.value_dim = head_dim;
+  std::visit([](auto& settings) { settings = settings.resolved(); }, config.policy);
   return config;
 }
 

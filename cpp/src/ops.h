@@ -16,6 +16,7 @@
 #include "pariskv/tensor_view.h"
 #include "policy/rules.h"
 #include "row_format.h"
+#include "tail.h"
 
 namespace pariskv {
 
@@ -51,6 +52,7 @@ struct SequenceView {
   int64_t plan[2];       // the policy's own, for a zone of this size: see its Plan
   char* row_cache;       // a block of RowCacheLayout; null: there is none
   int64_t generation;    // of what the row cache may have: goes up when rows change under it
+  char* kept;            // copies of the rows of the tail, see tail.h; null: there are none
   SequenceView* device;  // the same in a GPU's memory; null: there is none
 
   int64_t zone_tokens() const { return zone_end - zone_begin; }
@@ -85,6 +87,20 @@ struct AttendExactArgs {
   TensorView lse;  // (sum of lengths, query_heads) float32; data null: not wanted
 };
 
+/** Rows of the tail of a sequence, from number `from` on, to be copied to its block of them. */
+struct KeepJob {
+  SequenceView sequence;
+  Tail tail;
+  int64_t from;
+};
+
+struct KeepArgs {
+  ModelShape shape;
+  int64_t tail_rows;
+  int64_t batch;
+  const KeepJob* jobs;  // (batch)
+};
+
 /** One token of each of some sequences. */
 struct DecodeArgs {
   ModelShape shape;
@@ -93,7 +109,7 @@ struct DecodeArgs {
   int64_t batch;
   const SequenceView* sequences;  // (batch) `total` counts the token
   TensorView q;                   // (batch, query_heads, key_dim)
-  TensorView k, v;                // (batch, heads, key_dim or value_dim) the token's own row
+  TensorView k, v;  // (batch, heads, key_dim or value_dim) the token's own row; data null: stored
   Logits logits;
   TensorView out;  // (batch, query_heads, value_dim); data null: not wanted
   TensorView lse;  // (batch, query_heads) float32; data null: not wanted

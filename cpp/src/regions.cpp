@@ -26,6 +26,15 @@ Regions Regions::appended() const {
   return next;
 }
 
+Regions Regions::grown(int64_t tokens, const RegionSizes& sizes) const {
+  Regions next = *this;
+  for (int64_t i = 0; i < tokens; ++i) {
+    next = next.appended();
+    if (next.flush_due(sizes)) next = next.flushed(sizes);
+  }
+  return next;
+}
+
 Regions Regions::flushed(const RegionSizes& sizes) const {
   Regions next = *this;
   next.retrieval_end_ = std::max(retrieval_end(sizes), whole_grains(total_ - sizes.local, sizes));

@@ -48,6 +48,9 @@ class Regions {
   /** One token more, in the buffer. */
   Regions appended() const;
 
+  /** `tokens` more, one by one, flushed whenever that is due: as decode steps do. */
+  Regions grown(int64_t tokens, const RegionSizes& sizes) const;
+
   /** Everything but the most recent `local` tokens, by whole grains, in the zone; buffer empty. */
   Regions flushed(const RegionSizes& sizes) const;
 

@@ -24,6 +24,7 @@ SequenceView Layer::view(const RegionSizes& sizes, const Policy& policy) const {
   view.state = state.data();
   view.row_cache = row_cache.as<char>();
   view.generation = generation;
+  view.kept = kept_rows(Tail::of(view.zone_begin, view.zone_end, policy.tail_rows()));
   view.device = tables.device();
   return view;
 }
@@ -35,8 +36,15 @@ SequenceView Change::view(const RegionSizes& sizes, const Policy& policy) const 
   view.state = state.data() != nullptr ? state.data() : layer->state.data();
   view.row_cache = (row_cache.data() != nullptr ? row_cache : layer->row_cache).as<char>();
   view.generation = layer->generation;
+  const Tail wanted = Tail::of(view.zone_begin, view.zone_end, policy.tail_rows());
+  view.kept = kept ? kept->as<char>() : keeps() ? layer->kept->as<char>() : layer->kept_rows(wanted);
   view.device = layer->tables.device();
   return view;
+}
+
+char* Layer::kept_rows(const Tail& tail) const {
+  const bool same = tail.bits == kept_tail.bits && tail.first == kept_tail.first;
+  return kept && same && tail.count <= kept_tail.count ? kept->as<char>() : nullptr;
 }
 
 Sequence Planner::create(int64_t layers) const {
@@ -82,10 +90,12 @@ Change Planner::plan(Layer& layer, const Regions& next, Use use, bool queries,
     change.state = next_state(layer, stream);
   }
   const bool lacks_cache = shape_.cached_rows > 0 && layer.row_cache.data() == nullptr;
-  if (use == Use::kDecode && lacks_cache && view_of(next, sizes_, policy_).sparse != 0) {
+  const SequenceView after = view_of(next, sizes_, policy_);
+  if (use == Use::kDecode && lacks_cache && after.sparse != 0) {
     change.row_cache = new_row_cache(stream);
   }
   if (offloads_) plan_offload(change);
+  if (offloads_ && after.sparse != 0) plan_kept(change, after, stream);
   return change;
 }
 
@@ -106,6 +116,21 @@ Block Planner::new_row_cache(Stream stream) const {
   Block block = backend_.arena().allocate(layout.bytes());
   backend_.zero(block.data(), layout.rows(), stream);
   return block;
+}
+
+void Planner::plan_kept(Change& change, const SequenceView& next, Stream stream) const {
+  const Layer& layer = *change.layer;
+  const int64_t rows = policy_.tail_rows();
+  const Tail tail = Tail::of(next.zone_begin, next.zone_end, rows);
+  if (tail.count == 0 || layer.kept_rows(tail) != nullptr) return;
+  const Tail& present = layer.kept_tail;
+  const bool goes_on = layer.kept && tail.bits == present.bits && tail.first == present.first;
+  change.tail = tail;
+  change.kept_from = goes_on ? present.count : 0;
+  if (goes_on && layer.kept.use_count() == 1) return;  // rows behind those that count are free
+  const int64_t bytes = shape_.kv_heads * Tail::capacity(rows) * shape_.rows.bytes();
+  change.kept = std::make_shared<Block>(backend_.arena().allocate(bytes));
+  if (goes_on) backend_.copy(change.kept->data(), layer.kept->data(), bytes, stream);
 }
 
 void Planner::plan_offload(Change& change) const {
@@ -129,6 +154,8 @@ Sequence Planner::fork(const Sequence& sequence, Stream stream) const {
     twin.regions = layer.regions;
     twin.store = layer.store;
     twin.observed = layer.observed;
+    twin.kept = layer.kept;
+    twin.kept_tail = layer.kept_tail;
     if (layer.state.data() == nullptr) continue;
     twin.state = backend_.arena().allocate(layer.state.bytes());
     backend_.copy(twin.state.data(), layer.state.data(), layer.state.bytes(), stream);

@@ -27,6 +27,11 @@ struct Layer {
   int64_t generation = 0;   // of the row cache
   int64_t fetched_end = 0;  // no row from here on has been fetched in this generation
   int64_t observed = 0;     // queries that the policy was given, of those it wants
+  std::shared_ptr<Block> kept;  // rows of kept_tail; forks share it
+  Tail kept_tail{};
+
+  /** The kept rows, if all of this tail are among them. */
+  char* kept_rows(const Tail& tail) const;
 
   SequenceView view(const RegionSizes& sizes, const Policy& policy) const;
 };
@@ -52,9 +57,13 @@ struct Change {
   Block tables;                              // empty: the tables have room
   int64_t spill_begin, spill_end;            // positions that enter the zone
   int64_t observed;                          // queries that the policy will have been given
+  std::shared_ptr<Block> kept;               // null: the layer's own is written to, if any
+  Tail tail;                                 // rows to be kept, of which `kept_from` are there
+  int64_t kept_from;                         // at tail.count: nothing is to be done
   std::vector<PlannedOffload> offloads;
 
   int64_t spilled() const { return spill_end - spill_begin; }
+  bool keeps() const { return kept_from < tail.count; }
   int64_t segments() const { return growth ? growth->segments() : layer->store.segments(); }
 
   /** The layer after this change. */
@@ -77,6 +86,8 @@ struct Change {
     if (row_cache.data() != nullptr) layer->row_cache = std::move(row_cache);
     layer->regions = next;
     layer->observed = observed;
+    if (keeps()) layer->kept_tail = tail;
+    if (kept) layer->kept = std::move(kept);
     layer->fetched_end = std::max(layer->fetched_end, spill_end);
   }
 };
@@ -112,6 +123,7 @@ class Planner {
  private:
   Block new_row_cache(Stream stream) const;
   void plan_offload(Change& change) const;
+  void plan_kept(Change& change, const SequenceView& next, Stream stream) const;
 
   const ModelShape& shape_;
   const RegionSizes& sizes_;

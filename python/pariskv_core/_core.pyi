@@ -52,12 +52,18 @@ class ParisKV:
     block
         Neighbouring keys that share a mean: 64, 128 or 256. Summaries then hold what is left of a
         key without it, with the channels of keys and queries balanced; prefill(q=) helps with
-        that. 0: whole keys, as published.
+        that. 0: whole keys, as published. -1: 64 with sign_norm, 0 with votes.
+    tail
+        What becomes of keys that are not selected. "sample" estimates their part of the attention
+        from evenly spaced rows, each with the weight of the keys around it; "none" leaves it out.
+        "own": sample where there are blocks.
+    tail_rows
+        Rows that are sampled per kv head: as many to twice as many.
 
     Raises ValueError, with what was expected and what came.
     """
 
-    def __init__(self, *, top_k: int = 100, scorer: str = 'sign_norm', group_rule: str = 'attention_mass', schedule: Sequence[tuple[int, float, float]] = ..., min_candidates_per_row: int = 4, seed: int = 42, block: int = 0) -> None: ...
+    def __init__(self, *, top_k: int = 100, scorer: str = 'sign_norm', group_rule: str = 'attention_mass', schedule: Sequence[tuple[int, float, float]] = ..., min_candidates_per_row: int = 4, seed: int = 42, block: int = 0, tail: str = 'none', tail_rows: int = 512) -> None: ...
 
     @property
     def top_k(self) -> int: ...
@@ -79,6 +85,12 @@ class ParisKV:
 
     @property
     def block(self) -> int: ...
+
+    @property
+    def tail(self) -> str: ...
+
+    @property
+    def tail_rows(self) -> int: ...
 
     def __repr__(self) -> str: ...
 
@@ -443,8 +455,13 @@ class Cache:
     def reorder(self, sequences: Sequence[int], source: Sequence[int], *, stream: int | None = None) -> None:
         """Beam reordering: sequences[i] becomes what sequences[source[i]] was."""
 
-    def truncate(self, sequence: int, tokens: int, *, stream: int | None = None) -> None:
-        """Drops the last tokens in every layer, also across a flush."""
+    def truncate(self, sequences: Sequence[int], *, drop: int | Sequence[int] | None = None, keep: int | Sequence[int] | None = None, stream: int | None = None) -> None:
+        """
+        Drops the last tokens of each sequence in every layer, also across a flush.
+
+        drop  how many go, one number for each sequence or one for all
+        keep  how many stay instead: in every layer, whatever its length
+        """
 
     def flush(self, sequences: Sequence[int] | None = None, *, stream: int | None = None) -> None:
         """Moves everything older than the local window to the retrieval zone."""
@@ -459,12 +476,13 @@ class Cache:
                  tell how channels are balanced (ParisKV's block), so that better rows are picked
         """
 
-    def decode(self, layer: int, sequences: Sequence[int], q: pariskv_core._array.Array, k: pariskv_core._array.Array, v: pariskv_core._array.Array, *, out: pariskv_core._array.Array | None = None, scale: float | None = None, softcap: float = 0.0, sink_bias: pariskv_core._array.Array | None = None, return_lse: bool = False, stream: int | None = None) -> Any:
+    def decode(self, layer: int, sequences: Sequence[int], q: pariskv_core._array.Array, k: pariskv_core._array.Array | None = None, v: pariskv_core._array.Array | None = None, *, out: pariskv_core._array.Array | None = None, scale: float | None = None, softcap: float = 0.0, sink_bias: pariskv_core._array.Array | None = None, return_lse: bool = False, stream: int | None = None) -> Any:
         """
         Appends one token per sequence, then attends to what matters.
 
         q          (batch, query_heads, head_dim), after RoPE
-        k, v       (batch, kv_heads, head_dim), v value_dim
+        k, v       (batch, kv_heads, head_dim), v value_dim; left out, nothing is appended: for layers
+                   that share keys and values with this one
         out        where to write; a new array of q's library when left out
         scale      of q.k, 1 / sqrt(head_dim) when left out
         softcap    c > 0: logits become c tanh(logit / c)
@@ -482,12 +500,14 @@ class Cache:
         then for every token advance(batch) and replay. For caches on a GPU.
         """
 
-    def attend(self, layer: int, sequences: Sequence[int], q: pariskv_core._array.Array, lengths: Sequence[int] | None = None, *, out: pariskv_core._array.Array | None = None, scale: float | None = None, softcap: float = 0.0, sink_bias: pariskv_core._array.Array | None = None, return_lse: bool = False, stream: int | None = None) -> Any:
+    def attend(self, layer: int, sequences: Sequence[int], q: pariskv_core._array.Array, lengths: Sequence[int] | None = None, *, k: pariskv_core._array.Array | None = None, v: pariskv_core._array.Array | None = None, out: pariskv_core._array.Array | None = None, scale: float | None = None, softcap: float = 0.0, sink_bias: pariskv_core._array.Array | None = None, return_lse: bool = False, stream: int | None = None) -> Any:
         """
         Exact causal attention of the last stored tokens over everything stored.
 
         q        (sum of lengths, query_heads, head_dim): the last tokens of each sequence
         lengths  how many each has; may be left out for a single one
+        k, v     (sum of lengths, kv_heads, head_dim), v value_dim: these tokens are appended first, and
+                 regions move as if they were decoded one by one; left out, they are stored already
         The rest, and what is returned, as in decode.
         """
 

@@ -1,13 +1,11 @@
 // Cache: unwrap the arrays, drop the GIL, call.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
-#include <mutex>
-
-#include "arrays.h"
+#include "handle.h"
 #include "module.h"
-#include "unlocked.h"
 
 namespace pariskv::python {
 
@@ -15,59 +13,6 @@ namespace {
 
 using Ids = std::vector<SequenceId>;
 using Lengths = std::optional<std::vector<int64_t>>;
-
-/** A cache that can be closed, also while another thread is inside a call. */
-class Handle {
- public:
-  explicit Handle(const Config& config) : cache_(std::make_shared<Cache>(config)) {}
-
-  std::shared_ptr<Cache> open() const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (!cache_) throw nb::value_error("this cache is closed");
-    return cache_;
-  }
-  void close() {
-    std::shared_ptr<Cache> last;
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      last.swap(cache_);
-    }
-    const Unlocked release;  // zeroing a large cache takes a while
-    last.reset();
-  }
-  ~Handle() { close(); }
-
- private:
-  mutable std::mutex mutex_;
-  std::shared_ptr<Cache> cache_;
-};
-
-/** Calls into the engine without the GIL. */
-template <typename Call>
-auto unlocked(std::shared_ptr<Cache> cache, Call call) {
-  const Unlocked release;
-  const std::shared_ptr<Cache> held = std::move(cache);  // let go without the GIL, too
-  return call(*held);
-}
-
-template <typename Call>
-auto unlocked(const Handle& handle, Call call) {
-  return unlocked(handle.open(), std::move(call));
-}
-
-/** A stream's handle, or None for the current one. */
-using StreamHandle = std::optional<uintptr_t>;
-
-/** The stream that a call joins; asked of PyTorch, if that is there, when none was named. */
-Stream stream_of(const StreamHandle& stream, const Config& config) {
-  const bool cuda = config.device.type == DeviceType::kCuda;
-  const uintptr_t handle = stream ? *stream : cuda ? current_stream(config.device.index) : 0;
-  return {reinterpret_cast<void*>(handle)};
-}
-
-Stream stream_of(const StreamHandle& stream, const Handle& handle) {
-  return stream_of(stream, handle.open()->config());
-}
 
 /** What each sequence has; may be left out when there is one sequence to have it all. */
 std::vector<int64_t> lengths_of(const char* verb, const Lengths& lengths, const Ids& sequences,
@@ -78,6 +23,38 @@ std::vector<int64_t> lengths_of(const char* verb, const Lengths& lengths, const 
                          "] lengths: expected the tokens of each of the " +
                          std::to_string(sequences.size()) + " sequences, got none")
                             .c_str());
+}
+
+/** Keys and values of new tokens, or neither: then the call appends nothing. */
+struct NewRows {
+  std::optional<Borrowed> k, v;
+
+  bool given() const { return k.has_value(); }
+};
+
+NewRows new_rows_of(const char* verb, nb::handle k, nb::handle v, DType dtype) {
+  if (k.is_none() != v.is_none()) {
+    throw nb::type_error((std::string("[") + verb + "] " + (k.is_none() ? "k" : "v") +
+                          ": expected an array as for " + (k.is_none() ? "v" : "k") +
+                          ", or neither, got NoneType")
+                             .c_str());
+  }
+  if (k.is_none()) return {};
+  return {borrow(verb, "k", k, dtype), borrow(verb, "v", v, dtype)};
+}
+
+/** A number for each sequence, or one for all of them. */
+using Counts = std::optional<std::variant<int64_t, std::vector<int64_t>>>;
+
+Cut cut_of(const Counts& drop, const Counts& keep, const Ids& sequences) {
+  if (drop.has_value() == keep.has_value()) {
+    throw nb::value_error("[truncate] expected one of drop and keep");
+  }
+  const auto& counts = drop ? *drop : *keep;
+  const int64_t* one = std::get_if<int64_t>(&counts);
+  std::vector<int64_t> tokens = one != nullptr ? std::vector<int64_t>(sequences.size(), *one)
+                                               : std::get<std::vector<int64_t>>(counts);
+  return drop ? Cut::drop(std::move(tokens)) : Cut::keep(std::move(tokens));
 }
 
 /** The keyword arguments that decode, attend and explain share. */
@@ -157,29 +134,34 @@ nb::object decode(const Handle& handle, int64_t layer, const Ids& sequences, nb:
                   double softcap, nb::object sink_bias, bool return_lse,
                   const StreamHandle& stream) {
   const DType dtype = handle.open()->config().dtype;
-  const Borrowed keys = borrow("decode", "k", k, dtype);
-  const Borrowed values = borrow("decode", "v", v, dtype);
+  const NewRows rows = new_rows_of("decode", k, v, dtype);
   const Stream queue = stream_of(stream, handle);
   return attended(
       "decode", handle, q, std::move(out), {scale, softcap, std::move(sink_bias)}, return_lse,
       [&](Cache& cache, const TensorView& query, const TensorView& result,
           const AttendOptions& options) {
-        cache.decode(layer, sequences, query, keys.view, values.view, result, options, queue);
+        if (!rows.given()) return cache.decode(layer, sequences, query, result, options, queue);
+        cache.decode(layer, sequences, query, rows.k->view, rows.v->view, result, options, queue);
       });
 }
 
 nb::object attend(const Handle& handle, int64_t layer, const Ids& sequences, nb::handle q,
-                  const Lengths& lengths, nb::object out, std::optional<double> scale,
-                  double softcap, nb::object sink_bias, bool return_lse,
-                  const StreamHandle& stream) {
+                  const Lengths& lengths, nb::handle k, nb::handle v, nb::object out,
+                  std::optional<double> scale, double softcap, nb::object sink_bias,
+                  bool return_lse, const StreamHandle& stream) {
+  const NewRows rows = new_rows_of("attend", k, v, handle.open()->config().dtype);
   const Stream queue = stream_of(stream, handle);
-  return attended("attend", handle, q, std::move(out), {scale, softcap, std::move(sink_bias)},
-                  return_lse,
-                  [&](Cache& cache, const TensorView& query, const TensorView& result,
-                      const AttendOptions& options) {
-                    cache.attend(layer, sequences, lengths_of("attend", lengths, sequences, query),
-                                 query, result, options, queue);
-                  });
+  return attended(
+      "attend", handle, q, std::move(out), {scale, softcap, std::move(sink_bias)}, return_lse,
+      [&](Cache& cache, const TensorView& query, const TensorView& result,
+          const AttendOptions& options) {
+        const std::vector<int64_t> tokens = lengths_of("attend", lengths, sequences, query);
+        if (!rows.given()) {
+          return cache.attend(layer, sequences, tokens, query, result, options, queue);
+        }
+        cache.attend(layer, sequences, tokens, query, rows.k->view, rows.v->view, result, options,
+                     queue);
+      });
 }
 
 Explanation explain(const Handle& handle, int64_t layer, SequenceId sequence, nb::handle q,
@@ -238,9 +220,10 @@ nb::object read(const Handle& handle, int64_t layer, SequenceId sequence, int64_
 #define PKV_SIGNATURE_OPTIONS                          \
   "scale: float | None = None, softcap: float = 0.0, " \
   "sink_bias: pariskv_core._array.Array | None = None"
-#define PKV_SIGNATURE_RESULT                                                \
-  "*, out: pariskv_core._array.Array | None = None, " PKV_SIGNATURE_OPTIONS \
+#define PKV_SIGNATURE_OPTIONAL_RESULT                                    \
+  "out: pariskv_core._array.Array | None = None, " PKV_SIGNATURE_OPTIONS \
   ", return_lse: bool = False, stream: int | None = None) -> typing.Any"
+#define PKV_SIGNATURE_RESULT "*, " PKV_SIGNATURE_OPTIONAL_RESULT
 
 }  // namespace
 
@@ -295,12 +278,22 @@ is done.)")
           "Beam reordering: sequences[i] becomes what sequences[source[i]] was.")
       .def(
           "truncate",
-          [](Handle& self, SequenceId sequence, int64_t tokens, const StreamHandle& stream) {
+          [](Handle& self, const Ids& sequences, const Counts& drop, const Counts& keep,
+             const StreamHandle& stream) {
+            const Cut cut = cut_of(drop, keep, sequences);
             const Stream queue = stream_of(stream, self);
-            unlocked(self, [&](Cache& c) { c.truncate(sequence, tokens, queue); });
+            unlocked(self, [&](Cache& c) { c.truncate(sequences, cut, queue); });
           },
-          "sequence"_a, "tokens"_a, nb::kw_only(), "stream"_a = nb::none(),
-          "Drops the last tokens in every layer, also across a flush.")
+          "sequences"_a, nb::kw_only(), "drop"_a = nb::none(), "keep"_a = nb::none(),
+          "stream"_a = nb::none(),
+          nb::sig("def truncate(self, sequences: collections.abc.Sequence[int], *, "
+                  "drop: int | collections.abc.Sequence[int] | None = None, "
+                  "keep: int | collections.abc.Sequence[int] | None = None, "
+                  "stream: int | None = None) -> None"),
+          R"(Drops the last tokens of each sequence in every layer, also across a flush.
+
+drop  how many go, one number for each sequence or one for all
+keep  how many stay instead: in every layer, whatever its length)")
       .def(
           "flush",
           [](Handle& self, const std::optional<Ids>& sequences, const StreamHandle& stream) {
@@ -323,16 +316,18 @@ k, v     (sum of lengths, kv_heads, head_dim), v value_dim, sequence after seque
 lengths  tokens of each sequence; may be left out for a single one
 q        (sum of lengths, query_heads, head_dim) the prompt's queries, after RoPE: a few early ones
          tell how channels are balanced (ParisKV's block), so that better rows are picked)")
-      .def("decode", &decode, "layer"_a, "sequences"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(),
-           nb::kw_only(), "out"_a = nb::none(), "scale"_a = nb::none(), "softcap"_a = 0.0,
-           "sink_bias"_a = nb::none(), "return_lse"_a = false, "stream"_a = nb::none(),
+      .def("decode", &decode, "layer"_a, "sequences"_a, "q"_a.none(), "k"_a = nb::none(),
+           "v"_a = nb::none(), nb::kw_only(), "out"_a = nb::none(), "scale"_a = nb::none(),
+           "softcap"_a = 0.0, "sink_bias"_a = nb::none(), "return_lse"_a = false,
+           "stream"_a = nb::none(),
            nb::sig("def decode(self, layer: int, sequences: collections.abc.Sequence[int], "
-                   "q: pariskv_core._array.Array, k: pariskv_core._array.Array, "
-                   "v: pariskv_core._array.Array, " PKV_SIGNATURE_RESULT),
+                   "q: pariskv_core._array.Array, k: pariskv_core._array.Array | None = None, "
+                   "v: pariskv_core._array.Array | None = None, " PKV_SIGNATURE_RESULT),
            R"(Appends one token per sequence, then attends to what matters.
 
 q          (batch, query_heads, head_dim), after RoPE
-k, v       (batch, kv_heads, head_dim), v value_dim
+k, v       (batch, kv_heads, head_dim), v value_dim; left out, nothing is appended: for layers
+           that share keys and values with this one
 out        where to write; a new array of q's library when left out
 scale      of q.k, 1 / sqrt(head_dim) when left out
 softcap    c > 0: logits become c tanh(logit / c)
@@ -352,15 +347,20 @@ A decode that is called while its stream is captured changes nothing; what it re
 each time it runs, one token of the sequences last named here, in this order. So: capture once,
 then for every token advance(batch) and replay. For caches on a GPU.)")
       .def("attend", &attend, "layer"_a, "sequences"_a, "q"_a.none(), "lengths"_a = nb::none(),
-           nb::kw_only(), "out"_a = nb::none(), "scale"_a = nb::none(), "softcap"_a = 0.0,
-           "sink_bias"_a = nb::none(), "return_lse"_a = false, "stream"_a = nb::none(),
+           nb::kw_only(), "k"_a = nb::none(), "v"_a = nb::none(), "out"_a = nb::none(),
+           "scale"_a = nb::none(), "softcap"_a = 0.0, "sink_bias"_a = nb::none(),
+           "return_lse"_a = false, "stream"_a = nb::none(),
            nb::sig("def attend(self, layer: int, sequences: collections.abc.Sequence[int], "
                    "q: pariskv_core._array.Array, "
-                   "lengths: collections.abc.Sequence[int] | None = None, " PKV_SIGNATURE_RESULT),
+                   "lengths: collections.abc.Sequence[int] | None = None, "
+                   "*, k: pariskv_core._array.Array | None = None, "
+                   "v: pariskv_core._array.Array | None = None, " PKV_SIGNATURE_OPTIONAL_RESULT),
            R"(Exact causal attention of the last stored tokens over everything stored.
 
 q        (sum of lengths, query_heads, head_dim): the last tokens of each sequence
 lengths  how many each has; may be left out for a single one
+k, v     (sum of lengths, kv_heads, head_dim), v value_dim: these tokens are appended first, and
+         regions move as if they were decoded one by one; left out, they are stored already
 The rest, and what is returned, as in decode.)")
       .def("explain", &explain, "layer"_a, "sequence"_a, "q"_a.none(), nb::kw_only(),
            "scale"_a = nb::none(), "softcap"_a = 0.0, "sink_bias"_a = nb::none(),

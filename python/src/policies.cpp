@@ -40,6 +40,19 @@ const char* text(GroupRule rule) {
   return rule == GroupRule::kMeanQuery ? "mean_query" : "attention_mass";
 }
 
+TailRule parse_tail(const std::string& name) {
+  if (name == "own") return TailRule::kOwn;
+  if (name == "none") return TailRule::kNone;
+  if (name == "sample") return TailRule::kSample;
+  throw nb::value_error(
+      ("[config] policy.tail: expected \"sample\", \"none\" or \"own\", got \"" + name + "\"")
+          .c_str());
+}
+
+const char* text(TailRule rule) {
+  return rule == TailRule::kOwn ? "own" : rule == TailRule::kNone ? "none" : "sample";
+}
+
 std::vector<Step> steps_of(const ParisKv& settings) {
   std::vector<Step> steps;
   for (const ScheduleStep& step : settings.schedule) {
@@ -57,6 +70,8 @@ nb::dict fields_of(const ParisKv& s) {
   fields["min_candidates_per_row"] = s.min_candidates_per_row;
   fields["seed"] = s.seed;
   fields["block"] = s.block;
+  fields["tail"] = text(s.tail);
+  fields["tail_rows"] = s.tail_rows;
   return fields;
 }
 
@@ -79,7 +94,13 @@ seed
 block
     Neighbouring keys that share a mean: 64, 128 or 256. Summaries then hold what is left of a
     key without it, with the channels of keys and queries balanced; prefill(q=) helps with
-    that. 0: whole keys, as published.
+    that. 0: whole keys, as published. -1: 64 with sign_norm, 0 with votes.
+tail
+    What becomes of keys that are not selected. "sample" estimates their part of the attention
+    from evenly spaced rows, each with the weight of the keys around it; "none" leaves it out.
+    "own": sample where there are blocks.
+tail_rows
+    Rows that are sampled per kv head: as many to twice as many.
 
 Raises ValueError, with what was expected and what came.)";
 
@@ -91,7 +112,7 @@ void bind_pariskv(nb::module_& m) {
           "__init__",
           [](ParisKv* self, int64_t top_k, const std::string& scorer, const std::string& group_rule,
              const std::vector<Step>& schedule, int64_t min_candidates_per_row, uint64_t seed,
-             int64_t block) {
+             int64_t block, const std::string& tail, int64_t tail_rows) {
             ParisKv settings;
             settings.top_k = top_k;
             settings.scorer = parse_scorer(scorer);
@@ -103,6 +124,8 @@ void bind_pariskv(nb::module_& m) {
             settings.min_candidates_per_row = min_candidates_per_row;
             settings.seed = seed;
             settings.block = block;
+            settings.tail = parse_tail(tail);
+            settings.tail_rows = tail_rows;
             settings.validate();
             new (self) ParisKv(std::move(settings));
           },
@@ -111,14 +134,17 @@ void bind_pariskv(nb::module_& m) {
           nb::arg("group_rule") = text(defaults.group_rule),
           nb::arg("schedule") = steps_of(defaults),
           nb::arg("min_candidates_per_row") = defaults.min_candidates_per_row,
-          nb::arg("seed") = defaults.seed, nb::arg("block") = defaults.block)
+          nb::arg("seed") = defaults.seed, nb::arg("block") = defaults.block,
+          nb::arg("tail") = text(defaults.tail), nb::arg("tail_rows") = defaults.tail_rows)
       .def_ro("top_k", &ParisKv::top_k)
       .def_prop_ro("scorer", [](const ParisKv& s) { return text(s.scorer); })
       .def_prop_ro("group_rule", [](const ParisKv& s) { return text(s.group_rule); })
       .def_prop_ro("schedule", &steps_of)
       .def_ro("min_candidates_per_row", &ParisKv::min_candidates_per_row)
       .def_ro("seed", &ParisKv::seed)
-      .def_ro("block", &ParisKv::block);
+      .def_ro("block", &ParisKv::block)
+      .def_prop_ro("tail", [](const ParisKv& s) { return text(s.tail); })
+      .def_ro("tail_rows", &ParisKv::tail_rows);
   bind_value(pariskv, "ParisKV", fields_of);
 }
 

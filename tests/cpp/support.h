@@ -63,6 +63,16 @@ struct Driver {
     ++step;
   }
 
+  std::vector<float> attend(int64_t tokens) {
+    Rows q(tokens, config().query_heads, config().head_dim, 3000 + step);
+    Rows k(tokens, config().kv_heads, config().head_dim, 4000 + step);
+    Rows v(tokens, config().kv_heads, config().head_dim, 5000 + step);
+    Rows out(tokens, config().query_heads, config().head_dim, 0);
+    cache.attend(0, {sequence}, {tokens}, q.view(), k.view(), v.view(), out.view());
+    ++step;
+    return out.data;
+  }
+
   std::vector<float> decode() {
     Rows q(1, config().query_heads, config().head_dim, 3000 + step);
     Rows k(1, config().kv_heads, config().head_dim, 4000 + step);

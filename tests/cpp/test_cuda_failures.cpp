@@ -193,12 +193,13 @@ const Deed kDeeds[] = {
     {"explain", [](DeviceDriver& driver) { driver.explain(); }},
     {"attend", [](DeviceDriver& driver) { driver.attend(); }},
     {"read", [](DeviceDriver& driver) { driver.read(); }},
-    {"truncate", [](DeviceDriver& driver) { driver.cache.truncate(driver.sequence, 90); }},
+    {"truncate",
+     [](DeviceDriver& driver) { driver.cache.truncate({driver.sequence}, Cut::drop({90})); }},
     {"truncate and write",
      [](DeviceDriver& driver) {
        const SequenceId other = driver.cache.fork(driver.sequence);
        with_another(driver, other, [&] {
-         driver.cache.truncate(other, 90);
+         driver.cache.truncate({other}, Cut::drop({90}));
          DeviceDriver{driver.cache, other}.prefill(40);
        });
      }},

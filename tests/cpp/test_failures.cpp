@@ -47,6 +47,7 @@ struct Deed {
 const Deed kDeeds[] = {
     {"prefill", [](Driver& driver) { driver.prefill(300); }},
     {"decode", [](Driver& driver) { driver.decode(); }},
+    {"attend", [](Driver& driver) { driver.attend(300); }},
     {"fork", [](Driver& driver) { driver.cache.fork(driver.sequence); }},
     {"flush", [](Driver& driver) { driver.cache.flush({driver.sequence}); }},
     {"decode after fork",
@@ -123,7 +124,7 @@ TEST_P(Failures, EveryAllocationInTurn) {
   EXPECT_TRUE(failures > 0 || may_need_nothing) << "nothing was put to the test";
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Failures, testing::Combine(testing::Range(0, 6), testing::Bool()));
+INSTANTIATE_TEST_SUITE_P(All, Failures, testing::Combine(testing::Range(0, 7), testing::Bool()));
 
 TEST(Failures, QueriesOfARefusedPromptAreGivenAgain) {
   // Chunks that end within the observed positions: the state is there before the zone.

@@ -75,7 +75,7 @@ TEST(Regions, FollowTheTokenByTokenModel) {
     Model model{sizes, {}, {}, {}, {}};
     Regions regions;
     for (int step = 0; step < 40; ++step) {
-      switch (pick(0, 5)) {
+      switch (pick(0, 6)) {
         case 0: {
           const int64_t tokens = pick(1, 40);
           for (int64_t t = 0; t < tokens; ++t) model.push();
@@ -91,6 +91,12 @@ TEST(Regions, FollowTheTokenByTokenModel) {
           const int64_t tokens = pick(0, regions.total());
           model.truncate(tokens);
           regions = regions.truncated(tokens, sizes);
+          break;
+        }
+        case 3: {
+          const int64_t tokens = pick(0, 50);
+          for (int64_t t = 0; t < tokens; ++t) model.append();
+          regions = regions.grown(tokens, sizes);
           break;
         }
         default:

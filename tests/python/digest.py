@@ -110,7 +110,7 @@ def run(changes: dict, seed: int, threads: int) -> str:
         add(*(getattr(summaries, name) for name in SUMMARISED))
         if summaries.block:
             add(summaries.means, summaries.balance)
-    cache.truncate(sequences[0], 77)
+    cache.truncate([sequences[0]], drop=77)
     add(cache.explain(0, sequences[0], q[0]).worth)
     add(*cache.attend(0, sequences[:2], randn_step(rng, 40, config)[0], [33, 7], return_lse=True))
     return digest.hexdigest()

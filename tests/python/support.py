@@ -57,7 +57,7 @@ def use_device(name: str) -> None:
     torch.set_default_device(None if name == "cpu" else name)
 
 
-POLICY_FIELDS = tuple("top_k scorer group_rule schedule min_candidates_per_row seed block".split())
+POLICY_FIELDS = tuple(pk.ParisKV().__getstate__())
 
 
 def config_of(**fields) -> pk.Config:

@@ -321,7 +321,7 @@ def test_poison_behind_the_end_does_not_matter(device):
     f, twin = filled(config, 500), filled(config, 500)
     poison = torch.full((300, 2, 64), float("nan"), device=device)
     f.cache.prefill(0, [f.s], poison, poison)
-    f.cache.truncate(f.s, 300)
+    f.cache.truncate([f.s], drop=[300])
     for _ in range(100):
         step = randn_step(f.rng, 1, config)
         assert_same_bits(f.cache.decode(0, [f.s], *step), twin.cache.decode(0, [twin.s], *step))

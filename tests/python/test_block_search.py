@@ -93,7 +93,7 @@ def test_a_zone_that_begins_within_a_block(sink, local, block, device, rng):
     cache, s = cache_with(config, spread_keys(rng, 1100, config))
     for q in randn_q(rng, 2, config):
         assert_candidates_equal(cache, s, q)
-    cache.truncate(s, 333)  # cut within a block, and again to where the sink is all there is
+    cache.truncate([s], drop=333)  # cut within a block, and again to where the sink is all there is
     assert_candidates_equal(cache, s, q)
 
 

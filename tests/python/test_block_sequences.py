@@ -129,7 +129,7 @@ def test_a_cut_into_a_block_and_the_same_tokens_again(kept, queries, device):
     config = block_config(device=device)
     f = filled(config, 800, queries=queries)
     twin = filled(config, 800, queries=queries)
-    f.cache.truncate(f.s, 800 - kept)
+    f.cache.truncate([f.s], drop=[800 - kept])
     assert regions_of(f.cache, f.s)[1] == (kept - 32) // 64 * 64 - 4
     rest = slice(kept, 800)
     f.cache.prefill(0, [f.s], f.k[rest], f.v[rest], q=None if f.q is None else f.q[rest])
@@ -141,7 +141,7 @@ def test_a_zone_that_was_closed_opens_as_if_for_the_first_time(kept, device):
     config = block_config(device=device)
     f = filled(config, 500, queries=True)
     other = filled(config, 500, seed=9, queries=True)
-    other.cache.truncate(other.s, 500 - kept)
+    other.cache.truncate([other.s], drop=[500 - kept])
     assert regions_of(other.cache, other.s)[1] == 0
     fresh = pk.Cache(config)
     s = fresh.add()
@@ -156,7 +156,7 @@ def test_a_cut_within_the_observed_positions_leaves_the_balance_to_keys(device):
     # The squares of queries are one sum, which a cut cannot part.
     config = block_config(device=device)
     f = filled(config, 500, queries=True)
-    f.cache.truncate(f.s, 500 - 250)
+    f.cache.truncate([f.s], drop=250)
     f.cache.prefill(0, [f.s], f.k[250:], f.v[250:], q=f.q[250:])
     fresh = pk.Cache(config)
     s = fresh.add()
@@ -168,7 +168,7 @@ def test_other_tokens_after_a_cut_are_those_of_a_new_sequence(device):
     config = block_config(device=device)
     f = filled(config, 800)
     k, v = randn_kv(f.rng, 300, config)
-    f.cache.truncate(f.s, 250)
+    f.cache.truncate([f.s], drop=[250])
     f.cache.prefill(0, [f.s], k, v)
     fresh = pk.Cache(config)
     s = fresh.add()

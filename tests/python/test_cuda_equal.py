@@ -409,7 +409,7 @@ def test_flushes_truncation_and_forks(scorer, group_rule):
     assert len(set(both.each(lambda cache: cache.stats().flushes))) == 1
     fork, same = both.each(lambda cache: cache.fork(both.sequences[1]))
     assert fork == same
-    both.each(lambda cache: cache.truncate(fork, 211))
+    both.each(lambda cache: cache.truncate([fork], drop=211))
     both.check(fork)
     both.sequences.append(fork)
     for _ in range(60):

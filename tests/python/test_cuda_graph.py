@@ -275,7 +275,7 @@ def test_sequences_may_be_changed_between_replays():
     caches = ((graph.cache, sequences), (twin, alike))
     go(20)
     for cache, batch in caches:
-        cache.truncate(batch[0], 37)
+        cache.truncate([batch[0]], drop=37)
     go(20)
     for cache, batch in caches:
         cache.flush(batch)
@@ -365,7 +365,7 @@ FORBIDDEN = {
     "explain": lambda c, s, q, k: c.explain(0, s, q[0]),
     "read": lambda c, s, q, k: c.read(0, s, 0, 1, out=(k[:1], k[:1])),
     "flush": lambda c, s, q, k: c.flush([s]),
-    "truncate": lambda c, s, q, k: c.truncate(s, 1),
+    "truncate": lambda c, s, q, k: c.truncate([s], drop=1),
     "fork": lambda c, s, q, k: c.fork(s),
     "reorder": lambda c, s, q, k: c.reorder([s], [0]),
     "remove": lambda c, s, q, k: c.remove(s),

@@ -35,7 +35,7 @@ def test_a_short_life(dtype, head_dim, group, scorer, group_rule):
     for _ in range(5):  # past a flush
         both.decode()
     fork = both.each(lambda cache: cache.fork(both.sequences[2]))[0]
-    both.each(lambda cache: cache.truncate(fork, 90))
+    both.each(lambda cache: cache.truncate([fork], drop=90))
     for s in (*both.sequences, fork):
         both.check(s)
     q = both.query(7)

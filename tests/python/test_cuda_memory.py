@@ -55,7 +55,7 @@ def test_everything_comes_back(placement):
         cache.decode(0, [a, b], *randn_step(rng, 2, config))
         cache.explain(0, a, randn_q(rng, 1, config)[0])
         cache.reorder([a, b], [1, 1])
-        cache.truncate(a, tokens // 2)
+        cache.truncate([a], drop=tokens // 2)
         cache.prefill(0, [b], k, v)
         cache.flush([a, b])
         cache.remove(a)

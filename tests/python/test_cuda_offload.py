@@ -149,20 +149,20 @@ def change_fork(f: Filled) -> int:
 
 
 def change_truncate(f: Filled) -> int:
-    f.cache.truncate(f.s, 400)
+    f.cache.truncate([f.s], drop=400)
     return f.s
 
 
 def change_truncate_and_write(f: Filled) -> int:
     # The very segments that are being copied are written again.
-    f.cache.truncate(f.s, 400)
+    f.cache.truncate([f.s], drop=400)
     f.cache.prefill(0, [f.s], *randn_kv(np.random.default_rng(2), 300, f.cache.config))
     return f.s
 
 
 def change_truncate_a_fork_and_write(f: Filled) -> int:
     fork = f.cache.fork(f.s)
-    f.cache.truncate(fork, 555)
+    f.cache.truncate([fork], drop=555)
     f.cache.prefill(0, [fork], *randn_kv(np.random.default_rng(2), 555, f.cache.config))
     return fork
 
@@ -178,7 +178,7 @@ def change_reorder(f: Filled) -> int:
 def change_remove(f: Filled) -> int:
     # Its blocks must not be handed on while the copy still reads and writes them.
     fork = f.cache.fork(f.s)
-    f.cache.truncate(fork, 700)
+    f.cache.truncate([fork], drop=700)
     f.cache.remove(f.s)
     f.s = f.cache.add()
     f.cache.prefill(0, [f.s], *randn_kv(np.random.default_rng(5), 1000, f.cache.config))
@@ -233,7 +233,7 @@ def test_rows_that_leave_the_zone_again_come_back():
     settled(far.cache)
     before = far.cache.stats().offloaded_bytes
     for f in (far, near):
-        f.cache.truncate(f.s, 1500)
+        f.cache.truncate([f.s], drop=1500)
     k, v = randn_kv(np.random.default_rng(2), 40, config)
     for f in (far, near):
         f.cache.prefill(0, [f.s], k, v)
@@ -289,7 +289,7 @@ def test_fetches_are_right_at_every_moment(busy):
         cache.prefill(0, [s], twin.k, twin.v)
         for i in range(20):
             assert_same_bits(cache.decode(0, [s], *step), expected, f"step {i}")
-            cache.truncate(s, 1)
+            cache.truncate([s], drop=1)
             if i % 5 == 4:
                 time.sleep(0.005)
         cache.remove(s)

@@ -204,7 +204,7 @@ def test_a_forked_child_cannot_use_the_gpu_and_does_not_crash(deed):
         import warnings
         warnings.simplefilter("ignore")
         expected = step()
-        cache.truncate(s, 1)
+        cache.truncate([s], drop=1)
         pid = os.fork()
         if pid == 0:
             try:

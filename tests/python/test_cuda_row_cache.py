@@ -153,7 +153,7 @@ def test_other_rows_where_fetched_ones_were(removed):
     caches.prefill(s, 900)
     caches.steps([s], 20, "before")
     for turn in range(3):
-        caches.each(lambda cache: cache.truncate(s, removed))
+        caches.each(lambda cache: cache.truncate([s], drop=removed))
         if turn != 1:
             caches.steps([s], 3, "shortened")
         caches.prefill(s, removed)
@@ -169,7 +169,7 @@ def test_tokens_that_are_taken_back_from_the_window_leave_the_row_cache_alone():
     before = caches.found()[WHOLE]
     for _ in range(5):  # as speculative decoding does
         caches.steps([s], 4)
-        caches.each(lambda cache: cache.truncate(s, 3))
+        caches.each(lambda cache: cache.truncate([s], drop=3))
     steps = 20 * config.kv_heads * config.policy.top_k
     assert caches.found()[WHOLE] - before > steps / 2
 
@@ -181,7 +181,7 @@ def test_forks_go_their_own_ways():
     caches.steps([one], 10)
     two = caches.each(lambda cache: cache.fork(one))
     caches.steps([one, two], 60)  # past a flush: the shared last segment is written by both
-    caches.each(lambda cache: cache.truncate(two, 500))
+    caches.each(lambda cache: cache.truncate([two], drop=500))
     caches.prefill(two, 400)
     caches.steps([two, one], 30)
     caches.each(lambda cache: cache.reorder([one, two], [1, 1]))
@@ -263,7 +263,7 @@ def test_a_graph_that_is_replayed(row_cache):
 
     go(120, "growing")
     for cache, batch in zip(caches, batches, strict=True):
-        cache.truncate(batch[0], 400)
+        cache.truncate([batch[0]], drop=400)
     go(30, "shortened")
     prefill(0, 300)
     go(30, "filled up")
@@ -342,5 +342,5 @@ def test_a_refused_row_cache_changes_nothing():
         each.prefill(0, [sequence], k, v)
     assert_same_bits(cache.attend(0, [s], q), twin.attend(0, [t], q))
     for each, sequence in ((cache, s), (twin, t)):
-        each.truncate(sequence, 400)
+        each.truncate([sequence], drop=400)
     assert_same_bits(cache.decode(0, [s], *step), twin.decode(0, [t], *step))

@@ -96,11 +96,11 @@ def test_unusable_keys_are_uncounted_when_they_leave(device):
     assert cache.stats().unusable_keys == 10
     fork = cache.fork(s)
     assert cache.stats().unusable_keys == 20
-    cache.truncate(s, 10)  # the zone ends at 258 now
+    cache.truncate([s], drop=10)  # the zone ends at 258 now
     assert cache.stats().unusable_keys == 8 + 10
     cache.remove(fork)
     assert cache.stats().unusable_keys == 8
-    cache.truncate(s, 60)
+    cache.truncate([s], drop=60)
     assert cache.stats().unusable_keys == 0
 
 
@@ -265,7 +265,7 @@ def test_rows_that_are_no_longer_there_do_not_matter(device):
     f, twin = filled(config, 200), filled(config, 200)
     poison = torch.full((100, 2, 64), float("nan"), device=device)
     f.cache.prefill(0, [f.s], poison, poison)
-    f.cache.truncate(f.s, 100)
+    f.cache.truncate([f.s], drop=100)
     for _ in range(120):
         step = randn_step(f.rng, 1, config)
         assert_same_bits(f.cache.decode(0, [f.s], *step), twin.cache.decode(0, [twin.s], *step))

@@ -143,7 +143,7 @@ def test_counters_return_to_where_they_were(scorer, device):
             f.cache.prefill(layer, [a], k, v)
         b = f.cache.fork(a)
         f.cache.reorder([a, b], [1, 1])
-        f.cache.truncate(a, tokens // 2)
+        f.cache.truncate([a], drop=tokens // 2)
         f.cache.prefill(0, [b], k, v)
         f.cache.flush([a, b])
         f.cache.remove(a)
@@ -173,11 +173,11 @@ def assert_only_scratch_is_left(cache: pk.Cache) -> None:
 def test_truncation_gives_segments_back(device):
     f = filled(make_config(device=device), 64 * 10)
     per_segment = f.cache.stats().row_bytes // 10
-    f.cache.truncate(f.s, 1)
+    f.cache.truncate([f.s], drop=1)
     assert f.cache.stats().row_bytes == 10 * per_segment
-    f.cache.truncate(f.s, 63)
+    f.cache.truncate([f.s], drop=63)
     assert f.cache.stats().row_bytes == 9 * per_segment
-    f.cache.truncate(f.s, 64 * 9)
+    f.cache.truncate([f.s], drop=64 * 9)
     assert f.cache.stats().row_bytes == 0
 
 

@@ -194,7 +194,7 @@ def test_a_forked_process_can_use_an_inherited_cache():
         import warnings
         warnings.simplefilter("ignore")
         expected = step()
-        cache.truncate(s, 1)
+        cache.truncate([s], drop=1)
         pid = os.fork()
         if pid == 0:
             same = bool((step() == expected).all())

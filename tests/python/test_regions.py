@@ -66,7 +66,7 @@ class Pair:
 
     def truncate(self, count: int) -> None:
         count = min(count, self.cache.length(self.s))
-        self.cache.truncate(self.s, count)
+        self.cache.truncate([self.s], drop=count)
         self.model.truncate(count)
 
     def fork(self, _: int = 0) -> None:

@@ -87,7 +87,7 @@ def test_after_flushes_truncation_and_forks(search, device):
         f.cache.decode(0, [f.s], step, step[:, :2].contiguous(), step[:, 2:].contiguous())
     assert_equal_to_oracle(f.cache, f.s, q)
     fork = f.cache.fork(f.s)
-    f.cache.truncate(fork, 170)
+    f.cache.truncate([fork], drop=170)
     assert_equal_to_oracle(f.cache, fork, q)
     f.cache.prefill(0, [fork], f.k[:111], f.v[:111])
     assert_equal_to_oracle(f.cache, fork, q)

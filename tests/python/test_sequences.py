@@ -98,7 +98,7 @@ def test_attend_of_a_few_equals_attend_of_one_by_one(dtype, device):
     together = f.cache.attend(0, [f.s], q)
     assert_same_bits(together[-1:], f.cache.attend(0, [f.s], q[-1:]))
     assert_same_bits(together[2:], f.cache.attend(0, [f.s], q[2:]))
-    f.cache.truncate(f.s, 2)
+    f.cache.truncate([f.s], drop=2)
     assert_same_bits(together[:4], f.cache.attend(0, [f.s], q[:4]))
 
 
@@ -241,7 +241,7 @@ def test_reorder_copies_each_source(source, device, rng):
 def test_truncation_of_a_prompt_equals_a_shorter_prompt(scorer, dropped, dtype, rng):
     config = make_config(scorer=scorer, dtype=dtype)
     f = filled(config, 300)
-    f.cache.truncate(f.s, dropped)
+    f.cache.truncate([f.s], drop=dropped)
     fresh = pk.Cache(config)
     s = new_sequence(fresh, f.k[: 300 - dropped], f.v[: 300 - dropped])
     probe = randn_q(rng, 1, config)[0]
@@ -261,7 +261,7 @@ def test_truncation_across_a_flush(scorer, rng):
     for step in steps:
         decode_all_layers(f.cache, [f.s], step)
     assert regions_of(f.cache, f.s) == (4, 212, 32, 10)
-    f.cache.truncate(f.s, 70)
+    f.cache.truncate([f.s], drop=70)
     assert regions_of(f.cache, f.s) == (4, 152, 32, 0)
     fresh = pk.Cache(config)
     s = new_sequence(fresh, f.k[:188], f.v[:188])
@@ -276,14 +276,14 @@ def test_truncation_inside_the_buffer_leaves_the_zone_alone(rng):
         f.cache.decode(0, [f.s], *step)
     for step in steps[:18]:
         twin.cache.decode(0, [twin.s], *step)
-    f.cache.truncate(f.s, 12)
+    f.cache.truncate([f.s], drop=12)
     assert_same_sequence(f.cache, f.s, twin.cache, twin.s, randn_q(rng, 1, config)[0])
 
 
 def test_truncation_of_a_fork_leaves_the_origin(rng):
     f, twin = filled(make_config(), 300), filled(make_config(), 300)
     fork = f.cache.fork(f.s)
-    f.cache.truncate(fork, 250)
+    f.cache.truncate([fork], drop=250)
     f.cache.prefill(0, [fork], *randn_kv(rng, 250, f.cache.config))
     probe = randn_q(rng, 1, f.cache.config)[0]
     assert_same_sequence(f.cache, f.s, twin.cache, twin.s, probe)
@@ -325,7 +325,7 @@ def test_empty_batches_and_empty_lengths(device, rng):
     out, lse = f.cache.attend(0, [f.s], q, [0], return_lse=True)
     assert out.shape == (0, 4, 64)
     assert lse.shape == (0, 4)
-    f.cache.truncate(f.s, 0)
+    f.cache.truncate([f.s], drop=0)
     f.cache.reorder([], [])
     f.cache.flush([])
     assert f.cache.sequences() == [f.s]
@@ -337,7 +337,7 @@ def test_an_empty_sequence_can_be_forked_truncated_flushed_and_explained(device,
     cache = pk.Cache(config)
     s = cache.add()
     fork = cache.fork(s)
-    cache.truncate(s, 0)
+    cache.truncate([s], drop=0)
     cache.flush([s])
     assert regions_of(cache, fork) == (0, 0, 0, 0)
     assert not cache.explain(0, s, randn_q(rng, 1, config)[0]).searched

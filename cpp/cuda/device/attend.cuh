@@ -42,6 +42,10 @@ struct PartsInScratch {
   float* parts;
   int group, value_dim;
 
+  /** The numbers of one part of one head. */
+  __device__ __forceinline__ float* part(int part, int head) const {
+    return parts + (int64_t(part) * group + head) * (2 + value_dim);
+  }
   /** A warp has 32 dimensions of a part, from 32 `chunk` on; a lane `weighted` of one of them. */
   __device__ __forceinline__ void leave(int part, int head, int chunk, float maximum, float sum,
                                         float weighted) const;
@@ -61,7 +65,9 @@ class RowAttention {
    * @param barriers  (kMostSlots)
    * @param parts     which rows a part has, as EvenParts
    * @param address   address(i) is where row i lies; not asked for the new row. is_placed(i):
-   *                  whether it is in shared memory already, after await_placed(), at placed(i)
+   *                  whether it is in shared memory already, after await_placed(), at placed(i).
+   *                  weight(i): what its exponential is multiplied with. kSkipsBroken: rows whose
+   *                  logit is not finite do not count
    * @param keep      what becomes of the rows besides, as KeepNothing and KeepInCache
    */
   __device__ __forceinline__ RowAttention(const AttendShape& shape, const Cluster& cluster,

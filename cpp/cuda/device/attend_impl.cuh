@@ -73,10 +73,13 @@ struct LaneElements {
   int key, value;
 };
 
-/** Two rows more, or one. */
-template <int kWords, typename Element>
+/**
+ * Two rows more, or one.
+ * @param factor  what the exponentials of this lane's row, first or second, are multiplied with
+ */
+template <bool kSkipsBroken, int kWords, typename Element>
 __device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], const Element* first,
-                                            const Element* second, bool both,
+                                            const Element* second, bool both, float factor,
                                             const LaneElements& mine, const AttendShape& shape,
                                             Running<kWords>& running) {
   float x[kWords] = {}, y[kWords] = {}, dots[8];
@@ -108,12 +111,13 @@ __device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], con
   logit = logit + __shfl_xor_sync(~0u, logit, 1);
   logit = soft_capped(logit * shape.scale, shape.softcap);
   if (!both && lane >= 16) logit = -infinity();
+  if (kSkipsBroken && !finite(logit)) logit = -infinity();
 
   // fmaxf leaves NaN out of the maximum, the sum keeps it.
   const float top = fmaxf(running.maximum, fmaxf(logit, __shfl_xor_sync(~0u, logit, 16)));
   const float shift = top == -infinity() ? 0.0f : top;
   const float keep = exp_of(running.maximum - shift);
-  const float weight = exp_of(logit - shift);
+  const float weight = __fmul_rn(exp_of(logit - shift), factor);
   running.maximum = top;
   running.sum = __fmaf_rn(running.sum, keep, weight + __shfl_xor_sync(~0u, weight, 16));
 
@@ -142,7 +146,7 @@ __device__ __forceinline__ void init_row_barriers(uint64_t (&barriers)[kMostSlot
 
 __device__ __forceinline__ void PartsInScratch::leave(int part, int head, int chunk, float maximum,
                                                       float sum, float weighted) const {
-  float* to = parts + (int64_t(part) * group + head) * (2 + value_dim);
+  float* to = this->part(part, head);
   const int d = 32 * chunk + lane_id();
   if (chunk == 0 && lane_id() == 0) to[0] = maximum, to[1] = sum;
   if (d < value_dim) to[2 + d] = weighted;
@@ -254,8 +258,10 @@ __device__ __forceinline__ void RowAttention<kWords, Element, Address, PartsOf, 
 #pragma unroll 1
       for (int i = strand; i < count; i += 2 * strands) {
         const bool both = i + strands < count;
-        attend_pair<kWords>(query, row_at(i), row_at(both ? i + strands : i), both, mine, shape_,
-                            running);
+        const int other = both ? i + strands : i;
+        attend_pair<Address::kSkipsBroken, kWords>(
+            query, row_at(i), row_at(other), both,
+            address_.weight(row + (lane_id() < 16 ? i : other)), mine, shape_, running);
       }
       if (++read_ == count_) read_ = 0;
       keep_.release();

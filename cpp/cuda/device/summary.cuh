@@ -339,6 +339,19 @@ __device__ __forceinline__ void turned(const uint4& chunk, const uint4 (&flips)[
   }
 }
 
+/** The same of what a mean leaves: gains, then shifts, which the rotation's signs are in. */
+template <typename Element, int kFactors>
+__device__ __forceinline__ void leave(const uint4& chunk, const uint4 (&factors)[kFactors],
+                                      float (&y)[kElementsPer16<Element>]) {
+  static_assert(kFactors == 2 * kElementsPer16<Element> / 4);
+  const auto& elements = reinterpret_cast<const Element(&)[kElementsPer16<Element>]>(chunk);
+  const auto& numbers = reinterpret_cast<const float(&)[2][kElementsPer16<Element>]>(factors);
+#pragma unroll
+  for (int i = 0; i < kElementsPer16<Element>; ++i) {
+    y[i] = fmaf(to_float(elements[i]), numbers[0][i], numbers[1][i]);
+  }
+}
+
 /** Bytes of two lanes' words, in turn: the key's own order. */
 __device__ __forceinline__ void interleave(uint32_t* words, int part) {
   const uint32_t own = words[0], other = __shfl_xor_sync(kAllLanes, words[1], 1);
@@ -356,7 +369,7 @@ __device__ __forceinline__ void encode_quickly(const uint4 (&chunks)[Cut::kChunk
                                                const uint4* factors, float unrotate,
                                                const Cells& cells, Codes& codes) {
   using Element = typename Cut::Element;
-  constexpr bool kWide = std::is_same_v<Element, float>;
+  constexpr bool kWide = std::is_same_v<Element, float> || Cut::kLeaves;
   constexpr int kDims = Cut::kDims, kParts = Cut::kParts, kPer16 = kElementsPer16<Element>;
   const int part = int(threadIdx.x) % kParts;
 
@@ -368,7 +381,12 @@ __device__ __forceinline__ void encode_quickly(const uint4 (&chunks)[Cut::kChunk
     for (int f = 0; f < Cut::kFactors; ++f) {
       flips[f] = factors[(c * Cut::kFactors + f) * kParts + part];
     }
-    turned(chunks[c], flips, reinterpret_cast<float (&)[kPer16]>(y[c * kPer16]), Element{});
+    auto& own = reinterpret_cast<float (&)[kPer16]>(y[c * kPer16]);
+    if constexpr (Cut::kLeaves) {
+      leave<Element>(chunks[c], flips, own);
+    } else {
+      turned(chunks[c], flips, own, Element{});
+    }
   }
   codes.valid = codes.tame = true;
   float largest = 1.0f;
@@ -385,7 +403,7 @@ __device__ __forceinline__ void encode_quickly(const uint4 (&chunks)[Cut::kChunk
 #pragma unroll
     for (int d = 0; d < kDims; ++d) y[d] = y[d] * size.shrink + 0.0f;
   }
-  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+  if constexpr (!kWide && std::is_same_v<Element, __nv_bfloat16>) {
     constexpr int kFirst = kParts == 1 ? 16 : 8;  // terms that sums begin with
     float least = infinity();
 #pragma unroll

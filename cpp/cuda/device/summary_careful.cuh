@@ -13,10 +13,24 @@ struct Summary {
   uint8_t* record;
 };
 
+/** What takes a mean off a key; gains null: nothing does. */
+struct Leaving {
+  const float* gains;    // (head_dim)
+  const int8_t* levels;  // (head_dim) of the mean, in steps of
+  float step;
+
+  __device__ __forceinline__ float of(float x, int d) const {
+    if (gains == nullptr || !finite(x)) return x;
+    const float most = float_of(0x7f7fffffu);
+    return fminf(fmaxf(fmaf(x, gains[d], -(float(levels[d]) * step)), -most), most);
+  }
+};
+
 /** Any key at all, step by step as the CPU does it: one lane, slowly. */
 template <typename Element>
-__device__ __noinline__ void encode_carefully(const Element* key, const CodecTables& codec,
-                                              bool unless_tame, const Summary& out) {
+__device__ __noinline__ void encode_carefully(const Element* key, const Leaving& leaving,
+                                              const CodecTables& codec, bool unless_tame,
+                                              const Summary& out) {
   if (unless_tame) {
     bool wild = false;
     for (int d = 0; d < codec.head_dim; ++d) {
@@ -33,9 +47,11 @@ __device__ __noinline__ void encode_carefully(const Element* key, const CodecTab
   float y[512];
   float largest = 0;
   for (int d = 0; d < codec.rotated_dim; ++d) {
-    y[d] = d < codec.head_dim ? to_float(key[d]) : 0.0f;
+    y[d] = d < codec.head_dim ? leaving.of(to_float(key[d]), d) : 0.0f;
     largest = larger_magnitude(largest, y[d]);
   }
+  // A key that is its block's mean can be selected, though nothing is left of it.
+  if (leaving.gains != nullptr && largest == 0) *out.norm = 1;
   if (!(largest > 0 && largest < infinity())) return;
 
   const bool tiny = largest < 0x1p-63f;

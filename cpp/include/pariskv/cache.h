@@ -32,6 +32,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "pariskv/config.h"
@@ -51,6 +52,19 @@ struct AttendOptions {
   double softcap = 0;                   ///< c > 0: logits become c * tanh(logit / c).
   std::optional<TensorView> sink_bias;  ///< (query_heads) float32: a logit with no value row.
   std::optional<TensorView> lse;        ///< (tokens, query_heads) float32, written: log-sum-exp.
+};
+
+/** How much of each sequence of a batch `truncate` takes away. */
+struct Cut {
+  enum class Counts { kDropped, kKept };
+  Counts counts;
+  std::vector<int64_t> tokens;  ///< (batch)
+
+  /** The last tokens go, so many of each sequence. */
+  static Cut drop(std::vector<int64_t> tokens) { return {Counts::kDropped, std::move(tokens)}; }
+
+  /** The first tokens stay, so many of each sequence: in every layer, whatever its length. */
+  static Cut keep(std::vector<int64_t> tokens) { return {Counts::kKept, std::move(tokens)}; }
 };
 
 /** What a prompt may bring besides its keys and values. */
@@ -88,8 +102,8 @@ class Cache {
   void reorder(const std::vector<SequenceId>& sequences, const std::vector<int64_t>& source,
                Stream stream = {});
 
-  /** Drops the last `tokens` tokens of a sequence in every layer, also across a flush. */
-  void truncate(SequenceId sequence, int64_t tokens, Stream stream = {});
+  /** Drops the last tokens of each sequence in every layer, also across a flush. */
+  void truncate(const std::vector<SequenceId>& sequences, const Cut& cut, Stream stream = {});
 
   /**
    * Appends keys and values, and attends to nothing: a prompt's own attention is the model's, whose
@@ -118,14 +132,21 @@ class Cache {
               const AttendOptions& options = {}, Stream stream = {});
 
   /**
+   * The same without a token: attends to what matters of the tokens that are stored, for layers
+   * that share keys and values with another one. Changes nothing.
+   */
+  void decode(int64_t layer, const std::vector<SequenceId>& sequences, const TensorView& q,
+              const TensorView& out, const AttendOptions& options = {}, Stream stream = {});
+
+  /**
    * Before each replay of a graph of decodes, on a GPU. A decode that is called while its stream is
    * captured changes nothing; what it recorded decodes, each time it runs, one token of the
    * sequences last named here, in this order. Rows of the graph beyond them are left alone.
    *
-   * Makes room for that token in every layer, flushing where that is due; so a graph decodes each
-   * layer once. Until the replay is done decode nothing else and change none of these sequences;
-   * `stream` has to be there until the next advance is, or the cache's end. Not with a local
-   * window of 0.
+   * Makes room for that token in every layer, flushing where that is due; so a graph appends to
+   * each layer once. Until the replay is done decode nothing else and change none of these
+   * sequences; `stream` has to be there until the next advance is, or the cache's end. Not with a
+   * local window of 0.
    *
    *   capture: for each layer { ...; cache.decode(layer, batch, q, k, v, out, {}, stream); ... }
    *   each token: cache.advance(batch, stream); replay the graph on `stream`
@@ -147,6 +168,19 @@ class Cache {
   void attend(int64_t layer, const std::vector<SequenceId>& sequences,
               const std::vector<int64_t>& lengths, const TensorView& q, const TensorView& out,
               const AttendOptions& options = {}, Stream stream = {});
+
+  /**
+   * Appends tokens and then attends from each of them: a turn, a chunk or a draft in one call.
+   * Regions move as if the tokens were decoded one by one. A policy that learns from the queries
+   * of a prompt is given these too, see PrefillOptions.
+   *
+   * @param k  (sum of lengths, kv_heads, head_dim), after RoPE
+   * @param v  (sum of lengths, kv_heads, value_dim)
+   */
+  void attend(int64_t layer, const std::vector<SequenceId>& sequences,
+              const std::vector<int64_t>& lengths, const TensorView& q, const TensorView& k,
+              const TensorView& v, const TensorView& out, const AttendOptions& options = {},
+              Stream stream = {});
 
   /** Moves everything older than the local window to the retrieval zone, in every layer. */
   void flush(const std::vector<SequenceId>& sequences, Stream stream = {});

@@ -40,6 +40,13 @@ struct ScheduleStep {
   }
 };
 
+/** What becomes of the keys that are not selected. */
+enum class TailRule : uint8_t {
+  kOwn,     ///< kSample where there are blocks, else kNone
+  kNone,    ///< Left out: attention is shared out among the rows that are attended to.
+  kSample,  ///< Estimated from evenly spaced rows, each with the weight of the keys around it.
+};
+
 /**
  * ParisKV: every key is scored from a summary of a few bytes, a few percent are reranked, and the
  * best rows are fetched for each query. The paper's own setting is Scorer::kVotes,
@@ -60,13 +67,19 @@ struct ParisKv {
   /**
    * Neighbouring keys that share a mean: 64, 128 or 256. Summaries then hold what is left of a key
    * without it, with the channels of keys and queries balanced. 0: whole keys, as published.
+   * -1: 64 with sign_norm, 0 with votes.
    */
   int64_t block = 0;
+  TailRule tail = TailRule::kNone;
+  int64_t tail_rows = 512;  ///< Rows that are sampled per kv head: as many to twice as many.
 
   static constexpr RegionDefaults kRegions = {4, 256, 512, 2048};
 
   /** The most rows that a step selects per kv head. */
   int64_t rows_per_head() const { return top_k; }
+
+  /** With numbers and rules in place of what is the policy's own. */
+  ParisKv resolved() const;
 
   /** Throws std::invalid_argument on the first setting that does not fit. */
   void validate() const;
@@ -74,7 +87,8 @@ struct ParisKv {
   friend bool operator==(const ParisKv& a, const ParisKv& b) {
     return a.top_k == b.top_k && a.scorer == b.scorer && a.group_rule == b.group_rule &&
            a.schedule == b.schedule && a.min_candidates_per_row == b.min_candidates_per_row &&
-           a.seed == b.seed && a.block == b.block;
+           a.seed == b.seed && a.block == b.block && a.tail == b.tail &&
+           a.tail_rows == b.tail_rows;
   }
 };
 

@@ -94,7 +94,7 @@ struct BlockSums {
   int64_t weight = 0;  // the sum of 2^(steps / 64), in units of 2^-16 of that of the largest
 
   /** How much less a number with so many steps less is: a line from power to power. */
-  static int64_t lowered(int64_t number, int32_t less) {
+  static constexpr int64_t lowered(int64_t number, int32_t less) {
     const int shift = (less + 63) >> 6;
     return shift > 40 ? 0 : (number * (64 + (-less & 63))) >> (6 + shift);
   }

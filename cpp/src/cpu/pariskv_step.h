@@ -36,6 +36,7 @@ class ParisKvStep {
 
  private:
   void prepare_query(const SearchArgs& args);
+  void list_tail(const SearchArgs& args);
   void score(const SearchArgs& args);
   void select(const SearchArgs& args);
   void rerank(const SearchArgs& args);

@@ -7,6 +7,7 @@
 #include "codec/head_scale.h"
 #include "cpu/running.h"
 #include "policy/pariskv/plan.h"
+#include "tail.h"
 
 namespace pariskv::cpu {
 
@@ -16,6 +17,7 @@ struct SearchItem {
   ParisKvPlan plan;
   KeyStatistics statistics;
   Balance balance;
+  Tail tail;                    // without rows where all of the zone are selected
   int64_t first_block;          // of the sequence, that the zone has keys of
   int64_t blocks;               // from there on; 0: keys are not told from means
   int64_t row;                  // in the batch
@@ -41,6 +43,9 @@ struct SearchItem {
   int64_t* selected_count;      // (heads)
   float* selected_worth;        // (heads, top_k)
   int32_t* selected_candidate;  // (heads, top_k) index into candidate
+  int32_t* tail_position;       // (heads, tail_width) part of Selection
+  int64_t* tail_count;          // (heads)
+  uint8_t* tail_selected;       // (heads, tail_width) which rows of the tail are selected
 
   int64_t candidates() const { return plan.candidates; }
 };

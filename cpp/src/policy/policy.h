@@ -64,6 +64,9 @@ class Policy {
     (void)spans, (void)stream;
   }
 
+  /** Rows of a zone that stand for what is not selected: see tail.h. 0: none do. */
+  virtual int64_t tail_rows() const { return 0; }
+
   /** Sets `sparse` and `plan` for a sequence of this size; both come as zeros: attend in full. */
   virtual void plan(SequenceView& sequence) const = 0;
 

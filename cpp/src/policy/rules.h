@@ -14,4 +14,9 @@ inline int64_t rows_per_head(const Rules& rules) {
   return std::visit([](const auto& own) { return own.rows_per_head(); }, rules);
 }
 
+/** See tail.h. */
+inline int64_t tail_rows(const Rules& rules) {
+  return std::visit([](const auto& own) { return own.tail_rows; }, rules);
+}
+
 }  // namespace pariskv

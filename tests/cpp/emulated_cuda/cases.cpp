@@ -100,14 +100,15 @@ class Runner {
   }
 
   struct Prompt {
-    Tensor keys, values;
+    Tensor keys, values, queries;
   };
 
   Prompt prompt_of(int64_t index) {
     const bool first = index == 0;
     const int64_t tokens =
         first ? c_.tokens : std::max<int64_t>(1, int64_t(double(c_.tokens) * 1.3 * uniform()));
-    Prompt prompt{random_rows(tokens, Kind::kKey), random_rows(tokens, Kind::kValue)};
+    Prompt prompt{random_rows(tokens, Kind::kKey), random_rows(tokens, Kind::kValue),
+                  random_rows(c_.queries ? tokens : 0, Kind::kQuery)};
     Tensor& keys = prompt.keys;
     for (int64_t i = 0; i < tokens; ++i) {
       for (int64_t h = 0; h < keys.heads; ++h) {
@@ -140,7 +141,7 @@ class Runner {
 
   /** Each prompt by itself, in chunks, or all in one call. */
   void prefill() {
-    std::vector<Tensor> all_keys, all_values;
+    std::vector<Tensor> all_keys, all_values, all_queries;
     std::vector<int64_t> lengths;
     for (int64_t i = 0; i < c_.batch; ++i) {
       Prompt prompt = prompt_of(i);
@@ -152,10 +153,15 @@ class Runner {
       lengths.push_back(prompt.keys.tokens);
       all_keys.push_back(std::move(prompt.keys));
       all_values.push_back(std::move(prompt.values));
+      all_queries.push_back(std::move(prompt.queries));
     }
     if (!c_.packed) return;
     Tensor keys = packed(all_keys, Kind::kKey), values = packed(all_values, Kind::kValue);
-    cache_.prefill(0, sequences_, lengths, keys.view(config_.device), values.view(config_.device));
+    Tensor queries = packed(all_queries, Kind::kQuery);
+    PrefillOptions options;
+    if (c_.queries) options.q = queries.view(config_.device);
+    cache_.prefill(0, sequences_, lengths, keys.view(config_.device), values.view(config_.device),
+                   options);
     emulator::flush();  // before the rows are gone
   }
   void prefill(Prompt& prompt) {
@@ -163,9 +169,11 @@ class Runner {
     for (int64_t chunk = 0; chunk < c_.chunks; ++chunk) {
       const int64_t begin = tokens * chunk / c_.chunks, end = tokens * (chunk + 1) / c_.chunks;
       if (begin == end) continue;
+      PrefillOptions options;
+      if (c_.queries) options.q = prompt.queries.view(config_.device, begin, end - begin);
       cache_.prefill(0, {sequences_.back()}, {end - begin},
                      prompt.keys.view(config_.device, begin, end - begin),
-                     prompt.values.view(config_.device, begin, end - begin));
+                     prompt.values.view(config_.device, begin, end - begin), options);
       emulator::flush();
     }
   }
@@ -235,7 +243,7 @@ class Runner {
     if (step == c_.flush_after) cache_.flush(sequences_);
     if (step == c_.truncate_after) {
       const int64_t most = cache_.length(sequences_[0]) - 1;
-      cache_.truncate(sequences_[0], std::min(c_.truncate_by, most));
+      cache_.truncate({sequences_[0]}, Cut::drop({std::min(c_.truncate_by, most)}));
     }
     emulator::flush();
   }
@@ -293,8 +301,78 @@ std::vector<Case> all_cases() {
   constexpr DType kFloat = DType::kFloat32, kHalf = DType::kFloat16;
   const auto votes = [](Config& config) { own(config).scorer = Scorer::kVotes; };
   const auto mean = [](Config& config) { own(config).group_rule = GroupRule::kMeanQuery; };
+  const auto tail = [](Case& c, Config& config, int64_t rows) {
+    own(config).block = 64, own(config).tail = TailRule::kSample, own(config).tail_rows = rows;
+    c.queries = true;
+  };
+  const auto blocks = [](Case& c, Config& config, int64_t size) {
+    own(config).block = size, c.queries = true;
+  };
   return {
       make("nothing_to_search", [](Case& c, Config&) { c.tokens = 10; }),
+      make("blocks_of_64", [=](Case& c, Config& k) { blocks(c, k, 64); }),
+      make("blocks_of_256_without_queries",
+           [](Case& c, Config& k) { own(k).block = 256, c.device = 0, c.twin = 1; }),
+      make("blocks_float32_80_softcap_and_bias",
+           [=](Case& c, Config& k) {
+             blocks(c, k, 128), k.dtype = kFloat, k.head_dim = 80;
+             c.softcap = 20, c.sink_bias = true, c.chunks = 5;
+           }),
+      make("blocks_float16_256_mean",
+           [=](Case& c, Config& k) { blocks(c, k, 128), k.dtype = kHalf, k.head_dim = 256, mean(k); }),
+      make("blocks_64_of_a_group_of_twenty",
+           [=](Case& c, Config& k) {
+             blocks(c, k, 64), k.query_heads = 20, k.kv_heads = 1, k.head_dim = 64;
+           }),
+      make("blocks_of_a_group_of_one",
+           [=](Case& c, Config& k) { blocks(c, k, 64), k.query_heads = 2, k.dtype = kHalf; }),
+      make("blocks_512_in_odd_segments",
+           [=](Case& c, Config& k) {
+             blocks(c, k, 64), k.segment_tokens = 192, k.head_dim = 512, c.tokens = 1500;
+           }),
+      make("blocks_in_chunks_of_sums",
+           [=](Case& c, Config& k) {
+             blocks(c, k, 64), c.tokens = 9000, c.steps = 2, c.device = 5, k.sink = 70;
+           }),
+      make("blocks_replayed",
+           [=](Case& c, Config& k) {
+             blocks(c, k, 64), c.replayed = true, c.steps = 20, c.flush_after = 5;
+             c.truncate_after = 14, c.truncate_by = 150, k.update = 8, k.local = 16;
+           }),
+      make("blocks_in_branches",
+           [=](Case& c, Config& k) {
+             blocks(c, k, 64), c.device = 0, c.twin = 4, c.batch = 3, c.tokens = 500, c.steps = 2;
+             c.packed = true, k.query_heads = 12, k.kv_heads = 6, k.head_dim = 64;
+           }),
+      make("blocks_hostile", [=](Case& c, Config& k) { blocks(c, k, 64), c.hostile = true; }),
+      make("blocks_of_equal_keys",
+           [=](Case& c, Config& k) { blocks(c, k, 128), c.equal_keys = true, own(k).top_k = 300; }),
+      make("tail", [=](Case& c, Config& k) { tail(c, k, 32); }),
+      make("tail_in_blocks_of_a_head",
+           [=](Case& c, Config& k) { tail(c, k, 64), c.device = 0, c.twin = 5, c.tokens = 3000; }),
+      make("tail_on_the_device",
+           [=](Case& c, Config& k) {
+             tail(c, k, 16), k.placement = Placement::kDevice, k.dtype = kHalf, c.softcap = 20;
+           }),
+      make("tail_replayed",
+           [=](Case& c, Config& k) {
+             tail(c, k, 32), c.replayed = true, c.steps = 28, c.flush_after = 5, c.tokens = 700;
+             c.truncate_after = 14, c.truncate_by = 150, k.update = 8, k.local = 16;
+           }),
+      make("tail_of_a_group_of_twenty_256",
+           [=](Case& c, Config& k) {
+             tail(c, k, 64), k.query_heads = 20, k.kv_heads = 1, k.head_dim = 256;
+             c.sink_bias = true;
+           }),
+      make("tail_float32_keys_64_values_192",
+           [=](Case& c, Config& k) {
+             tail(c, k, 32), k.dtype = kFloat, k.head_dim = 64, k.value_dim = 192, c.batch = 3;
+           }),
+      make("tail_hostile", [=](Case& c, Config& k) { tail(c, k, 32), c.hostile = true; }),
+      make("tail_that_counts_for_nothing",
+           [=](Case& c, Config& k) {
+             tail(c, k, 32), own(k).top_k = 4096, own(k).schedule = {{0, 1, 1}};
+           }),
       make("few_keys", [](Case& c, Config&) { c.tokens = 90; }),
       make("large_device", [](Case& c, Config&) { c.device = 0, c.twin = 1; }),
       make("steps_apart",

@@ -18,6 +18,7 @@ struct Case {
   int64_t batch = 1;
   int64_t chunks = 1;   // of the prefill
   bool packed = false;  // all prompts in one call
+  bool queries = false;  // prompts bring theirs
   int64_t steps = 3;
   int64_t flush_after = -1, truncate_after = -1, truncate_by = 0;  // a step
   double softcap = 0;

@@ -128,6 +128,8 @@ void compare_summaries(const Summaries& expected, const Summaries& actual) {
   expect_equal("magnitude", expected.magnitudes, actual.magnitudes);
   expect_equal("weight", expected.weights, actual.weights);
   expect_equal("norm", expected.norms, actual.norms);
+  expect_equal("mean", expected.means, actual.means);
+  expect_equal("balance", expected.balance, actual.balance);
 }
 
 void compare_stats(const Stats& expected, const Stats& actual) {

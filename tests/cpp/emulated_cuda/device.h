@@ -209,6 +209,12 @@ T atomicAdd(T* pointer, U value) {
   return old;
 }
 template <typename T, typename U>
+T atomicOr(T* pointer, U value) {
+  const T old = *pointer;
+  *pointer = T(old | T(value));
+  return old;
+}
+template <typename T, typename U>
 T atomicExch(T* pointer, U value) {
   const T old = *pointer;
   *pointer = T(value);
@@ -241,9 +247,12 @@ inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __frcp_rn(float a) { return 1.0f / a; }
 inline float __fsqrt_rn(float a) { return std::sqrt(a); }
+inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
+inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline double __dsub_rn(double a, double b) { return a - b; }
 inline double __ddiv_rn(double a, double b) { return a / b; }
+inline double __dsqrt_rn(double a) { return std::sqrt(a); }
 /** Rounded down; the sum is exact as a double unless one is lost in the other. */
 inline float __fadd_rd(float a, float b) {
   const double sum = double(a) + double(b);
@@ -277,6 +286,12 @@ inline int __dp4a(int a, int b, int sum) {
   for (int i = 0; i < 32; i += 8) sum += int(int8_t(a >> i)) * int(int8_t(b >> i));
   return sum;
 }
+/** Two numbers of 16 bits, and the lower two of four of 8, or the upper two. */
+inline int __dp2a_lo(int pair, int four, int sum) {
+  for (int i = 0; i < 2; ++i) sum += int(int16_t(pair >> 16 * i)) * int(int8_t(four >> 8 * i));
+  return sum;
+}
+inline int __dp2a_hi(int pair, int four, int sum) { return __dp2a_lo(pair, four >> 16, sum); }
 // Through double, where the products are exact.
 inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
   const auto fma = [](__half x, __half y, __half z) {

@@ -162,9 +162,34 @@ void launch_read(const RowsCall& call, cudaStream_t stream) {
   });
 }
 
+void launch_keep(const KeepCall& call, cudaStream_t stream) {
+  launch(stream, [call] {
+    const int64_t bytes = call.shape.rows.bytes();
+    for (int64_t i = call.from; i < call.tail.count; ++i) {
+      for (int64_t head = 0; head < call.shape.kv_heads; ++head) {
+        std::memcpy(call.sequence->kept + (head * call.capacity + i) * bytes,
+                    row_of(*call.sequence, call.shape, head, call.tail.position(i)),
+                    size_t(bytes));
+      }
+    }
+  });
+}
+
 void launch_copy(void* target, const void* source, int64_t bytes, cudaStream_t stream) {
   if (bytes % 16 != 0) complain("a copy of broken pieces");
   launch(stream, [=] { std::memmove(target, source, size_t(bytes)); });
+}
+
+void launch_balance(const EncodeCall&, cudaStream_t stream) {
+  launch(stream, [] {});
+}
+
+void launch_means(const EncodeCall&, cudaStream_t stream) {
+  launch(stream, [] {});
+}
+
+void launch_observe(const ObserveCall& call, cudaStream_t stream) {
+  launch(stream, [call] { *call.squares += double(call.positions); });
 }
 
 void launch_encode(const EncodeCall& call, cudaStream_t stream) {
@@ -191,7 +216,7 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
   launch(stream, [call] { decode(call); });
 }
 
-LaneScratch lay_out_scratch(char* base, const ModelShape&, int64_t, int64_t, bool,
+LaneScratch lay_out_scratch(char* base, const ModelShape&, int64_t, int64_t, bool, int64_t,
                             int64_t zone_capacity, int64_t) {
   LaneScratch scratch{};
   scratch.first.scores = reinterpret_cast<uint8_t*>(base);

@@ -149,6 +149,24 @@ class Life {
     }
   }
 
+  /** A turn, with its attention. */
+  void attend(SequenceId sequence) {
+    for (int64_t layer = 0; layer < kLayers; ++layer) {
+      const int64_t tokens = 1 + below(40);
+      const Numbers numbers = new_rows(tokens);
+      cache_.attend(layer, {sequence}, {tokens}, view(q_, tokens, 2 * kHeads),
+                    view(k_, tokens, kHeads), view(v_, tokens, kHeads),
+                    view(out_, tokens, 2 * kHeads), {}, stream());
+      append(truth_[sequence][size_t(layer)], numbers);
+    }
+  }
+
+  /** A layer that shares the rows of another one: nothing is appended. */
+  void look_with_decode(SequenceId sequence, Stream on) {
+    if (truth_[sequence][0].empty()) return;
+    cache_.decode(0, {sequence}, view(q_, 1, 2 * kHeads), view(out_, 1, 2 * kHeads), {}, on);
+  }
+
   void advance_and_replay(const std::vector<SequenceId>& batch, Stream on) {
     cache_.advance(batch, on);
     replay(batch, on);
@@ -166,7 +184,7 @@ class Life {
     int64_t least = kMost;
     for (const Numbers& layer : truth_[sequence]) least = std::min(least, int64_t(layer.size()));
     const int64_t tokens = below(1 + (chance(2) ? least : std::min(least, int64_t{40})));
-    cache_.truncate(sequence, tokens, stream());
+    cache_.truncate({sequence}, Cut::drop({tokens}), stream());
     for (Numbers& layer : truth_[sequence]) layer.resize(layer.size() - size_t(tokens));
   }
 
@@ -178,7 +196,7 @@ class Life {
     std::vector<SequenceId> batch = all;
     // Few together, or so many that they go in branches.
     batch.resize(std::min(batch.size(), size_t(chance(3) ? 12 : 3)));
-    switch (below(12)) {
+    switch (below(14)) {
       case 0:
         if (all.size() < 12) truth_[cache_.add()].resize(size_t(kLayers));
         return;
@@ -210,6 +228,10 @@ class Life {
       case 8:  // a graph's way: room is made, then recorded decodes run
         if (cache_.config().local == 0) return;
         return advance_and_replay(batch, stream());
+      case 9:
+        return attend(one);
+      case 10:
+        return look_with_decode(one, stream());
       default:
         return decode(batch, stream());
     }

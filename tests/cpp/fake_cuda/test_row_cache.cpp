@@ -74,7 +74,7 @@ TEST(FakeRowCache, IsAllocatedByTheFirstSearchAndFreedWithItsSequence) {
   EXPECT_EQ(more(), kBytes) << "nor one that only grows";
   both([&](Driver& driver) { driver.cache.advance({two}); });
   EXPECT_EQ(more(), 2 * kBytes);
-  both([&](Driver& driver) { driver.cache.truncate(two, 100); });
+  both([&](Driver& driver) { driver.cache.truncate({two}, Cut::drop({100})); });
   EXPECT_EQ(more(), 2 * kBytes);
   both([&](Driver& driver) { driver.cache.reorder({one, two}, {1, 1}); });
   EXPECT_EQ(more(), kBytes);
@@ -115,7 +115,7 @@ TEST(FakeRowCache, ChangesNothingWhenItIsRefused) {
     EXPECT_EQ(driver.live(), live);
   }
   driver.prefill(sequence, 30);
-  driver.cache.truncate(sequence, 31);
+  driver.cache.truncate({sequence}, Cut::drop({31}));
   driver.decode(sequence);
   EXPECT_EQ(driver.cache.length(sequence), 99);
   EXPECT_EQ(test::wrong(), "");

@@ -25,10 +25,12 @@ constexpr int kRegistersBesideScore = kWords == 16  ? 240
 struct HeadContext {
   int row, head;  // of the batch; kv head
   void* const* rows;
+  const char* kept;  // rows of the tail; null: they are where the others are
   int total;
   int searched;  // candidates wanted; 0: everything is resident
   device::Zone zone;
   device::AttendShape shape;
+  const float* stretch;  // (key_dim) of queries, see Balance; null: keys are encoded whole
   HeadScratch scratch;
   int64_t candidate_capacity;
 };
@@ -60,7 +62,18 @@ struct HeadBlock {
   __device__ __forceinline__ auto rows_of_searchers() const {
     return rows_of_head(call, context.row, context.head);
   }
-  /** The same, when no more is known than what head it is. */
+
+  /** A query that is spread over a warp takes on the balance of the head's channels. */
+  __device__ __forceinline__ void stretch(float (&x)[kWords]) const {
+    if (context.stretch == nullptr) return;
+#pragma unroll
+    for (int r = 0; r < kWords; ++r) {
+      const int d = 32 * r + device::lane_id();
+      if (d < context.shape.key_dim) x[r] = __fmul_rn(x[r], context.stretch[d]);
+    }
+  }
+
+  /** rows_of_searchers, when no more is known than what head it is. */
   static __device__ __forceinline__ auto rows_of_head(const DecodeCall& call, int row, int head) {
     return [&call, row, head](int searcher) {
       const int group = int(call.shape.group);

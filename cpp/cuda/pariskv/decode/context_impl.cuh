@@ -2,6 +2,7 @@
 #pragma once
 
 #include "pariskv/decode/context.cuh"
+#include "pariskv/decode/statistics.cuh"
 
 namespace pariskv::cuda {
 
@@ -14,10 +15,17 @@ __device__ __forceinline__ void fill_context(const StepParams& step, const Seque
   context.row = row;
   context.head = head;
   context.rows = view.rows;
+  context.kept = view.kept;
   context.total = int(view.total);
   context.searched = int(view.plan[0]);  // ParisKvPlan
-  context.zone = {view.summaries,       model.summary(),   step.by_segment, head,
-                  int(view.zone_begin), int(view.zone_end)};
+  context.zone = {view.summaries,
+                  model.summary(),
+                  step.by_segment,
+                  head,
+                  int(view.zone_begin),
+                  int(view.zone_end),
+                  model.block == 0 ? 0 : device::log2_of_power(int(model.block))};
+  context.stretch = device::stretch_of(model, view.state, head);
   context.shape = {int(model.rows.key_dim), int(model.rows.value_dim), int(model.group),
                    int(model.rows.bytes()), step.call.logits.scale,    step.call.logits.softcap};
 }

@@ -5,6 +5,7 @@
  *
  *   flag               set by                                      awaited by          cleared by
  *   word of `windows`  window: the thread that has the logit       score: one warp     attend
+ *   `chunk_flags`      window: a block, a chunk of means summed    score: each warp    attend
  *   `scored`           score: a block, its share written           rerank: each block  attend
  *   `reranked`         rerank: a block, logits and masses written  attend: each block  attend
  *

@@ -21,6 +21,7 @@ namespace {
 
 constexpr int kClusters = 5;  // of 1, 2, 4, 8 and 16 blocks
 constexpr int kScoresPerSm = 2;
+constexpr int kMeansPerSm = 4;
 constexpr int kReranksPerSm = 2;
 /** Blocks that fetch the code of rerank into the caches while keys are scored: 4 % at 1 x 512K. */
 constexpr int kRehearsing = 8;
@@ -227,15 +228,20 @@ class Step {
   bool runs(DecodeStep step) const { return call_.first_step <= step && step <= call_.last_step; }
 
   void score() const {
-    const bool looks = call_.searchers > 1;
-    if (looks) {
-      Launch(call_.heads * kWindowBlocks, 0, stream_)
-          .run(kernels_.window_logits, WindowParams{common_}, "decode: window_logits");
+    const int window_blocks = call_.searchers > 1 ? kWindowBlocks : 0;
+    const int mean_blocks =
+        call_.shape.block == 0 ? 0 : blocks_per_head(fit_, call_, kMostMeanBlocks, kMeansPerSm);
+    const int looking = window_blocks + mean_blocks;
+    if (looking > 0) {
+      Launch(call_.heads * looking, 0, stream_)
+          .run(kernels_.window_logits,
+               WindowParams{common_, window_blocks, mean_blocks, device::IndexDivisor::of(looking)},
+               "decode: window_logits");
     }
     const ScoreParams params{common_, score_blocks_, device::IndexDivisor::of(score_blocks_),
                              queries_in_pieces(call_)};
     Launch(call_.heads * score_blocks_, kernels_.score_bytes, stream_)
-        .early(fit_.early && looks)
+        .early(fit_.early && looking > 0)
         .run(kernels_.score, params, "decode: score");
   }
 
@@ -277,7 +283,8 @@ class Step {
   void attend() const {
     const int size = cluster_size(fit_, call_.heads);
     const int bytes = std::max(std::min(kAttendBytes, fit_.shared_bytes),
-                               kernels_.attend_space + kernels_.attend_least);
+                               kernels_.attend_space + kernels_.attend_least +
+                                   (call_.tail_rows > 0 ? kTailBytes : 0));
     // Of more heads, the rows of some keep the bus busy while others are searched.
     const bool early = call_.batch * call_.shape.kv_heads * size <= fit_.multiprocessors;
     const AttendParams params{
@@ -304,7 +311,8 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
 }
 
 LaneScratch lay_out_scratch(char* base, const ModelShape& shape, int64_t searchers, int64_t top_k,
-                            bool votes, int64_t zone_capacity, int64_t candidate_capacity) {
+                            bool votes, int64_t tail_rows, int64_t zone_capacity,
+                            int64_t candidate_capacity) {
   uintptr_t next = reinterpret_cast<uintptr_t>(base);
   const auto take = [&](auto*& array, int64_t count) {
     using Array = std::remove_reference_t<decltype(array)>;
@@ -321,6 +329,12 @@ LaneScratch lay_out_scratch(char* base, const ModelShape& shape, int64_t searche
   take(at.flags, ReadyFlags::kCount);
   take(at.masses, device::kSlices * shape.group);
   take(at.windows, shape.group * kWindowRows);
+  const int64_t blocks =
+      shape.block == 0 ? 0 : (zone_capacity + 2 * kScoreAlignment) / shape.block + 2;
+  const int64_t chunks = blocks == 0 ? 0 : blocks / kChunkBlocks + 2;
+  take(at.block_steps, blocks * ((searchers + 3) / 4 * 4));
+  take(at.chunks, chunks * searchers);
+  take(at.chunk_flags, chunks);
   take(at.votes, votes ? searchers * shape.subspaces() * 256 : 0);
   take(at.candidates, candidate_capacity);
   take(at.estimates, searchers * candidate_capacity);
@@ -331,6 +345,7 @@ LaneScratch lay_out_scratch(char* base, const ModelShape& shape, int64_t searche
   take(at.candidate_count, 1);
   take(at.resident, parts);
   take(at.fetched, parts);
+  take(at.sampled, tail_rows > 0 ? parts : 0);
   return {at, int64_t(next - reinterpret_cast<uintptr_t>(base))};
 }
 

@@ -14,7 +14,12 @@ struct StepParams {
   uint32_t token;  // of this step: what its flags are set to
 };
 
-struct WindowParams : StepParams {};
+/** For each kv head, `window_blocks` and then `mean_blocks`. */
+struct WindowParams : StepParams {
+  int window_blocks;  // look at rows of the window
+  int mean_blocks;    // look at the means of blocks of keys
+  device::IndexDivisor by_blocks;  // divides by the sum
+};
 
 /** A grid of `blocks_per_head` blocks for each kv head, head by head. */
 struct ScoreParams : StepParams {

@@ -5,6 +5,10 @@
 
 #include "ops.h"
 
+namespace pariskv {
+struct BlockSums;
+}
+
 namespace pariskv::cuda {
 
 namespace device {
@@ -21,6 +25,9 @@ struct HeadScratch {
   uint32_t* flags;              // (ReadyFlags::kCount)
   device::Mass* masses;         // (kSlices, group): of estimates
   uint64_t* windows;            // (group, kWindowRows): logits in steps, the token above
+  int32_t* block_steps;         // (blocks of keys, SearcherStride): logits of means, in steps
+  BlockSums* chunks;            // (chunks of blocks, searchers)
+  uint32_t* chunk_flags;        // (chunks of blocks)
   uint8_t* votes;               // (searchers, subspaces, 256)
   int32_t* candidates;          // (candidate_capacity) offsets from zone_begin, ascending
   float* estimates;             // (searchers, candidate_capacity)
@@ -31,6 +38,7 @@ struct HeadScratch {
   int32_t* candidate_count;
   float* resident;  // (kParts, group, 2 + value_dim): maximum, sum, weighted
   float* fetched;   // the same for the selected rows
+  float* sampled;   // and for those that stand for the others
 };
 
 /** The scratch of a lane's heads, one after the other. */
@@ -41,6 +49,7 @@ struct LaneScratch {
 
 /** Where the scratch of a lane lies, from `base` on; the capacities fix it. Null: for its size. */
 LaneScratch lay_out_scratch(char* base, const ModelShape& shape, int64_t searchers, int64_t top_k,
-                            bool votes, int64_t zone_capacity, int64_t candidate_capacity);
+                            bool votes, int64_t tail_rows, int64_t zone_capacity,
+                            int64_t candidate_capacity);
 
 }  // namespace pariskv::cuda

@@ -11,7 +11,7 @@ namespace pariskv::cuda::device {
 struct HeadStatistics {
   const int64_t* usable;
   const int64_t* square_units;
-  const int64_t* sums;    // (rotated dimensions)
+  const int64_t* sums;    // (rotated dimensions); null: keys are told from the means of blocks
   const int32_t* counts;  // (subspaces, 256); null: not kept
 };
 
@@ -19,10 +19,20 @@ struct HeadStatistics {
 __device__ __forceinline__ HeadStatistics statistics_of(const ModelShape& model, const void* state,
                                                         int head) {
   const auto* numbers = static_cast<const int64_t*>(state);
+  if (model.block > 0) return {numbers + head, numbers + model.kv_heads + head, nullptr, nullptr};
   const int64_t* sums = numbers + 2 * model.kv_heads;
   const auto* counts = reinterpret_cast<const int32_t*>(sums + model.kv_heads * model.rotated_dim);
   return {numbers + head, numbers + model.kv_heads + head, sums + head * model.rotated_dim,
           counts + head * (model.rotated_dim / kSubspaceDim) * 256};
+}
+
+/** The balance of a head's channels, (key_dim), as codec/key_statistics.h has it; null: none. */
+__device__ __forceinline__ const float* stretch_of(const ModelShape& model, const void* state,
+                                                   int head) {
+  if (model.block == 0 || state == nullptr) return nullptr;
+  const int64_t channels = model.kv_heads * model.rows.key_dim;
+  const auto* squares = static_cast<const double*>(state) + 2 * model.kv_heads;
+  return reinterpret_cast<const float*>(squares + channels) + head * model.rows.key_dim;
 }
 
 /** What is needed of the statistics, in shared memory. */
@@ -36,8 +46,9 @@ struct KnownStatistics {
     const auto* from = reinterpret_cast<const uint4*>(statistics.sums);
     const uint32_t to = shared_address(sums) + 16 * lane_id();
 #pragma unroll
-    for (int i = 0; i < kWords / 2; ++i) {
-      ptx::cp_async_cg_16(to + 32 * 16 * i, from + 32 * i + lane_id());
+    for (int i = 0; i < kWords / 2; ++i) {  // zeros where none are kept
+      const auto* piece = from == nullptr ? nullptr : from + 32 * i + lane_id();
+      ptx::cp_async_cg_16(to + 32 * 16 * i, piece, piece != nullptr);
     }
     if (lane_id() == 0) ptx::cp_async_ca(&usable, statistics.usable);
     if (lane_id() == 1) ptx::cp_async_ca(&square_units, statistics.square_units);

@@ -18,10 +18,13 @@ struct Zone {
   SegmentDivisor segment;  // of a position
   int head;
   int begin, end;  // positions
+  int block_bits;  // of the number of keys that share a mean; 0: none do
 
   __device__ __forceinline__ int origin() const {
     return begin / int(kScoreAlignment) * int(kScoreAlignment);
   }
+  /** The number of the first block of keys that share a mean, from the origin on. */
+  __device__ __forceinline__ int first_block() const { return origin() >> block_bits; }
   /** Units of `keys` keys from the origin to the end. */
   __device__ __forceinline__ int units(int keys) const {
     return (end - origin() + keys - 1) / keys;

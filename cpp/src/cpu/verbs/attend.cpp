@@ -82,6 +82,43 @@ void load_group(const DecodeArgs& args, const Running& state, const Kernels& ker
   }
 }
 
+/** Rows that stand for others. */
+struct TailRows {
+  const int32_t* position;
+  int64_t count;
+  float weight;
+};
+
+/** Adds them to the running softmax of a block. */
+void attend_tail(const Kernels& kernels, const DecodeArgs& args, const QueryBlock& block,
+                 const SequenceView& sequence, int64_t head, const TailRows& tail) {
+  if (tail.count == 0) return;
+  const ModelShape& shape = args.shape;
+  const int64_t dim = shape.rows.value_dim;
+  float maximum[kQueryBlock], sum[kQueryBlock];
+  alignas(64) float weighted[kQueryBlock * kMaxHeadDim];
+  QueryBlock own = block;
+  own.maximum = maximum, own.sum = sum, own.weighted = weighted;
+  std::fill_n(maximum, own.count, -INFINITY);
+  std::fill_n(sum, own.count, 0.0f);
+  std::fill_n(weighted, own.count * dim, 0.0f);
+  std::fill_n(own.limits, own.count, tail.count);
+  attend_rows(kernels, shape, args.logits, own, tail.count,
+              [&](int64_t i) { return row_at(shape, sequence, head, tail.position[i]); });
+  for (int64_t q = 0; q < own.count; ++q) {
+    const float top = std::max(block.maximum[q], maximum[q]);
+    if (!(top > -INFINITY)) continue;
+    const float before = std::exp(block.maximum[q] - top);
+    const float added = tail.weight * std::exp(maximum[q] - top);
+    block.maximum[q] = top;
+    block.sum[q] = block.sum[q] * before + sum[q] * added;
+    for (int64_t d = 0; d < dim; ++d) {
+      float& value = block.weighted[q * dim + d];
+      value = value * before + weighted[q * dim + d] * added;
+    }
+  }
+}
+
 void store_row(const float* values, int64_t count, DType dtype, char* out) {
   dispatch(dtype, [&](auto type) {
     for (int64_t d = 0; d < count; ++d) {
@@ -147,6 +184,11 @@ void CpuBackend::attend_selected(const DecodeArgs& args, const Running& running)
     const int32_t* selected = selection.position + list * selection.width;
     attend_rows(kernels_, shape, args.logits, block, rows,
                 [&](int64_t i) { return row_at(shape, sequence, part.head, selected[i]); });
+    if (sequence.sparse != 0 && selection.tail_width > 0) {
+      attend_tail(kernels_, args, block, sequence, part.head,
+                  {selection.tail_position + list * selection.tail_width,
+                   selection.tail_count[list], selection.tail_weight[part.token]});
+    }
     for (int64_t q = 0; q < block.count; ++q) {
       finish(shape, args.logits, block.maximum[q], block.sum[q],
              block.weighted + q * shape.rows.value_dim,

@@ -1,6 +1,8 @@
 // ParisKV's search, verb after verb, over arrays that are cut anew for every step.
 #include "cpu/pariskv_step.h"
 
+#include <algorithm>
+
 #include "codec/key_statistics.h"
 
 namespace pariskv::cpu {
@@ -47,6 +49,9 @@ SearchItem cut_item(const DecodeArgs& args, const ParisKvRules& rules, const Seq
   item.order = cutter.take<uint64_t>(heads * candidates);
   item.selected_worth = cutter.take<float>(heads * rules.top_k);
   item.selected_candidate = cutter.take<int32_t>(heads * rules.top_k);
+  const bool left_out = std::min(rules.top_k, candidates) < zone;
+  item.tail = Tail::of(sequence.zone_begin, sequence.zone_end, left_out ? rules.tail_rows : 0);
+  item.tail_selected = cutter.take<uint8_t>(heads * Tail::capacity(rules.tail_rows));
   return item;
 }
 
@@ -61,6 +66,11 @@ void ParisKvStep::cut(const DecodeArgs& args, const ParisKvRules& rules, const S
     item.row = i;
     item.selected = selection.position + i * args.shape.kv_heads * selection.width;
     item.selected_count = selection.count + i * args.shape.kv_heads;
+    item.tail_position = selection.tail_position + i * args.shape.kv_heads * selection.tail_width;
+    item.tail_count = selection.tail_count + i * args.shape.kv_heads;
+    if (selection.tail_weight != nullptr) {
+      selection.tail_weight[i] = item.tail.weight(item.sequence.zone_tokens());
+    }
     items_.push_back(item);
   }
 }
@@ -72,6 +82,7 @@ void ParisKvStep::search(const DecodeArgs& args, const ParisKvRules& rules,
   score(search);
   select(search);
   rerank(search);
+  list_tail(search);
 }
 
 int64_t ParisKvStep::candidates(const ModelShape& shape) const {

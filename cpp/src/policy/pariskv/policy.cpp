@@ -51,10 +51,14 @@ void ParisKvPolicy::plan(SequenceView& sequence) const {
   ParisKvPlan{candidates, schedule_step(settings_, zone).vote_ratio}.store(sequence);
 }
 
+int64_t ParisKvPolicy::tail_rows() const {
+  return settings_.tail == TailRule::kSample ? settings_.tail_rows : 0;
+}
+
 Rules ParisKvPolicy::rules() const {
   const bool mean = settings_.group_rule == GroupRule::kMeanQuery;
   return ParisKvRules{&codec_, settings_.scorer, settings_.group_rule, settings_.top_k,
-                      mean ? 1 : shape_.group};
+                      mean ? 1 : shape_.group, tail_rows()};
 }
 
 EncodeJob ParisKvPolicy::job_of(const Span& span) const {

@@ -20,6 +20,7 @@ class ParisKvPolicy : public Policy {
   int64_t opening() const override { return opening_; }
   Positions observed() const override;
   void on_queries(const std::vector<QuerySpan>& spans, Stream stream) override;
+  int64_t tail_rows() const override;
   void plan(SequenceView& sequence) const override;
   void on_spill(const std::vector<Span>& spans, Stream stream) override;
   void on_recall(const Span& span, Stream stream) override;

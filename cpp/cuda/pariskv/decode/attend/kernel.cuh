@@ -20,6 +20,7 @@
 #include "pariskv/decode/attend/rows.cuh"
 #include "pariskv/decode/attend/worth.cuh"
 #include "pariskv/decode/flags.cuh"
+#include "pariskv/decode/key_blocks.cuh"
 
 namespace pariskv::cuda {
 
@@ -36,6 +37,8 @@ struct AttendSpace {
   device::TopKSpace top_k;
   device::CompactSpace select;
   uint64_t slots[device::kMostSlots];
+  uint64_t tail_slots[device::kMostSlots];
+  Tail tail;
   SentTasks parts;
   float all[device::kHeadsPerPass];  // log-sum-exp of every head
 };
@@ -48,11 +51,26 @@ struct FetchedParts {
   SentTasks& sent;
   int chunks;  // of 32 dimensions
   bool sends;
+  device::PartsInScratch tail;  // parts of its rows, which join; null: there are none
 
   static constexpr int kBytesOfTask = int(sizeof(device::SentParts));
 
+  /** Adds what the tail's rows of the same part have left: this block has written it. */
+  __device__ __forceinline__ void join(const float* other, int chunk, float& maximum, float& sum,
+                                       float& weighted) const {
+    const int d = 32 * chunk + device::lane_id();
+    const float others = other[0], top = fmaxf(maximum, others);
+    if (top == -device::infinity()) return;
+    const float mine = device::exp_of(maximum - top), theirs = device::exp_of(others - top);
+    sum = __fmaf_rn(other[1], theirs, __fmul_rn(sum, mine));
+    const float value = d < tail.value_dim ? other[2 + d] : 0.0f;
+    weighted = __fmaf_rn(value, theirs, __fmul_rn(weighted, mine));
+    maximum = top;
+  }
+
   __device__ __forceinline__ void leave(int part, int head, int chunk, float maximum, float sum,
                                         float weighted) const {
+    if (tail.parts != nullptr) join(tail.part(part, head), chunk, maximum, sum, weighted);
     if (!sends) return scratch.leave(part, head, chunk, maximum, sum, weighted);
     if (chunk >= chunks) return;
     const int task = head * chunks + chunk, owner = task & (cluster.size - 1);
@@ -120,14 +138,28 @@ struct Attend {
     list.close(device::passed(space.select), cut.offset);
   }
 
+  /** Attention to this block's share of the tail. */
+  __device__ __forceinline__ void attend_tail(char* slots, float* merge,
+                                              const device::PartsInScratch& out) const {
+    const device::Zone& zone = block.context.zone;
+    const TailRows rows{block.context, space.tail, int(Tail::capacity(block.call.tail_rows)),
+                        weight_of(zone, space.tail)};
+    device::RowAttention<kWords, Element, TailRows> attention(
+        block.context.shape, cluster, slots, kTailBytes, space.tail_slots,
+        {int(space.tail.count)}, {nullptr, nullptr, 0}, rows);
+    attention.run(block.queries(), block.call.q.stride_j, out, merge);
+  }
+
   /** Attention to this block's selected rows. */
   __device__ __forceinline__ void attend(const RowList<Element, kWords>& list) const {
     auto* merge = reinterpret_cast<float*>(room());
     char* slots = room() + device::kMergeBytes<kWords>;
     const HeadScratch& scratch = block.context.scratch;
+    const bool has_tail = space.tail.count > 0;
+    char* const end = room() + room_bytes() - (has_tail ? kTailBytes : 0);
     auto* counters = reinterpret_cast<unsigned long long*>(block.call.counters);
     device::RowAttention<kWords, Element, SelectedRows, SelectedParts, Keep> attention(
-        block.context.shape, cluster, slots, int(room() + room_bytes() - slots), space.slots,
+        block.context.shape, cluster, slots, int(end - slots), space.slots,
         list.parts(), {nullptr, nullptr, 0}, list.addresses(),
         {space.rows.cache, cluster, space.top_k.mail, list.rows(), list.stamped(),
          counters == nullptr ? nullptr : counters + 2});
@@ -137,10 +169,12 @@ struct Attend {
                              space.top_k.mail.parts,
                              space.parts,
                              chunks(),
-                             sends_parts()};
+                             sends_parts(),
+                             {has_tail ? scratch.sampled : nullptr, shape.group, shape.value_dim}};
     attention.start();
     bring_resident_parts();
     clear_flags();
+    if (has_tail) attend_tail(end, merge, parts.tail);
     attention.finish(block.queries(), block.call.q.stride_j, parts, merge);
     if (!parts.sends) cluster.sync();
   }
@@ -153,6 +187,9 @@ struct Attend {
     ReadyFlags{scratch.flags}.clear(mine, all);
     const int windows = block.context.shape.group * int(kWindowRows);
     for (int i = mine; i < windows; i += all) scratch.windows[i] = 0;
+    if (block.context.zone.block_bits == 0) return;
+    const int chunks = KeyBlocks(block.context.zone).chunks();
+    for (int i = mine; i < chunks; i += all) scratch.chunk_flags[i] = 0;
   }
 
   /** Tasks of the head: 32 dimensions of a query head's output, a warp each. */
@@ -263,7 +300,7 @@ struct Attend {
       const int counted = __ldcg(scratch.candidate_count);
       // There are as many as were wanted, most often: then this is one trip to memory.
       int candidates = block.context.searched;
-      RowList<Element, kWords> list(block, cluster, space.rows);
+      RowList<Element, kWords> list(block, cluster, space.rows, space.tail);
       LogitsAhead ahead;
 #pragma unroll 1
       for (;; candidates = counted) {
@@ -297,7 +334,12 @@ __global__ void __launch_bounds__(device::kThreads, 1)
   }
   if (threadIdx.x == 0) space.rows.early.open();
   device::init_row_barriers(space.slots);
+  device::init_row_barriers(space.tail_slots);
   __syncthreads();
+  if (threadIdx.x == 0) {
+    const int wanted = int(min(params.call.top_k, int64_t(space.context.searched)));
+    space.tail = tail_of(space.context.zone, params.call.tail_rows, wanted);
+  }
   space.rows.cache.prefetch(rank, size);
   const Attend<Element, kWords> attend{params, space, {params.call, space.context}, {size, rank}};
   device::open_top_k(attend.cluster, space.top_k);  // while there is nothing else to do

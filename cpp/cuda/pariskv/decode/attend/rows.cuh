@@ -7,6 +7,7 @@
 
 #include "pariskv/decode/attend/early_rows.cuh"
 #include "pariskv/decode/attend/row_cache.cuh"
+#include "pariskv/decode/attend/tail_rows.cuh"
 #include "pariskv/decode/attend/topk.cuh"
 #include "pariskv/decode/context.cuh"
 
@@ -44,13 +45,21 @@ struct SelectedParts {
   }
 };
 
+/** Set in SelectedRow::candidate: the row is one of the tail. */
+constexpr int kInTail = 1 << 30;
+
 /** Where a block's selected rows lie. */
 struct SelectedRows {
+  static constexpr bool kSkipsBroken = false;
   const device::SelectedRow* rows;
   RowSpace& space;
   int row_bytes;
   bool listed;  // in shared memory
+  float again;  // weight of a row that also counts as one of the tail
 
+  __device__ __forceinline__ float weight(int i) const {
+    return rows[i].candidate & kInTail ? again : 1.0f;
+  }
   __device__ __forceinline__ const char* operator()(int i) const {
     return reinterpret_cast<const char*>(rows[i].address);
   }
@@ -72,8 +81,9 @@ template <typename Element, int kWords>
 class RowList {
  public:
   __device__ __forceinline__ RowList(const HeadBlock<Element, kWords>& block,
-                                     const device::Cluster& cluster, RowSpace& space)
-      : block_(block), cluster_(cluster), space_(space) {}
+                                     const device::Cluster& cluster, RowSpace& space,
+                                     const Tail& tail)
+      : block_(block), cluster_(cluster), space_(space), tail_(tail) {}
 
   /** Rows are selected from so many candidates. */
   __device__ __forceinline__ void choose_from(int candidates);
@@ -109,7 +119,8 @@ class RowList {
     return {space_.begins, cluster_.first_part(), cluster_.end_part()};
   }
   __device__ __forceinline__ SelectedRows addresses() const {
-    return {list_, space_, block_.context.shape.row_bytes, list_ == space_.list};
+    return {list_, space_, block_.context.shape.row_bytes, list_ == space_.list,
+            1.0f - weight_of(block_.context.zone, tail_)};
   }
   /** All results of RowCache::stamp of this thread: see KeepInCache. */
   __device__ __forceinline__ uint32_t stamped() const { return stamped_; }
@@ -124,6 +135,7 @@ class RowList {
   const HeadBlock<Element, kWords>& block_;
   const device::Cluster& cluster_;
   RowSpace& space_;
+  const Tail& tail_;
   int candidates_ = 0, first_ = 0, count_ = 0;
   device::KeysOfLane mine_{0};
   device::SelectedRow* list_ = nullptr;

@@ -109,8 +109,8 @@ __device__ __forceinline__ void RowList<Element, kWords>::close(int rows, int of
   }
   // One more than there are: parts after the last row begin there.
   for (int i = int(threadIdx.x); i <= rows; i += device::kThreads) {
-    const int last = i > 0 ? part_of(list_[i - 1].candidate) : cluster_.first_part() - 1;
-    const int part = i < rows ? part_of(list_[i].candidate) : cluster_.end_part();
+    const int last = i > 0 ? part_of(list_[i - 1].candidate & ~kInTail) : cluster_.first_part() - 1;
+    const int part = i < rows ? part_of(list_[i].candidate & ~kInTail) : cluster_.end_part();
     for (int begins = last + 1; begins <= part; ++begins) {
       space_.begins[begins - cluster_.first_part()] = i;
     }
@@ -127,7 +127,7 @@ __device__ __forceinline__ device::SelectedRow RowList<Element, kWords>::row_of(
     int candidate, int offset, const char* segment) const {
   const int position = block_.context.zone.begin + offset;
   return {reinterpret_cast<uint64_t>(row_in(block_.context, segment, position)), position,
-          candidate};
+          candidate | (tail_.has(position) ? kInTail : 0)};
 }
 
 template <typename Element, int kWords>

@@ -5,6 +5,7 @@
 #include "device/softmax.cuh"
 #include "device/warp.cuh"
 #include "pariskv/decode/attend/worth.cuh"
+#include "policy/pariskv/rules.h"
 
 namespace pariskv::cuda {
 
@@ -68,6 +69,20 @@ __device__ __forceinline__ float share_of(float logit, float all) {
   return exp_of(fmaxf(logit - all, -87.0f));
 }
 
+/**
+ * Worth of a row that is worth next to nothing: it rises with the logit that is nearest to its
+ * head's total. Of heads in further passes the last ones count.
+ */
+static __device__ __noinline__ float graded(const float* estimate, int64_t stride, int heads,
+                                     const float* all) {
+  float nearest = -infinity();
+  for (int head = 0; head < heads; ++head) {
+    if (!finite(all[head])) continue;
+    nearest = larger(__fsub_rn(__ldcg(estimate + head * stride), all[head]), nearest);
+  }
+  return __fdiv_rn(kLeastWorth, __fsub_rn(1.0f, nearest));
+}
+
 }  // namespace device
 
 __device__ __forceinline__ void LogitsAhead::load(const float* estimates, int64_t stride, int heads,
@@ -115,6 +130,7 @@ __device__ __forceinline__ void Weighing<Element, kWords>::weigh(int first, int 
                                                                  float* worth) const {
   const HeadScratch& scratch = block.context.scratch;
   const int group = block.context.shape.group;
+  const int64_t stride = block.context.candidate_capacity;
   const auto leave = [&](int i, float one) {
     worth[i] = one;
     if (block.call.explains) scratch.worth[first + i] = one;
@@ -126,7 +142,6 @@ __device__ __forceinline__ void Weighing<Element, kWords>::weigh(int first, int 
     __syncthreads();
     return;
   }
-  const int64_t stride = block.context.candidate_capacity;
   const float inverse = __frcp_rn(float(group));
 #pragma unroll 1
   for (int from = 0; from < group; from += device::kHeadsPerPass) {
@@ -171,9 +186,11 @@ __device__ __forceinline__ void Weighing<Element, kWords>::weigh(int first, int 
         }
         if (from + heads < group) {
           worth[i] = sum;
-        } else {
-          leave(i, sum * inverse);
+          continue;
         }
+        float one = sum * inverse;
+        if (one < kLeastWorth) one = device::graded(estimates + i, stride, heads, all);
+        leave(i, one);
       }
     }
   }

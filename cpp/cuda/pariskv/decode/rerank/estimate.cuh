@@ -7,6 +7,7 @@
 #include "device/partition.cuh"
 #include "device/softmax.cuh"
 #include "device/warp.cuh"
+#include "pariskv/decode/key_blocks.cuh"
 #include "pariskv/decode/mass.cuh"
 #include "pariskv/decode/rerank/codes.cuh"
 #include "pariskv/decode/rerank/gather.cuh"
@@ -68,6 +69,7 @@ struct EstimateOutput {
   int heads;      // of four
   float softcap;
   float log_weight;  // samples count e^log_weight times, and only in the sums
+  BlockSteps blocks;  // logits of means, from the first of these heads on
 };
 
 /**
@@ -78,12 +80,13 @@ struct EstimateOutput {
  * @param tile    the first of theirs, counted from the block's first one
  * @param count   of tiles
  * @param turn    how many tiles of the head are before these: decides which warp has which
+ * @param blocks  (keys) their blocks' numbers, from the zone's origin on; unset without blocks
  */
 template <int kWords>
 __device__ __forceinline__ void estimate(const EstimateQueries<kWords>& queries,
                                          const LevelTable& table, const char* codes,
-                                         const KeyPlace* places, int tile, int count, int turn,
-                                         const Tiles& tiles, const EstimateOutput& out,
+                                         const KeyPlace* places, const int* blocks, int tile,
+                                         int count, int turn, const Tiles& tiles, const EstimateOutput& out,
                                          MassesOfWarp& masses, SliceMasses& slices);
 
 /** Several masses, added in order. */

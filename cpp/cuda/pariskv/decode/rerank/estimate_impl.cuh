@@ -1,6 +1,7 @@
 /** Definitions of estimate.cuh. */
 #pragma once
 
+#include "codec/head_scale.h"
 #include "device/softmax.cuh"
 #include "device/warp.cuh"
 #include "pariskv/decode/rerank/codes_impl.cuh"
@@ -44,8 +45,8 @@ __device__ __forceinline__ void MassesOfWarp::advance(int tile, const Tiles& til
 template <int kWords>
 __device__ __forceinline__ void estimate(const EstimateQueries<kWords>& queries,
                                          const LevelTable& table, const char* codes,
-                                         const KeyPlace* places, int tile, int count, int turn,
-                                         const Tiles& tiles, const EstimateOutput& out,
+                                         const KeyPlace* places, const int* blocks, int tile,
+                                         int count, int turn, const Tiles& tiles, const EstimateOutput& out,
                                          MassesOfWarp& masses, SliceMasses& slices) {
   using Layout = CodeLayout<kWords>;
   const int g = lane_id() / 4, t = lane_id() % 4;
@@ -55,6 +56,14 @@ __device__ __forceinline__ void estimate(const EstimateQueries<kWords>& queries,
     const int first = kTileKeys * at + g, second = first + 8;
     const char* first_code = codes + first * Layout::kPitch;
     const char* second_code = codes + second * Layout::kPitch;
+    const bool upper = t >= 2;  // the lane is left with the second key, and two queries
+    const int key = upper ? second : first;
+    int steps[2] = {};
+    if (out.blocks.bits > 0 && places[key].block != nullptr) {
+      const int2 both = __ldcg(reinterpret_cast<const int2*>(
+          out.blocks.steps + int64_t(blocks[key]) * out.blocks.pitch + 2 * (t % 2)));
+      steps[0] = both.x, steps[1] = both.y;
+    }
     float sums[4] = {}, rests[4] = {};  // two chains: products follow one another slowly
 #pragma unroll
     for (int u = 0; u < kLaneWords<kWords>; ++u) {
@@ -65,13 +74,11 @@ __device__ __forceinline__ void estimate(const EstimateQueries<kWords>& queries,
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) sums[i] += rests[i];
-    // Both terms of a query together: a lane is left with one of its keys and two queries.
-    const bool upper = t >= 2;
+    // Both terms of a query together.
     const float rest0 = __shfl_xor_sync(~0u, upper ? sums[0] : sums[2], 2);
     const float rest1 = __shfl_xor_sync(~0u, upper ? sums[1] : sums[3], 2);
     const float both[2] = {(upper ? sums[2] : sums[0]) + rest0,
                            (upper ? sums[3] : sums[1]) + rest1};
-    const int key = upper ? second : first;
     if (places[key].block == nullptr) continue;
     const int candidate = places[key].candidate;
     const char* code = upper ? second_code : first_code;
@@ -81,8 +88,9 @@ __device__ __forceinline__ void estimate(const EstimateQueries<kWords>& queries,
     for (int i = 0; i < 2; ++i) {
       const int head = 2 * (t % 2) + i;
       if (head >= out.heads) continue;
+      const float left = __fmul_rn(__fmul_rn(both[i], queries.size[i]), scale);
       const float logit =
-          soft_capped(__fmul_rn(__fmul_rn(both[i], queries.size[i]), scale), out.softcap);
+          soft_capped(__fadd_rn(left, __fmul_rn(float(steps[i]), kLogitOfStep)), out.softcap);
       if (candidate >= 0) out.logits[head * out.stride + candidate] = logit;
       masses.sums.of[i].add(candidate >= 0 ? logit : logit + out.log_weight);
     }

@@ -8,6 +8,7 @@
 
 #include "pariskv/decode/context.cuh"
 #include "pariskv/decode/flags.cuh"
+#include "pariskv/decode/key_blocks.cuh"
 #include "pariskv/decode/rerank/estimate.cuh"
 #include "pariskv/decode/rerank/select.cuh"
 #include "policy/pariskv/rules.h"
@@ -26,6 +27,7 @@ struct RerankSpace {
   HeadContext context;
   device::SliceMasses masses;
   device::KeyPlace places[3][device::kGathered<kWords>];  // of chunks, by turns
+  int blocks[3][device::kGathered<kWords>];               // of the same keys
   uint8_t* segments[kKnownSegments];                      // from the first of the zone on
   int32_t offsets[kListed];                               // of the first candidates
   device::LevelTable::Copies levels;
@@ -187,6 +189,8 @@ struct Rerank {
     const int2 at = device::split_position(zone, zone.begin + offset);
     const int known = at.x - space.first_segment;
     place = {known < kKnownSegments ? space.segments[known] : zone.summaries[at.x], at.y, name};
+    space.blocks[turn % 3][threadIdx.x] =
+        ((zone.begin + offset) >> zone.block_bits) - zone.first_block();
   }
   /** Sets a chunk that has been located on its way. */
   __device__ __forceinline__ void bring(const Chunk& chunk, int turn,
@@ -209,6 +213,7 @@ struct Rerank {
   __device__ __forceinline__ void load(int from, float (&x)[kWords]) const {
     if (device::warp_id() >= heads_from(from)) return;
     device::load_query<Element, kWords>(block.rows_of_searchers()(from + device::warp_id()), x);
+    block.stretch(x);
   }
   /** All of these, and levels. Has a barrier. */
   __device__ __forceinline__ void prepare(float (&x)[kWords], Queries& queries,
@@ -240,7 +245,9 @@ struct Rerank {
     const HeadScratch& scratch = block.context.scratch;
     const device::EstimateOutput out{scratch.estimates + from * block.context.candidate_capacity,
                                      int(block.context.candidate_capacity), heads_from(from),
-                                     block.call.logits.softcap, log_weight};
+                                     block.call.logits.softcap, log_weight,
+                                     BlockSteps(block.context.zone, scratch.block_steps + from,
+                                                block.searchers())};
     const device::Tiles tiles(candidates, kSamplesOfSlice);
     const int slices = rehearses ? 1 : this->slices();
     // Three chunks at a time: one is located, one is on its way, one is worked on.
@@ -258,9 +265,10 @@ struct Rerank {
       locate(next.next(), turn + 2, candidates, tiles);
       device::ptx::cp_async_wait_group<1>();
       __syncthreads();
-      device::estimate<kWords>(queries, levels, half(turn), space.places[turn % 3], chunk.tile,
-                               chunk.count(), first_slice * tiles.of_slice + chunk.tile, tiles, out,
-                               masses, space.masses);
+      device::estimate<kWords>(queries, levels, half(turn), space.places[turn % 3],
+                               space.blocks[turn % 3], chunk.tile, chunk.count(),
+                               first_slice * tiles.of_slice + chunk.tile, tiles, out, masses,
+                               space.masses);
       __syncthreads();
       chunk = next;
     }

@@ -35,6 +35,8 @@ struct ResidentRows {
   __device__ __forceinline__ const char* operator()(int i) const {
     return row_at(block.context, i < before ? i : i + gap);
   }
+  static constexpr bool kSkipsBroken = false;
+  __device__ __forceinline__ float weight(int) const { return 1; }
   __device__ __forceinline__ bool is_placed(int) const { return false; }
   __device__ __forceinline__ const char* placed(int) const { return nullptr; }
   __device__ __forceinline__ void await_placed() const {}

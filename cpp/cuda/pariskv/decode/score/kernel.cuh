@@ -5,6 +5,8 @@
 #pragma once
 
 #include "pariskv/decode/score/share.cuh"
+#include "pariskv/decode/key_blocks.cuh"
+#include "pariskv/decode/score/chunk_sums.cuh"
 #include "pariskv/decode/score/signs.cuh"
 #include "pariskv/decode/score/window_sum.cuh"
 
@@ -65,14 +67,17 @@ struct Score {
   /**
    * prepare_query for searchers from `from` on: what `settle` needs. All threads; ends with a
    * barrier.
+   * @param first  what other blocks leave is not known to be there yet
    * @param there  queries lie, as they are, where the rotated ones will
    */
-  __device__ __forceinline__ void prepare_queries(int from, bool there) const {
+  __device__ __forceinline__ void prepare_queries(int from, bool first, bool there) const {
     const device::KnownStatistics<kWords>& known = space.statistics;
     device::Queries<kWords>& out = space.queries;
     const double one = known.usable == 0 ? 0.0 : __ddiv_rn(1.0, double(known.usable));
     const int count = min(block.searchers() - from, kSearchers);
     const bool look = block.searchers() > 1;
+    const HeadScratch& scratch = block.context.scratch;
+    const bool has_blocks = block.context.zone.block_bits > 0;
     device::prepare_queries<kWords>(
         block.call.codec.negative, from, block.searchers(),
         [&](int slot, float (&x)[kWords]) {
@@ -89,20 +94,32 @@ struct Score {
           } else {
             device::load_query<Element, kWords>(block.rows_of_searchers()(from + slot), x);
           }
+          block.stretch(x);
         },
         [&](int slot, const float (&x)[kWords]) {
           float step = 0;
           const device::QuerySums sums = device::quantise<kWords>(x, known, one, out, slot, step);
+          BlockSums of_blocks{};
+          if (has_blocks) {
+            const int chunks = KeyBlocks(block.context.zone).chunks();
+            if (first) await_chunks(scratch.chunk_flags, chunks, params.token);
+            of_blocks = sum_chunks(scratch.chunks + from + slot, chunks, block.searchers());
+          }
           if (device::lane_id() != 0) return;
           out.sum[slot] = sums.sum;
-          out.scales[slot] = device::scale_of_zone(sums, known.usable, known.square_units, one,
-                                                   step, block.call.logits.scale, 32 * kWords);
+          const float scale = block.call.logits.scale;
+          out.scales[slot] =
+              has_blocks
+                  ? device::scale_of_blocks(of_blocks, sums.square, known.usable,
+                                            known.square_units, one, step, scale, 32 * kWords)
+                  : device::scale_of_zone(sums, known.usable, known.square_units, one, step, scale,
+                                          32 * kWords);
         },
         out);
     // From the last warp down: with few searchers it has nothing else to do.
     const int seeing = device::kWarps - 1 - device::warp_id();
     if (look && seeing < count) {
-      const uint64_t* rows = block.context.scratch.windows + (from + seeing) * int(kWindowRows);
+      const uint64_t* rows = scratch.windows + (from + seeing) * int(kWindowRows);
       const float seen = device::sum_window(rows, params.token, block.biases(from + seeing));
       if (device::lane_id() == 0) out.windows[seeing] = seen;
     }
@@ -126,7 +143,7 @@ struct Score {
       device::ptx::cp_async_wait_group<0>();  // statistics, queries
       __syncthreads();
     }
-    prepare_queries(from, first && params.stages_queries);
+    prepare_queries(from, first, first && params.stages_queries);
     first = false;
     lead.consider(space.queries, min(block.searchers() - from, kSearchers));
     __syncthreads();
@@ -150,7 +167,10 @@ struct Score {
       device::settle(space.queries, lead);
       const int quads = (min(searchers - from, kSearchers) + 3) / 4;
       device::score_signs<kWords>(share.ring, block.context.zone, share.begin, share.end,
-                                  space.queries, quads, share.output(from, kSearchers, searchers));
+                                  space.queries, quads,
+                                  BlockSteps(block.context.zone,
+                                             block.context.scratch.block_steps + from, searchers),
+                                  share.output(from, kSearchers, searchers));
     }
     share.finish(rank, params.token);
   }

@@ -28,6 +28,7 @@ struct HeadScale {
   float mean;   // of the zone's keys
   float spread;
   float total;  // the log-sum-exp of the zone, and then of the window too
+  float top;    // of the best block's keys; minus infinity: unknown
 };
 
 /** What a search needs of its queries. `kWords` is 32-bit words of sign bits: dimensions / 32. */
@@ -38,6 +39,7 @@ struct Queries {
   uint32_t planes[kCount][kPlanes + 1][kWords];    // of the quantised query; the last is zero
   float gain[kCount];                              // of a product, over 256: a score is at most 1
   float lift[kCount], offset[kCount];
+  float per_step[kCount];  // of a block's logit in steps
   HeadScale scales[kCount];
   float windows[kCount];  // the log-sum-exps of heads over their windows
   int sum[kCount];        // of the quantised query
@@ -65,10 +67,16 @@ __device__ __forceinline__ HeadScale scale_of_zone(const QuerySums& sums, int64_
                                                    int64_t square_units, double one, float step,
                                                    float scale, int rotated_dim);
 
+/** The same where keys are told from the means of blocks: the zone is a mixture of these. */
+__device__ __forceinline__ HeadScale scale_of_blocks(const BlockSums& blocks, int square,
+                                                     int64_t keys, int64_t square_units, double one,
+                                                     float step, float scale, int rotated_dim);
+
 /** The head whose mean key gets the largest share of it: scores of all heads are in its spreads. */
 struct Lead {
   float anchor = -infinity();  // that share: mean less the log-sum-exp of all
   float spread = kLeastSpread;
+  float top = -infinity();  // of any head's keys, as such a share
 
   /** Slots [0, count) of the queries; every thread for itself. */
   template <int kWords>

@@ -60,7 +60,7 @@ __device__ __forceinline__ QuerySums quantise(const float (&x)[kWords],
 __device__ __forceinline__ HeadScale scale_of_zone(const QuerySums& sums, int64_t keys,
                                                    int64_t square_units, double one, float step,
                                                    float scale, int rotated_dim) {
-  if (keys == 0) return {};
+  if (keys == 0) return {};  // no score to be had
   const double mean_square = __dmul_rn(double(square_units), one);
   const double variance =
       __dsub_rn(__dmul_rn(double(sums.square), mean_square), double(sums.common));
@@ -68,6 +68,7 @@ __device__ __forceinline__ HeadScale scale_of_zone(const QuerySums& sums, int64_
   const float slope = __fmul_rn(__fmul_rn(scale, step), __fdiv_rn(kOctaves, float(rotated_dim)));
   const float square_slope = __fmul_rn(slope, slope);
   HeadScale of;
+  of.top = -infinity();
   of.slope = slope;
   of.lift = __fmul_rn(__fmul_rn(square_slope, float(sums.square)), kSignVariance);
   of.mean = __fadd_rn(__fmul_rn(slope, float(mean)),
@@ -85,13 +86,64 @@ __device__ __forceinline__ HeadScale scale_of_zone(const QuerySums& sums, int64_
   return of;
 }
 
+/** As in codec/head_scale.h. */
+__device__ __forceinline__ float reached_variance(float variance_term, float mean_square) {
+  const float variance = __fmul_rn(__fmul_rn(variance_term, mean_square), kTwoNatural);
+  if (!(variance > kSignReach * kSignReach)) return variance_term;
+  const float part = __fdiv_rn(kSignReach, __fsqrt_rn(variance));
+  return __fmul_rn(variance_term, __fmul_rn(part, __fsub_rn(2.0f, part)));
+}
+
+__device__ __forceinline__ HeadScale scale_of_blocks(const BlockSums& blocks, int square,
+                                                     int64_t keys, int64_t square_units, double one,
+                                                     float step, float scale, int rotated_dim) {
+  HeadScale of{};
+  of.top = -infinity();
+  of.total = infinity();
+  if (keys == 0) return of;
+  const float slope = __fmul_rn(__fmul_rn(scale, step), __fdiv_rn(kOctaves, float(rotated_dim)));
+  const float square_slope = __fmul_rn(slope, slope);
+  const float mean_square = float(
+      __dmul_rn(__dmul_rn(double(square_units), one), kNormUnit * kNormUnit));
+  of.slope = __fmul_rn(slope, kSignGain);
+  of.lift = reached_variance(
+      __fmul_rn(__fmul_rn(square_slope, float(square)), kSignVariance), mean_square);
+
+  const double inverse = __ddiv_rn(1.0, double(blocks.blocks));
+  const double mean = __dmul_rn(double(blocks.sum), inverse);
+  const double variance =
+      __dsub_rn(__dmul_rn(double(blocks.squares), inverse), __dmul_rn(mean, mean));
+  const float within = __fmul_rn(__fmul_rn(square_slope, float(square)), mean_square);
+  const float inner = __fsqrt_rn(within);
+  of.mean = __fadd_rn(float(__dmul_rn(mean, 0x1p-6)), __fmul_rn(of.lift, mean_square));
+  of.spread =
+      __fsqrt_rn(__fadd_rn(within, float(__dmul_rn(variance > 0 ? variance : 0.0, 0x1p-12))));
+
+  const float best = __fmul_rn(float(blocks.most), 0x1p-6f);
+  const float keys_log = rough_log2(float(keys));
+  const float farthest = __fsqrt_rn(__fmul_rn(keys_log, kTwoNatural));
+  const float natural = __fmul_rn(inner, kNatural);
+  const float reach = farthest < natural ? farthest : natural;
+  const float average =
+      __fsub_rn(__fadd_rn(best, __fsub_rn(rough_log2(float(blocks.weight)), 16.0f)),
+                rough_log2(float(blocks.blocks)));
+  of.total = __fadd_rn(__fsub_rn(__fadd_rn(average, __fmul_rn(reach, inner)),
+                                 __fmul_rn(__fmul_rn(reach, reach), kHalfOctaves)),
+                       keys_log);
+  of.top = __fadd_rn(best, __fmul_rn(kBlockReach, inner));
+  return of;
+}
+
 template <int kWords>
 __device__ __forceinline__ void Lead::consider(const Queries<kWords>& queries, int count) {
 #pragma unroll 1
   for (int slot = 0; slot < count; ++slot) {
     const HeadScale& of = queries.scales[slot];
+    if (queries.whole[slot] == 0) continue;
+    const float highest = __fsub_rn(of.top, of.total);
+    if (top < highest) top = highest;
     const float share = __fsub_rn(of.mean, of.total);
-    if (queries.whole[slot] == 0 || !(share > anchor)) continue;
+    if (!(share > anchor)) continue;
     anchor = share;
     spread = of.spread > kLeastSpread ? of.spread : kLeastSpread;
   }
@@ -104,9 +156,18 @@ __device__ __forceinline__ void settle(Queries<kWords>& queries, const Lead& lea
     const HeadScale of = queries.scales[slot];
     const float per_octave = __fdiv_rn(float(kScoreSteps), lead.spread);
     float gain = __fmul_rn(of.slope, per_octave), lift = __fmul_rn(of.lift, per_octave);
-    float offset = __fsub_rn(kMiddleScore, __fmul_rn(__fadd_rn(of.total, lead.anchor), per_octave));
-    if (!finite(gain) || !finite(lift) || !finite(offset)) gain = lift = 0, offset = kMiddleScore;
-    if (queries.whole[slot] == 0) gain = lift = offset = 0;
+    float per_step = __fmul_rn(per_octave, 0x1p-6f);
+    // Scores of the best block's keys that would not fit a byte lower all.
+    const float excess = __fsub_rn(__fmul_rn(__fsub_rn(lead.top, lead.anchor), per_octave),
+                                   __fsub_rn(255.0f, kMiddleScore));
+    const float middle =
+        excess > 0 && finite(excess) ? __fsub_rn(kMiddleScore, excess) : kMiddleScore;
+    float offset = __fsub_rn(middle, __fmul_rn(__fadd_rn(of.total, lead.anchor), per_octave));
+    if (!finite(gain) || !finite(lift) || !finite(offset)) {
+      gain = lift = per_step = 0, offset = kMiddleScore;
+    }
+    if (queries.whole[slot] == 0) gain = lift = per_step = offset = 0;
+    queries.per_step[slot] = per_step * 0x1p-8f;
     queries.gain[slot] = gain * 0x1p-8f;
     queries.lift[slot] = lift * 0x1p-8f;
     queries.offset[slot] = offset * 0x1p-8f;

@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include "pariskv/decode/key_blocks.cuh"
 #include "pariskv/decode/score/prepare_query.cuh"
 #include "pariskv/decode/score/ring.cuh"
 
@@ -13,10 +14,11 @@ namespace pariskv::cuda::device {
  * Scores units [first, end) of this warp against the quantised queries of `quads` quads: of each
  * key, the best of its scores. All lanes of a warp; warps do not wait for one another.
  * @param queries  after `settle`
+ * @param blocks   logits of means, from the first of these queries on
  */
 template <int kWords>
 __device__ __forceinline__ void score_signs(Ring<kWords>& ring, const Zone& zone, int first,
                                             int end, const Queries<kWords>& queries, int quads,
-                                            const ScoreOutput& out);
+                                            const BlockSteps& blocks, const ScoreOutput& out);
 
 }  // namespace pariskv::cuda::device

@@ -62,6 +62,48 @@ struct QueryTile {
   }
 };
 
+/**
+ * What the scores of 64 keys begin with, for a lane's two queries of one quad: it changes from
+ * block to block of keys, and what comes next is read ahead.
+ */
+template <int kWords>
+struct BlockOffsets {
+  const Queries<kWords>& queries;
+  const BlockSteps& blocks;
+  int quad, block, last;
+  int2 next;
+
+  /** @param first, last  positions of this warp's keys; there are some */
+  __device__ __forceinline__ BlockOffsets(const Queries<kWords>& of, const BlockSteps& logits,
+                                          int of_quad, int first, int last_position)
+      : queries(of), blocks(logits), quad(of_quad), block(-1), last(number(last_position)) {
+    next = read(number(first));
+  }
+  /** Without blocks all keys are one's. */
+  __device__ __forceinline__ int number(int position) const {
+    return blocks.bits == 0 ? 0 : position >> blocks.bits;
+  }
+  __device__ __forceinline__ int2 read(int number) const {
+    if (blocks.bits == 0) return make_int2(0, 0);
+    const int32_t* steps = blocks.steps + int64_t(number - blocks.first) * blocks.pitch;
+    return __ldcg(reinterpret_cast<const int2*>(steps + 4 * quad + 2 * (lane_id() % 2)));
+  }
+  /** To the keys from `position` on, which come in order. */
+  __device__ __forceinline__ void advance(int position, QueryTile<kWords>& query) {
+    const int now = number(position);
+    if (now == block) return;
+    block = now;
+    const int searcher = 4 * quad + 2 * (lane_id() % 2);
+    const int steps[2] = {next.x, next.y};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      query.offset[i] = __fmaf_rn(float(steps[i]), queries.per_step[searcher + i],
+                                  queries.offset[searcher + i]);
+    }
+    if (block < last) next = read(block + 1);
+  }
+};
+
 /** Where a lane finds its keys among 64. */
 template <int kWords>
 struct LanePlan {
@@ -192,15 +234,17 @@ __device__ __forceinline__ uint32_t score_64(const SignTiles<kWords>& keys, uint
 template <int kWords, bool kOnce>
 __device__ __forceinline__ void score_quads(Ring<kWords>& ring, const Zone& zone, int first,
                                             int end, const Queries<kWords>& queries, int quads,
-                                            const ScoreOutput& out) {
+                                            const BlockSteps& blocks, const ScoreOutput& out) {
   constexpr int kKeys = kUnitKeys<kWords>;
+  constexpr int kParts = kKeys / 64;
   const LanePlan<kWords> plan;
   QueryTile<kWords> query;
   query.load(queries, 0);
+  const auto position = [&](int unit, int part) { return zone.origin() + unit * kKeys + 64 * part; };
+  BlockOffsets<kWords> offsets(queries, blocks, 0, position(first, 0), position(end, -1));
   for_units(ring, zone, first, end, [&](int unit, const uint8_t* stage, auto release) {
     uint8_t* target = out.scores + int64_t(unit) * kKeys + plan.key;
     // All of the unit, so that the next one sets out before this one is worked on.
-    constexpr int kParts = kKeys / 64;
     SignTiles<kWords> keys[kParts];
     uint32_t codes_of[kParts];
 #pragma unroll
@@ -213,11 +257,16 @@ __device__ __forceinline__ void score_quads(Ring<kWords>& ring, const Zone& zone
     release();
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
+      if (kOnce) offsets.advance(position(unit, part), query);
       const uint32_t codes = codes_of[part];
       uint32_t best = 0x00010001;
 #pragma unroll 1
       for (int quad = 0; quad < (kOnce ? 1 : quads); ++quad) {
-        if (!kOnce) query.load(queries, quad);
+        if (!kOnce) {
+          query.load(queries, quad);
+          const int at = position(unit, part);
+          BlockOffsets<kWords>(queries, blocks, quad, at, at).advance(at, query);
+        }
         best = larger_halves(best, score_64<kWords>(keys[part], codes, plan, query));
       }
       // 255 times a code bounds what is unusable, and nothing else.
@@ -242,11 +291,11 @@ __device__ __forceinline__ void score_quads(Ring<kWords>& ring, const Zone& zone
 template <int kWords>
 __device__ __forceinline__ void score_signs(Ring<kWords>& ring, const Zone& zone, int first,
                                             int end, const Queries<kWords>& queries, int quads,
-                                            const ScoreOutput& out) {
+                                            const BlockSteps& blocks, const ScoreOutput& out) {
   if (quads == 1 && !out.earlier && out.last) {
-    score_quads<kWords, true>(ring, zone, first, end, queries, quads, out);
+    score_quads<kWords, true>(ring, zone, first, end, queries, quads, blocks, out);
   } else {
-    score_quads<kWords, false>(ring, zone, first, end, queries, quads, out);
+    score_quads<kWords, false>(ring, zone, first, end, queries, quads, blocks, out);
   }
 }
 

@@ -1,12 +1,14 @@
 /**
- * window_logits, ahead of a score by signs: what every head finds in some rows of its window. A few
- * blocks per kv head; score starts beside them and prepares its queries meanwhile.
+ * window_logits, ahead of a score by signs: what every head finds in some rows of its window, and
+ * in the means of its blocks of keys. A few blocks per kv head; score starts beside them and
+ * prepares its queries meanwhile.
  */
 #pragma once
 
 #include "pariskv/decode/context.cuh"
 #include "pariskv/decode/row_address.cuh"
 #include "pariskv/decode/window/logits.cuh"
+#include "pariskv/decode/window/means.cuh"
 
 namespace pariskv::cuda {
 
@@ -16,22 +18,18 @@ constexpr int kRowsOfBlock = device::kThreads / device::kRowLanes;
 static_assert(kWindowBlocks * kRowsOfBlock == kWindowRows);
 static_assert(device::kRowLanes == device::kWarps);
 
+/** What is asked of the window: rows `rank * kRowsOfBlock` and on. All threads. */
 template <typename Element, int kWords>
-__global__ void __launch_bounds__(device::kThreads)
-    window_logits_kernel(const __grid_constant__ WindowParams params) {
-  __shared__ HeadContext context;
-  __shared__ device::WindowQueries<32 * kWords> queries;
-  device::let_successor_start();
-  if (!find_context<Element>(params, blockIdx.x / kWindowBlocks, context)) return;
-  __syncthreads();
-  const HeadBlock<Element, kWords> block{params.call, context};
-  if (!block.searches()) return;
+__device__ __forceinline__ void look_at_rows(const WindowParams& params,
+                                             const HeadBlock<Element, kWords>& block,
+                                             device::WindowQueries<32 * kWords>& queries,
+                                             int rank) {
+  const HeadContext& context = block.context;
   const int end = context.total - 1;  // without the newest
   const int first = min(context.zone.begin, int(kFirstRows));
   const int last = max(context.zone.end, end - int(kLastRows));
   const int rows = first + max(end - last, 0);
-  const int row =
-      int(blockIdx.x % kWindowBlocks) * kRowsOfBlock + int(threadIdx.x) / device::kRowLanes;
+  const int row = rank * kRowsOfBlock + int(threadIdx.x) / device::kRowLanes;
   // Threads of rows that are none read one that is there.
   const int known = min(row, rows - 1);
   device::WindowRow<Element, 32 * kWords> mine;
@@ -56,6 +54,27 @@ __global__ void __launch_bounds__(device::kThreads)
     }
     __syncthreads();
   }
+}
+
+template <typename Element, int kWords>
+__global__ void __launch_bounds__(device::kThreads)
+    window_logits_kernel(const __grid_constant__ WindowParams params) {
+  union Space {
+    device::WindowQueries<32 * kWords> rows;
+    MeanSpace<kWords> means;
+  };
+  __shared__ HeadContext context;
+  __shared__ Space space;
+  device::let_successor_start();
+  const uint32_t head = params.by_blocks(int(blockIdx.x));
+  const int rank = int(blockIdx.x) - int(head) * (params.window_blocks + params.mean_blocks);
+  if (!find_context<Element>(params, head, context)) return;
+  __syncthreads();
+  const HeadBlock<Element, kWords> block{params.call, context};
+  if (!block.searches()) return;
+  if (rank < params.window_blocks) return look_at_rows(params, block, space.rows, rank);
+  const Means<Element, kWords> means{params, block, space.means, KeyBlocks(context.zone)};
+  means.run(rank - params.window_blocks, params.mean_blocks);
 }
 
 }  // namespace pariskv::cuda

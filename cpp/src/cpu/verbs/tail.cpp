@@ -1,0 +1,36 @@
+// Which rows stand for the keys that a search has not selected.
+#include "tail.h"
+
+#include <algorithm>
+
+#include "cpu/pariskv_step.h"
+
+namespace pariskv::cpu {
+
+void ParisKvStep::list_tail(const SearchArgs& args) {
+  const ModelShape& shape = args.shape();
+  const SummaryLayout layout = shape.summary();
+  const int64_t width = args.running.selection.tail_width;
+  if (width == 0) return;
+  pool_.parallel_for(int64_t(args.items.size()) * shape.kv_heads, [&](int64_t task) {
+    const SearchItem& item = args.items[task / shape.kv_heads];
+    const int64_t head = task % shape.kv_heads;
+    uint8_t* selected = item.tail_selected + head * width;
+    std::fill_n(selected, item.tail.count, uint8_t{0});
+    for (int64_t i = 0; i < item.selected_count[head]; ++i) {
+      const int64_t position = item.selected[head * args.rules().top_k + i];
+      if (item.tail.has(position)) selected[(position >> item.tail.bits) - item.tail.first] = 1;
+    }
+    int32_t* out = item.tail_position + head * width;
+    int64_t count = 0;
+    for (int64_t i = 0; i < item.tail.count; ++i) {
+      const int64_t position = item.tail.position(i);
+      uint8_t* segment = item.sequence.summaries[position / shape.segment_tokens];
+      const bool usable = *layout.norms(segment, head, position % shape.segment_tokens) != 0;
+      if (usable && selected[i] == 0) out[count++] = int32_t(position);
+    }
+    item.tail_count[head] = count;
+  });
+}
+
+}  // namespace pariskv::cpu
