@@ -113,7 +113,15 @@ def test_blocks_of_these_sizes(block):
     assert config.policy.block == block
     assert f"block={block}" in repr(config)
     assert (config == pk.Config(**MODEL)) == (block == 0)
-    assert make_config(block=block, segment_tokens=256).policy.block == block
+    with pk.Cache(make_config(block=block, segment_tokens=256)) as cache:
+        assert cache.config.policy.block == block
+
+
+def test_a_block_may_be_the_scorers_own():
+    assert make_config(block=-1).policy.block == -1
+    for scorer, block in (("sign_norm", 64), ("votes", 0)):
+        with pk.Cache(make_config(block=-1, scorer=scorer)) as cache:
+            assert cache.config.policy.block == block
 
 
 def test_a_config_equals_nothing_but_configs():
@@ -216,12 +224,12 @@ WRONG = [
     ({"schedule": [(5, 0.5, 0.5), (5, 0.2, 0.2)]}, "schedule.*from_tokens"),
     ({"schedule": [(-1, 0.5, 0.5)]}, "schedule.*from_tokens.*-1"),
     ({"min_candidates_per_row": 0}, "min_candidates_per_row.* 0"),
-    ({"block": 1}, r"policy.block: expected 64, 128 or 256 .*, or 0 for none, got 1"),
+    ({"block": 1}, r"policy.block: expected 64, 128 or 256 .*, 0 for none or -1 .*, got 1"),
     ({"block": 32}, "policy.block.* got 32"),
     ({"block": -64}, "policy.block.* got -64"),
     ({"block": 512, "segment_tokens": 512}, "policy.block.* got 512"),
     ({"block": 64, "scorer": "votes"}, "policy.block: expected 0 with the scorer votes, .* 64"),
-    ({"block": 128}, r"segment_tokens: expected a multiple of policy.block \(128\), got 64"),
+    ({"block": 128, "segment_tokens": 64}, r"segment_tokens: .* policy.block \(128\), got 64"),
     ({"block": 256, "segment_tokens": 384}, r"segment_tokens.* \(256\), got 384"),
     ({"device": "tpu"}, "device.*tpu"),
     ({"device": "cuda:"}, "device.*cuda:"),
