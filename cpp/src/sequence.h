@@ -24,9 +24,9 @@ struct Layer {
   Block state;      // the policy's; empty until a token enters the zone
   Block row_cache;  // empty until a decode searches, and where nothing is fetched
   DeviceTables tables;
-  int64_t generation = 0;   // of the row cache
-  int64_t fetched_end = 0;  // no row from here on has been fetched in this generation
-  int64_t observed = 0;     // queries that the policy was given, of those it wants
+  int64_t generation = 0;       // of the row cache
+  int64_t fetched_end = 0;      // no row from here on has been fetched in this generation
+  int64_t observed = 0;         // queries that the policy was given, of those it wants
   std::shared_ptr<Block> kept;  // rows of kept_tail; forks share it
   Tail kept_tail{};
 

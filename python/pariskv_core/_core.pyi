@@ -52,12 +52,18 @@ class ParisKV:
     block
         Neighbouring keys that share a mean: 64, 128 or 256. Summaries then hold what is left of a
         key without it, with the channels of keys and queries balanced; prefill(q=) helps with
-        that. 0: whole keys, as published.
+        that. 0: whole keys, as published. -1: 64 with sign_norm, 0 with votes.
+    tail
+        What becomes of keys that are not selected. "sample" estimates their part of the attention
+        from evenly spaced rows, each with the weight of the keys around it; "none" leaves it out.
+        "own": sample where there are blocks.
+    tail_rows
+        Rows that are sampled per kv head: as many to twice as many.
 
     Raises ValueError, with what was expected and what came.
     """
 
-    def __init__(self, *, top_k: int = 100, scorer: str = 'sign_norm', group_rule: str = 'attention_mass', schedule: Sequence[tuple[int, float, float]] = ..., min_candidates_per_row: int = 4, seed: int = 42, block: int = 0) -> None: ...
+    def __init__(self, *, top_k: int = 100, scorer: str = 'sign_norm', group_rule: str = 'attention_mass', schedule: Sequence[tuple[int, float, float]] = ..., min_candidates_per_row: int = 4, seed: int = 42, block: int = 0, tail: str = 'none', tail_rows: int = 512) -> None: ...
 
     @property
     def top_k(self) -> int: ...
@@ -79,6 +85,12 @@ class ParisKV:
 
     @property
     def block(self) -> int: ...
+
+    @property
+    def tail(self) -> str: ...
+
+    @property
+    def tail_rows(self) -> int: ...
 
     def __repr__(self) -> str: ...
 
@@ -285,7 +297,7 @@ class Stats:
     @property
     def unusable_keys(self) -> int:
         """
-        Keys of the retrieval zones that are zero or not finite: never selected.
+        Keys of the retrieval zones that are never selected: not finite, or (without blocks) zero.
         """
 
     @property
@@ -359,7 +371,12 @@ class Explanation:
         """How the policy came to these rows; None when nothing was searched."""
 
 class Summaries:
-    """The key summaries of one layer of one sequence, unpacked."""
+    """
+    The key summaries of one layer of one sequence, unpacked.
+
+    With blocks, signs, magnitudes, weights and norms are those of key / balance - mean, the mean being
+    that of the key's block.
+    """
 
     @property
     def zone_begin(self) -> int:
@@ -392,13 +409,13 @@ class Summaries:
     @property
     def means(self) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', writable=False)]:
         """
-        (kv_heads, blocks, head_dim) float32: of keys / balance; none without blocks.
+        (kv_heads, blocks, head_dim) float32: of keys / balance, one for each block that the zone has keys of; the key at a position has number position // block - zone_begin // block. Empty without blocks.
         """
 
     @property
     def balance(self) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', writable=False)]:
         """
-        (kv_heads, head_dim) float32: queries are multiplied with it, keys divided.
+        (kv_heads, head_dim) float32: queries are multiplied by it, keys divided. Empty without blocks.
         """
 
 class Cache:

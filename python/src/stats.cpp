@@ -79,8 +79,10 @@ void bind_counts(nb::module_& m) {
       .def_ro("workspace_bytes", &Stats::workspace_bytes)
       .def_ro("flushes", &Stats::flushes)
       .def_ro("encoded_keys", &Stats::encoded_keys, "Keys summarised, over kv heads.")
-      .def_ro("unusable_keys", &Stats::unusable_keys,
-              "Keys of the retrieval zones that are zero or not finite: never selected.")
+      .def_ro(
+          "unusable_keys", &Stats::unusable_keys,
+          "Keys of the retrieval zones that are never selected: not finite, or (without blocks) "
+          "zero.")
       .def_ro("decode_tokens", &Stats::decode_tokens, "Per layer.")
       .def_ro("searched_tokens", &Stats::searched_tokens, "Of those, the ones that searched.")
       .def_ro("candidates", &Stats::candidates, "Reranked, over kv heads.")
@@ -136,7 +138,10 @@ width, positions with -1 and numbers with NaN. They are empty when nothing was s
               "How the policy came to these rows; None when nothing was searched.");
 
   using S = Summaries;
-  nb::class_<S>(m, "Summaries", "The key summaries of one layer of one sequence, unpacked.")
+  nb::class_<S>(m, "Summaries", R"(The key summaries of one layer of one sequence, unpacked.
+
+With blocks, signs, magnitudes, weights and norms are those of key / balance - mean, the mean being
+that of the key's block.)")
       .def_ro("zone_begin", &S::zone_begin, "Position of the first one.")
       .def_prop_ro("signs", &cube_of<&S::signs, &S::subspaces>,
                    "(kv_heads, tokens, subspaces) uint8: bit j is rotated dim 8b+j >= 0.")
@@ -154,9 +159,14 @@ width, positions with -1 and numbers with NaN. They are empty when nothing was s
             return Cube<float>(s.means.data(),
                                {size_t(s.kv_heads), size_t(s.blocks), size_t(s.channels)}, self);
           },
-          "(kv_heads, blocks, head_dim) float32: of keys / balance; none without blocks.")
-      .def_prop_ro("balance", &matrix_of<S, &S::balance, &S::kv_heads>,
-                   "(kv_heads, head_dim) float32: queries are multiplied with it, keys divided.");
+          "(kv_heads, blocks, head_dim) float32: of keys / balance, one for each block that the "
+          "zone "
+          "has keys of; the key at a position has number position // block - zone_begin // block. "
+          "Empty without blocks.")
+      .def_prop_ro(
+          "balance", &matrix_of<S, &S::balance, &S::kv_heads>,
+          "(kv_heads, head_dim) float32: queries are multiplied by it, keys divided. Empty "
+          "without blocks.");
 }
 
 }  // namespace pariskv::python

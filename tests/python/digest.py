@@ -21,6 +21,7 @@ from support import (
     float32,
     make_config,
     randn_kv,
+    randn_q,
     randn_step,
     tensor,
 )
@@ -55,6 +56,12 @@ def cases() -> dict[str, dict]:
             changes = {"head_dim": dims[0], "value_dim": dims[1]}
             found[f"{dtype} {dims[0]}/{dims[1]}"] = {"dtype": dtype, **changes}
     found["votes 192"] = {"scorer": "votes", "head_dim": 192}
+    for dtype, head_dim, block in zip(DTYPES, (64, 80, 256), (64, 128, 256), strict=True):
+        changes = {"head_dim": head_dim, "block": block, "segment_tokens": 256}
+        found[f"{dtype} {head_dim} in blocks of {block}"] = {"dtype": dtype, **changes}
+    for group, rule in ((1, "attention_mass"), (3, "mean_query"), (17, "attention_mass")):
+        changes = {"query_heads": group, "kv_heads": 1, "group_rule": rule}
+        found[f"group {group} {rule} in blocks"] = {"block": 64, **changes}
     return found
 
 
@@ -81,12 +88,15 @@ def run(changes: dict, seed: int, threads: int) -> str:
             digest.update(np.ascontiguousarray(bits(array)).tobytes())
 
     cache = pk.Cache(config)
-    lengths = [300 + seed % 7, 37, 461]
+    # Rows that are no numbers are the zone's: blocks leave more of the end to the window.
+    longest, last = (620, 120) if config.policy.block else (461, 60)
+    lengths = [300 + seed % 7, 37, longest]
     sequences = [cache.add() for _ in lengths]
     k, v = randn_kv(rng, sum(lengths), config)
     k[lengths[0] + 200 :] = tensor(hostile_keys(rng, k[lengths[0] + 200 :].shape), config)
-    k[-60:] = k[:60]  # the window stays finite
-    cache.prefill(0, sequences, k, v, lengths)
+    k[-last:] = k[:last]
+    prompt = randn_q(rng, sum(lengths), config) if config.policy.block else None
+    cache.prefill(0, sequences, k, v, lengths, q=prompt)
     bias = float32(rng.standard_normal(config.query_heads), config)
     options = [{}, {"softcap": 3.0}, {"scale": 0.2, "sink_bias": bias}]
     for i in range(14):  # past a flush
@@ -98,6 +108,8 @@ def run(changes: dict, seed: int, threads: int) -> str:
         add(*explained(explanation).values())
         summaries = cache.summaries(0, s)
         add(*(getattr(summaries, name) for name in SUMMARISED))
+        if summaries.block:
+            add(summaries.means, summaries.balance)
     cache.truncate([sequences[0]], drop=77)
     add(cache.explain(0, sequences[0], q[0]).worth)
     add(*cache.attend(0, sequences[:2], randn_step(rng, 40, config)[0], [33, 7], return_lse=True))

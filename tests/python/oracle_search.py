@@ -13,157 +13,25 @@ from dataclasses import dataclass
 import numpy as np
 import oracle
 from oracle import SUBSPACE, Logits, Summary
+from oracle_blocks import Blocks, block_scale, block_sums
+from oracle_scale import (
+    fused_multiply_add,
+    head_scale,
+    quantised_query,
+    score_lines,
+    window_octaves,
+    window_rows,
+)
 
 TIERS = (0.05, 0.15, 0.30, 0.50, 0.75, 1.0)
-QUERY_LEVELS = 15
-SCORE_STEPS = 16
-SCORE_SHIFT = 4
-# Resident rows that a head's share is judged by: the first, and the last before the newest token.
-FIRST_ROWS, LAST_ROWS = 16, 112
-# Steps of their logits to an octave, a factor of two in attention.
-OCTAVE_STEPS = 64
-MOST_STEPS = 2.0**20
 SAMPLED_KEYS = 128
+LEAST_WORTH = 2.0**-100
 PLAIN = Logits()
-
-
-def quantised_query(query: np.ndarray, signs: np.ndarray) -> np.ndarray:
-    """The rotated query in whole steps of its largest element; fp32 like every backend."""
-    rotated = oracle.rotate(query.astype(np.float32), signs)
-    with np.errstate(over="ignore", divide="ignore"):
-        step = np.float32(QUERY_LEVELS) / np.abs(rotated).max()
-    if not np.isfinite(rotated).all() or not np.isfinite(step):
-        return np.zeros(len(signs), dtype=np.int64)
-    return np.rint(rotated * step).astype(np.int64)
-
-
-def fused_multiply_add(a: np.ndarray, b: np.float32, c: np.ndarray | np.float32) -> np.ndarray:
-    """fp32 a * b + c rounded once: the fp64 sum is rounded to odd, which fp32 rounds right."""
-    product, addend = a.astype(np.float64) * np.float64(b), np.asarray(c, dtype=np.float64)
-    total = product + addend
-    virtual = total - product
-    error = (product - (total - virtual)) + (addend - virtual)
-    even = total.view(np.int64) % 2 == 0
-    nudged = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
-    return np.where((error != 0) & even, nudged, total).astype(np.float32)
 
 
 def searching(queries: np.ndarray) -> np.ndarray:
     """Those that search at all: a query that is not finite has no say."""
     return queries[np.isfinite(queries).all(axis=-1)]
-
-
-def rough_log2(x: np.float32) -> np.float32:
-    """A line from power of two to power of two."""
-    mantissa, exponent = np.frexp(np.float32(x))
-    return np.float32(exponent - 1) + (2 * mantissa - np.float32(1))
-
-
-def rough_exp2(x: np.float32) -> np.float32:
-    """Its inverse, for x up to 0."""
-    if not x >= -30:
-        return np.float32(0)
-    whole = np.floor(x)
-    return np.ldexp(np.float32(1) + (x - whole), int(whole))
-
-
-def window_rows(total: int, zone_begin: int, zone_end: int) -> np.ndarray:
-    """The resident rows that are looked at; the newest is never among them."""
-    last = range(max(zone_end, total - 1 - LAST_ROWS), total - 1)
-    return np.array([*range(min(zone_begin, FIRST_ROWS)), *last], dtype=np.int64)
-
-
-def window_octaves(
-    query: np.ndarray,
-    rows: np.ndarray,
-    scale: float,
-    softcap: float = 0.0,
-    bias: float | None = None,
-) -> np.float32:
-    """R: log2 of the attention, before it is shared out, of rows (count, head_dim) and a bias.
-
-    In whole numbers: queries and keys of 8 bits, logits in 64ths of an octave.
-    """
-    one = np.float32
-    query, rows = query.astype(np.float32), rows.astype(np.float32)
-    with np.errstate(all="ignore"):
-        largest = np.abs(query).max()
-        levels = one(127) / largest
-        q8 = np.rint(query * (levels if np.isfinite(levels) else one(0))).astype(np.int64)
-        base = one(scale) * (largest / one(127)) * one(92.3324826)
-        keys = rows[np.isfinite(rows).all(axis=1)]
-        biggest = np.abs(keys).max(axis=1, initial=0)
-        exponents = np.maximum((biggest.view(np.int32) >> 23), 16) - 127
-        k8 = np.clip(np.rint(np.ldexp(keys, (6 - exponents)[:, None])), -127, 127).astype(np.int64)
-        unit = base * np.ldexp(one(1), exponents - 6)
-        logits = np.where(np.isfinite(unit), (k8 @ q8).astype(np.float32) * unit, 0)
-        steps = np.rint(np.clip(logits, -MOST_STEPS, MOST_STEPS)).astype(np.int64)
-        if softcap > 0:
-            cap = int(np.rint(min(one(softcap) * one(92.3324826), one(MOST_STEPS))))
-            steps = np.clip(steps, -cap, cap)
-        if bias is not None and np.isfinite(bias):
-            step = np.rint(np.clip(one(bias) * one(92.3324826), -MOST_STEPS, MOST_STEPS))
-            steps = np.append(steps, int(step))
-    if not len(steps):
-        return one(-np.inf)
-    less = steps.max() - steps
-    less = less[less < 16 * OCTAVE_STEPS]
-    total = ((OCTAVE_STEPS + -less % OCTAVE_STEPS << 10) >> (less + OCTAVE_STEPS - 1) // 64).sum()
-    return one(steps.max()) / one(OCTAVE_STEPS) + (rough_log2(one(total)) - one(16))
-
-
-@dataclass
-class HeadScale:
-    """Where a head's logits lie, in octaves."""
-
-    slope: np.float32  # by dot * norm
-    variance_term: np.float32  # by norm squared
-    mean: np.float32
-    spread: np.float32
-    total: np.float32  # log2 of all attention, before it is shared out
-
-
-def head_scale(
-    key_signs: np.ndarray, norms: np.ndarray, q4: np.ndarray, largest: np.float32, scale, window
-) -> HeadScale:
-    """From usable keys (tokens, rotated_dim), at least one; fp32 where a backend has fp32."""
-    one, dim, square = np.float32, len(q4), int((q4 * q4).sum())
-    units = np.rint(norms * 512).astype(np.int64)
-    sums = (key_signs.astype(np.int64) * units[:, None]).sum(axis=0)
-    inverse = 1 / len(norms)
-    means = np.rint(sums * inverse).astype(np.int64)
-    mean_square = float((units * units).sum()) * inverse
-    mean = float(int(sums @ q4)) * inverse / 512
-    common = float(int((q4 * q4 * means * means).sum()))
-    variance = max(float(square) * mean_square - common, 0.0)
-    with np.errstate(all="ignore"):
-        slope = one(scale) * (largest / one(QUERY_LEVELS)) * (one(1.44269504) / one(dim))
-        variance_term = slope * slope * one(square) * one(0.125939)
-        mu = slope * one(mean) + variance_term * one(mean_square / 512**2)
-        spread = np.sqrt(slope * slope * one(variance / 512**2))
-        count = rough_log2(one(len(norms)))
-        reach = np.minimum(spread * one(0.693147), np.sqrt(count * one(1.386294)))
-        zone = mu + reach * spread - reach * reach * one(0.721348) + count
-        more, less = (window, zone) if window > zone else (zone, window)
-        return HeadScale(slope, variance_term, mu, spread, more + rough_exp2(less - more))
-
-
-def score_lines(heads: Sequence[HeadScale]) -> list[tuple[np.float32, np.float32, np.float32]]:
-    """Per head: slope, variance term and offset of scores; the best head's mean key scores 64."""
-    one = np.float32
-    anchor, spread = one(-np.inf), one(2.0**-6)
-    lines = []
-    with np.errstate(all="ignore"):
-        for head in heads:
-            if head.mean - head.total > anchor:
-                anchor = head.mean - head.total
-                spread = np.maximum(head.spread, one(2.0**-6))
-        steps, middle = one(SCORE_STEPS) / spread, one(SCORE_SHIFT * SCORE_STEPS)
-        for head in heads:
-            offset = middle - (head.total + anchor) * steps
-            line = (head.slope * steps, head.variance_term * steps, offset)
-            lines.append(line if np.isfinite(line).all() else (one(0), one(0), middle))
-    return lines
 
 
 def sign_norm_scores(
@@ -172,6 +40,7 @@ def sign_norm_scores(
     signs: np.ndarray,
     scale: float,
     windows: Sequence[np.float32],
+    blocks: Blocks | None = None,
 ) -> np.ndarray:
     """Scores 0 to 255 of one kv head's keys: the best of the group's heads, each as the share of
     its attention that a key may get. `windows`: window_octaves of each query, or -inf."""
@@ -180,19 +49,31 @@ def sign_norm_scores(
     best = np.ones(len(norms), dtype=np.float32)
     if not usable.any():
         return np.zeros(len(norms), dtype=np.uint8)
-    heads, quantised = [], []
-    for query, window in zip(queries, windows, strict=True):
+    heads, quantised, means = [], [], []
+    for asked, window in zip(queries, windows, strict=True):
+        query = asked if blocks is None else blocks.stretched(asked)
         rotated = oracle.rotate(query.astype(np.float32), signs)
         if not np.isfinite(rotated).all():
             continue
         q4 = quantised_query(query, signs)
         largest = np.abs(rotated).max()
-        heads.append(head_scale(key_signs[usable], norms[usable], q4, largest, scale, window))
+        if blocks is None:
+            heads.append(head_scale(key_signs[usable], norms[usable], q4, largest, scale, window))
+            means.append(np.float32(0))
+        else:
+            steps = blocks.logits(query, scale)
+            sums = block_sums(steps, blocks.zone_begin // blocks.size)
+            heads.append(block_scale(norms[usable], sums, q4, largest, scale, window))
+            means.append(steps[blocks.of(np.arange(len(norms)))].astype(np.float32))
         quantised.append(q4)
-    for (slope, variance_term, offset), q4 in zip(score_lines(heads), quantised, strict=True):
+    for line, q4, steps in zip(score_lines(heads), quantised, means, strict=True):
         product = ((key_signs @ q4) * norms).astype(np.float32)  # 12 + 5 bits: exact
-        raised = fused_multiply_add((norms * norms).astype(np.float32), variance_term, offset)
-        best = np.maximum(best, fused_multiply_add(product, slope, raised))
+        square = (norms * norms).astype(np.float32)
+        base = (
+            line.offset if blocks is None else fused_multiply_add(steps, line.per_step, line.offset)
+        )
+        raised = fused_multiply_add(square, line.variance_term, base)
+        best = np.maximum(best, fused_multiply_add(product, line.slope, raised))
     scores = np.floor(np.minimum(best, 255)).astype(np.uint8)
     return np.where(usable, scores, 0).astype(np.uint8)
 
@@ -264,12 +145,15 @@ def attention_mass(
 ) -> np.ndarray:
     """Mean over the group of exp(e_h(i) - L_h); R_h (group), the others are of (group, keys).
 
-    L_h is over the resident rows, the candidates, and the other keys, which few stand for.
+    L_h is over the resident rows, the candidates, and the other keys, which few stand for. What is
+    worth next to nothing goes by the logit that is nearest to its head's L_h.
     """
     rest = others + np.log(weight)
     seen = np.concatenate([estimates, rest], axis=1)
     everything = np.logaddexp(resident, oracle.log_sum_exp(seen))[:, None]
-    return np.where(np.isfinite(everything), np.exp(estimates - everything), 0).mean(axis=0)
+    below = np.where(np.isfinite(everything), estimates - everything, -np.inf)
+    worth = np.exp(below).mean(axis=0)
+    return np.where(worth < LEAST_WORTH, LEAST_WORTH / (1 - below.max(axis=0)), worth)
 
 
 def group_mean(queries: np.ndarray) -> np.ndarray:
@@ -301,7 +185,13 @@ def searches(config, regions: tuple[int, int, int, int]) -> bool:
 
 
 def coarse_scores(
-    config, q, k, regions, summaries: Sequence[Summary], logits: Logits = PLAIN
+    config,
+    q,
+    k,
+    regions,
+    summaries: Sequence[Summary],
+    logits: Logits = PLAIN,
+    blocks: Sequence[Blocks | None] | None = None,
 ) -> list[np.ndarray]:
     """Scores (zone) of each kv head's keys."""
     signs = oracle.rotation_signs(oracle.rotated_dim(config.head_dim), config.policy.seed)
@@ -324,23 +214,46 @@ def coarse_scores(
                 window_octaves(query, k[near, head], scale, logits.softcap, b)
                 for query, b in zip(queries, bias, strict=True)
             ]
-        found.append(sign_norm_scores(summary, queries, signs, scale, windows))
+        mine = None if blocks is None else blocks[head]
+        found.append(sign_norm_scores(summary, queries, signs, scale, windows, mine))
     return found
 
 
 def estimates_of(
-    summary: Summary, chosen: np.ndarray, queries: np.ndarray, signs, logits, head_dim: int
+    summary: Summary,
+    chosen: np.ndarray,
+    queries: np.ndarray,
+    signs: np.ndarray,
+    logits: Logits,
+    blocks: Blocks | None,
 ) -> np.ndarray:
-    """Logits (queries, chosen) of some keys."""
+    """Logits (queries, chosen) of some keys, with what their block's mean adds."""
     part = Summary(*(getattr(summary, f)[chosen] for f in Summary.__annotations__))
-    e = [oracle.estimate(part, query.astype(np.float64), signs) for query in queries]
-    return logits.of(np.stack(e), head_dim)
+    head_dim = queries.shape[-1]
+    if blocks is None:
+        e = [oracle.estimate(part, query.astype(np.float64), signs) for query in queries]
+        return logits.of(np.stack(e), head_dim)
+    found = []
+    for query in queries:
+        stretched, scale = blocks.stretched(query), logits.factor(head_dim)
+        mean = blocks.logits(stretched, scale)[blocks.of(chosen)] * (np.log(2) / 64)
+        product = oracle.estimate(part, stretched.astype(np.float64), signs)
+        found.append(product + mean / scale)
+    return logits.of(np.stack(found), head_dim)
 
 
 def decode(
-    config, q, k, v, regions, summaries: Sequence[Summary], logits: Logits = PLAIN
+    config,
+    q,
+    k,
+    v,
+    regions,
+    summaries: Sequence[Summary],
+    logits: Logits = PLAIN,
+    blocks: Sequence[Blocks | None] | None = None,
 ) -> Decoded:
-    """Attention after the new token is stored; `summaries` of the zone, one per kv head."""
+    """Attention after the new token is stored; `summaries` of the zone, one per kv head, and what
+    is known of its blocks."""
     sink, zone = regions[0], regions[1]
     if not searches(config, regions):
         out, lse = oracle.attention(q, k, v, logits)
@@ -350,7 +263,7 @@ def decode(
     group = config.query_heads // config.kv_heads
     kept = np.r_[0:sink, sink + zone : len(k)]
     _, resident = oracle.attention_over(q, k, v, [kept] * config.kv_heads, logits)
-    coarse = coarse_scores(config, q, k, regions, summaries, logits)
+    coarse = coarse_scores(config, q, k, regions, summaries, logits, blocks)
     result = Decoded(np.empty(0), np.empty(0), True, coarse, [], [], [], [], resident)
     rows = []
     for head, summary in enumerate(summaries):
@@ -358,9 +271,10 @@ def decode(
         mean = config.policy.group_rule == "mean_query"
         queries = group_mean(q[members])[None] if mean else q[members]
         chosen = best_scores(coarse[head], candidate_count(config, zone))
-        e = estimates_of(summary, chosen, queries, signs, logits, config.head_dim)
+        mine = None if blocks is None else blocks[head]
+        e = estimates_of(summary, chosen, queries, signs, logits, mine)
         others, weight = sampled_offsets(coarse[head], chosen)
-        rest = estimates_of(summary, others, queries, signs, logits, config.head_dim)
+        rest = estimates_of(summary, others, queries, signs, logits, mine)
         worth = e[0] if mean else attention_mass(e, rest, weight, resident[members])
         best = np.argsort(-worth, kind="stable")[: config.policy.top_k]
         result.candidates.append(sink + chosen)

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 class RegionsModel:
     """Which token is where, as four plain lists of token ids."""
 
-    def __init__(self, sink: int, local: int, update: int):
+    def __init__(self, sink: int, local: int, update: int, grain: int = 1, opening: int = 0):
         self.sizes = (sink, local, update)
+        self.grain, self.opening = grain, opening  # a zone ends at multiples, and not before
         self.sink: list[int] = []
         self.retrieval: list[int] = []
         self.local: list[int] = []
@@ -37,12 +38,18 @@ class RegionsModel:
 
     def flush(self) -> None:
         window = self.local + self.buffer
-        leave = max(0, len(window) - self.sizes[1])
+        before = len(self.sink) + len(self.retrieval)
+        end = self._end(before + len(window) - self.sizes[1])
+        leave = max(0, end - before)
         self.retrieval += window[:leave]
         self.local, self.buffer = window[leave:], []
+
+    def _end(self, position: int) -> int:
+        return 0 if position < self.opening else position // self.grain * self.grain
 
     def truncate(self, count: int) -> None:
         for _ in range(count):
             next(r for r in (self.buffer, self.local, self.retrieval, self.sink) if r).pop()
-        while self.retrieval and len(self.local) + len(self.buffer) < self.sizes[1]:
+        end = self._end(len(self.tokens()) - self.sizes[1])
+        while self.retrieval and len(self.sink) + len(self.retrieval) > end:
             self.local.insert(0, self.retrieval.pop())

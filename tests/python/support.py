@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import oracle
+import oracle_blocks
 import oracle_search
 import pariskv_core as pk
 import torch
@@ -23,6 +24,13 @@ DTYPES = ("float32", "float16", "bfloat16")
 HEAD_DIMS = pk.HEAD_DIMS
 SCORERS = ("sign_norm", "votes")
 GROUP_RULES = ("attention_mass", "mean_query")
+# What is scored, and how: settings of a policy, by name.
+SEARCHES = {
+    "sign_norm": {},
+    "votes": {"scorer": "votes"},
+    "blocks of 64": {"block": 64},
+    "blocks of 256": {"block": 256},
+}
 LEVELS = ("plain", "avx2", "avx512")
 
 # Half a unit in the last place of the output's dtype, relative; float32 has its own bound.
@@ -72,7 +80,9 @@ def make_config(**changes) -> pk.Config:
         "top_k": 8,
         "dense_below": 0,
         "schedule": [(0, 0.25, 0.3)],
-        "segment_tokens": 64,
+        "block": 0,
+        "tail": "none",
+        "segment_tokens": max(64, changes.get("block", 0)),
         "threads": 2,
         "device": current_device(),
     }
@@ -231,27 +241,36 @@ def logits_of(options: dict) -> oracle.Logits:
     )
 
 
-def _heads_of(cache: pk.Cache, s: int) -> list[oracle.Summary]:
+def _known_of(cache: pk.Cache, s: int, k: np.ndarray) -> tuple[list, list | None]:
+    """For each kv head, the engine's own summaries; means as the oracle makes them of the keys."""
     summaries = cache.summaries(0, s)
-    return [summary_of(summaries, head) for head in range(cache.config.kv_heads)]
+    heads = [summary_of(summaries, head) for head in range(cache.config.kv_heads)]
+    size = cache.config.policy.block
+    if not size or not summaries.signs.shape[1]:
+        return heads, None
+    zone = summaries.zone_begin, summaries.zone_begin + summaries.signs.shape[1]
+    return heads, [
+        oracle_blocks.blocks_of(k[:, head], zone, size, summaries.balance[head])
+        for head in range(cache.config.kv_heads)
+    ]
 
 
 def decode_oracle(cache: pk.Cache, s: int, q: torch.Tensor, **options) -> oracle_search.Decoded:
     """What the paper's mathematics makes of the rows and summaries that a cache holds."""
-    k, v = rows_of(cache, s)
-    regions, heads = regions_of(cache, s), _heads_of(cache, s)
+    k, v = (f64(x) for x in rows_of(cache, s))
+    regions, (heads, blocks) = regions_of(cache, s), _known_of(cache, s, k)
     return oracle_search.decode(
-        cache.config, f64(q), f64(k), f64(v), regions, heads, logits_of(options)
+        cache.config, f64(q), k, v, regions, heads, logits_of(options), blocks
     )
 
 
 def coarse_oracle(cache: pk.Cache, s: int, q: torch.Tensor, **options) -> np.ndarray:
     """The coarse scores alone: of rows and queries, too, that are no numbers."""
-    k, _ = rows_of(cache, s)
-    regions, heads = regions_of(cache, s), _heads_of(cache, s)
+    k = f64(rows_of(cache, s)[0])
+    regions, (heads, blocks) = regions_of(cache, s), _known_of(cache, s, k)
     return np.stack(
         oracle_search.coarse_scores(
-            cache.config, f64(q), f64(k), regions, heads, logits_of(options)
+            cache.config, f64(q), k, regions, heads, logits_of(options), blocks
         )
     )
 

@@ -38,8 +38,9 @@ def block(request: pytest.FixtureRequest) -> int:
     return request.param
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("dims", [slice(None), 0, 63], ids=str)
+@pytest.mark.parametrize(
+    ("value", "dims"), [(np.nan, slice(None)), (np.inf, 0), (-np.inf, 63)], ids=str
+)
 def test_a_bad_key_leaves_the_mean_of_its_block(value, dims, block, dtype, device):
     # In the first block, that sets the balance too, and in a later one: the others are summarised
     # as if it were not there, which only a block with one key less shows.
@@ -281,7 +282,7 @@ def test_a_giant_among_the_keys_is_still_found(size, device):
         k = f.k.clone()
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_query_that_is_no_number(value, dtype, device):
     config = block_config(dtype=dtype, device=device)
     f, twin = filled(config, 600), filled(config, 600)

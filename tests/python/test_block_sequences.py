@@ -81,7 +81,9 @@ def test_any_chunks_equal_the_whole(chunks, queries, block):
 
 
 @pytest.mark.parametrize("sink", [0, 1, 60, 64, 100, 300])
-@pytest.mark.parametrize("local", [0, 1, 32, 200])
+@pytest.mark.parametrize(
+    ("local", "dtype"), [(0, "float16"), (1, "bfloat16"), (32, "float32"), (200, "float32")]
+)
 def test_any_sink_and_window(sink, local, dtype):
     # A sink may end within a block, or fill some; without a window, the newest row is a zone's.
     assert_chunks_equal_the_whole([500, 1, 399], True, sink=sink, local=local, dtype=dtype)
@@ -148,6 +150,18 @@ def test_a_zone_that_was_closed_opens_as_if_for_the_first_time(kept, device):
     for cache, t in ((other.cache, other.s), (fresh, s)):
         cache.prefill(0, [t], f.k, f.v, q=f.q)
     assert_same_sequence(other.cache, other.s, fresh, s, randn_q(f.rng, 1, config)[0])
+
+
+def test_a_cut_within_the_observed_positions_leaves_the_balance_to_keys(device):
+    # The squares of queries are one sum, which a cut cannot part.
+    config = block_config(device=device)
+    f = filled(config, 500, queries=True)
+    f.cache.truncate([f.s], drop=250)
+    f.cache.prefill(0, [f.s], f.k[250:], f.v[250:], q=f.q[250:])
+    fresh = pk.Cache(config)
+    s = fresh.add()
+    fresh.prefill(0, [s], f.k, f.v)
+    assert_same_sequence(f.cache, f.s, fresh, s, randn_q(f.rng, 1, config)[0])
 
 
 def test_other_tokens_after_a_cut_are_those_of_a_new_sequence(device):

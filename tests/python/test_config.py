@@ -74,10 +74,15 @@ def test_every_field_reads_back_and_is_shown(field):
     assert f"{field}=" in repr(config)
 
 
-CONFIGS = [pk.Config(**MODEL), config_of(**CHANGED), config_of(**MODEL, schedule=[(0, 1 / 3, 0.1)])]
+CONFIGS = {
+    "defaults": pk.Config(**MODEL),
+    "changed": config_of(**CHANGED),
+    "a_third": config_of(**MODEL, schedule=[(0, 1 / 3, 0.1)]),
+    "blocks": config_of(**MODEL, block=128),
+}
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=["defaults", "changed", "a_third"])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_a_config_prints_copies_and_pickles_exactly(config):
     names = {"Config": pk.Config, "ParisKV": pk.ParisKV}
     for twin in (
@@ -100,6 +105,23 @@ def test_configs_that_differ_in_one_field_differ(field):
     other |= {"schedule": [(0, 0.05, 0.25)], "segment_tokens": 256, "value_dim": 64}
     value = other.get(field, CHANGED[field] + 1 if field not in other else None)
     assert config_of(**CHANGED) != config_of(**{**CHANGED, field: value})
+
+
+@pytest.mark.parametrize("block", [0, 64, 128, 256])
+def test_blocks_of_these_sizes(block):
+    config = config_of(**MODEL, block=block)
+    assert config.policy.block == block
+    assert f"block={block}" in repr(config)
+    assert (config == pk.Config(**MODEL)) == (block == 0)
+    with pk.Cache(make_config(block=block, segment_tokens=256)) as cache:
+        assert cache.config.policy.block == block
+
+
+def test_a_block_may_be_the_scorers_own():
+    assert make_config(block=-1).policy.block == -1
+    for scorer, block in (("sign_norm", 64), ("votes", 0)):
+        with pk.Cache(make_config(block=-1, scorer=scorer)) as cache:
+            assert cache.config.policy.block == block
 
 
 def test_a_config_equals_nothing_but_configs():
@@ -202,6 +224,13 @@ WRONG = [
     ({"schedule": [(5, 0.5, 0.5), (5, 0.2, 0.2)]}, "schedule.*from_tokens"),
     ({"schedule": [(-1, 0.5, 0.5)]}, "schedule.*from_tokens.*-1"),
     ({"min_candidates_per_row": 0}, "min_candidates_per_row.* 0"),
+    ({"block": 1}, r"policy.block: expected 64, 128 or 256 .*, 0 for none or -1 .*, got 1"),
+    ({"block": 32}, "policy.block.* got 32"),
+    ({"block": -64}, "policy.block.* got -64"),
+    ({"block": 512, "segment_tokens": 512}, "policy.block.* got 512"),
+    ({"block": 64, "scorer": "votes"}, "policy.block: expected 0 with the scorer votes, .* 64"),
+    ({"block": 128, "segment_tokens": 64}, r"segment_tokens: .* policy.block \(128\), got 64"),
+    ({"block": 256, "segment_tokens": 384}, r"segment_tokens.* \(256\), got 384"),
     ({"device": "tpu"}, "device.*tpu"),
     ({"device": "cuda:"}, "device.*cuda:"),
     ({"threads": -1}, "threads.* -1"),

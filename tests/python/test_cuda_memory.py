@@ -156,7 +156,7 @@ def test_a_freed_block_is_zeroed_before_reuse():
 @pytest.mark.parametrize("budget_of", ["memory", "host"])
 def test_every_allocation_may_be_refused(budget_of, scorer):
     """The budget grows by just what the last refusal lacked: each allocation fails once."""
-    config = scarce(scorer)
+    config = scarce({"scorer": scorer})
     whole = Played(config)
     # What a cache needs before anything is asked of it is not what this is about.
     empty = pk.Cache(config)

@@ -9,11 +9,12 @@ from support import decode_oracle, explained, f64, filled, make_config, randn_q,
 PROMISED = 2.0**-12
 
 
-def all_but_one(tokens: int, **changes):
+def all_but_one(tokens: int, block: int = 0, **changes):
     """A cache whose zone is searched with everything a candidate and all but one row selected."""
     sizes = {"sink": 4, "local": 32, "schedule": [(0, 1.0, 1.0)]}
-    config = make_config(**{**sizes, "top_k": tokens - 36 - 1, **changes})
-    return filled(config, tokens, seed=tokens)
+    zone = (tokens - 32) // max(block, 1) * max(block, 1) - 4
+    config = make_config(**{**sizes, "block": block, "top_k": zone - 1, **changes})
+    return filled(config, tokens, seed=tokens, queries=block > 0)
 
 
 def estimates_by_position(explanation, zone: int, rows: str) -> np.ndarray:
@@ -27,19 +28,21 @@ def estimates_by_position(explanation, zone: int, rows: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("options", [{}, {"scale": 0.7}, {"softcap": 5.0}], ids=str)
-def test_estimates_follow_the_summaries(options, head_dim, device):
-    f = all_but_one(300, head_dim=head_dim, device=device)
+@pytest.mark.parametrize("block", [0, 64])
+def test_estimates_follow_the_summaries(block, options, head_dim, device):
+    f = all_but_one(300, block, head_dim=head_dim, device=device)
     config = f.cache.config
     q = randn_q(f.rng, 1, config)[0]
     explanation = f.cache.explain(0, f.s, q, **options)
-    placed = estimates_by_position(explanation, 264, "estimated")
+    zone = explanation.zone_tokens
+    placed = estimates_by_position(explanation, zone, "estimated")
     expected = np.concatenate(decode_oracle(f.cache, f.s, q, **options).estimates)
     scale = options.get("scale", head_dim**-0.5)
     sizes = np.linalg.norm(f64(q), axis=-1)[:, None] * np.repeat(
-        np.linalg.norm(f64(f.k)[4:268].swapaxes(0, 1), axis=-1), 2, axis=0
+        np.linalg.norm(f64(f.k)[4 : 4 + zone].swapaxes(0, 1), axis=-1), 2, axis=0
     )
     seen = ~np.isnan(placed)
-    assert (seen.sum(axis=1) == 263).all()
+    assert (seen.sum(axis=1) == zone - 1).all()
     error = np.abs(placed - expected) / (sizes * scale)
     assert error[seen].max() < PROMISED
 
@@ -58,9 +61,10 @@ def test_exact_logits_are_exact(options, dtype, device):
         np.testing.assert_allclose(placed[h][seen], expected[seen], rtol=0, atol=1e-5)
 
 
-def test_estimates_are_unbiased(head_dim):
+@pytest.mark.parametrize("block", [0, 256])
+def test_estimates_are_unbiased(block, head_dim):
     """Regressed on the truth, the estimate has slope 1 and no offset."""
-    f = all_but_one(2000, head_dim=head_dim)
+    f = all_but_one(2000, block, head_dim=head_dim)
     truth, estimated = [], []
     for q in randn_q(f.rng, 8, f.cache.config):
         explanation = f.cache.explain(0, f.s, q)

@@ -6,7 +6,7 @@ and what they are for.
 
 import numpy as np
 import oracle
-import oracle_search
+import oracle_scale
 import pariskv_core as pk
 import pytest
 import workload
@@ -51,7 +51,7 @@ def test_the_window_in_whole_numbers_is_near_the_float_one(sharpness, rows, rng)
     for _ in range(40):
         query, keys = rng.standard_normal(128), rng.standard_normal((rows, 128))
         scale = sharpness / np.sqrt(128) + 1e-9
-        found = float(oracle_search.window_octaves(query, keys, scale))
+        found = float(oracle_scale.window_octaves(query, keys, scale))
         off = found - exact_octaves(query, keys, scale)
         assert abs(off) < LINE + 1 / 64 + 0.04 * sharpness
 
@@ -59,35 +59,35 @@ def test_the_window_in_whole_numbers_is_near_the_float_one(sharpness, rows, rng)
 @pytest.mark.cpu("no engine in it")
 def test_a_rough_logarithm_is_off_by_at_most_its_bound(rng):
     x = np.exp2(rng.uniform(-20, 40, 1000)).astype(np.float32)
-    logs = np.array([oracle_search.rough_log2(v) for v in x])
+    logs = np.array([oracle_scale.rough_log2(v) for v in x])
     assert (logs <= np.log2(x) + 1e-5).all()
     assert (logs >= np.log2(x) - LINE).all()
     t = -rng.uniform(0, 29, 1000).astype(np.float32)
-    powers = np.log2([oracle_search.rough_exp2(v) for v in t])
+    powers = np.log2([oracle_scale.rough_exp2(v) for v in t])
     assert (powers >= t - 1e-5).all()
     assert (powers <= t + LINE).all()
-    assert oracle_search.rough_exp2(np.float32(-31)) == 0
-    assert oracle_search.rough_exp2(np.float32(np.nan)) == 0
+    assert oracle_scale.rough_exp2(np.float32(-31)) == 0
+    assert oracle_scale.rough_exp2(np.float32(np.nan)) == 0
 
 
 @pytest.mark.cpu("no engine in it")
 def test_the_window_knows_caps_biases_and_rows_that_are_no_numbers(rng):
     query, keys = rng.standard_normal(64), rng.standard_normal((50, 64))
-    plain = oracle_search.window_octaves(query, keys, 1.0)
-    capped = oracle_search.window_octaves(query, keys, 1.0, softcap=3.0)
+    plain = oracle_scale.window_octaves(query, keys, 1.0)
+    capped = oracle_scale.window_octaves(query, keys, 1.0, softcap=3.0)
     assert capped <= 3 * OCTAVES + np.log2(50) + LINE < plain
     for bias in (-5.0, 0.0, 40.0):
-        found = float(oracle_search.window_octaves(query, keys, 0.1, bias=bias))
+        found = float(oracle_scale.window_octaves(query, keys, 0.1, bias=bias))
         assert found == pytest.approx(exact_octaves(query, keys, 0.1, bias=bias), abs=0.15)
     for bias in (None, np.nan, np.inf, -np.inf):
-        assert oracle_search.window_octaves(query, keys, 1.0, bias=bias) == plain
+        assert oracle_scale.window_octaves(query, keys, 1.0, bias=bias) == plain
     bad = np.concatenate([keys, np.full((2, 64), np.nan), np.full((1, 64), np.inf)])
     bad[-1, 1:] = 0
-    assert oracle_search.window_octaves(query, bad, 1.0) == plain
-    assert oracle_search.window_octaves(query, bad[-3:], 1.0) == -np.inf
-    assert oracle_search.window_octaves(query, np.zeros((4, 64)), 1.0) == 2  # four rows of logit 0
-    assert oracle_search.window_octaves(np.zeros(64), keys[:8], 1.0) == 3
-    assert oracle_search.window_octaves(query, np.zeros((0, 64)), 1.0, bias=0.0) == 0
+    assert oracle_scale.window_octaves(query, bad, 1.0) == plain
+    assert oracle_scale.window_octaves(query, bad[-3:], 1.0) == -np.inf
+    assert oracle_scale.window_octaves(query, np.zeros((4, 64)), 1.0) == 2  # four rows of logit 0
+    assert oracle_scale.window_octaves(np.zeros(64), keys[:8], 1.0) == 3
+    assert oracle_scale.window_octaves(query, np.zeros((0, 64)), 1.0, bias=0.0) == 0
 
 
 @pytest.mark.cpu("no engine in it")
@@ -96,22 +96,25 @@ def test_the_window_is_a_number_for_any_finite_row(size):
     ones = np.ones((1, 64), dtype=np.float32)
     for query in (ones[0], ones[0] * np.float32(size)):
         for rows in (ones * np.float32(size), -ones * np.float32(size)):
-            assert abs(oracle_search.window_octaves(query, rows, 0.125)) <= 2**20 / 64
+            assert abs(oracle_scale.window_octaves(query, rows, 0.125)) <= 2**20 / 64
 
 
 @pytest.mark.cpu("no engine in it")
 def test_which_rows_are_looked_at():
-    assert oracle_search.window_rows(1000, 4, 700).tolist() == [0, 1, 2, 3, *range(887, 999)]
-    assert oracle_search.window_rows(1000, 40, 950).tolist() == [*range(16), *range(950, 999)]
-    assert oracle_search.window_rows(1000, 0, 1000).tolist() == []
-    assert oracle_search.window_rows(1000, 0, 999).tolist() == []
+    assert oracle_scale.window_rows(1000, 4, 700).tolist() == [0, 1, 2, 3, *range(887, 999)]
+    assert oracle_scale.window_rows(1000, 40, 950).tolist() == [*range(16), *range(950, 999)]
+    assert oracle_scale.window_rows(1000, 0, 1000).tolist() == []
+    assert oracle_scale.window_rows(1000, 0, 999).tolist() == []
 
 
+@pytest.mark.parametrize("block", [0, 64])
 @pytest.mark.parametrize(
     ("sink", "local", "update"), [(0, 0, 8), (1, 1, 1), (16, 112, 8), (20, 200, 48), (0, 113, 300)]
 )
-def test_windows_of_every_size(sink, local, update, dtype, device):
-    config = make_config(sink=sink, local=local, update=update, dtype=dtype, device=device)
+def test_windows_of_every_size(sink, local, update, dtype, device, block):
+    config = make_config(
+        block=block, sink=sink, local=local, update=update, dtype=dtype, device=device
+    )
     f = filled(config, 700, seed=local)
     for i in range(30):
         q = randn_q(f.rng, 1, config)
@@ -232,9 +235,10 @@ def test_one_searcher_has_no_window(pair, device):
         np.testing.assert_array_equal(*coarse)
 
 
+@pytest.mark.parametrize("block", [0, 64])
 @pytest.mark.parametrize("group", [2, 8, 9, 16, 17, 33])
-def test_groups_with_caps_and_biases(group, device):
-    config = make_config(query_heads=group, kv_heads=1, head_dim=96, device=device)
+def test_groups_with_caps_and_biases(group, device, block):
+    config = make_config(block=block, query_heads=group, kv_heads=1, head_dim=96, device=device)
     f = filled(config, 500, seed=group)
     bias = float32(f.rng.standard_normal(group) * 5, config)
     for options in ({"softcap": 5.0}, {"sink_bias": bias}, {"scale": 0.4, "softcap": 2.0}):
@@ -254,9 +258,10 @@ def test_a_query_and_a_scale_that_cancel_change_nothing(device):
     assert np.abs(near.astype(int) - plain).max() <= 1
 
 
+@pytest.mark.parametrize("block", [0, 64])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_broken_heads_of_a_group(value, device):
-    config = make_config(query_heads=3, kv_heads=1, device=device)
+def test_broken_heads_of_a_group(value, device, block):
+    config = make_config(block=block, query_heads=3, kv_heads=1, device=device)
     f = filled(config, 400)
     q = randn_q(f.rng, 1, config)[0]
     q[0, 3] = value
@@ -265,17 +270,19 @@ def test_broken_heads_of_a_group(value, device):
     assert (f.cache.explain(0, f.s, q).details.coarse == 1).all()
 
 
+@pytest.mark.parametrize("block", [0, 64])
 @pytest.mark.parametrize("size", [1e-44, 1e-38, 1e15, 1e25, 3e37])
-def test_heads_of_very_different_size(size, device):
-    config = make_config(query_heads=3, kv_heads=1, device=device)
+def test_heads_of_very_different_size(size, device, block):
+    config = make_config(block=block, query_heads=3, kv_heads=1, device=device)
     f = filled(config, 400)
     q = randn_q(f.rng, 1, config)[0]
     q[1] = q[1] * size
     assert_equal_to_oracle(f.cache, f.s, q)
 
 
-def test_a_window_of_zeros_and_of_no_numbers(device):
-    config = make_config(device=device)
+@pytest.mark.parametrize("block", [0, 64])
+def test_a_window_of_zeros_and_of_no_numbers(device, block):
+    config = make_config(block=block, device=device)
     f = filled(config, 400)
     q = randn_q(f.rng, 1, config)[0] * 3
     coarse = []
@@ -330,7 +337,7 @@ def standardised(queries, summary: oracle.Summary, signs) -> np.ndarray:
     key_signs, norms = oracle.sign_matrix(summary.signs), summary.norms.astype(np.float64)
     best = np.full(len(norms), -np.inf)
     for query in queries:
-        q4 = oracle_search.quantised_query(query, signs).astype(np.float64)
+        q4 = oracle_scale.quantised_query(query, signs).astype(np.float64)
         products = (key_signs @ q4) * norms
         spread = np.sqrt((q4 @ q4) * (norms**2).mean())
         best = np.maximum(best, (products - products.mean()) / spread)

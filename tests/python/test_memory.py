@@ -55,15 +55,20 @@ def test_row_bytes_match_the_stored_rows(tokens, dtype, device):
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "limit"), [(64, 44), (80, 84), (96, 84), (128, 84), (256, 164)]
+    ("head_dim", "limit", "block"),
+    [
+        *((64, 44, 0), (80, 84, 0), (96, 84, 0), (128, 84, 0), (256, 164, 0)),
+        *((64, 44.5, 64), (64, 44, 256), (128, 86, 64), (128, 84, 256), (256, 165, 256)),
+    ],
 )
 @pytest.mark.parametrize("kv_heads", [1, 8])
-def test_a_key_summary_is_small(kv_heads, head_dim, limit, device):
+def test_a_key_summary_is_small(kv_heads, head_dim, limit, block, device):
     # The promise is 84 bytes per key and head at 128; the others scale with rotated dimensions.
     config = make_config(
         kv_heads=kv_heads,
         query_heads=kv_heads,
         head_dim=head_dim,
+        block=block,
         sink=0,
         local=0,
         segment_tokens=1024,
@@ -187,8 +192,9 @@ def script(config: pk.Config):
     step, one = randn_step(rng, 2, config), randn_step(rng, 1, config)
     three = [torch.cat(pair) for pair in zip(step, one, strict=True)]
     q = randn_q(rng, 1, config)[0]
+    prompt = randn_q(rng, sum(lengths), config)
     return {
-        "prefill": lambda c, s: c.prefill(0, s[:2], k, v, lengths),
+        "prefill": lambda c, s: c.prefill(0, s[:2], k, v, lengths, q=prompt),
         "prefill another layer": lambda c, s: c.prefill(1, s[:2], k, v, lengths),
         "decode": lambda c, s: c.decode(0, s[:2], *step),
         "decode again": lambda c, s: c.decode(0, s[:2], *step),
@@ -227,11 +233,11 @@ class Played:
                 return
 
 
-def scarce(scorer: str) -> pk.Config:
+def scarce(search: dict) -> pk.Config:
     """Segments larger than a slab's blocks, so that each is an allocation of its own."""
     return make_config(
         layers=2,
-        scorer=scorer,
+        **search,
         head_dim=256,
         segment_tokens=512,
         sink=2,
@@ -245,10 +251,10 @@ MESSAGE = re.compile(r"asked for (\d+) bytes.* only (\d+) of the budget of (\d+)
 
 
 @on_the_heap
-@pytest.mark.parametrize("scorer", SCORERS)
-def test_every_allocation_may_be_refused(scorer):
+@pytest.mark.parametrize("search", [{}, {"scorer": "votes"}, {"block": 64}], ids=str)
+def test_every_allocation_may_be_refused(search):
     """The budget grows by just what the last refusal lacked: each allocation fails once."""
-    config = scarce(scorer)
+    config = scarce(search)
     whole = Played(config)
     probe = randn_q(np.random.default_rng(5), 1, config)[0]
     budget, refused = 1, []

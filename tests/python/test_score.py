@@ -8,6 +8,7 @@ import pytest
 from support import (
     GROUP_RULES,
     SCORERS,
+    SEARCHES,
     config_of,
     decode_oracle,
     filled,
@@ -33,35 +34,35 @@ def assert_equal_to_oracle(cache: pk.Cache, s: int, q, **options) -> oracle_sear
 
 
 @pytest.mark.parametrize("group_rule", GROUP_RULES)
-@pytest.mark.parametrize("scorer", SCORERS)
-def test_every_head_dim(scorer, group_rule, head_dim, device):
-    if scorer == "votes" and head_dim > 256:
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
+def test_every_head_dim(search, group_rule, head_dim, device):
+    if "scorer" in search and head_dim > 256:
         pytest.skip("votes of 64 subspaces do not fit a byte: test_config.py sees them refused")
-    config = make_config(scorer=scorer, group_rule=group_rule, head_dim=head_dim, device=device)
+    config = make_config(**search, group_rule=group_rule, head_dim=head_dim, device=device)
     f = filled(config, 700, seed=head_dim)
     for q in randn_q(f.rng, 4, config):
         assert_equal_to_oracle(f.cache, f.s, q)
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 7, 8, 16])
-@pytest.mark.parametrize("scorer", SCORERS)
-def test_every_group_size(scorer, group, device):
-    config = make_config(scorer=scorer, query_heads=2 * group, device=device)
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
+def test_every_group_size(search, group, device):
+    config = make_config(**search, query_heads=2 * group, device=device)
     f = filled(config, 500, seed=group)
     for q in randn_q(f.rng, 3, config):
         assert_equal_to_oracle(f.cache, f.s, q)
 
 
-@pytest.mark.parametrize("scorer", SCORERS)
-def test_many_queries_on_one_kv_head(scorer, device):
-    config = make_config(scorer=scorer, query_heads=32, kv_heads=1, device=device)
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
+def test_many_queries_on_one_kv_head(search, device):
+    config = make_config(**search, query_heads=32, kv_heads=1, device=device)
     f = filled(config, 500)
     assert_equal_to_oracle(f.cache, f.s, randn_q(f.rng, 1, config)[0])
 
 
-@pytest.mark.parametrize("scorer", SCORERS)
-def test_every_dtype(scorer, dtype, device):
-    config = make_config(scorer=scorer, dtype=dtype, head_dim=128, device=device)
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
+def test_every_dtype(search, dtype, device):
+    config = make_config(**search, dtype=dtype, head_dim=128, device=device)
     f = filled(config, 600)
     for q in randn_q(f.rng, 3, config):
         assert_equal_to_oracle(f.cache, f.s, q)
@@ -75,11 +76,11 @@ def test_zones_around_segment_borders(scorer, zone, device):
     assert_equal_to_oracle(f.cache, f.s, randn_q(f.rng, 1, config)[0])
 
 
-@pytest.mark.parametrize("scorer", SCORERS)
-def test_after_flushes_truncation_and_forks(scorer, device):
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
+def test_after_flushes_truncation_and_forks(search, device):
     # The sums behind the common scale, and the counts behind the votes, come and go with keys.
-    config = make_config(scorer=scorer, device=device)
-    f = filled(config, 300)
+    config = make_config(**search, device=device)
+    f = filled(config, 500)
     q = randn_q(f.rng, 1, config)[0]
     for _ in range(100):
         step = randn_q(f.rng, 1, config)
@@ -111,13 +112,13 @@ def test_spread_and_sign_norm_score_by_hand():
     assert cache.explain(0, s, q).details.coarse[0].tolist() == expected
 
 
-@pytest.mark.parametrize("scorer", SCORERS)
-def test_a_zero_query_ties_everything_and_the_first_keys_win(scorer, device):
-    config = make_config(scorer=scorer, device=device)
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
+def test_a_zero_query_ties_everything_and_the_first_keys_win(search, device):
+    config = make_config(**search, device=device)
     f = filled(config, 400)
     q = tensor(np.zeros((4, 64)), config)
     assert_equal_to_oracle(f.cache, f.s, q)
-    if scorer == "votes":
+    if "scorer" in search:
         return  # the nearest centroid of a zero query is the one with id 0: no tie
     explanation = f.cache.explain(0, f.s, q)
     assert (explanation.details.coarse == 64).all()
@@ -215,9 +216,9 @@ def test_the_vote_ratio_follows_the_schedule():
     assert (few < many).any()
 
 
-@pytest.mark.parametrize("scorer", SCORERS)
-def test_a_power_of_two_in_the_query_changes_nothing(scorer, device):
-    config = make_config(scorer=scorer, device=device)
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
+def test_a_power_of_two_in_the_query_changes_nothing(search, device):
+    config = make_config(**search, device=device)
     f = filled(config, 400)
     q = randn_q(f.rng, 1, config)[0]
     plain = f.cache.explain(0, f.s, q)
@@ -231,16 +232,16 @@ def test_a_power_of_two_in_the_query_changes_nothing(scorer, device):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scorer", SCORERS)
-def test_a_long_zone_under_the_published_schedule(scorer, device):
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
+def test_a_long_zone_under_the_published_schedule(search, device):
     config = config_of(
         layers=1,
         query_heads=8,
         kv_heads=2,
         head_dim=128,
         dtype="float32",
-        scorer=scorer,
         device=device,
+        **search,
     )
     f = filled(config, 12_000)
     assert_equal_to_oracle(f.cache, f.s, randn_q(f.rng, 1, config)[0])

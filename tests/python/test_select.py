@@ -7,7 +7,7 @@ import pariskv_core as pk
 import pytest
 from support import (
     GROUP_RULES,
-    SCORERS,
+    SEARCHES,
     assert_output_close,
     decode_oracle,
     f64,
@@ -47,11 +47,11 @@ def assert_selection_matches(
 
 
 @pytest.mark.parametrize("group_rule", GROUP_RULES)
-@pytest.mark.parametrize("scorer", SCORERS)
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
 @pytest.mark.parametrize("group", [1, 3, 8, 16])
-def test_the_best_rows_by_worth(scorer, group_rule, group, device):
+def test_the_best_rows_by_worth(search, group_rule, group, device):
     config = make_config(
-        scorer=scorer, group_rule=group_rule, query_heads=2 * group, head_dim=128, device=device
+        group_rule=group_rule, query_heads=2 * group, head_dim=128, device=device, **search
     )
     f = filled(config, 600, seed=group)
     for q in randn_q(f.rng, 3, config):
@@ -71,17 +71,18 @@ def test_options_change_the_worth_of_rows(group_rule, option, device):
     assert_selection_matches(explanation, decode_oracle(f.cache, f.s, q, **options), config)
 
 
-def test_every_dtype_and_head_dim(dtype, head_dim, device):
-    config = make_config(dtype=dtype, head_dim=head_dim, device=device)
+@pytest.mark.parametrize("block", [0, 256])
+def test_every_dtype_and_head_dim(block, dtype, head_dim, device):
+    config = make_config(block=block, dtype=dtype, head_dim=head_dim, device=device)
     f = filled(config, 400)
     q = randn_q(f.rng, 1, config)[0]
     assert_selection_matches(f.cache.explain(0, f.s, q), decode_oracle(f.cache, f.s, q), config)
 
 
 @pytest.mark.parametrize("group_rule", GROUP_RULES)
-@pytest.mark.parametrize("scorer", SCORERS)
-def test_decode_attends_to_the_explained_rows(scorer, group_rule, dtype, device):
-    config = make_config(scorer=scorer, group_rule=group_rule, dtype=dtype, device=device)
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
+def test_decode_attends_to_the_explained_rows(search, group_rule, dtype, device):
+    config = make_config(**search, group_rule=group_rule, dtype=dtype, device=device)
     f = filled(config, 500)
     for _ in range(60):  # past a flush
         q, k, v = randn_step(f.rng, 1, config)

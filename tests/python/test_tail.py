@@ -157,7 +157,7 @@ def test_settings():
     assert pk.Cache(make_config(block=0, tail="own")).config.policy.tail == "none"
     assert own.replace(tail_rows=64) != own
     for wrong in (15, 8193):
-        with pytest.raises(ValueError, match="policy.tail_rows: expected 16 to 8192, got"):
+        with pytest.raises(ValueError, match=r"policy\.tail_rows: expected 16 to 8192, got"):
             own.replace(tail_rows=wrong)
     with pytest.raises(ValueError, match='expected "sample", "none" or "own", got "all"'):
         pk.ParisKV(tail="all")

@@ -29,7 +29,8 @@ struct Stats {
   int64_t workspace_bytes = 0;  ///< Scratch of the verbs, kept from call to call.
   int64_t flushes = 0;          ///< Times that tokens moved to a retrieval zone while decoding.
   int64_t encoded_keys = 0;     ///< Keys summarised, over kv heads.
-  int64_t unusable_keys = 0;    ///< Of the retrieval zones: zero or not finite, never selected.
+  int64_t unusable_keys = 0;    ///< Of the retrieval zones, never selected: not finite, or zero
+                                ///< (without blocks).
   int64_t decode_tokens = 0;    ///< Per layer: a step of 32 layers counts 32.
   int64_t searched_tokens = 0;  ///< Of decode_tokens: searched the retrieval zone.
   int64_t candidates = 0;       ///< Reranked, over kv heads.
@@ -68,7 +69,8 @@ struct Explanation {
 
 /**
  * The key summaries of one layer of one sequence, unpacked, for positions
- * zone_begin to zone_begin + tokens; see Cache::summaries.
+ * zone_begin to zone_begin + tokens; see Cache::summaries. With blocks, signs, magnitudes, weights
+ * and norms are those of key / balance - mean, the mean being that of the key's block.
  */
 struct Summaries {
   int64_t kv_heads = 0;
@@ -81,7 +83,8 @@ struct Summaries {
   std::vector<float> weights;       ///< (kv_heads, tokens, subspaces): w_b, as it will be used.
   std::vector<float> norms;         ///< (kv_heads, tokens): as the coarse score sees them.
   int64_t block = 0;                ///< Keys that share a mean; 0: none do, and the rest is empty.
-  int64_t blocks = 0;               ///< Of the zone; the first one begins before it may.
+  int64_t blocks = 0;               ///< That the zone has keys of: block b is b0 + b of the
+                                    ///< sequence, with b0 = zone_begin / block.
   int64_t channels = 0;             ///< Of a key.
   std::vector<float> means;         ///< (kv_heads, blocks, channels): of balanced keys.
   std::vector<float> balance;       ///< (kv_heads, channels): <q, k> = <balance q, k / balance>.
