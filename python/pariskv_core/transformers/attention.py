@@ -1,0 +1,63 @@
+"""The attention function that models call under the name "pariskv"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .dense import Logits, dense_attention
+from .store import fresh_rows
+
+
+def pariskv_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """(batch, tokens, query heads, dim). The engine's where a PariskvCache handed out `key`.
+
+    query (batch, query heads, tokens, dim); key and value are the new tokens' rows alone where they
+    are the engine's: the rows of earlier tokens never come back to torch.
+    """
+    logits = Logits(scaling, softcap, s_aux)
+    fresh = fresh_rows(key)
+    if fresh is None:
+        return dense_attention(
+            module, query, key, value, attention_mask, logits, dropout=dropout, **kwargs
+        )
+    _refuse(query, attention_mask, dropout, kwargs)
+    return fresh.attend(query, key, value, attention_mask, logits), None
+
+
+def _refuse(
+    query: torch.Tensor, mask: torch.Tensor | None, dropout: float, kwargs: dict[str, Any]
+) -> None:
+    if query.requires_grad:
+        raise NotImplementedError(
+            "[transformers] query: expected no gradients, got a tensor that requires them; "
+            "generate(), or torch.no_grad()"
+        )
+    if mask is not None and mask.ndim != 2:
+        raise NotImplementedError(
+            "[transformers] attention_mask: expected causal attention and padding, as (batch, "
+            f"tokens), got a mask of {mask.ndim} dimensions (image tokens, packed sequences)"
+        )
+    unsupported = {
+        "output_attentions": kwargs.get("output_attentions"),
+        "position_bias": kwargs.get("position_bias") is not None,
+        "is_causal=False": kwargs.get("is_causal") is False,
+        "dropout": dropout > 0,
+    }
+    for name, asked in unsupported.items():
+        if asked:
+            raise NotImplementedError(
+                f'[transformers] {name}: the attention "pariskv" does not have it'
+            )
