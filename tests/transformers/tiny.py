@@ -116,7 +116,10 @@ def model(family: str, sharpness: float = 4.0) -> Any:
     made.generation_config.pad_token_id = 0
     with torch.no_grad():
         for parameter_name, parameter in made.named_parameters():
-            if "q_proj" in parameter_name or "qkv_proj" in parameter_name:
+            # Where queries are normalised, their norm's weight counts: 1 + weight for Gemma.
+            if "q_norm" in parameter_name:
+                parameter.fill_(3 * sharpness - (0.0 if parameter.any() else 1.0))
+            elif "q_proj" in parameter_name or "qkv_proj" in parameter_name:
                 parameter.mul_(sharpness)
     return made
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from .dense import Logits, dense_attention
+from .masks import PaddingMask
 from .store import fresh_rows
 
 
@@ -33,22 +34,26 @@ def pariskv_attention(
         return dense_attention(
             module, query, key, value, attention_mask, logits, dropout=dropout, **kwargs
         )
-    _refuse(query, attention_mask, dropout, kwargs)
-    return fresh.attend(query, key, value, attention_mask, logits), None
+    _refuse(query, dropout, kwargs)
+    tokens = _tokens(attention_mask)
+    return fresh.attend(query, key, value, tokens, logits), None
 
 
-def _refuse(
-    query: torch.Tensor, mask: torch.Tensor | None, dropout: float, kwargs: dict[str, Any]
-) -> None:
+def _tokens(mask: torch.Tensor | None) -> torch.Tensor | None:
+    """(batch, tokens): which are no padding."""
+    if mask is None or isinstance(mask, PaddingMask):
+        return None if mask is None else mask.tokens()
+    raise NotImplementedError(
+        "[transformers] attention_mask: expected causal attention and padding, as (batch, tokens), "
+        f"got a mask of shape {tuple(mask.shape)} (image tokens, packed sequences)"
+    )
+
+
+def _refuse(query: torch.Tensor, dropout: float, kwargs: dict[str, Any]) -> None:
     if query.requires_grad:
         raise NotImplementedError(
             "[transformers] query: expected no gradients, got a tensor that requires them; "
             "generate(), or torch.no_grad()"
-        )
-    if mask is not None and mask.ndim != 2:
-        raise NotImplementedError(
-            "[transformers] attention_mask: expected causal attention and padding, as (batch, "
-            f"tokens), got a mask of {mask.ndim} dimensions (image tokens, packed sequences)"
         )
     unsupported = {
         "output_attentions": kwargs.get("output_attentions"),

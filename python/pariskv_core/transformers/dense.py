@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from . import versions
+from .masks import PaddingMask
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ def dense_attention(
             "full attention: pass past_key_values=PariskvCache(model.config), or attach(model)",
             stacklevel=2,
         )
-    if mask is not None and mask.ndim == 2:
-        mask = causal_mask(q.shape[-2], mask)
+    if isinstance(mask, PaddingMask):
+        mask = causal_mask(q.shape[-2], mask.tokens())
     if logits.plain:
         out, _ = versions.sdpa_attention(module, q, k, v, mask, scaling=logits.scale, **kwargs)
         return out, None
@@ -73,11 +74,11 @@ def dense_attention(
 
 
 def causal_mask(queries: int, tokens: torch.Tensor) -> torch.Tensor:
-    """(batch, 1, queries, keys) of a 2-D mask over the keys, the last of which are the queries'."""
+    """(batch, 1, queries, keys) of (batch, keys), the last of which are the queries'."""
     keys = tokens.shape[-1]
     place = torch.arange(keys, device=tokens.device)
     own = place[keys - queries :, None]
-    seen = (place <= own) & tokens[:, None, None, :].bool()
+    seen = (place <= own) & tokens[:, None, None, :]
     return seen | (place == own)  # padding sees itself, so that no row is empty
 
 

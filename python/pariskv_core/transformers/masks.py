@@ -9,8 +9,23 @@ import torch
 from . import versions
 
 
+class PaddingMask(torch.Tensor):
+    """(batch, 1, 1, tokens) of booleans: causal attention, without the tokens that are false.
+
+    Models may slice it as they slice the library's masks, or move it: it stays of this class.
+    """
+
+    @staticmethod
+    def of(mask: torch.Tensor) -> PaddingMask:
+        return mask[:, None, None, :].as_subclass(PaddingMask)
+
+    def tokens(self) -> torch.Tensor:
+        """(batch, tokens), of torch's own class."""
+        return self.as_subclass(torch.Tensor)[:, 0, 0]
+
+
 def pariskv_mask(**kwargs: Any) -> torch.Tensor | None:
-    """The 2-D mask as it came for plain causal attention, the library's 4-D mask for any other.
+    """A PaddingMask for plain causal attention, the library's own mask for any other.
 
     A model asks once per forward pass and kind of layer, so the layers of a pass share the result.
     """
@@ -21,13 +36,13 @@ def pariskv_mask(**kwargs: Any) -> torch.Tensor | None:
             "[transformers] cache: expected a PariskvCache, got a static cache; leave out "
             'cache_implementation, or use another attention than "pariskv"'
         )
-    mask: torch.Tensor | None = kwargs.get("attention_mask")
-    return mask
+    mask = kwargs.get("attention_mask")
+    return None if mask is None else PaddingMask.of(mask.bool())
 
 
 def new_tokens(mask: torch.Tensor | None, columns: int) -> torch.Tensor | None:
     """Which of the last `columns` are tokens: (batch, columns) on the host; None: all are."""
     if mask is None:
         return None
-    kept = mask[:, -columns:].to(device="cpu", dtype=torch.bool)
+    kept = mask[:, -columns:].to(device="cpu")
     return None if bool(kept.all()) else kept

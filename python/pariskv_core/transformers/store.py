@@ -113,6 +113,8 @@ class Store:
         self._pending = None
         engine = self._engine_for(q, k, v)
         turn = self._turn_of(engine, fresh, k, mask)
+        if q.shape[-2] < turn.columns:
+            return self._last_queries(engine, fresh, turn.last(q.shape[-2], q.device), q, logits)
         if turn.begin == 0 and turn.columns > 1:
             return self._prompt(engine, fresh, turn, q, k, v, logits)
         new = {} if fresh.stored else {"k": turn.packed(k), "v": turn.packed(v)}
@@ -182,8 +184,7 @@ class Store:
         logits: Logits,
     ) -> torch.Tensor:
         """The first tokens: torch attends to them; the engine gets their rows, equal ones once."""
-        batch = len(turn.lengths)
-        rows = [row for row in range(batch) if row not in self._copies]
+        rows = self._unlike_rows(turn)
         if self._copies:
             q, k, v = (tensor[rows] for tensor in (q, k, v))
             turn = turn.of_rows(rows, k.device)
@@ -204,14 +205,34 @@ class Store:
                 if tokens > 0
             ]
             out = turn.unpacked(torch.cat(parts))
+        return self._for_copies(out, rows)
+
+    def _last_queries(
+        self, engine: pk.Cache, fresh: Fresh, turn: Turn, q: torch.Tensor, logits: Logits
+    ) -> torch.Tensor:
+        """Layers that share rows may attend for the last tokens of a prompt only (Gemma 4)."""
+        rows = self._unlike_rows(turn)
+        part = turn.of_rows(rows, q.device)
+        sequences = [self._sequences[row] for row in rows]
+        out = engine.attend(
+            fresh.layer, sequences, part.packed(q[rows]), part.lengths, **logits.options()
+        )
+        return self._for_copies(part.unpacked(out), rows)
+
+    def _unlike_rows(self, turn: Turn) -> list[int]:
+        return [row for row in range(len(turn.lengths)) if row not in self._copies]
+
+    def _for_copies(self, out: torch.Tensor, rows: list[int]) -> torch.Tensor:
+        """Rows of the whole batch, of those that differ."""
         if not self._copies:
             return out
+        batch = len(self._sequences)
         return out[[rows.index(self._copies.get(row, row)) for row in range(batch)]]
 
     def _forget_masked(self, engine: pk.Cache, mask: torch.Tensor) -> None:
-        """Drops tokens at the end of a row that a later mask takes back: padding that was a token."""
+        """Drops the end of rows that a later mask takes back: padding behind a finished row."""
         stored = self.columns.stored
-        mask = mask.to(device="cpu", dtype=torch.bool)
+        mask = mask.to(device="cpu")
         if torch.equal(stored, mask):
             return
         gone = stored & ~mask

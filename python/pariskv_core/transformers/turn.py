@@ -36,6 +36,12 @@ class Turn:
         kept = None if self.kept is None else self.kept[list(rows)]
         return Turn.of(self.begin, self.columns, len(rows), kept, device)
 
+    def last(self, columns: int, device: torch.device) -> Turn:
+        """The last of its columns alone."""
+        batch = len(self.lengths)
+        kept = None if self.kept is None else self.kept[:, -columns:]
+        return Turn.of(self.begin + self.columns - columns, columns, batch, kept, device)
+
     def packed(self, tensor: torch.Tensor) -> torch.Tensor:
         flat = tensor.transpose(1, 2).flatten(0, 1)
         return flat if self.places is None else flat.index_select(0, self.places)
