@@ -16,7 +16,7 @@ nothing else: models that do not ask for that name run as before.
 from __future__ import annotations
 
 from . import versions
-from .attach import attach, detach
+from .attached import attach, detach
 from .attention import pariskv_attention
 from .cache import PariskvCache
 from .masks import pariskv_mask

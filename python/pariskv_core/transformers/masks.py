@@ -31,10 +31,10 @@ def pariskv_mask(**kwargs: Any) -> torch.Tensor | None:
     """
     if kwargs["mask_function"] is not versions.causal_mask_function:
         return versions.sdpa_mask(**kwargs)  # sliding layers, which are the library's
-    if not versions.fits_mask(kwargs):
+    if not versions.keys_end_with_queries(kwargs):
         raise NotImplementedError(
-            "[transformers] cache: expected a PariskvCache, got a static cache; leave out "
-            'cache_implementation, or use another attention than "pariskv"'
+            "[transformers] cache: expected a PariskvCache, got a static cache, or a mask that "
+            "leaves out earlier tokens; leave out cache_implementation"
         )
     mask = kwargs.get("attention_mask")
     return None if mask is None else PaddingMask.of(mask.bool())

@@ -56,17 +56,16 @@ def columns_of(query: int | torch.Tensor) -> int:
     return query if isinstance(query, int) else query.shape[0]
 
 
-def fits_mask(kwargs: dict[str, Any]) -> bool:
-    """Whether keys end with the query's, as all but static caches have it.
+def keys_end_with_queries(kwargs: dict[str, Any]) -> bool:
+    """Whether keys are of the tokens seen and the new ones, and of nothing more.
 
-    A static cache's keys are as many as it has room for. Positions are read from the device only
-    where neither a mask nor a number tells.
+    A static cache's keys are as many as it has room for.
     """
-    columns = int(kwargs["kv_length"]) + int(kwargs["kv_offset"])
-    mask = kwargs.get("attention_mask")
-    if mask is not None:
-        return bool(mask.shape[-1] == columns)
+    keys = int(kwargs["kv_length"]) + int(kwargs["kv_offset"])
     offset = kwargs.get("q_offset")
     if offset is not None:
-        return not isinstance(offset, torch.Tensor) and offset + kwargs["q_length"] == columns
-    return int(kwargs["cache_position"][-1]) + 1 == columns
+        return not isinstance(offset, torch.Tensor) and offset + kwargs["q_length"] == keys
+    mask = kwargs.get("attention_mask")  # before 5.12
+    if mask is not None:
+        return bool(mask.shape[-1] == keys)
+    return int(kwargs["cache_position"][-1]) + 1 == keys
