@@ -11,7 +11,7 @@ import pariskv_core.transformers as pkt
 import pytest
 import torch
 import transformers
-from tiny import COMMON, DENSE, VERSION, generated, model, prompt
+from tiny import COMMON, DENSE, VERSION, Counting, generated, model, prompt
 from transformers import DynamicCache, StaticCache
 
 
@@ -172,7 +172,7 @@ def test_a_mask_that_changes_the_past_is_refused(llama):
 
 
 def test_gradients_are_refused(llama):
-    with pytest.raises(NotImplementedError, match=r"query: expected no gradients.*no_grad"):
+    with pytest.raises(NotImplementedError, match=r"key: expected no gradients.*no_grad"):
         llama(**prompt(), past_key_values=cache_of(llama))
 
 
@@ -190,8 +190,53 @@ def test_a_pass_that_ended_halfway_is_noticed(llama, monkeypatch):
         with pytest.raises(ZeroDivisionError):
             forward(llama, cache, **turn)
     with pytest.raises(RuntimeError, match=r"ended halfway.*reset\(\)"):
-        forward(llama, cache, **turn)
+        forward(llama, cache, **{**turn, "attention_mask": None})
     cache.reset()
+    assert torch.equal(generated(llama, prompt(), cache), generated(model("llama"), prompt()))
+
+
+@pytest.mark.parametrize(("failing", "turn"), [("prefill", 0), ("attend", 5), ("decode", 1)])
+def test_a_call_that_fails_undoes_the_pass(llama, monkeypatch, failing, turn):
+    cache, inputs = cache_of(llama), prompt()
+    new = inputs["input_ids"]
+    if turn > 0:
+        forward(llama, cache)
+        new = tokens(turn)
+        ids = torch.cat([inputs["input_ids"], new], dim=1)
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    real = getattr(Counting, failing)
+
+    def fail(self, layer, *args, **kwargs):
+        if layer == 1:
+            raise pk.OutOfMemory("none left")
+        return real(self, layer, *args, **kwargs)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Counting, failing, fail)
+        with pytest.raises(pk.OutOfMemory):
+            forward(llama, cache, **{**inputs, "input_ids": new})
+    assert cache.get_seq_length() == (60 if turn > 0 else 0)
+    assert torch.equal(generated(llama, inputs, cache), generated(model("llama"), inputs))
+
+
+def test_a_call_that_fails_beside_sliding_layers_asks_for_a_reset(monkeypatch):
+    made = copy.deepcopy(model("gemma2"))
+    made.set_attn_implementation("pariskv")
+    cache = cache_of(made)
+    forward(made, cache)
+    turn = {"input_ids": tokens(3), "attention_mask": None}
+    with monkeypatch.context() as broken:
+        broken.setattr(Counting, "attend", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            forward(made, cache, **turn)
+    with pytest.raises(RuntimeError, match=r"ended halfway.*reset\(\)"):
+        forward(made, cache, **turn)
+
+
+def test_a_refused_pass_leaves_the_cache_usable(llama):
+    cache = cache_of(llama)
+    with pytest.raises(NotImplementedError, match="output_attentions"):
+        forward(llama, cache, output_attentions=True)
     assert torch.equal(generated(llama, prompt(), cache), generated(model("llama"), prompt()))
 
 

@@ -9,6 +9,7 @@ import torch
 from .dense import Logits, dense_attention
 from .masks import PaddingMask
 from .store import fresh_rows
+from .support import refuse_gradients
 
 
 def pariskv_attention(
@@ -34,6 +35,7 @@ def pariskv_attention(
         return dense_attention(
             module, query, key, value, attention_mask, logits, dropout=dropout, **kwargs
         )
+    fresh.claim()
     _refuse(query, dropout, kwargs)
     tokens = _tokens(attention_mask)
     return fresh.attend(query, key, value, tokens, logits), None
@@ -50,11 +52,7 @@ def _tokens(mask: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _refuse(query: torch.Tensor, dropout: float, kwargs: dict[str, Any]) -> None:
-    if query.requires_grad:
-        raise NotImplementedError(
-            "[transformers] query: expected no gradients, got a tensor that requires them; "
-            "generate(), or torch.no_grad()"
-        )
+    refuse_gradients("query", query)
     unsupported = {
         "output_attentions": kwargs.get("output_attentions"),
         "position_bias": kwargs.get("position_bias") is not None,

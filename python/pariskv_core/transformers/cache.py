@@ -40,6 +40,7 @@ class PariskvLayer(versions.CacheLayerMixin):
         return self.store.update(self.index, key_states), value_states.detach()
 
     def get_mask_sizes(self, query: int | torch.Tensor) -> tuple[int, int]:
+        self.store.refuse_broken()
         return self.get_seq_length() + versions.columns_of(query), 0
 
     def get_seq_length(self) -> int:
@@ -76,6 +77,8 @@ class PariskvCache(versions.DynamicCache):
     `copy.deepcopy(cache)` forks it: stored rows are shared, so that a prefix serves many prompts.
     """
 
+    layers: list[Any]
+
     def __init__(
         self, config: Any, *, top_k: int | None = None, rollback: bool = False, **settings: Any
     ) -> None:
@@ -90,12 +93,13 @@ class PariskvCache(versions.DynamicCache):
                 f"[transformers] config: {text.model_type} is not supported: it has no layer of "
                 "full attention"
             )
+        alone = not any(getattr(layer, "is_sliding", False) for layer in self.layers)
         if rollback:  # the masks of these layers are of sliding attention as before
             self.layers = [
                 versions.DynamicLayer() if getattr(layer, "is_sliding", False) else layer
                 for layer in self.layers
             ]
-        self._store = Store(len(own), settings)
+        self._store = Store(len(own), settings, alone=alone)
         for index, layer in enumerate(own):
             self.layers[layer] = PariskvLayer(self._store, index)
         self.layer_class_to_replicate = None

@@ -36,12 +36,24 @@ class Logits:
 
 
 def causal_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float | None
 ) -> torch.Tensor:
     """(batch, heads, tokens, dim) of whole prompts -> (batch, tokens, heads, dim)."""
     grouped = q.shape[1] != k.shape[1]
     out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
     return out.transpose(1, 2)
+
+
+def causal_rows(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int], scale: float | None
+) -> torch.Tensor:
+    """The same for packed prompts of these lengths, each alone: (tokens, heads, dim)."""
+    split = (torch.split(rows, lengths) for rows in (q, k, v))
+    parts = []
+    for one in zip(*split, strict=True):
+        heads = (rows.transpose(0, 1)[None] for rows in one)
+        parts.append(causal_attention(*heads, scale=scale)[0])
+    return torch.cat(parts)
 
 
 def dense_attention(

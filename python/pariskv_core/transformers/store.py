@@ -12,8 +12,9 @@ import torch
 
 import pariskv_core as pk
 
-from .dense import Logits, causal_attention
+from .dense import Logits, causal_attention, causal_rows
 from .masks import new_tokens
+from .support import refuse_gradients
 from .tokens import Columns
 from .turn import Turn, equal_rows
 
@@ -29,6 +30,10 @@ class Fresh:
     layer: int
     begin: int  # columns that the layer had before
     stored: bool = False
+
+    def claim(self) -> None:
+        """Its attention is "pariskv"."""
+        self.store.claim()
 
     def attend(
         self,
@@ -59,8 +64,10 @@ def _release(engine: pk.Cache, sequences: list[int]) -> None:
 class Store:
     """One engine cache, the sequences of a batch, and which columns of the batch are tokens."""
 
-    def __init__(self, layers: int, settings: dict[str, Any]) -> None:
+    def __init__(self, layers: int, settings: dict[str, Any], *, alone: bool) -> None:
+        """`alone`: the model has no layers that keep rows elsewhere."""
         self.settings = settings
+        self.alone = alone
         self.engine: pk.Cache | None = None
         self.columns = Columns(0)
         self.seen = [0] * layers  # columns, of each layer
@@ -68,6 +75,7 @@ class Store:
         self._copies: dict[int, int] = {}  # rows that will be forks, and the rows that they equal
         self._pending: int | None = None
         self._turn: Turn | None = None
+        self._broken = False
 
     @property
     def sequences(self) -> list[int]:
@@ -76,6 +84,13 @@ class Store:
         return list(self._sequences)
 
     # A forward pass: every layer is updated, then attends.
+
+    def refuse_broken(self, broken: bool = False) -> None:
+        if broken or self._broken:
+            raise RuntimeError(
+                "[transformers] cache: expected layers of one length, but a forward pass ended "
+                "halfway; call cache.reset()"
+            )
 
     def update(self, layer: int, k: torch.Tensor) -> torch.Tensor:
         """The keys as they came, marked as this layer's new rows."""
@@ -90,16 +105,15 @@ class Store:
                 f"[transformers] batch: expected the {len(self._sequences)} rows that this cache "
                 f"holds, got {k.shape[0]}"
             )
-        if layer == 0 and len(set(self.seen)) > 1:
-            raise RuntimeError(
-                "[transformers] cache: expected layers of one length, but a forward pass ended "
-                "halfway; call cache.reset()"
-            )
+        self.refuse_broken(layer == 0 and len(set(self.seen)) > 1)
+        refuse_gradients("key", k)
         keys = k.detach()
         setattr(keys, _FRESH, Fresh(self, layer, self.seen[layer]))
         self._pending = layer
-        self.seen[layer] += k.shape[-2]
         return keys
+
+    def claim(self) -> None:
+        self._pending = None
 
     def attend(
         self,
@@ -110,14 +124,43 @@ class Store:
         mask: torch.Tensor | None,
         logits: Logits,
     ) -> torch.Tensor:
-        self._pending = None
         engine = self._engine_for(q, k, v)
         turn = self._turn_of(engine, fresh, k, mask)
+        try:
+            out = self._attended(engine, fresh, turn, q, k, v, logits)
+        except BaseException:
+            self._undo(engine, turn)
+            raise
+        if not fresh.stored:
+            self.seen[fresh.layer] += turn.columns
+        return out
+
+    def _undo(self, engine: pk.Cache, turn: Turn) -> None:
+        """As before a forward pass that failed, as far as its rows are ours."""
+        self._broken = not self.alone
+        if turn.begin == 0:
+            return self.reset(broken=self._broken)
+        self.columns.drop(turn.columns)
+        engine.truncate(self._sequences, keep=self.columns.stored.sum(dim=1).tolist())
+        self.seen = [turn.begin] * len(self.seen)
+        self._turn = None
+        return None
+
+    def _attended(
+        self,
+        engine: pk.Cache,
+        fresh: Fresh,
+        turn: Turn,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        logits: Logits,
+    ) -> torch.Tensor:
         if q.shape[-2] < turn.columns:
             return self._last_queries(engine, fresh, turn.last(q.shape[-2], q.device), q, logits)
         if turn.begin == 0 and turn.columns > 1:
             return self._prompt(engine, fresh, turn, q, k, v, logits)
-        new = {} if fresh.stored else {"k": turn.packed(k), "v": turn.packed(v)}
+        new: dict[str, Any] = {} if fresh.stored else {"k": turn.packed(k), "v": turn.packed(v)}
         rows = [row for row, tokens in enumerate(turn.lengths) if tokens > 0]
         sequences = [self._sequences[row] for row in rows]
         queries, options = turn.packed(q), logits.options()
@@ -196,15 +239,10 @@ class Store:
             out = engine.attend(fresh.layer, sequences, queries, turn.lengths, **logits.options())
             out = turn.unpacked(out)
         elif turn.kept is None:
-            out = causal_attention(q, k, v, logits.scale)
+            out = causal_attention(q, k, v, scale=logits.scale)
         else:
-            packed = [tensor.split(turn.lengths) for tensor in (queries, keys, values)]
-            parts = [
-                causal_attention(*(rows.transpose(0, 1)[None] for rows in row), logits.scale)[0]
-                for row, tokens in zip(zip(*packed, strict=True), turn.lengths, strict=True)
-                if tokens > 0
-            ]
-            out = turn.unpacked(torch.cat(parts))
+            packed = causal_rows(queries, keys, values, turn.lengths, logits.scale)
+            out = turn.unpacked(packed)
         return self._for_copies(out, rows)
 
     def _last_queries(
@@ -286,8 +324,9 @@ class Store:
             self._sequences[:] = sequences
         self.columns.take(rows)
 
-    def reset(self) -> None:
+    def reset(self, *, broken: bool = False) -> None:
         """Empty, for a batch of any size."""
+        self._broken = broken
         if self.engine is not None:
             _release(self.engine, self._sequences)
         self.columns = Columns(0)
@@ -297,7 +336,8 @@ class Store:
     def copy(self) -> Store:
         """The same batch once more, as forks: stored rows are shared until one of them changes."""
         self._settle()
-        twin = Store(len(self.seen), self.settings)
+        twin = Store(len(self.seen), self.settings, alone=self.alone)
+        twin._broken = self._broken
         if self.engine is not None:
             twin._hold(self.engine)
             twin._sequences.extend(self.engine.fork(sequence) for sequence in self._sequences)

@@ -30,6 +30,14 @@ def decoder_config(config: Any) -> Any:
     return text
 
 
+def refuse_gradients(name: str, tensor: Any) -> None:
+    if tensor.requires_grad:
+        raise NotImplementedError(
+            f"[transformers] {name}: expected no gradients, got a tensor that requires them; "
+            "run the model under torch.no_grad()"
+        )
+
+
 def check_model(model: Any) -> None:
     """A model whose attention can be exchanged, and whose config can be served."""
     if not hasattr(model, "generate"):
