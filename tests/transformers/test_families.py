@@ -21,8 +21,7 @@ from tiny import (
 )
 from transformers import DynamicCache
 
-# The names under which transformers had no such model yet, or none that its own cache can run.
-STEPS = 40
+STEPS = 24
 
 
 def forced(made: Any, cache: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -65,18 +64,18 @@ def test_logits_are_those_of_eager_attention(family, batch, settings):
 def test_beams_and_a_second_turn_of_every_family(family):
     made, inputs = model(family), prompt(2)
     cache = pkt.PariskvCache(made.config, **SETTINGS["dense"])
-    how = {"num_beams": 2, "max_new_tokens": 24}
+    how = {"num_beams": 2, "max_new_tokens": 16}
     first = generated(made, inputs, cache, **how)
     assert torch.equal(first, generated(made, inputs, **how))
 
     cache = pkt.PariskvCache(made.config, **SETTINGS["dense"])
-    first = generated(made, inputs, cache, max_new_tokens=24)
+    first = generated(made, inputs, cache, max_new_tokens=16)
     ids = torch.cat([first, prompt(2, 9, seed=8)["input_ids"]], dim=1)
     second = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     own = DynamicCache(config=made.config)
-    generated(made, inputs, own, max_new_tokens=24)
-    expected = generated(made, second, own, max_new_tokens=24)
-    assert torch.equal(generated(made, second, cache, max_new_tokens=24), expected)
+    generated(made, inputs, own, max_new_tokens=16)
+    expected = generated(made, second, own, max_new_tokens=16)
+    assert torch.equal(generated(made, second, cache, max_new_tokens=16), expected)
 
 
 @pytest.mark.parametrize("rollback", [True, False])
@@ -86,8 +85,8 @@ def test_prompt_lookup_takes_drafts_back_past_a_sliding_window(family, rollback)
         pytest.skip("the library's sliding layers cannot take rows back")
     made, inputs = model(family), prompt()
     cache = pkt.PariskvCache(made.config, rollback=rollback, **SETTINGS["dense"])
-    how = {"prompt_lookup_num_tokens": 4, "max_new_tokens": 24}
+    how = {"prompt_lookup_num_tokens": 4, "max_new_tokens": 16}
     tokens = generated(made, inputs, cache, **how)
-    assert torch.equal(tokens, generated(made, inputs, max_new_tokens=24))
+    assert torch.equal(tokens, generated(made, inputs, max_new_tokens=16))
     attached = pkt.attach(copy.deepcopy(made), **SETTINGS["dense"])
     assert torch.equal(attached.generate(**inputs, do_sample=False, **how), tokens)

@@ -171,7 +171,7 @@ def generated(made: Any, inputs: dict[str, torch.Tensor], cache: Any = None, **h
     if cache is None:
         cache = DynamicCache(config=made.config)
     torch.manual_seed(17)
-    how = {"max_new_tokens": 40, "do_sample": False, **how}
+    how = {"max_new_tokens": 30, "do_sample": False, **how}
     try:
         return made.generate(**inputs, past_key_values=cache, **how)
     finally:
