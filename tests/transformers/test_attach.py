@@ -50,6 +50,17 @@ def test_every_call_has_a_cache_of_its_own(made_caches):
     assert made_caches[0].engine is not made_caches[1].engine
 
 
+def test_arguments_may_come_by_position(made_caches):
+    made = pkt.attach(copy.deepcopy(model("llama")), **DENSE)
+    made_caches.clear()
+    how = GenerationConfig(max_new_tokens=5, do_sample=False, pad_token_id=0)
+    how.cache_implementation = "dynamic_full"
+    tokens = made.generate(prompt()["input_ids"], how, attention_mask=prompt()["attention_mask"])
+    assert torch.equal(tokens, generated(model("llama"), prompt(), max_new_tokens=5))
+    assert len(made_caches) == 1
+    assert how.cache_implementation == "dynamic_full"
+
+
 def test_a_cache_that_is_passed_is_used(made_caches):
     made = pkt.attach(copy.deepcopy(model("llama")), **DENSE)
     cache = pkt.PariskvCache(made.config, **DENSE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import types
 from typing import Any, NoReturn, TypeVar
 
@@ -54,6 +55,8 @@ def detach(model: Model) -> Model:
 
 def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:
     settings, _ = getattr(self, _ATTACHED)
+    names = list(inspect.signature(type(self).generate).parameters)[1:]
+    kwargs.update(zip(names, args, strict=False))
     given = kwargs.get("generation_config")
     config = given or self.generation_config
     kind = kwargs.pop("cache_implementation", None) or config.cache_implementation
@@ -72,7 +75,7 @@ def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:
         if given is not None and given.cache_implementation is not None:
             kwargs["generation_config"] = copy.deepcopy(given)  # it names another cache
             kwargs["generation_config"].cache_implementation = None
-    return type(self).generate(self, *args, **kwargs)
+    return type(self).generate(self, **kwargs)
 
 
 def _refuse_batch(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
