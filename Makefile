@@ -17,7 +17,7 @@ WHEEL_OPTIONS = --no-build-isolation --no-deps -C cmake.define.PARISKV_CUDA=$(CU
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cmake cpp python -type f -not -name '*.pyc')
 CPP_FILES = $(shell find bench cpp examples python tests -regex '.*\.\(h\|cpp\|cuh?\|inl\)')
 
-.PHONY: help demo test test-cpp test-python sanitize bench quality quality-gpu quality-models \
+.PHONY: help demo test test-cpp test-python test-transformers sanitize bench quality quality-gpu quality-models \
 	wheel stubs format lint clean
 .DEFAULT_GOAL := help
 
@@ -105,7 +105,29 @@ test-cpp: .venv/.base
 
 test-python: .venv/.test
 	@$(call timed,Python tests,.venv/bin/python -m pytest tests/python tests/docs tests/lint)
+	@$(call timed,transformers,$(ONE_THREAD) .venv/bin/python -m pytest tests/transformers)
 	@$(call timed,tests of the bench,.venv/bin/python -m pytest tests/lab)
+
+# Products of tiny models on several threads are mostly waiting.
+ONE_THREAD = OMP_NUM_THREADS=1
+# Each has an environment of its own, with the other packages of .venv behind it.
+OLDER_TRANSFORMERS = 4.57.6 5.2.0 5.12.0
+
+test-transformers: .venv/.test ## tests/transformers on four versions of transformers
+	@echo "transformers of .venv ..."
+	@$(ONE_THREAD) .venv/bin/python -m pytest -q tests/transformers
+	@for version in $(OLDER_TRANSFORMERS); do \
+	  python=build/transformers-$$version/bin/python; \
+	  site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	  echo "transformers $$version ..."; \
+	  if [ ! -e build/transformers-$$version/ready ]; then \
+	    .venv/bin/python -m venv build/transformers-$$version \
+	    && .venv/bin/python -c "$$site" > "$$($$python -c "$$site")/other_packages.pth" \
+	    && $$python -m pip install -qq "transformers==$$version" \
+	    && touch build/transformers-$$version/ready || exit 1; \
+	  fi; \
+	  $(ONE_THREAD) $$python -m pytest -q -p no:cacheprovider tests/transformers || exit 1; \
+	done
 
 # Every block of GPU memory on its own, torch's too, so that going beyond one is seen. Only where
 # torch captures a graph it has to keep memory: it cannot ask for some then.

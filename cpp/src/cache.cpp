@@ -171,6 +171,7 @@ void Cache::Impl::decode(int64_t layer, const std::vector<SequenceId>& sequences
   args.q = tensors.q, args.k = tensors.k, args.v = tensors.v, args.out = tensors.out;
   args.logits = verb.check_options(options, count);
   args.lse = Verb::lse_of(options);
+  check_apart(verb, tensors, args.lse);
 
   if (backend_->capturing(stream)) {  // a replay reads the lengths of its time
     for (const Layer* target : layers) step.views.push_back(view(*target));
@@ -278,6 +279,7 @@ void Cache::Impl::attend(int64_t layer, const std::vector<SequenceId>& sequences
   args.q = tensors.q, args.out = tensors.out;
   args.logits = verb.check_options(options, tokens);
   args.lse = Verb::lse_of(options);
+  check_apart(verb, tensors, args.lse);
   const auto attend_over = [&](const std::vector<SequenceView>& views,
                                const std::vector<int64_t>& counts) {
     args.batch = int64_t(views.size());

@@ -65,6 +65,7 @@ void Cache::read(int64_t layer, SequenceId sequence, int64_t begin, const Tensor
   const int64_t tokens = k.rank > 0 ? k.shape[0] : 0;
   verb.check_output("k", k, config.dtype, {tokens, config.kv_heads, config.head_dim});
   verb.check_output("v", v, config.dtype, {tokens, config.kv_heads, config.value_dim});
+  verb.check_apart("k", k, "v", v);
   const SequenceView view = impl_->view(*layers[0]);
   if (begin < 0 || begin > view.total || tokens > view.total - begin) {
     fail("[read] positions: expected a range within 0 to ", view.total, ", got ", begin, " to ",

@@ -1,9 +1,13 @@
 #include "validate.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "check.h"
 #include "pariskv/sizes.h"
@@ -43,6 +47,62 @@ bool overlaps(const TensorView& view) {
     reach += step * (view.shape[next] - 1);
   }
   return false;
+}
+
+/** Bytes of one row: the elements of the last dimension, which lie side by side. */
+struct ByteRange {
+  intptr_t begin, end;
+  bool operator<(const ByteRange& other) const { return begin < other.begin; }
+};
+
+/** All rows of a view, by address. */
+std::vector<ByteRange> rows_of(const TensorView& view) {
+  const int64_t size = size_of(view.dtype);
+  const int64_t row = view.shape[view.rank - 1] * size;
+  std::vector<ByteRange> rows{{reinterpret_cast<intptr_t>(view.data), 0}};
+  for (int32_t d = 0; d + 1 < view.rank; ++d) {
+    std::vector<ByteRange> next;
+    for (const ByteRange& at : rows) {
+      for (int64_t i = 0; i < view.shape[d]; ++i) {
+        next.push_back({intptr_t(at.begin + i * view.strides[d] * size), 0});
+      }
+    }
+    rows = std::move(next);
+  }
+  for (ByteRange& at : rows) at.end = at.begin + row;
+  std::sort(rows.begin(), rows.end());
+  return rows;
+}
+
+/** From the first to the last byte of a view, whatever lies between its rows. */
+ByteRange extent_of(const TensorView& view) {
+  const int64_t size = size_of(view.dtype);
+  ByteRange range{reinterpret_cast<intptr_t>(view.data), reinterpret_cast<intptr_t>(view.data)};
+  for (int32_t d = 0; d < view.rank; ++d) {
+    const int64_t reach = (view.shape[d] - 1) * view.strides[d] * size;
+    (reach < 0 ? range.begin : range.end) += reach;
+  }
+  range.end += size;
+  return range;
+}
+
+/** Whether two views have a byte in common. Their rows are looked at only if they may have. */
+bool share_bytes(const TensorView& a, const TensorView& b) {
+  if (a.data == nullptr || b.data == nullptr || !(a.device == b.device)) return false;
+  if (a.size() == 0 || b.size() == 0) return false;
+  const ByteRange all_of_a = extent_of(a), all_of_b = extent_of(b);
+  if (all_of_a.end <= all_of_b.begin || all_of_b.end <= all_of_a.begin) return false;
+  const std::vector<ByteRange> one = rows_of(a), other = rows_of(b);
+  for (size_t i = 0, j = 0; i < one.size() && j < other.size();) {
+    if (one[i].begin < other[j].end && other[j].begin < one[i].end) return true;
+    one[i].end <= other[j].begin ? ++i : ++j;
+  }
+  return false;
+}
+
+bool same_view(const TensorView& a, const TensorView& b) {
+  return a.data == b.data && a.dtype == b.dtype && a.rank == b.rank && a.shape == b.shape &&
+         a.strides == b.strides;
 }
 
 }  // namespace
@@ -90,6 +150,15 @@ void Verb::check_output(const char* argument, const TensorView& view, DType dtyp
   }
 }
 
+void Verb::check_apart(const char* output, const TensorView& out, const char* argument,
+                       const TensorView& view, bool may_be_same) const {
+  if (may_be_same && same_view(out, view)) return;
+  if (share_bytes(out, view)) {
+    fail("[", name, "] ", output, ": expected memory of its own, got some that is part of ",
+         argument);
+  }
+}
+
 void Verb::check_batch_size(const char* argument, int64_t size, int64_t batch) const {
   if (size != batch) {
     fail("[", name, "] ", argument, ": expected one entry for each of the ", batch,
@@ -125,6 +194,14 @@ Logits Verb::check_options(const AttendOptions& options, int64_t tokens) const {
   }
   if (options.sink_bias) {
     check_tensor("sink_bias", *options.sink_bias, DType::kFloat32, {config.query_heads});
+    const auto* bias = static_cast<const float*>(options.sink_bias->data);
+    const bool readable = options.sink_bias->device.type == DeviceType::kCpu;
+    for (int64_t head = 0; readable && head < config.query_heads; ++head) {
+      if (std::isnan(bias[head]) || bias[head] == std::numeric_limits<float>::infinity()) {
+        fail("[", name, "] sink_bias: expected numbers, or -inf for none, got ", bias[head],
+             " for query head ", head);
+      }
+    }
   }
   if (options.lse) {
     check_output("lse", *options.lse, DType::kFloat32, {tokens, config.query_heads});

@@ -27,6 +27,10 @@ struct Verb {
   void check_output(const char* argument, const TensorView& view, DType dtype,
                     std::initializer_list<int64_t> shape) const;
 
+  /** Throws if an output has memory of another argument; it may be all of it where that works. */
+  void check_apart(const char* output, const TensorView& out, const char* argument,
+                   const TensorView& view, bool may_be_same = false) const;
+
   void check_batch_size(const char* argument, int64_t size, int64_t batch) const;
 
   /** Throws on a negative length or too many tokens; returns the sum. */
@@ -35,7 +39,7 @@ struct Verb {
   /** Throws when a sequence would have more tokens than positions are kept for. */
   void check_total(int64_t tokens) const;
 
-  /** Throws on numbers that are no scale or cap, and on ill-shaped bias or lse. */
+  /** Throws on numbers that are no scale, cap or bias (read on the CPU), and on wrong shapes. */
   Logits check_options(const AttendOptions& options, int64_t tokens) const;
 
   /** The view to write log-sum-exps to; data null when none is wanted. */

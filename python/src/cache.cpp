@@ -243,7 +243,11 @@ is done.)")
       .def_prop_ro("config", [](const Handle& self) { return self.open()->config(); })
       .def("close", &Handle::close, "Frees everything; later calls raise ValueError.")
       .def(
-          "__enter__", [](nb::object self) { return self; },
+          "__enter__",
+          [](nb::object self) {
+            nb::cast<Handle&>(self).open();
+            return self;
+          },
           nb::sig("def __enter__(self) -> Cache"))
       .def(
           "__exit__", [](Handle& self, nb::args) { self.close(); },

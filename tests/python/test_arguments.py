@@ -262,6 +262,65 @@ def test_one_bad_sequence_keeps_the_whole_batch_out():
         other.decode(0, [f.s], queries(), rows(), rows())
 
 
+def one_buffer(*shapes: tuple[int, ...], step: int) -> list[torch.Tensor]:
+    """Tensors that begin `step` elements after each other."""
+    room = torch.ones(4096)
+    found = []
+    for i, shape in enumerate(shapes):
+        rows = room[i * step :]
+        found.append(rows[: int(np.prod(shape))].view(shape))
+    return found
+
+
+@pytest.mark.parametrize("step", [1, 64, 127])
+@pytest.mark.parametrize("other", ["q", "k", "v"])
+@pytest.mark.cpu("views of one host tensor")
+def test_an_output_that_overlaps_an_argument_is_refused(other, step):
+    f = scene()
+    shapes = {"q": (1, 4, 64), "k": (1, 2, 64), "v": (1, 2, 64)}
+    buffers = one_buffer(shapes[other], (1, 4, 64), step=step)
+    arguments = {**RIGHT["decode"], other: buffers[0], "out": buffers[1]}
+    with (
+        unchanged(f.cache),
+        pytest.raises(ValueError, match=rf"\[decode\] out: expected memory .* part of {other}"),
+    ):
+        f.cache.decode(**arguments)
+
+
+@pytest.mark.cpu("views of one host tensor")
+def test_an_output_beside_or_between_its_arguments_is_taken():
+    f, twin = scene(), scene()
+    room = torch.randn(1, 12, 64)
+    q, k, v, out = room[:, :4], room[:, 4:6], room[:, 6:8], room[:, 8:]
+    expected = twin.cache.decode(0, [twin.s], q.clone(), k, v)
+    assert_same_bits(f.cache.decode(0, [f.s], q, k, v, out=out), expected)
+    assert_same_bits(f.cache.attend(0, [f.s], q), twin.cache.attend(0, [twin.s], q, out=q))
+    # Rows of two tensors in turn: they share a range of addresses, and no byte.
+    turns = torch.randn(4, 2, 4, 64)
+    expected = twin.cache.attend(0, [twin.s], turns[:, 0].clone())
+    assert_same_bits(f.cache.attend(0, [f.s], turns[:, 0], out=turns[:, 1]), expected)
+
+
+@pytest.mark.cpu("views of one host tensor")
+def test_read_does_not_write_values_over_keys():
+    f = scene()
+    both = torch.zeros(3, 2, 64)
+    with pytest.raises(ValueError, match=r"\[read\] k: expected memory .* part of v"):
+        f.cache.read(0, f.s, 0, 3, out=(both, both))
+
+
+@pytest.mark.cpu("on a GPU nothing is read back for this")
+@pytest.mark.parametrize("wrong", [NAN, INF])
+def test_a_sink_bias_that_is_no_number_is_refused(wrong):
+    f = scene()
+    bias = torch.tensor([0.0, -INF, wrong, 1.0])
+    sentence = r"\[decode\] sink_bias: expected numbers.* got (nan|inf) for query head 2"
+    with unchanged(f.cache), pytest.raises(ValueError, match=sentence):
+        f.cache.decode(**RIGHT["decode"], sink_bias=bias)
+    bias[2] = -INF  # no sink at all
+    f.cache.decode(**RIGHT["decode"], sink_bias=bias)
+
+
 @pytest.mark.cpu("meta tensors stand in for another device; see test_cuda_process.py")
 def test_memory_of_another_device_is_refused():
     f = scene()
@@ -288,7 +347,7 @@ CLOSED = {
     "regions": lambda c, s: c.regions(s),
     "sequences": lambda c, s: c.sequences(),
     "stats": lambda c, s: c.stats(),
-    "enter": lambda c, s: c.__enter__().stats(),
+    "enter": lambda c, s: c.__enter__(),
 }
 
 

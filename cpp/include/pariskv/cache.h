@@ -22,6 +22,8 @@
  * must stay as they are until it is done. Three calls may wait for the device: `trim`; any that
  * finds no memory left; a prefill while more than 2 GiB of rows are on their way to the host.
  *
+ * Outputs have memory of their own; `out` may be exactly `q`.
+ *
  * A query head that is not finite searches for nothing: its output is NaN, the other heads' is as
  * it would be without it.
  *
@@ -48,10 +50,11 @@ using SequenceId = int64_t;
 
 /** How logits become attention. */
 struct AttendOptions {
-  std::optional<double> scale;          ///< Of q.k; 1 / sqrt(head_dim) when absent.
-  double softcap = 0;                   ///< c > 0: logits become c * tanh(logit / c).
-  std::optional<TensorView> sink_bias;  ///< (query_heads) float32: a logit with no value row.
-  std::optional<TensorView> lse;        ///< (tokens, query_heads) float32, written: log-sum-exp.
+  std::optional<double> scale;  ///< Of q.k; 1 / sqrt(head_dim) when absent.
+  double softcap = 0;           ///< c > 0: logits become c * tanh(logit / c).
+  std::optional<TensorView>
+      sink_bias;                  ///< (query_heads) float32: a logit with no value row; -inf: none.
+  std::optional<TensorView> lse;  ///< (tokens, query_heads) float32, written: log-sum-exp.
 };
 
 /** How much of each sequence of a batch `truncate` takes away. */

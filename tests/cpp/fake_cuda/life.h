@@ -177,6 +177,8 @@ class Life {
     const Faults none(-1);
     captured_stream() = static_cast<cudaStream_t>(on.handle);
     decode(batch, on);
+    const int64_t count = int64_t(batch.size());  // a layer that shares the rows of layer 0
+    cache_.decode(0, batch, view(q_, count, 2 * kHeads), view(out_, count, 2 * kHeads), {}, on);
     captured_stream() = kCapturedStream;
   }
 

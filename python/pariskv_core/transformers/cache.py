@@ -1,0 +1,196 @@
+"""PariskvCache: transformers' Cache over one engine cache for all full-attention layers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NoReturn
+
+import torch
+
+import pariskv_core as pk
+
+from . import versions
+from .store import Store
+from .support import decoder_config
+
+
+class PariskvLayer(versions.CacheLayerMixin):
+    """A full-attention layer. Its rows are the engine's: `keys` and `values` stay None.
+
+    Verbs of a batch are done for all layers at once, by PariskvCache; here they do nothing.
+    """
+
+    is_sliding = False
+    is_croppable = True
+    is_compileable = False
+
+    def __init__(self, store: Store, index: int) -> None:
+        super().__init__()
+        self.store = store
+        self.index = index  # among the engine's layers
+
+    def lazy_initialization(self, *args: Any) -> None:
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stores nothing yet: the engine appends and attends in one call, which needs the mask."""
+        self.lazy_initialization()
+        return self.store.update(self.index, key_states), value_states.detach()
+
+    def get_mask_sizes(self, query: int | torch.Tensor) -> tuple[int, int]:
+        self.store.refuse_broken()
+        return self.get_seq_length() + versions.columns_of(query), 0
+
+    def get_seq_length(self) -> int:
+        return self.store.seen[self.index]
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def get_max_cache_shape(self) -> int:
+        return -1
+
+    def offload(self) -> None: ...
+    def prefetch(self) -> None: ...
+    def reset(self) -> None: ...
+    def crop(self, count: int) -> None: ...
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None: ...
+    def batch_repeat_interleave(self, repeats: int) -> None: ...
+    def batch_select_indices(self, indices: torch.Tensor) -> None: ...
+
+
+class PariskvCache(versions.DynamicCache):
+    """A cache for `generate(..., past_key_values=cache)`, of a model with attention "pariskv".
+
+    Full-attention layers are the engine's. Sliding layers stay the library's own.
+
+    config    of the model
+    top_k     rows per kv head that a step selects; short for policy=pk.ParisKV(top_k=top_k)
+    rollback  sliding layers keep all their rows, so that drafts can be taken back past the window:
+              for assisted generation and prompt lookup with transformers before 5.23
+    settings  fields of pk.Config: policy, sink, local, update, dense_below, placement,
+              memory_budget, host_budget, row_cache, threads, segment_tokens
+
+    The model's shape, dtype and device come with its first keys. Padding is never stored.
+    `copy.deepcopy(cache)` forks it: stored rows are shared, so that a prefix serves many prompts.
+    """
+
+    layers: list[Any]
+
+    def __init__(
+        self, config: Any, *, top_k: int | None = None, rollback: bool = False, **settings: Any
+    ) -> None:
+        settings = _checked(top_k, settings)
+        text = decoder_config(config)
+        super().__init__(config=text)
+        if not self.layers:  # none are made where num_kv_shared_layers is 0
+            self._make_layers(text)
+        own = [i for i, layer in enumerate(self.layers) if type(layer) is versions.DynamicLayer]
+        if not own:
+            raise NotImplementedError(
+                f"[transformers] config: {text.model_type} is not supported: it has no layer of "
+                "full attention"
+            )
+        alone = not any(getattr(layer, "is_sliding", False) for layer in self.layers)
+        if rollback:  # the masks of these layers are of sliding attention as before
+            self.layers = [
+                versions.DynamicLayer() if getattr(layer, "is_sliding", False) else layer
+                for layer in self.layers
+            ]
+        self._store = Store(len(own), settings, alone=alone)
+        for index, layer in enumerate(own):
+            self.layers[layer] = PariskvLayer(self._store, index)
+        self.layer_class_to_replicate = None
+
+    def _make_layers(self, text: Any) -> None:
+        kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
+        self.layers = [
+            versions.DynamicLayer()
+            if kind == "full_attention"
+            else versions.SlidingLayer(sliding_window=text.sliding_window)
+            for kind in kinds
+        ]
+
+    @property
+    def engine(self) -> pk.Cache | None:
+        """The engine's cache; None before the first forward pass."""
+        return self._store.engine
+
+    @property
+    def sequences(self) -> list[int]:
+        """The engine's sequences, one for each row of the batch."""
+        return self._store.sequences
+
+    @property
+    def engine_layers(self) -> dict[int, int]:
+        """The engine's number of each of the model's layers that is the engine's."""
+        return {
+            i: layer.index for i, layer in enumerate(self.layers) if isinstance(layer, PariskvLayer)
+        }
+
+    # What the library calls.
+
+    def crop(self, count: int) -> None:
+        """-n takes the last n columns of the batch away; n, before 5.23, all but the first n."""
+        seen = self._store.seen[0]
+        drop = min(-count, seen) if count <= 0 else max(seen - count, 0)
+        if count < 0 or versions.RECORDS_PAST or drop > 0:
+            super().crop(-drop)
+        self._store.crop(drop)
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        super().reorder_cache(beam_idx)
+        self._store.take(beam_idx.tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)
+        self._store.take([row for row in range(self._rows) for _ in range(repeats)])
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        super().batch_select_indices(indices)
+        self._store.take(torch.arange(self._rows)[indices.cpu()].tolist())
+
+    def reset(self) -> None:
+        super().reset()
+        self._store.reset()
+
+    @property
+    def _rows(self) -> int:
+        return len(self._store.sequences)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PariskvCache:
+        twin: PariskvCache = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        store = self._store.copy()
+        for name, value in self.__dict__.items():
+            # shared_layers: keys of the last forward pass, which the next one replaces
+            if name not in ("layers", "_store", "shared_layers"):
+                twin.__dict__[name] = copy.deepcopy(value, memo)
+        twin._store = store
+        twin.layers = [
+            PariskvLayer(store, layer.index)
+            if isinstance(layer, PariskvLayer)
+            else copy.deepcopy(layer, memo)
+            for layer in self.layers
+        ]
+        return twin
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "[transformers] cache: a PariskvCache cannot be pickled; copy.deepcopy forks it"
+        )
+
+
+def _checked(top_k: int | None, settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings for the engine's config, refused now if that would refuse them later."""
+    if top_k is not None:
+        if settings.get("policy") is not None:
+            raise ValueError("[transformers] top_k: expected it in the policy that is given")
+        settings = {**settings, "policy": pk.ParisKV(top_k=top_k)}
+    for field in ("layers", "query_heads", "kv_heads", "head_dim", "value_dim", "dtype", "device"):
+        if field in settings:
+            raise TypeError(f"[transformers] {field}: it is the model's, expected no setting of it")
+    pk.Config(layers=1, query_heads=1, kv_heads=1, head_dim=64, **settings)
+    return settings
