@@ -359,7 +359,10 @@ def test_shares_on_a_capture_are_in_order(synthetic):
     found = shares.of_capture(synthetic, lambda items, what: items, FEW)
     methods = found["methods"]
     assert all(number == 1 for number in methods["oracle"].values())
-    order = [methods[name]["share"] for name in ("oracle", "block 0, all keys", "block 0", "block 0, 5 %")]
+    order = [
+        methods[name]["share"]
+        for name in ("oracle", "block 0, all keys", "block 0", "block 0, 5 %")
+    ]
     assert order == sorted(order, reverse=True)
     assert order[1] > 0.99 > order[3] > 0.5
     for numbers in methods.values():
