@@ -19,6 +19,7 @@ class Sources:
     synthetic: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     pretrained: dict[str, Any] = field(default_factory=dict)
+    inside: dict[str, Any] = field(default_factory=dict)
     where: dict[str, str] = field(default_factory=dict)  # part -> machine, commit
 
 
@@ -53,8 +54,9 @@ def load(synthetic: str | None = None, lm: Path | None = None, results: Path = R
     )
     if sources.model:
         sources.where["model"] = sources.model["machine"] if lm else _said(records["gpu"])
-    record = read(results / "quality-models-cpu.json")
-    sources.pretrained = record.get("results", {})
-    if sources.pretrained:
-        sources.where["pretrained"] = _said(record)
+    for part, name in (("pretrained", "models"), ("inside", "inside")):
+        record = read(results / f"quality-{name}-cpu.json")
+        setattr(sources, part, record.get("results", {}))
+        if record:
+            sources.where[part] = _said(record)
     return sources

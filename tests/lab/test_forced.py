@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
+import sys
+from types import SimpleNamespace
 
+import harness
 import numpy as np
 import pytest
 import torch
+from quality import __main__ as program
+from quality import sources
 from quality.methods import make_method
 from quality.pretrained import attentions, forced, needles, prefix
 from quality.pretrained.attentions import ByHead, Engine, Rows, nothing, sampled
 from quality.pretrained.prefix import Prefix, Step
+from quality.pretrained.weights import MODELS
 
 TOKENS, STEPS = 1024, 6
 
@@ -117,11 +124,11 @@ def transformers():
     )
 
 
-@pytest.mark.parametrize("family", ["Llama", "Gemma3"])
-def test_text_that_goes_on_is_what_the_model_says_at_once(transformers, family):
+def tiny_model(transformers, family: str):
+    """A random model whose vocabulary is bytes."""
     torch.manual_seed(5)
     options = {
-        "vocab_size": 50,
+        "vocab_size": 256,
         "hidden_size": 32,
         "intermediate_size": 32,
         "num_attention_heads": 4,
@@ -138,12 +145,46 @@ def test_text_that_goes_on_is_what_the_model_says_at_once(transformers, family):
     with torch.no_grad():
         for weight in model.parameters():
             weight.normal_(std=0.3)
-    ids = torch.randint(50, (40,))
+    return model
+
+
+@torch.no_grad()
+def at_once(model, ids: torch.Tensor) -> torch.Tensor:
     model.set_attn_implementation("eager")
-    with torch.no_grad():
-        told = model(ids[None]).logits[0, 30:]
+    return model(ids[None]).logits[0]
+
+
+@pytest.mark.parametrize("family", ["Llama", "Gemma3"])
+def test_text_that_goes_on_is_what_the_model_says_at_once(transformers, family):
+    model = tiny_model(transformers, family)
+    ids = torch.randint(256, (40,))
+    told = at_once(model, ids)[30:]
     logits = prefix.go_on(model, prefix.read(model, ids[:30]), ids[30:], prefix.full)
     torch.testing.assert_close(logits, told, atol=2e-2, rtol=2e-2)
+
+
+def test_an_answer_is_as_likely_as_the_model_says_at_once(transformers):
+    model = tiny_model(transformers, "Llama")
+    known = prefix.read(model, torch.randint(256, (30,)))
+    fact = needles.Fact("words", "", "Is it", " so?")
+    pretrained = SimpleNamespace(model=model, pieces=pieces)
+    (found,) = needles.asked(pretrained, known, [fact], prefix.full)
+    ids = torch.cat([known.ids, pieces("\n\nIs it so?")])
+    chances = at_once(model, ids[:-1]).log_softmax(-1)[-4:].gather(1, ids[-4:, None])
+    assert found["log_probability"] == pytest.approx(chances.sum().item(), abs=0.05)
+    assert found["found"] == 0.0  # this model knows nothing
+
+
+def test_a_prefix_is_read_once(transformers, tmp_path, monkeypatch):
+    model = tiny_model(transformers, "Llama")
+    pretrained = prefix.Pretrained(MODELS["smollm2"], None, model)
+    ids = torch.randint(256, (30,))
+    first = prefix.kept(pretrained, ids, tmp_path)
+    monkeypatch.setattr(prefix, "read", None)
+    again = prefix.kept(pretrained, ids, tmp_path)
+    assert torch.equal(again.keys[2], first.keys[2]) and torch.equal(again.ids, ids)
+    with pytest.raises(TypeError, match="not callable"):  # it is, for another text
+        prefix.kept(pretrained, ids + 1, tmp_path)
 
 
 def test_full_attention_differs_from_itself_by_nothing():
@@ -206,3 +247,27 @@ def test_what_was_found_is_counted_by_kind():
     found = needles.summary(facts, results)
     assert found["words"] == {"asked": 2, "found": 1, "log_probability": -0.5}
     assert found["all"]["found"] == 2 and found["keys"]["asked"] == 1
+
+
+def test_the_command_keeps_what_was_measured_before(tmp_path, monkeypatch):
+    for module in (harness, sources):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    loaded = {name: SimpleNamespace(weights=MODELS[name]) for name in MODELS}
+    monkeypatch.setattr(prefix, "load", lambda weights: loaded[weights.name])
+    monkeypatch.setattr(forced, "text_of", lambda *_: (None, None))
+    monkeypatch.setattr(needles, "haystacks", lambda *_: {"facts": None, "dictionary": None})
+    for module in (forced, needles):
+        monkeypatch.setattr(module, "measured", lambda *given: dict.fromkeys(given[-2], 1.0))
+    for model, part, method in (
+        ("smollm2", "text", "block 64"),
+        ("smollm2", "text", "best 100"),
+        ("smollm2", "facts", "block 64"),
+        ("qwen-0.5b", "dictionary", "published"),
+    ):
+        words = ["quality", "inside", "--model", model, "--parts", part, "--only", method]
+        monkeypatch.setattr(sys, "argv", words)
+        program.main()
+    results = json.loads((tmp_path / "quality-inside-cpu.json").read_text())["results"]
+    first, second = (results[f"{name}, documentation, 7168"] for name in ("smollm2", "qwen-0.5b"))
+    assert list(first["text"]) == ["block 64", "best 100"] and list(first["facts"]) == ["block 64"]
+    assert list(second["dictionary"]) == ["published"] and "text" not in second

@@ -8,7 +8,7 @@ rows it stands for.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from quality.inside import Residency, resident_of
 from quality.methods import Method, step_chunks
-from quality.pretrained.prefix import Step
+from quality.pretrained.prefix import Prefix, Step
 
 ENGINES = Residency()  # the engine's defaults
 
@@ -72,12 +72,20 @@ def nothing(step: Step) -> Tensor:
 
 @dataclass
 class Engine:
-    """The engine: a cache of one layer that reads the prefix and decodes what follows."""
+    """The engine: a cache for each layer that has read the prefix, forked for what follows."""
 
     policy: dict[str, Any] = field(default_factory=dict)
     residency: Residency = ENGINES
+    _read: dict[int, tuple[Prefix, pk.Cache, int]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
-    def cache(self, step: Step) -> pk.Cache:
+    def close(self) -> None:
+        for _, cache, _ in self._read.values():
+            cache.close()
+        self._read.clear()
+
+    def _cache(self, step: Step) -> pk.Cache:
         regions = vars(self.residency)
         shape = {
             "kv_heads": step.new_keys.shape[1],
@@ -87,44 +95,49 @@ class Engine:
         fields = {"layers": 1, "threads": 1, "dense_below": 0, "dtype": "float32"}
         return pk.Cache(configs.make(**fields, **regions, **shape, **self.policy))
 
-    def started(self, cache: pk.Cache, step: Step) -> int:
-        """A sequence that has read the prefix."""
+    def _started(self, step: Step) -> tuple[pk.Cache, int]:
+        """The layer's cache, and its sequence that has read the prefix."""
+        known = self._read.get(step.layer)
+        if known is not None and known[0] is step.prefix:
+            return known[1], known[2]
+        if known is not None:
+            known[1].close()
+        cache = self._cache(step)
         sequence = cache.add()
-        keys, values = (rows[step.layer].float() for rows in (step.prefix.keys, step.prefix.values))
-        early = step.prefix.early[step.layer].float()
+        every = (step.prefix.keys, step.prefix.values, step.prefix.early)
+        keys, values, early = (rows[step.layer].float() for rows in every)
         first = len(early)
         cache.prefill(0, [sequence], keys[:first], values[:first], q=early)
         cache.prefill(0, [sequence], keys[first:], values[first:])
-        return sequence
+        self._read[step.layer] = (step.prefix, cache, sequence)
+        return cache, sequence
+
+    def _each(self, step: Step, out: Tensor) -> Iterator[tuple[int, pk.Cache, int]]:
+        """Decodes step after step into `out`: the step's number, the cache, its sequence."""
+        cache, base = self._started(step)
+        sequence = cache.fork(base)
+        rows = [part.contiguous() for part in (step.queries, step.new_keys, step.new_values)]
+        for t in range(len(step.queries)):
+            q, k, v = (part[t : t + 1] for part in rows)
+            cache.decode(0, [sequence], q, k, v, out=out[t : t + 1])
+            yield t, cache, sequence
+        cache.remove(sequence)
 
     def decoded(self, step: Step) -> Tensor:
         """What decode gives: as an attention."""
-        out = torch.empty_like(step.queries)
-        with self.cache(step) as cache:
-            sequence = self.started(cache, step)
-            rows = (step.queries.contiguous(), step.new_keys, step.new_values)
-            for t in range(len(step.queries)):
-                q, k, v = (part[t : t + 1].contiguous() for part in rows)
-                cache.decode(0, [sequence], q, k, v, out=out[t : t + 1])
+        out = torch.empty(step.queries.shape)
+        for _ in self._each(step, out):
+            pass
         return out
 
     def __call__(self, step: Step) -> Tensor:
         """The rows that each decode attends to."""
         found = []
-        with self.cache(step) as cache:
-            sequence = self.started(cache, step)
-            for t in range(len(step.queries)):
-                q, k, v = (
-                    part[t : t + 1].contiguous()
-                    for part in (step.queries, step.new_keys, step.new_values)
-                )
-                cache.decode(0, [sequence], q, k, v)
-                why = cache.explain(0, sequence, q[0])
-                if why.zone_begin + why.zone_tokens != self.residency.zone_end(
-                    step.prefix.tokens, t
-                ):
-                    raise RuntimeError("The engine's zone ends elsewhere.")
-                found.append(torch.from_numpy(why.positions.copy()))
+        for t, cache, sequence in self._each(step, torch.empty(step.queries.shape)):
+            why = cache.explain(0, sequence, step.queries[t].contiguous())
+            if why.zone_begin + why.zone_tokens != self.residency.zone_end(step.prefix.tokens, t):
+                raise RuntimeError("The engine's zone ends elsewhere.")
+            found.append(torch.from_numpy(why.positions.copy()))
         return torch.stack(found).long()
 
 

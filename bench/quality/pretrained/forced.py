@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,9 @@ from quality.paris import PUBLISHED_SCHEDULE
 from quality.pretrained.attentions import ByHead, Engine, Rows, nothing
 from quality.pretrained.prefix import Attention, Prefix, Pretrained, full, go_on, kept
 from quality.pretrained.texts import TEXTS
+from quality.pretrained.weights import Unusable
 
+Say = Callable[[str], None]
 STEPS = 512
 TAILS = (256, 512, 1024)
 BLOCK = 64
@@ -105,16 +107,12 @@ def text_of(pretrained: Pretrained, text: str, tokens: int) -> tuple[Prefix, Ten
     """A prefix of so many tokens, and the STEPS + 1 tokens after it."""
     ids = pretrained.ids(TEXTS[text]())[: tokens + STEPS + 1]
     if len(ids) < tokens + STEPS + 1:
-        raise ValueError(f"The text {text} is too short for {tokens:,} tokens.")
+        raise Unusable(f"The text {text} is too short for {tokens:,} tokens and those after them.")
     return kept(pretrained, ids[:tokens]), ids[tokens:]
 
 
 def measured(
-    pretrained: Pretrained,
-    prefix: Prefix,
-    ids: Tensor,
-    names: Iterable[str] = METHODS,
-    say: Callable[[str], None] = print,
+    pretrained: Pretrained, prefix: Prefix, ids: Tensor, names: Sequence[str], say: Say
 ) -> dict[str, dict[str, float]]:
     """Each method by its name on the tokens `ids` that follow the prefix."""
     model, given, following = pretrained.model, ids[:-1], ids[1:]

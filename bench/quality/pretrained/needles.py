@@ -7,19 +7,30 @@ token of it was the likeliest one, and its log-probability says how sure the mod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from quality.pretrained.forced import BLOCK, METHODS, Say
 from quality.pretrained.names import PLACES, WORDS
-from quality.pretrained.prefix import Attention, Prefix, Pretrained, go_on
+from quality.pretrained.prefix import Attention, Prefix, Pretrained, go_on, kept
 from quality.pretrained.texts import TEXTS
 
 _AFTER = 640  # tokens of plain text after the last fact, at least: more than the window
 _SEED = 7
+ASKED = (
+    "full attention",
+    "sinks and window",
+    "best 100",
+    f"block {BLOCK}",
+    f"block {BLOCK}, tail 512",
+    "whole keys",
+    "published",
+)
 Pieces = Callable[[str], Tensor]  # a text's tokens
 
 
@@ -152,6 +163,30 @@ def asked(
         found = bool((logits.argmax(-1) == answer).all())
         results.append({"found": float(found), "log_probability": chances.sum().item()})
     return results
+
+
+def haystacks(pretrained: Pretrained, tokens: int, count: int) -> dict[str, Haystack]:
+    """By name; a model's own first token, if it has one, comes first."""
+    begin = pretrained.ids("")
+    return {
+        "facts": among_text(pretrained.pieces, begin, tokens, count, "documentation"),
+        "dictionary": one_dictionary(pretrained.pieces, begin, tokens, "documentation"),
+    }
+
+
+def measured(
+    pretrained: Pretrained, haystack: Haystack, count: int, names: Sequence[str], say: Say
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Each method by its name: `summary` of `count` facts, evenly spaced."""
+    prefix = kept(pretrained, haystack.ids)
+    stride = max(len(haystack.facts) // count, 1)
+    facts, found = haystack.facts[::stride][:count], {}
+    for name in names:
+        begin = time.perf_counter()
+        found[name] = summary(facts, asked(pretrained, prefix, facts, METHODS[name]()))
+        of_all, taken = found[name]["all"], time.perf_counter() - begin
+        say(f"{name}: {of_all['found']:.0f} of {of_all['asked']} ({taken:.0f} s)")
+    return found
 
 
 def summary(facts: list[Fact], results: list[dict[str, float]]) -> dict[str, dict[str, float]]:

@@ -31,7 +31,7 @@ class Pretrained:
 
     def ids(self, text: str) -> Tensor:
         found: Tensor = self.tokenizer(text, return_tensors="pt").input_ids[0]
-        return found
+        return found.long()
 
     def pieces(self, text: str) -> Tensor:
         """Tokens of a text that goes on another one: nothing is put before them."""
