@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quality import kept
+from quality.pretrained.weights import MODELS
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
@@ -35,6 +36,13 @@ def _said(record: dict[str, Any]) -> str:
     return f"{facts.get('gpu', facts['cpu'])}, {commit}"
 
 
+def _in_order(runs: dict[str, Any]) -> dict[str, Any]:
+    """Runs on pretrained models, "name, text, tokens", in the models' order."""
+    names = list(MODELS)
+    known = {name: i for i, name in enumerate(names)}
+    return dict(sorted(runs.items(), key=lambda run: known.get(run[0].split(", ")[0], len(names))))
+
+
 def load(synthetic: str | None = None, lm: Path | None = None, results: Path = RESULTS) -> Sources:
     """All that there is.
 
@@ -56,7 +64,7 @@ def load(synthetic: str | None = None, lm: Path | None = None, results: Path = R
         sources.where["model"] = sources.model["machine"] if lm else _said(records["gpu"])
     for part, name in (("pretrained", "models"), ("inside", "inside")):
         record = read(results / f"quality-{name}-cpu.json")
-        setattr(sources, part, record.get("results", {}))
+        setattr(sources, part, _in_order(record.get("results", {})))
         if record:
             sources.where[part] = _said(record)
     return sources
