@@ -17,8 +17,8 @@ WHEEL_OPTIONS = --no-build-isolation --no-deps -C cmake.define.PARISKV_CUDA=$(CU
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cmake cpp python -type f -not -name '*.pyc')
 CPP_FILES = $(shell find bench cpp examples python tests -regex '.*\.\(h\|cpp\|cuh?\|inl\)')
 
-.PHONY: help demo test test-cpp test-python test-transformers sanitize bench quality quality-gpu quality-models \
-	wheel stubs format lint clean
+.PHONY: help demo test test-cpp test-python test-transformers sanitize bench quality quality-gpu \
+	quality-models quality-inside wheel stubs format lint clean
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -49,6 +49,10 @@ quality-gpu: .venv/.quality ## the same at size, and inside a language model tra
 
 quality-models: .venv/.models ## on keys of pretrained models; fetches 0.9 GB, half an hour
 	@cd bench && python -m quality models --model smollm2 qwen-0.5b gemma-270m \
+	  && python -m quality tables --write
+
+quality-inside: .venv/.models ## inside these models: KL, bits per byte, needles; two hours
+	@cd bench && python -m quality inside --model smollm2 qwen-0.5b gemma-270m \
 	  && python -m quality tables --write
 
 wheel: .venv/.base ## build a wheel into dist/

@@ -1,4 +1,4 @@
-"""The quality lab, from bench/: python -m quality cpu | gpu | models | plots | tables."""
+"""The quality lab, from bench/: python -m quality cpu | gpu | models | inside | plots | tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from quality import ablations, experiments, kept, lists, report, sizes, sources, tables
-from quality.pretrained import capture, shares, texts, weights
+from quality.pretrained import capture, forced, needles, prefix, shares, texts, weights
 from quality.sizes import Size
 
 EXPERIMENTS: dict[str, Callable[..., dict[str, Any]]] = {
@@ -34,6 +34,7 @@ EXPERIMENTS: dict[str, Callable[..., dict[str, Any]]] = {
     "budgets": experiments.budgets,
     "candidates": experiments.candidates,
 }
+PARTS = ("text", "facts", "dictionary")
 _TRAINING_SECONDS, _EVALUATION_SECONDS = 300, 280
 _INSTALLED_MEGABYTES = 48  # of installed packages' text; the standard library alone is little
 
@@ -141,6 +142,37 @@ def models(arguments: argparse.Namespace) -> None:
     save(results, "cpu", time.perf_counter() - begin, name="quality-models")
 
 
+def inside(arguments: argparse.Namespace) -> None:
+    torch.set_num_threads(arguments.threads)
+    results = sources.read(sources.RESULTS / "quality-inside-cpu.json").get("results", {})
+    begin = time.perf_counter()
+    for name in arguments.model:
+        tokens = arguments.tokens
+        print(f"{name}: text after {tokens:,} tokens of {arguments.text} ...", flush=True)
+        try:
+            pretrained = prefix.load(weights.MODELS[name])
+            known = results.setdefault(f"{name}, {arguments.text}, {tokens}", {})
+            known |= {"model": pretrained.weights.model, "tokens": tokens, "steps": forced.STEPS}
+            if "text" in arguments.parts:
+                taken, ids = forced.text_of(pretrained, arguments.text, tokens)
+                names = arguments.only or list(forced.METHODS)
+                found = forced.measured(pretrained, taken, ids, names, say)
+                known["text"] = known.get("text", {}) | found
+            for part, haystack in needles.haystacks(pretrained, tokens, arguments.needles).items():
+                if part in arguments.parts:
+                    names = arguments.only or list(needles.ASKED)
+                    count = arguments.needles
+                    found = needles.measured(pretrained, haystack, count, names, say)
+                    known[part] = known.get(part, {}) | found
+        except weights.Unusable as error:
+            sys.exit(str(error))
+    save(results, "cpu", time.perf_counter() - begin, name="quality-inside")
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
 def save(
     results: dict[str, Any],
     on: str,
@@ -182,6 +214,11 @@ def main() -> None:
         ("cpu", cpu, "synthetic keys, in minutes on two cores"),
         ("gpu", gpu, "a language model trained here, and larger synthetic keys"),
         ("models", models, "keys of pretrained models, which are fetched; minutes to an hour"),
+        (
+            "inside",
+            inside,
+            "pretrained models that see chosen rows alone: KL, bits, needles; hours",
+        ),
         ("plots", draw, "figures of the results"),
         ("tables", show_tables, "tables of the results, as markdown"),
     ):
@@ -191,15 +228,22 @@ def main() -> None:
             names = [*EXPERIMENTS, *(["model"] if mode == "gpu" else [])]
             some.add_argument("--only", nargs="+", choices=names)
             some.add_argument("--seeds", type=int)
-        elif mode != "models":
+        elif mode not in ("models", "inside"):
             some.add_argument("--synthetic", choices=["cpu", "gpu"], help="of which run")
             some.add_argument("--lm", type=Path, help="a file of quality.lm's, not the GPU run's")
     modes.choices["cpu"].add_argument("--threads", type=int, default=2)
-    of_models = modes.choices["models"]
-    of_models.add_argument("--model", nargs="+", choices=weights.MODELS, default=["smollm2"])
-    of_models.add_argument("--text", choices=texts.TEXTS, default="documentation")
-    of_models.add_argument("--tokens", type=int, help="of the text; each model has its own default")
-    of_models.add_argument("--threads", type=int, default=2)
+    for mode in ("models", "inside"):
+        some = modes.choices[mode]
+        some.add_argument("--model", nargs="+", choices=weights.MODELS, default=["smollm2"])
+        some.add_argument("--text", choices=texts.TEXTS, default="documentation")
+        some.add_argument("--threads", type=int, default=2)
+    lengths = "of the text; each model has its own default"
+    modes.choices["models"].add_argument("--tokens", type=int, help=lengths)
+    within = modes.choices["inside"]
+    within.add_argument("--tokens", type=int, default=7168, help="that are read before")
+    within.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    within.add_argument("--only", nargs="+", choices=forced.METHODS, metavar="METHOD")
+    within.add_argument("--needles", type=int, default=102, help="questions of each kind of text")
     modes.choices["gpu"].add_argument(
         "--weights", type=Path, help="of the model; made if not there"
     )

@@ -70,6 +70,7 @@ def measured_on(sources: Sources) -> str:
     names = {
         "synthetic": "synthetic keys",
         "model": "language model",
-        "pretrained": "pretrained models",
+        "pretrained": "keys of pretrained models",
+        "inside": "inside pretrained models",
     }
     return "".join(f"- {names[part]}: {said}\n" for part, said in sources.where.items())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quality import kept
+from quality.pretrained.weights import MODELS
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
@@ -19,6 +20,7 @@ class Sources:
     synthetic: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     pretrained: dict[str, Any] = field(default_factory=dict)
+    inside: dict[str, Any] = field(default_factory=dict)
     where: dict[str, str] = field(default_factory=dict)  # part -> machine, commit
 
 
@@ -32,6 +34,13 @@ def _said(record: dict[str, Any]) -> str:
     facts = record["environment"]
     commit = facts["commit"][:12] + (" and changes" if facts["uncommitted_changes"] else "")
     return f"{facts.get('gpu', facts['cpu'])}, {commit}"
+
+
+def _in_order(runs: dict[str, Any]) -> dict[str, Any]:
+    """Runs on pretrained models, "name, text, tokens", in the models' order."""
+    names = list(MODELS)
+    known = {name: i for i, name in enumerate(names)}
+    return dict(sorted(runs.items(), key=lambda run: known.get(run[0].split(", ")[0], len(names))))
 
 
 def load(synthetic: str | None = None, lm: Path | None = None, results: Path = RESULTS) -> Sources:
@@ -53,8 +62,9 @@ def load(synthetic: str | None = None, lm: Path | None = None, results: Path = R
     )
     if sources.model:
         sources.where["model"] = sources.model["machine"] if lm else _said(records["gpu"])
-    record = read(results / "quality-models-cpu.json")
-    sources.pretrained = record.get("results", {})
-    if sources.pretrained:
-        sources.where["pretrained"] = _said(record)
+    for part, name in (("pretrained", "models"), ("inside", "inside")):
+        record = read(results / f"quality-{name}-cpu.json")
+        setattr(sources, part, _in_order(record.get("results", {})))
+        if record:
+            sources.where[part] = _said(record)
     return sources

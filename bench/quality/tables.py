@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from quality import lists
+from quality import lists, tables_pretrained
+from quality.markdown import share, table, verdict
 from quality.sources import Sources
 
 PAGE = Path(__file__).resolve().parent / "RESULTS.md"
@@ -16,16 +17,6 @@ _NOT_YET = "*Not measured yet: `make quality-gpu`.*"
 _NO_MODELS = "*Not measured yet: `make quality-models`.*"
 _WHOM = {"oracle": "the best rows", "full": "full attention"}
 _SYNTHETIC = ("pariskv_core 5%", "published 10%", "PQCache 16x8", "MagicPIG", "Quest", "SnapKV")
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def share(value: float) -> str:
-    """As .978 or -.012."""
-    return re.sub(r"^(-?)0\.", r"\1.", f"{value:.3f}")
 
 
 def more(run: dict[str, float], whom: str) -> str:
@@ -40,16 +31,12 @@ def _display(name: str) -> str:
 # --- The real model ------------------------------------------------------------------------------
 
 
-def _verdict(met: bool) -> str:
-    return "yes" if met else "**no**"
-
-
 def _asked_shares(engine: dict[str, Any]) -> list[list[str]]:
     rows = []
     for ratio, asked in ((0.1, None), (0.05, 0.95), (0.02, 0.9)):
         found = [engine.get(f"{setting} at {ratio:g}") for setting in ("default", "published")]
         ours, theirs = (share(at["share"]) if at else "–" for at in found)
-        met = _verdict(found[0]["share"] >= asked) if asked and found[0] else ""
+        met = verdict(found[0]["share"] >= asked) if asked and found[0] else ""
         least = f"≥ {share(asked)}" if asked else ""
         rows.append([f"share, {100 * ratio:g} % of the keys reranked", least, ours, theirs, met])
     return rows
@@ -67,7 +54,7 @@ def _asked_bits(engine: dict[str, Any]) -> list[list[str]]:
     ):
         found = [engine.get(f"{setting}{run}", {}) for setting in ("default", "published")]
         ours, theirs = (more(at, whom) if f"over_{whom}" in at else "–" for at in found)
-        met = _verdict(found[0][f"over_{whom}"] <= most) if ours != "–" else ""
+        met = verdict(found[0][f"over_{whom}"] <= most) if ours != "–" else ""
         what = f"bits per byte over {_WHOM[whom]}, k = {rows_fetched:,}"
         if run.startswith(" at "):
             what += f", {100 * float(run[4:]):g} % reranked"
@@ -82,7 +69,7 @@ def targets(sources: Sources) -> str:
     learnt = next(name for name in ("PQCache 16x8", "PQCache") if name in drift)
     kmeans = f"k-means: {share(drift[learnt]['lost'])}"
     what = "share lost while 4K tokens are generated"
-    written = [what, "≤ .020", share(lost), kmeans, _verdict(lost <= 0.02)]
+    written = [what, "≤ .020", share(lost), kmeans, verdict(lost <= 0.02)]
     ceiling = sources.model["methods"]["4-bit estimates of all keys"]["100"]["share"]
     rows = [
         *_asked_shares(sources.model["engine"]),
@@ -138,35 +125,6 @@ def written(sources: Sources) -> str:
             if name != "oracle"
         ],
     )
-
-
-# --- Pretrained models ---------------------------------------------------------------------------
-
-_SETTINGS = {
-    "estimates of all keys": "all keys",
-    "default": "**default**",
-    **{f"{at} %": f"{at} %" for at in (25, 20, 10, 5, 2)},
-    "published, 10 %": "published, 10 %",
-    "published": "published",
-}
-_MEASURES = {
-    "share": "share",
-    "worst_kv_head": "worst kv head",
-    "median": "median query head",
-    "worst_head": "worst query head",
-    "by_mass": "weighted by mass",
-}
-
-
-def pretrained(sources: Sources) -> str:
-    """Each model's shares, by how many keys are reranked."""
-    rows = []
-    for run in sources.pretrained.values():
-        what = f"{run['model']}, {run['tokens']:,} tokens of {run['text']}"
-        for measure, said in _MEASURES.items():
-            shares = [share(run["methods"][name][measure]) for name in _SETTINGS]
-            rows.append([f"**{what}**: {said}" if measure == "share" else said, *shares])
-    return table(["k = 100", *_SETTINGS.values()], rows)
 
 
 # --- Synthetic keys ------------------------------------------------------------------------------
@@ -257,7 +215,11 @@ TABLES: dict[str, tuple[Callable[[Sources], str], str]] = {
     "targets": (targets, "model"),
     "model": (model, "model"),
     "written": (written, "model"),
-    "pretrained": (pretrained, "pretrained"),
+    "pretrained": (tables_pretrained.pretrained, "pretrained"),
+    "pretrained_peers": (tables_pretrained.pretrained_peers, "pretrained"),
+    "goals": (tables_pretrained.goals, "pretrained"),
+    "inside": (tables_pretrained.inside, "inside"),
+    "facts": (tables_pretrained.facts, "inside"),
     "workloads": (workloads, "synthetic"),
     "budgets": (budgets, "synthetic"),
     "one_by_one": (one_by_one, "synthetic"),
@@ -272,7 +234,7 @@ def made(name: str, sources: Sources) -> str:
     make, part = TABLES[name]
     if getattr(sources, part):
         return make(sources)
-    return f"{_NO_MODELS if part == 'pretrained' else _NOT_YET}\n"
+    return f"{_NO_MODELS if part in ('pretrained', 'inside') else _NOT_YET}\n"
 
 
 def filled(page: str, sources: Sources) -> str:

@@ -19,7 +19,7 @@ from quality import __main__ as program
 from quality import sources
 from quality.inside import Residency
 from quality.measures import Quality
-from quality.methods import logits_of, make_method
+from quality.methods import logits_of
 from quality.pretrained import capture, shares, texts, weights
 from quality.pretrained.capture import Capture, Layer, Manifest
 from quality.pretrained.weights import MODELS, Part, Unusable, Weights
@@ -168,7 +168,8 @@ def synthetic(rng, tmp_path) -> Capture:
         keys = rng.standard_normal((TOKENS, 2, 64), np.float32)
         near = keys[rng.integers(4, 700, (capture.MEASURED, 40))].sum(axis=1) / 4
         queries = np.repeat(near, 3, axis=1) + rng.standard_normal((capture.MEASURED, 6, 64))
-        rows = (keys, queries, queries[:2])
+        early = rng.standard_normal((capture.EARLY, 6, 64))
+        rows = (keys, queries, queries[:2], early)
         layers[index] = Layer(*(torch.from_numpy(part).half() for part in rows))
     folder = tmp_path / "captures" / "tiny"
     capture.save(folder, manifest(), layers)
@@ -212,7 +213,7 @@ def test_layers_with_a_sliding_window_are_left_out():
 
 def test_keys_beyond_float16_are_refused():
     with pytest.raises(Unusable, match="does not fit into float16"):
-        capture._half(torch.tensor([1e5]))
+        capture.half(torch.tensor([1e5]))
 
 
 def test_too_few_tokens_are_refused_before_anything_is_fetched(tmp_path):
@@ -224,7 +225,7 @@ def test_too_few_tokens_are_refused_before_anything_is_fetched(tmp_path):
 def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "accelerate", None)
     with pytest.raises(Unusable, match=r"accelerate is missing; .*pariskv_core\[models\]"):
-        capture._transformers()
+        capture.load_transformers()
 
 
 @pytest.fixture(scope="module")
@@ -333,6 +334,7 @@ def test_a_capture_of_a_gguf_file_is_made_once(transformers, tmp_path, monkeypat
     assert layer.keys.shape == (TOKENS, 2, 8)
     assert layer.queries.shape == (capture.MEASURED, 4, 8)
     assert layer.recent.shape == (capture.RECENT, 4, 8)
+    assert layer.early.shape == (capture.EARLY, 4, 8)
     monkeypatch.setattr(capture, "record", None)  # is not called again
     again = capture.make(pinned, "documentation", TOKENS, tmp_path)
     assert again.manifest == made.manifest
@@ -346,10 +348,10 @@ def test_a_capture_of_a_gguf_file_is_made_once(transformers, tmp_path, monkeypat
 # --- Shares --------------------------------------------------------------------------------------
 
 FEW = {
-    "oracle": lambda: make_method("oracle"),
-    "100 %": shares.METHODS["100 %"],
-    "5 %": shares.METHODS["5 %"],
-    "default": shares.METHODS["default"],
+    "oracle": shares.peer("oracle"),
+    "block 0, all keys": shares.METHODS["block 0, all keys"],
+    "block 0, 5 %": shares.METHODS["block 0, 5 %"],
+    "block 0": shares.METHODS["block 0"],
 }
 
 
@@ -357,7 +359,10 @@ def test_shares_on_a_capture_are_in_order(synthetic):
     found = shares.of_capture(synthetic, lambda items, what: items, FEW)
     methods = found["methods"]
     assert all(number == 1 for number in methods["oracle"].values())
-    order = [methods[name]["share"] for name in ("oracle", "100 %", "default", "5 %")]
+    order = [
+        methods[name]["share"]
+        for name in ("oracle", "block 0, all keys", "block 0", "block 0, 5 %")
+    ]
     assert order == sorted(order, reverse=True)
     assert order[1] > 0.99 > order[3] > 0.5
     for numbers in methods.values():
@@ -365,6 +370,27 @@ def test_shares_on_a_capture_are_in_order(synthetic):
     assert found["zone"] == TOKENS - capture.LATE - 256 - 4
     assert 0 < found["mass_of_best_100"] < 1
     assert found["energy_in_mean"] < 0.01  # these keys have none
+
+
+def test_block_means_find_rows_that_a_loud_mean_hides(synthetic, tmp_path):
+    layers = dict(synthetic.layers())
+    for layer in layers.values():
+        layer.keys[:, :, 7] += 60
+        for queries in (layer.queries, layer.early):
+            queries[:, :, 7] /= 16
+    capture.save(tmp_path / "loud", synthetic.manifest, layers)
+    names = ("block 0, 5 %", "block 64, 5 %", "block 64, all keys")
+    some = {name: shares.METHODS[name] for name in names}
+    found = shares.of_capture(Capture(tmp_path / "loud"), lambda items, what: items, some)
+    whole, block, ceiling = (found["methods"][name]["share"] for name in names)
+    assert block > whole + 0.1 and ceiling > 0.98
+
+
+def test_a_zone_that_the_engine_does_not_have_is_an_error(synthetic):
+    layer = synthetic.layer(0)
+    positions = torch.tensor(synthetic.manifest.positions)
+    with pytest.raises(RuntimeError, match="another zone than the one that is measured"):
+        shares.of_layer(layer, positions, slice(4, 800), FEW)
 
 
 def test_a_mean_in_the_keys_is_reported(synthetic, tmp_path):

@@ -10,8 +10,8 @@ import harness
 import numpy as np
 import pytest
 from PIL import Image
-from quality import figures, kept, lm, plots, sources, tables
-from quality.pretrained import shares
+from quality import figures, kept, lm, markdown, plots, sources, tables
+from quality.pretrained import forced, needles, shares
 from quality.sources import Sources
 
 BUDGETS = (100, 256, 2048)
@@ -19,11 +19,31 @@ HERE = {"cpu": "a processor", "commit": "0123456789abcdef", "uncommitted_changes
 _SHARES = dict.fromkeys(("share", "worst_kv_head", "median", "worst_head", "by_mass"), 0.8)
 PRETRAINED = {
     "tiny, code, 4096": {
-        "model": "Tiny",
+        "model": "Gemma-3-270M Q4",
         "tokens": 4096,
         "text": "code",
-        "methods": dict.fromkeys(shares.METHODS, _SHARES),
+        "methods": {
+            **dict.fromkeys(shares.METHODS, _SHARES),
+            "block 64, 5 %": {**_SHARES, "share": 0.985},
+        },
     }
+}
+_KL = {"kl": 0.004, "same_top": 0.9, "bits_per_byte": 0.8}
+_FOUND = {"asked": 34.0, "found": 30.0, "log_probability": -1.5}
+INSIDE = {
+    "tiny, code, 4096": {
+        "model": "Gemma-3-270M Q4",
+        "tokens": 4096,
+        "steps": 512,
+        "text": {
+            **dict.fromkeys(forced.METHODS, _KL),
+            "block 64, tail 512": {**_KL, "kl": 0.0015},
+            "best 400": {**_KL, "kl": 0.002},
+        },
+        "facts": {name: dict.fromkeys(("words", "all"), _FOUND) for name in needles.ASKED},
+        "dictionary": {"full attention": {"pairs": _FOUND, "all": _FOUND}},
+    },
+    "tiny, code, 8192": {"model": "Tiny Q4", "tokens": 8192, "steps": 512},
 }
 
 
@@ -70,6 +90,7 @@ def everything(model, measured, tmp_path_factory) -> Sources:
     folder = tmp_path_factory.mktemp("results")
     synthetic = kept.of_synthetic(measured.everything())
     runs = {"cpu": synthetic, "gpu": {"model": kept.of_model(model)}, "models-cpu": PRETRAINED}
+    runs["inside-cpu"] = INSIDE
     for name, results in runs.items():
         text = harness.as_text({"environment": HERE, "results": results})
         (folder / f"quality-{name}.json").write_text(text, encoding="utf-8")
@@ -78,7 +99,7 @@ def everything(model, measured, tmp_path_factory) -> Sources:
 
 def test_files_are_read_as_they_were_written(everything, model, tmp_path):
     assert set(everything.synthetic) == set(kept.SYNTHETIC)
-    parts = ("synthetic", "model", "pretrained")
+    parts = ("synthetic", "model", "pretrained", "inside")
     assert everything.where == dict.fromkeys(parts, "a processor, 0123456789ab")
     own = tmp_path / "lm.json"
     own.write_text(json.dumps(model))
@@ -139,6 +160,24 @@ def test_targets_report_met_or_missed(everything):
     assert "| .100 | k-means: .100 | **no** |" in lines["share lost while 4K tokens are generated"]
 
 
+def test_goals_on_pretrained_models_are_met_or_missed(everything):
+    lines = tables.made("goals", everything).splitlines()
+    assert "| Gemma-3-270M, 5 % reranked: share | ≥ .980 | .985 | yes |" in lines
+    assert "| Gemma-3-270M, 2 % reranked: share | ≥ .950 | .800 | **no** |" in lines
+    told = {line.split(": ")[-1] for line in lines if "KL" in line}
+    assert told == {
+        "at most that of the best 400 rows | ≤ .0020 | .0015 | yes |",
+        "at most .3 of that of the best 100 | ≤ .0012 | .0015 | **no** |",
+    }
+
+
+def test_methods_that_were_not_measured_are_a_dash(everything):
+    lines = tables.made("facts", everything).splitlines()
+    assert lines[0].count("|") == 4 and "Gemma-3-270M: pairs of 34" in lines[0]
+    (ours,) = (line for line in lines if line.startswith("| 100 rows, **block 64** |"))
+    assert ours.endswith("| 30 (-1.50) | – |")
+
+
 def test_every_case_in_which_a_peer_wins_is_named(everything):
     lines = tables.made("peers_win", everything).splitlines()
     shares = everything.synthetic["ingredients"]
@@ -156,7 +195,7 @@ def test_unmeasured_rows_are_left_out(tmp_path):
 
 
 def test_numbers_are_short():
-    assert [tables.share(x) for x in (0.9781, -0.012, 1.0, 10.5)] == [
+    assert [markdown.share(x) for x in (0.9781, -0.012, 1.0, 10.5)] == [
         ".978", "-.012", "1.000", "10.500"
     ]  # fmt: skip
 

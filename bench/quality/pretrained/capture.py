@@ -27,6 +27,7 @@ ATTENTION = "pariskv_capture"  # its name among transformers' attention function
 LATE = 512  # the last tokens of the text: their queries are measured, their keys are not searched
 MEASURED = 48
 RECENT = 64  # queries just before the late tokens, for methods that look at some
+EARLY = 512  # the first tokens: their queries set a sequence's balance of channels
 MOST_BYTES = 60 << 20
 _MANIFEST = "manifest.json"
 
@@ -36,6 +37,7 @@ class Layer:
     keys: Tensor  # (tokens, kv_heads, head_dim) float16
     queries: Tensor  # (measured, query_heads, head_dim) float16
     recent: Tensor  # (recent, query_heads, head_dim) float16
+    early: Tensor  # (EARLY, query_heads, head_dim) float16
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Manifest:
     layers: list[int]
     positions: list[int]  # of the measured queries
     recent: list[int]  # of the recent queries
+    early: int = 0  # first tokens whose queries are kept
     versions: dict[str, str] = field(default_factory=dict)  # of torch and transformers
 
 
@@ -104,14 +107,15 @@ class Recorder:
             keys, queries = key[0].transpose(0, 1), query[0].transpose(0, 1)
             if scaling is not None:
                 queries = queries * (scaling * math.sqrt(key.shape[-1]))
-            kept = (keys, queries[self.positions], queries[self.recent])
-            self.found[int(module.layer_idx)] = Layer(*(_half(rows) for rows in kept))
+            early = queries[:EARLY]
+            kept = (keys, queries[self.positions], queries[self.recent], early)
+            self.found[int(module.layer_idx)] = Layer(*(half(rows) for rows in kept))
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **options
         )
 
 
-def _half(rows: Tensor) -> Tensor:
+def half(rows: Tensor) -> Tensor:
     halves = rows.to(torch.float16)
     if not halves.isfinite().all():
         raise Unusable("A key or query of this model does not fit into float16.")
@@ -129,13 +133,13 @@ def chosen_layers(config: Any, tokens: int) -> list[int]:
     every = global_layers(config)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     per_token = 2 * head_dim * config.num_key_value_heads
-    queries = 2 * head_dim * config.num_attention_heads * (MEASURED + RECENT)
+    queries = 2 * head_dim * config.num_attention_heads * (MEASURED + RECENT + EARLY)
     fit = MOST_BYTES // (per_token * tokens + queries)
     step = max(3 if len(every) > 6 else 1, math.ceil(len(every) / max(fit, 1)))
     return every[::step]
 
 
-def _transformers() -> Any:
+def load_transformers() -> Any:
     # An extra that nothing else needs, and slow to import. It must not ask the network for files;
     # its progress bars would tear those of the lab.
     for name in ("HF_HUB_OFFLINE", "TQDM_DISABLE"):
@@ -189,10 +193,10 @@ def make(weights: Weights, text: str, tokens: int, cache: Path | None = None) ->
     if (folder / _MANIFEST).exists():
         known = Capture(folder)
         there = known.manifest
-        pins = (there.sha256, there.text_sha256, there.positions)
-        if pins == (weights.sha256, text_sha256, positions):
+        pins = (there.sha256, there.text_sha256, there.positions, there.early)
+        if pins == (weights.sha256, text_sha256, positions, EARLY):
             return known
-    transformers = _transformers()
+    transformers = load_transformers()
     tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     ids = tokenizer(written, return_tensors="pt").input_ids[0]
     if len(ids) < tokens:
@@ -214,6 +218,7 @@ def make(weights: Weights, text: str, tokens: int, cache: Path | None = None) ->
         layers=layers,
         positions=positions,
         recent=recent,
+        early=EARLY,
         versions={"torch": torch.__version__, "transformers": transformers.__version__},
     )
     save(folder, manifest, found)

@@ -3,33 +3,134 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import configs
+import pariskv_core as pk
 import torch
 from torch import Tensor
 
-from quality.inside import Ceiling, Residency, resident_of
+from quality.inside import Residency, resident_of
 from quality.measures import Quality, measure
-from quality.methods import Method, make_method, oracle_rows
+from quality.methods import Method, logits_of, make_method, oracle_rows
+from quality.paris import PUBLISHED_SCHEDULE
 from quality.pretrained.capture import LATE, Capture, Layer
 from quality.sizes import TOP_K
 
-# By its own schedule the engine reranks at least four keys to a row; a ratio here is just that.
+BLOCKS = (0, 64, 128, 256)  # keys that share a mean; 0: whole keys
 RATIOS = (1.0, 0.25, 0.2, 0.1, 0.05, 0.02)
-METHODS: dict[str, Callable[[], Method]] = {
-    "estimates of all keys": Ceiling,
-    "default": partial(make_method, "engine"),
-    **{
-        f"{100 * ratio:g} %": partial(
-            make_method, "engine", candidates=ratio, min_candidates_per_row=1
-        )
-        for ratio in RATIOS
-    },
-    "published, 10 %": partial(make_method, "published", candidates=0.1),
-    "published": partial(make_method, "published"),
-}
+FEW_RATIOS = (1.0, 0.05, 0.02)  # of the blocks between
 Track = Callable[[Sequence[Any], str], Iterable[Any]]
+
+
+@dataclass
+class Asked:
+    """The measured queries of a layer, and what is resident for them."""
+
+    layer: Layer
+    positions: Tensor  # (measured)
+    zone: slice
+    resident: Tensor  # (measured, query_heads): log-sum-exp of the resident rows' logits
+
+    @property
+    def group(self) -> int:
+        return self.layer.queries.shape[1] // self.layer.keys.shape[1]
+
+    def head(self, head: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Of a kv head: queries (measured, group, head_dim), the zone's keys, resident."""
+        heads = slice(head * self.group, (head + 1) * self.group)
+        keys = self.layer.keys[self.zone, head].float().contiguous()
+        return self.layer.queries[:, heads].float(), keys, self.resident[:, heads]
+
+
+Choose = Callable[[Asked], Tensor]
+"""A method's rows for a layer's queries: (measured, kv_heads, TOP_K), indices into the zone."""
+
+
+def by_head(make: Callable[[], Method], asked: Asked) -> Tensor:
+    """A method that serves one kv head, in every kv head."""
+    chosen = []
+    for head in range(asked.layer.keys.shape[1]):
+        queries, keys, resident = asked.head(head)
+        heads = slice(head * asked.group, (head + 1) * asked.group)
+        method = make()
+        method.prefill(keys, asked.layer.recent[:, heads].float())
+        chosen.append(method.select(queries, TOP_K, resident))
+    return torch.stack(chosen, dim=1)
+
+
+def by_engine(changes: dict[str, Any], asked: Asked) -> Tensor:
+    """The engine itself: a cache that was filled up to the late tokens says what it would choose.
+
+    The late tokens before a query come in as the logit without a value row that sink_bias is.
+    """
+    layer = asked.layer
+    end, group = len(layer.keys) - LATE, asked.group
+    fields = {"layers": 1, "threads": 1, "dense_below": 0, "dtype": "float16", "top_k": TOP_K}
+    shape = {
+        "kv_heads": layer.keys.shape[1],
+        "query_heads": layer.queries.shape[1],
+        "head_dim": layer.keys.shape[2],
+    }
+    chosen = []
+    with pk.Cache(configs.make(**{**fields, **shape, **changes})) as cache:
+        sequence = cache.add()
+        early = len(layer.early)
+        # Values do not decide; any will do.
+        first, rest = layer.keys[:early], layer.keys[early:end]
+        cache.prefill(0, [sequence], first, first, q=layer.early)
+        cache.prefill(0, [sequence], rest, rest)
+        for position, q in zip(asked.positions.tolist(), layer.queries, strict=True):
+            late = layer.keys[end : position + 1].float().repeat_interleave(group, dim=1)
+            logits = [logits_of(q[h].float(), late[:, h]) for h in range(len(q))]
+            bias = torch.stack([torch.logsumexp(x, -1) for x in logits])
+            why = cache.explain(0, sequence, q, sink_bias=bias)
+            if (why.zone_begin, why.zone_tokens) != (asked.zone.start, _length(asked.zone)):
+                raise RuntimeError("The cache has another zone than the one that is measured.")
+            rows = torch.from_numpy(why.positions.copy()).long()
+            chosen.append(torch.where(rows < 0, -1, rows - why.zone_begin))
+    return torch.stack(chosen)
+
+
+def _length(zone: slice) -> int:
+    return int(zone.stop - zone.start)
+
+
+def engine(ratio: float | None = None, **changes: Any) -> Choose:
+    """By a schedule of its own, at least four keys to a row are reranked; a ratio is just that."""
+    if ratio is not None:
+        changes = {"schedule": [(0, ratio, 0.2)], "min_candidates_per_row": 1, **changes}
+    return partial(by_engine, changes)
+
+
+def peer(name: str, **options: Any) -> Choose:
+    return partial(by_head, partial(make_method, name, **options))
+
+
+_PUBLISHED = {"scorer": "votes", "group_rule": "mean_query", "block": 0}
+
+
+def percent(ratio: float) -> str:
+    return "all keys" if ratio == 1 else f"{100 * ratio:g} %"
+
+
+METHODS: dict[str, Choose] = {
+    **{
+        f"block {block}, {percent(ratio)}": engine(ratio, block=block)
+        for block in BLOCKS
+        for ratio in (RATIOS if block in (0, 256) else FEW_RATIOS)
+    },
+    **{f"block {block}": engine(block=block) for block in BLOCKS},
+    "published, 10 %": engine(0.1, **_PUBLISHED, min_candidates_per_row=4),
+    "published": engine(schedule=PUBLISHED_SCHEDULE, **_PUBLISHED),
+    "PQCache 16×8": peer("pqcache", subspaces=16, bits=8),
+    "PQCache 2×6": peer("pqcache"),
+    "Quest": peer("quest"),
+    "ArkVale": peer("arkvale"),
+    "MagicPIG": peer("magicpig"),
+}
 
 
 def summary(heads: list[Quality]) -> dict[str, float]:
@@ -58,22 +159,26 @@ def summary(heads: list[Quality]) -> dict[str, float]:
 
 
 def of_layer(
-    layer: Layer, positions: Tensor, zone: slice, methods: dict[str, Callable[[], Method]]
+    layer: Layer, positions: Tensor, zone: slice, methods: dict[str, Choose]
 ) -> dict[str, list[Quality]]:
     """Each method's choices for the measured queries, by kv head."""
-    found: dict[str, list[Quality]] = {name: [] for name in methods}
     group = layer.queries.shape[1] // layer.keys.shape[1]
-    for head in range(layer.keys.shape[1]):
-        heads = slice(head * group, (head + 1) * group)
-        keys, queries = layer.keys[:, head].float(), layer.queries[:, heads].float()
+    resident = []
+    for head in range(layer.queries.shape[1]):
         # Shares need no values: the keys stand in for them.
-        lse = resident_of(queries, positions, keys, keys, zone.start, zone.stop).lse
-        best = oracle_rows(queries, keys[zone], TOP_K, lse)
-        for name, make in methods.items():
-            method = make()
-            method.prefill(keys[zone].contiguous(), layer.recent[:, heads].float())
-            chosen = method.select(queries, TOP_K, lse)
-            found[name].append(measure(queries, keys[zone], chosen, lse, best=best))
+        keys = layer.keys[:, head // group].float()
+        queries = layer.queries[:, head, None].float()
+        resident.append(resident_of(queries, positions, keys, keys, zone.start, zone.stop).lse)
+    asked = Asked(layer, positions, zone, torch.cat(resident, dim=1))
+    heads = [asked.head(head) for head in range(layer.keys.shape[1])]
+    best = [oracle_rows(queries, keys, TOP_K, lse) for queries, keys, lse in heads]
+    found: dict[str, list[Quality]] = {}
+    for name, choose in methods.items():
+        rows = choose(asked)
+        found[name] = [
+            measure(queries, keys, rows[:, head], lse, best=best[head])
+            for head, (queries, keys, lse) in enumerate(heads)
+        ]
     return found
 
 
@@ -82,7 +187,7 @@ def _spread(name: str, of_heads: Tensor) -> dict[str, float]:
 
 
 def of_capture(
-    capture: Capture, track: Track, methods: dict[str, Callable[[], Method]] | None = None
+    capture: Capture, track: Track, methods: dict[str, Choose] | None = None
 ) -> dict[str, Any]:
     """Every method's summary, with what there is to say of the keys."""
     methods = METHODS if methods is None else methods

@@ -110,15 +110,16 @@ __device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], con
   }
   float logit = dots[0] + __shfl_xor_sync(~0u, dots[0], 2);
   logit = logit + __shfl_xor_sync(~0u, logit, 1);
-  logit = address.noted(row, head, soft_capped(logit * shape.scale, shape.softcap));
-  if (!both && lane >= 16) logit = -infinity();
+  logit = soft_capped(logit * shape.scale, shape.softcap);
+  const bool there = both || lane < 16;
+  logit = there ? address.noted(row, head, logit) : -infinity();
 
   // fmaxf leaves NaN out of the maximum, the sum keeps it.
   const float top = fmaxf(running.maximum, fmaxf(logit, __shfl_xor_sync(~0u, logit, 16)));
   const float shift = top == -infinity() ? 0.0f : top;
   const float keep = exp_of(running.maximum - shift);
   float weight = exp_of(logit - shift);
-  if (both || lane < 16) weight = address.corrected(row, head, weight, shift);
+  if (there) weight = address.corrected(row, head, weight, shift);
   running.maximum = top;
   running.sum = __fmaf_rn(running.sum, keep, weight + __shfl_xor_sync(~0u, weight, 16));
 

@@ -1,0 +1,20 @@
+"""Markdown tables, and numbers as they stand in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def share(value: float) -> str:
+    """As .978 or -.012."""
+    return re.sub(r"^(-?)0\.", r"\1.", f"{value:.3f}")
+
+
+def verdict(met: bool) -> str:
+    return "yes" if met else "**no**"

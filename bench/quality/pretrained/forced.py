@@ -1,0 +1,131 @@
+"""What a pretrained model makes of a text when every layer sees some rows alone.
+
+The model reads a prefix with full attention. The tokens that follow are given, not chosen: each
+method says how likely each was, in every global layer at once, and is held against full attention.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quality.methods import make_method
+from quality.paris import PUBLISHED_SCHEDULE
+from quality.pretrained.attentions import HAS_TAIL, ByHead, Engine, Rows, nothing
+from quality.pretrained.prefix import Attention, Prefix, Pretrained, full, go_on, kept
+from quality.pretrained.texts import TEXTS
+from quality.pretrained.weights import Unusable
+
+Say = Callable[[str], None]
+STEPS = 512
+TAILS = (256, 512, 1024)
+BLOCK = 64
+_PUBLISHED = {
+    "scorer": "votes",
+    "group_rule": "mean_query",
+    "schedule": PUBLISHED_SCHEDULE,
+    "block": 0,
+}
+
+
+def reranked(ratio: float) -> dict[str, Any]:
+    return {"schedule": [(0, ratio, 0.2)], "min_candidates_per_row": 1}
+
+
+def oracle(rows: int) -> ByHead:
+    return ByHead(lambda: make_method("oracle"), rows)
+
+
+def peer(name: str, **options: Any) -> Rows:
+    return Rows(ByHead(lambda: make_method(name, **options), 100))
+
+
+METHODS: dict[str, Callable[[], Attention]] = {
+    "full attention": lambda: full,
+    "sinks and window": lambda: Rows(nothing),
+    "best 100": lambda: Rows(oracle(100)),
+    "best 400": lambda: Rows(oracle(400)),
+    "best 1,000": lambda: Rows(oracle(1000)),
+    **{f"tail {m:,} alone": (lambda m=m: Rows(nothing, m)) for m in TAILS},
+    **{f"best 100, tail {m:,}": (lambda m=m: Rows(oracle(100), m)) for m in TAILS},
+    "whole keys": lambda: Engine({"block": 0}).decoded,
+    f"block {BLOCK}": lambda: Engine({"block": BLOCK}).decoded,
+    "block 256": lambda: Engine({"block": 256}).decoded,
+    f"block {BLOCK}, 5 %": lambda: Engine({"block": BLOCK, **reranked(0.05)}).decoded,
+    f"block {BLOCK}, 2 %": lambda: Engine({"block": BLOCK, **reranked(0.02)}).decoded,
+    "published": lambda: Engine(_PUBLISHED).decoded,
+    "whole keys, tail 512": lambda: Rows(Engine({"block": 0}), 512),
+    **{
+        f"block {BLOCK}, tail {m:,}": (lambda m=m: Rows(Engine({"block": BLOCK}), m)) for m in TAILS
+    },
+    **{
+        f"block {BLOCK}, 5 %, tail {m:,}": (
+            lambda m=m: Rows(Engine({"block": BLOCK, **reranked(0.05)}), m)
+        )
+        for m in TAILS
+    },
+    f"block {BLOCK}, 2 %, tail 512": lambda: Rows(Engine({"block": BLOCK, **reranked(0.02)}), 512),
+    "PQCache 16×8": lambda: peer("pqcache", subspaces=16, bits=8),
+    "Quest": lambda: peer("quest"),
+    "ArkVale": lambda: peer("arkvale"),
+}
+if HAS_TAIL:  # what the lab adds to the engine's rows, by the engine itself
+    _TAIL = {"block": BLOCK, "tail": "sample"}
+    METHODS[f"block {BLOCK}, own tail"] = lambda: Engine(_TAIL).decoded
+
+
+def against(
+    logits: Tensor, reference: Tensor, following: Tensor, sizes: Tensor
+) -> dict[str, float]:
+    """Of logits (steps, vocabulary), by those of full attention.
+
+    following  (steps): the token that came next
+    sizes      (steps): its bytes
+    """
+    ours, theirs = logits.log_softmax(-1), reference.log_softmax(-1)
+    kl = (theirs.exp() * (theirs - ours)).sum(-1)
+    bits = F.nll_loss(ours, following, reduction="none") / math.log(2)
+    same = (logits.argmax(-1) == reference.argmax(-1)).float()
+    return {
+        "kl": kl.mean().item(),
+        "kl_error": (kl.std() / math.sqrt(len(kl))).item(),
+        "kl_median": kl.median().item(),
+        "same_top": same.mean().item(),
+        "bits_per_byte": (bits.sum() / sizes.sum()).item(),
+    }
+
+
+def sizes_of(pretrained: Pretrained, ids: Tensor) -> Tensor:
+    """Bytes of each token's text."""
+    return torch.tensor([len(pretrained.tokenizer.decode([i]).encode()) for i in ids.tolist()])
+
+
+def text_of(pretrained: Pretrained, text: str, tokens: int) -> tuple[Prefix, Tensor]:
+    """A prefix of so many tokens, and the STEPS + 1 tokens after it."""
+    ids = pretrained.ids(TEXTS[text]())[: tokens + STEPS + 1]
+    if len(ids) < tokens + STEPS + 1:
+        raise Unusable(f"The text {text} is too short for {tokens:,} tokens and those after them.")
+    return kept(pretrained, ids[:tokens]), ids[tokens:]
+
+
+def measured(
+    pretrained: Pretrained, prefix: Prefix, ids: Tensor, names: Sequence[str], say: Say
+) -> dict[str, dict[str, float]]:
+    """Each method by its name on the tokens `ids` that follow the prefix."""
+    model, given, following = pretrained.model, ids[:-1], ids[1:]
+    sizes = sizes_of(pretrained, following)
+    reference = go_on(model, prefix, given, full)
+    found = {}
+    for name in names:
+        begin = time.perf_counter()
+        logits = go_on(model, prefix, given, METHODS[name]())
+        found[name] = against(logits, reference, following, sizes)
+        taken = time.perf_counter() - begin
+        say(f"{name}: {found[name]['kl']:.4f} {found[name]['same_top']:.3f} ({taken:.0f} s)")
+    return found

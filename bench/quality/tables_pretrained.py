@@ -1,0 +1,184 @@
+"""The tables of RESULTS.md on pretrained models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from quality.markdown import share, table, verdict
+from quality.sources import Sources
+
+_SETTINGS = {
+    "block 0": "whole keys",
+    "block 0, 5 %": "whole keys, 5 %",
+    "published, 10 %": "published, 10 %",
+    "block 64, all keys": "**block 64**, all keys",
+    "block 64": "**block 64**",
+    "block 64, 5 %": "**block 64**, 5 %",
+    "block 64, 2 %": "**block 64**, 2 %",
+    "block 256, 5 %": "block 256, 5 %",
+    "block 256, 2 %": "block 256, 2 %",
+}
+_PEERS = ("PQCache 16×8", "PQCache 2×6", "MagicPIG", "ArkVale", "Quest")
+_MEASURES = {
+    "share": "share",
+    "worst_kv_head": "worst kv head",
+    "median": "median query head",
+    "worst_head": "worst query head",
+    "by_mass": "weighted by mass",
+}
+
+
+def _named(run: dict[str, Any]) -> str:
+    """A model's name without that of its quantisation."""
+    return str(run["model"]).rpartition(" ")[0].removesuffix("-Instruct")
+
+
+def _cell(methods: dict[str, dict[str, float]], name: str, measure: str) -> str:
+    return share(methods[name][measure]) if name in methods else "–"
+
+
+def pretrained(sources: Sources) -> str:
+    """Each model's shares, by what a key is coded as and how many are reranked."""
+    rows = []
+    for run in sources.pretrained.values():
+        for measure, said in _MEASURES.items():
+            shares = [_cell(run["methods"], name, measure) for name in _SETTINGS]
+            what = f"**{_named(run)}, {run['tokens']:,} tokens**: {said}"
+            rows.append([what if measure == "share" else said, *shares])
+    return table(["k = 100", *_SETTINGS.values()], rows)
+
+
+def pretrained_peers(sources: Sources) -> str:
+    """Other methods with as many rows on the same keys."""
+    names = {"block 64": "**block 64**", "block 64, 5 %": "**block 64**, 5 %"}
+    names |= {"published": "ParisKV as published"} | {name: name for name in _PEERS}
+    runs = list(sources.pretrained.values())
+    head = ["share (worst kv head)", *(f"{_named(run)}, {run['tokens']:,}" for run in runs)]
+    rows = []
+    for name, said in names.items():
+        cells = [
+            f"{_cell(run['methods'], name, 'share')} "
+            f"({_cell(run['methods'], name, 'worst_kv_head')})"
+            for run in runs
+        ]
+        rows.append([said, *cells])
+    return table(head, rows)
+
+
+# (model, measured, least, reranked, measure): what was asked of the shares.
+_SHARES = (
+    ("Qwen2.5-Coder-0.5B", 0.97, "5 %", "share"),
+    ("Qwen2.5-Coder-0.5B", 0.93, "2 %", "share"),
+    ("Qwen2.5-Coder-0.5B", 0.90, "5 %", "worst_kv_head"),
+    ("SmolLM2-135M", 0.97, "5 %", "share"),
+    ("SmolLM2-135M", 0.93, "2 %", "share"),
+    ("Gemma-3-270M", 0.98, "5 %", "share"),
+    ("Gemma-3-270M", 0.95, "2 %", "share"),
+)
+
+
+def goals(sources: Sources) -> str:
+    """What was asked of blocks of 64 on pretrained models, and what came out."""
+    runs = {_named(run): run["methods"] for run in sources.pretrained.values()}
+    rows = []
+    for model, least, ratio, measure in _SHARES:
+        if model not in runs:
+            continue
+        got = runs[model][f"block 64, {ratio}"][measure]
+        what = f"{model}, {ratio} reranked: {_MEASURES[measure]}"
+        rows.append([what, f"≥ {share(least)}", share(got), verdict(got >= least)])
+    for model, methods in runs.items():
+        got = methods["block 64, all keys"]["share"]
+        rows.append([f"{model}, all keys: share", "≥ .990", share(got), verdict(got >= 0.99)])
+    for run in sources.inside.values():
+        text = run.get("text", {})
+        if "block 64, tail 512" not in text:
+            continue
+        got = text["block 64, tail 512"]["kl"]
+        for whom, most in (
+            ("that of the best 400 rows", text["best 400"]["kl"] if "best 400" in text else None),
+            (".3 of that of the best 100", 0.3 * text["best 100"]["kl"]),
+        ):
+            if most is not None:
+                what = f"{_named(run)}, KL with a tail of 512: at most {whom}"
+                rows.append([what, f"≤ {_kl(most)}", _kl(got), verdict(got <= most)])
+    return table(["", "asked", "measured", "met"], rows)
+
+
+# --- Inside --------------------------------------------------------------------------------------
+
+
+def _kl(value: float) -> str:
+    return f"{value:.4f}".removeprefix("0")
+
+
+_INSIDE = {
+    "sinks and window": "nothing else",
+    "best 100": "the best 100 rows",
+    "best 400": "the best 400 rows",
+    "published": "100 rows, published setting",
+    "whole keys": "100 rows, whole keys",
+    "block 256": "100 rows, block 256",
+    "block 64": "100 rows, **block 64**",
+    "block 64, 5 %": "100 rows, block 64, 5 % reranked",
+    "whole keys, tail 512": "whole keys + tail of 512",
+    "block 64, tail 256": "block 64 + tail of 256",
+    "block 64, tail 512": "**block 64 + tail of 512**",
+    "block 64, tail 1,024": "block 64 + tail of 1,024",
+    "block 64, own tail": "block 64 + the engine's own tail",
+    "block 64, 5 %, tail 512": "block 64, 5 % reranked + tail of 512",
+    "block 64, 5 %, tail 1,024": "block 64, 5 % reranked + tail of 1,024",
+    "block 64, 2 %, tail 512": "block 64, 2 % reranked + tail of 512",
+}
+
+
+def _runs(sources: Sources, part: str) -> list[dict[str, Any]]:
+    return [run for run in sources.inside.values() if part in run]
+
+
+def inside(sources: Sources) -> str:
+    """KL, the same top token and bits of the text that follows, by what is attended to."""
+    runs = _runs(sources, "text")
+    head = ["attends to sinks, window and"]
+    for run in runs:
+        head += [f"{_named(run)}: KL", "same top", "bits per byte"]
+    rows = []
+    for name, said in _INSIDE.items():
+        cells = [cell for run in runs for cell in _inside_cells(run["text"], name)]
+        if any(cell != "–" for cell in cells):
+            rows.append([said, *cells])
+    return table(head, rows)
+
+
+def _inside_cells(text: dict[str, dict[str, float]], name: str) -> Sequence[str]:
+    if name not in text:
+        return "–", "–", "–"
+    at, whole = text[name], text["full attention"]["bits_per_byte"]
+    more = 100 * (at["bits_per_byte"] / whole - 1)
+    return _kl(at["kl"]), share(at["same_top"]), f"{more:+.2f} %"
+
+
+def facts(sources: Sources) -> str:
+    """How many needles each method finds."""
+    kinds = ("words", "numbers", "keys", "pairs")
+    columns, head = [], ["attends to sinks, window and"]
+    for run in sources.inside.values():
+        for part in ("facts", "dictionary"):
+            known = run.get(part, {}).get("full attention", {})
+            for kind in kinds:
+                if kind in known:
+                    columns.append((run[part], kind))
+                    head.append(f"{_named(run)}: {kind} of {known[kind]['asked']:.0f}")
+    rows = []
+    for name, said in {"full attention": "all", **_INSIDE}.items():
+        cells = [_found(of.get(name, {}), kind) for of, kind in columns]
+        if any(cell != "–" for cell in cells):
+            rows.append([said, *cells])
+    return table(head, rows)
+
+
+def _found(by_kind: dict[str, dict[str, float]], kind: str) -> str:
+    if kind not in by_kind:
+        return "–"
+    return f"{by_kind[kind]['found']:.0f} ({by_kind[kind]['log_probability']:.2f})"

@@ -1,0 +1,273 @@
+"""Methods inside pretrained models: text that goes on, sampled tails, needles. No downloads."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from types import SimpleNamespace
+
+import harness
+import numpy as np
+import pytest
+import torch
+from quality import __main__ as program
+from quality import sources
+from quality.methods import make_method
+from quality.pretrained import attentions, forced, needles, prefix
+from quality.pretrained.attentions import ByHead, Engine, Rows, nothing, sampled
+from quality.pretrained.prefix import Prefix, Step
+from quality.pretrained.weights import MODELS
+
+TOKENS, STEPS = 1024, 6
+
+
+@pytest.fixture
+def step(rng) -> Step:
+    """One layer: two kv heads of 64, three query heads each, some keys alike their queries."""
+
+    def rows(tokens: int, heads: int) -> torch.Tensor:
+        return torch.from_numpy(rng.standard_normal((tokens, heads, 64), np.float32))
+
+    keys = rows(TOKENS, 2)
+    near = keys[rng.integers(4, 700, (STEPS, 20))].sum(dim=1) / 3
+    queries = near.repeat_interleave(3, dim=1) + rows(STEPS, 6) / 2
+    early, recent = rows(512, 6).half(), rows(64, 6).half()
+    values = rows(TOKENS, 2).half()
+    known = Prefix(torch.arange(TOKENS), [keys.half()], [values], [early], [recent])
+    return Step(0, known, queries, rows(STEPS, 2), rows(STEPS, 2))
+
+
+# --- Attention -----------------------------------------------------------------------------------
+
+
+def test_full_attention_is_a_softmax_over_all_that_came_before(step):
+    out = prefix.full(step)
+    keys, values = step.rows(1)
+    q, seen = step.queries[2, 4], TOKENS + 3
+    weights = (keys[:seen] @ q / 8).softmax(0)
+    torch.testing.assert_close(out[2, 4], weights @ values[:seen])
+
+
+def test_a_sliding_window_sees_its_last_tokens_alone(step):
+    out = prefix.full(step, window=10)
+    keys, values = step.rows(0)
+    last = slice(TOKENS + 3 - 9, TOKENS + 4)
+    weights = (keys[last] @ step.queries[3, 1] / 8).softmax(0)
+    torch.testing.assert_close(out[3, 1], weights @ values[last])
+
+
+def test_all_rows_are_full_attention(step):
+    everything = Rows(ByHead(lambda: make_method("full"), 100))
+    torch.testing.assert_close(everything(step), prefix.full(step), atol=1e-5, rtol=1e-4)
+
+
+def test_the_rows_that_the_engine_names_are_those_that_it_attends_to(step):
+    engine = Engine({"block": 64, "top_k": 50})
+    torch.testing.assert_close(Rows(engine)(step), engine.decoded(step), atol=1e-4, rtol=1e-3)
+
+
+def test_without_rows_there_are_the_sinks_and_the_window(step):
+    out = Rows(nothing)(step)
+    keys, values = (torch.cat([rows[:4], rows[TOKENS - 256 :]]) for rows in step.rows(0))
+    seen = 260 + 1
+    weights = (keys[:seen] @ step.queries[0, 0] / 8).softmax(0)
+    torch.testing.assert_close(out[0, 0], weights @ values[:seen])
+
+
+@pytest.mark.parametrize("least", [64, 100, 256])
+@pytest.mark.parametrize("end", [700, 768, 5000])
+def test_samples_are_multiples_of_one_power_of_two(least, end):
+    found = sampled(4, end, least)
+    stride = int(found[1] - found[0])
+    assert stride & (stride - 1) == 0 and bool((found % stride == 0).all())
+    assert found[0] >= 4 and found[0] - stride < 4 and end - stride <= found[-1] < end
+    assert least <= len(found) <= 2 * least
+
+
+def test_a_zone_that_grows_keeps_every_other_row():
+    before, after = sampled(4, 8000, 256), sampled(4, 9000, 256)
+    assert len(before) > len(after)
+    assert set(after[after < 8000].tolist()) <= set(before.tolist())
+
+
+def test_a_sample_of_every_row_is_full_attention(step):
+    """Whatever is chosen: a row that is chosen is not sampled too."""
+    for choose in (nothing, ByHead(lambda: make_method("oracle"), 40)):
+        out = Rows(choose, tail=600)(step)
+        torch.testing.assert_close(out, prefix.full(step), atol=1e-5, rtol=1e-4)
+
+
+def test_a_sampled_row_has_the_weight_of_those_it_stands_for(step):
+    """Where all rows of the zone are alike, a few with weights are as good as all."""
+    known = step.prefix
+    for rows in (known.keys[0], known.values[0]):
+        rows[4 : TOKENS - 256] = rows[4]
+    few = ByHead(lambda: make_method("window"), 10)
+    out = Rows(few, tail=64)(step)
+    torch.testing.assert_close(out, prefix.full(step), atol=1e-4, rtol=1e-3)
+    assert not torch.allclose(Rows(few)(step), prefix.full(step), atol=1e-2)
+
+
+def test_an_engine_with_another_zone_is_an_error(step):
+    with pytest.raises(RuntimeError, match="zone ends elsewhere"):
+        Engine({"block": 256}, attentions.Residency(local=200))(step)
+
+
+# --- Models --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def transformers():
+    return pytest.importorskip(
+        "transformers", reason="needs transformers: pip install 'pariskv_core[models]'"
+    )
+
+
+def tiny_model(transformers, family: str):
+    """A random model whose vocabulary is bytes."""
+    torch.manual_seed(5)
+    options = {
+        "vocab_size": 256,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_hidden_layers": 3,
+        "max_position_embeddings": 128,
+    }
+    if family == "Gemma3":
+        kinds = ["sliding_attention", "full_attention", "full_attention"]
+        options |= {"layer_types": kinds, "sliding_window": 8, "query_pre_attn_scalar": 40}
+    config = getattr(transformers, f"{family}{'Text' if family == 'Gemma3' else ''}Config")
+    model = getattr(transformers, f"{family}ForCausalLM")(config(**options)).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(std=0.3)
+    return model
+
+
+@torch.no_grad()
+def at_once(model, ids: torch.Tensor) -> torch.Tensor:
+    model.set_attn_implementation("eager")
+    return model(ids[None]).logits[0]
+
+
+@pytest.mark.parametrize("family", ["Llama", "Gemma3"])
+def test_text_that_goes_on_is_what_the_model_says_at_once(transformers, family):
+    model = tiny_model(transformers, family)
+    ids = torch.randint(256, (40,))
+    told = at_once(model, ids)[30:]
+    logits = prefix.go_on(model, prefix.read(model, ids[:30]), ids[30:], prefix.full)
+    torch.testing.assert_close(logits, told, atol=2e-2, rtol=2e-2)
+
+
+def test_an_answer_is_as_likely_as_the_model_says_at_once(transformers):
+    model = tiny_model(transformers, "Llama")
+    known = prefix.read(model, torch.randint(256, (30,)))
+    fact = needles.Fact("words", "", "Is it", " so?")
+    pretrained = SimpleNamespace(model=model, pieces=pieces)
+    (found,) = needles.asked(pretrained, known, [fact], prefix.full)
+    ids = torch.cat([known.ids, pieces("\n\nIs it so?")])
+    chances = at_once(model, ids[:-1]).log_softmax(-1)[-4:].gather(1, ids[-4:, None])
+    assert found["log_probability"] == pytest.approx(chances.sum().item(), abs=0.05)
+    assert found["found"] == 0.0  # this model knows nothing
+
+
+def test_a_prefix_is_read_once(transformers, tmp_path, monkeypatch):
+    model = tiny_model(transformers, "Llama")
+    pretrained = prefix.Pretrained(MODELS["smollm2"], None, model)
+    ids = torch.randint(256, (30,))
+    first = prefix.kept(pretrained, ids, tmp_path)
+    monkeypatch.setattr(prefix, "read", None)
+    again = prefix.kept(pretrained, ids, tmp_path)
+    assert torch.equal(again.keys[2], first.keys[2]) and torch.equal(again.ids, ids)
+    with pytest.raises(TypeError, match="not callable"):  # it is, for another text
+        prefix.kept(pretrained, ids + 1, tmp_path)
+
+
+def test_full_attention_differs_from_itself_by_nothing():
+    torch.manual_seed(3)
+    logits, following = torch.randn(20, 30), torch.randint(30, (20,))
+    sizes = torch.full((20,), 4)
+    same = forced.against(logits, logits, following, sizes)
+    assert same["kl"] == 0 and same["same_top"] == 1
+    bits = -logits.log_softmax(-1).gather(1, following[:, None]).mean() / math.log(2)
+    assert same["bits_per_byte"] == pytest.approx(bits.item() / 4, rel=1e-5)
+    other = forced.against(torch.randn(20, 30), logits, following, sizes)
+    assert other["kl"] > 0.1 and other["same_top"] < 0.5
+
+
+# --- Needles -------------------------------------------------------------------------------------
+
+
+def pieces(text: str) -> torch.Tensor:
+    return torch.tensor(list(text.encode()), dtype=torch.int64)
+
+
+def told(ids: torch.Tensor) -> str:
+    return bytes(ids.tolist()).decode("utf-8", "replace")
+
+
+BEGIN = torch.empty(0, dtype=torch.int64)
+
+
+def test_facts_lie_where_they_are_said_to_lie_and_none_is_in_the_window():
+    found = needles.among_text(pieces, BEGIN, 20_000, 30, "documentation")
+    assert len(found.ids) == 20_000 and len(found.facts) == len(found.places) == 30
+    for fact, place in zip(found.facts, found.places, strict=True):
+        assert told(found.ids[place : place + 200]).startswith(f"\n\n{fact.told}\n\n")
+        assert told(found.ids).count(fact.question) == 1
+        assert fact.told.startswith(fact.question + fact.answer)
+    assert found.places[-1] < 20_000 - 600
+    gaps = np.diff([0, *found.places])
+    assert gaps.max() < 20_000 / 30 + 3000  # as long as a paragraph may be
+    kinds = [fact.kind for fact in found.facts]
+    assert {kind: kinds.count(kind) for kind in set(kinds)} == dict(words=10, numbers=10, keys=10)
+
+
+def test_haystacks_are_always_the_same():
+    one, two = (needles.one_dictionary(pieces, BEGIN, 8000, "documentation") for _ in range(2))
+    assert torch.equal(one.ids, two.ids) and one.facts == two.facts
+    assert len(one.ids) == 8000 and len(one.facts) > 250
+    fact, place = one.facts[100], one.places[100]
+    assert told(one.ids[place:]).startswith(fact.told)
+    assert len({fact.question for fact in one.facts}) == len(one.facts)
+
+
+def test_too_few_tokens_are_refused():
+    with pytest.raises(ValueError, match="900 tokens are too few for 30 facts"):
+        needles.among_text(pieces, BEGIN, 900, 30, "documentation")
+
+
+def test_what_was_found_is_counted_by_kind():
+    facts = [needles.Fact(kind, "", "", "") for kind in ("words", "words", "keys")]
+    results = [{"found": f, "log_probability": -f} for f in (1.0, 0.0, 1.0)]
+    found = needles.summary(facts, results)
+    assert found["words"] == {"asked": 2, "found": 1, "log_probability": -0.5}
+    assert found["all"]["found"] == 2 and found["keys"]["asked"] == 1
+
+
+def test_the_command_keeps_what_was_measured_before(tmp_path, monkeypatch):
+    for module in (harness, sources):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    loaded = {name: SimpleNamespace(weights=MODELS[name]) for name in MODELS}
+    monkeypatch.setattr(prefix, "load", lambda weights: loaded[weights.name])
+    monkeypatch.setattr(forced, "text_of", lambda *_: (None, None))
+    monkeypatch.setattr(needles, "haystacks", lambda *_: {"facts": None, "dictionary": None})
+    for module in (forced, needles):
+        monkeypatch.setattr(module, "measured", lambda *given: dict.fromkeys(given[-2], 1.0))
+    for model, part, method in (
+        ("smollm2", "text", "block 64"),
+        ("smollm2", "text", "best 100"),
+        ("smollm2", "facts", "block 64"),
+        ("qwen-0.5b", "dictionary", "published"),
+    ):
+        words = ["quality", "inside", "--model", model, "--parts", part, "--only", method]
+        monkeypatch.setattr(sys, "argv", words)
+        program.main()
+    results = json.loads((tmp_path / "quality-inside-cpu.json").read_text())["results"]
+    first, second = (results[f"{name}, documentation, 7168"] for name in ("smollm2", "qwen-0.5b"))
+    assert list(first["text"]) == ["block 64", "best 100"] and list(first["facts"]) == ["block 64"]
+    assert list(second["dictionary"]) == ["published"] and "text" not in second
