@@ -49,15 +49,11 @@ std::string name_of(const Device& device) {
 void ParisKv::validate() const {
   within("policy.top_k", top_k, 1, kMostTokens);
   within("policy.min_candidates_per_row", min_candidates_per_row, 1, 1 << 20);
-  if (block != -1 && block != 0 && block != 64 && block != 128 && block != 256) {
+  if (block != 0 && block != 64 && block != 128 && block != 256) {
     fail(
-        "[config] policy.block: expected 64, 128 or 256 keys that share a mean, 0 for none "
-        "or -1 for the scorer's own, got ",
+        "[config] policy.block: expected 64, 128 or 256 keys that share a mean, or 0 for none, "
+        "got ",
         block);
-  }
-  if (block > 0 && scorer == Scorer::kVotes) {
-    fail("[config] policy.block: expected 0 with the scorer votes, which scores whole keys, got ",
-         block);
   }
   within("policy.tail_rows", tail_rows, 16, 8192);
   if (schedule.empty()) fail("[config] policy.schedule: expected at least one step, got none");
@@ -75,7 +71,7 @@ void ParisKv::validate() const {
 
 ParisKv ParisKv::resolved() const {
   ParisKv own = *this;
-  if (own.block == -1) own.block = scorer == Scorer::kSignNorm ? 64 : 0;
+  if (scorer == Scorer::kVotes) own.block = 0;
   if (own.tail == TailRule::kOwn) own.tail = own.block > 0 ? TailRule::kSample : TailRule::kNone;
   return own;
 }

@@ -94,7 +94,7 @@ seed
 block
     Neighbouring keys that share a mean: 64, 128 or 256. Summaries then hold what is left of a
     key without it, with the channels of keys and queries balanced; prefill(q=) helps with
-    that. 0: whole keys, as published. -1: 64 with sign_norm, 0 with votes.
+    that. 0: whole keys, as published; so it is with votes.
 tail
     What becomes of keys that are not selected. "sample" estimates their part of the attention
     from evenly spaced rows, each with the weight of the keys around it; "none" leaves it out.

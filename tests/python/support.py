@@ -80,6 +80,8 @@ def make_config(**changes) -> pk.Config:
         "top_k": 8,
         "dense_below": 0,
         "schedule": [(0, 0.25, 0.3)],
+        "block": 0,  # zones of blocks open with 256 tokens; tests of these say so
+        "tail": "none",
         "block": 0,
         "tail": "none",
         "segment_tokens": max(64, changes.get("block", 0)),

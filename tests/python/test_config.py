@@ -112,16 +112,17 @@ def test_blocks_of_these_sizes(block):
     config = config_of(**MODEL, block=block)
     assert config.policy.block == block
     assert f"block={block}" in repr(config)
-    assert (config == pk.Config(**MODEL)) == (block == 0)
+    assert (config == pk.Config(**MODEL)) == (block == 64)
     with pk.Cache(make_config(block=block, segment_tokens=256)) as cache:
         assert cache.config.policy.block == block
 
 
-def test_a_block_may_be_the_scorers_own():
-    assert make_config(block=-1).policy.block == -1
-    for scorer, block in (("sign_norm", 64), ("votes", 0)):
-        with pk.Cache(make_config(block=-1, scorer=scorer)) as cache:
+def test_votes_are_of_whole_keys():
+    for scorer, block, tail in (("sign_norm", 128, "sample"), ("votes", 0, "none")):
+        config = make_config(block=128, scorer=scorer, tail="own", segment_tokens=128)
+        with pk.Cache(config) as cache:
             assert cache.config.policy.block == block
+            assert cache.config.policy.tail == tail
 
 
 def test_a_config_equals_nothing_but_configs():
@@ -228,7 +229,6 @@ WRONG = [
     ({"block": 32}, "policy.block.* got 32"),
     ({"block": -64}, "policy.block.* got -64"),
     ({"block": 512, "segment_tokens": 512}, "policy.block.* got 512"),
-    ({"block": 64, "scorer": "votes"}, "policy.block: expected 0 with the scorer votes, .* 64"),
     ({"block": 128, "segment_tokens": 64}, r"segment_tokens: .* policy.block \(128\), got 64"),
     ({"block": 256, "segment_tokens": 384}, r"segment_tokens.* \(256\), got 384"),
     ({"device": "tpu"}, "device.*tpu"),

@@ -66,11 +66,11 @@ struct ParisKv {
   uint64_t seed = 42;                  ///< Of the rotation's signs, equal on every backend.
   /**
    * Neighbouring keys that share a mean: 64, 128 or 256. Summaries then hold what is left of a key
-   * without it, with the channels of keys and queries balanced. 0: whole keys, as published.
-   * -1: 64 with sign_norm, 0 with votes.
+   * without it, with the channels of keys and queries balanced. 0: whole keys, as published; so
+   * it is with votes, whatever this says.
    */
-  int64_t block = 0;
-  TailRule tail = TailRule::kNone;
+  int64_t block = 64;
+  TailRule tail = TailRule::kOwn;
   int64_t tail_rows = 512;  ///< Rows that are sampled per kv head: as many to twice as many.
 
   static constexpr RegionDefaults kRegions = {4, 256, 512, 2048};

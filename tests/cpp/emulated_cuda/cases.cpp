@@ -28,6 +28,7 @@ Case make(const char* name, const std::function<void(Case&, Config&)>& change) {
   c.config.local = 64;
   c.config.update = 128;
   own(c.config).top_k = 20;
+  own(c.config).block = 0;  // zones of blocks open with 256 tokens
   c.config.dense_below = 0;
   c.config.segment_tokens = 256;
   own(c.config).schedule = {{0, 0.2, 0.25}};

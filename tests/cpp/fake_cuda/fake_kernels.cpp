@@ -97,6 +97,25 @@ void use_row_cache(const SequenceView& view, const ModelShape& shape, int64_t fi
   }
 }
 
+/** Kept rows are those of the tail, as they are at home. */
+void check_kept(const SequenceView& view, const DecodeCall& call) {
+  const ModelShape& shape = call.shape;
+  const Tail tail = Tail::of(view.zone_begin, view.zone_end, call.tail_rows);
+  if (view.kept == nullptr) {
+    if (shape.cached_rows > 0 && tail.count > 0) complain("there are no kept rows");
+    return;
+  }
+  for (int64_t i = 0; i < tail.count; ++i) {
+    for (int64_t head = 0; head < shape.kv_heads; ++head) {
+      const int64_t at = head * Tail::capacity(call.tail_rows) + i, bytes = shape.rows.bytes();
+      const char* home = row_of(view, shape, head, tail.position(i));
+      if (std::memcmp(view.kept + at * bytes, home, size_t(bytes)) != 0) {
+        complain("a kept row is stale");
+      }
+    }
+  }
+}
+
 void append(const RowsCall& call) {
   each_row_part(call, [](char* row, char* outside, int64_t bytes) {
     std::memcpy(row, outside, size_t(bytes));
@@ -126,6 +145,7 @@ void decode(const DecodeCall& call) {
     const SequenceView& view = lane.layers[call.layer];
     check_zone(view, call.shape, lane);
     if (view.sparse != 0) use_row_cache(view, call.shape, std::rand() % 3);
+    if (view.sparse != 0) check_kept(view, call);
     use_scratch(lane, i);
     int64_t touched = 0;
     for (int64_t p = 0; p < view.total; p += 5) touched += *row_of(view, call.shape, 0, p);
