@@ -146,6 +146,7 @@ def test_keys_of_every_kind(kind, dtype, rng):
     else:
         keys[..., ::3] = 0
         q[..., ::4] = 0
+        keys[..., [5, 37]] = q[..., [7, 39]] = 0  # and both of a pair
     prompt = tensor(q, config)
     cache, s = cache_with(config, keys, prompt)
     assert_equal_to_oracle(cache, s, prompt)
