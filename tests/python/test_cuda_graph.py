@@ -363,7 +363,7 @@ FORBIDDEN = {
     "prefill": lambda c, s, q, k: c.prefill(0, [s], k, k),
     "attend": lambda c, s, q, k: c.attend(0, [s], q),
     "explain": lambda c, s, q, k: c.explain(0, s, q[0]),
-    "read": lambda c, s, q, k: c.read(0, s, 0, 1, out=(k[:1], k[:1])),
+    "read": lambda c, s, q, k: c.read(0, s, 0, 1, out=(q[:, :2], q[:, 2:])),
     "flush": lambda c, s, q, k: c.flush([s]),
     "truncate": lambda c, s, q, k: c.truncate([s], drop=1),
     "fork": lambda c, s, q, k: c.fork(s),

@@ -99,6 +99,27 @@ def test_a_decode_without_rows_changes_nothing_and_is_right(device, rng):
     assert_same_sequence(f.cache, f.s, twin.cache, twin.s, q[0])
 
 
+@pytest.mark.cuda
+def test_a_decode_without_rows_can_be_captured(rng):
+    config = make_config()
+    f, twin = filled(config, 300), filled(config, 300)
+    step = randn_step(rng, 1, config)
+    for each in (f, twin):
+        each.cache.decode(0, [each.s], *step)  # one step runs before the capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        first = f.cache.decode(0, [f.s], *step)
+        again = f.cache.decode(0, [f.s], step[0])
+    for _ in range(60):  # across a flush
+        for tensor, new in zip(step, randn_step(rng, 1, config), strict=True):
+            tensor.copy_(new)
+        f.cache.advance([f.s])
+        graph.replay()
+        assert_same_bits(again, first)
+        assert_same_bits(first, twin.cache.decode(0, [twin.s], *step))
+    assert f.cache.length(f.s) == twin.cache.length(twin.s) == 361
+
+
 def test_a_decode_without_rows_needs_tokens(device, rng):
     config = make_config(layers=2, device=device)
     f = filled(config, 20)

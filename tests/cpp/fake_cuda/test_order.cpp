@@ -33,7 +33,7 @@ class FakeOrder : public testing::Test {
   }
   void decode(cudaStream_t stream) {
     const TensorView row = view(1);
-    cache.decode(0, {sequence}, row, row, row, row, {}, {stream});
+    cache.decode(0, {sequence}, row, row, row, view(out_, 1), {}, {stream});
   }
   /** How often streams wait for others in it, once there is nothing to catch up with. */
   template <typename Act>
@@ -47,12 +47,13 @@ class FakeOrder : public testing::Test {
   const SequenceId sequence;
 
  private:
-  TensorView view(int64_t tokens) {
-    numbers_.resize(size_t(tokens * kHeads * kDim));
-    return TensorView::contiguous(numbers_.data(), DType::kFloat16, {tokens, kHeads, kDim},
+  TensorView view(std::vector<uint16_t>& numbers, int64_t tokens) {
+    numbers.resize(size_t(tokens * kHeads * kDim));
+    return TensorView::contiguous(numbers.data(), DType::kFloat16, {tokens, kHeads, kDim},
                                   cache.config().device);
   }
-  std::vector<uint16_t> numbers_;
+  TensorView view(int64_t tokens) { return view(numbers_, tokens); }
+  std::vector<uint16_t> numbers_, out_;
 };
 
 TEST_F(FakeOrder, ReusedStreamHandleIsANewStream) {

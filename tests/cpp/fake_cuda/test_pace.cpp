@@ -20,8 +20,12 @@ Config config_of() {
 /** One sequence that decodes call by call, or as a replayed graph would. */
 class Walk {
  public:
-  Walk() : cache(config_of()), sequence(cache.add()), numbers_(kPrompt * kHeads * kDim) {
-    const TensorView rows = view(kPrompt);
+  Walk()
+      : cache(config_of()),
+        sequence(cache.add()),
+        numbers_(kPrompt * kHeads * kDim),
+        out_(kHeads * kDim) {
+    const TensorView rows = view(numbers_, kPrompt);
     for (int64_t layer = 0; layer < kLayers; ++layer) {
       cache.prefill(layer, {sequence}, {kPrompt}, rows, rows);
     }
@@ -29,9 +33,9 @@ class Walk {
   void step(bool graph) {
     if (graph) cache.advance({sequence});
     const Stream stream{graph ? const_cast<CUstream_st*>(test::kCapturedStream) : nullptr};
-    const TensorView row = view(1);
+    const TensorView row = view(numbers_, 1);
     for (int64_t layer = 0; layer < kLayers; ++layer) {
-      cache.decode(layer, {sequence}, row, row, row, row, {}, stream);
+      cache.decode(layer, {sequence}, row, row, row, view(out_, 1), {}, stream);
     }
   }
   int64_t bytes_to_leave() {
@@ -44,11 +48,11 @@ class Walk {
   const SequenceId sequence;
 
  private:
-  TensorView view(int64_t tokens) {
-    return TensorView::contiguous(numbers_.data(), DType::kFloat16, {tokens, kHeads, kDim},
+  TensorView view(std::vector<uint16_t>& numbers, int64_t tokens) {
+    return TensorView::contiguous(numbers.data(), DType::kFloat16, {tokens, kHeads, kDim},
                                   cache.config().device);
   }
-  std::vector<uint16_t> numbers_;
+  std::vector<uint16_t> numbers_, out_;
 };
 
 class FakeCudaPace : public testing::TestWithParam<bool> {};
