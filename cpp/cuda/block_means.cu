@@ -61,7 +61,8 @@ struct FiniteKeys {
     __syncthreads();
     for (int key = warp_id(); key < keys.count; key += int(blockDim.x) / 32) {
       bool whole = true;
-      for (int c = lane_id(); c < keys.dim; c += 32) whole = whole && finite(to_float(keys.row(key)[c]));
+      for (int c = lane_id(); c < keys.dim; c += 32)
+        whole = whole && finite(to_float(keys.row(key)[c]));
       whole = __all_sync(~0u, whole);
       if (whole && lane_id() == 0) atomicOr(&words[key / 32], 1u << key % 32);
     }
@@ -206,7 +207,9 @@ __global__ void __launch_bounds__(kMostThreads) set_balance(MeanParameters p) {
   __syncthreads();
   if (!there) return;
   const double ratio = __ddiv_rn(raw, median);
-  stretch[c] = float(ratio < kLeastStretch ? kLeastStretch : ratio > kMostStretch ? kMostStretch : ratio);
+  stretch[c] = float(ratio < kLeastStretch  ? kLeastStretch
+                     : ratio > kMostStretch ? kMostStretch
+                                            : ratio);
   gain[c] = __fdiv_rn(1.0f, stretch[c]);
 }
 
@@ -230,9 +233,14 @@ __global__ void __launch_bounds__(kMostThreads) observe_queries(ObserveCall call
 }
 
 MeanParameters parameters_of(const EncodeCall& call) {
-  return {call.sequence,         call.balance,         call.shape.summary(),
-          int32_t(call.begin),   int32_t(call.end),    int32_t(call.opening),
-          call.heard,            int32_t(call.shape.rows.key_dim),
+  return {call.sequence,
+          call.balance,
+          call.shape.summary(),
+          int32_t(call.begin),
+          int32_t(call.end),
+          int32_t(call.opening),
+          call.heard,
+          int32_t(call.shape.rows.key_dim),
           int32_t(call.shape.rows.bytes())};
 }
 

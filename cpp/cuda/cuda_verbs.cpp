@@ -89,9 +89,9 @@ void CudaBackend::keep(const KeepArgs& args, Stream stream) {
   const DeviceGuard guard(device_);
   for (int64_t i = 0; i < args.batch; ++i) {
     const KeepJob& job = args.jobs[i];
-    launch_keep({args.shape, job.sequence.device, job.tail, job.from,
-                 Tail::capacity(args.tail_rows)},
-                handle_of(stream));
+    launch_keep(
+        {args.shape, job.sequence.device, job.tail, job.from, Tail::capacity(args.tail_rows)},
+        handle_of(stream));
   }
 }
 
@@ -136,8 +136,9 @@ void CudaBackend::keep_up(const ParisKvObserve& args, Stream stream) {
   const DeviceGuard guard(device_);
   for (int64_t i = 0; i < args.batch; ++i) {
     const ObserveJob& job = args.jobs[i];
-    launch_observe({args.shape, job.balance.query_squares, job.first, rows_of(job.q), job.q.shape[0]},
-                   handle_of(stream));
+    launch_observe(
+        {args.shape, job.balance.query_squares, job.first, rows_of(job.q), job.q.shape[0]},
+        handle_of(stream));
   }
 }
 

@@ -48,16 +48,16 @@ struct Cut {
   using Element = Element_;
   static constexpr int kRotated = kRotated_;
   static constexpr bool kLeaves = kLeaves_;  // what a mean leaves of a key is encoded, as floats
-  static constexpr int kDims = 64;                 // of a lane
+  static constexpr int kDims = 64;           // of a lane
   static constexpr int kParts = kRotated / kDims;  // lanes of a key
   static constexpr int kKeys = 32 / kParts;
   static constexpr int kRow = kRotated * int(sizeof(Element)) / 16;  // 16 bytes, of a key
   static constexpr int kOctet = int(sizeof(Element)) / 2;            // 16 bytes, of a subspace
   static constexpr int kChunks = kRow / kParts;                      // 16 bytes, of a lane
-  static constexpr int kQuads = kElementsPer16<Element> / 4;        // 4 floats, of a chunk
-  static constexpr int kFactors = kLeaves                                    ? 2 * kQuads
+  static constexpr int kQuads = kElementsPer16<Element> / 4;         // 4 floats, of a chunk
+  static constexpr int kFactors = kLeaves                                  ? 2 * kQuads
                                   : std::is_same_v<Element, __nv_bfloat16> ? 2
-                                                                             : 1;  // of a chunk
+                                                                           : 1;  // of a chunk
   static constexpr int kRecord = kRotated / 32;  // 16 bytes, of a key
 
   /** The 16 bytes of a row that are a lane's own. */

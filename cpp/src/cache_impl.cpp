@@ -172,8 +172,8 @@ void Cache::Impl::keep(const Step& step, Stream stream) {
     if (change.keeps()) jobs.push_back({step.views[i], change.tail, change.kept_from});
   }
   if (jobs.empty()) return;
-  backend_->offloads()->keep(
-      {shape_, policy_->tail_rows(), int64_t(jobs.size()), jobs.data()}, stream);
+  backend_->offloads()->keep({shape_, policy_->tail_rows(), int64_t(jobs.size()), jobs.data()},
+                             stream);
 }
 
 void Cache::Impl::mark_for_offload(Step& step) {

@@ -37,7 +37,9 @@ SequenceView Change::view(const RegionSizes& sizes, const Policy& policy) const 
   view.row_cache = (row_cache.data() != nullptr ? row_cache : layer->row_cache).as<char>();
   view.generation = layer->generation;
   const Tail wanted = Tail::of(view.zone_begin, view.zone_end, policy.tail_rows());
-  view.kept = kept ? kept->as<char>() : keeps() ? layer->kept->as<char>() : layer->kept_rows(wanted);
+  view.kept = kept      ? kept->as<char>()
+              : keeps() ? layer->kept->as<char>()
+                        : layer->kept_rows(wanted);
   view.device = layer->tables.device();
   return view;
 }

@@ -52,7 +52,7 @@ class ParisKV:
     block
         Neighbouring keys that share a mean: 64, 128 or 256. Summaries then hold what is left of a
         key without it, with the channels of keys and queries balanced; prefill(q=) helps with
-        that. 0: whole keys, as published. -1: 64 with sign_norm, 0 with votes.
+        that. 0: whole keys, as published; so it is with votes.
     tail
         What becomes of keys that are not selected. "sample" estimates their part of the attention
         from evenly spaced rows, each with the weight of the keys around it; "none" leaves it out.
@@ -63,7 +63,7 @@ class ParisKV:
     Raises ValueError, with what was expected and what came.
     """
 
-    def __init__(self, *, top_k: int = 100, scorer: str = 'sign_norm', group_rule: str = 'attention_mass', schedule: Sequence[tuple[int, float, float]] = ..., min_candidates_per_row: int = 4, seed: int = 42, block: int = 0, tail: str = 'none', tail_rows: int = 512) -> None: ...
+    def __init__(self, *, top_k: int = 100, scorer: str = 'sign_norm', group_rule: str = 'attention_mass', schedule: Sequence[tuple[int, float, float]] = ..., min_candidates_per_row: int = 4, seed: int = 42, block: int = 64, tail: str = 'own', tail_rows: int = 512) -> None: ...
 
     @property
     def top_k(self) -> int: ...

@@ -42,7 +42,7 @@ def works(
                 local=16,
                 dense_below=0,
                 threads=1,
-                policy=pk.ParisKV(top_k=32, **policy),  # type: ignore[arg-type]
+                policy=pk.ParisKV(top_k=32, tail="none", **policy),  # type: ignore[arg-type]
             )
         )
     except ValueError:
@@ -56,7 +56,8 @@ def works(
 
     chosen = torch.from_numpy(cache.explain(0, sequence, q[0]).positions.copy())
     seen = torch.zeros(kv_heads, 321, dtype=torch.bool).scatter_(1, chosen, True)
-    seen[:, :4] = seen[:, 304:] = True
+    regions = cache.regions(sequence)
+    seen[:, : regions.sink] = seen[:, regions.sink + regions.retrieval :] = True
     queries = q[0].double().view(kv_heads, group, head_dim)
     logits = torch.einsum("hgd,nhd->hgn", queries, k.double()) * head_dim**-0.5
     weights = logits.masked_fill(~seen[:, None], -torch.inf).softmax(-1)

@@ -82,8 +82,6 @@ def make_config(**changes) -> pk.Config:
         "schedule": [(0, 0.25, 0.3)],
         "block": 0,  # zones of blocks open with 256 tokens; tests of these say so
         "tail": "none",
-        "block": 0,
-        "tail": "none",
         "segment_tokens": max(64, changes.get("block", 0)),
         "threads": 2,
         "device": current_device(),

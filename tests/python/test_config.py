@@ -150,7 +150,9 @@ def test_regions_that_are_left_out_are_the_policys():
     assert "sink=-1" in repr(left_out)
     assert "sink=4" in repr(named)
     with pk.Cache(named.replace(layers=1, sink=-1)) as cache:
-        assert cache.config == named.replace(layers=1, dense_below=2048, value_dim=128)
+        assert cache.config == named.replace(
+            layers=1, dense_below=2048, value_dim=128, policy=pk.ParisKV(tail="sample")
+        )
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda", "cuda:3"])
@@ -225,7 +227,7 @@ WRONG = [
     ({"schedule": [(5, 0.5, 0.5), (5, 0.2, 0.2)]}, "schedule.*from_tokens"),
     ({"schedule": [(-1, 0.5, 0.5)]}, "schedule.*from_tokens.*-1"),
     ({"min_candidates_per_row": 0}, "min_candidates_per_row.* 0"),
-    ({"block": 1}, r"policy.block: expected 64, 128 or 256 .*, 0 for none or -1 .*, got 1"),
+    ({"block": 1}, r"policy.block: expected 64, 128 or 256 .*, or 0 for none, got 1"),
     ({"block": 32}, "policy.block.* got 32"),
     ({"block": -64}, "policy.block.* got -64"),
     ({"block": 512, "segment_tokens": 512}, "policy.block.* got 512"),

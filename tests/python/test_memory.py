@@ -101,8 +101,10 @@ def test_the_peak_can_be_computed_in_advance(scorer, device):
     stats = f.cache.stats()
     rounded = -(-6130 // 1024) * 1024
     votes = 2 * 2 * 16 * 256 * 4 if scorer == "votes" else 0
-    sums = 2 * 2 * (128 + 2) * 8
-    predicted = 2 * row_bytes(config, 6130) + 2 * 2 * rounded * 84 + sums + votes
+    # Counts of keys; then sums of keys, or squares of queries and the balance.
+    state = 2 * 2 * (2 * 8 + 128 * (8 if scorer == "votes" else 8 + 4 + 4))
+    means = 0 if scorer == "votes" else 2 * 2 * rounded // 64 * (128 + 4)
+    predicted = 2 * row_bytes(config, 6130) + 2 * 2 * rounded * 84 + means + state + votes
     assert stats.flushes == 2 * 2
     assert stats.row_bytes + stats.summary_bytes <= predicted
     counted = stats.row_bytes + stats.summary_bytes + stats.workspace_bytes

@@ -345,7 +345,7 @@ __device__ __forceinline__ void leave(const uint4& chunk, const uint4 (&factors)
                                       float (&y)[kElementsPer16<Element>]) {
   static_assert(kFactors == 2 * kElementsPer16<Element> / 4);
   const auto& elements = reinterpret_cast<const Element(&)[kElementsPer16<Element>]>(chunk);
-  const auto& numbers = reinterpret_cast<const float(&)[2][kElementsPer16<Element>]>(factors);
+  const auto& numbers = reinterpret_cast<const float (&)[2][kElementsPer16<Element>]>(factors);
 #pragma unroll
   for (int i = 0; i < kElementsPer16<Element>; ++i) {
     y[i] = fmaf(to_float(elements[i]), numbers[0][i], numbers[1][i]);

@@ -87,8 +87,7 @@ struct ParisKv {
   friend bool operator==(const ParisKv& a, const ParisKv& b) {
     return a.top_k == b.top_k && a.scorer == b.scorer && a.group_rule == b.group_rule &&
            a.schedule == b.schedule && a.min_candidates_per_row == b.min_candidates_per_row &&
-           a.seed == b.seed && a.block == b.block && a.tail == b.tail &&
-           a.tail_rows == b.tail_rows;
+           a.seed == b.seed && a.block == b.block && a.tail == b.tail && a.tail_rows == b.tail_rows;
   }
 };
 

@@ -16,8 +16,8 @@ struct Case {
   Config config;
   int64_t tokens = 900;  // of the first sequence; others have their own
   int64_t batch = 1;
-  int64_t chunks = 1;   // of the prefill
-  bool packed = false;  // all prompts in one call
+  int64_t chunks = 1;    // of the prefill
+  bool packed = false;   // all prompts in one call
   bool queries = false;  // prompts bring theirs
   int64_t steps = 3;
   int64_t flush_after = -1, truncate_after = -1, truncate_by = 0;  // a step

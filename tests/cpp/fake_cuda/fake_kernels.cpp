@@ -188,8 +188,7 @@ void launch_keep(const KeepCall& call, cudaStream_t stream) {
     for (int64_t i = call.from; i < call.tail.count; ++i) {
       for (int64_t head = 0; head < call.shape.kv_heads; ++head) {
         std::memcpy(call.sequence->kept + (head * call.capacity + i) * bytes,
-                    row_of(*call.sequence, call.shape, head, call.tail.position(i)),
-                    size_t(bytes));
+                    row_of(*call.sequence, call.shape, head, call.tail.position(i)), size_t(bytes));
       }
     }
   });

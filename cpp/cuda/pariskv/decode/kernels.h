@@ -21,7 +21,7 @@ struct Kernel {
 
 struct DecodeKernels {
   Kernel<WindowParams> window_logits;
-  Kernel<ScoreParams> score[2];        // of whole keys, and of keys told from means of blocks
+  Kernel<ScoreParams> score[2];       // of whole keys, and of keys told from means of blocks
   Kernel<VotesParams> prepare_votes;  // null: too many dimensions
   Kernel<VotesParams> score_votes;
   Kernel<ResidentParams> attend_resident[2];  // for few parts per block, and for many

@@ -1,4 +1,5 @@
-/** The blocks of neighbouring keys that share a mean (codec/block_means.h), as a decode sees them. */
+/** The blocks of neighbouring keys that share a mean (codec/block_means.h), as a decode sees them.
+ */
 #pragma once
 
 #include "codec/block_means.h"

@@ -83,9 +83,9 @@ Fit measure(const DecodeKernels& kernels, int index) {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
           "give the decode kernels their shared memory");
   };
-  for (const void* kernel : {kernels.score[0].address, kernels.score[1].address,
-                             kernels.score_votes.address,
-                             kernels.rerank.address, kernels.attend.address}) {
+  for (const void* kernel :
+       {kernels.score[0].address, kernels.score[1].address, kernels.score_votes.address,
+        kernels.rerank.address, kernels.attend.address}) {
     if (kernel != nullptr) allow(kernel, fit.shared_bytes);
   }
   constexpr int kMostRowBytes = 2 * int(kMaxHeadDim) * 4;

@@ -16,8 +16,8 @@ struct StepParams {
 
 /** For each kv head, `window_blocks` and then `mean_blocks`. */
 struct WindowParams : StepParams {
-  int window_blocks;  // look at rows of the window
-  int mean_blocks;    // look at the means of blocks of keys
+  int window_blocks;               // look at rows of the window
+  int mean_blocks;                 // look at the means of blocks of keys
   device::IndexDivisor by_blocks;  // divides by the sum
 };
 

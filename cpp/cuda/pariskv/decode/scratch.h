@@ -23,7 +23,7 @@ struct HeadScratch {
   device::Mass* masses;         // (kSlices, group): of estimates
   uint64_t* windows;            // (group, kWindowRows): logits in steps, the token above
   int32_t* block_steps;         // (blocks of keys, SearcherStride): logits of means, in steps
-  device::ChunkSums* chunks;           // (chunks of blocks, searchers)
+  device::ChunkSums* chunks;    // (chunks of blocks, searchers)
   uint32_t* chunk_flags;        // (chunks of blocks)
   uint8_t* votes;               // (searchers, subspaces, 256)
   int32_t* candidates;          // (candidate_capacity) offsets from zone_begin, ascending
@@ -33,9 +33,9 @@ struct HeadScratch {
   device::SelectedRow* rows;    // (rows) of blocks with too many for their own list
   int32_t* selected_count;
   int32_t* candidate_count;
-  float* resident;  // (kParts, group, 2 + value_dim): maximum, sum, weighted
-  float* fetched;   // the same for the selected rows
-  float* sampled;   // and for those that stand for the others
+  float* resident;     // (kParts, group, 2 + value_dim): maximum, sum, weighted
+  float* fetched;      // the same for the selected rows
+  float* sampled;      // and for those that stand for the others
   float* tail_logits;  // (rows of the tail, group)
 };
 

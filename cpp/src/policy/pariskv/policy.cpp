@@ -57,8 +57,8 @@ int64_t ParisKvPolicy::tail_rows() const {
 
 Rules ParisKvPolicy::rules() const {
   const bool mean = settings_.group_rule == GroupRule::kMeanQuery;
-  return ParisKvRules{&codec_, settings_.scorer, settings_.group_rule, settings_.top_k,
-                      mean ? 1 : shape_.group, tail_rows()};
+  return ParisKvRules{&codec_,         settings_.scorer,        settings_.group_rule,
+                      settings_.top_k, mean ? 1 : shape_.group, tail_rows()};
 }
 
 EncodeJob ParisKvPolicy::job_of(const Span& span) const {

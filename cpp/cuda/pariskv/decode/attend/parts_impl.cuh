@@ -79,9 +79,8 @@ __device__ __forceinline__ Merged merge_sent(const SentParts& resident, const Se
   const int lane = lane_id();
   const float* mine = lane < kParts ? resident[lane] : fetched[lane - kParts];
   const bool has_tail = weight > 0 && lane < kParts;
-  const PartFactors parts =
-      combine_parts(mine[0], mine[1], has_tail ? tail[lane][0] : -infinity(),
-                    has_tail ? tail[lane][1] : 0.0f, weight);
+  const PartFactors parts = combine_parts(mine[0], mine[1], has_tail ? tail[lane][0] : -infinity(),
+                                          has_tail ? tail[lane][1] : 0.0f, weight);
   float weighted = 0;
 #pragma unroll 8
   for (int part = 0; part < kParts; ++part) {

@@ -50,7 +50,7 @@ struct SelectedRows {
   const device::SelectedRow* rows;
   RowSpace& space;
   int row_bytes;
-  bool listed;  // in shared memory
+  bool listed;               // in shared memory
   const float* tail_logits;  // (rows of the tail, group)
   int group;
   float weight;  // of each of these

@@ -74,7 +74,7 @@ __device__ __forceinline__ float share_of(float logit, float all) {
  * head's total. Of heads in further passes the last ones count.
  */
 static __device__ __noinline__ float graded(const float* estimate, int64_t stride, int heads,
-                                     const float* all) {
+                                            const float* all) {
   float nearest = -infinity();
   for (int head = 0; head < heads; ++head) {
     if (!finite(all[head])) continue;

@@ -68,7 +68,7 @@ struct EstimateOutput {
   int stride;     // four of them are less than 2^31
   int heads;      // of four
   float softcap;
-  float log_weight;  // samples count e^log_weight times, and only in the sums
+  float log_weight;   // samples count e^log_weight times, and only in the sums
   BlockSteps blocks;  // logits of means, from the first of these heads on
 };
 
@@ -86,8 +86,9 @@ template <int kWords>
 __device__ __forceinline__ void estimate(const EstimateQueries<kWords>& queries,
                                          const LevelTable& table, const char* codes,
                                          const KeyPlace* places, const int* blocks, int tile,
-                                         int count, int turn, const Tiles& tiles, const EstimateOutput& out,
-                                         MassesOfWarp& masses, SliceMasses& slices);
+                                         int count, int turn, const Tiles& tiles,
+                                         const EstimateOutput& out, MassesOfWarp& masses,
+                                         SliceMasses& slices);
 
 /** Several masses, added in order. */
 template <int kCount>

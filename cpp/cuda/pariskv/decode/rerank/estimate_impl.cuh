@@ -46,8 +46,9 @@ template <int kWords>
 __device__ __forceinline__ void estimate(const EstimateQueries<kWords>& queries,
                                          const LevelTable& table, const char* codes,
                                          const KeyPlace* places, const int* blocks, int tile,
-                                         int count, int turn, const Tiles& tiles, const EstimateOutput& out,
-                                         MassesOfWarp& masses, SliceMasses& slices) {
+                                         int count, int turn, const Tiles& tiles,
+                                         const EstimateOutput& out, MassesOfWarp& masses,
+                                         SliceMasses& slices) {
   using Layout = CodeLayout<kWords>;
   const int g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll 1

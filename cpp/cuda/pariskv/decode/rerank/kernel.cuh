@@ -243,11 +243,13 @@ struct Rerank {
                                            const device::Gather<kWords>& gather, float log_weight,
                                            bool late) const {
     const HeadScratch& scratch = block.context.scratch;
-    const device::EstimateOutput out{scratch.estimates + from * block.context.candidate_capacity,
-                                     int(block.context.candidate_capacity), heads_from(from),
-                                     block.call.logits.softcap, log_weight,
-                                     BlockSteps(block.context.zone, scratch.block_steps + from,
-                                                block.searchers())};
+    const device::EstimateOutput out{
+        scratch.estimates + from * block.context.candidate_capacity,
+        int(block.context.candidate_capacity),
+        heads_from(from),
+        block.call.logits.softcap,
+        log_weight,
+        BlockSteps(block.context.zone, scratch.block_steps + from, block.searchers())};
     const device::Tiles tiles(candidates, kSamplesOfSlice);
     const int slices = rehearses ? 1 : this->slices();
     // Three chunks at a time: one is located, one is on its way, one is worked on.

@@ -166,8 +166,9 @@ class DirectAttention {
     for (int i = 0; i < 2; ++i) {
       const float logit = soft_capped((dots[0][i] + dots[1][i]) * shape_.scale, shape_.softcap);
       const bool there = 2 * t() + i < left;
-      logits[i] = there ? address_.noted(first + 2 * t() + i, first_head + g() % kDirectHeads, logit)
-                        : -infinity();
+      logits[i] = there
+                      ? address_.noted(first + 2 * t() + i, first_head + g() % kDirectHeads, logit)
+                      : -infinity();
     }
     return make_float2(logits[0], logits[1]);
   }

@@ -47,7 +47,8 @@ struct ResidentRows {
   __device__ __forceinline__ float noted(int i, int head, float logit) const {
     if (tail_logits == nullptr) return logit;
     const float counts = device::finite(logit) ? logit : -device::infinity();
-    if (head < block.context.shape.group) tail_logits[i * block.context.shape.group + head] = counts;
+    if (head < block.context.shape.group)
+      tail_logits[i * block.context.shape.group + head] = counts;
     return counts;
   }
   __device__ __forceinline__ float corrected(int, int, float share, float) const { return share; }
@@ -83,8 +84,8 @@ struct AttendResident {
     const Tail tail = of_tail ? tail_of(block.call, block.context) : Tail{};
     if (of_tail && (!block.searches() || tail.count == 0)) return;
     const int count = of_tail ? int(tail.count) : block.context.total - gap;
-    const bool fresh = block.call.k.data != nullptr && !of_tail &&
-                       (gap == 0 || zone.end < block.context.total);
+    const bool fresh =
+        block.call.k.data != nullptr && !of_tail && (gap == 0 || zone.end < block.context.total);
     const device::NewRow<Element> new_row{
         fresh ? block.at(block.call.k, block.context.head) : nullptr,
         fresh ? block.at(block.call.v, block.context.head) : nullptr, count - 1};

@@ -1,4 +1,5 @@
-/** The logits of a zone's blocks of keys in all, from the sums that window_logits leaves by chunks. */
+/** The logits of a zone's blocks of keys in all, from the sums that window_logits leaves by chunks.
+ */
 #pragma once
 
 #include "codec/head_scale.h"

@@ -4,9 +4,9 @@
  */
 #pragma once
 
-#include "pariskv/decode/score/share.cuh"
 #include "pariskv/decode/key_blocks.cuh"
 #include "pariskv/decode/score/chunk_sums.cuh"
+#include "pariskv/decode/score/share.cuh"
 #include "pariskv/decode/score/signs.cuh"
 #include "pariskv/decode/score/window_sum.cuh"
 
@@ -104,8 +104,8 @@ struct Score {
             const KeyBlocks blocks(block.context.zone);
             if (first) device::await_chunks(scratch.chunk_flags, blocks.chunks(), params.token);
             const BlockSums of_blocks =
-                device::sum_chunks(scratch.chunks + from + slot, blocks.chunks(),
-                                   block.searchers(), blocks.last + 1 - blocks.first);
+                device::sum_chunks(scratch.chunks + from + slot, blocks.chunks(), block.searchers(),
+                                   blocks.last + 1 - blocks.first);
             if (device::lane_id() != 0) return;
             out.scales[slot] =
                 device::scale_of_blocks(of_blocks, sums.square, known.usable, known.square_units,
@@ -168,11 +168,10 @@ struct Score {
       prepare(from, lead, first);
       device::settle(space.queries, lead);
       const int quads = (min(searchers - from, kSearchers) + 3) / 4;
-      device::score_signs<kWords, kBlocks>(share.ring, block.context.zone, share.begin, share.end,
-                                  space.queries, quads,
-                                  BlockSteps(block.context.zone,
-                                             block.context.scratch.block_steps + from, searchers),
-                                  share.output(from, kSearchers, searchers));
+      device::score_signs<kWords, kBlocks>(
+          share.ring, block.context.zone, share.begin, share.end, space.queries, quads,
+          BlockSteps(block.context.zone, block.context.scratch.block_steps + from, searchers),
+          share.output(from, kSearchers, searchers));
     }
     share.finish(rank, params.token);
   }
@@ -199,7 +198,8 @@ __global__ void __launch_bounds__(device::kThreads, 3)
   device::ptx::cp_async_commit_group();  // before keys come, which are not waited for with these
   space.share.clear();
   __syncthreads();
-  const Score<Element, kWords, kBlocks> score{params, space, {params.call, space.context}, int(rank)};
+  const Score<Element, kWords, kBlocks> score{
+      params, space, {params.call, space.context}, int(rank)};
   if (!score.block.searches()) return device::wait_for_predecessor();
   score.run();
 }

@@ -60,8 +60,8 @@ struct QuerySums {
 template <int kWords, bool kBlocks>
 __device__ __forceinline__ QuerySums quantise(const float (&x)[kWords],
                                               const KnownStatistics<kWords, kBlocks>& statistics,
-                                              double one,
-                                              Queries<kWords>& out, int slot, float& step);
+                                              double one, Queries<kWords>& out, int slot,
+                                              float& step);
 
 /** The scale of a head over the zone, from sums; `one` is one over the number of keys. */
 __device__ __forceinline__ HeadScale scale_of_zone(const QuerySums& sums, int64_t keys,

@@ -25,8 +25,8 @@ __device__ __forceinline__ void Queries<kWords>::clear(int slot) {
 template <int kWords, bool kBlocks>
 __device__ __forceinline__ QuerySums quantise(const float (&x)[kWords],
                                               const KnownStatistics<kWords, kBlocks>& statistics,
-                                              double one,
-                                              Queries<kWords>& out, int slot, float& step) {
+                                              double one, Queries<kWords>& out, int slot,
+                                              float& step) {
   float largest = 0;
 #pragma unroll
   for (int r = 0; r < kWords; ++r) largest = fmaxf(largest, fabsf(x[r]));
@@ -108,11 +108,11 @@ __device__ __forceinline__ HeadScale scale_of_blocks(const BlockSums& blocks, in
   if (keys == 0) return of;
   const float slope = __fmul_rn(__fmul_rn(scale, step), __fdiv_rn(kOctaves, float(rotated_dim)));
   const float square_slope = __fmul_rn(slope, slope);
-  const float mean_square = float(
-      __dmul_rn(__dmul_rn(double(square_units), one), kNormUnit * kNormUnit));
+  const float mean_square =
+      float(__dmul_rn(__dmul_rn(double(square_units), one), kNormUnit * kNormUnit));
   of.slope = __fmul_rn(slope, kSignGain);
-  of.lift = reached_variance(
-      __fmul_rn(__fmul_rn(square_slope, float(square)), kSignVariance), mean_square);
+  of.lift = reached_variance(__fmul_rn(__fmul_rn(square_slope, float(square)), kSignVariance),
+                             mean_square);
 
   const double inverse = __ddiv_rn(1.0, double(blocks.blocks));
   const double mean = __dmul_rn(double(blocks.sum), inverse);

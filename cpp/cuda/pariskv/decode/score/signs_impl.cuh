@@ -76,8 +76,8 @@ struct UnitOffsets {
     if constexpr (kBlocks) {
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
-        steps[part] = __ldcg(reinterpret_cast<const int2*>(
-            blocks.at(position + 64 * part) + 4 * quad + 2 * (lane_id() % 2)));
+        steps[part] = __ldcg(reinterpret_cast<const int2*>(blocks.at(position + 64 * part) +
+                                                           4 * quad + 2 * (lane_id() % 2)));
       }
     }
   }
@@ -88,8 +88,8 @@ struct UnitOffsets {
       const int two[2] = {steps[part].x, steps[part].y};
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        query.offset[i] = __fmaf_rn(float(two[i]), queries.per_step[searcher + i],
-                                    queries.offset[searcher + i]);
+        query.offset[i] =
+            __fmaf_rn(float(two[i]), queries.per_step[searcher + i], queries.offset[searcher + i]);
       }
     }
   }

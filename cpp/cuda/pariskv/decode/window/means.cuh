@@ -1,6 +1,7 @@
 /**
  * Logits of blocks of keys by their means, in whole steps: what a key's score and its estimate
- * begin with. Products of numbers of 8 and 15 bits, so that they are the same bits on every backend.
+ * begin with. Products of numbers of 8 and 15 bits, so that they are the same bits on every
+ * backend.
  */
 #pragma once
 
@@ -97,10 +98,10 @@ struct Means {
   /** Logits of one mean, four lanes to it, for `count` searchers from `from` on. */
   __device__ __forceinline__ void multiply(const Part& part, int from, int count) const {
     const int in_chunk = int(threadIdx.x) / kLanes, lane = int(threadIdx.x) % kLanes;
-    int32_t* out = block.context.scratch.block_steps +
-                   int64_t(part.number - block.context.zone.first_block()) *
-                       steps_pitch(block.searchers()) +
-                   from;
+    int32_t* out =
+        block.context.scratch.block_steps +
+        int64_t(part.number - block.context.zone.first_block()) * steps_pitch(block.searchers()) +
+        from;
 #pragma unroll 1
     for (int slot = 0; slot < count; ++slot) {
       int dot = 0;

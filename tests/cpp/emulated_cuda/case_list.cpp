@@ -1,0 +1,254 @@
+// The cases that are run.
+#include "cases.h"
+
+namespace pariskv::test {
+
+namespace {
+
+/** The settings of the policy that all cases have. */
+ParisKv& own(Config& config) { return std::get<ParisKv>(config.policy); }
+
+Case make(const char* name, const std::function<void(Case&, Config&)>& change) {
+  Case c;
+  c.name = name;
+  c.config.query_heads = 8;
+  c.config.kv_heads = 2;
+  c.config.head_dim = 128;
+  c.config.dtype = DType::kBFloat16;
+  c.config.sink = 4;
+  c.config.local = 64;
+  c.config.update = 128;
+  own(c.config).top_k = 20;
+  own(c.config).block = 0;  // zones of blocks open with 256 tokens
+  c.config.dense_below = 0;
+  c.config.segment_tokens = 256;
+  own(c.config).schedule = {{0, 0.2, 0.25}};
+  c.config.threads = 1;
+  change(c, c.config);
+  return c;
+}
+
+}  // namespace
+
+std::vector<Case> all_cases() {
+  constexpr DType kFloat = DType::kFloat32, kHalf = DType::kFloat16;
+  const auto votes = [](Config& config) { own(config).scorer = Scorer::kVotes; };
+  const auto mean = [](Config& config) { own(config).group_rule = GroupRule::kMeanQuery; };
+  const auto tail = [](Case& c, Config& config, int64_t rows) {
+    own(config).block = 64, own(config).tail = TailRule::kSample, own(config).tail_rows = rows;
+    c.queries = true;
+  };
+  const auto blocks = [](Case& c, Config& config, int64_t size) {
+    own(config).block = size, c.queries = true;
+  };
+  return {
+      make("nothing_to_search", [](Case& c, Config&) { c.tokens = 10; }),
+      make("blocks_of_64", [=](Case& c, Config& k) { blocks(c, k, 64); }),
+      make("blocks_of_256_without_queries",
+           [](Case& c, Config& k) { own(k).block = 256, c.device = 0, c.twin = 1; }),
+      make("blocks_float32_80_softcap_and_bias",
+           [=](Case& c, Config& k) {
+             blocks(c, k, 128), k.dtype = kFloat, k.head_dim = 80;
+             c.softcap = 20, c.sink_bias = true, c.chunks = 5;
+           }),
+      make("blocks_float16_256_mean",
+           [=](Case& c, Config& k) {
+             blocks(c, k, 128), k.dtype = kHalf, k.head_dim = 256, mean(k);
+           }),
+      make("blocks_64_of_a_group_of_twenty",
+           [=](Case& c, Config& k) {
+             blocks(c, k, 64), k.query_heads = 20, k.kv_heads = 1, k.head_dim = 64;
+           }),
+      make("blocks_of_a_group_of_one",
+           [=](Case& c, Config& k) { blocks(c, k, 64), k.query_heads = 2, k.dtype = kHalf; }),
+      make("blocks_512_in_odd_segments",
+           [=](Case& c, Config& k) {
+             blocks(c, k, 64), k.segment_tokens = 192, k.head_dim = 512, c.tokens = 1500;
+           }),
+      make("blocks_in_chunks_of_sums",
+           [=](Case& c, Config& k) {
+             blocks(c, k, 64), c.tokens = 9000, c.steps = 2, c.device = 5, k.sink = 70;
+           }),
+      make("blocks_replayed",
+           [=](Case& c, Config& k) {
+             blocks(c, k, 64), c.replayed = true, c.steps = 20, c.flush_after = 5;
+             c.truncate_after = 14, c.truncate_by = 150, k.update = 8, k.local = 16;
+           }),
+      make("blocks_in_branches",
+           [=](Case& c, Config& k) {
+             blocks(c, k, 64), c.device = 0, c.twin = 4, c.batch = 3, c.tokens = 500, c.steps = 2;
+             c.packed = true, k.query_heads = 12, k.kv_heads = 6, k.head_dim = 64;
+           }),
+      make("blocks_hostile", [=](Case& c, Config& k) { blocks(c, k, 64), c.hostile = true; }),
+      make("blocks_of_equal_keys",
+           [=](Case& c, Config& k) { blocks(c, k, 128), c.equal_keys = true, own(k).top_k = 300; }),
+      make("tail", [=](Case& c, Config& k) { tail(c, k, 32); }),
+      make("tail_in_blocks_of_a_head",
+           [=](Case& c, Config& k) { tail(c, k, 64), c.device = 0, c.twin = 5, c.tokens = 3000; }),
+      make("tail_on_the_device",
+           [=](Case& c, Config& k) {
+             tail(c, k, 16), k.placement = Placement::kDevice, k.dtype = kHalf, c.softcap = 20;
+           }),
+      make("tail_replayed",
+           [=](Case& c, Config& k) {
+             tail(c, k, 32), c.replayed = true, c.steps = 28, c.flush_after = 5, c.tokens = 700;
+             c.truncate_after = 14, c.truncate_by = 150, k.update = 8, k.local = 16;
+           }),
+      make("tail_of_a_group_of_twenty_256",
+           [=](Case& c, Config& k) {
+             tail(c, k, 64), k.query_heads = 20, k.kv_heads = 1, k.head_dim = 256;
+             c.sink_bias = true;
+           }),
+      make("tail_float32_keys_64_values_192",
+           [=](Case& c, Config& k) {
+             tail(c, k, 32), k.dtype = kFloat, k.head_dim = 64, k.value_dim = 192, c.batch = 3;
+           }),
+      make("tail_hostile", [=](Case& c, Config& k) { tail(c, k, 32), c.hostile = true; }),
+      make("tail_that_counts_for_nothing",
+           [=](Case& c, Config& k) {
+             tail(c, k, 32), own(k).top_k = 4096, own(k).schedule = {{0, 1, 1}};
+           }),
+      make("few_keys", [](Case& c, Config&) { c.tokens = 90; }),
+      make("large_device", [](Case& c, Config&) { c.device = 0, c.twin = 1; }),
+      make("steps_apart",
+           [](Case& c, Config&) { c.device = 0, c.twin = 1, c.apart = true, c.tokens = 4500; }),
+      make("very_many_processors", [](Case& c, Config&) { c.device = 3, c.twin = 4; }),
+      make("three_processors", [](Case& c, Config&) { c.device = 5, c.twin = 2; }),
+      make("little_shared_memory", [](Case& c, Config& k) { c.device = 6, k.head_dim = 256; }),
+      make("long", [](Case& c, Config& k) { c.tokens = 9000, own(k).top_k = 2048; }),
+      make("many_candidates",
+           [](Case& c, Config& k) {
+             c.device = 0, c.twin = 1, c.batch = 2, c.tokens = 9600, c.steps = 2;
+             own(k).top_k = 2200;
+           }),
+      make("float32_64", [](Case&, Config& k) { k.dtype = kFloat, k.head_dim = 64; }),
+      make("float32_80_votes",
+           [=](Case&, Config& k) { k.dtype = kFloat, k.head_dim = 80, votes(k); }),
+      make("float32_256_mean_softcap",
+           [=](Case& c, Config& k) {
+             k.dtype = kFloat, k.head_dim = 256, mean(k);
+             c.softcap = 20, c.sink_bias = true;
+           }),
+      make("bfloat16_128_softcap_and_bias",
+           [](Case& c, Config&) { c.softcap = 20, c.sink_bias = true; }),
+      make("bfloat16_80_softcap_and_bias",
+           [](Case& c, Config& k) { k.head_dim = 80, c.softcap = 15, c.sink_bias = true; }),
+      make("float16_256_votes_softcap_and_bias",
+           [=](Case& c, Config& k) {
+             k.dtype = kHalf, k.head_dim = 256, votes(k);
+             c.softcap = 20, c.sink_bias = true;
+           }),
+      // 2^33 elements in a segment: the last head's rows begin beyond 2^32 of them.
+      make("elements_beyond_32_bits",
+           [](Case& c, Config& k) {
+             c.device_segment = int64_t{1} << 20;
+             k.query_heads = k.kv_heads = 16, k.head_dim = 256, c.tokens = 300, c.steps = 2;
+           }),
+      make("most_rows",
+           [](Case& c, Config& k) { c.tokens = 6000, c.steps = 2, own(k).top_k = 4096; }),
+      make("float16_64_votes_mean",
+           [=](Case&, Config& k) { k.dtype = kHalf, k.head_dim = 64, votes(k), mean(k); }),
+      make("float16_96", [](Case&, Config& k) { k.dtype = kHalf, k.head_dim = 96; }),
+      make("float16_128", [](Case&, Config& k) { k.dtype = kHalf; }),
+      make("bfloat16_80", [](Case&, Config& k) { k.head_dim = 80; }),
+      make("bfloat16_256_votes", [=](Case&, Config& k) { k.head_dim = 256, votes(k); }),
+      make("bfloat16_192", [](Case&, Config& k) { k.head_dim = 192; }),
+      make("float32_192_votes",
+           [=](Case&, Config& k) { k.dtype = kFloat, k.head_dim = 192, votes(k); }),
+      make("bfloat16_512",
+           [](Case& c, Config& k) { k.head_dim = 512, c.softcap = 20, c.sink_bias = true; }),
+      make("float16_512_mean",
+           [=](Case&, Config& k) { k.dtype = kHalf, k.head_dim = 512, mean(k); }),
+      make("float32_512_little_shared_memory",
+           [](Case& c, Config& k) { c.device = 6, k.dtype = kFloat, k.head_dim = 512; }),
+      make("bfloat16_512_in_blocks_of_a_head",
+           [](Case& c, Config& k) {
+             c.device = 0, c.twin = 5, c.tokens = 3000, c.steps = 2, k.head_dim = 512;
+           }),
+      make("keys_192_values_128",
+           [](Case& c, Config& k) { k.head_dim = 192, k.value_dim = 128, c.twin = 2; }),
+      make("keys_64_values_512_row_cache_that_evicts",
+           [](Case& c, Config& k) {
+             k.dtype = kHalf, k.head_dim = 64, k.value_dim = 512, k.row_cache = 16, c.steps = 8;
+           }),
+      make("keys_512_values_64_float32",
+           [](Case&, Config& k) { k.dtype = kFloat, k.head_dim = 512, k.value_dim = 64; }),
+      make("keys_80_values_256_in_strides",
+           [](Case& c, Config& k) {
+             k.head_dim = 80, k.value_dim = 256, c.batch = 3, c.gap = 3, c.tokens = 700;
+           }),
+      make("keys_64_values_192_replayed_group_of_twenty",
+           [](Case& c, Config& k) {
+             k.query_heads = 20, k.kv_heads = 1, k.dtype = kFloat, k.head_dim = 64;
+             k.value_dim = 192, c.replayed = true, c.steps = 5;
+           }),
+      make("group_of_one", [](Case&, Config& k) { k.query_heads = 2; }),
+      make("group_of_five_votes", [=](Case&, Config& k) { k.query_heads = 10, votes(k); }),
+      make("group_of_sixteen", [](Case&, Config& k) { k.query_heads = 32; }),
+      make("group_of_twenty_float32",
+           [](Case&, Config& k) { k.query_heads = 20, k.kv_heads = 1, k.dtype = kFloat; }),
+      make("group_of_twenty_64",
+           [](Case&, Config& k) { k.query_heads = 20, k.kv_heads = 1, k.head_dim = 64; }),
+      make("no_row_cache", [](Case& c, Config& k) { k.row_cache = 0, c.steps = 5; }),
+      make("row_cache_that_evicts", [](Case& c, Config& k) { k.row_cache = 16, c.steps = 12; }),
+      make("rows_on_the_device", [](Case&, Config& k) { k.placement = Placement::kDevice; }),
+      make("batch_of_three", [](Case& c, Config&) { c.batch = 3, c.twin = 2; }),
+      make("batch_in_one_call", [](Case& c, Config&) { c.batch = 6, c.packed = true; }),
+      make("batch_with_strides_and_chunks",
+           [=](Case& c, Config& k) {
+             c.batch = 5, c.gap = 8, c.chunks = 3, c.tokens = 700;
+             k.dtype = kHalf, votes(k);
+           }),
+      make("batch_with_gaps_of_eight",
+           [](Case& c, Config&) { c.batch = 3, c.gap = 8, c.tokens = 700; }),
+      make("batch_with_gaps_of_three",
+           [](Case& c, Config&) { c.batch = 3, c.gap = 3, c.tokens = 700; }),
+      make("batch_in_branches",
+           [](Case& c, Config& k) {
+             c.device = 0, c.twin = 4, c.batch = 3, c.tokens = 400, c.steps = 2;
+             k.query_heads = 12, k.kv_heads = 6, k.head_dim = 64;
+           }),
+      make("flush_and_truncate",
+           [](Case& c, Config& k) {
+             c.steps = 24, c.flush_after = 6, c.truncate_after = 10, c.truncate_by = 150;
+             k.update = 8, k.local = 16;
+           }),
+      make("replayed",
+           [](Case& c, Config& k) {
+             c.replayed = true, c.steps = 28, c.flush_after = 5, c.truncate_after = 14;
+             c.truncate_by = 150, k.update = 8, k.local = 16;
+           }),
+      make("replayed_votes_in_branches",
+           [=](Case& c, Config& k) {
+             c.replayed = true, c.steps = 4, c.device = 4, c.batch = 3, c.tokens = 300, votes(k);
+             k.query_heads = 12, k.kv_heads = 6, k.head_dim = 64, k.update = 8, k.local = 16;
+           }),
+      make("replayed_into_more_candidates",
+           [](Case& c, Config& k) {
+             c.replayed = true, c.steps = 24, c.tokens = 500, k.update = 8, k.local = 16;
+             own(k).schedule = {{0, 0.1, 0.2}, {520, 0.5, 0.2}};
+           }),
+      make("equal_keys",
+           [=](Case& c, Config& k) { c.equal_keys = true, own(k).top_k = 300, votes(k); }),
+      make("hostile", [](Case& c, Config&) { c.hostile = true; }),
+      make("hostile_votes", [=](Case& c, Config& k) { c.hostile = true, votes(k); }),
+      make("small_segments", [](Case&, Config& k) { k.segment_tokens = 64, k.sink = 0; }),
+      make("odd_segments", [](Case& c, Config& k) { k.segment_tokens = 192, c.tokens = 2500; }),
+      make("more_rows_than_a_block_lists",
+           [](Case& c, Config& k) {
+             c.device = 1, c.twin = 0, c.tokens = 9000, c.steps = 2, own(k).top_k = 2400;
+           }),
+      // With one head rows set out before all are known.
+      make("early_rows_and_more_than_listed",
+           [](Case& c, Config& k) {
+             c.tokens = 9000, c.steps = 2, k.query_heads = 4, k.kv_heads = 1, own(k).top_k = 2300;
+             own(k).min_candidates_per_row = 1, own(k).schedule = {{0, 0.4, 0.2}};
+           }),
+      make("early_rows_and_row_cache",
+           [](Case& c, Config& k) {
+             k.query_heads = 4, k.kv_heads = 1, k.row_cache = 16, c.steps = 12;
+           }),
+  };
+}
+
+}  // namespace pariskv::test
