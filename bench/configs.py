@@ -6,7 +6,7 @@ from typing import Any
 
 import pariskv_core as pk
 
-_POLICY = ("top_k", "scorer", "group_rule", "schedule", "min_candidates_per_row", "seed", "block")
+_POLICY = {name for name in dir(pk.ParisKV) if not name.startswith("_")} - {"replace"}
 
 
 def make(**fields: Any) -> pk.Config:

@@ -126,6 +126,7 @@ _INSIDE = {
     "block 64, tail 256": "block 64 + tail of 256",
     "block 64, tail 512": "**block 64 + tail of 512**",
     "block 64, tail 1,024": "block 64 + tail of 1,024",
+    "block 64, own tail": "block 64 + the engine's own tail",
     "block 64, 5 %, tail 512": "block 64, 5 % reranked + tail of 512",
     "block 64, 5 %, tail 1,024": "block 64, 5 % reranked + tail of 1,024",
     "block 64, 2 %, tail 512": "block 64, 2 % reranked + tail of 512",

@@ -22,6 +22,8 @@ from quality.methods import Method, step_chunks
 from quality.pretrained.prefix import Prefix, Step
 
 ENGINES = Residency()  # the engine's defaults
+HAS_TAIL = hasattr(pk.ParisKV, "tail")
+_PLAIN = {"tail": "none"} if HAS_TAIL else {}  # unless a method asks for more
 
 Choose = Callable[[Step], Tensor]
 """Rows for every step: (steps, kv_heads, rows) int64, positions, -1 for none."""
@@ -93,7 +95,7 @@ class Engine:
             "head_dim": step.new_keys.shape[2],
         }
         fields = {"layers": 1, "threads": 1, "dense_below": 0, "dtype": "float32"}
-        return pk.Cache(configs.make(**fields, **regions, **shape, **self.policy))
+        return pk.Cache(configs.make(**fields, **regions, **shape, **_PLAIN | self.policy))
 
     def _started(self, step: Step) -> tuple[pk.Cache, int]:
         """The layer's cache, and its sequence that has read the prefix."""

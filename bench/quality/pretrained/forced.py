@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quality.methods import make_method
 from quality.paris import PUBLISHED_SCHEDULE
-from quality.pretrained.attentions import ByHead, Engine, Rows, nothing
+from quality.pretrained.attentions import HAS_TAIL, ByHead, Engine, Rows, nothing
 from quality.pretrained.prefix import Attention, Prefix, Pretrained, full, go_on, kept
 from quality.pretrained.texts import TEXTS
 from quality.pretrained.weights import Unusable
@@ -75,6 +75,9 @@ METHODS: dict[str, Callable[[], Attention]] = {
     "Quest": lambda: peer("quest"),
     "ArkVale": lambda: peer("arkvale"),
 }
+if HAS_TAIL:  # what the lab adds to the engine's rows, by the engine itself
+    _TAIL = {"block": BLOCK, "tail": "sample"}
+    METHODS[f"block {BLOCK}, own tail"] = lambda: Engine(_TAIL).decoded
 
 
 def against(
