@@ -216,7 +216,7 @@ def test_settings_are_the_engines():
     config = cache.engine.config
     assert (config.layers, config.query_heads, config.kv_heads, config.head_dim) == (2, 4, 2, 64)
     assert (config.dtype, config.local, config.threads) == ("float32", 64, 1)
-    assert config.policy == pk.ParisKV(top_k=7)
+    assert config.policy == pk.ParisKV(top_k=7, tail="sample")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
