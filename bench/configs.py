@@ -8,6 +8,10 @@ import pariskv_core as pk
 
 _POLICY = tuple(pk.ParisKV().__getstate__())
 
+# Codes of whole keys, and nothing of what is not selected: what workloads of our own, and the
+# copy of the search in torch, are about.
+WHOLE_KEYS: dict[str, Any] = {"block": 0, "tail": "none"}
+
 
 def make(**fields: Any) -> pk.Config:
     """A Config whose policy has the settings among `fields` that are ParisKV's."""

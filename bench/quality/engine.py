@@ -28,6 +28,7 @@ def make_config(model: Model, residency: Residency, device: str, **changes: Any)
         "update": residency.update,
         "dense_below": 0,
         "device": device,
+        **configs.WHOLE_KEYS,
     }
     if device.startswith("cuda"):
         fields["placement"] = "device"  # the same rows, sooner

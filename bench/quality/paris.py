@@ -83,7 +83,8 @@ class Engine:
             regions = {"sink": 0, "local": 0, "dense_below": 0}
             device = str(self._keys.device) if self._keys.is_cuda else "cpu"
             shape = {"query_heads": group, "head_dim": self._keys.shape[1], "device": device}
-            options = {**fields, **regions, **shape, "top_k": rows, **self._changes}
+            options = {**fields, **regions, **shape, **configs.WHOLE_KEYS, "top_k": rows}
+            options |= self._changes
             self._cache = pk.Cache(configs.make(**options))
             self._sequence = self._cache.add()
             self._store(self._keys)

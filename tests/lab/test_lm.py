@@ -121,6 +121,7 @@ def test_blocks_are_the_engines_regions():
         sink=4,
         local=16,
         update=8,
+        policy=pk.ParisKV(block=0),
     )
     with pk.Cache(config) as cache:
         sequence = cache.add()

@@ -54,6 +54,8 @@ def test_explain_shows_the_selected_rows(scene, name):
         dense_below=0,
         top_k=ROWS,
         schedule=[(0, RATIO, 0.2)],
+        block=0,
+        tail="none",
         scorer="sign_norm" if name == "engine" else "votes",
         group_rule="attention_mass" if name == "engine" else "mean_query",
     )

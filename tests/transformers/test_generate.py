@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pariskv_core as pk
 import pariskv_core.transformers as pkt
 import pytest
 import torch
@@ -42,6 +43,18 @@ def test_tokens_are_those_of_eager_attention(way, settings):
     check_use(cache, inputs)
     assert isinstance(cache.engine, Counting)
     assert (cache.engine.calls["attend"] > 0) == (way.startswith(("chunks", "a_last", "prompt_lo")))
+
+
+def test_the_defaults_search_and_estimate_the_rest():
+    # So short a zone has all of its rows in the tail: nothing is left out, and tokens are eager's.
+    llama, inputs = model("llama"), prompt(tokens=400)
+    expected = generated(llama, inputs)
+    cache = pkt.PariskvCache(
+        llama.config, policy=pk.ParisKV(top_k=20), local=16, update=5, dense_below=0, threads=1
+    )
+    assert torch.equal(generated(llama, inputs, cache), expected)
+    check_use(cache, inputs)
+    assert distinct(expected, 400) >= 20
 
 
 def test_a_draft_of_an_assistant_is_verified(settings):
@@ -144,7 +157,8 @@ def test_a_sparse_row_in_a_batch_is_the_row_alone():
     # Bit for bit in the engine: so far as torch's own products of a batch allow, in the model.
     llama, lengths = model("llama", sharpness=1.0), (60, 37, 48)
     inputs = ragged(lengths)
-    few = {"top_k": 6, "sink": 2, "local": 4, "update": 5, "dense_below": 0, "threads": 1}
+    few = {"policy": pk.ParisKV(top_k=6, block=0, tail="none"), "sink": 2, "local": 4}
+    few |= {"update": 5, "dense_below": 0, "threads": 1}
 
     def logits(inputs, rows):
         llama.set_attn_implementation("pariskv")

@@ -18,7 +18,7 @@ VOCABULARY = 307
 # Everything is attended to; and every step searches, with few rows left to choose from.
 DENSE: dict[str, Any] = {"threads": 1}
 SEARCHING: dict[str, Any] = {
-    "policy": pk.ParisKV(top_k=36, schedule=[(0, 1.0, 1.0)]),
+    "policy": pk.ParisKV(top_k=36, schedule=[(0, 1.0, 1.0)], block=0, tail="none"),
     "sink": 2,
     "local": 4,
     "update": 5,
