@@ -76,7 +76,7 @@ std::vector<Case> all_cases() {
            }),
       make("blocks_in_branches",
            [=](Case& c, Config& k) {
-             blocks(c, k, 64), c.device = 0, c.twin = 4, c.batch = 3, c.tokens = 500, c.steps = 2;
+             blocks(c, k, 64), c.device = 0, c.batch = 3, c.tokens = 400, c.steps = 2;
              c.packed = true, k.query_heads = 12, k.kv_heads = 6, k.head_dim = 64;
            }),
       make("blocks_hostile", [=](Case& c, Config& k) { blocks(c, k, 64), c.hostile = true; }),

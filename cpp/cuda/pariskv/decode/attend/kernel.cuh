@@ -232,13 +232,15 @@ struct Attend {
             device::merge_parts(device::parts_in_scratch(scratch.resident, shape, member, chunk),
                                 parts, tail, weight, d < shape.value_dim);
       }
-      float lse = device::log_of_sum(merged.maximum, merged.sum);
+      const float rows = device::log_of_sum(merged.maximum, merged.sum);
+      float lse = rows;
       if (block.call.logits.sink_bias != nullptr) {
         lse = device::log_add(lse, block.call.logits.sink_bias[query_head]);
       }
-      // The share of all attention that e^maximum stands for; nothing seen leaves zeros.
+      // The share of all attention that e^maximum stands for; nothing seen leaves zeros. Of huge
+      // logits the log-sum-exp has no place for the logarithm of the sum.
       const bool none = lse == -device::infinity() || merged.maximum == -device::infinity();
-      const float share = none ? 0.0f : expf(merged.maximum - lse);
+      const float share = none ? 0.0f : __fdiv_rn(expf(rows - lse), merged.sum);
       if (block.call.out.data != nullptr && d < shape.value_dim) {
         block.at(block.call.out, query_head)[d] =
             device::from_float<Element>(merged.weighted * share);

@@ -61,7 +61,8 @@ struct SelectedRows {
     const int number = rows[i].where >> 8;
     if (number == 0 || head >= group) return share;
     const float logit = __ldcg(tail_logits + (number - 1) * group + head);
-    return __fmaf_rn(-weight, device::exp_of(logit - shift), share);
+    // Two sums in other orders: of huge numbers they may be apart by more than an exponential has.
+    return __fmaf_rn(-weight, device::exp_of(fminf(logit - shift, 1.0f)), share);
   }
   __device__ __forceinline__ const char* operator()(int i) const {
     return reinterpret_cast<const char*>(rows[i].address);

@@ -73,7 +73,7 @@ __device__ __forceinline__ float share_of(float logit, float all) {
  * Worth of a row that is worth next to nothing: it rises with the logit that is nearest to its
  * head's total. Of heads in further passes the last ones count.
  */
-static __device__ __noinline__ float graded(const float* estimate, int64_t stride, int heads,
+inline __device__ __noinline__ float graded(const float* estimate, int64_t stride, int heads,
                                             const float* all) {
   float nearest = -infinity();
   for (int head = 0; head < heads; ++head) {
