@@ -39,7 +39,7 @@ struct BlockSteps {
 
   /** Those of the block that has this position, of all searchers. */
   __device__ __forceinline__ const int32_t* at(int position) const {
-    return steps + int64_t((position >> bits) - first) * pitch;
+    return steps + ((position >> bits) - first) * pitch;
   }
 };
 

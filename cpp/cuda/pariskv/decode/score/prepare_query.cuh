@@ -38,8 +38,9 @@ struct Queries {
   alignas(16) float rotated[kCount][32 * kWords];  // without the 1 / sqrt of the rotation
   uint32_t planes[kCount][kPlanes + 1][kWords];    // of the quantised query; the last is zero
   float gain[kCount];                              // of a product, over 256: a score is at most 1
-  float lift[kCount], offset[kCount];
-  float per_step[kCount];  // of a block's logit in steps
+  float lift[kCount];
+  alignas(8) float offset[kCount];    // both are read by twos
+  alignas(8) float per_step[kCount];  // of a block's logit in steps
   HeadScale scales[kCount];
   float windows[kCount];  // the log-sum-exps of heads over their windows
   int sum[kCount];        // of the quantised query

@@ -71,6 +71,10 @@ struct UnitOffsets {
   static constexpr int kParts = kBlocks ? kUnitKeys<kWords> / 64 : 1;
   int2 steps[kParts];
 
+  /** By its bits, since conversions are slow; there are less than 2^22 steps. */
+  static __device__ __forceinline__ float whole(int steps) {
+    return __fsub_rn(float_of(uint32_t(steps + 0x4b400000)), 12582912.0f);
+  }
   /** @param position  of the unit */
   __device__ __forceinline__ void read(const BlockSteps& blocks, int position, int quad) {
     if constexpr (kBlocks) {
@@ -85,12 +89,10 @@ struct UnitOffsets {
                                       QueryTile<kWords>& query) const {
     if constexpr (kBlocks) {
       const int searcher = 4 * quad + 2 * (lane_id() % 2);
-      const int two[2] = {steps[part].x, steps[part].y};
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        query.offset[i] =
-            __fmaf_rn(float(two[i]), queries.per_step[searcher + i], queries.offset[searcher + i]);
-      }
+      const float2 per_step = *reinterpret_cast<const float2*>(&queries.per_step[searcher]);
+      const float2 offset = *reinterpret_cast<const float2*>(&queries.offset[searcher]);
+      query.offset[0] = __fmaf_rn(whole(steps[part].x), per_step.x, offset.x);
+      query.offset[1] = __fmaf_rn(whole(steps[part].y), per_step.y, offset.y);
     }
   }
 };
