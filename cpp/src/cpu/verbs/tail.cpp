@@ -2,8 +2,10 @@
 #include "tail.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "cpu/pariskv_step.h"
+#include "cpu/rows.h"
 
 namespace pariskv::cpu {
 
@@ -12,6 +14,12 @@ void ParisKvStep::list_tail(const SearchArgs& args) {
   const SummaryLayout layout = shape.summary();
   const int64_t width = args.running.selection.tail_width;
   if (width == 0) return;
+  const auto is_finite = [&](const SequenceView& sequence, int64_t head, int64_t position) {
+    float key[kMaxHeadDim];
+    kernels_.to_float(row_at(shape, sequence, head, position), shape.rows.dtype, shape.rows.key_dim,
+                      key);
+    return std::all_of(key, key + shape.rows.key_dim, [](float x) { return std::isfinite(x); });
+  };
   pool_.parallel_for(int64_t(args.items.size()) * shape.kv_heads, [&](int64_t task) {
     const SearchItem& item = args.items[task / shape.kv_heads];
     const int64_t head = task % shape.kv_heads;
@@ -26,8 +34,10 @@ void ParisKvStep::list_tail(const SearchArgs& args) {
     for (int64_t i = 0; i < item.tail.count; ++i) {
       const int64_t position = item.tail.position(i);
       uint8_t* segment = item.sequence.summaries[position / shape.segment_tokens];
-      const bool usable = *layout.norms(segment, head, position % shape.segment_tokens) != 0;
-      if (usable && selected[i] == 0) out[count++] = int32_t(position);
+      // A key that a search cannot select counts all the same, unless it is not finite.
+      const bool found = *layout.norms(segment, head, position % shape.segment_tokens) != 0;
+      if (selected[i] != 0 || (!found && !is_finite(item.sequence, head, position))) continue;
+      out[count++] = int32_t(position);
     }
     item.tail_count[head] = count;
   });
