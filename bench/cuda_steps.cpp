@@ -130,7 +130,7 @@ class Scene {
         tokens_(tokens) {
     const int64_t segments = (tokens + 1 + shape_.segment_tokens - 1) / shape_.segment_tokens;
     summaries_ = device_memory<uint8_t>(batch * segments * shape_.summary().bytes());
-    const int64_t state_bytes = key_statistics_bytes(shape_, settings_.scorer);
+    const int64_t state_bytes = state_bytes_of(shape_, settings_.scorer);
     state_ = device_memory<char>(batch * state_bytes);
     for (int64_t b = 0; b < batch; ++b) {
       std::vector<void*> near, far;
@@ -162,7 +162,7 @@ class Scene {
     const int64_t room = (candidates_ + 4095) / 4096 * 4096;
     const auto lay_out = [&](char* base) {
       return lay_out_scratch(base, shape_, shape_.group, settings_.top_k,
-                             settings_.scorer == Scorer::kVotes, tokens, room);
+                             settings_.scorer == Scorer::kVotes, 0, tokens, room);
     };
     const int64_t head_bytes = lay_out(nullptr).head_bytes, bytes = shape_.kv_heads * head_bytes;
     char* scratch = device_memory<char>(batch * bytes);
@@ -188,9 +188,14 @@ class Scene {
 
   EncodeCall encode_call(int64_t b) const {
     const SequenceView& view = views_[size_t(b)];
-    return {shape_,           codec_of(settings_, 128),
-            near_[size_t(b)], key_statistics(shape_, settings_.scorer, view.state),
-            view.zone_begin,  view.zone_end};
+    EncodeCall call{};  // of whole keys
+    call.shape = shape_;
+    call.codec = codec_of(settings_, 128);
+    call.sequence = near_[size_t(b)];
+    call.statistics = key_statistics(shape_, settings_.scorer, view.state);
+    call.begin = view.zone_begin;
+    call.end = view.zone_end;
+    return call;
   }
 
   void encode(cudaStream_t stream) const {

@@ -1,5 +1,5 @@
 /**
- * The ParisKV policy: 83 bytes per key, a coarse scan over all of them, a rerank of a few
+ * The ParisKV policy: 85 bytes per key, a coarse scan over all of them, a rerank of a few
  * percent, the best rows by their worth to the group.
  */
 #pragma once
