@@ -134,9 +134,17 @@ struct Walk {
     ptx::cp_async_commit_group();
   }
 
-  /** The number of the block of these keys in their segment. */
-  __device__ __forceinline__ int mean_number() const {
-    return (number - int(blockIdx.y) * p.segment_tokens) / p.block;
+  /** What takes the mean of these keys' block off. */
+  __device__ __forceinline__ Leaving leaving() const {
+    if constexpr (Cut::kLeaves) {
+      const SummaryLayout layout{p.kv_heads, p.segment_tokens, Cut::kRotated, p.block};
+      const int head = int(blockIdx.y), mean = (number - head * p.segment_tokens) / p.block;
+      return {p.gains + head * p.codec.head_dim,
+              reinterpret_cast<const int8_t*>(block + layout.means_at(head, mean)),
+              *reinterpret_cast<const float*>(block + layout.steps_at(head, mean))};
+    } else {
+      return {};
+    }
   }
 
   /**
@@ -144,10 +152,7 @@ struct Walk {
    * shifts, of each chunk.
    */
   __device__ __forceinline__ void lay_out_gains() {
-    const SummaryLayout layout{p.kv_heads, p.segment_tokens, Cut::kRotated, p.block};
-    const int head = int(blockIdx.y), mean = mean_number();
-    const auto* levels = reinterpret_cast<const int8_t*>(block + layout.means_at(head, mean));
-    const float step = *reinterpret_cast<const float*>(block + layout.steps_at(head, mean));
+    const Leaving own_mean = leaving();
     constexpr int kElements = kElementsPer16<Element>;
     for (int i = lane; i < Cut::kRow; i += 32) {
       const int own = i / Cut::kParts, first = Cut::chunk(i % Cut::kParts, own) * kElements;
@@ -157,8 +162,8 @@ struct Walk {
         const int d = first + e;
         const bool there = d < p.codec.head_dim;
         const float sign = p.codec.negative[d / 32] >> (d % 32) & 1 ? -1.0f : 1.0f;
-        gains[e] = there ? sign * p.gains[head * p.codec.head_dim + d] : 0.0f;
-        shifts[e] = there ? -sign * (float(levels[d]) * step) : 0.0f;
+        gains[e] = there ? sign * own_mean.gains[d] : 0.0f;
+        shifts[e] = there ? -sign * (float(own_mean.levels[d]) * own_mean.step) : 0.0f;
       }
       auto* out = reinterpret_cast<float*>(tile.factors);
 #pragma unroll
@@ -254,15 +259,7 @@ struct Walk {
     const SummaryLayout layout{p.kv_heads, p.segment_tokens, Cut::kRotated, 0};
     const int own = number + t * Cut::kKeys + key;
     const Element* elements = reinterpret_cast<const Element*>(rows + int64_t(own) * p.row_bytes);
-    const SummaryLayout means{p.kv_heads, p.segment_tokens, Cut::kRotated, p.block};
-    Leaving leaving{};
-    if constexpr (Cut::kLeaves) {
-      const int head = int(blockIdx.y), mean = mean_number();
-      leaving = {p.gains + head * p.codec.head_dim,
-                 reinterpret_cast<const int8_t*>(block + means.means_at(head, mean)),
-                 *reinterpret_cast<const float*>(block + means.steps_at(head, mean))};
-    }
-    encode_carefully(elements, leaving, p.codec, !anew,
+    encode_carefully(elements, leaving(), p.codec, !anew,
                      {block + layout.signs_at(0, own), block + layout.norms_at(0, own),
                       reinterpret_cast<uint16_t*>(block + layout.scales_at(0, own)),
                       block + layout.records_at(0, own)});

@@ -45,8 +45,8 @@ SequenceView Change::view(const RegionSizes& sizes, const Policy& policy) const 
 }
 
 char* Layer::kept_rows(const Tail& tail) const {
-  const bool same = tail.bits == kept_tail.bits && tail.first == kept_tail.first;
-  return kept && same && tail.count <= kept_tail.count ? kept->as<char>() : nullptr;
+  const bool all = tail.shares_rows(kept_tail) && tail.count <= kept_tail.count;
+  return kept && all ? kept->as<char>() : nullptr;
 }
 
 Sequence Planner::create(int64_t layers) const {
@@ -125,10 +125,9 @@ void Planner::plan_kept(Change& change, const SequenceView& next, Stream stream)
   const int64_t rows = policy_.tail_rows();
   const Tail tail = Tail::of(next.zone_begin, next.zone_end, rows);
   if (tail.count == 0 || layer.kept_rows(tail) != nullptr) return;
-  const Tail& present = layer.kept_tail;
-  const bool goes_on = layer.kept && tail.bits == present.bits && tail.first == present.first;
+  const bool goes_on = layer.kept && tail.shares_rows(layer.kept_tail);
   change.tail = tail;
-  change.kept_from = goes_on ? present.count : 0;
+  change.kept_from = goes_on ? layer.kept_tail.count : 0;
   if (goes_on && layer.kept.use_count() == 1) return;  // rows behind those that count are free
   const int64_t bytes = shape_.kv_heads * Tail::capacity(rows) * shape_.rows.bytes();
   change.kept = std::make_shared<Block>(backend_.arena().allocate(bytes));

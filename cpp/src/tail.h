@@ -33,6 +33,15 @@ struct Tail {
     }
   }
 
+  /** The same beside so many selected rows: none where these are all of the zone. */
+  static constexpr Tail beside(int64_t selected, int64_t begin, int64_t end, int64_t rows) {
+    return of(begin, end, selected < end - begin ? rows : 0);
+  }
+
+  /** Whether one has the rows of the other, up to where it ends. */
+  constexpr bool shares_rows(const Tail& other) const {
+    return bits == other.bits && first == other.first;
+  }
   /** Of these rows, those of a zone that ends here. */
   constexpr int64_t count_to(int64_t end) const {
     const int64_t multiples = (end + (int64_t{1} << bits) - 1) >> bits;

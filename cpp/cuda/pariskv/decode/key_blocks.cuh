@@ -22,7 +22,7 @@ struct KeyBlocks {
 };
 
 /** From a block of keys to the next one in `block_steps`: searchers come in fours. */
-__device__ __forceinline__ int steps_pitch(int searchers) { return (searchers + 3) & ~3; }
+constexpr int steps_pitch(int searchers) { return (searchers + 3) & ~3; }
 
 /** The logits of a head's blocks, in steps: see HeadScratch::block_steps. */
 struct BlockSteps {

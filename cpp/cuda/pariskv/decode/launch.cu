@@ -334,7 +334,7 @@ LaneScratch lay_out_scratch(char* base, const ModelShape& shape, int64_t searche
   const int64_t blocks =
       shape.block == 0 ? 0 : (zone_capacity + 2 * kScoreAlignment) / shape.block + 2;
   const int64_t chunks = blocks == 0 ? 0 : blocks / kChunkBlocks + 2;
-  take(at.block_steps, blocks * ((searchers + 3) / 4 * 4));
+  take(at.block_steps, blocks * steps_pitch(int(searchers)));
   take(at.chunks, chunks * searchers);
   take(at.chunk_flags, chunks);
   take(at.votes, votes ? searchers * shape.subspaces() * 256 : 0);

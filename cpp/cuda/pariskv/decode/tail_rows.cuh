@@ -13,13 +13,12 @@ namespace pariskv::cuda {
 
 /** The tail of a step: none where all of the zone is selected. */
 __device__ __forceinline__ Tail tail_of(const DecodeCall& call, const HeadContext& context) {
-  const int zone = context.zone.end - context.zone.begin;
-  const bool all = min(call.top_k, int64_t(context.searched)) >= zone;
-  return Tail::of(context.zone.begin, context.zone.end, all ? 0 : call.tail_rows);
+  return Tail::beside(min(call.top_k, int64_t(context.searched)), context.zone.begin,
+                      context.zone.end, call.tail_rows);
 }
 /** How many keys each row stands for. */
 __device__ __forceinline__ float weight_of(const device::Zone& zone, const Tail& tail) {
-  return __fdiv_rn(float(zone.end - zone.begin), float(tail.count));
+  return tail.weight(zone.end - zone.begin);
 }
 
 }  // namespace pariskv::cuda

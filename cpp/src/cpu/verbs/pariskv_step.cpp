@@ -49,8 +49,8 @@ SearchItem cut_item(const DecodeArgs& args, const ParisKvRules& rules, const Seq
   item.order = cutter.take<uint64_t>(heads * candidates);
   item.selected_worth = cutter.take<float>(heads * rules.top_k);
   item.selected_candidate = cutter.take<int32_t>(heads * rules.top_k);
-  const bool left_out = std::min(rules.top_k, candidates) < zone;
-  item.tail = Tail::of(sequence.zone_begin, sequence.zone_end, left_out ? rules.tail_rows : 0);
+  item.tail = Tail::beside(std::min(rules.top_k, candidates), sequence.zone_begin,
+                           sequence.zone_end, rules.tail_rows);
   item.tail_selected = cutter.take<uint8_t>(heads * Tail::capacity(rules.tail_rows));
   return item;
 }

@@ -27,7 +27,7 @@ void ParisKvStep::list_tail(const SearchArgs& args) {
     std::fill_n(selected, item.tail.count, uint8_t{0});
     for (int64_t i = 0; i < item.selected_count[head]; ++i) {
       const int64_t position = item.selected[head * args.rules().top_k + i];
-      if (item.tail.has(position)) selected[(position >> item.tail.bits) - item.tail.first] = 1;
+      if (item.tail.has(position)) selected[item.tail.number(position)] = 1;
     }
     int32_t* out = item.tail_position + head * width;
     int64_t count = 0;

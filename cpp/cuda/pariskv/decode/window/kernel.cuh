@@ -44,8 +44,8 @@ __device__ __forceinline__ void look_at_rows(const WindowParams& params,
     if (head + slot < context.shape.group) {
       device::load_query<Element, kWords>(rows_of(head + slot), x);
     }
-    device::quantise_plain<kWords>(x, params.call.logits.scale, queries.elements[slot],
-                                   queries.base[slot]);
+    device::quantise_plain(x, kByteLevels, params.call.logits.scale, queries.elements[slot],
+                           queries.base[slot]);
     __syncthreads();
     const int steps = device::score_row<Element>(queries, mine, params.call.logits.softcap);
     if (head + part < context.shape.group) {

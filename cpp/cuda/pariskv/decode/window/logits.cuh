@@ -40,23 +40,26 @@ struct WindowRow {
   }
 };
 
-/** One query, spread over a warp: element r of a lane is dimension 32 r + lane. */
-template <int kWords>
-__device__ __forceinline__ void quantise_plain(const float (&x)[kWords], float scale, int8_t* out,
-                                               float& base) {
+/**
+ * One query, spread over a warp: element r of a lane is dimension 32 r + lane. To whole numbers of
+ * which the largest is `levels`.
+ */
+template <typename Integer, int kWords>
+__device__ __forceinline__ void quantise_plain(const float (&x)[kWords], float levels, float scale,
+                                               Integer* out, float& base) {
   float largest = 0;
 #pragma unroll
   for (int r = 0; r < kWords; ++r) largest = fmaxf(largest, fabsf(x[r]));
   largest = warp_max(largest);
-  const float steps = largest > 0 ? __fdiv_rn(kByteLevels, largest) : 0.0f;
+  const float steps = largest > 0 ? __fdiv_rn(levels, largest) : 0.0f;
   const float step = finite(steps) ? steps : 0.0f;
 #pragma unroll
   for (int r = 0; r < kWords; ++r) {
     const float whole = rintf(__fmul_rn(x[r], step));
-    out[32 * r + lane_id()] = finite(whole) ? int8_t(int(whole)) : int8_t(0);
+    out[32 * r + lane_id()] = finite(whole) ? Integer(int(whole)) : Integer(0);
   }
   if (lane_id() == 0) {
-    base = __fmul_rn(__fmul_rn(scale, __fdiv_rn(largest, kByteLevels)), kOctaveSteps);
+    base = __fmul_rn(__fmul_rn(scale, __fdiv_rn(largest, levels)), kOctaveSteps);
   }
 }
 

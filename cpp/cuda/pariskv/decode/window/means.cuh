@@ -11,6 +11,7 @@
 #include "pariskv/decode/key_blocks.cuh"
 #include "pariskv/decode/score/chunk_sums.cuh"
 #include "pariskv/decode/steps.cuh"
+#include "pariskv/decode/window/logits.cuh"
 
 namespace pariskv::cuda {
 
@@ -51,20 +52,8 @@ struct Means {
         for (int r = 0; r < kWords; ++r) x[r] = 0;
       }
     }
-    float largest = 0;
-#pragma unroll
-    for (int r = 0; r < kWords; ++r) largest = fmaxf(largest, fabsf(x[r]));
-    largest = device::warp_max(largest);
-    const float steps = largest > 0 ? __fdiv_rn(kFineLevels, largest) : 0.0f;
-    const float step = device::finite(steps) ? steps : 0.0f;
-#pragma unroll
-    for (int r = 0; r < kWords; ++r) {
-      space.elements[slot][32 * r + device::lane_id()] = int16_t(rintf(__fmul_rn(x[r], step)));
-    }
-    if (device::lane_id() == 0) {
-      space.base[slot] = __fmul_rn(
-          __fmul_rn(block.call.logits.scale, __fdiv_rn(largest, kFineLevels)), kOctaveSteps);
-    }
+    device::quantise_plain(x, kFineLevels, block.call.logits.scale, space.elements[slot],
+                           space.base[slot]);
   }
 
   static constexpr int kPieces = kWords / 2;  // of 16 channels, of a lane
