@@ -91,8 +91,8 @@ std::vector<Case> all_cases() {
            }),
       make("tail_replayed",
            [=](Case& c, Config& k) {
-             tail(c, k, 32), c.replayed = true, c.steps = 28, c.flush_after = 5, c.tokens = 700;
-             c.truncate_after = 14, c.truncate_by = 150, k.update = 8, k.local = 16;
+             tail(c, k, 32), c.replayed = true, c.steps = 20, c.flush_after = 5, c.tokens = 700;
+             c.truncate_after = 11, c.truncate_by = 150, k.update = 8, k.local = 16;
            }),
       make("tail_of_a_group_of_twenty_256",
            [=](Case& c, Config& k) {
@@ -142,7 +142,8 @@ std::vector<Case> all_cases() {
       make("elements_beyond_32_bits",
            [](Case& c, Config& k) {
              c.device_segment = int64_t{1} << 20;
-             k.query_heads = k.kv_heads = 16, k.head_dim = 256, c.tokens = 300, c.steps = 2;
+             k.query_heads = k.kv_heads = 16, k.head_dim = 64, k.value_dim = 512;
+             c.tokens = 300, c.steps = 2;
            }),
       make("most_rows",
            [](Case& c, Config& k) { c.tokens = 6000, c.steps = 2, own(k).top_k = 4096; }),
@@ -215,7 +216,7 @@ std::vector<Case> all_cases() {
            }),
       make("replayed",
            [](Case& c, Config& k) {
-             c.replayed = true, c.steps = 28, c.flush_after = 5, c.truncate_after = 14;
+             c.replayed = true, c.steps = 20, c.flush_after = 5, c.truncate_after = 11;
              c.truncate_by = 150, k.update = 8, k.local = 16;
            }),
       make("replayed_votes_in_branches",
@@ -236,7 +237,7 @@ std::vector<Case> all_cases() {
       make("odd_segments", [](Case& c, Config& k) { k.segment_tokens = 192, c.tokens = 2500; }),
       make("more_rows_than_a_block_lists",
            [](Case& c, Config& k) {
-             c.device = 1, c.twin = 0, c.tokens = 9000, c.steps = 2, own(k).top_k = 2400;
+             c.device = 1, c.twin = 0, c.tokens = 6000, c.steps = 2, own(k).top_k = 2400;
            }),
       // With one head rows set out before all are known.
       make("early_rows_and_more_than_listed",

@@ -68,7 +68,7 @@ struct Delivery {
 /** One thread. */
 struct Fiber {
   void* stack_pointer;
-  char* stack;
+  char* stack_top;
   unsigned thread, lane;
   uint3 index;
   Block* block;

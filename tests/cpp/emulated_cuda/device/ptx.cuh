@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cuda_fp16.h>
+#include <immintrin.h>
 
 #include <cmath>
 #include <cstring>
@@ -184,19 +185,20 @@ void mma(Sum (&sums)[4], const uint32_t (&mine)[3 * kParts], Dot dot) {
   for (int i = 0; i < 4; ++i) sums[i] = Sum(exact[i]);
 }
 
-inline void add_bits(int& sum, uint32_t a, uint32_t b) { sum += __builtin_popcount(a & b); }
-inline void add_bytes(int& sum, uint32_t a, uint32_t b) {
+// Objects rather than functions: so mma() has them inline.
+inline constexpr auto add_bits = [](int& sum, uint32_t a, uint32_t b) {
+  sum += __builtin_popcount(a & b);
+};
+inline constexpr auto add_bytes = [](int& sum, uint32_t a, uint32_t b) {
   for (int i = 0; i < 32; i += 8) sum += int((a >> i & 255) * (b >> i & 255));
-}
+};
 // Products are exact and sums have more bits than on a GPU, which does not say how many it has.
-inline void add_halves(double& sum, uint32_t a, uint32_t b) {
-  const auto number = [](uint32_t bits) {
-    return double(__half2float(__half(__half_raw{uint16_t(bits)})));
-  };
+inline constexpr auto add_halves = [](double& sum, uint32_t a, uint32_t b) {
+  const auto number = [](uint32_t bits) { return double(_cvtsh_ss(uint16_t(bits))); };
   sum += number(a) * number(b);
   sum += number(a >> 16) * number(b >> 16);
-}
-inline void add_bfloat16s(double& sum, uint32_t a, uint32_t b) {
+};
+inline constexpr auto add_bfloat16s = [](double& sum, uint32_t a, uint32_t b) {
   const auto number = [](uint32_t bits) {
     float x;
     std::memcpy(&x, &bits, 4);
@@ -204,7 +206,7 @@ inline void add_bfloat16s(double& sum, uint32_t a, uint32_t b) {
   };
   sum += number(a << 16) * number(b << 16);
   sum += number(a & 0xffff0000) * number(b & 0xffff0000);
-}
+};
 
 inline void mma_m16n8k16_f16(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   mma<double, 2>(sums, {a[0], a[1], a[2], a[3], b0, b1}, add_halves);
