@@ -1,7 +1,8 @@
-// Exact causal attention of a sequence's last tokens over all of it.
+// Exact causal attention of a sequence's last tokens.
 //
-// One pass: a block keeps its queries and walks over all rows that they see. So the rows are read
-// once for every 128 queries of a kv head (32 in 32 bits), wherever they lie.
+// A block keeps its queries and walks over its share of the rows that they see. So rows are read
+// once for every 128 queries of a kv head (32 in 32 bits), wherever they lie. exact_attention.h
+// says who cuts an attention into launches.
 #include <algorithm>
 
 #include "device/exact_float.cuh"
@@ -21,15 +22,17 @@ struct Launch {
   int threads;
   int queries;  // of a block
   int bytes;    // of shared memory
+  int dims;     // of a state
 };
 
 template <typename Element, int kDim, bool kPadded>
 Launch launch_of() {
   if constexpr (sizeof(Element) == 4) {
     return {attend_exact_float<kDim, kPadded>, kFloatThreads,
-            kFloatThreads / 32 * kFloatQueries<kDim>, int(sizeof(FloatTiles<kDim>))};
+            kFloatThreads / 32 * kFloatQueries<kDim>, int(sizeof(FloatTiles<kDim>)), kDim};
   } else {
-    return {attend_exact_mma<Element, kDim, kPadded>, kMmaThreads, kMmaQueries, kMmaBytes<kDim>};
+    return {attend_exact_mma<Element, kDim, kPadded>, kMmaThreads, kMmaQueries<kDim>,
+            kMmaBytes<kDim>, kDim};
   }
 }
 
@@ -49,38 +52,102 @@ Launch launch_of(const RowFormat& rows) {
                   [](auto dim) { return launch_of<Element, int(decltype(dim)::kValue), true>(); });
 }
 
+Launch launch_of(const ModelShape& shape) {
+  return dispatch_element(shape.rows.dtype,
+                          [&](auto element) { return launch_of<decltype(element)>(shape.rows); });
+}
+
+ExactParameters parameters_of(const AttendExactCall& call) {
+  const ModelShape& shape = call.shape;
+  return {&call.sequence->rows,
+          call.staged,
+          call.staged_segment,
+          call.total,
+          call.tokens,
+          call.begin,
+          call.end,
+          int32_t(shape.segment_tokens),
+          int32_t(shape.group),
+          int32_t(shape.rows.key_dim),
+          int32_t(shape.rows.value_dim),
+          call.q.data,
+          call.q.stride_i,
+          call.q.stride_j,
+          call.out.data,
+          call.out.stride_i,
+          call.out.stride_j,
+          call.lse,
+          call.lse_stride,
+          call.logits.scale,
+          call.logits.softcap,
+          call.logits.sink_bias,
+          call.states,
+          int32_t(call.shares),
+          call.resumes};
+}
+
+constexpr int kFinishThreads = 128;
+
+/** States of all shares to outputs: a warp for each query of a kv head. */
+template <typename Element>
+__global__ void __launch_bounds__(kFinishThreads) finish_exact(ExactParameters p, int dims) {
+  const int64_t index = int64_t(blockIdx.x) * (kFinishThreads / 32) + threadIdx.x / 32;
+  const int head = int(blockIdx.y), lane = int(threadIdx.x) % 32;
+  if (index >= p.tokens * p.group) return;
+  const ExactQuery query(p, head, index);
+  const auto state_of = [&](int share) {
+    return exact_state(p, share, gridDim.y, head, index, dims);
+  };
+  float maximum = -infinity();
+  for (int i = 0; i < p.shares; ++i) maximum = fmaxf(maximum, state_of(i)[0]);
+  const auto weight_of = [&](int share) {
+    const float own = state_of(share)[0];
+    return own == maximum ? 1.0f : expf((own - maximum) / kLog2E<Element>);
+  };
+  float sum = 0;
+  for (int i = 0; i < p.shares; ++i) {
+    const float* sums = state_of(i) + 1;
+    sum = fmaf(weight_of(i), sums[0] + sums[1] + (sums[2] + sums[3]), sum);
+  }
+  const float scale = finish(p, query, maximum / kLog2E<Element>, sum, lane == 0);
+  if (p.out == nullptr) return;
+  Element* out = query.template output<Element>(p);
+  for (int d = lane; d < p.value_dim; d += 32) {
+    float weighted = 0;
+    for (int i = 0; i < p.shares; ++i) {
+      weighted = fmaf(weight_of(i), state_of(i)[kStateWeighted + d], weighted);
+    }
+    out[d] = from_float<Element>(weighted * scale);
+  }
+}
+
 }  // namespace
+
+int64_t exact_state_floats(const ModelShape& shape) {
+  return launch_of(shape).dims + kStateWeighted;
+}
+int64_t exact_block_queries(const ModelShape& shape) { return launch_of(shape).queries; }
 
 void launch_attend_exact(const AttendExactCall& call, cudaStream_t stream) {
   if (call.tokens <= 0) return;
-  const ModelShape& shape = call.shape;
-  const ExactParameters p{&call.sequence->rows,
-                          call.total,
-                          call.tokens,
-                          int32_t(shape.segment_tokens),
-                          int32_t(shape.group),
-                          int32_t(shape.rows.key_dim),
-                          int32_t(shape.rows.value_dim),
-                          call.q.data,
-                          call.q.stride_i,
-                          call.q.stride_j,
-                          call.out.data,
-                          call.out.stride_i,
-                          call.out.stride_j,
-                          call.lse,
-                          call.lse_stride,
-                          call.logits.scale,
-                          call.logits.softcap,
-                          call.logits.sink_bias};
-  const Launch launch = dispatch_element(
-      shape.rows.dtype, [&](auto element) { return launch_of<decltype(element)>(shape.rows); });
+  const Launch launch = launch_of(call.shape);
   check(cudaFuncSetAttribute(launch.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              launch.bytes),
         "attend");
-  const int64_t queries = call.tokens * shape.group;
+  const int64_t queries = call.tokens * call.shape.group;
   const dim3 grid(unsigned((queries + launch.queries - 1) / launch.queries),
-                  unsigned(shape.kv_heads));
-  launch.kernel<<<grid, launch.threads, launch.bytes, stream>>>(p);
+                  unsigned(call.shape.kv_heads), unsigned(call.shares));
+  launch.kernel<<<grid, launch.threads, launch.bytes, stream>>>(parameters_of(call));
+  check_launch("attend");
+}
+
+void launch_finish_exact(const AttendExactCall& call, cudaStream_t stream) {
+  constexpr int64_t kWarps = kFinishThreads / 32;
+  const int64_t queries = call.tokens * call.shape.group;
+  const dim3 grid(unsigned((queries + kWarps - 1) / kWarps), unsigned(call.shape.kv_heads));
+  const auto kernel = dispatch_element(
+      call.shape.rows.dtype, [](auto element) { return &finish_exact<decltype(element)>; });
+  kernel<<<grid, kFinishThreads, 0, stream>>>(parameters_of(call), launch_of(call.shape).dims);
   check_launch("attend");
 }
 

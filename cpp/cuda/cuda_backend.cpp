@@ -63,7 +63,8 @@ CudaBackend::CudaBackend(const Config& config, const Resources& resources)
                  })),
       host_arena_(resources.pinned ? resources.pinned : pinned_resource(device_),
                   config.host_budget, pinned_traits(resources, [this] { trim_waiting(); })),
-      order_({&arena_, &host_arena_}) {
+      order_({&arena_, &host_arena_}),
+      exact_(arena_) {
   try {
     lanes_ = arena_.allocate((kMostBatch + 1) * int64_t(sizeof(Lane)));
     counters_ = arena_.allocate(int64_t(sizeof(DecodeCounts)));
@@ -82,6 +83,7 @@ CudaBackend::~CudaBackend() {
   const DeviceGuard guard(device_);
   host_lanes_.clear();
   explaining_ = HostLane();
+  exact_.clear();
   lanes_ = Block();
   counters_ = Block();
   try {
@@ -109,7 +111,7 @@ void CudaBackend::trim() {
 }
 
 int64_t CudaBackend::scratch_bytes() const {
-  int64_t bytes = explaining_.scratch.bytes();
+  int64_t bytes = explaining_.scratch.bytes() + exact_.scratch_bytes();
   for (const HostLane& lane : host_lanes_) bytes += lane.scratch.bytes();
   return bytes;
 }
@@ -120,6 +122,7 @@ void CudaBackend::clear_scratch(Stream stream) {
     if (lane.scratch.bytes() > 0) zero(lane.scratch.data(), lane.scratch.bytes(), stream);
   }
   explaining_.scratch = Block();
+  exact_.clear();
 }
 
 void CudaBackend::fetch(void* target, const void* source, int64_t bytes) {

@@ -8,6 +8,7 @@
 
 #include "backend/backend.h"
 #include "branches.h"
+#include "exact_attention.h"
 #include "kernels.h"
 #include "offload.h"
 #include "order.h"
@@ -96,6 +97,7 @@ class CudaBackend : public Backend, public WordUpdates, public Offloads {
   Order order_;
   Offload offload_;
   Branches branches_;
+  ExactAttention exact_;
   Block lanes_;     // (kMostBatch) Lane, and one more to explain with
   Block counters_;  // DecodeCounts
   std::vector<HostLane> host_lanes_;

@@ -240,10 +240,16 @@ void CudaBackend::attend_exact(const AttendExactArgs& args, Stream stream) {
   const DeviceGuard guard(device_);
   for (int64_t i = 0, packed = 0; i < args.batch; packed += args.lengths[i++]) {
     if (args.lengths[i] == 0) continue;
-    launch_attend_exact({args.shape, args.sequences[i].device, args.sequences[i].total,
-                         args.lengths[i], rows_of(args.q, packed), rows_of(args.out, packed),
-                         lse_of(args.lse, packed), args.lse.strides[0], args.logits},
-                        handle_of(stream));
+    AttendExactCall call{};
+    call.shape = args.shape;
+    call.sequence = args.sequences[i].device;
+    call.total = call.end = args.sequences[i].total;
+    call.tokens = args.lengths[i];
+    call.q = rows_of(args.q, packed), call.out = rows_of(args.out, packed);
+    call.lse = lse_of(args.lse, packed), call.lse_stride = args.lse.strides[0];
+    call.logits = args.logits;
+    call.shares = 1;
+    exact_.attend(call, args.sequences[i], args.hosted[i], handle_of(stream));
   }
 }
 

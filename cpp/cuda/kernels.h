@@ -85,7 +85,7 @@ struct ObserveCall {
 };
 void launch_observe(const ObserveCall& call, cudaStream_t stream);
 
-/** Exact causal attention of the last `tokens` tokens of one sequence over all of it. */
+/** Exact causal attention of the last `tokens` tokens of one sequence over rows [begin, end). */
 struct AttendExactCall {
   ModelShape shape;
   const SequenceView* sequence;  // in device memory; its `total` counts
@@ -96,8 +96,21 @@ struct AttendExactCall {
   float* lse;  // (tokens, query_heads); null: not wanted
   int64_t lse_stride;
   Logits logits;
+  int64_t begin, end;  // of rows: of whole segments, but for the last of all
+  const char* staged;  // null, or where segments from `staged_segment` on lie in a row
+  int64_t staged_segment;
+  // With states, several launches make one result: each but the first resumes, and
+  // launch_finish_exact writes it. Each has `shares` blocks for the same queries.
+  float* states;  // (shares, kv_heads, tokens * group, exact_state_floats); null: one launch
+  int64_t shares;
+  bool resumes;
 };
 void launch_attend_exact(const AttendExactCall& call, cudaStream_t stream);
+void launch_finish_exact(const AttendExactCall& call, cudaStream_t stream);
+/** Floats of a query's state. */
+int64_t exact_state_floats(const ModelShape& shape);
+/** Queries of a kv head that a thread block has. */
+int64_t exact_block_queries(const ModelShape& shape);
 
 /** Exact logits of chosen rows, for explanations. */
 struct ExactLogitsCall {

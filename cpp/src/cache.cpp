@@ -281,10 +281,12 @@ void Cache::Impl::attend(int64_t layer, const std::vector<SequenceId>& sequences
   args.lse = Verb::lse_of(options);
   check_apart(verb, tensors, args.lse);
   const auto attend_over = [&](const std::vector<SequenceView>& views,
-                               const std::vector<int64_t>& counts) {
+                               const std::vector<int64_t>& counts,
+                               const std::vector<std::vector<int64_t>>& hosted) {
     args.batch = int64_t(views.size());
     args.sequences = views.data();
     args.lengths = counts.data();
+    args.hosted = hosted.data();
     backend_->attend_exact(args, stream);
   };
 
@@ -296,13 +298,19 @@ void Cache::Impl::attend(int64_t layer, const std::vector<SequenceId>& sequences
       next.push_back(arrivals.layers[i]->regions.grown(arrivals.counts[i], sizes_));
     }
     const Visit visit(*this, stream);
-    const auto attend = [&](const Step& step) { attend_over(step.views, arrivals.counts); };
+    const auto attend = [&](const Step& step) {
+      std::vector<std::vector<int64_t>> hosted;
+      for (const Change& change : step.changes) hosted.push_back(change.hosted());
+      attend_over(step.views, arrivals.counts, hosted);
+    };
     store(arrivals, next, tensors.k, tensors.v, &tensors.q, attend, stream);
     return;
   }
   std::vector<SequenceView> views;
+  std::vector<std::vector<int64_t>> hosted;
   for (size_t i = 0; i < found.size(); ++i) {
     views.push_back(view(*found[i]));
+    hosted.push_back(found[i]->store.hosted());
     if (lengths[i] > views[i].total) {
       fail("[attend] lengths: expected at most the ", views[i].total, " tokens of sequence ",
            sequences[i], " in layer ", layer, ", got ", lengths[i]);
@@ -310,7 +318,7 @@ void Cache::Impl::attend(int64_t layer, const std::vector<SequenceId>& sequences
   }
   const Visit visit(*this, stream);
   for (Layer* target : found) publish(*target, stream);
-  attend_over(views, lengths);
+  attend_over(views, lengths, hosted);
 }
 
 void Cache::flush(const std::vector<SequenceId>& sequences, Stream stream) {

@@ -79,9 +79,10 @@ struct Logits {
 struct AttendExactArgs {
   ModelShape shape;
   int64_t batch;
-  const SequenceView* sequences;  // (batch)
-  const int64_t* lengths;         // (batch)
-  TensorView q;                   // (sum of lengths, query_heads, key_dim)
+  const SequenceView* sequences;       // (batch)
+  const int64_t* lengths;              // (batch)
+  const std::vector<int64_t>* hosted;  // (batch) segments with rows in host memory, ascending
+  TensorView q;                        // (sum of lengths, query_heads, key_dim)
   Logits logits;
   TensorView out;  // (sum of lengths, query_heads, value_dim)
   TensorView lse;  // (sum of lengths, query_heads) float32; data null: not wanted

@@ -65,6 +65,8 @@ struct Change {
   int64_t spilled() const { return spill_end - spill_begin; }
   bool keeps() const { return kept_from < tail.count; }
   int64_t segments() const { return growth ? growth->segments() : layer->store.segments(); }
+  /** Segments whose rows will be in host memory, ascending. */
+  std::vector<int64_t> hosted() const { return layer->store.hosted(growth ? &*growth : nullptr); }
 
   /** The layer after this change. */
   SequenceView view(const RegionSizes& sizes, const Policy& policy) const;

@@ -88,6 +88,17 @@ LayerStore::Growth LayerStore::planned(int64_t segment_tokens, BlockBytes bytes,
   return next;
 }
 
+std::vector<int64_t> LayerStore::hosted(const Growth* growth) const {
+  const int64_t count = growth == nullptr ? segments() : growth->segments();
+  std::vector<int64_t> found;
+  for (int64_t s = 0; s < count; ++s) {
+    const std::shared_ptr<RowBlock>& rows =
+        growth == nullptr ? row_block(s) : row_block(s, *growth);
+    if (rows->offloaded()) found.push_back(s);
+  }
+  return found;
+}
+
 void LayerStore::grow(Growth growth) noexcept {
   rows_.resize(size_t(growth.segments()));  // there is room
   summaries_.resize(size_t(growth.segments()));

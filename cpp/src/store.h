@@ -109,6 +109,9 @@ class LayerStore {
   /** The same, once it will have grown. */
   const std::shared_ptr<RowBlock>& row_block(int64_t segment, const Growth& growth) const;
 
+  /** Segments whose rows are in host memory, ascending; with a growth, once it will have grown. */
+  std::vector<int64_t> hosted(const Growth* growth = nullptr) const;
+
   /** Notes that a segment's rows have come to lie elsewhere. */
   void row_moved(int64_t segment) noexcept { row_table_[segment] = rows_[segment]->data(); }
 

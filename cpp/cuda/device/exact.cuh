@@ -1,4 +1,8 @@
-/** What both ways of exact attention share: where queries and rows lie, and how a query ends. */
+/**
+ * What both ways of exact attention share: where queries and rows lie, and how a query ends. A
+ * launch attends to a range of rows, its blocks to shares of it. Where several launches or shares
+ * make one result, a query's running softmax is kept in `states` in between.
+ */
 #pragma once
 
 #include "device/numbers.cuh"
@@ -6,10 +10,13 @@
 
 namespace pariskv::cuda::device {
 
-/** The last `tokens` tokens of a sequence of `total`, over all of it. */
+/** The last `tokens` tokens of a sequence of `total`, over rows [begin, end) of it. */
 struct ExactParameters {
   void* const* const* rows;  // the member of the sequence that points to its table
+  const char* staged;        // null, or where segments from `staged_segment` on lie in a row
+  int64_t staged_segment;
   int64_t total, tokens;
+  int64_t begin, end;
   int32_t segment_tokens;
   int32_t group;
   int32_t key_dim, value_dim;
@@ -21,6 +28,9 @@ struct ExactParameters {
   int64_t lse_stride;
   float scale, softcap;
   const float* sink_bias;  // null: none
+  float* states;  // (shares, kv heads, tokens * group), see exact_state; null: one launch does all
+  int32_t shares;
+  bool resumes;  // states are there from rows before
 };
 
 /** One query of a kv head; the queries of a head are numbered token by token. */
@@ -44,6 +54,39 @@ struct ExactQuery {
 };
 
 /**
+ * The rows of a thread block: its share of the launch's, as far as its last query sees. Shares take
+ * turns at so many rows, wherever a launch begins: so it makes no difference to a result which rows
+ * came in one launch.
+ */
+struct ExactRows {
+  static constexpr int kTurn = 256;
+  int first, end;
+
+  __device__ __forceinline__ ExactRows(const ExactParameters& p, int64_t last_query) {
+    const int turn = int(p.begin) / kTurn, share = int(blockIdx.z);
+    const int ahead = (share + p.shares - turn % p.shares) % p.shares;
+    first = ahead == 0 ? int(p.begin) : (turn + ahead) * kTurn;
+    end = int(min(p.end, p.total - p.tokens + last_query / p.group + 1));
+  }
+  __device__ __forceinline__ bool empty() const { return first >= end; }
+  /** The tile after the one at `row`; it may lie beyond the end. */
+  __device__ __forceinline__ int next(const ExactParameters& p, int row, int tile) const {
+    return (row + tile) % kTurn == 0 ? row + tile + (p.shares - 1) * kTurn : row + tile;
+  }
+};
+
+/**
+ * A query's state: the maximum, sums of four lanes, one float to align, then kDim weighted sums.
+ * As many bits as in registers, so that it makes no difference that it was here.
+ */
+constexpr int kStateWeighted = 6;
+__device__ __forceinline__ float* exact_state(const ExactParameters& p, int64_t share,
+                                              int64_t heads, int64_t head, int64_t query,
+                                              int dims) {
+  return p.states + ((share * heads + head) * p.tokens * p.group + query) * (dims + kStateWeighted);
+}
+
+/**
  * Starts to copy rows [first, first + kRows) of a kv head, K and V side by side, to rows `kPitch`
  * bytes apart; zeros from `end` on. A tile never crosses a segment's border. With kPadded, K and V
  * have fewer dimensions than kDim each, and zeros follow.
@@ -54,8 +97,11 @@ __device__ __forceinline__ void stage_rows(const ExactParameters& p, int head, i
   constexpr int kSize = int(sizeof(Element)), kChunks = 2 * kDim * kSize / 16;
   const int row_bytes = (kPadded ? p.key_dim + p.value_dim : 2 * kDim) * kSize;
   const int segment = first / p.segment_tokens, slot = first - segment * p.segment_tokens;
-  const char* rows = static_cast<const char*>((*p.rows)[segment]) +
-                     (int64_t(head) * p.segment_tokens + slot) * row_bytes;
+  const char* of_segment =
+      p.staged == nullptr
+          ? static_cast<const char*>((*p.rows)[segment])
+          : p.staged + (segment - p.staged_segment) * gridDim.y * p.segment_tokens * row_bytes;
+  const char* rows = of_segment + (int64_t(head) * p.segment_tokens + slot) * row_bytes;
 #pragma unroll
   for (int step = 0; step < (kRows * kChunks + kThreads - 1) / kThreads; ++step) {
     const int i = step * kThreads + int(threadIdx.x), row = i / kChunks, chunk = i % kChunks;

@@ -64,16 +64,26 @@ __global__ void __launch_bounds__(kFloatThreads) attend_exact_float(ExactParamet
       queries[i][d] = there ? query.template input<float>(p)[d] : 0.0f;
     }
   }
+  const int64_t last = min(block + kWarps * kQueries, p.tokens * p.group) - 1;
+  const ExactRows rows(p, last);
+  if (rows.empty() && p.resumes) return;
   float maximum[kQueries], sum[kQueries] = {}, weighted[kQueries][kWords] = {};
 #pragma unroll
-  for (int i = 0; i < kQueries; ++i) maximum[i] = -infinity();
+  for (int i = 0; i < kQueries; ++i) {
+    maximum[i] = -infinity();
+    if (!p.resumes || limits[i] == 0) continue;
+    const float* state = exact_state(p, blockIdx.z, gridDim.y, head, own + i, kDim);
+    maximum[i] = state[0], sum[i] = state[1];
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      if (lane + 32 * w < kDim) weighted[i][w] = state[kStateWeighted + lane + 32 * w];
+    }
+  }
 
-  const int64_t last = min(block + kWarps * kQueries, p.tokens * p.group) - 1;
-  const int rows = int(p.total - p.tokens + last / p.group + 1);
-  for (int first = 0; first < rows; first += kRows) {
+  for (int first = rows.first; first < rows.end; first = rows.next(p, first, kRows)) {
     __syncthreads();
     stage_rows<float, kDim, kPadded, kRows, FloatTiles<kDim>::kPitch * 4, kFloatThreads>(
-        p, head, first, rows, shared_address(&tiles.rows));
+        p, head, first, rows.end, shared_address(&tiles.rows));
     ptx::cp_async_wait_group<0>();
     __syncthreads();
 
@@ -105,7 +115,7 @@ __global__ void __launch_bounds__(kFloatThreads) attend_exact_float(ExactParamet
       for (int w = 0; w < kWords; ++w) weighted[i][w] *= keep;
     }
     __syncwarp();
-    for (int r = 0; r < min(kRows, rows - first); ++r) {
+    for (int r = 0; r < min(kRows, rows.end - first); ++r) {
       float value[kWords];
 #pragma unroll
       for (int w = 0; w < kWords; ++w) {
@@ -125,6 +135,15 @@ __global__ void __launch_bounds__(kFloatThreads) attend_exact_float(ExactParamet
 #pragma unroll
   for (int i = 0; i < kQueries; ++i) {
     if (limits[i] == 0) continue;
+    if (p.states != nullptr) {
+      float* state = exact_state(p, blockIdx.z, gridDim.y, head, own + i, kDim);
+      if (lane < kStateWeighted) state[lane] = lane == 0 ? maximum[i] : lane == 1 ? sum[i] : 0.0f;
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        if (lane + 32 * w < kDim) state[kStateWeighted + lane + 32 * w] = weighted[i][w];
+      }
+      continue;
+    }
     const ExactQuery query(p, head, own + i);
     const float share = finish(p, query, maximum[i], sum[i], lane == 0);
     if (p.out == nullptr) continue;

@@ -40,6 +40,13 @@ __device__ __forceinline__ uint16_t element_bits(Element x) {
   return reinterpret_cast<const uint16_t&>(x);
 }
 
+/** Two numbers as elements. */
+template <typename Element>
+__device__ __forceinline__ uint32_t pack(float x, float y) {
+  return element_bits(from_float<Element>(x)) | uint32_t(element_bits(from_float<Element>(y)))
+                                                    << 16;
+}
+
 /**
  * Two numbers as elements, and, into `rest`, what rounding took from them: never quite nothing,
  * which would make NaN of an infinite factor.

@@ -245,9 +245,26 @@ LaneScratch lay_out_scratch(char* base, const ModelShape&, int64_t, int64_t, boo
 
 void launch_attend_exact(const AttendExactCall& call, cudaStream_t stream) {
   launch(stream, [call] {
-    if (call.sequence->total != call.total) complain("host and device differ in a length");
+    const SequenceView& view = *call.sequence;
+    if (view.total < call.total) complain("host and device differ in a length");
+    if (call.end > call.total || call.begin >= call.end) complain("attends to no rows");
+    if (call.staged == nullptr) return;
+    const int64_t bytes = call.shape.segment_row_bytes(), tokens = call.shape.segment_tokens;
+    for (int64_t s = call.begin / tokens; s * tokens < call.end; ++s) {
+      const char* brought = call.staged + (s - call.staged_segment) * bytes;
+      if (std::memcmp(brought, view.rows[s], size_t(bytes)) != 0) {
+        complain("rows are attended to that have not arrived");
+      }
+    }
   });
 }
+void launch_finish_exact(const AttendExactCall& call, cudaStream_t stream) {
+  launch(stream, [call] {
+    if (call.states == nullptr) complain("there is nothing to finish");
+  });
+}
+int64_t exact_state_floats(const ModelShape& shape) { return shape.rows.value_dim + 2; }
+int64_t exact_block_queries(const ModelShape&) { return 128; }
 
 void launch_exact_logits(const ExactLogitsCall&, cudaStream_t stream) {
   launch(stream, [] {});
