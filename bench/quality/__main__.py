@@ -16,10 +16,11 @@ from typing import Any
 
 import harness
 import torch
+from pariskv_core.cli import weights
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from quality import ablations, experiments, kept, lists, report, sizes, sources, tables
-from quality.pretrained import capture, forced, needles, prefix, shares, texts, weights
+from quality.pretrained import capture, forced, needles, prefix, shares, texts
 from quality.sizes import Size
 
 EXPERIMENTS: dict[str, Callable[..., dict[str, Any]]] = {

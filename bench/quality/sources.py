@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pariskv_core.cli.weights import MODELS
+
 from quality import kept
-from quality.pretrained.weights import MODELS
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 

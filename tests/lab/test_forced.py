@@ -11,13 +11,13 @@ import harness
 import numpy as np
 import pytest
 import torch
+from pariskv_core.cli.weights import MODELS
 from quality import __main__ as program
 from quality import sources
 from quality.methods import make_method
 from quality.pretrained import attentions, forced, needles, prefix
 from quality.pretrained.attentions import ByHead, Engine, Rows, nothing, sampled
 from quality.pretrained.prefix import Prefix, Step
-from quality.pretrained.weights import MODELS
 
 TOKENS, STEPS = 1024, 6
 

@@ -15,14 +15,15 @@ import harness
 import numpy as np
 import pytest
 import torch
+from pariskv_core.cli import weights
+from pariskv_core.cli.weights import MODELS, Part, Unusable, Weights
 from quality import __main__ as program
 from quality import sources
 from quality.inside import Residency
 from quality.measures import Quality
 from quality.methods import logits_of
-from quality.pretrained import capture, shares, texts, weights
+from quality.pretrained import capture, shares, texts
 from quality.pretrained.capture import Capture, Layer, Manifest
-from quality.pretrained.weights import MODELS, Part, Unusable, Weights
 
 TOKENS = 1600
 

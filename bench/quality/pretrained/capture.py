@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from pariskv_core.cli.weights import Unusable, Weights, cache_folder, fetch
 from torch import Tensor
 
 from quality.pretrained.texts import TEXTS
-from quality.pretrained.weights import Unusable, Weights, cache_folder, fetch
 
 ATTENTION = "pariskv_capture"  # its name among transformers' attention functions
 LATE = 512  # the last tokens of the text: their queries are measured, their keys are not searched

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from pariskv_core.cli.weights import Unusable
 from torch import Tensor
 
 from quality.methods import make_method
@@ -20,7 +21,6 @@ from quality.paris import PUBLISHED_SCHEDULE
 from quality.pretrained.attentions import HAS_TAIL, ByHead, Engine, Rows, nothing
 from quality.pretrained.prefix import Attention, Prefix, Pretrained, full, go_on, kept
 from quality.pretrained.texts import TEXTS
-from quality.pretrained.weights import Unusable
 
 Say = Callable[[str], None]
 STEPS = 512

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pariskv_core.cli.weights import Weights, cache_folder, fetch
 from torch import Tensor
 
 from quality.methods import logits_of
 from quality.pretrained.capture import EARLY, half, load_transformers
-from quality.pretrained.weights import Weights, cache_folder, fetch
 
 _READING, _GOING_ON = "pariskv_reading", "pariskv_going_on"  # among transformers' functions
 

@@ -1,8 +1,8 @@
 """Times torch's dense attention over one layer of a given length, in a process of its own.
 
 Its keys and values are gone when it ends, so they never lie beside those of the cache that it
-is compared with. Its arguments are TOKENS QUERY_HEADS KV_HEADS HEAD_DIM THREADS; it prints the
-seconds of one step per line.
+is compared with. Its arguments are TOKENS QUERY_HEADS KV_HEADS HEAD_DIM THREADS BATCH; it prints
+the seconds of one step per line.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ STEPS = 12
 _WARM_UP = 3
 
 
-def measure(shape: Shape, threads: int, advance: Callable[[int], None]) -> list[float]:
+def measure(
+    shape: Shape, threads: int, advance: Callable[[int], None], batch: int = 1
+) -> list[float]:
     """Seconds of each step; none where torch is not installed or fails, and then it says why."""
     if importlib.util.find_spec("torch") is None:
         return []
-    numbers = [shape.tokens, shape.query_heads, shape.kv_heads, shape.head_dim, threads]
+    numbers = [shape.tokens, shape.query_heads, shape.kv_heads, shape.head_dim, threads, batch]
     child = subprocess.Popen(
         [sys.executable, "-m", __name__, *map(str, numbers)], stdout=subprocess.PIPE, text=True
     )
@@ -36,15 +38,17 @@ def measure(shape: Shape, threads: int, advance: Callable[[int], None]) -> list[
     return seconds if child.returncode == 0 else []
 
 
-def _main(tokens: int, query_heads: int, kv_heads: int, head_dim: int, threads: int) -> None:
+def _main(
+    tokens: int, query_heads: int, kv_heads: int, head_dim: int, threads: int, batch: int
+) -> None:
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
     torch.set_num_threads(threads)
     # The group folded into the query's length: the form in which torch reads each key only once.
-    q = torch.randn(1, kv_heads, query_heads // kv_heads, head_dim).bfloat16()
+    q = torch.randn(batch, kv_heads, query_heads // kv_heads, head_dim).bfloat16()
     k, v = (
-        torch.empty(1, kv_heads, tokens, head_dim, dtype=torch.bfloat16).normal_() for _ in "kv"
+        torch.empty(batch, kv_heads, tokens, head_dim, dtype=torch.bfloat16).normal_() for _ in "kv"
     )
     for step in range(-_WARM_UP, STEPS):
         begin = time.perf_counter()

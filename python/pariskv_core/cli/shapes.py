@@ -1,0 +1,181 @@
+"""A model's shape, from a config.json, a model folder or a GGUF file; no weights are read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pariskv_core as pk
+from pariskv_core._served import refusal
+from pariskv_core.cli import gguf_header
+from pariskv_core.cli.failures import CannotRunError
+
+_NESTED = ("text_config", "llm_config", "language_config", "thinker_config")  # of the text decoder
+_NEEDED = ("num_hidden_layers", "num_attention_heads")
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+# Of GGUF architectures with sliding layers: every so many-th layer is of full attention.
+_FULL_EVERY = {"gemma2": 2, "gemma3": 6, "cohere2": 4, "gpt-oss": 2}
+# Key of a GGUF header, without the architecture's name -> field of a config.
+_OF_GGUF = {
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.value_length": "v_head_dim",
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "attention.sliding_window": "sliding_window",
+    "embedding_length": "hidden_size",
+    "context_length": "max_position_embeddings",
+}
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    name: str
+    layers: int  # of full attention: the engine's
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    sliding_layers: int = 0
+    window: int = 0  # tokens that a sliding layer keeps
+    context: int = 0  # the longest text it was made for; 0: not known
+    weights: int = 0  # bytes; 0: not known
+
+    def config(self, **settings: Any) -> pk.Config:
+        """As the engine would be set up; it says what it does not have."""
+        try:
+            return pk.Config(
+                layers=self.layers,
+                query_heads=self.query_heads,
+                kv_heads=self.kv_heads,
+                head_dim=self.head_dim,
+                value_dim=self.value_dim,
+                dtype="float16",  # two bytes, as bfloat16 is, and NumPy knows it
+                **settings,
+            )
+        except ValueError as reason:
+            said = str(reason).removeprefix("[config] ")
+            raise CannotRunError(f"the engine cannot serve {self.name}: {said}") from None
+
+
+def read(path: str) -> ModelShape:
+    place = Path(path)
+    if not place.exists():
+        raise CannotRunError(f"there is no file or folder {path}")
+    try:
+        if place.is_dir():
+            return _of_folder(place)
+        with place.open("rb") as file:
+            is_gguf = file.read(4) == gguf_header.MAGIC
+        return _of_gguf(place) if is_gguf else _of_json(place, place.parent)
+    except OSError as reason:
+        raise CannotRunError(f"cannot read {path}: {reason.strerror}") from reason
+
+
+def _of_folder(folder: Path) -> ModelShape:
+    if not (folder / "config.json").exists():
+        found = sorted(file.name for file in folder.glob("*.gguf"))
+        hint = f"; name the file itself: {folder / found[0]}" if found else ""
+        raise CannotRunError(f"{folder} has no config.json{hint}")
+    return _of_json(folder / "config.json", folder)
+
+
+def _of_json(file: Path, folder: Path) -> ModelShape:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as reason:
+        raise CannotRunError(f"{file} is not JSON: {reason}") from None
+    if not isinstance(found, dict):
+        raise CannotRunError(f"{file} is no model's config: expected a JSON object")
+    fields = next((found[key] for key in _NESTED if isinstance(found.get(key), dict)), found)
+    _refuse(fields)
+    if _lacks(fields):
+        fields = _completed(file, fields)
+    weights = 0
+    for pattern in _WEIGHTS:
+        weights = weights or sum(path.stat().st_size for path in folder.glob(pattern))
+    return _of_fields(fields, file, weights)
+
+
+def _lacks(fields: dict[str, Any]) -> list[str]:
+    """Fields that a config leaves to its class: their defaults are known to transformers alone."""
+    lacking = [name for name in _NEEDED if not fields.get(name)]
+    sliding = fields.get("sliding_window") and fields.get("use_sliding_window") is not False
+    if sliding and not fields.get("layer_types"):
+        lacking.append("layer_types")
+    return lacking
+
+
+def _completed(file: Path, fields: dict[str, Any]) -> dict[str, Any]:
+    lacking = ", ".join(_lacks(fields))
+    try:
+        from transformers import AutoConfig
+    except ImportError:
+        raise CannotRunError(
+            f"{file} does not say {lacking}; transformers knows the defaults: "
+            "pip install 'pariskv_core[transformers]'"
+        ) from None
+    try:
+        config = AutoConfig.from_pretrained(file)
+    except (ValueError, KeyError, OSError) as reason:
+        raise CannotRunError(
+            f"{file} does not say {lacking}, and transformers cannot complete it: "
+            f"{str(reason).splitlines()[0]}"
+        ) from None
+    completed: dict[str, Any] = config.get_text_config(decoder=True).to_dict()
+    _refuse(completed)
+    return completed
+
+
+def _refuse(fields: dict[str, Any]) -> None:
+    refused = refusal(fields.get)
+    if refused is not None:
+        raise CannotRunError(refused)
+
+
+def _of_gguf(file: Path) -> ModelShape:
+    header = gguf_header.fields(file)
+    kind = header.get("general.architecture", "")
+    fields: dict[str, Any] = {"model_type": kind}
+    for key, field in _OF_GGUF.items():
+        value = header.get(f"{kind}.{key}")
+        if isinstance(value, list):  # one for each layer
+            value = max(value)
+        fields[field] = value
+    _refuse(fields)
+    every = _FULL_EVERY.get(kind, 1)
+    fields["layer_types"] = [
+        "sliding_attention" if (i + 1) % every else "full_attention"
+        for i in range(fields["num_hidden_layers"] or 0)
+    ]
+    return _of_fields(fields, file, file.stat().st_size)
+
+
+def _of_fields(fields: dict[str, Any], file: Path, weights: int) -> ModelShape:
+    name = str(fields.get("model_type") or "the model")
+    lacking = [field for field in _NEEDED if not isinstance(fields.get(field), int)]
+    if lacking:
+        raise CannotRunError(f"{file} is no config of a model with attention: no {lacking[0]}")
+    layers, heads = fields["num_hidden_layers"], fields["num_attention_heads"]
+    kv_heads = fields.get("num_key_value_heads") or heads
+    head_dim = fields.get("head_dim") or (fields.get("hidden_size") or 0) // heads
+    full = sum(kind == "full_attention" for kind in fields.get("layer_types") or []) or (
+        0 if fields.get("layer_types") else layers
+    )
+    if full == 0:
+        raise CannotRunError(f"{name} is not supported: it has no layer of full attention")
+    return ModelShape(
+        name,
+        full,
+        heads,
+        kv_heads,
+        head_dim,
+        fields.get("v_head_dim") or head_dim,
+        sliding_layers=layers - full,
+        window=(fields.get("sliding_window") or 0) if layers > full else 0,
+        context=fields.get("max_position_embeddings") or 0,
+        weights=weights,
+    )

@@ -1,0 +1,121 @@
+"""Bytes that a cache of some shape takes, as the engine itself counts them.
+
+A small cache of the shape's one layer is filled and asked for its statistics, so nothing of the
+engine's formats is repeated here. What a GPU holds beside that follows docs/memory.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+import pariskv_core as pk
+from pariskv_core.cli.shapes import ModelShape
+
+MOST_TOKENS = 1 << 23  # of a sequence: kMostTokens in pariskv/sizes.h
+_SEGMENTS = 4  # of the small cache; the last two give the bytes of one more
+# The first segment has the sinks, and the window lies in the last two: these stay on a GPU.
+_SEGMENTS_ON_GPU = 3
+
+
+@dataclass(frozen=True)
+class LayerBytes:
+    """Of one layer, one sequence."""
+
+    segment_tokens: int
+    rows: int  # K and V of a segment
+    summaries: int  # of a segment
+    state: int  # once: statistics, the balance
+    on_gpu: int  # once, where rows are in host memory: row cache and the tail's rows
+
+
+def of_layer(shape: ModelShape, **settings: object) -> LayerBytes:
+    """settings: of pk.Config, for the CPU or a GPU alike."""
+    config = shape.config(**settings)
+    small = config.replace(layers=1, device="cpu", threads=1, memory_budget=0, host_budget=0)
+    half = _SEGMENTS // 2 * small.segment_tokens
+    k = np.zeros((half, shape.kv_heads, shape.head_dim), np.float16)
+    v = np.zeros((half, shape.kv_heads, shape.value_dim), np.float16)
+    with pk.Cache(small) as cache:
+        sequence = cache.add()
+        cache.prefill(0, [sequence], k, v)
+        before = cache.stats()
+        cache.prefill(0, [sequence], k, v)
+        after = cache.stats()
+    rows = (after.row_bytes - before.row_bytes) * 2 // _SEGMENTS
+    summaries = (after.summary_bytes - before.summary_bytes) * 2 // _SEGMENTS
+    return LayerBytes(
+        small.segment_tokens,
+        rows,
+        summaries,
+        after.summary_bytes - _SEGMENTS * summaries,
+        _row_cache(config, rows) + _tail(config, rows),
+    )
+
+
+def _row_cache(config: pk.Config, segment_rows: int) -> int:
+    """Tags, stamps and rows of as many slots as there are rows, a power of two from 16 up."""
+    rows = 2 * config.policy.top_k if config.row_cache < 0 else config.row_cache
+    if rows == 0:
+        return 0
+    slots = max(16, 1 << (rows - 1).bit_length())
+    books = -(-config.kv_heads * slots * 12 // 256) * 256
+    return books + slots * segment_rows // config.segment_tokens
+
+
+def _tail(config: pk.Config, segment_rows: int) -> int:
+    policy = config.policy
+    if policy.tail == "none" or (policy.tail == "own" and policy.block == 0):
+        return 0
+    return 2 * policy.tail_rows * segment_rows // config.segment_tokens
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes of a batch of caches."""
+
+    device: int
+    host: int  # beside a GPU; 0 on the CPU, where all of it is the device's
+
+
+def parts_of_batch(
+    shape: ModelShape, layer: LayerBytes, tokens: int, batch: int, *, gpu: bool
+) -> dict[str, Need]:
+    """By the names under which `plan` shows them."""
+    segments = -(-tokens // layer.segment_tokens)
+    here = min(segments, _SEGMENTS_ON_GPU) if gpu else segments
+    layers = batch * shape.layers
+    sliding = shape.sliding_layers * min(shape.window, tokens) * layer.rows // layer.segment_tokens
+    return {
+        "key summaries": Need(layers * (layer.state + segments * layer.summaries), 0),
+        "keys and values": Need(
+            layers * here * layer.rows, layers * (segments - here) * layer.rows
+        ),
+        "row cache, tail": Need(layers * layer.on_gpu if gpu else 0, 0),
+        "sliding layers": Need(batch * sliding, 0),
+    }
+
+
+def of_batch(shape: ModelShape, layer: LayerBytes, tokens: int, batch: int, *, gpu: bool) -> Need:
+    parts = parts_of_batch(shape, layer, tokens, batch, gpu=gpu).values()
+    return Need(sum(part.device for part in parts), sum(part.host for part in parts))
+
+
+def longest(
+    shape: ModelShape, layer: LayerBytes, batch: int, memory: int, host: int, *, gpu: bool
+) -> int:
+    """Tokens in whole segments that fit; 0: not even one segment does."""
+
+    def fits(segments: int) -> bool:
+        need = of_batch(shape, layer, segments * layer.segment_tokens, batch, gpu=gpu)
+        return need.device <= memory and need.host <= host
+
+    most = 1
+    while fits(most) and most * layer.segment_tokens < MOST_TOKENS:
+        most *= 2
+    low, high = 0, min(most, MOST_TOKENS // layer.segment_tokens)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low * layer.segment_tokens

@@ -1,0 +1,114 @@
+"""Times the decode step of one layer on this machine, and torch's dense attention beside it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+import pariskv_core as pk
+from pariskv_core.cli import dense_baseline, machine
+from pariskv_core.cli.failures import CannotRunError, need
+from pariskv_core.cli.workload import CHUNK_TOKENS, Shape, Workload
+
+ROUNDS = 20
+_WARM_UP = 3
+# A step must not find its key summaries in the processor's cache because it was the last to read
+# them: in a model the other layers come in between.
+_LAYERS = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    tokens: int
+    batch: int = 1
+    query_heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    top_k: int = 100
+    threads: int = 1  # of the CPU
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Median seconds of a step of one layer."""
+
+    ours: float
+    slowest: float
+    dense: float | None  # None: torch is missing or failed
+    by: str  # the array types
+
+
+def shape_of(case: Case) -> Shape:
+    steps = ROUNDS + _WARM_UP
+    return Shape(case.tokens, steps, _LAYERS, case.query_heads, case.kv_heads, case.head_dim)
+
+
+def _check_memory(case: Case) -> None:
+    row = 2 * 2 * case.head_dim * case.kv_heads
+    needed = int(1.3 * _LAYERS * case.batch * case.tokens * row)
+    available = machine.available_memory()
+    if available and needed > available:
+        raise CannotRunError(
+            f"timing this takes about {needed / 1e9:.1f} GB of memory and {available / 1e9:.1f} GB "
+            "are available: ask for fewer tokens"
+        )
+
+
+def measure(case: Case, advance: Callable[[int], None] = lambda done: None) -> Timed:
+    """`advance` is told of tokens that were read, `tokens * batch * 2` in all."""
+    if case.device == "cuda":
+        need("torch")
+        if not pk.is_available("cuda"):
+            raise CannotRunError("there is no GPU that pariskv_core can use; see: pariskv doctor")
+        from pariskv_core.cli import steps_gpu
+
+        ours, dense = steps_gpu.measure(case, ROUNDS)
+        return Timed(median(ours), max(ours), median(dense), "bfloat16, a CUDA graph, cold caches")
+    _check_memory(case)
+    dense = dense_baseline.measure(shape_of(case), case.threads, lambda done: None, case.batch)
+    ours = _on_cpu(case, advance)
+    return Timed(median(ours), max(ours), median(dense) if dense else None, "float16")
+
+
+def _on_cpu(case: Case, advance: Callable[[int], None]) -> list[float]:
+    shape = shape_of(case)
+    try:
+        config = pk.Config(
+            layers=_LAYERS,
+            query_heads=case.query_heads,
+            kv_heads=case.kv_heads,
+            head_dim=case.head_dim,
+            dtype="float16",  # NumPy has no bfloat16; a row is as long and the work is the same
+            policy=pk.ParisKV(top_k=case.top_k),
+            threads=case.threads,
+        )
+    except ValueError as reason:
+        raise CannotRunError(str(reason).removeprefix("[config] ")) from None
+    work = Workload(shape, facts=0, update=config.update, local=config.local, seed=1)
+    seconds = []
+    with pk.Cache(config) as cache:
+        batch = [cache.add() for _ in range(case.batch)]
+        for layer in range(_LAYERS):
+            for begin in range(0, case.tokens, CHUNK_TOKENS):
+                k, v = (rows[: case.tokens - begin] for rows in work.chunk(layer, begin))
+                for sequence in batch:
+                    cache.prefill(layer, [sequence], k, v)
+                advance(case.batch * len(k))
+        queries = [work.queries(layer) for layer in range(_LAYERS)]
+        rows = [work.decode_rows(layer) for layer in range(_LAYERS)]
+        for step in range(shape.steps):
+            for layer in range(_LAYERS):
+                q, k, v = (
+                    np.repeat(each[step][None], case.batch, axis=0)
+                    for each in (queries[layer], *rows[layer])
+                )
+                begun = time.perf_counter()
+                cache.decode(layer, batch, q, k, v)
+                if step >= _WARM_UP:
+                    seconds.append(time.perf_counter() - begun)
+    return seconds
