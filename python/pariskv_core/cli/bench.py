@@ -42,13 +42,6 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
             f"--query-heads: expected a multiple of {arguments.kv_heads} kv heads, "
             f"got {arguments.query_heads}"
         )
-    where = ", ".join(machine.gpu_names()) if device == "cuda" else machine.cpu_name()
-    how = "" if device == "cuda" else f", {pk.cpu_level()}, {arguments.threads} threads"
-    screen.say(f"A decode step of one layer on {where or device}{how}", style="bold")
-    screen.say(
-        f"{arguments.query_heads} query heads, {arguments.kv_heads} kv heads of "
-        f"{arguments.head_dim}, batch {arguments.batch}, top_k {arguments.top_k}\n"
-    )
     cases = [
         steps.Case(
             tokens,
@@ -62,6 +55,15 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         )
         for tokens in arguments.tokens
     ]
+    for case in cases:
+        steps.check(case)
+    where = ", ".join(machine.gpu_names()) if device == "cuda" else machine.cpu_name()
+    how = "" if device == "cuda" else f", {pk.cpu_level()}, {arguments.threads} threads"
+    screen.say(f"A decode step of one layer on {where or device}{how}", style="bold")
+    screen.say(
+        f"{arguments.query_heads} query heads, {arguments.kv_heads} kv heads of "
+        f"{arguments.head_dim}, batch {arguments.batch}, top_k {arguments.top_k}\n"
+    )
     found: list[dict[str, Any]] = []
     with screen.stages() as stages:
         for case in cases:

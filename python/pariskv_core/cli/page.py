@@ -165,8 +165,9 @@ def page(found: dict[str, Any], seen: Look, pieces: list[str]) -> str:
             _shares(found["shares"]),
             "<h2>Selected rows, by layer and position</h2>",
             _map(seen),
-            '<p class="dim">Above: the darker, the more kv heads of a layer selected rows there. '
-            "Below: full attention's mass between the first tokens and the window.</p>",
+            '<p class="dim">Above: layers from top to bottom; the darker, the more kv heads '
+            "selected rows there. Below: full attention's mass between the first tokens and the "
+            "window.</p>",
             "<h2>Passages</h2>",
             _passages(found),
         ]

@@ -19,6 +19,7 @@ _WARM_UP = 3
 # A step must not find its key summaries in the processor's cache because it was the last to read
 # them: in a model the other layers come in between.
 _LAYERS = 2
+_LAYERS_ON_GPU = 4  # whose summaries do not fit its cache together, from 32K tokens on
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,33 @@ def shape_of(case: Case) -> Shape:
     return Shape(case.tokens, steps, _LAYERS, case.query_heads, case.kv_heads, case.head_dim)
 
 
+def config_of(case: Case) -> pk.Config:
+    gpu = case.device == "cuda"
+    try:
+        return pk.Config(
+            layers=_LAYERS_ON_GPU if gpu else _LAYERS,
+            query_heads=case.query_heads,
+            kv_heads=case.kv_heads,
+            head_dim=case.head_dim,
+            # NumPy has no bfloat16; a row is as long and the work is the same.
+            dtype="bfloat16" if gpu else "float16",
+            policy=pk.ParisKV(top_k=case.top_k),
+            device=case.device,
+            threads=case.threads,
+        )
+    except ValueError as reason:
+        raise CannotRunError(str(reason).removeprefix("[config] ")) from None
+
+
+def check(case: Case) -> None:
+    """Raises unless it can be timed here."""
+    if case.device == "cuda" and not pk.is_available("cuda"):
+        raise CannotRunError("there is no GPU that pariskv_core can use; see: pariskv doctor")
+    config_of(case)
+    if case.device == "cpu":
+        _check_memory(case)
+
+
 def _check_memory(case: Case) -> None:
     row = 2 * 2 * case.head_dim * case.kv_heads
     needed = int(1.3 * _LAYERS * case.batch * case.tokens * row)
@@ -61,34 +89,20 @@ def _check_memory(case: Case) -> None:
 
 def measure(case: Case, advance: Callable[[int], None] = lambda done: None) -> Timed:
     """`advance` is told of tokens that were read, `tokens * batch * 2` in all."""
+    check(case)
     if case.device == "cuda":
         need("torch")
-        if not pk.is_available("cuda"):
-            raise CannotRunError("there is no GPU that pariskv_core can use; see: pariskv doctor")
         from pariskv_core.cli import steps_gpu
 
-        ours, dense = steps_gpu.measure(case, ROUNDS)
+        ours, dense = steps_gpu.measure(case, config_of(case), ROUNDS)
         return Timed(median(ours), max(ours), median(dense), "bfloat16, a CUDA graph, cold caches")
-    _check_memory(case)
     dense = dense_baseline.measure(shape_of(case), case.threads, lambda done: None, case.batch)
     ours = _on_cpu(case, advance)
     return Timed(median(ours), max(ours), median(dense) if dense else None, "float16")
 
 
 def _on_cpu(case: Case, advance: Callable[[int], None]) -> list[float]:
-    shape = shape_of(case)
-    try:
-        config = pk.Config(
-            layers=_LAYERS,
-            query_heads=case.query_heads,
-            kv_heads=case.kv_heads,
-            head_dim=case.head_dim,
-            dtype="float16",  # NumPy has no bfloat16; a row is as long and the work is the same
-            policy=pk.ParisKV(top_k=case.top_k),
-            threads=case.threads,
-        )
-    except ValueError as reason:
-        raise CannotRunError(str(reason).removeprefix("[config] ")) from None
+    shape, config = shape_of(case), config_of(case)
     work = Workload(shape, facts=0, update=config.update, local=config.local, seed=1)
     seconds = []
     with pk.Cache(config) as cache:

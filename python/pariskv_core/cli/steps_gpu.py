@@ -14,7 +14,6 @@ from pariskv_core.cli.failures import CannotRunError
 if TYPE_CHECKING:
     from pariskv_core.cli.steps import Case
 
-_LAYERS = 4
 _CHUNK = 16384
 _WARM_UP = 3
 
@@ -28,10 +27,10 @@ def _milliseconds(work: Callable[[], object]) -> float:
     return float(begin.elapsed_time(end))
 
 
-def measure(case: Case, rounds: int) -> tuple[list[float], list[float]]:
+def measure(case: Case, config: pk.Config, rounds: int) -> tuple[list[float], list[float]]:
     """Seconds of a layer's step in every round: ours, and torch's dense attention."""
     try:
-        return _ours(case, rounds), _dense(case, rounds)
+        return _ours(case, config, rounds), _dense(case, config.layers, rounds)
     except (torch.OutOfMemoryError, pk.OutOfMemory):
         raise CannotRunError("timing this does not fit on the GPU: ask for fewer tokens") from None
 
@@ -41,18 +40,10 @@ def _rows(case: Case, tokens: int) -> torch.Tensor:
     return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
 
 
-def _ours(case: Case, rounds: int) -> list[float]:
-    config = pk.Config(
-        layers=_LAYERS,
-        query_heads=case.query_heads,
-        kv_heads=case.kv_heads,
-        head_dim=case.head_dim,
-        policy=pk.ParisKV(top_k=case.top_k),
-        device="cuda",
-    )
+def _ours(case: Case, config: pk.Config, rounds: int) -> list[float]:
     with pk.Cache(config) as cache:
         batch = [cache.add() for _ in range(case.batch)]
-        for layer in range(_LAYERS):
+        for layer in range(config.layers):
             for sequence in batch:
                 for begin in range(0, case.tokens, _CHUNK):
                     count = min(_CHUNK, case.tokens - begin)
@@ -62,7 +53,7 @@ def _ours(case: Case, rounds: int) -> list[float]:
         k, v, out = _rows(case, case.batch), _rows(case, case.batch), torch.empty_like(q)
 
         def step() -> None:
-            for layer in range(_LAYERS):
+            for layer in range(config.layers):
                 cache.decode(layer, batch, q, k, v, out=out)
 
         stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
@@ -78,12 +69,12 @@ def _ours(case: Case, rounds: int) -> list[float]:
                 q.normal_()
                 taken = _milliseconds(graph.replay)
                 if turn >= _WARM_UP:
-                    seconds.append(1e-3 * taken / _LAYERS)
+                    seconds.append(1e-3 * taken / config.layers)
             torch.cuda.synchronize()
     return seconds
 
 
-def _dense(case: Case, rounds: int) -> list[float]:
+def _dense(case: Case, layers: int, rounds: int) -> list[float]:
     heads = (case.batch, case.kv_heads, case.query_heads // case.kv_heads, case.head_dim)
     q = torch.randn(heads, dtype=torch.bfloat16, device="cuda")
     size = (case.batch, case.kv_heads, case.tokens, case.head_dim)
@@ -92,7 +83,7 @@ def _dense(case: Case, rounds: int) -> list[float]:
         scaled_dot_product_attention(q, k, v)
 
     def step() -> None:
-        for _ in range(_LAYERS):
+        for _ in range(layers):
             scaled_dot_product_attention(q, k, v)
 
-    return [1e-3 * _milliseconds(step) / _LAYERS for _ in range(rounds)]
+    return [1e-3 * _milliseconds(step) / layers for _ in range(rounds)]

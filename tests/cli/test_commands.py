@@ -1,0 +1,244 @@
+"""Every command as people run it: in a pipe, as text and as JSON."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pariskv_core as pk
+import pytest
+from conftest import Pariskv
+from pariskv_core.cli import main
+from tiny_model import save_config
+
+SHAPE = ("--layers", 2, "--kv-heads", 8, "--head-dim", 128)
+ROOM = ("--device", "cpu", "--memory", "16GB")
+SMALL = ("--part", "engine", "--tokens", 4096, "--steps", 80, "--layers", 1, "--top-k", 100)
+COMMANDS = ("doctor", "plan", "generate", "verify", "explain", "bench", "demo")
+
+
+def plain(text: str) -> bool:
+    """No colours, no frames, no spaces at the end of a line."""
+    return not re.search(r"\x1b|[─-╿]|[ \t]\n", text)
+
+
+def test_the_command_is_this_program():
+    [script] = metadata.entry_points(group="console_scripts", name="pariskv")
+    assert script.value == "pariskv_core.cli:main"
+
+
+def test_help_names_every_command_and_loads_nothing_heavy(pariskv: Pariskv):
+    done = pariskv("--help")
+    assert done.code == 0
+    for name in COMMANDS:
+        assert re.search(rf"^    {name} ", done.out, re.M), name
+    code = (
+        "import sys\nfrom pariskv_core.cli import main\n"
+        "try:\n    main(['plan', '--help'])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'transformers', 'rich', 'numpy'} & set(sys.modules)\n"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_doctor(pariskv: Pariskv):
+    done = pariskv("doctor")
+    assert done.code in (0, 1)
+    assert plain(done.out)
+    assert re.search(r"reading memory +\d+\.\d GB/s", done.out)
+    found = pariskv("doctor", "--no-bandwidth", "--json").record
+    assert found["pariskv_core"] == pk.__version__
+    assert found["ready"]["cpu"] is True
+    assert found["host_bytes_per_second"] is None
+    assert 0 < found["memory_available"] <= found["memory"]
+    assert all(finding["do"] for finding in found["findings"])
+
+
+def test_plan(pariskv: Pariskv, tmp_path: Path):
+    folder = save_config(tmp_path / "model", max_position_embeddings=32768)
+    done = pariskv("plan", folder, *ROOM)
+    assert (done.code, done.err) == (0, "")
+    assert plain(done.out)
+    assert "It fits." in done.out
+    assert "Largest context for this batch: 32,768 tokens" in done.out
+    done = pariskv("plan", *SHAPE, "--context", "1M", *ROOM, "--json")
+    assert done.code == 0
+    assert done.record["context"] == 1 << 20
+    assert done.record["device_bytes"] > 1e9
+
+
+def test_plan_says_what_does_not_fit(pariskv: Pariskv):
+    tight = ("--memory", "100MB", "--host-memory", "1GB")
+    done = pariskv("plan", *SHAPE, "--context", "128K", *tight)
+    assert done.code == 1
+    assert "It does not fit." in done.out
+    found = pariskv("plan", *SHAPE, "--context", "128K", *tight, "--json").record
+    assert (found["device"], found["fits"]) == ("cuda", False)
+    assert 0 < found["largest_context"] < 128 << 10
+
+
+def test_plan_can_measure(pariskv: Pariskv):
+    done = pariskv("plan", *SHAPE, "--context", 4096, *ROOM, "--measure", "--threads", 1, "--json")
+    steps = done.record["step_seconds"]
+    assert steps["source"] == "measured here"
+    assert 0 < steps["ours"] < 1
+
+
+def test_bench(pariskv: Pariskv, monkeypatch, capsys):
+    small = ("bench", "--tokens", 4096, "--kv-heads", 2, "--query-heads", 4, "--head-dim", 64)
+    done = pariskv(*small, "--threads", 1, "--device", "cpu")
+    assert done.code == 0
+    assert plain(done.out)
+    assert re.search(r"^ *4,096 +[\d.]+ (µs|ms) .* ×$", done.out, re.M)
+    monkeypatch.setitem(sys.modules, "torch", None)  # what a missing library looks like to import
+    assert main([*map(str, small), "--threads", "1", "--device", "cpu", "--json"]) == 0
+    [step] = json.loads(capsys.readouterr().out)["steps"]
+    assert 0 < step["ours"] <= step["slowest"]
+    assert step["dense"] is None
+
+
+def test_demo_finds_the_facts(pariskv: Pariskv):
+    done = pariskv("demo", *SMALL, "--json")
+    assert done.code == 0, done.out + done.err
+    found = done.record["engine"]
+    assert found["facts_found_everywhere"] > 30
+    assert found["problems"] == []
+
+
+def test_generate_writes_the_text_alone_to_a_pipe(pariskv: Pariskv, model: Path, long_text: Path):
+    ask = ("generate", model, "--max-new-tokens", 12, "--threads", 1)
+    done = pariskv(*ask, "--prompt-file", long_text)
+    assert done.code == 0, done.err
+    assert re.fullmatch(r"[!-~]{12}\n", done.out)  # printable ASCII is all that it can say
+    assert "3,000 tokens read" in done.err
+    assert "each step attended to 4 first and" in done.err
+    same = pariskv(*ask, "--prompt-file", "-", "--json", text=long_text.read_text())
+    assert same.err == ""
+    assert same.record["text"] == done.out.strip()
+    assert same.record["prompt_tokens"] == 3000
+    assert same.record["attended"]["selected"] == 100
+    assert same.record["tokens_per_second"] > 0
+
+
+def test_verify(pariskv: Pariskv, model: Path, capsys):
+    ask = ("verify", model, "--tokens", 2500, "--max-new-tokens", 8, "--threads", 1)
+    done = pariskv(*ask)
+    assert done.code == 0, done.out + done.err
+    assert plain(done.out)
+    assert re.search(r"same likeliest token +8 of 8", done.out)
+    assert "It holds." in done.out
+    strict = [*map(str, ask), "--top-k", "4", "--kl-at-most", "0", "--json"]
+    assert main(strict) == 1
+    exact, sparse = (found := json.loads(capsys.readouterr().out))["exact"], found["sparse"]
+    assert exact["same"] + exact["ties"] == 8
+    assert exact["kl_mean"] < sparse["kl_mean"]
+    assert sparse["searches"] > 0
+    assert "The mean KL" in found["problems"][0]
+
+
+class Elements(html.parser.HTMLParser):
+    """Every element is closed, and none refers to another file."""
+
+    VOID = ("meta", "rect")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.add(tag)
+        assert not {name for name, _ in attrs} & {"src", "href"}
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def test_explain(pariskv: Pariskv, model: Path, long_text: Path, tmp_path: Path, capsys):
+    page = tmp_path / "look.html"
+    ask = ("explain", model, "--prompt-file", long_text, "--max-new-tokens", 4, "--threads", 1)
+    done = pariskv(*ask, "--html", page, env={"COLUMNS": "60"})
+    assert done.code == 0, done.err
+    assert plain(done.out)
+    lines = done.out.splitlines()
+    assert max(len(line) for line in lines if str(page) not in line) <= 60
+    assert "Selected rows" in done.out
+    assert "█" in done.out
+    elements = Elements()
+    text = page.read_text(encoding="utf-8")
+    elements.feed(text)
+    assert elements.open == []
+    assert {"svg", "rect", "mark", "table"} <= elements.seen
+    assert "script" not in elements.seen and "@import" not in text and "url(" not in text
+    assert main([*map(str, ask), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["tokens"] == 3003  # the fourth token was chosen and not stored
+    assert sum(found["shares"].values()) == pytest.approx(1, abs=1e-3)
+    assert [layer["layer"] for layer in found["layers"]] == [0, 1]
+    for layer in found["layers"]:
+        for rows in layer["selected"]:
+            assert len(set(rows)) == 100
+            assert all(found["zone_begin"] <= row < found["zone_end"] for row in rows)
+    source = long_text.read_text(encoding="utf-8")
+    assert all(p["token"] == source[p["hottest"]] for p in found["passages"])
+
+
+def in_terminal(*arguments: object, **env: str) -> str:
+    """What the command writes to a terminal of 80 columns."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "pariskv_core", *map(str, arguments)]
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    environment |= {"TERM": "xterm-256color", "COLUMNS": "80", **env}
+    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    parts = []
+    while True:
+        try:
+            part = os.read(ours, 4096)
+        except OSError:  # how a terminal says that its other end is closed
+            break
+        if not part:
+            break
+        parts.append(part)
+    os.close(ours)
+    assert process.wait() == 0
+    return b"".join(parts).decode()
+
+
+def test_a_terminal_gets_colours_unless_they_are_not_wanted():
+    ask = ("plan", *SHAPE, "--context", 8192, *ROOM)
+    assert "\x1b[32m" in in_terminal(*ask)
+    without = in_terminal(*ask, NO_COLOR="1")
+    assert "It fits." in without
+    assert not re.search(r"\x1b\[[34]\d", without)
+    assert "\x1b" not in in_terminal(*ask, TERM="dumb", NO_COLOR="1")
+
+
+def test_ctrl_c_stops_with_one_line():
+    command = [sys.executable, "-m", "pariskv_core", "demo", "--part", "engine", "--threads", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert "ParisKV" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.strip() == "pariskv demo: stopped"
+
+
+def test_a_reader_that_leaves_gets_no_traceback():
+    command = f"{sys.executable} -m pariskv_core doctor --json | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.stdout == "{\n"
+    assert done.stderr == ""

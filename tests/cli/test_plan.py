@@ -1,0 +1,193 @@
+"""What `plan` says is what a cache then takes, and what a file says of its model."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pariskv_core as pk
+import pytest
+from pariskv_core.cli import figures, parsing, shapes, sizes
+from pariskv_core.cli.shapes import ModelShape
+from tiny_model import save_config
+
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+def shape(layers: int = 3, kv_heads: int = 2, head_dim: int = 64, value_dim: int = 0) -> ModelShape:
+    return ModelShape("test", layers, 2 * kv_heads, kv_heads, head_dim, value_dim or head_dim)
+
+
+def filled(of: ModelShape, tokens: int, batch: int, **settings: object) -> pk.Stats:
+    """Statistics of a cache with so many tokens."""
+    with pk.Cache(of.config(threads=1, **settings)) as cache:
+        for _ in range(batch):
+            sequence = cache.add()
+            for layer in range(of.layers):
+                k = np.zeros((tokens, of.kv_heads, of.head_dim), np.float16)
+                v = np.zeros((tokens, of.kv_heads, of.value_dim), np.float16)
+                cache.prefill(layer, [sequence], k, v)
+        return cache.stats()
+
+
+@pytest.mark.parametrize("tokens", [600, 5000, 9217])
+@pytest.mark.parametrize(
+    "of",
+    [shape(), shape(kv_heads=8, head_dim=128), shape(1, 1, 256), shape(2, 3, 192, 128)],
+    ids=str,
+)
+def test_a_cache_takes_the_bytes_that_were_planned(of: ModelShape, tokens: int):
+    layer = sizes.of_layer(of)
+    planned = sizes.parts_of_batch(of, layer, tokens, 2, gpu=False)
+    stats = filled(of, tokens, 2)
+    assert planned["keys and values"].device == stats.row_bytes
+    # Where the last segment is all window, its summaries do not exist yet; nor does the state of a
+    # sequence without a zone. They are planned all the same.
+    over = planned["key summaries"].device - stats.summary_bytes
+    early = layer.summaries + (0 if tokens >= 5000 else layer.state)
+    assert over in (0, 2 * of.layers * early)
+
+
+@pytest.mark.parametrize("block", [0, 64, 256])
+def test_the_policys_settings_count(block: int):
+    policy = pk.ParisKV(block=block)
+    layer = sizes.of_layer(shape(), policy=policy)
+    planned = sizes.parts_of_batch(shape(), layer, 9000, 1, gpu=False)
+    assert planned["key summaries"].device == filled(shape(), 9000, 1, policy=policy).summary_bytes
+
+
+@pytest.mark.skipif(not pk.is_available("cuda"), reason="needs a GPU and the CUDA backend")
+@pytest.mark.parametrize("of", [shape(kv_heads=8, head_dim=128), shape()], ids=str)
+def test_a_cache_on_a_gpu_takes_what_was_planned(of: ModelShape):
+    import torch
+
+    tokens = 40_000
+    layer = sizes.of_layer(of)
+    need = sizes.of_batch(of, layer, tokens, 1, gpu=True)
+    config = of.config(device="cuda")
+    with pk.Cache(config) as cache:
+        sequence = cache.add()
+        for each in range(of.layers):
+            rows = (tokens, of.kv_heads, of.head_dim)
+            k, v = (torch.randn(rows, dtype=torch.float16, device="cuda") for _ in "kv")
+            cache.prefill(each, [sequence], k, v)
+        for each in range(of.layers):
+            q = torch.randn(1, of.query_heads, of.head_dim, dtype=torch.float16, device="cuda")
+            k, v = (torch.randn(1, *rows[1:], dtype=torch.float16, device="cuda") for _ in "kv")
+            cache.decode(each, [sequence], q, k, v)
+        torch.cuda.synchronize()
+        cache.flush()
+        stats = cache.stats()
+        assert stats.host_memory.live == pytest.approx(need.host, rel=0.05)
+        held = stats.memory.live - stats.workspace_bytes
+        assert held == pytest.approx(need.device, rel=0.1)
+
+
+def test_the_largest_context_fits_and_a_segment_more_does_not():
+    of = shape(kv_heads=8, head_dim=128)
+    layer = sizes.of_layer(of)
+    for gpu, memory, host in ((False, 500_000_000, 0), (True, 200_000_000, 1_000_000_000)):
+        longest = sizes.longest(of, layer, 2, memory, host, gpu=gpu)
+
+        def fits(tokens: int, gpu: bool = gpu, memory: int = memory, host: int = host) -> bool:
+            need = sizes.of_batch(of, layer, tokens, 2, gpu=gpu)
+            return need.device <= memory and need.host <= host
+
+        assert longest > 0
+        assert fits(longest)
+        assert not fits(longest + layer.segment_tokens)
+    assert sizes.longest(of, layer, 1, 1000, 0, gpu=False) == 0
+    assert sizes.longest(of, layer, 1, 1 << 60, 0, gpu=False) == sizes.MOST_TOKENS
+
+
+def _readme_rows(heading: str) -> list[list[float]]:
+    table = README[README.index(heading) :].split("\n\n")[0]
+    cells = [re.findall(r"[\d,.]+", row) for row in table.splitlines()[2:]]
+    return [[float(cell.replace(",", "")) for cell in row] for row in cells]
+
+
+def test_documented_figures_are_the_readmes():
+    cpu = [
+        (tokens, 1e-3 * ours, 1e-3 * dense)
+        for tokens, ours, dense, _ in _readme_rows("| tokens | pariskv_core")
+    ]
+    assert np.allclose(figures.CPU.steps[1], cpu)
+    gpu: dict[int, list[tuple[float, float, float]]] = {}
+    for batch, tokens, ours, dense, _ in _readme_rows("| batch × tokens | pariskv_core"):
+        gpu.setdefault(int(batch), []).append((tokens, 1e-6 * ours, 1e-6 * dense))
+    assert sorted(gpu) == sorted(figures.GPU.steps)
+    for batch, rows in gpu.items():
+        assert np.allclose(figures.GPU.steps[batch], rows)
+
+
+def test_estimated_times_are_the_documented_ones_and_grow():
+    exact = figures.step(figures.GPU, 131072, 8, 8, 128)
+    assert (exact.ours, exact.dense) == pytest.approx((204e-6, 950e-6))
+    between = figures.step(figures.GPU, 131072, 4, 8, 128)
+    assert 55e-6 < between.ours < 204e-6
+    half = figures.step(figures.CPU, 32768, 1, 4, 128)
+    assert half.ours == pytest.approx(2.3e-3 / 2)
+    times = [figures.step(figures.GPU, tokens, 16, 8, 128).ours for tokens in (1 << 17, 1 << 21)]
+    assert 204e-6 < times[0] < times[1]
+
+
+def test_a_config_says_its_shape(tmp_path: Path):
+    found = shapes.read(str(save_config(tmp_path / "a")))
+    assert found == ModelShape("llama", 2, 4, 2, 64, 64, context=4096)
+    older = save_config(tmp_path / "b", head_dim=None, num_key_value_heads=None, hidden_size=512)
+    (older / "model.safetensors").write_bytes(bytes(1000))
+    found = shapes.read(str(older))
+    assert (found.kv_heads, found.head_dim, found.weights) == (4, 128, 1000)
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    mixed = save_config(tmp_path / "c", layer_types=kinds, num_hidden_layers=3, sliding_window=512)
+    found = shapes.read(str(mixed / "config.json"))
+    assert (found.layers, found.sliding_layers, found.window) == (1, 2, 512)
+
+
+def test_what_a_config_leaves_out_is_asked_of_transformers(tmp_path: Path):
+    """Gemma-3's configs say little, and their layers follow from their class."""
+    folder = tmp_path / "gemma"
+    folder.mkdir()
+    (folder / "config.json").write_text(
+        '{"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", '
+        '"num_hidden_layers": 12, "sliding_window": 512}}'
+    )
+    found = shapes.read(str(folder))
+    assert (found.layers, found.sliding_layers, found.window) == (2, 10, 512)
+    assert found.head_dim == 256
+
+
+def test_a_gguf_file_says_its_shape(tmp_path: Path):
+    from gguf import GGUFWriter
+
+    file = tmp_path / "tiny.gguf"
+    writer = GGUFWriter(file, "gemma3")
+    writer.add_block_count(12)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(1)
+    writer.add_key_length(256)
+    writer.add_value_length(256)
+    writer.add_context_length(32768)
+    writer.add_embedding_length(640)
+    writer.add_sliding_window(512)
+    writer.add_token_list(["a", "b"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    found = shapes.read(str(file))
+    assert found == ModelShape("gemma3", 2, 4, 1, 256, 256, 10, 512, 32768, file.stat().st_size)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("24GB", 24e9), ("64GiB", 64 << 30), ("1.5g", 1.5e9), ("800", 800)]
+)
+def test_sizes_are_read_as_people_write_them(text: str, size: float):
+    assert parsing.size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("131072", 131072), ("131,072", 131072), ("128K", 131072), ("1m", 1 << 20)]
+)
+def test_lengths_are_read_as_people_write_them(text: str, number: int):
+    assert parsing.whole(1)(text) == number
