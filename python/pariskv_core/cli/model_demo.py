@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pariskv_core.cli import models, weights
 from pariskv_core.cli.document import FACTS, Fact, with_facts
-from pariskv_core.cli.failures import CannotRunError
+from pariskv_core.cli.failures import CannotRunError, need
 from pariskv_core.cli.screen import Screen
 from pariskv_core.cli.strip import strip
 from pariskv_core.cli.text import count, seconds
@@ -51,6 +51,7 @@ def run(
     screen.say()
     screen.say(f"A pretrained model: {pinned.model}", style="bold")
     try:
+        need("torch", "transformers", "gguf")  # before anything is fetched
         path = weights.fetch(pinned)
         loaded = models.load(argparse.Namespace(model=str(path), threads=threads, device="cpu"))
     except (CannotRunError, weights.Unusable) as reason:

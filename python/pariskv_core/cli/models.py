@@ -124,13 +124,15 @@ def load(arguments: argparse.Namespace) -> Loaded:
     shape.config(threads=arguments.threads)  # refuses the sizes that the engine lacks
     if place.is_file() and place.suffix == ".json":
         place = place.parent
-    need("torch", "transformers")
-    if place.is_file():
-        need("gguf")
+    need("torch", "transformers", *(["gguf"] if place.is_file() else []))
     _quiet()
     import torch
     import transformers
 
+    try:
+        import pariskv_core.transformers  # noqa: F401
+    except ImportError as reason:  # too old a version
+        raise CannotRunError(str(reason).removeprefix("[transformers] ")) from None
     device = _device(arguments.device)
     torch.set_num_threads(arguments.threads)
     transformers.logging.set_verbosity_error()

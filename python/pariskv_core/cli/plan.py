@@ -15,7 +15,7 @@ from pariskv_core.cli.text import count, seconds, size
 
 if TYPE_CHECKING:
     from pariskv_core.cli.shapes import ModelShape
-    from pariskv_core.cli.sizes import LayerBytes, Need
+    from pariskv_core.cli.sizes import Need
 
 HELP = "what fits in memory, bytes per token, time per step, the largest context"
 
@@ -147,7 +147,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         "full_attention_bytes": arguments.batch * context * row,
         "step_seconds": _steps(arguments, shape, context, device),
     }
-    _show(screen, found, shape, layer, parts)
+    _show(screen, found, shape, parts, arguments.model)
     screen.record(found)
     return OK if fits else DOES_NOT_HOLD
 
@@ -156,8 +156,8 @@ def _show(
     screen: Screen,
     found: dict[str, Any],
     shape: ModelShape,
-    layer: LayerBytes,
     parts: dict[str, Need],
+    model: str | None,
 ) -> None:
     gpu, batch, context = found["device"] == "cuda", found["batch"], found["context"]
     sliding = f" and {shape.sliding_layers} sliding" if shape.sliding_layers else ""
@@ -195,5 +195,9 @@ def _show(
         f"Attention of a step, all layers: {seconds(steps['ours'])}{dense} ({steps['source']}). "
         "The rest of the model comes on top."
     )
+    if str(model).endswith(".gguf"):
+        screen.say(
+            "transformers unpacks the weights of a GGUF file to 2 or 4 bytes each.", "yellow"
+        )
     if not found["weights"]:
         screen.say("No files of weights were found: say --weights to count them.", "yellow")

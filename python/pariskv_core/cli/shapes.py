@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ class ModelShape:
 def read(path: str) -> ModelShape:
     place = Path(path)
     if not place.exists():
-        raise CannotRunError(f"there is no file or folder {path}")
+        raise CannotRunError(f"there is no file or folder {path}{_of_the_hub(path)}")
     try:
         if place.is_dir():
             return _of_folder(place)
@@ -73,6 +74,12 @@ def read(path: str) -> ModelShape:
         return _of_gguf(place) if is_gguf else _of_json(place, place.parent)
     except OSError as reason:
         raise CannotRunError(f"cannot read {path}: {reason.strerror}") from reason
+
+
+def _of_the_hub(path: str) -> str:
+    """What to do where a name of the Hugging Face Hub was given."""
+    named = re.fullmatch(r"[\w-]+/[\w.-]+", path)
+    return f"; to fetch it: hf download {path} --local-dir FOLDER" if named else ""
 
 
 def _of_folder(folder: Path) -> ModelShape:
