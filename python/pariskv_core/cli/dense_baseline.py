@@ -8,6 +8,7 @@ the seconds of one step per line.
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 import time
@@ -27,14 +28,21 @@ def measure(
         return []
     numbers = [shape.tokens, shape.query_heads, shape.kv_heads, shape.head_dim, threads, batch]
     child = subprocess.Popen(
-        [sys.executable, "-m", __name__, *map(str, numbers)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", __name__, *map(str, numbers)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C is ours to answer
     )
     seconds = []
     with child:
         assert child.stdout is not None
-        for line in child.stdout:
-            seconds.append(float(line))
-            advance(1)
+        try:
+            for line in child.stdout:
+                seconds.append(float(line))
+                advance(1)
+        except BaseException:
+            child.kill()
+            raise
     return seconds if child.returncode == 0 else []
 
 
@@ -58,4 +66,7 @@ def _main(
 
 
 if __name__ == "__main__":
-    _main(*map(int, sys.argv[1:]))
+    try:
+        _main(*map(int, sys.argv[1:]))
+    except BrokenPipeError:  # the process that asked was stopped
+        os._exit(1)  # without another try to write

@@ -10,6 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from pariskv_core import ParisKV
 from pariskv_core.cli import models
 from pariskv_core.cli.failures import OK, CannotRunError
 from pariskv_core.cli.screen import Screen
@@ -100,6 +101,7 @@ def attended_to(run: Run) -> dict[str, Any]:
         "searches": searches,
         "candidates": stats.candidates / searches if searches else 0.0,
         "selected": stats.fetched_rows / searches if searches else 0.0,
+        "tail": _has_tail(engine.config.policy),
         "row_bytes": stats.row_bytes,
         "summary_bytes": stats.summary_bytes,
     }
@@ -114,8 +116,13 @@ def attended_sentence(attended: dict[str, Any]) -> str:
     return (
         f"each step attended to {attended['sink']} first and {attended['window']} recent tokens, "
         f"and per layer and kv head to {attended['selected']:.0f} of {attended['zone']:,} between "
-        f"them, from {attended['candidates']:.0f} candidates"
+        f"them, from {attended['candidates']:,.0f} candidates"
+        + ("; the rest was estimated" if attended["tail"] else "")
     )
+
+
+def _has_tail(policy: ParisKV) -> bool:
+    return policy.tail == "sample" or (policy.tail == "own" and policy.block > 0)
 
 
 def _tell(found: dict[str, Any]) -> None:
