@@ -64,7 +64,7 @@ def test_a_text_that_is_not_searched_selects_nothing(loaded: Loaded):
 def some_look() -> Look:
     """100 tokens, a zone of [4, 90), two kv heads; most of the mass at 50."""
     mass = np.full((2, 100), 0.001, np.float32)
-    mass[:, 50], mass[:, 0] = 0.5, 0.401
+    mass[:, 50], mass[:, 0] = 0.5, 0.402
     selected = np.array([[50, 20], [50, -1]])
     return Look(100, [Layer(0, True, (4, 90), selected, mass)])
 
@@ -72,8 +72,25 @@ def some_look() -> Look:
 def test_shares_add_up():
     shares = some_look().shares()
     assert shares["selected"] == pytest.approx((0.501 + 0.5) / 2)
-    assert shares["resident"] == pytest.approx(0.401 + 13 * 0.001)
+    assert shares["resident"] == pytest.approx(0.402 + 13 * 0.001)
     assert sum(shares.values()) == pytest.approx(1, abs=1e-5)
+
+
+def test_shares_are_of_rows_where_a_models_sinks_take_a_part():
+    seen = some_look()
+    whole = seen.shares()
+    seen.layers[0].mass *= 0.5
+    assert seen.shares() == pytest.approx(whole)
+
+
+def test_a_prompt_is_a_turn_of_a_chat_unless_it_is_raw(loaded: Loaded):
+    tokenizer = loaded.tokenizer
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.content }}>{% endfor %}:"
+    try:
+        said = [tokenizer.decode(loaded.prompt_ids("Hi", raw=raw)[0]) for raw in (False, True)]
+    finally:
+        tokenizer.chat_template = None
+    assert said == ["<Hi>:", "Hi"]
 
 
 def test_passages_begin_with_the_hottest_and_do_not_overlap():

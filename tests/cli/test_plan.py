@@ -144,6 +144,8 @@ def test_a_config_says_its_shape(tmp_path: Path):
     mixed = save_config(tmp_path / "c", layer_types=kinds, num_hidden_layers=3, sliding_window=512)
     found = shapes.read(str(mixed / "config.json"))
     assert (found.layers, found.sliding_layers, found.window) == (1, 2, 512)
+    sharing = save_config(tmp_path / "d", num_hidden_layers=6, num_kv_shared_layers=2)
+    assert shapes.read(str(sharing)).layers == 4
 
 
 def test_what_a_config_leaves_out_is_asked_of_transformers(tmp_path: Path):

@@ -74,15 +74,19 @@ class Look:
         return np.asarray(np.mean(means, axis=0), np.float32)
 
     def shares(self) -> dict[str, float]:
-        """Of full attention's mass, by where the step finds it; the mean over layers and heads."""
+        """Of full attention's mass, by where the step finds it; the mean over layers and heads.
+
+        A model's own sinks, logits without a row, are left out of it.
+        """
         resident, chosen = [], []
         for layer in self.layers:
             begin, end = layer.zone
+            total = layer.mass.sum(axis=1)
             of_zone = layer.mass[:, begin:end].sum(axis=1)
-            resident.append(float((layer.mass.sum(axis=1) - of_zone).mean()))
+            resident.append(float((1 - of_zone / total).mean()))
             there = layer.selected >= 0
             mass = np.take_along_axis(layer.mass, np.where(there, layer.selected, 0), axis=1)
-            chosen.append(float(np.where(there, mass, 0).sum(axis=1).mean()))
+            chosen.append(float((np.where(there, mass, 0).sum(axis=1) / total).mean()))
         first, second = float(np.mean(resident)), float(np.mean(chosen))
         return {"resident": first, "selected": second, "elsewhere": max(1 - first - second, 0.0)}
 
