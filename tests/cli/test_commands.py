@@ -70,6 +70,8 @@ def test_plan(pariskv: Pariskv, tmp_path: Path):
     assert plain(done.out)
     assert "It fits." in done.out
     assert "Largest context for this batch: 32,768 tokens" in done.out
+    longer = pariskv("plan", folder, "--context", "64K", *ROOM).out
+    assert "The model was made for 32,768 tokens, fewer than these." in longer
     done = pariskv("plan", *SHAPE, "--context", "1M", *ROOM, "--json")
     assert done.code == 0
     assert done.record["context"] == 1 << 20

@@ -98,6 +98,28 @@ def _steps(
     }
 
 
+def _context(arguments: argparse.Namespace, shape: ModelShape) -> int:
+    from pariskv_core.cli.sizes import MOST_TOKENS
+
+    context = int(arguments.context or shape.context)
+    if not context:
+        raise CannotRunError("the model does not say how long a text it was made for: --context")
+    if context > MOST_TOKENS:
+        raise CannotRunError(f"--context: expected at most {MOST_TOKENS:,}, got {context:,}")
+    return context
+
+
+def _room(arguments: argparse.Namespace, gpus: list[machine.Gpu] | None) -> tuple[int, int]:
+    """Bytes of the device, and of host memory beside it. `gpus`: None on the CPU."""
+    available = machine.available_memory()
+    host = 0
+    if gpus is not None:
+        host = available if arguments.host_memory is None else arguments.host_memory
+    if arguments.memory is not None:
+        return arguments.memory, host
+    return (available if gpus is None else max(gpu.free for gpu in gpus)), host
+
+
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     from pariskv_core import ParisKV
     from pariskv_core.cli import sizes
@@ -106,17 +128,8 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     gpus = machine.gpus()
     device = _device(arguments, gpus)
     gpu = device == "cuda"
-    context = arguments.context or shape.context
-    if not context:
-        raise CannotRunError("the model does not say how long a text it was made for: --context")
-    if context > sizes.MOST_TOKENS:
-        raise CannotRunError(f"--context: expected at most {sizes.MOST_TOKENS:,}, got {context:,}")
-    available = machine.available_memory()
-    memory = arguments.memory
-    if memory is None:
-        memory = max(each.free for each in gpus) if gpu else available
-    host = arguments.host_memory if arguments.host_memory is not None else available
-    host = host if gpu else 0
+    context = _context(arguments, shape)
+    memory, host = _room(arguments, gpus if gpu else None)
     weights = arguments.weights if arguments.weights is not None else shape.weights
 
     layer = sizes.of_layer(shape, policy=ParisKV(top_k=arguments.top_k))
@@ -183,6 +196,8 @@ def _show(
     longest, by_memory = found["largest_context"], found["largest_context_by_memory"]
     reason = " (the model's own; memory has room for more)" if longest < by_memory else ""
     screen.say(f"Largest context for this batch: {longest:,} tokens{reason}.")
+    if 0 < shape.context < context:
+        screen.say(f"The model was made for {shape.context:,} tokens, fewer than these.", "yellow")
     per = found["bytes_per_token"]
     beside = f" on the GPU and {size(per['host'])} of host memory" if gpu else ""
     screen.say(
