@@ -131,6 +131,14 @@ def test_the_demo_fetches_nothing_that_it_cannot_run(monkeypatch, capsys):
     assert "left out: transformers is not installed" in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_cache_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PARISKV_LAB_CACHE", str(tmp_path / "file"))
+    assert main(["demo", "--part", "model", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)["model"]["left_out"]
+    assert said == f"cannot write {tmp_path}/file: Not a directory"
+
+
 def test_without_rich_there_is_json_all_the_same(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich", None)
     plan = ["plan", *SHAPE, "--context", "8192", "--device", "cpu", "--memory", "8GB"]

@@ -55,9 +55,15 @@ def run(
         path = weights.fetch(pinned)
         loaded = models.load(argparse.Namespace(model=str(path), threads=threads, device="cpu"))
     except (CannotRunError, weights.Unusable) as reason:
-        screen.say(f"This part is left out: {reason}", style="yellow")
-        return {"left_out": str(reason)}, []
+        return _left_out(str(reason), screen), []
+    except OSError as reason:  # the cache folder: not ours to write, or a full disk
+        return _left_out(f"cannot write {weights.cache_folder()}: {reason.strerror}", screen), []
     return _demonstrate(loaded, pinned, threads, top_k, screen, tokens)
+
+
+def _left_out(reason: str, screen: Screen) -> dict[str, Any]:
+    screen.say(f"This part is left out: {reason}", style="yellow")
+    return {"left_out": reason}
 
 
 def _demonstrate(
