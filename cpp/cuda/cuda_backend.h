@@ -47,7 +47,7 @@ class CudaBackend : public Backend, public WordUpdates, public Offloads {
   void leave(Stream stream) noexcept override;
   void expect_replays(Stream stream) override { order_.replays_on(handle_of(stream)); }
 
-  Capabilities capabilities() const override { return {true, true, true}; }
+  Capabilities capabilities() const override { return {true, true, true, true}; }
 
   WordUpdates* word_updates() override { return this; }
   void update_word(void* target, uint64_t value) override;

@@ -153,6 +153,7 @@ void Cache::Impl::observe(const Step& step, const TensorView& q,
 }
 
 void Cache::Impl::encode(Step& step, Stream stream) {
+  if (step.encoded) return;
   std::vector<Span> spans;
   for (size_t i = 0; i < step.changes.size(); ++i) {
     const Change& change = step.changes[i];

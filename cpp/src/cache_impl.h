@@ -18,6 +18,8 @@
 
 namespace pariskv {
 
+struct SavedPart;
+
 class Cache::Impl {
  public:
   Impl(Config config, const Resources& resources);
@@ -55,6 +57,7 @@ class Cache::Impl {
     std::vector<Change> changes;
     std::vector<SequenceView> views;  // as they will be
     bool offloads_at_once = false;    // rows that are done changing: not a few beside each step
+    bool encoded = false;             // `before` brings the summaries of what enters the zone
   };
   Step plan(const std::vector<Layer*>& layers, const std::vector<Regions>& next, Planner::Use use,
             Stream stream, bool queries = false);
@@ -91,7 +94,8 @@ class Cache::Impl {
     }
     for (Change& change : step.changes) {
       change.apply();
-      if (change.spilled() > 0) stats_.encoded_keys += change.spilled() * config_.kv_heads;
+      if (change.spilled() <= 0 || step.encoded) continue;
+      stats_.encoded_keys += change.spilled() * config_.kv_heads;
     }
   }
 
@@ -121,6 +125,9 @@ class Cache::Impl {
     };
     carry_out(step, append, [&] { after(step); }, stream);
   }
+
+  /** A layer of a saved sequence, into an empty one. */
+  void restore(Layer& layer, const SavedPart& part, Stream stream);
 
   /** What decode and attend are given; without tokens to append, k and v are empty. */
   struct StepTensors {

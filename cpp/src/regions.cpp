@@ -20,6 +20,14 @@ int64_t whole_grains(int64_t position, const RegionSizes& sizes) {
 
 }  // namespace
 
+bool Regions::reachable(const Marks& marks, const RegionSizes& sizes) {
+  const auto within = [&](int64_t position) { return position >= 0 && position <= marks.total; };
+  if (marks.total < 0 || !within(marks.retrieval_end) || !within(marks.buffer_begin)) return false;
+  const Regions regions(marks);
+  if (regions.zone_tokens(sizes) == 0) return true;
+  return marks.retrieval_end == whole_grains(marks.retrieval_end, sizes);
+}
+
 Regions Regions::appended() const {
   Regions next = *this;
   ++next.total_;

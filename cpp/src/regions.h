@@ -30,6 +30,23 @@ struct RegionSizes {
 
 class Regions {
  public:
+  /** The three numbers that a sequence's regions follow from. */
+  struct Marks {
+    int64_t total;
+    int64_t retrieval_end;
+    int64_t buffer_begin;
+  };
+
+  Regions() = default;
+  explicit Regions(const Marks& marks)
+      : total_(marks.total),
+        retrieval_end_(marks.retrieval_end),
+        buffer_begin_(marks.buffer_begin) {}
+  Marks marks() const { return {total_, retrieval_end_, buffer_begin_}; }
+
+  /** Whether calls can lead to these marks, for some local window and update buffer. */
+  static bool reachable(const Marks& marks, const RegionSizes& sizes);
+
   int64_t total() const { return total_; }
   int64_t sink_end(const RegionSizes& sizes) const {
     return total_ < sizes.sink ? total_ : sizes.sink;

@@ -34,6 +34,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -209,6 +210,24 @@ class Cache {
    */
   void read(int64_t layer, SequenceId sequence, int64_t begin, const TensorView& k,
             const TensorView& v, Stream stream = {}) const;
+
+  /**
+   * Writes a sequence to a file: rows, summaries, the policy's state, regions and settings, each
+   * part with a checksum. Changes nothing. The file appears in the place of `path` when the disk
+   * has all of it; until then, and if anything fails, what was there stays. On a GPU it waits for
+   * the work of earlier calls.
+   *
+   * @param path  of a file, in the system's own bytes; an older one is replaced
+   */
+  void save(SequenceId sequence, const std::string& path) const;
+
+  /**
+   * A new sequence, equal to the one that was saved: whatever follows gives the same bits. The file
+   * may come from a cache on another device, and with other regions (but for the sink), budgets
+   * and settings of the search; all that its bytes are made with has to be the same. Throws
+   * std::invalid_argument with what was expected and what was found, and then adds nothing.
+   */
+  SequenceId load(const std::string& path, Stream stream = {});
 
   /** Tokens of a sequence in one layer. */
   int64_t length(SequenceId sequence, int64_t layer = 0) const;

@@ -4,10 +4,12 @@
  * Your mistake     std::invalid_argument  text "[verb] argument: expected ..., got ..."
  * No memory left   pariskv::OutOfMemory   names the bytes wanted and the bytes free
  * The GPU said no  pariskv::CudaError     says which call and why
+ * A file refused   pariskv::FileError     says which file and why; code() is the system's errno
  * Our bug          pariskv::InternalError please report it
  *
  * Whatever is thrown, the cache is as it was before the call; where the device is lost, nothing
- * but its end is left to it. Python has ValueError, OutOfMemory (a MemoryError) and RuntimeError.
+ * but its end is left to it. Python has ValueError, OutOfMemory (a MemoryError), OSError for files,
+ * and RuntimeError.
  */
 #pragma once
 
@@ -32,6 +34,16 @@ class OutOfMemory : public std::bad_alloc {
 class CudaError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
+};
+
+/** The system would not read or write a file: it is not there, the disk is full, and so on. */
+class FileError : public std::runtime_error {
+ public:
+  FileError(const std::string& message, int code) : std::runtime_error(message), code_(code) {}
+  int code() const { return code_; }
+
+ private:
+  int code_;
 };
 
 /** A promise that the library makes to itself was broken. */

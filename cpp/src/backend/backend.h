@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "backend/memory.h"
@@ -26,6 +27,8 @@ struct Capabilities {
   bool graphs = false;
   /** decode writes the token's own row, so append need not come first. */
   bool decode_appends = false;
+  /** The arena's memory is the device's: the host reaches it by fetch and copy alone. */
+  bool own_memory = false;
 };
 
 class Backend : public Verbs, public BackendMemory, public CallOrder {
@@ -34,6 +37,11 @@ class Backend : public Verbs, public BackendMemory, public CallOrder {
 
   /** Null: verbs read the host's own views, so no tables are kept on the device. */
   virtual WordUpdates* word_updates() { return nullptr; }
+
+  /** Calls `work(i)` for every i in [0, count) on the threads of the backend, if it has any. */
+  virtual void parallel_for(int64_t count, const std::function<void(int64_t)>& work) {
+    for (int64_t i = 0; i < count; ++i) work(i);
+  }
 
   /** Null: rows stay where they are. */
   virtual Offloads* offloads() { return nullptr; }

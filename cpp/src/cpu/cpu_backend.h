@@ -35,6 +35,9 @@ class CpuBackend : public Backend {
   int64_t scratch_bytes() const override { return scratch_.bytes(); }
   void clear_scratch(Stream) override { scratch_ = Block(); }  // zeroed as it goes
   void fetch(void* target, const void* source, int64_t bytes) override;
+  void parallel_for(int64_t count, const std::function<void(int64_t)>& work) override {
+    pool_.parallel_for(count, work);
+  }
 
  private:
   /** The policy's own step: one overload for each alternative of Rules and of Upkeep. */

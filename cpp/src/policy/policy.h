@@ -85,6 +85,12 @@ class Policy {
   /** The summaries of a zone, unpacked. */
   virtual Summaries summaries(const SequenceView& sequence) const = 0;
 
+  /**
+   * Zeroes what a segment's summaries hold of other slots than [begin, end): of keys that have left
+   * the zone. For a file; `segment` is a copy in the host's memory.
+   */
+  virtual void clear_outside(uint8_t* segment, int64_t begin, int64_t end) const = 0;
+
   /** Keys of a zone that can never be selected, over kv heads. */
   virtual int64_t unusable_keys(const SequenceView& sequence) const = 0;
 };

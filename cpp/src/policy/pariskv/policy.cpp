@@ -1,5 +1,7 @@
 #include "policy/pariskv/policy.h"
 
+#include <algorithm>
+
 #include "codec/block_means.h"
 #include "codec/key_statistics.h"
 #include "codec/schedule.h"
@@ -91,6 +93,24 @@ void ParisKvPolicy::on_spill(const std::vector<Span>& spans, Stream stream) {
 void ParisKvPolicy::on_recall(const Span& span, Stream stream) {
   const EncodeJob job = job_of(span);
   backend_.keep_up(ParisKvForget{{shape_, &codec_, 1, &job}}, stream);
+}
+
+void ParisKvPolicy::clear_outside(uint8_t* segment, int64_t begin, int64_t end) const {
+  const SummaryLayout layout = shape_.summary();
+  for (int64_t head = 0; head < layout.kv_heads; ++head) {
+    for (int64_t slot = 0; slot < layout.tokens; ++slot) {
+      if (slot >= begin && slot < end) continue;
+      std::fill_n(layout.signs(segment, head, slot), layout.subspaces(), uint8_t{0});
+      *layout.norms(segment, head, slot) = 0;
+      *layout.scales(segment, head, slot) = 0;
+      std::fill_n(layout.records(segment, head, slot), layout.record_bytes(), uint8_t{0});
+    }
+    for (int64_t number = 0; number < layout.blocks(); ++number) {
+      if ((number + 1) * layout.block > begin && number * layout.block < end) continue;
+      std::fill_n(layout.means(segment, head, number), layout.rotated_dim, int8_t{0});
+      *layout.steps(segment, head, number) = 0;
+    }
+  }
 }
 
 int64_t ParisKvPolicy::unusable_keys(const SequenceView& sequence) const {

@@ -27,6 +27,7 @@ class ParisKvPolicy : public Policy {
   Rules rules() const override;
   void explain(const Trace& trace, Explanation& explanation) const override;
   Summaries summaries(const SequenceView& sequence) const override;
+  void clear_outside(uint8_t* segment, int64_t begin, int64_t end) const override;
   int64_t unusable_keys(const SequenceView& sequence) const override;
 
  private:

@@ -1,0 +1,189 @@
+#include "saved/format.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "check.h"
+#include "pariskv/sizes.h"
+#include "saved/checksum.h"
+
+namespace pariskv {
+
+namespace {
+
+// As in PNG: a copy that changed line ends, or lost the eighth bit, is no saved sequence.
+constexpr char kMagic[8] = {char(0x89), 'P', 'K', 'V', '\r', '\n', 0x1a, '\n'};
+
+struct Prefix {
+  char magic[8];
+  int64_t version;
+  int64_t header_bytes;
+  int64_t file_bytes;
+  int64_t settings_bytes;
+  int64_t layers;
+  int64_t pieces;
+};
+constexpr int64_t kPrefixBytes = int64_t(sizeof(Prefix));
+constexpr int64_t kLayerBytes = int64_t(sizeof(SavedLayer));
+constexpr int64_t kChecksumBytes = int64_t(sizeof(uint64_t));
+static_assert(kPrefixBytes == 56 && kLayerBytes == 40, "bytes of a file: no padding");
+
+/** Throws unless a file of this size begins as this version's files do. */
+void check_prefix(const OldFile& file, const Prefix& prefix) {
+  if (std::memcmp(prefix.magic, kMagic, sizeof kMagic) != 0) {
+    fail("[load] path: expected a saved sequence, got another kind of file, ", file.path());
+  }
+  if (prefix.version != kSavedVersion) {
+    fail("[load] path: expected version ", kSavedVersion, " of saved sequences, got version ",
+         prefix.version, " in ", file.path(),
+         prefix.version > kSavedVersion ? "; a newer pariskv_core wrote it" : "");
+  }
+  if (prefix.file_bytes != file.bytes()) {
+    fail("[load] path: expected the ", prefix.file_bytes, " bytes that were written, got ",
+         file.bytes(), " in ", file.path(),
+         file.bytes() < prefix.file_bytes ? ": its end is missing" : ": something was added");
+  }
+  if (prefix.header_bytes < kPrefixBytes + kChecksumBytes ||
+      prefix.header_bytes > prefix.file_bytes) {
+    refuse_damaged(file, "its header has no such size");
+  }
+}
+
+/** Takes items off the front of a header; false: it has not so many. */
+class Reader {
+ public:
+  Reader(const char* data, int64_t bytes) : data_(data), left_(bytes) {}
+
+  template <typename T>
+  bool take(std::vector<T>& items, int64_t count) {
+    if (count < 0 || count > left_ / int64_t(sizeof(T))) return false;
+    items.resize(size_t(count));
+    const size_t bytes = size_t(count) * sizeof(T);
+    if (bytes > 0) std::memcpy(items.data(), data_, bytes);
+    data_ += bytes, left_ -= int64_t(bytes);
+    return true;
+  }
+  bool empty() const { return left_ == 0; }
+
+ private:
+  const char* data_;
+  int64_t left_;
+};
+
+template <typename T>
+char* put(char* target, const T* items, size_t count) {
+  if (count > 0) std::memcpy(target, items, count * sizeof(T));
+  return target + count * sizeof(T);
+}
+
+}  // namespace
+
+void refuse_damaged(const OldFile& file, const std::string& what) {
+  fail("[load] path: expected a saved sequence as it was written, got ", file.path(),
+       ", which is damaged: ", what);
+}
+
+std::vector<Piece> pieces_of(const std::vector<SavedLayer>& layers, const SavedSizes& sizes) {
+  std::vector<Piece> pieces;
+  int64_t offset = 0;
+  const auto add = [&](Piece::Kind kind, int64_t layer, int64_t segment, int64_t begin, int64_t end,
+                       int64_t bytes) {
+    pieces.push_back({kind, layer, segment, begin, end, offset, bytes});
+    offset += bytes;
+  };
+  for (int64_t l = 0; l < int64_t(layers.size()); ++l) {
+    const SavedLayer& layer = layers[size_t(l)];
+    const Regions regions(layer.marks);
+    const int64_t tokens = sizes.segment_tokens, total = regions.total();
+    const int64_t zone_begin = regions.sink_end(sizes.regions);
+    const int64_t zone_end = regions.retrieval_end(sizes.regions);
+    if (layer.has_state != 0) add(Piece::Kind::kState, l, 0, 0, 0, sizes.state_bytes);
+    for (int64_t s = 0; s * tokens < total; ++s) {
+      const int64_t first = s * tokens, used = std::min(total - first, tokens);
+      add(Piece::Kind::kRows, l, s, 0, used, used * sizes.token_bytes);
+      const int64_t begin = std::max(zone_begin - first, int64_t{0});
+      const int64_t end = std::min(zone_end - first, tokens);
+      if (begin < end) add(Piece::Kind::kSummaries, l, s, begin, end, sizes.summary_bytes);
+    }
+  }
+  return pieces;
+}
+
+int64_t SavedHeader::bytes() const {
+  return kPrefixBytes + int64_t(settings.size()) + int64_t(layers.size()) * kLayerBytes +
+         int64_t(checksums.size() + 1) * kChecksumBytes;
+}
+
+std::vector<char> SavedHeader::packed(int64_t file_bytes) const {
+  std::vector<char> header(static_cast<size_t>(bytes()));
+  Prefix prefix{{},
+                kSavedVersion,
+                bytes(),
+                file_bytes,
+                int64_t(settings.size()),
+                int64_t(layers.size()),
+                int64_t(checksums.size())};
+  std::memcpy(prefix.magic, kMagic, sizeof kMagic);
+  char* next = put(header.data(), &prefix, 1);
+  next = put(next, settings.data(), settings.size());
+  next = put(next, layers.data(), layers.size());
+  next = put(next, checksums.data(), checksums.size());
+  const uint64_t checksum = checksum_of(header.data(), bytes() - kChecksumBytes);
+  put(next, &checksum, 1);
+  return header;
+}
+
+SavedHeader SavedHeader::read(const OldFile& file) {
+  Prefix prefix{};
+  if (file.bytes() < kPrefixBytes) {
+    fail("[load] path: expected a saved sequence, got ", file.path(), " with ", file.bytes(),
+         " bytes");
+  }
+  file.read(&prefix, kPrefixBytes, 0);
+  check_prefix(file, prefix);
+  std::vector<char> bytes(static_cast<size_t>(prefix.header_bytes));
+  file.read(bytes.data(), prefix.header_bytes, 0);
+  const int64_t summed = prefix.header_bytes - kChecksumBytes;
+  uint64_t checksum = 0;
+  std::memcpy(&checksum, bytes.data() + summed, sizeof checksum);
+  if (checksum != checksum_of(bytes.data(), summed)) {
+    refuse_damaged(file, "the checksum of its header is another one");
+  }
+  SavedHeader header;
+  std::vector<char> text;
+  Reader reader(bytes.data() + kPrefixBytes, summed - kPrefixBytes);
+  if (!reader.take(text, prefix.settings_bytes) || !reader.take(header.layers, prefix.layers) ||
+      !reader.take(header.checksums, prefix.pieces) || !reader.empty()) {
+    refuse_damaged(file, "its header has other parts than it says");
+  }
+  header.settings.assign(text.begin(), text.end());
+  return header;
+}
+
+void SavedHeader::check(const OldFile& file, const std::vector<Piece>& pieces) const {
+  const int64_t end = pieces.empty() ? 0 : pieces.back().offset + pieces.back().bytes;
+  if (pieces.size() != checksums.size() || bytes() + end != file.bytes()) {
+    refuse_damaged(file, "its layers do not add up to its size");
+  }
+}
+
+void check_layers(const OldFile& file, const SavedHeader& header, int64_t layers,
+                  const SavedSizes& sizes) {
+  if (int64_t(header.layers.size()) != layers) refuse_damaged(file, "it has other layers");
+  int64_t left = file.bytes();
+  for (const SavedLayer& layer : header.layers) {
+    const int64_t total = layer.marks.total;
+    const bool sound = Regions::reachable(layer.marks, sizes.regions) && total <= kMostTokens &&
+                       layer.observed >= 0 && layer.observed <= sizes.most_observed &&
+                       (layer.observed == 0 || sizes.first_observed + layer.observed <= total) &&
+                       (layer.has_state == 0 || layer.has_state == 1);
+    if (sound) left -= total * sizes.token_bytes;
+    const bool needs_state =
+        sound && (layer.observed > 0 || Regions(layer.marks).zone_tokens(sizes.regions) > 0);
+    if (!sound || left < 0 || (needs_state && layer.has_state == 0)) {
+      refuse_damaged(file, "no sequence has such a layer");
+    }
+  }
+}
+
+}  // namespace pariskv

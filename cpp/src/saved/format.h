@@ -1,0 +1,82 @@
+/**
+ * How a sequence lies in a file: docs/saved-contexts.md has the table.
+ *
+ *   prefix    magic, version, sizes of the header and of the file
+ *   settings  text
+ *   layers    (layers) SavedLayer
+ *   checksums (pieces) of what follows, in its order
+ *   checksum  of all of the header before it
+ *   pieces    without gaps: for each layer its state, then the rows and summaries of each segment
+ *
+ * Everything is little-endian. Every byte counts for one checksum, and says one thing only.
+ */
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "regions.h"
+#include "saved/file.h"
+
+namespace pariskv {
+
+constexpr int64_t kSavedVersion = 1;
+
+/** One layer of a sequence, but for its bytes. */
+struct SavedLayer {
+  Regions::Marks marks;
+  int64_t observed;   // queries that its policy was given, of those it wants
+  int64_t has_state;  // 0 or 1
+};
+
+/** Sizes that follow from a cache's settings. */
+struct SavedSizes {
+  RegionSizes regions;
+  int64_t segment_tokens;
+  int64_t token_bytes;    // the rows of a token, of all kv heads
+  int64_t summary_bytes;  // of a segment
+  int64_t state_bytes;
+  int64_t most_observed;   // queries that the policy wants,
+  int64_t first_observed;  // from this position on
+};
+
+/** A piece of a file, with a checksum of its own. */
+struct Piece {
+  enum class Kind { kState, kRows, kSummaries };
+  Kind kind;
+  int64_t layer;
+  int64_t segment;
+  int64_t begin, end;  // slots of the segment: its rows, or those in the zone
+  int64_t offset;      // in the pieces' part of the file
+  int64_t bytes;
+};
+
+/** The pieces of all layers in their order. */
+std::vector<Piece> pieces_of(const std::vector<SavedLayer>& layers, const SavedSizes& sizes);
+
+struct SavedHeader {
+  std::string settings;
+  std::vector<SavedLayer> layers;
+  std::vector<uint64_t> checksums;  // (pieces)
+
+  /** Where the pieces begin. */
+  int64_t bytes() const;
+
+  /** @param file_bytes of the whole file */
+  std::vector<char> packed(int64_t file_bytes) const;
+
+  /** Throws a sentence about what is wrong with a file. Its checksum is right. */
+  static SavedHeader read(const OldFile& file);
+
+  /** Throws unless the file has these pieces, and nothing else. */
+  void check(const OldFile& file, const std::vector<Piece>& pieces) const;
+};
+
+/** Throws unless a cache of so many layers and these sizes can have such a sequence. */
+void check_layers(const OldFile& file, const SavedHeader& header, int64_t layers,
+                  const SavedSizes& sizes);
+
+[[noreturn]] void refuse_damaged(const OldFile& file, const std::string& what);
+
+}  // namespace pariskv

@@ -1,0 +1,208 @@
+// Cache::save and Cache::load: pieces of a sequence to a file and back.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "cache_impl.h"
+#include "saved/checksum.h"
+#include "saved/file.h"
+#include "saved/format.h"
+#include "saved/settings.h"
+
+namespace pariskv {
+
+/** One layer in an open file. */
+struct SavedPart {
+  const OldFile& file;
+  const SavedHeader& header;
+  const std::vector<Piece>& pieces;
+  int64_t layer;
+};
+
+namespace {
+
+/** Bytes that lie side by side, here and in the file. */
+struct Run {
+  char* data;
+  int64_t bytes;
+};
+
+/** The memory of a piece, in the order of the file. */
+std::vector<Run> runs_of(const Piece& piece, const SequenceView& view, const ModelShape& shape) {
+  switch (piece.kind) {
+    case Piece::Kind::kState:
+      return {{static_cast<char*>(view.state), piece.bytes}};
+    case Piece::Kind::kSummaries:
+      return {{reinterpret_cast<char*>(view.summaries[piece.segment]), piece.bytes}};
+    case Piece::Kind::kRows:
+      break;
+  }
+  char* rows = static_cast<char*>(view.rows[piece.segment]);
+  if (piece.end == shape.segment_tokens) return {{rows, piece.bytes}};
+  std::vector<Run> runs;  // of each head as many rows as there are tokens
+  const int64_t step = shape.segment_tokens * shape.rows.bytes();
+  for (int64_t head = 0; head < shape.kv_heads; ++head) {
+    runs.push_back({rows + head * step, piece.end * shape.rows.bytes()});
+  }
+  return runs;
+}
+
+std::unique_ptr<char[]> buffer_of(int64_t bytes) {
+  return std::unique_ptr<char[]>(new char[size_t(bytes)]);
+}
+
+SavedSizes sizes_of(const ModelShape& shape, const RegionSizes& regions, const Policy& policy) {
+  const Positions wanted = policy.observed();
+  return {regions,
+          shape.segment_tokens,
+          shape.kv_heads * shape.rows.bytes(),
+          policy.summary_bytes(),
+          policy.state_bytes(),
+          wanted.end - wanted.begin,
+          wanted.begin};
+}
+
+/** Calls `work(i)` for every piece of a layer, on the threads of the backend. */
+template <typename Work>
+void each_piece(Backend& backend, const std::vector<Piece>& pieces, int64_t layer, Work work) {
+  const auto before = [](const Piece& piece, int64_t l) { return piece.layer < l; };
+  const auto at = [&](int64_t l) {
+    return std::lower_bound(pieces.begin(), pieces.end(), l, before) - pieces.begin();
+  };
+  const int64_t first = at(layer);
+  backend.parallel_for(at(layer + 1) - first, [&](int64_t i) { work(size_t(first + i)); });
+}
+
+/** Writes a piece; returns its checksum. */
+uint64_t write_piece(const Piece& piece, const Layer& layer, const SequenceView& view,
+                     const ModelShape& shape, const Policy& policy, Backend& backend, int64_t begin,
+                     NewFile& file) {
+  const bool rows = piece.kind == Piece::Kind::kRows;
+  const bool readable = !backend.capabilities().own_memory ||
+                        (rows && layer.store.row_block(piece.segment)->offloaded());
+  const bool part =
+      piece.kind == Piece::Kind::kSummaries && piece.end - piece.begin < shape.segment_tokens;
+  const std::vector<Run> runs = runs_of(piece, view, shape);
+  std::unique_ptr<char[]> copy;
+  const char* data = runs[0].data;
+  if (!readable || part || runs.size() > 1) {
+    copy = buffer_of(piece.bytes);
+    char* next = copy.get();
+    for (const Run& run : runs) {
+      if (readable) {
+        std::memcpy(next, run.data, size_t(run.bytes));
+      } else {
+        backend.fetch(next, run.data, run.bytes);
+      }
+      next += run.bytes;
+    }
+    if (part) {
+      policy.clear_outside(reinterpret_cast<uint8_t*>(copy.get()), piece.begin, piece.end);
+    }
+    data = copy.get();
+  }
+  file.write(data, piece.bytes, begin + piece.offset);
+  return checksum_of(data, piece.bytes);
+}
+
+/** Reads a piece to where the view has it. */
+void read_piece(const SavedPart& part, size_t number, const SequenceView& view,
+                const ModelShape& shape, Backend& backend, Stream stream) {
+  const Piece& piece = part.pieces[number];
+  const std::vector<Run> runs = runs_of(piece, view, shape);
+  const bool in_place = !backend.capabilities().own_memory && runs.size() == 1;
+  const std::unique_ptr<char[]> copy = in_place ? nullptr : buffer_of(piece.bytes);
+  char* data = in_place ? runs[0].data : copy.get();
+  part.file.read(data, piece.bytes, part.header.bytes() + piece.offset);
+  if (checksum_of(data, piece.bytes) != part.header.checksums[number]) {
+    const char* names[] = {"state", "rows", "summaries"};
+    refuse_damaged(part.file, std::string("the checksum of its ") + names[int(piece.kind)] +
+                                  " of layer " + std::to_string(piece.layer) + ", segment " +
+                                  std::to_string(piece.segment) + ", is another one");
+  }
+  if (in_place) return;
+  const char* next = copy.get();
+  for (const Run& run : runs) {
+    backend.copy(run.data, next, run.bytes, stream);
+    next += run.bytes;
+  }
+}
+
+}  // namespace
+
+void Cache::save(SequenceId sequence, const std::string& path) const {
+  const Impl::Lock lock(impl_->mutex_);
+  const Impl& impl = *impl_;
+  const Sequence& source = *impl_->find(impl.verb("save"), {sequence})[0];
+  SavedHeader header;
+  header.settings = text_of(settings_of(impl.config_));
+  for (const Layer& layer : source.layers) {
+    const bool has_state = layer.state.data() != nullptr;
+    header.layers.push_back({layer.regions.marks(), layer.observed, has_state ? 1 : 0});
+  }
+  const std::vector<Piece> pieces =
+      pieces_of(header.layers, sizes_of(impl.shape_, impl.sizes_, *impl.policy_));
+  header.checksums.resize(pieces.size());
+  const int64_t begin = header.bytes();
+
+  NewFile file(path);
+  for (size_t l = 0; l < source.layers.size(); ++l) {
+    const Layer& layer = source.layers[l];
+    const SequenceView view = impl.view(layer);
+    each_piece(*impl.backend_, pieces, int64_t(l), [&](size_t i) {
+      header.checksums[i] = write_piece(pieces[i], layer, view, impl.shape_, *impl.policy_,
+                                        *impl.backend_, begin, file);
+    });
+  }
+  const int64_t end = pieces.empty() ? 0 : pieces.back().offset + pieces.back().bytes;
+  const std::vector<char> packed = header.packed(begin + end);
+  file.write(packed.data(), int64_t(packed.size()), 0);
+  file.commit();
+}
+
+SequenceId Cache::load(const std::string& path, Stream stream) {
+  const OldFile file(path);
+  const SavedHeader header = SavedHeader::read(file);
+  check_settings(path, header.settings, config());
+  const SavedSizes sizes = sizes_of(impl_->shape_, impl_->sizes_, *impl_->policy_);
+  check_layers(file, header, config().layers, sizes);
+  const std::vector<Piece> pieces = pieces_of(header.layers, sizes);
+  header.check(file, pieces);
+
+  const Impl::Lock lock(impl_->mutex_);
+  const Impl::Visit visit(*impl_, stream);
+  // Among the others from the start: rows that arrive in host memory meanwhile are its own, too.
+  const SequenceId id = impl_->next_id_;
+  Sequence& sequence =
+      impl_->sequences_.emplace(id, impl_->planner_.create(config().layers)).first->second;
+  try {
+    for (int64_t l = 0; l < config().layers; ++l) {
+      impl_->restore(sequence.layers[size_t(l)], {file, header, pieces, l}, stream);
+    }
+  } catch (...) {
+    impl_->sequences_.erase(id);
+    throw;
+  }
+  return impl_->next_id_++;
+}
+
+void Cache::Impl::restore(Layer& layer, const SavedPart& part, Stream stream) {
+  const SavedLayer& saved = part.header.layers[size_t(part.layer)];
+  limit_waiting_offloads(stream);
+  Step step = plan({&layer}, {Regions(saved.marks)}, Planner::Use::kStore, stream);
+  step.offloads_at_once = true;
+  step.encoded = true;
+  Change& change = step.changes[0];
+  change.observed = saved.observed;
+  if (saved.has_state != 0 && change.state.data() == nullptr) {
+    change.state = planner_.next_state(layer, stream);
+  }
+  step.views[0] = change.view(sizes_, *policy_);
+  const auto read = [&] {
+    each_piece(*backend_, part.pieces, part.layer,
+               [&](size_t i) { read_piece(part, i, step.views[0], shape_, *backend_, stream); });
+  };
+  carry_out(step, read, [] {}, stream);
+}
+
+}  // namespace pariskv
