@@ -1,6 +1,7 @@
 """The pariskv engine. Import pariskv_core instead."""
 
 from collections.abc import Sequence
+import os
 from typing import Annotated, Any
 
 import numpy
@@ -527,6 +528,23 @@ class Cache:
 
         NumPy arrays, or torch's from a GPU, or into `out`, a pair; a bfloat16 cache on the CPU needs
         `out`.
+        """
+
+    def save(self, sequence: int, path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> None:
+        """
+        Writes a sequence to a file, with a checksum for each part. Changes nothing.
+
+        An older file is replaced when the disk has all of the new one, or not at all. Raises OSError for
+        what the system refuses: a full disk, a folder that is not there.
+        """
+
+    def load(self, path: str | bytes | os.PathLike[str] | os.PathLike[bytes], *, stream: int | None = None) -> int:
+        """
+        A new sequence, equal to the one that was saved: what follows gives the same bits.
+
+        The file may come from another device, and from a cache with another search, other windows and
+        budgets. Raises ValueError for a file that is damaged or of another model, policy or version, and
+        then adds nothing.
         """
 
     def length(self, sequence: int, layer: int = 0) -> int:

@@ -1,6 +1,7 @@
 #include "module.h"
 
 #include "pariskv/pariskv.h"
+#include "paths.h"
 #include "unlocked.h"
 
 NB_MODULE(_core, m) {
@@ -9,6 +10,7 @@ NB_MODULE(_core, m) {
   nb::set_leak_warnings(false);
   m.doc() = "The pariskv engine. Import pariskv_core instead.";
   nb::exception<pariskv::OutOfMemory>(m, "OutOfMemory", PyExc_MemoryError);
+  pariskv::python::translate_file_errors();
   pariskv::python::bind_info(m);
   pariskv::python::bind_policies(m);
   pariskv::python::bind_config(m);
