@@ -13,10 +13,9 @@ std::string path_of(const char* verb, nb::handle path) {
   const bool is_path = nb::isinstance<nb::str>(path) || nb::isinstance<nb::bytes>(path) ||
                        nb::hasattr(path, "__fspath__");
   if (!is_path) {
-    const nb::object type = path.type().attr("__name__");
     throw nb::type_error((std::string("[") + verb +
                           "] path: expected str, bytes or os.PathLike, got " +
-                          nb::cast<std::string>(type))
+                          nb::type_name(path.type()).c_str())
                              .c_str());
   }
   const nb::object encoded = os.attr("fsencode")(path);
