@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import os
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
 import pariskv_core as pk
 
-from . import versions
+from . import saved, versions
 from .store import Store
 from .support import decoder_config
 
@@ -75,6 +77,7 @@ class PariskvCache(versions.DynamicCache):
 
     The model's shape, dtype and device come with its first keys. Padding is never stored.
     `copy.deepcopy(cache)` forks it: stored rows are shared, so that a prefix serves many prompts.
+    `cache.save(folder)` writes it to files, and `PariskvCache.load(folder, config)` reads them.
     """
 
     layers: list[Any]
@@ -99,6 +102,8 @@ class PariskvCache(versions.DynamicCache):
                 versions.DynamicLayer() if getattr(layer, "is_sliding", False) else layer
                 for layer in self.layers
             ]
+        self._rollback = rollback
+        self._described = saved.described(config)
         self._store = Store(len(own), settings, alone=alone)
         for index, layer in enumerate(own):
             self.layers[layer] = PariskvLayer(self._store, index)
@@ -129,6 +134,37 @@ class PariskvCache(versions.DynamicCache):
         return {
             i: layer.index for i, layer in enumerate(self.layers) if isinstance(layer, PariskvLayer)
         }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the cache to a folder: a file for each row of the batch, and the sliding layers.
+
+        The folder is new, empty, or has a cache that is replaced when all of this one is written.
+        """
+        saved.save(Path(path), self._described, self._rollback, self._store, self._library_layers)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        config: Any,
+        *,
+        device: Any = None,
+        **settings: Any,
+    ) -> PariskvCache:
+        """A cache that goes on as the saved one: `generate` needs the tokens that it has seen.
+
+        config    of the model, which has to be the one that the cache is of
+        device    for its rows; left out, where they were
+        settings  to be other ones than were saved, as far as the rows do not depend on them
+        """
+        found = saved.Saved(Path(path), config)
+        cache = cls(config, rollback=found.rollback, **{**found.settings, **settings})
+        found.fill(cache._store, cache._library_layers, device)
+        return cache
+
+    @property
+    def _library_layers(self) -> dict[int, Any]:
+        return {i: layer for i, layer in enumerate(self.layers) if i not in self.engine_layers}
 
     # What the library calls.
 
@@ -179,7 +215,8 @@ class PariskvCache(versions.DynamicCache):
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
-            "[transformers] cache: a PariskvCache cannot be pickled; copy.deepcopy forks it"
+            "[transformers] cache: a PariskvCache cannot be pickled; copy.deepcopy forks it, and "
+            "cache.save(folder) writes it to files"
         )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -332,6 +333,24 @@ class Store:
         self.columns = Columns(0)
         self.seen = [0] * len(self.seen)
         self._copies, self._pending, self._turn = {}, None, None
+
+    def restore(
+        self, config: pk.Config, files: Sequence[Path], stored: torch.Tensor, seen: Sequence[int]
+    ) -> None:
+        """The batch of a saved cache, a file for each row. This one is new."""
+        engine = pk.Cache(config)
+        for file, columns in zip(files, stored, strict=True):
+            sequence = engine.load(file)
+            if engine.length(sequence) != int(columns.sum()):
+                raise ValueError(
+                    f"[transformers] path: expected {int(columns.sum())} tokens, as the cache "
+                    f"says, got {engine.length(sequence)} in {file}"
+                )
+            self._sequences.append(sequence)
+        self._hold(engine)
+        self.columns = Columns(len(stored))
+        self.columns.append(stored, stored.shape[1])
+        self.seen = list(seen)
 
     def copy(self) -> Store:
         """The same batch once more, as forks: stored rows are shared until one of them changes."""

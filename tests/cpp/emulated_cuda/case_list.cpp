@@ -46,6 +46,26 @@ std::vector<Case> all_cases() {
       make("blocks_of_64", [=](Case& c, Config& k) { blocks(c, k, 64); }),
       make("blocks_of_256_without_queries",
            [](Case& c, Config& k) { own(k).block = 256, c.device = 0, c.twin = 1; }),
+      make("saved_blocks_and_tail",
+           [=](Case& c, Config& k) {
+             tail(c, k, 32), c.batch = 2, c.tokens = 800, c.steps = 12, c.saved_after = 5;
+             k.update = 8, k.local = 16, c.truncate_after = 2, c.truncate_by = 70;
+           }),
+      make("saved_votes_float32",
+           [=](Case& c, Config& k) {
+             votes(k), mean(k), k.dtype = kFloat, k.value_dim = 64;
+             c.steps = 8, c.saved_after = 3, k.update = 6;
+           }),
+      make("saved_and_replayed",
+           [=](Case& c, Config& k) {
+             tail(c, k, 16), c.replayed = true, c.steps = 14, c.saved_after = 6, k.update = 5;
+             k.local = 16, k.segment_tokens = 64;
+           }),
+      make("saved_before_its_zone_opens",
+           [=](Case& c, Config& k) {
+             blocks(c, k, 64), c.tokens = 250, c.steps = 16, c.saved_after = 1, k.update = 4,
+                               k.local = 4;
+           }),
       make("blocks_float32_80_softcap_and_bias",
            [=](Case& c, Config& k) {
              blocks(c, k, 128), k.dtype = kFloat, k.head_dim = 80;

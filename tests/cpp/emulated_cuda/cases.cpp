@@ -1,7 +1,12 @@
 // How a case is run.
 #include "cases.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <limits>
 #include <random>
 
@@ -37,9 +42,10 @@ enum class Kind { kQuery, kKey, kValue, kOutput };
 /** Runs a case with what it draws at random: the same for every backend. */
 class Runner {
  public:
-  Runner(const Case& c, const Config& config)
+  Runner(const Case& c, const Config& config, const std::vector<std::string>& files)
       : c_(c),
         config_(config),
+        files_(files),
         cache_(config),
         random_(7),
         next_queries_(rows(c.batch, Kind::kQuery)) {}
@@ -224,6 +230,25 @@ class Runner {
       cache_.truncate({sequences_[0]}, Cut::drop({std::min(c_.truncate_by, most)}));
     }
     emulator::flush();
+    if (step == c_.saved_after) {
+      for (SequenceId& sequence : sequences_) sequence = saved_and_loaded(sequence);
+    }
+  }
+
+  SequenceId saved_and_loaded(SequenceId sequence) {
+    const std::string path =
+        std::filesystem::temp_directory_path() / ("pariskv-emulated-" + std::to_string(::getpid()));
+    cache_.save(sequence, path);
+    std::ifstream file(path, std::ios::binary);
+    outcome_.files.emplace_back(std::istreambuf_iterator<char>(file),
+                                std::istreambuf_iterator<char>());
+    if (!files_.empty()) {
+      std::ofstream(path, std::ios::binary) << files_[outcome_.files.size() - 1];
+    }
+    cache_.remove(sequence);
+    const SequenceId loaded = cache_.load(path);
+    std::filesystem::remove(path);
+    return loaded;
   }
 
   void look_at(int64_t index) {
@@ -259,6 +284,7 @@ class Runner {
 
   const Case& c_;
   const Config& config_;
+  const std::vector<std::string>& files_;
   Cache cache_;
   std::mt19937 random_;
   std::normal_distribution<float> normal_;
@@ -273,6 +299,8 @@ class Runner {
 
 }  // namespace
 
-Outcome run(const Case& c, const Config& config) { return Runner(c, config).run(); }
+Outcome run(const Case& c, const Config& config, const std::vector<std::string>& files) {
+  return Runner(c, config, files).run();
+}
 
 }  // namespace pariskv::test

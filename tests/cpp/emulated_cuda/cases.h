@@ -21,6 +21,7 @@ struct Case {
   bool queries = false;  // prompts bring theirs
   int64_t steps = 3;
   int64_t flush_after = -1, truncate_after = -1, truncate_by = 0;  // a step
+  int64_t saved_after = -1;  // a step: all sequences go to files and come back from them
   double softcap = 0;
   bool sink_bias = false;
   int64_t gap = 0;             // elements between rows, which nobody may write to
@@ -70,11 +71,13 @@ struct Outcome {
   std::vector<std::vector<float>> log_sum_exps;
   std::vector<Explanation> explanations;  // per sequence
   std::vector<Summaries> summaries;
-  std::vector<Tensor> rows;  // keys and values that the cache has in the end
+  std::vector<Tensor> rows;        // keys and values that the cache has in the end
+  std::vector<std::string> files;  // what the saved ones have in them
   Stats stats;
 };
 
-Outcome run(const Case& c, const Config& config);
+/** @param files  of another run, to be loaded in place of this one's own; empty: its own are */
+Outcome run(const Case& c, const Config& config, const std::vector<std::string>& files = {});
 
 /** @param is_twin  both ran on the emulator: floats, too, are equal bit for bit */
 void compare(const Case& c, const Outcome& expected, const Outcome& actual, bool is_twin);

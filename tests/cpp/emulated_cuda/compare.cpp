@@ -171,6 +171,10 @@ void compare(const Case& c, const Outcome& expected, const Outcome& actual, bool
     compare_explanations(expected.explanations[i], actual.explanations[i], is_twin);
     compare_summaries(expected.summaries[i], actual.summaries[i]);
   }
+  ASSERT_EQ(expected.files.size(), actual.files.size());
+  for (size_t i = 0; i < expected.files.size(); ++i) {
+    EXPECT_TRUE(expected.files[i] == actual.files[i]) << "file " << i;
+  }
   compare_stats(expected.stats, actual.stats);
 }
 

@@ -37,6 +37,10 @@ TEST_P(EmulatedWalk, EqualsTheCpu) {
   if (c.device_segment > 0) config.segment_tokens = c.device_segment;
   const Outcome cuda = run(c, config);
   compare(c, cpu, cuda, false);
+  if (c.saved_after >= 0) {  // from files of the other backend: the same bits
+    compare(c, cuda, run(c, config, cpu.files), true);
+    compare(c, cpu, run(c, c.config, cuda.files), true);
+  }
   if (c.replayed) {
     Case eager = c;
     eager.replayed = false;

@@ -1,6 +1,9 @@
 /** A long life of a cache on the fake device, and what it should hold by now. */
 #pragma once
 
+#include <unistd.h>
+
+#include <filesystem>
 #include <map>
 #include <random>
 #include <string>
@@ -17,7 +20,11 @@ class Life {
   explicit Life(int seed) : random_(uint32_t(seed)), cache_(config_of(seed)) {
     std::srand(unsigned(seed));
     cuda::window_bytes() = seed % 2 == 0 ? 1 : 1 << 20;  // a segment, or all that there are
+    std::filesystem::create_directory(folder_);
   }
+  ~Life() { std::filesystem::remove_all(folder_); }
+  Life(const Life&) = delete;
+  Life& operator=(const Life&) = delete;
 
   void step() {
     act_and_count();
@@ -57,6 +64,7 @@ class Life {
     }
   }
   void look() {
+    if (cache_.sequences().size() != truth_.size()) complain("there are sequences of no call");
     for (const auto& [sequence, layers] : truth_) {
       if (chance(4)) check(sequence);
     }
@@ -184,6 +192,25 @@ class Life {
     captured_stream() = kCapturedStream;
   }
 
+  /** To a file, and back as another sequence. */
+  void save_and_load(SequenceId sequence) {
+    const std::string path = folder_ / "saved";
+    try {
+      cache_.save(sequence, path);
+      truth_[cache_.load(path, stream())] = truth_[sequence];
+    } catch (...) {
+      check_folder();
+      throw;
+    }
+    check_folder();
+  }
+  /** The file that was written last, and nothing else. */
+  void check_folder() {
+    for (const auto& file : std::filesystem::directory_iterator(folder_)) {
+      if (file.path().filename() != "saved") complain("a file was left behind");
+    }
+  }
+
   void truncate(SequenceId sequence) {
     int64_t least = kMost;
     for (const Numbers& layer : truth_[sequence]) least = std::min(least, int64_t(layer.size()));
@@ -200,7 +227,7 @@ class Life {
     std::vector<SequenceId> batch = all;
     // Few together, or so many that they go in branches.
     batch.resize(std::min(batch.size(), size_t(chance(3) ? 12 : 3)));
-    switch (below(14)) {
+    switch (below(15)) {
       case 0:
         if (all.size() < 12) truth_[cache_.add()].resize(size_t(kLayers));
         return;
@@ -236,11 +263,16 @@ class Life {
         return attend(one);
       case 10:
         return look_with_decode(one, stream());
+      case 11:
+        if (all.size() < 12) save_and_load(one);
+        return;
       default:
         return decode(batch, stream());
     }
   }
 
+  const std::filesystem::path folder_ =
+      std::filesystem::temp_directory_path() / ("pariskv-life-" + std::to_string(::getpid()));
   std::mt19937 random_;
   Numbers k_, v_, q_, out_;
   std::vector<Numbers> kept_;  // all these outlive the cache, which waits for what reads them
