@@ -20,7 +20,7 @@ namespace pariskv {
 
 namespace {
 
-/** Throws what the system said about a file. */
+/** Throws the system's own words about a file. */
 [[noreturn]] void refuse(const char* verb, const std::string& what, int code) {
   throw FileError(
       std::string("[") + verb + "] path: " + what + ": " + std::generic_category().message(code),
@@ -48,7 +48,7 @@ struct stat checked(const char* verb, const std::string& path, bool optional) {
   return found;
 }
 
-/** The file that a path stands for: where it is a link, what that leads to is replaced. */
+/** The file that a path stands for: the file that a link leads to is replaced, not the link. */
 std::string target_of(const std::string& path) {
   check_text("save", path);
   struct stat found{};
@@ -92,7 +92,7 @@ int open_to_read(const std::string& path) {
   return number;
 }
 
-/** Calls `move(done)` for what is left of so many bytes, until it is nothing. 0: it is done. */
+/** Calls `move(done)` until it has moved so many bytes. Returns 0, or an errno. */
 template <typename Move>
 int move_all(int64_t bytes, Move move) {
   for (int64_t done = 0; done < bytes;) {

@@ -4,7 +4,7 @@
  *   prefix    magic, version, sizes of the header and of the file
  *   settings  text
  *   layers    (layers) SavedLayer
- *   checksums (pieces) of what follows, in its order
+ *   checksums (pieces) of each piece, in their order
  *   checksum  of all of the header before it
  *   pieces    without gaps: for each layer its state, then the rows and summaries of each segment
  *
@@ -66,7 +66,7 @@ struct SavedHeader {
   /** @param file_bytes of the whole file */
   std::vector<char> packed(int64_t file_bytes) const;
 
-  /** Throws a sentence about what is wrong with a file. Its checksum is right. */
+  /** Reads the header of a file and compares it with its checksum; throws if anything is wrong. */
   static SavedHeader read(const OldFile& file);
 
   /** Throws unless the file has these pieces, and nothing else. */

@@ -32,7 +32,7 @@ const char* name_of(GroupRule rule) {
 }
 const char* name_of(TailRule rule) { return rule == TailRule::kSample ? "sample" : "none"; }
 
-/** Of a policy: summaries and state are made with those that must match. */
+/** Of a policy: summaries and state are made with the settings that must match. */
 void add(const ParisKv& policy, std::vector<Setting>& settings) {
   settings.push_back({"policy", "pariskv", true});
   settings.push_back({"policy.scorer", name_of(policy.scorer), true});
