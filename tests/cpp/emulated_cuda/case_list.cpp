@@ -48,7 +48,7 @@ std::vector<Case> all_cases() {
            [](Case& c, Config& k) { own(k).block = 256, c.device = 0, c.twin = 1; }),
       make("saved_blocks_and_tail",
            [=](Case& c, Config& k) {
-             tail(c, k, 32), c.batch = 2, c.tokens = 800, c.steps = 12, c.saved_after = 5;
+             tail(c, k, 32), c.batch = 2, c.tokens = 400, c.steps = 9, c.saved_after = 4;
              k.update = 8, k.local = 16, c.truncate_after = 2, c.truncate_by = 70;
            }),
       make("saved_votes_float32",
@@ -58,7 +58,8 @@ std::vector<Case> all_cases() {
            }),
       make("saved_and_replayed",
            [=](Case& c, Config& k) {
-             tail(c, k, 16), c.replayed = true, c.steps = 14, c.saved_after = 6, k.update = 5;
+             tail(c, k, 16), c.tokens = 450, c.replayed = true, c.steps = 10, c.saved_after = 5,
+                             k.update = 4;
              k.local = 16, k.segment_tokens = 64;
            }),
       make("saved_before_its_zone_opens",

@@ -42,10 +42,9 @@ enum class Kind { kQuery, kKey, kValue, kOutput };
 /** Runs a case with what it draws at random: the same for every backend. */
 class Runner {
  public:
-  Runner(const Case& c, const Config& config, const std::vector<std::string>& files)
+  Runner(const Case& c, const Config& config)
       : c_(c),
         config_(config),
-        files_(files),
         cache_(config),
         random_(7),
         next_queries_(rows(c.batch, Kind::kQuery)) {}
@@ -242,9 +241,6 @@ class Runner {
     std::ifstream file(path, std::ios::binary);
     outcome_.files.emplace_back(std::istreambuf_iterator<char>(file),
                                 std::istreambuf_iterator<char>());
-    if (!files_.empty()) {
-      std::ofstream(path, std::ios::binary) << files_[outcome_.files.size() - 1];
-    }
     cache_.remove(sequence);
     const SequenceId loaded = cache_.load(path);
     std::filesystem::remove(path);
@@ -284,7 +280,6 @@ class Runner {
 
   const Case& c_;
   const Config& config_;
-  const std::vector<std::string>& files_;
   Cache cache_;
   std::mt19937 random_;
   std::normal_distribution<float> normal_;
@@ -299,8 +294,6 @@ class Runner {
 
 }  // namespace
 
-Outcome run(const Case& c, const Config& config, const std::vector<std::string>& files) {
-  return Runner(c, config, files).run();
-}
+Outcome run(const Case& c, const Config& config) { return Runner(c, config).run(); }
 
 }  // namespace pariskv::test

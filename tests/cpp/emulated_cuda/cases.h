@@ -76,8 +76,7 @@ struct Outcome {
   Stats stats;
 };
 
-/** @param files  of another run, to be loaded in place of this one's own; empty: its own are */
-Outcome run(const Case& c, const Config& config, const std::vector<std::string>& files = {});
+Outcome run(const Case& c, const Config& config);
 
 /** @param is_twin  both ran on the emulator: floats, too, are equal bit for bit */
 void compare(const Case& c, const Outcome& expected, const Outcome& actual, bool is_twin);
