@@ -13,7 +13,7 @@ import pytest
 import torch
 from tiny import DENSE, SEARCHING, check_use, distinct, generated, model, prompt, ragged
 
-FAMILIES = ["llama", "gemma3_text", "gpt_oss", "gemma3n_text"]
+FAMILIES = ["llama", "gemma3_text", "gpt_oss", "gemma3n_text", "gemma4_text"]
 
 
 def cache_of(made: Any, settings: dict[str, Any], **more: Any) -> pkt.PariskvCache:

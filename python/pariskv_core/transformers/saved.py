@@ -34,6 +34,7 @@ _FIELDS = (
     "num_attention_heads",
     "num_key_value_heads",
     "head_dim",
+    "per_layer_config",
     "layer_types",
     "sliding_window",
     "vocab_size",
@@ -120,9 +121,9 @@ class Saved:
 
 def described(config: Any) -> dict[str, Any]:
     """The fields of a model's config that a saved cache has to agree with."""
-    text = decoder_config(config)
-    fields = {name: getattr(text, name, None) for name in _FIELDS}
-    described: dict[str, Any] = json.loads(json.dumps(fields, default=str))
+    fields = decoder_config(config).to_dict()  # where layers differ, attributes raise
+    chosen = {name: fields.get(name) for name in _FIELDS}
+    described: dict[str, Any] = json.loads(json.dumps(chosen, default=str))
     return described
 
 
