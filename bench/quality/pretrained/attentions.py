@@ -22,8 +22,7 @@ from quality.methods import Method, step_chunks
 from quality.pretrained.prefix import Prefix, Step
 
 ENGINES = Residency()  # the engine's defaults
-HAS_TAIL = hasattr(pk.ParisKV, "tail")
-_PLAIN = {"tail": "none"} if HAS_TAIL else {}  # unless a method asks for more
+_PLAIN = {"tail": "none"}  # unless a method asks for more
 
 Choose = Callable[[Step], Tensor]
 """Rows for every step: (steps, kv_heads, rows) int64, positions, -1 for none."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from quality.methods import make_method
 from quality.paris import PUBLISHED_SCHEDULE
-from quality.pretrained.attentions import HAS_TAIL, ByHead, Engine, Rows, nothing
+from quality.pretrained.attentions import ByHead, Engine, Rows, nothing
 from quality.pretrained.prefix import Attention, Prefix, Pretrained, full, go_on, kept
 from quality.pretrained.texts import TEXTS
 
@@ -46,6 +46,11 @@ def peer(name: str, **options: Any) -> Rows:
     return Rows(ByHead(lambda: make_method(name, **options), 100))
 
 
+def with_tail(rows: int, **policy: Any) -> Attention:
+    """The engine's output, its own tail included."""
+    return Engine({"block": BLOCK, "tail": "sample", "tail_rows": rows, **policy}).decoded
+
+
 METHODS: dict[str, Callable[[], Attention]] = {
     "full attention": lambda: full,
     "sinks and window": lambda: Rows(nothing),
@@ -71,13 +76,14 @@ METHODS: dict[str, Callable[[], Attention]] = {
         for m in TAILS
     },
     f"block {BLOCK}, 2 %, tail 512": lambda: Rows(Engine({"block": BLOCK, **reranked(0.02)}), 512),
+    # What the lab adds to the engine's rows, by the engine itself; the first is the default.
+    f"block {BLOCK}, own tail": lambda: with_tail(512),
+    f"block {BLOCK}, own tail 1,024": lambda: with_tail(1024),
+    f"block {BLOCK}, 5 %, own tail 1,024": lambda: with_tail(1024, **reranked(0.05)),
     "PQCache 16×8": lambda: peer("pqcache", subspaces=16, bits=8),
     "Quest": lambda: peer("quest"),
     "ArkVale": lambda: peer("arkvale"),
 }
-if HAS_TAIL:  # what the lab adds to the engine's rows, by the engine itself
-    _TAIL = {"block": BLOCK, "tail": "sample"}
-    METHODS[f"block {BLOCK}, own tail"] = lambda: Engine(_TAIL).decoded
 
 
 def against(
