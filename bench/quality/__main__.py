@@ -1,4 +1,4 @@
-"""The quality lab, from bench/: python -m quality cpu | gpu | models | inside | plots | tables."""
+"""The quality lab, from bench/: python -m quality cpu | gpu | models | keys | inside | plots | tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pariskv_core.cli import weights
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from quality import ablations, experiments, kept, lists, report, sizes, sources, tables
-from quality.pretrained import capture, forced, needles, prefix, shares, texts
+from quality.pretrained import capture, forced, needles, prefix, shares, stretches, texts
 from quality.sizes import Size
 
 EXPERIMENTS: dict[str, Callable[..., dict[str, Any]]] = {
@@ -136,11 +136,37 @@ def models(arguments: argparse.Namespace) -> None:
             taken = capture.make(pretrained, arguments.text, tokens)
         except weights.Unusable as error:
             sys.exit(str(error))
+        some = {method: shares.METHODS[method] for method in arguments.only or shares.METHODS}
         with Progress() as progress:
-            found = shares.of_capture(taken, lambda of, what: progress.track(of, description=what))
-        results[f"{name}, {arguments.text}, {tokens}"] = found
+            found = shares.of_capture(
+                taken, lambda of, what: progress.track(of, description=what), some
+            )
         report.pretrained(found)
+        key = f"{name}, {arguments.text}, {tokens}"
+        if arguments.only:  # the others stay as an earlier run has left them
+            known = results.get(key, {}).get("methods", {})
+            found["methods"] = {**known, **found["methods"]}
+        results[key] = found
     save(results, "cpu", time.perf_counter() - begin, name="quality-models")
+
+
+def keys(arguments: argparse.Namespace) -> None:
+    torch.set_num_threads(arguments.threads)
+    results = sources.read(sources.RESULTS / "quality-keys-cpu.json").get("results", {})
+    begin = time.perf_counter()
+    for name in arguments.model:
+        for part in arguments.parts:
+            print(f"{name}: {part} ...", flush=True)
+            try:
+                with Progress() as progress:
+                    found = stretches.PARTS[part](
+                        weights.MODELS[name],
+                        lambda of, what: progress.track(of, description=what),  # noqa: B023
+                    )
+            except weights.Unusable as error:
+                sys.exit(str(error))
+            results.setdefault(part, {})[name] = found
+            save(results, "cpu", time.perf_counter() - begin, name="quality-keys")
 
 
 def inside(arguments: argparse.Namespace) -> None:
@@ -215,6 +241,7 @@ def main() -> None:
         ("cpu", cpu, "synthetic keys, in minutes on two cores"),
         ("gpu", gpu, "a language model trained here, and larger synthetic keys"),
         ("models", models, "keys of pretrained models, which are fetched; minutes to an hour"),
+        ("keys", keys, "the same keys under drift, at other lengths, by other policies; an hour"),
         (
             "inside",
             inside,
@@ -229,15 +256,20 @@ def main() -> None:
             names = [*EXPERIMENTS, *(["model"] if mode == "gpu" else [])]
             some.add_argument("--only", nargs="+", choices=names)
             some.add_argument("--seeds", type=int)
-        elif mode not in ("models", "inside"):
+        elif mode not in ("models", "keys", "inside"):
             some.add_argument("--synthetic", choices=["cpu", "gpu"], help="of which run")
             some.add_argument("--lm", type=Path, help="a file of quality.lm's, not the GPU run's")
     modes.choices["cpu"].add_argument("--threads", type=int, default=2)
-    for mode in ("models", "inside"):
+    for mode in ("models", "keys", "inside"):
         some = modes.choices[mode]
         some.add_argument("--model", nargs="+", choices=weights.MODELS, default=["smollm2"])
-        some.add_argument("--text", choices=texts.TEXTS, default="documentation")
         some.add_argument("--threads", type=int, default=2)
+        if mode != "keys":
+            some.add_argument("--text", choices=texts.TEXTS, default="documentation")
+    parts = modes.choices["keys"]
+    parts.add_argument("--parts", nargs="+", choices=stretches.PARTS, default=[*stretches.PARTS])
+    some = modes.choices["models"]
+    some.add_argument("--only", nargs="+", choices=shares.METHODS, metavar="METHOD")
     lengths = "of the text; each model has its own default"
     modes.choices["models"].add_argument("--tokens", type=int, help=lengths)
     within = modes.choices["inside"]

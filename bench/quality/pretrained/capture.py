@@ -6,6 +6,8 @@ the logit of a key is q.k / sqrt(head_dim) in every model.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
 import math
@@ -55,6 +57,7 @@ class Manifest:
     positions: list[int]  # of the measured queries
     recent: list[int]  # of the recent queries
     early: int = 0  # first tokens whose queries are kept
+    skip: int = 0  # tokens of the text before the first that was read
     versions: dict[str, str] = field(default_factory=dict)  # of torch and transformers
 
 
@@ -79,7 +82,32 @@ def late_positions(tokens: int) -> list[int]:
     return np.linspace(tokens - LATE, tokens - 2, MEASURED).astype(int).tolist()
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """What of a text is captured, and which of a model's layers."""
+
+    text: str
+    tokens: int
+    skip: int = 0  # tokens of the text before these
+    positions: tuple[int, ...] = ()  # of the measured queries; empty: `late_positions`
+    layers: int | None = None  # the first so many of the layers that fit; None: all of them
+
+    @property
+    def measured(self) -> list[int]:
+        return list(self.positions) or late_positions(self.tokens)
+
+    def folder(self, name: str) -> str:
+        words = [name, self.text, str(self.tokens)]
+        words += [f"from{self.skip}"] if self.skip else []
+        words += [f"at{min(self.positions)}"] if self.positions else []
+        return "-".join(words + ([f"{self.layers}layers"] if self.layers else []))
+
+
 # --- From a model --------------------------------------------------------------------------------
+
+
+class _Enough(Exception):
+    """The last layer that is kept has been seen."""
 
 
 class Recorder:
@@ -110,6 +138,8 @@ class Recorder:
             early = queries[:EARLY]
             kept = (keys, queries[self.positions], queries[self.recent], early)
             self.found[int(module.layer_idx)] = Layer(*(half(rows) for rows in kept))
+            if len(self.found) == len(self.layers):
+                raise _Enough
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **options
         )
@@ -165,7 +195,8 @@ def record(model: Any, ids: Tensor, recorder: Recorder) -> dict[int, Layer]:
     AttentionMaskInterface.register(ATTENTION, sdpa_mask)
     model.set_attn_implementation(ATTENTION)
     # The body alone: logits of all tokens would take more memory than the model.
-    model.base_model(ids[None], use_cache=False)
+    with contextlib.suppress(_Enough):
+        model.base_model(ids[None], use_cache=False)
     return recorder.found
 
 
@@ -180,46 +211,93 @@ def save(folder: Path, manifest: Manifest, layers: dict[int, Layer]) -> None:
     (folder / _MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
+class _Reader:
+    """A model that is loaded when it is first needed, and texts as its tokens."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._ids: dict[str, Tensor] = {}
+
+    def ids(self, stretch: Stretch) -> Tensor:
+        if stretch.text not in self._ids:
+            tokenizer = load_transformers().AutoTokenizer.from_pretrained(
+                self._path.parent, gguf_file=self._path.name
+            )
+            written = TEXTS[stretch.text]()
+            self._ids[stretch.text] = tokenizer(written, return_tensors="pt").input_ids[0]
+        ids = self._ids[stretch.text]
+        end = stretch.skip + stretch.tokens
+        if len(ids) < end:
+            raise Unusable(
+                f"The text {stretch.text} has {len(ids):,} tokens for this model, not {end:,}."
+            )
+        return ids[stretch.skip : end]
+
+    @functools.cached_property
+    def model(self) -> Any:
+        return (
+            load_transformers()
+            .AutoModelForCausalLM.from_pretrained(
+                self._path.parent, gguf_file=self._path.name, dtype=torch.float32
+            )
+            .eval()
+        )
+
+
 def make(weights: Weights, text: str, tokens: int, cache: Path | None = None) -> Capture:
     """The capture of a text's first tokens; from the cache if it is there."""
+    (made,) = make_all(weights, [Stretch(text, tokens)], cache)
+    return made
+
+
+def make_all(
+    weights: Weights, stretches: Sequence[Stretch], cache: Path | None = None
+) -> list[Capture]:
+    """A capture of each; from the cache if it is there. The model is loaded once, if at all."""
     cache = cache or cache_folder()
-    if tokens < 2 * (LATE + RECENT):
-        raise Unusable(f"{tokens} tokens are too few; {2 * (LATE + RECENT)} are the fewest.")
+    for stretch in stretches:
+        if stretch.tokens < 2 * (LATE + RECENT):
+            raise Unusable(
+                f"{stretch.tokens} tokens are too few; {2 * (LATE + RECENT)} are the fewest."
+            )
     path = fetch(weights, cache)
-    folder = cache / "captures" / f"{weights.name}-{text}-{tokens}"
-    written = TEXTS[text]()
-    text_sha256 = hashlib.sha256(written.encode()).hexdigest()
-    positions = late_positions(tokens)
-    if (folder / _MANIFEST).exists():
-        known = Capture(folder)
-        there = known.manifest
-        pins = (there.sha256, there.text_sha256, there.positions, there.early)
-        if pins == (weights.sha256, text_sha256, positions, EARLY):
-            return known
-    transformers = load_transformers()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    ids = tokenizer(written, return_tensors="pt").input_ids[0]
-    if len(ids) < tokens:
-        raise Unusable(f"The text {text} has {len(ids):,} tokens for this model, not {tokens:,}.")
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32
-    ).eval()
-    layers = chosen_layers(model.config, tokens)
-    recent = list(range(tokens - LATE - RECENT, tokens - LATE))
-    found = record(model, ids[:tokens], Recorder(layers, positions, recent))
-    manifest = Manifest(
+    reader, made = _Reader(path), []
+    for stretch in stretches:
+        folder = cache / "captures" / stretch.folder(weights.name)
+        text_sha256 = hashlib.sha256(TEXTS[stretch.text]().encode()).hexdigest()
+        if (folder / _MANIFEST).exists():
+            known = Capture(folder)
+            there = known.manifest
+            pins = (there.sha256, there.text_sha256, there.positions, there.early, there.skip)
+            if pins == (weights.sha256, text_sha256, stretch.measured, EARLY, stretch.skip):
+                made.append(known)
+                continue
+        ids = reader.ids(stretch)
+        layers = chosen_layers(reader.model.config, stretch.tokens)[: stretch.layers]
+        recent = list(range(stretch.tokens - LATE - RECENT, stretch.tokens - LATE))
+        found = record(reader.model, ids, Recorder(layers, stretch.measured, recent))
+        save(folder, _manifest(weights, stretch, text_sha256, layers, recent), found)
+        made.append(Capture(folder))
+    return made
+
+
+def _manifest(
+    weights: Weights, stretch: Stretch, text_sha256: str, layers: list[int], recent: list[int]
+) -> Manifest:
+    import transformers
+
+    return Manifest(
         model=weights.model,
-        packages=[f"{part.package}=={part.version}" for part in weights.parts],
+        packages=[f"{piece.package}=={piece.version}" for piece in weights.parts],
         sha256=weights.sha256,
-        text=text,
+        text=stretch.text,
         text_sha256=text_sha256,
         python=platform.python_version(),
-        tokens=tokens,
+        tokens=stretch.tokens,
         layers=layers,
-        positions=positions,
+        positions=stretch.measured,
         recent=recent,
         early=EARLY,
+        skip=stretch.skip,
         versions={"torch": torch.__version__, "transformers": transformers.__version__},
     )
-    save(folder, manifest, found)
-    return Capture(folder)
