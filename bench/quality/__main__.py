@@ -1,4 +1,4 @@
-"""The quality lab, from bench/: python -m quality cpu | gpu | models | keys | inside | plots | tables."""
+"""The quality lab, from bench/: python -m quality cpu | gpu | models | keys | inside | tables ..."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def keys(arguments: argparse.Namespace) -> None:
                 with Progress() as progress:
                     found = stretches.PARTS[part](
                         weights.MODELS[name],
-                        lambda of, what: progress.track(of, description=what),  # noqa: B023
+                        lambda of, what: progress.track(of, description=what),
                     )
             except weights.Unusable as error:
                 sys.exit(str(error))
