@@ -1,4 +1,4 @@
-"""The quality lab, from bench/: python -m quality cpu | gpu | models | keys | inside | tables ..."""
+"""The quality lab, from bench/: python -m quality cpu | gpu | models | keys | inside | tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,16 @@ from pariskv_core.cli import weights
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from quality import ablations, experiments, kept, lists, report, sizes, sources, tables
-from quality.pretrained import capture, forced, needles, prefix, shares, stretches, texts
+from quality.pretrained import (
+    capture,
+    forced,
+    needles,
+    policies,
+    prefix,
+    shares,
+    stretches,
+    texts,
+)
 from quality.sizes import Size
 
 EXPERIMENTS: dict[str, Callable[..., dict[str, Any]]] = {
@@ -35,7 +44,8 @@ EXPERIMENTS: dict[str, Callable[..., dict[str, Any]]] = {
     "budgets": experiments.budgets,
     "candidates": experiments.candidates,
 }
-PARTS = ("text", "facts", "dictionary")
+OF_KEYS = {**stretches.PARTS, "policies": policies.policies}
+PARTS = ("text", "facts", "dictionary")  # of what is inside
 _TRAINING_SECONDS, _EVALUATION_SECONDS = 300, 280
 _INSTALLED_MEGABYTES = 48  # of installed packages' text; the standard library alone is little
 
@@ -159,7 +169,7 @@ def keys(arguments: argparse.Namespace) -> None:
             print(f"{name}: {part} ...", flush=True)
             try:
                 with Progress() as progress:
-                    found = stretches.PARTS[part](
+                    found = OF_KEYS[part](
                         weights.MODELS[name],
                         lambda of, what: progress.track(of, description=what),
                     )
@@ -267,7 +277,7 @@ def main() -> None:
         if mode != "keys":
             some.add_argument("--text", choices=texts.TEXTS, default="documentation")
     parts = modes.choices["keys"]
-    parts.add_argument("--parts", nargs="+", choices=stretches.PARTS, default=[*stretches.PARTS])
+    parts.add_argument("--parts", nargs="+", choices=OF_KEYS, default=[*OF_KEYS])
     some = modes.choices["models"]
     some.add_argument("--only", nargs="+", choices=shares.METHODS, metavar="METHOD")
     lengths = "of the text; each model has its own default"

@@ -169,7 +169,7 @@ class Window(Zone):
 
 def _registry() -> dict[str, Callable[..., Any]]:
     # Here, since these build on this module.
-    from quality import paris, peers
+    from quality import fastscan, kept_rows, paris, peers
 
     return {
         "oracle": Oracle,
@@ -181,6 +181,8 @@ def _registry() -> dict[str, Callable[..., Any]]:
         "arkvale_mean": peers.MeanPages,
         "pqcache": peers.PQCache,
         "magicpig": peers.MagicPIG,
+        "fastscan": fastscan.FastScan,
+        "prkv": kept_rows.Prkv,
         "paris": paris.Paris,
         "engine": paris.Engine,
         "published": paris.published,

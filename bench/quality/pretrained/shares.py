@@ -130,6 +130,10 @@ METHODS: dict[str, Choose] = {
     "Quest": peer("quest"),
     "ArkVale": peer("arkvale"),
     "MagicPIG": peer("magicpig"),
+    "FAISS 1 bit": peer("fastscan", bits=1),
+    "FAISS 2 bits": peer("fastscan", bits=2),
+    "FAISS 4 bits": peer("fastscan", bits=4),
+    "FAISS 1 bit, 5 % by 4 bits": peer("fastscan", bits=1, finer=4),
 }
 
 
@@ -158,10 +162,8 @@ def summary(heads: list[Quality]) -> dict[str, float]:
     }
 
 
-def of_layer(
-    layer: Layer, positions: Tensor, zone: slice, methods: dict[str, Choose]
-) -> dict[str, list[Quality]]:
-    """Each method's choices for the measured queries, by kv head."""
+def asked_of(layer: Layer, positions: Tensor, zone: slice) -> Asked:
+    """The measured queries of a layer, those at the positions."""
     group = layer.queries.shape[1] // layer.keys.shape[1]
     resident = []
     for head in range(layer.queries.shape[1]):
@@ -169,7 +171,14 @@ def of_layer(
         keys = layer.keys[:, head // group].float()
         queries = layer.queries[:, head, None].float()
         resident.append(resident_of(queries, positions, keys, keys, zone.start, zone.stop).lse)
-    asked = Asked(layer, positions, zone, torch.cat(resident, dim=1))
+    return Asked(layer, positions, zone, torch.cat(resident, dim=1))
+
+
+def of_layer(
+    layer: Layer, positions: Tensor, zone: slice, methods: dict[str, Choose]
+) -> dict[str, list[Quality]]:
+    """Each method's choices for the measured queries, by kv head."""
+    asked = asked_of(layer, positions, zone)
     heads = [asked.head(head) for head in range(layer.keys.shape[1])]
     best = [oracle_rows(queries, keys, TOP_K, lse) for queries, keys, lse in heads]
     found: dict[str, list[Quality]] = {}
