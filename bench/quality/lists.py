@@ -72,5 +72,6 @@ def measured_on(sources: Sources) -> str:
         "model": "language model",
         "pretrained": "keys of pretrained models",
         "inside": "inside pretrained models",
+        "keys": "drift, lengths and policies on these keys",
     }
     return "".join(f"- {names[part]}: {said}\n" for part, said in sources.where.items())

@@ -22,6 +22,7 @@ class Sources:
     model: dict[str, Any] = field(default_factory=dict)
     pretrained: dict[str, Any] = field(default_factory=dict)
     inside: dict[str, Any] = field(default_factory=dict)
+    keys: dict[str, Any] = field(default_factory=dict)  # part -> model -> what was measured
     where: dict[str, str] = field(default_factory=dict)  # part -> machine, commit
 
 
@@ -68,4 +69,8 @@ def load(synthetic: str | None = None, lm: Path | None = None, results: Path = R
         setattr(sources, part, _in_order(record.get("results", {})))
         if record:
             sources.where[part] = _said(record)
+    record = read(results / "quality-keys-cpu.json")
+    sources.keys = {part: _in_order(runs) for part, runs in record.get("results", {}).items()}
+    if record:
+        sources.where["keys"] = _said(record)
     return sources

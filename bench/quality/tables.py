@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from quality import lists, tables_pretrained
+from quality import lists, tables_keys, tables_pretrained
 from quality.markdown import share, table, verdict
 from quality.sources import Sources
 
@@ -219,7 +219,14 @@ TABLES: dict[str, tuple[Callable[[Sources], str], str]] = {
     "pretrained_peers": (tables_pretrained.pretrained_peers, "pretrained"),
     "goals": (tables_pretrained.goals, "pretrained"),
     "inside": (tables_pretrained.inside, "inside"),
+    "inside_longer": (tables_pretrained.inside_longer, "inside"),
     "facts": (tables_pretrained.facts, "inside"),
+    "while_writing": (tables_keys.while_writing, "keys"),
+    "other_balance": (tables_keys.other_balance, "keys"),
+    "long_zones": (tables_keys.long_zones, "keys"),
+    "policies": (tables_keys.policies, "keys"),
+    "policies_later": (tables_keys.policies_later, "keys"),
+    "counts": (tables_keys.counts, "keys"),
     "workloads": (workloads, "synthetic"),
     "budgets": (budgets, "synthetic"),
     "one_by_one": (one_by_one, "synthetic"),
@@ -234,7 +241,7 @@ def made(name: str, sources: Sources) -> str:
     make, part = TABLES[name]
     if getattr(sources, part):
         return make(sources)
-    return f"{_NO_MODELS if part in ('pretrained', 'inside') else _NOT_YET}\n"
+    return f"{_NO_MODELS if part in ('pretrained', 'inside', 'keys') else _NOT_YET}\n"
 
 
 def filled(page: str, sources: Sources) -> str:

