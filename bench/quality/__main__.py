@@ -26,6 +26,7 @@ from quality.pretrained import (
     needles,
     policies,
     prefix,
+    ruler,
     shares,
     stretches,
     texts,
@@ -45,7 +46,7 @@ EXPERIMENTS: dict[str, Callable[..., dict[str, Any]]] = {
     "candidates": experiments.candidates,
 }
 OF_KEYS = {**stretches.PARTS, "policies": policies.policies}
-PARTS = ("text", "facts", "dictionary")  # of what is inside
+PARTS = ("text", *ruler.PARTS)  # of what is inside
 _TRAINING_SECONDS, _EVALUATION_SECONDS = 300, 280
 _INSTALLED_MEGABYTES = 48  # of installed packages' text; the standard library alone is little
 
@@ -195,12 +196,12 @@ def inside(arguments: argparse.Namespace) -> None:
                 names = arguments.only or list(forced.METHODS)
                 found = forced.measured(pretrained, taken, ids, names, say)
                 known["text"] = known.get("text", {}) | found
-            for part, haystack in needles.haystacks(pretrained, tokens, arguments.needles).items():
-                if part in arguments.parts:
-                    names = arguments.only or list(needles.ASKED)
-                    count = arguments.needles
-                    found = needles.measured(pretrained, haystack, count, names, say)
-                    known[part] = known.get(part, {}) | found
+            for part in (part for part in arguments.parts if part in ruler.PARTS):
+                count = arguments.needles
+                haystack = ruler.of_part(part, pretrained, tokens, count)
+                names = arguments.only or list(needles.ASKED)
+                found = needles.measured(pretrained, haystack, count, names, say)
+                known[part] = known.get(part, {}) | found
         except weights.Unusable as error:
             sys.exit(str(error))
     save(results, "cpu", time.perf_counter() - begin, name="quality-inside")

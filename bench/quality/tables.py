@@ -221,6 +221,7 @@ TABLES: dict[str, tuple[Callable[[Sources], str], str]] = {
     "inside": (tables_pretrained.inside, "inside"),
     "inside_longer": (tables_pretrained.inside_longer, "inside"),
     "facts": (tables_pretrained.facts, "inside"),
+    "ruler": (tables_pretrained.ruler, "inside"),
     "while_writing": (tables_keys.while_writing, "keys"),
     "other_balance": (tables_keys.other_balance, "keys"),
     "long_zones": (tables_keys.long_zones, "keys"),

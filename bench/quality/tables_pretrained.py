@@ -222,10 +222,19 @@ def _inside_cells(text: dict[str, dict[str, float]], name: str) -> Sequence[str]
 
 def facts(sources: Sources) -> str:
     """How many needles each method finds."""
-    kinds = ("words", "numbers", "keys", "pairs")
+    return _found_table(sources, ("facts", "dictionary"), ("words", "numbers", "keys", "pairs"))
+
+
+def ruler(sources: Sources) -> str:
+    """The same of tasks after RULER."""
+    kinds = ("variables", "several", "frequent")
+    return _found_table(sources, kinds, kinds)
+
+
+def _found_table(sources: Sources, parts: Sequence[str], kinds: Sequence[str]) -> str:
     columns, head = [], ["attends to sinks, window and"]
     for run in sources.inside.values():
-        for part in ("facts", "dictionary"):
+        for part in parts:
             known = run.get(part, {}).get("full attention", {})
             for kind in kinds:
                 if kind in known:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from pariskv_core.cli.weights import MODELS
 from quality import __main__ as program
 from quality import sources
 from quality.methods import make_method
-from quality.pretrained import attentions, forced, needles, prefix
+from quality.pretrained import attentions, forced, needles, prefix, ruler
 from quality.pretrained.attentions import ByHead, Engine, Rows, nothing, sampled
 from quality.pretrained.prefix import Prefix, Step
 
@@ -241,6 +242,46 @@ def test_too_few_tokens_are_refused():
         needles.among_text(pieces, BEGIN, 900, 30, "documentation")
 
 
+@pytest.mark.parametrize("task", ruler.TASKS)
+def test_answers_of_a_task_follow_from_its_text(task):
+    found = ruler.haystack(task, pieces, BEGIN, 24_000, "documentation")
+    again = ruler.haystack(task, pieces, BEGIN, 24_000, "documentation")
+    text = told(found.ids)
+    assert torch.equal(found.ids, again.ids) and len(found.ids) == 24_000
+    assert len(found.facts) == 24 and found.places[-1] < 24_000 - 600
+    solved = {"variables": chain_of, "several": numbers_of, "frequent": most_frequent_of}[task]
+    for fact in found.facts:
+        assert fact.answer == " " + solved(text, fact.question)
+
+
+def chain_of(text: str, question: str) -> str:
+    value = re.search(r"value (\d+)", question)[1]
+    names = re.findall(rf"VAR (\w+) = {value}\n", text)
+    for name, source in re.findall(r"VAR (\w+) = VAR (\w+)", text):
+        if source in names:
+            names.append(name)
+    return " ".join(names)
+
+
+def numbers_of(text: str, question: str) -> str:
+    place = re.search(r"numbers of (.+), in", question)[1]
+    return ", ".join(re.findall(rf"lucky number of {place} is (\d+)\.", text))
+
+
+def most_frequent_of(text: str, question: str) -> str:
+    place = re.search(r"list of (.+) is", question)[1]
+    words = re.search(rf"The list of {place}: (.+)\.", text)[1].split()
+    return max(words, key=words.count)
+
+
+def test_haystacks_are_made_by_their_part():
+    pretrained = SimpleNamespace(pieces=pieces, ids=pieces)
+    for part in ruler.PARTS:
+        found = ruler.of_part(part, pretrained, 24_000, 9)
+        assert len(found.ids) == 24_000
+        assert part in ("facts", "dictionary") or {f.kind for f in found.facts} == {part}
+
+
 def test_what_was_found_is_counted_by_kind():
     facts = [needles.Fact(kind, "", "", "") for kind in ("words", "words", "keys")]
     results = [{"found": f, "log_probability": -f} for f in (1.0, 0.0, 1.0)]
@@ -255,7 +296,7 @@ def test_the_command_keeps_what_was_measured_before(tmp_path, monkeypatch):
     loaded = {name: SimpleNamespace(weights=MODELS[name]) for name in MODELS}
     monkeypatch.setattr(prefix, "load", lambda weights: loaded[weights.name])
     monkeypatch.setattr(forced, "text_of", lambda *_: (None, None))
-    monkeypatch.setattr(needles, "haystacks", lambda *_: {"facts": None, "dictionary": None})
+    monkeypatch.setattr(ruler, "of_part", lambda *_: None)
     for module in (forced, needles):
         monkeypatch.setattr(module, "measured", lambda *given: dict.fromkeys(given[-2], 1.0))
     for model, part, method in (

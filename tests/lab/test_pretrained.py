@@ -20,7 +20,7 @@ from quality.inside import Residency
 from quality.measures import Quality
 from quality.methods import logits_of
 from quality.pretrained import capture, shares, texts
-from quality.pretrained.capture import Capture, Layer, Manifest
+from quality.pretrained.capture import Capture, Layer, Manifest, Stretch
 
 TOKENS = 1600
 
@@ -247,6 +247,29 @@ def test_a_capture_of_a_gguf_file_is_made_once(transformers, tmp_path, monkeypat
         capture.make(pinned, "documentation", TOKENS, tmp_path)
     with pytest.raises(Unusable, match=r"has 2,6\d\d tokens for this model, not 4,000"):
         capture.make(pinned, "documentation", 4000, tmp_path)
+
+
+def test_a_stretch_begins_within_a_text(transformers, tmp_path, monkeypatch):
+    """Its keys are those of a text of its own, for positions count from its first token."""
+    path = tmp_path / "weights/tiny.gguf"
+    path.parent.mkdir()
+    gguf_file(path)
+    whole = path.read_bytes()
+    pinned = replace(TINY, size=len(whole), sha256=hashlib.sha256(whole).hexdigest())
+    text = "".join(f"{i} is a number. " for i in range(300))
+    monkeypatch.setitem(capture.TEXTS, "documentation", lambda: text)
+    stretch = Stretch("documentation", 1200, 10, positions=(700, 1000), layers=1)
+    (made,) = capture.make_all(pinned, [stretch], tmp_path)
+    assert made.manifest.layers == [0] and made.manifest.skip == 10
+    assert made.layer(0).queries.shape == (2, 4, 8)
+    assert made.folder.name == "tiny-documentation-1200-from10-at700-1layers"
+    # The tokens of this tokenizer are bytes, after one that begins a text.
+    monkeypatch.setitem(capture.TEXTS, "documentation", lambda: text[9:])
+    own = capture.make(pinned, "documentation", 1201, tmp_path).layer(0).keys
+    assert not torch.equal(made.layer(0).keys, own[:1200])  # turned by one position more
+    torch.testing.assert_close(
+        made.layer(0).keys.norm(dim=2), own[1:].norm(dim=2), atol=0.02, rtol=0.01
+    )
 
 
 # --- Shares --------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ ASKED = (
     "best 100",
     f"block {BLOCK}",
     f"block {BLOCK}, tail 512",
+    f"block {BLOCK}, own tail",
     "whole keys",
     "published",
 )
@@ -105,23 +106,31 @@ def among_text(pieces: Pieces, begin: Tensor, tokens: int, count: int, text: str
     facts = [f for i, kind in enumerate(kinds) for f in kind((count + i) // len(kinds), rng)]
     facts = [facts[i] for i in rng.permutation(len(facts))]
     told = [pieces(f"\n\n{fact.told}\n\n") for fact in facts]
+    ids, places = between_paragraphs(pieces, begin, tokens, told, text)
+    return Haystack(ids, facts, places)
+
+
+def between_paragraphs(
+    pieces: Pieces, begin: Tensor, tokens: int, told: Sequence[Tensor], text: str
+) -> tuple[Tensor, list[int]]:
+    """Exactly `tokens` tokens of text, with what is told evenly spaced in it, and where it is."""
     # Documentation has its own ">>>" now and then; a fact is told between paragraphs.
     plain = tokens - len(begin) - sum(map(len, told)) - _AFTER
-    if plain < len(facts):
-        raise ValueError(f"{tokens:,} tokens are too few for {count} facts.")
+    if plain < len(told):
+        raise ValueError(f"{tokens:,} tokens are too few for {len(told)} facts.")
     paragraphs = TEXTS[text]().split("\n\n")
-    found, ids, filler, at = Haystack(begin, facts), [begin], 0, len(begin)
+    places: list[int] = []
+    ids, filler, at = [begin], 0, len(begin)
     for paragraph in paragraphs:
-        while len(found.places) < len(facts) and filler * len(facts) >= plain * len(found.places):
-            found.places.append(at)
-            ids.append(told[len(found.places) - 1])
+        while len(places) < len(told) and filler * len(told) >= plain * len(places):
+            places.append(at)
+            ids.append(told[len(places) - 1])
             at += len(ids[-1])
         ids.append(pieces(paragraph + "\n\n"))
         at += len(ids[-1])
         filler += len(ids[-1])
-        if at >= tokens and len(found.places) == len(facts):
-            found.ids = torch.cat(ids)[:tokens]
-            return found
+        if at >= tokens and len(places) == len(told):
+            return torch.cat(ids)[:tokens], places
     raise ValueError(f"The text {text} is too short for {tokens:,} tokens.")
 
 
@@ -165,15 +174,6 @@ def asked(
     return results
 
 
-def haystacks(pretrained: Pretrained, tokens: int, count: int) -> dict[str, Haystack]:
-    """By name; a model's own first token, if it has one, comes first."""
-    begin = pretrained.ids("")
-    return {
-        "facts": among_text(pretrained.pieces, begin, tokens, count, "documentation"),
-        "dictionary": one_dictionary(pretrained.pieces, begin, tokens, "documentation"),
-    }
-
-
 def measured(
     pretrained: Pretrained, haystack: Haystack, count: int, names: Sequence[str], say: Say
 ) -> dict[str, dict[str, dict[str, float]]]:
@@ -185,7 +185,8 @@ def measured(
         begin = time.perf_counter()
         found[name] = summary(facts, asked(pretrained, prefix, facts, METHODS[name]()))
         of_all, taken = found[name]["all"], time.perf_counter() - begin
-        say(f"{name}: {of_all['found']:.0f} of {of_all['asked']} ({taken:.0f} s)")
+        chance = of_all["log_probability"]
+        say(f"{name}: {of_all['found']:.0f} of {of_all['asked']}, {chance:.2f} ({taken:.0f} s)")
     return found
 
 
