@@ -47,8 +47,9 @@ quality: .venv/.quality ## are the rows that are picked the right ones? syntheti
 quality-gpu: .venv/.quality ## the same at size, and inside a language model trained for it
 	@cd bench && python -m quality gpu && python -m quality plots && python -m quality tables --write
 
-quality-models: .venv/.models ## on keys of pretrained models; fetches 0.9 GB, half an hour
+quality-models: .venv/.models ## on keys of pretrained models; fetches 0.9 GB, two hours
 	@cd bench && python -m quality models --model smollm2 qwen-0.5b gemma-270m \
+	  && python -m quality keys --model smollm2 qwen-0.5b gemma-270m \
 	  && python -m quality tables --write
 
 quality-inside: .venv/.models ## inside these models: KL, bits per byte, needles; two hours

@@ -10,8 +10,8 @@ import harness
 import numpy as np
 import pytest
 from PIL import Image
-from quality import figures, kept, lm, markdown, plots, sources, tables
-from quality.pretrained import forced, needles, shares
+from quality import figures, kept, lm, markdown, plots, sources, tables, tables_keys
+from quality.pretrained import forced, needles, shares, stretches
 from quality.sources import Sources
 
 BUDGETS = (100, 256, 2048)
@@ -43,7 +43,50 @@ INSIDE = {
         "facts": {name: dict.fromkeys(("words", "all"), _FOUND) for name in needles.ASKED},
         "dictionary": {"full attention": {"pairs": _FOUND, "all": _FOUND}},
     },
-    "tiny, code, 8192": {"model": "Tiny Q4", "tokens": 8192, "steps": 512},
+    "tiny, code, 8192": {
+        "model": "Gemma-3-270M Q4",
+        "tokens": 8192,
+        "steps": 512,
+        "text": {"full attention": _KL, "best 400": _KL},
+        "several": {"full attention": {"several": _FOUND, "all": _FOUND}},
+    },
+}
+_BY_ROWS = {"128": _SHARES, "256": {**_SHARES, "share": 0.7}}
+_OF_POLICIES = dict.fromkeys(tables_keys.POLICIES, _BY_ROWS)
+_ENDS = {"share_first": 0.98, "share_last": 0.95, "lost": 0.03}
+_ENDS |= {"worst_kv_head_first": 0.9, "worst_kv_head_last": 0.8}
+_CASES = {f"{t}, {whose}": 0.9 for t in ("documentation", "code") for whose in ("its own",)}
+_CASES |= {"documentation, the other's": 0.9, "code, the other's": 0.895}
+_TINY = {"model": "Gemma-3-270M Q4", "tokens": 4096}
+KEYS = {
+    "written": {
+        "tiny": {**_TINY, "written": 1024, "methods": dict.fromkeys(stretches.SETTINGS, _ENDS)}
+    },
+    "balance": {
+        "tiny": {
+            **_TINY,
+            "cases": {
+                case: {name: {**_SHARES, "share": at} for name in stretches.METHODS}
+                for case, at in _CASES.items()
+            },
+        }
+    },
+    "lengths": {
+        "tiny": {
+            **_TINY,
+            "lengths": {
+                tokens: dict.fromkeys(stretches.OF_LENGTHS, _SHARES) for tokens in ("4096", "8192")
+            },
+        }
+    },
+    "policies": {
+        "tiny": {
+            **_TINY,
+            "soon": _OF_POLICIES,
+            "all": _OF_POLICIES,
+            "counts": {"Top-p": {"128": [3, 1400, 128.0], "256": [5, 2100, 256.0]}},
+        }
+    },
 }
 
 
@@ -90,7 +133,7 @@ def everything(model, measured, tmp_path_factory) -> Sources:
     folder = tmp_path_factory.mktemp("results")
     synthetic = kept.of_synthetic(measured.everything())
     runs = {"cpu": synthetic, "gpu": {"model": kept.of_model(model)}, "models-cpu": PRETRAINED}
-    runs["inside-cpu"] = INSIDE
+    runs |= {"inside-cpu": INSIDE, "keys-cpu": KEYS}
     for name, results in runs.items():
         text = harness.as_text({"environment": HERE, "results": results})
         (folder / f"quality-{name}.json").write_text(text, encoding="utf-8")
@@ -99,7 +142,7 @@ def everything(model, measured, tmp_path_factory) -> Sources:
 
 def test_files_are_read_as_they_were_written(everything, model, tmp_path):
     assert set(everything.synthetic) == set(kept.SYNTHETIC)
-    parts = ("synthetic", "model", "pretrained", "inside")
+    parts = ("synthetic", "model", "pretrained", "inside", "keys")
     assert everything.where == dict.fromkeys(parts, "a processor, 0123456789ab")
     own = tmp_path / "lm.json"
     own.write_text(json.dumps(model))
@@ -164,11 +207,37 @@ def test_goals_on_pretrained_models_are_met_or_missed(everything):
     lines = tables.made("goals", everything).splitlines()
     assert "| Gemma-3-270M, 5 % reranked: share | ≥ .980 | .985 | yes |" in lines
     assert "| Gemma-3-270M, 2 % reranked: share | ≥ .950 | .800 | **no** |" in lines
-    told = {line.split(": ")[-1] for line in lines if "KL" in line}
+    told = {line.split(": ")[-1] for line in lines if "KL with" in line}
     assert told == {
         "at most that of the best 400 rows | ≤ .0020 | .0015 | yes |",
         "at most .3 of that of the best 100 | ≤ .0012 | .0015 | **no** |",
     }
+
+
+def test_goals_of_the_defaults_are_met_or_missed(everything):
+    lines = tables.made("goals", everything).splitlines()
+    what = "Gemma-3-270M, KL of the default after 4,096 tokens: at most"
+    assert f"| {what} that of the best 400 rows | ≤ .0020 | .0040 | **no** |" in lines
+    what = "Gemma-3-270M, share lost while 1,024 tokens are written"
+    assert f"| {what} | ≤ .010 | .030 | **no** |" in lines
+    what = "Gemma-3-270M, share of code lost by a balance from documentation"
+    assert f"| {what} | ≤ .010 | .005 | yes |" in lines
+    what = "Gemma-3-270M, keys of 8,192 tokens, default schedule: share"
+    assert f"| {what} | ≥ .950 | .800 | **no** |" in lines
+
+
+def test_longer_texts_have_a_table_of_their_own(everything):
+    short, longer = (tables.made(name, everything) for name in ("inside", "inside_longer"))
+    assert short.splitlines()[0].count("KL") == 1 == longer.splitlines()[0].count("KL")
+    assert "8,192 tokens: KL" in longer and "the best 400 rows" in longer
+    assert "own tail" in short and "own tail" not in longer
+
+
+def test_counts_and_shares_of_policies_are_shown(everything):
+    (row,) = tables.made("counts", everything).splitlines()[2:]
+    assert row == "| Gemma-3-270M | 3 to 1,400 | 5 to 2,100 |"
+    lines = tables.made("policies", everything).splitlines()
+    assert "| PRKV, S = .500, holes | .800 (.800) | .700 (.800) |" in lines
 
 
 def test_methods_that_were_not_measured_are_a_dash(everything):

@@ -1,0 +1,156 @@
+"""PRKV, HARD-KV and FAISS's fast scan in the lab, against their definitions."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from quality import kept_rows
+from quality.methods import logits_of, make_method
+
+DIM, GROUP, TOKENS = 32, 2, 400
+
+
+@pytest.fixture
+def gauss(rng):
+    return lambda *shape: torch.from_numpy(rng.standard_normal(shape).astype(np.float32))
+
+
+def chosen_by(method, queries: torch.Tensor, rows: int) -> torch.Tensor:
+    return method.select(queries, rows, torch.full(queries.shape[:2], -math.inf))
+
+
+# --- PRKV ----------------------------------------------------------------------------------------
+
+
+def test_observed_attention_is_averaged_after_the_softmax():
+    """Heads that look at opposite things: their mean query would look at nothing."""
+    keys = 2 * torch.tensor([[2.0, 0], [0, 0], [-2, 0], [0, 0]])
+    recent = torch.tensor([[[1.0, 0], [-1.0, 0]]]) / math.sqrt(2)
+    votes = kept_rows.observed(keys, recent)
+    torch.testing.assert_close(votes, torch.tensor([0.395, 0.105, 0.395, 0.105]), atol=1e-3, rtol=0)
+
+
+def test_without_a_static_part_prkv_is_arkvale(gauss):
+    keys, queries = gauss(384, DIM), gauss(5, GROUP, DIM)  # whole pages
+    methods = make_method("prkv", static=0.0), make_method("arkvale")
+    for method in methods:
+        method.prefill(keys, gauss(64, GROUP, DIM))
+    ours, theirs = (chosen_by(method, queries, 96).sort(dim=1).values for method in methods)
+    assert torch.equal(ours, theirs)
+
+
+def test_with_nothing_but_a_static_part_it_keeps_what_was_observed(gauss):
+    keys, recent = gauss(TOKENS, DIM), gauss(64, GROUP, DIM)
+    method = make_method("prkv", static=1.0)
+    method.prefill(keys, recent)
+    attention = logits_of(recent, keys).softmax(-1).mean(dim=(0, 1))
+    chosen = chosen_by(method, gauss(3, GROUP, DIM), 96)
+    assert all(set(row.tolist()) == set(attention.topk(96).indices.tolist()) for row in chosen)
+
+
+@pytest.mark.parametrize("rebuilt", [True, False])
+def test_rows_are_static_ones_and_pages_of_the_others(gauss, rebuilt):
+    keys, recent = gauss(TOKENS, DIM), gauss(64, GROUP, DIM)
+    method = make_method("prkv", static=0.5, page=16, rebuilt=rebuilt)
+    method.prefill(keys, recent)
+    static = method.is_static(96)
+    assert int(static.sum()) == 48
+    pages = method.page_of(static)
+    scores = method.page_scores(queries := gauss(4, GROUP, DIM), pages, static)
+    for row, of_pages in zip(chosen_by(method, queries, 96), scores, strict=True):
+        assert len(set(row.tolist())) == 96 and bool(static[row[:48]].all())
+        found = row[48:]
+        assert not static[found].any()
+        assert int(of_pages.argmax()) in pages[found].tolist()
+        # Whole pages in the order of their scores; of the last one what there is room for.
+        owners = pages[found].unique()
+        assert of_pages[owners].min() >= of_pages.topk(len(owners)).values.min()
+        if rebuilt:
+            assert len(owners) == 3
+
+
+def test_a_page_is_scored_by_its_live_rows_alone(gauss):
+    keys, queries = gauss(64, DIM), gauss(3, GROUP, DIM)
+    static = torch.zeros(64, dtype=torch.bool)
+    static[5], static[32:] = True, True
+    keys[5] = 1e4
+    method = make_method("prkv", page=32)
+    method.prefill(keys, gauss(64, GROUP, DIM))
+    scores = method.page_scores(queries, torch.arange(64) // 32, static)
+    live = keys[:32][~static[:32]]
+    centre = (live.amin(0) + live.amax(0)) / 2
+    away = (live - centre).abs().mean(0)
+    expected = (queries @ centre + queries.abs() @ away).mean(dim=1)
+    torch.testing.assert_close(scores[:, 0], expected)
+    assert (scores[:, 1] == -math.inf).all()
+
+
+def test_keys_that_come_later_are_found_in_pages(gauss):
+    keys, queries = gauss(TOKENS, DIM), gauss(1, GROUP, DIM)
+    method = make_method("prkv", static=0.5, page=16)
+    method.prefill(keys, gauss(64, GROUP, DIM))
+    method.append(10 * queries.mean(dim=1).expand(32, -1))
+    assert (chosen_by(method, queries, 64) >= TOKENS).sum() == 32
+
+
+def test_prkv_without_recent_queries_is_an_error(gauss):
+    with pytest.raises(ValueError, match="PRKV chooses by the prompt's last queries"):
+        make_method("prkv").prefill(gauss(TOKENS, DIM), None)
+
+
+# --- HARD-KV -------------------------------------------------------------------------------------
+
+
+def test_counts_hold_one_part_of_each_heads_attention():
+    heads = [torch.tensor(of).softmax(0) for of in ([4.0, 0, 1, 3, -1, 0.5, 2, 0], [0.0] * 8)]
+    masses = [kept_rows.mass_of_most(of) for of in heads]
+    assert masses[0][2] == pytest.approx(0.92416, abs=1e-5)
+    counts = kept_rows.counts_by_mass(masses, 5)
+    assert counts == [2, 7] or counts == [3, 7]  # p is between .84 and .93: the sum is at most 10
+    assert sum(counts) <= 10 and counts[0] < counts[1]
+    assert kept_rows.counts_by_mass(masses, 5, most=5) == [5, 5]
+    assert kept_rows.counts_by_mass(masses, 8) == [8, 8]
+
+
+def test_neighbours_share_the_largest_logit():
+    keys = torch.zeros(20, 4)
+    keys[9, 0] = 6.0
+    recent = torch.ones(3, GROUP, 4)
+    found = kept_rows.pooled(keys, recent)
+    assert sorted(found.topk(7).indices.tolist()) == list(range(6, 13))
+    assert found.sum() == pytest.approx(1)
+
+
+# --- FAISS ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def faiss():
+    return pytest.importorskip("faiss", reason="needs FAISS: pip install 'pariskv_core[models]'")
+
+
+def test_more_bits_find_more(faiss, gauss):
+    keys, queries = gauss(3000, DIM), 3 * gauss(8, GROUP, DIM)
+    best = make_method("oracle")
+    best.prefill(keys, None)
+    wanted, recalls = chosen_by(best, queries, 50), []
+    for options in ({"bits": 1}, {"bits": 1, "finer": 4, "reranked": 0.1}, {"bits": 4}):
+        method = make_method("fastscan", **options)
+        method.prefill(keys[:2000], None)
+        method.append(keys[2000:])
+        chosen = chosen_by(method, queries, 50)
+        pairs = zip(chosen.tolist(), wanted.tolist(), strict=True)
+        recalls.append(np.mean([len(set(a) & set(b)) / 50 for a, b in pairs]))
+    assert recalls == sorted(recalls) and recalls[0] > 0.2 and recalls[-1] > 0.8
+
+
+def test_a_scan_gives_logits(faiss, gauss):
+    keys, queries = gauss(2000, DIM), gauss(2, GROUP, DIM)
+    method = make_method("fastscan", bits=4)
+    method.prefill(keys, None)
+    estimates, logits = method.estimates(method._scan, queries), logits_of(queries, keys)
+    assert torch.corrcoef(torch.stack([estimates.flatten(), logits.flatten()]))[0, 1] > 0.97
+    assert (estimates - logits).square().mean() < 0.05 * logits.square().mean()
