@@ -46,7 +46,11 @@ class Prkv(Zone):
         super().prefill(keys, recent)
         if recent is None:
             raise ValueError("PRKV chooses by the prompt's last queries; prefill it with them")
-        self.votes = observed(keys, recent[-WINDOW:])
+        self.look(recent)
+
+    def look(self, recent: Tensor) -> None:
+        """Chooses the static part anew, by these queries (window, group, head_dim)."""
+        self.votes = observed(self.keys, recent[-WINDOW:])
 
     def append(self, keys: Tensor) -> None:
         super().append(keys)

@@ -169,6 +169,11 @@ _INSIDE = {
     "block 64, 5 %, tail 512": "block 64, 5 % reranked + tail of 512",
     "block 64, 5 %, tail 1,024": "block 64, 5 % reranked + tail of 1,024",
     "block 64, 2 %, tail 512": "block 64, 2 % reranked + tail of 512",
+    "PRKV 256, S = 0.5": "256 rows by PRKV, S = .5",
+    "PRKV 256, S = 1": "256 kept rows, chosen anew every 128 tokens (PRKV, S = 1)",
+    "PRKV 1,024, S = 0.25": "1,024 rows by PRKV, S = .25",
+    "PRKV 1,024, S = 0.5": "1,024 rows by PRKV, S = .5",
+    "PRKV 1,024, S = 1": "1,024 kept rows (PRKV, S = 1)",
 }
 
 

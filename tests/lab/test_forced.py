@@ -68,6 +68,21 @@ def test_the_rows_that_the_engine_names_are_those_that_it_attends_to(step):
     torch.testing.assert_close(Rows(engine)(step), engine.decoded(step), atol=1e-4, rtol=1e-3)
 
 
+def test_a_method_is_shown_the_last_queries_at_its_interval(step):
+    seen = []
+
+    class Watching(make_method("window").__class__):
+        def look(self, recent: torch.Tensor) -> None:
+            seen.append(recent)
+
+    chosen = ByHead(Watching, 10, interval=4)(step)
+    assert chosen.shape == (STEPS, 2, 10)
+    assert len(seen) == 2  # once for each kv head: after 4 of 6 steps
+    old = step.prefix.recent[0][:, 3:].float()
+    assert torch.equal(seen[1], torch.cat([old[4:], step.queries[:4, 3:]]))
+    assert torch.equal(chosen, ByHead(Watching, 10)(step))
+
+
 def test_without_rows_there_are_the_sinks_and_the_window(step):
     out = Rows(nothing)(step)
     keys, values = (torch.cat([rows[:4], rows[TOKENS - 256 :]]) for rows in step.rows(0))

@@ -37,11 +37,15 @@ def _pieces(step: Step, residency: Residency) -> Any:
 
 @dataclass
 class ByHead:
-    """A method that serves one kv head, in every layer and kv head."""
+    """A method that serves one kv head, in every layer and kv head.
+
+    interval  tokens after which the method is shown the last queries again; None: never
+    """
 
     make: Callable[[], Method]
     rows: int
     residency: Residency = ENGINES
+    interval: int | None = None
 
     def __call__(self, step: Step) -> Tensor:
         sink, tokens = self.residency.sink, step.prefix.tokens
@@ -57,13 +61,27 @@ class ByHead:
                 if zone_end > at:
                     method.append(keys[at:zone_end])
                     at = zone_end
-                queries = step.queries[block, step.heads(head)]
-                where = step.positions[block]
-                lse = resident_of(queries, where, keys, values, sink, zone_end).lse
-                chosen = method.select(queries, self.rows, lse)
-                found.append(torch.where(chosen < 0, -1, chosen + sink))
+                for part in self._parts(block):
+                    queries = step.queries[part, step.heads(head)]
+                    if part.start > 0 and self.interval is not None:
+                        asked = step.queries[: part.start, step.heads(head)]
+                        method.look(torch.cat([recent, asked])[-len(recent) :])  # type: ignore
+                    where = step.positions[part]
+                    lse = resident_of(queries, where, keys, values, sink, zone_end).lse
+                    chosen = method.select(queries, self.rows, lse)
+                    found.append(torch.where(chosen < 0, -1, chosen + sink))
             every.append(torch.cat(found))
         return torch.stack(every, dim=1)
+
+    def _parts(self, block: slice) -> Iterator[slice]:
+        """The steps of a block, cut where the method is shown queries."""
+        begin = block.start
+        while begin < block.stop:
+            end = block.stop
+            if self.interval is not None:
+                end = min(end, (begin // self.interval + 1) * self.interval)
+            yield slice(begin, end)
+            begin = end
 
 
 def nothing(step: Step) -> Tensor:

@@ -46,6 +46,11 @@ def peer(name: str, **options: Any) -> Rows:
     return Rows(ByHead(lambda: make_method(name, **options), 100))
 
 
+def prkv(rows: int, static: float) -> Rows:
+    """PRKV with its own interval; S = 1 keeps rows alone."""
+    return Rows(ByHead(lambda: make_method("prkv", static=static), rows, interval=128))
+
+
 def with_tail(rows: int, **policy: Any) -> Attention:
     """The engine's output, its own tail included."""
     return Engine({"block": BLOCK, "tail": "sample", "tail_rows": rows, **policy}).decoded
@@ -81,6 +86,10 @@ METHODS: dict[str, Callable[[], Attention]] = {
     f"block {BLOCK}, own tail 1,024": lambda: with_tail(1024),
     f"block {BLOCK}, 5 %, own tail 1,024": lambda: with_tail(1024, **reranked(0.05)),
     "PQCache 16×8": lambda: peer("pqcache", subspaces=16, bits=8),
+    **{
+        f"PRKV {rows:,}, S = {static:g}": (lambda rows=rows, s=static: prkv(rows, s))
+        for rows, static in ((256, 0.5), (256, 1.0), (1024, 0.25), (1024, 0.5), (1024, 1.0))
+    },
     "Quest": lambda: peer("quest"),
     "ArkVale": lambda: peer("arkvale"),
 }
