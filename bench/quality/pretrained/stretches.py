@@ -27,8 +27,8 @@ LENGTH = 8192  # of a stretch
 COUNTS = (1, 2, 4, 8, 16)  # stretches in one zone
 RATIOS = (1.0, 0.2, 0.1, 0.05, 0.02)
 _OF_DOCUMENTATION = 12  # of the most stretches; the others are code
-# So many text stretches take long to read: of each model the first few of the captured layers.
-FEW_LAYERS = {"smollm2": 5, "qwen-0.5b": 3, "qwen-1.5b": 2, "gemma-270m": 1}
+# Many stretches of text take long to read: of each model the first few of the captured layers.
+FEW_LAYERS = {"smollm2": 5, "qwen-0.5b": 3, "qwen-1.5b": 2, "gemma-270m": 2}
 SETTINGS: dict[str, dict[str, Any]] = {
     "block 64": {},
     **{
@@ -100,8 +100,8 @@ def _ends(layer: Layer, positions: Sequence[int], changes: dict[str, Any]) -> li
 
 def written(weights: Weights, track: Track) -> dict[str, Any]:
     """Shares while WRITTEN tokens of the documentation are given one by one: at the two ends."""
-    positions = while_writing(weights.tokens)
-    stretch = Stretch("documentation", weights.tokens, positions=positions)
+    positions, layers = while_writing(LENGTH), FEW_LAYERS[weights.name]
+    stretch = Stretch("documentation", LENGTH, positions=positions, layers=layers)
     (taken,) = make_all(weights, [stretch])
     found: dict[str, list[list[Quality]]] = {name: [[], []] for name in SETTINGS}
     for index in track(taken.manifest.layers, f"{weights.name}, written"):
@@ -134,7 +134,8 @@ def with_opening_of(layer: Layer, other: Layer) -> Layer:
 def balance(weights: Weights, track: Track) -> dict[str, Any]:
     """Shares on two texts, with a balance from each text's own opening and from the other's."""
     texts = ("documentation", "code")
-    taken = make_all(weights, [Stretch(text, LENGTH) for text in texts])
+    layers = FEW_LAYERS[weights.name]
+    taken = make_all(weights, [Stretch(text, LENGTH, layers=layers) for text in texts])
     found: dict[str, dict[str, list[Quality]]] = {}
     for index in track(taken[0].manifest.layers, f"{weights.name}, balance"):
         layers = [one.layer(index) for one in taken]
