@@ -28,7 +28,7 @@ COUNTS = (1, 2, 4, 8, 16)  # stretches in one zone
 RATIOS = (1.0, 0.2, 0.1, 0.05, 0.02)
 _OF_DOCUMENTATION = 12  # of the most stretches; the others are code
 # Many stretches of text take long to read: of each model the first few of the captured layers.
-FEW_LAYERS = {"smollm2": 5, "qwen-0.5b": 3, "qwen-1.5b": 2, "gemma-270m": 2}
+FEW_LAYERS = {"smollm2": 3, "qwen-0.5b": 3, "qwen-1.5b": 2, "gemma-270m": 2}
 SETTINGS: dict[str, dict[str, Any]] = {
     "block 64": {},
     **{
