@@ -240,9 +240,11 @@ TABLES: dict[str, tuple[Callable[[Sources], str], str]] = {
 
 def made(name: str, sources: Sources) -> str:
     make, part = TABLES[name]
-    if getattr(sources, part):
-        return make(sources)
-    return f"{_NO_MODELS if part in ('pretrained', 'inside', 'keys') else _NOT_YET}\n"
+    of_models = part in ("pretrained", "inside", "keys")
+    text = make(sources) if getattr(sources, part) else ""
+    if text and (not of_models or len(text.splitlines()) > 2):
+        return text
+    return f"{_NO_MODELS if of_models else _NOT_YET}\n"
 
 
 def filled(page: str, sources: Sources) -> str:

@@ -83,7 +83,7 @@ MODELS = {
             ),
             size=1_117_320_768,
             sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
-            tokens=8_192,  # a third of an hour on two cores; 16,384 take an hour
+            tokens=8_192,  # by estimate a quarter of an hour on two cores; 16,384 thrice that
         ),
         Weights(
             name="gemma-270m",
