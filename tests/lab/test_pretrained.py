@@ -6,13 +6,13 @@ import hashlib
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import harness
 import numpy as np
 import pytest
 import torch
+from gguf_files import gguf_file
 from pariskv_core.cli.weights import MODELS, Part, Unusable, Weights
 from quality import __main__ as program
 from quality import sources
@@ -20,7 +20,7 @@ from quality.inside import Residency
 from quality.measures import Quality
 from quality.methods import logits_of
 from quality.pretrained import capture, shares, texts
-from quality.pretrained.capture import Capture, Layer, Manifest, Stretch
+from quality.pretrained.capture import Capture, Layer, Manifest
 
 TOKENS = 1600
 
@@ -185,45 +185,6 @@ def test_captures_are_what_the_models_attention_sees(transformers, family):
             torch.testing.assert_close(logits.softmax(-1), attention, atol=5e-3, rtol=0)
 
 
-def gguf_file(path: Path, layers: int = 2, width: int = 32) -> None:
-    """A random Llama of four heads over two, and a tokenizer whose tokens are bytes."""
-    import gguf
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    rng = np.random.default_rng(8)
-    out = gguf.GGUFWriter(path, "llama")
-    tokens = [*bytes_to_unicode().values(), "ab", "<s>", "</s>"]
-    out.add_context_length(4096)
-    out.add_embedding_length(width)
-    out.add_block_count(layers)
-    out.add_feed_forward_length(width)
-    out.add_head_count(4)
-    out.add_head_count_kv(2)
-    out.add_rope_dimension_count(width // 4)
-    out.add_rope_freq_base(10_000.0)
-    out.add_layer_norm_rms_eps(1e-5)
-    out.add_vocab_size(len(tokens))
-    out.add_tokenizer_model("gpt2")
-    out.add_token_list(tokens)
-    out.add_token_types([1] * (len(tokens) - 2) + [3, 3])
-    out.add_token_merges(["a b"])
-    out.add_bos_token_id(len(tokens) - 2)
-    out.add_eos_token_id(len(tokens) - 1)
-    shapes = {"token_embd": (len(tokens), width), "output": (len(tokens), width)}
-    shapes["output_norm"] = (width,)
-    for i in range(layers):
-        square = ("attn_q", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-        shapes |= {f"blk.{i}.{name}": (width, width) for name in square}
-        shapes |= {f"blk.{i}.{name}": (width // 2, width) for name in ("attn_k", "attn_v")}
-        shapes |= {f"blk.{i}.{name}": (width,) for name in ("attn_norm", "ffn_norm")}
-    for name, shape in shapes.items():
-        out.add_tensor(f"{name}.weight", rng.standard_normal(shape, np.float32))
-    out.write_header_to_file()
-    out.write_kv_data_to_file()
-    out.write_tensors_to_file()
-    out.close()
-
-
 def test_a_capture_of_a_gguf_file_is_made_once(transformers, tmp_path, monkeypatch):
     path = tmp_path / "weights/tiny.gguf"
     path.parent.mkdir()
@@ -247,29 +208,6 @@ def test_a_capture_of_a_gguf_file_is_made_once(transformers, tmp_path, monkeypat
         capture.make(pinned, "documentation", TOKENS, tmp_path)
     with pytest.raises(Unusable, match=r"has 2,6\d\d tokens for this model, not 4,000"):
         capture.make(pinned, "documentation", 4000, tmp_path)
-
-
-def test_a_stretch_begins_within_a_text(transformers, tmp_path, monkeypatch):
-    """Its keys are those of a text of its own, for positions count from its first token."""
-    path = tmp_path / "weights/tiny.gguf"
-    path.parent.mkdir()
-    gguf_file(path)
-    whole = path.read_bytes()
-    pinned = replace(TINY, size=len(whole), sha256=hashlib.sha256(whole).hexdigest())
-    text = "".join(f"{i} is a number. " for i in range(300))
-    monkeypatch.setitem(capture.TEXTS, "documentation", lambda: text)
-    stretch = Stretch("documentation", 1200, 10, positions=(700, 1000), layers=1)
-    (made,) = capture.make_all(pinned, [stretch], tmp_path)
-    assert made.manifest.layers == [0] and made.manifest.skip == 10
-    assert made.layer(0).queries.shape == (2, 4, 8)
-    assert made.folder.name == "tiny-documentation-1200-from10-at700-1layers"
-    # The tokens of this tokenizer are bytes, after one that begins a text.
-    monkeypatch.setitem(capture.TEXTS, "documentation", lambda: text[9:])
-    own = capture.make(pinned, "documentation", 1201, tmp_path).layer(0).keys
-    assert not torch.equal(made.layer(0).keys, own[:1200])  # turned by one position more
-    torch.testing.assert_close(
-        made.layer(0).keys.norm(dim=2), own[1:].norm(dim=2), atol=0.02, rtol=0.01
-    )
 
 
 # --- Shares --------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from dataclasses import replace
@@ -10,10 +11,11 @@ import harness
 import numpy as np
 import pytest
 import torch
+from gguf_files import gguf_file
 from quality import __main__ as program
 from quality import sources
 from quality.pretrained import capture, policies, shares, stretches
-from quality.pretrained.capture import Capture, Layer, Manifest
+from quality.pretrained.capture import Capture, Layer, Manifest, Stretch
 from quality.pretrained.weights import MODELS
 
 TOKENS = 1600
@@ -63,6 +65,32 @@ def weights():
     return replace(WEIGHTS, tokens=TOKENS)
 
 
+def test_a_stretch_begins_within_a_text(tmp_path, monkeypatch):
+    """Its keys are those of a text of its own, for positions count from its first token."""
+    pytest.importorskip("transformers", reason="needs the extra pariskv_core[models]")
+    path = tmp_path / "weights/tiny.gguf"
+    path.parent.mkdir()
+    gguf_file(path)
+    whole = path.read_bytes()
+    pinned = replace(
+        WEIGHTS, name="tiny", size=len(whole), sha256=hashlib.sha256(whole).hexdigest()
+    )
+    text = "".join(f"{i} is a number. " for i in range(300))
+    monkeypatch.setitem(capture.TEXTS, "documentation", lambda: text)
+    stretch = Stretch("documentation", 1200, 10, positions=(700, 1000), layers=1)
+    (made,) = capture.make_all(pinned, [stretch], tmp_path)
+    assert made.manifest.layers == [0] and made.manifest.skip == 10
+    assert made.layer(0).queries.shape == (2, 4, 8)
+    assert made.folder.name == "tiny-documentation-1200-from10-at700-1layers"
+    # The tokens of this tokenizer are bytes, after one that begins a text.
+    monkeypatch.setitem(capture.TEXTS, "documentation", lambda: text[9:])
+    own = capture.make(pinned, "documentation", 1201, tmp_path).layer(0).keys
+    assert not torch.equal(made.layer(0).keys, own[:1200])  # turned by one position more
+    torch.testing.assert_close(
+        made.layer(0).keys.norm(dim=2), own[1:].norm(dim=2), atol=0.02, rtol=0.01
+    )
+
+
 def test_half_of_the_queries_are_asked_at_each_end_of_what_is_written():
     positions = stretches.while_writing(8192)
     begin, half = 8192 - stretches.WRITTEN, capture.MEASURED // 2
@@ -72,7 +100,7 @@ def test_half_of_the_queries_are_asked_at_each_end_of_what_is_written():
 
 
 def test_choices_while_writing_are_those_of_a_zone_that_grows(make_all, weights):
-    (taken,) = make_all(weights, [capture.Stretch("code", TOKENS, positions=(1010, 1590))])
+    (taken,) = make_all(weights, [Stretch("code", TOKENS, positions=(1010, 1590))])
     layer = taken.layer(0)
     choices = stretches.decoded(layer, (1010, 1590), 600, {"schedule": [(0, 1.0, 0.2)]})
     assert [choice.step for choice in choices] == [10, 590]
@@ -94,7 +122,7 @@ def test_shares_of_what_was_written_are_held_against_those_at_the_beginning(make
 
 
 def test_another_texts_opening_sets_the_balance(make_all, weights):
-    own, other = (one.layer(0) for one in make_all(weights, [capture.Stretch("code", TOKENS)] * 2))
+    own, other = (one.layer(0) for one in make_all(weights, [Stretch("code", TOKENS)] * 2))
     mixed = stretches.with_opening_of(own, other)
     assert torch.equal(mixed.keys[:512], other.keys[:512])
     assert torch.equal(mixed.keys[512:], own.keys[512:]) and torch.equal(mixed.early, other.early)
@@ -155,7 +183,7 @@ def test_the_command_keeps_what_was_measured_before(make_all, tmp_path, monkeypa
 def test_some_methods_are_measured_anew_and_others_stay(make_all, tmp_path, monkeypatch, weights):
     for module in (harness, sources):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
-    (taken,) = make_all(weights, [capture.Stretch("documentation", TOKENS)])
+    (taken,) = make_all(weights, [Stretch("documentation", TOKENS)])
     monkeypatch.setattr(capture, "make", lambda *_: taken)
     monkeypatch.setattr(shares, "METHODS", {n: shares.METHODS[n] for n in ("Quest", "ArkVale")})
     for name in ("Quest", "ArkVale"):
