@@ -15,6 +15,7 @@
 
 #include "codec/block_means.h"
 #include "codec/summary_layout.h"
+#include "octaves.h"
 #include "pariskv/sizes.h"
 #include "policy/pariskv/upkeep.h"
 
@@ -35,12 +36,8 @@ constexpr int64_t kFirstRows = 16;
 constexpr int64_t kLastRows = 112;
 constexpr int64_t kWindowRows = kFirstRows + kLastRows;
 
-/** Their logits are whole steps of 1/64 octave, from products of numbers of 8 bits. */
-constexpr float kOctaveSteps = 92.3324826f;    // 64 log2(e): steps per logit
+/** Their logits are whole steps of 1/64 octave, see octaves.h. */
 constexpr float kLogitOfStep = 0.0108304248f;  // ln(2) / 64
-constexpr float kMostSteps = 0x1p20f;
-constexpr float kByteLevels = 127;
-constexpr uint32_t kLeastExponent = 16;  // of a float, biased: smaller keys round to nothing
 
 /** log2 of a positive number, a line from power to power: up to .09 too little. */
 inline float rough_log2(float x) {
@@ -57,17 +54,6 @@ inline float rough_exp2(float x) {
   if (!(x >= kInvisible)) return 0.0f;
   const float whole = std::floor(x);
   return std::ldexp(1.0f + (x - whole), int(whole));
-}
-
-/** The nearest whole number, halves to even, for sizes up to 2^22; nearbyint would be a call. */
-inline float nearest(float x) {
-  constexpr float kWhole = 0x1.8p23f;  // floats of its size are whole
-  return (x + kWhole) - kWhole;
-}
-
-/** The step of a logit, given in steps. */
-inline int32_t whole_steps(float steps) {
-  return int32_t(nearest(std::min(std::max(steps, -kMostSteps), kMostSteps)));
 }
 
 /** The log-sum-exp of logits in steps, as octaves; none: minus infinity. */

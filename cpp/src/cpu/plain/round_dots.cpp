@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "codec/head_scale.h"
 #include "cpu/numerics.h"
 #include "cpu/plain/plain.h"
+#include "octaves.h"
 
 namespace pariskv::cpu::plain {
 

@@ -4,7 +4,7 @@
 namespace pariskv::cpu {
 namespace {
 
-// As in head_scale.h.
+// As in octaves.h.
 constexpr uint32_t kLeastKeyExponent = 16;
 
 PKV_INLINE int32_t sum_of(__m256i x) {

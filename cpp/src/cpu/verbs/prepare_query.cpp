@@ -55,22 +55,6 @@ bool rotate(const SearchArgs& args, const float* query, float* rotated) {
   return finite;
 }
 
-/** The largest magnitude. */
-float largest_of(const float* x, int64_t count) {
-  float largest = 0;
-  for (int64_t d = 0; d < count; ++d) largest = std::max(largest, std::fabs(x[d]));
-  return largest;
-}
-
-/** To whole numbers from -levels to levels, the largest of which `largest` becomes. */
-template <typename Integer>
-void quantise(const float* x, int64_t count, float largest, float levels, Integer* quantised) {
-  const float steps = largest > 0 ? levels / largest : 0.0f;
-  // A largest element so small that the division overflows cannot rank anything either.
-  const float step = std::fabs(steps) < INFINITY ? steps : 0.0f;
-  for (int64_t d = 0; d < count; ++d) quantised[d] = Integer(nearest(x[d] * step));
-}
-
 /**
  * What some queries of a group find in the resident rows nearest to the zone's ends: the
  * log-sum-exp of their logits, roughly, from products of numbers of 8 bits.
@@ -95,7 +79,7 @@ class Window {
     const float largest = largest_of(query, shape_.rows.key_dim);
     quantise(query, shape_.rows.key_dim, largest, kByteLevels,
              query_ + index * shape_.rows.key_dim);
-    base_[index] = logits_.scale * (largest / kByteLevels) * kOctaveSteps;
+    base_[index] = steps_per_unit(logits_.scale, largest);
   }
 
   void look(const Kernels& kernels, int64_t queries) {
@@ -105,17 +89,13 @@ class Window {
 
   /** Of the query at `index`, in octaves; a finite `bias` is one logit more. */
   float log_sum_exp(int64_t index, const float* bias) const {
-    const int32_t cap =
-        whole_steps(logits_.softcap > 0 ? logits_.softcap * kOctaveSteps : kMostSteps);
+    const int32_t most = most_steps(logits_.softcap);
     int32_t steps[kWindowRows + 1];
     int64_t count = 0;
     for (int64_t r = 0; r < count_; ++r) {
       if (exponents_[r] == 255) continue;
-      const float down = float_of((uint32_t{exponents_[r]} - 6) << 23);  // a step of the key
-      const float step = base_[index] * down;
-      const float dot = float(dots_[index * count_ + r]);
-      const int32_t logit = std::isfinite(step) ? whole_steps(dot * step) : 0;
-      steps[count++] = std::clamp(logit, -cap, cap);
+      const float unit = base_[index] * key_step(exponents_[r]);
+      steps[count++] = logit_steps(dots_[index * count_ + r], unit, most);
     }
     if (bias != nullptr && std::isfinite(*bias)) {
       steps[count++] = whole_steps(*bias * kOctaveSteps);
