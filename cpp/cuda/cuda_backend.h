@@ -8,6 +8,7 @@
 
 #include "backend/backend.h"
 #include "branches.h"
+#include "check.h"
 #include "exact_attention.h"
 #include "kernels.h"
 #include "offload.h"
@@ -26,6 +27,8 @@ class CudaBackend : public Backend, public WordUpdates, public Offloads {
   void read(const RowsArgs& args, Stream stream) override;
   void copy(void* target, const void* source, int64_t bytes, Stream stream) override;
   void zero(void* target, int64_t bytes, Stream stream) override;
+  void remember(const RememberArgs&, Stream) override { PKV_ASSERT(false); }  // as below
+  void reserve(const Upkeep&) override {}
   void keep_up(const Upkeep& upkeep, Stream stream) override;
 
   void reserve(const DecodeArgs& args) override;
@@ -74,6 +77,15 @@ class CudaBackend : public Backend, public WordUpdates, public Offloads {
   void keep_up(const ParisKvEncode& args, Stream stream);
   void keep_up(const ParisKvForget& args, Stream stream);
   void keep_up(const ParisKvObserve& args, Stream stream);
+
+  // check_policy refuses HardKv on a GPU.
+  void keep_up(const HardKvKeep&, Stream) { PKV_ASSERT(false); }
+  void reserve(const DecodeArgs&, const HardKvRules&) { PKV_ASSERT(false); }
+  void launch(const DecodeArgs&, const HardKvRules&, Stream) { PKV_ASSERT(false); }
+  Trace trace(const DecodeArgs&, const HardKvRules&, Stream) {
+    PKV_ASSERT(false);
+    return {};
+  }
 
   HostLane& host_lane(int64_t row);
   void reserve(const DecodeArgs& args, const ParisKvRules& rules);

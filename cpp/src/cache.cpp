@@ -74,7 +74,9 @@ void Cache::truncate(const std::vector<SequenceId>& sequences, const Cut& cut, S
   struct Shorter {
     Layer* layer;
     Regions regions;
-    Block state;  // the policy's; empty: the layer's own stays
+    Block state;                  // the policy's; empty: the layer's own stays
+    bool cuts;                    // the zone
+    std::shared_ptr<Block> kept;  // of the zone, where it is cut; null: nothing is
   };
   std::vector<Shorter> next;
   for (size_t i = 0; i < batch.size(); ++i) {
@@ -85,8 +87,11 @@ void Cache::truncate(const std::vector<SequenceId>& sequences, const Cut& cut, S
         fail("[truncate] ", argument, ": expected 0 to ", total, ", the tokens of sequence ",
              sequences[i], ", got ", tokens);
       }
-      next.push_back(
-          {&layer, layer.regions.truncated(keeps ? total - tokens : tokens, impl_->sizes_), {}});
+      next.push_back({&layer,
+                      layer.regions.truncated(keeps ? total - tokens : tokens, impl_->sizes_),
+                      {},
+                      false,
+                      {}});
     }
   }
   const Impl::Visit visit(*impl_, stream);
@@ -99,11 +104,20 @@ void Cache::truncate(const std::vector<SequenceId>& sequences, const Cut& cut, S
     shorter.state = impl_->planner_.next_state(*shorter.layer, stream);
     if (shorter.state.data() != nullptr) view.state = shorter.state.data();
     impl_->policy_->on_recall({view, begin, view.zone_end}, stream);
+    shorter.cuts = true;
+    SequenceView after = shorter.layer->cut(shorter.regions, impl_->sizes_, *impl_->policy_);
+    if (view.kept_capacity == 0 || view.kept == nullptr || after.sparse == 0) continue;
+    shorter.kept = impl_->planner_.new_kept(after);
+    after.kept = shorter.kept->as<char>();
+    impl_->policy_->on_keep({{view, after, {}, false}}, stream);
   }
   for (Shorter& shorter : next) {
     Layer& layer = *shorter.layer;
     if (shorter.state.data() != nullptr) layer.state = std::move(shorter.state);
     layer.regions = shorter.regions;
+    if (shorter.cuts && impl_->shape_.recent > 0) layer.kept = std::move(shorter.kept);
+    layer.queries.end = std::min(layer.queries.end, layer.regions.total());
+    layer.queries.begin = std::min(layer.queries.begin, layer.queries.end);
     // Rows that come where others were are kept anew.
     const int64_t zone_end = layer.regions.retrieval_end(impl_->sizes_);
     layer.kept_tail.count = std::min(layer.kept_tail.count, layer.kept_tail.count_to(zone_end));
@@ -133,6 +147,8 @@ void Cache::prefill(int64_t layer, const std::vector<SequenceId>& sequences,
     verb.check_tensor("q", *options.q, config.dtype, {tokens, config.query_heads, config.head_dim});
   }
 
+  const Logits logits = verb.check_options({options.scale, options.softcap, {}, {}}, tokens);
+
   const Impl::Arrivals arrivals = Impl::arrivals_of(found, lengths);
   std::vector<Regions> next;
   for (size_t i = 0; i < arrivals.layers.size(); ++i) {
@@ -140,7 +156,8 @@ void Cache::prefill(int64_t layer, const std::vector<SequenceId>& sequences,
     verb.check_total(next.back().total());
   }
   const Impl::Visit visit(*impl_, stream);
-  impl_->store(arrivals, next, k, v, options.q ? &*options.q : nullptr, [](const auto&) {}, stream);
+  const Impl::Queries queries{options.q ? *options.q : TensorView{}, logits};
+  impl_->store(arrivals, next, k, v, options.q ? &queries : nullptr, [](const auto&) {}, stream);
 }
 
 void Cache::decode(int64_t layer, const std::vector<SequenceId>& sequences, const TensorView& q,
@@ -303,7 +320,8 @@ void Cache::Impl::attend(int64_t layer, const std::vector<SequenceId>& sequences
       for (const Change& change : step.changes) hosted.push_back(change.hosted());
       attend_over(step.views, arrivals.counts, hosted);
     };
-    store(arrivals, next, tensors.k, tensors.v, &tensors.q, attend, stream);
+    const Queries queries{tensors.q, args.logits};
+    store(arrivals, next, tensors.k, tensors.v, &queries, attend, stream);
     return;
   }
   std::vector<SequenceView> views;

@@ -13,6 +13,7 @@ namespace {
 
 Config checked(const Config& config) {
   config.validate();
+  check_policy(config);
   return config.resolved();
 }
 
@@ -35,6 +36,7 @@ ModelShape shape_of(const Config& config) {
       config.segment_tokens,
       cached_rows(config),
       paris_kv == nullptr ? 0 : paris_kv->block,
+      std::visit([](const auto& settings) { return settings.kRecentQueries; }, config.policy),
   };
 }
 
@@ -93,6 +95,8 @@ Cache::Impl::Step Cache::Impl::plan(const std::vector<Layer*>& layers,
       step.changes.push_back(planner_.plan(*layers[i], next[i], use, queries, stream));
     }
     for (const Change& change : step.changes) step.views.push_back(change.view(sizes_, *policy_));
+    const std::vector<KeptChange> changes = choices(step);
+    if (!changes.empty()) policy_->reserve_keep(changes);
     return step;
   };
   try {
@@ -152,6 +156,22 @@ void Cache::Impl::observe(const Step& step, const TensorView& q,
   if (!spans.empty()) policy_->on_queries(spans, stream);
 }
 
+void Cache::Impl::remember(const Step& step, const Queries& queries,
+                           const std::vector<int64_t>& first_row, Stream stream) {
+  if (shape_.recent == 0) return;
+  std::vector<RememberJob> jobs;
+  for (size_t i = 0; i < step.changes.size(); ++i) {
+    const int64_t begin = step.changes[i].layer->regions.total(), end = step.views[i].total;
+    const int64_t count = std::min(end - begin, shape_.recent);
+    TensorView part = queries.q;
+    const int64_t row = first_row[i] + end - count - begin;
+    part.data = static_cast<char*>(part.data) + row * part.strides[0] * size_of(part.dtype);
+    part.shape[0] = count;
+    jobs.push_back({step.views[i], end - count, part});
+  }
+  backend_->remember({shape_, queries.logits, int64_t(jobs.size()), jobs.data()}, stream);
+}
+
 void Cache::Impl::encode(Step& step, Stream stream) {
   if (step.encoded) return;
   std::vector<Span> spans;
@@ -166,7 +186,23 @@ void Cache::Impl::encode(Step& step, Stream stream) {
   if (!spans.empty()) policy_->on_spill(spans, stream);
 }
 
+std::vector<KeptChange> Cache::Impl::choices(const Step& step) const {
+  std::vector<KeptChange> changes;
+  for (size_t i = 0; i < step.changes.size(); ++i) {
+    const Change& change = step.changes[i];
+    if (!change.chooses()) continue;
+    changes.push_back({view(*change.layer), step.views[i], change.asked, change.whole});
+  }
+  return changes;
+}
+
 void Cache::Impl::keep(const Step& step, Stream stream) {
+  keep_tail(step, stream);
+  const std::vector<KeptChange> changes = choices(step);
+  if (!changes.empty()) policy_->on_keep(changes, stream);
+}
+
+void Cache::Impl::keep_tail(const Step& step, Stream stream) {
   std::vector<KeepJob> jobs;
   for (size_t i = 0; i < step.changes.size(); ++i) {
     const Change& change = step.changes[i];
@@ -203,7 +239,7 @@ void Cache::Impl::publish(Layer& layer, Stream stream) {
 void Cache::Impl::count_step(const Step& step) {
   for (size_t i = 0; i < step.changes.size(); ++i) {
     stats_.flushes += step.changes[i].spilled() > 0;
-    stats_.searched_tokens += step.views[i].sparse;
+    if (step.views[i].kept_capacity == 0) stats_.searched_tokens += step.views[i].sparse;
   }
   stats_.decode_tokens += int64_t(step.changes.size());
 }

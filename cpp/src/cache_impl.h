@@ -70,6 +70,16 @@ class Cache::Impl {
   void observe(const Step& step, const TensorView& q, const std::vector<int64_t>& first_row,
                Stream stream);
 
+  /** Queries that tokens come with, and how logits are made of them. */
+  struct Queries {
+    TensorView q;
+    Logits logits;
+  };
+
+  /** Remembers the last of a step's queries, where the policy looks back at them. */
+  void remember(const Step& step, const Queries& queries, const std::vector<int64_t>& first_row,
+                Stream stream);
+
   /**
    * Does the work of a step and then makes it the cache's state. `before` runs when the
    * device knows of the next state, `after` when its keys are encoded. When anything throws,
@@ -94,6 +104,7 @@ class Cache::Impl {
     }
     for (Change& change : step.changes) {
       change.apply();
+      stats_.keeps += change.chooses();
       if (change.spilled() <= 0 || step.encoded) continue;
       stats_.encoded_keys += change.spilled() * config_.kv_heads;
     }
@@ -109,19 +120,21 @@ class Cache::Impl {
 
   /**
    * Appends tokens, after which layers are as in `next`; then `after(step)` runs on them.
-   * @param q  queries of the tokens, for the policy; null: there are none
+   * @param queries  of the tokens, for the policy; null: there are none
    */
   template <typename After>
   void store(const Arrivals& arrivals, const std::vector<Regions>& next, const TensorView& k,
-             const TensorView& v, const TensorView* q, After after, Stream stream) {
+             const TensorView& v, const Queries* queries, After after, Stream stream) {
     limit_waiting_offloads(stream);
-    Step step = plan(arrivals.layers, next, Planner::Use::kStore, stream, q != nullptr);
+    Step step = plan(arrivals.layers, next, Planner::Use::kStore, stream, queries != nullptr);
     step.offloads_at_once = true;
     const auto append = [&] {
       backend_->append({shape_, int64_t(arrivals.layers.size()), step.views.data(),
                         arrivals.begin.data(), arrivals.counts.data(), k, v},
                        stream);
-      if (q != nullptr) observe(step, *q, arrivals.first_row, stream);
+      if (queries == nullptr) return;
+      observe(step, queries->q, arrivals.first_row, stream);
+      remember(step, *queries, arrivals.first_row, stream);
     };
     carry_out(step, append, [&] { after(step); }, stream);
   }
@@ -175,6 +188,9 @@ class Cache::Impl {
  private:
   void encode(Step& step, Stream stream);
   /** Copies rows of tails that are to lie on the device when the others have left. */
+  void keep_tail(const Step& step, Stream stream);
+  /** The changes of a step by which rows are chosen to be kept. */
+  std::vector<KeptChange> choices(const Step& step) const;
   void keep(const Step& step, Stream stream);
 
   /** Rows that are done changing wait for their copy to host memory from now on. */

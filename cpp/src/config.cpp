@@ -76,6 +76,20 @@ ParisKv ParisKv::resolved() const {
   return own;
 }
 
+void HardKv::validate() const {
+  within("policy.most", most, 1, kMostTokens);
+  if (!(p > 0 && p <= 1)) {  // also catches NaN
+    fail("[config] policy.p: expected a share above 0 and at most 1, got ", p);
+  }
+  if (least < 0 || least > most) {
+    fail("[config] policy.least: expected 0 to policy.most (", most, "), got ", least);
+  }
+  if (pool < 1 || pool > 63 || pool % 2 == 0) {
+    fail("[config] policy.pool: expected an odd number of neighbours, 1 to 63, got ", pool);
+  }
+  within("policy.patience", patience, 0, 15);
+}
+
 void Config::validate() const {
   within("layers", layers, 1, 65536);
   within("kv_heads", kv_heads, 1, kMostHeads);
@@ -103,6 +117,11 @@ void Config::validate() const {
   if (paris_kv != nullptr && paris_kv->scorer == Scorer::kVotes && head_dim > kMaxVoteDim) {
     fail("[config] policy.scorer: expected sign_norm with a head_dim above ", kMaxVoteDim,
          ", got votes: a score is a byte, and the votes of ", head_dim, " dimensions do not fit");
+  }
+  if (std::holds_alternative<HardKv>(policy) && local == 0) {
+    fail(
+        "[config] local: expected 1 token or more with the policy HardKV, got 0: the last queries "
+        "choose among the tokens before them");
   }
   within("threads", threads, 0, 1024);
   within("memory_budget", memory_budget, 0, std::numeric_limits<int64_t>::max());

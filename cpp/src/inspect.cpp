@@ -103,6 +103,17 @@ Stats Cache::stats() const {
   if (backend.host_arena() != nullptr) stats.host_memory = backend.host_arena()->use();
   stats.sequences = int64_t(impl_->sequences_.size());
   stats.workspace_bytes = backend.scratch_bytes();
+  const auto kept_rows_of = [&](const Layer& layer) {
+    if (!layer.kept) return int64_t{0};
+    const SequenceView view = impl_->view(layer);
+    const int64_t heads = impl_->config_.kv_heads;
+    if (view.kept_capacity == 0) return heads * layer.kept_tail.count;
+    std::vector<int32_t> counts(size_t(2 * heads));  // attended and held, by turns
+    backend.fetch(counts.data(), view.kept, int64_t(counts.size() * sizeof(int32_t)));
+    int64_t rows = 0;
+    for (int64_t head = 0; head < heads; ++head) rows += counts[size_t(2 * head)];
+    return rows;
+  };
   const DecodeCounts counts = backend.counts();
   stats.candidates = counts.candidates;
   stats.fetched_rows = counts.rows;
@@ -122,6 +133,8 @@ Stats Cache::stats() const {
       layer.store.each_summary_block(
           [&](const Block& block) { stats.summary_bytes += bytes_once(block); });
       stats.summary_bytes += layer.state.bytes();
+      stats.kept_rows += kept_rows_of(layer);
+      stats.kept_bytes += layer.recent.bytes() + (layer.kept ? bytes_once(*layer.kept) : 0);
       stats.unusable_keys += impl_->policy_->unusable_keys(impl_->view(layer));
     }
   }

@@ -12,9 +12,11 @@
 
 #include "codec/summary_layout.h"
 #include "gpu/row_cache.h"
+#include "kept.h"
 #include "pariskv/config.h"
 #include "pariskv/tensor_view.h"
 #include "policy/rules.h"
+#include "recent.h"
 #include "row_format.h"
 #include "tail.h"
 
@@ -29,12 +31,15 @@ struct ModelShape {
   int64_t segment_tokens;
   int64_t cached_rows = 0;  // fetched rows per kv head that stay on a GPU: slots; 0: none
   int64_t block = 0;        // neighbouring keys that share a mean; 0: none do
+  int64_t recent = 0;       // queries that are remembered, per layer and sequence; 0: none are
 
   int64_t query_heads() const { return kv_heads * group; }
   int64_t subspaces() const { return rotated_dim / kSubspaceDim; }
   int64_t segment_row_bytes() const { return kv_heads * segment_tokens * rows.bytes(); }
   constexpr SummaryLayout summary() const { return {kv_heads, segment_tokens, rotated_dim, block}; }
   RowCacheLayout row_cache() const { return {kv_heads, cached_rows, rows.bytes()}; }
+  RecentLayout recent_queries() const { return {recent, query_heads(), rows.key_dim}; }
+  KeptLayout kept(int64_t capacity) const { return {kv_heads, capacity, rows.bytes()}; }
 };
 
 /**
@@ -48,12 +53,14 @@ struct SequenceView {
   int64_t total;              // tokens stored
   int64_t zone_begin;         // the retrieval zone, as positions
   int64_t zone_end;
-  int64_t sparse;        // 1: the zone is left out but for the rows that the policy selects
-  int64_t plan[2];       // the policy's own, for a zone of this size: see its Plan
-  char* row_cache;       // a block of RowCacheLayout; null: there is none
-  int64_t generation;    // of what the row cache may have: goes up when rows change under it
-  char* kept;            // copies of the rows of the tail, see tail.h; null: there are none
-  SequenceView* device;  // the same in a GPU's memory; null: there is none
+  int64_t sparse;      // 1: the zone is left out but for the rows that the policy selects
+  int64_t plan[2];     // the policy's own, for a zone of this size: see its Plan
+  char* row_cache;     // a block of RowCacheLayout; null: there is none
+  int64_t generation;  // of what the row cache may have: goes up when rows change under it
+  char* kept;          // rows that are kept, see kept.h, or those of the tail, see tail.h; or null
+  int64_t kept_capacity;  // of a head, of rows that are kept; 0: no rows are chosen to be kept
+  char* recent;           // recent queries, see recent.h; null: none are remembered
+  SequenceView* device;   // the same in a GPU's memory; null: there is none
 
   int64_t zone_tokens() const { return zone_end - zone_begin; }
 };
@@ -66,6 +73,11 @@ struct RowsArgs {
   const int64_t* begin;           // (batch) first position
   const int64_t* lengths;         // (batch)
   TensorView k, v;                // (sum of lengths, heads, key_dim or value_dim)
+};
+
+/** Positions [begin, end) of any sequence. */
+struct Positions {
+  int64_t begin, end;
 };
 
 /** How logits are made of q.k. */
@@ -100,6 +112,31 @@ struct KeepArgs {
   int64_t tail_rows;
   int64_t batch;
   const KeepJob* jobs;  // (batch)
+};
+
+/** Queries of the positions from `begin` on, at most as many as are remembered. */
+struct RememberJob {
+  SequenceView sequence;
+  int64_t begin;
+  TensorView q;  // (positions, query_heads, key_dim)
+};
+
+struct RememberArgs {
+  ModelShape shape;
+  Logits logits;
+  int64_t batch;
+  const RememberJob* jobs;  // (batch)
+};
+
+/** A zone that grew or was cut, and what is to be kept of it. */
+struct KeptChange {
+  SequenceView before;  // `kept` null: nothing is kept of it
+  SequenceView after;   // its block is to be filled
+  Positions queries;    // that are remembered, if the zone grew; at least one
+  bool whole;           // choose from all of the zone, not from what is kept and what is new
+
+  bool cut() const { return after.zone_end < before.zone_end; }
+  bool fresh() const { return whole || before.kept == nullptr; }
 };
 
 /** One token of each of some sequences. */

@@ -11,20 +11,37 @@ SequenceView view_of(const Regions& regions, const RegionSizes& sizes, const Pol
   view.total = regions.total();
   view.zone_begin = regions.sink_end(sizes);
   view.zone_end = regions.retrieval_end(sizes);
+  view.kept_capacity = policy.kept_rows(view.zone_tokens());
   policy.plan(view);
   return view;
+}
+
+/** Where rows are chosen to be kept: until they are, the zone is attended to in full. */
+void set_kept(SequenceView& view, const Block* kept) {
+  view.kept = kept == nullptr ? nullptr : kept->as<char>();
+  if (kept == nullptr) view.sparse = 0;
 }
 
 }  // namespace
 
 SequenceView Layer::view(const RegionSizes& sizes, const Policy& policy) const {
-  SequenceView view = view_of(regions, sizes, policy);
+  SequenceView view = cut(regions, sizes, policy);
+  if (view.kept_capacity > 0) set_kept(view, kept.get());
+  return view;
+}
+
+SequenceView Layer::cut(const Regions& next, const RegionSizes& sizes, const Policy& policy) const {
+  SequenceView view = view_of(next, sizes, policy);
   view.rows = store.rows();
   view.summaries = store.summaries();
   view.state = state.data();
   view.row_cache = row_cache.as<char>();
   view.generation = generation;
-  view.kept = kept_rows(Tail::of(view.zone_begin, view.zone_end, policy.tail_rows()));
+  view.kept = nullptr;
+  if (view.kept_capacity == 0) {
+    view.kept = kept_rows(Tail::of(view.zone_begin, view.zone_end, policy.tail_rows()));
+  }
+  view.recent = recent.as<char>();
   view.device = tables.device();
   return view;
 }
@@ -36,10 +53,15 @@ SequenceView Change::view(const RegionSizes& sizes, const Policy& policy) const 
   view.state = state.data() != nullptr ? state.data() : layer->state.data();
   view.row_cache = (row_cache.data() != nullptr ? row_cache : layer->row_cache).as<char>();
   view.generation = layer->generation;
-  const Tail wanted = Tail::of(view.zone_begin, view.zone_end, policy.tail_rows());
-  view.kept = kept      ? kept->as<char>()
-              : keeps() ? layer->kept->as<char>()
-                        : layer->kept_rows(wanted);
+  if (view.kept_capacity > 0) {
+    set_kept(view, kept || forgets ? kept.get() : layer->kept.get());
+  } else {
+    const Tail wanted = Tail::of(view.zone_begin, view.zone_end, policy.tail_rows());
+    view.kept = kept      ? kept->as<char>()
+                : keeps() ? layer->kept->as<char>()
+                          : layer->kept_rows(wanted);
+  }
+  view.recent = (recent.data() != nullptr ? recent : layer->recent).as<char>();
   view.device = layer->tables.device();
   return view;
 }
@@ -91,14 +113,49 @@ Change Planner::plan(Layer& layer, const Regions& next, Use use, bool queries,
   if (change.spilled() > 0 || change.observed > layer.observed) {
     change.state = next_state(layer, stream);
   }
+  plan_queries(change, use, queries, stream);
   const bool lacks_cache = shape_.cached_rows > 0 && layer.row_cache.data() == nullptr;
   const SequenceView after = view_of(next, sizes_, policy_);
   if (use == Use::kDecode && lacks_cache && after.sparse != 0) {
     change.row_cache = new_row_cache(stream);
   }
+  plan_choice(change, after);
   if (offloads_) plan_offload(change);
   if (offloads_ && after.sparse != 0) plan_kept(change, after, stream);
   return change;
+}
+
+void Planner::plan_queries(Change& change, Use use, bool queries, Stream stream) const {
+  const Layer& layer = *change.layer;
+  change.queries = change.asked = layer.queries;
+  const int64_t total = change.next.total(), added = total - layer.regions.total();
+  if (shape_.recent == 0 || added == 0) return;
+  // Without their queries these tokens leave a gap that no earlier query counts across.
+  const bool remembers = queries || use == Use::kDecode;
+  if (layer.queries.begin == layer.queries.end || !remembers) {
+    change.queries.begin = remembers ? total - added : total;
+  }
+  change.queries.end = total;
+  change.queries.begin = std::max(change.queries.begin, total - shape_.recent);
+  if (use == Use::kStore) change.asked = change.queries;  // a decode remembers when it is done
+  if (!remembers || layer.recent.data() != nullptr) return;
+  change.recent = backend_.arena().allocate(shape_.recent_queries().bytes());
+  backend_.zero(change.recent.data(), change.recent.bytes(), stream);
+}
+
+void Planner::plan_choice(Change& change, const SequenceView& next) const {
+  const Layer& layer = *change.layer;
+  const bool moves = next.kept_capacity > 0 && change.spilled() > 0;
+  change.forgets = moves && (next.sparse == 0 || !change.chooses());
+  if (!moves || change.forgets) change.asked = {};
+  // As many tokens as queries are remembered: their choice is that of all of a prompt.
+  change.whole = change.next.total() - layer.regions.total() >= shape_.recent;
+  if (change.chooses()) change.kept = new_kept(next);
+}
+
+std::shared_ptr<Block> Planner::new_kept(const SequenceView& view) const {
+  const int64_t bytes = shape_.kept(view.kept_capacity).bytes();
+  return std::make_shared<Block>(backend_.arena().allocate(bytes));
 }
 
 Block Planner::next_state(const Layer& layer, Stream stream) const {
@@ -157,9 +214,15 @@ Sequence Planner::fork(const Sequence& sequence, Stream stream) const {
     twin.observed = layer.observed;
     twin.kept = layer.kept;
     twin.kept_tail = layer.kept_tail;
-    if (layer.state.data() == nullptr) continue;
-    twin.state = backend_.arena().allocate(layer.state.bytes());
-    backend_.copy(twin.state.data(), layer.state.data(), layer.state.bytes(), stream);
+    twin.queries = layer.queries;
+    const auto copy_of = [&](const Block& block) {
+      if (block.data() == nullptr) return Block();
+      Block other = backend_.arena().allocate(block.bytes());
+      backend_.copy(other.data(), block.data(), block.bytes(), stream);
+      return other;
+    };
+    twin.recent = copy_of(layer.recent);
+    twin.state = copy_of(layer.state);
   }
   return copy;
 }

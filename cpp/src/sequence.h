@@ -27,13 +27,18 @@ struct Layer {
   int64_t generation = 0;       // of the row cache
   int64_t fetched_end = 0;      // no row from here on has been fetched in this generation
   int64_t observed = 0;         // queries that the policy was given, of those it wants
-  std::shared_ptr<Block> kept;  // rows of kept_tail; forks share it
+  std::shared_ptr<Block> kept;  // rows of kept_tail, or those that the policy keeps; forks share it
   Tail kept_tail{};
+  Block recent;         // queries; empty until one is remembered
+  Positions queries{};  // whose queries are in there
 
   /** The kept rows, if all of this tail are among them. */
   char* kept_rows(const Tail& tail) const;
 
   SequenceView view(const RegionSizes& sizes, const Policy& policy) const;
+
+  /** The layer once it has been cut to `next`; where rows are kept of its zone, without these. */
+  SequenceView cut(const Regions& next, const RegionSizes& sizes, const Policy& policy) const;
 };
 
 struct Sequence {
@@ -60,10 +65,16 @@ struct Change {
   std::shared_ptr<Block> kept;               // null: the layer's own is written to, if any
   Tail tail;                                 // rows to be kept, of which `kept_from` are there
   int64_t kept_from;                         // at tail.count: nothing is to be done
+  bool forgets;                              // nothing is kept of the zone any more
+  Block recent;                              // empty: the layer's own stays
+  Positions queries;                         // that will be remembered
+  Positions asked;                           // whose queries choose what is kept; or none
+  bool whole;                                // they choose from all of the zone
   std::vector<PlannedOffload> offloads;
 
   int64_t spilled() const { return spill_end - spill_begin; }
   bool keeps() const { return kept_from < tail.count; }
+  bool chooses() const { return asked.begin < asked.end; }
   int64_t segments() const { return growth ? growth->segments() : layer->store.segments(); }
   /** Segments whose rows will be in host memory, ascending. */
   std::vector<int64_t> hosted() const { return layer->store.hosted(growth ? &*growth : nullptr); }
@@ -89,7 +100,9 @@ struct Change {
     layer->regions = next;
     layer->observed = observed;
     if (keeps()) layer->kept_tail = tail;
-    if (kept) layer->kept = std::move(kept);
+    if (kept || forgets) layer->kept = std::move(kept);
+    if (recent.data() != nullptr) layer->recent = std::move(recent);
+    layer->queries = queries;
     layer->fetched_end = std::max(layer->fetched_end, spill_end);
   }
 };
@@ -109,7 +122,8 @@ class Planner {
 
   /**
    * From a layer as it is to `next`, which has as many tokens or more.
-   * @param queries  of the new tokens will be given to the policy, as far as it wants them
+   * @param queries  of the new tokens will be given to the policy, as far as it wants them, and are
+   *                 remembered before anything is chosen
    */
   Change plan(Layer& layer, const Regions& next, Use use, bool queries, Stream stream) const;
 
@@ -119,11 +133,16 @@ class Planner {
   /** The policy's state to be changed: empty when the layer's own can be. */
   Block next_state(const Layer& layer, Stream stream) const;
 
+  /** A block for what the policy keeps of such a zone. */
+  std::shared_ptr<Block> new_kept(const SequenceView& view) const;
+
   /** An equal sequence that shares storage; the policy's state is its own, as is its row cache. */
   Sequence fork(const Sequence& sequence, Stream stream) const;
 
  private:
   Block new_row_cache(Stream stream) const;
+  void plan_queries(Change& change, Use use, bool queries, Stream stream) const;
+  void plan_choice(Change& change, const SequenceView& next) const;
   void plan_offload(Change& change) const;
   void plan_kept(Change& change, const SequenceView& next, Stream stream) const;
 

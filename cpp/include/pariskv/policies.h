@@ -75,6 +75,8 @@ struct ParisKv {
 
   static constexpr RegionDefaults kRegions = {4, 256, 512, 2048};
 
+  static constexpr int64_t kRecentQueries = 0;  ///< That are remembered: none.
+
   /** The most rows that a step selects per kv head. */
   int64_t rows_per_head() const { return top_k; }
 
@@ -91,7 +93,47 @@ struct ParisKv {
   }
 };
 
+/** What the rows of a zone are ranked by when some of them are to be kept. */
+enum class KeepMetric : uint8_t {
+  kAttention,  ///< The attention that the last queries paid to a row.
+  kSnapKv,     ///< The attention of the best of a row's neighbours: SnapKV's pooling.
+};
+
+/**
+ * HARD-KV: nothing is searched for. Each time that tokens enter a retrieval zone, the last queries
+ * say how much attention its rows get, and each kv head keeps as many as it needs for a share p of
+ * that; steps attend to these until the next time. With p = 1 every head keeps `most` rows: a
+ * SnapKV that is refreshed. All rows stay stored, so that truncation, forks and exact attention are
+ * exact. Until there were queries to choose by, the zone is attended to in full.
+ */
+struct HardKv {
+  int64_t most = 2048;  ///< Rows that a kv head keeps of the zone, at most.
+  double p = .9;        ///< Share of the attention to the zone that the kept rows get, in (0, 1].
+  int64_t least = 0;    ///< Rows that a kv head keeps at least.
+  KeepMetric metric = KeepMetric::kSnapKv;
+  int64_t pool = 7;  ///< Neighbours that kSnapKv looks at, the row among them: odd.
+  /** Choices that a row may lose and still be held, beside the rows that are attended to. */
+  int64_t patience = 1;
+
+  static constexpr RegionDefaults kRegions = {4, 32, 128, 0};
+  static constexpr int64_t kRecentQueries = 32;  ///< Of the last positions: they choose.
+
+  /** The most rows that a step selects per kv head: it searches for none. */
+  int64_t rows_per_head() const { return 0; }
+
+  /** The same: nothing is left to the policy. */
+  HardKv resolved() const { return *this; }
+
+  /** Throws std::invalid_argument on the first setting that does not fit. */
+  void validate() const;
+
+  friend bool operator==(const HardKv& a, const HardKv& b) {
+    return a.most == b.most && a.p == b.p && a.least == b.least && a.metric == b.metric &&
+           a.pool == b.pool && a.patience == b.patience;
+  }
+};
+
 /** The policies there are. */
-using PolicyConfig = std::variant<ParisKv>;
+using PolicyConfig = std::variant<ParisKv, HardKv>;
 
 }  // namespace pariskv

@@ -29,6 +29,9 @@ struct Stats {
   int64_t workspace_bytes = 0;  ///< Scratch of the verbs, kept from call to call.
   int64_t flushes = 0;          ///< Times that tokens moved to a retrieval zone while decoding.
   int64_t encoded_keys = 0;     ///< Keys summarised, over kv heads.
+  int64_t kept_rows = 0;        ///< Kept for steps to come, over layers, sequences and kv heads.
+  int64_t kept_bytes = 0;       ///< Copies of these, and the queries that are remembered.
+  int64_t keeps = 0;            ///< Times that rows were chosen to be kept, per layer.
   int64_t unusable_keys = 0;    ///< Of the retrieval zones, never selected: not finite, or zero
                                 ///< (without blocks).
   int64_t decode_tokens = 0;    ///< Per layer: a step of 32 layers counts 32.
@@ -48,10 +51,17 @@ struct ParisKvExplanation {
   std::vector<float> estimated;              ///< (query_heads, selected): logits from the codes.
 };
 
+/** What HARD-KV has besides the rows that it keeps; see Explanation. */
+struct HardKvExplanation {
+  int64_t kv_heads = 0;
+  std::vector<int64_t> held;  ///< (kv_heads, width) positions, ascending: they may come back.
+};
+
 /**
  * Why one query attends where it does; see Cache::explain. Arrays are row-major
  * and padded to the same width for every head: positions with -1, numbers with NaN. They are
- * empty when nothing was searched.
+ * empty when nothing was searched, `kept` when nothing was kept; with both empty the whole zone is
+ * attended to.
  */
 struct Explanation {
   int64_t kv_heads = 0;
@@ -59,12 +69,13 @@ struct Explanation {
   int64_t zone_begin = 0;  ///< First position of the retrieval zone.
   int64_t zone_tokens = 0;
   int64_t selected = 0;            ///< Width of positions.
-  bool searched = false;           ///< False: everything is attended to, nothing was selected.
+  bool searched = false;           ///< False: nothing was selected for this query.
   std::vector<int64_t> positions;  ///< (kv_heads, selected), best first.
   std::vector<float> worth;        ///< (kv_heads, selected): the order is by this.
   std::vector<float> exact;        ///< (query_heads, selected): logits from the rows.
-  /** How the policy came to these rows; empty when nothing was searched. */
-  std::variant<std::monostate, ParisKvExplanation> details;
+  std::vector<int64_t> kept;       ///< (kv_heads, width) positions, ascending: see HardKv.
+  /** How the policy came to these rows; empty when all of the zone is attended to. */
+  std::variant<std::monostate, ParisKvExplanation, HardKvExplanation> details;
 };
 
 /**

@@ -17,6 +17,12 @@ class Verbs {
   virtual void copy(void* target, const void* source, int64_t bytes, Stream stream) = 0;
   virtual void zero(void* target, int64_t bytes, Stream stream) = 0;
 
+  /** Writes queries to where they are remembered. */
+  virtual void remember(const RememberArgs& args, Stream stream) = 0;
+
+  /** Sees that keep_up of this needs no memory it does not have. */
+  virtual void reserve(const Upkeep& upkeep) = 0;
+
   /** The policy's own work when tokens enter or leave a zone. */
   virtual void keep_up(const Upkeep& upkeep, Stream stream) = 0;
 
@@ -26,6 +32,7 @@ class Verbs {
   /**
    * One token of each sequence: attention to resident rows, the policy's own search, attention to
    * the rows it selects. Where Capabilities::decode_appends, it also writes the token's own row.
+   * A token that is appended has its query remembered, where queries are.
    */
   virtual void decode(const DecodeArgs& args, Stream stream) = 0;
 

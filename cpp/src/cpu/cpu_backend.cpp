@@ -12,7 +12,8 @@ CpuBackend::CpuBackend(const Config& config, const Resources& resources)
     : kernels_(best_kernels()),
       pool_(config.threads),
       arena_(resources.host ? resources.host : heap_resource(), config.memory_budget),
-      pariskv_(kernels_, pool_) {}
+      pariskv_(kernels_, pool_),
+      hardkv_(kernels_, pool_, scratch_) {}
 
 std::unique_ptr<Backend> make_backend(const Config& config, const Resources& resources) {
   return std::make_unique<CpuBackend>(config, resources);

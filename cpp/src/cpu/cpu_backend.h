@@ -5,6 +5,7 @@
 #pragma once
 
 #include "backend/backend.h"
+#include "cpu/hardkv_step.h"
 #include "cpu/pariskv_step.h"
 #include "cpu/running.h"
 #include "cpu/simd/kernels.h"
@@ -21,6 +22,8 @@ class CpuBackend : public Backend {
   void copy(void* target, const void* source, int64_t bytes, Stream stream) override;
   void zero(void* target, int64_t bytes, Stream stream) override;
 
+  void remember(const RememberArgs& args, Stream stream) override;
+  void reserve(const Upkeep& upkeep) override;
   void keep_up(const Upkeep& upkeep, Stream stream) override;
 
   void reserve(const DecodeArgs& args) override;
@@ -44,6 +47,14 @@ class CpuBackend : public Backend {
   ParisKvStep& step_of(const ParisKvRules&) { return pariskv_; }
   ParisKvStep& step_of(const EncodeArgs&) { return pariskv_; }
   ParisKvStep& step_of(const ParisKvObserve&) { return pariskv_; }
+  HardKvStep& step_of(const HardKvRules&) { return hardkv_; }
+  HardKvStep& step_of(const HardKvKeep&) { return hardkv_; }
+
+  /** Grows the scratch, if it is smaller than that. */
+  void reserve_scratch(int64_t bytes);
+
+  /** Remembers the queries of a step's own tokens. */
+  void remember_step(const DecodeArgs& args);
 
   /** Cuts the scratch of a decode, or measures it. */
   Running cut(const DecodeArgs& args, Cutter& cutter);
@@ -56,6 +67,7 @@ class CpuBackend : public Backend {
   Arena arena_;
   Block scratch_;
   ParisKvStep pariskv_;
+  HardKvStep hardkv_;
   DecodeCounts counts_;
 };
 

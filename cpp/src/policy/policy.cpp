@@ -2,6 +2,8 @@
 
 #include <variant>
 
+#include "check.h"
+#include "policy/hardkv/policy.h"
 #include "policy/pariskv/policy.h"
 
 namespace pariskv {
@@ -15,7 +17,27 @@ std::unique_ptr<Policy> make(const ParisKv& settings, const Config& config, cons
   return std::make_unique<ParisKvPolicy>(settings, config.sink, config.dense_below, shape, backend);
 }
 
+std::unique_ptr<Policy> make(const HardKv& settings, const Config& config, const ModelShape& shape,
+                             Backend& backend) {
+  return std::make_unique<HardKvPolicy>(settings, config.dense_below, shape, backend);
+}
+
+// What a device lacks.
+
+void check(const ParisKv&, const Config&) {}
+
+void check(const HardKv&, const Config& config) {
+  if (config.device.type != DeviceType::kCpu) {
+    fail("[config] device: expected cpu with the policy HardKV, which has no GPU code yet, got ",
+         name_of(config.device));
+  }
+}
+
 }  // namespace
+
+void check_policy(const Config& config) {
+  std::visit([&](const auto& settings) { check(settings, config); }, config.policy);
+}
 
 std::unique_ptr<Policy> make_policy(const Config& config, const ModelShape& shape,
                                     Backend& backend) {

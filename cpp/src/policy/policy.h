@@ -25,11 +25,6 @@ struct Span {
   bool observed = false;  // all queries that the policy wants were given to on_queries
 };
 
-/** Positions [begin, end) of any sequence. */
-struct Positions {
-  int64_t begin, end;
-};
-
 /** Queries of positions [begin, end) of one layer of one sequence. */
 struct QuerySpan {
   SequenceView sequence;
@@ -67,6 +62,26 @@ class Policy {
   /** Rows of a zone that stand for what is not selected: see tail.h. 0: none do. */
   virtual int64_t tail_rows() const { return 0; }
 
+  /**
+   * Rows of a zone of this size that are kept per kv head, at most; see kept.h. 0: the policy keeps
+   * none. One that does is attended to in full until rows were chosen.
+   */
+  virtual int64_t kept_rows(int64_t zone_tokens) const {
+    (void)zone_tokens;
+    return 0;
+  }
+
+  /** Takes the memory that on_keep of these will need. */
+  virtual void reserve_keep(const std::vector<KeptChange>& changes) { (void)changes; }
+
+  /**
+   * Zones that changed, each of another layer or sequence: their blocks of kept rows are to be
+   * filled. Rows are readable, the queries are there.
+   */
+  virtual void on_keep(const std::vector<KeptChange>& changes, Stream stream) {
+    (void)changes, (void)stream;
+  }
+
   /** Sets `sparse` and `plan` for a sequence of this size; both come as zeros: attend in full. */
   virtual void plan(SequenceView& sequence) const = 0;
 
@@ -98,5 +113,8 @@ class Policy {
 /** @param config resolved; it outlives the policy */
 std::unique_ptr<Policy> make_policy(const Config& config, const ModelShape& shape,
                                     Backend& backend);
+
+/** Throws std::invalid_argument if the config's device has no code for its policy. */
+void check_policy(const Config& config);
 
 }  // namespace pariskv

@@ -3,11 +3,12 @@
 
 #include <variant>
 
+#include "policy/hardkv/rules.h"
 #include "policy/pariskv/rules.h"
 
 namespace pariskv {
 
-using Rules = std::variant<ParisKvRules>;
+using Rules = std::variant<ParisKvRules, HardKvRules>;
 
 /** The most rows that a step selects per kv head. */
 inline int64_t rows_per_head(const Rules& rules) {

@@ -6,14 +6,16 @@
 
 #include <variant>
 
+#include "policy/hardkv/trace.h"
+#include "policy/hardkv/upkeep.h"
 #include "policy/pariskv/trace.h"
 #include "policy/pariskv/upkeep.h"
 
 namespace pariskv {
 
-using Upkeep = std::variant<ParisKvEncode, ParisKvForget, ParisKvObserve>;
+using Upkeep = std::variant<ParisKvEncode, ParisKvForget, ParisKvObserve, HardKvKeep>;
 
-/** Empty (monostate): nothing was searched. */
-using Trace = std::variant<std::monostate, ParisKvTrace>;
+/** Empty (monostate): all of the zone was attended to. */
+using Trace = std::variant<std::monostate, ParisKvTrace, HardKvTrace>;
 
 }  // namespace pariskv

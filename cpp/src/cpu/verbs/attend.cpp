@@ -161,14 +161,22 @@ void CpuBackend::attend_resident(const DecodeArgs& args, const Running& running)
   each_group(pool_, args, [&](const SequenceView& sequence, const GroupPart& part) {
     // Before the zone, then after it; unless sparse, the zone is resident like the rest.
     const int64_t gap = sequence.sparse != 0 ? sequence.zone_tokens() : 0;
-    const int64_t rows = sequence.total - gap;
+    // Rows that are kept of a zone that is left out lie together, and come in its place.
+    const KeptLayout layout = shape.kept(sequence.kept_capacity);
+    const bool keeps = gap > 0 && sequence.kept_capacity > 0;
+    const int64_t kept = keeps ? layout.counts(sequence.kept, part.head)[0] : 0;
+    const int64_t kept_end = sequence.zone_begin + kept;
+    const int64_t rows = sequence.total - gap + kept;
     QueryBlock block;
     load_group(args, running, kernels_, part, rows, block);
     std::fill_n(block.maximum, block.count, -INFINITY);
     std::fill_n(block.sum, block.count, 0.0f);
     std::fill_n(block.weighted, block.count * shape.rows.value_dim, 0.0f);
     attend_rows(kernels_, shape, args.logits, block, rows, [&](int64_t i) {
-      return row_at(shape, sequence, part.head, i < sequence.zone_begin ? i : i + gap);
+      if (i >= sequence.zone_begin && i < kept_end) {
+        return layout.row(sequence.kept, part.head, i - sequence.zone_begin);
+      }
+      return row_at(shape, sequence, part.head, i < sequence.zone_begin ? i : i - kept + gap);
     });
   });
 }

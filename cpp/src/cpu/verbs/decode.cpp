@@ -40,7 +40,16 @@ Running CpuBackend::cut(const DecodeArgs& args, Cutter& cutter) {
 void CpuBackend::reserve(const DecodeArgs& args) {
   Cutter measure(nullptr);
   cut(args, measure);
-  const int64_t bytes = measure.bytes();
+  reserve_scratch(measure.bytes());
+}
+
+void CpuBackend::reserve(const Upkeep& upkeep) {
+  if (const auto* keep = std::get_if<HardKvKeep>(&upkeep)) {
+    reserve_scratch(hardkv_.scratch_bytes(*keep));
+  }
+}
+
+void CpuBackend::reserve_scratch(int64_t bytes) {
   if (bytes <= scratch_.bytes()) return;
   scratch_ = Block();  // first, so that old and new are never held together
   try {
@@ -64,6 +73,7 @@ void CpuBackend::decode(const DecodeArgs& args, Stream) {
         args.rules);
   }
   attend_selected(args, running);
+  if (!args.traced && args.k.data != nullptr) remember_step(args);
   for (int64_t i = 0; i < args.batch; ++i) {
     if (args.sequences[i].sparse == 0) continue;
     for (int64_t head = 0; head < args.shape.kv_heads; ++head) {

@@ -1,0 +1,72 @@
+#include "policy/hardkv/policy.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "observe.h"
+
+namespace pariskv {
+
+namespace {
+
+HardKvRules rules_of(const HardKv& settings) {
+  HardKvRules rules;
+  rules.most = settings.most;
+  rules.least = settings.least;
+  rules.p = uint32_t(std::max(std::nearbyint(settings.p * (1 << kTopPBits)), 1.0));
+  rules.pool = settings.metric == KeepMetric::kSnapKv ? settings.pool : 1;
+  rules.patience = settings.patience;
+  return rules;
+}
+
+/** Positions of all heads in one array, each padded with -1 to the longest. */
+int64_t padded(const std::vector<std::vector<int32_t>>& heads, std::vector<int64_t>& out) {
+  size_t width = 0;
+  for (const auto& positions : heads) width = std::max(width, positions.size());
+  for (const auto& positions : heads) {
+    out.insert(out.end(), positions.begin(), positions.end());
+    out.insert(out.end(), width - positions.size(), -1);
+  }
+  return int64_t(width);
+}
+
+}  // namespace
+
+HardKvPolicy::HardKvPolicy(const HardKv& settings, int64_t dense_below, const ModelShape& shape,
+                           Backend& backend)
+    : own_(rules_of(settings)), dense_below_(dense_below), shape_(shape), backend_(backend) {
+  static_assert(HardKv::kRecentQueries <= kMostObservers);
+}
+
+int64_t HardKvPolicy::kept_rows(int64_t zone_tokens) const {
+  return std::clamp(zone_tokens, int64_t{1}, own_.most * (1 + own_.patience));
+}
+
+void HardKvPolicy::plan(SequenceView& sequence) const {
+  // Where a choice would take every row there is nothing to choose.
+  const int64_t sure = own_.p == 1 << kTopPBits ? own_.most : own_.least;
+  sequence.sparse = sequence.total >= dense_below_ && sequence.zone_tokens() > sure ? 1 : 0;
+}
+
+HardKvKeep HardKvPolicy::keep(const std::vector<KeptChange>& changes) const {
+  return {shape_, own_, int64_t(changes.size()), changes.data()};
+}
+
+void HardKvPolicy::reserve_keep(const std::vector<KeptChange>& changes) {
+  backend_.reserve(keep(changes));
+}
+
+void HardKvPolicy::on_keep(const std::vector<KeptChange>& changes, Stream stream) {
+  backend_.keep_up(keep(changes), stream);
+}
+
+void HardKvPolicy::explain(const Trace& trace, Explanation& out) const {
+  const auto& own = std::get<HardKvTrace>(trace);
+  HardKvExplanation details;
+  details.kv_heads = out.kv_heads;
+  padded(own.held, details.held);
+  padded(own.kept, out.kept);
+  out.details = std::move(details);
+}
+
+}  // namespace pariskv

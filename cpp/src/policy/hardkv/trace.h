@@ -1,0 +1,14 @@
+/** What HARD-KV keeps of a zone, as a backend reports it. */
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace pariskv {
+
+struct HardKvTrace {
+  std::vector<std::vector<int32_t>> kept;  // (heads) positions that are attended to
+  std::vector<std::vector<int32_t>> held;  // (heads) positions that may come back
+};
+
+}  // namespace pariskv
