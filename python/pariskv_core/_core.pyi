@@ -108,6 +108,68 @@ class ParisKV:
 
     def __replace__(self, **changes: Any) -> Self: ...
 
+class HardKV:
+    """
+    Nothing is searched for. Each time that tokens enter a retrieval zone, the last 32 queries
+    say how much attention its rows get, and each kv head keeps as many as it needs for a share p of
+    that; decode attends to these until the next time. For long answers. On the CPU alone so far.
+
+    All rows stay stored: truncate, fork, read and attend are exact. Until there were queries to choose
+    by, decode attends to the zone in full: a prompt brings its own by prefill(q=).
+
+    most
+        Rows that a kv head keeps of the zone, at most.
+    p
+        Share of the attention to the zone that the kept rows get, above 0 and at most 1. With 1 every
+        head keeps `most` rows: a SnapKV that is refreshed.
+    least
+        Rows that a kv head keeps at least.
+    metric
+        What rows are ranked by: "attention", or "snapkv", the attention of the best of a row's
+        neighbours. How many are kept is said by the attention itself, whatever the metric.
+    pool
+        Neighbours that "snapkv" looks at, the row among them: odd.
+    patience
+        Choices that a row may lose and still be held: it is not attended to, but may come back.
+
+    Raises ValueError, with what was expected and what came.
+    """
+
+    def __init__(self, *, most: int = 2048, p: float = 0.9, least: int = 0, metric: str = 'snapkv', pool: int = 7, patience: int = 1) -> None: ...
+
+    @property
+    def most(self) -> int: ...
+
+    @property
+    def p(self) -> float: ...
+
+    @property
+    def least(self) -> int: ...
+
+    @property
+    def metric(self) -> str: ...
+
+    @property
+    def pool(self) -> int: ...
+
+    @property
+    def patience(self) -> int: ...
+
+    def __repr__(self) -> str: ...
+
+    def __eq__(self, other: object) -> bool: ...
+
+    def __hash__(self) -> int: ...
+
+    def __getstate__(self) -> dict[str, Any]: ...
+
+    def __setstate__(self, fields: dict[str, Any], /) -> None: ...
+
+    def replace(self, **changes: Any) -> Self:
+        """The same settings with some of them changed."""
+
+    def __replace__(self, **changes: Any) -> Self: ...
+
 class Config:
     """
     What a cache is told when it is made. A value: configs compare, copy and pickle, and
@@ -121,11 +183,13 @@ class Config:
         one of HEAD_DIMS; 0 is head_dim, as which it reads back.
     sink, local, update
         Tokens of a sequence's regions, [sink | retrieval | local | update buffer]; -1 is the
-        policy's own: 4, 256 and 512 for ParisKV. They read back as the sizes themselves.
+        policy's own: 4, 256 and 512 for ParisKV, 4, 32 and 128 for HardKV. They read back as the
+        sizes themselves.
     dense_below
-        Sequences with fewer tokens are attended to in full; -1 is the policy's own: 2,048.
+        Sequences with fewer tokens are attended to in full; -1 is the policy's own: 2,048 for
+        ParisKV, 0 for HardKV.
     policy
-        How rows are chosen: ParisKV(...), which is also the default.
+        How rows are chosen: ParisKV(...), which is also the default, or HardKV(...).
     device
         "cpu", "cuda" or "cuda:<index>", or a torch.device.
     threads
@@ -146,7 +210,7 @@ class Config:
     Raises ValueError, with what was expected and what came.
     """
 
-    def __init__(self, *, layers: int, query_heads: int, kv_heads: int, head_dim: int, value_dim: int = 0, dtype: object = 'bfloat16', sink: int = -1, local: int = -1, update: int = -1, dense_below: int = -1, policy: ParisKV | None = None, device: object = 'cpu', threads: int = 0, segment_tokens: int = 1024, memory_budget: int = 0, placement: str = 'host', row_cache: int = -1, host_budget: int = 0) -> None: ...
+    def __init__(self, *, layers: int, query_heads: int, kv_heads: int, head_dim: int, value_dim: int = 0, dtype: object = 'bfloat16', sink: int = -1, local: int = -1, update: int = -1, dense_below: int = -1, policy: ParisKV | HardKV | None = None, device: object = 'cpu', threads: int = 0, segment_tokens: int = 1024, memory_budget: int = 0, placement: str = 'host', row_cache: int = -1, host_budget: int = 0) -> None: ...
 
     @property
     def layers(self) -> int: ...
@@ -179,7 +243,7 @@ class Config:
     def dense_below(self) -> int: ...
 
     @property
-    def policy(self) -> ParisKV: ...
+    def policy(self) -> ParisKV | HardKV: ...
 
     @property
     def device(self) -> str: ...
@@ -296,6 +360,18 @@ class Stats:
         """Keys summarised, over kv heads."""
 
     @property
+    def kept_rows(self) -> int:
+        """Kept for steps to come, over kv heads."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """Copies of those, and the queries that are remembered."""
+
+    @property
+    def keeps(self) -> int:
+        """Times that rows were chosen to be kept, per layer."""
+
+    @property
     def unusable_keys(self) -> int:
         """
         Keys of the retrieval zones that are never selected: not finite, or (without blocks) zero.
@@ -338,15 +414,25 @@ class ParisKVExplanation:
     def estimated(self) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', writable=False)]:
         """(query_heads, selected) float32: logits from the summaries."""
 
+class HardKVExplanation:
+    """What HardKV has besides the rows that it keeps."""
+
+    @property
+    def held(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', writable=False)]:
+        """
+        (kv_heads, width) int64 positions, ascending: not attended to, but they may come back; padded with -1.
+        """
+
 class Explanation:
     """
     Why a query attends where it does; arrays are padded to one
-    width, positions with -1 and numbers with NaN. They are empty when nothing was searched.
+    width, positions with -1 and numbers with NaN. They are empty when nothing was searched, `kept` when
+    nothing was kept; with both empty the whole zone is attended to.
     """
 
     @property
     def searched(self) -> bool:
-        """False: everything is attended to, nothing was selected."""
+        """False: nothing was selected for this query."""
 
     @property
     def zone_begin(self) -> int:
@@ -368,8 +454,14 @@ class Explanation:
         """(query_heads, selected) float32: logits from the rows."""
 
     @property
-    def details(self) -> None | ParisKVExplanation:
-        """How the policy came to these rows; None when nothing was searched."""
+    def kept(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', writable=False)]:
+        """(kv_heads, width) int64 positions, ascending: rows that HardKV keeps."""
+
+    @property
+    def details(self) -> None | ParisKVExplanation | HardKVExplanation:
+        """
+        How the policy came to these rows; None when all of the zone is attended to.
+        """
 
 class Summaries:
     """
@@ -467,14 +559,17 @@ class Cache:
     def flush(self, sequences: Sequence[int] | None = None, *, stream: int | None = None) -> None:
         """Moves everything older than the local window to the retrieval zone."""
 
-    def prefill(self, layer: int, sequences: Sequence[int], k: pariskv_core._array.Array, v: pariskv_core._array.Array, lengths: Sequence[int] | None = None, *, q: pariskv_core._array.Array | None = None, stream: int | None = None) -> None:
+    def prefill(self, layer: int, sequences: Sequence[int], k: pariskv_core._array.Array, v: pariskv_core._array.Array, lengths: Sequence[int] | None = None, *, q: pariskv_core._array.Array | None = None, scale: float | None = None, softcap: float = 0.0, stream: int | None = None) -> None:
         """
         Appends keys and values, a prompt or a chunk of one.
 
         k, v     (sum of lengths, kv_heads, head_dim), v value_dim, sequence after sequence; k after RoPE
         lengths  tokens of each sequence; may be left out for a single one
         q        (sum of lengths, query_heads, head_dim) the prompt's queries, after RoPE: a few early ones
-                 tell how channels are balanced (ParisKV's block), so that better rows are picked
+                 tell how channels are balanced (ParisKV's block), so that better rows are picked; the
+                 last ones say which rows HardKV keeps
+        scale, softcap
+                 of these queries, as in decode
         """
 
     def decode(self, layer: int, sequences: Sequence[int], q: pariskv_core._array.Array, k: pariskv_core._array.Array | None = None, v: pariskv_core._array.Array | None = None, *, out: pariskv_core._array.Array | None = None, scale: float | None = None, softcap: float = 0.0, sink_bias: pariskv_core._array.Array | None = None, return_lse: bool = False, stream: int | None = None) -> Any:

@@ -113,12 +113,15 @@ nb::object attended(const char* verb, const Handle& handle, nb::handle q, nb::ob
 }
 
 void prefill(const Handle& handle, int64_t layer, const Ids& sequences, nb::handle k, nb::handle v,
-             const Lengths& lengths, nb::handle q, const StreamHandle& stream) {
+             const Lengths& lengths, nb::handle q, std::optional<double> scale, double softcap,
+             const StreamHandle& stream) {
   const DType dtype = handle.open()->config().dtype;
   const Borrowed keys = borrow("prefill", "k", k, dtype);
   const Borrowed values = borrow("prefill", "v", v, dtype);
   std::optional<Borrowed> queries;
   PrefillOptions options;
+  options.scale = scale;
+  options.softcap = softcap;
   if (!q.is_none()) {
     queries.emplace(borrow("prefill", "q", q, dtype));
     options.q = queries->view;
@@ -309,18 +312,22 @@ keep  how many stay instead: in every layer, whatever its length)")
           "sequences"_a = nb::none(), nb::kw_only(), "stream"_a = nb::none(),
           "Moves everything older than the local window to the retrieval zone.")
       .def("prefill", &prefill, "layer"_a, "sequences"_a, "k"_a.none(), "v"_a.none(),
-           "lengths"_a = nb::none(), nb::kw_only(), "q"_a = nb::none(), "stream"_a = nb::none(),
+           "lengths"_a = nb::none(), nb::kw_only(), "q"_a = nb::none(), "scale"_a = nb::none(),
+           "softcap"_a = 0.0, "stream"_a = nb::none(),
            nb::sig("def prefill(self, layer: int, sequences: collections.abc.Sequence[int], "
                    "k: pariskv_core._array.Array, v: pariskv_core._array.Array, "
                    "lengths: collections.abc.Sequence[int] | None = None, *, "
-                   "q: pariskv_core._array.Array | None = None, "
-                   "stream: int | None = None) -> None"),
+                   "q: pariskv_core._array.Array | None = None, scale: float | None = None, "
+                   "softcap: float = 0.0, stream: int | None = None) -> None"),
            R"(Appends keys and values, a prompt or a chunk of one.
 
 k, v     (sum of lengths, kv_heads, head_dim), v value_dim, sequence after sequence; k after RoPE
 lengths  tokens of each sequence; may be left out for a single one
 q        (sum of lengths, query_heads, head_dim) the prompt's queries, after RoPE: a few early ones
-         tell how channels are balanced (ParisKV's block), so that better rows are picked)")
+         tell how channels are balanced (ParisKV's block), so that better rows are picked; the
+         last ones say which rows HardKV keeps
+scale, softcap
+         of these queries, as in decode)")
       .def("decode", &decode, "layer"_a, "sequences"_a, "q"_a.none(), "k"_a = nb::none(),
            "v"_a = nb::none(), nb::kw_only(), "out"_a = nb::none(), "scale"_a = nb::none(),
            "softcap"_a = 0.0, "sink_bias"_a = nb::none(), "return_lse"_a = false,

@@ -148,8 +148,89 @@ void bind_pariskv(nb::module_& m) {
   bind_value(pariskv, "ParisKV", fields_of);
 }
 
+KeepMetric parse_metric(const std::string& name) {
+  if (name == "attention") return KeepMetric::kAttention;
+  if (name == "snapkv") return KeepMetric::kSnapKv;
+  throw nb::value_error(
+      ("[config] policy.metric: expected \"attention\" or \"snapkv\", got \"" + name + "\"")
+          .c_str());
+}
+
+const char* text(KeepMetric metric) {
+  return metric == KeepMetric::kSnapKv ? "snapkv" : "attention";
+}
+
+nb::dict fields_of(const HardKv& s) {
+  nb::dict fields;
+  fields["most"] = s.most;
+  fields["p"] = s.p;
+  fields["least"] = s.least;
+  fields["metric"] = text(s.metric);
+  fields["pool"] = s.pool;
+  fields["patience"] = s.patience;
+  return fields;
+}
+
+constexpr const char* kHardKvDoc =
+    R"(Nothing is searched for. Each time that tokens enter a retrieval zone, the last 32 queries
+say how much attention its rows get, and each kv head keeps as many as it needs for a share p of
+that; decode attends to these until the next time. For long answers. On the CPU alone so far.
+
+All rows stay stored: truncate, fork, read and attend are exact. Until there were queries to choose
+by, decode attends to the zone in full: a prompt brings its own by prefill(q=).
+
+most
+    Rows that a kv head keeps of the zone, at most.
+p
+    Share of the attention to the zone that the kept rows get, above 0 and at most 1. With 1 every
+    head keeps `most` rows: a SnapKV that is refreshed.
+least
+    Rows that a kv head keeps at least.
+metric
+    What rows are ranked by: "attention", or "snapkv", the attention of the best of a row's
+    neighbours. How many are kept is said by the attention itself, whatever the metric.
+pool
+    Neighbours that "snapkv" looks at, the row among them: odd.
+patience
+    Choices that a row may lose and still be held: it is not attended to, but may come back.
+
+Raises ValueError, with what was expected and what came.)";
+
+void bind_hardkv(nb::module_& m) {
+  const HardKv defaults;
+  nb::class_<HardKv> hardkv(m, "HardKV", kHardKvDoc);
+  hardkv
+      .def(
+          "__init__",
+          [](HardKv* self, int64_t most, double p, int64_t least, const std::string& metric,
+             int64_t pool, int64_t patience) {
+            HardKv settings;
+            settings.most = most;
+            settings.p = p;
+            settings.least = least;
+            settings.metric = parse_metric(metric);
+            settings.pool = pool;
+            settings.patience = patience;
+            settings.validate();
+            new (self) HardKv(settings);
+          },
+          nb::kw_only(), nb::arg("most") = defaults.most, nb::arg("p") = defaults.p,
+          nb::arg("least") = defaults.least, nb::arg("metric") = text(defaults.metric),
+          nb::arg("pool") = defaults.pool, nb::arg("patience") = defaults.patience)
+      .def_ro("most", &HardKv::most)
+      .def_ro("p", &HardKv::p)
+      .def_ro("least", &HardKv::least)
+      .def_prop_ro("metric", [](const HardKv& s) { return text(s.metric); })
+      .def_ro("pool", &HardKv::pool)
+      .def_ro("patience", &HardKv::patience);
+  bind_value(hardkv, "HardKV", fields_of);
+}
+
 }  // namespace
 
-void bind_policies(nb::module_& m) { bind_pariskv(m); }
+void bind_policies(nb::module_& m) {
+  bind_pariskv(m);
+  bind_hardkv(m);
+}
 
 }  // namespace pariskv::python

@@ -79,6 +79,10 @@ void bind_counts(nb::module_& m) {
       .def_ro("workspace_bytes", &Stats::workspace_bytes)
       .def_ro("flushes", &Stats::flushes)
       .def_ro("encoded_keys", &Stats::encoded_keys, "Keys summarised, over kv heads.")
+      .def_ro("kept_rows", &Stats::kept_rows, "Kept for steps to come, over kv heads.")
+      .def_ro("kept_bytes", &Stats::kept_bytes,
+              "Copies of those, and the queries that are remembered.")
+      .def_ro("keeps", &Stats::keeps, "Times that rows were chosen to be kept, per layer.")
       .def_ro(
           "unusable_keys", &Stats::unusable_keys,
           "Keys of the retrieval zones that are never selected: not finite, or (without blocks) "
@@ -98,6 +102,9 @@ void bind_counts(nb::module_& m) {
         fields["summary_bytes"] = stats.summary_bytes;
         fields["workspace_bytes"] = stats.workspace_bytes;
         fields["flushes"] = stats.flushes;
+        fields["kept_rows"] = stats.kept_rows;
+        fields["kept_bytes"] = stats.kept_bytes;
+        fields["keeps"] = stats.keeps;
         fields["unusable_keys"] = stats.unusable_keys;
         fields["decode_tokens"] = stats.decode_tokens;
         fields["searched_tokens"] = stats.searched_tokens;
@@ -122,10 +129,17 @@ void bind_stats(nb::module_& m) {
       .def_prop_ro("estimated", &matrix_of<P, &P::estimated, &P::query_heads>,
                    "(query_heads, selected) float32: logits from the summaries.");
 
+  using H = HardKvExplanation;
+  nb::class_<H>(m, "HardKVExplanation", "What HardKV has besides the rows that it keeps.")
+      .def_prop_ro("held", &matrix_of<H, &H::held, &H::kv_heads>,
+                   "(kv_heads, width) int64 positions, ascending: not attended to, but they may "
+                   "come back; padded with -1.");
+
   using E = Explanation;
   nb::class_<E>(m, "Explanation", R"(Why a query attends where it does; arrays are padded to one
-width, positions with -1 and numbers with NaN. They are empty when nothing was searched.)")
-      .def_ro("searched", &E::searched, "False: everything is attended to, nothing was selected.")
+width, positions with -1 and numbers with NaN. They are empty when nothing was searched, `kept` when
+nothing was kept; with both empty the whole zone is attended to.)")
+      .def_ro("searched", &E::searched, "False: nothing was selected for this query.")
       .def_ro("zone_begin", &E::zone_begin, "First position of the retrieval zone.")
       .def_ro("zone_tokens", &E::zone_tokens)
       .def_prop_ro("positions", &matrix_of<E, &E::positions, &E::kv_heads>,
@@ -134,8 +148,10 @@ width, positions with -1 and numbers with NaN. They are empty when nothing was s
                    "(kv_heads, selected) float32: the order is by this.")
       .def_prop_ro("exact", &matrix_of<E, &E::exact, &E::query_heads>,
                    "(query_heads, selected) float32: logits from the rows.")
+      .def_prop_ro("kept", &matrix_of<E, &E::kept, &E::kv_heads>,
+                   "(kv_heads, width) int64 positions, ascending: rows that HardKV keeps.")
       .def_ro("details", &E::details,
-              "How the policy came to these rows; None when nothing was searched.");
+              "How the policy came to these rows; None when all of the zone is attended to.");
 
   using S = Summaries;
   nb::class_<S>(m, "Summaries", R"(The key summaries of one layer of one sequence, unpacked.

@@ -176,7 +176,7 @@ def run(options: Options, screen: Screen) -> tuple[dict[str, Any], list[str]]:
     results = report.Results(
         shape=shape,
         threads=options.threads,
-        top_k=config.policy.top_k,
+        top_k=options.top_k,
         facts=report.look_up(work.facts, decoded.samples, verdicts),
         verdicts=verdicts,
         step_seconds=decoded.seconds.ravel(),

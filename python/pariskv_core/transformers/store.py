@@ -235,7 +235,16 @@ class Store:
         sequences = [self._sequences[row] for row in rows]
         queries, keys, values = (turn.packed(tensor) for tensor in (q, k, v))
         if not fresh.stored:
-            engine.prefill(fresh.layer, sequences, keys, values, turn.lengths, q=queries)
+            engine.prefill(
+                fresh.layer,
+                sequences,
+                keys,
+                values,
+                turn.lengths,
+                q=queries,
+                scale=logits.scale,
+                softcap=logits.softcap or 0.0,
+            )
         if not logits.plain:
             out = engine.attend(fresh.layer, sequences, queries, turn.lengths, **logits.options())
             out = turn.unpacked(out)

@@ -1,0 +1,58 @@
+"""Prints what HardKV keeps of some sequences, and a hash of what steps returned, as JSON.
+
+test_hardkv.py runs this in subprocesses: PARISKV_CPU_LEVEL is read once per process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+
+import numpy as np
+import pariskv_core as pk
+from support import bits, randn_kv, randn_q, randn_step
+
+
+def run(dtype: str, head_dim: int, group: int, threads: int) -> dict:
+    config = pk.Config(
+        layers=1,
+        query_heads=2 * group,
+        kv_heads=2,
+        head_dim=head_dim,
+        value_dim=head_dim,
+        dtype=dtype,
+        local=20,
+        update=30,
+        policy=pk.HardKV(most=50, p=0.8),
+        segment_tokens=64,
+        threads=threads,
+    )
+    rng = np.random.default_rng(head_dim)
+    cache = pk.Cache(config)
+    s = cache.add()
+    k, v = randn_kv(rng, 400, config)
+    k[100:140, 0, 3] = np.nan
+    cache.prefill(0, [s], k, v, q=randn_q(rng, 400, config))
+    digest = hashlib.sha256()
+    for _ in range(40):
+        out = cache.decode(0, [s], *randn_step(rng, 1, config))
+        digest.update(np.ascontiguousarray(bits(out)).tobytes())
+    explanation = cache.explain(0, s, randn_q(rng, 1, config)[0])
+    return {
+        "kept": explanation.kept.tolist(),
+        "held": explanation.details.held.tolist(),
+        "outputs": digest.hexdigest(),
+    }
+
+
+if __name__ == "__main__":
+    print(
+        json.dumps(
+            [
+                run(dtype, head_dim, group, int(sys.argv[1]))
+                for dtype in ("float32", "float16", "bfloat16")
+                for head_dim, group in ((64, 1), (80, 3), (128, 4), (256, 7))
+            ]
+        )
+    )
