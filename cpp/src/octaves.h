@@ -62,10 +62,14 @@ inline float key_step(uint32_t exponent) {
   return step;
 }
 
-/** A logit in steps. @param unit  steps_per_unit of the query times key_step of the key */
+/** steps_per_unit of a query times key_step of a key, for logit_steps: too large ranks nothing. */
+inline float finite_unit(float unit) { return std::fabs(unit) < INFINITY ? unit : 0.0f; }
+
+/** A logit in steps, from a finite unit. */
 inline int32_t logit_steps(int32_t dot, float unit, int32_t most) {
-  const int32_t steps = std::isfinite(unit) ? whole_steps(float(dot) * unit) : 0;
-  return std::clamp(steps, -most, most);
+  // Rounding keeps order, so a whole cap may come before it.
+  const float cap = float(most);
+  return int32_t(nearest(std::min(std::max(float(dot) * unit, -cap), cap)));
 }
 
 }  // namespace pariskv

@@ -23,19 +23,46 @@ Config roomy_config(int64_t block = 0) {
   return config;
 }
 
+/** The same with rows that are kept: each flush makes a new block of them. */
+Config keeping_config() {
+  Config config = roomy_config();
+  config.dense_below = 0;
+  HardKv policy;
+  policy.most = 64;
+  policy.p = .8;
+  config.policy = policy;
+  return config;
+}
+
 struct Snapshot {
-  int64_t live, tokens, sequences, encoded, retrieval;
+  int64_t live, tokens, sequences, encoded, retrieval, keeps;
+  std::vector<int64_t> kept;
   bool operator==(const Snapshot& other) const {
     return live == other.live && tokens == other.tokens && sequences == other.sequences &&
-           encoded == other.encoded && retrieval == other.retrieval;
+           encoded == other.encoded && retrieval == other.retrieval && keeps == other.keeps &&
+           kept == other.kept;
   }
 };
 
 Snapshot snapshot(const Cache& cache, SequenceId sequence) {
   const Stats stats = cache.stats();
+  std::vector<int64_t> kept;
+  if (std::holds_alternative<HardKv>(cache.config().policy)) {
+    test::Rows q(1, cache.config().query_heads, cache.config().head_dim, 9);
+    const int64_t heads = cache.config().query_heads, dim = cache.config().head_dim;
+    kept = cache
+               .explain(0, sequence,
+                        TensorView::contiguous(q.data.data(), DType::kFloat32, {heads, dim}))
+               .kept;
+  }
   // Scratch may grow or go on a failed call: it holds nothing between calls.
-  return {stats.row_bytes + stats.summary_bytes, stats.tokens, stats.sequences, stats.encoded_keys,
-          cache.regions(sequence).retrieval};
+  return {stats.row_bytes + stats.summary_bytes + stats.kept_bytes,
+          stats.tokens,
+          stats.sequences,
+          stats.encoded_keys,
+          cache.regions(sequence).retrieval,
+          stats.keeps,
+          std::move(kept)};
 }
 
 /** What is done to a cache that holds one prompt. `extra` is a second, forked sequence. */
@@ -48,6 +75,8 @@ const Deed kDeeds[] = {
     {"prefill", [](Driver& driver) { driver.prefill(300); }},
     {"decode", [](Driver& driver) { driver.decode(); }},
     {"attend", [](Driver& driver) { driver.attend(300); }},
+    {"prefill with queries", [](Driver& driver) { driver.prefill(300, true); }},
+    {"truncate", [](Driver& driver) { driver.cache.truncate({driver.sequence}, Cut::drop({60})); }},
     {"fork", [](Driver& driver) { driver.cache.fork(driver.sequence); }},
     {"flush", [](Driver& driver) { driver.cache.flush({driver.sequence}); }},
     {"decode after fork",
@@ -74,11 +103,12 @@ const Deed kDeeds[] = {
      }},
 };
 
-class Failures : public testing::TestWithParam<std::tuple<int, bool>> {};
+class Failures : public testing::TestWithParam<std::tuple<int, bool, bool>> {};
 
 TEST_P(Failures, EveryAllocationInTurn) {
   const Deed& deed = kDeeds[std::get<0>(GetParam())];
-  const bool forever = std::get<1>(GetParam());
+  const bool forever = std::get<1>(GetParam()), keeps = std::get<2>(GetParam());
+  const Config config = keeps ? keeping_config() : roomy_config();
   bool succeeded = false;
   int64_t failures = 0;
   for (int64_t nth = 0; !succeeded; ++nth) {
@@ -86,15 +116,15 @@ TEST_P(Failures, EveryAllocationInTurn) {
     const auto resource = std::make_shared<FailingResource>();
     Resources resources;
     resources.host = resource;
-    Cache cache(roomy_config(), resources);
+    Cache cache(config, resources);
     Driver driver{cache, cache.add()};
-    driver.prefill(241);
+    driver.prefill(241, keeps);
     for (int i = 0; i < 15; ++i) driver.decode();  // the next one flushes and starts a segment
 
     // A twin that nothing ever fails for.
-    Cache calm(roomy_config());
+    Cache calm(config);
     Driver twin{calm, calm.add()};
-    twin.prefill(241);
+    twin.prefill(241, keeps);
     for (int i = 0; i < 15; ++i) twin.decode();
 
     const Snapshot before = snapshot(cache, driver.sequence);
@@ -106,8 +136,8 @@ TEST_P(Failures, EveryAllocationInTurn) {
     } catch (const OutOfMemory& error) {
       ++failures;
       EXPECT_NE(std::string(error.what()).find("[memory] asked for"), std::string::npos);
+      resource->fail_at = -1;  // explain may need scratch
       EXPECT_TRUE(snapshot(cache, driver.sequence) == before) << deed.name << " " << nth;
-      resource->fail_at = -1;
       deed.act(driver);
     }
     resource->fail_at = -1;
@@ -117,14 +147,19 @@ TEST_P(Failures, EveryAllocationInTurn) {
     }
     cache.remove(driver.sequence);
     for (const SequenceId id : cache.sequences()) cache.remove(id);
-    EXPECT_EQ(cache.stats().row_bytes + cache.stats().summary_bytes, 0);
+    const Stats stats = cache.stats();
+    EXPECT_EQ(stats.row_bytes + stats.summary_bytes + stats.kept_bytes, 0);
   }
-  // A flush of a few tokens may find room in the segment it is in.
-  const bool may_need_nothing = std::string(deed.name) == "flush";
+  // A flush of a few tokens may find room in the segment it is in, a cut needs none, and a ring of
+  // queries is small enough for the slab of another one.
+  const std::string name = deed.name;
+  const bool copies_a_ring = keeps && (name == "fork" || name == "reorder");
+  const bool may_need_nothing = name == "flush" || name == "truncate" || copies_a_ring;
   EXPECT_TRUE(failures > 0 || may_need_nothing) << "nothing was put to the test";
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Failures, testing::Combine(testing::Range(0, 7), testing::Bool()));
+INSTANTIATE_TEST_SUITE_P(All, Failures,
+                         testing::Combine(testing::Range(0, 9), testing::Bool(), testing::Bool()));
 
 TEST(Failures, QueriesOfARefusedPromptAreGivenAgain) {
   // Chunks that end within the observed positions: the state is there before the zone.

@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t kTile = 64;           // rows of a task
 constexpr int64_t kQueriesAtOnce = 64;  // heads of queries in one pass over a tile
+constexpr int64_t kMostPool = 63;       // neighbours, see HardKv::validate
 constexpr uint8_t kNewcomer = 255;      // the age of a row that was not kept before
 
 /** Rows that a choice is made from, at most, per kv head. */
@@ -161,7 +162,8 @@ class Chooser {
         const RecentScale& scale = choice_.scales[done + q];
         int32_t* logits = choice_.logits + choice_.owner[done + q] * choice_.width + first;
         for (int64_t r = 0; r < count; ++r) {
-          const int32_t logit = logit_steps(dots[q * count + r], scale.unit * steps[r], scale.most);
+          const float unit = finite_unit(scale.unit * steps[r]);
+          const int32_t logit = logit_steps(dots[q * count + r], unit, scale.most);
           logits[r] = std::max(logits[r], logit);
         }
       }
@@ -187,33 +189,48 @@ class Chooser {
       logits[j] = int32_t(weight);
       sum += weight;
     }
-    for (int64_t j = 0; j < count; ++j) pooled += pooled_weight(logits, j, count);
+    for (int64_t first = 0; first < count; first += kTile) {
+      uint32_t largest[kTile];
+      pool(logits, first, count, largest);
+      const int64_t some = std::min(kTile, count - first);
+      for (int64_t r = 0; r < some; ++r) pooled += largest[r];
+    }
     choice_.reciprocals[2 * i] = reciprocal_of(sum);
     choice_.reciprocals[2 * i + 1] = reciprocal_of(pooled);
   }
 
-  /** The largest weight of a row and its neighbours among the rows to choose from. */
-  uint32_t pooled_weight(const int32_t* weights, int64_t j, int64_t count) const {
-    const int64_t reach = rules_.pool / 2;
-    const int32_t* begin = weights + std::max<int64_t>(j - reach, 0);
-    return uint32_t(*std::max_element(begin, weights + std::min(j + reach + 1, count)));
+  /**
+   * The largest weight of each row of a tile and its neighbours, among the rows to choose from.
+   */
+  void pool(const int32_t* weights, int64_t first, int64_t count, uint32_t* out) const {
+    const int64_t some = std::min(kTile, count - first), reach = rules_.pool / 2;
+    int32_t near[kTile + kMostPool] = {};  // weights are not negative: none is no weight
+    const int64_t begin = std::max<int64_t>(first - reach, 0);
+    const int64_t end = std::min(first + some + reach, count);
+    std::copy(weights + begin, weights + end, near + (begin - first + reach));
+    int32_t largest[kTile] = {};
+    for (int64_t offset = 0; offset < rules_.pool; ++offset) {
+      for (int64_t r = 0; r < kTile; ++r) largest[r] = std::max(largest[r], near[r + offset]);
+    }
+    std::copy_n(largest, some, out);
   }
 
   void share_out(int64_t head, int64_t tile) {
     const int64_t count = choice_.counts[head], first = tile * kTile;
-    const int64_t last = std::min(first + kTile, count);
-    uint64_t* shares = choice_.shares + head * choice_.width;
-    uint64_t* ranks = choice_.ranks + head * choice_.width;
-    std::fill(shares + first, shares + last, 0);
-    std::fill(ranks + first, ranks + last, 0);
+    uint64_t shares[kTile] = {}, ranks[kTile] = {};
+    const int64_t some = std::min(kTile, count - first);
     for (int64_t i = 0; i < positions_asked_; ++i) {
       const int32_t* weights = choice_.logits + i * choice_.width;
       const uint64_t* reciprocals = choice_.reciprocals + 2 * i;
-      for (int64_t j = first; j < last; ++j) {
-        shares[j] += share_of(uint32_t(weights[j]), reciprocals[0]);
-        ranks[j] += share_of(pooled_weight(weights, j, count), reciprocals[1]);
+      uint32_t largest[kTile];
+      pool(weights, first, count, largest);
+      for (int64_t r = 0; r < some; ++r) {
+        shares[r] += share_of(uint32_t(weights[first + r]), reciprocals[0]);
+        ranks[r] += share_of(largest[r], reciprocals[1]);
       }
     }
+    std::copy_n(shares, some, choice_.shares + head * choice_.width + first);
+    std::copy_n(ranks, some, choice_.ranks + head * choice_.width + first);
   }
 
   /** How many rows a head keeps, which ones, and their copies. */

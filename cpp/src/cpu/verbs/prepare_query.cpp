@@ -94,7 +94,7 @@ class Window {
     int64_t count = 0;
     for (int64_t r = 0; r < count_; ++r) {
       if (exponents_[r] == 255) continue;
-      const float unit = base_[index] * key_step(exponents_[r]);
+      const float unit = finite_unit(base_[index] * key_step(exponents_[r]));
       steps[count++] = logit_steps(dots_[index * count_ + r], unit, most);
     }
     if (bias != nullptr && std::isfinite(*bias)) {
