@@ -66,11 +66,16 @@ class Life:
         self.cache = cache or pk.Cache(config)
         self.s = self.cache.add()
         self.model = Model(self.cache.config)
+        self.values = np.zeros((0, config.kv_heads, config.value_dim))
 
     def keys(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         k, v = randn_kv(self.rng, count, self.cache.config)
         k *= tensor(self.rng.gamma(1, 1, (count, self.config.kv_heads, 1)), self.config)
+        self.values = np.concatenate([self.values, f32(v)])
         return k, v
+
+    def rows(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.model.k.astype(np.float64), self.values
 
     def prefill(self, count: int, queries: bool = True, **options) -> None:
         k, v = self.keys(count)
@@ -83,18 +88,18 @@ class Life:
         q, (k, v) = randn_q(self.rng, count, self.config), self.keys(count)
         out = self.cache.attend(0, [self.s], q, k=k, v=v, **options)
         self.model.attend(f32(k), [Query(row, **options) for row in f32(q)])
-        rows = [f64(x) for x in rows_of(self.cache, self.s)]
         logits = oracle.Logits(options.get("scale"), options.get("softcap", 0.0))
-        expected, _ = oracle.causal_attention(f64(q), *rows, logits)
+        expected, _ = oracle.causal_attention(f64(q), *self.rows(), logits)
         self.close(out, expected)
 
     def decode(self, **options) -> None:
         q, (k, v) = randn_q(self.rng, 1, self.config), self.keys(1)
         out, lse = self.cache.decode(0, [self.s], q, k, v, return_lse=True, **options)
         self.model.decode(f32(k), Query(f32(q)[0], **options))
-        rows = [f64(x) for x in rows_of(self.cache, self.s)]
         logits = oracle.Logits(options.get("scale"), options.get("softcap", 0.0))
-        expected, totals = oracle.attention_over(f64(q)[0], *rows, self.model.attended(), logits)
+        expected, totals = oracle.attention_over(
+            f64(q)[0], *self.rows(), self.model.attended(), logits
+        )
         self.close(out[0], expected)
         np.testing.assert_allclose(f64(lse)[0], totals, rtol=1e-5, atol=1e-4)
 
@@ -106,6 +111,7 @@ class Life:
         count = min(count, len(self.model.k))
         self.cache.truncate([self.s], drop=count)
         self.model.truncate(count)
+        self.values = self.values[: len(self.model.k)]
 
     def fork(self) -> "Life":
         twin = copy.copy(self)
@@ -129,8 +135,9 @@ class Life:
         return kept_of(explanation.kept), kept_of(explanation.details.held)
 
     def check(self) -> None:
-        counts = self.model.regions.counts()
-        assert regions_of(self.cache, self.s) == counts
+        assert regions_of(self.cache, self.s) == self.model.regions.counts()
+        for stored, given in zip(rows_of(self.cache, self.s), self.rows(), strict=True):
+            assert np.array_equal(f32(stored), given)
         kept, held = self.kept()
         heads = self.model.heads or []
         if len(self.model.k) < self.cache.config.dense_below:
@@ -399,6 +406,24 @@ def test_a_query_that_is_not_finite_has_no_say(rng):
     assert kept_of(cache.explain(0, s, q[0]).kept) == [list(range(74, 84))] * 2
 
 
+def test_whole_numbers_cost_next_to_none_of_the_attention(rng):
+    """The kept rows get what the best ones in doubles get, within .002."""
+    config = make_config(pk.HardKV(most=100, p=1.0, metric="attention"), head_dim=128)
+    k, v = randn_kv(rng, 1000, config)
+    q = 1.5 * randn_q(rng, 1000, config)
+    cache = pk.Cache(config)
+    s = cache.add()
+    cache.prefill(0, [s], k, v, q=q)
+    begin, end = 4, 4 + cache.regions(s).retrieval
+    for head, kept in enumerate(kept_of(cache.explain(0, s, q[0]).kept)):
+        group = f64(q[-32:, 2 * head : 2 * head + 2])
+        logits = np.einsum("qgd,kd->qgk", group, f64(k[begin:end, head])) / np.sqrt(128)
+        logits = logits.max(axis=1)
+        shares = np.exp(logits - oracle.log_sum_exp(logits)[:, None]).mean(axis=0)
+        best = np.sort(shares)[-100:].sum()
+        assert shares[np.array(kept) - begin].sum() >= 0.998 * best
+
+
 def test_a_key_that_is_not_finite_is_never_kept(rng):
     config = make_config(pk.HardKV(most=70, p=1.0))
     k, v = randn_kv(rng, 100, config)
@@ -464,7 +489,7 @@ def test_a_beam_takes_what_is_kept_along(rng):
     other.prefill(90)
     life.cache.reorder([life.s, other.s], [1, 1])
     other.check()
-    life.model = other.model.copy()
+    life.model, life.values = other.model.copy(), other.values
     life.check()
     for each in (life, other):
         for _ in range(30):
