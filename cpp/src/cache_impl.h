@@ -105,7 +105,7 @@ class Cache::Impl {
     for (Change& change : step.changes) {
       change.apply();
       stats_.keeps += change.chooses();
-      if (change.spilled() <= 0 || step.encoded) continue;
+      if (change.spilled() <= 0 || step.encoded || policy_->summary_bytes() == 0) continue;
       stats_.encoded_keys += change.spilled() * config_.kv_heads;
     }
   }

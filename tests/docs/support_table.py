@@ -65,6 +65,16 @@ def works(
     return bool((out.double() - exact).abs().max() < TOLERANCE[dtype])
 
 
+def refused(policy: pk.ParisKV | pk.HardKV, device: str) -> bool:
+    """Whether it is the policy that a cache on this device is refused for."""
+    model = {"layers": 1, "query_heads": 2, "kv_heads": 1, "head_dim": 64}
+    try:
+        pk.Cache(pk.Config(**model, policy=policy, device=device))
+    except (ValueError, RuntimeError) as error:
+        return "policy" in str(error)
+    return False
+
+
 def rows() -> Iterator[tuple[str, str]]:
     def mark(name: object, supported: bool) -> str:
         return str(name) if supported else f"~~{name}~~"
@@ -87,6 +97,14 @@ def rows() -> Iterator[tuple[str, str]]:
         "group_rule",
         ", ".join(
             mark(f"`{name}`", works(group_rule=name)) for name in ("attention_mass", "mean_query")
+        ),
+    )
+    yield (
+        "policy",
+        "; ".join(
+            f"`{type(policy).__name__}` on "
+            + ", ".join(mark(device, not refused(policy, device)) for device in ("cpu", "cuda"))
+            for policy in (pk.ParisKV(), pk.HardKV())
         ),
     )
     yield "backend", "cpu, cuda"  # the second in a build with nvcc: README, Install

@@ -1,8 +1,6 @@
 """HARD-KV: the rows that are kept, against the oracle, and what a step attends to."""
 
-import copy
 import json
-import pickle
 import subprocess
 import sys
 
@@ -11,139 +9,11 @@ import oracle
 import pariskv_core as pk
 import pytest
 import torch
+from hardkv_life import Life, f32, kept_of, make_config
 from oracle_hardkv import Model, Query
-from support import (
-    ARITHMETIC,
-    HERE,
-    LEVELS,
-    ROUNDING,
-    child_environment,
-    f64,
-    randn_kv,
-    randn_q,
-    randn_step,
-    regions_of,
-    rows_of,
-    tensor,
-)
+from support import HERE, LEVELS, child_environment, f64, randn_kv, randn_q, randn_step
 
 pytestmark = pytest.mark.cpu("the CUDA backend has no code for HardKV yet")
-
-
-def make_config(policy: pk.HardKV | None = None, **changes) -> pk.Config:
-    fields = {
-        "layers": 1,
-        "query_heads": 4,
-        "kv_heads": 2,
-        "head_dim": 64,
-        "value_dim": 64,
-        "dtype": "float32",
-        "sink": 4,
-        "local": 16,
-        "update": 24,
-        "dense_below": 0,
-        "policy": policy or pk.HardKV(most=24),
-        "segment_tokens": 64,
-        "threads": 2,
-    }
-    return pk.Config(**{**fields, **changes})
-
-
-def f32(array: torch.Tensor) -> np.ndarray:
-    return array.float().numpy()
-
-
-def kept_of(positions: np.ndarray) -> list[list[int]]:
-    return [[int(p) for p in head if p >= 0] for head in positions]
-
-
-class Life:
-    """A sequence and its model, which have everything done to both of them."""
-
-    def __init__(self, config: pk.Config, seed: int = 0, cache: pk.Cache | None = None):
-        self.config = config
-        self.rng = np.random.default_rng(seed)
-        self.cache = cache or pk.Cache(config)
-        self.s = self.cache.add()
-        self.model = Model(self.cache.config)
-        self.values = np.zeros((0, config.kv_heads, config.value_dim))
-
-    def keys(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        k, v = randn_kv(self.rng, count, self.cache.config)
-        k *= tensor(self.rng.gamma(1, 1, (count, self.config.kv_heads, 1)), self.config)
-        self.values = np.concatenate([self.values, f32(v)])
-        return k, v
-
-    def rows(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.model.k.astype(np.float64), self.values
-
-    def prefill(self, count: int, queries: bool = True, **options) -> None:
-        k, v = self.keys(count)
-        q = randn_q(self.rng, count, self.config) if queries else None
-        self.cache.prefill(0, [self.s], k, v, q=q, **options)
-        asked = [Query(row, **options) for row in f32(q)] if queries else None
-        self.model.prefill(f32(k), asked)
-
-    def attend(self, count: int, **options) -> None:
-        q, (k, v) = randn_q(self.rng, count, self.config), self.keys(count)
-        out = self.cache.attend(0, [self.s], q, k=k, v=v, **options)
-        self.model.attend(f32(k), [Query(row, **options) for row in f32(q)])
-        logits = oracle.Logits(options.get("scale"), options.get("softcap", 0.0))
-        expected, _ = oracle.causal_attention(f64(q), *self.rows(), logits)
-        self.close(out, expected)
-
-    def decode(self, **options) -> None:
-        q, (k, v) = randn_q(self.rng, 1, self.config), self.keys(1)
-        out, lse = self.cache.decode(0, [self.s], q, k, v, return_lse=True, **options)
-        self.model.decode(f32(k), Query(f32(q)[0], **options))
-        logits = oracle.Logits(options.get("scale"), options.get("softcap", 0.0))
-        expected, totals = oracle.attention_over(
-            f64(q)[0], *self.rows(), self.model.attended(), logits
-        )
-        self.close(out[0], expected)
-        np.testing.assert_allclose(f64(lse)[0], totals, rtol=1e-5, atol=1e-4)
-
-    def flush(self) -> None:
-        self.cache.flush([self.s])
-        self.model.flush()
-
-    def truncate(self, count: int) -> None:
-        count = min(count, len(self.model.k))
-        self.cache.truncate([self.s], drop=count)
-        self.model.truncate(count)
-        self.values = self.values[: len(self.model.k)]
-
-    def fork(self) -> "Life":
-        twin = copy.copy(self)
-        twin.s, twin.model = self.cache.fork(self.s), self.model.copy()
-        twin.rng = np.random.default_rng(int(self.rng.integers(2**31)))
-        return twin
-
-    def close(self, out: torch.Tensor, expected: np.ndarray) -> None:
-        # The sums of a step are floats; a weight that 16 bits round differs by a unit or two.
-        allowed = ROUNDING[self.config.dtype] * np.abs(expected) + 20 * ARITHMETIC
-        assert (np.abs(f64(out) - expected) <= allowed).all()
-
-    def kept(self) -> tuple[list[list[int]], list[list[int]]]:
-        q = randn_q(self.rng, 1, self.config)[0]
-        explanation = self.cache.explain(0, self.s, q)
-        assert not explanation.searched
-        if explanation.details is None:
-            assert explanation.kept.size == 0
-            return [], []
-        assert isinstance(explanation.details, pk.HardKVExplanation)
-        return kept_of(explanation.kept), kept_of(explanation.details.held)
-
-    def check(self) -> None:
-        assert regions_of(self.cache, self.s) == self.model.regions.counts()
-        for stored, given in zip(rows_of(self.cache, self.s), self.rows(), strict=True):
-            assert np.array_equal(f32(stored), given)
-        kept, held = self.kept()
-        heads = self.model.heads or []
-        if len(self.model.k) < self.cache.config.dense_below:
-            heads = []
-        assert kept == [head.kept for head in heads]
-        assert held == [sorted(head.held) for head in heads]
 
 
 POLICIES = {
@@ -207,73 +77,6 @@ def test_every_shape_keeps_what_the_oracle_keeps(changes):
         life.decode()
     life.check()
     assert life.model.keeps == 3
-
-
-def test_defaults_and_regions_are_the_papers():
-    policy = pk.HardKV()
-    assert (policy.most, policy.p, policy.least) == (2048, 0.9, 0)
-    assert (policy.metric, policy.pool, policy.patience) == ("snapkv", 7, 1)
-    with pk.Cache(make_config(policy, sink=-1, local=-1, update=-1, dense_below=-1)) as cache:
-        config = cache.config
-        assert (config.sink, config.local, config.update) == (4, 32, 128)
-        assert config.dense_below == 0
-
-
-CHANGED = {"most": 7, "p": 0.25, "least": 3, "metric": "attention", "pool": 1, "patience": 0}
-
-
-@pytest.mark.parametrize("field", CHANGED)
-def test_settings_print_compare_copy_and_pickle(field):
-    policy = pk.HardKV(**CHANGED)
-    assert getattr(policy, field) == CHANGED[field]
-    config = make_config(policy)
-    for twin in (
-        eval(repr(policy), {"HardKV": pk.HardKV}),
-        copy.deepcopy(policy),
-        pickle.loads(pickle.dumps(policy)),
-        pickle.loads(pickle.dumps(config)).policy,
-        policy.replace(),
-    ):
-        assert twin == policy
-        assert hash(twin) == hash(policy)
-    other = policy.replace(**{field: getattr(pk.HardKV(), field)})
-    assert other != policy
-    assert config.replace(policy=other) != config
-    assert policy != pk.ParisKV()
-
-
-REFUSED = {
-    "most": ({"most": 0}, "policy.most: expected 1 to 8388608, got 0"),
-    "p of nothing": ({"p": 0.0}, "policy.p: expected a share above 0 and at most 1, got 0"),
-    "p above one": ({"p": 1.5}, "policy.p: expected a share above 0 and at most 1, got 1.5"),
-    "p that is no number": ({"p": float("nan")}, "policy.p: expected a share above 0"),
-    "least above most": (
-        {"most": 5, "least": 6},
-        r"policy.least: expected 0 to policy.most \(5\), got 6",
-    ),
-    "negative least": ({"least": -1}, "policy.least: expected 0 to policy.most"),
-    "even pool": ({"pool": 6}, "policy.pool: expected an odd number of neighbours, 1 to 63, got 6"),
-    "huge pool": ({"pool": 65}, "policy.pool: expected an odd number of neighbours"),
-    "patience": ({"patience": 16}, "policy.patience: expected 0 to 15, got 16"),
-    "metric": ({"metric": "rkv"}, 'policy.metric: expected "attention" or "snapkv", got "rkv"'),
-}
-
-
-@pytest.mark.parametrize(("settings", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_settings_that_do_not_fit_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        pk.HardKV(**settings)
-
-
-def test_a_local_window_of_none_is_refused():
-    with pytest.raises(ValueError, match="local: expected 1 token or more with the policy HardKV"):
-        make_config(local=0)
-
-
-def test_a_gpu_is_refused_when_the_cache_is_made():
-    config = make_config(device="cuda")
-    with pytest.raises(ValueError, match=r"device: expected cpu with the policy HardKV.*cuda:0"):
-        pk.Cache(config)
 
 
 def test_one_that_keeps_everything_is_dense():
@@ -384,6 +187,40 @@ def test_a_row_that_is_held_comes_back():
     assert 9 in first + held
     ask(5, 9)
     assert kept()[0] == [5, 9]
+
+
+def test_equal_rows_are_kept_from_the_lowest_on():
+    config = make_config(pk.HardKV(most=1000, p=0.5, metric="attention"), local=32)
+    rows = torch.ones(436, 2, 64)
+    cache = pk.Cache(config)
+    s = cache.add()
+    cache.prefill(0, [s], rows, rows, q=torch.ones(436, 4, 64))
+    for head in kept_of(cache.explain(0, s, torch.ones(4, 64)).kept):
+        assert head == list(range(4, 204))
+
+
+def test_every_layer_keeps_rows_of_its_own(rng):
+    config = make_config(pk.HardKV(most=16, p=0.8), layers=2)
+    both = pk.Cache(config)
+    s = both.add()
+    alone = [pk.Cache(config.replace(layers=1)) for _ in range(2)]
+    for layer, cache in enumerate(alone):
+        (k, v), q = randn_kv(rng, 150, config), randn_q(rng, 150, config)
+        both.prefill(layer, [s], k, v, q=q)
+        cache.prefill(0, [cache.add()], k, v, q=q)
+    for _ in range(9):
+        for layer, cache in enumerate(alone):
+            step = randn_step(rng, 1, config)
+            expected = cache.decode(0, cache.sequences(), *step)
+            assert torch.equal(both.decode(layer, [s], *step), expected)
+    for cache in (both, *alone):
+        cache.flush()
+        cache.truncate(cache.sequences(), drop=30)
+    q = randn_q(rng, 1, config)[0]
+    found = [both.explain(layer, s, q).kept for layer in range(2)]
+    for layer, cache in enumerate(alone):
+        assert np.array_equal(found[layer], cache.explain(0, cache.sequences()[0], q).kept)
+    assert not np.array_equal(*found)
 
 
 def test_a_query_that_is_not_finite_has_no_say(rng):

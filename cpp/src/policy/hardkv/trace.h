@@ -1,4 +1,4 @@
-/** What HARD-KV keeps of a zone, as a backend reports it. */
+/** The rows that HARD-KV keeps of a zone, as a backend reports them. */
 #pragma once
 
 #include <cstdint>

@@ -5,7 +5,7 @@
 
 namespace pariskv {
 
-/** Fills blocks of kept rows. A zone that was cut keeps what is left; else rows are chosen. */
+/** Fills blocks of kept rows: with the rows that a cut leaves, or with rows that are chosen. */
 struct HardKvKeep {
   ModelShape shape;
   HardKvRules rules;

@@ -1,0 +1,128 @@
+"""A sequence under HardKV, everything that is done to it, and the oracle's model of it."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import oracle
+import pariskv_core as pk
+import torch
+from oracle_hardkv import Model, Query
+from support import ARITHMETIC, ROUNDING, f64, randn_kv, randn_q, regions_of, rows_of, tensor
+
+
+def make_config(policy: pk.HardKV | None = None, **changes) -> pk.Config:
+    fields = {
+        "layers": 1,
+        "query_heads": 4,
+        "kv_heads": 2,
+        "head_dim": 64,
+        "value_dim": 64,
+        "dtype": "float32",
+        "sink": 4,
+        "local": 16,
+        "update": 24,
+        "dense_below": 0,
+        "policy": policy or pk.HardKV(most=24),
+        "segment_tokens": 64,
+        "threads": 2,
+    }
+    return pk.Config(**{**fields, **changes})
+
+
+def f32(array: torch.Tensor) -> np.ndarray:
+    return array.float().numpy()
+
+
+def kept_of(positions: np.ndarray) -> list[list[int]]:
+    return [[int(p) for p in head if p >= 0] for head in positions]
+
+
+class Life:
+    """A sequence and its model, which have everything done to both of them."""
+
+    def __init__(self, config: pk.Config, seed: int = 0, cache: pk.Cache | None = None):
+        self.config = config
+        self.rng = np.random.default_rng(seed)
+        self.cache = cache or pk.Cache(config)
+        self.s = self.cache.add()
+        self.model = Model(self.cache.config)
+        self.values = np.zeros((0, config.kv_heads, config.value_dim))
+
+    def keys(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        k, v = randn_kv(self.rng, count, self.cache.config)
+        k *= tensor(self.rng.gamma(1, 1, (count, self.config.kv_heads, 1)), self.config)
+        self.values = np.concatenate([self.values, f32(v)])
+        return k, v
+
+    def rows(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.model.k.astype(np.float64), self.values
+
+    def prefill(self, count: int, queries: bool = True, **options) -> None:
+        k, v = self.keys(count)
+        q = randn_q(self.rng, count, self.config) if queries else None
+        self.cache.prefill(0, [self.s], k, v, q=q, **options)
+        asked = [Query(row, **options) for row in f32(q)] if queries else None
+        self.model.prefill(f32(k), asked)
+
+    def attend(self, count: int, **options) -> None:
+        q, (k, v) = randn_q(self.rng, count, self.config), self.keys(count)
+        out = self.cache.attend(0, [self.s], q, k=k, v=v, **options)
+        self.model.attend(f32(k), [Query(row, **options) for row in f32(q)])
+        logits = oracle.Logits(options.get("scale"), options.get("softcap", 0.0))
+        expected, _ = oracle.causal_attention(f64(q), *self.rows(), logits)
+        self.close(out, expected)
+
+    def decode(self, **options) -> None:
+        q, (k, v) = randn_q(self.rng, 1, self.config), self.keys(1)
+        out, lse = self.cache.decode(0, [self.s], q, k, v, return_lse=True, **options)
+        self.model.decode(f32(k), Query(f32(q)[0], **options))
+        logits = oracle.Logits(options.get("scale"), options.get("softcap", 0.0))
+        expected, totals = oracle.attention_over(
+            f64(q)[0], *self.rows(), self.model.attended(), logits
+        )
+        self.close(out[0], expected)
+        np.testing.assert_allclose(f64(lse)[0], totals, rtol=1e-5, atol=1e-4)
+
+    def flush(self) -> None:
+        self.cache.flush([self.s])
+        self.model.flush()
+
+    def truncate(self, count: int) -> None:
+        count = min(count, len(self.model.k))
+        self.cache.truncate([self.s], drop=count)
+        self.model.truncate(count)
+        self.values = self.values[: len(self.model.k)]
+
+    def fork(self) -> Life:
+        twin = copy.copy(self)
+        twin.s, twin.model = self.cache.fork(self.s), self.model.copy()
+        twin.rng = np.random.default_rng(int(self.rng.integers(2**31)))
+        return twin
+
+    def close(self, out: torch.Tensor, expected: np.ndarray) -> None:
+        # The sums of a step are floats; a weight that 16 bits round differs by a unit or two.
+        allowed = ROUNDING[self.config.dtype] * np.abs(expected) + 20 * ARITHMETIC
+        assert (np.abs(f64(out) - expected) <= allowed).all()
+
+    def kept(self) -> tuple[list[list[int]], list[list[int]]]:
+        q = randn_q(self.rng, 1, self.config)[0]
+        explanation = self.cache.explain(0, self.s, q)
+        assert not explanation.searched
+        if explanation.details is None:
+            assert explanation.kept.size == 0
+            return [], []
+        assert isinstance(explanation.details, pk.HardKVExplanation)
+        return kept_of(explanation.kept), kept_of(explanation.details.held)
+
+    def check(self) -> None:
+        assert regions_of(self.cache, self.s) == self.model.regions.counts()
+        for stored, given in zip(rows_of(self.cache, self.s), self.rows(), strict=True):
+            assert np.array_equal(f32(stored), given)
+        kept, held = self.kept()
+        heads = self.model.heads or []
+        if len(self.model.k) < self.cache.config.dense_below:
+            heads = []
+        assert kept == [head.kept for head in heads]
+        assert held == [sorted(head.held) for head in heads]
