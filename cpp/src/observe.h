@@ -20,8 +20,8 @@ constexpr int kWeightBits = 24;
 constexpr int kShareBits = 35;
 /** A share p of all attention is so many 2^-20. */
 constexpr int kTopPBits = 20;
-/** The largest number of queries whose shares still add up, times p, within 64 bits. */
-constexpr int64_t kMostObservers = 256;
+/** Queries at most: the sum of their shares, with a position of 23 bits behind it, fits 64 bits. */
+constexpr int64_t kMostObservers = 32;
 
 /** Of logits 0 to 63 steps below the largest one. */
 constexpr std::array<uint32_t, 64> weight_table() {

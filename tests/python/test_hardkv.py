@@ -140,6 +140,26 @@ def test_the_count_is_the_attentions_and_the_order_the_metrics():
     assert kept["snapkv"] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_hostile_rows_and_queries_keep_what_the_oracle_keeps(seed):
+    """Zeros, giants, dwarfs, copies, and rows that are no numbers."""
+    config = make_config(pk.HardKV(most=40, p=0.9, metric=["attention", "snapkv"][seed % 2]))
+    rng = np.random.default_rng(seed)
+    model, cache = Model(pk.Cache(config).config), pk.Cache(config)
+    s = cache.add()
+    for count in (200, 60, 90):
+        (k, v), q = randn_kv(rng, count, config), randn_q(rng, count, config)
+        for rows in (k, q):
+            for factor in (0.0, 1e30, 1e-30, 1e4, 1e-42, np.nan, np.inf):
+                rows[torch.from_numpy(rng.random(rows.shape[:2]) < 0.03)] *= factor
+        scale = [0.125, 1e20, 1e-20][int(rng.integers(3))]
+        cache.prefill(0, [s], k, v, q=q, scale=scale)
+        model.prefill(f32(k), [Query(row, scale=scale) for row in f32(q)])
+        explanation = cache.explain(0, s, q[0])
+        assert kept_of(explanation.kept) == [head.kept for head in model.heads]
+        assert kept_of(explanation.details.held) == [sorted(head.held) for head in model.heads]
+
+
 def test_a_prompt_in_chunks_keeps_what_a_prompt_in_one_piece_keeps():
     config = make_config(pk.HardKV(most=20, p=0.8))
     rng = np.random.default_rng(3)

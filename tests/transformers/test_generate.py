@@ -57,6 +57,23 @@ def test_the_defaults_search_and_estimate_the_rest():
     assert distinct(expected, 400) >= 20
 
 
+def test_hardkv_chooses_by_the_queries_of_the_prompt_and_of_every_flush():
+    llama, inputs = model("llama"), prompt(tokens=100)
+    few = {"policy": pk.HardKV(most=16, p=1.0), "local": 8, "update": 10, "threads": 1}
+    cache = pkt.PariskvCache(llama.config, **few)
+    llama.set_attn_implementation("pariskv")
+    with torch.no_grad():
+        llama(**inputs, past_key_values=cache)
+    stats = cache.engine.stats()
+    assert (stats.keeps, stats.kept_rows) == (2, 2 * 2 * 16)  # layers; kv heads
+    tokens = generated(llama, inputs, pkt.PariskvCache(llama.config, **few))
+    assert tokens.shape == generated(llama, inputs).shape
+    # With room for all rows tokens are eager's.
+    roomy = {**few, "policy": pk.HardKV(most=500, p=1.0)}
+    tokens = generated(llama, inputs, pkt.PariskvCache(llama.config, **roomy))
+    assert torch.equal(tokens, generated(llama, inputs))
+
+
 def test_a_draft_of_an_assistant_is_verified(settings):
     llama, assistant, inputs = model("llama"), model("qwen2"), prompt()
     expected = generated(llama, inputs, assistant_model=assistant)
