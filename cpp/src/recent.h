@@ -20,7 +20,7 @@ namespace pariskv {
 /** How products with a remembered query become logits in steps; see octaves.h. */
 struct RecentScale {
   float unit;    // steps_per_unit; NaN: the query is not finite and has no say
-  int32_t most;  // steps of a logit at most: the soft cap
+  int32_t most;  // steps of a logit at most: the soft cap; kMostSteps: none
 };
 
 struct RecentLayout {

@@ -27,22 +27,54 @@ class Query:
     softcap: float = 0.0
 
 
-def logit_steps(query: np.ndarray, keys: np.ndarray, scale: float, softcap: float) -> np.ndarray:
-    """Logits of finite keys (count, head_dim) in 64ths of an octave: products of 8-bit numbers."""
+def eight_bits(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows (count, dim) as whole numbers to 127 of a power of two each, which is returned too."""
+    biggest = np.abs(x).max(axis=1, initial=0)
+    exponents = np.maximum((biggest.view(np.int32) >> 23), 16) - 127
+    with np.errstate(over="ignore"):
+        whole = np.clip(np.rint(np.ldexp(x, (6 - exponents)[:, None])), -127, 127)
+    return whole.astype(np.int64), np.ldexp(np.float32(1), exponents - 6)
+
+
+def rounded_query(query: np.ndarray, scale: float) -> tuple[np.ndarray, np.float32]:
+    """A query as whole numbers to 127 of its largest element, and what turns them to steps."""
     one = np.float32
     with np.errstate(all="ignore"):
         largest = np.abs(query).max()
         levels = one(127) / largest
-        q8 = np.rint(query * (levels if np.isfinite(levels) else one(0))).astype(np.int64)
-        unit = one(scale) * (largest / one(127)) * one(92.3324826)
-        biggest = np.abs(keys).max(axis=1, initial=0)
-        exponents = np.maximum((biggest.view(np.int32) >> 23), 16) - 127
-        k8 = np.clip(np.rint(np.ldexp(keys, (6 - exponents)[:, None])), -127, 127).astype(np.int64)
-        units = unit * np.ldexp(one(1), exponents - 6)
-        logits = np.where(np.isfinite(units), (k8 @ q8).astype(np.float32) * units, 0)
-        steps = np.rint(np.clip(logits, -MOST_STEPS, MOST_STEPS)).astype(np.int64)
-        if softcap > 0:
-            cap = int(np.rint(min(one(softcap) * one(92.3324826), one(MOST_STEPS))))
+        numbers = np.rint(query * (levels if np.isfinite(levels) else one(0))).astype(np.int64)
+        return numbers, one(scale) * (largest / one(127)) * one(92.3324826)
+
+
+def steps_of(dots: np.ndarray, units: np.ndarray) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        logits = np.where(np.isfinite(units), dots.astype(np.float32) * units, np.float32(0))
+        return np.rint(np.clip(logits, -MOST_STEPS, MOST_STEPS)).astype(np.int64)
+
+
+def reference_of(keys: np.ndarray) -> np.ndarray:
+    """The median, channel by channel, of 15 evenly spaced keys."""
+    some = keys[[s * len(keys) // 15 for s in range(15)]]
+    some = np.sort(some[np.isfinite(some).all(axis=1)], axis=0)
+    return some[len(some) // 2] if len(some) else np.zeros(keys.shape[1], dtype=np.float32)
+
+
+def logit_steps(query: Query, q: np.ndarray, left: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """Logits in 64ths of an octave of keys, which are `left` without the reference."""
+    scale = query.scale if query.scale is not None else 1 / np.sqrt(len(q))
+    numbers, unit = rounded_query(q, scale)
+    offset, rest = 0, reference[None]
+    with np.errstate(all="ignore"):
+        for _ in range(2):
+            whole, step = eight_bits(rest)
+            offset = offset + steps_of(whole @ numbers, unit * step)
+            rest = rest - whole.astype(np.float32) * step[:, None]
+        whole, step = eight_bits(left)
+        steps = offset + steps_of(whole @ numbers, unit * step)
+    if query.softcap > 0:
+        most = np.float32(query.softcap) * np.float32(92.3324826)
+        cap = int(np.rint(min(most, np.float32(MOST_STEPS))))
+        if cap < MOST_STEPS:
             steps = np.clip(steps, -cap, cap)
     return steps
 
@@ -87,7 +119,10 @@ def choose(
 
     queries: position, the group's (heads, head_dim), and how its logits are made
     """
-    usable = np.isfinite(keys).all(axis=1)
+    reference = reference_of(keys)
+    with np.errstate(all="ignore"):
+        left = keys - reference
+    usable = np.isfinite(left).all(axis=1)
     place = np.array(positions)
     shares = np.zeros(len(place), dtype=np.uint64)
     ranks = np.zeros(len(place), dtype=np.uint64)
@@ -97,10 +132,9 @@ def choose(
         if not finite:
             continue
         heard = True
-        scale = query.scale if query.scale is not None else 1 / np.sqrt(keys.shape[1])
         logits = np.full(len(place), NO_LOGIT, dtype=np.int64)
         for q in finite:
-            steps = logit_steps(q, keys[usable], scale, query.softcap)
+            steps = logit_steps(query, q, left[usable], reference)
             logits[usable] = np.maximum(logits[usable], steps)
         logits[place > position] = NO_LOGIT
         weights = weights_of(logits)

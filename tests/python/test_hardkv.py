@@ -263,11 +263,15 @@ def test_a_query_that_is_not_finite_has_no_say(rng):
     assert kept_of(cache.explain(0, s, q[0]).kept) == [list(range(74, 84))] * 2
 
 
-def test_whole_numbers_cost_next_to_none_of_the_attention(rng):
-    """The kept rows get what the best ones in doubles get, within .002."""
-    config = make_config(pk.HardKV(most=100, p=1.0, metric="attention"), head_dim=128)
+@pytest.mark.parametrize("loud", [0, 20, 100])
+def test_whole_numbers_cost_next_to_none_of_the_attention(loud, rng):
+    """The kept rows get what the best ones in doubles get, within .002, loud channels or not."""
+    policy = pk.HardKV(most=100, p=1.0, metric="attention")
+    config = make_config(policy, head_dim=128, local=32)  # so that all queries see all of the zone
     k, v = randn_kv(rng, 1000, config)
     q = 1.5 * randn_q(rng, 1000, config)
+    k[..., 7] += loud
+    k[..., 90] -= loud / 2
     cache = pk.Cache(config)
     s = cache.add()
     cache.prefill(0, [s], k, v, q=q)
