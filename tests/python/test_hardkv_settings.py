@@ -6,6 +6,7 @@ import pickle
 import pariskv_core as pk
 import pytest
 from hardkv_life import make_config
+from support import randn_kv, randn_q
 
 pytestmark = pytest.mark.cpu("the CUDA backend has no code for HardKV yet")
 
@@ -69,6 +70,17 @@ def test_settings_that_do_not_fit_are_refused(settings, message):
 def test_a_local_window_of_none_is_refused():
     with pytest.raises(ValueError, match="local: expected 1 token or more with the policy HardKV"):
         make_config(local=0)
+
+
+def test_a_scale_that_is_none_is_refused_before_a_prompt_is_stored(rng):
+    with pk.Cache(make_config()) as cache:
+        s = cache.add()
+        k, v = randn_kv(rng, 40, cache.config)
+        q = randn_q(rng, 40, cache.config)
+        for wrong, message in (({"scale": -1.0}, "scale"), ({"softcap": float("nan")}, "softcap")):
+            with pytest.raises(ValueError, match=rf"\[prefill\] {message}: expected"):
+                cache.prefill(0, [s], k, v, q=q, **wrong)
+        assert cache.length(s) == 0
 
 
 def test_a_gpu_is_refused_when_the_cache_is_made():
