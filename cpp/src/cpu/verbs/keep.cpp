@@ -52,12 +52,15 @@ void choose(const HardKvKeep& args, const KeptChange& change, const Choice& choi
   uint64_t* ranks = choice.ranks + head * choice.width;
   uint8_t* usable = choice.usable + head * choice.width;
   // The rank, then the lower row, in one number; without a say the latest rows are kept.
-  constexpr uint64_t kRows = uint64_t{kMostTokens} - 1;
+  constexpr int kRowBits = 23;
+  constexpr uint64_t kRows = (uint64_t{1} << kRowBits) - 1;
+  static_assert(uint64_t{kMostTokens} == kRows + 1);
+  static_assert(kMostObservers <= int64_t{1} << (63 - kShareBits - kRowBits));
   const bool heard = choice.heard[head] != 0;
   int64_t candidates = 0;
   for (int64_t j = 0; j < count; ++j) {
     if (usable[j] == 0) continue;
-    ranks[candidates++] = heard ? ranks[j] << 23 | (kRows - uint64_t(j)) : uint64_t(j);
+    ranks[candidates++] = heard ? ranks[j] << kRowBits | (kRows - uint64_t(j)) : uint64_t(j);
   }
   int64_t keep = args.rules.most;
   if (heard && args.rules.p != 1 << kTopPBits) {
