@@ -87,3 +87,14 @@ def test_a_gpu_is_refused_when_the_cache_is_made():
     config = make_config(device="cuda")
     with pytest.raises(ValueError, match=r"device: expected cpu with the policy HardKV.*cuda:0"):
         pk.Cache(config)
+
+
+def test_files_are_for_another_policy(rng, tmp_path):
+    with pk.Cache(make_config()) as cache:
+        s = cache.add()
+        with pytest.raises(ValueError, match=r"\[save\] policy: expected .* which is ParisKV"):
+            cache.save(s, tmp_path / "file")
+        assert list(tmp_path.iterdir()) == []
+        (tmp_path / "file").write_bytes(b"")
+        with pytest.raises(ValueError, match=r"\[load\] policy: expected .* which is ParisKV"):
+            cache.load(tmp_path / "file")

@@ -106,6 +106,9 @@ class Policy {
    */
   virtual void clear_outside(uint8_t* segment, int64_t begin, int64_t end) const = 0;
 
+  /** Rows, summaries and the state are all that a sequence needs to go on: what a file holds. */
+  virtual bool fits_a_file() const { return true; }
+
   /** Keys of a zone that can never be selected, over kv heads. */
   virtual int64_t unusable_keys(const SequenceView& sequence) const = 0;
 };

@@ -128,11 +128,19 @@ void read_piece(const SavedPart& part, size_t number, const SequenceView& view,
   }
 }
 
+void check_policy_of(const char* verb, const Policy& policy) {
+  if (policy.fits_a_file()) return;
+  fail("[", verb,
+       "] policy: expected one whose sequences fit a file, which is ParisKV; rows that "
+       "HardKV keeps and its recent queries have no place there");
+}
+
 }  // namespace
 
 void Cache::save(SequenceId sequence, const std::string& path) const {
   const Impl::Lock lock(impl_->mutex_);
   const Impl& impl = *impl_;
+  check_policy_of("save", *impl.policy_);
   const Sequence& source = *impl_->find(impl.verb("save"), {sequence})[0];
   SavedHeader header;
   header.settings = text_of(settings_of(impl.config_));
@@ -161,6 +169,7 @@ void Cache::save(SequenceId sequence, const std::string& path) const {
 }
 
 SequenceId Cache::load(const std::string& path, Stream stream) {
+  check_policy_of("load", *impl_->policy_);
   const OldFile file(path);
   const SavedHeader header = SavedHeader::read(file);
   check_settings(path, header.settings, config());

@@ -47,6 +47,11 @@ void add(const ParisKv& policy, std::vector<Setting>& settings) {
   settings.push_back({"policy.tail_rows", std::to_string(policy.tail_rows), false});
 }
 
+/** Not stored, see Policy::fits_a_file: the name is for messages. */
+void add(const HardKv&, std::vector<Setting>& settings) {
+  settings.push_back({"policy", "hardkv", true});
+}
+
 /** The value of a name in lines of "name=value"; empty: there is none. */
 std::string value_in(const std::string& text, const std::string& name) {
   const std::string all = "\n" + text, start = "\n" + name + "=";

@@ -27,6 +27,8 @@ class HardKvPolicy : public Policy {
   void explain(const Trace& trace, Explanation& explanation) const override;
   Summaries summaries(const SequenceView&) const override { return {}; }
   int64_t unusable_keys(const SequenceView&) const override { return 0; }
+  void clear_outside(uint8_t*, int64_t, int64_t) const override {}
+  bool fits_a_file() const override { return false; }  // kept rows and the ring have no place there
 
  private:
   HardKvKeep keep(const std::vector<KeptChange>& changes) const;
