@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 from gguf_files import gguf_file
+from pariskv_core.cli.weights import MODELS
 from quality import __main__ as program
 from quality import sources
 from quality.pretrained import capture, policies, shares, stretches
 from quality.pretrained.capture import Capture, Layer, Manifest, Stretch
-from quality.pretrained.weights import MODELS
 
 TOKENS = 1600
 WEIGHTS = MODELS["smollm2"]

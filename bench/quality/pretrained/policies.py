@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from pariskv_core.cli.weights import Weights
 from torch import Tensor
 
 from quality.inside import Residency
@@ -18,7 +19,6 @@ from quality.measures import Quality, measure
 from quality.methods import best_rows, make_method, oracle_rows
 from quality.pretrained.capture import LATE, Capture, Stretch, make_all
 from quality.pretrained.shares import Asked, Track, asked_of, engine, summary
-from quality.pretrained.weights import Weights
 
 BUDGETS = (128, 256, 1024)  # rows a kv head, mean of all
 STATIC = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -14,13 +14,13 @@ import configs
 import numpy as np
 import pariskv_core as pk
 import torch
+from pariskv_core.cli.weights import Weights
 
 from quality.engine import Choice, explained, quality_of
 from quality.inside import Residency
 from quality.measures import Quality
 from quality.pretrained.capture import LATE, MEASURED, Capture, Layer, Stretch, make_all
 from quality.pretrained.shares import Choose, Track, engine, of_layer, percent, summary
-from quality.pretrained.weights import Weights
 
 WRITTEN = 4096  # tokens that are decoded one by one
 LENGTH = 8192  # of a stretch
