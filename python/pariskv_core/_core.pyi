@@ -625,23 +625,6 @@ class Cache:
         `out`.
         """
 
-    def save(self, sequence: int, path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> None:
-        """
-        Writes a sequence to a file, with a checksum for each part. Changes nothing.
-
-        An older file is replaced when the disk has all of the new one, or not at all. Raises OSError for
-        what the system refuses: a full disk, a folder that is not there.
-        """
-
-    def load(self, path: str | bytes | os.PathLike[str] | os.PathLike[bytes], *, stream: int | None = None) -> int:
-        """
-        A new sequence, equal to the one that was saved: what follows gives the same bits.
-
-        The file may come from another device, and from a cache with another search, other windows and
-        budgets. Raises ValueError for a file that is damaged or of another model, policy or version, and
-        then adds nothing.
-        """
-
     def length(self, sequence: int, layer: int = 0) -> int:
         """Tokens of a sequence in one layer."""
 
@@ -657,6 +640,23 @@ class Cache:
     def trim(self) -> None:
         """
         Gives memory that nothing uses back to the device and the system; waits for the device.
+        """
+
+    def save(self, sequence: int, path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> None:
+        """
+        Writes a sequence to a file, with a checksum for each part. Changes nothing.
+
+        An older file is replaced when the disk has all of the new one, or not at all. Raises OSError for
+        what the system refuses: a full disk, a folder that is not there.
+        """
+
+    def load(self, path: str | bytes | os.PathLike[str] | os.PathLike[bytes], *, stream: int | None = None) -> int:
+        """
+        A new sequence, equal to the one that was saved: what follows gives the same bits.
+
+        The file may come from another device, and from a cache with another search, other windows and
+        budgets. Raises ValueError for a file that is damaged or of another model, policy or version, and
+        then adds nothing.
         """
 
 __version__: str

@@ -6,7 +6,6 @@
 
 #include "handle.h"
 #include "module.h"
-#include "paths.h"
 
 namespace pariskv::python {
 
@@ -234,7 +233,7 @@ nb::object read(const Handle& handle, int64_t layer, SequenceId sequence, int64_
 void bind_cache(nb::module_& m) {
   using namespace nb::literals;
   // Arrays admit None here so that what refuses it is the sentence in borrow.
-  nb::class_<Handle>(m, "Cache", R"(The KV cache of one model: all layers, all sequences.
+  nb::class_<Handle> cache(m, "Cache", R"(The KV cache of one model: all layers, all sequences.
 
 Calls on one cache take turns; calls on different caches run side by side, without the GIL.
 Arrays are anything that speaks DLPack, in the config's dtype, rows without gaps. An error
@@ -242,8 +241,8 @@ leaves the cache as it was.
 
 On a GPU calls enqueue their work on `stream`, a cudaStream_t as an integer, and return; left out,
 it is PyTorch's current stream, or the default one. Arrays must stay as they are until that work
-is done.)")
-      .def(nb::init<const Config&>(), "config"_a)
+is done.)");
+  cache.def(nb::init<const Config&>(), "config"_a)
       .def_prop_ro("config", [](const Handle& self) { return self.open()->config(); })
       .def("close", &Handle::close, "Frees everything; later calls raise ValueError.")
       .def(
@@ -398,34 +397,6 @@ q  (query_heads, head_dim))")
 NumPy arrays, or torch's from a GPU, or into `out`, a pair; a bfloat16 cache on the CPU needs
 `out`.)")
       .def(
-          "save",
-          [](const Handle& self, SequenceId sequence, nb::handle path) {
-            const std::string file = path_of("save", path);
-            unlocked(self, [&](Cache& c) { c.save(sequence, file); });
-          },
-          "sequence"_a, "path"_a.none(),
-          nb::sig("def save(self, sequence: int, "
-                  "path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> None"),
-          R"(Writes a sequence to a file, with a checksum for each part. Changes nothing.
-
-An older file is replaced when the disk has all of the new one, or not at all. Raises OSError for
-what the system refuses: a full disk, a folder that is not there.)")
-      .def(
-          "load",
-          [](Handle& self, nb::handle path, const StreamHandle& stream) {
-            const std::string file = path_of("load", path);
-            const Stream queue = stream_of(stream, self);
-            return unlocked(self, [&](Cache& c) { return c.load(file, queue); });
-          },
-          "path"_a.none(), nb::kw_only(), "stream"_a = nb::none(),
-          nb::sig("def load(self, path: str | bytes | os.PathLike[str] | os.PathLike[bytes], *, "
-                  "stream: int | None = None) -> int"),
-          R"(A new sequence, equal to the one that was saved: what follows gives the same bits.
-
-The file may come from another device, and from a cache with another search, other windows and
-budgets. Raises ValueError for a file that is damaged or of another model, policy or version, and
-then adds nothing.)")
-      .def(
           "length",
           [](const Handle& self, SequenceId sequence, int64_t layer) {
             return unlocked(self, [&](Cache& c) { return c.length(sequence, layer); });
@@ -449,6 +420,7 @@ then adds nothing.)")
           "trim", [](Handle& self) { unlocked(self, [](Cache& c) { c.trim(); }); },
           "Gives memory that nothing uses back to the device and the system; waits for the "
           "device.");
+  bind_files(cache);
 }
 
 }  // namespace pariskv::python

@@ -64,4 +64,7 @@ inline Stream stream_of(const StreamHandle& stream, const Handle& handle) {
   return stream_of(stream, handle.open()->config());
 }
 
+/** The methods that write and read files. */
+void bind_files(nb::class_<Handle>& cache);
+
 }  // namespace pariskv::python

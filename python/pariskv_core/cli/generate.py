@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from pariskv_core import ParisKV
+from pariskv_core import HardKV, ParisKV
 from pariskv_core.cli import models
 from pariskv_core.cli.failures import OK, CannotRunError
 from pariskv_core.cli.screen import Screen
@@ -121,7 +121,9 @@ def attended_sentence(attended: dict[str, Any]) -> str:
     )
 
 
-def _has_tail(policy: ParisKV) -> bool:
+def _has_tail(policy: ParisKV | HardKV) -> bool:
+    if isinstance(policy, HardKV):
+        return False
     return policy.tail == "sample" or (policy.tail == "own" and policy.block > 0)
 
 

@@ -56,6 +56,8 @@ def of_layer(shape: ModelShape, **settings: object) -> LayerBytes:
 
 def _row_cache(config: pk.Config, segment_rows: int) -> int:
     """Tags, stamps and rows of as many slots as there are rows, a power of two from 16 up."""
+    if not isinstance(config.policy, pk.ParisKV):
+        return 0
     rows = 2 * config.policy.top_k if config.row_cache < 0 else config.row_cache
     if rows == 0:
         return 0
@@ -66,7 +68,11 @@ def _row_cache(config: pk.Config, segment_rows: int) -> int:
 
 def _tail(config: pk.Config, segment_rows: int) -> int:
     policy = config.policy
-    if policy.tail == "none" or (policy.tail == "own" and policy.block == 0):
+    if (
+        not isinstance(policy, pk.ParisKV)
+        or policy.tail == "none"
+        or (policy.tail == "own" and policy.block == 0)
+    ):
         return 0
     return 2 * policy.tail_rows * segment_rows // config.segment_tokens
 
