@@ -1,4 +1,5 @@
 // Cache.save and Cache.load.
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
 #include "handle.h"
