@@ -13,8 +13,14 @@ int64_t Offload::start(void* target, const void* source, int64_t bytes, cudaStre
   Event arrived = take_event();
   written_.record(stream);
   written_.make_wait(stream_);
-  check(runtime().copy(target, source, size_t(bytes), stream_), "copy rows to host memory");
-  arrived.record(stream_);
+  try {
+    check(runtime().copy(target, source, size_t(bytes), stream_), "copy rows to host memory");
+    arrived.record(stream_);
+  } catch (...) {
+    sync_ignoring_errors(
+        stream_);  // it may be under way all the same, and nobody would wait for it
+    throw;
+  }
   under_way_.push_back({last_ + 1, std::move(arrived)});
   return ++last_;
 }
