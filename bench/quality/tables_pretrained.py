@@ -192,26 +192,22 @@ def _texts(sources: Sources) -> tuple[list[dict[str, Any]], list[dict[str, Any]]
 def inside(sources: Sources) -> str:
     """KL, the same top token and bits of the text that follows, by what is attended to."""
     runs, _ = _texts(sources)
-    head = ["attends to sinks, window and"]
-    for run in runs:
-        head += [f"{named(run)}: KL", "same top", "bits per byte"]
-    rows = []
-    for name, said in _INSIDE.items():
-        cells = [cell for run in runs for cell in _inside_cells(run["text"], name)]
-        if any(cell != "–" for cell in cells):
-            rows.append([said, *cells])
-    return table(head, rows)
+    return _inside_table(runs, [named(run) for run in runs])
 
 
 def inside_longer(sources: Sources) -> str:
     """The same after longer texts."""
     _, runs = _texts(sources)
+    return _inside_table(runs, [f"{named(run)}, {run['tokens']:,} tokens" for run in runs])
+
+
+def _inside_table(runs: list[dict[str, Any]], names: list[str]) -> str:
     head = ["attends to sinks, window and"]
-    for run in runs:
-        head += [f"{named(run)}, {run['tokens']:,} tokens: KL", "same top", "bits per byte"]
+    for name in names:
+        head += [f"{name}: KL", "same top", "bits per byte"]
     rows = []
-    for name, said in _INSIDE.items():
-        cells = [cell for run in runs for cell in _inside_cells(run["text"], name)]
+    for method, said in _INSIDE.items():
+        cells = [cell for run in runs for cell in _inside_cells(run["text"], method)]
         if any(cell != "–" for cell in cells):
             rows.append([said, *cells])
     return table(head, rows)
