@@ -84,13 +84,19 @@ timed = begin=$$(date +%s); $(2) && \
   printf '%-17s %3d s\n' '$(1)' $$(($$(date +%s) - begin)) >> build/seconds
 
 # $(call in_parts,PROGRAMS): tests of each in three parts, as many at a time as there are cores.
+# A program with options stands in quotes.
 in_parts = for part in 0 1 2; do printf "$$part %s\n" $(1); done | xargs -P $(CORES) -L 1 sh -c \
-  'GTEST_TOTAL_SHARDS=3 GTEST_SHARD_INDEX=$$0 exec "$$1" --gtest_brief=1'
+  'GTEST_TOTAL_SHARDS=3 GTEST_SHARD_INDEX=$$0 exec "$$@" --gtest_brief=1'
 CORES = $(shell nproc)
 
-CPP_TESTS = build/cpp/tests/cpp/pariskv_tests --gtest_brief=1
+CPP_TESTS = build/cpp/tests/cpp/pariskv_tests
 FAKE = build/cpp/tests/cpp/fake_cuda/pariskv_fake_cuda_tests
 EMULATED = build/cpp/tests/cpp/emulated_cuda/pariskv_emulated_cuda_tests_sm
+# Every case runs in two orders of threads. `make test` has one of them for each architecture,
+# ORDERS=all, as CI has it, both for both.
+ORDERS = one
+EMULATED_one = '$(EMULATED)90 --gtest_filter=-*/*_0' '$(EMULATED)80 --gtest_filter=-*/*_1'
+EMULATED_all = $(EMULATED)90 $(EMULATED)80
 
 test-cpp: .venv/.base
 	@mkdir -p build && rm -f build/seconds
@@ -101,27 +107,30 @@ test-cpp: .venv/.base
 	@echo "Building the C++ library and its tests ..."
 	@cmake --build build/cpp -- --quiet
 	@if grep -q '^GTest_DIR:PATH=/' build/cpp/CMakeCache.txt; then \
-	  if nvidia-smi -L > /dev/null 2>&1; then $(call timed,C++ tests,$(CPP_TESTS)); else \
-	  echo "There is no GPU here: the tests of the CUDA backend are left out."; \
-	  $(call timed,C++ tests,$(CPP_TESTS) --gtest_filter='-*Cuda*'); fi; fi
+	  if nvidia-smi -L > /dev/null 2>&1; then $(call timed,C++ tests,$(CPP_TESTS) --gtest_brief=1); \
+	  else echo "There is no GPU here: the tests of the CUDA backend are left out."; \
+	  $(call timed,C++ tests,$(call in_parts,'$(CPP_TESTS) --gtest_filter=-*Cuda*')); fi; fi
 	@if [ -x $(FAKE) ]; then $(call timed,fake CUDA,$(call in_parts,$(FAKE))); fi
 	@if [ -x $(EMULATED)90 ]; then \
-	  $(call timed,emulated CUDA,$(call in_parts,$(EMULATED)90 $(EMULATED)80)); fi
+	  $(call timed,emulated CUDA,$(call in_parts,$(EMULATED_$(ORDERS)))); fi
 
 test-python: .venv/.test
-	@$(call timed,Python tests,.venv/bin/python -m pytest tests/python tests/docs tests/lint)
-	@$(call timed,command line,$(ONE_THREAD) .venv/bin/python -m pytest tests/cli)
-	@$(call timed,transformers,$(ONE_THREAD) .venv/bin/python -m pytest tests/transformers)
-	@$(call timed,tests of the bench,.venv/bin/python -m pytest tests/lab)
+	@$(call timed,Python tests,$(PYTEST) tests/python tests/docs tests/lint \
+	  --ignore tests/python/$(ALONE) && .venv/bin/python -m pytest -q tests/python/$(ALONE))
+	@$(call timed,command line,$(PYTEST) tests/cli)
+	@$(call timed,transformers,$(PYTEST) tests/transformers)
+	@$(call timed,tests of the bench,$(PYTEST) tests/lab)
 
-# Products of tiny models on several threads are mostly waiting.
-ONE_THREAD = OMP_NUM_THREADS=1
+# Tests run side by side, but for those that look at how much memory a GPU has left. Torch's
+# products of tiny models on several threads are mostly waiting.
+PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
+ALONE = test_cuda_memory.py
 # Each has an environment of its own, with the other packages of .venv behind it.
 OLDER_TRANSFORMERS = 4.57.6 5.2.0 5.12.0
 
 test-transformers: .venv/.test ## tests/transformers on four versions of transformers
 	@echo "transformers of .venv ..."
-	@$(ONE_THREAD) .venv/bin/python -m pytest -q tests/transformers
+	@$(PYTEST) -q tests/transformers
 	@for version in $(OLDER_TRANSFORMERS); do \
 	  python=build/transformers-$$version/bin/python; \
 	  site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
@@ -132,7 +141,7 @@ test-transformers: .venv/.test ## tests/transformers on four versions of transfo
 	    && $$python -m pip install -qq "transformers==$$version" \
 	    && touch build/transformers-$$version/ready || exit 1; \
 	  fi; \
-	  $(ONE_THREAD) $$python -m pytest -q -p no:cacheprovider tests/transformers || exit 1; \
+	  OMP_NUM_THREADS=1 $$python -m pytest -n $(CORES) -q -p no:cacheprovider tests/transformers || exit 1; \
 	done
 
 # Every block of GPU memory on its own, torch's too, so that going beyond one is seen. Only where
