@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import types
-from typing import Any, NoReturn, TypeVar
+import weakref
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from . import versions
 from .cache import PariskvCache
+from .graph import replayed
+from .store import Store
 from .support import check_model
 
 Model = TypeVar("Model")
 
-_ATTACHED = "_pariskv_attached"  # attribute of a model: its settings, and its attention before
+
+class _Attached(NamedTuple):
+    settings: dict[str, Any]
+    attention: str  # the model's own
+    graph: bool
+
+
+_ATTACHED = "_pariskv_attached"  # attribute of a model
+# Where a model has captured steps: the store of its last call, whose engine and graphs the next one
+# takes over, and what they were made for.
+_last: weakref.WeakKeyDictionary[Any, tuple[Any, Store]] = weakref.WeakKeyDictionary()
 # cache_implementation: hybrid is a default of old configs, dynamic_full is asked of assistants.
 _SERVED = (None, "dynamic", "hybrid", "dynamic_full")
 _DRAFTS = ("assistant_model", "prompt_lookup_num_tokens")
 
 
-def attach(model: Model, **settings: Any) -> Model:
+def attach(model: Model, *, graph: bool = False, **settings: Any) -> Model:
     """From here on `model.generate(...)` makes a PariskvCache, unless it is given a cache.
 
     model     one of transformers, whose attention becomes "pariskv"
+    graph     on one GPU: steps of one token are replays of a CUDA graph, captured once for each
+              batch size; all caches of the model share one engine then, and its budgets. Where
+              that cannot be (a CPU, sliding layers, experts that are chosen on the host, outputs
+              of every layer), steps run as without.
     settings  of PariskvCache: top_k, policy, sink, local, update, dense_below, ...
 
     Returns the model. `detach(model)` takes it back.
@@ -31,9 +49,10 @@ def attach(model: Model, **settings: Any) -> Model:
     check_model(owner)
     PariskvCache(owner.config, **settings)  # refuses what it would refuse later
     before = getattr(owner, _ATTACHED, None)
-    attention = before[1] if before else owner.config._attn_implementation
+    attention = before.attention if before else owner.config._attn_implementation
     owner.set_attn_implementation(versions.NAME)
-    setattr(owner, _ATTACHED, (settings, attention))
+    setattr(owner, _ATTACHED, _Attached(settings, attention, graph))
+    _last.pop(owner, None)
     owner.generate = types.MethodType(_generate, owner)
     if hasattr(owner, "generate_batch"):
         owner.generate_batch = types.MethodType(_refuse_batch, owner)
@@ -49,12 +68,13 @@ def detach(model: Model) -> Model:
     delattr(owner, _ATTACHED)
     for name in ("generate", "generate_batch"):
         owner.__dict__.pop(name, None)
-    owner.set_attn_implementation(attached[1])
+    _last.pop(owner, None)
+    owner.set_attn_implementation(attached.attention)
     return model
 
 
 def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-    settings, _ = getattr(self, _ATTACHED)
+    attached: _Attached = getattr(self, _ATTACHED)
     names = list(inspect.signature(type(self).generate).parameters)[1:]
     kwargs.update(zip(names, args, strict=False))
     given = kwargs.get("generation_config")
@@ -71,11 +91,33 @@ def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:
     if kwargs.get("past_key_values") is None and use_cache is not False:
         drafts = kind == "dynamic_full" or any(kwargs.get(name) for name in _DRAFTS)
         rollback = drafts and not versions.RECORDS_PAST
-        kwargs["past_key_values"] = PariskvCache(self.config, **{"rollback": rollback, **settings})
+        options = {"rollback": rollback, **attached.settings}
+        kwargs["past_key_values"] = PariskvCache(self.config, **options)
+        if attached.graph:
+            _go_on(self, kwargs["past_key_values"])
         if given is not None and given.cache_implementation is not None:
             kwargs["generation_config"] = copy.deepcopy(given)  # it names another cache
             kwargs["generation_config"].cache_implementation = None
-    return type(self).generate(self, **kwargs)
+    with replayed(self) if attached.graph else contextlib.nullcontext():
+        tokens = type(self).generate(self, **kwargs)
+    if attached.graph:
+        _keep(self, kwargs.get("past_key_values"))
+    return tokens
+
+
+def _go_on(model: Any, cache: PariskvCache) -> None:
+    """The engine and the graphs of the call before, as long as the model is where it was."""
+    place, store = _last.get(model, (None, cache._store))
+    if place == (model.device, model.dtype):
+        cache._store.share(store)
+
+
+def _keep(model: Any, cache: Any) -> None:
+    """For the next call. Sequences go with the cache of this one."""
+    if isinstance(cache, PariskvCache):
+        empty = Store(0, {}, alone=True)
+        empty.share(cache._store)
+        _last[model] = ((model.device, model.dtype), empty)
 
 
 def _refuse_batch(self: Any, *args: Any, **kwargs: Any) -> NoReturn:

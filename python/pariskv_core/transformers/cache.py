@@ -129,6 +129,11 @@ class PariskvCache(versions.DynamicCache):
         return self._store.sequences
 
     @property
+    def replays(self) -> int:
+        """How many steps were replays of a captured graph: see `attach(model, graph=True)`."""
+        return self._store.replays
+
+    @property
     def engine_layers(self) -> dict[int, int]:
         """The engine's number of each of the model's layers that is the engine's."""
         return {
@@ -170,6 +175,7 @@ class PariskvCache(versions.DynamicCache):
 
     def crop(self, count: int) -> None:
         """-n takes the last n columns of the batch away; n, before 5.23, all but the first n."""
+        count = int(count)  # prompt lookup on a GPU counts there
         seen = self._store.seen[0]
         drop = min(-count, seen) if count <= 0 else max(seen - count, 0)
         if count < 0 or versions.RECORDS_PAST or drop > 0:

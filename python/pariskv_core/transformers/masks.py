@@ -31,6 +31,8 @@ def pariskv_mask(**kwargs: Any) -> torch.Tensor | None:
     """
     if kwargs["mask_function"] is not versions.causal_mask_function:
         return versions.sdpa_mask(**kwargs)  # sliding layers, which are the library's
+    if kwargs.get("attention_mask") is None and _capturing():
+        return None  # what follows would ask the device
     if not versions.keys_end_with_queries(kwargs):
         raise NotImplementedError(
             "[transformers] cache: expected a PariskvCache, got a static cache, or a mask that "
@@ -38,6 +40,10 @@ def pariskv_mask(**kwargs: Any) -> torch.Tensor | None:
         )
     mask = kwargs.get("attention_mask")
     return None if mask is None else PaddingMask.of(mask.bool())
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def new_tokens(mask: torch.Tensor | None, columns: int) -> torch.Tensor | None:

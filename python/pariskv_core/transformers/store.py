@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +62,24 @@ def _release(engine: pk.Cache, sequences: list[int]) -> None:
     sequences.clear()
 
 
+@dataclass
+class Graphs:
+    """Captured steps of one engine. They take turns, so they share their memory."""
+
+    pool: Any = None
+    of: dict[Any, Any] = field(default_factory=dict)
+    warm: bool = False  # a step has run: kernels cannot be loaded during a capture
+    refused: bool = False  # the model's step cannot be captured
+
+
 class Store:
     """One engine cache, the sequences of a batch, and which columns of the batch are tokens."""
 
     def __init__(self, layers: int, settings: dict[str, Any], *, alone: bool) -> None:
         """`alone`: the model has no layers that keep rows elsewhere."""
+        self.graphs = Graphs()
+        self.recording = False  # a graph: what layers do now is done in its replays
+        self.replays = 0
         self.settings = settings
         self.alone = alone
         self.engine: pk.Cache | None = None
@@ -126,6 +139,9 @@ class Store:
         logits: Logits,
     ) -> torch.Tensor:
         engine = self._engine_for(q, k, v)
+        if self.recording:
+            turn = Turn.of(fresh.begin, 1, q.shape[0], None, q.device)
+            return self._attended(engine, fresh, turn, q, k, v, logits)
         turn = self._turn_of(engine, fresh, k, mask)
         try:
             out = self._attended(engine, fresh, turn, q, k, v, logits)
@@ -302,6 +318,43 @@ class Store:
             self._sequences[row] = self.engine.fork(self._sequences[first])
         self._copies = {}
 
+    # A step of one token as a replay of a captured graph.
+
+    def stands(self, batch: int) -> bool:
+        """Every layer of the model is here, and all have tokens of this batch."""
+        return (
+            self.alone
+            and not self._broken
+            and self.engine is not None
+            and self.engine.config.local != 0
+            and len(self._sequences) == batch
+            and len(set(self.seen)) == 1
+        )
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Of layers that run meanwhile the engine's work is captured, and nothing is stored."""
+        self._settle()
+        self.recording = True
+        try:
+            yield
+        finally:
+            self.recording = False
+            self._pending = None
+
+    def stepped(self) -> None:
+        """A replay has appended one token to every row."""
+        self.columns.append(None, 1)
+        self.seen = [seen + 1 for seen in self.seen]
+        self._turn = None
+        self.replays += 1
+
+    def share(self, other: Store) -> None:
+        """Uses the engine and the graphs of another one. This one is empty."""
+        if other.engine is not None:
+            self._hold(other.engine)
+            self.graphs = other.graphs
+
     # Verbs of a batch: for all layers at once.
 
     def crop(self, count: int) -> None:
@@ -367,7 +420,7 @@ class Store:
         twin = Store(len(self.seen), self.settings, alone=self.alone)
         twin._broken = self._broken
         if self.engine is not None:
-            twin._hold(self.engine)
+            twin.share(self)
             twin._sequences.extend(self.engine.fork(sequence) for sequence in self._sequences)
         twin.columns = self.columns.copy()
         twin.seen = list(self.seen)

@@ -1,0 +1,170 @@
+"""Steps of one token as replays of a captured CUDA graph.
+
+While `generate` runs, the model's forward is a Replay. Passes that a graph can do are done by one,
+captured for each batch size. The others are the model's own, so every way to generate works. A
+graph holds the model's work and the decode of every layer. It reads token ids and positions. Which
+sequences it decodes, `Cache.advance` says before each replay, so beams may be reordered, and the
+next call of `generate` goes on with the same graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .cache import PariskvCache
+from .store import Store
+
+# What a graph reads anew in each replay, (batch, 1) and (1).
+_IDS, _PLACES, _COLUMN = "input_ids", "position_ids", "cache_position"
+# Growing by a column of ones a step, it says nothing that the cache does not know.
+_MASK = "attention_mask"
+# Outputs that a caller keeps beyond the next step, of which a graph has one copy only.
+_KEPT = ("output_attentions", "output_hidden_states", "output_router_logits")
+# Rotary embeddings that look at the positions on the host.
+_ROTARY_ON_HOST = ("dynamic", "longrope")
+
+
+@dataclass
+class Captured:
+    """One batch size: the graph, what it reads, and what it leaves."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: dict[str, torch.Tensor]
+    made: type  # the model's output
+    logits: torch.Tensor
+
+    def run(self, store: Store, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        assert store.engine is not None
+        store.engine.advance(store.sequences)
+        for name, own in self.inputs.items():
+            own.copy_(inputs[name])
+        self.graph.replay()
+        store.stepped()
+        return self.logits.clone()
+
+
+class Replay:
+    """The forward of an attached model while it generates."""
+
+    def __init__(self, model: Any, forward: Callable[..., Any]) -> None:
+        self._model = model
+        self._forward = forward
+        self._begun = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        cache: Any = kwargs.get("past_key_values")
+        # The first pass of a call may bring any mask, a later one what generate has made of it.
+        mine = self._begun and not args and isinstance(cache, PariskvCache)
+        self._begun = True
+        if not mine or not self._fits(cache, kwargs):
+            return self._forward(*args, **kwargs)
+        store, inputs = cache._store, _inputs(kwargs)
+        captured = self._captured(store, inputs, kwargs) if store.graphs.warm else None
+        if captured is None:
+            store.graphs.warm = True
+            return self._forward(**kwargs)
+        logits = captured.run(store, inputs)
+        return captured.made(logits=logits, past_key_values=cache)
+
+    def _fits(self, cache: PariskvCache, kwargs: dict[str, Any]) -> bool:
+        store, ids = cache._store, kwargs.get(_IDS)
+        return (
+            ids is not None
+            and ids.is_cuda
+            and ids.shape[-1] == 1
+            and store.stands(ids.shape[0])
+            and not store.graphs.refused
+            and kwargs.get(_PLACES) is not None
+            and kwargs.get("use_cache") is not False
+            and kwargs.get("return_dict") is not False
+            and not any(kwargs.get(name) for name in _KEPT)
+        )
+
+    def _captured(
+        self, store: Store, inputs: dict[str, torch.Tensor], kwargs: dict[str, Any]
+    ) -> Captured | None:
+        others = {
+            name: value
+            for name, value in kwargs.items()
+            if name not in (*inputs, _MASK, "past_key_values") and value is not None
+        }
+        if any(isinstance(value, (torch.Tensor, list, dict)) for value in others.values()):
+            return None
+        graphs = store.graphs
+        shapes = tuple((name, value.shape) for name, value in inputs.items())
+        key = (id(self._model), shapes, tuple(sorted(others.items(), key=lambda item: item[0])))
+        found: Captured | None = graphs.of.get(key)
+        if found is None:
+            try:
+                found = graphs.of[key] = self._capture(
+                    store, inputs, others, kwargs["past_key_values"]
+                )
+            except RuntimeError as reason:  # the model does what cannot be captured
+                graphs.refused = True
+                warnings.warn(
+                    "[transformers] graph: this model's step cannot be captured, so steps run "
+                    f"one by one ({str(reason).splitlines()[0]})",
+                    stacklevel=3,
+                )
+                return None
+        return found
+
+    def _capture(
+        self,
+        store: Store,
+        inputs: dict[str, torch.Tensor],
+        others: dict[str, Any],
+        cache: PariskvCache,
+    ) -> Captured:
+        own = {name: value.clone() for name, value in inputs.items()}
+        graphs = store.graphs
+        if graphs.pool is None:
+            graphs.pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        device = next(iter(own.values())).device
+        with (
+            torch.cuda.device(device),
+            store.recorded(),
+            torch.cuda.graph(graph, pool=graphs.pool, capture_error_mode="thread_local"),
+        ):
+            out = self._forward(**own, **others, past_key_values=cache)
+        return Captured(graph, own, type(out), out.logits)
+
+
+def _inputs(kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: kwargs[name] for name in (_IDS, _PLACES, _COLUMN) if kwargs.get(name) is not None}
+
+
+def can_replay(model: Any) -> bool:
+    """A model on one GPU, whose rotary embedding never asks the host."""
+    devices = {parameter.device for parameter in model.parameters()}
+    scaling = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None)
+    scaling = scaling or getattr(model.config, "rope_scaling", None) or {}
+    kind = scaling.get("rope_type", scaling.get("type"))
+    return len(devices) == 1 and next(iter(devices)).type == "cuda" and kind not in _ROTARY_ON_HOST
+
+
+@contextlib.contextmanager
+def replayed(model: Any) -> Iterator[None]:
+    """The model's steps of one token are replays as long as this lasts."""
+    if not can_replay(model):
+        yield
+        return
+    before = model.__dict__.get("forward")
+    forward = model.forward
+    replay = Replay(model, forward)
+    model.forward = functools.wraps(forward)(lambda *args, **kwargs: replay(*args, **kwargs))
+    try:
+        yield
+    finally:
+        if before is None:
+            del model.forward
+        else:
+            model.forward = before
