@@ -2,7 +2,7 @@
  * Attention in whole numbers, for choices that outlive a step: a near-tie must not be decided one
  * way by one backend and another way by the next. Logits are steps of 1/64 octave (octaves.h), a
  * weight is 2^(steps / 64) in units of 2^-24 of the largest one's, a share is a weight of the sum
- * of all in units of 2^-35. Sums of whole numbers have no order.
+ * of all in units of 2^-34. Sums of whole numbers have no order.
  */
 #pragma once
 
@@ -17,11 +17,11 @@ namespace pariskv {
 constexpr int32_t kNoLogit = -(int32_t{1} << 30);
 
 constexpr int kWeightBits = 24;
-constexpr int kShareBits = 35;
+constexpr int kShareBits = 34;
 /** A share p of all attention is so many 2^-20. */
 constexpr int kTopPBits = 20;
 /** Queries at most: the sum of their shares, with a position of 23 bits behind it, fits 64 bits. */
-constexpr int64_t kMostObservers = 32;
+constexpr int64_t kMostObservers = 64;
 
 /** Of logits 0 to 63 steps below the largest one. */
 constexpr std::array<uint32_t, 64> weight_table() {

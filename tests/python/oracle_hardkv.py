@@ -90,7 +90,7 @@ def weights_of(logits: np.ndarray) -> np.ndarray:
 def shares_of(weights: np.ndarray) -> np.ndarray:
     total = int(weights.sum())
     reciprocal = np.uint64(2**63 // total if total else 0)
-    return weights * reciprocal >> np.uint64(28)
+    return weights * reciprocal >> np.uint64(29)
 
 
 def pooled(weights: np.ndarray, pool: int) -> np.ndarray:

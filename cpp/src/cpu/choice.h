@@ -1,43 +1,71 @@
-/** A choice of kept rows on its way through the CPU's verbs: arrays that are cut from scratch. */
+/**
+ * A choice of kept rows on its way through the CPU's verbs: arrays that are cut from scratch, what
+ * attention the last queries pay to rows, the best of them, and the block that these fill.
+ */
 #pragma once
+
+#include <algorithm>
 
 #include "cpu/running.h"
 #include "cpu/simd/kernels.h"
 #include "cpu/thread_pool.h"
-#include "policy/upkeep.h"
+#include "ops.h"
 
 namespace pariskv::cpu {
 
 constexpr uint8_t kNewcomer = 255;  // the age of a row that was not kept before
+constexpr uint8_t kChosen = 2;      // of Choice::usable
 
-/** The arrays of a choice, cut from scratch. Those of queries and logits are one head's. */
+/** What a policy makes of its last queries. */
+struct ObserveRules {
+  bool whole;      // rows are chosen from all of a zone, whatever is kept of it
+  bool each_head;  // every query head is an asker; else a group's largest logits are one
+  int64_t pool;    // neighbours whose largest logit ranks a row; 1: its own does
+  int64_t top;     // first and last askers of a head are compared by their best so many; 0: no
+
+  bool fresh(const KeptChange& change) const { return whole || change.fresh(); }
+};
+
+/** The arrays of a choice, cut from scratch. Those of askers and logits are one head's. */
 struct Choice {
+  static constexpr int64_t kAskersAtOnce = 32;  // whose logits are there at a time
+
   int64_t width;          // rows per head, at most
   int16_t* numbers;       // (queries, key_dim) of the heads of queries that have a say
   RecentScale* scales;    // (queries)
   int32_t* offsets;       // (queries) logits of the reference, in steps
-  int64_t* owner;         // (queries) number of the position that each is of
-  int32_t* logits;        // (positions, width) in steps, the largest of the group; then weights
-  uint64_t* reciprocals;  // (positions, 2) of the weights' sum, and of the pooled ones'
+  int64_t* owner;         // (queries) number of the asker that each is of, ascending
+  int64_t* first_query;   // (askers + 1) of each
+  int64_t* asked;         // (askers) the position that each asks at
+  int64_t* first_asker;   // (group + 1) of each query head; set where each is an asker
+  int32_t* logits;        // (kAskersAtOnce, width) in steps; then weights
+  uint64_t* reciprocals;  // (kAskersAtOnce, 2) of the weights' sum, and of the pooled ones'
   int32_t* positions;     // (heads, width) of the rows, ascending
   uint8_t* ages;          // (heads, width) of rows that were kept, see kept.h; kNewcomer
-  uint8_t*
-      usable;  // (heads, width) the key is finite, and so is what is left without the reference
-  uint64_t* shares;  // (heads, width) of the attention, summed over positions
-  uint64_t* ranks;   // (heads, width) the metric, the same way; 0 without a say
-  int64_t* counts;   // (heads) rows
-  uint8_t* heard;    // (heads) some query had a say
+  uint8_t* usable;        // (heads, width) 1: the key is finite, as is what the reference leaves;
+                          // kChosen: it is among the best
+  uint64_t* shares;       // (heads, width) of the attention, summed over askers
+  uint64_t* ranks;        // (heads, width) the metric, the same way; 0 without a say
+  int64_t* counts;        // (heads) rows
+  uint8_t* heard;         // (heads) some query had a say
+  int64_t* compared;      // (heads) query heads whose first and last askers were compared,
+  int64_t* agreed;        // (heads) and rows that are among the best of both, summed over these
 
-  static Choice cut(const ModelShape& shape, int64_t width, Cutter& cutter) {
+  static Choice cut(const ModelShape& shape, const ObserveRules& rules, int64_t width,
+                    Cutter& cutter) {
     const int64_t heads = shape.kv_heads, queries = shape.recent * shape.group;
+    const int64_t askers = rules.each_head ? queries : shape.recent;
     Choice out{};
     out.width = width;
     out.numbers = cutter.take<int16_t>(queries * shape.rows.key_dim);
     out.scales = cutter.take<RecentScale>(queries);
     out.offsets = cutter.take<int32_t>(queries);
     out.owner = cutter.take<int64_t>(queries);
-    out.logits = cutter.take<int32_t>(shape.recent * width);
-    out.reciprocals = cutter.take<uint64_t>(shape.recent * 2);
+    out.first_query = cutter.take<int64_t>(askers + 1);
+    out.asked = cutter.take<int64_t>(askers);
+    out.first_asker = cutter.take<int64_t>(shape.group + 1);
+    out.logits = cutter.take<int32_t>(kAskersAtOnce * width);
+    out.reciprocals = cutter.take<uint64_t>(kAskersAtOnce * 2);
     out.positions = cutter.take<int32_t>(heads * width);
     out.ages = cutter.take<uint8_t>(heads * width);
     out.usable = cutter.take<uint8_t>(heads * width);
@@ -45,12 +73,39 @@ struct Choice {
     out.ranks = cutter.take<uint64_t>(heads * width);
     out.counts = cutter.take<int64_t>(heads);
     out.heard = cutter.take<uint8_t>(heads);
+    out.compared = cutter.take<int64_t>(heads);
+    out.agreed = cutter.take<int64_t>(heads);
     return out;
   }
 };
 
+/** Rows that a change is chosen from, at most, per kv head. */
+int64_t most_rows(const ObserveRules& rules, const KeptChange& change);
+
+/** Of the scratch, that the choices of these changes need. */
+int64_t choice_bytes(const ModelShape& shape, const ObserveRules& rules, const KeptChange* changes,
+                     int64_t batch);
+
 /** Lists the rows to choose from, and what attention the last queries pay to each of them. */
-void observe(const Kernels& kernels, ThreadPool& pool, const HardKvKeep& args,
-             const KeptChange& change, const Choice& choice);
+void observe(const Kernels& kernels, ThreadPool& pool, const ModelShape& shape,
+             const ObserveRules& rules, const KeptChange& change, const Choice& choice);
+
+/**
+ * Marks a head's best rows as chosen, ties to the lower one; without a say the latest ones.
+ * Overwrites its ranks.
+ * @param share  ranks are divided by that first
+ */
+void take_best(const Choice& choice, int64_t head, int64_t keep, uint64_t share);
+
+/** Fills a head's part of a block: the chosen rows, then those that lost too few choices. */
+void fill_kept(const ModelShape& shape, const KeptChange& change, const Choice& choice,
+               int64_t head, int64_t patience);
+
+/** The same of a zone that was cut: what is left of the rows that were kept. */
+void trim_kept(const ModelShape& shape, const KeptChange& change, int64_t head);
+
+/** The positions that the kv heads of a sequence keep: attended to, or held. */
+std::vector<std::vector<int32_t>> kept_positions(const ModelShape& shape,
+                                                 const SequenceView& sequence, bool held);
 
 }  // namespace pariskv::cpu

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "check.h"
 #include "cpu/choice.h"
 #include "cpu/rows.h"
 #include "observe.h"
@@ -18,12 +19,12 @@ constexpr int64_t kReferenceKeys = 15;               // evenly spaced, whose med
 
 class Observer {
  public:
-  Observer(const Kernels& kernels, ThreadPool& pool, const HardKvKeep& args,
-           const KeptChange& change, const Choice& choice)
+  Observer(const Kernels& kernels, ThreadPool& pool, const ModelShape& shape,
+           const ObserveRules& rules, const KeptChange& change, const Choice& choice)
       : kernels_(kernels),
         pool_(pool),
-        shape_(args.shape),
-        rules_(args.rules),
+        shape_(shape),
+        rules_(rules),
         change_(change),
         choice_(choice) {}
 
@@ -33,12 +34,17 @@ class Observer {
   }
 
  private:
+  /** Some of a head's, by number. */
+  struct Askers {
+    int64_t begin, end;
+  };
+
   /** The rows to choose from: those that are kept or held, and those that are new. */
   void list(int64_t head) {
     int32_t* positions = choice_.positions + head * choice_.width;
     uint8_t* ages = choice_.ages + head * choice_.width;
     int64_t count = 0;
-    const bool fresh = change_.fresh();
+    const bool fresh = rules_.fresh(change_);
     if (!fresh) {
       const KeptLayout before = shape_.kept(change_.before.kept_capacity);
       const int32_t* counts = before.counts(change_.before.kept, head);
@@ -60,26 +66,37 @@ class Observer {
     choice_.counts[head] = count;
   }
 
-  /** The heads of queries that have a say, side by side; returns how many there are. */
-  int64_t gather(int64_t head) {
+  /** The heads of queries that have a say, side by side, asker by asker. */
+  void gather(int64_t head) {
+    askers_ = queries_ = 0;
+    const int64_t first = head * shape_.group, last = first + shape_.group;
+    if (!rules_.each_head) return gather(first, last);
+    for (int64_t g = first; g < last; ++g) {
+      choice_.first_asker[g - first] = askers_;
+      gather(g, g + 1);
+    }
+    choice_.first_asker[shape_.group] = askers_;
+  }
+
+  /** Those of query heads [first, last): at each position they are one asker. */
+  void gather(int64_t first, int64_t last) {
     const RecentLayout recent = shape_.recent_queries();
-    int64_t queries = 0;
-    positions_asked_ = 0;
     for (int64_t p = change_.queries.begin; p < change_.queries.end; ++p) {
-      const int64_t slot = recent.slot_of(p), before = queries;
+      const int64_t slot = recent.slot_of(p), before = queries_;
       if (*recent.position(change_.after.recent, slot) != p + 1) continue;
-      for (int64_t g = head * shape_.group; g < (head + 1) * shape_.group; ++g) {
+      for (int64_t g = first; g < last; ++g) {
         const RecentScale scale = *recent.scale(change_.after.recent, slot, g);
         if (std::isnan(scale.unit)) continue;
         const int8_t* numbers = recent.numbers(change_.after.recent, slot, g);
-        std::copy_n(numbers, recent.key_dim, choice_.numbers + queries * recent.key_dim);
-        choice_.scales[queries] = scale;
-        choice_.owner[queries++] = positions_asked_;
+        std::copy_n(numbers, recent.key_dim, choice_.numbers + queries_ * recent.key_dim);
+        choice_.scales[queries_] = scale;
+        choice_.owner[queries_++] = askers_;
       }
-      if (queries > before) asked_[positions_asked_++] = p;
+      if (queries_ == before) continue;
+      choice_.first_query[askers_] = before;
+      choice_.asked[askers_++] = p;
     }
-    set_offsets(queries);
-    return queries;
+    choice_.first_query[askers_] = queries_;
   }
 
   /**
@@ -136,15 +153,68 @@ class Observer {
   /** The shares and the ranks of a head's rows. */
   void observe_head(int64_t head) {
     set_reference(head);
-    const int64_t queries = gather(head), count = choice_.counts[head];
-    const int64_t tiles = (count + kTile - 1) / kTile;
-    choice_.heard[head] = queries > 0;
-    pool_.parallel_for(tiles, [&](int64_t tile) { set_logits(head, tile, queries); });
-    pool_.parallel_for(positions_asked_, [&](int64_t i) { weigh(i, count); });
-    pool_.parallel_for(tiles, [&](int64_t tile) { share_out(head, tile); });
+    gather(head);
+    set_offsets(queries_);
+    const int64_t count = choice_.counts[head], tiles = (count + kTile - 1) / kTile;
+    choice_.heard[head] = askers_ > 0;
+    choice_.compared[head] = choice_.agreed[head] = 0;
+    if (rules_.top > 0) compare(head, tiles);
+    std::fill_n(choice_.shares + head * choice_.width, count, 0);
+    std::fill_n(choice_.ranks + head * choice_.width, count, 0);
+    Askers some{0, 0};
+    do {  // once without askers as well: it tells which keys are finite
+      some = {some.end, std::min(some.end + Choice::kAskersAtOnce, askers_)};
+      const int64_t asking = some.end - some.begin;
+      pool_.parallel_for(tiles, [&](int64_t tile) { set_logits(head, tile, some, 0); });
+      pool_.parallel_for(asking, [&](int64_t i) { weigh(i, count); });
+      pool_.parallel_for(tiles, [&](int64_t tile) { share_out(head, tile, asking); });
+    } while (some.end < askers_);
   }
 
-  void set_logits(int64_t head, int64_t tile, int64_t queries) {
+  /** How far the first and the last query of each query head agree on its best rows. */
+  void compare(int64_t head, int64_t tiles) {
+    PKV_ASSERT(rules_.each_head);
+    for (int64_t g = 0; g < shape_.group; ++g) {
+      const int64_t first = choice_.first_asker[g], last = choice_.first_asker[g + 1] - 1;
+      if (first > last) continue;
+      pool_.parallel_for(tiles, [&](int64_t tile) {
+        set_logits(head, tile, {first, first + 1}, 0);
+        set_logits(head, tile, {last, last + 1}, 1);
+      });
+      uint64_t* best[2] = {choice_.shares + head * choice_.width,
+                           choice_.ranks + head * choice_.width};
+      int64_t found[2];
+      pool_.parallel_for(2, [&](int64_t i) { found[i] = best_of(head, i, best[i]); });
+      int64_t agreed = 0;
+      for (int64_t i = 0, j = 0; i < found[0] && j < found[1];) {
+        const uint64_t one = best[0][i], other = best[1][j];
+        agreed += one == other;
+        i += one <= other;
+        j += other <= one;
+      }
+      choice_.agreed[head] += agreed;
+      ++choice_.compared[head];
+    }
+  }
+
+  /** The rows of an asker's `top` largest logits, ascending, ties to the lower; how many. */
+  int64_t best_of(int64_t head, int64_t asker, uint64_t* best) const {
+    constexpr int kRowBits = 32;
+    const int32_t* logits = choice_.logits + asker * choice_.width;
+    int64_t count = 0;
+    for (int64_t j = 0; j < choice_.counts[head]; ++j) {
+      if (logits[j] == kNoLogit) continue;
+      best[count++] = uint64_t(kMostLogit * 4 - logits[j]) << kRowBits | uint64_t(j);
+    }
+    if (count > rules_.top) std::nth_element(best, best + rules_.top, best + count);
+    count = std::min(count, rules_.top);
+    for (int64_t i = 0; i < count; ++i) best[i] &= (uint64_t{1} << kRowBits) - 1;
+    std::sort(best, best + count);
+    return count;
+  }
+
+  /** Logits of a tile of rows, of some askers: theirs are those from number `at` on. */
+  void set_logits(int64_t head, int64_t tile, const Askers& askers, int64_t at) {
     const int64_t first = tile * kTile, count = std::min(kTile, choice_.counts[head] - first);
     const int32_t* positions = choice_.positions + head * choice_.width + first;
     const int64_t dim = shape_.rows.key_dim;
@@ -157,22 +227,27 @@ class Observer {
       for (int64_t d = 0; d < dim; ++d) key[d] = key[d] - reference_[d];
       rows[r] = key;
     }
-    for (int64_t i = 0; i < positions_asked_; ++i) {
-      std::fill_n(choice_.logits + i * choice_.width + first, count, kNoLogit);
+    const auto logits_of = [&](int64_t asker) {
+      return choice_.logits + (at + asker - askers.begin) * choice_.width + first;
+    };
+    for (int64_t i = askers.begin; i < askers.end; ++i) {
+      std::fill_n(logits_of(i), count, kNoLogit);
     }
     int32_t dots[kQueriesAtOnce * kTile];
     uint8_t exponents[kTile];
     float steps[kTile];
-    int64_t done = 0;
-    do {  // once without queries as well: it tells which keys are finite
-      const int64_t some = std::min(kQueriesAtOnce, queries - done);
+    const bool any = askers.begin < askers.end;
+    const int64_t end = any ? choice_.first_query[askers.end] : 0;
+    int64_t done = any ? choice_.first_query[askers.begin] : 0;
+    do {
+      const int64_t some = std::min(kQueriesAtOnce, end - done);
       kernels_.round_dots(
           {rows, count, DType::kFloat32, dim, some, choice_.numbers + done * dim, dots, exponents});
       for (int64_t r = 0; r < count; ++r)
         steps[r] = exponents[r] == 255 ? 0 : key_step(exponents[r]);
       for (int64_t q = 0; q < some; ++q) {
         const RecentScale& scale = choice_.scales[done + q];
-        int32_t* logits = choice_.logits + choice_.owner[done + q] * choice_.width + first;
+        int32_t* logits = logits_of(choice_.owner[done + q]);
         const int32_t offset = choice_.offsets[done + q];
         // logit_steps, loop by loop: as one loop compilers make branches of it.
         float products[kTile];
@@ -190,23 +265,23 @@ class Observer {
         for (int64_t r = 0; r < count; ++r) logits[r] = std::max(logits[r], own[r]);
       }
       done += some;
-    } while (done < queries);
+    } while (done < end);
     uint8_t* usable = choice_.usable + head * choice_.width + first;
     bool all_usable = true;
     for (int64_t r = 0; r < count; ++r) {
       usable[r] = exponents[r] != 255;
       all_usable = all_usable && usable[r] != 0;
     }
-    for (int64_t i = 0; i < positions_asked_; ++i) {
-      if (all_usable && positions[count - 1] <= asked_[i]) continue;
-      int32_t* logits = choice_.logits + i * choice_.width + first;
+    for (int64_t i = askers.begin; i < askers.end; ++i) {
+      if (all_usable && positions[count - 1] <= choice_.asked[i]) continue;
+      int32_t* logits = logits_of(i);
       for (int64_t r = 0; r < count; ++r) {
-        if (usable[r] == 0 || positions[r] > asked_[i]) logits[r] = kNoLogit;
+        if (usable[r] == 0 || positions[r] > choice_.asked[i]) logits[r] = kNoLogit;
       }
     }
   }
 
-  /** One position's logits become weights, and their sums are taken. */
+  /** One asker's logits become weights, and their sums are taken. */
   void weigh(int64_t i, int64_t count) {
     int32_t* logits = choice_.logits + i * choice_.width;
     const int32_t most = *std::max_element(logits, logits + count);
@@ -216,7 +291,7 @@ class Observer {
       logits[j] = int32_t(weight);
       sum += weight;
     }
-    for (int64_t first = 0; first < count; first += kTile) {
+    for (int64_t first = 0; first < count && rules_.pool > 1; first += kTile) {
       uint32_t largest[kTile];
       pool(logits, first, count, largest);
       const int64_t some = std::min(kTile, count - first);
@@ -242,40 +317,40 @@ class Observer {
     std::copy_n(largest, some, out);
   }
 
-  void share_out(int64_t head, int64_t tile) {
+  void share_out(int64_t head, int64_t tile, int64_t asking) {
     const int64_t count = choice_.counts[head], first = tile * kTile;
-    uint64_t shares[kTile] = {}, ranks[kTile] = {};
     const int64_t some = std::min(kTile, count - first);
-    for (int64_t i = 0; i < positions_asked_; ++i) {
+    uint64_t* shares = choice_.shares + head * choice_.width + first;
+    uint64_t* ranks = choice_.ranks + head * choice_.width + first;
+    for (int64_t i = 0; i < asking; ++i) {
       const int32_t* weights = choice_.logits + i * choice_.width;
       const uint64_t* reciprocals = choice_.reciprocals + 2 * i;
-      uint32_t largest[kTile];
-      pool(weights, first, count, largest);
       for (int64_t r = 0; r < some; ++r) {
         shares[r] += share_of(uint32_t(weights[first + r]), reciprocals[0]);
-        ranks[r] += share_of(largest[r], reciprocals[1]);
       }
+      if (rules_.pool == 1) continue;
+      uint32_t largest[kTile];
+      pool(weights, first, count, largest);
+      for (int64_t r = 0; r < some; ++r) ranks[r] += share_of(largest[r], reciprocals[1]);
     }
-    std::copy_n(shares, some, choice_.shares + head * choice_.width + first);
-    std::copy_n(ranks, some, choice_.ranks + head * choice_.width + first);
+    if (rules_.pool == 1) std::copy_n(shares, some, ranks);
   }
 
   const Kernels& kernels_;
   ThreadPool& pool_;
   const ModelShape& shape_;
-  const HardKvRules& rules_;
+  const ObserveRules& rules_;
   const KeptChange& change_;
   const Choice& choice_;
-  float reference_[kMaxHeadDim];   // of the head at hand
-  int64_t asked_[kMostObservers];  // positions whose queries have a say, of the same
-  int64_t positions_asked_ = 0;
+  float reference_[kMaxHeadDim];      // of the head at hand, as are
+  int64_t askers_ = 0, queries_ = 0;  // those that have a say
 };
 
 }  // namespace
 
-void observe(const Kernels& kernels, ThreadPool& pool, const HardKvKeep& args,
-             const KeptChange& change, const Choice& choice) {
-  Observer(kernels, pool, args, change, choice).run();
+void observe(const Kernels& kernels, ThreadPool& pool, const ModelShape& shape,
+             const ObserveRules& rules, const KeptChange& change, const Choice& choice) {
+  Observer(kernels, pool, shape, rules, change, choice).run();
 }
 
 }  // namespace pariskv::cpu
