@@ -78,8 +78,16 @@ class CudaBackend : public Backend, public WordUpdates, public Offloads {
   void keep_up(const ParisKvForget& args, Stream stream);
   void keep_up(const ParisKvObserve& args, Stream stream);
 
-  // check_policy refuses HardKv on a GPU.
+  // check_policy refuses HardKv and Prkv on a GPU.
   void keep_up(const HardKvKeep&, Stream) { PKV_ASSERT(false); }
+  void keep_up(const PrkvDigest&, Stream) { PKV_ASSERT(false); }
+  void keep_up(const PrkvKeep&, Stream) { PKV_ASSERT(false); }
+  void reserve(const DecodeArgs&, const PrkvRules&) { PKV_ASSERT(false); }
+  void launch(const DecodeArgs&, const PrkvRules&, Stream) { PKV_ASSERT(false); }
+  Trace trace(const DecodeArgs&, const PrkvRules&, Stream) {
+    PKV_ASSERT(false);
+    return {};
+  }
   void reserve(const DecodeArgs&, const HardKvRules&) { PKV_ASSERT(false); }
   void launch(const DecodeArgs&, const HardKvRules&, Stream) { PKV_ASSERT(false); }
   Trace trace(const DecodeArgs&, const HardKvRules&, Stream) {

@@ -36,7 +36,7 @@ ModelShape shape_of(const Config& config) {
       config.segment_tokens,
       cached_rows(config),
       paris_kv == nullptr ? 0 : paris_kv->block,
-      std::visit([](const auto& settings) { return settings.kRecentQueries; }, config.policy),
+      std::visit([](const auto& settings) { return settings.recent_queries(); }, config.policy),
   };
 }
 
@@ -237,9 +237,10 @@ void Cache::Impl::publish(Layer& layer, Stream stream) {
 }
 
 void Cache::Impl::count_step(const Step& step) {
+  const bool searches = rows_per_head(policy_->rules()) > 0;
   for (size_t i = 0; i < step.changes.size(); ++i) {
     stats_.flushes += step.changes[i].spilled() > 0;
-    if (step.views[i].kept_capacity == 0) stats_.searched_tokens += step.views[i].sparse;
+    if (searches) stats_.searched_tokens += step.views[i].sparse;
   }
   stats_.decode_tokens += int64_t(step.changes.size());
 }

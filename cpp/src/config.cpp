@@ -90,6 +90,19 @@ void HardKv::validate() const {
   within("policy.patience", patience, 0, 15);
 }
 
+void Prkv::validate() const {
+  if (page != 8 && page != 16 && page != 32 && page != 64) {
+    fail("[config] policy.page: expected 8, 16, 32 or 64 neighbours, got ", page);
+  }
+  if (budget < page || budget > kMostTokens) {
+    fail("[config] policy.budget: expected policy.page (", page, ") to ", kMostTokens,
+         " rows, got ", budget);
+  }
+  if (static_share && !(*static_share >= 0 && *static_share <= 1)) {  // also catches NaN
+    fail("[config] policy.static_share: expected a share of 0 to 1, or auto, got ", *static_share);
+  }
+}
+
 void Config::validate() const {
   within("layers", layers, 1, 65536);
   within("kv_heads", kv_heads, 1, kMostHeads);
@@ -118,10 +131,12 @@ void Config::validate() const {
     fail("[config] policy.scorer: expected sign_norm with a head_dim above ", kMaxVoteDim,
          ", got votes: a score is a byte, and the votes of ", head_dim, " dimensions do not fit");
   }
-  if (std::holds_alternative<HardKv>(policy) && local == 0) {
-    fail(
-        "[config] local: expected 1 token or more with the policy HardKV, got 0: the last queries "
-        "choose among the tokens before them");
+  const char* chooser = std::holds_alternative<HardKv>(policy) ? "HardKV"
+                        : std::holds_alternative<Prkv>(policy) ? "PRKV"
+                                                               : nullptr;
+  if (chooser != nullptr && local == 0) {
+    fail("[config] local: expected 1 token or more with the policy ", chooser,
+         ", got 0: the last queries choose among the tokens before them");
   }
   within("threads", threads, 0, 1024);
   within("memory_budget", memory_budget, 0, std::numeric_limits<int64_t>::max());

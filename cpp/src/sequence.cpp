@@ -16,17 +16,17 @@ SequenceView view_of(const Regions& regions, const RegionSizes& sizes, const Pol
   return view;
 }
 
-/** Where rows are chosen to be kept: until they are, the zone is attended to in full. */
-void set_kept(SequenceView& view, const Block* kept) {
+/** Where rows are chosen to be kept: until they are, some attend to the zone in full. */
+void set_kept(SequenceView& view, const Policy& policy, const Block* kept) {
   view.kept = kept == nullptr ? nullptr : kept->as<char>();
-  if (kept == nullptr) view.sparse = 0;
+  if (kept == nullptr && policy.waits_for_kept()) view.sparse = 0;
 }
 
 }  // namespace
 
 SequenceView Layer::view(const RegionSizes& sizes, const Policy& policy) const {
   SequenceView view = cut(regions, sizes, policy);
-  if (view.kept_capacity > 0) set_kept(view, kept.get());
+  if (view.kept_capacity > 0) set_kept(view, policy, kept.get());
   return view;
 }
 
@@ -54,7 +54,7 @@ SequenceView Change::view(const RegionSizes& sizes, const Policy& policy) const 
   view.row_cache = (row_cache.data() != nullptr ? row_cache : layer->row_cache).as<char>();
   view.generation = layer->generation;
   if (view.kept_capacity > 0) {
-    set_kept(view, kept || forgets ? kept.get() : layer->kept.get());
+    set_kept(view, policy, kept || forgets ? kept.get() : layer->kept.get());
   } else {
     const Tail wanted = Tail::of(view.zone_begin, view.zone_end, policy.tail_rows());
     view.kept = kept      ? kept->as<char>()
@@ -154,7 +154,8 @@ void Planner::plan_choice(Change& change, const SequenceView& next) const {
 }
 
 std::shared_ptr<Block> Planner::new_kept(const SequenceView& view) const {
-  const int64_t bytes = shape_.kept(view.kept_capacity).bytes();
+  const int64_t rows = shape_.kept(view.kept_capacity).bytes();
+  const int64_t bytes = rows + policy_.bytes_beside_kept(view.kept_capacity);
   return std::make_shared<Block>(backend_.arena().allocate(bytes));
 }
 

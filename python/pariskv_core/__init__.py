@@ -15,6 +15,7 @@ from pathlib import Path
 from ._array import Array
 from ._core import (
     HEAD_DIMS,
+    PRKV,
     Cache,
     Config,
     Explanation,
@@ -24,6 +25,7 @@ from ._core import (
     OutOfMemory,
     ParisKV,
     ParisKVExplanation,
+    PRKVExplanation,
     Regions,
     Stats,
     Summaries,
@@ -37,6 +39,7 @@ from ._core import (
 
 __all__ = [
     "HEAD_DIMS",
+    "PRKV",
     "Array",
     "Cache",
     "Config",
@@ -45,6 +48,7 @@ __all__ = [
     "HardKVExplanation",
     "MemoryUse",
     "OutOfMemory",
+    "PRKVExplanation",
     "ParisKV",
     "ParisKVExplanation",
     "Regions",

@@ -324,7 +324,7 @@ k, v     (sum of lengths, kv_heads, head_dim), v value_dim, sequence after seque
 lengths  tokens of each sequence; may be left out for a single one
 q        (sum of lengths, query_heads, head_dim) the prompt's queries, after RoPE: a few early ones
          tell how channels are balanced (ParisKV's block), so that better rows are picked; the
-         last ones say which rows HardKV keeps
+         last ones say which rows HardKV and PRKV keep
 scale, softcap
          of these queries, as in decode)")
       .def("decode", &decode, "layer"_a, "sequences"_a, "q"_a.none(), "k"_a = nb::none(),

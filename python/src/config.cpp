@@ -72,13 +72,13 @@ value_dim
     one of HEAD_DIMS; 0 is head_dim, as which it reads back.
 sink, local, update
     Tokens of a sequence's regions, [sink | retrieval | local | update buffer]; -1 is the
-    policy's own: 4, 256 and 512 for ParisKV, 4, 32 and 128 for HardKV. They read back as the
-    sizes themselves.
+    policy's own: 4, 256 and 512 for ParisKV, 4, 32 and 128 for HardKV, 4, 64 and 128 for
+    PRKV. They read back as the sizes themselves.
 dense_below
     Sequences with fewer tokens are attended to in full; -1 is the policy's own: 2,048 for
-    ParisKV, 0 for HardKV.
+    ParisKV, 0 for HardKV and PRKV.
 policy
-    How rows are chosen: ParisKV(...), which is also the default, or HardKV(...).
+    How rows are chosen: ParisKV(...), which is also the default, HardKV(...) or PRKV(...).
 device
     "cpu", "cuda" or "cuda:<index>", or a torch.device.
 threads

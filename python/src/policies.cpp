@@ -1,9 +1,11 @@
 // The policies, each from keywords.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <tuple>
+#include <variant>
 
 #include "fields.h"
 #include "module.h"
@@ -226,11 +228,94 @@ void bind_hardkv(nb::module_& m) {
   bind_value(hardkv, "HardKV", fields_of);
 }
 
+using Share = std::variant<double, std::string>;
+
+std::optional<double> parse_share(const Share& share) {
+  if (const double* number = std::get_if<double>(&share)) return *number;
+  const auto& name = std::get<std::string>(share);
+  if (name == "auto") return {};
+  throw nb::value_error(
+      ("[config] policy.static_share: expected a share of 0 to 1, or \"auto\", got \"" + name +
+       "\"")
+          .c_str());
+}
+
+Share share_of(const Prkv& s) {
+  if (s.static_share) return *s.static_share;
+  return "auto";
+}
+
+PageDigest parse_digest(const std::string& name) {
+  if (name == "mean") return PageDigest::kMean;
+  if (name == "max") return PageDigest::kMax;
+  throw nb::value_error(
+      ("[config] policy.digest: expected \"mean\" or \"max\", got \"" + name + "\"").c_str());
+}
+
+const char* text(PageDigest digest) { return digest == PageDigest::kMax ? "max" : "mean"; }
+
+nb::dict fields_of(const Prkv& s) {
+  nb::dict fields;
+  fields["budget"] = s.budget;
+  fields["static_share"] = share_of(s);
+  fields["page"] = s.page;
+  fields["digest"] = text(s.digest);
+  return fields;
+}
+
+constexpr const char* kPrkvDoc =
+    R"(A budget of rows is spent on two things: rows that the last 64 queries looked at most, which
+are kept, chosen anew each time that tokens enter the retrieval zone; and pages of neighbours, found
+for each query by a digest of their keys, without the rows that are kept. On the CPU alone so far.
+
+All rows stay stored: truncate, fork, read and attend are exact. Until there were queries to choose
+by, pages have the whole budget: a prompt brings its own by prefill(q=).
+
+budget
+    Rows of the zone that decode attends to per kv head, at most.
+static_share
+    Of the budget, for rows that are kept: 0 is ArkVale, pages alone; 1 is a SnapKV that is
+    refreshed, without pages. "auto": as far as the first and the last of a prompt's 64 queries
+    agree on the best rows. In whole pages' worth; what these leave over goes to rows.
+page
+    Neighbours: 8, 16, 32 or 64.
+digest
+    "mean": the middle of a page's keys and their mean distance from it, channel by channel.
+    "max": to the farthest of them, so that a page's score is a bound of its keys' products.
+
+Raises ValueError, with what was expected and what came.)";
+
+void bind_prkv(nb::module_& m) {
+  const Prkv defaults;
+  nb::class_<Prkv> prkv(m, "PRKV", kPrkvDoc);
+  prkv.def(
+          "__init__",
+          [](Prkv* self, int64_t budget, const Share& static_share, int64_t page,
+             const std::string& digest) {
+            Prkv settings;
+            settings.budget = budget;
+            settings.static_share = parse_share(static_share);
+            settings.page = page;
+            settings.digest = parse_digest(digest);
+            settings.validate();
+            new (self) Prkv(settings);
+          },
+          nb::kw_only(), nb::arg("budget") = defaults.budget,
+          nb::arg("static_share") = share_of(defaults), nb::arg("page") = defaults.page,
+          nb::arg("digest") = text(defaults.digest))
+      .def_ro("budget", &Prkv::budget)
+      .def_prop_ro("static_share", &share_of)
+      .def_ro("page", &Prkv::page)
+      .def_prop_ro("digest", [](const Prkv& s) { return text(s.digest); });
+  bind_value(prkv, "PRKV", fields_of);
+}
+
 }  // namespace
 
 void bind_policies(nb::module_& m) {
   bind_pariskv(m);
   bind_hardkv(m);
+  bind_prkv(m);
 }
 
 }  // namespace pariskv::python

@@ -39,6 +39,14 @@ auto cube_of(nb::handle_t<Summaries> self) {
                  self);
 }
 
+/** (kv_heads, blocks or pages, channels), as long as there are any. */
+template <auto Member, auto Count>
+auto channels_of(nb::handle_t<Summaries> self) {
+  const Summaries& s = nb::cast<const Summaries&>(self);
+  return Cube<float>((s.*Member).data(), {size_t(s.kv_heads), size_t(s.*Count), size_t(s.channels)},
+                     self);
+}
+
 void bind_counts(nb::module_& m) {
   nb::class_<MemoryUse>(m, "MemoryUse", "A cache's memory, in bytes.")
       .def_ro("live", &MemoryUse::live, "Handed out and not given back.")
@@ -135,6 +143,17 @@ void bind_stats(nb::module_& m) {
                    "(kv_heads, width) int64 positions, ascending: not attended to, but they may "
                    "come back; padded with -1.");
 
+  using R = PrkvExplanation;
+  nb::class_<R>(m, "PRKVExplanation", R"(What PRKV found for a query. Pages have numbers: that of a
+position is position // page.)")
+      .def_ro("static_rows", &R::static_rows, "Rows that the budget has to be kept.")
+      .def_ro("first_page", &R::first_page, "Of the zone.")
+      .def_prop_ro("page_scores", &matrix_of<R, &R::page_scores, &R::kv_heads>,
+                   "(kv_heads, pages of the zone) float32: mean of the group's heads; -inf is a "
+                   "page all of whose rows are kept.")
+      .def_prop_ro("pages", &matrix_of<R, &R::pages, &R::kv_heads>,
+                   "(kv_heads, width) int64, best first; padded with -1.");
+
   using E = Explanation;
   nb::class_<E>(m, "Explanation", R"(Why a query attends where it does; arrays are padded to one
 width, positions with -1 and numbers with NaN. They are empty when nothing was searched, `kept` when
@@ -149,7 +168,7 @@ nothing was kept; with both empty the whole zone is attended to.)")
       .def_prop_ro("exact", &matrix_of<E, &E::exact, &E::query_heads>,
                    "(query_heads, selected) float32: logits from the rows.")
       .def_prop_ro("kept", &matrix_of<E, &E::kept, &E::kv_heads>,
-                   "(kv_heads, width) int64 positions, ascending: rows that HardKV keeps.")
+                   "(kv_heads, width) int64 positions, ascending: rows that HardKV or PRKV keeps.")
       .def_ro("details", &E::details,
               "How the policy came to these rows; None when all of the zone is attended to.");
 
@@ -169,12 +188,7 @@ that of the key's block.)")
                    "(kv_heads, tokens) float32, to 5 bits; 0 is a key that is never selected.")
       .def_ro("block", &S::block, "Keys that share a mean; 0: none do.")
       .def_prop_ro(
-          "means",
-          [](nb::handle_t<S> self) {
-            const S& s = nb::cast<const S&>(self);
-            return Cube<float>(s.means.data(),
-                               {size_t(s.kv_heads), size_t(s.blocks), size_t(s.channels)}, self);
-          },
+          "means", &channels_of<&S::means, &S::blocks>,
           "(kv_heads, blocks, head_dim) float32: of keys / balance, one for each block that the "
           "zone "
           "has keys of; the key at a position has number position // block - zone_begin // block. "
@@ -182,7 +196,13 @@ that of the key's block.)")
       .def_prop_ro(
           "balance", &matrix_of<S, &S::balance, &S::kv_heads>,
           "(kv_heads, head_dim) float32: queries are multiplied by it, keys divided. Empty "
-          "without blocks.");
+          "without blocks.")
+      .def_ro("page", &S::page, "Keys that share a digest, of PRKV; 0: none do.")
+      .def_prop_ro("middles", &channels_of<&S::middles, &S::pages>,
+                   "(kv_heads, pages, head_dim) float32: the middle of each page's keys; NaN where "
+                   "none is finite. Page p is number p + zone_begin // page. Empty without pages.")
+      .def_prop_ro("distances", &channels_of<&S::distances, &S::pages>,
+                   "(kv_heads, pages, head_dim) float32: how far they are from it, see PRKV.");
 }
 
 }  // namespace pariskv::python

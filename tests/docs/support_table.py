@@ -65,7 +65,7 @@ def works(
     return bool((out.double() - exact).abs().max() < TOLERANCE[dtype])
 
 
-def refused(policy: pk.ParisKV | pk.HardKV, device: str) -> bool:
+def refused(policy: pk.ParisKV | pk.HardKV | pk.PRKV, device: str) -> bool:
     """Whether it is the policy that a cache on this device is refused for."""
     model = {"layers": 1, "query_heads": 2, "kv_heads": 1, "head_dim": 64}
     try:
@@ -104,7 +104,7 @@ def rows() -> Iterator[tuple[str, str]]:
         "; ".join(
             f"`{type(policy).__name__}` on "
             + ", ".join(mark(device, not refused(policy, device)) for device in ("cpu", "cuda"))
-            for policy in (pk.ParisKV(), pk.HardKV())
+            for policy in (pk.ParisKV(), pk.HardKV(), pk.PRKV())
         ),
     )
     yield "backend", "cpu, cuda"  # the second in a build with nvcc: README, Install

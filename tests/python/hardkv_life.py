@@ -47,8 +47,11 @@ class Life:
         self.rng = np.random.default_rng(seed)
         self.cache = cache or pk.Cache(config)
         self.s = self.cache.add()
-        self.model = Model(self.cache.config)
+        self.model = self.make_model()
         self.values = np.zeros((0, config.kv_heads, config.value_dim))
+
+    def make_model(self) -> Model:
+        return Model(self.cache.config)
 
     def keys(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         k, v = randn_kv(self.rng, count, self.cache.config)

@@ -156,18 +156,22 @@ def choose(
 
 
 class Model:
-    """One layer of one sequence: its rows, its recent queries, and what it keeps."""
+    """One layer of one sequence: its rows, its recent queries, and what it keeps.
 
-    def __init__(self, config: pk.Config):
-        self.config = config
-        self.regions = RegionsModel(config.sink, config.local, config.update)
+    recent  queries that are remembered
+    grain   a zone ends at multiples of it
+    """
+
+    def __init__(self, config: pk.Config, recent: int = RECENT, grain: int = 1):
+        self.config, self.recent = config, recent
+        self.regions = RegionsModel(config.sink, config.local, config.update, grain)
         self.k = np.zeros((0, config.kv_heads, config.head_dim), dtype=np.float32)
         self.queries: dict[int, Query] = {}
         self.heads: list[Head] | None = None  # None: the zone is attended to in full
         self.keeps = 0
 
     def copy(self) -> Model:
-        twin = Model(self.config)
+        twin = type(self)(self.config)
         for tokens in ("sink", "retrieval", "local", "buffer"):
             setattr(twin.regions, tokens, list(getattr(self.regions, tokens)))
         twin.k, twin.queries, twin.heads = self.k, dict(self.queries), self.heads
@@ -182,14 +186,14 @@ class Model:
         begin, end = self._append(k), self.zone[1]
         self.regions.prefill(range(begin, len(self.k)))
         self._remember(begin, len(k), queries)
-        self._flushed(end, len(k) >= RECENT)
+        self._flushed(end, len(k) >= self.recent)
 
     def attend(self, k: np.ndarray, queries: list[Query]) -> None:
         begin, end = self._append(k), self.zone[1]
         for token in range(begin, len(self.k)):
             self.regions.decode(token)
         self._remember(begin, len(k), queries)
-        self._flushed(end, len(k) >= RECENT)
+        self._flushed(end, len(k) >= self.recent)
 
     def decode(self, k: np.ndarray, query: Query) -> None:
         begin, end = self._append(k), self.zone[1]
@@ -235,7 +239,7 @@ class Model:
         if count and queries is None:
             self.queries = {}
         for i, query in enumerate(queries or []):
-            self.queries.pop(begin + i - RECENT, None)
+            self.queries.pop(begin + i - self.recent, None)
             self.queries[begin + i] = query
 
     def _chooses(self) -> bool:
@@ -247,19 +251,22 @@ class Model:
         begin, end = self.zone
         if end in (end_before, begin):
             return
-        recent = [(p, q) for p, q in sorted(self.queries.items()) if p >= len(self.k) - RECENT - 1]
+        since = len(self.k) - self.recent - 1
+        recent = [(p, q) for p, q in sorted(self.queries.items()) if p >= since]
         if not recent or not self._chooses():
             self.heads = None
             return
         self.keeps += 1
-        group = self.config.query_heads // self.config.kv_heads
+        self.heads = self._chosen(recent, max(end_before, begin), whole or self.heads is None)
+
+    def _chosen(self, recent: list[tuple[int, Query]], entered: int, fresh: bool) -> list[Head]:
+        """entered: the first position that was not in the zone before."""
+        (begin, end), group = self.zone, self.config.query_heads // self.config.kv_heads
         heads = []
         for h in range(self.config.kv_heads):
-            fresh = whole or self.heads is None
             before = Head([]) if fresh else self.heads[h]
-            since = begin if fresh else max(end_before, begin)
+            since = begin if fresh else entered
             positions = sorted([*before.kept, *before.held]) + list(range(since, end))
             own = [(p, q.q[h * group : (h + 1) * group], q) for p, q in recent]
-            chosen = choose(self.config.policy, before, positions, self.k[positions, h], own)
-            heads.append(chosen)
-        self.heads = heads
+            heads.append(choose(self.config.policy, before, positions, self.k[positions, h], own))
+        return heads

@@ -77,7 +77,7 @@ struct PrefillOptions {
    * (sum of lengths, query_heads, head_dim) its queries, after RoPE, in the config's dtype: a few
    * early ones tell how the channels of keys and queries are balanced (ParisKv::block). Without
    * them keys alone say it, and the rows that are picked are less good. The last ones say what
-   * HardKv keeps; without them it keeps nothing until it has decoded for a while.
+   * HardKv and Prkv keep; without them they keep nothing until they have decoded for a while.
    */
   std::optional<TensorView> q;
   std::optional<double> scale;  ///< As in AttendOptions: of these queries.

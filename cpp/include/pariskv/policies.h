@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <variant>
 #include <vector>
 
@@ -75,7 +76,8 @@ struct ParisKv {
 
   static constexpr RegionDefaults kRegions = {4, 256, 512, 2048};
 
-  static constexpr int64_t kRecentQueries = 0;  ///< That are remembered: none.
+  /** Queries that are remembered: none. */
+  int64_t recent_queries() const { return 0; }
 
   /** The most rows that a step selects per kv head. */
   int64_t rows_per_head() const { return top_k; }
@@ -118,6 +120,8 @@ struct HardKv {
   static constexpr RegionDefaults kRegions = {4, 32, 128, 0};
   static constexpr int64_t kRecentQueries = 32;  ///< Of the last positions: they choose.
 
+  int64_t recent_queries() const { return kRecentQueries; }
+
   /** The most rows that a step selects per kv head: it searches for none. */
   int64_t rows_per_head() const { return 0; }
 
@@ -133,7 +137,52 @@ struct HardKv {
   }
 };
 
+/** What stands for the keys of a page: their middle, channel by channel, and how far they reach. */
+enum class PageDigest : uint8_t {
+  kMean,  ///< To their mean distance from it: no bound, but the better order.
+  kMax,   ///< To the farthest of them: no key's product with a query is above the page's score.
+};
+
+/**
+ * PRKV: a budget of rows of the retrieval zone is spent on two things. Rows that the last queries
+ * looked at most are kept, chosen anew each time that tokens enter the zone; and pages of
+ * neighbours are found for each query by their digests, without the rows that are kept. With
+ * static_share 0 there are pages alone, which is ArkVale; with 1 kept rows alone, a SnapKV that is
+ * refreshed. All rows stay stored, so that truncation, forks and exact attention are exact. Until
+ * there were queries to choose by, pages have the whole budget.
+ */
+struct Prkv {
+  int64_t budget = 1024;  ///< Rows of a zone that a step attends to per kv head, at most.
+  /**
+   * Of the budget, for rows that are kept, 0 to 1, in whole pages' worth; none: as far as the
+   * first and the last query of a prompt agree on the best rows.
+   */
+  std::optional<double> static_share = .25;
+  int64_t page = 32;  ///< Neighbours: 8, 16, 32 or 64.
+  PageDigest digest = PageDigest::kMean;
+
+  static constexpr RegionDefaults kRegions = {4, 64, 128, 0};
+  static constexpr int64_t kRecentQueries = 64;  ///< Of the last positions: they choose.
+
+  /** Queries that are remembered: none where no row is kept. */
+  int64_t recent_queries() const { return static_share && *static_share == 0 ? 0 : kRecentQueries; }
+
+  /** The most rows that a step selects per kv head. */
+  int64_t rows_per_head() const { return budget / page * page; }
+
+  /** The same: nothing is left to the policy. */
+  Prkv resolved() const { return *this; }
+
+  /** Throws std::invalid_argument on the first setting that does not fit. */
+  void validate() const;
+
+  friend bool operator==(const Prkv& a, const Prkv& b) {
+    return a.budget == b.budget && a.static_share == b.static_share && a.page == b.page &&
+           a.digest == b.digest;
+  }
+};
+
 /** The policies there are. */
-using PolicyConfig = std::variant<ParisKv, HardKv>;
+using PolicyConfig = std::variant<ParisKv, HardKv, Prkv>;
 
 }  // namespace pariskv

@@ -57,6 +57,15 @@ struct HardKvExplanation {
   std::vector<int64_t> held;  ///< (kv_heads, width) positions, ascending: they may come back.
 };
 
+/** What PRKV found for a query; see Explanation. Pages have numbers: position / page. */
+struct PrkvExplanation {
+  int64_t kv_heads = 0;
+  int64_t static_rows = 0;         ///< That the budget has for kept rows.
+  int64_t first_page = 0;          ///< Of the zone.
+  std::vector<float> page_scores;  ///< (kv_heads, pages of the zone): mean of the group's heads.
+  std::vector<int64_t> pages;      ///< (kv_heads, width) that were found, best first.
+};
+
 /**
  * Why one query attends where it does; see Cache::explain. Arrays are row-major
  * and padded to the same width for every head: positions with -1, numbers with NaN. They are
@@ -73,9 +82,9 @@ struct Explanation {
   std::vector<int64_t> positions;  ///< (kv_heads, selected), best first.
   std::vector<float> worth;        ///< (kv_heads, selected): the order is by this.
   std::vector<float> exact;        ///< (query_heads, selected): logits from the rows.
-  std::vector<int64_t> kept;       ///< (kv_heads, width) positions, ascending: see HardKv.
+  std::vector<int64_t> kept;       ///< (kv_heads, width) positions, ascending: see HardKv, Prkv.
   /** How the policy came to these rows; empty when all of the zone is attended to. */
-  std::variant<std::monostate, ParisKvExplanation, HardKvExplanation> details;
+  std::variant<std::monostate, ParisKvExplanation, HardKvExplanation, PrkvExplanation> details;
 };
 
 /**
@@ -96,9 +105,13 @@ struct Summaries {
   int64_t block = 0;                ///< Keys that share a mean; 0: none do, and the rest is empty.
   int64_t blocks = 0;               ///< That the zone has keys of: block b is b0 + b of the
                                     ///< sequence, with b0 = zone_begin / block.
-  int64_t channels = 0;             ///< Of a key.
+  int64_t channels = 0;             ///< Of a key; set by policies with means or digests.
   std::vector<float> means;         ///< (kv_heads, blocks, channels): of balanced keys.
   std::vector<float> balance;       ///< (kv_heads, channels): <q, k> = <balance q, k / balance>.
+  int64_t page = 0;                 ///< Keys that share a digest; 0: none do.
+  int64_t pages = 0;                ///< Of the zone: the first has number zone_begin / page.
+  std::vector<float> middles;       ///< (kv_heads, pages, channels) c of a page's keys; NaN: none.
+  std::vector<float> distances;     ///< (kv_heads, pages, channels) how far they are from c.
 };
 
 }  // namespace pariskv

@@ -13,7 +13,8 @@ CpuBackend::CpuBackend(const Config& config, const Resources& resources)
       pool_(config.threads),
       arena_(resources.host ? resources.host : heap_resource(), config.memory_budget),
       pariskv_(kernels_, pool_),
-      hardkv_(kernels_, pool_, scratch_) {}
+      hardkv_(kernels_, pool_, scratch_),
+      prkv_(kernels_, pool_, scratch_) {}
 
 std::unique_ptr<Backend> make_backend(const Config& config, const Resources& resources) {
   return std::make_unique<CpuBackend>(config, resources);

@@ -7,6 +7,7 @@
 #include "backend/backend.h"
 #include "cpu/hardkv_step.h"
 #include "cpu/pariskv_step.h"
+#include "cpu/prkv_step.h"
 #include "cpu/running.h"
 #include "cpu/simd/kernels.h"
 #include "cpu/thread_pool.h"
@@ -49,6 +50,9 @@ class CpuBackend : public Backend {
   ParisKvStep& step_of(const ParisKvObserve&) { return pariskv_; }
   HardKvStep& step_of(const HardKvRules&) { return hardkv_; }
   HardKvStep& step_of(const HardKvKeep&) { return hardkv_; }
+  PrkvStep& step_of(const PrkvRules&) { return prkv_; }
+  PrkvStep& step_of(const PrkvDigest&) { return prkv_; }
+  PrkvStep& step_of(const PrkvKeep&) { return prkv_; }
 
   /** Grows the scratch, if it is smaller than that. */
   void reserve_scratch(int64_t bytes);
@@ -68,6 +72,7 @@ class CpuBackend : public Backend {
   Block scratch_;
   ParisKvStep pariskv_;
   HardKvStep hardkv_;
+  PrkvStep prkv_;
   DecodeCounts counts_;
 };
 

@@ -5,6 +5,7 @@
 #include "check.h"
 #include "policy/hardkv/policy.h"
 #include "policy/pariskv/policy.h"
+#include "policy/prkv/policy.h"
 
 namespace pariskv {
 
@@ -22,16 +23,24 @@ std::unique_ptr<Policy> make(const HardKv& settings, const Config& config, const
   return std::make_unique<HardKvPolicy>(settings, config.dense_below, shape, backend);
 }
 
+std::unique_ptr<Policy> make(const Prkv& settings, const Config& config, const ModelShape& shape,
+                             Backend& backend) {
+  return std::make_unique<PrkvPolicy>(settings, config.dense_below, shape, backend);
+}
+
 // What a device lacks.
 
 void check(const ParisKv&, const Config&) {}
 
-void check(const HardKv&, const Config& config) {
+void expect_cpu(const char* policy, const Config& config) {
   if (config.device.type != DeviceType::kCpu) {
-    fail("[config] device: expected cpu with the policy HardKV, which has no GPU code yet, got ",
-         name_of(config.device));
+    fail("[config] device: expected cpu with the policy ", policy,
+         ", which has no GPU code yet, got ", name_of(config.device));
   }
 }
+
+void check(const HardKv&, const Config& config) { expect_cpu("HardKV", config); }
+void check(const Prkv&, const Config& config) { expect_cpu("PRKV", config); }
 
 }  // namespace
 

@@ -64,12 +64,21 @@ class Policy {
 
   /**
    * Rows of a zone of this size that are kept per kv head, at most; see kept.h. 0: the policy keeps
-   * none. One that does is attended to in full until rows were chosen.
+   * none.
    */
   virtual int64_t kept_rows(int64_t zone_tokens) const {
     (void)zone_tokens;
     return 0;
   }
+
+  /** Bytes that the policy adds to a block of so many kept rows. */
+  virtual int64_t bytes_beside_kept(int64_t capacity) const {
+    (void)capacity;
+    return 0;
+  }
+
+  /** A zone of which rows are to be kept is attended to in full until they were chosen. */
+  virtual bool waits_for_kept() const { return true; }
 
   /** Takes the memory that on_keep of these will need. */
   virtual void reserve_keep(const std::vector<KeptChange>& changes) { (void)changes; }

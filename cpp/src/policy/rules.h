@@ -5,10 +5,11 @@
 
 #include "policy/hardkv/rules.h"
 #include "policy/pariskv/rules.h"
+#include "policy/prkv/rules.h"
 
 namespace pariskv {
 
-using Rules = std::variant<ParisKvRules, HardKvRules>;
+using Rules = std::variant<ParisKvRules, HardKvRules, PrkvRules>;
 
 /** The most rows that a step selects per kv head. */
 inline int64_t rows_per_head(const Rules& rules) {

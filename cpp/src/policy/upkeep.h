@@ -10,12 +10,15 @@
 #include "policy/hardkv/upkeep.h"
 #include "policy/pariskv/trace.h"
 #include "policy/pariskv/upkeep.h"
+#include "policy/prkv/trace.h"
+#include "policy/prkv/upkeep.h"
 
 namespace pariskv {
 
-using Upkeep = std::variant<ParisKvEncode, ParisKvForget, ParisKvObserve, HardKvKeep>;
+using Upkeep =
+    std::variant<ParisKvEncode, ParisKvForget, ParisKvObserve, HardKvKeep, PrkvDigest, PrkvKeep>;
 
 /** Empty (monostate): all of the zone was attended to. */
-using Trace = std::variant<std::monostate, ParisKvTrace, HardKvTrace>;
+using Trace = std::variant<std::monostate, ParisKvTrace, HardKvTrace, PrkvTrace>;
 
 }  // namespace pariskv

@@ -132,7 +132,7 @@ void check_policy_of(const char* verb, const Policy& policy) {
   if (policy.fits_a_file()) return;
   fail("[", verb,
        "] policy: expected one whose sequences fit a file, which is ParisKV; rows that "
-       "HardKV keeps and its recent queries have no place there");
+       "HardKV and PRKV keep and their recent queries have no place there");
 }
 
 }  // namespace

@@ -52,6 +52,11 @@ void add(const HardKv&, std::vector<Setting>& settings) {
   settings.push_back({"policy", "hardkv", true});
 }
 
+/** The same. */
+void add(const Prkv&, std::vector<Setting>& settings) {
+  settings.push_back({"policy", "prkv", true});
+}
+
 /** The value of a name in lines of "name=value"; empty: there is none. */
 std::string value_in(const std::string& text, const std::string& name) {
   const std::string all = "\n" + text, start = "\n" + name + "=";

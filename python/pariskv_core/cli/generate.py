@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from pariskv_core import HardKV, ParisKV
+from pariskv_core import PRKV, HardKV, ParisKV
 from pariskv_core.cli import models
 from pariskv_core.cli.failures import OK, CannotRunError
 from pariskv_core.cli.screen import Screen
@@ -121,8 +121,8 @@ def attended_sentence(attended: dict[str, Any]) -> str:
     )
 
 
-def _has_tail(policy: ParisKV | HardKV) -> bool:
-    if isinstance(policy, HardKV):
+def _has_tail(policy: ParisKV | HardKV | PRKV) -> bool:
+    if not isinstance(policy, ParisKV):
         return False
     return policy.tail == "sample" or (policy.tail == "own" and policy.block > 0)
 

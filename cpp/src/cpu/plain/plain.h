@@ -17,6 +17,7 @@ int64_t collect(const uint8_t* scores, int64_t count, uint8_t threshold, int64_t
                 int32_t base, int32_t* out);
 void round_dots(const RoundDotsRun& run);
 void estimate(const EstimateRun& run);
+void score_pages(const ScorePagesRun& run);
 void attend(const AttendRun& run);
 float sum_exp(const float* x, int64_t count, float shift);
 void add_exp(const float* x, int64_t count, float shift, float* sums);

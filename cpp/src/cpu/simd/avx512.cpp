@@ -23,6 +23,7 @@
 #include "cpu/simd/round_dots.inl"
 
 #include "cpu/simd/mean_dots.inl"
+#include "cpu/simd/score_pages.inl"
 
 namespace pariskv::cpu {
 
@@ -351,8 +352,8 @@ void tally(const uint8_t* signs, const int32_t* units, int64_t count, int64_t su
 }  // namespace
 
 const Kernels kAvx512Kernels = {
-    "avx512",   encode,   tally,  score_signs, score_votes, mean_dots, collect,
-    round_dots, estimate, attend, sum_exp,     add_exp,     to_float,
+    "avx512",   encode,   tally,       score_signs, score_votes, mean_dots, collect,
+    round_dots, estimate, score_pages, attend,      sum_exp,     add_exp,   to_float,
 };
 
 }  // namespace pariskv::cpu

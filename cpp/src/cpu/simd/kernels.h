@@ -108,6 +108,24 @@ struct EstimateRun {
   int64_t head_stride;
 };
 
+/** How much some pages may be worth to a group: their digests against its queries. */
+struct ScorePagesRun {
+  const uint16_t* digests;  // (count, 2, dim) float16: c, then r
+  const float* units;       // (count) of a page's numbers
+  int64_t count;
+  int64_t dim;
+  int64_t queries;
+  const float* query;  // (queries, dim)
+  float* scores;       // (count) sums over the queries of q.c + |q|.r, see kMostPageScore
+};
+
+/**
+ * A page's score for a query is one sum over the lanes: in each step q c, then |q| r. Times the
+ * unit it is kept within this, NaN below, so that sums over queries are numbers. They are taken in
+ * the order of the queries.
+ */
+constexpr float kMostPageScore = 0x1p100f;
+
 /** Attention of some queries over some rows, continued from and left in a running state. */
 struct AttendRun {
   const void* const* rows;  // (count) each K (key_dim) then V (value_dim)
@@ -161,6 +179,7 @@ struct Kernels {
 
   void (*round_dots)(const RoundDotsRun&);
   void (*estimate)(const EstimateRun&);
+  void (*score_pages)(const ScorePagesRun&);
   void (*attend)(const AttendRun&);
 
   /** The sum of exp(x[i] - shift) over lanes and fold. */

@@ -163,7 +163,7 @@ void CpuBackend::attend_resident(const DecodeArgs& args, const Running& running)
     const int64_t gap = sequence.sparse != 0 ? sequence.zone_tokens() : 0;
     // Rows that are kept of a zone that is left out lie together, and come in its place.
     const KeptLayout layout = shape.kept(sequence.kept_capacity);
-    const bool keeps = gap > 0 && sequence.kept_capacity > 0;
+    const bool keeps = gap > 0 && sequence.kept_capacity > 0 && sequence.kept != nullptr;
     const int64_t kept = keeps ? layout.counts(sequence.kept, part.head)[0] : 0;
     const int64_t kept_end = sequence.zone_begin + kept;
     const int64_t rows = sequence.total - gap + kept;

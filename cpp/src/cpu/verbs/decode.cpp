@@ -47,6 +47,9 @@ void CpuBackend::reserve(const Upkeep& upkeep) {
   if (const auto* keep = std::get_if<HardKvKeep>(&upkeep)) {
     reserve_scratch(hardkv_.scratch_bytes(*keep));
   }
+  if (const auto* keep = std::get_if<PrkvKeep>(&upkeep)) {
+    reserve_scratch(prkv_.scratch_bytes(*keep));
+  }
 }
 
 void CpuBackend::reserve_scratch(int64_t bytes) {

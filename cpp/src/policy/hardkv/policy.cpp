@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "observe.h"
+#include "policy/padded.h"
 
 namespace pariskv {
 
@@ -17,17 +18,6 @@ HardKvRules rules_of(const HardKv& settings) {
   rules.pool = settings.metric == KeepMetric::kSnapKv ? settings.pool : 1;
   rules.patience = settings.patience;
   return rules;
-}
-
-/** Positions of all heads in one array, each padded with -1 to the longest. */
-int64_t padded(const std::vector<std::vector<int32_t>>& heads, std::vector<int64_t>& out) {
-  size_t width = 0;
-  for (const auto& positions : heads) width = std::max(width, positions.size());
-  for (const auto& positions : heads) {
-    out.insert(out.end(), positions.begin(), positions.end());
-    out.insert(out.end(), width - positions.size(), -1);
-  }
-  return int64_t(width);
 }
 
 }  // namespace
@@ -64,8 +54,8 @@ void HardKvPolicy::explain(const Trace& trace, Explanation& out) const {
   const auto& own = std::get<HardKvTrace>(trace);
   HardKvExplanation details;
   details.kv_heads = out.kv_heads;
-  padded(own.held, details.held);
-  padded(own.kept, out.kept);
+  padded(own.held, int64_t{-1}, details.held);
+  padded(own.kept, int64_t{-1}, out.kept);
   out.details = std::move(details);
 }
 

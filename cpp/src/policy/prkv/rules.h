@@ -1,0 +1,42 @@
+/** The constants of a decode by PRKV: they never change in the life of a cache. */
+#pragma once
+
+#include <cstdint>
+
+namespace pariskv {
+
+/** How a budget is spent: rows that are kept, and pages that are found for each query. */
+struct PrkvSplit {
+  int64_t rows, pages;
+
+  /** Of so many pages' worth of kept rows: what whole pages leave over goes to rows, if any. */
+  static constexpr PrkvSplit of(int64_t budget, int64_t page, int64_t static_pages) {
+    const int64_t all = budget / page;
+    const int64_t kept = static_pages < all ? static_pages : all;
+    return {kept == 0 ? 0 : budget - (all - kept) * page, all - kept};
+  }
+};
+
+struct PrkvRules {
+  int64_t budget;        // rows of a zone that a step attends to per kv head, at most
+  int64_t page;          // neighbours
+  int64_t static_pages;  // pages' worth of rows that are kept; kAuto: the prompt's queries say it
+  bool box;              // a page's digest is a bound of its keys, else their mean distance
+  int64_t tail_rows = 0;
+
+  static constexpr int64_t kAuto = -1;
+
+  bool automatic() const { return static_pages == kAuto; }
+  PrkvSplit split(int64_t of_static_pages) const {
+    return PrkvSplit::of(budget, page, of_static_pages);
+  }
+  /** Rows that are kept, at most. */
+  int64_t most_kept() const { return automatic() ? budget : split(static_pages).rows; }
+  /** Pages are looked for by some step. */
+  bool has_pages() const { return automatic() || split(static_pages).pages > 0; }
+  /** Pages that a step finds while nothing is kept: they have the whole budget. */
+  int64_t most_pages() const { return has_pages() ? budget / page : 0; }
+  int64_t rows_per_head() const { return most_pages() * page; }
+};
+
+}  // namespace pariskv

@@ -1,0 +1,183 @@
+"""PRKV in NumPy: the rows that a sequence keeps, digests of pages, and the best pages of a query.
+
+What is kept is decided in whole numbers, as every backend does it (observe.h), so positions are
+equal. Digests are 16-bit floats, so they are equal too. Scores of pages are doubles: an engine's
+pages may differ from the best ones where scores are as good as equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pariskv_core as pk
+from oracle_hardkv import (
+    NO_LOGIT,
+    Head,
+    Model,
+    Query,
+    logit_steps,
+    reference_of,
+    shares_of,
+    weights_of,
+)
+
+RECENT = 64  # queries that are remembered
+MOST_SCORE = 2.0**100
+
+
+def split(policy: pk.PRKV, static_pages: int) -> tuple[int, int]:
+    """Kept rows and pages that a budget is spent on, with so many pages' worth of kept rows."""
+    pages = policy.budget // policy.page - static_pages
+    return (policy.budget - pages * policy.page if static_pages else 0), pages
+
+
+def digest(keys: np.ndarray, box: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Middle and distance (head_dim) of keys (count, head_dim) float32, as doubles."""
+    keys = keys[np.isfinite(keys).all(axis=1)]
+    if not len(keys):
+        return np.full((2, keys.shape[1]), np.nan)
+    low, high = keys.min(axis=0), keys.max(axis=0)
+    largest = float(np.abs(keys).max())
+    exponent = max(int(np.frexp(largest)[1]) - 1, -100) if largest else 0
+    up, half = np.float32(2.0 ** (14 - exponent)), np.float32(0.5)
+    middle = ((low * up) * half + (high * up) * half).astype(np.float16)
+    away = np.abs(keys * up - middle.astype(np.float32))
+    if box:
+        reach = np.maximum(high * up - middle, middle - low * up).astype(np.float32)
+        reach = np.where(reach > 0, np.nextafter(reach, np.float32(np.inf)), np.float32(0))
+        near = reach.astype(np.float16)
+        distance = np.where(near < reach, np.nextafter(near, np.float16(np.inf)), near)
+    else:
+        total = np.add.accumulate(away, axis=0)[-1]
+        distance = (total / np.float32(len(keys))).astype(np.float16)
+    unit = 2.0 ** (exponent - 14)
+    return middle.astype(np.float64) * unit, distance.astype(np.float64) * unit
+
+
+def score(group: np.ndarray, middle: np.ndarray, distance: np.ndarray) -> float:
+    """The mean over a group's queries (heads, head_dim) of a page's score."""
+    scores = [q @ middle + np.abs(q) @ distance for q in group]
+    return float(np.clip(scores, -MOST_SCORE, MOST_SCORE).mean())
+
+
+def group_shares(
+    keys: np.ndarray, positions: np.ndarray, asked: list[tuple[int, np.ndarray, Query]]
+) -> tuple[np.ndarray, bool, np.ndarray]:
+    """Shares of keys (count, head_dim) summed over queries and the group's heads, each with a
+    softmax of its own; whether any had a say; and the logits of each (heads, queries, count)."""
+    reference = reference_of(keys)
+    with np.errstate(all="ignore"):
+        left = keys - reference
+    usable = np.isfinite(left).all(axis=1)
+    shares, logits = np.zeros(len(keys), dtype=np.uint64), []
+    for head in range(len(asked[0][1])):
+        logits.append([])
+        for position, group, query in asked:
+            if not np.isfinite(group[head]).all():
+                continue
+            own = np.full(len(keys), NO_LOGIT, dtype=np.int64)
+            own[usable] = logit_steps(query, group[head], left[usable], reference)
+            own[positions > position] = NO_LOGIT
+            shares += shares_of(weights_of(own))
+            logits[-1].append(own)
+    return shares, usable, logits
+
+
+def best(logits: np.ndarray, count: int) -> set[int]:
+    seen = np.flatnonzero(logits > NO_LOGIT)
+    return set(seen[np.argsort(-logits[seen], kind="stable")][:count].tolist())
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a step finds for one kv head."""
+
+    scores: np.ndarray  # (pages of the zone) -inf: none of its rows can be selected
+    live: list[list[int]]  # (pages of the zone) positions
+    pages: int  # that are to be found
+
+
+class PrkvModel(Model):
+    """One layer of one sequence."""
+
+    def __init__(self, config: pk.Config):
+        recent = 0 if config.policy.static_share == 0 else RECENT
+        super().__init__(config, recent, config.policy.page)
+        share, policy = config.policy.static_share, config.policy
+        self.auto = share == "auto"
+        self.static = 0 if self.auto else int(policy.budget * share + 1e-6) // policy.page
+
+    def copy(self) -> PrkvModel:
+        twin = super().copy()
+        twin.static = self.static
+        return twin
+
+    @property
+    def searches(self) -> bool:
+        begin, end = self.zone
+        return len(self.k) >= self.config.dense_below and end - begin > self.config.policy.budget
+
+    @property
+    def first_page(self) -> int:
+        return self.zone[0] // self.config.policy.page
+
+    def _chooses(self) -> bool:
+        return self.searches and (self.auto or split(self.config.policy, self.static)[0] > 0)
+
+    def _chosen(self, recent: list[tuple[int, Query]], entered: int, fresh: bool) -> list[Head]:
+        (begin, end), group = self.zone, self.config.query_heads // self.config.kv_heads
+        policy, positions = self.config.policy, np.arange(*self.zone)
+        told, agreed = [], []
+        for h in range(self.config.kv_heads):
+            own = [(p, q.q[h * group : (h + 1) * group], q) for p, q in recent]
+            told.append(group_shares(self.k[begin:end, h], positions, own))
+            for logits in filter(None, told[-1][2]):
+                both = best(logits[0], policy.budget) & best(logits[-1], policy.budget)
+                agreed.append(len(both))
+        if self.auto and fresh:
+            self.static = sum(agreed) // (len(agreed) * policy.page) if agreed else 0
+        heads, rows = [], split(policy, self.static)[0]
+        for shares, usable, logits in told:
+            numbers = np.flatnonzero(usable)
+            ranks = shares // np.uint64(group)
+            heard = any(logits)
+            order = sorted(numbers, key=(lambda j: (-int(ranks[j]), j)) if heard else lambda j: -j)  # noqa: B023
+            heads.append(Head(sorted(int(positions[j]) for j in order[:rows])))
+        return heads
+
+    def kept(self, head: int) -> list[int]:
+        return [] if self.heads is None else self.heads[head].kept
+
+    def digests(self, head: int, without: list[int] = ()) -> tuple[list, list[list[int]]]:
+        """Of each page of the zone, and the positions it is of: those that are not kept."""
+        (begin, end), page = self.zone, self.config.policy.page
+        digests, live = [], []
+        for first in range(self.first_page * page, end, page):
+            rows = [p for p in range(max(first, begin), first + page) if p not in set(without)]
+            rows = [p for p in rows if np.isfinite(self.k[p, head]).all()]
+            live.append(rows)
+            digests.append(digest(self.k[rows, head], self.config.policy.digest == "max"))
+        return digests, live
+
+    def find(self, q: np.ndarray) -> list[Found] | None:
+        """For a query (query_heads, head_dim); None: all of the zone is attended to."""
+        policy, group = self.config.policy, self.config.query_heads // self.config.kv_heads
+        pages = split(policy, 0 if self.heads is None else self.static)[1]
+        alone = not self.auto and split(policy, self.static)[1] == 0  # pages are never looked for
+        if not self.searches or (alone and self.heads is None):
+            return None
+        found = []
+        for h in range(self.config.kv_heads):
+            if pages == 0 or alone:
+                found.append(Found(np.zeros(0), [], 0))
+                continue
+            own = [x for x in q[h * group : (h + 1) * group].astype(np.float64)]
+            own = [x for x in own if np.isfinite(x).all()]
+            digests, live = self.digests(h, self.kept(h))
+            scores = [
+                score(own, *d) if rows and own else -np.inf
+                for d, rows in zip(digests, live, strict=True)
+            ]
+            found.append(Found(np.array(scores), live, pages if own else 0))
+        return found
