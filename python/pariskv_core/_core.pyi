@@ -170,6 +170,59 @@ class HardKV:
 
     def __replace__(self, **changes: Any) -> Self: ...
 
+class PRKV:
+    """
+    A budget of rows is spent on two things: rows that the last 64 queries looked at most, which
+    are kept, chosen anew each time that tokens enter the retrieval zone; and pages of neighbours, found
+    for each query by a digest of their keys, without the rows that are kept. On the CPU alone so far.
+
+    All rows stay stored: truncate, fork, read and attend are exact. Until there were queries to choose
+    by, pages have the whole budget: a prompt brings its own by prefill(q=).
+
+    budget
+        Rows of the zone that decode attends to per kv head, at most.
+    static_share
+        Of the budget, for rows that are kept: 0 is ArkVale, pages alone; 1 is a SnapKV that is
+        refreshed, without pages. "auto": as far as the first and the last of a prompt's 64 queries
+        agree on the best rows. In whole pages' worth; what these leave over goes to rows.
+    page
+        Neighbours: 8, 16, 32 or 64.
+    digest
+        "mean": the middle of a page's keys and their mean distance from it, channel by channel.
+        "max": to the farthest of them, so that a page's score is a bound of its keys' products.
+
+    Raises ValueError, with what was expected and what came.
+    """
+
+    def __init__(self, *, budget: int = 1024, static_share: float | str = 0.25, page: int = 32, digest: str = 'mean') -> None: ...
+
+    @property
+    def budget(self) -> int: ...
+
+    @property
+    def static_share(self) -> float | str: ...
+
+    @property
+    def page(self) -> int: ...
+
+    @property
+    def digest(self) -> str: ...
+
+    def __repr__(self) -> str: ...
+
+    def __eq__(self, other: object) -> bool: ...
+
+    def __hash__(self) -> int: ...
+
+    def __getstate__(self) -> dict[str, Any]: ...
+
+    def __setstate__(self, fields: dict[str, Any], /) -> None: ...
+
+    def replace(self, **changes: Any) -> Self:
+        """The same settings with some of them changed."""
+
+    def __replace__(self, **changes: Any) -> Self: ...
+
 class Config:
     """
     What a cache is told when it is made. A value: configs compare, copy and pickle, and
@@ -183,13 +236,13 @@ class Config:
         one of HEAD_DIMS; 0 is head_dim, as which it reads back.
     sink, local, update
         Tokens of a sequence's regions, [sink | retrieval | local | update buffer]; -1 is the
-        policy's own: 4, 256 and 512 for ParisKV, 4, 32 and 128 for HardKV. They read back as the
-        sizes themselves.
+        policy's own: 4, 256 and 512 for ParisKV, 4, 32 and 128 for HardKV, 4, 64 and 128 for
+        PRKV. They read back as the sizes themselves.
     dense_below
         Sequences with fewer tokens are attended to in full; -1 is the policy's own: 2,048 for
-        ParisKV, 0 for HardKV.
+        ParisKV, 0 for HardKV and PRKV.
     policy
-        How rows are chosen: ParisKV(...), which is also the default, or HardKV(...).
+        How rows are chosen: ParisKV(...), which is also the default, HardKV(...) or PRKV(...).
     device
         "cpu", "cuda" or "cuda:<index>", or a torch.device.
     threads
@@ -210,7 +263,7 @@ class Config:
     Raises ValueError, with what was expected and what came.
     """
 
-    def __init__(self, *, layers: int, query_heads: int, kv_heads: int, head_dim: int, value_dim: int = 0, dtype: object = 'bfloat16', sink: int = -1, local: int = -1, update: int = -1, dense_below: int = -1, policy: ParisKV | HardKV | None = None, device: object = 'cpu', threads: int = 0, segment_tokens: int = 1024, memory_budget: int = 0, placement: str = 'host', row_cache: int = -1, host_budget: int = 0) -> None: ...
+    def __init__(self, *, layers: int, query_heads: int, kv_heads: int, head_dim: int, value_dim: int = 0, dtype: object = 'bfloat16', sink: int = -1, local: int = -1, update: int = -1, dense_below: int = -1, policy: ParisKV | HardKV | PRKV | None = None, device: object = 'cpu', threads: int = 0, segment_tokens: int = 1024, memory_budget: int = 0, placement: str = 'host', row_cache: int = -1, host_budget: int = 0) -> None: ...
 
     @property
     def layers(self) -> int: ...
@@ -243,7 +296,7 @@ class Config:
     def dense_below(self) -> int: ...
 
     @property
-    def policy(self) -> ParisKV | HardKV: ...
+    def policy(self) -> ParisKV | HardKV | PRKV: ...
 
     @property
     def device(self) -> str: ...
@@ -423,6 +476,30 @@ class HardKVExplanation:
         (kv_heads, width) int64 positions, ascending: not attended to, but they may come back; padded with -1.
         """
 
+class PRKVExplanation:
+    """
+    What PRKV found for a query. Pages have numbers: that of a
+    position is position // page.
+    """
+
+    @property
+    def static_rows(self) -> int:
+        """Rows that the budget has to be kept."""
+
+    @property
+    def first_page(self) -> int:
+        """Of the zone."""
+
+    @property
+    def page_scores(self) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', writable=False)]:
+        """
+        (kv_heads, pages of the zone) float32: mean of the group's heads; -inf is a page all of whose rows are kept.
+        """
+
+    @property
+    def pages(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', writable=False)]:
+        """(kv_heads, width) int64, best first; padded with -1."""
+
 class Explanation:
     """
     Why a query attends where it does; arrays are padded to one
@@ -455,10 +532,12 @@ class Explanation:
 
     @property
     def kept(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', writable=False)]:
-        """(kv_heads, width) int64 positions, ascending: rows that HardKV keeps."""
+        """
+        (kv_heads, width) int64 positions, ascending: rows that HardKV or PRKV keeps.
+        """
 
     @property
-    def details(self) -> None | ParisKVExplanation | HardKVExplanation:
+    def details(self) -> None | ParisKVExplanation | HardKVExplanation | PRKVExplanation:
         """
         How the policy came to these rows; None when all of the zone is attended to.
         """
@@ -509,6 +588,22 @@ class Summaries:
     def balance(self) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', writable=False)]:
         """
         (kv_heads, head_dim) float32: queries are multiplied by it, keys divided. Empty without blocks.
+        """
+
+    @property
+    def page(self) -> int:
+        """Keys that share a digest, of PRKV; 0: none do."""
+
+    @property
+    def middles(self) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', writable=False)]:
+        """
+        (kv_heads, pages, head_dim) float32: the middle of each page's keys; NaN where none is finite. Page p is number p + zone_begin // page. Empty without pages.
+        """
+
+    @property
+    def distances(self) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', writable=False)]:
+        """
+        (kv_heads, pages, head_dim) float32: how far they are from it, see PRKV.
         """
 
 class Cache:
@@ -567,7 +662,7 @@ class Cache:
         lengths  tokens of each sequence; may be left out for a single one
         q        (sum of lengths, query_heads, head_dim) the prompt's queries, after RoPE: a few early ones
                  tell how channels are balanced (ParisKV's block), so that better rows are picked; the
-                 last ones say which rows HardKV keeps
+                 last ones say which rows HardKV and PRKV keep
         scale, softcap
                  of these queries, as in decode
         """

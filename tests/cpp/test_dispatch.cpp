@@ -48,6 +48,9 @@ TEST_P(KernelsOfALevel, ThrowForSizesTheyWereNotCompiledFor) {
   cpu::EstimateRun estimated{};
   estimated.rotated_dim = 1024;
   EXPECT_THROW(kernels->estimate(estimated), InternalError);
+  cpu::ScorePagesRun pages{};
+  pages.dim = 72;
+  EXPECT_THROW(kernels->score_pages(pages), InternalError);
   cpu::ScoreSignsRun signs{};
   signs.subspaces = 24;
   EXPECT_THROW(kernels->score_signs(signs), InternalError);

@@ -34,6 +34,25 @@ Config keeping_config() {
   return config;
 }
 
+/** The same with pages beside them. */
+Config paging_config() {
+  Config config = keeping_config();
+  Prkv policy;
+  policy.budget = 64;
+  policy.static_share = .5;
+  policy.page = 8;
+  config.policy = policy;
+  return config;
+}
+
+enum class Rows { kCoded, kKept, kPaged };
+
+Config config_for(Rows rows) {
+  return rows == Rows::kCoded  ? roomy_config()
+         : rows == Rows::kKept ? keeping_config()
+                               : paging_config();
+}
+
 struct Snapshot {
   int64_t live, tokens, sequences, encoded, retrieval, keeps;
   std::vector<int64_t> kept;
@@ -47,7 +66,7 @@ struct Snapshot {
 Snapshot snapshot(const Cache& cache, SequenceId sequence) {
   const Stats stats = cache.stats();
   std::vector<int64_t> kept;
-  if (std::holds_alternative<HardKv>(cache.config().policy)) {
+  if (!std::holds_alternative<ParisKv>(cache.config().policy)) {
     test::Rows q(1, cache.config().query_heads, cache.config().head_dim, 9);
     const int64_t heads = cache.config().query_heads, dim = cache.config().head_dim;
     kept = cache
@@ -103,12 +122,13 @@ const Deed kDeeds[] = {
      }},
 };
 
-class Failures : public testing::TestWithParam<std::tuple<int, bool, bool>> {};
+class Failures : public testing::TestWithParam<std::tuple<int, bool, Rows>> {};
 
 TEST_P(Failures, EveryAllocationInTurn) {
   const Deed& deed = kDeeds[std::get<0>(GetParam())];
-  const bool forever = std::get<1>(GetParam()), keeps = std::get<2>(GetParam());
-  const Config config = keeps ? keeping_config() : roomy_config();
+  const bool forever = std::get<1>(GetParam());
+  const Config config = config_for(std::get<2>(GetParam()));
+  const bool keeps = std::get<2>(GetParam()) != Rows::kCoded;
   bool succeeded = false;
   int64_t failures = 0;
   for (int64_t nth = 0; !succeeded; ++nth) {
@@ -159,7 +179,9 @@ TEST_P(Failures, EveryAllocationInTurn) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Failures,
-                         testing::Combine(testing::Range(0, 9), testing::Bool(), testing::Bool()));
+                         testing::Combine(testing::Range(0, 9), testing::Bool(),
+                                          testing::Values(Rows::kCoded, Rows::kKept,
+                                                          Rows::kPaged)));
 
 TEST(Failures, QueriesOfARefusedPromptAreGivenAgain) {
   // Chunks that end within the observed positions: the state is there before the zone.

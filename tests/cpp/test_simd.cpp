@@ -15,8 +15,8 @@ TEST_P(Simd, NamesItselfAndIsComplete) {
   EXPECT_STREQ(kernels_->name, GetParam().name);
   EXPECT_TRUE(kernels_->encode && kernels_->score_signs && kernels_->score_votes &&
               kernels_->mean_dots && kernels_->collect && kernels_->round_dots &&
-              kernels_->estimate && kernels_->attend && kernels_->sum_exp && kernels_->add_exp &&
-              kernels_->to_float);
+              kernels_->estimate && kernels_->score_pages && kernels_->attend &&
+              kernels_->sum_exp && kernels_->add_exp && kernels_->to_float);
 }
 
 TEST_P(Simd, Encode) {
@@ -178,6 +178,30 @@ TEST_P(Simd, Estimate) {
         run.estimates = actual.data();
         kernels_->estimate(run);
         expect_same(expected, actual);
+      }
+    }
+  }
+}
+
+TEST_P(Simd, ScorePages) {
+  for (int64_t dim : kHeadDims) {
+    for (int64_t queries : {0, 1, 2, 3, 4, 5, 8, 16, 33}) {
+      auto query = normals(queries * dim);
+      for (int64_t count : kCounts) {
+        // Finite numbers of 16 bits, the smallest among them, and units of any size.
+        auto digests = integers<uint16_t>(count * 2 * dim, 0, 0x7bff);
+        for (size_t i = 0; i < digests.size(); i += 3) digests[i] |= 0x8000;
+        std::vector<float> units(size_t(count), 0x1p-14f);
+        if (count > 2) units[0] = 0, units[1] = 0x1p113f, units[2] = 0x1p-114f;
+        if (count > 2 && queries > 1) query[1] = 3e38f;
+        std::vector<float> expected(size_t(count), 7), actual = expected;
+        ScorePagesRun run = {digests.data(), units.data(), count,          dim,
+                             queries,        query.data(), expected.data()};
+        plain_.score_pages(run);
+        run.scores = actual.data();
+        kernels_->score_pages(run);
+        expect_same(expected, actual);
+        for (const float score : actual) EXPECT_TRUE(std::isfinite(score));
       }
     }
   }

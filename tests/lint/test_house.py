@@ -35,7 +35,7 @@ ROOMS = {
     "examples": {"cpp/include"},
     "tests/cpp/emulated_cuda": {"cpp/include", "cpp/src", "cpp/cuda"},
     "tests/cpp/fake_cuda": {"cpp/include", "cpp/src", "cpp/cuda", *POLICIES},
-    "tests/cpp": {"cpp/include", "cpp/src", "cpp/src/cpu", "cpp/cuda"},
+    "tests/cpp": {"cpp/include", "cpp/src", "cpp/src/cpu", "cpp/cuda", *POLICIES},
 }
 
 # A file compiled for one instruction set must not bring in inline functions, for the linker

@@ -1,6 +1,6 @@
-"""Prints what HardKV keeps of some sequences, and a hash of what steps returned, as JSON.
+"""Prints what HardKV or PRKV keeps of some sequences, and a hash of what steps returned, as JSON.
 
-test_hardkv.py runs this in subprocesses: PARISKV_CPU_LEVEL is read once per process.
+The policies' tests run this in subprocesses: PARISKV_CPU_LEVEL is read once per process.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import numpy as np
 import pariskv_core as pk
 from support import bits, randn_kv, randn_q, randn_step
 
+POLICIES = {"hardkv": pk.HardKV(most=50, p=0.8), "prkv": pk.PRKV(budget=96, page=16)}
 
-def run(dtype: str, head_dim: int, group: int, threads: int) -> dict:
+
+def run(policy: str, dtype: str, head_dim: int, group: int, threads: int) -> dict:
     config = pk.Config(
         layers=1,
         query_heads=2 * group,
@@ -24,7 +26,8 @@ def run(dtype: str, head_dim: int, group: int, threads: int) -> dict:
         dtype=dtype,
         local=20,
         update=30,
-        policy=pk.HardKV(most=50, p=0.8),
+        policy=POLICIES[policy],
+        dense_below=0,
         segment_tokens=64,
         threads=threads,
     )
@@ -39,18 +42,22 @@ def run(dtype: str, head_dim: int, group: int, threads: int) -> dict:
         out = cache.decode(0, [s], *randn_step(rng, 1, config))
         digest.update(np.ascontiguousarray(bits(out)).tobytes())
     explanation = cache.explain(0, s, randn_q(rng, 1, config)[0])
+    details = explanation.details
     return {
         "kept": explanation.kept.tolist(),
-        "held": explanation.details.held.tolist(),
+        "held": details.held.tolist() if policy == "hardkv" else None,
+        "positions": explanation.positions.tolist(),
+        "scores": details.page_scores.tolist() if policy == "prkv" else None,
         "outputs": digest.hexdigest(),
     }
 
 
 if __name__ == "__main__":
+    named = sys.argv[2] if len(sys.argv) > 2 else "hardkv"
     print(
         json.dumps(
             [
-                run(dtype, head_dim, group, int(sys.argv[1]))
+                run(named, dtype, head_dim, group, int(sys.argv[1]))
                 for dtype in ("float32", "float16", "bfloat16")
                 for head_dim, group in ((64, 1), (80, 3), (128, 4), (256, 7))
             ]

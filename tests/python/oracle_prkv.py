@@ -44,9 +44,9 @@ def digest(keys: np.ndarray, box: bool) -> tuple[np.ndarray, np.ndarray]:
     middle = ((low * up) * half + (high * up) * half).astype(np.float16)
     away = np.abs(keys * up - middle.astype(np.float32))
     if box:
-        reach = np.maximum(high * up - middle, middle - low * up).astype(np.float32)
-        reach = np.where(reach > 0, np.nextafter(reach, np.float32(np.inf)), np.float32(0))
-        near = reach.astype(np.float16)
+        centre = middle.astype(float)
+        reach = np.maximum((high * up).astype(float) - centre, centre - (low * up).astype(float))
+        near = reach.astype(np.float32).astype(np.float16)
         distance = np.where(near < reach, np.nextafter(near, np.float16(np.inf)), near)
     else:
         total = np.add.accumulate(away, axis=0)[-1]
@@ -172,12 +172,12 @@ class PrkvModel(Model):
             if pages == 0 or alone:
                 found.append(Found(np.zeros(0), [], 0))
                 continue
-            own = [x for x in q[h * group : (h + 1) * group].astype(np.float64)]
-            own = [x for x in own if np.isfinite(x).all()]
+            own = q[h * group : (h + 1) * group].astype(np.float64)
+            own = own[np.isfinite(own).all(axis=1)]
             digests, live = self.digests(h, self.kept(h))
             scores = [
-                score(own, *d) if rows and own else -np.inf
+                score(own, *d) if rows and len(own) else -np.inf
                 for d, rows in zip(digests, live, strict=True)
             ]
-            found.append(Found(np.array(scores), live, pages if own else 0))
+            found.append(Found(np.array(scores), live, pages if len(own) else 0))
         return found

@@ -18,9 +18,9 @@ constexpr int64_t kMostPage = 64;
 constexpr int kTop = 14;
 constexpr int kLeast = -100;  // smaller numbers rank nothing, and the unit stays a normal float
 
-/** The next float16 up, of a number that is not negative. */
-uint16_t float16_above(float x) {
-  const uint16_t half = float_to_float16(x);
+/** The least float16 that is not below x, which is not negative. */
+uint16_t float16_above(double x) {
+  const uint16_t half = float_to_float16(float(x));
   return float16_to_float(half) < x ? uint16_t(half + 1) : half;
 }
 
@@ -71,9 +71,9 @@ void digest_page(const Kernels& kernels, const ModelShape& shape, bool box, cons
   }
   if (box) {
     for (int64_t d = 0; d < dim; ++d) {
-      const float reach = std::max(high[d] * up - middle[d], middle[d] - low[d] * up);
-      // A difference is rounded: the float above it is at least what it should be.
-      out.digest[dim + d] = float16_above(reach > 0 ? std::nextafter(reach, INFINITY) : 0.0f);
+      const double reach =
+          std::max(double(high[d] * up) - middle[d], middle[d] - double(low[d] * up));
+      out.digest[dim + d] = float16_above(reach);
     }
     return;
   }

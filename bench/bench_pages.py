@@ -1,0 +1,105 @@
+"""What does PRKV cost? Digests and the choice after a prompt, steps, and the steps that choose.
+
+Seconds are of the processor, so that other work on the machine does not count. A dense step attends
+to all tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from statistics import median
+
+import harness
+import pariskv_core as pk
+import torch
+
+_KV_HEADS = 8
+_QUERY_HEADS = 32
+_HEAD_DIM = 128
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    begin = time.process_time()
+    call()
+    return time.process_time() - begin
+
+
+def _rows(tokens: int, heads: int) -> torch.Tensor:
+    return torch.randn(tokens, heads, _HEAD_DIM).bfloat16()
+
+
+def _measure(tokens: int, policy: pk.PRKV, dense: bool, steps: int) -> dict[str, float]:
+    torch.manual_seed(0)
+    config = pk.Config(
+        layers=1,
+        query_heads=_QUERY_HEADS,
+        kv_heads=_KV_HEADS,
+        head_dim=_HEAD_DIM,
+        policy=policy,
+        threads=1,
+        dense_below=2 * tokens if dense else 0,
+    )
+    k, v, q = (_rows(tokens, heads) for heads in (_KV_HEADS, _KV_HEADS, _QUERY_HEADS))
+    q *= 2
+    new_k, new_v, new_q = (_rows(steps, heads) for heads in (_KV_HEADS, _KV_HEADS, _QUERY_HEADS))
+    new_q *= 2
+    with pk.Cache(config) as cache:
+        for _ in range(2):  # memory that is new to the process takes longer
+            s = cache.add()
+            plain_prompt = _seconds(lambda: cache.prefill(0, [s], k, v))  # noqa: B023
+            cache.remove(s)
+        s = cache.add()
+        prompt = _seconds(lambda: cache.prefill(0, [s], k, v, q=q))
+        stats = cache.stats()
+        plain, choosing = [], []
+        for t in range(steps):
+            row = slice(t, t + 1)
+            before = cache.stats().flushes
+            took = _seconds(lambda: cache.decode(0, [s], new_q[row], new_k[row], new_v[row]))  # noqa: B023
+            (choosing if cache.stats().flushes > before else plain).append(took)
+    return {
+        "tokens": tokens,
+        "policy": "dense" if dense else repr(policy),
+        "prefill_seconds": plain_prompt,
+        "choice_seconds": prompt - plain_prompt,
+        "step_seconds": median(plain),
+        "choosing_step_seconds": median(choosing),
+        "summary_bytes": stats.summary_bytes,
+        "kept_bytes": stats.kept_bytes,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=131072)
+    parser.add_argument("--steps", type=int, default=150)
+    arguments = parser.parse_args()
+    cases = [
+        (pk.PRKV(), True),
+        (pk.PRKV(), False),
+        (pk.PRKV(static_share=0.0), False),
+        (pk.PRKV(static_share=1.0), False),
+        (pk.PRKV(page=16), False),
+    ]
+    results = [
+        _measure(arguments.tokens, policy, dense, arguments.steps) for policy, dense in cases
+    ]
+    names = ("prefill_seconds", "choice_seconds", "step_seconds", "choosing_step_seconds")
+    harness.show(
+        f"PRKV, {arguments.tokens:,} tokens × {_KV_HEADS} kv heads, bfloat16, {pk.cpu_level()}",
+        ["policy", "prefill\nms", "its choice\nms", "step\nms", "with choice\nms", "summaries\nMB"],
+        [
+            [r["policy"].replace("PRKV", "").replace("digest='mean'", "")]
+            + [f"{1e3 * r[name]:.3g}" for name in names]
+            + [f"{r['summary_bytes'] / 2**20:.3g}"]
+            for r in results
+        ],
+        "Milliseconds of one processor. A step chooses when the update buffer is full: every 128.",
+    )
+    harness.save("pages", results)
+
+
+if __name__ == "__main__":
+    main()
