@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from quality import kept_rows
+from quality.engine_prkv import EnginePrkv
+from quality.measures import measure
 from quality.methods import logits_of, make_method
 
 DIM, GROUP, TOKENS = 32, 2, 400
@@ -99,6 +101,31 @@ def test_keys_that_come_later_are_found_in_pages(gauss):
 def test_prkv_without_recent_queries_is_an_error(gauss):
     with pytest.raises(ValueError, match="PRKV chooses by the prompt's last queries"):
         make_method("prkv").prefill(gauss(TOKENS, DIM), None)
+
+
+@pytest.mark.parametrize("static", [0.0, 0.25, 0.5, 1.0])
+@pytest.mark.parametrize("loud", [0.0, 20.0])
+def test_the_engine_catches_the_share_that_its_copy_in_torch_does(gauss, static, loud):
+    """Queries that look for a few directions, whose keys lie together as a text's do."""
+    tokens, dim, rows = 2048, 64, 256
+    themes = 3 * gauss(24, dim)
+    keys = gauss(tokens, dim) + themes[torch.arange(tokens) // 16 % 24]
+    keys[:, 5] += loud
+    recent = gauss(64, GROUP, dim) + themes[torch.arange(64) % 6, None]
+    queries = gauss(40, GROUP, dim) + themes[torch.arange(40) % 8, None]
+    resident = torch.full(queries.shape[:2], -math.inf)
+    share = {}
+    for name, method in {
+        "engine": EnginePrkv(static),
+        "torch": make_method("prkv", static=static, rebuilt=False),
+    }.items():
+        method.prefill(keys, recent)
+        chosen = method.select(queries, rows, resident)
+        share[name] = measure(queries, keys, chosen, resident).share().mean().item()
+    # The last page of the copy is cut where the budget ends, the engine's pages are whole.
+    assert share["engine"] == pytest.approx(share["torch"], abs=0.015)
+    if static in (0, 1):
+        assert share["engine"] == pytest.approx(share["torch"], abs=0.002)
 
 
 # --- HARD-KV -------------------------------------------------------------------------------------

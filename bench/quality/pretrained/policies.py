@@ -13,6 +13,7 @@ import torch
 from pariskv_core.cli.weights import Weights
 from torch import Tensor
 
+from quality.engine_prkv import EnginePrkv
 from quality.inside import Residency
 from quality.kept_rows import Prkv, counts_by_mass, mass_of_most, observed, pooled
 from quality.measures import Quality, measure
@@ -59,6 +60,16 @@ def _prkv(head: Head, found: Found) -> None:
             for rows in BUDGETS:
                 chosen = method.select(head.queries, rows, head.resident)
                 found.setdefault(name, {}).setdefault(rows, []).append(head.quality(chosen, rows))
+
+
+def _engine_prkv(head: Head, found: Found) -> None:
+    for static in STATIC:
+        method = EnginePrkv(static)
+        method.prefill(head.keys, head.recent)
+        for rows in BUDGETS:
+            chosen = method.select(head.queries, rows, head.resident)
+            name = f"PRKV by the engine, static {static:g}"
+            found.setdefault(name, {}).setdefault(rows, []).append(head.quality(chosen, rows))
 
 
 def _quest(head: Head, found: Found) -> None:
@@ -116,6 +127,7 @@ def of_capture(taken: Capture, track: Track) -> dict[str, Any]:
         _engine(asked, heads, found)
         for head in heads:
             _prkv(head, found)
+            _engine_prkv(head, found)
             _quest(head, found)
         every += heads
     used = _hardkv(every, found)
