@@ -15,6 +15,7 @@ TEST_P(Simd, NamesItselfAndIsComplete) {
   EXPECT_STREQ(kernels_->name, GetParam().name);
   EXPECT_TRUE(kernels_->encode && kernels_->score_signs && kernels_->score_votes &&
               kernels_->mean_dots && kernels_->collect && kernels_->round_dots &&
+              kernels_->step_logits && kernels_->weigh && kernels_->add_shares &&
               kernels_->estimate && kernels_->score_pages && kernels_->attend &&
               kernels_->sum_exp && kernels_->add_exp && kernels_->to_float);
 }
@@ -124,7 +125,7 @@ TEST_P(Simd, Collect) {
 TEST_P(Simd, RoundDots) {
   for (int64_t head_dim : kHeadDims) {
     for (DType dtype : kDTypes) {
-      for (int64_t count : {0, 1, 63, 128}) {
+      for (int64_t count : {0, 1, 33, 63, 64, 130}) {
         std::vector<float> rows = normals(count * 2 * head_dim);
         make_awkward(rows, head_dim);
         const Elements elements(rows, dtype);
@@ -132,7 +133,7 @@ TEST_P(Simd, RoundDots) {
         for (int64_t r = 0; r < count; ++r) {
           keys[r] = elements.data() + r * 2 * head_dim * size_of(dtype);
         }
-        for (int64_t queries : {1, 2, 4, 7, 16}) {
+        for (int64_t queries : {1, 2, 7, 16, 65}) {
           const auto query = integers<int16_t>(queries * head_dim, -127, 127);
           std::vector<int32_t> expected(queries * count + 1, 7), actual = expected;
           std::vector<uint8_t> exponents(count + 1, 7), exponents_too = exponents;

@@ -16,6 +16,9 @@ void mean_dots(const MeanDotsRun& run);
 int64_t collect(const uint8_t* scores, int64_t count, uint8_t threshold, int64_t* ties,
                 int32_t base, int32_t* out);
 void round_dots(const RoundDotsRun& run);
+void step_logits(const StepLogitsRun& run);
+uint64_t weigh(int32_t* logits, int64_t count, int32_t most, const uint32_t* table);
+void add_shares(const int32_t* weights, int64_t count, uint64_t reciprocal, uint64_t* shares);
 void estimate(const EstimateRun& run);
 void score_pages(const ScorePagesRun& run);
 void attend(const AttendRun& run);

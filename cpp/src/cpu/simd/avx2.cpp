@@ -16,6 +16,7 @@
 #include "cpu/simd/round_dots.inl"
 
 #include "cpu/simd/mean_dots.inl"
+#include "cpu/simd/observe.inl"
 #include "cpu/simd/score_pages.inl"
 
 namespace pariskv::cpu {
@@ -313,8 +314,9 @@ void tally(const uint8_t* signs, const int32_t* units, int64_t count, int64_t su
 }  // namespace
 
 const Kernels kAvx2Kernels = {
-    "avx2",     encode,   tally,       score_signs, score_votes, mean_dots, collect,
-    round_dots, estimate, score_pages, attend,      sum_exp,     add_exp,   to_float,
+    "avx2",      encode,     tally,       score_signs, score_votes, mean_dots,
+    collect,     round_dots, step_logits, weigh,       add_shares,  estimate,
+    score_pages, attend,     sum_exp,     add_exp,     to_float,
 };
 
 }  // namespace pariskv::cpu

@@ -93,6 +93,20 @@ struct RoundDotsRun {
   uint8_t* exponents;    // (count) of a key's largest element, see kLeastExponent; 255: not finite
 };
 
+/** Logits in whole steps (octaves.h) from products of 8-bit keys and one query. */
+struct StepLogitsRun {
+  const int32_t* dots;  // (count)
+  const float* steps;   // (count) of the keys, see key_step
+  int64_t count;
+  float unit;       // of the query
+  int32_t offset;   // steps that are added
+  int32_t most;     // steps at most, either way
+  int32_t* logits;  // (count) become these if they are less
+};
+
+/** A weight times a reciprocal is a share so many bits further up: see observe.h. */
+constexpr int kShareShift = 29;
+
 /** Estimated logits (less the query's own factors) of some keys of one segment. */
 struct EstimateRun {
   const uint8_t* signs;    // (keys, subspaces)
@@ -178,6 +192,14 @@ struct Kernels {
                      int32_t base, int32_t* out);
 
   void (*round_dots)(const RoundDotsRun&);
+
+  // Attention in whole numbers, observe.h.
+  void (*step_logits)(const StepLogitsRun&);
+  /** Logits become weights, `most` being the largest; returns their sum. table: kWeights. */
+  uint64_t (*weigh)(int32_t* logits, int64_t count, int32_t most, const uint32_t* table);
+  /** Adds share_of each weight. */
+  void (*add_shares)(const int32_t* weights, int64_t count, uint64_t reciprocal, uint64_t* shares);
+
   void (*estimate)(const EstimateRun&);
   void (*score_pages)(const ScorePagesRun&);
   void (*attend)(const AttendRun&);

@@ -15,6 +15,7 @@ constexpr int64_t kTile = 64;                        // rows of a task
 constexpr int64_t kQueriesAtOnce = 64;               // heads of queries in one pass over a tile
 constexpr int64_t kMostPool = 63;                    // neighbours, see HardKv::validate
 constexpr int32_t kMostLogit = int32_t(kMostSteps);  // of a part of a logit, in steps
+constexpr int32_t kNoCap = 1 << 29;                  // above any sum of such parts
 constexpr int64_t kReferenceKeys = 15;               // evenly spaced, whose median is the reference
 
 class Observer {
@@ -248,21 +249,8 @@ class Observer {
       for (int64_t q = 0; q < some; ++q) {
         const RecentScale& scale = choice_.scales[done + q];
         int32_t* logits = logits_of(choice_.owner[done + q]);
-        const int32_t offset = choice_.offsets[done + q];
-        // logit_steps, loop by loop: as one loop compilers make branches of it.
-        float products[kTile];
-        int32_t own[kTile];
-        for (int64_t r = 0; r < count; ++r) {
-          products[r] = float(dots[q * count + r]) * finite_unit(scale.unit * steps[r]);
-        }
-        for (int64_t r = 0; r < count; ++r) {
-          products[r] = std::min(std::max(products[r], -kMostSteps), kMostSteps);
-        }
-        for (int64_t r = 0; r < count; ++r) own[r] = offset + int32_t(nearest(products[r]));
-        if (scale.most < kMostLogit) {  // there is a soft cap
-          for (int64_t r = 0; r < count; ++r) own[r] = std::clamp(own[r], -scale.most, scale.most);
-        }
-        for (int64_t r = 0; r < count; ++r) logits[r] = std::max(logits[r], own[r]);
+        kernels_.step_logits({dots + q * count, steps, count, scale.unit, choice_.offsets[done + q],
+                              scale.most < kMostLogit ? scale.most : kNoCap, logits});
       }
       done += some;
     } while (done < end);
@@ -286,11 +274,8 @@ class Observer {
     int32_t* logits = choice_.logits + i * choice_.width;
     const int32_t most = *std::max_element(logits, logits + count);
     uint64_t sum = 0, pooled = 0;
-    for (int64_t j = 0; j < count; ++j) {
-      const uint32_t weight = logits[j] == kNoLogit ? 0 : weight_of(most - logits[j]);
-      logits[j] = int32_t(weight);
-      sum += weight;
-    }
+    if (most == kNoLogit) std::fill_n(logits, count, 0);  // it sees none of them
+    if (most > kNoLogit) sum = kernels_.weigh(logits, count, most, kWeights.data());
     for (int64_t first = 0; first < count && rules_.pool > 1; first += kTile) {
       uint32_t largest[kTile];
       pool(logits, first, count, largest);
@@ -325,9 +310,7 @@ class Observer {
     for (int64_t i = 0; i < asking; ++i) {
       const int32_t* weights = choice_.logits + i * choice_.width;
       const uint64_t* reciprocals = choice_.reciprocals + 2 * i;
-      for (int64_t r = 0; r < some; ++r) {
-        shares[r] += share_of(uint32_t(weights[first + r]), reciprocals[0]);
-      }
+      kernels_.add_shares(weights + first, some, reciprocals[0], shares);
       if (rules_.pool == 1) continue;
       uint32_t largest[kTile];
       pool(weights, first, count, largest);
