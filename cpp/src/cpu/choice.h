@@ -1,6 +1,6 @@
 /**
- * A choice of kept rows on its way through the CPU's verbs: arrays that are cut from scratch, what
- * attention the last queries pay to rows, the best of them, and the block that these fill.
+ * A choice of kept rows on its way through the CPU's verbs: arrays that are cut from scratch, the
+ * attention that the last queries pay to rows, the best rows, and the block that they fill.
  */
 #pragma once
 
@@ -16,19 +16,19 @@ namespace pariskv::cpu {
 constexpr uint8_t kNewcomer = 255;  // the age of a row that was not kept before
 constexpr uint8_t kChosen = 2;      // of Choice::usable
 
-/** What a policy makes of its last queries. */
+/** How a policy looks at its last queries. */
 struct ObserveRules {
   bool whole;      // rows are chosen from all of a zone, whatever is kept of it
   bool each_head;  // every query head is an asker; else a group's largest logits are one
-  int64_t pool;    // neighbours whose largest logit ranks a row; 1: its own does
+  int64_t pool;    // neighbours: their largest logit ranks a row; 1: its own does
   int64_t top;     // first and last askers of a head are compared by their best so many; 0: no
 
   bool fresh(const KeptChange& change) const { return whole || change.fresh(); }
 };
 
-/** The arrays of a choice, cut from scratch. Those of askers and logits are one head's. */
+/** The arrays of a choice, cut from scratch. Askers and logits are one head's. */
 struct Choice {
-  static constexpr int64_t kAskersAtOnce = 32;  // whose logits are there at a time
+  static constexpr int64_t kAskersAtOnce = 32;  // have their logits there at a time
 
   int64_t width;          // rows per head, at most
   int16_t* numbers;       // (queries, key_dim) of the heads of queries that have a say
@@ -42,13 +42,13 @@ struct Choice {
   uint64_t* reciprocals;  // (kAskersAtOnce, 2) of the weights' sum, and of the pooled ones'
   int32_t* positions;     // (heads, width) of the rows, ascending
   uint8_t* ages;          // (heads, width) of rows that were kept, see kept.h; kNewcomer
-  uint8_t* usable;        // (heads, width) 1: the key is finite, as is what the reference leaves;
+  uint8_t* usable;        // (heads, width) 1: the key is finite, also without the reference;
                           // kChosen: it is among the best
   uint64_t* shares;       // (heads, width) of the attention, summed over askers
   uint64_t* ranks;        // (heads, width) the metric, the same way; 0 without a say
   int64_t* counts;        // (heads) rows
   uint8_t* heard;         // (heads) some query had a say
-  int64_t* compared;      // (heads) query heads whose first and last askers were compared,
+  int64_t* compared;      // (heads) query heads with first and last askers compared,
   int64_t* agreed;        // (heads) and rows that are among the best of both, summed over these
 
   static Choice cut(const ModelShape& shape, const ObserveRules& rules, int64_t width,
@@ -97,11 +97,11 @@ void observe(const Kernels& kernels, ThreadPool& pool, const ModelShape& shape,
  */
 void take_best(const Choice& choice, int64_t head, int64_t keep, uint64_t share);
 
-/** Fills a head's part of a block: the chosen rows, then those that lost too few choices. */
+/** Fills a head's part of a block: the chosen rows, then rows that lost too few choices. */
 void fill_kept(const ModelShape& shape, const KeptChange& change, const Choice& choice,
                int64_t head, int64_t patience);
 
-/** The same of a zone that was cut: what is left of the rows that were kept. */
+/** The same of a zone that was cut: the kept rows that are left. */
 void trim_kept(const ModelShape& shape, const KeptChange& change, int64_t head);
 
 /** The positions that the kv heads of a sequence keep: attended to, or held. */

@@ -6,7 +6,7 @@
 
 namespace pariskv::cpu {
 
-/** Keys of a page: those with a bit in `live`, of the positions from `begin` on. */
+/** The keys of a page that have a bit in `live`, of the positions from `begin` on. */
 struct PageKeys {
   const SequenceView& sequence;
   int64_t head;

@@ -26,7 +26,7 @@ class PrkvStep {
   void search(const DecodeArgs& args, const PrkvRules& rules, const Running& running);
   int64_t candidates(const ModelShape&) const { return 0; }
 
-  /** What the first sequence of a step keeps, and the pages that were found for it. */
+  /** The rows that the first sequence of a step keeps, and the pages found for it. */
   Trace trace(const DecodeArgs& args, const PrkvRules& rules) const;
 
   void keep_up(const PrkvDigest& args);
@@ -36,17 +36,17 @@ class PrkvStep {
   void keep_up(const PrkvKeep& args);
 
  private:
-  /** A sequence whose pages are looked for, and its arrays. */
+  /** A sequence that pages are looked for in, and its arrays. */
   struct Item {
     SequenceView sequence;
     PrkvSplit split;
     int64_t row;         // in the batch
     int64_t first_page;  // of the zone
     int64_t pages;
-    float* query;         // (heads, group, key_dim) those that have a say first
+    float* query;         // (heads, group, key_dim) the ones with a say first
     int64_t* asking;      // (heads) how many have
     float* scores;        // (heads, pages)
-    uint64_t* order;      // (heads, pages) scratch of the choice, whose best come first
+    uint64_t* order;      // (heads, pages) scratch of the choice, the best first
     uint64_t* live;       // (heads, pages) rows that may be selected
     int64_t* found;       // (heads) pages
     int32_t* selected;    // (heads, width) positions; part of Selection

@@ -61,7 +61,8 @@ void round_dots_of(const RoundDotsRun& run) {
 #if defined(__AVX512VNNI__)
 /**
  * The same for many keys and queries: a lane for each of 16 keys, 4 dimensions in a step. Keys
- * have 128 added, as one factor of a byte product has no sign, and what that adds is taken off.
+ * have 128 added, as one factor of a byte product has no sign, and the sum that this adds is taken
+ * off.
  */
 template <typename Source, int kVectors>
 void round_many_dots_of(const RoundDotsRun& run) {

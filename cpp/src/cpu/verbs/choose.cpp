@@ -22,7 +22,7 @@ class KeptWriter {
     layout_.ages(block_, head_)[filled_] = age;
     std::memcpy(layout_.row(block_, head_, filled_++), row, size_t(layout_.row_bytes));
   }
-  /** The rows so far are attended to, the others held. */
+  /** The rows so far are attended to, later ones held. */
   void end_of_attended() { attended_ = filled_; }
   void finish() {
     layout_.counts(block_, head_)[0] = int32_t(attended_);

@@ -1,4 +1,4 @@
-// PRKV's search: the pages whose digests promise most, and their rows.
+// PRKV's search: the pages that promise most by their digests, and their rows.
 #include <algorithm>
 #include <cmath>
 #include <functional>

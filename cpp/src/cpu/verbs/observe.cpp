@@ -79,7 +79,7 @@ class Observer {
     choice_.first_asker[shape_.group] = askers_;
   }
 
-  /** Those of query heads [first, last): at each position they are one asker. */
+  /** The queries of heads [first, last): at each position they are one asker. */
   void gather(int64_t first, int64_t last) {
     const RecentLayout recent = shape_.recent_queries();
     for (int64_t p = change_.queries.begin; p < change_.queries.end; ++p) {
@@ -214,7 +214,7 @@ class Observer {
     return count;
   }
 
-  /** Logits of a tile of rows, of some askers: theirs are those from number `at` on. */
+  /** Logits of a tile of rows, of some askers, to the arrays from number `at` on. */
   void set_logits(int64_t head, int64_t tile, const Askers& askers, int64_t at) {
     const int64_t first = tile * kTile, count = std::min(kTile, choice_.counts[head] - first);
     const int32_t* positions = choice_.positions + head * choice_.width + first;
@@ -326,7 +326,7 @@ class Observer {
   const KeptChange& change_;
   const Choice& choice_;
   float reference_[kMaxHeadDim];      // of the head at hand, as are
-  int64_t askers_ = 0, queries_ = 0;  // those that have a say
+  int64_t askers_ = 0, queries_ = 0;  // that have a say
 };
 
 }  // namespace
