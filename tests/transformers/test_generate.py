@@ -57,9 +57,17 @@ def test_the_defaults_search_and_estimate_the_rest():
     assert distinct(expected, 400) >= 20
 
 
-def test_hardkv_chooses_by_the_queries_of_the_prompt_and_of_every_flush():
+@pytest.mark.parametrize(
+    ("policy", "all_rows"),
+    [
+        (pk.HardKV(most=16, p=1.0), pk.HardKV(most=500, p=1.0)),
+        (pk.PRKV(budget=32, static_share=0.5, page=8), pk.PRKV(budget=500, page=8)),
+    ],
+    ids=["HardKV", "PRKV"],
+)
+def test_rows_are_kept_by_the_queries_of_the_prompt_and_of_every_flush(policy, all_rows):
     llama, inputs = model("llama"), prompt(tokens=100)
-    few = {"policy": pk.HardKV(most=16, p=1.0), "local": 8, "update": 10, "threads": 1}
+    few = {"policy": policy, "local": 8, "update": 10, "threads": 1}
     cache = pkt.PariskvCache(llama.config, **few)
     llama.set_attn_implementation("pariskv")
     with torch.no_grad():
@@ -69,7 +77,7 @@ def test_hardkv_chooses_by_the_queries_of_the_prompt_and_of_every_flush():
     tokens = generated(llama, inputs, pkt.PariskvCache(llama.config, **few))
     assert tokens.shape == generated(llama, inputs).shape
     # With room for all rows tokens are eager's.
-    roomy = {**few, "policy": pk.HardKV(most=500, p=1.0)}
+    roomy = {**few, "policy": all_rows}
     tokens = generated(llama, inputs, pkt.PariskvCache(llama.config, **roomy))
     assert torch.equal(tokens, generated(llama, inputs))
 
