@@ -162,7 +162,7 @@ class Scene {
     const int64_t room = (candidates_ + 4095) / 4096 * 4096;
     const auto lay_out = [&](char* base) {
       return lay_out_scratch(base, shape_, shape_.group, settings_.top_k,
-                             settings_.scorer == Scorer::kVotes, 0, tokens, room);
+                             settings_.scorer == Scorer::kVotes, 0, false, tokens, room);
     };
     const int64_t head_bytes = lay_out(nullptr).head_bytes, bytes = shape_.kv_heads * head_bytes;
     char* scratch = device_memory<char>(batch * bytes);

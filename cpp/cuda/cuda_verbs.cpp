@@ -151,6 +151,7 @@ DecodeCall CudaBackend::call_of(const DecodeArgs& args, const ParisKvRules& rule
   call.top_k = rules.top_k;
   call.searchers = rules.searchers;
   call.tail_rows = rules.tail_rows;
+  call.budget = rules.budget;
   call.batch = args.batch;
   call.heads = args.batch * args.shape.kv_heads;
   call.layer = args.layer;
@@ -189,12 +190,14 @@ void CudaBackend::launch(const DecodeArgs& args, const ParisKvRules& rules, Stre
 HeadTrace CudaBackend::trace_head(const DecodeArgs& args, const ParisKvRules& rules, int64_t head) {
   const Lane& lane = explaining_.sent;
   const HeadScratch& at = lane.scratch;
+  const auto at_head = [&](const auto* of_first_head) {
+    return reinterpret_cast<const char*>(of_first_head) + head * lane.head_bytes;
+  };
   const auto fetch_to = [&](auto& target, const auto* of_first_head, int64_t index, int64_t count) {
     using Element = typename std::decay_t<decltype(target)>::value_type;
     static_assert(std::is_same_v<const Element*, decltype(of_first_head)>);
     target.resize(size_t(count));
-    const char* from = reinterpret_cast<const char*>(of_first_head + index);
-    fetch(target.data(), from + head * lane.head_bytes, count * int64_t(sizeof(Element)));
+    fetch(target.data(), at_head(of_first_head + index), count * int64_t(sizeof(Element)));
   };
   std::vector<int32_t> count, selected;
   fetch_to(count, at.candidate_count, 0, 1);
@@ -214,6 +217,7 @@ HeadTrace CudaBackend::trace_head(const DecodeArgs& args, const ParisKvRules& ru
   std::stable_sort(trace.selected.begin(), trace.selected.end(),
                    [&](int32_t a, int32_t b) { return worth[size_t(a)] > worth[size_t(b)]; });
   for (const int32_t index : trace.selected) trace.worth.push_back(worth[size_t(index)]);
+  if (rules.budget > 0) fetch(&trace.mass, at_head(at.mass), int64_t(sizeof trace.mass));
   return trace;
 }
 
@@ -230,6 +234,7 @@ Trace CudaBackend::trace(const DecodeArgs& args, const ParisKvRules& rules, Stre
   launch_decode(call, handle_of(stream));
   wait_for(handle_of(stream), "explain");
   ParisKvTrace trace;
+  trace.weighed = rules.budget > 0;
   for (int64_t head = 0; head < args.shape.kv_heads; ++head) {
     trace.heads.push_back(trace_head(args, rules, head));
   }

@@ -56,6 +56,14 @@ void ParisKv::validate() const {
         block);
   }
   within("policy.tail_rows", tail_rows, 16, 8192);
+  if (mass && !(*mass > 0 && *mass <= 1)) {  // also catches NaN
+    fail("[config] policy.mass: expected a share above 0 and at most 1, or none, got ", *mass);
+  }
+  if (mass && group_rule == GroupRule::kMeanQuery) {
+    fail("[config] policy.mass: expected none with the group_rule mean_query, got ", *mass,
+         ": its rows are ranked by the logits of one query, which say nothing of a share of the "
+         "attention; attention_mass does");
+  }
   if (schedule.empty()) fail("[config] policy.schedule: expected at least one step, got none");
   int64_t previous = -1;
   for (const ScheduleStep& step : schedule) {

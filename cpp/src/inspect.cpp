@@ -118,6 +118,11 @@ Stats Cache::stats() const {
   stats.candidates = counts.candidates;
   stats.fetched_rows = counts.rows;
   stats.cached_rows = counts.cached_rows;
+  if (counts.weighed > 0) {
+    const double all = double(DecodeCounts::kAllMass);
+    stats.mean_mass = double(counts.mass) / all / double(counts.weighed);
+    stats.least_mass = 1 - double(counts.most_missed) / all;
+  }
   std::set<const void*> seen;  // forks share blocks
   const auto bytes_once = [&](const auto& block) {
     return seen.insert(&block).second ? block.bytes() : 0;

@@ -158,6 +158,13 @@ struct DecodeCounts {
   int64_t candidates = 0;
   int64_t rows = 0;
   int64_t cached_rows = 0;  // of rows: found in the row cache
+  // Shares of the attention that goes to rows attended to exactly, where a policy estimates them.
+  int64_t weighed = 0;      // searches of kv heads
+  int64_t mass = 0;         // the sum of their shares
+  int64_t most_missed = 0;  // what one of them lacked
+
+  /** All of the attention: shares of 2^39 searches can be added up. */
+  static constexpr int64_t kAllMass = 1 << 24;
 };
 
 /** Exact logits of chosen rows, for explanations. */

@@ -1,9 +1,11 @@
 // The policies, each from keywords.
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
 #include <tuple>
 #include <variant>
 
@@ -74,6 +76,7 @@ nb::dict fields_of(const ParisKv& s) {
   fields["block"] = s.block;
   fields["tail"] = text(s.tail);
   fields["tail_rows"] = s.tail_rows;
+  fields["mass"] = s.mass;
   return fields;
 }
 
@@ -103,6 +106,11 @@ tail
     "own": sample where there are blocks.
 tail_rows
     Rows that are sampled per kv head: as many to twice as many.
+mass
+    A share of the attention, above 0 and at most 1. Rows are taken, best first, until those that
+    are attended to exactly (the resident ones among them) have it, as the search estimates it;
+    never more than top_k. Cache.stats() then has the share that was reached, mean and least; with
+    1 rows are as without a budget, and this is all it does. None: no budget.
 
 Raises ValueError, with what was expected and what came.)";
 
@@ -114,7 +122,8 @@ void bind_pariskv(nb::module_& m) {
           "__init__",
           [](ParisKv* self, int64_t top_k, const std::string& scorer, const std::string& group_rule,
              const std::vector<Step>& schedule, int64_t min_candidates_per_row, uint64_t seed,
-             int64_t block, const std::string& tail, int64_t tail_rows) {
+             int64_t block, const std::string& tail, int64_t tail_rows,
+             std::optional<double> mass) {
             ParisKv settings;
             settings.top_k = top_k;
             settings.scorer = parse_scorer(scorer);
@@ -128,6 +137,7 @@ void bind_pariskv(nb::module_& m) {
             settings.block = block;
             settings.tail = parse_tail(tail);
             settings.tail_rows = tail_rows;
+            settings.mass = mass;
             settings.validate();
             new (self) ParisKv(std::move(settings));
           },
@@ -137,7 +147,8 @@ void bind_pariskv(nb::module_& m) {
           nb::arg("schedule") = steps_of(defaults),
           nb::arg("min_candidates_per_row") = defaults.min_candidates_per_row,
           nb::arg("seed") = defaults.seed, nb::arg("block") = defaults.block,
-          nb::arg("tail") = text(defaults.tail), nb::arg("tail_rows") = defaults.tail_rows)
+          nb::arg("tail") = text(defaults.tail), nb::arg("tail_rows") = defaults.tail_rows,
+          nb::arg("mass") = defaults.mass)
       .def_ro("top_k", &ParisKv::top_k)
       .def_prop_ro("scorer", [](const ParisKv& s) { return text(s.scorer); })
       .def_prop_ro("group_rule", [](const ParisKv& s) { return text(s.group_rule); })
@@ -146,7 +157,8 @@ void bind_pariskv(nb::module_& m) {
       .def_ro("seed", &ParisKv::seed)
       .def_ro("block", &ParisKv::block)
       .def_prop_ro("tail", [](const ParisKv& s) { return text(s.tail); })
-      .def_ro("tail_rows", &ParisKv::tail_rows);
+      .def_ro("tail_rows", &ParisKv::tail_rows)
+      .def_ro("mass", &ParisKv::mass);
   bind_value(pariskv, "ParisKV", fields_of);
 }
 

@@ -100,6 +100,10 @@ void bind_counts(nb::module_& m) {
       .def_ro("candidates", &Stats::candidates, "Reranked, over kv heads.")
       .def_ro("fetched_rows", &Stats::fetched_rows, "Selected, over kv heads.")
       .def_ro("cached_rows", &Stats::cached_rows, "Of those, found in the row cache of a GPU.")
+      .def_ro("mean_mass", &Stats::mean_mass,
+              "Share of the attention of the rows attended to exactly, as searches estimated it: "
+              "its mean over tokens, layers and kv heads. With ParisKV(mass=...); else NaN.")
+      .def_ro("least_mass", &Stats::least_mass, "The least of these.")
       .def("__repr__", [](const Stats& stats) {
         nb::dict fields;
         fields["sequences"] = stats.sequences;
@@ -119,6 +123,8 @@ void bind_counts(nb::module_& m) {
         fields["candidates"] = stats.candidates;
         fields["fetched_rows"] = stats.fetched_rows;
         fields["cached_rows"] = stats.cached_rows;
+        fields["mean_mass"] = stats.mean_mass;
+        fields["least_mass"] = stats.least_mass;
         return text_of_fields("Stats", fields);
       });
 }
@@ -135,7 +141,16 @@ void bind_stats(nb::module_& m) {
       .def_prop_ro("candidate_positions", &matrix_of<P, &P::candidate_positions, &P::kv_heads>,
                    "(kv_heads, candidates) int64, ascending; padded with -1.")
       .def_prop_ro("estimated", &matrix_of<P, &P::estimated, &P::query_heads>,
-                   "(query_heads, selected) float32: logits from the summaries.");
+                   "(query_heads, selected) float32: logits from the summaries.")
+      .def_prop_ro(
+          "mass",
+          [](nb::handle_t<P> self) {
+            const P& p = nb::cast<const P&>(self);
+            return nb::ndarray<nb::numpy, const float, nb::ndim<1>, nb::c_contig>(
+                p.mass.data(), {p.mass.size()}, self);
+          },
+          "(kv_heads) float32: with ParisKV(mass=...), the share of the attention of the rows "
+          "attended to exactly, as estimated; NaN where no query is finite. Empty without.");
 
   using H = HardKvExplanation;
   nb::class_<H>(m, "HardKVExplanation", "What HardKV has besides the rows that it keeps.")

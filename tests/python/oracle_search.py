@@ -140,20 +140,32 @@ def sampled_offsets(scores: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray,
     return offsets[(scores[offsets] > 0) & (scores[offsets] < least)], len(scores) / keys
 
 
+def totals(
+    estimates: np.ndarray, others: np.ndarray, weight: float, resident: np.ndarray
+) -> np.ndarray:
+    """L_h (group): over the resident rows, the candidates, and the other keys, which few stand
+    for. R_h is of (group), the others are of (group, keys)."""
+    seen = np.concatenate([estimates, others + np.log(weight)], axis=1)
+    return np.logaddexp(resident, oracle.log_sum_exp(seen))
+
+
 def attention_mass(
     estimates: np.ndarray, others: np.ndarray, weight: float, resident: np.ndarray
 ) -> np.ndarray:
-    """Mean over the group of exp(e_h(i) - L_h); R_h (group), the others are of (group, keys).
-
-    L_h is over the resident rows, the candidates, and the other keys, which few stand for. What is
-    worth next to nothing goes by the logit that is nearest to its head's L_h.
-    """
-    rest = others + np.log(weight)
-    seen = np.concatenate([estimates, rest], axis=1)
-    everything = np.logaddexp(resident, oracle.log_sum_exp(seen))[:, None]
+    """Mean over the group of exp(e_h(i) - L_h). What is worth next to nothing goes by the logit
+    that is nearest to its head's L_h."""
+    everything = totals(estimates, others, weight, resident)[:, None]
     below = np.where(np.isfinite(everything), estimates - everything, -np.inf)
     worth = np.exp(below).mean(axis=0)
     return np.where(worth < LEAST_WORTH, LEAST_WORTH / (1 - below.max(axis=0)), worth)
+
+
+def rows_within(worth: np.ndarray, resident: float, mass: float | None) -> int:
+    """How many rows, best first, until these and the resident ones have that share."""
+    if mass is None or mass == 1:
+        return len(worth)
+    before = resident + np.cumsum(worth) - worth
+    return int((before < mass).sum())
 
 
 def group_mean(queries: np.ndarray) -> np.ndarray:
@@ -178,6 +190,7 @@ class Decoded:
     worth: list[np.ndarray]  # of the candidates per kv head
     positions: list[np.ndarray]  # per kv head, best first
     resident: np.ndarray  # R_h: log-sum-exp of the resident rows, sink bias and all
+    mass: list[float]  # per kv head: the share of all rows attended to
 
 
 def searches(config, regions: tuple[int, int, int, int]) -> bool:
@@ -257,14 +270,14 @@ def decode(
     sink, zone = regions[0], regions[1]
     if not searches(config, regions):
         out, lse = oracle.attention(q, k, v, logits)
-        return Decoded(out, lse, False, [], [], [], [], [], lse)
+        return Decoded(out, lse, False, [], [], [], [], [], lse, [])
 
     signs = oracle.rotation_signs(oracle.rotated_dim(config.head_dim), config.policy.seed)
     group = config.query_heads // config.kv_heads
     kept = np.r_[0:sink, sink + zone : len(k)]
     _, resident = oracle.attention_over(q, k, v, [kept] * config.kv_heads, logits)
     coarse = coarse_scores(config, q, k, regions, summaries, logits, blocks)
-    result = Decoded(np.empty(0), np.empty(0), True, coarse, [], [], [], [], resident)
+    result = Decoded(np.empty(0), np.empty(0), True, coarse, [], [], [], [], resident, [])
     rows = []
     for head, summary in enumerate(summaries):
         members = slice(head * group, (head + 1) * group)
@@ -277,6 +290,11 @@ def decode(
         rest = estimates_of(summary, others, queries, signs, logits, mine)
         worth = e[0] if mean else attention_mass(e, rest, weight, resident[members])
         best = np.argsort(-worth, kind="stable")[: config.policy.top_k]
+        if not mean:
+            everything = totals(e, rest, weight, resident[members])
+            share = np.exp(resident[members] - everything).mean()
+            best = best[: rows_within(worth[best], share, config.policy.mass)]
+            result.mass.append(share + worth[best].sum())
         result.candidates.append(sink + chosen)
         result.estimates.append(e)
         result.worth.append(worth)

@@ -73,6 +73,12 @@ struct ParisKv {
   int64_t block = 64;
   TailRule tail = TailRule::kOwn;
   int64_t tail_rows = 512;  ///< Rows that are sampled per kv head: as many to twice as many.
+  /**
+   * Rows are taken, best first, until those that are attended to exactly have this share of the
+   * attention, as the search estimates it, in (0, 1]; never more than top_k. With 1 they are as
+   * without a budget. Either way the share is in Stats. Empty: there is none, and it is not known.
+   */
+  std::optional<double> mass;
 
   static constexpr RegionDefaults kRegions = {4, 256, 512, 2048};
 
@@ -91,7 +97,8 @@ struct ParisKv {
   friend bool operator==(const ParisKv& a, const ParisKv& b) {
     return a.top_k == b.top_k && a.scorer == b.scorer && a.group_rule == b.group_rule &&
            a.schedule == b.schedule && a.min_candidates_per_row == b.min_candidates_per_row &&
-           a.seed == b.seed && a.block == b.block && a.tail == b.tail && a.tail_rows == b.tail_rows;
+           a.seed == b.seed && a.block == b.block && a.tail == b.tail &&
+           a.tail_rows == b.tail_rows && a.mass == b.mass;
   }
 };
 

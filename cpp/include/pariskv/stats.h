@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <variant>
 #include <vector>
 
@@ -39,6 +40,13 @@ struct Stats {
   int64_t candidates = 0;       ///< Reranked, over kv heads.
   int64_t fetched_rows = 0;     ///< Selected and attended to, over kv heads.
   int64_t cached_rows = 0;      ///< Of fetched_rows: found in the row cache of a GPU.
+  /**
+   * With ParisKv::mass: the share of the attention of the rows that were attended to exactly, as
+   * searches estimated it, over tokens, layers and kv heads: its mean, and the least of all. NaN
+   * when none did.
+   */
+  double mean_mass = std::numeric_limits<double>::quiet_NaN();
+  double least_mass = std::numeric_limits<double>::quiet_NaN();
 };
 
 /** The path of a search by ParisKV, from coarse scores to estimates; see Explanation. */
@@ -49,6 +57,9 @@ struct ParisKvExplanation {
   std::vector<uint8_t> coarse;               ///< (kv_heads, zone_tokens): 0 is never selected.
   std::vector<int64_t> candidate_positions;  ///< (kv_heads, candidates), ascending.
   std::vector<float> estimated;              ///< (query_heads, selected): logits from the codes.
+  /** (kv_heads): with ParisKv::mass, the estimated share of the rows attended to exactly; NaN
+   * where no query is finite. Empty without. */
+  std::vector<float> mass;
 };
 
 /** What HARD-KV has besides the rows that it keeps; see Explanation. */

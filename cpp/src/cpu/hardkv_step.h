@@ -21,7 +21,7 @@ class HardKvStep {
 
   /** Selects nothing. */
   void search(const DecodeArgs& args, const HardKvRules& rules, const Running& running);
-  int64_t candidates(const ModelShape&) const { return 0; }
+  void count(const ModelShape&, DecodeCounts&) const {}
 
   /** What the first sequence of a step keeps. */
   Trace trace(const DecodeArgs& args, const HardKvRules& rules) const;

@@ -24,8 +24,8 @@ class ParisKvStep {
   /** Fills the selection of the step that was cut last. */
   void search(const DecodeArgs& args, const ParisKvRules& rules, const Running& running);
 
-  /** Candidates of the last search. */
-  int64_t candidates(const ModelShape& shape) const;
+  /** Adds what the last search has done. */
+  void count(const ModelShape& shape, DecodeCounts& counts) const;
 
   /** The path of the last search, of its first sequence. */
   Trace trace(const DecodeArgs& args, const ParisKvRules& rules) const;

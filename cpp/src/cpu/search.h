@@ -6,6 +6,7 @@
 
 #include "codec/head_scale.h"
 #include "cpu/running.h"
+#include "policy/pariskv/budget.h"
 #include "policy/pariskv/plan.h"
 #include "tail.h"
 
@@ -43,6 +44,8 @@ struct SearchItem {
   int64_t* selected_count;      // (heads)
   float* selected_worth;        // (heads, top_k)
   int32_t* selected_candidate;  // (heads, top_k) index into candidate
+  MassBudget* budget;           // (heads); null: rows have none
+  uint64_t* mass;               // (heads) that was reached
   int32_t* tail_position;       // (heads, tail_width) part of Selection
   int64_t* tail_count;          // (heads)
   uint8_t* tail_selected;       // (heads, tail_width) which rows of the tail are selected

@@ -43,6 +43,47 @@ std::vector<Case> all_cases() {
   };
   return {
       make("nothing_to_search", [](Case& c, Config&) { c.tokens = 10; }),
+      make("mass",
+           [=](Case& c, Config& k) { tail(c, k, 32), own(k).mass = .3, c.steps = 6, c.twin = 0; }),
+      make("mass_that_resident_rows_have",
+           [=](Case& c, Config& k) { tail(c, k, 32), own(k).mass = .01, c.twin = 4; }),
+      make("mass_without_a_tail_float32",
+           [=](Case&, Config& k) { own(k).mass = .25, k.dtype = kFloat, k.head_dim = 64; }),
+      make("mass_that_is_never_reached",
+           [=](Case& c, Config& k) { tail(c, k, 16), own(k).mass = 1, k.dtype = kHalf; }),
+      make("mass_of_a_group_of_twenty",
+           [=](Case& c, Config& k) {
+             tail(c, k, 16), own(k).mass = .4, k.query_heads = 20, k.kv_heads = 1;
+             c.sink_bias = true, c.softcap = 20;
+           }),
+      make("mass_of_more_rows_than_a_block_has_threads",
+           [=](Case& c, Config& k) {
+             tail(c, k, 32), own(k).mass = .6, own(k).top_k = 900, c.tokens = 3000, c.steps = 2;
+             own(k).min_candidates_per_row = 1, own(k).schedule = {{0, .5, .2}};
+             c.device = 1, c.twin = 0;
+           }),
+      make("mass_of_all_candidates",
+           [=](Case& c, Config& k) {
+             tail(c, k, 16), own(k).mass = .5, own(k).top_k = 400, c.tokens = 900;
+             own(k).min_candidates_per_row = 1, own(k).schedule = {{0, .3, .2}};
+           }),
+      make("mass_of_equal_keys",
+           [=](Case& c, Config& k) {
+             c.equal_keys = true, own(k).top_k = 300, own(k).mass = .4, votes(k), c.twin = 0;
+           }),
+      make("mass_hostile",
+           [=](Case& c, Config& k) { tail(c, k, 16), c.hostile = true, own(k).mass = .3; }),
+      make("mass_replayed",
+           [=](Case& c, Config& k) {
+             tail(c, k, 32), own(k).mass = .3, c.replayed = true, c.steps = 12, c.flush_after = 4;
+             k.update = 8, k.local = 16, k.row_cache = 16;
+           }),
+      make("mass_in_branches",
+           [=](Case& c, Config& k) {
+             tail(c, k, 16), own(k).mass = .35, c.device = 0, c.twin = 4, c.batch = 3;
+             c.tokens = 400, c.steps = 2;
+             k.query_heads = 12, k.kv_heads = 6, k.head_dim = 64;
+           }),
       make("blocks_of_64", [=](Case& c, Config& k) { blocks(c, k, 64); }),
       make("blocks_of_256_without_queries",
            [](Case& c, Config& k) { own(k).block = 256, c.device = 0, c.twin = 1; }),

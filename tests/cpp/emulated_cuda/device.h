@@ -209,6 +209,12 @@ T atomicAdd(T* pointer, U value) {
   return old;
 }
 template <typename T, typename U>
+T atomicMax(T* pointer, U value) {
+  const T old = *pointer;
+  if (T(value) > old) *pointer = T(value);
+  return old;
+}
+template <typename T, typename U>
 T atomicOr(T* pointer, U value) {
   const T old = *pointer;
   *pointer = T(old | T(value));

@@ -235,7 +235,7 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
   launch(stream, [call] { decode(call); });
 }
 
-LaneScratch lay_out_scratch(char* base, const ModelShape&, int64_t, int64_t, bool, int64_t,
+LaneScratch lay_out_scratch(char* base, const ModelShape&, int64_t, int64_t, bool, int64_t, bool,
                             int64_t zone_capacity, int64_t) {
   LaneScratch scratch{};
   scratch.first.scores = reinterpret_cast<uint8_t*>(base);

@@ -24,6 +24,7 @@ struct DecodeCall {
   int64_t top_k;
   int64_t searchers;  // group, or 1 for mean_query
   int64_t tail_rows;  // see tail.h; 0: what is not selected is left out
+  uint64_t budget;    // of mass, see budget.h; 0: there is none
   int64_t batch;
   int64_t first_head, heads;  // of the batch's, row by row: those of this launch; others may be at
                               // work as well

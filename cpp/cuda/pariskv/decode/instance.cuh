@@ -7,6 +7,7 @@
 
 #include "device/attend_impl.cuh"
 #include "dispatch.h"
+#include "pariskv/decode/attend/budget_impl.cuh"
 #include "pariskv/decode/attend/early_rows_impl.cuh"
 #include "pariskv/decode/attend/kernel.cuh"
 #include "pariskv/decode/attend/parts_impl.cuh"

@@ -287,8 +287,10 @@ class Step {
     const int size = cluster_size(fit_, call_.heads);
     const int bytes = std::max(std::min(kAttendBytes, fit_.shared_bytes),
                                kernels_.attend_space + kernels_.attend_least);
-    // Of more heads, the rows of some keep the bus busy while others are searched.
-    const bool early = call_.batch * call_.shape.kv_heads * size <= fit_.multiprocessors;
+    // Of more heads, the rows of some keep the bus busy while others are searched. Under a budget
+    // even the best rows may not be wanted.
+    const bool early =
+        call_.batch * call_.shape.kv_heads * size <= fit_.multiprocessors && call_.budget == 0;
     const AttendParams params{
         common_, size, bytes, rerank_blocks_, rerank_sets_flags_ && runs(kRerank), early};
     Launch(call_.heads * size, bytes, stream_)
@@ -313,7 +315,7 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
 }
 
 LaneScratch lay_out_scratch(char* base, const ModelShape& shape, int64_t searchers, int64_t top_k,
-                            bool votes, int64_t tail_rows, int64_t zone_capacity,
+                            bool votes, int64_t tail_rows, bool budgeted, int64_t zone_capacity,
                             int64_t candidate_capacity) {
   uintptr_t next = reinterpret_cast<uintptr_t>(base);
   const auto take = [&](auto*& array, int64_t count) {
@@ -343,6 +345,8 @@ LaneScratch lay_out_scratch(char* base, const ModelShape& shape, int64_t searche
   take(at.worth, candidate_capacity);
   take(at.selected, rows);
   take(at.rows, rows);
+  take(at.best, budgeted ? rows : 0);
+  take(at.mass, budgeted ? 1 : 0);
   take(at.selected_count, 1);
   take(at.candidate_count, 1);
   take(at.resident, parts);

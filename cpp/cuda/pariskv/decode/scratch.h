@@ -31,6 +31,8 @@ struct HeadScratch {
   float* worth;                 // (candidate_capacity)
   int32_t* selected;            // (rows) indices into candidates, ascending
   device::SelectedRow* rows;    // (rows) of blocks with too many for their own list
+  uint32_t* best;               // (rows) worths as `sortable` has them, before a budget of mass
+  float* mass;                  // that was reached with it, as a share
   int32_t* selected_count;
   int32_t* candidate_count;
   float* resident;     // (kParts, group, 2 + value_dim): maximum, sum, weighted
@@ -47,7 +49,7 @@ struct LaneScratch {
 
 /** Where the scratch of a lane lies, from `base` on; the capacities fix it. Null: for its size. */
 LaneScratch lay_out_scratch(char* base, const ModelShape& shape, int64_t searchers, int64_t top_k,
-                            bool votes, int64_t tail_rows, int64_t zone_capacity,
+                            bool votes, int64_t tail_rows, bool budgeted, int64_t zone_capacity,
                             int64_t candidate_capacity);
 
 }  // namespace pariskv::cuda

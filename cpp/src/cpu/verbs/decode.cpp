@@ -71,7 +71,7 @@ void CpuBackend::decode(const DecodeArgs& args, Stream) {
     std::visit(
         [&](const auto& rules) {
           step_of(rules).search(args, rules, running);
-          counts_.candidates += step_of(rules).candidates(args.shape);
+          step_of(rules).count(args.shape, counts_);
         },
         args.rules);
   }

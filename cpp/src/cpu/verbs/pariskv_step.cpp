@@ -2,6 +2,7 @@
 #include "cpu/pariskv_step.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "codec/key_statistics.h"
 
@@ -49,10 +50,20 @@ SearchItem cut_item(const DecodeArgs& args, const ParisKvRules& rules, const Seq
   item.order = cutter.take<uint64_t>(heads * candidates);
   item.selected_worth = cutter.take<float>(heads * rules.top_k);
   item.selected_candidate = cutter.take<int32_t>(heads * rules.top_k);
+  if (rules.budget > 0) {
+    item.budget = cutter.take<MassBudget>(heads);
+    item.mass = cutter.take<uint64_t>(heads);
+  }
   item.tail = Tail::beside(std::min(rules.top_k, candidates), sequence.zone_begin,
                            sequence.zone_end, rules.tail_rows);
   item.tail_selected = cutter.take<uint8_t>(heads * Tail::capacity(rules.tail_rows));
   return item;
+}
+
+/** That a head has reached, as a number; NaN where no query has a say. */
+float share_of(const MassBudget& budget, uint64_t mass) {
+  if (budget.all == 0) return std::numeric_limits<float>::quiet_NaN();
+  return float(budget.counted(mass)) / float(DecodeCounts::kAllMass);
 }
 
 }  // namespace
@@ -85,18 +96,24 @@ void ParisKvStep::search(const DecodeArgs& args, const ParisKvRules& rules,
   list_tail(search);
 }
 
-int64_t ParisKvStep::candidates(const ModelShape& shape) const {
-  int64_t count = 0;
+void ParisKvStep::count(const ModelShape& shape, DecodeCounts& counts) const {
   for (const SearchItem& item : items_) {
-    for (int64_t head = 0; head < shape.kv_heads; ++head) count += item.candidate_count[head];
+    for (int64_t head = 0; head < shape.kv_heads; ++head) {
+      counts.candidates += item.candidate_count[head];
+      if (item.budget == nullptr || item.budget[head].all == 0) continue;
+      const int64_t mass = item.budget[head].counted(item.mass[head]);
+      ++counts.weighed;
+      counts.mass += mass;
+      counts.most_missed = std::max(counts.most_missed, DecodeCounts::kAllMass - mass);
+    }
   }
-  return count;
 }
 
 Trace ParisKvStep::trace(const DecodeArgs& args, const ParisKvRules& rules) const {
   const SearchItem& item = items_.front();
   const int64_t zone = item.sequence.zone_tokens(), top_k = rules.top_k;
   ParisKvTrace trace;
+  trace.weighed = item.budget != nullptr;
   for (int64_t head = 0; head < args.shape.kv_heads; ++head) {
     const int64_t count = item.candidate_count[head], selected = item.selected_count[head];
     const uint8_t* scores = item.scores + head * zone;
@@ -112,6 +129,7 @@ Trace ParisKvStep::trace(const DecodeArgs& args, const ParisKvRules& rules) cons
     one.selected.assign(indices, indices + selected);
     const float* worth = item.selected_worth + head * top_k;
     one.worth.assign(worth, worth + selected);
+    if (trace.weighed) one.mass = share_of(item.budget[head], item.mass[head]);
     trace.heads.push_back(std::move(one));
   }
   return trace;

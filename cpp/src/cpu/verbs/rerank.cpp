@@ -163,6 +163,8 @@ void weigh(const SearchArgs& args, const Kernels& kernels, const SearchItem& ite
     return;
   }
   std::fill_n(worth, count, 0.0f);
+  uint64_t at_rest = 0;  // of the attention, that resident rows get
+  int64_t heard = 0;
   Sample others;
   for (int64_t g = 0; g < args.shape().group; ++g) {
     if (g % Sample::kHeads == 0) {
@@ -182,6 +184,12 @@ void weigh(const SearchArgs& args, const Kernels& kernels, const SearchItem& ite
     item.totals[query_head] = all;
     if (!std::isfinite(all)) continue;  // a query that is not finite does not count
     kernels.add_exp(logits, count, all, worth);
+    if (item.budget == nullptr) continue;
+    at_rest += mass_of(std::exp(resident - all));
+    ++heard;
+  }
+  if (item.budget != nullptr) {
+    item.budget[head] = MassBudget::of(args.rules().budget, at_rest, heard, args.shape().group);
   }
   int64_t least = 0;  // candidates that are worth next to nothing
   for (int64_t i = 0; i < count; ++i) {
@@ -213,14 +221,27 @@ void partial_sort(uint64_t* keys, int64_t count, int64_t wanted) {
   std::sort(keys, keys + wanted, std::greater<>());
 }
 
+/** How many of `wanted` rows, best first, the budget of a head has room for. */
+int64_t rows_within(const SearchItem& item, int64_t head, const uint64_t* order, int64_t wanted) {
+  const float* worth = item.worth + head * item.candidates();
+  uint64_t reached = item.budget[head].resident;
+  int64_t rows = 0;
+  while (rows < wanted && reached < item.budget[head].wanted) {
+    reached += mass_of(worth[uint32_t(~uint32_t(order[rows++]))]);
+  }
+  item.mass[head] = reached;
+  return rows;
+}
+
 void take_best(const SearchArgs& args, const SearchItem& item, int64_t head) {
   const int64_t count = item.candidate_count[head];
-  const int64_t wanted = std::min(args.rules().top_k, count);
+  int64_t wanted = std::min(args.rules().top_k, count);
   const float* worth = item.worth + head * item.candidates();
   const int32_t* candidate = item.candidate + head * (item.candidates() + kCollectSlack);
   uint64_t* order = item.order + head * item.candidates();
   for (int64_t i = 0; i < count; ++i) order[i] = sort_key(worth[i], i);
   if (wanted > 0) partial_sort(order, count, wanted);
+  if (item.budget != nullptr) wanted = rows_within(item, head, order, wanted);
   for (int64_t i = 0; i < wanted; ++i) {
     const int64_t index = int64_t(uint32_t(~uint32_t(order[i])));
     item.selected[head * args.rules().top_k + i] =

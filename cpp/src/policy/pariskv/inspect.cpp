@@ -43,7 +43,7 @@ void unpack(const SummaryLayout& layout, uint8_t* block, int64_t head, int64_t s
 }  // namespace
 
 void ParisKvPolicy::explain(const Trace& trace, Explanation& out) const {
-  const std::vector<HeadTrace>& traced = std::get<ParisKvTrace>(trace).heads;
+  const auto& [traced, weighed] = std::get<ParisKvTrace>(trace);
   const int64_t heads = out.kv_heads, group = shape_.group;
   ParisKvExplanation own;
   own.kv_heads = heads;
@@ -53,6 +53,7 @@ void ParisKvPolicy::explain(const Trace& trace, Explanation& out) const {
     own.candidates = std::max(own.candidates, int64_t(head.candidates.size()));
     out.selected = std::max(out.selected, int64_t(head.selected.size()));
     own.coarse.insert(own.coarse.end(), head.scores.begin(), head.scores.end());
+    if (weighed) own.mass.push_back(head.mass);
   }
   own.candidate_positions.assign(size_t(heads * own.candidates), -1);
   own.estimated.assign(size_t(out.query_heads * out.selected), kNone);

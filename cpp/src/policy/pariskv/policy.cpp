@@ -6,6 +6,7 @@
 #include "codec/key_statistics.h"
 #include "codec/schedule.h"
 #include "pariskv/codec.h"
+#include "policy/pariskv/budget.h"
 #include "policy/pariskv/plan.h"
 
 namespace pariskv {
@@ -59,8 +60,13 @@ int64_t ParisKvPolicy::tail_rows() const {
 
 Rules ParisKvPolicy::rules() const {
   const bool mean = settings_.group_rule == GroupRule::kMeanQuery;
-  return ParisKvRules{&codec_,         settings_.scorer,        settings_.group_rule,
-                      settings_.top_k, mean ? 1 : shape_.group, tail_rows()};
+  return ParisKvRules{&codec_,
+                      settings_.scorer,
+                      settings_.group_rule,
+                      settings_.top_k,
+                      mean ? 1 : shape_.group,
+                      tail_rows(),
+                      settings_.mass ? budget_of(*settings_.mass) : 0};
 }
 
 EncodeJob ParisKvPolicy::job_of(const Span& span) const {

@@ -12,10 +12,12 @@ struct HeadTrace {
   std::vector<std::vector<float>> logits;  // (searchers, candidates) estimated
   std::vector<int32_t> selected;           // indices into candidates, best first
   std::vector<float> worth;                // (selected)
+  float mass = 0;                          // of ParisKvExplanation
 };
 
 struct ParisKvTrace {
   std::vector<HeadTrace> heads;  // (heads)
+  bool weighed = false;          // their masses are known
 };
 
 }  // namespace pariskv

@@ -7,6 +7,7 @@
  * | estimates and masses are there | rerank | flags.cuh |
  * | worth of candidates | the block | worth.cuh |
  * | the exact best rows | the cluster | topk.cuh |
+ * | those within a budget of mass, if there is one | the cluster | budget.cuh |
  * | where they lie, which the row cache has | the block | rows.cuh, row_cache.cuh |
  * | attention to them, a part at a time | the block | device/attend.cuh |
  * | all parts put together, the output | the cluster | parts.cuh |
@@ -16,6 +17,7 @@
 #include "codec/head_scale.h"
 #include "device/ptx.cuh"
 #include "device/softmax.cuh"
+#include "pariskv/decode/attend/budget.cuh"
 #include "pariskv/decode/attend/parts.cuh"
 #include "pariskv/decode/attend/rows.cuh"
 #include "pariskv/decode/attend/worth.cuh"
@@ -82,11 +84,6 @@ struct Attend {
   __device__ __forceinline__ int room_bytes() const {
     return params.shared_bytes - int((sizeof space + 127) / 128 * 128);
   }
-  /** Rows that are selected of so many candidates. */
-  __device__ __forceinline__ int wanted(int candidates) const {
-    return int(min(int64_t(candidates), block.call.top_k));
-  }
-
   __device__ __forceinline__ Weighing<Element, kWords> weighing() const {
     return {block, space.all};
   }
@@ -113,12 +110,18 @@ struct Attend {
     }
     if (threadIdx.x == 0) space.select.cut = cut;
     __syncthreads();
+    if (block.call.budget > 0) {
+      // Where blocks were counting keys, which they are past.
+      keep_within_budget(block, cluster, worth, count, space.select,
+                         reinterpret_cast<device::BudgetSpace&>(space.top_k.rows));
+      cut.offset = space.select.cut.offset;
+    }
     device::compact_keys(count, key_of, space.select, [&](int index, int i, int turn) {
       scratch.selected[index] = first + i;
       list.note(index - cut.offset, first + i, turn);
     });
     __syncthreads();
-    if (cluster.rank == 0 && threadIdx.x == 0) *scratch.selected_count = wanted(candidates);
+    if (cluster.rank == 0 && threadIdx.x == 0) *scratch.selected_count = space.select.cut.count;
     list.close(device::passed(space.select), cut.offset);
   }
 
@@ -255,7 +258,7 @@ struct Attend {
     if (cluster.rank != 0 || threadIdx.x != 0 || block.call.counters == nullptr) return;
     auto* counters = reinterpret_cast<unsigned long long*>(block.call.counters);
     atomicAdd(counters, static_cast<unsigned long long>(candidates));
-    atomicAdd(counters + 1, static_cast<unsigned long long>(wanted(candidates)));
+    atomicAdd(counters + 1, static_cast<unsigned long long>(space.select.cut.count));
   }
 
   /** Until all is there that earlier kernels leave. */
