@@ -220,6 +220,7 @@ TABLES: dict[str, tuple[Callable[[Sources], str], str]] = {
     "goals": (tables_pretrained.goals, "pretrained"),
     "inside": (tables_pretrained.inside, "inside"),
     "inside_longer": (tables_pretrained.inside_longer, "inside"),
+    "mass": (tables_pretrained.mass, "inside"),
     "facts": (tables_pretrained.facts, "inside"),
     "ruler": (tables_pretrained.ruler, "inside"),
     "while_writing": (tables_keys.while_writing, "keys"),

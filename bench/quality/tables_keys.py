@@ -10,14 +10,14 @@ from quality.tables_pretrained import named
 
 _LENGTHS = {
     "block 64, all keys": "all keys",
-    "block 64": "**default**",
+    "block 64": "50 to 5 %",
     "block 64, 20 %": "20 %",
     "block 64, 10 %": "10 %",
     "block 64, 5 %": "5 %",
     "block 64, 2 %": "2 %",
     "block 0": "whole keys",
 }
-_WRITTEN = {"block 64": "default", "block 64, 5 %": "5 %", "block 64, 2 %": "2 %"}
+_WRITTEN = {"block 64": "50 to 25 %", "block 64, 5 %": "5 %", "block 64, 2 %": "2 %"}
 _PRKV = {
     "PRKV, static 0": "PRKV, S = 0 (ArkVale)",
     **{

@@ -111,7 +111,7 @@ def _kl_goals(run: dict[str, Any]) -> list[list[str]]:
     whole, best = (text.get(name, {}).get("kl") for name in ("best 100", "best 400"))
     for method, said in (
         ("block 64, tail 512", "KL with a tail of 512"),
-        ("block 64, own tail", f"KL of the default after {run['tokens']:,} tokens"),
+        ("block 64, 5 %, own tail 1,024", f"KL of the default after {run['tokens']:,} tokens"),
     ):
         for whom, most in (
             ("that of the best 400 rows", best),
@@ -163,9 +163,9 @@ _INSIDE = {
     "block 64, tail 256": "block 64 + tail of 256",
     "block 64, tail 512": "**block 64 + tail of 512**",
     "block 64, tail 1,024": "block 64 + tail of 1,024",
-    "block 64, own tail": "**the default**: block 64 + the engine's own tail of 512",
+    "block 64, own tail": "block 64 + the engine's own tail of 512",
     "block 64, own tail 1,024": "the same with a tail of 1,024",
-    "block 64, 5 %, own tail 1,024": "the same, 5 % reranked",
+    "block 64, 5 %, own tail 1,024": "**the default**: the same, 5 % reranked",
     "block 64, 5 %, tail 512": "block 64, 5 % reranked + tail of 512",
     "block 64, 5 %, tail 1,024": "block 64, 5 % reranked + tail of 1,024",
     "block 64, 2 %, tail 512": "block 64, 2 % reranked + tail of 512",
@@ -175,6 +175,31 @@ _INSIDE = {
     "PRKV 1,024, S = 0.5": "1,024 rows by PRKV, S = .5",
     "PRKV 1,024, S = 1": "1,024 kept rows (PRKV, S = 1)",
 }
+
+
+def mass(sources: Sources) -> str:
+    """What a budget by mass saves, and what it costs: of the runs that have one."""
+    runs = [run for run in sources.inside.values() if _BUDGET.format(1) in run.get("text", {})]
+    head = ["the default, rows until they have"]
+    for run in runs:
+        name = f"{named(run)}, {run['tokens']:,}"
+        head += [f"{name}: rows", "estimated mass, mean", "least", "KL", "same top"]
+    rows = []
+    for share_wanted, said in _MASSES.items():
+        cells: list[str] = []
+        for run in runs:
+            at = run["text"].get(_BUDGET.format(share_wanted))
+            if at is None:
+                cells += ["–"] * 5
+                continue
+            cells += [f"{at['rows']:.1f}", share(at["mass"]), share(at["least_mass"])]
+            cells += [_kl(at["kl"]), share(at["same_top"])]
+        rows.append([said, *cells])
+    return table(head, rows)
+
+
+_BUDGET = "the default, mass {}"
+_MASSES = {"1": "no mass: 100", "0.99": ".99", "0.98": ".98", "0.95": ".95", "0.9": ".90"}
 
 
 def _texts(sources: Sources) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -34,6 +34,24 @@ void ratio(const char* field, double value) {
   }
 }
 
+/**
+ * The longer the zone, the smaller the share of it that has to be looked at closely. Whole keys
+ * have the published shares up to 30'000 tokens, and from there on half of them, and less. Beside a
+ * tail of 1,024 rows, blocks of keys need no more than that from 5'000 tokens on: so they stay
+ * below the KL that more candidates reach with half of the tail (bench/quality/RESULTS.md). What
+ * each share costs is in bench/notes/quality.md.
+ */
+std::vector<ScheduleStep> schedule_of(bool has_blocks) {
+  std::vector<ScheduleStep> steps = {{0, .50, .50}};
+  if (has_blocks) {
+    steps.push_back({5'000, .05, .20});
+  } else {
+    steps.insert(steps.end(), {{5'000, .25, .30}, {10'000, .20, .25}, {30'000, .05, .20}});
+  }
+  steps.insert(steps.end(), {{100'000, .04, .20}, {250'000, .025, .20}, {600'000, .0125, .20}});
+  return steps;
+}
+
 }  // namespace
 
 std::string name_of(const Device& device) {
@@ -64,7 +82,6 @@ void ParisKv::validate() const {
          ": its rows are ranked by the logits of one query, which say nothing of a share of the "
          "attention; attention_mass does");
   }
-  if (schedule.empty()) fail("[config] policy.schedule: expected at least one step, got none");
   int64_t previous = -1;
   for (const ScheduleStep& step : schedule) {
     if (step.from_tokens <= previous) {
@@ -80,6 +97,7 @@ void ParisKv::validate() const {
 ParisKv ParisKv::resolved() const {
   ParisKv own = *this;
   if (scorer == Scorer::kVotes) own.block = 0;
+  if (own.schedule.empty()) own.schedule = schedule_of(own.block > 0);
   if (own.tail == TailRule::kOwn) own.tail = own.block > 0 ? TailRule::kSample : TailRule::kNone;
   return own;
 }

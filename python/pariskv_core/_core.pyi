@@ -45,7 +45,8 @@ class ParisKV:
     group_rule
         "attention_mass", or the paper's "mean_query".
     schedule
-        Steps (from_tokens, candidate_ratio, vote_ratio), by tokens in the retrieval zone.
+        Steps (from_tokens, candidate_ratio, vote_ratio), by tokens in the retrieval zone. None: the
+        default of such keys, with blocks or whole; it can be read back.
     min_candidates_per_row
         Candidates are never fewer than this times top_k.
     seed
@@ -60,11 +61,16 @@ class ParisKV:
         "own": sample where there are blocks.
     tail_rows
         Rows that are sampled per kv head: as many to twice as many.
+    mass
+        A share of the attention, above 0 and at most 1. Rows are taken, best first, until those that
+        are attended to exactly (the resident ones among them) have it, as the search estimates it;
+        never more than top_k. Cache.stats() then has the share that was reached, mean and least; with
+        1 rows are as without a budget, and this is all it does. None: no budget.
 
     Raises ValueError, with what was expected and what came.
     """
 
-    def __init__(self, *, top_k: int = 100, scorer: str = 'sign_norm', group_rule: str = 'attention_mass', schedule: Sequence[tuple[int, float, float]] = ..., min_candidates_per_row: int = 4, seed: int = 42, block: int = 64, tail: str = 'own', tail_rows: int = 512) -> None: ...
+    def __init__(self, *, top_k: int = 100, scorer: str = 'sign_norm', group_rule: str = 'attention_mass', schedule: Sequence[tuple[int, float, float]] | None = None, min_candidates_per_row: int = 4, seed: int = 42, block: int = 64, tail: str = 'own', tail_rows: int = 1024, mass: float | None = None) -> None: ...
 
     @property
     def top_k(self) -> int: ...
@@ -92,6 +98,9 @@ class ParisKV:
 
     @property
     def tail_rows(self) -> int: ...
+
+    @property
+    def mass(self) -> float | None: ...
 
     def __repr__(self) -> str: ...
 
@@ -450,6 +459,16 @@ class Stats:
     def cached_rows(self) -> int:
         """Of those, found in the row cache of a GPU."""
 
+    @property
+    def mean_mass(self) -> float:
+        """
+        Share of the attention of the rows attended to exactly, as searches estimated it: its mean over tokens, layers and kv heads. With ParisKV(mass=...); else NaN.
+        """
+
+    @property
+    def least_mass(self) -> float:
+        """The least of these."""
+
     def __repr__(self) -> str: ...
 
 class ParisKVExplanation:
@@ -466,6 +485,12 @@ class ParisKVExplanation:
     @property
     def estimated(self) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', writable=False)]:
         """(query_heads, selected) float32: logits from the summaries."""
+
+    @property
+    def mass(self) -> Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', writable=False)]:
+        """
+        (kv_heads) float32: with ParisKV(mass=...), the share of the attention of the rows attended to exactly, as estimated; NaN where no query is finite. Empty without.
+        """
 
 class HardKVExplanation:
     """What HardKV has besides the rows that it keeps."""

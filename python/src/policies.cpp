@@ -57,7 +57,9 @@ const char* text(TailRule rule) {
   return rule == TailRule::kOwn ? "own" : rule == TailRule::kNone ? "none" : "sample";
 }
 
-std::vector<Step> steps_of(const ParisKv& settings) {
+/** Those that hold: the policy's own where none are set. */
+std::vector<Step> steps_of(const ParisKv& given) {
+  const ParisKv settings = given.resolved();
   std::vector<Step> steps;
   for (const ScheduleStep& step : settings.schedule) {
     steps.emplace_back(step.from_tokens, step.candidate_ratio, step.vote_ratio);
@@ -70,7 +72,7 @@ nb::dict fields_of(const ParisKv& s) {
   fields["top_k"] = s.top_k;
   fields["scorer"] = text(s.scorer);
   fields["group_rule"] = text(s.group_rule);
-  fields["schedule"] = steps_of(s);
+  fields["schedule"] = s.schedule.empty() ? nb::object(nb::none()) : nb::cast(steps_of(s));
   fields["min_candidates_per_row"] = s.min_candidates_per_row;
   fields["seed"] = s.seed;
   fields["block"] = s.block;
@@ -91,7 +93,8 @@ scorer
 group_rule
     "attention_mass", or the paper's "mean_query".
 schedule
-    Steps (from_tokens, candidate_ratio, vote_ratio), by tokens in the retrieval zone.
+    Steps (from_tokens, candidate_ratio, vote_ratio), by tokens in the retrieval zone. None: the
+    default of such keys, with blocks or whole; it can be read back.
 min_candidates_per_row
     Candidates are never fewer than this times top_k.
 seed
@@ -121,15 +124,19 @@ void bind_pariskv(nb::module_& m) {
       .def(
           "__init__",
           [](ParisKv* self, int64_t top_k, const std::string& scorer, const std::string& group_rule,
-             const std::vector<Step>& schedule, int64_t min_candidates_per_row, uint64_t seed,
-             int64_t block, const std::string& tail, int64_t tail_rows,
+             const std::optional<std::vector<Step>>& schedule, int64_t min_candidates_per_row,
+             uint64_t seed, int64_t block, const std::string& tail, int64_t tail_rows,
              std::optional<double> mass) {
             ParisKv settings;
             settings.top_k = top_k;
             settings.scorer = parse_scorer(scorer);
             settings.group_rule = parse_group_rule(group_rule);
-            settings.schedule.clear();
-            for (const auto& [from_tokens, candidate_ratio, vote_ratio] : schedule) {
+            if (schedule && schedule->empty()) {
+              throw nb::value_error(
+                  "[config] policy.schedule: expected at least one step, or None, got none");
+            }
+            for (const auto& [from_tokens, candidate_ratio, vote_ratio] :
+                 schedule.value_or(std::vector<Step>{})) {
               settings.schedule.push_back({from_tokens, candidate_ratio, vote_ratio});
             }
             settings.min_candidates_per_row = min_candidates_per_row;
@@ -143,8 +150,7 @@ void bind_pariskv(nb::module_& m) {
           },
           nb::kw_only(), nb::arg("top_k") = defaults.top_k,
           nb::arg("scorer") = text(defaults.scorer),
-          nb::arg("group_rule") = text(defaults.group_rule),
-          nb::arg("schedule") = steps_of(defaults),
+          nb::arg("group_rule") = text(defaults.group_rule), nb::arg("schedule") = nb::none(),
           nb::arg("min_candidates_per_row") = defaults.min_candidates_per_row,
           nb::arg("seed") = defaults.seed, nb::arg("block") = defaults.block,
           nb::arg("tail") = text(defaults.tail), nb::arg("tail_rows") = defaults.tail_rows,

@@ -141,15 +141,24 @@ TEST(Codec, ExpIsWithinTwoUnits) {
 }
 
 TEST(Codec, ScheduleIsAStepFunctionOfTheZone) {
-  ParisKv settings;
+  ParisKv whole;
+  whole.block = 0;
+  ParisKv settings = ParisKv().resolved();
+  whole = whole.resolved();
   EXPECT_EQ(candidate_count(settings, 300), 300);
   EXPECT_EQ(candidate_count(settings, 4'999), 2'500);
-  EXPECT_EQ(candidate_count(settings, 5'000), 1'250);
-  EXPECT_EQ(candidate_count(settings, 29'999), 6'000);
-  EXPECT_EQ(candidate_count(settings, 30'000), 1'500);
-  EXPECT_EQ(candidate_count(settings, 100'000), 4'000);
-  EXPECT_EQ(candidate_count(settings, 250'000), 6'250);
-  EXPECT_EQ(candidate_count(settings, 1'000'000), 12'500);
+  EXPECT_EQ(candidate_count(settings, 5'000), 400);
+  EXPECT_EQ(candidate_count(settings, 20'000), 1'000);
+  EXPECT_EQ(candidate_count(whole, 300), 300);
+  EXPECT_EQ(candidate_count(whole, 4'999), 2'500);
+  EXPECT_EQ(candidate_count(whole, 5'000), 1'250);
+  EXPECT_EQ(candidate_count(whole, 29'999), 6'000);
+  for (const ParisKv& either : {settings, whole}) {
+    EXPECT_EQ(candidate_count(either, 30'000), 1'500);
+    EXPECT_EQ(candidate_count(either, 100'000), 4'000);
+    EXPECT_EQ(candidate_count(either, 250'000), 6'250);
+    EXPECT_EQ(candidate_count(either, 1'000'000), 12'500);
+  }
   settings.schedule = {{0, .001, .5}};
   EXPECT_EQ(candidate_count(settings, 30'000), 400) << "never under a few per row";
 }

@@ -29,6 +29,7 @@ PRETRAINED = {
     }
 }
 _KL = {"kl": 0.004, "same_top": 0.9, "bits_per_byte": 0.8}
+_FEWER = {**_KL, "rows": 9.04, "mass": 0.91, "least_mass": 0.2}
 _FOUND = {"asked": 34.0, "found": 30.0, "log_probability": -1.5}
 INSIDE = {
     "tiny, code, 4096": {
@@ -37,6 +38,9 @@ INSIDE = {
         "steps": 512,
         "text": {
             **dict.fromkeys(forced.METHODS, _KL),
+            "the default, mass 1": {**_KL, "rows": 100.0, "mass": 0.93, "least_mass": 0.4},
+            "the default, mass 0.98": {**_KL, "rows": 61.7, "mass": 0.92, "least_mass": 0.3},
+            **dict.fromkeys((f"the default, mass {m}" for m in (0.99, 0.95, 0.9)), _FEWER),
             "block 64, tail 512": {**_KL, "kl": 0.0015},
             "best 400": {**_KL, "kl": 0.002},
         },
@@ -224,6 +228,14 @@ def test_goals_of_the_defaults_are_met_or_missed(everything):
     assert f"| {what} | ≤ .010 | .005 | yes |" in lines
     what = "Gemma-3-270M, keys of 8,192 tokens, default schedule: share"
     assert f"| {what} | ≥ .950 | .800 | **no** |" in lines
+
+
+def test_budgets_by_mass_show_rows_and_shares(everything):
+    lines = tables.made("mass", everything).splitlines()
+    assert lines[0].count("rows") == 2 and "8,192" not in lines[0]
+    assert lines[2] == "| no mass: 100 | 100.0 | .930 | .400 | .0040 | .900 |"
+    assert lines[4] == "| .98 | 61.7 | .920 | .300 | .0040 | .900 |"
+    assert len(lines) == 7
 
 
 def test_longer_texts_have_a_table_of_their_own(everything):

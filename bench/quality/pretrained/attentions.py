@@ -142,6 +142,18 @@ class Engine:
             yield t, cache, sequence
         cache.remove(sequence)
 
+    def counted(self) -> dict[str, float]:
+        """Rows that were fetched per kv head and step, and their mass: over all layers."""
+        every = [(cache.stats(), cache.config.kv_heads) for _, cache, _ in self._read.values()]
+        searches = sum(stats.searched_tokens * heads for stats, heads in every)
+        if searches == 0:
+            return {}
+        return {
+            "rows": sum(stats.fetched_rows for stats, _ in every) / searches,
+            "mass": sum(stats.mean_mass for stats, _ in every) / len(every),
+            "least_mass": min(stats.least_mass for stats, _ in every),
+        }
+
     def decoded(self, step: Step) -> Tensor:
         """What decode gives: as an attention."""
         out = torch.empty(step.queries.shape)

@@ -20,12 +20,14 @@ from quality.methods import make_method
 from quality.paris import PUBLISHED_SCHEDULE
 from quality.pretrained.attentions import ByHead, Engine, Rows, nothing
 from quality.pretrained.prefix import Attention, Prefix, Pretrained, full, go_on, kept
+from quality.pretrained.shares import MANY
 from quality.pretrained.texts import TEXTS
 
 Say = Callable[[str], None]
 STEPS = 512
 TAILS = (256, 512, 1024)
 BLOCK = 64
+MASSES = (0.99, 0.98, 0.95, 0.9)
 _PUBLISHED = {
     "scorer": "votes",
     "group_rule": "mean_query",
@@ -56,6 +58,21 @@ def with_tail(rows: int, **policy: Any) -> Attention:
     return Engine({"block": BLOCK, "tail": "sample", "tail_rows": rows, **policy}).decoded
 
 
+def budget(mass: float) -> Attention:
+    """The default with a budget by mass; with 1 it is the default, and its share is known."""
+    return with_tail(1024, mass=mass, **reranked(0.05))
+
+
+def counted(attention: Attention) -> dict[str, float]:
+    """Of the engine's own outputs: rows that were fetched per kv head and step, and the estimated
+    share of the attention to what was attended to exactly, where the policy says it."""
+    engine = getattr(attention, "__self__", None)
+    if not isinstance(engine, Engine):
+        return {}
+    found = engine.counted()
+    return {name: value for name, value in found.items() if not math.isnan(value)}
+
+
 METHODS: dict[str, Callable[[], Attention]] = {
     "full attention": lambda: full,
     "sinks and window": lambda: Rows(nothing),
@@ -65,14 +82,15 @@ METHODS: dict[str, Callable[[], Attention]] = {
     **{f"tail {m:,} alone": (lambda m=m: Rows(nothing, m)) for m in TAILS},
     **{f"best 100, tail {m:,}": (lambda m=m: Rows(oracle(100), m)) for m in TAILS},
     "whole keys": lambda: Engine({"block": 0}).decoded,
-    f"block {BLOCK}": lambda: Engine({"block": BLOCK}).decoded,
-    "block 256": lambda: Engine({"block": 256}).decoded,
+    f"block {BLOCK}": lambda: Engine({"block": BLOCK, **MANY}).decoded,
+    "block 256": lambda: Engine({"block": 256, **MANY}).decoded,
     f"block {BLOCK}, 5 %": lambda: Engine({"block": BLOCK, **reranked(0.05)}).decoded,
     f"block {BLOCK}, 2 %": lambda: Engine({"block": BLOCK, **reranked(0.02)}).decoded,
     "published": lambda: Engine(_PUBLISHED).decoded,
     "whole keys, tail 512": lambda: Rows(Engine({"block": 0}), 512),
     **{
-        f"block {BLOCK}, tail {m:,}": (lambda m=m: Rows(Engine({"block": BLOCK}), m)) for m in TAILS
+        f"block {BLOCK}, tail {m:,}": (lambda m=m: Rows(Engine({"block": BLOCK, **MANY}), m))
+        for m in TAILS
     },
     **{
         f"block {BLOCK}, 5 %, tail {m:,}": (
@@ -81,10 +99,11 @@ METHODS: dict[str, Callable[[], Attention]] = {
         for m in TAILS
     },
     f"block {BLOCK}, 2 %, tail 512": lambda: Rows(Engine({"block": BLOCK, **reranked(0.02)}), 512),
-    # What the lab adds to the engine's rows, by the engine itself; the first is the default.
-    f"block {BLOCK}, own tail": lambda: with_tail(512),
-    f"block {BLOCK}, own tail 1,024": lambda: with_tail(1024),
+    # What the lab adds to the engine's rows, by the engine itself; the last is the default.
+    f"block {BLOCK}, own tail": lambda: with_tail(512, **MANY),
+    f"block {BLOCK}, own tail 1,024": lambda: with_tail(1024, **MANY),
     f"block {BLOCK}, 5 %, own tail 1,024": lambda: with_tail(1024, **reranked(0.05)),
+    **{f"the default, mass {mass:g}": (lambda m=mass: budget(m)) for mass in (1.0, *MASSES)},
     "PQCache 16×8": lambda: peer("pqcache", subspaces=16, bits=8),
     **{
         f"PRKV {rows:,}, S = {static:g}": (lambda rows=rows, s=static: prkv(rows, s))
@@ -139,8 +158,9 @@ def measured(
     found = {}
     for name in names:
         begin = time.perf_counter()
-        logits = go_on(model, prefix, given, METHODS[name]())
-        found[name] = against(logits, reference, following, sizes)
+        attention = METHODS[name]()
+        logits = go_on(model, prefix, given, attention)
+        found[name] = against(logits, reference, following, sizes) | counted(attention)
         taken = time.perf_counter() - begin
         say(f"{name}: {found[name]['kl']:.4f} {found[name]['same_top']:.3f} ({taken:.0f} s)")
     return found

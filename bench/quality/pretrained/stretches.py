@@ -20,7 +20,7 @@ from quality.engine import Choice, explained, quality_of
 from quality.inside import Residency
 from quality.measures import Quality
 from quality.pretrained.capture import LATE, MEASURED, Capture, Layer, Stretch, make_all
-from quality.pretrained.shares import Choose, Track, engine, of_layer, percent, summary
+from quality.pretrained.shares import MANY, Choose, Track, engine, of_layer, percent, summary
 
 WRITTEN = 4096  # tokens that are decoded one by one
 LENGTH = 8192  # of a stretch
@@ -30,7 +30,7 @@ _OF_DOCUMENTATION = 12  # of the most stretches; the others are code
 # Many stretches of text take long to read: of each model the first few of the captured layers.
 FEW_LAYERS = {"smollm2": 3, "qwen-0.5b": 3, "qwen-1.5b": 2, "gemma-270m": 2}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "block 64": {},
+    "block 64": MANY,
     **{
         f"block 64, {percent(ratio)}": {"schedule": [(0, ratio, 0.2)], "min_candidates_per_row": 1}
         for ratio in (0.05, 0.02)
@@ -38,7 +38,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 METHODS: dict[str, Choose] = {name: engine(**changes) for name, changes in SETTINGS.items()}
 OF_LENGTHS: dict[str, Choose] = {
-    "block 64": engine(),
+    "block 64": engine(**MANY),
     **{f"block 64, {percent(ratio)}": engine(ratio) for ratio in RATIOS},
     "block 0": engine(block=0),
 }

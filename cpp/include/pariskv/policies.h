@@ -57,12 +57,7 @@ struct ParisKv {
   int64_t top_k = 100;  ///< Rows attended to per kv head besides the resident ones.
   Scorer scorer = Scorer::kSignNorm;
   GroupRule group_rule = GroupRule::kAttentionMass;
-  // The published steps up to 30'000 tokens; from there on half of what is published, and less: the
-  // longer the zone, the smaller the share of it that has to be looked at closely. The cost of
-  // each share, and the attention it catches, is in bench/notes/quality.md.
-  std::vector<ScheduleStep> schedule = {
-      {0, .50, .50},       {5'000, .25, .30},    {10'000, .20, .25},   {30'000, .05, .20},
-      {100'000, .04, .20}, {250'000, .025, .20}, {600'000, .0125, .20}};
+  std::vector<ScheduleStep> schedule;  ///< Empty: one for such keys, with blocks or whole.
   int64_t min_candidates_per_row = 4;  ///< Candidates are never fewer than this times top_k.
   uint64_t seed = 42;                  ///< Of the rotation's signs, equal on every backend.
   /**
@@ -72,7 +67,7 @@ struct ParisKv {
    */
   int64_t block = 64;
   TailRule tail = TailRule::kOwn;
-  int64_t tail_rows = 512;  ///< Rows that are sampled per kv head: as many to twice as many.
+  int64_t tail_rows = 1024;  ///< Rows that are sampled per kv head: as many to twice as many.
   /**
    * Rows are taken, best first, until those that are attended to exactly have this share of the
    * attention, as the search estimates it, in (0, 1]; never more than top_k. With 1 they are as

@@ -160,7 +160,8 @@ def _unpacked(settings: dict[str, Any]) -> dict[str, Any]:
     settings = dict(settings)
     policy = settings.pop("policy")
     if policy is not None:
-        policy["schedule"] = [tuple(step) for step in policy["schedule"]]
+        if policy["schedule"] is not None:
+            policy["schedule"] = [tuple(step) for step in policy["schedule"]]
         settings["policy"] = pk.ParisKV(**policy)
     return settings
 
