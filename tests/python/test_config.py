@@ -160,7 +160,10 @@ def test_regions_that_are_left_out_are_the_policys():
     assert "sink=4" in repr(named)
     with pk.Cache(named.replace(layers=1, sink=-1)) as cache:
         assert cache.config == named.replace(
-            layers=1, dense_below=2048, value_dim=128, policy=pk.ParisKV(tail="sample")
+            layers=1,
+            dense_below=2048,
+            value_dim=128,
+            policy=pk.ParisKV(tail="sample", schedule=pk.ParisKV().schedule),
         )
 
 

@@ -24,7 +24,7 @@ class ParisKvStep {
   /** Fills the selection of the step that was cut last. */
   void search(const DecodeArgs& args, const ParisKvRules& rules, const Running& running);
 
-  /** Adds what the last search has done. */
+  /** Adds the numbers of the last search. */
   void count(const ModelShape& shape, DecodeCounts& counts) const;
 
   /** The path of the last search, of its first sequence. */

@@ -163,7 +163,7 @@ void weigh(const SearchArgs& args, const Kernels& kernels, const SearchItem& ite
     return;
   }
   std::fill_n(worth, count, 0.0f);
-  uint64_t at_rest = 0;  // of the attention, that resident rows get
+  uint64_t at_rest = 0;  // the share of resident rows
   int64_t heard = 0;
   Sample others;
   for (int64_t g = 0; g < args.shape().group; ++g) {

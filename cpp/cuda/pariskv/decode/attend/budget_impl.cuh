@@ -1,13 +1,34 @@
-/** Definitions of budget.cuh. */
+/**
+ * Weighing::keep_within_budget: of the rows that are among the best, the first ones in the order of
+ * their worth, until the rows attended to exactly have their share of the attention
+ * (policy/pariskv/budget.h). All blocks of a cluster read the worths of all these rows and find the
+ * same cut. The code lies apart, so that calls without a budget do not fetch it.
+ */
 #pragma once
 
-#include "pariskv/decode/attend/budget.cuh"
 #include "pariskv/decode/attend/worth_impl.cuh"
 #include "policy/pariskv/budget.h"
 
 namespace pariskv::cuda {
 
 namespace device {
+
+/** Bits of a worth that are looked at together. */
+constexpr int kMassDigitBits = 8;
+constexpr int kMassRounds = 32 / kMassDigitBits;
+
+/** Of a block, in shared memory. */
+struct BudgetSpace {
+  unsigned long long bins[kThreads];  // masses of rows by a digit of their worth, highest first
+  unsigned long long warps[kWarps];   // and of all bins of a warp
+  unsigned long long before[kMassRounds];      // of rows above the digit that was found
+  unsigned long long resident;                 // sum over heads with a say
+  int heard;                                   // how many these are
+  int digit[kMassRounds];                      // that was found; -1: rows are not enough
+  uint32_t above, above_before, equal_before;  // rows; of lower blocks
+};
+static_assert(kThreads == 1 << kMassDigitBits, "a thread for each bin");
+static_assert(sizeof(BudgetSpace) <= sizeof(TopKSpace::rows));
 
 /** The budget of a head, from the sums of its query heads. All threads; ends with a barrier. */
 __device__ __forceinline__ MassBudget budget_of_heads(const HeadMasses& masses, int group,
@@ -137,7 +158,7 @@ struct MassReport {
   }
 };
 
-/** keep_within_budget, of any dtype. */
+/** The same for any dtype. */
 inline __device__ __noinline__ void keep_within(const HeadMasses masses, const Cluster cluster,
                                                 int group, uint64_t budget, const float* worth,
                                                 int count, uint32_t* keys, MassReport report,
@@ -159,18 +180,16 @@ inline __device__ __noinline__ void keep_within(const HeadMasses masses, const C
 }  // namespace device
 
 template <typename Element, int kWords>
-__device__ __forceinline__ void keep_within_budget(const HeadBlock<Element, kWords>& block,
-                                                   const device::Cluster& cluster,
-                                                   const float* worth, int count,
-                                                   device::CompactSpace& select,
-                                                   device::BudgetSpace& space) {
+__device__ __forceinline__ void Weighing<Element, kWords>::keep_within_budget(
+    const device::Cluster& cluster, const float* worth, int count, device::CompactSpace& select,
+    device::TopKSpace& top_k) const {
   const HeadScratch& scratch = block.context.scratch;
   constexpr int kWeighed = int(offsetof(DecodeCounts, weighed) / sizeof(int64_t));
   auto* counters = reinterpret_cast<unsigned long long*>(block.call.counters);
   device::keep_within(masses_of(block, 0), cluster, block.context.shape.group, block.call.budget,
                       worth, count, scratch.best,
                       {scratch.mass, counters == nullptr ? nullptr : counters + kWeighed}, select,
-                      space);
+                      reinterpret_cast<device::BudgetSpace&>(top_k.rows));
 }
 
 }  // namespace pariskv::cuda

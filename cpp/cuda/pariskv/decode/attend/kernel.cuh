@@ -7,7 +7,7 @@
  * | estimates and masses are there | rerank | flags.cuh |
  * | worth of candidates | the block | worth.cuh |
  * | the exact best rows | the cluster | topk.cuh |
- * | those within a budget of mass, if there is one | the cluster | budget.cuh |
+ * | those within a budget of mass, if there is one | the cluster | worth.cuh |
  * | where they lie, which the row cache has | the block | rows.cuh, row_cache.cuh |
  * | attention to them, a part at a time | the block | device/attend.cuh |
  * | all parts put together, the output | the cluster | parts.cuh |
@@ -17,7 +17,6 @@
 #include "codec/head_scale.h"
 #include "device/ptx.cuh"
 #include "device/softmax.cuh"
-#include "pariskv/decode/attend/budget.cuh"
 #include "pariskv/decode/attend/parts.cuh"
 #include "pariskv/decode/attend/rows.cuh"
 #include "pariskv/decode/attend/worth.cuh"
@@ -111,9 +110,7 @@ struct Attend {
     if (threadIdx.x == 0) space.select.cut = cut;
     __syncthreads();
     if (block.call.budget > 0) {
-      // Where blocks were counting keys, which they are past.
-      keep_within_budget(block, cluster, worth, count, space.select,
-                         reinterpret_cast<device::BudgetSpace&>(space.top_k.rows));
+      weighing().keep_within_budget(cluster, worth, count, space.select, space.top_k);
       cut.offset = space.select.cut.offset;
     }
     device::compact_keys(count, key_of, space.select, [&](int index, int i, int turn) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "device/attend.cuh"
+#include "pariskv/decode/attend/topk.cuh"
 #include "pariskv/decode/context.cuh"
 #include "pariskv/decode/mass.cuh"
 
@@ -49,6 +50,17 @@ struct Weighing {
    */
   __device__ __forceinline__ void weigh(int first, int count, device::LaneMasses sums,
                                         LogitsAhead& ahead, float* worth) const;
+
+  /**
+   * Of the best rows, the cut in `select`, keeps those within the call's budget of mass. All blocks
+   * of the cluster; ends with a barrier. Definition in budget_impl.cuh.
+   * @param worth  (count) as weigh left them
+   * @param top_k  where blocks were counting keys, which they are past
+   */
+  __device__ __forceinline__ void keep_within_budget(const device::Cluster& cluster,
+                                                     const float* worth, int count,
+                                                     device::CompactSpace& select,
+                                                     device::TopKSpace& top_k) const;
 };
 
 }  // namespace pariskv::cuda
