@@ -83,6 +83,7 @@ CudaBackend::~CudaBackend() {
   const DeviceGuard guard(device_);
   host_lanes_.clear();
   explaining_ = HostLane();
+  choices_ = Block();
   exact_.clear();
   lanes_ = Block();
   counters_ = Block();
@@ -111,7 +112,7 @@ void CudaBackend::trim() {
 }
 
 int64_t CudaBackend::scratch_bytes() const {
-  int64_t bytes = explaining_.scratch.bytes() + exact_.scratch_bytes();
+  int64_t bytes = explaining_.scratch.bytes() + exact_.scratch_bytes() + choices_.bytes();
   for (const HostLane& lane : host_lanes_) bytes += lane.scratch.bytes();
   return bytes;
 }
@@ -122,6 +123,7 @@ void CudaBackend::clear_scratch(Stream stream) {
     if (lane.scratch.bytes() > 0) zero(lane.scratch.data(), lane.scratch.bytes(), stream);
   }
   explaining_.scratch = Block();
+  choices_ = Block();
   exact_.clear();
 }
 
@@ -265,12 +267,8 @@ void CudaBackend::check_batch(int64_t batch) {
   fail("[decode] sequences: expected at most ", kMostBatch, " at a time on a GPU, got ", batch);
 }
 
-void CudaBackend::reserve(const DecodeArgs& args) {
-  const DeviceGuard guard(device_);
-  std::visit([&](const auto& rules) { reserve(args, rules); }, args.rules);
-}
-
-void CudaBackend::reserve(const DecodeArgs& args, const ParisKvRules& rules) {
+template <typename Rules>
+void CudaBackend::reserve(const DecodeArgs& args, const Rules& rules) {
   if (args.traced) return reserve_lane(kMostBatch, args, rules, args.sequences[0]);
   check_batch(args.batch);
   if (int64_t(host_lanes_.size()) < args.batch) host_lanes_.resize(size_t(args.batch));
@@ -281,6 +279,11 @@ void CudaBackend::reserve(const DecodeArgs& args, const ParisKvRules& rules) {
     lane.layers = nullptr;
     send_lane(i, lane);
   }
+}
+
+void CudaBackend::reserve(const DecodeArgs& args) {
+  const DeviceGuard guard(device_);
+  std::visit([&](const auto& rules) { reserve(args, rules); }, args.rules);
 }
 
 bool is_built() { return true; }

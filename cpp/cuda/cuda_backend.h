@@ -8,7 +8,6 @@
 
 #include "backend/backend.h"
 #include "branches.h"
-#include "check.h"
 #include "exact_attention.h"
 #include "kernels.h"
 #include "offload.h"
@@ -27,8 +26,8 @@ class CudaBackend : public Backend, public WordUpdates, public Offloads {
   void read(const RowsArgs& args, Stream stream) override;
   void copy(void* target, const void* source, int64_t bytes, Stream stream) override;
   void zero(void* target, int64_t bytes, Stream stream) override;
-  void remember(const RememberArgs&, Stream) override { PKV_ASSERT(false); }  // as below
-  void reserve(const Upkeep&) override {}
+  void remember(const RememberArgs& args, Stream stream) override;
+  void reserve(const Upkeep& upkeep) override;
   void keep_up(const Upkeep& upkeep, Stream stream) override;
 
   void reserve(const DecodeArgs& args) override;
@@ -78,25 +77,27 @@ class CudaBackend : public Backend, public WordUpdates, public Offloads {
   void keep_up(const ParisKvForget& args, Stream stream);
   void keep_up(const ParisKvObserve& args, Stream stream);
 
-  // check_policy refuses HardKv and Prkv on a GPU.
-  void keep_up(const HardKvKeep&, Stream) { PKV_ASSERT(false); }
+  // check_policy refuses Prkv on a GPU.
   void keep_up(const PrkvDigest&, Stream) { PKV_ASSERT(false); }
   void keep_up(const PrkvKeep&, Stream) { PKV_ASSERT(false); }
-  void reserve(const DecodeArgs&, const PrkvRules&) { PKV_ASSERT(false); }
   void launch(const DecodeArgs&, const PrkvRules&, Stream) { PKV_ASSERT(false); }
+  void reserve_lane(int64_t, const DecodeArgs&, const PrkvRules&, const SequenceView&) {
+    PKV_ASSERT(false);
+  }
   Trace trace(const DecodeArgs&, const PrkvRules&, Stream) {
     PKV_ASSERT(false);
     return {};
   }
-  void reserve(const DecodeArgs&, const HardKvRules&) { PKV_ASSERT(false); }
-  void launch(const DecodeArgs&, const HardKvRules&, Stream) { PKV_ASSERT(false); }
-  Trace trace(const DecodeArgs&, const HardKvRules&, Stream) {
-    PKV_ASSERT(false);
-    return {};
-  }
+  // HARD-KV's are in hardkv_verbs.cpp.
+  void keep_up(const HardKvKeep& args, Stream stream);
+  Trace trace(const DecodeArgs& args, const HardKvRules& rules, Stream stream);
+  void launch(const DecodeArgs& args, const HardKvRules& rules, Stream stream);
+  void reserve_lane(int64_t row, const DecodeArgs& args, const HardKvRules& rules,
+                    const SequenceView& sequence);
 
   HostLane& host_lane(int64_t row);
-  void reserve(const DecodeArgs& args, const ParisKvRules& rules);
+  template <typename Rules>
+  void reserve(const DecodeArgs& args, const Rules& rules);
   void reserve_lane(int64_t row, const DecodeArgs& args, const ParisKvRules& rules,
                     const SequenceView& sequence);
   void send_lane(int64_t row, const Lane& lane);
@@ -122,6 +123,7 @@ class CudaBackend : public Backend, public WordUpdates, public Offloads {
   Block counters_;  // DecodeCounts
   std::vector<HostLane> host_lanes_;
   HostLane explaining_;
+  Block choices_;  // scratch of choices of kept rows
   std::vector<WordUpdate> updates_;
   std::vector<Orphan> orphans_;
 };

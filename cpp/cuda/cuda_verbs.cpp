@@ -5,22 +5,11 @@
 
 #include "codec/key_statistics.h"
 #include "cuda_backend.h"
+#include "views.h"
 
 namespace pariskv::cuda {
 
 namespace {
-
-/** A rank-3 view from its row `first` on. */
-Rows rows_of(const TensorView& view, int64_t first = 0) {
-  if (view.data == nullptr) return {};
-  return {static_cast<char*>(view.data) + first * view.strides[0] * size_of(view.dtype),
-          view.strides[0], view.strides[1]};
-}
-
-float* lse_of(const TensorView& view, int64_t first = 0) {
-  if (view.data == nullptr) return nullptr;
-  return static_cast<float*>(view.data) + first * view.strides[0];
-}
 
 CodecConstants constants_of(const Codec& codec) {
   CodecConstants constants{};

@@ -1,6 +1,6 @@
 /**
  * The launchers: one per verb. Device code and launcher of a verb lie in the file of its name;
- * those of a decode, in pariskv/decode. A launcher enqueues on `stream`, never waits, and throws
+ * those of ParisKV's decode, in pariskv/decode; HARD-KV's, in hardkv. A launcher enqueues on `stream`, never waits, and throws
  * CudaError when the launch is refused.
  */
 #pragma once
@@ -11,6 +11,7 @@
 #include <string>
 
 #include "arguments.h"
+#include "hardkv/calls.h"
 #include "pariskv/decode/call.h"
 #include "pariskv/sizes.h"
 #include "policy/pariskv/upkeep.h"

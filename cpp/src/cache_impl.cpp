@@ -23,6 +23,7 @@ int64_t cached_rows(const Config& config) {
   if (!on_gpu || config.placement == Placement::kDevice) return 0;
   const int64_t selected =
       std::visit([](const auto& settings) { return settings.rows_per_head(); }, config.policy);
+  if (selected == 0) return 0;
   return row_cache_slots(config.row_cache < 0 ? 2 * selected : config.row_cache);
 }
 

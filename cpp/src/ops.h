@@ -33,13 +33,13 @@ struct ModelShape {
   int64_t block = 0;        // neighbouring keys that share a mean; 0: none do
   int64_t recent = 0;       // queries that are remembered, per layer and sequence; 0: none are
 
-  int64_t query_heads() const { return kv_heads * group; }
+  constexpr int64_t query_heads() const { return kv_heads * group; }
   int64_t subspaces() const { return rotated_dim / kSubspaceDim; }
   int64_t segment_row_bytes() const { return kv_heads * segment_tokens * rows.bytes(); }
   constexpr SummaryLayout summary() const { return {kv_heads, segment_tokens, rotated_dim, block}; }
   RowCacheLayout row_cache() const { return {kv_heads, cached_rows, rows.bytes()}; }
-  RecentLayout recent_queries() const { return {recent, query_heads(), rows.key_dim}; }
-  KeptLayout kept(int64_t capacity) const { return {kv_heads, capacity, rows.bytes()}; }
+  constexpr RecentLayout recent_queries() const { return {recent, query_heads(), rows.key_dim}; }
+  constexpr KeptLayout kept(int64_t capacity) const { return {kv_heads, capacity, rows.bytes()}; }
 };
 
 /**

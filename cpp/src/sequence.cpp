@@ -138,9 +138,16 @@ void Planner::plan_queries(Change& change, Use use, bool queries, Stream stream)
   change.queries.end = total;
   change.queries.begin = std::max(change.queries.begin, total - shape_.recent);
   if (use == Use::kStore) change.asked = change.queries;  // a decode remembers when it is done
-  if (!remembers || layer.recent.data() != nullptr) return;
+  const bool exists = layer.recent.data() != nullptr;
+  // A step remembers in its last launch, which changes nothing if it is refused.
+  const bool keeps_old = use == Use::kStore && backend_.capabilities().launches_can_fail;
+  if (!remembers || (exists && !keeps_old)) return;
   change.recent = backend_.arena().allocate(shape_.recent_queries().bytes());
-  backend_.zero(change.recent.data(), change.recent.bytes(), stream);
+  if (exists) {
+    backend_.copy(change.recent.data(), layer.recent.data(), change.recent.bytes(), stream);
+  } else {
+    backend_.zero(change.recent.data(), change.recent.bytes(), stream);
+  }
 }
 
 void Planner::plan_choice(Change& change, const SequenceView& next) const {

@@ -28,9 +28,7 @@ Case make(const char* name, const std::function<void(Case&, Config&)>& change) {
   return c;
 }
 
-}  // namespace
-
-std::vector<Case> all_cases() {
+std::vector<Case> pariskv_cases() {
   constexpr DType kFloat = DType::kFloat32, kHalf = DType::kFloat16;
   const auto votes = [](Config& config) { own(config).scorer = Scorer::kVotes; };
   const auto mean = [](Config& config) { own(config).group_rule = GroupRule::kMeanQuery; };
@@ -312,6 +310,14 @@ std::vector<Case> all_cases() {
              k.query_heads = 4, k.kv_heads = 1, k.row_cache = 16, c.steps = 12;
            }),
   };
+}
+
+}  // namespace
+
+std::vector<Case> all_cases() {
+  std::vector<Case> cases = pariskv_cases(), kept = kept_cases();
+  cases.insert(cases.end(), kept.begin(), kept.end());
+  return cases;
 }
 
 }  // namespace pariskv::test

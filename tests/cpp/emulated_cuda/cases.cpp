@@ -228,9 +228,27 @@ class Runner {
       const int64_t most = cache_.length(sequences_[0]) - 1;
       cache_.truncate({sequences_[0]}, Cut::drop({std::min(c_.truncate_by, most)}));
     }
+    if (step == c_.fork_after) {
+      const SequenceId twin = cache_.fork(sequences_[0]);
+      cache_.remove(sequences_[0]);
+      sequences_[0] = twin;
+    }
     emulator::flush();
+    if (std::holds_alternative<HardKv>(config_.policy)) note_kept();
     if (step == c_.saved_after) {
       for (SequenceId& sequence : sequences_) sequence = saved_and_loaded(sequence);
+    }
+  }
+
+  void note_kept() {
+    Tensor q = rows(1, Kind::kQuery);
+    const TensorView query = TensorView::contiguous(q.view(config_.device).data, config_.dtype,
+                                                    {q.heads, q.dim}, config_.device);
+    for (const SequenceId sequence : sequences_) {
+      const Explanation found = cache_.explain(0, sequence, query, {});
+      outcome_.kept.push_back(found.kept);
+      const auto* own = std::get_if<HardKvExplanation>(&found.details);
+      outcome_.kept.push_back(own == nullptr ? std::vector<int64_t>() : own->held);
     }
   }
 

@@ -21,6 +21,7 @@ struct Case {
   bool queries = false;  // prompts bring theirs
   int64_t steps = 3;
   int64_t flush_after = -1, truncate_after = -1, truncate_by = 0;  // a step
+  int64_t fork_after = -1;   // a step: a fork takes the place of the first sequence
   int64_t saved_after = -1;  // a step: all sequences go to files and come back from them
   double softcap = 0;
   bool sink_bias = false;
@@ -38,6 +39,7 @@ struct Case {
 void PrintTo(const Case& c, std::ostream* out);
 
 std::vector<Case> all_cases();
+std::vector<Case> kept_cases();  // of HARD-KV, which are among them
 
 /** Rows (tokens, heads, head_dim) of any type. */
 class Tensor {
@@ -69,7 +71,8 @@ class Tensor {
 struct Outcome {
   std::vector<Tensor> outputs;  // of decode steps, then of attend
   std::vector<std::vector<float>> log_sum_exps;
-  std::vector<Explanation> explanations;  // per sequence
+  std::vector<Explanation> explanations;   // per sequence
+  std::vector<std::vector<int64_t>> kept;  // of HARD-KV: after every step, rows kept and held
   std::vector<Summaries> summaries;
   std::vector<Tensor> rows;        // keys and values that the cache has in the end
   std::vector<std::string> files;  // what the saved ones have in them

@@ -167,6 +167,7 @@ void compare_stats(const Stats& expected, const Stats& actual, bool is_twin, boo
                         : is_close(float(a), float(b), 0, kMassApart))
         << "mass: " << b << " instead of " << a;
   }
+  EXPECT_EQ(expected.keeps, actual.keeps);
 }
 
 }  // namespace
@@ -203,7 +204,16 @@ void compare(const Case& c, const Outcome& expected, const Outcome& actual, bool
   for (size_t i = 0; i < expected.files.size(); ++i) {
     EXPECT_TRUE(expected.files[i] == actual.files[i]) << "file " << i;
   }
+  ASSERT_EQ(expected.kept.size(), actual.kept.size());
+  for (size_t i = 0; i < expected.kept.size(); ++i) {
+    SCOPED_TRACE("number " + std::to_string(i) + " of what was kept");
+    expect_equal("position", expected.kept[i], actual.kept[i]);
+  }
   compare_stats(expected.stats, actual.stats, is_twin, has_budget);
+  if (std::holds_alternative<HardKv>(c.config.policy)) {  // of ParisKV, a GPU alone keeps rows
+    EXPECT_EQ(expected.stats.kept_rows, actual.stats.kept_rows);
+    EXPECT_GT(actual.stats.keeps, 0);
+  }
 }
 
 }  // namespace pariskv::test

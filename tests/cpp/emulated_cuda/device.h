@@ -221,6 +221,12 @@ T atomicOr(T* pointer, U value) {
   return old;
 }
 template <typename T, typename U>
+T atomicMax(T* pointer, U value) {
+  const T old = *pointer;
+  if (T(value) > old) *pointer = T(value);
+  return old;
+}
+template <typename T, typename U>
 T atomicExch(T* pointer, U value) {
   const T old = *pointer;
   *pointer = T(value);
@@ -280,6 +286,7 @@ inline uint32_t __vminu2(uint32_t a, uint32_t b) {
 }
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 inline int __clz(uint32_t x) { return x == 0 ? 32 : __builtin_clz(x); }
+inline int __clzll(uint64_t x) { return x == 0 ? 64 : __builtin_clzll(x); }
 inline int __ffs(uint32_t x) { return __builtin_ffs(int(x)); }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint32_t(uint64_t(a) * b >> 32); }
 inline uint32_t __funnelshift_l(uint32_t low, uint32_t high, uint32_t by) {

@@ -13,6 +13,7 @@
 #include <set>
 
 #include "devices.h"
+#include "hardkv/decode/params.h"
 #include "machine.h"
 #include "pariskv/decode/params.h"
 
@@ -125,7 +126,8 @@ size_t parameter_bytes(const std::string& kernel) {
   const std::pair<const char*, size_t> known[] = {
       {"WindowParams", sizeof(WindowParams)},     {"ScoreParams", sizeof(ScoreParams)},
       {"VotesParams", sizeof(VotesParams)},       {"RerankParams", sizeof(RerankParams)},
-      {"ResidentParams", sizeof(ResidentParams)}, {"AttendParams", sizeof(AttendParams)}};
+      {"ResidentParams", sizeof(ResidentParams)}, {"AttendParams", sizeof(AttendParams)},
+      {"KeptStepParams", sizeof(KeptStepParams)}};
   for (const auto& [name, bytes] : known) {
     if (kernel.find(name) != std::string::npos) return bytes;
   }

@@ -7,7 +7,7 @@
 
 #include "backend/backend.h"
 #include "fake.h"
-#include "kernels.h"
+#include "fake_rows.h"
 #include "policy/pariskv/plan.h"
 
 namespace pariskv {
@@ -24,28 +24,6 @@ constexpr int64_t kScratch = 1 << 14;
 
 using test::complain;
 using test::launch;
-
-char* row_of(const SequenceView& view, const ModelShape& shape, int64_t head, int64_t position) {
-  return static_cast<char*>(view.rows[position / shape.segment_tokens]) +
-         (head * shape.segment_tokens + position % shape.segment_tokens) * shape.rows.bytes();
-}
-
-/** Calls `move(row in the store, outside, bytes)` for K and V of every token and head. */
-template <typename Move>
-void each_row_part(const RowsCall& call, Move move) {
-  const RowFormat& format = call.shape.rows;
-  const int64_t size = size_of(format.dtype);
-  for (int64_t t = 0; t < call.tokens; ++t) {
-    for (int64_t head = 0; head < call.shape.kv_heads; ++head) {
-      char* row = row_of(*call.sequence, call.shape, head, call.begin + t);
-      const auto outside = [&](const Rows& rows) {
-        return rows.data + (t * rows.stride_i + head * rows.stride_j) * size;
-      };
-      move(row, outside(call.k), format.key_bytes());
-      move(row + format.key_bytes(), outside(call.v), format.value_bytes());
-    }
-  }
-}
 
 void check_zone(const SequenceView& view, const ModelShape& shape, const Lane& lane) {
   const SummaryLayout layout = shape.summary();
@@ -116,12 +94,6 @@ void check_kept(const SequenceView& view, const DecodeCall& call) {
   }
 }
 
-void append(const RowsCall& call) {
-  each_row_part(call, [](char* row, char* outside, int64_t bytes) {
-    std::memcpy(row, outside, size_t(bytes));
-  });
-}
-
 /** Scratch comes as zeros, and then is a lane's own until that has more. */
 void use_scratch(const Lane& lane, int64_t i) {
   const int64_t mine = (lane.zone_capacity << 32) + lane.candidate_capacity * 64 + i + 1;
@@ -151,11 +123,7 @@ void decode(const DecodeCall& call) {
     for (int64_t p = 0; p < view.total; p += 5) touched += *row_of(view, call.shape, 0, p);
     lane.scratch.scores[kScratch - 1] = uint8_t(touched);
     if (call.k.data == nullptr) continue;
-    const int64_t size = size_of(call.shape.rows.dtype);
-    Rows k = call.k, v = call.v;
-    k.data += i * k.stride_i * size;
-    v.data += i * v.stride_i * size;
-    append({call.shape, &view, view.total - 1, 1, k, v});
+    append_token(call.shape, view, call.k, call.v, i);
   }
 }
 
@@ -171,7 +139,7 @@ void launch_word_updates(const WordUpdate* updates, int64_t count, cudaStream_t 
 }
 
 void launch_append(const RowsCall& call, cudaStream_t stream) {
-  launch(stream, [call] { append(call); });
+  launch(stream, [call] { append_rows(call); });
 }
 
 void launch_read(const RowsCall& call, cudaStream_t stream) {

@@ -17,7 +17,9 @@ namespace pariskv::test {
 
 class Life {
  public:
-  explicit Life(int seed) : random_(uint32_t(seed)), cache_(config_of(seed)) {
+  explicit Life(int seed) : Life(config_of(seed), seed) {}
+  /** @param config  of small_config's model, with kLayers layers */
+  Life(const Config& config, int seed) : random_(uint32_t(seed)), cache_(config) {
     std::srand(unsigned(seed));
     cuda::window_bytes() = seed % 2 == 0 ? 1 : 1 << 20;  // a segment, or all that there are
     std::filesystem::create_directory(folder_);
@@ -49,6 +51,32 @@ class Life {
 
   int64_t refused() const { return refused_; }
   int64_t failed() const { return failed_; }
+  Stats stats() { return cache_.stats(); }
+
+  static Config config_of(int seed) {
+    Config config = small_config(kLayers, 2 * kHeads, kHeads, kDim);
+    config.sink = 3;
+    if (seed % 5 == 0) config.local = 0;
+    config.update = 24;
+    std::get<ParisKv>(config.policy).top_k = 8;
+    config.dense_below = 64;
+    if (seed % 8 == 2) config.row_cache = 0;
+    if (seed % 8 == 3) config.row_cache = 100;
+    if (seed % 4 == 1) config.placement = Placement::kDevice;
+    if (seed % 3 == 0) config.memory_budget = (6 << 20) + seed * 50'000;
+    if (seed % 7 == 0) config.host_budget = 2 << 20;
+    return config;
+  }
+  /** The same with rows that are kept. */
+  static Config kept_config_of(int seed) {
+    Config config = config_of(seed);
+    HardKv policy;
+    policy.most = 30;
+    policy.patience = seed % 3;
+    config.policy = policy;
+    config.local = 16;
+    return config;
+  }
 
  private:
   static constexpr int64_t kLayers = 2, kHeads = 2, kDim = 64, kMost = 400;
@@ -70,21 +98,7 @@ class Life {
     }
   }
 
-  static Config config_of(int seed) {
-    Config config = small_config(kLayers, 2 * kHeads, kHeads, kDim);
-    config.sink = 3;
-    if (seed % 5 == 0) config.local = 0;
-    config.update = 24;
-    std::get<ParisKv>(config.policy).top_k = 8;
-    config.dense_below = 64;
-    if (seed % 8 == 2) config.row_cache = 0;
-    if (seed % 8 == 3) config.row_cache = 100;
-    if (seed % 4 == 1) config.placement = Placement::kDevice;
-    if (seed % 3 == 0) config.memory_budget = (6 << 20) + seed * 50'000;
-    if (seed % 7 == 0) config.host_budget = 2 << 20;
-    return config;
-  }
-
+  bool keeps() const { return std::holds_alternative<HardKv>(cache_.config().policy); }
   int64_t below(int64_t count) { return int64_t(random_() % uint64_t(count)); }
   bool chance(int64_t of) { return below(of) == 0; }
   Stream stream() { return {reinterpret_cast<void*>(intptr_t(below(3)))}; }
@@ -141,8 +155,10 @@ class Life {
     for (int64_t layer = 0; layer < kLayers; ++layer) {
       const int64_t tokens = 1 + below(kMost);
       const Numbers numbers = new_rows(tokens);
+      PrefillOptions options;
+      if (keeps() && !chance(4)) options.q = view(q_, tokens, 2 * kHeads);
       cache_.prefill(layer, {sequence}, {tokens}, view(k_, tokens, kHeads),
-                     view(v_, tokens, kHeads), {}, stream());
+                     view(v_, tokens, kHeads), options, stream());
       append(truth_[sequence][size_t(layer)], numbers);
     }
   }
@@ -264,7 +280,7 @@ class Life {
       case 10:
         return look_with_decode(one, stream());
       case 11:
-        if (all.size() < 12) save_and_load(one);
+        if (all.size() < 12 && !keeps()) save_and_load(one);
         return;
       default:
         return decode(batch, stream());

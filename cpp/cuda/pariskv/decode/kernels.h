@@ -1,23 +1,10 @@
 /** The kernels of a decode for one dtype and width, and what their shared memory holds. */
 #pragma once
 
-#include <type_traits>
-
+#include "launch.h"
 #include "pariskv/decode/params.h"
 
 namespace pariskv::cuda {
-
-/** A kernel that is launched with `Params`. */
-template <typename Params>
-struct Kernel {
-  const void* address = nullptr;
-
-  Kernel() = default;
-  template <typename Argument>
-  Kernel(void (*kernel)(Argument)) : address(reinterpret_cast<const void*>(kernel)) {
-    static_assert(std::is_same_v<std::decay_t<Argument>, Params>);
-  }
-};
 
 struct DecodeKernels {
   Kernel<WindowParams> window_logits;

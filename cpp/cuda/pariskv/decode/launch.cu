@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "elements.h"
+#include "launch.h"
 #include "pariskv/decode/instance.cuh"
 #include "runtime.h"
 
@@ -34,40 +35,6 @@ struct Fit {
   int shared_bytes = 0;          // that a block can have
   bool early = false;            // kernels can be launched before their predecessor is done
   int clusters[kClusters] = {};  // of 1 << i blocks that run at once
-};
-
-/** A launch, and the attributes it points to. */
-struct Launch {
-  cudaLaunchConfig_t config{};
-  cudaLaunchAttribute attributes[2] = {};
-
-  Launch(int64_t blocks, int shared_bytes, cudaStream_t stream, int threads = device::kThreads) {
-    config.gridDim = dim3(unsigned(blocks));
-    config.blockDim = dim3(unsigned(threads));
-    config.dynamicSmemBytes = size_t(shared_bytes);
-    config.stream = stream;
-    config.attrs = attributes;
-  }
-  Launch& clusters_of(int blocks) {
-    if (blocks == 1) return *this;
-    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {unsigned(blocks), 1, 1};
-    return *this;
-  }
-  Launch& early(bool may) {
-    if (!may) return *this;
-    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    return *this;
-  }
-  template <typename Params>
-  void run(Kernel<Params> kernel, Params params, const char* what) {
-    void* arguments[] = {&params};
-    check(cudaLaunchKernelExC(&config, kernel.address, arguments), what);
-    check_launch(what);
-  }
 };
 
 Fit measure(const DecodeKernels& kernels, int index) {

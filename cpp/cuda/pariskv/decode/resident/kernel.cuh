@@ -5,8 +5,8 @@
 #pragma once
 
 #include "device/attend.cuh"
+#include "device/attend_direct.cuh"
 #include "pariskv/decode/context.cuh"
-#include "pariskv/decode/resident/direct.cuh"
 #include "pariskv/decode/row_address.cuh"
 #include "pariskv/decode/tail_rows.cuh"
 

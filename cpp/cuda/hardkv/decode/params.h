@@ -1,0 +1,19 @@
+/** What the kernels of a step over kept rows are launched with. */
+#pragma once
+
+#include "device/divisor.cuh"
+#include "hardkv/calls.h"
+
+namespace pariskv::cuda {
+
+struct KeptStepParams {
+  KeptDecodeCall call;
+  device::SegmentDivisor by_segment;  // divides by the tokens of a segment
+  device::IndexDivisor by_kv_heads;
+  device::IndexDivisor by_heads;        // divides by the kv heads of the batch
+  device::IndexDivisor by_query_heads;  // and by the query heads of one sequence
+  int blocks_per_head;                  // that attend, a power of two
+  int32_t most_steps;                   // of a logit whose query is remembered
+};
+
+}  // namespace pariskv::cuda

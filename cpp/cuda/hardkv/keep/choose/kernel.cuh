@@ -1,0 +1,199 @@
+/**
+ * choose_rows: how many rows a head keeps, which ones, and which of the others it holds: positions,
+ * ages and counts of the block to be filled, and for each of its rows the number it had among those
+ * to choose from. A block for each head. The k-th largest number is found bit by bit.
+ */
+#pragma once
+
+#include "device/warp.cuh"
+#include "hardkv/keep/item.cuh"
+#include "hardkv/whole.cuh"
+
+namespace pariskv::cuda {
+
+constexpr int kChooseThreads = 1024;
+constexpr int kChooseWarps = kChooseThreads / 32;
+constexpr int kOwnRows = 4;  // numbers of a thread that stay in registers; others are read anew
+
+struct ChooseSpace {
+  int64_t sums[2][kChooseWarps];  // by turns, so that one barrier is enough
+  int counts[2][kChooseWarps];
+};
+
+/** Sums over all threads. Each has one barrier. */
+struct BlockSums {
+  ChooseSpace& space;
+  int turn = 0;
+
+  __device__ __forceinline__ int64_t of(int64_t x) {
+    turn ^= 1;
+    const int64_t sum = device::warp_sum(x);
+    if (device::lane_id() == 0) space.sums[turn][device::warp_id()] = sum;
+    __syncthreads();
+    return device::warp_sum(space.sums[turn][device::lane_id()]);
+  }
+  __device__ __forceinline__ int of(int x) {
+    turn ^= 1;
+    const int sum = __reduce_add_sync(~0u, x);
+    if (device::lane_id() == 0) space.counts[turn][device::warp_id()] = sum;
+    __syncthreads();
+    return __reduce_add_sync(~0u, space.counts[turn][device::lane_id()]);
+  }
+  /** The sum over all lower threads; `all` becomes that of all. */
+  __device__ __forceinline__ int before(int x, int& all) {
+    turn ^= 1;
+    const int lower = device::lanes_before(x);
+    if (device::lane_id() == 31) space.counts[turn][device::warp_id()] = lower + x;
+    __syncthreads();
+    const int of_warp = space.counts[turn][device::lane_id()];
+    const int lower_warps = device::lanes_before(of_warp);
+    all = __shfl_sync(~0u, lower_warps + of_warp, 31);
+    return __shfl_sync(~0u, lower_warps, device::warp_id()) + lower;
+  }
+};
+static_assert(kChooseWarps == 32, "a lane for each warp");
+
+/** One number for each row, -1 where it cannot be chosen, by all threads. */
+template <typename Number>
+struct RowNumbers {
+  Number number;  // number(row)
+  int count;
+  int64_t own[kOwnRows];
+
+  __device__ __forceinline__ RowNumbers(Number number_of, int rows) : number(number_of), count(rows) {
+#pragma unroll
+    for (int k = 0; k < kOwnRows; ++k) {
+      const int row = int(threadIdx.x) + k * kChooseThreads;
+      own[k] = row < count ? number(row) : -1;
+    }
+  }
+  template <typename Visit>
+  __device__ __forceinline__ void each(Visit visit) const {
+#pragma unroll
+    for (int k = 0; k < kOwnRows; ++k) {
+      if (own[k] >= 0) visit(own[k]);
+    }
+    for (int row = int(threadIdx.x) + kOwnRows * kChooseThreads; row < count;
+         row += kChooseThreads) {
+      const int64_t x = number(row);
+      if (x >= 0) visit(x);
+    }
+  }
+  /** Bits that any of them has. */
+  __device__ __forceinline__ int bits(BlockSums& sums) const {
+    int most = 0;
+    each([&](int64_t x) { most = max(most, 64 - __clzll(x)); });
+    int bits = 0;
+    for (int bit = 1; bit < 64; bit *= 2) {  // as a number of six bits
+      if (sums.of(int(most >= bits + 64 / (2 * bit))) > 0) bits += 64 / (2 * bit);
+    }
+    return bits;
+  }
+};
+
+template <typename Number>
+__device__ __forceinline__ RowNumbers<Number> row_numbers(Number number, int count) {
+  return RowNumbers<Number>(number, count);
+}
+
+struct ChooseRows {
+  const ChoiceItem& item;
+  BlockSums sums;
+  int count, kept;
+
+  /** How many of the largest shares make up p of all: as top_p_count of observe.h. */
+  __device__ __forceinline__ int top_p_count() {
+    const uint64_t* shares = item.shares();
+    const auto rows = row_numbers([=](int row) { return int64_t(shares[row]); }, count);
+    const auto sum_from = [&](int64_t least) {
+      int64_t sum = 0;
+      rows.each([&](int64_t x) { sum += x >= least ? x : 0; });
+      return sums.of(sum);
+    };
+    const uint64_t all = uint64_t(sum_from(0));
+    const auto wanted =
+        int64_t((all * item.call.rules.p + (uint64_t{1} << kTopPBits) - 1) >> kTopPBits);
+    if (wanted == 0) return 0;
+    int64_t least = 0;  // the largest number from which on shares are enough
+    for (int bit = rows.bits(sums) - 1; bit >= 0; --bit) {
+      const int64_t next = least | int64_t{1} << bit;
+      if (sum_from(next) >= wanted) least = next;
+    }
+    int above = 0;
+    int64_t sum = 0;
+    rows.each([&](int64_t x) { above += x > least, sum += x > least ? x : 0; });
+    above = sums.of(above);
+    const int64_t lacking = wanted - sums.of(sum);
+    return int(min(int64_t(above) + (lacking + least - 1) / least, item.call.rules.most));
+  }
+
+  /** The rows' numbers by which they are chosen: the larger, the better. */
+  __device__ __forceinline__ int64_t number(bool heard, int row) const {
+    if (item.usable()[row] == 0) return -1;
+    return heard ? int64_t(item.ranks()[row]) : int64_t(row);
+  }
+
+  __device__ __forceinline__ void run(bool heard) {
+    int keep = int(item.call.rules.most);
+    if (heard && item.call.rules.p != 1u << kTopPBits) keep = top_p_count();
+    const auto rows = row_numbers([&](int row) { return number(heard, row); }, count);
+    int candidates = 0;
+    rows.each([&](int64_t) { ++candidates; });
+    candidates = sums.of(candidates);
+    keep = int(min(max(int64_t(keep), item.call.rules.least), int64_t(candidates)));
+    // The keep-th largest number; of those that equal it the lower rows are chosen.
+    int64_t least = 0;
+    int ties = candidates;
+    if (keep < candidates) {
+      if (keep == 0) least = INT64_MAX;
+      for (int bit = keep == 0 ? -1 : rows.bits(sums) - 1; bit >= 0; --bit) {
+        const int64_t next = least | int64_t{1} << bit;
+        int as_large = 0;
+        rows.each([&](int64_t x) { as_large += x >= next; });
+        if (sums.of(as_large) >= keep) least = next;
+      }
+      int above = 0;
+      rows.each([&](int64_t x) { above += x > least; });
+      ties = keep - sums.of(above);
+    }
+    list(heard, keep, least, ties);
+  }
+
+  /** Chosen rows and then held ones, each in order. */
+  __device__ __forceinline__ void list(bool heard, int keep, int64_t least, int ties) {
+    const device::KeptHead after = item.after();
+    const int patience = int(item.call.rules.patience);
+    int chosen_before = 0, held_before = 0;
+    for (int first = 0; first < count; first += kChooseThreads) {
+      const int row = first + int(threadIdx.x);
+      const int64_t own = row < count ? number(heard, row) : -1;
+      int tied = 0, both = 0;
+      const int earlier = sums.before(int(own >= 0 && own == least), tied);
+      const bool chosen = own >= 0 && (own > least || (own == least && earlier < ties));
+      ties -= tied;
+      const int age = own >= 0 ? item.age(row, kept) : kNewcomer;
+      const bool held = !chosen && age != kNewcomer && age < patience;
+      // Two sums in one: there are fewer than 2^16 of each.
+      const int at = sums.before(int(chosen) + (int(held) << 16), both);
+      if (chosen || held) {
+        const int to = chosen ? chosen_before + (at & 0xffff) : keep + held_before + (at >> 16);
+        after.positions()[to] = item.position(row, kept);
+        after.ages()[to] = chosen ? 0 : uint8_t(age + 1);
+        item.picked()[to] = row;
+      }
+      chosen_before += both & 0xffff, held_before += both >> 16;
+    }
+    if (threadIdx.x != 0) return;
+    after.counts()[0] = keep, after.counts()[1] = held_before;
+  }
+};
+
+inline __global__ void __launch_bounds__(kChooseThreads)
+    choose_rows(const __grid_constant__ ChoiceParams params) {
+  __shared__ ChooseSpace space;
+  const ChoiceItem item(params, int(blockIdx.x));
+  const ChosenHead numbers = *item.numbers();
+  ChooseRows{item, {space}, numbers.count, numbers.kept}.run(numbers.heard != 0);
+}
+
+}  // namespace pariskv::cuda

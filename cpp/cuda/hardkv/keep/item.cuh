@@ -1,0 +1,102 @@
+/**
+ * A choice of one kv head on the device. Its rows to choose from are numbered: those that were kept
+ * or held, then those that are new, which is in the order of their positions. What the kernels of a
+ * choice leave for one another lies in the head's scratch (ChoiceScratch).
+ */
+#pragma once
+
+#include "device/divisor.cuh"
+#include "hardkv/blocks.cuh"
+#include "hardkv/calls.h"
+
+namespace pariskv::cuda {
+
+/** What the kernels of a choice are launched with. */
+struct ChoiceParams {
+  ChoiceCall call;
+  device::SegmentDivisor by_segment;  // divides by the tokens of a segment
+  device::IndexDivisor by_heads;      // divides by the kv heads of the launch
+};
+
+/** The first numbers of a head. */
+struct ChosenHead {
+  int32_t count;  // rows to choose from
+  int32_t kept;   // of them, those that were kept or held
+  int32_t heard;  // some query has a say
+};
+
+/** A head of a query. */
+struct Voice {
+  float unit;      // of RecentScale
+  int32_t most;    // the same
+  int32_t offset;  // logit of the reference, in steps
+  int32_t counts;  // 0: it has no say
+};
+
+constexpr uint8_t kNewcomer = 255;  // the age of a row that was not kept before
+
+/** A kv head of one of the jobs. */
+struct ChoiceItem {
+  const ChoiceCall& call;
+  const ChoiceJob& job;
+  const device::SegmentDivisor& by_segment;
+  int head;
+  char* space;
+
+  __device__ __forceinline__ ChoiceItem(const ChoiceParams& params, int index)
+      : call(params.call),
+        job(params.call.jobs[params.by_heads(index)]),
+        by_segment(params.by_segment),
+        head(int(call.first_head) + index - int(params.by_heads(index)) * int(call.heads)),
+        space(call.space + index * call.scratch.bytes) {}
+
+  template <typename T>
+  __device__ __forceinline__ T* at(int64_t offset) const {
+    return reinterpret_cast<T*>(space + offset);
+  }
+  __device__ __forceinline__ ChosenHead* numbers() const {
+    return at<ChosenHead>(call.scratch.head);
+  }
+  __device__ __forceinline__ float* reference() const { return at<float>(call.scratch.reference); }
+  __device__ __forceinline__ Voice* voices() const { return at<Voice>(call.scratch.voices); }
+  __device__ __forceinline__ int32_t* sources() const { return at<int32_t>(call.scratch.sources); }
+  /** Of the query of position number i, all rows'. */
+  __device__ __forceinline__ int32_t* logits(int i) const {
+    return at<int32_t>(call.scratch.logits) + i * call.scratch.width;
+  }
+  __device__ __forceinline__ uint64_t* reciprocals() const {
+    return at<uint64_t>(call.scratch.reciprocals);
+  }
+  __device__ __forceinline__ uint8_t* usable() const { return at<uint8_t>(call.scratch.usable); }
+  __device__ __forceinline__ uint64_t* shares() const { return at<uint64_t>(call.scratch.shares); }
+  __device__ __forceinline__ uint64_t* ranks() const { return at<uint64_t>(call.scratch.ranks); }
+  __device__ __forceinline__ int32_t* picked() const { return at<int32_t>(call.scratch.picked); }
+
+  __device__ __forceinline__ int positions_asked() const {
+    return int(job.asked.end - job.asked.begin);
+  }
+  __device__ __forceinline__ device::KeptHead before() const {
+    return {job.before, call.shape.kept(job.before_capacity), head};
+  }
+  __device__ __forceinline__ device::KeptHead after() const {
+    return {job.after, call.shape.kept(job.after_capacity), head};
+  }
+
+  /** Of a row's number; `kept` as in ChosenHead. */
+  __device__ __forceinline__ int position(int row, int kept) const {
+    return row < kept ? before().positions()[sources()[row]] : int(job.added) + row - kept;
+  }
+  __device__ __forceinline__ int age(int row, int kept) const {
+    return row < kept ? before().ages()[sources()[row]] : kNewcomer;
+  }
+  /** Where it lies: with the rows that were kept, or in the store. */
+  __device__ __forceinline__ const char* row(int row, int kept) const {
+    if (row < kept) return before().row(sources()[row]);
+    const int position = int(job.added) + row - kept, segment = int(by_segment(position));
+    const int tokens = int(call.shape.segment_tokens);
+    return static_cast<const char*>(job.sequence->rows[segment]) +
+           (int64_t(head) * tokens + position - segment * tokens) * call.shape.rows.bytes();
+  }
+};
+
+}  // namespace pariskv::cuda

@@ -1,0 +1,168 @@
+/**
+ * list_rows: which rows a head chooses from, the reference that their keys are told from, and which
+ * queries have a say. A block for each head.
+ */
+#pragma once
+
+#include "device/warp.cuh"
+#include "hardkv/keep/item.cuh"
+#include "hardkv/whole.cuh"
+
+namespace pariskv::cuda {
+
+constexpr int kListThreads = 256;
+constexpr int kReferenceKeys = 15;  // evenly spaced, whose median is the reference
+
+/** How many of some ascending positions are smaller. */
+__device__ __forceinline__ int smaller_than(const int32_t* positions, int count, int position) {
+  int first = 0;
+  while (count > 0) {
+    const int half = count / 2;
+    const bool right = positions[first + half] < position;
+    first = right ? first + half + 1 : first;
+    count = right ? count - half - 1 : half;
+  }
+  return first;
+}
+
+struct ListSpace {
+  alignas(16) float keys[kReferenceKeys][kMaxHeadDim];
+  alignas(16) float rest[kMaxHeadDim];
+  alignas(16) uint32_t words[2][kMaxHeadDim / 4];  // of the reference, then of what that leaves
+  uint32_t exponents[2];
+  int whole[kReferenceKeys];
+};
+
+template <typename Element>
+struct ListRows {
+  const ChoiceItem& item;
+  ListSpace& space;
+
+  __device__ __forceinline__ int dim() const { return int(item.call.shape.rows.key_dim); }
+
+  /** Attended and held rows in one order. Returns how many they are. */
+  __device__ __forceinline__ int merge() const {
+    if (item.job.before == nullptr) return 0;
+    const device::KeptHead before = item.before();
+    const int attended = before.counts()[0], held = before.counts()[1];
+    const int32_t* positions = before.positions();
+    for (int i = int(threadIdx.x); i < attended + held; i += kListThreads) {
+      const bool is_held = i >= attended;
+      const int others = is_held ? smaller_than(positions, attended, positions[i])
+                                 : smaller_than(positions + attended, held, positions[i]);
+      item.sources()[(is_held ? i - attended : i) + others] = i;
+    }
+    return attended + held;
+  }
+
+  /** The median of some keys, channel by channel, to `rest`. */
+  __device__ __forceinline__ void set_reference(int count, int kept) const {
+    for (int s = device::warp_id(); s < kReferenceKeys; s += kListThreads / 32) {
+      bool whole = count > 0;
+      if (count > 0) {
+        const auto* key =
+            reinterpret_cast<const Element*>(item.row(s * count / kReferenceKeys, kept));
+        for (int d = device::lane_id(); d < dim(); d += 32) {
+          const float x = device::to_float(key[d]);
+          space.keys[s][d] = x;
+          whole = whole && device::finite(x);
+        }
+      }
+      whole = __all_sync(~0u, whole);
+      if (device::lane_id() == 0) space.whole[s] = whole;
+    }
+    __syncthreads();
+    int found = 0;
+    for (int s = 0; s < kReferenceKeys; ++s) found += space.whole[s];
+    for (int d = int(threadIdx.x); d < dim(); d += kListThreads) {
+      float median = 0;
+      for (int s = 0; s < kReferenceKeys; ++s) {
+        if (space.whole[s] == 0) continue;
+        const float x = space.keys[s][d];
+        int rank = 0;
+        for (int o = 0; o < kReferenceKeys; ++o) {
+          const float other = space.keys[o][d];
+          rank += space.whole[o] != 0 && (other < x || (other == x && o < s));
+        }
+        if (rank == found / 2) median = x;
+      }
+      space.rest[d] = median;
+      item.reference()[d] = median;
+    }
+    __syncthreads();
+  }
+
+  /** The reference in 8 bits, and what is left of it in 8 more. */
+  __device__ __forceinline__ void round_reference() const {
+    for (int part = 0; part < 2; ++part) {
+      uint32_t largest = 0;
+      for (int d = device::lane_id(); d < dim(); d += 32) {
+        largest = max(largest, device::bits_of(space.rest[d]) & 0x7fffffffu);
+      }
+      const uint32_t exponent = device::exponent_of(__reduce_max_sync(~0u, largest));
+      const float up = device::steps_up(exponent), step = device::step_of(exponent);
+      __syncthreads();  // all warps have looked at it
+      for (int w = int(threadIdx.x); w < dim() / 4; w += kListThreads) {
+        float x[4];
+        for (int i = 0; i < 4; ++i) x[i] = space.rest[4 * w + i];
+        space.words[part][w] = device::rounded_word(x, exponent, up);
+        for (int i = 0; i < 4; ++i) {
+          space.rest[4 * w + i] = x[i] - device::clamped(rintf(x[i] / step), kByteLevels) * step;
+        }
+      }
+      if (threadIdx.x == 0) space.exponents[part] = exponent;
+      __syncthreads();
+    }
+  }
+
+  /** A head of the query of a position: whether it has a say, and its logit of the reference. */
+  __device__ __forceinline__ Voice voice(int64_t position, int query_head) const {
+    const device::RecentQueryPlace place = device::recent_place(
+        item.call.shape.recent_queries(), const_cast<char*>(item.job.recent), position, query_head);
+    const int64_t mark = *place.position;
+    const RecentScale scale = *place.scale;
+    int dots[2] = {};
+    for (int w = 0; w < dim() / 4; w += 4) {
+      const uint4 four = *reinterpret_cast<const uint4*>(place.numbers + 4 * w);
+      const uint32_t numbers[4] = {four.x, four.y, four.z, four.w};
+      for (int part = 0; part < 2; ++part) {
+        for (int i = 0; i < 4; ++i) {
+          dots[part] = __dp4a(int(numbers[i]), int(space.words[part][w + i]), dots[part]);
+        }
+      }
+    }
+    Voice voice{scale.unit, scale.most, 0, mark == position + 1 && scale.unit == scale.unit};
+    for (int part = 0; part < 2; ++part) {
+      const float step = device::step_of(space.exponents[part]);
+      voice.offset += device::part_steps(dots[part], device::finite_steps(scale.unit * step));
+    }
+    return voice;
+  }
+
+  __device__ __forceinline__ void run() const {
+    const int kept = merge();
+    const int count = kept + int(item.job.zone_end - item.job.added);
+    __syncthreads();  // sources are written
+    set_reference(count, kept);
+    round_reference();
+    const int group = int(item.call.shape.group);
+    bool heard = false;
+    for (int q = int(threadIdx.x); q < item.positions_asked() * group; q += kListThreads) {
+      const Voice own = voice(item.job.asked.begin + q / group, item.head * group + q % group);
+      item.voices()[q] = own;
+      heard = heard || own.counts != 0;
+    }
+    const bool any = __syncthreads_or(heard);
+    if (threadIdx.x == 0) *item.numbers() = {count, kept, any};
+  }
+};
+
+template <typename Element>
+__global__ void __launch_bounds__(kListThreads)
+    list_rows(const __grid_constant__ ChoiceParams params) {
+  __shared__ ListSpace space;
+  const ChoiceItem item(params, int(blockIdx.x));
+  ListRows<Element>{item, space}.run();
+}
+
+}  // namespace pariskv::cuda

@@ -1,0 +1,21 @@
+/** Tensors of the cache as launches take them. */
+#pragma once
+
+#include "arguments.h"
+#include "pariskv/tensor_view.h"
+
+namespace pariskv::cuda {
+
+/** A rank-3 view from its row `first` on. */
+inline Rows rows_of(const TensorView& view, int64_t first = 0) {
+  if (view.data == nullptr) return {};
+  return {static_cast<char*>(view.data) + first * view.strides[0] * size_of(view.dtype),
+          view.strides[0], view.strides[1]};
+}
+
+inline float* lse_of(const TensorView& view, int64_t first = 0) {
+  if (view.data == nullptr) return nullptr;
+  return static_cast<float*>(view.data) + first * view.strides[0];
+}
+
+}  // namespace pariskv::cuda

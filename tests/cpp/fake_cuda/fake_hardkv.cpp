@@ -1,0 +1,170 @@
+// HARD-KV's kernels, as far as the host can tell: which rows are kept is decided by their positions
+// alone, and every step checks that they are what they are at home.
+#include <algorithm>
+#include <cstring>
+
+#include "fake.h"
+#include "fake_rows.h"
+
+namespace pariskv::cuda {
+
+namespace {
+
+constexpr int64_t kScratch = 1 << 10;
+
+using test::complain;
+using test::launch;
+
+/** Where a row to choose from lies, and what it was. */
+struct Row {
+  int32_t position;
+  int age;  // choices that it lost; negative: it was not kept
+  const char* data;
+};
+
+std::vector<Row> rows_before(const KeptLayout& layout, char* block, int64_t head) {
+  std::vector<Row> rows;
+  const int32_t* counts = layout.counts(block, head);
+  for (int64_t i = 0; i < counts[0] + counts[1]; ++i) {
+    rows.push_back({layout.positions(block, head)[i], layout.ages(block, head)[i],
+                    layout.row(block, head, i)});
+  }
+  return rows;
+}
+
+/** Rows that are attended to, then those that are held. */
+void fill(const KeptLayout& layout, char* block, int64_t head, std::vector<Row> attended,
+          std::vector<Row> held) {
+  layout.counts(block, head)[0] = int32_t(attended.size());
+  layout.counts(block, head)[1] = int32_t(held.size());
+  attended.insert(attended.end(), held.begin(), held.end());
+  if (int64_t(attended.size()) > layout.capacity) return complain("a block is too small");
+  for (size_t i = 0; i < attended.size(); ++i) {
+    layout.positions(block, head)[i] = attended[i].position;
+    layout.ages(block, head)[i] = uint8_t(attended[i].age);
+    std::memcpy(layout.row(block, head, int64_t(i)), attended[i].data, size_t(layout.row_bytes));
+  }
+}
+
+void choose(const ChoiceCall& call, const ChoiceJob& job, int64_t head) {
+  const ModelShape& shape = call.shape;
+  std::vector<Row> rows, attended, held;
+  if (job.before != nullptr) rows = rows_before(shape.kept(job.before_capacity), job.before, head);
+  for (int64_t p = job.added; p < job.zone_end; ++p) {
+    rows.push_back({int32_t(p), -1, row_of(*job.sequence, shape, head, p)});
+  }
+  std::sort(rows.begin(), rows.end(),
+            [](const Row& a, const Row& b) { return a.position < b.position; });
+  for (const Row& row : rows) {
+    const bool wanted = (row.position * 7 + head + job.zone_end) % 3 != 0;
+    if (wanted && int64_t(attended.size()) < call.rules.most) {
+      attended.push_back({row.position, 0, row.data});
+    } else if (row.age >= 0 && row.age < call.rules.patience) {
+      held.push_back({row.position, row.age + 1, row.data});
+    }
+  }
+  fill(shape.kept(job.after_capacity), job.after, head, attended, held);
+}
+
+/** The queries that choose are those of the positions that were named. */
+void check_asked(const ModelShape& shape, const ChoiceJob& job) {
+  const RecentLayout layout = shape.recent_queries();
+  for (int64_t p = job.asked.begin; p < job.asked.end; ++p) {
+    char* recent = const_cast<char*>(job.recent);
+    if (*layout.position(recent, layout.slot_of(p)) != p + 1) complain("a query is forgotten");
+  }
+}
+
+void remember(const ModelShape& shape, char* recent, int64_t position) {
+  const RecentLayout layout = shape.recent_queries();
+  *layout.position(recent, layout.slot_of(position)) = position + 1;
+}
+
+/** Rows that are attended to are in the zone, in order, and as they are at home. */
+void check_kept(const SequenceView& view, const ModelShape& shape) {
+  if (view.kept == nullptr) return complain("a zone is left out, and none of it is kept");
+  for (int64_t head = 0; head < shape.kv_heads; ++head) {
+    int32_t last = -1;
+    const auto rows = rows_before(shape.kept(view.kept_capacity), view.kept, head);
+    const int32_t attended = shape.kept(view.kept_capacity).counts(view.kept, head)[0];
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const int32_t position = rows[i].position;
+      if (i == size_t(attended)) last = -1;
+      if (position <= last || position < view.zone_begin || position >= view.zone_end) {
+        return complain("a kept row is not where it should be");
+      }
+      last = position;
+      const char* home = row_of(view, shape, head, position);
+      if (std::memcmp(rows[i].data, home, size_t(shape.rows.bytes())) != 0) {
+        return complain("a kept row is not the one at home");
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void launch_remember(const RememberCall& call, cudaStream_t stream) {
+  launch(stream, [call] {
+    for (int64_t i = 0; i < call.positions; ++i) {
+      remember(call.shape, call.recent, call.begin + i);
+    }
+  });
+}
+
+ChoiceScratch choice_scratch(const ModelShape&, int64_t width, int64_t, int64_t) {
+  ChoiceScratch scratch{};
+  scratch.width = width;
+  scratch.bytes = kScratch + width;
+  return scratch;
+}
+
+void launch_choice(const ChoiceCall& call, cudaStream_t stream) {
+  launch(stream, [call] {
+    std::memset(call.space, 1, size_t(call.count * call.heads * call.scratch.bytes));
+    for (int64_t i = 0; i < call.count; ++i) check_asked(call.shape, call.jobs[i]);
+  });
+  launch(stream, [call] {
+    for (int64_t i = 0; i < call.count; ++i) {
+      for (int64_t h = 0; h < call.heads; ++h) choose(call, call.jobs[i], call.first_head + h);
+    }
+  });
+}
+
+void launch_trim(const TrimCall& call, cudaStream_t stream) {
+  launch(stream, [call] {
+    for (int64_t head = 0; head < call.shape.kv_heads; ++head) {
+      const KeptLayout before = call.shape.kept(call.before_capacity);
+      std::vector<Row> attended, held;
+      for (const Row& row : rows_before(before, call.before, head)) {
+        if (row.position < call.zone_end) (row.age == 0 ? attended : held).push_back(row);
+      }
+      fill(call.shape.kept(call.after_capacity), call.after, head, attended, held);
+    }
+  });
+}
+
+int64_t kept_decode_bytes(const ModelShape&) { return kScratch; }
+
+void launch_kept_decode(const KeptDecodeCall& call, cudaStream_t stream) {
+  const auto each_sequence = [call](auto visit) {
+    for (int64_t i = 0; i < call.batch; ++i) {
+      const Lane& lane = call.lanes[i];
+      if (lane.layers != nullptr) visit(lane, lane.layers[call.layer], i);
+    }
+  };
+  launch(stream, [call, each_sequence] {
+    each_sequence([&](const Lane& lane, const SequenceView& view, int64_t i) {
+      if (view.sparse != 0) check_kept(view, call.shape);
+      std::memset(lane.scratch.resident, int(i + 1), size_t(call.shape.kv_heads * kScratch));
+      if (call.k.data != nullptr) append_token(call.shape, view, call.k, call.v, i);
+    });
+  });
+  launch(stream, [call, each_sequence] {
+    each_sequence([&](const Lane&, const SequenceView& view, int64_t) {
+      if (call.k.data != nullptr) remember(call.shape, view.recent, view.total - 1);
+    });
+  });
+}
+
+}  // namespace pariskv::cuda
