@@ -13,9 +13,6 @@ from hardkv_life import Life, f32, kept_of, make_config
 from oracle_hardkv import Model, Query
 from support import HERE, LEVELS, child_environment, f64, randn_kv, randn_q, randn_step
 
-pytestmark = pytest.mark.cpu("the CUDA backend has no code for HardKV yet")
-
-
 POLICIES = {
     "fixed": pk.HardKV(most=16, p=1.0, metric="attention", patience=0),
     "fixed and pooled": pk.HardKV(most=16, p=1.0, metric="snapkv", pool=5),
@@ -317,6 +314,19 @@ def test_a_step_that_appends_nothing_and_an_explanation_ask_nothing(rng):
     assert one.kept() == other.kept()
 
 
+def test_queries_are_remembered_before_outputs_take_their_place(rng):
+    config = make_config(pk.HardKV(most=30, p=0.7))
+    cache, twin = pk.Cache(config), pk.Cache(config)
+    s, t = cache.add(), twin.add()
+    for _ in range(90):
+        q, k, v = randn_step(rng, 1, config)
+        out = twin.decode(0, [t], q, k, v)
+        cache.decode(0, [s], q, k, v, out=q)
+        assert torch.equal(q, out)
+    probe = randn_q(rng, 1, config)[0]
+    assert np.array_equal(cache.explain(0, s, probe).kept, twin.explain(0, t, probe).kept)
+
+
 def test_a_batch_keeps_what_each_keeps_alone(rng):
     config = make_config(pk.HardKV(most=16, p=0.8))
     lengths = [1, 30, 200, 77, 0, 140]
@@ -380,6 +390,7 @@ def test_forks_share_what_is_kept_until_one_chooses_anew():
     assert (empty.kept_rows, empty.kept_bytes) == (0, 0)
 
 
+@pytest.mark.cpu("a GPU has neither")
 def test_levels_and_threads_do_not_show():
     script = HERE / "kept_digest.py"
     found = {}

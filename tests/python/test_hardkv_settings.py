@@ -8,9 +8,10 @@ import pytest
 from hardkv_life import make_config
 from support import randn_kv, randn_q
 
-pytestmark = pytest.mark.cpu("the CUDA backend has no code for HardKV yet")
+about_values = pytest.mark.cpu("about settings, which no backend sees")
 
 
+@about_values
 def test_defaults_and_regions_are_the_papers():
     policy = pk.HardKV()
     assert (policy.most, policy.p, policy.least) == (2048, 0.9, 0)
@@ -24,6 +25,7 @@ def test_defaults_and_regions_are_the_papers():
 CHANGED = {"most": 7, "p": 0.25, "least": 3, "metric": "attention", "pool": 1, "patience": 0}
 
 
+@about_values
 @pytest.mark.parametrize("field", CHANGED)
 def test_settings_print_compare_copy_and_pickle(field):
     policy = pk.HardKV(**CHANGED)
@@ -61,12 +63,14 @@ REFUSED = {
 }
 
 
+@about_values
 @pytest.mark.parametrize(("settings", "message"), REFUSED.values(), ids=REFUSED.keys())
 def test_settings_that_do_not_fit_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         pk.HardKV(**settings)
 
 
+@about_values
 def test_a_local_window_of_none_is_refused():
     with pytest.raises(ValueError, match="local: expected 1 token or more with the policy HardKV"):
         make_config(local=0)
@@ -81,12 +85,6 @@ def test_a_scale_that_is_none_is_refused_before_a_prompt_is_stored(rng):
             with pytest.raises(ValueError, match=rf"\[prefill\] {message}: expected"):
                 cache.prefill(0, [s], k, v, q=q, **wrong)
         assert cache.length(s) == 0
-
-
-def test_a_gpu_is_refused_when_the_cache_is_made():
-    config = make_config(device="cuda")
-    with pytest.raises(ValueError, match=r"device: expected cpu with the policy HardKV.*cuda:0"):
-        pk.Cache(config)
 
 
 def test_files_are_for_another_policy(rng, tmp_path):

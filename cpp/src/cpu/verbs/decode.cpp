@@ -75,8 +75,9 @@ void CpuBackend::decode(const DecodeArgs& args, Stream) {
         },
         args.rules);
   }
-  attend_selected(args, running);
+  // Before outputs are written: one may lie where its query lies.
   if (!args.traced && args.k.data != nullptr) remember_step(args);
+  attend_selected(args, running);
   for (int64_t i = 0; i < args.batch; ++i) {
     if (args.sequences[i].sparse == 0) continue;
     for (int64_t head = 0; head < args.shape.kv_heads; ++head) {
