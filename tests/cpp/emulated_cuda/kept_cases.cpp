@@ -42,7 +42,7 @@ std::vector<Case> kept_cases() {
       make("more_than_a_block_of_threads",
            [](Case& c, Config& k) {
              own(k).most = 4000, own(k).p = .95, own(k).least = 30, c.tokens = 5500, c.steps = 9;
-             k.segment_tokens = 1024, own(k).pool = 63;
+             k.segment_tokens = 1024, own(k).pool = 63, c.device = 0, c.twin = 5;
            }),
       make("float32_64_in_chunks",
            [](Case& c, Config& k) {

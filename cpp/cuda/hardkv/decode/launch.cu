@@ -15,7 +15,8 @@ namespace {
 
 /** The kernels for one dtype and width, and what the first one needs. */
 struct KeptKernels {
-  Kernel<KeptStepParams> attend, merge;
+  Kernel<KeptStepParams> attend[2];  // for few parts per block, and for many
+  Kernel<KeptStepParams> merge;
   int threads, bytes;
   bool row;  // bytes go without the room of a row
 };
@@ -25,45 +26,70 @@ KeptKernels kernels_of(const ModelShape& shape) {
     using Element = decltype(element);
     return dispatch(RotatedDims{}, shape.rotated_dim, [](auto dim) {
       constexpr int kWords = int(decltype(dim)::kValue / 32);
-      return KeptKernels{attend_kept<Element, kWords>, merge_kept<Element>, kKeptThreads<Element>,
-                         kKeptBytes<Element, kWords>, kKeptDirect<Element>};
+      return KeptKernels{{attend_kept<Element, kWords, false>,
+                          attend_kept<Element, kWords, kKeptMany<Element, kWords>>},
+                         merge_kept<Element>,
+                         kKeptThreads<Element>,
+                         kKeptBytes<Element, kWords>,
+                         kKeptDirect<Element>};
     });
   });
 }
 
-/** Prepares a kernel; whether the one after it can be launched before it is done. */
-bool prepare(const KeptKernels& kernels) {
+/** What a device can do with the kernels of one instance. */
+struct KeptFit {
+  int multiprocessors = 0;
+  bool early = false;  // a kernel can be launched before its predecessor is done
+};
+
+KeptFit measure(const KeptKernels& kernels, int index) {
+  KeptFit fit;
+  int major = 0;
+  const auto ask = [&](int& value, cudaDeviceAttr attribute) {
+    check(cudaDeviceGetAttribute(&value, attribute, index), "ask for a device's limits");
+  };
+  ask(fit.multiprocessors, cudaDevAttrMultiProcessorCount);
+  ask(major, cudaDevAttrComputeCapabilityMajor);
   constexpr int kMostRowBytes = 2 * int(kMaxHeadDim) * 4;
-  const void* const attend = kernels.attend.address;
-  check(cudaFuncSetAttribute(attend, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             kernels.bytes + (kernels.row ? kMostRowBytes : 0)),
-        "give the decode kernels their shared memory");
-  int device = 0, major = 0;
-  check(cudaGetDevice(&device), "ask for the device");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-        "ask for a device's limits");
+  for (const auto& kernel : kernels.attend) {
+    check(cudaFuncSetAttribute(kernel.address, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               kernels.bytes + (kernels.row ? kMostRowBytes : 0)),
+          "give the decode kernels their shared memory");
+  }
   // Code for older devices runs on newer ones too, and does not wait.
   cudaFuncAttributes code{};
-  check(cudaFuncGetAttributes(&code, attend), "ask for a kernel's code");
-  return major >= 9 && code.ptxVersion >= 90;
+  check(cudaFuncGetAttributes(&code, kernels.merge.address), "ask for a kernel's code");
+  fit.early = major >= 9 && code.ptxVersion >= 90;
+  return fit;
 }
 
-/** Once for each instance and device. */
-bool starts_early(const KeptKernels& kernels) {
+/** Measured once for each instance and device. */
+KeptFit fit_of(const KeptKernels& kernels) {
   static std::mutex mutex;
-  static std::map<std::pair<const void*, int>, bool> known;
-  int device = 0;
-  check(cudaGetDevice(&device), "ask for the device");
-  const std::pair<const void*, int> key{kernels.attend.address, device};
+  static std::map<std::pair<const void*, int>, KeptFit> known;
+  int index = 0;
+  check(cudaGetDevice(&index), "ask for the device");
+  const std::pair<const void*, int> key{kernels.attend[0].address, index};
   const std::lock_guard<std::mutex> lock(mutex);
   const auto found = known.find(key);
-  return found != known.end() ? found->second : known[key] = prepare(kernels);
+  return found != known.end() ? found->second : known[key] = measure(kernels, index);
+}
+
+/** Blocks for each segment of a head: one for each part, if all of them run at once. */
+int blocks_per_segment(const KeptFit& fit, int64_t heads) {
+  constexpr int kBlocksPerSm = 5;
+  int blocks = device::kParts;
+  while (blocks * kKeptManyParts > device::kParts &&
+         heads * kSegments * blocks > int64_t(fit.multiprocessors) * kBlocksPerSm) {
+    blocks /= 2;
+  }
+  return blocks;
 }
 
 }  // namespace
 
 int64_t kept_decode_bytes(const ModelShape& shape) {
-  const int64_t floats = device::kParts * shape.group * (2 + shape.rows.value_dim);
+  const int64_t floats = kSegments * device::kParts * shape.group * (2 + shape.rows.value_dim);
   return (floats * 4 + 255) / 256 * 256;
 }
 
@@ -72,19 +98,21 @@ void launch_kept_decode(const KeptDecodeCall& call, cudaStream_t stream) {
   const int64_t heads = call.batch * shape.kv_heads;
   if (heads == 0) return;
   const KeptKernels kernels = kernels_of(shape);
-  const bool early = starts_early(kernels);
+  const KeptFit fit = fit_of(kernels);
+  const int blocks = blocks_per_segment(fit, heads);
   const KeptStepParams params{call,
                               device::SegmentDivisor::of(shape.segment_tokens),
                               device::IndexDivisor::of(shape.kv_heads),
                               device::IndexDivisor::of(heads),
-                              device::IndexDivisor::of(shape.query_heads()),
-                              device::kParts,
+                              device::IndexDivisor::of(shape.group),
+                              blocks,
                               most_steps(call.logits.softcap)};
+  const bool many = device::kParts / blocks >= kKeptManyParts;
   const int bytes = kernels.bytes + (kernels.row ? int(shape.rows.bytes()) : 0);
-  Launch(heads * device::kParts, (bytes + 127) / 128 * 128, stream, kernels.threads)
-      .run(kernels.attend, params, "decode: attend_kept");
+  Launch(heads * kSegments * blocks, (bytes + 127) / 128 * 128, stream, kernels.threads)
+      .run(kernels.attend[many], params, "decode: attend_kept");
   Launch(call.batch * shape.query_heads(), 0, stream, int((shape.rows.value_dim + 31) / 32 * 32))
-      .early(early)
+      .early(fit.early)
       .run(kernels.merge, params, "decode: merge_kept");
 }
 

@@ -10,10 +10,10 @@ struct KeptStepParams {
   KeptDecodeCall call;
   device::SegmentDivisor by_segment;  // divides by the tokens of a segment
   device::IndexDivisor by_kv_heads;
-  device::IndexDivisor by_heads;        // divides by the kv heads of the batch
-  device::IndexDivisor by_query_heads;  // and by the query heads of one sequence
-  int blocks_per_head;                  // that attend, a power of two
-  int32_t most_steps;                   // of a logit whose query is remembered
+  device::IndexDivisor by_heads;  // divides by the kv heads of the batch
+  device::IndexDivisor by_group;
+  int blocks_per_segment;  // that attend, a power of two
+  int32_t most_steps;      // of a logit whose query is remembered
 };
 
 }  // namespace pariskv::cuda

@@ -1,15 +1,14 @@
 /**
  * attend_kept: attention of a kv head's query heads to its resident and its kept rows, in parts
- * that the next kernel adds up. Some blocks for each head, head by head: how many rows a head has
- * is read on the device, so heads with few are done soon and leave the device to others.
+ * that the next kernel adds up. As many blocks for each head: how many rows a head has is read on
+ * the device, so blocks of heads with few are done soon and leave the device to others.
  */
 #pragma once
 
 #include "device/attend.cuh"
 #include "device/attend_direct.cuh"
 #include "device/signal.cuh"
-#include "hardkv/blocks.cuh"
-#include "hardkv/decode/params.h"
+#include "hardkv/decode/context.cuh"
 
 namespace pariskv::cuda {
 
@@ -28,30 +27,20 @@ constexpr int kKeptBytes =
     kKeptDirect<Element> ? int(sizeof(device::DirectSpace<kWords, Element>))
                          : device::kMergeBytes<kWords> + 2 * device::kTileBytes;
 
-/** What a block works on: read from device memory once. */
-struct KeptContext {
-  int row, head;  // of the batch; kv head
-  void* const* rows;
-  device::KeptHead kept;
-  int kept_rows;
-  int total;
-  int before, gap;  // resident rows before the zone; of it, those that are left out
-  float* parts;
-  device::AttendShape shape;
-};
-
-/** Row i of those that are attended to: before the zone, kept ones, after it. */
+/** Row i of a segment of those that are attended to: before the zone, kept ones, after it. */
 struct KeptStepRows {
   const KeptContext& context;
   const device::SegmentDivisor& by_segment;
   int segment_tokens;
+  int first;
 
   __device__ __forceinline__ char* stored(int position) const {
     const int segment = int(by_segment(position)), slot = position - segment * segment_tokens;
     return static_cast<char*>(context.rows[segment]) +
            (int64_t(context.head) * segment_tokens + slot) * context.shape.row_bytes;
   }
-  __device__ __forceinline__ const char* operator()(int i) const {
+  __device__ __forceinline__ const char* operator()(int row) const {
+    const int i = first + row;
     if (i < context.before) return stored(i);
     const int own = i - context.before;
     if (own < context.kept_rows) return context.kept.row(own);
@@ -64,52 +53,35 @@ struct KeptStepRows {
   __device__ __forceinline__ void await_placed() const {}
 };
 
-/** False when the lane is nobody's. By one thread. */
-__device__ __forceinline__ bool find_kept(const KeptStepParams& params, int index,
-                                          KeptContext& context) {
-  const KeptDecodeCall& call = params.call;
-  const int row = int(params.by_kv_heads(index));
-  const Lane& lane = call.lanes[row];
-  const SequenceView* layers = lane.layers;
-  if (layers == nullptr) return false;
-  const SequenceView view = layers[call.layer];  // all of it at once
-  const ModelShape& model = call.shape;
-  const int head = index - row * int(model.kv_heads);
-  context.row = row;
-  context.head = head;
-  context.rows = view.rows;
-  context.kept = {view.kept, model.kept(view.kept_capacity), head};
-  context.total = int(view.total);
-  context.before = int(view.zone_begin);
-  context.gap = view.sparse != 0 ? int(view.zone_end - view.zone_begin) : 0;
-  context.kept_rows = context.gap > 0 && view.kept != nullptr ? context.kept.counts()[0] : 0;
-  context.parts = reinterpret_cast<float*>(reinterpret_cast<char*>(lane.scratch.resident) +
-                                           head * lane.head_bytes);
-  context.shape = {int(model.rows.key_dim), int(model.rows.value_dim), int(model.group),
-                   int(model.rows.bytes()), call.logits.scale,         call.logits.softcap};
-  return true;
-}
-
 template <typename Element>
 __device__ __forceinline__ Element* element_of(const Rows& tensor, int i, int64_t j) {
   return reinterpret_cast<Element*>(tensor.data) + i * tensor.stride_i + j * tensor.stride_j;
 }
 
 /** Attention to a block's share of the rows. */
-template <typename Element, int kWords>
+template <typename Element, int kWords, bool kMany>
 struct AttendKept {
   const KeptStepParams& params;
   const KeptContext& context;
-  device::Cluster blocks;  // that share the parts of the rows; they never meet
+  int segment;
+  device::Cluster blocks;  // that share the parts of the segment; they never meet
   char* room;              // kKeptBytes
   uint64_t (&barriers)[device::kMostSlots];
 
+  __device__ __forceinline__ KeptStepRows rows_from(int first) const {
+    return {context, params.by_segment, int(params.call.shape.segment_tokens), first};
+  }
+  __device__ __forceinline__ const Element* new_part(const Rows& tensor) const {
+    return tensor.data == nullptr ? nullptr
+                                  : element_of<Element>(tensor, context.row, context.head);
+  }
+
   /** The token's own row goes to its place in the store. */
-  __device__ __forceinline__ void store_new_row(const KeptStepRows& rows, const Element* k,
-                                                const Element* v) const {
-    if (k == nullptr || blocks.rank != blocks.size - 1) return;
+  __device__ __forceinline__ void store_new_row() const {
+    const Element *k = new_part(params.call.k), *v = new_part(params.call.v);
+    if (k == nullptr || segment != kSegments - 1 || blocks.rank != blocks.size - 1) return;
     const int key = context.shape.key_dim, all = key + context.shape.value_dim;
-    auto* to = reinterpret_cast<Element*>(rows.stored(context.total - 1));
+    auto* to = reinterpret_cast<Element*>(rows_from(0).stored(context.total - 1));
     for (int d = int(threadIdx.x); d < all; d += kKeptThreads<Element>) {
       to[d] = d < key ? k[d] : v[d - key];
     }
@@ -117,20 +89,21 @@ struct AttendKept {
 
   __device__ __forceinline__ void run() const {
     const KeptDecodeCall& call = params.call;
-    const KeptStepRows rows{context, params.by_segment, int(call.shape.segment_tokens)};
-    const int count = context.total - context.gap + context.kept_rows;
-    const bool appends = call.k.data != nullptr;
-    const auto* k = appends ? element_of<Element>(call.k, context.row, context.head) : nullptr;
-    const auto* v = appends ? element_of<Element>(call.v, context.row, context.head) : nullptr;
-    store_new_row(rows, k, v);
-    const device::NewRow<Element> new_row{k, v, count - 1};
+    store_new_row();
+    const int segments = context.segments();
+    if (segment >= segments) return;
+    const int all = context.count(), first = all * segment / segments;
+    const int count = all * (segment + 1) / segments - first;
+    const KeptStepRows rows = rows_from(first);
+    const device::NewRow<Element> new_row{new_part(call.k), new_part(call.v), all - 1 - first};
     const auto* q =
         element_of<Element>(call.q, context.row, int64_t(context.head) * context.shape.group);
+    float* parts = context.parts_of(segment);
     if constexpr (kKeptDirect<Element>) {
       device::DirectAttention<kWords, Element, KeptStepRows> attention(
           context.shape, blocks, *reinterpret_cast<device::DirectSpace<kWords, Element>*>(room),
           count, new_row, rows);
-      attention.template run<false>(q, call.q.stride_j, context.parts);
+      attention.template run<kMany>(q, call.q.stride_j, parts);
     } else {
       device::init_row_barriers(barriers);
       __syncthreads();
@@ -139,15 +112,19 @@ struct AttendKept {
       device::RowAttention<kWords, Element, KeptStepRows> attention(
           context.shape, blocks, slots, int(room + kKeptBytes<Element, kWords> - slots), barriers,
           {count}, new_row, rows);
-      attention.run(
-          q, call.q.stride_j,
-          device::PartsInScratch{context.parts, context.shape.group, context.shape.value_dim},
-          merge);
+      attention.run(q, call.q.stride_j,
+                    device::PartsInScratch{parts, context.shape.group, context.shape.value_dim},
+                    merge);
     }
   }
 };
 
+/** A block with four parts gives each to a warp; not where that is too much for a warp. */
 template <typename Element, int kWords>
+constexpr bool kKeptMany = kKeptDirect<Element> && kWords < 8;
+constexpr int kKeptManyParts = device::kDirectWarps;
+
+template <typename Element, int kWords, bool kMany>
 __global__ void __maxnreg__(kKeptRegisters<kWords>)
     attend_kept(const __grid_constant__ KeptStepParams params) {
   extern __shared__ __align__(128) unsigned char shared[];
@@ -155,14 +132,16 @@ __global__ void __maxnreg__(kKeptRegisters<kWords>)
   __shared__ uint64_t barriers[device::kMostSlots];
   __shared__ int found;
   // The first blocks of all heads come first.
-  const int rank = int(params.by_heads(int(blockIdx.x)));
-  const int index = int(blockIdx.x) - rank * int(params.call.batch * params.call.shape.kv_heads);
+  const int turn = int(params.by_heads(int(blockIdx.x)));
+  const int index = int(blockIdx.x) - turn * int(params.call.batch * params.call.shape.kv_heads);
+  const int size = params.blocks_per_segment, segment = turn >> device::log2_of_power(size);
   device::let_successor_start();
   if (threadIdx.x == 0) found = find_kept(params, index, context);
   __syncthreads();
   if (found == 0) return;
-  AttendKept<Element, kWords>{
-      params, context, {params.blocks_per_head, rank}, reinterpret_cast<char*>(shared), barriers}
+  AttendKept<Element, kWords, kMany>{
+      params,  context, segment, {size, turn & (size - 1)}, reinterpret_cast<char*>(shared),
+      barriers}
       .run();
 }
 

@@ -5,10 +5,9 @@
  */
 #pragma once
 
-#include "device/partition.cuh"
 #include "device/signal.cuh"
 #include "device/softmax.cuh"
-#include "hardkv/decode/params.h"
+#include "hardkv/decode/context.cuh"
 #include "hardkv/remember/query.cuh"
 
 namespace pariskv::cuda {
@@ -18,49 +17,53 @@ constexpr int kMostMergeThreads = int(kMaxHeadDim);
 template <typename Element>
 struct MergeKept {
   const KeptStepParams& params;
-  const Lane& lane;
-  const SequenceView* layers;
-  int row, query_head, chunk;
+  const KeptContext& context;
+  int query_head, chunk;
 
   __device__ __forceinline__ Element* at(const Rows& tensor) const {
-    return reinterpret_cast<Element*>(tensor.data) + row * tensor.stride_i +
+    return reinterpret_cast<Element*>(tensor.data) + context.row * tensor.stride_i +
            query_head * tensor.stride_j;
   }
 
   __device__ __forceinline__ void remember() const {
     if (params.call.k.data == nullptr || chunk != 0) return;
-    const SequenceView& view = layers[params.call.layer];
     device::remember_query(at(params.call.q), params.call.logits.scale, params.most_steps,
-                           params.call.shape.recent_queries(), view.recent, view.total - 1,
+                           params.call.shape.recent_queries(), context.recent, context.total - 1,
                            query_head);
   }
 
   __device__ __forceinline__ void merge() const {
     const KeptDecodeCall& call = params.call;
-    const int group = int(call.shape.group), dim = int(call.shape.rows.value_dim);
-    const int head = query_head / group, lane_id = device::lane_id();
-    const int d = 32 * chunk + lane_id;
+    constexpr int kAll = kSegments * device::kParts, kOwn = kAll / 32;
+    const int count = context.segments() * device::kParts;
+    const int dim = context.shape.value_dim, step = context.shape.group * (2 + dim);
+    const int lane = device::lane_id(), d = 32 * chunk + lane;
     const float* parts =
-        reinterpret_cast<const float*>(reinterpret_cast<const char*>(lane.scratch.resident) +
-                                       head * lane.head_bytes) +
-        (query_head - head * group) * (2 + dim);
-    const int step = group * (2 + dim);
-    float maximum = -device::infinity(), sum = 0, values[device::kParts] = {};
-    if (lane_id < device::kParts) {
-      maximum = __ldcg(parts + lane_id * step);
-      sum = __ldcg(parts + lane_id * step + 1);
+        context.parts + (query_head - context.head * context.shape.group) * (2 + dim);
+    float maxima[kOwn], sums[kOwn], values[kAll] = {};
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const int part = lane + 32 * i;
+      maxima[i] = part < count ? __ldcg(parts + part * step) : -device::infinity();
+      sums[i] = part < count ? __ldcg(parts + part * step + 1) : 0.0f;
     }
 #pragma unroll
-    for (int part = 0; part < device::kParts; ++part) {
-      if (d < dim) values[part] = __ldcg(parts + part * step + 2 + d);
+    for (int part = 0; part < kAll; ++part) {
+      if (part < count && d < dim) values[part] = __ldcg(parts + part * step + 2 + d);
     }
-    const float top = device::warp_max(maximum);
-    const float factor = maximum == -device::infinity() ? 0.0f : device::exp_of(maximum - top);
-    sum = device::warp_sum(sum * factor);
+    static_assert(kOwn == 2);
+    const float top = device::warp_max(fmaxf(maxima[0], maxima[1]));
+    float factors[kOwn], sum = 0;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      factors[i] = maxima[i] == -device::infinity() ? 0.0f : device::exp_of(maxima[i] - top);
+      sum = __fmaf_rn(sums[i], factors[i], sum);
+    }
+    sum = device::warp_sum(sum);
     float weighted = 0;
 #pragma unroll
-    for (int part = 0; part < device::kParts; ++part) {
-      weighted = __fmaf_rn(__shfl_sync(~0u, factor, part), values[part], weighted);
+    for (int part = 0; part < kAll; ++part) {
+      weighted = __fmaf_rn(__shfl_sync(~0u, factors[part / 32], part % 32), values[part], weighted);
     }
     const float rows = device::log_of_sum(top, sum);
     float lse = rows;
@@ -73,23 +76,25 @@ struct MergeKept {
     if (call.out.data != nullptr && d < dim) {
       at(call.out)[d] = device::from_float<Element>(weighted * share);
     }
-    if (call.lse != nullptr && d == 0) call.lse[row * call.lse_stride + query_head] = lse;
+    if (call.lse != nullptr && d == 0) call.lse[context.row * call.lse_stride + query_head] = lse;
   }
 };
 
 template <typename Element>
 __global__ void __launch_bounds__(kMostMergeThreads)
     merge_kept(const __grid_constant__ KeptStepParams params) {
-  const int query = int(blockIdx.x), row = int(params.by_query_heads(query));
-  const Lane& lane = params.call.lanes[row];
-  const SequenceView* layers = lane.layers;
-  const int query_head = query - row * int(params.call.shape.query_heads());
-  const MergeKept<Element> merge{params, lane, layers, row, query_head, device::warp_id()};
+  __shared__ KeptContext context;
+  __shared__ int found;
+  const int query = int(blockIdx.x), group = int(params.call.shape.group);
+  if (threadIdx.x == 0) found = find_kept(params, int(params.by_group(query)), context);
+  __syncthreads();
+  const MergeKept<Element> merge{params, context, context.head * group + query % group,
+                                 device::warp_id()};
   // The kernel before has nothing to do with this. An output may lie where its query lies.
-  if (layers != nullptr) merge.remember();
+  if (found != 0) merge.remember();
   __syncthreads();
   device::wait_for_predecessor();
-  if (layers != nullptr) merge.merge();
+  if (found != 0) merge.merge();
 }
 
 }  // namespace pariskv::cuda

@@ -1,7 +1,7 @@
 /**
  * choose_rows: how many rows a head keeps, which ones, and which of the others it holds: positions,
  * ages and counts of the block to be filled, and for each of its rows the number it had among those
- * to choose from. A block for each head. The k-th largest number is found bit by bit.
+ * to choose from. A block for each head. The k-th largest number is found two bits at a time.
  */
 #pragma once
 
@@ -15,9 +15,12 @@ constexpr int kChooseThreads = 1024;
 constexpr int kChooseWarps = kChooseThreads / 32;
 constexpr int kOwnRows = 4;  // numbers of a thread that stay in registers; others are read anew
 
+/** Sums that are taken together. */
+constexpr int kSumsAtOnce = 3;
+
 struct ChooseSpace {
-  int64_t sums[2][kChooseWarps];  // by turns, so that one barrier is enough
-  int counts[2][kChooseWarps];
+  int64_t sums[2][kSumsAtOnce][kChooseWarps];  // by turns, so that one barrier is enough
+  int counts[2][kSumsAtOnce][kChooseWarps];
 };
 
 /** Sums over all threads. Each has one barrier. */
@@ -25,27 +28,52 @@ struct BlockSums {
   ChooseSpace& space;
   int turn = 0;
 
-  __device__ __forceinline__ int64_t of(int64_t x) {
+  __device__ __forceinline__ void of(int64_t (&x)[kSumsAtOnce]) {
     turn ^= 1;
-    const int64_t sum = device::warp_sum(x);
-    if (device::lane_id() == 0) space.sums[turn][device::warp_id()] = sum;
+#pragma unroll
+    for (int i = 0; i < kSumsAtOnce; ++i) {
+      const int64_t sum = device::warp_sum(x[i]);
+      if (device::lane_id() == 0) space.sums[turn][i][device::warp_id()] = sum;
+    }
     __syncthreads();
-    return device::warp_sum(space.sums[turn][device::lane_id()]);
+#pragma unroll
+    for (int i = 0; i < kSumsAtOnce; ++i) {
+      x[i] = device::warp_sum(space.sums[turn][i][device::lane_id()]);
+    }
   }
-  __device__ __forceinline__ int of(int x) {
+  __device__ __forceinline__ void of(int (&x)[kSumsAtOnce]) {
     turn ^= 1;
-    const int sum = __reduce_add_sync(~0u, x);
-    if (device::lane_id() == 0) space.counts[turn][device::warp_id()] = sum;
+#pragma unroll
+    for (int i = 0; i < kSumsAtOnce; ++i) {
+      const int sum = __reduce_add_sync(~0u, x[i]);
+      if (device::lane_id() == 0) space.counts[turn][i][device::warp_id()] = sum;
+    }
     __syncthreads();
-    return __reduce_add_sync(~0u, space.counts[turn][device::lane_id()]);
+#pragma unroll
+    for (int i = 0; i < kSumsAtOnce; ++i) {
+      x[i] = __reduce_add_sync(~0u, space.counts[turn][i][device::lane_id()]);
+    }
+  }
+  template <typename T>
+  __device__ __forceinline__ T of(T x) {
+    T all[kSumsAtOnce] = {x};
+    of(all);
+    return all[0];
+  }
+  __device__ __forceinline__ int most(int x) {
+    turn ^= 1;
+    const int of_warp = __reduce_max_sync(~0u, x);
+    if (device::lane_id() == 0) space.counts[turn][0][device::warp_id()] = of_warp;
+    __syncthreads();
+    return __reduce_max_sync(~0u, space.counts[turn][0][device::lane_id()]);
   }
   /** The sum over all lower threads; `all` becomes that of all. */
   __device__ __forceinline__ int before(int x, int& all) {
     turn ^= 1;
     const int lower = device::lanes_before(x);
-    if (device::lane_id() == 31) space.counts[turn][device::warp_id()] = lower + x;
+    if (device::lane_id() == 31) space.counts[turn][0][device::warp_id()] = lower + x;
     __syncthreads();
-    const int of_warp = space.counts[turn][device::lane_id()];
+    const int of_warp = space.counts[turn][0][device::lane_id()];
     const int lower_warps = device::lanes_before(of_warp);
     all = __shfl_sync(~0u, lower_warps + of_warp, 31);
     return __shfl_sync(~0u, lower_warps, device::warp_id()) + lower;
@@ -60,7 +88,8 @@ struct RowNumbers {
   int count;
   int64_t own[kOwnRows];
 
-  __device__ __forceinline__ RowNumbers(Number number_of, int rows) : number(number_of), count(rows) {
+  __device__ __forceinline__ RowNumbers(Number number_of, int rows)
+      : number(number_of), count(rows) {
 #pragma unroll
     for (int k = 0; k < kOwnRows; ++k) {
       const int row = int(threadIdx.x) + k * kChooseThreads;
@@ -79,15 +108,31 @@ struct RowNumbers {
       if (x >= 0) visit(x);
     }
   }
-  /** Bits that any of them has. */
+  /** Bits of the largest. */
   __device__ __forceinline__ int bits(BlockSums& sums) const {
     int most = 0;
     each([&](int64_t x) { most = max(most, 64 - __clzll(x)); });
-    int bits = 0;
-    for (int bit = 1; bit < 64; bit *= 2) {  // as a number of six bits
-      if (sums.of(int(most >= bits + 64 / (2 * bit))) > 0) bits += 64 / (2 * bit);
+    return sums.most(most);
+  }
+  /** The largest number such that value(x), summed over all x from there on, is `wanted`. */
+  template <typename T, typename Value>
+  __device__ __forceinline__ int64_t least_of(T wanted, Value value, BlockSums& sums) const {
+    int64_t least = 0;
+    for (int bit = (bits(sums) + 1) / 2 * 2 - 2; bit >= 0; bit -= 2) {
+      T found[kSumsAtOnce] = {};
+      each([&](int64_t x) {
+#pragma unroll
+        for (int i = 0; i < kSumsAtOnce; ++i) {
+          if (x >= (least | int64_t{i + 1} << bit)) found[i] += value(x);
+        }
+      });
+      sums.of(found);
+      int digit = 0;
+#pragma unroll
+      for (int i = 0; i < kSumsAtOnce; ++i) digit += found[i] >= wanted;
+      least |= int64_t{digit} << bit;
     }
-    return bits;
+    return least;
   }
 };
 
@@ -105,20 +150,12 @@ struct ChooseRows {
   __device__ __forceinline__ int top_p_count() {
     const uint64_t* shares = item.shares();
     const auto rows = row_numbers([=](int row) { return int64_t(shares[row]); }, count);
-    const auto sum_from = [&](int64_t least) {
-      int64_t sum = 0;
-      rows.each([&](int64_t x) { sum += x >= least ? x : 0; });
-      return sums.of(sum);
-    };
-    const uint64_t all = uint64_t(sum_from(0));
-    const auto wanted =
-        int64_t((all * item.call.rules.p + (uint64_t{1} << kTopPBits) - 1) >> kTopPBits);
+    int64_t all = 0;
+    rows.each([&](int64_t x) { all += x; });
+    const uint64_t of_all = uint64_t(sums.of(all)) * item.call.rules.p;
+    const auto wanted = int64_t((of_all + (uint64_t{1} << kTopPBits) - 1) >> kTopPBits);
     if (wanted == 0) return 0;
-    int64_t least = 0;  // the largest number from which on shares are enough
-    for (int bit = rows.bits(sums) - 1; bit >= 0; --bit) {
-      const int64_t next = least | int64_t{1} << bit;
-      if (sum_from(next) >= wanted) least = next;
-    }
+    const int64_t least = rows.least_of(wanted, [](int64_t x) { return x; }, sums);
     int above = 0;
     int64_t sum = 0;
     rows.each([&](int64_t x) { above += x > least, sum += x > least ? x : 0; });
@@ -145,13 +182,7 @@ struct ChooseRows {
     int64_t least = 0;
     int ties = candidates;
     if (keep < candidates) {
-      if (keep == 0) least = INT64_MAX;
-      for (int bit = keep == 0 ? -1 : rows.bits(sums) - 1; bit >= 0; --bit) {
-        const int64_t next = least | int64_t{1} << bit;
-        int as_large = 0;
-        rows.each([&](int64_t x) { as_large += x >= next; });
-        if (sums.of(as_large) >= keep) least = next;
-      }
+      least = keep == 0 ? INT64_MAX : rows.least_of(keep, [](int64_t) { return 1; }, sums);
       int above = 0;
       rows.each([&](int64_t x) { above += x > least; });
       ties = keep - sums.of(above);

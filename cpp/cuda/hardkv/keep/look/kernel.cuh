@@ -15,7 +15,6 @@ namespace pariskv::cuda {
 constexpr int kLookThreads = 128;
 constexpr int kLookRows = 64;                                 // of a block
 constexpr int kRowsOfWarp = kLookRows / (kLookThreads / 32);  // two columns of eight
-constexpr int kRowsAtOnce = 4;                                // whose keys are on their way
 constexpr int kAskedAtMost = 32;                              // positions
 
 /** Bytes from key to key in shared memory: whole instructions, and no two in the same banks. */
@@ -23,6 +22,7 @@ constexpr int key_pitch(int key_dim) { return (key_dim + 31) / 32 * 32 + 16; }
 
 struct LookSpace {
   int logits[kAskedAtMost][kLookRows];
+  const char* from[kLookRows];  // where keys lie
   int positions[kLookRows];
   float steps[kLookRows];  // of keys; 0: it is not finite
   uint8_t usable[kLookRows];
@@ -41,6 +41,9 @@ struct LookAtKeys {
     return reinterpret_cast<char*>(&space + 1) + row * key_pitch(dim());
   }
 
+  /** Keys of a warp that are on their way together. */
+  static constexpr int kRowsAtOnce = 8 / kChunks;
+
   /** A lane has four neighbouring channels of every 128. */
   __device__ __forceinline__ static int channel(int chunk) {
     return 128 * chunk + 4 * device::lane_id();
@@ -52,7 +55,7 @@ struct LookAtKeys {
 #pragma unroll
     for (int r = 0; r < kRowsAtOnce; ++r) {
       if (begin + r >= rows) continue;
-      const auto* from = reinterpret_cast<const Element*>(item.row(first + begin + r, kept));
+      const auto* from = reinterpret_cast<const Element*>(space.from[begin + r]);
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
         if (channel(c) >= dim()) continue;
@@ -90,54 +93,58 @@ struct LookAtKeys {
       space.steps[begin + r] = usable ? device::step_of(exponent) : 0.0f;
       space.usable[begin + r] = usable;
       if (begin + r < rows) item.usable()[first + begin + r] = usable;
-      space.positions[begin + r] = begin + r < rows ? item.position(first + begin + r, kept) : 0;
     }
   }
 
-  /** The numbers of a query, which is one of all heads of all positions; null: it has no say. */
-  __device__ __forceinline__ const uint32_t* numbers_of(int query, const Voice& voice) const {
-    if (voice.counts == 0) return nullptr;
+  /** A lane's part of sixteen queries: of two of them. */
+  struct Queries {
+    Voice voices[2];
+    uint32_t numbers[4 * kChunks][4];
+  };
+
+  __device__ __forceinline__ void load(int first_query, int queries, Queries& to) const {
+    const int g = device::lane_id() / 4, t = device::lane_id() % 4;
     const int group = int(item.call.shape.group);
-    return reinterpret_cast<const uint32_t*>(
-        device::recent_place(item.call.shape.recent_queries(), const_cast<char*>(item.job.recent),
-                             item.job.asked.begin + query / group,
-                             item.head * group + query % group)
-            .numbers);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int query = first_query + g + 8 * half, asked = query / group;
+      const bool there = query < queries;
+      to.voices[half] = there ? item.voices()[query] : Voice{};
+      const auto* words = reinterpret_cast<const uint32_t*>(
+          device::recent_place(item.call.shape.recent_queries(), const_cast<char*>(item.job.recent),
+                               item.job.asked.begin + asked,
+                               item.head * group + query - asked * group)
+              .numbers);
+#pragma unroll
+      for (int k = 0; k < 4 * kChunks; ++k) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int word = 8 * k + 4 * i + t;
+          to.numbers[k][half + 2 * i] = there && 4 * word < dim() ? words[word] : 0;
+        }
+      }
+    }
   }
 
   /** Logits of sixteen queries and a warp's rows. */
-  __device__ __forceinline__ void multiply(int first_query, int queries) const {
+  __device__ __forceinline__ void multiply(int first_query, const Queries& own) const {
     const int g = device::lane_id() / 4, t = device::lane_id() % 4;
     const int begin = device::warp_id() * kRowsOfWarp;
-    Voice voices[2] = {};
-    const uint32_t* numbers[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int query = first_query + g + 8 * half;
-      if (query < queries) voices[half] = item.voices()[query];
-      numbers[half] = numbers_of(query, voices[half]);
-    }
     int dots[kRowsOfWarp / 8][4] = {};
-#pragma unroll 4
-    for (int k = 0; k < dim(); k += 32) {
-      uint32_t a[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int word = k / 4 + t + 4 * (i / 2);
-        const bool there = numbers[i % 2] != nullptr && 4 * word < dim();
-        a[i] = there ? numbers[i % 2][word] : 0;
-      }
+    for (int k = 0; k < 4 * kChunks; ++k) {
+      if (32 * k >= dim()) break;
 #pragma unroll
       for (int n = 0; n < kRowsOfWarp / 8; ++n) {
-        const auto* words = reinterpret_cast<const uint32_t*>(key(begin + 8 * n + g)) + k / 4 + t;
+        const auto* words = reinterpret_cast<const uint32_t*>(key(begin + 8 * n + g)) + 8 * k + t;
         const uint32_t b[2] = {words[0], words[4]};
-        device::ptx::mma_m16n8k32_s8(dots[n], a, b);
+        device::ptx::mma_m16n8k32_s8(dots[n], own.numbers[k], b);
       }
     }
     const int group = int(item.call.shape.group);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const Voice& voice = voices[half];
+      const Voice& voice = own.voices[half];
       if (voice.counts == 0) continue;
       int* logits = space.logits[(first_query + g + 8 * half) / group];
 #pragma unroll
@@ -161,14 +168,27 @@ struct LookAtKeys {
     for (int d = int(threadIdx.x); d < dim(); d += kLookThreads) {
       space.reference[d] = item.reference()[d];
     }
+    if (int(threadIdx.x) < rows) {
+      const int row = first + int(threadIdx.x);
+      space.from[threadIdx.x] = item.row(row, kept);
+      space.positions[threadIdx.x] = item.position(row, kept);
+    }
     __syncthreads();
     const int begin = device::warp_id() * kRowsOfWarp;
 #pragma unroll 1
     for (int r = 0; r < kRowsOfWarp; r += kRowsAtOnce) round_keys(begin + r);
     __syncwarp();
     const int queries = item.positions_asked() * int(item.call.shape.group);
+    // The next queries are on their way while these are multiplied.
+    Queries own;
+    load(0, queries, own);
 #pragma unroll 1
-    for (int q = 0; q < queries; q += 16) multiply(q, queries);
+    for (int q = 0; q < queries; q += 16) {
+      Queries next;
+      load(q + 16, queries, next);
+      multiply(q, own);
+      own = next;
+    }
     __syncthreads();
     for (int i = int(threadIdx.x); i < item.positions_asked() * kLookRows; i += kLookThreads) {
       const int asked = i / kLookRows, row = i % kLookRows;

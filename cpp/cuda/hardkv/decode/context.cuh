@@ -1,0 +1,70 @@
+/** What a block of a step over kept rows works on: its kv head, and where that has its rows. */
+#pragma once
+
+#include "device/attend_shape.cuh"
+#include "device/partition.cuh"
+#include "hardkv/blocks.cuh"
+#include "hardkv/decode/params.h"
+
+namespace pariskv::cuda {
+
+/**
+ * The rows of a head come in up to so many segments, and a segment in kParts parts. How many
+ * follows from the number of rows alone, so that a result does not depend on the batch: a part has
+ * 64 rows at most, until a head has 4,096.
+ */
+constexpr int kSegments = 4;
+
+/** What a block works on: read from device memory once. */
+struct KeptContext {
+  int row, head;  // of the batch; kv head
+  void* const* rows;
+  char* recent;
+  device::KeptHead kept;
+  int kept_rows;
+  int total;
+  int before, gap;  // resident rows before the zone; of it, those that are left out
+  float* parts;     // (kSegments, kParts, group, 2 + value_dim), as PartsInScratch
+  device::AttendShape shape;
+
+  /** Rows that are attended to. */
+  __device__ __forceinline__ int count() const { return total - gap + kept_rows; }
+  /** Of them, see kSegments. */
+  __device__ __forceinline__ int segments() const {
+    const int rows = count();
+    return rows > 2048 ? 4 : rows > 1024 ? 2 : 1;
+  }
+  /** The parts of a segment. */
+  __device__ __forceinline__ float* parts_of(int segment) const {
+    return parts + int64_t(segment) * device::kParts * shape.group * (2 + shape.value_dim);
+  }
+};
+
+/** False when the lane is nobody's. By one thread. */
+__device__ __forceinline__ bool find_kept(const KeptStepParams& params, int index,
+                                          KeptContext& context) {
+  const KeptDecodeCall& call = params.call;
+  const int row = int(params.by_kv_heads(index));
+  const Lane& lane = call.lanes[row];
+  const SequenceView* layers = lane.layers;
+  if (layers == nullptr) return false;
+  const SequenceView view = layers[call.layer];  // all of it at once
+  const ModelShape& model = call.shape;
+  const int head = index - row * int(model.kv_heads);
+  context.row = row;
+  context.head = head;
+  context.rows = view.rows;
+  context.recent = view.recent;
+  context.kept = {view.kept, model.kept(view.kept_capacity), head};
+  context.total = int(view.total);
+  context.before = int(view.zone_begin);
+  context.gap = view.sparse != 0 ? int(view.zone_end - view.zone_begin) : 0;
+  context.kept_rows = context.gap > 0 && view.kept != nullptr ? context.kept.counts()[0] : 0;
+  context.parts = reinterpret_cast<float*>(reinterpret_cast<char*>(lane.scratch.resident) +
+                                           head * lane.head_bytes);
+  context.shape = {int(model.rows.key_dim), int(model.rows.value_dim), int(model.group),
+                   int(model.rows.bytes()), call.logits.scale,         call.logits.softcap};
+  return true;
+}
+
+}  // namespace pariskv::cuda
