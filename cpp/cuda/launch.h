@@ -22,13 +22,29 @@ struct Kernel {
   }
 };
 
+/**
+ * Whether a kernel can be launched on the current device before its predecessor is done: code for
+ * older devices runs on newer ones too, and does not wait.
+ */
+inline bool starts_early(const void* kernel) {
+  int device = 0, major = 0;
+  check(cudaGetDevice(&device), "ask for the device");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+        "ask for a device's limits");
+  cudaFuncAttributes code{};
+  check(cudaFuncGetAttributes(&code, kernel), "ask for a kernel's code");
+  return major >= 9 && code.ptxVersion >= 90;
+}
+
 /** A launch, and the attributes it points to. */
 struct Launch {
   cudaLaunchConfig_t config{};
   cudaLaunchAttribute attributes[2] = {};
 
-  Launch(int64_t blocks, int shared_bytes, cudaStream_t stream, int threads = 256) {
-    config.gridDim = dim3(unsigned(blocks));
+  Launch(int64_t blocks, int shared_bytes, cudaStream_t stream, int threads = 256)
+      : Launch(dim3(unsigned(blocks)), shared_bytes, stream, threads) {}
+  Launch(dim3 blocks, int shared_bytes, cudaStream_t stream, int threads) {
+    config.gridDim = blocks;
     config.blockDim = dim3(unsigned(threads));
     config.dynamicSmemBytes = size_t(shared_bytes);
     config.stream = stream;

@@ -14,6 +14,7 @@
 
 #include "devices.h"
 #include "hardkv/decode/params.h"
+#include "hardkv/keep/params.h"
 #include "machine.h"
 #include "pariskv/decode/params.h"
 
@@ -127,7 +128,7 @@ size_t parameter_bytes(const std::string& kernel) {
       {"WindowParams", sizeof(WindowParams)},     {"ScoreParams", sizeof(ScoreParams)},
       {"VotesParams", sizeof(VotesParams)},       {"RerankParams", sizeof(RerankParams)},
       {"ResidentParams", sizeof(ResidentParams)}, {"AttendParams", sizeof(AttendParams)},
-      {"KeptStepParams", sizeof(KeptStepParams)}};
+      {"KeptStepParams", sizeof(KeptStepParams)}, {"ChoiceParams", sizeof(ChoiceParams)}};
   for (const auto& [name, bytes] : known) {
     if (kernel.find(name) != std::string::npos) return bytes;
   }

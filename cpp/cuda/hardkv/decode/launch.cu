@@ -44,22 +44,15 @@ struct KeptFit {
 
 KeptFit measure(const KeptKernels& kernels, int index) {
   KeptFit fit;
-  int major = 0;
-  const auto ask = [&](int& value, cudaDeviceAttr attribute) {
-    check(cudaDeviceGetAttribute(&value, attribute, index), "ask for a device's limits");
-  };
-  ask(fit.multiprocessors, cudaDevAttrMultiProcessorCount);
-  ask(major, cudaDevAttrComputeCapabilityMajor);
+  check(cudaDeviceGetAttribute(&fit.multiprocessors, cudaDevAttrMultiProcessorCount, index),
+        "ask for a device's limits");
   constexpr int kMostRowBytes = 2 * int(kMaxHeadDim) * 4;
   for (const auto& kernel : kernels.attend) {
     check(cudaFuncSetAttribute(kernel.address, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                kernels.bytes + (kernels.row ? kMostRowBytes : 0)),
           "give the decode kernels their shared memory");
   }
-  // Code for older devices runs on newer ones too, and does not wait.
-  cudaFuncAttributes code{};
-  check(cudaFuncGetAttributes(&code, kernels.merge.address), "ask for a kernel's code");
-  fit.early = major >= 9 && code.ptxVersion >= 90;
+  fit.early = starts_early(kernels.merge.address);
   return fit;
 }
 

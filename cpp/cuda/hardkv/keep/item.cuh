@@ -5,18 +5,10 @@
  */
 #pragma once
 
-#include "device/divisor.cuh"
 #include "hardkv/blocks.cuh"
-#include "hardkv/calls.h"
+#include "hardkv/keep/params.h"
 
 namespace pariskv::cuda {
-
-/** What the kernels of a choice are launched with. */
-struct ChoiceParams {
-  ChoiceCall call;
-  device::SegmentDivisor by_segment;  // divides by the tokens of a segment
-  device::IndexDivisor by_heads;      // divides by the kv heads of the launch
-};
 
 /** The first numbers of a head. */
 struct ChosenHead {

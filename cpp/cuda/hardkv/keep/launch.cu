@@ -1,4 +1,5 @@
-// A choice of kept rows as six kernels, one after the other; and kept rows of a zone that was cut.
+// A choice of kept rows as six kernels, each launched while the one before is at work and waiting
+// for its end; and kept rows of a zone that was cut.
 #include <algorithm>
 
 #include "elements.h"
@@ -9,6 +10,7 @@
 #include "hardkv/keep/share/kernel.cuh"
 #include "hardkv/keep/trim/kernel.cuh"
 #include "hardkv/keep/weigh/kernel.cuh"
+#include "launch.h"
 #include "runtime.h"
 
 namespace pariskv::cuda {
@@ -55,29 +57,35 @@ void launch_choice(const ChoiceCall& call, cudaStream_t stream) {
     asked = std::max(asked, call.jobs[i].asked.end - call.jobs[i].asked.begin);
     rows = std::max(rows, call.jobs[i].after_capacity);
   }
-  const dim3 looks(pieces(call.scratch.width, kLookRows), items);
-  const dim3 shares(pieces(call.scratch.width, kShareRows), items);
+  const int64_t width = call.scratch.width;
   const int bytes = int(sizeof(LookSpace)) + kLookRows * key_pitch(int(call.shape.rows.key_dim));
+  const bool early = starts_early(reinterpret_cast<const void*>(fill_block));
   dispatch_element(call.shape.rows.dtype, [&](auto element) {
     using Element = decltype(element);
-    list_rows<Element><<<items, kListThreads, 0, stream>>>(params);
-    check_launch("keep: list_rows");
+    Launch(items, 0, stream, kListThreads)
+        .run(Kernel<ChoiceParams>(list_rows<Element>), params, "keep: list_rows");
     dispatch_chunks(call.shape.rows.key_dim, [&](auto chunks) {
-      const auto kernel = look_at_keys<Element, int(decltype(chunks)::kValue)>;
-      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-            "keep: look_at_keys");
-      kernel<<<looks, kLookThreads, bytes, stream>>>(params);
+      const Kernel<ChoiceParams> kernel = look_at_keys<Element, int(decltype(chunks)::kValue)>;
+      check(
+          cudaFuncSetAttribute(kernel.address, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+          "keep: look_at_keys");
+      Launch(dim3(pieces(width, kLookRows), items), bytes, stream, kLookThreads)
+          .early(early)
+          .run(kernel, params, "keep: look_at_keys");
     });
   });
-  check_launch("keep: look_at_keys");
-  weigh_rows<<<dim3(unsigned(asked), items), kWeighThreads, 0, stream>>>(params);
-  check_launch("keep: weigh_rows");
-  share_out<<<shares, kShareThreads, 0, stream>>>(params);
-  check_launch("keep: share_out");
-  choose_rows<<<items, kChooseThreads, 0, stream>>>(params);
-  check_launch("keep: choose_rows");
-  fill_block<<<dim3(pieces(rows, kFillRows), items), kFillThreads, 0, stream>>>(params);
-  check_launch("keep: fill_block");
+  Launch(dim3(unsigned(asked), items), 0, stream, kWeighThreads)
+      .early(early)
+      .run(Kernel<ChoiceParams>(weigh_rows), params, "keep: weigh_rows");
+  Launch(dim3(pieces(width, kShareRows), items), 0, stream, kShareThreads)
+      .early(early)
+      .run(Kernel<ChoiceParams>(share_out), params, "keep: share_out");
+  Launch(items, 0, stream, kChooseThreads)
+      .early(early)
+      .run(Kernel<ChoiceParams>(choose_rows), params, "keep: choose_rows");
+  Launch(dim3(pieces(rows, kFillRows), items), 0, stream, kFillThreads)
+      .early(early)
+      .run(Kernel<ChoiceParams>(fill_block), params, "keep: fill_block");
 }
 
 void launch_trim(const TrimCall& call, cudaStream_t stream) {

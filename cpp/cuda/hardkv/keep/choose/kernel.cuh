@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include "device/signal.cuh"
 #include "device/warp.cuh"
 #include "hardkv/keep/item.cuh"
 #include "hardkv/whole.cuh"
@@ -81,7 +82,7 @@ struct BlockSums {
 };
 static_assert(kChooseWarps == 32, "a lane for each warp");
 
-/** One number for each row, -1 where it cannot be chosen, by all threads. */
+/** One number for each row, negative where it does not count, by all threads. */
 template <typename Number>
 struct RowNumbers {
   Number number;  // number(row)
@@ -102,6 +103,7 @@ struct RowNumbers {
     for (int k = 0; k < kOwnRows; ++k) {
       if (own[k] >= 0) visit(own[k]);
     }
+#pragma unroll 4
     for (int row = int(threadIdx.x) + kOwnRows * kChooseThreads; row < count;
          row += kChooseThreads) {
       const int64_t x = number(row);
@@ -164,16 +166,11 @@ struct ChooseRows {
     return int(min(int64_t(above) + (lacking + least - 1) / least, item.call.rules.most));
   }
 
-  /** The rows' numbers by which they are chosen: the larger, the better. */
-  __device__ __forceinline__ int64_t number(bool heard, int row) const {
-    if (item.usable()[row] == 0) return -1;
-    return heard ? int64_t(item.ranks()[row]) : int64_t(row);
-  }
-
   __device__ __forceinline__ void run(bool heard) {
     int keep = int(item.call.rules.most);
     if (heard && item.call.rules.p != 1u << kTopPBits) keep = top_p_count();
-    const auto rows = row_numbers([&](int row) { return number(heard, row); }, count);
+    const uint64_t* ranks = item.ranks();
+    const auto rows = row_numbers([=](int row) { return int64_t(ranks[row]); }, count);
     int candidates = 0;
     rows.each([&](int64_t) { ++candidates; });
     candidates = sums.of(candidates);
@@ -187,17 +184,17 @@ struct ChooseRows {
       rows.each([&](int64_t x) { above += x > least; });
       ties = keep - sums.of(above);
     }
-    list(heard, keep, least, ties);
+    list(keep, least, ties);
   }
 
   /** Chosen rows and then held ones, each in order. */
-  __device__ __forceinline__ void list(bool heard, int keep, int64_t least, int ties) {
+  __device__ __forceinline__ void list(int keep, int64_t least, int ties) {
     const device::KeptHead after = item.after();
     const int patience = int(item.call.rules.patience);
     int chosen_before = 0, held_before = 0;
     for (int first = 0; first < count; first += kChooseThreads) {
       const int row = first + int(threadIdx.x);
-      const int64_t own = row < count ? number(heard, row) : -1;
+      const int64_t own = row < count ? int64_t(item.ranks()[row]) : -1;
       int tied = 0, both = 0;
       const int earlier = sums.before(int(own >= 0 && own == least), tied);
       const bool chosen = own >= 0 && (own > least || (own == least && earlier < ties));
@@ -222,6 +219,8 @@ struct ChooseRows {
 inline __global__ void __launch_bounds__(kChooseThreads)
     choose_rows(const __grid_constant__ ChoiceParams params) {
   __shared__ ChooseSpace space;
+  device::let_successor_start();
+  device::wait_for_predecessor();
   const ChoiceItem item(params, int(blockIdx.x));
   const ChosenHead numbers = *item.numbers();
   ChooseRows{item, {space}, numbers.count, numbers.kept}.run(numbers.heard != 0);

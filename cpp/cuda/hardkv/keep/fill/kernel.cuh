@@ -1,6 +1,7 @@
 /** fill_block: the rows that were chosen, to their block: a warp copies one at a time. */
 #pragma once
 
+#include "device/signal.cuh"
 #include "device/warp.cuh"
 #include "hardkv/keep/item.cuh"
 
@@ -18,6 +19,7 @@ __device__ __forceinline__ void copy_row(char* to, const char* from, int bytes) 
 
 inline __global__ void __launch_bounds__(kFillThreads)
     fill_block(const __grid_constant__ ChoiceParams params) {
+  device::wait_for_predecessor();
   const ChoiceItem item(params, int(blockIdx.y));
   const device::KeptHead after = item.after();
   const int rows = after.counts()[0] + after.counts()[1], kept = item.numbers()->kept;

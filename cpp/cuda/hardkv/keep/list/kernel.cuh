@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include "device/signal.cuh"
 #include "device/warp.cuh"
 #include "hardkv/keep/item.cuh"
 #include "hardkv/whole.cuh"
@@ -161,6 +162,7 @@ template <typename Element>
 __global__ void __launch_bounds__(kListThreads)
     list_rows(const __grid_constant__ ChoiceParams params) {
   __shared__ ListSpace space;
+  device::let_successor_start();
   const ChoiceItem item(params, int(blockIdx.x));
   ListRows<Element>{item, space}.run();
 }

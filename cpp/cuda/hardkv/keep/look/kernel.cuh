@@ -6,6 +6,7 @@
 #pragma once
 
 #include "device/ptx.cuh"
+#include "device/signal.cuh"
 #include "device/warp.cuh"
 #include "hardkv/keep/item.cuh"
 #include "hardkv/whole.cuh"
@@ -204,6 +205,8 @@ template <typename Element, int kChunks>
 __global__ void __launch_bounds__(kLookThreads)
     look_at_keys(const __grid_constant__ ChoiceParams params) {
   extern __shared__ __align__(16) unsigned char look_shared[];
+  device::let_successor_start();
+  device::wait_for_predecessor();
   const ChoiceItem item(params, int(blockIdx.y));
   const ChosenHead numbers = *item.numbers();
   const int first = int(blockIdx.x) * kLookRows;

@@ -1,6 +1,10 @@
-/** share_out: the share of the attention that each row gets, and its rank, over all positions. */
+/**
+ * share_out: the share of the attention that each row gets, and its rank, over all positions. If no
+ * query has a say, the later rows rank higher; all ones are of a row that cannot be kept.
+ */
 #pragma once
 
+#include "device/signal.cuh"
 #include "hardkv/keep/item.cuh"
 #include "hardkv/keep/pool.cuh"
 #include "hardkv/whole.cuh"
@@ -14,8 +18,11 @@ constexpr int kShareThreads = kShareRows * kShareSplits;
 inline __global__ void __launch_bounds__(kShareThreads)
     share_out(const __grid_constant__ ChoiceParams params) {
   __shared__ uint64_t sums[kShareSplits][2][kShareRows];
+  device::let_successor_start();
+  device::wait_for_predecessor();
   const ChoiceItem item(params, int(blockIdx.y));
-  const int count = item.numbers()->count;
+  const ChosenHead numbers = *item.numbers();
+  const int count = numbers.count;
   const int first = int(blockIdx.x) * kShareRows;
   if (first >= count) return;
   const int own = int(threadIdx.x) % kShareRows, split = int(threadIdx.x) / kShareRows;
@@ -35,7 +42,12 @@ inline __global__ void __launch_bounds__(kShareThreads)
   if (split >= 2 || row >= count) return;
   uint64_t sum = 0;
   for (int other = 0; other < kShareSplits; ++other) sum += sums[other][split][own];
-  (split == 0 ? item.shares() : item.ranks())[row] = sum;
+  if (split == 0) {
+    item.shares()[row] = sum;
+  } else {
+    const uint64_t rank_of_usable = numbers.heard != 0 ? sum : uint64_t(row);
+    item.ranks()[row] = item.usable()[row] != 0 ? rank_of_usable : ~uint64_t{0};
+  }
 }
 
 }  // namespace pariskv::cuda

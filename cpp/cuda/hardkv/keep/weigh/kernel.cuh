@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include "device/signal.cuh"
 #include "device/warp.cuh"
 #include "hardkv/keep/item.cuh"
 #include "hardkv/keep/pool.cuh"
@@ -30,6 +31,8 @@ inline __global__ void __launch_bounds__(kWeighThreads)
   __shared__ device::WeightTable table;
   __shared__ uint64_t room[kWeighWarps];
   __shared__ int tops[kWeighWarps];
+  device::let_successor_start();
+  device::wait_for_predecessor();
   const ChoiceItem item(params, int(blockIdx.y));
   const int asked = int(blockIdx.x);
   if (asked >= item.positions_asked()) return;
