@@ -2,6 +2,8 @@
 
 The same prompt is stored with its queries and without them: the difference is the choice from all
 of the zone. Seconds are of the processor, so that other work on the machine does not count.
+
+With `--gpu`: replayed steps and the choices between them, on a GPU (gpu_keep.py).
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ import argparse
 import time
 from statistics import median
 
+import gpu
+import gpu_keep
 import harness
 import pariskv_core as pk
 import torch
@@ -69,12 +73,40 @@ def _measure(tokens: int, policy: pk.HardKV, steps: int, rounds: int) -> dict[st
     }
 
 
+def _gpu(rounds: int) -> None:
+    facts = gpu.facts()
+    results = [gpu_keep.measure(*case, rounds=rounds) for case in gpu_keep.CASES]
+    harness.show(
+        f"HardKV on {facts['gpu']}, {_KV_HEADS} kv heads, bfloat16",
+        ["layers", "sequences", "tokens", "most", "rows kept", "step", "advance", "that chooses"],
+        [
+            [f"{r[name]:,}" for name in ("layers", "batch", "tokens", "most")]
+            + [f"{r['kept_rows_per_head']:,.0f}"]
+            + [
+                f"{r[name]:.3g}"
+                for name in (
+                    "step_microseconds",
+                    "advance_microseconds",
+                    "choosing_advance_microseconds",
+                )
+            ]
+            for r in results
+        ],
+        "Microseconds: of a step per layer, of advance per layer and sequence.",
+    )
+    harness.save("keep", results, on=facts["gpu"], facts=facts)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=32768)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--gpu", action="store_true", help="measure on a GPU instead")
     arguments = parser.parse_args()
+    if arguments.gpu:
+        _gpu(arguments.rounds)
+        return
     policies = [pk.HardKV(), pk.HardKV(most=1024, p=1.0, metric="attention")]
     results = [
         _measure(arguments.tokens, policy, arguments.steps, arguments.rounds) for policy in policies

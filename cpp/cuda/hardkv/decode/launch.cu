@@ -52,6 +52,13 @@ KeptFit measure(const KeptKernels& kernels, int index) {
                                kernels.bytes + (kernels.row ? kMostRowBytes : 0)),
           "give the decode kernels their shared memory");
   }
+  // Blocks of one meet blocks of the next: both must want the memory cut alike.
+  for (const void* kernel :
+       {kernels.attend[0].address, kernels.attend[1].address, kernels.merge.address}) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                               cudaSharedmemCarveoutMaxShared),
+          "give the decode kernels their shared memory");
+  }
   fit.early = starts_early(kernels.merge.address);
   return fit;
 }
