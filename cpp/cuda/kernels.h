@@ -1,7 +1,7 @@
 /**
  * The launchers: one per verb. Device code and launcher of a verb lie in the file of its name;
- * those of ParisKV's decode, in pariskv/decode; HARD-KV's, in hardkv. A launcher enqueues on `stream`, never waits, and throws
- * CudaError when the launch is refused.
+ * those of ParisKV's decode, in pariskv/decode; HARD-KV's, in hardkv. A launcher enqueues on
+ * `stream`, never waits, and throws CudaError when the launch is refused.
  */
 #pragma once
 
