@@ -24,7 +24,7 @@ class PrkvStep {
 
   /** Selects the live rows of the best pages. */
   void search(const DecodeArgs& args, const PrkvRules& rules, const Running& running);
-  int64_t candidates(const ModelShape&) const { return 0; }
+  void count(const ModelShape&, DecodeCounts&) const {}
 
   /** The rows that the first sequence of a step keeps, and the pages found for it. */
   Trace trace(const DecodeArgs& args, const PrkvRules& rules) const;
