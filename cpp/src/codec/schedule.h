@@ -7,7 +7,7 @@
 
 namespace pariskv {
 
-/** Both of settings that are resolved. The last step whose `from_tokens` is at most `zone_tokens`; the first one before that. */
+/** Both of settings that are resolved. The last step that has begun; before any, the first one. */
 const ScheduleStep& schedule_step(const ParisKv& settings, int64_t zone_tokens);
 
 /** C: ceil(candidate_ratio * zone), at least min_candidates_per_row * top_k, at most zone. */
