@@ -13,13 +13,13 @@ Cache::~Cache() = default;
 const Config& Cache::config() const { return impl_->config_; }
 
 SequenceId Cache::add() {
-  const Impl::Lock lock(impl_->mutex_);
+  const Impl::Lock lock(*impl_);
   impl_->sequences_.emplace(impl_->next_id_, impl_->planner_.create(impl_->config_.layers));
   return impl_->next_id_++;
 }
 
 void Cache::remove(SequenceId sequence, Stream stream) {
-  const Impl::Lock lock(impl_->mutex_);
+  const Impl::Lock lock(*impl_);
   impl_->find(impl_->verb("remove"), {sequence});
   const Impl::Visit visit(*impl_, stream);
   impl_->backend_->clear_scratch(stream);  // it may still hold rows of its last step
@@ -27,7 +27,7 @@ void Cache::remove(SequenceId sequence, Stream stream) {
 }
 
 SequenceId Cache::fork(SequenceId sequence, Stream stream) {
-  const Impl::Lock lock(impl_->mutex_);
+  const Impl::Lock lock(*impl_);
   const Sequence& source = *impl_->find(impl_->verb("fork"), {sequence})[0];
   const Impl::Visit visit(*impl_, stream);
   impl_->sequences_.emplace(impl_->next_id_, impl_->planner_.fork(source, stream));
@@ -36,7 +36,7 @@ SequenceId Cache::fork(SequenceId sequence, Stream stream) {
 
 void Cache::reorder(const std::vector<SequenceId>& sequences, const std::vector<int64_t>& source,
                     Stream stream) {
-  const Impl::Lock lock(impl_->mutex_);
+  const Impl::Lock lock(*impl_);
   const Verb verb = impl_->verb("reorder");
   const std::vector<Sequence*> batch = impl_->find(verb, sequences);
   const int64_t count = int64_t(batch.size());
@@ -65,7 +65,7 @@ void Cache::reorder(const std::vector<SequenceId>& sequences, const std::vector<
 }
 
 void Cache::truncate(const std::vector<SequenceId>& sequences, const Cut& cut, Stream stream) {
-  const Impl::Lock lock(impl_->mutex_);
+  const Impl::Lock lock(*impl_);
   const Verb verb = impl_->verb("truncate");
   const std::vector<Sequence*> batch = impl_->find(verb, sequences);
   const bool keeps = cut.counts == Cut::Counts::kKept;
@@ -136,7 +136,7 @@ void Cache::truncate(const std::vector<SequenceId>& sequences, const Cut& cut, S
 void Cache::prefill(int64_t layer, const std::vector<SequenceId>& sequences,
                     const std::vector<int64_t>& lengths, const TensorView& k, const TensorView& v,
                     const PrefillOptions& options, Stream stream) {
-  const Impl::Lock lock(impl_->mutex_);
+  const Impl::Lock lock(*impl_);
   const Verb verb = impl_->verb("prefill");
   const std::vector<Layer*> found = impl_->find_layers(verb, sequences, layer);
   const int64_t tokens = verb.check_lengths(lengths, int64_t(found.size()));
@@ -174,7 +174,7 @@ void Cache::decode(int64_t layer, const std::vector<SequenceId>& sequences, cons
 void Cache::Impl::decode(int64_t layer, const std::vector<SequenceId>& sequences,
                          const StepTensors& tensors, bool appends, const AttendOptions& options,
                          Stream stream) {
-  const Lock lock(mutex_);
+  const Lock lock(*this);
   const Verb verb = this->verb("decode");
   const std::vector<Layer*> layers = find_layers(verb, sequences, layer);
   const int64_t count = int64_t(layers.size());
@@ -229,7 +229,7 @@ void Cache::Impl::decode(int64_t layer, const std::vector<SequenceId>& sequences
 }
 
 void Cache::advance(const std::vector<SequenceId>& sequences, Stream stream) {
-  const Impl::Lock lock(impl_->mutex_);
+  const Impl::Lock lock(*impl_);
   const Verb verb = impl_->verb("advance");
   const std::vector<Sequence*> batch = impl_->find(verb, sequences);
   const Config& config = impl_->config_;
@@ -283,7 +283,7 @@ void Cache::attend(int64_t layer, const std::vector<SequenceId>& sequences,
 void Cache::Impl::attend(int64_t layer, const std::vector<SequenceId>& sequences,
                          const std::vector<int64_t>& lengths, const StepTensors& tensors,
                          bool appends, const AttendOptions& options, Stream stream) {
-  const Lock lock(mutex_);
+  const Lock lock(*this);
   const Verb verb = this->verb("attend");
   const std::vector<Layer*> found = find_layers(verb, sequences, layer);
   const int64_t tokens = verb.check_lengths(lengths, int64_t(found.size()));
@@ -340,23 +340,34 @@ void Cache::Impl::attend(int64_t layer, const std::vector<SequenceId>& sequences
 }
 
 void Cache::flush(const std::vector<SequenceId>& sequences, Stream stream) {
-  const Impl::Lock lock(impl_->mutex_);
+  const Impl::Lock lock(*impl_);
+  impl_->flush(impl_->find(impl_->verb("flush"), sequences), stream);
+}
+
+void Cache::flush_all(Stream stream) {
+  const Impl::Lock lock(*impl_);
+  std::vector<Sequence*> all;
+  for (auto& [id, sequence] : impl_->sequences_) all.push_back(&sequence);
+  impl_->flush(all, stream);
+}
+
+void Cache::Impl::flush(const std::vector<Sequence*>& sequences, Stream stream) {
   std::vector<Layer*> layers;
   std::vector<Regions> next;
-  for (Sequence* sequence : impl_->find(impl_->verb("flush"), sequences)) {
+  for (Sequence* sequence : sequences) {
     for (Layer& layer : sequence->layers) {
       layers.push_back(&layer);
-      next.push_back(layer.regions.flushed(impl_->sizes_));
+      next.push_back(layer.regions.flushed(sizes_));
     }
   }
-  const Impl::Visit visit(*impl_, stream);
-  Impl::Step step = impl_->plan(layers, next, Planner::Use::kStore, stream);
+  const Visit visit(*this, stream);
+  Step step = plan(layers, next, Planner::Use::kStore, stream);
   step.offloads_at_once = true;
-  impl_->carry_out(step, [] {}, [] {}, stream);
+  carry_out(step, [] {}, [] {}, stream);
 }
 
 void Cache::trim() {
-  const Impl::Lock lock(impl_->mutex_);
+  const Impl::Lock lock(*impl_);
   impl_->backend_->trim();
 }
 

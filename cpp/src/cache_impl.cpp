@@ -49,7 +49,8 @@ Cache::Impl::Impl(Config config, const Resources& resources)
       backend_(make_backend(config_, resources)),
       policy_(make_policy(config_, shape_, *backend_)),
       sizes_{config_.sink, config_.local, config_.update, policy_->grain(), policy_->opening()},
-      planner_(shape_, sizes_, *policy_, *backend_, backend_->host_arena() != nullptr) {}
+      planner_(shape_, sizes_, *policy_, *backend_, backend_->host_arena() != nullptr),
+      stop_(resources.should_stop) {}
 
 Cache::Impl::Visit::Visit(Impl& impl, Stream stream) : backend_(*impl.backend_), stream_(stream) {
   backend_.enter(stream);

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <map>
-#include <mutex>
 #include <set>
 
 #include "backend/backend.h"
@@ -14,6 +13,8 @@
 #include "pariskv/cache.h"
 #include "policy/policy.h"
 #include "sequence.h"
+#include "stop.h"
+#include "turns.h"
 #include "validate.h"
 
 namespace pariskv {
@@ -24,7 +25,17 @@ class Cache::Impl {
  public:
   Impl(Config config, const Resources& resources);
 
-  using Lock = std::lock_guard<std::mutex>;
+  /** A call's turn on this cache. */
+  class Lock {
+   public:
+    explicit Lock(Impl& impl) : turns_(impl.turns_) { turns_.take(impl.stop_); }
+    ~Lock() { turns_.pass_on(); }
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+
+   private:
+    Turns& turns_;
+  };
   Verb verb(const char* name) const { return {name, config_}; }
 
   /**
@@ -155,6 +166,9 @@ class Cache::Impl {
               const std::vector<int64_t>& lengths, const StepTensors& tensors, bool appends,
               const AttendOptions& options, Stream stream);
 
+  /** All layers of these sequences, or none. */
+  void flush(const std::vector<Sequence*>& sequences, Stream stream);
+
   void count_step(const Step& step);
 
   /** The arguments that every decode of a layer has in common. */
@@ -183,7 +197,8 @@ class Cache::Impl {
   std::map<SequenceId, Sequence> sequences_;
   SequenceId next_id_ = 0;
   Stats stats_;  // the counters; sizes are added up when asked
-  std::mutex mutex_;
+  const StopCheck stop_;
+  Turns turns_;
 
  private:
   void encode(Step& step, Stream stream);

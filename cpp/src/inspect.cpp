@@ -9,7 +9,7 @@ namespace pariskv {
 
 Explanation Cache::explain(int64_t layer, SequenceId sequence, const TensorView& q,
                            const AttendOptions& options, Stream stream) const {
-  const Impl::Lock lock(impl_->mutex_);
+  const Impl::Lock lock(*impl_);
   const Verb verb = impl_->verb("explain");
   const std::vector<Layer*> layers = impl_->find_layers(verb, {sequence}, layer);
   const Config& config = impl_->config_;
@@ -50,7 +50,7 @@ Explanation Cache::explain(int64_t layer, SequenceId sequence, const TensorView&
 }
 
 Summaries Cache::summaries(int64_t layer, SequenceId sequence) const {
-  const Impl::Lock lock(impl_->mutex_);
+  const Impl::Lock lock(*impl_);
   const std::vector<Layer*> layers =
       impl_->find_layers(impl_->verb("summaries"), {sequence}, layer);
   return impl_->policy_->summaries(impl_->view(*layers[0]));
@@ -58,7 +58,7 @@ Summaries Cache::summaries(int64_t layer, SequenceId sequence) const {
 
 void Cache::read(int64_t layer, SequenceId sequence, int64_t begin, const TensorView& k,
                  const TensorView& v, Stream stream) const {
-  const Impl::Lock lock(impl_->mutex_);
+  const Impl::Lock lock(*impl_);
   const Verb verb = impl_->verb("read");
   const std::vector<Layer*> layers = impl_->find_layers(verb, {sequence}, layer);
   const Config& config = impl_->config_;
@@ -78,25 +78,25 @@ void Cache::read(int64_t layer, SequenceId sequence, int64_t begin, const Tensor
 }
 
 int64_t Cache::length(SequenceId sequence, int64_t layer) const {
-  const Impl::Lock lock(impl_->mutex_);
+  const Impl::Lock lock(*impl_);
   return impl_->find_layers(impl_->verb("length"), {sequence}, layer)[0]->regions.total();
 }
 
 RegionCounts Cache::regions(SequenceId sequence, int64_t layer) const {
-  const Impl::Lock lock(impl_->mutex_);
+  const Impl::Lock lock(*impl_);
   return impl_->find_layers(impl_->verb("regions"), {sequence}, layer)[0]->regions.counts(
       impl_->sizes_);
 }
 
 std::vector<SequenceId> Cache::sequences() const {
-  const Impl::Lock lock(impl_->mutex_);
+  const Impl::Lock lock(*impl_);
   std::vector<SequenceId> ids;
   for (const auto& [id, sequence] : impl_->sequences_) ids.push_back(id);
   return ids;
 }
 
 Stats Cache::stats() const {
-  const Impl::Lock lock(impl_->mutex_);
+  const Impl::Lock lock(*impl_);
   Stats stats = impl_->stats_;
   Backend& backend = *impl_->backend_;
   stats.memory = backend.arena().use();

@@ -139,14 +139,15 @@ void Planner::plan_queries(Change& change, Use use, bool queries, Stream stream)
   change.queries.begin = std::max(change.queries.begin, total - shape_.recent);
   if (use == Use::kStore) change.asked = change.queries;  // a decode remembers when it is done
   const bool exists = layer.recent.data() != nullptr;
-  // A step remembers in its last launch, which changes nothing if it is refused.
-  const bool keeps_old = use == Use::kStore && backend_.capabilities().launches_can_fail;
-  if (!remembers || (exists && !keeps_old)) return;
-  change.recent = backend_.arena().allocate(shape_.recent_queries().bytes());
+  // A step remembers when nothing can fail any more.
+  const bool in_place = use == Use::kDecode || !backend_.capabilities().verbs_can_fail;
+  if (!remembers || (exists && in_place)) return;
+  const int64_t bytes = shape_.recent_queries().bytes();
+  change.recent = backend_.arena().allocate(bytes);
   if (exists) {
-    backend_.copy(change.recent.data(), layer.recent.data(), change.recent.bytes(), stream);
+    backend_.copy(change.recent.data(), layer.recent.data(), bytes, stream);
   } else {
-    backend_.zero(change.recent.data(), change.recent.bytes(), stream);
+    backend_.zero(change.recent.data(), bytes, stream);
   }
 }
 
@@ -168,7 +169,7 @@ std::shared_ptr<Block> Planner::new_kept(const SequenceView& view) const {
 
 Block Planner::next_state(const Layer& layer, Stream stream) const {
   const bool exists = layer.state.data() != nullptr;
-  if (exists && !backend_.capabilities().launches_can_fail) return Block();
+  if (exists && !backend_.capabilities().verbs_can_fail) return Block();
   Block state = backend_.arena().allocate(policy_.state_bytes());
   if (exists) {
     backend_.copy(state.data(), layer.state.data(), policy_.state_bytes(), stream);

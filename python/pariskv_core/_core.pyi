@@ -637,7 +637,11 @@ class Cache:
 
     Calls on one cache take turns; calls on different caches run side by side, without the GIL.
     Arrays are anything that speaks DLPack, in the config's dtype, rows without gaps. An error
-    leaves the cache as it was.
+    leaves the cache as it was, and so does Ctrl-C, which a long call on the main thread answers at
+    once: only `out` and `lse` may hold a part of what was being written.
+
+    After os.fork the child may go on using a cache on the CPU. If another thread was inside a call on
+    it at that moment, the child's calls raise ValueError.
 
     On a GPU calls enqueue their work on `stream`, a cudaStream_t as an integer, and return; left out,
     it is PyTorch's current stream, or the default one. Arrays must stay as they are until that work
@@ -677,7 +681,20 @@ class Cache:
         """
 
     def flush(self, sequences: Sequence[int] | None = None, *, stream: int | None = None) -> None:
-        """Moves everything older than the local window to the retrieval zone."""
+        """
+        Moves everything older than the local window to the retrieval zone.
+
+        All layers of all these sequences are flushed, or none if anything fails.
+        """
+
+    def advance(self, sequences: Sequence[int], *, stream: int | None = None) -> None:
+        """
+        Makes room for the next replay of a captured graph of decode calls.
+
+        A decode that is called while its stream is captured changes nothing; what it recorded decodes,
+        each time it runs, one token of the sequences last named here, in this order. So: capture once,
+        then for every token advance(batch) and replay. For caches on a GPU.
+        """
 
     def prefill(self, layer: int, sequences: Sequence[int], k: pariskv_core._array.Array, v: pariskv_core._array.Array, lengths: Sequence[int] | None = None, *, q: pariskv_core._array.Array | None = None, scale: float | None = None, softcap: float = 0.0, stream: int | None = None) -> None:
         """
@@ -707,15 +724,6 @@ class Cache:
         (batch, query_heads) float32.
         """
 
-    def advance(self, sequences: Sequence[int], *, stream: int | None = None) -> None:
-        """
-        Makes room for the next replay of a captured graph of decode calls.
-
-        A decode that is called while its stream is captured changes nothing; what it recorded decodes,
-        each time it runs, one token of the sequences last named here, in this order. So: capture once,
-        then for every token advance(batch) and replay. For caches on a GPU.
-        """
-
     def attend(self, layer: int, sequences: Sequence[int], q: pariskv_core._array.Array, lengths: Sequence[int] | None = None, *, k: pariskv_core._array.Array | None = None, v: pariskv_core._array.Array | None = None, out: pariskv_core._array.Array | None = None, scale: float | None = None, softcap: float = 0.0, sink_bias: pariskv_core._array.Array | None = None, return_lse: bool = False, stream: int | None = None) -> Any:
         """
         Exact causal attention of the last stored tokens over everything stored.
@@ -734,9 +742,6 @@ class Cache:
         q  (query_heads, head_dim)
         """
 
-    def summaries(self, layer: int, sequence: int) -> Summaries:
-        """The key summaries of a retrieval zone, unpacked."""
-
     def read(self, layer: int, sequence: int, begin: int, end: int, *, out: tuple[pariskv_core._array.Array, pariskv_core._array.Array] | None = None, stream: int | None = None) -> Any:
         """
         Copies stored rows out: (k, v), (end - begin, kv_heads, head_dim and value_dim).
@@ -744,6 +749,9 @@ class Cache:
         NumPy arrays, or torch's from a GPU, or into `out`, a pair; a bfloat16 cache on the CPU needs
         `out`.
         """
+
+    def summaries(self, layer: int, sequence: int) -> Summaries:
+        """The key summaries of a retrieval zone, unpacked."""
 
     def length(self, sequence: int, layer: int = 0) -> int:
         """Tokens of a sequence in one layer."""

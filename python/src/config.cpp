@@ -103,46 +103,44 @@ Raises ValueError, with what was expected and what came.)";
 void bind_config(nb::module_& m) {
   const Config defaults;
   nb::class_<Config> type(m, "Config", kDoc);
-  type.def(
-          "__init__",
-          [](Config* self, int64_t layers, int64_t query_heads, int64_t kv_heads, int64_t head_dim,
-             int64_t value_dim, nb::handle dtype, int64_t sink, int64_t local, int64_t update,
-             int64_t dense_below, const std::optional<PolicyConfig>& policy, nb::handle device,
-             int64_t threads, int64_t segment_tokens, int64_t memory_budget,
-             const std::string& placement, int64_t row_cache, int64_t host_budget) {
-            Config config;
-            config.layers = layers;
-            config.query_heads = query_heads;
-            config.kv_heads = kv_heads;
-            config.head_dim = head_dim;
-            config.value_dim = value_dim;
-            config.dtype = parse_dtype(dtype);
-            config.sink = sink;
-            config.local = local;
-            config.update = update;
-            config.dense_below = dense_below;
-            if (policy) config.policy = *policy;
-            config.device = parse_device(device);
-            config.threads = threads;
-            config.segment_tokens = segment_tokens;
-            config.memory_budget = memory_budget;
-            config.placement = parse_placement(placement);
-            config.row_cache = row_cache;
-            config.host_budget = host_budget;
-            config.validate();
-            new (self) Config(std::move(config));
-          },
-          nb::kw_only(), nb::arg("layers"), nb::arg("query_heads"), nb::arg("kv_heads"),
-          nb::arg("head_dim"), nb::arg("value_dim") = defaults.value_dim,
-          nb::arg("dtype") = "bfloat16", nb::arg("sink") = defaults.sink,
-          nb::arg("local") = defaults.local, nb::arg("update") = defaults.update,
-          nb::arg("dense_below") = defaults.dense_below, nb::arg("policy").none() = nb::none(),
-          nb::arg("device") = "cpu", nb::arg("threads") = defaults.threads,
-          nb::arg("segment_tokens") = defaults.segment_tokens,
-          nb::arg("memory_budget") = defaults.memory_budget,
-          nb::arg("placement") = text(defaults.placement),
-          nb::arg("row_cache") = defaults.row_cache, nb::arg("host_budget") = defaults.host_budget)
-      .def_ro("layers", &Config::layers)
+  const nb::object maker = nb::cpp_function(
+      [](int64_t layers, int64_t query_heads, int64_t kv_heads, int64_t head_dim, int64_t value_dim,
+         nb::handle dtype, int64_t sink, int64_t local, int64_t update, int64_t dense_below,
+         const std::optional<PolicyConfig>& policy, nb::handle device, int64_t threads,
+         int64_t segment_tokens, int64_t memory_budget, const std::string& placement,
+         int64_t row_cache, int64_t host_budget) {
+        Config config;
+        config.layers = layers;
+        config.query_heads = query_heads;
+        config.kv_heads = kv_heads;
+        config.head_dim = head_dim;
+        config.value_dim = value_dim;
+        config.dtype = parse_dtype(dtype);
+        config.sink = sink;
+        config.local = local;
+        config.update = update;
+        config.dense_below = dense_below;
+        if (policy) config.policy = *policy;
+        config.device = parse_device(device);
+        config.threads = threads;
+        config.segment_tokens = segment_tokens;
+        config.memory_budget = memory_budget;
+        config.placement = parse_placement(placement);
+        config.row_cache = row_cache;
+        config.host_budget = host_budget;
+        config.validate();
+        return config;
+      },
+      nb::kw_only(), nb::arg("layers"), nb::arg("query_heads"), nb::arg("kv_heads"),
+      nb::arg("head_dim"), nb::arg("value_dim") = defaults.value_dim, nb::arg("dtype") = "bfloat16",
+      nb::arg("sink") = defaults.sink, nb::arg("local") = defaults.local,
+      nb::arg("update") = defaults.update, nb::arg("dense_below") = defaults.dense_below,
+      nb::arg("policy").none() = nb::none(), nb::arg("device") = "cpu",
+      nb::arg("threads") = defaults.threads, nb::arg("segment_tokens") = defaults.segment_tokens,
+      nb::arg("memory_budget") = defaults.memory_budget,
+      nb::arg("placement") = text(defaults.placement), nb::arg("row_cache") = defaults.row_cache,
+      nb::arg("host_budget") = defaults.host_budget);
+  type.def_ro("layers", &Config::layers)
       .def_ro("query_heads", &Config::query_heads)
       .def_ro("kv_heads", &Config::kv_heads)
       .def_ro("head_dim", &Config::head_dim)
@@ -160,7 +158,8 @@ void bind_config(nb::module_& m) {
       .def_prop_ro("placement", [](const Config& c) { return text(c.placement); })
       .def_ro("row_cache", &Config::row_cache)
       .def_ro("host_budget", &Config::host_budget);
-  bind_value(type, "Config", fields_of);
+  bind_value(type, "Config", fields_of, maker,
+             {"[config] ", {"layers", "query_heads", "kv_heads", "head_dim"}, {"dtype", "device"}});
 }
 
 }  // namespace pariskv::python

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 
 #include <string>
+#include <vector>
 
 namespace pariskv::python {
 
@@ -20,14 +21,44 @@ inline std::string text_of_fields(const char* name, const nanobind::dict& fields
   return text + ")";
 }
 
+/** How settings are made of keyword arguments. */
+struct Making {
+  const char* place;                  // "[config] ", what a sentence about a field begins with
+  std::vector<const char*> required;  // fields without a default
+  std::vector<const char*> own;       // fields whose values are checked by name, not by type
+};
+
+/**
+ * The keyword arguments of a constructor, checked against the fields: each is one of them and of
+ * the type of its default. Raises TypeError with a sentence that names it.
+ */
+nanobind::dict checked_fields(const Making& making, const nanobind::dict& fields,
+                              const nanobind::args& positional, const nanobind::kwargs& given);
+
+/** `maker(**values)`; a number that it cannot take is named. */
+nanobind::object made(const Making& making, nanobind::handle maker, const nanobind::dict& values);
+
+/** The signature of `maker`, as a constructor's. */
+std::string constructor_of(nanobind::handle maker);
+
 /**
  * What settings have in common in Python: `fields(settings)` gives every keyword argument of the
- * constructor, so that each of these is exact.
+ * constructor, so that each of these is exact. `maker` takes these arguments and returns settings.
  */
 template <typename Settings>
 void bind_value(nanobind::class_<Settings>& type, const char* name,
-                nanobind::dict (*fields)(const Settings&)) {
+                nanobind::dict (*fields)(const Settings&), nanobind::object maker, Making making) {
   namespace nb = nanobind;
+  // Never released: it lives as long as the type, which outlives the interpreter's last call.
+  const nb::handle held = maker.release();
+  const std::string signature = constructor_of(held);
+  type.def(
+      "__init__",
+      [held, making, fields](Settings* self, const nb::args& positional, const nb::kwargs& given) {
+        const nb::dict values = checked_fields(making, fields(Settings()), positional, given);
+        new (self) Settings(nb::cast<const Settings&>(made(making, held, values)));
+      },
+      nb::sig(signature.c_str()));
   const auto make = [](const nb::dict& values) { return nb::type<Settings>()(**values); };
   const auto text = [name, fields](const Settings& s) { return text_of_fields(name, fields(s)); };
   const auto replaced = [make, fields](const Settings& s, const nb::kwargs& changes) {

@@ -1,6 +1,5 @@
 // Cache.save and Cache.load.
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
+#include <string>
 
 #include "handle.h"
 #include "paths.h"
@@ -8,32 +7,29 @@
 namespace pariskv::python {
 
 void bind_files(nb::class_<Handle>& cache) {
-  using namespace nb::literals;
-  cache
-      .def(
-          "save",
-          [](const Handle& self, SequenceId sequence, nb::handle path) {
-            const std::string file = path_of("save", path);
-            unlocked(self, [&](Cache& c) { c.save(sequence, file); });
-          },
-          "sequence"_a, "path"_a.none(),
-          nb::sig("def save(self, sequence: int, "
-                  "path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> None"),
-          R"(Writes a sequence to a file, with a checksum for each part. Changes nothing.
+  define(
+      cache, {"save", {"sequence", "path"}, {}, {}},
+      [](Handle& self, const Arguments& given) {
+        const SequenceId sequence = given.integer("sequence");
+        const std::string file = path_of("save", given["path"]);
+        unlocked(self, [&](Cache& c) { c.save(sequence, file); });
+      },
+      "def save(self, sequence: int, "
+      "path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> None",
+      R"(Writes a sequence to a file, with a checksum for each part. Changes nothing.
 
 An older file is replaced when the disk has all of the new one, or not at all. Raises OSError for
-what the system refuses: a full disk, a folder that is not there.)")
-      .def(
-          "load",
-          [](Handle& self, nb::handle path, const StreamHandle& stream) {
-            const std::string file = path_of("load", path);
-            const Stream queue = stream_of(stream, self);
-            return unlocked(self, [&](Cache& c) { return c.load(file, queue); });
-          },
-          "path"_a.none(), nb::kw_only(), "stream"_a = nb::none(),
-          nb::sig("def load(self, path: str | bytes | os.PathLike[str] | os.PathLike[bytes], *, "
-                  "stream: int | None = None) -> int"),
-          R"(A new sequence, equal to the one that was saved: what follows gives the same bits.
+what the system refuses: a full disk, a folder that is not there.)");
+  define(
+      cache, {"load", {"path"}, {}, {"stream"}},
+      [](Handle& self, const Arguments& given) {
+        const std::string file = path_of("load", given["path"]);
+        const Stream queue = stream_of(given.stream(), self);
+        return unlocked(self, [&](Cache& c) { return c.load(file, queue); });
+      },
+      "def load(self, path: str | bytes | os.PathLike[str] | os.PathLike[bytes], *, "
+      "stream: int | None = None) -> int",
+      R"(A new sequence, equal to the one that was saved: what follows gives the same bits.
 
 The file may come from another device, and from a cache with another search, other windows and
 budgets. Raises ValueError for a file that is damaged or of another model, policy or version, and

@@ -120,42 +120,39 @@ Raises ValueError, with what was expected and what came.)";
 void bind_pariskv(nb::module_& m) {
   const ParisKv defaults;
   nb::class_<ParisKv> pariskv(m, "ParisKV", kParisKvDoc);
-  pariskv
-      .def(
-          "__init__",
-          [](ParisKv* self, int64_t top_k, const std::string& scorer, const std::string& group_rule,
-             const std::optional<std::vector<Step>>& schedule, int64_t min_candidates_per_row,
-             uint64_t seed, int64_t block, const std::string& tail, int64_t tail_rows,
-             std::optional<double> mass) {
-            ParisKv settings;
-            settings.top_k = top_k;
-            settings.scorer = parse_scorer(scorer);
-            settings.group_rule = parse_group_rule(group_rule);
-            if (schedule && schedule->empty()) {
-              throw nb::value_error(
-                  "[config] policy.schedule: expected at least one step, or None, got none");
-            }
-            for (const auto& [from_tokens, candidate_ratio, vote_ratio] :
-                 schedule.value_or(std::vector<Step>{})) {
-              settings.schedule.push_back({from_tokens, candidate_ratio, vote_ratio});
-            }
-            settings.min_candidates_per_row = min_candidates_per_row;
-            settings.seed = seed;
-            settings.block = block;
-            settings.tail = parse_tail(tail);
-            settings.tail_rows = tail_rows;
-            settings.mass = mass;
-            settings.validate();
-            new (self) ParisKv(std::move(settings));
-          },
-          nb::kw_only(), nb::arg("top_k") = defaults.top_k,
-          nb::arg("scorer") = text(defaults.scorer),
-          nb::arg("group_rule") = text(defaults.group_rule), nb::arg("schedule") = nb::none(),
-          nb::arg("min_candidates_per_row") = defaults.min_candidates_per_row,
-          nb::arg("seed") = defaults.seed, nb::arg("block") = defaults.block,
-          nb::arg("tail") = text(defaults.tail), nb::arg("tail_rows") = defaults.tail_rows,
-          nb::arg("mass") = defaults.mass)
-      .def_ro("top_k", &ParisKv::top_k)
+  const nb::object maker = nb::cpp_function(
+      [](int64_t top_k, const std::string& scorer, const std::string& group_rule,
+         const std::optional<std::vector<Step>>& schedule, int64_t min_candidates_per_row,
+         uint64_t seed, int64_t block, const std::string& tail, int64_t tail_rows,
+         std::optional<double> mass) {
+        ParisKv settings;
+        settings.top_k = top_k;
+        settings.scorer = parse_scorer(scorer);
+        settings.group_rule = parse_group_rule(group_rule);
+        if (schedule && schedule->empty()) {
+          throw nb::value_error(
+              "[config] policy.schedule: expected at least one step, or None, got none");
+        }
+        for (const auto& [from_tokens, candidate_ratio, vote_ratio] :
+             schedule.value_or(std::vector<Step>{})) {
+          settings.schedule.push_back({from_tokens, candidate_ratio, vote_ratio});
+        }
+        settings.min_candidates_per_row = min_candidates_per_row;
+        settings.seed = seed;
+        settings.block = block;
+        settings.tail = parse_tail(tail);
+        settings.tail_rows = tail_rows;
+        settings.mass = mass;
+        settings.validate();
+        return settings;
+      },
+      nb::kw_only(), nb::arg("top_k") = defaults.top_k, nb::arg("scorer") = text(defaults.scorer),
+      nb::arg("group_rule") = text(defaults.group_rule), nb::arg("schedule") = nb::none(),
+      nb::arg("min_candidates_per_row") = defaults.min_candidates_per_row,
+      nb::arg("seed") = defaults.seed, nb::arg("block") = defaults.block,
+      nb::arg("tail") = text(defaults.tail), nb::arg("tail_rows") = defaults.tail_rows,
+      nb::arg("mass") = defaults.mass);
+  pariskv.def_ro("top_k", &ParisKv::top_k)
       .def_prop_ro("scorer", [](const ParisKv& s) { return text(s.scorer); })
       .def_prop_ro("group_rule", [](const ParisKv& s) { return text(s.group_rule); })
       .def_prop_ro("schedule", &steps_of)
@@ -165,7 +162,7 @@ void bind_pariskv(nb::module_& m) {
       .def_prop_ro("tail", [](const ParisKv& s) { return text(s.tail); })
       .def_ro("tail_rows", &ParisKv::tail_rows)
       .def_ro("mass", &ParisKv::mass);
-  bind_value(pariskv, "ParisKV", fields_of);
+  bind_value(pariskv, "ParisKV", fields_of, maker, {"[config] policy.", {}, {}});
 }
 
 KeepMetric parse_metric(const std::string& name) {
@@ -219,31 +216,29 @@ Raises ValueError, with what was expected and what came.)";
 void bind_hardkv(nb::module_& m) {
   const HardKv defaults;
   nb::class_<HardKv> hardkv(m, "HardKV", kHardKvDoc);
-  hardkv
-      .def(
-          "__init__",
-          [](HardKv* self, int64_t most, double p, int64_t least, const std::string& metric,
-             int64_t pool, int64_t patience) {
-            HardKv settings;
-            settings.most = most;
-            settings.p = p;
-            settings.least = least;
-            settings.metric = parse_metric(metric);
-            settings.pool = pool;
-            settings.patience = patience;
-            settings.validate();
-            new (self) HardKv(settings);
-          },
-          nb::kw_only(), nb::arg("most") = defaults.most, nb::arg("p") = defaults.p,
-          nb::arg("least") = defaults.least, nb::arg("metric") = text(defaults.metric),
-          nb::arg("pool") = defaults.pool, nb::arg("patience") = defaults.patience)
-      .def_ro("most", &HardKv::most)
+  const nb::object maker = nb::cpp_function(
+      [](int64_t most, double p, int64_t least, const std::string& metric, int64_t pool,
+         int64_t patience) {
+        HardKv settings;
+        settings.most = most;
+        settings.p = p;
+        settings.least = least;
+        settings.metric = parse_metric(metric);
+        settings.pool = pool;
+        settings.patience = patience;
+        settings.validate();
+        return settings;
+      },
+      nb::kw_only(), nb::arg("most") = defaults.most, nb::arg("p") = defaults.p,
+      nb::arg("least") = defaults.least, nb::arg("metric") = text(defaults.metric),
+      nb::arg("pool") = defaults.pool, nb::arg("patience") = defaults.patience);
+  hardkv.def_ro("most", &HardKv::most)
       .def_ro("p", &HardKv::p)
       .def_ro("least", &HardKv::least)
       .def_prop_ro("metric", [](const HardKv& s) { return text(s.metric); })
       .def_ro("pool", &HardKv::pool)
       .def_ro("patience", &HardKv::patience);
-  bind_value(hardkv, "HardKV", fields_of);
+  bind_value(hardkv, "HardKV", fields_of, maker, {"[config] policy.", {}, {}});
 }
 
 using Share = std::variant<double, std::string>;
@@ -306,26 +301,24 @@ Raises ValueError, with what was expected and what came.)";
 void bind_prkv(nb::module_& m) {
   const Prkv defaults;
   nb::class_<Prkv> prkv(m, "PRKV", kPrkvDoc);
-  prkv.def(
-          "__init__",
-          [](Prkv* self, int64_t budget, const Share& static_share, int64_t page,
-             const std::string& digest) {
-            Prkv settings;
-            settings.budget = budget;
-            settings.static_share = parse_share(static_share);
-            settings.page = page;
-            settings.digest = parse_digest(digest);
-            settings.validate();
-            new (self) Prkv(settings);
-          },
-          nb::kw_only(), nb::arg("budget") = defaults.budget,
-          nb::arg("static_share") = share_of(defaults), nb::arg("page") = defaults.page,
-          nb::arg("digest") = text(defaults.digest))
-      .def_ro("budget", &Prkv::budget)
+  const nb::object maker = nb::cpp_function(
+      [](int64_t budget, const Share& static_share, int64_t page, const std::string& digest) {
+        Prkv settings;
+        settings.budget = budget;
+        settings.static_share = parse_share(static_share);
+        settings.page = page;
+        settings.digest = parse_digest(digest);
+        settings.validate();
+        return settings;
+      },
+      nb::kw_only(), nb::arg("budget") = defaults.budget,
+      nb::arg("static_share") = share_of(defaults), nb::arg("page") = defaults.page,
+      nb::arg("digest") = text(defaults.digest));
+  prkv.def_ro("budget", &Prkv::budget)
       .def_prop_ro("static_share", &share_of)
       .def_ro("page", &Prkv::page)
       .def_prop_ro("digest", [](const Prkv& s) { return text(s.digest); });
-  bind_value(prkv, "PRKV", fields_of);
+  bind_value(prkv, "PRKV", fields_of, maker, {"[config] policy.", {}, {}});
 }
 
 }  // namespace

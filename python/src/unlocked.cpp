@@ -14,6 +14,13 @@ std::thread::id closer;             // who shuts Python down; written before `cl
 
 bool must_wait() { return closing.load() && std::this_thread::get_id() != closer; }
 
+// Python's own, where signals are answered; another one after a fork in another thread.
+std::atomic<unsigned long> main_thread{0};
+thread_local Unlocked* innermost = nullptr;
+
+// Ctrl-C is answered within twice this and the piece of work that is being done.
+constexpr std::chrono::milliseconds kBetweenSignals{30};
+
 [[noreturn]] void wait_for_the_end() {
   for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
 }
@@ -28,11 +35,22 @@ void close_the_door() {
   PyEval_RestoreThread(state);
 }
 
-Unlocked::Unlocked() : state_(PyEval_SaveThread()) {
+void note_main_thread(unsigned long thread) { main_thread = thread; }
+
+Unlocked::Unlocked()
+    : state_(PyEval_SaveThread()),
+      outer_(innermost),
+      next_(std::chrono::steady_clock::now() + kBetweenSignals) {
   if (must_wait()) wait_for_the_end();
+  innermost = this;
 }
 
 Unlocked::~Unlocked() {
+  innermost = outer_;
+  come_back();
+}
+
+void Unlocked::come_back() {
   returning.fetch_add(1);
   if (must_wait()) {
     returning.fetch_sub(1);
@@ -40,6 +58,25 @@ Unlocked::~Unlocked() {
   }
   PyEval_RestoreThread(state_);
   returning.fetch_sub(1);
+}
+
+bool Unlocked::signal_raised() { return innermost != nullptr && innermost->ask(); }
+
+bool Unlocked::ask() {
+  if (raised_) return true;
+  const auto now = std::chrono::steady_clock::now();
+  if (now < next_ || PyThread_get_thread_ident() != main_thread) return false;
+  come_back();
+  if (PyErr_CheckSignals() != 0) {
+    try {
+      throw nanobind::python_error();
+    } catch (...) {
+      raised_ = std::current_exception();
+    }
+  }
+  state_ = PyEval_SaveThread();
+  next_ = std::chrono::steady_clock::now() + kBetweenSignals;
+  return bool(raised_);
 }
 
 }  // namespace pariskv::python

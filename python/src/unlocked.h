@@ -3,6 +3,9 @@
 
 #include <nanobind/nanobind.h>
 
+#include <chrono>
+#include <exception>
+
 namespace pariskv::python {
 
 /**
@@ -17,9 +20,25 @@ class Unlocked {
   Unlocked(const Unlocked&) = delete;
   Unlocked& operator=(const Unlocked&) = delete;
 
+  /**
+   * For Resources::should_stop: runs the handlers of signals that have come, a few times a second.
+   * True when one raised, as Ctrl-C's does; `raised` then has what.
+   */
+  static bool signal_raised();
+  const std::exception_ptr& raised() const { return raised_; }
+
  private:
-  PyThreadState* state_;  // null: the GIL was kept
+  bool ask();
+  void come_back();
+
+  PyThreadState* state_;
+  Unlocked* const outer_;
+  std::chrono::steady_clock::time_point next_;  // not asked before
+  std::exception_ptr raised_;
 };
+
+/** Notes the thread where Python runs the handlers of signals, by Python's number for it. */
+void note_main_thread(unsigned long thread);
 
 /**
  * To be called as the interpreter begins to shut down: afterwards no other thread asks for the

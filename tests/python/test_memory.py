@@ -109,7 +109,9 @@ def test_the_peak_can_be_computed_in_advance(scorer, device):
     assert stats.row_bytes + stats.summary_bytes <= predicted
     counted = stats.row_bytes + stats.summary_bytes + stats.workspace_bytes
     assert counted <= stats.memory.live <= counted + 40 * ALIGNMENT
-    assert stats.memory.peak <= predicted + stats.workspace_bytes + 40 * ALIGNMENT
+    # A call that can be stopped works on a copy of its layer's state.
+    copy = (state + votes) // 2
+    assert stats.memory.peak <= predicted + copy + stats.workspace_bytes + 40 * ALIGNMENT
     # Scratch: a zone's scores and candidates, small beside its summaries.
     assert stats.workspace_bytes < 0.25 * stats.summary_bytes + (1 << 17)
     assert stats.memory.live <= stats.memory.reserved <= stats.memory.live + 4 * SLAB
@@ -126,7 +128,8 @@ def test_nothing_is_copied_to_grow(device):
     for _ in range(200):
         cache.prefill(0, [s], k, v)
         stats = cache.stats()
-        assert stats.memory.peak == stats.memory.live
+        # But for the state of a layer, which a call that can be stopped has a copy of.
+        assert stats.memory.peak - stats.memory.live < 2048 < stats.row_bytes // 16
 
 
 @on_the_heap

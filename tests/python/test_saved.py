@@ -325,6 +325,7 @@ def test_files_and_folders_without_permission(tmp_path):
 @pytest.mark.cpu("processes of their own")
 def test_control_c_leaves_no_temporary_file(tmp_path):
     program = """
+        cache.save(s, "x")
         threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT)).start()
         try:
             while True:

@@ -14,8 +14,11 @@
  * has. Results do not depend on the rest of the batch, nor on the thread count.
  *
  * Calls on one cache take turns; calls on different caches run side by side. After fork(2) the
- * child may go on using a cache on the CPU, on one thread, if no call was inside it; CUDA does not
- * survive a fork.
+ * child may go on using a cache on the CPU, on one thread, if no call was inside it; otherwise its
+ * calls are refused there. CUDA does not survive a fork.
+ *
+ * A long call can be stopped, see Resources::should_stop; it then throws Stopped and has changed
+ * nothing.
  *
  * On a GPU every call but the ones that return numbers to the host only enqueues work on the
  * stream it is given, and work of later calls, on whatever stream, comes after it. Tensors
@@ -191,6 +194,9 @@ class Cache {
 
   /** Moves everything older than the local window to the retrieval zone, in every layer. */
   void flush(const std::vector<SequenceId>& sequences, Stream stream = {});
+
+  /** The same for the sequences that there are when its turn comes. */
+  void flush_all(Stream stream = {});
 
   /**
    * What decode would choose for this query now, and why. Changes nothing. A decode adds its

@@ -5,11 +5,13 @@
  * No memory left   pariskv::OutOfMemory   names the bytes wanted and the bytes free
  * The GPU said no  pariskv::CudaError     says which call and why
  * A file refused   pariskv::FileError     says which file and why; code() is the system's errno
+ * You said stop    pariskv::Stopped       Resources::should_stop answered true
  * Our bug          pariskv::InternalError please report it
  *
  * Whatever is thrown, the cache is as it was before the call; where the device is lost, nothing
- * but its end is left to it. Python has ValueError, OutOfMemory (a MemoryError), OSError for files,
- * and RuntimeError.
+ * but its end is left to it. Arrays that a call writes to may hold a part of its results. Python
+ * has ValueError, OutOfMemory (a MemoryError), OSError for files, RuntimeError, and for a stopped
+ * call what the signal's handler raised: KeyboardInterrupt.
  */
 #pragma once
 
@@ -44,6 +46,12 @@ class FileError : public std::runtime_error {
 
  private:
   int code_;
+};
+
+/** A call was told to stop before it was done. */
+class Stopped : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
 };
 
 /** A promise that the library makes to itself was broken. */

@@ -20,6 +20,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 namespace pariskv {
@@ -43,12 +44,19 @@ class MemoryResource {
 /** The process heap: the default of a cache on the CPU. */
 std::shared_ptr<MemoryResource> heap_resource();
 
-/** Memory of an embedding program; an empty pointer means the library's own. */
+/** What an embedding program lends a cache; an empty pointer means the library's own memory. */
 struct Resources {
   std::shared_ptr<MemoryResource> host;    ///< Memory of a cache on the CPU.
   std::shared_ptr<MemoryResource> device;  ///< Of the config's device: cudaMalloc and its like.
   /** Host memory that the device can read. Where it is mapped in small pages rows come slowly. */
   std::shared_ptr<MemoryResource> pinned;
+  /**
+   * Asked between the pieces of a long call, on the thread that made the call; once it says true
+   * the call throws Stopped. Pieces take milliseconds, so it may be asked often and has to be
+   * quick. It must not throw, nor call the cache: such a call is refused. Not asked by `remove`,
+   * the end of a cache, and work that a GPU does by itself.
+   */
+  std::function<bool()> should_stop;
 };
 
 /** An arena's books, in bytes. */

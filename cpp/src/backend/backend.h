@@ -20,9 +20,9 @@ namespace pariskv {
 
 /** How a backend differs from one that computes in place and at once. */
 struct Capabilities {
-  /** A launch may be refused after earlier ones of the same call: they must not change the
-   * present state, so a policy's state is copied before it is changed. */
-  bool launches_can_fail = false;
+  /** A verb may fail, or be stopped, after earlier ones of the same call: they must not change the
+   * present state, so a policy's state and remembered queries are copied before they change. */
+  bool verbs_can_fail = false;
   /** Decodes can be recorded into graphs; Cache::advance prepares each replay. */
   bool graphs = false;
   /** decode writes the token's own row, so append need not come first. */

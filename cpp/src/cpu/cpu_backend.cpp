@@ -10,7 +10,8 @@ namespace cpu {
 
 CpuBackend::CpuBackend(const Config& config, const Resources& resources)
     : kernels_(best_kernels()),
-      pool_(config.threads),
+      stoppable_(bool(resources.should_stop)),
+      pool_(config.threads, StopCheck(resources.should_stop)),
       arena_(resources.host ? resources.host : heap_resource(), config.memory_budget),
       pariskv_(kernels_, pool_),
       hardkv_(kernels_, pool_, scratch_),

@@ -18,6 +18,9 @@ class CpuBackend : public Backend {
  public:
   CpuBackend(const Config& config, const Resources& resources);
 
+  /** A call that may be stopped between two verbs has to leave the present state as it is. */
+  Capabilities capabilities() const override { return {stoppable_, false, false, false}; }
+
   void append(const RowsArgs& args, Stream stream) override;
   void read(const RowsArgs& args, Stream stream) override;
   void copy(void* target, const void* source, int64_t bytes, Stream stream) override;
@@ -67,6 +70,7 @@ class CpuBackend : public Backend {
   void attend_selected(const DecodeArgs& args, const Running& running);
 
   const Kernels& kernels_;
+  const bool stoppable_;
   ThreadPool pool_;
   Arena arena_;
   Block scratch_;

@@ -1,7 +1,9 @@
 #include "cpu/thread_pool.h"
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
+#include <utility>
 
 #include "process.h"
 
@@ -17,6 +19,9 @@ namespace {
 // Verbs follow one another within microseconds: a worker looks this often for the next one
 // before it sleeps, since waking it costs more than a short verb.
 constexpr int kSpins = 2000;
+
+// A caller that waits for workers asks this often whether the call is to stop.
+constexpr std::chrono::milliseconds kAskAgain{20};
 
 int this_cpu() {
 #if defined(__linux__)
@@ -48,22 +53,35 @@ struct ThreadPool::Shared {
   std::atomic<int64_t> busy{0};  // workers inside the present round; changed under the mutex
   std::atomic<int> caller_cpu{-1};
   std::atomic<bool> collided{false};  // a worker found itself on the caller's core
+  std::atomic<bool> stopped{false};   // the caller was told to stop: workers may leave, too
+  std::thread::id caller;             // of the present round
   std::exception_ptr failure;
 
-  void take_part() {
+  /** @param asked  null: not asked */
+  void take_part(const StopCheck* asked) {
     for (int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) {
       try {
+        if (asked != nullptr) check(*asked);
         task.call(task.self, i);
       } catch (...) {
         const std::lock_guard<std::mutex> lock(mutex);
         if (!failure) failure = std::current_exception();
+        if (stopped) next.store(count);  // no thread begins another index
       }
     }
   }
+
+  /** On the caller's thread. */
+  void check(const StopCheck& asked) {
+    if (!asked.wanted()) return;
+    stopped = true;
+    throw pariskv::stopped();
+  }
 };
 
-ThreadPool::ThreadPool(int64_t threads)
-    : threads_(threads > 0 ? threads : std::max<int64_t>(1, std::thread::hardware_concurrency())),
+ThreadPool::ThreadPool(int64_t threads, StopCheck stop)
+    : stop_(std::move(stop)),
+      threads_(threads > 0 ? threads : std::max<int64_t>(1, std::thread::hardware_concurrency())),
       owner_process_(this_process()),
       shared_(new Shared) {
   workers_.reserve(size_t(threads_ - 1));
@@ -107,7 +125,7 @@ void ThreadPool::serve(Shared& shared) {
       ++shared.busy;
     }
     if (this_cpu() == shared.caller_cpu) shared.collided = true;
-    shared.take_part();
+    shared.take_part(nullptr);
     {
       const std::lock_guard<std::mutex> lock(shared.mutex);
       --shared.busy;
@@ -136,13 +154,26 @@ void ThreadPool::keep_off(int cpu) {
 #endif
 }
 
-void ThreadPool::run(int64_t count, Task task) {
+void ThreadPool::check_stop() {
+  if (shared_->caller == std::this_thread::get_id()) {
+    shared_->check(stop_);
+  } else if (shared_->stopped) {
+    throw stopped();
+  }
+}
+
+void ThreadPool::run(int64_t count, Task task, bool stops) {
   if (count <= 0) return;
+  const StopCheck* stop = stops ? &stop_ : nullptr;
+  Shared& shared = *shared_;
   if (count == 1 || workers_.empty() || this_process() != owner_process_) {
-    for (int64_t i = 0; i < count; ++i) task.call(task.self, i);
+    shared.caller = std::this_thread::get_id();  // no worker is inside a task
+    for (int64_t i = 0; i < count; ++i) {
+      if (stops) stop_.check();
+      task.call(task.self, i);
+    }
     return;
   }
-  Shared& shared = *shared_;
   shared.caller_cpu = this_cpu();
   if (shared.collided.exchange(false)) keep_off(shared.caller_cpu);
   {
@@ -152,10 +183,12 @@ void ThreadPool::run(int64_t count, Task task) {
     shared.count = count;
     shared.next.store(0);
     shared.failure = nullptr;
+    shared.stopped = false;
+    shared.caller = std::this_thread::get_id();
     shared.round.fetch_add(1);
   }
   shared.wake.notify_all();
-  shared.take_part();
+  shared.take_part(stop);
   {
     const std::lock_guard<std::mutex> lock(shared.mutex);
     shared.open = false;  // no worker joins from here on
@@ -163,7 +196,18 @@ void ThreadPool::run(int64_t count, Task task) {
   // The others finish soon: who sleeps now wakes late, and maybe on another core.
   for (int spin = 0; spin < kSpins && shared.busy.load() != 0; ++spin) pause();
   std::unique_lock<std::mutex> lock(shared.mutex);
-  shared.done.wait(lock, [&] { return shared.busy.load() == 0; });
+  const auto all_done = [&] { return shared.busy.load() == 0; };
+  while (stops && stop_.possible() && !shared.stopped && !all_done()) {
+    // A point of the system clock: waiting for a duration needs a newer C library.
+    shared.done.wait_until(lock, std::chrono::system_clock::now() + kAskAgain, all_done);
+    lock.unlock();
+    const bool wanted = !all_done() && stop_.wanted();
+    lock.lock();
+    if (!wanted) continue;
+    shared.stopped = true;
+    if (!shared.failure) shared.failure = std::make_exception_ptr(stopped());
+  }
+  shared.done.wait(lock, all_done);
   if (shared.failure) std::rethrow_exception(shared.failure);
 }
 

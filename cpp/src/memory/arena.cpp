@@ -5,6 +5,7 @@
 #include <string>
 
 #include "check.h"
+#include "memory/heap.h"
 
 namespace pariskv {
 
@@ -231,7 +232,10 @@ void Arena::give_back(void* data, int64_t bytes) noexcept {
 
 void Arena::free(Block& block) noexcept {
   const RetiredBlock retired{block.slab_, block.data_, rounded(block.bytes_)};
-  if (!traits_.deferred) std::memset(retired.data, 0, size_t(retired.bytes));
+  const bool leaves =
+      retired.slab == nullptr &&
+      goes_to_the_system(*resource_, size_t(retired.bytes), size_t(traits_.alignment));
+  if (!traits_.deferred && !leaves) std::memset(retired.data, 0, size_t(retired.bytes));
   const std::lock_guard<std::mutex> lock(mutex_);
   use_.live -= retired.bytes;
   --blocks_out_;

@@ -1,7 +1,7 @@
 // The process heap as a MemoryResource.
-#include <new>
+#include "memory/heap.h"
 
-#include "pariskv/memory.h"
+#include <new>
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <sys/mman.h>
@@ -38,9 +38,13 @@ class HeapResource : public MemoryResource {
     ::operator delete(data, bytes, std::align_val_t(alignment));
   }
 
- private:
   static bool mapped(std::size_t bytes, std::size_t alignment) {
+#ifdef PKV_HAVE_MMAP
     return bytes >= kMapBytes && alignment <= 4096;
+#else
+    (void)bytes, (void)alignment;
+    return false;
+#endif
   }
 };
 
@@ -49,6 +53,10 @@ class HeapResource : public MemoryResource {
 std::shared_ptr<MemoryResource> heap_resource() {
   static const auto resource = std::make_shared<HeapResource>();
   return resource;
+}
+
+bool goes_to_the_system(const MemoryResource& resource, std::size_t bytes, std::size_t alignment) {
+  return &resource == heap_resource().get() && HeapResource::mapped(bytes, alignment);
 }
 
 }  // namespace pariskv

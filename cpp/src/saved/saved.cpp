@@ -64,13 +64,18 @@ SavedSizes sizes_of(const ModelShape& shape, const RegionSizes& regions, const P
 
 /** Calls `work(i)` for every piece of a layer, on the threads of the backend. */
 template <typename Work>
-void each_piece(Backend& backend, const std::vector<Piece>& pieces, int64_t layer, Work work) {
+void each_piece(Backend& backend, const StopCheck& stop, const std::vector<Piece>& pieces,
+                int64_t layer, Work work) {
   const auto before = [](const Piece& piece, int64_t l) { return piece.layer < l; };
   const auto at = [&](int64_t l) {
     return std::lower_bound(pieces.begin(), pieces.end(), l, before) - pieces.begin();
   };
   const int64_t first = at(layer);
-  backend.parallel_for(at(layer + 1) - first, [&](int64_t i) { work(size_t(first + i)); });
+  const bool alone = backend.capabilities().own_memory;  // no threads that would ask by themselves
+  backend.parallel_for(at(layer + 1) - first, [&](int64_t i) {
+    if (alone) stop.check();
+    work(size_t(first + i));
+  });
 }
 
 /** Writes a piece; returns its checksum. */
@@ -138,7 +143,7 @@ void check_policy_of(const char* verb, const Policy& policy) {
 }  // namespace
 
 void Cache::save(SequenceId sequence, const std::string& path) const {
-  const Impl::Lock lock(impl_->mutex_);
+  const Impl::Lock lock(*impl_);
   const Impl& impl = *impl_;
   check_policy_of("save", *impl.policy_);
   const Sequence& source = *impl_->find(impl.verb("save"), {sequence})[0];
@@ -157,7 +162,7 @@ void Cache::save(SequenceId sequence, const std::string& path) const {
   for (size_t l = 0; l < source.layers.size(); ++l) {
     const Layer& layer = source.layers[l];
     const SequenceView view = impl.view(layer);
-    each_piece(*impl.backend_, pieces, int64_t(l), [&](size_t i) {
+    each_piece(*impl.backend_, impl.stop_, pieces, int64_t(l), [&](size_t i) {
       header.checksums[i] = write_piece(pieces[i], layer, view, impl.shape_, *impl.policy_,
                                         *impl.backend_, begin, file);
     });
@@ -178,7 +183,7 @@ SequenceId Cache::load(const std::string& path, Stream stream) {
   const std::vector<Piece> pieces = pieces_of(header.layers, sizes);
   header.check(file, pieces);
 
-  const Impl::Lock lock(impl_->mutex_);
+  const Impl::Lock lock(*impl_);
   const Impl::Visit visit(*impl_, stream);
   // Among the others from the start: rows that arrive in host memory meanwhile are its own, too.
   const SequenceId id = impl_->next_id_;
@@ -208,7 +213,7 @@ void Cache::Impl::restore(Layer& layer, const SavedPart& part, Stream stream) {
   }
   step.views[0] = change.view(sizes_, *policy_);
   const auto read = [&] {
-    each_piece(*backend_, part.pieces, part.layer,
+    each_piece(*backend_, stop_, part.pieces, part.layer,
                [&](size_t i) { read_piece(part, i, step.views[0], shape_, *backend_, stream); });
   };
   carry_out(step, read, [] {}, stream);

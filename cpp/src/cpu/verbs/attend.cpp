@@ -29,15 +29,16 @@ struct QueryBlock {
 
 /**
  * Continues the running softmax of a block over `rows` rows, whose addresses `row(i)` gives;
- * query q sees rows 0 to limits[q].
+ * query q sees rows 0 to limits[q]. Without a pool the call is not told to stop meanwhile.
  */
 template <typename Row>
-void attend_rows(const Kernels& kernels, const ModelShape& shape, const Logits& logits,
-                 const QueryBlock& block, int64_t rows, Row row) {
+void attend_rows(ThreadPool* pool, const Kernels& kernels, const ModelShape& shape,
+                 const Logits& logits, const QueryBlock& block, int64_t rows, Row row) {
   const void* pointers[kPointers];
   int64_t limits[kQueryBlock];
   alignas(64) float scratch[kAttendTile * kMaxHeadDim];
   for (int64_t begin = 0; begin < rows; begin += kPointers) {
+    if (begin > 0 && pool != nullptr) pool->check_stop();  // a million rows take half a second
     const int64_t count = std::min(kPointers, rows - begin);
     for (int64_t i = 0; i < count; ++i) pointers[i] = row(begin + i);
     for (int64_t q = 0; q < block.count; ++q) limits[q] = block.limits[q] - begin;
@@ -52,17 +53,25 @@ struct GroupPart {
   int64_t token, head, first, count;
 };
 
+enum class Stops { kYes, kNo };
+
 /** Calls `visit(sequence, part)` for all queries of a step, at most a block at a time. */
 template <typename Visit>
-void each_group(ThreadPool& pool, const DecodeArgs& args, Visit visit) {
+void each_group(ThreadPool& pool, Stops stops, const DecodeArgs& args, Visit visit) {
   const ModelShape& shape = args.shape;
   const int64_t blocks = (shape.group + kQueryBlock - 1) / kQueryBlock;
-  pool.parallel_for(args.batch * shape.kv_heads * blocks, [&](int64_t task) {
+  const int64_t tasks = args.batch * shape.kv_heads * blocks;
+  const auto work = [&](int64_t task) {
     const int64_t first = task % blocks * kQueryBlock;
     const int64_t token = task / blocks / shape.kv_heads;
     visit(args.sequences[token], GroupPart{token, task / blocks % shape.kv_heads, first,
                                            std::min(kQueryBlock, shape.group - first)});
-  });
+  };
+  if (stops == Stops::kYes) {
+    pool.parallel_for(tasks, work);
+  } else {
+    pool.parallel_for_all(tasks, work);
+  }
 }
 
 /** The queries of a part, over the running state kept between verbs; all see `rows` rows. */
@@ -103,7 +112,7 @@ void attend_tail(const Kernels& kernels, const DecodeArgs& args, const QueryBloc
   std::fill_n(sum, own.count, 0.0f);
   std::fill_n(weighted, own.count * dim, 0.0f);
   std::fill_n(own.limits, own.count, tail.count);
-  attend_rows(kernels, shape, args.logits, own, tail.count,
+  attend_rows(nullptr, kernels, shape, args.logits, own, tail.count,
               [&](int64_t i) { return row_at(shape, sequence, head, tail.position[i]); });
   for (int64_t q = 0; q < own.count; ++q) {
     const float top = std::max(block.maximum[q], maximum[q]);
@@ -158,7 +167,7 @@ void finish(const ModelShape& shape, const Logits& logits, float maximum, float 
 
 void CpuBackend::attend_resident(const DecodeArgs& args, const Running& running) {
   const ModelShape& shape = args.shape;
-  each_group(pool_, args, [&](const SequenceView& sequence, const GroupPart& part) {
+  each_group(pool_, Stops::kYes, args, [&](const SequenceView& sequence, const GroupPart& part) {
     // Before the zone, then after it; unless sparse, the zone is resident like the rest.
     const int64_t gap = sequence.sparse != 0 ? sequence.zone_tokens() : 0;
     // Rows that are kept of a zone that is left out lie together, and come in its place.
@@ -172,7 +181,7 @@ void CpuBackend::attend_resident(const DecodeArgs& args, const Running& running)
     std::fill_n(block.maximum, block.count, -INFINITY);
     std::fill_n(block.sum, block.count, 0.0f);
     std::fill_n(block.weighted, block.count * shape.rows.value_dim, 0.0f);
-    attend_rows(kernels_, shape, args.logits, block, rows, [&](int64_t i) {
+    attend_rows(&pool_, kernels_, shape, args.logits, block, rows, [&](int64_t i) {
       if (i >= sequence.zone_begin && i < kept_end) {
         return layout.row(sequence.kept, part.head, i - sequence.zone_begin);
       }
@@ -184,13 +193,13 @@ void CpuBackend::attend_resident(const DecodeArgs& args, const Running& running)
 void CpuBackend::attend_selected(const DecodeArgs& args, const Running& running) {
   const ModelShape& shape = args.shape;
   const Selection& selection = running.selection;
-  each_group(pool_, args, [&](const SequenceView& sequence, const GroupPart& part) {
+  each_group(pool_, Stops::kNo, args, [&](const SequenceView& sequence, const GroupPart& part) {
     const int64_t list = part.token * shape.kv_heads + part.head;
     const int64_t rows = sequence.sparse != 0 ? selection.count[list] : 0;
     QueryBlock block;
     load_group(args, running, kernels_, part, rows, block);
     const int32_t* selected = selection.position + list * selection.width;
-    attend_rows(kernels_, shape, args.logits, block, rows,
+    attend_rows(nullptr, kernels_, shape, args.logits, block, rows,
                 [&](int64_t i) { return row_at(shape, sequence, part.head, selected[i]); });
     if (sequence.sparse != 0 && selection.tail_width > 0) {
       attend_tail(kernels_, args, block, sequence, part.head,
@@ -233,7 +242,7 @@ void CpuBackend::attend_exact(const AttendExactArgs& args, Stream) {
                           shape.rows.key_dim, block.query + q * shape.rows.key_dim);
         block.limits[q] = before + token_of(q) + 1;
       }
-      attend_rows(kernels_, shape, args.logits, block, block.limits[block.count - 1],
+      attend_rows(&pool_, kernels_, shape, args.logits, block, block.limits[block.count - 1],
                   [&](int64_t i) { return row_at(shape, sequence, head, i); });
       for (int64_t q = 0; q < block.count; ++q) {
         finish(shape, args.logits, maximum[q], sum[q], weighted + q * shape.rows.value_dim,

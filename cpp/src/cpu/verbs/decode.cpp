@@ -75,7 +75,8 @@ void CpuBackend::decode(const DecodeArgs& args, Stream) {
         },
         args.rules);
   }
-  // Before outputs are written: one may lie where its query lies.
+  // Nothing stops the call from here on. Queries are remembered before outputs are written, one of
+  // which may lie where its query lies.
   if (!args.traced && args.k.data != nullptr) remember_step(args);
   attend_selected(args, running);
   for (int64_t i = 0; i < args.batch; ++i) {

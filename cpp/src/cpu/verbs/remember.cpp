@@ -35,7 +35,7 @@ void CpuBackend::remember(const RememberArgs& args, Stream) {
 
 void CpuBackend::remember_step(const DecodeArgs& args) {
   if (args.shape.recent == 0) return;
-  pool_.parallel_for(args.batch, [&](int64_t i) {
+  pool_.parallel_for_all(args.batch, [&](int64_t i) {
     const SequenceView& sequence = args.sequences[i];
     remember_one(kernels_, args.shape, args.logits, sequence, sequence.total - 1, args.q, i);
   });

@@ -1,0 +1,117 @@
+#include "fields.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "arguments.h"
+
+namespace pariskv::python {
+
+namespace {
+
+bool among(const std::vector<const char*>& names, const std::string& name) {
+  return std::any_of(names.begin(), names.end(), [&](const char* each) { return name == each; });
+}
+
+std::string names_of(const nb::dict& fields) {
+  std::string text;
+  for (const auto& [field, value] : fields) {
+    text += (text.empty() ? "" : ", ") + nb::cast<std::string>(field);
+  }
+  return text;
+}
+
+nb::object module_of(nb::handle object) { return nb::getattr(object.type(), "__module__"); }
+
+/** What a value has to be that takes the place of `fallback`; empty: it is. */
+std::string expected_instead(nb::handle value, nb::handle fallback) {
+  if (PyLong_Check(fallback.ptr())) return PyIndex_Check(value.ptr()) ? "" : "an integer";
+  if (PyFloat_Check(fallback.ptr())) {
+    const bool number = PyFloat_Check(value.ptr()) || PyIndex_Check(value.ptr()) ||
+                        (nb::hasattr(value, "__float__") && !PyUnicode_Check(value.ptr()));
+    return number ? "" : "a number";
+  }
+  if (PyUnicode_Check(fallback.ptr())) return PyUnicode_Check(value.ptr()) ? "" : "a string";
+  if (PyList_Check(fallback.ptr())) {
+    const bool list = PySequence_Check(value.ptr()) != 0 && !PyUnicode_Check(value.ptr());
+    return list ? "" : "a list";
+  }
+  // The rest are settings of our own, or None for the default ones.
+  const bool same = module_of(value).equal(module_of(fallback));
+  return value.is_none() || same ? "" : "a policy's settings";
+}
+
+}  // namespace
+
+nb::dict checked_fields(const Making& making, const nb::dict& fields, const nb::args& positional,
+                        const nb::kwargs& given) {
+  const std::string place = making.place;
+  if (positional.size() > 0) {
+    throw nb::type_error(
+        (place + "expected every argument by its name: " + names_of(fields)).c_str());
+  }
+  nb::dict values;
+  for (const auto& [key, value] : given) {
+    const auto name = nb::cast<std::string>(key);
+    if (!fields.contains(key)) {
+      throw nb::type_error(
+          (place + name + ": there is no such field; the fields are " + names_of(fields)).c_str());
+    }
+    if (!among(making.own, name)) {
+      const std::string expected = expected_instead(value, fields[key]);
+      if (!expected.empty()) refuse_type(place + name, expected, value);
+    }
+    values[key] = value;
+  }
+  for (const char* name : making.required) {
+    if (!values.contains(name)) {
+      throw nb::type_error((place + name + ": expected, and not given").c_str());
+    }
+  }
+  return values;
+}
+
+nb::object made(const Making& making, nb::handle maker, const nb::dict& values) {
+  try {
+    return maker(**values);
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_TypeError)) throw;
+  }
+  // Of the right type, and yet not taken: a number out of the range of its field, or a list of
+  // something else.
+  for (const auto& [key, value] : values) {
+    if (!PyIndex_Check(value.ptr())) continue;
+    int overflow = 0;
+    const long long number = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
+    if (overflow == 0 && number >= 0) continue;
+    throw nb::value_error((making.place + nb::cast<std::string>(key) +
+                           ": expected an integer of 64 bits, not below 0 if it has no sign, got " +
+                           nb::steal<nb::str>(PyObject_Str(value.ptr())).c_str())
+                              .c_str());
+  }
+  for (const auto& [key, value] : values) {
+    if (!PyList_Check(value.ptr()) && !PyTuple_Check(value.ptr())) continue;
+    throw nb::type_error((making.place + nb::cast<std::string>(key) +
+                          ": expected steps of three numbers in the list, got " +
+                          nb::repr(value).c_str())
+                             .c_str());
+  }
+  throw nb::type_error((std::string(making.place) + "expected other arguments").c_str());
+}
+
+std::string constructor_of(nb::handle maker) {
+  constexpr size_t kLongDefault = 40;  // letters: no signature shows it in full
+  // ("def name(*, top_k: int = \\0, ...) -> Name", a docstring, the defaults)
+  const auto overload = nb::cast<nb::tuple>(maker.attr("__nb_signature__")[0]);
+  const auto defaults = nb::cast<nb::tuple>(overload[2]);
+  auto text = nb::cast<std::string>(overload[0]);
+  for (size_t i = 0; i < defaults.size(); ++i) {
+    const std::string mark = "\\" + std::to_string(i);
+    const std::string value = nb::repr(defaults[i]).c_str();
+    text.replace(text.find(mark), mark.size(), value.size() > kLongDefault ? "..." : value);
+  }
+  text.replace(0, text.find('(') + 1, "def __init__(self, ");
+  return text.substr(0, text.rfind("->")) + "-> None";
+}
+
+}  // namespace pariskv::python
