@@ -18,7 +18,7 @@ SOURCES := CMakeLists.txt pyproject.toml $(shell find cmake cpp python -type f -
 CPP_FILES = $(shell find bench cpp examples python tests -regex '.*\.\(h\|cpp\|cuh?\|inl\)')
 
 .PHONY: help demo test test-cpp test-python test-transformers sanitize bench quality quality-gpu \
-	quality-models quality-inside wheel stubs format lint clean
+	quality-models quality-inside wheel test-wheel docs stubs format lint clean
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -56,9 +56,15 @@ quality-inside: .venv/.models ## inside these models: KL, bits per byte, needles
 	@cd bench && python -m quality inside --model smollm2 qwen-0.5b gemma-270m \
 	  && python -m quality tables --write
 
-wheel: .venv/.base ## build a wheel into dist/
-	@$(PIP) wheel -qq $(WHEEL_OPTIONS) -C build-dir='build/wheel-{wheel_tag}' -w dist .
-	@ls dist/*.whl
+wheel: .venv/.base ## the wheels to publish, into dist/: every Python here, every GPU; docs/wheels.md
+	@.venv/bin/python packaging/wheels.py --cuda $(CUDA)
+
+test-wheel: ## install each wheel of dist/ where no compiler is, and run a demo; the sdist, too
+	@.venv/bin/python packaging/test_wheels.py --sdist
+
+docs: .venv/.docs ## the documentation as HTML, in build/docs/html
+	@.venv/bin/python docs/site/build.py
+	@echo build/docs/html/index.html
 
 stubs: .venv/.test ## regenerate the type stub of the extension
 	@.venv/bin/python -m nanobind.stubgen -q -m pariskv_core._core -p python/stub_patterns.txt \
@@ -196,6 +202,11 @@ sanitize: .venv/.test ## on a GPU: compute-sanitizer over the tests marked for i
 	@echo "Installing torch and transformers ..."
 	@$(PIP) install -qq -c constraints.txt 'pariskv_core[models]'
 	@touch .venv/.bench .venv/.quality $@
+
+.venv/.docs: constraints.txt pyproject.toml | .venv/.engine
+	@echo "Installing Sphinx ..."
+	@$(PIP) install -qq -c constraints.txt 'pariskv_core[docs]'
+	@touch $@
 
 .venv/.test: constraints.txt pyproject.toml | .venv/.engine
 	@echo "Installing the test tools and torch ..."

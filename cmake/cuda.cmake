@@ -80,6 +80,12 @@ if(NOT architectures)
   endforeach()
   list(APPEND architectures ${last}-virtual)
 endif()
+list(LENGTH architectures kinds)
+if(kinds GREATER 2)
+  message(STATUS "pariskv: compiling the CUDA backend for every GPU since 8.0, which takes minutes; "
+                 "PARISKV_CUDA_ARCHITECTURES=native compiles for the GPU here alone, and "
+                 "PARISKV_CUDA=OFF leaves CUDA out")
+endif()
 # A plain number is machine code and PTX; "native" is the code of the GPUs here and nothing else.
 if("${architectures}" MATCHES "(^|;)([0-9]+(-virtual)?|all|all-major)(;|$)")
   set_source_files_properties(${cuda_dir}/architectures.cu PROPERTIES COMPILE_DEFINITIONS
@@ -88,10 +94,12 @@ endif()
 list(JOIN compile_options "," host_flags)
 set(cuda_flags
     # As on the host: no fused multiply-add but the written ones.
-    --fmad=false --expt-relaxed-constexpr -lineinfo -Xcompiler=${host_flags}
+    --fmad=false --expt-relaxed-constexpr -Xcompiler=${host_flags}
     # Two architectures at a time. The build tool runs files side by side already, and each
     # process takes up to a gigabyte.
     --threads=2)
+# A quarter of the bytes of each kernel, for a wheel; profilers want lines instead.
+list(APPEND cuda_flags $<IF:$<BOOL:${PARISKV_GLIBC}>,--compress-mode=size,-lineinfo>)
 if(PARISKV_WERROR)
   list(APPEND cuda_flags --Werror=all-warnings)
 endif()

@@ -1,5 +1,8 @@
 # What an embedder gets: headers, the archive, and a package for find_package(pariskv).
 # Inside a wheel the same tree lies in the Python package.
+if(PARISKV_GLIBC)
+  return()  # a published wheel: its archive would need the newer glibc of the machine that built it
+endif()
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 

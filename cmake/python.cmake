@@ -13,3 +13,11 @@ target_compile_options(
   _core PRIVATE -Wall -Wextra -Wshadow $<$<BOOL:${PARISKV_WERROR}>:-Werror>
                 -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=)
 install(TARGETS _core LIBRARY DESTINATION .)
+
+# The wheels that are published also bring the C++ library: the other machine's may be older.
+if(PARISKV_GLIBC)
+  target_sources(_core PRIVATE ${PROJECT_SOURCE_DIR}/packaging/older_glibc.cpp)
+  target_link_directories(_core BEFORE PRIVATE ${PARISKV_GLIBC})
+  target_link_options(_core PRIVATE -static-libstdc++ -Wl,--exclude-libs,ALL)
+  target_link_libraries(_core PRIVATE pthread dl rt m)
+endif()

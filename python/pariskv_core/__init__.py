@@ -65,11 +65,21 @@ __all__ = [
 ]
 
 
+def _installed(*parts: str) -> str:
+    place = Path(__file__).parent.joinpath(*parts)
+    if not place.is_dir():
+        raise FileNotFoundError(
+            "this wheel has no headers and no archive for C++; build from source for them: "
+            "pip install --no-binary pariskv_core pariskv_core"
+        )
+    return str(place)
+
+
 def get_include() -> str:
-    """The folder with the C++ headers, for a compiler's -I."""
-    return str(Path(__file__).parent / "include")
+    """The folder with the C++ headers, for a compiler's -I. Not in the wheels of PyPI."""
+    return _installed("include")
 
 
 def cmake_dir() -> str:
-    """The folder with pariskvConfig.cmake, for CMAKE_PREFIX_PATH or pariskv_DIR."""
-    return str(Path(__file__).parent / "lib" / "cmake" / "pariskv")
+    """The folder with pariskvConfig.cmake, for CMAKE_PREFIX_PATH or pariskv_DIR. Likewise."""
+    return _installed("lib", "cmake", "pariskv")
