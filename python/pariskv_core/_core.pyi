@@ -121,7 +121,7 @@ class HardKV:
     """
     Nothing is searched for. Each time that tokens enter a retrieval zone, the last 32 queries
     say how much attention its rows get, and each kv head keeps as many as it needs for a share p of
-    that; decode attends to these until the next time. For long answers. On the CPU alone so far.
+    that; decode attends to these until the next time. For long answers.
 
     All rows stay stored: truncate, fork, read and attend are exact. Until there were queries to choose
     by, decode attends to the zone in full: a prompt brings its own by prefill(q=).
