@@ -11,9 +11,9 @@ namespace pariskv::cuda {
 /**
  * The rows of a head come in up to so many segments, and a segment in kParts parts. How many
  * follows from the number of rows alone, so that a result does not depend on the batch: a part has
- * 64 rows at most, until a head has 4,096.
+ * 64 rows at most, until a head has 2,048. More parts would be more for the next kernel to read.
  */
-constexpr int kSegments = 4;
+constexpr int kSegments = 2;
 
 /** What a block works on: read from device memory once. */
 struct KeptContext {
@@ -30,10 +30,7 @@ struct KeptContext {
   /** Rows that are attended to. */
   __device__ __forceinline__ int count() const { return total - gap + kept_rows; }
   /** Of them, see kSegments. */
-  __device__ __forceinline__ int segments() const {
-    const int rows = count();
-    return rows > 2048 ? 4 : rows > 1024 ? 2 : 1;
-  }
+  __device__ __forceinline__ int segments() const { return count() > 1024 ? 2 : 1; }
   /** The parts of a segment. */
   __device__ __forceinline__ float* parts_of(int segment) const {
     return parts + int64_t(segment) * device::kParts * shape.group * (2 + shape.value_dim);

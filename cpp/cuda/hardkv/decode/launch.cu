@@ -15,7 +15,7 @@ namespace {
 
 /** The kernels for one dtype and width, and what the first one needs. */
 struct KeptKernels {
-  Kernel<KeptStepParams> attend[2];  // for few parts per block, and for many
+  Kernel<KeptStepParams> attend;
   Kernel<KeptStepParams> merge;
   int threads, bytes;
   bool row;  // bytes go without the room of a row
@@ -26,12 +26,8 @@ KeptKernels kernels_of(const ModelShape& shape) {
     using Element = decltype(element);
     return dispatch(RotatedDims{}, shape.rotated_dim, [](auto dim) {
       constexpr int kWords = int(decltype(dim)::kValue / 32);
-      return KeptKernels{{attend_kept<Element, kWords, false>,
-                          attend_kept<Element, kWords, kKeptMany<Element, kWords>>},
-                         merge_kept<Element>,
-                         kKeptThreads<Element>,
-                         kKeptBytes<Element, kWords>,
-                         kKeptDirect<Element>};
+      return KeptKernels{attend_kept<Element, kWords>, merge_kept<Element>, kKeptThreads<Element>,
+                         kKeptBytes<Element, kWords>, kKeptDirect<Element>};
     });
   });
 }
@@ -47,14 +43,11 @@ KeptFit measure(const KeptKernels& kernels, int index) {
   check(cudaDeviceGetAttribute(&fit.multiprocessors, cudaDevAttrMultiProcessorCount, index),
         "ask for a device's limits");
   constexpr int kMostRowBytes = 2 * int(kMaxHeadDim) * 4;
-  for (const auto& kernel : kernels.attend) {
-    check(cudaFuncSetAttribute(kernel.address, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               kernels.bytes + (kernels.row ? kMostRowBytes : 0)),
-          "give the decode kernels their shared memory");
-  }
+  check(cudaFuncSetAttribute(kernels.attend.address, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             kernels.bytes + (kernels.row ? kMostRowBytes : 0)),
+        "give the decode kernels their shared memory");
   // Blocks of one meet blocks of the next: both must want the memory cut alike.
-  for (const void* kernel :
-       {kernels.attend[0].address, kernels.attend[1].address, kernels.merge.address}) {
+  for (const void* kernel : {kernels.attend.address, kernels.merge.address}) {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                cudaSharedmemCarveoutMaxShared),
           "give the decode kernels their shared memory");
@@ -69,17 +62,19 @@ KeptFit fit_of(const KeptKernels& kernels) {
   static std::map<std::pair<const void*, int>, KeptFit> known;
   int index = 0;
   check(cudaGetDevice(&index), "ask for the device");
-  const std::pair<const void*, int> key{kernels.attend[0].address, index};
+  const std::pair<const void*, int> key{kernels.attend.address, index};
   const std::lock_guard<std::mutex> lock(mutex);
   const auto found = known.find(key);
   return found != known.end() ? found->second : known[key] = measure(kernels, index);
 }
 
+constexpr int kFewestBlocks = 4;
+
 /** Blocks for each segment of a head: one for each part, if all of them run at once. */
 int blocks_per_segment(const KeptFit& fit, int64_t heads) {
   constexpr int kBlocksPerSm = 5;
   int blocks = device::kParts;
-  while (blocks * kKeptManyParts > device::kParts &&
+  while (blocks > kFewestBlocks &&
          heads * kSegments * blocks > int64_t(fit.multiprocessors) * kBlocksPerSm) {
     blocks /= 2;
   }
@@ -107,10 +102,9 @@ void launch_kept_decode(const KeptDecodeCall& call, cudaStream_t stream) {
                               device::IndexDivisor::of(shape.group),
                               blocks,
                               most_steps(call.logits.softcap)};
-  const bool many = device::kParts / blocks >= kKeptManyParts;
   const int bytes = kernels.bytes + (kernels.row ? int(shape.rows.bytes()) : 0);
   Launch(heads * kSegments * blocks, (bytes + 127) / 128 * 128, stream, kernels.threads)
-      .run(kernels.attend[many], params, "decode: attend_kept");
+      .run(kernels.attend, params, "decode: attend_kept");
   Launch(call.batch * shape.query_heads(), 0, stream, int((shape.rows.value_dim + 31) / 32 * 32))
       .early(fit.early)
       .run(kernels.merge, params, "decode: merge_kept");

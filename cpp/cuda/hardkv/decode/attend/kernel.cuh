@@ -59,7 +59,7 @@ __device__ __forceinline__ Element* element_of(const Rows& tensor, int i, int64_
 }
 
 /** Attention to a block's share of the rows. */
-template <typename Element, int kWords, bool kMany>
+template <typename Element, int kWords>
 struct AttendKept {
   const KeptStepParams& params;
   const KeptContext& context;
@@ -103,7 +103,7 @@ struct AttendKept {
       device::DirectAttention<kWords, Element, KeptStepRows> attention(
           context.shape, blocks, *reinterpret_cast<device::DirectSpace<kWords, Element>*>(room),
           count, new_row, rows);
-      attention.template run<kMany>(q, call.q.stride_j, parts);
+      attention.template run<false>(q, call.q.stride_j, parts);
     } else {
       device::init_row_barriers(barriers);
       __syncthreads();
@@ -119,12 +119,7 @@ struct AttendKept {
   }
 };
 
-/** A block with four parts gives each to a warp; not where that is too much for a warp. */
 template <typename Element, int kWords>
-constexpr bool kKeptMany = kKeptDirect<Element> && kWords < 8;
-constexpr int kKeptManyParts = device::kDirectWarps;
-
-template <typename Element, int kWords, bool kMany>
 __global__ void __maxnreg__(kKeptRegisters<kWords>)
     attend_kept(const __grid_constant__ KeptStepParams params) {
   extern __shared__ __align__(128) unsigned char shared[];
@@ -139,7 +134,7 @@ __global__ void __maxnreg__(kKeptRegisters<kWords>)
   if (threadIdx.x == 0) found = find_kept(params, index, context);
   __syncthreads();
   if (found == 0) return;
-  AttendKept<Element, kWords, kMany>{
+  AttendKept<Element, kWords>{
       params,  context, segment, {size, turn & (size - 1)}, reinterpret_cast<char*>(shared),
       barriers}
       .run();
