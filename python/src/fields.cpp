@@ -23,22 +23,37 @@ std::string names_of(const nb::dict& fields) {
 
 nb::object module_of(nb::handle object) { return nb::getattr(object.type(), "__module__"); }
 
+bool is_number(nb::handle value) {
+  return PyFloat_Check(value.ptr()) || PyIndex_Check(value.ptr()) ||
+         (nb::hasattr(value, "__float__") && !PyUnicode_Check(value.ptr()));
+}
+
+bool is_list(nb::handle value) {
+  return PySequence_Check(value.ptr()) != 0 && !PyUnicode_Check(value.ptr());
+}
+
 /** What a value has to be that takes the place of `fallback`; empty: it is. */
 std::string expected_instead(nb::handle value, nb::handle fallback) {
   if (PyLong_Check(fallback.ptr())) return PyIndex_Check(value.ptr()) ? "" : "an integer";
-  if (PyFloat_Check(fallback.ptr())) {
-    const bool number = PyFloat_Check(value.ptr()) || PyIndex_Check(value.ptr()) ||
-                        (nb::hasattr(value, "__float__") && !PyUnicode_Check(value.ptr()));
-    return number ? "" : "a number";
-  }
+  if (PyFloat_Check(fallback.ptr())) return is_number(value) ? "" : "a number";
   if (PyUnicode_Check(fallback.ptr())) return PyUnicode_Check(value.ptr()) ? "" : "a string";
-  if (PyList_Check(fallback.ptr())) {
-    const bool list = PySequence_Check(value.ptr()) != 0 && !PyUnicode_Check(value.ptr());
-    return list ? "" : "a list";
-  }
+  if (PyList_Check(fallback.ptr())) return is_list(value) ? "" : "a list";
   // The rest are settings of our own, or None for the default ones.
   const bool same = module_of(value).equal(module_of(fallback));
   return value.is_none() || same ? "" : "a policy's settings";
+}
+
+/** The same for a field that has more than one type. */
+std::string expected_instead(nb::handle value, Either kinds) {
+  switch (kinds) {
+    case Either::kNumberOrNone:
+      return value.is_none() || is_number(value) ? "" : "a number or None";
+    case Either::kListOrNone:
+      return value.is_none() || is_list(value) ? "" : "a list or None";
+    case Either::kNumberOrString:
+      return is_number(value) || PyUnicode_Check(value.ptr()) ? "" : "a number or a string";
+  }
+  return "";
 }
 
 }  // namespace
@@ -58,7 +73,10 @@ nb::dict checked_fields(const Making& making, const nb::dict& fields, const nb::
           (place + name + ": there is no such field; the fields are " + names_of(fields)).c_str());
     }
     if (!among(making.own, name)) {
-      const std::string expected = expected_instead(value, fields[key]);
+      const auto either = making.either.find(name);
+      const std::string expected = either == making.either.end()
+                                       ? expected_instead(value, fields[key])
+                                       : expected_instead(value, either->second);
       if (!expected.empty()) refuse_type(place + name, expected, value);
     }
     values[key] = value;

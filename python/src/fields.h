@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -21,11 +22,15 @@ inline std::string text_of_fields(const char* name, const nanobind::dict& fields
   return text + ")";
 }
 
+/** Types of a field that has more than one. */
+enum class Either { kNumberOrNone, kListOrNone, kNumberOrString };
+
 /** How settings are made of keyword arguments. */
 struct Making {
   const char* place;                  // "[config] ", what a sentence about a field begins with
   std::vector<const char*> required;  // fields without a default
   std::vector<const char*> own;       // fields whose values are checked by name, not by type
+  std::map<std::string, Either> either{};
 };
 
 /**

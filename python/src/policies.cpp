@@ -162,7 +162,11 @@ void bind_pariskv(nb::module_& m) {
       .def_prop_ro("tail", [](const ParisKv& s) { return text(s.tail); })
       .def_ro("tail_rows", &ParisKv::tail_rows)
       .def_ro("mass", &ParisKv::mass);
-  bind_value(pariskv, "ParisKV", fields_of, maker, {"[config] policy.", {}, {}});
+  bind_value(pariskv, "ParisKV", fields_of, maker,
+             {"[config] policy.",
+              {},
+              {},
+              {{"schedule", Either::kListOrNone}, {"mass", Either::kNumberOrNone}}});
 }
 
 KeepMetric parse_metric(const std::string& name) {
@@ -318,7 +322,8 @@ void bind_prkv(nb::module_& m) {
       .def_prop_ro("static_share", &share_of)
       .def_ro("page", &Prkv::page)
       .def_prop_ro("digest", [](const Prkv& s) { return text(s.digest); });
-  bind_value(prkv, "PRKV", fields_of, maker, {"[config] policy.", {}, {}});
+  bind_value(prkv, "PRKV", fields_of, maker,
+             {"[config] policy.", {}, {}, {{"static_share", Either::kNumberOrString}}});
 }
 
 }  // namespace
