@@ -221,12 +221,6 @@ T atomicOr(T* pointer, U value) {
   return old;
 }
 template <typename T, typename U>
-T atomicMax(T* pointer, U value) {
-  const T old = *pointer;
-  if (T(value) > old) *pointer = T(value);
-  return old;
-}
-template <typename T, typename U>
 T atomicExch(T* pointer, U value) {
   const T old = *pointer;
   *pointer = T(value);

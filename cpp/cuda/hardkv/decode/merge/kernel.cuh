@@ -34,36 +34,27 @@ struct MergeKept {
 
   __device__ __forceinline__ void merge() const {
     const KeptDecodeCall& call = params.call;
-    constexpr int kAll = kSegments * device::kParts, kOwn = kAll / 32;
+    constexpr int kAll = kSegments * device::kParts;
+    static_assert(kAll == 32, "a lane for each part");
     const int count = context.segments() * device::kParts;
     const int dim = context.shape.value_dim, step = context.shape.group * (2 + dim);
     const int lane = device::lane_id(), d = 32 * chunk + lane;
     const float* parts =
         context.parts + (query_head - context.head * context.shape.group) * (2 + dim);
-    float maxima[kOwn], sums[kOwn], values[kAll] = {};
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      const int part = lane + 32 * i;
-      maxima[i] = part < count ? __ldcg(parts + part * step) : -device::infinity();
-      sums[i] = part < count ? __ldcg(parts + part * step + 1) : 0.0f;
-    }
+    const float maximum = lane < count ? __ldcg(parts + lane * step) : -device::infinity();
+    const float own = lane < count ? __ldcg(parts + lane * step + 1) : 0.0f;
+    float values[kAll] = {};
 #pragma unroll
     for (int part = 0; part < kAll; ++part) {
       if (part < count && d < dim) values[part] = __ldcg(parts + part * step + 2 + d);
     }
-    static_assert(kOwn == 2);
-    const float top = device::warp_max(fmaxf(maxima[0], maxima[1]));
-    float factors[kOwn], sum = 0;
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      factors[i] = maxima[i] == -device::infinity() ? 0.0f : device::exp_of(maxima[i] - top);
-      sum = __fmaf_rn(sums[i], factors[i], sum);
-    }
-    sum = device::warp_sum(sum);
+    const float top = device::warp_max(maximum);
+    const float factor = maximum == -device::infinity() ? 0.0f : device::exp_of(maximum - top);
+    const float sum = device::warp_sum(own * factor);
     float weighted = 0;
 #pragma unroll
     for (int part = 0; part < kAll; ++part) {
-      weighted = __fmaf_rn(__shfl_sync(~0u, factors[part / 32], part % 32), values[part], weighted);
+      weighted = __fmaf_rn(__shfl_sync(~0u, factor, part), values[part], weighted);
     }
     const float rows = device::log_of_sum(top, sum);
     float lse = rows;
