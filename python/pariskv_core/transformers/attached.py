@@ -88,7 +88,8 @@ def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:
     use_cache = kwargs.get("use_cache")
     if use_cache is None:
         use_cache = config.use_cache
-    if kwargs.get("past_key_values") is None and use_cache is not False:
+    made = kwargs.get("past_key_values") is None and use_cache is not False
+    if made:
         drafts = kind == "dynamic_full" or any(kwargs.get(name) for name in _DRAFTS)
         rollback = drafts and not versions.RECORDS_PAST
         options = {"rollback": rollback, **attached.settings}
@@ -100,8 +101,8 @@ def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:
             kwargs["generation_config"].cache_implementation = None
     with replayed(self) if attached.graph else contextlib.nullcontext():
         tokens = type(self).generate(self, **kwargs)
-    if attached.graph:
-        _keep(self, kwargs.get("past_key_values"))
+    if attached.graph and made:  # a cache that was passed may have other settings
+        _keep(self, kwargs["past_key_values"])
     return tokens
 
 
@@ -112,12 +113,11 @@ def _go_on(model: Any, cache: PariskvCache) -> None:
         cache._store.share(store)
 
 
-def _keep(model: Any, cache: Any) -> None:
+def _keep(model: Any, cache: PariskvCache) -> None:
     """For the next call. Sequences go with the cache of this one."""
-    if isinstance(cache, PariskvCache):
-        empty = Store(0, {}, alone=True)
-        empty.share(cache._store)
-        _last[model] = ((model.device, model.dtype), empty)
+    empty = Store(0, {}, alone=True)
+    empty.share(cache._store)
+    _last[model] = ((model.device, model.dtype), empty)
 
 
 def _refuse_batch(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
