@@ -9,8 +9,9 @@
  *   `scored`           score: a block, its share written           rerank: each block  attend
  *   `reranked`         rerank: a block, logits and masses written  attend: each block  attend
  *
- * A block also sets `reranked` only after the kernel of the resident rows has ended; it does so
- * where `RerankParams::sets_flags`, elsewhere attend waits for the end of rerank. A word of
+ * `reranked` is set where `RerankParams::sets_flags`; elsewhere attend waits for the end of rerank
+ * before it selects. What the kernel of the resident rows leaves is read after the end of rerank,
+ * which waits for that kernel: attend sees it while selected rows are on their way. A word of
  * `windows` holds the logit besides, and needs no fence.
  *
  * A flag that has the step's token is set. They are cleared because a graph is replayed with one

@@ -22,7 +22,7 @@ namespace {
 
 constexpr int kClusters = 5;  // of 1, 2, 4, 8 and 16 blocks
 constexpr int kScoresPerSm = 2;
-constexpr int kMeansPerSm = 4;
+constexpr int kMeansPerSm = 3;
 constexpr int kReranksPerSm = 2;
 /** Blocks that fetch the code of rerank into the caches while keys are scored: 4 % at 1 x 512K. */
 constexpr int kRehearsing = 8;

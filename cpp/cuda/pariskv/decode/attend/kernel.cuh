@@ -141,6 +141,8 @@ struct Attend {
                              chunks(),
                              sends_parts()};
     attention.start();
+    // Resident rows and the tail are attended to by now, or while selected rows are on their way.
+    device::wait_for_predecessor();
     bring_resident_parts();
     clear_flags();
     attention.finish(block.queries(), block.call.q.stride_j, parts, merge);

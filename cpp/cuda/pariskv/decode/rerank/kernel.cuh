@@ -312,13 +312,14 @@ struct Rerank {
   }
 
   /**
-   * Sets this block's flag. First it waits for the kernel of the resident rows, so the flags of all
-   * blocks also say that these are attended to.
+   * Sets this block's flag. One block is left until resident rows are attended to, so the end of
+   * this kernel says that they are. The others make room for the next kernel.
    */
   __device__ __forceinline__ void set_flag() const {
-    device::wait_for_predecessor();
-    if (rehearses || !params.sets_flags) return;
-    ReadyFlags{block.context.scratch.flags}.set_reranked(rank, params.token);
+    if (!rehearses && params.sets_flags) {
+      ReadyFlags{block.context.scratch.flags}.set_reranked(rank, params.token);
+    }
+    if (blockIdx.x == 0) device::wait_for_predecessor();
   }
 };
 

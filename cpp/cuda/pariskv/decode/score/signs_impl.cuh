@@ -62,6 +62,25 @@ struct QueryTile {
   }
 };
 
+/** Logits of means, of a lane's two queries of the first quad. */
+struct LaneSteps {
+  const int2* steps;
+  int pitch;  // from block to block, in pairs
+  int bits;   // of the number of keys of a block
+  int skew;   // keys of the first block before the zone's origin
+
+  __device__ __forceinline__ LaneSteps(const BlockSteps& blocks, int origin)
+      : steps(reinterpret_cast<const int2*>(blocks.steps) + lane_id() % 2),
+        pitch(blocks.pitch / 2),
+        bits(blocks.bits),
+        skew(origin - (blocks.first << blocks.bits)) {}
+
+  /** @param key  from the zone's origin on */
+  __device__ __forceinline__ const int2* at(int key) const {
+    return steps + ((skew + key) >> bits) * pitch;
+  }
+};
+
 /**
  * What the scores of a unit's keys begin with, for a lane's two queries of one quad: by 64 keys.
  * Those of the next unit are read ahead.
@@ -75,13 +94,12 @@ struct UnitOffsets {
   static __device__ __forceinline__ float whole(int steps) {
     return __fsub_rn(float_of(uint32_t(steps + 0x4b400000)), 12582912.0f);
   }
-  /** @param position  of the unit */
-  __device__ __forceinline__ void read(const BlockSteps& blocks, int position, int quad) {
+  /** @param first  of the unit's keys, from the zone's origin on */
+  __device__ __forceinline__ void read(const LaneSteps& of, int first, int quad) {
     if constexpr (kBlocks) {
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
-        steps[part] = __ldcg(reinterpret_cast<const int2*>(blocks.at(position + 64 * part) +
-                                                           4 * quad + 2 * (lane_id() % 2)));
+        steps[part] = __ldcg(of.at(first + 64 * part) + 2 * quad);
       }
     }
   }
@@ -234,8 +252,9 @@ __device__ __forceinline__ void score_quads(Ring<kWords>& ring, const Zone& zone
   QueryTile<kWords> query;
   query.load(queries, 0);
   UnitOffsets<kWords, kBlocks> offsets, next;
-  const auto position = [&](int unit) { return zone.origin() + unit * kKeys; };
-  if (first < end) next.read(blocks, position(first), 0);
+  LaneSteps steps(blocks, zone.origin());
+  if (kOnce) steps.pitch = 2;
+  if (first < end) next.read(steps, first * kKeys, 0);
   for_units(ring, zone, first, end, [&](int unit, const uint8_t* stage, auto release) {
     uint8_t* target = out.scores + int64_t(unit) * kKeys + plan.key;
     // All of the unit, so that the next one sets out before this one is worked on.
@@ -250,7 +269,7 @@ __device__ __forceinline__ void score_quads(Ring<kWords>& ring, const Zone& zone
     }
     release();
     offsets = next;
-    if (unit + 1 < end) next.read(blocks, position(unit + 1), 0);
+    if (unit + 1 < end) next.read(steps, (unit + 1) * kKeys, 0);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       const uint32_t codes = codes_of[part];
@@ -258,7 +277,7 @@ __device__ __forceinline__ void score_quads(Ring<kWords>& ring, const Zone& zone
 #pragma unroll 1
       for (int quad = 0; quad < (kOnce ? 1 : quads); ++quad) {
         if (!kOnce) query.load(queries, quad);
-        if (!kOnce) offsets.read(blocks, position(unit), quad);
+        if (!kOnce) offsets.read(steps, unit * kKeys, quad);
         offsets.set(part, queries, quad, query);
         best = larger_halves(best, score_64<kWords>(keys[part], codes, plan, query));
       }
