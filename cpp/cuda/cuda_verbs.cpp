@@ -133,7 +133,7 @@ void CudaBackend::keep_up(const ParisKvObserve& args, Stream stream) {
 
 DecodeCall CudaBackend::call_of(const DecodeArgs& args, const ParisKvRules& rules) const {
   DecodeCall call{};
-  call.shape = args.shape;
+  static_cast<StepCall&>(call) = step_of(args, lanes_.as<Lane>());
   call.codec = constants_of(*rules.codec);
   call.scorer = rules.scorer;
   call.group_rule = rules.group_rule;
@@ -141,17 +141,7 @@ DecodeCall CudaBackend::call_of(const DecodeArgs& args, const ParisKvRules& rule
   call.searchers = rules.searchers;
   call.tail_rows = rules.tail_rows;
   call.budget = rules.budget;
-  call.batch = args.batch;
   call.heads = args.batch * args.shape.kv_heads;
-  call.layer = args.layer;
-  call.lanes = lanes_.as<Lane>();
-  call.q = rows_of(args.q);
-  call.k = rows_of(args.k);
-  call.v = rows_of(args.v);
-  call.out = rows_of(args.out);
-  call.lse = lse_of(args.lse);
-  call.lse_stride = args.lse.strides[0];
-  call.logits = args.logits;
   call.counters = counters_.as<int64_t>();
   call.first_step = kScore;
   call.last_step = kAttend;

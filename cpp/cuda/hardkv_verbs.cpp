@@ -47,7 +47,8 @@ void each_choice(const HardKvKeep& args, Visit visit) {
   for (int64_t i = 0; i < args.batch;) {
     ChoiceCall call{};
     call.shape = args.shape;
-    call.rules = args.rules;
+    const HardKvRules& rules = args.rules;
+    call.rules = {rules.most, rules.least, rules.p, rules.pool, rules.patience};
     call.heads = kv_heads;
     // Choices of one launch have their scratch cut alike.
     for (; i < args.batch && call.count < kMostChoices; ++i) {
@@ -127,19 +128,7 @@ void CudaBackend::reserve_lane(int64_t row, const DecodeArgs& args, const HardKv
 }
 
 void CudaBackend::launch(const DecodeArgs& args, const HardKvRules&, Stream stream) {
-  KeptDecodeCall call{};
-  call.shape = args.shape;
-  call.batch = args.batch;
-  call.layer = args.layer;
-  call.lanes = lanes_.as<Lane>();
-  call.q = rows_of(args.q);
-  call.k = rows_of(args.k);
-  call.v = rows_of(args.v);
-  call.out = rows_of(args.out);
-  call.lse = lse_of(args.lse);
-  call.lse_stride = args.lse.strides[0];
-  call.logits = args.logits;
-  launch_kept_decode(call, handle_of(stream));
+  launch_kept_decode({step_of(args, lanes_.as<Lane>())}, handle_of(stream));
 }
 
 Trace CudaBackend::trace(const DecodeArgs& args, const HardKvRules&, Stream) {

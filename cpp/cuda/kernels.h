@@ -1,7 +1,8 @@
 /**
  * The launchers: one per verb. Device code and launcher of a verb lie in the file of its name;
- * those of ParisKV's decode, in pariskv/decode; HARD-KV's, in hardkv. A launcher enqueues on
- * `stream`, never waits, and throws CudaError when the launch is refused.
+ * those of ParisKV's decode, in pariskv/decode; HARD-KV's, in hardkv; of kept rows, in kept;
+ * PRKV's, in prkv. A launcher enqueues on `stream`, never waits, and throws CudaError when the
+ * launch is refused.
  */
 #pragma once
 
@@ -12,9 +13,11 @@
 
 #include "arguments.h"
 #include "hardkv/calls.h"
+#include "kept/calls.h"
 #include "pariskv/decode/call.h"
 #include "pariskv/sizes.h"
 #include "policy/pariskv/upkeep.h"
+#include "prkv/calls.h"
 #include "tables.h"
 
 namespace pariskv::cuda {

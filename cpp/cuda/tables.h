@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "arguments.h"
 #include "ops.h"
 #include "pariskv/decode/scratch.h"
 
@@ -25,6 +26,21 @@ struct Lane {
   int64_t head_bytes;          // from a head's scratch to the next one's
   int64_t zone_capacity;
   int64_t candidate_capacity;
+};
+
+/** A step: one token of each of some sequences. Calls of policies add to it. */
+struct StepCall {
+  ModelShape shape;
+  int64_t batch;
+  int64_t layer;
+  const Lane* lanes;  // (batch), in device memory
+  Rows q;             // (batch, query_heads, key_dim)
+  Rows k, v;          // (batch, heads, key_dim or value_dim): the new token, at total - 1; data
+                      // null: none, all rows are in the store
+  Rows out;           // (batch, query_heads, value_dim); data null: not wanted
+  float* lse;         // (batch, query_heads) `lse_stride` apart; null: not wanted
+  int64_t lse_stride;
+  Logits logits;  // sink_bias in device memory
 };
 
 }  // namespace pariskv::cuda

@@ -3,6 +3,7 @@
 
 #include "arguments.h"
 #include "pariskv/tensor_view.h"
+#include "tables.h"
 
 namespace pariskv::cuda {
 
@@ -16,6 +17,13 @@ inline Rows rows_of(const TensorView& view, int64_t first = 0) {
 inline float* lse_of(const TensorView& view, int64_t first = 0) {
   if (view.data == nullptr) return nullptr;
   return static_cast<float*>(view.data) + first * view.strides[0];
+}
+
+/** What a step is asked for, whatever the policy. */
+inline StepCall step_of(const DecodeArgs& args, const Lane* lanes) {
+  return {args.shape,       args.batch,          args.layer,      lanes,
+          rows_of(args.q),  rows_of(args.k),     rows_of(args.v), rows_of(args.out),
+          lse_of(args.lse), args.lse.strides[0], args.logits};
 }
 
 }  // namespace pariskv::cuda

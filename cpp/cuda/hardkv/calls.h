@@ -1,94 +1,14 @@
-/**
- * HARD-KV's work, as the host asks for it. Launchers are in remember.cu, keep/launch.cu and
- * decode/launch.cu.
- */
+/** HARD-KV's step, as the host asks for it. The launcher is in decode/launch.cu. */
 #pragma once
 
 #include <cuda_runtime_api.h>
 
-#include "arguments.h"
-#include "policy/hardkv/rules.h"
 #include "tables.h"
 
 namespace pariskv::cuda {
 
-/** Queries of some positions of one sequence, to where they are remembered. */
-struct RememberCall {
-  ModelShape shape;
-  Logits logits;
-  char* recent;   // in device memory, see recent.h
-  int64_t begin;  // the first position
-  int64_t positions;
-  Rows q;  // (positions, query_heads, key_dim)
-};
-void launch_remember(const RememberCall& call, cudaStream_t stream);
-
-/** A zone that grew, of which rows are to be kept. Blocks are in device memory, see kept.h. */
-struct ChoiceJob {
-  const SequenceView* sequence;  // as it will be: where rows lie
-  char* before;                  // rows to choose from; null: none of those that were kept
-  char* after;                   // to be filled
-  const char* recent;
-  int64_t before_capacity, after_capacity;
-  int64_t added, zone_end;  // rows to choose from besides: positions [added, zone_end)
-  Positions asked;          // whose queries choose
-};
-/** Choices that are made side by side: so many fit into the arguments of a launch. */
-constexpr int64_t kMostChoices = 16;
-
-/** Where the arrays of a choice lie in its scratch: bytes from the start of a kv head's. */
-struct ChoiceScratch {
-  int64_t width;        // rows to choose from, at most
-  int64_t head;         // ChosenHead
-  int64_t reference;    // (key_dim) float
-  int64_t voices;       // (recent, group) Voice
-  int64_t sources;      // (rows that were kept) int32: where they lie in the block before
-  int64_t logits;       // (recent, width) int32, then weights
-  int64_t reciprocals;  // (recent, 2) uint64: of the weights' sum, and of the pooled ones'
-  int64_t usable;       // (width) uint8
-  int64_t shares;       // (width) uint64
-  int64_t ranks;        // (width) uint64
-  int64_t picked;       // (rows to be kept) int32: their numbers among the rows to choose from
-  int64_t bytes;
-};
-ChoiceScratch choice_scratch(const ModelShape& shape, int64_t width, int64_t before_capacity,
-                             int64_t after_capacity);
-
-/** Choices of some kv heads, [first_head, first_head + heads) of each of some jobs. */
-struct ChoiceCall {
-  ModelShape shape;
-  HardKvRules rules;
-  ChoiceScratch scratch;
-  char* space;  // (count, heads, scratch.bytes)
-  int64_t first_head, heads;
-  int64_t count;
-  ChoiceJob jobs[kMostChoices];
-};
-void launch_choice(const ChoiceCall& call, cudaStream_t stream);
-
-/** A zone that was cut: what is left of its kept rows. */
-struct TrimCall {
-  ModelShape shape;
-  char *before, *after;  // blocks
-  int64_t before_capacity, after_capacity;
-  int64_t zone_end;
-};
-void launch_trim(const TrimCall& call, cudaStream_t stream);
-
-/** A decode step: attention to resident and kept rows. */
-struct KeptDecodeCall {
-  ModelShape shape;
-  int64_t batch;
-  int64_t layer;
-  const Lane* lanes;  // (batch), in device memory; of the scratch `resident` alone is there
-  Rows q;             // (batch, query_heads, key_dim)
-  Rows k, v;          // (batch, heads, key_dim or value_dim): the new token, at total - 1; data
-                      // null: none, all rows are in the store
-  Rows out;           // (batch, query_heads, value_dim); data null: not wanted
-  float* lse;         // (batch, query_heads) `lse_stride` apart; null: not wanted
-  int64_t lse_stride;
-  Logits logits;  // sink_bias in device memory
-};
+/** Attention to resident and kept rows. Of a lane's scratch `resident` alone is there. */
+struct KeptDecodeCall : StepCall {};
 void launch_kept_decode(const KeptDecodeCall& call, cudaStream_t stream);
 /** Of the scratch of a lane, for each kv head. */
 int64_t kept_decode_bytes(const ModelShape& shape);

@@ -14,7 +14,7 @@
 
 #include "devices.h"
 #include "hardkv/decode/params.h"
-#include "hardkv/keep/params.h"
+#include "kept/keep/params.h"
 #include "machine.h"
 #include "pariskv/decode/params.h"
 

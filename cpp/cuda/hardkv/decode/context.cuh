@@ -3,8 +3,8 @@
 
 #include "device/attend_shape.cuh"
 #include "device/partition.cuh"
-#include "hardkv/blocks.cuh"
 #include "hardkv/decode/params.h"
+#include "kept/blocks.cuh"
 
 namespace pariskv::cuda {
 

@@ -3,8 +3,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include "arguments.h"
-#include "ops.h"
 #include "pariskv/policies.h"
 #include "tables.h"
 
@@ -16,27 +14,16 @@ namespace pariskv::cuda {
  */
 enum DecodeStep : int { kScore, kRerank, kAttend };
 
-struct DecodeCall {
-  ModelShape shape;
+struct DecodeCall : StepCall {
   CodecConstants codec;
   Scorer scorer;
   GroupRule group_rule;
   int64_t top_k;
-  int64_t searchers;  // group, or 1 for mean_query
-  int64_t tail_rows;  // see tail.h; 0: what is not selected is left out
-  uint64_t budget;    // of mass, see budget.h; 0: there is none
-  int64_t batch;
+  int64_t searchers;          // group, or 1 for mean_query
+  int64_t tail_rows;          // see tail.h; 0: what is not selected is left out
+  uint64_t budget;            // of mass, see budget.h; 0: there is none
   int64_t first_head, heads;  // of the batch's, row by row: those of this launch; others may be at
                               // work as well
-  int64_t layer;
-  const Lane* lanes;  // (batch), in device memory
-  Rows q;             // (batch, query_heads, key_dim)
-  Rows k, v;          // (batch, heads, key_dim or value_dim): the new token, at total - 1; data
-                      // null: none, all rows are in the store
-  Rows out;           // (batch, query_heads, value_dim); data null: not wanted
-  float* lse;         // (batch, query_heads) `lse_stride` apart; null: not wanted
-  int64_t lse_stride;
-  Logits logits;              // sink_bias in device memory
   int64_t* counters;          // DecodeCounts, added to
   bool explains;              // what candidates are worth is left in scratch
   int first_step, last_step;  // DecodeStep, both included

@@ -8,7 +8,7 @@
 #include "device/signal.cuh"
 #include "device/softmax.cuh"
 #include "hardkv/decode/context.cuh"
-#include "hardkv/remember/query.cuh"
+#include "kept/remember/query.cuh"
 
 namespace pariskv::cuda {
 

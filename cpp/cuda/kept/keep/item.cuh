@@ -5,8 +5,8 @@
  */
 #pragma once
 
-#include "hardkv/blocks.cuh"
-#include "hardkv/keep/params.h"
+#include "kept/blocks.cuh"
+#include "kept/keep/params.h"
 
 namespace pariskv::cuda {
 

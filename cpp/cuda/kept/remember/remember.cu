@@ -1,7 +1,7 @@
 // Queries of a prompt or a turn, to where they are remembered.
 #include "elements.h"
-#include "hardkv/calls.h"
-#include "hardkv/remember/query.cuh"
+#include "kept/calls.h"
+#include "kept/remember/query.cuh"
 #include "runtime.h"
 
 namespace pariskv::cuda {

@@ -1,8 +1,8 @@
 /** trim_block: kept rows of a zone that was cut, without those that are not in it any more. */
 #pragma once
 
-#include "hardkv/keep/fill/kernel.cuh"
-#include "hardkv/keep/list/kernel.cuh"
+#include "kept/keep/fill/kernel.cuh"
+#include "kept/keep/list/kernel.cuh"
 
 namespace pariskv::cuda {
 

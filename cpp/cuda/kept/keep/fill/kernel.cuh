@@ -3,7 +3,7 @@
 
 #include "device/signal.cuh"
 #include "device/warp.cuh"
-#include "hardkv/keep/item.cuh"
+#include "kept/keep/item.cuh"
 
 namespace pariskv::cuda {
 

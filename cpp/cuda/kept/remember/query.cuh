@@ -2,8 +2,8 @@
 #pragma once
 
 #include "device/warp.cuh"
-#include "hardkv/blocks.cuh"
-#include "hardkv/whole.cuh"
+#include "kept/blocks.cuh"
+#include "kept/whole.cuh"
 
 namespace pariskv::cuda::device {
 

@@ -5,9 +5,9 @@
 #pragma once
 
 #include "device/signal.cuh"
-#include "hardkv/keep/item.cuh"
-#include "hardkv/keep/pool.cuh"
-#include "hardkv/whole.cuh"
+#include "kept/keep/item.cuh"
+#include "kept/keep/pool.cuh"
+#include "kept/whole.cuh"
 
 namespace pariskv::cuda {
 

@@ -7,8 +7,8 @@
 
 #include "device/signal.cuh"
 #include "device/warp.cuh"
-#include "hardkv/keep/item.cuh"
-#include "hardkv/whole.cuh"
+#include "kept/keep/item.cuh"
+#include "kept/whole.cuh"
 
 namespace pariskv::cuda {
 

@@ -8,8 +8,8 @@
 #include "device/ptx.cuh"
 #include "device/signal.cuh"
 #include "device/warp.cuh"
-#include "hardkv/keep/item.cuh"
-#include "hardkv/whole.cuh"
+#include "kept/keep/item.cuh"
+#include "kept/whole.cuh"
 
 namespace pariskv::cuda {
 

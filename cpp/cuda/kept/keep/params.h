@@ -2,7 +2,7 @@
 #pragma once
 
 #include "device/divisor.cuh"
-#include "hardkv/calls.h"
+#include "kept/calls.h"
 
 namespace pariskv::cuda {
 

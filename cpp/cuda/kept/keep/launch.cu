@@ -3,13 +3,13 @@
 #include <algorithm>
 
 #include "elements.h"
-#include "hardkv/keep/choose/kernel.cuh"
-#include "hardkv/keep/fill/kernel.cuh"
-#include "hardkv/keep/list/kernel.cuh"
-#include "hardkv/keep/look/kernel.cuh"
-#include "hardkv/keep/share/kernel.cuh"
-#include "hardkv/keep/trim/kernel.cuh"
-#include "hardkv/keep/weigh/kernel.cuh"
+#include "kept/keep/choose/kernel.cuh"
+#include "kept/keep/fill/kernel.cuh"
+#include "kept/keep/list/kernel.cuh"
+#include "kept/keep/look/kernel.cuh"
+#include "kept/keep/share/kernel.cuh"
+#include "kept/keep/trim/kernel.cuh"
+#include "kept/keep/weigh/kernel.cuh"
 #include "launch.h"
 #include "runtime.h"
 

@@ -1,0 +1,83 @@
+/**
+ * PRKV's work, as the host asks for it. Launchers are in digest/launch.cu, keep/launch.cu and
+ * decode/launch.cu.
+ */
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kept/calls.h"
+#include "policy/prkv/rules.h"
+#include "tables.h"
+
+namespace pariskv::cuda {
+
+/** Positions [begin, end) of a sequence, whole pages but for the sink's part of the first. */
+struct DigestSpan {
+  const SequenceView* sequence;  // in device memory
+  int64_t begin, end;
+};
+/** Spans that are digested side by side: so many fit into the arguments of a launch. */
+constexpr int64_t kMostSpans = 32;
+
+/** Pages that enter zones: rows to digests, which are written to the sequences' summaries. */
+struct DigestCall {
+  ModelShape shape;
+  PrkvRules rules;
+  int64_t count;
+  DigestSpan spans[kMostSpans];
+};
+void launch_digest(const DigestCall& call, cudaStream_t stream);
+
+/** Where the arrays lie that a choice needs while rows are looked at: bytes of a kv head's. */
+struct LookScratch {
+  int64_t keys;    // (width, key_dim in whole instructions) int8, without the reference
+  int64_t steps;   // (width) float, of each key; 0: it is not finite
+  int64_t logits;  // (group, 2, width) int32 of first and last queries; where budgets are split
+  int64_t bytes;
+};
+
+/**
+ * Choices of all kv heads of some jobs, each from all of a zone, and the pages that are amended by
+ * them. What a head has to remember is in `choice`; rows are looked at some heads at a time.
+ */
+struct PrkvChoiceCall {
+  ChoiceCall choice;  // rules: those of a choice of any number of rows; heads: all
+  PrkvRules rules;
+  bool compares;  // the budget is split by how far first and last queries agree
+  LookScratch look;
+  char* look_space;       // (count, heads_at_once, look.bytes)
+  int64_t heads_at_once;  // all, or there is one job
+};
+ChoiceScratch prkv_choice_scratch(const ModelShape& shape, int64_t width, int64_t after_capacity);
+LookScratch look_scratch(const ModelShape& shape, int64_t width, bool compares);
+void launch_prkv_choice(const PrkvChoiceCall& call, cudaStream_t stream);
+
+/** A zone that was cut: what is left of its kept rows, and of the pages that these amend. */
+struct PrkvTrimCall {
+  TrimCall kept;
+  PrkvRules rules;
+};
+void launch_prkv_trim(const PrkvTrimCall& call, cudaStream_t stream);
+
+/** Where the arrays of a step lie in the scratch of a kv head: bytes from its start. */
+struct PrkvStepScratch {
+  int64_t parts;   // of the attention: to resident and kept rows, then to rows of pages
+  int64_t scores;  // (pages of the zone) float
+  int64_t pages;   // (pages that are found) int32, from the first of the zone on
+  int64_t live;    // (pages that are found) uint64, of their rows
+  int64_t counts;  // pages that were found
+  int64_t bytes;
+};
+/** @param zone_pages  that a zone has room for */
+PrkvStepScratch prkv_step_scratch(const ModelShape& shape, const PrkvRules& rules,
+                                  int64_t zone_pages);
+
+/** A decode step: pages are found; attention to resident rows, kept ones and those of pages. */
+struct PrkvDecodeCall : StepCall {
+  PrkvRules rules;
+  bool explains;  // the scores of pages are left in scratch
+};
+void launch_prkv_decode(const PrkvDecodeCall& call, cudaStream_t stream);
+
+}  // namespace pariskv::cuda
