@@ -78,9 +78,17 @@ class CudaBackend : public Backend, public WordUpdates, public Offloads {
   void keep_up(const ParisKvForget& args, Stream stream);
   void keep_up(const ParisKvObserve& args, Stream stream);
 
-  // check_policy refuses Prkv on a GPU.
-  void keep_up(const PrkvDigest&, Stream) { PKV_ASSERT(false); }
-  void keep_up(const PrkvKeep&, Stream) { PKV_ASSERT(false); }
+  /** Of the scratch of choices; other work needs none. */
+  static int64_t choice_bytes(const HardKvKeep& args);
+  static int64_t choice_bytes(const PrkvKeep& args);
+  template <typename Args>
+  static int64_t choice_bytes(const Args&) {
+    return 0;
+  }
+
+  // PRKV's are in prkv_verbs.cpp; check_policy refuses the policy on a GPU.
+  void keep_up(const PrkvDigest& args, Stream stream);
+  void keep_up(const PrkvKeep& args, Stream stream);
   void launch(const DecodeArgs&, const PrkvRules&, Stream) { PKV_ASSERT(false); }
   void reserve_lane(int64_t, const DecodeArgs&, const PrkvRules&, const SequenceView&) {
     PKV_ASSERT(false);

@@ -33,7 +33,7 @@ ROOMS = {
     # Verbs are timed one by one, and the public door has none.
     "bench": {"cpp/include", "cpp/src", "cpp/cuda", "cpp/cuda/device", *POLICIES},
     "examples": {"cpp/include"},
-    "tests/cpp/emulated_cuda": {"cpp/include", "cpp/src", "cpp/cuda"},
+    "tests/cpp/emulated_cuda": {"cpp/include", "cpp/src", "cpp/cuda", *POLICIES},
     "tests/cpp/fake_cuda": {"cpp/include", "cpp/src", "cpp/cuda", *POLICIES},
     "tests/cpp": {"cpp/include", "cpp/src", "cpp/src/cpu", "cpp/cuda", *POLICIES},
 }

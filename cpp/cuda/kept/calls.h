@@ -39,11 +39,15 @@ struct ChoiceJob {
   int64_t before_capacity, after_capacity;
   int64_t added, zone_end;  // rows to choose from besides: positions [added, zone_end)
   Positions asked;          // whose queries choose
+  const int64_t* rows;      // to be kept at most, in device memory; null: as the rules say
 };
 /** Choices that are made side by side: so many fit into the arguments of a launch. */
 constexpr int64_t kMostChoices = 16;
 
-/** Where the arrays of a choice lie in its scratch: bytes from the start of a kv head's. */
+/**
+ * Where the arrays of a choice lie in its scratch: bytes from the start of a kv head's. A policy
+ * has those that it needs.
+ */
 struct ChoiceScratch {
   int64_t width;        // rows to choose from, at most
   int64_t head;         // ChosenHead
@@ -56,6 +60,7 @@ struct ChoiceScratch {
   int64_t shares;       // (width) uint64
   int64_t ranks;        // (width) uint64
   int64_t picked;       // (rows to be kept) int32: their numbers among the rows to choose from
+  int64_t agreed;       // (group) int32: rows that are among the best of two queries
   int64_t bytes;
 };
 ChoiceScratch choice_scratch(const ModelShape& shape, int64_t width, int64_t before_capacity,

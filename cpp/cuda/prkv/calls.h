@@ -29,22 +29,25 @@ struct DigestCall {
 };
 void launch_digest(const DigestCall& call, cudaStream_t stream);
 
-/** Where the arrays lie that a choice needs while rows are looked at: bytes of a kv head's. */
+/** What a choice needs of a kv head while its rows are looked at: bytes from the start of it. */
 struct LookScratch {
-  int64_t keys;    // (width, key_dim in whole instructions) int8, without the reference
-  int64_t steps;   // (width) float, of each key; 0: it is not finite
-  int64_t logits;  // (group, 2, width) int32 of first and last queries; where budgets are split
+  int64_t keys;     // (width, key_dim in whole instructions) int8, less the reference
+  int64_t steps;    // (width) float, of each key; 0: it is not finite
+  int64_t tallies;  // (recent, group) Tally
+  int64_t ends;     // (group, 2) int32: the first and the last query of each query head
+  int64_t logits;   // (group, 2, width) int32, of these, where a budget is split by them
   int64_t bytes;
 };
 
 /**
- * Choices of all kv heads of some jobs, each from all of a zone, and the pages that are amended by
- * them. What a head has to remember is in `choice`; rows are looked at some heads at a time.
+ * Choices of all kv heads of some jobs, each from all of a zone, and the pages that they amend.
+ * Rows are looked at some heads at a time.
  */
 struct PrkvChoiceCall {
-  ChoiceCall choice;  // rules: those of a choice of any number of rows; heads: all
+  ChoiceCall choice;  // `agreed` of its scratch is there, but none of `logits` and `shares`
   PrkvRules rules;
-  bool compares;  // the budget is split by how far first and last queries agree
+  bool compares;                          // budgets are split by how far queries agree
+  const PrkvSplit* before[kMostChoices];  // else those of blocks before: null where a share is set
   LookScratch look;
   char* look_space;       // (count, heads_at_once, look.bytes)
   int64_t heads_at_once;  // all, or there is one job

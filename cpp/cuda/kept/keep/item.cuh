@@ -81,13 +81,15 @@ struct ChoiceItem {
   __device__ __forceinline__ int age(int row, int kept) const {
     return row < kept ? before().ages()[sources()[row]] : kNewcomer;
   }
-  /** Where it lies: with the rows that were kept, or in the store. */
-  __device__ __forceinline__ const char* row(int row, int kept) const {
-    if (row < kept) return before().row(sources()[row]);
-    const int position = int(job.added) + row - kept, segment = int(by_segment(position));
-    const int tokens = int(call.shape.segment_tokens);
+  /** Where the row of a position lies in the store. */
+  __device__ __forceinline__ const char* stored(int position) const {
+    const int segment = int(by_segment(position)), tokens = int(call.shape.segment_tokens);
     return static_cast<const char*>(job.sequence->rows[segment]) +
            (int64_t(head) * tokens + position - segment * tokens) * call.shape.rows.bytes();
+  }
+  /** Where it lies: with the rows that were kept, or in the store. */
+  __device__ __forceinline__ const char* row(int row, int kept) const {
+    return row < kept ? before().row(sources()[row]) : stored(int(job.added) + row - kept);
   }
 };
 

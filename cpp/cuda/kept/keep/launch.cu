@@ -7,6 +7,7 @@
 #include "kept/keep/fill/kernel.cuh"
 #include "kept/keep/list/kernel.cuh"
 #include "kept/keep/look/kernel.cuh"
+#include "kept/keep/pieces.h"
 #include "kept/keep/share/kernel.cuh"
 #include "kept/keep/trim/kernel.cuh"
 #include "kept/keep/weigh/kernel.cuh"
@@ -15,25 +16,10 @@
 
 namespace pariskv::cuda {
 
-namespace {
-
-unsigned pieces(int64_t count, int64_t size) { return unsigned((count + size - 1) / size); }
-
-/** Calls visit(Constant<chunks>{}) for as many times 128 channels as a key has. */
-template <typename Visit>
-void dispatch_chunks(int64_t key_dim, Visit visit) {
-  dispatch(Sizes<1, 2, 4>{}, least_of(Sizes<1, 2, 4>{}, (key_dim + 127) / 128), visit);
-}
-
-}  // namespace
-
 ChoiceScratch choice_scratch(const ModelShape& shape, int64_t width, int64_t before_capacity,
                              int64_t after_capacity) {
   ChoiceScratch scratch{};
-  const auto take = [&](int64_t& at, int64_t bytes) {
-    at = scratch.bytes;
-    scratch.bytes += (bytes + 255) / 256 * 256;
-  };
+  const auto take = [&](int64_t& at, int64_t bytes) { take_scratch(at, scratch.bytes, bytes); };
   scratch.width = (width + 3) / 4 * 4;
   take(scratch.head, sizeof(ChosenHead));
   take(scratch.reference, shape.rows.key_dim * 4);

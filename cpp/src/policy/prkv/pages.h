@@ -42,7 +42,7 @@ struct PageLayout {
 };
 
 /** The summaries of a segment. */
-inline PageLayout pages_of(const ModelShape& shape, int64_t page) {
+constexpr PageLayout pages_of(const ModelShape& shape, int64_t page) {
   return {shape.kv_heads, shape.segment_tokens / page, shape.rows.key_dim};
 }
 
@@ -77,7 +77,7 @@ struct AmendedLayout {
   char* digests(char* block) const { return block + begin + pages_offset(); }
 };
 
-inline AmendedLayout amended_of(const ModelShape& shape, int64_t capacity) {
+constexpr AmendedLayout amended_of(const ModelShape& shape, int64_t capacity) {
   const int64_t rows = shape.kept(capacity).bytes();
   return {shape.kv_heads, capacity, shape.rows.key_dim, (rows + 63) / 64 * 64};
 }

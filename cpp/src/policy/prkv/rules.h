@@ -26,14 +26,14 @@ struct PrkvRules {
 
   static constexpr int64_t kAuto = -1;
 
-  bool automatic() const { return static_pages == kAuto; }
-  PrkvSplit split(int64_t of_static_pages) const {
+  constexpr bool automatic() const { return static_pages == kAuto; }
+  constexpr PrkvSplit split(int64_t of_static_pages) const {
     return PrkvSplit::of(budget, page, of_static_pages);
   }
   /** Rows that are kept, at most. */
   int64_t most_kept() const { return automatic() ? budget : split(static_pages).rows; }
   /** Pages are looked for by some step. */
-  bool has_pages() const { return automatic() || split(static_pages).pages > 0; }
+  constexpr bool has_pages() const { return automatic() || split(static_pages).pages > 0; }
   /** Pages that a step finds while nothing is kept: they have the whole budget. */
   int64_t most_pages() const { return has_pages() ? budget / page : 0; }
   int64_t rows_per_head() const { return most_pages() * page; }

@@ -143,6 +143,29 @@ __device__ __forceinline__ RowNumbers<Number> row_numbers(Number number, int cou
   return RowNumbers<Number>(number, count);
 }
 
+/** The largest of some numbers: of those that equal the least of them, the lower rows. */
+struct Best {
+  int keep;
+  int64_t least;
+  int ties;  // of those that equal it
+};
+
+/** The best `wanted`, or all that count. */
+template <typename Number>
+__device__ __forceinline__ Best best_of(const RowNumbers<Number>& rows, int64_t wanted,
+                                        BlockSums& sums) {
+  int candidates = 0;
+  rows.each([&](int64_t) { ++candidates; });
+  candidates = sums.of(candidates);
+  const int keep = int(min(wanted, int64_t(candidates)));
+  if (keep == candidates) return {keep, 0, candidates};
+  if (keep == 0) return {0, INT64_MAX, 0};
+  const int64_t least = rows.least_of(keep, [](int64_t) { return 1; }, sums);
+  int above = 0;
+  rows.each([&](int64_t x) { above += x > least; });
+  return {keep, least, keep - sums.of(above)};
+}
+
 struct ChooseRows {
   const ChoiceItem& item;
   BlockSums sums;
@@ -167,24 +190,12 @@ struct ChooseRows {
   }
 
   __device__ __forceinline__ void run(bool heard) {
-    int keep = int(item.call.rules.most);
+    int keep = int(item.job.rows != nullptr ? *item.job.rows : item.call.rules.most);
     if (heard && item.call.rules.p != 1u << kTopPBits) keep = top_p_count();
     const uint64_t* ranks = item.ranks();
     const auto rows = row_numbers([=](int row) { return int64_t(ranks[row]); }, count);
-    int candidates = 0;
-    rows.each([&](int64_t) { ++candidates; });
-    candidates = sums.of(candidates);
-    keep = int(min(max(int64_t(keep), item.call.rules.least), int64_t(candidates)));
-    // The keep-th largest number; of those that equal it the lower rows are chosen.
-    int64_t least = 0;
-    int ties = candidates;
-    if (keep < candidates) {
-      least = keep == 0 ? INT64_MAX : rows.least_of(keep, [](int64_t) { return 1; }, sums);
-      int above = 0;
-      rows.each([&](int64_t x) { above += x > least; });
-      ties = keep - sums.of(above);
-    }
-    list(keep, least, ties);
+    const Best best = best_of(rows, max(int64_t(keep), item.call.rules.least), sums);
+    list(best.keep, best.least, best.ties);
   }
 
   /** Chosen rows and then held ones, each in order. */

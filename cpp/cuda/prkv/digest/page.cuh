@@ -1,0 +1,143 @@
+/**
+ * The digest of a page by a block: as digest_page of the CPU, with the same roundings. A thread has
+ * two neighbouring channels of all rows, so its sums are in the order of the rows.
+ */
+#pragma once
+
+#include "device/numbers.cuh"
+#include "device/warp.cuh"
+#include "pariskv/sizes.h"
+#include "prkv/blocks.cuh"
+
+namespace pariskv::cuda {
+
+/** Threads of a block, for so many channels. */
+constexpr int digest_threads(int key_dim) { return (key_dim / 2 + 31) / 32 * 32; }
+constexpr int kMostDigestThreads = digest_threads(int(kMaxHeadDim));
+
+struct PageSpace {
+  uint32_t largest[kMostDigestThreads / 32];
+  uint32_t broken[2];  // rows that are not finite, 32 in a word
+};
+
+/** The rows of a page, and what a block makes of them. */
+template <typename Element, int kPage>
+struct DigestPage {
+  const char* first;  // key
+  int row_bytes, dim;
+  uint64_t live;  // rows that are looked at
+  bool box;
+  PageSpace& space;
+
+  struct alignas(2 * sizeof(Element)) Pair {
+    Element of[2];
+  };
+
+  __device__ __forceinline__ bool has(int row) const { return (live >> row & 1) != 0; }
+
+  /** Takes rows that are not finite out of `live`. Has barriers. */
+  __device__ __forceinline__ void leave_out(uint64_t broken) {
+    if (!__syncthreads_or(broken != 0)) return;
+    if (threadIdx.x < 2) space.broken[threadIdx.x] = 0;
+    __syncthreads();
+    if (broken != 0) {
+      atomicOr(&space.broken[0], uint32_t(broken));
+      atomicOr(&space.broken[1], uint32_t(broken >> 32));
+    }
+    __syncthreads();
+    live &= ~(uint64_t{space.broken[1]} << 32 | space.broken[0]);
+  }
+
+  /** The largest over all threads. Has a barrier. */
+  __device__ __forceinline__ float most(float x) const {
+    const uint32_t of_warp = __reduce_max_sync(~0u, device::bits_of(x));  // it is not negative
+    if (device::lane_id() == 0) space.largest[device::warp_id()] = of_warp;
+    __syncthreads();
+    uint32_t most = 0;
+    for (int warp = 0; warp < digest_threads(dim) / 32; ++warp) {
+      most = max(most, space.largest[warp]);
+    }
+    return device::float_of(most);
+  }
+
+  /** The least float16 that is not below x, which is not negative. */
+  __device__ __forceinline__ static uint16_t half_above(double x) {
+    const __half half = __float2half_rn(float(x));
+    return uint16_t(__half_as_ushort(half) + (double(__half2float(half)) < x));
+  }
+
+  __device__ __forceinline__ void run(const device::PageNumbers& out) {
+    // The exponent that the largest number is brought to, and the least that it has: as on the CPU.
+    constexpr int kTop = 14, kLeast = -100;
+    const int channel = 2 * int(threadIdx.x);
+    const bool own = channel < dim;
+    Pair keys[kPage];
+#pragma unroll
+    for (int i = 0; i < kPage; ++i) {
+      keys[i] = {};
+      if (!own || !has(i)) continue;
+      keys[i] = *reinterpret_cast<const Pair*>(first + int64_t(i) * row_bytes +
+                                               channel * int(sizeof(Element)));
+    }
+    uint64_t broken = 0;
+#pragma unroll
+    for (int i = 0; i < kPage; ++i) {
+      const bool whole = device::finite(device::to_float(keys[i].of[0])) &&
+                         device::finite(device::to_float(keys[i].of[1]));
+      broken |= uint64_t{!whole} << i;
+    }
+    leave_out(broken);
+    if (threadIdx.x == 0) *out.live = live;
+    if (live == 0) {
+      if (threadIdx.x == 0) *out.unit = 0;
+      return;
+    }
+
+    // Not fminf: of two zeros the earlier one stays.
+    float low[2] = {device::infinity(), device::infinity()};
+    float high[2] = {-device::infinity(), -device::infinity()};
+    float largest = 0;
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+#pragma unroll
+      for (int i = 0; i < kPage; ++i) {
+        if (!has(i)) continue;
+        const float x = device::to_float(keys[i].of[c]);
+        low[c] = x < low[c] ? x : low[c];
+        high[c] = x > high[c] ? x : high[c];
+      }
+      if (own) largest = fmaxf(largest, fmaxf(fabsf(low[c]), fabsf(high[c])));
+    }
+    largest = most(largest);
+    const int exponent = largest > 0 ? max(int(device::bits_of(largest) >> 23) - 127, kLeast) : 0;
+    const float up = device::float_of(uint32_t(127 + kTop - exponent) << 23);
+    if (threadIdx.x == 0) *out.unit = device::float_of(uint32_t(127 + exponent - kTop) << 23);
+    if (!own) return;
+
+    uint32_t middles = 0, distances = 0;
+    const auto count = float(__popc(uint32_t(live)) + __popc(uint32_t(live >> 32)));
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const __half half = __float2half_rn((low[c] * up) * .5f + (high[c] * up) * .5f);
+      const float middle = __half2float(half);
+      uint16_t distance = 0;
+      if (box) {
+        const double above = double(high[c] * up) - middle, below = middle - double(low[c] * up);
+        distance = half_above(above > below ? above : below);
+      } else {
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < kPage; ++i) {
+          if (has(i)) sum = sum + fabsf(device::to_float(keys[i].of[c]) * up - middle);
+        }
+        distance = __half_as_ushort(__float2half_rn(sum / count));
+      }
+      middles |= uint32_t(__half_as_ushort(half)) << 16 * c;
+      distances |= uint32_t(distance) << 16 * c;
+    }
+    *reinterpret_cast<uint32_t*>(out.digest + channel) = middles;
+    *reinterpret_cast<uint32_t*>(out.digest + dim + channel) = distances;
+  }
+};
+
+}  // namespace pariskv::cuda

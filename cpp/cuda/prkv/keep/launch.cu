@@ -1,0 +1,151 @@
+// A choice of kept rows from all of a zone: what every kv head's queries look at, some heads at a
+// time; how the budget is split; the best rows; the pages that they leave. Each kernel is launched
+// while the one before is at work and waits for its end.
+#include <algorithm>
+
+#include "elements.h"
+#include "kept/keep/fill/kernel.cuh"
+#include "kept/keep/pieces.h"
+#include "launch.h"
+#include "prkv/keep/agree/kernel.cuh"
+#include "prkv/keep/amend/kernel.cuh"
+#include "prkv/keep/list/kernel.cuh"
+#include "prkv/keep/look/kernel.cuh"
+#include "prkv/keep/share/kernel.cuh"
+#include "prkv/keep/split/kernel.cuh"
+#include "prkv/keep/trim/kernel.cuh"
+#include "prkv/keep/weigh/kernel.cuh"
+#include "runtime.h"
+
+namespace pariskv::cuda {
+
+namespace {
+
+/** Launches the kernels of a choice, one after the other. */
+struct Sequence {
+  const PrkvChoiceParams& params;
+  cudaStream_t stream;
+  bool early;
+
+  const ChoiceCall& call() const { return params.choice.call; }
+  unsigned items() const { return unsigned(call().count * call().heads); }
+
+  template <typename Params>
+  void run(Kernel<Params> kernel, dim3 grid, int bytes, int threads, const Params& own,
+           const char* what, bool may_be_early = true) const {
+    if (bytes > 0) {
+      check(
+          cudaFuncSetAttribute(kernel.address, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+          what);
+    }
+    Launch(grid, bytes, stream, threads).early(early && may_be_early).run(kernel, own, what);
+  }
+
+  /** What the queries of some kv heads look at. */
+  template <typename Element>
+  void look() const {
+    const int dim = int(call().shape.rows.key_dim);
+    const dim3 tiles(pieces(call().scratch.width, kLookRows), items());
+    run(Kernel<PrkvChoiceParams>(list_zone<Element>), items(), 0, kListThreads, params,
+        "keep: list_zone", false);
+    dispatch_chunks(dim, [&](auto chunks) {
+      constexpr int kChunks = int(decltype(chunks)::kValue);
+      run(Kernel<PrkvChoiceParams>(look_at_zone<Element, kChunks>), tiles, look_zone_bytes(dim),
+          kLookThreads, params, "keep: look_at_zone");
+      if (params.compares) {
+        run(Kernel<PrkvChoiceParams>(compare_queries<kChunks>), tiles, tile_bytes(dim),
+            kLookThreads, params, "keep: compare_queries");
+        run(Kernel<PrkvChoiceParams>(count_agreed), dim3(unsigned(call().shape.group), items()), 0,
+            kChooseThreads, params, "keep: count_agreed");
+      }
+      run(Kernel<PrkvChoiceParams>(weigh_zone<kChunks>), tiles, tile_bytes(dim), kLookThreads,
+          params, "keep: weigh_zone");
+      run(Kernel<PrkvChoiceParams>(share_zone<kChunks>), tiles, tile_bytes(dim), kLookThreads,
+          params, "keep: share_zone");
+    });
+  }
+
+  /** Blocks are filled, of all kv heads. */
+  template <typename Element>
+  void fill() const {
+    int64_t rows = 0;
+    for (int64_t i = 0; i < call().count; ++i) {
+      rows = std::max(rows, call().jobs[i].after_capacity);
+    }
+    run(Kernel<PrkvChoiceParams>(split_budget), unsigned(call().count), 0, kSplitThreads, params,
+        "keep: split_budget");
+    run(Kernel<ChoiceParams>(choose_rows), items(), 0, kChooseThreads, params.choice,
+        "keep: choose_rows");
+    run(Kernel<ChoiceParams>(fill_block), dim3(pieces(rows, kFillRows), items()), 0, kFillThreads,
+        params.choice, "keep: fill_block");
+    if (!params.rules.has_pages()) return;
+    run(Kernel<PrkvChoiceParams>(list_pages), items(), 0, kChooseThreads, params,
+        "keep: list_pages");
+    dispatch(Sizes<8, 16, 32, 64>{}, params.rules.page, [&](auto page) {
+      run(Kernel<PrkvChoiceParams>(amend_pages<Element, int(decltype(page)::kValue)>),
+          dim3(unsigned(rows), items()), 0, digest_threads(int(call().shape.rows.key_dim)), params,
+          "keep: amend_pages");
+    });
+  }
+};
+
+}  // namespace
+
+ChoiceScratch prkv_choice_scratch(const ModelShape& shape, int64_t width, int64_t after_capacity) {
+  ChoiceScratch scratch{};
+  const auto take = [&](int64_t& at, int64_t bytes) { take_scratch(at, scratch.bytes, bytes); };
+  scratch.width = (width + 3) / 4 * 4;
+  take(scratch.head, sizeof(ChosenHead));
+  take(scratch.reference, shape.rows.key_dim * 4);
+  take(scratch.voices, shape.recent * shape.group * int64_t(sizeof(Voice)));
+  take(scratch.ranks, scratch.width * 8);
+  take(scratch.picked, after_capacity * 4);
+  take(scratch.agreed, shape.group * 4);
+  return scratch;
+}
+
+LookScratch look_scratch(const ModelShape& shape, int64_t width, bool compares) {
+  LookScratch scratch{};
+  const auto take = [&](int64_t& at, int64_t bytes) { take_scratch(at, scratch.bytes, bytes); };
+  width = (width + 3) / 4 * 4;
+  take(scratch.keys, width * key_bytes(shape.rows.key_dim));
+  take(scratch.steps, width * 4);
+  take(scratch.tallies, shape.recent * shape.group * int64_t(sizeof(Tally)));
+  take(scratch.ends, shape.group * 8);
+  take(scratch.logits, compares ? shape.group * 2 * width * 4 : 0);
+  return scratch;
+}
+
+void launch_prkv_choice(const PrkvChoiceCall& call, cudaStream_t stream) {
+  PrkvChoiceParams params{};
+  params.choice = {call.choice, device::SegmentDivisor::of(call.choice.shape.segment_tokens),
+                   device::IndexDivisor::of(call.choice.heads)};
+  params.rules = call.rules;
+  params.compares = call.compares;
+  params.look = call.look;
+  params.look_space = call.look_space;
+  std::copy_n(call.before, call.choice.count, params.before);
+  const bool early = starts_early(reinterpret_cast<const void*>(fill_block));
+  dispatch_element(call.choice.shape.rows.dtype, [&](auto element) {
+    using Element = decltype(element);
+    PrkvChoiceParams some = params;
+    for (int64_t first = 0; first < call.choice.heads; first += call.heads_at_once) {
+      ChoiceCall& own = some.choice.call;
+      own.first_head = first;
+      own.heads = std::min(call.heads_at_once, call.choice.heads - first);
+      own.space =
+          call.choice.space + first * call.choice.scratch.bytes;  // there is one job, or all
+      some.choice.by_heads = device::IndexDivisor::of(own.heads);
+      Sequence{some, stream, early}.template look<Element>();
+    }
+    Sequence{params, stream, early}.template fill<Element>();
+  });
+}
+
+void launch_prkv_trim(const PrkvTrimCall& call, cudaStream_t stream) {
+  launch_trim(call.kept, stream);
+  Launch(call.kept.shape.kv_heads, 0, stream, kTrimThreads)
+      .run(Kernel<PrkvTrimParams>(trim_pages), PrkvTrimParams{call}, "keep: trim_pages");
+}
+
+}  // namespace pariskv::cuda

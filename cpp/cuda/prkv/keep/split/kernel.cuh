@@ -1,0 +1,33 @@
+/** split_budget: how the budget of a block is split, for all kv heads. A block for each job. */
+#pragma once
+
+#include "device/signal.cuh"
+#include "prkv/keep/item.cuh"
+
+namespace pariskv::cuda {
+
+constexpr int kSplitThreads = 32;
+
+inline __global__ void __launch_bounds__(kSplitThreads)
+    split_budget(const __grid_constant__ PrkvChoiceParams params) {
+  device::let_successor_start();
+  device::wait_for_predecessor();
+  const int job = int(blockIdx.x), heads = int(params.choice.call.heads);
+  const PrkvRules& rules = params.rules;
+  PrkvSplit split{};
+  if (!params.compares) {
+    split = params.before[job] != nullptr ? *params.before[job] : rules.split(rules.static_pages);
+  } else {
+    const int group = int(params.choice.call.shape.group);
+    int64_t agreed = 0, compared = 0;
+    for (int i = int(threadIdx.x); i < heads * group; i += kSplitThreads) {
+      const int own = PrkvItem(params, job * heads + i / group).agreed()[i % group];
+      agreed += max(own, 0), compared += own >= 0;
+    }
+    agreed = device::warp_sum(agreed), compared = device::warp_sum(compared);
+    split = rules.split(compared == 0 ? 0 : agreed / (compared * rules.page));
+  }
+  if (threadIdx.x == 0) *PrkvItem(params, job * heads).amended().split() = split;
+}
+
+}  // namespace pariskv::cuda

@@ -1,0 +1,29 @@
+/** What the kernels of digests and choices are launched with. */
+#pragma once
+
+#include "device/divisor.cuh"
+#include "kept/keep/params.h"
+#include "prkv/calls.h"
+
+namespace pariskv::cuda {
+
+struct DigestParams {
+  DigestCall call;
+  device::SegmentDivisor by_segment;  // divides by the tokens of a segment
+};
+
+/** Of a choice, or of some kv heads of it. */
+struct PrkvChoiceParams {
+  ChoiceParams choice;
+  PrkvRules rules;
+  bool compares;
+  LookScratch look;
+  char* look_space;  // of the first head
+  const PrkvSplit* before[kMostChoices];
+};
+
+struct PrkvTrimParams {
+  PrkvTrimCall call;
+};
+
+}  // namespace pariskv::cuda

@@ -1,0 +1,98 @@
+// PRKV's part of the backend: digests of pages, choices of kept rows.
+#include <algorithm>
+
+#include "choices.h"
+#include "cuda_backend.h"
+#include "observe.h"
+#include "policy/prkv/pages.h"
+
+namespace pariskv::cuda {
+
+namespace {
+
+PrkvSplit* split_in(const ModelShape& shape, const SequenceView& view) {
+  return amended_of(shape, view.kept_capacity).split(view.kept);
+}
+
+/**
+ * Calls `visit(call)` for one launch of choices after the other: the spaces are still to be set.
+ * Rows are chosen from all of a zone. The budget is split by agreement only where they are chosen
+ * from scratch, as after a prompt.
+ */
+template <typename Visit>
+void each_choice(const PrkvKeep& args, Visit visit) {
+  const auto compares = [&](const KeptChange& change) {
+    return args.rules.automatic() && change.fresh();
+  };
+  const auto scratch = [&](const KeptChange& change, SideBySide& side) {
+    const int64_t width = change.after.zone_tokens();
+    side.call.scratch = prkv_choice_scratch(args.shape, width, change.after.kept_capacity);
+    side.head_bytes =
+        side.call.scratch.bytes + look_scratch(args.shape, width, compares(change)).bytes;
+  };
+  side_by_side(args.shape, args.changes, args.batch, scratch, [&](const SideBySide& side) {
+    PrkvChoiceCall call{};
+    call.choice = side.call;
+    call.rules = args.rules;
+    call.compares = compares(*side.changes[0]);  // others are cut alike, so they are asked alike
+    for (int64_t i = 0; i < side.call.count; ++i) {
+      const KeptChange& change = *side.changes[i];
+      ChoiceJob& job = call.choice.jobs[i];
+      job.before = nullptr;
+      job.added = change.after.zone_begin;
+      job.rows = &split_in(args.shape, change.after)->rows;
+      const bool known = args.rules.automatic() && !call.compares;
+      call.before[i] = known ? split_in(args.shape, change.before) : nullptr;
+    }
+    call.choice.rules = {0, 0, uint32_t{1} << kTopPBits, 1, 0};
+    call.look = look_scratch(args.shape, side.call.scratch.width, call.compares);
+    const int64_t heads = side.call.heads, left = kChoiceBytes - heads * side.call.scratch.bytes;
+    call.heads_at_once =
+        side.call.count > 1 ? heads : std::clamp(left / call.look.bytes, int64_t{1}, heads);
+    visit(call);
+  });
+}
+
+/** Of the first space: what heads remember. */
+int64_t choice_space(const PrkvChoiceCall& call) {
+  return call.choice.count * call.choice.heads * call.choice.scratch.bytes;
+}
+
+}  // namespace
+
+int64_t CudaBackend::choice_bytes(const PrkvKeep& args) {
+  int64_t bytes = 0;
+  each_choice(args, [&](const PrkvChoiceCall& call) {
+    const int64_t look = call.choice.count * call.heads_at_once * call.look.bytes;
+    bytes = std::max(bytes, choice_space(call) + look);
+  });
+  return bytes;
+}
+
+void CudaBackend::keep_up(const PrkvDigest& args, Stream stream) {
+  const DeviceGuard guard(device_);
+  DigestCall call{args.shape, args.rules, 0, {}};
+  for (int64_t i = 0; i < args.batch; ++i) {
+    const DigestJob& job = args.jobs[i];
+    call.spans[call.count++] = {job.sequence.device, job.begin, job.end};
+    if (call.count < kMostSpans && i + 1 < args.batch) continue;
+    launch_digest(call, handle_of(stream));
+    call.count = 0;
+  }
+}
+
+void CudaBackend::keep_up(const PrkvKeep& args, Stream stream) {
+  const DeviceGuard guard(device_);
+  for (int64_t i = 0; i < args.batch; ++i) {
+    const KeptChange& change = args.changes[i];
+    if (!change.cut()) continue;
+    launch_prkv_trim({trim_of(args.shape, change), args.rules}, handle_of(stream));
+  }
+  each_choice(args, [&](PrkvChoiceCall& call) {
+    call.choice.space = choices_.as<char>();
+    call.look_space = call.choice.space + choice_space(call);
+    launch_prkv_choice(call, handle_of(stream));
+  });
+}
+
+}  // namespace pariskv::cuda

@@ -1,0 +1,193 @@
+// PRKV's kernels for zones that change, as far as the host can tell: which rows are kept is decided
+// by their positions alone; digests say which rows they are of; and every choice checks that pages
+// have theirs.
+#include <algorithm>
+
+#include "fake_kept.h"
+#include "policy/prkv/pages.h"
+
+namespace pariskv::cuda {
+
+namespace {
+
+constexpr int64_t kScratch = 1 << 10;
+
+using test::launch;
+
+/** A page of a block of digests. */
+struct Page {
+  const PageLayout& layout;
+  char* block;
+  int64_t head, i;
+
+  uint64_t& live() const { return *layout.live(block, head, i); }
+  /** Which rows it is of, and that they are what they were. */
+  bool is_of(const SequenceView& view, const ModelShape& shape, int64_t begin,
+             uint64_t rows) const {
+    uint16_t expected[2];
+    make(view, shape, begin, rows, expected);
+    return live() == rows && std::memcmp(expected, layout.digest(block, head, i), 4) == 0;
+  }
+  void write(const SequenceView& view, const ModelShape& shape, int64_t begin,
+             uint64_t rows) const {
+    live() = rows;
+    *layout.unit(block, head, i) = 1;
+    make(view, shape, begin, rows, layout.digest(block, head, i));
+  }
+
+ private:
+  void make(const SequenceView& view, const ModelShape& shape, int64_t begin, uint64_t rows,
+            uint16_t* out) const {
+    out[0] = out[1] = 0;
+    for (int64_t r = 0; r < 64; ++r) {
+      if ((rows >> r & 1) == 0) continue;
+      uint16_t number = 0;
+      std::memcpy(&number, row_of(view, shape, head, begin + r), sizeof number);
+      out[0] = uint16_t(out[0] + number), out[1] = uint16_t(out[1] * 31 + r);
+    }
+  }
+};
+
+Page page_of(const SequenceView& view, const PageLayout& layout, int64_t head, int64_t page) {
+  char* block = reinterpret_cast<char*>(view.summaries[page / layout.pages]);
+  return {layout, block, head, page % layout.pages};
+}
+
+/** Rows of a page from position `first` on. */
+uint64_t rows_from(int64_t first, int64_t begin, int64_t size) {
+  const uint64_t all = ~uint64_t{0} >> (64 - size);
+  return first <= begin ? all : all >> (first - begin) << (first - begin);
+}
+
+void digest(const DigestCall& call, const DigestSpan& span) {
+  const int64_t size = call.rules.page;
+  const PageLayout layout = pages_of(call.shape, size);
+  if (span.begin >= span.end || span.end % size != 0) complain("a span that is no pages");
+  for (int64_t page = span.begin / size; page * size < span.end; ++page) {
+    for (int64_t head = 0; head < call.shape.kv_heads; ++head) {
+      page_of(*span.sequence, layout, head, page)
+          .write(*span.sequence, call.shape, page * size, rows_from(span.begin, page * size, size));
+    }
+  }
+}
+
+/** All pages of a zone have their digests. */
+void check_digests(const SequenceView& view, const ModelShape& shape, const PrkvRules& rules) {
+  const PageLayout layout = pages_of(shape, rules.page);
+  for (int64_t page = view.zone_begin / rules.page; page * rules.page < view.zone_end; ++page) {
+    const int64_t begin = page * rules.page;
+    for (int64_t head = 0; head < shape.kv_heads; ++head) {
+      const uint64_t rows = rows_from(view.zone_begin, begin, rules.page);
+      if (!page_of(view, layout, head, page).is_of(view, shape, begin, rows)) {
+        return complain("a page has not its digest");
+      }
+    }
+  }
+}
+
+void amend(const PrkvChoiceCall& call, const ChoiceJob& job, int64_t head) {
+  const ModelShape& shape = call.choice.shape;
+  const int64_t size = call.rules.page;
+  const KeptLayout kept = shape.kept(job.after_capacity);
+  const AmendedLayout amended = amended_of(shape, job.after_capacity);
+  const PageLayout layout = amended.pages();
+  const int32_t rows = kept.counts(job.after, head)[0];
+  int64_t& count = *amended.count(job.after, head);
+  count = 0;
+  for (int32_t i = 0; i < rows;) {
+    const int64_t page = kept.positions(job.after, head)[i] / size;
+    uint64_t live = page_of(*job.sequence, pages_of(shape, size), head, page).live();
+    for (; i < rows && kept.positions(job.after, head)[i] / size == page; ++i) {
+      live &= ~(uint64_t{1} << kept.positions(job.after, head)[i] % size);
+    }
+    amended.numbers(job.after, head)[count] = page;
+    Page{layout, amended.digests(job.after), head, count++}.write(*job.sequence, shape, page * size,
+                                                                  live);
+  }
+}
+
+void choose(const PrkvChoiceCall& call, int64_t i) {
+  const ChoiceJob& job = call.choice.jobs[i];
+  const ModelShape& shape = call.choice.shape;
+  if (call.rules.has_pages()) check_digests(*job.sequence, shape, call.rules);
+  PrkvSplit* split = amended_of(shape, job.after_capacity).split(job.after);
+  *split = call.compares               ? call.rules.split(1)
+           : call.before[i] != nullptr ? *call.before[i]
+                                       : call.rules.split(call.rules.static_pages);
+  if (job.rows != &split->rows) complain("a choice of another number of rows");
+  for (int64_t head = 0; head < shape.kv_heads; ++head) {
+    std::vector<Row> attended;
+    for (int64_t p = job.added; p < job.zone_end; ++p) {
+      const bool wanted = (p * 7 + head + job.zone_end) % 3 != 0;
+      if (!wanted || int64_t(attended.size()) >= *job.rows) continue;
+      attended.push_back({int32_t(p), 0, row_of(*job.sequence, shape, head, p)});
+    }
+    fill(shape.kept(job.after_capacity), job.after, head, attended, {});
+    if (call.rules.has_pages()) amend(call, job, head);
+  }
+}
+
+void trim_pages(const PrkvTrimCall& call, int64_t head) {
+  const ModelShape& shape = call.kept.shape;
+  const AmendedLayout before = amended_of(shape, call.kept.before_capacity);
+  const AmendedLayout after = amended_of(shape, call.kept.after_capacity);
+  int64_t& count = *after.count(call.kept.after, head);
+  count = 0;
+  for (int64_t i = 0; i < *before.count(call.kept.before, head); ++i) {
+    const int64_t page = before.numbers(call.kept.before, head)[i];
+    if (page * call.rules.page >= call.kept.zone_end) break;
+    const PageLayout from = before.pages(), to = after.pages();
+    after.numbers(call.kept.after, head)[count] = page;
+    *to.live(after.digests(call.kept.after), head, count) =
+        *from.live(before.digests(call.kept.before), head, i);
+    std::memcpy(to.digest(after.digests(call.kept.after), head, count),
+                from.digest(before.digests(call.kept.before), head, i), 4);
+    ++count;
+  }
+}
+
+}  // namespace
+
+void launch_digest(const DigestCall& call, cudaStream_t stream) {
+  launch(stream, [call] {
+    for (int64_t i = 0; i < call.count; ++i) digest(call, call.spans[i]);
+  });
+}
+
+ChoiceScratch prkv_choice_scratch(const ModelShape&, int64_t width, int64_t) {
+  ChoiceScratch scratch{};
+  scratch.width = width;
+  scratch.bytes = kScratch + width;
+  return scratch;
+}
+
+LookScratch look_scratch(const ModelShape&, int64_t width, bool compares) {
+  LookScratch scratch{};
+  scratch.bytes = width + (compares ? 2 : 1) * kScratch;
+  return scratch;
+}
+
+void launch_prkv_choice(const PrkvChoiceCall& call, cudaStream_t stream) {
+  launch(stream, [call] {
+    const ChoiceCall& own = call.choice;
+    std::memset(own.space, 1, size_t(own.count * own.heads * own.scratch.bytes));
+    std::memset(call.look_space, 1, size_t(own.count * call.heads_at_once * call.look.bytes));
+    for (int64_t i = 0; i < own.count; ++i) check_asked(own.shape, own.jobs[i]);
+  });
+  launch(stream, [call] {
+    for (int64_t i = 0; i < call.choice.count; ++i) choose(call, i);
+  });
+}
+
+void launch_prkv_trim(const PrkvTrimCall& call, cudaStream_t stream) {
+  launch(stream, [call] { trim_rows(call.kept); });
+  launch(stream, [call] {
+    const ModelShape& shape = call.kept.shape;
+    *amended_of(shape, call.kept.after_capacity).split(call.kept.after) =
+        *amended_of(shape, call.kept.before_capacity).split(call.kept.before);
+    if (!call.rules.has_pages()) return;
+    for (int64_t head = 0; head < shape.kv_heads; ++head) trim_pages(call, head);
+  });
+}
+
+}  // namespace pariskv::cuda
