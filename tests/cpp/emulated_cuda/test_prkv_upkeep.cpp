@@ -298,6 +298,10 @@ TEST_P(PrkvUpkeep, EqualsTheCpu) {
   cpu.keep({{cpu.view(zone.sink, nullptr, 0), cpu_first, asked, true}});
   gpu.keep({{gpu.view(zone.sink, nullptr, 0), gpu_first, asked, true}});
   compare_after(cpu_first, gpu_first);
+  const PrkvSplit split = *amended_of(shape, gpu_first.kept_capacity).split(gpu_first.kept);
+  EXPECT_EQ(split.rows > 0, shape.kept(gpu_first.kept_capacity).counts(gpu_first.kept, 0)[0] > 0);
+  EXPECT_EQ(split.pages < zone.policy.budget / page, split.rows > 0);
+  if (!zone.hostile) EXPECT_GT(split.rows, 0) << "queries agree on nothing";
 
   cpu.digest(first, end), gpu.digest(first, end);
   compare_digests(zone, shape, cpu, gpu, end);
