@@ -55,6 +55,10 @@ class Clock {
   cudaEvent_t start_ = nullptr, end_ = nullptr;
 };
 
+/** Times digests and choices of PRKV; rows lie in segments of 1,024 tokens, near and far. */
+void time_pages(Clock& clock, const std::vector<void*>& near, const std::vector<void*>& far,
+                cudaStream_t stream);
+
 /** What main returns: of run(rounds), where the first argument may say how many rounds. */
 int run_program(int count, char** arguments, void (*run)(int rounds));
 

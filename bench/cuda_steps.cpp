@@ -334,6 +334,7 @@ void run(int rounds) {
     time_encode(clock, rows, scorer, stream);
   }
   time_offload(clock, rows, shape, stream);
+  time_pages(clock, rows.near, rows.far, stream);
   for (const Scorer scorer : {Scorer::kSignNorm, Scorer::kVotes}) {
     for (const int64_t tokens : {32, 128, 512, 1024}) {
       time_steps(clock, rows, scorer, 1, tokens << 10, stream);

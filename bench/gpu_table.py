@@ -183,7 +183,7 @@ def _show_prefill(results: dict[str, Any]) -> None:
 
 def _verb_row(line: dict[str, Any], rates: dict[str, float]) -> list[str]:
     taken = line["microseconds"]
-    over_bus = line["verb"] in ("fetch", "offload")
+    over_bus = line["verb"] in ("fetch", "offload", "choose, rows far")
     rate = line["bytes"] / (1e-6 * taken)
     peer = rates["to_host" if line["verb"] == "offload" else "from_host"]
     peer = peer if over_bus else rates["copy"]
@@ -193,6 +193,8 @@ def _verb_row(line: dict[str, Any], rates: dict[str, float]) -> list[str]:
         target = f"{100 * _SHARE_TARGETS[line['scorer']]:.0f} %"
     elif line["verb"] == "encode":
         target = "175 µs" if line["tokens"] == 131_072 else ""
+    elif line["verb"] == "digest":
+        target = "150 µs" if line["tokens"] == 131_072 else ""
     elif line["verb"] == "offload":
         target = "90 %"
     return [

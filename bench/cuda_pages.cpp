@@ -1,0 +1,128 @@
+// PRKV's work on zones that change, as a cache asks a backend for it: digests of pages, choices of
+// kept rows. pariskv_cuda_steps prints a line of JSON for each.
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <random>
+
+#include "backend/backend.h"
+#include "cuda_programs.h"
+#include "policy/prkv/pages.h"
+
+namespace pariskv::cuda {
+
+namespace {
+
+constexpr int64_t kSink = 4, kLocal = 128, kFlush = 128;
+
+/** A sequence of a layer of 32 query heads on 8 kv heads of 128, with its rows near or far. */
+class Pages {
+ public:
+  Pages(const std::vector<void*>& rows, int64_t tokens, int64_t static_pages)
+      : backend_(cuda::make_backend(config(), {})),
+        rules_{1024, 32, static_pages, false},
+        tokens_(tokens) {
+    shape_ = {8, 4, {128, 128, DType::kBFloat16}, 128, 1024};
+    shape_.recent = 64;
+    const int64_t segments = tokens / shape_.segment_tokens;
+    const int64_t bytes = pages_of(shape_, rules_.page).bytes();
+    auto* summaries = device_memory<uint8_t>(segments * bytes);
+    std::vector<uint8_t*> table;
+    for (int64_t s = 0; s < segments; ++s) table.push_back(summaries + s * bytes);
+    view_.rows = on_device(std::vector<void*>(rows.begin(), rows.begin() + segments));
+    view_.summaries = on_device(table);
+    view_.total = tokens;
+    view_.zone_begin = kSink;
+    view_.zone_end = tokens - kLocal;
+    view_.sparse = 1;
+    view_.kept_capacity = rules_.most_kept();
+    const AmendedLayout amended = amended_of(shape_, view_.kept_capacity);
+    view_.kept = device_memory<char>(amended.begin + amended.bytes());
+    view_.recent = device_memory<char>(shape_.recent_queries().bytes());
+    view_.device = on_device(std::vector<SequenceView>{view_});
+    empty_.zone_begin = empty_.zone_end = kSink;
+    remember();
+  }
+
+  void digest(int64_t tokens, cudaStream_t stream) const {
+    const DigestJob job{view_, tokens == 0 ? kSink : view_.zone_end - tokens, view_.zone_end};
+    backend_->keep_up(PrkvDigest{shape_, rules_, 1, &job}, {stream});
+  }
+  void choose(cudaStream_t stream) const {
+    const KeptChange change{empty_, view_, {tokens_ - shape_.recent, tokens_}, true};
+    const PrkvKeep args{shape_, rules_, 1, &change};
+    backend_->reserve(args);
+    backend_->keep_up(args, {stream});
+  }
+  double key_bytes(int64_t tokens) const {
+    return double((tokens == 0 ? view_.zone_tokens() : tokens) * 8 * 256);
+  }
+
+ private:
+  static Config config() {
+    Config config;
+    config.query_heads = 32, config.kv_heads = 8, config.head_dim = 128;
+    config.device = {DeviceType::kCuda, 0};
+    return config.resolved();
+  }
+
+  void remember() {
+    std::mt19937 random(3);
+    std::normal_distribution<float> normal;
+    std::vector<float> numbers(size_t(shape_.recent * 32 * 128));
+    for (float& x : numbers) x = normal(random);
+    std::vector<uint16_t> halves;
+    for (const float& x : numbers) {
+      uint16_t half;
+      std::copy_n(reinterpret_cast<const char*>(&x) + 2, 2, reinterpret_cast<char*>(&half));
+      halves.push_back(half);
+    }
+    const TensorView q = TensorView::contiguous(on_device(halves), DType::kBFloat16,
+                                                {shape_.recent, 32, 128}, config().device);
+    const RememberJob job{view_, tokens_ - shape_.recent, q};
+    backend_->remember({shape_, {0.08838835f, 0, nullptr}, 1, &job}, {});
+    check(cudaDeviceSynchronize(), "remember");
+  }
+
+  std::unique_ptr<Backend> backend_;
+  ModelShape shape_{};
+  const PrkvRules rules_;
+  const int64_t tokens_;
+  SequenceView view_{}, empty_{};
+};
+
+void print(const char* verb, int64_t tokens, double microseconds, double bytes) {
+  std::printf(
+      "{\"verb\": \"%s\", \"batch\": 1, \"tokens\": %lld, \"microseconds\": %.3f, \"bytes\": "
+      "%.0f}\n",
+      verb, static_cast<long long>(tokens), microseconds, bytes);
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+void time_pages(Clock& clock, const std::vector<void*>& near, const std::vector<void*>& far,
+                cudaStream_t stream) {
+  const auto nothing = [] {};
+  const auto time = [&](auto work) { return clock.median(stream, true, nothing, work); };
+  constexpr int64_t kStaticPages = 8;
+  for (const int64_t tokens : {int64_t{32} << 10, int64_t{128} << 10}) {
+    const Pages here(near, tokens, kStaticPages);
+    for (const int64_t some : {int64_t{0}, kFlush}) {
+      const double taken = time([&] { here.digest(some, stream); });
+      const double bytes = here.key_bytes(some);
+      print(some == 0 ? "digest" : "digest of a flush", tokens, taken, bytes + bytes / 16);
+    }
+    const double bytes = here.key_bytes(0);
+    print("choose", tokens, time([&] { here.choose(stream); }), bytes);
+    const Pages split(near, tokens, PrkvRules::kAuto);
+    split.digest(0, stream);
+    print("choose, split", tokens, time([&] { split.choose(stream); }), bytes);
+    const Pages away(far, tokens, kStaticPages);
+    here.digest(0, stream);
+    away.digest(0, stream);
+    print("choose, rows far", tokens, time([&] { away.choose(stream); }), bytes);
+  }
+}
+
+}  // namespace pariskv::cuda
