@@ -86,17 +86,14 @@ class CudaBackend : public Backend, public WordUpdates, public Offloads {
     return 0;
   }
 
-  // PRKV's are in prkv_verbs.cpp; check_policy refuses the policy on a GPU.
+  // PRKV's are in prkv_verbs.cpp, its steps in prkv_decode.cpp.
   void keep_up(const PrkvDigest& args, Stream stream);
   void keep_up(const PrkvKeep& args, Stream stream);
-  void launch(const DecodeArgs&, const PrkvRules&, Stream) { PKV_ASSERT(false); }
-  void reserve_lane(int64_t, const DecodeArgs&, const PrkvRules&, const SequenceView&) {
-    PKV_ASSERT(false);
-  }
-  Trace trace(const DecodeArgs&, const PrkvRules&, Stream) {
-    PKV_ASSERT(false);
-    return {};
-  }
+  void launch(const DecodeArgs& args, const PrkvRules& rules, Stream stream);
+  void reserve_lane(int64_t row, const DecodeArgs& args, const PrkvRules& rules,
+                    const SequenceView& sequence);
+  Trace trace(const DecodeArgs& args, const PrkvRules& rules, Stream stream);
+  void add_pages(const DecodeArgs& args, const PrkvRules& rules, int64_t head, PrkvTrace& trace);
   // HARD-KV's are in hardkv_verbs.cpp.
   void keep_up(const HardKvKeep& args, Stream stream);
   Trace trace(const DecodeArgs& args, const HardKvRules& rules, Stream stream);

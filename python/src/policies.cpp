@@ -283,7 +283,7 @@ nb::dict fields_of(const Prkv& s) {
 constexpr const char* kPrkvDoc =
     R"(A budget of rows is spent on two things: rows that the last 64 queries looked at most, which
 are kept, chosen anew each time that tokens enter the retrieval zone; and pages of neighbours, found
-for each query by a digest of their keys, without the rows that are kept. On the CPU alone so far.
+for each query by a digest of their keys, without the rows that are kept.
 
 All rows stay stored: truncate, fork, read and attend are exact. Until there were queries to choose
 by, pages have the whole budget: a prompt brings its own by prefill(q=).

@@ -63,6 +63,11 @@ DEFINITIONS = sorted(CUDA.rglob("*_impl.cuh"))
 INSTANCES = {
     CUDA / "pariskv/decode/instance.cuh": {*DEFINITIONS},
     CUDA / "hardkv/decode/instance.cuh": {CUDA / "device/attend_impl.cuh"},
+    CUDA / "prkv/decode/instance.cuh": {
+        CUDA / "device/attend_impl.cuh",
+        CUDA / "pariskv/decode/attend/row_cache_impl.cuh",
+        CUDA / "pariskv/decode/attend/topk_impl.cuh",
+    },
 }
 
 FOREIGN = re.compile(

@@ -40,7 +40,8 @@ class Life(hardkv_life.Life):
         assert all(len(set(head.tolist())) == len(head) for head in rows)
         expected, totals = oracle.attention_over(f64(q)[0], *self.rows(), rows, logits)
         self.close(out[0], expected)
-        np.testing.assert_allclose(f64(lse)[0], totals, rtol=1e-5, atol=1e-4)
+        atol = 1e-3 if self.config.device.startswith("cuda") else 1e-4
+        np.testing.assert_allclose(f64(lse)[0], totals, rtol=1e-5, atol=atol)
         return selected
 
     def resident(self) -> list[np.ndarray]:

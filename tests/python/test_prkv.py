@@ -14,8 +14,6 @@ from oracle_hardkv import Query
 from prkv_life import Life, make_config
 from support import HERE, LEVELS, child_environment, f64, randn_kv, randn_q, randn_step
 
-pytestmark = pytest.mark.cpu("the CUDA backend has no code for PRKV yet")
-
 POLICIES = {
     "quarter": pk.PRKV(budget=64, static_share=0.25, page=16),
     "half": pk.PRKV(budget=32, static_share=0.5, page=8),
@@ -297,6 +295,7 @@ def test_forks_share_pages_and_what_is_kept_until_one_goes_on():
     assert (empty.kept_rows, empty.kept_bytes, empty.summary_bytes) == (0, 0, 0)
 
 
+@pytest.mark.cpu("a GPU has neither")
 def test_levels_and_threads_do_not_show():
     script = HERE / "kept_digest.py"
     found = {}

@@ -12,8 +12,6 @@ from oracle_prkv import PrkvModel
 from prkv_life import Life, make_config
 from support import HERE, f64, randn_kv, randn_q, randn_step
 
-pytestmark = pytest.mark.cpu("the CUDA backend has no code for PRKV yet")
-
 
 @pytest.mark.parametrize("page", [8, 16, 32, 64])
 def test_every_page_size_has_the_oracles_digests(page):

@@ -8,8 +8,6 @@ import pytest
 from prkv_life import make_config
 from support import randn_kv, randn_q
 
-pytestmark = pytest.mark.cpu("the CUDA backend has no code for PRKV yet")
-
 
 def test_defaults_and_regions_are_the_papers():
     policy = pk.PRKV()
@@ -91,12 +89,6 @@ def test_queries_that_do_not_fit_are_refused_before_a_prompt_is_stored(rng):
         with pytest.raises(ValueError, match=r"\[prefill\] scale: expected"):
             cache.prefill(0, [s], k, v, q=q, scale=-1.0)
         assert cache.length(s) == 0
-
-
-def test_a_gpu_is_refused_when_the_cache_is_made():
-    config = make_config(device="cuda")
-    with pytest.raises(ValueError, match=r"device: expected cpu with the policy PRKV.*cuda:0"):
-        pk.Cache(config)
 
 
 def test_files_are_for_another_policy(rng, tmp_path):

@@ -1,6 +1,6 @@
 /**
- * PRKV's work, as the host asks for it. Launchers are in digest/launch.cu, keep/launch.cu and
- * decode/launch.cu.
+ * PRKV's work on zones that change, as the host asks for it. Launchers are in digest/launch.cu and
+ * keep/launch.cu. What a step is asked for is in decode/call.h.
  */
 #pragma once
 
@@ -62,25 +62,5 @@ struct PrkvTrimCall {
   PrkvRules rules;
 };
 void launch_prkv_trim(const PrkvTrimCall& call, cudaStream_t stream);
-
-/** Where the arrays of a step lie in the scratch of a kv head: bytes from its start. */
-struct PrkvStepScratch {
-  int64_t parts;   // of the attention: to resident and kept rows, then to rows of pages
-  int64_t scores;  // (pages of the zone) float
-  int64_t pages;   // (pages that are found) int32, from the first of the zone on
-  int64_t live;    // (pages that are found) uint64, of their rows
-  int64_t counts;  // pages that were found
-  int64_t bytes;
-};
-/** @param zone_pages  that a zone has room for */
-PrkvStepScratch prkv_step_scratch(const ModelShape& shape, const PrkvRules& rules,
-                                  int64_t zone_pages);
-
-/** A decode step: pages are found; attention to resident rows, kept ones and those of pages. */
-struct PrkvDecodeCall : StepCall {
-  PrkvRules rules;
-  bool explains;  // the scores of pages are left in scratch
-};
-void launch_prkv_decode(const PrkvDecodeCall& call, cudaStream_t stream);
 
 }  // namespace pariskv::cuda

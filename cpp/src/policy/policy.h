@@ -126,7 +126,4 @@ class Policy {
 std::unique_ptr<Policy> make_policy(const Config& config, const ModelShape& shape,
                                     Backend& backend);
 
-/** Throws std::invalid_argument if the config's device has no code for its policy. */
-void check_policy(const Config& config);
-
 }  // namespace pariskv

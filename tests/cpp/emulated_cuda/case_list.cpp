@@ -315,8 +315,9 @@ std::vector<Case> pariskv_cases() {
 }  // namespace
 
 std::vector<Case> all_cases() {
-  std::vector<Case> cases = pariskv_cases(), kept = kept_cases();
+  std::vector<Case> cases = pariskv_cases(), kept = kept_cases(), pages = page_cases();
   cases.insert(cases.end(), kept.begin(), kept.end());
+  cases.insert(cases.end(), pages.begin(), pages.end());
   return cases;
 }
 

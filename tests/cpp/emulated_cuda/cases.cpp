@@ -234,7 +234,7 @@ class Runner {
       sequences_[0] = twin;
     }
     emulator::flush();
-    if (std::holds_alternative<HardKv>(config_.policy)) note_kept();
+    if (!std::holds_alternative<ParisKv>(config_.policy)) note_kept();
     if (step == c_.saved_after) {
       for (SequenceId& sequence : sequences_) sequence = saved_and_loaded(sequence);
     }
@@ -242,6 +242,9 @@ class Runner {
 
   void note_kept() {
     Tensor q = rows(1, Kind::kQuery);
+    for (int64_t h = 0; h < q.heads; ++h) {
+      for (int64_t d = 0; d < q.dim; ++d) q.set(0, h, d, next_queries_.get(0, h, d));
+    }
     const TensorView query = TensorView::contiguous(q.view(config_.device).data, config_.dtype,
                                                     {q.heads, q.dim}, config_.device);
     for (const SequenceId sequence : sequences_) {
@@ -249,6 +252,12 @@ class Runner {
       outcome_.kept.push_back(found.kept);
       const auto* own = std::get_if<HardKvExplanation>(&found.details);
       outcome_.kept.push_back(own == nullptr ? std::vector<int64_t>() : own->held);
+      const auto* pages = std::get_if<PrkvExplanation>(&found.details);
+      if (pages == nullptr) continue;
+      outcome_.kept.push_back({pages->static_rows, pages->first_page});
+      outcome_.kept.push_back(pages->pages);
+      outcome_.kept.push_back(found.positions);
+      outcome_.page_scores.push_back(pages->page_scores);
     }
   }
 

@@ -40,6 +40,7 @@ void PrintTo(const Case& c, std::ostream* out);
 
 std::vector<Case> all_cases();
 std::vector<Case> kept_cases();  // of HARD-KV, which are among them
+std::vector<Case> page_cases();  // of PRKV, which are as well
 
 /** Rows (tokens, heads, head_dim) of any type. */
 class Tensor {
@@ -71,8 +72,10 @@ class Tensor {
 struct Outcome {
   std::vector<Tensor> outputs;  // of decode steps, then of attend
   std::vector<std::vector<float>> log_sum_exps;
-  std::vector<Explanation> explanations;   // per sequence
-  std::vector<std::vector<int64_t>> kept;  // of HARD-KV: after every step, rows kept and held
+  std::vector<Explanation> explanations;  // per sequence
+  // After every step: rows kept, and held; of PRKV the pages that are found, for another query.
+  std::vector<std::vector<int64_t>> kept;
+  std::vector<std::vector<float>> page_scores;  // of PRKV: after every step, for the same query
   std::vector<Summaries> summaries;
   std::vector<Tensor> rows;        // keys and values that the cache has in the end
   std::vector<std::string> files;  // what the saved ones have in them

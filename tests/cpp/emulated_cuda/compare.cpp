@@ -116,9 +116,25 @@ int64_t rows_of(const Explanation& explanation) {
   return int64_t(positions.size()) - std::count(positions.begin(), positions.end(), -1);
 }
 
+/** Of PRKV: all of it is equal but for logits, which are made of rows. */
+void compare_pages(const Explanation& expected, const Explanation& actual) {
+  const auto& mine = std::get<PrkvExplanation>(expected.details);
+  const auto& theirs = std::get<PrkvExplanation>(actual.details);
+  EXPECT_EQ(mine.static_rows, theirs.static_rows);
+  EXPECT_EQ(mine.first_page, theirs.first_page);
+  expect_equal("kept row", expected.kept, actual.kept);
+  expect_equal("page", mine.pages, theirs.pages);
+  expect_equal("score of a page", mine.page_scores, theirs.page_scores);
+  expect_equal("position", expected.positions, actual.positions);
+  expect_equal("worth", expected.worth, actual.worth);
+  expect_close("exact logit", expected.exact, actual.exact, 1e-3, 1e-3);
+}
+
 void compare_explanations(const Explanation& expected, const Explanation& actual, bool is_twin,
                           bool has_budget) {
   ASSERT_EQ(expected.searched, actual.searched);
+  if (std::holds_alternative<PrkvExplanation>(expected.details))
+    return compare_pages(expected, actual);
   if (!has_budget) ASSERT_EQ(expected.selected, actual.selected);
   if (!expected.searched) return;  // there are no rows
   const auto& mine = std::get<ParisKvExplanation>(expected.details);
@@ -150,6 +166,8 @@ void compare_summaries(const Summaries& expected, const Summaries& actual) {
   expect_equal("norm", expected.norms, actual.norms);
   expect_equal("mean", expected.means, actual.means);
   expect_equal("balance", expected.balance, actual.balance);
+  expect_equal("middle of a page", expected.middles, actual.middles);
+  expect_equal("distance from it", expected.distances, actual.distances);
 }
 
 void compare_stats(const Stats& expected, const Stats& actual, bool is_twin, bool has_budget) {
@@ -210,11 +228,16 @@ void compare(const Case& c, const Outcome& expected, const Outcome& actual, bool
     SCOPED_TRACE("number " + std::to_string(i) + " of what was kept");
     expect_equal("position", expected.kept[i], actual.kept[i]);
   }
-  compare_stats(expected.stats, actual.stats, is_twin, has_budget);
-  if (std::holds_alternative<HardKv>(c.config.policy)) {  // of ParisKV, a GPU alone keeps rows
-    EXPECT_EQ(expected.stats.kept_rows, actual.stats.kept_rows);
-    EXPECT_GT(actual.stats.keeps, 0);
+  ASSERT_EQ(expected.page_scores.size(), actual.page_scores.size());
+  for (size_t i = 0; i < expected.page_scores.size(); ++i) {
+    SCOPED_TRACE("number " + std::to_string(i) + " of the scores");
+    expect_equal("score of a page", expected.page_scores[i], actual.page_scores[i]);
   }
+  compare_stats(expected.stats, actual.stats, is_twin, has_budget);
+  if (search == nullptr) {  // of ParisKV, a GPU alone keeps rows
+    EXPECT_EQ(expected.stats.kept_rows, actual.stats.kept_rows);
+  }
+  if (std::holds_alternative<HardKv>(c.config.policy)) EXPECT_GT(actual.stats.keeps, 0);
 }
 
 }  // namespace pariskv::test

@@ -17,6 +17,7 @@
 #include "kept/keep/params.h"
 #include "machine.h"
 #include "pariskv/decode/params.h"
+#include "prkv/decode/params.h"
 #include "prkv/params.h"
 
 namespace emulator {
@@ -126,12 +127,13 @@ bool is_early(const cudaLaunchConfig_t& config) {
 size_t parameter_bytes(const std::string& kernel) {
   using namespace pariskv::cuda;
   const std::pair<const char*, size_t> known[] = {
-      {"WindowParams", sizeof(WindowParams)},         {"ScoreParams", sizeof(ScoreParams)},
-      {"VotesParams", sizeof(VotesParams)},           {"RerankParams", sizeof(RerankParams)},
-      {"ResidentParams", sizeof(ResidentParams)},     {"AttendParams", sizeof(AttendParams)},
-      {"KeptStepParams", sizeof(KeptStepParams)},     {"DigestParams", sizeof(DigestParams)},
-      {"PrkvChoiceParams", sizeof(PrkvChoiceParams)}, {"PrkvTrimParams", sizeof(PrkvTrimParams)},
-      {"ChoiceParams", sizeof(ChoiceParams)}};
+      {"PageScoreParams", sizeof(PageScoreParams)}, {"PageAttendParams", sizeof(PageAttendParams)},
+      {"PageMergeParams", sizeof(PageMergeParams)}, {"WindowParams", sizeof(WindowParams)},
+      {"ScoreParams", sizeof(ScoreParams)},         {"VotesParams", sizeof(VotesParams)},
+      {"RerankParams", sizeof(RerankParams)},       {"ResidentParams", sizeof(ResidentParams)},
+      {"AttendParams", sizeof(AttendParams)},       {"KeptStepParams", sizeof(KeptStepParams)},
+      {"DigestParams", sizeof(DigestParams)},       {"PrkvChoiceParams", sizeof(PrkvChoiceParams)},
+      {"PrkvTrimParams", sizeof(PrkvTrimParams)},   {"ChoiceParams", sizeof(ChoiceParams)}};
   for (const auto& [name, bytes] : known) {
     if (kernel.find(name) != std::string::npos) return bytes;
   }

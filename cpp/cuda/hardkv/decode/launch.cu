@@ -88,25 +88,30 @@ int64_t kept_decode_bytes(const ModelShape& shape) {
   return (floats * 4 + 255) / 256 * 256;
 }
 
-void launch_kept_decode(const KeptDecodeCall& call, cudaStream_t stream) {
-  const ModelShape& shape = call.shape;
-  const int64_t heads = call.batch * shape.kv_heads;
-  if (heads == 0) return;
-  const KeptKernels kernels = kernels_of(shape);
-  const KeptFit fit = fit_of(kernels);
-  const int blocks = blocks_per_segment(fit, heads);
+KeptStepParams launch_kept_attention(const KeptDecodeCall& call, cudaStream_t stream) {
+  const KeptKernels kernels = kernels_of(call.shape);
+  const int64_t heads = call.batch * call.shape.kv_heads;
+  const int blocks = blocks_per_segment(fit_of(kernels), heads);
+  const int bytes = kernels.bytes + (kernels.row ? int(call.shape.rows.bytes()) : 0);
   const KeptStepParams params{call,
-                              device::SegmentDivisor::of(shape.segment_tokens),
-                              device::IndexDivisor::of(shape.kv_heads),
+                              device::SegmentDivisor::of(call.shape.segment_tokens),
+                              device::IndexDivisor::of(call.shape.kv_heads),
                               device::IndexDivisor::of(heads),
-                              device::IndexDivisor::of(shape.group),
+                              device::IndexDivisor::of(call.shape.group),
                               blocks,
                               most_steps(call.logits.softcap)};
-  const int bytes = kernels.bytes + (kernels.row ? int(shape.rows.bytes()) : 0);
   Launch(heads * kSegments * blocks, (bytes + 127) / 128 * 128, stream, kernels.threads)
       .run(kernels.attend, params, "decode: attend_kept");
+  return params;
+}
+
+void launch_kept_decode(const KeptDecodeCall& call, cudaStream_t stream) {
+  const ModelShape& shape = call.shape;
+  if (call.batch == 0) return;
+  const KeptStepParams params = launch_kept_attention(call, stream);
+  const KeptKernels kernels = kernels_of(shape);
   Launch(call.batch * shape.query_heads(), 0, stream, int((shape.rows.value_dim + 31) / 32 * 32))
-      .early(fit.early)
+      .early(fit_of(kernels).early)
       .run(kernels.merge, params, "decode: merge_kept");
 }
 

@@ -16,4 +16,8 @@ struct KeptStepParams {
   int32_t most_steps;      // of a logit whose query is remembered
 };
 
+/** The first half of launch_kept_decode: parts of the attention, in the scratch. Not of an empty
+ * batch. Returns what they were launched with. */
+KeptStepParams launch_kept_attention(const KeptDecodeCall& call, cudaStream_t stream);
+
 }  // namespace pariskv::cuda

@@ -1,0 +1,7 @@
+#include "prkv/decode/instance.cuh"
+
+namespace pariskv::cuda {
+
+template PageKernels page_kernels<__nv_bfloat16>(int64_t rotated_dim);
+
+}  // namespace pariskv::cuda

@@ -1,0 +1,25 @@
+/** The kernels of a step over pages, of one dtype: included where they are compiled. */
+#pragma once
+
+#include "device/attend_impl.cuh"
+#include "dispatch.h"
+#include "pariskv/decode/attend/row_cache_impl.cuh"
+#include "pariskv/decode/attend/topk_impl.cuh"
+#include "prkv/decode/attend/kernel.cuh"
+#include "prkv/decode/kernels.h"
+#include "prkv/decode/merge/kernel.cuh"
+#include "prkv/decode/score/kernel.cuh"
+
+namespace pariskv::cuda {
+
+template <typename Element>
+PageKernels page_kernels(int64_t rotated_dim) {
+  return dispatch(RotatedDims{}, rotated_dim, [](auto dim) {
+    constexpr int kWords = int(decltype(dim)::kValue / 32);
+    return PageKernels{score_pages<Element>, attend_pages<Element, kWords>, merge_pages<Element>,
+                       AttendPages<Element, kWords>::kSpaceBytes + device::kMergeBytes<kWords> +
+                           2 * device::kTileBytes};
+  });
+}
+
+}  // namespace pariskv::cuda

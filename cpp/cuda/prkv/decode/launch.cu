@@ -1,0 +1,147 @@
+// A decode step over pages as four kernels: attend_kept, score_pages, attend_pages, merge_pages.
+// Each may start while the one before it is at work.
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "device/partition.cuh"
+#include "elements.h"
+#include "ops.h"
+#include "prkv/decode/kernels.h"
+#include "runtime.h"
+
+namespace pariskv::cuda {
+
+extern template PageKernels page_kernels<float>(int64_t);
+extern template PageKernels page_kernels<__half>(int64_t);
+extern template PageKernels page_kernels<__nv_bfloat16>(int64_t);
+
+namespace {
+
+constexpr int kClusters = 5;     // of 1, 2, 4, 8 and 16 blocks
+constexpr int kMostInTurns = 8;  // blocks of a cluster that may have to wait for room
+constexpr int kScoresPerSm = 2;
+constexpr int kAttendBytes = 92 << 10;  // two blocks on a processor
+constexpr int kStagedQueries = 16;      // of score_pages
+
+/** What a device can do with the kernels of one instance. */
+struct Fit {
+  int multiprocessors = 0;
+  int shared_bytes = 0;          // of a block that attends
+  bool early = false;            // kernels can be launched before their predecessor is done
+  int clusters[kClusters] = {};  // of 1 << i blocks that run at once
+};
+
+Fit measure(const PageKernels& kernels, int index) {
+  Fit fit;
+  int most = 0;
+  const auto ask = [&](int& value, cudaDeviceAttr attribute) {
+    check(cudaDeviceGetAttribute(&value, attribute, index), "ask for a device's limits");
+  };
+  ask(fit.multiprocessors, cudaDevAttrMultiProcessorCount);
+  ask(most, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  fit.shared_bytes = std::min(std::max(kAttendBytes, kernels.attend_least), most);
+  const void* const attend = kernels.attend.address;
+  const auto set = [](const void* kernel, cudaFuncAttribute attribute, int value) {
+    check(cudaFuncSetAttribute(kernel, attribute, value),
+          "give the decode kernels their shared memory");
+  };
+  set(attend, cudaFuncAttributeMaxDynamicSharedMemorySize, fit.shared_bytes);
+  // Blocks of one meet blocks of the next: all must want the memory cut alike.
+  for (const void* kernel : {kernels.score.address, attend, kernels.merge.address}) {
+    set(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+  }
+  fit.early = starts_early(attend);
+  if (!fit.early) return fit;
+  // Sixteen blocks are more than every device must be able to do.
+  succeeded(cudaFuncSetAttribute(attend, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+  for (int i = 1; i < kClusters; ++i) {
+    Launch launch(1 << i, fit.shared_bytes, nullptr);
+    launch.clusters_of(1 << i);
+    int clusters = 0;
+    if (succeeded(cudaOccupancyMaxActiveClusters(&clusters, attend, &launch.config))) {
+      fit.clusters[i] = clusters;
+    }
+  }
+  return fit;
+}
+
+/** Measured once for each instance and device. */
+Fit fit_of(const PageKernels& kernels) {
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, int>, Fit> known;
+  int index = 0;
+  check(cudaGetDevice(&index), "ask for the device");
+  const std::pair<const void*, int> key{kernels.attend.address, index};
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = known.find(key);
+  return found != known.end() ? found->second : known[key] = measure(kernels, index);
+}
+
+/** The largest with which all heads run at once, or one of eight that takes half of the device. */
+int cluster_size(const Fit& fit, int64_t heads) {
+  for (int i = kClusters - 1; i > 0; --i) {
+    const int size = 1 << i, clusters = fit.clusters[i];
+    const bool in_turns = size <= kMostInTurns && 2 * clusters * size >= fit.multiprocessors;
+    if (heads <= clusters || in_turns) return size;
+  }
+  return 1;
+}
+
+PageKernels kernels_of(const ModelShape& shape) {
+  return dispatch_element(shape.rows.dtype, [&](auto element) {
+    return page_kernels<decltype(element)>(shape.rotated_dim);
+  });
+}
+
+int score_bytes(const ModelShape& shape) {
+  const int64_t staged = std::min<int64_t>((shape.group + 3) / 4 * 4, kStagedQueries);
+  return int(staged * shape.rows.key_dim * 4);
+}
+
+}  // namespace
+
+PageScratchLayout PageScratchLayout::of(const ModelShape& shape, const PrkvRules& rules) {
+  const auto whole = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
+  const int64_t parts = device::kParts * shape.group * (2 + shape.rows.value_dim);
+  PageScratchLayout layout{};
+  layout.fetched = whole(kept_decode_bytes(shape));
+  layout.search = layout.fetched + whole(4 * parts);
+  layout.scores = layout.search + whole(int64_t(sizeof(PageSearch)));
+  layout.page = rules.page;
+  layout.most_pages = rules.most_pages();
+  return layout;
+}
+
+void launch_page_decode(const PageDecodeCall& call, cudaStream_t stream) {
+  const ModelShape& shape = call.shape;
+  const int64_t heads = call.batch * shape.kv_heads;
+  if (heads == 0) return;
+  const PageKernels kernels = kernels_of(shape);
+  const Fit fit = fit_of(kernels);
+  KeptStepParams kept{};
+  if (!call.explains) kept = launch_kept_attention(call, stream);
+  const PageStepParams common{call, PageScratchLayout::of(shape, call.rules),
+                              device::SegmentDivisor::of(shape.segment_tokens),
+                              device::IndexDivisor::of(shape.kv_heads)};
+  const int score_blocks =
+      int(std::clamp<int64_t>(fit.multiprocessors * kScoresPerSm / heads, 1, kMostPageBlocks));
+  Launch(heads * score_blocks, score_bytes(shape), stream, device::kThreads)
+      .early(fit.early && !call.explains)
+      .run(kernels.score,
+           PageScoreParams{common, score_blocks, device::IndexDivisor::of(score_blocks)},
+           "decode: score_pages");
+  const int size = cluster_size(fit, heads);
+  Launch(heads * size, fit.shared_bytes, stream, device::kThreads)
+      .clusters_of(size)
+      .early(fit.early)
+      .run(kernels.attend, PageAttendParams{common, size, fit.shared_bytes, score_blocks},
+           "decode: attend_pages");
+  if (call.explains) return;
+  Launch(call.batch * shape.query_heads(), 0, stream, int((shape.rows.value_dim + 31) / 32 * 32))
+      .early(fit.early)
+      .run(kernels.merge, PageMergeParams{kept, common.scratch}, "decode: merge_pages");
+}
+
+}  // namespace pariskv::cuda

@@ -1,0 +1,69 @@
+// PRKV's step, as far as the host can tell: it is told of every zone in time, and has room for it.
+#include <cstring>
+
+#include "fake.h"
+#include "fake_rows.h"
+#include "policy/prkv/pages.h"
+#include "prkv/decode/call.h"
+
+namespace pariskv::cuda {
+
+using test::complain;
+using test::launch;
+
+namespace {
+
+template <typename Visit>
+void each_sequence(const PageDecodeCall& call, Visit visit) {
+  for (int64_t i = 0; i < call.batch; ++i) {
+    const Lane& lane = call.lanes[i];
+    if (lane.layers != nullptr) visit(lane, lane.layers[call.layer], i);
+  }
+}
+
+/** Pages of a zone have digests, and kept rows are split from them. */
+void check_zone(const PageDecodeCall& call, const Lane& lane, const SequenceView& view) {
+  const int64_t page = call.rules.page, first = view.zone_begin / page;
+  const int64_t last = (view.zone_end - 1) / page;
+  if (last + 1 - first > lane.zone_capacity) complain("there is no room for the pages of a zone");
+  for (int64_t p = first; p <= last; ++p) {
+    if (view.summaries[p * page / call.shape.segment_tokens] == nullptr) {
+      return complain("a page has no digest");
+    }
+  }
+  if (view.kept == nullptr) return;
+  const PrkvSplit split = *amended_of(call.shape, view.kept_capacity).split(view.kept);
+  if (split.rows + split.pages * page > call.rules.budget) complain("a budget is split anyhow");
+}
+
+}  // namespace
+
+PageScratchLayout PageScratchLayout::of(const ModelShape& shape, const PrkvRules& rules) {
+  PageScratchLayout layout{};
+  layout.fetched = kept_decode_bytes(shape);
+  layout.search = layout.fetched + 256;
+  layout.scores = layout.search + 512;
+  layout.page = rules.page;
+  layout.most_pages = rules.most_pages();
+  return layout;
+}
+
+void launch_page_decode(const PageDecodeCall& call, cudaStream_t stream) {
+  launch(stream, [call] {
+    each_sequence(call, [&](const Lane& lane, const SequenceView& view, int64_t i) {
+      if (view.sparse != 0) check_zone(call, lane, view);
+      std::memset(lane.scratch.resident, 0, size_t(call.shape.kv_heads * lane.head_bytes));
+      if (call.k.data != nullptr) append_token(call.shape, view, call.k, call.v, i);
+    });
+  });
+  launch(stream, [call] {
+    each_sequence(call, [&](const Lane&, const SequenceView& view, int64_t) {
+      if (call.k.data == nullptr || view.recent == nullptr) return;
+      const RecentLayout layout = call.shape.recent_queries();
+      const int64_t position = view.total - 1;
+      *layout.position(view.recent, layout.slot_of(position)) = position + 1;
+    });
+  });
+}
+
+}  // namespace pariskv::cuda
