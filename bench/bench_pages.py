@@ -2,6 +2,8 @@
 
 Seconds are of the processor, so that other work on the machine does not count. A dense step attends
 to all tokens.
+
+With `--gpu`: replayed steps on a GPU (gpu_pages.py).
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ import time
 from collections.abc import Callable
 from statistics import median
 
+import gpu
+import gpu_pages
 import harness
 import pariskv_core as pk
 import torch
@@ -71,11 +75,35 @@ def _measure(tokens: int, policy: pk.PRKV, dense: bool, steps: int) -> dict[str,
     }
 
 
+def _gpu(rounds: int) -> None:
+    facts = gpu.facts()
+    results = gpu_pages.measure_all(gpu.Timer(rounds))
+    harness.show(
+        f"PRKV on {facts['gpu']}, {_KV_HEADS} kv heads, bfloat16, {gpu_pages.BUDGET:,} rows",
+        ["policy", "sequences", "tokens", "new rows", "4 of 5 again", "dense"],
+        [
+            [r["policy"], f"{r['batch']:,}", f"{r['tokens']:,}"]
+            + [
+                "" if r.get(name) is None else f"{r[name]:.3g}"
+                for name in ("microseconds", "again_microseconds", "dense")
+            ]
+            for r in results
+        ],
+        "Microseconds of a step of one layer.",
+    )
+    harness.save("pages", results, on=facts["gpu"], facts=facts)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=131072)
     parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--gpu", action="store_true", help="measure on a GPU instead")
+    parser.add_argument("--rounds", type=int, default=40, help="steps of a case on a GPU")
     arguments = parser.parse_args()
+    if arguments.gpu:
+        _gpu(arguments.rounds)
+        return
     cases = [
         (pk.PRKV(), True),
         (pk.PRKV(), False),
