@@ -89,10 +89,11 @@ clean: ## remove what was built; .venv stays
 timed = begin=$$(date +%s); $(2) && \
   printf '%-17s %3d s\n' '$(1)' $$(($$(date +%s) - begin)) >> build/seconds
 
-# $(call in_parts,PROGRAMS): tests of each in three parts, as many at a time as there are cores.
-# A program with options stands in quotes.
-in_parts = for part in 0 1 2; do printf "$$part %s\n" $(1); done | xargs -P $(CORES) -L 1 sh -c \
-  'GTEST_TOTAL_SHARDS=3 GTEST_SHARD_INDEX=$$0 exec "$$@" --gtest_brief=1'
+# $(call in_parts,PROGRAMS): tests of each in ten parts, as many at a time as there are cores: few
+# parts leave cores idle at the end. A program with options stands in quotes.
+in_parts = for part in 0 1 2 3 4 5 6 7 8 9; do printf "$$part %s\n" $(1); done \
+  | xargs -P $(CORES) -L 1 sh -c \
+  'GTEST_TOTAL_SHARDS=10 GTEST_SHARD_INDEX=$$0 exec "$$@" --gtest_brief=1'
 CORES = $(shell nproc)
 
 CPP_TESTS = build/cpp/tests/cpp/pariskv_tests
@@ -127,9 +128,11 @@ test-python: .venv/.test
 	@$(call timed,transformers,$(PYTEST) tests/transformers)
 	@$(call timed,tests of the bench,$(PYTEST) tests/lab)
 
-# Tests run side by side, but for those that look at how much memory a GPU has left. Torch's
-# products of tiny models on several threads are mostly waiting.
-PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
+# Tests run side by side, but for those that look at how much memory a GPU has left. A worker that
+# is done takes tests of another: slow ones stand together. Torch's products of tiny models on
+# several threads are mostly waiting.
+WORKERS = $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
+PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n $(WORKERS) --dist worksteal
 ALONE = test_cuda_memory.py
 # Each has an environment of its own, with the other packages of .venv behind it.
 OLDER_TRANSFORMERS = 4.57.6 5.2.0 5.12.0
@@ -147,7 +150,8 @@ test-transformers: .venv/.test ## tests/transformers on four versions of transfo
 	    && $$python -m pip install -qq "transformers==$$version" \
 	    && touch build/transformers-$$version/ready || exit 1; \
 	  fi; \
-	  OMP_NUM_THREADS=1 $$python -m pytest -n $(CORES) -q -p no:cacheprovider tests/transformers || exit 1; \
+	  OMP_NUM_THREADS=1 $$python -m pytest -n $(CORES) --dist worksteal -q -p no:cacheprovider \
+	    tests/transformers || exit 1; \
 	done
 
 # Every block of GPU memory on its own, torch's too, so that going beyond one is seen. Only where

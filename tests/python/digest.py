@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 
+import kept_digest
 import numpy as np
 import pariskv_core as pk
 from support import (
@@ -122,4 +122,9 @@ def all_digests(threads: int, **changes) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"level": pk.cpu_level(), "digests": all_digests(int(sys.argv[1]))}))
+    found = {
+        "level": pk.cpu_level(),
+        "digests": all_digests(threads=2),
+        "kept": [kept_digest.all_kept(threads) for threads in (1, 3)],
+    }
+    print(json.dumps(found))

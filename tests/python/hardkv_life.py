@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import TypeVar
 
 import numpy as np
 import oracle
@@ -142,3 +143,36 @@ class Life:
             heads = []
         assert kept == [head.kept for head in heads]
         assert held == [sorted(head.held) for head in heads]
+
+
+L = TypeVar("L", bound=Life)
+
+
+def random_life(life: L, seed: int, steps: int, prompt: int, turn: int) -> list[L]:
+    """Everything in any order, done to a life and its forks. All are checked after every deed.
+
+    prompt, turn  a prefill and an `attend` have fewer tokens
+    """
+    lives = [life]
+    rng = np.random.default_rng(1000 + seed)
+    options = [{}, {"scale": 0.5}, {"softcap": 2.0}, {"scale": 0.07, "softcap": 5.0}]
+    for step in range(steps):
+        life = lives[rng.integers(len(lives))]
+        some = options[rng.integers(4)]
+        deed = rng.integers(12)
+        if step == 0 or deed == 0:
+            life.prefill(int(rng.integers(1, prompt)), queries=bool(rng.integers(4)), **some)
+        elif deed <= 6:
+            for _ in range(rng.integers(1, 30)):
+                life.decode(**some)
+        elif deed == 7:
+            life.attend(int(rng.integers(1, turn)), **some)
+        elif deed == 8:
+            life.flush()
+        elif deed == 9 and len(lives) < 4:
+            lives.append(life.fork())
+        else:
+            life.truncate(int(rng.integers(1, [8, 40, 90][rng.integers(3)])))
+        for each in lives:
+            each.check()
+    return lives

@@ -1,17 +1,16 @@
-"""Prints what HardKV or PRKV keeps of some sequences, and a hash of what steps returned, as JSON.
+"""What HardKV and PRKV keep of some sequences, and a hash of what steps returned.
 
-The policies' tests run this in subprocesses: PARISKV_CPU_LEVEL is read once per process.
+Part of what digest.py prints: PARISKV_CPU_LEVEL is read once per process.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
 
 import numpy as np
 import pariskv_core as pk
-from support import bits, randn_kv, randn_q, randn_step
+from support import DTYPES, bits, randn_kv, randn_q, randn_step
 
 POLICIES = {"hardkv": pk.HardKV(most=50, p=0.8), "prkv": pk.PRKV(budget=96, page=16)}
 
@@ -52,14 +51,10 @@ def run(policy: str, dtype: str, head_dim: int, group: int, threads: int) -> dic
     }
 
 
-if __name__ == "__main__":
-    named = sys.argv[2] if len(sys.argv) > 2 else "hardkv"
-    print(
-        json.dumps(
-            [
-                run(named, dtype, head_dim, group, int(sys.argv[1]))
-                for dtype in ("float32", "float16", "bfloat16")
-                for head_dim, group in ((64, 1), (80, 3), (128, 4), (256, 7))
-            ]
-        )
-    )
+def all_kept(threads: int) -> dict[str, str]:
+    return {
+        f"{policy} {dtype} {head_dim}": json.dumps(run(policy, dtype, head_dim, group, threads))
+        for policy in POLICIES
+        for dtype in DTYPES
+        for head_dim, group in ((64, 1), (80, 3), (128, 4), (256, 7))
+    }

@@ -28,22 +28,26 @@ class Query:
 
 
 def eight_bits(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows (count, dim) as whole numbers to 127 of a power of two each, which is returned too."""
+    """Rows (count, dim) as whole numbers to 127 of a power of two each, which is returned too.
+
+    Whole numbers are doubles here: their sums of products are exact, and come from BLAS.
+    """
     biggest = np.abs(x).max(axis=1, initial=0)
     exponents = np.maximum((biggest.view(np.int32) >> 23), 16) - 127
     with np.errstate(over="ignore"):
         whole = np.clip(np.rint(np.ldexp(x, (6 - exponents)[:, None])), -127, 127)
-    return whole.astype(np.int64), np.ldexp(np.float32(1), exponents - 6)
+    return whole.astype(np.float64), np.ldexp(np.float32(1), exponents - 6)
 
 
-def rounded_query(query: np.ndarray, scale: float) -> tuple[np.ndarray, np.float32]:
-    """A query as whole numbers to 127 of its largest element, and what turns them to steps."""
+def rounded_queries(queries: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """Queries (heads, dim) as whole numbers to 127 of the largest element of each, and what turns
+    them to steps."""
     one = np.float32
     with np.errstate(all="ignore"):
-        largest = np.abs(query).max()
+        largest = np.abs(queries).max(axis=1, keepdims=True)
         levels = one(127) / largest
-        numbers = np.rint(query * (levels if np.isfinite(levels) else one(0))).astype(np.int64)
-        return numbers, one(scale) * (largest / one(127)) * one(92.3324826)
+        numbers = np.rint(queries * np.where(np.isfinite(levels), levels, one(0)))
+        return numbers.astype(np.float64), one(scale) * (largest / one(127)) * one(92.3324826)
 
 
 def steps_of(dots: np.ndarray, units: np.ndarray) -> np.ndarray:
@@ -52,31 +56,50 @@ def steps_of(dots: np.ndarray, units: np.ndarray) -> np.ndarray:
         return np.rint(np.clip(logits, -MOST_STEPS, MOST_STEPS)).astype(np.int64)
 
 
-def reference_of(keys: np.ndarray) -> np.ndarray:
-    """The median, channel by channel, of 15 evenly spaced keys."""
+@dataclass(frozen=True)
+class Rounded:
+    """Keys as whole numbers and their steps: of what they have in common, in two parts, and of
+    what is left of each. `usable` (count) tells which keys these are."""
+
+    common: list[tuple[np.ndarray, np.ndarray]]
+    left: tuple[np.ndarray, np.ndarray]
+    usable: np.ndarray
+
+
+def rounded_keys(keys: np.ndarray) -> Rounded:
+    """Of keys (count, head_dim): less the median, channel by channel, of 15 evenly spaced ones."""
     some = keys[[s * len(keys) // 15 for s in range(15)]]
     some = np.sort(some[np.isfinite(some).all(axis=1)], axis=0)
-    return some[len(some) // 2] if len(some) else np.zeros(keys.shape[1], dtype=np.float32)
-
-
-def logit_steps(query: Query, q: np.ndarray, left: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """Logits in 64ths of an octave of keys, which are `left` without the reference."""
-    scale = query.scale if query.scale is not None else 1 / np.sqrt(len(q))
-    numbers, unit = rounded_query(q, scale)
-    offset, rest = 0, reference[None]
+    reference = some[len(some) // 2] if len(some) else np.zeros(keys.shape[1], dtype=np.float32)
+    common, rest = [], reference[None]
     with np.errstate(all="ignore"):
+        left = keys - reference
+        usable = np.isfinite(left).all(axis=1)
         for _ in range(2):
             whole, step = eight_bits(rest)
-            offset = offset + steps_of(whole @ numbers, unit * step)
+            common.append((whole, step))
             rest = rest - whole.astype(np.float32) * step[:, None]
-        whole, step = eight_bits(left)
-        steps = offset + steps_of(whole @ numbers, unit * step)
+        return Rounded(common, eight_bits(left[usable]), usable)
+
+
+def logit_steps(query: Query, group: np.ndarray, keys: Rounded) -> np.ndarray:
+    """Logits (heads, count) in 64ths of an octave: NO_LOGIT where a key is not usable.
+
+    group: finite queries (heads, head_dim)
+    """
+    scale = query.scale if query.scale is not None else 1 / np.sqrt(group.shape[1])
+    numbers, units = rounded_queries(group, scale)
+    with np.errstate(all="ignore"):
+        parts = [steps_of(numbers @ w.T, units * step) for w, step in (*keys.common, keys.left)]
+    steps = parts[0] + parts[1] + parts[2]
     if query.softcap > 0:
         most = np.float32(query.softcap) * np.float32(92.3324826)
         cap = int(np.rint(min(most, np.float32(MOST_STEPS))))
         if cap < MOST_STEPS:
             steps = np.clip(steps, -cap, cap)
-    return steps
+    logits = np.full((len(group), len(keys.usable)), NO_LOGIT, dtype=np.int64)
+    logits[:, keys.usable] = steps
+    return logits
 
 
 def weights_of(logits: np.ndarray) -> np.ndarray:
@@ -119,23 +142,18 @@ def choose(
 
     queries: position, the group's (heads, head_dim), and how its logits are made
     """
-    reference = reference_of(keys)
-    with np.errstate(all="ignore"):
-        left = keys - reference
-    usable = np.isfinite(left).all(axis=1)
+    rounded = rounded_keys(keys)
+    usable = rounded.usable
     place = np.array(positions)
     shares = np.zeros(len(place), dtype=np.uint64)
     ranks = np.zeros(len(place), dtype=np.uint64)
     heard = False
     for position, group, query in queries:
-        finite = [q for q in group if np.isfinite(q).all()]
-        if not finite:
+        finite = group[np.isfinite(group).all(axis=1)]
+        if not len(finite):
             continue
         heard = True
-        logits = np.full(len(place), NO_LOGIT, dtype=np.int64)
-        for q in finite:
-            steps = logit_steps(query, q, left[usable], reference)
-            logits[usable] = np.maximum(logits[usable], steps)
+        logits = logit_steps(query, finite, rounded).max(axis=0)
         logits[place > position] = NO_LOGIT
         weights = weights_of(logits)
         shares += shares_of(weights)

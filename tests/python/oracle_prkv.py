@@ -7,6 +7,7 @@ pages may differ from the best ones where scores are as good as equal.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ from oracle_hardkv import (
     Model,
     Query,
     logit_steps,
-    reference_of,
+    rounded_keys,
     shares_of,
     weights_of,
 )
@@ -55,10 +56,15 @@ def digest(keys: np.ndarray, box: bool) -> tuple[np.ndarray, np.ndarray]:
     return middle.astype(np.float64) * unit, distance.astype(np.float64) * unit
 
 
-def score(group: np.ndarray, middle: np.ndarray, distance: np.ndarray) -> float:
-    """The mean over a group's queries (heads, head_dim) of a page's score."""
-    scores = [q @ middle + np.abs(q) @ distance for q in group]
-    return float(np.clip(scores, -MOST_SCORE, MOST_SCORE).mean())
+@functools.lru_cache(maxsize=1 << 14)
+def _digest_of_bytes(keys: bytes, head_dim: int, box: bool) -> tuple[np.ndarray, np.ndarray]:
+    return digest(np.frombuffer(keys, dtype=np.float32).reshape(-1, head_dim), box)
+
+
+def scores(group: np.ndarray, middles: np.ndarray, distances: np.ndarray) -> np.ndarray:
+    """The mean over a group's queries (heads, head_dim) of the scores of pages."""
+    each = group @ middles.T + np.abs(group) @ distances.T
+    return np.clip(each, -MOST_SCORE, MOST_SCORE).mean(axis=0)
 
 
 def group_shares(
@@ -66,22 +72,17 @@ def group_shares(
 ) -> tuple[np.ndarray, bool, np.ndarray]:
     """Shares of keys (count, head_dim) summed over queries and the group's heads, each with a
     softmax of its own; whether any had a say; and the logits of each (heads, queries, count)."""
-    reference = reference_of(keys)
-    with np.errstate(all="ignore"):
-        left = keys - reference
-    usable = np.isfinite(left).all(axis=1)
-    shares, logits = np.zeros(len(keys), dtype=np.uint64), []
-    for head in range(len(asked[0][1])):
-        logits.append([])
-        for position, group, query in asked:
-            if not np.isfinite(group[head]).all():
-                continue
-            own = np.full(len(keys), NO_LOGIT, dtype=np.int64)
-            own[usable] = logit_steps(query, group[head], left[usable], reference)
-            own[positions > position] = NO_LOGIT
+    rounded = rounded_keys(keys)
+    shares = np.zeros(len(keys), dtype=np.uint64)
+    logits: list[list[np.ndarray]] = [[] for _ in asked[0][1]]
+    for position, group, query in asked:
+        finite = np.flatnonzero(np.isfinite(group).all(axis=1))
+        found = logit_steps(query, group[finite], rounded)
+        found[:, positions > position] = NO_LOGIT
+        for head, own in zip(finite, found, strict=True):
             shares += shares_of(weights_of(own))
-            logits[-1].append(own)
-    return shares, usable, logits
+            logits[head].append(own)
+    return shares, rounded.usable, logits
 
 
 def best(logits: np.ndarray, count: int) -> set[int]:
@@ -152,12 +153,15 @@ class PrkvModel(Model):
     def digests(self, head: int, without: list[int] = ()) -> tuple[list, list[list[int]]]:
         """Of each page of the zone, and the positions it is of: those that are not kept."""
         (begin, end), page = self.zone, self.config.policy.page
+        usable = np.zeros(end, dtype=bool)
+        usable[begin:] = np.isfinite(self.k[begin:end, head]).all(axis=1)
+        usable[list(without)] = False
         digests, live = [], []
         for first in range(self.first_page * page, end, page):
-            rows = [p for p in range(max(first, begin), first + page) if p not in set(without)]
-            rows = [p for p in rows if np.isfinite(self.k[p, head]).all()]
-            live.append(rows)
-            digests.append(digest(self.k[rows, head], self.config.policy.digest == "max"))
+            rows = first + np.flatnonzero(usable[first : first + page])
+            live.append(rows.tolist())
+            keys, box = self.k[rows, head], self.config.policy.digest == "max"
+            digests.append(_digest_of_bytes(keys.tobytes(), keys.shape[1], box))
         return digests, live
 
     def find(self, q: np.ndarray) -> list[Found] | None:
@@ -175,9 +179,10 @@ class PrkvModel(Model):
             own = q[h * group : (h + 1) * group].astype(np.float64)
             own = own[np.isfinite(own).all(axis=1)]
             digests, live = self.digests(h, self.kept(h))
-            scores = [
-                score(own, *d) if rows and len(own) else -np.inf
-                for d, rows in zip(digests, live, strict=True)
-            ]
-            found.append(Found(np.array(scores), live, pages if len(own) else 0))
+            found_scores = np.full(len(digests), -np.inf)
+            some = [bool(rows) for rows in live]
+            if any(some) and len(own):
+                middles, distances = np.swapaxes(digests, 0, 1)[:, some]
+                found_scores[some] = scores(own, middles, distances)
+            found.append(Found(found_scores, live, pages if len(own) else 0))
         return found

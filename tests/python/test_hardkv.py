@@ -1,17 +1,13 @@
 """HARD-KV: the rows that are kept, against the oracle, and what a step attends to."""
 
-import json
-import subprocess
-import sys
-
 import numpy as np
 import oracle
 import pariskv_core as pk
 import pytest
 import torch
-from hardkv_life import Life, f32, kept_of, make_config
+from hardkv_life import Life, f32, kept_of, make_config, random_life
 from oracle_hardkv import Model, Query
-from support import HERE, LEVELS, child_environment, f64, randn_kv, randn_q, randn_step
+from support import f64, randn_kv, randn_q, randn_step
 
 POLICIES = {
     "fixed": pk.HardKV(most=16, p=1.0, metric="attention", patience=0),
@@ -26,28 +22,7 @@ POLICIES = {
 @pytest.mark.parametrize("seed", range(3))
 def test_a_random_life_keeps_what_the_oracle_keeps(policy, seed):
     config = make_config(policy, dense_below=[0, 90][seed % 2])
-    lives = [Life(config, seed)]
-    rng = np.random.default_rng(1000 + seed)
-    options = [{}, {"scale": 0.5}, {"softcap": 2.0}, {"scale": 0.07, "softcap": 5.0}]
-    for step in range(40):
-        life = lives[rng.integers(len(lives))]
-        some = options[rng.integers(4)]
-        deed = rng.integers(12)
-        if step == 0 or deed == 0:
-            life.prefill(int(rng.integers(1, 120)), queries=bool(rng.integers(4)), **some)
-        elif deed <= 6:
-            for _ in range(rng.integers(1, 30)):
-                life.decode(**some)
-        elif deed == 7:
-            life.attend(int(rng.integers(1, 60)), **some)
-        elif deed == 8:
-            life.flush()
-        elif deed == 9 and len(lives) < 4:
-            lives.append(life.fork())
-        else:
-            life.truncate(int(rng.integers(1, [8, 40, 90][rng.integers(3)])))
-        for each in lives:
-            each.check()
+    lives = random_life(Life(config, seed), seed, steps=40, prompt=120, turn=60)
     assert sum(life.model.keeps for life in lives) > 5
     assert lives[0].cache.stats().keeps > 5
 
@@ -388,25 +363,3 @@ def test_forks_share_what_is_kept_until_one_chooses_anew():
     life.cache.remove(twin.s)
     empty = life.cache.stats()
     assert (empty.kept_rows, empty.kept_bytes) == (0, 0)
-
-
-@pytest.mark.cpu("a GPU has neither")
-def test_levels_and_threads_do_not_show():
-    script = HERE / "kept_digest.py"
-    found = {}
-    for level in LEVELS:
-        for threads in (1, 3):
-            done = subprocess.run(
-                [sys.executable, str(script), str(threads)],
-                env=child_environment(PARISKV_CPU_LEVEL=level),
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=300,
-            )
-            if "PARISKV_CPU_LEVEL" in done.stderr:
-                continue  # this machine lacks the instructions
-            assert done.returncode == 0, done.stderr
-            found[level, threads] = json.loads(done.stdout)
-    assert len(found) >= 2
-    assert len({json.dumps(each) for each in found.values()}) == 1

@@ -1,18 +1,14 @@
 """PRKV: what a step attends to, against the oracle, whatever was done to the sequence."""
 
-import json
-import subprocess
-import sys
-
 import numpy as np
 import oracle_prkv
 import pariskv_core as pk
 import pytest
 import torch
-from hardkv_life import f32, kept_of
+from hardkv_life import f32, kept_of, random_life
 from oracle_hardkv import Query
 from prkv_life import Life, make_config
-from support import HERE, LEVELS, child_environment, f64, randn_kv, randn_q, randn_step
+from support import f64, randn_kv, randn_q, randn_step
 
 POLICIES = {
     "quarter": pk.PRKV(budget=64, static_share=0.25, page=16),
@@ -29,28 +25,7 @@ POLICIES = {
 @pytest.mark.parametrize("seed", range(2))
 def test_a_random_life_attends_to_what_the_oracle_does(policy, seed):
     config = make_config(policy, dense_below=[0, 90][seed % 2])
-    lives = [Life(config, seed)]
-    rng = np.random.default_rng(1000 + seed)
-    options = [{}, {"scale": 0.5}, {"softcap": 2.0}, {"scale": 0.07, "softcap": 5.0}]
-    for step in range(30):
-        life = lives[rng.integers(len(lives))]
-        some = options[rng.integers(4)]
-        deed = rng.integers(12)
-        if step == 0 or deed == 0:
-            life.prefill(int(rng.integers(1, 200)), queries=bool(rng.integers(4)), **some)
-        elif deed <= 6:
-            for _ in range(rng.integers(1, 30)):
-                life.decode(**some)
-        elif deed == 7:
-            life.attend(int(rng.integers(1, 90)), **some)
-        elif deed == 8:
-            life.flush()
-        elif deed == 9 and len(lives) < 4:
-            lives.append(life.fork())
-        else:
-            life.truncate(int(rng.integers(1, [8, 40, 90][rng.integers(3)])))
-        for each in lives:
-            each.check()
+    lives = random_life(Life(config, seed), seed, steps=30, prompt=200, turn=90)
     if policy.static_share != 0:
         assert sum(life.model.keeps for life in lives) > 1
     assert lives[0].cache.stats().keeps >= lives[0].model.keeps
@@ -293,25 +268,3 @@ def test_forks_share_pages_and_what_is_kept_until_one_goes_on():
     life.cache.remove(twin.s)
     empty = life.cache.stats()
     assert (empty.kept_rows, empty.kept_bytes, empty.summary_bytes) == (0, 0, 0)
-
-
-@pytest.mark.cpu("a GPU has neither")
-def test_levels_and_threads_do_not_show():
-    script = HERE / "kept_digest.py"
-    found = {}
-    for level in LEVELS:
-        for threads in (1, 3):
-            done = subprocess.run(
-                [sys.executable, str(script), str(threads), "prkv"],
-                env=child_environment(PARISKV_CPU_LEVEL=level),
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=300,
-            )
-            if "PARISKV_CPU_LEVEL" in done.stderr:
-                continue  # this machine lacks the instructions
-            assert done.returncode == 0, done.stderr
-            found[level, threads] = json.loads(done.stdout)
-    assert len(found) >= 2
-    assert len({json.dumps(each) for each in found.values()}) == 1
