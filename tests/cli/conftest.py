@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,9 @@ import tiny_model
 # For everything that is run here, too: few threads, and no network.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.pop("COLUMNS", None)
+# A shell starts jobs in its background with Ctrl-C ignored, and so would they their own.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:

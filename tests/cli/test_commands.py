@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html.parser
+import io
 import json
 import os
 import pty
@@ -116,19 +117,25 @@ def test_demo_finds_the_facts(pariskv: Pariskv):
     assert found["problems"] == []
 
 
-def test_generate_writes_the_text_alone_to_a_pipe(pariskv: Pariskv, model: Path, long_text: Path):
+def test_generate_writes_the_text_alone_to_a_pipe(
+    pariskv: Pariskv, model: Path, long_text: Path, monkeypatch, capsys
+):
     ask = ("generate", model, "--max-new-tokens", 12, "--threads", 1)
     done = pariskv(*ask, "--prompt-file", long_text)
     assert done.code == 0, done.err
     assert re.fullmatch(r"[!-~]{12}\n", done.out)  # printable ASCII is all that it can say
     assert "3,000 tokens read" in done.err
     assert "each step attended to 4 first and" in done.err
-    same = pariskv(*ask, "--prompt-file", "-", "--json", text=long_text.read_text())
-    assert same.err == ""
-    assert same.record["text"] == done.out.strip()
-    assert same.record["prompt_tokens"] == 3000
-    assert same.record["attended"]["selected"] == 100
-    assert same.record["tokens_per_second"] > 0
+    with long_text.open("rb") as file:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(file, encoding="utf-8"))
+        assert main([*map(str, ask), "--prompt-file", "-", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    same = json.loads(out)
+    assert same["text"] == done.out.strip()
+    assert same["prompt_tokens"] == 3000
+    assert same["attended"]["selected"] == 100
+    assert same["tokens_per_second"] > 0
 
 
 def test_verify(pariskv: Pariskv, model: Path, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import hypothesis
@@ -21,6 +22,11 @@ hypothesis.settings.register_profile(
     ],
 )
 hypothesis.settings.load_profile("suite")
+
+
+# A shell starts jobs in its background with Ctrl-C ignored, and so would they their own.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -179,7 +179,7 @@ def test_a_handler_that_calls_the_cache_is_told_why_not():
 def test_a_handler_may_close_the_cache():
     program = """
         cache, s = make(2048)
-        q, k = np.resize(block, (8192, 32, 128)), np.resize(block, (8192, 8, 128))
+        q, k = np.resize(block, (3072, 32, 128)), np.resize(block, (3072, 8, 128))
         signal.signal(signal.SIGINT, lambda *_: cache.close())
         interrupt_after(0.15)
         cache.attend(0, [s], q, k=k, v=k)

@@ -78,7 +78,7 @@ std::vector<Case> pariskv_cases() {
            }),
       make("mass_in_branches",
            [=](Case& c, Config& k) {
-             tail(c, k, 16), own(k).mass = .35, c.device = 0, c.twin = 4, c.batch = 3;
+             tail(c, k, 16), own(k).mass = .35, c.device = 4, c.twin = 2, c.batch = 3;
              c.tokens = 400, c.steps = 2;
              k.query_heads = 12, k.kv_heads = 6, k.head_dim = 64;
            }),
@@ -136,7 +136,7 @@ std::vector<Case> pariskv_cases() {
            }),
       make("blocks_in_branches",
            [=](Case& c, Config& k) {
-             blocks(c, k, 64), c.device = 0, c.batch = 3, c.tokens = 400, c.steps = 2;
+             blocks(c, k, 64), c.device = 4, c.batch = 3, c.tokens = 400, c.steps = 2;
              c.packed = true, k.query_heads = 12, k.kv_heads = 6, k.head_dim = 64;
            }),
       make("blocks_hostile", [=](Case& c, Config& k) { blocks(c, k, 64), c.hostile = true; }),
