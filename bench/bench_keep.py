@@ -9,7 +9,6 @@ With `--gpu`: replayed steps and the choices between them, on a GPU (gpu_keep.py
 from __future__ import annotations
 
 import argparse
-import time
 from statistics import median
 
 import gpu
@@ -21,12 +20,6 @@ import torch
 _KV_HEADS = 8
 _QUERY_HEADS = 32
 _HEAD_DIM = 128
-
-
-def _seconds(call) -> float:
-    begin = time.process_time()
-    call()
-    return time.process_time() - begin
 
 
 def _measure(tokens: int, policy: pk.HardKV, steps: int, rounds: int) -> dict[str, float]:
@@ -51,16 +44,14 @@ def _measure(tokens: int, policy: pk.HardKV, steps: int, rounds: int) -> dict[st
         for _ in range(rounds):
             for asks, found in prompts.items():
                 s = cache.add()
-                found.append(_seconds(lambda: cache.prefill(0, [s], k, v, q=q if asks else None)))  # noqa: B023
+                asked = q if asks else None
+                found.append(harness.processor_seconds(cache.prefill, 0, [s], k, v, q=asked))
                 if len(prompts[True]) < rounds:
                     cache.remove(s)
         kept = cache.stats().kept_rows
-        plain, choosing = [], []
-        for t in range(steps):
-            before = cache.stats().keeps
-            row = slice(t, t + 1)
-            took = _seconds(lambda: cache.decode(0, [s], new_q[row], new_k[row], new_v[row]))  # noqa: B023
-            (choosing if cache.stats().keeps > before else plain).append(took)
+        plain, choosing = harness.steps_apart(
+            cache, s, new_q, new_k, new_v, lambda stats: stats.keeps
+        )
     return {
         "tokens": tokens,
         "most": policy.most,

@@ -9,8 +9,6 @@ With `--gpu`: replayed steps on a GPU (gpu_pages.py).
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
 from statistics import median
 
 import gpu
@@ -22,12 +20,6 @@ import torch
 _KV_HEADS = 8
 _QUERY_HEADS = 32
 _HEAD_DIM = 128
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    begin = time.process_time()
-    call()
-    return time.process_time() - begin
 
 
 def _rows(tokens: int, heads: int) -> torch.Tensor:
@@ -52,17 +44,14 @@ def _measure(tokens: int, policy: pk.PRKV, dense: bool, steps: int) -> dict[str,
     with pk.Cache(config) as cache:
         for _ in range(2):  # memory that is new to the process takes longer
             s = cache.add()
-            plain_prompt = _seconds(lambda: cache.prefill(0, [s], k, v))  # noqa: B023
+            plain_prompt = harness.processor_seconds(cache.prefill, 0, [s], k, v)
             cache.remove(s)
         s = cache.add()
-        prompt = _seconds(lambda: cache.prefill(0, [s], k, v, q=q))
+        prompt = harness.processor_seconds(cache.prefill, 0, [s], k, v, q=q)
         stats = cache.stats()
-        plain, choosing = [], []
-        for t in range(steps):
-            row = slice(t, t + 1)
-            before = cache.stats().flushes
-            took = _seconds(lambda: cache.decode(0, [s], new_q[row], new_k[row], new_v[row]))  # noqa: B023
-            (choosing if cache.stats().flushes > before else plain).append(took)
+        plain, choosing = harness.steps_apart(
+            cache, s, new_q, new_k, new_v, lambda stats: stats.flushes
+        )
     return {
         "tokens": tokens,
         "policy": "dense" if dense else repr(policy),

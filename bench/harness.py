@@ -90,6 +90,30 @@ def in_turns(cases: dict[str, Callable[[], object]], rounds: int) -> dict[str, l
     return seconds
 
 
+def processor_seconds(call: Callable[..., object], *arguments: Any, **named: Any) -> float:
+    begin = time.process_time()
+    call(*arguments, **named)
+    return time.process_time() - begin
+
+
+def steps_apart(
+    cache: pk.Cache, s: int, q: Any, k: Any, v: Any, chosen: Callable[[pk.Stats], int]
+) -> tuple[list[float], list[float]]:
+    """Processor seconds of decode steps: those that choose nothing, and those that choose.
+
+    q, k, v  (steps, heads, head_dim)
+    chosen   a counter that goes up with each choice
+    """
+    plain: list[float] = []
+    choosing: list[float] = []
+    for t in range(len(q)):
+        row = slice(t, t + 1)
+        before = chosen(cache.stats())
+        took = processor_seconds(cache.decode, 0, [s], q[row], k[row], v[row])
+        (choosing if chosen(cache.stats()) > before else plain).append(took)
+    return plain, choosing
+
+
 def bandwidth(threads: int, megabytes: int = 256) -> dict[str, float]:
     """Bytes per second of this machine: reading, and copying, which counts both ways."""
     words = megabytes * 2**20 // 4 // threads
