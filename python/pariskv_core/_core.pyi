@@ -436,7 +436,7 @@ class Stats:
     @property
     def unusable_keys(self) -> int:
         """
-        Keys of the retrieval zones that are never selected: not finite, or (without blocks) zero.
+        Keys of the retrieval zones that are never selected, over kv heads: not finite, or (ParisKV without blocks) zero. HardKV does not count them: 0.
         """
 
     @property

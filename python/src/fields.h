@@ -50,9 +50,9 @@ std::string constructor_of(nanobind::handle maker);
  * What settings have in common in Python: `fields(settings)` gives every keyword argument of the
  * constructor, so that each of these is exact. `maker` takes these arguments and returns settings.
  */
-template <typename Settings>
-void bind_value(nanobind::class_<Settings>& type, const char* name,
-                nanobind::dict (*fields)(const Settings&), nanobind::object maker, Making making) {
+template <typename Settings, typename Fields>
+void bind_value(nanobind::class_<Settings>& type, const char* name, Fields fields,
+                nanobind::object maker, Making making) {
   namespace nb = nanobind;
   // Never released: it lives as long as the type, which outlives the interpreter's last call.
   const nb::handle held = maker.release();

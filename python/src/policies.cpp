@@ -5,9 +5,14 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <map>
 #include <optional>
+#include <string>
 #include <tuple>
+#include <utility>
 #include <variant>
+#include <vector>
 
 #include "fields.h"
 #include "module.h"
@@ -19,43 +24,91 @@ namespace nb = nanobind;
 
 namespace {
 
+/**
+ * A field of settings S: what Python reads, what makes equal settings again, and how it is set.
+ * T is the type of the constructor's argument.
+ */
+template <typename S, typename T, typename Read, typename Kept, typename Set>
+struct Field {
+  using Argument = T;
+  const char* name;
+  Read read;
+  Kept kept;
+  Set set;
+};
+
+template <typename T, typename S, typename Read, typename Kept, typename Set>
+Field<S, T, Read, Kept, Set> field(const char* name, Read read, Kept kept, Set set) {
+  return {name, read, kept, set};
+}
+
+/** A number, as it is. */
+template <typename S, typename T>
+auto plain(const char* name, T S::* member) {
+  const auto read = [member](const S& s) { return s.*member; };
+  return field<T, S>(name, read, read, [member](S& s, const T& value) { s.*member = value; });
+}
+
+/** What Python knows as another type. */
+template <typename T, typename S, typename Read, typename Parse, typename Own>
+auto spelled(const char* name, Own S::* member, Read read, Parse parse) {
+  const auto of = [member, read](const S& s) { return read(s.*member); };
+  return field<T, S>(name, of, of,
+                     [member, parse](S& s, const T& value) { s.*member = parse(value); });
+}
+
+template <typename E>
+using Names = std::vector<std::pair<const char*, E>>;
+
+template <typename E>
+E parse(const std::string& field, const Names<E>& names, const std::string& given) {
+  std::string expected;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (given == names[i].first) return names[i].second;
+    const char* separator = i == 0 ? "" : i + 1 < names.size() ? ", " : " or ";
+    expected += separator + ("\"" + std::string(names[i].first) + "\"");
+  }
+  throw nb::value_error(
+      ("[config] policy." + field + ": expected " + expected + ", got \"" + given + "\"").c_str());
+}
+
+/** One of several, by its name. */
+template <typename S, typename E>
+auto named(const char* name, E S::* member, const Names<E>& names) {
+  const auto text = [names](E value) {
+    return std::find_if(names.begin(), names.end(),
+                        [&](const auto& n) { return n.second == value; })
+        ->first;
+  };
+  return spelled<std::string>(name, member, text, [name, names](const std::string& given) {
+    return parse(name, names, given);
+  });
+}
+
+/** The one list of a policy's fields: its constructor, its properties and what is pickled. */
+template <typename S, typename... F>
+void bind_policy(nb::module_& m, const char* name, const char* doc,
+                 std::map<std::string, Either> either, F... fields) {
+  const S defaults;
+  nb::class_<S> type(m, name, doc);
+  const nb::object maker = nb::cpp_function(
+      [fields...](const typename F::Argument&... values) {
+        S settings;
+        (fields.set(settings, values), ...);
+        settings.validate();
+        return settings;
+      },
+      nb::kw_only(), (nb::arg(fields.name) = fields.kept(defaults))...);
+  (type.def_prop_ro(fields.name, fields.read), ...);
+  const auto kept = [fields...](const S& settings) {
+    nb::dict values;
+    ((values[fields.name] = fields.kept(settings)), ...);
+    return values;
+  };
+  bind_value(type, name, kept, maker, {"[config] policy.", {}, {}, std::move(either)});
+}
+
 using Step = std::tuple<int64_t, double, double>;
-
-Scorer parse_scorer(const std::string& name) {
-  if (name == "sign_norm") return Scorer::kSignNorm;
-  if (name == "votes") return Scorer::kVotes;
-  throw nb::value_error(
-      ("[config] policy.scorer: expected \"sign_norm\" or \"votes\", got \"" + name + "\"")
-          .c_str());
-}
-
-const char* text(Scorer scorer) { return scorer == Scorer::kVotes ? "votes" : "sign_norm"; }
-
-GroupRule parse_group_rule(const std::string& name) {
-  if (name == "attention_mass") return GroupRule::kAttentionMass;
-  if (name == "mean_query") return GroupRule::kMeanQuery;
-  throw nb::value_error(
-      ("[config] policy.group_rule: expected \"attention_mass\" or \"mean_query\", got \"" + name +
-       "\"")
-          .c_str());
-}
-
-const char* text(GroupRule rule) {
-  return rule == GroupRule::kMeanQuery ? "mean_query" : "attention_mass";
-}
-
-TailRule parse_tail(const std::string& name) {
-  if (name == "own") return TailRule::kOwn;
-  if (name == "none") return TailRule::kNone;
-  if (name == "sample") return TailRule::kSample;
-  throw nb::value_error(
-      ("[config] policy.tail: expected \"sample\", \"none\" or \"own\", got \"" + name + "\"")
-          .c_str());
-}
-
-const char* text(TailRule rule) {
-  return rule == TailRule::kOwn ? "own" : rule == TailRule::kNone ? "none" : "sample";
-}
 
 /** Those that hold: the policy's own where none are set. */
 std::vector<Step> steps_of(const ParisKv& given) {
@@ -67,19 +120,20 @@ std::vector<Step> steps_of(const ParisKv& given) {
   return steps;
 }
 
-nb::dict fields_of(const ParisKv& s) {
-  nb::dict fields;
-  fields["top_k"] = s.top_k;
-  fields["scorer"] = text(s.scorer);
-  fields["group_rule"] = text(s.group_rule);
-  fields["schedule"] = s.schedule.empty() ? nb::object(nb::none()) : nb::cast(steps_of(s));
-  fields["min_candidates_per_row"] = s.min_candidates_per_row;
-  fields["seed"] = s.seed;
-  fields["block"] = s.block;
-  fields["tail"] = text(s.tail);
-  fields["tail_rows"] = s.tail_rows;
-  fields["mass"] = s.mass;
-  return fields;
+std::optional<std::vector<Step>> schedule_of(const ParisKv& s) {
+  if (s.schedule.empty()) return {};
+  return steps_of(s);
+}
+
+void set_schedule(ParisKv& s, const std::optional<std::vector<Step>>& steps) {
+  if (!steps) return;
+  if (steps->empty()) {
+    throw nb::value_error(
+        "[config] policy.schedule: expected at least one step, or None, got none");
+  }
+  for (const auto& [from_tokens, candidate_ratio, vote_ratio] : *steps) {
+    s.schedule.push_back({from_tokens, candidate_ratio, vote_ratio});
+  }
 }
 
 constexpr const char* kParisKvDoc =
@@ -118,78 +172,21 @@ mass
 Raises ValueError, with what was expected and what came.)";
 
 void bind_pariskv(nb::module_& m) {
-  const ParisKv defaults;
-  nb::class_<ParisKv> pariskv(m, "ParisKV", kParisKvDoc);
-  const nb::object maker = nb::cpp_function(
-      [](int64_t top_k, const std::string& scorer, const std::string& group_rule,
-         const std::optional<std::vector<Step>>& schedule, int64_t min_candidates_per_row,
-         uint64_t seed, int64_t block, const std::string& tail, int64_t tail_rows,
-         std::optional<double> mass) {
-        ParisKv settings;
-        settings.top_k = top_k;
-        settings.scorer = parse_scorer(scorer);
-        settings.group_rule = parse_group_rule(group_rule);
-        if (schedule && schedule->empty()) {
-          throw nb::value_error(
-              "[config] policy.schedule: expected at least one step, or None, got none");
-        }
-        for (const auto& [from_tokens, candidate_ratio, vote_ratio] :
-             schedule.value_or(std::vector<Step>{})) {
-          settings.schedule.push_back({from_tokens, candidate_ratio, vote_ratio});
-        }
-        settings.min_candidates_per_row = min_candidates_per_row;
-        settings.seed = seed;
-        settings.block = block;
-        settings.tail = parse_tail(tail);
-        settings.tail_rows = tail_rows;
-        settings.mass = mass;
-        settings.validate();
-        return settings;
-      },
-      nb::kw_only(), nb::arg("top_k") = defaults.top_k, nb::arg("scorer") = text(defaults.scorer),
-      nb::arg("group_rule") = text(defaults.group_rule), nb::arg("schedule") = nb::none(),
-      nb::arg("min_candidates_per_row") = defaults.min_candidates_per_row,
-      nb::arg("seed") = defaults.seed, nb::arg("block") = defaults.block,
-      nb::arg("tail") = text(defaults.tail), nb::arg("tail_rows") = defaults.tail_rows,
-      nb::arg("mass") = defaults.mass);
-  pariskv.def_ro("top_k", &ParisKv::top_k)
-      .def_prop_ro("scorer", [](const ParisKv& s) { return text(s.scorer); })
-      .def_prop_ro("group_rule", [](const ParisKv& s) { return text(s.group_rule); })
-      .def_prop_ro("schedule", &steps_of)
-      .def_ro("min_candidates_per_row", &ParisKv::min_candidates_per_row)
-      .def_ro("seed", &ParisKv::seed)
-      .def_ro("block", &ParisKv::block)
-      .def_prop_ro("tail", [](const ParisKv& s) { return text(s.tail); })
-      .def_ro("tail_rows", &ParisKv::tail_rows)
-      .def_ro("mass", &ParisKv::mass);
-  bind_value(pariskv, "ParisKV", fields_of, maker,
-             {"[config] policy.",
-              {},
-              {},
-              {{"schedule", Either::kListOrNone}, {"mass", Either::kNumberOrNone}}});
-}
-
-KeepMetric parse_metric(const std::string& name) {
-  if (name == "attention") return KeepMetric::kAttention;
-  if (name == "snapkv") return KeepMetric::kSnapKv;
-  throw nb::value_error(
-      ("[config] policy.metric: expected \"attention\" or \"snapkv\", got \"" + name + "\"")
-          .c_str());
-}
-
-const char* text(KeepMetric metric) {
-  return metric == KeepMetric::kSnapKv ? "snapkv" : "attention";
-}
-
-nb::dict fields_of(const HardKv& s) {
-  nb::dict fields;
-  fields["most"] = s.most;
-  fields["p"] = s.p;
-  fields["least"] = s.least;
-  fields["metric"] = text(s.metric);
-  fields["pool"] = s.pool;
-  fields["patience"] = s.patience;
-  return fields;
+  bind_policy<ParisKv>(
+      m, "ParisKV", kParisKvDoc,
+      {{"schedule", Either::kListOrNone}, {"mass", Either::kNumberOrNone}},
+      plain("top_k", &ParisKv::top_k),
+      named("scorer", &ParisKv::scorer,
+            {{"sign_norm", Scorer::kSignNorm}, {"votes", Scorer::kVotes}}),
+      named("group_rule", &ParisKv::group_rule,
+            {{"attention_mass", GroupRule::kAttentionMass}, {"mean_query", GroupRule::kMeanQuery}}),
+      field<std::optional<std::vector<Step>>, ParisKv>("schedule", steps_of, schedule_of,
+                                                       set_schedule),
+      plain("min_candidates_per_row", &ParisKv::min_candidates_per_row),
+      plain("seed", &ParisKv::seed), plain("block", &ParisKv::block),
+      named("tail", &ParisKv::tail,
+            {{"sample", TailRule::kSample}, {"none", TailRule::kNone}, {"own", TailRule::kOwn}}),
+      plain("tail_rows", &ParisKv::tail_rows), plain("mass", &ParisKv::mass));
 }
 
 constexpr const char* kHardKvDoc =
@@ -218,31 +215,12 @@ patience
 Raises ValueError, with what was expected and what came.)";
 
 void bind_hardkv(nb::module_& m) {
-  const HardKv defaults;
-  nb::class_<HardKv> hardkv(m, "HardKV", kHardKvDoc);
-  const nb::object maker = nb::cpp_function(
-      [](int64_t most, double p, int64_t least, const std::string& metric, int64_t pool,
-         int64_t patience) {
-        HardKv settings;
-        settings.most = most;
-        settings.p = p;
-        settings.least = least;
-        settings.metric = parse_metric(metric);
-        settings.pool = pool;
-        settings.patience = patience;
-        settings.validate();
-        return settings;
-      },
-      nb::kw_only(), nb::arg("most") = defaults.most, nb::arg("p") = defaults.p,
-      nb::arg("least") = defaults.least, nb::arg("metric") = text(defaults.metric),
-      nb::arg("pool") = defaults.pool, nb::arg("patience") = defaults.patience);
-  hardkv.def_ro("most", &HardKv::most)
-      .def_ro("p", &HardKv::p)
-      .def_ro("least", &HardKv::least)
-      .def_prop_ro("metric", [](const HardKv& s) { return text(s.metric); })
-      .def_ro("pool", &HardKv::pool)
-      .def_ro("patience", &HardKv::patience);
-  bind_value(hardkv, "HardKV", fields_of, maker, {"[config] policy.", {}, {}});
+  bind_policy<HardKv>(
+      m, "HardKV", kHardKvDoc, {}, plain("most", &HardKv::most), plain("p", &HardKv::p),
+      plain("least", &HardKv::least),
+      named("metric", &HardKv::metric,
+            {{"attention", KeepMetric::kAttention}, {"snapkv", KeepMetric::kSnapKv}}),
+      plain("pool", &HardKv::pool), plain("patience", &HardKv::patience));
 }
 
 using Share = std::variant<double, std::string>;
@@ -257,27 +235,9 @@ std::optional<double> parse_share(const Share& share) {
           .c_str());
 }
 
-Share share_of(const Prkv& s) {
-  if (s.static_share) return *s.static_share;
+Share share_of(const std::optional<double>& share) {
+  if (share) return *share;
   return "auto";
-}
-
-PageDigest parse_digest(const std::string& name) {
-  if (name == "mean") return PageDigest::kMean;
-  if (name == "max") return PageDigest::kMax;
-  throw nb::value_error(
-      ("[config] policy.digest: expected \"mean\" or \"max\", got \"" + name + "\"").c_str());
-}
-
-const char* text(PageDigest digest) { return digest == PageDigest::kMax ? "max" : "mean"; }
-
-nb::dict fields_of(const Prkv& s) {
-  nb::dict fields;
-  fields["budget"] = s.budget;
-  fields["static_share"] = share_of(s);
-  fields["page"] = s.page;
-  fields["digest"] = text(s.digest);
-  return fields;
 }
 
 constexpr const char* kPrkvDoc =
@@ -303,27 +263,12 @@ digest
 Raises ValueError, with what was expected and what came.)";
 
 void bind_prkv(nb::module_& m) {
-  const Prkv defaults;
-  nb::class_<Prkv> prkv(m, "PRKV", kPrkvDoc);
-  const nb::object maker = nb::cpp_function(
-      [](int64_t budget, const Share& static_share, int64_t page, const std::string& digest) {
-        Prkv settings;
-        settings.budget = budget;
-        settings.static_share = parse_share(static_share);
-        settings.page = page;
-        settings.digest = parse_digest(digest);
-        settings.validate();
-        return settings;
-      },
-      nb::kw_only(), nb::arg("budget") = defaults.budget,
-      nb::arg("static_share") = share_of(defaults), nb::arg("page") = defaults.page,
-      nb::arg("digest") = text(defaults.digest));
-  prkv.def_ro("budget", &Prkv::budget)
-      .def_prop_ro("static_share", &share_of)
-      .def_ro("page", &Prkv::page)
-      .def_prop_ro("digest", [](const Prkv& s) { return text(s.digest); });
-  bind_value(prkv, "PRKV", fields_of, maker,
-             {"[config] policy.", {}, {}, {{"static_share", Either::kNumberOrString}}});
+  bind_policy<Prkv>(
+      m, "PRKV", kPrkvDoc, {{"static_share", Either::kNumberOrString}},
+      plain("budget", &Prkv::budget),
+      spelled<Share>("static_share", &Prkv::static_share, share_of, parse_share),
+      plain("page", &Prkv::page),
+      named("digest", &Prkv::digest, {{"mean", PageDigest::kMean}, {"max", PageDigest::kMax}}));
 }
 
 }  // namespace

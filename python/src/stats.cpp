@@ -91,10 +91,9 @@ void bind_counts(nb::module_& m) {
       .def_ro("kept_bytes", &Stats::kept_bytes,
               "Copies of those, and the queries that are remembered.")
       .def_ro("keeps", &Stats::keeps, "Times that rows were chosen to be kept, per layer.")
-      .def_ro(
-          "unusable_keys", &Stats::unusable_keys,
-          "Keys of the retrieval zones that are never selected: not finite, or (without blocks) "
-          "zero.")
+      .def_ro("unusable_keys", &Stats::unusable_keys,
+              "Keys of the retrieval zones that are never selected, over kv heads: not finite, or "
+              "(ParisKV without blocks) zero. HardKV does not count them: 0.")
       .def_ro("decode_tokens", &Stats::decode_tokens, "Per layer.")
       .def_ro("searched_tokens", &Stats::searched_tokens, "Of those, the ones that searched.")
       .def_ro("candidates", &Stats::candidates, "Reranked, over kv heads.")

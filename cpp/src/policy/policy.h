@@ -118,7 +118,7 @@ class Policy {
   /** Rows, summaries and the state are all that a sequence needs to go on: what a file holds. */
   virtual bool fits_a_file() const { return true; }
 
-  /** Keys of a zone that can never be selected, over kv heads. */
+  /** Keys of a zone that can never be selected, over kv heads; 0 where nothing counts them. */
   virtual int64_t unusable_keys(const SequenceView& sequence) const = 0;
 };
 
