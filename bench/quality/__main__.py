@@ -22,6 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from quality import ablations, experiments, kept, lists, report, sizes, sources, tables
 from quality.pretrained import (
     capture,
+    claims,
     forced,
     needles,
     policies,
@@ -30,6 +31,7 @@ from quality.pretrained import (
     shares,
     stretches,
     texts,
+    written,
 )
 from quality.sizes import Size
 
@@ -45,8 +47,8 @@ EXPERIMENTS: dict[str, Callable[..., dict[str, Any]]] = {
     "budgets": experiments.budgets,
     "candidates": experiments.candidates,
 }
-OF_KEYS = {**stretches.PARTS, "policies": policies.policies}
-PARTS = ("text", *ruler.PARTS)  # of what is inside
+OF_KEYS = {**stretches.PARTS, "policies": policies.policies, "claims": claims.claims}
+PARTS = ("text", "written", *ruler.PARTS)  # of what is inside
 _TRAINING_SECONDS, _EVALUATION_SECONDS = 300, 280
 _INSTALLED_MEGABYTES = 48  # of installed packages' text; the standard library alone is little
 
@@ -182,29 +184,39 @@ def keys(arguments: argparse.Namespace) -> None:
 
 def inside(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(arguments.threads)
-    results = sources.read(sources.RESULTS / "quality-inside-cpu.json").get("results", {})
     begin = time.perf_counter()
+
+    def keep(key: str, facts: dict[str, Any], part: str, found: dict[str, Any]) -> None:
+        # Read again: another run may have added its own since.
+        results = sources.read(sources.RESULTS / "quality-inside-cpu.json").get("results", {})
+        known = results.setdefault(key, {})
+        known |= facts
+        known[part] = known.get(part, {}) | found
+        save(results, "cpu", time.perf_counter() - begin, name="quality-inside")
+
     for name in arguments.model:
         tokens = arguments.tokens
+        key = f"{name}, {arguments.text}, {tokens}"
         print(f"{name}: text after {tokens:,} tokens of {arguments.text} ...", flush=True)
         try:
             pretrained = prefix.load(weights.MODELS[name])
-            known = results.setdefault(f"{name}, {arguments.text}, {tokens}", {})
-            known |= {"model": pretrained.weights.model, "tokens": tokens, "steps": forced.STEPS}
+            facts = {"model": pretrained.weights.model, "tokens": tokens, "steps": forced.STEPS}
             if "text" in arguments.parts:
                 taken, ids = forced.text_of(pretrained, arguments.text, tokens)
                 names = arguments.only or list(forced.METHODS)
-                found = forced.measured(pretrained, taken, ids, names, say)
-                known["text"] = known.get("text", {}) | found
+                keep(key, facts, "text", forced.measured(pretrained, taken, ids, names, say))
+            if "written" in arguments.parts:
+                names = arguments.only or written.ASKED
+                found = written.measured(pretrained, arguments.text, names, say)
+                keep(key, facts, "written", found)
             for part in (part for part in arguments.parts if part in ruler.PARTS):
                 count = arguments.needles
                 haystack = ruler.of_part(part, pretrained, tokens, count)
                 names = arguments.only or list(needles.ASKED)
                 found = needles.measured(pretrained, haystack, count, names, say)
-                known[part] = known.get(part, {}) | found
+                keep(key, facts, part, found)
         except weights.Unusable as error:
             sys.exit(str(error))
-    save(results, "cpu", time.perf_counter() - begin, name="quality-inside")
 
 
 def say(line: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from quality import lists, tables_keys, tables_pretrained
+from quality import lists, tables_claims, tables_keys, tables_pretrained
 from quality.markdown import share, table, verdict
 from quality.sources import Sources
 
@@ -229,6 +229,7 @@ TABLES: dict[str, tuple[Callable[[Sources], str], str]] = {
     "policies": (tables_keys.policies, "keys"),
     "policies_later": (tables_keys.policies_later, "keys"),
     "counts": (tables_keys.counts, "keys"),
+    **tables_claims.TABLES,
     "workloads": (workloads, "synthetic"),
     "budgets": (budgets, "synthetic"),
     "one_by_one": (one_by_one, "synthetic"),

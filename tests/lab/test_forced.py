@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import harness
 import numpy as np
+import pariskv_core as pk
 import pytest
 import torch
 from pariskv_core.cli.weights import MODELS
@@ -17,7 +18,14 @@ from quality import __main__ as program
 from quality import sources
 from quality.methods import make_method
 from quality.pretrained import attentions, forced, needles, prefix, ruler
-from quality.pretrained.attentions import ByHead, Engine, Rows, nothing, sampled
+from quality.pretrained.attentions import (
+    ByHead,
+    Engine,
+    KeepingEngine,
+    Rows,
+    nothing,
+    sampled,
+)
 from quality.pretrained.prefix import Prefix, Step
 
 TOKENS, STEPS = 1024, 6
@@ -123,6 +131,32 @@ def test_a_sampled_row_has_the_weight_of_those_it_stands_for(step):
     out = Rows(few, tail=64)(step)
     torch.testing.assert_close(out, prefix.full(step), atol=1e-4, rtol=1e-3)
     assert not torch.allclose(Rows(few)(step), prefix.full(step), atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "policy", [pk.PRKV(budget=2048), pk.HardKV(most=2048, p=1, metric="attention")]
+)
+def test_policies_that_may_keep_every_row_attend_to_all(step, policy):
+    engine = KeepingEngine(keeping=policy)
+    torch.testing.assert_close(engine.decoded(step), prefix.full(step), atol=1e-4, rtol=1e-3)
+    assert engine.counted()["rows"] == TOKENS - 4 - 256
+
+
+@pytest.mark.parametrize(
+    ("policy", "least", "most"),
+    [
+        (pk.PRKV(budget=256, static_share=0.25), 200, 256),
+        (pk.HardKV(most=128, p=1, metric="attention"), 128, 128),
+        (pk.HardKV(most=512, p=0.5), 1, 400),
+    ],
+)
+def test_policies_keep_what_the_last_queries_of_the_prefix_need(step, policy, least, most):
+    engine = KeepingEngine(keeping=policy)
+    out = engine.decoded(step)
+    assert least <= engine.counted()["rows"] <= most
+    missed = (out - prefix.full(step)).norm()
+    assert 0 < missed < (Rows(nothing)(step) - prefix.full(step)).norm()
+    engine.close()
 
 
 def test_an_engine_with_another_zone_is_an_error(step):

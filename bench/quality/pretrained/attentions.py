@@ -23,6 +23,7 @@ from quality.pretrained.prefix import Prefix, Step
 
 ENGINES = Residency()  # the engine's defaults
 _PLAIN = {"tail": "none"}  # unless a method asks for more
+_COUNTED = 32  # steps from one count of rows to the next
 
 Choose = Callable[[Step], Tensor]
 """Rows for every step: (steps, kv_heads, rows) int64, positions, -1 for none."""
@@ -104,15 +105,27 @@ class Engine:
             cache.close()
         self._read.clear()
 
-    def _cache(self, step: Step) -> pk.Cache:
-        regions = vars(self.residency)
+    def _fields(self, step: Step) -> dict[str, Any]:
+        """Of a Config, but for its policy."""
         shape = {
             "kv_heads": step.new_keys.shape[1],
             "query_heads": step.queries.shape[1],
             "head_dim": step.new_keys.shape[2],
         }
         fields = {"layers": 1, "threads": 1, "dense_below": 0, "dtype": "float32"}
-        return pk.Cache(configs.make(**fields, **regions, **shape, **_PLAIN | self.policy))
+        return {**fields, **vars(self.residency), **shape}
+
+    def _cache(self, step: Step) -> pk.Cache:
+        return pk.Cache(configs.make(**self._fields(step), **_PLAIN | self.policy))
+
+    def _prefill(self, cache: pk.Cache, sequence: int, step: Step) -> None:
+        """Reads the prefix, with the queries of its beginning."""
+        every = (step.prefix.keys, step.prefix.values, step.prefix.early)
+        keys, values, early = (rows[step.layer].float() for rows in every)
+        first = len(early)
+        cache.prefill(0, [sequence], keys[:first], values[:first], q=early)
+        if len(keys) > first:
+            cache.prefill(0, [sequence], keys[first:], values[first:])
 
     def _started(self, step: Step) -> tuple[pk.Cache, int]:
         """The layer's cache, and its sequence that has read the prefix."""
@@ -123,11 +136,7 @@ class Engine:
             known[1].close()
         cache = self._cache(step)
         sequence = cache.add()
-        every = (step.prefix.keys, step.prefix.values, step.prefix.early)
-        keys, values, early = (rows[step.layer].float() for rows in every)
-        first = len(early)
-        cache.prefill(0, [sequence], keys[:first], values[:first], q=early)
-        cache.prefill(0, [sequence], keys[first:], values[first:])
+        self._prefill(cache, sequence, step)
         self._read[step.layer] = (step.prefix, cache, sequence)
         return cache, sequence
 
@@ -170,6 +179,39 @@ class Engine:
                 raise RuntimeError("The engine's zone ends elsewhere.")
             found.append(torch.from_numpy(why.positions.copy()))
         return torch.stack(found).long()
+
+
+@dataclass
+class KeepingEngine(Engine):
+    """The engine with PRKV or HARD-KV, whose first choice the prefix's last queries make."""
+
+    keeping: pk.PRKV | pk.HardKV = field(default_factory=pk.PRKV)
+    _rows: list[float] = field(default_factory=list, init=False, repr=False)
+
+    def _cache(self, step: Step) -> pk.Cache:
+        return pk.Cache(pk.Config(**self._fields(step), policy=self.keeping))
+
+    def _prefill(self, cache: pk.Cache, sequence: int, step: Step) -> None:
+        every = (step.prefix.keys, step.prefix.values, step.prefix.recent)
+        keys, values, recent = (rows[step.layer].float() for rows in every)
+        first = len(keys) - len(recent)
+        cache.prefill(0, [sequence], keys[:first], values[:first])
+        cache.prefill(0, [sequence], keys[first:], values[first:], q=recent)
+
+    def decoded(self, step: Step) -> Tensor:
+        out = torch.empty(step.queries.shape)
+        for t, cache, sequence in self._each(step, out):
+            if t % _COUNTED == 0:
+                why = cache.explain(0, sequence, step.queries[t].contiguous())
+                rows = sum(int((part >= 0).sum()) for part in (why.kept, why.positions))
+                dense = why.details is None  # then the zone is attended to in full
+                heads = step.new_keys.shape[1]
+                self._rows.append(why.zone_tokens if dense else rows / heads)
+        return out
+
+    def counted(self) -> dict[str, float]:
+        """Rows of the zone that are attended to per kv head: the mean of some steps."""
+        return {"rows": sum(self._rows) / len(self._rows)} if self._rows else {}
 
 
 # --- Attention -----------------------------------------------------------------------------------

@@ -11,14 +11,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pariskv_core as pk
 import torch
 import torch.nn.functional as F
 from pariskv_core.cli.weights import Unusable
 from torch import Tensor
 
+from quality.inside import Residency
 from quality.methods import make_method
 from quality.paris import PUBLISHED_SCHEDULE
-from quality.pretrained.attentions import ByHead, Engine, Rows, nothing
+from quality.pretrained.attentions import ByHead, Engine, KeepingEngine, Rows, nothing
 from quality.pretrained.prefix import Attention, Prefix, Pretrained, full, go_on, kept
 from quality.pretrained.shares import MANY
 from quality.pretrained.texts import TEXTS
@@ -51,6 +53,11 @@ def peer(name: str, **options: Any) -> Rows:
 def prkv(rows: int, static: float) -> Rows:
     """PRKV with its own interval; S = 1 keeps rows alone."""
     return Rows(ByHead(lambda: make_method("prkv", static=static), rows, interval=128))
+
+
+def keeping(policy: pk.PRKV | pk.HardKV, local: int = 256) -> Attention:
+    """The engine's own output with a policy that keeps rows, at the policies' interval."""
+    return KeepingEngine(residency=Residency(local=local, update=128), keeping=policy).decoded
 
 
 def with_tail(rows: int, **policy: Any) -> Attention:
@@ -111,6 +118,38 @@ METHODS: dict[str, Callable[[], Attention]] = {
     },
     "Quest": lambda: peer("quest"),
     "ArkVale": lambda: peer("arkvale"),
+    # The engine's policies that keep rows, and methods with as many rows beside them.
+    **{
+        f"engine PRKV {rows:,}, S = {static}": (
+            lambda rows=rows, s=static: keeping(pk.PRKV(budget=rows, static_share=s))
+        )
+        for rows in (256, 1024)
+        for static in (0, 0.25, 0.5, 1, "auto")
+    },
+    "engine PRKV 1,024, S = 0.25, its regions": lambda: keeping(pk.PRKV(), local=64),
+    **{
+        f"engine HARD-KV {most:,}, {metric}": (
+            lambda most=most, m=metric: keeping(pk.HardKV(most=most, metric=m))
+        )
+        for most in (256, 512, 1024, 2048)
+        for metric in ("attention", "snapkv")
+    },
+    "engine HARD-KV 2,048, snapkv, its regions": lambda: keeping(pk.HardKV(), local=32),
+    **{
+        f"engine HARD-KV, {rows:,} in each head": (
+            lambda rows=rows: keeping(pk.HardKV(most=rows, p=1, metric="attention"))
+        )
+        for rows in (256, 512, 1024)
+    },
+    **{
+        f"{said} {rows:,}": (
+            lambda name=name, rows=rows: Rows(ByHead(lambda: make_method(name), rows))
+        )
+        for rows in (256, 512, 1024)
+        for name, said in (("oracle", "best"), ("snapkv", "SnapKV"), ("window", "StreamingLLM"))
+    },
+    "ParisKV 1,024": lambda: Engine({"top_k": 1024}).decoded,
+    "ParisKV as it comes": lambda: Engine({"tail": "own"}).decoded,
 }
 
 

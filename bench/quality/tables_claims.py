@@ -1,0 +1,308 @@
+"""The tables of RESULTS.md on PRKV's and HARD-KV's claims, and on both policies inside models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from quality.markdown import share, table
+from quality.sources import Sources
+from quality.tables_pretrained import named
+
+Means = dict[str, float]
+_STATIC = ("0", "0.25", "0.5", "0.75", "1")
+_REGIMES = {
+    "static": "documentation",
+    "static, code": "code",
+    "static, questions": "answers to questions",
+}
+_SAME = 0.002  # of the attention: what is nearer than that is no difference
+
+
+def _runs(sources: Sources) -> list[dict[str, Any]]:
+    return list(sources.keys.get("claims", {}).values())
+
+
+def _signed(value: float) -> str:
+    return ("+" if value >= 0 else "") + share(value)
+
+
+# --- PRKV ----------------------------------------------------------------------------------------
+
+
+def by_static(sources: Sources) -> str:
+    """Recall of equation 3 by S, in three regimes."""
+    rows = []
+    for run in _runs(sources):
+        for part, regime in _REGIMES.items():
+            of = run["prkv"][part]
+            for budget in (256, 1024):
+                by = [of[f"S = {s}, {budget}"] for s in _STATIC]
+                cells = [f"**{share(v)}**" if v == max(by) else share(v) for v in by]
+                ends = [share(of[f"{end}, {budget}"]) for end in ("window", "best")]
+                what = f"{named(run)}, {regime}, {budget:,} rows"
+                rows.append([what, ends[0], *cells, ends[1]])
+    head = ["recall of eq. 3", "none", *(f"S = {share(float(s))}" for s in _STATIC), "best rows"]
+    return table(head, rows)
+
+
+def _hybrids(of: dict[str, Means]) -> tuple[str, bool]:
+    wins = ties = 0
+    for part in _REGIMES:
+        for budget in (256, 1024):
+            by = [of[part][f"S = {s}, {budget}"] for s in _STATIC]
+            least = min(by[1:-1]) - max(by[0], by[-1])
+            wins += least > 0
+            ties += abs(least) <= _SAME
+    return f"all three hybrids over both ends in {wins} of 6 cases", wins == 6
+
+
+def _under_best(of: dict[str, Means]) -> tuple[str, bool]:
+    at = of["static"]
+    best, page, none = at["best, 1024"], at["S = 0, 1024"], at["window, 1024"]
+    missed = (best - page) / (best - none)
+    text = f"{share(page)} of {share(best)}: {100 * (1 - page / best):.1f} % under"
+    return f"{text}; of what the zone has, {100 * missed:.0f} %", 1 - page / best > 0.15
+
+
+def _old_rows(of: dict[str, Means]) -> tuple[str, bool]:
+    at = of["distance"]
+    parts = [
+        f"{share(at[f'old best, {d}'])} → {share(at[f'old best and window, {d}'])} "
+        f"of {share(at[f'best, {d}'])} ({d} later)"
+        for d in (8, 128, 512)
+    ]
+    near = all(at[f"best, {d}"] - at[f"old best and window, {d}"] <= 0.05 for d in (8, 128))
+    return ", ".join(parts), near
+
+
+def _refreshing(of: dict[str, Means]) -> tuple[str, bool]:
+    at, parts = of["interval"], []
+    for s in ("1", "0.25"):
+        by = [at[f"T = {t}, S = {s}, late"] for t in (32, 128, 512, None)]
+        parts.append(f"S = {share(float(s))}: {', '.join(map(share, by))}")
+    lost = at["T = 128, S = 0.25, early"] - at["T = 128, S = 0.25, late"]
+    gained = at["T = 128, S = 1, late"] - at["T = None, S = 1, late"]
+    return "; ".join(parts), lost <= 0.02 and gained > _SAME
+
+
+def _averaged(of: dict[str, Means]) -> tuple[str, bool]:
+    at = of["order"]
+    parts = [
+        f"{rows:,} rows: {share(at[f'attention, {rows}'])}, "
+        f"{_signed(at[f'queries of a group, {rows}'] - at[f'attention, {rows}'])} by the group's "
+        f"mean query, {_signed(at[f'all queries, {rows}'] - at[f'attention, {rows}'])} by that of all"
+        for rows in (256, 1024)
+    ]
+    lost = at["attention, 256"] - at["queries of a group, 256"]
+    return "; ".join(parts), lost > _SAME
+
+
+def _automatic(of: dict[str, Any]) -> tuple[str, bool]:
+    layers = of["automatic"]
+    mean = {int(rows): sum(by) / len(by) for rows, by in layers.items()}
+    said = ", ".join(f"{share(s)} ({rows:,})" for rows, s in mean.items())
+    lost = 0.0
+    for budget in (256, 1024):
+        by = {s: of["static"][f"S = {s}, {budget}"] for s in _STATIC}
+        nearest = min(_STATIC, key=lambda s: abs(float(s) - mean[budget]))
+        lost = max(lost, max(by.values()) - by[nearest])
+    return f"S = {said}; the nearest S measured is {share(lost)} from the best", lost <= _SAME
+
+
+def _rows(
+    runs: list[dict[str, Any]], part: str, claims: dict[str, Callable[[Any], tuple[str, bool]]]
+) -> list[list[str]]:
+    rows = []
+    for said, judge in claims.items():
+        found = [judge(run[part]) for run in runs]
+        verdicts = {True: "reproduced", False: "**refuted**"}
+        agreed = {met for _, met in found}
+        verdict = verdicts[agreed.pop()] if len(agreed) == 1 else "differs by model"
+        rows.append([said, *(text for text, _ in found), verdict])
+    return rows
+
+
+_PRKV: dict[str, Callable[[Any], tuple[str, bool]]] = {
+    "every hybrid beats S = 0 and S = 1 (Fig. 3b, 8)": _hybrids,
+    "ArkVale is 25 % under the best 1,024 rows (Fig. 2a)": _under_best,
+    "old best 1,024 and 64 local are nearly the best (Fig. 3a): without → with local": _old_rows,
+    "refreshing at T = 128 stops decay (§4.1): T = 32, 128, 512, never, 512 to 1,024 later": (
+        _refreshing
+    ),
+    "averaging queries first loses tokens (§4.1)": _averaged,
+    "S by overlap is a good S (App. G)": _automatic,
+}
+
+
+def claims_prkv(sources: Sources) -> str:
+    runs = _runs(sources)
+    head = ["the paper says", *map(named, runs), "verdict"]
+    return table(head, _rows(runs, "prkv", _PRKV))
+
+
+# --- HARD-KV -------------------------------------------------------------------------------------
+
+
+def _per_head(of: dict[str, Means]) -> tuple[str, bool]:
+    at, parts, better = of["counts"], [], 0
+    for rows in (256, 512, 1024, 2048):
+        one, many = (at[f"{how}, {rows}: output error"] for how in ("one count", "by Top-p"))
+        parts.append(f"{share(one)} → {share(many)} ({rows:,})")
+        better += many < one
+    return "output error " + ", ".join(parts), better == 4
+
+
+def _calibrated(metric: str) -> Callable[[dict[str, Means]], tuple[str, bool]]:
+    def judge(of: dict[str, Means]) -> tuple[str, bool]:
+        at = of["calibration"]
+        ratio = {h: at[f"{metric}, {h}, now: count over true"] for h in ("none", "each head")}
+        held = {h: at[f"{metric}, {h}, now: attention held"] for h in ("none", "each head")}
+        text = (
+            f"{ratio['none']:.2f} × the rows → {ratio['each head']:.2f} ×; "
+            f"attention held {share(held['none'])} → {share(held['each head'])}"
+        )
+        return text, abs(math.log(ratio["each head"])) < 0.1
+
+    return judge
+
+
+def _over_time(metric: str) -> Callable[[dict[str, Means]], tuple[str, bool]]:
+    def judge(of: dict[str, Means]) -> tuple[str, bool]:
+        at = of["calibration"]
+        factor = at[f"{metric}, temperature changed by a factor, 512"]
+        first, fresh = (
+            at[f"{metric}, {h}, later: count over true"] for h in ("the first", "each head")
+        )
+        text = f"changed {factor:.2f} ×; counts {fresh:.2f} × (fresh), {first:.2f} × (the first)"
+        return text, abs(math.log(first)) < 0.1
+
+    return judge
+
+
+def _pruned(of: dict[str, Means]) -> tuple[str, bool]:
+    at = of["lengths"]
+    lost = [at[f"{tokens}: lse lost"] for tokens in (1024, 2048, 4096, 7168)]
+    text = ", ".join(share(v) for v in lost)
+    return f"{text} (512 rows of 1K, 2K, 4K, 7K)", lost == sorted(lost)
+
+
+def _merged(of: dict[str, Means]) -> tuple[str, bool]:
+    at, parts, errors = of["pruning"], [], []
+    for how in ("dropped", "merged", "merged, raised"):
+        lost, error = (
+            sum(at[f"{how}, {begin}: {what}"] for begin in range(512, 1024, 128)) / 4
+            for what in ("lse lost", "output error")
+        )
+        parts.append(f"{how}: {share(lost)}, error {share(error)}")
+        errors.append(error)
+    return "; ".join(parts), errors[1] < errors[0] - _SAME
+
+
+_HARDKV: dict[str, Callable[[Any], tuple[str, bool]]] = {
+    "counts per head beat one count, equal mean rows": _per_head,
+    **{
+        f"calibrated Top-p keeps what true Top-p does (Fig. 2, 19), {metric}: without → with": (
+            _calibrated(metric)
+        )
+        for metric in ("SnapKV", "R-KV")
+    },
+    **{
+        f"temperatures hold over time (Fig. 17), {metric}, 512 tokens later": _over_time(metric)
+        for metric in ("SnapKV", "R-KV")
+    },
+    "pruning lowers the log-sum-exp, more with length (Fig. 20)": _pruned,
+    "merging helps (Fig. 21): log-sum-exp lost, output error": _merged,
+}
+
+
+def claims_hardkv(sources: Sources) -> str:
+    runs = _runs(sources)
+    head = ["the paper says", *map(named, runs), "verdict"]
+    return table(head, _rows(runs, "hardkv", _HARDKV))
+
+
+# --- Inside models -------------------------------------------------------------------------------
+
+_INSIDE = {
+    "sinks and window": "nothing else",
+    "best 100": "the best 100 rows",
+    "best 256": "the best 256 rows",
+    "best 1,024": "the best 1,024 rows",
+    "block 64, 5 %, own tail 1,024": "**ParisKV, the default**: 100 rows and the tail",
+    "ParisKV 1,024": "ParisKV, 1,024 rows, no tail",
+    **{
+        f"engine PRKV {rows}, S = {s}": f"PRKV, {rows} rows, S = {s.removeprefix('0')}"
+        if s != "0"
+        else f"PRKV, {rows} rows, S = 0 (ArkVale)"
+        for rows in ("1,024", "256")
+        for s in ("0", "0.25", "0.5", "1", "auto")
+    },
+    "engine PRKV 1,024, S = 0.25, its regions": "the same, S = .25, a window of 64",
+    **{
+        f"engine HARD-KV {rows}, {metric}": f"HARD-KV, at most {rows}, p = .9, {metric}"
+        for rows in ("2,048", "1,024", "512", "256")
+        for metric in ("attention", "snapkv")
+    },
+    "engine HARD-KV 2,048, snapkv, its regions": "the same, at most 2,048, snapkv, a window of 32",
+    **{
+        f"engine HARD-KV, {rows} in each head": f"HARD-KV, p = 1: {rows} in each head"
+        for rows in ("1,024", "512", "256")
+    },
+    **{f"SnapKV {rows}": f"SnapKV, {rows}, chosen once" for rows in ("1,024", "256")},
+    **{f"StreamingLLM {rows}": f"StreamingLLM, {rows}" for rows in ("1,024", "256")},
+}
+
+
+def policies_inside(sources: Sources) -> str:
+    """KL inside models by the engine's policies, and the rows that they attend to."""
+    runs = [
+        run
+        for run in sources.inside.values()
+        if any(name.startswith("engine ") for name in run.get("text", {}))
+    ]
+    head = ["attends to sinks, window and"]
+    for run in runs:
+        head += [f"{named(run)}, {run['tokens']:,}: rows", "KL", "same top", "bits per byte"]
+    rows = []
+    for name, said in _INSIDE.items():
+        cells: list[str] = []
+        for run in runs:
+            at, whole = run["text"].get(name), run["text"]["full attention"]["bits_per_byte"]
+            if at is None:
+                cells += ["–"] * 4
+                continue
+            more = 100 * (at["bits_per_byte"] / whole - 1)
+            count = f"{at['rows']:,.0f}" if "rows" in at else ""
+            kl = f"{at['kl']:.4f}".removeprefix("0")
+            cells += [count, kl, share(at["same_top"]), f"{more:+.2f} %"]
+        if any(cell not in ("–", "") for cell in cells):
+            rows.append([said, *cells])
+    return table(head, rows)
+
+
+def after_short_prompts(sources: Sources) -> str:
+    """Bits per token more than full attention's, by position after a short prompt."""
+    rows, head = [], ["more bits per token"]
+    for run in sources.inside.values():
+        of = run.get("written", {})
+        for name, at in of.items():
+            ends = [(i + 1) * at["stretch"] for i in range(len(at["more_bits"]))]
+            if len(head) == 1:
+                head += ["rows", *(f"{e - at['stretch']:,} to {e:,}" for e in ends), "KL, last"]
+            more = [f"{mean:+.3f} ± {error:.3f}" for mean, error in at["more_bits"]]
+            count = f"{at['rows']:,.0f}" if "rows" in at else ""
+            kl, error = at["kl"][-1]
+            said = _INSIDE.get(name, name.removeprefix("engine ").replace("as it comes", "default"))
+            rows.append([f"{named(run)}, {said}", count, *more, f"{kl:.4f} ± {error:.4f}"])
+    return table(head, rows)
+
+
+TABLES = {
+    "claims_prkv": (claims_prkv, "keys"),
+    "by_static": (by_static, "keys"),
+    "claims_hardkv": (claims_hardkv, "keys"),
+    "policies_inside": (policies_inside, "inside"),
+    "after_short_prompts": (after_short_prompts, "inside"),
+}
