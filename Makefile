@@ -18,7 +18,7 @@ SOURCES := CMakeLists.txt pyproject.toml $(shell find cmake cpp python -type f -
 CPP_FILES = $(shell find bench cpp examples python tests -regex '.*\.\(h\|cpp\|cuh?\|inl\)')
 
 .PHONY: help demo test test-cpp test-python test-transformers sanitize bench quality quality-gpu \
-	quality-models quality-inside wheel test-wheel docs stubs format lint clean
+	quality-models quality-inside quality-policies wheel test-wheel docs stubs format lint clean
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -54,6 +54,11 @@ quality-models: .venv/.models ## on keys of pretrained models; fetches 0.9 GB, t
 
 quality-inside: .venv/.models ## inside these models: KL, bits per byte, needles; two hours
 	@cd bench && python -m quality inside --model smollm2 qwen-0.5b gemma-270m \
+	  && python -m quality tables --write
+
+quality-policies: .venv/.models ## PRKV and HARD-KV inside these models, and their papers' claims
+	@cd bench && python -m quality keys --model smollm2 qwen-0.5b --parts claims \
+	  && python -m quality inside --model smollm2 --parts policies written \
 	  && python -m quality tables --write
 
 wheel: .venv/.base ## the wheels to publish, into dist/: every Python here, every GPU; docs/wheels.md

@@ -48,7 +48,8 @@ EXPERIMENTS: dict[str, Callable[..., dict[str, Any]]] = {
     "candidates": experiments.candidates,
 }
 OF_KEYS = {**stretches.PARTS, "policies": policies.policies, "claims": claims.claims}
-PARTS = ("text", "written", *ruler.PARTS)  # of what is inside
+TEXT_PARTS = {"text": forced.SEARCHES, "policies": forced.POLICIES}
+PARTS = (*TEXT_PARTS, "written", *ruler.PARTS)  # of what is inside
 _TRAINING_SECONDS, _EVALUATION_SECONDS = 300, 280
 _INSTALLED_MEGABYTES = 48  # of installed packages' text; the standard library alone is little
 
@@ -165,7 +166,6 @@ def models(arguments: argparse.Namespace) -> None:
 
 def keys(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(arguments.threads)
-    results = sources.read(sources.RESULTS / "quality-keys-cpu.json").get("results", {})
     begin = time.perf_counter()
     for name in arguments.model:
         for part in arguments.parts:
@@ -178,6 +178,8 @@ def keys(arguments: argparse.Namespace) -> None:
                     )
             except weights.Unusable as error:
                 sys.exit(str(error))
+            # Read now: another run may have added its own since.
+            results = sources.read(sources.RESULTS / "quality-keys-cpu.json").get("results", {})
             results.setdefault(part, {})[name] = found
             save(results, "cpu", time.perf_counter() - begin, name="quality-keys")
 
@@ -201,9 +203,9 @@ def inside(arguments: argparse.Namespace) -> None:
         try:
             pretrained = prefix.load(weights.MODELS[name])
             facts = {"model": pretrained.weights.model, "tokens": tokens, "steps": forced.STEPS}
-            if "text" in arguments.parts:
+            for part in (part for part in arguments.parts if part in TEXT_PARTS):
                 taken, ids = forced.text_of(pretrained, arguments.text, tokens)
-                names = arguments.only or list(forced.METHODS)
+                names = arguments.only or list(TEXT_PARTS[part])
                 keep(key, facts, "text", forced.measured(pretrained, taken, ids, names, say))
             if "written" in arguments.parts:
                 names = arguments.only or written.ASKED
@@ -290,14 +292,16 @@ def main() -> None:
         if mode != "keys":
             some.add_argument("--text", choices=texts.TEXTS, default="documentation")
     parts = modes.choices["keys"]
-    parts.add_argument("--parts", nargs="+", choices=OF_KEYS, default=[*OF_KEYS])
+    but_claims = [part for part in OF_KEYS if part != "claims"]
+    parts.add_argument("--parts", nargs="+", choices=OF_KEYS, default=but_claims)
     some = modes.choices["models"]
     some.add_argument("--only", nargs="+", choices=shares.METHODS, metavar="METHOD")
     lengths = "of the text; each model has its own default"
     modes.choices["models"].add_argument("--tokens", type=int, help=lengths)
     within = modes.choices["inside"]
     within.add_argument("--tokens", type=int, default=7168, help="that are read before")
-    within.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    searches = [part for part in PARTS if part not in ("policies", "written")]
+    within.add_argument("--parts", nargs="+", choices=PARTS, default=searches)
     within.add_argument("--only", nargs="+", choices=forced.METHODS, metavar="METHOD")
     within.add_argument("--needles", type=int, default=102, help="questions of each kind of text")
     modes.choices["gpu"].add_argument(

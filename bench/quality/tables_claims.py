@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -89,12 +90,16 @@ def _refreshing(of: dict[str, Means]) -> tuple[str, bool]:
 
 def _averaged(of: dict[str, Means]) -> tuple[str, bool]:
     at = of["order"]
-    parts = [
-        f"{rows:,} rows: {share(at[f'attention, {rows}'])}, "
-        f"{_signed(at[f'queries of a group, {rows}'] - at[f'attention, {rows}'])} by the group's "
-        f"mean query, {_signed(at[f'all queries, {rows}'] - at[f'attention, {rows}'])} by that of all"
-        for rows in (256, 1024)
-    ]
+    parts = []
+    for rows in (256, 1024):
+        own = at[f"attention, {rows}"]
+        group, every = (
+            at[f"{whose}, {rows}"] - own for whose in ("queries of a group", "all queries")
+        )
+        parts.append(
+            f"{rows:,} rows: {share(own)}, {_signed(group)} by the group's mean query, "
+            f"{_signed(every)} by that of all"
+        )
     lost = at["attention, 256"] - at["queries of a group, 256"]
     return "; ".join(parts), lost > _SAME
 
@@ -115,7 +120,7 @@ def _rows(
     runs: list[dict[str, Any]], part: str, claims: dict[str, Callable[[Any], tuple[str, bool]]]
 ) -> list[list[str]]:
     rows = []
-    for said, judge in claims.items():
+    for said, judge in claims.items() if runs else ():
         found = [judge(run[part]) for run in runs]
         verdicts = {True: "reproduced", False: "**refuted**"}
         agreed = {met for _, met in found}
@@ -190,9 +195,11 @@ def _pruned(of: dict[str, Means]) -> tuple[str, bool]:
 
 def _merged(of: dict[str, Means]) -> tuple[str, bool]:
     at, parts, errors = of["pruning"], [], []
+    begins = sorted({int(re.findall(r", (\d+):", what)[0]) for what in at})
+    late = begins[len(begins) // 2 :]
     for how in ("dropped", "merged", "merged, raised"):
         lost, error = (
-            sum(at[f"{how}, {begin}: {what}"] for begin in range(512, 1024, 128)) / 4
+            sum(at[f"{how}, {begin}: {what}"] for begin in late) / len(late)
             for what in ("lse lost", "output error")
         )
         parts.append(f"{how}: {share(lost)}, error {share(error)}")
@@ -255,6 +262,15 @@ _INSIDE = {
 }
 
 
+def _count(at: dict[str, float]) -> str:
+    """Rows, and from which number to which they change."""
+    if "rows" not in at:
+        return ""
+    ends = [f"{at.get(f'rows_{end}', at['rows']):,.0f}" for end in ("first", "last")]
+    mean = f"{at['rows']:,.0f}"
+    return mean if ends[0] == ends[1] else f"{mean} ({ends[0]} → {ends[1]})"
+
+
 def policies_inside(sources: Sources) -> str:
     """KL inside models by the engine's policies, and the rows that they attend to."""
     runs = [
@@ -274,7 +290,7 @@ def policies_inside(sources: Sources) -> str:
                 cells += ["–"] * 4
                 continue
             more = 100 * (at["bits_per_byte"] / whole - 1)
-            count = f"{at['rows']:,.0f}" if "rows" in at else ""
+            count = _count(at)
             kl = f"{at['kl']:.4f}".removeprefix("0")
             cells += [count, kl, share(at["same_top"]), f"{more:+.2f} %"]
         if any(cell not in ("–", "") for cell in cells):
@@ -292,7 +308,7 @@ def after_short_prompts(sources: Sources) -> str:
             if len(head) == 1:
                 head += ["rows", *(f"{e - at['stretch']:,} to {e:,}" for e in ends), "KL, last"]
             more = [f"{mean:+.3f} ± {error:.3f}" for mean, error in at["more_bits"]]
-            count = f"{at['rows']:,.0f}" if "rows" in at else ""
+            count = _count(at)
             kl, error = at["kl"][-1]
             said = _INSIDE.get(name, name.removeprefix("engine ").replace("as it comes", "default"))
             rows.append([f"{named(run)}, {said}", count, *more, f"{kl:.4f} ± {error:.4f}"])

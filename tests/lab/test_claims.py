@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from quality.pretrained import claims_hardkv, claims_prkv, prefix, trail, written
+from pariskv_core.cli.weights import MODELS
+from quality import tables_claims
+from quality.pretrained import claims, claims_hardkv, claims_prkv, prefix, trail, written
+from quality.pretrained.capture import Layer, late_positions
 from quality.pretrained.trail import LOCAL, SINK, Head
+from quality.sources import Sources
 
 PROMPT, STEPS, DIM, GROUP = 1200, 640, 16, 2
 
@@ -48,7 +53,17 @@ def test_attention_sees_no_later_token(head):
     assert bool((attention[0, :, PROMPT + 1 :] == 0).all()) and attention[1, 0, PROMPT + 7] > 0
 
 
-def test_a_trail_is_what_the_model_attends_to():
+class Bytes(prefix.Pretrained):
+    """Whose tokens are bytes."""
+
+    def ids(self, text: str) -> torch.Tensor:
+        return torch.tensor(list(text.encode()), dtype=torch.int64)
+
+    pieces = ids
+
+
+@pytest.fixture(scope="module")
+def pretrained() -> prefix.Pretrained:
     transformers = pytest.importorskip(
         "transformers", reason="needs transformers: pip install 'pariskv_core[models]'"
     )
@@ -59,16 +74,19 @@ def test_a_trail_is_what_the_model_attends_to():
         intermediate_size=32,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,
-        num_hidden_layers=4,
+        head_dim=64,
+        num_hidden_layers=8,
     )
     model = transformers.LlamaForCausalLM(config).eval()
+    return Bytes(MODELS["smollm2"], None, model)
+
+
+def test_a_trail_is_what_the_model_attends_to(pretrained):
     ids = torch.randint(256, (100,))
-    known = prefix.read(model, ids[:70])
-    pretrained = prefix.Pretrained(None, None, model)  # type: ignore[arg-type]
+    known = prefix.read(pretrained.model, ids[:70])
     layers = trail.trail(pretrained, known, ids[70:])
-    whole = prefix.read(model, ids)
-    assert list(layers) == [0, 3]
+    whole = prefix.read(pretrained.model, ids)
+    assert list(layers) == [0, 3, 6]  # of eight
     for layer, heads in layers.items():
         for i, of_head in enumerate(heads):
             assert of_head.prompt == 70 and of_head.steps == 30
@@ -225,3 +243,58 @@ def test_regions_are_those_of_the_engine(head):
     assert head.zone_end(0) == PROMPT - LOCAL and head.zone_end(127) == PROMPT - LOCAL
     assert head.zone_end(128) == PROMPT - LOCAL + 128
     assert len(head.zone(128)) == head.zone_end(128) - SINK
+
+
+# --- From a model to the page --------------------------------------------------------------------
+
+
+def test_claims_of_a_model_become_tables(pretrained, monkeypatch, tmp_path):
+    monkeypatch.setenv("PARISKV_LAB_CACHE", str(tmp_path))
+    monkeypatch.setattr(prefix, "load", lambda _: pretrained)
+    layer = Layer(*(torch.randn(n, h, 64).half() for n, h in ((2600, 2), (48, 4), (64, 4), (9, 4))))
+    manifest = SimpleNamespace(tokens=2600, positions=late_positions(2600))
+    taken = SimpleNamespace(manifest=manifest, layers=lambda: [(0, layer)])
+    monkeypatch.setattr(claims, "make_all", lambda *_: [taken])
+    for name, value in {"READ": 2600, "AFTER": 640, "FACTS": 6, "QUESTIONS": 2}.items():
+        monkeypatch.setattr(claims, name, value)
+    found = claims.claims(pretrained.weights, lambda of, _: of)
+    assert found["heads"] == 6 and set(found["prkv"]["automatic"]) == {"256", "512", "1024", "2048"}
+    for regime in ("static", "static, code", "static, questions"):
+        at = found["prkv"][regime]
+        assert at["window, 256"] < at["S = 0.5, 256"] <= at["best, 256"] <= at["best, 1024"]
+    given = Sources(keys={"claims": {"tiny": found}})
+    for name in ("claims_prkv", "by_static", "claims_hardkv"):
+        make, _ = tables_claims.TABLES[name]
+        lines = make(given).splitlines()
+        assert len(lines) > 6 and "SmolLM2" in lines[0] + lines[2]
+        assert len({line.count(" | ") for line in lines[2:]}) == 1
+
+
+def test_a_claim_of_two_models_that_disagree_has_no_one_verdict():
+    judged = {"it holds": lambda of: (str(of), of)}
+    rows = tables_claims._rows([{"prkv": True}, {"prkv": False}], "prkv", judged)
+    assert rows == [["it holds", "True", "False", "differs by model"]]
+
+
+def test_methods_after_a_short_prompt_become_a_table(pretrained):
+    some = ("StreamingLLM 512", "engine HARD-KV, 256 in each head")
+    found = written.measured(pretrained, "documentation", some, lambda _: None, 600, 600, 300)
+    assert list(found) == list(some)
+    for at in found.values():
+        assert len(at["more_bits"]) == len(at["kl"]) == 2
+        assert all(mean >= -1e-6 for mean, _ in at["kl"])
+    run = {"model": pretrained.weights.model, "tokens": 600, "written": found}
+    lines = tables_claims.after_short_prompts(Sources(inside={"tiny": run})).splitlines()
+    assert len(lines) == 4 and "300 to 600" in lines[0] and " ± " in lines[3]
+
+
+def test_policies_inside_models_have_their_rows_beside_them():
+    kl = {"kl": 0.004, "same_top": 0.9, "bits_per_byte": 0.88}
+    text = {"full attention": {**kl, "bits_per_byte": 0.8}, "best 100": kl}
+    text["engine PRKV 256, S = auto"] = {**kl, "rows": 241.4}
+    text["engine HARD-KV 256, snapkv"] = {**kl, "rows": 90, "rows_first": 200, "rows_last": 30}
+    run = {"model": "SmolLM2-135M-Instruct Q4", "tokens": 7168, "text": text}
+    table = tables_claims.policies_inside(Sources(inside={"tiny": run}))
+    assert "| PRKV, 256 rows, S = auto | 241 | .0040 | .900 | +10.00 % |" in table
+    assert "| HARD-KV, at most 256, p = .9, snapkv | 90 (200 → 30) |" in table
+    assert "| the best 100 rows |  | .0040 |" in table

@@ -46,6 +46,7 @@ INSIDE = {
         },
         "facts": {name: dict.fromkeys(("words", "all"), _FOUND) for name in needles.ASKED},
         "dictionary": {"full attention": {"pairs": _FOUND, "all": _FOUND}},
+        "written": {"StreamingLLM 512": {"stretch": 64, "more_bits": [[1, 0.1]], "kl": [[1, 0.1]]}},
     },
     "tiny, code, 8192": {
         "model": "Gemma-3-270M Q4",
@@ -62,7 +63,61 @@ _ENDS |= {"worst_kv_head_first": 0.9, "worst_kv_head_last": 0.8}
 _CASES = {f"{t}, {whose}": 0.9 for t in ("documentation", "code") for whose in ("its own",)}
 _CASES |= {"documentation, the other's": 0.9, "code, the other's": 0.895}
 _TINY = {"model": "Gemma-3-270M Q4", "tokens": 4096}
+_STATIC = {
+    f"{what}, {rows}": 0.5 if what == "window" else 0.9
+    for what in ("best", "window", *(f"S = {s}" for s in ("0", "0.25", "0.5", "0.75", "1")))
+    for rows in (256, 1024)
+}
+_FIRST = ("attention", "queries of a group", "all queries")
+_HOW = ("none", "each head", "the first")
+CLAIMS = {
+    "model": "Gemma-3-270M Q4",
+    "prkv": {
+        **dict.fromkeys(("static", "static, code", "static, questions"), _STATIC),
+        "interval": {
+            f"T = {t}, S = {s}, {half}": 0.9
+            for t in (32, 128, 512, None)
+            for s in ("0.25", "1")
+            for half in ("early", "late")
+        },
+        "distance": {
+            f"{what}, {d}": 0.9
+            for what in ("best", "old best", "old best and window")
+            for d in (8, 128, 512)
+        },
+        "order": {f"{first}, {rows}": 0.9 for first in _FIRST for rows in (256, 1024)},
+        "automatic": {"256": [0.5, 0.25], "1024": [0.5, 0.5]},
+    },
+    "hardkv": {
+        "counts": {
+            f"{how}, {rows}: output error": 0.1
+            for how in ("one count", "by Top-p")
+            for rows in (256, 512, 1024, 2048)
+        },
+        "calibration": {
+            **{
+                f"{metric}, {how}, {when}: {what}": 1.0
+                for metric in ("SnapKV", "R-KV")
+                for how in _HOW
+                for when in ("now", "later")
+                for what in ("count over true", "attention held")
+            },
+            **{
+                f"{metric}, temperature changed by a factor, 512": 1.1
+                for metric in ("SnapKV", "R-KV")
+            },
+        },
+        "pruning": {
+            f"{how}, {begin}: {what}": 0.1
+            for how in ("dropped", "merged", "merged, raised")
+            for begin in (0, 128)
+            for what in ("lse lost", "output error")
+        },
+        "lengths": {f"{tokens}: lse lost": 0.1 for tokens in (1024, 2048, 4096, 7168)},
+    },
+}
 KEYS = {
+    "claims": {"tiny": CLAIMS},
     "written": {
         "tiny": {**_TINY, "written": 1024, "methods": dict.fromkeys(stretches.SETTINGS, _ENDS)}
     },

@@ -186,7 +186,7 @@ class KeepingEngine(Engine):
     """The engine with PRKV or HARD-KV, whose first choice the prefix's last queries make."""
 
     keeping: pk.PRKV | pk.HardKV = field(default_factory=pk.PRKV)
-    _rows: list[float] = field(default_factory=list, init=False, repr=False)
+    _rows: dict[int, list[float]] = field(default_factory=dict, init=False, repr=False)
 
     def _cache(self, step: Step) -> pk.Cache:
         return pk.Cache(pk.Config(**self._fields(step), policy=self.keeping))
@@ -206,12 +206,20 @@ class KeepingEngine(Engine):
                 rows = sum(int((part >= 0).sum()) for part in (why.kept, why.positions))
                 dense = why.details is None  # then the zone is attended to in full
                 heads = step.new_keys.shape[1]
-                self._rows.append(why.zone_tokens if dense else rows / heads)
+                of_step = self._rows.setdefault(t, [])
+                of_step.append(why.zone_tokens if dense else rows / heads)
         return out
 
     def counted(self) -> dict[str, float]:
-        """Rows of the zone that are attended to per kv head: the mean of some steps."""
-        return {"rows": sum(self._rows) / len(self._rows)} if self._rows else {}
+        """Rows of the zone that are attended to per kv head: mean, of the first and a last step."""
+        if not self._rows:
+            return {}
+        means = [sum(of) / len(of) for _, of in sorted(self._rows.items())]
+        return {
+            "rows": sum(means) / len(means),
+            "rows_first": means[0],
+            "rows_last": means[-1],
+        }
 
 
 # --- Attention -----------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ SHARE, LOOKS = 0.9, 32
 METRICS = ("attention", "SnapKV", "R-KV")
 MIXED, ALIKE = 0.07, 0.5  # R-KV: attention's part; the cosine from which keys are duplicates
 _STRIDE = 16
+_FEWER = 4  # of the last queries, and of heads, one in so many is calibrated
 _LEAST, _MOST = 1e-3, 10.0  # of temperatures
 
 
@@ -37,12 +38,14 @@ def needed(logits: Tensor, share: float = SHARE) -> Tensor:
 def temperature(scores: Tensor, counts: Tensor, share: float = SHARE) -> Tensor:
     """(rows): at which the `counts` largest scores hold the share, as near as the limits allow."""
     ordered = scores.sort(dim=-1, descending=True).values.double()
+    ordered = ordered - ordered[:, :1]
+    among = torch.arange(ordered.shape[1]) < counts[:, None]
     low = torch.full((len(scores),), _LEAST, dtype=torch.float64)
     high = torch.full_like(low, _MOST)
-    for _ in range(50):
+    for _ in range(30):
         middle = (low + high) / 2
-        mass = (ordered / middle[:, None]).softmax(-1).cumsum(-1)
-        enough = mass.gather(1, counts[:, None] - 1)[:, 0] > share
+        weights = (ordered / middle[:, None]).exp_()
+        enough = (weights * among).sum(-1) > share * weights.sum(-1)
         low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
     return low
 
@@ -51,10 +54,10 @@ def redundancy(keys: Tensor) -> Tensor:
     """R-KV's: a softmax of how alike a key is to the others, the latest duplicate spared."""
     unit = keys / (keys.norm(dim=1, keepdim=True) + 1e-8)
     alike = (unit @ unit.T).fill_diagonal_(0)
-    places = torch.arange(len(keys))
-    latest = torch.where(alike > ALIKE, places, -1).amax(dim=1)
+    places = torch.arange(1, len(keys) + 1, dtype=alike.dtype)
+    latest = ((alike > ALIKE) * places).amax(dim=1).long() - 1
     some = latest >= 0
-    alike[places[some], latest[some]] = 0
+    alike[some.nonzero()[:, 0], latest[some]] = 0
     return alike.mean(dim=0).softmax(dim=0)
 
 
@@ -77,7 +80,7 @@ def calibration(head: Head, found: Sums, at: Sequence[int] = (0, 512)) -> None:
         if begin >= head.steps:
             continue
         keys = head.zone(begin)
-        logits = logits_of(head.asking(begin, LOOKS), keys).amax(dim=1)
+        logits = logits_of(head.asking(begin, LOOKS)[::_FEWER], keys).amax(dim=1)
         true, chances = needed(logits), logits.softmax(-1)
         for metric in METRICS:
             scores = scores_of(metric, logits, keys)
@@ -119,23 +122,23 @@ def counts(heads: Sequence[Head]) -> dict[str, dict[str, float]]:
     for begin in range(0, heads[0].steps, 2 * UPDATE):
         votes = [observed(head.zone(begin), head.asking(begin, LOOKS)) for head in heads]
         masses = [mass_of_most(of) for of in votes]
+        end = heads[0].zone_end(begin)
         steps = torch.arange(begin, begin + UPDATE, _STRIDE)
+        cases = {}
         for rows in ROWS:
-            cases = {
-                "one count": [rows] * len(heads),
-                "by Top-p": counts_by_mass(masses, rows),
-                "by Top-p, at most twice": counts_by_mass(masses, rows, 2 * rows),
-            }
-            for how, of in cases.items():
-                for head, score, count in zip(heads, votes, of, strict=True):
-                    chosen = score.topk(min(count, len(score))).indices
-                    attention, end = head.attention(steps), head.zone_end(begin)
-                    kept = torch.zeros(attention.shape[-1], dtype=torch.bool)
-                    kept[:SINK], kept[end:], kept[chosen + SINK] = True, True, True
-                    got = recall(attention, chosen[None], end).tolist()
-                    error = output_error(attention, head.values, kept).tolist()
-                    found[f"{how}, {rows}: recall"] += got
-                    found[f"{how}, {rows}: output error"] += error
+            cases[f"one count, {rows}"] = [rows] * len(heads)
+            cases[f"by Top-p, {rows}"] = counts_by_mass(masses, rows)
+            most = 2 * rows
+            cases[f"by Top-p, at most twice, {rows}"] = counts_by_mass(masses, rows, most)
+        for i, (head, score) in enumerate(zip(heads, votes, strict=True)):
+            attention, order = head.attention(steps), score.argsort(descending=True)
+            for case, of in cases.items():
+                chosen = order[: of[i]]
+                kept = torch.zeros(attention.shape[-1], dtype=torch.bool)
+                kept[:SINK], kept[end:], kept[chosen + SINK] = True, True, True
+                error = output_error(attention, head.values, kept)
+                found[f"{case}: recall"] += recall(attention, chosen[None], end).tolist()
+                found[f"{case}: output error"] += error.tolist()
     return {"counts": {what: sum(of) / len(of) for what, of in found.items()}}
 
 
@@ -180,7 +183,7 @@ class Survivors:
 
 
 def pruning(head: Head, found: Sums, rows: int = 512) -> None:
-    """The log-sum-exp that is lost, and the output's error, while rows are chosen from survivors."""
+    """Log-sum-exp that is lost, and the output's error, while rows are chosen from survivors."""
     for how in ("dropped", "merged", "merged, raised"):
         last = head.zone_end(0)
         zone = slice(SINK, last)
@@ -227,7 +230,8 @@ def of_heads(heads: Sequence[Head], track: Track) -> dict[str, dict[str, float]]
     results = counts(heads)
     for name, measure in EXPERIMENTS.items():
         found: Sums = defaultdict(list)
-        for head in track(heads, name):
+        some = heads[::_FEWER] if measure is calibration else heads
+        for head in track(some, name):
             measure(head, found)
         results[name] = {what: sum(of) / len(of) for what, of in found.items()}
     return results

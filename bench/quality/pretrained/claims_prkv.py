@@ -19,7 +19,7 @@ from quality.pretrained.trail import SINK, UPDATE, Head, blocks
 
 STATIC = (0.0, 0.25, 0.5, 0.75, 1.0)
 ROWS = (256, 1024)
-INTERVALS = (32, 128, 512, None)  # None: never after the first choice
+INTERVALS = (128, 512, None)  # None: never after the first choice; and 32, with its own flush
 DISTANCES = (1, 8, 32, 128, 512)
 PAGE, LOOKS = 32, 64
 _STRIDE = 16  # from one measured step to the next
@@ -74,21 +74,23 @@ def static_at(head: Head, begin: int, end: int, steps: Tensor, found: Sums) -> N
 
 def by_interval(head: Head, found: Sums, rows: int = 1024) -> None:
     """Recall by T, of static rows alone and of PRKV with S = .25."""
-    for interval in INTERVALS:
-        flush = min(interval or UPDATE, UPDATE)
-        for static in (0.25, 1.0):
-            method, votes = Prkv(static), torch.empty(0)
-            for begin, steps in blocks(head.steps, flush, _STRIDE):
-                zone = head.zone(begin, flush)
+    for flush, intervals in ((32, (32,)), (UPDATE, INTERVALS)):
+        votes: dict[int | None, Tensor] = {}
+        for begin, steps in blocks(head.steps, flush, _STRIDE):
+            zone, end = head.zone(begin, flush), head.zone_end(begin, flush)
+            attention, asked = head.attention(steps), head.at(steps)
+            fresh = observed(zone, head.asking(begin, LOOKS))
+            half = "late" if begin >= head.steps // 2 else "early"
+            for interval in intervals:
                 if begin % interval == 0 if interval else begin == 0:
-                    votes = observed(zone, head.asking(begin, LOOKS))
-                method.keys = zone
-                method.votes = torch.nn.functional.pad(votes, (0, len(zone) - len(votes)))
-                chosen = method.select(head.at(steps), rows, torch.empty(len(steps), 1))
-                got = recall(head.attention(steps), chosen, head.zone_end(begin, flush))
-                for step, value in zip(steps.tolist(), got.tolist(), strict=True):
-                    late = "late" if step >= head.steps // 2 else "early"
-                    found[f"T = {interval}, S = {static:g}, {late}"].append(value)
+                    votes[interval] = fresh
+                for static in (0.25, 1.0):
+                    method, known = Prkv(static), votes[interval]
+                    method.keys = zone
+                    method.votes = torch.nn.functional.pad(known, (0, len(zone) - len(known)))
+                    chosen = method.select(asked, rows, torch.empty(len(steps), 1))
+                    got = recall(attention, chosen, end)
+                    found[f"T = {interval}, S = {static:g}, {half}"] += got.tolist()
 
 
 def by_distance(head: Head, found: Sums, rows: int = 1024, local: int = 64) -> None:

@@ -80,7 +80,7 @@ def counted(attention: Attention) -> dict[str, float]:
     return {name: value for name, value in found.items() if not math.isnan(value)}
 
 
-METHODS: dict[str, Callable[[], Attention]] = {
+SEARCHES: dict[str, Callable[[], Attention]] = {
     "full attention": lambda: full,
     "sinks and window": lambda: Rows(nothing),
     "best 100": lambda: Rows(oracle(100)),
@@ -118,6 +118,8 @@ METHODS: dict[str, Callable[[], Attention]] = {
     },
     "Quest": lambda: peer("quest"),
     "ArkVale": lambda: peer("arkvale"),
+}
+POLICIES: dict[str, Callable[[], Attention]] = {
     # The engine's policies that keep rows, and methods with as many rows beside them.
     **{
         f"engine PRKV {rows:,}, S = {static}": (
@@ -151,6 +153,7 @@ METHODS: dict[str, Callable[[], Attention]] = {
     "ParisKV 1,024": lambda: Engine({"top_k": 1024}).decoded,
     "ParisKV as it comes": lambda: Engine({"tail": "own"}).decoded,
 }
+METHODS = SEARCHES | POLICIES
 
 
 def against(

@@ -17,7 +17,8 @@ from quality.pretrained.capture import load_transformers
 from quality.pretrained.prefix import Prefix, Pretrained, Step, full, go_on
 
 SINK, LOCAL, UPDATE = 4, 64, 128  # PRKV's regions
-EVERY_LAYER = 3  # of every third layer
+EVERY_LAYER = 3  # that is watched, where there are many
+_FEW = 6
 
 
 @dataclass
@@ -68,25 +69,24 @@ def blocks(steps: int, interval: int, stride: int) -> Iterator[tuple[int, Tensor
 
 @dataclass
 class _Watched:
-    """Full attention that keeps what it was given, of some layers."""
+    """Full attention that keeps what it was given."""
 
-    layers: range
     found: dict[int, list[Head]]
 
     def __call__(self, step: Step) -> Tensor:
-        if step.layer in self.layers:
-            recent = step.prefix.recent[step.layer].float()
-            queries = torch.cat([recent, step.queries])
-            self.found[step.layer] = [
-                Head(step.prefix.tokens, queries[:, step.heads(head)], *step.rows(head))
-                for head in range(step.new_keys.shape[1])
-            ]
+        recent = step.prefix.recent[step.layer].float()
+        queries = torch.cat([recent, step.queries])
+        self.found[step.layer] = [
+            Head(step.prefix.tokens, queries[:, step.heads(head)], *step.rows(head))
+            for head in range(step.new_keys.shape[1])
+        ]
         return full(step)
 
 
 def trail(pretrained: Pretrained, prefix: Prefix, ids: Tensor) -> dict[int, list[Head]]:
-    """By layer: its kv heads, over the ids that follow the prefix."""
+    """By layer: its kv heads, over the ids that follow the prefix. Of many layers a third."""
     load_transformers()
-    watched = _Watched(range(0, len(prefix.keys), EVERY_LAYER), {})
+    watched = _Watched({})
     go_on(pretrained.model, prefix, ids, watched)
-    return watched.found
+    every = list(watched.found.items())  # those without a sliding window
+    return dict(every[:: EVERY_LAYER if len(every) > _FEW else 1])
