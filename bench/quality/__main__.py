@@ -147,7 +147,7 @@ def models(arguments: argparse.Namespace) -> None:
         tokens = arguments.tokens or pretrained.tokens
         print(f"{name}: keys and queries of {tokens:,} tokens of {arguments.text} ...", flush=True)
         try:
-            taken = capture.make(pretrained, arguments.text, tokens)
+            taken = capture.make(pretrained, arguments.text, tokens, layers=arguments.layers)
         except weights.Unusable as error:
             sys.exit(str(error))
         some = {method: shares.METHODS[method] for method in arguments.only or shares.METHODS}
@@ -156,7 +156,10 @@ def models(arguments: argparse.Namespace) -> None:
                 taken, lambda of, what: progress.track(of, description=what), some
             )
         report.pretrained(found)
+        if arguments.layers:
+            found["first_layers"] = taken.manifest.layers
         key = f"{name}, {arguments.text}, {tokens}"
+        key += f", {arguments.layers} layers" if arguments.layers else ""
         if arguments.only:  # the others stay as an earlier run has left them
             known = results.get(key, {}).get("methods", {})
             found["methods"] = {**known, **found["methods"]}
@@ -209,8 +212,8 @@ def inside(arguments: argparse.Namespace) -> None:
                 keep(key, facts, "text", forced.measured(pretrained, taken, ids, names, say))
             if "written" in arguments.parts:
                 names = arguments.only or written.ASKED
-                found = written.measured(pretrained, arguments.text, names, say)
-                keep(key, facts, "written", found)
+                for one, found in written.measured(pretrained, arguments.text, names, say):
+                    keep(key, facts, "written", {one: found})
             for part in (part for part in arguments.parts if part in ruler.PARTS):
                 count = arguments.needles
                 haystack = ruler.of_part(part, pretrained, tokens, count)
@@ -291,6 +294,8 @@ def main() -> None:
         some.add_argument("--threads", type=int, default=2)
         if mode != "keys":
             some.add_argument("--text", choices=texts.TEXTS, default="documentation")
+    few = "the first so many of the layers that are captured; all if left out"
+    modes.choices["models"].add_argument("--layers", type=int, help=few)
     parts = modes.choices["keys"]
     but_claims = [part for part in OF_KEYS if part != "claims"]
     parts.add_argument("--parts", nargs="+", choices=OF_KEYS, default=but_claims)

@@ -48,13 +48,19 @@ def _cell(methods: dict[str, dict[str, float]], name: str, measure: str) -> str:
     return share(methods[name][measure]) if name in methods else "–"
 
 
+def _some_layers(run: dict[str, Any]) -> str:
+    """Which layers a capture has, if it was to have a few."""
+    layers = run.get("first_layers", [])
+    return f", layers {' and '.join(map(str, layers))}" if layers else ""
+
+
 def pretrained(sources: Sources) -> str:
     """Each model's shares, by what a key is coded as and how many are reranked."""
     rows = []
     for run in sources.pretrained.values():
         for measure, said in _MEASURES.items():
             shares = [_cell(run["methods"], name, measure) for name in _SETTINGS]
-            what = f"**{named(run)}, {run['tokens']:,} tokens**: {said}"
+            what = f"**{named(run)}, {run['tokens']:,} tokens{_some_layers(run)}**: {said}"
             rows.append([what if measure == "share" else said, *shares])
     return table(["k = 100", *_SETTINGS.values()], rows)
 
@@ -63,7 +69,7 @@ def pretrained_peers(sources: Sources) -> str:
     """Other methods with as many rows on the same keys."""
     names = {"block 64": "**block 64**", "block 64, 5 %": "**block 64**, 5 %"}
     names |= {"published": "ParisKV as published"} | {name: name for name in _PEERS}
-    runs = list(sources.pretrained.values())
+    runs = [run for run in sources.pretrained.values() if any(m in run["methods"] for m in _PEERS)]
     head = ["share (worst kv head)", *(f"{named(run)}, {run['tokens']:,}" for run in runs)]
     rows = []
     for name, said in names.items():

@@ -278,7 +278,8 @@ def test_a_claim_of_two_models_that_disagree_has_no_one_verdict():
 
 def test_methods_after_a_short_prompt_become_a_table(pretrained):
     some = ("StreamingLLM 512", "engine HARD-KV, 256 in each head")
-    found = written.measured(pretrained, "documentation", some, lambda _: None, 600, 600, 300)
+    measured = written.measured(pretrained, "documentation", some, lambda _: None, 600, 600, 300)
+    found = dict(measured)
     assert list(found) == list(some)
     for at in found.values():
         assert len(at["more_bits"]) == len(at["kl"]) == 2

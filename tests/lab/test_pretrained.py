@@ -295,7 +295,7 @@ def test_the_command_keeps_other_models_results(synthetic, tmp_path, monkeypatch
     for module in (harness, sources):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
     monkeypatch.setattr(shares, "METHODS", FEW)
-    monkeypatch.setattr(capture, "make", lambda *_: synthetic)
+    monkeypatch.setattr(capture, "make", lambda *_, **__: synthetic)
     for name in ("smollm2", "qwen-0.5b"):
         words = ["quality", "models", "--model", name, "--tokens", "1600", "--threads", "1"]
         monkeypatch.setattr(sys, "argv", words)
@@ -303,10 +303,16 @@ def test_the_command_keeps_other_models_results(synthetic, tmp_path, monkeypatch
     record = json.loads((tmp_path / "quality-models-cpu.json").read_text())
     assert list(record["results"]) == [f"{m}, documentation, 1600" for m in list(MODELS)[:2]]
     assert "median" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", [*words, "--layers", "2"])
+    program.main()
+    results = json.loads((tmp_path / "quality-models-cpu.json").read_text())["results"]
+    assert len(results) == 3
+    few = results["qwen-0.5b, documentation, 1600, 2 layers"]
+    assert few["first_layers"] == synthetic.manifest.layers
 
 
 def test_the_command_ends_with_a_sentence_where_weights_are_unusable(monkeypatch):
-    def make(*_) -> Capture:
+    def make(*_, **__) -> Capture:
         raise Unusable("pip could not fetch tiny-1==1.0.")
 
     monkeypatch.setattr(capture, "make", make)

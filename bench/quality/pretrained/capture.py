@@ -244,9 +244,11 @@ class _Reader:
         )
 
 
-def make(weights: Weights, text: str, tokens: int, cache: Path | None = None) -> Capture:
+def make(
+    weights: Weights, text: str, tokens: int, cache: Path | None = None, layers: int | None = None
+) -> Capture:
     """The capture of a text's first tokens; from the cache if it is there."""
-    (made,) = make_all(weights, [Stretch(text, tokens)], cache)
+    (made,) = make_all(weights, [Stretch(text, tokens, layers=layers)], cache)
     return made
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -63,19 +63,18 @@ def measured(
     prompt: int = PROMPT,
     written: int = WRITTEN,
     stretch: int = STRETCH,
-) -> dict[str, Any]:
-    """Each method by its name, after a prompt of so many tokens."""
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each method by its name, as it is done, after a prompt of so many tokens."""
     ids = pretrained.ids(TEXTS[text]())[: prompt + written + 1]
     prefix = read(pretrained.model, ids[:prompt])
     given, following = ids[prompt:-1], ids[prompt + 1 :]
     reference = go_on(pretrained.model, prefix, given, full)
     _, whole = by_token(reference, reference, following)
-    found: dict[str, Any] = {}
     for name in names:
         begin = time.perf_counter()
         attention = METHODS[name]()
         kl, bits = by_token(go_on(pretrained.model, prefix, given, attention), reference, following)
-        found[name] = {
+        found = {
             "prompt": prompt,
             "stretch": stretch,
             **by_position(kl, bits, whole, stretch),
@@ -84,4 +83,4 @@ def measured(
         more = mean_and_error(bits - whole)
         taken = time.perf_counter() - begin
         say(f"{name}: KL {kl.mean():.4f}, {more[0]:+.4f} ± {more[1]:.4f} bits ({taken:.0f} s)")
-    return found
+        yield name, found
