@@ -273,7 +273,7 @@ def test_claims_of_a_model_become_tables(pretrained, monkeypatch, tmp_path):
 def test_a_claim_of_two_models_that_disagree_has_no_one_verdict():
     judged = {"it holds": lambda of: (str(of), of)}
     rows = tables_claims._rows([{"prkv": True}, {"prkv": False}], "prkv", judged)
-    assert rows == [["it holds", "True", "False", "differs by model"]]
+    assert rows == [["it holds", "True", "False", "reproduced; **refuted**"]]
 
 
 def test_methods_after_a_short_prompt_become_a_table(pretrained):

@@ -83,16 +83,17 @@ CLAIMS = {
         "distance": {
             f"{what}, {d}": 0.9
             for what in ("best", "old best", "old best and window")
-            for d in (8, 128, 512)
+            for d in (8, 32, 128, 512)
         },
         "order": {f"{first}, {rows}": 0.9 for first in _FIRST for rows in (256, 1024)},
         "automatic": {"256": [0.5, 0.25], "1024": [0.5, 0.5]},
     },
     "hardkv": {
         "counts": {
-            f"{how}, {rows}: output error": 0.1
-            for how in ("one count", "by Top-p")
+            f"{how}, {rows}: {what}": 0.1
+            for how in ("one count", "by Top-p", "by Top-p, at most twice")
             for rows in (256, 512, 1024, 2048)
+            for what in ("output error", "recall")
         },
         "calibration": {
             **{
