@@ -70,7 +70,7 @@ class Both:
         q = randn_q(self.rng, len(self.sequences), self.config)
         k, v = randn_kv(self.rng, len(self.sequences), self.config)
         if spoiled:
-            q[0, 1, 2] = np.nan
+            q[0, -1, 2] = np.nan
             q[0, 0, 0] = np.inf
         a, b = self.both(
             lambda cache: cache.decode(
