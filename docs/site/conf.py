@@ -7,7 +7,10 @@ import pariskv_core
 project = "pariskv_core"
 author = "the authors of pariskv_core"
 version = release = pariskv_core.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["breathe", "myst_parser", "sphinx.ext.autodoc"]
+breathe_projects = {"headers": "../xml"}
+breathe_default_project = "headers"
+exclude_patterns = ["headers/*.rst"]  # parts of cpp.md
 html_theme = "furo"
 html_title = f"pariskv_core {release}"
 html_show_copyright = False

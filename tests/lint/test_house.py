@@ -293,6 +293,14 @@ def test_headers_are_guarded() -> None:
     assert not bare, bare
 
 
+def test_every_public_header_has_its_part_of_the_page() -> None:
+    page = (ROOT / "docs/cpp.md").read_text()
+    parts = set(re.findall(r"^\.\. doxygenfile:: (\S+)", page, re.M))
+    parts &= {f"{part}.h" for part in re.findall(r"^\.\. include:: headers/(\w+)\.rst", page, re.M)}
+    nothing_declared = {"pariskv.h", "version.h"}
+    assert parts == {path.name for path in files("cpp/include")} - nothing_declared
+
+
 @pytest.mark.parametrize("header", [*files("cpp/include")], ids=lambda path: path.name)
 def test_a_public_header_compiles_on_its_own(header: Path, tmp_path: Path) -> None:
     source = tmp_path / "alone.cpp"
