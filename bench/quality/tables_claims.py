@@ -259,6 +259,7 @@ def claims_hardkv(sources: Sources) -> str:
 
 _INSIDE = {
     "sinks and window": "nothing else",
+    "sinks and window, flush 128": "nothing else, a flush every 128",
     "best 100": "the best 100 rows",
     "best 256": "the best 256 rows",
     "best 1,024": "the best 1,024 rows",
@@ -281,7 +282,9 @@ _INSIDE = {
         for rows in ("1,024", "512", "256")
     },
     **{f"SnapKV {rows}": f"SnapKV, {rows}, chosen once" for rows in ("1,024", "256")},
+    "SnapKV 1,024, flush 128": "SnapKV, 1,024, chosen once, a flush every 128",
     **{f"StreamingLLM {rows}": f"StreamingLLM, {rows}" for rows in ("1,024", "256")},
+    "StreamingLLM 1,024, flush 128": "StreamingLLM, 1,024, a flush every 128",
 }
 
 

@@ -25,6 +25,7 @@ from quality.pretrained.prefix import Attention, Prefix, Pretrained, full, go_on
 from quality.pretrained.shares import MANY
 from quality.pretrained.texts import TEXTS
 
+_OFTEN = Residency(update=128)  # the interval of policies that keep rows
 Say = Callable[[str], None]
 STEPS = 512
 TAILS = (256, 512, 1024)
@@ -57,7 +58,9 @@ def prkv(rows: int, static: float) -> Rows:
 
 def keeping(policy: pk.PRKV | pk.HardKV, local: int = 256) -> Attention:
     """The engine's own output with a policy that keeps rows, at the policies' interval."""
-    return KeepingEngine(residency=Residency(local=local, update=128), keeping=policy).decoded
+    return KeepingEngine(
+        residency=Residency(local=local, update=_OFTEN.update), keeping=policy
+    ).decoded
 
 
 def with_tail(rows: int, **policy: Any) -> Attention:
@@ -149,6 +152,14 @@ POLICIES: dict[str, Callable[[], Attention]] = {
         )
         for rows in (256, 512, 1024)
         for name, said in (("oracle", "best"), ("snapkv", "SnapKV"), ("window", "StreamingLLM"))
+    },
+    # With the policies' flush, so with their window.
+    "sinks and window, flush 128": lambda: Rows(nothing, residency=_OFTEN),
+    **{
+        f"{said} 1,024, flush 128": (
+            lambda name=name: Rows(ByHead(lambda: make_method(name), 1024, _OFTEN), 0, _OFTEN)
+        )
+        for name, said in (("snapkv", "SnapKV"), ("window", "StreamingLLM"))
     },
     "ParisKV 1,024": lambda: Engine({"top_k": 1024}).decoded,
     "ParisKV as it comes": lambda: Engine({"tail": "own"}).decoded,
