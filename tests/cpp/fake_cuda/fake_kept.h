@@ -63,4 +63,26 @@ inline void trim_rows(const TrimCall& call) {
   }
 }
 
+/** Rows that are attended to are in the zone, in order, and as they are at home. */
+inline void check_kept(const SequenceView& view, const ModelShape& shape) {
+  if (view.kept == nullptr) return complain("a zone is left out, and none of it is kept");
+  for (int64_t head = 0; head < shape.kv_heads; ++head) {
+    int32_t last = -1;
+    const auto rows = rows_before(shape.kept(view.kept_capacity), view.kept, head);
+    const int32_t attended = shape.kept(view.kept_capacity).counts(view.kept, head)[0];
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const int32_t position = rows[i].position;
+      if (i == size_t(attended)) last = -1;
+      if (position <= last || position < view.zone_begin || position >= view.zone_end) {
+        return complain("a kept row is not where it should be");
+      }
+      last = position;
+      const char* home = row_of(view, shape, head, position);
+      if (std::memcmp(rows[i].data, home, size_t(shape.rows.bytes())) != 0) {
+        return complain("a kept row is not the one at home");
+      }
+    }
+  }
+}
+
 }  // namespace pariskv::cuda

@@ -1,10 +1,7 @@
 // PRKV's kernels for zones that change, as far as the host can tell: which rows are kept is decided
 // by their positions alone; digests say which rows they are of; and every choice checks that pages
 // have theirs.
-#include <algorithm>
-
-#include "fake_kept.h"
-#include "policy/prkv/pages.h"
+#include "fake_pages.h"
 
 namespace pariskv::cuda {
 
@@ -14,51 +11,6 @@ constexpr int64_t kScratch = 1 << 10;
 
 using test::launch;
 
-/** A page of a block of digests. */
-struct Page {
-  const PageLayout& layout;
-  char* block;
-  int64_t head, i;
-
-  uint64_t& live() const { return *layout.live(block, head, i); }
-  /** Which rows it is of, and that they are what they were. */
-  bool is_of(const SequenceView& view, const ModelShape& shape, int64_t begin,
-             uint64_t rows) const {
-    uint16_t expected[2];
-    make(view, shape, begin, rows, expected);
-    return live() == rows && std::memcmp(expected, layout.digest(block, head, i), 4) == 0;
-  }
-  void write(const SequenceView& view, const ModelShape& shape, int64_t begin,
-             uint64_t rows) const {
-    live() = rows;
-    *layout.unit(block, head, i) = 1;
-    make(view, shape, begin, rows, layout.digest(block, head, i));
-  }
-
- private:
-  void make(const SequenceView& view, const ModelShape& shape, int64_t begin, uint64_t rows,
-            uint16_t* out) const {
-    out[0] = out[1] = 0;
-    for (int64_t r = 0; r < 64; ++r) {
-      if ((rows >> r & 1) == 0) continue;
-      uint16_t number = 0;
-      std::memcpy(&number, row_of(view, shape, head, begin + r), sizeof number);
-      out[0] = uint16_t(out[0] + number), out[1] = uint16_t(out[1] * 31 + r);
-    }
-  }
-};
-
-Page page_of(const SequenceView& view, const PageLayout& layout, int64_t head, int64_t page) {
-  char* block = reinterpret_cast<char*>(view.summaries[page / layout.pages]);
-  return {layout, block, head, page % layout.pages};
-}
-
-/** Rows of a page from position `first` on. */
-uint64_t rows_from(int64_t first, int64_t begin, int64_t size) {
-  const uint64_t all = ~uint64_t{0} >> (64 - size);
-  return first <= begin ? all : all >> (first - begin) << (first - begin);
-}
-
 void digest(const DigestCall& call, const DigestSpan& span) {
   const int64_t size = call.rules.page;
   const PageLayout layout = pages_of(call.shape, size);
@@ -67,20 +19,6 @@ void digest(const DigestCall& call, const DigestSpan& span) {
     for (int64_t head = 0; head < call.shape.kv_heads; ++head) {
       page_of(*span.sequence, layout, head, page)
           .write(*span.sequence, call.shape, page * size, rows_from(span.begin, page * size, size));
-    }
-  }
-}
-
-/** All pages of a zone have their digests. */
-void check_digests(const SequenceView& view, const ModelShape& shape, const PrkvRules& rules) {
-  const PageLayout layout = pages_of(shape, rules.page);
-  for (int64_t page = view.zone_begin / rules.page; page * rules.page < view.zone_end; ++page) {
-    const int64_t begin = page * rules.page;
-    for (int64_t head = 0; head < shape.kv_heads; ++head) {
-      const uint64_t rows = rows_from(view.zone_begin, begin, rules.page);
-      if (!page_of(view, layout, head, page).is_of(view, shape, begin, rows)) {
-        return complain("a page has not its digest");
-      }
     }
   }
 }

@@ -1,14 +1,11 @@
 // PRKV's step, as far as the host can tell: it is told of every zone in time, and has room for it.
 #include <cstring>
 
-#include "fake.h"
-#include "fake_rows.h"
-#include "policy/prkv/pages.h"
+#include "fake_pages.h"
 #include "prkv/decode/call.h"
 
 namespace pariskv::cuda {
 
-using test::complain;
 using test::launch;
 
 namespace {
@@ -21,19 +18,12 @@ void each_sequence(const PageDecodeCall& call, Visit visit) {
   }
 }
 
-/** Pages of a zone have digests, and kept rows are split from them. */
+/** There is room for the pages of a zone, and they have what a step goes by. */
 void check_zone(const PageDecodeCall& call, const Lane& lane, const SequenceView& view) {
   const int64_t page = call.rules.page, first = view.zone_begin / page;
   const int64_t last = (view.zone_end - 1) / page;
   if (last + 1 - first > lane.zone_capacity) complain("there is no room for the pages of a zone");
-  for (int64_t p = first; p <= last; ++p) {
-    if (view.summaries[p * page / call.shape.segment_tokens] == nullptr) {
-      return complain("a page has no digest");
-    }
-  }
-  if (view.kept == nullptr) return;
-  const PrkvSplit split = *amended_of(call.shape, view.kept_capacity).split(view.kept);
-  if (split.rows + split.pages * page > call.rules.budget) complain("a budget is split anyhow");
+  check_pages(view, call.shape, call.rules);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -77,6 +78,18 @@ class Life {
     config.local = 16;
     return config;
   }
+  /** The same with pages, or without, or with nothing else. */
+  static Config paged_config_of(int seed) {
+    Config config = config_of(seed);
+    Prkv policy;
+    policy.budget = 40;
+    policy.page = seed % 2 == 0 ? 8 : 16;
+    constexpr std::optional<double> kShares[] = {.5, std::nullopt, 0., 1., .25};
+    policy.static_share = kShares[seed % 5];
+    config.policy = policy;
+    config.local = 16;
+    return config;
+  }
 
  private:
   static constexpr int64_t kLayers = 2, kHeads = 2, kDim = 64, kMost = 400;
@@ -98,7 +111,7 @@ class Life {
     }
   }
 
-  bool keeps() const { return std::holds_alternative<HardKv>(cache_.config().policy); }
+  bool keeps() const { return !std::holds_alternative<ParisKv>(cache_.config().policy); }
   int64_t below(int64_t count) { return int64_t(random_() % uint64_t(count)); }
   bool chance(int64_t of) { return below(of) == 0; }
   Stream stream() { return {reinterpret_cast<void*>(intptr_t(below(3)))}; }

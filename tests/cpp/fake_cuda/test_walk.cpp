@@ -82,6 +82,24 @@ TEST_F(FakeCuda, KeptRowsAreThoseAtHomeWhateverFails) {
   EXPECT_GT(keeps, kSeeds * kSteps / 10) << "hardly anything was chosen";
 }
 
+TEST_F(FakeCuda, PagesHaveTheirDigestsWhateverFails) {
+  int64_t refused = 0, failed = 0, keeps = 0;
+  for (int seed = 0; seed < kSeeds; ++seed) {
+    Life life(Life::paged_config_of(seed), seed);
+    test::fault_switches().nothing_by_chance = seed % 3 == 1;
+    for (int i = 0; i < kSteps; ++i) {
+      seed % 4 == 0 || i % 2 == 0 ? life.step() : life.faulty_step();
+      ASSERT_EQ(test::wrong(), "") << "seed " << seed << ", step " << i;
+    }
+    refused += life.refused();
+    failed += life.failed();
+    keeps += life.stats().keeps;
+  }
+  EXPECT_GT(refused, 0) << "memory was never short";
+  EXPECT_GT(failed, kSeeds * kSteps / 30) << "hardly anything was refused";
+  EXPECT_GT(keeps, kSeeds * kSteps / 15) << "hardly anything was chosen";
+}
+
 TEST_F(FakeCuda, ControlRowsReadTooEarlyAreDetected) {
   // The control: offloaded rows that count as arrived before they are.
   int seen = 0;
