@@ -87,11 +87,13 @@ void Cache::truncate(const std::vector<SequenceId>& sequences, const Cut& cut, S
         fail("[truncate] ", argument, ": expected 0 to ", total, ", the tokens of sequence ",
              sequences[i], ", got ", tokens);
       }
-      next.push_back({&layer,
-                      layer.regions.truncated(keeps ? total - tokens : tokens, impl_->sizes_),
-                      {},
-                      false,
-                      {}});
+      const Regions cut_to =
+          layer.regions.truncated(keeps ? total - tokens : tokens, impl_->sizes_);
+      const Positions dropped = layer.dropped_of(cut_to);
+      if (cut_to.retrieval_end(impl_->sizes_) < dropped.end) {
+        verb.refuse_cut(keeps, sequences[i], dropped, total, cut_to.total());
+      }
+      next.push_back({&layer, cut_to, {}, false, {}});
     }
   }
   const Impl::Visit visit(*impl_, stream);
@@ -114,6 +116,7 @@ void Cache::truncate(const std::vector<SequenceId>& sequences, const Cut& cut, S
   for (Shorter& shorter : next) {
     Layer& layer = *shorter.layer;
     if (shorter.state.data() != nullptr) layer.state = std::move(shorter.state);
+    layer.dropped = layer.dropped_of(shorter.regions);
     layer.regions = shorter.regions;
     if (shorter.cuts && impl_->shape_.recent > 0) layer.kept = std::move(shorter.kept);
     layer.queries.end = std::min(layer.queries.end, layer.regions.total());
@@ -154,6 +157,11 @@ void Cache::prefill(int64_t layer, const std::vector<SequenceId>& sequences,
   for (size_t i = 0; i < arrivals.layers.size(); ++i) {
     next.push_back(arrivals.layers[i]->regions.prefilled(arrivals.counts[i], impl_->sizes_));
     verb.check_total(next.back().total());
+  }
+  for (size_t i = 0; i < found.size() && !options.q; ++i) {
+    if (lengths[i] == 0) continue;
+    verb.check_complete(sequences[i], found[i]->dropped,
+                        "q: expected the queries of these tokens, to choose rows by");
   }
   const Impl::Visit visit(*impl_, stream);
   const Impl::Queries queries{options.q ? *options.q : TensorView{}, logits};
@@ -297,6 +305,12 @@ void Cache::Impl::attend(int64_t layer, const std::vector<SequenceId>& sequences
   args.logits = verb.check_options(options, tokens);
   args.lse = Verb::lse_of(options);
   check_apart(verb, tensors, args.lse);
+  for (size_t i = 0; i < found.size(); ++i) {
+    if (lengths[i] == 0) continue;
+    verb.check_complete(sequences[i], found[i]->dropped,
+                        "sequences: expected all of their rows (decode takes a turn token by "
+                        "token)");
+  }
   const auto attend_over = [&](const std::vector<SequenceView>& views,
                                const std::vector<int64_t>& counts,
                                const std::vector<std::vector<int64_t>>& hosted) {

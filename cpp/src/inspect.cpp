@@ -72,6 +72,7 @@ void Cache::read(int64_t layer, SequenceId sequence, int64_t begin, const Tensor
          begin + tokens);
   }
   if (tokens == 0) return;
+  verb.check_stored(sequence, layers[0]->dropped, {begin, begin + tokens});
   const Impl::Visit visit(*impl_, stream);
   impl_->publish(*layers[0], stream);
   impl_->backend_->read({impl_->shape_, 1, &view, &begin, &tokens, k, v}, stream);
@@ -84,8 +85,10 @@ int64_t Cache::length(SequenceId sequence, int64_t layer) const {
 
 RegionCounts Cache::regions(SequenceId sequence, int64_t layer) const {
   const Impl::Lock lock(*impl_);
-  return impl_->find_layers(impl_->verb("regions"), {sequence}, layer)[0]->regions.counts(
-      impl_->sizes_);
+  const Layer& found = *impl_->find_layers(impl_->verb("regions"), {sequence}, layer)[0];
+  RegionCounts counts = found.regions.counts(impl_->sizes_);
+  counts.dropped = found.dropped.end - found.dropped.begin;
+  return counts;
 }
 
 std::vector<SequenceId> Cache::sequences() const {
@@ -139,6 +142,7 @@ Stats Cache::stats() const {
           [&](const Block& block) { stats.summary_bytes += bytes_once(block); });
       stats.summary_bytes += layer.state.bytes();
       stats.kept_rows += kept_rows_of(layer);
+      stats.dropped_rows += (layer.dropped.end - layer.dropped.begin) * impl_->config_.kv_heads;
       stats.kept_bytes += layer.recent.bytes() + (layer.kept ? bytes_once(*layer.kept) : 0);
       stats.unusable_keys += impl_->policy_->unusable_keys(impl_->view(layer));
     }

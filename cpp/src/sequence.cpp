@@ -22,6 +22,14 @@ void set_kept(SequenceView& view, const Policy& policy, const Block* kept) {
   if (kept == nullptr && policy.waits_for_kept()) view.sparse = 0;
 }
 
+/** A zone that lacks rows cannot be attended to in full, however short it is. */
+void set_dropped(SequenceView& view, const Positions& dropped) {
+  if (dropped.begin < dropped.end) view.sparse = 1;
+}
+
+/** Positions of which no query is ever remembered. */
+constexpr Positions kNobody = {kMostTokens, kMostTokens + 1};
+
 }  // namespace
 
 SequenceView Layer::view(const RegionSizes& sizes, const Policy& policy) const {
@@ -32,6 +40,7 @@ SequenceView Layer::view(const RegionSizes& sizes, const Policy& policy) const {
 
 SequenceView Layer::cut(const Regions& next, const RegionSizes& sizes, const Policy& policy) const {
   SequenceView view = view_of(next, sizes, policy);
+  set_dropped(view, dropped_of(next));
   view.rows = store.rows();
   view.summaries = store.summaries();
   view.state = state.data();
@@ -48,6 +57,7 @@ SequenceView Layer::cut(const Regions& next, const RegionSizes& sizes, const Pol
 
 SequenceView Change::view(const RegionSizes& sizes, const Policy& policy) const {
   SequenceView view = view_of(next, sizes, policy);
+  set_dropped(view, dropped);
   view.rows = growth ? growth->rows() : layer->store.rows();
   view.summaries = growth ? growth->summaries() : layer->store.summaries();
   view.state = state.data() != nullptr ? state.data() : layer->state.data();
@@ -115,12 +125,14 @@ Change Planner::plan(Layer& layer, const Regions& next, Use use, bool queries,
   }
   plan_queries(change, use, queries, stream);
   const bool lacks_cache = shape_.cached_rows > 0 && layer.row_cache.data() == nullptr;
-  const SequenceView after = view_of(next, sizes_, policy_);
+  plan_drop(change, use);
+  SequenceView after = view_of(next, sizes_, policy_);
+  set_dropped(after, change.dropped);
   if (use == Use::kDecode && lacks_cache && after.sparse != 0) {
     change.row_cache = new_row_cache(stream);
   }
   plan_choice(change, after);
-  if (offloads_) plan_offload(change);
+  if (offloads_) plan_offload(change, use);
   if (offloads_ && after.sparse != 0) plan_kept(change, after, stream);
   return change;
 }
@@ -151,13 +163,34 @@ void Planner::plan_queries(Change& change, Use use, bool queries, Stream stream)
   }
 }
 
+void Planner::plan_drop(Change& change, Use use) const {
+  const Layer& layer = *change.layer;
+  change.dropped = layer.dropped;
+  const bool decodes = use == Use::kDecode && change.next.total() > layer.regions.total();
+  if (!policy_.drops_rows() || !decodes || !layer.kept) return;
+  const bool dropped = layer.dropped.begin < layer.dropped.end;
+  const bool forgets = change.spilled() > 0 && !change.chooses();
+  const SequenceView now = layer.view(sizes_, policy_);
+  if (now.sparse == 0 || (forgets && !dropped)) return;
+  // Rows that entered the zone before this step: it reads none of them, and can be taken back.
+  const int64_t tokens = shape_.segment_tokens;
+  const int64_t first = (now.zone_begin + tokens - 1) / tokens, last = now.zone_end / tokens;
+  if (first >= last) return;
+  change.dropped = {first * tokens, last * tokens};
+  change.freed = {dropped ? layer.dropped.end / tokens : first, last};
+}
+
 void Planner::plan_choice(Change& change, const SequenceView& next) const {
   const Layer& layer = *change.layer;
   const bool moves = next.kept_capacity > 0 && change.spilled() > 0;
+  const bool dropped = change.dropped.begin < change.dropped.end;
+  // Without a query to choose by, the latest rows are kept: a zone that lacks rows is never
+  // attended to in full.
+  if (moves && dropped && !change.chooses()) change.asked = kNobody;
   change.forgets = moves && (next.sparse == 0 || !change.chooses());
   if (!moves || change.forgets) change.asked = {};
   // As many tokens as queries are remembered: their choice is that of all of a prompt.
-  change.whole = change.next.total() - layer.regions.total() >= shape_.recent;
+  change.whole = !dropped && change.next.total() - layer.regions.total() >= shape_.recent;
   if (change.chooses()) change.kept = new_kept(next);
 }
 
@@ -200,11 +233,13 @@ void Planner::plan_kept(Change& change, const SequenceView& next, Stream stream)
   if (goes_on) backend_.copy(change.kept->data(), layer.kept->data(), bytes, stream);
 }
 
-void Planner::plan_offload(Change& change) const {
+void Planner::plan_offload(Change& change, Use use) const {
   const LayerStore& store = change.layer->store;
   const int64_t tokens = shape_.segment_tokens;
   const int64_t zone_begin = change.next.sink_end(sizes_);
   if (change.spilled() <= 0) return;
+  // Segments that fill up while decoding are dropped by the next step.
+  if (policy_.drops_rows() && use == Use::kDecode && change.chooses()) return;
   for (int64_t s = change.spill_begin / tokens; (s + 1) * tokens <= change.spill_end; ++s) {
     const std::shared_ptr<RowBlock>& rows =
         change.growth ? store.row_block(s, *change.growth) : store.row_block(s);
@@ -224,6 +259,7 @@ Sequence Planner::fork(const Sequence& sequence, Stream stream) const {
     twin.kept = layer.kept;
     twin.kept_tail = layer.kept_tail;
     twin.queries = layer.queries;
+    twin.dropped = layer.dropped;
     const auto copy_of = [&](const Block& block) {
       if (block.data() == nullptr) return Block();
       Block other = backend_.arena().allocate(block.bytes());

@@ -31,11 +31,17 @@ struct Layer {
   Tail kept_tail{};
   Block recent;         // queries; empty until one is remembered
   Positions queries{};  // whose queries are in there
+  Positions dropped{};  // whose rows were given back: whole segments of the zone; or none
 
   /** The kept rows, if all of this tail are among them. */
   char* kept_rows(const Tail& tail) const;
 
   SequenceView view(const RegionSizes& sizes, const Policy& policy) const;
+
+  /** Of the dropped positions, those of the layer once it has been cut to `next`. */
+  Positions dropped_of(const Regions& next) const {
+    return next.total() > dropped.begin ? dropped : Positions{};
+  }
 
   /** The layer once it has been cut to `next`; where rows are kept of its zone, without these. */
   SequenceView cut(const Regions& next, const RegionSizes& sizes, const Policy& policy) const;
@@ -70,6 +76,8 @@ struct Change {
   Positions queries;                         // that will be remembered
   Positions asked;                           // whose queries choose what is kept; or none
   bool whole;                                // they choose from all of the zone
+  Positions dropped;                         // of the zone, whose rows will have been given back
+  Positions freed;                           // segments whose rows are given back by this change
   std::vector<PlannedOffload> offloads;
 
   int64_t spilled() const { return spill_end - spill_begin; }
@@ -103,6 +111,8 @@ struct Change {
     if (kept || forgets) layer->kept = std::move(kept);
     if (recent.data() != nullptr) layer->recent = std::move(recent);
     layer->queries = queries;
+    layer->dropped = dropped;
+    layer->store.give_back(freed.begin, freed.end);
     layer->fetched_end = std::max(layer->fetched_end, spill_end);
   }
 };
@@ -142,8 +152,9 @@ class Planner {
  private:
   Block new_row_cache(Stream stream) const;
   void plan_queries(Change& change, Use use, bool queries, Stream stream) const;
+  void plan_drop(Change& change, Use use) const;
   void plan_choice(Change& change, const SequenceView& next) const;
-  void plan_offload(Change& change) const;
+  void plan_offload(Change& change, Use use) const;
   void plan_kept(Change& change, const SequenceView& next, Stream stream) const;
 
   const ModelShape& shape_;

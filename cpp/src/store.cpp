@@ -94,7 +94,7 @@ std::vector<int64_t> LayerStore::hosted(const Growth* growth) const {
   for (int64_t s = 0; s < count; ++s) {
     const std::shared_ptr<RowBlock>& rows =
         growth == nullptr ? row_block(s) : row_block(s, *growth);
-    if (rows->offloaded()) found.push_back(s);
+    if (rows && rows->offloaded()) found.push_back(s);
   }
   return found;
 }
@@ -114,6 +114,15 @@ const std::shared_ptr<RowBlock>& LayerStore::row_block(int64_t segment,
     if (changed == segment) return block;
   }
   return rows_[segment];
+}
+
+void LayerStore::give_back(int64_t first, int64_t last) noexcept {
+  for (int64_t s = first; s < last; ++s) {
+    rows_[s].reset();
+    summaries_[s].reset();
+    row_table_[s] = nullptr;
+    summary_table_[s] = nullptr;
+  }
 }
 
 void LayerStore::drop(int64_t segment_tokens, int64_t total, int64_t zone_begin,

@@ -99,12 +99,16 @@ class LayerStore {
                  Stream stream);
   void grow(Growth growth) noexcept;
 
+  /** Gives segments [first, last) back, but for their place; other stores may still have them. */
+  void give_back(int64_t first, int64_t last) noexcept;
+
   /** Drops whole segments: of rows from `total` on, of summaries outside [begin, end). */
   void drop(int64_t segment_tokens, int64_t total, int64_t zone_begin, int64_t zone_end) noexcept;
 
   int64_t segments() const { return int64_t(rows_.size()); }
   void* const* rows() const { return row_table_.data(); }
   uint8_t* const* summaries() const { return summary_table_.data(); }
+  /** Null: its rows were given back. */
   const std::shared_ptr<RowBlock>& row_block(int64_t segment) const { return rows_[segment]; }
   /** The same, once it will have grown. */
   const std::shared_ptr<RowBlock>& row_block(int64_t segment, const Growth& growth) const;
@@ -118,7 +122,9 @@ class LayerStore {
   /** Calls `visit(block)` for every block held. */
   template <typename Visit>
   void each_row_block(Visit visit) const {
-    for (const auto& block : rows_) visit(*block);
+    for (const auto& block : rows_) {
+      if (block) visit(*block);
+    }
   }
   template <typename Visit>
   void each_summary_block(Visit visit) const {
@@ -128,7 +134,7 @@ class LayerStore {
   }
 
  private:
-  std::vector<std::shared_ptr<RowBlock>> rows_;
+  std::vector<std::shared_ptr<RowBlock>> rows_;    // null: given back
   std::vector<std::shared_ptr<Block>> summaries_;  // as long as rows_; null where there are none
   std::vector<void*> row_table_;
   std::vector<uint8_t*> summary_table_;

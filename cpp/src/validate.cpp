@@ -105,6 +105,15 @@ bool same_view(const TensorView& a, const TensorView& b) {
          a.strides == b.strides;
 }
 
+/** "rows 64 to 1023 of sequence 3 were dropped ..." */
+std::string dropped_rows(SequenceId sequence, const Positions& dropped) {
+  return "rows " + std::to_string(dropped.begin) + " to " + std::to_string(dropped.end - 1) +
+         " of sequence " + std::to_string(sequence) +
+         " were dropped after others had been chosen to be kept";
+}
+
+constexpr const char* kStoresAll = "the policy HardKV with the placement \"host\" stores all rows";
+
 }  // namespace
 
 std::string describe(const TensorView& view) {
@@ -183,6 +192,31 @@ void Verb::check_total(int64_t tokens) const {
   if (tokens > kMostTokens) {
     fail("[", name, "] expected at most ", kMostTokens, " tokens in a sequence, got ", tokens);
   }
+}
+
+void Verb::check_stored(SequenceId sequence, const Positions& dropped,
+                        const Positions& read) const {
+  if (read.end <= dropped.begin || dropped.end <= read.begin) return;
+  fail("[", name, "] positions: expected rows that are stored, got ", read.begin, " to ", read.end,
+       ", but ", dropped_rows(sequence, dropped), "; ", kStoresAll);
+}
+
+void Verb::check_complete(SequenceId sequence, const Positions& dropped,
+                          const char* instead) const {
+  if (dropped.begin >= dropped.end) return;
+  fail("[", name, "] ", instead, ", since ", dropped_rows(sequence, dropped), "; ", kStoresAll);
+}
+
+void Verb::refuse_cut(bool counts_kept, SequenceId sequence, const Positions& dropped,
+                      int64_t total, int64_t kept) const {
+  const int64_t least = dropped.end + config.local;  // so that the window has all of its rows
+  const std::string stored = dropped_rows(sequence, dropped) + "; " + kStoresAll;
+  if (counts_kept) {
+    fail("[", name, "] keep: expected ", least, " tokens or more, or ", dropped.begin,
+         " or fewer, got ", kept, ", since ", stored);
+  }
+  fail("[", name, "] drop: expected ", total - least, " tokens or fewer, or ",
+       total - dropped.begin, " or more, got ", total - kept, ", since ", stored);
 }
 
 Logits Verb::check_options(const AttendOptions& options, int64_t tokens) const {

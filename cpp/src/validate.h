@@ -39,6 +39,16 @@ struct Verb {
   /** Throws when a sequence would have more tokens than positions are kept for. */
   void check_total(int64_t tokens) const;
 
+  /** Throws when rows of positions that a call reads were dropped. */
+  void check_stored(SequenceId sequence, const Positions& dropped, const Positions& read) const;
+
+  /** Throws when rows of a sequence were dropped: the call would need all of them. */
+  void check_complete(SequenceId sequence, const Positions& dropped, const char* instead) const;
+
+  /** Throws: a sequence that is cut to `kept` tokens would lack rows of its local window. */
+  void refuse_cut(bool counts_kept, SequenceId sequence, const Positions& dropped, int64_t total,
+                  int64_t kept) const;
+
   /** Throws on numbers that are no scale, cap or bias (read on the CPU), and on wrong shapes. */
   Logits check_options(const AttendOptions& options, int64_t tokens) const;
 

@@ -124,7 +124,8 @@ class HardKV:
     that; decode attends to these until the next time. For long answers.
 
     All rows stay stored: truncate, fork, read and attend are exact. Until there were queries to choose
-    by, decode attends to the zone in full: a prompt brings its own by prefill(q=).
+    by, decode attends to the zone in full: a prompt brings its own by prefill(q=). With
+    placement="dropped" rows that were chosen from are given back.
 
     most
         Rows that a kv head keeps of the zone, at most.
@@ -140,11 +141,16 @@ class HardKV:
         Neighbours that "snapkv" looks at, the row among them: odd.
     patience
         Choices that a row may lose and still be held: it is not attended to, but may come back.
+    placement
+        "host": K and V of the zone stay stored, in host memory, or on a GPU if Config(placement=) says
+        so. "dropped": decode gives back whole segments of the zone whose rows were chosen from, so
+        memory stops growing with the answer. What needs these rows refuses: attend, read, a truncate
+        into them, prefill without q. Cache.regions and Cache.stats say how many there are.
 
     Raises ValueError, with what was expected and what came.
     """
 
-    def __init__(self, *, most: int = 2048, p: float = 0.9, least: int = 0, metric: str = 'snapkv', pool: int = 7, patience: int = 1) -> None: ...
+    def __init__(self, *, most: int = 2048, p: float = 0.9, least: int = 0, metric: str = 'snapkv', pool: int = 7, patience: int = 1, placement: str = 'host') -> None: ...
 
     @property
     def most(self) -> int: ...
@@ -163,6 +169,9 @@ class HardKV:
 
     @property
     def patience(self) -> int: ...
+
+    @property
+    def placement(self) -> str: ...
 
     def __repr__(self) -> str: ...
 
@@ -379,6 +388,12 @@ class Regions:
     @property
     def buffer(self) -> int: ...
 
+    @property
+    def dropped(self) -> int:
+        """
+        Of retrieval: rows that were given back, see HardKV(placement="dropped").
+        """
+
     def __repr__(self) -> str: ...
 
 class Stats:
@@ -432,6 +447,10 @@ class Stats:
     @property
     def keeps(self) -> int:
         """Times that rows were chosen to be kept, per layer."""
+
+    @property
+    def dropped_rows(self) -> int:
+        """Of the retrieval zones, given back: over kv heads."""
 
     @property
     def unusable_keys(self) -> int:

@@ -195,7 +195,8 @@ say how much attention its rows get, and each kv head keeps as many as it needs 
 that; decode attends to these until the next time. For long answers.
 
 All rows stay stored: truncate, fork, read and attend are exact. Until there were queries to choose
-by, decode attends to the zone in full: a prompt brings its own by prefill(q=).
+by, decode attends to the zone in full: a prompt brings its own by prefill(q=). With
+placement="dropped" rows that were chosen from are given back.
 
 most
     Rows that a kv head keeps of the zone, at most.
@@ -211,6 +212,11 @@ pool
     Neighbours that "snapkv" looks at, the row among them: odd.
 patience
     Choices that a row may lose and still be held: it is not attended to, but may come back.
+placement
+    "host": K and V of the zone stay stored, in host memory, or on a GPU if Config(placement=) says
+    so. "dropped": decode gives back whole segments of the zone whose rows were chosen from, so
+    memory stops growing with the answer. What needs these rows refuses: attend, read, a truncate
+    into them, prefill without q. Cache.regions and Cache.stats say how many there are.
 
 Raises ValueError, with what was expected and what came.)";
 
@@ -220,7 +226,9 @@ void bind_hardkv(nb::module_& m) {
       plain("least", &HardKv::least),
       named("metric", &HardKv::metric,
             {{"attention", KeepMetric::kAttention}, {"snapkv", KeepMetric::kSnapKv}}),
-      plain("pool", &HardKv::pool), plain("patience", &HardKv::patience));
+      plain("pool", &HardKv::pool), plain("patience", &HardKv::patience),
+      named("placement", &HardKv::placement,
+            {{"host", ZoneRows::kHost}, {"dropped", ZoneRows::kDropped}}));
 }
 
 using Share = std::variant<double, std::string>;

@@ -67,12 +67,15 @@ void bind_counts(nb::module_& m) {
       .def_ro("retrieval", &RegionCounts::retrieval)
       .def_ro("local", &RegionCounts::local)
       .def_ro("buffer", &RegionCounts::buffer)
+      .def_ro("dropped", &RegionCounts::dropped,
+              "Of retrieval: rows that were given back, see HardKV(placement=\"dropped\").")
       .def("__repr__", [](const RegionCounts& counts) {
         nb::dict fields;
         fields["sink"] = counts.sink;
         fields["retrieval"] = counts.retrieval;
         fields["local"] = counts.local;
         fields["buffer"] = counts.buffer;
+        if (counts.dropped > 0) fields["dropped"] = counts.dropped;
         return text_of_fields("Regions", fields);
       });
 
@@ -91,6 +94,8 @@ void bind_counts(nb::module_& m) {
       .def_ro("kept_bytes", &Stats::kept_bytes,
               "Copies of those, and the queries that are remembered.")
       .def_ro("keeps", &Stats::keeps, "Times that rows were chosen to be kept, per layer.")
+      .def_ro("dropped_rows", &Stats::dropped_rows,
+              "Of the retrieval zones, given back: over kv heads.")
       .def_ro("unusable_keys", &Stats::unusable_keys,
               "Keys of the retrieval zones that are never selected, over kv heads: not finite, or "
               "(ParisKV without blocks) zero. HardKV does not count them: 0.")
@@ -116,6 +121,7 @@ void bind_counts(nb::module_& m) {
         fields["kept_rows"] = stats.kept_rows;
         fields["kept_bytes"] = stats.kept_bytes;
         fields["keeps"] = stats.keeps;
+        fields["dropped_rows"] = stats.dropped_rows;
         fields["unusable_keys"] = stats.unusable_keys;
         fields["decode_tokens"] = stats.decode_tokens;
         fields["searched_tokens"] = stats.searched_tokens;

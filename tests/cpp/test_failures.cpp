@@ -34,7 +34,14 @@ Config keeping_config() {
   return config;
 }
 
-/** The same with pages beside them. */
+/** The same with rows that are given back: of the first 241 some are when the test begins. */
+Config dropping_config() {
+  Config config = keeping_config();
+  std::get<HardKv>(config.policy).placement = ZoneRows::kDropped;
+  return config;
+}
+
+/** Rows that are kept, and pages beside them. */
 Config paging_config() {
   Config config = keeping_config();
   Prkv policy;
@@ -45,21 +52,22 @@ Config paging_config() {
   return config;
 }
 
-enum class Rows { kCoded, kKept, kPaged };
+enum class Rows { kCoded, kKept, kPaged, kDropped };
 
 Config config_for(Rows rows) {
-  return rows == Rows::kCoded  ? roomy_config()
-         : rows == Rows::kKept ? keeping_config()
-                               : paging_config();
+  return rows == Rows::kCoded   ? roomy_config()
+         : rows == Rows::kKept  ? keeping_config()
+         : rows == Rows::kPaged ? paging_config()
+                                : dropping_config();
 }
 
 struct Snapshot {
-  int64_t live, tokens, sequences, encoded, retrieval, keeps;
+  int64_t live, tokens, sequences, encoded, retrieval, keeps, dropped;
   std::vector<int64_t> kept;
   bool operator==(const Snapshot& other) const {
     return live == other.live && tokens == other.tokens && sequences == other.sequences &&
            encoded == other.encoded && retrieval == other.retrieval && keeps == other.keeps &&
-           kept == other.kept;
+           dropped == other.dropped && kept == other.kept;
   }
 };
 
@@ -81,6 +89,7 @@ Snapshot snapshot(const Cache& cache, SequenceId sequence) {
           stats.encoded_keys,
           cache.regions(sequence).retrieval,
           stats.keeps,
+          stats.dropped_rows,
           std::move(kept)};
 }
 
@@ -182,6 +191,19 @@ INSTANTIATE_TEST_SUITE_P(All, Failures,
                          testing::Combine(testing::Range(0, 9), testing::Bool(),
                                           testing::Values(Rows::kCoded, Rows::kKept,
                                                           Rows::kPaged)));
+
+/** The deeds that do without the rows that are gone. */
+INSTANTIATE_TEST_SUITE_P(Dropped, Failures,
+                         testing::Combine(testing::Values(1, 3, 5, 6, 7, 8), testing::Bool(),
+                                          testing::Values(Rows::kDropped)));
+
+TEST(Failures, RowsOfTheseTestsWereDropped) {
+  Cache cache(dropping_config());
+  Driver driver{cache, cache.add()};
+  driver.prefill(241, true);
+  for (int i = 0; i < 15; ++i) driver.decode();
+  EXPECT_GT(cache.stats().dropped_rows, 0);
+}
 
 TEST(Failures, QueriesOfARefusedPromptAreGivenAgain) {
   // Chunks that end within the observed positions: the state is there before the zone.

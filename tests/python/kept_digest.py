@@ -12,7 +12,11 @@ import numpy as np
 import pariskv_core as pk
 from support import DTYPES, bits, randn_kv, randn_q, randn_step
 
-POLICIES = {"hardkv": pk.HardKV(most=50, p=0.8), "prkv": pk.PRKV(budget=96, page=16)}
+POLICIES = {
+    "hardkv": pk.HardKV(most=50, p=0.8),
+    "dropped": pk.HardKV(most=50, p=0.8, placement="dropped"),
+    "prkv": pk.PRKV(budget=96, page=16),
+}
 
 
 def run(policy: str, dtype: str, head_dim: int, group: int, threads: int) -> dict:
@@ -44,7 +48,7 @@ def run(policy: str, dtype: str, head_dim: int, group: int, threads: int) -> dic
     details = explanation.details
     return {
         "kept": explanation.kept.tolist(),
-        "held": details.held.tolist() if policy == "hardkv" else None,
+        "held": details.held.tolist() if policy != "prkv" else None,
         "positions": explanation.positions.tolist(),
         "scores": details.page_scores.tolist() if policy == "prkv" else None,
         "outputs": digest.hexdigest(),

@@ -293,3 +293,111 @@ def test_a_prompt_in_chunks_and_a_sequence_in_a_batch_have_the_same_bits(rng):
             assert_same_bits(out[i : i + 1], cache.decode(0, [s], *(x[i : i + 1] for x in step)))
     for mine, (cache, s) in zip(batch, alone, strict=True):
         assert kept_rows(together, mine) == kept_rows(cache, s)
+
+
+def dropping(policy: pk.HardKV = POLICIES["top p"]) -> pk.HardKV:
+    return policy.replace(placement="dropped")
+
+
+@pytest.mark.parametrize("placement", ["host", "device"])
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
+def test_a_thousand_steps_drop_what_the_cpu_drops(policy, placement):
+    life = Both(
+        dropping(policy), dtype="bfloat16", head_dim=128, value_dim=128, placement=placement
+    )
+    life.add(700, chunks=3)
+    life.add(90, queries=False)
+    for step in range(1000):
+        life.decode()
+        deed = life.rng.integers(60)
+        if deed == 0:  # tokens of the window and the buffer: no row of the zone is needed
+            life.both(lambda cache: cache.truncate(life.sequences[:1], drop=1))
+        elif deed == 1 and len(life.sequences) < 4:
+            source = life.sequences[int(life.rng.integers(len(life.sequences)))]
+            forked = life.both(lambda cache: cache.fork(source))  # noqa: B023
+            assert forked[0] == forked[1]
+            life.sequences.append(forked[0])
+        elif deed == 2 and len(life.sequences) > 2:
+            gone = life.sequences.pop(0)
+            life.both(lambda cache: cache.remove(gone))  # noqa: B023
+        elif deed == 3:
+            life.both(lambda cache: cache.flush(life.sequences))
+        elif deed == 4:
+            life.both(lambda cache: cache.reorder(life.sequences[:2], [1, 1]))
+        if step % 20 == 0:
+            life.check()
+            mine, theirs = life.both(lambda cache: cache.stats())
+            assert mine.dropped_rows == theirs.dropped_rows
+            for s in life.sequences:
+                assert len(set(life.both(lambda cache: repr(cache.regions(s))))) == 1  # noqa: B023
+    assert life.caches[1].stats().dropped_rows > 1000
+
+
+@pytest.mark.parametrize("placement", ["host", "device"])
+def test_dropped_rows_do_not_change_replayed_steps(placement):
+    """A graph across drops, beside eager steps, and beside a cache that stores all rows."""
+    config = make_config(
+        dropping(pk.HardKV(most=40, p=0.7)),
+        layers=2,
+        dtype="bfloat16",
+        device="cuda",
+        placement=placement,
+    )
+    warmed(config)
+    caches = [
+        pk.Cache(config),
+        pk.Cache(config),
+        pk.Cache(config.replace(policy=pk.HardKV(most=40, p=0.7))),
+    ]
+    batches = []
+    for each in caches:
+        rng = np.random.default_rng(3)
+        batch = [each.add() for _ in range(3)]
+        for layer in range(2):
+            for s, tokens in zip(batch, (700, 120, 64), strict=True):
+                k, v = randn_kv(rng, tokens, config)
+                each.prefill(layer, [s], k, v, q=randn_q(rng, tokens, config))
+        batches.append(batch)
+    graph = Graph(caches[0], batches[0])
+    for number, step in enumerate(make_steps(config, 3, 300)):
+        mine = graph.step(batches[0], step)
+        for other in (1, 2):
+            theirs = []
+            for layer in range(2):
+                inputs = (x[layer] for x in step)
+                theirs += caches[other].decode(layer, batches[other], *inputs, return_lse=True)
+            for a, b in zip(mine, theirs, strict=True):
+                assert_same_bits(a, b, f"step {number}")
+        if number in (60, 140):
+            for index, each in enumerate(caches):
+                batch = batches[index]
+                batches[index] = [each.fork(batch[0]), *batch[1:]]
+                each.remove(batch[0])
+    stats = [each.stats() for each in caches]
+    assert stats[0].dropped_rows == stats[1].dropped_rows > 1000
+    assert stats[0].row_bytes < stats[2].row_bytes / 2
+
+
+@pytest.mark.parametrize("placement", ["host", "device"])
+def test_memory_of_the_device_and_the_host_stays_as_it_is(placement, rng):
+    config = make_config(
+        dropping(pk.HardKV(most=64)), dtype="float16", device="cuda", placement=placement
+    )
+    cache = pk.Cache(config)
+    s = cache.add()
+    k, v = randn_kv(rng, 3000, config)
+    cache.prefill(0, [s], k, v, q=randn_q(rng, 3000, config))
+    step = randn_step(rng, 1, config)
+    sizes = []
+    for token in range(6000):
+        cache.decode(0, [s], *step)
+        if token >= 200:
+            stats = cache.stats()
+            sizes.append((stats.row_bytes, stats.memory.live, stats.host_memory.live))
+    early, late = np.max(sizes[:800], axis=0), np.max(sizes[800:], axis=0)
+    assert late[0] <= early[0]
+    tables = 4 * 16 * 9000 // config.segment_tokens  # they grow in powers of two
+    assert late[1] <= early[1] + tables
+    settled(cache)
+    assert cache.stats().host_memory.live <= early[2]
+    assert cache.regions(s).dropped > 8500

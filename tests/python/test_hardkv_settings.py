@@ -16,13 +16,22 @@ def test_defaults_and_regions_are_the_papers():
     policy = pk.HardKV()
     assert (policy.most, policy.p, policy.least) == (2048, 0.9, 0)
     assert (policy.metric, policy.pool, policy.patience) == ("snapkv", 7, 1)
+    assert policy.placement == "host"
     with pk.Cache(make_config(policy, sink=-1, local=-1, update=-1, dense_below=-1)) as cache:
         config = cache.config
         assert (config.sink, config.local, config.update) == (4, 32, 128)
         assert config.dense_below == 0
 
 
-CHANGED = {"most": 7, "p": 0.25, "least": 3, "metric": "attention", "pool": 1, "patience": 0}
+CHANGED = {
+    "most": 7,
+    "p": 0.25,
+    "least": 3,
+    "metric": "attention",
+    "pool": 1,
+    "patience": 0,
+    "placement": "dropped",
+}
 
 
 @about_values
@@ -59,6 +68,10 @@ REFUSED = {
     "even pool": ({"pool": 6}, "policy.pool: expected an odd number of neighbours, 1 to 63, got 6"),
     "huge pool": ({"pool": 65}, "policy.pool: expected an odd number of neighbours"),
     "patience": ({"patience": 16}, "policy.patience: expected 0 to 15, got 16"),
+    "placement": (
+        {"placement": "device"},
+        'policy.placement: expected "host" or "dropped", got "device"',
+    ),
     "metric": ({"metric": "rkv"}, 'policy.metric: expected "attention" or "snapkv", got "rkv"'),
 }
 

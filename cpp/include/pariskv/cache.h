@@ -30,6 +30,9 @@
  * A query head that is not finite searches for nothing: its output is NaN, the other heads' is as
  * it would be without it.
  *
+ * Where HardKv::placement has rows dropped, calls that need them throw std::invalid_argument before
+ * anything changes: attend, read, truncate, and a prefill without queries.
+ *
  * A sequence has at most 8,388,608 tokens; a decode on a GPU at most 4,096 sequences.
  */
 #pragma once

@@ -103,12 +103,19 @@ enum class KeepMetric : uint8_t {
   kSnapKv,     ///< The attention of the best of a row's neighbours: SnapKV's pooling.
 };
 
+/** What becomes of the K and V of a zone whose rows were chosen from. */
+enum class ZoneRows : uint8_t {
+  kHost,     ///< All stay stored, in host memory, or on a GPU if Config::placement says so.
+  kDropped,  ///< Whole segments are given back as decoding goes on: memory stops growing.
+};
+
 /**
  * HARD-KV: nothing is searched for. Each time that tokens enter a retrieval zone, the last queries
  * say how much attention its rows get, and each kv head keeps as many as it needs for a share p of
  * that; steps attend to these until the next time. With p = 1 every head keeps `most` rows: a
  * SnapKV that is refreshed. All rows stay stored, so that truncation, forks and exact attention are
- * exact. Until there were queries to choose by, the zone is attended to in full.
+ * exact; ZoneRows::kDropped gives that up for memory. Until there were queries to choose by, the
+ * zone is attended to in full.
  */
 struct HardKv {
   int64_t most = 2048;  ///< Rows that a kv head keeps of the zone, at most.
@@ -118,6 +125,12 @@ struct HardKv {
   int64_t pool = 7;  ///< Neighbours that kSnapKv looks at, the row among them: odd.
   /** Choices that a row may lose and still be held, beside the rows that are attended to. */
   int64_t patience = 1;
+  /**
+   * kDropped: a decode that appends a token gives back the segments of the zone whose rows were
+   * chosen from before it. Then `attend`, `read` and `truncate` refuse to do without these rows, as
+   * does a prefill without queries.
+   */
+  ZoneRows placement = ZoneRows::kHost;
 
   static constexpr RegionDefaults kRegions = {4, 32, 128, 0};
   static constexpr int64_t kRecentQueries = 32;  ///< Of the last positions: they choose.
@@ -135,7 +148,7 @@ struct HardKv {
 
   friend bool operator==(const HardKv& a, const HardKv& b) {
     return a.most == b.most && a.p == b.p && a.least == b.least && a.metric == b.metric &&
-           a.pool == b.pool && a.patience == b.patience;
+           a.pool == b.pool && a.patience == b.patience && a.placement == b.placement;
   }
 };
 

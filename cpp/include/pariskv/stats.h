@@ -15,6 +15,7 @@ struct RegionCounts {
   int64_t retrieval = 0;
   int64_t local = 0;
   int64_t buffer = 0;
+  int64_t dropped = 0;  ///< Of retrieval: rows that were given back, see HardKv::placement.
   int64_t total() const { return sink + retrieval + local + buffer; }
 };
 
@@ -33,9 +34,10 @@ struct Stats {
   int64_t kept_rows = 0;        ///< Kept for steps to come, over layers, sequences and kv heads.
   int64_t kept_bytes = 0;       ///< Copies of these, and the queries that are remembered.
   int64_t keeps = 0;            ///< Times that rows were chosen to be kept, per layer.
-  int64_t unusable_keys = 0;    ///< Of the retrieval zones, never selected, over kv heads: not
-                                ///< finite, or (ParisKv without blocks) zero. HardKv: 0.
-  int64_t decode_tokens = 0;    ///< Per layer: a step of 32 layers counts 32.
+  int64_t dropped_rows = 0;   ///< Of the retrieval zones, given back: over kv heads, as kept_rows.
+  int64_t unusable_keys = 0;  ///< Of the retrieval zones, never selected, over kv heads: not
+                              ///< finite, or (ParisKv without blocks) zero. HardKv: 0.
+  int64_t decode_tokens = 0;  ///< Per layer: a step of 32 layers counts 32.
   int64_t searched_tokens = 0;  ///< Of decode_tokens: searched the retrieval zone.
   int64_t candidates = 0;       ///< Reranked, over kv heads.
   int64_t fetched_rows = 0;     ///< Selected and attended to, over kv heads.

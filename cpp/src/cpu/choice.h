@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "cpu/rows.h"
 #include "cpu/running.h"
 #include "cpu/simd/kernels.h"
 #include "cpu/thread_pool.h"
@@ -15,6 +16,7 @@ namespace pariskv::cpu {
 
 constexpr uint8_t kNewcomer = 255;  // the age of a row that was not kept before
 constexpr uint8_t kChosen = 2;      // of Choice::usable
+constexpr int32_t kStored = -1;     // of Choice::sources: the row is in the store
 
 /** How a policy looks at its last queries. */
 struct ObserveRules {
@@ -41,6 +43,7 @@ struct Choice {
   int32_t* logits;        // (kAskersAtOnce, width) in steps; then weights
   uint64_t* reciprocals;  // (kAskersAtOnce, 2) of the weights' sum, and of the pooled ones'
   int32_t* positions;     // (heads, width) of the rows, ascending
+  int32_t* sources;       // (heads, width) their numbers in the block before; kStored: they are new
   uint8_t* ages;          // (heads, width) of rows that were kept, see kept.h; kNewcomer
   uint8_t* usable;        // (heads, width) 1: the key is finite, also without the reference;
                           // kChosen: it is among the best
@@ -67,6 +70,7 @@ struct Choice {
     out.logits = cutter.take<int32_t>(kAskersAtOnce * width);
     out.reciprocals = cutter.take<uint64_t>(kAskersAtOnce * 2);
     out.positions = cutter.take<int32_t>(heads * width);
+    out.sources = cutter.take<int32_t>(heads * width);
     out.ages = cutter.take<uint8_t>(heads * width);
     out.usable = cutter.take<uint8_t>(heads * width);
     out.shares = cutter.take<uint64_t>(heads * width);
@@ -85,6 +89,15 @@ int64_t most_rows(const ObserveRules& rules, const KeptChange& change);
 /** Of the scratch, that the choices of these changes need. */
 int64_t choice_bytes(const ModelShape& shape, const ObserveRules& rules, const KeptChange* changes,
                      int64_t batch);
+
+/** Row number j to choose from: where it was kept, for the store may have it no more. */
+inline char* row_to_choose(const ModelShape& shape, const KeptChange& change, const Choice& choice,
+                           int64_t head, int64_t j) {
+  const int64_t at = head * choice.width + j;
+  const int32_t source = choice.sources[at];
+  if (source == kStored) return row_at(shape, change.after, head, choice.positions[at]);
+  return shape.kept(change.before.kept_capacity).row(change.before.kept, head, source);
+}
 
 /** Lists the rows to choose from, and what attention the last queries pay to each of them. */
 void observe(const Kernels& kernels, ThreadPool& pool, const ModelShape& shape,

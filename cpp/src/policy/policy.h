@@ -71,6 +71,9 @@ class Policy {
     return 0;
   }
 
+  /** Rows of a zone are given back once others were chosen to be kept. */
+  virtual bool drops_rows() const { return false; }
+
   /** Bytes that the policy adds to a block of so many kept rows. */
   virtual int64_t bytes_beside_kept(int64_t capacity) const {
     (void)capacity;

@@ -282,9 +282,12 @@ class Runner {
         TensorView::contiguous(q.view(device).data, config_.dtype, {q.heads, q.dim}, device);
     outcome_.explanations.push_back(cache_.explain(0, sequence, query, options_));
     outcome_.summaries.push_back(cache_.summaries(0, sequence));
-    const int64_t length = cache_.length(sequence);
+    const int64_t dropped = cache_.regions(sequence).dropped, segment = config_.segment_tokens;
+    const int64_t sinks = (cache_.config().sink + segment - 1) / segment * segment;
+    const int64_t begin = dropped == 0 ? 0 : sinks + dropped;
+    const int64_t length = cache_.length(sequence) - begin;
     Tensor keys = rows(length, Kind::kKey), values = rows(length, Kind::kValue);
-    cache_.read(0, sequence, 0, keys.view(device), values.view(device));
+    cache_.read(0, sequence, begin, keys.view(device), values.view(device));
     emulator::flush();
     outcome_.rows.push_back(std::move(keys));
     outcome_.rows.push_back(std::move(values));
@@ -292,6 +295,7 @@ class Runner {
 
   /** The last tokens of all, as many of each as there may be: of one 5, of the next 4. */
   void attend() {
+    if (cache_.stats().dropped_rows > 0) return;  // it needs all rows
     std::vector<Tensor> queries;
     std::vector<int64_t> lengths;
     for (int64_t i = 0; i < c_.batch; ++i) {

@@ -237,7 +237,11 @@ void compare(const Case& c, const Outcome& expected, const Outcome& actual, bool
   if (search == nullptr) {  // of ParisKV, a GPU alone keeps rows
     EXPECT_EQ(expected.stats.kept_rows, actual.stats.kept_rows);
   }
-  if (std::holds_alternative<HardKv>(c.config.policy)) EXPECT_GT(actual.stats.keeps, 0);
+  if (const auto* policy = std::get_if<HardKv>(&c.config.policy)) {
+    EXPECT_GT(actual.stats.keeps, 0);
+    EXPECT_EQ(expected.stats.dropped_rows, actual.stats.dropped_rows);
+    EXPECT_EQ(policy->placement == ZoneRows::kDropped, actual.stats.dropped_rows > 0);
+  }
 }
 
 }  // namespace pariskv::test

@@ -86,6 +86,22 @@ std::vector<Case> kept_cases() {
              c.replayed = true, c.queries = false, c.batch = 2, c.tokens = 60;
              k.dense_below = 70, c.steps = 30;
            }),
+      make("rows_dropped",
+           [](Case& c, Config& k) {
+             own(k).placement = ZoneRows::kDropped;
+             c.steps = 40, c.batch = 2, c.flush_after = 6, c.fork_after = 13;
+             c.truncate_after = 30, c.truncate_by = 5;
+           }),
+      make("rows_dropped_and_queries_cut",
+           [](Case& c, Config& k) {
+             own(k).placement = ZoneRows::kDropped;
+             k.local = 48, k.update = 1, c.steps = 7, c.truncate_after = 2, c.truncate_by = 40;
+           }),
+      make("rows_dropped_replayed",
+           [](Case& c, Config& k) {
+             own(k).placement = ZoneRows::kDropped, c.replayed = true, c.queries = false;
+             k.placement = Placement::kDevice, c.steps = 40, c.fork_after = 20;
+           }),
       make("equal_keys", [](Case& c, Config& k) { c.equal_keys = true, own(k).p = .5; }),
       make("hostile", [](Case& c, Config&) { c.hostile = true; }),
       make("hostile_float32", [](Case& c, Config& k) { c.hostile = true, k.dtype = kFloat; }),

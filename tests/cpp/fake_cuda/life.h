@@ -52,6 +52,7 @@ class Life {
 
   int64_t refused() const { return refused_; }
   int64_t failed() const { return failed_; }
+  int64_t declined() const { return declined_; }
   Stats stats() { return cache_.stats(); }
 
   static Config config_of(int seed) {
@@ -90,6 +91,12 @@ class Life {
     config.local = 16;
     return config;
   }
+  /** The same with rows that are given back. */
+  static Config dropped_config_of(int seed) {
+    Config config = kept_config_of(seed);
+    std::get<HardKv>(config.policy).placement = ZoneRows::kDropped;
+    return config;
+  }
 
  private:
   static constexpr int64_t kLayers = 2, kHeads = 2, kDim = 64, kMost = 400;
@@ -98,6 +105,9 @@ class Life {
   void act_and_count() {
     try {
       act();
+    } catch (const std::invalid_argument& error) {
+      if (!drops() || std::string(error.what()).find("were dropped") == std::string::npos) throw;
+      ++declined_;
     } catch (const OutOfMemory&) {
       ++refused_;
     } catch (const CudaError&) {
@@ -111,6 +121,10 @@ class Life {
     }
   }
 
+  bool drops() const {
+    const auto* policy = std::get_if<HardKv>(&cache_.config().policy);
+    return policy != nullptr && policy->placement == ZoneRows::kDropped;
+  }
   bool keeps() const { return !std::holds_alternative<ParisKv>(cache_.config().policy); }
   int64_t below(int64_t count) { return int64_t(random_() % uint64_t(count)); }
   bool chance(int64_t of) { return below(of) == 0; }
@@ -150,17 +164,27 @@ class Life {
       const int64_t tokens = int64_t(expected.size());
       if (cache_.length(sequence, layer) != tokens)
         return complain("a sequence has another length");
-      Numbers k, v;
-      const Stream on = stream();
-      cache_.read(layer, sequence, 0, view(k, tokens, kHeads), view(v, tokens, kHeads), on);
-      finish(static_cast<cudaStream_t>(on.handle));
-      for (int64_t t = 0; t < tokens; ++t) {
-        const uint16_t key = k[size_t(t * kHeads * kDim)];
-        const uint16_t value = v[size_t((t + 1) * kHeads * kDim - 1)];
-        if (key == expected[size_t(t)] && value == uint16_t(~key)) continue;
-        return complain("token " + std::to_string(t) + " of " + std::to_string(tokens) +
-                        " has rows that are not its own");
-      }
+      const int64_t dropped = cache_.regions(sequence, layer).dropped;
+      const int64_t segment = cache_.config().segment_tokens;
+      const int64_t first =
+          dropped == 0 ? 0 : (cache_.config().sink + segment - 1) / segment * segment;
+      check_rows(sequence, layer, expected, 0, first);
+      check_rows(sequence, layer, expected, first + dropped, tokens);
+    }
+  }
+  void check_rows(SequenceId sequence, int64_t layer, const Numbers& expected, int64_t begin,
+                  int64_t end) {
+    Numbers k, v;
+    const Stream on = stream();
+    const int64_t tokens = end - begin;
+    cache_.read(layer, sequence, begin, view(k, tokens, kHeads), view(v, tokens, kHeads), on);
+    finish(static_cast<cudaStream_t>(on.handle));
+    for (int64_t t = 0; t < tokens; ++t) {
+      const uint16_t key = k[size_t(t * kHeads * kDim)];
+      const uint16_t value = v[size_t((t + 1) * kHeads * kDim - 1)];
+      if (key == expected[size_t(begin + t)] && value == uint16_t(~key)) continue;
+      return complain("token " + std::to_string(begin + t) + " of " +
+                      std::to_string(expected.size()) + " has rows that are not its own");
     }
   }
 
@@ -308,7 +332,7 @@ class Life {
   Cache cache_;
   std::map<SequenceId, std::vector<Numbers>> truth_;
   uint16_t next_ = 1;
-  int64_t refused_ = 0, failed_ = 0;
+  int64_t refused_ = 0, failed_ = 0, declined_ = 0;
 };
 
 }  // namespace pariskv::test

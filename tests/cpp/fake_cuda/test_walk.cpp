@@ -100,6 +100,24 @@ TEST_F(FakeCuda, PagesHaveTheirDigestsWhateverFails) {
   EXPECT_GT(keeps, kSeeds * kSteps / 15) << "hardly anything was chosen";
 }
 
+TEST_F(FakeCuda, RowsThatWereNotDroppedAreThereWhateverFails) {
+  int64_t failed = 0, declined = 0, dropped = 0;
+  for (int seed = 0; seed < kSeeds; ++seed) {
+    Life life(Life::dropped_config_of(seed), seed);
+    test::fault_switches().nothing_by_chance = seed % 3 == 1;
+    for (int i = 0; i < kSteps; ++i) {
+      seed % 4 == 0 || i % 2 == 0 ? life.step() : life.faulty_step();
+      ASSERT_EQ(test::wrong(), "") << "seed " << seed << ", step " << i;
+    }
+    failed += life.failed();
+    declined += life.declined();
+    dropped += life.stats().dropped_rows > 0;
+  }
+  EXPECT_GT(failed, kSeeds * kSteps / 30) << "hardly anything was refused";
+  EXPECT_GT(declined, kSeeds) << "hardly any call needed rows that were dropped";
+  EXPECT_GT(dropped, kSeeds / 2) << "hardly anything was dropped";
+}
+
 TEST_F(FakeCuda, ControlRowsReadTooEarlyAreDetected) {
   // The control: offloaded rows that count as arrived before they are.
   int seen = 0;

@@ -4,7 +4,6 @@
 #include <functional>
 
 #include "cpu/choice.h"
-#include "cpu/rows.h"
 #include "observe.h"
 
 namespace pariskv::cpu {
@@ -86,7 +85,7 @@ void fill_kept(const ModelShape& shape, const KeptChange& change, const Choice& 
   const uint8_t* usable = choice.usable + head * choice.width;
   KeptWriter writer(shape.kept(change.after.kept_capacity), change.after.kept, head);
   const auto add = [&](int64_t j, uint8_t age) {
-    writer.add(positions[j], age, row_at(shape, change.after, head, positions[j]));
+    writer.add(positions[j], age, row_to_choose(shape, change, choice, head, j));
   };
   for (int64_t j = 0; j < choice.counts[head]; ++j) {
     if (usable[j] == kChosen) add(j, 0);

@@ -4,7 +4,6 @@
 
 #include "check.h"
 #include "cpu/choice.h"
-#include "cpu/rows.h"
 #include "observe.h"
 
 namespace pariskv::cpu {
@@ -43,6 +42,7 @@ class Observer {
   /** The rows to choose from: those that are kept or held, and those that are new. */
   void list(int64_t head) {
     int32_t* positions = choice_.positions + head * choice_.width;
+    int32_t* sources = choice_.sources + head * choice_.width;
     uint8_t* ages = choice_.ages + head * choice_.width;
     int64_t count = 0;
     const bool fresh = rules_.fresh(change_);
@@ -56,12 +56,14 @@ class Observer {
         const bool first = h == all || (a < attended && kept[a] < kept[h]);
         const int64_t i = first ? a++ : h++;
         positions[count] = kept[i];
+        sources[count] = int32_t(i);
         ages[count] = kept_ages[i];
       }
     }
     const int64_t begin = fresh ? change_.after.zone_begin : change_.before.zone_end;
     for (int64_t position = begin; position < change_.after.zone_end; ++position) {
       positions[count] = int32_t(position);
+      sources[count] = kStored;
       ages[count++] = kNewcomer;
     }
     choice_.counts[head] = count;
@@ -107,13 +109,11 @@ class Observer {
    */
   void set_reference(int64_t head) {
     const int64_t dim = shape_.rows.key_dim, count = choice_.counts[head];
-    const int32_t* positions = choice_.positions + head * choice_.width;
     float keys[kReferenceKeys][kMaxHeadDim];
     int64_t found = 0;
     for (int64_t s = 0; s < kReferenceKeys && count > 0; ++s) {
       float* key = keys[found];
-      kernels_.to_float(row_at(shape_, change_.after, head, positions[s * count / kReferenceKeys]),
-                        shape_.rows.dtype, dim, key);
+      kernels_.to_float(row(head, s * count / kReferenceKeys), shape_.rows.dtype, dim, key);
       found += std::all_of(key, key + dim, [](float x) { return std::isfinite(x); });
     }
     for (int64_t d = 0; d < dim; ++d) {
@@ -223,8 +223,7 @@ class Observer {
     alignas(64) float keys[kTile * kMaxHeadDim];
     for (int64_t r = 0; r < count; ++r) {
       float* key = keys + r * dim;
-      kernels_.to_float(row_at(shape_, change_.after, head, positions[r]), shape_.rows.dtype, dim,
-                        key);
+      kernels_.to_float(row(head, first + r), shape_.rows.dtype, dim, key);
       for (int64_t d = 0; d < dim; ++d) key[d] = key[d] - reference_[d];
       rows[r] = key;
     }
@@ -317,6 +316,10 @@ class Observer {
       for (int64_t r = 0; r < some; ++r) ranks[r] += share_of(largest[r], reciprocals[1]);
     }
     if (rules_.pool == 1) std::copy_n(shares, some, ranks);
+  }
+
+  const char* row(int64_t head, int64_t j) const {
+    return row_to_choose(shape_, change_, choice_, head, j);
   }
 
   const Kernels& kernels_;

@@ -24,7 +24,11 @@ HardKvRules rules_of(const HardKv& settings) {
 
 HardKvPolicy::HardKvPolicy(const HardKv& settings, int64_t dense_below, const ModelShape& shape,
                            Backend& backend)
-    : own_(rules_of(settings)), dense_below_(dense_below), shape_(shape), backend_(backend) {
+    : own_(rules_of(settings)),
+      drops_(settings.placement == ZoneRows::kDropped),
+      dense_below_(dense_below),
+      shape_(shape),
+      backend_(backend) {
   static_assert(HardKv::kRecentQueries <= kMostObservers);
 }
 

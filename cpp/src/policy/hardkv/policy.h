@@ -18,6 +18,7 @@ class HardKvPolicy : public Policy {
   int64_t summary_bytes() const override { return 0; }
   int64_t state_bytes() const override { return 0; }
   int64_t kept_rows(int64_t zone_tokens) const override;
+  bool drops_rows() const override { return drops_; }
   void reserve_keep(const std::vector<KeptChange>& changes) override;
   void on_keep(const std::vector<KeptChange>& changes, Stream stream) override;
   void plan(SequenceView& sequence) const override;
@@ -34,6 +35,7 @@ class HardKvPolicy : public Policy {
   HardKvKeep keep(const std::vector<KeptChange>& changes) const;
 
   const HardKvRules own_;
+  const bool drops_;
   const int64_t dense_below_;
   const ModelShape shape_;
   Backend& backend_;
