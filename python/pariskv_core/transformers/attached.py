@@ -91,6 +91,8 @@ def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:
     made = kwargs.get("past_key_values") is None and use_cache is not False
     if made:
         drafts = kind == "dynamic_full" or any(kwargs.get(name) for name in _DRAFTS)
+        if drafts:
+            _refuse_drafts(attached.settings.get("policy"))
         rollback = drafts and not versions.RECORDS_PAST
         options = {"rollback": rollback, **attached.settings}
         kwargs["past_key_values"] = PariskvCache(self.config, **options)
@@ -104,6 +106,15 @@ def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:
     if attached.graph and made:  # a cache that was passed may have other settings
         _keep(self, kwargs["past_key_values"])
     return tokens
+
+
+def _refuse_drafts(policy: Any) -> None:
+    if getattr(policy, "placement", "host") == "dropped":
+        raise NotImplementedError(
+            "[transformers] drafts (assistant_model, prompt_lookup_num_tokens): tokens that are "
+            'not verified are taken back, and HardKV(placement="dropped") may lack the rows for '
+            'that; choose placement="host"'
+        )
 
 
 def _go_on(model: Any, cache: PariskvCache) -> None:

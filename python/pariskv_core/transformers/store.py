@@ -17,7 +17,7 @@ from .dense import Logits, causal_attention, causal_rows
 from .masks import new_tokens
 from .support import refuse_gradients
 from .tokens import Columns
-from .turn import Turn, equal_rows
+from .turn import Turn, attended, equal_rows
 
 _FRESH = "_pariskv_fresh"  # attribute of the keys that an update hands out
 _NONE = -1  # in place of a sequence that will be a fork
@@ -158,7 +158,11 @@ class Store:
         if turn.begin == 0:
             return self.reset(broken=self._broken)
         self.columns.drop(turn.columns)
-        engine.truncate(self._sequences, keep=self.columns.stored.sum(dim=1).tolist())
+        try:
+            engine.truncate(self._sequences, keep=self.columns.stored.sum(dim=1).tolist())
+        except ValueError:  # rows of a turn that was decoded token by token were dropped meanwhile
+            self._broken = True
+            return None
         self.seen = [turn.begin] * len(self.seen)
         self._turn = None
         return None
@@ -185,7 +189,8 @@ class Store:
             out = engine.decode(fresh.layer, sequences, queries, **new, **options)
         else:
             lengths = [turn.lengths[row] for row in rows]
-            out = engine.attend(fresh.layer, sequences, queries, lengths, **new, **options)
+            packed = {"q": queries, **new}
+            out = attended(engine, fresh.layer, sequences, lengths, packed, options)
         return turn.unpacked(out)
 
     def _engine_for(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> pk.Cache:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+
+import pariskv_core as pk
 
 
 @dataclass
@@ -54,6 +57,51 @@ class Turn:
         flat = tokens.new_zeros((batch * self.columns, *tokens.shape[1:]))
         flat[self.places] = tokens
         return flat.view(batch, self.columns, *tokens.shape[1:])
+
+
+def attended(
+    engine: pk.Cache,
+    layer: int,
+    sequences: Sequence[int],
+    lengths: Sequence[int],
+    packed: dict[str, Any],
+    options: dict[str, Any],
+) -> torch.Tensor:
+    """The attention of a turn: of sequences that lack rows, as if it had been generated.
+
+    packed: q, and k and v unless they are stored already
+    """
+    lacks = [engine.regions(sequence, layer).dropped > 0 for sequence in sequences]
+    if "k" not in packed or not any(lacks):
+        exact: torch.Tensor = engine.attend(layer, sequences, lengths=lengths, **packed, **options)
+        return exact
+    first = [sum(lengths[:row]) for row in range(len(lengths))]
+    steps = [
+        [(row, token) for row in range(len(lengths)) if lacks[row] and token < lengths[row]]
+        for token in range(max(lengths))
+    ]
+    whole = [
+        (row, token)
+        for row in range(len(lengths))
+        if not lacks[row]
+        for token in range(lengths[row])
+    ]
+    parts, places = [], []
+    for tokens in [whole, *steps]:
+        if not tokens:
+            continue
+        at = torch.tensor([first[row] + token for row, token in tokens], device=packed["q"].device)
+        rows = list(dict.fromkeys(row for row, _ in tokens))
+        batch = [sequences[row] for row in rows]
+        part = {name: tensor.index_select(0, at) for name, tensor in packed.items()}
+        if tokens is whole:
+            counts = [lengths[row] for row in rows]
+            parts.append(engine.attend(layer, batch, lengths=counts, **part, **options))
+        else:
+            parts.append(engine.decode(layer, batch, **part, **options))
+        places.append(at)
+    out = torch.cat(parts)
+    return torch.empty_like(out).index_copy_(0, torch.cat(places), out)
 
 
 def equal_rows(keys: torch.Tensor, kept: torch.Tensor | None) -> dict[int, int]:
