@@ -79,6 +79,19 @@ def test_plan(pariskv: Pariskv, tmp_path: Path):
     assert done.record["device_bytes"] > 1e9
 
 
+def test_plan_of_rows_that_are_dropped(pariskv: Pariskv):
+    done = pariskv("plan", *SHAPE, "--context", "1M", *ROOM, "--kept", "256")
+    assert done.code == 0
+    assert "A token of the answer takes nothing" in done.out
+    assert "kept rows" in done.out
+    found = pariskv("plan", *SHAPE, "--context", "1M", *ROOM, "--kept", "256", "--json").record
+    assert found["bytes_per_token"] == {"device": 0, "host": 0}
+    assert found["host_bytes"] == 0
+    refused = pariskv("plan", *SHAPE, "--context", "1M", *ROOM, "--kept", "256", "--measure")
+    assert refused.code == 2
+    assert "--measure times a search" in refused.err
+
+
 def test_plan_says_what_does_not_fit(pariskv: Pariskv):
     tight = ("--memory", "100MB", "--host-memory", "1GB")
     done = pariskv("plan", *SHAPE, "--context", "128K", *tight)

@@ -57,6 +57,30 @@ def test_the_policys_settings_count(block: int):
     assert planned["key summaries"].device == filled(shape(), 9000, 1, policy=policy).summary_bytes
 
 
+def test_dropped_rows_are_planned_for_the_longest_answer():
+    policy = pk.HardKV(most=200, placement="dropped")
+    of = shape(layers=1)
+    layer = sizes.of_layer(of, policy=policy)
+    planned = sizes.parts_of_batch(of, layer, 1 << 20, 1, gpu=False)
+    rng = np.random.default_rng(0)
+    most = kept = 0
+    with pk.Cache(of.config(threads=1, policy=policy)) as cache:
+        s = cache.add()
+        rows = (1000, of.kv_heads, of.head_dim)
+        k, v = (rng.normal(size=rows).astype(np.float16) for _ in "kv")
+        q = rng.normal(size=(1000, of.query_heads, of.head_dim)).astype(np.float16)
+        cache.prefill(0, [s], k, v, q=q)
+        for step in range(3000):
+            cache.decode(0, [s], q[:1], k[:1], v[:1])
+            if step > 200:
+                stats = cache.stats()
+                most, kept = max(most, stats.row_bytes), max(kept, stats.kept_bytes)
+    assert planned["keys and values"].device == most
+    assert planned["kept rows"].device == kept
+    assert sizes.parts_of_batch(of, layer, 1 << 20, 1, gpu=True)["keys and values"].host == 0
+    assert sizes.longest(of, layer, 1, 1 << 30, 0, gpu=True) == sizes.MOST_TOKENS
+
+
 @pytest.mark.skipif(not pk.is_available("cuda"), reason="needs a GPU and the CUDA backend")
 @pytest.mark.parametrize("of", [shape(kv_heads=8, head_dim=128), shape()], ids=str)
 def test_a_cache_on_a_gpu_takes_what_was_planned(of: ModelShape):

@@ -34,6 +34,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--host-memory", type=parsing.size, help="beside a GPU (what is available here)")
     add("--weights", type=parsing.size, help="of the model (the size of its files)")
     add("--top-k", type=parsing.top_k, default=100, help="rows fetched per kv head (100)")
+    kept = "instead of a search: HardKV keeps so many rows per kv head and drops the others"
+    add("--kept", type=whole(1, 1 << 17), help=kept)
     add("--measure", action="store_true", help="time a step here instead of documented figures")
     add("--threads", type=parsing.threads, default=machine.usable_cores(), help="for --measure")
 
@@ -68,6 +70,8 @@ def _steps(
     """Seconds of a step in all engine layers, of ours and of torch, and where they are from."""
     from pariskv_core.cli import figures
 
+    if arguments.kept:
+        return {"ours": None, "dense": None, "source": "not known for kept rows"}
     if arguments.measure:
         from pariskv_core.cli import steps
 
@@ -121,9 +125,11 @@ def _room(arguments: argparse.Namespace, gpus: list[machine.Gpu] | None) -> tupl
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
-    from pariskv_core import ParisKV
+    from pariskv_core import HardKV, ParisKV
     from pariskv_core.cli import sizes
 
+    if arguments.kept and arguments.measure:
+        raise CannotRunError("--measure times a search; --kept keeps rows instead")
     shape = _shape(arguments)
     gpus = machine.gpus()
     device = _device(arguments, gpus)
@@ -132,7 +138,12 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     memory, host = _room(arguments, gpus if gpu else None)
     weights = arguments.weights if arguments.weights is not None else shape.weights
 
-    layer = sizes.of_layer(shape, policy=ParisKV(top_k=arguments.top_k))
+    policy = (
+        HardKV(most=arguments.kept, placement="dropped")
+        if arguments.kept
+        else ParisKV(top_k=arguments.top_k)
+    )
+    layer = sizes.of_layer(shape, policy=policy)
     parts = sizes.parts_of_batch(shape, layer, context, arguments.batch, gpu=gpu)
     need = sizes.of_batch(shape, layer, context, arguments.batch, gpu=gpu)
     fits = weights + need.device <= memory and need.host <= host
@@ -154,9 +165,10 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         "largest_context": min(longest, shape.context or longest),
         "largest_context_by_memory": longest,
         "bytes_per_token": {
-            "device": summary if gpu else summary + row,
-            "host": row if gpu else 0,
+            "device": 0 if layer.drops else summary if gpu else summary + row,
+            "host": row if gpu and not layer.drops else 0,
         },
+        "prompt_bytes_per_token": row if layer.drops else None,
         "full_attention_bytes": arguments.batch * context * row,
         "step_seconds": _steps(arguments, shape, context, device),
     }
@@ -198,21 +210,30 @@ def _show(
     screen.say(f"Largest context for this batch: {longest:,} tokens{reason}.")
     if 0 < shape.context < context:
         screen.say(f"The model was made for {shape.context:,} tokens, fewer than these.", "yellow")
-    per = found["bytes_per_token"]
-    beside = f" on the GPU and {size(per['host'])} of host memory" if gpu else ""
-    screen.say(
-        f"A token takes {size(per['device'])}{beside}; "
-        f"full attention's cache would take {size(found['full_attention_bytes'])}."
-    )
-    steps = found["step_seconds"]
-    dense = f", torch's dense attention {seconds(steps['dense'])}" if steps["dense"] else ""
-    screen.say(
-        f"Attention of a step, all layers: {seconds(steps['ours'])}{dense} ({steps['source']}). "
-        "The rest of the model comes on top."
-    )
+    _show_growth(screen, found)
     if str(model).endswith(".gguf"):
         screen.say(
             "transformers unpacks the weights of a GGUF file to 2 or 4 bytes each.", "yellow"
         )
     if not found["weights"]:
         screen.say("No files of weights were found: say --weights to count them.", "yellow")
+
+
+def _show_growth(screen: Screen, found: dict[str, Any]) -> None:
+    full = f"full attention's cache would take {size(found['full_attention_bytes'])}."
+    prompt = found["prompt_bytes_per_token"]
+    if prompt is not None:
+        screen.say(
+            "A token of the answer takes nothing: rows that are not kept are dropped. Until the "
+            f"first one, a token of the prompt takes {size(prompt)}; {full}"
+        )
+        return
+    per = found["bytes_per_token"]
+    beside = f" on the GPU and {size(per['host'])} of host memory" if per["host"] else ""
+    screen.say(f"A token takes {size(per['device'])}{beside}; {full}")
+    steps = found["step_seconds"]
+    dense = f", torch's dense attention {seconds(steps['dense'])}" if steps["dense"] else ""
+    screen.say(
+        f"Attention of a step, all layers: {seconds(steps['ours'])}{dense} ({steps['source']}). "
+        "The rest of the model comes on top."
+    )

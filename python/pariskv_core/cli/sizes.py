@@ -28,6 +28,8 @@ class LayerBytes:
     summaries: int  # of a segment
     state: int  # once: statistics, the balance
     on_gpu: int  # once, where rows are in host memory: row cache and the tail's rows
+    kept: int = 0  # once, with HardKV: kept rows and the queries that are remembered
+    drops: bool = False  # of the segments of a zone none stays
 
 
 def of_layer(shape: ModelShape, **settings: object) -> LayerBytes:
@@ -51,7 +53,24 @@ def of_layer(shape: ModelShape, **settings: object) -> LayerBytes:
         summaries,
         after.summary_bytes - _SEGMENTS * summaries,
         _row_cache(config, rows) + _tail(config, rows),
+        _kept(small),
+        isinstance(config.policy, pk.HardKV) and config.policy.placement == "dropped",
     )
+
+
+def _kept(small: pk.Config) -> int:
+    """Of a zone that is longer than what is kept of it."""
+    policy = small.policy
+    if not isinstance(policy, pk.HardKV):
+        return 0
+    with pk.Cache(small) as cache:
+        config = cache.config
+        tokens = policy.most * (1 + policy.patience) + config.sink + config.local + 1
+        q = np.zeros((tokens, config.query_heads, config.head_dim), np.float16)
+        k = np.zeros((tokens, config.kv_heads, config.head_dim), np.float16)
+        v = np.zeros((tokens, config.kv_heads, config.value_dim), np.float16)
+        cache.prefill(0, [cache.add()], k, v, q=q)
+        return cache.stats().kept_bytes
 
 
 def _row_cache(config: pk.Config, segment_rows: int) -> int:
@@ -90,14 +109,14 @@ def parts_of_batch(
 ) -> dict[str, Need]:
     """By the names under which `plan` shows them."""
     segments = -(-tokens // layer.segment_tokens)
-    here = min(segments, _SEGMENTS_ON_GPU) if gpu else segments
+    stay = min(segments, _SEGMENTS_ON_GPU) if layer.drops else segments
+    here = min(stay, _SEGMENTS_ON_GPU) if gpu else stay
     layers = batch * shape.layers
     sliding = shape.sliding_layers * min(shape.window, tokens) * layer.rows // layer.segment_tokens
     return {
         "key summaries": Need(layers * (layer.state + segments * layer.summaries), 0),
-        "keys and values": Need(
-            layers * here * layer.rows, layers * (segments - here) * layer.rows
-        ),
+        "keys and values": Need(layers * here * layer.rows, layers * (stay - here) * layer.rows),
+        "kept rows": Need(layers * layer.kept, 0),
         "row cache, tail": Need(layers * layer.on_gpu if gpu else 0, 0),
         "sliding layers": Need(batch * sliding, 0),
     }
