@@ -99,12 +99,18 @@ def rows() -> Iterator[tuple[str, str]]:
             mark(f"`{name}`", works(group_rule=name)) for name in ("attention_mass", "mean_query")
         ),
     )
+    policies = {
+        "ParisKV": pk.ParisKV(),
+        "HardKV": pk.HardKV(),
+        'HardKV(placement="dropped")': pk.HardKV(placement="dropped"),
+        "PRKV": pk.PRKV(),
+    }
     yield (
         "policy",
         "; ".join(
-            f"`{type(policy).__name__}` on "
+            f"`{name}` on "
             + ", ".join(mark(device, not refused(policy, device)) for device in ("cpu", "cuda"))
-            for policy in (pk.ParisKV(), pk.HardKV(), pk.PRKV())
+            for name, policy in policies.items()
         ),
     )
     yield "backend", "cpu, cuda"  # the second in a build with nvcc: README, Install
