@@ -5,12 +5,10 @@ Which calls need them is test_dropped_calls.py's.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import kept_digest
 import numpy as np
 import pariskv_core as pk
 import pytest
@@ -18,9 +16,7 @@ import torch
 from dropped_life import DROPPED, Pair
 from hardkv_life import make_config
 from support import (
-    HERE,
     assert_same_bits,
-    child_environment,
     randn_kv,
     randn_q,
     randn_step,
@@ -65,18 +61,11 @@ def test_a_random_life_gives_the_bits_of_one_that_stores_all_rows(policy, seed):
 
 @pytest.mark.cpu("a GPU has neither instruction sets nor threads; test_cuda_hardkv.py is its")
 def test_every_shape_gives_the_bits_of_one_that_stores_all_rows():
-    found = {}
-    for policy in ("hardkv", "dropped"):
-        done = subprocess.run(
-            [sys.executable, str(HERE / "kept_digest.py"), "3", policy],
-            env=child_environment(),
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=300,
-        )
-        found[policy] = json.loads(done.stdout)
-    assert found["dropped"] == found["hardkv"]
+    found = kept_digest.all_kept(threads=3)
+    host = {name: kept for name, kept in found.items() if name.startswith("hardkv ")}
+    assert len(host) == 12
+    for name, kept in host.items():
+        assert found[name.replace("hardkv", "dropped")] == kept
 
 
 def test_memory_stays_as_it_is_over_20_000_tokens(rng):
