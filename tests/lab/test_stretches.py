@@ -184,7 +184,7 @@ def test_some_methods_are_measured_anew_and_others_stay(make_all, tmp_path, monk
     for module in (harness, sources):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
     (taken,) = make_all(weights, [Stretch("documentation", TOKENS)])
-    monkeypatch.setattr(capture, "make", lambda *_: taken)
+    monkeypatch.setattr(capture, "make", lambda *_, **__: taken)
     monkeypatch.setattr(shares, "METHODS", {n: shares.METHODS[n] for n in ("Quest", "ArkVale")})
     for name in ("Quest", "ArkVale"):
         words = ["quality", "models", "--tokens", "1600", "--threads", "1", "--only", name]
