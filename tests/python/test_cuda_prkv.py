@@ -13,6 +13,7 @@ import pytest
 import torch
 from hardkv_life import kept_of
 from prkv_life import make_config
+from replays import assert_replays_are_eager
 from support import (
     DTYPES,
     HEAD_DIMS,
@@ -22,7 +23,6 @@ from support import (
     randn_step,
     settled,
 )
-from test_cuda_graph import Graph, make_steps
 from test_cuda_hardkv import Both
 
 pytestmark = pytest.mark.cuda
@@ -208,56 +208,13 @@ def test_rows_come_from_wherever_they_are(placement, rng):
             assert_same_bits(cache.decode(0, [s], *step), twin.decode(0, [t], *step))
 
 
-def warmed(config: pk.Config) -> None:
-    """Loads every kernel, those of a choice among them: that cannot be done while recording."""
-    rng = np.random.default_rng(0)
-    with pk.Cache(config) as cache:
-        s = cache.add()
-        for layer in range(config.layers):
-            k, v = randn_kv(rng, 300, config)
-            cache.prefill(layer, [s], k, v, q=randn_q(rng, 300, config))
-        cache.truncate([s], drop=100)
-    torch.cuda.synchronize()
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_replayed_steps_are_eager_ones_across_choices(dtype):
     """A graph of three sequences, of which one keeps nothing at first."""
     policy = pk.PRKV(budget=48, static_share="auto", page=8)
     config = make_config(policy, layers=2, dtype=dtype, device="cuda", dense_below=150)
-    warmed(config)
-    cache, twin = pk.Cache(config), pk.Cache(config)
-    batches = []
-    for each in (cache, twin):
-        rng = np.random.default_rng(3)
-        batch = [each.add() for _ in range(3)]
-        for layer in range(2):
-            for s, tokens in zip(batch, (300, 120, 64), strict=True):
-                k, v = randn_kv(rng, tokens, config)
-                q = randn_q(rng, tokens, config) if tokens > 100 else None
-                each.prefill(layer, [s], k, v, q=q)
-        batches.append(batch)
-    graph = Graph(cache, batches[0])
-    for number, step in enumerate(make_steps(config, 3, 150)):
-        mine = graph.step(batches[0], step)
-        theirs = []
-        for layer in range(2):
-            inputs = (x[layer] for x in step)
-            theirs += twin.decode(layer, batches[1], *inputs, return_lse=True)
-        for a, b in zip(mine, theirs, strict=True):
-            assert_same_bits(a, b, f"step {number}")
-        if number in (40, 90):
-            for each, batch in ((cache, batches[0]), (twin, batches[1])):
-                each.truncate(batch[:1], drop=number)
-        if number == 60:
-            for index, (each, batch) in enumerate(((cache, batches[0]), (twin, batches[1]))):
-                batches[index] = [each.fork(batch[0]), *batch[1:]]
-                each.remove(batch[0])
-        if number % 10 == 0:
-            for s, t in zip(*batches, strict=True):
-                for layer in range(2):
-                    assert chosen(cache, s, layer) == chosen(twin, t, layer)
-    assert cache.stats().keeps == twin.stats().keeps > 20
+    keeps = assert_replays_are_eager(config, lambda cache, s, layer, _: chosen(cache, s, layer))
+    assert keeps > 20
 
 
 def test_a_prompt_in_chunks_and_a_sequence_in_a_batch_have_the_same_bits(rng):
