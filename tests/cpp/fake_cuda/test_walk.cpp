@@ -24,6 +24,20 @@ class FakeCuda : public testing::Test {
     test::fault_switches() = {};
     test::wrong().clear();
   }
+
+  /** A life for each seed, with calls that fail in most of them; `each` sees it at its end. */
+  template <typename Each>
+  void live(Config (*config_of)(int), Each each) {
+    for (int seed = 0; seed < kSeeds; ++seed) {
+      Life life(config_of(seed), seed);
+      test::fault_switches().nothing_by_chance = seed % 3 == 1;
+      for (int i = 0; i < kSteps; ++i) {
+        seed % 4 == 0 || i % 2 == 0 ? life.step() : life.faulty_step();
+        ASSERT_EQ(test::wrong(), "") << "seed " << seed << ", step " << i;
+      }
+      each(life);
+    }
+  }
 };
 
 TEST_F(FakeCuda, EverySequenceKeepsItsRows) {
@@ -66,17 +80,11 @@ TEST_F(FakeCuda, EverySequenceKeepsItsRowsOnTheLatestDevice) {
 
 TEST_F(FakeCuda, KeptRowsAreThoseAtHomeWhateverFails) {
   int64_t refused = 0, failed = 0, keeps = 0;
-  for (int seed = 0; seed < kSeeds; ++seed) {
-    Life life(Life::kept_config_of(seed), seed);
-    test::fault_switches().nothing_by_chance = seed % 3 == 1;
-    for (int i = 0; i < kSteps; ++i) {
-      seed % 4 == 0 || i % 2 == 0 ? life.step() : life.faulty_step();
-      ASSERT_EQ(test::wrong(), "") << "seed " << seed << ", step " << i;
-    }
+  live(Life::kept_config_of, [&](Life& life) {
     refused += life.refused();
     failed += life.failed();
     keeps += life.stats().keeps;
-  }
+  });
   EXPECT_GT(refused, 0) << "memory was never short";
   EXPECT_GT(failed, kSeeds * kSteps / 30) << "hardly anything was refused";
   EXPECT_GT(keeps, kSeeds * kSteps / 10) << "hardly anything was chosen";
@@ -84,17 +92,11 @@ TEST_F(FakeCuda, KeptRowsAreThoseAtHomeWhateverFails) {
 
 TEST_F(FakeCuda, PagesHaveTheirDigestsWhateverFails) {
   int64_t refused = 0, failed = 0, keeps = 0;
-  for (int seed = 0; seed < kSeeds; ++seed) {
-    Life life(Life::paged_config_of(seed), seed);
-    test::fault_switches().nothing_by_chance = seed % 3 == 1;
-    for (int i = 0; i < kSteps; ++i) {
-      seed % 4 == 0 || i % 2 == 0 ? life.step() : life.faulty_step();
-      ASSERT_EQ(test::wrong(), "") << "seed " << seed << ", step " << i;
-    }
+  live(Life::paged_config_of, [&](Life& life) {
     refused += life.refused();
     failed += life.failed();
     keeps += life.stats().keeps;
-  }
+  });
   EXPECT_GT(refused, 0) << "memory was never short";
   EXPECT_GT(failed, kSeeds * kSteps / 30) << "hardly anything was refused";
   EXPECT_GT(keeps, kSeeds * kSteps / 15) << "hardly anything was chosen";
@@ -102,17 +104,11 @@ TEST_F(FakeCuda, PagesHaveTheirDigestsWhateverFails) {
 
 TEST_F(FakeCuda, RowsThatWereNotDroppedAreThereWhateverFails) {
   int64_t failed = 0, declined = 0, dropped = 0;
-  for (int seed = 0; seed < kSeeds; ++seed) {
-    Life life(Life::dropped_config_of(seed), seed);
-    test::fault_switches().nothing_by_chance = seed % 3 == 1;
-    for (int i = 0; i < kSteps; ++i) {
-      seed % 4 == 0 || i % 2 == 0 ? life.step() : life.faulty_step();
-      ASSERT_EQ(test::wrong(), "") << "seed " << seed << ", step " << i;
-    }
+  live(Life::dropped_config_of, [&](Life& life) {
     failed += life.failed();
     declined += life.declined();
     dropped += life.stats().dropped_rows > 0;
-  }
+  });
   EXPECT_GT(failed, kSeeds * kSteps / 30) << "hardly anything was refused";
   EXPECT_GT(declined, kSeeds) << "hardly any call needed rows that were dropped";
   EXPECT_GT(dropped, kSeeds / 2) << "hardly anything was dropped";
