@@ -178,8 +178,7 @@ class Step {
         rerank_blocks_(blocks_per_head(fit_, call, device::kSlices, kReranksPerSm)),
         resident_blocks_(power_within(std::min(rerank_blocks_, device::kParts))),
         // Blocks of attend find room beside those that rerank.
-        rerank_sets_flags_(fit_.early && kernels_.attend_beside &&
-                           rerank_blocks_ == device::kSlices) {}
+        rerank_sets_flags_(fit_.early && kernels_.attend_beside) {}
 
   void run() const {
     if (runs(kScore)) {
