@@ -24,7 +24,7 @@ Case make(const char* name, const std::function<void(Case&, Config&)>& change) {
   c.config.threads = 1;
   c.tokens = 400;
   c.queries = true;
-  c.steps = 20;
+  c.steps = 10;  // the prompt's choice, that of a flush, and steps after it
   change(c, c.config);
   return c;
 }
@@ -34,7 +34,7 @@ Case make(const char* name, const std::function<void(Case&, Config&)>& change) {
 std::vector<Case> page_cases() {
   constexpr DType kFloat = DType::kFloat32, kHalf = DType::kFloat16;
   return {
-      make("and_kept_rows", [](Case& c, Config&) { c.device = 0, c.twin = 1; }),
+      make("and_kept_rows", [](Case& c, Config&) { c.device = 0, c.twin = 1, c.steps = 18; }),
       make("alone",
            [](Case& c, Config& k) {
              own(k).static_share = 0, c.queries = false, c.device = 0, c.twin = 2;
@@ -77,14 +77,14 @@ std::vector<Case> page_cases() {
            }),
       make("flush_fork_and_truncate",
            [](Case& c, Config&) {
-             c.steps = 40, c.flush_after = 6, c.fork_after = 13, c.truncate_after = 17;
+             c.steps = 28, c.flush_after = 6, c.fork_after = 13, c.truncate_after = 17;
              c.truncate_by = 150;
            }),
       make("truncate_to_a_few",
            [](Case& c, Config&) { c.steps = 30, c.truncate_after = 9, c.truncate_by = 395; }),
       make("replayed",
            [](Case& c, Config&) {
-             c.replayed = true, c.steps = 40, c.flush_after = 5, c.fork_after = 20;
+             c.replayed = true, c.steps = 24, c.flush_after = 5, c.fork_after = 14;
              c.truncate_after = 11, c.truncate_by = 100;
            }),
       make("replayed_before_anything_is_kept",
