@@ -8,23 +8,10 @@ namespace {
 Prkv& own(Config& config) { return std::get<Prkv>(config.policy); }
 
 Case make(const char* name, const std::function<void(Case&, Config&)>& change) {
-  Case c;
-  c.name = std::string("pages_") + name;
-  c.config.query_heads = 8;
-  c.config.kv_heads = 2;
-  c.config.head_dim = 128;
-  c.config.dtype = DType::kBFloat16;
-  c.config.policy = Prkv();
+  Case c = life_of(Prkv(), std::string("pages_") + name, 400);
   own(c.config).budget = 96;
   own(c.config).page = 8;
   own(c.config).static_share = .25;
-  c.config.local = 16;
-  c.config.update = 8;
-  c.config.segment_tokens = 64;
-  c.config.threads = 1;
-  c.tokens = 400;
-  c.queries = true;
-  c.steps = 10;  // the prompt's choice, that of a flush, and steps after it
   change(c, c.config);
   return c;
 }
