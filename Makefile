@@ -94,21 +94,25 @@ clean: ## remove what was built; .venv stays
 timed = begin=$$(date +%s); $(2) && \
   printf '%-17s %3d s\n' '$(1)' $$(($$(date +%s) - begin)) >> build/seconds
 
-# $(call in_parts,PROGRAMS): tests of each in ten parts, as many at a time as there are cores: few
-# parts leave cores idle at the end. A program with options stands in quotes.
-in_parts = for part in 0 1 2 3 4 5 6 7 8 9; do printf "$$part %s\n" $(1); done \
-  | xargs -P $(CORES) -L 1 sh -c \
+# $(call parts,NUMBERS,PROGRAM): some of the ten parts that its tests are in. A program with options
+# stands in quotes.
+parts = for part in $(1); do printf "$$part %s\n" $(2); done
+EVERY = 0 1 2 3 4 5 6 7 8 9
+# $(call in_parts,PARTS): as many at a time as there are cores: few parts leave cores idle at the end.
+in_parts = { $(1); } | xargs -P $(CORES) -L 1 sh -c \
   'GTEST_TOTAL_SHARDS=10 GTEST_SHARD_INDEX=$$0 exec "$$@" --gtest_brief=1'
 CORES = $(shell nproc)
 
 CPP_TESTS = build/cpp/tests/cpp/pariskv_tests
 FAKE = build/cpp/tests/cpp/fake_cuda/pariskv_fake_cuda_tests
 EMULATED = build/cpp/tests/cpp/emulated_cuda/pariskv_emulated_cuda_tests_sm
-# Every case runs in two orders of threads. `make test` has one of them for each architecture,
-# ORDERS=all, as CI has it, both for both.
+CPP_WITHOUT_GPU = $(call parts,$(EVERY),'$(CPP_TESTS) --gtest_filter=-*Cuda*')
+# A case has two architectures, and two orders of threads for each. `make test` has one of these
+# four: every other part of one list is of 9.0, the rest of 8.0. ORDERS=all, as CI has it, has all.
 ORDERS = one
-EMULATED_one = '$(EMULATED)90 --gtest_filter=-*/*_0' '$(EMULATED)80 --gtest_filter=-*/*_1'
-EMULATED_all = $(EMULATED)90 $(EMULATED)80
+EMULATED_one = $(call parts,0 2 4 6 8,'$(EMULATED)90 --gtest_filter=-*/*_0'); \
+  $(call parts,1 3 5 7 9,'$(EMULATED)80 --gtest_filter=-*/*_1')
+EMULATED_all = $(call parts,$(EVERY),$(EMULATED)90 $(EMULATED)80)
 
 test-cpp: .venv/.base
 	@mkdir -p build && rm -f build/seconds
@@ -121,8 +125,8 @@ test-cpp: .venv/.base
 	@if grep -q '^GTest_DIR:PATH=/' build/cpp/CMakeCache.txt; then \
 	  if nvidia-smi -L > /dev/null 2>&1; then $(call timed,C++ tests,$(CPP_TESTS) --gtest_brief=1); \
 	  else echo "There is no GPU here: the tests of the CUDA backend are left out."; \
-	  $(call timed,C++ tests,$(call in_parts,'$(CPP_TESTS) --gtest_filter=-*Cuda*')); fi; fi
-	@if [ -x $(FAKE) ]; then $(call timed,fake CUDA,$(call in_parts,$(FAKE))); fi
+	  $(call timed,C++ tests,$(call in_parts,$(CPP_WITHOUT_GPU))); fi; fi
+	@if [ -x $(FAKE) ]; then $(call timed,fake CUDA,$(call in_parts,$(call parts,$(EVERY),$(FAKE)))); fi
 	@if [ -x $(EMULATED)90 ]; then \
 	  $(call timed,emulated CUDA,$(call in_parts,$(EMULATED_$(ORDERS)))); fi
 

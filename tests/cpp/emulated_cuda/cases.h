@@ -35,6 +35,9 @@ struct Case {
   int twin = -1;               // another, whose output has to be the same bit for bit
 };
 
+/** A life over kept rows or pages: chosen from the prompt, and again at a flush every 8 steps. */
+Case life_of(const decltype(Config::policy)& policy, std::string name, int64_t tokens);
+
 /** For the messages of GoogleTest, which would print bytes. */
 void PrintTo(const Case& c, std::ostream* out);
 

@@ -1,4 +1,6 @@
 // Cases of HARD-KV: what is kept is equal bit for bit after every step.
+#include <utility>
+
 #include "cases.h"
 
 namespace pariskv::test {
@@ -8,32 +10,37 @@ namespace {
 HardKv& own(Config& config) { return std::get<HardKv>(config.policy); }
 
 Case make(const char* name, const std::function<void(Case&, Config&)>& change) {
-  Case c;
-  c.name = std::string("kept_") + name;
-  c.config.query_heads = 8;
-  c.config.kv_heads = 2;
-  c.config.head_dim = 128;
-  c.config.dtype = DType::kBFloat16;
-  c.config.policy = HardKv();
+  Case c = life_of(HardKv(), std::string("kept_") + name, 300);
   own(c.config).most = 60;
   own(c.config).p = .8;
-  c.config.local = 16;
-  c.config.update = 8;
-  c.config.segment_tokens = 64;
-  c.config.threads = 1;
-  c.tokens = 300;
-  c.queries = true;
-  c.steps = 20;
   change(c, c.config);
   return c;
 }
 
 }  // namespace
 
+Case life_of(const decltype(Config::policy)& policy, std::string name, int64_t tokens) {
+  Case c;
+  c.name = std::move(name);
+  c.config.query_heads = 8;
+  c.config.kv_heads = 2;
+  c.config.head_dim = 128;
+  c.config.dtype = DType::kBFloat16;
+  c.config.policy = policy;
+  c.config.local = 16;
+  c.config.update = 8;
+  c.config.segment_tokens = 64;
+  c.config.threads = 1;
+  c.tokens = tokens;
+  c.queries = true;
+  c.steps = 10;  // the prompt's choice, that of a flush, and steps after it
+  return c;
+}
+
 std::vector<Case> kept_cases() {
   constexpr DType kFloat = DType::kFloat32, kHalf = DType::kFloat16;
   return {
-      make("rows", [](Case& c, Config&) { c.device = 0, c.twin = 1; }),
+      make("rows", [](Case& c, Config&) { c.device = 0, c.twin = 1, c.steps = 18; }),
       make("without_queries", [](Case& c, Config&) { c.queries = false; }),
       make("fixed_number",
            [](Case&, Config& k) {
@@ -78,7 +85,7 @@ std::vector<Case> kept_cases() {
            [](Case& c, Config&) { c.steps = 30, c.truncate_after = 9, c.truncate_by = 295; }),
       make("replayed",
            [](Case& c, Config&) {
-             c.replayed = true, c.steps = 40, c.flush_after = 5, c.fork_after = 20;
+             c.replayed = true, c.steps = 24, c.flush_after = 5, c.fork_after = 14;
              c.truncate_after = 11, c.truncate_by = 100;
            }),
       make("replayed_before_anything_is_kept",

@@ -8,23 +8,10 @@ namespace {
 Prkv& own(Config& config) { return std::get<Prkv>(config.policy); }
 
 Case make(const char* name, const std::function<void(Case&, Config&)>& change) {
-  Case c;
-  c.name = std::string("pages_") + name;
-  c.config.query_heads = 8;
-  c.config.kv_heads = 2;
-  c.config.head_dim = 128;
-  c.config.dtype = DType::kBFloat16;
-  c.config.policy = Prkv();
+  Case c = life_of(Prkv(), std::string("pages_") + name, 400);
   own(c.config).budget = 96;
   own(c.config).page = 8;
   own(c.config).static_share = .25;
-  c.config.local = 16;
-  c.config.update = 8;
-  c.config.segment_tokens = 64;
-  c.config.threads = 1;
-  c.tokens = 400;
-  c.queries = true;
-  c.steps = 20;
   change(c, c.config);
   return c;
 }
@@ -34,7 +21,7 @@ Case make(const char* name, const std::function<void(Case&, Config&)>& change) {
 std::vector<Case> page_cases() {
   constexpr DType kFloat = DType::kFloat32, kHalf = DType::kFloat16;
   return {
-      make("and_kept_rows", [](Case& c, Config&) { c.device = 0, c.twin = 1; }),
+      make("and_kept_rows", [](Case& c, Config&) { c.device = 0, c.twin = 1, c.steps = 18; }),
       make("alone",
            [](Case& c, Config& k) {
              own(k).static_share = 0, c.queries = false, c.device = 0, c.twin = 2;
@@ -77,14 +64,14 @@ std::vector<Case> page_cases() {
            }),
       make("flush_fork_and_truncate",
            [](Case& c, Config&) {
-             c.steps = 40, c.flush_after = 6, c.fork_after = 13, c.truncate_after = 17;
+             c.steps = 28, c.flush_after = 6, c.fork_after = 13, c.truncate_after = 17;
              c.truncate_by = 150;
            }),
       make("truncate_to_a_few",
            [](Case& c, Config&) { c.steps = 30, c.truncate_after = 9, c.truncate_by = 395; }),
       make("replayed",
            [](Case& c, Config&) {
-             c.replayed = true, c.steps = 40, c.flush_after = 5, c.fork_after = 20;
+             c.replayed = true, c.steps = 24, c.flush_after = 5, c.fork_after = 14;
              c.truncate_after = 11, c.truncate_by = 100;
            }),
       make("replayed_before_anything_is_kept",

@@ -1,12 +1,8 @@
 // A decode step over kept rows as two kernels: attend_kept, merge_kept. The second may start while
 // the first is at work.
-#include <map>
-#include <mutex>
-#include <utility>
-
+#include "clusters.h"
 #include "elements.h"
 #include "hardkv/decode/instance.cuh"
-#include "launch.h"
 #include "runtime.h"
 
 namespace pariskv::cuda {
@@ -56,16 +52,9 @@ KeptFit measure(const KeptKernels& kernels, int index) {
   return fit;
 }
 
-/** Measured once for each instance and device. */
 KeptFit fit_of(const KeptKernels& kernels) {
-  static std::mutex mutex;
-  static std::map<std::pair<const void*, int>, KeptFit> known;
-  int index = 0;
-  check(cudaGetDevice(&index), "ask for the device");
-  const std::pair<const void*, int> key{kernels.attend.address, index};
-  const std::lock_guard<std::mutex> lock(mutex);
-  const auto found = known.find(key);
-  return found != known.end() ? found->second : known[key] = measure(kernels, index);
+  return measured_once(kernels.attend.address,
+                       [&](int device) { return measure(kernels, device); });
 }
 
 constexpr int kFewestBlocks = 4;

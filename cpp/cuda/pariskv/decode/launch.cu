@@ -2,13 +2,11 @@
 // start while the one before it is at work.
 #include <algorithm>
 #include <atomic>
-#include <map>
-#include <mutex>
 #include <type_traits>
 #include <utility>
 
+#include "clusters.h"
 #include "elements.h"
-#include "launch.h"
 #include "pariskv/decode/instance.cuh"
 #include "runtime.h"
 
@@ -20,32 +18,28 @@ extern template DecodeKernels decode_kernels<__nv_bfloat16>(int64_t);
 
 namespace {
 
-constexpr int kClusters = 5;  // of 1, 2, 4, 8 and 16 blocks
 constexpr int kScoresPerSm = 2;
 constexpr int kMeansPerSm = 3;
 constexpr int kReranksPerSm = 2;
 /** Blocks that fetch the code of rerank into the caches while keys are scored: 4 % at 1 x 512K. */
 constexpr int kRehearsing = 8;
-constexpr int kMostInTurns = 8;         // blocks of a cluster that may have to wait for room
 constexpr int kAttendBytes = 92 << 10;  // two blocks on a processor, or one beside the one before
 
 /** What a device can do with the kernels of one instance. */
 struct Fit {
   int multiprocessors = 0;
-  int shared_bytes = 0;          // that a block can have
-  bool early = false;            // kernels can be launched before their predecessor is done
-  int clusters[kClusters] = {};  // of 1 << i blocks that run at once
+  int shared_bytes = 0;  // that a block can have
+  bool early = false;    // kernels can be launched before their predecessor is done
+  Clusters clusters;     // of blocks that attend
 };
 
 Fit measure(const DecodeKernels& kernels, int index) {
   Fit fit;
-  int major = 0;
   const auto ask = [&](int& value, cudaDeviceAttr attribute) {
     check(cudaDeviceGetAttribute(&value, attribute, index), "ask for a device's limits");
   };
   ask(fit.multiprocessors, cudaDevAttrMultiProcessorCount);
   ask(fit.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  ask(major, cudaDevAttrComputeCapabilityMajor);
   const auto allow = [](const void* kernel, int bytes) {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
           "give the decode kernels their shared memory");
@@ -70,49 +64,14 @@ Fit measure(const DecodeKernels& kernels, int index) {
           "give the decode kernels their shared memory");
   }
   const void* const attend = kernels.attend.address;
-  // Code for older devices runs on newer ones too, and neither waits nor makes clusters.
-  cudaFuncAttributes code{};
-  check(cudaFuncGetAttributes(&code, attend), "ask for a kernel's code");
-  const bool hopper = major >= 9 && code.ptxVersion >= 90;
-  fit.early = hopper;
-  if (!hopper) return fit;
-  // Sixteen blocks are more than every device must be able to do.
-  succeeded(cudaFuncSetAttribute(attend, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-  for (int i = 1; i < kClusters; ++i) {
-    Launch launch(1 << i, std::min(kAttendBytes, fit.shared_bytes), nullptr);
-    launch.clusters_of(1 << i);
-    int clusters = 0;
-    if (succeeded(cudaOccupancyMaxActiveClusters(&clusters, attend, &launch.config))) {
-      fit.clusters[i] = clusters;
-    }
-  }
+  fit.early = starts_early(attend);
+  if (fit.early) fit.clusters = Clusters::of(attend, std::min(kAttendBytes, fit.shared_bytes));
   return fit;
 }
 
-/** Measured once for each instance and device. */
 Fit fit_of(const DecodeKernels& kernels) {
-  static std::mutex mutex;
-  static std::map<std::pair<const void*, int>, Fit> known;
-  const void* const attend = kernels.attend.address;
-  int index = 0;
-  check(cudaGetDevice(&index), "ask for the device");
-  const std::lock_guard<std::mutex> lock(mutex);
-  const auto found = known.find({attend, index});
-  if (found != known.end()) return found->second;
-  return known[{attend, index}] = measure(kernels, index);
-}
-
-/**
- * The largest cluster with which all heads run at once; or one of eight blocks, where that takes
- * half of the device: its rows are known sooner, and come while other heads wait for their turn.
- */
-int cluster_size(const Fit& fit, int64_t heads) {
-  for (int i = kClusters - 1; i > 0; --i) {
-    const int size = 1 << i, clusters = fit.clusters[i];
-    const bool in_turns = size <= kMostInTurns && 2 * clusters * size >= fit.multiprocessors;
-    if (heads <= clusters || in_turns) return size;
-  }
-  return 1;
+  return measured_once(kernels.attend.address,
+                       [&](int device) { return measure(kernels, device); });
 }
 
 /**
@@ -250,7 +209,7 @@ class Step {
   }
 
   void attend() const {
-    const int size = cluster_size(fit_, call_.heads);
+    const int size = fit_.clusters.size_for(call_.heads, fit_.multiprocessors);
     const int bytes = std::max(std::min(kAttendBytes, fit_.shared_bytes),
                                kernels_.attend_space + kernels_.attend_least);
     // Of more heads, the rows of some keep the bus busy while others are searched. Under a budget

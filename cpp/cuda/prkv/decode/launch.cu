@@ -1,10 +1,8 @@
 // A decode step over pages as four kernels: attend_kept, score_pages, attend_pages, merge_pages.
 // Each may start while the one before it is at work.
 #include <algorithm>
-#include <map>
-#include <mutex>
-#include <utility>
 
+#include "clusters.h"
 #include "device/partition.cuh"
 #include "elements.h"
 #include "ops.h"
@@ -19,8 +17,6 @@ extern template PageKernels page_kernels<__nv_bfloat16>(int64_t);
 
 namespace {
 
-constexpr int kClusters = 5;     // of 1, 2, 4, 8 and 16 blocks
-constexpr int kMostInTurns = 8;  // blocks of a cluster that may have to wait for room
 constexpr int kScoresPerSm = 2;
 constexpr int kAttendBytes = 92 << 10;  // two blocks on a processor
 constexpr int kStagedQueries = 16;      // of score_pages
@@ -28,9 +24,9 @@ constexpr int kStagedQueries = 16;      // of score_pages
 /** What a device can do with the kernels of one instance. */
 struct Fit {
   int multiprocessors = 0;
-  int shared_bytes = 0;          // of a block that attends
-  bool early = false;            // kernels can be launched before their predecessor is done
-  int clusters[kClusters] = {};  // of 1 << i blocks that run at once
+  int shared_bytes = 0;  // of a block that attends
+  bool early = false;    // kernels can be launched before their predecessor is done
+  Clusters clusters;     // of blocks that attend
 };
 
 Fit measure(const PageKernels& kernels, int index) {
@@ -53,40 +49,13 @@ Fit measure(const PageKernels& kernels, int index) {
     set(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
   }
   fit.early = starts_early(attend);
-  if (!fit.early) return fit;
-  // Sixteen blocks are more than every device must be able to do.
-  succeeded(cudaFuncSetAttribute(attend, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-  for (int i = 1; i < kClusters; ++i) {
-    Launch launch(1 << i, fit.shared_bytes, nullptr);
-    launch.clusters_of(1 << i);
-    int clusters = 0;
-    if (succeeded(cudaOccupancyMaxActiveClusters(&clusters, attend, &launch.config))) {
-      fit.clusters[i] = clusters;
-    }
-  }
+  if (fit.early) fit.clusters = Clusters::of(attend, fit.shared_bytes);
   return fit;
 }
 
-/** Measured once for each instance and device. */
 Fit fit_of(const PageKernels& kernels) {
-  static std::mutex mutex;
-  static std::map<std::pair<const void*, int>, Fit> known;
-  int index = 0;
-  check(cudaGetDevice(&index), "ask for the device");
-  const std::pair<const void*, int> key{kernels.attend.address, index};
-  const std::lock_guard<std::mutex> lock(mutex);
-  const auto found = known.find(key);
-  return found != known.end() ? found->second : known[key] = measure(kernels, index);
-}
-
-/** The largest with which all heads run at once, or one of eight that takes half of the device. */
-int cluster_size(const Fit& fit, int64_t heads) {
-  for (int i = kClusters - 1; i > 0; --i) {
-    const int size = 1 << i, clusters = fit.clusters[i];
-    const bool in_turns = size <= kMostInTurns && 2 * clusters * size >= fit.multiprocessors;
-    if (heads <= clusters || in_turns) return size;
-  }
-  return 1;
+  return measured_once(kernels.attend.address,
+                       [&](int device) { return measure(kernels, device); });
 }
 
 PageKernels kernels_of(const ModelShape& shape) {
@@ -132,7 +101,7 @@ void launch_page_decode(const PageDecodeCall& call, cudaStream_t stream) {
       .run(kernels.score,
            PageScoreParams{common, score_blocks, device::IndexDivisor::of(score_blocks)},
            "decode: score_pages");
-  const int size = cluster_size(fit, heads);
+  const int size = fit.clusters.size_for(heads, fit.multiprocessors);
   Launch(heads * size, fit.shared_bytes, stream, device::kThreads)
       .clusters_of(size)
       .early(fit.early)
