@@ -26,6 +26,7 @@ from quality.pretrained import (
     forced,
     needles,
     policies,
+    prefilter,
     prefix,
     ruler,
     shares,
@@ -47,7 +48,12 @@ EXPERIMENTS: dict[str, Callable[..., dict[str, Any]]] = {
     "budgets": experiments.budgets,
     "candidates": experiments.candidates,
 }
-OF_KEYS = {**stretches.PARTS, "policies": policies.policies, "claims": claims.claims}
+OF_KEYS = {
+    **stretches.PARTS,
+    "policies": policies.policies,
+    "prefilter": prefilter.prefilter,
+    "claims": claims.claims,
+}
 TEXT_PARTS = {"text": forced.SEARCHES, "policies": forced.POLICIES}
 PARTS = (*TEXT_PARTS, "written", *ruler.PARTS)  # of what is inside
 _TRAINING_SECONDS, _EVALUATION_SECONDS = 300, 280

@@ -229,6 +229,7 @@ TABLES: dict[str, tuple[Callable[[Sources], str], str]] = {
     "policies": (tables_keys.policies, "keys"),
     "policies_later": (tables_keys.policies_later, "keys"),
     "counts": (tables_keys.counts, "keys"),
+    "prefilter": (tables_keys.prefilter, "keys"),
     **tables_claims.TABLES,
     "workloads": (workloads, "synthetic"),
     "budgets": (budgets, "synthetic"),

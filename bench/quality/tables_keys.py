@@ -137,3 +137,22 @@ def counts(sources: Sources) -> str:
     runs = _runs(sources, "policies")
     budgets = list(runs[0]["counts"]["Top-p"]) if runs else []
     return table(["rows of a kv head", *(f"mean {int(b):,}" for b in budgets)], rows)
+
+
+def prefilter(sources: Sources) -> str:
+    """What a choice of kept rows loses that looks at a part of the pages alone."""
+    runs = _runs(sources, "prefilter")
+    head = ["share lost: rows kept, pages by"]
+    head += [f"{named(run)}: 1/{part}" for run in runs for part in (16, 8, 4, 2)]
+    rows = []
+    for s in ("0.25", "0.5", "auto") if runs else ():
+        kept = "auto" if s == "auto" else f"S = {share(float(s))}"
+        exact = " / ".join(share(run["shares"][f"exact, {s}, now"]) for run in runs)
+        for by in ("mean, largest", "mean, mean", "mean, softmax", "max, softmax"):
+            cells = [
+                share(run["shares"][f"{by}, {part}, {s}, now"])
+                for run in runs
+                for part in (16, 8, 4, 2)
+            ]
+            rows.append([f"{kept} (all pages: {exact}), {by}", *cells])
+    return table(head, rows)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from quality import figures, kept, lm, markdown, plots, sources, tables, tables_keys
-from quality.pretrained import forced, needles, shares, stretches
+from quality.pretrained import forced, needles, prefilter, shares, stretches
 from quality.sources import Sources
 
 BUDGETS = (100, 256, 2048)
@@ -136,6 +136,24 @@ KEYS = {
             **_TINY,
             "lengths": {
                 tokens: dict.fromkeys(stretches.OF_LENGTHS, _SHARES) for tokens in ("4096", "8192")
+            },
+        }
+    },
+    "prefilter": {
+        "tiny": {
+            **_TINY,
+            "shares": {
+                f"{by}{s}, now": 0.5
+                for s in ("0.25", "0.5", "auto")
+                for by in (
+                    "exact, ",
+                    *(
+                        f"{digest}, {rank}, {part}, "
+                        for digest in ("mean", "max")
+                        for rank in prefilter.RANKS
+                        for part in prefilter.PARTS
+                    ),
+                )
             },
         }
     },

@@ -15,7 +15,7 @@ from gguf_files import gguf_file
 from pariskv_core.cli.weights import MODELS
 from quality import __main__ as program
 from quality import sources
-from quality.pretrained import capture, policies, shares, stretches
+from quality.pretrained import capture, policies, prefilter, shares, stretches
 from quality.pretrained.capture import Capture, Layer, Manifest, Stretch
 
 TOKENS = 1600
@@ -50,7 +50,7 @@ def make_all(rng, tmp_path, monkeypatch):
             made.append(Capture(folder))
         return made
 
-    for module in (stretches, policies):
+    for module in (stretches, policies, prefilter):
         monkeypatch.setattr(module, "make_all", make)
     monkeypatch.setattr(stretches, "WRITTEN", 600)
     monkeypatch.setattr(stretches, "LENGTH", TOKENS)
@@ -165,6 +165,21 @@ def test_policies_are_held_against_the_best_rows_of_the_same_mean_number(make_al
             assert fewest <= mean <= int(rows) and most >= mean
             assert kind != "fixed" or fewest == most == int(rows)
             assert kind != "Top-p, limited" or most <= policies.AT_MOST * int(rows)
+
+
+def test_a_choice_from_more_pages_loses_less(make_all, weights, monkeypatch):
+    monkeypatch.setattr(prefilter, "BUDGET", 128)
+    monkeypatch.setattr(prefilter, "PARTS", (4, 2, 1))
+    shares = prefilter.prefilter(weights, track)["shares"]
+    for by in ("mean, largest", "mean, mean", "mean, softmax", "max, softmax"):
+        quarter, half, whole = (shares[f"{by}, {part}, 0.5, now"] for part in (4, 2, 1))
+        assert quarter >= half >= whole == 0
+
+
+def test_rows_of_other_pages_are_never_chosen():
+    votes = torch.arange(3.0 * prefilter.PAGE + 1)
+    rows = prefilter.rows_of(votes, torch.tensor([1]), 40)
+    assert sorted(rows.tolist()) == [*range(prefilter.PAGE, 2 * prefilter.PAGE), len(votes) - 1]
 
 
 def test_the_command_keeps_what_was_measured_before(make_all, tmp_path, monkeypatch):
