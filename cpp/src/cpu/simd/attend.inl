@@ -19,21 +19,32 @@ struct Tile {
   float weights[kQueryBlock * kAttendTile];  // logits at first
 };
 
-/** Parts of rows that are wanted soon: asked for while earlier ones are worked on. */
+/**
+ * Parts of rows that are wanted soon: asked for while earlier ones are worked on. Those of the tile
+ * after them go to the second-level cache: more of these can be on their way at a time.
+ */
 struct Coming {
   const void* const* rows;
   int64_t count;
+  int64_t left;  // rows of the run, from the first of these on
   int64_t offset;
   int64_t bytes;
 
   PKV_INLINE void prefetch(int64_t row) const {
     if (row >= count) return;
+    ask<_MM_HINT_T0>(row);
+    if (row + kAttendTile < left) ask<_MM_HINT_T1>(row + kAttendTile);
+  }
+
+ private:
+  template <_mm_hint kHint>
+  PKV_INLINE void ask(int64_t row) const {
     const char* part = static_cast<const char*>(rows[row]) + offset;
-    for (int64_t byte = 0; byte < bytes; byte += 64) _mm_prefetch(part + byte, _MM_HINT_T0);
+    for (int64_t byte = 0; byte < bytes; byte += 64) _mm_prefetch(part + byte, kHint);
   }
 };
 
-constexpr Coming kNothing = {nullptr, 0, 0, 0};
+constexpr Coming kNothing = {nullptr, 0, 0, 0, 0};
 
 /** Logits of 4 rows for kQueries queries. */
 template <typename Source, int kQueries>
@@ -221,9 +232,9 @@ void attend_block(const AttendRun& run) {
       tile.visible[q] = greater(0, lesser(tile.count, run.limits[q] - begin));
     }
     const void* const* rows = run.rows + begin;
-    const Coming values = {rows, tile.count, key_bytes, run.value_dim * Source::kBytes};
-    const Coming next_keys = {rows + tile.count, lesser(kAttendTile, deepest - begin - tile.count),
-                              0, key_bytes};
+    const int64_t left = deepest - begin, next = left - tile.count;
+    const Coming values = {rows, tile.count, left, key_bytes, run.value_dim * Source::kBytes};
+    const Coming next_keys = {rows + tile.count, lesser(kAttendTile, next), next, 0, key_bytes};
     if (widened) {
       widen<Source>(run, tile, rows, 0, run.key_dim, values);
       dot_tile<Float32>(run, tile, kNothing);

@@ -34,18 +34,27 @@ PKV_INLINE void estimate_heads(const EstimateRun& run, const Lanes16* values, fl
   }
 }
 
+/** Asks for what is stored of the key in a slot. */
+template <int kVectors, _mm_hint kHint>
+PKV_INLINE void prefetch_key(const EstimateRun& run, int64_t slot) {
+  constexpr int64_t kPlane = kVectors * kLanes / 8;
+  for (int64_t byte = 0; byte < 4 * kPlane; byte += 64) {
+    _mm_prefetch(run.records + slot * 4 * kPlane + byte, kHint);
+  }
+  _mm_prefetch(run.signs + slot * kPlane, kHint);
+  _mm_prefetch(run.scales + slot, kHint);
+}
+
 template <int kVectors>
 void estimate_run(const EstimateRun& run) {
   constexpr int64_t kPlane = kVectors * kLanes / 8;
-  // Candidates lie all over the segment: far enough ahead to hide memory, not the caches.
+  // Candidates lie all over the segment: to the second-level cache far enough ahead to hide memory,
+  // to the first when they are due.
   const Centres centres(run.centres);
   for (int64_t i = 0; i < run.count; ++i) {
-    const int64_t coming = run.slots[lesser(i + kEstimateAhead, run.count - 1)];
-    for (int64_t byte = 0; byte < 4 * kPlane; byte += 64) {
-      _mm_prefetch(run.records + coming * 4 * kPlane + byte, _MM_HINT_T0);
-    }
-    _mm_prefetch(run.signs + coming * kPlane, _MM_HINT_T0);
-    _mm_prefetch(run.scales + coming, _MM_HINT_T0);
+    const int64_t last = run.count - 1;
+    prefetch_key<kVectors, _MM_HINT_T1>(run, run.slots[lesser(i + 4 * kEstimateAhead, last)]);
+    prefetch_key<kVectors, _MM_HINT_T0>(run, run.slots[lesser(i + kEstimateAhead, last)]);
 
     const int64_t slot = run.slots[i];
     const uint8_t* record = run.records + slot * 4 * kPlane;
