@@ -151,7 +151,7 @@ std::vector<Case> pariskv_cases() {
            }),
       make("tail_replayed",
            [=](Case& c, Config& k) {
-             tail(c, k, 32), c.replayed = true, c.steps = 16, c.flush_after = 5, c.tokens = 700;
+             tail(c, k, 32), c.replayed = true, c.steps = 20, c.flush_after = 5, c.tokens = 700;
              c.truncate_after = 11, c.truncate_by = 150, k.update = 8, k.local = 16;
            }),
       make("tail_of_a_group_of_twenty_256",
@@ -276,7 +276,7 @@ std::vector<Case> pariskv_cases() {
            }),
       make("replayed",
            [](Case& c, Config& k) {
-             c.replayed = true, c.steps = 16, c.flush_after = 5, c.truncate_after = 11;
+             c.replayed = true, c.steps = 20, c.flush_after = 5, c.truncate_after = 11;
              c.truncate_by = 150, k.update = 8, k.local = 16;
            }),
       make("replayed_votes_in_branches",

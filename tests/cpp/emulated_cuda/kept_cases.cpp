@@ -33,14 +33,14 @@ Case life_of(const decltype(Config::policy)& policy, std::string name, int64_t t
   c.config.threads = 1;
   c.tokens = tokens;
   c.queries = true;
-  c.steps = 10;  // the prompt's choice, that of a flush, and steps after it
+  c.steps = 20;  // the prompt's choice, those of two flushes, and steps after them
   return c;
 }
 
 std::vector<Case> kept_cases() {
   constexpr DType kFloat = DType::kFloat32, kHalf = DType::kFloat16;
   return {
-      make("rows", [](Case& c, Config&) { c.device = 0, c.twin = 1, c.steps = 18; }),
+      make("rows", [](Case& c, Config&) { c.device = 0, c.twin = 1; }),
       make("without_queries", [](Case& c, Config&) { c.queries = false; }),
       make("fixed_number",
            [](Case&, Config& k) {
@@ -85,7 +85,7 @@ std::vector<Case> kept_cases() {
            [](Case& c, Config&) { c.steps = 30, c.truncate_after = 9, c.truncate_by = 295; }),
       make("replayed",
            [](Case& c, Config&) {
-             c.replayed = true, c.steps = 24, c.flush_after = 5, c.fork_after = 14;
+             c.replayed = true, c.steps = 40, c.flush_after = 5, c.fork_after = 20;
              c.truncate_after = 11, c.truncate_by = 100;
            }),
       make("replayed_before_anything_is_kept",

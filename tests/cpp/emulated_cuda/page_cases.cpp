@@ -21,7 +21,7 @@ Case make(const char* name, const std::function<void(Case&, Config&)>& change) {
 std::vector<Case> page_cases() {
   constexpr DType kFloat = DType::kFloat32, kHalf = DType::kFloat16;
   return {
-      make("and_kept_rows", [](Case& c, Config&) { c.device = 0, c.twin = 1, c.steps = 18; }),
+      make("and_kept_rows", [](Case& c, Config&) { c.device = 0, c.twin = 1; }),
       make("alone",
            [](Case& c, Config& k) {
              own(k).static_share = 0, c.queries = false, c.device = 0, c.twin = 2;
@@ -64,14 +64,14 @@ std::vector<Case> page_cases() {
            }),
       make("flush_fork_and_truncate",
            [](Case& c, Config&) {
-             c.steps = 28, c.flush_after = 6, c.fork_after = 13, c.truncate_after = 17;
+             c.steps = 40, c.flush_after = 6, c.fork_after = 13, c.truncate_after = 17;
              c.truncate_by = 150;
            }),
       make("truncate_to_a_few",
            [](Case& c, Config&) { c.steps = 30, c.truncate_after = 9, c.truncate_by = 395; }),
       make("replayed",
            [](Case& c, Config&) {
-             c.replayed = true, c.steps = 24, c.flush_after = 5, c.fork_after = 14;
+             c.replayed = true, c.steps = 40, c.flush_after = 5, c.fork_after = 20;
              c.truncate_after = 11, c.truncate_by = 100;
            }),
       make("replayed_before_anything_is_kept",

@@ -21,7 +21,7 @@ struct Zone {
   std::string name;
   DType dtype = DType::kBFloat16;
   int64_t key_dim = 128, value_dim = 64, kv_heads = 2, group = 4, segment_tokens = 256;
-  int64_t sink = 4, tokens = 500, recent = 64;
+  int64_t sink = 4, tokens = 700, recent = 64;
   Prkv policy{};
   int64_t static_pages = 2;  // PrkvRules::kAuto
   int device = 1;
@@ -48,11 +48,9 @@ std::vector<Zone> zones() {
   return {
       make("pages_of_16", [](Zone&) {}),
       make("pages_of_8", [](Zone& z) { z.policy.page = 8, z.static_pages = 7; }),
-      make("pages_of_32", [](Zone& z) { z.policy.page = 32, z.device = 0, z.tokens = 700; }),
+      make("pages_of_32", [](Zone& z) { z.policy.page = 32, z.device = 0; }),
       make("pages_of_64_float32",
-           [=](Zone& z) {
-             z.policy.page = 64, z.dtype = kFloat, z.static_pages = 1, z.tokens = 700;
-           }),
+           [=](Zone& z) { z.policy.page = 64, z.dtype = kFloat, z.static_pages = 1; }),
       make("boxes_float16",
            [=](Zone& z) { z.policy.digest = PageDigest::kMax, z.dtype = kHalf, z.key_dim = 80; }),
       make("boxes_float32_512",
