@@ -34,6 +34,9 @@ PKV_INLINE void estimate_heads(const EstimateRun& run, const Lanes16* values, fl
   }
 }
 
+/** As kEstimateAhead, to the second-level cache: there more can be on their way. */
+constexpr int64_t kEstimateFar = 4 * kEstimateAhead;
+
 /** Asks for what is stored of the key in a slot. */
 template <int kVectors, _mm_hint kHint>
 PKV_INLINE void prefetch_key(const EstimateRun& run, int64_t slot) {
@@ -48,12 +51,11 @@ PKV_INLINE void prefetch_key(const EstimateRun& run, int64_t slot) {
 template <int kVectors>
 void estimate_run(const EstimateRun& run) {
   constexpr int64_t kPlane = kVectors * kLanes / 8;
-  // Candidates lie all over the segment: to the second-level cache far enough ahead to hide memory,
-  // to the first when they are due.
   const Centres centres(run.centres);
   for (int64_t i = 0; i < run.count; ++i) {
+    // Candidates lie all over the segment, so no hardware fetches them ahead.
     const int64_t last = run.count - 1;
-    prefetch_key<kVectors, _MM_HINT_T1>(run, run.slots[lesser(i + 4 * kEstimateAhead, last)]);
+    prefetch_key<kVectors, _MM_HINT_T1>(run, run.slots[lesser(i + kEstimateFar, last)]);
     prefetch_key<kVectors, _MM_HINT_T0>(run, run.slots[lesser(i + kEstimateAhead, last)]);
 
     const int64_t slot = run.slots[i];
