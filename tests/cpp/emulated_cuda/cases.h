@@ -36,7 +36,7 @@ struct Case {
 };
 
 /** A life over kept rows or pages: chosen from the prompt, and again at a flush every 8 steps. */
-Case life_of(const decltype(Config::policy)& policy, std::string name, int64_t tokens);
+Case life_of(const PolicyConfig& policy, std::string name, int64_t tokens);
 
 /** For the messages of GoogleTest, which would print bytes. */
 void PrintTo(const Case& c, std::ostream* out);

@@ -19,7 +19,7 @@ Case make(const char* name, const std::function<void(Case&, Config&)>& change) {
 
 }  // namespace
 
-Case life_of(const decltype(Config::policy)& policy, std::string name, int64_t tokens) {
+Case life_of(const PolicyConfig& policy, std::string name, int64_t tokens) {
   Case c;
   c.name = std::move(name);
   c.config.query_heads = 8;
