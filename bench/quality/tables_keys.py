@@ -142,17 +142,14 @@ def counts(sources: Sources) -> str:
 def prefilter(sources: Sources) -> str:
     """What a choice of kept rows loses that looks at a part of the pages alone."""
     runs = _runs(sources, "prefilter")
+    columns = [(run, part) for run in runs for part in (16, 8, 4, 2)]
     head = ["share lost: rows kept, pages by"]
-    head += [f"{named(run)}: 1/{part}" for run in runs for part in (16, 8, 4, 2)]
+    head += [f"{named(run)}: 1/{part}" for run, part in columns]
     rows = []
     for s in ("0.25", "0.5", "auto") if runs else ():
         kept = "auto" if s == "auto" else f"S = {share(float(s))}"
         exact = " / ".join(share(run["shares"][f"exact, {s}, now"]) for run in runs)
         for by in ("mean, largest", "mean, mean", "mean, softmax", "max, softmax"):
-            cells = [
-                share(run["shares"][f"{by}, {part}, {s}, now"])
-                for run in runs
-                for part in (16, 8, 4, 2)
-            ]
+            cells = [share(run["shares"][f"{by}, {part}, {s}, now"]) for run, part in columns]
             rows.append([f"{kept} (all pages: {exact}), {by}", *cells])
     return table(head, rows)

@@ -149,7 +149,7 @@ KEYS = {
                     "exact, ",
                     *(
                         f"{digest}, {rank}, {part}, "
-                        for digest in ("mean", "max")
+                        for digest in prefilter.DIGESTS
                         for rank in prefilter.RANKS
                         for part in prefilter.PARTS
                     ),

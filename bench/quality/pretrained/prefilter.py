@@ -18,6 +18,7 @@ from torch import Tensor
 from quality.inside import Residency
 from quality.kept_rows import WINDOW, observed
 from quality.methods import logits_of
+from quality.peers import ArkVale, Quest
 from quality.pretrained.capture import LATE, Stretch, make_all
 from quality.pretrained.claims_prkv import PAGE, overlap
 from quality.pretrained.shares import Asked, Track, asked_of
@@ -30,13 +31,14 @@ TOKENS = 8192
 IN_FULL = "mean, softmax"  # of which shares later and worst kv heads are written down, too
 
 
+DIGESTS = {"mean": ArkVale, "max": Quest}
+
+
 def digest_scores(queries: Tensor, keys: Tensor, digest: str) -> Tensor:
     """(queries, group, pages) of whole pages of keys, as logits."""
-    pages = keys[: len(keys) // PAGE * PAGE].reshape(-1, PAGE, keys.shape[1])
-    centre = (pages.amin(dim=1) + pages.amax(dim=1)) / 2
-    away = (pages - centre[:, None]).abs()
-    reach = away.mean(dim=1) if digest == "mean" else away.amax(dim=1)
-    return (queries @ centre.T + queries.abs() @ reach.T) / math.sqrt(keys.shape[1])
+    pages = DIGESTS[digest](PAGE)
+    pages.prefill(keys[: len(keys) // PAGE * PAGE], None)
+    return pages.page_scores(queries) / math.sqrt(keys.shape[1])
 
 
 RANKS = {
@@ -72,7 +74,7 @@ def of_layer(asked: Asked, found: dict[str, list[float]]) -> float:
         for s, rows in exact.items():
             found[f"exact, {s}, now"].append(votes[rows].sum().item())
             found[f"exact, {s}, later"].append(later[rows].sum().item())
-        for digest in ("mean", "max"):
+        for digest in DIGESTS:
             scores = digest_scores(recent, keys, digest)
             for rank, reduce in RANKS.items():
                 order = reduce(scores).argsort(descending=True, stable=True)
