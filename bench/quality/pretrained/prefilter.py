@@ -39,7 +39,7 @@ SHORT = 8  # rows of a page with a digest of its own, four in place of one
 UPDATE = 128  # tokens from one choice to the next
 LATEST = 256  # rows: of a flush, of the page that it filled up, and some before
 TOKENS = 8192
-LENGTHS = {"qwen-0.5b": (8192, 16_384)}  # of other models TOKENS
+LENGTHS = {"qwen-0.5b": (8192, 16_384, 32_768)}  # of other models TOKENS
 IN_FULL = ("mean, softmax", "mean, softmax, remembers")  # with pages, too
 BY_LAYER = ("mean, softmax", "of 8 rows", "best")
 
