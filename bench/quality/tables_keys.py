@@ -151,25 +151,34 @@ def _lengths(sources: Sources) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def prefilter(sources: Sources) -> str:
-    """What a choice of kept rows loses that looks at a part of the pages alone."""
+def _of_parts(sources: Sources, when: str, what: str) -> str:
+    """What is lost by length, S and part of the pages; in brackets the worst layer."""
     columns = {
         "as before": "as before",
         **{f"mean, softmax, {part}": part for part in ("1/8", "1/4", "1/2")},
         **{f"{_REMEMBERS}, {part}": f"r. + {part}" for part in ("0", "1/16", "1/8", "1/4", "1/2")},
     }
-    head = ["share of the next queries that is lost", "all pages", *columns.values()]
     rows = []
     for name, at in _lengths(sources):
         for s in ("0.25", "0.5", "auto"):
             kept = "auto" if s == "auto" else f"S = {share(float(s))}"
-            cells = [share(at["shares"][f"all pages, {s}, later"])]
+            cells = [share(at["shares"][f"all pages, {s}, {when}"])]
             for by in columns:
-                cell = share(at["shares"][f"{by}, {s}, later"])
-                of_layers = at["by_layer"].get(f"{by}, {s}, later")
+                cell = share(at["shares"][f"{by}, {s}, {when}"])
+                of_layers = at["by_layer"].get(f"{by}, {s}, {when}")
                 cells.append(f"{cell} ({share(max(of_layers))})" if of_layers else cell)
             rows.append([f"{name}, {kept}", *cells])
-    return table(head, rows)
+    return table([what, "all pages", *columns.values()], rows)
+
+
+def prefilter(sources: Sources) -> str:
+    """What a choice of kept rows loses that looks at a part of the pages alone."""
+    return _of_parts(sources, "later", "share of the next queries that kept rows lose")
+
+
+def prefilter_with_pages(sources: Sources) -> str:
+    """The same, beside the pages that the next queries find."""
+    return _of_parts(sources, "with pages", "share that kept rows and found pages lose")
 
 
 def prefilter_rules(sources: Sources) -> str:

@@ -100,7 +100,7 @@ CLAIMS = {
                 f"{metric}, {how}, {when}: {what}": 1.0
                 for metric in ("SnapKV", "R-KV")
                 for how in _HOW
-                for when in ("now", "later")
+                for when in ("now", "later", "with pages")
                 for what in ("count over true", "attention held")
             },
             **{
@@ -120,7 +120,7 @@ CLAIMS = {
 _OF_PARTS = {
     f"{rule}, {s}, {when}": 0.5
     for s in ("0.25", "0.5", "auto")
-    for when in ("now", "later")
+    for when in ("now", "later", "with pages")
     for rule in (
         "all pages",
         "as before",
