@@ -1,9 +1,9 @@
 """May a choice of PRKV's kept rows look at a part of the pages?
 
 The first choice, a prompt's, looks at all of them. Each later one looks at the best pages by their
-digests for the 64 queries that choose. A rule that remembers also looks at what is on the device
-anyway: the rows that its last choice kept, and the latest rows. Measured is the attention to the
-zone that the chosen rows lose against a choice from all of it:
+digests for the 64 queries that choose. A rule that remembers also looks at the rows that its last
+choice kept, which are on the device, and at the latest rows. Measured is the attention to the zone
+that the chosen rows lose against a choice from all of it:
 
 now         of the queries that choose
 later       of the queries that choose next; after the last choice, of those that follow
@@ -37,7 +37,7 @@ PARTS = {"0": 0.0, "1/16": 1 / 16, "1/8": 1 / 8, "1/4": 1 / 4, "1/2": 1 / 2}  # 
 CHOICES = 8  # after the first one
 SHORT = 8  # rows of a page with a digest of its own, four in place of one
 UPDATE = 128  # tokens from one choice to the next
-LATEST = 256  # rows: of a flush, of the page that it filled up, and some before
+LATEST = 256  # rows: those of a flush, and as many before them
 TOKENS = 8192
 LENGTHS = {"qwen-0.5b": (8192, 16_384, 32_768)}  # of other models TOKENS
 IN_FULL = ("mean, softmax", "mean, softmax, remembers")  # with pages, too
