@@ -230,6 +230,8 @@ TABLES: dict[str, tuple[Callable[[Sources], str], str]] = {
     "policies_later": (tables_keys.policies_later, "keys"),
     "counts": (tables_keys.counts, "keys"),
     "prefilter": (tables_keys.prefilter, "keys"),
+    "prefilter_with_pages": (tables_keys.prefilter_with_pages, "keys"),
+    "prefilter_rules": (tables_keys.prefilter_rules, "keys"),
     **tables_claims.TABLES,
     "workloads": (workloads, "synthetic"),
     "budgets": (budgets, "synthetic"),

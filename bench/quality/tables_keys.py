@@ -139,17 +139,67 @@ def counts(sources: Sources) -> str:
     return table(["rows of a kv head", *(f"mean {int(b):,}" for b in budgets)], rows)
 
 
+_REMEMBERS = "mean, softmax, remembers"
+
+
+def _lengths(sources: Sources) -> list[tuple[str, dict[str, Any]]]:
+    """Of choices from a part of the pages: each model at each of its lengths."""
+    return [
+        (f"{named(run)}, {int(tokens):,} tokens", at)
+        for run in _runs(sources, "prefilter")
+        for tokens, at in run["lengths"].items()
+    ]
+
+
+def _of_parts(sources: Sources, when: str, what: str) -> str:
+    """What is lost by length, S and part of the pages; in brackets the worst layer."""
+    columns = {
+        "as before": "as before",
+        **{f"mean, softmax, {part}": part for part in ("1/8", "1/4", "1/2")},
+        **{f"{_REMEMBERS}, {part}": f"r. + {part}" for part in ("0", "1/16", "1/8", "1/4", "1/2")},
+    }
+    rows = []
+    for name, at in _lengths(sources):
+        for s in ("0.25", "0.5", "auto"):
+            kept = "auto" if s == "auto" else f"S = {share(float(s))}"
+            cells = [share(at["shares"][f"all pages, {s}, {when}"])]
+            for by in columns:
+                cell = share(at["shares"][f"{by}, {s}, {when}"])
+                of_layers = at["by_layer"].get(f"{by}, {s}, {when}")
+                cells.append(f"{cell} ({share(max(of_layers))})" if of_layers else cell)
+            rows.append([f"{name}, {kept}", *cells])
+    return table([what, "all pages", *columns.values()], rows)
+
+
 def prefilter(sources: Sources) -> str:
     """What a choice of kept rows loses that looks at a part of the pages alone."""
-    runs = _runs(sources, "prefilter")
-    columns = [(run, part) for run in runs for part in (16, 8, 4, 2)]
-    head = ["share lost: rows kept, pages by"]
-    head += [f"{named(run)}: 1/{part}" for run, part in columns]
+    return _of_parts(sources, "later", "share of the next queries that kept rows lose")
+
+
+def prefilter_with_pages(sources: Sources) -> str:
+    """The same, beside the pages that the next queries find."""
+    return _of_parts(sources, "with pages", "share that kept rows and found pages lose")
+
+
+def prefilter_rules(sources: Sources) -> str:
+    """Rules side by side, at a quarter of the pages and S of a half."""
+    said = {
+        "mean, mean": "mean digest, mean score",
+        "mean, softmax": "mean digest, mean share",
+        "mean, largest": "mean digest, largest share",
+        "max, softmax": "max digest, mean share",
+        "both, softmax": "the better of both digests",
+        "of 8 rows, softmax": "pages of 8 rows, mean digest, mean share",
+        "best": "the best pages there are",
+    }
+    lengths = _lengths(sources)
     rows = []
-    for s in ("0.25", "0.5", "auto") if runs else ():
-        kept = "auto" if s == "auto" else f"S = {share(float(s))}"
-        exact = " / ".join(share(run["shares"][f"exact, {s}, now"]) for run in runs)
-        for by in ("mean, largest", "mean, mean", "mean, softmax", "max, softmax"):
-            cells = [share(run["shares"][f"{by}, {part}, {s}, now"]) for run, part in columns]
-            rows.append([f"{kept} (all pages: {exact}), {by}", *cells])
-    return table(head, rows)
+    for rule, words in said.items():
+        for more in ("", ", remembers"):
+            key = f"{rule}{more}, 1/4, 0.5"
+            cells = [
+                " / ".join(share(at["shares"][f"{key}, {when}"]) for when in ("now", "later"))
+                for _, at in lengths
+            ]
+            rows.append([words + more, *cells])
+    return table(["share lost: now / later", *(name for name, _ in lengths)], rows)

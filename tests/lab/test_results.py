@@ -100,7 +100,7 @@ CLAIMS = {
                 f"{metric}, {how}, {when}: {what}": 1.0
                 for metric in ("SnapKV", "R-KV")
                 for how in _HOW
-                for when in ("now", "later")
+                for when in ("now", "later", "with pages")
                 for what in ("count over true", "attention held")
             },
             **{
@@ -117,6 +117,22 @@ CLAIMS = {
         "lengths": {f"{tokens}: lse lost": 0.1 for tokens in (1024, 2048, 4096, 7168)},
     },
 }
+_OF_PARTS = {
+    f"{rule}, {s}, {when}": 0.5
+    for s in ("0.25", "0.5", "auto")
+    for when in ("now", "later", "with pages")
+    for rule in (
+        "all pages",
+        "as before",
+        *(
+            f"{rank}{more}, {part}"
+            for rank in (*prefilter.RANKS, "best")
+            for more in ("", ", remembers")
+            for part in prefilter.PARTS
+        ),
+    )
+}
+_OF_PARTS_BY_LAYER = {name: [0.4, 0.6] for name in _OF_PARTS if ", 1/4, " in name}
 KEYS = {
     "claims": {"tiny": CLAIMS},
     "written": {
@@ -142,19 +158,7 @@ KEYS = {
     "prefilter": {
         "tiny": {
             **_TINY,
-            "shares": {
-                f"{by}{s}, now": 0.5
-                for s in ("0.25", "0.5", "auto")
-                for by in (
-                    "exact, ",
-                    *(
-                        f"{digest}, {rank}, {part}, "
-                        for digest in prefilter.DIGESTS
-                        for rank in prefilter.RANKS
-                        for part in prefilter.PARTS
-                    ),
-                )
-            },
+            "lengths": {"8192": {"shares": _OF_PARTS, "by_layer": _OF_PARTS_BY_LAYER}},
         }
     },
     "policies": {

@@ -167,19 +167,52 @@ def test_policies_are_held_against_the_best_rows_of_the_same_mean_number(make_al
             assert kind != "Top-p, limited" or most <= policies.AT_MOST * int(rows)
 
 
-def test_a_choice_from_more_pages_loses_less(make_all, weights, monkeypatch):
+@pytest.fixture
+def losses(make_all, weights, monkeypatch):
+    """What rules lose in two choices after the first, by part of the pages."""
     monkeypatch.setattr(prefilter, "BUDGET", 128)
-    monkeypatch.setattr(prefilter, "PARTS", (4, 2, 1))
-    shares = prefilter.prefilter(weights, track)["shares"]
-    for by in ("mean, largest", "mean, mean", "mean, softmax", "max, softmax"):
-        quarter, half, whole = (shares[f"{by}, {part}, 0.5, now"] for part in (4, 2, 1))
-        assert quarter >= half >= whole == 0
+    monkeypatch.setattr(prefilter, "CHOICES", 2)
+    monkeypatch.setattr(prefilter, "PARTS", {"0": 0.0, "1/4": 0.25, "1/2": 0.5, "1": 1.0})
+    return prefilter.prefilter(weights, track)["lengths"][str(TOKENS)]["shares"]
 
 
-def test_rows_of_other_pages_are_never_chosen():
-    votes = torch.arange(3.0 * prefilter.PAGE + 1)
-    rows = prefilter.rows_of(votes, torch.tensor([1]), 40)
-    assert sorted(rows.tolist()) == [*range(prefilter.PAGE, 2 * prefilter.PAGE), len(votes) - 1]
+@pytest.mark.parametrize("rank", [*prefilter.RANKS, "best"])
+def test_a_choice_from_more_pages_loses_less(losses, rank):
+    for more in ("", ", remembers"):
+        parts = [losses[f"{rank}{more}, {part}, 0.5, now"] for part in ("0", "1/4", "1/2", "1")]
+        assert parts == sorted(parts, reverse=True) and parts[-1] == 0
+
+
+def test_a_choice_that_remembers_loses_less(losses):
+    for rank in (*prefilter.RANKS, "best"):
+        alone, more = (losses[f"{rank}{how}, 1/4, 0.5, now"] for how in ("", ", remembers"))
+        assert more < alone
+    assert losses["mean, softmax, remembers, 0, 0.5, now"] < losses["as before, 0.5, now"]
+
+
+def test_no_digest_finds_better_pages_than_the_best(losses):
+    best = losses["best, 1/4, 0.5, now"]
+    of_whole_pages = [rank for rank in prefilter.RANKS if not rank.startswith("of 8")]
+    assert all(best <= losses[f"{rank}, 1/4, 0.5, now"] for rank in of_whole_pages)
+
+
+def test_only_rows_of_the_best_pages_are_looked_at():
+    zone = 3 * prefilter.PAGE + 1
+    seen = prefilter.looked_at(torch.tensor([1, 0, 2]), 0.4, zone)
+    first = prefilter.PAGE
+    assert seen.nonzero()[:, 0].tolist() == [*range(first, 2 * first), zone - 1]
+
+
+def test_pages_beside_kept_rows_are_found_without_them(monkeypatch):
+    monkeypatch.setattr(prefilter, "BUDGET", 2 * prefilter.PAGE)
+    page = prefilter.PAGE
+    keys = torch.zeros(3 * page + 1, 2)
+    keys[:page], keys[-page - 1 :] = 5, 1
+    attention = torch.tensor([0.5] * page + [0.2] * page + [0.3] * page + [0.0]) / page
+    queries = torch.ones(1, 1, 2)
+    choice = prefilter.choice_of(keys, queries, queries)
+    choice.attention = attention[None]
+    assert prefilter.with_pages(choice, torch.arange(page)) == pytest.approx(0.8)
 
 
 def test_the_command_keeps_what_was_measured_before(make_all, tmp_path, monkeypatch):
