@@ -82,9 +82,10 @@ Config llama_layer(Scorer scorer) {
   return config.resolved();
 }
 
-CodecConstants codec_of(const ParisKv& settings, int64_t rotated_dim) {
+CodecConstants codec_of(const ParisKv& settings, const SummaryLayout& layout) {
   CodecConstants constants{};
-  const auto signs = rotation_signs(rotated_dim, settings.seed);
+  constants.layout = layout;
+  const auto signs = rotation_signs(layout.rotated_dim, settings.seed);
   for (size_t d = 0; d < signs.size(); ++d) {
     if (signs[d] < 0) constants.negative[d / 32] |= 1u << (d % 32);
   }
@@ -125,12 +126,13 @@ class Scene {
  public:
   Scene(const Config& config, const RowMemory& rows, int64_t batch, int64_t tokens)
       : settings_(std::get<ParisKv>(config.policy)),
-        shape_{8, 4, {128, 128, DType::kBFloat16}, 128, config.segment_tokens},
+        shape_{8, 4, {128, 128, DType::kBFloat16}, config.segment_tokens},
+        layout_{8, config.segment_tokens, 128, 0},
         batch_(batch),
         tokens_(tokens) {
     const int64_t segments = (tokens + 1 + shape_.segment_tokens - 1) / shape_.segment_tokens;
-    summaries_ = device_memory<uint8_t>(batch * segments * shape_.summary().bytes());
-    const int64_t state_bytes = state_bytes_of(shape_, settings_.scorer);
+    summaries_ = device_memory<uint8_t>(batch * segments * layout_.bytes());
+    const int64_t state_bytes = state_bytes_of(layout_, shape_.rows.key_dim, settings_.scorer);
     state_ = device_memory<char>(batch * state_bytes);
     for (int64_t b = 0; b < batch; ++b) {
       std::vector<void*> near, far;
@@ -138,7 +140,7 @@ class Scene {
       for (int64_t s = 0; s < segments; ++s) {
         near.push_back(rows.near[size_t((s + 17 * b) % kRowSegments)]);
         far.push_back(rows.far[size_t((s + 17 * b) % kRowSegments)]);
-        summaries.push_back(summaries_ + (b * segments + s) * shape_.summary().bytes());
+        summaries.push_back(summaries_ + (b * segments + s) * layout_.bytes());
       }
       // Sink, local window and half a buffer lie on the device, as they do in a cache.
       far.front() = near.front();
@@ -160,9 +162,13 @@ class Scene {
       far_.push_back(on_device(std::vector<SequenceView>{view}));
     }
     const int64_t room = (candidates_ + 4095) / 4096 * 4096;
+    Codec codec;
+    codec.layout = layout_;
+    ParisKvRules rules{};
+    rules.codec = &codec, rules.scorer = settings_.scorer;
+    rules.top_k = settings_.top_k, rules.searchers = shape_.group;
     const auto lay_out = [&](char* base) {
-      return lay_out_scratch(base, shape_, shape_.group, settings_.top_k,
-                             settings_.scorer == Scorer::kVotes, 0, false, tokens, room);
+      return lay_out_scratch(base, shape_, rules, tokens, room);
     };
     const int64_t head_bytes = lay_out(nullptr).head_bytes, bytes = shape_.kv_heads * head_bytes;
     char* scratch = device_memory<char>(batch * bytes);
@@ -188,11 +194,11 @@ class Scene {
 
   EncodeCall encode_call(int64_t b) const {
     const SequenceView& view = views_[size_t(b)];
-    EncodeCall call{};  // of whole keys
+    EncodeCall call{};
     call.shape = shape_;
-    call.codec = codec_of(settings_, 128);
+    call.codec = codec_of(settings_, layout_);
     call.sequence = near_[size_t(b)];
-    call.statistics = key_statistics(shape_, settings_.scorer, view.state);
+    call.statistics = key_statistics(layout_, settings_.scorer, view.state);
     call.begin = view.zone_begin;
     call.end = view.zone_end;
     return call;
@@ -209,7 +215,7 @@ class Scene {
   DecodeCall decode_call(int first, int last) const {
     DecodeCall call{};
     call.shape = shape_;
-    call.codec = codec_of(settings_, 128);
+    call.codec = codec_of(settings_, layout_);
     call.scorer = settings_.scorer;
     call.group_rule = settings_.group_rule;
     call.top_k = settings_.top_k;
@@ -251,6 +257,7 @@ class Scene {
  private:
   const ParisKv settings_;
   const ModelShape shape_;
+  const SummaryLayout layout_;  // of whole keys
   const int64_t batch_, tokens_;
   int64_t candidates_ = 0;
   std::vector<SequenceView> views_;
@@ -328,7 +335,7 @@ void time_offload(Clock& clock, const RowMemory& rows, const ModelShape& shape,
 void run(int rounds) {
   OwnStream stream;
   Clock clock(rounds);
-  const ModelShape shape{8, 4, {128, 128, DType::kBFloat16}, 128, 1024};
+  const ModelShape shape{8, 4, {128, 128, DType::kBFloat16}, 1024};
   const RowMemory rows(shape);
   for (const Scorer scorer : {Scorer::kSignNorm, Scorer::kVotes}) {
     time_encode(clock, rows, scorer, stream);

@@ -3,12 +3,14 @@
 
 #include <cstdint>
 
+#include "codec/summary_layout.h"
 #include "pariskv/sizes.h"
 
 namespace pariskv::cuda {
 
 /** Constants of the codec, small enough to travel with every launch. */
 struct CodecConstants {
+  SummaryLayout layout;
   uint32_t negative[kMaxRotatedDim / 32];  // bit d % 32 of word d / 32: rotation sign d is -1
   float thresholds[7];
   float centres[8];

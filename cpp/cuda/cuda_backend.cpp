@@ -250,9 +250,7 @@ void CudaBackend::reserve_lane(int64_t row, const DecodeArgs& args, const ParisK
     if (zone > lane.zone_capacity) lane.zone_capacity = roomy(zone);
     if (candidates > lane.candidate_capacity) lane.candidate_capacity = roomy(candidates);
     const auto lay_out = [&](char* base) {
-      return lay_out_scratch(base, args.shape, rules.searchers, rules.top_k,
-                             rules.scorer == Scorer::kVotes, rules.tail_rows, rules.budget > 0,
-                             lane.zone_capacity, lane.candidate_capacity);
+      return lay_out_scratch(base, args.shape, rules, lane.zone_capacity, lane.candidate_capacity);
     };
     // It comes as zeros: no flag has the token of a step.
     lane.head_bytes = lay_out(nullptr).head_bytes;

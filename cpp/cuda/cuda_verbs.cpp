@@ -13,6 +13,7 @@ namespace {
 
 CodecConstants constants_of(const Codec& codec) {
   CodecConstants constants{};
+  constants.layout = codec.layout;
   for (size_t d = 0; d < codec.rotation_signs.size(); ++d) {
     if (codec.rotation_signs[d] < 0) constants.negative[d / 32] |= 1u << (d % 32);
   }
@@ -105,7 +106,7 @@ void CudaBackend::keep_up(const ParisKvEncode& args, Stream stream) {
   branches_.share(args.batch, kLeastOfEncoder, kMostEncoders, handle_of(stream),
                   [&](int64_t begin, int64_t end, cudaStream_t branch) {
                     each_job(args, begin, end, [&](const EncodeCall& call) {
-                      if (call.shape.block > 0) {
+                      if (call.codec.layout.block > 0) {
                         if (call.opening > 0) launch_balance(call, branch);
                         launch_means(call, branch);
                       }

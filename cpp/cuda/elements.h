@@ -1,4 +1,4 @@
-/** From a DType to the type that kernels know. */
+/** From what rows are made of to what kernels are compiled for. */
 #pragma once
 
 #include <cuda_bf16.h>
@@ -20,6 +20,16 @@ auto dispatch_element(DType dtype, Visit&& visit) {
       return visit(__nv_bfloat16{});
     }
   });
+}
+
+/** Key dimensions that a step's kernels are compiled for: a key is taken as the next of them. */
+using WarpDims = Sizes<64, 128, 256, 512>;
+
+/** visit(Constant<kWords>{}): the dimensions of a key that each lane of a warp has. */
+template <typename Visit>
+auto dispatch_words(int64_t key_dim, Visit&& visit) {
+  return dispatch(WarpDims{}, least_of(WarpDims{}, key_dim),
+                  [&](auto dim) { return visit(Constant<decltype(dim)::kValue / 32>{}); });
 }
 
 }  // namespace pariskv::cuda

@@ -321,11 +321,11 @@ void launch(EncodeParameters& parameters, cudaStream_t stream) {
   });
 }
 
-CodecTables codec_tables(const ModelShape& shape, const CodecConstants& codec) {
+CodecTables codec_tables(const RowFormat& rows, const CodecConstants& codec) {
   CodecTables tables{};
-  tables.head_dim = int32_t(shape.rows.key_dim);
-  tables.rotated_dim = int32_t(shape.rotated_dim);
-  tables.unrotate = 1.0f / std::sqrt(float(shape.rotated_dim));
+  tables.head_dim = int32_t(rows.key_dim);
+  tables.rotated_dim = int32_t(codec.layout.rotated_dim);
+  tables.unrotate = 1.0f / std::sqrt(float(codec.layout.rotated_dim));
   std::copy_n(codec.thresholds, 7, tables.thresholds);
   std::copy_n(codec.centres, 8, tables.centres);
   for (int cell = 0; cell < 32; ++cell) {
@@ -335,7 +335,7 @@ CodecTables codec_tables(const ModelShape& shape, const CodecConstants& codec) {
     tables.cell_centres[cell] = codec.centres[std::clamp(cell - 1, 0, 7)];
   }
   std::copy_n(codec.negative, std::size(codec.negative), tables.negative);
-  const bool wide = shape.rows.dtype == DType::kFloat32;
+  const bool wide = rows.dtype == DType::kFloat32;
   for (int i = 0; i < (wide ? kMaxRotatedDim : kMaxRotatedDim / 2); ++i) {
     const auto negative = [&](int d) { return codec.negative[d / 32] >> (d % 32) & 1; };
     tables.flips[i] = wide ? negative(i) << 31 : negative(2 * i) << 15 | negative(2 * i + 1) << 31;
@@ -361,9 +361,9 @@ void launch_encode(const EncodeCall& call, cudaStream_t stream) {
                      int32_t(shape.rows.bytes()),
                      0,
                      0,
-                     int32_t(shape.block),
+                     int32_t(call.codec.layout.block),
                      call.balance.gain,
-                     codec_tables(shape, call.codec)};
+                     codec_tables(shape.rows, call.codec)};
   dispatch_element(shape.rows.dtype, [&](auto element) { launch<decltype(element)>(p, stream); });
 }
 

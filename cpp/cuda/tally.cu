@@ -312,24 +312,24 @@ void launch(TallyParameters& p, cudaStream_t stream) {
 
 void launch_tally(const EncodeCall& call, int64_t direction, cudaStream_t stream) {
   if (call.begin >= call.end) return;
-  const ModelShape& shape = call.shape;
+  const SummaryLayout& layout = call.codec.layout;
   TallyParameters p{call.sequence,
                     call.statistics,
                     int32_t(call.begin),
                     int32_t(call.end),
-                    int32_t(shape.segment_tokens),
-                    int32_t(shape.kv_heads),
-                    int32_t(shape.rotated_dim),
+                    int32_t(layout.tokens),
+                    int32_t(layout.kv_heads),
+                    int32_t(layout.rotated_dim),
                     int32_t(direction),
                     0};
-  if (shape.block > 0) {
+  if (layout.block > 0) {
     constexpr int64_t kKeys = 32 * kWarps * kKeysOfThread;
     const dim3 grid(unsigned((call.end - call.begin + kKeys - 1) / kKeys), unsigned(p.kv_heads));
     tally_norms<<<grid, 32 * kWarps, 0, stream>>>(p);
     check_launch("tally");
     return;
   }
-  dispatch(RotatedDims{}, shape.rotated_dim,
+  dispatch(RotatedDims{}, layout.rotated_dim,
            [&](auto dim) { launch<int(decltype(dim)::kValue / kSubspaceDim)>(p, stream); });
 }
 

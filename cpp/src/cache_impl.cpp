@@ -5,8 +5,6 @@
 #include <utility>
 #include <variant>
 
-#include "pariskv/codec.h"
-
 namespace pariskv {
 
 namespace {
@@ -27,15 +25,12 @@ int64_t cached_rows(const Config& config) {
 }
 
 ModelShape shape_of(const Config& config) {
-  const auto* paris_kv = std::get_if<ParisKv>(&config.policy);
   return {
       config.kv_heads,
       config.group(),
       {config.head_dim, config.value_dim, config.dtype},
-      rotated_dim_of(config.head_dim),
       config.segment_tokens,
       cached_rows(config),
-      paris_kv == nullptr ? 0 : paris_kv->block,
       std::visit([](const auto& settings) { return settings.recent_queries(); }, config.policy),
   };
 }

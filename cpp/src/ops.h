@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "codec/summary_layout.h"
 #include "gpu/row_cache.h"
 #include "kept.h"
 #include "pariskv/config.h"
@@ -22,21 +21,17 @@
 
 namespace pariskv {
 
-/** The sizes that never change in the life of a cache. */
+/** The sizes that never change in the life of a cache, whatever the policy. */
 struct ModelShape {
   int64_t kv_heads;
   int64_t group;
   RowFormat rows;
-  int64_t rotated_dim;
   int64_t segment_tokens;
   int64_t cached_rows = 0;  // fetched rows per kv head that stay on a GPU: slots; 0: none
-  int64_t block = 0;        // neighbouring keys that share a mean; 0: none do
   int64_t recent = 0;       // queries that are remembered, per layer and sequence; 0: none are
 
   constexpr int64_t query_heads() const { return kv_heads * group; }
-  int64_t subspaces() const { return rotated_dim / kSubspaceDim; }
   int64_t segment_row_bytes() const { return kv_heads * segment_tokens * rows.bytes(); }
-  constexpr SummaryLayout summary() const { return {kv_heads, segment_tokens, rotated_dim, block}; }
   RowCacheLayout row_cache() const { return {kv_heads, cached_rows, rows.bytes()}; }
   constexpr RecentLayout recent_queries() const { return {recent, query_heads(), rows.key_dim}; }
   constexpr KeptLayout kept(int64_t capacity) const { return {kv_heads, capacity, rows.bytes()}; }

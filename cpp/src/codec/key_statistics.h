@@ -4,40 +4,41 @@
  */
 #pragma once
 
+#include "codec/summary_layout.h"
 #include "policy/pariskv/upkeep.h"
 
 namespace pariskv {
 
-inline int64_t state_bytes_of(const ModelShape& shape, Scorer scorer) {
-  const int64_t numbers = 2 * shape.kv_heads * int64_t(sizeof(int64_t));
-  if (shape.block > 0) {
-    const int64_t channels = shape.kv_heads * shape.rows.key_dim;
+inline int64_t state_bytes_of(const SummaryLayout& layout, int64_t key_dim, Scorer scorer) {
+  const int64_t numbers = 2 * layout.kv_heads * int64_t(sizeof(int64_t));
+  if (layout.block > 0) {
+    const int64_t channels = layout.kv_heads * key_dim;
     return numbers + channels * int64_t(sizeof(double) + 2 * sizeof(float));
   }
-  const int64_t sums = shape.kv_heads * shape.rotated_dim * int64_t(sizeof(int64_t));
-  const int64_t counts = shape.kv_heads * shape.subspaces() * 256 * int64_t(sizeof(int32_t));
+  const int64_t sums = layout.kv_heads * layout.rotated_dim * int64_t(sizeof(int64_t));
+  const int64_t counts = layout.kv_heads * layout.subspaces() * 256 * int64_t(sizeof(int32_t));
   return numbers + sums + (scorer == Scorer::kVotes ? counts : 0);
 }
 
-inline KeyStatistics key_statistics(const ModelShape& shape, Scorer scorer, void* state) {
+inline KeyStatistics key_statistics(const SummaryLayout& layout, Scorer scorer, void* state) {
   KeyStatistics statistics{};
   statistics.usable = static_cast<int64_t*>(state);
-  statistics.square_units = statistics.usable + shape.kv_heads;
-  if (shape.block > 0) return statistics;
-  statistics.sums = statistics.square_units + shape.kv_heads;
+  statistics.square_units = statistics.usable + layout.kv_heads;
+  if (layout.block > 0) return statistics;
+  statistics.sums = statistics.square_units + layout.kv_heads;
   if (scorer == Scorer::kVotes) {
     statistics.counts =
-        reinterpret_cast<int32_t*>(statistics.sums + shape.kv_heads * shape.rotated_dim);
+        reinterpret_cast<int32_t*>(statistics.sums + layout.kv_heads * layout.rotated_dim);
   }
   return statistics;
 }
 
-inline Balance balance_of(const ModelShape& shape, void* state) {
+inline Balance balance_of(const SummaryLayout& layout, int64_t key_dim, void* state) {
   Balance balance{};
-  if (shape.block == 0) return balance;
-  const int64_t channels = shape.kv_heads * shape.rows.key_dim;
+  if (layout.block == 0) return balance;
+  const int64_t channels = layout.kv_heads * key_dim;
   balance.query_squares =
-      reinterpret_cast<double*>(static_cast<int64_t*>(state) + 2 * shape.kv_heads);
+      reinterpret_cast<double*>(static_cast<int64_t*>(state) + 2 * layout.kv_heads);
   balance.stretch = reinterpret_cast<float*>(balance.query_squares + channels);
   balance.gain = balance.stretch + channels;
   return balance;

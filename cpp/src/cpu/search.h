@@ -62,6 +62,7 @@ struct SearchArgs {
 
   const ModelShape& shape() const { return decode.shape; }
   const ParisKvRules& rules() const { return own; }
+  const SummaryLayout& layout() const { return own.codec->layout; }
 };
 
 /** A collector may write this far past its last entry. */

@@ -25,11 +25,10 @@ constexpr int64_t kScratch = 1 << 14;
 using test::complain;
 using test::launch;
 
-void check_zone(const SequenceView& view, const ModelShape& shape, const Lane& lane) {
-  const SummaryLayout layout = shape.summary();
+void check_zone(const SequenceView& view, const SummaryLayout& layout, const Lane& lane) {
   for (int64_t p = view.zone_begin; p < view.zone_end; ++p) {
     uint8_t* block = view.summaries[p / layout.tokens];
-    for (int64_t head = 0; head < shape.kv_heads; ++head) {
+    for (int64_t head = 0; head < layout.kv_heads; ++head) {
       if (*layout.norms(block, head, p % layout.tokens) != 1) complain("a key has no summary");
     }
   }
@@ -115,7 +114,7 @@ void decode(const DecodeCall& call) {
     // Whoever has the first head of a sequence does what is to be done once.
     if (lane.layers == nullptr || head % call.shape.kv_heads != 0) continue;
     const SequenceView& view = lane.layers[call.layer];
-    check_zone(view, call.shape, lane);
+    check_zone(view, call.codec.layout, lane);
     if (view.sparse != 0) use_row_cache(view, call.shape, std::rand() % 3);
     if (view.sparse != 0) check_kept(view, call);
     use_scratch(lane, i);
@@ -181,7 +180,7 @@ void launch_observe(const ObserveCall& call, cudaStream_t stream) {
 
 void launch_encode(const EncodeCall& call, cudaStream_t stream) {
   launch(stream, [call] {
-    const SummaryLayout layout = call.shape.summary();
+    const SummaryLayout layout = call.codec.layout;
     for (int64_t p = call.begin; p < call.end; ++p) {
       for (int64_t head = 0; head < call.shape.kv_heads; ++head) {
         uint8_t* block = call.sequence->summaries[p / layout.tokens];
@@ -203,7 +202,7 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
   launch(stream, [call] { decode(call); });
 }
 
-LaneScratch lay_out_scratch(char* base, const ModelShape&, int64_t, int64_t, bool, int64_t, bool,
+LaneScratch lay_out_scratch(char* base, const ModelShape&, const ParisKvRules&,
                             int64_t zone_capacity, int64_t) {
   LaneScratch scratch{};
   scratch.first.scores = reinterpret_cast<uint8_t*>(base);

@@ -20,8 +20,8 @@ struct KeptKernels {
 KeptKernels kernels_of(const ModelShape& shape) {
   return dispatch_element(shape.rows.dtype, [&](auto element) {
     using Element = decltype(element);
-    return dispatch(RotatedDims{}, shape.rotated_dim, [](auto dim) {
-      constexpr int kWords = int(decltype(dim)::kValue / 32);
+    return dispatch_words(shape.rows.key_dim, [](auto words) {
+      constexpr int kWords = int(decltype(words)::kValue);
       return KeptKernels{attend_kept<Element, kWords>, merge_kept<Element>, kKeptThreads<Element>,
                          kKeptBytes<Element, kWords>, kKeptDirect<Element>};
     });

@@ -11,6 +11,7 @@ template <typename Element>
 __device__ __forceinline__ void fill_context(const StepParams& step, const SequenceView& from,
                                              int row, int head, HeadContext& context) {
   const ModelShape& model = step.call.shape;
+  const SummaryLayout& layout = step.call.codec.layout;
   const SequenceView view = from;  // all of it at once, before anything is stored
   context.row = row;
   context.head = head;
@@ -19,13 +20,13 @@ __device__ __forceinline__ void fill_context(const StepParams& step, const Seque
   context.total = int(view.total);
   context.searched = int(view.plan[0]);  // ParisKvPlan
   context.zone = {view.summaries,
-                  model.summary(),
+                  layout,
                   step.by_segment,
                   head,
                   int(view.zone_begin),
                   int(view.zone_end),
-                  model.block == 0 ? 0 : device::log2_of_power(int(model.block))};
-  context.stretch = device::stretch_of(model, view.state, head);
+                  layout.block == 0 ? 0 : device::log2_of_power(int(layout.block))};
+  context.stretch = device::stretch_of(layout, model.rows.key_dim, view.state, head);
   context.shape = {int(model.rows.key_dim), int(model.rows.value_dim), int(model.group),
                    int(model.rows.bytes()), step.call.logits.scale,    step.call.logits.softcap};
 }

@@ -93,9 +93,9 @@ int power_within(int most) {
   return power;
 }
 
-DecodeKernels kernels_of(const ModelShape& shape) {
-  return dispatch_element(shape.rows.dtype, [&](auto element) {
-    return decode_kernels<decltype(element)>(shape.rotated_dim);
+DecodeKernels kernels_of(const DecodeCall& call) {
+  return dispatch_element(call.shape.rows.dtype, [&](auto element) {
+    return decode_kernels<decltype(element)>(call.codec.layout.rotated_dim);
   });
 }
 
@@ -129,7 +129,7 @@ class Step {
   Step(const DecodeCall& call, cudaStream_t stream)
       : call_(call),
         stream_(stream),
-        kernels_(kernels_of(call.shape)),
+        kernels_(kernels_of(call)),
         fit_(fit_of(kernels_)),
         common_{call, device::SegmentDivisor::of(call.shape.segment_tokens),
                 device::IndexDivisor::of(call.shape.kv_heads), next_token()},
@@ -155,8 +155,9 @@ class Step {
 
   void score() const {
     const int window_blocks = call_.searchers > 1 ? kWindowBlocks : 0;
-    const int mean_blocks =
-        call_.shape.block == 0 ? 0 : blocks_per_head(fit_, call_, kMostMeanBlocks, kMeansPerSm);
+    const int mean_blocks = call_.codec.layout.block == 0
+                                ? 0
+                                : blocks_per_head(fit_, call_, kMostMeanBlocks, kMeansPerSm);
     const int looking = window_blocks + mean_blocks;
     if (looking > 0) {
       Launch(call_.heads * looking, 0, stream_)
@@ -166,7 +167,7 @@ class Step {
     }
     const ScoreParams params{common_, score_blocks_, device::IndexDivisor::of(score_blocks_),
                              queries_in_pieces(call_)};
-    const bool has_blocks = call_.shape.block > 0;
+    const bool has_blocks = call_.codec.layout.block > 0;
     Launch(call_.heads * score_blocks_, kernels_.score_bytes[has_blocks], stream_)
         .early(fit_.early && looking > 0)
         .run(kernels_.score[has_blocks], params, "decode: score");
@@ -239,9 +240,10 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
   if (call.heads > 0) Step(call, stream).run();
 }
 
-LaneScratch lay_out_scratch(char* base, const ModelShape& shape, int64_t searchers, int64_t top_k,
-                            bool votes, int64_t tail_rows, bool budgeted, int64_t zone_capacity,
-                            int64_t candidate_capacity) {
+LaneScratch lay_out_scratch(char* base, const ModelShape& shape, const ParisKvRules& rules,
+                            int64_t zone_capacity, int64_t candidate_capacity) {
+  const SummaryLayout& layout = rules.codec->layout;
+  const int64_t searchers = rules.searchers;
   uintptr_t next = reinterpret_cast<uintptr_t>(base);
   const auto take = [&](auto*& array, int64_t count) {
     using Array = std::remove_reference_t<decltype(array)>;
@@ -250,7 +252,7 @@ LaneScratch lay_out_scratch(char* base, const ModelShape& shape, int64_t searche
     next += uintptr_t((bytes + 255) / 256 * 256);
   };
   const int64_t parts = device::kParts * shape.group * (2 + shape.rows.value_dim);
-  const int64_t rows = std::min(top_k, candidate_capacity);
+  const int64_t rows = std::min(rules.top_k, candidate_capacity);
   HeadScratch at{};
   // The zone may begin within the first alignment, and is scored in units of it.
   take(at.scores, (zone_capacity + 2 * kScoreAlignment) / kScoreAlignment * kScoreAlignment);
@@ -259,25 +261,25 @@ LaneScratch lay_out_scratch(char* base, const ModelShape& shape, int64_t searche
   take(at.masses, device::kSlices * shape.group);
   take(at.windows, shape.group * kWindowRows);
   const int64_t blocks =
-      shape.block == 0 ? 0 : (zone_capacity + 2 * kScoreAlignment) / shape.block + 2;
+      layout.block == 0 ? 0 : (zone_capacity + 2 * kScoreAlignment) / layout.block + 2;
   const int64_t chunks = blocks == 0 ? 0 : blocks / kChunkBlocks + 2;
   take(at.block_steps, blocks * steps_pitch(int(searchers)));
   take(at.chunks, chunks * searchers);
   take(at.chunk_flags, chunks);
-  take(at.votes, votes ? searchers * shape.subspaces() * 256 : 0);
+  take(at.votes, rules.scorer == Scorer::kVotes ? searchers * layout.subspaces() * 256 : 0);
   take(at.candidates, candidate_capacity);
   take(at.estimates, searchers * candidate_capacity);
   take(at.worth, candidate_capacity);
   take(at.selected, rows);
   take(at.rows, rows);
-  take(at.best, budgeted ? rows : 0);
-  take(at.mass, budgeted ? 1 : 0);
+  take(at.best, rules.budget > 0 ? rows : 0);
+  take(at.mass, rules.budget > 0 ? 1 : 0);
   take(at.selected_count, 1);
   take(at.candidate_count, 1);
   take(at.resident, parts);
   take(at.fetched, parts);
-  take(at.sampled, tail_rows > 0 ? parts : 0);
-  take(at.tail_logits, Tail::capacity(tail_rows) * shape.group);
+  take(at.sampled, rules.tail_rows > 0 ? parts : 0);
+  take(at.tail_logits, Tail::capacity(rules.tail_rows) * shape.group);
   return {at, int64_t(next - reinterpret_cast<uintptr_t>(base))};
 }
 

@@ -48,8 +48,7 @@ struct LaneScratch {
 };
 
 /** Where the scratch of a lane lies, from `base` on; the capacities fix it. Null: for its size. */
-LaneScratch lay_out_scratch(char* base, const ModelShape& shape, int64_t searchers, int64_t top_k,
-                            bool votes, int64_t tail_rows, bool budgeted, int64_t zone_capacity,
-                            int64_t candidate_capacity);
+LaneScratch lay_out_scratch(char* base, const ModelShape& shape, const ParisKvRules& rules,
+                            int64_t zone_capacity, int64_t candidate_capacity);
 
 }  // namespace pariskv::cuda

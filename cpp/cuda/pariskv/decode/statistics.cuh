@@ -1,9 +1,9 @@
 /** Statistics of a zone's keys, as codec/key_statistics.h lays them out. */
 #pragma once
 
+#include "codec/summary_layout.h"
 #include "device/ptx.cuh"
 #include "device/warp.cuh"
-#include "ops.h"
 
 namespace pariskv::cuda::device {
 
@@ -16,23 +16,24 @@ struct HeadStatistics {
 };
 
 /** As codec/key_statistics.h has them. */
-__device__ __forceinline__ HeadStatistics statistics_of(const ModelShape& model, const void* state,
-                                                        int head) {
+__device__ __forceinline__ HeadStatistics statistics_of(const SummaryLayout& layout,
+                                                        const void* state, int head) {
   const auto* numbers = static_cast<const int64_t*>(state);
-  if (model.block > 0) return {numbers + head, numbers + model.kv_heads + head, nullptr, nullptr};
-  const int64_t* sums = numbers + 2 * model.kv_heads;
-  const auto* counts = reinterpret_cast<const int32_t*>(sums + model.kv_heads * model.rotated_dim);
-  return {numbers + head, numbers + model.kv_heads + head, sums + head * model.rotated_dim,
-          counts + head * (model.rotated_dim / kSubspaceDim) * 256};
+  if (layout.block > 0) return {numbers + head, numbers + layout.kv_heads + head, nullptr, nullptr};
+  const int64_t* sums = numbers + 2 * layout.kv_heads;
+  const auto* counts =
+      reinterpret_cast<const int32_t*>(sums + layout.kv_heads * layout.rotated_dim);
+  return {numbers + head, numbers + layout.kv_heads + head, sums + head * layout.rotated_dim,
+          counts + head * (layout.rotated_dim / kSubspaceDim) * 256};
 }
 
 /** The balance of a head's channels, (key_dim), as codec/key_statistics.h has it; null: none. */
-__device__ __forceinline__ const float* stretch_of(const ModelShape& model, const void* state,
-                                                   int head) {
-  if (model.block == 0 || state == nullptr) return nullptr;
-  const int64_t channels = model.kv_heads * model.rows.key_dim;
-  const auto* squares = static_cast<const double*>(state) + 2 * model.kv_heads;
-  return reinterpret_cast<const float*>(squares + channels) + head * model.rows.key_dim;
+__device__ __forceinline__ const float* stretch_of(const SummaryLayout& layout, int64_t key_dim,
+                                                   const void* state, int head) {
+  if (layout.block == 0 || state == nullptr) return nullptr;
+  const int64_t channels = layout.kv_heads * key_dim;
+  const auto* squares = static_cast<const double*>(state) + 2 * layout.kv_heads;
+  return reinterpret_cast<const float*>(squares + channels) + head * key_dim;
 }
 
 /** What is needed of the statistics, in shared memory. */

@@ -2,6 +2,6 @@
 
 namespace pariskv::cuda {
 
-template PageKernels page_kernels<__nv_bfloat16>(int64_t rotated_dim);
+template PageKernels page_kernels<__nv_bfloat16>(int64_t key_dim);
 
 }  // namespace pariskv::cuda

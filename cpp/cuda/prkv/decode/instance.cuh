@@ -2,7 +2,7 @@
 #pragma once
 
 #include "device/attend_impl.cuh"
-#include "dispatch.h"
+#include "elements.h"
 #include "pariskv/decode/attend/row_cache_impl.cuh"
 #include "pariskv/decode/attend/topk_impl.cuh"
 #include "prkv/decode/attend/kernel.cuh"
@@ -13,9 +13,9 @@
 namespace pariskv::cuda {
 
 template <typename Element>
-PageKernels page_kernels(int64_t rotated_dim) {
-  return dispatch(RotatedDims{}, rotated_dim, [](auto dim) {
-    constexpr int kWords = int(decltype(dim)::kValue / 32);
+PageKernels page_kernels(int64_t key_dim) {
+  return dispatch_words(key_dim, [](auto words) {
+    constexpr int kWords = int(decltype(words)::kValue);
     return PageKernels{score_pages<Element>, attend_pages<Element, kWords>, merge_pages<Element>,
                        AttendPages<Element, kWords>::kSpaceBytes + device::kMergeBytes<kWords> +
                            2 * device::kTileBytes};

@@ -13,8 +13,8 @@ struct PageKernels {
   int attend_least;  // bytes of shared memory that attend needs
 };
 
-/** By rotated dimensions, which are the width of a warp's rows. */
+/** By the dimensions of keys: see dispatch_words. */
 template <typename Element>
-PageKernels page_kernels(int64_t rotated_dim);
+PageKernels page_kernels(int64_t key_dim);
 
 }  // namespace pariskv::cuda

@@ -47,13 +47,15 @@ int64_t mean_of(const Kernels& kernels, const ModelShape& shape, const SequenceV
 }
 
 /** The balance of one head. */
-void balance_head(const Kernels& kernels, const ModelShape& shape, const EncodeJob& job,
+void balance_head(const Kernels& kernels, const EncodeArgs& args, const EncodeJob& job,
                   int64_t head) {
+  const ModelShape& shape = args.shape;
+  const int64_t block = args.codec->layout.block;
   const int64_t dim = shape.rows.key_dim;
   double mean[kMaxHeadDim], keys[kMaxHeadDim] = {}, queries[kMaxHeadDim];
   int64_t count = 0;
-  for (int64_t begin = job.begin; begin < job.opening; begin += shape.block - begin % shape.block) {
-    const int64_t end = begin - begin % shape.block + shape.block;
+  for (int64_t begin = job.begin; begin < job.opening; begin += block - begin % block) {
+    const int64_t end = begin - begin % block + block;
     mean_of(kernels, shape, job.sequence, head, begin, end, mean);
     count += each_finite_key(kernels, shape, job.sequence, head, begin, end, [&](const float* key) {
       for (int64_t c = 0; c < dim; ++c) {
@@ -77,21 +79,23 @@ void balance_head(const Kernels& kernels, const ModelShape& shape, const EncodeJ
 
 }  // namespace
 
-void set_balance(ThreadPool& pool, const Kernels& kernels, const ModelShape& shape,
+void set_balance(ThreadPool& pool, const Kernels& kernels, const EncodeArgs& args,
                  const EncodeJob& job) {
-  pool.parallel_for(shape.kv_heads, [&](int64_t head) { balance_head(kernels, shape, job, head); });
+  pool.parallel_for(args.shape.kv_heads,
+                    [&](int64_t head) { balance_head(kernels, args, job, head); });
 }
 
-void store_mean(const Kernels& kernels, const ModelShape& shape, const EncodeJob& job, int64_t head,
+void store_mean(const Kernels& kernels, const EncodeArgs& args, const EncodeJob& job, int64_t head,
                 int64_t begin, int64_t end, float* gain, float* shift) {
+  const ModelShape& shape = args.shape;
   const int64_t dim = shape.rows.key_dim;
-  const SummaryLayout layout = shape.summary();
+  const SummaryLayout layout = args.codec->layout;
   uint8_t* segment = job.sequence.summaries[begin / shape.segment_tokens];
-  const int64_t number = begin % shape.segment_tokens / shape.block;
+  const int64_t number = begin % shape.segment_tokens / layout.block;
   double mean[kMaxHeadDim];
   mean_of(kernels, shape, job.sequence, head, begin, end, mean);
-  std::fill_n(gain, shape.rotated_dim, 0.0f);
-  std::fill_n(shift, shape.rotated_dim, 0.0f);
+  std::fill_n(gain, layout.rotated_dim, 0.0f);
+  std::fill_n(shift, layout.rotated_dim, 0.0f);
   std::memcpy(gain, job.balance.gain + head * dim, size_t(dim) * sizeof(float));
   double largest = 0;
   for (int64_t c = 0; c < dim; ++c) {
@@ -100,7 +104,7 @@ void store_mean(const Kernels& kernels, const ModelShape& shape, const EncodeJob
   }
   const float step = mean_step(largest);
   int8_t* levels = layout.means(segment, head, number);
-  std::memset(levels, 0, size_t(shape.rotated_dim));
+  std::memset(levels, 0, size_t(layout.rotated_dim));
   for (int64_t c = 0; c < dim; ++c) {
     levels[c] = mean_level(mean[c], step);
     shift[c] = -(float(levels[c]) * step);

@@ -27,9 +27,9 @@ struct KeyRun {
 };
 
 /** Adds (direction 1) or takes off (-1) the share of a run of keys of one head. */
-void tally_run(const Kernels& kernels, const KeyRun& run, const ModelShape& shape,
+void tally_run(const Kernels& kernels, const KeyRun& run, const SummaryLayout& layout,
                const KeyStatistics& statistics, int64_t head, int64_t direction) {
-  const int64_t subspaces = shape.subspaces();
+  const int64_t subspaces = layout.subspaces();
   int32_t units[kTallyKeys];
   int64_t usable = 0, squares = 0, all_units = 0;
   for (int64_t i = 0; i < run.count; ++i) {
@@ -45,8 +45,8 @@ void tally_run(const Kernels& kernels, const KeyRun& run, const ModelShape& shap
   // Signs are +1 and -1: the sum over both is twice that over the positive ones, less all.
   int32_t positive[kMaxRotatedDim] = {};
   kernels.tally(run.signs, units, run.count, subspaces, positive);
-  int64_t* sums = statistics.sums + head * shape.rotated_dim;
-  for (int64_t d = 0; d < shape.rotated_dim; ++d) {
+  int64_t* sums = statistics.sums + head * layout.rotated_dim;
+  for (int64_t d = 0; d < layout.rotated_dim; ++d) {
     sums[d] += direction * (2 * int64_t{positive[d]} - all_units);
   }
 
@@ -63,7 +63,7 @@ void tally_run(const Kernels& kernels, const KeyRun& run, const ModelShape& shap
 void tally_jobs(ThreadPool& pool, const Kernels& kernels, const EncodeArgs& args,
                 int64_t direction) {
   const ModelShape& shape = args.shape;
-  const SummaryLayout layout = shape.summary();
+  const SummaryLayout layout = args.codec->layout;
   pool.parallel_for(args.batch * shape.kv_heads, [&](int64_t task) {
     const EncodeJob& job = args.jobs[task / shape.kv_heads];
     const int64_t head = task % shape.kv_heads;
@@ -71,7 +71,7 @@ void tally_jobs(ThreadPool& pool, const Kernels& kernels, const EncodeArgs& args
       uint8_t* block = job.sequence.summaries[begin / shape.segment_tokens];
       const int64_t slot = begin % shape.segment_tokens;
       tally_run(kernels, {layout.signs(block, head, slot), layout.norms(block, head, slot), count},
-                shape, job.statistics, head, direction);
+                layout, job.statistics, head, direction);
     });
   });
 }
@@ -80,11 +80,11 @@ void tally_jobs(ThreadPool& pool, const Kernels& kernels, const EncodeArgs& args
 void encode_keys(const Kernels& kernels, const EncodeArgs& args, const EncodeJob& job, int64_t head,
                  int64_t begin, int64_t end, const float* gain, const float* shift) {
   const ModelShape& shape = args.shape;
-  const SummaryLayout layout = shape.summary();
+  const SummaryLayout layout = args.codec->layout;
   const int64_t slot = begin % shape.segment_tokens;
   uint8_t* segment = job.sequence.summaries[begin / shape.segment_tokens];
   kernels.encode({row_at(shape, job.sequence, head, begin), shape.rows.dtype, shape.rows.elements(),
-                  end - begin, shape.rows.key_dim, shape.rotated_dim, gain, shift,
+                  end - begin, shape.rows.key_dim, layout.rotated_dim, gain, shift,
                   args.codec->rotation_signs.data(), args.codec->thresholds.data(),
                   args.codec->centres.data(), layout.signs(segment, head, slot),
                   layout.norms(segment, head, slot), layout.scales(segment, head, slot),
@@ -95,9 +95,10 @@ void encode_keys(const Kernels& kernels, const EncodeArgs& args, const EncodeJob
 
 void ParisKvStep::keep_up(const ParisKvEncode& args) {
   const ModelShape& shape = args.shape;
+  const int64_t block = args.codec->layout.block;
   for (int64_t j = 0; j < args.batch; ++j) {
     const EncodeJob& job = args.jobs[j];
-    if (job.opening > 0) set_balance(pool_, kernels_, shape, job);
+    if (job.opening > 0) set_balance(pool_, kernels_, args, job);
     const int64_t first_segment = job.begin / shape.segment_tokens;
     const int64_t segments = (job.end - 1) / shape.segment_tokens - first_segment + 1;
     if (job.begin >= job.end) continue;
@@ -106,14 +107,14 @@ void ParisKvStep::keep_up(const ParisKvEncode& args) {
       const int64_t head = task % shape.kv_heads;
       const int64_t begin = std::max(job.begin, segment * shape.segment_tokens);
       const int64_t end = std::min(job.end, (segment + 1) * shape.segment_tokens);
-      if (shape.block == 0) {
+      if (block == 0) {
         encode_keys(kernels_, args, job, head, begin, end, nullptr, nullptr);
         return;
       }
       float gain[kMaxRotatedDim], shift[kMaxRotatedDim];
-      for (int64_t first = begin; first < end; first += shape.block - first % shape.block) {
-        const int64_t last = std::min(first - first % shape.block + shape.block, end);
-        store_mean(kernels_, shape, job, head, first, last, gain, shift);
+      for (int64_t first = begin; first < end; first += block - first % block) {
+        const int64_t last = std::min(first - first % block + block, end);
+        store_mean(kernels_, args, job, head, first, last, gain, shift);
         encode_keys(kernels_, args, job, head, first, last, gain, shift);
       }
     });

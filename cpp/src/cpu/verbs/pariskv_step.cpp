@@ -13,6 +13,7 @@ namespace {
 SearchItem cut_item(const DecodeArgs& args, const ParisKvRules& rules, const SequenceView& sequence,
                     Cutter& cutter) {
   const ModelShape& shape = args.shape;
+  const SummaryLayout& layout = rules.codec->layout;
   const int64_t heads = shape.kv_heads;
   const int64_t queries = heads * rules.searchers;
   const int64_t zone = sequence.zone_tokens();
@@ -22,22 +23,22 @@ SearchItem cut_item(const DecodeArgs& args, const ParisKvRules& rules, const Seq
   item.sequence = sequence;
   item.plan = ParisKvPlan::of(sequence);
   const int64_t candidates = item.candidates();
-  item.statistics = key_statistics(shape, rules.scorer, sequence.state);
-  if (shape.block > 0) {
-    item.balance = balance_of(shape, sequence.state);
-    item.first_block = sequence.zone_begin / shape.block;
-    item.blocks = (sequence.zone_end - 1) / shape.block + 1 - item.first_block;
+  item.statistics = key_statistics(layout, rules.scorer, sequence.state);
+  if (layout.block > 0) {
+    item.balance = balance_of(layout, shape.rows.key_dim, sequence.state);
+    item.first_block = sequence.zone_begin / layout.block;
+    item.blocks = (sequence.zone_end - 1) / layout.block + 1 - item.first_block;
     item.per_step = cutter.take<float>(queries);
     item.block_steps = cutter.take<int32_t>(queries * item.blocks);
   }
-  item.rotated = cutter.take<float>(queries * shape.rotated_dim);
-  item.quantised = cutter.take<int8_t>(queries * shape.rotated_dim);
+  item.rotated = cutter.take<float>(queries * layout.rotated_dim);
+  item.quantised = cutter.take<int8_t>(queries * layout.rotated_dim);
   item.scales = cutter.take<HeadScale>(queries);
   item.slope = cutter.take<float>(queries);
   item.variance_term = cutter.take<float>(queries);
   item.offset = cutter.take<float>(queries);
   if (rules.scorer == Scorer::kVotes) {
-    item.votes = cutter.take<uint8_t>(queries * shape.subspaces() * 256);
+    item.votes = cutter.take<uint8_t>(queries * layout.subspaces() * 256);
   }
   item.scores = cutter.take<uint8_t>(heads * zone);
   item.histograms = cutter.take<int32_t>(heads * segments * 256);

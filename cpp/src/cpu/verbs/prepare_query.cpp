@@ -42,16 +42,16 @@ void stretch(const SearchArgs& args, const SearchItem& item, int64_t head, float
 
 /** H diag(s) q, without the 1 / sqrt; false, and all zero, when q is not finite. */
 bool rotate(const SearchArgs& args, const float* query, float* rotated) {
-  const ModelShape& shape = args.shape();
+  const int64_t dim = args.layout().rotated_dim, key_dim = args.shape().rows.key_dim;
   bool finite = true;
-  for (int64_t d = 0; d < shape.rotated_dim; ++d) {
-    rotated[d] = d < shape.rows.key_dim ? query[d] * args.rules().codec->rotation_signs[d] : 0.0f;
+  for (int64_t d = 0; d < dim; ++d) {
+    rotated[d] = d < key_dim ? query[d] * args.rules().codec->rotation_signs[d] : 0.0f;
   }
-  plain::walsh_hadamard(rotated, shape.rotated_dim);
-  for (int64_t d = 0; d < shape.rotated_dim; ++d) {
+  plain::walsh_hadamard(rotated, dim);
+  for (int64_t d = 0; d < dim; ++d) {
     finite = finite && std::fabs(rotated[d]) < INFINITY;
   }
-  if (!finite) std::fill_n(rotated, shape.rotated_dim, 0.0f);
+  if (!finite) std::fill_n(rotated, dim, 0.0f);
   return finite;
 }
 
@@ -154,7 +154,7 @@ struct Searcher {
 
 void prepare(const SearchArgs& args, const Kernels& kernels, const SearchItem& item, int64_t head,
              int64_t index, Searcher& searcher) {
-  const int64_t dim = args.shape().rotated_dim;
+  const int64_t dim = args.layout().rotated_dim;
   // Folded into the query once instead of into every key: 1 / sqrt of the rotation, the 255
   // steps of a weight, and the scale of a logit.
   const float factor = args.decode.logits.scale / std::sqrt(float(dim)) / 255.0f;
@@ -175,28 +175,30 @@ void prepare(const SearchArgs& args, const Kernels& kernels, const SearchItem& i
 /** Logits of the blocks of a head's zone, in steps, by their means; queries are set one by one. */
 class Blocks {
  public:
-  Blocks(const ModelShape& shape, const Logits& logits, const SearchItem& item, int64_t head)
-      : shape_(shape), logits_(logits), item_(item), head_(head) {}
+  Blocks(const SearchArgs& args, const SearchItem& item, int64_t head)
+      : layout_(args.layout()),
+        key_dim_(args.shape().rows.key_dim),
+        logits_(args.decode.logits),
+        item_(item),
+        head_(head) {}
 
   /** A finite query, balanced, to be the one at `index`; zeros for one that is not. */
   void set(int64_t index, const float* query) {
-    const int64_t dim = shape_.rows.key_dim;
-    const float largest = largest_of(query, dim);
-    quantise(query, dim, largest, kFineLevels, query_ + index * shape_.rotated_dim);
+    const float largest = largest_of(query, key_dim_);
+    quantise(query, key_dim_, largest, kFineLevels, query_ + index * layout_.rotated_dim);
     base_[index] = logits_.scale * (largest / kFineLevels) * kOctaveSteps;
   }
 
   /** Logits of all blocks for `queries` of them, (queries, blocks). */
   void look(const Kernels& kernels, int64_t queries, int32_t* out) const {
-    const SummaryLayout layout = shape_.summary();
-    const int64_t of_segment = layout.blocks();
+    const int64_t of_segment = layout_.blocks();
     for (int64_t done = 0; done < item_.blocks;) {
       const int64_t number = item_.first_block + done;
       const int64_t count = std::min(of_segment - number % of_segment, item_.blocks - done);
       uint8_t* segment = item_.sequence.summaries[number / of_segment];
-      kernels.mean_dots({layout.means(segment, head_, number % of_segment), count,
-                         shape_.rotated_dim, query_, queries, out + done, item_.blocks});
-      const float* steps = layout.steps(segment, head_, number % of_segment);
+      kernels.mean_dots({layout_.means(segment, head_, number % of_segment), count,
+                         layout_.rotated_dim, query_, queries, out + done, item_.blocks});
+      const float* steps = layout_.steps(segment, head_, number % of_segment);
       for (int64_t q = 0; q < queries; ++q) {
         for (int64_t b = 0; b < count; ++b) {
           int32_t& logit = out[q * item_.blocks + done + b];
@@ -221,7 +223,8 @@ class Blocks {
   }
 
  private:
-  const ModelShape& shape_;
+  const SummaryLayout& layout_;
+  const int64_t key_dim_;
   const Logits& logits_;
   const SearchItem& item_;
   const int64_t head_;
@@ -232,15 +235,14 @@ class Blocks {
 /** The queries of one kv head, and the scale that they share. */
 void prepare_signs(const SearchArgs& args, const Kernels& kernels, const SearchItem& item,
                    int64_t head) {
-  const ModelShape& shape = args.shape();
   const Logits& logits = args.decode.logits;
-  const int64_t dim = shape.rotated_dim, searchers = args.rules().searchers;
+  const int64_t dim = args.layout().rotated_dim, searchers = args.rules().searchers;
   const int64_t first = head * searchers;
   const KeyMeans keys(item.statistics, head, dim);
   // A single searcher's scores need no comparing, and the mean of a group has no window.
   const bool compared = searchers > 1;
-  Window window(shape, logits, item.sequence, head);
-  Blocks blocks(shape, logits, item, head);
+  Window window(args.shape(), logits, item.sequence, head);
+  Blocks blocks(args, item, head);
   float largest[Window::kQueries];
   for (int64_t begin = 0; begin < searchers; begin += Window::kQueries) {
     const int64_t count = std::min(Window::kQueries, searchers - begin);
@@ -276,18 +278,18 @@ void prepare_signs(const SearchArgs& args, const Kernels& kernels, const SearchI
 
 void prepare_votes(const SearchArgs& args, const Kernels& kernels, const SearchItem& item,
                    int64_t head, int64_t index) {
-  const ModelShape& shape = args.shape();
+  const int64_t subspaces = args.layout().subspaces();
   Searcher searcher;
   prepare(args, kernels, item, head, index, searcher);
-  uint8_t* votes = item.votes + searcher.number * shape.subspaces() * 256;
+  uint8_t* votes = item.votes + searcher.number * subspaces * 256;
   if (!searcher.finite) {
-    std::fill_n(votes, shape.subspaces() * 256, uint8_t{0});
+    std::fill_n(votes, subspaces * 256, uint8_t{0});
     return;
   }
-  for (int64_t b = 0; b < shape.subspaces(); ++b) {
+  for (int64_t b = 0; b < subspaces; ++b) {
     cast_votes(searcher.rotated + b * kSubspaceDim,
-               item.statistics.counts + (head * shape.subspaces() + b) * 256,
-               item.statistics.usable[head], item.plan.vote_ratio, votes + b * 256);
+               item.statistics.counts + (head * subspaces + b) * 256, item.statistics.usable[head],
+               item.plan.vote_ratio, votes + b * 256);
   }
 }
 

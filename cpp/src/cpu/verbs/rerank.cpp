@@ -22,10 +22,10 @@ struct SegmentRun {
 };
 
 /** The run that starts at candidate `first`, its summaries on their way to the cache. */
-void start_run(const ModelShape& shape, const SearchItem& item, int64_t head, int64_t first,
+void start_run(const SummaryLayout& layout, const SearchItem& item, int64_t head, int64_t first,
                int64_t last, SegmentRun& run) {
   const int32_t* candidate = item.candidate + head * (item.candidates() + kCollectSlack);
-  const int64_t tokens = shape.segment_tokens;
+  const int64_t tokens = layout.tokens;
   run.first = first;
   run.count = 0;
   if (first == last) return;
@@ -38,7 +38,6 @@ void start_run(const ModelShape& shape, const SearchItem& item, int64_t head, in
 
   // The estimate fetches ahead as it goes, but only within its run: the first ones are fetched
   // here. More at once would be dropped.
-  const SummaryLayout layout = shape.summary();
   uint8_t* block = item.sequence.summaries[run.segment];
   for (int64_t i = 0; i < std::min(run.count, kEstimateAhead); ++i) {
     const uint8_t* record = layout.records(block, head, run.slots[i]);
@@ -51,35 +50,35 @@ void start_run(const ModelShape& shape, const SearchItem& item, int64_t head, in
 }
 
 /** The part of a logit that a key has from its block's mean; 0 without blocks. */
-float mean_logit(const ModelShape& shape, const SearchItem& item, int64_t query, int64_t position) {
+float mean_logit(const SummaryLayout& layout, const SearchItem& item, int64_t query,
+                 int64_t position) {
   if (item.blocks == 0) return 0;
-  const int64_t block = position / shape.block - item.first_block;
+  const int64_t block = position / layout.block - item.first_block;
   return float(item.block_steps[query * item.blocks + block]) * kLogitOfStep;
 }
 
 /** Estimated logits of candidates [first, last) of one head. */
 void estimate_chunk(const SearchArgs& args, const Kernels& kernels, const SearchItem& item,
                     int64_t head, int64_t first, int64_t last) {
-  const ModelShape& shape = args.shape();
-  const SummaryLayout layout = shape.summary();
+  const SummaryLayout layout = args.layout();
   const int64_t query = head * args.rules().searchers;
   SegmentRun runs[2];
-  start_run(shape, item, head, first, last, runs[0]);
+  start_run(layout, item, head, first, last, runs[0]);
   for (int turn = 0; runs[turn].count > 0; turn ^= 1) {
     const SegmentRun& run = runs[turn];
-    start_run(shape, item, head, run.first + run.count, last, runs[turn ^ 1]);
+    start_run(layout, item, head, run.first + run.count, last, runs[turn ^ 1]);
     uint8_t* block = item.sequence.summaries[run.segment];
     float* estimates = item.estimates + query * item.candidates() + run.first;
     kernels.estimate({layout.signs(block, head, 0), layout.scales(block, head, 0),
-                      layout.records(block, head, 0), shape.rotated_dim, run.slots, run.count,
-                      args.rules().searchers, item.rotated + query * shape.rotated_dim,
+                      layout.records(block, head, 0), layout.rotated_dim, run.slots, run.count,
+                      args.rules().searchers, item.rotated + query * layout.rotated_dim,
                       args.rules().codec->signed_centres.data(), estimates, item.candidates()});
     if (item.blocks == 0 && args.decode.logits.softcap == 0) continue;
     for (int64_t h = 0; h < args.rules().searchers; ++h) {
       for (int64_t i = 0; i < run.count; ++i) {
         float& logit = estimates[h * item.candidates() + i];
-        const int64_t position = run.segment * shape.segment_tokens + run.slots[i];
-        logit = logit + mean_logit(shape, item, query + h, position);
+        const int64_t position = run.segment * layout.tokens + run.slots[i];
+        logit = logit + mean_logit(layout, item, query + h, position);
         logit = soft_capped(logit, args.decode.logits.softcap);
       }
     }
@@ -100,8 +99,7 @@ struct Sample {
  */
 void look_at_others(const SearchArgs& args, const Kernels& kernels, const SearchItem& item,
                     int64_t head, int64_t first, int64_t heads, Sample& sample) {
-  const ModelShape& shape = args.shape();
-  const SummaryLayout layout = shape.summary();
+  const SummaryLayout layout = args.layout();
   const int64_t zone = item.sequence.zone_tokens(), query = head * args.rules().searchers + first;
   const uint8_t* scores = item.scores + head * zone;
   const int64_t keys = std::min(zone, kSampledKeys), step = zone / keys;
@@ -110,16 +108,16 @@ void look_at_others(const SearchArgs& args, const Kernels& kernels, const Search
   for (int64_t offset = step / 2, i = 0; i < keys; offset += step, ++i) {
     if (scores[offset] == 0 || scores[offset] >= item.least[head]) continue;
     const int64_t position = item.sequence.zone_begin + offset;
-    const int32_t slot = int32_t(position % shape.segment_tokens);
-    uint8_t* block = item.sequence.summaries[position / shape.segment_tokens];
+    const int32_t slot = int32_t(position % layout.tokens);
+    uint8_t* block = item.sequence.summaries[position / layout.tokens];
     kernels.estimate({layout.signs(block, head, 0), layout.scales(block, head, 0),
-                      layout.records(block, head, 0), shape.rotated_dim, &slot, 1, heads,
-                      item.rotated + query * shape.rotated_dim,
+                      layout.records(block, head, 0), layout.rotated_dim, &slot, 1, heads,
+                      item.rotated + query * layout.rotated_dim,
                       args.rules().codec->signed_centres.data(), sample.logits + sample.count,
                       kSampledKeys});
     for (int64_t h = 0; h < heads; ++h) {
       float& logit = sample.logits[h * kSampledKeys + sample.count];
-      logit = logit + mean_logit(shape, item, query + h, position);
+      logit = logit + mean_logit(layout, item, query + h, position);
       logit = soft_capped(logit, args.decode.logits.softcap);
     }
     ++sample.count;

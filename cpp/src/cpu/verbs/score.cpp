@@ -25,7 +25,7 @@ void count_scores(const uint8_t* scores, int64_t count, int32_t* histogram) {
 
 void ParisKvStep::score(const SearchArgs& args) {
   const ModelShape& shape = args.shape();
-  const SummaryLayout layout = shape.summary();
+  const SummaryLayout layout = args.layout();
   const int64_t tokens = shape.segment_tokens;
 
   // Tasks of all sequences in one line: task -> (sequence, head, segment).
@@ -53,7 +53,7 @@ void ParisKvStep::score(const SearchArgs& args) {
     const uint8_t* norms = layout.norms(block, head, begin % tokens);
     if (end < zone_end) {  // the next task's keys, since nothing else tells where they are
       uint8_t* next = item->sequence.summaries[segment + 1];
-      const int64_t bytes = std::min(tokens, zone_end - end) * shape.subspaces();
+      const int64_t bytes = std::min(tokens, zone_end - end) * layout.subspaces();
       for (int64_t byte = 0; byte < bytes; byte += 64) {
         __builtin_prefetch(layout.signs(next, head, 0) + byte, 0, 2);
       }
@@ -63,31 +63,31 @@ void ParisKvStep::score(const SearchArgs& args) {
     if (args.rules().scorer == Scorer::kSignNorm) {
       ScoreSignsRun run{};
       run.signs = signs, run.norm_codes = norms, run.count = end - begin;
-      run.subspaces = shape.subspaces(), run.heads = args.rules().searchers;
-      run.query = item->quantised + query * shape.rotated_dim;
+      run.subspaces = layout.subspaces(), run.heads = args.rules().searchers;
+      run.query = item->quantised + query * layout.rotated_dim;
       run.slope = item->slope + query, run.variance_term = item->variance_term + query;
       run.offset = item->offset + query;
       run.scores = scores;
       if (item->blocks > 0) {
-        run.block = shape.block;
+        run.block = layout.block;
         run.step_stride = item->blocks;
         run.per_step = item->per_step + query;
         run.steps =
-            item->block_steps + query * item->blocks + begin / shape.block - item->first_block;
+            item->block_steps + query * item->blocks + begin / layout.block - item->first_block;
         // The zone may begin within a block: what is left of it is a run of its own.
-        const int64_t cut = begin % shape.block;
+        const int64_t cut = begin % layout.block;
         if (cut > 0) {
-          run.count = std::min(shape.block - cut, end - begin);
+          run.count = std::min(layout.block - cut, end - begin);
           kernels_.score_signs(run);
-          run.signs += run.count * shape.subspaces(), run.norm_codes += run.count;
+          run.signs += run.count * layout.subspaces(), run.norm_codes += run.count;
           run.scores += run.count, ++run.steps;
           run.count = end - begin - run.count;
         }
       }
       kernels_.score_signs(run);
     } else {
-      kernels_.score_votes({signs, norms, end - begin, shape.subspaces(), args.rules().searchers,
-                            item->votes + query * shape.subspaces() * 256, scores});
+      kernels_.score_votes({signs, norms, end - begin, layout.subspaces(), args.rules().searchers,
+                            item->votes + query * layout.subspaces() * 256, scores});
     }
     count_scores(scores, end - begin, item->histograms + task * 256);
   });

@@ -11,7 +11,7 @@ namespace pariskv::cpu {
 
 void ParisKvStep::list_tail(const SearchArgs& args) {
   const ModelShape& shape = args.shape();
-  const SummaryLayout layout = shape.summary();
+  const SummaryLayout layout = args.layout();
   const int64_t width = args.running.selection.tail_width;
   if (width == 0) return;
   const auto is_finite = [&](const SequenceView& sequence, int64_t head, int64_t position) {

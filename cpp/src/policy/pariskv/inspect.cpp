@@ -80,7 +80,7 @@ void ParisKvPolicy::explain(const Trace& trace, Explanation& out) const {
 }
 
 Summaries ParisKvPolicy::summaries(const SequenceView& view) const {
-  const SummaryLayout layout = shape_.summary();
+  const SummaryLayout& layout = codec_.layout;
   Summaries out;
   out.kv_heads = layout.kv_heads;
   out.tokens = view.zone_tokens();
@@ -114,7 +114,7 @@ Summaries ParisKvPolicy::summaries(const SequenceView& view) const {
     }
   }
   out.balance.resize(size_t(out.kv_heads * out.channels));
-  backend_.fetch(out.balance.data(), balance_of(shape_, view.state).stretch,
+  backend_.fetch(out.balance.data(), balance_of(layout, out.channels, view.state).stretch,
                  int64_t(out.balance.size() * sizeof(float)));
   return out;
 }

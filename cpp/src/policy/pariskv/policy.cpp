@@ -13,10 +13,12 @@ namespace pariskv {
 
 namespace {
 
-Codec make_codec(const ModelShape& shape, uint64_t seed) {
+Codec make_codec(const ModelShape& shape, const ParisKv& settings) {
   const MagnitudeLevels& levels = magnitude_levels();
   Codec codec;
-  codec.rotation_signs = rotation_signs(shape.rotated_dim, seed);
+  codec.layout = {shape.kv_heads, shape.segment_tokens, rotated_dim_of(shape.rows.key_dim),
+                  settings.block};
+  codec.rotation_signs = rotation_signs(codec.layout.rotated_dim, settings.seed);
   codec.thresholds.assign(levels.thresholds.begin(), levels.thresholds.end());
   codec.centres.assign(levels.centres.begin(), levels.centres.end());
   for (const float centre : codec.centres) codec.signed_centres.push_back(-centre);
@@ -35,15 +37,17 @@ ParisKvPolicy::ParisKvPolicy(const ParisKv& settings, int64_t sink, int64_t dens
                              const ModelShape& shape, Backend& backend)
     : settings_(settings),
       dense_below_(dense_below),
-      opening_(shape.block > 0 ? opening_of(sink) : 0),
       shape_(shape),
       backend_(backend),
-      codec_(make_codec(shape, settings.seed)) {}
+      codec_(make_codec(shape, settings)),
+      opening_(codec_.layout.block > 0 ? opening_of(sink) : 0) {}
 
-int64_t ParisKvPolicy::state_bytes() const { return state_bytes_of(shape_, settings_.scorer); }
+int64_t ParisKvPolicy::state_bytes() const {
+  return state_bytes_of(codec_.layout, shape_.rows.key_dim, settings_.scorer);
+}
 
 Positions ParisKvPolicy::observed() const {
-  if (shape_.block == 0) return {0, 0};
+  if (codec_.layout.block == 0) return {0, 0};
   return {opening_ - kBalanceQueries, opening_};
 }
 
@@ -71,10 +75,10 @@ Rules ParisKvPolicy::rules() const {
 
 EncodeJob ParisKvPolicy::job_of(const Span& span) const {
   const SequenceView& view = span.sequence;
-  const bool opens = shape_.block > 0 && span.begin == view.zone_begin;
+  const bool opens = codec_.layout.block > 0 && span.begin == view.zone_begin;
   return {view,
-          key_statistics(shape_, settings_.scorer, view.state),
-          balance_of(shape_, view.state),
+          key_statistics(codec_.layout, settings_.scorer, view.state),
+          balance_of(codec_.layout, shape_.rows.key_dim, view.state),
           span.begin,
           span.end,
           opens ? opening_ : 0,
@@ -84,8 +88,8 @@ EncodeJob ParisKvPolicy::job_of(const Span& span) const {
 void ParisKvPolicy::on_queries(const std::vector<QuerySpan>& spans, Stream stream) {
   std::vector<ObserveJob> jobs;
   for (const QuerySpan& span : spans) {
-    jobs.push_back(
-        {balance_of(shape_, span.sequence.state), span.begin == observed().begin, span.q});
+    jobs.push_back({balance_of(codec_.layout, shape_.rows.key_dim, span.sequence.state),
+                    span.begin == observed().begin, span.q});
   }
   backend_.keep_up(ParisKvObserve{shape_, int64_t(jobs.size()), jobs.data()}, stream);
 }
@@ -102,7 +106,7 @@ void ParisKvPolicy::on_recall(const Span& span, Stream stream) {
 }
 
 void ParisKvPolicy::clear_outside(uint8_t* segment, int64_t begin, int64_t end) const {
-  const SummaryLayout layout = shape_.summary();
+  const SummaryLayout& layout = codec_.layout;
   for (int64_t head = 0; head < layout.kv_heads; ++head) {
     for (int64_t slot = 0; slot < layout.tokens; ++slot) {
       if (slot >= begin && slot < end) continue;
@@ -122,7 +126,7 @@ void ParisKvPolicy::clear_outside(uint8_t* segment, int64_t begin, int64_t end) 
 int64_t ParisKvPolicy::unusable_keys(const SequenceView& sequence) const {
   if (sequence.state == nullptr) return 0;
   std::vector<int64_t> usable(static_cast<size_t>(shape_.kv_heads));
-  const KeyStatistics known = key_statistics(shape_, settings_.scorer, sequence.state);
+  const KeyStatistics known = key_statistics(codec_.layout, settings_.scorer, sequence.state);
   backend_.fetch(usable.data(), known.usable, shape_.kv_heads * int64_t(sizeof(int64_t)));
   int64_t unusable = 0;
   for (const int64_t count : usable) unusable += sequence.zone_tokens() - count;

@@ -14,9 +14,9 @@ class ParisKvPolicy : public Policy {
   ParisKvPolicy(const ParisKv& settings, int64_t sink, int64_t dense_below, const ModelShape& shape,
                 Backend& backend);
 
-  int64_t summary_bytes() const override { return shape_.summary().bytes(); }
+  int64_t summary_bytes() const override { return codec_.layout.bytes(); }
   int64_t state_bytes() const override;
-  int64_t grain() const override { return shape_.block > 0 ? shape_.block : 1; }
+  int64_t grain() const override { return codec_.layout.block > 0 ? codec_.layout.block : 1; }
   int64_t opening() const override { return opening_; }
   Positions observed() const override;
   void on_queries(const std::vector<QuerySpan>& spans, Stream stream) override;
@@ -35,10 +35,10 @@ class ParisKvPolicy : public Policy {
 
   const ParisKv& settings_;
   const int64_t dense_below_;
-  const int64_t opening_;  // 0 without blocks
-  ModelShape shape_;
+  const ModelShape shape_;
   Backend& backend_;
-  Codec codec_;
+  const Codec codec_;
+  const int64_t opening_;  // 0 without blocks
 };
 
 }  // namespace pariskv

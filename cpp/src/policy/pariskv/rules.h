@@ -4,12 +4,14 @@
 #include <cstdint>
 #include <vector>
 
+#include "codec/summary_layout.h"
 #include "pariskv/policies.h"
 
 namespace pariskv {
 
 /** The constants of the codec, equal on every backend. */
 struct Codec {
+  SummaryLayout layout;               // of a segment's summaries
   std::vector<float> rotation_signs;  // (rotated_dim) +1 or -1
   std::vector<float> thresholds;      // (7)
   std::vector<float> centres;         // (8)

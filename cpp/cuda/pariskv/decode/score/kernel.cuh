@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(device::kThreads, 3)
   const auto look = [&](const Lane& lane, int head) {
     const void* state = lane.layers[params.call.layer].state;
     if (state == nullptr) return;
-    space.statistics.stage(device::statistics_of(params.call.shape, state, head));
+    space.statistics.stage(device::statistics_of(params.call.codec.layout, state, head));
   };
   // Wait before every return: this grid must not end before its predecessor.
   if (!find_context<Element>(params, index, space.context, [](const SequenceView&, int) {}, look)) {

@@ -5,10 +5,7 @@
  */
 #pragma once
 
-#include "device/signal.cuh"
-#include "device/softmax.cuh"
-#include "hardkv/decode/context.cuh"
-#include "kept/remember/query.cuh"
+#include "hardkv/decode/merge/query.cuh"
 #include "prkv/decode/context.cuh"
 
 namespace pariskv::cuda {
@@ -38,68 +35,40 @@ struct PartsOfLane {
   }
 };
 
+/** @param fetched  parts of rows of pages, if any page was found */
 template <typename Element>
-struct MergePages {
-  const KeptStepParams& params;
-  const KeptContext& context;
-  int query_head, chunk;
-
-  __device__ __forceinline__ Element* at(const Rows& tensor) const {
-    return reinterpret_cast<Element*>(tensor.data) + context.row * tensor.stride_i +
-           query_head * tensor.stride_j;
-  }
-
-  __device__ __forceinline__ void remember() const {
-    if (params.call.k.data == nullptr || chunk != 0 || context.recent == nullptr) return;
-    device::remember_query(at(params.call.q), params.call.logits.scale, params.most_steps,
-                           params.call.shape.recent_queries(), context.recent, context.total - 1,
-                           query_head);
-  }
-
-  /** @param fetched  parts of rows of pages, if any page was found */
-  __device__ __forceinline__ void merge(const float* fetched, const int32_t* found) const {
-    const KeptDecodeCall& call = params.call;
-    constexpr int kKept = kSegments * device::kParts;
-    const int dim = context.shape.value_dim, step = context.shape.group * (2 + dim);
-    const int first = (query_head - context.head * context.shape.group) * (2 + dim);
-    const int d = 32 * chunk + device::lane_id();
-    const PartsOfLane kept(context.parts + first, context.segments() * device::kParts, step);
-    // Asked for before it is known whether they count: one trip to memory.
-    PartsOfLane pages(fetched + first, device::kParts, step);
-    float of_kept[kKept], of_pages[device::kParts];
-    kept.load(d, d < dim, of_kept);
-    pages.load(d, d < dim, of_pages);
-    if (__ldcg(found) == 0) {
-      pages.maximum = -device::infinity(), pages.sum = 0;
+__device__ __forceinline__ void merge_parts(const MergedQuery<Element>& query, const float* fetched,
+                                            const int32_t* found) {
+  constexpr int kKept = kSegments * device::kParts;
+  const KeptContext& context = query.context;
+  const int dim = context.shape.value_dim, step = context.shape.group * (2 + dim);
+  const int first = (query.query_head - context.head * context.shape.group) * (2 + dim);
+  const int d = 32 * query.chunk + device::lane_id();
+  const PartsOfLane kept(context.parts + first, context.segments() * device::kParts, step);
+  // Asked for before it is known whether they count: one trip to memory.
+  PartsOfLane pages(fetched + first, device::kParts, step);
+  float of_kept[kKept], of_pages[device::kParts];
+  kept.load(d, d < dim, of_kept);
+  pages.load(d, d < dim, of_pages);
+  if (__ldcg(found) == 0) {
+    pages.maximum = -device::infinity(), pages.sum = 0;
 #pragma unroll
-      for (float& value : of_pages) value = 0;
-    }
-    const float top = device::warp_max(fmaxf(kept.maximum, pages.maximum));
-    const float kept_factor = kept.factor(top), page_factor = pages.factor(top);
-    const float sum = device::warp_sum(__fmaf_rn(pages.sum, page_factor, kept.sum * kept_factor));
-    float weighted = 0;
-#pragma unroll
-    for (int part = 0; part < kKept; ++part) {
-      weighted = __fmaf_rn(__shfl_sync(~0u, kept_factor, part), of_kept[part], weighted);
-    }
-#pragma unroll
-    for (int part = 0; part < device::kParts; ++part) {
-      weighted = __fmaf_rn(__shfl_sync(~0u, page_factor, part), of_pages[part], weighted);
-    }
-    const float rows = device::log_of_sum(top, sum);
-    float lse = rows;
-    if (call.logits.sink_bias != nullptr) {
-      lse = device::log_add(lse, call.logits.sink_bias[query_head]);
-    }
-    // The share of all attention that e^top stands for; nothing seen leaves zeros.
-    const bool none = lse == -device::infinity() || top == -device::infinity();
-    const float share = none ? 0.0f : __fdiv_rn(expf(rows - lse), sum);
-    if (call.out.data != nullptr && d < dim) {
-      at(call.out)[d] = device::from_float<Element>(weighted * share);
-    }
-    if (call.lse != nullptr && d == 0) call.lse[context.row * call.lse_stride + query_head] = lse;
+    for (float& value : of_pages) value = 0;
   }
-};
+  const float top = device::warp_max(fmaxf(kept.maximum, pages.maximum));
+  const float kept_factor = kept.factor(top), page_factor = pages.factor(top);
+  const float sum = device::warp_sum(__fmaf_rn(pages.sum, page_factor, kept.sum * kept_factor));
+  float weighted = 0;
+#pragma unroll
+  for (int part = 0; part < kKept; ++part) {
+    weighted = __fmaf_rn(__shfl_sync(~0u, kept_factor, part), of_kept[part], weighted);
+  }
+#pragma unroll
+  for (int part = 0; part < device::kParts; ++part) {
+    weighted = __fmaf_rn(__shfl_sync(~0u, page_factor, part), of_pages[part], weighted);
+  }
+  query.store(d, weighted, top, sum);
+}
 
 template <typename Element>
 __global__ void __launch_bounds__(int(kMaxHeadDim))
@@ -110,16 +79,16 @@ __global__ void __launch_bounds__(int(kMaxHeadDim))
   if (threadIdx.x == 0) found = find_kept(params.kept, int(params.kept.by_group(query)), context);
   __syncthreads();
   if (found == 0) return device::wait_for_predecessor();
-  const MergePages<Element> merge{params.kept, context, context.head * group + query % group,
-                                  device::warp_id()};
+  const MergedQuery<Element> merged{params.kept, context, context.head * group + query % group,
+                                    device::warp_id()};
   // The kernels before have nothing to do with this. An output may lie where its query lies.
-  merge.remember();
+  merged.remember();
   // The parts of resident and kept rows come first in a head's scratch.
   const PageScratch scratch = page_scratch(params.scratch, reinterpret_cast<char*>(context.parts),
                                            params.kept.call.lanes[context.row].zone_capacity);
   __syncthreads();
   device::wait_for_predecessor();
-  merge.merge(scratch.fetched, &scratch.search->found);
+  merge_parts(merged, scratch.fetched, &scratch.search->found);
 }
 
 }  // namespace pariskv::cuda
