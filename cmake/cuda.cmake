@@ -56,7 +56,8 @@ find_package(CUDAToolkit REQUIRED)
 unset(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL)
 
 file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${cuda_dir}/*.cu ${cuda_dir}/*.cpp)
-list(REMOVE_ITEM cuda_sources ${cuda_dir}/no_cuda.cpp)
+set(hopper_source ${cuda_dir}/attend_exact_hopper.cu)
+list(REMOVE_ITEM cuda_sources ${cuda_dir}/no_cuda.cpp ${hopper_source})
 target_sources(pariskv PRIVATE ${cuda_sources})
 target_include_directories(pariskv PRIVATE ${cuda_dir})
 if(NOT PARISKV_POOLING)
@@ -108,3 +109,18 @@ set_target_properties(
   pariskv PROPERTIES CUDA_ARCHITECTURES "${architectures}" CUDA_STANDARD 17
                      CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF CUDA_VISIBILITY_PRESET hidden
                      CUDA_RUNTIME_LIBRARY None)
+
+# Instructions that 9.0 alone has: a part of the library that is compiled for 9.0a and nothing else.
+if("${architectures}" MATCHES "(^|;)(90(-real|-virtual)?|native|all|all-major)(;|$)")
+  add_library(pariskv_hopper OBJECT ${hopper_source})
+  target_include_directories(pariskv_hopper PRIVATE $<TARGET_PROPERTY:pariskv,INCLUDE_DIRECTORIES>)
+  target_compile_options(pariskv_hopper PRIVATE "${cuda_flags}")
+  set_target_properties(
+    pariskv_hopper PROPERTIES CUDA_ARCHITECTURES 90a-real CUDA_STANDARD 17
+                              CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF
+                              CUDA_VISIBILITY_PRESET hidden CUDA_RUNTIME_LIBRARY None
+                              POSITION_INDEPENDENT_CODE ON)
+  target_sources(pariskv PRIVATE $<TARGET_OBJECTS:pariskv_hopper>)
+  set_source_files_properties(${cuda_dir}/attend_exact.cu PROPERTIES COMPILE_DEFINITIONS
+                                                                     PARISKV_HOPPER)
+endif()

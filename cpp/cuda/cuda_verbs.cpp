@@ -229,7 +229,7 @@ void CudaBackend::attend_exact(const AttendExactArgs& args, Stream stream) {
     call.shape = args.shape;
     call.sequence = args.sequences[i].device;
     call.total = call.end = args.sequences[i].total;
-    call.tokens = args.lengths[i];
+    call.tokens = call.call_tokens = args.lengths[i];
     call.q = rows_of(args.q, packed), call.out = rows_of(args.out, packed);
     call.lse = lse_of(args.lse, packed), call.lse_stride = args.lse.strides[0];
     call.logits = args.logits;

@@ -16,7 +16,7 @@ constexpr int64_t kMostShares = 32, kLeastRows = 256;  // of a share
 
 /** Blocks that share the rows: the same on every device, and wherever rows lie. */
 int64_t shares_of(const AttendExactCall& call) {
-  const int64_t queries = exact_block_queries(call.shape);
+  const int64_t queries = exact_block_queries(call);
   const int64_t blocks =
       (call.tokens * call.shape.group + queries - 1) / queries * call.shape.kv_heads;
   const int64_t most = std::min(kMostShares, (call.total + kLeastRows - 1) / kLeastRows);
@@ -83,12 +83,12 @@ void ExactAttention::attend(const AttendExactCall& whole, const SequenceView& vi
       shares * shape.query_heads() * exact_state_floats(shape) * int64_t(sizeof(float));
   // Groups begin where blocks of queries do, so that these are the same in one launch and in
   // several.
-  const int64_t block = exact_block_queries(shape);
+  const int64_t block = exact_block_queries(whole);
   const int64_t group = std::max(kStateBytes / token_bytes / block, int64_t{1}) * block;
   const bool one_launch = hosted.empty() && shares == 1;
   // Without room for this, rows are read over the bus wherever a block of queries needs them.
   if (one_launch || !reserve(states_, std::min(group, whole.tokens) * token_bytes) ||
-      (!hosted.empty() && !reserve(windows_, 2 * window * segment_bytes))) {
+      (!hosted.empty() && !reserve(windows_, kPlaces * window * segment_bytes))) {
     return launch_attend_exact(whole, stream);
   }
   begun_.record(stream);
@@ -119,8 +119,8 @@ void ExactAttention::attend_to_runs(AttendExactCall call, const SequenceView& vi
     call.staged = nullptr;
     Place* place = nullptr;
     if (run.brought) {
-      place = &places_[brought % 2];
-      char* const target = windows_.as<char>() + brought++ % 2 * place_bytes;
+      place = &places_[brought % kPlaces];
+      char* const target = windows_.as<char>() + brought++ % kPlaces * place_bytes;
       if (place->taken) place->read.make_wait(copies_);
       bring(run, view, call.shape.segment_row_bytes(), target);
       place->filled.record(copies_);

@@ -2,11 +2,11 @@
  * Exact attention, cut into launches.
  *
  * Rows in host memory come over the bus once for all queries of a call: windows of segments are
- * copied to the device on a stream of their own, into two places in turn, while the window before
- * is attended to. Rows on the device are read where they lie. A few queries do not fill a GPU: then
- * several blocks share the rows.
+ * copied to the device on a stream of their own, into a few places in turn, while windows before
+ * are attended to. Rows on the device are read where they lie. A few queries do not fill a GPU:
+ * then several blocks share the rows.
  *
- *   copies   ████ 0 ████ 1 ····████ 2 ····████ 3
+ *   copies   ████ 0 ████ 1 ████ 2 ··████ 3
  *   attends       ▒▒▒▒▒▒ 0 ▒▒▒▒▒▒ 1 ▒▒▒▒▒▒ 2 ▒▒▒▒▒▒ 3 finish
  */
 #pragma once
@@ -44,6 +44,8 @@ class ExactAttention {
     int64_t begin, end;
     bool brought;  // from host memory
   };
+  /** With one more than the two that are read and filled, the bus need not wait for a reader. */
+  static constexpr int64_t kPlaces = 3;
   /** Room for a window. */
   struct Place {
     Event filled, read;
@@ -60,9 +62,9 @@ class ExactAttention {
   Arena& arena_;
   Block windows_;
   Block states_;
-  OwnStream copies_;
+  OwnStream copies_{true};  // blocks of threads copy, and attention leaves them no place
   Event begun_;
-  Place places_[2];
+  Place places_[kPlaces];
 };
 
 }  // namespace pariskv::cuda

@@ -95,6 +95,7 @@ struct AttendExactCall {
   const SequenceView* sequence;  // in device memory; its `total` counts
   int64_t total;                 // the same, as the host knows it
   int64_t tokens;                // queries per query head
+  int64_t call_tokens;           // of the whole call, of which this may be a part
   Rows q;                        // (tokens, query_heads, key_dim)
   Rows out;
   float* lse;  // (tokens, query_heads); null: not wanted
@@ -114,7 +115,7 @@ void launch_finish_exact(const AttendExactCall& call, cudaStream_t stream);
 /** Floats of a query's state. */
 int64_t exact_state_floats(const ModelShape& shape);
 /** Queries of a kv head that a thread block has. */
-int64_t exact_block_queries(const ModelShape& shape);
+int64_t exact_block_queries(const AttendExactCall& call);
 
 /** Exact logits of chosen rows, for explanations. */
 struct ExactLogitsCall {

@@ -110,8 +110,12 @@ class Event {
 /** A stream of the library's own. */
 class OwnStream {
  public:
-  OwnStream() {
-    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "create a stream");
+  /** @param urgent  its blocks come before those of other kernels that wait for a place */
+  explicit OwnStream(bool urgent = false) {
+    int least = 0, greatest = 0;
+    check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "ask for a device's limits");
+    check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, urgent ? greatest : least),
+          "create a stream");
   }
   ~OwnStream() { succeeded(cudaStreamDestroy(stream_)); }
   OwnStream(const OwnStream&) = delete;

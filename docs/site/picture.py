@@ -13,7 +13,7 @@ OURS, DENSE = "#0f766e", "#9ca3af"
 
 def on_gpu() -> list[tuple[int, float, float]]:
     """(tokens, milliseconds of ours, of dense attention) for one sequence."""
-    rows = json.loads((RESULTS / "cuda-nvidia-h200.json").read_text())["results"]["decode"]
+    rows = json.loads((RESULTS / "cuda-nvidia-h100-80gb-hbm3.json").read_text())["results"]["decode"]
     return [
         (row["tokens"], row["microseconds"] / 1e3, row["dense"] / 1e3)
         for row in rows
@@ -59,7 +59,7 @@ def draw(axes: mpl.axes.Axes, title: str, rows: list[tuple[int, float, float]]) 
 
 def main() -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.9), dpi=160)
-    draw(left, "One H200, keys and values in host memory", on_gpu())
+    draw(left, "One H100, keys and values in host memory", on_gpu())
     draw(right, "Two cores of an AMD EPYC", on_cpu())
     left.legend(frameon=False, fontsize=10, loc="upper left", labelcolor="#111827")
     figure.text(0.008, 0.01, "Time of one decode step of one layer: 32 query heads, 8 kv heads of "

@@ -45,6 +45,7 @@ def test_a_free_threaded_python_on_the_path_gets_its_wheel(only, tmp_path, monke
     monkeypatch.setattr(wheels, "ROOT", tmp_path)
     monkeypatch.setattr(wheels, "environment", environment)
     monkeypatch.setattr(wheels, "older_glibc", lambda tools: tmp_path)
+    monkeypatch.setattr(wheels, "build_tools", lambda python: tmp_path)
     monkeypatch.setattr(wheels, "build", lambda *arguments: tmp_path)
     monkeypatch.setattr(wheels, "publishable", publishable)
     monkeypatch.setattr(sys, "argv", ["wheels.py"])

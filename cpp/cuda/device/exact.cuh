@@ -86,6 +86,17 @@ __device__ __forceinline__ float* exact_state(const ExactParameters& p, int64_t 
   return p.states + ((share * heads + head) * p.tokens * p.group + query) * (dims + kStateWeighted);
 }
 
+/** Where row `first` of a kv head begins; the rest of its segment follows. */
+__device__ __forceinline__ const char* exact_rows(const ExactParameters& p, int head, int first,
+                                                  int row_bytes) {
+  const int segment = first / p.segment_tokens, slot = first - segment * p.segment_tokens;
+  const char* of_segment =
+      p.staged == nullptr
+          ? static_cast<const char*>((*p.rows)[segment])
+          : p.staged + (segment - p.staged_segment) * gridDim.y * p.segment_tokens * row_bytes;
+  return of_segment + (int64_t(head) * p.segment_tokens + slot) * row_bytes;
+}
+
 /**
  * Starts to copy rows [first, first + kRows) of a kv head, K and V side by side, to rows `kPitch`
  * bytes apart; zeros from `end` on. A tile never crosses a segment's border. With kPadded, K and V
@@ -96,12 +107,7 @@ __device__ __forceinline__ void stage_rows(const ExactParameters& p, int head, i
                                            uint32_t target) {
   constexpr int kSize = int(sizeof(Element)), kChunks = 2 * kDim * kSize / 16;
   const int row_bytes = (kPadded ? p.key_dim + p.value_dim : 2 * kDim) * kSize;
-  const int segment = first / p.segment_tokens, slot = first - segment * p.segment_tokens;
-  const char* of_segment =
-      p.staged == nullptr
-          ? static_cast<const char*>((*p.rows)[segment])
-          : p.staged + (segment - p.staged_segment) * gridDim.y * p.segment_tokens * row_bytes;
-  const char* rows = of_segment + (int64_t(head) * p.segment_tokens + slot) * row_bytes;
+  const char* rows = exact_rows(p, head, first, row_bytes);
 #pragma unroll
   for (int step = 0; step < (kRows * kChunks + kThreads - 1) / kThreads; ++step) {
     const int i = step * kThreads + int(threadIdx.x), row = i / kChunks, chunk = i % kChunks;

@@ -40,11 +40,16 @@ __device__ __forceinline__ uint16_t element_bits(Element x) {
   return reinterpret_cast<const uint16_t&>(x);
 }
 
-/** Two numbers as elements. */
+/** Two numbers as elements: one instruction, of the pipe that is not the exponential's. */
 template <typename Element>
 __device__ __forceinline__ uint32_t pack(float x, float y) {
-  return element_bits(from_float<Element>(x)) | uint32_t(element_bits(from_float<Element>(y)))
-                                                    << 16;
+  if constexpr (std::is_same_v<Element, __half>) {
+    const __half2 two = __floats2half2_rn(x, y);
+    return reinterpret_cast<const uint32_t&>(two);
+  } else {
+    const __nv_bfloat162 two = __floats2bfloat162_rn(x, y);
+    return reinterpret_cast<const uint32_t&>(two);
+  }
 }
 
 /**
@@ -53,11 +58,15 @@ __device__ __forceinline__ uint32_t pack(float x, float y) {
  */
 template <typename Element>
 __device__ __forceinline__ uint32_t pack(float x, float y, uint32_t& rest) {
-  const Element a = from_float<Element>(x), b = from_float<Element>(y);
-  const uint32_t of_x = element_bits(from_float<Element>(x - to_float(a)));
-  const uint32_t of_y = element_bits(from_float<Element>(y - to_float(b)));
-  rest = max(of_x, 1u) | max(of_y, 1u) << 16;
-  return element_bits(a) | uint32_t(element_bits(b)) << 16;
+  const uint32_t two = pack<Element>(x, y);
+  float2 rounded;
+  if constexpr (std::is_same_v<Element, __half>) {
+    rounded = __half22float2(reinterpret_cast<const __half2&>(two));
+  } else {
+    rounded = {float_of(two << 16), float_of(two & 0xffff0000u)};
+  }
+  rest = pack<Element>(x - rounded.x, y - rounded.y) | 0x00010001u;
+  return two;
 }
 
 }  // namespace pariskv::cuda::device

@@ -340,6 +340,11 @@ __device__ __forceinline__ float max_nan(float a, float b) {
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
   return y;
 }
+__device__ __forceinline__ float min_nan(float a, float b) {
+  float y;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
 /** a b + c, cut to [0, 1]; 0 for NaN. */
 __device__ __forceinline__ float fma_rn_sat(float a, float b, float c) {
   float y;

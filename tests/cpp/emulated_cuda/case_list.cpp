@@ -293,6 +293,19 @@ std::vector<Case> pariskv_cases() {
            [=](Case& c, Config& k) { c.equal_keys = true, own(k).top_k = 300, votes(k); }),
       make("hostile", [](Case& c, Config&) { c.hostile = true; }),
       make("hostile_votes", [=](Case& c, Config& k) { c.hostile = true, votes(k); }),
+      // Enough queries for a warpgroup on 9.0.
+      make("many_attend", [](Case& c, Config&) { c.attended = 70, c.steps = 1; }),
+      make("many_attend_float16_64",
+           [=](Case& c, Config& k) {
+             c.attended = 90, c.steps = 1, c.batch = 2, c.gap = 8;
+             k.dtype = kHalf, k.head_dim = 64, k.segment_tokens = 64;
+           }),
+      make("many_attend_hostile",
+           [](Case& c, Config&) {
+             c.attended = 70, c.steps = 1, c.hostile = true, c.softcap = 20, c.sink_bias = true;
+           }),
+      make("many_attend_beyond_the_prompt",
+           [](Case& c, Config&) { c.attended = 140, c.steps = 1, c.tokens = 130; }),
       make("small_segments", [](Case&, Config& k) { k.segment_tokens = 64, k.sink = 0; }),
       make("odd_segments", [](Case& c, Config& k) { k.segment_tokens = 192, c.tokens = 2500; }),
       make("more_rows_than_a_block_lists",

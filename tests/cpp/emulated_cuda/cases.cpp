@@ -103,6 +103,7 @@ class Runner {
     }
     if (!c_.equal_keys) spoil(keys, config_.dtype);
     if (c_.hostile) keys.set(tokens - 2, 0, 5, kInfinity);
+    if (c_.hostile && tokens > 30) prompt.values.set(tokens - 30, 1, 3, kNan);
     return prompt;
   }
 
@@ -293,13 +294,13 @@ class Runner {
     outcome_.rows.push_back(std::move(values));
   }
 
-  /** The last tokens of all, as many of each as there may be: of one 5, of the next 4. */
+  /** The last tokens of all, as many of each as there may be: of one 5, of the next one fewer. */
   void attend() {
     if (cache_.stats().dropped_rows > 0) return;  // it needs all rows
     std::vector<Tensor> queries;
     std::vector<int64_t> lengths;
     for (int64_t i = 0; i < c_.batch; ++i) {
-      lengths.push_back(std::min(5 - i % 5, cache_.length(sequences_[size_t(i)])));
+      lengths.push_back(std::min(c_.attended - i % 5, cache_.length(sequences_[size_t(i)])));
       queries.push_back(random_rows(lengths.back(), Kind::kQuery));
     }
     Tensor q = packed(queries, Kind::kQuery);

@@ -23,6 +23,7 @@ struct Case {
   int64_t flush_after = -1, truncate_after = -1, truncate_by = 0;  // a step
   int64_t fork_after = -1;   // a step: a fork takes the place of the first sequence
   int64_t saved_after = -1;  // a step: all sequences go to files and come back from them
+  int64_t attended = 5;      // tokens that are attended to at once in the end, at most
   double softcap = 0;
   bool sink_bias = false;
   int64_t gap = 0;             // elements between rows, which nobody may write to

@@ -104,6 +104,13 @@ struct Grid {
   std::vector<std::unique_ptr<Cluster>> live;
 };
 
+/** One of a block's barriers with a number; what it counts has two sums, as a warp's slots. */
+struct NumberedBarrier {
+  unsigned generation = 0;
+  int arrived = 0;
+  int sums[2] = {0, 0};
+};
+
 struct Block {
   Grid* grid;
   Cluster* cluster;
@@ -116,6 +123,7 @@ struct Block {
   unsigned generation = 0;
   int arrived = 0;
   int sums[2] = {0, 0};
+  NumberedBarrier numbered[16];
   // Shared memory: what is declared grows from the window's start, a launch's bytes are its end.
   char* window;
   size_t window_bytes;
@@ -177,6 +185,7 @@ void wait_for(const unsigned& word, unsigned seen, const char* where);
 const Slot* meet(Meeting meeting, const void* data, size_t bytes);
 void block_barrier(const char* where);
 int block_count(bool predicate);
+int numbered_count(int id, int threads, bool predicate);
 /** Barriers wait for those that are left when a thread ends. */
 void leave_barriers(Fiber& fiber);
 

@@ -63,6 +63,22 @@ int block_count(bool predicate) {
   return sum;
 }
 
+int numbered_count(int id, int threads, bool predicate) {
+  if (id < 1 || id > 15 || threads % 32 != 0) fail("barrier %d of %d threads", id, threads);
+  NumberedBarrier& barrier = current->block->numbered[id];
+  const unsigned generation = barrier.generation;
+  int& sum = barrier.sums[generation % 2];
+  sum += predicate;
+  if (++barrier.arrived == threads) {
+    barrier.arrived = 0;
+    barrier.sums[(generation + 1) % 2] = 0;
+    ++barrier.generation;
+  } else {
+    wait_for(barrier.generation, generation, "a barrier with a number");
+  }
+  return sum;
+}
+
 void leave_barriers(Fiber& fiber) {
   Warp& warp = *fiber.warp;
   if (warp.arrived > 0) {

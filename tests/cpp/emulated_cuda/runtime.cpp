@@ -229,7 +229,10 @@ cudaError_t cudaMemsetAsync(void* target, int value, size_t bytes, cudaStream_t)
   return std::memset(target, value, bytes), cudaSuccess;
 }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  return *least = 0, *greatest = -5, cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
   static intptr_t next = 1000;
   return *stream = reinterpret_cast<cudaStream_t>(next++), cudaSuccess;
 }

@@ -231,7 +231,7 @@ void launch_finish_exact(const AttendExactCall& call, cudaStream_t stream) {
   });
 }
 int64_t exact_state_floats(const ModelShape& shape) { return shape.rows.value_dim + 2; }
-int64_t exact_block_queries(const ModelShape&) { return 128; }
+int64_t exact_block_queries(const AttendExactCall&) { return 128; }
 
 void launch_exact_logits(const ExactLogitsCall&, cudaStream_t stream) {
   launch(stream, [] {});

@@ -210,7 +210,10 @@ bool spoils_captures() {
 
 extern "C" {
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  return *least = 0, *greatest = -5, cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
   if (current_device() != kDevice) complain("a stream for another device");
   if (refused()) return cudaErrorUnknown;
   static intptr_t next = 1000;

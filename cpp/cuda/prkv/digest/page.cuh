@@ -5,6 +5,7 @@
 #pragma once
 
 #include "device/numbers.cuh"
+#include "device/ptx.cuh"
 #include "device/warp.cuh"
 #include "pariskv/sizes.h"
 #include "prkv/blocks.cuh"
@@ -66,19 +67,45 @@ struct DigestPage {
     return uint16_t(__half_as_ushort(half) + (double(__half2float(half)) < x));
   }
 
-  __device__ __forceinline__ void run(const device::PageNumbers& out) {
-    // The exponent that the largest number is brought to, and the least that it has: as on the CPU.
-    constexpr int kTop = 14, kLeast = -100;
-    const int channel = 2 * int(threadIdx.x);
-    const bool own = channel < dim;
-    Pair keys[kPage];
+  /** The least and the largest number of a channel. */
+  struct Range {
+    float low, high;
+
+    __device__ __forceinline__ bool finite() const {
+      return device::finite(low) && device::finite(high);
+    }
+    __device__ __forceinline__ float length() const { return fmaxf(fabsf(low), fabsf(high)); }
+  };
+
+  /** Of all rows; NaN where one is. */
+  __device__ __forceinline__ static Range range_of_all(const Pair (&keys)[kPage], int channel) {
+    const float first = device::to_float(keys[0].of[channel]);
+    Range range{first, first};
+#pragma unroll
+    for (int i = 1; i < kPage; ++i) {
+      const float x = device::to_float(keys[i].of[channel]);
+      range.low = device::ptx::min_nan(range.low, x);
+      range.high = device::ptx::max_nan(range.high, x);
+    }
+    if (range.low == range.high) range = {first, first};  // of two zeros the earlier one
+    return range;
+  }
+  /** Of those that are looked at. */
+  __device__ __forceinline__ Range range_of_live(const Pair (&keys)[kPage], int channel) const {
+    // Not fminf: of two zeros the earlier one stays.
+    Range range{device::infinity(), -device::infinity()};
 #pragma unroll
     for (int i = 0; i < kPage; ++i) {
-      keys[i] = {};
-      if (!own || !has(i)) continue;
-      keys[i] = *reinterpret_cast<const Pair*>(first + int64_t(i) * row_bytes +
-                                               channel * int(sizeof(Element)));
+      if (!has(i)) continue;
+      const float x = device::to_float(keys[i].of[channel]);
+      range.low = x < range.low ? x : range.low;
+      range.high = x > range.high ? x : range.high;
     }
+    return range;
+  }
+
+  /** Rows that are not finite in one of this thread's channels. */
+  __device__ __forceinline__ static uint64_t broken_of(const Pair (&keys)[kPage]) {
     uint64_t broken = 0;
 #pragma unroll
     for (int i = 0; i < kPage; ++i) {
@@ -86,29 +113,50 @@ struct DigestPage {
                          device::finite(device::to_float(keys[i].of[1]));
       broken |= uint64_t{!whole} << i;
     }
-    leave_out(broken);
+    return broken;
+  }
+
+  __device__ __forceinline__ void run(const device::PageNumbers& out) {
+    constexpr uint64_t kAll = ~uint64_t{0} >> (64 - kPage);
+    const int channel = 2 * int(threadIdx.x);
+    const bool own = channel < dim;
+    Pair keys[kPage];
+    const char* from = first + channel * int(sizeof(Element));
+    bool all = live == kAll;
+#pragma unroll
+    for (int i = 0; i < kPage; ++i, from += row_bytes) {
+      keys[i] = {};
+      if (own && (all || has(i))) keys[i] = *reinterpret_cast<const Pair*>(from);
+    }
+    // Nearly every page has all its rows, and no test for each of them.
+    Range range[2];
+    if (all) {
+      range[0] = range_of_all(keys, 0), range[1] = range_of_all(keys, 1);
+      all = !__syncthreads_or(!range[0].finite() || !range[1].finite());
+    }
+    if (!all) leave_out(broken_of(keys));
     if (threadIdx.x == 0) *out.live = live;
     if (live == 0) {
       if (threadIdx.x == 0) *out.unit = 0;
       return;
     }
-
-    // Not fminf: of two zeros the earlier one stays.
-    float low[2] = {device::infinity(), device::infinity()};
-    float high[2] = {-device::infinity(), -device::infinity()};
-    float largest = 0;
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-#pragma unroll
-      for (int i = 0; i < kPage; ++i) {
-        if (!has(i)) continue;
-        const float x = device::to_float(keys[i].of[c]);
-        low[c] = x < low[c] ? x : low[c];
-        high[c] = x > high[c] ? x : high[c];
-      }
-      if (own) largest = fmaxf(largest, fmaxf(fabsf(low[c]), fabsf(high[c])));
+    if (all) {
+      write<true>(keys, range, out);
+    } else {
+      range[0] = range_of_live(keys, 0), range[1] = range_of_live(keys, 1);
+      write<false>(keys, range, out);
     }
-    largest = most(largest);
+  }
+
+  /** @tparam kAll  all rows are looked at */
+  template <bool kAll>
+  __device__ __forceinline__ void write(const Pair (&keys)[kPage], const Range (&range)[2],
+                                        const device::PageNumbers& out) {
+    // The exponent that the largest number is brought to, and the least that it has: as on the CPU.
+    constexpr int kTop = 14, kLeast = -100;
+    const int channel = 2 * int(threadIdx.x);
+    const bool own = channel < dim;
+    const float largest = most(own ? fmaxf(range[0].length(), range[1].length()) : 0.0f);
     const int exponent = largest > 0 ? max(int(device::bits_of(largest) >> 23) - 127, kLeast) : 0;
     const float up = device::float_of(uint32_t(127 + kTop - exponent) << 23);
     if (threadIdx.x == 0) *out.unit = device::float_of(uint32_t(127 + exponent - kTop) << 23);
@@ -118,17 +166,20 @@ struct DigestPage {
     const auto count = float(__popc(uint32_t(live)) + __popc(uint32_t(live >> 32)));
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      const __half half = __float2half_rn((low[c] * up) * .5f + (high[c] * up) * .5f);
+      const float low = range[c].low * up, high = range[c].high * up;
+      const __half half = __float2half_rn(low * .5f + high * .5f);
       const float middle = __half2float(half);
       uint16_t distance = 0;
       if (box) {
-        const double above = double(high[c] * up) - middle, below = middle - double(low[c] * up);
+        const double above = double(high) - middle, below = middle - double(low);
         distance = half_above(above > below ? above : below);
       } else {
         float sum = 0;
 #pragma unroll
         for (int i = 0; i < kPage; ++i) {
-          if (has(i)) sum = sum + fabsf(device::to_float(keys[i].of[c]) * up - middle);
+          if (kAll || has(i)) {
+            sum = sum + fabsf(device::to_float(keys[i].of[c]) * up - middle);
+          }
         }
         distance = __half_as_ushort(__float2half_rn(sum / count));
       }

@@ -117,6 +117,7 @@ inline float rsqrt_approx_ftz(float x) {
   return float(1.0 / std::sqrt(double(without_subnormals(x))));
 }
 inline float max_nan(float a, float b) { return a != a || b != b ? NAN : std::fmax(a, b); }
+inline float min_nan(float a, float b) { return a != a || b != b ? NAN : std::fmin(a, b); }
 inline float fma_rn_sat(float a, float b, float c) {
   const float sum = std::fma(a, b, c);
   return sum > 0 ? std::fmin(sum, 1.0f) : 0.0f;  // and zero for NaN

@@ -1,0 +1,36 @@
+// Exact attention of many queries, for compute capability 9.0 alone.
+#include "attend_exact.h"
+#include "device/exact_wgmma.cuh"
+#include "elements.h"
+#include "runtime.h"
+
+namespace pariskv::cuda {
+
+namespace {
+
+template <typename Element, int kDim>
+ExactKernel kernel_of() {
+  using namespace device;
+  return {attend_exact_wgmma<Element, kDim>, kWgmmaThreads, kWgmmaQueries,
+          WgmmaMemory<kDim>::kBytes, kDim};
+}
+
+}  // namespace
+
+ExactKernel hopper_kernel_of(const RowFormat& rows) {
+  int device = 0, major = 0;
+  check(cudaGetDevice(&device), "ask for the device");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+        "ask for a device's limits");
+  using Dims = Sizes<64, 128>;
+  const bool serves = major == 9 && rows.dtype != DType::kFloat32 &&
+                      rows.key_dim == rows.value_dim && contains(Dims{}, rows.key_dim);
+  if (!serves) return {};
+  return dispatch(Dims{}, rows.key_dim, [&](auto dim) {
+    constexpr int kDim = int(decltype(dim)::kValue);
+    return rows.dtype == DType::kFloat16 ? kernel_of<__half, kDim>()
+                                         : kernel_of<__nv_bfloat16, kDim>();
+  });
+}
+
+}  // namespace pariskv::cuda
