@@ -1,5 +1,6 @@
 // A call that is told to stop throws Stopped, and the cache is as it was: wherever it is told.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
@@ -58,7 +59,8 @@ std::vector<int64_t> state_of(const Cache& cache) {
   return state;
 }
 
-const std::string kFile = testing::TempDir() + "/pariskv_stop";
+// Tests run in several processes at a time.
+const std::string kFile = testing::TempDir() + "/pariskv_stop_" + std::to_string(getpid());
 
 struct Deed {
   const char* name;
