@@ -306,6 +306,13 @@ std::vector<Case> pariskv_cases() {
            }),
       make("many_attend_beyond_the_prompt",
            [](Case& c, Config&) { c.attended = 140, c.steps = 1, c.tokens = 130; }),
+      // Resident rows take longer than the search, and what they sum up to decides what is
+      // selected.
+      make("many_resident_rows",
+           [=](Case& c, Config& k) {
+             k.query_heads = 32, k.kv_heads = 2, k.head_dim = 64, k.value_dim = 512;
+             k.dtype = kHalf, k.local = 900, c.tokens = 1300, c.batch = 2, c.steps = 2;
+           }),
       make("small_segments", [](Case&, Config& k) { k.segment_tokens = 64, k.sink = 0; }),
       make("odd_segments", [](Case& c, Config& k) { k.segment_tokens = 192, c.tokens = 2500; }),
       make("more_rows_than_a_block_lists",

@@ -290,10 +290,14 @@ std::vector<unsigned> firsts(const Grid& grid) {
   return order;
 }
 
-/** A grid before the one that it follows: up to griddepcontrol.wait, as all of it is there. */
-void run_prologue(Grid& grid) {
+/** A grid takes its place before the one that it follows has ended. */
+void start_early(Grid& grid) {
   grid.released = false;
   for (unsigned first : firsts(grid)) add_cluster(grid, first);
+}
+
+/** Such a grid: up to griddepcontrol.wait, as all of it is there, or to flags that are not set. */
+void go_ahead(Grid& grid) {
   if (run_clusters(grid, pointers(grid))) {
     fail("%s ends before the grid that it follows", grid.name.c_str());
   }
@@ -409,9 +413,18 @@ void flush() {
   const bool last_first = chance(2);
   for (size_t i = 0; seed % 2 == 1 && i < work.size(); ++i) {
     Grid& grid = *work[last_first ? work.size() - 1 - i : i];
-    if (grid.is_early && grid.blocks.x * grid.threads.x <= kMostEarly) run_prologue(grid);
+    if (!grid.is_early || grid.blocks.x * grid.threads.x > kMostEarly) continue;
+    start_early(grid);
+    if (!chance(3)) go_ahead(grid);
   }
-  for (const auto& grid : work) run_grid(*grid);
+  for (size_t i = 0; i < work.size(); ++i) {
+    // A grid may be slow: then those after it go as far as flags let them.
+    const bool is_slow = seed % 2 == 1 && chance(2);
+    for (size_t j = i + 1; is_slow && j < work.size(); ++j) {
+      if (!work[j]->live.empty()) go_ahead(*work[j]);
+    }
+    run_grid(*work[i]);
+  }
 }
 
 }  // namespace emulator

@@ -8,11 +8,12 @@
  *   `chunk_flags`      window: a block, a chunk of means summed    score: each warp    attend
  *   `scored`           score: a block, its share written           rerank: each block  attend
  *   `reranked`         rerank: a block, logits and masses written  attend: each block  attend
+ *   `attended`         resident: a block, its parts written        attend: each block  attend
  *
- * `reranked` is set where `RerankParams::sets_flags`; elsewhere attend waits for the end of rerank
- * before it selects. What the kernel of the resident rows leaves is read after the end of rerank,
- * which waits for that kernel: attend sees it while selected rows are on their way. A word of
- * `windows` holds the logit besides, and needs no fence.
+ * The last two are set where `sets_flags` says so; elsewhere attend waits for the end of rerank,
+ * which waits for that of resident. What a row is worth depends on both. The tail has no flag:
+ * attend sees that end while selected rows are on their way. A word of `windows` holds the logit
+ * besides, and needs no fence.
  *
  * A flag that has the step's token is set. They are cleared because a graph is replayed with one
  * token. A block waits only for blocks that run already, so it cannot deadlock: a kernel starts
@@ -31,30 +32,32 @@ namespace pariskv::cuda {
 struct ReadyFlags {
   uint32_t* words;  // (kCount)
 
-  static constexpr int kCount = device::kMostScoreBlocks + device::kSlices;
+  static constexpr int kScored = 0, kReranked = device::kMostScoreBlocks;
+  static constexpr int kAttended = kReranked + device::kSlices;
+  static constexpr int kCount = kAttended + device::kParts;
 
-  /** Block `block` has scored its share. All threads. */
-  __device__ __forceinline__ void set_scored(int block, uint32_t token) const {
-    device::store_release_after_block(words + block, token);
+  /** A block's flag: one of the above, plus its rank. All threads. */
+  __device__ __forceinline__ void set(int flag, uint32_t token) const {
+    device::store_release_after_block(words + flag, token);
   }
-  /** Until `blocks` blocks have. All threads; ends with a barrier. */
+  /** Until so many blocks have scored. All threads; ends with a barrier. */
   __device__ __forceinline__ void await_scored(int blocks, uint32_t token) const {
-    device::wait_for_flags(words, blocks, token);
+    device::wait_for_flags(words + kScored, blocks, token);
   }
   /** Which blocks have by now, a bit each. By a warp. */
   __device__ __forceinline__ uint32_t scored(uint32_t token) const {
     static_assert(device::kMostScoreBlocks == 32, "a lane for each");
     return __ballot_sync(~0u, device::load_acquire(words + device::lane_id()) == token);
   }
-
-  /** The same of blocks that rerank. */
-  __device__ __forceinline__ void set_reranked(int block, uint32_t token) const {
-    device::store_release_after_block(words + device::kMostScoreBlocks + block, token);
+  /** Until blocks of both kinds are done. All threads; ends with a barrier. */
+  __device__ __forceinline__ void await_reranked(int blocks, int resident, uint32_t token) const {
+    const int i = int(threadIdx.x) + kReranked;
+    if (i < kReranked + blocks || (i >= kAttended && i < kAttended + resident)) {
+      while (device::load_acquire(words + i) != token) {
+      }
+    }
+    __syncthreads();
   }
-  __device__ __forceinline__ void await_reranked(int blocks, uint32_t token) const {
-    device::wait_for_flags(words + device::kMostScoreBlocks, blocks, token);
-  }
-
   /** Thread `thread` of `threads` clears its share. */
   __device__ __forceinline__ void clear(int thread, int threads) const {
     for (int i = thread; i < kCount; i += threads) words[i] = 0;

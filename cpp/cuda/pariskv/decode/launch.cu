@@ -137,7 +137,7 @@ class Step {
         rerank_blocks_(blocks_per_head(fit_, call, device::kSlices, kReranksPerSm)),
         resident_blocks_(power_within(std::min(rerank_blocks_, device::kParts))),
         // Blocks of attend find room beside those that rerank.
-        rerank_sets_flags_(fit_.early && kernels_.attend_beside) {}
+        sets_flags_(fit_.early && kernels_.attend_beside) {}
 
   void run() const {
     if (runs(kScore)) {
@@ -187,7 +187,8 @@ class Step {
   }
 
   void attend_resident() const {
-    const ResidentParams params{common_, resident_blocks_, device::IndexDivisor::of(call_.heads)};
+    const ResidentParams params{common_, resident_blocks_, device::IndexDivisor::of(call_.heads),
+                                sets_flags_};
     const bool many = device::kParts / resident_blocks_ >= kManyParts;
     const int kinds = call_.tail_rows > 0 ? 2 : 1;  // of rows: the tail comes after the others
     Launch(call_.heads * resident_blocks_ * kinds, resident_bytes(kernels_, call_.shape), stream_,
@@ -202,8 +203,8 @@ class Step {
     const int64_t most = fit_.early ? std::min<int64_t>(kRehearsing, call_.heads) : 0;
     const int rehearsing = int(std::clamp<int64_t>(room - blocks, 0, most));
     const RerankParams params{
-        common_,       rehearsing,   rerank_blocks_,    device::IndexDivisor::of(rerank_blocks_),
-        score_blocks_, runs(kScore), rerank_sets_flags_};
+        common_,       rehearsing,   rerank_blocks_, device::IndexDivisor::of(rerank_blocks_),
+        score_blocks_, runs(kScore), sets_flags_};
     Launch(rehearsing + blocks, kernels_.rerank_bytes, stream_)
         .early(fit_.early)
         .run(kernels_.rerank, params, "decode: rerank");
@@ -218,7 +219,8 @@ class Step {
     const bool early =
         call_.batch * call_.shape.kv_heads * size <= fit_.multiprocessors && call_.budget == 0;
     const AttendParams params{
-        common_, size, bytes, rerank_blocks_, rerank_sets_flags_ && runs(kRerank), early};
+        common_, size, bytes, rerank_blocks_, resident_blocks_, sets_flags_ && runs(kRerank),
+        early};
     Launch(call_.heads * size, bytes, stream_)
         .clusters_of(size)
         .early(fit_.early && runs(kRerank))
@@ -231,7 +233,7 @@ class Step {
   const Fit fit_;
   const StepParams common_;
   int score_blocks_, rerank_blocks_, resident_blocks_;  // per kv head
-  bool rerank_sets_flags_;
+  bool sets_flags_;
 };
 
 }  // namespace

@@ -38,6 +38,7 @@ struct VotesParams : StepParams {
 struct ResidentParams : StepParams {
   int blocks_per_head;
   device::IndexDivisor by_heads;  // divides by the kv heads of the launch
+  bool sets_flags;
 };
 
 struct RerankParams : StepParams {
@@ -54,7 +55,8 @@ struct AttendParams : StepParams {
   int cluster_size;   // a power of two
   int shared_bytes;   // of a block
   int rerank_blocks;  // per kv head
-  bool awaits_flags;  // of blocks that rerank; else for the end of the kernel before
+  int resident_blocks;
+  bool awaits_flags;  // of blocks of both kinds; else for the end of the kernel before
   bool start_rows_early;
 };
 

@@ -4,7 +4,7 @@
  *
  * | step | of | done by |
  * | --- | --- | --- |
- * | estimates and masses are there | rerank | flags.cuh |
+ * | estimates and masses are there | rerank, attend_resident | flags.cuh |
  * | worth of candidates | the block | worth.cuh |
  * | the exact best rows | the cluster | topk.cuh |
  * | those within a budget of mass, if there is one | the cluster | worth.cuh |
@@ -25,12 +25,6 @@
 
 namespace pariskv::cuda {
 
-/** Tasks of a block, 32 dimensions of a query head's output each: other blocks send it parts. */
-constexpr int kSentTasks = 4;
-/** Their parts. */
-using SentTasks = device::SentParts[kSentTasks];
-static_assert(sizeof(SentTasks) <= sizeof(device::TopKSpace::rows));
-
 template <int kWords>
 struct AttendSpace {
   HeadContext context;
@@ -41,31 +35,6 @@ struct AttendSpace {
   Tail tail;
   SentTasks parts, tail_parts;
   float all[device::kHeadsPerPass];  // log-sum-exp of every head
-};
-
-/** The parts of a head's attention, sent to the blocks that put them together, or in scratch. */
-struct FetchedParts {
-  device::PartsInScratch scratch;
-  const device::Cluster& cluster;
-  uint64_t& barrier;
-  SentTasks& sent;
-  int chunks;  // of 32 dimensions
-  bool sends;
-
-  static constexpr int kBytesOfTask = int(sizeof(device::SentParts));
-
-  __device__ __forceinline__ void leave(int part, int head, int chunk, float maximum, float sum,
-                                        float weighted) const {
-    if (!sends) return scratch.leave(part, head, chunk, maximum, sum, weighted);
-    if (chunk >= chunks) return;
-    const int task = head * chunks + chunk, owner = task & (cluster.size - 1);
-    float* to = sent[task >> cluster.log_size()][part];
-    const int lane = device::lane_id();
-    device::send_mail(barrier, owner, to + 2 + lane, device::bits_of(weighted));
-    if (lane < 2) {
-      device::send_mail(barrier, owner, to + lane, device::bits_of(lane == 0 ? maximum : sum));
-    }
-  }
 };
 
 template <typename Element, int kWords>
@@ -141,7 +110,7 @@ struct Attend {
                              chunks(),
                              sends_parts()};
     attention.start();
-    // Resident rows and the tail are attended to by now, or while selected rows are on their way.
+    // The tail is attended to by now, or while selected rows are on their way.
     device::wait_for_predecessor();
     bring_resident_parts();
     clear_flags();
@@ -179,6 +148,7 @@ struct Attend {
 
   /** Of resident rows, of the tasks for which parts are sent: where blocks were counting keys. */
   __device__ __forceinline__ SentTasks& resident_parts() const {
+    static_assert(sizeof(SentTasks) <= sizeof space.top_k.rows);
     return reinterpret_cast<SentTasks&>(space.top_k.rows);
   }
   /** A warp sets those of its task on their way. */
@@ -263,7 +233,8 @@ struct Attend {
   /** Until all is there that earlier kernels leave. */
   __device__ __forceinline__ void await_estimates() const {
     if (params.awaits_flags && block.searches()) {
-      ReadyFlags{block.context.scratch.flags}.await_reranked(params.rerank_blocks, params.token);
+      ReadyFlags{block.context.scratch.flags}.await_reranked(params.rerank_blocks,
+                                                             params.resident_blocks, params.token);
     } else {
       device::wait_for_predecessor();
     }

@@ -4,7 +4,8 @@
  */
 #pragma once
 
-#include "device/attend_shape.cuh"
+#include "device/attend.cuh"
+#include "device/cluster.cuh"
 #include "device/partition.cuh"
 
 namespace pariskv::cuda::device {
@@ -41,3 +42,27 @@ __device__ __forceinline__ Merged merge_sent(const SentParts& resident, const Se
                                              const SentParts& tail, float weight);
 
 }  // namespace pariskv::cuda::device
+
+namespace pariskv::cuda {
+
+/** Tasks of a block, 32 dimensions of a query head's output each: other blocks send it parts. */
+constexpr int kSentTasks = 4;
+/** Their parts. */
+using SentTasks = device::SentParts[kSentTasks];
+
+/** The parts of a head's attention, sent to the blocks that put them together, or in scratch. */
+struct FetchedParts {
+  device::PartsInScratch scratch;
+  const device::Cluster& cluster;
+  uint64_t& barrier;
+  SentTasks& sent;
+  int chunks;  // of 32 dimensions
+  bool sends;
+
+  static constexpr int kBytesOfTask = int(sizeof(device::SentParts));
+
+  __device__ __forceinline__ void leave(int part, int head, int chunk, float maximum, float sum,
+                                        float weighted) const;
+};
+
+}  // namespace pariskv::cuda

@@ -1,6 +1,7 @@
 /** Definitions of parts.cuh. */
 #pragma once
 
+#include "device/mailbox.cuh"
 #include "device/softmax.cuh"
 #include "device/warp.cuh"
 #include "pariskv/decode/attend/parts.cuh"
@@ -101,3 +102,20 @@ __device__ __forceinline__ Merged merge_sent(const SentParts& resident, const Se
 }
 
 }  // namespace pariskv::cuda::device
+
+namespace pariskv::cuda {
+
+__device__ __forceinline__ void FetchedParts::leave(int part, int head, int chunk, float maximum,
+                                                    float sum, float weighted) const {
+  if (!sends) return scratch.leave(part, head, chunk, maximum, sum, weighted);
+  if (chunk >= chunks) return;
+  const int task = head * chunks + chunk, owner = task & (cluster.size - 1);
+  float* to = sent[task >> cluster.log_size()][part];
+  const int lane = device::lane_id();
+  device::send_mail(barrier, owner, to + 2 + lane, device::bits_of(weighted));
+  if (lane < 2) {
+    device::send_mail(barrier, owner, to + lane, device::bits_of(lane == 0 ? maximum : sum));
+  }
+}
+
+}  // namespace pariskv::cuda

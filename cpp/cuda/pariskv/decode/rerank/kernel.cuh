@@ -317,7 +317,7 @@ struct Rerank {
    */
   __device__ __forceinline__ void set_flag() const {
     if (!rehearses && params.sets_flags) {
-      ReadyFlags{block.context.scratch.flags}.set_reranked(rank, params.token);
+      ReadyFlags{block.context.scratch.flags}.set(ReadyFlags::kReranked + rank, params.token);
     }
     if (blockIdx.x == 0) device::wait_for_predecessor();
   }

@@ -7,6 +7,7 @@
 #include "device/attend.cuh"
 #include "device/attend_direct.cuh"
 #include "pariskv/decode/context.cuh"
+#include "pariskv/decode/flags.cuh"
 #include "pariskv/decode/row_address.cuh"
 #include "pariskv/decode/tail_rows.cuh"
 
@@ -143,6 +144,9 @@ __global__ void __maxnreg__(kRegistersBesideScore<kWords>)
     AttendResident<Element, kWords, kMany>{
         block, {params.blocks_per_head, rank}, reinterpret_cast<char*>(shared), barriers, of_tail}
         .attend();
+    if (params.sets_flags && block.searches() && !of_tail) {
+      ReadyFlags{context.scratch.flags}.set(ReadyFlags::kAttended + rank, params.token);
+    }
   }
   // One that ends after score is enough: until then this kernel has not ended.
   if (blockIdx.x == 0) device::wait_for_predecessor();

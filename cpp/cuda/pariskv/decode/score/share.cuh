@@ -91,7 +91,7 @@ struct Share {
   __device__ __forceinline__ void finish(int rank, uint32_t token) const {
     __syncwarp();
     device::write_counts(space.histogram, context.scratch.counts + rank);
-    ReadyFlags{context.scratch.flags}.set_scored(rank, token);
+    ReadyFlags{context.scratch.flags}.set(ReadyFlags::kScored + rank, token);
     device::wait_for_predecessor();
   }
 };
