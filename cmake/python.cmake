@@ -18,6 +18,7 @@ install(TARGETS _core LIBRARY DESTINATION .)
 if(PARISKV_GLIBC)
   target_sources(_core PRIVATE ${PROJECT_SOURCE_DIR}/packaging/older_glibc.cpp)
   target_link_directories(_core BEFORE PRIVATE ${PARISKV_GLIBC})
-  target_link_options(_core PRIVATE -static-libstdc++ -Wl,--exclude-libs,ALL)
+  # The CUDA runtime comes after these libraries, and asks for some of their names.
+  target_link_options(_core PRIVATE -static-libstdc++ -Wl,--exclude-libs,ALL,--no-as-needed)
   target_link_libraries(_core PRIVATE pthread dl rt m)
 endif()

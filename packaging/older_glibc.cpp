@@ -21,6 +21,13 @@ int older_stat(const char* path, struct stat* out) { return __xstat(kStatVersion
 int older_fstat(int file, struct stat* out) { return __fxstat(kStatVersion, file, out); }
 int older_lstat(const char* path, struct stat* out) { return __lxstat(kStatVersion, path, out); }
 
+// Of a part of glibc that is linked into every program, and not in what a linker reads of 2.28.
+int __cxa_atexit(void (*function)(void*), void* argument, void* library);
+extern void* __dso_handle PKV_HIDDEN;
+PKV_HIDDEN int atexit(void (*function)()) {
+  return __cxa_atexit(reinterpret_cast<void (*)(void*)>(function), nullptr, __dso_handle);
+}
+
 // Since 2.32 it may say that there is one thread, so that libstdc++ counts without atomics.
 PKV_HIDDEN char __libc_single_threaded = 0;
 

@@ -128,6 +128,11 @@ def build(python: Path, packages: Path, glibc: Path, arguments: argparse.Namespa
         env={**os.environ, "PATH": path, "PYTHONPATH": str(packages)},
     )
     [wheel] = raw.glob("*.whl")
+    shutil.unpack_archive(wheel, raw / "unpacked", "zip")
+    [extension] = raw.glob("unpacked/pariskv_core/_core*.so")
+    # A library may be linked without names that nobody has; to load it, it needs them all.
+    load = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1], os.RTLD_NOW)"
+    run(python, "-c", load, extension)
     return wheel
 
 
