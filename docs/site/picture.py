@@ -13,7 +13,8 @@ OURS, DENSE = "#0f766e", "#9ca3af"
 
 def on_gpu() -> list[tuple[int, float, float]]:
     """(tokens, milliseconds of ours, of dense attention) for one sequence."""
-    rows = json.loads((RESULTS / "cuda-nvidia-h100-80gb-hbm3.json").read_text())["results"]["decode"]
+    found = json.loads((RESULTS / "cuda-nvidia-h100-80gb-hbm3.json").read_text())
+    rows = found["results"]["decode"]
     return [
         (row["tokens"], row["microseconds"] / 1e3, row["dense"] / 1e3)
         for row in rows
