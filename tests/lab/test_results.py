@@ -100,7 +100,7 @@ CLAIMS = {
                 f"{metric}, {how}, {when}: {what}": 1.0
                 for metric in ("SnapKV", "R-KV")
                 for how in _HOW
-                for when in ("now", "later", "with pages")
+                for when in ("now", "later")
                 for what in ("count over true", "attention held")
             },
             **{
