@@ -105,9 +105,8 @@ def build_tools(python: Path) -> Path:
     The oldest Python brings what only it needs, too.
     """
     folder = WORK / "build-tools"
-    if not (folder / "scikit_build_core").exists():
-        pip = (python, "-m", "pip", "install", "-qq", "-c", ROOT / "constraints.txt")
-        run(*pip, "--target", folder, *BUILD_TOOLS)
+    pip = (python, "-m", "pip", "install", "-qq", "-c", ROOT / "constraints.txt")
+    run(*pip, "--upgrade", "--target", folder, *BUILD_TOOLS)
     return folder
 
 
