@@ -111,7 +111,7 @@ set_target_properties(
                      CUDA_RUNTIME_LIBRARY None)
 
 # Instructions that 9.0 alone has: a part of the library that is compiled for 9.0a and nothing else.
-if("${architectures}" MATCHES "(^|;)(90(-real|-virtual)?|native|all|all-major)(;|$)")
+if("${architectures}" MATCHES "(^|;)(90a?(-real|-virtual)?|native|all|all-major)(;|$)")
   add_library(pariskv_hopper OBJECT ${hopper_source})
   target_include_directories(pariskv_hopper PRIVATE $<TARGET_PROPERTY:pariskv,INCLUDE_DIRECTORIES>)
   target_compile_options(pariskv_hopper PRIVATE "${cuda_flags}")
