@@ -2,7 +2,7 @@
 #include "attend_exact.h"
 #include "device/exact_wgmma.cuh"
 #include "elements.h"
-#include "runtime.h"
+#include "launch.h"
 
 namespace pariskv::cuda {
 
@@ -18,12 +18,8 @@ ExactKernel kernel_of() {
 }  // namespace
 
 ExactKernel hopper_kernel_of(const RowFormat& rows) {
-  int device = 0, major = 0;
-  check(cudaGetDevice(&device), "ask for the device");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-        "ask for a device's limits");
   using Dims = Sizes<64, 128>;
-  const bool serves = major == 9 && rows.dtype != DType::kFloat32 &&
+  const bool serves = capability_major() == 9 && rows.dtype != DType::kFloat32 &&
                       rows.key_dim == rows.value_dim && contains(Dims{}, rows.key_dim);
   if (!serves) return {};
   return dispatch(Dims{}, rows.key_dim, [&](auto dim) {

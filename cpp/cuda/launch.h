@@ -22,18 +22,23 @@ struct Kernel {
   }
 };
 
+/** The current device's compute capability, as far as the point. */
+inline int capability_major() {
+  int device = 0, major = 0;
+  check(cudaGetDevice(&device), "ask for the device");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+        "ask for a device's limits");
+  return major;
+}
+
 /**
  * Whether a kernel can be launched on the current device before its predecessor is done: code for
  * older devices runs on newer ones too, and does not wait.
  */
 inline bool starts_early(const void* kernel) {
-  int device = 0, major = 0;
-  check(cudaGetDevice(&device), "ask for the device");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-        "ask for a device's limits");
   cudaFuncAttributes code{};
   check(cudaFuncGetAttributes(&code, kernel), "ask for a kernel's code");
-  return major >= 9 && code.ptxVersion >= 90;
+  return capability_major() >= 9 && code.ptxVersion >= 90;
 }
 
 /** A launch, and the attributes it points to. */

@@ -4,6 +4,8 @@
  *
  * A warpgroup multiplies ahead: the products of its queries with the next keys and those of its
  * weights with the values are under way at once, and the next weights are made during the latter.
+ * What rounding takes from the weights is always added: a product that depends on a condition would
+ * be waited for.
  * Tiles are written by ordinary copies and read by the matrix unit, so a fence stands in between.
  */
 #pragma once
