@@ -1,8 +1,8 @@
 """What does a token cost from generate()? A model of Llama-3.1-8B's shape with random weights.
 
-Hugging Face's own loop with its dense cache, with this engine step by step, and with captured
-steps. Beside it what these are made of: a replay without the loop, and one of the model without
-any attention. Needs a GPU and transformers.
+Hugging Face's own loop with its dense cache, with this engine step by step, with captured steps,
+and with captured steps of compiled layers. Beside it what these are made of: a replay without the
+loop, and one of the model without any attention. Needs a GPU and transformers.
 """
 
 from __future__ import annotations
@@ -61,16 +61,18 @@ def _milliseconds(model, ids, cache) -> float:
 
 
 def _replay_alone(cache) -> float:
-    """Of the graph that the calls before have captured, with the engine's advance."""
-    store = cache._store
-    [captured] = store.graphs.of.values()
+    """Of the graph that the last call has captured, with the engine's advance."""
+    store, seen = cache._store, cache.get_seq_length()
+    *_, captured = store.graphs.of.values()
 
     def step() -> None:
         store.engine.advance(store.sequences)
         captured.graph.replay()
         store.stepped()
 
-    return _per_step(step)
+    took = _per_step(step)
+    cache.crop(seen - cache.get_seq_length())
+    return took
 
 
 def _without_attention(model, ids) -> float:
@@ -115,10 +117,12 @@ def _measure(model, rows: int, tokens: int, *, dense: bool) -> dict[str, float]:
     with torch.no_grad():
         model(ids[:, :-1], past_key_values=cache, logits_to_keep=1)
     found["eager_ms"] = _milliseconds(model, ids, cache)
-    pkt.attach(model, graph=True)
-    found["graph_ms"] = _milliseconds(model, ids, cache)
-    assert cache.replays > 3 * _TOKENS
-    found["replay_ms"] = _replay_alone(cache)
+    for name, compiled in (("graph", False), ("compiled", True)):
+        replays = cache.replays
+        pkt.attach(model, graph=True, compiled=compiled)
+        found[f"{name}_ms"] = _milliseconds(model, ids, cache)
+        assert cache.replays > replays + 3 * _TOKENS
+        found[f"{name}_replay_ms"] = _replay_alone(cache)
     found["no_attention_ms"] = _without_attention(model, ids)
     return found
 

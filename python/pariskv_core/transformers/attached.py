@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
 import types
@@ -11,7 +10,8 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from . import versions
 from .cache import PariskvCache
-from .graph import replayed
+from .compiled import check_layers, compiled_layers
+from .graph import stepping
 from .store import Store
 from .support import check_model
 
@@ -22,6 +22,7 @@ class _Attached(NamedTuple):
     settings: dict[str, Any]
     attention: str  # the model's own
     graph: bool
+    compiled: bool
 
 
 _ATTACHED = "_pariskv_attached"  # attribute of a model
@@ -33,7 +34,7 @@ _SERVED = (None, "dynamic", "hybrid", "dynamic_full")
 _DRAFTS = ("assistant_model", "prompt_lookup_num_tokens")
 
 
-def attach(model: Model, *, graph: bool = False, **settings: Any) -> Model:
+def attach(model: Model, *, graph: bool = False, compiled: bool = False, **settings: Any) -> Model:
     """From here on `model.generate(...)` makes a PariskvCache, unless it is given a cache.
 
     model     one of transformers, whose attention becomes "pariskv"
@@ -41,6 +42,10 @@ def attach(model: Model, *, graph: bool = False, **settings: Any) -> Model:
               batch size; all caches of the model share one engine then, and its budgets. Where
               that cannot be (a CPU, sliding layers, experts that are chosen on the host, outputs
               of every layer), steps run as without.
+    compiled  in steps of one token, what a layer does between the engine's calls is compiled by
+              torch.compile: fewer kernels, whose sums may be rounded elsewhere. The first steps of
+              each batch size take seconds. Where layers keep rows elsewhere (sliding layers),
+              steps run as without.
     settings  of PariskvCache: top_k, policy, sink, local, update, dense_below, ...
 
     Returns the model. `detach(model)` takes it back.
@@ -48,10 +53,12 @@ def attach(model: Model, *, graph: bool = False, **settings: Any) -> Model:
     owner: Any = model
     check_model(owner)
     PariskvCache(owner.config, **settings)  # refuses what it would refuse later
+    if compiled:
+        check_layers(owner)
     before = getattr(owner, _ATTACHED, None)
     attention = before.attention if before else owner.config._attn_implementation
     owner.set_attn_implementation(versions.NAME)
-    setattr(owner, _ATTACHED, _Attached(settings, attention, graph))
+    setattr(owner, _ATTACHED, _Attached(settings, attention, graph, compiled))
     _last.pop(owner, None)
     owner.generate = types.MethodType(_generate, owner)
     if hasattr(owner, "generate_batch"):
@@ -101,7 +108,8 @@ def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:
         if given is not None and given.cache_implementation is not None:
             kwargs["generation_config"] = copy.deepcopy(given)  # it names another cache
             kwargs["generation_config"].cache_implementation = None
-    with replayed(self) if attached.graph else contextlib.nullcontext():
+    layers = compiled_layers(self) if attached.compiled else None
+    with stepping(self, graph=attached.graph, compiled=layers):
         tokens = type(self).generate(self, **kwargs)
     if attached.graph and made:  # a cache that was passed may have other settings
         _keep(self, kwargs["past_key_values"])

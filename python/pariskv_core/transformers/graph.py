@@ -1,10 +1,10 @@
-"""Steps of one token as replays of a captured CUDA graph.
+"""Steps of one token as replays of a captured CUDA graph, with layers that torch has compiled.
 
-While `generate` runs, the model's forward is a Replay. Passes that a graph can do are done by one,
-captured for each batch size. The others are the model's own, so every way to generate works. A
-graph holds the model's work and the decode of every layer. It reads token ids and positions. Which
-sequences it decodes, `Cache.advance` says before each replay, so beams may be reordered, and the
-next call of `generate` goes on with the same graph.
+While `generate` runs, the model's forward is a Stepper. Steps of one token are done by compiled
+layers, by a graph, captured for each batch size, or by both. Other passes are the model's own, so
+every way to generate works. A graph holds the model's work and the decode of every layer. It reads
+token ids and positions. Which sequences it decodes, `Cache.advance` says before each replay, so
+beams may be reordered, and the next call of `generate` goes on with the same graph.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from .cache import PariskvCache
+from .compiled import CompiledLayers
 from .store import Store
 
 # What a graph reads anew in each replay, (batch, 1) and (1).
@@ -50,12 +51,26 @@ class Captured:
         return self.logits.clone()
 
 
-class Replay:
-    """The forward of an attached model while it generates."""
+class Stepper:
+    """The forward of an attached model while it generates.
 
-    def __init__(self, model: Any, forward: Callable[..., Any]) -> None:
+    captures  steps are replays of graphs
+    compiled  the layers that do steps; None: the model's own
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        forward: Callable[..., Any],
+        *,
+        captures: bool,
+        compiled: CompiledLayers | None,
+    ) -> None:
         self._model = model
         self._forward = forward
+        self._captures = captures
+        self._compiled = compiled is not None
+        self._step = forward if compiled is None else compiled.used()(forward)
         self._begun = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -66,10 +81,10 @@ class Replay:
         if not mine or not self._fits(cache, kwargs):
             return self._forward(*args, **kwargs)
         store, inputs = cache._store, _inputs(kwargs)
-        captured = self._captured(store, inputs, kwargs) if store.graphs.warm else None
+        others = {name: kwargs[name] for name in kwargs if name not in (*inputs, _MASK)}
+        captured = self._captured(store, inputs, others) if self._captures else None
         if captured is None:
-            store.graphs.warm = True
-            return self._forward(**kwargs)
+            return self._step(**inputs, **others)
         logits = captured.run(store, inputs)
         return captured.made(logits=logits, past_key_values=cache)
 
@@ -77,10 +92,8 @@ class Replay:
         store, ids = cache._store, kwargs.get(_IDS)
         return (
             ids is not None
-            and ids.is_cuda
             and ids.shape[-1] == 1
             and store.stands(ids.shape[0])
-            and not store.graphs.refused
             and kwargs.get(_PLACES) is not None
             and kwargs.get("use_cache") is not False
             and kwargs.get("return_dict") is not False
@@ -88,24 +101,26 @@ class Replay:
         )
 
     def _captured(
-        self, store: Store, inputs: dict[str, torch.Tensor], kwargs: dict[str, Any]
+        self, store: Store, inputs: dict[str, torch.Tensor], others: dict[str, Any]
     ) -> Captured | None:
-        others = {
+        """None for a step that is to run by itself: the first one of its kind, or each one."""
+        plain = {
             name: value
-            for name, value in kwargs.items()
-            if name not in (*inputs, _MASK, "past_key_values") and value is not None
+            for name, value in others.items()
+            if name != "past_key_values" and value is not None
         }
-        if any(isinstance(value, (torch.Tensor, list, dict)) for value in others.values()):
-            return None
         graphs = store.graphs
+        if graphs.refused or any(
+            isinstance(value, (torch.Tensor, list, dict)) for value in plain.values()
+        ):
+            return None
         shapes = tuple((name, value.shape) for name, value in inputs.items())
-        key = (id(self._model), shapes, tuple(sorted(others.items(), key=lambda item: item[0])))
+        model = (id(self._model), self._compiled)
+        key = (model, shapes, tuple(sorted(plain.items(), key=lambda item: item[0])))
         found: Captured | None = graphs.of.get(key)
-        if found is None:
+        if found is None and key in graphs.warm:
             try:
-                found = graphs.of[key] = self._capture(
-                    store, inputs, others, kwargs["past_key_values"]
-                )
+                found = graphs.of[key] = self._capture(store, inputs, others)
             except RuntimeError as reason:  # the model does what cannot be captured
                 graphs.refused = True
                 warnings.warn(
@@ -113,15 +128,11 @@ class Replay:
                     f"one by one ({str(reason).splitlines()[0]})",
                     stacklevel=3,
                 )
-                return None
+        graphs.warm.add(key)
         return found
 
     def _capture(
-        self,
-        store: Store,
-        inputs: dict[str, torch.Tensor],
-        others: dict[str, Any],
-        cache: PariskvCache,
+        self, store: Store, inputs: dict[str, torch.Tensor], others: dict[str, Any]
     ) -> Captured:
         own = {name: value.clone() for name, value in inputs.items()}
         graphs = store.graphs
@@ -134,7 +145,7 @@ class Replay:
             store.recorded(),
             torch.cuda.graph(graph, pool=graphs.pool, capture_error_mode="thread_local"),
         ):
-            out = self._forward(**own, **others, past_key_values=cache)
+            out = self._step(**own, **others)
         return Captured(graph, own, type(out), out.logits)
 
 
@@ -152,15 +163,16 @@ def can_replay(model: Any) -> bool:
 
 
 @contextlib.contextmanager
-def replayed(model: Any) -> Iterator[None]:
-    """The model's steps of one token are replays as long as this lasts."""
-    if not can_replay(model):
+def stepping(model: Any, *, graph: bool, compiled: CompiledLayers | None) -> Iterator[None]:
+    """The model's steps of one token are done by a Stepper as long as this lasts."""
+    captures = graph and can_replay(model)
+    if not captures and compiled is None:
         yield
         return
     before = model.__dict__.get("forward")
     forward = model.forward
-    replay = Replay(model, forward)
-    model.forward = functools.wraps(forward)(lambda *args, **kwargs: replay(*args, **kwargs))
+    step = Stepper(model, forward, captures=captures, compiled=compiled)
+    model.forward = functools.wraps(forward)(lambda *args, **kwargs: step(*args, **kwargs))
     try:
         yield
     finally:

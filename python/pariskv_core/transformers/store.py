@@ -68,7 +68,8 @@ class Graphs:
 
     pool: Any = None
     of: dict[Any, Any] = field(default_factory=dict)
-    warm: bool = False  # a step has run: kernels cannot be loaded during a capture
+    # Kinds of steps that have run once: nothing can be loaded or compiled during a capture.
+    warm: set[Any] = field(default_factory=set)
     refused: bool = False  # the model's step cannot be captured
 
 
