@@ -21,11 +21,16 @@ using namespace device;
 template <typename Element, int kDim, bool kPadded>
 ExactKernel kernel_of() {
   if constexpr (sizeof(Element) == 4) {
-    return {attend_exact_float<kDim, kPadded>, kFloatThreads,
-            kFloatThreads / 32 * kFloatQueries<kDim>, int(sizeof(FloatTiles<kDim>)), kDim};
+    return {
+        attend_exact_float<kDim, kPadded>, kFloatThreads, kFloatThreads / 32 * kFloatQueries<kDim>,
+        int(sizeof(FloatTiles<kDim>)),     kDim,          false};
   } else {
-    return {attend_exact_mma<Element, kDim, kPadded>, kMmaThreads, kMmaQueries<kDim>,
-            kMmaBytes<kDim>, kDim};
+    return {attend_exact_mma<Element, kDim, kPadded>,
+            kMmaThreads,
+            kMmaQueries<kDim>,
+            kMmaBytes<kDim>,
+            kDim,
+            false};
   }
 }
 
@@ -89,7 +94,22 @@ ExactParameters parameters_of(const AttendExactCall& call) {
           call.logits.sink_bias,
           call.states,
           int32_t(call.shares),
-          call.resumes};
+          call.resumes,
+          0};
+}
+
+/**
+ * Blocks of a head's queries in one launch. While rows come from host memory, the thread blocks
+ * that copy them need multiprocessors of their own: beside attention they would wait for one of its
+ * blocks to end, each time anew.
+ */
+int64_t most_blocks(const AttendExactCall& call, const ExactKernel& kernel) {
+  if (call.staged == nullptr || !kernel.fills) return INT32_MAX;
+  int device = 0, processors = 0;
+  check(cudaGetDevice(&device), "attend");
+  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "attend");
+  const int64_t heads = call.shape.kv_heads * call.shares;
+  return std::max((processors - kCopyBlocks) / heads, int64_t{1});
 }
 
 constexpr int kFinishThreads = 128;
@@ -140,11 +160,15 @@ void launch_attend_exact(const AttendExactCall& call, cudaStream_t stream) {
   check(cudaFuncSetAttribute(kernel.address, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              kernel.bytes),
         "attend");
-  const int64_t queries = call.tokens * call.shape.group;
-  const dim3 grid(unsigned((queries + kernel.queries - 1) / kernel.queries),
-                  unsigned(call.shape.kv_heads), unsigned(call.shares));
-  kernel.address<<<grid, kernel.threads, kernel.bytes, stream>>>(parameters_of(call));
-  check_launch("attend");
+  const int64_t queries = call.tokens * call.shape.group, most = most_blocks(call, kernel);
+  ExactParameters parameters = parameters_of(call);
+  for (int64_t left = (queries + kernel.queries - 1) / kernel.queries; left > 0; left -= most) {
+    parameters.last_block = int32_t(left - 1);
+    const dim3 grid(unsigned(std::min(left, most)), unsigned(call.shape.kv_heads),
+                    unsigned(call.shares));
+    kernel.address<<<grid, kernel.threads, kernel.bytes, stream>>>(parameters);
+    check_launch("attend");
+  }
 }
 
 void launch_finish_exact(const AttendExactCall& call, cudaStream_t stream) {

@@ -15,6 +15,7 @@ struct ExactKernel {
   int queries;  // of a block
   int bytes;    // of shared memory
   int dims;     // of a state
+  bool fills;   // a block leaves no room on its multiprocessor
 };
 
 /**

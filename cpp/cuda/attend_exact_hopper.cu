@@ -12,7 +12,7 @@ template <typename Element, int kDim>
 ExactKernel kernel_of() {
   using namespace device;
   return {attend_exact_wgmma<Element, kDim>, kWgmmaThreads, kWgmmaQueries,
-          WgmmaMemory<kDim>::kBytes, kDim};
+          WgmmaMemory<kDim>::kBytes,         kDim,          true};
 }
 
 }  // namespace

@@ -11,11 +11,10 @@ namespace {
 using Piece = uint4;
 constexpr int kThreads = 256;
 constexpr int kInFlight = 8;  // loads of a thread before its first store
-constexpr int kBlocks = 4;    // two keep the bus busy; the rest of the device is for others
 
 __global__ void __launch_bounds__(kThreads)
     copy_kernel(Piece* target, const Piece* source, int64_t pieces) {
-  constexpr int64_t kStep = int64_t{kBlocks} * kThreads;
+  constexpr int64_t kStep = int64_t{kCopyBlocks} * kThreads;
   for (int64_t first = int64_t(blockIdx.x) * kThreads + threadIdx.x; first < pieces;
        first += kInFlight * kStep) {
     Piece values[kInFlight];
@@ -50,8 +49,8 @@ __global__ void __launch_bounds__(kThreads) keep_rows(KeepCall call) {
 void launch_copy(void* target, const void* source, int64_t bytes, cudaStream_t stream) {
   const int64_t pieces = bytes / int64_t(sizeof(Piece));
   if (pieces == 0) return;
-  copy_kernel<<<kBlocks, kThreads, 0, stream>>>(static_cast<Piece*>(target),
-                                                static_cast<const Piece*>(source), pieces);
+  copy_kernel<<<kCopyBlocks, kThreads, 0, stream>>>(static_cast<Piece*>(target),
+                                                    static_cast<const Piece*>(source), pieces);
   check_launch("copy");
 }
 

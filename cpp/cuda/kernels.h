@@ -36,6 +36,7 @@ struct WordUpdate {
 void launch_word_updates(const WordUpdate* updates, int64_t count, cudaStream_t stream);
 
 /** Copies a multiple of 16 bytes between blocks of any memory that the device can reach. */
+constexpr int kCopyBlocks = 4;  // two keep the bus busy; the rest of the device is for others
 void launch_copy(void* target, const void* source, int64_t bytes, cudaStream_t stream);
 
 /** Tokens of one sequence between packed tensors and the store. */

@@ -30,8 +30,14 @@ struct ExactParameters {
   const float* sink_bias;  // null: none
   float* states;  // (shares, kv heads, tokens * group), see exact_state; null: one launch does all
   int32_t shares;
-  bool resumes;  // states are there from rows before
+  bool resumes;        // states are there from rows before
+  int32_t last_block;  // of a head's queries: the launch's first, since it has most to do
 };
+
+/** Queries of a kv head before those of this thread block, which has `count` of them. */
+__device__ __forceinline__ int64_t exact_first_query(const ExactParameters& p, int count) {
+  return (int64_t(p.last_block) - blockIdx.x) * count;
+}
 
 /** One query of a kv head; the queries of a head are numbered token by token. */
 struct ExactQuery {

@@ -48,8 +48,7 @@ __global__ void __launch_bounds__(kFloatThreads) attend_exact_float(ExactParamet
   extern __shared__ uint4 staged[];
   FloatTiles<kDim>& tiles = *reinterpret_cast<FloatTiles<kDim>*>(staged);
   const int head = int(blockIdx.y), warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
-  // The blocks with most to do come first.
-  const int64_t block = (int64_t(gridDim.x) - 1 - blockIdx.x) * kWarps * kQueries;
+  const int64_t block = exact_first_query(p, kWarps * kQueries);
   const int64_t own = block + warp * kQueries;
   float (&queries)[kQueries][kDim] = tiles.queries[warp];
   float (&weights)[kQueries][kRows] = tiles.weights[warp];

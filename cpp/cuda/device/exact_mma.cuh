@@ -98,8 +98,7 @@ __global__ void __launch_bounds__(kMmaThreads) attend_exact_mma(ExactParameters 
   const uint32_t tiles = shared_address(staged);
   const int head = int(blockIdx.y), warp = int(threadIdx.x) / 32;
   const int row = int(threadIdx.x) % 32 / 4;
-  // The blocks with most to do come first.
-  const int64_t block = (int64_t(gridDim.x) - 1 - blockIdx.x) * kMmaQueries<kDim>;
+  const int64_t block = exact_first_query(p, kMmaQueries<kDim>);
   const int64_t first_query = block + warp * 16 * State::kGroups;
   const auto index_of = [&](int own) { return first_query + own * 8 + row; };
   const auto limit_of = [&](int own) { return ExactQuery(p, head, index_of(own)).limit; };

@@ -179,8 +179,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1) attend_exact_wgmma(ExactPara
   // From one lane, so that the compiler knows that a warp has one.
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0), group = warp / 4;
   const int head = int(blockIdx.y);
-  // The blocks with most to do come first.
-  const int64_t block = (int64_t(gridDim.x) - 1 - blockIdx.x) * kWgmmaQueries;
+  const int64_t block = exact_first_query(p, kWgmmaQueries);
   const ExactRows rows(p, min(block + kWgmmaQueries, p.tokens * p.group) - 1);
   if (rows.empty() && p.resumes) return;
 
