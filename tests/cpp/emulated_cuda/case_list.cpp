@@ -306,6 +306,11 @@ std::vector<Case> pariskv_cases() {
            }),
       make("many_attend_beyond_the_prompt",
            [](Case& c, Config&) { c.attended = 140, c.steps = 1, c.tokens = 130; }),
+      // A launch has fewer blocks than there are queries for, beside copies.
+      make("many_attend_on_three_processors",
+           [](Case& c, Config&) {
+             c.attended = 100, c.steps = 1, c.tokens = 900, c.device = 5, c.twin = 2;
+           }),
       // Resident rows take longer than the search, and what they sum up to decides what is
       // selected.
       make("many_resident_rows",
