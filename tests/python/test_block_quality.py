@@ -91,14 +91,28 @@ def test_white_keys_lose_nothing(head_dim, group, block, rng):
     assert np.mean(differences) >= -0.005
 
 
+def keys_of_many_norms(sigma: float, rng: np.random.Generator) -> np.ndarray:
+    """Random keys with log-normal norms."""
+    count = 32_768
+    return rng.standard_normal((count, 1, 128)) * np.exp(rng.normal(0, sigma, (count, 1, 1)))
+
+
 @pytest.mark.parametrize(
-    ("sharpness", "lead", "block"), [(16, 35, 256), (32, 70, 64), (32, 70, 256), (64, 140, 256)]
+    ("sharpness", "lead", "block", "ratio"),
+    [
+        (16, 35, 256, 0.05),
+        (32, 70, 64, 0.05),
+        (32, 70, 256, 0.05),
+        (64, 140, 256, 0.05),
+        (16, 35, 64, 0.0125),  # what long zones rerank
+        (32, 70, 256, 0.0125),
+    ],
 )
-def test_the_key_that_leads_a_sharp_head_is_selected(sharpness, lead, block):
-    # Log-normal norms; the best key leads by tens of nats, and is one of 5 % of the candidates.
+def test_the_key_that_leads_a_sharp_head_is_selected(sharpness, lead, block, ratio):
+    # The best key leads by tens of nats, and has to be one of few candidates.
     rng = np.random.default_rng(0)
-    keys = rng.standard_normal((32_768, 1, 128)) * np.exp(rng.normal(0, 0.6, (32_768, 1, 1)))
-    cache, s = cache_of(keys, block, 4, 0.05)
+    keys = keys_of_many_norms(0.6, rng)
+    cache, s = cache_of(keys, block, 4, ratio)
     leads = []
     for _ in range(16):
         q = rng.standard_normal((4, 128)) * sharpness
@@ -111,6 +125,19 @@ def test_the_key_that_leads_a_sharp_head_is_selected(sharpness, lead, block):
         assert np.isin(best, found.details.candidate_positions[0]).all()
         assert np.isin(best, found.positions[0]).all()
     assert np.median(leads) >= 0.8 * lead
+
+
+@pytest.mark.parametrize(("sigma", "sharpness"), [(0.3, 8), (0.3, 16), (0.6, 8)])
+def test_the_key_that_leads_a_sharp_head_is_selected_beside_flat_heads(sigma, sharpness):
+    rng = np.random.default_rng(0)
+    keys = keys_of_many_norms(sigma, rng)
+    cache, s = cache_of(keys, 64, 4, 0.05)
+    for _ in range(16):
+        q = rng.standard_normal((4, 128)) * np.array([sharpness, sharpness, 1, 1])[:, None]
+        found = cache.explain(0, s, tensor(q, cache.config))
+        zone = slice(found.zone_begin, found.zone_begin + found.zone_tokens)
+        best = found.zone_begin + np.argmax(keys[zone, 0] @ q[:2].T, axis=0)
+        assert np.isin(best, found.positions[0]).all()
 
 
 def test_rows_that_are_worth_nothing_go_by_their_logits(rng):
