@@ -202,12 +202,13 @@ std::shared_ptr<Block> Planner::new_kept(const SequenceView& view) const {
 
 Block Planner::next_state(const Layer& layer, Stream stream) const {
   const bool exists = layer.state.data() != nullptr;
-  if (exists && !backend_.capabilities().verbs_can_fail) return Block();
-  Block state = backend_.arena().allocate(policy_.state_bytes());
+  const int64_t bytes = policy_.state_bytes();
+  if (bytes == 0 || (exists && !backend_.capabilities().verbs_can_fail)) return Block();
+  Block state = backend_.arena().allocate(bytes);
   if (exists) {
-    backend_.copy(state.data(), layer.state.data(), policy_.state_bytes(), stream);
+    backend_.copy(state.data(), layer.state.data(), bytes, stream);
   } else {
-    backend_.zero(state.data(), policy_.state_bytes(), stream);
+    backend_.zero(state.data(), bytes, stream);
   }
   return state;
 }

@@ -363,3 +363,16 @@ def test_forks_share_what_is_kept_until_one_chooses_anew():
     life.cache.remove(twin.s)
     empty = life.cache.stats()
     assert (empty.kept_rows, empty.kept_bytes) == (0, 0)
+
+
+def test_blocks_of_a_zone_that_grows_have_few_sizes():
+    """A new size is memory that a GPU has to be asked for."""
+    life = Life(make_config(pk.HardKV(most=400, p=0.5)))
+    life.prefill(200)
+    sizes = []
+    for _ in range(200):
+        life.decode()
+        sizes.append(life.cache.stats().kept_bytes)
+    assert life.cache.stats().keeps > 8
+    assert len(set(sizes)) <= 6
+    assert max(sizes) <= 2.6 * min(sizes)

@@ -4,33 +4,40 @@
 #include "device/attend_shape.cuh"
 #include "device/partition.cuh"
 #include "hardkv/decode/params.h"
+#include "hardkv/decode/parts.cuh"
 #include "kept/blocks.cuh"
 
 namespace pariskv::cuda {
 
-/**
- * The rows of a head come in up to so many segments, and a segment in kParts parts. How many
- * follows from the number of rows alone, so that a result does not depend on the batch: a part has
- * 64 rows at most, until a head has 2,048. More parts would be more for the next kernel to read.
- */
+/** Whether rows go straight to the tensor cores. */
+template <typename Element>
+constexpr bool kKeptDirect = sizeof(Element) == 2;
+/** The rows of a head of float32 come in up to so many segments, and a segment in kParts parts. */
 constexpr int kSegments = 2;
+static_assert(kSegments * device::kParts <= kMostParts);
 
 /** What a block works on: read from device memory once. */
 struct KeptContext {
   int row, head;  // of the batch; kv head
   void* const* rows;
   char* recent;
-  device::KeptHead kept;
+  const char* kept;  // rows that are kept, side by side
   int kept_rows;
   int total;
   int before, gap;  // resident rows before the zone; of it, those that are left out
-  float* parts;     // (kSegments, kParts, group, 2 + value_dim), as PartsInScratch
+  float* parts;     // (kMostParts, group, 2 + value_dim), as PartsInScratch
   device::AttendShape shape;
 
   /** Rows that are attended to. */
   __device__ __forceinline__ int count() const { return total - gap + kept_rows; }
   /** Of them, see kSegments. */
-  __device__ __forceinline__ int segments() const { return count() > 1024 ? 2 : 1; }
+  __device__ __forceinline__ int segments() const { return count() > 1024 ? kSegments : 1; }
+  /** Parts that are left for the next kernel. */
+  template <typename Element>
+  __device__ __forceinline__ int part_count() const {
+    if constexpr (kKeptDirect<Element>) return HeadParts::of(count()).count;
+    return segments() * device::kParts;
+  }
   /** The parts of a segment. */
   __device__ __forceinline__ float* parts_of(int segment) const {
     return parts + int64_t(segment) * device::kParts * shape.group * (2 + shape.value_dim);
@@ -52,11 +59,12 @@ __device__ __forceinline__ bool find_kept(const KeptStepParams& params, int inde
   context.head = head;
   context.rows = view.rows;
   context.recent = view.recent;
-  context.kept = {view.kept, model.kept(view.kept_capacity), head};
+  const device::KeptHead kept{view.kept, model.kept(view.kept_capacity), head};
+  context.kept = kept.row(0);
   context.total = int(view.total);
   context.before = int(view.zone_begin);
   context.gap = view.sparse != 0 ? int(view.zone_end - view.zone_begin) : 0;
-  context.kept_rows = context.gap > 0 && view.kept != nullptr ? context.kept.counts()[0] : 0;
+  context.kept_rows = context.gap > 0 && view.kept != nullptr ? kept.counts()[0] : 0;
   context.parts = reinterpret_cast<float*>(reinterpret_cast<char*>(lane.scratch.resident) +
                                            head * lane.head_bytes);
   context.shape = {int(model.rows.key_dim), int(model.rows.value_dim), int(model.group),

@@ -14,7 +14,8 @@ struct KeptKernels {
   Kernel<KeptStepParams> attend;
   Kernel<KeptStepParams> merge;
   int threads, bytes;
-  bool row;  // bytes go without the room of a row
+  int rows;   // of the model, whose bytes come on top
+  int parts;  // of a head, at most
 };
 
 KeptKernels kernels_of(const ModelShape& shape) {
@@ -22,8 +23,12 @@ KeptKernels kernels_of(const ModelShape& shape) {
     using Element = decltype(element);
     return dispatch_words(shape.rows.key_dim, [](auto words) {
       constexpr int kWords = int(decltype(words)::kValue);
-      return KeptKernels{attend_kept<Element, kWords>, merge_kept<Element>, kKeptThreads<Element>,
-                         kKeptBytes<Element, kWords>, kKeptDirect<Element>};
+      return KeptKernels{attend_kept<Element, kWords>,
+                         merge_kept<Element>,
+                         kKeptThreads<Element>,
+                         kKeptBytes<Element, kWords>,
+                         kKeptDirect<Element> ? 2 : 0,
+                         kKeptDirect<Element> ? kMostParts : kSegments * device::kParts};
     });
   });
 }
@@ -38,9 +43,9 @@ KeptFit measure(const KeptKernels& kernels, int index) {
   KeptFit fit;
   check(cudaDeviceGetAttribute(&fit.multiprocessors, cudaDevAttrMultiProcessorCount, index),
         "ask for a device's limits");
-  constexpr int kMostRowBytes = 2 * int(kMaxHeadDim) * 4;
+  constexpr int kMostRowBytes = 2 * int(kMaxHeadDim) * 2;
   check(cudaFuncSetAttribute(kernels.attend.address, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             kernels.bytes + (kernels.row ? kMostRowBytes : 0)),
+                             kernels.bytes + kernels.rows * kMostRowBytes),
         "give the decode kernels their shared memory");
   // Blocks of one meet blocks of the next: both must want the memory cut alike.
   for (const void* kernel : {kernels.attend.address, kernels.merge.address}) {
@@ -57,14 +62,12 @@ KeptFit fit_of(const KeptKernels& kernels) {
                        [&](int device) { return measure(kernels, device); });
 }
 
-constexpr int kFewestBlocks = 4;
-
-/** Blocks for each segment of a head: one for each part, if all of them run at once. */
-int blocks_per_segment(const KeptFit& fit, int64_t heads) {
-  constexpr int kBlocksPerSm = 5;
-  int blocks = device::kParts;
-  while (blocks > kFewestBlocks &&
-         heads * kSegments * blocks > int64_t(fit.multiprocessors) * kBlocksPerSm) {
+/** Blocks for each head: one for each part, if all of them run at once. */
+int blocks_per_head(const KeptFit& fit, int parts, int64_t heads) {
+  constexpr int kBlocksPerSm = 4;
+  const int fewest = parts / 4;
+  int blocks = parts;
+  while (blocks > fewest && heads * blocks > int64_t(fit.multiprocessors) * kBlocksPerSm) {
     blocks /= 2;
   }
   return blocks;
@@ -73,15 +76,15 @@ int blocks_per_segment(const KeptFit& fit, int64_t heads) {
 }  // namespace
 
 int64_t kept_decode_bytes(const ModelShape& shape) {
-  const int64_t floats = kSegments * device::kParts * shape.group * (2 + shape.rows.value_dim);
+  const int64_t floats = kMostParts * shape.group * (2 + shape.rows.value_dim);
   return (floats * 4 + 255) / 256 * 256;
 }
 
 KeptStepParams launch_kept_attention(const KeptDecodeCall& call, cudaStream_t stream) {
   const KeptKernels kernels = kernels_of(call.shape);
   const int64_t heads = call.batch * call.shape.kv_heads;
-  const int blocks = blocks_per_segment(fit_of(kernels), heads);
-  const int bytes = kernels.bytes + (kernels.row ? int(call.shape.rows.bytes()) : 0);
+  const int blocks = blocks_per_head(fit_of(kernels), kernels.parts, heads);
+  const int bytes = kernels.bytes + kernels.rows * int(call.shape.rows.bytes());
   const KeptStepParams params{call,
                               device::SegmentDivisor::of(call.shape.segment_tokens),
                               device::IndexDivisor::of(call.shape.kv_heads),
@@ -89,7 +92,7 @@ KeptStepParams launch_kept_attention(const KeptDecodeCall& call, cudaStream_t st
                               device::IndexDivisor::of(call.shape.group),
                               blocks,
                               most_steps(call.logits.softcap)};
-  Launch(heads * kSegments * blocks, (bytes + 127) / 128 * 128, stream, kernels.threads)
+  Launch(heads * blocks, (bytes + 127) / 128 * 128, stream, kernels.threads)
       .run(kernels.attend, params, "decode: attend_kept");
   return params;
 }

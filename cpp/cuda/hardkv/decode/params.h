@@ -12,8 +12,8 @@ struct KeptStepParams {
   device::IndexDivisor by_kv_heads;
   device::IndexDivisor by_heads;  // divides by the kv heads of the batch
   device::IndexDivisor by_group;
-  int blocks_per_segment;  // that attend, a power of two
-  int32_t most_steps;      // of a logit whose query is remembered
+  int blocks_per_head;  // that attend
+  int32_t most_steps;   // of a logit whose query is remembered
 };
 
 /** The first half of launch_kept_decode: parts of the attention, in the scratch. Not of an empty

@@ -15,8 +15,12 @@ constexpr int kLookThreads = 128;
 constexpr int kLookRows = 64;                                 // of a block
 constexpr int kRowsOfWarp = kLookRows / (kLookThreads / 32);  // two columns of eight
 
-/** Bytes from key to key in shared memory: whole instructions, and no two in the same banks. */
-constexpr int key_pitch(int key_dim) { return (key_dim + 31) / 32 * 32 + 16; }
+/** Bytes of a key, with zeros up to two whole instructions. */
+constexpr int padded_key(int key_dim) { return (key_dim + 63) / 64 * 64; }
+/** From key to key in shared memory: an odd number of half lines, so no two in the same banks. */
+constexpr int key_pitch(int key_dim) {
+  return padded_key(key_dim) % 128 != 0 ? padded_key(key_dim) : padded_key(key_dim) + 64;
+}
 
 /** What keys are made from. */
 struct KeySources {
@@ -92,8 +96,7 @@ struct KeyTile {
       auto* to = reinterpret_cast<uint32_t*>(key(begin + r));
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
-        // Zeros up to a whole instruction.
-        if (channel(c) < (dim() + 31) / 32 * 32) {
+        if (channel(c) < padded_key(dim())) {
           to[channel(c) / 4] = device::rounded_word(x[r][c], exponent, up);
         }
       }
@@ -106,56 +109,81 @@ struct KeyTile {
   /** A lane's part of sixteen queries: of two of them. */
   struct Queries {
     Voice voices[2];
+    int asked[2];
     uint32_t numbers[4 * kChunks][4];
   };
 
-  __device__ __forceinline__ void load(int first_query, int queries, Queries& to) const {
-    const int g = device::lane_id() / 4, t = device::lane_id() % 4;
+  /** Where queries of this head are remembered: divisions that are made once. */
+  struct QueryPlaces {
+    const int8_t* numbers;  // of the first head's query in slot 0
+    int pitch;              // bytes from slot to slot
+    int slots, first_slot;  // of the first position that is asked
+    int group, key_dim;
+    device::IndexDivisor by_group;
+
+    __device__ __forceinline__ const uint4* operator()(int asked, int of_group) const {
+      const int slot = first_slot + asked;
+      return reinterpret_cast<const uint4*>(numbers + (slot < slots ? slot : slot - slots) * pitch +
+                                            of_group * key_dim);
+    }
+  };
+  __device__ __forceinline__ QueryPlaces query_places() const {
+    const RecentLayout layout = item.call.shape.recent_queries();
     const int group = int(item.call.shape.group);
+    return {device::slot_place(layout, const_cast<char*>(item.job.recent), 0, item.head * group)
+                .numbers,
+            int(layout.query_heads * layout.key_dim),
+            int(layout.slots),
+            int(item.job.asked.begin % layout.slots),
+            group,
+            dim(),
+            device::IndexDivisor::of(group)};
+  }
+
+  __device__ __forceinline__ void load(const QueryPlaces& places, int first_query, int queries,
+                                       Queries& to) const {
+    const int g = device::lane_id() / 4, t = device::lane_id() % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int query = first_query + g + 8 * half, asked = query / group;
+      const int query = first_query + g + 8 * half, asked = int(places.by_group(query));
       const bool there = query < queries;
+      to.asked[half] = asked;
       to.voices[half] = there ? item.voices()[query] : Voice{};
-      const auto* words = reinterpret_cast<const uint32_t*>(
-          device::recent_place(item.call.shape.recent_queries(), const_cast<char*>(item.job.recent),
-                               item.job.asked.begin + asked,
-                               item.head * group + query - asked * group)
-              .numbers);
+      const uint4* words = places(asked, query - asked * places.group);
 #pragma unroll
-      for (int k = 0; k < 4 * kChunks; ++k) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int word = 8 * k + 4 * i + t;
-          to.numbers[k][half + 2 * i] = there && 4 * word < dim() ? words[word] : 0;
-        }
+      for (int k = 0; k < 2 * kChunks; ++k) {
+        const int at = 4 * k + t;
+        const uint4 four = there && 16 * at < places.key_dim ? words[at] : uint4{};
+        to.numbers[2 * k][half] = four.x, to.numbers[2 * k][half + 2] = four.y;
+        to.numbers[2 * k + 1][half] = four.z, to.numbers[2 * k + 1][half + 2] = four.w;
       }
     }
   }
 
   /**
    * Logits of sixteen queries and a warp's rows.
-   * @param visit  (query, LaneLogits), of queries that have a say
+   * @param visit  (query, number of its position, whether it has a say, LaneLogits), by all lanes
    */
   template <typename Visit>
   __device__ __forceinline__ void multiply(int first_query, const Queries& own, Visit visit) const {
     const int g = device::lane_id() / 4, t = device::lane_id() % 4;
     int dots[kRowsOfWarp / 8][4] = {};
+    // Two instructions at a time, whose channels are in another order on both sides: 16 bytes of a
+    // key and of a query at once.
 #pragma unroll
-    for (int k = 0; k < 4 * kChunks; ++k) {
-      if (32 * k >= dim()) break;
+    for (int k = 0; k < 2 * kChunks; ++k) {
+      if (64 * k >= dim()) break;
 #pragma unroll
       for (int n = 0; n < kRowsOfWarp / 8; ++n) {
-        const auto* words =
-            reinterpret_cast<const uint32_t*>(key(warp_begin() + 8 * n + g)) + 8 * k + t;
-        const uint32_t b[2] = {words[0], words[4]};
-        device::ptx::mma_m16n8k32_s8(dots[n], own.numbers[k], b);
+        const uint4 four = reinterpret_cast<const uint4*>(key(warp_begin() + 8 * n + g))[4 * k + t];
+        const uint32_t lower[2] = {four.x, four.y}, upper[2] = {four.z, four.w};
+        device::ptx::mma_m16n8k32_s8(dots[n], own.numbers[2 * k], lower);
+        device::ptx::mma_m16n8k32_s8(dots[n], own.numbers[2 * k + 1], upper);
       }
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const Voice& voice = own.voices[half];
-      if (voice.counts == 0) continue;
       LaneLogits logits;
 #pragma unroll
       for (int n = 0; n < kRowsOfWarp / 8; ++n) {
@@ -164,20 +192,21 @@ struct KeyTile {
           logits[n][i] = logit_of(voice, dots[n][2 * half + i], steps[row_of(n, i)]);
         }
       }
-      visit(first_query + g + 8 * half, logits);
+      visit(first_query + g + 8 * half, own.asked[half], voice.counts != 0, logits);
     }
   }
 
-  /** Of queries [begin, end); `begin` is a multiple of sixteen. */
+  /** Of queries [begin, end). */
   template <typename Visit>
   __device__ __forceinline__ void each_query(int begin, int end, Visit visit) const {
     // The next queries are on their way while these are multiplied.
+    const QueryPlaces places = query_places();
     Queries own;
-    load(begin, end, own);
+    load(places, begin, end, own);
 #pragma unroll 1
     for (int q = begin; q < end; q += 16) {
       Queries next;
-      load(q + 16, end, next);
+      load(places, q + 16, end, next);
       multiply(q, own, visit);
       own = next;
     }

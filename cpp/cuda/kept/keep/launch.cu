@@ -2,6 +2,7 @@
 // for its end; and kept rows of a zone that was cut.
 #include <algorithm>
 
+#include "clusters.h"
 #include "elements.h"
 #include "kept/keep/choose/kernel.cuh"
 #include "kept/keep/fill/kernel.cuh"
@@ -34,6 +35,19 @@ ChoiceScratch choice_scratch(const ModelShape& shape, int64_t width, int64_t bef
   return scratch;
 }
 
+namespace {
+
+/** Gives look_at_keys its shared memory, once. Returns whether kernels start early. */
+bool prepare(const void* look, int bytes) {
+  return measured_once(look, [&](int) {
+    check(cudaFuncSetAttribute(look, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+          "keep: look_at_keys");
+    return starts_early(look);
+  });
+}
+
+}  // namespace
+
 void launch_choice(const ChoiceCall& call, cudaStream_t stream) {
   const ChoiceParams params{call, device::SegmentDivisor::of(call.shape.segment_tokens),
                             device::IndexDivisor::of(call.heads)};
@@ -45,16 +59,16 @@ void launch_choice(const ChoiceCall& call, cudaStream_t stream) {
   }
   const int64_t width = call.scratch.width;
   const int bytes = int(sizeof(LookSpace)) + kLookRows * key_pitch(int(call.shape.rows.key_dim));
-  const bool early = starts_early(reinterpret_cast<const void*>(fill_block));
+  bool early = false;
   dispatch_element(call.shape.rows.dtype, [&](auto element) {
     using Element = decltype(element);
     Launch(items, 0, stream, kListThreads)
         .run(Kernel<ChoiceParams>(list_rows<Element>), params, "keep: list_rows");
     dispatch_chunks(call.shape.rows.key_dim, [&](auto chunks) {
-      const Kernel<ChoiceParams> kernel = look_at_keys<Element, int(decltype(chunks)::kValue)>;
-      check(
-          cudaFuncSetAttribute(kernel.address, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-          "keep: look_at_keys");
+      constexpr int kChunks = int(decltype(chunks)::kValue);
+      const Kernel<ChoiceParams> kernel = look_at_keys<Element, kChunks>;
+      const int most = int(sizeof(LookSpace)) + kLookRows * key_pitch(128 * kChunks);
+      early = prepare(kernel.address, most);
       Launch(dim3(pieces(width, kLookRows), items), bytes, stream, kLookThreads)
           .early(early)
           .run(kernel, params, "keep: look_at_keys");

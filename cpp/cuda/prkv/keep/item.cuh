@@ -14,7 +14,7 @@ struct Tally {
 };
 
 /** Bytes of a key in 8 bits. */
-constexpr int64_t key_bytes(int64_t key_dim) { return (key_dim + 31) / 32 * 32; }
+constexpr int64_t key_bytes(int64_t key_dim) { return padded_key(int(key_dim)); }
 
 struct PrkvItem : ChoiceItem {
   const PrkvRules& rules;

@@ -33,7 +33,12 @@ HardKvPolicy::HardKvPolicy(const HardKv& settings, int64_t dense_below, const Mo
 }
 
 int64_t HardKvPolicy::kept_rows(int64_t zone_tokens) const {
-  return std::clamp(zone_tokens, int64_t{1}, own_.most * (1 + own_.patience));
+  const int64_t most = own_.most * (1 + own_.patience);
+  if (zone_tokens >= most) return most;
+  // Four sizes to an octave: every new size is memory that is asked of the device anew.
+  int64_t step = 1;
+  while (step * 8 <= zone_tokens) step *= 2;
+  return std::min(std::max((zone_tokens + step - 1) / step * step, int64_t{1}), most);
 }
 
 void HardKvPolicy::plan(SequenceView& sequence) const {

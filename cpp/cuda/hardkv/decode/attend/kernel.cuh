@@ -6,25 +6,23 @@
 #pragma once
 
 #include "device/attend.cuh"
-#include "device/attend_direct.cuh"
 #include "device/signal.cuh"
+#include "hardkv/decode/attend/shared_part.cuh"
 #include "hardkv/decode/context.cuh"
 
 namespace pariskv::cuda {
 
-/** Whether rows go straight to the tensor cores. */
 template <typename Element>
-constexpr bool kKeptDirect = sizeof(Element) == 2;
-template <typename Element>
-constexpr int kKeptThreads = kKeptDirect<Element> ? device::kDirectThreads : device::kThreads;
-template <int kWords>
+constexpr int kKeptThreads = kKeptDirect<Element> ? kPartThreads : device::kThreads;
+/** Of rows that go straight, kPartWarps warps; the others are eight. */
+template <typename Element, int kWords>
 constexpr int kKeptRegisters = kWords == 16  ? 240
-                               : kWords == 8 ? 128
-                                             : 96;
+                               : kWords == 8 ? (kKeptDirect<Element> ? 240 : 128)
+                                             : (kKeptDirect<Element> ? 128 : 96);
 /** Shared memory, besides a row where they go straight. */
 template <typename Element, int kWords>
 constexpr int kKeptBytes =
-    kKeptDirect<Element> ? int(sizeof(device::DirectSpace<kWords, Element>))
+    kKeptDirect<Element> ? int(sizeof(PartSpace<kWords, Element>))
                          : device::kMergeBytes<kWords> + 2 * device::kTileBytes;
 
 /** Row i of a segment of those that are attended to: before the zone, kept ones, after it. */
@@ -43,7 +41,7 @@ struct KeptStepRows {
     const int i = first + row;
     if (i < context.before) return stored(i);
     const int own = i - context.before;
-    if (own < context.kept_rows) return context.kept.row(own);
+    if (own < context.kept_rows) return context.kept + int64_t(own) * context.shape.row_bytes;
     return stored(i - context.kept_rows + context.gap);
   }
   __device__ __forceinline__ float noted(int, int, float logit) const { return logit; }
@@ -63,9 +61,8 @@ template <typename Element, int kWords>
 struct AttendKept {
   const KeptStepParams& params;
   const KeptContext& context;
-  int segment;
-  device::Cluster blocks;  // that share the parts of the segment; they never meet
-  char* room;              // kKeptBytes
+  int rank;    // of the blocks of a head; they never meet
+  char* room;  // kKeptBytes
   uint64_t (&barriers)[device::kMostSlots];
 
   __device__ __forceinline__ KeptStepRows rows_from(int first) const {
@@ -75,11 +72,19 @@ struct AttendKept {
     return tensor.data == nullptr ? nullptr
                                   : element_of<Element>(tensor, context.row, context.head);
   }
+  /** @param first  the row that is row 0 to who asks */
+  __device__ __forceinline__ device::NewRow<Element> new_row(int first) const {
+    return {new_part(params.call.k), new_part(params.call.v), context.count() - 1 - first};
+  }
+  __device__ __forceinline__ const Element* queries() const {
+    return element_of<Element>(params.call.q, context.row,
+                               int64_t(context.head) * context.shape.group);
+  }
 
   /** The token's own row goes to its place in the store. */
   __device__ __forceinline__ void store_new_row() const {
     const Element *k = new_part(params.call.k), *v = new_part(params.call.v);
-    if (k == nullptr || segment != kSegments - 1 || blocks.rank != blocks.size - 1) return;
+    if (k == nullptr || rank != params.blocks_per_head - 1) return;
     const int key = context.shape.key_dim, all = key + context.shape.value_dim;
     auto* to = reinterpret_cast<Element*>(rows_from(0).stored(context.total - 1));
     for (int d = int(threadIdx.x); d < all; d += kKeptThreads<Element>) {
@@ -87,56 +92,61 @@ struct AttendKept {
     }
   }
 
-  __device__ __forceinline__ void run() const {
-    const KeptDecodeCall& call = params.call;
-    store_new_row();
+  /** Whole parts, in registers. */
+  __device__ __forceinline__ void attend_parts() const {
+    const HeadParts parts = HeadParts::of(context.count());
+    if (rank >= parts.count) return;
+    PartAttention<kWords, Element, KeptStepRows> attention(
+        context.shape, *reinterpret_cast<PartSpace<kWords, Element>*>(room), parts, rank,
+        params.blocks_per_head, new_row(0), rows_from(0));
+    attention.run(queries(), params.call.q.stride_j, context.parts);
+  }
+
+  /** A segment's parts, through shared memory. */
+  __device__ __forceinline__ void attend_segment() const {
+    const int size = params.blocks_per_head / kSegments, segment = rank / size;
     const int segments = context.segments();
     if (segment >= segments) return;
     const int all = context.count(), first = all * segment / segments;
-    const int count = all * (segment + 1) / segments - first;
-    const KeptStepRows rows = rows_from(first);
-    const device::NewRow<Element> new_row{new_part(call.k), new_part(call.v), all - 1 - first};
-    const auto* q =
-        element_of<Element>(call.q, context.row, int64_t(context.head) * context.shape.group);
-    float* parts = context.parts_of(segment);
+    device::init_row_barriers(barriers);
+    __syncthreads();
+    auto* merge = reinterpret_cast<float*>(room);
+    char* slots = room + device::kMergeBytes<kWords>;
+    const device::Cluster blocks{size, rank - segment * size};
+    device::RowAttention<kWords, Element, KeptStepRows> attention(
+        context.shape, blocks, slots, int(room + kKeptBytes<Element, kWords> - slots), barriers,
+        {all * (segment + 1) / segments - first}, new_row(first), rows_from(first));
+    attention.run(queries(), params.call.q.stride_j,
+                  device::PartsInScratch{context.parts_of(segment), context.shape.group,
+                                         context.shape.value_dim},
+                  merge);
+  }
+
+  __device__ __forceinline__ void run() const {
+    store_new_row();
     if constexpr (kKeptDirect<Element>) {
-      device::DirectAttention<kWords, Element, KeptStepRows> attention(
-          context.shape, blocks, *reinterpret_cast<device::DirectSpace<kWords, Element>*>(room),
-          count, new_row, rows);
-      attention.template run<false>(q, call.q.stride_j, parts);
+      attend_parts();
     } else {
-      device::init_row_barriers(barriers);
-      __syncthreads();
-      auto* merge = reinterpret_cast<float*>(room);
-      char* slots = room + device::kMergeBytes<kWords>;
-      device::RowAttention<kWords, Element, KeptStepRows> attention(
-          context.shape, blocks, slots, int(room + kKeptBytes<Element, kWords> - slots), barriers,
-          {count}, new_row, rows);
-      attention.run(q, call.q.stride_j,
-                    device::PartsInScratch{parts, context.shape.group, context.shape.value_dim},
-                    merge);
+      attend_segment();
     }
   }
 };
 
 template <typename Element, int kWords>
-__global__ void __maxnreg__(kKeptRegisters<kWords>)
+__global__ void __maxnreg__((kKeptRegisters<Element, kWords>))
     attend_kept(const __grid_constant__ KeptStepParams params) {
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ KeptContext context;
   __shared__ uint64_t barriers[device::kMostSlots];
   __shared__ int found;
   // The first blocks of all heads come first.
-  const int turn = int(params.by_heads(int(blockIdx.x)));
-  const int index = int(blockIdx.x) - turn * int(params.call.batch * params.call.shape.kv_heads);
-  const int size = params.blocks_per_segment, segment = turn >> device::log2_of_power(size);
+  const int rank = int(params.by_heads(int(blockIdx.x)));
+  const int index = int(blockIdx.x) - rank * int(params.call.batch * params.call.shape.kv_heads);
   device::let_successor_start();
   if (threadIdx.x == 0) found = find_kept(params, index, context);
   __syncthreads();
   if (found == 0) return;
-  AttendKept<Element, kWords>{
-      params,  context, segment, {size, turn & (size - 1)}, reinterpret_cast<char*>(shared),
-      barriers}
+  AttendKept<Element, kWords>{params, context, rank, reinterpret_cast<char*>(shared), barriers}
       .run();
 }
 

@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include "hardkv/decode/merge/parts.cuh"
 #include "hardkv/decode/merge/query.cuh"
 
 namespace pariskv::cuda {
@@ -13,29 +14,17 @@ constexpr int kMostMergeThreads = int(kMaxHeadDim);
 
 template <typename Element>
 __device__ __forceinline__ void merge_parts(const MergedQuery<Element>& query) {
-  constexpr int kAll = kSegments * device::kParts;
-  static_assert(kAll == 32, "a lane for each part");
   const KeptContext& context = query.context;
-  const int count = context.segments() * device::kParts;
   const int dim = context.shape.value_dim, step = context.shape.group * (2 + dim);
-  const int lane = device::lane_id(), d = 32 * query.chunk + lane;
-  const float* parts =
-      context.parts + (query.query_head - context.head * context.shape.group) * (2 + dim);
-  const float maximum = lane < count ? __ldcg(parts + lane * step) : -device::infinity();
-  const float own = lane < count ? __ldcg(parts + lane * step + 1) : 0.0f;
-  float values[kAll] = {};
-#pragma unroll
-  for (int part = 0; part < kAll; ++part) {
-    if (part < count && d < dim) values[part] = __ldcg(parts + part * step + 2 + d);
-  }
-  const float top = device::warp_max(maximum);
-  const float factor = maximum == -device::infinity() ? 0.0f : device::exp_of(maximum - top);
-  const float sum = device::warp_sum(own * factor);
-  float weighted = 0;
-#pragma unroll
-  for (int part = 0; part < kAll; ++part) {
-    weighted = __fmaf_rn(__shfl_sync(~0u, factor, part), values[part], weighted);
-  }
+  const int d = 32 * query.chunk + device::lane_id();
+  const int first = (query.query_head - context.head * context.shape.group) * (2 + dim);
+  const PartsOfLane<kMostParts> parts(context.parts + first, context.part_count<Element>(), step, d,
+                                      d < dim);
+  const float top = device::warp_max(parts.top());
+  float sum = 0, weighted = 0;
+  parts.add_sums(top, sum);
+  sum = device::warp_sum(sum);
+  parts.add_values(top, weighted);
   query.store(d, weighted, top, sum);
 }
 

@@ -1,173 +1,20 @@
 /**
  * choose_rows: how many rows a head keeps, which ones, and which of the others it holds: positions,
  * ages and counts of the block to be filled, and for each of its rows the number it had among those
- * to choose from. A block for each head. The k-th largest number is found two bits at a time.
+ * to choose from. A block for each head.
  */
 #pragma once
 
 #include "device/signal.cuh"
-#include "device/warp.cuh"
+#include "kept/keep/choose/select.cuh"
 #include "kept/keep/item.cuh"
 #include "kept/whole.cuh"
 
 namespace pariskv::cuda {
 
-constexpr int kChooseThreads = 1024;
-constexpr int kChooseWarps = kChooseThreads / 32;
-constexpr int kOwnRows = 4;  // numbers of a thread that stay in registers; others are read anew
-
-/** Sums that are taken together. */
-constexpr int kSumsAtOnce = 3;
-
-struct ChooseSpace {
-  int64_t sums[2][kSumsAtOnce][kChooseWarps];  // by turns, so that one barrier is enough
-  int counts[2][kSumsAtOnce][kChooseWarps];
-};
-
-/** Sums over all threads. Each has one barrier. */
-struct BlockSums {
-  ChooseSpace& space;
-  int turn = 0;
-
-  __device__ __forceinline__ void of(int64_t (&x)[kSumsAtOnce]) {
-    turn ^= 1;
-#pragma unroll
-    for (int i = 0; i < kSumsAtOnce; ++i) {
-      const int64_t sum = device::warp_sum(x[i]);
-      if (device::lane_id() == 0) space.sums[turn][i][device::warp_id()] = sum;
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kSumsAtOnce; ++i) {
-      x[i] = device::warp_sum(space.sums[turn][i][device::lane_id()]);
-    }
-  }
-  __device__ __forceinline__ void of(int (&x)[kSumsAtOnce]) {
-    turn ^= 1;
-#pragma unroll
-    for (int i = 0; i < kSumsAtOnce; ++i) {
-      const int sum = __reduce_add_sync(~0u, x[i]);
-      if (device::lane_id() == 0) space.counts[turn][i][device::warp_id()] = sum;
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kSumsAtOnce; ++i) {
-      x[i] = __reduce_add_sync(~0u, space.counts[turn][i][device::lane_id()]);
-    }
-  }
-  template <typename T>
-  __device__ __forceinline__ T of(T x) {
-    T all[kSumsAtOnce] = {x};
-    of(all);
-    return all[0];
-  }
-  __device__ __forceinline__ int most(int x) {
-    turn ^= 1;
-    const int of_warp = __reduce_max_sync(~0u, x);
-    if (device::lane_id() == 0) space.counts[turn][0][device::warp_id()] = of_warp;
-    __syncthreads();
-    return __reduce_max_sync(~0u, space.counts[turn][0][device::lane_id()]);
-  }
-  /** The sum over all lower threads; `all` becomes that of all. */
-  __device__ __forceinline__ int before(int x, int& all) {
-    turn ^= 1;
-    const int lower = device::lanes_before(x);
-    if (device::lane_id() == 31) space.counts[turn][0][device::warp_id()] = lower + x;
-    __syncthreads();
-    const int of_warp = space.counts[turn][0][device::lane_id()];
-    const int lower_warps = device::lanes_before(of_warp);
-    all = __shfl_sync(~0u, lower_warps + of_warp, 31);
-    return __shfl_sync(~0u, lower_warps, device::warp_id()) + lower;
-  }
-};
-static_assert(kChooseWarps == 32, "a lane for each warp");
-
-/** One number for each row, negative where it does not count, by all threads. */
-template <typename Number>
-struct RowNumbers {
-  Number number;  // number(row)
-  int count;
-  int64_t own[kOwnRows];
-
-  __device__ __forceinline__ RowNumbers(Number number_of, int rows)
-      : number(number_of), count(rows) {
-#pragma unroll
-    for (int k = 0; k < kOwnRows; ++k) {
-      const int row = int(threadIdx.x) + k * kChooseThreads;
-      own[k] = row < count ? number(row) : -1;
-    }
-  }
-  template <typename Visit>
-  __device__ __forceinline__ void each(Visit visit) const {
-#pragma unroll
-    for (int k = 0; k < kOwnRows; ++k) {
-      if (own[k] >= 0) visit(own[k]);
-    }
-#pragma unroll 4
-    for (int row = int(threadIdx.x) + kOwnRows * kChooseThreads; row < count;
-         row += kChooseThreads) {
-      const int64_t x = number(row);
-      if (x >= 0) visit(x);
-    }
-  }
-  /** Bits of the largest. */
-  __device__ __forceinline__ int bits(BlockSums& sums) const {
-    int most = 0;
-    each([&](int64_t x) { most = max(most, 64 - __clzll(x)); });
-    return sums.most(most);
-  }
-  /** The largest number such that value(x), summed over all x from there on, is `wanted`. */
-  template <typename T, typename Value>
-  __device__ __forceinline__ int64_t least_of(T wanted, Value value, BlockSums& sums) const {
-    int64_t least = 0;
-    for (int bit = (bits(sums) + 1) / 2 * 2 - 2; bit >= 0; bit -= 2) {
-      T found[kSumsAtOnce] = {};
-      each([&](int64_t x) {
-#pragma unroll
-        for (int i = 0; i < kSumsAtOnce; ++i) {
-          if (x >= (least | int64_t{i + 1} << bit)) found[i] += value(x);
-        }
-      });
-      sums.of(found);
-      int digit = 0;
-#pragma unroll
-      for (int i = 0; i < kSumsAtOnce; ++i) digit += found[i] >= wanted;
-      least |= int64_t{digit} << bit;
-    }
-    return least;
-  }
-};
-
-template <typename Number>
-__device__ __forceinline__ RowNumbers<Number> row_numbers(Number number, int count) {
-  return RowNumbers<Number>(number, count);
-}
-
-/** The largest of some numbers: of those that equal the least of them, the lower rows. */
-struct Best {
-  int keep;
-  int64_t least;
-  int ties;  // of those that equal it
-};
-
-/** The best `wanted`, or all that count. */
-template <typename Number>
-__device__ __forceinline__ Best best_of(const RowNumbers<Number>& rows, int64_t wanted,
-                                        BlockSums& sums) {
-  int candidates = 0;
-  rows.each([&](int64_t) { ++candidates; });
-  candidates = sums.of(candidates);
-  const int keep = int(min(wanted, int64_t(candidates)));
-  if (keep == candidates) return {keep, 0, candidates};
-  if (keep == 0) return {0, INT64_MAX, 0};
-  const int64_t least = rows.least_of(keep, [](int64_t) { return 1; }, sums);
-  int above = 0;
-  rows.each([&](int64_t x) { above += x > least; });
-  return {keep, least, keep - sums.of(above)};
-}
-
 struct ChooseRows {
   const ChoiceItem& item;
+  SelectSpace& space;
   BlockSums sums;
   int count, kept;
 
@@ -180,7 +27,7 @@ struct ChooseRows {
     const uint64_t of_all = uint64_t(sums.of(all)) * item.call.rules.p;
     const auto wanted = int64_t((of_all + (uint64_t{1} << kTopPBits) - 1) >> kTopPBits);
     if (wanted == 0) return 0;
-    const int64_t least = rows.least_of(wanted, [](int64_t x) { return x; }, sums);
+    const int64_t least = rows.least_of(wanted, [](int64_t x) { return x; }, sums, space);
     int above = 0;
     int64_t sum = 0;
     rows.each([&](int64_t x) { above += x > least, sum += x > least ? x : 0; });
@@ -194,7 +41,7 @@ struct ChooseRows {
     if (heard && item.call.rules.p != 1u << kTopPBits) keep = top_p_count();
     const uint64_t* ranks = item.ranks();
     const auto rows = row_numbers([=](int row) { return int64_t(ranks[row]); }, count);
-    const Best best = best_of(rows, max(int64_t(keep), item.call.rules.least), sums);
+    const Best best = best_of(rows, max(int64_t(keep), item.call.rules.least), sums, space);
     list(best.keep, best.least, best.ties);
   }
 
@@ -206,17 +53,19 @@ struct ChooseRows {
     for (int first = 0; first < count; first += kChooseThreads) {
       const int row = first + int(threadIdx.x);
       const int64_t own = row < count ? int64_t(item.ranks()[row]) : -1;
+      // All that is to be known of a row is asked for at once.
+      const int age = own >= 0 ? item.age(row, kept) : kNewcomer;
+      const int position = own >= 0 ? item.position(row, kept) : 0;
       int tied = 0, both = 0;
       const int earlier = sums.before(int(own >= 0 && own == least), tied);
       const bool chosen = own >= 0 && (own > least || (own == least && earlier < ties));
       ties -= tied;
-      const int age = own >= 0 ? item.age(row, kept) : kNewcomer;
       const bool held = !chosen && age != kNewcomer && age < patience;
       // Two sums in one: there are fewer than 2^16 of each.
       const int at = sums.before(int(chosen) + (int(held) << 16), both);
       if (chosen || held) {
         const int to = chosen ? chosen_before + (at & 0xffff) : keep + held_before + (at >> 16);
-        after.positions()[to] = item.position(row, kept);
+        after.positions()[to] = position;
         after.ages()[to] = chosen ? 0 : uint8_t(age + 1);
         item.picked()[to] = row;
       }
@@ -234,7 +83,7 @@ inline __global__ void __launch_bounds__(kChooseThreads)
   device::wait_for_predecessor();
   const ChoiceItem item(params, int(blockIdx.x));
   const ChosenHead numbers = *item.numbers();
-  ChooseRows{item, {space}, numbers.count, numbers.kept}.run(numbers.heard != 0);
+  ChooseRows{item, space.select, {space.sums}, numbers.count, numbers.kept}.run(numbers.heard != 0);
 }
 
 }  // namespace pariskv::cuda

@@ -11,8 +11,10 @@
 
 namespace pariskv::cuda {
 
-constexpr int kListThreads = 256;
+constexpr int kListThreads = 1024;
 constexpr int kReferenceKeys = 15;  // evenly spaced, whose median is the reference
+
+constexpr int kVoiceThreads = 8;  // of a query head
 
 /** How many of some ascending positions are smaller. */
 __device__ __forceinline__ int smaller_than(const int32_t* positions, int count, int position) {
@@ -26,8 +28,14 @@ __device__ __forceinline__ int smaller_than(const int32_t* positions, int count,
   return first;
 }
 
+/** Positions that are merged in shared memory: where more were kept, in device memory. */
+constexpr int kMergedAtOnce = kReferenceKeys * int(kMaxHeadDim);
+
 struct ListSpace {
-  alignas(16) float keys[kReferenceKeys][kMaxHeadDim];
+  union {
+    alignas(16) float keys[kReferenceKeys][kMaxHeadDim];
+    int32_t positions[kMergedAtOnce];
+  };
   alignas(16) float rest[kMaxHeadDim];
   alignas(16) uint32_t words[2][kMaxHeadDim / 4];  // of the reference, then of what that leaves
   uint32_t exponents[2];
@@ -47,13 +55,24 @@ struct ListRows {
     const device::KeptHead before = item.before();
     const int attended = before.counts()[0], held = before.counts()[1];
     const int32_t* positions = before.positions();
+    if (attended + held > kMergedAtOnce) {
+      merge(positions, attended, held);
+    } else {
+      for (int i = int(threadIdx.x); i < attended + held; i += kListThreads) {
+        space.positions[i] = positions[i];
+      }
+      __syncthreads();
+      merge(space.positions, attended, held);
+    }
+    return attended + held;
+  }
+  __device__ __forceinline__ void merge(const int32_t* positions, int attended, int held) const {
     for (int i = int(threadIdx.x); i < attended + held; i += kListThreads) {
       const bool is_held = i >= attended;
       const int others = is_held ? smaller_than(positions, attended, positions[i])
                                  : smaller_than(positions + attended, held, positions[i]);
       item.sources()[(is_held ? i - attended : i) + others] = i;
     }
-    return attended + held;
   }
 
   /** The median of some keys, channel by channel, to `rest`. */
@@ -75,20 +94,20 @@ struct ListRows {
     __syncthreads();
     int found = 0;
     for (int s = 0; s < kReferenceKeys; ++s) found += space.whole[s];
-    for (int d = int(threadIdx.x); d < dim(); d += kListThreads) {
-      float median = 0;
-      for (int s = 0; s < kReferenceKeys; ++s) {
-        if (space.whole[s] == 0) continue;
-        const float x = space.keys[s][d];
-        int rank = 0;
-        for (int o = 0; o < kReferenceKeys; ++o) {
-          const float other = space.keys[o][d];
-          rank += space.whole[o] != 0 && (other < x || (other == x && o < s));
-        }
-        if (rank == found / 2) median = x;
+    // A thread: a channel of a key, and whether that is the median.
+    for (int i = int(threadIdx.x); i < kReferenceKeys * dim(); i += kListThreads) {
+      const int s = i / dim(), d = i - s * dim();
+      const float x = space.keys[s][d];
+      int rank = 0;
+#pragma unroll
+      for (int o = 0; o < kReferenceKeys; ++o) {
+        const float other = space.keys[o][d];
+        rank += space.whole[o] != 0 && (other < x || (other == x && o < s));
       }
-      space.rest[d] = median;
-      item.reference()[d] = median;
+      const bool median = space.whole[s] != 0 && rank == found / 2;
+      if (median || (found == 0 && s == 0)) {
+        space.rest[d] = item.reference()[d] = median ? x : 0.0f;
+      }
     }
     __syncthreads();
   }
@@ -116,14 +135,17 @@ struct ListRows {
     }
   }
 
-  /** A head of the query of a position: whether it has a say, and its logit of the reference. */
+  /**
+   * A head of the query of a position: whether it has a say, and its logit of the reference. By
+   * kVoiceThreads neighbouring lanes.
+   */
   __device__ __forceinline__ Voice voice(int64_t position, int query_head) const {
     const device::RecentQueryPlace place = device::recent_place(
         item.call.shape.recent_queries(), const_cast<char*>(item.job.recent), position, query_head);
     const int64_t mark = *place.position;
     const RecentScale scale = *place.scale;
     int dots[2] = {};
-    for (int w = 0; w < dim() / 4; w += 4) {
+    for (int w = 4 * (device::lane_id() % kVoiceThreads); w < dim() / 4; w += 4 * kVoiceThreads) {
       const uint4 four = *reinterpret_cast<const uint4*>(place.numbers + 4 * w);
       const uint32_t numbers[4] = {four.x, four.y, four.z, four.w};
       for (int part = 0; part < 2; ++part) {
@@ -134,6 +156,9 @@ struct ListRows {
     }
     Voice voice{scale.unit, scale.most, 0, mark == position + 1 && scale.unit == scale.unit};
     for (int part = 0; part < 2; ++part) {
+      for (int step = 1; step < kVoiceThreads; step *= 2) {
+        dots[part] += __shfl_xor_sync(~0u, dots[part], step);
+      }
       const float step = device::step_of(space.exponents[part]);
       voice.offset += device::part_steps(dots[part], device::finite_steps(scale.unit * step));
     }
@@ -148,10 +173,13 @@ struct ListRows {
     round_reference();
     const int group = int(item.call.shape.group);
     bool heard = false;
-    for (int q = int(threadIdx.x); q < item.positions_asked() * group; q += kListThreads) {
-      const Voice own = voice(item.job.asked.begin + q / group, item.head * group + q % group);
-      item.voices()[q] = own;
-      heard = heard || own.counts != 0;
+    const int queries = item.positions_asked() * group;
+    for (int first = 0; first < queries; first += kListThreads / kVoiceThreads) {
+      // Threads without a query do as if they had the last one.
+      const int own = first + int(threadIdx.x) / kVoiceThreads, q = min(own, queries - 1);
+      const Voice voice_of = voice(item.job.asked.begin + q / group, item.head * group + q % group);
+      if (own == q && int(threadIdx.x) % kVoiceThreads == 0) item.voices()[q] = voice_of;
+      heard = heard || voice_of.counts != 0;
     }
     const bool any = __syncthreads_or(heard);
     if (threadIdx.x == 0) *item.numbers() = {count, kept, any};

@@ -1,7 +1,7 @@
 /**
  * look_at_keys: the logit of every row for the query of every position, in whole steps, the largest
- * of the group. A block has some rows and a warp some of these: it rounds their keys to 8 bits,
- * less the reference, and multiplies them with all queries on tensor cores.
+ * of the group. A block has some rows and a warp some of these: it rounds
+ * their keys to 8 bits, less the reference, and multiplies them with all queries on tensor cores.
  */
 #pragma once
 
@@ -27,9 +27,36 @@ struct LookAtKeys {
   int kept;  // ChosenHead's
   KeyTile<kChunks> tile;
 
+  /** The largest logits of a position whose queries are in lanes 4 apart. */
+  __device__ __forceinline__ void put(int asked, bool counts, const LaneLogits& logits,
+                                      int group) const {
+    const bool writes = asked < item.positions_asked() && device::lane_id() / 4 % group == 0;
+#pragma unroll
+    for (int n = 0; n < kRowsOfWarp / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        int largest = counts ? logits[n][i] : kNoLogit;
+        for (int step = 1; step < group; step *= 2) {
+          largest = max(largest, __shfl_xor_sync(~0u, largest, 4 * step));
+        }
+        if (writes) space.logits[asked][tile.row_of(n, i)] = largest;
+      }
+    }
+  }
+  /** The same, of queries that lie anywhere. */
+  __device__ __forceinline__ void join(int asked, const LaneLogits& logits) const {
+#pragma unroll
+    for (int n = 0; n < kRowsOfWarp / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        atomicMax(&space.logits[asked][tile.row_of(n, i)], logits[n][i]);
+      }
+    }
+  }
+
   __device__ __forceinline__ void run() const {
     const int first = tile.first, rows = tile.rows;
-    for (int i = int(threadIdx.x); i < kAskedAtMost * kLookRows; i += kLookThreads) {
+    for (int i = int(threadIdx.x); i < item.positions_asked() * kLookRows; i += kLookThreads) {
       space.logits[i / kLookRows][i % kLookRows] = kNoLogit;
     }
     for (int d = int(threadIdx.x); d < tile.dim(); d += kLookThreads) {
@@ -47,14 +74,16 @@ struct LookAtKeys {
     }
     __syncwarp();
     const int group = int(item.call.shape.group);
-    tile.each_query(0, item.positions_asked() * group, [&](int query, const LaneLogits& logits) {
-      int* of_position = space.logits[query / group];
-#pragma unroll
-      for (int n = 0; n < kRowsOfWarp / 8; ++n) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) atomicMax(&of_position[tile.row_of(n, i)], logits[n][i]);
-      }
-    });
+    // Lanes that have the queries of one position.
+    const bool together = 8 % group == 0;
+    tile.each_query(0, item.positions_asked() * group,
+                    [&](int, int asked, bool counts, const LaneLogits& logits) {
+                      if (together) {
+                        put(asked, counts, logits, group);
+                      } else if (counts) {
+                        join(asked, logits);
+                      }
+                    });
     __syncthreads();
     if (int(threadIdx.x) < rows) {
       item.usable()[first + int(threadIdx.x)] = space.steps[threadIdx.x] > 0;

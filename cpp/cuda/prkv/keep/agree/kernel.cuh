@@ -60,12 +60,12 @@ inline __global__ void __launch_bounds__(kChooseThreads)
     if (threadIdx.x == 0) item.agreed()[g] = -1;
     return;
   }
-  BlockSums sums{space};
+  BlockSums sums{space.sums};
   Best best[2];
   for (int which = 0; which < 2; ++which) {
     const int32_t* logits = item.compared(g, which);
     const auto rows = row_numbers([=](int row) { return number_of_logit(logits[row]); }, count);
-    best[which] = best_of(rows, item.rules.budget, sums);
+    best[which] = best_of(rows, item.rules.budget, sums, space.select);
   }
   int agreed = 0;
   for (int first = 0; first < count; first += kChooseThreads) {

@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "kept/keep/choose/kernel.cuh"
+#include "kept/keep/choose/sums.cuh"
 #include "prkv/digest/page.cuh"
 #include "prkv/keep/item.cuh"
 
@@ -12,7 +12,7 @@ namespace pariskv::cuda {
 
 inline __global__ void __launch_bounds__(kChooseThreads)
     list_pages(const __grid_constant__ PrkvChoiceParams params) {
-  __shared__ ChooseSpace space;
+  __shared__ SumSpace space;
   device::let_successor_start();
   device::wait_for_predecessor();
   const PrkvItem item(params, int(blockIdx.x));

@@ -46,9 +46,8 @@ struct LookAtZone {
   __device__ __forceinline__ void find_tops(int begin, int end) const {
     for (int q = int(threadIdx.x); q < end - begin; q += kLookThreads) space.tops[q] = kNoLogit;
     __syncthreads();
-    const int group = int(item.call.shape.group);
-    tile.each_query(begin, end, [&](int query, const LaneLogits& logits) {
-      const int asked = query / group;
+    tile.each_query(begin, end, [&](int query, int asked, bool counts, const LaneLogits& logits) {
+      if (!counts) return;
       int top = kNoLogit;
 #pragma unroll
       for (int n = 0; n < kRowsOfWarp / 8; ++n) {

@@ -42,8 +42,9 @@ __global__ void __launch_bounds__(kLookThreads)
       space.reciprocals[q] = tally.sum == 0 ? 0 : (uint64_t{1} << 63) / tally.sum;
     }
     __syncthreads();
-    tile.each_query(begin, end, [&](int query, const LaneLogits& logits) {
-      const int asked = query / group, top = space.tops[query - begin];
+    tile.each_query(begin, end, [&](int query, int asked, bool counts, const LaneLogits& logits) {
+      if (!counts) return;
+      const int top = space.tops[query - begin];
       const uint64_t reciprocal = space.reciprocals[query - begin];
 #pragma unroll
       for (int n = 0; n < kRowsOfWarp / 8; ++n) {

@@ -26,15 +26,16 @@ __global__ void __launch_bounds__(kLookThreads)
   static constexpr device::WeightTable kTable = device::make_weight_table();
   if (threadIdx.x < 64) space.table.of[threadIdx.x] = kTable.of[threadIdx.x];
   const KeyTile<kChunks> tile = load_tile<kChunks>(item, tile_shared, first, count);
-  const int queries = item.queries(), group = int(item.call.shape.group);
+  const int queries = item.queries();
   for (int begin = 0; begin < queries; begin += kTalliesAtOnce) {
     const int end = min(begin + kTalliesAtOnce, queries);
     for (int q = int(threadIdx.x); q < end - begin; q += kLookThreads) {
       space.tops[q] = item.tallies()[begin + q].top, space.sums[q] = 0;
     }
     __syncthreads();
-    tile.each_query(begin, end, [&](int query, const LaneLogits& logits) {
-      const int asked = query / group, top = space.tops[query - begin];
+    tile.each_query(begin, end, [&](int query, int asked, bool counts, const LaneLogits& logits) {
+      if (!counts) return;
+      const int top = space.tops[query - begin];
       uint32_t sum = 0;
 #pragma unroll
       for (int n = 0; n < kRowsOfWarp / 8; ++n) {
