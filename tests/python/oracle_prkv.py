@@ -186,6 +186,7 @@ class PrkvModel(Model):
         rounded = rounded_keys(middles, reference)
         first = (self.first_page + np.arange(len(middles))) * page
         ranks, logits = group_shares(rounded, first, asked, distances[rounded.usable])
+        ranks //= np.uint64(asked[0][1].shape[0])
         chosen = best_ranked(ranks, rounded.usable, any(logits), wanted)
         seen = np.zeros(len(middles) * page, dtype=bool)
         seen.reshape(-1, page)[chosen] = True

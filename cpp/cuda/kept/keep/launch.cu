@@ -23,7 +23,9 @@ ChoiceScratch choice_scratch(const ModelShape& shape, int64_t width, int64_t bef
   scratch.width = (width + 3) / 4 * 4;
   take(scratch.head, sizeof(ChosenHead));
   take(scratch.reference, shape.rows.key_dim * 4);
-  take(scratch.voices, shape.recent * shape.group * int64_t(sizeof(Voice)));
+  const int64_t queries = padded_queries(shape.recent * shape.group);
+  take(scratch.voices, queries * int64_t(sizeof(Voice)));
+  take(scratch.packed, queries * packed_bytes(shape.rows.key_dim));
   take(scratch.sources, before_capacity * 4);
   take(scratch.logits, shape.recent * scratch.width * 4);
   take(scratch.reciprocals, shape.recent * 16);

@@ -147,7 +147,7 @@ void Observer::observe_head(int64_t head) {
   if (rules_.filter.wanted > 0) {
     list_pages(head);
     look(head, [&](int64_t tile, const Askers& some) { set_page_logits(head, tile, some); });
-    take_best(choice_, head, rules_.filter.wanted, 1);
+    take_best(choice_, head, rules_.filter.wanted, uint64_t(shape_.group));
     list_rows_of_pages(head);
   }
   if (rules_.top > 0) compare(head, (choice_.counts[head] + kTile - 1) / kTile);

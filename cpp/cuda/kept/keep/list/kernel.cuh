@@ -56,13 +56,13 @@ struct ListRows {
     return attended + held;
   }
 
-  /** The median of some keys, channel by channel, to `rest`. */
-  __device__ __forceinline__ void set_reference(int count, int kept) const {
+  /** The median of some keys, channel by channel, to `rest`. `row(i)` is where one of them lies. */
+  template <typename RowAt>
+  __device__ __forceinline__ void set_reference(int count, RowAt row) const {
     for (int s = device::warp_id(); s < kReferenceKeys; s += kListThreads / 32) {
       bool whole = count > 0;
       if (count > 0) {
-        const auto* key =
-            reinterpret_cast<const Element*>(item.row(s * count / kReferenceKeys, kept));
+        const auto* key = reinterpret_cast<const Element*>(row(s * count / kReferenceKeys));
         for (int d = device::lane_id(); d < dim(); d += 32) {
           const float x = device::to_float(key[d]);
           space.keys[s][d] = x;
@@ -132,7 +132,9 @@ struct ListRows {
         }
       }
     }
-    Voice voice{scale.unit, scale.most, 0, mark == position + 1 && scale.unit == scale.unit};
+    const bool counts = mark == position + 1 && scale.unit == scale.unit;
+    const int most = scale.most < int(kMostSteps) ? scale.most : kNoCap;
+    Voice voice{scale.unit, most, 0, counts ? int(mark) : 0};
     for (int part = 0; part < 2; ++part) {
       const float step = device::step_of(space.exponents[part]);
       voice.offset += device::part_steps(dots[part], device::finite_steps(scale.unit * step));
@@ -140,18 +142,47 @@ struct ListRows {
     return voice;
   }
 
-  __device__ __forceinline__ void run() const {
-    const int kept = merge();
-    const int count = kept + int(item.job.zone_end - item.job.added);
-    __syncthreads();  // sources are written
-    set_reference(count, kept);
+  /** Queries as products take them: mma_m16n8k32_s8. */
+  __device__ __forceinline__ void pack() const {
+    const int group = int(item.call.shape.group), queries = item.positions_asked() * group;
+    const int steps = (dim() + 31) / 32, all = int(padded_queries(queries)) / 16 * steps * 32;
+    for (int i = int(threadIdx.x); i < all; i += kListThreads) {
+      const int lane = i % 32, step = i / 32 % steps, first = i / 32 / steps * 16;
+      uint32_t words[2][2] = {};  // the first and the second half of an instruction, two queries
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int query = first + lane / 4 + 8 * half;
+        if (query >= queries) continue;
+        const auto* numbers = reinterpret_cast<const uint32_t*>(
+            device::recent_place(
+                item.call.shape.recent_queries(), const_cast<char*>(item.job.recent),
+                item.job.asked.begin + query / group, item.head * group + query % group)
+                .numbers);
+#pragma unroll
+        for (int part = 0; part < 2; ++part) {
+          const int word = 8 * step + 4 * part + lane % 4;
+          if (4 * word < dim()) words[part][half] = numbers[word];
+        }
+      }
+      item.packed()[i] = make_uint4(words[0][0], words[0][1], words[1][0], words[1][1]);
+    }
+  }
+
+  /** Of rows to choose from, of which so many were kept. */
+  template <typename RowAt>
+  __device__ __forceinline__ void run(int count, int kept, RowAt row) const {
+    pack();
+    set_reference(count, row);
     round_reference();
-    const int group = int(item.call.shape.group);
+    const int group = int(item.call.shape.group), queries = item.positions_asked() * group;
     bool heard = false;
-    for (int q = int(threadIdx.x); q < item.positions_asked() * group; q += kListThreads) {
-      const Voice own = voice(item.job.asked.begin + q / group, item.head * group + q % group);
+    for (int q = int(threadIdx.x); q < int(padded_queries(queries)); q += kListThreads) {
+      Voice own{};
+      if (q < queries) {
+        own = voice(item.job.asked.begin + q / group, item.head * group + q % group);
+      }
       item.voices()[q] = own;
-      heard = heard || own.counts != 0;
+      heard = heard || own.end != 0;
     }
     const bool any = __syncthreads_or(heard);
     if (threadIdx.x == 0) *item.numbers() = {count, kept, any};
@@ -164,7 +195,11 @@ __global__ void __launch_bounds__(kListThreads)
   __shared__ ListSpace space;
   device::let_successor_start();
   const ChoiceItem item(params, int(blockIdx.x));
-  ListRows<Element>{item, space}.run();
+  const ListRows<Element> list{item, space};
+  const int kept = list.merge();
+  __syncthreads();  // sources are written
+  list.run(kept + int(item.job.zone_end - item.job.added), kept,
+           [&](int row) { return item.row(row, kept); });
 }
 
 }  // namespace pariskv::cuda

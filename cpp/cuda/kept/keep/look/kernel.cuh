@@ -47,7 +47,11 @@ struct LookAtKeys {
     }
     __syncwarp();
     const int group = int(item.call.shape.group);
-    tile.each_query(0, item.positions_asked() * group, [&](int query, const LaneLogits& logits) {
+    const int queries = int(padded_queries(item.positions_asked() * group));
+    typename KeyTile<kChunks>::Lane lane;
+    tile.load(lane);
+    tile.each_query(0, queries, lane, [&](int query, const Voice& voice, const LaneLogits& logits) {
+      if (voice.end == 0) return;
       int* of_position = space.logits[query / group];
 #pragma unroll
       for (int n = 0; n < kRowsOfWarp / 8; ++n) {

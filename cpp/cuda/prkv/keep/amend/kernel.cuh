@@ -19,7 +19,6 @@ inline __global__ void __launch_bounds__(kChooseThreads)
   const device::AmendedHead amended = item.amended();
   const int32_t* positions = item.after().positions();
   const int rows = item.after().counts()[0], size = int(item.rules.page);
-  const PageLayout whole = pages_of(item.call.shape, size);
   BlockSums sums{space};
   int pages = 0;
   for (int first = 0; first < rows; first += kChooseThreads) {
@@ -30,10 +29,8 @@ inline __global__ void __launch_bounds__(kChooseThreads)
     const int at = pages + sums.before(int(opens), all);
     pages += all;
     if (!opens) continue;
-    const int begin = page * size, segment = int(item.by_segment(begin));
-    const int slot = (begin - segment * int(item.call.shape.segment_tokens)) / size;
-    char* digests = reinterpret_cast<char*>(item.job.sequence->summaries[segment]);
-    uint64_t live = *device::page_numbers(whole, digests, item.head, slot).live;
+    const int begin = page * size;
+    uint64_t live = *item.whole_page(page).live;
     for (int j = i; j < rows && positions[j] / size == page; ++j) {
       live &= ~(uint64_t{1} << (positions[j] - begin));
     }

@@ -1,12 +1,12 @@
 /**
- * share_zone: the rank of each row: its shares of the attention of all queries, summed over
- * positions, the mean over the group. If no query has a say, the later rows rank higher; all ones
- * are of a row that cannot be kept.
+ * share_zone: the rank of each row, or page: its shares of the attention of all queries, summed
+ * over positions, the mean over the group. If no query has a say, the later ones rank higher; all
+ * ones are of a row that cannot be kept.
  */
 #pragma once
 
 #include "device/signal.cuh"
-#include "prkv/keep/look/kernel.cuh"
+#include "prkv/keep/weigh/kernel.cuh"
 
 namespace pariskv::cuda {
 
@@ -16,7 +16,7 @@ struct ShareZoneSpace {
   uint64_t reciprocals[kTalliesAtOnce];
 };
 
-template <int kChunks>
+template <int kChunks, bool kPages>
 __global__ void __launch_bounds__(kLookThreads)
     share_zone(const __grid_constant__ PrkvChoiceParams params) {
   extern __shared__ __align__(16) unsigned char tile_shared[];
@@ -24,41 +24,44 @@ __global__ void __launch_bounds__(kLookThreads)
   device::let_successor_start();
   device::wait_for_predecessor();
   const PrkvItem item(params, int(blockIdx.y));
-  const ChosenHead numbers = *item.numbers();
-  const int count = numbers.count, first = int(blockIdx.x) * kLookRows;
+  const int count = item.count<kPages>(), first = int(blockIdx.x) * kLookRows;
   if (first >= count) return;
+  const bool heard = item.numbers()->heard != 0;
   static constexpr device::WeightTable kTable = device::make_weight_table();
   if (threadIdx.x < 64) space.table.of[threadIdx.x] = kTable.of[threadIdx.x];
-  const KeyTile<kChunks> tile = load_tile<kChunks>(item, tile_shared, first, count);
-  const int queries = item.queries(), group = int(item.call.shape.group);
-  uint64_t shares[kRowsOfWarp / 8][2] = {};
+  const auto tile = load_tile<kChunks, kPages>(item, tile_shared, first, count);
+  const LaneSight sight(tile, reinterpret_cast<TileSpace*>(tile_shared)->seen_from);
+  typename KeyTile<kChunks, kPages>::Lane lane;
+  tile.load(lane);
+  const int queries = int(padded_queries(item.queries()));
+  uint64_t shares[kColumns][2] = {};
   for (int begin = 0; begin < queries; begin += kTalliesAtOnce) {
     const int end = min(begin + kTalliesAtOnce, queries);
     __syncthreads();  // all are done with the last ones
     for (int q = int(threadIdx.x); q < end - begin; q += kLookThreads) {
       const Tally tally = item.tallies()[begin + q];
-      space.tops[q] = tally.top;
+      space.tops[q] = top_of(tally);
       // As reciprocal_of.
       space.reciprocals[q] = tally.sum == 0 ? 0 : (uint64_t{1} << 63) / tally.sum;
     }
     __syncthreads();
-    tile.each_query(begin, end, [&](int query, const LaneLogits& logits) {
-      const int asked = query / group, top = space.tops[query - begin];
+    tile.each_query(begin, end, lane, [&](int query, const Voice& voice, const LaneLogits& logits) {
+      const int top = space.tops[query - begin];
       const uint64_t reciprocal = space.reciprocals[query - begin];
 #pragma unroll
-      for (int n = 0; n < kRowsOfWarp / 8; ++n) {
+      for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const int row = tile.row_of(n, i);
-          if (!sees(item, asked, first + row, tile.steps[row])) continue;
-          const uint32_t weight = device::weight_below(space.table, top - logits[n][i]);
+          const uint32_t weight =
+              device::weight_below(space.table, top - sight.logit(voice, logits, n, i));
           shares[n][i] += device::share_with(weight, reciprocal);
         }
       }
     });
   }
+  const int group = int(item.call.shape.group);
 #pragma unroll
-  for (int n = 0; n < kRowsOfWarp / 8; ++n) {
+  for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       // Eight lanes have other queries of the same rows.
@@ -67,8 +70,7 @@ __global__ void __launch_bounds__(kLookThreads)
       }
       const int row = tile.row_of(n, i);
       if (device::lane_id() >= 4 || row >= tile.rows) continue;
-      const uint64_t rank =
-          numbers.heard != 0 ? shares[n][i] / uint64_t(group) : uint64_t(first + row);
+      const uint64_t rank = heard ? shares[n][i] / uint64_t(group) : uint64_t(first + row);
       item.ranks()[first + row] = tile.steps[row] > 0 ? rank : ~uint64_t{0};
     }
   }
