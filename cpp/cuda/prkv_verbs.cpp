@@ -43,8 +43,9 @@ void each_choice(const PrkvKeep& args, Visit visit) {
     // Choices from all rows and from the best pages have other scratch, so never one launch.
     side.call.scratch = prkv_choice_scratch(args.shape, width, change.after.kept_capacity,
                                             wanted_pages(args.rules, change) > 0);
+    const bool listed = side.call.scratch.listed != 0;
     side.head_bytes =
-        side.call.scratch.bytes + look_scratch(args.shape, width, compares(change)).bytes;
+        side.call.scratch.bytes + look_scratch(args.shape, width, compares(change), listed).bytes;
   };
   side_by_side(args.shape, args.changes, args.batch, scratch, [&](const SideBySide& side) {
     PrkvChoiceCall call{};
@@ -66,7 +67,8 @@ void each_choice(const PrkvKeep& args, Visit visit) {
       call.before[i] = known ? split_in(args.shape, change.before) : nullptr;
     }
     call.choice.rules = {0, 0, uint32_t{1} << kTopPBits, 1, 0};
-    call.look = look_scratch(args.shape, side.call.scratch.width, call.compares);
+    call.look = look_scratch(args.shape, side.call.scratch.width, call.compares,
+                             side.call.scratch.listed != 0);
     const int64_t heads = side.call.heads, left = kChoiceBytes - heads * side.call.scratch.bytes;
     call.heads_at_once =
         side.call.count > 1 ? heads : std::clamp(left / call.look.bytes, int64_t{1}, heads);

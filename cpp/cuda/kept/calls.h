@@ -64,6 +64,8 @@ struct ChoiceScratch {
   int64_t ranks;        // (width) uint64
   int64_t picked;       // (rows to be kept) int32: their numbers among the rows to choose from
   int64_t agreed;       // (group) int32: rows that are among the best of two queries
+  int64_t whole;        // (rows to be kept) int32, of pages that they leave: number of a page's
+                        // first row, if all of them are listed; else -1
   int64_t bytes;
 };
 ChoiceScratch choice_scratch(const ModelShape& shape, int64_t width, int64_t before_capacity,

@@ -34,6 +34,7 @@ struct LookScratch {
   int64_t keys;     // (width, key_dim in whole instructions) int8, less the reference; or those of
                     // (2, pages): middles, then distances
   int64_t steps;    // float, of each of them; 0: it is not finite
+  int64_t copies;   // (width, key_dim) keys as they are, of rows that are listed
   int64_t tallies;  // (recent, group) Tally
   int64_t ends;     // (group, 2) int32: the first and the last query of each query head
   int64_t logits;   // (group, 2, width) int32, of these, where a budget is split by them
@@ -58,7 +59,7 @@ struct PrkvChoiceCall {
 /** @param listed  rows are those of the best pages */
 ChoiceScratch prkv_choice_scratch(const ModelShape& shape, int64_t width, int64_t after_capacity,
                                   bool listed);
-LookScratch look_scratch(const ModelShape& shape, int64_t width, bool compares);
+LookScratch look_scratch(const ModelShape& shape, int64_t width, bool compares, bool listed);
 void launch_prkv_choice(const PrkvChoiceCall& call, cudaStream_t stream);
 
 /** A zone that was cut: what is left of its kept rows, and of the pages that these amend. */

@@ -119,7 +119,7 @@ ChoiceScratch prkv_choice_scratch(const ModelShape&, int64_t width, int64_t, boo
   return scratch;
 }
 
-LookScratch look_scratch(const ModelShape&, int64_t width, bool compares) {
+LookScratch look_scratch(const ModelShape&, int64_t width, bool compares, bool) {
   LookScratch scratch{};
   scratch.bytes = width + (compares ? 2 : 1) * kScratch;
   return scratch;

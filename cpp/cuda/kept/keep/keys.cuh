@@ -141,18 +141,23 @@ struct KeyTile {
 
   /** Four neighbouring numbers. */
   template <typename Element>
-  __device__ __forceinline__ static void load_four(const Element* from, float (&x)[4]) {
-    struct alignas(4 * sizeof(Element)) Four {
-      Element of[4];
-    };
-    const Four four = *reinterpret_cast<const Four*>(from);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = device::to_float(four.of[i]);
-  }
+  struct alignas(4 * sizeof(Element)) Four {
+    Element of[4];
 
-  /** Some keys, rounded, by a warp. */
+    __device__ __forceinline__ void to(float (&x)[4]) const {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[i] = device::to_float(of[i]);
+    }
+  };
+
+  /**
+   * Some keys, rounded, by a warp.
+   * @param copies  keys are copied to there, one beside the other; null: they are not
+   */
   template <typename Element>
-  __device__ __forceinline__ void round_keys(const KeySources& sources, int begin) const {
+  __device__ __forceinline__ void round_keys(const KeySources& sources, int begin,
+                                             char* copies = nullptr) const {
+    Four<Element> keys_in[kRowsAtOnce][kChunks] = {};
     float x[kRowsAtOnce][kChunks][4] = {};
 #pragma unroll
     for (int r = 0; r < kRowsAtOnce; ++r) {
@@ -160,7 +165,19 @@ struct KeyTile {
       const auto* from = reinterpret_cast<const Element*>(sources.from[begin + r]);
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
-        if (channel(c) < dim()) load_four(from + channel(c), x[r][c]);
+        if (channel(c) < dim()) {
+          keys_in[r][c] = *reinterpret_cast<const Four<Element>*>(from + channel(c));
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRowsAtOnce; ++r) {
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        keys_in[r][c].to(x[r][c]);
+        if (copies == nullptr || begin + r >= rows || channel(c) >= dim()) continue;
+        auto* to = reinterpret_cast<Element*>(copies) + r * dim() + channel(c);
+        *reinterpret_cast<Four<Element>*>(to) = keys_in[r][c];
       }
     }
 #pragma unroll

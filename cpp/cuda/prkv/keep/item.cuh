@@ -38,6 +38,11 @@ struct PrkvItem : ChoiceItem {
   __device__ __forceinline__ float* steps() const {
     return reinterpret_cast<float*>(look_space + look.steps);
   }
+  /** Where a listed row's key is kept as it is. */
+  __device__ __forceinline__ char* copy(int row) const {
+    return look_space + look.copies + row * call.shape.rows.key_bytes();
+  }
+  __device__ __forceinline__ int32_t* whole() const { return at<int32_t>(call.scratch.whole); }
   __device__ __forceinline__ Tally* tallies() const {
     return reinterpret_cast<Tally*>(look_space + look.tallies);
   }

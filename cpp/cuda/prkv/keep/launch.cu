@@ -84,7 +84,7 @@ struct Sequence {
     });
   }
 
-  /** Blocks are filled, of all kv heads. */
+  /** Blocks are filled, of these kv heads. */
   template <typename Element>
   void fill() const {
     int64_t rows = 0;
@@ -125,6 +125,7 @@ ChoiceScratch prkv_choice_scratch(const ModelShape& shape, int64_t width, int64_
   if (listed) {
     take(scratch.listed, scratch.width * 4);
     take(scratch.sources, scratch.width * 4);
+    take(scratch.whole, after_capacity * 4);
   }
   take(scratch.ranks, scratch.width * 8);
   take(scratch.picked, after_capacity * 4);
@@ -132,12 +133,13 @@ ChoiceScratch prkv_choice_scratch(const ModelShape& shape, int64_t width, int64_
   return scratch;
 }
 
-LookScratch look_scratch(const ModelShape& shape, int64_t width, bool compares) {
+LookScratch look_scratch(const ModelShape& shape, int64_t width, bool compares, bool listed) {
   LookScratch scratch{};
   const auto take = [&](int64_t& at, int64_t bytes) { take_scratch(at, scratch.bytes, bytes); };
   width = (width + 3) / 4 * 4;
   take(scratch.keys, width * packed_bytes(shape.rows.key_dim));
   take(scratch.steps, width * 4);
+  take(scratch.copies, listed ? width * shape.rows.key_bytes() : 0);
   take(scratch.tallies, padded_queries(shape.recent * shape.group) * int64_t(sizeof(Tally)));
   take(scratch.ends, shape.group * 8);
   take(scratch.logits, compares ? shape.group * 2 * width * 4 : 0);
@@ -165,9 +167,13 @@ void launch_prkv_choice(const PrkvChoiceCall& call, cudaStream_t stream) {
       own.space =
           call.choice.space + first * call.choice.scratch.bytes;  // there is one job, or all
       some.choice.by_heads = device::IndexDivisor::of(own.heads);
-      Sequence{some, stream, call.pages, early}.template look<Element>();
+      const Sequence sequence{some, stream, call.pages, early};
+      sequence.template look<Element>();
+      // Scratch has the keys of these heads now. How queries of a prompt agree says how all heads
+      // are to be filled.
+      if (!call.compares) sequence.template fill<Element>();
     }
-    Sequence{params, stream, call.pages, early}.template fill<Element>();
+    if (call.compares) Sequence{params, stream, call.pages, early}.template fill<Element>();
   });
 }
 

@@ -14,7 +14,7 @@ namespace pariskv::cuda {
 
 constexpr int kChooseThreads = 1024;
 constexpr int kChooseWarps = kChooseThreads / 32;
-constexpr int kOwnRows = 4;  // numbers of a thread that stay in registers; others are read anew
+constexpr int kOwnRows = 8;  // numbers of a thread that stay in registers; others are read anew
 
 /** Sums that are taken together. */
 constexpr int kSumsAtOnce = 3;

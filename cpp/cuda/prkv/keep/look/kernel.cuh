@@ -107,7 +107,9 @@ __global__ void __launch_bounds__(kLookThreads)
   __syncthreads();
 #pragma unroll 1
   for (int r = 0; r < kRowsOfWarp; r += tile.kRowsAtOnce) {
-    tile.template round_keys<Element>(space.sources, tile.warp_begin() + r);
+    const int begin = tile.warp_begin() + r;
+    tile.template round_keys<Element>(space.sources, begin,
+                                      item.wanted > 0 ? item.copy(first + begin) : nullptr);
   }
   LookAtZone<kChunks, false>{item, space, tile}.run(count);
 }
@@ -134,7 +136,7 @@ __device__ __forceinline__ void round_digests(const KeyTile<kChunks, true>& tile
         if (channel >= tile.dim()) continue;
         const auto* from = reinterpret_cast<const __half*>(page.digest) + part * tile.dim();
         float (&to)[4] = x[part][r][c];
-        Tile::load_four(from + channel, to);
+        reinterpret_cast<const typename Tile::template Four<__half>*>(from + channel)->to(to);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           to[i] = __fmul_rn(to[i], unit);
