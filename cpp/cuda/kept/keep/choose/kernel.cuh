@@ -1,7 +1,8 @@
 /**
  * choose_rows: how many rows a head keeps, which ones, and which of the others it holds: positions,
  * ages and counts of the block to be filled, and for each of its rows the number it had among those
- * to choose from. A block for each head. The k-th largest number is found two bits at a time.
+ * to choose from. A block for each head. The k-th largest number is found eight bits at a time, and
+ * the share of the largest ones two bits.
  */
 #pragma once
 
@@ -22,6 +23,7 @@ constexpr int kSumsAtOnce = 3;
 struct ChooseSpace {
   int64_t sums[2][kSumsAtOnce][kChooseWarps];  // by turns, so that one barrier is enough
   int counts[2][kSumsAtOnce][kChooseWarps];
+  int bins[3][256];  // numbers by their next eight bits; by turns
 };
 
 /** Sums over all threads. Each has one barrier. */
@@ -138,6 +140,60 @@ struct RowNumbers {
   }
 };
 
+/** A digit of a k-th largest number. */
+struct Digit {
+  int digit;
+  int above;  // numbers with larger ones
+};
+
+/** By every warp; `bins` need not have those of digit 0. There are `wanted` numbers or more. */
+__device__ __forceinline__ Digit find_digit(const int (&bins)[256], int wanted) {
+  constexpr int kOwn = 8;  // of a lane: higher lanes have lower ones
+  const int top = 255 - kOwn * device::lane_id();
+  int own[kOwn], sum = 0;
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) sum += own[i] = bins[top - i];
+  int above = device::lanes_before(sum), digit = -1;
+  const int all = __shfl_sync(~0u, above + sum, 31);
+  if (all < wanted) return {0, all};
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    if (digit >= 0 || above >= wanted) continue;
+    if (above + own[i] >= wanted) digit = top - i;
+    if (digit < 0) above += own[i];
+  }
+  const int from = __ffs(int(__ballot_sync(~0u, digit >= 0))) - 1;
+  return {__shfl_sync(~0u, digit, from), __shfl_sync(~0u, above, from)};
+}
+
+/**
+ * The largest number such that `wanted` are from there on; there are as many. `above` becomes how
+ * many are larger. After a barrier that follows the last such search.
+ */
+template <typename Number>
+__device__ __forceinline__ int64_t kth_largest(const RowNumbers<Number>& rows, int wanted,
+                                               BlockSums& sums, int& above) {
+  auto& bins = sums.space.bins;
+  if (threadIdx.x < 3 * 256) bins[threadIdx.x / 256][threadIdx.x % 256] = 0;
+  int64_t least = 0;
+  int turn = 0;
+  above = 0;
+  for (int shift = (rows.bits(sums) + 7) / 8 * 8 - 8; shift >= 0; shift -= 8) {
+    // What was read two turns ago is read no more: there was a barrier since.
+    if (threadIdx.x < 256) bins[(turn + 1) % 3][threadIdx.x] = 0;
+    rows.each([&](int64_t x) {
+      const int digit = int(x >> shift & 255);
+      if (x >> shift >> 8 == least && digit != 0) atomicAdd(&bins[turn][digit], 1);
+    });
+    __syncthreads();
+    const Digit found = find_digit(bins[turn], wanted - above);
+    least = least << 8 | found.digit;
+    above += found.above;
+    turn = (turn + 1) % 3;
+  }
+  return least;
+}
+
 template <typename Number>
 __device__ __forceinline__ RowNumbers<Number> row_numbers(Number number, int count) {
   return RowNumbers<Number>(number, count);
@@ -160,10 +216,9 @@ __device__ __forceinline__ Best best_of(const RowNumbers<Number>& rows, int64_t 
   const int keep = int(min(wanted, int64_t(candidates)));
   if (keep == candidates) return {keep, 0, candidates};
   if (keep == 0) return {0, INT64_MAX, 0};
-  const int64_t least = rows.least_of(keep, [](int64_t) { return 1; }, sums);
   int above = 0;
-  rows.each([&](int64_t x) { above += x > least; });
-  return {keep, least, keep - sums.of(above)};
+  const int64_t least = kth_largest(rows, keep, sums, above);
+  return {keep, least, keep - above};
 }
 
 struct ChooseRows {
