@@ -23,7 +23,7 @@ class Pages {
       : backend_(cuda::make_backend(config(), {})),
         rules_{1024, 32, static_pages, false},
         tokens_(tokens) {
-    shape_ = {8, 4, {128, 128, DType::kBFloat16}, 128, 1024};
+    shape_ = {8, 4, {128, 128, DType::kBFloat16}, 1024};
     shape_.recent = 64;
     const int64_t segments = tokens / shape_.segment_tokens;
     const int64_t bytes = pages_of(shape_, rules_.page).bytes();

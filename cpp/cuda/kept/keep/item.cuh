@@ -19,7 +19,7 @@ struct ChosenHead {
 };
 
 /** A head of a query. */
-struct Voice {
+struct alignas(16) Voice {
   float unit;      // of RecentScale
   int32_t most;    // the same; kNoCap
   int32_t offset;  // logit of the reference, in steps
