@@ -1,7 +1,8 @@
 /**
  * Keys of some rows in 8 bits, less the reference, and their logits for all queries, from products
  * on tensor cores. A block has 64 rows and a warp sixteen of them. Or of pages: their middles are
- * the keys, and their distances are multiplied with the sizes of a query's numbers.
+ * the keys, and their distances are multiplied with the sizes of a query's numbers. There are few
+ * of these, so a block has sixteen, and a warp a part of the queries.
  */
 #pragma once
 
@@ -15,6 +16,9 @@ namespace pariskv::cuda {
 constexpr int kLookThreads = 128;
 constexpr int kLookRows = 64;                                 // of a block
 constexpr int kRowsOfWarp = kLookRows / (kLookThreads / 32);  // two columns of eight
+
+template <bool kPages>
+constexpr int kRowsOfTile = kPages ? kRowsOfWarp : kLookRows;
 
 /** Bytes from key to key in shared memory: whole instructions, and no two in the same banks. */
 constexpr int key_pitch(int key_dim) { return (key_dim + 31) / 32 * 32 + 16; }
@@ -97,11 +101,15 @@ struct KeyTile {
   __device__ __forceinline__ char* distance(int row) const {
     return distances + row * key_pitch(dim());
   }
-  __device__ __forceinline__ static int warp_begin() { return device::warp_id() * kRowsOfWarp; }
+  __device__ __forceinline__ static int warp_begin() {
+    return kPages ? 0 : device::warp_id() * kRowsOfWarp;
+  }
   /** The row of a logit that a lane has. */
   __device__ __forceinline__ static int row_of(int column, int i) {
     return warp_begin() + 8 * column + 2 * (device::lane_id() % 4) + i;
   }
+
+  static constexpr int kRows = kRowsOfTile<kPages>;
 
   /** Keys of a warp that are on their way together. */
   static constexpr int kRowsAtOnce = 8 / kChunks;
@@ -275,17 +283,19 @@ struct KeyTile {
     }
   }
 
-  /** Of queries [begin, end), whole sixteens. */
+  /** Of queries [begin, end), whole sixteens: of all of them, or of the warp's part. */
   template <typename Visit>
   __device__ __forceinline__ void each_query(int begin, int end, const Lane& lane,
                                              Visit visit) const {
     // The next queries are on their way while these are multiplied.
+    constexpr int kStep = 16 * (kPages ? kLookThreads / 32 : 1);
+    const int first = begin + (kPages ? 16 * device::warp_id() : 0);
     Queries own;
-    load(begin, own);
+    load(first < end ? first : begin, own);
 #pragma unroll 1
-    for (int q = begin; q < end; q += 16) {
+    for (int q = first; q < end; q += kStep) {
       Queries next;
-      load(q + 16 < end ? q + 16 : begin, next);
+      load(q + kStep < end ? q + kStep : begin, next);
       multiply(q, own, lane, visit);
       own = next;
     }

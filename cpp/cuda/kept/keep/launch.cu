@@ -50,7 +50,7 @@ void launch_choice(const ChoiceCall& call, cudaStream_t stream) {
   const bool early = starts_early(reinterpret_cast<const void*>(fill_block));
   dispatch_element(call.shape.rows.dtype, [&](auto element) {
     using Element = decltype(element);
-    Launch(items, 0, stream, kListThreads)
+    Launch(dim3(items, 1 + kPackBlocks), 0, stream, kListThreads)
         .run(Kernel<ChoiceParams>(list_rows<Element>), params, "keep: list_rows");
     dispatch_chunks(call.shape.rows.key_dim, [&](auto chunks) {
       const Kernel<ChoiceParams> kernel = look_at_keys<Element, int(decltype(chunks)::kValue)>;

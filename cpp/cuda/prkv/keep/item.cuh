@@ -99,21 +99,17 @@ struct TileSpace {
 };
 template <bool kPages>
 constexpr int tile_bytes(int key_dim) {
-  return int(sizeof(TileSpace)) + (kPages ? 2 : 1) * kLookRows * key_pitch(key_dim);
+  return int(sizeof(TileSpace)) + (kPages ? 2 : 1) * kRowsOfTile<kPages> * key_pitch(key_dim);
 }
 
 template <int kChunks, bool kPages>
 __device__ __forceinline__ KeyTile<kChunks, kPages> tile_in(const PrkvItem& item, TileSpace& space,
                                                             int first, int count) {
+  constexpr int kRows = kRowsOfTile<kPages>;
   char* keys = reinterpret_cast<char*>(&space + 1);
-  const int pitch = key_pitch(int(item.call.shape.rows.key_dim));
-  return {item,
-          space.steps,
-          keys,
-          first,
-          min(kLookRows, count - first),
-          space.distance_steps,
-          keys + kLookRows * pitch};
+  char* distances = keys + kRows * key_pitch(int(item.call.shape.rows.key_dim));
+  const int rows = min(kRows, count - first);
+  return {item, space.steps, keys, first, rows, space.distance_steps, distances};
 }
 
 /** Keys of a block from row `from` on in scratch, to shared memory, with their steps. */
@@ -121,13 +117,14 @@ template <typename Tile>
 __device__ __forceinline__ void load_keys(const Tile& tile, const PrkvItem& item, int from,
                                           char* keys, float* steps) {
   const int vectors = int(packed_bytes(tile.dim())) / 16;
-  for (int i = int(threadIdx.x); i < kLookRows * vectors; i += kLookThreads) {
+  constexpr int kRows = Tile::kRows;
+  for (int i = int(threadIdx.x); i < kRows * vectors; i += kLookThreads) {
     const int row = i / vectors, at = i - row * vectors;
     const bool there = row < tile.rows;
     reinterpret_cast<uint4*>(keys + row * key_pitch(tile.dim()))[at] =
         there ? reinterpret_cast<const uint4*>(item.key(from + row))[at] : uint4{};
   }
-  if (int(threadIdx.x) < kLookRows) {
+  if (int(threadIdx.x) < kRows) {
     const bool there = int(threadIdx.x) < tile.rows;
     steps[threadIdx.x] = there ? item.steps()[from + int(threadIdx.x)] : 0.0f;
   }
@@ -145,7 +142,7 @@ __device__ __forceinline__ KeyTile<kChunks, kPages> load_tile(const PrkvItem& it
     load_keys(tile, item, count + first, tile.distances, tile.distance_steps);
   }
   const int i = int(threadIdx.x);
-  if (i < kLookRows) {
+  if (i < kRowsOfTile<kPages>) {
     space.seen_from[i] = i < tile.rows ? item.seen_from<kPages>(first + i) : 0;
   }
   __syncthreads();

@@ -48,7 +48,7 @@ struct Sequence {
   template <int kChunks>
   void find_pages() const {
     const int dim = int(call().shape.rows.key_dim);
-    const dim3 tiles(pieces(pages, kLookRows), items());
+    const dim3 tiles(pieces(pages, kRowsOfTile<true>), items());
     run(Kernel<PrkvChoiceParams>(look_at_pages<kChunks>), tiles, look_zone_bytes<true>(dim),
         kLookThreads, params, "keep: look_at_pages");
     run(Kernel<PrkvChoiceParams>(weigh_zone<kChunks, true>), tiles, tile_bytes<true>(dim),
@@ -64,8 +64,8 @@ struct Sequence {
   void look() const {
     const int dim = int(call().shape.rows.key_dim);
     const dim3 tiles(pieces(call().scratch.width, kLookRows), items());
-    run(Kernel<PrkvChoiceParams>(list_zone<Element>), items(), 0, kListThreads, params,
-        "keep: list_zone", false);
+    run(Kernel<PrkvChoiceParams>(list_zone<Element>), dim3(items(), 1 + kPackBlocks), 0,
+        kListThreads, params, "keep: list_zone", false);
     dispatch_chunks(dim, [&](auto chunks) {
       constexpr int kChunks = int(decltype(chunks)::kValue);
       if (pages > 0) find_pages<kChunks>();

@@ -1,6 +1,6 @@
 /**
  * list_rows: which rows a head chooses from, the reference that their keys are told from, and which
- * queries have a say. A block for each head.
+ * queries have a say, by the first block of each head. Others pack queries.
  */
 #pragma once
 
@@ -13,6 +13,7 @@ namespace pariskv::cuda {
 
 constexpr int kListThreads = 256;
 constexpr int kReferenceKeys = 15;  // evenly spaced, whose median is the reference
+constexpr int kPackBlocks = 8;      // of a head, besides the first one
 
 /** How many of some ascending positions are smaller. */
 __device__ __forceinline__ int smaller_than(const int32_t* positions, int count, int position) {
@@ -142,11 +143,12 @@ struct ListRows {
     return voice;
   }
 
-  /** Queries as products take them: mma_m16n8k32_s8. */
-  __device__ __forceinline__ void pack() const {
+  /** Queries as products take them (mma_m16n8k32_s8), by one of the blocks for that. */
+  __device__ __forceinline__ void pack(int block) const {
     const int group = int(item.call.shape.group), queries = item.positions_asked() * group;
     const int steps = (dim() + 31) / 32, all = int(padded_queries(queries)) / 16 * steps * 32;
-    for (int i = int(threadIdx.x); i < all; i += kListThreads) {
+    for (int i = block * kListThreads + int(threadIdx.x); i < all;
+         i += kPackBlocks * kListThreads) {
       const int lane = i % 32, step = i / 32 % steps, first = i / 32 / steps * 16;
       uint32_t words[2][2] = {};  // the first and the second half of an instruction, two queries
 #pragma unroll
@@ -171,7 +173,6 @@ struct ListRows {
   /** Of rows to choose from, of which so many were kept. */
   template <typename RowAt>
   __device__ __forceinline__ void run(int count, int kept, RowAt row) const {
-    pack();
     set_reference(count, row);
     round_reference();
     const int group = int(item.call.shape.group), queries = item.positions_asked() * group;
@@ -196,6 +197,7 @@ __global__ void __launch_bounds__(kListThreads)
   device::let_successor_start();
   const ChoiceItem item(params, int(blockIdx.x));
   const ListRows<Element> list{item, space};
+  if (blockIdx.y > 0) return list.pack(int(blockIdx.y) - 1);
   const int kept = list.merge();
   __syncthreads();  // sources are written
   list.run(kept + int(item.job.zone_end - item.job.added), kept,

@@ -15,9 +15,10 @@ __global__ void __launch_bounds__(kListThreads)
   __shared__ ListSpace space;
   device::let_successor_start();
   const PrkvItem item(params, int(blockIdx.x));
+  const ListRows<Element> list{item, space};
+  if (blockIdx.y > 0) return list.pack(int(blockIdx.y) - 1);
   const int tokens = int(item.job.zone_end - item.job.added);
-  ListRows<Element>{item, space}.run(
-      tokens, 0, [&](int row) { return item.stored(int(item.job.added) + row); });
+  list.run(tokens, 0, [&](int row) { return item.stored(int(item.job.added) + row); });
   for (int q = int(threadIdx.x); q < int(padded_queries(item.queries())); q += kListThreads) {
     item.tallies()[q] = {0, kNoLogit};
   }

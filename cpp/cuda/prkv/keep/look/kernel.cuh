@@ -32,10 +32,11 @@ struct LookAtZone {
   LookZoneSpace& space;
   KeyTile<kChunks, kPages> tile;
 
-  /** A warp's keys, for the kernels that follow: to row `to` of scratch on. */
+  /** Some keys by a warp, for the kernels that follow: to row `to` of scratch on. */
   __device__ __forceinline__ void store(const char* keys, const float* steps, int to) const {
-    const int vectors = int(packed_bytes(tile.dim())) / 16, begin = tile.warp_begin();
-    const int rows = min(kRowsOfWarp, tile.rows - begin);
+    constexpr int kOwn = KeyTile<kChunks, kPages>::kRows / (kLookThreads / 32);
+    const int vectors = int(packed_bytes(tile.dim())) / 16, begin = device::warp_id() * kOwn;
+    const int rows = min(kOwn, tile.rows - begin);
     for (int i = device::lane_id(); i < rows * vectors; i += 32) {
       const int row = begin + i / vectors, at = i % vectors;
       reinterpret_cast<uint4*>(item.key(to + row))[at] =
@@ -76,6 +77,7 @@ struct LookAtZone {
 
   /** By a block whose warps have their keys. */
   __device__ __forceinline__ void run(int count) const {
+    if constexpr (kPages) __syncthreads();
     __syncwarp();
     store(tile.keys, tile.steps, tile.first);
     if constexpr (kPages) store(tile.distances, tile.distance_steps, count + tile.first);
@@ -162,7 +164,7 @@ __global__ void __launch_bounds__(kLookThreads)
   device::let_successor_start();
   device::wait_for_predecessor();
   const PrkvItem item(params, int(blockIdx.y));
-  const int count = int(item.pages().count), first = int(blockIdx.x) * kLookRows;
+  const int count = int(item.pages().count), first = int(blockIdx.x) * kRowsOfTile<true>;
   if (first >= count) return;
   LookZoneSpace& space = *reinterpret_cast<LookZoneSpace*>(zone_shared);
   const auto tile = tile_in<kChunks, true>(item, space.tile, first, count);
@@ -174,8 +176,8 @@ __global__ void __launch_bounds__(kLookThreads)
   }
   __syncthreads();
 #pragma unroll 1
-  for (int r = 0; r < kRowsOfWarp; r += tile.kRowsAtOnce) {
-    round_digests<kChunks>(tile, item, space.sources.reference, tile.warp_begin() + r);
+  for (int r = device::warp_id(); r < tile.kRows / tile.kRowsAtOnce; r += kLookThreads / 32) {
+    round_digests<kChunks>(tile, item, space.sources.reference, r * tile.kRowsAtOnce);
   }
   LookAtZone<kChunks, true>{item, space, tile}.run(count);
 }

@@ -14,6 +14,7 @@ struct ShareZoneSpace {
   device::WeightTable table;
   int tops[kTalliesAtOnce];
   uint64_t reciprocals[kTalliesAtOnce];
+  uint64_t parts[kLookThreads / 32][kRowsOfWarp];  // of warps that have the same pages
 };
 
 template <int kChunks, bool kPages>
@@ -24,7 +25,7 @@ __global__ void __launch_bounds__(kLookThreads)
   device::let_successor_start();
   device::wait_for_predecessor();
   const PrkvItem item(params, int(blockIdx.y));
-  const int count = item.count<kPages>(), first = int(blockIdx.x) * kLookRows;
+  const int count = item.count<kPages>(), first = int(blockIdx.x) * kRowsOfTile<kPages>;
   if (first >= count) return;
   const bool heard = item.numbers()->heard != 0;
   static constexpr device::WeightTable kTable = device::make_weight_table();
@@ -59,21 +60,26 @@ __global__ void __launch_bounds__(kLookThreads)
       }
     });
   }
-  const int group = int(item.call.shape.group);
+  // Eight lanes have other queries of the same rows.
 #pragma unroll
   for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      // Eight lanes have other queries of the same rows.
       for (int step = 4; step < 32; step *= 2) {
         shares[n][i] += __shfl_xor_sync(~0u, shares[n][i], step);
       }
-      const int row = tile.row_of(n, i);
-      if (device::lane_id() >= 4 || row >= tile.rows) continue;
-      const uint64_t rank = heard ? shares[n][i] / uint64_t(group) : uint64_t(first + row);
-      item.ranks()[first + row] = tile.steps[row] > 0 ? rank : ~uint64_t{0};
+      if (device::lane_id() < 4) {
+        space.parts[device::warp_id()][tile.row_of(n, i) - tile.warp_begin()] = shares[n][i];
+      }
     }
   }
+  __syncthreads();
+  const int row = int(threadIdx.x);
+  if (row >= tile.rows) return;
+  uint64_t share = space.parts[row / kRowsOfWarp][row % kRowsOfWarp];
+  for (int warp = 1; kPages && warp < kLookThreads / 32; ++warp) share += space.parts[warp][row];
+  const uint64_t rank = heard ? share / uint64_t(item.call.shape.group) : uint64_t(first + row);
+  item.ranks()[first + row] = tile.steps[row] > 0 ? rank : ~uint64_t{0};
 }
 
 }  // namespace pariskv::cuda

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kLookThreads)
   device::let_successor_start();
   device::wait_for_predecessor();
   const PrkvItem item(params, int(blockIdx.y));
-  const int count = item.count<kPages>(), first = int(blockIdx.x) * kLookRows;
+  const int count = item.count<kPages>(), first = int(blockIdx.x) * kRowsOfTile<kPages>;
   if (first >= count) return;
   static constexpr device::WeightTable kTable = device::make_weight_table();
   if (threadIdx.x < 64) space.table.of[threadIdx.x] = kTable.of[threadIdx.x];
