@@ -17,6 +17,9 @@ constexpr int kLookThreads = 128;
 constexpr int kLookRows = 64;                                 // of a block
 constexpr int kRowsOfWarp = kLookRows / (kLookThreads / 32);  // two columns of eight
 
+/** Blocks that an SM has room for at least: so many registers a thread. */
+template <int kChunks>
+constexpr int kLookBlocks = kChunks == 1 ? 4 : 1;
 template <bool kPages>
 constexpr int kRowsOfTile = kPages ? kRowsOfWarp : kLookRows;
 
@@ -289,10 +292,11 @@ struct KeyTile {
                                              Visit visit) const {
     // The next queries are on their way while these are multiplied.
     constexpr int kStep = 16 * (kPages ? kLookThreads / 32 : 1);
+    constexpr int kTurns = kPages || kChunks > 1 ? 1 : 2;  // two need no moves, but registers
     const int first = begin + (kPages ? 16 * device::warp_id() : 0);
     Queries own;
     load(first < end ? first : begin, own);
-#pragma unroll 1
+#pragma unroll kTurns
     for (int q = first; q < end; q += kStep) {
       Queries next;
       load(q + kStep < end ? q + kStep : begin, next);

@@ -89,7 +89,7 @@ struct LookAtZone {
 };
 
 template <typename Element, int kChunks>
-__global__ void __launch_bounds__(kLookThreads)
+__global__ void __launch_bounds__(kLookThreads, kLookBlocks<kChunks>)
     look_at_zone(const __grid_constant__ PrkvChoiceParams params) {
   extern __shared__ __align__(16) unsigned char zone_shared[];
   device::let_successor_start();
@@ -158,7 +158,7 @@ __device__ __forceinline__ void round_digests(const KeyTile<kChunks, true>& tile
 }
 
 template <int kChunks>
-__global__ void __launch_bounds__(kLookThreads)
+__global__ void __launch_bounds__(kLookThreads, kLookBlocks<kChunks>)
     look_at_pages(const __grid_constant__ PrkvChoiceParams params) {
   extern __shared__ __align__(16) unsigned char zone_shared[];
   device::let_successor_start();

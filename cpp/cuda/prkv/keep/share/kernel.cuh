@@ -18,7 +18,7 @@ struct ShareZoneSpace {
 };
 
 template <int kChunks, bool kPages>
-__global__ void __launch_bounds__(kLookThreads)
+__global__ void __launch_bounds__(kLookThreads, kLookBlocks<kChunks>)
     share_zone(const __grid_constant__ PrkvChoiceParams params) {
   extern __shared__ __align__(16) unsigned char tile_shared[];
   __shared__ ShareZoneSpace space;

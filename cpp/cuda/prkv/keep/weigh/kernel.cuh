@@ -27,7 +27,7 @@ __device__ __forceinline__ uint32_t sum_of_query(uint32_t x) {
 }
 
 template <int kChunks, bool kPages>
-__global__ void __launch_bounds__(kLookThreads)
+__global__ void __launch_bounds__(kLookThreads, kLookBlocks<kChunks>)
     weigh_zone(const __grid_constant__ PrkvChoiceParams params) {
   extern __shared__ __align__(16) unsigned char tile_shared[];
   __shared__ WeighZoneSpace space;
