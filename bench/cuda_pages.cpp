@@ -1,6 +1,7 @@
 // PRKV's work on zones that change, as a cache asks a backend for it: digests of pages, choices of
 // kept rows. pariskv_cuda_steps prints a line of JSON for each.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <random>
@@ -22,7 +23,7 @@ class Pages {
       : backend_(cuda::make_backend(config(), {})),
         rules_{1024, 32, static_pages, false},
         tokens_(tokens) {
-    shape_ = {8, 4, {128, 128, DType::kBFloat16}, 128, 1024};
+    shape_ = {8, 4, {128, 128, DType::kBFloat16}, 1024};
     shape_.recent = 64;
     const int64_t segments = tokens / shape_.segment_tokens;
     const int64_t bytes = pages_of(shape_, rules_.page).bytes();
@@ -40,8 +41,11 @@ class Pages {
     view_.kept = device_memory<char>(amended.begin + amended.bytes());
     view_.recent = device_memory<char>(shape_.recent_queries().bytes());
     view_.device = on_device(std::vector<SequenceView>{view_});
+    next_ = view_;
+    next_.kept = device_memory<char>(amended.begin + amended.bytes());
+    next_.device = on_device(std::vector<SequenceView>{next_});
     empty_.zone_begin = empty_.zone_end = kSink;
-    remember();
+    remember(0);
   }
 
   void digest(int64_t tokens, cudaStream_t stream) const {
@@ -53,6 +57,22 @@ class Pages {
     const PrkvKeep args{shape_, rules_, 1, &change};
     backend_->reserve(args);
     backend_->keep_up(args, {stream});
+  }
+  /** What a flush asks for, once rows have been chosen: with other queries, mostly. */
+  void prepare_refresh(cudaStream_t stream) {
+    choose(stream);
+    remember(.9f);
+  }
+  void refresh(cudaStream_t stream) const {
+    const KeptChange change{view_, next_, {tokens_ - shape_.recent, tokens_}, false};
+    const PrkvKeep args{shape_, rules_, 1, &change};
+    backend_->reserve(args);
+    backend_->keep_up(args, {stream});
+  }
+  double refreshed_bytes() const {
+    const ZonePages pages = ZonePages::of(view_.zone_begin, view_.zone_end, rules_.page);
+    const int64_t wanted = rules_.looked_at(pages.count);
+    return wanted == 0 ? key_bytes(0) : double(wanted * rules_.page * 8 * 256);
   }
   double key_bytes(int64_t tokens) const {
     return double((tokens == 0 ? view_.zone_tokens() : tokens) * 8 * 256);
@@ -66,11 +86,13 @@ class Pages {
     return config.resolved();
   }
 
-  void remember() {
-    std::mt19937 random(3);
+  /** Queries of which a part is new. */
+  void remember(float part) {
+    std::mt19937 random(3), other(4);
     std::normal_distribution<float> normal;
     std::vector<float> numbers(size_t(shape_.recent * 32 * 128));
-    for (float& x : numbers) x = normal(random);
+    for (float& x : numbers) x = std::sqrt(1 - part * part) * normal(random);
+    for (float& x : numbers) x += part * normal(other);
     std::vector<uint16_t> halves;
     for (const float& x : numbers) {
       uint16_t half;
@@ -88,7 +110,7 @@ class Pages {
   ModelShape shape_{};
   const PrkvRules rules_;
   const int64_t tokens_;
-  SequenceView view_{}, empty_{};
+  SequenceView view_{}, next_{}, empty_{};
 };
 
 void print(const char* verb, int64_t tokens, double microseconds, double bytes) {
@@ -107,7 +129,7 @@ void time_pages(Clock& clock, const std::vector<void*>& near, const std::vector<
   const auto time = [&](auto work) { return clock.median(stream, true, nothing, work); };
   constexpr int64_t kStaticPages = 8;
   for (const int64_t tokens : {int64_t{32} << 10, int64_t{128} << 10}) {
-    const Pages here(near, tokens, kStaticPages);
+    Pages here(near, tokens, kStaticPages);
     for (const int64_t some : {int64_t{0}, kFlush}) {
       const double taken = time([&] { here.digest(some, stream); });
       const double bytes = here.key_bytes(some);
@@ -118,10 +140,14 @@ void time_pages(Clock& clock, const std::vector<void*>& near, const std::vector<
     const Pages split(near, tokens, PrkvRules::kAuto);
     split.digest(0, stream);
     print("choose, split", tokens, time([&] { split.choose(stream); }), bytes);
-    const Pages away(far, tokens, kStaticPages);
+    Pages away(far, tokens, kStaticPages);
     here.digest(0, stream);
     away.digest(0, stream);
     print("choose, rows far", tokens, time([&] { away.choose(stream); }), bytes);
+    here.prepare_refresh(stream);
+    print("refresh", tokens, time([&] { here.refresh(stream); }), here.refreshed_bytes());
+    away.prepare_refresh(stream);
+    print("refresh, rows far", tokens, time([&] { away.refresh(stream); }), away.refreshed_bytes());
   }
 }
 

@@ -14,10 +14,24 @@ PrkvSplit* split_in(const ModelShape& shape, const SequenceView& view) {
   return amended_of(shape, view.kept_capacity).split(view.kept);
 }
 
+/** How many of the best pages a choice looks at; 0: at all rows, as after a prompt. */
+int64_t wanted_pages(const PrkvRules& rules, const KeptChange& change) {
+  const SequenceView& zone = change.after;
+  if (change.fresh()) return 0;
+  return rules.looked_at(ZonePages::of(zone.zone_begin, zone.zone_end, rules.page).count);
+}
+
+/** Rows that it looks at, at most. */
+int64_t looked_at(const PrkvRules& rules, const KeptChange& change) {
+  const int64_t zone = change.after.zone_tokens(), wanted = wanted_pages(rules, change);
+  if (wanted == 0) return zone;
+  const int64_t besides = PrkvRules::kLatestLookedAt + change.before.kept_capacity;
+  return std::min(zone, wanted * rules.page + besides);
+}
+
 /**
  * Calls `visit(call)` for one launch of choices after the other: the spaces are still to be set.
- * Rows are chosen from all of a zone. The budget is split by agreement only where they are chosen
- * from scratch, as after a prompt.
+ * The budget is split by agreement only where rows are chosen from scratch, as after a prompt.
  */
 template <typename Visit>
 void each_choice(const PrkvKeep& args, Visit visit) {
@@ -25,10 +39,13 @@ void each_choice(const PrkvKeep& args, Visit visit) {
     return args.rules.automatic() && change.fresh();
   };
   const auto scratch = [&](const KeptChange& change, SideBySide& side) {
-    const int64_t width = change.after.zone_tokens();
-    side.call.scratch = prkv_choice_scratch(args.shape, width, change.after.kept_capacity);
+    const int64_t width = looked_at(args.rules, change);
+    // Choices from all rows and from the best pages have other scratch, so never one launch.
+    side.call.scratch = prkv_choice_scratch(args.shape, width, change.after.kept_capacity,
+                                            wanted_pages(args.rules, change) > 0);
+    const bool listed = side.call.scratch.listed != 0;
     side.head_bytes =
-        side.call.scratch.bytes + look_scratch(args.shape, width, compares(change)).bytes;
+        side.call.scratch.bytes + look_scratch(args.shape, width, compares(change), listed).bytes;
   };
   side_by_side(args.shape, args.changes, args.batch, scratch, [&](const SideBySide& side) {
     PrkvChoiceCall call{};
@@ -38,14 +55,20 @@ void each_choice(const PrkvKeep& args, Visit visit) {
     for (int64_t i = 0; i < side.call.count; ++i) {
       const KeptChange& change = *side.changes[i];
       ChoiceJob& job = call.choice.jobs[i];
-      job.before = nullptr;
       job.added = change.after.zone_begin;
+      call.wanted[i] = wanted_pages(args.rules, change);
+      if (call.wanted[i] > 0) {
+        const SequenceView& zone = change.after;
+        const int64_t last = (zone.zone_end - 1) / args.rules.page;
+        call.pages = std::max(call.pages, last + 1 - zone.zone_begin / args.rules.page);
+      }
       job.rows = &split_in(args.shape, change.after)->rows;
       const bool known = args.rules.automatic() && !call.compares;
       call.before[i] = known ? split_in(args.shape, change.before) : nullptr;
     }
     call.choice.rules = {0, 0, uint32_t{1} << kTopPBits, 1, 0};
-    call.look = look_scratch(args.shape, side.call.scratch.width, call.compares);
+    call.look = look_scratch(args.shape, side.call.scratch.width, call.compares,
+                             side.call.scratch.listed != 0);
     const int64_t heads = side.call.heads, left = kChoiceBytes - heads * side.call.scratch.bytes;
     call.heads_at_once =
         side.call.count > 1 ? heads : std::clamp(left / call.look.bytes, int64_t{1}, heads);

@@ -27,6 +27,29 @@ TEST(Pages, ABudgetIsSpentToTheLastRow) {
   EXPECT_EQ(PrkvSplit::of(64, 32, 99).pages, 0);
 }
 
+TEST(Pages, ARefreshLooksAtAQuarterOfThem) {
+  PrkvRules rules{1024, 32, 8, false};
+  EXPECT_EQ(rules.looked_at(4096), 1024);
+  EXPECT_EQ(rules.looked_at(4097), 1025);
+  EXPECT_EQ(rules.looked_at(512), 256);  // 8,192 rows
+  EXPECT_EQ(rules.looked_at(257), 256);
+  EXPECT_EQ(rules.looked_at(256), 0);  // all
+  rules.page = 8;
+  EXPECT_EQ(rules.looked_at(4096), 1024);
+  EXPECT_EQ(rules.looked_at(1024), 0);
+  rules.page = 32, rules.static_pages = 32;  // kept rows alone: there are no digests
+  EXPECT_EQ(rules.looked_at(4096), 0);
+  rules.static_pages = PrkvRules::kAuto;
+  EXPECT_EQ(rules.looked_at(4096), 1024);
+}
+
+TEST(Pages, PagesOfAZoneAreCountedFromTheSinks) {
+  EXPECT_EQ(ZonePages::of(4, 64, 32).first, 0);
+  EXPECT_EQ(ZonePages::of(4, 64, 32).count, 2);
+  EXPECT_EQ(ZonePages::of(70, 96, 32).first, 2);
+  EXPECT_EQ(ZonePages::of(70, 96, 32).count, 1);
+}
+
 ModelShape shape_of() {
   ModelShape shape{};
   shape.kv_heads = 3;

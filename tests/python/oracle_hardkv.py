@@ -66,11 +66,16 @@ class Rounded:
     usable: np.ndarray
 
 
-def rounded_keys(keys: np.ndarray) -> Rounded:
-    """Of keys (count, head_dim): less the median, channel by channel, of 15 evenly spaced ones."""
+def reference_of(keys: np.ndarray) -> np.ndarray:
+    """The median, channel by channel, of 15 evenly spaced keys (count, head_dim)."""
     some = keys[[s * len(keys) // 15 for s in range(15)]]
     some = np.sort(some[np.isfinite(some).all(axis=1)], axis=0)
-    reference = some[len(some) // 2] if len(some) else np.zeros(keys.shape[1], dtype=np.float32)
+    return some[len(some) // 2] if len(some) else np.zeros(keys.shape[1], dtype=np.float32)
+
+
+def rounded_keys(keys: np.ndarray, reference: np.ndarray | None = None) -> Rounded:
+    """Of keys (count, head_dim): less their reference, if no other is given."""
+    reference = reference_of(keys) if reference is None else reference
     common, rest = [], reference[None]
     with np.errstate(all="ignore"):
         left = keys - reference
@@ -82,16 +87,25 @@ def rounded_keys(keys: np.ndarray) -> Rounded:
         return Rounded(common, eight_bits(left[usable]), usable)
 
 
-def logit_steps(query: Query, group: np.ndarray, keys: Rounded) -> np.ndarray:
+def logit_steps(
+    query: Query, group: np.ndarray, keys: Rounded, distances: np.ndarray | None = None
+) -> np.ndarray:
     """Logits (heads, count) in 64ths of an octave: NO_LOGIT where a key is not usable.
 
     group: finite queries (heads, head_dim)
+    distances: (usable keys, head_dim) whose products with |q| are added
     """
     scale = query.scale if query.scale is not None else 1 / np.sqrt(group.shape[1])
     numbers, units = rounded_queries(group, scale)
+    parts = [*keys.common, keys.left]
+    signed = [numbers] * 3
+    if distances is not None:
+        parts.append(eight_bits(distances))
+        signed.append(np.abs(numbers))
     with np.errstate(all="ignore"):
-        parts = [steps_of(numbers @ w.T, units * step) for w, step in (*keys.common, keys.left)]
-    steps = parts[0] + parts[1] + parts[2]
+        steps = sum(
+            steps_of(own @ w.T, units * step) for own, (w, step) in zip(signed, parts, strict=True)
+        )
     if query.softcap > 0:
         most = np.float32(query.softcap) * np.float32(92.3324826)
         cap = int(np.rint(min(most, np.float32(MOST_STEPS))))

@@ -17,13 +17,16 @@ from oracle_hardkv import (
     Head,
     Model,
     Query,
+    Rounded,
     logit_steps,
+    reference_of,
     rounded_keys,
     shares_of,
     weights_of,
 )
 
 RECENT = 64  # queries that are remembered
+LEAST_ROWS, PART, LATEST = 8192, 4, 256  # what a refresh looks at: rows of pages, pages, rows
 MOST_SCORE = 2.0**100
 
 
@@ -67,22 +70,36 @@ def scores(group: np.ndarray, middles: np.ndarray, distances: np.ndarray) -> np.
     return np.clip(each, -MOST_SCORE, MOST_SCORE).mean(axis=0)
 
 
+Asked = list[tuple[int, np.ndarray, Query]]
+
+
 def group_shares(
-    keys: np.ndarray, positions: np.ndarray, asked: list[tuple[int, np.ndarray, Query]]
-) -> tuple[np.ndarray, bool, np.ndarray]:
-    """Shares of keys (count, head_dim) summed over queries and the group's heads, each with a
-    softmax of its own; whether any had a say; and the logits of each (heads, queries, count)."""
-    rounded = rounded_keys(keys)
-    shares = np.zeros(len(keys), dtype=np.uint64)
+    rounded: Rounded,
+    positions: np.ndarray,
+    asked: Asked,
+    distances: np.ndarray | None = None,
+) -> tuple[np.ndarray, list[list[np.ndarray]]]:
+    """Shares of keys, summed over queries and the group's heads, each with a softmax of its own;
+    and the logits of each (heads, queries, count)."""
+    shares = np.zeros(len(positions), dtype=np.uint64)
     logits: list[list[np.ndarray]] = [[] for _ in asked[0][1]]
     for position, group, query in asked:
         finite = np.flatnonzero(np.isfinite(group).all(axis=1))
-        found = logit_steps(query, group[finite], rounded)
+        found = logit_steps(query, group[finite], rounded, distances)
         found[:, positions > position] = NO_LOGIT
         for head, own in zip(finite, found, strict=True):
             shares += shares_of(weights_of(own))
             logits[head].append(own)
-    return shares, rounded.usable, logits
+    return shares, logits
+
+
+def best_ranked(ranks: np.ndarray, usable: np.ndarray, heard: bool, count: int) -> np.ndarray:
+    """The usable numbers of the largest ranks, the lower first; the last ones if none is heard."""
+    numbers = np.flatnonzero(usable)
+    if not heard:
+        return numbers[max(len(numbers) - count, 0) :]
+    order = np.lexsort((numbers, np.iinfo(np.uint64).max - ranks[numbers]))
+    return np.sort(numbers[order[:count]])
 
 
 def best(logits: np.ndarray, count: int) -> set[int]:
@@ -128,24 +145,55 @@ class PrkvModel(Model):
 
     def _chosen(self, recent: list[tuple[int, Query]], entered: int, fresh: bool) -> list[Head]:
         (begin, end), group = self.zone, self.config.query_heads // self.config.kv_heads
-        policy, positions = self.config.policy, np.arange(*self.zone)
-        told, agreed = [], []
+        policy, told, agreed = self.config.policy, [], []
         for h in range(self.config.kv_heads):
-            own = [(p, q.q[h * group : (h + 1) * group], q) for p, q in recent]
-            told.append(group_shares(self.k[begin:end, h], positions, own))
-            for logits in filter(None, told[-1][2]):
-                both = best(logits[0], policy.budget) & best(logits[-1], policy.budget)
+            asked = [(p, q.q[h * group : (h + 1) * group], q) for p, q in recent]
+            reference = reference_of(self.k[begin:end, h])
+            wanted = 0 if fresh else self.looked_at()
+            positions = np.arange(begin, end)
+            if wanted:
+                positions = self._rows_of_pages(h, asked, reference, wanted)
+            rounded = rounded_keys(self.k[positions, h], reference)
+            shares, logits = group_shares(rounded, positions, asked)
+            told.append((positions, shares, rounded.usable, any(logits)))
+            for own in filter(None, logits):
+                both = best(own[0], policy.budget) & best(own[-1], policy.budget)
                 agreed.append(len(both))
         if self.auto and fresh:
             self.static = sum(agreed) // (len(agreed) * policy.page) if agreed else 0
-        heads, rows = [], split(policy, self.static)[0]
-        for shares, usable, logits in told:
-            numbers = np.flatnonzero(usable)
-            ranks = shares // np.uint64(group)
-            heard = any(logits)
-            order = sorted(numbers, key=(lambda j: (-int(ranks[j]), j)) if heard else lambda j: -j)  # noqa: B023
-            heads.append(Head(sorted(int(positions[j]) for j in order[:rows])))
-        return heads
+        rows = split(policy, self.static)[0]
+        return [
+            Head(positions[best_ranked(shares // np.uint64(group), usable, heard, rows)].tolist())
+            for positions, shares, usable, heard in told
+        ]
+
+    def looked_at(self) -> int:
+        """The best pages that a refresh looks at; 0: at all rows."""
+        page = self.config.policy.page
+        pages = (self.zone[1] - 1) // page + 1 - self.first_page
+        wanted = max(-(-pages // PART), -(-LEAST_ROWS // page))
+        digests = self.auto or split(self.config.policy, self.static)[1] > 0
+        return wanted if digests and wanted < pages else 0
+
+    def _rows_of_pages(
+        self, head: int, asked: Asked, reference: np.ndarray, wanted: int
+    ) -> np.ndarray:
+        """Positions: of the best pages, those that are kept, and the latest ones."""
+        (begin, end), page = self.zone, self.config.policy.page
+        digests, _ = self.digests(head)
+        middles, distances = np.swapaxes(digests, 0, 1).astype(np.float32)
+        middles[~np.isfinite(distances).all(axis=1)] = np.nan
+        rounded = rounded_keys(middles, reference)
+        first = (self.first_page + np.arange(len(middles))) * page
+        ranks, logits = group_shares(rounded, first, asked, distances[rounded.usable])
+        ranks //= np.uint64(asked[0][1].shape[0])
+        chosen = best_ranked(ranks, rounded.usable, any(logits), wanted)
+        seen = np.zeros(len(middles) * page, dtype=bool)
+        seen.reshape(-1, page)[chosen] = True
+        seen[np.array(self.heads[head].kept, dtype=int) - first[0]] = True
+        seen[max(end - LATEST, begin) - first[0] : end - first[0]] = True
+        seen[: begin - first[0]] = False
+        return first[0] + np.flatnonzero(seen)
 
     def kept(self, head: int) -> list[int]:
         return [] if self.heads is None else self.heads[head].kept

@@ -154,9 +154,21 @@ def test_a_large_zone_is_looked_at_some_heads_at_a_time(share):
         query_heads=32,
         segment_tokens=1024,
     )
-    life.add(70_000)
+    life.add(90_000)
     life.check()
     for _ in range(30):
+        life.decode()
+    life.check()
+
+
+@pytest.mark.parametrize("share", [0.5, "auto"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_refreshes_look_at_the_pages_that_the_cpu_looks_at(dtype, share):
+    """Two zones of which a part is looked at, and one of which all is."""
+    life = Lives(pk.PRKV(budget=256, static_share=share), dtype=dtype, segment_tokens=1024)
+    for tokens in (9_000, 12_000, 8_000):
+        life.add(tokens)
+    for _ in range(60):
         life.decode()
     life.check()
 

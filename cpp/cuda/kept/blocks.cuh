@@ -35,18 +35,14 @@ struct RecentQueryPlace {
   int8_t* numbers;
 };
 
-/** Of a head of queries, where the one of a slot is remembered. */
-__device__ __forceinline__ RecentQueryPlace slot_place(const RecentLayout& layout, char* block,
-                                                       int slot, int query_head) {
+/** Of a head of queries, where a position's is remembered. */
+__device__ __forceinline__ RecentQueryPlace recent_place(const RecentLayout& layout, char* block,
+                                                         int64_t position, int query_head) {
+  const int slot = int(position) % int(layout.slots);  // quicker than with 64 bits
   const int64_t row = slot * layout.query_heads + query_head;
   return {reinterpret_cast<int64_t*>(block) + slot,
           reinterpret_cast<RecentScale*>(block + layout.scales_offset()) + row,
           reinterpret_cast<int8_t*>(block + layout.numbers_offset()) + row * layout.key_dim};
-}
-/** The same, of a position. */
-__device__ __forceinline__ RecentQueryPlace recent_place(const RecentLayout& layout, char* block,
-                                                         int64_t position, int query_head) {
-  return slot_place(layout, block, int(position % layout.slots), query_head);
 }
 
 }  // namespace pariskv::cuda::device

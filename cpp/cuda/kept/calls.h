@@ -53,7 +53,10 @@ struct ChoiceScratch {
   int64_t head;         // ChosenHead
   int64_t reference;    // (key_dim) float
   int64_t voices;       // (recent, group) Voice
-  int64_t sources;      // (rows that were kept) int32: where they lie in the block before
+  int64_t packed;       // (recent, group, key_dim) int8 queries, as products take them
+  int64_t listed;       // (width) int32: positions to choose from; 0: those kept, then new ones
+  int64_t sources;      // (rows that were kept) int32: where they lie in the block before;
+                        // if listed, (width): negative: not there
   int64_t logits;       // (recent, width) int32, then weights
   int64_t reciprocals;  // (recent, 2) uint64: of the weights' sum, and of the pooled ones'
   int64_t usable;       // (width) uint8
@@ -61,6 +64,8 @@ struct ChoiceScratch {
   int64_t ranks;        // (width) uint64
   int64_t picked;       // (rows to be kept) int32: their numbers among the rows to choose from
   int64_t agreed;       // (group) int32: rows that are among the best of two queries
+  int64_t whole;        // (rows to be kept) int32, of pages that they leave: number of a page's
+                        // first row, if all of them are listed; else -1
   int64_t bytes;
 };
 ChoiceScratch choice_scratch(const ModelShape& shape, int64_t width, int64_t before_capacity,

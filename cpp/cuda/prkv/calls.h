@@ -31,8 +31,10 @@ void launch_digest(const DigestCall& call, cudaStream_t stream);
 
 /** What a choice needs of a kv head while its rows are looked at: bytes from the start of it. */
 struct LookScratch {
-  int64_t keys;     // (width, key_dim in whole instructions) int8, less the reference
-  int64_t steps;    // (width) float, of each key; 0: it is not finite
+  int64_t keys;     // (width, key_dim in whole instructions) int8, less the reference; or those of
+                    // (2, pages): middles, then distances
+  int64_t steps;    // float, of each of them; 0: it is not finite
+  int64_t copies;   // (width, key_dim) keys as they are, of rows that are listed
   int64_t tallies;  // (recent, group) Tally
   int64_t ends;     // (group, 2) int32: the first and the last query of each query head
   int64_t logits;   // (group, 2, width) int32, of these, where a budget is split by them
@@ -40,20 +42,24 @@ struct LookScratch {
 };
 
 /**
- * Choices of all kv heads of some jobs, each from all of a zone, and the pages that they amend.
- * Rows are looked at some heads at a time.
+ * Choices of all kv heads of some jobs, each from all of a zone or all from the best pages, and the
+ * pages that they amend. Rows are looked at some heads at a time.
  */
 struct PrkvChoiceCall {
   ChoiceCall choice;  // `agreed` of its scratch is there, but none of `logits` and `shares`
   PrkvRules rules;
   bool compares;                          // budgets are split by how far queries agree
   const PrkvSplit* before[kMostChoices];  // else those of blocks before: null where a share is set
+  int64_t wanted[kMostChoices];           // the best pages that are looked at; 0: all rows are
+  int64_t pages;                          // of a zone, at most; 0: all rows are looked at
   LookScratch look;
   char* look_space;       // (count, heads_at_once, look.bytes)
   int64_t heads_at_once;  // all, or there is one job
 };
-ChoiceScratch prkv_choice_scratch(const ModelShape& shape, int64_t width, int64_t after_capacity);
-LookScratch look_scratch(const ModelShape& shape, int64_t width, bool compares);
+/** @param listed  rows are those of the best pages */
+ChoiceScratch prkv_choice_scratch(const ModelShape& shape, int64_t width, int64_t after_capacity,
+                                  bool listed);
+LookScratch look_scratch(const ModelShape& shape, int64_t width, bool compares, bool listed);
 void launch_prkv_choice(const PrkvChoiceCall& call, cudaStream_t stream);
 
 /** A zone that was cut: what is left of its kept rows, and of the pages that these amend. */

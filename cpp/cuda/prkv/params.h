@@ -20,6 +20,7 @@ struct PrkvChoiceParams {
   LookScratch look;
   char* look_space;  // of the first head
   const PrkvSplit* before[kMostChoices];
+  int64_t wanted[kMostChoices];
 };
 
 struct PrkvTrimParams {

@@ -18,12 +18,20 @@ constexpr uint8_t kNewcomer = 255;  // the age of a row that was not kept before
 constexpr uint8_t kChosen = 2;      // of Choice::usable
 constexpr int32_t kStored = -1;     // of Choice::sources: the row is in the store
 
+/** Rows of the best pages alone are looked at, by their digests. */
+struct PageFilter {
+  int64_t page;    // rows
+  int64_t wanted;  // pages; 0: all rows are looked at
+  int64_t latest;  // rows that are looked at besides, as are those that were kept before
+};
+
 /** How a policy looks at its last queries. */
 struct ObserveRules {
   bool whole;      // rows are chosen from all of a zone, whatever is kept of it
   bool each_head;  // every query head is an asker; else a group's largest logits are one
   int64_t pool;    // neighbours: their largest logit ranks a row; 1: its own does
   int64_t top;     // first and last askers of a head are compared by their best so many; 0: no
+  PageFilter filter;
 
   bool fresh(const KeptChange& change) const { return whole || change.fresh(); }
 };

@@ -85,6 +85,12 @@ std::vector<Case> page_cases() {
              c.tokens = 6000, k.segment_tokens = 1024, c.steps = 3, c.device = 5, c.twin = 0;
              k.head_dim = 64, k.kv_heads = 1, k.query_heads = 4;
            }),
+      make("replayed_with_a_refresh_from_the_best_pages",
+           [](Case& c, Config& k) {
+             own(k).budget = 512, own(k).page = 64, k.update = 64, k.local = 64;
+             c.tokens = 8640, k.segment_tokens = 1024, c.steps = 70, c.replayed = true;
+             k.head_dim = 64, k.kv_heads = 1, k.query_heads = 2;
+           }),
       make("small_row_cache", [](Case& c, Config& k) { k.row_cache = 40, c.twin = 3; }),
       make("no_row_cache", [](Case&, Config& k) { k.row_cache = 0; }),
       make("equal_keys", [](Case& c, Config&) { c.equal_keys = true; }),

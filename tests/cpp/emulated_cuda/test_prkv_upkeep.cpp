@@ -27,9 +27,12 @@ struct Zone {
   int device = 1;
   bool hostile = false, equal_keys = false;
   int64_t asked = 64;  // positions whose queries are there
+  int64_t least_looked_at = PrkvRules::kLeastLookedAt;
 
   PrkvRules rules() const {
-    return {policy.budget, policy.page, static_pages, policy.digest == PageDigest::kMax};
+    PrkvRules rules{policy.budget, policy.page, static_pages, policy.digest == PageDigest::kMax};
+    rules.least_looked_at = least_looked_at;
+    return rules;
   }
 };
 
@@ -84,6 +87,34 @@ std::vector<Zone> zones() {
       make("hostile_float32", [=](Zone& z) { z.hostile = true, z.dtype = kFloat; }),
       make("no_sink_small_segments", [](Zone& z) { z.sink = 0, z.segment_tokens = 64; }),
       make("a_sink_of_more_than_a_page", [](Zone& z) { z.sink = 35; }),
+      make("best_pages_of_16", [](Zone& z) { z.least_looked_at = 0; }),
+      make("best_pages_of_8_float32_64",
+           [=](Zone& z) {
+             z.least_looked_at = 200, z.policy.page = 8, z.dtype = kFloat, z.key_dim = 64;
+             z.sink = 13, z.group = 3;
+           }),
+      make("best_pages_of_64_boxes_float16_80",
+           [=](Zone& z) {
+             z.least_looked_at = 1, z.policy.page = 64, z.policy.digest = PageDigest::kMax;
+             z.dtype = kHalf, z.key_dim = 80, z.static_pages = 1;
+           }),
+      make("best_pages_float32_512",
+           [=](Zone& z) {
+             z.least_looked_at = 1, z.dtype = kFloat, z.key_dim = 512, z.kv_heads = 1, z.group = 2;
+           }),
+      make("best_pages_256_of_a_group_of_nine",
+           [](Zone& z) {
+             z.least_looked_at = 1, z.key_dim = 256, z.kv_heads = 1, z.group = 9, z.tokens = 500;
+           }),
+      make("best_pages_split_by_queries",
+           [=](Zone& z) { z.least_looked_at = 100, z.static_pages = kAuto; }),
+      make("best_pages_of_more_than_a_block_has_threads",
+           [](Zone& z) {
+             z.least_looked_at = 1, z.policy.page = 8, z.tokens = 9000, z.key_dim = 64;
+             z.kv_heads = 1, z.group = 1, z.segment_tokens = 1024, z.device = 0;
+           }),
+      make("best_pages_of_equal_keys", [](Zone& z) { z.least_looked_at = 1, z.equal_keys = true; }),
+      make("best_pages_hostile", [](Zone& z) { z.least_looked_at = 1, z.hostile = true; }),
   };
 }
 

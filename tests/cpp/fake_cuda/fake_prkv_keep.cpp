@@ -1,6 +1,8 @@
 // PRKV's kernels for zones that change, as far as the host can tell: which rows are kept is decided
 // by their positions alone; digests say which rows they are of; and every choice checks that pages
 // have theirs.
+#include <algorithm>
+
 #include "fake_pages.h"
 
 namespace pariskv::cuda {
@@ -44,6 +46,22 @@ void amend(const PrkvChoiceCall& call, const ChoiceJob& job, int64_t head) {
   }
 }
 
+/** A refresh looks at the pages that it is to, and knows what was kept before. */
+void check_looked_at(const PrkvChoiceCall& call, int64_t i) {
+  const ChoiceJob& job = call.choice.jobs[i];
+  const int64_t page = call.rules.page, first = job.added / page;
+  const int64_t pages = (job.zone_end - 1) / page + 1 - first;
+  const int64_t wanted = job.before == nullptr ? 0 : call.rules.looked_at(pages);
+  if (call.wanted[i] != wanted) complain("a choice looks at other pages");
+  if ((wanted > 0) != (call.choice.scratch.listed != 0)) complain("rows are not listed");
+  if (wanted == 0) return;
+  if (call.pages < pages) complain("a launch does not reach all pages");
+  const int64_t rows = wanted * page + PrkvRules::kLatestLookedAt + job.before_capacity;
+  if (call.choice.scratch.width < std::min(job.zone_end - job.added, rows)) {
+    complain("there is no room for all rows to look at");
+  }
+}
+
 void choose(const PrkvChoiceCall& call, int64_t i) {
   const ChoiceJob& job = call.choice.jobs[i];
   const ModelShape& shape = call.choice.shape;
@@ -53,6 +71,7 @@ void choose(const PrkvChoiceCall& call, int64_t i) {
            : call.before[i] != nullptr ? *call.before[i]
                                        : call.rules.split(call.rules.static_pages);
   if (job.rows != &split->rows) complain("a choice of another number of rows");
+  check_looked_at(call, i);
   for (int64_t head = 0; head < shape.kv_heads; ++head) {
     std::vector<Row> attended;
     for (int64_t p = job.added; p < job.zone_end; ++p) {
@@ -92,14 +111,15 @@ void launch_digest(const DigestCall& call, cudaStream_t stream) {
   });
 }
 
-ChoiceScratch prkv_choice_scratch(const ModelShape&, int64_t width, int64_t) {
+ChoiceScratch prkv_choice_scratch(const ModelShape&, int64_t width, int64_t, bool listed) {
   ChoiceScratch scratch{};
   scratch.width = width;
-  scratch.bytes = kScratch + width;
+  scratch.listed = listed ? kScratch : 0;
+  scratch.bytes = kScratch + (listed ? 2 : 1) * width;
   return scratch;
 }
 
-LookScratch look_scratch(const ModelShape&, int64_t width, bool compares) {
+LookScratch look_scratch(const ModelShape&, int64_t width, bool compares, bool) {
   LookScratch scratch{};
   scratch.bytes = width + (compares ? 2 : 1) * kScratch;
   return scratch;

@@ -1,7 +1,8 @@
 /**
  * A choice of one kv head on the device. Its rows to choose from are numbered: those that were kept
- * or held, then those that are new, which is in the order of their positions. What the kernels of a
- * choice leave for one another lies in the head's scratch (ChoiceScratch).
+ * or held, then those that are new, which is in the order of their positions. Or they are listed by
+ * position. What the kernels of a choice leave for one another lies in the head's scratch
+ * (ChoiceScratch).
  */
 #pragma once
 
@@ -18,12 +19,23 @@ struct ChosenHead {
 };
 
 /** A head of a query. */
-struct Voice {
+struct alignas(16) Voice {
   float unit;      // of RecentScale
-  int32_t most;    // the same
+  int32_t most;    // the same; kNoCap
   int32_t offset;  // logit of the reference, in steps
-  int32_t counts;  // 0: it has no say
+  int32_t end;     // it sees the positions before; 0: it has no say
 };
+
+/** Queries that are multiplied together; voices and packed queries are whole ones of these. */
+constexpr int64_t kQueriesAtOnce = 16;
+constexpr int64_t padded_queries(int64_t queries) {
+  return (queries + kQueriesAtOnce - 1) / kQueriesAtOnce * kQueriesAtOnce;
+}
+/** Bytes of one in 8 bits: whole instructions. */
+constexpr int64_t packed_bytes(int64_t key_dim) { return (key_dim + 31) / 32 * 32; }
+
+/** A logit has no cap: above any sum of its parts. */
+constexpr int32_t kNoCap = 1 << 29;
 
 constexpr uint8_t kNewcomer = 255;  // the age of a row that was not kept before
 
@@ -51,6 +63,9 @@ struct ChoiceItem {
   }
   __device__ __forceinline__ float* reference() const { return at<float>(call.scratch.reference); }
   __device__ __forceinline__ Voice* voices() const { return at<Voice>(call.scratch.voices); }
+  /** (groups of queries, instructions, lanes) four words of a product's first operand. */
+  __device__ __forceinline__ uint4* packed() const { return at<uint4>(call.scratch.packed); }
+  __device__ __forceinline__ int32_t* listed() const { return at<int32_t>(call.scratch.listed); }
   __device__ __forceinline__ int32_t* sources() const { return at<int32_t>(call.scratch.sources); }
   /** Of the query of position number i, all rows'. */
   __device__ __forceinline__ int32_t* logits(int i) const {
@@ -76,6 +91,7 @@ struct ChoiceItem {
 
   /** Of a row's number; `kept` as in ChosenHead. */
   __device__ __forceinline__ int position(int row, int kept) const {
+    if (call.scratch.listed != 0) return listed()[row];
     return row < kept ? before().positions()[sources()[row]] : int(job.added) + row - kept;
   }
   __device__ __forceinline__ int age(int row, int kept) const {
@@ -89,6 +105,10 @@ struct ChoiceItem {
   }
   /** Where it lies: with the rows that were kept, or in the store. */
   __device__ __forceinline__ const char* row(int row, int kept) const {
+    if (call.scratch.listed != 0) {
+      const int source = sources()[row];
+      return source >= 0 ? before().row(source) : stored(listed()[row]);
+    }
     return row < kept ? before().row(sources()[row]) : stored(int(job.added) + row - kept);
   }
 };

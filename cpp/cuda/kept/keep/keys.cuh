@@ -1,6 +1,8 @@
 /**
  * Keys of some rows in 8 bits, less the reference, and their logits for all queries, from products
- * on tensor cores. A block has 64 rows and a warp sixteen of them.
+ * on tensor cores. A block has 64 rows and a warp sixteen of them. Or of pages: their middles are
+ * the keys, and their distances are multiplied with the sizes of a query's numbers. There are few
+ * of these, so a block has sixteen, and a warp a part of the queries.
  */
 #pragma once
 
@@ -15,12 +17,14 @@ constexpr int kLookThreads = 128;
 constexpr int kLookRows = 64;                                 // of a block
 constexpr int kRowsOfWarp = kLookRows / (kLookThreads / 32);  // two columns of eight
 
-/** Bytes of a key, with zeros up to two whole instructions. */
-constexpr int padded_key(int key_dim) { return (key_dim + 63) / 64 * 64; }
-/** From key to key in shared memory: an odd number of half lines, so no two in the same banks. */
-constexpr int key_pitch(int key_dim) {
-  return padded_key(key_dim) % 128 != 0 ? padded_key(key_dim) : padded_key(key_dim) + 64;
-}
+/** Blocks that an SM has room for at least: so many registers a thread. */
+template <int kChunks>
+constexpr int kLookBlocks = kChunks == 1 ? 4 : 1;
+template <bool kPages>
+constexpr int kRowsOfTile = kPages ? kRowsOfWarp : kLookRows;
+
+/** Bytes from key to key in shared memory: whole instructions, and no two in the same banks. */
+constexpr int key_pitch(int key_dim) { return (key_dim + 31) / 32 * 32 + 16; }
 
 /** What keys are made from. */
 struct KeySources {
@@ -28,30 +32,87 @@ struct KeySources {
   alignas(16) float reference[kMaxHeadDim];
 };
 
-/** A part of a logit, from a product, and all of it: as logit_steps of octaves.h. */
-__device__ __forceinline__ int logit_of(const Voice& voice, int dot, float step) {
-  const float unit = device::finite_steps(voice.unit * step);
-  const int logit = voice.offset + device::part_steps(dot, unit);
-  return voice.most < int(kMostSteps) ? min(max(logit, -voice.most), voice.most) : logit;
+/** A part of a logit, from a product: as logit_steps of octaves.h. */
+__device__ __forceinline__ int logit_part(const Voice& voice, int dot, float step) {
+  return device::part_steps(dot, device::finite_steps(voice.unit * step));
+}
+/** All of it, from what is added to the reference's. */
+__device__ __forceinline__ int logit_of(const Voice& voice, int part) {
+  return min(max(voice.offset + part, -voice.most), voice.most);
 }
 
-/** The logits of a query and two columns of eight rows: of two neighbours in each. */
-using LaneLogits = int[kRowsOfWarp / 8][2];
+/** Four numbers of 8 bits, -127 to 127, without their signs. */
+__device__ __forceinline__ uint32_t sizes_of(uint32_t word) {
+  const uint32_t negative = word >> 7 & 0x01010101u;
+  return (word ^ negative * 255) + negative;
+}
 
+constexpr int kColumns = kRowsOfWarp / 8;
+/** The logits of a query and two columns of eight rows: of two neighbours in each. */
+using LaneLogits = int[kColumns][2];
+
+/** Some rows as a step of a product has them: from the keys of a tile, in shared memory. */
 template <int kChunks>
+struct Operands {
+  // Where they do not fit into registers they are read anew for each product.
+  static constexpr bool kHeld = kChunks == 1;
+  uint32_t held[kHeld ? 4 : 1][kColumns][2];
+  const char* keys;  // of this lane's first row and word
+  int pitch;
+
+  __device__ __forceinline__ void load(const char* from, int dim) {
+    const int g = device::lane_id() / 4, t = device::lane_id() % 4;
+    pitch = key_pitch(dim);
+    keys = from + g * pitch + 4 * t;
+    if constexpr (kHeld) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+#pragma unroll
+        for (int n = 0; n < kColumns; ++n) {
+          held[k][n][0] = 32 * k < dim ? word(k, n, 0) : 0;
+          held[k][n][1] = 32 * k < dim ? word(k, n, 1) : 0;
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ uint32_t word(int k, int n, int half) const {
+    return *reinterpret_cast<const uint32_t*>(keys + 8 * n * pitch + 32 * k + 16 * half);
+  }
+  __device__ __forceinline__ void of(int k, int n, uint32_t (&to)[2]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if constexpr (kHeld) {
+        to[half] = held[k][n][half];
+      } else {
+        to[half] = word(k, n, half);
+      }
+    }
+  }
+};
+
+template <int kChunks, bool kPages = false>
 struct KeyTile {
   const ChoiceItem& item;
   float* steps;  // (kLookRows) of keys; 0: it is not finite
   char* keys;    // (kLookRows, key_pitch) bytes
   int first, rows;
+  float* distance_steps = nullptr;  // the same of distances, of pages
+  char* distances = nullptr;
 
   __device__ __forceinline__ int dim() const { return int(item.call.shape.rows.key_dim); }
   __device__ __forceinline__ char* key(int row) const { return keys + row * key_pitch(dim()); }
-  __device__ __forceinline__ static int warp_begin() { return device::warp_id() * kRowsOfWarp; }
+  __device__ __forceinline__ char* distance(int row) const {
+    return distances + row * key_pitch(dim());
+  }
+  __device__ __forceinline__ static int warp_begin() {
+    return kPages ? 0 : device::warp_id() * kRowsOfWarp;
+  }
   /** The row of a logit that a lane has. */
   __device__ __forceinline__ static int row_of(int column, int i) {
     return warp_begin() + 8 * column + 2 * (device::lane_id() % 4) + i;
   }
+
+  static constexpr int kRows = kRowsOfTile<kPages>;
 
   /** Keys of a warp that are on their way together. */
   static constexpr int kRowsAtOnce = 8 / kChunks;
@@ -61,9 +122,53 @@ struct KeyTile {
     return 128 * chunk + 4 * device::lane_id();
   }
 
-  /** Some keys, rounded, by a warp. */
+  /** Some rows of numbers, by a warp, to 8 bits. Ends without a barrier. */
+  __device__ __forceinline__ void round(float (&x)[kRowsAtOnce][kChunks][4], int begin,
+                                        char* keys_to, float* steps_to) const {
+#pragma unroll
+    for (int r = 0; r < kRowsAtOnce; ++r) {
+      uint32_t largest = 0;
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) largest = max(largest, device::bits_of(x[r][c][i]) & kSize);
+      }
+      const uint32_t exponent = device::exponent_of(__reduce_max_sync(~0u, largest));
+      const float up = device::steps_up(exponent);
+      auto* to = reinterpret_cast<uint32_t*>(keys_to + (begin + r) * key_pitch(dim()));
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        // Zeros up to a whole instruction.
+        if (channel(c) < (dim() + 31) / 32 * 32) {
+          to[channel(c) / 4] = device::rounded_word(x[r][c], exponent, up);
+        }
+      }
+      if (device::lane_id() != 0) continue;
+      const bool usable = begin + r < rows && exponent != 255;
+      steps_to[begin + r] = usable ? device::step_of(exponent) : 0.0f;
+    }
+  }
+  static constexpr uint32_t kSize = 0x7fffffffu;  // bits of a float without its sign
+
+  /** Four neighbouring numbers. */
   template <typename Element>
-  __device__ __forceinline__ void round_keys(const KeySources& sources, int begin) const {
+  struct alignas(4 * sizeof(Element)) Four {
+    Element of[4];
+
+    __device__ __forceinline__ void to(float (&x)[4]) const {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[i] = device::to_float(of[i]);
+    }
+  };
+
+  /**
+   * Some keys, rounded, by a warp.
+   * @param copies  keys are copied to there, one beside the other; null: they are not
+   */
+  template <typename Element>
+  __device__ __forceinline__ void round_keys(const KeySources& sources, int begin,
+                                             char* copies = nullptr) const {
+    Four<Element> keys_in[kRowsAtOnce][kChunks] = {};
     float x[kRowsAtOnce][kChunks][4] = {};
 #pragma unroll
     for (int r = 0; r < kRowsAtOnce; ++r) {
@@ -71,114 +176,95 @@ struct KeyTile {
       const auto* from = reinterpret_cast<const Element*>(sources.from[begin + r]);
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
-        if (channel(c) >= dim()) continue;
-        struct alignas(4 * sizeof(Element)) Four {
-          Element of[4];
-        };
-        const Four four = *reinterpret_cast<const Four*>(from + channel(c));
-#pragma unroll
-        for (int i = 0; i < 4; ++i) x[r][c][i] = device::to_float(four.of[i]);
+        if (channel(c) < dim()) {
+          keys_in[r][c] = *reinterpret_cast<const Four<Element>*>(from + channel(c));
+        }
       }
     }
 #pragma unroll
     for (int r = 0; r < kRowsAtOnce; ++r) {
-      uint32_t largest = 0;
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (channel(c) < dim()) x[r][c][i] = x[r][c][i] - sources.reference[channel(c) + i];
-          largest = max(largest, device::bits_of(x[r][c][i]) & 0x7fffffffu);
-        }
+        keys_in[r][c].to(x[r][c]);
+        if (copies == nullptr || begin + r >= rows || channel(c) >= dim()) continue;
+        auto* to = reinterpret_cast<Element*>(copies) + r * dim() + channel(c);
+        *reinterpret_cast<Four<Element>*>(to) = keys_in[r][c];
       }
-      const uint32_t exponent = device::exponent_of(__reduce_max_sync(~0u, largest));
-      const float up = device::steps_up(exponent);
-      auto* to = reinterpret_cast<uint32_t*>(key(begin + r));
+    }
 #pragma unroll
-      for (int c = 0; c < kChunks; ++c) {
-        if (channel(c) < padded_key(dim())) {
-          to[channel(c) / 4] = device::rounded_word(x[r][c], exponent, up);
-        }
+    for (int c = 0; c < kChunks; ++c) {
+      if (channel(c) >= dim()) continue;
+      const float4 less = *reinterpret_cast<const float4*>(sources.reference + channel(c));
+#pragma unroll
+      for (int r = 0; r < kRowsAtOnce; ++r) {
+        x[r][c][0] -= less.x, x[r][c][1] -= less.y, x[r][c][2] -= less.z, x[r][c][3] -= less.w;
       }
-      if (device::lane_id() != 0) continue;
-      const bool usable = begin + r < rows && exponent != 255;
-      steps[begin + r] = usable ? device::step_of(exponent) : 0.0f;
+    }
+    round(x, begin, keys, steps);
+  }
+
+  /** A warp's rows, as a lane multiplies them. */
+  struct Lane {
+    Operands<kChunks> keys, distances;
+    float steps[kColumns][2], distance_steps[kColumns][2];
+  };
+  __device__ __forceinline__ void load(Lane& lane) const {
+    lane.keys.load(key(warp_begin()), dim());
+    if constexpr (kPages) lane.distances.load(distance(warp_begin()), dim());
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        lane.steps[n][i] = steps[row_of(n, i)];
+        if constexpr (kPages) lane.distance_steps[n][i] = distance_steps[row_of(n, i)];
+      }
     }
   }
 
   /** A lane's part of sixteen queries: of two of them. */
   struct Queries {
     Voice voices[2];
-    int asked[2];
     uint32_t numbers[4 * kChunks][4];
   };
 
-  /** Where queries of this head are remembered: divisions that are made once. */
-  struct QueryPlaces {
-    const int8_t* numbers;  // of the first head's query in slot 0
-    int pitch;              // bytes from slot to slot
-    int slots, first_slot;  // of the first position that is asked
-    int group, key_dim;
-    device::IndexDivisor by_group;
-
-    __device__ __forceinline__ const uint4* operator()(int asked, int of_group) const {
-      const int slot = first_slot + asked;
-      return reinterpret_cast<const uint4*>(numbers + (slot < slots ? slot : slot - slots) * pitch +
-                                            of_group * key_dim);
+  __device__ __forceinline__ void load(int first_query, Queries& to) const {
+    const int instructions = (dim() + 31) / 32;
+    const uint4* from = item.packed() + first_query / 16 * instructions * 32 + device::lane_id();
+#pragma unroll
+    for (int k = 0; k < 4 * kChunks; ++k) {
+      const uint4 four = k < instructions ? from[32 * k] : uint4{};
+      to.numbers[k][0] = four.x, to.numbers[k][1] = four.y;
+      to.numbers[k][2] = four.z, to.numbers[k][3] = four.w;
     }
-  };
-  __device__ __forceinline__ QueryPlaces query_places() const {
-    const RecentLayout layout = item.call.shape.recent_queries();
-    const int group = int(item.call.shape.group);
-    return {device::slot_place(layout, const_cast<char*>(item.job.recent), 0, item.head * group)
-                .numbers,
-            int(layout.query_heads * layout.key_dim),
-            int(layout.slots),
-            int(item.job.asked.begin % layout.slots),
-            group,
-            dim(),
-            device::IndexDivisor::of(group)};
-  }
-
-  __device__ __forceinline__ void load(const QueryPlaces& places, int first_query, int queries,
-                                       Queries& to) const {
-    const int g = device::lane_id() / 4, t = device::lane_id() % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int query = first_query + g + 8 * half, asked = int(places.by_group(query));
-      const bool there = query < queries;
-      to.asked[half] = asked;
-      to.voices[half] = there ? item.voices()[query] : Voice{};
-      const uint4* words = places(asked, query - asked * places.group);
-#pragma unroll
-      for (int k = 0; k < 2 * kChunks; ++k) {
-        const int at = 4 * k + t;
-        const uint4 four = there && 16 * at < places.key_dim ? words[at] : uint4{};
-        to.numbers[2 * k][half] = four.x, to.numbers[2 * k][half + 2] = four.y;
-        to.numbers[2 * k + 1][half] = four.z, to.numbers[2 * k + 1][half + 2] = four.w;
-      }
+      to.voices[half] = item.voices()[first_query + device::lane_id() / 4 + 8 * half];
     }
   }
 
   /**
    * Logits of sixteen queries and a warp's rows.
-   * @param visit  (query, number of its position, whether it has a say, LaneLogits), by all lanes
+   * @param visit  (query, Voice, LaneLogits), of all queries
    */
   template <typename Visit>
-  __device__ __forceinline__ void multiply(int first_query, const Queries& own, Visit visit) const {
-    const int g = device::lane_id() / 4, t = device::lane_id() % 4;
-    int dots[kRowsOfWarp / 8][4] = {};
-    // Two instructions at a time, whose channels are in another order on both sides: 16 bytes of a
-    // key and of a query at once.
+  __device__ __forceinline__ void multiply(int first_query, const Queries& own, const Lane& lane,
+                                           Visit visit) const {
+    int dots[kColumns][4] = {}, far[kColumns][4] = {};
 #pragma unroll
-    for (int k = 0; k < 2 * kChunks; ++k) {
-      if (64 * k >= dim()) break;
+    for (int k = 0; k < 4 * kChunks; ++k) {
+      if (32 * k >= dim()) break;
+      uint32_t sizes[4];
 #pragma unroll
-      for (int n = 0; n < kRowsOfWarp / 8; ++n) {
-        const uint4 four = reinterpret_cast<const uint4*>(key(warp_begin() + 8 * n + g))[4 * k + t];
-        const uint32_t lower[2] = {four.x, four.y}, upper[2] = {four.z, four.w};
-        device::ptx::mma_m16n8k32_s8(dots[n], own.numbers[2 * k], lower);
-        device::ptx::mma_m16n8k32_s8(dots[n], own.numbers[2 * k + 1], upper);
+      for (int i = 0; i < 4; ++i) sizes[i] = kPages ? sizes_of(own.numbers[k][i]) : 0;
+#pragma unroll
+      for (int n = 0; n < kColumns; ++n) {
+        uint32_t b[2];
+        lane.keys.of(k, n, b);
+        device::ptx::mma_m16n8k32_s8(dots[n], own.numbers[k], b);
+        if constexpr (kPages) {
+          lane.distances.of(k, n, b);
+          device::ptx::mma_m16n8k32_s8(far[n], sizes, b);
+        }
       }
     }
 #pragma unroll
@@ -186,28 +272,35 @@ struct KeyTile {
       const Voice& voice = own.voices[half];
       LaneLogits logits;
 #pragma unroll
-      for (int n = 0; n < kRowsOfWarp / 8; ++n) {
+      for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          logits[n][i] = logit_of(voice, dots[n][2 * half + i], steps[row_of(n, i)]);
+          int part = logit_part(voice, dots[n][2 * half + i], lane.steps[n][i]);
+          if constexpr (kPages) {
+            part += logit_part(voice, far[n][2 * half + i], lane.distance_steps[n][i]);
+          }
+          logits[n][i] = logit_of(voice, part);
         }
       }
-      visit(first_query + g + 8 * half, own.asked[half], voice.counts != 0, logits);
+      visit(first_query + device::lane_id() / 4 + 8 * half, voice, logits);
     }
   }
 
-  /** Of queries [begin, end). */
+  /** Of queries [begin, end), whole sixteens: of all of them, or of the warp's part. */
   template <typename Visit>
-  __device__ __forceinline__ void each_query(int begin, int end, Visit visit) const {
+  __device__ __forceinline__ void each_query(int begin, int end, const Lane& lane,
+                                             Visit visit) const {
     // The next queries are on their way while these are multiplied.
-    const QueryPlaces places = query_places();
+    constexpr int kStep = 16 * (kPages ? kLookThreads / 32 : 1);
+    constexpr int kTurns = kPages || kChunks > 1 ? 1 : 2;  // two need no moves, but registers
+    const int first = begin + (kPages ? 16 * device::warp_id() : 0);
     Queries own;
-    load(places, begin, end, own);
-#pragma unroll 1
-    for (int q = begin; q < end; q += 16) {
+    load(first < end ? first : begin, own);
+#pragma unroll kTurns
+    for (int q = first; q < end; q += kStep) {
       Queries next;
-      load(places, q + 16, end, next);
-      multiply(q, own, visit);
+      load(q + kStep < end ? q + kStep : begin, next);
+      multiply(q, own, lane, visit);
       own = next;
     }
   }

@@ -24,7 +24,9 @@ ChoiceScratch choice_scratch(const ModelShape& shape, int64_t width, int64_t bef
   scratch.width = (width + 3) / 4 * 4;
   take(scratch.head, sizeof(ChosenHead));
   take(scratch.reference, shape.rows.key_dim * 4);
-  take(scratch.voices, shape.recent * shape.group * int64_t(sizeof(Voice)));
+  const int64_t queries = padded_queries(shape.recent * shape.group);
+  take(scratch.voices, queries * int64_t(sizeof(Voice)));
+  take(scratch.packed, queries * packed_bytes(shape.rows.key_dim));
   take(scratch.sources, before_capacity * 4);
   take(scratch.logits, shape.recent * scratch.width * 4);
   take(scratch.reciprocals, shape.recent * 16);
@@ -62,7 +64,7 @@ void launch_choice(const ChoiceCall& call, cudaStream_t stream) {
   bool early = false;
   dispatch_element(call.shape.rows.dtype, [&](auto element) {
     using Element = decltype(element);
-    Launch(items, 0, stream, kListThreads)
+    Launch(dim3(items, 1 + kPackBlocks), 0, stream, kListThreads)
         .run(Kernel<ChoiceParams>(list_rows<Element>), params, "keep: list_rows");
     dispatch_chunks(call.shape.rows.key_dim, [&](auto chunks) {
       constexpr int kChunks = int(decltype(chunks)::kValue);

@@ -1,5 +1,6 @@
 // A choice of kept rows from all of a zone: what every kv head's queries look at, some heads at a
-// time; how the budget is split; the best rows; the pages that they leave. Each kernel is launched
+// time, of all rows or of the best pages; how the budget is split; the best rows; the pages that
+// they leave. Each kernel is launched
 // while the one before is at work and waits for its end.
 #include <algorithm>
 
@@ -9,6 +10,7 @@
 #include "launch.h"
 #include "prkv/keep/agree/kernel.cuh"
 #include "prkv/keep/amend/kernel.cuh"
+#include "prkv/keep/filter/kernel.cuh"
 #include "prkv/keep/list/kernel.cuh"
 #include "prkv/keep/look/kernel.cuh"
 #include "prkv/keep/share/kernel.cuh"
@@ -25,6 +27,7 @@ namespace {
 struct Sequence {
   const PrkvChoiceParams& params;
   cudaStream_t stream;
+  int64_t pages;  // of a zone, if the best are looked at
   bool early;
 
   const ChoiceCall& call() const { return params.choice.call; }
@@ -41,39 +44,57 @@ struct Sequence {
     Launch(grid, bytes, stream, threads).early(early && may_be_early).run(kernel, own, what);
   }
 
+  /** The rows that they look at, if not at all. */
+  template <int kChunks>
+  void find_pages() const {
+    const int dim = int(call().shape.rows.key_dim);
+    const dim3 tiles(pieces(pages, kRowsOfTile<true>), items());
+    run(Kernel<PrkvChoiceParams>(look_at_pages<kChunks>), tiles, look_zone_bytes<true>(dim),
+        kLookThreads, params, "keep: look_at_pages");
+    run(Kernel<PrkvChoiceParams>(weigh_zone<kChunks, true>), tiles, tile_bytes<true>(dim),
+        kLookThreads, params, "keep: weigh_pages");
+    run(Kernel<PrkvChoiceParams>(share_zone<kChunks, true>), tiles, tile_bytes<true>(dim),
+        kLookThreads, params, "keep: share_pages");
+    run(Kernel<PrkvChoiceParams>(list_looked_at), items(), 0, kChooseThreads, params,
+        "keep: list_looked_at");
+  }
+
   /** What the queries of some kv heads look at. */
   template <typename Element>
   void look() const {
     const int dim = int(call().shape.rows.key_dim);
     const dim3 tiles(pieces(call().scratch.width, kLookRows), items());
-    run(Kernel<PrkvChoiceParams>(list_zone<Element>), items(), 0, kListThreads, params,
-        "keep: list_zone", false);
+    run(Kernel<PrkvChoiceParams>(list_zone<Element>), dim3(items(), 1 + kPackBlocks), 0,
+        kListThreads, params, "keep: list_zone", false);
     dispatch_chunks(dim, [&](auto chunks) {
       constexpr int kChunks = int(decltype(chunks)::kValue);
-      run(Kernel<PrkvChoiceParams>(look_at_zone<Element, kChunks>), tiles, look_zone_bytes(dim),
-          kLookThreads, params, "keep: look_at_zone");
+      if (pages > 0) find_pages<kChunks>();
+      run(Kernel<PrkvChoiceParams>(look_at_zone<Element, kChunks>), tiles,
+          look_zone_bytes<false>(dim), kLookThreads, params, "keep: look_at_zone");
       if (params.compares) {
-        run(Kernel<PrkvChoiceParams>(compare_queries<kChunks>), tiles, tile_bytes(dim),
+        run(Kernel<PrkvChoiceParams>(compare_queries<kChunks>), tiles, tile_bytes<false>(dim),
             kLookThreads, params, "keep: compare_queries");
         run(Kernel<PrkvChoiceParams>(count_agreed), dim3(unsigned(call().shape.group), items()), 0,
             kChooseThreads, params, "keep: count_agreed");
       }
-      run(Kernel<PrkvChoiceParams>(weigh_zone<kChunks>), tiles, tile_bytes(dim), kLookThreads,
-          params, "keep: weigh_zone");
-      run(Kernel<PrkvChoiceParams>(share_zone<kChunks>), tiles, tile_bytes(dim), kLookThreads,
-          params, "keep: share_zone");
+      run(Kernel<PrkvChoiceParams>(weigh_zone<kChunks, false>), tiles, tile_bytes<false>(dim),
+          kLookThreads, params, "keep: weigh_zone");
+      run(Kernel<PrkvChoiceParams>(share_zone<kChunks, false>), tiles, tile_bytes<false>(dim),
+          kLookThreads, params, "keep: share_zone");
     });
   }
 
-  /** Blocks are filled, of all kv heads. */
+  /** Blocks are filled, of these kv heads. */
   template <typename Element>
   void fill() const {
     int64_t rows = 0;
     for (int64_t i = 0; i < call().count; ++i) {
       rows = std::max(rows, call().jobs[i].after_capacity);
     }
-    run(Kernel<PrkvChoiceParams>(split_budget), unsigned(call().count), 0, kSplitThreads, params,
-        "keep: split_budget");
+    if (params.compares) {
+      run(Kernel<PrkvChoiceParams>(split_budget), unsigned(call().count), 0, kSplitThreads, params,
+          "keep: split_budget");
+    }
     run(Kernel<ChoiceParams>(choose_rows), items(), 0, kChooseThreads, params.choice,
         "keep: choose_rows");
     run(Kernel<ChoiceParams>(fill_block), dim3(pieces(rows, kFillRows), items()), 0, kFillThreads,
@@ -91,26 +112,35 @@ struct Sequence {
 
 }  // namespace
 
-ChoiceScratch prkv_choice_scratch(const ModelShape& shape, int64_t width, int64_t after_capacity) {
+ChoiceScratch prkv_choice_scratch(const ModelShape& shape, int64_t width, int64_t after_capacity,
+                                  bool listed) {
   ChoiceScratch scratch{};
   const auto take = [&](int64_t& at, int64_t bytes) { take_scratch(at, scratch.bytes, bytes); };
   scratch.width = (width + 3) / 4 * 4;
   take(scratch.head, sizeof(ChosenHead));
   take(scratch.reference, shape.rows.key_dim * 4);
-  take(scratch.voices, shape.recent * shape.group * int64_t(sizeof(Voice)));
+  const int64_t queries = padded_queries(shape.recent * shape.group);
+  take(scratch.voices, queries * int64_t(sizeof(Voice)));
+  take(scratch.packed, queries * packed_bytes(shape.rows.key_dim));
+  if (listed) {
+    take(scratch.listed, scratch.width * 4);
+    take(scratch.sources, scratch.width * 4);
+    take(scratch.whole, after_capacity * 4);
+  }
   take(scratch.ranks, scratch.width * 8);
   take(scratch.picked, after_capacity * 4);
   take(scratch.agreed, shape.group * 4);
   return scratch;
 }
 
-LookScratch look_scratch(const ModelShape& shape, int64_t width, bool compares) {
+LookScratch look_scratch(const ModelShape& shape, int64_t width, bool compares, bool listed) {
   LookScratch scratch{};
   const auto take = [&](int64_t& at, int64_t bytes) { take_scratch(at, scratch.bytes, bytes); };
   width = (width + 3) / 4 * 4;
-  take(scratch.keys, width * key_bytes(shape.rows.key_dim));
+  take(scratch.keys, width * packed_bytes(shape.rows.key_dim));
   take(scratch.steps, width * 4);
-  take(scratch.tallies, shape.recent * shape.group * int64_t(sizeof(Tally)));
+  take(scratch.copies, listed ? width * shape.rows.key_bytes() : 0);
+  take(scratch.tallies, padded_queries(shape.recent * shape.group) * int64_t(sizeof(Tally)));
   take(scratch.ends, shape.group * 8);
   take(scratch.logits, compares ? shape.group * 2 * width * 4 : 0);
   return scratch;
@@ -125,6 +155,7 @@ void launch_prkv_choice(const PrkvChoiceCall& call, cudaStream_t stream) {
   params.look = call.look;
   params.look_space = call.look_space;
   std::copy_n(call.before, call.choice.count, params.before);
+  std::copy_n(call.wanted, call.choice.count, params.wanted);
   const bool early = starts_early(reinterpret_cast<const void*>(fill_block));
   dispatch_element(call.choice.shape.rows.dtype, [&](auto element) {
     using Element = decltype(element);
@@ -136,9 +167,13 @@ void launch_prkv_choice(const PrkvChoiceCall& call, cudaStream_t stream) {
       own.space =
           call.choice.space + first * call.choice.scratch.bytes;  // there is one job, or all
       some.choice.by_heads = device::IndexDivisor::of(own.heads);
-      Sequence{some, stream, early}.template look<Element>();
+      const Sequence sequence{some, stream, call.pages, early};
+      sequence.template look<Element>();
+      // Scratch has the keys of these heads now. How queries of a prompt agree says how all heads
+      // are to be filled.
+      if (!call.compares) sequence.template fill<Element>();
     }
-    Sequence{params, stream, early}.template fill<Element>();
+    if (call.compares) Sequence{params, stream, call.pages, early}.template fill<Element>();
   });
 }
 

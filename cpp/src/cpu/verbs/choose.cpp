@@ -40,6 +40,11 @@ class KeptWriter {
 int64_t most_rows(const ObserveRules& rules, const KeptChange& change) {
   if (change.cut()) return 0;
   const int64_t zone = change.after.zone_tokens();
+  const PageFilter& filter = rules.filter;
+  if (filter.wanted > 0) {
+    const int64_t pages = filter.wanted * filter.page;
+    return std::min(zone, pages + filter.latest + change.before.kept_capacity);
+  }
   if (rules.fresh(change)) return zone;
   const int64_t added = change.after.zone_end - change.before.zone_end;
   return std::min(zone, change.before.kept_capacity + added);

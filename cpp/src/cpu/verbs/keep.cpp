@@ -9,7 +9,7 @@ namespace pariskv::cpu {
 
 namespace {
 
-ObserveRules observe_rules(const HardKvRules& rules) { return {false, false, rules.pool, 0}; }
+ObserveRules observe_rules(const HardKvRules& rules) { return {false, false, rules.pool, 0, {}}; }
 
 /** How many rows a head keeps, which ones, and their copies. */
 void choose(const HardKvKeep& args, const KeptChange& change, const Choice& choice, int64_t head) {

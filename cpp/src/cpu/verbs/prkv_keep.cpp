@@ -11,9 +11,21 @@ namespace pariskv::cpu {
 
 namespace {
 
-/** The budget is split by agreement only where rows are chosen from scratch, as after a prompt. */
+/**
+ * The budget is split by agreement only where rows are chosen from scratch, as after a prompt. A
+ * refresh looks at a part of the pages.
+ */
 ObserveRules observe_rules(const PrkvRules& rules, const KeptChange& change) {
-  return {true, true, 1, rules.automatic() && change.fresh() ? rules.budget : 0};
+  ObserveRules own{true, true, 1, 0, {}};
+  if (change.cut()) return own;
+  if (change.fresh()) {
+    own.top = rules.automatic() ? rules.budget : 0;
+    return own;
+  }
+  const SequenceView& zone = change.after;
+  const int64_t pages = ZonePages::of(zone.zone_begin, zone.zone_end, rules.page).count;
+  own.filter = {rules.page, rules.looked_at(pages), PrkvRules::kLatestLookedAt};
+  return own;
 }
 
 PageNumbers numbers_of(const PageLayout& layout, char* block, int64_t head, int64_t i) {

@@ -17,14 +17,32 @@ struct PrkvSplit {
   }
 };
 
+/** The pages of a zone, the first of which the sink may cut short. */
+struct ZonePages {
+  int64_t first, count;
+
+  static constexpr ZonePages of(int64_t zone_begin, int64_t zone_end, int64_t page) {
+    const int64_t first = zone_begin / page;
+    return {first, (zone_end - 1) / page + 1 - first};
+  }
+};
+
 struct PrkvRules {
   int64_t budget;        // rows of a zone that a step attends to per kv head, at most
   int64_t page;          // neighbours
   int64_t static_pages;  // pages' worth of rows that are kept; kAuto: the prompt's queries say it
   bool box;              // a page's digest is a bound of its keys, else their mean distance
   int64_t tail_rows = 0;
+  int64_t least_looked_at = kLeastLookedAt;  // rows
 
   static constexpr int64_t kAuto = -1;
+
+  // A refresh looks at a quarter of the pages, and at so many rows at least: at 8K and 16K a
+  // quarter loses .017 and .010 of the attention in the worst layer, at 32K .003
+  // (bench/notes/quality.md).
+  static constexpr int64_t kLeastLookedAt = 8192, kPartLookedAt = 4;
+  /** Rows that it looks at besides: those of a flush, and as many before them. */
+  static constexpr int64_t kLatestLookedAt = 256;
 
   constexpr bool automatic() const { return static_pages == kAuto; }
   constexpr PrkvSplit split(int64_t of_static_pages) const {
@@ -37,6 +55,14 @@ struct PrkvRules {
   /** Pages that a step finds while nothing is kept: they have the whole budget. */
   int64_t most_pages() const { return has_pages() ? budget / page : 0; }
   int64_t rows_per_head() const { return most_pages() * page; }
+
+  /** The best of so many pages that a refresh looks at; 0: at all rows of the zone. */
+  constexpr int64_t looked_at(int64_t pages) const {
+    const int64_t part = (pages + kPartLookedAt - 1) / kPartLookedAt;
+    const int64_t least = (least_looked_at + page - 1) / page;
+    const int64_t wanted = part < least ? least : part;
+    return has_pages() && wanted < pages ? wanted : 0;
+  }
 };
 
 }  // namespace pariskv

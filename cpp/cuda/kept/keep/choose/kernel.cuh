@@ -12,6 +12,9 @@
 
 namespace pariskv::cuda {
 
+constexpr int kNeighbours = 8;  // rows of a thread that are listed at a time
+static_assert(kNeighbours * kChooseThreads < 1 << 16);
+
 struct ChooseRows {
   const ChoiceItem& item;
   SelectSpace& space;
@@ -45,28 +48,41 @@ struct ChooseRows {
     list(best.keep, best.least, best.ties);
   }
 
-  /** Chosen rows and then held ones, each in order. */
+  /** Chosen rows and then held ones, each in order. A thread has some neighbours at a time. */
   __device__ __forceinline__ void list(int keep, int64_t least, int ties) {
     const device::KeptHead after = item.after();
     const int patience = int(item.call.rules.patience);
     int chosen_before = 0, held_before = 0;
-    for (int first = 0; first < count; first += kChooseThreads) {
-      const int row = first + int(threadIdx.x);
-      const int64_t own = row < count ? int64_t(item.ranks()[row]) : -1;
-      // All that is to be known of a row is asked for at once.
-      const int age = own >= 0 ? item.age(row, kept) : kNewcomer;
-      const int position = own >= 0 ? item.position(row, kept) : 0;
-      int tied = 0, both = 0;
-      const int earlier = sums.before(int(own >= 0 && own == least), tied);
-      const bool chosen = own >= 0 && (own > least || (own == least && earlier < ties));
-      ties -= tied;
-      const bool held = !chosen && age != kNewcomer && age < patience;
+    for (int first = 0; first < count; first += kNeighbours * kChooseThreads) {
+      const int begin = first + int(threadIdx.x) * kNeighbours;
+      int64_t own[kNeighbours];
+      int tied = 0, all_tied = 0;
+#pragma unroll
+      for (int k = 0; k < kNeighbours; ++k) {
+        own[k] = begin + k < count ? int64_t(item.ranks()[begin + k]) : -1;
+        tied += own[k] >= 0 && own[k] == least;
+      }
+      int earlier = sums.before(tied, all_tied);
+      uint32_t chosen = 0, held = 0;  // a bit of each
+#pragma unroll
+      for (int k = 0; k < kNeighbours; ++k) {
+        const bool ties_in = own[k] == least && earlier++ < ties;
+        const bool in = own[k] >= 0 && (own[k] > least || ties_in);
+        const int age = own[k] >= 0 ? item.age(begin + k, kept) : kNewcomer;
+        chosen |= uint32_t(in) << k;
+        held |= uint32_t(!in && age != kNewcomer && age < patience) << k;
+      }
+      ties -= all_tied;
       // Two sums in one: there are fewer than 2^16 of each.
-      const int at = sums.before(int(chosen) + (int(held) << 16), both);
-      if (chosen || held) {
-        const int to = chosen ? chosen_before + (at & 0xffff) : keep + held_before + (at >> 16);
-        after.positions()[to] = position;
-        after.ages()[to] = chosen ? 0 : uint8_t(age + 1);
+      int both = 0;
+      const int at = sums.before(__popc(chosen) + (__popc(held) << 16), both);
+      int to_chosen = chosen_before + (at & 0xffff), to_held = keep + held_before + (at >> 16);
+      for (uint32_t left = chosen | held; left != 0; left &= left - 1) {
+        const int k = __ffs(int(left)) - 1, row = begin + k;
+        const bool in = (chosen >> k & 1) != 0;
+        const int to = in ? to_chosen++ : to_held++;
+        after.positions()[to] = item.position(row, kept);
+        after.ages()[to] = in ? 0 : uint8_t(item.age(row, kept) + 1);
         item.picked()[to] = row;
       }
       chosen_before += both & 0xffff, held_before += both >> 16;

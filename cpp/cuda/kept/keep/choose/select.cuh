@@ -9,7 +9,7 @@
 
 namespace pariskv::cuda {
 
-constexpr int kOwnRows = 4;  // numbers of a thread that stay in registers; others are read anew
+constexpr int kOwnRows = 8;  // numbers of a thread that stay in registers; others are read anew
 
 constexpr int kBinsOfThread = 2;
 constexpr int kBinBits = 11, kBins = 1 << kBinBits;

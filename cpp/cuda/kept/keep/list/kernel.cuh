@@ -1,6 +1,6 @@
 /**
  * list_rows: which rows a head chooses from, the reference that their keys are told from, and which
- * queries have a say. A block for each head.
+ * queries have a say, by the first block of each head. Others pack queries.
  */
 #pragma once
 
@@ -13,8 +13,8 @@ namespace pariskv::cuda {
 
 constexpr int kListThreads = 1024;
 constexpr int kReferenceKeys = 15;  // evenly spaced, whose median is the reference
-
-constexpr int kVoiceThreads = 8;  // of a query head
+constexpr int kVoiceThreads = 8;    // of a query head
+constexpr int kPackBlocks = 8;      // of a head, besides the first one
 
 /** How many of some ascending positions are smaller. */
 __device__ __forceinline__ int smaller_than(const int32_t* positions, int count, int position) {
@@ -75,13 +75,13 @@ struct ListRows {
     }
   }
 
-  /** The median of some keys, channel by channel, to `rest`. */
-  __device__ __forceinline__ void set_reference(int count, int kept) const {
+  /** The median of some keys, channel by channel, to `rest`. `row(i)` is where one of them lies. */
+  template <typename RowAt>
+  __device__ __forceinline__ void set_reference(int count, RowAt row) const {
     for (int s = device::warp_id(); s < kReferenceKeys; s += kListThreads / 32) {
       bool whole = count > 0;
       if (count > 0) {
-        const auto* key =
-            reinterpret_cast<const Element*>(item.row(s * count / kReferenceKeys, kept));
+        const auto* key = reinterpret_cast<const Element*>(row(s * count / kReferenceKeys));
         for (int d = device::lane_id(); d < dim(); d += 32) {
           const float x = device::to_float(key[d]);
           space.keys[s][d] = x;
@@ -154,7 +154,9 @@ struct ListRows {
         }
       }
     }
-    Voice voice{scale.unit, scale.most, 0, mark == position + 1 && scale.unit == scale.unit};
+    const bool counts = mark == position + 1 && scale.unit == scale.unit;
+    const int most = scale.most < int(kMostSteps) ? scale.most : kNoCap;
+    Voice voice{scale.unit, most, 0, counts ? int(mark) : 0};
     for (int part = 0; part < 2; ++part) {
       for (int step = 1; step < kVoiceThreads; step *= 2) {
         dots[part] += __shfl_xor_sync(~0u, dots[part], step);
@@ -165,21 +167,48 @@ struct ListRows {
     return voice;
   }
 
-  __device__ __forceinline__ void run() const {
-    const int kept = merge();
-    const int count = kept + int(item.job.zone_end - item.job.added);
-    __syncthreads();  // sources are written
-    set_reference(count, kept);
+  /** Queries as products take them (mma_m16n8k32_s8), by one of the blocks for that. */
+  __device__ __forceinline__ void pack(int block) const {
+    const int group = int(item.call.shape.group), queries = item.positions_asked() * group;
+    const int steps = (dim() + 31) / 32, all = int(padded_queries(queries)) / 16 * steps * 32;
+    for (int i = block * kListThreads + int(threadIdx.x); i < all;
+         i += kPackBlocks * kListThreads) {
+      const int lane = i % 32, step = i / 32 % steps, first = i / 32 / steps * 16;
+      uint32_t words[2][2] = {};  // the first and the second half of an instruction, two queries
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int query = first + lane / 4 + 8 * half;
+        if (query >= queries) continue;
+        const auto* numbers = reinterpret_cast<const uint32_t*>(
+            device::recent_place(
+                item.call.shape.recent_queries(), const_cast<char*>(item.job.recent),
+                item.job.asked.begin + query / group, item.head * group + query % group)
+                .numbers);
+#pragma unroll
+        for (int part = 0; part < 2; ++part) {
+          const int word = 8 * step + 4 * part + lane % 4;
+          if (4 * word < dim()) words[part][half] = numbers[word];
+        }
+      }
+      item.packed()[i] = make_uint4(words[0][0], words[0][1], words[1][0], words[1][1]);
+    }
+  }
+
+  /** Of rows to choose from, of which so many were kept. */
+  template <typename RowAt>
+  __device__ __forceinline__ void run(int count, int kept, RowAt row) const {
+    set_reference(count, row);
     round_reference();
-    const int group = int(item.call.shape.group);
+    const int group = int(item.call.shape.group), queries = item.positions_asked() * group;
     bool heard = false;
-    const int queries = item.positions_asked() * group;
-    for (int first = 0; first < queries; first += kListThreads / kVoiceThreads) {
-      // Threads without a query do as if they had the last one.
+    const int padded = int(padded_queries(queries));
+    for (int first = 0; first < padded; first += kListThreads / kVoiceThreads) {
+      // Lanes without a query do as if they had the last one.
       const int own = first + int(threadIdx.x) / kVoiceThreads, q = min(own, queries - 1);
-      const Voice voice_of = voice(item.job.asked.begin + q / group, item.head * group + q % group);
-      if (own == q && int(threadIdx.x) % kVoiceThreads == 0) item.voices()[q] = voice_of;
-      heard = heard || voice_of.counts != 0;
+      Voice of_query = voice(item.job.asked.begin + q / group, item.head * group + q % group);
+      if (own >= queries) of_query = {};
+      if (own < padded && int(threadIdx.x) % kVoiceThreads == 0) item.voices()[own] = of_query;
+      heard = heard || of_query.end != 0;
     }
     const bool any = __syncthreads_or(heard);
     if (threadIdx.x == 0) *item.numbers() = {count, kept, any};
@@ -192,7 +221,12 @@ __global__ void __launch_bounds__(kListThreads)
   __shared__ ListSpace space;
   device::let_successor_start();
   const ChoiceItem item(params, int(blockIdx.x));
-  ListRows<Element>{item, space}.run();
+  const ListRows<Element> list{item, space};
+  if (blockIdx.y > 0) return list.pack(int(blockIdx.y) - 1);
+  const int kept = list.merge();
+  __syncthreads();  // sources are written
+  list.run(kept + int(item.job.zone_end - item.job.added), kept,
+           [&](int row) { return item.row(row, kept); });
 }
 
 }  // namespace pariskv::cuda

@@ -38,8 +38,9 @@ __global__ void __launch_bounds__(kLookThreads)
       dot = __dp4a(int(a.z), int(b.z), dot);
       dot = __dp4a(int(a.w), int(b.w), dot);
     }
-    const int logit = logit_of(item.voices()[asked * group + g], dot, tile.steps[row]);
-    const bool seen = sees(item, asked, first + row, tile.steps[row]);
+    const Voice voice = item.voices()[asked * group + g];
+    const int logit = logit_of(voice, logit_part(voice, dot, tile.steps[row]));
+    const bool seen = sees(voice, item.position(first + row, 0), tile.steps[row]);
     item.compared(g, i % 2)[first + row] = seen ? logit : kNoLogit;
   }
 }
@@ -68,18 +69,30 @@ inline __global__ void __launch_bounds__(kChooseThreads)
     best[which] = best_of(rows, item.rules.budget, sums, space.select);
   }
   int agreed = 0;
-  for (int first = 0; first < count; first += kChooseThreads) {
-    const int row = first + int(threadIdx.x);
-    bool both = true;
+  for (int first = 0; first < count; first += kNeighbours * kChooseThreads) {
+    const int begin = first + int(threadIdx.x) * kNeighbours;
+    uint32_t both = ~0u;  // a bit of each of the neighbours
+#pragma unroll
     for (int which = 0; which < 2; ++which) {
-      const int64_t own = row < count ? number_of_logit(item.compared(g, which)[row]) : -1;
-      int tied = 0;
-      const int earlier = sums.before(int(own >= 0 && own == best[which].least), tied);
-      both = both && own >= 0 &&
-             (own > best[which].least || (own == best[which].least && earlier < best[which].ties));
-      best[which].ties -= tied;
+      int64_t own[kNeighbours];
+      int tied = 0, all_tied = 0;
+#pragma unroll
+      for (int k = 0; k < kNeighbours; ++k) {
+        const bool there = begin + k < count;
+        own[k] = there ? number_of_logit(item.compared(g, which)[begin + k]) : -1;
+        tied += own[k] >= 0 && own[k] == best[which].least;
+      }
+      int earlier = sums.before(tied, all_tied);
+      uint32_t in = 0;
+#pragma unroll
+      for (int k = 0; k < kNeighbours; ++k) {
+        const bool ties_in = own[k] == best[which].least && earlier++ < best[which].ties;
+        in |= uint32_t(own[k] >= 0 && (own[k] > best[which].least || ties_in)) << k;
+      }
+      best[which].ties -= all_tied;
+      both &= in;
     }
-    agreed += both;
+    agreed += __popc(both);
   }
   agreed = sums.of(agreed);
   if (threadIdx.x == 0) item.agreed()[g] = agreed;

@@ -1,6 +1,7 @@
 /**
  * Pages that kept rows come from, without these: which ones, and which rows they are left with
  * (list_pages, a block for each head); then their digests (amend_pages, a block for each page).
+ * Keys that were looked at are in scratch, so that they do not come over the bus again.
  */
 #pragma once
 
@@ -9,6 +10,18 @@
 #include "prkv/keep/item.cuh"
 
 namespace pariskv::cuda {
+
+/** Number of the first row of a page that a row was picked from; -1: not all of it is listed. */
+__device__ __forceinline__ int first_of_page(const PrkvItem& item, int picked, int begin) {
+  if (item.wanted == 0) return -1;
+  const int32_t* listed = item.listed();
+  const int first_row = max(begin, int(item.job.added));  // the sink may end in the page
+  const int last_row = begin + int(item.rules.page) - 1;
+  const int first = picked - (listed[picked] - first_row), last = first + last_row - first_row;
+  const bool all = first >= 0 && last < item.numbers()->count && listed[first] == first_row &&
+                   listed[last] == last_row;
+  return all ? first - (first_row - begin) : -1;
+}
 
 inline __global__ void __launch_bounds__(kChooseThreads)
     list_pages(const __grid_constant__ PrkvChoiceParams params) {
@@ -19,7 +32,6 @@ inline __global__ void __launch_bounds__(kChooseThreads)
   const device::AmendedHead amended = item.amended();
   const int32_t* positions = item.after().positions();
   const int rows = item.after().counts()[0], size = int(item.rules.page);
-  const PageLayout whole = pages_of(item.call.shape, size);
   BlockSums sums{space};
   int pages = 0;
   for (int first = 0; first < rows; first += kChooseThreads) {
@@ -30,15 +42,14 @@ inline __global__ void __launch_bounds__(kChooseThreads)
     const int at = pages + sums.before(int(opens), all);
     pages += all;
     if (!opens) continue;
-    const int begin = page * size, segment = int(item.by_segment(begin));
-    const int slot = (begin - segment * int(item.call.shape.segment_tokens)) / size;
-    char* digests = reinterpret_cast<char*>(item.job.sequence->summaries[segment]);
-    uint64_t live = *device::page_numbers(whole, digests, item.head, slot).live;
+    const int begin = page * size;
+    uint64_t live = *item.whole_page(page).live;
     for (int j = i; j < rows && positions[j] / size == page; ++j) {
       live &= ~(uint64_t{1} << (positions[j] - begin));
     }
     amended.numbers()[at] = page;
     *amended.page(at).live = live;
+    if (item.wanted > 0) item.whole()[at] = first_of_page(item, item.picked()[i], begin);
   }
   if (threadIdx.x == 0) *amended.count() = pages;
 }
@@ -54,12 +65,15 @@ __global__ void __launch_bounds__(kMostDigestThreads)
   if (i >= int(*amended.count())) return;
   const device::PageNumbers out = amended.page(i);
   const uint64_t live = *out.live;
-  DigestPage<Element, kPage>{item.stored(int(amended.numbers()[i]) * kPage),
-                             int(item.call.shape.rows.bytes()),
-                             int(item.call.shape.rows.key_dim),
-                             live,
-                             item.rules.box,
-                             space}
+  const int whole = item.wanted > 0 ? item.whole()[i] : -1;
+  const RowFormat& rows = item.call.shape.rows;
+  DigestPage<Element, kPage>{
+      whole >= 0 ? item.copy(whole) : item.stored(int(amended.numbers()[i]) * kPage),
+      int(whole >= 0 ? rows.key_bytes() : rows.bytes()),
+      int(item.call.shape.rows.key_dim),
+      live,
+      item.rules.box,
+      space}
       .run(out);
 }
 

@@ -1,6 +1,7 @@
 /**
  * look_at_zone: keys become 8 bits, which later kernels find in scratch: they come from where rows
- * are, over the bus or not, this once. And the largest logit of each head of a query.
+ * are, over the bus or not, this once. And the largest logit of each head of a query. look_at_pages
+ * does so for digests of pages.
  */
 #pragma once
 
@@ -9,55 +10,61 @@
 
 namespace pariskv::cuda {
 
-/** Queries whose tallies a block has in shared memory at a time. */
-constexpr int kTalliesAtOnce = 512;
-
 struct LookZoneSpace {
   int tops[kTalliesAtOnce];
-  float steps[kLookRows];
   KeySources sources;
-  // and (kLookRows, key_pitch) bytes of keys
+  TileSpace tile;  // the last one: keys follow
 };
+template <bool kPages>
 constexpr int look_zone_bytes(int key_dim) {
-  return int(sizeof(LookZoneSpace)) + kLookRows * key_pitch(key_dim);
+  return int(sizeof(LookZoneSpace)) - int(sizeof(TileSpace)) + tile_bytes<kPages>(key_dim);
 }
 
-template <typename Element, int kChunks>
+/** The largest of four neighbouring lanes, which have other rows for the same query. */
+__device__ __forceinline__ int most_of_query(int x) {
+  x = max(x, __shfl_xor_sync(~0u, x, 1));
+  return max(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+template <int kChunks, bool kPages>
 struct LookAtZone {
   const PrkvItem& item;
   LookZoneSpace& space;
-  KeyTile<kChunks> tile;
+  KeyTile<kChunks, kPages> tile;
 
-  /** A warp's keys, for the kernels that follow. */
-  __device__ __forceinline__ void store() const {
-    const int vectors = int(key_bytes(tile.dim())) / 16, begin = tile.warp_begin();
-    const int rows = min(kRowsOfWarp, tile.rows - begin);
+  /** Some keys by a warp, for the kernels that follow: to row `to` of scratch on. */
+  __device__ __forceinline__ void store(const char* keys, const float* steps, int to) const {
+    constexpr int kOwn = KeyTile<kChunks, kPages>::kRows / (kLookThreads / 32);
+    const int vectors = int(packed_bytes(tile.dim())) / 16, begin = device::warp_id() * kOwn;
+    const int rows = min(kOwn, tile.rows - begin);
     for (int i = device::lane_id(); i < rows * vectors; i += 32) {
-      const int row = i / vectors, at = i - row * vectors;
-      reinterpret_cast<uint4*>(item.key(tile.first + begin + row))[at] =
-          reinterpret_cast<const uint4*>(tile.key(begin + row))[at];
+      const int row = begin + i / vectors, at = i % vectors;
+      reinterpret_cast<uint4*>(item.key(to + row))[at] =
+          reinterpret_cast<const uint4*>(keys + row * key_pitch(tile.dim()))[at];
     }
     if (device::lane_id() < rows) {
       const int row = begin + device::lane_id();
-      item.steps()[tile.first + row] = space.steps[row];
+      item.steps()[to + row] = steps[row];
     }
   }
 
   __device__ __forceinline__ void find_tops(int begin, int end) const {
     for (int q = int(threadIdx.x); q < end - begin; q += kLookThreads) space.tops[q] = kNoLogit;
     __syncthreads();
-    tile.each_query(begin, end, [&](int query, int asked, bool counts, const LaneLogits& logits) {
-      if (!counts) return;
+    const LaneSight sight(tile, space.tile.seen_from);
+    typename KeyTile<kChunks, kPages>::Lane lane;
+    tile.load(lane);
+    tile.each_query(begin, end, lane, [&](int query, const Voice& voice, const LaneLogits& logits) {
       int top = kNoLogit;
 #pragma unroll
-      for (int n = 0; n < kRowsOfWarp / 8; ++n) {
+      for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int row = tile.row_of(n, i);
-          if (sees(item, asked, tile.first + row, space.steps[row])) top = max(top, logits[n][i]);
-        }
+        for (int i = 0; i < 2; ++i) top = max(top, sight.logit(voice, logits, n, i));
       }
-      if (top != kNoLogit) atomicMax(&space.tops[query - begin], top);
+      top = most_of_query(top);
+      if (device::lane_id() % 4 == 0 && top > space.tops[query - begin]) {
+        atomicMax(&space.tops[query - begin], top);
+      }
     });
     __syncthreads();
     for (int q = int(threadIdx.x); q < end - begin; q += kLookThreads) {
@@ -68,21 +75,13 @@ struct LookAtZone {
     __syncthreads();
   }
 
-  __device__ __forceinline__ void run() const {
-    for (int d = int(threadIdx.x); d < tile.dim(); d += kLookThreads) {
-      space.sources.reference[d] = item.reference()[d];
-    }
-    if (int(threadIdx.x) < tile.rows) {
-      space.sources.from[threadIdx.x] = item.row(tile.first + int(threadIdx.x), 0);
-    }
-    __syncthreads();
-#pragma unroll 1
-    for (int r = 0; r < kRowsOfWarp; r += tile.kRowsAtOnce) {
-      tile.template round_keys<Element>(space.sources, tile.warp_begin() + r);
-    }
+  /** By a block whose warps have their keys. */
+  __device__ __forceinline__ void run(int count) const {
+    if constexpr (kPages) __syncthreads();
     __syncwarp();
-    store();
-    const int queries = item.queries();
+    store(tile.keys, tile.steps, tile.first);
+    if constexpr (kPages) store(tile.distances, tile.distance_steps, count + tile.first);
+    const int queries = int(padded_queries(item.queries()));
     for (int q = 0; q < queries; q += kTalliesAtOnce) {
       find_tops(q, min(q + kTalliesAtOnce, queries));
     }
@@ -90,7 +89,7 @@ struct LookAtZone {
 };
 
 template <typename Element, int kChunks>
-__global__ void __launch_bounds__(kLookThreads)
+__global__ void __launch_bounds__(kLookThreads, kLookBlocks<kChunks>)
     look_at_zone(const __grid_constant__ PrkvChoiceParams params) {
   extern __shared__ __align__(16) unsigned char zone_shared[];
   device::let_successor_start();
@@ -99,11 +98,88 @@ __global__ void __launch_bounds__(kLookThreads)
   const int count = item.numbers()->count, first = int(blockIdx.x) * kLookRows;
   if (first >= count) return;
   LookZoneSpace& space = *reinterpret_cast<LookZoneSpace*>(zone_shared);
-  LookAtZone<Element, kChunks>{item,
-                               space,
-                               {item, space.steps, reinterpret_cast<char*>(&space + 1), first,
-                                min(kLookRows, count - first)}}
-      .run();
+  const auto tile = tile_in<kChunks, false>(item, space.tile, first, count);
+  for (int d = int(threadIdx.x); d < tile.dim(); d += kLookThreads) {
+    space.sources.reference[d] = item.reference()[d];
+  }
+  if (int(threadIdx.x) < tile.rows) {
+    space.sources.from[threadIdx.x] = item.row(first + int(threadIdx.x), 0);
+    space.tile.seen_from[threadIdx.x] = item.position(first + int(threadIdx.x), 0);
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int r = 0; r < kRowsOfWarp; r += tile.kRowsAtOnce) {
+    const int begin = tile.warp_begin() + r;
+    tile.template round_keys<Element>(space.sources, begin,
+                                      item.wanted > 0 ? item.copy(first + begin) : nullptr);
+  }
+  LookAtZone<kChunks, false>{item, space, tile}.run(count);
+}
+
+/** Some digests, rounded, by a warp: middles less the reference, then distances. */
+template <int kChunks>
+__device__ __forceinline__ void round_digests(const KeyTile<kChunks, true>& tile,
+                                              const PrkvItem& item, const float* reference,
+                                              int begin) {
+  using Tile = KeyTile<kChunks, true>;
+  float x[2][Tile::kRowsAtOnce][kChunks][4] = {};
+#pragma unroll
+  for (int r = 0; r < Tile::kRowsAtOnce; ++r) {
+    if (begin + r >= tile.rows) continue;
+    const device::PageNumbers page =
+        item.whole_page(int(item.pages().first) + tile.first + begin + r);
+    const bool live = *page.live != 0;  // else it has no digest
+    const float unit = live ? *page.unit : 0.0f;
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        const int channel = Tile::channel(c);
+        if (channel >= tile.dim()) continue;
+        const auto* from = reinterpret_cast<const __half*>(page.digest) + part * tile.dim();
+        float (&to)[4] = x[part][r][c];
+        reinterpret_cast<const typename Tile::template Four<__half>*>(from + channel)->to(to);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          to[i] = __fmul_rn(to[i], unit);
+          if (part == 0) to[i] = __fsub_rn(to[i], reference[channel + i]);
+          if (!live) to[i] = device::infinity();
+        }
+      }
+    }
+  }
+  tile.round(x[0], begin, tile.keys, tile.steps);
+  tile.round(x[1], begin, tile.distances, tile.distance_steps);
+  __syncwarp();
+  // A page is usable if both of its parts are.
+  const int row = begin + device::lane_id();
+  if (device::lane_id() < Tile::kRowsAtOnce && tile.distance_steps[row] == 0) tile.steps[row] = 0;
+  __syncwarp();
+}
+
+template <int kChunks>
+__global__ void __launch_bounds__(kLookThreads, kLookBlocks<kChunks>)
+    look_at_pages(const __grid_constant__ PrkvChoiceParams params) {
+  extern __shared__ __align__(16) unsigned char zone_shared[];
+  device::let_successor_start();
+  device::wait_for_predecessor();
+  const PrkvItem item(params, int(blockIdx.y));
+  const int count = int(item.pages().count), first = int(blockIdx.x) * kRowsOfTile<true>;
+  if (first >= count) return;
+  LookZoneSpace& space = *reinterpret_cast<LookZoneSpace*>(zone_shared);
+  const auto tile = tile_in<kChunks, true>(item, space.tile, first, count);
+  for (int d = int(threadIdx.x); d < tile.dim(); d += kLookThreads) {
+    space.sources.reference[d] = item.reference()[d];
+  }
+  if (int(threadIdx.x) < tile.rows) {
+    space.tile.seen_from[threadIdx.x] = item.seen_from<true>(first + int(threadIdx.x));
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int r = device::warp_id(); r < tile.kRows / tile.kRowsAtOnce; r += kLookThreads / 32) {
+    round_digests<kChunks>(tile, item, space.sources.reference, r * tile.kRowsAtOnce);
+  }
+  LookAtZone<kChunks, true>{item, space, tile}.run(count);
 }
 
 }  // namespace pariskv::cuda

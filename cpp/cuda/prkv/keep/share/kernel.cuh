@@ -1,12 +1,12 @@
 /**
- * share_zone: the rank of each row: its shares of the attention of all queries, summed over
- * positions, the mean over the group. If no query has a say, the later rows rank higher; all ones
- * are of a row that cannot be kept.
+ * share_zone: the rank of each row, or page: its shares of the attention of all queries, summed
+ * over positions, the mean over the group. If no query has a say, the later ones rank higher; all
+ * ones are of a row that cannot be kept.
  */
 #pragma once
 
 #include "device/signal.cuh"
-#include "prkv/keep/look/kernel.cuh"
+#include "prkv/keep/weigh/kernel.cuh"
 
 namespace pariskv::cuda {
 
@@ -14,65 +14,72 @@ struct ShareZoneSpace {
   device::WeightTable table;
   int tops[kTalliesAtOnce];
   uint64_t reciprocals[kTalliesAtOnce];
+  uint64_t parts[kLookThreads / 32][kRowsOfWarp];  // of warps that have the same pages
 };
 
-template <int kChunks>
-__global__ void __launch_bounds__(kLookThreads)
+template <int kChunks, bool kPages>
+__global__ void __launch_bounds__(kLookThreads, kLookBlocks<kChunks>)
     share_zone(const __grid_constant__ PrkvChoiceParams params) {
   extern __shared__ __align__(16) unsigned char tile_shared[];
   __shared__ ShareZoneSpace space;
   device::let_successor_start();
   device::wait_for_predecessor();
   const PrkvItem item(params, int(blockIdx.y));
-  const ChosenHead numbers = *item.numbers();
-  const int count = numbers.count, first = int(blockIdx.x) * kLookRows;
+  const int count = item.count<kPages>(), first = int(blockIdx.x) * kRowsOfTile<kPages>;
   if (first >= count) return;
+  const bool heard = item.numbers()->heard != 0;
   static constexpr device::WeightTable kTable = device::make_weight_table();
   if (threadIdx.x < 64) space.table.of[threadIdx.x] = kTable.of[threadIdx.x];
-  const KeyTile<kChunks> tile = load_tile<kChunks>(item, tile_shared, first, count);
-  const int queries = item.queries(), group = int(item.call.shape.group);
-  uint64_t shares[kRowsOfWarp / 8][2] = {};
+  const auto tile = load_tile<kChunks, kPages>(item, tile_shared, first, count);
+  const LaneSight sight(tile, reinterpret_cast<TileSpace*>(tile_shared)->seen_from);
+  typename KeyTile<kChunks, kPages>::Lane lane;
+  tile.load(lane);
+  const int queries = int(padded_queries(item.queries()));
+  uint64_t shares[kColumns][2] = {};
   for (int begin = 0; begin < queries; begin += kTalliesAtOnce) {
     const int end = min(begin + kTalliesAtOnce, queries);
     __syncthreads();  // all are done with the last ones
     for (int q = int(threadIdx.x); q < end - begin; q += kLookThreads) {
       const Tally tally = item.tallies()[begin + q];
-      space.tops[q] = tally.top;
+      space.tops[q] = top_of(tally);
       // As reciprocal_of.
       space.reciprocals[q] = tally.sum == 0 ? 0 : (uint64_t{1} << 63) / tally.sum;
     }
     __syncthreads();
-    tile.each_query(begin, end, [&](int query, int asked, bool counts, const LaneLogits& logits) {
-      if (!counts) return;
+    tile.each_query(begin, end, lane, [&](int query, const Voice& voice, const LaneLogits& logits) {
       const int top = space.tops[query - begin];
       const uint64_t reciprocal = space.reciprocals[query - begin];
 #pragma unroll
-      for (int n = 0; n < kRowsOfWarp / 8; ++n) {
+      for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const int row = tile.row_of(n, i);
-          if (!sees(item, asked, first + row, tile.steps[row])) continue;
-          const uint32_t weight = device::weight_below(space.table, top - logits[n][i]);
+          const uint32_t weight =
+              device::weight_below(space.table, top - sight.logit(voice, logits, n, i));
           shares[n][i] += device::share_with(weight, reciprocal);
         }
       }
     });
   }
+  // Eight lanes have other queries of the same rows.
 #pragma unroll
-  for (int n = 0; n < kRowsOfWarp / 8; ++n) {
+  for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      // Eight lanes have other queries of the same rows.
       for (int step = 4; step < 32; step *= 2) {
         shares[n][i] += __shfl_xor_sync(~0u, shares[n][i], step);
       }
-      const int row = tile.row_of(n, i);
-      if (device::lane_id() >= 4 || row >= tile.rows) continue;
-      const uint64_t rank =
-          numbers.heard != 0 ? shares[n][i] / uint64_t(group) : uint64_t(first + row);
-      item.ranks()[first + row] = tile.steps[row] > 0 ? rank : ~uint64_t{0};
+      if (device::lane_id() < 4) {
+        space.parts[device::warp_id()][tile.row_of(n, i) - tile.warp_begin()] = shares[n][i];
+      }
     }
   }
+  __syncthreads();
+  const int row = int(threadIdx.x);
+  if (row >= tile.rows) return;
+  uint64_t share = space.parts[row / kRowsOfWarp][row % kRowsOfWarp];
+  for (int warp = 1; kPages && warp < kLookThreads / 32; ++warp) share += space.parts[warp][row];
+  const uint64_t rank = heard ? share / uint64_t(item.call.shape.group) : uint64_t(first + row);
+  item.ranks()[first + row] = tile.steps[row] > 0 ? rank : ~uint64_t{0};
 }
 
 }  // namespace pariskv::cuda

@@ -1,4 +1,4 @@
-/** split_budget: how the budget of a block is split, for all kv heads. A block for each job. */
+/** split_budget: how the budget is split by how far queries agree. A block for each job. */
 #pragma once
 
 #include "device/signal.cuh"
@@ -14,20 +14,16 @@ inline __global__ void __launch_bounds__(kSplitThreads)
   device::wait_for_predecessor();
   const int job = int(blockIdx.x), heads = int(params.choice.call.heads);
   const PrkvRules& rules = params.rules;
-  PrkvSplit split{};
-  if (!params.compares) {
-    split = params.before[job] != nullptr ? *params.before[job] : rules.split(rules.static_pages);
-  } else {
-    const int group = int(params.choice.call.shape.group);
-    int64_t agreed = 0, compared = 0;
-    for (int i = int(threadIdx.x); i < heads * group; i += kSplitThreads) {
-      const int own = PrkvItem(params, job * heads + i / group).agreed()[i % group];
-      agreed += max(own, 0), compared += own >= 0;
-    }
-    agreed = device::warp_sum(agreed), compared = device::warp_sum(compared);
-    split = rules.split(compared == 0 ? 0 : agreed / (compared * rules.page));
+  const int group = int(params.choice.call.shape.group);
+  int64_t agreed = 0, compared = 0;
+  for (int i = int(threadIdx.x); i < heads * group; i += kSplitThreads) {
+    const int own = PrkvItem(params, job * heads + i / group).agreed()[i % group];
+    agreed += max(own, 0), compared += own >= 0;
   }
-  if (threadIdx.x == 0) *PrkvItem(params, job * heads).amended().split() = split;
+  agreed = device::warp_sum(agreed), compared = device::warp_sum(compared);
+  if (threadIdx.x != 0) return;
+  *PrkvItem(params, job * heads).amended().split() =
+      rules.split(compared == 0 ? 0 : agreed / (compared * rules.page));
 }
 
 }  // namespace pariskv::cuda

@@ -1,10 +1,17 @@
-/** weigh_zone: the sum of the weights of each head of a query, over rows in 8 bits. */
+/** weigh_zone: the sum of the weights of each head of a query, over rows in 8 bits, or over pages.
+ */
 #pragma once
 
 #include "device/signal.cuh"
-#include "prkv/keep/look/kernel.cuh"
+#include "prkv/keep/item.cuh"
 
 namespace pariskv::cuda {
+
+/** In the place of the largest logit of a query that sees no row: all weights are none. */
+constexpr int kNoTop = 1 << 29;
+__device__ __forceinline__ int top_of(const Tally& tally) {
+  return tally.top == kNoLogit ? kNoTop : tally.top;
+}
 
 struct WeighZoneSpace {
   device::WeightTable table;
@@ -13,40 +20,47 @@ struct WeighZoneSpace {
 };
 static_assert(kLookRows * (uint64_t{1} << kWeightBits) < uint64_t{1} << 32);
 
-template <int kChunks>
-__global__ void __launch_bounds__(kLookThreads)
+/** The sum over four neighbouring lanes, which have other rows for the same query. */
+__device__ __forceinline__ uint32_t sum_of_query(uint32_t x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+template <int kChunks, bool kPages>
+__global__ void __launch_bounds__(kLookThreads, kLookBlocks<kChunks>)
     weigh_zone(const __grid_constant__ PrkvChoiceParams params) {
   extern __shared__ __align__(16) unsigned char tile_shared[];
   __shared__ WeighZoneSpace space;
   device::let_successor_start();
   device::wait_for_predecessor();
   const PrkvItem item(params, int(blockIdx.y));
-  const int count = item.numbers()->count, first = int(blockIdx.x) * kLookRows;
+  const int count = item.count<kPages>(), first = int(blockIdx.x) * kRowsOfTile<kPages>;
   if (first >= count) return;
   static constexpr device::WeightTable kTable = device::make_weight_table();
   if (threadIdx.x < 64) space.table.of[threadIdx.x] = kTable.of[threadIdx.x];
-  const KeyTile<kChunks> tile = load_tile<kChunks>(item, tile_shared, first, count);
-  const int queries = item.queries();
+  const auto tile = load_tile<kChunks, kPages>(item, tile_shared, first, count);
+  const LaneSight sight(tile, reinterpret_cast<TileSpace*>(tile_shared)->seen_from);
+  typename KeyTile<kChunks, kPages>::Lane lane;
+  tile.load(lane);
+  const int queries = int(padded_queries(item.queries()));
   for (int begin = 0; begin < queries; begin += kTalliesAtOnce) {
     const int end = min(begin + kTalliesAtOnce, queries);
     for (int q = int(threadIdx.x); q < end - begin; q += kLookThreads) {
-      space.tops[q] = item.tallies()[begin + q].top, space.sums[q] = 0;
+      space.tops[q] = top_of(item.tallies()[begin + q]), space.sums[q] = 0;
     }
     __syncthreads();
-    tile.each_query(begin, end, [&](int query, int asked, bool counts, const LaneLogits& logits) {
-      if (!counts) return;
+    tile.each_query(begin, end, lane, [&](int query, const Voice& voice, const LaneLogits& logits) {
       const int top = space.tops[query - begin];
       uint32_t sum = 0;
 #pragma unroll
-      for (int n = 0; n < kRowsOfWarp / 8; ++n) {
+      for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const int row = tile.row_of(n, i);
-          if (!sees(item, asked, first + row, tile.steps[row])) continue;
-          sum += device::weight_below(space.table, top - logits[n][i]);
+          sum += device::weight_below(space.table, top - sight.logit(voice, logits, n, i));
         }
       }
-      if (sum > 0) atomicAdd(&space.sums[query - begin], sum);
+      sum = sum_of_query(sum);
+      if (device::lane_id() % 4 == 0 && sum > 0) atomicAdd(&space.sums[query - begin], sum);
     });
     __syncthreads();
     for (int q = int(threadIdx.x); q < end - begin; q += kLookThreads) {
