@@ -39,6 +39,18 @@ constexpr int32_t kNoCap = 1 << 29;
 
 constexpr uint8_t kNewcomer = 255;  // the age of a row that was not kept before
 
+/** How many of some ascending positions are smaller. */
+__device__ __forceinline__ int smaller_than(const int32_t* positions, int count, int position) {
+  int first = 0;
+  while (count > 0) {
+    const int half = count / 2;
+    const bool right = positions[first + half] < position;
+    first = right ? first + half + 1 : first;
+    count = right ? count - half - 1 : half;
+  }
+  return first;
+}
+
 /** A kv head of one of the jobs. */
 struct ChoiceItem {
   const ChoiceCall& call;

@@ -16,18 +16,6 @@ constexpr int kReferenceKeys = 15;  // evenly spaced, whose median is the refere
 constexpr int kVoiceThreads = 8;    // of a query head
 constexpr int kPackBlocks = 8;      // of a head, besides the first one
 
-/** How many of some ascending positions are smaller. */
-__device__ __forceinline__ int smaller_than(const int32_t* positions, int count, int position) {
-  int first = 0;
-  while (count > 0) {
-    const int half = count / 2;
-    const bool right = positions[first + half] < position;
-    first = right ? first + half + 1 : first;
-    count = right ? count - half - 1 : half;
-  }
-  return first;
-}
-
 /** Positions that are merged in shared memory: where more were kept, in device memory. */
 constexpr int kMergedAtOnce = kReferenceKeys * int(kMaxHeadDim);
 

@@ -4,8 +4,8 @@
  */
 #pragma once
 
-#include "kept/keep/choose/kernel.cuh"
-#include "kept/keep/list/kernel.cuh"
+#include "device/signal.cuh"
+#include "kept/keep/choose/select.cuh"
 #include "prkv/keep/item.cuh"
 
 namespace pariskv::cuda {
