@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pariskv_core as pk
 import pariskv_core.transformers as pkt
@@ -76,6 +77,29 @@ def test_layers_that_keep_rows_elsewhere_run_as_without(monkeypatch):
     compiled = pkt.attach(made, compiled=True, **SEARCHING).generate(**inputs, **how)
     assert all(map(torch.equal, compiled.logits, plain.logits))
     assert seen == []
+
+
+@pytest.mark.parametrize("chunk", [1, 59])
+def test_padding_in_a_chunk_of_one_column_is_not_stored(chunk):
+    made, inputs = made_of("llama"), ragged()
+    how = {"max_new_tokens": 6, "do_sample": False, "prefill_chunk_size": chunk}
+    plain = pkt.attach(made, **SEARCHING).generate(**inputs, **how)
+    pkt.attach(made, compiled=True, **SEARCHING)
+    cache = pkt.PariskvCache(made.config, **SEARCHING)
+    assert torch.equal(plain, made.generate(**inputs, past_key_values=cache, **how))
+    lengths = [cache.engine.length(sequence) for sequence in cache.sequences]
+    assert lengths == (inputs["attention_mask"].sum(dim=1) + 5).tolist()
+
+
+def test_threads_generate_one_after_another():
+    made, inputs = pkt.attach(made_of("llama"), compiled=True, **SEARCHING), ragged()
+    how = {"max_new_tokens": 8, "do_sample": False}
+    expected = made.generate(**inputs, **how)
+    with ThreadPoolExecutor(3) as pool:
+        found = [pool.submit(made.generate, **inputs, **how) for _ in range(3)]
+        assert all(torch.equal(one.result(), expected) for one in found)
+    assert all("forward" not in layer.__dict__ for layer in made.model.layers)
+    assert "forward" not in made.__dict__
 
 
 def test_a_step_that_fails_leaves_the_layers_as_they_were(monkeypatch):

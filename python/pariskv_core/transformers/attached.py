@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from . import versions
 from .cache import PariskvCache
-from .compiled import check_layers, compiled_layers
+from .compiled import check_layers, compiled_layers, forget_layers
 from .graph import stepping
 from .store import Store
 from .support import check_model
@@ -60,6 +60,7 @@ def attach(model: Model, *, graph: bool = False, compiled: bool = False, **setti
     owner.set_attn_implementation(versions.NAME)
     setattr(owner, _ATTACHED, _Attached(settings, attention, graph, compiled))
     _last.pop(owner, None)
+    forget_layers(owner)
     owner.generate = types.MethodType(_generate, owner)
     if hasattr(owner, "generate_batch"):
         owner.generate_batch = types.MethodType(_refuse_batch, owner)
@@ -76,6 +77,7 @@ def detach(model: Model) -> Model:
     for name in ("generate", "generate_batch"):
         owner.__dict__.pop(name, None)
     _last.pop(owner, None)
+    forget_layers(owner)
     owner.set_attn_implementation(attached.attention)
     return model
 
@@ -109,11 +111,20 @@ def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:
             kwargs["generation_config"] = copy.deepcopy(given)  # it names another cache
             kwargs["generation_config"].cache_implementation = None
     layers = compiled_layers(self) if attached.compiled else None
-    with stepping(self, graph=attached.graph, compiled=layers):
+    columns = _columns_of(kwargs)
+    with stepping(self, columns=columns, graph=attached.graph, compiled=layers):
         tokens = type(self).generate(self, **kwargs)
     if attached.graph and made:  # a cache that was passed may have other settings
         _keep(self, kwargs["past_key_values"])
     return tokens
+
+
+def _columns_of(kwargs: dict[str, Any]) -> int:
+    """Of the prompt that `generate` is given."""
+    for name in ("inputs", "input_ids", "inputs_embeds"):
+        if kwargs.get(name) is not None:
+            return int(kwargs[name].shape[1])
+    return 0
 
 
 def _refuse_drafts(policy: Any) -> None:

@@ -39,11 +39,10 @@ class CompiledLayers:
     def used(self) -> Iterator[None]:
         """The layers' forward is the compiled one as long as this lasts."""
         before = [layer.__dict__.get("forward") for layer in self._layers]
-        limits = {"recompile_limit": _MOST_VARIANTS, "accumulated_recompile_limit": _MOST_VARIANTS}
         try:
             for layer, forward in zip(self._layers, self._forwards, strict=True):
                 layer.forward = forward
-            with torch._dynamo.config.patch(limits):
+            with torch._dynamo.config.patch(_limits()):
                 yield
         finally:
             for layer, own in zip(self._layers, before, strict=True):
@@ -60,6 +59,10 @@ def compiled_layers(model: Any) -> CompiledLayers:
     return _compiled[model]
 
 
+def forget_layers(model: Any) -> None:
+    _compiled.pop(model, None)
+
+
 def check_layers(model: Any) -> None:
     """Refuses what `compiled_layers` cannot do."""
     _layers(model)
@@ -73,6 +76,14 @@ def _layers(model: Any) -> list[torch.nn.Module]:
             "no list of layers; leave compiled out"
         )
     return list(layers)
+
+
+def _limits() -> dict[str, int]:
+    """How often code may be compiled anew, by the names that this torch has for it."""
+    names = ("recompile_limit", "accumulated_recompile_limit")
+    older = ("cache_size_limit", "accumulated_cache_size_limit")
+    known = names if hasattr(torch._dynamo.config, names[0]) else older
+    return dict.fromkeys(known, _MOST_VARIANTS)
 
 
 @functools.cache

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +56,7 @@ class Captured:
 class Stepper:
     """The forward of an attached model while it generates.
 
+    columns   of the prompt: passes up to there may be chunks of one token, with padding
     captures  steps are replays of graphs
     compiled  the layers that do steps; None: the model's own
     """
@@ -63,11 +66,13 @@ class Stepper:
         model: Any,
         forward: Callable[..., Any],
         *,
+        columns: int,
         captures: bool,
         compiled: CompiledLayers | None,
     ) -> None:
         self._model = model
         self._forward = forward
+        self._columns = columns
         self._captures = captures
         self._compiled = compiled is not None
         self._step = forward if compiled is None else compiled.used()(forward)
@@ -94,6 +99,7 @@ class Stepper:
             ids is not None
             and ids.shape[-1] == 1
             and store.stands(ids.shape[0])
+            and store.seen[0] >= self._columns
             and kwargs.get(_PLACES) is not None
             and kwargs.get("use_cache") is not False
             and kwargs.get("return_dict") is not False
@@ -115,8 +121,7 @@ class Stepper:
         ):
             return None
         shapes = tuple((name, value.shape) for name, value in inputs.items())
-        model = (id(self._model), self._compiled)
-        key = (model, shapes, tuple(sorted(plain.items(), key=lambda item: item[0])))
+        key = (self._kind(), shapes, tuple(sorted(plain.items(), key=lambda item: item[0])))
         found: Captured | None = graphs.of.get(key)
         if found is None and key in graphs.warm:
             try:
@@ -130,6 +135,12 @@ class Stepper:
                 )
         graphs.warm.add(key)
         return found
+
+    def _kind(self) -> tuple[Any, ...]:
+        """What a graph is of, besides its inputs."""
+        model = self._model
+        inference = torch.is_inference_mode_enabled()  # its tensors are not to be written elsewhere
+        return id(model), model.device, model.dtype, self._compiled, inference
 
     def _capture(
         self, store: Store, inputs: dict[str, torch.Tensor], others: dict[str, Any]
@@ -162,21 +173,30 @@ def can_replay(model: Any) -> bool:
     return len(devices) == 1 and next(iter(devices)).type == "cuda" and kind not in _ROTARY_ON_HOST
 
 
+_turns: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
 @contextlib.contextmanager
-def stepping(model: Any, *, graph: bool, compiled: CompiledLayers | None) -> Iterator[None]:
-    """The model's steps of one token are done by a Stepper as long as this lasts."""
+def stepping(
+    model: Any, *, columns: int, graph: bool, compiled: CompiledLayers | None
+) -> Iterator[None]:
+    """The model's steps of one token are done by a Stepper as long as this lasts.
+
+    One thread at a time, since the model's own forward is another one meanwhile.
+    """
     captures = graph and can_replay(model)
     if not captures and compiled is None:
         yield
         return
-    before = model.__dict__.get("forward")
-    forward = model.forward
-    step = Stepper(model, forward, captures=captures, compiled=compiled)
-    model.forward = functools.wraps(forward)(lambda *args, **kwargs: step(*args, **kwargs))
-    try:
-        yield
-    finally:
-        if before is None:
-            del model.forward
-        else:
-            model.forward = before
+    with _turns.setdefault(model, threading.RLock()):
+        before = model.__dict__.get("forward")
+        forward = model.forward
+        step = Stepper(model, forward, columns=columns, captures=captures, compiled=compiled)
+        model.forward = functools.wraps(forward)(lambda *args, **kwargs: step(*args, **kwargs))
+        try:
+            yield
+        finally:
+            if before is None:
+                del model.forward
+            else:
+                model.forward = before

@@ -64,10 +64,6 @@ struct PrkvItem : ChoiceItem {
   __device__ __forceinline__ device::AmendedHead amended() const {
     return {job.after, amended_of(call.shape, job.after_capacity), head};
   }
-  /** Those of the block before, which is there. */
-  __device__ __forceinline__ device::AmendedHead amended_before() const {
-    return {job.before, amended_of(call.shape, job.before_capacity), head};
-  }
   /** Digest of a page of the sequence without regard to kept rows. */
   __device__ __forceinline__ device::PageNumbers whole_page(int page) const {
     const int size = int(rules.page), segment = int(by_segment(page * size));

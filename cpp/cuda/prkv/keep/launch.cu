@@ -1,7 +1,6 @@
 // A choice of kept rows from all of a zone: what every kv head's queries look at, some heads at a
 // time, of all rows or of the best pages; how the budget is split; the best rows; the pages that
-// they leave. Each kernel is launched
-// while the one before is at work and waits for its end.
+// they leave. Each kernel is launched while the one before is at work and waits for its end.
 #include <algorithm>
 
 #include "elements.h"
