@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 from . import versions
 from .attention import pariskv_attention
 from .cache import PariskvCache
+from .masks import unmasked_steps
 
 # Code of a layer is compiled anew for each layer's number, and for each number of rows.
 _MOST_VARIANTS = 1 << 14
@@ -42,7 +43,7 @@ class CompiledLayers:
         try:
             for layer, forward in zip(self._layers, self._forwards, strict=True):
                 layer.forward = forward
-            with torch._dynamo.config.patch(_limits()):
+            with unmasked_steps(), torch._dynamo.config.patch(_limits()):
                 yield
         finally:
             for layer, own in zip(self._layers, before, strict=True):

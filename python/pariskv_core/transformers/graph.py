@@ -89,7 +89,7 @@ class Stepper:
         others = {name: kwargs[name] for name in kwargs if name not in (*inputs, _MASK)}
         captured = self._captured(store, inputs, others) if self._captures else None
         if captured is None:
-            return self._step(**inputs, **others)
+            return self._step(**inputs, **others) if self._compiled else self._forward(**kwargs)
         logits = captured.run(store, inputs)
         return captured.made(logits=logits, past_key_values=cache)
 

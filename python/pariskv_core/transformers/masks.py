@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,6 +27,19 @@ class PaddingMask(torch.Tensor):
         return self.as_subclass(torch.Tensor)[:, 0, 0]
 
 
+_steps: contextvars.ContextVar[bool] = contextvars.ContextVar("steps", default=False)
+
+
+@contextlib.contextmanager
+def unmasked_steps() -> Iterator[None]:
+    """Passes without a mask are of one token a row, each of them there."""
+    token = _steps.set(True)
+    try:
+        yield
+    finally:
+        _steps.reset(token)
+
+
 def pariskv_mask(**kwargs: Any) -> torch.Tensor | None:
     """A PaddingMask for plain causal attention, the library's own mask for any other.
 
@@ -31,8 +47,8 @@ def pariskv_mask(**kwargs: Any) -> torch.Tensor | None:
     """
     if kwargs["mask_function"] is not versions.causal_mask_function:
         return versions.sdpa_mask(**kwargs)  # sliding layers, which are the library's
-    if kwargs.get("attention_mask") is None and _capturing():
-        return None  # what follows would ask the device
+    if kwargs.get("attention_mask") is None and (_steps.get() or _capturing()):
+        return None  # what follows would ask the device, or differ from step to step
     if not versions.keys_end_with_queries(kwargs):
         raise NotImplementedError(
             "[transformers] cache: expected a PariskvCache, got a static cache, or a mask that "
