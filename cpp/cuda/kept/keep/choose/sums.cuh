@@ -19,12 +19,9 @@ __device__ __forceinline__ int64_t lanes_before(int64_t x) {
   return sum - x;
 }
 
-/** Sums that are taken together. */
-constexpr int kSumsAtOnce = 3;
-
 struct SumSpace {
-  int64_t sums[2][kSumsAtOnce][kChooseWarps];  // by turns, so that one barrier is enough
-  int counts[2][kSumsAtOnce][kChooseWarps];
+  int64_t sums[2][kChooseWarps];  // by turns, so that one barrier is enough
+  int counts[2][kChooseWarps];
 };
 
 /** Sums over all threads. Each has one barrier. */
@@ -32,61 +29,36 @@ struct BlockSums {
   SumSpace& space;
   int turn = 0;
 
-  __device__ __forceinline__ void of(int64_t (&x)[kSumsAtOnce]) {
+  __device__ __forceinline__ int64_t of(int64_t x) {
     turn ^= 1;
-#pragma unroll
-    for (int i = 0; i < kSumsAtOnce; ++i) {
-      const int64_t sum = device::warp_sum(x[i]);
-      if (device::lane_id() == 0) space.sums[turn][i][device::warp_id()] = sum;
-    }
+    const int64_t sum = device::warp_sum(x);
+    if (device::lane_id() == 0) space.sums[turn][device::warp_id()] = sum;
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kSumsAtOnce; ++i) {
-      x[i] = device::warp_sum(space.sums[turn][i][device::lane_id()]);
-    }
+    return device::warp_sum(space.sums[turn][device::lane_id()]);
   }
-  __device__ __forceinline__ void of(int (&x)[kSumsAtOnce]) {
+  __device__ __forceinline__ int of(int x) {
     turn ^= 1;
-#pragma unroll
-    for (int i = 0; i < kSumsAtOnce; ++i) {
-      const int sum = __reduce_add_sync(~0u, x[i]);
-      if (device::lane_id() == 0) space.counts[turn][i][device::warp_id()] = sum;
-    }
+    const int sum = __reduce_add_sync(~0u, x);
+    if (device::lane_id() == 0) space.counts[turn][device::warp_id()] = sum;
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kSumsAtOnce; ++i) {
-      x[i] = __reduce_add_sync(~0u, space.counts[turn][i][device::lane_id()]);
-    }
-  }
-  template <typename T>
-  __device__ __forceinline__ T of(T x) {
-    T all[kSumsAtOnce] = {x};
-    of(all);
-    return all[0];
-  }
-  __device__ __forceinline__ int most(int x) {
-    turn ^= 1;
-    const int of_warp = __reduce_max_sync(~0u, x);
-    if (device::lane_id() == 0) space.counts[turn][0][device::warp_id()] = of_warp;
-    __syncthreads();
-    return __reduce_max_sync(~0u, space.counts[turn][0][device::lane_id()]);
+    return __reduce_add_sync(~0u, space.counts[turn][device::lane_id()]);
   }
   /** The sum over all lower threads. */
   __device__ __forceinline__ int64_t before(int64_t x) {
     turn ^= 1;
     const int64_t lower = lanes_before(x);
-    if (device::lane_id() == 31) space.sums[turn][0][device::warp_id()] = lower + x;
+    if (device::lane_id() == 31) space.sums[turn][device::warp_id()] = lower + x;
     __syncthreads();
-    const int64_t lower_warps = lanes_before(space.sums[turn][0][device::lane_id()]);
+    const int64_t lower_warps = lanes_before(space.sums[turn][device::lane_id()]);
     return __shfl_sync(~0u, lower_warps, device::warp_id()) + lower;
   }
   /** The same; `all` becomes that of all. */
   __device__ __forceinline__ int before(int x, int& all) {
     turn ^= 1;
     const int lower = device::lanes_before(x);
-    if (device::lane_id() == 31) space.counts[turn][0][device::warp_id()] = lower + x;
+    if (device::lane_id() == 31) space.counts[turn][device::warp_id()] = lower + x;
     __syncthreads();
-    const int of_warp = space.counts[turn][0][device::lane_id()];
+    const int of_warp = space.counts[turn][device::lane_id()];
     const int lower_warps = device::lanes_before(of_warp);
     all = __shfl_sync(~0u, lower_warps + of_warp, 31);
     return __shfl_sync(~0u, lower_warps, device::warp_id()) + lower;
