@@ -148,6 +148,12 @@ struct KeyTile {
       steps_to[begin + r] = usable ? device::step_of(exponent) : 0.0f;
     }
   }
+  /** The head's reference, by all threads. Ends without a barrier. */
+  __device__ __forceinline__ void load_reference(KeySources& sources) const {
+    for (int d = int(threadIdx.x); d < dim(); d += kLookThreads) {
+      sources.reference[d] = item.reference()[d];
+    }
+  }
   static constexpr uint32_t kSize = 0x7fffffffu;  // bits of a float without its sign
 
   /** Four neighbouring numbers. */

@@ -59,9 +59,7 @@ struct LookAtKeys {
     for (int i = int(threadIdx.x); i < item.positions_asked() * kLookRows; i += kLookThreads) {
       space.logits[i / kLookRows][i % kLookRows] = kNoLogit;
     }
-    for (int d = int(threadIdx.x); d < tile.dim(); d += kLookThreads) {
-      space.sources.reference[d] = item.reference()[d];
-    }
+    tile.load_reference(space.sources);
     if (int(threadIdx.x) < rows) {
       const int row = first + int(threadIdx.x);
       space.sources.from[threadIdx.x] = item.row(row, kept);

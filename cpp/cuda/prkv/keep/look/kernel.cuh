@@ -99,9 +99,7 @@ __global__ void __launch_bounds__(kLookThreads, kLookBlocks<kChunks>)
   if (first >= count) return;
   LookZoneSpace& space = *reinterpret_cast<LookZoneSpace*>(zone_shared);
   const auto tile = tile_in<kChunks, false>(item, space.tile, first, count);
-  for (int d = int(threadIdx.x); d < tile.dim(); d += kLookThreads) {
-    space.sources.reference[d] = item.reference()[d];
-  }
+  tile.load_reference(space.sources);
   if (int(threadIdx.x) < tile.rows) {
     space.sources.from[threadIdx.x] = item.row(first + int(threadIdx.x), 0);
     space.tile.seen_from[threadIdx.x] = item.position(first + int(threadIdx.x), 0);
@@ -168,9 +166,7 @@ __global__ void __launch_bounds__(kLookThreads, kLookBlocks<kChunks>)
   if (first >= count) return;
   LookZoneSpace& space = *reinterpret_cast<LookZoneSpace*>(zone_shared);
   const auto tile = tile_in<kChunks, true>(item, space.tile, first, count);
-  for (int d = int(threadIdx.x); d < tile.dim(); d += kLookThreads) {
-    space.sources.reference[d] = item.reference()[d];
-  }
+  tile.load_reference(space.sources);
   if (int(threadIdx.x) < tile.rows) {
     space.tile.seen_from[threadIdx.x] = item.seen_from<true>(first + int(threadIdx.x));
   }
