@@ -6,8 +6,12 @@
 
 namespace pariskv::cuda {
 
+/** Blocks that an SM has room for at least: as many keys on their way as registers allow. */
 template <typename Element, int kPage>
-__global__ void __launch_bounds__(kMostDigestThreads)
+constexpr int kDigestBlocks = int(sizeof(Element)) * kPage <= 64 ? 4 : 2;
+
+template <typename Element, int kPage>
+__global__ void __launch_bounds__(kMostDigestThreads, kDigestBlocks<Element, kPage>)
     digest_pages(const __grid_constant__ DigestParams params) {
   __shared__ PageSpace space;
   const DigestCall& call = params.call;

@@ -9,6 +9,7 @@
 #include "device/warp.cuh"
 #include "pariskv/sizes.h"
 #include "prkv/blocks.cuh"
+#include "prkv/digest/range.cuh"
 
 namespace pariskv::cuda {
 
@@ -30,9 +31,8 @@ struct DigestPage {
   bool box;
   PageSpace& space;
 
-  struct alignas(2 * sizeof(Element)) Pair {
-    Element of[2];
-  };
+  using Pair = ChannelPair<Element>;
+  static constexpr uint64_t kAll = ~uint64_t{0} >> (64 - kPage);
 
   __device__ __forceinline__ bool has(int row) const { return (live >> row & 1) != 0; }
 
@@ -54,9 +54,10 @@ struct DigestPage {
     const uint32_t of_warp = __reduce_max_sync(~0u, device::bits_of(x));  // it is not negative
     if (device::lane_id() == 0) space.largest[device::warp_id()] = of_warp;
     __syncthreads();
-    uint32_t most = 0;
-    for (int warp = 0; warp < digest_threads(dim) / 32; ++warp) {
-      most = max(most, space.largest[warp]);
+    uint32_t most = of_warp;
+#pragma unroll
+    for (int warp = 0; warp < kMostDigestThreads / 32; ++warp) {
+      if (warp < int(blockDim.x) / 32) most = max(most, space.largest[warp]);
     }
     return device::float_of(most);
   }
@@ -77,18 +78,18 @@ struct DigestPage {
     __device__ __forceinline__ float length() const { return fmaxf(fabsf(low), fabsf(high)); }
   };
 
-  /** Of all rows; NaN where one is. */
-  __device__ __forceinline__ static Range range_of_all(const Pair (&keys)[kPage], int channel) {
-    const float first = device::to_float(keys[0].of[channel]);
-    Range range{first, first};
+  /** Of all rows, of both channels; NaN where one is. */
+  __device__ __forceinline__ static void range_of_all(const Pair (&keys)[kPage],
+                                                      Range (&range)[2]) {
+    PairRange<Element> both(keys[0]);
 #pragma unroll
-    for (int i = 1; i < kPage; ++i) {
-      const float x = device::to_float(keys[i].of[channel]);
-      range.low = device::ptx::min_nan(range.low, x);
-      range.high = device::ptx::max_nan(range.high, x);
+    for (int i = 1; i < kPage; ++i) both.add(keys[i]);
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      range[c] = {both.low(c), both.high(c)};
+      const float first = device::to_float(keys[0].of[c]);
+      if (range[c].low == range[c].high) range[c] = {first, first};  // of two zeros the earlier one
     }
-    if (range.low == range.high) range = {first, first};  // of two zeros the earlier one
-    return range;
   }
   /** Of those that are looked at. */
   __device__ __forceinline__ Range range_of_live(const Pair (&keys)[kPage], int channel) const {
@@ -116,40 +117,48 @@ struct DigestPage {
     return broken;
   }
 
-  __device__ __forceinline__ void run(const device::PageNumbers& out) {
-    constexpr uint64_t kAll = ~uint64_t{0} >> (64 - kPage);
+  /** Where this thread's channels of the first row are: one that has none looks at the first. */
+  __device__ __forceinline__ const char* own_channels() const {
     const int channel = 2 * int(threadIdx.x);
-    const bool own = channel < dim;
+    return first + (channel < dim ? channel : 0) * int(sizeof(Element));
+  }
+
+  __device__ __forceinline__ void run(const device::PageNumbers& out) {
+    // Nearly every page has all its rows, and all of them are finite.
+    if (live == kAll && run_whole(out)) return;
     Pair keys[kPage];
-    const char* from = first + channel * int(sizeof(Element));
-    bool all = live == kAll;
+    const char* from = own_channels();
 #pragma unroll
     for (int i = 0; i < kPage; ++i, from += row_bytes) {
       keys[i] = {};
-      if (own && (all || has(i))) keys[i] = *reinterpret_cast<const Pair*>(from);
+      if (has(i)) keys[i] = *reinterpret_cast<const Pair*>(from);
     }
-    // Nearly every page has all its rows, and no test for each of them.
-    Range range[2];
-    if (all) {
-      range[0] = range_of_all(keys, 0), range[1] = range_of_all(keys, 1);
-      all = !__syncthreads_or(!range[0].finite() || !range[1].finite());
-    }
-    if (!all) leave_out(broken_of(keys));
-    if (threadIdx.x == 0) *out.live = live;
+    leave_out(broken_of(keys));
     if (live == 0) {
-      if (threadIdx.x == 0) *out.unit = 0;
+      if (threadIdx.x == 0) *out.live = 0, *out.unit = 0;
       return;
     }
-    if (all) {
-      write<true>(keys, range, out);
-    } else {
-      range[0] = range_of_live(keys, 0), range[1] = range_of_live(keys, 1);
-      write<false>(keys, range, out);
-    }
+    const Range range[2] = {range_of_live(keys, 0), range_of_live(keys, 1)};
+    write<false>(keys, range, out);
   }
 
-  /** @tparam kAll  all rows are looked at */
-  template <bool kAll>
+  /** Without a test for each row; false, and nothing was written, if some are not finite. */
+  __device__ __forceinline__ bool run_whole(const device::PageNumbers& out) {
+    Pair keys[kPage];
+    const char* from = own_channels();
+#pragma unroll
+    for (int i = 0; i < kPage; ++i, from += row_bytes) {
+      keys[i] = *reinterpret_cast<const Pair*>(from);
+    }
+    Range range[2];
+    range_of_all(keys, range);
+    if (__syncthreads_or(!range[0].finite() || !range[1].finite())) return false;
+    write<true>(keys, range, out);
+    return true;
+  }
+
+  /** @tparam kWhole  all rows are looked at */
+  template <bool kWhole>
   __device__ __forceinline__ void write(const Pair (&keys)[kPage], const Range (&range)[2],
                                         const device::PageNumbers& out) {
     // The exponent that the largest number is brought to, and the least that it has: as on the CPU.
@@ -159,11 +168,15 @@ struct DigestPage {
     const float largest = most(own ? fmaxf(range[0].length(), range[1].length()) : 0.0f);
     const int exponent = largest > 0 ? max(int(device::bits_of(largest) >> 23) - 127, kLeast) : 0;
     const float up = device::float_of(uint32_t(127 + kTop - exponent) << 23);
-    if (threadIdx.x == 0) *out.unit = device::float_of(uint32_t(127 + exponent - kTop) << 23);
+    if (threadIdx.x == 0) {
+      *out.live = live;
+      *out.unit = device::float_of(uint32_t(127 + exponent - kTop) << 23);
+    }
     if (!own) return;
 
     uint32_t middles = 0, distances = 0;
-    const auto count = float(__popc(uint32_t(live)) + __popc(uint32_t(live >> 32)));
+    const auto count =
+        kWhole ? float(kPage) : float(__popc(uint32_t(live)) + __popc(uint32_t(live >> 32)));
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const float low = range[c].low * up, high = range[c].high * up;
@@ -177,8 +190,9 @@ struct DigestPage {
         float sum = 0;
 #pragma unroll
         for (int i = 0; i < kPage; ++i) {
-          if (kAll || has(i)) {
-            sum = sum + fabsf(device::to_float(keys[i].of[c]) * up - middle);
+          if (kWhole || has(i)) {
+            // A product with a power of two is exact, or so small that the middle hides it.
+            sum = sum + fabsf(__fmaf_rn(device::to_float(keys[i].of[c]), up, -middle));
           }
         }
         distance = __half_as_ushort(__float2half_rn(sum / count));
