@@ -19,8 +19,8 @@ constexpr int64_t kSink = 4, kLocal = 128, kFlush = 128;
 /** A sequence of a layer of 32 query heads on 8 kv heads of 128, with its rows near or far. */
 class Pages {
  public:
-  Pages(const std::vector<void*>& rows, int64_t tokens, int64_t static_pages)
-      : backend_(cuda::make_backend(config(), {})),
+  Pages(const std::vector<void*>& rows, Placement placement, int64_t tokens, int64_t static_pages)
+      : backend_(cuda::make_backend(config(placement), {})),
         rules_{1024, 32, static_pages, false},
         tokens_(tokens) {
     shape_ = {8, 4, {128, 128, DType::kBFloat16}, 1024};
@@ -41,9 +41,7 @@ class Pages {
     view_.kept = device_memory<char>(amended.begin + amended.bytes());
     view_.recent = device_memory<char>(shape_.recent_queries().bytes());
     view_.device = on_device(std::vector<SequenceView>{view_});
-    next_ = view_;
-    next_.kept = device_memory<char>(amended.begin + amended.bytes());
-    next_.device = on_device(std::vector<SequenceView>{next_});
+    next_ = with_new_block();
     empty_.zone_begin = empty_.zone_end = kSink;
     remember(0);
   }
@@ -63,12 +61,15 @@ class Pages {
     choose(stream);
     remember(.9f);
   }
-  void refresh(cudaStream_t stream) const {
-    const KeptChange change{view_, next_, {tokens_ - shape_.recent, tokens_}, false};
-    const PrkvKeep args{shape_, rules_, 1, &change};
+  void refresh(cudaStream_t stream) const { refresh({refreshed(next_)}, stream); }
+  /** Of some layers in one call, which have their rows and queries from one or the other. */
+  void refresh(const std::vector<KeptChange>& changes, cudaStream_t stream) const {
+    const PrkvKeep args{shape_, rules_, int64_t(changes.size()), changes.data()};
     backend_->reserve(args);
     backend_->keep_up(args, {stream});
   }
+  /** Another layer's, that has the same rows. */
+  KeptChange another() const { return refreshed(with_new_block()); }
   double refreshed_bytes() const {
     const ZonePages pages = ZonePages::of(view_.zone_begin, view_.zone_end, rules_.page);
     const int64_t wanted = rules_.looked_at(pages.count);
@@ -79,8 +80,20 @@ class Pages {
   }
 
  private:
-  static Config config() {
+  KeptChange refreshed(const SequenceView& next) const {
+    return {view_, next, {tokens_ - shape_.recent, tokens_}, false};
+  }
+  SequenceView with_new_block() const {
+    const AmendedLayout amended = amended_of(shape_, view_.kept_capacity);
+    SequenceView view = view_;
+    view.kept = device_memory<char>(amended.begin + amended.bytes());
+    view.device = on_device(std::vector<SequenceView>{view});
+    return view;
+  }
+
+  static Config config(Placement placement) {
     Config config;
+    config.placement = placement;
     config.query_heads = 32, config.kv_heads = 8, config.head_dim = 128;
     config.device = {DeviceType::kCuda, 0};
     return config.resolved();
@@ -99,8 +112,9 @@ class Pages {
       std::copy_n(reinterpret_cast<const char*>(&x) + 2, 2, reinterpret_cast<char*>(&half));
       halves.push_back(half);
     }
-    const TensorView q = TensorView::contiguous(on_device(halves), DType::kBFloat16,
-                                                {shape_.recent, 32, 128}, config().device);
+    const TensorView q =
+        TensorView::contiguous(on_device(halves), DType::kBFloat16, {shape_.recent, 32, 128},
+                               config(Placement::kHost).device);
     const RememberJob job{view_, tokens_ - shape_.recent, q};
     backend_->remember({shape_, {0.08838835f, 0, nullptr}, 1, &job}, {});
     check(cudaDeviceSynchronize(), "remember");
@@ -128,8 +142,9 @@ void time_pages(Clock& clock, const std::vector<void*>& near, const std::vector<
   const auto nothing = [] {};
   const auto time = [&](auto work) { return clock.median(stream, true, nothing, work); };
   constexpr int64_t kStaticPages = 8;
+  constexpr Placement kNear = Placement::kDevice, kFar = Placement::kHost;
   for (const int64_t tokens : {int64_t{32} << 10, int64_t{128} << 10}) {
-    Pages here(near, tokens, kStaticPages);
+    Pages here(near, kNear, tokens, kStaticPages);
     for (const int64_t some : {int64_t{0}, kFlush}) {
       const double taken = time([&] { here.digest(some, stream); });
       const double bytes = here.key_bytes(some);
@@ -137,10 +152,10 @@ void time_pages(Clock& clock, const std::vector<void*>& near, const std::vector<
     }
     const double bytes = here.key_bytes(0);
     print("choose", tokens, time([&] { here.choose(stream); }), bytes);
-    const Pages split(near, tokens, PrkvRules::kAuto);
+    const Pages split(near, kNear, tokens, PrkvRules::kAuto);
     split.digest(0, stream);
     print("choose, split", tokens, time([&] { split.choose(stream); }), bytes);
-    Pages away(far, tokens, kStaticPages);
+    Pages away(far, kFar, tokens, kStaticPages);
     here.digest(0, stream);
     away.digest(0, stream);
     print("choose, rows far", tokens, time([&] { away.choose(stream); }), bytes);
@@ -148,6 +163,25 @@ void time_pages(Clock& clock, const std::vector<void*>& near, const std::vector<
     print("refresh", tokens, time([&] { here.refresh(stream); }), here.refreshed_bytes());
     away.prepare_refresh(stream);
     print("refresh, rows far", tokens, time([&] { away.refresh(stream); }), away.refreshed_bytes());
+  }
+  // What a flush of a model does: all layers in one call. Rows of four are distinct.
+  constexpr int64_t kTokens = 32 << 10, kLayers = 32, kDistinct = 4;
+  for (const auto& [rows, placement] : {std::pair{&near, kNear}, std::pair{&far, kFar}}) {
+    std::vector<Pages> distinct;
+    std::vector<KeptChange> layers;
+    for (int64_t i = 0; i < kDistinct; ++i) {
+      const auto first = rows->begin() + i * (kTokens >> 10);
+      Pages& pages = distinct.emplace_back(std::vector<void*>(first, first + (kTokens >> 10)),
+                                           placement, kTokens, kStaticPages);
+      pages.digest(0, stream);
+      pages.prepare_refresh(stream);
+    }
+    for (int64_t i = 0; i < kLayers; ++i) {
+      layers.push_back(distinct[size_t(i % kDistinct)].another());
+    }
+    print(placement == kFar ? "refresh of 32 layers, rows far" : "refresh of 32 layers", kTokens,
+          time([&] { distinct[0].refresh(layers, stream); }),
+          kLayers * distinct[0].refreshed_bytes());
   }
 }
 

@@ -24,19 +24,41 @@ class Branches {
     });
   }
 
+  /**
+   * Calls `run(i, branch, stream)` for i in [0, count), each by turns in one of `most` branches at
+   * most: 0 is `stream` itself. They begin and end as shares do.
+   */
+  template <typename Run>
+  void take_turns(int64_t count, int64_t most, cudaStream_t stream, Run run) {
+    const int64_t branches = std::min(count, most);
+    const Join join{*this, stream};
+    begin(branches, stream);
+    for (int64_t i = 0; i < count; ++i) run(i, i % branches, branch(i % branches, stream));
+    end(stream);
+  }
+
  private:
   /** Calls `run(i, stream)` for i in [0, count). */
   template <typename Run>
   void each(int64_t count, cudaStream_t stream, Run run) {
     const Join join{*this, stream};
+    begin(count, stream);
+    for (int64_t i = count - 1; i >= 0; --i) run(i, branch(i, stream));
+    end(stream);
+  }
+
+  cudaStream_t branch(int64_t i, cudaStream_t stream) {
+    return i == 0 ? stream : cudaStream_t(sides_[size_t(i - 1)].stream);
+  }
+  void begin(int64_t count, cudaStream_t stream) {
     if (count > 1) begun_.record(stream);
     for (int64_t i = 1; i < count; ++i) {
       if (i > int64_t(sides_.size())) sides_.emplace_back();
-      begun_.make_wait(sides_[size_t(i - 1)].stream);
+      begun_.make_wait(branch(i, stream));
       ++under_way_;
-      run(i, sides_[size_t(i - 1)].stream);
     }
-    run(0, stream);
+  }
+  void end(cudaStream_t stream) {
     for (; under_way_ > 0; --under_way_) {
       Side& side = sides_[under_way_ - 1];
       side.done.record(side.stream);

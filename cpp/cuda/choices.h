@@ -50,10 +50,11 @@ struct SideBySide {
 
 /**
  * Calls `visit(side)` for one launch of choices after the other.
+ * @param most     bytes of scratch of a launch, unless a single choice needs more
  * @param scratch  scratch(change, side) sets call.scratch and head_bytes, all that a kv head needs
  */
 template <typename Scratch, typename Visit>
-void side_by_side(const ModelShape& shape, const KeptChange* changes, int64_t batch,
+void side_by_side(const ModelShape& shape, const KeptChange* changes, int64_t batch, int64_t most,
                   Scratch scratch, Visit visit) {
   for (int64_t i = 0; i < batch;) {
     SideBySide side{};
@@ -69,7 +70,7 @@ void side_by_side(const ModelShape& shape, const KeptChange* changes, int64_t ba
         call.scratch = cut, side.head_bytes = own.head_bytes;
       } else if (cut.bytes != call.scratch.bytes || cut.width != call.scratch.width ||
                  own.head_bytes != side.head_bytes ||
-                 (call.count + 1) * call.heads * side.head_bytes > kChoiceBytes) {
+                 (call.count + 1) * call.heads * side.head_bytes > most) {
         break;
       }
       side.changes[call.count] = &changes[i];

@@ -130,6 +130,7 @@ class CudaBackend : public Backend, public WordUpdates, public Offloads {
   std::vector<HostLane> host_lanes_;
   HostLane explaining_;
   Block choices_;  // scratch of choices of kept rows
+  Event bus_;      // a choice has the keys that it looks at
   std::vector<WordUpdate> updates_;
   std::vector<Orphan> orphans_;
 };

@@ -21,7 +21,7 @@ void each_choice(const HardKvKeep& args, Visit visit) {
                                        change.after.kept_capacity);
     side.head_bytes = side.call.scratch.bytes;
   };
-  side_by_side(args.shape, args.changes, args.batch, scratch, [&](SideBySide& side) {
+  const auto launch = [&](SideBySide& side) {
     ChoiceCall& call = side.call;
     const HardKvRules& rules = args.rules;
     call.rules = {rules.most, rules.least, rules.p, rules.pool, rules.patience};
@@ -33,7 +33,8 @@ void each_choice(const HardKvKeep& args, Visit visit) {
       call.heads = std::min(at_once, kv_heads - call.first_head);
       visit(call);
     }
-  });
+  };
+  side_by_side(args.shape, args.changes, args.batch, kChoiceBytes, scratch, launch);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // PRKV's part of the backend: digests of pages, choices of kept rows.
 #include <algorithm>
+#include <vector>
 
 #include "choices.h"
 #include "cuda_backend.h"
@@ -29,12 +30,16 @@ int64_t looked_at(const PrkvRules& rules, const KeptChange& change) {
   return std::min(zone, wanted * rules.page + besides);
 }
 
+/** Streams that choices of many layers take turns on: one computes while another's rows come. */
+constexpr int64_t kLanes = 2;
+
 /**
- * Calls `visit(call)` for one launch of choices after the other: the spaces are still to be set.
- * The budget is split by agreement only where rows are chosen from scratch, as after a prompt.
+ * Launches of choices: their spaces are still to be set. The budget is split by agreement only
+ * where rows are chosen from scratch, as after a prompt.
  */
-template <typename Visit>
-void each_choice(const PrkvKeep& args, Visit visit) {
+std::vector<PrkvChoiceCall> choices_of(const PrkvKeep& args) {
+  std::vector<PrkvChoiceCall> calls;
+  const int64_t most = args.batch > 1 ? kChoiceBytes / kLanes : kChoiceBytes;
   const auto compares = [&](const KeptChange& change) {
     return args.rules.automatic() && change.fresh();
   };
@@ -47,7 +52,7 @@ void each_choice(const PrkvKeep& args, Visit visit) {
     side.head_bytes =
         side.call.scratch.bytes + look_scratch(args.shape, width, compares(change), listed).bytes;
   };
-  side_by_side(args.shape, args.changes, args.batch, scratch, [&](const SideBySide& side) {
+  const auto launch = [&](const SideBySide& side) {
     PrkvChoiceCall call{};
     call.choice = side.call;
     call.rules = args.rules;
@@ -69,11 +74,13 @@ void each_choice(const PrkvKeep& args, Visit visit) {
     call.choice.rules = {0, 0, uint32_t{1} << kTopPBits, 1, 0};
     call.look = look_scratch(args.shape, side.call.scratch.width, call.compares,
                              side.call.scratch.listed != 0);
-    const int64_t heads = side.call.heads, left = kChoiceBytes - heads * side.call.scratch.bytes;
+    const int64_t heads = side.call.heads, left = most - heads * side.call.scratch.bytes;
     call.heads_at_once =
         side.call.count > 1 ? heads : std::clamp(left / call.look.bytes, int64_t{1}, heads);
-    visit(call);
-  });
+    calls.push_back(call);
+  };
+  side_by_side(args.shape, args.changes, args.batch, most, scratch, launch);
+  return calls;
 }
 
 /** Of the first space: what heads remember. */
@@ -81,15 +88,21 @@ int64_t choice_space(const PrkvChoiceCall& call) {
   return call.choice.count * call.choice.heads * call.choice.scratch.bytes;
 }
 
+/** Of the scratch of a lane. */
+int64_t lane_bytes(const std::vector<PrkvChoiceCall>& calls) {
+  int64_t bytes = 0;
+  for (const PrkvChoiceCall& call : calls) {
+    const int64_t look = call.choice.count * call.heads_at_once * call.look.bytes;
+    bytes = std::max(bytes, choice_space(call) + look);
+  }
+  return bytes;
+}
+
 }  // namespace
 
 int64_t CudaBackend::choice_bytes(const PrkvKeep& args) {
-  int64_t bytes = 0;
-  each_choice(args, [&](const PrkvChoiceCall& call) {
-    const int64_t look = call.choice.count * call.heads_at_once * call.look.bytes;
-    bytes = std::max(bytes, choice_space(call) + look);
-  });
-  return bytes;
+  const std::vector<PrkvChoiceCall> calls = choices_of(args);
+  return lane_bytes(calls) * std::min(int64_t(calls.size()), kLanes);
 }
 
 void CudaBackend::keep_up(const PrkvDigest& args, Stream stream) {
@@ -111,11 +124,16 @@ void CudaBackend::keep_up(const PrkvKeep& args, Stream stream) {
     if (!change.cut()) continue;
     launch_prkv_trim({trim_of(args.shape, change), args.rules}, handle_of(stream));
   }
-  each_choice(args, [&](PrkvChoiceCall& call) {
-    call.choice.space = choices_.as<char>();
+  std::vector<PrkvChoiceCall> calls = choices_of(args);
+  const int64_t bytes = lane_bytes(calls);
+  const auto launch = [&](int64_t i, int64_t lane, cudaStream_t own) {
+    PrkvChoiceCall& call = calls[size_t(i)];
+    call.bus = offloads_ ? bus_.handle() : nullptr;
+    call.choice.space = choices_.as<char>() + lane * bytes;
     call.look_space = call.choice.space + choice_space(call);
-    launch_prkv_choice(call, handle_of(stream));
-  });
+    launch_prkv_choice(call, own);
+  };
+  branches_.take_turns(int64_t(calls.size()), kLanes, handle_of(stream), launch);
 }
 
 }  // namespace pariskv::cuda

@@ -17,6 +17,7 @@ struct PrkvChoiceParams {
   ChoiceParams choice;
   PrkvRules rules;
   bool compares;
+  bool copied;  // keys of the rows that are looked at are in scratch
   LookScratch look;
   char* look_space;  // of the first head
   const PrkvSplit* before[kMostChoices];

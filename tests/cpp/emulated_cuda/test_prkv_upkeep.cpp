@@ -25,6 +25,7 @@ struct Zone {
   Prkv policy{};
   int64_t static_pages = 2;  // PrkvRules::kAuto
   int device = 1;
+  Placement placement = Placement::kHost;
   bool hostile = false, equal_keys = false;
   int64_t asked = 64;  // positions whose queries are there
   int64_t least_looked_at = PrkvRules::kLeastLookedAt;
@@ -88,6 +89,8 @@ std::vector<Zone> zones() {
       make("no_sink_small_segments", [](Zone& z) { z.sink = 0, z.segment_tokens = 64; }),
       make("a_sink_of_more_than_a_page", [](Zone& z) { z.sink = 35; }),
       make("best_pages_of_16", [](Zone& z) { z.least_looked_at = 0; }),
+      make("best_pages_of_rows_on_the_device",
+           [](Zone& z) { z.least_looked_at = 0, z.placement = Placement::kDevice; }),
       make("best_pages_of_8_float32_64",
            [=](Zone& z) {
              z.least_looked_at = 200, z.policy.page = 8, z.dtype = kFloat, z.key_dim = 64;
@@ -276,7 +279,7 @@ TEST_P(PrkvUpkeep, EqualsTheCpu) {
   shape.segment_tokens = zone.segment_tokens;
   shape.recent = zone.recent;
   Home cpu(zone, config, shape);
-  config.device = {DeviceType::kCuda, zone.device};
+  config.device = {DeviceType::kCuda, zone.device}, config.placement = zone.placement;
   Home gpu(zone, config, shape);
   const int64_t segments = (zone.tokens + zone.segment_tokens - 1) / zone.segment_tokens;
   cpu.begin(segments), gpu.begin(segments);

@@ -9,6 +9,7 @@
 #include "launch.h"
 #include "prkv/keep/agree/kernel.cuh"
 #include "prkv/keep/amend/kernel.cuh"
+#include "prkv/keep/copy/kernel.cuh"
 #include "prkv/keep/filter/kernel.cuh"
 #include "prkv/keep/list/kernel.cuh"
 #include "prkv/keep/look/kernel.cuh"
@@ -27,6 +28,7 @@ struct Sequence {
   const PrkvChoiceParams& params;
   cudaStream_t stream;
   int64_t pages;  // of a zone, if the best are looked at
+  cudaEvent_t bus;
   bool early;
 
   const ChoiceCall& call() const { return params.choice.call; }
@@ -58,6 +60,15 @@ struct Sequence {
         "keep: list_looked_at");
   }
 
+  /** The keys of listed rows, when those of the choice before are there: both would be late. */
+  void copy() const {
+    check(cudaStreamWaitEvent(stream, bus, 0), "keep: copy_listed");
+    const dim3 blocks(std::max(kCopyBlocks / items(), 1u), items());
+    run(Kernel<PrkvChoiceParams>(copy_listed), blocks, 0, kCopyThreads, params, "keep: copy_listed",
+        false);
+    check(cudaEventRecord(bus, stream), "keep: copy_listed");
+  }
+
   /** What the queries of some kv heads look at. */
   template <typename Element>
   void look() const {
@@ -68,8 +79,10 @@ struct Sequence {
     dispatch_chunks(dim, [&](auto chunks) {
       constexpr int kChunks = int(decltype(chunks)::kValue);
       if (pages > 0) find_pages<kChunks>();
+      if (params.copied) copy();
+      // What waits for the bus would hold room that another choice computes in.
       run(Kernel<PrkvChoiceParams>(look_at_zone<Element, kChunks>), tiles,
-          look_zone_bytes<false>(dim), kLookThreads, params, "keep: look_at_zone");
+          look_zone_bytes<false>(dim), kLookThreads, params, "keep: look_at_zone", !params.copied);
       if (params.compares) {
         run(Kernel<PrkvChoiceParams>(compare_queries<kChunks>), tiles, tile_bytes<false>(dim),
             kLookThreads, params, "keep: compare_queries");
@@ -151,6 +164,7 @@ void launch_prkv_choice(const PrkvChoiceCall& call, cudaStream_t stream) {
                    device::IndexDivisor::of(call.choice.heads)};
   params.rules = call.rules;
   params.compares = call.compares;
+  params.copied = call.bus != nullptr && call.pages > 0;
   params.look = call.look;
   params.look_space = call.look_space;
   std::copy_n(call.before, call.choice.count, params.before);
@@ -166,13 +180,14 @@ void launch_prkv_choice(const PrkvChoiceCall& call, cudaStream_t stream) {
       own.space =
           call.choice.space + first * call.choice.scratch.bytes;  // there is one job, or all
       some.choice.by_heads = device::IndexDivisor::of(own.heads);
-      const Sequence sequence{some, stream, call.pages, early};
+      const Sequence sequence{some, stream, call.pages, call.bus, early};
       sequence.template look<Element>();
       // Scratch has the keys of these heads now. How queries of a prompt agree says how all heads
       // are to be filled.
       if (!call.compares) sequence.template fill<Element>();
     }
-    if (call.compares) Sequence{params, stream, call.pages, early}.template fill<Element>();
+    if (call.compares)
+      Sequence{params, stream, call.pages, call.bus, early}.template fill<Element>();
   });
 }
 

@@ -101,15 +101,17 @@ __global__ void __launch_bounds__(kLookThreads, kLookBlocks<kChunks>)
   const auto tile = tile_in<kChunks, false>(item, space.tile, first, count);
   tile.load_reference(space.sources);
   if (int(threadIdx.x) < tile.rows) {
-    space.sources.from[threadIdx.x] = item.row(first + int(threadIdx.x), 0);
-    space.tile.seen_from[threadIdx.x] = item.position(first + int(threadIdx.x), 0);
+    const int row = first + int(threadIdx.x);
+    space.sources.from[threadIdx.x] = params.copied ? item.copy(row) : item.row(row, 0);
+    space.tile.seen_from[threadIdx.x] = item.position(row, 0);
   }
   __syncthreads();
 #pragma unroll 1
   for (int r = 0; r < kRowsOfWarp; r += tile.kRowsAtOnce) {
     const int begin = tile.warp_begin() + r;
+    const bool copies = item.wanted > 0 && !params.copied;
     tile.template round_keys<Element>(space.sources, begin,
-                                      item.wanted > 0 ? item.copy(first + begin) : nullptr);
+                                      copies ? item.copy(first + begin) : nullptr);
   }
   LookAtZone<kChunks, false>{item, space, tile}.run(count);
 }
