@@ -345,27 +345,6 @@ __device__ __forceinline__ float min_nan(float a, float b) {
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
   return y;
 }
-/** Of two pairs of numbers of 16 bits. */
-__device__ __forceinline__ uint32_t min_nan_f16x2(uint32_t a, uint32_t b) {
-  uint32_t y;
-  asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
-  return y;
-}
-__device__ __forceinline__ uint32_t min_nan_bf16x2(uint32_t a, uint32_t b) {
-  uint32_t y;
-  asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
-  return y;
-}
-__device__ __forceinline__ uint32_t max_nan_f16x2(uint32_t a, uint32_t b) {
-  uint32_t y;
-  asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
-  return y;
-}
-__device__ __forceinline__ uint32_t max_nan_bf16x2(uint32_t a, uint32_t b) {
-  uint32_t y;
-  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
-  return y;
-}
 /** a b + c, cut to [0, 1]; 0 for NaN. */
 __device__ __forceinline__ float fma_rn_sat(float a, float b, float c) {
   float y;

@@ -2,8 +2,6 @@
  */
 #pragma once
 
-#include <type_traits>
-
 #include "device/numbers.cuh"
 #include "device/ptx.cuh"
 
@@ -14,37 +12,40 @@ struct alignas(2 * sizeof(Element)) ChannelPair {
   Element of[2];
 };
 
-/** Numbers of 16 bits go in pairs through an instruction. */
-template <typename Element>
-class PairRange {
+/** Both channels go through an instruction together, where it has them: __half2, __nv_bfloat162. */
+template <typename Element, typename Both>
+class RangeOfBoth {
  public:
   using Pair = ChannelPair<Element>;
 
-  __device__ __forceinline__ explicit PairRange(const Pair& first)
-      : low_(word(first)), high_(low_) {}
+  __device__ __forceinline__ explicit RangeOfBoth(const Pair& first)
+      : low_(both(first)), high_(low_) {}
   __device__ __forceinline__ void add(const Pair& pair) {
-    if constexpr (std::is_same_v<Element, __half>) {
-      low_ = device::ptx::min_nan_f16x2(low_, word(pair));
-      high_ = device::ptx::max_nan_f16x2(high_, word(pair));
-    } else {
-      low_ = device::ptx::min_nan_bf16x2(low_, word(pair));
-      high_ = device::ptx::max_nan_bf16x2(high_, word(pair));
-    }
+    low_ = __hmin2_nan(low_, both(pair));
+    high_ = __hmax2_nan(high_, both(pair));
   }
   __device__ __forceinline__ float low(int channel) const { return number(low_, channel); }
   __device__ __forceinline__ float high(int channel) const { return number(high_, channel); }
 
  private:
-  __device__ __forceinline__ static uint32_t word(const Pair& pair) {
-    return *reinterpret_cast<const uint32_t*>(&pair);
-  }
-  __device__ __forceinline__ static float number(uint32_t word, int channel) {
-    return device::to_float(reinterpret_cast<const Pair&>(word).of[channel]);
+  __device__ __forceinline__ static Both both(const Pair& pair) { return {pair.of[0], pair.of[1]}; }
+  __device__ __forceinline__ static float number(const Both& both, int channel) {
+    return device::to_float(channel == 0 ? both.x : both.y);
   }
 
-  uint32_t low_, high_;
+  Both low_, high_;
 };
 
+template <typename Element>
+class PairRange;
+template <>
+class PairRange<__half> : public RangeOfBoth<__half, __half2> {
+  using RangeOfBoth::RangeOfBoth;
+};
+template <>
+class PairRange<__nv_bfloat16> : public RangeOfBoth<__nv_bfloat16, __nv_bfloat162> {
+  using RangeOfBoth::RangeOfBoth;
+};
 template <>
 class PairRange<float> {
  public:

@@ -4,7 +4,6 @@
  */
 #pragma once
 
-#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <immintrin.h>
 
@@ -119,23 +118,6 @@ inline float rsqrt_approx_ftz(float x) {
 }
 inline float max_nan(float a, float b) { return a != a || b != b ? NAN : std::fmax(a, b); }
 inline float min_nan(float a, float b) { return a != a || b != b ? NAN : std::fmin(a, b); }
-template <typename T, typename Of>
-uint32_t of_pairs(uint32_t a, uint32_t b, Of of) {
-  T x[2], y[2];
-  std::memcpy(x, &a, sizeof a), std::memcpy(y, &b, sizeof b);
-  for (int i = 0; i < 2; ++i) x[i] = T(of(float(x[i]), float(y[i])));
-  uint32_t word;
-  std::memcpy(&word, x, sizeof word);
-  return word;
-}
-inline uint32_t min_nan_f16x2(uint32_t a, uint32_t b) { return of_pairs<__half>(a, b, min_nan); }
-inline uint32_t max_nan_f16x2(uint32_t a, uint32_t b) { return of_pairs<__half>(a, b, max_nan); }
-inline uint32_t min_nan_bf16x2(uint32_t a, uint32_t b) {
-  return of_pairs<__nv_bfloat16>(a, b, min_nan);
-}
-inline uint32_t max_nan_bf16x2(uint32_t a, uint32_t b) {
-  return of_pairs<__nv_bfloat16>(a, b, max_nan);
-}
 inline float fma_rn_sat(float a, float b, float c) {
   const float sum = std::fma(a, b, c);
   return sum > 0 ? std::fmin(sum, 1.0f) : 0.0f;  // and zero for NaN
