@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "cuda_programs.h"
-#include "pinned.h"
 #include "runtime.h"
 
 namespace pariskv::cuda {

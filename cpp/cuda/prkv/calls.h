@@ -48,7 +48,7 @@ struct LookScratch {
 struct PrkvChoiceCall {
   ChoiceCall choice;  // `agreed` of its scratch is there, but none of `logits` and `shares`
   PrkvRules rules;
-  cudaEvent_t bus;                        // rows in host memory: the one before has its keys
+  cudaEvent_t bus;                        // keys have come over it; null: no need, rows are near
   bool compares;                          // budgets are split by how far queries agree
   const PrkvSplit* before[kMostChoices];  // else those of blocks before: null where a share is set
   int64_t wanted[kMostChoices];           // the best pages that are looked at; 0: all rows are

@@ -65,21 +65,34 @@ def _ours(case: Case, config: pk.Config, rounds: int) -> list[float]:
             for layer in range(config.layers):
                 cache.decode(layer, batch, q, k, v, out=out)
 
-        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        def another() -> None:
+            cache.advance(batch)
+            q.normal_()
+
+        return _replayed(step, config.layers, rounds, another)
+
+
+def _replayed(
+    step: Callable[[], None],
+    layers: int,
+    rounds: int,
+    before: Callable[[], None] = lambda: None,
+) -> list[float]:
+    """Seconds of a layer in every round of a graph; `before` comes ahead of each, untimed."""
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
             step()
-            torch.cuda.synchronize()
-            with torch.cuda.graph(graph, stream=stream):
-                step()
-            seconds = []
-            for turn in range(_WARM_UP + rounds):
-                cache.advance(batch)
-                q.normal_()
-                taken = _milliseconds(graph.replay)
-                if turn >= _WARM_UP:
-                    seconds.append(1e-3 * taken / config.layers)
-            torch.cuda.synchronize()
+        seconds = []
+        for turn in range(_WARM_UP + rounds):
+            before()
+            taken = _milliseconds(graph.replay)
+            if turn >= _WARM_UP:
+                seconds.append(1e-3 * taken / layers)
+        torch.cuda.synchronize()
     return seconds
 
 
@@ -132,18 +145,3 @@ def _dense(case: Case, layers: int, rounds: int) -> list[float]:
             warnings.simplefilter("ignore")  # why a form does not take this shape
             found.append(_replayed(step, layers, rounds))
     return min(found, key=median, default=[])
-
-
-def _replayed(step: Callable[[], None], layers: int, rounds: int) -> list[float]:
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph, stream=stream):
-            step()
-        for _ in range(_WARM_UP):
-            graph.replay()
-        seconds = [1e-3 * _milliseconds(graph.replay) / layers for _ in range(rounds)]
-        torch.cuda.synchronize()
-    return seconds
