@@ -13,7 +13,7 @@
 namespace pariskv {
 
 constexpr float kOctaveSteps = 92.3324826f;  // 64 log2(e): steps per logit
-constexpr float kMostSteps = 0x1p20f;
+constexpr float kMostSteps = 0x1p22f;
 constexpr float kByteLevels = 127;
 constexpr uint32_t kLeastExponent = 16;  // of a float, biased: smaller keys round to nothing
 

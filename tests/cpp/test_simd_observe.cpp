@@ -18,7 +18,7 @@ TEST_P(SimdObserve, StepLogits) {
         const auto dots = integers<int32_t>(count, -(1 << 23), 1 << 23);
         auto steps = normals(count);
         if (count > 9) steps[0] = 0, steps[1] = 3e38f, steps[9] = 1e-38f;
-        std::vector<int32_t> expected = integers<int32_t>(count, -(1 << 20), 1 << 20);
+        std::vector<int32_t> expected = integers<int32_t>(count, -(1 << 22), 1 << 22);
         if (count > 3) expected[3] = kNoLogit;
         std::vector<int32_t> actual = expected;
         StepLogitsRun run = {dots.data(), steps.data(), count, unit, -777, most, expected.data()};
@@ -33,7 +33,7 @@ TEST_P(SimdObserve, StepLogits) {
 
 TEST_P(SimdObserve, WeightsAndTheirSum) {
   for (int64_t count : kCounts) {
-    for (int32_t reach : {0, 100, 2000, 1 << 22}) {
+    for (int32_t reach : {0, 100, 2000, 1 << 24}) {
       auto expected = integers<int32_t>(count, -reach, 0);
       if (count > 1) expected[1] = kNoLogit;
       std::vector<int32_t> actual = expected;

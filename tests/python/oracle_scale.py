@@ -18,7 +18,7 @@ SCORE_SHIFT = 4
 FIRST_ROWS, LAST_ROWS = 16, 112
 # Steps of their logits to an octave, a factor of two in attention.
 OCTAVE_STEPS = 64
-MOST_STEPS = 2.0**20
+MOST_STEPS = 2.0**22
 
 
 def quantised_query(query: np.ndarray, signs: np.ndarray) -> np.ndarray:

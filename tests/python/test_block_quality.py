@@ -78,6 +78,16 @@ def test_a_constant_channel_hides_nothing(channel, queries):
     assert shares(keys, asked, 0).mean() < 0.6
 
 
+def test_blocks_with_logits_of_ten_thousands_are_told_apart(rng):
+    # Biases in four channels that queries ask for loudly: so it is in the first layer of Qwen-1.5B.
+    keys, asked, prompt = (rng.standard_normal((n, 1, 128)) for n in (6_000, 12, 6_000))
+    keys += 10 * np.repeat(rng.standard_normal((94, 1, 128)), 64, axis=0)[:6_000]
+    keys[..., :4] = 400
+    asked[..., :4] = prompt[..., :4] = 100
+    assert np.median(keys[:, 0] @ asked[0, 0] / np.sqrt(128)) > 14_000
+    assert shares(keys, asked, 64, ratio=1.0, q=prompt).mean() >= 0.9
+
+
 @pytest.mark.parametrize("block", [64, 256])
 @pytest.mark.parametrize(("head_dim", "group"), [(64, 1), (128, 4)])
 def test_white_keys_lose_nothing(head_dim, group, block, rng):

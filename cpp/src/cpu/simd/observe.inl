@@ -5,7 +5,7 @@ namespace {
 
 void step_logits(const StepLogitsRun& run) {
   const __m256 unit = _mm256_set1_ps(run.unit), infinity = _mm256_set1_ps(kInfinity);
-  const __m256 most = _mm256_set1_ps(0x1p20f), least = _mm256_set1_ps(-0x1p20f);
+  const __m256 most = _mm256_set1_ps(0x1p22f), least = _mm256_set1_ps(-0x1p22f);
   const __m256 sign = _mm256_set1_ps(-0.0f);
   const __m256i offset = _mm256_set1_epi32(run.offset);
   const __m256i cap = _mm256_set1_epi32(run.most), floor = _mm256_set1_epi32(-run.most);

@@ -167,7 +167,7 @@ struct Means {
 #pragma unroll
     for (const int one : steps) {
       if (one == device::kNoSteps) continue;
-      sum += one;  // of 2^20 at most
+      sum += one;  // of kMostSteps at most
       squares += int64_t{one} * one;
       weight += int(BlockSums::lowered(1 << 16, most - one));
     }
