@@ -36,19 +36,20 @@ void ratio(const char* field, double value) {
 
 /**
  * The longer the zone, the smaller the share of it that has to be looked at closely. Whole keys
- * have the published shares up to 30'000 tokens, and from there on half of them, and less. Beside a
- * tail of 1,024 rows, blocks of keys need no more than that from 5'000 tokens on: so they stay
- * below the KL that more candidates reach with half of the tail (bench/quality/RESULTS.md). What
- * each share costs is in bench/notes/quality.md.
+ * have the published shares up to 30'000 tokens, and from there on half of them, and less. Blocks
+ * of keys need 5 % beside a tail of 1,024 rows: so they stay below the KL that more candidates
+ * reach with half of the tail. From 100'000 tokens on 2 % find what 5 % find, but for one
+ * hundredth (bench/quality/RESULTS.md). What each share costs is in bench/notes/quality.md.
  */
 std::vector<ScheduleStep> schedule_of(bool has_blocks) {
   std::vector<ScheduleStep> steps = {{0, .50, .50}};
   if (has_blocks) {
-    steps.push_back({5'000, .05, .20});
+    steps.insert(steps.end(), {{5'000, .05, .20}, {100'000, .02, .20}});
   } else {
     steps.insert(steps.end(), {{5'000, .25, .30}, {10'000, .20, .25}, {30'000, .05, .20}});
+    steps.insert(steps.end(), {{100'000, .04, .20}, {250'000, .025, .20}});
   }
-  steps.insert(steps.end(), {{100'000, .04, .20}, {250'000, .025, .20}, {600'000, .0125, .20}});
+  steps.push_back({600'000, .0125, .20});
   return steps;
 }
 

@@ -155,10 +155,13 @@ TEST(Codec, ScheduleIsAStepFunctionOfTheZone) {
   EXPECT_EQ(candidate_count(whole, 29'999), 6'000);
   for (const ParisKv& either : {settings, whole}) {
     EXPECT_EQ(candidate_count(either, 30'000), 1'500);
-    EXPECT_EQ(candidate_count(either, 100'000), 4'000);
-    EXPECT_EQ(candidate_count(either, 250'000), 6'250);
+    EXPECT_EQ(candidate_count(either, 99'999), 5'000);
     EXPECT_EQ(candidate_count(either, 1'000'000), 12'500);
   }
+  EXPECT_EQ(candidate_count(settings, 100'000), 2'000);
+  EXPECT_EQ(candidate_count(settings, 250'000), 5'000);
+  EXPECT_EQ(candidate_count(whole, 100'000), 4'000);
+  EXPECT_EQ(candidate_count(whole, 250'000), 6'250);
   settings.schedule = {{0, .001, .5}};
   EXPECT_EQ(candidate_count(settings, 30'000), 400) << "never under a few per row";
 }

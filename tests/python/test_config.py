@@ -16,17 +16,18 @@ MODEL = {"layers": 32, "query_heads": 32, "kv_heads": 8, "head_dim": 128}
 
 
 # From here on all keys have the same schedule.
-LONG = [(100_000, 0.04, 0.20), (250_000, 0.025, 0.20), (600_000, 0.0125, 0.20)]
+LONGEST = [(600_000, 0.0125, 0.20)]
 
 
 @pytest.mark.parametrize("whole", [{"block": 0}, {"scorer": "votes"}])
 def test_whole_keys_have_a_schedule_of_their_own(whole):
     short = [(0, 0.50, 0.50), (5_000, 0.25, 0.30), (10_000, 0.20, 0.25), (30_000, 0.05, 0.20)]
+    long = [(100_000, 0.04, 0.20), (250_000, 0.025, 0.20), *LONGEST]
     policy = pk.ParisKV(**whole)
-    assert policy.schedule == short + LONG
+    assert policy.schedule == short + long
     assert "schedule=None" in repr(policy)
     with pk.Cache(make_config(**{"block": 64, **whole}, schedule=None)) as cache:
-        assert cache.config.policy.schedule == short + LONG
+        assert cache.config.policy.schedule == short + long
         assert "schedule=[(" in repr(cache.config.policy)
 
 
@@ -37,7 +38,12 @@ def test_defaults_are_the_published_ones_but_for_the_search():
     assert (config.sink, config.local, config.update, config.policy.top_k) == (4, 256, 512, 100)
     assert config.dense_below == 2048
     assert (config.policy.scorer, config.policy.group_rule) == ("sign_norm", "attention_mass")
-    assert config.policy.schedule == [(0, 0.50, 0.50), (5_000, 0.05, 0.20), *LONG]
+    assert config.policy.schedule == [
+        (0, 0.50, 0.50),
+        (5_000, 0.05, 0.20),
+        (100_000, 0.02, 0.20),
+        *LONGEST,
+    ]
     assert (config.policy.tail, config.policy.tail_rows, config.policy.mass) == ("own", 1024, None)
     assert config.policy.min_candidates_per_row == 4
     assert config.policy.seed == 42
