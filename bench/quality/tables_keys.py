@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from quality.markdown import share, table
+from quality.pretrained.stretches import like_default
 from quality.sources import Sources
 from quality.tables_pretrained import named
 
 _LENGTHS = {
     "block 64, all keys": "all keys",
-    "block 64": "50 to 5 %",
     "block 64, 20 %": "20 %",
     "block 64, 10 %": "10 %",
     "block 64, 5 %": "5 %",
@@ -84,11 +84,18 @@ def run_length(sources: Sources) -> str:
 
 
 def long_zones(sources: Sources) -> str:
-    """Shares by the tokens in a zone, which are stretches of text one after the other."""
+    """Shares by the tokens in a zone, which are stretches of text one after the other.
+
+    Bold is what the default reranks of such a zone.
+    """
     rows = []
     for run in _runs(sources, "lengths"):
         for tokens, at in run["lengths"].items():
-            cells = [_and_worst(at[name]) for name in _LENGTHS]
+            usual = like_default(int(tokens))
+            cells = [
+                f"**{_and_worst(at[name])}**" if name == usual else _and_worst(at[name])
+                for name in _LENGTHS
+            ]
             rows.append([f"{named(run)}, {int(tokens):,}", *cells])
     return table(["share (worst kv head)", *_LENGTHS.values()], rows)
 

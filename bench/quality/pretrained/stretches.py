@@ -38,10 +38,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 METHODS: dict[str, Choose] = {name: engine(**changes) for name, changes in SETTINGS.items()}
 OF_LENGTHS: dict[str, Choose] = {
-    "block 64": engine(**MANY),
     **{f"block 64, {percent(ratio)}": engine(ratio) for ratio in RATIOS},
     "block 0": engine(block=0),
 }
+
+
+def like_default(tokens: int) -> str:
+    """Which of OF_LENGTHS reranks what the default does, of a zone of so many tokens."""
+    ratio = [ratio for begin, ratio, _ in pk.ParisKV().schedule if begin <= tokens][-1]
+    return f"block 64, {percent(ratio)}"
 
 
 def _shape(layer: Layer) -> dict[str, int]:
