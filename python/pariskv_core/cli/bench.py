@@ -77,9 +77,10 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         ["tokens", "pariskv", "slowest", "torch", ""],
         right=range(5),
     )
+    same = "replayed as ours" if device == "cuda" else "same threads"
     screen.say(
-        "Medians, and our slowest step. torch: its fastest dense attention, bfloat16, same "
-        "threads. Shorter texts favour dense attention."
+        f"Medians, and our slowest step. torch: its fastest dense attention, bfloat16, {same}. "
+        "Shorter texts favour dense attention."
     )
     record = {"version": pk.__version__, "where": where, "cpu_level": pk.cpu_level()}
     screen.record({**record, "steps": found})
