@@ -42,15 +42,11 @@ void ratio(const char* field, double value) {
  * hundredth (bench/quality/RESULTS.md). What each share costs is in bench/notes/quality.md.
  */
 std::vector<ScheduleStep> schedule_of(bool has_blocks) {
-  std::vector<ScheduleStep> steps = {{0, .50, .50}};
   if (has_blocks) {
-    steps.insert(steps.end(), {{5'000, .05, .20}, {100'000, .02, .20}});
-  } else {
-    steps.insert(steps.end(), {{5'000, .25, .30}, {10'000, .20, .25}, {30'000, .05, .20}});
-    steps.insert(steps.end(), {{100'000, .04, .20}, {250'000, .025, .20}});
+    return {{0, .50, .50}, {5'000, .05, .20}, {100'000, .02, .20}, {600'000, .0125, .20}};
   }
-  steps.push_back({600'000, .0125, .20});
-  return steps;
+  return {{0, .50, .50},       {5'000, .25, .30},    {10'000, .20, .25},   {30'000, .05, .20},
+          {100'000, .04, .20}, {250'000, .025, .20}, {600'000, .0125, .20}};
 }
 
 }  // namespace
