@@ -16,5 +16,10 @@ def share(value: float) -> str:
     return re.sub(r"^(-?)0\.", r"\1.", f"{value:.3f}")
 
 
+def fine(value: float) -> str:
+    """As .0011: of numbers, none below 0, whose third digit says too little."""
+    return f"{value:.4f}".removeprefix("0")
+
+
 def verdict(met: bool) -> str:
     return "yes" if met else "**no**"

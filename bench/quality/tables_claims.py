@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from quality.markdown import share, table
+from quality.markdown import fine, share, table
 from quality.sources import Sources
 from quality.tables_pretrained import named
 
@@ -317,7 +317,7 @@ def policies_inside(sources: Sources) -> str:
                 continue
             more = 100 * (at["bits_per_byte"] / whole - 1)
             count = _count(at)
-            kl = f"{at['kl']:.4f}".removeprefix("0")
+            kl = fine(at["kl"])
             cells += [count, kl, share(at["same_top"]), f"{more:+.2f} %"]
         if any(cell not in ("–", "") for cell in cells):
             rows.append([said, *cells])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quality.markdown import share, table, verdict
+from quality.markdown import fine, share, table, verdict
 from quality.pretrained.stretches import like_default
 from quality.sources import Sources
 
@@ -112,7 +112,7 @@ def goals(sources: Sources) -> str:
             got = run["methods"][f"block 64, {ratio}"][measure]
             what = f"{_captured(run)}, {ratio} reranked: {_MEASURES[measure]}"
             # What is less by the fourth digit alone must not look the same.
-            said = f"{got:.4f}".removeprefix("0") if got < least <= round(got, 3) else share(got)
+            said = fine(got) if got < least <= round(got, 3) else share(got)
             rows.append([what, f"≥ {share(least)}", said, verdict(got >= least)])
     for run in runs:
         got = run["methods"]["block 64, all keys"]["share"]
@@ -137,7 +137,7 @@ def _kl_goals(run: dict[str, Any]) -> list[list[str]]:
             if method in text and most is not None:
                 got = text[method]["kl"]
                 what = f"{named(run)}, {said}: at most {whom}"
-                rows.append([what, f"≤ {_kl(most)}", _kl(got), verdict(got <= most)])
+                rows.append([what, f"≤ {fine(most)}", fine(got), verdict(got <= most)])
     return rows
 
 
@@ -161,10 +161,6 @@ def _keys_goals(sources: Sources) -> list[list[str]]:
 
 
 # --- Inside --------------------------------------------------------------------------------------
-
-
-def _kl(value: float) -> str:
-    return f"{value:.4f}".removeprefix("0")
 
 
 _INSIDE = {
@@ -210,7 +206,7 @@ def mass(sources: Sources) -> str:
                 cells += ["–"] * 5
                 continue
             cells += [f"{at['rows']:.1f}", share(at["mass"]), share(at["least_mass"])]
-            cells += [_kl(at["kl"]), share(at["same_top"])]
+            cells += [fine(at["kl"]), share(at["same_top"])]
         rows.append([said, *cells])
     return table(head, rows)
 
@@ -260,7 +256,7 @@ def _inside_cells(text: dict[str, dict[str, float]], name: str) -> Sequence[str]
         return "–", "–", "–"
     at, whole = text[name], text["full attention"]["bits_per_byte"]
     more = 100 * (at["bits_per_byte"] / whole - 1)
-    return _kl(at["kl"]), share(at["same_top"]), f"{more:+.2f} %"
+    return fine(at["kl"]), share(at["same_top"]), f"{more:+.2f} %"
 
 
 def facts(sources: Sources) -> str:

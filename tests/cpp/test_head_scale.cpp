@@ -12,8 +12,8 @@ namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-// A line in the place of a logarithm or an exponential is so many octaves off.
 constexpr int kMost = int(kMostSteps);
+// A line in the place of a logarithm or an exponential is so many octaves off.
 constexpr float kLine = 0.0861f;
 
 TEST(HeadScale, RoughLogarithmsAreLinesBetweenPowers) {
