@@ -125,8 +125,12 @@ __global__ void __launch_bounds__(kMostThreads) store_means(MeanParameters p) {
   finite.find(keys);
   const int c = int(threadIdx.x);
   double mean = 0;
-  if (c < p.dim) {
-    mean = __dmul_rn(mean_of(keys, finite, c), double(p.balance.gain[head * p.dim + c]));
+  if (c < p.dim && finite.count > 0) {
+    const int at = head * p.dim + c;
+    mean = __dmul_rn(mean_of(keys, finite, c), double(p.balance.gain[at]));
+    const double centre =
+        __dmul_rn(double(p.balance.centre[at]), double(p.balance.centre_step[head]));
+    mean = __dsub_rn(mean, centre);
   }
   // As mean_step and mean_level.
   const double most = __ddiv_rn(largest_of_block(fabs(mean), room), double(kMeanLevels));
@@ -151,6 +155,18 @@ __device__ __forceinline__ bool lift_quiet(double& square, bool there, double* r
   return true;
 }
 
+/** The centre of a head, from the mean of each channel, balanced. All threads. */
+__device__ __forceinline__ void store_centre(const MeanParameters& p, int head, double mean,
+                                             double* room) {
+  const int c = int(threadIdx.x);
+  const double most = __ddiv_rn(largest_of_block(fabs(mean), room), double(kFineLevels));
+  const float step = float(most < 0x1p114 ? most : 0x1p114);  // as centre_step and centre_level
+  double level = step == 0 ? 0.0 : rint(__ddiv_rn(mean, double(step)));
+  level = fmin(fmax(level, -double(kFineLevels)), double(kFineLevels));
+  if (c < p.dim) p.balance.centre[head * p.dim + c] = int16_t(int(level));
+  if (c == 0) p.balance.centre_step[head] = step;
+}
+
 /** A block of threads: the balance of one head. As set_stretch. */
 template <typename Element>
 __global__ void __launch_bounds__(kMostThreads) set_balance(MeanParameters p) {
@@ -160,7 +176,7 @@ __global__ void __launch_bounds__(kMostThreads) set_balance(MeanParameters p) {
   __shared__ double median;
   const int head = int(blockIdx.x), size = int(p.layout.block), c = int(threadIdx.x);
   const bool there = c < p.dim;
-  double own = 0;
+  double own = 0, centre = 0;
   int64_t count = 0;
   for (int begin = p.begin; begin < p.opening; begin += size - begin % size) {
     const Keys<Element> keys(p, head, begin, begin - begin % size + size);
@@ -171,6 +187,7 @@ __global__ void __launch_bounds__(kMostThreads) set_balance(MeanParameters p) {
     each_finite(keys, finite, c, [&](float x) {
       const double left = __dsub_rn(double(x), mean);
       own = __fma_rn(left, left, own);
+      centre = __dadd_rn(centre, double(x));
     });
   }
   if (count > 0) own = __ddiv_rn(own, double(count));
@@ -185,8 +202,10 @@ __global__ void __launch_bounds__(kMostThreads) set_balance(MeanParameters p) {
   double query = paired(there && p.heard ? p.balance.query_squares[head * p.dim + c] : 0.0);
   float* stretch = p.balance.stretch + head * p.dim;
   float* gain = p.balance.gain + head * p.dim;
+  centre = there && count > 0 ? __ddiv_rn(centre, double(count)) : 0.0;
   if (!lift_quiet(square, there, room)) {
     if (there) stretch[c] = gain[c] = 1.0f;
+    store_centre(p, head, centre, room);
     return;
   }
   const bool heard = p.heard && lift_quiet(query, there, room);
@@ -205,12 +224,13 @@ __global__ void __launch_bounds__(kMostThreads) set_balance(MeanParameters p) {
     if (rank == p.dim / 2) median = raw;
   }
   __syncthreads();
-  if (!there) return;
   const double ratio = __ddiv_rn(raw, median);
-  stretch[c] = float(ratio < kLeastStretch  ? kLeastStretch
-                     : ratio > kMostStretch ? kMostStretch
-                                            : ratio);
-  gain[c] = __fdiv_rn(1.0f, stretch[c]);
+  const float factor = float(ratio < kLeastStretch  ? kLeastStretch
+                             : ratio > kMostStretch ? kMostStretch
+                                                    : ratio);
+  const float inverse = __fdiv_rn(1.0f, factor);
+  if (there) stretch[c] = factor, gain[c] = inverse;
+  store_centre(p, head, there ? __dmul_rn(centre, double(inverse)) : 0.0, room);
 }
 
 /** A block of threads: squares of the queries of one head. */

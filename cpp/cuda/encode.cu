@@ -25,9 +25,11 @@ struct EncodeParameters {
   int32_t segment_tokens;
   int32_t kv_heads;
   int32_t row_bytes;
-  int32_t start, group;  // keys of a warp: `group` of them from start on, from start + group, ...
-  int32_t block;         // keys that share a mean, which is taken off; 0: none do
-  const float* gains;    // (heads, key_dim) of their channels
+  int32_t start, group;   // keys of a warp: `group` of them from start on, from start + group, ...
+  int32_t block;          // keys that share a mean, which is taken off; 0: none do
+  const float* gains;     // (heads, key_dim) of their channels
+  const int16_t* centre;  // the same, in steps: see Balance
+  const float* centre_steps;  // (heads)
   CodecTables codec;
 };
 
@@ -141,7 +143,8 @@ struct Walk {
       const int head = int(blockIdx.y), mean = (number - head * p.segment_tokens) / p.block;
       return {p.gains + head * p.codec.head_dim,
               reinterpret_cast<const int8_t*>(block + layout.means_at(head, mean)),
-              *reinterpret_cast<const float*>(block + layout.steps_at(head, mean))};
+              *reinterpret_cast<const float*>(block + layout.steps_at(head, mean)),
+              p.centre + head * p.codec.head_dim, p.centre_steps[head]};
     } else {
       return {};
     }
@@ -163,7 +166,7 @@ struct Walk {
         const bool there = d < p.codec.head_dim;
         const float sign = p.codec.negative[d / 32] >> (d % 32) & 1 ? -1.0f : 1.0f;
         gains[e] = there ? sign * own_mean.gains[d] : 0.0f;
-        shifts[e] = there ? -sign * (float(own_mean.levels[d]) * own_mean.step) : 0.0f;
+        shifts[e] = there ? sign * own_mean.shift(d) : 0.0f;
       }
       auto* out = reinterpret_cast<float*>(tile.factors);
 #pragma unroll
@@ -363,6 +366,8 @@ void launch_encode(const EncodeCall& call, cudaStream_t stream) {
                      0,
                      int32_t(call.codec.layout.block),
                      call.balance.gain,
+                     call.balance.centre,
+                     call.balance.centre_step,
                      codec_tables(shape.rows, call.codec)};
   dispatch_element(shape.rows.dtype, [&](auto element) { launch<decltype(element)>(p, stream); });
 }

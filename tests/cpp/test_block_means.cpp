@@ -103,5 +103,24 @@ TEST(BlockMeans, AMeanOfAnySizeIsAFloat) {
   EXPECT_EQ(mean_level(1e-44, tiny), tiny == 0 ? 0 : 127);
 }
 
+TEST(BlockMeans, ACentreHasFineSteps) {
+  const float step = centre_step(2 * 16383.0);
+  EXPECT_EQ(step, 2);
+  EXPECT_EQ(centre_level(2 * 16383.0, step), 16383);
+  EXPECT_EQ(centre_level(-1e300, step), -16383);
+  EXPECT_EQ(centre_level(5, step), 2) << "halves to even";
+  EXPECT_EQ(centre_level(3, centre_step(0)), 0);
+  const double largest = double(std::numeric_limits<float>::max()) / kLeastStretch;
+  EXPECT_TRUE(std::isfinite(kFineLevels * centre_step(largest)));
+}
+
+TEST(BlockMeans, LogitsOfACentreAndAMeanTogetherStayInBounds) {
+  const int32_t most = int32_t(kMostSteps);
+  EXPECT_EQ(joined_steps(5, -7), -2);
+  EXPECT_EQ(joined_steps(most, 1), most);
+  EXPECT_EQ(joined_steps(-most, -most), -most);
+  EXPECT_EQ(joined_steps(most, -most), 0);
+}
+
 }  // namespace
 }  // namespace pariskv

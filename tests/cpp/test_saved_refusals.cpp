@@ -109,7 +109,7 @@ TEST_F(Refused, AFileThatIsShorterOrLonger) {
 
 TEST_F(Refused, AnotherKindOfFile) {
   EXPECT_TRUE(has(load(std::string(5000, 'x')), "got another kind of file"));
-  EXPECT_TRUE(has(load(changed(8, 2)), "expected version 1 of saved sequences, got version 2"));
+  EXPECT_TRUE(has(load(changed(8, 3)), "expected version 2 of saved sequences, got version 3"));
   EXPECT_TRUE(has(load(summed(changed(8, 2))), "a newer pariskv_core wrote it"));
   EXPECT_FALSE(has(load(changed(8, 0)), "newer"));
 }

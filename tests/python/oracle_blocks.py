@@ -1,7 +1,8 @@
 """Blocks that share a mean, in NumPy: the balance of channels, means, what is left of keys.
 
-<q, k> = <S q, k / S> = <S q, m> + <S q, k / S - m>, with a factor S per channel and the mean m of
-a block's k / S, rounded to 8 bits. Sums are of doubles, in the order of positions, so means and
+<q, k> = <S q, k / S> = <S q, c + m> + <S q, k / S - c - m>, with a factor S per channel, the mean
+c of the zone's first k / S, rounded to 15 bits, and the mean m of a block's k / S - c, rounded to
+8 bits. Sums are of doubles, in the order of positions, so means and
 balances come out as the engine's, bit for bit. See oracle.py.
 """
 
@@ -28,10 +29,11 @@ OBSERVED = 16
 QUIETEST = 2.0**-20
 LEAST_STRETCH, MOST_STRETCH = 2.0**-3, 2.0**6
 MEAN_LEVELS, FINE_LEVELS = 127, 16383
-LARGEST_STEP = 2.0**121
+LARGEST_STEP, LARGEST_CENTRE_STEP = 2.0**121, 2.0**114
 SIGN_GAIN = 0.875
 SIGN_REACH = 2.0
 BLOCK_REACH = 4.0
+HEAD_START = 0.6
 CHUNK = 64
 
 
@@ -115,15 +117,37 @@ def balance(keys: np.ndarray, sink: int, size: int, queries: np.ndarray | None) 
 
 # --- Means, and what is left ---------------------------------------------------------------------
 
+Rounded = tuple[np.ndarray, np.float32]  # levels (head_dim) and their step
 
-def rounded_mean(keys: np.ndarray, stretch: np.ndarray) -> tuple[np.ndarray, np.float32]:
-    """Levels (head_dim) of -127 to 127 and their step, of a block's keys / S."""
-    mean = mean_of(keys) * (np.float32(1) / stretch).astype(np.float64)
-    step = np.float32(min(np.abs(mean).max() / MEAN_LEVELS, LARGEST_STEP))
+
+def rounded(mean: np.ndarray, most: int, largest_step: float) -> Rounded:
+    """With levels of -most to most."""
+    step = np.float32(min(np.abs(mean).max() / most, largest_step))
     if step == 0:
         return np.zeros(len(mean), dtype=np.int64), step
-    levels = np.clip(np.rint(mean / np.float64(step)), -MEAN_LEVELS, MEAN_LEVELS)
-    return levels.astype(np.int64), step
+    return np.clip(np.rint(mean / np.float64(step)), -most, most).astype(np.int64), step
+
+
+def balanced_mean(keys: np.ndarray, stretch: np.ndarray) -> np.ndarray:
+    return mean_of(keys) * (np.float32(1) / stretch).astype(np.float64)
+
+
+def centre_of(keys: np.ndarray, sink: int, stretch: np.ndarray) -> Rounded:
+    """Of a kv head's keys (tokens, head_dim) / S, from position 0 to where a zone opens or on."""
+    mean = balanced_mean(keys[sink : opening(sink)], stretch)
+    return rounded(mean, FINE_LEVELS, LARGEST_CENTRE_STEP)
+
+
+def rounded_mean(keys: np.ndarray, stretch: np.ndarray, centre: Rounded) -> Rounded:
+    """Of what is left of a block's keys / S without the centre; nothing of no keys."""
+    if not len(finite_rows(keys)):
+        return np.zeros(keys.shape[1], dtype=np.int64), np.float32(0)
+    left = balanced_mean(keys, stretch) - centre[0] * np.float64(centre[1])
+    return rounded(left, MEAN_LEVELS, LARGEST_STEP)
+
+
+def steps_of(logits: np.ndarray) -> np.ndarray:
+    return np.rint(np.clip(logits, -MOST_STEPS, MOST_STEPS))
 
 
 @dataclass
@@ -135,13 +159,15 @@ class Blocks:
     levels: np.ndarray  # (blocks, head_dim)
     steps: np.ndarray  # (blocks) fp32
     stretch: np.ndarray  # (head_dim) fp32
+    centre: Rounded
 
     def of(self, offsets: np.ndarray) -> np.ndarray:
         """The blocks that keys are in, by their offsets from the zone's begin."""
         return (self.zone_begin + offsets) // self.size - self.zone_begin // self.size
 
     def means(self) -> np.ndarray:
-        return self.levels.astype(np.float32) * self.steps[:, None]
+        centre = self.centre[0].astype(np.float32) * self.centre[1]
+        return self.levels.astype(np.float32) * self.steps[:, None] + centre
 
     def residuals(self, keys: np.ndarray) -> np.ndarray:
         """What is left of the zone's keys (tokens, head_dim), fp32; a bad one stays what it is."""
@@ -165,15 +191,20 @@ class Blocks:
             base = one(scale) * (largest / one(FINE_LEVELS)) * one(92.3324826)
             unit = base * self.steps
             dots = (self.levels @ fine.astype(np.int64)).astype(np.float32)
-            whole = np.rint(np.clip(dots * unit, -MOST_STEPS, MOST_STEPS))
-        return np.where(np.isfinite(unit), whole, 0).astype(np.int64)
+            own = np.where(np.isfinite(unit), steps_of(dots * unit), 0)
+            unit = base * self.centre[1]
+            dot = np.float32(self.centre[0] @ fine.astype(np.int64))
+            centre = steps_of(dot * unit) if np.isfinite(unit) else 0
+        return np.clip(own + centre, -MOST_STEPS, MOST_STEPS).astype(np.int64)
 
 
 def blocks_of(keys: np.ndarray, zone: tuple[int, int], size: int, stretch: np.ndarray) -> Blocks:
     """From all keys (tokens, head_dim) of a kv head, the zone's begin and end, and its balance."""
-    found = [rounded_mean(keys[b:e], stretch) for b, e in blocks_between(*zone, size)]
+    centre = centre_of(keys, zone[0], stretch)
+    found = [rounded_mean(keys[b:e], stretch, centre) for b, e in blocks_between(*zone, size)]
     levels, steps = zip(*found, strict=True)
-    return Blocks(size, zone[0], np.stack(levels), np.array(steps, dtype=np.float32), stretch)
+    steps = np.array(steps, dtype=np.float32)
+    return Blocks(size, zone[0], np.stack(levels), steps, stretch, centre)
 
 
 # --- Where a head's logits lie -------------------------------------------------------------------
@@ -238,6 +269,6 @@ def block_scale(
         average = best + (rough_log2(one(sums.weight)) - one(16)) - rough_log2(one(sums.blocks))
         zone = average + reach * inner - reach * reach * one(0.721348) + count
         more, less = (window, zone) if window > zone else (zone, window)
-        total = more + rough_exp2(less - more)
+        total = more + rough_exp2(less - more) - one(HEAD_START) * inner
         top = best + one(BLOCK_REACH) * inner
     return HeadScale(slope * one(SIGN_GAIN), variance_term, mu, spread, total, top)

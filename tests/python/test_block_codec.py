@@ -83,7 +83,9 @@ def assert_summary_of(summary: oracle.Summary, left: np.ndarray, rotation: np.nd
     step = expected.weights.max(axis=-1, keepdims=True) * (1 + 2**-7) / 255
     error = np.abs(summary.weights[some] - expected.weights)
     assert (error <= 0.501 * step)[exact].all()
-    np.testing.assert_array_equal(summary.norms[some], expected.norms)
+    norm = np.linalg.norm(keys, axis=-1)  # whose last bit may decide
+    lower, upper = (oracle.five_bits(norm * (1 + sign * 1e-6)) for sign in (-1, 1))
+    assert ((lower <= summary.norms[some]) & (summary.norms[some] <= upper)).all()
 
 
 def loud_keys(rng: np.random.Generator, tokens: int, heads: int, dim: int) -> np.ndarray:

@@ -13,16 +13,22 @@ struct Summary {
   uint8_t* record;
 };
 
-/** What takes a mean off a key; gains null: nothing does. */
+/** What takes a centre and a mean off a key; gains null: nothing does. */
 struct Leaving {
   const float* gains;    // (head_dim)
   const int8_t* levels;  // (head_dim) of the mean, in steps of
   float step;
+  const int16_t* centre;  // (head_dim) in steps of
+  float centre_step;
 
+  __device__ __forceinline__ float shift(int d) const {
+    const float mean = __fmul_rn(float(levels[d]), step);
+    return __fsub_rn(-mean, __fmul_rn(float(centre[d]), centre_step));
+  }
   __device__ __forceinline__ float of(float x, int d) const {
     if (gains == nullptr || !finite(x)) return x;
     const float most = float_of(0x7f7fffffu);
-    return fminf(fmaxf(fmaf(x, gains[d], -(float(levels[d]) * step)), -most), most);
+    return fminf(fmaxf(fmaf(x, gains[d], shift(d)), -most), most);
   }
 };
 

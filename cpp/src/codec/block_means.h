@@ -5,9 +5,11 @@
  *   <q, k> = <S q, k / S>                            S: a positive factor per channel
  *   <q, k> = <q, m> + <q, k - m>                     m: the mean of a block of neighbours
  *
- * A key is encoded as k / S - m, where m is the mean of the block's k / S, rounded to 8 bits a
- * channel. What is rounded is subtracted, so nothing is lost. S makes loud what queries ask for and
- * keys say quietly: without it, the signs of a key are those of channels that no query reads.
+ * A key is encoded as k / S - c - m. The centre c is the mean of the zone's first k / S, in 15 bits
+ * a channel, and m that of the block's k / S - c, in 8 bits. What is rounded is subtracted, so
+ * nothing is lost. S makes loud what queries ask for and keys say quietly: without it, the signs of
+ * a key are those of channels that no query reads. Without c, a channel with a large bias would
+ * set the steps of every channel in m.
  *
  * Backends that decide otherwise in the last bit pick other candidates: every sum below has the
  * order of its loop, in doubles, and every operation rounds once.
@@ -17,6 +19,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+
+#include "octaves.h"
 
 namespace pariskv {
 
@@ -37,7 +41,7 @@ constexpr double kQuietest = 0x1p-20;
 constexpr double kLeastStretch = 0x1p-3;
 constexpr double kMostStretch = 0x1p6;
 
-/** Levels of a mean's channels, and of the queries that they are multiplied with. */
+/** Levels of a mean's channels; of the queries that they are multiplied with, and of a centre's. */
 constexpr float kMeanLevels = 127;
 constexpr float kFineLevels = 16383;
 
@@ -113,6 +117,24 @@ inline int8_t mean_level(double mean, float step) {
   if (step == 0) return 0;
   const double level = std::nearbyint(mean / double(step));
   return int8_t(std::clamp(level, -double(kMeanLevels), double(kMeanLevels)));
+}
+
+/** The same of a centre, whose largest channel is kFineLevels of its steps. */
+inline float centre_step(double largest) {
+  constexpr double kMost = 0x1p114;  // so that a level times a step is a float
+  return float(std::min(largest / double(kFineLevels), kMost));
+}
+
+inline int16_t centre_level(double mean, float step) {
+  if (step == 0) return 0;
+  const double level = std::nearbyint(mean / double(step));
+  return int16_t(std::clamp(level, -double(kFineLevels), double(kFineLevels)));
+}
+
+/** The logit of a block's mean and the centre, in steps. */
+constexpr int32_t joined_steps(int32_t block, int32_t centre) {
+  const int32_t most = int32_t(kMostSteps), sum = block + centre;
+  return sum > most ? most : sum < -most ? -most : sum;
 }
 
 }  // namespace pariskv

@@ -27,6 +27,7 @@ constexpr float kTwoNatural = 1.386294f;    // 2 ln(2)
 constexpr float kHalfOctaves = 0.721348f;   // log2(e) / 2
 constexpr float kSignVariance = 0.125939f;  // (1 - 2 / pi) ln(2) / 2, see HeadScale::variance_term
 constexpr float kSignReach = 2.0f;          // spreads, see reached_variance
+constexpr float kHeadStart = 0.6f;          // spreads that an unsure head is ahead
 constexpr float kLeastSpread = 0x1p-6f;     // flatter heads are not magnified
 constexpr float kBlockReach = 4.0f;         // spreads from a block's mean to its best keys
 constexpr float kInvisible = -30.0f;        // octaves; less adds nothing
@@ -139,7 +140,7 @@ struct HeadScale {
   float variance_term = 0;
   float mean = 0;  // of the zone's keys
   float spread = 0;
-  float total = 0;                                      // the log-sum-exp of zone and window
+  float total = 0;  // the log-sum-exp of zone and window, less the head's start
   float top = -std::numeric_limits<float>::infinity();  // of the best block's keys; else unknown
 };
 
@@ -233,8 +234,10 @@ inline HeadScale head_scale(const KeyMeans& keys, const BlockSums& sums, const i
   const float zone = average + reach * inner - reach * reach * kHalfOctaves + keys_log;
   out.top = best + kBlockReach * inner;
 
+  // The wider signs leave a head's logits, the more of its keys have to be candidates until its
+  // best keys are among them.
   const float more = window > zone ? window : zone, less = window > zone ? zone : window;
-  out.total = more + rough_exp2(less - more);
+  out.total = more + rough_exp2(less - more) - kHeadStart * inner;
   return out;
 }
 

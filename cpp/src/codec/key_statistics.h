@@ -13,7 +13,8 @@ inline int64_t state_bytes_of(const SummaryLayout& layout, int64_t key_dim, Scor
   const int64_t numbers = 2 * layout.kv_heads * int64_t(sizeof(int64_t));
   if (layout.block > 0) {
     const int64_t channels = layout.kv_heads * key_dim;
-    return numbers + channels * int64_t(sizeof(double) + 2 * sizeof(float));
+    return numbers + channels * int64_t(sizeof(double) + 2 * sizeof(float) + sizeof(int16_t)) +
+           layout.kv_heads * int64_t(sizeof(float));
   }
   const int64_t sums = layout.kv_heads * layout.rotated_dim * int64_t(sizeof(int64_t));
   const int64_t counts = layout.kv_heads * layout.subspaces() * 256 * int64_t(sizeof(int32_t));
@@ -41,6 +42,8 @@ inline Balance balance_of(const SummaryLayout& layout, int64_t key_dim, void* st
       reinterpret_cast<double*>(static_cast<int64_t*>(state) + 2 * layout.kv_heads);
   balance.stretch = reinterpret_cast<float*>(balance.query_squares + channels);
   balance.gain = balance.stretch + channels;
+  balance.centre_step = balance.gain + channels;
+  balance.centre = reinterpret_cast<int16_t*>(balance.centre_step + layout.kv_heads);
   return balance;
 }
 

@@ -21,7 +21,7 @@
 
 namespace pariskv {
 
-constexpr int64_t kSavedVersion = 1;
+constexpr int64_t kSavedVersion = 2;
 
 /** One layer of a sequence, but for its bytes. */
 struct SavedLayer {

@@ -1,7 +1,4 @@
-/**
- * What a block of the decode kernels works on: its kv head, its part of the scratch. Definitions
- * are in context_impl.cuh.
- */
+/** What a block of the decode kernels works on: a head, and scratch (context_impl.cuh). */
 #pragma once
 
 #include "device/attend_shape.cuh"
@@ -30,7 +27,9 @@ struct HeadContext {
   int searched;  // candidates wanted; 0: everything is resident
   device::Zone zone;
   device::AttendShape shape;
-  const float* stretch;  // (key_dim) of queries, see Balance; null: keys are encoded whole
+  const float* stretch;   // (key_dim) of queries, see Balance; null: keys are encoded whole
+  const int16_t* centre;  // (key_dim) of keys, in steps of
+  const float* centre_step;
   HeadScratch scratch;
   int64_t candidate_capacity;
 };

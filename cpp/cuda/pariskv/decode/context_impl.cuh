@@ -26,7 +26,10 @@ __device__ __forceinline__ void fill_context(const StepParams& step, const Seque
                   int(view.zone_begin),
                   int(view.zone_end),
                   layout.block == 0 ? 0 : device::log2_of_power(int(layout.block))};
-  context.stretch = device::stretch_of(layout, model.rows.key_dim, view.state, head);
+  const auto balance = device::balance_of(layout, model.rows.key_dim, view.state, head);
+  context.stretch = balance.stretch;
+  context.centre = balance.centre;
+  context.centre_step = balance.centre_step;
   context.shape = {int(model.rows.key_dim), int(model.rows.value_dim), int(model.group),
                    int(model.rows.bytes()), step.call.logits.scale,    step.call.logits.softcap};
 }

@@ -27,13 +27,22 @@ __device__ __forceinline__ HeadStatistics statistics_of(const SummaryLayout& lay
           counts + head * (layout.rotated_dim / kSubspaceDim) * 256};
 }
 
-/** The balance of a head's channels, (key_dim), as codec/key_statistics.h has it; null: none. */
-__device__ __forceinline__ const float* stretch_of(const SummaryLayout& layout, int64_t key_dim,
-                                                   const void* state, int head) {
-  if (layout.block == 0 || state == nullptr) return nullptr;
+/** What a query needs of the balance of a head, as codec/key_statistics.h has it. */
+struct HeadBalance {
+  const float* stretch;   // (key_dim); null: keys are encoded whole
+  const int16_t* centre;  // (key_dim)
+  const float* centre_step;
+};
+
+__device__ __forceinline__ HeadBalance balance_of(const SummaryLayout& layout, int64_t key_dim,
+                                                  const void* state, int head) {
+  if (layout.block == 0 || state == nullptr) return {};
   const int64_t channels = layout.kv_heads * key_dim;
   const auto* squares = static_cast<const double*>(state) + 2 * layout.kv_heads;
-  return reinterpret_cast<const float*>(squares + channels) + head * key_dim;
+  const auto* stretch = reinterpret_cast<const float*>(squares + channels);
+  const float* steps = stretch + 2 * channels;
+  const auto* centre = reinterpret_cast<const int16_t*>(steps + layout.kv_heads);
+  return {stretch + head * key_dim, centre + head * key_dim, steps + head};
 }
 
 /** What is needed of the statistics, in shared memory. */

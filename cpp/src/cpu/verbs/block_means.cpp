@@ -52,7 +52,7 @@ void balance_head(const Kernels& kernels, const EncodeArgs& args, const EncodeJo
   const ModelShape& shape = args.shape;
   const int64_t block = args.codec->layout.block;
   const int64_t dim = shape.rows.key_dim;
-  double mean[kMaxHeadDim], keys[kMaxHeadDim] = {}, queries[kMaxHeadDim];
+  double mean[kMaxHeadDim], keys[kMaxHeadDim] = {}, queries[kMaxHeadDim], centre[kMaxHeadDim] = {};
   int64_t count = 0;
   for (int64_t begin = job.begin; begin < job.opening; begin += block - begin % block) {
     const int64_t end = begin - begin % block + block;
@@ -61,6 +61,7 @@ void balance_head(const Kernels& kernels, const EncodeArgs& args, const EncodeJo
       for (int64_t c = 0; c < dim; ++c) {
         const double left = double(key[c]) - mean[c];
         keys[c] = std::fma(left, left, keys[c]);
+        centre[c] = centre[c] + double(key[c]);
       }
     });
   }
@@ -73,8 +74,20 @@ void balance_head(const Kernels& kernels, const EncodeArgs& args, const EncodeJo
     queries[c] = squares[c] + squares[(c + dim / 2) % dim];
     paired[c] = keys[c] + keys[(c + dim / 2) % dim];
   }
+  const float* gain = job.balance.gain + head * dim;
   set_stretch(paired, job.heard ? queries : nullptr, dim, job.balance.stretch + head * dim,
               job.balance.gain + head * dim);
+
+  double largest = 0;
+  for (int64_t c = 0; count > 0 && c < dim; ++c) {
+    centre[c] = centre[c] / double(count) * double(gain[c]);
+    largest = std::max(largest, std::fabs(centre[c]));
+  }
+  const float step = centre_step(largest);
+  job.balance.centre_step[head] = step;
+  for (int64_t c = 0; c < dim; ++c) {
+    job.balance.centre[head * dim + c] = centre_level(centre[c], step);
+  }
 }
 
 }  // namespace
@@ -93,13 +106,15 @@ void store_mean(const Kernels& kernels, const EncodeArgs& args, const EncodeJob&
   uint8_t* segment = job.sequence.summaries[begin / shape.segment_tokens];
   const int64_t number = begin % shape.segment_tokens / layout.block;
   double mean[kMaxHeadDim];
-  mean_of(kernels, shape, job.sequence, head, begin, end, mean);
+  const int64_t count = mean_of(kernels, shape, job.sequence, head, begin, end, mean);
   std::fill_n(gain, layout.rotated_dim, 0.0f);
   std::fill_n(shift, layout.rotated_dim, 0.0f);
   std::memcpy(gain, job.balance.gain + head * dim, size_t(dim) * sizeof(float));
+  const int16_t* centre = job.balance.centre + head * dim;
+  const float centre_step = job.balance.centre_step[head];
   double largest = 0;
-  for (int64_t c = 0; c < dim; ++c) {
-    mean[c] = mean[c] * double(gain[c]);
+  for (int64_t c = 0; count > 0 && c < dim; ++c) {
+    mean[c] = mean[c] * double(gain[c]) - double(centre[c]) * double(centre_step);
     largest = std::max(largest, std::fabs(mean[c]));
   }
   const float step = mean_step(largest);
@@ -107,7 +122,7 @@ void store_mean(const Kernels& kernels, const EncodeArgs& args, const EncodeJob&
   std::memset(levels, 0, size_t(layout.rotated_dim));
   for (int64_t c = 0; c < dim; ++c) {
     levels[c] = mean_level(mean[c], step);
-    shift[c] = -(float(levels[c]) * step);
+    shift[c] = -(float(levels[c]) * step) - float(centre[c]) * centre_step;
   }
   *layout.steps(segment, head, number) = step;
 }

@@ -185,8 +185,14 @@ class Blocks {
   /** A finite query, balanced, to be the one at `index`; zeros for one that is not. */
   void set(int64_t index, const float* query) {
     const float largest = largest_of(query, key_dim_);
-    quantise(query, key_dim_, largest, kFineLevels, query_ + index * layout_.rotated_dim);
+    int16_t* quantised = query_ + index * layout_.rotated_dim;
+    quantise(query, key_dim_, largest, kFineLevels, quantised);
     base_[index] = logits_.scale * (largest / kFineLevels) * kOctaveSteps;
+    const int16_t* centre = item_.balance.centre + head_ * key_dim_;
+    int64_t dot = 0;
+    for (int64_t c = 0; c < key_dim_; ++c) dot += int32_t{quantised[c]} * int32_t{centre[c]};
+    const float unit = base_[index] * item_.balance.centre_step[head_];
+    centre_[index] = std::isfinite(unit) ? whole_steps(float(dot) * unit) : 0;
   }
 
   /** Logits of all blocks for `queries` of them, (queries, blocks). */
@@ -203,7 +209,8 @@ class Blocks {
         for (int64_t b = 0; b < count; ++b) {
           int32_t& logit = out[q * item_.blocks + done + b];
           const float step = base_[q] * steps[b];
-          logit = std::isfinite(step) ? whole_steps(float(logit) * step) : 0;
+          const int32_t own = std::isfinite(step) ? whole_steps(float(logit) * step) : 0;
+          logit = joined_steps(own, centre_[q]);
         }
       }
       done += count;
@@ -230,6 +237,7 @@ class Blocks {
   const int64_t head_;
   int16_t query_[Window::kQueries * kMaxRotatedDim] = {};
   float base_[Window::kQueries] = {};
+  int32_t centre_[Window::kQueries] = {};  // logits of the centre, in steps
 };
 
 /** The queries of one kv head, and the scale that they share. */

@@ -105,17 +105,27 @@ Summaries ParisKvPolicy::summaries(const SequenceView& view) const {
   out.channels = shape_.rows.key_dim;
   const int64_t first_block = view.zone_begin / out.block;
   out.blocks = (view.zone_end - 1) / out.block + 1 - first_block;
+  const Balance balance = balance_of(layout, out.channels, view.state);
+  const auto fetched = [&](const auto* from, int64_t count) {
+    std::vector<std::decay_t<decltype(*from)>> to(static_cast<size_t>(count));
+    backend_.fetch(to.data(), from, count * int64_t(sizeof(*from)));
+    return to;
+  };
+  out.balance = fetched(balance.stretch, out.kv_heads * out.channels);
+  const std::vector<int16_t> centre = fetched(balance.centre, out.kv_heads * out.channels);
+  const std::vector<float> centre_steps = fetched(balance.centre_step, out.kv_heads);
   for (int64_t head = 0; head < out.kv_heads; ++head) {
+    const int16_t* common = centre.data() + head * out.channels;
+    const float common_step = centre_steps[size_t(head)];
     for (int64_t b = first_block; b < first_block + out.blocks; ++b) {
       uint8_t* segment = segments[size_t(b / layout.blocks() - first)].data();
       const int8_t* levels = layout.means(segment, head, b % layout.blocks());
       const float step = *layout.steps(segment, head, b % layout.blocks());
-      for (int64_t c = 0; c < out.channels; ++c) out.means.push_back(float(levels[c]) * step);
+      for (int64_t c = 0; c < out.channels; ++c) {
+        out.means.push_back(float(levels[c]) * step + float(common[c]) * common_step);
+      }
     }
   }
-  out.balance.resize(size_t(out.kv_heads * out.channels));
-  backend_.fetch(out.balance.data(), balance_of(layout, out.channels, view.state).stretch,
-                 int64_t(out.balance.size() * sizeof(float)));
   return out;
 }
 

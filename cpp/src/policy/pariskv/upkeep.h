@@ -15,14 +15,16 @@ struct KeyStatistics {
 };
 
 /**
- * How the channels of a head are balanced between queries and keys: <q, k> = <S q, k / S>. Set when
- * a zone opens, from its first keys and from queries that a prompt brought, and then kept. Null:
- * keys are encoded whole.
+ * How the channels of a head are balanced between queries and keys, and what all its keys have in
+ * common: <q, k> = <S q, c> + <S q, k / S - c>. Set when a zone opens, from its first keys and from
+ * queries that a prompt brought, and then kept. Null: keys are encoded whole.
  */
 struct Balance {
   double* query_squares;  // (heads, key_dim) sums over the queries that were observed
   float* stretch;         // (heads, key_dim) S, of queries
   float* gain;            // (heads, key_dim) 1 / S, of keys
+  float* centre_step;     // (heads) of
+  int16_t* centre;        // (heads, key_dim) c, in steps
 };
 
 /** Positions [begin, end) of one sequence. */

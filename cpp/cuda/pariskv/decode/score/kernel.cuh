@@ -126,12 +126,16 @@ struct Score {
       if (device::lane_id() == 0) out.windows[seeing] = seen;
     }
     __syncthreads();
-    if (!look) return;
+    if (!kBlocks && !look) return;
     const int slot = int(threadIdx.x);
     if (slot < count) {
-      const float seen = out.windows[slot], zone = out.scales[slot].total;
-      const float most = seen > zone ? seen : zone, least = seen > zone ? zone : seen;
-      out.scales[slot].total = __fadd_rn(most, device::rough_exp2(__fsub_rn(least, most)));
+      device::HeadScale& of = out.scales[slot];
+      if (look) {
+        const float seen = out.windows[slot], zone = of.total;
+        const float most = seen > zone ? seen : zone, least = seen > zone ? zone : seen;
+        of.total = __fadd_rn(most, device::rough_exp2(__fsub_rn(least, most)));
+      }
+      if constexpr (kBlocks) of.total = __fsub_rn(of.total, of.start);
     }
     __syncthreads();
   }

@@ -27,8 +27,9 @@ struct HeadScale {
   float lift;   // in norm^2
   float mean;   // of the zone's keys
   float spread;
-  float total;  // the log-sum-exp of the zone, and then of the window too
-  float top;    // of the best block's keys; minus infinity: unknown
+  float total;  // the log-sum-exp of the zone, then of the window too, then less the start
+  float start;
+  float top;  // of the best block's keys; minus infinity: unknown
 };
 
 /** What a search needs of its queries. `kWords` is 32-bit words of sign bits: dimensions / 32. */

@@ -72,7 +72,7 @@ __device__ __forceinline__ HeadScale scale_of_zone(const QuerySums& sums, int64_
   const double mean = __dmul_rn(__dmul_rn(double(sums.with_means), one), kNormUnit);
   const float slope = __fmul_rn(__fmul_rn(scale, step), __fdiv_rn(kOctaves, float(rotated_dim)));
   const float square_slope = __fmul_rn(slope, slope);
-  HeadScale of;
+  HeadScale of{};
   of.top = -infinity();
   of.slope = slope;
   of.lift = __fmul_rn(__fmul_rn(square_slope, float(sums.square)), kSignVariance);
@@ -136,6 +136,7 @@ __device__ __forceinline__ HeadScale scale_of_blocks(const BlockSums& blocks, in
                                  __fmul_rn(__fmul_rn(reach, reach), kHalfOctaves)),
                        keys_log);
   of.top = __fadd_rn(best, __fmul_rn(kBlockReach, inner));
+  of.start = __fmul_rn(kHeadStart, inner);
   return of;
 }
 

@@ -24,6 +24,7 @@ struct MeanSpace {
   static constexpr int kQueries = 4;
   alignas(16) int16_t elements[kQueries][32 * kWords];
   float base[kQueries];  // steps per unit of a product, for a mean's step of 1
+  int centre[kQueries];  // steps of the logit of the centre, which is a part of every block's
   int most[device::kWarps][kQueries];
   device::ChunkSums sums[device::kWarps][kQueries];
 };
@@ -63,6 +64,16 @@ struct Means {
     }
     device::quantise_plain(x, kFineLevels, block.call.logits.scale, space.elements[slot],
                            space.base[slot]);
+    __syncwarp();
+    int64_t dot = 0;
+    for (int c = device::lane_id(); c < block.context.shape.key_dim; c += 32) {
+      dot += int(space.elements[slot][c]) * int(block.context.centre[c]);
+    }
+#pragma unroll
+    for (int lane = 16; lane >= 1; lane /= 2) dot += __shfl_xor_sync(~0u, dot, lane);
+    if (device::lane_id() != 0) return;
+    const float unit = __fmul_rn(space.base[slot], *block.context.centre_step);
+    space.centre[slot] = device::finite(unit) ? device::steps_of(__fmul_rn(float(dot), unit)) : 0;
   }
 
   /** What a lane holds of the queries: of each piece, two products' worth of column g. */
@@ -120,7 +131,7 @@ struct Means {
 
   /** Logits of a tile's means, of query t: to `out` of each, and to `steps`. */
   __device__ __forceinline__ void multiply(const Tile& tile, const Columns& queries, float base,
-                                           int first, int from, int (&steps)[2]) const {
+                                           int centre, int first, int from, int (&steps)[2]) const {
     const int g = device::lane_id() / 4, t = device::lane_id() % 4;
     int sums[4] = {};
 #pragma unroll
@@ -135,7 +146,8 @@ struct Means {
       const int number = first + g + 8 * row;
       const float unit = __fmul_rn(base, tile.step[row]);
       const int dot = 128 * sums[2 * row] + sums[2 * row + 1];
-      const int logit = device::finite(unit) ? device::steps_of(__fmul_rn(float(dot), unit)) : 0;
+      const int own = device::finite(unit) ? device::steps_of(__fmul_rn(float(dot), unit)) : 0;
+      const int logit = joined_steps(own, centre);
       const bool there = nearest(number) == number;
       steps[row] = there ? logit : device::kNoSteps;
       if (there) {
@@ -202,11 +214,12 @@ struct Means {
       __syncthreads();
       const Columns queries = columns();
       const float base = space.base[device::lane_id() % kQueries];
+      const int centre = space.centre[device::lane_id() % kQueries];
       for (int chunk = first; chunk <= blocks.last_chunk; chunk += step) {
         const Tile here = next;
         if (chunk + step <= blocks.last_chunk) read(means_of(chunk + step), next);
         int steps[2];
-        multiply(here, queries, base, means_of(chunk), from, steps);
+        multiply(here, queries, base, centre, means_of(chunk), from, steps);
         sum(chunk + own, from, steps);
         if (from + kQueries < block.searchers()) continue;
         __syncwarp();
