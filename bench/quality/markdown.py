@@ -13,7 +13,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def share(value: float) -> str:
     """As .978 or -.012."""
-    return re.sub(r"^(-?)0\.", r"\1.", f"{value:.3f}")
+    # Plus nothing: -0 is 0 then.
+    return re.sub(r"^(-?)0\.", r"\1.", f"{round(value, 3) + 0.0:.3f}")
 
 
 def fine(value: float) -> str:

@@ -29,6 +29,7 @@ RATIOS = (1.0, 0.2, 0.1, 0.05, 0.02)
 _OF_DOCUMENTATION = 12  # of the most stretches; the others are code
 # Many stretches of text take long to read: of each model the first few of the captured layers.
 FEW_LAYERS = {"smollm2": 3, "qwen-0.5b": 3, "qwen-1.5b": 2, "gemma-270m": 2}
+_OF_ONE: dict[str, int | None] = {**FEW_LAYERS, "smollm2": None}  # of a stretch; None: all
 SETTINGS: dict[str, dict[str, Any]] = {
     "block 64": MANY,
     **{
@@ -105,7 +106,7 @@ def _ends(layer: Layer, positions: Sequence[int], changes: dict[str, Any]) -> li
 
 def written(weights: Weights, track: Track) -> dict[str, Any]:
     """Shares while WRITTEN tokens of the documentation are given one by one: at the two ends."""
-    positions, layers = while_writing(LENGTH), FEW_LAYERS[weights.name]
+    positions, layers = while_writing(LENGTH), _OF_ONE[weights.name]
     stretch = Stretch("documentation", LENGTH, positions=positions, layers=layers)
     (taken,) = make_all(weights, [stretch])
     found: dict[str, list[list[Quality]]] = {name: [[], []] for name in SETTINGS}
@@ -139,7 +140,7 @@ def with_opening_of(layer: Layer, other: Layer) -> Layer:
 def balance(weights: Weights, track: Track) -> dict[str, Any]:
     """Shares on two texts, with a balance from each text's own opening and from the other's."""
     texts = ("documentation", "code")
-    layers = FEW_LAYERS[weights.name]
+    layers = _OF_ONE[weights.name]
     taken = make_all(weights, [Stretch(text, LENGTH, layers=layers) for text in texts])
     found: dict[str, dict[str, list[Quality]]] = {}
     for index in track(taken[0].manifest.layers, f"{weights.name}, balance"):
