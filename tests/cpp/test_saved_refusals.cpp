@@ -110,7 +110,7 @@ TEST_F(Refused, AFileThatIsShorterOrLonger) {
 TEST_F(Refused, AnotherKindOfFile) {
   EXPECT_TRUE(has(load(std::string(5000, 'x')), "got another kind of file"));
   EXPECT_TRUE(has(load(changed(8, 3)), "expected version 2 of saved sequences, got version 3"));
-  EXPECT_TRUE(has(load(summed(changed(8, 2))), "a newer pariskv_core wrote it"));
+  EXPECT_TRUE(has(load(summed(changed(8, 3))), "a newer pariskv_core wrote it"));
   EXPECT_FALSE(has(load(changed(8, 0)), "newer"));
 }
 
@@ -216,7 +216,7 @@ TEST_F(Refused, AFileThatGrowsTooLargeLeavesTheOldOne) {
 
 TEST_F(Refused, MoreThanTheBudgetHolds) {
   Config config = config_of();
-  config.memory_budget = 4 << 20;
+  config.memory_budget = 6 << 20;
   Cache small(config);
   Driver driver{small, small.add()};
   driver.prefill(10);
