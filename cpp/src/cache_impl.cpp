@@ -205,8 +205,7 @@ void Cache::Impl::keep_tail(const Step& step, Stream stream) {
     if (change.keeps()) jobs.push_back({step.views[i], change.tail, change.kept_from});
   }
   if (jobs.empty()) return;
-  backend_->offloads()->keep({shape_, policy_->tail_rows(), int64_t(jobs.size()), jobs.data()},
-                             stream);
+  backend_->keep({shape_, policy_->tail_rows(), int64_t(jobs.size()), jobs.data()}, stream);
 }
 
 void Cache::Impl::mark_for_offload(Step& step) {

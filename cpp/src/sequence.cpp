@@ -133,7 +133,8 @@ Change Planner::plan(Layer& layer, const Regions& next, Use use, bool queries,
   }
   plan_choice(change, after);
   if (offloads_) plan_offload(change, use);
-  if (offloads_ && after.sparse != 0) plan_kept(change, after, stream);
+  const bool keeps_tail = offloads_ || backend_.capabilities().keeps_tail;
+  if (keeps_tail && after.sparse != 0) plan_kept(change, after, stream);
   return change;
 }
 

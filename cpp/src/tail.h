@@ -3,9 +3,9 @@
  * the weight of the keys that it is one of. Which rows follows from the zone alone, so forks,
  * chunks, truncation and replays agree.
  *
- * On a GPU with rows in host memory they are kept on the device as well, in a block per layer and
- * sequence of (heads, capacity) rows. A block with rows that count is not written to again: where
- * other rows are due, another block takes its place.
+ * On the CPU and on a GPU with rows in host memory, copies of them lie side by side in a block per
+ * layer and sequence of (heads, capacity) rows. A block with rows that count is not written to
+ * again: where other rows are due, another block takes its place.
  */
 #pragma once
 

@@ -137,6 +137,26 @@ def test_chunks_forks_and_truncation_leave_the_same_rows():
     assert torch.equal(a, b)
 
 
+def test_copies_of_its_rows_lie_side_by_side():
+    config = with_tail(local=64, update=64)
+    one = One(config, 1500)
+    assert one.cache.stats().kept_bytes > 0  # a prompt's zone is searched by the next step
+    for tokens in (1500, 2000, 3000):
+        while one.cache.length(one.s) < tokens:
+            one.step()
+        one.check()
+        stats, regions = one.cache.stats(), one.cache.regions(one.s)
+        tail = sampled(regions.sink, regions.sink + regions.retrieval, ROWS)
+        assert stats.kept_rows == config.kv_heads * len(tail)
+        assert stats.kept_bytes == config.kv_heads * 2 * ROWS * 2 * 64 * 4
+    twin = one.cache.fork(one.s)
+    assert one.cache.stats().kept_bytes == stats.kept_bytes  # forks share them
+    one.cache.truncate([twin], keep=100)
+    assert one.cache.stats().kept_rows == stats.kept_rows  # the twin has no zone
+    without = One(config.replace(policy=config.policy.replace(tail="none")), 1500)
+    assert without.cache.stats().kept_bytes == 0
+
+
 def test_rows_that_are_not_finite_do_not_count():
     config = with_tail()
     cache = pk.Cache(config)

@@ -29,6 +29,8 @@ struct Capabilities {
   bool decode_appends = false;
   /** The arena's memory is the device's: the host reaches it by fetch and copy alone. */
   bool own_memory = false;
+  /** Rows of a tail are copied to lie side by side wherever they are, not only in host memory. */
+  bool keeps_tail = false;
 };
 
 class Backend : public Verbs, public BackendMemory, public CallOrder {

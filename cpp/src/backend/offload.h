@@ -17,8 +17,6 @@ class Offloads {
   virtual int64_t start_offload(void* target, const void* source, int64_t bytes, Stream stream) = 0;
   virtual bool offloaded(int64_t ticket) = 0;
   virtual void wait_offloaded(int64_t ticket) = 0;
-  /** Copies rows that are wanted by every step to blocks of the device. */
-  virtual void keep(const KeepArgs& args, Stream stream) = 0;
   /** Keeps the blocks of a copy whose rows were dropped until the copy is done. */
   virtual void adopt(Block source, Block target, int64_t ticket) noexcept = 0;
 };

@@ -17,6 +17,9 @@ class Verbs {
   virtual void copy(void* target, const void* source, int64_t bytes, Stream stream) = 0;
   virtual void zero(void* target, int64_t bytes, Stream stream) = 0;
 
+  /** Copies rows of tails to where they lie side by side. */
+  virtual void keep(const KeepArgs& args, Stream stream) = 0;
+
   /** Writes queries to where they are remembered. */
   virtual void remember(const RememberArgs& args, Stream stream) = 0;
 

@@ -19,13 +19,14 @@ class CpuBackend : public Backend {
   CpuBackend(const Config& config, const Resources& resources);
 
   /** A call that may be stopped between two verbs has to leave the present state as it is. */
-  Capabilities capabilities() const override { return {stoppable_, false, false, false}; }
+  Capabilities capabilities() const override { return {stoppable_, false, false, false, true}; }
 
   void append(const RowsArgs& args, Stream stream) override;
   void read(const RowsArgs& args, Stream stream) override;
   void copy(void* target, const void* source, int64_t bytes, Stream stream) override;
   void zero(void* target, int64_t bytes, Stream stream) override;
 
+  void keep(const KeepArgs& args, Stream stream) override;
   void remember(const RememberArgs& args, Stream stream) override;
   void reserve(const Upkeep& upkeep) override;
   void keep_up(const Upkeep& upkeep, Stream stream) override;

@@ -14,6 +14,12 @@ inline char* row_at(const ModelShape& shape, const SequenceView& sequence, int64
          (head * shape.segment_tokens + slot) * shape.rows.bytes();
 }
 
+/** The same of a row of the tail, by its number among them: a copy that lies beside the others. */
+inline char* kept_row(const ModelShape& shape, const SequenceView& sequence, int64_t head,
+                      int64_t number, int64_t capacity) {
+  return sequence.kept + (head * capacity + number) * shape.rows.bytes();
+}
+
 /** Element (i, j, 0) of a rank-3 view. */
 inline char* element_at(const TensorView& view, int64_t i, int64_t j) {
   return static_cast<char*>(view.data) +

@@ -46,7 +46,7 @@ struct SearchItem {
   int32_t* selected_candidate;  // (heads, top_k) index into candidate
   MassBudget* budget;           // (heads); null: rows have none
   uint64_t* mass;               // (heads) that was reached
-  int32_t* tail_position;       // (heads, tail_width) part of Selection
+  int32_t* tail_number;         // (heads, tail_width) part of Selection
   int64_t* tail_count;          // (heads)
   uint8_t* tail_selected;       // (heads, tail_width) which rows of the tail are selected
 

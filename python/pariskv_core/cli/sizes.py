@@ -27,7 +27,8 @@ class LayerBytes:
     rows: int  # K and V of a segment
     summaries: int  # of a segment
     state: int  # once: statistics, the balance
-    on_gpu: int  # once, where rows are in host memory: row cache and the tail's rows
+    tail: int  # once: copies of the tail's rows
+    row_cache: int  # once, where rows are in host memory
     kept: int = 0  # once, with HardKV: kept rows and the queries that are remembered
     drops: bool = False  # of the segments of a zone none stays
 
@@ -52,7 +53,8 @@ def of_layer(shape: ModelShape, **settings: object) -> LayerBytes:
         rows,
         summaries,
         after.summary_bytes - _SEGMENTS * summaries,
-        _row_cache(config, rows) + _tail(config, rows),
+        _tail(config, rows),
+        _row_cache(config, rows),
         _kept(small),
         isinstance(config.policy, pk.HardKV) and config.policy.placement == "dropped",
     )
@@ -117,7 +119,7 @@ def parts_of_batch(
         "key summaries": Need(layers * (layer.state + segments * layer.summaries), 0),
         "keys and values": Need(layers * here * layer.rows, layers * (stay - here) * layer.rows),
         "kept rows": Need(layers * layer.kept, 0),
-        "row cache, tail": Need(layers * layer.on_gpu if gpu else 0, 0),
+        "row cache, tail": Need(layers * (layer.tail + (layer.row_cache if gpu else 0)), 0),
         "sliding layers": Need(batch * sliding, 0),
     }
 

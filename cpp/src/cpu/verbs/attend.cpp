@@ -93,7 +93,9 @@ void load_group(const DecodeArgs& args, const Running& state, const Kernels& ker
 
 /** Rows that stand for others. */
 struct TailRows {
-  const int32_t* position;
+  Tail tail;
+  int64_t capacity;       // of the block that they are kept in
+  const int32_t* number;  // which of the tail's rows
   int64_t count;
   float weight;
 };
@@ -112,8 +114,11 @@ void attend_tail(const Kernels& kernels, const DecodeArgs& args, const QueryBloc
   std::fill_n(sum, own.count, 0.0f);
   std::fill_n(weighted, own.count * dim, 0.0f);
   std::fill_n(own.limits, own.count, tail.count);
-  attend_rows(nullptr, kernels, shape, args.logits, own, tail.count,
-              [&](int64_t i) { return row_at(shape, sequence, head, tail.position[i]); });
+  attend_rows(nullptr, kernels, shape, args.logits, own, tail.count, [&](int64_t i) {
+    const int64_t number = tail.number[i];
+    return sequence.kept != nullptr ? kept_row(shape, sequence, head, number, tail.capacity)
+                                    : row_at(shape, sequence, head, tail.tail.position(number));
+  });
   for (int64_t q = 0; q < own.count; ++q) {
     const float top = std::max(block.maximum[q], maximum[q]);
     if (!(top > -INFINITY)) continue;
@@ -202,9 +207,11 @@ void CpuBackend::attend_selected(const DecodeArgs& args, const Running& running)
     attend_rows(nullptr, kernels_, shape, args.logits, block, rows,
                 [&](int64_t i) { return row_at(shape, sequence, part.head, selected[i]); });
     if (sequence.sparse != 0 && selection.tail_width > 0) {
+      const int64_t width = selection.tail_width;
       attend_tail(kernels_, args, block, sequence, part.head,
-                  {selection.tail_position + list * selection.tail_width,
-                   selection.tail_count[list], selection.tail_weight[part.token]});
+                  {Tail::of(sequence.zone_begin, sequence.zone_end, width / 2), width,
+                   selection.tail_number + list * width, selection.tail_count[list],
+                   selection.tail_weight[part.token]});
     }
     for (int64_t q = 0; q < block.count; ++q) {
       finish(shape, args.logits, block.maximum[q], block.sum[q],

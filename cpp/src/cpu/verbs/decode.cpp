@@ -29,7 +29,7 @@ Running CpuBackend::cut(const DecodeArgs& args, Cutter& cutter) {
   running.selection.position = cutter.take<int32_t>(lists * running.selection.width);
   running.selection.count = cutter.take<int64_t>(lists);
   running.selection.tail_width = Tail::capacity(tail_rows(args.rules));
-  running.selection.tail_position = cutter.take<int32_t>(lists * running.selection.tail_width);
+  running.selection.tail_number = cutter.take<int32_t>(lists * running.selection.tail_width);
   running.selection.tail_count = cutter.take<int64_t>(lists);
   running.selection.tail_weight = cutter.take<float>(lists > 0 ? args.batch : 0);
   std::visit([&](const auto& rules) { step_of(rules).cut(args, rules, running.selection, cutter); },

@@ -78,7 +78,7 @@ void ParisKvStep::cut(const DecodeArgs& args, const ParisKvRules& rules, const S
     item.row = i;
     item.selected = selection.position + i * args.shape.kv_heads * selection.width;
     item.selected_count = selection.count + i * args.shape.kv_heads;
-    item.tail_position = selection.tail_position + i * args.shape.kv_heads * selection.tail_width;
+    item.tail_number = selection.tail_number + i * args.shape.kv_heads * selection.tail_width;
     item.tail_count = selection.tail_count + i * args.shape.kv_heads;
     if (selection.tail_weight != nullptr) {
       selection.tail_weight[i] = item.tail.weight(item.sequence.zone_tokens());

@@ -29,7 +29,7 @@ void ParisKvStep::list_tail(const SearchArgs& args) {
       const int64_t position = item.selected[head * args.rules().top_k + i];
       if (item.tail.has(position)) selected[item.tail.number(position)] = 1;
     }
-    int32_t* out = item.tail_position + head * width;
+    int32_t* out = item.tail_number + head * width;
     int64_t count = 0;
     for (int64_t i = 0; i < item.tail.count; ++i) {
       const int64_t position = item.tail.position(i);
@@ -37,7 +37,7 @@ void ParisKvStep::list_tail(const SearchArgs& args) {
       // A key that a search cannot select counts all the same, unless it is not finite.
       const bool found = *layout.norms(segment, head, position % shape.segment_tokens) != 0;
       if (selected[i] != 0 || (!found && !is_finite(item.sequence, head, position))) continue;
-      out[count++] = int32_t(position);
+      out[count++] = int32_t(i);
     }
     item.tail_count[head] = count;
   });
