@@ -31,6 +31,16 @@ _PEERS = (
     "ArkVale",
     "Quest",
 )
+_DEFAULT = "block 64, 5 %, own tail 1,024"
+_FOUND_BY = (
+    "full attention",
+    "sinks and window",
+    "best 100",
+    "best 400",
+    "published",
+    "block 64",
+    _DEFAULT,
+)
 _MEASURES = {
     "share": "share",
     "worst_kv_head": "worst kv head",
@@ -119,7 +129,7 @@ def goals(sources: Sources) -> str:
         what = f"{_captured(run)}, all keys: share"
         rows.append([what, "≥ .990", share(got), verdict(got >= 0.99)])
     for run in sources.inside.values():
-        rows += _kl_goals(run)
+        rows += _kl_goals(run) + _needle_goals(run)
     return table(["", "asked", "measured", "met"], rows + _keys_goals(sources))
 
 
@@ -128,7 +138,7 @@ def _kl_goals(run: dict[str, Any]) -> list[list[str]]:
     whole, best = (text.get(name, {}).get("kl") for name in ("best 100", "best 400"))
     for method, said in (
         ("block 64, tail 512", "KL with a tail of 512"),
-        ("block 64, 5 %, own tail 1,024", f"KL of the default after {run['tokens']:,} tokens"),
+        (_DEFAULT, f"KL of the default after {run['tokens']:,} tokens"),
     ):
         for whom, most in (
             ("that of the best 400 rows", best),
@@ -139,6 +149,16 @@ def _kl_goals(run: dict[str, Any]) -> list[list[str]]:
                 what = f"{named(run)}, {said}: at most {whom}"
                 rows.append([what, f"≤ {fine(most)}", fine(got), verdict(got <= most)])
     return rows
+
+
+def _needle_goals(run: dict[str, Any]) -> list[list[str]]:
+    facts = run.get("facts", {})
+    if not facts.keys() >= {"full attention", _DEFAULT}:
+        return []
+    whole, got = (facts[name]["all"]["found"] for name in ("full attention", _DEFAULT))
+    what = f"{named(run)}, needles that the default finds after {run['tokens']:,} tokens"
+    asked = f"≥ {whole - 2:.0f} (full attention {whole:.0f})"
+    return [[what, asked, f"{got:.0f}", verdict(got >= whole - 2)]]
 
 
 def _keys_goals(sources: Sources) -> list[list[str]]:
@@ -178,7 +198,7 @@ _INSIDE = {
     "block 64, tail 1,024": "block 64 + tail of 1,024",
     "block 64, own tail": "block 64 + the engine's own tail of 512",
     "block 64, own tail 1,024": "the same with a tail of 1,024",
-    "block 64, 5 %, own tail 1,024": "**the default**: the same, 5 % reranked",
+    _DEFAULT: "**the default**: the same, 5 % reranked",
     "block 64, 5 %, tail 512": "block 64, 5 % reranked + tail of 512",
     "block 64, 5 %, tail 1,024": "block 64, 5 % reranked + tail of 1,024",
     "block 64, 2 %, tail 512": "block 64, 2 % reranked + tail of 512",
@@ -266,25 +286,28 @@ def facts(sources: Sources) -> str:
 
 def ruler(sources: Sources) -> str:
     """The same of tasks after RULER."""
-    kinds = ("variables", "several", "frequent")
+    kinds = ("variables", "several", "frequent", "walks", "records")
     return _found_table(sources, kinds, kinds)
 
 
 def _found_table(sources: Sources, parts: Sequence[str], kinds: Sequence[str]) -> str:
-    columns, head = [], ["attends to sinks, window and"]
+    asked = []  # what is known of a kind of question after a text
     for run in sources.inside.values():
         for part in parts:
             known = run.get(part, {}).get("full attention", {})
             for kind in kinds:
                 if kind in known:
-                    columns.append((run[part], kind))
-                    head.append(f"{named(run)}: {kind} of {known[kind]['asked']:.0f}")
-    rows = []
-    for name, said in {"full attention": "all", **_INSIDE}.items():
-        cells = [_found(of.get(name, {}), kind) for of, kind in columns]
-        if any(cell != "–" for cell in cells):
-            rows.append([said, *cells])
-    return table(head, rows)
+                    said = f"{named(run)}, {run['tokens']:,}: {kind} of {known[kind]['asked']:.0f}"
+                    asked.append((said, run[part], kind))
+    methods = {
+        name: "all" if name == "full attention" else _INSIDE[name]
+        for name in _FOUND_BY
+        if any(kind in of.get(name, {}) for _, of, kind in asked)
+    }
+    rows = [
+        [said, *(_found(of.get(name, {}), kind) for name in methods)] for said, of, kind in asked
+    ]
+    return table(["attends to sinks, window and", *methods.values()], rows)
 
 
 def _found(by_kind: dict[str, dict[str, float]], kind: str) -> str:

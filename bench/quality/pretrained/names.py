@@ -1,4 +1,6 @@
-"""Plain words that facts are made of."""
+"""Plain words that facts are made of, and names that are no words."""
+
+import numpy as np
 
 PLACES = """
 Accra Ankara Athens Baku Bamako Bangkok Beirut Belgrade Berlin Bern Bogota Brussels
@@ -20,3 +22,11 @@ pebble pepper pillow planet pocket pumpkin rabbit ribbon river rocket saddle sai
 silver spider stable summer sunset tablet temple ticket tiger timber tunnel turtle valley
 velvet violin walnut window winter
 """.split()
+
+
+def letters(rng: np.random.Generator, count: int) -> list[str]:
+    """Different names of five capital letters."""
+    found: dict[str, None] = {}
+    while len(found) < count:
+        found["".join(chr(65 + i) for i in rng.integers(0, 26, 5))] = None
+    return list(found)

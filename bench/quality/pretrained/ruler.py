@@ -4,6 +4,7 @@ Variables: chains of assignments lie between paragraphs; which names have a chai
 Frequent: lists of words with a name each; which word is the most frequent one of a list?
 Several: one name has several numbers, each told elsewhere; which are they?
 As with needles, each question goes on from the haystack's end and the right answer is given.
+Tasks of walks.py are asked in the same way.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from torch import Tensor
 
-from quality.pretrained.names import PLACES, WORDS
+from quality.pretrained.names import PLACES, WORDS, letters
 from quality.pretrained.needles import (
     Fact,
     Haystack,
@@ -24,6 +25,7 @@ from quality.pretrained.needles import (
     one_dictionary,
 )
 from quality.pretrained.prefix import Pretrained
+from quality.pretrained.walks import records, walks
 
 _SEED = 11
 _HOPS = 4  # names of a chain
@@ -33,17 +35,9 @@ _LISTS = 24
 _WORDS = 60  # of a list; one of them makes up a third, and four others a tenth each
 
 
-def _letters(rng: np.random.Generator, count: int) -> list[str]:
-    """Different names of five capital letters."""
-    found: dict[str, None] = {}
-    while len(found) < count:
-        found["".join(chr(65 + i) for i in rng.integers(0, 26, 5))] = None
-    return list(found)
-
-
 def variables(rng: np.random.Generator) -> tuple[list[str], list[Fact]]:
     """What is told, in order, and a question for each chain."""
-    names = _letters(rng, _CHAINS * _HOPS)
+    names = letters(rng, _CHAINS * _HOPS)
     values = rng.choice(np.arange(10_000, 100_000), _CHAINS, replace=False)
     chains = [names[i * _HOPS : (i + 1) * _HOPS] for i in range(_CHAINS)]
     told, facts = [], []
@@ -96,6 +90,8 @@ TASKS: dict[str, Callable[[np.random.Generator], tuple[list[str], list[Fact]]]] 
     "variables": variables,
     "several": several,
     "frequent": frequent,
+    "walks": walks,
+    "records": records,
 }
 
 
