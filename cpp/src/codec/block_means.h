@@ -103,32 +103,27 @@ inline void set_stretch(double* keys, double* queries, int64_t channels, float* 
   }
 }
 
-/**
- * The step of a block's mean: its largest channel is kMeanLevels of them.
- * @param largest  magnitude of a channel of the balanced mean
- */
-inline float mean_step(double largest) {
-  constexpr double kMost = 0x1p121;  // so that a level times a step is a float
-  return float(std::min(largest / double(kMeanLevels), kMost));
+/** The step of which the largest magnitude is `levels`. At `most` a level times it is a float. */
+inline float rounding_step(double largest, float levels, double most) {
+  return float(std::min(largest / double(levels), most));
 }
 
-/** A channel of a balanced mean in its steps. */
+/** A number in whole steps, halves to even: at most `levels` either way. */
+inline double rounded_level(double number, float step, float levels) {
+  if (step == 0) return 0;
+  return std::clamp(std::nearbyint(number / double(step)), -double(levels), double(levels));
+}
+
+/** Of a block's mean, balanced, and of a channel of it. */
+inline float mean_step(double largest) { return rounding_step(largest, kMeanLevels, 0x1p121); }
 inline int8_t mean_level(double mean, float step) {
-  if (step == 0) return 0;
-  const double level = std::nearbyint(mean / double(step));
-  return int8_t(std::clamp(level, -double(kMeanLevels), double(kMeanLevels)));
+  return int8_t(rounded_level(mean, step, kMeanLevels));
 }
 
-/** The same of a centre, whose largest channel is kFineLevels of its steps. */
-inline float centre_step(double largest) {
-  constexpr double kMost = 0x1p114;  // so that a level times a step is a float
-  return float(std::min(largest / double(kFineLevels), kMost));
-}
-
+/** The same of a centre. */
+inline float centre_step(double largest) { return rounding_step(largest, kFineLevels, 0x1p114); }
 inline int16_t centre_level(double mean, float step) {
-  if (step == 0) return 0;
-  const double level = std::nearbyint(mean / double(step));
-  return int16_t(std::clamp(level, -double(kFineLevels), double(kFineLevels)));
+  return int16_t(rounded_level(mean, step, kFineLevels));
 }
 
 /** The logit of a block's mean and the centre, in steps. */

@@ -74,9 +74,8 @@ void balance_head(const Kernels& kernels, const EncodeArgs& args, const EncodeJo
     queries[c] = squares[c] + squares[(c + dim / 2) % dim];
     paired[c] = keys[c] + keys[(c + dim / 2) % dim];
   }
-  const float* gain = job.balance.gain + head * dim;
-  set_stretch(paired, job.heard ? queries : nullptr, dim, job.balance.stretch + head * dim,
-              job.balance.gain + head * dim);
+  float* gain = job.balance.gain + head * dim;
+  set_stretch(paired, job.heard ? queries : nullptr, dim, job.balance.stretch + head * dim, gain);
 
   double largest = 0;
   for (int64_t c = 0; count > 0 && c < dim; ++c) {
