@@ -109,10 +109,11 @@ SEARCHES: dict[str, Callable[[], Attention]] = {
         for m in TAILS
     },
     f"block {BLOCK}, 2 %, tail 512": lambda: Rows(Engine({"block": BLOCK, **reranked(0.02)}), 512),
-    # What the lab adds to the engine's rows, by the engine itself; the last is the default.
+    # What the lab adds to the engine's rows, by the engine itself; the third is the default.
     f"block {BLOCK}, own tail": lambda: with_tail(512, **MANY),
     f"block {BLOCK}, own tail 1,024": lambda: with_tail(1024, **MANY),
     f"block {BLOCK}, 5 %, own tail 1,024": lambda: with_tail(1024, **reranked(0.05)),
+    f"block {BLOCK}, 5 %, own tail 2,048": lambda: with_tail(2048, **reranked(0.05)),
     **{f"the default, mass {mass:g}": (lambda m=mass: budget(m)) for mass in (1.0, *MASSES)},
     "PQCache 16×8": lambda: peer("pqcache", subspaces=16, bits=8),
     **{
