@@ -32,7 +32,6 @@ _PEERS = (
     "Quest",
 )
 _DEFAULT = "block 64, 5 %, own tail 1,024"
-_LONG_TAIL = "block 64, 5 %, own tail 2,048"
 _FOUND_BY = (
     "full attention",
     "sinks and window",
@@ -200,7 +199,7 @@ _INSIDE = {
     "block 64, own tail": "block 64 + the engine's own tail of 512",
     "block 64, own tail 1,024": "the same with a tail of 1,024",
     _DEFAULT: "**the default**: the same, 5 % reranked",
-    _LONG_TAIL: "the default with `tail_rows=2048`",
+    "block 64, 5 %, own tail 2,048": "the default with `tail_rows=2048`",
     "block 64, 5 %, tail 512": "block 64, 5 % reranked + tail of 512",
     "block 64, 5 %, tail 1,024": "block 64, 5 % reranked + tail of 1,024",
     "block 64, 2 %, tail 512": "block 64, 2 % reranked + tail of 512",

@@ -109,7 +109,7 @@ SEARCHES: dict[str, Callable[[], Attention]] = {
         for m in TAILS
     },
     f"block {BLOCK}, 2 %, tail 512": lambda: Rows(Engine({"block": BLOCK, **reranked(0.02)}), 512),
-    # What the lab adds to the engine's rows, by the engine itself; the third is the default.
+    # What the lab adds to the engine's rows, by the engine itself; 5 % and 1,024 are the default.
     f"block {BLOCK}, own tail": lambda: with_tail(512, **MANY),
     f"block {BLOCK}, own tail 1,024": lambda: with_tail(1024, **MANY),
     f"block {BLOCK}, 5 %, own tail 1,024": lambda: with_tail(1024, **reranked(0.05)),
