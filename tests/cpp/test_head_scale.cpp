@@ -190,6 +190,41 @@ TEST(HeadScale, QueriesThatAreNotFiniteNeverLead) {
   EXPECT_EQ(offset, 64);
 }
 
+TEST(HeadScale, JoinedScoresAreThoseOfASumOfExponentials) {
+  for (const int32_t octave : {4, 8, 16}) {
+    for (int32_t a = 0; a < 200; ++a) {
+      EXPECT_EQ(joined_score(a, a, octave), a + octave);
+      for (int32_t b = 0; b < 200; ++b) {
+        const double sum = std::log2(std::exp2(double(a) / octave) + std::exp2(double(b) / octave));
+        const int32_t joined = joined_score(a, b, octave);
+        EXPECT_NEAR(joined, octave * sum, 0.33 * octave + 1) << a << " " << b;
+        EXPECT_EQ(joined, joined_score(b, a, octave));
+        EXPECT_GE(joined, std::max(a, b));
+        EXPECT_GE(joined_score(a + 1, b, octave), joined) << "a better score is not worth less";
+      }
+    }
+  }
+  EXPECT_EQ(joined_score(250, 250, 8), 255);
+  for (int32_t a = 0; a < 256; ++a) EXPECT_EQ(joined_score(a, 0, 0), a) << "one head, by itself";
+}
+
+TEST(HeadScale, OctavesAreThoseOfTheLead) {
+  float slope[9], variance_term[9], offset[9];
+  const auto octave_of = [&](float spread, int64_t searchers) {
+    std::vector<HeadScale> heads(size_t(searchers), scale_of(2, spread, 10));
+    return score_lines(heads.data(), searchers, slope, variance_term, offset, nullptr);
+  };
+  EXPECT_EQ(octave_of(2, 4), 8);
+  EXPECT_EQ(octave_of(3, 4), 5);
+  EXPECT_EQ(octave_of(0.01f, 4), 32) << "of a flat head an octave may be more than all scores";
+  EXPECT_EQ(octave_of(2, 1), 0) << "one head has none to be joined with";
+  EXPECT_EQ(score_joins(1), 0);
+  EXPECT_EQ(score_joins(4), 2);
+  EXPECT_EQ(score_joins(5), 3);
+  EXPECT_EQ(score_joins(8), 3);
+  EXPECT_EQ(score_joins(9), 4);
+}
+
 // --- Blocks that share a mean ---
 
 TEST(HeadScale, OfVarianceTheReachedPartCounts) {
@@ -336,24 +371,25 @@ TEST(BlockSums, WithoutKeysTheScaleIsEmpty) {
 }
 
 TEST(BlockSums, ScoresAreLoweredByWhatTheBestKeysPass255) {
-  // Steps of 8 an octave: 255 lies 23.875 octaves above a mean key's 64.
+  // Steps of 8 an octave: 255 lies 23.875 octaves above a mean key's 64, of which joining three
+  // heads may take two.
   HeadScale heads[] = {scale_of(0, 2, 10), scale_of(-1, 2, 10), {}};
   float slope[3], variance_term[3], offset[3], per_step[3];
-  const auto lines = [&] { score_lines(heads, 3, slope, variance_term, offset, per_step); };
-  heads[0].top = 23;
-  lines();
+  const auto lines = [&] { return score_lines(heads, 3, slope, variance_term, offset, per_step); };
+  heads[0].top = 21;
+  EXPECT_EQ(lines(), 8);
   EXPECT_EQ(offset[0], 64);
   for (int h = 0; h < 2; ++h) EXPECT_EQ(per_step[h], 8 * 0x1p-6f);
   EXPECT_EQ(per_step[2], 0);
   const float second = offset[1];
-  heads[0].top = 40;  // 16.125 octaves too high
+  heads[0].top = 40;  // 18.125 octaves too high
   lines();
-  EXPECT_EQ(offset[0], 64 - 8 * 16.125f);
-  EXPECT_EQ(offset[0] + 40 * 8, 255) << "the best keys score what can be scored";
-  EXPECT_EQ(offset[1], second - 8 * 16.125f) << "the scores of all heads are lowered";
+  EXPECT_EQ(offset[0], 64 - 8 * 18.125f);
+  EXPECT_EQ(offset[0] + 40 * 8 + 2 * 8, 255) << "the best keys score what can be scored";
+  EXPECT_EQ(offset[1], second - 8 * 18.125f) << "the scores of all heads are lowered";
   heads[0].top = 0, heads[1].top = 40;  // as shares of each head's own attention
   lines();
-  EXPECT_EQ(offset[0], 64 - 8 * 16.125f);
+  EXPECT_EQ(offset[0], 64 - 8 * 18.125f);
   for (const float unknown : {kInfinity, kNan, -kInfinity}) {
     heads[0].top = unknown, heads[1].top = -kInfinity;
     lines();

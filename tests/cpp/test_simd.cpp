@@ -71,7 +71,8 @@ TEST_P(Simd, ScoreSigns) {
         run.signs = signs.data(), run.norm_codes = norms.data(), run.count = count;
         run.subspaces = subspaces, run.heads = heads, run.query = query.data();
         run.slope = slope.data(), run.variance_term = variance_term.data();
-        run.offset = offset.data(), run.scores = expected.data();
+        run.offset = offset.data(), run.octave = int32_t(heads % 7) * 5;
+        run.scores = expected.data();
         plain_.score_signs(run);
         run.scores = actual.data();
         kernels_->score_signs(run);

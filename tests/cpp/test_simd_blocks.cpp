@@ -100,6 +100,7 @@ TEST_P(SimdBlocks, ScoreSigns) {
         run.slope = slope.data(), run.variance_term = variance_term.data();
         run.offset = offset.data(), run.per_step = per_step.data();
         run.block = block, run.steps = steps.data(), run.step_stride = stride;
+        run.octave = int32_t(heads % 7) * 5;
         run.scores = expected.data();
         plain_.score_signs(run);
         run.scores = actual.data();
@@ -125,7 +126,7 @@ TEST_P(SimdBlocks, OffsetsOfBlocksAreThoseOfRunsOfTheirOwn) {
   run.slope = slope.data(), run.variance_term = variance_term.data();
   run.offset = offset.data(), run.per_step = per_step.data();
   run.block = kBlock, run.steps = steps.data(), run.step_stride = 6;
-  run.scores = at_once.data();
+  run.octave = 5, run.scores = at_once.data();
   kernels_->score_signs(run);
   run.block = 0;  // whole keys, from an offset of their own
   for (int64_t b = 0; b * kBlock < kCount; ++b) {

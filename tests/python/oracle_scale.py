@@ -5,6 +5,7 @@ Whole numbers, or fp32 that is rounded where a backend rounds it, so that scores
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -150,8 +151,23 @@ class ScoreLine:
     per_step: np.float32
 
 
-def score_lines(heads: Sequence[HeadScale]) -> list[ScoreLine]:
-    """The best head's mean key scores 64, less what the best blocks' keys would pass 255 by."""
+def joined(scores: Sequence[np.ndarray], octave: int) -> np.ndarray:
+    """The scores of all heads: by fours, two fours to an eight, then eights in turn."""
+
+    def join(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        mean = (a + b + 1) // 2
+        return np.minimum(np.maximum(np.maximum(a, b), mean + octave), 255)
+
+    whole = [*scores, *[np.zeros_like(scores[0])] * (-len(scores) % 4)]
+    twos = [join(*whole[i : i + 2]) for i in range(0, len(whole), 2)]
+    fours = [join(*twos[i : i + 2]) for i in range(0, len(twos), 2)]
+    eights = [functools.reduce(join, fours[i : i + 2]) for i in range(0, len(fours), 2)]
+    return functools.reduce(join, [np.maximum(eight, 1) for eight in eights])
+
+
+def score_lines(heads: Sequence[HeadScale], searchers: int) -> tuple[list[ScoreLine], int]:
+    """The best head's mean key scores 64, less what the best blocks' keys would pass 255 by. Some
+    searchers may have no scale. Beside the lines: the steps of an octave."""
     one = np.float32
     anchor, spread, top = one(-np.inf), one(2.0**-6), one(-np.inf)
     lines = []
@@ -163,7 +179,10 @@ def score_lines(heads: Sequence[HeadScale]) -> list[ScoreLine]:
             if head.top - head.total > top:
                 top = head.top - head.total
         steps, middle = one(SCORE_STEPS) / spread, one(SCORE_SHIFT * SCORE_STEPS)
-        excess = (top - anchor) * steps - (one(255) - middle)
+        octave = np.rint(np.minimum(steps, one(32))) if searchers > 1 else one(0)
+        in_turn = 0 if searchers == 1 else 2 if searchers <= 4 else 3 + (searchers - 1) // 8
+        most = one(255) - middle - octave * one(in_turn)
+        excess = (top - anchor) * steps - most
         lowered = middle - excess if excess > 0 and np.isfinite(excess) else middle
         for head in heads:
             offset = lowered - (head.total + anchor) * steps
@@ -172,4 +191,4 @@ def score_lines(heads: Sequence[HeadScale]) -> list[ScoreLine]:
                 lines.append(ScoreLine(*line, steps / one(OCTAVE_STEPS)))
             else:
                 lines.append(ScoreLine(one(0), one(0), middle, one(0)))
-    return lines
+    return lines, int(octave)

@@ -17,6 +17,7 @@ from oracle_blocks import Blocks, block_scale, block_sums
 from oracle_scale import (
     fused_multiply_add,
     head_scale,
+    joined,
     quantised_query,
     score_lines,
     window_octaves,
@@ -42,15 +43,14 @@ def sign_norm_scores(
     windows: Sequence[np.float32],
     blocks: Blocks | None = None,
 ) -> np.ndarray:
-    """Scores 0 to 255 of one kv head's keys: the best of the group's heads, each as the share of
-    its attention that a key may get. `windows`: window_octaves of each query, or -inf."""
+    """Scores 0 to 255 of one kv head's keys: those of the group's heads joined, each as the share
+    of its attention that a key may get. `windows`: window_octaves of each query, or -inf."""
     key_signs, norms = oracle.sign_matrix(summary.signs), summary.norms.astype(np.float64)
     usable = norms > 0
-    best = np.ones(len(norms), dtype=np.float32)
     if not usable.any():
         return np.zeros(len(norms), dtype=np.uint8)
-    heads, quantised, means = [], [], []
-    for asked, window in zip(queries, windows, strict=True):
+    heads, quantised, means, places = [], [], [], []
+    for place, (asked, window) in enumerate(zip(queries, windows, strict=True)):
         query = asked if blocks is None else blocks.stretched(asked)
         rotated = oracle.rotate(query.astype(np.float32), signs)
         if not np.isfinite(rotated).all():
@@ -66,16 +66,19 @@ def sign_norm_scores(
             heads.append(block_scale(norms[usable], sums, q4, largest, scale, window))
             means.append(steps[blocks.of(np.arange(len(norms)))].astype(np.float32))
         quantised.append(q4)
-    for line, q4, steps in zip(score_lines(heads), quantised, means, strict=True):
+        places.append(place)
+    of_heads = [np.zeros(len(norms), dtype=np.int64) for _ in queries]
+    lines, octave = score_lines(heads, len(queries))
+    for place, line, q4, steps in zip(places, lines, quantised, means, strict=True):
         product = ((key_signs @ q4) * norms).astype(np.float32)  # 12 + 5 bits: exact
         square = (norms * norms).astype(np.float32)
         base = (
             line.offset if blocks is None else fused_multiply_add(steps, line.per_step, line.offset)
         )
         raised = fused_multiply_add(square, line.variance_term, base)
-        best = np.maximum(best, fused_multiply_add(product, line.slope, raised))
-    scores = np.floor(np.minimum(best, 255)).astype(np.uint8)
-    return np.where(usable, scores, 0).astype(np.uint8)
+        score = fused_multiply_add(product, line.slope, raised)
+        of_heads[place] = np.floor(np.clip(score, 0, 255)).astype(np.int64)
+    return np.where(usable, joined(of_heads, octave), 0).astype(np.uint8)
 
 
 def centroid_votes(part: np.ndarray, counts: np.ndarray, keys: int, ratio: float) -> np.ndarray:

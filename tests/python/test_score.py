@@ -121,7 +121,8 @@ def test_a_zero_query_ties_everything_and_the_first_keys_win(search, device):
     if "scorer" in search:
         return  # the nearest centroid of a zero query is the one with id 0: no tie
     explanation = f.cache.explain(0, f.s, q)
-    assert (explanation.details.coarse == 64).all()
+    # Each of the two heads gives every key 64; together an octave more, as long as one may be.
+    assert (explanation.details.coarse == 64 + 32).all()
     candidates = explanation.details.candidate_positions
     assert (candidates == 4 + np.arange(candidates.shape[1])).all()
 

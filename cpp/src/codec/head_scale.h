@@ -31,6 +31,7 @@ constexpr float kHeadStart = 0.6f;          // spreads that an unsure head is ah
 constexpr float kLeastSpread = 0x1p-6f;     // flatter heads are not magnified
 constexpr float kBlockReach = 4.0f;         // spreads from a block's mean to its best keys
 constexpr float kInvisible = -30.0f;        // octaves; less adds nothing
+constexpr float kMostOctave = 32.0f;        // score steps: of flat heads an octave is more
 
 /** Resident rows that are looked at: the first ones, and the last before the newest token. */
 constexpr int64_t kFirstRows = 16;
@@ -242,18 +243,34 @@ inline HeadScale head_scale(const KeyMeans& keys, const BlockSums& sums, const i
 }
 
 /**
+ * A key's score for two heads together: about log2(2^a + 2^b), in three lines. Scores are bytes. A
+ * group's are joined by twos, fours and eights, then eights in turn; a head that is missing in a
+ * four scores 0, and a usable key's eight 1 at least.
+ * @param octave  steps by which two equal scores are more than one
+ */
+constexpr int32_t joined_score(int32_t a, int32_t b, int32_t octave) {
+  return std::min(255, std::max(std::max(a, b), ((a + b + 1) >> 1) + octave));
+}
+
+/** How many times the scores of so many heads are joined, one after the other. */
+constexpr int32_t score_joins(int64_t searchers) {
+  return searchers <= 1 ? 0 : searchers <= 4 ? 2 : int32_t(3 + (searchers - 1) / 8);
+}
+
+/**
  * Turns the scales of a group's heads to scores, slope * dot * norm + variance_term * norm^2 +
  * offset rounded down: kScoreSteps of them to a spread of the leading head, the one whose average
  * key has the largest share of its attention; that key scores kScoreShift * kScoreSteps. A query
  * that is not finite scores every key the least, so that the others' scores stand.
- * Where the best block lies so far above the average that its keys would pass 255, all scores are
- * lowered: keys far below it may be alike, the best ones may not.
+ * Where the best block lies so far above the average that the joined scores of its keys would pass
+ * 255, all scores are lowered: keys far below it may be alike, the best ones may not.
  * @param scales              (searchers)
  * @param slope, variance_term, offset  (searchers) written
  * @param per_step            (searchers) written: of a block's logit in steps; null: no blocks
+ * @return  the steps of an octave with which their scores are joined
  */
-inline void score_lines(const HeadScale* scales, int64_t searchers, float* slope,
-                        float* variance_term, float* offset, float* per_step) {
+inline int32_t score_lines(const HeadScale* scales, int64_t searchers, float* slope,
+                           float* variance_term, float* offset, float* per_step) {
   constexpr float kMiddle = float(kScoreShift * kScoreSteps);
   float anchor = -std::numeric_limits<float>::infinity(), spread = kLeastSpread;
   for (const HeadScale* s = scales; s < scales + searchers; ++s) {
@@ -262,11 +279,13 @@ inline void score_lines(const HeadScale* scales, int64_t searchers, float* slope
     spread = std::max(s->spread, kLeastSpread);
   }
   const float per_octave = float(kScoreSteps) / spread;
+  const float octave = searchers > 1 ? std::nearbyint(std::min(per_octave, kMostOctave)) : 0.0f;
   float top = -std::numeric_limits<float>::infinity();  // of any head's keys, as shares
   for (const HeadScale* s = scales; s < scales + searchers; ++s) {
     if (s->whole) top = std::max(top, s->top - s->total);
   }
-  const float excess = (top - anchor) * per_octave - (255.0f - kMiddle);
+  const float most = 255.0f - kMiddle - octave * float(score_joins(searchers));
+  const float excess = (top - anchor) * per_octave - most;
   const float middle = excess > 0 && std::isfinite(excess) ? kMiddle - excess : kMiddle;
   for (int64_t i = 0; i < searchers; ++i) {
     slope[i] = variance_term[i] = offset[i] = 0;
@@ -282,6 +301,7 @@ inline void score_lines(const HeadScale* scales, int64_t searchers, float* slope
     if (per_step != nullptr) per_step[i] = 0;
     offset[i] = kMiddle;
   }
+  return int32_t(octave);
 }
 
 }  // namespace pariskv

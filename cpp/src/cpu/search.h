@@ -29,6 +29,7 @@ struct SearchItem {
   float* variance_term;         // (heads, searchers)
   float* offset;                // (heads, searchers)
   float* per_step;              // (heads, searchers); null without blocks
+  int32_t* octave;              // (heads) see joined_score
   int32_t* block_steps;         // (heads, searchers, blocks) logits of means, in steps
   uint8_t* votes;               // (heads, searchers, subspaces, 256); null: not this scorer
   uint8_t* scores;              // (heads, zone)

@@ -265,6 +265,12 @@ inline float __fadd_rd(float a, float b) {
   const float nearest = float(sum);
   return double(nearest) > sum ? std::nextafter(nearest, -INFINITY) : nearest;
 }
+/** Rounded up, of factors whose product is exact as a double. */
+inline float __fmaf_ru(float a, float b, float c) {
+  const double sum = std::fma(double(a), double(b), double(c));
+  const float nearest = float(sum);
+  return double(nearest) < sum ? std::nextafter(nearest, INFINITY) : nearest;
+}
 
 inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
   return pariskv::cuda::device::ptx::prmt(x, y, selector & 0x7777);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "codec/head_scale.h"
 #include "codec/summary_layout.h"
 #include "cpu/numerics.h"
 #include "cpu/plain/plain.h"
@@ -26,8 +27,8 @@ void score_signs(const ScoreSignsRun& run) {
     }
     const float norm = float_of(uint32_t(code + kNormBase) << kNormShift);
     const uint8_t* signs = run.signs + i * run.subspaces;
-    float best = 1.0f;
-    for (int64_t h = 0; h < run.heads; ++h) {
+    const auto score_of = [&](int64_t h) {
+      if (h >= run.heads) return 0;
       const int8_t* query = run.query + h * run.subspaces * kSubspaceDim;
       int32_t dot = 0;
       for (int64_t d = 0; d < run.subspaces * kSubspaceDim; ++d) {
@@ -36,9 +37,21 @@ void score_signs(const ScoreSignsRun& run) {
       // dot has 13 bits and norm 5: products are exact, and so is the choice of bucket.
       const float base = run.block == 0 ? run.offset[h] : block_offset(run, h, i / run.block);
       const float offset = std::fma(norm * norm, run.variance_term[h], base);
-      best = std::max(best, std::fma(float(dot) * norm, run.slope[h], offset));
+      const float score = std::fma(float(dot) * norm, run.slope[h], offset);
+      return int(std::min(std::max(0.0f, score), 255.0f));  // of NaN the first; rounds down
+    };
+    const auto joined = [&](int32_t a, int32_t b) { return joined_score(a, b, run.octave); };
+    const auto score_of_four = [&](int64_t h) {
+      return joined(joined(score_of(h), score_of(h + 1)), joined(score_of(h + 2), score_of(h + 3)));
+    };
+    int32_t all = 0;
+    for (int64_t h = 0; h < run.heads; h += 8) {
+      int32_t eight = score_of_four(h);
+      if (h + 4 < run.heads) eight = joined(eight, score_of_four(h + 4));
+      eight = std::max(eight, 1);
+      all = h == 0 ? eight : joined(all, eight);
     }
-    run.scores[i] = uint8_t(std::min(best, 255.0f));  // the cast rounds down
+    run.scores[i] = uint8_t(all);
   }
 }
 

@@ -15,6 +15,7 @@
 #include "cpu/simd/estimate.inl"
 #include "cpu/simd/round_dots.inl"
 
+#include "cpu/simd/joined_scores.inl"
 #include "cpu/simd/mean_dots.inl"
 #include "cpu/simd/observe.inl"
 #include "cpu/simd/score_pages.inl"
@@ -24,9 +25,6 @@ namespace pariskv::cpu {
 extern const Kernels kAvx2Kernels;
 
 namespace {
-
-// Heads whose tables are ready at a time; more take another pass over the keys.
-constexpr int64_t kHeadsAtOnce = 16;
 
 PKV_INLINE __m256i load32(const void* x) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(x));
@@ -105,7 +103,7 @@ struct NibbleTables {
   }
 };
 
-/** Scores of 32 keys for the heads of `run`. */
+/** Scores of 32 keys for the heads of `run`, whether they are usable or not. */
 template <int kSubspaces>
 PKV_INLINE __m256i score_32(const ScoreSignsRun& run, const NibbleTables<kSubspaces>* tables,
                             const uint8_t* signs, __m256i codes) {
@@ -127,9 +125,7 @@ PKV_INLINE __m256i score_32(const ScoreSignsRun& run, const NibbleTables<kSubspa
   };
   const __m256 norm[4] = {norms(early), norms(late), norms(_mm_srli_si128(early, 8)),
                           norms(_mm_srli_si128(late, 8))};
-  __m256 best[4];
-  for (__m256& b : best) b = _mm256_set1_ps(1);
-
+  __m256i of_heads[kHeadsAtOnce];
   for (int64_t h = 0; h < run.heads; ++h) {
     const auto sums_of = [&](int b) {
       const __m256i entries = load32(tables[h].entries[b]);
@@ -154,6 +150,7 @@ PKV_INLINE __m256i score_32(const ScoreSignsRun& run, const NibbleTables<kSubspa
     const __m256i far = dots(_mm256_unpackhi_epi16(even, odd));
     const __m128i eights[4] = {_mm256_castsi256_si128(near), _mm256_extracti128_si256(near, 1),
                                _mm256_castsi256_si128(far), _mm256_extracti128_si256(far, 1)};
+    __m256i whole[4];
     PKV_UNROLL
     for (int k = 0; k < 4; ++k) {
       const __m256 dot = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(eights[k]));
@@ -162,23 +159,18 @@ PKV_INLINE __m256i score_32(const ScoreSignsRun& run, const NibbleTables<kSubspa
                           _mm256_set1_ps(run.offset[h]));
       const __m256 score =
           _mm256_fmadd_ps(_mm256_mul_ps(dot, norm[k]), _mm256_set1_ps(run.slope[h]), offset);
-      best[k] = _mm256_max_ps(score, best[k]);
+      // Of NaN the second: as a whole number it is the least, and so is packed to 0.
+      whole[k] = _mm256_cvttps_epi32(_mm256_min_ps(_mm256_set1_ps(255), score));
     }
+    of_heads[h] = _mm256_packus_epi16(_mm256_packs_epi32(whole[0], whole[2]),
+                                      _mm256_packs_epi32(whole[1], whole[3]));
   }
-
-  __m256i whole[4];
-  PKV_UNROLL
-  for (int k = 0; k < 4; ++k) {
-    whole[k] = _mm256_cvttps_epi32(_mm256_min_ps(_mm256_set1_ps(255), best[k]));
-  }
-  const __m256i packed = _mm256_packus_epi16(_mm256_packs_epi32(whole[0], whole[2]),
-                                             _mm256_packs_epi32(whole[1], whole[3]));
-  const __m256i bytes =
-      _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-  return _mm256_andnot_si256(_mm256_cmpeq_epi8(codes, _mm256_setzero_si256()), bytes);
+  const __m256i all = joined_heads(of_heads, run.heads, _mm256_set1_epi8(char(run.octave)));
+  return _mm256_max_epu8(_mm256_set1_epi8(1), _mm256_permutevar8x32_epi32(
+                                                  all, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
 }
 
-/** At most kHeadsAtOnce heads; scores are raised to theirs when there are `earlier` ones. */
+/** At most kHeadsAtOnce heads; scores are joined with `earlier` ones when there are some. */
 template <int kSubspaces>
 void score_heads(const ScoreSignsRun& run, bool earlier) {
   NibbleTables<kSubspaces> tables[kHeadsAtOnce];
@@ -201,9 +193,11 @@ void score_heads(const ScoreSignsRun& run, bool earlier) {
       memcpy(rest_scores, out, size_t(count));
       signs = rest, codes = rest_codes, out = rest_scores;
     }
-    __m256i scores = score_32<kSubspaces>(now, tables, signs, load32(codes));
-    if (earlier) scores = _mm256_max_epu8(scores, load32(out));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), scores);
+    const __m256i norms = load32(codes);
+    __m256i scores = score_32<kSubspaces>(now, tables, signs, norms);
+    if (earlier) scores = joined(load32(out), scores, _mm256_set1_epi8(char(run.octave)));
+    const __m256i unusable = _mm256_cmpeq_epi8(norms, _mm256_setzero_si256());
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_andnot_si256(unusable, scores));
     if (count < 32) memcpy(run.scores + i, out, size_t(count));
   }
 }

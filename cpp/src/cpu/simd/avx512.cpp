@@ -22,6 +22,7 @@
 #include "cpu/simd/estimate.inl"
 #include "cpu/simd/round_dots.inl"
 
+#include "cpu/simd/joined_scores.inl"
 #include "cpu/simd/mean_dots.inl"
 #include "cpu/simd/observe.inl"
 #include "cpu/simd/score_pages.inl"
@@ -31,9 +32,6 @@ namespace pariskv::cpu {
 extern const Kernels kAvx512Kernels;
 
 namespace {
-
-// Heads whose tables are ready at a time; more take another pass over the keys.
-constexpr int64_t kHeadsAtOnce = 16;
 
 /** 64 bytes that are a function of their place. */
 struct alignas(64) Bytes64 {
@@ -133,7 +131,7 @@ struct NibbleTables {
   }
 };
 
-/** Scores of 16 keys for the heads of `run`. */
+/** Scores of 16 keys for the heads of `run`, whether they are usable or not. */
 template <int kSubspaces>
 PKV_INLINE __m128i score_16(const ScoreSignsRun& run, const NibbleTables<kSubspaces>* tables,
                             const uint8_t* signs, __m128i codes) {
@@ -154,7 +152,7 @@ PKV_INLINE __m128i score_16(const ScoreSignsRun& run, const NibbleTables<kSubspa
   const __m512 norm = _mm512_castsi512_ps(_mm512_slli_epi32(norm_bits, kNormCodeShift));
   const __m512 square = _mm512_mul_ps(norm, norm);
 
-  __m512 best = _mm512_set1_ps(1);
+  __m128i of_heads[kHeadsAtOnce];
   for (int64_t h = 0; h < run.heads; ++h) {
     __m512i dot = _mm512_setzero_si512();
     PKV_UNROLL
@@ -168,15 +166,17 @@ PKV_INLINE __m128i score_16(const ScoreSignsRun& run, const NibbleTables<kSubspa
                                           _mm512_set1_ps(run.offset[h]));
     const __m512 score = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot), norm),
                                          _mm512_set1_ps(run.slope[h]), offset);
-    best = _mm512_max_ps(score, best);
+    // Of NaN the second.
+    const __m512 positive = _mm512_max_ps(score, _mm512_setzero_ps());
+    const __m512 within = _mm512_min_ps(_mm512_set1_ps(255), positive);
+    of_heads[h] = _mm512_cvtepi32_epi8(_mm512_cvttps_epi32(within));
   }
-  const __m512i whole = _mm512_cvttps_epi32(_mm512_min_ps(_mm512_set1_ps(255), best));
-  const __m128i bytes =
-      _mm_shuffle_epi8(_mm512_cvtepi32_epi8(whole), load16(Order16<kSubspaces>::kLaneOf.value));
-  return _mm_maskz_mov_epi8(_mm_test_epi8_mask(codes, codes), bytes);
+  const __m128i all = joined_heads(of_heads, run.heads, _mm_set1_epi8(char(run.octave)));
+  return _mm_max_epu8(_mm_set1_epi8(1),
+                      _mm_shuffle_epi8(all, load16(Order16<kSubspaces>::kLaneOf.value)));
 }
 
-/** At most kHeadsAtOnce heads; scores are raised to theirs when there are `earlier` ones. */
+/** At most kHeadsAtOnce heads; scores are joined with `earlier` ones when there are some. */
 template <int kSubspaces>
 void score_heads(const ScoreSignsRun& run, bool earlier) {
   NibbleTables<kSubspaces> tables[kHeadsAtOnce];
@@ -198,8 +198,12 @@ void score_heads(const ScoreSignsRun& run, bool earlier) {
     }
     const __m128i codes = _mm_maskz_loadu_epi8(present, run.norm_codes + i);
     __m128i scores = score_16<kSubspaces>(now, tables, signs, codes);
-    if (earlier) scores = _mm_max_epu8(scores, _mm_maskz_loadu_epi8(present, run.scores + i));
-    _mm_mask_storeu_epi8(run.scores + i, present, scores);
+    if (earlier) {
+      scores = joined(_mm_maskz_loadu_epi8(present, run.scores + i), scores,
+                      _mm_set1_epi8(char(run.octave)));
+    }
+    const __mmask16 usable = _mm_test_epi8_mask(codes, codes);
+    _mm_mask_storeu_epi8(run.scores + i, present, _mm_maskz_mov_epi8(usable, scores));
   }
 }
 

@@ -57,6 +57,7 @@ struct ScoreSignsRun {
   const int32_t* steps;  // (heads, ...) of the run's blocks, `step_stride` apart
   int64_t step_stride;
   const float* per_step;  // (heads)
+  int32_t octave;         // see joined_score
   uint8_t* scores;        // (count): 0 unusable, else 1 to 255
 };
 

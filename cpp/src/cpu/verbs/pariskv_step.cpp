@@ -37,6 +37,7 @@ SearchItem cut_item(const DecodeArgs& args, const ParisKvRules& rules, const Seq
   item.slope = cutter.take<float>(queries);
   item.variance_term = cutter.take<float>(queries);
   item.offset = cutter.take<float>(queries);
+  item.octave = cutter.take<int32_t>(heads);
   if (rules.scorer == Scorer::kVotes) {
     item.votes = cutter.take<uint8_t>(queries * layout.subspaces() * 256);
   }

@@ -280,8 +280,9 @@ void prepare_signs(const SearchArgs& args, const Kernels& kernels, const SearchI
                                    largest[i], logits.scale, resident);
     }
   }
-  score_lines(item.scales + first, searchers, item.slope + first, item.variance_term + first,
-              item.offset + first, item.blocks > 0 ? item.per_step + first : nullptr);
+  item.octave[head] =
+      score_lines(item.scales + first, searchers, item.slope + first, item.variance_term + first,
+                  item.offset + first, item.blocks > 0 ? item.per_step + first : nullptr);
 }
 
 void prepare_votes(const SearchArgs& args, const Kernels& kernels, const SearchItem& item,

@@ -66,7 +66,7 @@ void ParisKvStep::score(const SearchArgs& args) {
       run.subspaces = layout.subspaces(), run.heads = args.rules().searchers;
       run.query = item->quantised + query * layout.rotated_dim;
       run.slope = item->slope + query, run.variance_term = item->variance_term + query;
-      run.offset = item->offset + query;
+      run.offset = item->offset + query, run.octave = item->octave[head];
       run.scores = scores;
       if (item->blocks > 0) {
         run.block = layout.block;

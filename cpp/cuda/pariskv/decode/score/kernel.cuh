@@ -170,7 +170,7 @@ struct Score {
     for (int from = 0; from < searchers; from += kSearchers) {
       if (from > 0) share.begin_again();
       prepare(from, lead, first);
-      device::settle(space.queries, lead);
+      device::settle(space.queries, lead, searchers);
       const int quads = (min(searchers - from, kSearchers) + 3) / 4;
       device::score_signs<kWords, kBlocks>(
           share.ring, block.context.zone, share.begin, share.end, space.queries, quads,

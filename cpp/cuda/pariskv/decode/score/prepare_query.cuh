@@ -46,6 +46,7 @@ struct Queries {
   float windows[kCount];  // the log-sum-exps of heads over their windows
   int sum[kCount];        // of the quantised query
   int whole[kCount];      // 0: the query is not finite
+  int octave;             // steps, see joined_score
 
   /** No query, by a warp. */
   __device__ __forceinline__ void clear(int slot);
@@ -86,9 +87,9 @@ struct Lead {
   __device__ __forceinline__ void consider(const Queries<kWords>& queries, int count);
 };
 
-/** What scores are made with. All threads; ends with a barrier. */
+/** What scores are made with, of so many searchers. All threads; ends with a barrier. */
 template <int kWords>
-__device__ __forceinline__ void settle(Queries<kWords>& queries, const Lead& lead);
+__device__ __forceinline__ void settle(Queries<kWords>& queries, const Lead& lead, int searchers);
 
 /**
  * Rotates searchers [first, first + kCount) of a head, a warp each; those past `searchers` are not

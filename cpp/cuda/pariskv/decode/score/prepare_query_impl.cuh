@@ -156,16 +156,19 @@ __device__ __forceinline__ void Lead::consider(const Queries<kWords>& queries, i
 }
 
 template <int kWords>
-__device__ __forceinline__ void settle(Queries<kWords>& queries, const Lead& lead) {
+__device__ __forceinline__ void settle(Queries<kWords>& queries, const Lead& lead, int searchers) {
   const int slot = int(threadIdx.x);
   if (slot < Queries<kWords>::kCount) {
     const HeadScale of = queries.scales[slot];
     const float per_octave = __fdiv_rn(float(kScoreSteps), lead.spread);
     float gain = __fmul_rn(of.slope, per_octave), lift = __fmul_rn(of.lift, per_octave);
     float per_step = __fmul_rn(per_octave, 0x1p-6f);
+    const float octave = searchers > 1 ? rintf(fminf(per_octave, kMostOctave)) : 0.0f;
+    if (slot == 0) queries.octave = int(octave);
     // Scores of the best block's keys that would not fit a byte lower all.
-    const float excess = __fsub_rn(__fmul_rn(__fsub_rn(lead.top, lead.anchor), per_octave),
-                                   __fsub_rn(255.0f, kMiddleScore));
+    const float most =
+        __fsub_rn(255.0f - kMiddleScore, __fmul_rn(octave, float(score_joins(searchers))));
+    const float excess = __fsub_rn(__fmul_rn(__fsub_rn(lead.top, lead.anchor), per_octave), most);
     const float middle =
         excess > 0 && finite(excess) ? __fsub_rn(kMiddleScore, excess) : kMiddleScore;
     float offset = __fsub_rn(middle, __fmul_rn(__fadd_rn(of.total, lead.anchor), per_octave));

@@ -12,7 +12,7 @@ namespace pariskv::cuda::device {
 
 /**
  * Scores units [first, end) of this warp against the quantised queries of `quads` quads: of each
- * key, the best of its scores. All lanes of a warp; warps do not wait for one another.
+ * key, its scores joined. All lanes of a warp; warps do not wait for one another.
  * @param queries  after `settle`
  * @param blocks   logits of means, from the first of these queries on
  */

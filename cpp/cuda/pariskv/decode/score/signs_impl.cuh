@@ -12,7 +12,7 @@ namespace pariskv::cuda::device {
 // side; columns 0 to 3 hold a plane of four queries against the first of them, columns 4 to 7
 // against the second, and zeros against the other. So lane 4 g + t gets sums of two queries,
 // 2 (t % 2) and the next, for key t / 2 of rows g and g + 8: what it makes of a norm serves twice,
-// and the best of four queries is one exchange away. 64 keys are two tiles; lanes 4 g to 4 g + 3
+// and four queries are joined by one exchange. 64 keys are two tiles; lanes 4 g to 4 g + 3
 // work on keys 8 g to 8 g + 7. Which of them is in which row is turned by g, so that eight rows
 // that are loaded together lie in different banks.
 
@@ -34,7 +34,9 @@ struct QueryTile {
   static constexpr int kRegisters = kWords == 2 ? 1 : 2;
   uint32_t planes[kPlanes][kSteps][kRegisters];  // column g
   float gain[2], lift[2], offset[2];             // of its two queries
-  int bias[2];  // turns a sum over positive signs into the bits of 1.5 * 2^23 + dot
+  int bias[2];       // turns a sum over positive signs into the bits of 1.5 * 2^23 + dot
+  float octave;      // over 256
+  uint32_t octaves;  // whole, in halves
 
   __device__ __forceinline__ void load(const Queries<kWords>& queries, int quad) {
     const int g = lane_id() / 4, t = lane_id() % 4;
@@ -59,6 +61,8 @@ struct QueryTile {
       offset[i] = queries.offset[searcher];
       bias[i] = 0x4b400000 - queries.sum[searcher];
     }
+    octaves = uint32_t(queries.octave) * 0x00010001;
+    octave = float(queries.octave) * 0x1p-8f;
   }
 };
 
@@ -154,8 +158,16 @@ struct LanePlan {
   }
 };
 
-/** The larger of both halves. */
-__device__ __forceinline__ uint32_t larger_halves(uint32_t a, uint32_t b) { return __vmaxu2(a, b); }
+/** joined_score in halves, of up to 15 bits each: without its limit of 255. */
+__device__ __forceinline__ uint32_t joined_halves(uint32_t a, uint32_t b, uint32_t octaves) {
+  const uint32_t mean = ((a + b + 0x00010001) >> 1) & 0x7fff7fff;
+  return __vmaxu2(__vmaxu2(a, b), mean + octaves);
+}
+/** The same of floats that are 32768 more than a score over 256. */
+__device__ __forceinline__ float joined_floats(float a, float b, float octave) {
+  const float mean = __fmaf_ru(a, 0.5f, __fmaf_rn(b, 0.5f, octave));
+  return fmaxf(fmaxf(a, b), mean);
+}
 
 /** A query's score of a key over 256, from 0 to 1: order kept, ends cut. */
 __device__ __forceinline__ float scored(int positive, float gain, float lift, float offset,
@@ -193,15 +205,15 @@ struct SignTiles {
 };
 
 /**
- * Four queries against 64 keys, by a warp: the best score of each of the two keys that a lane ends
- * with, in halves.
+ * Four queries against 64 keys, by a warp: the joined scores of both keys that a lane ends with, in
+ * halves.
  * @param codes  the lane's own four norm codes
  */
 template <int kWords>
 __device__ __forceinline__ uint32_t score_64(const SignTiles<kWords>& keys, uint32_t codes,
                                              const LanePlan<kWords>& plan,
                                              const QueryTile<kWords>& query) {
-  uint32_t best[2];
+  uint32_t joined[2];
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile) {
     // Of two planes in one sum the upper one is added twice: products cost less than arithmetic.
@@ -219,7 +231,7 @@ __device__ __forceinline__ uint32_t score_64(const SignTiles<kWords>& keys, uint
     for (int step = 0; step < SignTiles<kWords>::kSteps; ++step) {
       multiply(keys.rows[tile][step], step);
     }
-    uint32_t tops[2];
+    uint32_t of_two[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       // A norm code, moved to where a float has its exponent, is the norm.
@@ -230,15 +242,16 @@ __device__ __forceinline__ uint32_t score_64(const SignTiles<kWords>& keys, uint
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int at = 2 * half + i, positive = low[at] + 4 * (high[at] - 4 * sign[at]);
-        scores[i] =
-            scored(positive, query.gain[i], query.lift[i], query.offset[i], query.bias[i], norm);
+        scores[i] = __fadd_rd(
+            scored(positive, query.gain[i], query.lift[i], query.offset[i], query.bias[i], norm),
+            32768.0f);
       }
-      tops[half] = bits_of(__fadd_rd(fmaxf(scores[0], scores[1]), 32768.0f));
+      of_two[half] = bits_of(joined_floats(scores[0], scores[1], query.octave));
     }
-    best[tile] = __byte_perm(tops[0], tops[1], 0x5410);
+    joined[tile] = __byte_perm(of_two[0], of_two[1], 0x5410);
   }
-  const uint32_t keep = plan.odd ? best[1] : best[0], give = plan.odd ? best[0] : best[1];
-  return larger_halves(keep, __shfl_xor_sync(~0u, give, 1));
+  const uint32_t keep = plan.odd ? joined[1] : joined[0], give = plan.odd ? joined[0] : joined[1];
+  return joined_halves(keep, __shfl_xor_sync(~0u, give, 1), query.octaves);
 }
 
 /** Units [first, end) of this warp. `kOnce`: one quad, and no others before or after. */
@@ -273,29 +286,33 @@ __device__ __forceinline__ void score_quads(Ring<kWords>& ring, const Zone& zone
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       const uint32_t codes = codes_of[part];
-      uint32_t best = 0x00010001;
+      uint32_t all = 0;
 #pragma unroll 1
       for (int quad = 0; quad < (kOnce ? 1 : quads); ++quad) {
         if (!kOnce) query.load(queries, quad);
         if (!kOnce) offsets.read(steps, unit * kKeys, quad);
         offsets.set(part, queries, quad, query);
-        best = larger_halves(best, score_64<kWords>(keys[part], codes, plan, query));
+        const uint32_t four = score_64<kWords>(keys[part], codes, plan, query);
+        all = quad == 0 ? four : joined_halves(all, four, query.octaves);
       }
+      all = __vmaxu2(all, 0x00010001);
       // 255 times a code bounds what is unusable, and nothing else.
-      best = __vminu2(best, __byte_perm(codes, 0, plan.kept) * 255);
-      best = __vminu2(best, 0x00ff00ff);
+      all = __vminu2(all, __byte_perm(codes, 0, plan.kept) * 255);
+      all = __vminu2(all, 0x00ff00ff);
       if constexpr (kWords == 2) {
         // Rows hold neighbours here: two lanes have the even and the odd keys of two rows.
-        best = __byte_perm(best, __shfl_xor_sync(~0u, best, 2), plan.ordered);
+        all = __byte_perm(all, __shfl_xor_sync(~0u, all, 2), plan.ordered);
       }
-      uint32_t pair = __byte_perm(best, 0, kWords == 2 ? 0x4420 : plan.ordered);
+      uint32_t pair = __byte_perm(all, 0, kWords == 2 ? 0x4420 : plan.ordered);
       auto* score = reinterpret_cast<uint16_t*>(target + part * 64);
       if (!kOnce && out.earlier) {
-        pair = __vmaxu4(pair, *score);
-        best = __byte_perm(pair, 0, 0x4140);
+        const uint32_t earlier = __byte_perm(*score, 0, 0x4140);
+        all = joined_halves(earlier, __byte_perm(pair, 0, 0x4140), query.octaves);
+        all = __vminu2(all, __vminu2(earlier * 255, 0x00ff00ff));
+        pair = __byte_perm(all, 0, 0x4420);
       }
       *score = uint16_t(pair);
-      if (kOnce || out.last) out.count_pair(best);
+      if (kOnce || out.last) out.count_pair(all);
     }
   });
 }
