@@ -92,12 +92,14 @@ def mean_of(samples: Sequence[dict[str, float]]) -> dict[str, float]:
 
 # --- Who takes part ------------------------------------------------------------------------------
 
-OURS = "pariskv_core 5%"
+OURS = "pariskv_core 5%"  # of whole keys
+BLOCKS = "pariskv_core 5%, blocks"  # of 64 keys, the default
 PUBLISHED = "published 10%"
 
 CONTENDERS: dict[str, Callable[[], Method]] = {
     "oracle": lambda: make_method("oracle"),
     OURS: lambda: make_method("engine", candidates=0.05),
+    BLOCKS: lambda: make_method("engine", candidates=0.05, block=64),
     PUBLISHED: lambda: make_method("published", candidates=0.1),
     "PQCache 2x6": lambda: make_method("pqcache"),
     "PQCache 16x8": lambda: make_method("pqcache", subspaces=16, bits=8),
@@ -111,12 +113,13 @@ CONTENDERS: dict[str, Callable[[], Method]] = {
 
 WHILE_DRIFTING: dict[str, Callable[[], Method]] = {
     "pariskv_core 10%": lambda: make_method("engine", candidates=0.1),
+    "pariskv_core 10%, blocks": lambda: make_method("engine", candidates=0.1, block=64),
     PUBLISHED: lambda: make_method("published", candidates=0.1),
     "PQCache 16x8": lambda: make_method("pqcache", subspaces=16, bits=8),
     "PQCache 16x8, refreshed": lambda: make_method("pqcache", subspaces=16, bits=8, refresh=1),
     **{
         name: make
         for name, make in CONTENDERS.items()
-        if name not in ("oracle", OURS, PUBLISHED, "PQCache 16x8", "mean pages")
+        if name not in ("oracle", OURS, BLOCKS, PUBLISHED, "PQCache 16x8", "mean pages")
     },
 }
