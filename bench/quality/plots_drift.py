@@ -20,7 +20,7 @@ from quality.sources import Sources
 # --- Drift ---------------------------------------------------------------------------------------
 
 _WHILE_DRIFTING = (
-    "pariskv_core 10%",
+    "pariskv_core 10%, blocks",
     "published 10%",
     "PQCache 16x8",
     "PQCache 16x8, refreshed",
