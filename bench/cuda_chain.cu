@@ -348,7 +348,7 @@ void run(int rounds) {
                                                 {"and candidates", {true, true, true}}};
   for (const int64_t tokens : {32 << 10, 128 << 10, 512 << 10, 1 << 20}) {
     chain.units = int(tokens / kUnitKeys);
-    chain.candidates = int(candidate_count(ParisKv().resolved(), tokens));
+    chain.candidates = int(candidate_count(ParisKV().resolved(), tokens));
     chain.record_count = kHeads * tokens;
     for (const auto& [what, does] : parts) {
       chain.does = does;

@@ -48,11 +48,11 @@ class Pages {
 
   void digest(int64_t tokens, cudaStream_t stream) const {
     const DigestJob job{view_, tokens == 0 ? kSink : view_.zone_end - tokens, view_.zone_end};
-    backend_->keep_up(PrkvDigest{shape_, rules_, 1, &job}, {stream});
+    backend_->keep_up(PRKVDigest{shape_, rules_, 1, &job}, {stream});
   }
   void choose(cudaStream_t stream) const {
     const KeptChange change{empty_, view_, {tokens_ - shape_.recent, tokens_}, true};
-    const PrkvKeep args{shape_, rules_, 1, &change};
+    const PRKVKeep args{shape_, rules_, 1, &change};
     backend_->reserve(args);
     backend_->keep_up(args, {stream});
   }
@@ -64,7 +64,7 @@ class Pages {
   void refresh(cudaStream_t stream) const { refresh({refreshed(next_)}, stream); }
   /** Of some layers in one call, which have their rows and queries from one or the other. */
   void refresh(const std::vector<KeptChange>& changes, cudaStream_t stream) const {
-    const PrkvKeep args{shape_, rules_, int64_t(changes.size()), changes.data()};
+    const PRKVKeep args{shape_, rules_, int64_t(changes.size()), changes.data()};
     backend_->reserve(args);
     backend_->keep_up(args, {stream});
   }
@@ -122,7 +122,7 @@ class Pages {
 
   std::unique_ptr<Backend> backend_;
   ModelShape shape_{};
-  const PrkvRules rules_;
+  const PRKVRules rules_;
   const int64_t tokens_;
   SequenceView view_{}, next_{}, empty_{};
 };
@@ -152,7 +152,7 @@ void time_pages(Clock& clock, const std::vector<void*>& near, const std::vector<
     }
     const double bytes = here.key_bytes(0);
     print("choose", tokens, time([&] { here.choose(stream); }), bytes);
-    const Pages split(near, kNear, tokens, PrkvRules::kAuto);
+    const Pages split(near, kNear, tokens, PRKVRules::kAuto);
     split.digest(0, stream);
     print("choose, split", tokens, time([&] { split.choose(stream); }), bytes);
     Pages away(far, kFar, tokens, kStaticPages);

@@ -78,11 +78,11 @@ Config llama_layer(Scorer scorer) {
   config.query_heads = 32;
   config.kv_heads = 8;
   config.head_dim = 128;
-  std::get<ParisKv>(config.policy).scorer = scorer;
+  std::get<ParisKV>(config.policy).scorer = scorer;
   return config.resolved();
 }
 
-CodecConstants codec_of(const ParisKv& settings, const SummaryLayout& layout) {
+CodecConstants codec_of(const ParisKV& settings, const SummaryLayout& layout) {
   CodecConstants constants{};
   constants.layout = layout;
   const auto signs = rotation_signs(layout.rotated_dim, settings.seed);
@@ -125,7 +125,7 @@ struct RowMemory {
 class Scene {
  public:
   Scene(const Config& config, const RowMemory& rows, int64_t batch, int64_t tokens)
-      : settings_(std::get<ParisKv>(config.policy)),
+      : settings_(std::get<ParisKV>(config.policy)),
         shape_{8, 4, {128, 128, DType::kBFloat16}, config.segment_tokens},
         layout_{8, config.segment_tokens, 128, 0},
         batch_(batch),
@@ -152,7 +152,7 @@ class Scene {
       view.zone_end = tokens - config.local - config.update / 2;
       const int64_t zone = view.zone_tokens();
       candidates_ = candidate_count(settings_, zone);
-      ParisKvPlan{candidates_, schedule_step(settings_, zone).vote_ratio}.store(view);
+      ParisKVPlan{candidates_, schedule_step(settings_, zone).vote_ratio}.store(view);
       view.state = state_ + b * state_bytes;
       view.summaries = on_device(summaries);
       view.rows = on_device(near);
@@ -164,7 +164,7 @@ class Scene {
     const int64_t room = (candidates_ + 4095) / 4096 * 4096;
     Codec codec;
     codec.layout = layout_;
-    ParisKvRules rules{};
+    ParisKVRules rules{};
     rules.codec = &codec, rules.scorer = settings_.scorer;
     rules.top_k = settings_.top_k, rules.searchers = shape_.group;
     const auto lay_out = [&](char* base) {
@@ -255,7 +255,7 @@ class Scene {
   const ModelShape& shape() const { return shape_; }
 
  private:
-  const ParisKv settings_;
+  const ParisKV settings_;
   const ModelShape shape_;
   const SummaryLayout layout_;  // of whole keys
   const int64_t batch_, tokens_;

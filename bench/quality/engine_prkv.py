@@ -1,4 +1,4 @@
-"""The engine's own PRKV as a method, beside its copy in torch (kept_rows.Prkv)."""
+"""The engine's own PRKV as a method, beside its copy in torch (kept_rows.PRKV)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quality.kept_rows import WINDOW
 from quality.methods import Zone, padded
 
 
-class EnginePrkv(Zone):
+class EnginePRKV(Zone):
     """A cache of one kv head, filled with the zone's keys and a window that has the recent queries.
 
     The zone ends with a whole page, so of the last page's keys up to page - 1 are left out.

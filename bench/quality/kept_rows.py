@@ -22,7 +22,7 @@ def observed(keys: Tensor, recent: Tensor) -> Tensor:
     return logits_of(recent, keys).softmax(dim=-1).mean(dim=(0, 1))
 
 
-class Prkv(Zone):
+class PRKV(Zone):
     """PRKV: a static part that recent queries choose, and pages of what is left for each query.
 
     A page's score is that of ArkVale's digest, box centre and mean distance from it; the group

@@ -182,7 +182,7 @@ def _registry() -> dict[str, Callable[..., Any]]:
         "pqcache": peers.PQCache,
         "magicpig": peers.MagicPIG,
         "fastscan": fastscan.FastScan,
-        "prkv": kept_rows.Prkv,
+        "prkv": kept_rows.PRKV,
         "paris": paris.Paris,
         "engine": paris.Engine,
         "published": paris.published,

@@ -235,12 +235,12 @@ void CudaBackend::send_lane(int64_t row, const Lane& lane) {
   sent = lane;
 }
 
-void CudaBackend::reserve_lane(int64_t row, const DecodeArgs& args, const ParisKvRules& rules,
+void CudaBackend::reserve_lane(int64_t row, const DecodeArgs& args, const ParisKVRules& rules,
                                const SequenceView& sequence) {
   HostLane& host = host_lane(row);
   Lane lane = host.sent;
   lane.layers = sequence.device - args.layer;
-  const int64_t candidates = ParisKvPlan::of(sequence).candidates;
+  const int64_t candidates = ParisKVPlan::of(sequence).candidates;
   const int64_t zone = sequence.sparse != 0 ? sequence.zone_tokens() : 0;
   const bool none = host.scratch.data() == nullptr;
   if (none) lane.zone_capacity = lane.candidate_capacity = 0;

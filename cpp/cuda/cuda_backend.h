@@ -74,46 +74,46 @@ class CudaBackend : public Backend, public WordUpdates, public Offloads {
     int64_t ticket;
   };
 
-  void keep_up(const ParisKvEncode& args, Stream stream);
-  void keep_up(const ParisKvForget& args, Stream stream);
-  void keep_up(const ParisKvObserve& args, Stream stream);
+  void keep_up(const ParisKVEncode& args, Stream stream);
+  void keep_up(const ParisKVForget& args, Stream stream);
+  void keep_up(const ParisKVObserve& args, Stream stream);
 
   /** Of the scratch of choices; other work needs none. */
-  static int64_t choice_bytes(const HardKvKeep& args);
-  static int64_t choice_bytes(const PrkvKeep& args);
+  static int64_t choice_bytes(const HardKVKeep& args);
+  static int64_t choice_bytes(const PRKVKeep& args);
   template <typename Args>
   static int64_t choice_bytes(const Args&) {
     return 0;
   }
 
   // PRKV's are in prkv_verbs.cpp, its steps in prkv_decode.cpp.
-  void keep_up(const PrkvDigest& args, Stream stream);
-  void keep_up(const PrkvKeep& args, Stream stream);
-  void launch(const DecodeArgs& args, const PrkvRules& rules, Stream stream);
-  void reserve_lane(int64_t row, const DecodeArgs& args, const PrkvRules& rules,
+  void keep_up(const PRKVDigest& args, Stream stream);
+  void keep_up(const PRKVKeep& args, Stream stream);
+  void launch(const DecodeArgs& args, const PRKVRules& rules, Stream stream);
+  void reserve_lane(int64_t row, const DecodeArgs& args, const PRKVRules& rules,
                     const SequenceView& sequence);
-  Trace trace(const DecodeArgs& args, const PrkvRules& rules, Stream stream);
-  void add_pages(const DecodeArgs& args, const PrkvRules& rules, int64_t head, PrkvTrace& trace);
+  Trace trace(const DecodeArgs& args, const PRKVRules& rules, Stream stream);
+  void add_pages(const DecodeArgs& args, const PRKVRules& rules, int64_t head, PRKVTrace& trace);
   // HARD-KV's are in hardkv_verbs.cpp.
-  void keep_up(const HardKvKeep& args, Stream stream);
-  Trace trace(const DecodeArgs& args, const HardKvRules& rules, Stream stream);
-  void launch(const DecodeArgs& args, const HardKvRules& rules, Stream stream);
-  void reserve_lane(int64_t row, const DecodeArgs& args, const HardKvRules& rules,
+  void keep_up(const HardKVKeep& args, Stream stream);
+  Trace trace(const DecodeArgs& args, const HardKVRules& rules, Stream stream);
+  void launch(const DecodeArgs& args, const HardKVRules& rules, Stream stream);
+  void reserve_lane(int64_t row, const DecodeArgs& args, const HardKVRules& rules,
                     const SequenceView& sequence);
 
   HostLane& host_lane(int64_t row);
   template <typename Rules>
   void reserve(const DecodeArgs& args, const Rules& rules);
-  void reserve_lane(int64_t row, const DecodeArgs& args, const ParisKvRules& rules,
+  void reserve_lane(int64_t row, const DecodeArgs& args, const ParisKVRules& rules,
                     const SequenceView& sequence);
   void send_lane(int64_t row, const Lane& lane);
-  DecodeCall call_of(const DecodeArgs& args, const ParisKvRules& rules) const;
-  void launch(const DecodeArgs& args, const ParisKvRules& rules, Stream stream);
-  Trace trace(const DecodeArgs& args, const ParisKvRules& rules, Stream stream);
+  DecodeCall call_of(const DecodeArgs& args, const ParisKVRules& rules) const;
+  void launch(const DecodeArgs& args, const ParisKVRules& rules, Stream stream);
+  Trace trace(const DecodeArgs& args, const ParisKVRules& rules, Stream stream);
   static constexpr int64_t kMostBatch = 4096;
   static void check_batch(int64_t batch);
 
-  HeadTrace trace_head(const DecodeArgs& args, const ParisKvRules& rules, int64_t head);
+  HeadTrace trace_head(const DecodeArgs& args, const ParisKVRules& rules, int64_t head);
   void release_orphans(bool wait);
   void trim_waiting();
 

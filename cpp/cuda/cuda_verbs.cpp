@@ -99,7 +99,7 @@ void CudaBackend::keep_up(const Upkeep& upkeep, Stream stream) {
   std::visit([&](const auto& args) { keep_up(args, stream); }, upkeep);
 }
 
-void CudaBackend::keep_up(const ParisKvEncode& args, Stream stream) {
+void CudaBackend::keep_up(const ParisKVEncode& args, Stream stream) {
   const DeviceGuard guard(device_);
   // A flush is a few hundred keys of each layer: one after the other they would leave most of the
   // device idle.
@@ -116,13 +116,13 @@ void CudaBackend::keep_up(const ParisKvEncode& args, Stream stream) {
                   });
 }
 
-void CudaBackend::keep_up(const ParisKvForget& args, Stream stream) {
+void CudaBackend::keep_up(const ParisKVForget& args, Stream stream) {
   const DeviceGuard guard(device_);
   each_job(args, 0, args.batch,
            [&](const EncodeCall& call) { launch_tally(call, -1, handle_of(stream)); });
 }
 
-void CudaBackend::keep_up(const ParisKvObserve& args, Stream stream) {
+void CudaBackend::keep_up(const ParisKVObserve& args, Stream stream) {
   const DeviceGuard guard(device_);
   for (int64_t i = 0; i < args.batch; ++i) {
     const ObserveJob& job = args.jobs[i];
@@ -132,7 +132,7 @@ void CudaBackend::keep_up(const ParisKvObserve& args, Stream stream) {
   }
 }
 
-DecodeCall CudaBackend::call_of(const DecodeArgs& args, const ParisKvRules& rules) const {
+DecodeCall CudaBackend::call_of(const DecodeArgs& args, const ParisKVRules& rules) const {
   DecodeCall call{};
   static_cast<StepCall&>(call) = step_of(args, lanes_.as<Lane>());
   call.codec = constants_of(*rules.codec);
@@ -156,7 +156,7 @@ void CudaBackend::decode(const DecodeArgs& args, Stream stream) {
   std::visit([&](const auto& rules) { launch(args, rules, stream); }, args.rules);
 }
 
-void CudaBackend::launch(const DecodeArgs& args, const ParisKvRules& rules, Stream stream) {
+void CudaBackend::launch(const DecodeArgs& args, const ParisKVRules& rules, Stream stream) {
   DecodeCall call = call_of(args, rules);
   // While some heads wait for the bus, the search for others goes on.
   branches_.share(call.heads, kLeastHeads, kMostBranches, handle_of(stream),
@@ -167,7 +167,7 @@ void CudaBackend::launch(const DecodeArgs& args, const ParisKvRules& rules, Stre
                   });
 }
 
-HeadTrace CudaBackend::trace_head(const DecodeArgs& args, const ParisKvRules& rules, int64_t head) {
+HeadTrace CudaBackend::trace_head(const DecodeArgs& args, const ParisKVRules& rules, int64_t head) {
   const Lane& lane = explaining_.sent;
   const HeadScratch& at = lane.scratch;
   const auto at_head = [&](const auto* of_first_head) {
@@ -206,14 +206,14 @@ Trace CudaBackend::trace(const DecodeArgs& args, Stream stream) {
   return std::visit([&](const auto& rules) { return trace(args, rules, stream); }, args.rules);
 }
 
-Trace CudaBackend::trace(const DecodeArgs& args, const ParisKvRules& rules, Stream stream) {
+Trace CudaBackend::trace(const DecodeArgs& args, const ParisKVRules& rules, Stream stream) {
   DecodeCall call = call_of(args, rules);
   call.explains = true;
   call.lanes = lanes_.as<Lane>() + kMostBatch;
   call.counters = nullptr;
   launch_decode(call, handle_of(stream));
   wait_for(handle_of(stream), "explain");
-  ParisKvTrace trace;
+  ParisKVTrace trace;
   trace.weighed = rules.budget > 0;
   for (int64_t head = 0; head < args.shape.kv_heads; ++head) {
     trace.heads.push_back(trace_head(args, rules, head));

@@ -14,7 +14,7 @@ namespace {
  * ones are made some kv heads at a time.
  */
 template <typename Visit>
-void each_choice(const HardKvKeep& args, Visit visit) {
+void each_choice(const HardKVKeep& args, Visit visit) {
   const auto scratch = [&](const KeptChange& change, SideBySide& side) {
     side.call.scratch = choice_scratch(args.shape, most_rows(change),
                                        change.fresh() ? 0 : change.before.kept_capacity,
@@ -23,7 +23,7 @@ void each_choice(const HardKvKeep& args, Visit visit) {
   };
   const auto launch = [&](SideBySide& side) {
     ChoiceCall& call = side.call;
-    const HardKvRules& rules = args.rules;
+    const HardKVRules& rules = args.rules;
     call.rules = {rules.most, rules.least, rules.p, rules.pool, rules.patience};
     const int64_t kv_heads = call.heads;
     const int64_t at_once = call.count > 1
@@ -39,7 +39,7 @@ void each_choice(const HardKvKeep& args, Visit visit) {
 
 }  // namespace
 
-int64_t CudaBackend::choice_bytes(const HardKvKeep& args) {
+int64_t CudaBackend::choice_bytes(const HardKVKeep& args) {
   int64_t bytes = 0;
   each_choice(args, [&](const ChoiceCall& call) {
     bytes = std::max(bytes, call.count * call.heads * call.scratch.bytes);
@@ -47,7 +47,7 @@ int64_t CudaBackend::choice_bytes(const HardKvKeep& args) {
   return bytes;
 }
 
-void CudaBackend::keep_up(const HardKvKeep& args, Stream stream) {
+void CudaBackend::keep_up(const HardKVKeep& args, Stream stream) {
   const DeviceGuard guard(device_);
   for (int64_t i = 0; i < args.batch; ++i) {
     const KeptChange& change = args.changes[i];
@@ -60,7 +60,7 @@ void CudaBackend::keep_up(const HardKvKeep& args, Stream stream) {
   });
 }
 
-void CudaBackend::reserve_lane(int64_t row, const DecodeArgs& args, const HardKvRules&,
+void CudaBackend::reserve_lane(int64_t row, const DecodeArgs& args, const HardKVRules&,
                                const SequenceView& sequence) {
   if (args.traced) return;  // that looks at blocks of kept rows alone
   HostLane& host = host_lane(row);
@@ -74,16 +74,16 @@ void CudaBackend::reserve_lane(int64_t row, const DecodeArgs& args, const HardKv
   send_lane(row, lane);
 }
 
-void CudaBackend::launch(const DecodeArgs& args, const HardKvRules&, Stream stream) {
+void CudaBackend::launch(const DecodeArgs& args, const HardKVRules&, Stream stream) {
   launch_kept_decode({step_of(args, lanes_.as<Lane>())}, handle_of(stream));
 }
 
-Trace CudaBackend::trace(const DecodeArgs& args, const HardKvRules&, Stream) {
+Trace CudaBackend::trace(const DecodeArgs& args, const HardKVRules&, Stream) {
   const SequenceView& sequence = args.sequences[0];
   const KeptLayout layout = args.shape.kept(sequence.kept_capacity);
   std::vector<char> block(static_cast<size_t>(layout.ages_offset()));
   fetch(block.data(), sequence.kept, layout.ages_offset());
-  HardKvTrace trace;
+  HardKVTrace trace;
   for (int64_t head = 0; head < args.shape.kv_heads; ++head) {
     const int32_t* counts = layout.counts(block.data(), head);
     const int32_t* positions = layout.positions(block.data(), head);

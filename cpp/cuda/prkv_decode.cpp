@@ -11,7 +11,7 @@ namespace pariskv::cuda {
 
 namespace {
 
-PageDecodeCall page_call(const DecodeArgs& args, const PrkvRules& rules, const Lane* lanes) {
+PageDecodeCall page_call(const DecodeArgs& args, const PRKVRules& rules, const Lane* lanes) {
   PageDecodeCall call{};
   static_cast<StepCall&>(call) = step_of(args, lanes);
   call.rules = rules;
@@ -23,7 +23,7 @@ int64_t roomy(int64_t pages) { return (pages + pages / 2 + 255) / 256 * 256; }
 
 }  // namespace
 
-void CudaBackend::reserve_lane(int64_t row, const DecodeArgs& args, const PrkvRules& rules,
+void CudaBackend::reserve_lane(int64_t row, const DecodeArgs& args, const PRKVRules& rules,
                                const SequenceView& sequence) {
   HostLane& host = host_lane(row);
   Lane lane = host.sent;
@@ -41,19 +41,19 @@ void CudaBackend::reserve_lane(int64_t row, const DecodeArgs& args, const PrkvRu
   send_lane(row, lane);
 }
 
-void CudaBackend::launch(const DecodeArgs& args, const PrkvRules& rules, Stream stream) {
+void CudaBackend::launch(const DecodeArgs& args, const PRKVRules& rules, Stream stream) {
   PageDecodeCall call = page_call(args, rules, lanes_.as<Lane>());
   call.counters = counters_.as<int64_t>();
   if (!rules.has_pages()) return launch_kept_decode(call, handle_of(stream));
   launch_page_decode(call, handle_of(stream));
 }
 
-Trace CudaBackend::trace(const DecodeArgs& args, const PrkvRules& rules, Stream stream) {
+Trace CudaBackend::trace(const DecodeArgs& args, const PRKVRules& rules, Stream stream) {
   const ModelShape& shape = args.shape;
   const SequenceView& sequence = args.sequences[0];
-  PrkvTrace trace;
+  PRKVTrace trace;
   trace.kept.resize(size_t(shape.kv_heads));
-  PrkvSplit split = rules.split(0);
+  PRKVSplit split = rules.split(0);
   if (sequence.kept != nullptr) {
     const KeptLayout layout = shape.kept(sequence.kept_capacity);
     std::vector<char> block(static_cast<size_t>(layout.ages_offset()));
@@ -76,8 +76,8 @@ Trace CudaBackend::trace(const DecodeArgs& args, const PrkvRules& rules, Stream 
 }
 
 /** What a step has found for a kv head. */
-void CudaBackend::add_pages(const DecodeArgs& args, const PrkvRules& rules, int64_t head,
-                            PrkvTrace& trace) {
+void CudaBackend::add_pages(const DecodeArgs& args, const PRKVRules& rules, int64_t head,
+                            PRKVTrace& trace) {
   const SequenceView& sequence = args.sequences[0];
   const Lane& lane = explaining_.sent;
   const PageScratchLayout layout = PageScratchLayout::of(args.shape, rules);

@@ -11,22 +11,22 @@ namespace pariskv::cuda {
 
 namespace {
 
-PrkvSplit* split_in(const ModelShape& shape, const SequenceView& view) {
+PRKVSplit* split_in(const ModelShape& shape, const SequenceView& view) {
   return amended_of(shape, view.kept_capacity).split(view.kept);
 }
 
 /** How many of the best pages a choice looks at; 0: at all rows, as after a prompt. */
-int64_t wanted_pages(const PrkvRules& rules, const KeptChange& change) {
+int64_t wanted_pages(const PRKVRules& rules, const KeptChange& change) {
   const SequenceView& zone = change.after;
   if (change.fresh()) return 0;
   return rules.looked_at(ZonePages::of(zone.zone_begin, zone.zone_end, rules.page).count);
 }
 
 /** Rows that it looks at, at most. */
-int64_t looked_at(const PrkvRules& rules, const KeptChange& change) {
+int64_t looked_at(const PRKVRules& rules, const KeptChange& change) {
   const int64_t zone = change.after.zone_tokens(), wanted = wanted_pages(rules, change);
   if (wanted == 0) return zone;
-  const int64_t besides = PrkvRules::kLatestLookedAt + change.before.kept_capacity;
+  const int64_t besides = PRKVRules::kLatestLookedAt + change.before.kept_capacity;
   return std::min(zone, wanted * rules.page + besides);
 }
 
@@ -37,8 +37,8 @@ constexpr int64_t kLanes = 2;
  * Launches of choices: their spaces are still to be set. The budget is split by agreement only
  * where rows are chosen from scratch, as after a prompt.
  */
-std::vector<PrkvChoiceCall> choices_of(const PrkvKeep& args) {
-  std::vector<PrkvChoiceCall> calls;
+std::vector<PRKVChoiceCall> choices_of(const PRKVKeep& args) {
+  std::vector<PRKVChoiceCall> calls;
   const int64_t most = args.batch > 1 ? kChoiceBytes / kLanes : kChoiceBytes;
   const auto compares = [&](const KeptChange& change) {
     return args.rules.automatic() && change.fresh();
@@ -53,7 +53,7 @@ std::vector<PrkvChoiceCall> choices_of(const PrkvKeep& args) {
         side.call.scratch.bytes + look_scratch(args.shape, width, compares(change), listed).bytes;
   };
   const auto launch = [&](const SideBySide& side) {
-    PrkvChoiceCall call{};
+    PRKVChoiceCall call{};
     call.choice = side.call;
     call.rules = args.rules;
     call.compares = compares(*side.changes[0]);  // others are cut alike, so they are asked alike
@@ -84,14 +84,14 @@ std::vector<PrkvChoiceCall> choices_of(const PrkvKeep& args) {
 }
 
 /** Of the first space: what heads remember. */
-int64_t choice_space(const PrkvChoiceCall& call) {
+int64_t choice_space(const PRKVChoiceCall& call) {
   return call.choice.count * call.choice.heads * call.choice.scratch.bytes;
 }
 
 /** Of the scratch of a lane. */
-int64_t lane_bytes(const std::vector<PrkvChoiceCall>& calls) {
+int64_t lane_bytes(const std::vector<PRKVChoiceCall>& calls) {
   int64_t bytes = 0;
-  for (const PrkvChoiceCall& call : calls) {
+  for (const PRKVChoiceCall& call : calls) {
     const int64_t look = call.choice.count * call.heads_at_once * call.look.bytes;
     bytes = std::max(bytes, choice_space(call) + look);
   }
@@ -100,12 +100,12 @@ int64_t lane_bytes(const std::vector<PrkvChoiceCall>& calls) {
 
 }  // namespace
 
-int64_t CudaBackend::choice_bytes(const PrkvKeep& args) {
-  const std::vector<PrkvChoiceCall> calls = choices_of(args);
+int64_t CudaBackend::choice_bytes(const PRKVKeep& args) {
+  const std::vector<PRKVChoiceCall> calls = choices_of(args);
   return lane_bytes(calls) * std::min(int64_t(calls.size()), kLanes);
 }
 
-void CudaBackend::keep_up(const PrkvDigest& args, Stream stream) {
+void CudaBackend::keep_up(const PRKVDigest& args, Stream stream) {
   const DeviceGuard guard(device_);
   DigestCall call{args.shape, args.rules, 0, {}};
   for (int64_t i = 0; i < args.batch; ++i) {
@@ -117,17 +117,17 @@ void CudaBackend::keep_up(const PrkvDigest& args, Stream stream) {
   }
 }
 
-void CudaBackend::keep_up(const PrkvKeep& args, Stream stream) {
+void CudaBackend::keep_up(const PRKVKeep& args, Stream stream) {
   const DeviceGuard guard(device_);
   for (int64_t i = 0; i < args.batch; ++i) {
     const KeptChange& change = args.changes[i];
     if (!change.cut()) continue;
     launch_prkv_trim({trim_of(args.shape, change), args.rules}, handle_of(stream));
   }
-  std::vector<PrkvChoiceCall> calls = choices_of(args);
+  std::vector<PRKVChoiceCall> calls = choices_of(args);
   const int64_t bytes = lane_bytes(calls);
   const auto launch = [&](int64_t i, int64_t lane, cudaStream_t own) {
-    PrkvChoiceCall& call = calls[size_t(i)];
+    PRKVChoiceCall& call = calls[size_t(i)];
     call.bus = offloads_ ? bus_.handle() : nullptr;
     call.choice.space = choices_.as<char>() + lane * bytes;
     call.look_space = call.choice.space + choice_space(call);

@@ -61,7 +61,7 @@ std::string name_of(const Device& device) {
   return "unknown";
 }
 
-void ParisKv::validate() const {
+void ParisKV::validate() const {
   within("policy.top_k", top_k, 1, kMostTokens);
   within("policy.min_candidates_per_row", min_candidates_per_row, 1, 1 << 20);
   if (block != 0 && block != 64 && block != 128 && block != 256) {
@@ -91,15 +91,15 @@ void ParisKv::validate() const {
   }
 }
 
-ParisKv ParisKv::resolved() const {
-  ParisKv own = *this;
+ParisKV ParisKV::resolved() const {
+  ParisKV own = *this;
   if (scorer == Scorer::kVotes) own.block = 0;
   if (own.schedule.empty()) own.schedule = schedule_of(own.block > 0);
   if (own.tail == TailRule::kOwn) own.tail = own.block > 0 ? TailRule::kSample : TailRule::kNone;
   return own;
 }
 
-void HardKv::validate() const {
+void HardKV::validate() const {
   within("policy.most", most, 1, kMostTokens);
   if (!(p > 0 && p <= 1)) {  // also catches NaN
     fail("[config] policy.p: expected a share above 0 and at most 1, got ", p);
@@ -113,7 +113,7 @@ void HardKv::validate() const {
   within("policy.patience", patience, 0, 15);
 }
 
-void Prkv::validate() const {
+void PRKV::validate() const {
   if (page != 8 && page != 16 && page != 32 && page != 64) {
     fail("[config] policy.page: expected 8, 16, 32 or 64 neighbours, got ", page);
   }
@@ -149,13 +149,13 @@ void Config::validate() const {
   region_within("update", update, 1);
   region_within("dense_below", dense_below, 0);
   std::visit([](const auto& settings) { settings.validate(); }, policy);
-  const auto* paris_kv = std::get_if<ParisKv>(&policy);
+  const auto* paris_kv = std::get_if<ParisKV>(&policy);
   if (paris_kv != nullptr && paris_kv->scorer == Scorer::kVotes && head_dim > kMaxVoteDim) {
     fail("[config] policy.scorer: expected sign_norm with a head_dim above ", kMaxVoteDim,
          ", got votes: a score is a byte, and the votes of ", head_dim, " dimensions do not fit");
   }
-  const char* chooser = std::holds_alternative<HardKv>(policy) ? "HardKV"
-                        : std::holds_alternative<Prkv>(policy) ? "PRKV"
+  const char* chooser = std::holds_alternative<HardKV>(policy) ? "HardKV"
+                        : std::holds_alternative<PRKV>(policy) ? "PRKV"
                                                                : nullptr;
   if (chooser != nullptr && local == 0) {
     fail("[config] local: expected 1 token or more with the policy ", chooser,

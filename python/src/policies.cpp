@@ -111,8 +111,8 @@ void bind_policy(nb::module_& m, const char* name, const char* doc,
 using Step = std::tuple<int64_t, double, double>;
 
 /** Those that hold: the policy's own where none are set. */
-std::vector<Step> steps_of(const ParisKv& given) {
-  const ParisKv settings = given.resolved();
+std::vector<Step> steps_of(const ParisKV& given) {
+  const ParisKV settings = given.resolved();
   std::vector<Step> steps;
   for (const ScheduleStep& step : settings.schedule) {
     steps.emplace_back(step.from_tokens, step.candidate_ratio, step.vote_ratio);
@@ -120,12 +120,12 @@ std::vector<Step> steps_of(const ParisKv& given) {
   return steps;
 }
 
-std::optional<std::vector<Step>> schedule_of(const ParisKv& s) {
+std::optional<std::vector<Step>> schedule_of(const ParisKV& s) {
   if (s.schedule.empty()) return {};
   return steps_of(s);
 }
 
-void set_schedule(ParisKv& s, const std::optional<std::vector<Step>>& steps) {
+void set_schedule(ParisKV& s, const std::optional<std::vector<Step>>& steps) {
   if (!steps) return;
   if (steps->empty()) {
     throw nb::value_error(
@@ -136,7 +136,7 @@ void set_schedule(ParisKv& s, const std::optional<std::vector<Step>>& steps) {
   }
 }
 
-constexpr const char* kParisKvDoc =
+constexpr const char* kParisKVDoc =
     R"(Every key is scored from a summary of a few bytes, a few percent are reranked, and the
 best rows are fetched for each query.
 
@@ -172,24 +172,24 @@ mass
 Raises ValueError, with what was expected and what came.)";
 
 void bind_pariskv(nb::module_& m) {
-  bind_policy<ParisKv>(
-      m, "ParisKV", kParisKvDoc,
+  bind_policy<ParisKV>(
+      m, "ParisKV", kParisKVDoc,
       {{"schedule", Either::kListOrNone}, {"mass", Either::kNumberOrNone}},
-      plain("top_k", &ParisKv::top_k),
-      named("scorer", &ParisKv::scorer,
+      plain("top_k", &ParisKV::top_k),
+      named("scorer", &ParisKV::scorer,
             {{"sign_norm", Scorer::kSignNorm}, {"votes", Scorer::kVotes}}),
-      named("group_rule", &ParisKv::group_rule,
+      named("group_rule", &ParisKV::group_rule,
             {{"attention_mass", GroupRule::kAttentionMass}, {"mean_query", GroupRule::kMeanQuery}}),
-      field<std::optional<std::vector<Step>>, ParisKv>("schedule", steps_of, schedule_of,
+      field<std::optional<std::vector<Step>>, ParisKV>("schedule", steps_of, schedule_of,
                                                        set_schedule),
-      plain("min_candidates_per_row", &ParisKv::min_candidates_per_row),
-      plain("seed", &ParisKv::seed), plain("block", &ParisKv::block),
-      named("tail", &ParisKv::tail,
+      plain("min_candidates_per_row", &ParisKV::min_candidates_per_row),
+      plain("seed", &ParisKV::seed), plain("block", &ParisKV::block),
+      named("tail", &ParisKV::tail,
             {{"sample", TailRule::kSample}, {"none", TailRule::kNone}, {"own", TailRule::kOwn}}),
-      plain("tail_rows", &ParisKv::tail_rows), plain("mass", &ParisKv::mass));
+      plain("tail_rows", &ParisKV::tail_rows), plain("mass", &ParisKV::mass));
 }
 
-constexpr const char* kHardKvDoc =
+constexpr const char* kHardKVDoc =
     R"(Nothing is searched for. Each time that tokens enter a retrieval zone, the last 32 queries
 say how much attention its rows get, and each kv head keeps as many as it needs for a share p of
 that; decode attends to these until the next time. For long answers.
@@ -221,13 +221,13 @@ placement
 Raises ValueError, with what was expected and what came.)";
 
 void bind_hardkv(nb::module_& m) {
-  bind_policy<HardKv>(
-      m, "HardKV", kHardKvDoc, {}, plain("most", &HardKv::most), plain("p", &HardKv::p),
-      plain("least", &HardKv::least),
-      named("metric", &HardKv::metric,
+  bind_policy<HardKV>(
+      m, "HardKV", kHardKVDoc, {}, plain("most", &HardKV::most), plain("p", &HardKV::p),
+      plain("least", &HardKV::least),
+      named("metric", &HardKV::metric,
             {{"attention", KeepMetric::kAttention}, {"snapkv", KeepMetric::kSnapKv}}),
-      plain("pool", &HardKv::pool), plain("patience", &HardKv::patience),
-      named("placement", &HardKv::placement,
+      plain("pool", &HardKV::pool), plain("patience", &HardKV::patience),
+      named("placement", &HardKV::placement,
             {{"host", ZoneRows::kHost}, {"dropped", ZoneRows::kDropped}}));
 }
 
@@ -248,7 +248,7 @@ Share share_of(const std::optional<double>& share) {
   return "auto";
 }
 
-constexpr const char* kPrkvDoc =
+constexpr const char* kPRKVDoc =
     R"(A budget of rows is spent on two things: rows that the last 64 queries looked at most, which
 are kept, chosen anew each time that tokens enter the retrieval zone; and pages of neighbours, found
 for each query by a digest of their keys, without the rows that are kept.
@@ -271,12 +271,12 @@ digest
 Raises ValueError, with what was expected and what came.)";
 
 void bind_prkv(nb::module_& m) {
-  bind_policy<Prkv>(
-      m, "PRKV", kPrkvDoc, {{"static_share", Either::kNumberOrString}},
-      plain("budget", &Prkv::budget),
-      spelled<Share>("static_share", &Prkv::static_share, share_of, parse_share),
-      plain("page", &Prkv::page),
-      named("digest", &Prkv::digest, {{"mean", PageDigest::kMean}, {"max", PageDigest::kMax}}));
+  bind_policy<PRKV>(
+      m, "PRKV", kPRKVDoc, {{"static_share", Either::kNumberOrString}},
+      plain("budget", &PRKV::budget),
+      spelled<Share>("static_share", &PRKV::static_share, share_of, parse_share),
+      plain("page", &PRKV::page),
+      named("digest", &PRKV::digest, {{"mean", PageDigest::kMean}, {"max", PageDigest::kMax}}));
 }
 
 }  // namespace

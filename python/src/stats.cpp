@@ -139,7 +139,7 @@ void bind_counts(nb::module_& m) {
 void bind_stats(nb::module_& m) {
   bind_counts(m);
 
-  using P = ParisKvExplanation;
+  using P = ParisKVExplanation;
   nb::class_<P>(m, "ParisKVExplanation", "The path of a search by ParisKV.")
       .def_prop_ro("coarse", &matrix_of<P, &P::coarse, &P::kv_heads>,
                    "(kv_heads, zone_tokens) uint8: coarse scores; 0 is never selected.")
@@ -157,13 +157,13 @@ void bind_stats(nb::module_& m) {
           "(kv_heads) float32: with ParisKV(mass=...), the share of the attention of the rows "
           "attended to exactly, as estimated; NaN where no query is finite. Empty without.");
 
-  using H = HardKvExplanation;
+  using H = HardKVExplanation;
   nb::class_<H>(m, "HardKVExplanation", "What HardKV has besides the rows that it keeps.")
       .def_prop_ro("held", &matrix_of<H, &H::held, &H::kv_heads>,
                    "(kv_heads, width) int64 positions, ascending: not attended to, but they may "
                    "come back; padded with -1.");
 
-  using R = PrkvExplanation;
+  using R = PRKVExplanation;
   nb::class_<R>(m, "PRKVExplanation", R"(What PRKV found for a query. Pages have numbers: that of a
 position is position // page.)")
       .def_ro("static_rows", &R::static_rows, "Rows that the budget has to be kept.")

@@ -48,7 +48,7 @@ inline void put(const std::string& path, const std::string& bytes) {
 
 inline Config config_of(int64_t block = 64, Scorer scorer = Scorer::kSignNorm) {
   Config config = small_config();
-  auto& policy = std::get<ParisKv>(config.policy);
+  auto& policy = std::get<ParisKV>(config.policy);
   policy.block = block;
   policy.scorer = scorer;
   policy.tail_rows = 16;

@@ -141,9 +141,9 @@ TEST(Codec, ExpIsWithinTwoUnits) {
 }
 
 TEST(Codec, ScheduleIsAStepFunctionOfTheZone) {
-  ParisKv whole;
+  ParisKV whole;
   whole.block = 0;
-  ParisKv settings = ParisKv().resolved();
+  ParisKV settings = ParisKV().resolved();
   whole = whole.resolved();
   EXPECT_EQ(candidate_count(settings, 300), 300);
   EXPECT_EQ(candidate_count(settings, 4'999), 2'500);
@@ -153,7 +153,7 @@ TEST(Codec, ScheduleIsAStepFunctionOfTheZone) {
   EXPECT_EQ(candidate_count(whole, 4'999), 2'500);
   EXPECT_EQ(candidate_count(whole, 5'000), 1'250);
   EXPECT_EQ(candidate_count(whole, 29'999), 6'000);
-  for (const ParisKv& either : {settings, whole}) {
+  for (const ParisKV& either : {settings, whole}) {
     EXPECT_EQ(candidate_count(either, 30'000), 1'500);
     EXPECT_EQ(candidate_count(either, 99'999), 5'000);
     EXPECT_EQ(candidate_count(either, 1'000'000), 12'500);

@@ -130,7 +130,7 @@ Config device_config() {
   config.query_heads = 8;
   config.kv_heads = 8;
   config.head_dim = 128;
-  std::get<ParisKv>(config.policy).scorer = Scorer::kVotes;
+  std::get<ParisKV>(config.policy).scorer = Scorer::kVotes;
   return config;
 }
 
@@ -231,8 +231,8 @@ void expect_alike(DeviceDriver& driver, DeviceDriver& twin, const std::string& w
   const Explanation mine = driver.explain(), theirs = twin.explain();
   ASSERT_EQ(mine.searched, theirs.searched) << what;
   if (mine.searched) {
-    ASSERT_EQ(std::get<ParisKvExplanation>(mine.details).coarse,
-              std::get<ParisKvExplanation>(theirs.details).coarse)
+    ASSERT_EQ(std::get<ParisKVExplanation>(mine.details).coarse,
+              std::get<ParisKVExplanation>(theirs.details).coarse)
         << what;
   }
   ASSERT_EQ(mine.positions, theirs.positions) << what;

@@ -17,7 +17,7 @@ Config roomy_config(int64_t block = 0) {
   config.query_heads = 8;
   config.kv_heads = 8;
   config.head_dim = 128;
-  auto& settings = std::get<ParisKv>(config.policy);
+  auto& settings = std::get<ParisKV>(config.policy);
   settings.block = block;
   if (block == 0) settings.scorer = Scorer::kVotes;
   return config;
@@ -27,7 +27,7 @@ Config roomy_config(int64_t block = 0) {
 Config keeping_config() {
   Config config = roomy_config();
   config.dense_below = 0;
-  HardKv policy;
+  HardKV policy;
   policy.most = 64;
   policy.p = .8;
   config.policy = policy;
@@ -37,14 +37,14 @@ Config keeping_config() {
 /** The same with rows that are given back: of the first 241 some are when the test begins. */
 Config dropping_config() {
   Config config = keeping_config();
-  std::get<HardKv>(config.policy).placement = ZoneRows::kDropped;
+  std::get<HardKV>(config.policy).placement = ZoneRows::kDropped;
   return config;
 }
 
 /** Rows that are kept, and pages beside them. */
 Config paging_config() {
   Config config = keeping_config();
-  Prkv policy;
+  PRKV policy;
   policy.budget = 64;
   policy.static_share = .5;
   policy.page = 8;
@@ -74,7 +74,7 @@ struct Snapshot {
 Snapshot snapshot(const Cache& cache, SequenceId sequence) {
   const Stats stats = cache.stats();
   std::vector<int64_t> kept;
-  if (!std::holds_alternative<ParisKv>(cache.config().policy)) {
+  if (!std::holds_alternative<ParisKV>(cache.config().policy)) {
     test::Rows q(1, cache.config().query_heads, cache.config().head_dim, 9);
     const int64_t heads = cache.config().query_heads, dim = cache.config().head_dim;
     kept = cache

@@ -14,7 +14,7 @@ TEST(Pages, ABudgetIsSpentToTheLastRow) {
   for (const int64_t page : {8, 16, 32, 64}) {
     for (int64_t budget = page; budget < 5 * page; ++budget) {
       for (int64_t kept = 0; kept <= budget / page; ++kept) {
-        const PrkvSplit split = PrkvSplit::of(budget, page, kept);
+        const PRKVSplit split = PRKVSplit::of(budget, page, kept);
         EXPECT_EQ(split.pages, budget / page - kept);
         EXPECT_EQ(split.rows == 0, kept == 0);
         EXPECT_LE(split.rows + split.pages * page, budget);
@@ -22,13 +22,13 @@ TEST(Pages, ABudgetIsSpentToTheLastRow) {
       }
     }
   }
-  EXPECT_EQ(PrkvSplit::of(1024, 32, 8).rows, 256);  // the paper's
-  EXPECT_EQ(PrkvSplit::of(1024, 32, 8).pages, 24);
-  EXPECT_EQ(PrkvSplit::of(64, 32, 99).pages, 0);
+  EXPECT_EQ(PRKVSplit::of(1024, 32, 8).rows, 256);  // the paper's
+  EXPECT_EQ(PRKVSplit::of(1024, 32, 8).pages, 24);
+  EXPECT_EQ(PRKVSplit::of(64, 32, 99).pages, 0);
 }
 
 TEST(Pages, ARefreshLooksAtAQuarterOfThem) {
-  PrkvRules rules{1024, 32, 8, false};
+  PRKVRules rules{1024, 32, 8, false};
   EXPECT_EQ(rules.looked_at(4096), 1024);
   EXPECT_EQ(rules.looked_at(4097), 1025);
   EXPECT_EQ(rules.looked_at(512), 256);  // 8,192 rows
@@ -39,7 +39,7 @@ TEST(Pages, ARefreshLooksAtAQuarterOfThem) {
   EXPECT_EQ(rules.looked_at(1024), 0);
   rules.page = 32, rules.static_pages = 32;  // kept rows alone: there are no digests
   EXPECT_EQ(rules.looked_at(4096), 0);
-  rules.static_pages = PrkvRules::kAuto;
+  rules.static_pages = PRKVRules::kAuto;
   EXPECT_EQ(rules.looked_at(4096), 1024);
 }
 
@@ -99,7 +99,7 @@ TEST(Pages, AmendedOnesLieBehindTheRows) {
     EXPECT_GE(offset, amended.begin);
     EXPECT_LE(offset + bytes, amended.begin + amended.bytes());
   };
-  take(amended.split(start), sizeof(PrkvSplit));
+  take(amended.split(start), sizeof(PRKVSplit));
   for (int64_t head = 0; head < shape.kv_heads; ++head) {
     take(amended.count(start, head), 8);
     take(amended.numbers(start, head), 8 * amended.capacity);

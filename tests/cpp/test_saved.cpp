@@ -140,7 +140,7 @@ TEST(Saved, AnotherSearchAndOtherWindowsMayLoadIt) {
   cache.save(sequence, folder / "one");
   Config config = config_of();
   config.local = 32, config.update = 5, config.dense_below = 10, config.threads = 2;
-  auto& policy = std::get<ParisKv>(config.policy);
+  auto& policy = std::get<ParisKV>(config.policy);
   policy.top_k = 9, policy.tail = TailRule::kNone, policy.min_candidates_per_row = 2;
   Cache other(config);
   const SequenceId loaded = other.load(folder / "one");

@@ -138,26 +138,26 @@ TEST_F(Refused, SizesThatCannotBeWhateverTheirChecksum) {
 }
 
 TEST_F(Refused, AnotherModelOrPolicy) {
-  const auto expect = [&](const char* sentence, const std::function<void(Config&, ParisKv&)>& set) {
+  const auto expect = [&](const char* sentence, const std::function<void(Config&, ParisKV&)>& set) {
     Config config = config_of();
-    set(config, std::get<ParisKv>(config.policy));
+    set(config, std::get<ParisKV>(config.policy));
     Cache cache(config);
     const std::string text = refusal<std::invalid_argument>([&] { cache.load(path_); });
     EXPECT_TRUE(has(text, sentence)) << text;
     EXPECT_TRUE(cache.sequences().empty());
   };
-  expect("layers 2 as this one, got 1 in", [](Config& c, ParisKv&) { c.layers = 2; });
-  expect("query_heads 8 as", [](Config& c, ParisKv&) { c.query_heads = 8; });
-  expect("kv_heads 4 as this one, got 2 in", [](Config& c, ParisKv&) { c.kv_heads = 4; });
-  expect("head_dim 128 as", [](Config& c, ParisKv&) { c.head_dim = 128; });
-  expect("value_dim 128 as", [](Config& c, ParisKv&) { c.value_dim = 128; });
+  expect("layers 2 as this one, got 1 in", [](Config& c, ParisKV&) { c.layers = 2; });
+  expect("query_heads 8 as", [](Config& c, ParisKV&) { c.query_heads = 8; });
+  expect("kv_heads 4 as this one, got 2 in", [](Config& c, ParisKV&) { c.kv_heads = 4; });
+  expect("head_dim 128 as", [](Config& c, ParisKV&) { c.head_dim = 128; });
+  expect("value_dim 128 as", [](Config& c, ParisKV&) { c.value_dim = 128; });
   expect("dtype bfloat16 as this one, got float32 in",
-         [](Config& c, ParisKv&) { c.dtype = DType::kBFloat16; });
-  expect("segment_tokens 128 as", [](Config& c, ParisKv&) { c.segment_tokens = 128; });
-  expect("sink 3 as this one, got 2", [](Config& c, ParisKv&) { c.sink = 3; });
-  expect("policy.seed 1 as this one, got 42", [](Config&, ParisKv& p) { p.seed = 1; });
-  expect("policy.block 0 as this one, got 64", [](Config&, ParisKv& p) { p.block = 0; });
-  expect("policy.scorer votes as", [](Config&, ParisKv& p) { p.scorer = Scorer::kVotes; });
+         [](Config& c, ParisKV&) { c.dtype = DType::kBFloat16; });
+  expect("segment_tokens 128 as", [](Config& c, ParisKV&) { c.segment_tokens = 128; });
+  expect("sink 3 as this one, got 2", [](Config& c, ParisKV&) { c.sink = 3; });
+  expect("policy.seed 1 as this one, got 42", [](Config&, ParisKV& p) { p.seed = 1; });
+  expect("policy.block 0 as this one, got 64", [](Config&, ParisKV& p) { p.block = 0; });
+  expect("policy.scorer votes as", [](Config&, ParisKV& p) { p.scorer = Scorer::kVotes; });
 }
 
 TEST_F(Refused, PathsThatCannotBeReadOrWritten) {

@@ -35,12 +35,12 @@ Config config_of(bool keeps, int64_t threads) {
   config.update = 96;
   config.dense_below = 0;
   if (keeps) {
-    HardKv policy;
+    HardKV policy;
     policy.most = 64;
     policy.p = .8;
     config.policy = policy;
   } else {
-    std::get<ParisKv>(config.policy).block = 64;
+    std::get<ParisKV>(config.policy).block = 64;
   }
   return config;
 }

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from quality import kept_rows
-from quality.engine_prkv import EnginePrkv
+from quality.engine_prkv import EnginePRKV
 from quality.measures import measure
 from quality.methods import logits_of, make_method
 
@@ -116,7 +116,7 @@ def test_the_engine_catches_the_share_that_its_copy_in_torch_does(gauss, static,
     resident = torch.full(queries.shape[:2], -math.inf)
     share = {}
     for name, method in {
-        "engine": EnginePrkv(static),
+        "engine": EnginePRKV(static),
         "torch": make_method("prkv", static=static, rebuilt=False),
     }.items():
         method.prefill(keys, recent)

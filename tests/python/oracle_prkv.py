@@ -116,7 +116,7 @@ class Found:
     pages: int  # that are to be found
 
 
-class PrkvModel(Model):
+class PRKVModel(Model):
     """One layer of one sequence."""
 
     def __init__(self, config: pk.Config):
@@ -126,7 +126,7 @@ class PrkvModel(Model):
         self.auto = share == "auto"
         self.static = 0 if self.auto else int(policy.budget * share + 1e-6) // policy.page
 
-    def copy(self) -> PrkvModel:
+    def copy(self) -> PRKVModel:
         twin = super().copy()
         twin.static = self.static
         return twin

@@ -9,7 +9,7 @@ import pariskv_core as pk
 import torch
 from hardkv_life import f32, kept_of
 from oracle_hardkv import Query
-from oracle_prkv import Found, PrkvModel
+from oracle_prkv import Found, PRKVModel
 from support import f64, randn_q, regions_of, rows_of
 
 
@@ -21,10 +21,10 @@ def make_config(policy: pk.PRKV | None = None, **changes) -> pk.Config:
 class Life(hardkv_life.Life):
     """As HardKV's, but a step's pages depend on its query."""
 
-    model: PrkvModel
+    model: PRKVModel
 
-    def make_model(self) -> PrkvModel:
-        return PrkvModel(self.cache.config)
+    def make_model(self) -> PRKVModel:
+        return PRKVModel(self.cache.config)
 
     def decode(self, q: torch.Tensor | None = None, **options) -> list[list[int]]:
         """Returns the positions that were selected for each kv head."""

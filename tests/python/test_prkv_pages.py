@@ -8,7 +8,7 @@ import pytest
 import torch
 from hardkv_life import f32, kept_of
 from oracle_hardkv import Query
-from oracle_prkv import PrkvModel
+from oracle_prkv import PRKVModel
 from prkv_life import Life, make_config
 from support import HERE, f64, randn_kv, randn_q, randn_step
 
@@ -109,7 +109,7 @@ def test_hostile_rows_and_queries_attend_to_what_the_oracle_does(seed):
     config = make_config(policy)
     rng = np.random.default_rng(seed)
     cache = pk.Cache(config)
-    model, life = PrkvModel(cache.config), Life(config, seed, cache)
+    model, life = PRKVModel(cache.config), Life(config, seed, cache)
     life.model = model
     life.s = s = cache.add()
     for count in (200, 60, 90):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quality.kept_rows import Prkv, observed
+from quality.kept_rows import PRKV, observed
 from quality.methods import logits_of
 from quality.pretrained.shares import Track
 from quality.pretrained.trail import SINK, UPDATE, Head, blocks
@@ -61,7 +61,7 @@ def by_static(head: Head, found: Sums) -> None:
 def static_at(head: Head, begin: int, end: int, steps: Tensor, found: Sums) -> None:
     """Of the steps, with rows that the queries before step `begin` choose of the zone to `end`."""
     attention, asked = head.attention(steps), head.at(steps)
-    method = Prkv()
+    method = PRKV()
     method.prefill(head.keys[SINK:end], head.asking(begin, LOOKS))
     for rows in ROWS:
         found[f"best, {rows}"] += best_recall(attention, rows, end).tolist()
@@ -85,7 +85,7 @@ def by_interval(head: Head, found: Sums, rows: int = 1024) -> None:
                 if begin % interval == 0 if interval else begin == 0:
                     votes[interval] = fresh
                 for static in (0.25, 1.0):
-                    method, known = Prkv(static), votes[interval]
+                    method, known = PRKV(static), votes[interval]
                     method.keys = zone
                     method.votes = torch.nn.functional.pad(known, (0, len(zone) - len(known)))
                     chosen = method.select(asked, rows, torch.empty(len(steps), 1))

@@ -13,9 +13,9 @@ import torch
 from pariskv_core.cli.weights import Weights
 from torch import Tensor
 
-from quality.engine_prkv import EnginePrkv
+from quality.engine_prkv import EnginePRKV
 from quality.inside import Residency
-from quality.kept_rows import Prkv, counts_by_mass, mass_of_most, observed, pooled
+from quality.kept_rows import PRKV, counts_by_mass, mass_of_most, observed, pooled
 from quality.measures import Quality, measure
 from quality.methods import best_rows, make_method, oracle_rows
 from quality.pretrained.capture import LATE, Capture, Stretch, make_all
@@ -55,7 +55,7 @@ def _prkv(head: Head, found: Found) -> None:
     for static in STATIC:
         for rebuilt in (True, False) if 0 < static < 1 else (True,):
             name = f"PRKV, static {static:g}" + ("" if rebuilt else ", holes")
-            method = Prkv(static, rebuilt=rebuilt)
+            method = PRKV(static, rebuilt=rebuilt)
             method.prefill(head.keys, head.recent)
             for rows in BUDGETS:
                 chosen = method.select(head.queries, rows, head.resident)
@@ -64,7 +64,7 @@ def _prkv(head: Head, found: Found) -> None:
 
 def _engine_prkv(head: Head, found: Found) -> None:
     for static in STATIC:
-        method = EnginePrkv(static)
+        method = EnginePRKV(static)
         method.prefill(head.keys, head.recent)
         for rows in BUDGETS:
             chosen = method.select(head.queries, rows, head.resident)

@@ -29,8 +29,8 @@ struct AmendedHead {
   AmendedLayout layout;
   int head;
 
-  __device__ __forceinline__ PrkvSplit* split() const {
-    return reinterpret_cast<PrkvSplit*>(block + layout.begin);
+  __device__ __forceinline__ PRKVSplit* split() const {
+    return reinterpret_cast<PRKVSplit*>(block + layout.begin);
   }
   __device__ __forceinline__ int64_t* count() const {
     return reinterpret_cast<int64_t*>(split() + 1) + head;

@@ -23,7 +23,7 @@ constexpr int64_t kMostSpans = 32;
 /** Pages that enter zones: rows to digests, which are written to the sequences' summaries. */
 struct DigestCall {
   ModelShape shape;
-  PrkvRules rules;
+  PRKVRules rules;
   int64_t count;
   DigestSpan spans[kMostSpans];
 };
@@ -45,12 +45,12 @@ struct LookScratch {
  * Choices of all kv heads of some jobs, each from all of a zone or all from the best pages, and the
  * pages that they amend. Rows are looked at some heads at a time.
  */
-struct PrkvChoiceCall {
+struct PRKVChoiceCall {
   ChoiceCall choice;  // `agreed` of its scratch is there, but none of `logits` and `shares`
-  PrkvRules rules;
+  PRKVRules rules;
   cudaEvent_t bus;                        // keys have come over it; null: no need, rows are near
   bool compares;                          // budgets are split by how far queries agree
-  const PrkvSplit* before[kMostChoices];  // else those of blocks before: null where a share is set
+  const PRKVSplit* before[kMostChoices];  // else those of blocks before: null where a share is set
   int64_t wanted[kMostChoices];           // the best pages that are looked at; 0: all rows are
   int64_t pages;                          // of a zone, at most; 0: all rows are looked at
   LookScratch look;
@@ -61,13 +61,13 @@ struct PrkvChoiceCall {
 ChoiceScratch prkv_choice_scratch(const ModelShape& shape, int64_t width, int64_t after_capacity,
                                   bool listed);
 LookScratch look_scratch(const ModelShape& shape, int64_t width, bool compares, bool listed);
-void launch_prkv_choice(const PrkvChoiceCall& call, cudaStream_t stream);
+void launch_prkv_choice(const PRKVChoiceCall& call, cudaStream_t stream);
 
 /** A zone that was cut: what is left of its kept rows, and of the pages that these amend. */
-struct PrkvTrimCall {
+struct PRKVTrimCall {
   TrimCall kept;
-  PrkvRules rules;
+  PRKVRules rules;
 };
-void launch_prkv_trim(const PrkvTrimCall& call, cudaStream_t stream);
+void launch_prkv_trim(const PRKVTrimCall& call, cudaStream_t stream);
 
 }  // namespace pariskv::cuda

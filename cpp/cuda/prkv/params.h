@@ -13,19 +13,19 @@ struct DigestParams {
 };
 
 /** Of a choice, or of some kv heads of it. */
-struct PrkvChoiceParams {
+struct PRKVChoiceParams {
   ChoiceParams choice;
-  PrkvRules rules;
+  PRKVRules rules;
   bool compares;
   bool copied;  // keys of the rows that are looked at are in scratch
   LookScratch look;
   char* look_space;  // of the first head
-  const PrkvSplit* before[kMostChoices];
+  const PRKVSplit* before[kMostChoices];
   int64_t wanted[kMostChoices];
 };
 
-struct PrkvTrimParams {
-  PrkvTrimCall call;
+struct PRKVTrimParams {
+  PRKVTrimCall call;
 };
 
 }  // namespace pariskv::cuda

@@ -30,7 +30,7 @@
  * A query head that is not finite searches for nothing: its output is NaN, the other heads' is as
  * it would be without it.
  *
- * Where HardKv::placement has rows dropped, calls that need them throw std::invalid_argument before
+ * Where HardKV::placement has rows dropped, calls that need them throw std::invalid_argument before
  * anything changes: attend, read, truncate, and a prefill without queries.
  *
  * A sequence has at most 8,388,608 tokens; a decode on a GPU at most 4,096 sequences.
@@ -81,9 +81,9 @@ struct Cut {
 struct PrefillOptions {
   /**
    * (sum of lengths, query_heads, head_dim) its queries, after RoPE, in the config's dtype: a few
-   * early ones tell how the channels of keys and queries are balanced (ParisKv::block). Without
+   * early ones tell how the channels of keys and queries are balanced (ParisKV::block). Without
    * them keys alone say it, and the rows that are picked are less good. The last ones say what
-   * HardKv and Prkv keep; without them they keep nothing until they have decoded for a while.
+   * HardKV and PRKV keep; without them they keep nothing until they have decoded for a while.
    */
   std::optional<TensorView> q;
   std::optional<double> scale;  ///< As in AttendOptions: of these queries.

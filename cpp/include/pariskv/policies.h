@@ -53,7 +53,7 @@ enum class TailRule : uint8_t {
  * best rows are fetched for each query. The paper's own setting is Scorer::kVotes,
  * GroupRule::kMeanQuery and 10 % from 30,000 tokens on.
  */
-struct ParisKv {
+struct ParisKV {
   int64_t top_k = 100;  ///< Rows attended to per kv head besides the resident ones.
   Scorer scorer = Scorer::kSignNorm;
   GroupRule group_rule = GroupRule::kAttentionMass;
@@ -84,12 +84,12 @@ struct ParisKv {
   int64_t rows_per_head() const { return top_k; }
 
   /** With numbers and rules in place of what is the policy's own. */
-  ParisKv resolved() const;
+  ParisKV resolved() const;
 
   /** Throws std::invalid_argument on the first setting that does not fit. */
   void validate() const;
 
-  friend bool operator==(const ParisKv& a, const ParisKv& b) {
+  friend bool operator==(const ParisKV& a, const ParisKV& b) {
     return a.top_k == b.top_k && a.scorer == b.scorer && a.group_rule == b.group_rule &&
            a.schedule == b.schedule && a.min_candidates_per_row == b.min_candidates_per_row &&
            a.seed == b.seed && a.block == b.block && a.tail == b.tail &&
@@ -117,7 +117,7 @@ enum class ZoneRows : uint8_t {
  * exact; ZoneRows::kDropped gives that up for memory. Until there were queries to choose by, the
  * zone is attended to in full.
  */
-struct HardKv {
+struct HardKV {
   int64_t most = 2048;  ///< Rows that a kv head keeps of the zone, at most.
   double p = .9;        ///< Share of the attention to the zone that the kept rows get, in (0, 1].
   int64_t least = 0;    ///< Rows that a kv head keeps at least.
@@ -141,12 +141,12 @@ struct HardKv {
   int64_t rows_per_head() const { return 0; }
 
   /** The same: nothing is left to the policy. */
-  HardKv resolved() const { return *this; }
+  HardKV resolved() const { return *this; }
 
   /** Throws std::invalid_argument on the first setting that does not fit. */
   void validate() const;
 
-  friend bool operator==(const HardKv& a, const HardKv& b) {
+  friend bool operator==(const HardKV& a, const HardKV& b) {
     return a.most == b.most && a.p == b.p && a.least == b.least && a.metric == b.metric &&
            a.pool == b.pool && a.patience == b.patience && a.placement == b.placement;
   }
@@ -166,7 +166,7 @@ enum class PageDigest : uint8_t {
  * refreshed. All rows stay stored, so that truncation, forks and exact attention are exact. Until
  * there were queries to choose by, pages have the whole budget.
  */
-struct Prkv {
+struct PRKV {
   int64_t budget = 1024;  ///< Rows of a zone that a step attends to per kv head, at most.
   /**
    * Of the budget, for rows that are kept, 0 to 1, in whole pages' worth; none: as far as the
@@ -186,18 +186,18 @@ struct Prkv {
   int64_t rows_per_head() const { return budget / page * page; }
 
   /** The same: nothing is left to the policy. */
-  Prkv resolved() const { return *this; }
+  PRKV resolved() const { return *this; }
 
   /** Throws std::invalid_argument on the first setting that does not fit. */
   void validate() const;
 
-  friend bool operator==(const Prkv& a, const Prkv& b) {
+  friend bool operator==(const PRKV& a, const PRKV& b) {
     return a.budget == b.budget && a.static_share == b.static_share && a.page == b.page &&
            a.digest == b.digest;
   }
 };
 
 /** The policies there are. */
-using PolicyConfig = std::variant<ParisKv, HardKv, Prkv>;
+using PolicyConfig = std::variant<ParisKV, HardKV, PRKV>;
 
 }  // namespace pariskv

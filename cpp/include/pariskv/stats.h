@@ -15,7 +15,7 @@ struct RegionCounts {
   int64_t retrieval = 0;
   int64_t local = 0;
   int64_t buffer = 0;
-  int64_t dropped = 0;  ///< Of retrieval: rows that were given back, see HardKv::placement.
+  int64_t dropped = 0;  ///< Of retrieval: rows that were given back, see HardKV::placement.
   int64_t total() const { return sink + retrieval + local + buffer; }
 };
 
@@ -36,14 +36,14 @@ struct Stats {
   int64_t keeps = 0;            ///< Times that rows were chosen to be kept, per layer.
   int64_t dropped_rows = 0;   ///< Of the retrieval zones, given back: over kv heads, as kept_rows.
   int64_t unusable_keys = 0;  ///< Of the retrieval zones, never selected, over kv heads: not
-                              ///< finite, or (ParisKv without blocks) zero. HardKv: 0.
+                              ///< finite, or (ParisKV without blocks) zero. HardKV: 0.
   int64_t decode_tokens = 0;  ///< Per layer: a step of 32 layers counts 32.
   int64_t searched_tokens = 0;  ///< Of decode_tokens: searched the retrieval zone.
   int64_t candidates = 0;       ///< Reranked, over kv heads.
   int64_t fetched_rows = 0;     ///< Selected and attended to, over kv heads.
   int64_t cached_rows = 0;      ///< Of fetched_rows: found in the row cache of a GPU.
   /**
-   * With ParisKv::mass: the share of the attention of the rows that were attended to exactly, as
+   * With ParisKV::mass: the share of the attention of the rows that were attended to exactly, as
    * searches estimated it, over tokens, layers and kv heads: its mean, and the least of all. NaN
    * when none did.
    */
@@ -52,26 +52,26 @@ struct Stats {
 };
 
 /** The path of a search by ParisKV, from coarse scores to estimates; see Explanation. */
-struct ParisKvExplanation {
+struct ParisKVExplanation {
   int64_t kv_heads = 0;
   int64_t query_heads = 0;
   int64_t candidates = 0;                    ///< Width of candidate_positions.
   std::vector<uint8_t> coarse;               ///< (kv_heads, zone_tokens): 0 is never selected.
   std::vector<int64_t> candidate_positions;  ///< (kv_heads, candidates), ascending.
   std::vector<float> estimated;              ///< (query_heads, selected): logits from the codes.
-  /** (kv_heads): with ParisKv::mass, the estimated share of the rows attended to exactly; NaN
+  /** (kv_heads): with ParisKV::mass, the estimated share of the rows attended to exactly; NaN
    * where no query is finite. Empty without. */
   std::vector<float> mass;
 };
 
 /** What HARD-KV has besides the rows that it keeps; see Explanation. */
-struct HardKvExplanation {
+struct HardKVExplanation {
   int64_t kv_heads = 0;
   std::vector<int64_t> held;  ///< (kv_heads, width) positions, ascending: they may come back.
 };
 
 /** What PRKV found for a query; see Explanation. Pages have numbers: position / page. */
-struct PrkvExplanation {
+struct PRKVExplanation {
   int64_t kv_heads = 0;
   int64_t static_rows = 0;         ///< That the budget has for kept rows.
   int64_t first_page = 0;          ///< Of the zone.
@@ -95,9 +95,9 @@ struct Explanation {
   std::vector<int64_t> positions;  ///< (kv_heads, selected), best first.
   std::vector<float> worth;        ///< (kv_heads, selected): the order is by this.
   std::vector<float> exact;        ///< (query_heads, selected): logits from the rows.
-  std::vector<int64_t> kept;       ///< (kv_heads, width) positions, ascending: see HardKv, Prkv.
+  std::vector<int64_t> kept;       ///< (kv_heads, width) positions, ascending: see HardKV, PRKV.
   /** How the policy came to these rows; empty when all of the zone is attended to. */
-  std::variant<std::monostate, ParisKvExplanation, HardKvExplanation, PrkvExplanation> details;
+  std::variant<std::monostate, ParisKVExplanation, HardKVExplanation, PRKVExplanation> details;
 };
 
 /**

@@ -8,9 +8,9 @@
 namespace pariskv {
 
 /** Both of settings that are resolved. The last step that has begun; before any, the first one. */
-const ScheduleStep& schedule_step(const ParisKv& settings, int64_t zone_tokens);
+const ScheduleStep& schedule_step(const ParisKV& settings, int64_t zone_tokens);
 
 /** C: ceil(candidate_ratio * zone), at least min_candidates_per_row * top_k, at most zone. */
-int64_t candidate_count(const ParisKv& settings, int64_t zone_tokens);
+int64_t candidate_count(const ParisKV& settings, int64_t zone_tokens);
 
 }  // namespace pariskv

@@ -49,14 +49,14 @@ class CpuBackend : public Backend {
 
  private:
   /** The policy's own step: one overload for each alternative of Rules and of Upkeep. */
-  ParisKvStep& step_of(const ParisKvRules&) { return pariskv_; }
-  ParisKvStep& step_of(const EncodeArgs&) { return pariskv_; }
-  ParisKvStep& step_of(const ParisKvObserve&) { return pariskv_; }
-  HardKvStep& step_of(const HardKvRules&) { return hardkv_; }
-  HardKvStep& step_of(const HardKvKeep&) { return hardkv_; }
-  PrkvStep& step_of(const PrkvRules&) { return prkv_; }
-  PrkvStep& step_of(const PrkvDigest&) { return prkv_; }
-  PrkvStep& step_of(const PrkvKeep&) { return prkv_; }
+  ParisKVStep& step_of(const ParisKVRules&) { return pariskv_; }
+  ParisKVStep& step_of(const EncodeArgs&) { return pariskv_; }
+  ParisKVStep& step_of(const ParisKVObserve&) { return pariskv_; }
+  HardKVStep& step_of(const HardKVRules&) { return hardkv_; }
+  HardKVStep& step_of(const HardKVKeep&) { return hardkv_; }
+  PRKVStep& step_of(const PRKVRules&) { return prkv_; }
+  PRKVStep& step_of(const PRKVDigest&) { return prkv_; }
+  PRKVStep& step_of(const PRKVKeep&) { return prkv_; }
 
   /** Grows the scratch, if it is smaller than that. */
   void reserve_scratch(int64_t bytes);
@@ -75,9 +75,9 @@ class CpuBackend : public Backend {
   ThreadPool pool_;
   Arena arena_;
   Block scratch_;
-  ParisKvStep pariskv_;
-  HardKvStep hardkv_;
-  PrkvStep prkv_;
+  ParisKVStep pariskv_;
+  HardKVStep hardkv_;
+  PRKVStep prkv_;
   DecodeCounts counts_;
 };
 

@@ -12,23 +12,23 @@
 
 namespace pariskv::cpu {
 
-class HardKvStep {
+class HardKVStep {
  public:
-  HardKvStep(const Kernels& kernels, ThreadPool& pool, const Block& scratch)
+  HardKVStep(const Kernels& kernels, ThreadPool& pool, const Block& scratch)
       : kernels_(kernels), pool_(pool), scratch_(scratch) {}
 
-  void cut(const DecodeArgs&, const HardKvRules&, const Selection&, Cutter&) {}
+  void cut(const DecodeArgs&, const HardKVRules&, const Selection&, Cutter&) {}
 
   /** Selects nothing. */
-  void search(const DecodeArgs& args, const HardKvRules& rules, const Running& running);
+  void search(const DecodeArgs& args, const HardKVRules& rules, const Running& running);
   void count(const ModelShape&, DecodeCounts&) const {}
 
   /** What the first sequence of a step keeps. */
-  Trace trace(const DecodeArgs& args, const HardKvRules& rules) const;
+  Trace trace(const DecodeArgs& args, const HardKVRules& rules) const;
 
   /** Of the scratch, that keep_up of this needs. */
-  int64_t scratch_bytes(const HardKvKeep& args) const;
-  void keep_up(const HardKvKeep& args);
+  int64_t scratch_bytes(const HardKVKeep& args) const;
+  void keep_up(const HardKVKeep& args);
 
  private:
   const Kernels& kernels_;

@@ -13,26 +13,26 @@
 
 namespace pariskv::cpu {
 
-class ParisKvStep {
+class ParisKVStep {
  public:
-  ParisKvStep(const Kernels& kernels, ThreadPool& pool) : kernels_(kernels), pool_(pool) {}
+  ParisKVStep(const Kernels& kernels, ThreadPool& pool) : kernels_(kernels), pool_(pool) {}
 
   /** Cuts the arrays of all sparse sequences of a step from scratch, or measures them. */
-  void cut(const DecodeArgs& args, const ParisKvRules& rules, const Selection& selection,
+  void cut(const DecodeArgs& args, const ParisKVRules& rules, const Selection& selection,
            Cutter& cutter);
 
   /** Fills the selection of the step that was cut last. */
-  void search(const DecodeArgs& args, const ParisKvRules& rules, const Running& running);
+  void search(const DecodeArgs& args, const ParisKVRules& rules, const Running& running);
 
   /** Adds the numbers of the last search. */
   void count(const ModelShape& shape, DecodeCounts& counts) const;
 
   /** The path of the last search, of its first sequence. */
-  Trace trace(const DecodeArgs& args, const ParisKvRules& rules) const;
+  Trace trace(const DecodeArgs& args, const ParisKVRules& rules) const;
 
-  void keep_up(const ParisKvEncode& args);
-  void keep_up(const ParisKvForget& args);
-  void keep_up(const ParisKvObserve& args);
+  void keep_up(const ParisKVEncode& args);
+  void keep_up(const ParisKVForget& args);
+  void keep_up(const ParisKVObserve& args);
 
  private:
   void prepare_query(const SearchArgs& args);

@@ -14,32 +14,32 @@
 
 namespace pariskv::cpu {
 
-class PrkvStep {
+class PRKVStep {
  public:
-  PrkvStep(const Kernels& kernels, ThreadPool& pool, const Block& scratch)
+  PRKVStep(const Kernels& kernels, ThreadPool& pool, const Block& scratch)
       : kernels_(kernels), pool_(pool), scratch_(scratch) {}
 
-  void cut(const DecodeArgs& args, const PrkvRules& rules, const Selection& selection,
+  void cut(const DecodeArgs& args, const PRKVRules& rules, const Selection& selection,
            Cutter& cutter);
 
   /** Selects the live rows of the best pages. */
-  void search(const DecodeArgs& args, const PrkvRules& rules, const Running& running);
+  void search(const DecodeArgs& args, const PRKVRules& rules, const Running& running);
   void count(const ModelShape&, DecodeCounts&) const {}
 
   /** The rows that the first sequence of a step keeps, and the pages found for it. */
-  Trace trace(const DecodeArgs& args, const PrkvRules& rules) const;
+  Trace trace(const DecodeArgs& args, const PRKVRules& rules) const;
 
-  void keep_up(const PrkvDigest& args);
+  void keep_up(const PRKVDigest& args);
 
   /** Of the scratch, that keep_up of this needs. */
-  int64_t scratch_bytes(const PrkvKeep& args) const;
-  void keep_up(const PrkvKeep& args);
+  int64_t scratch_bytes(const PRKVKeep& args) const;
+  void keep_up(const PRKVKeep& args);
 
  private:
   /** A sequence that pages are looked for in, and its arrays. */
   struct Item {
     SequenceView sequence;
-    PrkvSplit split;
+    PRKVSplit split;
     int64_t row;         // in the batch
     int64_t first_page;  // of the zone
     int64_t pages;
@@ -55,9 +55,9 @@ class PrkvStep {
   };
 
   void load_queries(const DecodeArgs& args, const Item& item, int64_t head);
-  void score_segment(const DecodeArgs& args, const PrkvRules& rules, const Item& item, int64_t head,
+  void score_segment(const DecodeArgs& args, const PRKVRules& rules, const Item& item, int64_t head,
                      int64_t segment);
-  void find_pages(const DecodeArgs& args, const PrkvRules& rules, const Item& item, int64_t head);
+  void find_pages(const DecodeArgs& args, const PRKVRules& rules, const Item& item, int64_t head);
 
   const Kernels& kernels_;
   ThreadPool& pool_;

@@ -15,7 +15,7 @@ namespace pariskv::cpu {
 /** The arrays of one sequence of a search. */
 struct SearchItem {
   SequenceView sequence;
-  ParisKvPlan plan;
+  ParisKVPlan plan;
   KeyStatistics statistics;
   Balance balance;
   Tail tail;                    // without rows where all of the zone are selected
@@ -57,12 +57,12 @@ struct SearchItem {
 /** A search of the zones, verb after verb over the same items. */
 struct SearchArgs {
   const DecodeArgs& decode;
-  const ParisKvRules& own;
+  const ParisKVRules& own;
   const Running& running;
   const std::vector<SearchItem>& items;
 
   const ModelShape& shape() const { return decode.shape; }
-  const ParisKvRules& rules() const { return own; }
+  const ParisKVRules& rules() const { return own; }
   const SummaryLayout& layout() const { return own.codec->layout; }
 };
 

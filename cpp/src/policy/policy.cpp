@@ -12,19 +12,19 @@ namespace {
 
 // One overload per policy: the settings choose it.
 
-std::unique_ptr<Policy> make(const ParisKv& settings, const Config& config, const ModelShape& shape,
+std::unique_ptr<Policy> make(const ParisKV& settings, const Config& config, const ModelShape& shape,
                              Backend& backend) {
-  return std::make_unique<ParisKvPolicy>(settings, config.sink, config.dense_below, shape, backend);
+  return std::make_unique<ParisKVPolicy>(settings, config.sink, config.dense_below, shape, backend);
 }
 
-std::unique_ptr<Policy> make(const HardKv& settings, const Config& config, const ModelShape& shape,
+std::unique_ptr<Policy> make(const HardKV& settings, const Config& config, const ModelShape& shape,
                              Backend& backend) {
-  return std::make_unique<HardKvPolicy>(settings, config.dense_below, shape, backend);
+  return std::make_unique<HardKVPolicy>(settings, config.dense_below, shape, backend);
 }
 
-std::unique_ptr<Policy> make(const Prkv& settings, const Config& config, const ModelShape& shape,
+std::unique_ptr<Policy> make(const PRKV& settings, const Config& config, const ModelShape& shape,
                              Backend& backend) {
-  return std::make_unique<PrkvPolicy>(settings, config.dense_below, shape, backend);
+  return std::make_unique<PRKVPolicy>(settings, config.dense_below, shape, backend);
 }
 
 }  // namespace

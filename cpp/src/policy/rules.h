@@ -9,7 +9,7 @@
 
 namespace pariskv {
 
-using Rules = std::variant<ParisKvRules, HardKvRules, PrkvRules>;
+using Rules = std::variant<ParisKVRules, HardKVRules, PRKVRules>;
 
 /** The most rows that a step selects per kv head. */
 inline int64_t rows_per_head(const Rules& rules) {

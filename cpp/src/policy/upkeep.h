@@ -16,9 +16,9 @@
 namespace pariskv {
 
 using Upkeep =
-    std::variant<ParisKvEncode, ParisKvForget, ParisKvObserve, HardKvKeep, PrkvDigest, PrkvKeep>;
+    std::variant<ParisKVEncode, ParisKVForget, ParisKVObserve, HardKVKeep, PRKVDigest, PRKVKeep>;
 
 /** Empty (monostate): all of the zone was attended to. */
-using Trace = std::variant<std::monostate, ParisKvTrace, HardKvTrace, PrkvTrace>;
+using Trace = std::variant<std::monostate, ParisKVTrace, HardKVTrace, PRKVTrace>;
 
 }  // namespace pariskv

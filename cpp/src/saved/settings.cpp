@@ -33,7 +33,7 @@ const char* name_of(GroupRule rule) {
 const char* name_of(TailRule rule) { return rule == TailRule::kSample ? "sample" : "none"; }
 
 /** Of a policy: summaries and state are made with the settings that must match. */
-void add(const ParisKv& policy, std::vector<Setting>& settings) {
+void add(const ParisKV& policy, std::vector<Setting>& settings) {
   settings.push_back({"policy", "pariskv", true});
   settings.push_back({"policy.scorer", name_of(policy.scorer), true});
   settings.push_back({"policy.block", std::to_string(policy.block), true});
@@ -49,12 +49,12 @@ void add(const ParisKv& policy, std::vector<Setting>& settings) {
 }
 
 /** Not stored, see Policy::fits_a_file: the name is for messages. */
-void add(const HardKv&, std::vector<Setting>& settings) {
+void add(const HardKV&, std::vector<Setting>& settings) {
   settings.push_back({"policy", "hardkv", true});
 }
 
 /** The same. */
-void add(const Prkv&, std::vector<Setting>& settings) {
+void add(const PRKV&, std::vector<Setting>& settings) {
   settings.push_back({"policy", "prkv", true});
 }
 

@@ -6,7 +6,7 @@ namespace pariskv::test {
 namespace {
 
 /** The settings of the policy that all cases have. */
-ParisKv& own(Config& config) { return std::get<ParisKv>(config.policy); }
+ParisKV& own(Config& config) { return std::get<ParisKV>(config.policy); }
 
 Case make(const char* name, const std::function<void(Case&, Config&)>& change) {
   Case c;

@@ -235,7 +235,7 @@ class Runner {
       sequences_[0] = twin;
     }
     emulator::flush();
-    if (!std::holds_alternative<ParisKv>(config_.policy)) note_kept();
+    if (!std::holds_alternative<ParisKV>(config_.policy)) note_kept();
     if (step == c_.saved_after) {
       for (SequenceId& sequence : sequences_) sequence = saved_and_loaded(sequence);
     }
@@ -251,9 +251,9 @@ class Runner {
     for (const SequenceId sequence : sequences_) {
       const Explanation found = cache_.explain(0, sequence, query, {});
       outcome_.kept.push_back(found.kept);
-      const auto* own = std::get_if<HardKvExplanation>(&found.details);
+      const auto* own = std::get_if<HardKVExplanation>(&found.details);
       outcome_.kept.push_back(own == nullptr ? std::vector<int64_t>() : own->held);
-      const auto* pages = std::get_if<PrkvExplanation>(&found.details);
+      const auto* pages = std::get_if<PRKVExplanation>(&found.details);
       if (pages == nullptr) continue;
       outcome_.kept.push_back({pages->static_rows, pages->first_page});
       outcome_.kept.push_back(pages->pages);

@@ -118,8 +118,8 @@ int64_t rows_of(const Explanation& explanation) {
 
 /** Of PRKV: all of it is equal but for logits, which are made of rows. */
 void compare_pages(const Explanation& expected, const Explanation& actual) {
-  const auto& mine = std::get<PrkvExplanation>(expected.details);
-  const auto& theirs = std::get<PrkvExplanation>(actual.details);
+  const auto& mine = std::get<PRKVExplanation>(expected.details);
+  const auto& theirs = std::get<PRKVExplanation>(actual.details);
   EXPECT_EQ(mine.static_rows, theirs.static_rows);
   EXPECT_EQ(mine.first_page, theirs.first_page);
   expect_equal("kept row", expected.kept, actual.kept);
@@ -133,12 +133,12 @@ void compare_pages(const Explanation& expected, const Explanation& actual) {
 void compare_explanations(const Explanation& expected, const Explanation& actual, bool is_twin,
                           bool has_budget) {
   ASSERT_EQ(expected.searched, actual.searched);
-  if (std::holds_alternative<PrkvExplanation>(expected.details))
+  if (std::holds_alternative<PRKVExplanation>(expected.details))
     return compare_pages(expected, actual);
   if (!has_budget) ASSERT_EQ(expected.selected, actual.selected);
   if (!expected.searched) return;  // there are no rows
-  const auto& mine = std::get<ParisKvExplanation>(expected.details);
-  const auto& theirs = std::get<ParisKvExplanation>(actual.details);
+  const auto& mine = std::get<ParisKVExplanation>(expected.details);
+  const auto& theirs = std::get<ParisKVExplanation>(actual.details);
   expect_equal("coarse score", mine.coarse, theirs.coarse);
   expect_equal("candidate", mine.candidate_positions, theirs.candidate_positions);
   if (is_twin) expect_equal("position", expected.positions, actual.positions);
@@ -191,7 +191,7 @@ void compare_stats(const Stats& expected, const Stats& actual, bool is_twin, boo
 }  // namespace
 
 void compare(const Case& c, const Outcome& expected, const Outcome& actual, bool is_twin) {
-  const auto* search = std::get_if<ParisKv>(&c.config.policy);
+  const auto* search = std::get_if<ParisKV>(&c.config.policy);
   const bool has_budget = search != nullptr && search->mass.has_value();
   const DType dtype = c.config.dtype;
   const double tolerance = dtype == DType::kFloat32 ? 2e-4 : dtype == DType::kFloat16 ? 4e-3 : 3e-2;
@@ -237,7 +237,7 @@ void compare(const Case& c, const Outcome& expected, const Outcome& actual, bool
   if (search == nullptr) {  // of ParisKV, a GPU alone keeps rows
     EXPECT_EQ(expected.stats.kept_rows, actual.stats.kept_rows);
   }
-  if (const auto* policy = std::get_if<HardKv>(&c.config.policy)) {
+  if (const auto* policy = std::get_if<HardKV>(&c.config.policy)) {
     EXPECT_GT(actual.stats.keeps, 0);
     EXPECT_EQ(expected.stats.dropped_rows, actual.stats.dropped_rows);
     EXPECT_EQ(policy->placement == ZoneRows::kDropped, actual.stats.dropped_rows > 0);

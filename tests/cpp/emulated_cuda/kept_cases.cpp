@@ -7,10 +7,10 @@ namespace pariskv::test {
 
 namespace {
 
-HardKv& own(Config& config) { return std::get<HardKv>(config.policy); }
+HardKV& own(Config& config) { return std::get<HardKV>(config.policy); }
 
 Case make(const char* name, const std::function<void(Case&, Config&)>& change) {
-  Case c = life_of(HardKv(), std::string("kept_") + name, 300);
+  Case c = life_of(HardKV(), std::string("kept_") + name, 300);
   own(c.config).most = 60;
   own(c.config).p = .8;
   change(c, c.config);

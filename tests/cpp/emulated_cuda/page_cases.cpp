@@ -5,10 +5,10 @@ namespace pariskv::test {
 
 namespace {
 
-Prkv& own(Config& config) { return std::get<Prkv>(config.policy); }
+PRKV& own(Config& config) { return std::get<PRKV>(config.policy); }
 
 Case make(const char* name, const std::function<void(Case&, Config&)>& change) {
-  Case c = life_of(Prkv(), std::string("pages_") + name, 400);
+  Case c = life_of(PRKV(), std::string("pages_") + name, 400);
   own(c.config).budget = 96;
   own(c.config).page = 8;
   own(c.config).static_share = .25;

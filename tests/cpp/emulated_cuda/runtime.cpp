@@ -132,8 +132,8 @@ size_t parameter_bytes(const std::string& kernel) {
       {"ScoreParams", sizeof(ScoreParams)},         {"VotesParams", sizeof(VotesParams)},
       {"RerankParams", sizeof(RerankParams)},       {"ResidentParams", sizeof(ResidentParams)},
       {"AttendParams", sizeof(AttendParams)},       {"KeptStepParams", sizeof(KeptStepParams)},
-      {"DigestParams", sizeof(DigestParams)},       {"PrkvChoiceParams", sizeof(PrkvChoiceParams)},
-      {"PrkvTrimParams", sizeof(PrkvTrimParams)},   {"ChoiceParams", sizeof(ChoiceParams)}};
+      {"DigestParams", sizeof(DigestParams)},       {"PRKVChoiceParams", sizeof(PRKVChoiceParams)},
+      {"PRKVTrimParams", sizeof(PRKVTrimParams)},   {"ChoiceParams", sizeof(ChoiceParams)}};
   for (const auto& [name, bytes] : known) {
     if (kernel.find(name) != std::string::npos) return bytes;
   }

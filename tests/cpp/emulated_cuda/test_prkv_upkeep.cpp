@@ -22,16 +22,16 @@ struct Zone {
   DType dtype = DType::kBFloat16;
   int64_t key_dim = 128, value_dim = 64, kv_heads = 2, group = 4, segment_tokens = 256;
   int64_t sink = 4, tokens = 700, recent = 64;
-  Prkv policy{};
-  int64_t static_pages = 2;  // PrkvRules::kAuto
+  PRKV policy{};
+  int64_t static_pages = 2;  // PRKVRules::kAuto
   int device = 1;
   Placement placement = Placement::kHost;
   bool hostile = false, equal_keys = false;
   int64_t asked = 64;  // positions whose queries are there
-  int64_t least_looked_at = PrkvRules::kLeastLookedAt;
+  int64_t least_looked_at = PRKVRules::kLeastLookedAt;
 
-  PrkvRules rules() const {
-    PrkvRules rules{policy.budget, policy.page, static_pages, policy.digest == PageDigest::kMax};
+  PRKVRules rules() const {
+    PRKVRules rules{policy.budget, policy.page, static_pages, policy.digest == PageDigest::kMax};
     rules.least_looked_at = least_looked_at;
     return rules;
   }
@@ -48,7 +48,7 @@ Zone make(const char* name, const std::function<void(Zone&)>& change) {
 
 std::vector<Zone> zones() {
   constexpr DType kFloat = DType::kFloat32, kHalf = DType::kFloat16;
-  constexpr int64_t kAuto = PrkvRules::kAuto;
+  constexpr int64_t kAuto = PRKVRules::kAuto;
   return {
       make("pages_of_16", [](Zone&) {}),
       make("pages_of_8", [](Zone& z) { z.policy.page = 8, z.static_pages = 7; }),
@@ -183,11 +183,11 @@ class Home {
 
   void digest(int64_t begin, int64_t end) {
     const DigestJob job{view(end, nullptr, 0), begin, end};
-    backend_->keep_up(PrkvDigest{shape_, zone_.rules(), 1, &job}, {});
+    backend_->keep_up(PRKVDigest{shape_, zone_.rules(), 1, &job}, {});
     emulator::flush();
   }
   void keep(const std::vector<KeptChange>& changes) {
-    const PrkvKeep args{shape_, zone_.rules(), int64_t(changes.size()), changes.data()};
+    const PRKVKeep args{shape_, zone_.rules(), int64_t(changes.size()), changes.data()};
     backend_->reserve(args);
     backend_->keep_up(args, {});
     emulator::flush();
@@ -213,7 +213,7 @@ bool same(const void* a, const void* b, int64_t bytes) {
   return std::memcmp(a, b, size_t(bytes)) == 0;
 }
 
-class PrkvUpkeep : public testing::TestWithParam<std::tuple<Zone, unsigned>> {
+class PRKVUpkeep : public testing::TestWithParam<std::tuple<Zone, unsigned>> {
  protected:
   /** Pages that have no live rows have no digest. */
   void compare_page(const ModelShape& shape, const PageLayout& layout, void* a, void* b,
@@ -265,7 +265,7 @@ class PrkvUpkeep : public testing::TestWithParam<std::tuple<Zone, unsigned>> {
   }
 };
 
-TEST_P(PrkvUpkeep, EqualsTheCpu) {
+TEST_P(PRKVUpkeep, EqualsTheCpu) {
   const auto& [zone, seed] = GetParam();
   emulator::begin(zone.name, seed);
   cuda::pooling() = seed % 2 == 0;
@@ -332,7 +332,7 @@ TEST_P(PrkvUpkeep, EqualsTheCpu) {
   cpu.keep({{cpu.view(zone.sink, nullptr, 0), cpu_first, asked, true}});
   gpu.keep({{gpu.view(zone.sink, nullptr, 0), gpu_first, asked, true}});
   compare_after(cpu_first, gpu_first);
-  const PrkvSplit split = *amended_of(shape, gpu_first.kept_capacity).split(gpu_first.kept);
+  const PRKVSplit split = *amended_of(shape, gpu_first.kept_capacity).split(gpu_first.kept);
   EXPECT_EQ(split.rows > 0, shape.kept(gpu_first.kept_capacity).counts(gpu_first.kept, 0)[0] > 0);
   EXPECT_EQ(split.pages < zone.policy.budget / page, split.rows > 0);
   if (!zone.hostile) EXPECT_GT(split.rows, 0) << "queries agree on nothing";
@@ -374,7 +374,7 @@ TEST_P(PrkvUpkeep, EqualsTheCpu) {
   for (size_t i = 0; i < last[0].size(); ++i) compare_after(*last[0][i], *last[1][i]);
 }
 
-INSTANTIATE_TEST_SUITE_P(Zones, PrkvUpkeep,
+INSTANTIATE_TEST_SUITE_P(Zones, PRKVUpkeep,
                          testing::Combine(testing::ValuesIn(zones()), testing::Range(0u, 2u)),
                          [](const auto& info) {
                            return std::get<0>(info.param).name + "_" +

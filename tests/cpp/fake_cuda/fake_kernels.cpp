@@ -37,7 +37,7 @@ void check_zone(const SequenceView& view, const SummaryLayout& layout, const Lan
   }
   if (view.sparse == 0) return;
   if (view.zone_tokens() > lane.zone_capacity ||
-      ParisKvPlan::of(view).candidates > lane.candidate_capacity) {
+      ParisKVPlan::of(view).candidates > lane.candidate_capacity) {
     complain("a lane has too little scratch");
   }
 }
@@ -202,7 +202,7 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
   launch(stream, [call] { decode(call); });
 }
 
-LaneScratch lay_out_scratch(char* base, const ModelShape&, const ParisKvRules&,
+LaneScratch lay_out_scratch(char* base, const ModelShape&, const ParisKVRules&,
                             int64_t zone_capacity, int64_t) {
   LaneScratch scratch{};
   scratch.first.scores = reinterpret_cast<uint8_t*>(base);

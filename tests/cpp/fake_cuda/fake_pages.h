@@ -56,7 +56,7 @@ inline uint64_t rows_from(int64_t first, int64_t begin, int64_t size) {
 
 /** All pages of a zone have their digests. */
 inline void check_digests(const SequenceView& view, const ModelShape& shape,
-                          const PrkvRules& rules) {
+                          const PRKVRules& rules) {
   const PageLayout layout = pages_of(shape, rules.page);
   for (int64_t page = view.zone_begin / rules.page; page * rules.page < view.zone_end; ++page) {
     const int64_t begin = page * rules.page;
@@ -71,7 +71,7 @@ inline void check_digests(const SequenceView& view, const ModelShape& shape,
 
 /** Amended pages are those that kept rows come from, without these. */
 inline void check_amended(const SequenceView& view, const ModelShape& shape,
-                          const PrkvRules& rules) {
+                          const PRKVRules& rules) {
   const AmendedLayout amended = amended_of(shape, view.kept_capacity);
   const PageLayout layout = amended.pages(), whole = pages_of(shape, rules.page);
   const KeptLayout kept = shape.kept(view.kept_capacity);
@@ -96,11 +96,11 @@ inline void check_amended(const SequenceView& view, const ModelShape& shape,
 }
 
 /** All that a step over a zone goes by. */
-inline void check_pages(const SequenceView& view, const ModelShape& shape, const PrkvRules& rules) {
+inline void check_pages(const SequenceView& view, const ModelShape& shape, const PRKVRules& rules) {
   if (rules.has_pages()) check_digests(view, shape, rules);
   if (view.kept == nullptr) return;
   check_kept(view, shape);
-  const PrkvSplit split = *amended_of(shape, view.kept_capacity).split(view.kept);
+  const PRKVSplit split = *amended_of(shape, view.kept_capacity).split(view.kept);
   if (split.rows + split.pages * rules.page > rules.budget) complain("a budget is split anyhow");
   if (rules.has_pages()) check_amended(view, shape, rules);
 }

@@ -25,7 +25,7 @@ void digest(const DigestCall& call, const DigestSpan& span) {
   }
 }
 
-void amend(const PrkvChoiceCall& call, const ChoiceJob& job, int64_t head) {
+void amend(const PRKVChoiceCall& call, const ChoiceJob& job, int64_t head) {
   const ModelShape& shape = call.choice.shape;
   const int64_t size = call.rules.page;
   const KeptLayout kept = shape.kept(job.after_capacity);
@@ -47,7 +47,7 @@ void amend(const PrkvChoiceCall& call, const ChoiceJob& job, int64_t head) {
 }
 
 /** A refresh looks at the pages that it is to, and knows what was kept before. */
-void check_looked_at(const PrkvChoiceCall& call, int64_t i) {
+void check_looked_at(const PRKVChoiceCall& call, int64_t i) {
   const ChoiceJob& job = call.choice.jobs[i];
   const int64_t page = call.rules.page, first = job.added / page;
   const int64_t pages = (job.zone_end - 1) / page + 1 - first;
@@ -56,17 +56,17 @@ void check_looked_at(const PrkvChoiceCall& call, int64_t i) {
   if ((wanted > 0) != (call.choice.scratch.listed != 0)) complain("rows are not listed");
   if (wanted == 0) return;
   if (call.pages < pages) complain("a launch does not reach all pages");
-  const int64_t rows = wanted * page + PrkvRules::kLatestLookedAt + job.before_capacity;
+  const int64_t rows = wanted * page + PRKVRules::kLatestLookedAt + job.before_capacity;
   if (call.choice.scratch.width < std::min(job.zone_end - job.added, rows)) {
     complain("there is no room for all rows to look at");
   }
 }
 
-void choose(const PrkvChoiceCall& call, int64_t i) {
+void choose(const PRKVChoiceCall& call, int64_t i) {
   const ChoiceJob& job = call.choice.jobs[i];
   const ModelShape& shape = call.choice.shape;
   if (call.rules.has_pages()) check_digests(*job.sequence, shape, call.rules);
-  PrkvSplit* split = amended_of(shape, job.after_capacity).split(job.after);
+  PRKVSplit* split = amended_of(shape, job.after_capacity).split(job.after);
   *split = call.compares               ? call.rules.split(1)
            : call.before[i] != nullptr ? *call.before[i]
                                        : call.rules.split(call.rules.static_pages);
@@ -84,7 +84,7 @@ void choose(const PrkvChoiceCall& call, int64_t i) {
   }
 }
 
-void trim_pages(const PrkvTrimCall& call, int64_t head) {
+void trim_pages(const PRKVTrimCall& call, int64_t head) {
   const ModelShape& shape = call.kept.shape;
   const AmendedLayout before = amended_of(shape, call.kept.before_capacity);
   const AmendedLayout after = amended_of(shape, call.kept.after_capacity);
@@ -125,7 +125,7 @@ LookScratch look_scratch(const ModelShape&, int64_t width, bool compares, bool) 
   return scratch;
 }
 
-void launch_prkv_choice(const PrkvChoiceCall& call, cudaStream_t stream) {
+void launch_prkv_choice(const PRKVChoiceCall& call, cudaStream_t stream) {
   launch(stream, [call] {
     const ChoiceCall& own = call.choice;
     std::memset(own.space, 1, size_t(own.count * own.heads * own.scratch.bytes));
@@ -137,7 +137,7 @@ void launch_prkv_choice(const PrkvChoiceCall& call, cudaStream_t stream) {
   });
 }
 
-void launch_prkv_trim(const PrkvTrimCall& call, cudaStream_t stream) {
+void launch_prkv_trim(const PRKVTrimCall& call, cudaStream_t stream) {
   launch(stream, [call] { trim_rows(call.kept); });
   launch(stream, [call] {
     const ModelShape& shape = call.kept.shape;

@@ -28,7 +28,7 @@ void check_zone(const PageDecodeCall& call, const Lane& lane, const SequenceView
 
 }  // namespace
 
-PageScratchLayout PageScratchLayout::of(const ModelShape& shape, const PrkvRules& rules) {
+PageScratchLayout PageScratchLayout::of(const ModelShape& shape, const PRKVRules& rules) {
   PageScratchLayout layout{};
   layout.fetched = kept_decode_bytes(shape);
   layout.search = layout.fetched + 256;

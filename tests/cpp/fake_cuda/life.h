@@ -60,7 +60,7 @@ class Life {
     config.sink = 3;
     if (seed % 5 == 0) config.local = 0;
     config.update = 24;
-    std::get<ParisKv>(config.policy).top_k = 8;
+    std::get<ParisKV>(config.policy).top_k = 8;
     config.dense_below = 64;
     if (seed % 8 == 2) config.row_cache = 0;
     if (seed % 8 == 3) config.row_cache = 100;
@@ -72,7 +72,7 @@ class Life {
   /** The same with rows that are kept. */
   static Config kept_config_of(int seed) {
     Config config = config_of(seed);
-    HardKv policy;
+    HardKV policy;
     policy.most = 30;
     policy.patience = seed % 3;
     config.policy = policy;
@@ -82,7 +82,7 @@ class Life {
   /** The same with pages, or without, or with nothing else. */
   static Config paged_config_of(int seed) {
     Config config = config_of(seed);
-    Prkv policy;
+    PRKV policy;
     policy.budget = 40;
     policy.page = seed % 2 == 0 ? 8 : 16;
     constexpr std::optional<double> kShares[] = {.5, std::nullopt, 0., 1., .25};
@@ -94,7 +94,7 @@ class Life {
   /** The same with rows that are given back. */
   static Config dropped_config_of(int seed) {
     Config config = kept_config_of(seed);
-    std::get<HardKv>(config.policy).placement = ZoneRows::kDropped;
+    std::get<HardKV>(config.policy).placement = ZoneRows::kDropped;
     return config;
   }
 
@@ -122,10 +122,10 @@ class Life {
   }
 
   bool drops() const {
-    const auto* policy = std::get_if<HardKv>(&cache_.config().policy);
+    const auto* policy = std::get_if<HardKV>(&cache_.config().policy);
     return policy != nullptr && policy->placement == ZoneRows::kDropped;
   }
-  bool keeps() const { return !std::holds_alternative<ParisKv>(cache_.config().policy); }
+  bool keeps() const { return !std::holds_alternative<ParisKV>(cache_.config().policy); }
   int64_t below(int64_t count) { return int64_t(random_() % uint64_t(count)); }
   bool chance(int64_t of) { return below(of) == 0; }
   Stream stream() { return {reinterpret_cast<void*>(intptr_t(below(3)))}; }

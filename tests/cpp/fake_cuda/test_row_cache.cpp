@@ -15,7 +15,7 @@ Config config_of(int64_t row_cache) {
   Config config = test::small_config(kLayers, 2 * kHeads, kHeads, kDim);
   config.sink = 3;
   config.update = 24;
-  std::get<ParisKv>(config.policy).top_k = 8;
+  std::get<ParisKV>(config.policy).top_k = 8;
   config.dense_below = 100;
   config.row_cache = row_cache;
   return config;

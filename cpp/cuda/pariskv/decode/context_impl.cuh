@@ -18,7 +18,7 @@ __device__ __forceinline__ void fill_context(const StepParams& step, const Seque
   context.rows = view.rows;
   context.kept = view.kept;
   context.total = int(view.total);
-  context.searched = int(view.plan[0]);  // ParisKvPlan
+  context.searched = int(view.plan[0]);  // ParisKVPlan
   context.zone = {view.summaries,
                   layout,
                   step.by_segment,

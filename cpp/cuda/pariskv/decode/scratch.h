@@ -48,7 +48,7 @@ struct LaneScratch {
 };
 
 /** Where the scratch of a lane lies, from `base` on; the capacities fix it. Null: for its size. */
-LaneScratch lay_out_scratch(char* base, const ModelShape& shape, const ParisKvRules& rules,
+LaneScratch lay_out_scratch(char* base, const ModelShape& shape, const ParisKVRules& rules,
                             int64_t zone_capacity, int64_t candidate_capacity);
 
 }  // namespace pariskv::cuda

@@ -9,7 +9,7 @@ namespace pariskv::cuda {
 
 /** A step: attention to resident and kept rows, and to the live rows of the best pages. */
 struct PageDecodeCall : KeptDecodeCall {
-  PrkvRules rules;
+  PRKVRules rules;
   bool explains;      // pages are found, and that is all
   int64_t* counters;  // DecodeCounts; not where a step is explained
 };

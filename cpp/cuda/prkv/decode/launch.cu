@@ -71,7 +71,7 @@ int score_bytes(const ModelShape& shape) {
 
 }  // namespace
 
-PageScratchLayout PageScratchLayout::of(const ModelShape& shape, const PrkvRules& rules) {
+PageScratchLayout PageScratchLayout::of(const ModelShape& shape, const PRKVRules& rules) {
   const auto whole = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
   const int64_t parts = device::kParts * shape.group * (2 + shape.rows.value_dim);
   PageScratchLayout layout{};

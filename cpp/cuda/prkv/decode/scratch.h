@@ -60,7 +60,7 @@ struct PageScratchLayout {
   int64_t page;                     // rows
   int64_t most_pages;               // that are found
 
-  static PageScratchLayout of(const ModelShape& shape, const PrkvRules& rules);
+  static PageScratchLayout of(const ModelShape& shape, const PRKVRules& rules);
 
   static constexpr int64_t kRowBytes = 16;
   constexpr int64_t found_of(int64_t capacity) const {

@@ -16,13 +16,13 @@ struct Tally {
   int32_t top;   // its largest logit
 };
 
-struct PrkvItem : ChoiceItem {
-  const PrkvRules& rules;
+struct PRKVItem : ChoiceItem {
+  const PRKVRules& rules;
   const LookScratch& look;
   char* look_space;
   int wanted;  // the best pages that are looked at; 0: all rows are
 
-  __device__ __forceinline__ PrkvItem(const PrkvChoiceParams& params, int index)
+  __device__ __forceinline__ PRKVItem(const PRKVChoiceParams& params, int index)
       : ChoiceItem(params.choice, index),
         rules(params.rules),
         look(params.look),
@@ -99,7 +99,7 @@ constexpr int tile_bytes(int key_dim) {
 }
 
 template <int kChunks, bool kPages>
-__device__ __forceinline__ KeyTile<kChunks, kPages> tile_in(const PrkvItem& item, TileSpace& space,
+__device__ __forceinline__ KeyTile<kChunks, kPages> tile_in(const PRKVItem& item, TileSpace& space,
                                                             int first, int count) {
   constexpr int kRows = kRowsOfTile<kPages>;
   char* keys = reinterpret_cast<char*>(&space + 1);
@@ -110,7 +110,7 @@ __device__ __forceinline__ KeyTile<kChunks, kPages> tile_in(const PrkvItem& item
 
 /** Keys of a block from row `from` on in scratch, to shared memory, with their steps. */
 template <typename Tile>
-__device__ __forceinline__ void load_keys(const Tile& tile, const PrkvItem& item, int from,
+__device__ __forceinline__ void load_keys(const Tile& tile, const PRKVItem& item, int from,
                                           char* keys, float* steps) {
   const int vectors = int(packed_bytes(tile.dim())) / 16;
   constexpr int kRows = Tile::kRows;
@@ -128,7 +128,7 @@ __device__ __forceinline__ void load_keys(const Tile& tile, const PrkvItem& item
 
 /** The rows of a block from `first` on, to shared memory. Has a barrier. */
 template <int kChunks, bool kPages = false>
-__device__ __forceinline__ KeyTile<kChunks, kPages> load_tile(const PrkvItem& item,
+__device__ __forceinline__ KeyTile<kChunks, kPages> load_tile(const PRKVItem& item,
                                                               unsigned char* shared, int first,
                                                               int count) {
   auto& space = *reinterpret_cast<TileSpace*>(shared);

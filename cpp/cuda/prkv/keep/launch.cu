@@ -25,7 +25,7 @@ namespace {
 
 /** Launches the kernels of a choice, one after the other. */
 struct Sequence {
-  const PrkvChoiceParams& params;
+  const PRKVChoiceParams& params;
   cudaStream_t stream;
   int64_t pages;  // of a zone, if the best are looked at
   cudaEvent_t bus;
@@ -50,13 +50,13 @@ struct Sequence {
   void find_pages() const {
     const int dim = int(call().shape.rows.key_dim);
     const dim3 tiles(pieces(pages, kRowsOfTile<true>), items());
-    run(Kernel<PrkvChoiceParams>(look_at_pages<kChunks>), tiles, look_zone_bytes<true>(dim),
+    run(Kernel<PRKVChoiceParams>(look_at_pages<kChunks>), tiles, look_zone_bytes<true>(dim),
         kLookThreads, params, "keep: look_at_pages");
-    run(Kernel<PrkvChoiceParams>(weigh_zone<kChunks, true>), tiles, tile_bytes<true>(dim),
+    run(Kernel<PRKVChoiceParams>(weigh_zone<kChunks, true>), tiles, tile_bytes<true>(dim),
         kLookThreads, params, "keep: weigh_pages");
-    run(Kernel<PrkvChoiceParams>(share_zone<kChunks, true>), tiles, tile_bytes<true>(dim),
+    run(Kernel<PRKVChoiceParams>(share_zone<kChunks, true>), tiles, tile_bytes<true>(dim),
         kLookThreads, params, "keep: share_pages");
-    run(Kernel<PrkvChoiceParams>(list_looked_at), items(), 0, kChooseThreads, params,
+    run(Kernel<PRKVChoiceParams>(list_looked_at), items(), 0, kChooseThreads, params,
         "keep: list_looked_at");
   }
 
@@ -64,7 +64,7 @@ struct Sequence {
   void copy() const {
     check(cudaStreamWaitEvent(stream, bus, 0), "keep: copy_listed");
     const dim3 blocks(std::max(kCopyBlocks / items(), 1u), items());
-    run(Kernel<PrkvChoiceParams>(copy_listed), blocks, 0, kCopyThreads, params, "keep: copy_listed",
+    run(Kernel<PRKVChoiceParams>(copy_listed), blocks, 0, kCopyThreads, params, "keep: copy_listed",
         false);
     check(cudaEventRecord(bus, stream), "keep: copy_listed");
   }
@@ -74,24 +74,24 @@ struct Sequence {
   void look() const {
     const int dim = int(call().shape.rows.key_dim);
     const dim3 tiles(pieces(call().scratch.width, kLookRows), items());
-    run(Kernel<PrkvChoiceParams>(list_zone<Element>), dim3(items(), 1 + kPackBlocks), 0,
+    run(Kernel<PRKVChoiceParams>(list_zone<Element>), dim3(items(), 1 + kPackBlocks), 0,
         kListThreads, params, "keep: list_zone", false);
     dispatch_chunks(dim, [&](auto chunks) {
       constexpr int kChunks = int(decltype(chunks)::kValue);
       if (pages > 0) find_pages<kChunks>();
       if (params.copied) copy();
       // What waits for the bus would hold room that another choice computes in.
-      run(Kernel<PrkvChoiceParams>(look_at_zone<Element, kChunks>), tiles,
+      run(Kernel<PRKVChoiceParams>(look_at_zone<Element, kChunks>), tiles,
           look_zone_bytes<false>(dim), kLookThreads, params, "keep: look_at_zone", !params.copied);
       if (params.compares) {
-        run(Kernel<PrkvChoiceParams>(compare_queries<kChunks>), tiles, tile_bytes<false>(dim),
+        run(Kernel<PRKVChoiceParams>(compare_queries<kChunks>), tiles, tile_bytes<false>(dim),
             kLookThreads, params, "keep: compare_queries");
-        run(Kernel<PrkvChoiceParams>(count_agreed), dim3(unsigned(call().shape.group), items()), 0,
+        run(Kernel<PRKVChoiceParams>(count_agreed), dim3(unsigned(call().shape.group), items()), 0,
             kChooseThreads, params, "keep: count_agreed");
       }
-      run(Kernel<PrkvChoiceParams>(weigh_zone<kChunks, false>), tiles, tile_bytes<false>(dim),
+      run(Kernel<PRKVChoiceParams>(weigh_zone<kChunks, false>), tiles, tile_bytes<false>(dim),
           kLookThreads, params, "keep: weigh_zone");
-      run(Kernel<PrkvChoiceParams>(share_zone<kChunks, false>), tiles, tile_bytes<false>(dim),
+      run(Kernel<PRKVChoiceParams>(share_zone<kChunks, false>), tiles, tile_bytes<false>(dim),
           kLookThreads, params, "keep: share_zone");
     });
   }
@@ -104,7 +104,7 @@ struct Sequence {
       rows = std::max(rows, call().jobs[i].after_capacity);
     }
     if (params.compares) {
-      run(Kernel<PrkvChoiceParams>(split_budget), unsigned(call().count), 0, kSplitThreads, params,
+      run(Kernel<PRKVChoiceParams>(split_budget), unsigned(call().count), 0, kSplitThreads, params,
           "keep: split_budget");
     }
     run(Kernel<ChoiceParams>(choose_rows), items(), 0, kChooseThreads, params.choice,
@@ -112,10 +112,10 @@ struct Sequence {
     run(Kernel<ChoiceParams>(fill_block), dim3(pieces(rows, kFillRows), items()), 0, kFillThreads,
         params.choice, "keep: fill_block");
     if (!params.rules.has_pages()) return;
-    run(Kernel<PrkvChoiceParams>(list_pages), items(), 0, kChooseThreads, params,
+    run(Kernel<PRKVChoiceParams>(list_pages), items(), 0, kChooseThreads, params,
         "keep: list_pages");
     dispatch(Sizes<8, 16, 32, 64>{}, params.rules.page, [&](auto page) {
-      run(Kernel<PrkvChoiceParams>(amend_pages<Element, int(decltype(page)::kValue)>),
+      run(Kernel<PRKVChoiceParams>(amend_pages<Element, int(decltype(page)::kValue)>),
           dim3(unsigned(rows), items()), 0, digest_threads(int(call().shape.rows.key_dim)), params,
           "keep: amend_pages");
     });
@@ -158,8 +158,8 @@ LookScratch look_scratch(const ModelShape& shape, int64_t width, bool compares, 
   return scratch;
 }
 
-void launch_prkv_choice(const PrkvChoiceCall& call, cudaStream_t stream) {
-  PrkvChoiceParams params{};
+void launch_prkv_choice(const PRKVChoiceCall& call, cudaStream_t stream) {
+  PRKVChoiceParams params{};
   params.choice = {call.choice, device::SegmentDivisor::of(call.choice.shape.segment_tokens),
                    device::IndexDivisor::of(call.choice.heads)};
   params.rules = call.rules;
@@ -172,7 +172,7 @@ void launch_prkv_choice(const PrkvChoiceCall& call, cudaStream_t stream) {
   const bool early = starts_early(reinterpret_cast<const void*>(fill_block));
   dispatch_element(call.choice.shape.rows.dtype, [&](auto element) {
     using Element = decltype(element);
-    PrkvChoiceParams some = params;
+    PRKVChoiceParams some = params;
     for (int64_t first = 0; first < call.choice.heads; first += call.heads_at_once) {
       ChoiceCall& own = some.choice.call;
       own.first_head = first;
@@ -191,10 +191,10 @@ void launch_prkv_choice(const PrkvChoiceCall& call, cudaStream_t stream) {
   });
 }
 
-void launch_prkv_trim(const PrkvTrimCall& call, cudaStream_t stream) {
+void launch_prkv_trim(const PRKVTrimCall& call, cudaStream_t stream) {
   launch_trim(call.kept, stream);
   Launch(call.kept.shape.kv_heads, 0, stream, kTrimThreads)
-      .run(Kernel<PrkvTrimParams>(trim_pages), PrkvTrimParams{call}, "keep: trim_pages");
+      .run(Kernel<PRKVTrimParams>(trim_pages), PRKVTrimParams{call}, "keep: trim_pages");
 }
 
 }  // namespace pariskv::cuda

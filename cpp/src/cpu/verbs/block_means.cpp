@@ -126,7 +126,7 @@ void store_mean(const Kernels& kernels, const EncodeArgs& args, const EncodeJob&
   *layout.steps(segment, head, number) = step;
 }
 
-void ParisKvStep::keep_up(const ParisKvObserve& args) {
+void ParisKVStep::keep_up(const ParisKVObserve& args) {
   const ModelShape& shape = args.shape;
   const int64_t dim = shape.rows.key_dim;
   pool_.parallel_for(args.batch * shape.kv_heads, [&](int64_t task) {

@@ -44,10 +44,10 @@ void CpuBackend::reserve(const DecodeArgs& args) {
 }
 
 void CpuBackend::reserve(const Upkeep& upkeep) {
-  if (const auto* keep = std::get_if<HardKvKeep>(&upkeep)) {
+  if (const auto* keep = std::get_if<HardKVKeep>(&upkeep)) {
     reserve_scratch(hardkv_.scratch_bytes(*keep));
   }
-  if (const auto* keep = std::get_if<PrkvKeep>(&upkeep)) {
+  if (const auto* keep = std::get_if<PRKVKeep>(&upkeep)) {
     reserve_scratch(prkv_.scratch_bytes(*keep));
   }
 }

@@ -84,7 +84,7 @@ void digest_page(const Kernels& kernels, const ModelShape& shape, bool box, cons
   for (int64_t d = 0; d < dim; ++d) out.digest[dim + d] = float_to_float16(sum[d] / float(count));
 }
 
-void PrkvStep::keep_up(const PrkvDigest& args) {
+void PRKVStep::keep_up(const PRKVDigest& args) {
   const ModelShape& shape = args.shape;
   const PageLayout layout = pages_of(shape, args.rules.page);
   const int64_t size = args.rules.page;

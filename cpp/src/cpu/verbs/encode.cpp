@@ -93,7 +93,7 @@ void encode_keys(const Kernels& kernels, const EncodeArgs& args, const EncodeJob
 
 }  // namespace
 
-void ParisKvStep::keep_up(const ParisKvEncode& args) {
+void ParisKVStep::keep_up(const ParisKVEncode& args) {
   const ModelShape& shape = args.shape;
   const int64_t block = args.codec->layout.block;
   for (int64_t j = 0; j < args.batch; ++j) {
@@ -122,6 +122,6 @@ void ParisKvStep::keep_up(const ParisKvEncode& args) {
   tally_jobs(pool_, kernels_, args, 1);
 }
 
-void ParisKvStep::keep_up(const ParisKvForget& args) { tally_jobs(pool_, kernels_, args, -1); }
+void ParisKVStep::keep_up(const ParisKVForget& args) { tally_jobs(pool_, kernels_, args, -1); }
 
 }  // namespace pariskv::cpu

@@ -24,7 +24,7 @@ int64_t page_of(uint64_t rank) { return 0xffffffffu - uint32_t(rank); }
 
 }  // namespace
 
-void PrkvStep::cut(const DecodeArgs& args, const PrkvRules& rules, const Selection& selection,
+void PRKVStep::cut(const DecodeArgs& args, const PRKVRules& rules, const Selection& selection,
                    Cutter& cutter) {
   const ModelShape& shape = args.shape;
   const int64_t heads = shape.kv_heads;
@@ -50,7 +50,7 @@ void PrkvStep::cut(const DecodeArgs& args, const PrkvRules& rules, const Selecti
   }
 }
 
-void PrkvStep::load_queries(const DecodeArgs& args, const Item& item, int64_t head) {
+void PRKVStep::load_queries(const DecodeArgs& args, const Item& item, int64_t head) {
   const int64_t dim = args.shape.rows.key_dim, group = args.shape.group;
   float* query = item.query + head * group * dim;
   int64_t asking = 0;
@@ -63,7 +63,7 @@ void PrkvStep::load_queries(const DecodeArgs& args, const Item& item, int64_t he
   item.asking[head] = asking;
 }
 
-void PrkvStep::score_segment(const DecodeArgs& args, const PrkvRules& rules, const Item& item,
+void PRKVStep::score_segment(const DecodeArgs& args, const PRKVRules& rules, const Item& item,
                              int64_t head, int64_t segment) {
   const PageLayout layout = pages_of(args.shape, rules.page);
   uint8_t* block = item.sequence.summaries[segment];
@@ -78,7 +78,7 @@ void PrkvStep::score_segment(const DecodeArgs& args, const PrkvRules& rules, con
                         item.query + head * args.shape.group * dim, item.scores + at});
 }
 
-void PrkvStep::find_pages(const DecodeArgs& args, const PrkvRules& rules, const Item& item,
+void PRKVStep::find_pages(const DecodeArgs& args, const PRKVRules& rules, const Item& item,
                           int64_t head) {
   const ModelShape& shape = args.shape;
   float* scores = item.scores + head * item.pages;
@@ -121,7 +121,7 @@ void PrkvStep::find_pages(const DecodeArgs& args, const PrkvRules& rules, const 
   item.selections[head] = count;
 }
 
-void PrkvStep::search(const DecodeArgs& args, const PrkvRules& rules, const Running&) {
+void PRKVStep::search(const DecodeArgs& args, const PRKVRules& rules, const Running&) {
   const ModelShape& shape = args.shape;
   for (Item& item : items_) {
     const bool keeps = item.sequence.kept != nullptr;
@@ -141,9 +141,9 @@ void PrkvStep::search(const DecodeArgs& args, const PrkvRules& rules, const Runn
   }
 }
 
-Trace PrkvStep::trace(const DecodeArgs& args, const PrkvRules&) const {
+Trace PRKVStep::trace(const DecodeArgs& args, const PRKVRules&) const {
   const Item& item = items_.front();
-  PrkvTrace trace;
+  PRKVTrace trace;
   trace.static_rows = item.split.rows;
   trace.kept = kept_positions(args.shape, item.sequence, false);
   for (int64_t head = 0; item.split.pages > 0 && head < args.shape.kv_heads; ++head) {

@@ -9,10 +9,10 @@ namespace pariskv::cpu {
 
 namespace {
 
-ObserveRules observe_rules(const HardKvRules& rules) { return {false, false, rules.pool, 0, {}}; }
+ObserveRules observe_rules(const HardKVRules& rules) { return {false, false, rules.pool, 0, {}}; }
 
 /** How many rows a head keeps, which ones, and their copies. */
-void choose(const HardKvKeep& args, const KeptChange& change, const Choice& choice, int64_t head) {
+void choose(const HardKVKeep& args, const KeptChange& change, const Choice& choice, int64_t head) {
   int64_t keep = args.rules.most;
   if (choice.heard[head] != 0 && args.rules.p != 1 << kTopPBits) {
     uint64_t* shares = choice.shares + head * choice.width;
@@ -24,11 +24,11 @@ void choose(const HardKvKeep& args, const KeptChange& change, const Choice& choi
 
 }  // namespace
 
-int64_t HardKvStep::scratch_bytes(const HardKvKeep& args) const {
+int64_t HardKVStep::scratch_bytes(const HardKVKeep& args) const {
   return choice_bytes(args.shape, observe_rules(args.rules), args.changes, args.batch);
 }
 
-void HardKvStep::keep_up(const HardKvKeep& args) {
+void HardKVStep::keep_up(const HardKVKeep& args) {
   const ObserveRules rules = observe_rules(args.rules);
   for (int64_t i = 0; i < args.batch; ++i) {
     const KeptChange& change = args.changes[i];
@@ -45,13 +45,13 @@ void HardKvStep::keep_up(const HardKvKeep& args) {
   }
 }
 
-void HardKvStep::search(const DecodeArgs& args, const HardKvRules&, const Running& running) {
+void HardKVStep::search(const DecodeArgs& args, const HardKVRules&, const Running& running) {
   std::fill_n(running.selection.count, args.batch * args.shape.kv_heads, 0);
 }
 
-Trace HardKvStep::trace(const DecodeArgs& args, const HardKvRules&) const {
+Trace HardKVStep::trace(const DecodeArgs& args, const HardKVRules&) const {
   const SequenceView& sequence = args.sequences[0];
-  return HardKvTrace{kept_positions(args.shape, sequence, false),
+  return HardKVTrace{kept_positions(args.shape, sequence, false),
                      kept_positions(args.shape, sequence, true)};
 }
 

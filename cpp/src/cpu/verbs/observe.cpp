@@ -10,7 +10,7 @@ namespace pariskv::cpu {
 
 namespace {
 
-constexpr int64_t kMostPool = 63;       // neighbours, see HardKv::validate
+constexpr int64_t kMostPool = 63;       // neighbours, see HardKV::validate
 constexpr int64_t kReferenceKeys = 15;  // evenly spaced, whose median is the reference
 
 }  // namespace

@@ -10,7 +10,7 @@ namespace pariskv::cpu {
 
 namespace {
 
-SearchItem cut_item(const DecodeArgs& args, const ParisKvRules& rules, const SequenceView& sequence,
+SearchItem cut_item(const DecodeArgs& args, const ParisKVRules& rules, const SequenceView& sequence,
                     Cutter& cutter) {
   const ModelShape& shape = args.shape;
   const SummaryLayout& layout = rules.codec->layout;
@@ -21,7 +21,7 @@ SearchItem cut_item(const DecodeArgs& args, const ParisKvRules& rules, const Seq
                            sequence.zone_begin / shape.segment_tokens;
   SearchItem item{};
   item.sequence = sequence;
-  item.plan = ParisKvPlan::of(sequence);
+  item.plan = ParisKVPlan::of(sequence);
   const int64_t candidates = item.candidates();
   item.statistics = key_statistics(layout, rules.scorer, sequence.state);
   if (layout.block > 0) {
@@ -70,7 +70,7 @@ float share_of(const MassBudget& budget, uint64_t mass) {
 
 }  // namespace
 
-void ParisKvStep::cut(const DecodeArgs& args, const ParisKvRules& rules, const Selection& selection,
+void ParisKVStep::cut(const DecodeArgs& args, const ParisKVRules& rules, const Selection& selection,
                       Cutter& cutter) {
   items_.clear();
   for (int64_t i = 0; i < args.batch; ++i) {
@@ -88,7 +88,7 @@ void ParisKvStep::cut(const DecodeArgs& args, const ParisKvRules& rules, const S
   }
 }
 
-void ParisKvStep::search(const DecodeArgs& args, const ParisKvRules& rules,
+void ParisKVStep::search(const DecodeArgs& args, const ParisKVRules& rules,
                          const Running& running) {
   const SearchArgs search{args, rules, running, items_};
   prepare_query(search);
@@ -98,7 +98,7 @@ void ParisKvStep::search(const DecodeArgs& args, const ParisKvRules& rules,
   list_tail(search);
 }
 
-void ParisKvStep::count(const ModelShape& shape, DecodeCounts& counts) const {
+void ParisKVStep::count(const ModelShape& shape, DecodeCounts& counts) const {
   for (const SearchItem& item : items_) {
     for (int64_t head = 0; head < shape.kv_heads; ++head) {
       counts.candidates += item.candidate_count[head];
@@ -111,10 +111,10 @@ void ParisKvStep::count(const ModelShape& shape, DecodeCounts& counts) const {
   }
 }
 
-Trace ParisKvStep::trace(const DecodeArgs& args, const ParisKvRules& rules) const {
+Trace ParisKVStep::trace(const DecodeArgs& args, const ParisKVRules& rules) const {
   const SearchItem& item = items_.front();
   const int64_t zone = item.sequence.zone_tokens(), top_k = rules.top_k;
-  ParisKvTrace trace;
+  ParisKVTrace trace;
   trace.weighed = item.budget != nullptr;
   for (int64_t head = 0; head < args.shape.kv_heads; ++head) {
     const int64_t count = item.candidate_count[head], selected = item.selected_count[head];

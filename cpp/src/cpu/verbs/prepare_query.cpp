@@ -304,7 +304,7 @@ void prepare_votes(const SearchArgs& args, const Kernels& kernels, const SearchI
 
 }  // namespace
 
-void ParisKvStep::prepare_query(const SearchArgs& args) {
+void ParisKVStep::prepare_query(const SearchArgs& args) {
   // Tables of votes are long work: a task per query. Heads whose scores are compared go together.
   const int64_t heads = args.shape().kv_heads, items = int64_t(args.items.size());
   if (args.rules().scorer == Scorer::kVotes) {

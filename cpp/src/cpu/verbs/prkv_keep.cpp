@@ -15,7 +15,7 @@ namespace {
  * The budget is split by agreement only where rows are chosen from scratch, as after a prompt. A
  * refresh looks at a part of the pages.
  */
-ObserveRules observe_rules(const PrkvRules& rules, const KeptChange& change) {
+ObserveRules observe_rules(const PRKVRules& rules, const KeptChange& change) {
   ObserveRules own{true, true, 1, 0, {}};
   if (change.cut()) return own;
   if (change.fresh()) {
@@ -24,7 +24,7 @@ ObserveRules observe_rules(const PrkvRules& rules, const KeptChange& change) {
   }
   const SequenceView& zone = change.after;
   const int64_t pages = ZonePages::of(zone.zone_begin, zone.zone_end, rules.page).count;
-  own.filter = {rules.page, rules.looked_at(pages), PrkvRules::kLatestLookedAt};
+  own.filter = {rules.page, rules.looked_at(pages), PRKVRules::kLatestLookedAt};
   return own;
 }
 
@@ -33,8 +33,8 @@ PageNumbers numbers_of(const PageLayout& layout, char* block, int64_t head, int6
 }
 
 /** How the budget is split for a block that rows are chosen for. */
-PrkvSplit split_of(const PrkvKeep& args, const KeptChange& change, const Choice& choice) {
-  const PrkvRules& rules = args.rules;
+PRKVSplit split_of(const PRKVKeep& args, const KeptChange& change, const Choice& choice) {
+  const PRKVRules& rules = args.rules;
   if (!rules.automatic()) return rules.split(rules.static_pages);
   if (!change.fresh()) {
     return *amended_of(args.shape, change.before.kept_capacity).split(change.before.kept);
@@ -48,7 +48,7 @@ PrkvSplit split_of(const PrkvKeep& args, const KeptChange& change, const Choice&
 }
 
 /** Writes the pages that a head's kept rows come from, without these. */
-void amend(const Kernels& kernels, const PrkvKeep& args, const KeptChange& change, int64_t head) {
+void amend(const Kernels& kernels, const PRKVKeep& args, const KeptChange& change, int64_t head) {
   const ModelShape& shape = args.shape;
   const SequenceView& sequence = change.after;
   const KeptLayout kept = shape.kept(sequence.kept_capacity);
@@ -73,7 +73,7 @@ void amend(const Kernels& kernels, const PrkvKeep& args, const KeptChange& chang
 }
 
 /** The same of a zone that was cut: the pages that are left. */
-void trim_amended(const PrkvKeep& args, const KeptChange& change, int64_t head) {
+void trim_amended(const PRKVKeep& args, const KeptChange& change, int64_t head) {
   const AmendedLayout before = amended_of(args.shape, change.before.kept_capacity);
   const AmendedLayout after = amended_of(args.shape, change.after.kept_capacity);
   char *from = change.before.kept, *to = change.after.kept;
@@ -93,7 +93,7 @@ void trim_amended(const PrkvKeep& args, const KeptChange& change, int64_t head) 
 
 }  // namespace
 
-int64_t PrkvStep::scratch_bytes(const PrkvKeep& args) const {
+int64_t PRKVStep::scratch_bytes(const PRKVKeep& args) const {
   int64_t bytes = 0;
   for (int64_t i = 0; i < args.batch; ++i) {
     const KeptChange& change = args.changes[i];
@@ -103,12 +103,12 @@ int64_t PrkvStep::scratch_bytes(const PrkvKeep& args) const {
   return bytes;
 }
 
-void PrkvStep::keep_up(const PrkvKeep& args) {
+void PRKVStep::keep_up(const PRKVKeep& args) {
   const ModelShape& shape = args.shape;
   const bool pages = args.rules.has_pages();
   for (int64_t i = 0; i < args.batch; ++i) {
     const KeptChange& change = args.changes[i];
-    PrkvSplit* split = amended_of(shape, change.after.kept_capacity).split(change.after.kept);
+    PRKVSplit* split = amended_of(shape, change.after.kept_capacity).split(change.after.kept);
     if (change.cut()) {
       *split = *amended_of(shape, change.before.kept_capacity).split(change.before.kept);
       pool_.parallel_for(shape.kv_heads, [&](int64_t head) {

@@ -252,7 +252,7 @@ void take_best(const SearchArgs& args, const SearchItem& item, int64_t head) {
 
 }  // namespace
 
-void ParisKvStep::rerank(const SearchArgs& args) {
+void ParisKVStep::rerank(const SearchArgs& args) {
   const int64_t heads = args.shape().kv_heads;
   // Cut by the most candidates of any sequence: shorter ones leave tasks with nothing to do.
   int64_t chunks = 0;

@@ -23,7 +23,7 @@ void count_scores(const uint8_t* scores, int64_t count, int32_t* histogram) {
 
 }  // namespace
 
-void ParisKvStep::score(const SearchArgs& args) {
+void ParisKVStep::score(const SearchArgs& args) {
   const ModelShape& shape = args.shape();
   const SummaryLayout layout = args.layout();
   const int64_t tokens = shape.segment_tokens;

@@ -5,7 +5,7 @@
 
 namespace pariskv::cpu {
 
-void ParisKvStep::select(const SearchArgs& args) {
+void ParisKVStep::select(const SearchArgs& args) {
   const ModelShape& shape = args.shape();
   pool_.parallel_for(int64_t(args.items.size()) * shape.kv_heads, [&](int64_t task) {
     const SearchItem& item = args.items[task / shape.kv_heads];

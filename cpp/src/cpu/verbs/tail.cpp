@@ -9,7 +9,7 @@
 
 namespace pariskv::cpu {
 
-void ParisKvStep::list_tail(const SearchArgs& args) {
+void ParisKVStep::list_tail(const SearchArgs& args) {
   const ModelShape& shape = args.shape();
   const SummaryLayout layout = args.layout();
   const int64_t width = args.running.selection.tail_width;

@@ -9,10 +9,10 @@
 
 namespace pariskv {
 
-class HardKvPolicy : public Policy {
+class HardKVPolicy : public Policy {
  public:
   /** @param settings outlive the policy */
-  HardKvPolicy(const HardKv& settings, int64_t dense_below, const ModelShape& shape,
+  HardKVPolicy(const HardKV& settings, int64_t dense_below, const ModelShape& shape,
                Backend& backend);
 
   int64_t summary_bytes() const override { return 0; }
@@ -32,9 +32,9 @@ class HardKvPolicy : public Policy {
   bool fits_a_file() const override { return false; }  // kept rows and the ring have no place there
 
  private:
-  HardKvKeep keep(const std::vector<KeptChange>& changes) const;
+  HardKVKeep keep(const std::vector<KeptChange>& changes) const;
 
-  const HardKvRules own_;
+  const HardKVRules own_;
   const bool drops_;
   const int64_t dense_below_;
   const ModelShape shape_;

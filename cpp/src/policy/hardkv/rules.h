@@ -5,7 +5,7 @@
 
 namespace pariskv {
 
-struct HardKvRules {
+struct HardKVRules {
   int64_t most, least;  // rows that a choice keeps per kv head
   uint32_t p;           // of the attention, see observe.h; 2^kTopPBits: of any number, `most`
   int64_t pool;         // neighbours whose largest logit ranks a row; 1: its own does

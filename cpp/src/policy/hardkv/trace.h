@@ -6,7 +6,7 @@
 
 namespace pariskv {
 
-struct HardKvTrace {
+struct HardKVTrace {
   std::vector<std::vector<int32_t>> kept;  // (heads) positions that are attended to
   std::vector<std::vector<int32_t>> held;  // (heads) positions that may come back
 };

@@ -6,9 +6,9 @@
 namespace pariskv {
 
 /** Fills blocks of kept rows: with the rows that a cut leaves, or with rows that are chosen. */
-struct HardKvKeep {
+struct HardKVKeep {
   ModelShape shape;
-  HardKvRules rules;
+  HardKVRules rules;
   int64_t batch;
   const KeptChange* changes;  // (batch)
 };

@@ -42,10 +42,10 @@ void unpack(const SummaryLayout& layout, uint8_t* block, int64_t head, int64_t s
 
 }  // namespace
 
-void ParisKvPolicy::explain(const Trace& trace, Explanation& out) const {
-  const auto& [traced, weighed] = std::get<ParisKvTrace>(trace);
+void ParisKVPolicy::explain(const Trace& trace, Explanation& out) const {
+  const auto& [traced, weighed] = std::get<ParisKVTrace>(trace);
   const int64_t heads = out.kv_heads, group = shape_.group;
-  ParisKvExplanation own;
+  ParisKVExplanation own;
   own.kv_heads = heads;
   own.query_heads = out.query_heads;
   out.searched = true;
@@ -79,7 +79,7 @@ void ParisKvPolicy::explain(const Trace& trace, Explanation& out) const {
   out.details = std::move(own);
 }
 
-Summaries ParisKvPolicy::summaries(const SequenceView& view) const {
+Summaries ParisKVPolicy::summaries(const SequenceView& view) const {
   const SummaryLayout& layout = codec_.layout;
   Summaries out;
   out.kv_heads = layout.kv_heads;

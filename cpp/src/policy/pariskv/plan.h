@@ -7,12 +7,12 @@
 
 namespace pariskv {
 
-struct ParisKvPlan {
+struct ParisKVPlan {
   int64_t candidates;  // reranked per kv head, C of the paper; 0: attended to in full
   double vote_ratio;   // share of the keys that get a vote in a subspace
 
-  static ParisKvPlan of(const SequenceView& sequence) {
-    ParisKvPlan plan;
+  static ParisKVPlan of(const SequenceView& sequence) {
+    ParisKVPlan plan;
     static_assert(sizeof plan == sizeof sequence.plan);
     std::memcpy(&plan, sequence.plan, sizeof plan);
     return plan;

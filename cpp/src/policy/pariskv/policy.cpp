@@ -13,7 +13,7 @@ namespace pariskv {
 
 namespace {
 
-Codec make_codec(const ModelShape& shape, const ParisKv& settings) {
+Codec make_codec(const ModelShape& shape, const ParisKV& settings) {
   const MagnitudeLevels& levels = magnitude_levels();
   Codec codec;
   codec.layout = {shape.kv_heads, shape.segment_tokens, rotated_dim_of(shape.rows.key_dim),
@@ -33,7 +33,7 @@ int64_t opening_of(int64_t sink) {
 
 }  // namespace
 
-ParisKvPolicy::ParisKvPolicy(const ParisKv& settings, int64_t sink, int64_t dense_below,
+ParisKVPolicy::ParisKVPolicy(const ParisKV& settings, int64_t sink, int64_t dense_below,
                              const ModelShape& shape, Backend& backend)
     : settings_(settings),
       dense_below_(dense_below),
@@ -42,29 +42,29 @@ ParisKvPolicy::ParisKvPolicy(const ParisKv& settings, int64_t sink, int64_t dens
       codec_(make_codec(shape, settings)),
       opening_(codec_.layout.block > 0 ? opening_of(sink) : 0) {}
 
-int64_t ParisKvPolicy::state_bytes() const {
+int64_t ParisKVPolicy::state_bytes() const {
   return state_bytes_of(codec_.layout, shape_.rows.key_dim, settings_.scorer);
 }
 
-Positions ParisKvPolicy::observed() const {
+Positions ParisKVPolicy::observed() const {
   if (codec_.layout.block == 0) return {0, 0};
   return {opening_ - kBalanceQueries, opening_};
 }
 
-void ParisKvPolicy::plan(SequenceView& sequence) const {
+void ParisKVPolicy::plan(SequenceView& sequence) const {
   const int64_t zone = sequence.zone_tokens();
   const bool searches = sequence.total >= dense_below_ && zone > settings_.top_k;
   const int64_t candidates = searches ? candidate_count(settings_, zone) : 0;
-  ParisKvPlan{candidates, schedule_step(settings_, zone).vote_ratio}.store(sequence);
+  ParisKVPlan{candidates, schedule_step(settings_, zone).vote_ratio}.store(sequence);
 }
 
-int64_t ParisKvPolicy::tail_rows() const {
+int64_t ParisKVPolicy::tail_rows() const {
   return settings_.tail == TailRule::kSample ? settings_.tail_rows : 0;
 }
 
-Rules ParisKvPolicy::rules() const {
+Rules ParisKVPolicy::rules() const {
   const bool mean = settings_.group_rule == GroupRule::kMeanQuery;
-  return ParisKvRules{&codec_,
+  return ParisKVRules{&codec_,
                       settings_.scorer,
                       settings_.group_rule,
                       settings_.top_k,
@@ -73,7 +73,7 @@ Rules ParisKvPolicy::rules() const {
                       settings_.mass ? budget_of(*settings_.mass) : 0};
 }
 
-EncodeJob ParisKvPolicy::job_of(const Span& span) const {
+EncodeJob ParisKVPolicy::job_of(const Span& span) const {
   const SequenceView& view = span.sequence;
   const bool opens = codec_.layout.block > 0 && span.begin == view.zone_begin;
   return {view,
@@ -85,27 +85,27 @@ EncodeJob ParisKvPolicy::job_of(const Span& span) const {
           span.observed};
 }
 
-void ParisKvPolicy::on_queries(const std::vector<QuerySpan>& spans, Stream stream) {
+void ParisKVPolicy::on_queries(const std::vector<QuerySpan>& spans, Stream stream) {
   std::vector<ObserveJob> jobs;
   for (const QuerySpan& span : spans) {
     jobs.push_back({balance_of(codec_.layout, shape_.rows.key_dim, span.sequence.state),
                     span.begin == observed().begin, span.q});
   }
-  backend_.keep_up(ParisKvObserve{shape_, int64_t(jobs.size()), jobs.data()}, stream);
+  backend_.keep_up(ParisKVObserve{shape_, int64_t(jobs.size()), jobs.data()}, stream);
 }
 
-void ParisKvPolicy::on_spill(const std::vector<Span>& spans, Stream stream) {
+void ParisKVPolicy::on_spill(const std::vector<Span>& spans, Stream stream) {
   std::vector<EncodeJob> jobs;
   for (const Span& span : spans) jobs.push_back(job_of(span));
-  backend_.keep_up(ParisKvEncode{{shape_, &codec_, int64_t(jobs.size()), jobs.data()}}, stream);
+  backend_.keep_up(ParisKVEncode{{shape_, &codec_, int64_t(jobs.size()), jobs.data()}}, stream);
 }
 
-void ParisKvPolicy::on_recall(const Span& span, Stream stream) {
+void ParisKVPolicy::on_recall(const Span& span, Stream stream) {
   const EncodeJob job = job_of(span);
-  backend_.keep_up(ParisKvForget{{shape_, &codec_, 1, &job}}, stream);
+  backend_.keep_up(ParisKVForget{{shape_, &codec_, 1, &job}}, stream);
 }
 
-void ParisKvPolicy::clear_outside(uint8_t* segment, int64_t begin, int64_t end) const {
+void ParisKVPolicy::clear_outside(uint8_t* segment, int64_t begin, int64_t end) const {
   const SummaryLayout& layout = codec_.layout;
   for (int64_t head = 0; head < layout.kv_heads; ++head) {
     for (int64_t slot = 0; slot < layout.tokens; ++slot) {
@@ -123,7 +123,7 @@ void ParisKvPolicy::clear_outside(uint8_t* segment, int64_t begin, int64_t end) 
   }
 }
 
-int64_t ParisKvPolicy::unusable_keys(const SequenceView& sequence) const {
+int64_t ParisKVPolicy::unusable_keys(const SequenceView& sequence) const {
   if (sequence.state == nullptr) return 0;
   std::vector<int64_t> usable(static_cast<size_t>(shape_.kv_heads));
   const KeyStatistics known = key_statistics(codec_.layout, settings_.scorer, sequence.state);

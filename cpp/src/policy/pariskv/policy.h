@@ -8,10 +8,10 @@
 
 namespace pariskv {
 
-class ParisKvPolicy : public Policy {
+class ParisKVPolicy : public Policy {
  public:
   /** @param settings outlive the policy */
-  ParisKvPolicy(const ParisKv& settings, int64_t sink, int64_t dense_below, const ModelShape& shape,
+  ParisKVPolicy(const ParisKV& settings, int64_t sink, int64_t dense_below, const ModelShape& shape,
                 Backend& backend);
 
   int64_t summary_bytes() const override { return codec_.layout.bytes(); }
@@ -33,7 +33,7 @@ class ParisKvPolicy : public Policy {
  private:
   EncodeJob job_of(const Span& span) const;
 
-  const ParisKv& settings_;
+  const ParisKV& settings_;
   const int64_t dense_below_;
   const ModelShape shape_;
   Backend& backend_;

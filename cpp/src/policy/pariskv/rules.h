@@ -18,7 +18,7 @@ struct Codec {
   std::vector<float> signed_centres;  // (16) level + 8 * sign bit
 };
 
-struct ParisKvRules {
+struct ParisKVRules {
   const Codec* codec;
   Scorer scorer;
   GroupRule group_rule;

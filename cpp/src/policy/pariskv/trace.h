@@ -12,10 +12,10 @@ struct HeadTrace {
   std::vector<std::vector<float>> logits;  // (searchers, candidates) estimated
   std::vector<int32_t> selected;           // indices into candidates, best first
   std::vector<float> worth;                // (selected)
-  float mass = 0;                          // of ParisKvExplanation
+  float mass = 0;                          // of ParisKVExplanation
 };
 
-struct ParisKvTrace {
+struct ParisKVTrace {
   std::vector<HeadTrace> heads;  // (heads)
   bool weighed = false;          // their masses are known
 };

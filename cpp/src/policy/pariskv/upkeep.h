@@ -45,7 +45,7 @@ struct EncodeArgs {
 };
 
 /** Keys that enter zones: rows to summaries, and their statistics added. */
-struct ParisKvEncode : EncodeArgs {};
+struct ParisKVEncode : EncodeArgs {};
 
 /** Queries that a prompt brings for the balance: their squares added. */
 struct ObserveJob {
@@ -54,13 +54,13 @@ struct ObserveJob {
   TensorView q;  // (positions, query_heads, key_dim)
 };
 
-struct ParisKvObserve {
+struct ParisKVObserve {
   ModelShape shape;
   int64_t batch;
   const ObserveJob* jobs;  // (batch)
 };
 
 /** Keys that leave zones: their statistics taken off again. */
-struct ParisKvForget : EncodeArgs {};
+struct ParisKVForget : EncodeArgs {};
 
 }  // namespace pariskv

@@ -8,9 +8,9 @@
 
 namespace pariskv {
 
-void PrkvPolicy::explain(const Trace& trace, Explanation& out) const {
-  const auto& own = std::get<PrkvTrace>(trace);
-  PrkvExplanation details;
+void PRKVPolicy::explain(const Trace& trace, Explanation& out) const {
+  const auto& own = std::get<PRKVTrace>(trace);
+  PRKVExplanation details;
   details.kv_heads = out.kv_heads;
   details.static_rows = own.static_rows;
   details.first_page = out.zone_begin / own_.page;
@@ -30,7 +30,7 @@ void PrkvPolicy::explain(const Trace& trace, Explanation& out) const {
   out.details = std::move(details);
 }
 
-Summaries PrkvPolicy::summaries(const SequenceView& view) const {
+Summaries PRKVPolicy::summaries(const SequenceView& view) const {
   Summaries out;
   out.kv_heads = shape_.kv_heads;
   out.tokens = view.zone_tokens();

@@ -50,7 +50,7 @@ constexpr PageLayout pages_of(const ModelShape& shape, int64_t page) {
  * What PRKV adds to a block of kept rows: pages that some of them come from, without these. A page
  * appears once for each head, the lowest first.
  *
- *   split  PrkvSplit                 of the budget, as it was for this block
+ *   split  PRKVSplit                 of the budget, as it was for this block
  *   counts (heads) int64             pages
  *   number (heads, capacity) int64   of each page
  *   pages  PageLayout of capacity    live keys, and their digest
@@ -63,11 +63,11 @@ struct AmendedLayout {
 
   constexpr PageLayout pages() const { return {heads, capacity, key_dim}; }
   constexpr int64_t pages_offset() const {
-    return (int64_t(sizeof(PrkvSplit)) + (heads + heads * capacity) * 8 + 63) / 64 * 64;
+    return (int64_t(sizeof(PRKVSplit)) + (heads + heads * capacity) * 8 + 63) / 64 * 64;
   }
   constexpr int64_t bytes() const { return pages_offset() + pages().bytes(); }
 
-  PrkvSplit* split(char* block) const { return reinterpret_cast<PrkvSplit*>(block + begin); }
+  PRKVSplit* split(char* block) const { return reinterpret_cast<PRKVSplit*>(block + begin); }
   int64_t* count(char* block, int64_t head) const {
     return reinterpret_cast<int64_t*>(split(block) + 1) + head;
   }

@@ -11,11 +11,11 @@ namespace pariskv {
 
 namespace {
 
-PrkvRules rules_of(const Prkv& settings) {
-  PrkvRules rules{};
+PRKVRules rules_of(const PRKV& settings) {
+  PRKVRules rules{};
   rules.budget = settings.budget;
   rules.page = settings.page;
-  rules.static_pages = PrkvRules::kAuto;
+  rules.static_pages = PRKVRules::kAuto;
   if (settings.static_share) {
     // A share such as .3 is a little more or less than that: 30 rows of 100 are meant.
     const double rows = double(settings.budget) * *settings.static_share + 1e-6;
@@ -27,51 +27,51 @@ PrkvRules rules_of(const Prkv& settings) {
 
 }  // namespace
 
-PrkvPolicy::PrkvPolicy(const Prkv& settings, int64_t dense_below, const ModelShape& shape,
+PRKVPolicy::PRKVPolicy(const PRKV& settings, int64_t dense_below, const ModelShape& shape,
                        Backend& backend)
     : own_(rules_of(settings)), dense_below_(dense_below), shape_(shape), backend_(backend) {
-  static_assert(Prkv::kRecentQueries <= kMostObservers);
+  static_assert(PRKV::kRecentQueries <= kMostObservers);
 }
 
-int64_t PrkvPolicy::summary_bytes() const {
+int64_t PRKVPolicy::summary_bytes() const {
   return own_.has_pages() ? pages_of(shape_, own_.page).bytes() : 0;
 }
 
-int64_t PrkvPolicy::kept_rows(int64_t zone_tokens) const {
+int64_t PRKVPolicy::kept_rows(int64_t zone_tokens) const {
   const int64_t most = own_.most_kept();
   return most == 0 ? 0 : std::clamp(zone_tokens, int64_t{1}, most);
 }
 
-int64_t PrkvPolicy::bytes_beside_kept(int64_t capacity) const {
+int64_t PRKVPolicy::bytes_beside_kept(int64_t capacity) const {
   const AmendedLayout amended = amended_of(shape_, capacity);
   return amended.begin + amended.bytes() - shape_.kept(capacity).bytes();
 }
 
-void PrkvPolicy::plan(SequenceView& sequence) const {
+void PRKVPolicy::plan(SequenceView& sequence) const {
   const bool fits = sequence.zone_tokens() <= own_.budget;
   sequence.sparse = sequence.total >= dense_below_ && !fits ? 1 : 0;
 }
 
-void PrkvPolicy::on_spill(const std::vector<Span>& spans, Stream stream) {
+void PRKVPolicy::on_spill(const std::vector<Span>& spans, Stream stream) {
   if (!own_.has_pages()) return;
   std::vector<DigestJob> jobs;
   for (const Span& span : spans) jobs.push_back({span.sequence, span.begin, span.end});
-  backend_.keep_up(PrkvDigest{shape_, own_, int64_t(jobs.size()), jobs.data()}, stream);
+  backend_.keep_up(PRKVDigest{shape_, own_, int64_t(jobs.size()), jobs.data()}, stream);
 }
 
-PrkvKeep PrkvPolicy::keep(const std::vector<KeptChange>& changes) const {
+PRKVKeep PRKVPolicy::keep(const std::vector<KeptChange>& changes) const {
   return {shape_, own_, int64_t(changes.size()), changes.data()};
 }
 
-void PrkvPolicy::reserve_keep(const std::vector<KeptChange>& changes) {
+void PRKVPolicy::reserve_keep(const std::vector<KeptChange>& changes) {
   backend_.reserve(keep(changes));
 }
 
-void PrkvPolicy::on_keep(const std::vector<KeptChange>& changes, Stream stream) {
+void PRKVPolicy::on_keep(const std::vector<KeptChange>& changes, Stream stream) {
   backend_.keep_up(keep(changes), stream);
 }
 
-int64_t PrkvPolicy::unusable_keys(const SequenceView& view) const {
+int64_t PRKVPolicy::unusable_keys(const SequenceView& view) const {
   if (!own_.has_pages() || view.zone_tokens() == 0) return 0;
   const PageLayout layout = pages_of(shape_, own_.page);
   std::vector<uint64_t> live(static_cast<size_t>(layout.count()));

@@ -9,9 +9,9 @@
 
 namespace pariskv {
 
-class PrkvPolicy : public Policy {
+class PRKVPolicy : public Policy {
  public:
-  PrkvPolicy(const Prkv& settings, int64_t dense_below, const ModelShape& shape, Backend& backend);
+  PRKVPolicy(const PRKV& settings, int64_t dense_below, const ModelShape& shape, Backend& backend);
 
   int64_t summary_bytes() const override;
   int64_t state_bytes() const override { return 0; }
@@ -32,9 +32,9 @@ class PrkvPolicy : public Policy {
   int64_t unusable_keys(const SequenceView& sequence) const override;
 
  private:
-  PrkvKeep keep(const std::vector<KeptChange>& changes) const;
+  PRKVKeep keep(const std::vector<KeptChange>& changes) const;
 
-  const PrkvRules own_;
+  const PRKVRules own_;
   const int64_t dense_below_;
   const ModelShape shape_;
   Backend& backend_;

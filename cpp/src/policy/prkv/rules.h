@@ -6,11 +6,11 @@
 namespace pariskv {
 
 /** How a budget is spent: rows that are kept, and pages that are found for each query. */
-struct PrkvSplit {
+struct PRKVSplit {
   int64_t rows, pages;
 
   /** Of so many pages' worth of kept rows: what whole pages leave over goes to rows, if any. */
-  static constexpr PrkvSplit of(int64_t budget, int64_t page, int64_t static_pages) {
+  static constexpr PRKVSplit of(int64_t budget, int64_t page, int64_t static_pages) {
     const int64_t all = budget / page;
     const int64_t kept = static_pages < all ? static_pages : all;
     return {kept == 0 ? 0 : budget - (all - kept) * page, all - kept};
@@ -27,7 +27,7 @@ struct ZonePages {
   }
 };
 
-struct PrkvRules {
+struct PRKVRules {
   int64_t budget;        // rows of a zone that a step attends to per kv head, at most
   int64_t page;          // neighbours
   int64_t static_pages;  // pages' worth of rows that are kept; kAuto: the prompt's queries say it
@@ -45,8 +45,8 @@ struct PrkvRules {
   static constexpr int64_t kLatestLookedAt = 256;
 
   constexpr bool automatic() const { return static_pages == kAuto; }
-  constexpr PrkvSplit split(int64_t of_static_pages) const {
-    return PrkvSplit::of(budget, page, of_static_pages);
+  constexpr PRKVSplit split(int64_t of_static_pages) const {
+    return PRKVSplit::of(budget, page, of_static_pages);
   }
   /** Rows that are kept, at most. */
   int64_t most_kept() const { return automatic() ? budget : split(static_pages).rows; }

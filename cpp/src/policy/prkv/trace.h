@@ -6,7 +6,7 @@
 
 namespace pariskv {
 
-struct PrkvTrace {
+struct PRKVTrace {
   int64_t static_rows;                          // that the budget has for kept rows
   std::vector<std::vector<float>> scores;       // (heads, pages of the zone) -infinity: no page
   std::vector<std::vector<int64_t>> pages;      // (heads) that were found, best first

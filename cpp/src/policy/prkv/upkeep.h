@@ -12,17 +12,17 @@ struct DigestJob {
 };
 
 /** Pages that enter zones: rows to digests. */
-struct PrkvDigest {
+struct PRKVDigest {
   ModelShape shape;
-  PrkvRules rules;
+  PRKVRules rules;
   int64_t batch;
   const DigestJob* jobs;  // (batch)
 };
 
 /** Fills blocks of kept rows: with the rows that a cut leaves, or with rows that are chosen. */
-struct PrkvKeep {
+struct PRKVKeep {
   ModelShape shape;
-  PrkvRules rules;
+  PRKVRules rules;
   int64_t batch;
   const KeptChange* changes;  // (batch)
 };

@@ -12,11 +12,11 @@ namespace pariskv::cuda {
 /** A thread: a row, and every other one of the queries. */
 template <int kChunks>
 __global__ void __launch_bounds__(kLookThreads)
-    compare_queries(const __grid_constant__ PrkvChoiceParams params) {
+    compare_queries(const __grid_constant__ PRKVChoiceParams params) {
   extern __shared__ __align__(16) unsigned char tile_shared[];
   device::let_successor_start();
   device::wait_for_predecessor();
-  const PrkvItem item(params, int(blockIdx.y));
+  const PRKVItem item(params, int(blockIdx.y));
   const int count = item.numbers()->count, first = int(blockIdx.x) * kLookRows;
   if (first >= count) return;
   const KeyTile<kChunks> tile = load_tile<kChunks>(item, tile_shared, first, count);
@@ -51,11 +51,11 @@ __device__ __forceinline__ int64_t number_of_logit(int logit) {
 }
 
 inline __global__ void __launch_bounds__(kChooseThreads)
-    count_agreed(const __grid_constant__ PrkvChoiceParams params) {
+    count_agreed(const __grid_constant__ PRKVChoiceParams params) {
   __shared__ ChooseSpace space;
   device::let_successor_start();
   device::wait_for_predecessor();
-  const PrkvItem item(params, int(blockIdx.y));
+  const PRKVItem item(params, int(blockIdx.y));
   const int g = int(blockIdx.x), count = item.numbers()->count;
   if (item.end(g, 0) < 0) {
     if (threadIdx.x == 0) item.agreed()[g] = -1;

@@ -12,7 +12,7 @@
 namespace pariskv::cuda {
 
 /** Number of the first row of a page that a row was picked from; -1: not all of it is listed. */
-__device__ __forceinline__ int first_of_page(const PrkvItem& item, int picked, int begin) {
+__device__ __forceinline__ int first_of_page(const PRKVItem& item, int picked, int begin) {
   if (item.wanted == 0) return -1;
   const int32_t* listed = item.listed();
   const int first_row = max(begin, int(item.job.added));  // the sink may end in the page
@@ -24,11 +24,11 @@ __device__ __forceinline__ int first_of_page(const PrkvItem& item, int picked, i
 }
 
 inline __global__ void __launch_bounds__(kChooseThreads)
-    list_pages(const __grid_constant__ PrkvChoiceParams params) {
+    list_pages(const __grid_constant__ PRKVChoiceParams params) {
   __shared__ SumSpace space;
   device::let_successor_start();
   device::wait_for_predecessor();
-  const PrkvItem item(params, int(blockIdx.x));
+  const PRKVItem item(params, int(blockIdx.x));
   const device::AmendedHead amended = item.amended();
   const int32_t* positions = item.after().positions();
   const int rows = item.after().counts()[0], size = int(item.rules.page);
@@ -56,10 +56,10 @@ inline __global__ void __launch_bounds__(kChooseThreads)
 
 template <typename Element, int kPage>
 __global__ void __launch_bounds__(kMostDigestThreads)
-    amend_pages(const __grid_constant__ PrkvChoiceParams params) {
+    amend_pages(const __grid_constant__ PRKVChoiceParams params) {
   __shared__ PageSpace space;
   device::wait_for_predecessor();
-  const PrkvItem item(params, int(blockIdx.y));
+  const PRKVItem item(params, int(blockIdx.y));
   const device::AmendedHead amended = item.amended();
   const int i = int(blockIdx.x);
   if (i >= int(*amended.count())) return;

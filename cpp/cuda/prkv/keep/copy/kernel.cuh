@@ -14,11 +14,11 @@ constexpr int kCopyThreads = 256;
 constexpr unsigned kCopyBlocks = 32;
 
 inline __global__ void __launch_bounds__(kCopyThreads)
-    copy_listed(const __grid_constant__ PrkvChoiceParams params) {
+    copy_listed(const __grid_constant__ PRKVChoiceParams params) {
   constexpr int kRows = 8, kOwn = 4;  // of a warp; vectors of a lane that are on their way together
   device::let_successor_start();
   device::wait_for_predecessor();
-  const PrkvItem item(params, int(blockIdx.y));
+  const PRKVItem item(params, int(blockIdx.y));
   const int count = item.numbers()->count, vectors = int(item.call.shape.rows.key_bytes()) / 16;
   const int warps = int(gridDim.x) * (kCopyThreads / 32);
   int first = (int(blockIdx.x) * (kCopyThreads / 32) + device::warp_id()) * kRows;

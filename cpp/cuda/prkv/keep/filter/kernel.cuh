@@ -15,7 +15,7 @@ __device__ __forceinline__ int bits_set(uint64_t x) {
 }
 
 struct ListLookedAt {
-  const PrkvItem& item;
+  const PRKVItem& item;
   SelectSpace& space;
   BlockSums sums;
 
@@ -61,7 +61,7 @@ struct ListLookedAt {
     const ZonePages zone = item.pages();
     const int pages = int(zone.count), size = int(item.rules.page);
     const int zone_begin = int(item.job.added), zone_end = int(item.job.zone_end);
-    const int latest = zone_end - int(PrkvRules::kLatestLookedAt);
+    const int latest = zone_end - int(PRKVRules::kLatestLookedAt);
     const uint64_t* ranks = item.ranks();
     const auto numbers = row_numbers([=](int page) { return int64_t(ranks[page]); }, pages);
     Best best = best_of(numbers, item.wanted, sums, space);
@@ -92,11 +92,11 @@ struct ListLookedAt {
 };
 
 inline __global__ void __launch_bounds__(kChooseThreads)
-    list_looked_at(const __grid_constant__ PrkvChoiceParams params) {
+    list_looked_at(const __grid_constant__ PRKVChoiceParams params) {
   __shared__ ChooseSpace space;
   device::let_successor_start();
   device::wait_for_predecessor();
-  const PrkvItem item(params, int(blockIdx.x));
+  const PRKVItem item(params, int(blockIdx.x));
   ListLookedAt{item, space.select, {space.sums}}.run();
 }
 

@@ -11,10 +11,10 @@ namespace pariskv::cuda {
 
 template <typename Element>
 __global__ void __launch_bounds__(kListThreads)
-    list_zone(const __grid_constant__ PrkvChoiceParams params) {
+    list_zone(const __grid_constant__ PRKVChoiceParams params) {
   __shared__ ListSpace space;
   device::let_successor_start();
-  const PrkvItem item(params, int(blockIdx.x));
+  const PRKVItem item(params, int(blockIdx.x));
   const ListRows<Element> list{item, space};
   if (blockIdx.y > 0) return list.pack(int(blockIdx.y) - 1);
   const int tokens = int(item.job.zone_end - item.job.added);
@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kListThreads)
   }
   if (!params.compares) {
     if (item.head != 0 || threadIdx.x != 0) return;
-    const PrkvSplit* before = params.before[params.choice.by_heads(int(blockIdx.x))];
+    const PRKVSplit* before = params.before[params.choice.by_heads(int(blockIdx.x))];
     *item.amended().split() =
         before != nullptr ? *before : item.rules.split(item.rules.static_pages);
     return;

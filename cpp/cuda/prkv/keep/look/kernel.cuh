@@ -28,7 +28,7 @@ __device__ __forceinline__ int most_of_query(int x) {
 
 template <int kChunks, bool kPages>
 struct LookAtZone {
-  const PrkvItem& item;
+  const PRKVItem& item;
   LookZoneSpace& space;
   KeyTile<kChunks, kPages> tile;
 
@@ -90,11 +90,11 @@ struct LookAtZone {
 
 template <typename Element, int kChunks>
 __global__ void __launch_bounds__(kLookThreads, kLookBlocks<kChunks>)
-    look_at_zone(const __grid_constant__ PrkvChoiceParams params) {
+    look_at_zone(const __grid_constant__ PRKVChoiceParams params) {
   extern __shared__ __align__(16) unsigned char zone_shared[];
   device::let_successor_start();
   device::wait_for_predecessor();
-  const PrkvItem item(params, int(blockIdx.y));
+  const PRKVItem item(params, int(blockIdx.y));
   const int count = item.numbers()->count, first = int(blockIdx.x) * kLookRows;
   if (first >= count) return;
   LookZoneSpace& space = *reinterpret_cast<LookZoneSpace*>(zone_shared);
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kLookThreads, kLookBlocks<kChunks>)
 /** Some digests, rounded, by a warp: middles less the reference, then distances. */
 template <int kChunks>
 __device__ __forceinline__ void round_digests(const KeyTile<kChunks, true>& tile,
-                                              const PrkvItem& item, const float* reference,
+                                              const PRKVItem& item, const float* reference,
                                               int begin) {
   using Tile = KeyTile<kChunks, true>;
   float x[2][Tile::kRowsAtOnce][kChunks][4] = {};
@@ -159,11 +159,11 @@ __device__ __forceinline__ void round_digests(const KeyTile<kChunks, true>& tile
 
 template <int kChunks>
 __global__ void __launch_bounds__(kLookThreads, kLookBlocks<kChunks>)
-    look_at_pages(const __grid_constant__ PrkvChoiceParams params) {
+    look_at_pages(const __grid_constant__ PRKVChoiceParams params) {
   extern __shared__ __align__(16) unsigned char zone_shared[];
   device::let_successor_start();
   device::wait_for_predecessor();
-  const PrkvItem item(params, int(blockIdx.y));
+  const PRKVItem item(params, int(blockIdx.y));
   const int count = int(item.pages().count), first = int(blockIdx.x) * kRowsOfTile<true>;
   if (first >= count) return;
   LookZoneSpace& space = *reinterpret_cast<LookZoneSpace*>(zone_shared);

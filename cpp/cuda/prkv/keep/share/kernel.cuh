@@ -19,12 +19,12 @@ struct ShareZoneSpace {
 
 template <int kChunks, bool kPages>
 __global__ void __launch_bounds__(kLookThreads, kLookBlocks<kChunks>)
-    share_zone(const __grid_constant__ PrkvChoiceParams params) {
+    share_zone(const __grid_constant__ PRKVChoiceParams params) {
   extern __shared__ __align__(16) unsigned char tile_shared[];
   __shared__ ShareZoneSpace space;
   device::let_successor_start();
   device::wait_for_predecessor();
-  const PrkvItem item(params, int(blockIdx.y));
+  const PRKVItem item(params, int(blockIdx.y));
   const int count = item.count<kPages>(), first = int(blockIdx.x) * kRowsOfTile<kPages>;
   if (first >= count) return;
   const bool heard = item.numbers()->heard != 0;

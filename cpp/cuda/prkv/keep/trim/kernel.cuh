@@ -11,7 +11,7 @@ constexpr int kTrimThreads = 256;
 
 /** A block for each head, and a warp for one page at a time. */
 inline __global__ void __launch_bounds__(kTrimThreads)
-    trim_pages(const __grid_constant__ PrkvTrimParams params) {
+    trim_pages(const __grid_constant__ PRKVTrimParams params) {
   const TrimCall& call = params.call.kept;
   const int head = int(blockIdx.x);
   const device::AmendedHead before{call.before, amended_of(call.shape, call.before_capacity), head};

@@ -28,12 +28,12 @@ __device__ __forceinline__ uint32_t sum_of_query(uint32_t x) {
 
 template <int kChunks, bool kPages>
 __global__ void __launch_bounds__(kLookThreads, kLookBlocks<kChunks>)
-    weigh_zone(const __grid_constant__ PrkvChoiceParams params) {
+    weigh_zone(const __grid_constant__ PRKVChoiceParams params) {
   extern __shared__ __align__(16) unsigned char tile_shared[];
   __shared__ WeighZoneSpace space;
   device::let_successor_start();
   device::wait_for_predecessor();
-  const PrkvItem item(params, int(blockIdx.y));
+  const PRKVItem item(params, int(blockIdx.y));
   const int count = item.count<kPages>(), first = int(blockIdx.x) * kRowsOfTile<kPages>;
   if (first >= count) return;
   static constexpr device::WeightTable kTable = device::make_weight_table();
