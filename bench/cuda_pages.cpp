@@ -14,17 +14,18 @@ namespace pariskv::cuda {
 
 namespace {
 
-constexpr int64_t kSink = 4, kLocal = 128, kFlush = 128;
+constexpr int64_t kSink = 4, kLocal = 128, kFlush = 128, kBudget = 1024, kPage = 32;
 
 /** A sequence of a layer of 32 query heads on 8 kv heads of 128, with its rows near or far. */
 class Pages {
  public:
   Pages(const std::vector<void*>& rows, Placement placement, int64_t tokens, int64_t static_pages)
-      : backend_(cuda::make_backend(config(placement), {})),
-        rules_{1024, 32, static_pages, false},
+      : backend_(cuda::make_backend(config(placement, static_pages), {})),
+        search_(backend_->make_search(config(placement, static_pages),
+                                      {8, 4, {128, 128, DType::kBFloat16}, 1024})),
+        shape_(search_->shape()),
+        rules_{kBudget, kPage, static_pages, false},
         tokens_(tokens) {
-    shape_ = {8, 4, {128, 128, DType::kBFloat16}, 1024};
-    shape_.recent = 64;
     const int64_t segments = tokens / shape_.segment_tokens;
     const int64_t bytes = pages_of(shape_, rules_.page).bytes();
     auto* summaries = device_memory<uint8_t>(segments * bytes);
@@ -47,14 +48,11 @@ class Pages {
   }
 
   void digest(int64_t tokens, cudaStream_t stream) const {
-    const DigestJob job{view_, tokens == 0 ? kSink : view_.zone_end - tokens, view_.zone_end};
-    backend_->keep_up(PRKVDigest{shape_, rules_, 1, &job}, {stream});
+    const int64_t begin = tokens == 0 ? kSink : view_.zone_end - tokens;
+    search_->enter({{view_, begin, view_.zone_end}}, {stream});
   }
   void choose(cudaStream_t stream) const {
-    const KeptChange change{empty_, view_, {tokens_ - shape_.recent, tokens_}, true};
-    const PRKVKeep args{shape_, rules_, 1, &change};
-    backend_->reserve(args);
-    backend_->keep_up(args, {stream});
+    refresh({{empty_, view_, {tokens_ - shape_.recent, tokens_}, true}}, stream);
   }
   /** What a flush asks for, once rows have been chosen: with other queries, mostly. */
   void prepare_refresh(cudaStream_t stream) {
@@ -64,9 +62,8 @@ class Pages {
   void refresh(cudaStream_t stream) const { refresh({refreshed(next_)}, stream); }
   /** Of some layers in one call, which have their rows and queries from one or the other. */
   void refresh(const std::vector<KeptChange>& changes, cudaStream_t stream) const {
-    const PRKVKeep args{shape_, rules_, int64_t(changes.size()), changes.data()};
-    backend_->reserve(args);
-    backend_->keep_up(args, {stream});
+    search_->reserve_choice(changes);
+    search_->choose(changes, {stream});
   }
   /** Another layer's, that has the same rows. */
   KeptChange another() const { return refreshed(with_new_block()); }
@@ -91,8 +88,15 @@ class Pages {
     return view;
   }
 
-  static Config config(Placement placement) {
+  static Config config(Placement placement, int64_t static_pages) {
     Config config;
+    PRKV settings;
+    settings.budget = kBudget, settings.page = kPage;
+    settings.static_share.reset();
+    if (static_pages != PRKVRules::kAuto) {
+      settings.static_share = double(static_pages * kPage) / double(kBudget);
+    }
+    config.policy = settings;
     config.placement = placement;
     config.query_heads = 32, config.kv_heads = 8, config.head_dim = 128;
     config.device = {DeviceType::kCuda, 0};
@@ -114,14 +118,15 @@ class Pages {
     }
     const TensorView q =
         TensorView::contiguous(on_device(halves), DType::kBFloat16, {shape_.recent, 32, 128},
-                               config(Placement::kHost).device);
+                               Device{DeviceType::kCuda, 0});
     const RememberJob job{view_, tokens_ - shape_.recent, q};
-    backend_->remember({shape_, {0.08838835f, 0, nullptr}, 1, &job}, {});
+    search_->remember({shape_, {0.08838835f, 0, nullptr}, 1, &job}, {});
     check(cudaDeviceSynchronize(), "remember");
   }
 
   std::unique_ptr<Backend> backend_;
-  ModelShape shape_{};
+  std::unique_ptr<Search> search_;
+  const ModelShape& shape_;
   const PRKVRules rules_;
   const int64_t tokens_;
   SequenceView view_{}, next_{}, empty_{};

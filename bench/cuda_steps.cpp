@@ -1,7 +1,7 @@
 // Times the verbs of the CUDA backend one by one and prints a line of JSON for each.
 //
 // Not through the public door, which has no verbs: it makes what a cache would have on the device
-// (summaries, tables, lanes) and calls the launchers. bench_cuda.py runs it and shows the numbers.
+// (summaries, tables, slots) and calls the launchers. bench_cuda.py runs it and shows the numbers.
 #include <algorithm>
 #include <cstdio>
 #include <random>
@@ -172,12 +172,12 @@ class Scene {
     };
     const int64_t head_bytes = lay_out(nullptr).head_bytes, bytes = shape_.kv_heads * head_bytes;
     char* scratch = device_memory<char>(batch * bytes);
-    std::vector<Lane> lanes;
+    std::vector<ParisKVSlot> slots;
     for (int64_t b = 0; b < batch; ++b) {
-      lanes.push_back(
-          {far_[size_t(b)], lay_out(scratch + b * bytes).first, head_bytes, tokens, room});
+      slots.push_back(
+          {{far_[size_t(b)]}, lay_out(scratch + b * bytes).first, head_bytes, tokens, room});
     }
-    lanes_ = on_device(lanes);
+    slots_ = on_device(slots);
     queries_ = on_device(queries_of(kQueries * batch * 8, 7));
     q_ = device_memory<uint16_t>(batch * 32 * 128);
     kv_ = on_device(normal_numbers(2 * batch * 8 * 128, 1.5f, 8));
@@ -222,7 +222,7 @@ class Scene {
     call.searchers = shape_.group;
     call.batch = batch_;
     call.heads = batch_ * shape_.kv_heads;
-    call.lanes = lanes_;
+    call.slots = slots_;
     call.q = {reinterpret_cast<char*>(q_), 32 * 128, 128};
     call.k = {reinterpret_cast<char*>(kv_), 8 * 128, 128};
     call.v = {reinterpret_cast<char*>(kv_ + batch_ * 8 * 128), 8 * 128, 128};
@@ -264,7 +264,7 @@ class Scene {
   std::vector<SequenceView*> near_, far_;  // on the device: rows near and far
   uint8_t* summaries_ = nullptr;
   char* state_ = nullptr;
-  Lane* lanes_ = nullptr;
+  ParisKVSlot* slots_ = nullptr;
   uint16_t *queries_ = nullptr, *q_ = nullptr, *kv_ = nullptr, *out_ = nullptr;
   int64_t turn_ = 0;
   int64_t* counters_ = nullptr;

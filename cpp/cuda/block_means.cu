@@ -26,7 +26,7 @@ struct MeanParameters {
   SummaryLayout layout;
   int32_t begin, end;
   int32_t opening;
-  bool heard;
+  bool has_prompt_queries;
   int32_t dim;  // channels
   int32_t row_bytes;
 };
@@ -199,7 +199,8 @@ __global__ void __launch_bounds__(kMostThreads) set_balance(MeanParameters p) {
     return there ? __dadd_rn(x, shared[(c + p.dim / 2) % p.dim]) : 0.0;
   };
   double square = paired(own);
-  double query = paired(there && p.heard ? p.balance.query_squares[head * p.dim + c] : 0.0);
+  double query =
+      paired(there && p.has_prompt_queries ? p.balance.query_squares[head * p.dim + c] : 0.0);
   float* stretch = p.balance.stretch + head * p.dim;
   float* gain = p.balance.gain + head * p.dim;
   centre = there && count > 0 ? __ddiv_rn(centre, double(count)) : 0.0;
@@ -208,9 +209,9 @@ __global__ void __launch_bounds__(kMostThreads) set_balance(MeanParameters p) {
     store_centre(p, head, centre, room);
     return;
   }
-  const bool heard = p.heard && lift_quiet(query, there, room);
+  const bool has_queries = p.has_prompt_queries && lift_quiet(query, there, room);
   double raw;
-  if (heard && query > 0) {
+  if (has_queries && query > 0) {
     raw = __dsqrt_rn(__dsqrt_rn(__ddiv_rn(square, query)));
   } else {
     const double root = __dsqrt_rn(__dsqrt_rn(square));
@@ -259,7 +260,7 @@ MeanParameters parameters_of(const EncodeCall& call) {
           int32_t(call.begin),
           int32_t(call.end),
           int32_t(call.opening),
-          call.heard,
+          call.has_prompt_queries,
           int32_t(call.shape.rows.key_dim),
           int32_t(call.shape.rows.bytes())};
 }

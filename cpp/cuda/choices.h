@@ -62,7 +62,7 @@ void side_by_side(const ModelShape& shape, const KeptChange* changes, int64_t ba
     call.shape = shape;
     call.heads = shape.kv_heads;
     for (; i < batch && call.count < kMostChoices; ++i) {
-      if (changes[i].cut()) continue;
+      if (changes[i].trims) continue;
       SideBySide own{};
       scratch(changes[i], own);
       const ChoiceScratch& cut = own.call.scratch;

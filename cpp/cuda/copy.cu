@@ -32,13 +32,13 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /** A block of threads: one row, of one head. */
-__global__ void __launch_bounds__(kThreads) keep_rows(KeepCall call) {
+__global__ void __launch_bounds__(kThreads) copy_tail_rows(TailCopyCall call) {
   const int64_t i = call.from + blockIdx.x, head = blockIdx.y;
   const int64_t bytes = call.shape.rows.bytes(), tokens = call.shape.segment_tokens;
   const int64_t position = call.tail.position(i), segment = position / tokens;
   const char* from = static_cast<const char*>(call.sequence->rows[segment]) +
                      (head * tokens + position - segment * tokens) * bytes;
-  char* to = call.sequence->kept + (head * call.capacity + i) * bytes;
+  char* to = call.sequence->tail_copies + (head * call.capacity + i) * bytes;
   for (int64_t at = threadIdx.x; at < bytes / int64_t(sizeof(Piece)); at += kThreads) {
     reinterpret_cast<Piece*>(to)[at] = reinterpret_cast<const Piece*>(from)[at];
   }
@@ -54,10 +54,10 @@ void launch_copy(void* target, const void* source, int64_t bytes, cudaStream_t s
   check_launch("copy");
 }
 
-void launch_keep(const KeepCall& call, cudaStream_t stream) {
+void launch_copy_tail(const TailCopyCall& call, cudaStream_t stream) {
   const dim3 grid(unsigned(call.tail.count - call.from), unsigned(call.shape.kv_heads));
-  keep_rows<<<grid, kThreads, 0, stream>>>(call);
-  check_launch("keep");
+  copy_tail_rows<<<grid, kThreads, 0, stream>>>(call);
+  check_launch("copy the tail");
 }
 
 }  // namespace pariskv::cuda

@@ -1,12 +1,13 @@
-// Everything but the verbs: memory, lanes, order, updates of device tables.
+// Everything but the verbs: memory, order, updates of device tables.
 #include "cuda_backend.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "check.h"
+#include "hardkv/search.h"
 #include "memory.h"
-#include "policy/pariskv/plan.h"
+#include "pariskv/search.h"
+#include "prkv/search.h"
 
 namespace pariskv::cuda {
 
@@ -64,29 +65,11 @@ CudaBackend::CudaBackend(const Config& config, const Resources& resources)
       host_arena_(resources.pinned ? resources.pinned : pinned_resource(device_),
                   config.host_budget, pinned_traits(resources, [this] { trim_waiting(); })),
       order_({&arena_, &host_arena_}),
-      exact_(arena_) {
-  try {
-    lanes_ = arena_.allocate((kMostBatch + 1) * int64_t(sizeof(Lane)));
-    counters_ = arena_.allocate(int64_t(sizeof(DecodeCounts)));
-    check(cudaMemsetAsync(counters_.data(), 0, size_t(counters_.bytes()), order_.upkeep()),
-          "zero the counters");
-    check(cudaMemsetAsync(lanes_.data(), 0, size_t(lanes_.bytes()), order_.upkeep()),
-          "zero the lanes");
-    wait_for(order_.upkeep(), "start a cache on the device");
-  } catch (...) {
-    sync_ignoring_errors(order_.upkeep());  // memory goes back when nothing zeroes it any more
-    throw;
-  }
-}
+      exact_(arena_) {}
 
 CudaBackend::~CudaBackend() {
   const DeviceGuard guard(device_);
-  host_lanes_.clear();
-  explaining_ = HostLane();
-  choices_ = Block();
   exact_.clear();
-  lanes_ = Block();
-  counters_ = Block();
   try {
     order_.wait();
     offload_.wait_all();
@@ -95,6 +78,32 @@ CudaBackend::~CudaBackend() {
   } catch (const std::exception&) {
     return;  // the device is gone, and what it held with it
   }
+}
+
+Block CudaBackend::zeroed_block(int64_t bytes) {
+  const DeviceGuard guard(device_);
+  Block block = arena_.allocate(bytes);
+  try {
+    check(cudaMemsetAsync(block.data(), 0, size_t(bytes), order_.upkeep()), "zero a table");
+    wait_for(order_.upkeep(), "start a cache on the device");
+  } catch (...) {
+    sync_ignoring_errors(order_.upkeep());  // memory goes back when nothing zeroes it any more
+    throw;
+  }
+  return block;
+}
+
+std::unique_ptr<Search> CudaBackend::make_search(const Config& config, const ModelShape& shape) {
+  if (const auto* settings = std::get_if<ParisKV>(&config.policy)) {
+    return std::make_unique<ParisKVSearch>(*this, *settings, config, shape);
+  }
+  if (const auto* settings = std::get_if<HardKV>(&config.policy)) {
+    return std::make_unique<HardKVSearch>(*this, *settings, config, shape);
+  }
+  if (const auto* settings = std::get_if<PRKV>(&config.policy)) {
+    return std::make_unique<PRKVSearch>(*this, *settings, config, shape);
+  }
+  return Backend::make_search(config, shape);
 }
 
 void CudaBackend::trim_waiting() {
@@ -111,21 +120,9 @@ void CudaBackend::trim() {
   host_arena_.trim();
 }
 
-int64_t CudaBackend::scratch_bytes() const {
-  int64_t bytes = explaining_.scratch.bytes() + exact_.scratch_bytes() + choices_.bytes();
-  for (const HostLane& lane : host_lanes_) bytes += lane.scratch.bytes();
-  return bytes;
-}
+int64_t CudaBackend::scratch_bytes() const { return exact_.scratch_bytes(); }
 
-void CudaBackend::clear_scratch(Stream stream) {
-  // It stays where it is: a captured graph may be replayed before its lanes are told of another.
-  for (HostLane& lane : host_lanes_) {
-    if (lane.scratch.bytes() > 0) zero(lane.scratch.data(), lane.scratch.bytes(), stream);
-  }
-  explaining_.scratch = Block();
-  choices_ = Block();
-  exact_.clear();
-}
+void CudaBackend::clear_scratch(Stream) { exact_.clear(); }
 
 void CudaBackend::fetch(void* target, const void* source, int64_t bytes) {
   const DeviceGuard guard(device_);
@@ -133,12 +130,6 @@ void CudaBackend::fetch(void* target, const void* source, int64_t bytes) {
   check(cudaMemcpyAsync(target, source, size_t(bytes), cudaMemcpyDefault, order_.upkeep()),
         "read device memory");
   wait_for(order_.upkeep(), "read device memory");
-}
-
-DecodeCounts CudaBackend::counts() {
-  DecodeCounts counts;
-  fetch(&counts, counters_.data(), int64_t(sizeof counts));
-  return counts;
 }
 
 // Order.
@@ -215,73 +206,6 @@ void CudaBackend::release_orphans(bool wait) {
   orphans_.erase(std::remove_if(orphans_.begin(), orphans_.end(),
                                 [&](const Orphan& orphan) { return offload_.done(orphan.ticket); }),
                  orphans_.end());
-}
-
-// Lanes.
-
-CudaBackend::HostLane& CudaBackend::host_lane(int64_t row) {
-  return row == kMostBatch ? explaining_ : host_lanes_[size_t(row)];
-}
-
-void CudaBackend::send_lane(int64_t row, const Lane& lane) {
-  Lane& sent = host_lane(row).sent;
-  uint64_t before[sizeof(Lane) / 8], after[sizeof(Lane) / 8];
-  std::memcpy(before, &sent, sizeof sent);
-  std::memcpy(after, &lane, sizeof lane);
-  auto* target = reinterpret_cast<uint64_t*>(lanes_.as<Lane>() + row);
-  for (size_t i = 0; i < sizeof(Lane) / 8; ++i) {
-    if (before[i] != after[i]) update_word(target + i, after[i]);
-  }
-  sent = lane;
-}
-
-void CudaBackend::reserve_lane(int64_t row, const DecodeArgs& args, const ParisKVRules& rules,
-                               const SequenceView& sequence) {
-  HostLane& host = host_lane(row);
-  Lane lane = host.sent;
-  lane.layers = sequence.device - args.layer;
-  const int64_t candidates = ParisKVPlan::of(sequence).candidates;
-  const int64_t zone = sequence.sparse != 0 ? sequence.zone_tokens() : 0;
-  const bool none = host.scratch.data() == nullptr;
-  if (none) lane.zone_capacity = lane.candidate_capacity = 0;
-  if (none || zone > lane.zone_capacity || candidates > lane.candidate_capacity) {
-    // Half as much again as asked, so that a growing zone comes here rarely: it is a cudaMalloc.
-    const auto roomy = [](int64_t count) { return (count + count / 2 + 4095) / 4096 * 4096; };
-    if (zone > lane.zone_capacity) lane.zone_capacity = roomy(zone);
-    if (candidates > lane.candidate_capacity) lane.candidate_capacity = roomy(candidates);
-    const auto lay_out = [&](char* base) {
-      return lay_out_scratch(base, args.shape, rules, lane.zone_capacity, lane.candidate_capacity);
-    };
-    // It comes as zeros: no flag has the token of a step.
-    lane.head_bytes = lay_out(nullptr).head_bytes;
-    host.scratch = arena_.allocate(args.shape.kv_heads * lane.head_bytes);
-    lane.scratch = lay_out(host.scratch.as<char>()).first;
-  }
-  send_lane(row, lane);
-}
-
-void CudaBackend::check_batch(int64_t batch) {
-  if (batch <= kMostBatch) return;
-  fail("[decode] sequences: expected at most ", kMostBatch, " at a time on a GPU, got ", batch);
-}
-
-template <typename Rules>
-void CudaBackend::reserve(const DecodeArgs& args, const Rules& rules) {
-  if (args.traced) return reserve_lane(kMostBatch, args, rules, args.sequences[0]);
-  check_batch(args.batch);
-  if (int64_t(host_lanes_.size()) < args.batch) host_lanes_.resize(size_t(args.batch));
-  for (int64_t i = 0; i < args.batch; ++i) reserve_lane(i, args, rules, args.sequences[i]);
-  // Rows beyond are nobody's: a graph of more rows leaves them alone.
-  for (int64_t i = args.batch; i < int64_t(host_lanes_.size()); ++i) {
-    Lane lane = host_lane(i).sent;
-    lane.layers = nullptr;
-    send_lane(i, lane);
-  }
-}
-
-void CudaBackend::reserve(const DecodeArgs& args) {
-  const DeviceGuard guard(device_);
-  std::visit([&](const auto& rules) { reserve(args, rules); }, args.rules);
 }
 
 bool is_built() { return true; }

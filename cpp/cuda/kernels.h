@@ -16,7 +16,7 @@
 #include "kept/calls.h"
 #include "pariskv/decode/call.h"
 #include "pariskv/sizes.h"
-#include "policy/pariskv/upkeep.h"
+#include "policy/pariskv/jobs.h"
 #include "prkv/calls.h"
 #include "tables.h"
 
@@ -50,15 +50,15 @@ struct RowsCall {
 void launch_append(const RowsCall& call, cudaStream_t stream);
 void launch_read(const RowsCall& call, cudaStream_t stream);
 
-/** Rows of a tail from number `from` on, to the sequence's block of kept rows. */
-struct KeepCall {
+/** Rows of a tail from number `from` on, to the sequence's block of their copies. */
+struct TailCopyCall {
   ModelShape shape;
   const SequenceView* sequence;  // in device memory
   Tail tail;
   int64_t from;
   int64_t capacity;  // rows of a head in the block
 };
-void launch_keep(const KeepCall& call, cudaStream_t stream);
+void launch_copy_tail(const TailCopyCall& call, cudaStream_t stream);
 
 /** Positions [begin, end) of one sequence that enter its zone, or leave it. */
 struct EncodeCall {
@@ -69,7 +69,7 @@ struct EncodeCall {
   Balance balance;               // the same; all null without blocks
   int64_t begin, end;
   int64_t opening;  // as in EncodeJob
-  bool heard;
+  bool has_prompt_queries;
 };
 /** The balance of a zone that opens, from its first keys. */
 void launch_balance(const EncodeCall& call, cudaStream_t stream);

@@ -1,10 +1,11 @@
 /**
- * What kernels read from device memory instead of from their arguments, so that a captured graph
- * stays valid while sequences grow: the host writes these tables, in stream order, and a
- * launch names only where they are.
+ * What kernels of a step read from device memory instead of from their arguments, so that a
+ * captured graph stays valid while sequences grow: the host writes these tables, in stream order,
+ * and a launch names only where they are.
  *
  * A sequence is an array of SequenceView, one per layer, whose pointers lead to memory of the
- * device or the host. A lane is one row of a batch: which sequence it decodes, and its scratch.
+ * device or the host. A slot is one row of a batch: which sequence it decodes, and, by policy, its
+ * scratch.
  */
 #pragma once
 
@@ -12,20 +13,13 @@
 
 #include "arguments.h"
 #include "ops.h"
-#include "pariskv/decode/scratch.h"
 
 namespace pariskv::cuda {
 
-/** Scores start at a multiple of this many positions, so that they can be moved in words. */
-constexpr int64_t kScoreAlignment = 128;
-
-/** Multiples of 8 bytes, as everything that the host writes word by word. */
-struct Lane {
-  const SequenceView* layers;  // (layers); null: nobody's row, left alone
-  HeadScratch scratch;         // of the first head
-  int64_t head_bytes;          // from a head's scratch to the next one's
-  int64_t zone_capacity;
-  int64_t candidate_capacity;
+/** The slots of every policy begin with this. Members are multiples of 8 bytes, as everything that
+ * the host writes word by word. */
+struct BatchSlot {
+  const SequenceView* layers;  // (layers); null: an idle slot, left alone
 };
 
 /** A step: one token of each of some sequences. Calls of policies add to it. */
@@ -33,12 +27,11 @@ struct StepCall {
   ModelShape shape;
   int64_t batch;
   int64_t layer;
-  const Lane* lanes;  // (batch), in device memory
-  Rows q;             // (batch, query_heads, key_dim)
-  Rows k, v;          // (batch, heads, key_dim or value_dim): the new token, at total - 1; data
-                      // null: none, all rows are in the store
-  Rows out;           // (batch, query_heads, value_dim); data null: not wanted
-  float* lse;         // (batch, query_heads) `lse_stride` apart; null: not wanted
+  Rows q;      // (batch, query_heads, key_dim)
+  Rows k, v;   // (batch, heads, key_dim or value_dim): the new token, at total - 1; data
+               // null: none, all rows are in the store
+  Rows out;    // (batch, query_heads, value_dim); data null: not wanted
+  float* lse;  // (batch, query_heads) `lse_stride` apart; null: not wanted
   int64_t lse_stride;
   Logits logits;  // sink_bias in device memory
 };

@@ -20,10 +20,10 @@ inline float* lse_of(const TensorView& view, int64_t first = 0) {
 }
 
 /** What a step is asked for, whatever the policy. */
-inline StepCall step_of(const DecodeArgs& args, const Lane* lanes) {
-  return {args.shape,       args.batch,          args.layer,      lanes,
-          rows_of(args.q),  rows_of(args.k),     rows_of(args.v), rows_of(args.out),
-          lse_of(args.lse), args.lse.strides[0], args.logits};
+inline StepCall step_of(const DecodeArgs& args) {
+  return {args.shape,          args.batch,      args.layer,        rows_of(args.q),
+          rows_of(args.k),     rows_of(args.v), rows_of(args.out), lse_of(args.lse),
+          args.lse.strides[0], args.logits};
 }
 
 }  // namespace pariskv::cuda

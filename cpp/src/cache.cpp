@@ -18,12 +18,18 @@ SequenceId Cache::add() {
   return impl_->next_id_++;
 }
 
+Batch Cache::batch(std::vector<SequenceId> sequences) const {
+  const Impl::Lock lock(*impl_);
+  return impl_->prepared(impl_->verb("batch"), std::move(sequences));
+}
+
 void Cache::remove(SequenceId sequence, Stream stream) {
   const Impl::Lock lock(*impl_);
   impl_->find(impl_->verb("remove"), {sequence});
   const Impl::Visit visit(*impl_, stream);
-  impl_->backend_->clear_scratch(stream);  // it may still hold rows of its last step
-  impl_->sequences_.erase(sequence);
+  impl_->backend_->clear_scratch(stream);  // both may still hold rows of its last step
+  impl_->search_->clear_scratch(stream);
+  impl_->remove(sequence);
 }
 
 SequenceId Cache::fork(SequenceId sequence, Stream stream) {
@@ -34,8 +40,7 @@ SequenceId Cache::fork(SequenceId sequence, Stream stream) {
   return impl_->next_id_++;
 }
 
-void Cache::reorder(const std::vector<SequenceId>& sequences, const std::vector<int64_t>& source,
-                    Stream stream) {
+void Cache::reorder(const Batch& sequences, const std::vector<int64_t>& source, Stream stream) {
   const Impl::Lock lock(*impl_);
   const Verb verb = impl_->verb("reorder");
   const std::vector<Sequence*> batch = impl_->find(verb, sequences);
@@ -64,7 +69,7 @@ void Cache::reorder(const std::vector<SequenceId>& sequences, const std::vector<
   for (size_t i = 0; i < batch.size(); ++i) *batch[i] = std::move(next[i]);
 }
 
-void Cache::truncate(const std::vector<SequenceId>& sequences, const Cut& cut, Stream stream) {
+void Cache::truncate(const Batch& sequences, const Cut& cut, Stream stream) {
   const Impl::Lock lock(*impl_);
   const Verb verb = impl_->verb("truncate");
   const std::vector<Sequence*> batch = impl_->find(verb, sequences);
@@ -74,7 +79,7 @@ void Cache::truncate(const std::vector<SequenceId>& sequences, const Cut& cut, S
   struct Shorter {
     Layer* layer;
     Regions regions;
-    Block state;                  // the policy's; empty: the layer's own stays
+    Block state;                  // the search's; empty: the layer's own stays
     bool cuts;                    // the zone
     std::shared_ptr<Block> kept;  // of the zone, where it is cut; null: nothing is
   };
@@ -85,34 +90,48 @@ void Cache::truncate(const std::vector<SequenceId>& sequences, const Cut& cut, S
       const int64_t total = layer.regions.total();
       if (tokens < 0 || tokens > total) {
         fail("[truncate] ", argument, ": expected 0 to ", total, ", the tokens of sequence ",
-             sequences[i], ", got ", tokens);
+             sequences.ids()[i], ", got ", tokens);
       }
       const Regions cut_to =
           layer.regions.truncated(keeps ? total - tokens : tokens, impl_->sizes_);
       const Positions dropped = layer.dropped_of(cut_to);
       if (cut_to.retrieval_end(impl_->sizes_) < dropped.end) {
-        verb.refuse_cut(keeps, sequences[i], dropped, total, cut_to.total());
+        verb.refuse_cut(keeps, sequences.ids()[i], dropped, total, cut_to.total());
       }
       next.push_back({&layer, cut_to, {}, false, {}});
     }
   }
   const Impl::Visit visit(*impl_, stream);
   // All that may fail first, on states beside the present ones.
+  std::vector<KeptChange> choices;
   for (Shorter& shorter : next) {
-    impl_->publish(*shorter.layer, stream);
-    SequenceView view = impl_->view(*shorter.layer);
+    Layer& layer = *shorter.layer;
+    impl_->publish(layer, stream);
+    SequenceView view = impl_->view(layer);
     const int64_t begin = std::max(shorter.regions.retrieval_end(impl_->sizes_), view.zone_begin);
     if (begin >= view.zone_end) continue;
-    shorter.state = impl_->planner_.next_state(*shorter.layer, stream);
+    shorter.state = impl_->planner_.next_state(layer, stream);
     if (shorter.state.data() != nullptr) view.state = shorter.state.data();
-    impl_->policy_->on_recall({view, begin, view.zone_end}, stream);
+    impl_->search_->leave({view, begin, view.zone_end}, stream);
     shorter.cuts = true;
-    SequenceView after = shorter.layer->cut(shorter.regions, impl_->sizes_, *impl_->policy_);
+    SequenceView after = layer.cut(shorter.regions, impl_->sizes_, *impl_->search_);
     if (view.kept_capacity == 0 || view.kept == nullptr || after.sparse == 0) continue;
+    // Rows are chosen anew by the queries that are left. Where rows were given back there is
+    // nothing to choose from but what was kept, and the zone cannot end among those that are gone.
+    const Positions asked{layer.queries.begin,
+                          std::min(layer.queries.end, shorter.regions.total())};
+    const Positions dropped = layer.dropped_of(shorter.regions);
+    const bool trims = dropped.begin < dropped.end;
+    if (!trims && asked.begin >= asked.end) continue;
     shorter.kept = impl_->planner_.new_kept(after);
     after.kept = shorter.kept->as<char>();
-    impl_->policy_->on_keep({{view, after, {}, false}}, stream);
+    choices.push_back({view, after, asked, !trims, trims});
   }
+  if (!choices.empty()) {
+    impl_->search_->reserve_choice(choices);
+    impl_->search_->choose(choices, stream);
+  }
+  for (const KeptChange& choice : choices) impl_->stats_.keeps += choice.trims ? 0 : 1;
   for (Shorter& shorter : next) {
     Layer& layer = *shorter.layer;
     if (shorter.state.data() != nullptr) layer.state = std::move(shorter.state);
@@ -121,10 +140,10 @@ void Cache::truncate(const std::vector<SequenceId>& sequences, const Cut& cut, S
     if (shorter.cuts && impl_->shape_.recent > 0) layer.kept = std::move(shorter.kept);
     layer.queries.end = std::min(layer.queries.end, layer.regions.total());
     layer.queries.begin = std::min(layer.queries.begin, layer.queries.end);
-    // Rows that come where others were are kept anew.
+    // Rows that come where others were are copied anew.
     const int64_t zone_end = layer.regions.retrieval_end(impl_->sizes_);
-    layer.kept_tail.count = std::min(layer.kept_tail.count, layer.kept_tail.count_to(zone_end));
-    const int64_t unseen = layer.regions.total() - impl_->policy_->observed().begin;
+    layer.copied.count = std::min(layer.copied.count, layer.copied.count_to(zone_end));
+    const int64_t unseen = layer.regions.total() - impl_->search_->needs().observed.begin;
     if (unseen < layer.observed) layer.observed = 0;  // their sum cannot be parted
     if (layer.regions.total() < layer.fetched_end) {  // other rows may come where fetched ones were
       ++layer.generation;
@@ -136,9 +155,9 @@ void Cache::truncate(const std::vector<SequenceId>& sequences, const Cut& cut, S
   }
 }
 
-void Cache::prefill(int64_t layer, const std::vector<SequenceId>& sequences,
-                    const std::vector<int64_t>& lengths, const TensorView& k, const TensorView& v,
-                    const PrefillOptions& options, Stream stream) {
+void Cache::prefill(int64_t layer, const Batch& sequences, const std::vector<int64_t>& lengths,
+                    const TensorView& k, const TensorView& v, const PrefillOptions& options,
+                    Stream stream) {
   const Impl::Lock lock(*impl_);
   const Verb verb = impl_->verb("prefill");
   const std::vector<Layer*> found = impl_->find_layers(verb, sequences, layer);
@@ -160,7 +179,7 @@ void Cache::prefill(int64_t layer, const std::vector<SequenceId>& sequences,
   }
   for (size_t i = 0; i < found.size() && !options.q; ++i) {
     if (lengths[i] == 0) continue;
-    verb.check_complete(sequences[i], found[i]->dropped,
+    verb.check_complete(sequences.ids()[i], found[i]->dropped,
                         "q: expected the queries of these tokens, to choose rows by");
   }
   const Impl::Visit visit(*impl_, stream);
@@ -168,20 +187,19 @@ void Cache::prefill(int64_t layer, const std::vector<SequenceId>& sequences,
   impl_->store(arrivals, next, k, v, options.q ? &queries : nullptr, [](const auto&) {}, stream);
 }
 
-void Cache::decode(int64_t layer, const std::vector<SequenceId>& sequences, const TensorView& q,
-                   const TensorView& k, const TensorView& v, const TensorView& out,
-                   const AttendOptions& options, Stream stream) {
+void Cache::decode(int64_t layer, const Batch& sequences, const TensorView& q, const TensorView& k,
+                   const TensorView& v, const TensorView& out, const AttendOptions& options,
+                   Stream stream) {
   impl_->decode(layer, sequences, {q, k, v, out}, true, options, stream);
 }
 
-void Cache::decode(int64_t layer, const std::vector<SequenceId>& sequences, const TensorView& q,
+void Cache::decode(int64_t layer, const Batch& sequences, const TensorView& q,
                    const TensorView& out, const AttendOptions& options, Stream stream) {
   impl_->decode(layer, sequences, {q, {}, {}, out}, false, options, stream);
 }
 
-void Cache::Impl::decode(int64_t layer, const std::vector<SequenceId>& sequences,
-                         const StepTensors& tensors, bool appends, const AttendOptions& options,
-                         Stream stream) {
+void Cache::Impl::decode(int64_t layer, const Batch& sequences, const StepTensors& tensors,
+                         bool appends, const AttendOptions& options, Stream stream) {
   const Lock lock(*this);
   const Verb verb = this->verb("decode");
   const std::vector<Layer*> layers = find_layers(verb, sequences, layer);
@@ -201,7 +219,7 @@ void Cache::Impl::decode(int64_t layer, const std::vector<SequenceId>& sequences
   if (backend_->capturing(stream)) {  // a replay reads the lengths of its time
     for (const Layer* target : layers) step.views.push_back(view(*target));
     args.sequences = step.views.data();
-    backend_->decode(args, stream);
+    search_->decode(args, stream);
     return;
   }
 
@@ -211,7 +229,7 @@ void Cache::Impl::decode(int64_t layer, const std::vector<SequenceId>& sequences
   for (size_t i = 0; i < layers.size(); ++i) {
     const Regions& regions = layers[i]->regions;
     if (!appends && regions.total() == 0) {
-      fail("[decode] sequences: expected tokens to attend to, but ", sequences[i],
+      fail("[decode] sequences: expected tokens to attend to, but ", sequences.ids()[i],
            " has none in layer ", layer, "; or pass k and v");
     }
     next.push_back(appends ? regions.grown(1, sizes_) : regions);
@@ -222,7 +240,7 @@ void Cache::Impl::decode(int64_t layer, const std::vector<SequenceId>& sequences
   step = plan(layers, next, Planner::Use::kDecode, stream);
   offload_beside(step, stream);
   args.sequences = step.views.data();
-  backend_->reserve(args);
+  search_->reserve(args);
 
   // Without a local window the token itself may enter the zone: its row has to be there first.
   const bool append_first =
@@ -232,11 +250,11 @@ void Cache::Impl::decode(int64_t layer, const std::vector<SequenceId>& sequences
     backend_->append(
         {shape_, count, step.views.data(), begin.data(), lengths.data(), args.k, args.v}, stream);
   };
-  carry_out(step, append, [&] { backend_->decode(args, stream); }, stream);
+  carry_out(step, append, [&] { search_->decode(args, stream); }, stream);
   count_step(step);
 }
 
-void Cache::advance(const std::vector<SequenceId>& sequences, Stream stream) {
+void Cache::advance(const Batch& sequences, Stream stream) {
   const Impl::Lock lock(*impl_);
   const Verb verb = impl_->verb("advance");
   const std::vector<Sequence*> batch = impl_->find(verb, sequences);
@@ -268,29 +286,28 @@ void Cache::advance(const std::vector<SequenceId>& sequences, Stream stream) {
   args.batch = int64_t(batch.size());
   for (args.layer = 0; args.layer < config.layers; ++args.layer) {
     args.sequences = step.views.data() + args.layer * args.batch;
-    backend.reserve(args);
+    impl_->search_->reserve(args);
   }
   impl_->carry_out(step, [] {}, [] {}, stream);
   backend.expect_replays(stream);
   impl_->count_step(step);
 }
 
-void Cache::attend(int64_t layer, const std::vector<SequenceId>& sequences,
-                   const std::vector<int64_t>& lengths, const TensorView& q, const TensorView& out,
-                   const AttendOptions& options, Stream stream) {
+void Cache::attend(int64_t layer, const Batch& sequences, const std::vector<int64_t>& lengths,
+                   const TensorView& q, const TensorView& out, const AttendOptions& options,
+                   Stream stream) {
   impl_->attend(layer, sequences, lengths, {q, {}, {}, out}, false, options, stream);
 }
 
-void Cache::attend(int64_t layer, const std::vector<SequenceId>& sequences,
-                   const std::vector<int64_t>& lengths, const TensorView& q, const TensorView& k,
-                   const TensorView& v, const TensorView& out, const AttendOptions& options,
-                   Stream stream) {
+void Cache::attend(int64_t layer, const Batch& sequences, const std::vector<int64_t>& lengths,
+                   const TensorView& q, const TensorView& k, const TensorView& v,
+                   const TensorView& out, const AttendOptions& options, Stream stream) {
   impl_->attend(layer, sequences, lengths, {q, k, v, out}, true, options, stream);
 }
 
-void Cache::Impl::attend(int64_t layer, const std::vector<SequenceId>& sequences,
-                         const std::vector<int64_t>& lengths, const StepTensors& tensors,
-                         bool appends, const AttendOptions& options, Stream stream) {
+void Cache::Impl::attend(int64_t layer, const Batch& sequences, const std::vector<int64_t>& lengths,
+                         const StepTensors& tensors, bool appends, const AttendOptions& options,
+                         Stream stream) {
   const Lock lock(*this);
   const Verb verb = this->verb("attend");
   const std::vector<Layer*> found = find_layers(verb, sequences, layer);
@@ -307,7 +324,7 @@ void Cache::Impl::attend(int64_t layer, const std::vector<SequenceId>& sequences
   check_apart(verb, tensors, args.lse);
   for (size_t i = 0; i < found.size(); ++i) {
     if (lengths[i] == 0) continue;
-    verb.check_complete(sequences[i], found[i]->dropped,
+    verb.check_complete(sequences.ids()[i], found[i]->dropped,
                         "sequences: expected all of their rows (decode takes a turn token by "
                         "token)");
   }
@@ -345,7 +362,7 @@ void Cache::Impl::attend(int64_t layer, const std::vector<SequenceId>& sequences
     hosted.push_back(found[i]->store.hosted());
     if (lengths[i] > views[i].total) {
       fail("[attend] lengths: expected at most the ", views[i].total, " tokens of sequence ",
-           sequences[i], " in layer ", layer, ", got ", lengths[i]);
+           sequences.ids()[i], " in layer ", layer, ", got ", lengths[i]);
     }
   }
   const Visit visit(*this, stream);
@@ -353,7 +370,7 @@ void Cache::Impl::attend(int64_t layer, const std::vector<SequenceId>& sequences
   attend_over(views, lengths, hosted);
 }
 
-void Cache::flush(const std::vector<SequenceId>& sequences, Stream stream) {
+void Cache::flush(const Batch& sequences, Stream stream) {
   const Impl::Lock lock(*impl_);
   impl_->flush(impl_->find(impl_->verb("flush"), sequences), stream);
 }

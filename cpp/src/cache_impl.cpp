@@ -2,8 +2,8 @@
 #include "cache_impl.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
-#include <variant>
 
 namespace pariskv {
 
@@ -14,14 +14,9 @@ Config checked(const Config& config) {
   return config.resolved();
 }
 
-/** Slots per kv head for rows that come over a bus. */
-int64_t cached_rows(const Config& config) {
-  const bool on_gpu = config.device.type == DeviceType::kCuda;
-  if (!on_gpu || config.placement == Placement::kDevice) return 0;
-  const int64_t selected =
-      std::visit([](const auto& settings) { return settings.rows_per_head(); }, config.policy);
-  if (selected == 0) return 0;
-  return row_cache_slots(config.row_cache < 0 ? 2 * selected : config.row_cache);
+uint64_t next_number() {
+  static std::atomic<uint64_t> next{0};
+  return next++;
 }
 
 ModelShape shape_of(const Config& config) {
@@ -30,8 +25,6 @@ ModelShape shape_of(const Config& config) {
       config.group(),
       {config.head_dim, config.value_dim, config.dtype},
       config.segment_tokens,
-      cached_rows(config),
-      std::visit([](const auto& settings) { return settings.recent_queries(); }, config.policy),
   };
 }
 
@@ -39,11 +32,13 @@ ModelShape shape_of(const Config& config) {
 
 Cache::Impl::Impl(Config config, const Resources& resources)
     : config_(checked(config)),
-      shape_(shape_of(config_)),
       backend_(make_backend(config_, resources)),
-      policy_(make_policy(config_, shape_, *backend_)),
-      sizes_{config_.sink, config_.local, config_.update, policy_->grain(), policy_->opening()},
-      planner_(shape_, sizes_, *policy_, *backend_, backend_->host_arena() != nullptr),
+      search_(backend_->make_search(config_, shape_of(config_))),
+      shape_(search_->shape()),
+      sizes_{config_.sink, config_.local, config_.update, search_->needs().grain,
+             search_->needs().opening},
+      planner_(shape_, sizes_, *search_, *backend_, backend_->host_arena() != nullptr),
+      number_(next_number()),
       stop_(resources.should_stop) {}
 
 Cache::Impl::Visit::Visit(Impl& impl, Stream stream) : backend_(*impl.backend_), stream_(stream) {
@@ -57,10 +52,15 @@ Cache::Impl::Visit::Visit(Impl& impl, Stream stream) : backend_(*impl.backend_),
   }
 }
 
-std::vector<Sequence*> Cache::Impl::find(const Verb& verb, const std::vector<SequenceId>& ids) {
+std::vector<Sequence*> Cache::Impl::find(const Verb& verb, const Batch& batch) {
+  const Batch::Prepared* prepared = batch.prepared_.get();
+  if (prepared != nullptr && prepared->cache != number_) {
+    fail("[", verb.name, "] sequences: expected a batch of this cache, got one of another");
+  }
+  if (prepared != nullptr && !prepared->stale) return prepared->sequences;
   std::vector<Sequence*> found;
   std::set<SequenceId> seen;
-  for (const SequenceId id : ids) {
+  for (const SequenceId id : batch.ids()) {
     const auto place = sequences_.find(id);
     if (place == sequences_.end()) {
       fail("[", verb.name, "] sequences: ", id,
@@ -74,12 +74,32 @@ std::vector<Sequence*> Cache::Impl::find(const Verb& verb, const std::vector<Seq
   return found;
 }
 
-std::vector<Layer*> Cache::Impl::find_layers(const Verb& verb, const std::vector<SequenceId>& ids,
-                                             int64_t layer) {
+std::vector<Layer*> Cache::Impl::find_layers(const Verb& verb, const Batch& batch, int64_t layer) {
   verb.check_layer(layer);
   std::vector<Layer*> layers;
-  for (Sequence* sequence : find(verb, ids)) layers.push_back(&sequence->layers[size_t(layer)]);
+  for (Sequence* sequence : find(verb, batch)) layers.push_back(&sequence->layers[size_t(layer)]);
   return layers;
+}
+
+Batch Cache::Impl::prepared(const Verb& verb, std::vector<SequenceId> ids) {
+  Batch batch(std::move(ids));
+  batch.prepared_ =
+      std::make_shared<const Batch::Prepared>(Batch::Prepared{number_, find(verb, batch)});
+  const auto gone = [](const auto& other) { return other.expired(); };
+  batches_.erase(std::remove_if(batches_.begin(), batches_.end(), gone), batches_.end());
+  batches_.push_back(batch.prepared_);
+  return batch;
+}
+
+void Cache::Impl::remove(SequenceId id) {
+  const auto place = sequences_.find(id);
+  for (const auto& weak : batches_) {
+    const auto batch = weak.lock();
+    if (!batch) continue;
+    const auto& own = batch->sequences;
+    if (std::find(own.begin(), own.end(), &place->second) != own.end()) batch->stale = true;
+  }
+  sequences_.erase(place);
 }
 
 Cache::Impl::Step Cache::Impl::plan(const std::vector<Layer*>& layers,
@@ -90,9 +110,9 @@ Cache::Impl::Step Cache::Impl::plan(const std::vector<Layer*>& layers,
     for (size_t i = 0; i < layers.size(); ++i) {
       step.changes.push_back(planner_.plan(*layers[i], next[i], use, queries, stream));
     }
-    for (const Change& change : step.changes) step.views.push_back(change.view(sizes_, *policy_));
+    for (const Change& change : step.changes) step.views.push_back(change.view(sizes_, *search_));
     const std::vector<KeptChange> changes = choices(step);
-    if (!changes.empty()) policy_->reserve_keep(changes);
+    if (!changes.empty()) search_->reserve_choice(changes);
     return step;
   };
   try {
@@ -149,7 +169,7 @@ void Cache::Impl::observe(const Step& step, const TensorView& q,
     part.shape[0] = span.end - span.begin;
     spans.push_back({step.views[i], span.begin, span.end, part});
   }
-  if (!spans.empty()) policy_->on_queries(spans, stream);
+  if (!spans.empty()) search_->observe(spans, stream);
 }
 
 void Cache::Impl::remember(const Step& step, const Queries& queries,
@@ -165,55 +185,55 @@ void Cache::Impl::remember(const Step& step, const Queries& queries,
     part.shape[0] = count;
     jobs.push_back({step.views[i], end - count, part});
   }
-  backend_->remember({shape_, queries.logits, int64_t(jobs.size()), jobs.data()}, stream);
+  search_->remember({shape_, queries.logits, int64_t(jobs.size()), jobs.data()}, stream);
 }
 
-void Cache::Impl::encode(Step& step, Stream stream) {
+void Cache::Impl::enter(Step& step, Stream stream) {
   if (step.encoded) return;
   std::vector<Span> spans;
   for (size_t i = 0; i < step.changes.size(); ++i) {
     const Change& change = step.changes[i];
-    if (change.spilled() > 0) {
-      const Positions wanted = policy_->observed();
-      spans.push_back({step.views[i], change.spill_begin, change.spill_end,
-                       change.observed == wanted.end - wanted.begin});
+    if (change.entering() > 0) {
+      const Positions wanted = search_->needs().observed;
+      spans.push_back({step.views[i], change.rows.entering.begin, change.rows.entering.end,
+                       change.queries.observed == wanted.end - wanted.begin});
     }
   }
-  if (!spans.empty()) policy_->on_spill(spans, stream);
+  if (!spans.empty()) search_->enter(spans, stream);
 }
 
 std::vector<KeptChange> Cache::Impl::choices(const Step& step) const {
   std::vector<KeptChange> changes;
   for (size_t i = 0; i < step.changes.size(); ++i) {
     const Change& change = step.changes[i];
-    if (!change.chooses()) continue;
-    changes.push_back({view(*change.layer), step.views[i], change.asked, change.whole});
+    if (!change.kept.chooses()) continue;
+    changes.push_back({view(*change.layer), step.views[i], change.kept.asked, change.kept.whole});
   }
   return changes;
 }
 
-void Cache::Impl::keep(const Step& step, Stream stream) {
-  keep_tail(step, stream);
+void Cache::Impl::choose(const Step& step, Stream stream) {
   const std::vector<KeptChange> changes = choices(step);
-  if (!changes.empty()) policy_->on_keep(changes, stream);
+  if (!changes.empty()) search_->choose(changes, stream);
 }
 
-void Cache::Impl::keep_tail(const Step& step, Stream stream) {
-  std::vector<KeepJob> jobs;
+void Cache::Impl::copy_tail_rows(const Step& step, Stream stream) {
+  std::vector<TailCopyJob> jobs;
   for (size_t i = 0; i < step.changes.size(); ++i) {
     const Change& change = step.changes[i];
-    if (change.keeps()) jobs.push_back({step.views[i], change.tail, change.kept_from});
+    if (change.tail.copies_any())
+      jobs.push_back({step.views[i], change.tail.tail, change.tail.from});
   }
   if (jobs.empty()) return;
-  backend_->keep({shape_, policy_->tail_rows(), int64_t(jobs.size()), jobs.data()}, stream);
+  search_->copy_tail_rows({shape_, int64_t(jobs.size()), jobs.data()}, stream);
 }
 
 void Cache::Impl::mark_for_offload(Step& step) {
   size_t count = 0;
-  for (const Change& change : step.changes) count += change.offloads.size();
+  for (const Change& change : step.changes) count += change.rows.offloads.size();
   offload_pace_.make_room(count);
   for (Change& change : step.changes) {
-    for (PlannedOffload& planned : change.offloads) {
+    for (PlannedOffload& planned : change.rows.offloads) {
       offload_pace_.mark(planned.segment, planned.rows, std::move(planned.target));
     }
   }
@@ -221,7 +241,7 @@ void Cache::Impl::mark_for_offload(Step& step) {
 
 void Cache::Impl::offload_beside(const Step& step, Stream stream) {
   bool quiet = true;
-  for (const Change& change : step.changes) quiet = quiet && change.spilled() <= 0;
+  for (const Change& change : step.changes) quiet = quiet && change.entering() <= 0;
   offload_pace_.start_beside(quiet, stream);
 }
 
@@ -232,9 +252,9 @@ void Cache::Impl::publish(Layer& layer, Stream stream) {
 }
 
 void Cache::Impl::count_step(const Step& step) {
-  const bool searches = rows_per_head(policy_->rules()) > 0;
+  const bool searches = search_->needs().rows_per_head > 0;
   for (size_t i = 0; i < step.changes.size(); ++i) {
-    stats_.flushes += step.changes[i].spilled() > 0;
+    stats_.flushes += step.changes[i].entering() > 0;
     if (searches) stats_.searched_tokens += step.views[i].sparse;
   }
   stats_.decode_tokens += int64_t(step.changes.size());
@@ -243,7 +263,6 @@ void Cache::Impl::count_step(const Step& step) {
 DecodeArgs Cache::Impl::decode_args(int64_t layer) const {
   DecodeArgs args{};
   args.shape = shape_;
-  args.rules = policy_->rules();
   args.layer = layer;
   return args;
 }

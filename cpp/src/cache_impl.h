@@ -11,7 +11,7 @@
 #include "check.h"
 #include "gpu/offload_pace.h"
 #include "pariskv/cache.h"
-#include "policy/policy.h"
+#include "search.h"
 #include "sequence.h"
 #include "stop.h"
 #include "turns.h"
@@ -20,6 +20,13 @@
 namespace pariskv {
 
 struct SavedPart;
+
+/** A batch that was looked up. What may change is read and written in a turn on its cache. */
+struct Batch::Prepared {
+  const uint64_t cache;  // Impl::number_
+  const std::vector<Sequence*> sequences;
+  mutable bool stale = false;  // one of them was removed
+};
 
 class Cache::Impl {
  public:
@@ -55,13 +62,15 @@ class Cache::Impl {
   };
 
   /** The sequences of a batch, each there and each once. */
-  std::vector<Sequence*> find(const Verb& verb, const std::vector<SequenceId>& ids);
+  std::vector<Sequence*> find(const Verb& verb, const Batch& batch);
 
   /** The same, down to one layer of each. */
-  std::vector<Layer*> find_layers(const Verb& verb, const std::vector<SequenceId>& ids,
-                                  int64_t layer);
+  std::vector<Layer*> find_layers(const Verb& verb, const Batch& batch, int64_t layer);
 
-  SequenceView view(const Layer& layer) const { return layer.view(sizes_, *policy_); }
+  Batch prepared(const Verb& verb, std::vector<SequenceId> ids);
+  void remove(SequenceId id);
+
+  SequenceView view(const Layer& layer) const { return layer.view(sizes_, *search_); }
 
   /** Some layers on their way to what is planned for them. */
   struct Step {
@@ -74,7 +83,7 @@ class Cache::Impl {
             Stream stream, bool queries = false);
 
   /**
-   * Gives the policy the queries that it wants of those that a step's tokens came with.
+   * Gives the search the queries that it wants of those that a step's tokens came with.
    * @param q          packed, as the tokens are
    * @param first_row  (changes) of each change's tokens
    */
@@ -87,7 +96,7 @@ class Cache::Impl {
     Logits logits;
   };
 
-  /** Remembers the last of a step's queries, where the policy looks back at them. */
+  /** Remembers the last of a step's queries, where the search looks back at them. */
   void remember(const Step& step, const Queries& queries, const std::vector<int64_t>& first_row,
                 Stream stream);
 
@@ -104,8 +113,9 @@ class Cache::Impl {
       }
       send_words(stream);
       before();
-      encode(step, stream);
-      keep(step, stream);
+      enter(step, stream);
+      copy_tail_rows(step, stream);
+      choose(step, stream);
       after();
       mark_for_offload(step);
       if (step.offloads_at_once) offload_pace_.start_all(stream);
@@ -115,9 +125,9 @@ class Cache::Impl {
     }
     for (Change& change : step.changes) {
       change.apply();
-      stats_.keeps += change.chooses();
-      if (change.spilled() <= 0 || step.encoded || policy_->summary_bytes() == 0) continue;
-      stats_.encoded_keys += change.spilled() * config_.kv_heads;
+      stats_.keeps += change.kept.chooses();
+      if (change.entering() <= 0 || step.encoded || search_->needs().summary_bytes == 0) continue;
+      stats_.encoded_keys += change.entering() * config_.kv_heads;
     }
   }
 
@@ -131,7 +141,7 @@ class Cache::Impl {
 
   /**
    * Appends tokens, after which layers are as in `next`; then `after(step)` runs on them.
-   * @param queries  of the tokens, for the policy; null: there are none
+   * @param queries  of the tokens, for the search; null: there are none
    */
   template <typename After>
   void store(const Arrivals& arrivals, const std::vector<Regions>& next, const TensorView& k,
@@ -160,11 +170,11 @@ class Cache::Impl {
   void check_new_rows(const Verb& verb, const StepTensors& tensors, int64_t tokens) const;
   /** The output may lie where the queries lie; apart from that every tensor has its own memory. */
   static void check_apart(const Verb& verb, const StepTensors& tensors, const TensorView& lse);
-  void decode(int64_t layer, const std::vector<SequenceId>& sequences, const StepTensors& tensors,
-              bool appends, const AttendOptions& options, Stream stream);
-  void attend(int64_t layer, const std::vector<SequenceId>& sequences,
-              const std::vector<int64_t>& lengths, const StepTensors& tensors, bool appends,
+  void decode(int64_t layer, const Batch& sequences, const StepTensors& tensors, bool appends,
               const AttendOptions& options, Stream stream);
+  void attend(int64_t layer, const Batch& sequences, const std::vector<int64_t>& lengths,
+              const StepTensors& tensors, bool appends, const AttendOptions& options,
+              Stream stream);
 
   /** All layers of these sequences, or none. */
   void flush(const std::vector<Sequence*>& sequences, Stream stream);
@@ -189,24 +199,27 @@ class Cache::Impl {
   }
 
   const Config config_;
-  const ModelShape shape_;
   std::unique_ptr<Backend> backend_;  // before all that holds its memory
-  std::unique_ptr<Policy> policy_;
+  std::unique_ptr<Search> search_;
+  const ModelShape& shape_;  // with what the search adds
   const RegionSizes sizes_;
   Planner planner_;
   std::map<SequenceId, Sequence> sequences_;
   SequenceId next_id_ = 0;
+  const uint64_t number_;  // no other cache of this process has it
+  std::vector<std::weak_ptr<const Batch::Prepared>> batches_;
   Stats stats_;  // the counters; sizes are added up when asked
   const StopCheck stop_;
   Turns turns_;
 
  private:
-  void encode(Step& step, Stream stream);
-  /** Copies rows of tails that are to lie on the device when the others have left. */
-  void keep_tail(const Step& step, Stream stream);
+  /** Keys of a step enter their zones. */
+  void enter(Step& step, Stream stream);
+  /** Copies rows of tails to where they lie side by side. */
+  void copy_tail_rows(const Step& step, Stream stream);
   /** The changes of a step by which rows are chosen to be kept. */
   std::vector<KeptChange> choices(const Step& step) const;
-  void keep(const Step& step, Stream stream);
+  void choose(const Step& step, Stream stream);
 
   /** Rows that are done changing wait for their copy to host memory from now on. */
   void mark_for_offload(Step& step);

@@ -178,8 +178,12 @@ void Config::validate() const {
 
 Config Config::resolved() const {
   Config config = *this;
-  const RegionDefaults own =
-      std::visit([](const auto& settings) { return settings.kRegions; }, policy);
+  const RegionDefaults own = std::visit(
+      [](auto& settings) {
+        settings = settings.resolved();
+        return settings.kRegions;
+      },
+      config.policy);
   const auto resolve = [](int64_t& size, int64_t of_policy) {
     if (size == kPolicysOwn) size = of_policy;
   };
@@ -188,7 +192,6 @@ Config Config::resolved() const {
   resolve(config.update, own.update);
   resolve(config.dense_below, own.dense_below);
   if (value_dim == 0) config.value_dim = head_dim;
-  std::visit([](auto& settings) { settings = settings.resolved(); }, config.policy);
   return config;
 }
 

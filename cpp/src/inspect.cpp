@@ -36,9 +36,9 @@ Explanation Cache::explain(int64_t layer, SequenceId sequence, const TensorView&
   args.q = one;
   args.logits = logits;
   args.traced = true;
-  impl_->backend_->reserve(args);
+  impl_->search_->reserve(args);
   impl_->send_words(stream);
-  impl_->policy_->explain(impl_->backend_->trace(args, stream), explanation);
+  impl_->search_->explain(args, stream, explanation);
 
   explanation.exact.assign(size_t(explanation.query_heads * explanation.selected),
                            std::numeric_limits<float>::quiet_NaN());
@@ -53,7 +53,7 @@ Summaries Cache::summaries(int64_t layer, SequenceId sequence) const {
   const Impl::Lock lock(*impl_);
   const std::vector<Layer*> layers =
       impl_->find_layers(impl_->verb("summaries"), {sequence}, layer);
-  return impl_->policy_->summaries(impl_->view(*layers[0]));
+  return impl_->search_->summaries(impl_->view(*layers[0]));
 }
 
 void Cache::read(int64_t layer, SequenceId sequence, int64_t begin, const TensorView& k,
@@ -105,19 +105,19 @@ Stats Cache::stats() const {
   stats.memory = backend.arena().use();
   if (backend.host_arena() != nullptr) stats.host_memory = backend.host_arena()->use();
   stats.sequences = int64_t(impl_->sequences_.size());
-  stats.workspace_bytes = backend.scratch_bytes();
+  stats.workspace_bytes = backend.scratch_bytes() + impl_->search_->scratch_bytes();
   const auto kept_rows_of = [&](const Layer& layer) {
+    const int64_t heads = impl_->config_.kv_heads;
+    if (layer.tail_copies) return heads * layer.copied.count;
     if (!layer.kept) return int64_t{0};
     const SequenceView view = impl_->view(layer);
-    const int64_t heads = impl_->config_.kv_heads;
-    if (view.kept_capacity == 0) return heads * layer.kept_tail.count;
     std::vector<int32_t> counts(size_t(2 * heads));  // attended and held, by turns
     backend.fetch(counts.data(), view.kept, int64_t(counts.size() * sizeof(int32_t)));
     int64_t rows = 0;
     for (int64_t head = 0; head < heads; ++head) rows += counts[size_t(2 * head)];
     return rows;
   };
-  const DecodeCounts counts = backend.counts();
+  const DecodeCounts counts = impl_->search_->counts();
   stats.candidates = counts.candidates;
   stats.fetched_rows = counts.rows;
   stats.cached_rows = counts.cached_rows;
@@ -143,8 +143,11 @@ Stats Cache::stats() const {
       stats.summary_bytes += layer.state.bytes();
       stats.kept_rows += kept_rows_of(layer);
       stats.dropped_rows += (layer.dropped.end - layer.dropped.begin) * impl_->config_.kv_heads;
-      stats.kept_bytes += layer.recent.bytes() + (layer.kept ? bytes_once(*layer.kept) : 0);
-      stats.unusable_keys += impl_->policy_->unusable_keys(impl_->view(layer));
+      stats.kept_bytes += layer.recent.bytes();
+      for (const auto& block : {layer.kept, layer.tail_copies}) {
+        stats.kept_bytes += block ? bytes_once(*block) : 0;
+      }
+      stats.unusable_keys += impl_->search_->unusable_keys(impl_->view(layer));
     }
   }
   return stats;

@@ -1,5 +1,5 @@
 /**
- * One plain struct of arguments per verb: data that flows between the cache, a policy and a
+ * One plain struct of arguments per verb: data that flows between the cache, a search and a
  * backend. Every pointer carries its shape. Checked already; backends trust them. The arguments
  * of one policy alone are in policy/.
  *
@@ -14,7 +14,6 @@
 #include "kept.h"
 #include "pariskv/config.h"
 #include "pariskv/tensor_view.h"
-#include "policy/rules.h"
 #include "recent.h"
 #include "row_format.h"
 #include "tail.h"
@@ -31,10 +30,22 @@ struct ModelShape {
   int64_t recent = 0;       // queries that are remembered, per layer and sequence; 0: none are
 
   constexpr int64_t query_heads() const { return kv_heads * group; }
+  /** The same with so many queries remembered. */
+  constexpr ModelShape remembering(int64_t queries) const {
+    ModelShape shape = *this;
+    shape.recent = queries;
+    return shape;
+  }
   int64_t segment_row_bytes() const { return kv_heads * segment_tokens * rows.bytes(); }
   RowCacheLayout row_cache() const { return {kv_heads, cached_rows, rows.bytes()}; }
   constexpr RecentLayout recent_queries() const { return {recent, query_heads(), rows.key_dim}; }
   constexpr KeptLayout kept(int64_t capacity) const { return {kv_heads, capacity, rows.bytes()}; }
+};
+
+/** Two words that a search sets for a zone of some size and that it alone reads, by its own type.
+ */
+struct SearchPlan {
+  int64_t words[2];
 };
 
 /**
@@ -48,12 +59,13 @@ struct SequenceView {
   int64_t total;              // tokens stored
   int64_t zone_begin;         // the retrieval zone, as positions
   int64_t zone_end;
-  int64_t sparse;      // 1: the zone is left out but for the rows that the policy selects
-  int64_t plan[2];     // the policy's own, for a zone of this size: see its Plan
-  char* row_cache;     // a block of RowCacheLayout; null: there is none
-  int64_t generation;  // of what the row cache may have: goes up when rows change under it
-  char* kept;          // rows that are kept, see kept.h, or those of the tail, see tail.h; or null
-  int64_t kept_capacity;  // of a head, of rows that are kept; 0: no rows are chosen to be kept
+  int64_t sparse;         // 1: the zone is left out but for the rows that the search selects
+  SearchPlan plan;        // of the search, for a zone of this size
+  char* row_cache;        // a block of RowCacheLayout; null: there is none
+  int64_t generation;     // of what the row cache may have: goes up when rows change under it
+  char* tail_copies;      // copies of the tail's rows, see tail.h; null: there are none
+  char* kept;             // kept rows, see kept.h; null: there are none
+  int64_t kept_capacity;  // of a head, of kept rows; 0: no rows are chosen to be kept
   char* recent;           // recent queries, see recent.h; null: none are remembered
   SequenceView* device;   // the same in a GPU's memory; null: there is none
 
@@ -96,17 +108,16 @@ struct AttendExactArgs {
 };
 
 /** Rows of the tail of a sequence, from number `from` on, to be copied to its block of them. */
-struct KeepJob {
+struct TailCopyJob {
   SequenceView sequence;
   Tail tail;
   int64_t from;
 };
 
-struct KeepArgs {
+struct TailCopyArgs {
   ModelShape shape;
-  int64_t tail_rows;
   int64_t batch;
-  const KeepJob* jobs;  // (batch)
+  const TailCopyJob* jobs;  // (batch)
 };
 
 /** Queries of the positions from `begin` on, at most as many as are remembered. */
@@ -129,15 +140,14 @@ struct KeptChange {
   SequenceView after;   // its block is to be filled
   Positions queries;    // that are remembered, if the zone grew; at least one
   bool whole;           // choose from all of the zone, not from what is kept and what is new
+  bool trims = false;   // choose nothing: of the rows that were kept, those that a cut leaves stay
 
-  bool cut() const { return after.zone_end < before.zone_end; }
   bool fresh() const { return whole || before.kept == nullptr; }
 };
 
 /** One token of each of some sequences. */
 struct DecodeArgs {
   ModelShape shape;
-  Rules rules;
   int64_t layer;
   int64_t batch;
   const SequenceView* sequences;  // (batch) `total` counts the token

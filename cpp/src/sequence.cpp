@@ -1,84 +1,113 @@
 #include "sequence.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace pariskv {
 
 namespace {
 
-SequenceView view_of(const Regions& regions, const RegionSizes& sizes, const Policy& policy) {
+SequenceView view_of(const Regions& regions, const RegionSizes& sizes, const Search& search,
+                     const Positions& dropped) {
   SequenceView view{};
   view.total = regions.total();
   view.zone_begin = regions.sink_end(sizes);
   view.zone_end = regions.retrieval_end(sizes);
-  view.kept_capacity = policy.kept_rows(view.zone_tokens());
-  policy.plan(view);
+  view.kept_capacity = search.kept_rows(view.zone_tokens());
+  search.plan(view);
+  // A zone that lacks rows cannot be attended to in full, however short it is.
+  if (dropped.begin < dropped.end) view.sparse = 1;
   return view;
 }
 
 /** Where rows are chosen to be kept: until they are, some attend to the zone in full. */
-void set_kept(SequenceView& view, const Policy& policy, const Block* kept) {
+void set_kept(SequenceView& view, const Search& search, const Block* kept) {
+  if (view.kept_capacity == 0) return;
   view.kept = kept == nullptr ? nullptr : kept->as<char>();
-  if (kept == nullptr && policy.waits_for_kept()) view.sparse = 0;
+  if (kept == nullptr && search.needs().waits_for_kept) view.sparse = 0;
 }
 
-/** A zone that lacks rows cannot be attended to in full, however short it is. */
-void set_dropped(SequenceView& view, const Positions& dropped) {
-  if (dropped.begin < dropped.end) view.sparse = 1;
+Tail tail_of(const SequenceView& view, const Search& search) {
+  return Tail::of(view.zone_begin, view.zone_end, search.needs().tail_rows);
 }
+
+const Block& newer(const Block& next, const Block& own) { return next.data() ? next : own; }
 
 /** Positions of which no query is ever remembered. */
-constexpr Positions kNobody = {kMostTokens, kMostTokens + 1};
+constexpr Positions kNoQueries = {kMostTokens, kMostTokens + 1};
 
 }  // namespace
 
-SequenceView Layer::view(const RegionSizes& sizes, const Policy& policy) const {
-  SequenceView view = cut(regions, sizes, policy);
-  if (view.kept_capacity > 0) set_kept(view, policy, kept.get());
+SequenceView Layer::view(const RegionSizes& sizes, const Search& search) const {
+  SequenceView view = cut(regions, sizes, search);
+  set_kept(view, search, kept.get());
   return view;
 }
 
-SequenceView Layer::cut(const Regions& next, const RegionSizes& sizes, const Policy& policy) const {
-  SequenceView view = view_of(next, sizes, policy);
-  set_dropped(view, dropped_of(next));
+SequenceView Layer::cut(const Regions& next, const RegionSizes& sizes, const Search& search) const {
+  SequenceView view = view_of(next, sizes, search, dropped_of(next));
   view.rows = store.rows();
   view.summaries = store.summaries();
   view.state = state.data();
   view.row_cache = row_cache.as<char>();
   view.generation = generation;
-  view.kept = nullptr;
-  if (view.kept_capacity == 0) {
-    view.kept = kept_rows(Tail::of(view.zone_begin, view.zone_end, policy.tail_rows()));
-  }
+  view.tail_copies = copies_of(tail_of(view, search));
   view.recent = recent.as<char>();
   view.device = tables.device();
   return view;
 }
 
-SequenceView Change::view(const RegionSizes& sizes, const Policy& policy) const {
-  SequenceView view = view_of(next, sizes, policy);
-  set_dropped(view, dropped);
-  view.rows = growth ? growth->rows() : layer->store.rows();
-  view.summaries = growth ? growth->summaries() : layer->store.summaries();
-  view.state = state.data() != nullptr ? state.data() : layer->state.data();
-  view.row_cache = (row_cache.data() != nullptr ? row_cache : layer->row_cache).as<char>();
+SequenceView Change::view(const RegionSizes& sizes, const Search& search) const {
+  SequenceView view = view_of(next, sizes, search, kept.dropped);
+  view.rows = rows.growth ? rows.growth->rows() : layer->store.rows();
+  view.summaries = rows.growth ? rows.growth->summaries() : layer->store.summaries();
+  view.state = newer(rows.state, layer->state).data();
+  view.row_cache = newer(rows.row_cache, layer->row_cache).as<char>();
   view.generation = layer->generation;
-  if (view.kept_capacity > 0) {
-    set_kept(view, policy, kept || forgets ? kept.get() : layer->kept.get());
-  } else {
-    const Tail wanted = Tail::of(view.zone_begin, view.zone_end, policy.tail_rows());
-    view.kept = kept      ? kept->as<char>()
-                : keeps() ? layer->kept->as<char>()
-                          : layer->kept_rows(wanted);
-  }
-  view.recent = (recent.data() != nullptr ? recent : layer->recent).as<char>();
+  view.tail_copies = tail.copies         ? tail.copies->as<char>()
+                     : tail.copies_any() ? layer->tail_copies->as<char>()
+                                         : layer->copies_of(tail_of(view, search));
+  set_kept(view, search, (kept.kept || kept.forgets ? kept.kept : layer->kept).get());
+  view.recent = newer(queries.recent, layer->recent).as<char>();
   view.device = layer->tables.device();
   return view;
 }
 
-char* Layer::kept_rows(const Tail& tail) const {
-  const bool all = tail.shares_rows(kept_tail) && tail.count <= kept_tail.count;
-  return kept && all ? kept->as<char>() : nullptr;
+char* Layer::copies_of(const Tail& tail) const {
+  const bool all = tail.shares_rows(copied) && tail.count <= copied.count;
+  return tail_copies && all ? tail_copies->as<char>() : nullptr;
+}
+
+void RowsChange::apply(Layer& layer) noexcept {
+  if (growth) layer.store.grow(std::move(*growth));
+  if (state.data() != nullptr) layer.state = std::move(state);
+  if (row_cache.data() != nullptr) layer.row_cache = std::move(row_cache);
+  layer.fetched_end = std::max(layer.fetched_end, entering.end);
+}
+
+void QueriesChange::apply(Layer& layer) noexcept {
+  if (recent.data() != nullptr) layer.recent = std::move(recent);
+  layer.queries = remembered;
+  layer.observed = observed;
+}
+
+void KeptRowsChange::apply(Layer& layer) noexcept {
+  if (kept || forgets) layer.kept = std::move(kept);
+  layer.dropped = dropped;
+  layer.store.give_back(freed.begin, freed.end);
+}
+
+void TailChange::apply(Layer& layer) noexcept {
+  if (copies_any()) layer.copied = tail;
+  if (copies) layer.tail_copies = std::move(copies);
+}
+
+void Change::apply() noexcept {
+  rows.apply(*layer);
+  layer->regions = next;
+  queries.apply(*layer);
+  tail.apply(*layer);
+  kept.apply(*layer);
 }
 
 Sequence Planner::create(int64_t layers) const {
@@ -93,117 +122,141 @@ Sequence Planner::create(int64_t layers) const {
 }
 
 Positions Planner::observes(const Change& change) const {
-  const int64_t begin = policy_.observed().begin;
-  return {begin + change.layer->observed, begin + change.observed};
+  const int64_t begin = search_.needs().observed.begin;
+  return {begin + change.layer->observed, begin + change.queries.observed};
 }
+
+/** A layer, where it is to get, and what for. */
+struct Planner::Growing {
+  Layer& layer;
+  const Regions& next;
+  Use use;
+  Positions entering;  // the zone
+  Stream stream;
+
+  int64_t added() const { return next.total() - layer.regions.total(); }
+  bool enters() const { return entering.begin < entering.end; }
+};
 
 Change Planner::plan(Layer& layer, const Regions& next, Use use, bool queries,
                      Stream stream) const {
-  Change change{};
-  change.layer = &layer;
-  change.next = next;
-  change.spill_end = next.retrieval_end(sizes_);
-  change.spill_begin = std::max(layer.regions.retrieval_end(sizes_), next.sink_end(sizes_));
-
-  const LayerStore::Writes writes{layer.regions.total(), next.total(),          change.spill_begin,
-                                  change.spill_end,      next.sink_end(sizes_), change.spill_end};
-  if (!layer.store.ready(shape_.segment_tokens, writes)) {
-    change.growth = layer.store.planned(shape_.segment_tokens,
-                                        {shape_.segment_row_bytes(), policy_.summary_bytes()},
-                                        writes, backend_, stream);
-  }
-  change.tables = layer.tables.grown(change.segments(), backend_.arena());
-  // Queries count from the first wanted one on, without a gap.
-  const Positions wanted = policy_.observed();
-  const int64_t reached = wanted.begin + layer.observed;
-  change.observed = layer.observed;
-  if (queries && reached >= layer.regions.total()) {
-    change.observed = std::max(std::min(next.total(), wanted.end) - wanted.begin, layer.observed);
-  }
-  if (change.spilled() > 0 || change.observed > layer.observed) {
-    change.state = next_state(layer, stream);
-  }
-  plan_queries(change, use, queries, stream);
+  const Positions entering{std::max(layer.regions.retrieval_end(sizes_), next.sink_end(sizes_)),
+                           next.retrieval_end(sizes_)};
+  const Growing plan{layer, next, use, entering, stream};
+  Change change{&layer, next, {}, {}, {}, {}};
+  change.queries = plan_queries(plan, queries);
+  change.rows = plan_rows(plan, change.queries);
+  change.kept = plan_kept(plan, change.queries.asked);
+  if (offloads_) change.rows.offloads = plan_offloads(plan, change.rows, change.kept);
+  const SequenceView after = view_of(next, sizes_, search_, change.kept.dropped);
+  if (after.sparse == 0) return change;
   const bool lacks_cache = shape_.cached_rows > 0 && layer.row_cache.data() == nullptr;
-  plan_drop(change, use);
-  SequenceView after = view_of(next, sizes_, policy_);
-  set_dropped(after, change.dropped);
-  if (use == Use::kDecode && lacks_cache && after.sparse != 0) {
-    change.row_cache = new_row_cache(stream);
-  }
-  plan_choice(change, after);
-  if (offloads_) plan_offload(change, use);
-  const bool keeps_tail = offloads_ || backend_.capabilities().keeps_tail;
-  if (keeps_tail && after.sparse != 0) plan_kept(change, after, stream);
+  if (use == Use::kDecode && lacks_cache) change.rows.row_cache = new_row_cache(stream);
+  const bool copies_tail = offloads_ || backend_.capabilities().copies_tail;
+  if (copies_tail) change.tail = plan_tail(plan, after);
   return change;
 }
 
-void Planner::plan_queries(Change& change, Use use, bool queries, Stream stream) const {
-  const Layer& layer = *change.layer;
-  change.queries = change.asked = layer.queries;
-  const int64_t total = change.next.total(), added = total - layer.regions.total();
-  if (shape_.recent == 0 || added == 0) return;
-  // Without their queries these tokens leave a gap that no earlier query counts across.
-  const bool remembers = queries || use == Use::kDecode;
-  if (layer.queries.begin == layer.queries.end || !remembers) {
-    change.queries.begin = remembers ? total - added : total;
+RowsChange Planner::plan_rows(const Growing& plan, const QueriesChange& queries) const {
+  RowsChange rows;
+  Layer& layer = plan.layer;
+  rows.entering = plan.entering;
+  const LayerStore::Writes writes{layer.regions.total(),      plan.next.total(),
+                                  plan.entering.begin,        plan.entering.end,
+                                  plan.next.sink_end(sizes_), plan.entering.end};
+  if (!layer.store.ready(shape_.segment_tokens, writes)) {
+    rows.growth = layer.store.planned(shape_.segment_tokens,
+                                      {shape_.segment_row_bytes(), search_.needs().summary_bytes},
+                                      writes, backend_, plan.stream);
   }
-  change.queries.end = total;
-  change.queries.begin = std::max(change.queries.begin, total - shape_.recent);
-  if (use == Use::kStore) change.asked = change.queries;  // a decode remembers when it is done
+  const int64_t segments = rows.growth ? rows.growth->segments() : layer.store.segments();
+  rows.tables = layer.tables.grown(segments, backend_.arena());
+  if (plan.enters() || queries.observed > layer.observed) {
+    rows.state = next_state(layer, plan.stream);
+  }
+  return rows;
+}
+
+QueriesChange Planner::plan_queries(const Growing& plan, bool queries) const {
+  const Layer& layer = plan.layer;
+  QueriesChange change;
+  change.remembered = change.asked = layer.queries;
+  change.observed = layer.observed;
+  // Queries count from the first wanted one on, without a gap.
+  const Positions wanted = search_.needs().observed;
+  const int64_t total = plan.next.total();
+  if (queries && wanted.begin + layer.observed >= layer.regions.total()) {
+    change.observed = std::max(std::min(total, wanted.end) - wanted.begin, layer.observed);
+  }
+  if (shape_.recent == 0 || plan.added() == 0) return change;
+  // Without their queries these tokens leave a gap that no earlier query counts across.
+  Positions& remembered = change.remembered;
+  const bool remembers = queries || plan.use == Use::kDecode;
+  if (layer.queries.begin == layer.queries.end || !remembers) {
+    remembered.begin = remembers ? total - plan.added() : total;
+  }
+  remembered.end = total;
+  remembered.begin = std::max(remembered.begin, total - shape_.recent);
+  if (plan.use == Use::kStore) change.asked = remembered;  // a decode remembers when it is done
   const bool exists = layer.recent.data() != nullptr;
   // A step remembers when nothing can fail any more.
-  const bool in_place = use == Use::kDecode || !backend_.capabilities().verbs_can_fail;
-  if (!remembers || (exists && in_place)) return;
+  const bool in_place = plan.use == Use::kDecode || !backend_.capabilities().verbs_can_fail;
+  if (!remembers || (exists && in_place)) return change;
   const int64_t bytes = shape_.recent_queries().bytes();
   change.recent = backend_.arena().allocate(bytes);
   if (exists) {
-    backend_.copy(change.recent.data(), layer.recent.data(), bytes, stream);
+    backend_.copy(change.recent.data(), layer.recent.data(), bytes, plan.stream);
   } else {
-    backend_.zero(change.recent.data(), bytes, stream);
+    backend_.zero(change.recent.data(), bytes, plan.stream);
   }
+  return change;
 }
 
-void Planner::plan_drop(Change& change, Use use) const {
-  const Layer& layer = *change.layer;
-  change.dropped = layer.dropped;
-  const bool decodes = use == Use::kDecode && change.next.total() > layer.regions.total();
-  if (!policy_.drops_rows() || !decodes || !layer.kept) return;
+/** Sets what is given back. */
+void Planner::plan_drop(const Growing& plan, const Positions& asked, KeptRowsChange& kept) const {
+  const Layer& layer = plan.layer;
+  kept.dropped = layer.dropped;
+  const bool decodes = plan.use == Use::kDecode && plan.added() > 0;
+  if (!search_.needs().drops_rows || !decodes || !layer.kept) return;
   const bool dropped = layer.dropped.begin < layer.dropped.end;
-  const bool forgets = change.spilled() > 0 && !change.chooses();
-  const SequenceView now = layer.view(sizes_, policy_);
+  const bool forgets = plan.enters() && asked.begin >= asked.end;
+  const SequenceView now = layer.view(sizes_, search_);
   if (now.sparse == 0 || (forgets && !dropped)) return;
   // Rows that entered the zone before this step: it reads none of them, and can be taken back.
   const int64_t tokens = shape_.segment_tokens;
   const int64_t first = (now.zone_begin + tokens - 1) / tokens, last = now.zone_end / tokens;
   if (first >= last) return;
-  change.dropped = {first * tokens, last * tokens};
-  change.freed = {dropped ? layer.dropped.end / tokens : first, last};
+  kept.dropped = {first * tokens, last * tokens};
+  kept.freed = {dropped ? layer.dropped.end / tokens : first, last};
 }
 
-void Planner::plan_choice(Change& change, const SequenceView& next) const {
-  const Layer& layer = *change.layer;
-  const bool moves = next.kept_capacity > 0 && change.spilled() > 0;
-  const bool dropped = change.dropped.begin < change.dropped.end;
+KeptRowsChange Planner::plan_kept(const Growing& plan, const Positions& asked) const {
+  KeptRowsChange kept;
+  plan_drop(plan, asked, kept);
+  const SequenceView after = view_of(plan.next, sizes_, search_, kept.dropped);
+  const bool dropped = kept.dropped.begin < kept.dropped.end;
+  if (after.kept_capacity == 0 || !plan.enters()) return kept;
   // Without a query to choose by, the latest rows are kept: a zone that lacks rows is never
   // attended to in full.
-  if (moves && dropped && !change.chooses()) change.asked = kNobody;
-  change.forgets = moves && (next.sparse == 0 || !change.chooses());
-  if (!moves || change.forgets) change.asked = {};
+  const bool has_queries = asked.begin < asked.end;
+  kept.forgets = after.sparse == 0 || (!has_queries && !dropped);
+  if (kept.forgets) return kept;
+  kept.asked = has_queries ? asked : kNoQueries;
   // As many tokens as queries are remembered: their choice is that of all of a prompt.
-  change.whole = !dropped && change.next.total() - layer.regions.total() >= shape_.recent;
-  if (change.chooses()) change.kept = new_kept(next);
+  kept.whole = !dropped && plan.added() >= shape_.recent;
+  kept.kept = new_kept(after);
+  return kept;
 }
 
 std::shared_ptr<Block> Planner::new_kept(const SequenceView& view) const {
   const int64_t rows = shape_.kept(view.kept_capacity).bytes();
-  const int64_t bytes = rows + policy_.bytes_beside_kept(view.kept_capacity);
+  const int64_t bytes = rows + search_.bytes_beside_kept(view.kept_capacity);
   return std::make_shared<Block>(backend_.arena().allocate(bytes));
 }
 
 Block Planner::next_state(const Layer& layer, Stream stream) const {
   const bool exists = layer.state.data() != nullptr;
-  const int64_t bytes = policy_.state_bytes();
+  const int64_t bytes = search_.needs().state_bytes;
   if (bytes == 0 || (exists && !backend_.capabilities().verbs_can_fail)) return Block();
   Block state = backend_.arena().allocate(bytes);
   if (exists) {
@@ -221,33 +274,40 @@ Block Planner::new_row_cache(Stream stream) const {
   return block;
 }
 
-void Planner::plan_kept(Change& change, const SequenceView& next, Stream stream) const {
-  const Layer& layer = *change.layer;
-  const int64_t rows = policy_.tail_rows();
-  const Tail tail = Tail::of(next.zone_begin, next.zone_end, rows);
-  if (tail.count == 0 || layer.kept_rows(tail) != nullptr) return;
-  const bool goes_on = layer.kept && tail.shares_rows(layer.kept_tail);
+TailChange Planner::plan_tail(const Growing& plan, const SequenceView& next) const {
+  const Layer& layer = plan.layer;
+  TailChange change;
+  const Tail tail = tail_of(next, search_);
+  if (tail.count == 0 || layer.copies_of(tail) != nullptr) return change;
+  const bool goes_on = layer.tail_copies && tail.shares_rows(layer.copied);
   change.tail = tail;
-  change.kept_from = goes_on ? layer.kept_tail.count : 0;
-  if (goes_on && layer.kept.use_count() == 1) return;  // rows behind those that count are free
-  const int64_t bytes = shape_.kv_heads * Tail::capacity(rows) * shape_.rows.bytes();
-  change.kept = std::make_shared<Block>(backend_.arena().allocate(bytes));
-  if (goes_on) backend_.copy(change.kept->data(), layer.kept->data(), bytes, stream);
+  change.from = goes_on ? layer.copied.count : 0;
+  if (goes_on && layer.tail_copies.use_count() == 1) return change;  // free behind those that count
+  const int64_t rows = Tail::capacity(search_.needs().tail_rows);
+  const int64_t bytes = shape_.kv_heads * rows * shape_.rows.bytes();
+  change.copies = std::make_shared<Block>(backend_.arena().allocate(bytes));
+  if (goes_on) {
+    backend_.copy(change.copies->data(), layer.tail_copies->data(), bytes, plan.stream);
+  }
+  return change;
 }
 
-void Planner::plan_offload(Change& change, Use use) const {
-  const LayerStore& store = change.layer->store;
+std::vector<PlannedOffload> Planner::plan_offloads(const Growing& plan, const RowsChange& rows,
+                                                   const KeptRowsChange& kept) const {
+  std::vector<PlannedOffload> offloads;
+  const LayerStore& store = plan.layer.store;
   const int64_t tokens = shape_.segment_tokens;
-  const int64_t zone_begin = change.next.sink_end(sizes_);
-  if (change.spilled() <= 0) return;
+  const int64_t zone_begin = plan.next.sink_end(sizes_);
+  if (!plan.enters()) return offloads;
   // Segments that fill up while decoding are dropped by the next step.
-  if (policy_.drops_rows() && use == Use::kDecode && change.chooses()) return;
-  for (int64_t s = change.spill_begin / tokens; (s + 1) * tokens <= change.spill_end; ++s) {
-    const std::shared_ptr<RowBlock>& rows =
-        change.growth ? store.row_block(s, *change.growth) : store.row_block(s);
-    if (s * tokens < zone_begin || rows->offloaded() || rows->leaving()) continue;
-    change.offloads.push_back({s, rows, backend_.host_arena()->allocate(rows->bytes())});
+  if (search_.needs().drops_rows && plan.use == Use::kDecode && kept.chooses()) return offloads;
+  for (int64_t s = plan.entering.begin / tokens; (s + 1) * tokens <= plan.entering.end; ++s) {
+    const std::shared_ptr<RowBlock>& block =
+        rows.growth ? store.row_block(s, *rows.growth) : store.row_block(s);
+    if (s * tokens < zone_begin || block->offloaded() || block->leaving()) continue;
+    offloads.push_back({s, block, backend_.host_arena()->allocate(block->bytes())});
   }
+  return offloads;
 }
 
 Sequence Planner::fork(const Sequence& sequence, Stream stream) const {
@@ -259,7 +319,8 @@ Sequence Planner::fork(const Sequence& sequence, Stream stream) const {
     twin.store = layer.store;
     twin.observed = layer.observed;
     twin.kept = layer.kept;
-    twin.kept_tail = layer.kept_tail;
+    twin.tail_copies = layer.tail_copies;
+    twin.copied = layer.copied;
     twin.queries = layer.queries;
     twin.dropped = layer.dropped;
     const auto copy_of = [&](const Block& block) {

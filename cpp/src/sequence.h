@@ -5,14 +5,15 @@
  */
 #pragma once
 
-#include <algorithm>
+#include <memory>
 #include <optional>
 #include <vector>
 
+#include "backend/backend.h"
 #include "gpu/device_tables.h"
 #include "ops.h"
-#include "policy/policy.h"
 #include "regions.h"
+#include "search.h"
 #include "store.h"
 
 namespace pariskv {
@@ -21,22 +22,23 @@ namespace pariskv {
 struct Layer {
   Regions regions;
   LayerStore store;
-  Block state;      // the policy's; empty until a token enters the zone
+  Block state;      // the search's; empty until a token enters the zone
   Block row_cache;  // empty until a decode searches, and where nothing is fetched
   DeviceTables tables;
-  int64_t generation = 0;       // of the row cache
-  int64_t fetched_end = 0;      // no row from here on has been fetched in this generation
-  int64_t observed = 0;         // queries that the policy was given, of those it wants
-  std::shared_ptr<Block> kept;  // rows of kept_tail, or those that the policy keeps; forks share it
-  Tail kept_tail{};
+  int64_t generation = 0;              // of the row cache
+  int64_t fetched_end = 0;             // no row from here on has been fetched in this generation
+  int64_t observed = 0;                // queries that the search was given, of those it wants
+  std::shared_ptr<Block> kept;         // kept rows; null: none are. Forks share it
+  std::shared_ptr<Block> tail_copies;  // of rows of `copied`; forks share it
+  Tail copied{};
   Block recent;         // queries; empty until one is remembered
   Positions queries{};  // whose queries are in there
   Positions dropped{};  // whose rows were given back: whole segments of the zone; or none
 
-  /** The kept rows, if all of this tail are among them. */
-  char* kept_rows(const Tail& tail) const;
+  /** Copies of rows of the tail, if all of this tail are among them; null: they are not. */
+  char* copies_of(const Tail& tail) const;
 
-  SequenceView view(const RegionSizes& sizes, const Policy& policy) const;
+  SequenceView view(const RegionSizes& sizes, const Search& search) const;
 
   /** Of the dropped positions, those of the layer once it has been cut to `next`. */
   Positions dropped_of(const Regions& next) const {
@@ -44,7 +46,7 @@ struct Layer {
   }
 
   /** The layer once it has been cut to `next`; where rows are kept of its zone, without these. */
-  SequenceView cut(const Regions& next, const RegionSizes& sizes, const Policy& policy) const;
+  SequenceView cut(const Regions& next, const RegionSizes& sizes, const Search& search) const;
 };
 
 struct Sequence {
@@ -59,40 +61,74 @@ struct PlannedOffload {
   Block target;
 };
 
-struct Change {
-  Layer* layer;
-  Regions next;
+/** Room for rows and for what goes with them, and rows that will be on their way. */
+struct RowsChange {
   std::optional<LayerStore::Growth> growth;  // absent: the store has room
   Block state;                               // empty: the layer's own stays
   Block row_cache;                           // the same
   Block tables;                              // empty: the tables have room
-  int64_t spill_begin, spill_end;            // positions that enter the zone
-  int64_t observed;                          // queries that the policy will have been given
-  std::shared_ptr<Block> kept;               // null: the layer's own is written to, if any
-  Tail tail;                                 // rows to be kept, of which `kept_from` are there
-  int64_t kept_from;                         // at tail.count: nothing is to be done
-  bool forgets;                              // nothing is kept of the zone any more
-  Block recent;                              // empty: the layer's own stays
-  Positions queries;                         // that will be remembered
-  Positions asked;                           // whose queries choose what is kept; or none
-  bool whole;                                // they choose from all of the zone
-  Positions dropped;                         // of the zone, whose rows will have been given back
-  Positions freed;                           // segments whose rows are given back by this change
+  Positions entering{};                      // the zone; may end before it begins: none
   std::vector<PlannedOffload> offloads;
 
-  int64_t spilled() const { return spill_end - spill_begin; }
-  bool keeps() const { return kept_from < tail.count; }
+  void apply(Layer& layer) noexcept;
+};
+
+/** Queries that are remembered, and those that the search is given. */
+struct QueriesChange {
+  Block recent;            // empty: the layer's own stays
+  Positions remembered{};  // that will be
+  Positions asked{};       // whose queries may choose what is kept; or none
+  int64_t observed = 0;    // that the search will have been given
+
+  void apply(Layer& layer) noexcept;
+};
+
+/** Which rows of the zone are kept, and which are given back. */
+struct KeptRowsChange {
+  std::shared_ptr<Block> kept;  // to be filled; null: the layer's own stays, if any
+  Positions asked{};            // whose queries choose; none: nothing is chosen
+  bool whole = false;           // they choose from all of the zone
+  bool forgets = false;         // nothing is kept of the zone any more
+  Positions dropped{};          // of the zone, whose rows will have been given back
+  Positions freed{};            // segments whose rows are given back by this change
+
   bool chooses() const { return asked.begin < asked.end; }
-  int64_t segments() const { return growth ? growth->segments() : layer->store.segments(); }
+  void apply(Layer& layer) noexcept;
+};
+
+/** Rows of the tail that are to be copied, of which `from` are there. */
+struct TailChange {
+  std::shared_ptr<Block> copies;  // null: the layer's own is written to, if any
+  Tail tail{};
+  int64_t from = 0;  // at tail.count: nothing is to be done
+
+  bool copies_any() const { return from < tail.count; }
+  void apply(Layer& layer) noexcept;
+};
+
+struct Change {
+  Layer* layer;
+  Regions next;
+  RowsChange rows;
+  QueriesChange queries;
+  KeptRowsChange kept;
+  TailChange tail;
+
+  int64_t entering() const { return rows.entering.end - rows.entering.begin; }
+  int64_t segments() const {
+    return rows.growth ? rows.growth->segments() : layer->store.segments();
+  }
   /** Segments whose rows will be in host memory, ascending. */
-  std::vector<int64_t> hosted() const { return layer->store.hosted(growth ? &*growth : nullptr); }
+  std::vector<int64_t> hosted() const {
+    return layer->store.hosted(rows.growth ? &*rows.growth : nullptr);
+  }
 
   /** The layer after this change. */
-  SequenceView view(const RegionSizes& sizes, const Policy& policy) const;
+  SequenceView view(const RegionSizes& sizes, const Search& search) const;
 
   /** Sends it to the device. */
   void publish(const SequenceView& view, WordUpdates* updates) {
-    layer->tables.publish(view, segments(), tables, updates);
+    layer->tables.publish(view, segments(), rows.tables, updates);
   }
 
   /** Words that were sent may not have arrived; rows that were fetched may be written anew. */
@@ -101,28 +137,15 @@ struct Change {
     ++layer->generation;
   }
 
-  void apply() noexcept {
-    if (growth) layer->store.grow(std::move(*growth));
-    if (state.data() != nullptr) layer->state = std::move(state);
-    if (row_cache.data() != nullptr) layer->row_cache = std::move(row_cache);
-    layer->regions = next;
-    layer->observed = observed;
-    if (keeps()) layer->kept_tail = tail;
-    if (kept || forgets) layer->kept = std::move(kept);
-    if (recent.data() != nullptr) layer->recent = std::move(recent);
-    layer->queries = queries;
-    layer->dropped = dropped;
-    layer->store.give_back(freed.begin, freed.end);
-    layer->fetched_end = std::max(layer->fetched_end, spill_end);
-  }
+  void apply() noexcept;
 };
 
 /** Makes changes to layers of one cache. */
 class Planner {
  public:
-  Planner(const ModelShape& shape, const RegionSizes& sizes, const Policy& policy, Backend& backend,
+  Planner(const ModelShape& shape, const RegionSizes& sizes, const Search& search, Backend& backend,
           bool offloads)
-      : shape_(shape), sizes_(sizes), policy_(policy), backend_(backend), offloads_(offloads) {}
+      : shape_(shape), sizes_(sizes), search_(search), backend_(backend), offloads_(offloads) {}
 
   /** An empty sequence of so many layers. */
   Sequence create(int64_t layers) const;
@@ -132,34 +155,38 @@ class Planner {
 
   /**
    * From a layer as it is to `next`, which has as many tokens or more.
-   * @param queries  of the new tokens will be given to the policy, as far as it wants them, and are
+   * @param queries  of the new tokens will be given to the search, as far as it wants them, and are
    *                 remembered before anything is chosen
    */
   Change plan(Layer& layer, const Regions& next, Use use, bool queries, Stream stream) const;
 
-  /** Which of the new tokens' queries a change gives to the policy: [begin, end), or none. */
+  /** Which of the new tokens' queries a change gives to the search: [begin, end), or none. */
   Positions observes(const Change& change) const;
 
-  /** The policy's state to be changed: empty when the layer's own can be. */
+  /** The search's state to be changed: empty when the layer's own can be. */
   Block next_state(const Layer& layer, Stream stream) const;
 
-  /** A block for what the policy keeps of such a zone. */
+  /** A block for the rows that are kept of such a zone. */
   std::shared_ptr<Block> new_kept(const SequenceView& view) const;
 
-  /** An equal sequence that shares storage; the policy's state is its own, as is its row cache. */
+  /** An equal sequence that shares storage; the search's state is its own, as is its row cache. */
   Sequence fork(const Sequence& sequence, Stream stream) const;
 
  private:
+  struct Growing;  // what a plan begins with
+
   Block new_row_cache(Stream stream) const;
-  void plan_queries(Change& change, Use use, bool queries, Stream stream) const;
-  void plan_drop(Change& change, Use use) const;
-  void plan_choice(Change& change, const SequenceView& next) const;
-  void plan_offload(Change& change, Use use) const;
-  void plan_kept(Change& change, const SequenceView& next, Stream stream) const;
+  QueriesChange plan_queries(const Growing& plan, bool queries) const;
+  RowsChange plan_rows(const Growing& plan, const QueriesChange& queries) const;
+  void plan_drop(const Growing& plan, const Positions& asked, KeptRowsChange& kept) const;
+  KeptRowsChange plan_kept(const Growing& plan, const Positions& asked) const;
+  std::vector<PlannedOffload> plan_offloads(const Growing& plan, const RowsChange& rows,
+                                            const KeptRowsChange& kept) const;
+  TailChange plan_tail(const Growing& plan, const SequenceView& next) const;
 
   const ModelShape& shape_;
   const RegionSizes& sizes_;
-  const Policy& policy_;
+  const Search& search_;
   Backend& backend_;
   const bool offloads_;
 };

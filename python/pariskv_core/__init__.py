@@ -16,6 +16,7 @@ from ._array import Array
 from ._core import (
     HEAD_DIMS,
     PRKV,
+    Batch,
     Cache,
     Config,
     Explanation,
@@ -41,6 +42,7 @@ __all__ = [
     "HEAD_DIMS",
     "PRKV",
     "Array",
+    "Batch",
     "Cache",
     "Config",
     "Explanation",

@@ -144,6 +144,12 @@ std::vector<int64_t> Arguments::integers(const char* name) const {
   return integers;
 }
 
+Batch Arguments::batch(const char* name) const {
+  const nb::handle value = (*this)[name];
+  if (nb::isinstance<Batch>(value)) return nb::cast<const Batch&>(value);
+  return integers(name);
+}
+
 std::optional<std::vector<int64_t>> Arguments::optional_integers(const char* name) const {
   if ((*this)[name].is_none()) return std::nullopt;
   return integers(name);

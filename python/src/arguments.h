@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "pariskv/cache.h"
+
 namespace pariskv::python {
 
 namespace nb = nanobind;
@@ -44,6 +46,9 @@ class Arguments {
 
   std::vector<int64_t> integers(const char* name) const;
   std::optional<std::vector<int64_t>> optional_integers(const char* name) const;
+  /** A Batch, or the integers that make one. */
+  Batch batch(const char* name) const;
+
   /** One integer, repeated, or as many as there are. */
   std::optional<std::vector<int64_t>> integer_or_integers(const char* name, size_t count) const;
 

@@ -9,16 +9,14 @@ namespace pariskv::python {
 
 namespace {
 
-using Ids = std::vector<SequenceId>;
-
-Cut cut_of(const Arguments& given, const Ids& sequences) {
+Cut cut_of(const Arguments& given, const Batch& sequences) {
   if (given["drop"].is_none() == given["keep"].is_none()) {
     throw nb::value_error("[truncate] expected one of drop and keep");
   }
-  if (auto drop = given.integer_or_integers("drop", sequences.size())) {
+  if (auto drop = given.integer_or_integers("drop", size_t(sequences.size()))) {
     return Cut::drop(std::move(*drop));
   }
-  return Cut::keep(*given.integer_or_integers("keep", sequences.size()));
+  return Cut::keep(*given.integer_or_integers("keep", size_t(sequences.size())));
 }
 
 const Config& config_of(const Arguments& given) {
@@ -55,6 +53,17 @@ void bind_sequences(nb::class_<Handle>& cache) {
       "add", [](Handle& self) { return unlocked(self, [](Cache& c) { return c.add(); }); },
       "A new, empty sequence: its name, never used again.");
   define(
+      cache, {"batch", {"sequences"}, {}, {}},
+      [](Handle& self, const Arguments& given) {
+        std::vector<SequenceId> sequences = given.integers("sequences");
+        return unlocked(self, [&](Cache& c) { return c.batch(std::move(sequences)); });
+      },
+      "def batch(self, sequences: collections.abc.Sequence[int]) -> Batch",
+      R"(Looks sequences up once: calls take the batch in place of the list.
+
+It stays good while other sequences come and go. With one of its own removed, and in another cache,
+calls raise ValueError.)");
+  define(
       cache, {"remove", {"sequence"}, {}, {"stream"}},
       [](Handle& self, const Arguments& given) {
         const SequenceId sequence = given.integer("sequence");
@@ -75,23 +84,25 @@ void bind_sequences(nb::class_<Handle>& cache) {
   define(
       cache, {"reorder", {"sequences", "source"}, {}, {"stream"}},
       [](Handle& self, const Arguments& given) {
-        const Ids sequences = given.integers("sequences");
+        const Batch sequences = given.batch("sequences");
         const std::vector<int64_t> source = given.integers("source");
         const Stream queue = stream_of(given.stream(), self);
         unlocked(self, [&](Cache& c) { c.reorder(sequences, source, queue); });
       },
-      "def reorder(self, sequences: collections.abc.Sequence[int], "
+      "def reorder(self, sequences: " PKV_SIGNATURE_BATCH
+      ", "
       "source: collections.abc.Sequence[int], *, stream: int | None = None) -> None",
       "Beam reordering: sequences[i] becomes what sequences[source[i]] was.");
   define(
       cache, {"truncate", {"sequences"}, {}, {"drop", "keep", "stream"}},
       [](Handle& self, const Arguments& given) {
-        const Ids sequences = given.integers("sequences");
+        const Batch sequences = given.batch("sequences");
         const Cut cut = cut_of(given, sequences);
         const Stream queue = stream_of(given.stream(), self);
         unlocked(self, [&](Cache& c) { c.truncate(sequences, cut, queue); });
       },
-      "def truncate(self, sequences: collections.abc.Sequence[int], *, "
+      "def truncate(self, sequences: " PKV_SIGNATURE_BATCH
+      ", *, "
       "drop: int | collections.abc.Sequence[int] | None = None, "
       "keep: int | collections.abc.Sequence[int] | None = None, "
       "stream: int | None = None) -> None",
@@ -102,14 +113,16 @@ keep  how many stay instead: in every layer, whatever its length)");
   define(
       cache, {"flush", {}, {"sequences"}, {"stream"}},
       [](Handle& self, const Arguments& given) {
-        const auto sequences = given.optional_integers("sequences");
+        const bool all = given["sequences"].is_none();
+        const Batch sequences = all ? Batch({}) : given.batch("sequences");
         const Stream queue = stream_of(given.stream(), self);
         unlocked(self, [&](Cache& c) {
-          if (sequences) return c.flush(*sequences, queue);
-          c.flush_all(queue);
+          if (all) return c.flush_all(queue);
+          c.flush(sequences, queue);
         });
       },
-      "def flush(self, sequences: collections.abc.Sequence[int] | None = None, *, "
+      "def flush(self, sequences: " PKV_SIGNATURE_BATCH
+      " | None = None, *, "
       "stream: int | None = None) -> None",
       R"(Moves everything older than the local window to the retrieval zone.
 
@@ -117,11 +130,12 @@ All layers of all these sequences are flushed, or none if anything fails.)");
   define(
       cache, {"advance", {"sequences"}, {}, {"stream"}},
       [](Handle& self, const Arguments& given) {
-        const Ids sequences = given.integers("sequences");
+        const Batch sequences = given.batch("sequences");
         const Stream queue = stream_of(given.stream(), self);
         unlocked(self, [&](Cache& c) { c.advance(sequences, queue); });
       },
-      "def advance(self, sequences: collections.abc.Sequence[int], *, "
+      "def advance(self, sequences: " PKV_SIGNATURE_BATCH
+      ", *, "
       "stream: int | None = None) -> None",
       R"(Makes room for the next replay of a captured graph of decode calls.
 
@@ -176,6 +190,16 @@ void bind_looks(nb::class_<Handle>& cache) {
 }  // namespace
 
 void bind_cache(nb::module_& m) {
+  nb::class_<Batch>(m, "Batch", R"(Sequences that were looked up once; see Cache.batch.)")
+      .def_prop_ro("ids", &Batch::ids, "The sequences, in order.")
+      .def("__len__", &Batch::size)
+      .def("__repr__", [](const Batch& self) {
+        std::string text = "Batch([";
+        for (const SequenceId id : self.ids()) {
+          text += (id == self.ids().front() ? "" : ", ") + std::to_string(id);
+        }
+        return text + "])";
+      });
   nb::class_<Handle> cache(m, "Cache", R"(The KV cache of one model: all layers, all sequences.
 
 Calls on one cache take turns; calls on different caches run side by side, without the GIL.

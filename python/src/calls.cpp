@@ -11,11 +11,10 @@ namespace pariskv::python {
 
 namespace {
 
-using Ids = std::vector<SequenceId>;
 using Lengths = std::optional<std::vector<int64_t>>;
 
 /** What each sequence has; may be left out when there is one sequence to have it all. */
-std::vector<int64_t> lengths_of(const char* verb, const Lengths& lengths, const Ids& sequences,
+std::vector<int64_t> lengths_of(const char* verb, const Lengths& lengths, const Batch& sequences,
                                 const TensorView& packed) {
   if (lengths) return *lengths;
   if (sequences.size() == 1 && packed.rank > 0) return {packed.shape[0]};
@@ -108,7 +107,7 @@ nb::object attended(const Handle& handle, const Arguments& given, Call call) {
 
 void prefill(const Handle& handle, const Arguments& given) {
   const int64_t layer = given.integer("layer");
-  const Ids sequences = given.integers("sequences");
+  const Batch sequences = given.batch("sequences");
   const Lengths lengths = given.optional_integers("lengths");
   PrefillOptions options;
   options.scale = given.number("scale");
@@ -132,7 +131,7 @@ void prefill(const Handle& handle, const Arguments& given) {
 
 nb::object decode(const Handle& handle, const Arguments& given) {
   const int64_t layer = given.integer("layer");
-  const Ids sequences = given.integers("sequences");
+  const Batch sequences = given.batch("sequences");
   const StreamHandle stream = given.stream();
   const DType dtype = handle.open()->config().dtype;
   const NewRows rows = new_rows_of("decode", given["k"], given["v"], dtype);
@@ -149,7 +148,7 @@ nb::object decode(const Handle& handle, const Arguments& given) {
 
 nb::object attend(const Handle& handle, const Arguments& given) {
   const int64_t layer = given.integer("layer");
-  const Ids sequences = given.integers("sequences");
+  const Batch sequences = given.batch("sequences");
   const Lengths lengths = given.optional_integers("lengths");
   const StreamHandle stream = given.stream();
   const NewRows rows = new_rows_of("attend", given["k"], given["v"], handle.open()->config().dtype);
@@ -244,7 +243,8 @@ void bind_calls(nb::class_<Handle>& cache) {
           {"lengths"},
           {"q", "scale", "softcap", "stream"}},
          &prefill,
-         "def prefill(self, layer: int, sequences: collections.abc.Sequence[int], "
+         "def prefill(self, layer: int, sequences: " PKV_SIGNATURE_BATCH
+         ", "
          "k: pariskv_core._array.Array, v: pariskv_core._array.Array, "
          "lengths: collections.abc.Sequence[int] | None = None, *, "
          "q: pariskv_core._array.Array | None = None, scale: float | None = None, "
@@ -264,7 +264,8 @@ scale, softcap
           {"k", "v"},
           {"out", "scale", "softcap", "sink_bias", "return_lse", "stream"}},
          &decode,
-         "def decode(self, layer: int, sequences: collections.abc.Sequence[int], "
+         "def decode(self, layer: int, sequences: " PKV_SIGNATURE_BATCH
+         ", "
          "q: pariskv_core._array.Array, k: pariskv_core._array.Array | None = None, "
          "v: pariskv_core._array.Array | None = None, " PKV_SIGNATURE_RESULT,
          R"(Appends one token per sequence, then attends to what matters.
@@ -284,7 +285,8 @@ Returns out, (batch, query_heads, value_dim), or (out, lse) with the log-sum-exp
           {"lengths"},
           {"k", "v", "out", "scale", "softcap", "sink_bias", "return_lse", "stream"}},
          &attend,
-         "def attend(self, layer: int, sequences: collections.abc.Sequence[int], "
+         "def attend(self, layer: int, sequences: " PKV_SIGNATURE_BATCH
+         ", "
          "q: pariskv_core._array.Array, "
          "lengths: collections.abc.Sequence[int] | None = None, "
          "*, k: pariskv_core._array.Array | None = None, "

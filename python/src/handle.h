@@ -81,6 +81,9 @@ inline Stream stream_of(const StreamHandle& stream, const Handle& handle) {
   return stream_of(stream, handle.open()->config());
 }
 
+/** The type of an argument that takes sequences. */
+#define PKV_SIGNATURE_BATCH "collections.abc.Sequence[int] | Batch"
+
 /** A method of Cache whose arguments have names, by which an error calls them. */
 template <typename Call>
 void define(nb::class_<Handle>& cache, Parameters parameters, Call call, const char* signature,

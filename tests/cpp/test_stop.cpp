@@ -73,7 +73,10 @@ const Deed kDeeds[] = {
     {"decode", [](Driver& driver) { driver.decode(); }},
     {"flush", [](Driver& driver) { driver.cache.flush_all(); }},
     {"truncate",
-     [](Driver& driver) { driver.cache.truncate({driver.sequence}, Cut::drop({150})); }},
+     [](Driver& driver) {  // rows are kept anew where queries are left to choose them
+       const bool keeps = std::holds_alternative<HardKV>(driver.cache.config().policy);
+       driver.cache.truncate({driver.sequence}, Cut::drop({keeps ? 20 : 150}));
+     }},
     {"save", [](Driver& driver) { driver.cache.save(driver.sequence, kFile); }},
     {"load",
      [](Driver& driver) {
@@ -103,6 +106,8 @@ TEST_P(Stops, LeaveTheCacheAsItWas) {
       each->prefill(341, true);
       // The next one flushes, and so would a flush: more than a block of 64 is in the buffer.
       for (int i = 0; i < (keeps ? 95 : 82); ++i) each->decode();
+      if (keeps && name == "truncate")
+        each->cache.flush_all();  // so that a short cut meets the zone
     }
     if (files) cache.save(driver.sequence, kFile);
 

@@ -130,9 +130,8 @@ def test_a_room_includes_only_permitted_rooms(room: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_only_the_seam_names_policies() -> None:
-    """Of the device-neutral code, a policy is known where a new one has to be added as well."""
-    seam = {"policy/policy.cpp", "policy/rules.h", "policy/upkeep.h"}
+def test_what_is_common_to_all_policies_names_none() -> None:
+    """A policy is known where a search is made of its settings: by the backends alone."""
     codec = set(files("cpp/src/codec"))  # ParisKV's own
     wrong = [
         f"{name(path)} includes {included}"
@@ -140,9 +139,15 @@ def test_only_the_seam_names_policies() -> None:
         if room_of(path) == "cpp/src" and path not in codec
         for included, _ in includes(path)
         if re.match(r"(policy/\w+|codec)/", included)
-        and path.relative_to(SRC).as_posix() not in seam
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_few_places_tell_policies_apart() -> None:
+    """Settings are checked, resolved and written to a file; all else is a call of Search."""
+    visits = [name(path) for path in files("cpp") if "std::visit" in code_of(path)]
+    assert set(visits) == {"cpp/src/config.cpp", "cpp/src/saved/settings.cpp"}
+    assert sum(code_of(ROOT / path).count("std::visit") for path in visits) <= 3
 
 
 def test_foreign_headers_stay_where_they_belong() -> None:

@@ -70,10 +70,11 @@ class Pair:
         self.both(lambda cache: cache.decode(0, self.sequences, *step, return_lse=True))
 
     def truncate(self, s: int, count: int) -> None:
-        """As far as rows are there, and fewer than have their queries remembered."""
-        regions, total = self.dropped.regions(s), self.dropped.length(s)
-        end = first_dropped(self.dropped) + regions.dropped if regions.dropped else 0
-        count = min(count, 31, total - end - self.config.local)
+        """Where rows are gone, no more than the zone is spared: kept rows of a zone that is cut
+        are chosen anew where all of it is stored."""
+        regions = self.dropped.regions(s)
+        most = regions.buffer if regions.dropped else self.dropped.length(s) - self.config.local
+        count = min(count, most)
         if count > 0:
             self.both(lambda cache: cache.truncate([s], drop=count))
 

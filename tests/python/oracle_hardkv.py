@@ -245,14 +245,11 @@ class Model:
         self.queries = {p: q for p, q in self.queries.items() if p < len(self.k)}
         if self.zone[1] == end or self.heads is None or end == begin:
             return
-        if not self._chooses():
+        if not self.queries or not self._chooses():
             self.heads = None
             return
-        end = self.zone[1]
-        self.heads = [
-            Head([p for p in head.kept if p < end], {p: a for p, a in head.held.items() if p < end})
-            for head in self.heads
-        ]
+        self.keeps += 1
+        self.heads = self._chosen(sorted(self.queries.items()), self.zone[0], True)
 
     def attended(self) -> list[np.ndarray]:
         """The positions that a query of the last token sees, per kv head."""

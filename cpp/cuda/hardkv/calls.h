@@ -3,14 +3,16 @@
 
 #include <cuda_runtime_api.h>
 
-#include "tables.h"
+#include "kept/slots.h"
 
 namespace pariskv::cuda {
 
-/** Attention to resident and kept rows. Of a lane's scratch `resident` alone is there. */
-struct KeptDecodeCall : StepCall {};
+/** Attention to resident and kept rows. */
+struct KeptDecodeCall : StepCall {
+  const KeptSlot* slots;  // (batch), in device memory
+};
 void launch_kept_decode(const KeptDecodeCall& call, cudaStream_t stream);
-/** Of the scratch of a lane, for each kv head. */
+/** Of the scratch of a slot, for each kv head. */
 int64_t kept_decode_bytes(const ModelShape& shape);
 
 }  // namespace pariskv::cuda

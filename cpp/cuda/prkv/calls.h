@@ -63,11 +63,4 @@ ChoiceScratch prkv_choice_scratch(const ModelShape& shape, int64_t width, int64_
 LookScratch look_scratch(const ModelShape& shape, int64_t width, bool compares, bool listed);
 void launch_prkv_choice(const PRKVChoiceCall& call, cudaStream_t stream);
 
-/** A zone that was cut: what is left of its kept rows, and of the pages that these amend. */
-struct PRKVTrimCall {
-  TrimCall kept;
-  PRKVRules rules;
-};
-void launch_prkv_trim(const PRKVTrimCall& call, cudaStream_t stream);
-
 }  // namespace pariskv::cuda

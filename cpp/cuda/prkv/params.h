@@ -24,8 +24,4 @@ struct PRKVChoiceParams {
   int64_t wanted[kMostChoices];
 };
 
-struct PRKVTrimParams {
-  PRKVTrimCall call;
-};
-
 }  // namespace pariskv::cuda

@@ -9,7 +9,7 @@
  *   cache.prefill(layer, {sequence}, {tokens}, k, v);      // the prompt, once per layer
  *   cache.decode(layer, {sequence}, q, k, v, out);         // each new token, once per layer
  *
- * A batch is a list of sequences of any lengths. Several tokens per sequence come
+ * A batch has sequences of any lengths. Several tokens per sequence come
  * packed: sequence after sequence along dimension 0, `lengths` saying how many each
  * has. Results do not depend on the rest of the batch, nor on the thread count.
  *
@@ -38,6 +38,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -54,6 +55,27 @@ namespace pariskv {
 
 /** A sequence's name; never used twice in the life of a cache. */
 using SequenceId = int64_t;
+
+/**
+ * The sequences that a call works on, in order, each once. A list of ids is looked up and checked
+ * by every call that it is given to, a batch made by Cache::batch once: for steps of many layers.
+ * Such a batch stays good while other sequences come and go; with one of its own removed, and in
+ * another cache, calls refuse it.
+ */
+class Batch {
+ public:
+  Batch(std::vector<SequenceId> ids) : ids_(std::move(ids)) {}
+  Batch(std::initializer_list<SequenceId> ids) : ids_(ids) {}
+
+  const std::vector<SequenceId>& ids() const { return ids_; }
+  int64_t size() const { return int64_t(ids_.size()); }
+
+ private:
+  friend class Cache;
+  struct Prepared;
+  std::vector<SequenceId> ids_;
+  std::shared_ptr<const Prepared> prepared_;  // null: a list
+};
 
 /** How logits become attention. */
 struct AttendOptions {
@@ -102,6 +124,9 @@ class Cache {
   /** A new, empty sequence. */
   SequenceId add();
 
+  /** Looks sequences up, so that calls need not. */
+  Batch batch(std::vector<SequenceId> sequences) const;
+
   /** Forgets a sequence: its bytes are zeroed and given back. */
   void remove(SequenceId sequence, Stream stream = {});
 
@@ -112,25 +137,24 @@ class Cache {
    * Beam reordering: afterwards `sequences[i]` holds what `sequences[source[i]]`
    * held. No row is copied.
    */
-  void reorder(const std::vector<SequenceId>& sequences, const std::vector<int64_t>& source,
-               Stream stream = {});
+  void reorder(const Batch& sequences, const std::vector<int64_t>& source, Stream stream = {});
 
   /** Drops the last tokens of each sequence in every layer, also across a flush. */
-  void truncate(const std::vector<SequenceId>& sequences, const Cut& cut, Stream stream = {});
+  void truncate(const Batch& sequences, const Cut& cut, Stream stream = {});
 
   /**
    * Appends keys and values, and attends to nothing: a prompt's own attention is the model's, whose
    * K and V are at hand, or `attend`'s. Everything older than the local window enters the
    * retrieval zone, so a prompt in chunks ends as the prompt in one piece does.
    *
-   * @param sequences  batch of them, each once
+   * @param sequences  batch of them, each once: ids, or a Batch made ahead
    * @param lengths    (batch) tokens of each, 0 or more
    * @param k          (sum of lengths, kv_heads, head_dim) in the config's dtype, after RoPE
    * @param v          (sum of lengths, kv_heads, value_dim), in the same
    */
-  void prefill(int64_t layer, const std::vector<SequenceId>& sequences,
-               const std::vector<int64_t>& lengths, const TensorView& k, const TensorView& v,
-               const PrefillOptions& options = {}, Stream stream = {});
+  void prefill(int64_t layer, const Batch& sequences, const std::vector<int64_t>& lengths,
+               const TensorView& k, const TensorView& v, const PrefillOptions& options = {},
+               Stream stream = {});
 
   /**
    * Appends one token per sequence, then attends to what matters.
@@ -140,16 +164,16 @@ class Cache {
    * @param v    (batch, kv_heads, value_dim)
    * @param out  (batch, query_heads, value_dim), written; all in the config's dtype
    */
-  void decode(int64_t layer, const std::vector<SequenceId>& sequences, const TensorView& q,
-              const TensorView& k, const TensorView& v, const TensorView& out,
-              const AttendOptions& options = {}, Stream stream = {});
+  void decode(int64_t layer, const Batch& sequences, const TensorView& q, const TensorView& k,
+              const TensorView& v, const TensorView& out, const AttendOptions& options = {},
+              Stream stream = {});
 
   /**
    * The same without a token: attends to what matters of the tokens that are stored, for layers
    * that share keys and values with another one. Changes nothing.
    */
-  void decode(int64_t layer, const std::vector<SequenceId>& sequences, const TensorView& q,
-              const TensorView& out, const AttendOptions& options = {}, Stream stream = {});
+  void decode(int64_t layer, const Batch& sequences, const TensorView& q, const TensorView& out,
+              const AttendOptions& options = {}, Stream stream = {});
 
   /**
    * Before each replay of a graph of decodes, on a GPU. A decode that is called while its stream is
@@ -164,7 +188,7 @@ class Cache {
    *   capture: for each layer { ...; cache.decode(layer, batch, q, k, v, out, {}, stream); ... }
    *   each token: cache.advance(batch, stream); replay the graph on `stream`
    */
-  void advance(const std::vector<SequenceId>& sequences, Stream stream = {});
+  void advance(const Batch& sequences, Stream stream = {});
 
   /**
    * Exact causal attention of the last stored tokens over everything stored: a
@@ -178,9 +202,9 @@ class Cache {
    * @param q        (sum of lengths, query_heads, head_dim)
    * @param out      (sum of lengths, query_heads, value_dim), written
    */
-  void attend(int64_t layer, const std::vector<SequenceId>& sequences,
-              const std::vector<int64_t>& lengths, const TensorView& q, const TensorView& out,
-              const AttendOptions& options = {}, Stream stream = {});
+  void attend(int64_t layer, const Batch& sequences, const std::vector<int64_t>& lengths,
+              const TensorView& q, const TensorView& out, const AttendOptions& options = {},
+              Stream stream = {});
 
   /**
    * Appends tokens and then attends from each of them: a turn, a chunk or a draft in one call.
@@ -190,13 +214,12 @@ class Cache {
    * @param k  (sum of lengths, kv_heads, head_dim), after RoPE
    * @param v  (sum of lengths, kv_heads, value_dim)
    */
-  void attend(int64_t layer, const std::vector<SequenceId>& sequences,
-              const std::vector<int64_t>& lengths, const TensorView& q, const TensorView& k,
-              const TensorView& v, const TensorView& out, const AttendOptions& options = {},
-              Stream stream = {});
+  void attend(int64_t layer, const Batch& sequences, const std::vector<int64_t>& lengths,
+              const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& out,
+              const AttendOptions& options = {}, Stream stream = {});
 
   /** Moves everything older than the local window to the retrieval zone, in every layer. */
-  void flush(const std::vector<SequenceId>& sequences, Stream stream = {});
+  void flush(const Batch& sequences, Stream stream = {});
 
   /** The same for the sequences that there are when its turn comes. */
   void flush_all(Stream stream = {});

@@ -3,9 +3,9 @@
  * does not fit.
  *
  * Memory for each token, layer and kv head: its K and V, and what the policy keeps beside them;
- * for ParisKV a summary of 43 bytes with 64 dimensions, 83 with 80 to 128, 163 with 192 and
- * 256, 323 with 512. A cache on a GPU has summaries there and K and V where `placement` says; those
- * of a prompt are on the GPU until they have been copied.
+ * for ParisKV, with blocks of 64, a summary of 44 bytes with 64 dimensions, 85 with 80 to 128,
+ * 167 with 192 and 256, 331 with 512. A cache on a GPU has summaries there and K and V where
+ * `placement` says; those of a prompt are on the GPU until they have been copied.
  */
 #pragma once
 

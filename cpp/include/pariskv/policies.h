@@ -77,12 +77,6 @@ struct ParisKV {
 
   static constexpr RegionDefaults kRegions = {4, 256, 512, 2048};
 
-  /** Queries that are remembered: none. */
-  int64_t recent_queries() const { return 0; }
-
-  /** The most rows that a step selects per kv head. */
-  int64_t rows_per_head() const { return top_k; }
-
   /** With numbers and rules in place of what is the policy's own. */
   ParisKV resolved() const;
 
@@ -135,11 +129,6 @@ struct HardKV {
   static constexpr RegionDefaults kRegions = {4, 32, 128, 0};
   static constexpr int64_t kRecentQueries = 32;  ///< Of the last positions: they choose.
 
-  int64_t recent_queries() const { return kRecentQueries; }
-
-  /** The most rows that a step selects per kv head: it searches for none. */
-  int64_t rows_per_head() const { return 0; }
-
   /** The same: nothing is left to the policy. */
   HardKV resolved() const { return *this; }
 
@@ -178,12 +167,6 @@ struct PRKV {
 
   static constexpr RegionDefaults kRegions = {4, 64, 128, 0};
   static constexpr int64_t kRecentQueries = 64;  ///< Of the last positions: they choose.
-
-  /** Queries that are remembered: none where no row is kept. */
-  int64_t recent_queries() const { return static_share && *static_share == 0 ? 0 : kRecentQueries; }
-
-  /** The most rows that a step selects per kv head. */
-  int64_t rows_per_head() const { return budget / page * page; }
 
   /** The same: nothing is left to the policy. */
   PRKV resolved() const { return *this; }

@@ -1,9 +1,14 @@
 #include "backend/backend.h"
 
 #include "check.h"
+#include "exact_search.h"
 #include "pariskv/cache.h"
 
 namespace pariskv {
+
+std::unique_ptr<Search> Backend::make_search(const Config&, const ModelShape& shape) {
+  return std::make_unique<ExactSearch>(shape, *this);
+}
 
 bool is_built(DeviceType device) {
   switch (device) {

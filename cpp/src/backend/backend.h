@@ -1,7 +1,8 @@
 /**
- * A device that caches can live on: its computations (Verbs), its memory, the order of its calls,
- * and two services that only devices with memory of their own have. A new backend implements these
- * interfaces and gets a line in backend.cpp; docs/add-a-backend.md lists the steps.
+ * A device that caches can live on: its computations (Verbs), its searches, its memory, the order
+ * of its calls, and two services that only devices with memory of their own have. A new backend
+ * implements these interfaces and gets a line in backend.cpp; docs/add-a-backend.md lists the
+ * steps.
  */
 #pragma once
 
@@ -15,13 +16,14 @@
 #include "backend/word_updates.h"
 #include "pariskv/config.h"
 #include "pariskv/memory.h"
+#include "search.h"
 
 namespace pariskv {
 
 /** How a backend differs from one that computes in place and at once. */
 struct Capabilities {
   /** A verb may fail, or be stopped, after earlier ones of the same call: they must not change the
-   * present state, so a policy's state and remembered queries are copied before they change. */
+   * present state, so a search's state and remembered queries are copied before they change. */
   bool verbs_can_fail = false;
   /** Decodes can be recorded into graphs; Cache::advance prepares each replay. */
   bool graphs = false;
@@ -30,12 +32,19 @@ struct Capabilities {
   /** The arena's memory is the device's: the host reaches it by fetch and copy alone. */
   bool own_memory = false;
   /** Rows of a tail are copied to lie side by side wherever they are, not only in host memory. */
-  bool keeps_tail = false;
+  bool copies_tail = false;
 };
 
 class Backend : public Verbs, public BackendMemory, public CallOrder {
  public:
   virtual Capabilities capabilities() const { return {}; }
+
+  /**
+   * The search of Config::policy on this device, which outlives it. A backend that does not know
+   * the policy attends to every zone in full.
+   * @param config  resolved
+   */
+  virtual std::unique_ptr<Search> make_search(const Config& config, const ModelShape& shape);
 
   /** Null: verbs read the host's own views, so no tables are kept on the device. */
   virtual WordUpdates* word_updates() { return nullptr; }

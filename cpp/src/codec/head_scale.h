@@ -17,7 +17,7 @@
 #include "codec/summary_layout.h"
 #include "octaves.h"
 #include "pariskv/sizes.h"
-#include "policy/pariskv/upkeep.h"
+#include "policy/pariskv/jobs.h"
 
 namespace pariskv {
 

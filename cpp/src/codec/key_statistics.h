@@ -5,7 +5,7 @@
 #pragma once
 
 #include "codec/summary_layout.h"
-#include "policy/pariskv/upkeep.h"
+#include "policy/pariskv/jobs.h"
 
 namespace pariskv {
 

@@ -15,9 +15,9 @@ inline char* row_at(const ModelShape& shape, const SequenceView& sequence, int64
 }
 
 /** The same of a row of the tail, by its number among them: a copy that lies beside the others. */
-inline char* kept_row(const ModelShape& shape, const SequenceView& sequence, int64_t head,
-                      int64_t number, int64_t capacity) {
-  return sequence.kept + (head * capacity + number) * shape.rows.bytes();
+inline char* copied_row(const ModelShape& shape, const SequenceView& sequence, int64_t head,
+                        int64_t number, int64_t capacity) {
+  return sequence.tail_copies + (head * capacity + number) * shape.rows.bytes();
 }
 
 /** Element (i, j, 0) of a rank-3 view. */

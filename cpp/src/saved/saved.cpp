@@ -51,13 +51,13 @@ std::unique_ptr<char[]> buffer_of(int64_t bytes) {
   return std::unique_ptr<char[]>(new char[size_t(bytes)]);
 }
 
-SavedSizes sizes_of(const ModelShape& shape, const RegionSizes& regions, const Policy& policy) {
-  const Positions wanted = policy.observed();
+SavedSizes sizes_of(const ModelShape& shape, const RegionSizes& regions, const Search& search) {
+  const Positions wanted = search.needs().observed;
   return {regions,
           shape.segment_tokens,
           shape.kv_heads * shape.rows.bytes(),
-          policy.summary_bytes(),
-          policy.state_bytes(),
+          search.needs().summary_bytes,
+          search.needs().state_bytes,
           wanted.end - wanted.begin,
           wanted.begin};
 }
@@ -80,7 +80,7 @@ void each_piece(Backend& backend, const StopCheck& stop, const std::vector<Piece
 
 /** Writes a piece; returns its checksum. */
 uint64_t write_piece(const Piece& piece, const Layer& layer, const SequenceView& view,
-                     const ModelShape& shape, const Policy& policy, Backend& backend, int64_t begin,
+                     const ModelShape& shape, const Search& search, Backend& backend, int64_t begin,
                      NewFile& file) {
   const bool rows = piece.kind == Piece::Kind::kRows;
   const bool readable = !backend.capabilities().own_memory ||
@@ -102,7 +102,7 @@ uint64_t write_piece(const Piece& piece, const Layer& layer, const SequenceView&
       next += run.bytes;
     }
     if (part) {
-      policy.clear_outside(reinterpret_cast<uint8_t*>(copy.get()), piece.begin, piece.end);
+      search.clear_outside(reinterpret_cast<uint8_t*>(copy.get()), piece.begin, piece.end);
     }
     data = copy.get();
   }
@@ -133,8 +133,8 @@ void read_piece(const SavedPart& part, size_t number, const SequenceView& view,
   }
 }
 
-void check_policy_of(const char* verb, const Policy& policy) {
-  if (policy.fits_a_file()) return;
+void check_policy_of(const char* verb, const Search& search) {
+  if (search.needs().fits_a_file) return;
   fail("[", verb,
        "] policy: expected one whose sequences fit a file, which is ParisKV; rows that "
        "HardKV and PRKV keep and their recent queries have no place there");
@@ -145,7 +145,7 @@ void check_policy_of(const char* verb, const Policy& policy) {
 void Cache::save(SequenceId sequence, const std::string& path) const {
   const Impl::Lock lock(*impl_);
   const Impl& impl = *impl_;
-  check_policy_of("save", *impl.policy_);
+  check_policy_of("save", *impl.search_);
   const Sequence& source = *impl_->find(impl.verb("save"), {sequence})[0];
   SavedHeader header;
   header.settings = text_of(settings_of(impl.config_));
@@ -154,7 +154,7 @@ void Cache::save(SequenceId sequence, const std::string& path) const {
     header.layers.push_back({layer.regions.marks(), layer.observed, has_state ? 1 : 0});
   }
   const std::vector<Piece> pieces =
-      pieces_of(header.layers, sizes_of(impl.shape_, impl.sizes_, *impl.policy_));
+      pieces_of(header.layers, sizes_of(impl.shape_, impl.sizes_, *impl.search_));
   header.checksums.resize(pieces.size());
   const int64_t begin = header.bytes();
 
@@ -163,7 +163,7 @@ void Cache::save(SequenceId sequence, const std::string& path) const {
     const Layer& layer = source.layers[l];
     const SequenceView view = impl.view(layer);
     each_piece(*impl.backend_, impl.stop_, pieces, int64_t(l), [&](size_t i) {
-      header.checksums[i] = write_piece(pieces[i], layer, view, impl.shape_, *impl.policy_,
+      header.checksums[i] = write_piece(pieces[i], layer, view, impl.shape_, *impl.search_,
                                         *impl.backend_, begin, file);
     });
   }
@@ -174,11 +174,11 @@ void Cache::save(SequenceId sequence, const std::string& path) const {
 }
 
 SequenceId Cache::load(const std::string& path, Stream stream) {
-  check_policy_of("load", *impl_->policy_);
+  check_policy_of("load", *impl_->search_);
   const OldFile file(path);
   const SavedHeader header = SavedHeader::read(file);
   check_settings(path, header.settings, config());
-  const SavedSizes sizes = sizes_of(impl_->shape_, impl_->sizes_, *impl_->policy_);
+  const SavedSizes sizes = sizes_of(impl_->shape_, impl_->sizes_, *impl_->search_);
   check_layers(file, header, config().layers, sizes);
   const std::vector<Piece> pieces = pieces_of(header.layers, sizes);
   header.check(file, pieces);
@@ -207,11 +207,11 @@ void Cache::Impl::restore(Layer& layer, const SavedPart& part, Stream stream) {
   step.offloads_at_once = true;
   step.encoded = true;
   Change& change = step.changes[0];
-  change.observed = saved.observed;
-  if (saved.has_state != 0 && change.state.data() == nullptr) {
-    change.state = planner_.next_state(layer, stream);
+  change.queries.observed = saved.observed;
+  if (saved.has_state != 0 && change.rows.state.data() == nullptr) {
+    change.rows.state = planner_.next_state(layer, stream);
   }
-  step.views[0] = change.view(sizes_, *policy_);
+  step.views[0] = change.view(sizes_, *search_);
   const auto read = [&] {
     each_piece(*backend_, stop_, part.pieces, part.layer,
                [&](size_t i) { read_piece(part, i, step.views[0], shape_, *backend_, stream); });

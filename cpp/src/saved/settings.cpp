@@ -48,7 +48,7 @@ void add(const ParisKV& policy, std::vector<Setting>& settings) {
   settings.push_back({"policy.mass", policy.mass ? exact(*policy.mass) : "none", false});
 }
 
-/** Not stored, see Policy::fits_a_file: the name is for messages. */
+/** Not stored, see Needs::fits_a_file: the name is for messages. */
 void add(const HardKV&, std::vector<Setting>& settings) {
   settings.push_back({"policy", "hardkv", true});
 }

@@ -133,7 +133,7 @@ size_t parameter_bytes(const std::string& kernel) {
       {"RerankParams", sizeof(RerankParams)},       {"ResidentParams", sizeof(ResidentParams)},
       {"AttendParams", sizeof(AttendParams)},       {"KeptStepParams", sizeof(KeptStepParams)},
       {"DigestParams", sizeof(DigestParams)},       {"PRKVChoiceParams", sizeof(PRKVChoiceParams)},
-      {"PRKVTrimParams", sizeof(PRKVTrimParams)},   {"ChoiceParams", sizeof(ChoiceParams)}};
+      {"ChoiceParams", sizeof(ChoiceParams)}};
   for (const auto& [name, bytes] : known) {
     if (kernel.find(name) != std::string::npos) return bytes;
   }

@@ -12,6 +12,7 @@
 #include "machine.h"
 #include "memory.h"
 #include "policy/prkv/pages.h"
+#include "policy/prkv/policy.h"
 
 namespace pariskv::test {
 
@@ -30,10 +31,17 @@ struct Zone {
   int64_t asked = 64;  // positions whose queries are there
   int64_t least_looked_at = PRKVRules::kLeastLookedAt;
 
-  PRKVRules rules() const {
-    PRKVRules rules{policy.budget, policy.page, static_pages, policy.digest == PageDigest::kMax};
-    rules.least_looked_at = least_looked_at;
-    return rules;
+  /** The policy, with so many pages' worth of kept rows. */
+  PRKV settings() const {
+    PRKV own = policy;
+    own.static_share.reset();
+    if (static_pages != PRKVRules::kAuto) {
+      own.static_share = double(static_pages * policy.page) / double(policy.budget);
+    }
+    return own;
+  }
+  int64_t most_kept() const {
+    return PRKVRules{policy.budget, policy.page, static_pages, false}.most_kept();
   }
 };
 
@@ -128,7 +136,10 @@ class Home {
       : zone_(zone),
         shape_(shape),
         backend_(config.device.type == DeviceType::kCuda ? cuda::make_backend(config, {})
-                                                         : cpu::make_backend(config, {})) {}
+                                                         : cpu::make_backend(config, {})),
+        search_(backend_->make_search(config, shape)) {
+    dynamic_cast<PRKVPolicy&>(*search_).look_at_least(zone.least_looked_at);
+  }
 
   struct Memory {
     std::vector<Block> rows, summaries;
@@ -175,26 +186,24 @@ class Home {
 
   /** A block of kept rows of a zone that ends there. */
   const SequenceView& with_block(int64_t end) {
-    const int64_t capacity = std::min(end - zone_.sink, zone_.rules().most_kept());
+    const int64_t capacity = std::min(end - zone_.sink, zone_.most_kept());
     const AmendedLayout amended = amended_of(shape_, capacity);
     blocks_.push_back(take(amended.begin + amended.bytes()));
     return view(end, blocks_.back().as<char>(), capacity);
   }
 
   void digest(int64_t begin, int64_t end) {
-    const DigestJob job{view(end, nullptr, 0), begin, end};
-    backend_->keep_up(PRKVDigest{shape_, zone_.rules(), 1, &job}, {});
+    search_->enter({{view(end, nullptr, 0), begin, end}}, {});
     emulator::flush();
   }
-  void keep(const std::vector<KeptChange>& changes) {
-    const PRKVKeep args{shape_, zone_.rules(), int64_t(changes.size()), changes.data()};
-    backend_->reserve(args);
-    backend_->keep_up(args, {});
+  void choose(const std::vector<KeptChange>& changes) {
+    search_->reserve_choice(changes);
+    search_->choose(changes, {});
     emulator::flush();
   }
   void remember(Tensor& q, int64_t begin, Device device) {
     const RememberJob job{view(zone_.tokens, nullptr, 0), begin, q.view(device)};
-    backend_->remember({shape_, {.1f, 0, nullptr}, 1, &job}, {});
+    search_->remember({shape_, {.1f, 0, nullptr}, 1, &job}, {});
     emulator::flush();
   }
 
@@ -204,6 +213,7 @@ class Home {
   const Zone& zone_;
   const ModelShape& shape_;
   std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Search> search_;
   Memory memory_;
   std::vector<Block> blocks_;
   std::vector<std::unique_ptr<SequenceView>> views_;
@@ -273,6 +283,7 @@ TEST_P(PRKVUpkeep, EqualsTheCpu) {
   config.query_heads = zone.kv_heads * zone.group, config.kv_heads = zone.kv_heads;
   config.head_dim = zone.key_dim, config.value_dim = zone.value_dim, config.dtype = zone.dtype;
   config.threads = 1;
+  config.policy = zone.settings();
   ModelShape shape{};
   shape.kv_heads = zone.kv_heads, shape.group = zone.group;
   shape.rows = {zone.key_dim, zone.value_dim, zone.dtype};
@@ -329,8 +340,8 @@ TEST_P(PRKVUpkeep, EqualsTheCpu) {
   };
   const SequenceView& cpu_first = cpu.with_block(first);
   const SequenceView& gpu_first = gpu.with_block(first);
-  cpu.keep({{cpu.view(zone.sink, nullptr, 0), cpu_first, asked, true}});
-  gpu.keep({{gpu.view(zone.sink, nullptr, 0), gpu_first, asked, true}});
+  cpu.choose({{cpu.view(zone.sink, nullptr, 0), cpu_first, asked, true}});
+  gpu.choose({{gpu.view(zone.sink, nullptr, 0), gpu_first, asked, true}});
   compare_after(cpu_first, gpu_first);
   const PRKVSplit split = *amended_of(shape, gpu_first.kept_capacity).split(gpu_first.kept);
   EXPECT_EQ(split.rows > 0, shape.kept(gpu_first.kept_capacity).counts(gpu_first.kept, 0)[0] > 0);
@@ -341,7 +352,7 @@ TEST_P(PRKVUpkeep, EqualsTheCpu) {
   compare_digests(zone, shape, cpu, gpu, end);
   remember(first + 10, 20);
   const Positions later{first + 30 - zone.recent, first + 30};
-  // A small one and a larger one at once, and a cut.
+  // A small one and a larger one at once, and a cut: its rows are chosen anew.
   const int64_t between = first + 2 * page, cut = zone.sink + (first - zone.sink) / 2 / page * page;
   const int64_t cut_end = cut / page * page;
   std::vector<const SequenceView*> made[2];
@@ -351,15 +362,15 @@ TEST_P(PRKVUpkeep, EqualsTheCpu) {
     auto& own = made[home == &gpu];
     for (const int64_t to : {between, end, end, cut_end}) {
       own.push_back(&home->with_block(to));
-      changes.push_back({before, *own.back(), later, false});
+      changes.push_back({before, *own.back(), later, to == cut_end});
     }
-    home->keep(changes);
+    home->choose(changes);
   }
   for (size_t i = 0; i < made[0].size(); ++i) {
     SCOPED_TRACE("change " + std::to_string(i));
     compare_after(*made[0][i], *made[1][i]);
   }
-  // Of a cut block, another; and from scratch, beside one that is not.
+  // After a cut, another; and from scratch, beside one that is not.
   std::vector<const SequenceView*> last[2];
   for (Home* home : {&cpu, &gpu}) {
     const bool is_gpu = home == &gpu;
@@ -369,7 +380,7 @@ TEST_P(PRKVUpkeep, EqualsTheCpu) {
     changes.push_back({*made[is_gpu].back(), *own.back(), later, false});
     own.push_back(&home->with_block(end));
     changes.push_back({*made[is_gpu].back(), *own.back(), later, true});
-    home->keep(changes);
+    home->choose(changes);
   }
   for (size_t i = 0; i < last[0].size(); ++i) compare_after(*last[0][i], *last[1][i]);
 }

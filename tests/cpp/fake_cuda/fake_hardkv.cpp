@@ -76,19 +76,19 @@ int64_t kept_decode_bytes(const ModelShape&) { return kScratch; }
 void launch_kept_decode(const KeptDecodeCall& call, cudaStream_t stream) {
   const auto each_sequence = [call](auto visit) {
     for (int64_t i = 0; i < call.batch; ++i) {
-      const Lane& lane = call.lanes[i];
-      if (lane.layers != nullptr) visit(lane, lane.layers[call.layer], i);
+      const KeptSlot& slot = call.slots[i];
+      if (slot.layers != nullptr) visit(slot, slot.layers[call.layer], i);
     }
   };
   launch(stream, [call, each_sequence] {
-    each_sequence([&](const Lane& lane, const SequenceView& view, int64_t i) {
+    each_sequence([&](const KeptSlot& slot, const SequenceView& view, int64_t i) {
       if (view.sparse != 0) check_kept(view, call.shape);
-      std::memset(lane.scratch.resident, int(i + 1), size_t(call.shape.kv_heads * kScratch));
+      std::memset(slot.scratch, int(i + 1), size_t(call.shape.kv_heads * kScratch));
       if (call.k.data != nullptr) append_token(call.shape, view, call.k, call.v, i);
     });
   });
   launch(stream, [call, each_sequence] {
-    each_sequence([&](const Lane&, const SequenceView& view, int64_t) {
+    each_sequence([&](const KeptSlot&, const SequenceView& view, int64_t) {
       if (call.k.data != nullptr) remember(call.shape, view.recent, view.total - 1);
     });
   });

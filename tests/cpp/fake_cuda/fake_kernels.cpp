@@ -25,7 +25,7 @@ constexpr int64_t kScratch = 1 << 14;
 using test::complain;
 using test::launch;
 
-void check_zone(const SequenceView& view, const SummaryLayout& layout, const Lane& lane) {
+void check_zone(const SequenceView& view, const SummaryLayout& layout, const ParisKVSlot& slot) {
   for (int64_t p = view.zone_begin; p < view.zone_end; ++p) {
     uint8_t* block = view.summaries[p / layout.tokens];
     for (int64_t head = 0; head < layout.kv_heads; ++head) {
@@ -36,9 +36,9 @@ void check_zone(const SequenceView& view, const SummaryLayout& layout, const Lan
     complain("the statistics do not count the zone's keys");
   }
   if (view.sparse == 0) return;
-  if (view.zone_tokens() > lane.zone_capacity ||
-      ParisKVPlan::of(view).candidates > lane.candidate_capacity) {
-    complain("a lane has too little scratch");
+  if (view.zone_tokens() > slot.zone_capacity ||
+      ParisKVPlan::of(view).candidates > slot.candidate_capacity) {
+    complain("a slot has too little scratch");
   }
 }
 
@@ -60,10 +60,10 @@ void use_row_cache(const SequenceView& view, const ModelShape& shape, int64_t fi
       const int64_t set = head * layout.slots + p % sets * kCacheWays;
       const char* home = row_of(view, shape, head, p);
       const uint64_t* found = std::find(all_tags + set, all_tags + set + kCacheWays, tag);
-      const int64_t slot = found - all_tags;
+      const int64_t place = found - all_tags;
       char* rows = view.row_cache + layout.rows();
-      if (slot < set + kCacheWays) {
-        if (std::memcmp(rows + slot * bytes, home, size_t(bytes)) != 0) complain("a row is stale");
+      if (place < set + kCacheWays) {
+        if (std::memcmp(rows + place * bytes, home, size_t(bytes)) != 0) complain("a row is stale");
       } else if (p + 1 < view.total) {
         const int64_t taken = set + p / sets % kCacheWays;
         all_tags[taken] = tag;
@@ -74,29 +74,29 @@ void use_row_cache(const SequenceView& view, const ModelShape& shape, int64_t fi
   }
 }
 
-/** Kept rows are those of the tail, as they are at home. */
-void check_kept(const SequenceView& view, const DecodeCall& call) {
+/** Copies of the tail's rows are as these are at home. */
+void check_tail(const SequenceView& view, const DecodeCall& call) {
   const ModelShape& shape = call.shape;
   const Tail tail = Tail::of(view.zone_begin, view.zone_end, call.tail_rows);
-  if (view.kept == nullptr) {
-    if (shape.cached_rows > 0 && tail.count > 0) complain("there are no kept rows");
+  if (view.tail_copies == nullptr) {
+    if (shape.cached_rows > 0 && tail.count > 0) complain("the tail has no copies");
     return;
   }
   for (int64_t i = 0; i < tail.count; ++i) {
     for (int64_t head = 0; head < shape.kv_heads; ++head) {
       const int64_t at = head * Tail::capacity(call.tail_rows) + i, bytes = shape.rows.bytes();
       const char* home = row_of(view, shape, head, tail.position(i));
-      if (std::memcmp(view.kept + at * bytes, home, size_t(bytes)) != 0) {
-        complain("a kept row is stale");
+      if (std::memcmp(view.tail_copies + at * bytes, home, size_t(bytes)) != 0) {
+        complain("a copy of the tail is stale");
       }
     }
   }
 }
 
-/** Scratch comes as zeros, and then is a lane's own until that has more. */
-void use_scratch(const Lane& lane, int64_t i) {
-  const int64_t mine = (lane.zone_capacity << 32) + lane.candidate_capacity * 64 + i + 1;
-  uint8_t* const scratch = lane.scratch.scores;
+/** Scratch comes as zeros, and then is a slot's own until that has more. */
+void use_scratch(const ParisKVSlot& slot, int64_t i) {
+  const int64_t mine = (slot.zone_capacity << 32) + slot.candidate_capacity * 64 + i + 1;
+  uint8_t* const scratch = slot.scratch.scores;
   int64_t whose = 0;
   std::memcpy(&whose, scratch, sizeof whose);
   const auto used = [](uint8_t byte) { return byte != 0; };
@@ -110,17 +110,17 @@ void use_scratch(const Lane& lane, int64_t i) {
 void decode(const DecodeCall& call) {
   for (int64_t head = call.first_head; head < call.first_head + call.heads; ++head) {
     const int64_t i = head / call.shape.kv_heads;
-    const Lane& lane = call.lanes[i];
+    const ParisKVSlot& slot = call.slots[i];
     // Whoever has the first head of a sequence does what is to be done once.
-    if (lane.layers == nullptr || head % call.shape.kv_heads != 0) continue;
-    const SequenceView& view = lane.layers[call.layer];
-    check_zone(view, call.codec.layout, lane);
+    if (slot.layers == nullptr || head % call.shape.kv_heads != 0) continue;
+    const SequenceView& view = slot.layers[call.layer];
+    check_zone(view, call.codec.layout, slot);
     if (view.sparse != 0) use_row_cache(view, call.shape, std::rand() % 3);
-    if (view.sparse != 0) check_kept(view, call);
-    use_scratch(lane, i);
+    if (view.sparse != 0) check_tail(view, call);
+    use_scratch(slot, i);
     int64_t touched = 0;
     for (int64_t p = 0; p < view.total; p += 5) touched += *row_of(view, call.shape, 0, p);
-    lane.scratch.scores[kScratch - 1] = uint8_t(touched);
+    slot.scratch.scores[kScratch - 1] = uint8_t(touched);
     if (call.k.data == nullptr) continue;
     append_token(call.shape, view, call.k, call.v, i);
   }
@@ -149,12 +149,12 @@ void launch_read(const RowsCall& call, cudaStream_t stream) {
   });
 }
 
-void launch_keep(const KeepCall& call, cudaStream_t stream) {
+void launch_copy_tail(const TailCopyCall& call, cudaStream_t stream) {
   launch(stream, [call] {
     const int64_t bytes = call.shape.rows.bytes();
     for (int64_t i = call.from; i < call.tail.count; ++i) {
       for (int64_t head = 0; head < call.shape.kv_heads; ++head) {
-        std::memcpy(call.sequence->kept + (head * call.capacity + i) * bytes,
+        std::memcpy(call.sequence->tail_copies + (head * call.capacity + i) * bytes,
                     row_of(*call.sequence, call.shape, head, call.tail.position(i)), size_t(bytes));
       }
     }
@@ -202,9 +202,9 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
   launch(stream, [call] { decode(call); });
 }
 
-LaneScratch lay_out_scratch(char* base, const ModelShape&, const ParisKVRules&,
+SlotScratch lay_out_scratch(char* base, const ModelShape&, const ParisKVRules&,
                             int64_t zone_capacity, int64_t) {
-  LaneScratch scratch{};
+  SlotScratch scratch{};
   scratch.first.scores = reinterpret_cast<uint8_t*>(base);
   scratch.head_bytes = kScratch + zone_capacity;
   return scratch;

@@ -84,25 +84,6 @@ void choose(const PRKVChoiceCall& call, int64_t i) {
   }
 }
 
-void trim_pages(const PRKVTrimCall& call, int64_t head) {
-  const ModelShape& shape = call.kept.shape;
-  const AmendedLayout before = amended_of(shape, call.kept.before_capacity);
-  const AmendedLayout after = amended_of(shape, call.kept.after_capacity);
-  int64_t& count = *after.count(call.kept.after, head);
-  count = 0;
-  for (int64_t i = 0; i < *before.count(call.kept.before, head); ++i) {
-    const int64_t page = before.numbers(call.kept.before, head)[i];
-    if (page * call.rules.page >= call.kept.zone_end) break;
-    const PageLayout from = before.pages(), to = after.pages();
-    after.numbers(call.kept.after, head)[count] = page;
-    *to.live(after.digests(call.kept.after), head, count) =
-        *from.live(before.digests(call.kept.before), head, i);
-    std::memcpy(to.digest(after.digests(call.kept.after), head, count),
-                from.digest(before.digests(call.kept.before), head, i), 4);
-    ++count;
-  }
-}
-
 }  // namespace
 
 void launch_digest(const DigestCall& call, cudaStream_t stream) {
@@ -134,17 +115,6 @@ void launch_prkv_choice(const PRKVChoiceCall& call, cudaStream_t stream) {
   });
   launch(stream, [call] {
     for (int64_t i = 0; i < call.choice.count; ++i) choose(call, i);
-  });
-}
-
-void launch_prkv_trim(const PRKVTrimCall& call, cudaStream_t stream) {
-  launch(stream, [call] { trim_rows(call.kept); });
-  launch(stream, [call] {
-    const ModelShape& shape = call.kept.shape;
-    *amended_of(shape, call.kept.after_capacity).split(call.kept.after) =
-        *amended_of(shape, call.kept.before_capacity).split(call.kept.before);
-    if (!call.rules.has_pages()) return;
-    for (int64_t head = 0; head < shape.kv_heads; ++head) trim_pages(call, head);
   });
 }
 

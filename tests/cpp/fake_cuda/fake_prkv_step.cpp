@@ -13,16 +13,16 @@ namespace {
 template <typename Visit>
 void each_sequence(const PageDecodeCall& call, Visit visit) {
   for (int64_t i = 0; i < call.batch; ++i) {
-    const Lane& lane = call.lanes[i];
-    if (lane.layers != nullptr) visit(lane, lane.layers[call.layer], i);
+    const KeptSlot& slot = call.slots[i];
+    if (slot.layers != nullptr) visit(slot, slot.layers[call.layer], i);
   }
 }
 
 /** There is room for the pages of a zone, and they have what a step goes by. */
-void check_zone(const PageDecodeCall& call, const Lane& lane, const SequenceView& view) {
+void check_zone(const PageDecodeCall& call, const KeptSlot& slot, const SequenceView& view) {
   const int64_t page = call.rules.page, first = view.zone_begin / page;
   const int64_t last = (view.zone_end - 1) / page;
-  if (last + 1 - first > lane.zone_capacity) complain("there is no room for the pages of a zone");
+  if (last + 1 - first > slot.page_capacity) complain("there is no room for the pages of a zone");
   check_pages(view, call.shape, call.rules);
 }
 
@@ -40,14 +40,14 @@ PageScratchLayout PageScratchLayout::of(const ModelShape& shape, const PRKVRules
 
 void launch_page_decode(const PageDecodeCall& call, cudaStream_t stream) {
   launch(stream, [call] {
-    each_sequence(call, [&](const Lane& lane, const SequenceView& view, int64_t i) {
-      if (view.sparse != 0) check_zone(call, lane, view);
-      std::memset(lane.scratch.resident, 0, size_t(call.shape.kv_heads * lane.head_bytes));
+    each_sequence(call, [&](const KeptSlot& slot, const SequenceView& view, int64_t i) {
+      if (view.sparse != 0) check_zone(call, slot, view);
+      std::memset(slot.scratch, 0, size_t(call.shape.kv_heads * slot.head_bytes));
       if (call.k.data != nullptr) append_token(call.shape, view, call.k, call.v, i);
     });
   });
   launch(stream, [call] {
-    each_sequence(call, [&](const Lane&, const SequenceView& view, int64_t) {
+    each_sequence(call, [&](const KeptSlot&, const SequenceView& view, int64_t) {
       if (call.k.data == nullptr || view.recent == nullptr) return;
       const RecentLayout layout = call.shape.recent_queries();
       const int64_t position = view.total - 1;

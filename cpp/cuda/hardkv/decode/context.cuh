@@ -44,13 +44,13 @@ struct KeptContext {
   }
 };
 
-/** False when the lane is nobody's. By one thread. */
+/** False when the slot is idle. By one thread. */
 __device__ __forceinline__ bool find_kept(const KeptStepParams& params, int index,
                                           KeptContext& context) {
   const KeptDecodeCall& call = params.call;
   const int row = int(params.by_kv_heads(index));
-  const Lane& lane = call.lanes[row];
-  const SequenceView* layers = lane.layers;
+  const KeptSlot& slot = call.slots[row];
+  const SequenceView* layers = slot.layers;
   if (layers == nullptr) return false;
   const SequenceView view = layers[call.layer];  // all of it at once
   const ModelShape& model = call.shape;
@@ -65,8 +65,7 @@ __device__ __forceinline__ bool find_kept(const KeptStepParams& params, int inde
   context.before = int(view.zone_begin);
   context.gap = view.sparse != 0 ? int(view.zone_end - view.zone_begin) : 0;
   context.kept_rows = context.gap > 0 && view.kept != nullptr ? kept.counts()[0] : 0;
-  context.parts = reinterpret_cast<float*>(reinterpret_cast<char*>(lane.scratch.resident) +
-                                           head * lane.head_bytes);
+  context.parts = reinterpret_cast<float*>(slot.scratch + head * slot.head_bytes);
   context.shape = {int(model.rows.key_dim), int(model.rows.value_dim), int(model.group),
                    int(model.rows.bytes()), call.logits.scale,         call.logits.softcap};
   return true;

@@ -3,8 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include "pariskv/decode/scratch.h"
 #include "pariskv/policies.h"
-#include "tables.h"
 
 namespace pariskv::cuda {
 
@@ -15,6 +15,7 @@ namespace pariskv::cuda {
 enum DecodeStep : int { kScore, kRerank, kAttend };
 
 struct DecodeCall : StepCall {
+  const ParisKVSlot* slots;  // (batch), in device memory
   CodecConstants codec;
   Scorer scorer;
   GroupRule group_rule;

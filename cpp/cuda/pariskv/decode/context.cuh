@@ -22,7 +22,7 @@ constexpr int kRegistersBesideScore = kWords == 16  ? 240
 struct HeadContext {
   int row, head;  // of the batch; kv head
   void* const* rows;
-  const char* kept;  // rows of the tail; null: they are where the others are
+  const char* tail_copies;  // of rows of the tail; null: these are where all rows are
   int total;
   int searched;  // candidates wanted; 0: everything is resident
   device::Zone zone;
@@ -86,10 +86,10 @@ struct HeadBlock {
 };
 
 /**
- * A block's way from its index to its head: false when the lane is nobody's. All threads; to be
+ * A block's way from its index to its head: false when the slot is idle. All threads; to be
  * followed by a barrier.
  * @param also  also(view, head), by one thread
- * @param look  look(lane, head), by one warp
+ * @param look  look(slot, head), by one warp
  */
 template <typename Element, typename Also, typename Look>
 __device__ __forceinline__ bool find_context(const StepParams& step, uint32_t index,

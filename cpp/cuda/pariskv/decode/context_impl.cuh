@@ -3,6 +3,7 @@
 
 #include "pariskv/decode/context.cuh"
 #include "pariskv/decode/statistics.cuh"
+#include "policy/pariskv/plan.h"
 
 namespace pariskv::cuda {
 
@@ -16,9 +17,9 @@ __device__ __forceinline__ void fill_context(const StepParams& step, const Seque
   context.row = row;
   context.head = head;
   context.rows = view.rows;
-  context.kept = view.kept;
+  context.tail_copies = view.tail_copies;
   context.total = int(view.total);
-  context.searched = int(view.plan[0]);  // ParisKVPlan
+  context.searched = int(ParisKVPlan::of(view).candidates);
   context.zone = {view.summaries,
                   layout,
                   step.by_segment,
@@ -34,9 +35,9 @@ __device__ __forceinline__ void fill_context(const StepParams& step, const Seque
                    int(model.rows.bytes()), step.call.logits.scale,    step.call.logits.softcap};
 }
 
-/** The scratch of another head of the lane: an address of the first head's, moved. */
-__device__ __forceinline__ uint64_t scratch_word(const Lane& lane, int head, int word) {
-  return reinterpret_cast<const uint64_t*>(&lane.scratch)[word] + uint64_t(head * lane.head_bytes);
+/** The scratch of another head of the slot: an address of the first head's, moved. */
+__device__ __forceinline__ uint64_t scratch_word(const ParisKVSlot& slot, int head, int word) {
+  return reinterpret_cast<const uint64_t*>(&slot.scratch)[word] + uint64_t(head * slot.head_bytes);
 }
 constexpr int kScratchWords = int(sizeof(HeadScratch) / sizeof(uint64_t));
 static_assert(kScratchWords <= 32);
@@ -47,8 +48,8 @@ __device__ __forceinline__ bool find_context(const StepParams& step, uint32_t in
   const uint32_t heads = uint32_t(step.call.shape.kv_heads);
   index += uint32_t(step.call.first_head);
   const uint32_t row = step.by_kv_heads(int(index));
-  const Lane& lane = step.call.lanes[row];
-  const SequenceView* layers = lane.layers;
+  const ParisKVSlot& slot = step.call.slots[row];
+  const SequenceView* layers = slot.layers;
   if (layers == nullptr) return false;
   const int head = int(index - row * heads);
   // Each of these is a trip to memory, by a warp of its own so that they are made together.
@@ -57,20 +58,20 @@ __device__ __forceinline__ bool find_context(const StepParams& step, uint32_t in
     fill_context<Element>(step, layers[step.call.layer], int(row), head, context);
   } else if (warp == 1 && lane_of_warp < kScratchWords) {
     reinterpret_cast<uint64_t*>(&context.scratch)[lane_of_warp] =
-        scratch_word(lane, head, lane_of_warp);
+        scratch_word(slot, head, lane_of_warp);
   } else if (threadIdx.x == 64) {
-    context.candidate_capacity = lane.candidate_capacity;
+    context.candidate_capacity = slot.candidate_capacity;
   } else if (threadIdx.x == 96) {
     also(layers[step.call.layer], head);
   } else if (warp == 4) {
-    look(lane, head);
+    look(slot, head);
   }
   return true;
 }
 template <typename Element, typename Also>
 __device__ __forceinline__ bool find_context(const StepParams& step, uint32_t index,
                                              HeadContext& context, Also also) {
-  return find_context<Element>(step, index, context, also, [](const Lane&, int) {});
+  return find_context<Element>(step, index, context, also, [](const ParisKVSlot&, int) {});
 }
 template <typename Element>
 __device__ __forceinline__ bool find_context(const StepParams& step, uint32_t index,

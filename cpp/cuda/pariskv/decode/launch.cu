@@ -242,7 +242,7 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream) {
   if (call.heads > 0) Step(call, stream).run();
 }
 
-LaneScratch lay_out_scratch(char* base, const ModelShape& shape, const ParisKVRules& rules,
+SlotScratch lay_out_scratch(char* base, const ModelShape& shape, const ParisKVRules& rules,
                             int64_t zone_capacity, int64_t candidate_capacity) {
   const SummaryLayout& layout = rules.codec->layout;
   const int64_t searchers = rules.searchers;

@@ -1,11 +1,15 @@
-/** What the kernels of a decode leave for one another: the scratch of each kv head of a lane. */
+/** What the kernels of a decode leave for one another: the scratch of each kv head of a slot. */
 #pragma once
 
 #include <cstdint>
 
-#include "ops.h"
+#include "policy/pariskv/rules.h"
+#include "tables.h"
 
 namespace pariskv::cuda {
+
+/** Scores start at a multiple of this many positions, so that they can be moved in words. */
+constexpr int64_t kScoreAlignment = 128;
 
 namespace device {
 struct ScoreCounts;
@@ -41,14 +45,22 @@ struct HeadScratch {
   float* tail_logits;  // (rows of the tail, group)
 };
 
-/** The scratch of a lane's heads, one after the other. */
-struct LaneScratch {
+/** A sequence of a batch that ParisKV decodes. */
+struct ParisKVSlot : BatchSlot {
+  HeadScratch scratch;  // of the first head
+  int64_t head_bytes;   // from a head's scratch to the next one's
+  int64_t zone_capacity;
+  int64_t candidate_capacity;
+};
+
+/** The scratch of a slot's heads, one after the other. */
+struct SlotScratch {
   HeadScratch first;
   int64_t head_bytes;
 };
 
-/** Where the scratch of a lane lies, from `base` on; the capacities fix it. Null: for its size. */
-LaneScratch lay_out_scratch(char* base, const ModelShape& shape, const ParisKVRules& rules,
+/** Where the scratch of a slot lies, from `base` on; the capacities fix it. Null: for its size. */
+SlotScratch lay_out_scratch(char* base, const ModelShape& shape, const ParisKVRules& rules,
                             int64_t zone_capacity, int64_t candidate_capacity);
 
 }  // namespace pariskv::cuda

@@ -39,12 +39,12 @@ __device__ __forceinline__ PageScratch page_scratch(const PageScratchLayout& lay
           reinterpret_cast<device::SelectedRow*>(base + layout.rows(capacity))};
 }
 /** Where that is. */
-__device__ __forceinline__ char* scratch_of(const Lane& lane, int head) {
-  return reinterpret_cast<char*>(lane.scratch.resident) + head * lane.head_bytes;
+__device__ __forceinline__ char* scratch_of(const KeptSlot& slot, int head) {
+  return slot.scratch + head * slot.head_bytes;
 }
 
 /**
- * False when the lane is nobody's. By one thread.
+ * False when the slot is idle. By one thread.
  * @param also  also(view), with all that is known of the layer
  */
 template <typename Also>
@@ -52,8 +52,8 @@ __device__ __forceinline__ bool find_pages_context(const PageStepParams& params,
                                                    PageContext& context, Also also) {
   const PageDecodeCall& call = params.call;
   const int row = int(params.by_kv_heads(index));
-  const Lane& lane = call.lanes[row];
-  const SequenceView* layers = lane.layers;
+  const KeptSlot& slot = call.slots[row];
+  const SequenceView* layers = slot.layers;
   if (layers == nullptr) return false;
   const SequenceView view = layers[call.layer];  // all of it at once
   const ModelShape& model = call.shape;
@@ -66,8 +66,8 @@ __device__ __forceinline__ bool find_pages_context(const PageStepParams& params,
   context.kept_capacity = view.kept_capacity;
   context.first_page = int(view.zone_begin) / page;
   context.pages = view.sparse == 0 ? 0 : (int(view.zone_end) - 1) / page + 1 - context.first_page;
-  context.capacity = lane.zone_capacity;
-  context.scratch = scratch_of(lane, context.head);
+  context.capacity = slot.page_capacity;
+  context.scratch = scratch_of(slot, context.head);
   context.shape = {int(model.rows.key_dim), int(model.rows.value_dim), int(model.group),
                    int(model.rows.bytes()), call.logits.scale,         call.logits.softcap};
   also(view);

@@ -1,6 +1,5 @@
 /**
- * The scratch of a step over pages: of each kv head of a lane one after the other, from
- * Lane::scratch.resident on. Lane::zone_capacity counts pages.
+ * The scratch of a step over pages: of each kv head of a slot one after the other.
  *
  * | member | shape per kv head | from | to |
  * | --- | --- | --- | --- |

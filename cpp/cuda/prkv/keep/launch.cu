@@ -15,7 +15,6 @@
 #include "prkv/keep/look/kernel.cuh"
 #include "prkv/keep/share/kernel.cuh"
 #include "prkv/keep/split/kernel.cuh"
-#include "prkv/keep/trim/kernel.cuh"
 #include "prkv/keep/weigh/kernel.cuh"
 #include "runtime.h"
 
@@ -189,12 +188,6 @@ void launch_prkv_choice(const PRKVChoiceCall& call, cudaStream_t stream) {
     if (call.compares)
       Sequence{params, stream, call.pages, call.bus, early}.template fill<Element>();
   });
-}
-
-void launch_prkv_trim(const PRKVTrimCall& call, cudaStream_t stream) {
-  launch_trim(call.kept, stream);
-  Launch(call.kept.shape.kv_heads, 0, stream, kTrimThreads)
-      .run(Kernel<PRKVTrimParams>(trim_pages), PRKVTrimParams{call}, "keep: trim_pages");
 }
 
 }  // namespace pariskv::cuda

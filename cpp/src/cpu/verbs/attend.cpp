@@ -6,6 +6,7 @@
 #include "cpu/numerics.h"
 #include "cpu/rows.h"
 #include "cpu/softmax.h"
+#include "cpu/step.h"
 #include "dispatch.h"
 
 namespace pariskv::cpu {
@@ -94,7 +95,7 @@ void load_group(const DecodeArgs& args, const Running& state, const Kernels& ker
 /** Rows that stand for others. */
 struct TailRows {
   Tail tail;
-  int64_t capacity;       // of the block that they are kept in
+  int64_t capacity;       // of the block that their copies are in
   const int32_t* number;  // which of the tail's rows
   int64_t count;
   float weight;
@@ -116,8 +117,9 @@ void attend_tail(const Kernels& kernels, const DecodeArgs& args, const QueryBloc
   std::fill_n(own.limits, own.count, tail.count);
   attend_rows(nullptr, kernels, shape, args.logits, own, tail.count, [&](int64_t i) {
     const int64_t number = tail.number[i];
-    return sequence.kept != nullptr ? kept_row(shape, sequence, head, number, tail.capacity)
-                                    : row_at(shape, sequence, head, tail.tail.position(number));
+    return sequence.tail_copies != nullptr
+               ? copied_row(shape, sequence, head, number, tail.capacity)
+               : row_at(shape, sequence, head, tail.tail.position(number));
   });
   for (int64_t q = 0; q < own.count; ++q) {
     const float top = std::max(block.maximum[q], maximum[q]);
@@ -170,55 +172,59 @@ void finish(const ModelShape& shape, const Logits& logits, float maximum, float 
 
 }  // namespace
 
-void CpuBackend::attend_resident(const DecodeArgs& args, const Running& running) {
+void Step::attend_resident(const DecodeArgs& args, const Running& running) {
   const ModelShape& shape = args.shape;
-  each_group(pool_, Stops::kYes, args, [&](const SequenceView& sequence, const GroupPart& part) {
-    // Before the zone, then after it; unless sparse, the zone is resident like the rest.
-    const int64_t gap = sequence.sparse != 0 ? sequence.zone_tokens() : 0;
-    // Rows that are kept of a zone that is left out lie together, and come in its place.
-    const KeptLayout layout = shape.kept(sequence.kept_capacity);
-    const bool keeps = gap > 0 && sequence.kept_capacity > 0 && sequence.kept != nullptr;
-    const int64_t kept = keeps ? layout.counts(sequence.kept, part.head)[0] : 0;
-    const int64_t kept_end = sequence.zone_begin + kept;
-    const int64_t rows = sequence.total - gap + kept;
-    QueryBlock block;
-    load_group(args, running, kernels_, part, rows, block);
-    std::fill_n(block.maximum, block.count, -INFINITY);
-    std::fill_n(block.sum, block.count, 0.0f);
-    std::fill_n(block.weighted, block.count * shape.rows.value_dim, 0.0f);
-    attend_rows(&pool_, kernels_, shape, args.logits, block, rows, [&](int64_t i) {
-      if (i >= sequence.zone_begin && i < kept_end) {
-        return layout.row(sequence.kept, part.head, i - sequence.zone_begin);
-      }
-      return row_at(shape, sequence, part.head, i < sequence.zone_begin ? i : i - kept + gap);
-    });
-  });
+  each_group(device_.pool, Stops::kYes, args,
+             [&](const SequenceView& sequence, const GroupPart& part) {
+               // Before the zone, then after it; unless sparse, the zone is resident like the rest.
+               const int64_t gap = sequence.sparse != 0 ? sequence.zone_tokens() : 0;
+               // Rows that are kept of a zone that is left out lie together, and come in its place.
+               const KeptLayout layout = shape.kept(sequence.kept_capacity);
+               const bool keeps = gap > 0 && sequence.kept_capacity > 0 && sequence.kept != nullptr;
+               const int64_t kept = keeps ? layout.counts(sequence.kept, part.head)[0] : 0;
+               const int64_t kept_end = sequence.zone_begin + kept;
+               const int64_t rows = sequence.total - gap + kept;
+               QueryBlock block;
+               load_group(args, running, device_.kernels, part, rows, block);
+               std::fill_n(block.maximum, block.count, -INFINITY);
+               std::fill_n(block.sum, block.count, 0.0f);
+               std::fill_n(block.weighted, block.count * shape.rows.value_dim, 0.0f);
+               attend_rows(&device_.pool, device_.kernels, shape, args.logits, block, rows,
+                           [&](int64_t i) {
+                             if (i >= sequence.zone_begin && i < kept_end) {
+                               return layout.row(sequence.kept, part.head, i - sequence.zone_begin);
+                             }
+                             return row_at(shape, sequence, part.head,
+                                           i < sequence.zone_begin ? i : i - kept + gap);
+                           });
+             });
 }
 
-void CpuBackend::attend_selected(const DecodeArgs& args, const Running& running) {
+void Step::attend_selected(const DecodeArgs& args, const Running& running) {
   const ModelShape& shape = args.shape;
   const Selection& selection = running.selection;
-  each_group(pool_, Stops::kNo, args, [&](const SequenceView& sequence, const GroupPart& part) {
-    const int64_t list = part.token * shape.kv_heads + part.head;
-    const int64_t rows = sequence.sparse != 0 ? selection.count[list] : 0;
-    QueryBlock block;
-    load_group(args, running, kernels_, part, rows, block);
-    const int32_t* selected = selection.position + list * selection.width;
-    attend_rows(nullptr, kernels_, shape, args.logits, block, rows,
-                [&](int64_t i) { return row_at(shape, sequence, part.head, selected[i]); });
-    if (sequence.sparse != 0 && selection.tail_width > 0) {
-      const int64_t width = selection.tail_width;
-      attend_tail(kernels_, args, block, sequence, part.head,
-                  {Tail::of(sequence.zone_begin, sequence.zone_end, width / 2), width,
-                   selection.tail_number + list * width, selection.tail_count[list],
-                   selection.tail_weight[part.token]});
-    }
-    for (int64_t q = 0; q < block.count; ++q) {
-      finish(shape, args.logits, block.maximum[q], block.sum[q],
-             block.weighted + q * shape.rows.value_dim,
-             {args.out, args.lse, part.token, part.head * shape.group + part.first + q});
-    }
-  });
+  each_group(
+      device_.pool, Stops::kNo, args, [&](const SequenceView& sequence, const GroupPart& part) {
+        const int64_t list = part.token * shape.kv_heads + part.head;
+        const int64_t rows = sequence.sparse != 0 ? selection.count[list] : 0;
+        QueryBlock block;
+        load_group(args, running, device_.kernels, part, rows, block);
+        const int32_t* selected = selection.position + list * selection.width;
+        attend_rows(nullptr, device_.kernels, shape, args.logits, block, rows,
+                    [&](int64_t i) { return row_at(shape, sequence, part.head, selected[i]); });
+        if (sequence.sparse != 0 && selection.tail_width > 0) {
+          const int64_t width = selection.tail_width;
+          attend_tail(device_.kernels, args, block, sequence, part.head,
+                      {Tail::of(sequence.zone_begin, sequence.zone_end, width / 2), width,
+                       selection.tail_number + list * width, selection.tail_count[list],
+                       selection.tail_weight[part.token]});
+        }
+        for (int64_t q = 0; q < block.count; ++q) {
+          finish(shape, args.logits, block.maximum[q], block.sum[q],
+                 block.weighted + q * shape.rows.value_dim,
+                 {args.out, args.lse, part.token, part.head * shape.group + part.first + q});
+        }
+      });
 }
 
 void CpuBackend::attend_exact(const AttendExactArgs& args, Stream) {

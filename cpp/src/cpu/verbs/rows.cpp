@@ -51,20 +51,6 @@ void CpuBackend::read(const RowsArgs& args, Stream) {
   });
 }
 
-void CpuBackend::keep(const KeepArgs& args, Stream) {
-  const int64_t bytes = args.shape.rows.bytes(), capacity = Tail::capacity(args.tail_rows);
-  for (int64_t i = 0; i < args.batch; ++i) {
-    const KeepJob& job = args.jobs[i];
-    pool_.parallel_for(args.shape.kv_heads, [&](int64_t head) {
-      for (int64_t number = job.from; number < job.tail.count; ++number) {
-        std::memcpy(kept_row(args.shape, job.sequence, head, number, capacity),
-                    row_at(args.shape, job.sequence, head, job.tail.position(number)),
-                    size_t(bytes));
-      }
-    });
-  }
-}
-
 void CpuBackend::copy(void* target, const void* source, int64_t bytes, Stream) {
   std::memcpy(target, source, size_t(bytes));
 }

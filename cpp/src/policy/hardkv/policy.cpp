@@ -20,20 +20,24 @@ HardKVRules rules_of(const HardKV& settings) {
   return rules;
 }
 
+Needs needs_of(const HardKV& settings) {
+  Needs needs;
+  needs.drops_rows = settings.placement == ZoneRows::kDropped;
+  needs.fits_a_file = false;  // kept rows and recent queries have no place there
+  return needs;
+}
+
 }  // namespace
 
-HardKVPolicy::HardKVPolicy(const HardKV& settings, int64_t dense_below, const ModelShape& shape,
-                           Backend& backend)
-    : own_(rules_of(settings)),
-      drops_(settings.placement == ZoneRows::kDropped),
-      dense_below_(dense_below),
-      shape_(shape),
-      backend_(backend) {
+HardKVPolicy::HardKVPolicy(const HardKV& settings, const Config& config, const ModelShape& shape)
+    : Search(shape.remembering(HardKV::kRecentQueries), needs_of(settings)),
+      rules_(rules_of(settings)),
+      dense_below_(config.dense_below) {
   static_assert(HardKV::kRecentQueries <= kMostObservers);
 }
 
 int64_t HardKVPolicy::kept_rows(int64_t zone_tokens) const {
-  const int64_t most = own_.most * (1 + own_.patience);
+  const int64_t most = rules_.most * (1 + rules_.patience);
   if (zone_tokens >= most) return most;
   // Four sizes to an octave: every new size is memory that is asked of the device anew.
   int64_t step = 1;
@@ -43,24 +47,12 @@ int64_t HardKVPolicy::kept_rows(int64_t zone_tokens) const {
 
 void HardKVPolicy::plan(SequenceView& sequence) const {
   // Where a choice would take every row there is nothing to choose.
-  const int64_t sure = own_.p == 1 << kTopPBits ? own_.most : own_.least;
+  const int64_t sure = rules_.p == 1 << kTopPBits ? rules_.most : rules_.least;
   sequence.sparse = sequence.total >= dense_below_ && sequence.zone_tokens() > sure ? 1 : 0;
 }
 
-HardKVKeep HardKVPolicy::keep(const std::vector<KeptChange>& changes) const {
-  return {shape_, own_, int64_t(changes.size()), changes.data()};
-}
-
-void HardKVPolicy::reserve_keep(const std::vector<KeptChange>& changes) {
-  backend_.reserve(keep(changes));
-}
-
-void HardKVPolicy::on_keep(const std::vector<KeptChange>& changes, Stream stream) {
-  backend_.keep_up(keep(changes), stream);
-}
-
-void HardKVPolicy::explain(const Trace& trace, Explanation& out) const {
-  const auto& own = std::get<HardKVTrace>(trace);
+void HardKVPolicy::explain(const DecodeArgs& args, Stream, Explanation& out) {
+  const HardKVTrace own = trace(args);
   HardKVExplanation details;
   details.kv_heads = out.kv_heads;
   padded(own.held, int64_t{-1}, details.held);

@@ -10,9 +10,6 @@ struct HardKVRules {
   uint32_t p;           // of the attention, see observe.h; 2^kTopPBits: of any number, `most`
   int64_t pool;         // neighbours whose largest logit ranks a row; 1: its own does
   int64_t patience;     // choices that a row may lose before it is forgotten
-  int64_t tail_rows = 0;
-
-  int64_t rows_per_head() const { return 0; }  // nothing is searched for
 };
 
 }  // namespace pariskv

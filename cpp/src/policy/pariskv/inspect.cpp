@@ -42,8 +42,8 @@ void unpack(const SummaryLayout& layout, uint8_t* block, int64_t head, int64_t s
 
 }  // namespace
 
-void ParisKVPolicy::explain(const Trace& trace, Explanation& out) const {
-  const auto& [traced, weighed] = std::get<ParisKVTrace>(trace);
+void ParisKVPolicy::explain(const DecodeArgs& args, Stream stream, Explanation& out) {
+  const auto [traced, weighed] = trace(args, stream);
   const int64_t heads = out.kv_heads, group = shape_.group;
   ParisKVExplanation own;
   own.kv_heads = heads;
@@ -92,7 +92,7 @@ Summaries ParisKVPolicy::summaries(const SequenceView& view) const {
   std::vector<std::vector<uint8_t>> segments;
   for (int64_t s = first; s <= (view.zone_end - 1) / layout.tokens; ++s) {
     segments.emplace_back(static_cast<size_t>(layout.bytes()));
-    backend_.fetch(segments.back().data(), view.summaries[s], layout.bytes());
+    memory_.fetch(segments.back().data(), view.summaries[s], layout.bytes());
   }
   for (int64_t head = 0; head < out.kv_heads; ++head) {
     for (int64_t position = view.zone_begin; position < view.zone_end; ++position) {
@@ -108,7 +108,7 @@ Summaries ParisKVPolicy::summaries(const SequenceView& view) const {
   const Balance balance = balance_of(layout, out.channels, view.state);
   const auto fetched = [&](const auto* from, int64_t count) {
     std::vector<std::decay_t<decltype(*from)>> to(static_cast<size_t>(count));
-    backend_.fetch(to.data(), from, count * int64_t(sizeof(*from)));
+    memory_.fetch(to.data(), from, count * int64_t(sizeof(*from)));
     return to;
   };
   out.balance = fetched(balance.stretch, out.kv_heads * out.channels);

@@ -1,7 +1,5 @@
-/** How ParisKV searches a zone of some size: its two words of SequenceView::plan. */
+/** How ParisKV searches a zone of some size: what it keeps in SequenceView::plan. */
 #pragma once
-
-#include <cstring>
 
 #include "ops.h"
 
@@ -11,14 +9,12 @@ struct ParisKVPlan {
   int64_t candidates;  // reranked per kv head, C of the paper; 0: attended to in full
   double vote_ratio;   // share of the keys that get a vote in a subspace
 
-  static ParisKVPlan of(const SequenceView& sequence) {
-    ParisKVPlan plan;
-    static_assert(sizeof plan == sizeof sequence.plan);
-    std::memcpy(&plan, sequence.plan, sizeof plan);
-    return plan;
+  static constexpr ParisKVPlan of(const SequenceView& sequence) {
+    return {sequence.plan.words[0], __builtin_bit_cast(double, sequence.plan.words[1])};
   }
-  void store(SequenceView& sequence) const {
-    std::memcpy(sequence.plan, this, sizeof sequence.plan);
+  constexpr void store(SequenceView& sequence) const {
+    sequence.plan.words[0] = candidates;
+    sequence.plan.words[1] = __builtin_bit_cast(int64_t, vote_ratio);
     sequence.sparse = candidates > 0;
   }
 };

@@ -13,11 +13,14 @@ namespace pariskv {
 
 namespace {
 
+SummaryLayout layout_of(const ModelShape& shape, const ParisKV& settings) {
+  return {shape.kv_heads, shape.segment_tokens, rotated_dim_of(shape.rows.key_dim), settings.block};
+}
+
 Codec make_codec(const ModelShape& shape, const ParisKV& settings) {
   const MagnitudeLevels& levels = magnitude_levels();
   Codec codec;
-  codec.layout = {shape.kv_heads, shape.segment_tokens, rotated_dim_of(shape.rows.key_dim),
-                  settings.block};
+  codec.layout = layout_of(shape, settings);
   codec.rotation_signs = rotation_signs(codec.layout.rotated_dim, settings.seed);
   codec.thresholds.assign(levels.thresholds.begin(), levels.thresholds.end());
   codec.centres.assign(levels.centres.begin(), levels.centres.end());
@@ -31,46 +34,52 @@ int64_t opening_of(int64_t sink) {
   return (sink + kLeastBalanceKeys + kBalanceGrain - 1) / kBalanceGrain * kBalanceGrain;
 }
 
+int64_t tail_rows_of(const ParisKV& settings) {
+  return settings.tail == TailRule::kSample ? settings.tail_rows : 0;
+}
+
+Needs needs_of(const ParisKV& settings, const Config& config, const ModelShape& shape) {
+  const SummaryLayout layout = layout_of(shape, settings);
+  Needs needs;
+  needs.summary_bytes = layout.bytes();
+  needs.state_bytes = state_bytes_of(layout, shape.rows.key_dim, settings.scorer);
+  needs.tail_rows = tail_rows_of(settings);
+  needs.rows_per_head = settings.top_k;
+  if (layout.block > 0) {
+    needs.grain = layout.block;
+    needs.opening = opening_of(config.sink);
+    needs.observed = {needs.opening - kBalanceQueries, needs.opening};
+  }
+  return needs;
+}
+
+ParisKVRules rules_of(const ParisKV& settings, const ModelShape& shape, const Codec& codec) {
+  const bool mean = settings.group_rule == GroupRule::kMeanQuery;
+  return {&codec,
+          settings.scorer,
+          settings.group_rule,
+          settings.top_k,
+          mean ? 1 : shape.group,
+          tail_rows_of(settings),
+          settings.mass ? budget_of(*settings.mass) : 0};
+}
+
 }  // namespace
 
-ParisKVPolicy::ParisKVPolicy(const ParisKV& settings, int64_t sink, int64_t dense_below,
-                             const ModelShape& shape, Backend& backend)
-    : settings_(settings),
-      dense_below_(dense_below),
-      shape_(shape),
-      backend_(backend),
+ParisKVPolicy::ParisKVPolicy(const ParisKV& settings, const Config& config, const ModelShape& shape,
+                             BackendMemory& memory)
+    : Search(shape, needs_of(settings, config, shape)),
       codec_(make_codec(shape, settings)),
-      opening_(codec_.layout.block > 0 ? opening_of(sink) : 0) {}
-
-int64_t ParisKVPolicy::state_bytes() const {
-  return state_bytes_of(codec_.layout, shape_.rows.key_dim, settings_.scorer);
-}
-
-Positions ParisKVPolicy::observed() const {
-  if (codec_.layout.block == 0) return {0, 0};
-  return {opening_ - kBalanceQueries, opening_};
-}
+      rules_(rules_of(settings, shape, codec_)),
+      settings_(settings),
+      dense_below_(config.dense_below),
+      memory_(memory) {}
 
 void ParisKVPolicy::plan(SequenceView& sequence) const {
   const int64_t zone = sequence.zone_tokens();
   const bool searches = sequence.total >= dense_below_ && zone > settings_.top_k;
   const int64_t candidates = searches ? candidate_count(settings_, zone) : 0;
   ParisKVPlan{candidates, schedule_step(settings_, zone).vote_ratio}.store(sequence);
-}
-
-int64_t ParisKVPolicy::tail_rows() const {
-  return settings_.tail == TailRule::kSample ? settings_.tail_rows : 0;
-}
-
-Rules ParisKVPolicy::rules() const {
-  const bool mean = settings_.group_rule == GroupRule::kMeanQuery;
-  return ParisKVRules{&codec_,
-                      settings_.scorer,
-                      settings_.group_rule,
-                      settings_.top_k,
-                      mean ? 1 : shape_.group,
-                      tail_rows(),
-                      settings_.mass ? budget_of(*settings_.mass) : 0};
 }
 
 EncodeJob ParisKVPolicy::job_of(const Span& span) const {
@@ -81,28 +90,28 @@ EncodeJob ParisKVPolicy::job_of(const Span& span) const {
           balance_of(codec_.layout, shape_.rows.key_dim, view.state),
           span.begin,
           span.end,
-          opens ? opening_ : 0,
+          opens ? needs_.opening : 0,
           span.observed};
 }
 
-void ParisKVPolicy::on_queries(const std::vector<QuerySpan>& spans, Stream stream) {
+void ParisKVPolicy::observe(const std::vector<QuerySpan>& spans, Stream stream) {
   std::vector<ObserveJob> jobs;
   for (const QuerySpan& span : spans) {
     jobs.push_back({balance_of(codec_.layout, shape_.rows.key_dim, span.sequence.state),
-                    span.begin == observed().begin, span.q});
+                    span.begin == needs_.observed.begin, span.q});
   }
-  backend_.keep_up(ParisKVObserve{shape_, int64_t(jobs.size()), jobs.data()}, stream);
+  add_queries({shape_, int64_t(jobs.size()), jobs.data()}, stream);
 }
 
-void ParisKVPolicy::on_spill(const std::vector<Span>& spans, Stream stream) {
+void ParisKVPolicy::enter(const std::vector<Span>& spans, Stream stream) {
   std::vector<EncodeJob> jobs;
   for (const Span& span : spans) jobs.push_back(job_of(span));
-  backend_.keep_up(ParisKVEncode{{shape_, &codec_, int64_t(jobs.size()), jobs.data()}}, stream);
+  encode({shape_, &codec_, int64_t(jobs.size()), jobs.data()}, stream);
 }
 
-void ParisKVPolicy::on_recall(const Span& span, Stream stream) {
+void ParisKVPolicy::leave(const Span& span, Stream stream) {
   const EncodeJob job = job_of(span);
-  backend_.keep_up(ParisKVForget{{shape_, &codec_, 1, &job}}, stream);
+  forget({shape_, &codec_, 1, &job}, stream);
 }
 
 void ParisKVPolicy::clear_outside(uint8_t* segment, int64_t begin, int64_t end) const {
@@ -127,7 +136,7 @@ int64_t ParisKVPolicy::unusable_keys(const SequenceView& sequence) const {
   if (sequence.state == nullptr) return 0;
   std::vector<int64_t> usable(static_cast<size_t>(shape_.kv_heads));
   const KeyStatistics known = key_statistics(codec_.layout, settings_.scorer, sequence.state);
-  backend_.fetch(usable.data(), known.usable, shape_.kv_heads * int64_t(sizeof(int64_t)));
+  memory_.fetch(usable.data(), known.usable, shape_.kv_heads * int64_t(sizeof(int64_t)));
   int64_t unusable = 0;
   for (const int64_t count : usable) unusable += sequence.zone_tokens() - count;
   return unusable;

@@ -26,8 +26,6 @@ struct ParisKVRules {
   int64_t searchers;  // queries that search for a kv head: its group, or one mean query
   int64_t tail_rows;  // see tail.h; 0: what is not selected is left out
   uint64_t budget;    // of mass, see budget.h; 0: there is none
-
-  int64_t rows_per_head() const { return top_k; }
 };
 
 /** Largest quantised query element: a nibble of 4 such sums fits a byte, in every SIMD set. */

@@ -8,12 +8,12 @@
 
 namespace pariskv {
 
-void PRKVPolicy::explain(const Trace& trace, Explanation& out) const {
-  const auto& own = std::get<PRKVTrace>(trace);
+void PRKVPolicy::explain(const DecodeArgs& args, Stream stream, Explanation& out) {
+  const PRKVTrace own = trace(args, stream);
   PRKVExplanation details;
   details.kv_heads = out.kv_heads;
   details.static_rows = own.static_rows;
-  details.first_page = out.zone_begin / own_.page;
+  details.first_page = out.zone_begin / rules_.page;
   padded(own.kept, int64_t{-1}, out.kept);
   if (!own.scores.empty()) {
     out.searched = true;
@@ -22,7 +22,7 @@ void PRKVPolicy::explain(const Trace& trace, Explanation& out) const {
     out.selected = padded(own.positions, int64_t{-1}, out.positions);
     for (size_t i = 0; i < out.positions.size(); ++i) {
       const int64_t head = int64_t(i) / out.selected, position = out.positions[i];
-      const int64_t page = position / own_.page - details.first_page;
+      const int64_t page = position / rules_.page - details.first_page;
       out.worth.push_back(position < 0 ? std::numeric_limits<float>::quiet_NaN()
                                        : details.page_scores[size_t(head * pages + page)]);
     }
@@ -36,16 +36,16 @@ Summaries PRKVPolicy::summaries(const SequenceView& view) const {
   out.tokens = view.zone_tokens();
   out.zone_begin = view.zone_begin;
   out.channels = shape_.rows.key_dim;
-  if (!own_.has_pages() || out.tokens == 0) return out;
-  const PageLayout layout = pages_of(shape_, own_.page);
-  const int64_t first = view.zone_begin / own_.page, last = (view.zone_end - 1) / own_.page;
+  if (!rules_.has_pages() || out.tokens == 0) return out;
+  const PageLayout layout = pages_of(shape_, rules_.page);
+  const int64_t first = view.zone_begin / rules_.page, last = (view.zone_end - 1) / rules_.page;
   const int64_t first_segment = first / layout.pages;
   std::vector<std::vector<uint8_t>> segments;
   for (int64_t s = first_segment; s <= last / layout.pages; ++s) {
     segments.emplace_back(static_cast<size_t>(layout.bytes()));
-    backend_.fetch(segments.back().data(), view.summaries[s], layout.bytes());
+    memory_.fetch(segments.back().data(), view.summaries[s], layout.bytes());
   }
-  out.page = own_.page;
+  out.page = rules_.page;
   out.pages = last + 1 - first;
   for (int64_t head = 0; head < out.kv_heads; ++head) {
     for (int64_t p = first; p <= last; ++p) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "ops.h"
+#include "policy/prkv/rules.h"
 
 namespace pariskv {
 

@@ -25,20 +25,34 @@ PRKVRules rules_of(const PRKV& settings) {
   return rules;
 }
 
+/** Queries that are remembered: none where no row is kept. */
+int64_t recent_queries(const PRKV& settings) {
+  return settings.static_share && *settings.static_share == 0 ? 0 : PRKV::kRecentQueries;
+}
+
+Needs needs_of(const PRKVRules& rules, const ModelShape& shape) {
+  Needs needs;
+  needs.summary_bytes = rules.has_pages() ? pages_of(shape, rules.page).bytes() : 0;
+  needs.grain = rules.page;
+  needs.rows_per_head = rules.rows_per_head();
+  needs.waits_for_kept = !rules.has_pages();
+  needs.fits_a_file = false;  // kept rows and recent queries have no place there
+  return needs;
+}
+
 }  // namespace
 
-PRKVPolicy::PRKVPolicy(const PRKV& settings, int64_t dense_below, const ModelShape& shape,
-                       Backend& backend)
-    : own_(rules_of(settings)), dense_below_(dense_below), shape_(shape), backend_(backend) {
+PRKVPolicy::PRKVPolicy(const PRKV& settings, const Config& config, const ModelShape& shape,
+                       BackendMemory& memory)
+    : Search(shape.remembering(recent_queries(settings)), needs_of(rules_of(settings), shape)),
+      rules_(rules_of(settings)),
+      dense_below_(config.dense_below),
+      memory_(memory) {
   static_assert(PRKV::kRecentQueries <= kMostObservers);
 }
 
-int64_t PRKVPolicy::summary_bytes() const {
-  return own_.has_pages() ? pages_of(shape_, own_.page).bytes() : 0;
-}
-
 int64_t PRKVPolicy::kept_rows(int64_t zone_tokens) const {
-  const int64_t most = own_.most_kept();
+  const int64_t most = rules_.most_kept();
   return most == 0 ? 0 : std::clamp(zone_tokens, int64_t{1}, most);
 }
 
@@ -48,37 +62,25 @@ int64_t PRKVPolicy::bytes_beside_kept(int64_t capacity) const {
 }
 
 void PRKVPolicy::plan(SequenceView& sequence) const {
-  const bool fits = sequence.zone_tokens() <= own_.budget;
+  const bool fits = sequence.zone_tokens() <= rules_.budget;
   sequence.sparse = sequence.total >= dense_below_ && !fits ? 1 : 0;
 }
 
-void PRKVPolicy::on_spill(const std::vector<Span>& spans, Stream stream) {
-  if (!own_.has_pages()) return;
+void PRKVPolicy::enter(const std::vector<Span>& spans, Stream stream) {
+  if (!rules_.has_pages()) return;
   std::vector<DigestJob> jobs;
   for (const Span& span : spans) jobs.push_back({span.sequence, span.begin, span.end});
-  backend_.keep_up(PRKVDigest{shape_, own_, int64_t(jobs.size()), jobs.data()}, stream);
-}
-
-PRKVKeep PRKVPolicy::keep(const std::vector<KeptChange>& changes) const {
-  return {shape_, own_, int64_t(changes.size()), changes.data()};
-}
-
-void PRKVPolicy::reserve_keep(const std::vector<KeptChange>& changes) {
-  backend_.reserve(keep(changes));
-}
-
-void PRKVPolicy::on_keep(const std::vector<KeptChange>& changes, Stream stream) {
-  backend_.keep_up(keep(changes), stream);
+  digest({shape_, rules_, int64_t(jobs.size()), jobs.data()}, stream);
 }
 
 int64_t PRKVPolicy::unusable_keys(const SequenceView& view) const {
-  if (!own_.has_pages() || view.zone_tokens() == 0) return 0;
-  const PageLayout layout = pages_of(shape_, own_.page);
+  if (!rules_.has_pages() || view.zone_tokens() == 0) return 0;
+  const PageLayout layout = pages_of(shape_, rules_.page);
   std::vector<uint64_t> live(static_cast<size_t>(layout.count()));
-  const int64_t first = view.zone_begin / own_.page, last = (view.zone_end - 1) / own_.page;
+  const int64_t first = view.zone_begin / rules_.page, last = (view.zone_end - 1) / rules_.page;
   int64_t usable = 0;
   for (int64_t s = first / layout.pages; s <= last / layout.pages; ++s) {
-    backend_.fetch(live.data(), view.summaries[s], layout.count() * int64_t(sizeof(uint64_t)));
+    memory_.fetch(live.data(), view.summaries[s], layout.count() * int64_t(sizeof(uint64_t)));
     const int64_t begin = std::max(first - s * layout.pages, int64_t{0});
     const int64_t end = std::min(last - s * layout.pages, layout.pages - 1);
     for (int64_t head = 0; head < layout.heads; ++head) {

@@ -1,43 +1,50 @@
 /**
- * The PRKV policy: a budget of rows is spent on rows that the last queries looked at most, chosen
- * whenever tokens enter a zone, and on pages of neighbours that are found for each query by their
- * digests. Nothing moves: a page whose rows are kept goes without these.
+ * PRKV: a budget of rows is spent on rows that the last queries looked at most, chosen whenever
+ * tokens enter a zone, and on pages of neighbours that are found for each query by their digests.
+ * Nothing moves: a page whose rows are kept goes without these. The part that every device shares;
+ * a device digests, chooses, and finds.
  */
 #pragma once
 
-#include "policy/policy.h"
+#include "backend/memory.h"
+#include "pariskv/config.h"
+#include "policy/prkv/jobs.h"
+#include "policy/prkv/rules.h"
+#include "policy/prkv/trace.h"
+#include "search.h"
 
 namespace pariskv {
 
-class PRKVPolicy : public Policy {
+class PRKVPolicy : public Search {
  public:
-  PRKVPolicy(const PRKV& settings, int64_t dense_below, const ModelShape& shape, Backend& backend);
+  /** @param memory  outlives it */
+  PRKVPolicy(const PRKV& settings, const Config& config, const ModelShape& shape,
+             BackendMemory& memory);
 
-  int64_t summary_bytes() const override;
-  int64_t state_bytes() const override { return 0; }
-  int64_t grain() const override { return own_.page; }
+  void plan(SequenceView& sequence) const override;
+  void enter(const std::vector<Span>& spans, Stream stream) override;
+  void leave(const Span&, Stream) override {}
   int64_t kept_rows(int64_t zone_tokens) const override;
   int64_t bytes_beside_kept(int64_t capacity) const override;
-  bool waits_for_kept() const override { return !own_.has_pages(); }
-  void reserve_keep(const std::vector<KeptChange>& changes) override;
-  void on_keep(const std::vector<KeptChange>& changes, Stream stream) override;
-  void plan(SequenceView& sequence) const override;
-  void on_spill(const std::vector<Span>& spans, Stream stream) override;
-  void on_recall(const Span&, Stream) override {}
-  Rules rules() const override { return own_; }
-  void explain(const Trace& trace, Explanation& explanation) const override;
+  void explain(const DecodeArgs& args, Stream stream, Explanation& explanation) override;
   Summaries summaries(const SequenceView& sequence) const override;
-  void clear_outside(uint8_t*, int64_t, int64_t) const override {}
-  bool fits_a_file() const override { return false; }  // kept rows and the ring have no place there
   int64_t unusable_keys(const SequenceView& sequence) const override;
 
- private:
-  PRKVKeep keep(const std::vector<KeptChange>& changes) const;
+  /** Rows that a refresh looks at, at least: so zones of tests can be small. */
+  void look_at_least(int64_t rows) { rules_.least_looked_at = rows; }
 
-  const PRKVRules own_;
+ protected:
+  /** Pages that enter zones: rows to digests. */
+  virtual void digest(const DigestArgs& args, Stream stream) = 0;
+  /** The rows that the first sequence keeps and the pages found for it; returns when it is known.
+   */
+  virtual PRKVTrace trace(const DecodeArgs& args, Stream stream) = 0;
+
+  PRKVRules rules_;
+
+ private:
   const int64_t dense_below_;
-  const ModelShape shape_;
-  Backend& backend_;
+  BackendMemory& memory_;
 };
 
 }  // namespace pariskv

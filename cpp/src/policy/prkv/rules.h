@@ -32,7 +32,6 @@ struct PRKVRules {
   int64_t page;          // neighbours
   int64_t static_pages;  // pages' worth of rows that are kept; kAuto: the prompt's queries say it
   bool box;              // a page's digest is a bound of its keys, else their mean distance
-  int64_t tail_rows = 0;
   int64_t least_looked_at = kLeastLookedAt;  // rows
 
   static constexpr int64_t kAuto = -1;

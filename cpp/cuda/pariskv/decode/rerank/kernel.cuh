@@ -337,9 +337,9 @@ __global__ void __maxnreg__(kRegistersBesideScore<kWords>)
   // A launch fetches its kernel's code, unless another launch was just before it: so the last
   // kernel's comes later, where it would come at once.
   if (!params.sets_flags) device::let_successor_start();
-  const auto look = [&](const Lane& lane, int head) {
-    const int64_t words = head * lane.head_bytes / int64_t(sizeof(uint32_t));
-    const ReadyFlags flags{lane.scratch.flags + words};
+  const auto look = [&](const ParisKVSlot& slot, int head) {
+    const int64_t words = head * slot.head_bytes / int64_t(sizeof(uint32_t));
+    const ReadyFlags flags{slot.scratch.flags + words};
     const uint32_t scored = params.awaits_flags ? flags.scored(params.token) : 0;
     if (device::lane_id() == 0) space.scored = scored;
   };

@@ -41,8 +41,8 @@ struct ResidentRows {
   __device__ __forceinline__ const char* operator()(int i) const {
     const HeadContext& context = block.context;
     if (tail_logits == nullptr) return row_at(context, i < before ? i : i + gap);
-    if (context.kept == nullptr) return row_at(context, int(tail.position(i)));
-    return context.kept + (int64_t(context.head) * capacity + i) * context.shape.row_bytes;
+    if (context.tail_copies == nullptr) return row_at(context, int(tail.position(i)));
+    return context.tail_copies + (int64_t(context.head) * capacity + i) * context.shape.row_bytes;
   }
   /** Of the tail logits are kept, and rows whose logit is not finite do not count. */
   __device__ __forceinline__ float noted(int i, int head, float logit) const {

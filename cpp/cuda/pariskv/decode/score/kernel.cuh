@@ -190,8 +190,8 @@ __global__ void __launch_bounds__(device::kThreads, 3)
   const uint32_t rank = blockIdx.x - index * uint32_t(params.blocks_per_head);
   device::let_successor_start();
   stage_queries<Element>(params, index, space.queries);
-  const auto look = [&](const Lane& lane, int head) {
-    const void* state = lane.layers[params.call.layer].state;
+  const auto look = [&](const ParisKVSlot& slot, int head) {
+    const void* state = slot.layers[params.call.layer].state;
     if (state == nullptr) return;
     space.statistics.stage(device::statistics_of(params.call.codec.layout, state, head));
   };

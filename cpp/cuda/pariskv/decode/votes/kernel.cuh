@@ -4,8 +4,6 @@
  */
 #pragma once
 
-#include <cstring>
-
 #include "pariskv/decode/score/prepare_query.cuh"
 #include "pariskv/decode/score/share.cuh"
 #include "pariskv/decode/votes/cast.cuh"
@@ -32,7 +30,7 @@ __global__ void __launch_bounds__(device::kThreads)
   const uint32_t index = params.by_blocks(int(blockIdx.x)), rank = blockIdx.x - index * blocks;
   const auto also = [&](const SequenceView& view, int head) {
     statistics = device::statistics_of(params.call.codec.layout, view.state, head);
-    std::memcpy(&vote_ratio, &view.plan[1], sizeof vote_ratio);  // ParisKVPlan
+    vote_ratio = ParisKVPlan::of(view).vote_ratio;
   };
   if (!find_context<Element>(params, index, context, also)) return;
   __syncthreads();

@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(int(kMaxHeadDim))
   merged.remember();
   // The parts of resident and kept rows come first in a head's scratch.
   const PageScratch scratch = page_scratch(params.scratch, reinterpret_cast<char*>(context.parts),
-                                           params.kept.call.lanes[context.row].zone_capacity);
+                                           params.kept.call.slots[context.row].page_capacity);
   __syncthreads();
   device::wait_for_predecessor();
   merge_parts(merged, scratch.fetched, &scratch.search->found);

@@ -1,0 +1,196 @@
+#include "pariskv/search.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "policy/pariskv/plan.h"
+#include "views.h"
+
+namespace pariskv::cuda {
+
+namespace {
+
+CodecConstants constants_of(const Codec& codec) {
+  CodecConstants constants{};
+  constants.layout = codec.layout;
+  for (size_t d = 0; d < codec.rotation_signs.size(); ++d) {
+    if (codec.rotation_signs[d] < 0) constants.negative[d / 32] |= 1u << (d % 32);
+  }
+  std::copy(codec.thresholds.begin(), codec.thresholds.end(), constants.thresholds);
+  std::copy(codec.centres.begin(), codec.centres.end(), constants.centres);
+  return constants;
+}
+
+/** Branches of encoding: what one has at least, and how many there are at most. */
+constexpr int64_t kLeastOfEncoder = 4, kMostEncoders = 4;
+/** Branches of a decode: heads that one has at least, and how many there are at most. */
+constexpr int64_t kLeastHeads = 8, kMostBranches = 2;
+
+template <typename Launch>
+void each_job(const EncodeArgs& args, int64_t begin, int64_t end, Launch launch) {
+  for (int64_t i = begin; i < end; ++i) {
+    const EncodeJob& job = args.jobs[i];
+    if (job.begin >= job.end) continue;
+    launch(EncodeCall{args.shape, constants_of(*args.codec), job.sequence.device, job.statistics,
+                      job.balance, job.begin, job.end, job.opening, job.has_prompt_queries});
+  }
+}
+
+}  // namespace
+
+ParisKVSearch::ParisKVSearch(CudaBackend& backend, const ParisKV& settings, const Config& config,
+                             const ModelShape& shape)
+    : ParisKVPolicy(settings, config, with_row_cache(shape, config, settings.top_k), backend),
+      backend_(backend),
+      slots_(backend),
+      counters_(backend) {}
+
+void ParisKVSearch::prepare(ParisKVSlot& slot, Block& scratch, const SequenceView& sequence) const {
+  const int64_t candidates = ParisKVPlan::of(sequence).candidates;
+  const int64_t zone = sequence.sparse != 0 ? sequence.zone_tokens() : 0;
+  const bool none = scratch.data() == nullptr;
+  if (none) slot.zone_capacity = slot.candidate_capacity = 0;
+  if (!none && zone <= slot.zone_capacity && candidates <= slot.candidate_capacity) return;
+  if (zone > slot.zone_capacity) slot.zone_capacity = with_room(zone, 4096);
+  if (candidates > slot.candidate_capacity) slot.candidate_capacity = with_room(candidates, 4096);
+  const auto lay_out = [&](char* base) {
+    return lay_out_scratch(base, shape_, rules_, slot.zone_capacity, slot.candidate_capacity);
+  };
+  // It comes as zeros: no flag has the token of a step.
+  slot.head_bytes = lay_out(nullptr).head_bytes;
+  scratch = backend_.arena().allocate(shape_.kv_heads * slot.head_bytes);
+  slot.scratch = lay_out(scratch.as<char>()).first;
+}
+
+void ParisKVSearch::reserve(const DecodeArgs& args) {
+  const DeviceGuard guard(backend_.device());
+  slots_.reserve(args, [&](ParisKVSlot& slot, Block& scratch, const SequenceView& sequence) {
+    prepare(slot, scratch, sequence);
+  });
+}
+
+void ParisKVSearch::copy_tail_rows(const TailCopyArgs& args, Stream stream) {
+  const DeviceGuard guard(backend_.device());
+  for (int64_t i = 0; i < args.batch; ++i) {
+    const TailCopyJob& job = args.jobs[i];
+    launch_copy_tail(
+        {shape_, job.sequence.device, job.tail, job.from, Tail::capacity(needs_.tail_rows)},
+        handle_of(stream));
+  }
+}
+
+void ParisKVSearch::encode(const EncodeArgs& args, Stream stream) {
+  const DeviceGuard guard(backend_.device());
+  // A flush is a few hundred keys of each layer: one after the other they would leave most of the
+  // device idle.
+  backend_.branches().share(args.batch, kLeastOfEncoder, kMostEncoders, handle_of(stream),
+                            [&](int64_t begin, int64_t end, cudaStream_t branch) {
+                              each_job(args, begin, end, [&](const EncodeCall& call) {
+                                if (call.codec.layout.block > 0) {
+                                  if (call.opening > 0) launch_balance(call, branch);
+                                  launch_means(call, branch);
+                                }
+                                launch_encode(call, branch);
+                                launch_tally(call, 1, branch);
+                              });
+                            });
+}
+
+void ParisKVSearch::forget(const EncodeArgs& args, Stream stream) {
+  const DeviceGuard guard(backend_.device());
+  each_job(args, 0, args.batch,
+           [&](const EncodeCall& call) { launch_tally(call, -1, handle_of(stream)); });
+}
+
+void ParisKVSearch::add_queries(const ObserveArgs& args, Stream stream) {
+  const DeviceGuard guard(backend_.device());
+  for (int64_t i = 0; i < args.batch; ++i) {
+    const ObserveJob& job = args.jobs[i];
+    launch_observe(
+        {args.shape, job.balance.query_squares, job.first, rows_of(job.q), job.q.shape[0]},
+        handle_of(stream));
+  }
+}
+
+DecodeCall ParisKVSearch::call_of(const DecodeArgs& args) const {
+  DecodeCall call{};
+  static_cast<StepCall&>(call) = step_of(args);
+  call.slots = slots_.data();
+  call.codec = constants_of(*rules_.codec);
+  call.scorer = rules_.scorer;
+  call.group_rule = rules_.group_rule;
+  call.top_k = rules_.top_k;
+  call.searchers = rules_.searchers;
+  call.tail_rows = rules_.tail_rows;
+  call.budget = rules_.budget;
+  call.heads = args.batch * args.shape.kv_heads;
+  call.counters = counters_.data();
+  call.first_step = kScore;
+  call.last_step = kAttend;
+  return call;
+}
+
+void ParisKVSearch::decode(const DecodeArgs& args, Stream stream) {
+  const DeviceGuard guard(backend_.device());
+  slots_.check_batch(args.batch);
+  if (args.batch == 0) return;
+  DecodeCall call = call_of(args);
+  // While some heads wait for the bus, the search for others goes on.
+  backend_.branches().share(call.heads, kLeastHeads, kMostBranches, handle_of(stream),
+                            [&](int64_t begin, int64_t end, cudaStream_t branch) {
+                              call.first_head = begin;
+                              call.heads = end - begin;
+                              launch_decode(call, branch);
+                            });
+}
+
+HeadTrace ParisKVSearch::trace_head(const SequenceView& sequence, int64_t head) {
+  const ParisKVSlot& slot = slots_.sent_to_explain();
+  const HeadScratch& at = slot.scratch;
+  const auto at_head = [&](const auto* of_first_head) {
+    return reinterpret_cast<const char*>(of_first_head) + head * slot.head_bytes;
+  };
+  const auto fetch_to = [&](auto& target, const auto* of_first_head, int64_t index, int64_t count) {
+    using Element = typename std::decay_t<decltype(target)>::value_type;
+    static_assert(std::is_same_v<const Element*, decltype(of_first_head)>);
+    target.resize(size_t(count));
+    backend_.fetch(target.data(), at_head(of_first_head + index), count * int64_t(sizeof(Element)));
+  };
+  std::vector<int32_t> count, selected;
+  fetch_to(count, at.candidate_count, 0, 1);
+  fetch_to(selected, at.selected_count, 0, 1);
+
+  HeadTrace trace;
+  fetch_to(trace.scores, at.scores, sequence.zone_begin % kScoreAlignment, sequence.zone_tokens());
+  fetch_to(trace.candidates, at.candidates, 0, count[0]);
+  for (int64_t s = 0; s < rules_.searchers; ++s) {
+    trace.logits.emplace_back();
+    fetch_to(trace.logits.back(), at.estimates, s * slot.candidate_capacity, count[0]);
+  }
+  std::vector<float> worth;
+  fetch_to(worth, at.worth, 0, count[0]);
+  fetch_to(trace.selected, at.selected, 0, selected[0]);
+  std::stable_sort(trace.selected.begin(), trace.selected.end(),
+                   [&](int32_t a, int32_t b) { return worth[size_t(a)] > worth[size_t(b)]; });
+  for (const int32_t index : trace.selected) trace.worth.push_back(worth[size_t(index)]);
+  if (rules_.budget > 0) backend_.fetch(&trace.mass, at_head(at.mass), int64_t(sizeof trace.mass));
+  return trace;
+}
+
+ParisKVTrace ParisKVSearch::trace(const DecodeArgs& args, Stream stream) {
+  const DeviceGuard guard(backend_.device());
+  DecodeCall call = call_of(args);
+  call.explains = true;
+  call.slots = slots_.explained();
+  call.counters = nullptr;
+  launch_decode(call, handle_of(stream));
+  wait_for(handle_of(stream), "explain");
+  ParisKVTrace trace;
+  trace.weighed = rules_.budget > 0;
+  for (int64_t head = 0; head < args.shape.kv_heads; ++head) {
+    trace.heads.push_back(trace_head(args.sequences[0], head));
+  }
+  return trace;
+}
+
+}  // namespace pariskv::cuda

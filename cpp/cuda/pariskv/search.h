@@ -1,0 +1,37 @@
+/** ParisKV on a GPU. */
+#pragma once
+
+#include "kernels.h"
+#include "policy/pariskv/policy.h"
+#include "slots.h"
+
+namespace pariskv::cuda {
+
+class ParisKVSearch final : public ParisKVPolicy {
+ public:
+  ParisKVSearch(CudaBackend& backend, const ParisKV& settings, const Config& config,
+                const ModelShape& shape);
+
+  void copy_tail_rows(const TailCopyArgs& args, Stream stream) override;
+  void reserve(const DecodeArgs& args) override;
+  void decode(const DecodeArgs& args, Stream stream) override;
+  DecodeCounts counts() override { return counters_.read(); }
+  int64_t scratch_bytes() const override { return slots_.scratch_bytes(); }
+  void clear_scratch(Stream stream) override { slots_.clear(stream); }
+
+ private:
+  void add_queries(const ObserveArgs& args, Stream stream) override;
+  void encode(const EncodeArgs& args, Stream stream) override;
+  void forget(const EncodeArgs& args, Stream stream) override;
+  ParisKVTrace trace(const DecodeArgs& args, Stream stream) override;
+
+  void prepare(ParisKVSlot& slot, Block& scratch, const SequenceView& sequence) const;
+  DecodeCall call_of(const DecodeArgs& args) const;
+  HeadTrace trace_head(const SequenceView& sequence, int64_t head);
+
+  CudaBackend& backend_;
+  SlotTable<ParisKVSlot> slots_;
+  Counters counters_;
+};
+
+}  // namespace pariskv::cuda

@@ -1,0 +1,138 @@
+/**
+ * The slots of a batch, in the device's memory: which sequence each decodes, and its scratch. The
+ * host writes words that changed, in stream order, so a captured graph reads those of its time.
+ */
+#pragma once
+
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "cuda_backend.h"
+#include "tables.h"
+
+namespace pariskv::cuda {
+
+/** @tparam Slot  a BatchSlot and what a policy adds, in words of 8 bytes */
+template <typename Slot>
+class SlotTable {
+ public:
+  explicit SlotTable(CudaBackend& backend)
+      : backend_(backend),
+        device_(backend.zeroed_block((kMostBatch + 1) * int64_t(sizeof(Slot)))) {}
+
+  /** (batch), in the device's memory. */
+  const Slot* data() const { return device_.as<Slot>(); }
+  /** The slot of a sequence that is explained, beside whatever is being decoded. */
+  const Slot* explained() const { return data() + kMostBatch; }
+  const Slot& sent_to_explain() const { return explaining_.sent; }
+
+  /**
+   * Gives each sequence of a step its slot.
+   * @param prepare  prepare(slot, scratch, sequence) sees that the scratch is large enough
+   */
+  template <typename Prepare>
+  void reserve(const DecodeArgs& args, Prepare prepare) {
+    if (args.traced) return set(kMostBatch, args, args.sequences[0], prepare);
+    check_batch(args.batch);
+    if (int64_t(rows_.size()) < args.batch) rows_.resize(size_t(args.batch));
+    for (int64_t i = 0; i < args.batch; ++i) set(i, args, args.sequences[i], prepare);
+    // Slots beyond are idle: a graph of more rows leaves them alone.
+    for (int64_t i = args.batch; i < int64_t(rows_.size()); ++i) {
+      Slot slot = rows_[size_t(i)].sent;
+      slot.layers = nullptr;
+      send(i, slot);
+    }
+  }
+
+  /** A recorded decode has not been reserved for. */
+  static void check_batch(int64_t batch) {
+    if (batch <= kMostBatch) return;
+    fail("[decode] sequences: expected at most ", kMostBatch, " at a time on a GPU, got ", batch);
+  }
+
+  int64_t scratch_bytes() const {
+    int64_t bytes = explaining_.scratch.bytes();
+    for (const Row& row : rows_) bytes += row.scratch.bytes();
+    return bytes;
+  }
+
+  /** Scratch of steps stays where it is: a captured graph may be replayed before its slots are told
+   * of another. */
+  void clear(Stream stream) {
+    for (Row& row : rows_) {
+      if (row.scratch.bytes() > 0) backend_.zero(row.scratch.data(), row.scratch.bytes(), stream);
+    }
+    explaining_.scratch = Block();
+  }
+
+ private:
+  static constexpr int64_t kMostBatch = 4096;
+
+  /** A slot as the host knows it. */
+  struct Row {
+    Slot sent{};
+    Block scratch;
+  };
+  Row& row(int64_t i) { return i == kMostBatch ? explaining_ : rows_[size_t(i)]; }
+
+  template <typename Prepare>
+  void set(int64_t i, const DecodeArgs& args, const SequenceView& sequence, Prepare prepare) {
+    Slot slot = row(i).sent;
+    slot.layers = sequence.device - args.layer;
+    prepare(slot, row(i).scratch, sequence);
+    send(i, slot);
+  }
+
+  void send(int64_t i, const Slot& slot) {
+    constexpr size_t kWords = sizeof(Slot) / 8;
+    static_assert(sizeof(Slot) % 8 == 0);
+    Slot& sent = row(i).sent;
+    uint64_t before[kWords], after[kWords];
+    std::memcpy(before, &sent, sizeof sent);
+    std::memcpy(after, &slot, sizeof slot);
+    auto* target = reinterpret_cast<uint64_t*>(device_.template as<Slot>() + i);
+    for (size_t word = 0; word < kWords; ++word) {
+      if (before[word] != after[word]) backend_.update_word(target + word, after[word]);
+    }
+    sent = slot;
+  }
+
+  CudaBackend& backend_;
+  Block device_;
+  std::vector<Row> rows_;
+  Row explaining_;
+};
+
+/** Half as much again as asked, so that a growing zone asks rarely: it is a cudaMalloc. */
+inline int64_t with_room(int64_t count, int64_t multiple) {
+  return (count + count / 2 + multiple - 1) / multiple * multiple;
+}
+
+/** Counters of decodes, in the device's memory. */
+class Counters {
+ public:
+  explicit Counters(CudaBackend& backend)
+      : backend_(backend), block_(backend.zeroed_block(int64_t(sizeof(DecodeCounts)))) {}
+
+  int64_t* data() const { return block_.as<int64_t>(); }
+  DecodeCounts read() {
+    DecodeCounts counts;
+    backend_.fetch(&counts, block_.data(), int64_t(sizeof counts));
+    return counts;
+  }
+
+ private:
+  CudaBackend& backend_;
+  Block block_;
+};
+
+/** Slots per kv head for rows that come over a bus; 0: none do. */
+inline ModelShape with_row_cache(const ModelShape& shape, const Config& config, int64_t selected) {
+  ModelShape own = shape;
+  if (config.placement == Placement::kDevice || selected == 0) return own;
+  own.cached_rows = row_cache_slots(config.row_cache < 0 ? 2 * selected : config.row_cache);
+  return own;
+}
+
+}  // namespace pariskv::cuda

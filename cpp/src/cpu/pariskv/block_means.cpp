@@ -1,0 +1,151 @@
+// What keys have in common is taken off before they are encoded: a mean per block of neighbours,
+// and the balance of channels. The formulas are in codec/block_means.h.
+#include "codec/block_means.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "cpu/pariskv/block_means.h"
+#include "cpu/pariskv/search.h"
+#include "cpu/rows.h"
+
+namespace pariskv::cpu {
+
+namespace {
+
+/** Calls `visit(key)` for the keys at [begin, end) that are finite, in order; returns how many. */
+template <typename Visit>
+int64_t each_finite_key(const Kernels& kernels, const ModelShape& shape,
+                        const SequenceView& sequence, int64_t head, int64_t begin, int64_t end,
+                        Visit visit) {
+  const int64_t dim = shape.rows.key_dim;
+  float key[kMaxHeadDim];
+  int64_t count = 0;
+  for (int64_t position = begin; position < end; ++position) {
+    kernels.to_float(row_at(shape, sequence, head, position), shape.rows.dtype, dim, key);
+    float worst = 0;  // 0 times what is not finite is NaN
+    for (int64_t c = 0; c < dim; ++c) worst += key[c] * 0.0f;
+    if (worst != 0) continue;
+    visit(key);
+    ++count;
+  }
+  return count;
+}
+
+/** The mean of the finite keys at [begin, end), all zero without any; returns their number. */
+int64_t mean_of(const Kernels& kernels, const ModelShape& shape, const SequenceView& sequence,
+                int64_t head, int64_t begin, int64_t end, double* mean) {
+  const int64_t dim = shape.rows.key_dim;
+  std::fill_n(mean, dim, 0.0);
+  const int64_t count =
+      each_finite_key(kernels, shape, sequence, head, begin, end, [&](const float* key) {
+        for (int64_t c = 0; c < dim; ++c) mean[c] = mean[c] + double(key[c]);
+      });
+  for (int64_t c = 0; count > 0 && c < dim; ++c) mean[c] = mean[c] / double(count);
+  return count;
+}
+
+/** The balance of one head. */
+void balance_head(const Kernels& kernels, const EncodeArgs& args, const EncodeJob& job,
+                  int64_t head) {
+  const ModelShape& shape = args.shape;
+  const int64_t block = args.codec->layout.block;
+  const int64_t dim = shape.rows.key_dim;
+  double mean[kMaxHeadDim], keys[kMaxHeadDim] = {}, queries[kMaxHeadDim], centre[kMaxHeadDim] = {};
+  int64_t count = 0;
+  for (int64_t begin = job.begin; begin < job.opening; begin += block - begin % block) {
+    const int64_t end = begin - begin % block + block;
+    mean_of(kernels, shape, job.sequence, head, begin, end, mean);
+    count += each_finite_key(kernels, shape, job.sequence, head, begin, end, [&](const float* key) {
+      for (int64_t c = 0; c < dim; ++c) {
+        const double left = double(key[c]) - mean[c];
+        keys[c] = std::fma(left, left, keys[c]);
+        centre[c] = centre[c] + double(key[c]);
+      }
+    });
+  }
+  for (int64_t c = 0; count > 0 && c < dim; ++c) keys[c] = keys[c] / double(count);
+
+  // Half a head apart are channels that a rotation of positions may turn into one another.
+  const double* squares = job.balance.query_squares + head * dim;
+  double paired[kMaxHeadDim];
+  for (int64_t c = 0; c < dim; ++c) {
+    queries[c] = squares[c] + squares[(c + dim / 2) % dim];
+    paired[c] = keys[c] + keys[(c + dim / 2) % dim];
+  }
+  float* gain = job.balance.gain + head * dim;
+  set_stretch(paired, job.has_prompt_queries ? queries : nullptr, dim,
+              job.balance.stretch + head * dim, gain);
+
+  double largest = 0;
+  for (int64_t c = 0; count > 0 && c < dim; ++c) {
+    centre[c] = centre[c] / double(count) * double(gain[c]);
+    largest = std::max(largest, std::fabs(centre[c]));
+  }
+  const float step = centre_step(largest);
+  job.balance.centre_step[head] = step;
+  for (int64_t c = 0; c < dim; ++c) {
+    job.balance.centre[head * dim + c] = centre_level(centre[c], step);
+  }
+}
+
+}  // namespace
+
+void set_balance(ThreadPool& pool, const Kernels& kernels, const EncodeArgs& args,
+                 const EncodeJob& job) {
+  pool.parallel_for(args.shape.kv_heads,
+                    [&](int64_t head) { balance_head(kernels, args, job, head); });
+}
+
+void store_mean(const Kernels& kernels, const EncodeArgs& args, const EncodeJob& job, int64_t head,
+                int64_t begin, int64_t end, float* gain, float* shift) {
+  const ModelShape& shape = args.shape;
+  const int64_t dim = shape.rows.key_dim;
+  const SummaryLayout layout = args.codec->layout;
+  uint8_t* segment = job.sequence.summaries[begin / shape.segment_tokens];
+  const int64_t number = begin % shape.segment_tokens / layout.block;
+  double mean[kMaxHeadDim];
+  const int64_t count = mean_of(kernels, shape, job.sequence, head, begin, end, mean);
+  std::fill_n(gain, layout.rotated_dim, 0.0f);
+  std::fill_n(shift, layout.rotated_dim, 0.0f);
+  std::memcpy(gain, job.balance.gain + head * dim, size_t(dim) * sizeof(float));
+  const int16_t* centre = job.balance.centre + head * dim;
+  const float centre_step = job.balance.centre_step[head];
+  double largest = 0;
+  for (int64_t c = 0; count > 0 && c < dim; ++c) {
+    mean[c] = mean[c] * double(gain[c]) - double(centre[c]) * double(centre_step);
+    largest = std::max(largest, std::fabs(mean[c]));
+  }
+  const float step = mean_step(largest);
+  int8_t* levels = layout.means(segment, head, number);
+  std::memset(levels, 0, size_t(layout.rotated_dim));
+  for (int64_t c = 0; c < dim; ++c) {
+    levels[c] = mean_level(mean[c], step);
+    shift[c] = -(float(levels[c]) * step) - float(centre[c]) * centre_step;
+  }
+  *layout.steps(segment, head, number) = step;
+}
+
+void ParisKVSearch::add_queries(const ObserveArgs& args, Stream) {
+  const ModelShape& shape = args.shape;
+  const int64_t dim = shape.rows.key_dim;
+  device_.pool.parallel_for(args.batch * shape.kv_heads, [&](int64_t task) {
+    const ObserveJob& job = args.jobs[task / shape.kv_heads];
+    const int64_t head = task % shape.kv_heads;
+    double* squares = job.balance.query_squares + head * dim;
+    if (job.first) std::fill_n(squares, dim, 0.0);
+    float query[kMaxHeadDim];
+    for (int64_t i = 0; i < job.q.shape[0]; ++i) {
+      for (int64_t g = 0; g < shape.group; ++g) {
+        device_.kernels.to_float(element_at(job.q, i, head * shape.group + g), shape.rows.dtype,
+                                 dim, query);
+        for (int64_t c = 0; c < dim; ++c) {  // the square of a float is exact
+          squares[c] = squares[c] + double(query[c]) * double(query[c]);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace pariskv::cpu
