@@ -40,9 +40,7 @@ struct Zone {
     }
     return own;
   }
-  int64_t most_kept() const {
-    return PRKVRules{policy.budget, policy.page, static_pages, false}.most_kept();
-  }
+  PRKVRules rules() const { return {policy.budget, policy.page, static_pages, false}; }
 };
 
 Zone make(const char* name, const std::function<void(Zone&)>& change) {
@@ -186,7 +184,7 @@ class Home {
 
   /** A block of kept rows of a zone that ends there. */
   const SequenceView& with_block(int64_t end) {
-    const int64_t capacity = std::min(end - zone_.sink, zone_.most_kept());
+    const int64_t capacity = std::min(end - zone_.sink, zone_.rules().most_kept());
     const AmendedLayout amended = amended_of(shape_, capacity);
     blocks_.push_back(take(amended.begin + amended.bytes()));
     return view(end, blocks_.back().as<char>(), capacity);
