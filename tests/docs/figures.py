@@ -68,7 +68,7 @@ def listed(parts: list[str]) -> str:
 
 def readme() -> Iterator[str]:
     yield headline()
-    yield f"keeps a summary of {bytes_per_key(128):.0f} bytes beside each key"
+    yield f"stores a summary of {bytes_per_key(128):.0f} bytes beside each key"
     yield from speed_on_cpu("| {:,} | {} ms | {} ms | {} × |")
     noted(
         "quality", "| 128K, two CPU cores with AVX2, ms, in turns, twice | 13.7, 11.7 | 12.1, 9.8 |"
@@ -172,7 +172,7 @@ def index() -> Iterator[str]:
 
 
 def design() -> Iterator[str]:
-    yield f"keeps a summary of {bytes_per_key(128):.0f} bytes beside each key"
+    yield f"stores a summary of {bytes_per_key(128):.0f} bytes beside each key"
     noted(
         "quality",
         "| **second and the rerank with 128 other keys in its log-sum-exp** | .988 | .975 | .921 |",
@@ -331,7 +331,7 @@ def transformers() -> Iterator[str]:
 
 
 def head_size() -> Iterator[str]:
-    yield f"160 dimensions keep the summaries of 256, {bytes_per_key(256, 0):.0f} bytes"
+    yield f"160 dimensions have the summaries of 256, {bytes_per_key(256, 0):.0f} bytes"
 
 
 def tutorial() -> Iterator[str]:
@@ -360,7 +360,7 @@ SAID = {
 GIVEN = {
     "DESIGN.md": ("K and V take 512 bytes", "tags in 32 bytes"),
     "docs/add-a-head-size.md": ("pieces of 16 bytes",),
-    "docs/glossary.md": ("8 bytes of a device table",),
+    "docs/glossary.md": ("updated by words of 8 bytes",),
     "docs/memory.md": (
         "132 bytes per block and kv head",
         "18 bytes per channel",

@@ -127,7 +127,7 @@ class Look:
 
 
 def look(run: Run) -> Look:
-    """At the last step of a watched run."""
+    """At the last model step of a watched run."""
     tokens = run.engine.length(run.sequence)
     return Look(tokens, [_of_layer(run, run.queries[key]) for key in sorted(run.queries)])
 

@@ -67,7 +67,7 @@ def _device(arguments: argparse.Namespace, gpus: list[machine.Gpu]) -> str:
 def _steps(
     arguments: argparse.Namespace, shape: ModelShape, context: int, device: str
 ) -> dict[str, Any]:
-    """Seconds of a step in all engine layers, of ours and of torch, and where they are from."""
+    """Seconds of a model step: all engine layers, of ours and of torch, and where they are from."""
     from pariskv_core.cli import figures
 
     if arguments.kept:

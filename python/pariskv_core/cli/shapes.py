@@ -169,7 +169,7 @@ def _of_fields(fields: dict[str, Any], file: Path, weights: int) -> ModelShape:
     layers, heads = fields["num_hidden_layers"], fields["num_attention_heads"]
     kv_heads = fields.get("num_key_value_heads") or heads
     head_dim = fields.get("head_dim") or (fields.get("hidden_size") or 0) // heads
-    layers -= fields.get("num_kv_shared_layers") or 0  # the last ones, which keep no rows
+    layers -= fields.get("num_kv_shared_layers") or 0  # the last ones, which store no rows
     kinds = (fields.get("layer_types") or ["full_attention"] * layers)[:layers]
     full = kinds.count("full_attention")
     if full == 0:

@@ -26,8 +26,8 @@ class _Attached(NamedTuple):
 
 
 _ATTACHED = "_pariskv_attached"  # attribute of a model
-# Where a model has captured steps: the store of its last call, whose engine and graphs the next one
-# takes over, and what they were made for.
+# Where model steps are captured: the store of a model's last call, whose engine and graphs the
+# next one takes over, and what they were made for.
 _last: weakref.WeakKeyDictionary[Any, tuple[Any, Store]] = weakref.WeakKeyDictionary()
 # cache_implementation: hybrid is a default of old configs, dynamic_full is asked of assistants.
 _SERVED = (None, "dynamic", "hybrid", "dynamic_full")

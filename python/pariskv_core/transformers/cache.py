@@ -130,7 +130,7 @@ class PariskvCache(versions.DynamicCache):
 
     @property
     def replays(self) -> int:
-        """How many steps were replays of a captured graph: see `attach(model, graph=True)`."""
+        """How many model steps were replays of a graph: see `attach(model, graph=True)`."""
         return self._store.replays
 
     @property

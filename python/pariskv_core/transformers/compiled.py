@@ -1,4 +1,4 @@
-"""A model's layers as torch.compile makes them, for steps of one token.
+"""A model's layers as torch.compile makes them, for model steps of one token.
 
 The engine's two calls of a layer, `update` and the attention, stay Python; torch compiles what lies
 between them: norms, projections, rotary embeddings, the feed-forward part. One token's work there
@@ -28,12 +28,12 @@ _compiled: weakref.WeakKeyDictionary[Any, CompiledLayers] = weakref.WeakKeyDicti
 
 
 class CompiledLayers:
-    """The decoder's layers of one model. Nothing is compiled before the first step."""
+    """The decoder's layers of one model. Nothing is compiled before the first model step."""
 
     def __init__(self, model: Any) -> None:
         _keep_the_engine_python()
         self._layers = _layers(model)
-        # Shapes are those of a step, (rows, 1, ...): static ones make the better kernels.
+        # Shapes are those of a model step, (rows, 1, ...): static ones make the better kernels.
         self._forwards = [torch.compile(layer.forward, dynamic=False) for layer in self._layers]
 
     @contextlib.contextmanager

@@ -65,7 +65,7 @@ def dense_attention(
     logits: Logits,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """A layer that keeps its keys in torch: a sliding one, or one without our cache."""
+    """A layer whose keys stay in torch: a sliding one, or one without our cache."""
     if kwargs.get("sliding_window") is None and k.shape[-2] > q.shape[-2] > 0:
         warnings.warn(
             '[transformers] cache: attention is "pariskv" and the cache is not, so this model runs '

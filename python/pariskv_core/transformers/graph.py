@@ -1,4 +1,4 @@
-"""Steps of one token as replays of a captured CUDA graph, with layers that torch has compiled.
+"""Model steps of one token as replays of a CUDA graph, with layers that torch has compiled.
 
 While `generate` runs, the model's forward is a Stepper. Steps of one token are done by compiled
 layers, by a graph, captured for each batch size, or by both. Other passes are the model's own, so
@@ -26,9 +26,9 @@ from .store import Store
 
 # What a graph reads anew in each replay, (batch, 1) and (1).
 _IDS, _PLACES, _COLUMN = "input_ids", "position_ids", "cache_position"
-# Growing by a column of ones a step, it says nothing that the cache does not know.
+# Growing by a column of ones a model step, it says nothing that the cache does not know.
 _MASK = "attention_mask"
-# Outputs that a caller keeps beyond the next step, of which a graph has one copy only.
+# Outputs that a caller holds beyond the next model step, of which a graph has one copy only.
 _KEPT = ("output_attentions", "output_hidden_states", "output_router_logits")
 # Rotary embeddings that look at the positions on the host.
 _ROTARY_ON_HOST = ("dynamic", "longrope")
@@ -109,7 +109,7 @@ class Stepper:
     def _captured(
         self, store: Store, inputs: dict[str, torch.Tensor], others: dict[str, Any]
     ) -> Captured | None:
-        """None for a step that is to run by itself: the first one of its kind, or each one."""
+        """None for a model step to run by itself: the first one of its kind, or each one."""
         plain = {
             name: value
             for name, value in others.items()
@@ -180,7 +180,7 @@ _turns: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 def stepping(
     model: Any, *, columns: int, graph: bool, compiled: CompiledLayers | None
 ) -> Iterator[None]:
-    """The model's steps of one token are done by a Stepper as long as this lasts.
+    """Model steps of one token are done by a Stepper as long as this lasts.
 
     One thread at a time, since the model's own forward is another one meanwhile.
     """

@@ -48,7 +48,7 @@ def pariskv_mask(**kwargs: Any) -> torch.Tensor | None:
     if kwargs["mask_function"] is not versions.causal_mask_function:
         return versions.sdpa_mask(**kwargs)  # sliding layers, which are the library's
     if kwargs.get("attention_mask") is None and (_steps.get() or _capturing()):
-        return None  # what follows would ask the device, or differ from step to step
+        return None  # what follows would ask the device, or differ from one model step to the next
     if not versions.keys_end_with_queries(kwargs):
         raise NotImplementedError(
             "[transformers] cache: expected a PariskvCache, got a static cache, or a mask that "

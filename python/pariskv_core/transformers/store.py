@@ -64,20 +64,20 @@ def _release(engine: pk.Cache, sequences: list[int]) -> None:
 
 @dataclass
 class Graphs:
-    """Captured steps of one engine. They take turns, so they share their memory."""
+    """Captured model steps of one engine. They take turns, so they share their memory."""
 
     pool: Any = None
     of: dict[Any, Any] = field(default_factory=dict)
-    # Kinds of steps that have run once: nothing can be loaded or compiled during a capture.
+    # Kinds of model steps that have run once: nothing can be loaded or compiled during a capture.
     warm: set[Any] = field(default_factory=set)
-    refused: bool = False  # the model's step cannot be captured
+    refused: bool = False  # the model step cannot be captured
 
 
 class Store:
     """One engine cache, the sequences of a batch, and which columns of the batch are tokens."""
 
     def __init__(self, layers: int, settings: dict[str, Any], *, alone: bool) -> None:
-        """`alone`: the model has no layers that keep rows elsewhere."""
+        """`alone`: the model has no layers with rows elsewhere."""
         self.graphs = Graphs()
         self.recording = False  # a graph: what layers do now is done in its replays
         self.replays = 0
@@ -324,7 +324,7 @@ class Store:
             self._sequences[row] = self.engine.fork(self._sequences[first])
         self._copies = {}
 
-    # A step of one token as a replay of a captured graph.
+    # A model step of one token as a replay of a captured graph.
 
     def stands(self, batch: int) -> bool:
         """Every layer of the model is here, and all have tokens of this batch."""
