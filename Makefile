@@ -18,7 +18,7 @@ SOURCES := CMakeLists.txt pyproject.toml $(shell find cmake cpp python -type f -
 CPP_FILES = $(shell find bench cpp examples python tests -regex '.*\.\(h\|cpp\|cuh?\|inl\)')
 
 .PHONY: help demo test test-cpp test-python test-transformers sanitize bench quality quality-gpu \
-	quality-models quality-inside quality-policies wheel test-wheel docs stubs format lint clean
+	quality-models quality-inside quality-policies wheel test-wheel docs format lint clean
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -70,10 +70,6 @@ test-wheel: ## install each wheel of dist/ where no compiler is, and run a demo;
 docs: .venv/.docs ## the documentation as HTML, in build/docs/html
 	@.venv/bin/python docs/site/build.py
 	@echo build/docs/html/index.html
-
-stubs: .venv/.test ## regenerate the type stub of the extension
-	@.venv/bin/python -m nanobind.stubgen -q -m pariskv_core._core -p python/stub_patterns.txt \
-	  -o python/pariskv_core/_core.pyi
 
 format: .venv/.test ## format C++ and Python
 	@.venv/bin/clang-format -i $(CPP_FILES)

@@ -14,6 +14,25 @@ target_compile_options(
                 -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=)
 install(TARGETS _core LIBRARY DESTINATION .)
 
+# Its type stub. The generator imports the extension, from a package without the modules that need
+# NumPy; a machine that cross-compiles cannot.
+if(CMAKE_CROSSCOMPILING)
+  message(STATUS "pariskv: cross-compiling, so this build has no type stub of the extension")
+else()
+  set(package ${CMAKE_CURRENT_BINARY_DIR}/python/pariskv_core)
+  file(WRITE ${package}/__init__.py "")
+  configure_file(python/pariskv_core/_array.py ${package}/_array.py COPYONLY)
+  set_target_properties(_core PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${package})
+  nanobind_add_stub(
+    _core_stub
+    MODULE pariskv_core._core
+    OUTPUT ${package}/_core.pyi
+    PYTHON_PATH ${CMAKE_CURRENT_BINARY_DIR}/python
+    PATTERN_FILE ${PROJECT_SOURCE_DIR}/python/stub_patterns.txt
+    DEPENDS _core)
+  install(FILES ${package}/_core.pyi DESTINATION .)
+endif()
+
 # The wheels that are published also bring the C++ library: the other machine's may be older.
 if(PARISKV_GLIBC)
   target_sources(_core PRIVATE ${PROJECT_SOURCE_DIR}/packaging/older_glibc.cpp)
