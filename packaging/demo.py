@@ -1,6 +1,7 @@
 """What a wheel is tried with: a fact planted among 20,000 made-up tokens has to be found."""
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pariskv_core as pk
@@ -19,5 +20,7 @@ if not (found == fact).any(axis=1).all():
     sys.exit("the planted fact was not found")
 if abs(out[0] - np.repeat(v[fact], 4, axis=0)).max() > 0.05:
     sys.exit("the attention is not the planted row")
+if not Path(pk.__file__).with_name("_core.pyi").is_file():
+    sys.exit("the type stub of the extension is missing")
 built = "with" if pk.is_built("cuda") else "without"
 print(f"{pk.__version__} ({pk.cpu_level()}, {built} CUDA) found the planted fact")
