@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -74,3 +75,13 @@ def test_the_picture_shows_the_results() -> None:
         assert drawn.text["Description"] == picture.what_it_shows(), (
             "run: python docs/site/picture.py"
         )
+
+
+def test_tables_of_the_lab_are_made_of_its_results() -> None:
+    program = (
+        "from quality import sources, tables\n"
+        "page = tables.PAGE.read_text()\n"
+        "raise SystemExit(tables.filled(page, sources.load()) != page)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT / "bench", check=False)
+    assert done.returncode == 0, "run in bench/: python -m quality tables --write"
