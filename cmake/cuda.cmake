@@ -2,12 +2,10 @@
 # file under cpp/cuda belongs to it, so adding one takes no edit here; no_cuda.cpp alone stands
 # in for all of them in a build without.
 include(CheckLanguage)
+include(${CMAKE_CURRENT_LIST_DIR}/cuda_architectures.cmake)
 
 set(PARISKV_CUDA AUTO CACHE STRING "The CUDA backend: ON, OFF, or AUTO for where nvcc is found")
 set_property(CACHE PARISKV_CUDA PROPERTY STRINGS AUTO ON OFF)
-set(PARISKV_CUDA_ARCHITECTURES "" CACHE STRING
-    "What to compile for: empty for every GPU since 8.0, or few for a quick build (90; native)")
-
 option(PARISKV_POOLING "Off: every block of GPU memory on its own, for compute-sanitizer" ON)
 
 set(cuda_dir ${PROJECT_SOURCE_DIR}/cpp/cuda)
@@ -66,27 +64,8 @@ if(NOT PARISKV_POOLING)
 endif()
 target_link_libraries(pariskv PRIVATE CUDA::cudart_static)
 
-# Machine code for each, and PTX of the last for what comes after it.
-set(architectures ${PARISKV_CUDA_ARCHITECTURES})
-if(NOT architectures)
-  execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --list-gpu-code OUTPUT_VARIABLE known)
-  foreach(architecture 80 86 89 90 100 120)
-    if(known MATCHES "sm_${architecture}[^0-9a-z]")
-      list(APPEND architectures ${architecture}-real)
-      set(last ${architecture})
-    else()
-      message(STATUS "pariskv: ${CMAKE_CUDA_COMPILER} does not know sm_${architecture}, so there "
-                     "is no code for such GPUs in this build; nvcc 12.8 or newer knows them all")
-    endif()
-  endforeach()
-  list(APPEND architectures ${last}-virtual)
-endif()
-list(LENGTH architectures kinds)
-if(kinds GREATER 2)
-  message(STATUS "pariskv: compiling the CUDA backend for every GPU since 8.0, which takes minutes; "
-                 "PARISKV_CUDA_ARCHITECTURES=native compiles for the GPU here alone, and "
-                 "PARISKV_CUDA=OFF leaves CUDA out")
-endif()
+execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --list-gpu-code OUTPUT_VARIABLE known)
+pariskv_choose_architectures("${PARISKV_CUDA_ARCHITECTURES}" "${known}" architectures)
 # A plain number is machine code and PTX; "native" is the code of the GPUs here and nothing else.
 if("${architectures}" MATCHES "(^|;)([0-9]+(-virtual)?|all|all-major)(;|$)")
   set_source_files_properties(${cuda_dir}/architectures.cu PROPERTIES COMPILE_DEFINITIONS

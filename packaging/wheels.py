@@ -158,7 +158,7 @@ def publishable(wheel: Path, tools: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cuda", default="AUTO", choices=["ON", "OFF", "AUTO"])
-    parser.add_argument("--architectures", default="", help="empty: every GPU since 8.0")
+    parser.add_argument("--architectures", default="all-supported", help="every GPU since 8.0")
     parser.add_argument(
         "--build-dir", default="build/wheels", help="compiled files, kept for later"
     )

@@ -128,14 +128,27 @@ def test_a_build_without_nvcc_names_the_remedy(tmp_path: Path) -> None:
     assert how in said
 
 
-@pytest.mark.skipif(not pk.is_built("cuda"), reason="needs a CUDA compiler")
-def test_a_build_for_everybody_has_code_for_every_gpu(tmp_path: Path) -> None:
-    code, said = configured(tmp_path, "-D", "PARISKV_CUDA=ON")
+def compiled_for(folder: Path, *options: str, **environment: str) -> set[tuple[str, ...]]:
+    """The kinds of code that nvcc is asked for, file by file."""
+    code, said = configured(folder, "-D", "PARISKV_CUDA=ON", *options, **environment)
     assert code == 0, said
-    commands = (tmp_path / "build.ninja").read_text()
-    kinds = {
+    commands = (folder / "build.ninja").read_text()
+    return {
         tuple(re.findall(r"--generate-code=arch=compute_\w+,code=\[(\w+)\]", flags))
         for flags in re.findall(r"FLAGS = .*--generate-code.*", commands)
     }
+
+
+@pytest.mark.skipif(not pk.is_built("cuda"), reason="needs a CUDA compiler")
+def test_a_build_for_everybody_has_code_for_every_gpu(tmp_path: Path) -> None:
     everybody = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "compute_120")
+    kinds = compiled_for(tmp_path, "-D", "PARISKV_CUDA_ARCHITECTURES=all-supported")
     assert kinds == {everybody, ("sm_90a",)}
+
+
+@pytest.mark.skipif(not pk.is_built("cuda"), reason="needs a CUDA compiler")
+def test_a_build_by_default_has_code_for_the_gpus_that_are_here(tmp_path: Path) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 8.0\necho 9.0\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    kinds = compiled_for(tmp_path / "build", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert kinds == {("sm_80", "sm_90"), ("sm_90a",)}
