@@ -18,8 +18,9 @@ void bind_files(nb::class_<Handle>& cache) {
       "path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> None",
       R"(Writes a sequence to a file, with a checksum for each part. Changes nothing.
 
-An older file is replaced when the disk has all of the new one, or not at all. Raises OSError for
-what the system refuses: a full disk, a folder that is not there.)");
+An older file is replaced when the disk has all of the new one, or not at all. Its mode, owner and
+access list are kept; a link is followed. Raises OSError for what the system refuses: a full disk, a
+folder that is not there.)");
   define(
       cache, {"load", {"path"}, {}, {"stream"}},
       [](Handle& self, const Arguments& given) {

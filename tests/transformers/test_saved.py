@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,59 @@ def test_a_save_that_fails_leaves_the_old_cache(saved, monkeypatch):
             cache.save(target)
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
     assert [p.name for p in folder.parent.iterdir()] == ["saved"]
+    assert pkt.PariskvCache.load(folder, made.config).get_seq_length() == cache.get_seq_length()
+
+
+@pytest.fixture
+def umask() -> Any:
+    before = os.umask(0o022)
+    yield os.umask
+    os.umask(before)
+
+
+def _modes(folder: Path) -> set[str]:
+    return {oct(path.stat().st_mode & 0o7777) for path in folder.iterdir()}
+
+
+def test_a_private_cache_stays_private_and_a_new_one_follows_the_umask(saved, umask):
+    _, cache, folder = saved
+    for old in ("row-*.pkv", "layers-*", "cache.json"):  # what one file forbids, all forbid
+        for path in folder.iterdir():
+            path.chmod(0o644)
+        next(folder.glob(old)).chmod(0o600)
+        umask(0)
+        cache.save(folder)
+        assert _modes(folder) == {"0o600"}
+    for mask, mode in ((0o022, "0o644"), (0o077, "0o600")):
+        umask(mask)
+        cache.save(folder.parent / mode)
+        assert _modes(folder.parent / mode) == {mode}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of other owners")
+def test_a_saved_cache_keeps_its_owner(saved):
+    _, cache, folder = saved
+    for path in folder.iterdir():
+        path.chmod(0o640)
+        os.chown(path, 1234, 4321)
+    cache.save(folder)
+    assert _modes(folder) == {"0o640"}
+    assert {(p.stat().st_uid, p.stat().st_gid) for p in folder.iterdir()} == {(1234, 4321)}
+
+
+def test_links_are_followed(saved):
+    made, cache, folder = saved
+    link = folder.parent / "link"
+    link.symlink_to("target")  # not there yet
+    for _ in range(2):
+        cache.save(link)
+        assert link.is_symlink() and len(list((folder.parent / "target").iterdir())) == 5
+    (folder / "cache.json").rename(folder.parent / "elsewhere")
+    (folder / "cache.json").symlink_to("../elsewhere")
+    before = (folder.parent / "elsewhere").read_bytes()
+    cache.save(folder)
+    assert (folder / "cache.json").is_symlink()
+    assert (folder.parent / "elsewhere").read_bytes() != before
     assert pkt.PariskvCache.load(folder, made.config).get_seq_length() == cache.get_seq_length()
 
 

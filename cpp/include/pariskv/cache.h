@@ -252,7 +252,8 @@ class Cache {
    * has all of it; until then, and if anything fails, what was there stays. On a GPU it waits for
    * the work of earlier calls.
    *
-   * @param path  of a file, in the system's own bytes; an older one is replaced
+   * @param path  of a file, in the system's own bytes; an older one is replaced, and its mode, owner
+   *              and access list are kept. A link is followed, also to a file that is not there yet
    */
   void save(SequenceId sequence, const std::string& path) const;
 

@@ -24,7 +24,8 @@ class Descriptor {
 
 /**
  * A file that is written under another name in the same folder. `commit` puts it in the place of
- * `path`, all at once; without that nothing of it stays.
+ * `path`, all at once; without that nothing of it stays. Links are followed, there or not. A file
+ * that is replaced keeps its mode and owner; a new one follows the umask.
  */
 class NewFile {
  public:

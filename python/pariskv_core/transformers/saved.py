@@ -20,6 +20,7 @@ import torch
 
 import pariskv_core as pk
 
+from .files import Access, write_new
 from .store import Store
 from .support import decoder_config
 
@@ -53,18 +54,24 @@ def save(folder: Path, config: dict[str, Any], rollback: bool, store: Store, lay
     engine, sequences = store.engine, store.sequences
     if engine is None or not sequences:
         raise ValueError("[transformers] cache: expected tokens to save, got a cache without any")
+    if folder.is_symlink():
+        folder = Path(os.path.realpath(folder))  # it may lead to a folder that is not there yet
     made = _open_folder(folder)
+    before = _access(folder)
     token = secrets.token_hex(4)
     rows = [f"row-{token}-{i}.pkv" for i in range(len(sequences))]
     others = f"layers-{token}.safetensors"
     try:
         for name, sequence in zip(rows, sequences, strict=True):
+            if before is not None:  # the engine keeps who may read a file that it replaces
+                write_new(folder / name, b"", before)
             engine.save(sequence, folder / name)
         tensors = {"stored": store.columns.stored.contiguous(), **_tensors_of(layers)}
         data = safetensors.torch.save(tensors)
-        _write(folder / others, data)
+        write_new(folder / others, data, before)
         _write_manifest(
             folder,
+            before,
             {
                 "version": VERSION,
                 "written_by": f"pariskv_core {pk.__version__}",
@@ -169,6 +176,16 @@ def _unpacked(settings: dict[str, Any]) -> dict[str, Any]:
 # Files.
 
 
+def _access(folder: Path) -> Access | None:
+    """Who may read the cache that is there: what each of its files allows. None without one."""
+    if not (folder / MANIFEST).exists():
+        return None
+    access = Access.of(folder / MANIFEST)
+    for name in _own_files(folder):
+        access = access._replace(mode=access.mode & (folder / name).stat().st_mode)
+    return access
+
+
 def _own_files(folder: Path) -> list[str]:
     return [
         p.name for pattern in ("row-*.pkv", "layers-*.safetensors") for p in folder.glob(pattern)
@@ -199,25 +216,19 @@ def _open_folder(folder: Path) -> bool:
     return True
 
 
-def _write(path: Path, data: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _checksum(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+def _write_manifest(folder: Path, access: Access | None, manifest: dict[str, Any]) -> None:
     manifest = {**manifest, "sha256": _checksum(manifest)}
-    aside = folder / f"{MANIFEST}-{secrets.token_hex(4)}"
+    path = Path(os.path.realpath(folder / MANIFEST))  # a link stays one
+    aside = path.with_name(f"{MANIFEST}-{secrets.token_hex(4)}")
     try:
-        _write(aside, json.dumps(manifest, indent=1, sort_keys=True).encode())
-        aside.replace(folder / MANIFEST)
+        write_new(aside, json.dumps(manifest, indent=1, sort_keys=True).encode(), access)
+        aside.replace(path)
     except BaseException:
-        _remove(folder, [aside.name])
+        _remove(path.parent, [aside.name])
         raise
 
 
