@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import pariskv_core.transformers as pkt
 import torch
+from pariskv_core.transformers.versions import CACHE
 from transformers import AttentionInterface, DynamicCache, LlamaConfig, LlamaForCausalLM
 
 _TOKENS = 96  # timed, after as many that are not
@@ -49,7 +50,7 @@ def _milliseconds(model, ids, cache) -> float:
         model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
-            past_key_values=cache,
+            **{CACHE: cache},
             max_new_tokens=tokens,
             min_new_tokens=tokens,
             do_sample=False,
@@ -108,14 +109,14 @@ def _measure(model, rows: int, tokens: int, *, dense: bool) -> dict[str, float]:
         model.set_attn_implementation("sdpa")
         cache = DynamicCache(config=model.config)
         with torch.no_grad():
-            model(ids[:, :-1], past_key_values=cache, logits_to_keep=1)
+            model(ids[:, :-1], **{CACHE: cache}, logits_to_keep=1)
         found["dense_ms"] = _milliseconds(model, ids, cache)
         del cache
         torch.cuda.empty_cache()
     pkt.attach(model)
     cache = pkt.PariskvCache(model.config)
     with torch.no_grad():
-        model(ids[:, :-1], past_key_values=cache, logits_to_keep=1)
+        model(ids[:, :-1], **{CACHE: cache}, logits_to_keep=1)
     found["eager_ms"] = _milliseconds(model, ids, cache)
     for name, compiled in (("graph", False), ("compiled", True)):
         replays = cache.replays

@@ -18,6 +18,7 @@ from pariskv_core.cli.screen import Screen
 from pariskv_core.cli.sparse_run import Run
 from pariskv_core.cli.strip import strip
 from pariskv_core.cli.verify import compare
+from pariskv_core.transformers.versions import CACHE
 from transformers import DynamicCache
 
 
@@ -43,8 +44,8 @@ def test_the_mass_is_the_models_own_attention(loaded: Loaded, long_text: Path):
     model.set_attn_implementation("eager")
     with torch.no_grad():
         cache = DynamicCache(config=model.config)
-        model(ids[:, :-1], past_key_values=cache, logits_to_keep=1)
-        weights = model(ids[:, -1:], past_key_values=cache, output_attentions=True).attentions
+        model(ids[:, :-1], **{CACHE: cache}, logits_to_keep=1)
+        weights = model(ids[:, -1:], **{CACHE: cache}, output_attentions=True).attentions
     for layer, expected in zip(seen.layers, weights, strict=True):
         grouped = expected[0, :, 0].view(2, 2, -1).mean(dim=1)
         # The second layer's query has gone through attention that was estimated.

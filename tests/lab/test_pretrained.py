@@ -14,6 +14,7 @@ import pytest
 import torch
 from gguf_files import gguf_file
 from pariskv_core.cli.weights import MODELS, Part, Unusable, Weights
+from pariskv_core.transformers.versions import CACHE
 from quality import __main__ as program
 from quality import sources
 from quality.inside import Residency
@@ -176,7 +177,7 @@ def test_captures_are_what_the_models_attention_sees(transformers, family):
     found = capture.record(model, ids, capture.Recorder(layers, positions, [28, 29]))
     assert list(found) == layers
     for index, layer in found.items():
-        keys = told.past_key_values.layers[index].keys[0].transpose(0, 1)
+        keys = told[CACHE].layers[index].keys[0].transpose(0, 1)
         torch.testing.assert_close(layer.keys.float(), keys, atol=2e-3, rtol=2e-3)
         for head in range(4):
             logits = logits_of(layer.queries[:, head, None].float(), keys[:, head // 2])[:, 0]

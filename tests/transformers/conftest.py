@@ -15,6 +15,7 @@ import torch
 def pytest_configure(config: pytest.Config) -> None:
     # Of the libraries; what is ours to warn about, tests ask for.
     config.addinivalue_line("filterwarnings", "default")
+    config.addinivalue_line("filterwarnings", "error::FutureWarning")  # a name that they drop
     config.addinivalue_line("filterwarnings", r"error:\[transformers\]")
 
 

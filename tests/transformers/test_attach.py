@@ -10,7 +10,8 @@ import pariskv_core.transformers as pkt
 import pariskv_core.transformers.attached as attached
 import pytest
 import torch
-from tiny import DENSE, Counting, generated, model, prompt, ragged
+import transformers
+from tiny import CACHE, DENSE, Counting, generated, model, prompt, ragged
 from transformers import GenerationConfig
 
 
@@ -67,13 +68,43 @@ def test_a_cache_that_is_passed_is_used(made_caches):
     made_caches.clear()
     out = made.generate(
         **prompt(),
-        past_key_values=cache,
+        **{CACHE: cache},
         generation_config=GenerationConfig(max_new_tokens=4, do_sample=False, pad_token_id=0),
         return_dict_in_generate=True,
     )
-    assert out.past_key_values is cache
+    assert out[CACHE] is cache
     assert made_caches == []
     assert cache.get_seq_length() == 63
+
+
+@pytest.mark.skipif(CACHE == "past_key_values", reason="this transformers has one name alone")
+def test_a_cache_that_is_passed_by_its_older_name_is_used(made_caches):
+    made = pkt.attach(copy.deepcopy(model("llama")), **DENSE)
+    cache = pkt.PariskvCache(made.config, **DENSE)
+    made_caches.clear()
+    with pytest.warns(FutureWarning, match="`past_key_values` is deprecated"):
+        made.generate(**prompt(), past_key_values=cache, max_new_tokens=4, do_sample=False)
+    assert made_caches == []
+    assert cache.get_seq_length() == 63
+
+
+@pytest.mark.parametrize("how", [{}, {"compiled": True}, {"graph": True}])
+def test_an_attached_model_warns_of_nothing(how, caplog, recwarn):
+    made = copy.deepcopy(model("llama"))
+    transformers.logging.enable_propagation()
+    try:
+        caplog.clear()
+        recwarn.clear()
+        pkt.attach(made, **how, **DENSE)
+        for kind in ({}, {"prompt_lookup_num_tokens": 3}, {"num_beams": 2}):
+            made.generate(**prompt(), max_new_tokens=4, do_sample=False, **kind)
+        pkt.detach(made)
+    finally:
+        transformers.logging.disable_propagation()
+    shown = [w for w in recwarn if not issubclass(w.category, DeprecationWarning)]  # torch has some
+    assert [str(warning.message) for warning in shown] == []
+    theirs = [record for record in caplog.records if record.name.startswith("transformers")]
+    assert [record.getMessage() for record in theirs if record.levelname != "DEBUG"] == []
 
 
 def test_a_call_without_a_cache_makes_none(made_caches):

@@ -10,7 +10,7 @@ import pariskv_core as pk
 import pariskv_core.transformers as pkt
 import pytest
 import torch
-from tiny import DENSE, SEARCHING, SETTINGS, check_use, model, prompt, ragged
+from tiny import CACHE, DENSE, SEARCHING, SETTINGS, check_use, model, prompt, ragged
 from transformers import DynamicCache
 
 
@@ -18,7 +18,7 @@ def run(made: Any, cache: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.T
     made.set_attn_implementation("pariskv" if isinstance(cache, pkt.PariskvCache) else "eager")
     places = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :]
     with torch.no_grad():
-        out = made(ids, attention_mask=mask, position_ids=places, past_key_values=cache)
+        out = made(ids, attention_mask=mask, position_ids=places, **{CACHE: cache})
     made.set_attn_implementation("eager")
     return out.logits[:, -1]
 

@@ -10,7 +10,7 @@ import pariskv_core.transformers as pkt
 import pytest
 import torch
 from test_graph import both_ways, caches, gpu, moved, on_gpu  # noqa: F401  (caches: a fixture)
-from tiny import SEARCHING, distinct, generated, model, ragged
+from tiny import CACHE, SEARCHING, distinct, generated, model, ragged
 
 NEAR = {"atol": 2e-4, "rtol": 0}
 LOGITS = {"output_logits": True, "return_dict_in_generate": True}
@@ -86,7 +86,7 @@ def test_padding_in_a_chunk_of_one_column_is_not_stored(chunk):
     plain = pkt.attach(made, **SEARCHING).generate(**inputs, **how)
     pkt.attach(made, compiled=True, **SEARCHING)
     cache = pkt.PariskvCache(made.config, **SEARCHING)
-    assert torch.equal(plain, made.generate(**inputs, past_key_values=cache, **how))
+    assert torch.equal(plain, made.generate(**inputs, **{CACHE: cache}, **how))
     lengths = [cache.engine.length(sequence) for sequence in cache.sequences]
     assert lengths == (inputs["attention_mask"].sum(dim=1) + 5).tolist()
 
@@ -116,11 +116,11 @@ def test_a_step_that_fails_leaves_the_layers_as_they_were(monkeypatch):
 
     inputs = ragged()
     cache = pkt.PariskvCache(made.config, **SEARCHING)
-    tokens = made.generate(**inputs, past_key_values=cache, max_new_tokens=3, do_sample=False)
+    tokens = made.generate(**inputs, **{CACHE: cache}, max_new_tokens=3, do_sample=False)
     decode = pk.Cache.decode
     monkeypatch.setattr(pk.Cache, "decode", fail)
     with pytest.raises(RuntimeError, match="the test's own"):
-        made.generate(tokens, past_key_values=cache, max_new_tokens=5, do_sample=False)
+        made.generate(tokens, **{CACHE: cache}, max_new_tokens=5, do_sample=False)
     assert all("forward" not in layer.__dict__ for layer in made.model.layers)
 
 

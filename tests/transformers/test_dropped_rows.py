@@ -9,7 +9,7 @@ import pariskv_core as pk
 import pariskv_core.transformers as pkt
 import pytest
 import torch
-from tiny import generated, model, prompt
+from tiny import CACHE, generated, model, prompt
 
 SETTINGS: dict[str, Any] = {
     "policy": pk.HardKV(most=16, p=1.0, placement="dropped"),
@@ -24,7 +24,7 @@ HOST = {**SETTINGS, "policy": pk.HardKV(most=16, p=1.0)}
 
 def forward(made: Any, cache: Any, ids: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        logits: torch.Tensor = made(input_ids=ids, past_key_values=cache).logits
+        logits: torch.Tensor = made(input_ids=ids, **{CACHE: cache}).logits
     return logits
 
 
@@ -79,7 +79,7 @@ def test_ragged_turns_are_decoded_token_by_token(llama):
                 input_ids=ids[:, begin:end],
                 attention_mask=mask[:, :end],
                 position_ids=(mask.cumsum(1) - 1).clamp(min=0)[:, begin:end],
-                past_key_values=cache,
+                **{CACHE: cache},
             ).logits
         for row, mine in enumerate(alone):
             first = max(begin, 30) if row == 0 else begin

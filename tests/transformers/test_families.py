@@ -9,6 +9,7 @@ import pariskv_core.transformers as pkt
 import pytest
 import torch
 from tiny import (
+    CACHE,
     FAMILIES,
     SETTINGS,
     VERSION,
@@ -32,11 +33,11 @@ def forced(made: Any, cache: Any, inputs: dict[str, torch.Tensor]) -> torch.Tens
     try:
         with torch.no_grad():
             places = (mask.cumsum(dim=1) - 1).clamp(min=0)
-            found = [made(**inputs, position_ids=places, past_key_values=cache).logits]
+            found = [made(**inputs, position_ids=places, **{CACHE: cache}).logits]
             for token in tokens.split(1, dim=1):
                 mask = torch.cat([mask, torch.ones_like(token)], dim=1)
                 places = mask.cumsum(dim=1)[:, -1:] - 1
-                out = made(token, attention_mask=mask, position_ids=places, past_key_values=cache)
+                out = made(token, attention_mask=mask, position_ids=places, **{CACHE: cache})
                 found.append(out.logits)
     finally:
         with_attention(made, "eager")

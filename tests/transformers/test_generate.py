@@ -9,7 +9,7 @@ import pariskv_core as pk
 import pariskv_core.transformers as pkt
 import pytest
 import torch
-from tiny import Counting, check_use, distinct, generated, model, prompt, ragged
+from tiny import CACHE, Counting, check_use, distinct, generated, model, prompt, ragged
 from transformers import TextStreamer
 
 WAYS: dict[str, tuple[dict[str, torch.Tensor], dict[str, Any]]] = {
@@ -71,7 +71,7 @@ def test_rows_are_kept_by_the_queries_of_the_prompt_and_of_every_flush(policy, a
     cache = pkt.PariskvCache(llama.config, **few)
     llama.set_attn_implementation("pariskv")
     with torch.no_grad():
-        llama(**inputs, past_key_values=cache)
+        llama(**inputs, **{CACHE: cache})
     stats = cache.engine.stats()
     assert (stats.keeps, stats.kept_rows) == (2, 2 * 2 * 16)  # layers; kv heads
     tokens = generated(llama, inputs, pkt.PariskvCache(llama.config, **few))
@@ -163,7 +163,7 @@ def test_a_copied_cache_serves_a_prefix_again(settings):
     prefix = pkt.PariskvCache(llama.config, **settings)
     llama.set_attn_implementation("pariskv")
     with torch.no_grad():
-        llama(**inputs, past_key_values=prefix)
+        llama(**inputs, **{CACHE: prefix})
     stored = prefix.engine.stats().row_bytes
     for seed in (8, 9):
         ids = torch.cat([inputs["input_ids"], prompt(1, 7, seed)["input_ids"]], dim=1)
@@ -192,7 +192,7 @@ def test_a_sparse_row_in_a_batch_is_the_row_alone():
         mask = inputs["attention_mask"]
         with torch.no_grad():
             places = (mask.cumsum(dim=1) - 1).clamp(min=0)
-            llama(**inputs, position_ids=places, past_key_values=cache)
+            llama(**inputs, position_ids=places, **{CACHE: cache})
             for t in range(40):
                 mask = torch.cat([mask, torch.ones(len(mask), 1).long()], dim=1)
                 places = mask.cumsum(dim=1)[:, -1:] - 1
@@ -200,7 +200,7 @@ def test_a_sparse_row_in_a_batch_is_the_row_alone():
                     tokens[:, t : t + 1],
                     attention_mask=mask,
                     position_ids=places,
-                    past_key_values=cache,
+                    **{CACHE: cache},
                 )
                 found.append(out.logits[:, -1])
         check_use(cache)

@@ -9,7 +9,7 @@ import pariskv_core.transformers as pkt
 import pariskv_core.transformers.attached as attached
 import pytest
 import torch
-from tiny import SEARCHING, distinct, generated, model, prompt, ragged, with_attention
+from tiny import CACHE, SEARCHING, distinct, generated, model, prompt, ragged, with_attention
 
 HAS_GPU = torch.cuda.is_available() and pk.is_built("cuda") and pk.is_available("cuda")
 gpu = pytest.mark.skipif(not HAS_GPU, reason="needs a GPU and a build with the CUDA backend")
@@ -132,7 +132,7 @@ def test_a_second_turn_and_a_copy_go_on(settings, caches):
     made = pkt.attach(on_gpu(), graph=True, **settings)
     cache = pkt.PariskvCache(made.config, **settings)
     inputs = moved(ragged())
-    first = made.generate(**inputs, past_key_values=cache, max_new_tokens=9, do_sample=False)
+    first = made.generate(**inputs, **{CACHE: cache}, max_new_tokens=9, do_sample=False)
     twin = copy.deepcopy(cache)
     turn = torch.cat([first, moved(prompt(3, 6, 9))["input_ids"]], dim=1)
     mask = torch.ones_like(turn)
@@ -143,7 +143,7 @@ def test_a_second_turn_and_a_copy_go_on(settings, caches):
         replays = used.replays
         results.append(
             made.generate(
-                turn, attention_mask=mask, past_key_values=used, max_new_tokens=15, do_sample=False
+                turn, attention_mask=mask, **{CACHE: used}, max_new_tokens=15, do_sample=False
             )
         )
         assert (used.replays > replays) == graph

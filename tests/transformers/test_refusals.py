@@ -11,13 +11,16 @@ import pariskv_core.transformers as pkt
 import pytest
 import torch
 import transformers
-from tiny import COMMON, DENSE, VERSION, Counting, generated, model, prompt
+from tiny import CACHE, COMMON, DENSE, VERSION, Counting, generated, model, prompt
 from transformers import DynamicCache, StaticCache
+
+# Version 4.57 warns of these itself.
+LIBRARY_REFUSES_WEIGHTS = pytest.mark.filterwarnings("ignore:.output_attentions=True. is not supp")
 
 
 def forward(made: Any, cache: Any, **changes: Any) -> Any:
     with torch.no_grad():
-        return made(**{**prompt(), "past_key_values": cache, **changes})
+        return made(**{**prompt(), CACHE: cache, **changes})
 
 
 def tokens(count: int, rows: int = 1) -> torch.Tensor:
@@ -103,7 +106,7 @@ def test_a_forgotten_attention_is_noticed_in_the_first_pass(llama, attention):
 
 
 def test_a_forgotten_cache_is_warned_about(llama):
-    with pytest.warns(UserWarning, match=r"\[transformers\] cache: .*past_key_values=PariskvCache"):
+    with pytest.warns(UserWarning, match=rf"\[transformers\] cache: .* {CACHE}=PariskvCache"):
         ids = llama.generate(**prompt(), max_new_tokens=3, do_sample=False)
     assert torch.equal(ids, generated(model("llama"), prompt(), max_new_tokens=3))
 
@@ -173,9 +176,10 @@ def test_a_mask_that_changes_the_past_is_refused(llama):
 
 def test_gradients_are_refused(llama):
     with pytest.raises(NotImplementedError, match=r"key: expected no gradients.*no_grad"):
-        llama(**prompt(), past_key_values=cache_of(llama))
+        llama(**prompt(), **{CACHE: cache_of(llama)})
 
 
+@LIBRARY_REFUSES_WEIGHTS
 def test_attention_weights_are_refused(llama):
     with pytest.raises(NotImplementedError, match="output_attentions"):
         forward(llama, cache_of(llama), output_attentions=True)
@@ -233,6 +237,7 @@ def test_a_call_that_fails_beside_sliding_layers_asks_for_a_reset(monkeypatch):
         forward(made, cache, **turn)
 
 
+@LIBRARY_REFUSES_WEIGHTS
 def test_a_refused_pass_leaves_the_cache_usable(llama):
     cache = cache_of(llama)
     with pytest.raises(NotImplementedError, match="output_attentions"):

@@ -10,6 +10,7 @@ import pariskv_core.transformers as pkt
 import pytest
 import torch
 import transformers
+from pariskv_core.transformers.versions import CACHE
 from transformers import DynamicCache
 
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
@@ -173,7 +174,7 @@ def generated(made: Any, inputs: dict[str, torch.Tensor], cache: Any = None, **h
     torch.manual_seed(17)
     how = {"max_new_tokens": 30, "do_sample": False, **how}
     try:
-        return made.generate(**inputs, past_key_values=cache, **how)
+        return made.generate(**inputs, **{CACHE: cache}, **how)
     finally:
         with_attention(made, "eager")
 

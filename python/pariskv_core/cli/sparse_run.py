@@ -84,7 +84,7 @@ class Run:
 @torch.no_grad()
 def forward(model: Any, ids: torch.Tensor, cache: Any) -> torch.Tensor:
     """The last token's logits, (vocabulary) float32."""
-    found: torch.Tensor = model(ids, past_key_values=cache, logits_to_keep=1).logits
+    found: torch.Tensor = model(ids, **{versions.CACHE: cache}, logits_to_keep=1).logits
     return found[0, -1].float()
 
 

@@ -7,7 +7,7 @@ or by hand, with a cache that is kept:
 
 >>> model.set_attn_implementation("pariskv")
 >>> cache = pkt.PariskvCache(model.config, top_k=100)
->>> model.generate(**inputs, past_key_values=cache)
+>>> model.generate(**inputs, cache=cache)  # past_key_values=cache before transformers 5.24
 
 Importing registers an attention function and a mask function under the name "pariskv" and changes
 nothing else: models that do not ask for that name run as before.

@@ -97,16 +97,16 @@ def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:
     use_cache = kwargs.get("use_cache")
     if use_cache is None:
         use_cache = config.use_cache
-    made = kwargs.get("past_key_values") is None and use_cache is not False
+    made = not versions.cache_given(kwargs) and use_cache is not False
     if made:
         drafts = kind == "dynamic_full" or any(kwargs.get(name) for name in _DRAFTS)
         if drafts:
             _refuse_drafts(attached.settings.get("policy"))
         rollback = drafts and not versions.RECORDS_PAST
         options = {"rollback": rollback, **attached.settings}
-        kwargs["past_key_values"] = PariskvCache(self.config, **options)
+        cache = kwargs[versions.CACHE] = PariskvCache(self.config, **options)
         if attached.graph:
-            _go_on(self, kwargs["past_key_values"])
+            _go_on(self, cache)
         if given is not None and given.cache_implementation is not None:
             kwargs["generation_config"] = copy.deepcopy(given)  # it names another cache
             kwargs["generation_config"].cache_implementation = None
@@ -115,7 +115,7 @@ def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:
     with stepping(self, columns=columns, graph=attached.graph, compiled=layers):
         tokens = type(self).generate(self, **kwargs)
     if attached.graph and made:  # a cache that was passed may have other settings
-        _keep(self, kwargs["past_key_values"])
+        _keep(self, cache)
     return tokens
 
 

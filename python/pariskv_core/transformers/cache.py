@@ -64,7 +64,9 @@ class PariskvLayer(versions.CacheLayerMixin):
 
 
 class PariskvCache(versions.DynamicCache):
-    """A cache for `generate(..., past_key_values=cache)`, of a model with attention "pariskv".
+    """A cache for `generate(..., cache=cache)`, of a model with attention "pariskv".
+
+    Before transformers 5.24 the argument is `past_key_values`.
 
     Full-attention layers are the engine's. Sliding layers stay the library's own.
 

@@ -69,7 +69,7 @@ def dense_attention(
     if kwargs.get("sliding_window") is None and k.shape[-2] > q.shape[-2] > 0:
         warnings.warn(
             '[transformers] cache: attention is "pariskv" and the cache is not, so this model runs '
-            "full attention: pass past_key_values=PariskvCache(model.config), or attach(model)",
+            f"full attention: pass {versions.CACHE}=PariskvCache(model.config), or attach(model)",
             stacklevel=2,
         )
     if isinstance(mask, PaddingMask):

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from . import versions
 from .cache import PariskvCache
 from .compiled import CompiledLayers
 from .store import Store
@@ -79,7 +80,7 @@ class Stepper:
         self._begun = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        cache: Any = kwargs.get("past_key_values")
+        cache: Any = kwargs.get(versions.CACHE)
         # The first pass of a call may bring any mask, a later one what generate has made of it.
         mine = self._begun and not args and isinstance(cache, PariskvCache)
         self._begun = True
@@ -91,7 +92,7 @@ class Stepper:
         if captured is None:
             return self._step(**inputs, **others) if self._compiled else self._forward(**kwargs)
         logits = captured.run(store, inputs)
-        return captured.made(logits=logits, past_key_values=cache)
+        return captured.made(logits=logits, **{versions.CACHE: cache})
 
     def _fits(self, cache: PariskvCache, kwargs: dict[str, Any]) -> bool:
         store, ids = cache._store, kwargs.get(_IDS)
@@ -113,7 +114,7 @@ class Stepper:
         plain = {
             name: value
             for name, value in others.items()
-            if name != "past_key_values" and value is not None
+            if name != versions.CACHE and value is not None
         }
         graphs = store.graphs
         if graphs.refused or any(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import transformers
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, GenerationMixin
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 from transformers.cache_utils import DynamicSlidingWindowLayer as SlidingLayer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
@@ -33,6 +34,18 @@ if _version < OLDEST:
 
 # From 5.23 on a sliding layer can keep what it drops, until a crop says what is needed.
 RECORDS_PAST = hasattr(Cache, "activate_past_recording")
+
+
+# By which name `generate` and a model's forward take a cache, and by which outputs have it: "cache"
+# from 5.24 on. There the older name is taken as well, with a warning of the library's.
+_OLDER = "past_key_values"
+_inputs = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+CACHE = "cache" if "cache" in _inputs else _OLDER
+
+
+def cache_given(kwargs: dict[str, Any]) -> bool:
+    """Whether a caller of `generate` passes a cache, by either name."""
+    return any(kwargs.get(name) is not None for name in (CACHE, _OLDER))
 
 
 def register(name: str, attention: Callable[..., Any], mask: Callable[..., Any]) -> None:
