@@ -7,7 +7,11 @@ from typing import Any, Protocol, runtime_checkable
 
 @runtime_checkable
 class Array(Protocol):
-    """Anything that speaks DLPack: a torch tensor, a NumPy or JAX array, ..."""
+    """Anything that speaks DLPack: a torch tensor, a NumPy or JAX array, ...
+
+    A tensor that requires a gradient is refused, since the gradient would be lost: pass
+    `tensor.detach()`.
+    """
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
 

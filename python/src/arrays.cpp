@@ -86,6 +86,22 @@ TensorView view_of(const char* verb, const char* argument, const Array& array, D
                            .c_str());
 }
 
+/** The gradient would be lost in silence; PyTorch does not export such tensors by DLPack either. */
+void refuse_gradient(const char* verb, const char* argument, nb::handle array) {
+  if (PyObject_CheckBuffer(array.ptr()) != 0) return;  // NumPy's: no attribute, and slow to say so
+  static PyObject* const name = PyUnicode_InternFromString("requires_grad");
+  const auto wanted = nb::steal<nb::object>(PyObject_GetAttr(array.ptr(), name));
+  if (!wanted.is_valid()) {
+    PyErr_Clear();
+  } else if (wanted.ptr() == Py_True) {
+    throw nb::value_error((place(verb, argument) +
+                           "expected a tensor that requires no gradient, got one that does, and it "
+                           "would be lost; pass " +
+                           argument + ".detach()")
+                              .c_str());
+  }
+}
+
 /** PyTorch, if somebody else has imported it; otherwise None. */
 nb::object torch_module() {
   const nb::object modules = nb::module_::import_("sys").attr("modules");
@@ -105,6 +121,7 @@ Borrowed borrow(const char* verb, const char* argument, nb::handle array, DType 
   if (!nb::try_cast(array, borrowed)) {
     refuse(verb, argument, array, "an array of numbers in CPU or CUDA memory that speaks DLPack");
   }
+  refuse_gradient(verb, argument, array);
   TensorView view = view_of(verb, argument, borrowed, expected);
   view.data = const_cast<void*>(borrowed.data());
   return {std::move(borrowed), {}, view};
@@ -119,6 +136,7 @@ Borrowed borrow_writable(const char* verb, const char* argument, nb::handle arra
            read_only ? "a writable array, not a read-only one"
                      : "an array of numbers in CPU or CUDA memory that speaks DLPack");
   }
+  refuse_gradient(verb, argument, array);
   TensorView view = view_of(verb, argument, borrowed, expected);
   view.data = borrowed.data();
   return {{}, std::move(borrowed), view};

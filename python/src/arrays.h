@@ -20,7 +20,10 @@ struct Borrowed {
   TensorView view;
 };
 
-/** For reading. Raises TypeError for what is no array, ValueError for what no cache takes. */
+/**
+ * For reading. Raises TypeError for what is no array, ValueError for what no cache takes and for a
+ * tensor that requires a gradient, which would be lost.
+ */
 Borrowed borrow(const char* verb, const char* argument, nb::handle array, DType expected);
 
 /** For writing: read-only memory is refused. */

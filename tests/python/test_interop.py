@@ -15,6 +15,7 @@ from support import (
     randn_kv,
     randn_q,
     randn_step,
+    unchanged,
 )
 
 in_host_memory = pytest.mark.cpu("NumPy's arrays lie in host memory")
@@ -211,14 +212,49 @@ def test_read_only_arrays_are_for_reading():
     assert f.cache.length(f.s) == 310
 
 
+def _wanting(x: torch.Tensor) -> torch.Tensor:
+    return x.clone().requires_grad_()
+
+
+def _refusals(f) -> dict:
+    """A call for each argument that is an array, which is one that requires a gradient."""
+    config = f.cache.config
+    q, k, v = randn_step(f.rng, 1, config)
+    keys, values = randn_kv(f.rng, 9, config)
+    bias = torch.zeros(config.query_heads, device=config.device)
+    calls = {
+        "prefill k": lambda: f.cache.prefill(0, [f.s], _wanting(keys), values),
+        "prefill v": lambda: f.cache.prefill(0, [f.s], keys, torch.nn.Parameter(values)),
+        "prefill q": lambda: f.cache.prefill(
+            0, [f.s], keys, values, q=_wanting(q.expand(9, -1, -1))
+        ),
+        "read k": lambda: f.cache.read(0, f.s, 0, 1, out=(_wanting(k), v)),
+        "read v": lambda: f.cache.read(0, f.s, 0, 1, out=(k, _wanting(v))),
+        "explain q": lambda: f.cache.explain(0, f.s, _wanting(q[0])),
+    }
+    for verb, call in (("decode", f.cache.decode), ("attend", f.cache.attend)):
+        calls |= {
+            f"{verb} q": lambda call=call: call(0, [f.s], _wanting(q), k=k, v=v),
+            f"{verb} k": lambda call=call: call(0, [f.s], q, k=_wanting(k), v=v),
+            f"{verb} v": lambda call=call: call(0, [f.s], q, k=k, v=torch.nn.Parameter(v)),
+            f"{verb} out": lambda call=call: call(0, [f.s], q, k=k, v=v, out=_wanting(q)),
+            f"{verb} sink_bias": lambda call=call: call(
+                0, [f.s], q, k=k, v=v, sink_bias=torch.nn.Parameter(bias)
+            ),
+        }
+    return calls
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
-def test_tensors_that_require_a_gradient_are_taken_detached(mode):
+def test_tensors_that_require_a_gradient_are_refused(mode):
     f, twin = twins()
+    for place, call in _refusals(f).items():
+        verb, argument = place.split()
+        expected = rf"\[{verb}\] {argument}: expected .* no gradient.*pass {argument}\.detach\(\)"
+        with mode(), unchanged(f.cache), pytest.raises(ValueError, match=expected):
+            call()
     step = randn_step(f.rng, 1, f.cache.config)
-    wanting = [x.clone().requires_grad_() for x in step]
-    with mode():
-        out = f.cache.decode(0, [f.s], *wanting)
-    assert not out.requires_grad
+    out = f.cache.decode(0, [f.s], *(_wanting(x).detach() for x in step))
     assert_same_bits(out, twin.cache.decode(0, [twin.s], *step))
 
 

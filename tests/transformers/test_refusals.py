@@ -179,6 +179,27 @@ def test_gradients_are_refused(llama):
         llama(**prompt(), **{CACHE: cache_of(llama)})
 
 
+@pytest.mark.parametrize(
+    ("family", "trained", "name"),
+    [
+        ("llama", "q_proj.weight", "query"),
+        ("llama", "k_proj.weight", "key"),
+        ("llama", "v_proj.weight", "value"),
+        ("gpt_oss", "sinks", "s_aux"),
+    ],
+)
+def test_gradients_of_one_parameter_are_refused(family, trained, name):
+    made = copy.deepcopy(model(family))
+    made.set_attn_implementation("pariskv")
+    for parameter in made.parameters():
+        parameter.requires_grad_(False)
+    ours = max(cache_of(made).engine_layers)
+    made.model.layers[ours].self_attn.get_parameter(trained).requires_grad_()
+    with pytest.raises(NotImplementedError, match=rf"\] {name}: expected no gradients.*no_grad"):
+        made(**prompt(), **{CACHE: cache_of(made)})
+    forward(made, cache_of(made))  # under torch.no_grad() there is none to lose
+
+
 @LIBRARY_REFUSES_WEIGHTS
 def test_attention_weights_are_refused(llama):
     with pytest.raises(NotImplementedError, match="output_attentions"):

@@ -37,6 +37,8 @@ def pariskv_attention(
         )
     fresh.claim()
     _refuse(query, dropout, kwargs)
+    if s_aux is not None and torch.is_grad_enabled():  # a parameter: it always requires one
+        refuse_gradients("s_aux", s_aux)
     tokens = _tokens(attention_mask)
     return fresh.attend(query, key, value, tokens, logits), None
 

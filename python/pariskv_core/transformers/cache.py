@@ -13,7 +13,7 @@ import pariskv_core as pk
 
 from . import saved, versions
 from .store import Store
-from .support import decoder_config
+from .support import decoder_config, refuse_gradients
 
 
 class PariskvLayer(versions.CacheLayerMixin):
@@ -39,7 +39,9 @@ class PariskvLayer(versions.CacheLayerMixin):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Stores nothing yet: the engine appends and attends in one call, which needs the mask."""
         self.lazy_initialization()
-        return self.store.update(self.index, key_states), value_states.detach()
+        keys = self.store.update(self.index, key_states)
+        refuse_gradients("value", value_states)
+        return keys, value_states.detach()
 
     def get_mask_sizes(self, query: int | torch.Tensor) -> tuple[int, int]:
         self.store.refuse_broken()
