@@ -17,7 +17,7 @@ WHEEL_OPTIONS = --no-build-isolation --no-deps -C cmake.define.PARISKV_CUDA=$(CU
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cmake cpp python -type f -not -name '*.pyc')
 CPP_FILES = $(shell find bench cpp examples python tests -regex '.*\.\(h\|cpp\|cuh?\|inl\)')
 
-.PHONY: help demo test test-cpp test-python test-transformers sanitize bench quality quality-gpu \
+.PHONY: help demo test test-cpp test-python test-transformers sanitize bench quality \
 	quality-models quality-inside quality-policies wheel test-wheel docs format lint clean
 .DEFAULT_GOAL := help
 
@@ -40,12 +40,8 @@ bench: .venv/.bench ## measure every verb and the whole decode step
 	fi
 	@.venv/bin/python bench/run.py
 
-quality: .venv/.quality ## are the rows that are picked the right ones? synthetic keys, minutes
-	@cd bench && python -m quality cpu && python -m quality plots --synthetic cpu \
-	  && python -m quality tables --synthetic cpu --write
-
-quality-gpu: .venv/.quality ## the same at size, and inside a language model trained for it
-	@cd bench && python -m quality gpu && python -m quality plots && python -m quality tables --write
+quality: .venv/.bench ## are the rows that are picked the right ones? synthetic keys, minutes
+	@cd bench && python -m quality synthetic && python -m quality tables --write
 
 quality-models: .venv/.models ## on keys of pretrained models; fetches 0.9 GB, two hours
 	@cd bench && python -m quality models --model smollm2 qwen-0.5b gemma-270m \
@@ -202,15 +198,10 @@ sanitize: .venv/.test ## on a GPU: compute-sanitizer over the tests marked for i
 	@$(PIP) install -qq -c constraints.txt 'pariskv_core[bench]'
 	@touch $@
 
-.venv/.quality: constraints.txt pyproject.toml | .venv/.engine
-	@echo "Installing torch, rich and Matplotlib ..."
-	@$(PIP) install -qq -c constraints.txt 'pariskv_core[quality]'
-	@touch .venv/.bench $@
-
 .venv/.models: constraints.txt pyproject.toml | .venv/.engine
 	@echo "Installing torch and transformers ..."
 	@$(PIP) install -qq -c constraints.txt 'pariskv_core[models]'
-	@touch .venv/.bench .venv/.quality $@
+	@touch .venv/.bench $@
 
 .venv/.docs: constraints.txt pyproject.toml | .venv/.engine
 	@echo "Installing Sphinx ..."
@@ -220,4 +211,4 @@ sanitize: .venv/.test ## on a GPU: compute-sanitizer over the tests marked for i
 .venv/.test: constraints.txt pyproject.toml | .venv/.engine
 	@echo "Installing the test tools and torch ..."
 	@$(PIP) install -qq -c constraints.txt 'pariskv_core[test]'
-	@touch .venv/.bench .venv/.quality $@
+	@touch .venv/.bench $@

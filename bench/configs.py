@@ -8,8 +8,7 @@ import pariskv_core as pk
 
 _POLICY = tuple(pk.ParisKV().__getstate__())
 
-# Codes of whole keys, and nothing of what is not selected: what workloads of our own, and the
-# copy of the search in torch, are about.
+# Codes of whole keys, and nothing of what is not selected.
 WHOLE_KEYS: dict[str, Any] = {"block": 0, "tail": "none"}
 
 

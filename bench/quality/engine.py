@@ -1,8 +1,7 @@
-"""The engine inside the model's forward pass: every layer's tokens decoded one by one."""
+"""The engine as a method for one kv head, and the settings of it that are measured."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import configs
@@ -10,126 +9,101 @@ import pariskv_core as pk
 import torch
 from torch import Tensor
 
-from quality.device import precision
-from quality.inside import Outcome, Prompt, Residency, bits_of, measured_steps, resident_of
-from quality.measures import Quality, measure
-from quality.model import Model
+from quality.methods import padded
+
+# Of the published code: from so many tokens on, the candidate ratio and the vote ratio.
+PUBLISHED_SCHEDULE = [(0, 0.5, 0.5), (5_000, 0.25, 0.3), (10_000, 0.2, 0.25), (30_000, 0.1, 0.2)]
+PUBLISHED: dict[str, Any] = {
+    "scorer": "votes",
+    "group_rule": "mean_query",
+    "schedule": PUBLISHED_SCHEDULE,
+    "block": 0,
+}
+# 25 and 20 % of zones up to 30,000 tokens, where the default for blocks is 5 %.
+MANY: dict[str, Any] = {"schedule": pk.ParisKV(block=0).schedule}
+_VOTES = 0.2  # share of the keys that may get a vote, where a ratio stands alone
 
 
-def make_config(model: Model, residency: Residency, device: str, **changes: Any) -> pk.Config:
-    shape = model.shape
-    fields: dict[str, Any] = {
-        "layers": shape.layers,
-        "query_heads": shape.query_heads,
-        "kv_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "sink": residency.sink,
-        "local": residency.local,
-        "update": residency.update,
-        "dense_below": 0,
-        "device": device,
-        **configs.WHOLE_KEYS,
-    }
-    if device.startswith("cuda"):
-        fields["placement"] = "device"  # the same rows, sooner
-    return configs.make(**{**fields, **changes})
+def reranked(ratio: float) -> dict[str, Any]:
+    """Just this share of the zone is reranked, however few keys that are for a row."""
+    return {"schedule": [(0, ratio, _VOTES)], "min_candidates_per_row": 1}
 
 
-def prefilled(cache: pk.Cache, prompts: list[Prompt]) -> list[int]:
-    """A sequence for each prompt."""
-    sequences = [cache.add() for _ in prompts]
-    for sequence, prompt in zip(sequences, prompts, strict=True):
-        for index, (keys, values) in enumerate(zip(prompt.keys, prompt.values, strict=True)):
-            cache.prefill(index, [sequence], keys, values)
-    return sequences
+class Engine:
+    """pariskv_core itself, through Cache.explain.
 
-
-@dataclass
-class Choice:
-    """What the engine chose for one layer, sequence and step."""
-
-    step: int
-    zone_end: int
-    rows: Tensor  # (kv_heads, rows) int64, indices into the zone
-
-
-def explained(cache: pk.Cache, layer: int, sequence: int, q: Tensor, step: int) -> Choice:
-    """By the query (query_heads, head_dim); right after the step's decode it is what that chose."""
-    why = cache.explain(layer, sequence, q)
-    rows = torch.from_numpy(why.positions.copy())
-    rows = torch.where(rows >= 0, rows - why.zone_begin, -1)
-    return Choice(step, why.zone_begin + why.zone_tokens, rows)
-
-
-def quality_of(
-    choices: list[Choice], q: Tensor, keys: Tensor, values: Tensor, prompt: int, sink: int
-) -> list[Quality]:
-    """Of a layer's choices on one sequence, for each kv head.
-
-    q (steps, query_heads, head_dim), all steps; keys and values (tokens, kv_heads, head_dim)
+    Its cache holds the zone and nothing else; the resident rows come in as the logit without a
+    value row that sink_bias is. Without `candidates` it goes by its own schedule.
     """
-    group = q.shape[1] // keys.shape[1]
-    heads = []
-    for head in range(keys.shape[1]):
-        found = []
-        k, v = keys[:, head].float(), values[:, head].float()
-        for zone_end in sorted({choice.zone_end for choice in choices}):
-            here = [choice for choice in choices if choice.zone_end == zone_end]
-            steps = torch.tensor([choice.step for choice in here], device=q.device)
-            asked = q[steps, head * group : (head + 1) * group].float()
-            rows = torch.stack([choice.rows[head] for choice in here]).to(q.device)
-            resident = resident_of(asked, prompt + steps, k, v, sink, zone_end)
-            found.append(measure(asked, k[sink:zone_end], rows, resident, v[sink:zone_end]))
-        heads.append(Quality.joined(found))
-    return heads
+
+    def __init__(
+        self,
+        candidates: float | None = None,
+        name: str = "ParisKV",
+        **changes: Any,
+    ) -> None:
+        self.name = name
+        if candidates is not None:
+            changes["schedule"] = [(0, candidates, _VOTES)]
+        self._changes = changes
+        self._keys = torch.empty(0, 0)
+        self._cache: pk.Cache | None = None
+        self._sequence = 0
+
+    def prefill(self, keys: Tensor, recent: Tensor | None) -> None:
+        self.close()
+        self._keys = keys
+
+    def append(self, keys: Tensor) -> None:
+        self._keys = torch.cat([self._keys, keys])
+        if self._cache is not None:
+            self._store(keys)
+
+    def close(self) -> None:
+        if self._cache is not None:
+            self._cache.close()
+        self._cache = None
+
+    def _store(self, keys: Tensor) -> None:
+        assert self._cache is not None
+        rows = keys[:, None].to(getattr(torch, self._cache.config.dtype))
+        # Values do not decide; any will do.
+        self._cache.prefill(0, [self._sequence], rows, rows)
+
+    def cache(self, group: int, rows: int) -> pk.Cache:
+        """The cache that answers for groups of this size and this budget."""
+        config = self._cache.config if self._cache is not None else None
+        if config is None or (config.query_heads, config.policy.top_k) != (group, rows):
+            self.close()
+            fields = {"layers": 1, "kv_heads": 1, "dtype": "float32", "threads": 1}
+            regions = {"sink": 0, "local": 0, "dense_below": 0}
+            shape = {"query_heads": group, "head_dim": self._keys.shape[1]}
+            options = {**fields, **regions, **shape, **configs.WHOLE_KEYS, "top_k": rows}
+            options |= self._changes
+            self._cache = pk.Cache(configs.make(**options))
+            self._sequence = self._cache.add()
+            self._store(self._keys)
+        assert self._cache is not None
+        return self._cache
+
+    def explained(self, query: Tensor, rows: int, resident: Tensor) -> pk.Explanation:
+        """For one step: query (group, head_dim), resident (group)."""
+        cache = self.cache(len(query), rows)
+        q = query.to(getattr(torch, cache.config.dtype)).contiguous()
+        bias = resident.float().contiguous()
+        return cache.explain(0, self._sequence, q, sink_bias=bias)
+
+    def select(self, queries: Tensor, rows: int, resident: Tensor) -> Tensor:
+        if len(self._keys) <= rows:  # it would not search
+            every = torch.arange(len(self._keys)).expand(len(queries), -1)
+            return padded(every, rows)
+        chosen = [
+            padded(torch.from_numpy(self.explained(query, rows, lse).positions.copy()), rows)
+            for query, lse in zip(queries, resident, strict=True)
+        ]
+        return torch.cat(chosen)
 
 
-@torch.no_grad()
-def run(
-    model: Model,
-    prompts: list[Prompt],
-    steps: int,
-    config: pk.Config,
-    stride: int,
-    explain: int,
-) -> tuple[list[Outcome], float]:
-    """The engine in every layer, all prompts in one batch, each layer's tokens decoded one by one.
-
-    explain  so many prompts have their choices measured
-    Returns an outcome for each prompt, and the mean number of candidates per kv head.
-    """
-    device = prompts[0].text.device
-    length = prompts[0].length
-    wanted = set(measured_steps(steps, stride))
-    text = torch.stack([prompt.text for prompt in prompts])
-    cos, sin = model.rotary(length, steps)
-    x = model.embedding(text[:, length : length + steps])
-    qualities: list[list[Quality]] = [[] for _ in prompts]
-    with pk.Cache(config) as cache:
-        sequences = prefilled(cache, prompts)
-        for index, layer in enumerate(model.layers):
-            with precision(str(device)):
-                q, k, v = (
-                    part.bfloat16().transpose(0, 1).contiguous()
-                    for part in layer.project(x, cos, sin)
-                )
-            out = torch.empty_like(q)
-            choices: list[list[Choice]] = [[] for _ in prompts]
-            for step in range(steps):
-                cache.decode(index, sequences, q[step], k[step], v[step], out=out[step])
-                for i in range(explain if step in wanted else 0):
-                    choices[i].append(explained(cache, index, sequences[i], q[step, i], step))
-            # With room for the whole zone nothing is searched, and there is nothing to measure.
-            for i in range(explain if choices[0] and choices[0][0].rows.numel() else 0):
-                keys = torch.cat([prompts[i].keys[index], k[:, i]])
-                values = torch.cat([prompts[i].values[index], v[:, i]])
-                qualities[i].extend(
-                    quality_of(choices[i], q[:, i], keys, values, length, config.sink)
-                )
-            with precision(str(device)):
-                x = layer.finish(x, out.transpose(0, 1).float())
-        stats = cache.stats()
-        searched = max(stats.searched_tokens * config.kv_heads, 1)
-    bits = bits_of(model, x, text[:, length + 1 : length + steps + 1])
-    outcomes = [Outcome(b, found) for b, found in zip(bits, qualities, strict=True)]
-    return outcomes, stats.candidates / searched
+def published(candidates: float | None = None) -> Engine:
+    """The engine set as the paper has it: votes, and the mean query of a group."""
+    return Engine(candidates, name="ParisKV as published", **PUBLISHED)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 # More than these say nothing new about 256 centres, and every round reads them all.
 _POINTS = 8192
-_ROWS = {"cpu": 2048, "cuda": 1 << 20}
+_ROWS = 2048  # at a time: so they stay in the cache
 
 
 def nearest(points: Tensor, centres: Tensor) -> Tensor:
@@ -17,9 +17,9 @@ def nearest(points: Tensor, centres: Tensor) -> Tensor:
 
 
 def _nearest(points: Tensor, centres: Tensor) -> Tensor:
-    # |p - c|^2 less |p|^2, which does not decide; a few rows at a time stay in the cache.
+    # |p - c|^2 less |p|^2, which does not decide.
     lengths = centres.square().sum(-1)
-    chunks = points.split(_ROWS.get(points.device.type, _ROWS["cpu"]))
+    chunks = points.split(_ROWS)
     return torch.cat([torch.addmm(lengths, c, centres.T, alpha=-2).min(-1).indices for c in chunks])
 
 
@@ -29,15 +29,15 @@ def kmeans(points: Tensor, count: int, seed: int, rounds: int = 12) -> Tensor:
     They start at points; a centre that nobody is nearest to stays where it is.
     """
     order = torch.randperm(points.shape[1], generator=torch.Generator().manual_seed(seed))
-    points = points[:, order[:_POINTS].to(points.device)]
+    points = points[:, order[:_POINTS]]
     parts, tokens, dim = points.shape
     # Fewer points than centres: some start twice.
-    centres = points[:, torch.arange(count, device=points.device) % tokens].clone()
-    ones = torch.ones(parts, tokens, device=points.device)
+    centres = points[:, torch.arange(count) % tokens].clone()
+    ones = torch.ones(parts, tokens)
     for _ in range(rounds):
         owner = nearest(points, centres)
         total = torch.zeros_like(centres)
         total.scatter_add_(1, owner[..., None].expand(-1, -1, dim), points)
-        held = torch.zeros(parts, count, device=points.device).scatter_add_(1, owner, ones)
+        held = torch.zeros(parts, count).scatter_add_(1, owner, ones)
         centres = torch.where(held[..., None] > 0, total / held[..., None].clamp(min=1), centres)
     return centres

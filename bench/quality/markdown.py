@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return "*Not measured yet.*\n"
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -22,5 +24,6 @@ def fine(value: float) -> str:
     return f"{value:.4f}".removeprefix("0")
 
 
-def verdict(met: bool) -> str:
-    return "yes" if met else "**no**"
+def and_worst(at: dict[str, float]) -> str:
+    """A share, and in brackets that of the worst kv head."""
+    return f"{share(at['share'])} ({share(at['worst_kv_head'])})"

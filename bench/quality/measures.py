@@ -81,7 +81,7 @@ def recall(chosen: Tensor, best: Tensor) -> Tensor:
     """Share of the best rows (steps, rows) that are among the chosen ones: (steps)."""
     wanted = (best >= 0).sum(dim=1).clamp(min=1)
     width = int(max(chosen.max(), best.max())) + 1
-    marks = torch.zeros(len(best), width + 1, dtype=torch.bool, device=best.device)
+    marks = torch.zeros(len(best), width + 1, dtype=torch.bool)
     # What is padded marks the last place, which is not looked at.
     marks.scatter_(1, torch.where(chosen < 0, width, chosen), True)
     found = marks.gather(1, best.clamp(min=0)) & (best >= 0)
@@ -106,7 +106,7 @@ def measure(
     if best is None:
         best = oracle_rows(queries, keys, chosen.shape[1], lse)
     parts = []
-    for chunk in step_chunks(len(queries), queries.shape[1] * len(keys), queries.device):
+    for chunk in step_chunks(len(queries), queries.shape[1] * len(keys)):
         outputs = None
         if values is not None:
             assert isinstance(resident, Resident), "an output needs that of the resident rows"

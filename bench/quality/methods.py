@@ -2,8 +2,8 @@
 
 A method serves one kv head and the group of query heads that share it. It is shown the keys of the
 zone, the part of the context that may be left out, and says for each step which of its rows to
-fetch. Keys are (tokens, head_dim) after RoPE, queries (steps, group, head_dim), all float32, on any
-device. The logit of a row is q.k / sqrt(head_dim).
+fetch. Keys are (tokens, head_dim) after RoPE, queries (steps, group, head_dim), all float32. The
+logit of a row is q.k / sqrt(head_dim).
 """
 
 from __future__ import annotations
@@ -15,11 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-# So many floats of scores are worked on at a time.
-_CHUNK = {"cpu": 1 << 23, "cuda": 1 << 28}
-
-Candidates = float | Callable[[int], float]
-"""A share of the zone, or what makes one of the number of its tokens."""
+TOP_K = 100  # rows per kv head, where nothing else is said
+_CHUNK = 1 << 23  # so many floats of scores are worked on at a time
 
 
 class Method(Protocol):
@@ -61,9 +58,9 @@ def group_worth(logits: Tensor, resident: Tensor) -> Tensor:
     return (logits - everything[..., None]).exp_().mean(dim=1)
 
 
-def step_chunks(steps: int, width: int, device: torch.device) -> Iterator[slice]:
+def step_chunks(steps: int, width: int) -> Iterator[slice]:
     """Cuts steps so that a chunk of them times width stays small."""
-    size = max(1, _CHUNK.get(device.type, _CHUNK["cpu"]) // max(width, 1))
+    size = max(1, _CHUNK // max(width, 1))
     for begin in range(0, steps, size):
         yield slice(begin, min(begin + size, steps))
 
@@ -84,15 +81,9 @@ def best_rows(scores: Tensor, rows: int) -> Tensor:
         values, index = scores.topk(count, dim=1)
         index = index.masked_fill(values == -math.inf, -1)
     else:
-        later = torch.arange(tokens, device=scores.device)
+        later = torch.arange(tokens)
         index = (scores.long() * tokens - later).topk(count, dim=1).indices
     return padded(index, rows)
-
-
-def candidate_count(candidates: Candidates, tokens: int, rows: int) -> int:
-    """Rows that a two-stage method looks at closely; never under four for each that it fetches."""
-    share = candidates(tokens) if callable(candidates) else candidates
-    return min(tokens, max(math.ceil(share * tokens), 4 * rows))
 
 
 def among_best(scores: Tensor, count: int) -> Tensor:
@@ -117,7 +108,7 @@ class Zone:
 
     def select(self, queries: Tensor, rows: int, resident: Tensor) -> Tensor:
         width = queries.shape[1] * len(self.keys)
-        chunks = step_chunks(len(queries), width, queries.device)
+        chunks = step_chunks(len(queries), width)
         return torch.cat([self.pick(queries[c], rows, resident[c]) for c in chunks])
 
     def pick(self, queries: Tensor, rows: int, resident: Tensor) -> Tensor:
@@ -147,7 +138,7 @@ class Everything(Zone):
     name = "full attention"
 
     def pick(self, queries: Tensor, rows: int, resident: Tensor) -> Tensor:
-        everything = torch.arange(len(self.keys), device=queries.device)
+        everything = torch.arange(len(self.keys))
         return everything.expand(len(queries), -1)
 
 
@@ -160,7 +151,7 @@ class Window(Zone):
     name = "StreamingLLM"
 
     def pick(self, queries: Tensor, rows: int, resident: Tensor) -> Tensor:
-        last = torch.arange(len(self.keys), device=queries.device).flip(0)[:rows]
+        last = torch.arange(len(self.keys)).flip(0)[:rows]
         return padded(last.expand(len(queries), -1), rows)
 
 
@@ -169,7 +160,7 @@ class Window(Zone):
 
 def _registry() -> dict[str, Callable[..., Any]]:
     # Here, since these build on this module.
-    from quality import fastscan, kept_rows, paris, peers
+    from quality import engine, fastscan, kept_rows, peers
 
     return {
         "oracle": Oracle,
@@ -178,14 +169,12 @@ def _registry() -> dict[str, Callable[..., Any]]:
         "snapkv": peers.SnapKV,
         "quest": peers.Quest,
         "arkvale": peers.ArkVale,
-        "arkvale_mean": peers.MeanPages,
         "pqcache": peers.PQCache,
         "magicpig": peers.MagicPIG,
         "fastscan": fastscan.FastScan,
         "prkv": kept_rows.PRKV,
-        "paris": paris.Paris,
-        "engine": paris.Engine,
-        "published": paris.published,
+        "engine": engine.Engine,
+        "published": engine.published,
     }
 
 

@@ -92,7 +92,7 @@ class Pages(Zone):
 
     def pick(self, queries: Tensor, rows: int, resident: Tensor) -> Tensor:
         best = best_rows(self.page_scores(queries).mean(dim=1), max(1, rows // self.page))
-        inside = torch.arange(self.page, device=queries.device)
+        inside = torch.arange(self.page)
         chosen = (best[..., None] * self.page + inside).flatten(1)
         there = (best >= 0).repeat_interleave(self.page, dim=1) & (chosen < len(self.keys))
         chosen = torch.where(there, chosen, -1)[:, :rows]
@@ -132,19 +132,6 @@ class ArkVale(Pages):
         low, high = _ends(keys)
         centre = (low + high) / 2
         return centre, (keys - centre[:, None]).abs().nanmean(dim=1)
-
-
-class MeanPages(Pages):
-    """Pages by their mean key, the plainest digest."""
-
-    name = "mean pages"
-
-    def __init__(self, page: int = 32) -> None:
-        super().__init__(page)
-
-    def digest(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        centre = keys.nanmean(dim=1)
-        return centre, torch.zeros_like(centre)
 
 
 class PQCache(Zone):
@@ -236,8 +223,7 @@ class MagicPIG(Zone):
     def prefill(self, keys: Tensor, recent: Tensor | None) -> None:
         super().prefill(keys, recent)
         generator = torch.Generator().manual_seed(self.seed)
-        planes = torch.randn(keys.shape[1], self.tables * self.bits, generator=generator)
-        self.planes = planes.to(keys.device)
+        self.planes = torch.randn(keys.shape[1], self.tables * self.bits, generator=generator)
         self.mean = keys.mean(dim=0)
         self.codes = self.hashed(keys - self.mean)
 
@@ -247,16 +233,14 @@ class MagicPIG(Zone):
 
     def hashed(self, rows: Tensor) -> Tensor:
         """The bucket in each table: (tables, rows) int32."""
-        weights = 2.0 ** torch.arange(self.bits, device=rows.device)
+        weights = 2.0 ** torch.arange(self.bits)
         bits = (rows @ self.planes > 0).reshape(len(rows), self.tables, self.bits)
         return (bits.float() @ weights).int().T.contiguous()
 
     def collisions(self, queries: Tensor) -> Tensor:
         """In how many tables a key is in the query's bucket: (steps, group, tokens) int16."""
         codes = self.hashed(queries.flatten(0, 1))
-        counts = torch.zeros(
-            codes.shape[1], self.codes.shape[1], dtype=torch.int16, device=queries.device
-        )
+        counts = torch.zeros(codes.shape[1], self.codes.shape[1], dtype=torch.int16)
         for mine, theirs in zip(codes, self.codes, strict=True):
             counts += mine[:, None] == theirs
         return counts.reshape(*queries.shape[:2], -1)

@@ -1,4 +1,4 @@
-"""The results that figures and tables are made of, as files under bench/results hold them."""
+"""The results that tables are made of, as files under bench/results hold them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,47 @@ from typing import Any
 
 from pariskv_core.cli.weights import MODELS
 
-from quality import kept
-
 RESULTS = Path(__file__).resolve().parents[1] / "results"
+# Each part's file, and what the page calls it.
+_FILES = {
+    "synthetic": ("quality-cpu.json", "synthetic keys"),
+    "pretrained": ("quality-models-cpu.json", "keys of pretrained models"),
+    "keys": (
+        "quality-keys-cpu.json",
+        "text that is written, long zones and policies on these keys",
+    ),
+    "inside": ("quality-inside-cpu.json", "inside pretrained models"),
+}
+Run = dict[str, Any]
 
 
 @dataclass
 class Sources:
     """Each part is empty where nobody has measured it yet."""
 
-    synthetic: dict[str, Any] = field(default_factory=dict)
-    model: dict[str, Any] = field(default_factory=dict)
-    pretrained: dict[str, Any] = field(default_factory=dict)
-    inside: dict[str, Any] = field(default_factory=dict)
-    keys: dict[str, Any] = field(default_factory=dict)  # part -> model -> what was measured
+    synthetic: Run = field(default_factory=dict)  # experiment -> shares
+    pretrained: dict[str, Run] = field(default_factory=dict)  # by "model, text, tokens"
+    keys: dict[str, dict[str, Run]] = field(default_factory=dict)  # part -> model -> run
+    inside: dict[str, Run] = field(default_factory=dict)  # by "model, text, tokens"
     where: dict[str, str] = field(default_factory=dict)  # part -> machine, commit
+
+    def of(self, part: str) -> list[Run]:
+        """Runs on captured keys, a model each."""
+        return list(self.keys.get(part, {}).values())
+
+    def reading(self, text: str = "documentation") -> list[Run]:
+        """Runs inside models that have read this text."""
+        return [run for key, run in self.inside.items() if key.split(", ")[1] == text]
+
+
+def named(run: Run) -> str:
+    """A model's name without that of its quantisation."""
+    return str(run["model"]).rpartition(" ")[0].removesuffix("-Instruct")
+
+
+def sized(run: Run) -> str:
+    """A model's name, and how many tokens it has read."""
+    return f"{named(run)}, {run['tokens']:,}"
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -32,45 +58,30 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _said(record: dict[str, Any]) -> str:
-    facts = record["environment"]
-    commit = facts["commit"][:12] + (" and changes" if facts["uncommitted_changes"] else "")
-    return f"{facts.get('gpu', facts['cpu'])}, {commit}"
+def results_of(part: str, folder: Path | None = None) -> dict[str, Any]:
+    found: dict[str, Any] = read((folder or RESULTS) / _FILES[part][0]).get("results", {})
+    return found
 
 
-def _in_order(runs: dict[str, Any]) -> dict[str, Any]:
-    """Runs on pretrained models, "name, text, tokens", in the models' order."""
-    names = list(MODELS)
-    known = {name: i for i, name in enumerate(names)}
-    return dict(sorted(runs.items(), key=lambda run: known.get(run[0].split(", ")[0], len(names))))
+def _in_order(runs: dict[str, Run]) -> dict[str, Run]:
+    """Runs on pretrained models, in the models' order."""
+    places = {name: i for i, name in enumerate(MODELS)}
+    return dict(sorted(runs.items(), key=lambda run: places.get(run[0].split(", ")[0], 99)))
 
 
-def load(synthetic: str | None = None, lm: Path | None = None, results: Path = RESULTS) -> Sources:
-    """All that there is.
-
-    synthetic  "cpu" or "gpu": whose workloads; left out, the GPU's, which are larger, if there are
-    lm         a file of quality.lm's, instead of the evaluation that the GPU's run has kept
-    """
-    records = {on: read(results / f"quality-{on}.json") for on in ("cpu", "gpu")}
-    sources = Sources()
-    for on in [synthetic] if synthetic else ["gpu", "cpu"]:
-        found = records[on].get("results", {})
-        # Of a run that was cut short nothing is shown.
-        if not sources.synthetic and all(part in found for part in kept.SYNTHETIC):
-            sources.synthetic = found
-            sources.where["synthetic"] = _said(records[on])
-    sources.model = (
-        kept.of_model(read(lm)) if lm else records["gpu"].get("results", {}).get("model", {})
+def load(folder: Path | None = None) -> Sources:
+    """All that there is."""
+    sources = Sources(
+        results_of("synthetic", folder),
+        _in_order(results_of("pretrained", folder)),
+        {part: _in_order(runs) for part, runs in results_of("keys", folder).items()},
+        _in_order(results_of("inside", folder)),
     )
-    if sources.model:
-        sources.where["model"] = sources.model["machine"] if lm else _said(records["gpu"])
-    for part, name in (("pretrained", "models"), ("inside", "inside")):
-        record = read(results / f"quality-{name}-cpu.json")
-        setattr(sources, part, _in_order(record.get("results", {})))
+    for file, said in _FILES.values():
+        record = read((folder or RESULTS) / file)
         if record:
-            sources.where[part] = _said(record)
-    record = read(results / "quality-keys-cpu.json")
-    sources.keys = {part: _in_order(runs) for part, runs in record.get("results", {}).items()}
-    if record:
-        sources.where["keys"] = _said(record)
+            facts = record["environment"]
+            commit = facts["commit"][:12]
+            changes = " and changes" if facts["uncommitted_changes"] else ""
+            sources.where[said] = f"{facts['cpu']}, {commit}{changes}"
     return sources

@@ -1,4 +1,4 @@
-"""The tables of RESULTS.md on PRKV's and HARD-KV's claims, and on both policies inside models."""
+"""The tables of RESULTS.md on what PRKV's and HARD-KV's papers say of attention."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from quality.markdown import fine, share, table
-from quality.sources import Sources
-from quality.tables_pretrained import named
+from quality.markdown import share, table
+from quality.sources import Sources, named
 
 Means = dict[str, float]
 _STATIC = ("0", "0.25", "0.5", "0.75", "1")
@@ -23,10 +22,6 @@ _NEAR = 0.05  # of the attention: nearly the best
 _GOOD = 0.01  # of the attention: as good as the best setting
 _ABOUT = 1.25  # by this factor or less, two counts are about the same
 Judged = tuple[str, bool | str]  # what was measured; whether the claim holds, or how far
-
-
-def _runs(sources: Sources) -> list[dict[str, Any]]:
-    return list(sources.keys.get("claims", {}).values())
 
 
 def _split(static: str) -> str:
@@ -43,7 +38,7 @@ def _signed(value: float) -> str:
 def by_static(sources: Sources) -> str:
     """Recall of equation 3 by S, in three regimes."""
     rows = []
-    for run in _runs(sources):
+    for run in sources.of("claims"):
         for part, regime in _REGIMES.items():
             of = run["prkv"][part]
             for budget in (256, 1024):
@@ -125,15 +120,15 @@ def _automatic(of: dict[str, Any]) -> Judged:
     return f"S = {said}; the nearest S measured is {share(lost)} from the best", lost <= _GOOD
 
 
-def _rows(
+def judged(
     runs: list[dict[str, Any]], part: str, claims: dict[str, Callable[[Any], Judged]]
 ) -> list[list[str]]:
     rows = []
     for said, judge in claims.items() if runs else ():
         found = [judge(run[part]) for run in runs]
         verdicts = {True: "reproduced", False: "**refuted**"}
-        judged = [verdicts[met] if isinstance(met, bool) else met for _, met in found]
-        verdict = judged[0] if len(set(judged)) == 1 else "; ".join(judged)
+        said_of = [verdicts[met] if isinstance(met, bool) else met for _, met in found]
+        verdict = said_of[0] if len(set(said_of)) == 1 else "; ".join(said_of)
         rows.append([said, *(text for text, _ in found), verdict])
     return rows
 
@@ -151,9 +146,9 @@ _PRKV: dict[str, Callable[[Any], Judged]] = {
 
 
 def claims_prkv(sources: Sources) -> str:
-    runs = _runs(sources)
+    runs = sources.of("claims")
     head = ["the paper says", *map(named, runs), "verdict"]
-    return table(head, _rows(runs, "prkv", _PRKV))
+    return table(head, judged(runs, "prkv", _PRKV))
 
 
 # --- HARD-KV -------------------------------------------------------------------------------------
@@ -250,101 +245,13 @@ _HARDKV: dict[str, Callable[[Any], Judged]] = {
 
 
 def claims_hardkv(sources: Sources) -> str:
-    runs = _runs(sources)
+    runs = sources.of("claims")
     head = ["the paper says", *map(named, runs), "verdict"]
-    return table(head, _rows(runs, "hardkv", _HARDKV))
+    return table(head, judged(runs, "hardkv", _HARDKV))
 
 
-# --- Inside models -------------------------------------------------------------------------------
-
-_INSIDE = {
-    "sinks and window": "nothing else",
-    "sinks and window, flush 128": "nothing else, a flush every 128",
-    "best 100": "the best 100 rows",
-    "best 256": "the best 256 rows",
-    "best 1,024": "the best 1,024 rows",
-    "block 64, 5 %, own tail 1,024": "**ParisKV, the default**: 100 rows and the tail",
-    "ParisKV 1,024": "ParisKV, 1,024 rows, no tail",
-    **{
-        f"engine PRKV {rows}, S = {s}": f"PRKV, {rows} rows, S = {_split(s)}"
-        for rows in ("1,024", "256")
-        for s in ("0", "0.25", "0.5", "1", "auto")
-    },
-    "engine PRKV 1,024, S = 0.25, its regions": "the same, S = .25, a window of 64",
-    **{
-        f"engine HARD-KV {rows}, {metric}": f"HARD-KV, at most {rows}, p = .9, {metric}"
-        for rows in ("2,048", "1,024", "512", "256")
-        for metric in ("attention", "snapkv")
-    },
-    "engine HARD-KV 2,048, snapkv, its regions": "the same, at most 2,048, snapkv, a window of 32",
-    **{
-        f"engine HARD-KV, {rows} in each head": f"HARD-KV, p = 1: {rows} in each head"
-        for rows in ("1,024", "512", "256")
-    },
-    **{f"SnapKV {rows}": f"SnapKV, {rows}, chosen once" for rows in ("1,024", "256")},
-    "SnapKV 1,024, flush 128": "SnapKV, 1,024, chosen once, a flush every 128",
-    **{f"StreamingLLM {rows}": f"StreamingLLM, {rows}" for rows in ("1,024", "256")},
-    "StreamingLLM 1,024, flush 128": "StreamingLLM, 1,024, a flush every 128",
-}
-
-
-def _count(at: dict[str, float]) -> str:
-    """Rows, and from which number to which they change."""
-    if "rows" not in at:
-        return ""
-    ends = [f"{at.get(f'rows_{end}', at['rows']):,.0f}" for end in ("first", "last")]
-    mean = f"{at['rows']:,.0f}"
-    return mean if ends[0] == ends[1] else f"{mean} ({ends[0]} → {ends[1]})"
-
-
-def policies_inside(sources: Sources) -> str:
-    """KL inside models by the engine's policies, and the rows that they attend to."""
-    runs = [
-        run
-        for run in sources.inside.values()
-        if any(name.startswith("engine ") for name in run.get("text", {}))
-    ]
-    head = ["attends to sinks, window and"]
-    for run in runs:
-        head += [f"{named(run)}, {run['tokens']:,}: rows", "KL", "same top", "bits per byte"]
-    rows = []
-    for name, said in _INSIDE.items():
-        cells: list[str] = []
-        for run in runs:
-            at, whole = run["text"].get(name), run["text"]["full attention"]["bits_per_byte"]
-            if at is None:
-                cells += ["–"] * 4
-                continue
-            more = 100 * (at["bits_per_byte"] / whole - 1)
-            count = _count(at)
-            kl = fine(at["kl"])
-            cells += [count, kl, share(at["same_top"]), f"{more:+.2f} %"]
-        if any(cell not in ("–", "") for cell in cells):
-            rows.append([said, *cells])
-    return table(head, rows)
-
-
-def after_short_prompts(sources: Sources) -> str:
-    """Bits per token more than full attention's, by position after a short prompt."""
-    rows, head = [], ["more bits per token"]
-    for run in sources.inside.values():
-        of = run.get("written", {})
-        for name, at in of.items():
-            ends = [(i + 1) * at["stretch"] for i in range(len(at["more_bits"]))]
-            if len(head) == 1:
-                head += ["rows", *(f"{e - at['stretch']:,} to {e:,}" for e in ends), "KL, last"]
-            more = [f"{mean:+.3f} ± {error:.3f}" for mean, error in at["more_bits"]]
-            count = _count(at)
-            kl, error = at["kl"][-1]
-            said = _INSIDE.get(name, name.removeprefix("engine ").replace("as it comes", "default"))
-            rows.append([f"{named(run)}, {said}", count, *more, f"{kl:.4f} ± {error:.4f}"])
-    return table(head, rows)
-
-
-TABLES = {
-    "claims_prkv": (claims_prkv, "keys"),
-    "by_static": (by_static, "keys"),
-    "claims_hardkv": (claims_hardkv, "keys"),
-    "policies_inside": (policies_inside, "inside"),
-    "after_short_prompts": (after_short_prompts, "inside"),
+TABLES: dict[str, Callable[[Sources], str]] = {
+    "claims_prkv": claims_prkv,
+    "by_static": by_static,
+    "claims_hardkv": claims_hardkv,
 }

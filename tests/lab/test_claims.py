@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 from pariskv_core.cli.weights import MODELS
-from quality import tables_claims
+from quality import tables
 from quality.pretrained import claims, claims_hardkv, claims_prkv, prefix, trail, written
 from quality.pretrained.capture import Layer, late_positions
 from quality.pretrained.trail import LOCAL, SINK, Head
 from quality.sources import Sources
+from quality.tables_claims import judged
+from tiny_models import tiny_model
 
 PROMPT, STEPS, DIM, GROUP = 1200, 640, 16, 2
 
@@ -63,21 +65,8 @@ class Bytes(prefix.Pretrained):
 
 
 @pytest.fixture(scope="module")
-def pretrained() -> prefix.Pretrained:
-    transformers = pytest.importorskip(
-        "transformers", reason="needs transformers: pip install 'pariskv_core[models]'"
-    )
-    torch.manual_seed(5)
-    config = transformers.LlamaConfig(
-        vocab_size=256,
-        hidden_size=32,
-        intermediate_size=32,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        num_hidden_layers=8,
-    )
-    model = transformers.LlamaForCausalLM(config).eval()
+def pretrained(transformers) -> prefix.Pretrained:
+    model = tiny_model(transformers, "Llama", head_dim=64, num_hidden_layers=8)
     return Bytes(MODELS["smollm2"], None, model)
 
 
@@ -264,20 +253,19 @@ def test_claims_of_a_model_become_tables(pretrained, monkeypatch, tmp_path):
         assert at["window, 256"] < at["S = 0.5, 256"] <= at["best, 256"] <= at["best, 1024"]
     given = Sources(keys={"claims": {"tiny": found}})
     for name in ("claims_prkv", "by_static", "claims_hardkv"):
-        make, _ = tables_claims.TABLES[name]
-        lines = make(given).splitlines()
+        lines = tables.TABLES[name](given).splitlines()
         assert len(lines) > 6 and "SmolLM2" in lines[0] + lines[2]
         assert len({line.count(" | ") for line in lines[2:]}) == 1
 
 
 def test_a_claim_of_two_models_that_disagree_has_no_one_verdict():
-    judged = {"it holds": lambda of: (str(of), of)}
-    rows = tables_claims._rows([{"prkv": True}, {"prkv": False}], "prkv", judged)
+    claims_of = {"it holds": lambda of: (str(of), of)}
+    rows = judged([{"prkv": True}, {"prkv": False}], "prkv", claims_of)
     assert rows == [["it holds", "True", "False", "reproduced; **refuted**"]]
 
 
 def test_methods_after_a_short_prompt_become_a_table(pretrained):
-    some = ("StreamingLLM 512", "engine HARD-KV, 256 in each head")
+    some = ("HARD-KV 256, p = 1", "StreamingLLM 512")
     measured = written.measured(pretrained, "documentation", some, lambda _: None, 600, 600, 300)
     found = dict(measured)
     assert list(found) == list(some)
@@ -285,17 +273,6 @@ def test_methods_after_a_short_prompt_become_a_table(pretrained):
         assert len(at["more_bits"]) == len(at["kl"]) == 2
         assert all(mean >= -1e-6 for mean, _ in at["kl"])
     run = {"model": pretrained.weights.model, "tokens": 600, "written": found}
-    lines = tables_claims.after_short_prompts(Sources(inside={"tiny": run})).splitlines()
+    given = Sources(inside={"tiny, documentation, 600": run})
+    lines = tables.TABLES["after_short_prompts"](given).splitlines()
     assert len(lines) == 4 and "300 to 600" in lines[0] and " ± " in lines[3]
-
-
-def test_policies_inside_models_have_their_rows_beside_them():
-    kl = {"kl": 0.004, "same_top": 0.9, "bits_per_byte": 0.88}
-    text = {"full attention": {**kl, "bits_per_byte": 0.8}, "best 100": kl}
-    text["engine PRKV 256, S = auto"] = {**kl, "rows": 241.4}
-    text["engine HARD-KV 256, snapkv"] = {**kl, "rows": 90, "rows_first": 200, "rows_last": 30}
-    run = {"model": "SmolLM2-135M-Instruct Q4", "tokens": 7168, "text": text}
-    table = tables_claims.policies_inside(Sources(inside={"tiny": run}))
-    assert "| PRKV, 256 rows, S = auto | 241 | .0040 | .900 | +10.00 % |" in table
-    assert "| HARD-KV, at most 256, p = .9, snapkv | 90 (200 → 30) |" in table
-    assert "| the best 100 rows |  | .0040 |" in table

@@ -1,43 +1,76 @@
-"""Every experiment of the lab, small: does it ask what it says, and can its answer be written?"""
+"""Experiments on synthetic keys, small: does each ask what it says, and can it be written?"""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from quality import trial
+from quality import workloads
+from quality.experiments import (
+    BLOCKS,
+    CONTENDERS,
+    EXPERIMENTS,
+    POINTS,
+    WHILE_DRIFTING,
+    Size,
+)
+from quality.methods import make_method
+from quality.walk import LOCAL, SINK, Walk
+
+SIZE = Size(tokens=3000, long=4500, prompt=1200, decoded=1200, seeds=1, steps=4)
 
 
-def shares(table: dict) -> dict[str, float]:
-    return {name: numbers["share"] for name, numbers in table.items()}
+def measured(name: str) -> dict:
+    found = EXPERIMENTS[name](SIZE, lambda items, what: items)
+    json.dumps(found)
+    return found
 
 
-def test_ingredients_are_a_table_of_workloads_by_methods(measured):
-    table = measured["ingredients"]
-    json.dumps(table)
-    assert set(table["all of it"]) == set(trial.CONTENDERS)
+def test_workloads_are_a_table_by_methods(monkeypatch):
+    every = workloads.variants
+    names = ("all of it", "16 outlier channels", "nothing planted")
+    few = {name: every(workloads.Spec())[name] for name in names}
+    monkeypatch.setattr(workloads, "variants", lambda spec: few)
+    table = measured("workloads")
+    assert list(table) == list(names)
     for row in table.values():
-        assert row["oracle"]["share"] == pytest.approx(1, abs=1e-3)
-        assert row["oracle"]["recall"] == 1
-        assert all(0 <= share <= 1.001 for share in shares(row).values())
-    whole = table["all of it"]
-    assert whole["oracle"]["planted_found"] == 1
-    assert whole[trial.OURS]["share"] > whole["SnapKV"]["share"]
-    assert "planted_found" not in table["nothing planted"]["oracle"]
+        assert list(row) == list(CONTENDERS)
+        assert all(0 <= share <= 1.001 for share in row.values())
+        assert row[BLOCKS] > 0.8 > row["SnapKV"]
 
 
 @pytest.mark.parametrize("kind", ["slow_drift", "switch"])
-def test_drift_is_a_curve_per_method(measured, kind):
-    found, size = measured[kind], measured.size
-    json.dumps(found)
-    assert found["positions"][0] == size.prompt
-    assert found["positions"][-1] == size.prompt + size.decoded
-    assert set(found["methods"]) == set(trial.WHILE_DRIFTING)
-    for curve in found["methods"].values():
-        assert len(curve) == 9
+def test_drift_is_a_curve_per_method(kind):
+    found = measured(kind)
+    assert found["positions"][0] == SIZE.prompt
+    assert found["positions"][-1] == SIZE.prompt + SIZE.decoded
+    assert list(found["share"]) == list(WHILE_DRIFTING)
+    assert all(len(curve) == POINTS for curve in found["share"].values())
 
 
-def test_a_method_is_shown_exactly_the_zone(measured):
+def test_every_method_is_measured_at_every_budget():
+    table = measured("budgets")
+    assert list(table) == list(CONTENDERS)
+    assert all(shares[BLOCKS] > shares["StreamingLLM"] for shares in by_rows(table))
+
+
+def by_rows(table: dict) -> list[dict[str, float]]:
+    rows = next(iter(table.values()))
+    return [{name: at[count] for name, at in table.items()} for count in rows]
+
+
+def test_nothing_catches_more_than_the_oracle():
+    (spec,) = SIZE.specs()
+    oracle = make_method("oracle")
+    (moment,) = Walk(spec).moments([oracle])
+    quality = moment.quality(oracle, moment.best())
+    assert quality.share().mean().item() == pytest.approx(1, abs=1e-3)
+    assert quality.recall.mean() == 1
+    best = moment.best()
+    assert (best == moment.planted[:, None]).any(dim=1).all()
+
+
+def test_a_method_is_shown_exactly_the_zone():
     seen = []
 
     class Watcher:
@@ -50,68 +83,22 @@ def test_a_method_is_shown_exactly_the_zone(measured):
         def append(self, keys):
             seen.append(keys)
 
-    (walk,) = measured.size.trials(tokens=3000, decoded=700, asked_at=(3000, 3000, 3500, 3700))
-    lengths = []
+    (spec,) = SIZE.specs(tokens=3000, decoded=700, asked_at=(3000, 3000, 3500, 3700))
+    walk, lengths = Walk(spec), []
     for moment in walk.moments([Watcher()]):
         lengths.append(sum(len(keys) for keys in seen))
-        assert len(moment.keys) == lengths[-1] == moment.position - trial.SINK - trial.LOCAL
+        assert len(moment.keys) == lengths[-1] == moment.position - SINK - LOCAL
     assert lengths == [2740, 2740, 3240, 3440]
     assert all(len(keys) for keys in seen)
-    assert (moment.keys[0] == walk.keys[trial.SINK]).all()
+    assert (moment.keys[0] == walk.keys[SINK]).all()
 
 
-def test_resident_rows_are_the_sinks_and_the_window(measured):
-    (whole,) = measured.size.trials()
-    moment = whole.moment()
+def test_resident_rows_are_the_sinks_and_the_window():
+    (spec,) = SIZE.specs()
+    whole = Walk(spec)
+    (moment,) = whole.moments()
     logits = moment.queries @ whole.keys.T / 128**0.5
-    logits[..., trial.SINK : measured.size.tokens - trial.LOCAL] = float("-inf")
+    logits[..., SINK : SIZE.tokens - LOCAL] = float("-inf")
     assert (moment.resident.lse - logits.logsumexp(-1)).abs().max() < 1e-3
     expected = logits.softmax(-1) @ whole.values
     assert (moment.resident.output - expected).abs().max() < 1e-4
-
-
-def test_switches_give_numbers_before_and_after(measured):
-    found = measured["switched_on"]
-    json.dumps(found)
-    for stages in found.values():
-        for before, after in stages.values():
-            for at in (before, after):
-                assert 0 <= at["coarse_recall"] <= at["recall"] <= 1
-
-
-def test_alpha_makes_logits_better(measured):
-    found = measured["alpha"]
-    assert found["on"]["1.0"]["logit_error"] < found["off"]["1.0"]["logit_error"]
-    assert found["on"]["0.1"]["recall"] <= found["on"]["1.0"]["recall"]
-
-
-def test_more_tiers_tie_less(measured):
-    found = measured["tiers"]
-    assert found["6"]["0.1"]["tied"] < 0.6 * found["1"]["0.1"]["tied"]
-
-
-def test_finer_codebooks_find_more(measured):
-    rows = measured["design_space"]["rows"]
-    by = {(r["part"], r["codebook"], r["radii"]): r for r in rows}
-    assert by[4, "256 directions", 1]["bits_per_key"] == 256
-    assert by[8, "signs", 1]["bits_per_key"] == by[16, "signs", 1]["bits_per_key"] == 128
-    fine, coarse = by[4, "256 directions", 1], by[16, "256 directions", 1]
-    assert fine["recall"] > coarse["recall"] + 0.1
-
-
-def test_lengths_report_the_needed_share(measured):
-    found = measured["lengths"]
-    for line in found.values():
-        for numbers in line.values():
-            assert 0 < numbers["needed_mass"] <= 1
-            assert numbers["needed_recall"] > 0.01
-    ours, published = found["sign × norm, now"], found["votes, mean query"]
-    assert ours["4000"]["needed_mass"] < published["4000"]["needed_mass"]
-
-
-def test_budgets_and_candidates_help(measured):
-    rows = measured["budgets"]
-    assert rows[trial.OURS]["50"]["mass"] < rows[trial.OURS]["2048"]["mass"]
-    shares = [at["share"] for at in measured["candidates"]["pariskv_core"].values()]
-    assert shares == sorted(shares)
-    assert shares[-1] > 0.95

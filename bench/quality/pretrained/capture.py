@@ -89,8 +89,8 @@ class Stretch:
     text: str
     tokens: int
     skip: int = 0  # tokens of the text before these
-    positions: tuple[int, ...] = ()  # of the measured queries; empty: `late_positions`
     layers: int | None = None  # the first so many of the layers that fit; None: all of them
+    positions: tuple[int, ...] = ()  # of the measured queries; empty: `late_positions`
 
     @property
     def measured(self) -> list[int]:

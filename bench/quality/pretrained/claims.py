@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from pariskv_core.cli.weights import Weights
 
-from quality.pretrained import claims_hardkv, claims_prkv, prefix, ruler, stretches
+from quality.experiments import Track
+from quality.pretrained import claims_hardkv, claims_prkv, lengths, prefix, ruler
 from quality.pretrained.capture import LATE, Stretch, make_all
 from quality.pretrained.claims_prkv import Sums
 from quality.pretrained.prefix import Pretrained
-from quality.pretrained.shares import Track
 from quality.pretrained.texts import TEXTS
 from quality.pretrained.trail import LOCAL, UPDATE, Head, trail
 
@@ -51,8 +51,8 @@ def questions(pretrained: Pretrained, track: Track) -> dict[str, float]:
 
 def code(weights: Weights) -> dict[str, float]:
     """Recall by S on a capture of code, up to UPDATE tokens after its recent queries."""
-    layers = stretches.FEW_LAYERS[weights.name]
-    (taken,) = make_all(weights, [Stretch("code", stretches.LENGTH, layers=layers)])
+    layers = lengths.FEW_LAYERS[weights.name]
+    (taken,) = make_all(weights, [Stretch("code", lengths.LENGTH, layers=layers)])
     begin = taken.manifest.tokens - LATE
     steps = torch.tensor([p - begin for p in taken.manifest.positions if p < begin + UPDATE])
     found: Sums = defaultdict(list)

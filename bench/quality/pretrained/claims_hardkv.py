@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quality.experiments import Track
 from quality.kept_rows import POOLED, counts_by_mass, mass_of_most, observed
 from quality.methods import logits_of
 from quality.pretrained.claims_prkv import Sums, recall
-from quality.pretrained.shares import Track
 from quality.pretrained.trail import SINK, UPDATE, Head, blocks
 
 ROWS = (256, 512, 1024, 2048)

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from quality.experiments import Track
 from quality.kept_rows import PRKV, observed
 from quality.methods import logits_of
-from quality.pretrained.shares import Track
 from quality.pretrained.trail import SINK, UPDATE, Head, blocks
 
 STATIC = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pariskv_core as pk
@@ -17,155 +18,105 @@ import torch.nn.functional as F
 from pariskv_core.cli.weights import Unusable
 from torch import Tensor
 
-from quality.inside import Residency
+from quality.engine import MANY, PUBLISHED, reranked
 from quality.methods import make_method
-from quality.paris import PUBLISHED_SCHEDULE
-from quality.pretrained.attentions import ByHead, Engine, KeepingEngine, Rows, nothing
+from quality.pretrained.attentions import ENGINES, ByHead, Engine, KeepingEngine, Rows, nothing
 from quality.pretrained.prefix import Attention, Prefix, Pretrained, full, go_on, kept
-from quality.pretrained.shares import MANY
 from quality.pretrained.texts import TEXTS
+from quality.regions import Residency
 
-_OFTEN = Residency(update=128)  # the interval of policies that keep rows
 Say = Callable[[str], None]
+Makers = dict[str, Callable[[], Attention]]
 STEPS = 512
-TAILS = (256, 512, 1024)
-BLOCK = 64
-MASSES = (0.99, 0.98, 0.95, 0.9)
-_PUBLISHED = {
-    "scorer": "votes",
-    "group_rule": "mean_query",
-    "schedule": PUBLISHED_SCHEDULE,
-    "block": 0,
-}
+DEFAULT = "the default"
+MASS_OF_ALL = "the default, mass 1"  # nothing is saved, and the mass is known
+_OFTEN = Residency(update=128)  # the interval of policies that keep rows
 
 
-def reranked(ratio: float) -> dict[str, Any]:
-    return {"schedule": [(0, ratio, 0.2)], "min_candidates_per_row": 1}
+def rows(method: str, count: int, residency: Residency = ENGINES) -> Callable[[], Attention]:
+    """So many rows by one of the lab's methods."""
+    return lambda: Rows(ByHead(partial(make_method, method), count, residency), residency)
 
 
-def oracle(rows: int) -> ByHead:
-    return ByHead(lambda: make_method("oracle"), rows)
+def paris(**settings: Any) -> Callable[[], Attention]:
+    """The engine's own output; without a tail unless the settings ask for one."""
+    return lambda: Engine(pk.ParisKV(**{"tail": "none", **settings}))
 
 
-def peer(name: str, **options: Any) -> Rows:
-    return Rows(ByHead(lambda: make_method(name, **options), 100))
+def default(tail_rows: int = 1024, **settings: Any) -> Callable[[], Attention]:
+    """What the engine does of itself in zones of 5,000 to 100,000 tokens."""
+    return paris(tail="sample", tail_rows=tail_rows, **reranked(0.05), **settings)
 
 
-def prkv(rows: int, static: float) -> Rows:
-    """PRKV with its own interval; S = 1 keeps rows alone."""
-    return Rows(ByHead(lambda: make_method("prkv", static=static), rows, interval=128))
-
-
-def keeping(policy: pk.PRKV | pk.HardKV, local: int = 256) -> Attention:
+def keeping(policy: pk.PRKV | pk.HardKV, local: int = 256) -> Callable[[], Attention]:
     """The engine's own output with a policy that keeps rows, at the policies' interval."""
-    return KeepingEngine(
-        residency=Residency(local=local, update=_OFTEN.update), keeping=policy
-    ).decoded
+    return lambda: KeepingEngine(policy, Residency(local=local, update=_OFTEN.update))
 
 
-def with_tail(rows: int, **policy: Any) -> Attention:
-    """The engine's output, its own tail included."""
-    return Engine({"block": BLOCK, "tail": "sample", "tail_rows": rows, **policy}).decoded
-
-
-def budget(mass: float) -> Attention:
-    """The default with a budget by mass; with 1 it is the default, and its share is known."""
-    return with_tail(1024, mass=mass, **reranked(0.05))
+# Names are those of results files and of tables, and tables have their order. A new format or
+# policy is a line here.
+SEARCHES: Makers = {
+    "full attention": lambda: full,
+    "sinks and window": lambda: Rows(nothing),
+    "best 100": rows("oracle", 100),
+    "best 400": rows("oracle", 400),
+    "published": paris(**PUBLISHED),
+    "whole keys": paris(block=0),
+    "block 256": paris(block=256, **MANY),
+    "block 64": paris(**MANY),
+    "block 64, 5 %": paris(**reranked(0.05)),
+    "block 64, tail of 512": paris(tail="sample", tail_rows=512, **MANY),
+    "block 64, tail of 1,024": paris(tail="sample", tail_rows=1024, **MANY),
+    DEFAULT: default(),
+    "the default, tail_rows=2048": default(2048),
+}
+MASSES: Makers = {
+    f"{DEFAULT}, mass {mass:g}": default(mass=mass) for mass in (1.0, 0.99, 0.98, 0.95, 0.9)
+}
+POLICIES: Makers = {
+    "sinks and window": SEARCHES["sinks and window"],
+    "sinks and window, flush 128": lambda: Rows(nothing, _OFTEN),
+    "best 100": SEARCHES["best 100"],
+    "best 256": rows("oracle", 256),
+    "best 512": rows("oracle", 512),
+    "best 1,024": rows("oracle", 1024),
+    DEFAULT: SEARCHES[DEFAULT],
+    "ParisKV as it comes": paris(tail="own"),
+    "ParisKV 1,024, no tail": paris(top_k=1024),
+    **{
+        f"PRKV {budget:,}, S = {static}": keeping(pk.PRKV(budget=budget, static_share=static))
+        for budget in (1024, 256)
+        for static in (0, 0.25, 0.5, 1, "auto")
+    },
+    "PRKV 1,024, S = 0.25, a window of 64": keeping(pk.PRKV(), local=64),
+    **{
+        f"HARD-KV {most:,}, p = 0.9, {metric}": keeping(pk.HardKV(most=most, metric=metric))
+        for most in (2048, 1024, 512, 256)
+        for metric in ("attention", "snapkv")
+    },
+    "HARD-KV 2,048, p = 0.9, snapkv, a window of 32": keeping(pk.HardKV(), local=32),
+    **{
+        f"HARD-KV {most:,}, p = 1": keeping(pk.HardKV(most=most, p=1, metric="attention"))
+        for most in (1024, 512, 256)
+    },
+    **{
+        f"{said} {count:,}": rows(method, count)
+        for said, method in (("SnapKV", "snapkv"), ("StreamingLLM", "window"))
+        for count in (1024, 512, 256)
+    },
+    **{
+        f"{said} 1,024, flush 128": rows(method, 1024, _OFTEN)
+        for said, method in (("SnapKV", "snapkv"), ("StreamingLLM", "window"))
+    },
+}
+METHODS = SEARCHES | MASSES | POLICIES
 
 
 def counted(attention: Attention) -> dict[str, float]:
     """Of the engine's own outputs: rows that were fetched per kv head and step, and the estimated
     share of the attention to what was attended to exactly, where the policy says it."""
-    engine = getattr(attention, "__self__", None)
-    if not isinstance(engine, Engine):
-        return {}
-    found = engine.counted()
+    found = attention.counted() if isinstance(attention, Engine) else {}
     return {name: value for name, value in found.items() if not math.isnan(value)}
-
-
-SEARCHES: dict[str, Callable[[], Attention]] = {
-    "full attention": lambda: full,
-    "sinks and window": lambda: Rows(nothing),
-    "best 100": lambda: Rows(oracle(100)),
-    "best 400": lambda: Rows(oracle(400)),
-    "best 1,000": lambda: Rows(oracle(1000)),
-    **{f"tail {m:,} alone": (lambda m=m: Rows(nothing, m)) for m in TAILS},
-    **{f"best 100, tail {m:,}": (lambda m=m: Rows(oracle(100), m)) for m in TAILS},
-    "whole keys": lambda: Engine({"block": 0}).decoded,
-    f"block {BLOCK}": lambda: Engine({"block": BLOCK, **MANY}).decoded,
-    "block 256": lambda: Engine({"block": 256, **MANY}).decoded,
-    f"block {BLOCK}, 5 %": lambda: Engine({"block": BLOCK, **reranked(0.05)}).decoded,
-    f"block {BLOCK}, 2 %": lambda: Engine({"block": BLOCK, **reranked(0.02)}).decoded,
-    "published": lambda: Engine(_PUBLISHED).decoded,
-    "whole keys, tail 512": lambda: Rows(Engine({"block": 0}), 512),
-    **{
-        f"block {BLOCK}, tail {m:,}": (lambda m=m: Rows(Engine({"block": BLOCK, **MANY}), m))
-        for m in TAILS
-    },
-    **{
-        f"block {BLOCK}, 5 %, tail {m:,}": (
-            lambda m=m: Rows(Engine({"block": BLOCK, **reranked(0.05)}), m)
-        )
-        for m in TAILS
-    },
-    f"block {BLOCK}, 2 %, tail 512": lambda: Rows(Engine({"block": BLOCK, **reranked(0.02)}), 512),
-    # What the lab adds to the engine's rows, by the engine itself; 5 % and 1,024 are the default.
-    f"block {BLOCK}, own tail": lambda: with_tail(512, **MANY),
-    f"block {BLOCK}, own tail 1,024": lambda: with_tail(1024, **MANY),
-    f"block {BLOCK}, 5 %, own tail 1,024": lambda: with_tail(1024, **reranked(0.05)),
-    f"block {BLOCK}, 5 %, own tail 2,048": lambda: with_tail(2048, **reranked(0.05)),
-    **{f"the default, mass {mass:g}": (lambda m=mass: budget(m)) for mass in (1.0, *MASSES)},
-    "PQCache 16×8": lambda: peer("pqcache", subspaces=16, bits=8),
-    **{
-        f"PRKV {rows:,}, S = {static:g}": (lambda rows=rows, s=static: prkv(rows, s))
-        for rows, static in ((256, 0.5), (256, 1.0), (1024, 0.25), (1024, 0.5), (1024, 1.0))
-    },
-    "Quest": lambda: peer("quest"),
-    "ArkVale": lambda: peer("arkvale"),
-}
-POLICIES: dict[str, Callable[[], Attention]] = {
-    # The engine's policies that keep rows, and methods with as many rows beside them.
-    **{
-        f"engine PRKV {rows:,}, S = {static}": (
-            lambda rows=rows, s=static: keeping(pk.PRKV(budget=rows, static_share=s))
-        )
-        for rows in (256, 1024)
-        for static in (0, 0.25, 0.5, 1, "auto")
-    },
-    "engine PRKV 1,024, S = 0.25, its regions": lambda: keeping(pk.PRKV(), local=64),
-    **{
-        f"engine HARD-KV {most:,}, {metric}": (
-            lambda most=most, m=metric: keeping(pk.HardKV(most=most, metric=m))
-        )
-        for most in (256, 512, 1024, 2048)
-        for metric in ("attention", "snapkv")
-    },
-    "engine HARD-KV 2,048, snapkv, its regions": lambda: keeping(pk.HardKV(), local=32),
-    **{
-        f"engine HARD-KV, {rows:,} in each head": (
-            lambda rows=rows: keeping(pk.HardKV(most=rows, p=1, metric="attention"))
-        )
-        for rows in (256, 512, 1024)
-    },
-    **{
-        f"{said} {rows:,}": (
-            lambda name=name, rows=rows: Rows(ByHead(lambda: make_method(name), rows))
-        )
-        for rows in (256, 512, 1024)
-        for name, said in (("oracle", "best"), ("snapkv", "SnapKV"), ("window", "StreamingLLM"))
-    },
-    # With the policies' flush, so with their window.
-    "sinks and window, flush 128": lambda: Rows(nothing, residency=_OFTEN),
-    **{
-        f"{said} 1,024, flush 128": (
-            lambda name=name: Rows(ByHead(lambda: make_method(name), 1024, _OFTEN), 0, _OFTEN)
-        )
-        for name, said in (("snapkv", "SnapKV"), ("window", "StreamingLLM"))
-    },
-    "ParisKV 1,024": lambda: Engine({"top_k": 1024}).decoded,
-    "ParisKV as it comes": lambda: Engine({"tail": "own"}).decoded,
-}
-METHODS = SEARCHES | POLICIES
 
 
 def against(

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quality.pretrained.forced import BLOCK, METHODS, Say
+from quality.pretrained.forced import DEFAULT, METHODS, Say
 from quality.pretrained.names import PLACES, WORDS
 from quality.pretrained.prefix import Attention, Prefix, Pretrained, go_on, kept
 from quality.pretrained.texts import TEXTS
@@ -26,11 +26,10 @@ ASKED = (
     "full attention",
     "sinks and window",
     "best 100",
-    f"block {BLOCK}",
-    f"block {BLOCK}, tail 512",
-    f"block {BLOCK}, own tail",
-    "whole keys",
+    "best 400",
     "published",
+    "block 64",
+    DEFAULT,
 )
 Pieces = Callable[[str], Tensor]  # a text's tokens
 

@@ -13,17 +13,18 @@ import torch
 from pariskv_core.cli.weights import Weights
 from torch import Tensor
 
-from quality.engine_prkv import EnginePRKV
-from quality.inside import Residency
+from quality.experiments import Track
 from quality.kept_rows import PRKV, counts_by_mass, mass_of_most, observed, pooled
 from quality.measures import Quality, measure
-from quality.methods import best_rows, make_method, oracle_rows
+from quality.methods import Method, best_rows, make_method, oracle_rows
 from quality.pretrained.capture import LATE, Capture, Stretch, make_all
-from quality.pretrained.shares import Asked, Track, asked_of, engine, summary
+from quality.pretrained.shares import Asked, asked_of, engine, summary
+from quality.regions import Residency
 
 BUDGETS = (128, 256, 1024)  # rows a kv head, mean of all
 STATIC = (0.0, 0.25, 0.5, 0.75, 1.0)
 SOON = 128  # tokens: both systems' interval
+TOP_P = "counts by Top-p"
 AT_MOST = 2  # times the mean, where counts are limited
 Found = dict[str, dict[int, list[Quality]]]
 
@@ -51,33 +52,22 @@ class Head:
         return measure(self.queries, self.keys, chosen, self.resident, best=self.best[rows])
 
 
-def _prkv(head: Head, found: Found) -> None:
+def _methods() -> dict[str, Method]:
+    """That serve one kv head: PRKV by its static part, and Quest."""
+    found: dict[str, Method] = {"Quest": make_method("quest")}
     for static in STATIC:
-        for rebuilt in (True, False) if 0 < static < 1 else (True,):
-            name = f"PRKV, static {static:g}" + ("" if rebuilt else ", holes")
-            method = PRKV(static, rebuilt=rebuilt)
-            method.prefill(head.keys, head.recent)
-            for rows in BUDGETS:
-                chosen = method.select(head.queries, rows, head.resident)
-                found.setdefault(name, {}).setdefault(rows, []).append(head.quality(chosen, rows))
+        found[f"PRKV, S = {static:g}"] = PRKV(static)
+        if 0 < static < 1:
+            found[f"PRKV, S = {static:g}, holes"] = PRKV(static, rebuilt=False)
+    return found
 
 
-def _engine_prkv(head: Head, found: Found) -> None:
-    for static in STATIC:
-        method = EnginePRKV(static)
+def _by_head(head: Head, found: Found) -> None:
+    for name, method in _methods().items():
         method.prefill(head.keys, head.recent)
         for rows in BUDGETS:
             chosen = method.select(head.queries, rows, head.resident)
-            name = f"PRKV by the engine, static {static:g}"
             found.setdefault(name, {}).setdefault(rows, []).append(head.quality(chosen, rows))
-
-
-def _quest(head: Head, found: Found) -> None:
-    method = make_method("quest")
-    method.prefill(head.keys, head.recent)
-    for rows in BUDGETS:
-        chosen = method.select(head.queries, rows, head.resident)
-        found.setdefault("Quest", {}).setdefault(rows, []).append(head.quality(chosen, rows))
 
 
 def _engine(asked: Asked, heads: list[Head], found: Found) -> None:
@@ -95,9 +85,9 @@ def _hardkv(heads: list[Head], found: Found) -> dict[str, dict[int, list[int]]]:
     masses, used = [mass_of_most(of) for of in attention], {}
     for rows in BUDGETS:
         counts = {
-            "fixed": [rows] * len(heads),
-            "Top-p": counts_by_mass(masses, rows),
-            "Top-p, limited": counts_by_mass(masses, rows, AT_MOST * rows),
+            "one count": [rows] * len(heads),
+            TOP_P: counts_by_mass(masses, rows),
+            f"{TOP_P}, at most twice the mean": counts_by_mass(masses, rows, AT_MOST * rows),
         }
         for kind, of in counts.items():
             used.setdefault(kind, {})[rows] = of
@@ -116,8 +106,8 @@ def policies(weights: Weights, track: Track) -> dict[str, Any]:
 
 
 def of_capture(taken: Capture, track: Track) -> dict[str, Any]:
-    manifest, residency = taken.manifest, Residency()
-    zone = slice(residency.sink, residency.zone_end(manifest.tokens - LATE, -1))
+    manifest = taken.manifest
+    zone = Residency().zone(manifest.tokens - LATE)
     positions = torch.tensor(manifest.positions)
     every: list[Head] = []
     found: Found = {}
@@ -126,9 +116,7 @@ def of_capture(taken: Capture, track: Track) -> dict[str, Any]:
         heads = [Head.of(asked, head) for head in range(asked.layer.keys.shape[1])]
         _engine(asked, heads, found)
         for head in heads:
-            _prkv(head, found)
-            _engine_prkv(head, found)
-            _quest(head, found)
+            _by_head(head, found)
         every += heads
     used = _hardkv(every, found)
     soon = int((positions < positions[0] + SOON).sum())

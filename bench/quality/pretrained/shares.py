@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,17 +12,12 @@ import pariskv_core as pk
 import torch
 from torch import Tensor
 
-from quality.inside import Residency, resident_of
+from quality.engine import MANY, PUBLISHED, reranked
+from quality.experiments import Track
 from quality.measures import Quality, measure
-from quality.methods import Method, logits_of, make_method, oracle_rows
-from quality.paris import PUBLISHED_SCHEDULE
+from quality.methods import TOP_K, Method, logits_of, make_method, oracle_rows
 from quality.pretrained.capture import LATE, Capture, Layer
-from quality.sizes import TOP_K
-
-BLOCKS = (0, 64, 128, 256)  # keys that share a mean; 0: whole keys
-RATIOS = (1.0, 0.25, 0.2, 0.1, 0.05, 0.02)
-FEW_RATIOS = (1.0, 0.05, 0.02)  # of the blocks between
-Track = Callable[[Sequence[Any], str], Iterable[Any]]
+from quality.regions import Residency, resident_of
 
 
 @dataclass
@@ -100,44 +95,39 @@ def _length(zone: slice) -> int:
 
 def engine(ratio: float | None = None, **changes: Any) -> Choose:
     """By a schedule of its own, at least four keys to a row are reranked; a ratio is just that."""
-    if ratio is not None:
-        changes = {"schedule": [(0, ratio, 0.2)], "min_candidates_per_row": 1, **changes}
-    return partial(by_engine, changes)
+    return partial(by_engine, changes if ratio is None else {**reranked(ratio), **changes})
 
 
 def peer(name: str, **options: Any) -> Choose:
     return partial(by_head, partial(make_method, name, **options))
 
 
-_PUBLISHED = {"scorer": "votes", "group_rule": "mean_query", "block": 0}
-
-
-def percent(ratio: float) -> str:
-    return "all keys" if ratio == 1 else f"{100 * ratio:g} %"
-
-
-# 25 and 20 % of zones up to 30,000 tokens, where the default for blocks is 5 %.
-MANY: dict[str, Any] = {"schedule": pk.ParisKV(block=0).schedule}
-
-METHODS: dict[str, Choose] = {
-    **{
-        f"block {block}, {percent(ratio)}": engine(ratio, block=block)
-        for block in BLOCKS
-        for ratio in (RATIOS if block in (0, 256) else FEW_RATIOS)
-    },
-    **{f"block {block}": engine(block=block, **MANY) for block in BLOCKS},
-    "published, 10 %": engine(0.1, **_PUBLISHED, min_candidates_per_row=4),
-    "published": engine(schedule=PUBLISHED_SCHEDULE, **_PUBLISHED),
+# Names are those of results files and of tables, and tables have their order. A new format or
+# peer is a line here.
+ENGINE: dict[str, Choose] = {
+    "whole keys": engine(block=0),
+    "whole keys, 5 %": engine(0.05, block=0),
+    "published, 10 %": engine(**{**PUBLISHED, "schedule": [(0, 0.1, 0.2)]}),
+    "published": engine(**PUBLISHED),
+    "block 64, all keys": engine(1.0),
+    "block 64": engine(**MANY),
+    "block 64, 5 %": engine(0.05),
+    "block 64, 2 %": engine(0.02),
+    "block 256, 5 %": engine(0.05, block=256),
+    "block 256, 2 %": engine(0.02, block=256),
+}
+PEERS: dict[str, Choose] = {
     "PQCache 16×8": peer("pqcache", subspaces=16, bits=8),
     "PQCache 2×6": peer("pqcache"),
-    "Quest": peer("quest"),
-    "ArkVale": peer("arkvale"),
-    "MagicPIG": peer("magicpig"),
     "FAISS 1 bit": peer("fastscan", bits=1),
     "FAISS 2 bits": peer("fastscan", bits=2),
     "FAISS 4 bits": peer("fastscan", bits=4),
     "FAISS 1 bit, 5 % by 4 bits": peer("fastscan", bits=1, finer=4),
+    "MagicPIG": peer("magicpig"),
+    "ArkVale": peer("arkvale"),
+    "Quest": peer("quest"),
 }
+METHODS = ENGINE | PEERS
 
 
 def summary(heads: list[Quality]) -> dict[str, float]:
@@ -203,16 +193,14 @@ def of_capture(
 ) -> dict[str, Any]:
     """Every method's summary, with what there is to say of the keys."""
     methods = METHODS if methods is None else methods
-    manifest, residency = capture.manifest, Residency()
-    zone = slice(residency.sink, residency.zone_end(manifest.tokens - LATE, -1))
+    manifest = capture.manifest
+    zone = Residency().zone(manifest.tokens - LATE)
     positions = torch.tensor(manifest.positions)
     found: dict[str, list[Quality]] = {name: [] for name in methods}
-    means: list[
-        Tensor
-    ] = []  # by kv head: the share of the energy of its keys that is in their mean
-    loudest: list[
-        Tensor
-    ] = []  # by kv head: its loudest channel's energy, over that of the mean one
+    # By kv head: the share of its keys' energy that is in their mean, and the energy of its loudest
+    # channel over that of the mean one.
+    means: list[Tensor] = []
+    loudest: list[Tensor] = []
     for index in track(manifest.layers, manifest.model):
         layer = capture.layer(index)
         keys = layer.keys[zone].float()

@@ -21,10 +21,11 @@ from quality.pretrained.texts import TEXTS
 PROMPT, WRITTEN, STRETCH = 512, 4096, 1024
 ASKED = (
     "ParisKV as it comes",
-    "engine HARD-KV 1,024, attention",
-    "engine HARD-KV 1,024, snapkv",
-    "engine HARD-KV, 512 in each head",
-    "engine PRKV 1,024, S = 0.25",
+    "HARD-KV 1,024, p = 0.9, attention",
+    "HARD-KV 1,024, p = 0.9, snapkv",
+    "HARD-KV 512, p = 1",
+    "HARD-KV 256, p = 1",
+    "PRKV 1,024, S = 0.25",
     "StreamingLLM 512",
     "best 512",
 )

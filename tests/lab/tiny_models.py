@@ -1,10 +1,38 @@
-"""Models of a few thousand numbers, as GGUF files."""
+"""Models of a few thousand numbers: of transformers, and as GGUF files."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
+import torch
+
+
+def tiny_model(transformers: ModuleType, family: str, **changes: Any) -> Any:
+    """A random model whose vocabulary is bytes; biases and norms are random, too."""
+    torch.manual_seed(5)
+    options = {
+        "vocab_size": 256,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_hidden_layers": 3,
+    }
+    if family == "Gemma3":
+        kinds = ["sliding_attention", "full_attention", "full_attention"]
+        # Logits of this one are not scaled by the root of its head_dim.
+        options |= {"layer_types": kinds, "sliding_window": 8, "query_pre_attn_scalar": 40}
+    config = getattr(transformers, f"{family}{'Text' if family == 'Gemma3' else ''}Config")
+    settings = config(**options | changes)
+    model = getattr(transformers, f"{family}ForCausalLM")(settings).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(std=0.3)
+    return model
 
 
 def gguf_file(path: Path, layers: int = 2, width: int = 32) -> None:
