@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+import pariskv_core as pk
 import pytest
 import torch
 from quality import kept_rows
-from quality.methods import logits_of, make_method
+from quality.measures import measure
+from quality.methods import logits_of, make_method, padded
 
 DIM, GROUP, TOKENS = 32, 2, 400
 
@@ -93,6 +96,59 @@ def test_keys_that_come_later_are_found_in_pages(gauss):
 def test_prkv_without_recent_queries_is_an_error(gauss):
     with pytest.raises(ValueError, match="PRKV chooses by the prompt's last queries"):
         make_method("prkv").prefill(gauss(TOKENS, DIM), None)
+
+
+def rows_of_the_engine(
+    policy: pk.PRKV, keys: torch.Tensor, recent: torch.Tensor, queries: torch.Tensor
+) -> torch.Tensor:
+    """By a cache of one kv head: the zone's keys, and a window that has the recent queries."""
+    tokens, dim = keys.shape
+    config = pk.Config(
+        layers=1,
+        query_heads=GROUP,
+        kv_heads=1,
+        head_dim=dim,
+        dtype="float32",
+        sink=0,
+        local=len(recent),
+        policy=policy,
+    )
+    k = torch.cat([keys, keys.new_zeros(len(recent), dim)])[:, None].contiguous()
+    q = torch.cat([keys.new_zeros(tokens, GROUP, dim), recent]).contiguous()
+    with pk.Cache(config) as cache:
+        sequence = cache.add()
+        cache.prefill(0, [sequence], k, k, q=q)
+        found = [cache.explain(0, sequence, step) for step in queries]
+    parts = [[part for part in (why.kept, why.positions) if part.size] for why in found]
+    rows = [torch.from_numpy(np.concatenate(part, axis=1)) for part in parts]
+    return torch.cat([padded(row, policy.budget) for row in rows])
+
+
+@pytest.mark.parametrize("static", [0.0, 0.25, 0.5, 1.0])
+@pytest.mark.parametrize("loud", [0.0, 20.0])
+def test_the_engine_catches_the_share_that_its_copy_in_torch_does(gauss, static, loud):
+    """Queries that look for a few directions, whose keys lie together as a text's do."""
+    tokens, dim, rows = 2048, 64, 256
+    themes = 3 * gauss(24, dim)
+    keys = gauss(tokens, dim) + themes[torch.arange(tokens) // 16 % 24]
+    keys[:, 5] += loud
+    recent = gauss(64, GROUP, dim) + themes[torch.arange(64) % 6, None]
+    queries = gauss(40, GROUP, dim) + themes[torch.arange(40) % 8, None]
+    resident = torch.full(queries.shape[:2], -math.inf)
+    share = {}
+    copy = make_method("prkv", static=static, rebuilt=False)
+    copy.prefill(keys, recent)
+    for name, chosen in {
+        "engine": rows_of_the_engine(
+            pk.PRKV(budget=rows, static_share=static), keys, recent, queries
+        ),
+        "torch": copy.select(queries, rows, resident),
+    }.items():
+        share[name] = measure(queries, keys, chosen, resident).share().mean().item()
+    # The last page of the copy is cut where the budget ends, the engine's pages are whole.
+    assert share["engine"] == pytest.approx(share["torch"], abs=0.015)
+    if static in (0, 1):
+        assert share["engine"] == pytest.approx(share["torch"], abs=0.002)
 
 
 # --- HARD-KV -------------------------------------------------------------------------------------

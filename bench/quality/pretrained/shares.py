@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -56,6 +57,24 @@ def by_head(make: Callable[[], Method], asked: Asked) -> Tensor:
     return torch.stack(chosen, dim=1)
 
 
+@contextmanager
+def cache_of(layer: Layer, end: int, changes: dict[str, Any]) -> Iterator[tuple[pk.Cache, int]]:
+    """A cache with the layer's first tokens, up to `end`, and their sequence."""
+    shape = {
+        "kv_heads": layer.keys.shape[1],
+        "query_heads": layer.queries.shape[1],
+        "head_dim": layer.keys.shape[2],
+    }
+    fields = {"layers": 1, "threads": 1, "dense_below": 0, "dtype": "float16"}
+    with pk.Cache(configs.make(**{**fields, **shape, **changes})) as cache:
+        sequence, early = cache.add(), len(layer.early)
+        # Values do not decide; any will do.
+        first, rest = layer.keys[:early], layer.keys[early:end]
+        cache.prefill(0, [sequence], first, first, q=layer.early)
+        cache.prefill(0, [sequence], rest, rest)
+        yield cache, sequence
+
+
 def by_engine(changes: dict[str, Any], asked: Asked) -> Tensor:
     """The engine itself: a cache that was filled up to the late tokens says what it would choose.
 
@@ -63,20 +82,8 @@ def by_engine(changes: dict[str, Any], asked: Asked) -> Tensor:
     """
     layer = asked.layer
     end, group = len(layer.keys) - LATE, asked.group
-    fields = {"layers": 1, "threads": 1, "dense_below": 0, "dtype": "float16", "top_k": TOP_K}
-    shape = {
-        "kv_heads": layer.keys.shape[1],
-        "query_heads": layer.queries.shape[1],
-        "head_dim": layer.keys.shape[2],
-    }
     chosen = []
-    with pk.Cache(configs.make(**{**fields, **shape, **changes})) as cache:
-        sequence = cache.add()
-        early = len(layer.early)
-        # Values do not decide; any will do.
-        first, rest = layer.keys[:early], layer.keys[early:end]
-        cache.prefill(0, [sequence], first, first, q=layer.early)
-        cache.prefill(0, [sequence], rest, rest)
+    with cache_of(layer, end, {"top_k": TOP_K, **changes}) as (cache, sequence):
         for position, q in zip(asked.positions.tolist(), layer.queries, strict=True):
             late = layer.keys[end : position + 1].float().repeat_interleave(group, dim=1)
             logits = [logits_of(q[h].float(), late[:, h]) for h in range(len(q))]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import configs
 import numpy as np
 import pariskv_core as pk
 import torch
@@ -20,7 +19,7 @@ from quality.experiments import Track
 from quality.measures import Quality, measure
 from quality.pretrained.capture import LATE, MEASURED, Layer, Stretch, make_all
 from quality.pretrained.lengths import FEW_LAYERS, LENGTH
-from quality.pretrained.shares import summary
+from quality.pretrained.shares import cache_of, summary
 from quality.regions import resident_of
 
 WRITTEN = 4096  # tokens that are decoded one by one
@@ -43,21 +42,9 @@ def decoded(
     layer: Layer, positions: Sequence[int], written: int, settings: dict[str, Any]
 ) -> list[list[Quality]]:
     """Of the choices at each position, by kv head, while the last `written` tokens are decoded."""
-    begin, early = len(layer.keys) - written, len(layer.early)
-    shape = {
-        "kv_heads": layer.keys.shape[1],
-        "query_heads": layer.queries.shape[1],
-        "head_dim": layer.keys.shape[2],
-    }
-    fields = {"layers": 1, "threads": 1, "dense_below": 0, "dtype": "float16"}
-    asked = dict(zip(positions, layer.queries, strict=True))
+    begin, asked = len(layer.keys) - written, dict(zip(positions, layer.queries, strict=True))
     silent, found = torch.zeros_like(layer.queries[:1]), []
-    with pk.Cache(configs.make(**{**fields, **shape, **settings})) as cache:
-        sequence = cache.add()
-        # Values do not decide; any will do.
-        first, rest = layer.keys[:early], layer.keys[early:begin]
-        cache.prefill(0, [sequence], first, first, q=layer.early)
-        cache.prefill(0, [sequence], rest, rest)
+    with cache_of(layer, begin, settings) as (cache, sequence):
         for position in range(begin, max(positions) + 1):
             row = layer.keys[position : position + 1]
             q = asked.get(position)
