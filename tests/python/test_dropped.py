@@ -59,7 +59,7 @@ def test_a_random_life_gives_the_bits_of_one_that_stores_all_rows(policy, seed):
     assert stats.row_bytes < life.host.stats().row_bytes / 2
 
 
-@pytest.mark.cpu("a GPU has neither instruction sets nor threads; test_cuda_hardkv.py is its")
+@pytest.mark.cpu("a GPU has neither instruction sets nor threads; test_cuda_kept.py is its")
 def test_every_shape_gives_the_bits_of_one_that_stores_all_rows():
     found = kept_digest.all_kept(threads=3)
     host = {name: kept for name, kept in found.items() if name.startswith("hardkv ")}
