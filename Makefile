@@ -17,8 +17,9 @@ WHEEL_OPTIONS = --no-build-isolation --no-deps -C cmake.define.PARISKV_CUDA=$(CU
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cmake cpp python -type f -not -name '*.pyc')
 CPP_FILES = $(shell find bench cpp examples python tests -regex '.*\.\(h\|cpp\|cuh?\|inl\)')
 
-.PHONY: help demo test test-cpp test-python test-transformers sanitize bench quality \
-	quality-models quality-inside quality-policies wheel test-wheel docs format lint clean
+.PHONY: help demo test test-cpp test-python test-transformers test-older test-long sanitize bench \
+	quality quality-models quality-inside quality-policies wheel test-wheel docs \
+	format lint clean
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -100,10 +101,15 @@ FAKE = build/cpp/tests/cpp/fake_cuda/pariskv_fake_cuda_tests
 EMULATED = build/cpp/tests/cpp/emulated_cuda/pariskv_emulated_cuda_tests_sm
 CPP_WITHOUT_GPU = $(call parts,$(EVERY),'$(CPP_TESTS) --gtest_filter=-*Cuda*')
 # A case has two architectures, and two orders of threads for each. `make test` has one of these
-# four: every other part of one list is of 9.0, the rest of 8.0. ORDERS=all, as CI has it, has all.
+# four: every other part of the list is of one architecture and order, the rest of the other ones.
+# TURN, 0 to 3, says which; .ci/run takes it from the commit. ORDERS=all has all four.
 ORDERS = one
-EMULATED_one = $(call parts,0 2 4 6 8,'$(EMULATED)90 --gtest_filter=-*/*_0'); \
-  $(call parts,1 3 5 7 9,'$(EMULATED)80 --gtest_filter=-*/*_1')
+TURN = 0
+TURNED = $(filter 1 3,$(TURN))
+LATER = $(filter 2 3,$(TURN))
+EMULATED_EVEN = $(EMULATED)$(if $(TURNED),80,90) --gtest_filter=-*/*_$(if $(LATER),1,0)
+EMULATED_ODD = $(EMULATED)$(if $(TURNED),90,80) --gtest_filter=-*/*_$(if $(LATER),0,1)
+EMULATED_one = $(call parts,0 2 4 6 8,'$(EMULATED_EVEN)'); $(call parts,1 3 5 7 9,'$(EMULATED_ODD)')
 EMULATED_all = $(call parts,$(EVERY),$(EMULATED)90 $(EMULATED)80)
 
 test-cpp: .venv/.base
@@ -137,10 +143,14 @@ PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n $(WORKERS) --dist works
 ALONE = test_cuda_memory.py
 # Each has an environment of its own, with the other packages of .venv behind it.
 OLDER_TRANSFORMERS = 4.57.6 5.2.0 5.12.0
+OLDER_TESTS = tests/transformers
 
 test-transformers: .venv/.test ## tests/transformers on four versions of transformers
 	@echo "transformers of .venv ..."
 	@$(PYTEST) -q tests/transformers
+	@$(MAKE) --no-print-directory test-older
+
+test-older: .venv/.test
 	@for version in $(OLDER_TRANSFORMERS); do \
 	  python=build/transformers-$$version/bin/python; \
 	  site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
@@ -152,8 +162,15 @@ test-transformers: .venv/.test ## tests/transformers on four versions of transfo
 	    && touch build/transformers-$$version/ready || exit 1; \
 	  fi; \
 	  OMP_NUM_THREADS=1 $$python -m pytest -n $(CORES) --dist worksteal -q -p no:cacheprovider \
-	    tests/transformers || exit 1; \
+	    $(OLDER_TESTS) || exit 1; \
 	done
+
+# What .ci/run has a share of, and no time for the rest. CUDA=OFF: a wheel with all GPUs takes long.
+test-long: ## what CI leaves out: every order, version of transformers, and wheel; half an hour
+	@$(MAKE) --no-print-directory test-cpp ORDERS=all
+	@$(MAKE) --no-print-directory test-transformers
+	@.venv/bin/python packaging/wheels.py --cuda OFF --build-dir build/wheels-cpu
+	@.venv/bin/python packaging/test_wheels.py
 
 # Every block of GPU memory on its own, torch's too, so that going beyond one is seen. Only where
 # torch captures a graph it has to keep memory: it cannot ask for some then.
