@@ -61,7 +61,7 @@ def test_row_bytes_match_the_stored_rows(tokens, dtype, device):
         *((64, 44.5, 64), (64, 44, 256), (128, 86, 64), (128, 84, 256), (256, 165, 256)),
     ],
 )
-@pytest.mark.parametrize("kv_heads", [1, 8])
+@pytest.mark.parametrize("kv_heads", [1, 2])
 def test_a_key_summary_is_small(kv_heads, head_dim, limit, block, device):
     # The promise is 84 bytes per key and head at 128; the others scale with rotated dimensions.
     config = make_config(
@@ -379,7 +379,7 @@ def resident_bytes() -> int:
 @on_the_heap
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_a_hundred_thousand_sequences_come_and_go():
+def test_forty_thousand_sequences_come_and_go():
     config = make_config(query_heads=1, kv_heads=1, sink=0, local=1, threads=1)
     cache = pk.Cache(config)
     k = torch.ones(2, 1, 64)
@@ -398,15 +398,15 @@ def test_a_hundred_thousand_sequences_come_and_go():
     come_and_go(10_000)  # the allocator and Python find their size
     gc.collect()
     before, reserved = resident_bytes(), cache.stats().memory.reserved
-    come_and_go(90_000)
+    come_and_go(30_000)
     gc.collect()
-    # One leaked byte for each would be 90 KB, one leaked block 1.5 GB.
+    # One leaked block for each would be 500 MB.
     assert resident_bytes() - before < 2 << 20
     after = state_of(cache)
-    assert after.pop("encoded_keys") - start.pop("encoded_keys") == 100_000
+    assert after.pop("encoded_keys") - start.pop("encoded_keys") == 40_000
     assert after == start
     assert cache.stats().memory.reserved == reserved
-    assert cache.add() == keeper + 100_001  # a name each, none used twice
+    assert cache.add() == keeper + 40_001  # a name each, none used twice
 
 
 @on_the_heap
@@ -421,10 +421,10 @@ def test_closing_gives_everything_back():
         once()
     gc.collect()
     before = resident_bytes()
-    for _ in range(40):
+    for _ in range(15):
         once()
     gc.collect()
-    # A leaked cache would be 9 MB; forty of them cannot hide.
+    # A leaked cache would be 9 MB; fifteen of them cannot hide.
     assert resident_bytes() - before < 32 << 20
 
 
