@@ -142,6 +142,7 @@ struct KeptChange {
   bool whole;           // choose from all of the zone, not from what is kept and what is new
   bool trims = false;   // choose nothing: of the rows that were kept, those that a cut leaves stay
 
+  bool cut() const { return after.zone_end < before.zone_end; }
   bool fresh() const { return whole || before.kept == nullptr; }
 };
 

@@ -249,7 +249,7 @@ class Model:
             self.heads = None
             return
         self.keeps += 1
-        self.heads = self._chosen(sorted(self.queries.items()), self.zone[0], True)
+        self.heads = self._chosen(sorted(self.queries.items()), self.zone[0], True, cut=True)
 
     def attended(self) -> list[np.ndarray]:
         """The positions that a query of the last token sees, per kv head."""
@@ -288,7 +288,9 @@ class Model:
         self.keeps += 1
         self.heads = self._chosen(recent, max(end_before, begin), whole or self.heads is None)
 
-    def _chosen(self, recent: list[tuple[int, Query]], entered: int, fresh: bool) -> list[Head]:
+    def _chosen(
+        self, recent: list[tuple[int, Query]], entered: int, fresh: bool, cut: bool = False
+    ) -> list[Head]:
         """entered: the first position that was not in the zone before."""
         (begin, end), group = self.zone, self.config.query_heads // self.config.kv_heads
         heads = []

@@ -143,7 +143,9 @@ class PRKVModel(Model):
     def _chooses(self) -> bool:
         return self.searches and (self.auto or split(self.config.policy, self.static)[0] > 0)
 
-    def _chosen(self, recent: list[tuple[int, Query]], entered: int, fresh: bool) -> list[Head]:
+    def _chosen(
+        self, recent: list[tuple[int, Query]], entered: int, fresh: bool, cut: bool = False
+    ) -> list[Head]:
         (begin, end), group = self.zone, self.config.query_heads // self.config.kv_heads
         policy, told, agreed = self.config.policy, [], []
         for h in range(self.config.kv_heads):
@@ -159,7 +161,7 @@ class PRKVModel(Model):
             for own in filter(None, logits):
                 both = best(own[0], policy.budget) & best(own[-1], policy.budget)
                 agreed.append(len(both))
-        if self.auto and fresh:
+        if self.auto and fresh and not cut:
             self.static = sum(agreed) // (len(agreed) * policy.page) if agreed else 0
         rows = split(policy, self.static)[0]
         return [

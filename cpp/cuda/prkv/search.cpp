@@ -36,14 +36,14 @@ constexpr int64_t kChoiceStreams = 2;
 
 /**
  * Launches of choices: their spaces are still to be set. The budget is split by agreement only
- * where rows are chosen from scratch, as after a prompt.
+ * where rows are chosen from scratch, as after a prompt, and not for a zone that was cut.
  */
 std::vector<PRKVChoiceCall> choices_of(const ModelShape& shape, const PRKVRules& rules,
                                        const std::vector<KeptChange>& changes) {
   std::vector<PRKVChoiceCall> calls;
   const int64_t most = changes.size() > 1 ? kChoiceBytes / kChoiceStreams : kChoiceBytes;
   const auto compares = [&](const KeptChange& change) {
-    return rules.automatic() && change.fresh();
+    return rules.automatic() && change.fresh() && !change.cut();
   };
   const auto scratch = [&](const KeptChange& change, SideBySide& side) {
     const int64_t width = looked_at(rules, change);

@@ -12,13 +12,13 @@ namespace pariskv::cpu {
 namespace {
 
 /**
- * The budget is split by agreement only where rows are chosen from scratch, as after a prompt. A
- * refresh looks at a part of the pages.
+ * The budget is split by agreement only where rows are chosen from scratch, as after a prompt, and
+ * not for a zone that was cut. A refresh looks at a part of the pages.
  */
 ObserveRules observe_rules(const PRKVRules& rules, const KeptChange& change) {
   ObserveRules own{true, true, 1, 0, {}};
   if (change.fresh()) {
-    own.top = rules.automatic() ? rules.budget : 0;
+    own.top = rules.automatic() && !change.cut() ? rules.budget : 0;
     return own;
   }
   const SequenceView& zone = change.after;
@@ -35,7 +35,7 @@ PageNumbers numbers_of(const PageLayout& layout, char* block, int64_t head, int6
 PRKVSplit split_of(const ModelShape& shape, const PRKVRules& rules, const KeptChange& change,
                    const Choice& choice) {
   if (!rules.automatic()) return rules.split(rules.static_pages);
-  if (!change.fresh()) {
+  if (change.cut() || !change.fresh()) {
     return *amended_of(shape, change.before.kept_capacity).split(change.before.kept);
   }
   int64_t agreed = 0, compared = 0;
