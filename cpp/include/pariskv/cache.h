@@ -250,10 +250,10 @@ class Cache {
    * Writes a sequence to a file: rows, summaries, the policy's state, regions and settings, each
    * part with a checksum. Changes nothing. The file appears in the place of `path` when the disk
    * has all of it; until then, and if anything fails, what was there stays. On a GPU it waits for
-   * the work of earlier calls.
+   * the work of earlier calls. An older file's mode, owner and access list are kept; a link is
+   * followed, also to a file that is not there yet.
    *
-   * @param path  of a file, in the system's own bytes; an older one is replaced, and its mode, owner
-   *              and access list are kept. A link is followed, also to a file that is not there yet
+   * @param path  of a file, in the system's own bytes; an older one is replaced
    */
   void save(SequenceId sequence, const std::string& path) const;
 
