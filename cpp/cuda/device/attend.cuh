@@ -67,7 +67,9 @@ class RowAttention {
    * @param address   address(i) is where row i lies; not asked for the new row. is_placed(i):
    *                  whether it is in shared memory already, after await_placed(), at placed(i).
    *                  noted(i, head, logit): the logit that counts. corrected(i, head, share,
-   *                  shift): the share that counts, where it is e^(logit - shift)
+   *                  shift): the share that counts, where it is e^(logit - shift).
+   *                  hides_values(i, logit), with kHides: whether what is not finite of the row's
+   *                  values is left out
    * @param keep      what becomes of the rows besides, as KeepNothing and KeepInCache
    */
   __device__ __forceinline__ RowAttention(const AttendShape& shape, const Cluster& cluster,

@@ -68,6 +68,13 @@ struct Running {
   }
 };
 
+/** Leaves the values that are finite. */
+template <int kWords>
+__device__ __forceinline__ void hide_infinite(float (&values)[kWords]) {
+#pragma unroll
+  for (float& value : values) value = finite(value) ? value : 0.0f;
+}
+
 /** Which elements of a row are a lane's; negative: it has none. */
 struct LaneElements {
   int key, value;
@@ -117,14 +124,20 @@ __device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], con
   // fmaxf leaves NaN out of the maximum, the sum keeps it.
   const float top = fmaxf(running.maximum, fmaxf(logit, __shfl_xor_sync(~0u, logit, 16)));
   const float shift = top == -infinity() ? 0.0f : top;
-  const float keep = exp_of(running.maximum - shift);
-  float weight = exp_of(logit - shift);
+  const float keep = weight_of_exponent(running.maximum - shift);
+  float weight = there ? weight_of_exponent(logit - shift) : 0.0f;
   if (there) weight = address.corrected(row, head, weight, shift);
   running.maximum = top;
   running.sum = __fmaf_rn(running.sum, keep, weight + __shfl_xor_sync(~0u, weight, 16));
 
   if (mine.value >= 0) load_words<kWords>(first + mine.value, x);
   if (mine.value >= 0 && both) load_words<kWords>(second + mine.value, y);
+  if constexpr (Address::kHides) {
+    // A lane has one of four heads: a row is hidden where it is for all of them.
+    const uint32_t hidden = __ballot_sync(~0u, address.hides_values(row, logit));
+    if ((hidden & 0xffffu) == 0xffffu) hide_infinite(x);
+    if (hidden >> 16 == 0xffffu) hide_infinite(y);
+  }
 #pragma unroll
   for (int h = 0; h < 4; ++h) {
     const float keep_h = __shfl_sync(~0u, keep, 4 * h);
@@ -358,7 +371,7 @@ RowAttention<kWords, Element, Address, PartsOf, Keep>::merge_strands(const Runni
         sum = strand_of[lane_id() * step + 32 * kWords + 1];
       }
       const float top = warp_max(maximum);
-      const float factor = maximum == -infinity() ? 0.0f : exp_of(maximum - top);
+      const float factor = factor_of(maximum, top);
       sum = warp_sum(sum * factor);
       float weighted = 0;
 #pragma unroll

@@ -106,7 +106,9 @@ __global__ void __launch_bounds__(kFloatThreads) attend_exact_float(ExactParamet
       const float logit = capped(logits[i] * p.scale, p.softcap);
       const float top = fmaxf(maximum[i], largest_of_warp(visible ? logit : -infinity()));
       const float keep = maximum[i] == top ? 1.0f : expf(maximum[i] - top);
-      const float weight = visible ? expf(logit - top) : 0.0f;
+      // Never 0 for a row that is seen, as on the CPU: an infinite value stays infinite.
+      const float seen = float_of(max(bits_of(expf(logit - top)), 0x00800000u));
+      const float weight = visible ? seen : 0.0f;
       maximum[i] = top;
       sum[i] = fmaf(sum[i], keep, sum_of_warp(weight));
       if (lane < kRows) weights[i][lane] = weight;

@@ -34,6 +34,7 @@ struct RunningSoftmax {
   float weighted[kGroups][kDim / 8][4] = {};
   float maximum[kOwn];
   float sum[kOwn] = {};  // of this lane's columns
+  bool was_nan = false;  // a weighted sum that was loaded
 
   /** Takes the queries, and what is summed already, if some is. */
   template <bool kPadded, typename IndexOf>
@@ -67,6 +68,7 @@ struct RunningSoftmax {
     for (int i = 0; i < kDim / 8; ++i) {
       const float2 two = *reinterpret_cast<const float2*>(state + kStateWeighted + 8 * i + column);
       weighted[own / 2][i][r] = two.x, weighted[own / 2][i][r + 1] = two.y;
+      was_nan = was_nan || two.x != two.x || two.y != two.y;
     }
   }
   __device__ __forceinline__ void store(int own, float* state) const {
@@ -171,6 +173,29 @@ struct RunningSoftmax {
         }
       }
     }
+  }
+
+  /**
+   * Weighted sums that became NaN, of weights that are finite, start anew from 0: a second term of
+   * a weight may be below 0, or a weight 0, and so bring an infinite value with another sign.
+   * Returns whether there is one: `add_strange` of all rows then makes it what it has to be.
+   */
+  __device__ __forceinline__ bool drop_nan() {
+    bool found = false;
+#pragma unroll
+    for (int own = 0; own < kOwn; ++own) {
+      float all = sum[own];
+      all += __shfl_xor_sync(0xffffffffu, all, 1);
+      all += __shfl_xor_sync(0xffffffffu, all, 2);
+      if (!finite(all) || was_nan) continue;
+#pragma unroll
+      for (int i = 0; i < kDim / 4; ++i) {
+        float& x = weighted[own / 2][i / 2][own % 2 * 2 + i % 2];
+        found = found || x != x;
+        if (x != x) x = 0;
+      }
+    }
+    return found;
   }
 
   /**

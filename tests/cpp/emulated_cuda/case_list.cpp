@@ -164,6 +164,22 @@ std::vector<Case> pariskv_cases() {
              tail(c, k, 32), k.dtype = kFloat, k.head_dim = 64, k.value_dim = 192, c.batch = 3;
            }),
       make("tail_hostile", [=](Case& c, Config& k) { tail(c, k, 32), c.hostile = true; }),
+      make("tail_infinite", [=](Case& c, Config& k) { tail(c, k, 32), c.infinite = true; }),
+      make("tail_infinite_float16_in_blocks_of_a_head",
+           [=](Case& c, Config& k) {
+             tail(c, k, 32), c.infinite = true, k.dtype = kHalf, c.device = 0, c.twin = 5;
+             k.placement = Placement::kDevice;
+           }),
+      make("tail_infinite_float32",
+           [=](Case& c, Config& k) { tail(c, k, 32), c.infinite = true, k.dtype = kFloat; }),
+      make("tail_infinite_of_all_rows",
+           [=](Case& c, Config& k) { tail(c, k, 512), c.infinite = true, own(k).mass = .5; }),
+      make("tail_infinite_of_a_group_of_five_256",
+           [=](Case& c, Config& k) {
+             tail(c, k, 32), c.infinite = true, k.query_heads = 10, k.head_dim = 256;
+           }),
+      make("infinite_votes_float16",
+           [=](Case& c, Config& k) { c.infinite = true, k.dtype = kHalf, votes(k); }),
       make("tail_that_counts_for_nothing",
            [=](Case& c, Config& k) {
              tail(c, k, 32), own(k).top_k = 4096, own(k).schedule = {{0, 1, 1}};
@@ -303,6 +319,12 @@ std::vector<Case> pariskv_cases() {
       make("many_attend_hostile",
            [](Case& c, Config&) {
              c.attended = 70, c.steps = 1, c.hostile = true, c.softcap = 20, c.sink_bias = true;
+           }),
+      make("many_attend_infinite",
+           [](Case& c, Config&) { c.attended = 70, c.steps = 1, c.infinite = true; }),
+      make("many_attend_infinite_float16_64",
+           [=](Case& c, Config& k) {
+             c.attended = 90, c.steps = 1, c.infinite = true, k.dtype = kHalf, k.head_dim = 64;
            }),
       make("many_attend_beyond_the_prompt",
            [](Case& c, Config&) { c.attended = 140, c.steps = 1, c.tokens = 130; }),

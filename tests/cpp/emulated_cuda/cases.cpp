@@ -36,6 +36,27 @@ void spoil(Tensor& keys, DType dtype) {
   keys.set(40, 0, 3, kNan);
 }
 
+/**
+ * Infinite values, each in a dimension of its own: so an output shows which rows it is made of. Of
+ * the first head a key in the window is infinite, of the second one keys all over, and some NaN.
+ * Half of the dimensions stay finite, but for those of rows with such a key.
+ */
+void scatter_infinities(Tensor& keys, Tensor& values) {
+  const int64_t tokens = keys.tokens, probes = values.dim / 2;
+  for (int64_t d = 0; d < probes; ++d) {
+    for (int64_t h = 0; h < values.heads; ++h) {
+      values.set(d * tokens / probes, h, d, d % 3 == 0 ? -kInfinity : kInfinity);
+    }
+  }
+  keys.set(tokens - 2, 0, 5, kInfinity);
+  values.set(tokens - 2, 0, values.dim - 1, kInfinity);
+  if (values.heads == 1) return;
+  for (int64_t i = 1; 48 * i < tokens - 100; ++i) {
+    keys.set(48 * i, 1, i, i % 2 == 0 ? kInfinity : kNan);
+    values.set(48 * i, 1, probes + i, i % 4 < 2 ? kNan : -kInfinity);
+  }
+}
+
 /** What a tensor holds: how many heads of what size. */
 enum class Kind { kQuery, kKey, kValue, kOutput };
 
@@ -101,8 +122,10 @@ class Runner {
         }
       }
     }
-    if (!c_.equal_keys) spoil(keys, config_.dtype);
+    // Beside a huge key an infinite value has no weight: NaN, or not, by the order of the rows.
+    if (!c_.equal_keys && !c_.infinite) spoil(keys, config_.dtype);
     if (c_.hostile) keys.set(tokens - 2, 0, 5, kInfinity);
+    if (c_.infinite) scatter_infinities(keys, prompt.values);
     if (c_.hostile && tokens > 30) prompt.values.set(tokens - 30, 1, 3, kNan);
     return prompt;
   }
@@ -213,6 +236,7 @@ class Runner {
     Tensor q = queries(step);
     Tensor k = random_rows(c_.batch, Kind::kKey, c_.gap);
     Tensor v = random_rows(c_.batch, Kind::kValue, c_.gap);
+    if (c_.infinite && step == 1) v.set(0, 0, v.dim - 2, kInfinity);
     outcome_.outputs.push_back(rows(c_.batch, Kind::kOutput, c_.gap));
     outcome_.log_sum_exps.emplace_back(size_t(c_.batch * config_.query_heads), kNan);
     options_.lse = TensorView::contiguous(outcome_.log_sum_exps.back().data(), DType::kFloat32,

@@ -31,6 +31,7 @@ struct Case {
   bool apart = false;          // steps of a decode are launched one by one
   bool replayed = false;       // all steps but the first are of one graph
   bool hostile = false;        // queries and a key that are not finite, or zero
+  bool infinite = false;       // values of many rows, and keys of some
   int64_t device_segment = 0;  // segment_tokens there, where it differs
   int device = 1;              // an index into the emulator's
   int twin = -1;               // another, whose output has to be the same bit for bit

@@ -25,7 +25,8 @@ void expect_equal(const char* what, const std::vector<T>& expected, const std::v
 
 bool is_close(float a, float b, double relative, double absolute) {
   if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b);
-  return a == b || std::fabs(double(a) - b) <= absolute + relative * std::fabs(a);
+  if (std::isinf(a) || std::isinf(b)) return a == b;
+  return std::fabs(double(a) - b) <= absolute + relative * std::fabs(a);
 }
 void expect_close(const char* what, const std::vector<float>& expected,
                   const std::vector<float>& actual, double relative, double absolute) {

@@ -110,6 +110,9 @@ std::vector<Case> kept_cases() {
              k.placement = Placement::kDevice, c.steps = 40, c.fork_after = 20;
            }),
       make("equal_keys", [](Case& c, Config& k) { c.equal_keys = true, own(k).p = .5; }),
+      make("infinite", [](Case& c, Config&) { c.infinite = true; }),
+      make("infinite_float16", [](Case& c, Config& k) { c.infinite = true, k.dtype = kHalf; }),
+      make("infinite_float32", [](Case& c, Config& k) { c.infinite = true, k.dtype = kFloat; }),
       make("hostile", [](Case& c, Config&) { c.hostile = true; }),
       make("hostile_float32", [](Case& c, Config& k) { c.hostile = true, k.dtype = kFloat; }),
   };

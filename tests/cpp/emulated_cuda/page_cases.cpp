@@ -94,6 +94,9 @@ std::vector<Case> page_cases() {
       make("small_row_cache", [](Case& c, Config& k) { k.row_cache = 40, c.twin = 3; }),
       make("no_row_cache", [](Case&, Config& k) { k.row_cache = 0; }),
       make("equal_keys", [](Case& c, Config&) { c.equal_keys = true; }),
+      make("infinite", [](Case& c, Config&) { c.infinite = true; }),
+      make("infinite_float16", [](Case& c, Config& k) { c.infinite = true, k.dtype = kHalf; }),
+      make("infinite_float32", [](Case& c, Config& k) { c.infinite = true, k.dtype = kFloat; }),
       make("hostile", [](Case& c, Config&) { c.hostile = true; }),
       make("hostile_float32", [](Case& c, Config& k) { c.hostile = true, k.dtype = kFloat; }),
   };

@@ -63,7 +63,7 @@ struct PartsOfLane {
 
  private:
   __device__ __forceinline__ float factor(int i, float top) const {
-    return maximum[i] == -device::infinity() ? 0.0f : device::exp_of(maximum[i] - top);
+    return device::factor_of(maximum[i], top);
   }
 };
 

@@ -39,9 +39,8 @@ struct MergedQuery {
     if (call.logits.sink_bias != nullptr) {
       lse = device::log_add(lse, call.logits.sink_bias[query_head]);
     }
-    // The share of all attention that e^top stands for; nothing seen leaves zeros.
-    const bool none = lse == -device::infinity() || top == -device::infinity();
-    const float share = none ? 0.0f : __fdiv_rn(expf(rows - lse), sum);
+    // The share of all attention that e^top stands for.
+    const float share = __fdiv_rn(expf(rows - lse), sum);
     if (call.out.data != nullptr && d < context.shape.value_dim) {
       at(call.out)[d] = device::from_float<Element>(weighted * share);
     }

@@ -1,0 +1,138 @@
+"""Infinite values and keys: the output is infinite or NaN in the places of full attention's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pariskv_core as pk
+import pytest
+import torch
+from support import DTYPES, f64, make_config, randn_kv, randn_q, randn_step
+
+TOKENS = 700
+SAMPLED = {"block": 64, "tail": "sample"}
+POLICIES = {
+    "without a tail": pk.ParisKV(top_k=20, block=0, tail="none"),
+    "tail": pk.ParisKV(top_k=20, tail_rows=32, **SAMPLED),
+    "budget": pk.ParisKV(top_k=40, tail_rows=32, mass=0.5, **SAMPLED),
+    "votes": pk.ParisKV(top_k=20, block=0, tail="none", scorer="votes"),
+    "kept rows": pk.HardKV(most=60, p=0.8),
+    "pages": pk.PRKV(budget=96, page=8, static_share=0.25),
+}
+# Each attends to every row, exactly or as one of the tail.
+ALL_ROWS = {
+    "all selected": pk.ParisKV(top_k=4000, block=0, tail="none"),
+    "all in the tail": pk.ParisKV(top_k=20, tail_rows=1024, **SAMPLED),
+    "all kept": pk.HardKV(most=4000, p=1.0),
+    "all pages": pk.PRKV(budget=4000, page=8, static_share=0.0),
+}
+
+
+def config_of(policy, **changes) -> pk.Config:
+    config = make_config(update=16, head_dim=128, value_dim=128, segment_tokens=256, **changes)
+    return config.replace(policy=policy)
+
+
+def places(x: torch.Tensor) -> np.ndarray:
+    """Of each element: 0 if it is finite, 1 or -1 if it is infinite, 2 if it is NaN."""
+    x = f64(x)
+    return np.where(np.isnan(x), 2, np.where(np.isinf(x), np.sign(np.nan_to_num(x)), 0))
+
+
+def scattered(rng: np.random.Generator, config: pk.Config) -> tuple[torch.Tensor, ...]:
+    """k, v, q of a prompt: in dimension d of the first 96, one row's value is infinite."""
+    k, v = randn_kv(rng, TOKENS, config)
+    for d in range(96):
+        v[d * TOKENS // 96, :, d] = np.inf if d % 3 else -np.inf
+    return k, v, randn_q(rng, TOKENS, config)
+
+
+def expected_of_all(config: pk.Config) -> np.ndarray:
+    """Where every row is attended to: (value_dim)."""
+    d = np.arange(config.value_dim)
+    return np.where(d < 96, np.where(d % 3, 1, -1), 0)
+
+
+def filled(config: pk.Config, k, v, q) -> tuple[pk.Cache, int]:
+    cache = pk.Cache(config)
+    s = cache.add()
+    cache.prefill(0, [s], k, v, q=q)
+    return cache, s
+
+
+@pytest.mark.parametrize("policy", ALL_ROWS.values(), ids=ALL_ROWS.keys())
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_infinite_value_of_any_row_reaches_the_output(policy, dtype, rng):
+    config = config_of(policy, dtype=dtype)
+    cache, s = filled(config, *scattered(rng, config))
+    expected = expected_of_all(config)
+    for _ in range(3):
+        out, lse = cache.decode(0, [s], *randn_step(rng, 1, config), return_lse=True)
+        assert (places(out) == expected).all()
+        assert torch.isfinite(lse).all()
+    for tokens in (1, 5, 40):  # as many rows of the prompt as all of these queries see
+        out = cache.attend(0, [s], randn_q(rng, tokens, config))
+        assert (places(out)[-1] == expected).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_infinite_key_of_a_resident_row(dtype, rng):
+    """A logit of infinity leaves NaN alone; of minus infinity, the row's infinite values."""
+    config = config_of(POLICIES["tail"], dtype=dtype)
+    k, v = randn_kv(rng, TOKENS, config)
+    k[-2, 0, 5] = np.inf
+    v[-2, 0, 7] = -np.inf
+    cache, s = filled(config, k, v, randn_q(rng, TOKENS, config))
+    q, k, v = randn_step(rng, 1, config)
+    out, lse = cache.decode(0, [s], q, k, v, return_lse=True)
+    below = np.zeros(config.value_dim)
+    below[7] = -1
+    group = config.query_heads // config.kv_heads
+    for head in range(config.query_heads):
+        rises = head < group and q[0, head, 5] > 0
+        expected = 2 if rises else below if head < group else 0
+        assert (places(out)[0, head] == expected).all()
+        assert bool(torch.isnan(lse[0, head])) == bool(rises)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_broken_row_of_the_zone_leaves_no_trace(dtype, rng):
+    """Where a key of the zone is not finite its values count for nothing, in the tail as well."""
+    config = config_of(POLICIES["tail"], dtype=dtype)
+    k, v = randn_kv(rng, TOKENS, config)
+    k[48:600:16] = np.nan
+    v[48:600:16] = np.nan
+    k[64:600:64, 1, 0] = np.inf
+    cache, s = filled(config, k, v, randn_q(rng, TOKENS, config))
+    for _ in range(3):
+        out, lse = cache.decode(0, [s], *randn_step(rng, 1, config), return_lse=True)
+        assert torch.isfinite(out).all() and torch.isfinite(lse).all()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("placement", ["host", "device"])
+def test_infinite_values_have_the_cpus_places(policy, dtype, placement, rng):
+    """A dimension shows whether its row is resident, selected, in the tail, or left out."""
+    configs = [
+        config_of(policy, dtype=dtype, device="cpu"),
+        config_of(policy, dtype=dtype, device="cuda").replace(placement=placement),
+    ]
+    k, v, q = (x.cpu() for x in scattered(rng, configs[0]))
+    caches = [filled(c, *(x.to(c.device) for x in (k, v, q))) for c in configs]
+    for step in range(40):  # past two flushes
+        q, k, v = (x.cpu() for x in randn_step(rng, 1, configs[0]))
+        if step == 3:
+            v[0, 0, 100] = -np.inf
+        if step == 20:
+            q[0, 1, 0] = np.inf
+        mine, theirs = (
+            cache.decode(0, [s], *(x.to(c.device) for x in (q, k, v)))
+            for (cache, s), c in zip(caches, configs, strict=True)
+        )
+        assert (places(mine) == places(theirs)).mean() > 0.999  # rows of equal worth trade places
+    q = randn_q(rng, 90, configs[0]).cpu()
+    mine, theirs = (
+        cache.attend(0, [s], q.to(c.device)) for (cache, s), c in zip(caches, configs, strict=True)
+    )
+    assert (places(mine) == places(theirs)).all()
