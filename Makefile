@@ -78,7 +78,6 @@ lint: .venv/.test ## check formatting, style and types; change nothing
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy
-	@.venv/bin/pytest -q -p no:cacheprovider -rP -k shows_its_reader tests/lint/test_house.py | grep ' lines in '
 
 clean: ## remove what was built; .venv stays
 	@rm -rf build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .venv/.engine

@@ -54,7 +54,7 @@ find_package(CUDAToolkit REQUIRED)
 unset(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL)
 
 file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${cuda_dir}/*.cu ${cuda_dir}/*.cpp)
-set(hopper_source ${cuda_dir}/attend_exact_hopper.cu)
+set(hopper_source ${cuda_dir}/exact/attend_exact_hopper.cu)
 list(REMOVE_ITEM cuda_sources ${cuda_dir}/no_cuda.cpp ${hopper_source})
 target_sources(pariskv PRIVATE ${cuda_sources})
 target_include_directories(pariskv PRIVATE ${cuda_dir})
@@ -100,6 +100,6 @@ if("${architectures}" MATCHES "(^|;)(90a?(-real|-virtual)?|native|all|all-major)
                               CUDA_VISIBILITY_PRESET hidden CUDA_RUNTIME_LIBRARY None
                               POSITION_INDEPENDENT_CODE ON)
   target_sources(pariskv PRIVATE $<TARGET_OBJECTS:pariskv_hopper>)
-  set_source_files_properties(${cuda_dir}/attend_exact.cu PROPERTIES COMPILE_DEFINITIONS
+  set_source_files_properties(${cuda_dir}/exact/attend_exact.cu PROPERTIES COMPILE_DEFINITIONS
                                                                      PARISKV_HOPPER)
 endif()

@@ -7,8 +7,8 @@ namespace pariskv::cuda {
 
 namespace {
 
-// Of the compiler: 900 for compute capability 9.0. The driver compiles the PTX of the last for what
-// came after it.
+// Of the compiler: 900 for compute capability 9.0. The driver compiles the PTX of the last one for
+// newer devices.
 #ifdef __CUDA_ARCH_LIST__
 constexpr int kArchitectures[] = {__CUDA_ARCH_LIST__};
 #ifdef PARISKV_PTX

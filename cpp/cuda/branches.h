@@ -14,7 +14,7 @@ class Branches {
   /**
    * Calls `run(begin, end, stream)` for shares of `count` things, `most` at most and each of
    * `least` or more: the first on `stream`, the others on streams of their own. All begin after
-   * what `stream` was given, and what it is given next waits for all.
+   * earlier work of `stream`, and later work of `stream` waits for all.
    */
   template <typename Run>
   void share(int64_t count, int64_t least, int64_t most, cudaStream_t stream, Run run) {
@@ -70,7 +70,7 @@ class Branches {
     OwnStream stream;
     Event done;
   };
-  /** When something was refused: what is under way is waited for all the same. */
+  /** When something was refused: waits for the work under way all the same. */
   struct Join {
     Branches& branches;
     const cudaStream_t stream;

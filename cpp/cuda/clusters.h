@@ -1,4 +1,4 @@
-/** What a device can do with a kernel, asked once; and how many clusters of it run at a time. */
+/** A device's limits for a kernel, asked once; and how many clusters of it run at a time. */
 #pragma once
 
 #include <map>
@@ -46,7 +46,7 @@ struct Clusters {
   }
 };
 
-/** `measure(device)`, once for each kernel and device: what the current one can do with it. */
+/** `measure(device)`, once for each kernel and device: the limits of the current device. */
 template <typename Measure>
 auto measured_once(const void* kernel, const Measure& measure) {
   using Fit = decltype(measure(0));

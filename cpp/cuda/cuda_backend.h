@@ -9,7 +9,7 @@
 #include "backend/backend.h"
 #include "branches.h"
 #include "check.h"
-#include "exact_attention.h"
+#include "exact/exact_attention.h"
 #include "kernels.h"
 #include "offload.h"
 #include "order.h"

@@ -1,4 +1,4 @@
-/** From what rows are made of to what kernels are compiled for. */
+/** From the element type and size of rows to instances of kernels. */
 #pragma once
 
 #include <cuda_bf16.h>

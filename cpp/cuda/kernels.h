@@ -1,8 +1,7 @@
 /**
  * The launchers: one per verb. Device code and launcher of a verb lie in the file of its name;
- * those of ParisKV's decode, in pariskv/decode; HARD-KV's, in hardkv; of kept rows, in kept;
- * PRKV's, in prkv. A launcher enqueues on `stream`, never waits, and throws CudaError when the
- * launch is refused.
+ * ParisKV's, in pariskv; of kept rows, in kept; PRKV's, in prkv; of exact attention, in exact. A
+ * launcher enqueues on `stream`, never waits, and throws CudaError when the launch is refused.
  */
 #pragma once
 
@@ -12,8 +11,8 @@
 #include <string>
 
 #include "arguments.h"
-#include "hardkv/calls.h"
 #include "kept/calls.h"
+#include "kept/decode/call.h"
 #include "pariskv/decode/call.h"
 #include "pariskv/sizes.h"
 #include "policy/pariskv/jobs.h"

@@ -11,7 +11,7 @@ namespace pariskv::cuda {
 
 /**
  * Whether caches made from now on cut blocks from slabs and have memory taken ahead. Without, every
- * block is taken on its own, so that whoever watches memory sees who goes beyond one: for tests,
+ * block is taken on its own, so that a checker of memory sees an access beyond one: for tests,
  * and for builds with PARISKV_POOLING=OFF.
  */
 bool& pooling();
@@ -26,8 +26,8 @@ std::shared_ptr<MemoryResource> pinned_resource(int32_t device, std::string root
 
 /**
  * Bytes that the system could still give without swapping; negative when it does not say. Pages of
- * such resources are never swapped out: taking more than these starves everybody, or gets a process
- * killed whose control group may not have more.
+ * such resources are never swapped out: taking more than these starves the machine, or gets a
+ * process killed at the limit of its control group.
  * @param root  ahead of the system's own paths: empty, but for tests
  */
 int64_t available_host_bytes(const std::string& root);

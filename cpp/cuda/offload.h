@@ -10,7 +10,7 @@ namespace pariskv::cuda {
 
 class Offload {
  public:
-  /** Copies what `stream` will have written by now; returns the copy's ticket. */
+  /** Copies all that `stream` will have written by now; returns the copy's ticket. */
   int64_t start(void* target, const void* source, int64_t bytes, cudaStream_t stream);
 
   bool done(int64_t ticket);

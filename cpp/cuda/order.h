@@ -19,7 +19,7 @@ namespace pariskv::cuda {
 
 class Order {
  public:
-  /** @param arenas whose freed blocks to see to; they outlive this. */
+  /** @param arenas  their freed blocks are recycled; they outlive this */
   explicit Order(std::vector<Arena*> arenas) : arenas_(std::move(arenas)) {}
 
   void enter(cudaStream_t stream);
@@ -28,7 +28,7 @@ class Order {
   /** From now on graphs may be replayed on this stream, unseen by any call. */
   void replays_on(cudaStream_t stream) noexcept;
 
-  /** Blocks whose last use has passed go back to their arenas; `wait` makes all of them pass. */
+  /** Blocks that are no longer in use go back to their arenas; `wait` makes all of them pass. */
   void recycle(bool wait);
 
   /** Zeros new memory before the work of the present call. */

@@ -21,7 +21,7 @@ struct Runtime {
   cudaError_t (*malloc)(void** data, size_t bytes);
   cudaError_t (*host_alloc)(void** data, size_t bytes);
   cudaError_t (*copy)(void* target, const void* source, size_t bytes, cudaStream_t stream);
-  /** Asked after every launch: what cudaGetLastError says. */
+  /** Checks cudaGetLastError, after every launch. */
   cudaError_t (*launched)();
 };
 
@@ -110,7 +110,7 @@ class Event {
 /** A stream of the library's own. */
 class OwnStream {
  public:
-  /** @param urgent  its blocks come before those of other kernels that wait for a place */
+  /** @param urgent  its blocks come before blocks of other kernels that wait for a place */
   explicit OwnStream(bool urgent = false) {
     int least = 0, greatest = 0;
     check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "ask for a device's limits");

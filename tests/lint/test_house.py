@@ -20,6 +20,11 @@ MAX_LINES = 450
 # A policy sees no other one. Backends and what is common to all policies see every one of them.
 POLICIES = sorted(name.relative_to(ROOT).as_posix() for name in SRC.glob("policy/*/"))
 
+# The rooms of the CUDA backend: what kernels share, what all policies share, a folder per policy.
+SHARED_CUDA = ["cpp/cuda", "cpp/cuda/device", "cpp/cuda/exact", "cpp/cuda/kept"]
+CUDA_POLICIES = [policy.replace("src/policy", "cuda") for policy in POLICIES]
+ALL_CUDA = [*SHARED_CUDA, *CUDA_POLICIES]
+
 # The first folder that holds a file is its room; a room may see itself and the rooms named.
 ROOMS = {
     "cpp/include": set(),
@@ -28,14 +33,20 @@ ROOMS = {
     **{policy: {"cpp/include", "cpp/src"} for policy in POLICIES},
     "cpp/src": {"cpp/include", "cpp/src/gpu", *POLICIES},
     "cpp/cuda/device": set(),
-    "cpp/cuda": {"cpp/include", "cpp/src", "cpp/cuda/device", *POLICIES},
+    "cpp/cuda/exact": {"cpp/include", "cpp/src", "cpp/cuda", "cpp/cuda/device"},
+    "cpp/cuda/kept": {"cpp/include", "cpp/src", "cpp/cuda", "cpp/cuda/device"},
+    **{
+        cuda: {"cpp/include", "cpp/src", policy, *SHARED_CUDA} - {"cpp/cuda/exact"}
+        for cuda, policy in zip(CUDA_POLICIES, POLICIES, strict=True)
+    },
+    "cpp/cuda": {"cpp/include", "cpp/src", *ALL_CUDA, *POLICIES},
     "python/src": {"cpp/include"},
     # Verbs are timed one by one, and the public door has none.
-    "bench": {"cpp/include", "cpp/src", "cpp/cuda", "cpp/cuda/device", *POLICIES},
+    "bench": {"cpp/include", "cpp/src", *ALL_CUDA, *POLICIES},
     "examples": {"cpp/include"},
-    "tests/cpp/emulated_cuda": {"cpp/include", "cpp/src", "cpp/cuda", *POLICIES},
-    "tests/cpp/fake_cuda": {"cpp/include", "cpp/src", "cpp/cuda", *POLICIES},
-    "tests/cpp": {"cpp/include", "cpp/src", "cpp/src/cpu", "cpp/cuda", *POLICIES},
+    "tests/cpp/emulated_cuda": {"cpp/include", "cpp/src", *ALL_CUDA, *POLICIES},
+    "tests/cpp/fake_cuda": {"cpp/include", "cpp/src", *ALL_CUDA, *POLICIES},
+    "tests/cpp": {"cpp/include", "cpp/src", "cpp/src/cpu", *ALL_CUDA, *POLICIES},
 }
 
 # A file compiled for one instruction set must not bring in inline functions, for the linker
@@ -48,26 +59,6 @@ ISA_HEADERS = {
     "math.h",
     "stdint.h",
     "string.h",
-}
-
-# What device code shares with the host: constants, and layouts that are constexpr.
-DEVICE_HEADERS = {"codec/summary_layout.h"}
-
-# What the reader of a policy's kernel sees through includes of cpp/cuda, in lines.
-# Not counted is ptx.cuh: single instructions by NVIDIA's names.
-KERNELS = sorted(CUDA.rglob("kernel.cuh"))
-MAX_SEEN = 2000
-INSTRUCTIONS = CUDA / "device/ptx.cuh"
-# A header of a decode step may leave its definitions to a file of their own.
-DEFINITIONS = sorted(CUDA.rglob("*_impl.cuh"))
-INSTANCES = {
-    CUDA / "pariskv/decode/instance.cuh": {*DEFINITIONS},
-    CUDA / "hardkv/decode/instance.cuh": {CUDA / "device/attend_impl.cuh"},
-    CUDA / "prkv/decode/instance.cuh": {
-        CUDA / "device/attend_impl.cuh",
-        CUDA / "pariskv/decode/attend/row_cache_impl.cuh",
-        CUDA / "pariskv/decode/attend/topk_impl.cuh",
-    },
 }
 
 FOREIGN = re.compile(
@@ -123,8 +114,6 @@ def test_a_room_includes_only_permitted_rooms(room: str) -> None:
             target = resolve(path, included)
             if target is None:
                 wrong.append(f"{name(path)} includes {included}, which is not in the tree")
-            elif room == "cpp/cuda/device" and included in DEVICE_HEADERS:
-                continue
             elif room_of(target) not in ROOMS[room] | {room}:
                 wrong.append(f"{name(path)} includes {included} of {room_of(target)}")
     assert not wrong, "\n".join(wrong)
@@ -154,8 +143,7 @@ def test_foreign_headers_stay_where_they_belong() -> None:
     cuda = {"cuda", "cub", "cooperative_groups", "mma"}
     allowed = {
         "python/src": {"nanobind", "Python"},
-        "cpp/cuda": cuda,
-        "cpp/cuda/device": cuda,
+        **dict.fromkeys(ALL_CUDA, cuda),
         # These stand in for CUDA, whose types they have to know.
         "tests/cpp/emulated_cuda": cuda,
         "tests/cpp/fake_cuda": cuda,
@@ -244,40 +232,6 @@ def test_files_can_be_read_in_one_sitting() -> None:
         if (lines := len(path.read_text().splitlines())) > MAX_LINES
     ]
     assert not long, "\n".join(long)
-
-
-def seen_from(path: Path) -> set[Path]:
-    """The files of cpp/cuda that a file includes, directly or not, and itself."""
-    seen: set[Path] = set()
-    ahead = [path]
-    while ahead:
-        path = ahead.pop()
-        seen.add(path)
-        found = [resolve(path, included) for included, opening in includes(path) if opening == '"']
-        ahead += [p for p in found if p is not None and p.is_relative_to(CUDA) and p not in seen]
-    return seen
-
-
-@pytest.mark.parametrize("opened", [*KERNELS, *DEFINITIONS], ids=name)
-def test_a_kernel_shows_its_reader_few_lines(opened: Path) -> None:
-    files_seen = seen_from(opened) - {INSTRUCTIONS}
-    lines = sum(len(path.read_text().splitlines()) for path in files_seen)
-    print(f"{name(opened)}: {lines} lines in {len(files_seen)} files")
-    assert lines < MAX_SEEN
-
-
-def test_definitions_of_a_decode_step_are_included_where_it_is_compiled() -> None:
-    """Headers and kernels of a decode step see each other's interfaces only."""
-    wrong = []
-    for path in {*files("cpp", "bench", "tests/cpp")} - {*DEFINITIONS}:
-        included = {resolve(path, each) for each, _ in includes(path)}
-        expected = INSTANCES.get(path, set())
-        wrong += [
-            f"{name(path)}: {name(each)}"
-            for each in DEFINITIONS
-            if (each in included) != (each in expected)
-        ]
-    assert not wrong, "\n".join(wrong)
 
 
 def test_nothing_is_left_to_do() -> None:

@@ -8,12 +8,14 @@
  * query heads. A lane holds kWords neighbouring dimensions; values with more than 32 kWords take
  * further passes, one for each block of so many. At the end of a part its strands are put together,
  * in order, and written out: maximum, sum, weighted values.
- * Definitions are in attend_impl.cuh.
  */
 #pragma once
 
 #include "device/attend_shape.cuh"
+#include "device/copy.cuh"
+#include "device/softmax.cuh"
 #include "device/tiles.cuh"
+#include "device/unpack.cuh"
 
 namespace pariskv::cuda::device {
 
@@ -23,19 +25,128 @@ constexpr int kHeadsPerPass = 16;
 /** Floats of one strand and head in the space where strands are put together. */
 template <int kWords>
 constexpr int kStrandFloats = 32 * kWords + 4;
+
 /** Heads of a warp that are put together at a time. */
 template <int kWords>
 constexpr int kHeadsAtOnce = kWords == 16  ? 1
                              : kWords == 8 ? 2
                                            : 4;
+
 template <int kWords>
 constexpr int kMergeBytes = kWarps * kHeadsAtOnce<kWords> * kStrandFloats<kWords> * 4;
+
 static_assert(kMergeBytes<2> % 128 == 0 && kMergeBytes<4> % 128 == 0 && kMergeBytes<8> % 128 == 0 &&
                   kMergeBytes<16> % 128 == 0,
               "slots come after it");
 
+/** Four running softmaxes; `maximum` and `sum` of head (lane / 4) % 4, the weighted of all. */
+template <int kWords>
+struct Running {
+  float maximum, sum;
+  float weighted[4][kWords];
+
+  __device__ __forceinline__ void clear() {
+    maximum = -infinity();
+    sum = 0;
+#pragma unroll
+    for (int h = 0; h < 4; ++h) {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) weighted[h][i] = 0;
+    }
+  }
+};
+
+/** Leaves the values that are finite. */
+template <int kWords>
+__device__ __forceinline__ void hide_infinite(float (&values)[kWords]) {
+#pragma unroll
+  for (float& value : values) value = finite(value) ? value : 0.0f;
+}
+
+/** Which elements of a row are a lane's; negative: it has none. */
+struct LaneElements {
+  int key, value;
+};
+
+/**
+ * Two rows more, or one.
+ * @param row, head  of this lane: the number of the first row or of the second one
+ */
+template <int kWords, typename Element, typename Address>
+__device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], const Element* first,
+                                            const Element* second, bool both,
+                                            const Address& address, int row, int head,
+                                            const LaneElements& mine, const AttendShape& shape,
+                                            Running<kWords>& running) {
+  float x[kWords] = {}, y[kWords] = {}, dots[8];
+  if (mine.key >= 0) load_words<kWords>(first + mine.key, x);
+  if (mine.key >= 0 && both) load_words<kWords>(second + mine.key, y);
+#pragma unroll
+  for (int h = 0; h < 4; ++h) {
+    dots[h] = dots[4 + h] = 0;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      dots[h] = __fmaf_rn(query[h][i], x[i], dots[h]);
+      dots[4 + h] = __fmaf_rn(query[h][i], y[i], dots[4 + h]);
+    }
+  }
+  // Eight sums over 32 lanes: each exchange halves how many a lane is left with. A lane ends with
+  // row lane / 16, head (lane / 4) % 4.
+  const int lane = lane_id();
+#pragma unroll
+  for (int width = 4, step = 16; width >= 1; width /= 2, step /= 2) {
+    const bool upper = lane & step;
+#pragma unroll
+    for (int i = 0; i < width; ++i) {
+      const float give = upper ? dots[i] : dots[i + width];
+      const float own = upper ? dots[i + width] : dots[i];
+      dots[i] = own + __shfl_xor_sync(~0u, give, step);
+    }
+  }
+  float logit = dots[0] + __shfl_xor_sync(~0u, dots[0], 2);
+  logit = logit + __shfl_xor_sync(~0u, logit, 1);
+  logit = soft_capped(logit * shape.scale, shape.softcap);
+  const bool there = both || lane < 16;
+  logit = there ? address.noted(row, head, logit) : -infinity();
+
+  // fmaxf leaves NaN out of the maximum, the sum keeps it.
+  const float top = fmaxf(running.maximum, fmaxf(logit, __shfl_xor_sync(~0u, logit, 16)));
+  const float shift = top == -infinity() ? 0.0f : top;
+  const float rescale = weight_of_exponent(running.maximum - shift);
+  float weight = there ? weight_of_exponent(logit - shift) : 0.0f;
+  if (there) weight = address.corrected(row, head, weight, shift);
+  running.maximum = top;
+  running.sum = __fmaf_rn(running.sum, rescale, weight + __shfl_xor_sync(~0u, weight, 16));
+
+  if (mine.value >= 0) load_words<kWords>(first + mine.value, x);
+  if (mine.value >= 0 && both) load_words<kWords>(second + mine.value, y);
+  if constexpr (Address::kHides) {
+    // A lane has one of four heads: a row is hidden where it is for all of them.
+    const uint32_t hidden = __ballot_sync(~0u, address.hides_values(row, logit));
+    if ((hidden & 0xffffu) == 0xffffu) hide_infinite(x);
+    if (hidden >> 16 == 0xffffu) hide_infinite(y);
+  }
+#pragma unroll
+  for (int h = 0; h < 4; ++h) {
+    const float rescale_h = __shfl_sync(~0u, rescale, 4 * h);
+    const float first_weight = __shfl_sync(~0u, weight, 4 * h);
+    const float second_weight = __shfl_sync(~0u, weight, 16 + 4 * h);
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      float sum = __fmul_rn(running.weighted[h][i], rescale_h);
+      sum = __fmaf_rn(first_weight, x[i], sum);
+      running.weighted[h][i] = both ? __fmaf_rn(second_weight, y[i], sum) : sum;
+    }
+  }
+}
+
 /** Makes the barriers of a RowAttention. Before a barrier of the block. */
-__device__ __forceinline__ void init_row_barriers(uint64_t (&barriers)[kMostSlots]);
+__device__ __forceinline__ void init_row_barriers(uint64_t (&barriers)[kMostSlots]) {
+  if (int(threadIdx.x) < kMostSlots) {
+    ptx::mbarrier_init(&barriers[threadIdx.x], kWarps * RowCopies::kArrivals);
+  }
+  ptx::fence_proxy_async_shared();
+}
 
 /** Where the parts of a head's attention are left: (kParts, group, 2 + value_dim). */
 struct PartsInScratch {
@@ -48,16 +159,17 @@ struct PartsInScratch {
   }
   /** A warp has 32 dimensions of a part, from 32 `chunk` on; a lane `weighted` of one of them. */
   __device__ __forceinline__ void leave(int part, int head, int chunk, float maximum, float sum,
-                                        float weighted) const;
+                                        float weighted) const {
+    float* to = this->part(part, head);
+    const int d = 32 * chunk + lane_id();
+    if (chunk == 0 && lane_id() == 0) to[0] = maximum, to[1] = sum;
+    if (d < value_dim) to[2 + d] = weighted;
+  }
 };
-
-/** Running softmaxes of a warp's four query heads. */
-template <int kWords>
-struct Running;
 
 /** Attention over rows by one block: its parts of them. All threads take part. */
 template <int kWords, typename Element, typename Address, typename PartsOf = EvenParts,
-          typename Keep = KeepNothing>
+          typename Caching = CacheNothing>
 class RowAttention {
  public:
   /**
@@ -70,12 +182,25 @@ class RowAttention {
    *                  shift): the share that counts, where it is e^(logit - shift).
    *                  hides_values(i, logit), with kHides: whether what is not finite of the row's
    *                  values is left out
-   * @param keep      what becomes of the rows besides, as KeepNothing and KeepInCache
+   * @param caching   which rows go to a row cache as well, as CacheNothing and CacheRows
    */
   __device__ __forceinline__ RowAttention(const AttendShape& shape, const Cluster& cluster,
                                           char* slots, int bytes, uint64_t* barriers,
                                           const PartsOf& parts, const NewRow<Element>& new_row,
-                                          Address address, const Keep& keep = Keep());
+                                          Address address, const Caching& caching = Caching())
+      : shape_(shape),
+        cluster_(cluster),
+        slots_(slots),
+        barriers_(barriers),
+        parts_(parts),
+        new_row_(new_row),
+        address_(address),
+        caching_(caching) {
+    // Of the most rows that a part has, so that small parts do not waste slots.
+    tile_rows_ = min(min(kTileBytes / shape.row_bytes, kMostTileRows), parts.most());
+    tile_rows_ = max(tile_rows_, 1);
+    count_ = min(bytes / (tile_rows_ * shape.row_bytes), kMostSlots);
+  }
 
   /**
    * All heads of the group, some at a time. Ends with a barrier.
@@ -85,26 +210,185 @@ class RowAttention {
    */
   template <typename Out>
   __device__ __forceinline__ void run(const Element* q, int64_t stride, const Out& out,
-                                      float* merge);
+                                      float* merge) {
+    start();
+    finish(q, stride, out, merge);
+  }
   /** The first half of it: copies of the first rows start. */
-  __device__ __forceinline__ void start();
+  __device__ __forceinline__ void start() {
+    prime();
+    caching_.start(parts_.begin(cluster_.first_part()), parts_.begin(cluster_.end_part()));
+  }
   /** The second one: waits for rows, attends to them, copies the rest. */
   template <typename Out>
   __device__ __forceinline__ void finish(const Element* q, int64_t stride, const Out& out,
-                                         float* merge);
+                                         float* merge) {
+#pragma unroll 1
+    for (int first_head = 0; first_head < shape_.group; first_head += kHeadsPerPass) {
+#pragma unroll 1
+      for (int first_value = 0; first_value < shape_.value_dim; first_value += 32 * kWords) {
+        if (first_head > 0 || first_value > 0) prime();
+        pass(q, stride, first_head, first_value, out, merge);
+      }
+    }
+  }
 
  private:
-  __device__ __forceinline__ void prime();
+  /** Sets the first tiles on their way. */
+  __device__ __forceinline__ void prime() {
+    cursor_.start(cluster_, parts_);
+#pragma unroll 1
+    for (int i = 0; i < count_ && cursor_.left(); ++i) copy_next();
+  }
+  /**
+   * Heads [first_head, first_head + kHeadsPerPass) of the group, dimensions of values from
+   * first_value on; the first tiles are coming.
+   */
   template <typename Out>
   __device__ __forceinline__ void pass(const Element* q, int64_t stride, int first_head,
-                                       int first_value, const Out& out, float* merge);
-  __device__ __forceinline__ int tile_count() const;
-  __device__ __forceinline__ void advance(int count);
-  __device__ __forceinline__ void copy_next();
+                                       int first_value, const Out& out, float* merge) {
+    const int heads = min(shape_.group - first_head, kHeadsPerPass);
+    // Warps share the heads by fours, and what is left of them the rows.
+    const int quads = heads > 8 ? 4 : heads > 4 ? 2 : 1;
+    const int strands = kWarps / quads;
+    const int quad = warp_id() % quads, strand = warp_id() / quads;
+    const int at = kWords * lane_id();
+    const LaneElements mine{at < shape_.key_dim ? at : -1, first_value + at < shape_.value_dim
+                                                               ? shape_.key_dim + first_value + at
+                                                               : -1};
+    float query[4][kWords];
+#pragma unroll
+    for (int h = 0; h < 4; ++h) {
+      const int head = first_head + 4 * quad + h;
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        query[h][i] =
+            mine.key >= 0 && head < shape_.group ? to_float(q[head * stride + at + i]) : 0.0f;
+      }
+    }
+    Running<kWords> running;
+#pragma unroll 1
+    for (int part = cluster_.first_part(); part < cluster_.end_part(); ++part) {
+      running.clear();
+      const int end = parts_.begin(part + 1);
+#pragma unroll 1
+      for (int row = parts_.begin(part); row < end; row += tile_rows_) {
+        const int count = min(tile_rows_, end - row);
+        const int mine_to_cache = warp_id() + kWarps * lane_id();
+        const bool caches = first_head == 0 && first_value == 0 && mine_to_cache < count;
+        const int cache_slot = caches ? caching_.slot_of(row + mine_to_cache) : -1;
+        const bool placed = caches && address_.is_placed(row + mine_to_cache);
+        wait(&barriers_[read_], parity_ >> read_ & 1);
+        address_.await_placed();
+        parity_ ^= 1u << read_;
+        const char* slot = slots_ + read_ * tile_rows_ * shape_.row_bytes;
+        caching_.put(cache_slot, slot, placed ? address_.placed(row + mine_to_cache) : nullptr);
+        const auto row_at = [&](int i) {
+          return reinterpret_cast<const Element*>(
+              address_.is_placed(row + i) ? address_.placed(row + i) : slot + i * shape_.row_bytes);
+        };
+#pragma unroll 1
+        for (int i = strand; i < count; i += 2 * strands) {
+          const bool both = i + strands < count;
+          const int other = both ? i + strands : i;
+          attend_pair<kWords>(query, row_at(i), row_at(other), both, address_,
+                              row + (lane_id() < 16 ? i : other),
+                              first_head + 4 * quad + lane_id() / 4 % 4, mine, shape_, running);
+        }
+        if (++read_ == count_) read_ = 0;
+        caching_.release();
+        __syncthreads();
+        if (cursor_.left()) copy_next();
+      }
+      merge_strands(running, quads, first_head, first_value / 32, part, out, merge);
+    }
+  }
+  /** Rows of the tile to be copied next. */
+  __device__ __forceinline__ int tile_count() const {
+    return min(tile_rows_, cursor_.end_row - cursor_.row);
+  }
+  __device__ __forceinline__ void advance(int count) {
+    if (++fill_ == count_) fill_ = 0;
+    cursor_.row += count;
+    cursor_.settle(parts_);
+  }
+  __device__ __forceinline__ void copy_next() {
+    char* slot = slots_ + fill_ * tile_rows_ * shape_.row_bytes;
+    uint64_t* barrier = &barriers_[fill_];
+    const int count = tile_count();
+    const int row = cursor_.row;
+    // Row i of the tile is brought by warp i % kWarps.
+    const int mine = (count - warp_id() + kWarps - 1) / kWarps;
+    RowCopies::each(mine, [&](int k) {
+      const int i = warp_id() + kWarps * k;
+      if (new_row_.k != nullptr && row + i == new_row_.index) return;
+      if (address_.is_placed(row + i)) return;
+      RowCopies::expect(barrier, uint32_t(shape_.row_bytes));
+      RowCopies::start(slot + i * shape_.row_bytes, address_(row + i), uint32_t(shape_.row_bytes),
+                       barrier);
+    });
+    const int fresh = new_row_.index - row;
+    if (new_row_.k != nullptr && fresh >= 0 && fresh < count && fresh % kWarps == warp_id()) {
+      auto* to = reinterpret_cast<Element*>(slot + fresh * shape_.row_bytes);
+      for (int d = lane_id(); d < shape_.key_dim; d += 32) to[d] = new_row_.k[d];
+      for (int d = lane_id(); d < shape_.value_dim; d += 32) {
+        to[shape_.key_dim + d] = new_row_.v[d];
+      }
+      ptx::fence_proxy_async_shared();  // that will use this slot again
+    }
+    RowCopies::finish(barrier);
+    advance(count);
+  }
+  /** Puts the strands of a part together, in order, and writes them out. Ends with a barrier. */
   template <typename Out>
   __device__ __forceinline__ void merge_strands(const Running<kWords>& running, int quads,
                                                 int first_head, int first_chunk, int part,
-                                                const Out& out, float* merge);
+                                                const Out& out, float* merge) {
+    constexpr int kAtOnce = kHeadsAtOnce<kWords>;
+    constexpr int kFloats = kStrandFloats<kWords>;
+    const int quad = warp_id() % quads, strand = warp_id() / quads, strands = kWarps / quads;
+#pragma unroll
+    for (int begin = 0; begin < 4; begin += kAtOnce) {
+      float* place = merge + (strand * quads + quad) * kAtOnce * kFloats;
+#pragma unroll
+      for (int h = 0; h < kAtOnce; ++h) {
+#pragma unroll
+        for (int i = 0; i < kWords; i += 2) {
+          *reinterpret_cast<float2*>(place + h * kFloats + kWords * lane_id() + i) =
+              make_float2(running.weighted[begin + h][i], running.weighted[begin + h][i + 1]);
+        }
+        if (lane_id() == 4 * (begin + h)) {
+          place[h * kFloats + 32 * kWords] = running.maximum;
+          place[h * kFloats + 32 * kWords + 1] = running.sum;
+        }
+      }
+      __syncthreads();
+#pragma unroll 1
+      for (int task = warp_id(); task < quads * kAtOnce * kWords; task += kWarps) {
+        const int column = task / kWords, chunk = task % kWords;  // column: quad, head of it
+        const int head = first_head + column / kAtOnce * 4 + begin + column % kAtOnce;
+        const int d = 32 * chunk + lane_id();
+        const float* strand_of = merge + column * kFloats;
+        const int step = quads * kAtOnce * kFloats;
+        float maximum = -infinity(), sum = 0;
+        if (lane_id() < strands) {
+          maximum = strand_of[lane_id() * step + 32 * kWords];
+          sum = strand_of[lane_id() * step + 32 * kWords + 1];
+        }
+        const float top = warp_max(maximum);
+        const float factor = factor_of(maximum, top);
+        sum = warp_sum(sum * factor);
+        float weighted = 0;
+#pragma unroll
+        for (int s = 0; s < kWarps; ++s) {
+          if (s == strands) break;
+          weighted = __fmaf_rn(__shfl_sync(~0u, factor, s), strand_of[s * step + d], weighted);
+        }
+        if (head < shape_.group) out.leave(part, head, first_chunk + chunk, top, sum, weighted);
+      }
+      __syncthreads();
+    }
+  }
 
   const AttendShape& shape_;
   const Cluster& cluster_;
@@ -113,7 +397,7 @@ class RowAttention {
   PartsOf parts_;
   NewRow<Element> new_row_;
   Address address_;
-  Keep keep_;
+  Caching caching_;
   int tile_rows_, count_;
   TileCursor cursor_;
   int fill_ = 0, read_ = 0;

@@ -192,10 +192,10 @@ class DirectAttention {
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
     shift = top == -infinity() ? 0.0f : top;
-    const float keep = weight_of_exponent(sums.maximum - shift);
+    const float rescale = weight_of_exponent(sums.maximum - shift);
     sums.maximum = top;
-    sums.sum = __fmul_rn(sums.sum, keep);
-    return keep;
+    sums.sum = __fmul_rn(sums.sum, rescale);
+    return rescale;
   }
 
   /**
@@ -216,9 +216,9 @@ class DirectAttention {
   struct Weighted {
     float of[kCount][4] = {};
 
-    __device__ __forceinline__ void scale(float keep) {
-      const float even = __shfl_sync(~0u, keep, 8 * (t() % 2));
-      const float odd = __shfl_sync(~0u, keep, 8 * (t() % 2) + 4);
+    __device__ __forceinline__ void scale(float rescale) {
+      const float even = __shfl_sync(~0u, rescale, 8 * (t() % 2));
+      const float odd = __shfl_sync(~0u, rescale, 8 * (t() % 2) + 4);
 #pragma unroll
       for (int j = 0; j < kCount; ++j) {
         of[j][0] *= even, of[j][1] *= odd, of[j][2] *= even, of[j][3] *= odd;
@@ -344,8 +344,8 @@ class DirectAttention {
         __syncthreads();  // before the rows of the next step
       }
       float shift;
-      const float keep = raise(logits, runs, sums, shift);
-      if (first != begin) weighted.scale(keep);
+      const float rescale = raise(logits, runs, sums, shift);
+      if (first != begin) weighted.scale(rescale);
 #pragma unroll
       for (int r = 0; r < kRuns; ++r) {
         if (r >= runs) break;
@@ -391,8 +391,8 @@ class DirectAttention {
         __syncwarp();
       }
       float shift;
-      const float keep = raise(logits, runs, sums, shift);
-      if (first != begin) weighted.scale(keep);
+      const float rescale = raise(logits, runs, sums, shift);
+      if (first != begin) weighted.scale(rescale);
 #pragma unroll 2
       for (int r = 0; r < runs; ++r) {
         uint32_t values[2][kAlone];

@@ -21,7 +21,7 @@ struct alignas(16) SelectedRow {
 };
 
 /** What becomes of rows that have been attended to: nothing. */
-struct KeepNothing {
+struct CacheNothing {
   __device__ __forceinline__ void start(int, int) const {}
   __device__ __forceinline__ int slot_of(int) const { return -1; }
   __device__ __forceinline__ void put(int, const char*, const char*) const {}

@@ -33,4 +33,50 @@ __device__ __forceinline__ void unpack<__nv_bfloat16>(const uint4& packed, float
   }
 }
 
+/** `kWords` neighbouring elements of a row in shared memory, from a multiple of kWords on. */
+template <int kWords>
+__device__ __forceinline__ void load_words(const float* from, float (&x)[kWords]) {
+  if constexpr (kWords == 2) {
+    const float2 pair = *reinterpret_cast<const float2*>(from);
+    x[0] = pair.x, x[1] = pair.y;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kWords; i += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(from + i);
+      x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
+    }
+  }
+}
+
+__device__ __forceinline__ float2 to_floats(uint32_t packed, __half) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&packed));
+}
+
+__device__ __forceinline__ float2 to_floats(uint32_t packed, __nv_bfloat16) {
+  return {float_of(packed << 16), float_of(packed & 0xffff0000u)};
+}
+
+template <int kWords, typename Element>
+__device__ __forceinline__ void load_words(const Element* from, float (&x)[kWords]) {
+  uint32_t packed[kWords / 2];
+  if constexpr (kWords == 2) packed[0] = *reinterpret_cast<const uint32_t*>(from);
+  if constexpr (kWords == 4) {
+    const uint2 two = *reinterpret_cast<const uint2*>(from);
+    packed[0] = two.x, packed[1] = two.y;
+  }
+  if constexpr (kWords >= 8) {
+#pragma unroll
+    for (int i = 0; i < kWords / 8; ++i) {
+      const uint4 four = reinterpret_cast<const uint4*>(from)[i];
+      packed[4 * i] = four.x, packed[4 * i + 1] = four.y;
+      packed[4 * i + 2] = four.z, packed[4 * i + 3] = four.w;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kWords / 2; ++i) {
+    const float2 pair = to_floats(packed[i], Element{});
+    x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
+  }
+}
+
 }  // namespace pariskv::cuda::device

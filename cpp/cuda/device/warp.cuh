@@ -12,8 +12,8 @@ __device__ __forceinline__ int warp_id() { return int(threadIdx.x / 32); }
 __device__ __forceinline__ int log2_of_power(int power) { return 31 - __clz(power); }
 
 /** The lane and the warp from a register: else they are asked for anew wherever they are used. */
-__device__ __forceinline__ int kept_lane() { return __shfl_sync(~0u, lane_id(), lane_id()); }
-__device__ __forceinline__ int kept_warp() { return __shfl_sync(~0u, warp_id(), 0); }
+__device__ __forceinline__ int held_lane() { return __shfl_sync(~0u, lane_id(), lane_id()); }
+__device__ __forceinline__ int held_warp() { return __shfl_sync(~0u, warp_id(), 0); }
 
 /** From a value that all lanes have: the compiler knows it of the result. */
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }

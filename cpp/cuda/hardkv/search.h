@@ -1,7 +1,7 @@
 /** HARD-KV on a GPU: choices of kept rows, steps over them. */
 #pragma once
 
-#include "hardkv/calls.h"
+#include "kept/decode/call.h"
 #include "kept/memory.h"
 #include "policy/hardkv/policy.h"
 #include "slots.h"

@@ -22,7 +22,7 @@ struct RememberCall {
 };
 void launch_remember(const RememberCall& call, cudaStream_t stream);
 
-/** How rows are chosen from what queries look at. */
+/** How rows are chosen by the attention of queries. */
 struct ChoiceRules {
   int64_t most, least;  // rows that a choice keeps per kv head
   uint32_t p;           // of the attention, see observe.h; 2^kTopPBits: of any number, `most`
@@ -33,7 +33,7 @@ struct ChoiceRules {
 /** A zone that grew, of which rows are to be kept. Blocks are in device memory, see kept.h. */
 struct ChoiceJob {
   const SequenceView* sequence;  // as it will be: where rows lie
-  char* before;                  // rows to choose from; null: none of those that were kept
+  char* before;                  // rows to choose from; null: no row was kept
   char* after;                   // to be filled
   const char* recent;
   int64_t before_capacity, after_capacity;
@@ -46,13 +46,13 @@ constexpr int64_t kMostChoices = 16;
 
 /**
  * Where the arrays of a choice lie in its scratch: bytes from the start of a kv head's. A policy
- * has those that it needs.
+ * has the arrays that it needs.
  */
 struct ChoiceScratch {
   int64_t width;        // rows to choose from, at most
   int64_t head;         // ChosenHead
   int64_t reference;    // (key_dim) float
-  int64_t voices;       // (recent, group) Voice
+  int64_t query_heads;  // (recent, group) QueryHead
   int64_t packed;       // (recent, group, key_dim) int8 queries, as products take them
   int64_t listed;       // (width) int32: positions to choose from; 0: those kept, then new ones
   int64_t sources;      // (rows that were kept) int32: where they lie in the block before;
@@ -83,7 +83,7 @@ struct ChoiceCall {
 };
 void launch_choice(const ChoiceCall& call, cudaStream_t stream);
 
-/** A zone that was cut: what is left of its kept rows. */
+/** A zone that was cut: the rest of its kept rows. */
 struct TrimCall {
   ModelShape shape;
   char *before, *after;  // blocks

@@ -23,7 +23,7 @@ __device__ __forceinline__ PageNumbers page_numbers(const PageLayout& layout, ch
           reinterpret_cast<uint16_t*>(block + layout.digests_offset()) + i * 2 * layout.key_dim};
 }
 
-/** What is behind the kept rows of a block: the split of the budget, and a head's amended pages. */
+/** Behind the kept rows of a block: the split of the budget, and a head's amended pages. */
 struct AmendedHead {
   char* block;
   AmendedLayout layout;

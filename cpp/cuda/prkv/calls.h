@@ -1,6 +1,6 @@
 /**
  * PRKV's work on zones that change, as the host asks for it. Launchers are in digest/launch.cu and
- * keep/launch.cu. What a step is asked for is in decode/call.h.
+ * keep/launch.cu. The calls of a step are in decode/call.h.
  */
 #pragma once
 
@@ -29,7 +29,7 @@ struct DigestCall {
 };
 void launch_digest(const DigestCall& call, cudaStream_t stream);
 
-/** What a choice needs of a kv head while its rows are looked at: bytes from the start of it. */
+/** The arrays of a kv head while its rows are looked at: bytes from the start of it. */
 struct LookScratch {
   int64_t keys;     // (width, key_dim in whole instructions) int8, less the reference; or those of
                     // (2, pages): middles, then distances

@@ -1,4 +1,4 @@
-/** What the kernels of digests and choices are launched with. */
+/** Parameters of the kernels of digests and choices. */
 #pragma once
 
 #include "device/divisor.cuh"

@@ -13,7 +13,7 @@
 #include <set>
 
 #include "devices.h"
-#include "hardkv/decode/params.h"
+#include "kept/decode/params.h"
 #include "kept/keep/params.h"
 #include "machine.h"
 #include "pariskv/decode/params.h"

@@ -6,7 +6,7 @@
 
 #include "apart.h"
 #include "cases.h"
-#include "exact_attention.h"
+#include "exact/exact_attention.h"
 #include "machine.h"
 #include "memory.h"
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "exact_attention.h"
+#include "exact/exact_attention.h"
 #include "fake.h"
 #include "pariskv/pariskv.h"
 

@@ -13,20 +13,21 @@ namespace pariskv::cuda {
 
 /** The first numbers of a head. */
 struct ChosenHead {
-  int32_t count;  // rows to choose from
-  int32_t kept;   // of them, those that were kept or held
-  int32_t heard;  // some query has a say
+  int32_t count;      // rows to choose from
+  int32_t kept;       // of them, those that were kept or held
+  int32_t has_query;  // some query is finite
 };
 
 /** A head of a query. */
-struct alignas(16) Voice {
-  float unit;      // of RecentScale
-  int32_t most;    // the same; kNoCap
-  int32_t offset;  // logit of the reference, in steps
-  int32_t end;     // it sees the positions before; 0: it has no say
+struct alignas(16) QueryHead {
+  float unit;           // of RecentScale
+  int32_t most;         // the same; kNoCap
+  int32_t offset;       // logit of the reference, in steps
+  int32_t visible_end;  // causal limit; 0: the query is not finite
 };
 
-/** Queries that are multiplied together; voices and packed queries are whole ones of these. */
+/** Queries that are multiplied together; arrays of query heads and of packed queries are whole ones
+ * of these. */
 constexpr int64_t kQueriesAtOnce = 16;
 constexpr int64_t padded_queries(int64_t queries) {
   return (queries + kQueriesAtOnce - 1) / kQueriesAtOnce * kQueriesAtOnce;
@@ -74,7 +75,9 @@ struct ChoiceItem {
     return at<ChosenHead>(call.scratch.head);
   }
   __device__ __forceinline__ float* reference() const { return at<float>(call.scratch.reference); }
-  __device__ __forceinline__ Voice* voices() const { return at<Voice>(call.scratch.voices); }
+  __device__ __forceinline__ QueryHead* query_heads() const {
+    return at<QueryHead>(call.scratch.query_heads);
+  }
   /** (groups of queries, instructions, lanes) four words of a product's first operand. */
   __device__ __forceinline__ uint4* packed() const { return at<uint4>(call.scratch.packed); }
   __device__ __forceinline__ int32_t* listed() const { return at<int32_t>(call.scratch.listed); }

@@ -33,12 +33,12 @@ struct KeySources {
 };
 
 /** A part of a logit, from a product: as logit_steps of octaves.h. */
-__device__ __forceinline__ int logit_part(const Voice& voice, int dot, float step) {
-  return device::part_steps(dot, device::finite_steps(voice.unit * step));
+__device__ __forceinline__ int logit_part(const QueryHead& query_head, int dot, float step) {
+  return device::part_steps(dot, device::finite_steps(query_head.unit * step));
 }
 /** All of it, from what is added to the reference's. */
-__device__ __forceinline__ int logit_of(const Voice& voice, int part) {
-  return min(max(voice.offset + part, -voice.most), voice.most);
+__device__ __forceinline__ int logit_of(const QueryHead& query_head, int part) {
+  return min(max(query_head.offset + part, -query_head.most), query_head.most);
 }
 
 /** Four numbers of 8 bits, -127 to 127, without their signs. */
@@ -210,11 +210,11 @@ struct KeyTile {
   }
 
   /** A warp's rows, as a lane multiplies them. */
-  struct Lane {
+  struct LaneRows {
     Operands<kChunks> keys, distances;
     float steps[kColumns][2], distance_steps[kColumns][2];
   };
-  __device__ __forceinline__ void load(Lane& lane) const {
+  __device__ __forceinline__ void load(LaneRows& lane) const {
     lane.keys.load(key(warp_begin()), dim());
     if constexpr (kPages) lane.distances.load(distance(warp_begin()), dim());
 #pragma unroll
@@ -229,7 +229,7 @@ struct KeyTile {
 
   /** A lane's part of sixteen queries: of two of them. */
   struct Queries {
-    Voice voices[2];
+    QueryHead query_heads[2];
     uint32_t numbers[4 * kChunks][4];
   };
 
@@ -244,17 +244,17 @@ struct KeyTile {
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      to.voices[half] = item.voices()[first_query + device::lane_id() / 4 + 8 * half];
+      to.query_heads[half] = item.query_heads()[first_query + device::lane_id() / 4 + 8 * half];
     }
   }
 
   /**
    * Logits of sixteen queries and a warp's rows.
-   * @param visit  (query, Voice, LaneLogits), of all queries
+   * @param visit  (query, QueryHead, LaneLogits), of all queries
    */
   template <typename Visit>
-  __device__ __forceinline__ void multiply(int first_query, const Queries& own, const Lane& lane,
-                                           Visit visit) const {
+  __device__ __forceinline__ void multiply(int first_query, const Queries& own,
+                                           const LaneRows& lane, Visit visit) const {
     int dots[kColumns][4] = {}, far[kColumns][4] = {};
 #pragma unroll
     for (int k = 0; k < 4 * kChunks; ++k) {
@@ -275,26 +275,26 @@ struct KeyTile {
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const Voice& voice = own.voices[half];
+      const QueryHead& query_head = own.query_heads[half];
       LaneLogits logits;
 #pragma unroll
       for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          int part = logit_part(voice, dots[n][2 * half + i], lane.steps[n][i]);
+          int part = logit_part(query_head, dots[n][2 * half + i], lane.steps[n][i]);
           if constexpr (kPages) {
-            part += logit_part(voice, far[n][2 * half + i], lane.distance_steps[n][i]);
+            part += logit_part(query_head, far[n][2 * half + i], lane.distance_steps[n][i]);
           }
-          logits[n][i] = logit_of(voice, part);
+          logits[n][i] = logit_of(query_head, part);
         }
       }
-      visit(first_query + device::lane_id() / 4 + 8 * half, voice, logits);
+      visit(first_query + device::lane_id() / 4 + 8 * half, query_head, logits);
     }
   }
 
   /** Of queries [begin, end), whole sixteens: of all of them, or of the warp's part. */
   template <typename Visit>
-  __device__ __forceinline__ void each_query(int begin, int end, const Lane& lane,
+  __device__ __forceinline__ void each_query(int begin, int end, const LaneRows& lane,
                                              Visit visit) const {
     // The next queries are on their way while these are multiplied.
     constexpr int kStep = 16 * (kPages ? kLookThreads / 32 : 1);

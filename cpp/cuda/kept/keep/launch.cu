@@ -25,7 +25,7 @@ ChoiceScratch choice_scratch(const ModelShape& shape, int64_t width, int64_t bef
   take(scratch.head, sizeof(ChosenHead));
   take(scratch.reference, shape.rows.key_dim * 4);
   const int64_t queries = padded_queries(shape.recent * shape.group);
-  take(scratch.voices, queries * int64_t(sizeof(Voice)));
+  take(scratch.query_heads, queries * int64_t(sizeof(QueryHead)));
   take(scratch.packed, queries * packed_bytes(shape.rows.key_dim));
   take(scratch.sources, before_capacity * 4);
   take(scratch.logits, shape.recent * scratch.width * 4);

@@ -21,12 +21,11 @@ struct DecodeCall : StepCall {
   GroupRule group_rule;
   int64_t top_k;
   int64_t searchers;          // group, or 1 for mean_query
-  int64_t tail_rows;          // see tail.h; 0: what is not selected is left out
+  int64_t tail_rows;          // see tail.h; 0: rows that are not selected are left out
   uint64_t budget;            // of mass, see budget.h; 0: there is none
-  int64_t first_head, heads;  // of the batch's, row by row: those of this launch; others may be at
-                              // work as well
+  int64_t first_head, heads;  // of the batch's, row by row: heads of this launch
   int64_t* counters;          // DecodeCounts, added to
-  bool explains;              // what candidates are worth is left in scratch
+  bool explains;              // the worth of candidates is left in scratch
   int first_step, last_step;  // DecodeStep, both included
 };
 void launch_decode(const DecodeCall& call, cudaStream_t stream);

@@ -1,4 +1,4 @@
-/** What a block of the decode kernels works on: a head, and scratch (context_impl.cuh). */
+/** The head that a thread block of the decode kernels works on, its scratch, and the way there. */
 #pragma once
 
 #include "device/attend_shape.cuh"
@@ -7,7 +7,10 @@
 #include "device/warp.cuh"
 #include "pariskv/decode/params.h"
 #include "pariskv/decode/query.cuh"
+#include "pariskv/decode/statistics.cuh"
 #include "pariskv/decode/zone.cuh"
+#include "policy/pariskv/plan.h"
+#include "tail.h"
 
 namespace pariskv::cuda {
 
@@ -34,7 +37,7 @@ struct HeadContext {
   int64_t candidate_capacity;
 };
 
-/** A block at work for one head: what all kernels share. */
+/** A block at work for one head, in any kernel. */
 template <typename Element, int kWords>
 struct HeadBlock {
   const DecodeCall& call;
@@ -72,7 +75,7 @@ struct HeadBlock {
     }
   }
 
-  /** rows_of_searchers, when no more is known than what head it is. */
+  /** rows_of_searchers, when only the number of the head is known. */
   static __device__ __forceinline__ auto rows_of_head(const DecodeCall& call, int row, int head) {
     return [&call, row, head](int searcher) {
       const int group = int(call.shape.group);
@@ -85,6 +88,43 @@ struct HeadBlock {
   }
 };
 
+/** All but the scratch. */
+template <typename Element>
+__device__ __forceinline__ void fill_context(const StepParams& step, const SequenceView& from,
+                                             int row, int head, HeadContext& context) {
+  const ModelShape& model = step.call.shape;
+  const SummaryLayout& layout = step.call.codec.layout;
+  const SequenceView view = from;  // all of it at once, before anything is stored
+  context.row = row;
+  context.head = head;
+  context.rows = view.rows;
+  context.tail_copies = view.tail_copies;
+  context.total = int(view.total);
+  context.searched = int(ParisKVPlan::of(view).candidates);
+  context.zone = {view.summaries,
+                  layout,
+                  step.by_segment,
+                  head,
+                  int(view.zone_begin),
+                  int(view.zone_end),
+                  layout.block == 0 ? 0 : device::log2_of_power(int(layout.block))};
+  const auto balance = device::balance_of(layout, model.rows.key_dim, view.state, head);
+  context.stretch = balance.stretch;
+  context.centre = balance.centre;
+  context.centre_step = balance.centre_step;
+  context.shape = {int(model.rows.key_dim), int(model.rows.value_dim), int(model.group),
+                   int(model.rows.bytes()), step.call.logits.scale,    step.call.logits.softcap};
+}
+
+/** The scratch of another head of the batch slot: an address of the first head's, moved. */
+__device__ __forceinline__ uint64_t scratch_word(const ParisKVSlot& slot, int head, int word) {
+  return reinterpret_cast<const uint64_t*>(&slot.scratch)[word] + uint64_t(head * slot.head_bytes);
+}
+
+constexpr int kScratchWords = int(sizeof(HeadScratch) / sizeof(uint64_t));
+
+static_assert(kScratchWords <= 32);
+
 /**
  * A block's way from its index to its head: false when the slot is idle. All threads; to be
  * followed by a barrier.
@@ -93,12 +133,70 @@ struct HeadBlock {
  */
 template <typename Element, typename Also, typename Look>
 __device__ __forceinline__ bool find_context(const StepParams& step, uint32_t index,
-                                             HeadContext& context, Also also, Look look);
+                                             HeadContext& context, Also also, Look look) {
+  const uint32_t heads = uint32_t(step.call.shape.kv_heads);
+  index += uint32_t(step.call.first_head);
+  const uint32_t row = step.by_kv_heads(int(index));
+  const ParisKVSlot& slot = step.call.slots[row];
+  const SequenceView* layers = slot.layers;
+  if (layers == nullptr) return false;
+  const int head = int(index - row * heads);
+  // Each of these is a trip to memory, by a warp of its own so that they are made together.
+  const int warp = device::warp_id(), lane_of_warp = device::lane_id();
+  if (threadIdx.x == 0) {
+    fill_context<Element>(step, layers[step.call.layer], int(row), head, context);
+  } else if (warp == 1 && lane_of_warp < kScratchWords) {
+    reinterpret_cast<uint64_t*>(&context.scratch)[lane_of_warp] =
+        scratch_word(slot, head, lane_of_warp);
+  } else if (threadIdx.x == 64) {
+    context.candidate_capacity = slot.candidate_capacity;
+  } else if (threadIdx.x == 96) {
+    also(layers[step.call.layer], head);
+  } else if (warp == 4) {
+    look(slot, head);
+  }
+  return true;
+}
+
 template <typename Element, typename Also>
 __device__ __forceinline__ bool find_context(const StepParams& step, uint32_t index,
-                                             HeadContext& context, Also also);
+                                             HeadContext& context, Also also) {
+  return find_context<Element>(step, index, context, also, [](const ParisKVSlot&, int) {});
+}
+
 template <typename Element>
 __device__ __forceinline__ bool find_context(const StepParams& step, uint32_t index,
-                                             HeadContext& context);
+                                             HeadContext& context) {
+  return find_context<Element>(step, index, context, [](const SequenceView&, int) {});
+}
+
+/** The rows of a position's segment. */
+__device__ __forceinline__ char* segment_of(const HeadContext& context, int position) {
+  return static_cast<char*>(context.rows[context.zone.segment(position)]);
+}
+/** A position's row in its segment. */
+template <typename Byte>
+__device__ __forceinline__ Byte* row_in(const HeadContext& context, Byte* segment, int position) {
+  const int slot = device::split_position(context.zone, position).y;
+  return segment + (context.head * context.zone.layout.tokens + slot) * context.shape.row_bytes;
+}
+__device__ __forceinline__ char* row_at(const HeadContext& context, int position) {
+  return row_in(context, segment_of(context, position), position);
+}
+
+/**
+ * The tail of a step (tail.h): none where all of the zone is selected. The kernel of the resident
+ * rows attends to it before any row is selected: each row counts for its share of the zone, and its
+ * logits are stored. A row that is then selected takes back its share of the tail, so no block has
+ * to know which rows other blocks select.
+ */
+__device__ __forceinline__ Tail tail_of(const DecodeCall& call, const HeadContext& context) {
+  return Tail::beside(min(call.top_k, int64_t(context.searched)), context.zone.begin,
+                      context.zone.end, call.tail_rows);
+}
+/** How many keys each row stands for. */
+__device__ __forceinline__ float weight_of(const device::Zone& zone, const Tail& tail) {
+  return tail.weight(zone.end - zone.begin);
+}
 
 }  // namespace pariskv::cuda

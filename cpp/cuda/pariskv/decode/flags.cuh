@@ -1,6 +1,6 @@
 /**
  * Flags between the kernels of a step. A kernel starts while the one before is at work, and waits
- * for the blocks whose results it reads, not for the end of their kernel: an end is seen up to 2 us
+ * for the blocks that write its inputs, not for the end of their kernel: an end is seen up to 2 us
  * late, and only when all blocks are done. The flags of a kv head lie in its scratch:
  *
  *   flag               set by                                      awaited by          cleared by
@@ -11,7 +11,7 @@
  *   `attended`         resident: a block, its parts written        attend: each block  attend
  *
  * The last two are set where `sets_flags` says so; elsewhere attend waits for the end of rerank,
- * which waits for that of resident. What a row is worth depends on both. The tail has no flag:
+ * which waits for the end of resident. The worth of a row depends on both. The tail has no flag:
  * attend sees that end while selected rows are on their way. A word of `windows` holds the logit
  * besides, and needs no fence.
  *

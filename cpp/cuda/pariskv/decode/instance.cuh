@@ -1,32 +1,12 @@
-/**
- * The kernels of one dtype: included where they are compiled. A kernel's headers declare the
- * functions that it calls, and say what they do; definitions in files of their own, `*_impl.cuh`,
- * are included here and nowhere else.
- */
+/** The kernels of one dtype: included where they are compiled. */
 #pragma once
 
-#include "device/attend_impl.cuh"
 #include "dispatch.h"
-#include "pariskv/decode/attend/budget_impl.cuh"
-#include "pariskv/decode/attend/early_rows_impl.cuh"
 #include "pariskv/decode/attend/kernel.cuh"
-#include "pariskv/decode/attend/parts_impl.cuh"
-#include "pariskv/decode/attend/row_cache_impl.cuh"
-#include "pariskv/decode/attend/rows_impl.cuh"
-#include "pariskv/decode/attend/topk_impl.cuh"
-#include "pariskv/decode/attend/worth_impl.cuh"
-#include "pariskv/decode/context_impl.cuh"
 #include "pariskv/decode/kernels.h"
-#include "pariskv/decode/query_impl.cuh"
-#include "pariskv/decode/rerank/codes_impl.cuh"
-#include "pariskv/decode/rerank/estimate_impl.cuh"
 #include "pariskv/decode/rerank/kernel.cuh"
-#include "pariskv/decode/rerank/select_impl.cuh"
 #include "pariskv/decode/resident/kernel.cuh"
 #include "pariskv/decode/score/kernel.cuh"
-#include "pariskv/decode/score/prepare_query_impl.cuh"
-#include "pariskv/decode/score/ring_impl.cuh"
-#include "pariskv/decode/score/signs_impl.cuh"
 #include "pariskv/decode/votes/kernel.cuh"
 #include "pariskv/decode/window/kernel.cuh"
 

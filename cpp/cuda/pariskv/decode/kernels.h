@@ -1,4 +1,4 @@
-/** The kernels of a decode for one dtype and width, and what their shared memory holds. */
+/** The kernels of a decode for one dtype and width, and the sizes of their shared memory. */
 #pragma once
 
 #include "launch.h"

@@ -22,10 +22,10 @@ constexpr int kScoresPerSm = 2;
 constexpr int kMeansPerSm = 3;
 constexpr int kReranksPerSm = 2;
 /** Blocks that fetch the code of rerank into the caches while keys are scored: 4 % at 1 x 512K. */
-constexpr int kRehearsing = 8;
+constexpr int kInstructionWarmupBlocks = 8;
 constexpr int kAttendBytes = 92 << 10;  // two blocks on a processor, or one beside the one before
 
-/** What a device can do with the kernels of one instance. */
+/** The limits of a device for the kernels of one instance. */
 struct Fit {
   int multiprocessors = 0;
   int shared_bytes = 0;  // that a block can have
@@ -53,7 +53,7 @@ Fit measure(const DecodeKernels& kernels, int index) {
   for (const auto& kernel : kernels.attend_resident) {
     allow(kernel.address, kernels.resident_bytes + kMostRowBytes);
   }
-  // Blocks of one meet blocks of the next: all must want the memory cut alike.
+  // Consecutive kernels overlap on an SM, so all need the same shared-memory carveout.
   for (const void* kernel :
        {kernels.window_logits.address, kernels.prepare_votes.address, kernels.score_votes.address,
         kernels.score[0].address, kernels.score[1].address, kernels.attend_resident[0].address,
@@ -115,7 +115,7 @@ int resident_bytes(const DecodeKernels& kernels, const ModelShape& shape) {
   return (kernels.resident_bytes + row + 127) / 128 * 128;
 }
 
-/** What blocks of a step call it among themselves. */
+/** The number of a step, for its flags. */
 uint32_t next_token() {
   static std::atomic<uint32_t> last{0};
   uint32_t token = 0;
@@ -123,7 +123,7 @@ uint32_t next_token() {
   return token;
 }
 
-/** One step of one call: what its launches have in common. */
+/** One step of one call, and its launches. */
 class Step {
  public:
   Step(const DecodeCall& call, cudaStream_t stream)
@@ -190,7 +190,7 @@ class Step {
     const ResidentParams params{common_, resident_blocks_, device::IndexDivisor::of(call_.heads),
                                 sets_flags_};
     const bool many = device::kParts / resident_blocks_ >= kManyParts;
-    const int kinds = call_.tail_rows > 0 ? 2 : 1;  // of rows: the tail comes after the others
+    const int kinds = call_.tail_rows > 0 ? 2 : 1;  // of rows: the tail comes last
     Launch(call_.heads * resident_blocks_ * kinds, resident_bytes(kernels_, call_.shape), stream_,
            kernels_.resident_threads)
         .early(fit_.early && runs(kScore))
@@ -200,12 +200,12 @@ class Step {
   void rerank() const {
     const int64_t blocks = call_.heads * rerank_blocks_;
     const int64_t room = int64_t(fit_.multiprocessors) * kReranksPerSm;
-    const int64_t most = fit_.early ? std::min<int64_t>(kRehearsing, call_.heads) : 0;
-    const int rehearsing = int(std::clamp<int64_t>(room - blocks, 0, most));
+    const int64_t most = fit_.early ? std::min<int64_t>(kInstructionWarmupBlocks, call_.heads) : 0;
+    const int warmup_blocks = int(std::clamp<int64_t>(room - blocks, 0, most));
     const RerankParams params{
-        common_,       rehearsing,   rerank_blocks_, device::IndexDivisor::of(rerank_blocks_),
-        score_blocks_, runs(kScore), sets_flags_};
-    Launch(rehearsing + blocks, kernels_.rerank_bytes, stream_)
+        common_,       warmup_blocks, rerank_blocks_, device::IndexDivisor::of(rerank_blocks_),
+        score_blocks_, runs(kScore),  sets_flags_};
+    Launch(warmup_blocks + blocks, kernels_.rerank_bytes, stream_)
         .early(fit_.early)
         .run(kernels_.rerank, params, "decode: rerank");
   }
@@ -214,7 +214,7 @@ class Step {
     const int size = fit_.clusters.size_for(call_.heads, fit_.multiprocessors);
     const int bytes = std::max(std::min(kAttendBytes, fit_.shared_bytes),
                                kernels_.attend_space + kernels_.attend_least);
-    // Of more heads, the rows of some keep the bus busy while others are searched. Under a budget
+    // With more heads, rows of one head keep the bus busy while another is searched. Under a budget
     // even the best rows may not be wanted.
     const bool early =
         call_.batch * call_.shape.kv_heads * size <= fit_.multiprocessors && call_.budget == 0;

@@ -1,4 +1,4 @@
-/** What the kernels of a decode step are launched with. */
+/** Parameters of the kernels of a decode step. */
 #pragma once
 
 #include "device/divisor.cuh"
@@ -6,12 +6,12 @@
 
 namespace pariskv::cuda {
 
-/** What every kernel needs. */
+/** Common to all kernels. */
 struct StepParams {
   DecodeCall call;
   device::SegmentDivisor by_segment;  // divides by the tokens of a segment
   device::IndexDivisor by_kv_heads;
-  uint32_t token;  // of this step: what its flags are set to
+  uint32_t token;  // of this step: the value of flags that are set
 };
 
 /** For each kv head, `window_blocks` and then `mean_blocks`. */
@@ -42,7 +42,7 @@ struct ResidentParams : StepParams {
 };
 
 struct RerankParams : StepParams {
-  int rehearsing;  // blocks that have no candidates, ahead of the others
+  int warmup_blocks;  // first blocks, without candidates: they bring the code
   int blocks_per_head;
   device::IndexDivisor by_blocks;
   int score_blocks;   // per kv head

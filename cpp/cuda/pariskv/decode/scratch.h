@@ -41,7 +41,7 @@ struct HeadScratch {
   int32_t* candidate_count;
   float* resident;     // (kParts, group, 2 + value_dim): maximum, sum, weighted
   float* fetched;      // the same for the selected rows
-  float* sampled;      // and for those that stand for the others
+  float* sampled;      // and for rows of the tail
   float* tail_logits;  // (rows of the tail, group)
 };
 

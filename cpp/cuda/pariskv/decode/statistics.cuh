@@ -12,7 +12,7 @@ struct HeadStatistics {
   const int64_t* usable;
   const int64_t* square_units;
   const int64_t* sums;    // (rotated dimensions); null: keys are told from the means of blocks
-  const int32_t* counts;  // (subspaces, 256); null: not kept
+  const int32_t* counts;  // (subspaces, 256); null: none
 };
 
 /** As codec/key_statistics.h has them. */
@@ -27,7 +27,7 @@ __device__ __forceinline__ HeadStatistics statistics_of(const SummaryLayout& lay
           counts + head * (layout.rotated_dim / kSubspaceDim) * 256};
 }
 
-/** What a query needs of the balance of a head, as codec/key_statistics.h has it. */
+/** The balance of a head, for queries: as codec/key_statistics.h has it. */
 struct HeadBalance {
   const float* stretch;   // (key_dim); null: keys are encoded whole
   const int16_t* centre;  // (key_dim)
@@ -45,7 +45,7 @@ __device__ __forceinline__ HeadBalance balance_of(const SummaryLayout& layout, i
   return {stretch + head * key_dim, centre + head * key_dim, steps + head};
 }
 
-/** What is needed of the statistics, in shared memory. */
+/** The statistics that a score needs, in shared memory. */
 template <int kWords, bool kBlocks>
 struct KnownStatistics {
   alignas(16) int64_t sums[kBlocks ? 2 : 32 * kWords];  // not needed where there are blocks

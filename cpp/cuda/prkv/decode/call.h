@@ -1,7 +1,7 @@
 /** PRKV's decode step, as the host asks for it. Launchers are in launch.cu. */
 #pragma once
 
-#include "hardkv/calls.h"
+#include "kept/decode/call.h"
 #include "policy/prkv/rules.h"
 #include "prkv/decode/scratch.h"
 

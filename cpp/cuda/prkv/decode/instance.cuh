@@ -1,10 +1,7 @@
 /** The kernels of a step over pages, of one dtype: included where they are compiled. */
 #pragma once
 
-#include "device/attend_impl.cuh"
 #include "elements.h"
-#include "pariskv/decode/attend/row_cache_impl.cuh"
-#include "pariskv/decode/attend/topk_impl.cuh"
 #include "prkv/decode/attend/kernel.cuh"
 #include "prkv/decode/kernels.h"
 #include "prkv/decode/merge/kernel.cuh"

@@ -44,7 +44,7 @@ Fit measure(const PageKernels& kernels, int index) {
           "give the decode kernels their shared memory");
   };
   set(attend, cudaFuncAttributeMaxDynamicSharedMemorySize, fit.shared_bytes);
-  // Blocks of one meet blocks of the next: all must want the memory cut alike.
+  // Consecutive kernels overlap on an SM, so all need the same shared-memory carveout.
   for (const void* kernel : {kernels.score.address, attend, kernels.merge.address}) {
     set(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
   }

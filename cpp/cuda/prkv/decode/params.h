@@ -2,7 +2,7 @@
 #pragma once
 
 #include "device/divisor.cuh"
-#include "hardkv/decode/params.h"
+#include "kept/decode/params.h"
 #include "prkv/decode/call.h"
 
 namespace pariskv::cuda {

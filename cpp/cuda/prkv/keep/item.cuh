@@ -46,7 +46,7 @@ struct PRKVItem : ChoiceItem {
   __device__ __forceinline__ Tally* tallies() const {
     return reinterpret_cast<Tally*>(look_space + look.tallies);
   }
-  /** Of a query head of the group: number of its first query that has a say, or its last one's. */
+  /** Of a query head of the group: number of its first finite query, or of its last one. */
   __device__ __forceinline__ int32_t& end(int g, int which) const {
     return reinterpret_cast<int32_t*>(look_space + look.ends)[2 * g + which];
   }
@@ -146,11 +146,11 @@ __device__ __forceinline__ KeyTile<kChunks, kPages> load_tile(const PRKVItem& it
 }
 
 /** Of a lane's rows: from which position on they are seen; never, if they cannot be kept. */
-struct LaneSight {
+struct VisibleFrom {
   int from[kColumns][2];
 
   template <typename Tile>
-  __device__ __forceinline__ LaneSight(const Tile& tile, const int* seen_from) {
+  __device__ __forceinline__ VisibleFrom(const Tile& tile, const int* seen_from) {
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
@@ -161,15 +161,15 @@ struct LaneSight {
     }
   }
   /** A logit; kNoLogit where the query does not see the row. */
-  __device__ __forceinline__ int logit(const Voice& voice, const LaneLogits& logits, int n,
+  __device__ __forceinline__ int logit(const QueryHead& query_head, const LaneLogits& logits, int n,
                                        int i) const {
-    return from[n][i] < voice.end ? logits[n][i] : kNoLogit;
+    return from[n][i] < query_head.visible_end ? logits[n][i] : kNoLogit;
   }
 };
 
 /** Whether a query sees a row. */
-__device__ __forceinline__ bool sees(const Voice& voice, int position, float step) {
-  return step > 0 && position < voice.end;
+__device__ __forceinline__ bool sees(const QueryHead& query_head, int position, float step) {
+  return step > 0 && position < query_head.visible_end;
 }
 
 }  // namespace pariskv::cuda

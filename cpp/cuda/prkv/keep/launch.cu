@@ -1,5 +1,5 @@
-// A choice of kept rows from all of a zone: what every kv head's queries look at, some heads at a
-// time, of all rows or of the best pages; how the budget is split; the best rows; the pages that
+// A choice of kept rows from all of a zone: the attention of every kv head's queries, some heads at
+// a time, to all rows or of the best pages; how the budget is split; the best rows; the pages that
 // they leave. Each kernel is launched while the one before is at work and waits for its end.
 #include <algorithm>
 
@@ -68,7 +68,7 @@ struct Sequence {
     check(cudaEventRecord(bus, stream), "keep: copy_listed");
   }
 
-  /** What the queries of some kv heads look at. */
+  /** The attention of the queries of some kv heads. */
   template <typename Element>
   void look() const {
     const int dim = int(call().shape.rows.key_dim);
@@ -79,7 +79,7 @@ struct Sequence {
       constexpr int kChunks = int(decltype(chunks)::kValue);
       if (pages > 0) find_pages<kChunks>();
       if (params.copied) copy();
-      // What waits for the bus would hold room that another choice computes in.
+      // A kernel that waits for the bus would hold room of another choice.
       run(Kernel<PRKVChoiceParams>(look_at_zone<Element, kChunks>), tiles,
           look_zone_bytes<false>(dim), kLookThreads, params, "keep: look_at_zone", !params.copied);
       if (params.compares) {
@@ -131,7 +131,7 @@ ChoiceScratch prkv_choice_scratch(const ModelShape& shape, int64_t width, int64_
   take(scratch.head, sizeof(ChosenHead));
   take(scratch.reference, shape.rows.key_dim * 4);
   const int64_t queries = padded_queries(shape.recent * shape.group);
-  take(scratch.voices, queries * int64_t(sizeof(Voice)));
+  take(scratch.query_heads, queries * int64_t(sizeof(QueryHead)));
   take(scratch.packed, queries * packed_bytes(shape.rows.key_dim));
   if (listed) {
     take(scratch.listed, scratch.width * 4);

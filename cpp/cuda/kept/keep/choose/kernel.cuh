@@ -1,6 +1,6 @@
 /**
- * choose_rows: how many rows a head keeps, which ones, and which of the others it holds: positions,
- * ages and counts of the block to be filled, and for each of its rows the number it had among those
+ * choose_rows: how many rows a head keeps, which ones, and which further rows it holds: positions,
+ * ages and counts of the block to be filled, and the number of each of its rows among the rows
  * to choose from. A block for each head.
  */
 #pragma once
@@ -39,9 +39,9 @@ struct ChooseRows {
     return int(min(int64_t(above) + (lacking + least - 1) / least, item.call.rules.most));
   }
 
-  __device__ __forceinline__ void run(bool heard) {
+  __device__ __forceinline__ void run(bool has_query) {
     int keep = int(item.job.rows != nullptr ? *item.job.rows : item.call.rules.most);
-    if (heard && item.call.rules.p != 1u << kTopPBits) keep = top_p_count();
+    if (has_query && item.call.rules.p != 1u << kTopPBits) keep = top_p_count();
     const uint64_t* ranks = item.ranks();
     const auto rows = row_numbers([=](int row) { return int64_t(ranks[row]); }, count);
     const Best best = best_of(rows, max(int64_t(keep), item.call.rules.least), sums, space);
@@ -99,7 +99,8 @@ inline __global__ void __launch_bounds__(kChooseThreads)
   device::wait_for_predecessor();
   const ChoiceItem item(params, int(blockIdx.x));
   const ChosenHead numbers = *item.numbers();
-  ChooseRows{item, space.select, {space.sums}, numbers.count, numbers.kept}.run(numbers.heard != 0);
+  ChooseRows{item, space.select, {space.sums}, numbers.count, numbers.kept}.run(numbers.has_query !=
+                                                                                0);
 }
 
 }  // namespace pariskv::cuda

@@ -9,7 +9,7 @@
 
 namespace pariskv::cuda {
 
-constexpr int kOwnRows = 8;  // numbers of a thread that stay in registers; others are read anew
+constexpr int kOwnRows = 8;  // numbers of a thread that stay in registers; the rest is read anew
 
 constexpr int kBinsOfThread = 2;
 constexpr int kBinBits = 11, kBins = 1 << kBinBits;
@@ -160,11 +160,11 @@ __device__ __forceinline__ RowNumbers<Number> row_numbers(Number number, int cou
   return RowNumbers<Number>(number, count);
 }
 
-/** The largest of some numbers: of those that equal the least of them, the lower rows. */
+/** The largest of some numbers: of rows equal to the least of them, the lower ones. */
 struct Best {
   int keep;
   int64_t least;
-  int ties;  // of those that equal it
+  int ties;  // of rows equal to it
 };
 
 /** The best `wanted`, or all that count. */

@@ -1,6 +1,6 @@
 /**
  * list_rows: which rows a head chooses from, the reference that their keys are told from, and which
- * queries have a say, by the first block of each head. Others pack queries.
+ * queries are finite, by the first block of each head. Other blocks pack queries.
  */
 #pragma once
 
@@ -12,8 +12,8 @@
 namespace pariskv::cuda {
 
 constexpr int kListThreads = 1024;
-constexpr int kReferenceKeys = 15;  // evenly spaced, whose median is the reference
-constexpr int kVoiceThreads = 8;    // of a query head
+constexpr int kReferenceKeys = 15;  // evenly spaced: their median is the reference
+constexpr int kHeadThreads = 8;     // of a query head
 constexpr int kPackBlocks = 8;      // of a head, besides the first one
 
 /** Positions that are merged in shared memory: where more were kept, in device memory. */
@@ -25,7 +25,7 @@ struct ListSpace {
     int32_t positions[kMergedAtOnce];
   };
   alignas(16) float rest[kMaxHeadDim];
-  alignas(16) uint32_t words[2][kMaxHeadDim / 4];  // of the reference, then of what that leaves
+  alignas(16) uint32_t words[2][kMaxHeadDim / 4];  // of the reference, then of the rest
   uint32_t exponents[2];
   int whole[kReferenceKeys];
 };
@@ -100,7 +100,7 @@ struct ListRows {
     __syncthreads();
   }
 
-  /** The reference in 8 bits, and what is left of it in 8 more. */
+  /** The reference in 8 bits, and the rest in 8 more. */
   __device__ __forceinline__ void round_reference() const {
     for (int part = 0; part < 2; ++part) {
       uint32_t largest = 0;
@@ -124,16 +124,16 @@ struct ListRows {
   }
 
   /**
-   * A head of the query of a position: whether it has a say, and its logit of the reference. By
-   * kVoiceThreads neighbouring lanes.
+   * A head of the query of a position: its causal limit, and its logit of the reference. By
+   * kHeadThreads neighbouring lanes.
    */
-  __device__ __forceinline__ Voice voice(int64_t position, int query_head) const {
+  __device__ __forceinline__ QueryHead look_up(int64_t position, int query_head) const {
     const device::RecentQueryPlace place = device::recent_place(
         item.call.shape.recent_queries(), const_cast<char*>(item.job.recent), position, query_head);
     const int64_t mark = *place.position;
     const RecentScale scale = *place.scale;
     int dots[2] = {};
-    for (int w = 4 * (device::lane_id() % kVoiceThreads); w < dim() / 4; w += 4 * kVoiceThreads) {
+    for (int w = 4 * (device::lane_id() % kHeadThreads); w < dim() / 4; w += 4 * kHeadThreads) {
       const uint4 four = *reinterpret_cast<const uint4*>(place.numbers + 4 * w);
       const uint32_t numbers[4] = {four.x, four.y, four.z, four.w};
       for (int part = 0; part < 2; ++part) {
@@ -144,15 +144,15 @@ struct ListRows {
     }
     const bool counts = mark == position + 1 && scale.unit == scale.unit;
     const int most = scale.most < int(kMostSteps) ? scale.most : kNoCap;
-    Voice voice{scale.unit, most, 0, counts ? int(mark) : 0};
+    QueryHead found{scale.unit, most, 0, counts ? int(mark) : 0};
     for (int part = 0; part < 2; ++part) {
-      for (int step = 1; step < kVoiceThreads; step *= 2) {
+      for (int step = 1; step < kHeadThreads; step *= 2) {
         dots[part] += __shfl_xor_sync(~0u, dots[part], step);
       }
       const float step = device::step_of(space.exponents[part]);
-      voice.offset += device::part_steps(dots[part], device::finite_steps(scale.unit * step));
+      found.offset += device::part_steps(dots[part], device::finite_steps(scale.unit * step));
     }
-    return voice;
+    return found;
   }
 
   /** Queries as products take them (mma_m16n8k32_s8), by one of the blocks for that. */
@@ -188,17 +188,17 @@ struct ListRows {
     set_reference(count, row);
     round_reference();
     const int group = int(item.call.shape.group), queries = item.positions_asked() * group;
-    bool heard = false;
+    bool has_query = false;
     const int padded = int(padded_queries(queries));
-    for (int first = 0; first < padded; first += kListThreads / kVoiceThreads) {
+    for (int first = 0; first < padded; first += kListThreads / kHeadThreads) {
       // Lanes without a query do as if they had the last one.
-      const int own = first + int(threadIdx.x) / kVoiceThreads, q = min(own, queries - 1);
-      Voice of_query = voice(item.job.asked.begin + q / group, item.head * group + q % group);
+      const int own = first + int(threadIdx.x) / kHeadThreads, q = min(own, queries - 1);
+      QueryHead of_query = look_up(item.job.asked.begin + q / group, item.head * group + q % group);
       if (own >= queries) of_query = {};
-      if (own < padded && int(threadIdx.x) % kVoiceThreads == 0) item.voices()[own] = of_query;
-      heard = heard || of_query.end != 0;
+      if (own < padded && int(threadIdx.x) % kHeadThreads == 0) item.query_heads()[own] = of_query;
+      has_query = has_query || of_query.visible_end != 0;
     }
-    const bool any = __syncthreads_or(heard);
+    const bool any = __syncthreads_or(has_query);
     if (threadIdx.x == 0) *item.numbers() = {count, kept, any};
   }
 };

@@ -28,14 +28,14 @@ struct LookAtKeys {
   KeyTile<kChunks> tile;
 
   /** The largest logits of a position whose queries are in lanes 4 apart. */
-  __device__ __forceinline__ void put(int asked, const Voice& voice, const LaneLogits& logits,
-                                      int group) const {
+  __device__ __forceinline__ void put(int asked, const QueryHead& query_head,
+                                      const LaneLogits& logits, int group) const {
     const bool writes = asked < item.positions_asked() && device::lane_id() / 4 % group == 0;
 #pragma unroll
     for (int n = 0; n < kRowsOfWarp / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        int largest = voice.end != 0 ? logits[n][i] : kNoLogit;
+        int largest = query_head.visible_end != 0 ? logits[n][i] : kNoLogit;
         for (int step = 1; step < group; step *= 2) {
           largest = max(largest, __shfl_xor_sync(~0u, largest, 4 * step));
         }
@@ -73,17 +73,18 @@ struct LookAtKeys {
     __syncwarp();
     const int group = int(item.call.shape.group);
     const int queries = int(padded_queries(item.positions_asked() * group));
-    typename KeyTile<kChunks>::Lane lane;
+    typename KeyTile<kChunks>::LaneRows lane;
     tile.load(lane);
     // Lanes that have the queries of one position.
     const bool together = 8 % group == 0;
-    tile.each_query(0, queries, lane, [&](int query, const Voice& voice, const LaneLogits& logits) {
-      if (together) {
-        put(query / group, voice, logits, group);
-      } else if (voice.end != 0) {
-        join(query / group, logits);
-      }
-    });
+    tile.each_query(0, queries, lane,
+                    [&](int query, const QueryHead& query_head, const LaneLogits& logits) {
+                      if (together) {
+                        put(query / group, query_head, logits, group);
+                      } else if (query_head.visible_end != 0) {
+                        join(query / group, logits);
+                      }
+                    });
     __syncthreads();
     if (int(threadIdx.x) < rows) {
       item.usable()[first + int(threadIdx.x)] = space.steps[threadIdx.x] > 0;

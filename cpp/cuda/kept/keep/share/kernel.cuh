@@ -1,6 +1,6 @@
 /**
  * share_out: the share of the attention that each row gets, and its rank, over all positions. If no
- * query has a say, the later rows rank higher; all ones are of a row that cannot be kept.
+ * query is finite, the later rows rank higher; all ones are of a row that cannot be kept.
  */
 #pragma once
 
@@ -45,7 +45,7 @@ inline __global__ void __launch_bounds__(kShareThreads)
   if (split == 0) {
     item.shares()[row] = sum;
   } else {
-    const uint64_t rank_of_usable = numbers.heard != 0 ? sum : uint64_t(row);
+    const uint64_t rank_of_usable = numbers.has_query != 0 ? sum : uint64_t(row);
     item.ranks()[row] = item.usable()[row] != 0 ? rank_of_usable : ~uint64_t{0};
   }
 }

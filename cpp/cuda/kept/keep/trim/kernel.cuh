@@ -1,4 +1,4 @@
-/** trim_block: kept rows of a zone that was cut, without those that are not in it any more. */
+/** trim_block: kept rows of a zone that was cut, without rows that are not in it any more. */
 #pragma once
 
 #include "kept/keep/fill/kernel.cuh"

@@ -4,11 +4,11 @@
  *
  * | step | of | done by |
  * | --- | --- | --- |
- * | estimates and masses are there | rerank, attend_resident | flags.cuh |
+ * | wait for estimates and masses of rerank and attend_resident | the block | flags.cuh |
  * | worth of candidates | the block | worth.cuh |
- * | the exact best rows | the cluster | topk.cuh |
- * | those within a budget of mass, if there is one | the cluster | worth.cuh |
- * | where they lie, which the row cache has | the block | rows.cuh, row_cache.cuh |
+ * | the exact best rows | the cluster | device/topk.cuh |
+ * | with a budget of mass: cut them once more | the cluster | worth.cuh |
+ * | where they lie, which of them the row cache has | the block | rows.cuh, device/row_cache.cuh |
  * | attention to them, a part at a time | the block | device/attend.cuh |
  * | all parts put together, the output | the cluster | parts.cuh |
  */
@@ -44,7 +44,7 @@ struct Attend {
   HeadBlock<Element, kWords> block;
   device::Cluster cluster;
 
-  using Keep = device::KeepInCache;
+  using Caching = device::CacheRows;
 
   __device__ __forceinline__ char* room() const {
     return reinterpret_cast<char*>(&space) + (sizeof space + 127) / 128 * 128;
@@ -70,7 +70,7 @@ struct Attend {
     device::Cut cut{0, count, first, candidates};  // all of them
     if (candidates > block.call.top_k) {
       cut = device::find_top_k(cluster, count, int(block.call.top_k), key_of, space.top_k,
-                               [&](const bool (&passes)[device::kKept]) {
+                               [&](const bool (&passes)[device::kKeysInRegisters]) {
                                  if (params.start_rows_early) list.start_early(passes);
                                });
     } else {
@@ -79,7 +79,7 @@ struct Attend {
     if (threadIdx.x == 0) space.select.cut = cut;
     __syncthreads();
     if (block.call.budget > 0) {
-      weighing().keep_within_budget(cluster, worth, count, space.select, space.top_k);
+      weighing().cut_to_budget(cluster, worth, count, space.select, space.top_k);
       cut.offset = space.select.cut.offset;
     }
     device::compact_keys(count, key_of, space.select, [&](int index, int i, int turn) {
@@ -97,7 +97,7 @@ struct Attend {
     char* slots = room() + device::kMergeBytes<kWords>;
     const HeadScratch& scratch = block.context.scratch;
     auto* counters = reinterpret_cast<unsigned long long*>(block.call.counters);
-    device::RowAttention<kWords, Element, SelectedRows, SelectedParts, Keep> attention(
+    device::RowAttention<kWords, Element, SelectedRows, SelectedParts, Caching> attention(
         block.context.shape, cluster, slots, int(room() + room_bytes() - slots), space.slots,
         list.parts(), {nullptr, nullptr, 0}, list.addresses(),
         {space.rows.cache, cluster, space.top_k.mail, list.rows(), list.stamped(),
@@ -263,7 +263,7 @@ struct Attend {
       count(candidates);
     }
     finish();
-    Keep::finish();
+    Caching::finish();
     device::wait_for_predecessor();
   }
 };

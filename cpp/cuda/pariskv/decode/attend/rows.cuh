@@ -1,22 +1,93 @@
 /**
  * Which rows a block of the last kernel attends to: the selected ones of its candidates. Where they
  * lie is looked up for the first candidates of every lane while their worth is being computed.
- * Definitions are in rows_impl.cuh.
  */
 #pragma once
 
-#include "pariskv/decode/attend/early_rows.cuh"
-#include "pariskv/decode/attend/row_cache.cuh"
-#include "pariskv/decode/attend/topk.cuh"
+#include "device/copy.cuh"
+#include "device/row_cache.cuh"
+#include "device/tiles.cuh"
+#include "device/topk.cuh"
 #include "pariskv/decode/context.cuh"
-#include "pariskv/decode/tail_rows.cuh"
 
 namespace pariskv::cuda {
+
+/** Rows that are listed in shared memory, where a block attends to no more. */
+constexpr int kListedRows = 512;
+/** Room for rows that start early, and how many have room at most. */
+constexpr int kEarlyBytes = 8192;
+constexpr int kEarlyRows = 32;
+static_assert(kEarlyRows < 256, "a place is a byte");
+
+/**
+ * Rows that start early. While the blocks of a cluster still decide on the last of the top k, some
+ * rows are already certain to be selected: their copies start then, into room of their own, and
+ * attention finds them there. Only where a launch says `start_rows_early`, and where there is a
+ * copy engine: of many heads, the rows of some keep the bus busy anyway.
+ *
+ * | step | by | when |
+ * | --- | --- | --- |
+ * | `open` | one thread | the block starts |
+ * | `start` | the thread that has the row | the first exchange of the top k says that it passes |
+ * | `note` | the same thread | the row's index among the block's selected rows is known |
+ * | `close` | one thread | after all of these: no row starts any more |
+ * | `is_placed`, `row` | all threads | after the barrier of the block that follows `close` |
+ * | `wait` | all threads | before a row is read |
+ *
+ * Used once in a launch.
+ */
+struct EarlyRows {
+  uint64_t arrived;  // a barrier: rows that have started, and `close`
+  int count;         // rows that have started, or found no room
+  device::SelectedRow list[kEarlyRows];
+  uint8_t places[kListedRows];  // of selected rows: where among the early ones they are, plus 1
+  alignas(128) char rows[kEarlyBytes];
+
+  /** Before what makes barriers known to the copy engine. */
+  __device__ __forceinline__ void open() {
+    device::ptx::mbarrier_init(&arrived, 1);
+    count = 0;
+  }
+
+  /**
+   * Starts the copy of a row, where there is room.
+   * @param find  find() is the row
+   * @return its place, plus 1; 0: there is no room
+   */
+  template <typename Find>
+  __device__ __forceinline__ int start(int row_bytes, Find find) {
+    const int place = atomicAdd(&count, 1);
+    if (place >= min(kEarlyBytes / row_bytes, kEarlyRows)) return 0;
+    const device::SelectedRow row = find();
+    device::RowCopies::expect(&arrived, uint32_t(row_bytes));
+    device::RowCopies::start(rows + place * row_bytes, reinterpret_cast<const char*>(row.address),
+                             uint32_t(row_bytes), &arrived);
+    list[place] = row;
+    return place + 1;
+  }
+
+  /** Selected row `at` of this block has this place, as `start` returns it. */
+  __device__ __forceinline__ void note(int at, int place) { places[at] = uint8_t(place); }
+  __device__ __forceinline__ void close() {
+    if (device::kBulkCopies) device::ptx::mbarrier_arrive(&arrived);
+  }
+
+  __device__ __forceinline__ bool is_placed(int at) const {
+    return device::kBulkCopies && places[at] > 0;
+  }
+  __device__ __forceinline__ const char* row(int at, int row_bytes) const {
+    return rows + (places[at] - 1) * row_bytes;
+  }
+  __device__ __forceinline__ void wait() {
+    if (device::kBulkCopies) device::wait(&arrived, 0);
+  }
+};
 
 static_assert(kCacheWays == device::kWays);
 
 /** Candidates of a lane that are looked up ahead. */
-constexpr int kLookedUp = device::kKept;
+constexpr int kLookedUp = device::kKeysInRegisters;
+
 static_assert(kLookedUp <= 4, "early_ has a byte for each");
 
 /** Of a block, in shared memory. */
@@ -26,11 +97,6 @@ struct RowSpace {
   int begins[device::kParts + 1];  // of this block's parts, and the end of the last one
   EarlyRows early;
 };
-
-/** What a head's row cache has. While a step is explained there is none: it leaves no trace. */
-template <typename Element>
-__device__ __forceinline__ device::RowCache row_cache_of(const DecodeCall& call,
-                                                         const SequenceView& view, int head);
 
 /** Parts of a block's selected rows: those that lie in one part of the candidates. */
 struct SelectedParts {
@@ -79,6 +145,24 @@ struct SelectedRows {
   __device__ __forceinline__ void await_placed() const { space.early.wait(); }
 };
 
+/** What a head's row cache has. While a step is explained there is none: it leaves no trace. */
+template <typename Element>
+__device__ __forceinline__ device::RowCache row_cache_of(const DecodeCall& call,
+                                                         const SequenceView& view, int head) {
+  const ModelShape& shape = call.shape;
+  if (view.row_cache == nullptr || call.explains) return {};
+  const int64_t slots = shape.cached_rows, first = head * slots;
+  const int64_t row_bytes = shape.rows.bytes();
+  const RowCacheLayout layout{shape.kv_heads, slots, row_bytes};
+  return {reinterpret_cast<uint64_t*>(view.row_cache) + first,
+          reinterpret_cast<uint32_t*>(view.row_cache + layout.stamps()) + first,
+          view.row_cache + layout.rows() + first * row_bytes,
+          uint32_t(row_bytes),
+          int(slots / kCacheWays),
+          uint32_t(view.generation),
+          uint32_t(view.total)};
+}
+
 /**
  * The rows of a block: an object of each thread, for all threads. In order: `choose_from`, the
  * look-ups (`look_up_positions`, then `look_up_segments`), `start_early` where rows may, `note` for
@@ -93,25 +177,82 @@ class RowList {
       : block_(block), cluster_(cluster), space_(space), tail_(tail) {}
 
   /** Rows are selected from so many candidates. */
-  __device__ __forceinline__ void choose_from(int candidates);
+  __device__ __forceinline__ void choose_from(int candidates) {
+    candidates_ = candidates;
+    first_ = device::part_begin(candidates, cluster_.first_part());
+    count_ = device::part_begin(candidates, cluster_.end_part()) - first_;
+    mine_ = device::KeysOfLane(count_);
+  }
 
   /** This block's candidates. */
   __device__ __forceinline__ int first() const { return first_; }
   __device__ __forceinline__ int count() const { return count_; }
 
   /** Asks for positions of the lane's first candidates. */
-  __device__ __forceinline__ void look_up_positions();
+  __device__ __forceinline__ void look_up_positions() {
+#pragma unroll
+    for (int turn = 0; turn < kLookedUp; ++turn) {
+      const int i = mine_.key(turn);
+      offsets_[turn] = i < mine_.end ? __ldcg(block_.context.scratch.candidates + first_ + i) : 0;
+    }
+  }
   /** Asks for the segments with their rows: the positions have had time to come. */
-  __device__ __forceinline__ void look_up_segments();
+  __device__ __forceinline__ void look_up_segments() {
+#pragma unroll
+    for (int turn = 0; turn < kLookedUp; ++turn) {
+      const int position = block_.context.zone.begin + offsets_[turn];
+      segments_[turn] =
+          mine_.key(turn) < mine_.end ? segment_of(block_.context, position) : nullptr;
+    }
+  }
 
   /**
    * Rows that pass for certain start, as many as there is room for.
    * @param passes  of the lane's candidates that are looked up: as find_top_k says
    */
-  __device__ __forceinline__ void start_early(const bool (&passes)[kLookedUp]);
+  __device__ __forceinline__ void start_early(const bool (&passes)[kLookedUp]) {
+    if (!device::kBulkCopies) return;
+    uint32_t passing = 0;  // a bit for each turn
+#pragma unroll
+    for (int turn = 0; turn < kLookedUp; ++turn) passing |= uint32_t(passes[turn]) << turn;
+    // What has been looked up goes round once: a loop is shorter than what it does four times.
+#pragma unroll 1
+    for (int turn = 0; turn < kLookedUp; ++turn) {
+      const int offset = offsets_[0];
+      const char* segment = segments_[0];
+      if (passing >> turn & 1) {
+        const int place = space_.early.start(block_.context.shape.row_bytes, [&] {
+          device::SelectedRow row = row_of(first_ + mine_.key(turn), offset, segment);
+          ask_cache(row);
+          return row;
+        });
+        early_ |= uint32_t(place) << 8 * turn;
+      }
+#pragma unroll
+      for (int i = 0; i + 1 < kLookedUp; ++i) {
+        offsets_[i] = offsets_[i + 1];
+        segments_[i] = segments_[i + 1];
+      }
+      offsets_[kLookedUp - 1] = offset;
+      segments_[kLookedUp - 1] = segment;
+    }
+  }
 
   /** Row `at` of this block is a candidate that is number `turn` of the lane. */
-  __device__ __forceinline__ void note(int at, int candidate, int turn);
+  __device__ __forceinline__ void note(int at, int candidate, int turn) {
+    if (at >= kListedRows) return;
+    int offset = offsets_[0];
+    const char* segment = segments_[0];
+#pragma unroll
+    for (int other = 1; other < kLookedUp; ++other) {
+      if (turn == other) offset = offsets_[other], segment = segments_[other];
+    }
+    const int place = turn < kLookedUp ? int(early_ >> 8 * turn & 255) : 0;
+    space_.early.note(at, place);
+    space_.list[at] = place > 0          ? space_.early.list[place - 1]
+                      : turn < kLookedUp ? row_of(candidate, offset, segment)
+                                         : row_of(candidate);
+  }
 
   /**
    * When all are noted: where they are to come from, and where parts begin. All threads; ends with
@@ -119,7 +260,29 @@ class RowList {
    * @param rows    of this block
    * @param offset  rows of the head before them
    */
-  __device__ __forceinline__ void close(int rows, int offset);
+  __device__ __forceinline__ void close(int rows, int offset) {
+    const HeadScratch& scratch = block_.context.scratch;
+    list_ = space_.list;
+    if (rows > kListedRows) {
+      list_ = scratch.rows + offset;
+      for (int i = int(threadIdx.x); i < rows; i += device::kThreads) {
+        list_[i] = row_of(__ldcg(scratch.selected + offset + i));
+      }
+      __syncthreads();
+    }
+    // One more than there are: parts after the last row begin there.
+    for (int i = int(threadIdx.x); i <= rows; i += device::kThreads) {
+      const int last = i > 0 ? list_[i - 1].where & 255 : cluster_.first_part() - 1;
+      const int part = i < rows ? list_[i].where & 255 : cluster_.end_part();
+      for (int begins = last + 1; begins <= part; ++begins) {
+        space_.begins[begins - cluster_.first_part()] = i;
+      }
+      if (i < rows && !addresses().is_placed(i)) ask_cache(list_[i]);
+    }
+    device::ptx::fence_proxy_async_shared();
+    if (threadIdx.x == 0) space_.early.close();
+    __syncthreads();
+  }
 
   __device__ __forceinline__ device::SelectedRow* rows() const { return list_; }
   __device__ __forceinline__ SelectedParts parts() const {
@@ -135,15 +298,42 @@ class RowList {
             context.shape.group,
             weight_of(context.zone, tail_)};
   }
-  /** All results of RowCache::stamp of this thread: see KeepInCache. */
+  /** All results of RowCache::stamp of this thread: see CacheRows. */
   __device__ __forceinline__ uint32_t stamped() const { return stamped_; }
 
  private:
+  /** A row, before the cache has been asked. */
   __device__ __forceinline__ device::SelectedRow row_of(int candidate, int offset,
-                                                        const char* segment) const;
-  __device__ __forceinline__ device::SelectedRow row_of(int candidate) const;
-  __device__ __forceinline__ void ask_cache(device::SelectedRow& row);
-  __device__ __forceinline__ int part_of(int candidate) const;
+                                                        const char* segment) const {
+    const int position = block_.context.zone.begin + offset;
+    return {reinterpret_cast<uint64_t>(row_in(block_.context, segment, position)), position,
+            part_of(candidate) | (tail_.has(position) ? tail_.number(position) + 1 : 0) << 8};
+  }
+  __device__ __forceinline__ device::SelectedRow row_of(int candidate) const {
+    const int offset = __ldcg(block_.context.scratch.candidates + candidate);
+    return row_of(candidate, offset,
+                  segment_of(block_.context, block_.context.zone.begin + offset));
+  }
+  /** Whether the cache has a row, or is to have it. */
+  __device__ __forceinline__ void ask_cache(device::SelectedRow& row) {
+    using Caching = device::CacheRows;
+    const device::RowCache& cache = space_.cache;
+    const int position = row.fresh;
+    const int slot = cache.find(cache.tags_at(position), position);
+    if (slot >= 0) {
+      stamped_ |= cache.stamp(slot);
+      row.address = reinterpret_cast<uint64_t>(cache.row(slot));
+      row.fresh = Caching::kFound;
+    } else if (position + 1 == block_.context.total) {
+      // The last token's row is written anew when a recorded step is replayed.
+      row.fresh = Caching::kUnwanted;
+    }
+  }
+  /** The part that a candidate lies in: the last one that begins there or before. */
+  __device__ __forceinline__ int part_of(int candidate) const {
+    if (cluster_.size == device::kParts) return cluster_.rank;
+    return int((uint32_t(candidate + 1) * device::kParts - 1) / uint32_t(candidates_));
+  }
 
   const HeadBlock<Element, kWords>& block_;
   const device::Cluster& cluster_;
@@ -154,7 +344,7 @@ class RowList {
   device::SelectedRow* list_ = nullptr;
   int offsets_[kLookedUp];  // from the zone's begin
   const char* segments_[kLookedUp];
-  uint32_t stamped_ = 0;  // see KeepInCache
+  uint32_t stamped_ = 0;  // see CacheRows
   uint32_t early_ = 0;    // a byte each: its place, plus 1, of a row that has set out
 };
 

@@ -1,27 +1,17 @@
 /**
  * Logits of candidates from their 4-bit codes, and sums of their exponentials by slices.
- * Definitions are in estimate_impl.cuh.
  */
 #pragma once
 
+#include "codec/head_scale.h"
 #include "device/partition.cuh"
 #include "device/softmax.cuh"
 #include "device/warp.cuh"
 #include "pariskv/decode/key_blocks.cuh"
-#include "pariskv/decode/mass.cuh"
 #include "pariskv/decode/rerank/codes.cuh"
-#include "pariskv/decode/rerank/gather.cuh"
+#include "pariskv/decode/sums.cuh"
 
 namespace pariskv::cuda::device {
-
-/** Two sums of exponentials of a lane: of queries 2 (t % 2) and 2 (t % 2) + 1. */
-struct TwoMasses {
-  Mass of[2];
-
-  __device__ __forceinline__ void clear() { of[0] = of[1] = {-infinity(), 0}; }
-  /** Those of all keys of a warp, in the order of exchanges: the same in lanes of equal t % 2. */
-  __device__ __forceinline__ void add_lanes();
-};
 
 /** Keys that a warp estimates at a time. */
 constexpr int kTileKeys = 16;
@@ -49,6 +39,42 @@ struct Tiles {
 /** Sums of exponentials of slices, by warps: of up to four heads. */
 using SliceMasses = Mass[kSlices][4][kWarps];
 
+/** Where the estimates of a head go, and the factors that make them. */
+struct EstimateOutput {
+  float* logits;  // (4, ...) of candidates, `stride` apart
+  int stride;     // four of them are less than 2^31
+  int heads;      // of four
+  float softcap;
+  float log_weight;   // samples count e^log_weight times, and only in the sums
+  BlockSteps blocks;  // logits of means, from the first of these heads on
+};
+
+/** Two sums of exponentials of a lane: of queries 2 (t % 2) and 2 (t % 2) + 1. */
+struct TwoMasses {
+  Mass of[2];
+
+  __device__ __forceinline__ void clear() { of[0] = of[1] = {-infinity(), 0}; }
+  /** Those of all keys of a warp, in the order of exchanges: the same in lanes of equal t % 2. */
+  __device__ __forceinline__ void add_lanes() {
+    float top[2] = {of[0].maximum, of[1].maximum};
+#pragma unroll
+    for (int step = 2; step < 32; step *= 2) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], step));
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float shift = top[i] == -infinity() ? 0.0f : top[i];
+      of[i] = {top[i], of[i].sum * exp_of(of[i].maximum - shift)};
+    }
+#pragma unroll
+    for (int step = 2; step < 32; step *= 2) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) of[i].sum += __shfl_xor_sync(~0u, of[i].sum, step);
+    }
+  }
+};
+
 /** The slice that a warp is at, counted from the block's first one, and its sums. */
 struct MassesOfWarp {
   TwoMasses sums;
@@ -59,17 +85,18 @@ struct MassesOfWarp {
     sums.clear();
   }
   /** To the slice of a tile: sums of those before are left. All lanes. */
-  __device__ __forceinline__ void advance(int tile, const Tiles& tiles, SliceMasses& out);
-};
-
-/** Where the estimates of a head go, and what they are made with. */
-struct EstimateOutput {
-  float* logits;  // (4, ...) of candidates, `stride` apart
-  int stride;     // four of them are less than 2^31
-  int heads;      // of four
-  float softcap;
-  float log_weight;   // samples count e^log_weight times, and only in the sums
-  BlockSteps blocks;  // logits of means, from the first of these heads on
+  __device__ __forceinline__ void advance(int tile, const Tiles& tiles, SliceMasses& out) {
+#pragma unroll 1
+    for (; tile >= end_tile; end_tile += tiles.of_slice) {
+      sums.add_lanes();
+      if (lane_id() < 2) {
+        out[slice][2 * lane_id()][warp_id()] = sums.of[0];
+        out[slice][2 * lane_id() + 1][warp_id()] = sums.of[1];
+      }
+      sums.clear();
+      ++slice;
+    }
+  }
 };
 
 /**
@@ -88,10 +115,69 @@ __device__ __forceinline__ void estimate(const EstimateQueries<kWords>& queries,
                                          const KeyPlace* places, const int* blocks, int tile,
                                          int count, int turn, const Tiles& tiles,
                                          const EstimateOutput& out, MassesOfWarp& masses,
-                                         SliceMasses& slices);
+                                         SliceMasses& slices) {
+  using Layout = CodeLayout<kWords>;
+  const int g = lane_id() / 4, t = lane_id() % 4;
+#pragma unroll 1
+  for (int at = (warp_id() - turn) & (kWarps - 1); at < count; at += kWarps) {
+    masses.advance(tile + at, tiles, slices);
+    const int first = kTileKeys * at + g, second = first + 8;
+    const char* first_code = codes + first * Layout::kPitch;
+    const char* second_code = codes + second * Layout::kPitch;
+    const bool upper = t >= 2;  // the lane is left with the second key, and two queries
+    const int key = upper ? second : first;
+    int steps[2] = {};
+    if (out.blocks.bits > 0 && places[key].block != nullptr) {
+      const int2 both = __ldcg(reinterpret_cast<const int2*>(
+          out.blocks.steps + int64_t(blocks[key]) * out.blocks.pitch + 2 * (t % 2)));
+      steps[0] = both.x, steps[1] = both.y;
+    }
+    float sums[4] = {}, rests[4] = {};  // two chains: products follow one another slowly
+#pragma unroll
+    for (int u = 0; u < kLaneWords<kWords>; ++u) {
+      CodeBits keys[2];
+      load_codes<kWords>(first_code, places[first].slot, t + 4 * u, keys[0]);
+      load_codes<kWords>(second_code, places[second].slot, t + 4 * u, keys[1]);
+      multiply_codes(keys, table, queries.pairs[u], sums, rests);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] += rests[i];
+    // Both terms of a query together.
+    const float rest0 = __shfl_xor_sync(~0u, upper ? sums[0] : sums[2], 2);
+    const float rest1 = __shfl_xor_sync(~0u, upper ? sums[1] : sums[3], 2);
+    const float both[2] = {(upper ? sums[2] : sums[0]) + rest0,
+                           (upper ? sums[3] : sums[1]) + rest1};
+    if (places[key].block == nullptr) continue;
+    const int candidate = places[key].candidate;
+    const char* code = upper ? second_code : first_code;
+    const float scale = float_of(
+        scale_bits(*reinterpret_cast<const uint16_t*>(code + Layout::scale(places[key].slot))));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int head = 2 * (t % 2) + i;
+      if (head >= out.heads) continue;
+      const float left = __fmul_rn(__fmul_rn(both[i], queries.size[i]), scale);
+      const float logit =
+          soft_capped(__fadd_rn(left, __fmul_rn(float(steps[i]), kLogitOfStep)), out.softcap);
+      if (candidate >= 0) out.logits[head * out.stride + candidate] = logit;
+      masses.sums.of[i].add(candidate >= 0 ? logit : logit + out.log_weight);
+    }
+  }
+}
 
 /** Several masses, added in order. */
 template <int kCount>
-__device__ __forceinline__ Mass sum_of(const Mass (&masses)[kCount]);
+__device__ __forceinline__ Mass sum_of(const Mass (&masses)[kCount]) {
+  float top = -infinity();
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) top = fmaxf(top, masses[i].maximum);
+  const float shift = top == -infinity() ? 0.0f : top;
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    sum = __fmaf_rn(masses[i].sum, exp_of(masses[i].maximum - shift), sum);
+  }
+  return {top, sum};
+}
 
 }  // namespace pariskv::cuda::device

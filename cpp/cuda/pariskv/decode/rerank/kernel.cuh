@@ -1,6 +1,7 @@
 /**
  * select and rerank: every head's candidates are found and their logits estimated. Blocks that
- * start before all keys are scored look at queries meanwhile; a few besides rehearse.
+ * start before all keys are scored look at queries meanwhile; a few more bring the code into the
+ * instruction cache.
  */
 #pragma once
 
@@ -15,9 +16,9 @@
 
 namespace pariskv::cuda {
 
-/** Candidates of a block that are kept in shared memory; the others are read from scratch. */
+/** Candidates of a block that are listed in shared memory; more are read from scratch. */
 constexpr int kListed = 1024;
-/** Keys of a slice that stand for those that are no candidates. */
+/** Keys of a slice that stand for all keys that are no candidates. */
 constexpr int kSamplesOfSlice = int(kSampledKeys) / device::kSlices;
 /** Segments of a zone whose addresses are. */
 constexpr int kKnownSegments = 1024;
@@ -35,14 +36,14 @@ struct RerankSpace {
   uint8_t samples[int(kSampledKeys)];                                     // scores of this block's
   int first_segment;                                                      // of the zone
   uint32_t scored;  // blocks that had scored when this one began: a bit each
-  int threshold;    // what a candidate scores, at least
+  int threshold;    // the least score of a candidate
 };
 
 /** Shared memory after the space: counts of scores, and then codes. */
 template <int kWords>
 constexpr int kRerankBytes =
     std::max(int(sizeof(device::ThresholdSpace)), device::kGatherBytes<kWords>);
-/** What a block can have on devices that have least. */
+/** Shared memory of a block on the devices that have least. */
 constexpr int kLeastSharedBytes = 99 << 10;
 
 template <typename Element, int kWords>
@@ -52,7 +53,7 @@ struct Rerank {
   HeadBlock<Element, kWords> block;
   int rank;                    // of the blocks of a head, which share its slices
   int first_slice, end_slice;  // of this one
-  bool rehearses;
+  bool warms_up;
 
   __device__ __forceinline__ char* room() const {
     return reinterpret_cast<char*>(&space) + (sizeof space + 127) / 128 * 128;
@@ -251,7 +252,7 @@ struct Rerank {
         log_weight,
         BlockSteps(block.context.zone, scratch.block_steps + from, block.searchers())};
     const device::Tiles tiles(candidates, kSamplesOfSlice);
-    const int slices = rehearses ? 1 : this->slices();
+    const int slices = warms_up ? 1 : this->slices();
     // Three chunks at a time: one is located, one is on its way, one is worked on.
     Chunk chunk{0, slices * tiles.of_slice};
     locate(chunk, 0, candidates, tiles);
@@ -277,7 +278,7 @@ struct Rerank {
     device::ptx::cp_async_wait_group<0>();
     masses.advance(chunk.end, tiles, space.masses);
     __syncthreads();
-    if (rehearses) return;
+    if (warms_up) return;
     for (int i = int(threadIdx.x); i < slices * out.heads; i += device::kThreads) {
       const int slice = i / out.heads, head = i % out.heads;
       scratch.masses[(first_slice + slice) * block.context.shape.group + from + head] =
@@ -285,7 +286,7 @@ struct Rerank {
     }
   }
 
-  /** All of it: what needs no scores comes first. A block that rehearses has no candidates. */
+  /** All of it: work without scores comes first. A block that warms up has no candidates. */
   __device__ __forceinline__ void run() const {
     Queries queries;
     device::LevelTable levels;
@@ -299,24 +300,24 @@ struct Rerank {
       if (from > 0) __syncthreads();
       float x[kWords] = {};
       load(from, x);
-      const bool selects = from == 0 && !rehearses, late = selects && is_late();
+      const bool selects = from == 0 && !warms_up, late = selects && is_late();
       if (!late) prepare(x, queries, levels);
       if (selects) {
         if (!late) await_scores();
         candidates = select();
       }
       estimate(candidates, from, x, queries, levels, gather, log_weight, late);
-      if (rehearses) break;
+      if (warms_up) break;
     }
     set_flag();
   }
 
   /**
    * Sets this block's flag. One block is left until resident rows are attended to, so the end of
-   * this kernel says that they are. The others make room for the next kernel.
+   * this kernel says that they are. Other blocks make room for the next kernel.
    */
   __device__ __forceinline__ void set_flag() const {
-    if (!rehearses && params.sets_flags) {
+    if (!warms_up && params.sets_flags) {
       ReadyFlags{block.context.scratch.flags}.set(ReadyFlags::kReranked + rank, params.token);
     }
     if (blockIdx.x == 0) device::wait_for_predecessor();
@@ -329,11 +330,11 @@ __global__ void __maxnreg__(kRegistersBesideScore<kWords>)
   extern __shared__ __align__(128) unsigned char shared[];
   static_assert(sizeof(RerankSpace<kWords>) + 128 + kRerankBytes<kWords> <= kLeastSharedBytes);
   auto& space = *reinterpret_cast<RerankSpace<kWords>*>(shared);
-  // Blocks that are there first and have nothing to do bring the code for the others.
-  const bool rehearses = int(blockIdx.x) < params.rehearsing;
-  const int index = int(blockIdx.x) - (rehearses ? 0 : params.rehearsing);
-  const int head = rehearses ? index : int(params.by_blocks(index));
-  const int rank = rehearses ? 0 : index - head * params.blocks_per_head;
+  // The first blocks have no candidates: they bring the code into the instruction cache.
+  const bool warms_up = int(blockIdx.x) < params.warmup_blocks;
+  const int index = int(blockIdx.x) - (warms_up ? 0 : params.warmup_blocks);
+  const int head = warms_up ? index : int(params.by_blocks(index));
+  const int rank = warms_up ? 0 : index - head * params.blocks_per_head;
   // A launch fetches its kernel's code, unless another launch was just before it: so the last
   // kernel's comes later, where it would come at once.
   if (!params.sets_flags) device::let_successor_start();
@@ -358,7 +359,7 @@ __global__ void __maxnreg__(kRegistersBesideScore<kWords>)
                                        rank,
                                        device::share_begin(device::kSlices, rank, blocks),
                                        device::share_begin(device::kSlices, rank + 1, blocks),
-                                       rehearses};
+                                       warms_up};
   rerank.load_segments();
   rerank.run();
 }

@@ -8,8 +8,6 @@
 #include "device/attend_direct.cuh"
 #include "pariskv/decode/context.cuh"
 #include "pariskv/decode/flags.cuh"
-#include "pariskv/decode/row_address.cuh"
-#include "pariskv/decode/tail_rows.cuh"
 
 namespace pariskv::cuda {
 
@@ -29,14 +27,14 @@ constexpr int kResidentBytes =
     kDirect<Element> ? int(sizeof(device::DirectSpace<kWords, Element>))
                      : device::kMergeBytes<kWords> + 2 * device::kTileBytes;
 
-/** Row i of those that are resident: before the zone, then after it. Or of the tail. */
+/** Row i of the resident ones: before the zone, then after it. Or of the tail. */
 template <typename Element, int kWords>
 struct ResidentRows {
   const HeadBlock<Element, kWords>& block;
   int before, gap;
   Tail tail;
   float* tail_logits;  // null: not of the tail
-  int capacity;        // of kept rows, of a head
+  int capacity;        // of tail copies, of a head
 
   __device__ __forceinline__ const char* operator()(int i) const {
     const HeadContext& context = block.context;
@@ -44,7 +42,7 @@ struct ResidentRows {
     if (context.tail_copies == nullptr) return row_at(context, int(tail.position(i)));
     return context.tail_copies + (int64_t(context.head) * capacity + i) * context.shape.row_bytes;
   }
-  /** Of the tail logits are kept, and rows whose logit is not finite do not count. */
+  /** Logits of the tail are stored, and rows whose logit is not finite do not count. */
   __device__ __forceinline__ float noted(int i, int head, float logit) const {
     if (tail_logits == nullptr) return logit;
     const float counts = device::finite(logit) ? logit : -device::infinity();
@@ -138,7 +136,7 @@ __global__ void __maxnreg__(kRegistersBesideScore<kWords>)
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ HeadContext context;
   __shared__ uint64_t barriers[device::kMostSlots];
-  // The first blocks of all heads come first: they start beside score. Those of tails come last.
+  // The first blocks of all heads come first: they start beside score. Blocks of tails come last.
   const uint32_t turn = params.by_heads(int(blockIdx.x));
   const uint32_t index = blockIdx.x - turn * uint32_t(params.call.heads);
   const bool of_tail = int(turn) >= params.blocks_per_head;

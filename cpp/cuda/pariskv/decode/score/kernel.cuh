@@ -5,10 +5,10 @@
 #pragma once
 
 #include "pariskv/decode/key_blocks.cuh"
-#include "pariskv/decode/score/chunk_sums.cuh"
-#include "pariskv/decode/score/share.cuh"
+#include "pariskv/decode/score/keys.cuh"
+#include "pariskv/decode/score/queries.cuh"
 #include "pariskv/decode/score/signs.cuh"
-#include "pariskv/decode/score/window_sum.cuh"
+#include "pariskv/decode/sums.cuh"
 
 namespace pariskv::cuda {
 
@@ -20,7 +20,7 @@ struct ScoreSpace {
   HeadContext context;
 };
 
-/** Half of what a block that reranks leaves of a multiprocessor. */
+/** Half of the shared memory of a multiprocessor beside a block that reranks. */
 constexpr int kMostScoreBytes = 55 << 10;
 
 /**
@@ -66,9 +66,9 @@ struct Score {
   static_assert(kBytes <= kMostScoreBytes || kWords == 16, "of 512 dimensions a block is alone");
 
   /**
-   * prepare_query for searchers from `from` on: what `settle` needs. All threads; ends with a
+   * prepare_query for searchers from `from` on: the inputs of `settle`. All threads; ends with a
    * barrier.
-   * @param first  what other blocks leave is not known to be there yet
+   * @param first  results of other blocks may not be there yet
    * @param there  queries lie, as they are, where the rotated ones will
    */
   __device__ __forceinline__ void prepare_queries(int from, bool first, bool there) const {

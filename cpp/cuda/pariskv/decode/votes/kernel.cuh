@@ -4,8 +4,8 @@
  */
 #pragma once
 
-#include "pariskv/decode/score/prepare_query.cuh"
-#include "pariskv/decode/score/share.cuh"
+#include "pariskv/decode/score/keys.cuh"
+#include "pariskv/decode/score/queries.cuh"
 #include "pariskv/decode/votes/cast.cuh"
 #include "pariskv/decode/votes/tables.cuh"
 

@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "pariskv/decode/score/ring.cuh"
+#include "pariskv/decode/score/keys.cuh"
 
 namespace pariskv::cuda::device {
 
@@ -61,7 +61,7 @@ __device__ __forceinline__ void score_packed(Ring<kWords>& ring, const Zone& zon
   constexpr int kKeys = kUnitKeys<kWords>, kLow = 16 / kWords;
   // A lane has two neighbouring keys. Its bits say which of them comes first, which word, and
   // which byte and copy.
-  const int lane = kept_lane();
+  const int lane = held_lane();
   const int second = lane / 16, turn = lane / kLow % kWords, rest = lane % kLow + kLow * second;
   const int byte = rest % 4, copy = rest / 4;
   uint32_t select[4], places[kWords][4], words[kWords];

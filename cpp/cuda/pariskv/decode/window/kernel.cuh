@@ -6,7 +6,6 @@
 #pragma once
 
 #include "pariskv/decode/context.cuh"
-#include "pariskv/decode/row_address.cuh"
 #include "pariskv/decode/window/logits.cuh"
 #include "pariskv/decode/window/means.cuh"
 

@@ -97,8 +97,8 @@ __device__ __forceinline__ int sum_eight(int (&x)[8]) {
     const bool upper = lane & width;
 #pragma unroll
     for (int i = 0; i < width; ++i) {
-      const int give = upper ? x[i] : x[i + width], keep = upper ? x[i + width] : x[i];
-      x[i] = keep + __shfl_xor_sync(~0u, give, width);
+      const int give = upper ? x[i] : x[i + width], own = upper ? x[i + width] : x[i];
+      x[i] = own + __shfl_xor_sync(~0u, give, width);
     }
   }
   return x[0];

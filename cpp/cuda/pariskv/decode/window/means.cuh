@@ -9,8 +9,8 @@
 #include "device/numbers.cuh"
 #include "pariskv/decode/context.cuh"
 #include "pariskv/decode/key_blocks.cuh"
-#include "pariskv/decode/score/chunk_sums.cuh"
 #include "pariskv/decode/steps.cuh"
+#include "pariskv/decode/sums.cuh"
 #include "pariskv/decode/window/logits.cuh"
 
 namespace pariskv::cuda {

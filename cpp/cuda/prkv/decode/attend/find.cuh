@@ -1,10 +1,10 @@
 /**
  * The exact best pages of a head, by the blocks of its cluster: each has a share of the scores, and
- * leaves those of its pages that were found for all.
+ * leaves its best pages for all blocks.
  */
 #pragma once
 
-#include "pariskv/decode/attend/topk.cuh"
+#include "device/topk.cuh"
 #include "prkv/decode/context.cuh"
 
 namespace pariskv::cuda {
@@ -37,7 +37,7 @@ struct FindPages {
     }
     return __reduce_add_sync(~0u, live);
   }
-  /** Of those before page `end`. */
+  /** Of the pages before `end`. */
   __device__ __forceinline__ int live_before(int end) const {
     int live = 0;
 #pragma unroll 1
@@ -55,7 +55,7 @@ struct FindPages {
     device::Cut cut{0, 0, 0, live};  // all that are not 0
     if (live > wanted) {
       cut = device::find_top_k(cluster, count, wanted, key_at, space.top_k,
-                               [](const bool (&)[device::kKept]) {});
+                               [](const bool (&)[device::kKeysInRegisters]) {});
     } else {
       cut.offset = live_before(first);
     }

@@ -54,7 +54,7 @@ struct AttendPages {
     }
     auto* merge = reinterpret_cast<float*>(room());
     char* slots = room() + device::kMergeBytes<kWords>;
-    device::RowAttention<kWords, Element, PageRows, PageParts, device::KeepInCache> attention(
+    device::RowAttention<kWords, Element, PageRows, PageParts, device::CacheRows> attention(
         context.shape, cluster, slots, int(room() + room_bytes() - slots), space.slots,
         list.parts(), {nullptr, nullptr, 0}, list.addresses(),
         {space.rows.cache, cluster, space.find.top_k.mail, list.rows(), list.stamped(),
@@ -65,7 +65,7 @@ struct AttendPages {
     const device::PartsInScratch parts{scratch.fetched, context.shape.group,
                                        context.shape.value_dim};
     attention.run(query, q.stride_j, parts, merge);
-    device::KeepInCache::finish();
+    device::CacheRows::finish();
   }
 };
 

@@ -1,10 +1,10 @@
 /**
- * The live rows of the pages that were found, in parts: a block lists those of its parts, and asks
- * the row cache for them.
+ * The live rows of the pages that were found, in parts: a block lists the rows of its parts, and
+ * asks the row cache for them.
  */
 #pragma once
 
-#include "pariskv/decode/attend/row_cache.cuh"
+#include "device/row_cache.cuh"
 #include "prkv/decode/context.cuh"
 
 namespace pariskv::cuda {
@@ -106,7 +106,7 @@ class PageRowList {
   __device__ __forceinline__ PageParts parts() const { return {rows_, begin_}; }
   __device__ __forceinline__ PageRows addresses() const { return {list_}; }
   __device__ __forceinline__ device::SelectedRow* rows() const { return list_; }
-  /** All results of RowCache::stamp of this thread: see KeepInCache. */
+  /** All results of RowCache::stamp of this thread: see CacheRows. */
   __device__ __forceinline__ uint32_t stamped() const { return stamped_; }
 
  private:
@@ -168,7 +168,7 @@ class PageRowList {
     const int slot = cache.find(cache.tags_at(position), position);
     if (slot < 0) return {reinterpret_cast<uint64_t>(stored), position, 0};
     stamped_ |= cache.stamp(slot);
-    return {reinterpret_cast<uint64_t>(cache.row(slot)), device::KeepInCache::kFound, 0};
+    return {reinterpret_cast<uint64_t>(cache.row(slot)), device::CacheRows::kFound, 0};
   }
 
   const PageAttendParams& params_;

@@ -5,8 +5,7 @@
  */
 #pragma once
 
-#include "hardkv/decode/merge/parts.cuh"
-#include "hardkv/decode/merge/query.cuh"
+#include "kept/decode/merge/parts.cuh"
 #include "prkv/decode/context.cuh"
 
 namespace pariskv::cuda {

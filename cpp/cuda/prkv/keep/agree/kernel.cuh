@@ -38,9 +38,9 @@ __global__ void __launch_bounds__(kLookThreads)
       dot = __dp4a(int(a.z), int(b.z), dot);
       dot = __dp4a(int(a.w), int(b.w), dot);
     }
-    const Voice voice = item.voices()[asked * group + g];
-    const int logit = logit_of(voice, logit_part(voice, dot, tile.steps[row]));
-    const bool seen = sees(voice, item.position(first + row, 0), tile.steps[row]);
+    const QueryHead query_head = item.query_heads()[asked * group + g];
+    const int logit = logit_of(query_head, logit_part(query_head, dot, tile.steps[row]));
+    const bool seen = sees(query_head, item.position(first + row, 0), tile.steps[row]);
     item.compared(g, i % 2)[first + row] = seen ? logit : kNoLogit;
   }
 }

@@ -1,5 +1,5 @@
 /**
- * list_looked_at: the rows that a refresh looks at, ascending: those of the best pages, those that
+ * list_looked_at: the rows that a refresh looks at, ascending: rows of the best pages, rows that
  * were kept before, and the latest ones. A block for each head.
  */
 #pragma once

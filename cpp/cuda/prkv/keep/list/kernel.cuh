@@ -29,12 +29,12 @@ __global__ void __launch_bounds__(kListThreads)
         before != nullptr ? *before : item.rules.split(item.rules.static_pages);
     return;
   }
-  __syncthreads();  // voices are written
+  __syncthreads();  // query heads are written
   const int group = int(item.call.shape.group);
   for (int g = int(threadIdx.x); g < group; g += kListThreads) {
     int first = -1, last = -1;
     for (int asked = 0; asked < item.positions_asked(); ++asked) {
-      if (item.voices()[asked * group + g].end == 0) continue;
+      if (item.query_heads()[asked * group + g].visible_end == 0) continue;
       first = first < 0 ? asked : first;
       last = asked;
     }

@@ -51,21 +51,23 @@ struct LookAtZone {
   __device__ __forceinline__ void find_tops(int begin, int end) const {
     for (int q = int(threadIdx.x); q < end - begin; q += kLookThreads) space.tops[q] = kNoLogit;
     __syncthreads();
-    const LaneSight sight(tile, space.tile.seen_from);
-    typename KeyTile<kChunks, kPages>::Lane lane;
+    const VisibleFrom visible(tile, space.tile.seen_from);
+    typename KeyTile<kChunks, kPages>::LaneRows lane;
     tile.load(lane);
-    tile.each_query(begin, end, lane, [&](int query, const Voice& voice, const LaneLogits& logits) {
-      int top = kNoLogit;
+    tile.each_query(begin, end, lane,
+                    [&](int query, const QueryHead& query_head, const LaneLogits& logits) {
+                      int top = kNoLogit;
 #pragma unroll
-      for (int n = 0; n < kColumns; ++n) {
+                      for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) top = max(top, sight.logit(voice, logits, n, i));
-      }
-      top = most_of_query(top);
-      if (device::lane_id() % 4 == 0 && top > space.tops[query - begin]) {
-        atomicMax(&space.tops[query - begin], top);
-      }
-    });
+                        for (int i = 0; i < 2; ++i)
+                          top = max(top, visible.logit(query_head, logits, n, i));
+                      }
+                      top = most_of_query(top);
+                      if (device::lane_id() % 4 == 0 && top > space.tops[query - begin]) {
+                        atomicMax(&space.tops[query - begin], top);
+                      }
+                    });
     __syncthreads();
     for (int q = int(threadIdx.x); q < end - begin; q += kLookThreads) {
       int32_t* top = &item.tallies()[begin + q].top;

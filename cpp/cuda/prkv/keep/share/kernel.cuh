@@ -1,6 +1,6 @@
 /**
  * share_zone: the rank of each row, or page: its shares of the attention of all queries, summed
- * over positions, the mean over the group. If no query has a say, the later ones rank higher; all
+ * over positions, the mean over the group. If no query is finite, the later ones rank higher; all
  * ones are of a row that cannot be kept.
  */
 #pragma once
@@ -27,12 +27,12 @@ __global__ void __launch_bounds__(kLookThreads, kLookBlocks<kChunks>)
   const PRKVItem item(params, int(blockIdx.y));
   const int count = item.count<kPages>(), first = int(blockIdx.x) * kRowsOfTile<kPages>;
   if (first >= count) return;
-  const bool heard = item.numbers()->heard != 0;
+  const bool has_query = item.numbers()->has_query != 0;
   static constexpr device::WeightTable kTable = device::make_weight_table();
   if (threadIdx.x < 64) space.table.of[threadIdx.x] = kTable.of[threadIdx.x];
   const auto tile = load_tile<kChunks, kPages>(item, tile_shared, first, count);
-  const LaneSight sight(tile, reinterpret_cast<TileSpace*>(tile_shared)->seen_from);
-  typename KeyTile<kChunks, kPages>::Lane lane;
+  const VisibleFrom visible(tile, reinterpret_cast<TileSpace*>(tile_shared)->seen_from);
+  typename KeyTile<kChunks, kPages>::LaneRows lane;
   tile.load(lane);
   const int queries = int(padded_queries(item.queries()));
   uint64_t shares[kColumns][2] = {};
@@ -46,19 +46,20 @@ __global__ void __launch_bounds__(kLookThreads, kLookBlocks<kChunks>)
       space.reciprocals[q] = tally.sum == 0 ? 0 : (uint64_t{1} << 63) / tally.sum;
     }
     __syncthreads();
-    tile.each_query(begin, end, lane, [&](int query, const Voice& voice, const LaneLogits& logits) {
-      const int top = space.tops[query - begin];
-      const uint64_t reciprocal = space.reciprocals[query - begin];
+    tile.each_query(
+        begin, end, lane, [&](int query, const QueryHead& query_head, const LaneLogits& logits) {
+          const int top = space.tops[query - begin];
+          const uint64_t reciprocal = space.reciprocals[query - begin];
 #pragma unroll
-      for (int n = 0; n < kColumns; ++n) {
+          for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const uint32_t weight =
-              device::weight_below(space.table, top - sight.logit(voice, logits, n, i));
-          shares[n][i] += device::share_with(weight, reciprocal);
-        }
-      }
-    });
+            for (int i = 0; i < 2; ++i) {
+              const uint32_t weight =
+                  device::weight_below(space.table, top - visible.logit(query_head, logits, n, i));
+              shares[n][i] += device::share_with(weight, reciprocal);
+            }
+          }
+        });
   }
   // Eight lanes have other queries of the same rows.
 #pragma unroll
@@ -78,7 +79,7 @@ __global__ void __launch_bounds__(kLookThreads, kLookBlocks<kChunks>)
   if (row >= tile.rows) return;
   uint64_t share = space.parts[row / kRowsOfWarp][row % kRowsOfWarp];
   for (int warp = 1; kPages && warp < kLookThreads / 32; ++warp) share += space.parts[warp][row];
-  const uint64_t rank = heard ? share / uint64_t(item.call.shape.group) : uint64_t(first + row);
+  const uint64_t rank = has_query ? share / uint64_t(item.call.shape.group) : uint64_t(first + row);
   item.ranks()[first + row] = tile.steps[row] > 0 ? rank : ~uint64_t{0};
 }
 

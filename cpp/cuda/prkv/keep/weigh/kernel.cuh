@@ -39,8 +39,8 @@ __global__ void __launch_bounds__(kLookThreads, kLookBlocks<kChunks>)
   static constexpr device::WeightTable kTable = device::make_weight_table();
   if (threadIdx.x < 64) space.table.of[threadIdx.x] = kTable.of[threadIdx.x];
   const auto tile = load_tile<kChunks, kPages>(item, tile_shared, first, count);
-  const LaneSight sight(tile, reinterpret_cast<TileSpace*>(tile_shared)->seen_from);
-  typename KeyTile<kChunks, kPages>::Lane lane;
+  const VisibleFrom visible(tile, reinterpret_cast<TileSpace*>(tile_shared)->seen_from);
+  typename KeyTile<kChunks, kPages>::LaneRows lane;
   tile.load(lane);
   const int queries = int(padded_queries(item.queries()));
   for (int begin = 0; begin < queries; begin += kTalliesAtOnce) {
@@ -49,19 +49,21 @@ __global__ void __launch_bounds__(kLookThreads, kLookBlocks<kChunks>)
       space.tops[q] = top_of(item.tallies()[begin + q]), space.sums[q] = 0;
     }
     __syncthreads();
-    tile.each_query(begin, end, lane, [&](int query, const Voice& voice, const LaneLogits& logits) {
-      const int top = space.tops[query - begin];
-      uint32_t sum = 0;
+    tile.each_query(
+        begin, end, lane, [&](int query, const QueryHead& query_head, const LaneLogits& logits) {
+          const int top = space.tops[query - begin];
+          uint32_t sum = 0;
 #pragma unroll
-      for (int n = 0; n < kColumns; ++n) {
+          for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          sum += device::weight_below(space.table, top - sight.logit(voice, logits, n, i));
-        }
-      }
-      sum = sum_of_query(sum);
-      if (device::lane_id() % 4 == 0 && sum > 0) atomicAdd(&space.sums[query - begin], sum);
-    });
+            for (int i = 0; i < 2; ++i) {
+              sum +=
+                  device::weight_below(space.table, top - visible.logit(query_head, logits, n, i));
+            }
+          }
+          sum = sum_of_query(sum);
+          if (device::lane_id() % 4 == 0 && sum > 0) atomicAdd(&space.sums[query - begin], sum);
+        });
     __syncthreads();
     for (int q = int(threadIdx.x); q < end - begin; q += kLookThreads) {
       if (space.sums[q] == 0) continue;
