@@ -56,13 +56,6 @@ struct Running {
   }
 };
 
-/** Leaves the values that are finite. */
-template <int kWords>
-__device__ __forceinline__ void hide_infinite(float (&values)[kWords]) {
-#pragma unroll
-  for (float& value : values) value = finite(value) ? value : 0.0f;
-}
-
 /** Which elements of a row are a lane's; negative: it has none. */
 struct LaneElements {
   int key, value;
@@ -112,20 +105,14 @@ __device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], con
   // fmaxf leaves NaN out of the maximum, the sum keeps it.
   const float top = fmaxf(running.maximum, fmaxf(logit, __shfl_xor_sync(~0u, logit, 16)));
   const float shift = top == -infinity() ? 0.0f : top;
-  const float rescale = weight_of_exponent(running.maximum - shift);
-  float weight = there ? weight_of_exponent(logit - shift) : 0.0f;
+  const float rescale = exp_of(running.maximum - shift);
+  float weight = exp_of(logit - shift);
   if (there) weight = address.corrected(row, head, weight, shift);
   running.maximum = top;
   running.sum = __fmaf_rn(running.sum, rescale, weight + __shfl_xor_sync(~0u, weight, 16));
 
   if (mine.value >= 0) load_words<kWords>(first + mine.value, x);
   if (mine.value >= 0 && both) load_words<kWords>(second + mine.value, y);
-  if constexpr (Address::kHides) {
-    // A lane has one of four heads: a row is hidden where it is for all of them.
-    const uint32_t hidden = __ballot_sync(~0u, address.hides_values(row, logit));
-    if ((hidden & 0xffffu) == 0xffffu) hide_infinite(x);
-    if (hidden >> 16 == 0xffffu) hide_infinite(y);
-  }
 #pragma unroll
   for (int h = 0; h < 4; ++h) {
     const float rescale_h = __shfl_sync(~0u, rescale, 4 * h);
@@ -179,9 +166,7 @@ class RowAttention {
    * @param address   address(i) is where row i lies; not asked for the new row. is_placed(i):
    *                  whether it is in shared memory already, after await_placed(), at placed(i).
    *                  noted(i, head, logit): the logit that counts. corrected(i, head, share,
-   *                  shift): the share that counts, where it is e^(logit - shift).
-   *                  hides_values(i, logit), with kHides: whether what is not finite of the row's
-   *                  values is left out
+   *                  shift): the share that counts, where it is e^(logit - shift)
    * @param caching   which rows go to a row cache as well, as CacheNothing and CacheRows
    */
   __device__ __forceinline__ RowAttention(const AttendShape& shape, const Cluster& cluster,
@@ -376,7 +361,7 @@ class RowAttention {
           sum = strand_of[lane_id() * step + 32 * kWords + 1];
         }
         const float top = warp_max(maximum);
-        const float factor = factor_of(maximum, top);
+        const float factor = maximum == -infinity() ? 0.0f : exp_of(maximum - top);
         sum = warp_sum(sum * factor);
         float weighted = 0;
 #pragma unroll

@@ -43,8 +43,7 @@ struct DirectSums {
 template <int kWords, typename Element, typename Address>
 class DirectAttention {
  public:
-  /** @param address  address(i) is where row i lies, not asked for the new row; noted() and
-   * hides_values() */
+  /** @param address  address(i) is where row i lies, not asked for the new row; and noted() */
   __device__ __forceinline__ DirectAttention(const AttendShape& shape, const Cluster& cluster,
                                              DirectSpace<kWords, Element>& space, int rows,
                                              const NewRow<Element>& new_row, Address address)
@@ -142,10 +141,9 @@ class DirectAttention {
   /**
    * Logits of eight rows, of which `left` are there: of head g % 4, rows 2 t and 2 t + 1.
    * @param first, first_head  numbers of the first of these rows and of the heads
-   * @param hides  becomes true where the values of a row are to be hidden
    */
-  __device__ __forceinline__ float2 look_at(const char* row, int left, int first, int first_head,
-                                            bool& hides) const {
+  __device__ __forceinline__ float2 look_at(const char* row, int left, int first,
+                                            int first_head) const {
     // Lane 4 g + t reads of row g the pieces t, t + 4, ...
     uint4 keys[kWords];
 #pragma unroll
@@ -171,7 +169,6 @@ class DirectAttention {
       logits[i] = there
                       ? address_.noted(first + 2 * t() + i, first_head + g() % kDirectHeads, logit)
                       : -infinity();
-      hides = hides || (there && logits[i] == -infinity());
     }
     return make_float2(logits[0], logits[1]);
   }
@@ -192,7 +189,7 @@ class DirectAttention {
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
     shift = top == -infinity() ? 0.0f : top;
-    const float rescale = weight_of_exponent(sums.maximum - shift);
+    const float rescale = exp_of(sums.maximum - shift);
     sums.maximum = top;
     sums.sum = __fmul_rn(sums.sum, rescale);
     return rescale;
@@ -203,11 +200,10 @@ class DirectAttention {
    * g - 4.
    */
   __device__ __forceinline__ static uint32_t weigh(float2 logits, float shift, DirectSums& sums) {
-    const float a = weight_of_exponent(logits.x - shift);
-    const float b = weight_of_exponent(logits.y - shift);
+    const float a = exp_of(logits.x - shift), b = exp_of(logits.y - shift);
     sums.sum = __fadd_rn(sums.sum, __fadd_rn(a, b));
     uint32_t rest;
-    const uint32_t whole = pack_weights<Element>(a, b, rest);
+    const uint32_t whole = pack<Element>(a, b, rest);
     return g() < kDirectHeads ? whole : rest;
   }
 
@@ -256,18 +252,6 @@ class DirectAttention {
     }
   }
 
-  /** Forgets row `i` of a step if it counts for no head: no weight would hide NaN in its values. */
-  __device__ __forceinline__ static void hide_row(const char* (&rows)[kStepRows],
-                                                  const float2 (&logits)[kRuns][16], int i) {
-    float largest = -infinity();
-#pragma unroll
-    for (int head = 0; head < kDirectHeads; ++head) {
-      const float2 pair = logits[i / 8][4 * head + i % 8 / 2];
-      largest = fmaxf(largest, i % 2 == 0 ? pair.x : pair.y);
-    }
-    if (largest == -infinity()) rows[i] = nullptr;
-  }
-
   /** What a part leaves of this lane's dimensions, from `first` on; sums by who is `to_sum`. */
   template <int kCount>
   __device__ __forceinline__ void leave(const Weighted<kCount>& weighted, DirectSums sums,
@@ -287,9 +271,7 @@ class DirectAttention {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float own = weighted.of[j][2 * i], other = weighted.of[j][2 * i + 1];
-        const float mine = second ? other : own;
-        const float came = __shfl_xor_sync(~0u, second ? own : other, 2);
-        pair[i] = add_terms(second ? came : mine, second ? mine : came);
+        pair[i] = (second ? other : own) + __shfl_xor_sync(~0u, second ? own : other, 2);
       }
       if (head >= heads || first + 2 * j >= shape_.value_dim) continue;
       *reinterpret_cast<float2*>(out + head * step + 2 + first + 2 * j) =
@@ -316,33 +298,25 @@ class DirectAttention {
         rows[threadIdx.x] = find(first + int(threadIdx.x), end);
       }
       __syncthreads();
+      // Values are asked for with the keys.
       uint32_t values[kRuns][2][kShared] = {};
-      const auto load = [&] {
 #pragma unroll
-        for (int r = 0; r < kRuns; ++r) {
-          if (r >= runs) break;
-          load_values(rows[8 * r + 2 * t()], first_dim, values[r][0]);
-          load_values(rows[8 * r + 2 * t() + 1], first_dim, values[r][1]);
-        }
-      };
-      load();  // with the keys
+      for (int r = 0; r < kRuns; ++r) {
+        if (r >= runs) break;
+        load_values(rows[8 * r + 2 * t()], first_dim, values[r][0]);
+        load_values(rows[8 * r + 2 * t() + 1], first_dim, values[r][1]);
+      }
       float2 pairs[kRunsOfWarp];
-      bool hides = false;
 #pragma unroll
       for (int i = 0; i < kRunsOfWarp; ++i) {
         const int r = warp + kDirectWarps * i;
-        pairs[i] = look_at(rows[8 * r + g()], left - 8 * r, first + 8 * r, first_head, hides);
+        pairs[i] = look_at(rows[8 * r + g()], left - 8 * r, first + 8 * r, first_head);
       }
 #pragma unroll
       for (int i = 0; i < kRunsOfWarp; ++i) {
         if (g() < kDirectHeads) logits[warp + kDirectWarps * i][place_of_logits()] = pairs[i];
       }
-      if (__syncthreads_or(hides) && address_.hides_values()) {
-        if (int(threadIdx.x) < min(left, kStepRows)) hide_row(rows, logits, int(threadIdx.x));
-        __syncthreads();
-        load();
-        __syncthreads();  // before the rows of the next step
-      }
+      __syncthreads();
       float shift;
       const float rescale = raise(logits, runs, sums, shift);
       if (first != begin) weighted.scale(rescale);
@@ -371,25 +345,19 @@ class DirectAttention {
       __syncwarp();
       for (int i = lane_id(); i < kStepRows; i += 32) rows[i] = find(first + i, end);
       __syncwarp();
-      bool hides = false;
       // Two runs at a time, so that both are on their way at once; the second may have no rows.
 #pragma unroll 1
       for (int r = 0; r < runs; r += 2) {
         const int number = first + 8 * r;
-        const float2 one = look_at(rows[8 * r + g()], left - 8 * r, number, first_head, hides);
+        const float2 one = look_at(rows[8 * r + g()], left - 8 * r, number, first_head);
         const float2 other =
-            look_at(rows[8 * (r + 1) + g()], left - 8 * (r + 1), number + 8, first_head, hides);
+            look_at(rows[8 * (r + 1) + g()], left - 8 * (r + 1), number + 8, first_head);
         if (g() < kDirectHeads) {
           logits[r][place_of_logits()] = one;
           logits[r + 1][place_of_logits()] = other;
         }
       }
       __syncwarp();
-      if (address_.hides_values() && !__all_sync(~0u, !hides)) {
-#pragma unroll 1
-        for (int i = lane_id(); i < min(left, kStepRows); i += 32) hide_row(rows, logits, i);
-        __syncwarp();
-      }
       float shift;
       const float rescale = raise(logits, runs, sums, shift);
       if (first != begin) weighted.scale(rescale);

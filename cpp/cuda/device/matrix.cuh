@@ -69,26 +69,4 @@ __device__ __forceinline__ uint32_t pack(float x, float y, uint32_t& rest) {
   return two;
 }
 
-/**
- * Weights above 0 in two terms, as `pack`. The first one is above 0, too: in float16 as well, whose
- * smallest number is 2^-24.
- */
-template <typename Element>
-__device__ __forceinline__ uint32_t pack_weights(float x, float y, uint32_t& rest) {
-  if constexpr (std::is_same_v<Element, __half>) {
-    const uint32_t two = pack<Element>(float_of(max(bits_of(x), 0x33800000u)),
-                                       float_of(max(bits_of(y), 0x33800000u)));
-    const float2 rounded = __half22float2(reinterpret_cast<const __half2&>(two));
-    rest = pack<Element>(x - rounded.x, y - rounded.y) | 0x00010001u;
-    return two;
-  } else {
-    return pack<Element>(x, y, rest);
-  }
-}
-
-/** Both terms of a weighted sum: the second one may be infinite with the other sign. */
-__device__ __forceinline__ float add_terms(float first, float rest) {
-  return finite(first) ? first + rest : first;
-}
-
 }  // namespace pariskv::cuda::device

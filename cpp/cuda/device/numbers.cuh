@@ -19,6 +19,10 @@ __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000);
 
 __device__ __forceinline__ bool finite(float x) { return fabsf(x) < infinity(); }
 
+/** NaN for a number that is not finite: of infinite values the order of a sum decides, so outputs
+ * have no infinity. */
+__device__ __forceinline__ float finite_or_nan(float x) { return __fmaf_rn(x, 0.0f, x); }
+
 /** Not fmaxf: a NaN in b survives, as in every maximum of the CPU. */
 __device__ __forceinline__ float larger(float a, float b) { return a > b ? a : b; }
 

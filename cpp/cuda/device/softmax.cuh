@@ -11,19 +11,9 @@ __device__ __forceinline__ float exp_of(float x) {
   return ptx::ex2_approx_ftz(x * 1.44269504088896341f);
 }
 
-/** The same, but never 0, as on the CPU: an infinite value of any weight stays infinite. */
-__device__ __forceinline__ float weight_of_exponent(float x) {
-  return float_of(max(bits_of(exp_of(x)), 0x00800000u));
-}
-
-/** The factor of sums under a maximum of their own; of sums over no finite logit it is above 0. */
-__device__ __forceinline__ float factor_of(float maximum, float top) {
-  return weight_of_exponent(maximum - (top == -infinity() ? 0.0f : top));
-}
-
-/** log of sum * e^maximum; NaN if no logit is finite: full attention has no weights then. */
+/** log of sum * e^maximum; minus infinity when nothing was seen. */
 __device__ __forceinline__ float log_of_sum(float maximum, float sum) {
-  return maximum > -infinity() ? maximum + logf(sum) : float_of(0x7fffffffu);
+  return sum > 0 || sum != sum ? maximum + logf(sum) : -infinity();
 }
 
 /** log of e^a + e^b. */

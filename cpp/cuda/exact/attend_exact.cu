@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kFinishThreads) finish_exact(ExactParameters p
     for (int i = 0; i < p.shares; ++i) {
       weighted = fmaf(weight_of(i), state_of(i)[kStateWeighted + d], weighted);
     }
-    out[d] = from_float<Element>(weighted * scale);
+    out[d] = from_float<Element>(finite_or_nan(weighted * scale));
   }
 }
 

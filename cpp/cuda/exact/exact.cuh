@@ -140,12 +140,6 @@ __device__ __forceinline__ float capped(float logit, float softcap) {
  */
 __device__ __forceinline__ float finish(const ExactParameters& p, const ExactQuery& query,
                                         float maximum, float sum, bool writes) {
-  if (maximum == -infinity()) {  // no logit is finite: full attention has no weights
-    if (writes && p.lse != nullptr) {
-      p.lse[query.token * p.lse_stride + query.query_head] = float_of(0x7fffffffu);
-    }
-    return float_of(0x7fffffffu);
-  }
   float lse = sum > 0 || sum != sum ? maximum + logf(sum) : -infinity();
   if (p.sink_bias != nullptr) {
     const float bias = p.sink_bias[query.query_head], top = larger(lse, bias);
@@ -153,7 +147,7 @@ __device__ __forceinline__ float finish(const ExactParameters& p, const ExactQue
     sum = sum + expf(bias - maximum);
   }
   if (writes && p.lse != nullptr) p.lse[query.token * p.lse_stride + query.query_head] = lse;
-  return 1.0f / sum;
+  return lse == -infinity() || maximum == -infinity() ? 0.0f : 1.0f / sum;
 }
 
 }  // namespace pariskv::cuda::device

@@ -106,9 +106,7 @@ __global__ void __launch_bounds__(kFloatThreads) attend_exact_float(ExactParamet
       const float logit = capped(logits[i] * p.scale, p.softcap);
       const float top = fmaxf(maximum[i], largest_of_warp(visible ? logit : -infinity()));
       const float rescale = maximum[i] == top ? 1.0f : expf(maximum[i] - top);
-      // Never 0 for a row that is seen, as on the CPU: an infinite value stays infinite.
-      const float seen = float_of(max(bits_of(expf(logit - top)), 0x00800000u));
-      const float weight = visible ? seen : 0.0f;
+      const float weight = visible ? expf(logit - top) : 0.0f;
       maximum[i] = top;
       sum[i] = fmaf(sum[i], rescale, sum_of_warp(weight));
       if (lane < kRows) weights[i][lane] = weight;
@@ -152,7 +150,7 @@ __global__ void __launch_bounds__(kFloatThreads) attend_exact_float(ExactParamet
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
       const int d = lane + 32 * w;
-      if (d < (kPadded ? p.value_dim : kDim)) out[d] = weighted[i][w] * share;
+      if (d < (kPadded ? p.value_dim : kDim)) out[d] = finite_or_nan(weighted[i][w] * share);
     }
   }
 }

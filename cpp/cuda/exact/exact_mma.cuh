@@ -117,7 +117,6 @@ __global__ void __launch_bounds__(kMmaThreads) attend_exact_mma(ExactParameters 
     stage_rows<Element, kDim, kPadded, kRows, kPitch, kMmaThreads>(
         p, head, first, rows.end, tiles + first / kRows % 2 * kRows * kPitch);
   };
-  bool dropped = false;  // values that are not finite, of tiles with hidden rows
   if (!rows.empty()) stage(rows.first);
   for (int first = rows.first, next; first < rows.end; first = next) {
     next = rows.next(p, first, kRows);
@@ -136,7 +135,8 @@ __global__ void __launch_bounds__(kMmaThreads) attend_exact_mma(ExactParameters 
         strange = strange || !finite(to_float(value(i)));
       }
       if (__syncthreads_or(strange)) {
-        dropped = true;
+        state.add_strange([&](int row, int d) { return value(row * kDim + d); }, first, limit_of);
+        __syncthreads();
         for (int i = threadIdx.x; i < kRows * kDim; i += kMmaThreads) {
           if (!finite(to_float(value(i)))) value(i) = from_float<Element>(0.0f);
         }
@@ -156,20 +156,6 @@ __global__ void __launch_bounds__(kMmaThreads) attend_exact_mma(ExactParameters 
     }
   }
 
-  const bool all = !__all_sync(0xffffffffu, !state.drop_nan());
-  for (int at = rows.first; (dropped || all) && at < rows.end; at = rows.next(p, at, kRows)) {
-    if (!all && at + kRows <= seen_by_all) continue;
-    const int elements = kPadded ? p.key_dim + p.value_dim : 2 * kDim;
-    const int key_dim = kPadded ? p.key_dim : kDim;
-    const auto* tile =
-        reinterpret_cast<const Element*>(exact_rows(p, head, at, elements * int(sizeof(Element))));
-    state.add_strange(
-        [&](int row, int d) {
-          const bool there = at + row < rows.end && (!kPadded || d < p.value_dim);
-          return there ? tile[row * elements + key_dim + d] : from_float<Element>(0.0f);
-        },
-        at, limit_of);
-  }
   state.template finish<kPadded>(p, head, index_of);
 }
 

@@ -266,15 +266,11 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1) attend_exact_wgmma(ExactPara
     ptx::wgmma_wait_group<0>();
     ptx::pin(state.weighted[0]);
   }
-  const bool all = !__all_sync(0xffffffffu, !state.drop_nan());
-  for (int at = rows.first; (strange || all) && at < rows.end; at = rows.next(p, at, kRows)) {
-    if (!all && !hides(at)) continue;
+  for (int at = rows.first; strange && at < rows.end; at = rows.next(p, at, kRows)) {
+    if (!hides(at)) continue;
     const Element* tile_rows = reinterpret_cast<const Element*>(exact_rows(p, head, at, 4 * kDim));
-    state.add_strange(
-        [&](int r, int d) {
-          return at + r < rows.end ? tile_rows[(2 * r + 1) * kDim + d] : from_float<Element>(0.0f);
-        },
-        at, limit_of);
+    state.add_strange([&](int r, int d) { return tile_rows[(2 * r + 1) * kDim + d]; }, at,
+                      limit_of);
   }
   state.template finish<false>(p, head, index_of);
 }

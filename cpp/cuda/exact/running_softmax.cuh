@@ -34,7 +34,6 @@ struct RunningSoftmax {
   float weighted[kGroups][kDim / 8][4] = {};
   float maximum[kOwn];
   float sum[kOwn] = {};  // of this lane's columns
-  bool was_nan = false;  // a weighted sum that was loaded
 
   /** Takes the queries, and earlier sums, if there are any. */
   template <bool kPadded, typename IndexOf>
@@ -68,7 +67,6 @@ struct RunningSoftmax {
     for (int i = 0; i < kDim / 8; ++i) {
       const float2 two = *reinterpret_cast<const float2*>(state + kStateWeighted + 8 * i + column);
       weighted[own / 2][i][r] = two.x, weighted[own / 2][i][r + 1] = two.y;
-      was_nan = was_nan || two.x != two.x || two.y != two.y;
     }
   }
   __device__ __forceinline__ void store(int own, float* state) const {
@@ -176,29 +174,6 @@ struct RunningSoftmax {
   }
 
   /**
-   * Weighted sums that became NaN, of weights that are finite, start anew from 0: a second term of
-   * a weight may be below 0, or a weight 0, and so bring an infinite value with another sign.
-   * Returns whether there is one: `add_strange` of all rows then gives the right value.
-   */
-  __device__ __forceinline__ bool drop_nan() {
-    bool found = false;
-#pragma unroll
-    for (int own = 0; own < kOwn; ++own) {
-      float all = sum[own];
-      all += __shfl_xor_sync(0xffffffffu, all, 1);
-      all += __shfl_xor_sync(0xffffffffu, all, 2);
-      if (!finite(all) || was_nan) continue;
-#pragma unroll
-      for (int i = 0; i < kDim / 4; ++i) {
-        float& x = weighted[own / 2][i / 2][own % 2 * 2 + i % 2];
-        found = found || x != x;
-        if (x != x) x = 0;
-      }
-    }
-    return found;
-  }
-
-  /**
    * Stores the states, or writes the outputs where there is nothing to come.
    * @param index_of  the number of a query among the kv head's
    */
@@ -225,8 +200,8 @@ struct RunningSoftmax {
       for (int i = 0; i < kDim / 8; ++i) {
         if (kPadded && 8 * i + column >= p.value_dim) break;
         const float (&two)[4] = weighted[own / 2][i];
-        out[8 * i + column] = from_float<Element>(two[r] * share);
-        out[8 * i + column + 1] = from_float<Element>(two[r + 1] * share);
+        out[8 * i + column] = from_float<Element>(finite_or_nan(two[r] * share));
+        out[8 * i + column + 1] = from_float<Element>(finite_or_nan(two[r + 1] * share));
       }
     }
   }

@@ -160,7 +160,11 @@ void finish(const ModelShape& shape, const Logits& logits, float maximum, float 
   const float lse = log_sum_exp(maximum, sum, bias_of(logits, to.query_head));
   // The share of all attention that e^maximum stands for; nothing seen leaves zeros.
   const float share = lse == -INFINITY || maximum == -INFINITY ? 0.0f : std::exp(maximum - lse);
-  for (int64_t d = 0; d < shape.rows.value_dim; ++d) weighted[d] = weighted[d] * share;
+  for (int64_t d = 0; d < shape.rows.value_dim; ++d) {
+    // Of infinite values the order of a sum decides: outputs have no infinity, but NaN.
+    const float value = weighted[d] * share;
+    weighted[d] = value + value * 0.0f;
+  }
   if (to.out.data != nullptr) {
     store_row(weighted, shape.rows.value_dim, shape.rows.dtype,
               element_at(to.out, to.token, to.query_head));

@@ -229,7 +229,7 @@ class PartAttention {
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
     const float shift = top == -device::infinity() ? 0.0f : top;
-    const float rescale = device::weight_of_exponent(sums.maximum - shift);
+    const float rescale = device::exp_of(sums.maximum - shift);
     sums.maximum = top;
     sums.sum = __fmul_rn(sums.sum, rescale);
     const float even = __shfl_sync(~0u, rescale, 8 * (t() % 2));
@@ -250,11 +250,10 @@ class PartAttention {
    * g - 4.
    */
   __device__ __forceinline__ static uint32_t weigh(float2 logits, float shift, Sums& sums) {
-    const float a = device::weight_of_exponent(logits.x - shift);
-    const float b = device::weight_of_exponent(logits.y - shift);
+    const float a = device::exp_of(logits.x - shift), b = device::exp_of(logits.y - shift);
     sums.sum = __fadd_rn(sums.sum, __fadd_rn(a, b));
     uint32_t rest;
-    const uint32_t whole = device::pack_weights<Element>(a, b, rest);
+    const uint32_t whole = device::pack<Element>(a, b, rest);
     return g() < kPassHeads ? whole : rest;
   }
 
@@ -317,9 +316,7 @@ class PartAttention {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const float own = sums.weighted[c][j][2 * i], other = sums.weighted[c][j][2 * i + 1];
-          const float mine = second ? other : own;
-          const float came = __shfl_xor_sync(~0u, second ? own : other, 2);
-          pair[i] = device::add_terms(second ? came : mine, second ? mine : came);
+          pair[i] = (second ? other : own) + __shfl_xor_sync(~0u, second ? own : other, 2);
         }
         to.weighted[head][4 * (8 * c + g()) + j] = make_float2(pair[0], pair[1]);
       }
@@ -338,7 +335,7 @@ class PartAttention {
 #pragma unroll
     for (int w = 0; w < kPartWarps; ++w) {
       const float2 own = from[w].softmax[head];
-      factors[w] = device::factor_of(own.x, top);
+      factors[w] = own.x == -device::infinity() ? 0.0f : device::exp_of(own.x - top);
       sum = __fmaf_rn(own.y, factors[w], sum);
     }
     float* to = out + (first_head + head) * (2 + shape_.value_dim);

@@ -66,7 +66,7 @@ struct PartsOfLane {
 
  private:
   __device__ __forceinline__ float factor(int i, float top) const {
-    return device::factor_of(maximum[i], top);
+    return maximum[i] == -device::infinity() ? 0.0f : device::exp_of(maximum[i] - top);
   }
 };
 
@@ -101,10 +101,11 @@ struct MergedQuery {
     if (call.logits.sink_bias != nullptr) {
       lse = device::log_add(lse, call.logits.sink_bias[query_head]);
     }
-    // The share of all attention that e^top stands for.
-    const float share = __fdiv_rn(expf(rows - lse), sum);
+    // The share of all attention that e^top stands for; nothing seen leaves zeros.
+    const bool none = lse == -device::infinity() || top == -device::infinity();
+    const float share = none ? 0.0f : __fdiv_rn(expf(rows - lse), sum);
     if (call.out.data != nullptr && d < context.shape.value_dim) {
-      at(call.out)[d] = device::from_float<Element>(weighted * share);
+      at(call.out)[d] = device::from_float<Element>(device::finite_or_nan(weighted * share));
     }
     if (call.lse != nullptr && d == 0) call.lse[context.row * call.lse_stride + query_head] = lse;
   }

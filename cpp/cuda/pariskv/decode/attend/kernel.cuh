@@ -209,12 +209,13 @@ struct Attend {
       if (block.call.logits.sink_bias != nullptr) {
         lse = device::log_add(lse, block.call.logits.sink_bias[query_head]);
       }
-      // The share of all attention that e^maximum stands for. Of huge logits the log-sum-exp has no
-      // place for the logarithm of the sum.
-      const float share = __fdiv_rn(expf(rows - lse), merged.sum);
+      // The share of all attention that e^maximum stands for; nothing seen leaves zeros. Of huge
+      // logits the log-sum-exp has no place for the logarithm of the sum.
+      const bool none = lse == -device::infinity() || merged.maximum == -device::infinity();
+      const float share = none ? 0.0f : __fdiv_rn(expf(rows - lse), merged.sum);
       if (block.call.out.data != nullptr && d < shape.value_dim) {
         block.at(block.call.out, query_head)[d] =
-            device::from_float<Element>(merged.weighted * share);
+            device::from_float<Element>(device::finite_or_nan(merged.weighted * share));
       }
       if (block.call.lse != nullptr && d == 0) {
         block.call.lse[block.context.row * block.call.lse_stride + query_head] = lse;

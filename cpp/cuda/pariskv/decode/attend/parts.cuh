@@ -56,8 +56,8 @@ struct PartFactors {
 __device__ __forceinline__ PartFactors combine_parts(float maximum, float sum, float tail_maximum,
                                                      float tail_sum, float weight) {
   const float top = warp_max(fmaxf(maximum, tail_maximum));
-  const float factor = factor_of(maximum, top);
-  const float tail = weight * factor_of(tail_maximum, top);
+  const float factor = maximum == -infinity() ? 0.0f : exp_of(maximum - top);
+  const float tail = tail_maximum == -infinity() ? 0.0f : weight * exp_of(tail_maximum - top);
   return {top, warp_sum(__fmaf_rn(tail_sum, tail, sum * factor)), factor, tail};
 }
 

@@ -130,9 +130,6 @@ struct SelectedRows {
     // Two sums in other orders: of huge numbers they may be apart by more than an exponential has.
     return __fmaf_rn(-weight, device::exp_of(fminf(logit - shift, 1.0f)), share);
   }
-  static constexpr bool kHides = true;
-  /** What is not finite of a row of the tail is in the tail's part already, and stays there. */
-  __device__ __forceinline__ bool hides_values(int i, float) const { return rows[i].where >> 8; }
   __device__ __forceinline__ const char* operator()(int i) const {
     return reinterpret_cast<const char*>(rows[i].address);
   }

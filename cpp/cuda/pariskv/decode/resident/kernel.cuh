@@ -51,12 +51,6 @@ struct ResidentRows {
     return counts;
   }
   __device__ __forceinline__ float corrected(int, int, float share, float) const { return share; }
-  static constexpr bool kHides = true;
-  /** Rows of the tail that do not count: see `noted`. */
-  __device__ __forceinline__ bool hides_values() const { return tail_logits != nullptr; }
-  __device__ __forceinline__ bool hides_values(int, float logit) const {
-    return tail_logits != nullptr && logit == -device::infinity();
-  }
   __device__ __forceinline__ bool is_placed(int) const { return false; }
   __device__ __forceinline__ const char* placed(int) const { return nullptr; }
   __device__ __forceinline__ void await_placed() const {}

@@ -48,7 +48,6 @@ struct PageRows {
   }
   __device__ __forceinline__ float noted(int, int, float logit) const { return logit; }
   __device__ __forceinline__ float corrected(int, int, float share, float) const { return share; }
-  static constexpr bool kHides = false;
   __device__ __forceinline__ bool is_placed(int) const { return false; }
   __device__ __forceinline__ const char* placed(int) const { return nullptr; }
   __device__ __forceinline__ void await_placed() const {}
