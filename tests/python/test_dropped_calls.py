@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import oracle
 import pariskv_core as pk
 import pytest
 import torch
 from dropped_life import DROPPED, first_dropped, kept_rows, started
 from hardkv_life import make_config
 from oracle_hardkv import Model, Query
-from support import assert_same_bits, randn_kv, randn_q, randn_step
+from support import ARITHMETIC, assert_same_bits, f64, randn_kv, randn_q, randn_step
 
 
 def test_a_second_turn_chooses_from_what_is_left():
@@ -104,6 +105,36 @@ def test_calls_that_do_not_need_dropped_rows_work():
     assert cache.regions(s).retrieval > before
     out = cache.decode(0, [s], randn_q(rng, 1, config))  # a layer that shares these rows
     assert torch.isfinite(out).all()
+
+
+@pytest.mark.parametrize("cut", [20, 50], ids=["queries are left", "none is"])
+def test_a_cut_into_the_zone_leaves_the_kept_rows_that_are_not_cut(cut, rng):
+    """There is nothing to choose from but what was kept, so no row comes in for those cut."""
+    config = make_config(pk.HardKV(most=40, p=1.0, placement="dropped"))
+    cache = pk.Cache(config)
+    s, rows = cache.add(), [randn_kv(rng, 300, config)]
+    cache.prefill(0, [s], *rows[0], q=randn_q(rng, 300, config))
+    for _ in range(30):
+        step = randn_step(rng, 1, config)
+        rows.append(step[1:])
+        cache.decode(0, [s], *step)
+    regions, before = cache.regions(s), kept_rows(cache, s)
+    zone_end = 4 + regions.retrieval - cut
+    cache.truncate([s], drop=regions.buffer + cut)
+    total = cache.length(s)
+    assert (cache.regions(s).dropped, total) == (regions.dropped, zone_end + config.local)
+    kept, held = ([[p for p in head if p < zone_end] for head in heads] for heads in before)
+    assert kept_rows(cache, s) == (kept, held)
+    assert kept != before[0]
+
+    q, *row = randn_step(rng, 1, config)
+    k, v = (f64(torch.cat([pair[i] for pair in rows])) for i in (0, 1))
+    k, v = (np.concatenate([x[:total], f64(y)]) for x, y in zip((k, v), row, strict=True))
+    attended = [np.r_[:4, head, zone_end : total + 1] for head in kept]
+    expected, _ = oracle.attention_over(f64(q)[0], k, v, attended, oracle.Logits(None, 0.0))
+    out = cache.decode(0, [s], q, *row)
+    sums = 2e-3 if config.device.startswith("cuda") else 20 * ARITHMETIC
+    np.testing.assert_allclose(f64(out)[0], expected, rtol=0, atol=sums)
 
 
 @pytest.mark.parametrize("keep", [0, 3, 64])

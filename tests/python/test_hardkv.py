@@ -7,7 +7,7 @@ import pytest
 import torch
 from hardkv_life import Life, f32, kept_of, make_config, random_life
 from oracle_hardkv import Model, Query
-from support import f64, randn_kv, randn_q, randn_step
+from support import ARITHMETIC, f64, randn_kv, randn_q, randn_step
 
 POLICIES = {
     "fixed": pk.HardKV(most=16, p=1.0, metric="attention", patience=0),
@@ -300,6 +300,50 @@ def test_queries_are_remembered_before_outputs_take_their_place(rng):
         assert torch.equal(q, out)
     probe = randn_q(rng, 1, config)[0]
     assert np.array_equal(cache.explain(0, s, probe).kept, twin.explain(0, t, probe).kept)
+
+
+def test_a_cut_that_leaves_no_query_attends_to_the_whole_zone(rng):
+    """Queries of the tokens that were cut chose rows among these: of the others none is kept."""
+    config = make_config(pk.HardKV(most=64, p=1.0))
+    (k, v), q = randn_kv(rng, 4000, config), randn_q(rng, 4000, config)
+    k[2000:, :, 0] += 12.0
+    q[2000:, :, 0] += 12.0
+    cache = pk.Cache(config)
+    s = cache.add()
+    cache.prefill(0, [s], k, v, q=q)
+    assert min(min(head) for head in kept_of(cache.explain(0, s, q[-1]).kept)) >= 2000
+    cache.truncate([s], keep=1500)
+    assert cache.explain(0, s, q[-1]).kept.size == 0
+    assert cache.stats().kept_rows == 0
+    step = randn_step(rng, 1, config)
+    out = cache.decode(0, [s], *step)
+    sums = 2e-3 if config.device.startswith("cuda") else 20 * ARITHMETIC
+    np.testing.assert_allclose(f64(out), f64(cache.attend(0, [s], step[0])), rtol=0, atol=sums)
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
+def test_a_cut_chooses_anew_by_the_queries_that_are_left(policy):
+    """As a prompt does that ends where the cut is and brings these queries alone."""
+    tokens, cut = 300, 10
+    life = Life(make_config(policy), 4)
+    rng = np.random.default_rng(4)
+    (k, v), q = randn_kv(rng, tokens, life.config), randn_q(rng, tokens, life.config)
+    life.cache.prefill(0, [life.s], k, v, q=q)
+    life.model.prefill(f32(k), [Query(row) for row in f32(q)])
+    life.values = f32(v)
+    before = life.kept()
+    life.truncate(cut)
+    life.check()
+    assert life.kept() != before
+
+    cache = pk.Cache(life.config)
+    s, unasked, rest = cache.add(), slice(tokens - 32), slice(tokens - 32, tokens - cut)
+    cache.prefill(0, [s], k[unasked], v[unasked])
+    cache.prefill(0, [s], k[rest], v[rest], q=q[rest])
+    explanation = cache.explain(0, s, q[0])
+    assert (kept_of(explanation.kept), kept_of(explanation.details.held)) == life.kept()
+    for _ in range(5):
+        life.decode()
 
 
 def test_a_batch_keeps_what_each_keeps_alone(rng):
