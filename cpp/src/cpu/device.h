@@ -1,4 +1,4 @@
-/** What the CPU's verbs and searches compute with. */
+/** Kernels, threads and memory of the CPU's verbs and searches. */
 #pragma once
 
 #include "cpu/simd/kernels.h"
