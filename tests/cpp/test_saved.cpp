@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "saved/checksum.h"
+#include "saved/format.h"
 #include "saved_support.h"
 #include "support.h"
 
@@ -146,6 +147,29 @@ TEST(Saved, AnotherSearchAndOtherWindowsMayLoadIt) {
   const SequenceId loaded = other.load(folder / "one");
   later(other, loaded, step);
   EXPECT_EQ(other.length(loaded), 5 + 300 + 3);
+}
+
+/** As of a policy that stores nothing beside K and V, and of a backend without searches. */
+TEST(Saved, ALayerNeedsNoSummariesAndNoState) {
+  const RegionSizes regions{4, 8, 16};
+  SavedSizes sizes{regions, 64, 1024, 0, 0, 0, 0};
+  SavedHeader header;
+  header.layers = {{Regions().prefilled(200, regions).marks(), 0, 0}};
+  const std::vector<Piece> pieces = pieces_of(header.layers, sizes);
+  ASSERT_EQ(pieces.size(), 4u);
+  for (const Piece& piece : pieces) {
+    EXPECT_EQ(piece.kind, Piece::Kind::kRows);
+    EXPECT_GT(piece.bytes, 0);
+  }
+  const Folder folder;
+  test::put(folder / "rows", std::string(200 * 1024, 'x'));
+  const OldFile file(folder / "rows");
+  EXPECT_NO_THROW(check_layers(file, header, 1, sizes));
+  header.layers[0].has_state = 1;
+  EXPECT_THROW(check_layers(file, header, 1, sizes), std::invalid_argument);
+  header.layers[0].has_state = 0;
+  sizes.state_bytes = 64;
+  EXPECT_THROW(check_layers(file, header, 1, sizes), std::invalid_argument);
 }
 
 }  // namespace

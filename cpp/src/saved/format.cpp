@@ -103,7 +103,8 @@ std::vector<Piece> pieces_of(const std::vector<SavedLayer>& layers, const SavedS
       add(Piece::Kind::kRows, l, s, 0, used, used * sizes.token_bytes);
       const int64_t begin = std::max(zone_begin - first, int64_t{0});
       const int64_t end = std::min(zone_end - first, tokens);
-      if (begin < end) add(Piece::Kind::kSummaries, l, s, begin, end, sizes.summary_bytes);
+      if (begin >= end || sizes.summary_bytes == 0) continue;
+      add(Piece::Kind::kSummaries, l, s, begin, end, sizes.summary_bytes);
     }
   }
   return pieces;
@@ -176,10 +177,11 @@ void check_layers(const OldFile& file, const SavedHeader& header, int64_t layers
     const bool sound = Regions::reachable(layer.marks, sizes.regions) && total <= kMostTokens &&
                        layer.observed >= 0 && layer.observed <= sizes.most_observed &&
                        (layer.observed == 0 || sizes.first_observed + layer.observed <= total) &&
-                       (layer.has_state == 0 || layer.has_state == 1);
+                       (layer.has_state == 0 || (layer.has_state == 1 && sizes.state_bytes > 0));
     if (sound) left -= total * sizes.token_bytes;
     const bool needs_state =
-        sound && (layer.observed > 0 || Regions(layer.marks).zone_tokens(sizes.regions) > 0);
+        sound && sizes.state_bytes > 0 &&
+        (layer.observed > 0 || Regions(layer.marks).zone_tokens(sizes.regions) > 0);
     if (!sound || left < 0 || (needs_state && layer.has_state == 0)) {
       refuse_damaged(file, "no sequence has such a layer");
     }
