@@ -103,7 +103,7 @@ void Observer::set_reference(int64_t head) {
     found += std::all_of(key, key + dim, [](float x) { return std::isfinite(x); });
   }
   for (int64_t d = 0; d < dim; ++d) {
-    float values[kReferenceKeys];
+    float values[kReferenceKeys + 1];  // one more for GCC 13, which warns of std::sort
     for (int64_t s = 0; s < found; ++s) values[s] = keys[s][d];
     std::sort(values, values + found);
     reference_[d] = found > 0 ? values[found / 2] : 0.0f;
