@@ -121,7 +121,7 @@ def quality() -> Iterator[str]:
     for row, method in {
         "the default: `block=64`, 5 % of the keys reranked": "block 64, 5 %",
         "`block=64`, 25 to 20 % reranked": "block 64",
-        "`block=0` (whole keys), 5 % reranked": "block 0, 5 %",
+        "`block=0` (whole keys), 5 % reranked": "whole keys, 5 %",
         "the published setting": "published",
         "a peer: PQCache, k-means with 128 bits per key": "PQCache 16×8",
     }.items():
@@ -152,11 +152,11 @@ def quality() -> Iterator[str]:
         yield f"{said} {ours} instead of {full}"
     yield f"SmolLM2 its default is {kl(SMOLLM2, DEFAULT)} (KL) from full attention"
     for said, method in {
-        "PRKV with 1,024 rows {}": "engine PRKV 1,024, S = 0.25",
-        "HARD-KV with 1,024 rows in each head (`p=1`) {}": "engine HARD-KV, 1,024 in each head",
-        "and with `p=.9` {}": "engine HARD-KV 1,024, attention",
-        "its own smaller window has {}": "engine PRKV 1,024, S = 0.25, its regions",
-        'its own of 32 (`p=.9`, `metric="snapkv"`) {}': "engine HARD-KV 2,048, snapkv, its regions",
+        "PRKV with 1,024 rows {}": "PRKV 1,024, S = 0.25",
+        "HARD-KV with 1,024 rows in each head (`p=1`) {}": "HARD-KV 1,024, p = 1",
+        "and with `p=.9` {}": "HARD-KV 1,024, p = 0.9, attention",
+        "its own smaller window has {}": "PRKV 1,024, S = 0.25, a window of 64",
+        'its own of 32 (`p=.9`, `metric="snapkv"`) {}': "HARD-KV 2,048, p = 0.9, snapkv, a window of 32",
     }.items():
         yield said.format(kl(SMOLLM2, method, digits=3))
     yield f"{bytes_per_key(128):.0f} bytes of summaries on the computing device at 128 dimensions"
@@ -182,8 +182,6 @@ def design() -> Iterator[str]:
         "over their spread, maximum of the heads | .981 | .954 | .880 |",
     )
     yield "catches .975 of the attainable attention at 5 % of the keys, against .954 for"
-    own = results("quality-gpu")["model"]["engine"]["default at 0.05"]["share"]
-    yield f"that was trained anew, catches {short(own)}"
     names = ("SmolLM2-135M", "Qwen2.5-Coder-0.5B", "Gemma-3-270M")
     for model, name in zip(THREE, names, strict=True):
         yield f"from {kl(model, 'block 64, 5 %')} to {kl(model, DEFAULT)} on {name}"
@@ -242,7 +240,9 @@ def search() -> Iterator[str]:
     yield f"`mass=.98` takes {whole(most['rows'])} rows instead of 100, for a KL of"
     yield f"for a KL of {short(most['kl'], 4)} instead of {kl(SMOLLM2, DEFAULT)}"
     yield f"`.9` takes {whole(least['rows'])}, for {short(least['kl'], 4)}"
-    tail, none = ([kl(m, method) for m in THREE] for method in ("block 64, tail 512", "block 64"))
+    tail, none = (
+        [kl(m, method) for m in THREE] for method in ("block 64, tail of 512", "block 64")
+    )
     yield f"KL from full attention {listed(tail)} with a tail of 512; {listed(none)} without"
 
 

@@ -106,7 +106,7 @@ def kl(model: str, method: str, tokens: int = 7168, digits: int = 4) -> str:
     return short(inside(model, tokens, method)["kl"], digits)
 
 
-DEFAULT = "block 64, 5 %, own tail 1,024"
+DEFAULT = "the default"
 
 
 def facts(model: str, method: str, tokens: int = 7168, of: str = "found") -> int:
