@@ -38,6 +38,7 @@ from sources import (
 
 THREE = (SMOLLM2, QWEN, GEMMA)
 LENGTHS = {SMOLLM2: 8192, QWEN: 16384, GEMMA: 12288}
+SNAPKV_WINDOW = "HARD-KV 2,048, p = 0.9, snapkv, a window of 32"
 
 
 def speed_on_gpu(row: str, card: str = H100) -> Iterator[str]:
@@ -156,7 +157,7 @@ def quality() -> Iterator[str]:
         "HARD-KV with 1,024 rows in each head (`p=1`) {}": "HARD-KV 1,024, p = 1",
         "and with `p=.9` {}": "HARD-KV 1,024, p = 0.9, attention",
         "its own smaller window has {}": "PRKV 1,024, S = 0.25, a window of 64",
-        'its own of 32 (`p=.9`, `metric="snapkv"`) {}': "HARD-KV 2,048, p = 0.9, snapkv, a window of 32",
+        'its own of 32 (`p=.9`, `metric="snapkv"`) {}': SNAPKV_WINDOW,
     }.items():
         yield said.format(kl(SMOLLM2, method, digits=3))
     yield f"{bytes_per_key(128):.0f} bytes of summaries on the computing device at 128 dimensions"
