@@ -21,7 +21,7 @@ CodecConstants constants_of(const Codec& codec) {
   return constants;
 }
 
-/** Branches of encoding: what one has at least, and how many there are at most. */
+/** Branches of encoding: jobs that one has at least, and how many branches there are at most. */
 constexpr int64_t kLeastOfEncoder = 4, kMostEncoders = 4;
 /** Branches of a decode: heads that one has at least, and how many there are at most. */
 constexpr int64_t kLeastHeads = 8, kMostBranches = 2;

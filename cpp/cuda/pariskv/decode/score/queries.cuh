@@ -113,9 +113,9 @@ constexpr int kPlanes = 5;
 
 /** Where a head's logits lie, in octaves; as in codec/head_scale.h. */
 struct HeadScale {
-  float slope;  // of a logit in dot * norm
-  float variance_term;   // in norm^2
-  float mean;   // of the zone's keys
+  float slope;          // of a logit in dot * norm
+  float variance_term;  // in norm^2
+  float mean;           // of the zone's keys
   float spread;
   float total;  // the log-sum-exp of the zone, then of the window too, then less the start
   float start;
@@ -214,8 +214,9 @@ __device__ __forceinline__ HeadScale scale_of_zone(const QuerySums& sums, int64_
   of.top = -infinity();
   of.slope = slope;
   of.variance_term = __fmul_rn(__fmul_rn(square_slope, float(sums.square)), kSignVariance);
-  of.mean = __fadd_rn(__fmul_rn(slope, float(mean)),
-                      __fmul_rn(of.variance_term, float(__dmul_rn(mean_square, kNormUnit * kNormUnit))));
+  of.mean =
+      __fadd_rn(__fmul_rn(slope, float(mean)),
+                __fmul_rn(of.variance_term, float(__dmul_rn(mean_square, kNormUnit * kNormUnit))));
   of.spread = __fsqrt_rn(__fmul_rn(
       square_slope, float(__dmul_rn(variance > 0 ? variance : 0.0, kNormUnit * kNormUnit))));
   // The log-sum-exp of normal numbers, of which there are not more than there are.
@@ -250,8 +251,8 @@ __device__ __forceinline__ HeadScale scale_of_blocks(const BlockSums& blocks, in
   const float mean_square =
       float(__dmul_rn(__dmul_rn(double(square_units), one), kNormUnit * kNormUnit));
   of.slope = __fmul_rn(slope, kSignGain);
-  of.variance_term = reached_variance(__fmul_rn(__fmul_rn(square_slope, float(square)), kSignVariance),
-                             mean_square);
+  of.variance_term = reached_variance(
+      __fmul_rn(__fmul_rn(square_slope, float(square)), kSignVariance), mean_square);
 
   const double inverse = __ddiv_rn(1.0, double(blocks.blocks));
   const double mean = __dmul_rn(double(blocks.sum), inverse);
@@ -309,7 +310,8 @@ __device__ __forceinline__ void settle(Queries<kWords>& queries, const Lead& lea
   if (slot < Queries<kWords>::kCount) {
     const HeadScale of = queries.scales[slot];
     const float per_octave = __fdiv_rn(float(kScoreSteps), lead.spread);
-    float gain = __fmul_rn(of.slope, per_octave), variance_term = __fmul_rn(of.variance_term, per_octave);
+    float gain = __fmul_rn(of.slope, per_octave),
+          variance_term = __fmul_rn(of.variance_term, per_octave);
     float per_step = __fmul_rn(per_octave, 0x1p-6f);
     const float octave = searchers > 1 ? rintf(fminf(per_octave, kMostOctave)) : 0.0f;
     if (slot == 0) queries.octave = int(octave);
