@@ -66,9 +66,10 @@ def synthetic(arguments: argparse.Namespace) -> None:
     size, begin = Size(seeds=arguments.seeds), time.perf_counter()
     names = arguments.only or list(EXPERIMENTS)
     found = {name: tracked(lambda track, of=name: EXPERIMENTS[of](size, track)) for name in names}
-    show(found if arguments.only else ("workloads", "budgets", "drift"), Sources(synthetic=found))
     if not arguments.only:
         save("quality", {"size": vars(size), **found}, begin)
+    shown = ("drift" if name in tables.DRIFTS else name for name in found)
+    show(dict.fromkeys(shown), Sources(synthetic=found))
 
 
 def models(arguments: argparse.Namespace) -> None:

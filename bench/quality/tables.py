@@ -23,6 +23,7 @@ from quality.sources import Sources
 PAGE = Path(__file__).resolve().parent / "RESULTS.md"
 _BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
 _SHARES = dict[str, float]  # by method
+DRIFTS = ("slow_drift", "switch")  # experiments that share a table
 
 
 def workloads(sources: Sources) -> str:
@@ -45,15 +46,13 @@ def budgets(sources: Sources) -> str:
 
 def drift(sources: Sources) -> str:
     """Share after the prompt, half way and at last, while keys drift slowly or switch at once."""
-    kinds = {name: sources.synthetic.get(name, {}) for name in ("slow_drift", "switch")}
-    rows, head = [], ["share, 100 rows"]
+    kinds = {name: sources.synthetic[name] for name in DRIFTS if name in sources.synthetic}
+    head, rows = ["share, 100 rows"], dict[str, list[str]]()
     for kind, found in kinds.items():
-        places = found.get("positions", [])[::4]
-        head += [f"{kind.replace('_', ' ')}: {place // 1024}K" for place in places]
-    for name in kinds["slow_drift"].get("share", {}):
-        cells = [share(at) for of in kinds.values() for at in of["share"][name][::4]]
-        rows.append([name, *cells])
-    return table(head, rows)
+        head += [f"{kind.replace('_', ' ')}: {at // 1024}K" for at in found["positions"][::4]]
+        for name, curve in found["share"].items():
+            rows.setdefault(name, [name]).extend(share(at) for at in curve[::4])
+    return table(head, list(rows.values()))
 
 
 def _cases(sources: Sources) -> Iterator[tuple[str, _SHARES]]:
@@ -63,7 +62,7 @@ def _cases(sources: Sources) -> Iterator[tuple[str, _SHARES]]:
     by_method = found.get("budgets", {})
     for rows in next(iter(by_method.values()), {}):
         yield f"k = {int(rows):,}", {name: at[rows] for name, at in by_method.items()}
-    for kind in ("slow_drift", "switch"):
+    for kind in DRIFTS:
         of = found.get(kind, {"positions": []})
         for i, place in enumerate(of["positions"]):
             shares = {name: curve[i] for name, curve in of["share"].items()}

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import harness
 import pytest
+from quality import __main__ as program
 from quality import markdown, sources, tables
-from quality.experiments import BLOCKS, BUDGETS, CONTENDERS, WHILE_DRIFTING
+from quality.experiments import BLOCKS, BUDGETS, CONTENDERS, EXPERIMENTS, WHILE_DRIFTING
 from quality.pretrained import forced, lengths, needles, shares
 from quality.sources import Sources
 
@@ -168,6 +169,17 @@ def test_tables_are_tables(everything, name):
 def test_tables_of_nothing_say_so(name):
     made = tables.TABLES[name](Sources())
     assert made == "*Not measured yet.*\n" or name in ("peers_win", "measured_on")
+
+
+@pytest.mark.parametrize("names", [*([name] for name in EXPERIMENTS), [*EXPERIMENTS]])
+def test_experiments_show_their_tables(names, monkeypatch, capsys):
+    for name in names:
+        monkeypatch.setitem(EXPERIMENTS, name, lambda size, track, of=name: SYNTHETIC[of])
+    program.main(["synthetic", "--threads", "1", "--only", *names])
+    shown = capsys.readouterr().out
+    assert shown.count("| share") == len({name in tables.DRIFTS or name for name in names})
+    for name in names:
+        assert (f"{name.replace('_', ' ')}: 1K" in shown) == (name in tables.DRIFTS)
 
 
 def test_methods_that_were_not_measured_are_a_dash(everything):
