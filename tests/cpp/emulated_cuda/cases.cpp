@@ -44,8 +44,11 @@ void spoil(Tensor& keys, DType dtype) {
 void scatter_infinities(Tensor& keys, Tensor& values) {
   const int64_t tokens = keys.tokens, probes = values.dim / 2;
   for (int64_t d = 0; d < probes; ++d) {
+    const int64_t token = d * tokens / probes;
     for (int64_t h = 0; h < values.heads; ++h) {
-      values.set(d * tokens / probes, h, d, d % 3 == 0 ? -kInfinity : kInfinity);
+      // Of a row of the tail whose key is broken, too, a GPU adds nothing times this: NaN.
+      if (h == 1 && token % 48 == 0) continue;
+      values.set(token, h, d, d % 3 == 0 ? -kInfinity : kInfinity);
     }
   }
   keys.set(tokens - 2, 0, 5, kInfinity);
