@@ -335,7 +335,8 @@ void time_offload(Clock& clock, const RowMemory& rows, const ModelShape& shape,
 void run(int rounds) {
   OwnStream stream;
   Clock clock(rounds);
-  const ModelShape shape{8, 4, {128, 128, DType::kBFloat16}, 1024};
+  const RowFormat rows = RowFormat::plain(128, 128, DType::kBFloat16);
+  const ModelShape shape{8, 4, DType::kBFloat16, rows, 1024, RowLayout::segments(rows, 1024)};
   const RowMemory rows(shape);
   for (const Scorer scorer : {Scorer::kSignNorm, Scorer::kVotes}) {
     time_encode(clock, rows, scorer, stream);

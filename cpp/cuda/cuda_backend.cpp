@@ -95,6 +95,7 @@ Block CudaBackend::zeroed_block(int64_t bytes) {
 
 std::unique_ptr<Search> CudaBackend::make_search(const Config& config, const ModelShape& shape) {
   const DeviceGuard guard(device_);
+  PKV_ASSERT(shape.rows.is_plain(shape.dtype));  // kernels know no other rows
   if (const auto* settings = std::get_if<ParisKV>(&config.policy)) {
     return std::make_unique<ParisKVSearch>(*this, *settings, config, shape);
   }

@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kThreads) move_rows(RowsParameters p) {
 
 template <typename Piece, bool kAppend>
 void launch(const RowsCall& call, cudaStream_t stream) {
-  const int64_t size = size_of(call.shape.rows.dtype), elements = int64_t(sizeof(Piece)) / size;
+  const int64_t size = size_of(call.shape.dtype), elements = int64_t(sizeof(Piece)) / size;
   int device = 0, processors = 0;
   check(cudaGetDevice(&device), "rows");
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "rows");
@@ -114,7 +114,7 @@ bool aligned(const Rows& rows, int64_t size) {
 template <bool kAppend>
 void launch(const RowsCall& call, cudaStream_t stream) {
   if (call.tokens <= 0) return;
-  const int64_t size = size_of(call.shape.rows.dtype);
+  const int64_t size = size_of(call.shape.dtype);
   if (aligned(call.k, size) && aligned(call.v, size)) return launch<uint4, kAppend>(call, stream);
   if (size == 4) return launch<uint32_t, kAppend>(call, stream);
   launch<uint16_t, kAppend>(call, stream);

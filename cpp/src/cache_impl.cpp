@@ -20,12 +20,9 @@ uint64_t next_number() {
 }
 
 ModelShape shape_of(const Config& config) {
-  return {
-      config.kv_heads,
-      config.group(),
-      {config.head_dim, config.value_dim, config.dtype},
-      config.segment_tokens,
-  };
+  const RowFormat rows = RowFormat::plain(config.head_dim, config.value_dim, config.dtype);
+  const RowLayout layout = RowLayout::segments(rows, config.segment_tokens);
+  return {config.kv_heads, config.group(), config.dtype, rows, config.segment_tokens, layout};
 }
 
 }  // namespace

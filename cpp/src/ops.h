@@ -24,8 +24,10 @@ namespace pariskv {
 struct ModelShape {
   int64_t kv_heads;
   int64_t group;
+  DType dtype;  // of queries, of new rows and of outputs
   RowFormat rows;
   int64_t segment_tokens;
+  RowLayout layout;         // of stored rows, in the blocks of SequenceView::rows
   int64_t cached_rows = 0;  // fetched rows per kv head that stay on a GPU: slots; 0: none
   int64_t recent = 0;       // queries that are remembered, per layer and sequence; 0: none are
 
@@ -53,7 +55,7 @@ struct SearchPlan {
  * with its own tables, and is told of changes word by word: every member takes 8 bytes.
  */
 struct SequenceView {
-  void* const* rows;          // (segments) -> (heads, segment_tokens) rows, see RowFormat
+  void* const* rows;          // (segments) -> (heads, segment_tokens) rows, see RowLayout
   uint8_t* const* summaries;  // (segments) -> a block of the policy's; null outside the zone
   void* state;                // what the policy keeps per layer and sequence
   int64_t total;              // tokens stored

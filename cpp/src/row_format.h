@@ -1,4 +1,7 @@
-/** A row, which is what is stored of a token and kv head: K (key_dim), then V (value_dim). */
+/**
+ * A row, which is what is stored of a token and kv head: K, then V. How it is written is up to its
+ * format, whatever the type of the tensors that come in and go out. Device code reads this too.
+ */
 #pragma once
 
 #include <cstdint>
@@ -7,15 +10,104 @@
 
 namespace pariskv {
 
+/** How one stored number is written. */
+enum class RowType : uint8_t { kFloat32, kFloat16, kBFloat16 };
+
+/** Bytes of one stored number. */
+constexpr int64_t size_of(RowType type) {
+  switch (type) {  // no default: a new type is a warning here
+    case RowType::kFloat32:
+      return 4;
+    case RowType::kFloat16:
+    case RowType::kBFloat16:
+      return 2;
+  }
+  return 0;
+}
+
+/** Whether numbers are multiplied by a float, one per half, that lies right behind them. */
+constexpr bool has_scale(RowType type) {
+  switch (type) {
+    case RowType::kFloat32:
+    case RowType::kFloat16:
+    case RowType::kBFloat16:
+      return false;
+  }
+  return false;
+}
+
+/** The one that elements of a tensor are stored as when they are copied as they are. */
+constexpr RowType row_type(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return RowType::kFloat32;
+    case DType::kFloat16:
+      return RowType::kFloat16;
+    case DType::kBFloat16:
+      return RowType::kBFloat16;
+  }
+  return RowType(0xff);  // code for a type throws at one that it does not know
+}
+
+/** Halves with a scale begin and end at multiples of this, so that whole vectors can be copied. */
+constexpr int64_t kHalfAlignment = 16;
+
+/** Bytes of K or V: its numbers, then its scale if it has one. */
+constexpr int64_t half_bytes(RowType type, int64_t dim) {
+  const int64_t numbers = dim * size_of(type);
+  if (!has_scale(type)) return numbers;
+  const int64_t bytes = numbers + int64_t(sizeof(float));
+  return (bytes + kHalfAlignment - 1) / kHalfAlignment * kHalfAlignment;
+}
+
 struct RowFormat {
   int64_t key_dim;
   int64_t value_dim;
-  DType dtype;
+  RowType key;
+  RowType value;
+
+  /** Tensors of this type are stored as they are. */
+  static constexpr RowFormat plain(int64_t key_dim, int64_t value_dim, DType dtype) {
+    return {key_dim, value_dim, row_type(dtype), row_type(dtype)};
+  }
+  constexpr bool is_plain(DType dtype) const {
+    return key == row_type(dtype) && value == row_type(dtype);
+  }
 
   constexpr int64_t elements() const { return key_dim + value_dim; }
-  constexpr int64_t key_bytes() const { return key_dim * size_of(dtype); }
-  constexpr int64_t value_bytes() const { return value_dim * size_of(dtype); }
+  constexpr int64_t key_bytes() const { return half_bytes(key, key_dim); }
+  constexpr int64_t value_bytes() const { return half_bytes(value, value_dim); }
   constexpr int64_t bytes() const { return key_bytes() + value_bytes(); }
+  /** Of a scale, in its half. */
+  constexpr int64_t key_scale_offset() const { return key_dim * size_of(key); }
+  constexpr int64_t value_scale_offset() const { return value_dim * size_of(value); }
+};
+
+/**
+ * Where rows lie. Positions are in blocks, and a table has one pointer for each block, or one for
+ * its keys and one for its values, where these lie apart. Strides and offsets are in bytes.
+ */
+struct RowLayout {
+  struct Half {
+    int64_t pointer;  // which of those of a block
+    int64_t offset;   // of the first one from there
+    int64_t head;     // stride of kv heads
+    int64_t token;    // stride of positions
+
+    constexpr int64_t at(int64_t number, int64_t slot) const {
+      return offset + number * head + slot * token;
+    }
+  };
+
+  int64_t tokens;    // positions of a block
+  int64_t pointers;  // of a block
+  Half key, value;
+
+  /** Blocks of (heads, tokens) whole rows. */
+  static constexpr RowLayout segments(const RowFormat& rows, int64_t tokens) {
+    const int64_t token = rows.bytes(), head = tokens * token;
+    return {tokens, 1, {0, 0, head, token}, {0, rows.key_bytes(), head, token}};
+  }
 };
 
 }  // namespace pariskv

@@ -11,9 +11,9 @@
 
 #include "codec/summary_layout.h"
 #include "cpu/numerics.h"
+#include "cpu/rows.h"
 #include "cpu/simd/kernels.h"
 #include "pariskv/codec.h"
-#include "row_format.h"
 
 namespace pariskv::cpu {
 
@@ -24,7 +24,7 @@ std::vector<int64_t> list_of(Sizes<kSizes...>) {
 
 inline const std::vector<int64_t> kHeadDims = list_of(HeadDims{});
 inline const std::vector<int64_t> kRotatedDims = list_of(RotatedDims{});
-constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+constexpr RowType kRowTypes[] = {RowType::kFloat32, RowType::kFloat16, RowType::kBFloat16};
 constexpr int64_t kCounts[] = {0, 1, 63, 64, 65, 1000};
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -71,26 +71,39 @@ class SimdTest : public testing::TestWithParam<Level> {
   std::mt19937 random_{1};
 };
 
-/** Elements of `dtype`, ending where their memory ends, `shift` bytes off alignment. */
-class Elements {
+/** Halves of `dim` numbers, ending where their memory ends, 4 bytes off alignment. */
+class Halves {
  public:
-  Elements(const std::vector<float>& x, DType dtype) : bytes_(x.size() * size_of(dtype) + kShift) {
-    for (size_t i = 0; i < x.size(); ++i) {
-      char* out = bytes_.data() + kShift + i * size_of(dtype);
-      const uint16_t half =
-          dtype == DType::kFloat16 ? float_to_float16(x[i]) : float_to_bfloat16(x[i]);
-      if (dtype == DType::kFloat32) {
-        std::memcpy(out, &x[i], 4);
-      } else {
-        std::memcpy(out, &half, 2);
-      }
+  Halves(const std::vector<float>& x, RowType type, int64_t dim)
+      : bytes_(half_bytes(type, dim)), data_(int64_t(x.size()) / dim * bytes_ + kShift) {
+    for (int64_t i = 0; i < int64_t(x.size()) / dim; ++i) {
+      write_half(x.data() + i * dim, dim, type, data_.data() + kShift + i * bytes_);
     }
   }
-  const char* data() const { return bytes_.data() + kShift; }
+  const char* at(int64_t i) const { return data_.data() + kShift + i * bytes_; }
 
  private:
   static constexpr int64_t kShift = 4;
-  std::vector<char> bytes_;
+  const int64_t bytes_;
+  std::vector<char> data_;
+};
+
+/** The keys of rows of K and V, each of `dim` numbers. */
+class Keys {
+ public:
+  Keys(const std::vector<float>& rows, RowType type, int64_t dim)
+      : type(type), dim(dim), halves_(rows, type, dim) {
+    for (int64_t r = 0; r < int64_t(rows.size()) / (2 * dim); ++r) at_.push_back(halves_.at(2 * r));
+  }
+  const void* const* data() const { return at_.data(); }
+  int64_t count() const { return int64_t(at_.size()); }
+
+  const RowType type;
+  const int64_t dim;
+
+ private:
+  const Halves halves_;
+  std::vector<const void*> at_;
 };
 
 /** A run's output, poisoned, so that what should not be written shows. */
@@ -109,15 +122,15 @@ struct Summaries {
 };
 
 /** @param gain, shift  (rotated_dim) key * gain + shift is encoded; null: keys as they are */
-inline Summaries encode(const Kernels& kernels, const Elements& rows, DType dtype, int64_t head_dim,
-                        int64_t count, const float* gain = nullptr, const float* shift = nullptr) {
-  const int64_t rotated_dim = rotated_dim_of(head_dim);
+inline Summaries encode(const Kernels& kernels, const Keys& keys, const float* gain = nullptr,
+                        const float* shift = nullptr) {
+  const int64_t rotated_dim = rotated_dim_of(keys.dim);
   const std::vector<float> rotation = rotation_signs(rotated_dim, 7);
   const MagnitudeLevels& levels = magnitude_levels();
   const std::vector<float> thresholds(levels.thresholds.begin(), levels.thresholds.end());
   const std::vector<float> centres(levels.centres.begin(), levels.centres.end());
-  Summaries out(count, rotated_dim);
-  kernels.encode({rows.data(), dtype, 2 * head_dim, count, head_dim, rotated_dim, gain, shift,
+  Summaries out(keys.count(), rotated_dim);
+  kernels.encode({keys.data(), keys.type, keys.count(), keys.dim, rotated_dim, gain, shift,
                   rotation.data(), thresholds.data(), centres.data(), out.signs.data(),
                   out.norms.data(), out.scales.data(), out.records.data()});
   return out;

@@ -43,7 +43,7 @@ TEST_P(KernelsOfALevel, ThrowForSizesTheyWereNotCompiledFor) {
   cpu::RoundDotsRun dots{};
   dots.head_dim = 72;
   EXPECT_THROW(kernels->round_dots(dots), InternalError);
-  dots.head_dim = 64, dots.dtype = DType(9);
+  dots.head_dim = 64, dots.type = RowType(9);
   EXPECT_THROW(kernels->round_dots(dots), InternalError);
   cpu::EstimateRun estimated{};
   estimated.rotated_dim = 1024;
@@ -64,7 +64,7 @@ INSTANTIATE_TEST_SUITE_P(Levels, KernelsOfALevel,
 
 TEST(Dispatch, ATypeThatPlainKernelsDoNotKnowThrows) {
   float out[1];
-  EXPECT_THROW(cpu::plain_kernels().to_float(out, DType(9), 1, out), InternalError);
+  EXPECT_THROW(cpu::plain_kernels().to_float(out, RowType(9), 1, out), InternalError);
 }
 
 TEST(Dispatch, ChoosesAKnownTable) {

@@ -54,7 +54,7 @@ ModelShape shape_of() {
   ModelShape shape{};
   shape.kv_heads = 3;
   shape.group = 2;
-  shape.rows = {80, 64, DType::kBFloat16};
+  shape.rows = RowFormat::plain(80, 64, DType::kBFloat16);
   shape.segment_tokens = 128;
   return shape;
 }

@@ -22,14 +22,13 @@ TEST_P(Simd, NamesItselfAndIsComplete) {
 
 TEST_P(Simd, Encode) {
   for (int64_t head_dim : kHeadDims) {
-    for (DType dtype : kDTypes) {
+    for (RowType type : kRowTypes) {
       for (int64_t count : kCounts) {
         std::vector<float> rows = normals(count * 2 * head_dim);
         make_awkward(rows, head_dim);
-        const Elements elements(rows, dtype);
-        EXPECT_TRUE(encode(plain_, elements, dtype, head_dim, count) ==
-                    encode(*kernels_, elements, dtype, head_dim, count))
-            << head_dim << " " << name_of(dtype) << " " << count;
+        const Keys keys(rows, type, head_dim);
+        EXPECT_TRUE(encode(plain_, keys) == encode(*kernels_, keys))
+            << head_dim << " " << int(type) << " " << count;
       }
     }
   }
@@ -125,27 +124,24 @@ TEST_P(Simd, Collect) {
 
 TEST_P(Simd, RoundDots) {
   for (int64_t head_dim : kHeadDims) {
-    for (DType dtype : kDTypes) {
+    for (RowType type : kRowTypes) {
       for (int64_t count : {0, 1, 33, 63, 64, 130}) {
         std::vector<float> rows = normals(count * 2 * head_dim);
         make_awkward(rows, head_dim);
-        const Elements elements(rows, dtype);
-        std::vector<const void*> keys(count);
-        for (int64_t r = 0; r < count; ++r) {
-          keys[r] = elements.data() + r * 2 * head_dim * size_of(dtype);
-        }
+        const Keys keys(rows, type, head_dim);
         for (int64_t queries : {1, 2, 7, 16, 65}) {
           const auto query = integers<int16_t>(queries * head_dim, -127, 127);
           std::vector<int32_t> expected(queries * count + 1, 7), actual = expected;
           std::vector<uint8_t> exponents(count + 1, 7), exponents_too = exponents;
-          RoundDotsRun run = {keys.data(), count,        dtype,           head_dim,
-                              queries,     query.data(), expected.data(), exponents.data()};
+          RoundDotsRun run = {keys.data(),     count,           type,
+                              head_dim,        queries,         query.data(),
+                              expected.data(), exponents.data()};
           plain_.round_dots(run);
           run.dots = actual.data();
           run.exponents = exponents_too.data();
           kernels_->round_dots(run);
-          ASSERT_EQ(expected, actual) << head_dim << " " << name_of(dtype) << " " << queries;
-          ASSERT_EQ(exponents, exponents_too) << head_dim << " " << name_of(dtype);
+          ASSERT_EQ(expected, actual) << head_dim << " " << int(type) << " " << queries;
+          ASSERT_EQ(exponents, exponents_too) << head_dim << " " << int(type);
         }
       }
     }
@@ -155,8 +151,7 @@ TEST_P(Simd, RoundDots) {
 TEST_P(Simd, Estimate) {
   constexpr int64_t kKeys = 1000;
   for (int64_t dim : kRotatedDims) {
-    const Elements rows(normals(kKeys * 2 * dim), DType::kFloat32);
-    const Summaries keys = encode(plain_, rows, DType::kFloat32, dim, kKeys);
+    const Summaries keys = encode(plain_, Keys(normals(kKeys * 2 * dim), RowType::kFloat32, dim));
     const auto centres = normals(16);
     for (int64_t heads : {1, 2, 3, 4, 8, 16, 32}) {
       const auto query = normals(heads * dim);
@@ -215,60 +210,69 @@ struct Attention {
 
 TEST_P(Simd, Attend) {
   int shape = 0;
-  std::vector<RowFormat> formats = {{192, 128, {}}, {64, 512, {}}, {512, 64, {}}, {80, 96, {}}};
-  for (const int64_t dim : kHeadDims) formats.push_back({dim, dim, {}});
-  for (RowFormat format : formats) {
-    for (DType dtype : kDTypes) {
-      format.dtype = dtype;
-      const int64_t row = format.elements();
-      for (int64_t count : kCounts) {
-        for (int64_t queries : {1, 2, 3, 4, 5, 8, 16, 32, 70}) {
-          if (count == 1000 && queries > 5 && (queries != 32 || row > 512)) continue;
-          // Limits: all rows, ragged with 0 and beyond the end, or one apart as in a prompt.
-          const int kind = shape++ % 3;
-          std::vector<int64_t> limits(queries, count);
-          for (int64_t q = 0; q < queries; ++q) {
-            if (kind == 1) limits[q] = q % 4 == 1 ? 0 : q % 4 == 2 ? count + 9 : count / (q + 1);
-            if (kind == 2) limits[q] = std::max<int64_t>(0, count - queries + q);
-          }
-          const int64_t deepest = std::min(count, *std::max_element(limits.begin(), limits.end()));
-
-          std::vector<float> values = normals(count * row);
-          std::fill(values.begin() + deepest * row, values.end(), kNan);
-          if (shape % 7 == 0 && deepest > 40) {
-            values[40 * row + 3] = kNan;
-            values[20 * row + format.key_dim + 5] = -kInfinity;
-          }
-          const Elements elements(values, dtype);
-          std::vector<const void*> rows(count);
-          for (int64_t r = 0; r < count; ++r) {
-            // Rows that nobody sees are not even there.
-            rows[r] = r < deepest ? elements.data() + r * format.bytes() : nullptr;
-          }
-          std::shuffle(rows.begin(), rows.begin() + deepest, random_);
-
-          const auto query = normals(queries * format.key_dim);
-          std::vector<float> scratch(kAttendTile * std::max(format.key_dim, format.value_dim));
-          const auto attend = [&](const Kernels& kernels) {
-            Attention state = {std::vector<float>(queries, -kInfinity),
-                               std::vector<float>(queries, 0.0f),
-                               std::vector<float>(queries * format.value_dim, 0.0f)};
-            for (int half = 0; half < 2; ++half) {  // continued from a running state
-              kernels.attend({rows.data(), count, dtype, format.key_dim, format.value_dim, queries,
-                              query.data(), limits.data(), 0.09f, shape % 2 == 0 ? 2.5f : 0.0f,
-                              state.maximum.data(), state.sum.data(), state.weighted.data(),
-                              scratch.data()});
-            }
-            return state;
-          };
-          const Attention expected = attend(plain_), actual = attend(*kernels_);
-          SCOPED_TRACE(testing::Message()
-                       << format.key_dim << "/" << format.value_dim << " " << name_of(dtype) << " "
-                       << count << " rows, " << queries << " queries " << kind);
-          expect_same(expected.maximum, actual.maximum);
-          expect_same(expected.sum, actual.sum);
-          expect_same(expected.weighted, actual.weighted);
+  std::vector<RowFormat> formats;  // K and V of one type, or the types of another order
+  const size_t types = std::size(kRowTypes);
+  const auto add = [&](int64_t key_dim, int64_t value_dim, size_t apart) {
+    for (size_t t = 0; t < types; ++t) {
+      formats.push_back({key_dim, value_dim, kRowTypes[t], kRowTypes[(t + apart) % types]});
+    }
+  };
+  for (const auto& [key_dim, value_dim] : {std::pair{192, 128}, {64, 512}, {512, 64}, {80, 96}}) {
+    add(key_dim, value_dim, 0);
+    add(key_dim, value_dim, 1);
+  }
+  for (const int64_t dim : kHeadDims) add(dim, dim, 0);
+  for (const RowFormat& format : formats) {
+    const int64_t row = format.elements();
+    for (int64_t count : kCounts) {
+      for (int64_t queries : {1, 2, 3, 4, 5, 8, 16, 32, 70}) {
+        if (count == 1000 && queries > 5 && (queries != 32 || row > 512)) continue;
+        // Limits: all rows, ragged with 0 and beyond the end, or one apart as in a prompt.
+        const int kind = shape++ % 3;
+        std::vector<int64_t> limits(queries, count);
+        for (int64_t q = 0; q < queries; ++q) {
+          if (kind == 1) limits[q] = q % 4 == 1 ? 0 : q % 4 == 2 ? count + 9 : count / (q + 1);
+          if (kind == 2) limits[q] = std::max<int64_t>(0, count - queries + q);
         }
+        const int64_t deepest = std::min(count, *std::max_element(limits.begin(), limits.end()));
+
+        std::vector<float> k = normals(count * format.key_dim);
+        std::vector<float> v = normals(count * format.value_dim);
+        if (shape % 7 == 0 && deepest > 40) {
+          k[40 * format.key_dim + 3] = kNan;
+          v[20 * format.value_dim + 5] = -kInfinity;
+        }
+        const Halves stored_keys(k, format.key, format.key_dim);
+        const Halves stored_values(v, format.value, format.value_dim);
+        std::vector<const void*> keys(count), values(count);
+        for (int64_t r = 0; r < deepest; ++r) {  // rows that nobody sees are not even there
+          keys[r] = stored_keys.at(r);
+          values[r] = stored_values.at(r);
+        }
+        std::shuffle(keys.begin(), keys.begin() + deepest, random_);
+        std::shuffle(values.begin(), values.begin() + deepest, random_);
+
+        const auto query = normals(queries * format.key_dim);
+        std::vector<float> scratch(kAttendTile * std::max(format.key_dim, format.value_dim));
+        const auto attend = [&](const Kernels& kernels) {
+          Attention state = {std::vector<float>(queries, -kInfinity),
+                             std::vector<float>(queries, 0.0f),
+                             std::vector<float>(queries * format.value_dim, 0.0f)};
+          for (int half = 0; half < 2; ++half) {  // continued from a running state
+            kernels.attend({keys.data(), values.data(), count, format.key, format.value,
+                            format.key_dim, format.value_dim, queries, query.data(), limits.data(),
+                            0.09f, shape % 2 == 0 ? 2.5f : 0.0f, state.maximum.data(),
+                            state.sum.data(), state.weighted.data(), scratch.data()});
+          }
+          return state;
+        };
+        const Attention expected = attend(plain_), actual = attend(*kernels_);
+        SCOPED_TRACE(testing::Message() << format.key_dim << "/" << format.value_dim << " "
+                                        << int(format.key) << "/" << int(format.value) << " "
+                                        << count << " rows, " << queries << " queries " << kind);
+        expect_same(expected.maximum, actual.maximum);
+        expect_same(expected.sum, actual.sum);
+        expect_same(expected.weighted, actual.weighted);
       }
     }
   }
@@ -279,16 +283,19 @@ TEST_P(Simd, AttendRespectsTheLimitOfEachQuery) {
   std::vector<float> values = normals(kRows * 2 * kDim);
   // Only the last query may look past row 70.
   std::fill(values.begin() + 70 * 2 * kDim, values.end(), kNan);
-  std::vector<const void*> rows(kRows);
-  for (int64_t r = 0; r < kRows; ++r) rows[r] = values.data() + r * 2 * kDim;
+  std::vector<const void*> k(kRows), v(kRows);
+  for (int64_t r = 0; r < kRows; ++r) {
+    k[r] = values.data() + r * 2 * kDim;
+    v[r] = values.data() + (r * 2 + 1) * kDim;
+  }
   std::vector<int64_t> limits(kQueries, 70);
   limits.back() = kRows;
   const auto query = normals(kQueries * kDim);
   std::vector<float> maximum(kQueries, -kInfinity), sum(kQueries), weighted(kQueries * kDim),
       scratch(kAttendTile * kDim);
-  kernels_->attend({rows.data(), kRows, DType::kFloat32, kDim, kDim, kQueries, query.data(),
-                    limits.data(), 1, 0, maximum.data(), sum.data(), weighted.data(),
-                    scratch.data()});
+  kernels_->attend({k.data(), v.data(), kRows, RowType::kFloat32, RowType::kFloat32, kDim, kDim,
+                    kQueries, query.data(), limits.data(), 1, 0, maximum.data(), sum.data(),
+                    weighted.data(), scratch.data()});
   for (int64_t i = 0; i < kQueries * kDim; ++i) {
     EXPECT_EQ(std::isnan(weighted[i]), i / kDim == kQueries - 1);
   }
@@ -310,12 +317,13 @@ TEST_P(Simd, Exponentials) {
 TEST_P(Simd, ToFloatOfEveryHalf) {
   std::vector<uint16_t> halves(1 << 16);
   for (size_t i = 0; i < halves.size(); ++i) halves[i] = uint16_t(i);
-  for (DType dtype : kDTypes) {
-    const int64_t all = int64_t(halves.size()) * 2 / size_of(dtype);
+  for (RowType type : kRowTypes) {
+    if (has_scale(type)) continue;  // its numbers are read in whole halves alone
+    const int64_t all = int64_t(halves.size()) * 2 / size_of(type);
     for (int64_t count : {int64_t{0}, int64_t{1}, int64_t{63}, all - 1, all}) {
       std::vector<float> expected(all, 7), actual(all, 7);
-      plain_.to_float(halves.data(), dtype, count, expected.data());
-      kernels_->to_float(halves.data(), dtype, count, actual.data());
+      plain_.to_float(halves.data(), type, count, expected.data());
+      kernels_->to_float(halves.data(), type, count, actual.data());
       expect_same(expected, actual);
     }
   }

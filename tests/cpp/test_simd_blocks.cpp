@@ -22,7 +22,7 @@ TEST_P(SimdBlocks, EncodeWithGainAndShift) {
   for (int64_t head_dim : kHeadDims) {
     const int64_t rotated_dim = rotated_dim_of(head_dim);
     Lean lean{std::vector<float>(size_t(rotated_dim)), std::vector<float>(size_t(rotated_dim))};
-    for (DType dtype : kDTypes) {
+    for (RowType type : kRowTypes) {
       for (int64_t count : kCounts) {
         std::vector<float> rows = normals(count * 2 * head_dim);
         make_awkward(rows, head_dim);
@@ -37,11 +37,11 @@ TEST_P(SimdBlocks, EncodeWithGainAndShift) {
           for (int64_t d = 0; d < head_dim; ++d) rows[size_t(30 * 2 * head_dim + d)] = 2;
           if (count == 64) std::fill_n(lean.shift.begin(), head_dim, -1.0f);
         }
-        const Elements elements(rows, dtype);
+        const Keys keys(rows, type, head_dim);
         const float *by = lean.gain.data(), *plus = lean.shift.data();
-        const Summaries expected = encode(plain_, elements, dtype, head_dim, count, by, plus);
-        EXPECT_TRUE(expected == encode(*kernels_, elements, dtype, head_dim, count, by, plus))
-            << head_dim << " " << name_of(dtype) << " " << count;
+        const Summaries expected = encode(plain_, keys, by, plus);
+        EXPECT_TRUE(expected == encode(*kernels_, keys, by, plus))
+            << head_dim << " " << int(type) << " " << count;
         if (count != 64) continue;
         EXPECT_EQ(expected.norms[30], 1) << "a mean can be selected";
         for (const size_t bad : {5, 6, 7}) EXPECT_EQ(expected.norms[bad], 0) << bad;
@@ -54,11 +54,10 @@ TEST_P(SimdBlocks, EncodeOfAGainOfOneIsThatOfWholeKeys) {
   constexpr int64_t kDim = 128, kCount = 100;
   std::vector<float> rows = normals(kCount * 2 * kDim);
   make_awkward(rows, kDim);
-  const Elements elements(rows, DType::kFloat32);
+  const Keys keys(rows, RowType::kFloat32, kDim);
   const std::vector<float> one(kDim, 1.0f), none(kDim, 0.0f);
-  const Summaries whole = encode(*kernels_, elements, DType::kFloat32, kDim, kCount);
-  Summaries same =
-      encode(*kernels_, elements, DType::kFloat32, kDim, kCount, one.data(), none.data());
+  const Summaries whole = encode(*kernels_, keys);
+  Summaries same = encode(*kernels_, keys, one.data(), none.data());
   for (const size_t zero : {3, 4}) {  // whose signs are those of no key
     EXPECT_EQ(whole.norms[zero], 0);
     EXPECT_EQ(same.norms[zero], 1);

@@ -54,7 +54,7 @@ ExactKernel kernel_of(const RowFormat& rows) {
 constexpr int64_t kManyQueries = 64;
 
 ExactKernel kernel_of(const ModelShape& shape) {
-  return dispatch_element(shape.rows.dtype,
+  return dispatch_element(shape.dtype,
                           [&](auto element) { return kernel_of<decltype(element)>(shape.rows); });
 }
 /** The same for all parts of a call, so that it makes no difference how it is cut. */
@@ -176,7 +176,7 @@ void launch_finish_exact(const AttendExactCall& call, cudaStream_t stream) {
   const int64_t queries = call.tokens * call.shape.group;
   const dim3 grid(unsigned((queries + kWarps - 1) / kWarps), unsigned(call.shape.kv_heads));
   const auto kernel = dispatch_element(
-      call.shape.rows.dtype, [](auto element) { return &finish_exact<decltype(element)>; });
+      call.shape.dtype, [](auto element) { return &finish_exact<decltype(element)>; });
   kernel<<<grid, kFinishThreads, 0, stream>>>(parameters_of(call), kernel_of(call.shape).dims);
   check_launch("attend");
 }

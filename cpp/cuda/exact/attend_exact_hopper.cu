@@ -19,12 +19,12 @@ ExactKernel kernel_of() {
 
 ExactKernel hopper_kernel_of(const RowFormat& rows) {
   using Dims = Sizes<64, 128>;
-  const bool serves = capability_major() == 9 && rows.dtype != DType::kFloat32 &&
+  const bool serves = capability_major() == 9 && rows.key != RowType::kFloat32 &&
                       rows.key_dim == rows.value_dim && contains(Dims{}, rows.key_dim);
   if (!serves) return {};
   return dispatch(Dims{}, rows.key_dim, [&](auto dim) {
     constexpr int kDim = int(decltype(dim)::kValue);
-    return rows.dtype == DType::kFloat16 ? kernel_of<__half, kDim>()
+    return rows.key == RowType::kFloat16 ? kernel_of<__half, kDim>()
                                          : kernel_of<__nv_bfloat16, kDim>();
   });
 }

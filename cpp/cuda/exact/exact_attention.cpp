@@ -26,7 +26,7 @@ int64_t shares_of(const AttendExactCall& call) {
 /** The call for tokens [first, first + count) of its own. */
 AttendExactCall part_of(const AttendExactCall& call, int64_t first, int64_t count) {
   AttendExactCall part = call;
-  const int64_t size = size_of(call.shape.rows.dtype);
+  const int64_t size = size_of(call.shape.dtype);
   part.tokens = count;
   part.total = call.total - call.tokens + first + count;
   part.end = part.total;

@@ -75,7 +75,7 @@ void launch(const ExactLogitsCall& call, cudaStream_t stream) {
 
 void launch_exact_logits(const ExactLogitsCall& call, cudaStream_t stream) {
   if (call.width <= 0) return;
-  dispatch_element(call.shape.rows.dtype,
+  dispatch_element(call.shape.dtype,
                    [&](auto element) { launch<decltype(element)>(call, stream); });
 }
 

@@ -1,23 +1,56 @@
-/** Where rows and elements lie in host memory. */
+/**
+ * Stored rows in host memory: where they lie, and how they are read and written. All code of the
+ * CPU that touches one is here or calls a kernel with addresses from here.
+ */
 #pragma once
 
+#include "cpu/simd/kernels.h"
 #include "ops.h"
 
 namespace pariskv::cpu {
 
-/** The K and V row of a position: K first. */
-inline char* row_at(const ModelShape& shape, const SequenceView& sequence, int64_t head,
-                    int64_t position) {
-  const int64_t segment = position / shape.segment_tokens;
-  const int64_t slot = position % shape.segment_tokens;
-  return static_cast<char*>(sequence.rows[segment]) +
-         (head * shape.segment_tokens + slot) * shape.rows.bytes();
+/** Where a row's K and V lie: they need not lie together. */
+struct RowPlace {
+  char* key;
+  char* value;
+};
+
+/** The row of a position. */
+inline RowPlace row_at(const ModelShape& shape, const SequenceView& sequence, int64_t head,
+                       int64_t position) {
+  const RowLayout& layout = shape.layout;
+  const int64_t block = position / layout.tokens, slot = position % layout.tokens;
+  void* const* pointers = sequence.rows + block * layout.pointers;
+  const auto half = [&](const RowLayout::Half& own) {
+    return static_cast<char*>(pointers[own.pointer]) + own.at(head, slot);
+  };
+  return {half(layout.key), half(layout.value)};
 }
 
-/** The same of a row of the tail, by its number among them: a copy that lies beside the others. */
-inline char* copied_row(const ModelShape& shape, const SequenceView& sequence, int64_t head,
-                        int64_t number, int64_t capacity) {
-  return sequence.tail_copies + (head * capacity + number) * shape.rows.bytes();
+/** The halves of a copy of a row, which lie together. */
+inline RowPlace halves_of(const RowFormat& rows, char* copy) {
+  return {copy, copy + rows.key_bytes()};
+}
+
+/** The copy of a row of the tail, by its number among them. */
+inline RowPlace tail_copy(const ModelShape& shape, const SequenceView& sequence, int64_t head,
+                          int64_t number, int64_t capacity) {
+  return halves_of(shape.rows,
+                   sequence.tail_copies + (head * capacity + number) * shape.rows.bytes());
+}
+
+/** Row i of a head, in a block of kept rows. */
+inline RowPlace kept_row(const ModelShape& shape, const KeptLayout& layout, char* block,
+                         int64_t head, int64_t i) {
+  return halves_of(shape.rows, layout.row(block, head, i));
+}
+
+/** All of a row, as it is written. */
+void copy_row(const RowFormat& rows, const RowPlace& from, const RowPlace& to);
+
+/** A stored key as floats. */
+inline void read_key(const Kernels& kernels, const RowFormat& rows, const char* key, float* out) {
+  kernels.to_float(key, rows.key, rows.key_dim, out);
 }
 
 /** Element (i, j, 0) of a rank-3 view. */
@@ -25,5 +58,23 @@ inline char* element_at(const TensorView& view, int64_t i, int64_t j) {
   return static_cast<char*>(view.data) +
          (i * view.strides[0] + j * view.strides[1]) * size_of(view.dtype);
 }
+
+/** A query as floats. */
+inline void read_query(const Kernels& kernels, const ModelShape& shape, const TensorView& q,
+                       int64_t row, int64_t head, float* out) {
+  kernels.to_float(element_at(q, row, head), row_type(shape.dtype), shape.rows.key_dim, out);
+}
+
+/** Writes floats as a half of a row. */
+void write_half(const float* numbers, int64_t dim, RowType type, char* half);
+
+/** Where K or V of a row comes from or goes to, and how it is written there. */
+struct HalfPlace {
+  char* half;
+  RowType type;
+};
+
+/** Stores K or V of a new row, or puts a stored one out: bytes as they are if types are equal. */
+void convert_half(const Kernels& kernels, int64_t dim, const HalfPlace& from, const HalfPlace& to);
 
 }  // namespace pariskv::cpu

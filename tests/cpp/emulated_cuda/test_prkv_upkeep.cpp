@@ -284,8 +284,10 @@ TEST_P(PRKVUpkeep, EqualsTheCpu) {
   config.policy = zone.settings();
   ModelShape shape{};
   shape.kv_heads = zone.kv_heads, shape.group = zone.group;
-  shape.rows = {zone.key_dim, zone.value_dim, zone.dtype};
+  shape.dtype = zone.dtype;
+  shape.rows = RowFormat::plain(zone.key_dim, zone.value_dim, zone.dtype);
   shape.segment_tokens = zone.segment_tokens;
+  shape.layout = RowLayout::segments(shape.rows, zone.segment_tokens);
   shape.recent = zone.recent;
   Home cpu(zone, config, shape);
   config.device = {DeviceType::kCuda, zone.device}, config.placement = zone.placement;

@@ -39,7 +39,7 @@ inline void append_rows(const RowsCall& call) {
 /** The new token of row i of a batch, to its place. */
 inline void append_token(const ModelShape& shape, const SequenceView& view, Rows k, Rows v,
                          int64_t i) {
-  const int64_t size = size_of(shape.rows.dtype);
+  const int64_t size = size_of(shape.dtype);
   k.data += i * k.stride_i * size;
   v.data += i * v.stride_i * size;
   append_rows({shape, &view, view.total - 1, 1, k, v});

@@ -20,7 +20,7 @@ struct KeptKernels {
 };
 
 KeptKernels kernels_of(const ModelShape& shape) {
-  return dispatch_element(shape.rows.dtype, [&](auto element) {
+  return dispatch_element(shape.dtype, [&](auto element) {
     using Element = decltype(element);
     return dispatch_words(shape.rows.key_dim, [](auto words) {
       constexpr int kWords = int(decltype(words)::kValue);

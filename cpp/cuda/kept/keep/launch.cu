@@ -62,7 +62,7 @@ void launch_choice(const ChoiceCall& call, cudaStream_t stream) {
   const int64_t width = call.scratch.width;
   const int bytes = int(sizeof(LookSpace)) + kLookRows * key_pitch(int(call.shape.rows.key_dim));
   bool early = false;
-  dispatch_element(call.shape.rows.dtype, [&](auto element) {
+  dispatch_element(call.shape.dtype, [&](auto element) {
     using Element = decltype(element);
     Launch(dim3(items, 1 + kPackBlocks), 0, stream, kListThreads)
         .run(Kernel<ChoiceParams>(list_rows<Element>), params, "keep: list_rows");

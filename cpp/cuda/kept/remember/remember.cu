@@ -39,7 +39,7 @@ void launch_remember(const RememberCall& call, cudaStream_t stream) {
   const int64_t tasks = call.positions * call.shape.query_heads();
   if (tasks == 0) return;
   const unsigned blocks = unsigned((tasks + kWarps - 1) / kWarps);
-  dispatch_element(call.shape.rows.dtype, [&](auto element) {
+  dispatch_element(call.shape.dtype, [&](auto element) {
     using Element = decltype(element);
     remember_queries<Element><<<blocks, kRememberThreads, 0, stream>>>(params);
   });

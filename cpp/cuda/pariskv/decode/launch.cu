@@ -94,7 +94,7 @@ int power_within(int most) {
 }
 
 DecodeKernels kernels_of(const DecodeCall& call) {
-  return dispatch_element(call.shape.rows.dtype, [&](auto element) {
+  return dispatch_element(call.shape.dtype, [&](auto element) {
     return decode_kernels<decltype(element)>(call.codec.layout.rotated_dim);
   });
 }
@@ -102,7 +102,7 @@ DecodeKernels kernels_of(const DecodeCall& call) {
 /** Whether the query of a searcher is one that lies in whole pieces of 16 bytes. */
 bool queries_in_pieces(const DecodeCall& call) {
   const auto bytes = [&](int64_t elements) {
-    return uint64_t(elements * size_of(call.shape.rows.dtype));
+    return uint64_t(elements * size_of(call.shape.dtype));
   };
   const uint64_t all = reinterpret_cast<uintptr_t>(call.q.data) | bytes(call.q.stride_i) |
                        bytes(call.q.stride_j) | bytes(call.shape.rows.key_dim);

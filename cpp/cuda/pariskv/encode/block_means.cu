@@ -270,7 +270,7 @@ MeanParameters parameters_of(const EncodeCall& call) {
 void launch_balance(const EncodeCall& call, cudaStream_t stream) {
   const MeanParameters p = parameters_of(call);
   const unsigned heads = unsigned(p.layout.kv_heads), threads = unsigned(p.layout.rotated_dim);
-  dispatch_element(call.shape.rows.dtype, [&](auto element) {
+  dispatch_element(call.shape.dtype, [&](auto element) {
     using Element = decltype(element);
     set_balance<Element><<<heads, threads, 0, stream>>>(p);
   });
@@ -283,7 +283,7 @@ void launch_means(const EncodeCall& call, cudaStream_t stream) {
   const int64_t blocks = (call.end - 1) / p.layout.block - call.begin / p.layout.block + 1;
   const dim3 grid(unsigned(blocks), unsigned(p.layout.kv_heads));
   const unsigned threads = unsigned(p.layout.rotated_dim);
-  dispatch_element(call.shape.rows.dtype, [&](auto element) {
+  dispatch_element(call.shape.dtype, [&](auto element) {
     using Element = decltype(element);
     store_means<Element><<<grid, threads, 0, stream>>>(p);
   });
@@ -293,7 +293,7 @@ void launch_means(const EncodeCall& call, cudaStream_t stream) {
 void launch_observe(const ObserveCall& call, cudaStream_t stream) {
   const unsigned heads = unsigned(call.shape.kv_heads);
   const unsigned threads = unsigned((call.shape.rows.key_dim + 31) / 32 * 32);
-  dispatch_element(call.shape.rows.dtype, [&](auto element) {
+  dispatch_element(call.shape.dtype, [&](auto element) {
     using Element = decltype(element);
     observe_queries<Element><<<heads, threads, 0, stream>>>(call);
   });

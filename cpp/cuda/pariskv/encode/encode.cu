@@ -338,7 +338,7 @@ CodecTables codec_tables(const RowFormat& rows, const CodecConstants& codec) {
     tables.cell_centres[cell] = codec.centres[std::clamp(cell - 1, 0, 7)];
   }
   std::copy_n(codec.negative, std::size(codec.negative), tables.negative);
-  const bool wide = rows.dtype == DType::kFloat32;
+  const bool wide = rows.key == RowType::kFloat32;
   for (int i = 0; i < (wide ? kMaxRotatedDim : kMaxRotatedDim / 2); ++i) {
     const auto negative = [&](int d) { return codec.negative[d / 32] >> (d % 32) & 1; };
     tables.flips[i] = wide ? negative(i) << 31 : negative(2 * i) << 15 | negative(2 * i + 1) << 31;
@@ -369,7 +369,7 @@ void launch_encode(const EncodeCall& call, cudaStream_t stream) {
                      call.balance.centre,
                      call.balance.centre_step,
                      codec_tables(shape.rows, call.codec)};
-  dispatch_element(shape.rows.dtype, [&](auto element) { launch<decltype(element)>(p, stream); });
+  dispatch_element(shape.dtype, [&](auto element) { launch<decltype(element)>(p, stream); });
 }
 
 }  // namespace pariskv::cuda

@@ -59,7 +59,7 @@ Fit fit_of(const PageKernels& kernels) {
 }
 
 PageKernels kernels_of(const ModelShape& shape) {
-  return dispatch_element(shape.rows.dtype, [&](auto element) {
+  return dispatch_element(shape.dtype, [&](auto element) {
     return page_kernels<decltype(element)>(shape.rows.key_dim);
   });
 }

@@ -19,7 +19,7 @@ void launch_digest(const DigestCall& call, cudaStream_t stream) {
   const DigestParams params{call, device::SegmentDivisor::of(call.shape.segment_tokens)};
   const dim3 grid(unsigned(pages), unsigned(call.shape.kv_heads), unsigned(call.count));
   const int threads = digest_threads(int(call.shape.rows.key_dim));
-  dispatch_element(call.shape.rows.dtype, [&](auto element) {
+  dispatch_element(call.shape.dtype, [&](auto element) {
     using Element = decltype(element);
     dispatch(Sizes<8, 16, 32, 64>{}, call.rules.page, [&](auto page) {
       Launch(grid, 0, stream, threads)

@@ -169,7 +169,7 @@ void launch_prkv_choice(const PRKVChoiceCall& call, cudaStream_t stream) {
   std::copy_n(call.before, call.choice.count, params.before);
   std::copy_n(call.wanted, call.choice.count, params.wanted);
   const bool early = starts_early(reinterpret_cast<const void*>(fill_block));
-  dispatch_element(call.choice.shape.rows.dtype, [&](auto element) {
+  dispatch_element(call.choice.shape.dtype, [&](auto element) {
     using Element = decltype(element);
     PRKVChoiceParams some = params;
     for (int64_t first = 0; first < call.choice.heads; first += call.heads_at_once) {

@@ -99,12 +99,12 @@ int64_t choice_bytes(const ModelShape& shape, const ObserveRules& rules, const K
                      int64_t batch);
 
 /** Row number j to choose from: where it was kept, for the store may have it no more. */
-inline char* row_to_choose(const ModelShape& shape, const KeptChange& change, const Choice& choice,
-                           int64_t head, int64_t j) {
+inline RowPlace row_to_choose(const ModelShape& shape, const KeptChange& change,
+                              const Choice& choice, int64_t head, int64_t j) {
   const int64_t at = head * choice.width + j;
   const int32_t source = choice.sources[at];
   if (source == kStored) return row_at(shape, change.after, head, choice.positions[at]);
-  return shape.kept(change.before.kept_capacity).row(change.before.kept, head, source);
+  return kept_row(shape, shape.kept(change.before.kept_capacity), change.before.kept, head, source);
 }
 
 /** Lists the rows to choose from, and what attention the last queries pay to each of them. */

@@ -1,6 +1,5 @@
 // The best rows of a choice, and the blocks of kept rows that they fill.
 #include <algorithm>
-#include <cstring>
 #include <functional>
 
 #include "cpu/kept/choice.h"
@@ -13,13 +12,13 @@ namespace {
 /** A head's part of a block, row by row. */
 class KeptWriter {
  public:
-  KeptWriter(const KeptLayout& layout, char* block, int64_t head)
-      : layout_(layout), block_(block), head_(head) {}
+  KeptWriter(const ModelShape& shape, int64_t capacity, char* block, int64_t head)
+      : shape_(shape), layout_(shape.kept(capacity)), block_(block), head_(head) {}
 
-  void add(int32_t position, uint8_t age, const char* row) {
+  void add(int32_t position, uint8_t age, const RowPlace& row) {
     layout_.positions(block_, head_)[filled_] = position;
     layout_.ages(block_, head_)[filled_] = age;
-    std::memcpy(layout_.row(block_, head_, filled_++), row, size_t(layout_.row_bytes));
+    copy_row(shape_.rows, row, kept_row(shape_, layout_, block_, head_, filled_++));
   }
   /** The rows so far are attended to, later ones held. */
   void end_of_attended() { attended_ = filled_; }
@@ -29,6 +28,7 @@ class KeptWriter {
   }
 
  private:
+  const ModelShape& shape_;
   const KeptLayout layout_;
   char* const block_;
   const int64_t head_;
@@ -88,7 +88,7 @@ void fill_kept(const ModelShape& shape, const KeptChange& change, const Choice& 
   const int32_t* positions = choice.positions + head * choice.width;
   const uint8_t* ages = choice.ages + head * choice.width;
   const uint8_t* usable = choice.usable + head * choice.width;
-  KeptWriter writer(shape.kept(change.after.kept_capacity), change.after.kept, head);
+  KeptWriter writer(shape, change.after.kept_capacity, change.after.kept, head);
   const auto add = [&](int64_t j, uint8_t age) {
     writer.add(positions[j], age, row_to_choose(shape, change, choice, head, j));
   };
@@ -107,12 +107,12 @@ void trim_kept(const ModelShape& shape, const KeptChange& change, int64_t head) 
   const KeptLayout before = shape.kept(change.before.kept_capacity);
   char* from = change.before.kept;
   const int32_t* counts = before.counts(from, head);
-  KeptWriter writer(shape.kept(change.after.kept_capacity), change.after.kept, head);
+  KeptWriter writer(shape, change.after.kept_capacity, change.after.kept, head);
   for (int64_t i = 0; i < counts[0] + counts[1]; ++i) {
     if (i == counts[0]) writer.end_of_attended();
     const int32_t position = before.positions(from, head)[i];
     if (position >= change.after.zone_end) continue;
-    writer.add(position, before.ages(from, head)[i], before.row(from, head, i));
+    writer.add(position, before.ages(from, head)[i], kept_row(shape, before, from, head, i));
   }
   if (counts[1] == 0) writer.end_of_attended();
   writer.finish();

@@ -39,7 +39,7 @@ void Observer::set_page_logits(int64_t head, int64_t tile, const Askers& askers)
       const float unit = *layout.unit(block, head, slot);
       const bool live = *layout.live(block, head, slot) != 0;
       float* own = numbers + r * dim;
-      kernels_.to_float(layout.digest(block, head, slot) + part * dim, DType::kFloat16, dim, own);
+      kernels_.to_float(layout.digest(block, head, slot) + part * dim, RowType::kFloat16, dim, own);
       for (int64_t d = 0; d < dim; ++d) own[d] = own[d] * unit;
       for (int64_t d = 0; d < dim && part == 0; ++d) own[d] = own[d] - reference_[d];
       if (!live) std::fill_n(own, dim, NAN);  // it has no digest
@@ -53,7 +53,8 @@ void Observer::set_page_logits(int64_t head, int64_t tile, const Askers& askers)
         std::transform(query, query + some * dim, sizes, [](int16_t x) { return std::abs(x); });
         query = sizes;
       }
-      kernels_.round_dots({rows, count, DType::kFloat32, dim, some, query, dots, exponents[part]});
+      kernels_.round_dots(
+          {rows, count, RowType::kFloat32, dim, some, query, dots, exponents[part]});
       float steps[kTile];
       for (int64_t r = 0; r < count; ++r) {
         steps[r] = exponents[part][r] == 255 ? 0 : key_step(exponents[part][r]);

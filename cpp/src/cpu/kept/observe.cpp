@@ -98,8 +98,8 @@ void Observer::set_reference(int64_t head) {
   for (int64_t s = 0; s < kReferenceKeys && count > 0; ++s) {
     float* key = keys[found];
     const int64_t i = s * count / kReferenceKeys;
-    const char* from = all ? row_at(shape_, change_.after, head, begin + i) : row(head, i);
-    kernels_.to_float(from, shape_.rows.dtype, dim, key);
+    const RowPlace from = all ? row_at(shape_, change_.after, head, begin + i) : row(head, i);
+    read_key(kernels_, shape_.rows, from.key, key);
     found += std::all_of(key, key + dim, [](float x) { return std::isfinite(x); });
   }
   for (int64_t d = 0; d < dim; ++d) {
@@ -123,7 +123,7 @@ void Observer::set_offsets(int64_t queries) {
     for (int64_t done = 0; done < queries; done += kQueriesAtOnce) {
       const int64_t some = std::min(kQueriesAtOnce, queries - done);
       kernels_.round_dots(
-          {&row, 1, DType::kFloat32, dim, some, choice_.numbers + done * dim, dots, &exponent});
+          {&row, 1, RowType::kFloat32, dim, some, choice_.numbers + done * dim, dots, &exponent});
       for (int64_t q = 0; q < some; ++q) {
         const float unit = finite_unit(choice_.scales[done + q].unit * key_step(exponent));
         choice_.offsets[done + q] += logit_steps(dots[q], unit, kMostLogit);
@@ -219,7 +219,7 @@ void Observer::set_logits(int64_t head, int64_t tile, const Askers& askers, int6
   alignas(64) float keys[kTile * kMaxHeadDim];
   for (int64_t r = 0; r < count; ++r) {
     float* key = keys + r * dim;
-    kernels_.to_float(row(head, first + r), shape_.rows.dtype, dim, key);
+    read_key(kernels_, shape_.rows, row(head, first + r).key, key);
     for (int64_t d = 0; d < dim; ++d) key[d] = key[d] - reference_[d];
     rows[r] = key;
   }
@@ -235,7 +235,7 @@ void Observer::set_logits(int64_t head, int64_t tile, const Askers& askers, int6
   do {
     const int64_t some = std::min(kQueriesAtOnce, end - done);
     kernels_.round_dots(
-        {rows, count, DType::kFloat32, dim, some, choice_.numbers + done * dim, dots, exponents});
+        {rows, count, RowType::kFloat32, dim, some, choice_.numbers + done * dim, dots, exponents});
     for (int64_t r = 0; r < count; ++r) steps[r] = exponents[r] == 255 ? 0 : key_step(exponents[r]);
     for (int64_t q = 0; q < some; ++q) {
       const RecentScale& scale = choice_.scales[done + q];

@@ -60,7 +60,7 @@ class Observer {
   int32_t* logits_of(int64_t number, int64_t first) const {
     return choice_.logits + number * choice_.width + first;
   }
-  const char* row(int64_t head, int64_t j) const {
+  RowPlace row(int64_t head, int64_t j) const {
     return row_to_choose(shape_, change_, choice_, head, j);
   }
 

@@ -14,7 +14,7 @@ void remember_one(const Kernels& kernels, const ModelShape& shape, const Logits&
   const int64_t slot = layout.slot_of(position);
   float query[kMaxHeadDim];
   for (int64_t head = 0; head < layout.query_heads; ++head) {
-    kernels.to_float(element_at(q, row, head), shape.rows.dtype, layout.key_dim, query);
+    read_query(kernels, shape, q, row, head, query);
     round_query(query, layout.key_dim, logits.scale, logits.softcap,
                 layout.scale(sequence.recent, slot, head),
                 layout.numbers(sequence.recent, slot, head));

@@ -23,7 +23,7 @@ int64_t each_finite_key(const Kernels& kernels, const ModelShape& shape,
   float key[kMaxHeadDim];
   int64_t count = 0;
   for (int64_t position = begin; position < end; ++position) {
-    kernels.to_float(row_at(shape, sequence, head, position), shape.rows.dtype, dim, key);
+    read_key(kernels, shape.rows, row_at(shape, sequence, head, position).key, key);
     float worst = 0;  // 0 times what is not finite is NaN
     for (int64_t c = 0; c < dim; ++c) worst += key[c] * 0.0f;
     if (worst != 0) continue;
@@ -138,8 +138,7 @@ void ParisKVSearch::add_queries(const ObserveArgs& args, Stream) {
     float query[kMaxHeadDim];
     for (int64_t i = 0; i < job.q.shape[0]; ++i) {
       for (int64_t g = 0; g < shape.group; ++g) {
-        device_.kernels.to_float(element_at(job.q, i, head * shape.group + g), shape.rows.dtype,
-                                 dim, query);
+        read_query(device_.kernels, shape, job.q, i, head * shape.group + g, query);
         for (int64_t c = 0; c < dim; ++c) {  // the square of a float is exact
           squares[c] = squares[c] + double(query[c]) * double(query[c]);
         }

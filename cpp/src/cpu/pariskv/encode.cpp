@@ -76,19 +76,27 @@ void tally_jobs(ThreadPool& pool, const Kernels& kernels, const EncodeArgs& args
   });
 }
 
+/** Addresses of keys that are gathered at a time. */
+constexpr int64_t kPointers = 256;
+
 /** Keys [begin, end) of a segment. */
 void encode_keys(const Kernels& kernels, const EncodeArgs& args, const EncodeJob& job, int64_t head,
                  int64_t begin, int64_t end, const float* gain, const float* shift) {
   const ModelShape& shape = args.shape;
   const SummaryLayout layout = args.codec->layout;
-  const int64_t slot = begin % shape.segment_tokens;
   uint8_t* segment = job.sequence.summaries[begin / shape.segment_tokens];
-  kernels.encode({row_at(shape, job.sequence, head, begin), shape.rows.dtype, shape.rows.elements(),
-                  end - begin, shape.rows.key_dim, layout.rotated_dim, gain, shift,
-                  args.codec->rotation_signs.data(), args.codec->thresholds.data(),
-                  args.codec->centres.data(), layout.signs(segment, head, slot),
-                  layout.norms(segment, head, slot), layout.scales(segment, head, slot),
-                  layout.records(segment, head, slot)});
+  const void* keys[kPointers];
+  for (int64_t first = begin; first < end; first += kPointers) {
+    const int64_t count = std::min(kPointers, end - first), slot = first % shape.segment_tokens;
+    for (int64_t i = 0; i < count; ++i) {
+      keys[i] = row_at(shape, job.sequence, head, first + i).key;
+    }
+    kernels.encode({keys, shape.rows.key, count, shape.rows.key_dim, layout.rotated_dim, gain,
+                    shift, args.codec->rotation_signs.data(), args.codec->thresholds.data(),
+                    args.codec->centres.data(), layout.signs(segment, head, slot),
+                    layout.norms(segment, head, slot), layout.scales(segment, head, slot),
+                    layout.records(segment, head, slot)});
+  }
 }
 
 }  // namespace

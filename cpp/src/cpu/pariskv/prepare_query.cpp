@@ -19,15 +19,13 @@ void load_query(const SearchArgs& args, const Kernels& kernels, int64_t row, int
   const ModelShape& shape = args.shape();
   const int64_t first = head * shape.group;
   if (args.rules().group_rule != GroupRule::kMeanQuery) {
-    kernels.to_float(element_at(args.decode.q, row, first + searcher), shape.rows.dtype,
-                     shape.rows.key_dim, query);
+    read_query(kernels, shape, args.decode.q, row, first + searcher, query);
     return;
   }
   float one[kMaxHeadDim];
   std::fill_n(query, shape.rows.key_dim, 0.0f);
   for (int64_t g = 0; g < shape.group; ++g) {
-    kernels.to_float(element_at(args.decode.q, row, first + g), shape.rows.dtype,
-                     shape.rows.key_dim, one);
+    read_query(kernels, shape, args.decode.q, row, first + g, one);
     for (int64_t d = 0; d < shape.rows.key_dim; ++d) query[d] = query[d] + one[d];
   }
   for (int64_t d = 0; d < shape.rows.key_dim; ++d) query[d] = query[d] / float(shape.group);
@@ -68,9 +66,9 @@ class Window {
     const int64_t first = std::min(sequence.zone_begin, kFirstRows);
     // The newest row is left out: a GPU may be storing it at this moment.
     const int64_t last = sequence.total - 1;
-    for (int64_t i = 0; i < first; ++i) rows_[count_++] = row_at(shape, sequence, head, i);
+    for (int64_t i = 0; i < first; ++i) keys_[count_++] = row_at(shape, sequence, head, i).key;
     for (int64_t i = std::max(sequence.zone_end, last - kLastRows); i < last; ++i) {
-      rows_[count_++] = row_at(shape, sequence, head, i);
+      keys_[count_++] = row_at(shape, sequence, head, i).key;
     }
   }
 
@@ -83,8 +81,8 @@ class Window {
   }
 
   void look(const Kernels& kernels, int64_t queries) {
-    kernels.round_dots({rows_, count_, shape_.rows.dtype, shape_.rows.key_dim, queries, query_,
-                        dots_, exponents_});
+    kernels.round_dots(
+        {keys_, count_, shape_.rows.key, shape_.rows.key_dim, queries, query_, dots_, exponents_});
   }
 
   /** Of the query at `index`, in octaves; a finite `bias` is one logit more. */
@@ -106,7 +104,7 @@ class Window {
  private:
   const ModelShape& shape_;
   const Logits& logits_;
-  const void* rows_[kWindowRows];
+  const void* keys_[kWindowRows];
   int64_t count_ = 0;
   int16_t query_[kQueries * kMaxHeadDim] = {};
   float base_[kQueries] = {};

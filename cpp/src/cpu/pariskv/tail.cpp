@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "cpu/pariskv/search.h"
 #include "cpu/rows.h"
@@ -17,8 +16,7 @@ void ParisKVSearch::list_tail(const SearchArgs& args) {
   if (width == 0) return;
   const auto is_finite = [&](const SequenceView& sequence, int64_t head, int64_t position) {
     float key[kMaxHeadDim];
-    device_.kernels.to_float(row_at(shape, sequence, head, position), shape.rows.dtype,
-                             shape.rows.key_dim, key);
+    read_key(device_.kernels, shape.rows, row_at(shape, sequence, head, position).key, key);
     return std::all_of(key, key + shape.rows.key_dim, [](float x) { return std::isfinite(x); });
   };
   device_.pool.parallel_for(int64_t(args.items.size()) * shape.kv_heads, [&](int64_t task) {
@@ -45,14 +43,13 @@ void ParisKVSearch::list_tail(const SearchArgs& args) {
 }
 
 void ParisKVSearch::copy_tail_rows(const TailCopyArgs& args, Stream) {
-  const int64_t bytes = args.shape.rows.bytes(), capacity = Tail::capacity(needs_.tail_rows);
+  const int64_t capacity = Tail::capacity(needs_.tail_rows);
   for (int64_t i = 0; i < args.batch; ++i) {
     const TailCopyJob& job = args.jobs[i];
     device_.pool.parallel_for(args.shape.kv_heads, [&](int64_t head) {
       for (int64_t number = job.from; number < job.tail.count; ++number) {
-        std::memcpy(copied_row(args.shape, job.sequence, head, number, capacity),
-                    row_at(args.shape, job.sequence, head, job.tail.position(number)),
-                    size_t(bytes));
+        copy_row(args.shape.rows, row_at(args.shape, job.sequence, head, job.tail.position(number)),
+                 tail_copy(args.shape, job.sequence, head, number, capacity));
       }
     });
   }

@@ -22,23 +22,23 @@ float fold_largest(Lanes lanes) {
 
 }  // namespace
 
-void to_float(const void* source, DType dtype, int64_t count, float* out) {
-  switch (dtype) {
-    case DType::kFloat32:
-      std::memcpy(out, source, size_t(count) * sizeof(float));
+void to_float(const void* half, RowType type, int64_t count, float* out) {
+  switch (type) {
+    case RowType::kFloat32:
+      std::memcpy(out, half, size_t(count) * sizeof(float));
       return;
-    case DType::kFloat16:
+    case RowType::kFloat16:
       for (int64_t i = 0; i < count; ++i) {
-        out[i] = float16_to_float(static_cast<const uint16_t*>(source)[i]);
+        out[i] = float16_to_float(static_cast<const uint16_t*>(half)[i]);
       }
       return;
-    case DType::kBFloat16:
+    case RowType::kBFloat16:
       for (int64_t i = 0; i < count; ++i) {
-        out[i] = bfloat16_to_float(static_cast<const uint16_t*>(source)[i]);
+        out[i] = bfloat16_to_float(static_cast<const uint16_t*>(half)[i]);
       }
       return;
   }
-  no_kernel("type", int64_t(dtype));
+  no_kernel("type", int64_t(type));
 }
 
 float sum_exp(const float* x, int64_t count, float shift) {
@@ -55,7 +55,6 @@ void add_exp(const float* x, int64_t count, float shift, float* sums) {
 
 void attend(const AttendRun& run) {
   const int64_t key_dim = run.key_dim, value_dim = run.value_dim;
-  const int64_t key_bytes = key_dim * size_of(run.dtype);
   for (int64_t begin = 0; begin < run.count; begin += kAttendTile) {
     const int64_t end = std::min(begin + kAttendTile, run.count);
     for (int64_t q = 0; q < run.queries; ++q) {
@@ -66,7 +65,7 @@ void attend(const AttendRun& run) {
       Lanes largest;
       std::fill_n(largest.value, 16, -INFINITY);
       for (int64_t r = 0; r < visible; ++r) {
-        to_float(run.rows[begin + r], run.dtype, key_dim, run.scratch);
+        to_float(run.keys[begin + r], run.key_type, key_dim, run.scratch);
         float logit = dot(run.query + q * key_dim, run.scratch, key_dim) * run.scale;
         if (run.softcap > 0) logit = run.softcap * std::tanh(logit / run.softcap);
         weights[r] = logit;
@@ -86,8 +85,7 @@ void attend(const AttendRun& run) {
       float* weighted = run.weighted + q * value_dim;
       for (int64_t d = 0; d < value_dim; ++d) weighted[d] = weighted[d] * keep;
       for (int64_t r = 0; r < visible; ++r) {
-        const char* row = static_cast<const char*>(run.rows[begin + r]);
-        to_float(row + key_bytes, run.dtype, value_dim, run.scratch);
+        to_float(run.values[begin + r], run.value_type, value_dim, run.scratch);
         for (int64_t d = 0; d < value_dim; ++d) {
           weighted[d] = std::fma(weights[r], run.scratch[d], weighted[d]);
         }

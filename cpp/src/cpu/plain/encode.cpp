@@ -139,10 +139,9 @@ void encode_key(const float* key, const EncodeRun& run, const Summary& out) {
 
 void encode(const EncodeRun& run) {
   const SummaryLayout layout{1, 1, run.rotated_dim, 0};
-  const int64_t row_bytes = run.row_stride * size_of(run.dtype);
   float key[kMaxRotatedDim];
   for (int64_t i = 0; i < run.count; ++i) {
-    to_float(static_cast<const char*>(run.rows) + i * row_bytes, run.dtype, run.head_dim, key);
+    to_float(run.keys[i], run.type, run.head_dim, key);
     if (run.gain != nullptr) lean(run, key);
     encode_key(key, run,
                {run.signs + i * layout.subspaces(), run.norm_codes + i, run.scales + i,

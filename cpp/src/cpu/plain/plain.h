@@ -24,7 +24,7 @@ void score_pages(const ScorePagesRun& run);
 void attend(const AttendRun& run);
 float sum_exp(const float* x, int64_t count, float shift);
 void add_exp(const float* x, int64_t count, float shift, float* sums);
-void to_float(const void* source, DType dtype, int64_t count, float* out);
+void to_float(const void* half, RowType type, int64_t count, float* out);
 
 /**
  * The Walsh-Hadamard transform in place, unscaled, `count` a power of two. Butterflies in

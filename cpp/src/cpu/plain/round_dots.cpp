@@ -12,7 +12,7 @@ void round_dots(const RoundDotsRun& run) {
   float key[kMaxHeadDim];
   int32_t rounded[kMaxHeadDim];
   for (int64_t r = 0; r < run.count; ++r) {
-    to_float(run.rows[r], run.dtype, run.head_dim, key);
+    to_float(run.keys[r], run.type, run.head_dim, key);
     uint32_t largest = 0;
     for (int64_t d = 0; d < run.head_dim; ++d) {
       largest = std::max(largest, bits_of(key[d]) & 0x7fffffffu);

@@ -55,8 +55,7 @@ void PRKVSearch::load_queries(const DecodeArgs& args, const Item& item, int64_t 
   int64_t asking = 0;
   for (int64_t g = 0; g < group; ++g) {
     float* own = query + asking * dim;
-    device_.kernels.to_float(element_at(args.q, item.row, head * group + g), args.shape.rows.dtype,
-                             dim, own);
+    read_query(device_.kernels, args.shape, args.q, item.row, head * group + g, own);
     asking += std::all_of(own, own + dim, [](float x) { return std::isfinite(x); });
   }
   item.asking[head] = asking;

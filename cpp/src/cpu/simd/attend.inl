@@ -11,8 +11,8 @@ constexpr int kColumnBlock = 4;
 
 /** A tile of rows, and what becomes of it for each query. */
 struct Tile {
-  // One part (K or V) of every row. Up to a multiple of 4, the last row stands in.
-  const char* rows[kAttendTile];
+  // One half (K or V) of every row. Up to a multiple of 4, the last row stands in.
+  const void* rows[kAttendTile];
   int64_t count;
   int64_t visible[kQueryBlock];
   float keep[kQueryBlock];                   // what earlier sums are multiplied by
@@ -20,14 +20,13 @@ struct Tile {
 };
 
 /**
- * Parts of rows that are wanted soon: asked for while earlier ones are worked on. Those of the tile
- * after them go to the second-level cache: more of these can be on their way at a time.
+ * Halves of rows that are wanted soon: asked for while earlier ones are worked on. Those of the
+ * tile after them go to the second-level cache: more of these can be on their way at a time.
  */
 struct Coming {
   const void* const* rows;
   int64_t count;
   int64_t left;  // rows of the run, from the first of these on
-  int64_t offset;
   int64_t bytes;
 
   PKV_INLINE void prefetch(int64_t row) const {
@@ -39,17 +38,20 @@ struct Coming {
  private:
   template <_mm_hint kHint>
   PKV_INLINE void ask(int64_t row) const {
-    const char* part = static_cast<const char*>(rows[row]) + offset;
-    for (int64_t byte = 0; byte < bytes; byte += 64) _mm_prefetch(part + byte, kHint);
+    const char* half = static_cast<const char*>(rows[row]);
+    for (int64_t byte = 0; byte < bytes; byte += 64) _mm_prefetch(half + byte, kHint);
   }
 };
 
-constexpr Coming kNothing = {nullptr, 0, 0, 0, 0};
+constexpr Coming kNothing = {nullptr, 0, 0, 0};
 
 /** Logits of 4 rows for kQueries queries. */
 template <typename Source, int kQueries>
-PKV_INLINE void dot_four(const char* const* rows, const float* query, int64_t dim, float scale,
+PKV_INLINE void dot_four(const void* const* rows, const float* query, int64_t dim, float scale,
                          float* logits) {
+  Source halves[4];
+  PKV_UNROLL
+  for (int r = 0; r < 4; ++r) halves[r] = Source(rows[r], dim);
   Lanes16 sums[kQueries][4];
   PKV_UNROLL
   for (int q = 0; q < kQueries; ++q) {
@@ -59,7 +61,7 @@ PKV_INLINE void dot_four(const char* const* rows, const float* query, int64_t di
   for (int64_t d = 0; d < dim; d += kLanes) {
     Lanes16 row[4];
     PKV_UNROLL
-    for (int r = 0; r < 4; ++r) row[r] = Source::load16(rows[r] + d * Source::kBytes);
+    for (int r = 0; r < 4; ++r) row[r] = halves[r].load16(d);
     PKV_UNROLL
     for (int q = 0; q < kQueries; ++q) {
       const Lanes16 x = load(query + q * dim + d);
@@ -143,9 +145,9 @@ PKV_INLINE void mix_columns(const Tile& tile, int64_t q, int64_t begin, int64_t 
   for (int64_t r = begin; r < end; ++r) {
     coming.prefetch(r);
     Lanes16 row[kVectors];
-    const char* part = tile.rows[r] + d * Source::kBytes;
+    const Source half(tile.rows[r], dim);
     PKV_UNROLL
-    for (int v = 0; v < kVectors; ++v) row[v] = Source::load16(part + v * kLanes * Source::kBytes);
+    for (int v = 0; v < kVectors; ++v) row[v] = half.load16(d + v * kLanes);
     PKV_UNROLL
     for (int j = 0; j < kQueries; ++j) {
       const Lanes16 weight = all(tile.weights[(q + j) * kAttendTile + r]);
@@ -195,32 +197,77 @@ void mix_tile(const AttendRun& run, const Tile& tile, const Coming& coming) {
   for (; d < run.value_dim; d += kLanes) mix_block<Source, 1>(run, tile, d, kNothing);
 }
 
-/** Lets the tile's rows be the parts at `offset` of `rows`. */
-void point(Tile& tile, const void* const* rows, int64_t offset) {
+/** Lets the tile's rows be these. */
+void point(Tile& tile, const void* const* rows) {
   for (int64_t r = 0; r < (tile.count + 3) / 4 * 4; ++r) {
-    tile.rows[r] = static_cast<const char*>(rows[lesser(r, tile.count - 1)]) + offset;
+    tile.rows[r] = rows[lesser(r, tile.count - 1)];
   }
 }
 
-/** Lets the tile's rows be floats in scratch, made from the `dim` elements at `offset` of `rows`.
- */
+/** Lets the tile's rows be floats in scratch, made from the `dim` numbers of each of `rows`. */
 template <typename Source>
-void widen(const AttendRun& run, Tile& tile, const void* const* rows, int64_t offset, int64_t dim,
+void widen(const AttendRun& run, Tile& tile, const void* const* rows, int64_t dim,
            const Coming& coming) {
   for (int64_t r = 0; r < tile.count; ++r) {
     coming.prefetch(r);
-    to_float_from<Source>(static_cast<const char*>(rows[r]) + offset, dim, run.scratch + r * dim);
+    to_float_from(Source(rows[r], dim), dim, run.scratch + r * dim);
   }
   for (int64_t r = 0; r < (tile.count + 3) / 4 * 4; ++r) {
-    tile.rows[r] = reinterpret_cast<const char*>(run.scratch + lesser(r, tile.count - 1) * dim);
+    tile.rows[r] = run.scratch + lesser(r, tile.count - 1) * dim;
   }
 }
 
-/** At most kQueryBlock queries. */
+/** Whether rows are turned to floats once for all queries. */
 template <typename Source>
-void attend_block(const AttendRun& run) {
-  const bool widened = Source::kBytes < 4 && run.queries > kDirectQueries;
-  const int64_t key_bytes = run.key_dim * Source::kBytes;
+PKV_INLINE bool widens(const AttendRun& run) {
+  return Source::kBytes < 4 && run.queries > kDirectQueries;
+}
+
+/** The logits of a tile of keys, while `coming` is asked for. */
+template <typename Source>
+void take_keys(const AttendRun& run, Tile& tile, const void* const* keys, const Coming& coming) {
+  if (widens<Source>(run)) {
+    widen<Source>(run, tile, keys, run.key_dim, coming);
+    dot_tile<Float32>(run, tile, kNothing);
+  } else {
+    point(tile, keys);
+    dot_tile<Source>(run, tile, coming);
+  }
+}
+
+/** The same of its values, to the weighted sums. */
+template <typename Source>
+void take_values(const AttendRun& run, Tile& tile, const void* const* values,
+                 const Coming& coming) {
+  if (widens<Source>(run)) {
+    widen<Source>(run, tile, values, run.value_dim, coming);
+    mix_tile<Float32>(run, tile, kNothing);
+  } else {
+    point(tile, values);
+    mix_tile<Source>(run, tile, coming);
+  }
+}
+
+/** What is done with a tile of keys and with one of values, for the types that they have. */
+struct TileSteps {
+  using Step = void (*)(const AttendRun&, Tile&, const void* const*, const Coming&);
+  Step keys = nullptr, values = nullptr;
+  int64_t key_bytes = 0, value_bytes = 0;  // of a row's numbers
+
+  PKV_INLINE explicit TileSteps(const AttendRun& run) {
+    with_source(run.key_type, [&](auto kind) {
+      keys = take_keys<decltype(kind)>;
+      key_bytes = run.key_dim * decltype(kind)::kBytes;
+    });
+    with_source(run.value_type, [&](auto kind) {
+      values = take_values<decltype(kind)>;
+      value_bytes = run.value_dim * decltype(kind)::kBytes;
+    });
+  }
+};
+
+/** At most kQueryBlock queries. */
+void attend_block(const AttendRun& run, const TileSteps& steps) {
   int64_t deepest = 0;
   for (int64_t q = 0; q < run.queries; ++q) deepest = greater(deepest, run.limits[q]);
   deepest = lesser(deepest, run.count);
@@ -231,29 +278,18 @@ void attend_block(const AttendRun& run) {
     for (int64_t q = 0; q < run.queries; ++q) {
       tile.visible[q] = greater(0, lesser(tile.count, run.limits[q] - begin));
     }
-    const void* const* rows = run.rows + begin;
+    const void* const* keys = run.keys + begin;
+    const void* const* values = run.values + begin;
     const int64_t left = deepest - begin, next = left - tile.count;
-    const Coming values = {rows, tile.count, left, key_bytes, run.value_dim * Source::kBytes};
-    const Coming next_keys = {rows + tile.count, lesser(kAttendTile, next), next, 0, key_bytes};
-    if (widened) {
-      widen<Source>(run, tile, rows, 0, run.key_dim, values);
-      dot_tile<Float32>(run, tile, kNothing);
-    } else {
-      point(tile, rows, 0);
-      dot_tile<Source>(run, tile, values);
-    }
+    steps.keys(run, tile, keys, {values, tile.count, left, steps.value_bytes});
     for (int64_t q = 0; q < run.queries; ++q) soften(run, tile, q);
-    if (widened) {
-      widen<Source>(run, tile, rows, key_bytes, run.value_dim, next_keys);
-      mix_tile<Float32>(run, tile, kNothing);
-    } else {
-      point(tile, rows, key_bytes);
-      mix_tile<Source>(run, tile, next_keys);
-    }
+    steps.values(run, tile, values,
+                 {keys + tile.count, lesser(kAttendTile, next), next, steps.key_bytes});
   }
 }
 
 void attend(const AttendRun& run) {
+  const TileSteps steps(run);
   for (int64_t q = 0; q < run.queries; q += kQueryBlock) {
     AttendRun block = run;
     block.queries = lesser(kQueryBlock, run.queries - q);
@@ -262,7 +298,7 @@ void attend(const AttendRun& run) {
     block.maximum += q;
     block.sum += q;
     block.weighted += q * run.value_dim;
-    with_source(run.dtype, [&](auto kind) { attend_block<decltype(kind)>(block); });
+    attend_block(block, steps);
   }
 }
 

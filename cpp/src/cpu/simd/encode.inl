@@ -88,12 +88,12 @@ PKV_INLINE void between_vectors(Lanes16* y) {
 
 /** The first steps of cpu/encode.cpp. */
 template <int kVectors, typename Source>
-PKV_INLINE void rotate(const char* key, const EncodeRun& run, Rotated<kVectors>& out) {
+PKV_INLINE void rotate(const Source& key, const EncodeRun& run, Rotated<kVectors>& out) {
   Lanes16 y[kVectors];
   Lanes16 pattern = all(0);
   PKV_UNROLL
   for (int v = 0; v < kVectors; ++v) {
-    y[v] = Source::load16(key + v * kLanes * Source::kBytes);
+    y[v] = key.load16(v * kLanes);
     pattern = larger_pattern(pattern, y[v]);
   }
   uint32_t largest = largest_pattern(pattern);
@@ -201,19 +201,18 @@ void encode_run(const EncodeRun& run) {
   // Keys of a batch do not wait for each other, and each step is short enough to overlap.
   constexpr int64_t kBatch = 8;
   const Levels levels(run);
-  const char* keys = static_cast<const char*>(run.rows);
   Rotated<kVectors> batch[kBatch];
   const bool padded = run.head_dim < run.rotated_dim;
   char padded_key[kVectors * kLanes * Source::kBytes] = {};
   for (int64_t begin = 0; begin < run.count; begin += kBatch) {
     const int64_t end = lesser(begin + kBatch, run.count);
     for (int64_t i = begin; i < end; ++i) {
-      const char* key = keys + i * run.row_stride * Source::kBytes;
+      Source key(run.keys[i], run.head_dim);
       if (padded) {
-        memcpy(padded_key, key, size_t(run.head_dim * Source::kBytes));
-        key = padded_key;
+        memcpy(padded_key, key.numbers, size_t(run.head_dim * Source::kBytes));
+        key.numbers = padded_key;
       }
-      rotate<kVectors, Source>(key, run, batch[i - begin]);
+      rotate(key, run, batch[i - begin]);
     }
     for (int64_t i = begin; i < end; ++i) {
       quantise<kVectors>(batch[i - begin], levels,
@@ -224,7 +223,7 @@ void encode_run(const EncodeRun& run) {
 }
 
 void encode(const EncodeRun& run) {
-  with_source(run.dtype, [&](auto kind) {
+  with_source(run.type, [&](auto kind) {
     with_size(RotatedDims{}, run.rotated_dim, [&](auto dim) {
       encode_run<int(decltype(dim)::kValue / kLanes), decltype(kind)>(run);
     });

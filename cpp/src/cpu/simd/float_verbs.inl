@@ -33,32 +33,46 @@ PKV_INLINE int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
 
 PKV_INLINE float square_root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
 
-/** What a row is made of, 16 elements at a time. */
-struct Float32 {
-  static constexpr int64_t kBytes = 4;
-  PKV_INLINE static Lanes16 load16(const void* x) { return load(static_cast<const float*>(x)); }
-};
-struct Float16 {
-  static constexpr int64_t kBytes = 2;
-  PKV_INLINE static Lanes16 load16(const void* x) { return load_float16(x); }
-};
-struct BFloat16 {
-  static constexpr int64_t kBytes = 2;
-  PKV_INLINE static Lanes16 load16(const void* x) { return load_bfloat16(x); }
+/** Where the numbers of a half of a row are: what all readers below have in common. */
+template <int64_t kSize>
+struct Numbers {
+  static constexpr int64_t kBytes = kSize;
+  const char* numbers;
+
+  Numbers() = default;
+  PKV_INLINE Numbers(const void* half, int64_t) : numbers(static_cast<const char*>(half)) {}
+  PKV_INLINE const char* at(int64_t d) const { return numbers + d * kSize; }
 };
 
-/** Calls `visit` with the type above that stands for `dtype`. */
+/**
+ * How a half of a row is read, by its RowType. Made of its address and its size (which tells where
+ * a scale lies), a reader loads numbers d to d + 15. Nothing else here knows how they are written.
+ */
+struct Float32 : Numbers<4> {
+  using Numbers::Numbers;
+  PKV_INLINE Lanes16 load16(int64_t d) const { return load(reinterpret_cast<const float*>(at(d))); }
+};
+struct Float16 : Numbers<2> {
+  using Numbers::Numbers;
+  PKV_INLINE Lanes16 load16(int64_t d) const { return load_float16(at(d)); }
+};
+struct BFloat16 : Numbers<2> {
+  using Numbers::Numbers;
+  PKV_INLINE Lanes16 load16(int64_t d) const { return load_bfloat16(at(d)); }
+};
+
+/** Calls `visit` with the reader above, of no half, that stands for `type`. */
 template <typename Visit>
-PKV_INLINE void with_source(DType dtype, Visit visit) {
-  switch (dtype) {
-    case DType::kFloat32:
+PKV_INLINE void with_source(RowType type, Visit visit) {
+  switch (type) {
+    case RowType::kFloat32:
       return visit(Float32{});
-    case DType::kFloat16:
+    case RowType::kFloat16:
       return visit(Float16{});
-    case DType::kBFloat16:
+    case RowType::kBFloat16:
       return visit(BFloat16{});
   }
-  no_kernel("type", int64_t(dtype));
+  no_kernel("type", int64_t(type));
 }
 
 /** Calls `visit` with `size`, one of the list, as a Constant. */
@@ -140,19 +154,19 @@ void add_exp(const float* x, int64_t count, float shift, float* sums) {
 }
 
 template <typename Source>
-PKV_INLINE void to_float_from(const void* source, int64_t count, float* out) {
-  const char* in = static_cast<const char*>(source);
+PKV_INLINE void to_float_from(Source half, int64_t count, float* out) {
   int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) store(out + i, Source::load16(in + i * Source::kBytes));
+  for (; i + kLanes <= count; i += kLanes) store(out + i, half.load16(i));
   if (i < count) {
     char rest[kLanes * sizeof(float)] = {};
-    memcpy(rest, in + i * Source::kBytes, size_t((count - i) * Source::kBytes));
-    store_first(out + i, Source::load16(rest), count - i);
+    memcpy(rest, half.numbers + i * Source::kBytes, size_t((count - i) * Source::kBytes));
+    half.numbers = rest;
+    store_first(out + i, half.load16(0), count - i);
   }
 }
 
-void to_float(const void* source, DType dtype, int64_t count, float* out) {
-  with_source(dtype, [&](auto kind) { to_float_from<decltype(kind)>(source, count, out); });
+void to_float(const void* half, RowType type, int64_t count, float* out) {
+  with_source(type, [&](auto kind) { to_float_from(decltype(kind)(half, count), count, out); });
 }
 
 }  // namespace

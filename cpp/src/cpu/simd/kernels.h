@@ -18,15 +18,14 @@
 #include <cstdint>
 
 #include "pariskv/sizes.h"
-#include "pariskv/tensor_view.h"
+#include "row_format.h"
 
 namespace pariskv::cpu {
 
 /** A run of keys of one kv head, from rows to summaries. */
 struct EncodeRun {
-  const void* rows;  // (count, ...) keys, `row_stride` elements apart
-  DType dtype;
-  int64_t row_stride;
+  const void* const* keys;  // (count) each a half of head_dim numbers
+  RowType type;
   int64_t count;
   int64_t head_dim;
   int64_t rotated_dim;          // the next power of two; subspaces = rotated_dim / 8
@@ -84,9 +83,9 @@ struct ScoreVotesRun {
 
 /** Products of keys and queries, both rounded to 8 bits. */
 struct RoundDotsRun {
-  const void* const* rows;  // (count) each K (head_dim) first
+  const void* const* keys;  // (count) each a half of head_dim numbers
   int64_t count;
-  DType dtype;
+  RowType type;
   int64_t head_dim;
   int64_t queries;
   const int16_t* query;  // (queries, head_dim), -127 to 127
@@ -143,9 +142,11 @@ constexpr float kMostPageScore = 0x1p100f;
 
 /** Attention of some queries over some rows, continued from and left in a running state. */
 struct AttendRun {
-  const void* const* rows;  // (count) each K (key_dim) then V (value_dim)
+  const void* const* keys;    // (count) each a half of key_dim numbers
+  const void* const* values;  // (count) of value_dim numbers
   int64_t count;
-  DType dtype;
+  RowType key_type;
+  RowType value_type;
   int64_t key_dim;
   int64_t value_dim;
   int64_t queries;
@@ -211,8 +212,8 @@ struct Kernels {
   /** sums[i] += exp(x[i] - shift). */
   void (*add_exp)(const float* x, int64_t count, float shift, float* sums);
 
-  /** Elements of a row as float. */
-  void (*to_float)(const void* source, DType dtype, int64_t count, float* out);
+  /** A half of a row as floats; any first numbers of one, where the type has no scale. */
+  void (*to_float)(const void* half, RowType type, int64_t count, float* out);
 };
 
 /**

@@ -15,13 +15,13 @@ PKV_INLINE int32_t sum_of(__m256i x) {
 
 /** A key as whole numbers from -127 to 127; returns its exponent, 255: it is not finite. */
 template <typename Source, int kVectors>
-PKV_INLINE uint32_t round_key(const void* key_row, __m256i* words) {
-  const char* row = static_cast<const char*>(key_row);
+PKV_INLINE uint32_t round_key(const void* half, __m256i* words) {
+  const Source row(half, kVectors * kLanes);
   Lanes16 key[kVectors];
   Lanes16 largest = all(0);
   PKV_UNROLL
   for (int v = 0; v < kVectors; ++v) {
-    key[v] = Source::load16(row + v * kLanes * Source::kBytes);
+    key[v] = row.load16(v * kLanes);
     largest = larger_pattern(largest, key[v]);
   }
   const uint32_t field = largest_pattern(largest) >> 23;
@@ -40,7 +40,7 @@ template <typename Source, int kVectors>
 void round_dots_of(const RoundDotsRun& run) {
   for (int64_t r = 0; r < run.count; ++r) {
     __m256i words[kVectors];
-    const uint32_t exponent = round_key<Source, kVectors>(run.rows[r], words);
+    const uint32_t exponent = round_key<Source, kVectors>(run.keys[r], words);
     run.exponents[r] = uint8_t(exponent);
     if (exponent == 255) {
       for (int64_t q = 0; q < run.queries; ++q) run.dots[q * run.count + r] = 0;
@@ -75,7 +75,7 @@ void round_many_dots_of(const RoundDotsRun& run) {
     const int64_t count = lesser(kKeys, run.count - at);
     for (int64_t r = 0; r < count; ++r) {
       __m256i words[kVectors];
-      const uint32_t exponent = round_key<Source, kVectors>(run.rows[at + r], words);
+      const uint32_t exponent = round_key<Source, kVectors>(run.keys[at + r], words);
       run.exponents[at + r] = uint8_t(exponent);
       alignas(64) uint8_t bytes[kDim];
       for (int v = 0; v < kVectors; ++v) {
@@ -131,7 +131,7 @@ void round_many_dots_of(const RoundDotsRun& run) {
 #endif
 
 void round_dots(const RoundDotsRun& run) {
-  with_source(run.dtype, [&](auto kind) {
+  with_source(run.type, [&](auto kind) {
     using Source = decltype(kind);
     with_size(HeadDims{}, run.head_dim, [&](auto dim) {
       constexpr int kVectors = int(decltype(dim)::kValue / kLanes);

@@ -7,7 +7,6 @@
 #include "cpu/rows.h"
 #include "cpu/softmax.h"
 #include "cpu/step.h"
-#include "dispatch.h"
 
 namespace pariskv::cpu {
 
@@ -29,23 +28,28 @@ struct QueryBlock {
 };
 
 /**
- * Continues the running softmax of a block over `rows` rows, whose addresses `row(i)` gives;
+ * Continues the running softmax of a block over `rows` rows, whose places `row(i)` gives;
  * query q sees rows 0 to limits[q]. Without a pool the call is not told to stop meanwhile.
  */
 template <typename Row>
 void attend_rows(ThreadPool* pool, const Kernels& kernels, const ModelShape& shape,
                  const Logits& logits, const QueryBlock& block, int64_t rows, Row row) {
-  const void* pointers[kPointers];
+  const void* keys[kPointers];
+  const void* values[kPointers];
   int64_t limits[kQueryBlock];
   alignas(64) float scratch[kAttendTile * kMaxHeadDim];
   for (int64_t begin = 0; begin < rows; begin += kPointers) {
     if (begin > 0 && pool != nullptr) pool->check_stop();  // a million rows take half a second
     const int64_t count = std::min(kPointers, rows - begin);
-    for (int64_t i = 0; i < count; ++i) pointers[i] = row(begin + i);
+    for (int64_t i = 0; i < count; ++i) {
+      const RowPlace place = row(begin + i);
+      keys[i] = place.key;
+      values[i] = place.value;
+    }
     for (int64_t q = 0; q < block.count; ++q) limits[q] = block.limits[q] - begin;
-    kernels.attend({pointers, count, shape.rows.dtype, shape.rows.key_dim, shape.rows.value_dim,
-                    block.count, block.query, limits, logits.scale, logits.softcap, block.maximum,
-                    block.sum, block.weighted, scratch});
+    kernels.attend({keys, values, count, shape.rows.key, shape.rows.value, shape.rows.key_dim,
+                    shape.rows.value_dim, block.count, block.query, limits, logits.scale,
+                    logits.softcap, block.maximum, block.sum, block.weighted, scratch});
   }
 }
 
@@ -86,8 +90,8 @@ void load_group(const DecodeArgs& args, const Running& state, const Kernels& ker
   block.sum = state.sum + running;
   block.weighted = state.weighted + running * shape.rows.value_dim;
   for (int64_t q = 0; q < part.count; ++q) {
-    kernels.to_float(element_at(args.q, part.token, query_head + q), shape.rows.dtype,
-                     shape.rows.key_dim, block.query + q * shape.rows.key_dim);
+    read_query(kernels, shape, args.q, part.token, query_head + q,
+               block.query + q * shape.rows.key_dim);
     block.limits[q] = rows;
   }
 }
@@ -118,7 +122,7 @@ void attend_tail(const Kernels& kernels, const DecodeArgs& args, const QueryBloc
   attend_rows(nullptr, kernels, shape, args.logits, own, tail.count, [&](int64_t i) {
     const int64_t number = tail.number[i];
     return sequence.tail_copies != nullptr
-               ? copied_row(shape, sequence, head, number, tail.capacity)
+               ? tail_copy(shape, sequence, head, number, tail.capacity)
                : row_at(shape, sequence, head, tail.tail.position(number));
   });
   for (int64_t q = 0; q < own.count; ++q) {
@@ -133,20 +137,6 @@ void attend_tail(const Kernels& kernels, const DecodeArgs& args, const QueryBloc
       value = value * before + weighted[q * dim + d] * added;
     }
   }
-}
-
-void store_row(const float* values, int64_t count, DType dtype, char* out) {
-  dispatch(dtype, [&](auto type) {
-    for (int64_t d = 0; d < count; ++d) {
-      if constexpr (type == DType::kFloat32) {
-        reinterpret_cast<float*>(out)[d] = values[d];
-      } else if constexpr (type == DType::kFloat16) {
-        reinterpret_cast<uint16_t*>(out)[d] = float_to_float16(values[d]);
-      } else {
-        reinterpret_cast<uint16_t*>(out)[d] = float_to_bfloat16(values[d]);
-      }
-    }
-  });
 }
 
 struct Result {
@@ -166,8 +156,8 @@ void finish(const ModelShape& shape, const Logits& logits, float maximum, float 
     weighted[d] = value + value * 0.0f;
   }
   if (to.out.data != nullptr) {
-    store_row(weighted, shape.rows.value_dim, shape.rows.dtype,
-              element_at(to.out, to.token, to.query_head));
+    write_half(weighted, shape.rows.value_dim, row_type(shape.dtype),
+               element_at(to.out, to.token, to.query_head));
   }
   if (to.lse.data != nullptr) {
     static_cast<float*>(to.lse.data)[to.token * to.lse.strides[0] + to.query_head] = lse;
@@ -178,30 +168,30 @@ void finish(const ModelShape& shape, const Logits& logits, float maximum, float 
 
 void Step::attend_resident(const DecodeArgs& args, const Running& running) {
   const ModelShape& shape = args.shape;
-  each_group(device_.pool, Stops::kYes, args,
-             [&](const SequenceView& sequence, const GroupPart& part) {
-               // Before the zone, then after it; unless sparse, the zone is resident like the rest.
-               const int64_t gap = sequence.sparse != 0 ? sequence.zone_tokens() : 0;
-               // Rows that are kept of a zone that is left out lie together, and come in its place.
-               const KeptLayout layout = shape.kept(sequence.kept_capacity);
-               const bool keeps = gap > 0 && sequence.kept_capacity > 0 && sequence.kept != nullptr;
-               const int64_t kept = keeps ? layout.counts(sequence.kept, part.head)[0] : 0;
-               const int64_t kept_end = sequence.zone_begin + kept;
-               const int64_t rows = sequence.total - gap + kept;
-               QueryBlock block;
-               load_group(args, running, device_.kernels, part, rows, block);
-               std::fill_n(block.maximum, block.count, -INFINITY);
-               std::fill_n(block.sum, block.count, 0.0f);
-               std::fill_n(block.weighted, block.count * shape.rows.value_dim, 0.0f);
-               attend_rows(&device_.pool, device_.kernels, shape, args.logits, block, rows,
-                           [&](int64_t i) {
-                             if (i >= sequence.zone_begin && i < kept_end) {
-                               return layout.row(sequence.kept, part.head, i - sequence.zone_begin);
-                             }
-                             return row_at(shape, sequence, part.head,
-                                           i < sequence.zone_begin ? i : i - kept + gap);
-                           });
-             });
+  each_group(
+      device_.pool, Stops::kYes, args, [&](const SequenceView& sequence, const GroupPart& part) {
+        // Before the zone, then after it; unless sparse, the zone is resident like the rest.
+        const int64_t gap = sequence.sparse != 0 ? sequence.zone_tokens() : 0;
+        // Rows that are kept of a zone that is left out lie together, and come in its place.
+        const KeptLayout layout = shape.kept(sequence.kept_capacity);
+        const bool keeps = gap > 0 && sequence.kept_capacity > 0 && sequence.kept != nullptr;
+        const int64_t kept = keeps ? layout.counts(sequence.kept, part.head)[0] : 0;
+        const int64_t kept_end = sequence.zone_begin + kept;
+        const int64_t rows = sequence.total - gap + kept;
+        QueryBlock block;
+        load_group(args, running, device_.kernels, part, rows, block);
+        std::fill_n(block.maximum, block.count, -INFINITY);
+        std::fill_n(block.sum, block.count, 0.0f);
+        std::fill_n(block.weighted, block.count * shape.rows.value_dim, 0.0f);
+        attend_rows(
+            &device_.pool, device_.kernels, shape, args.logits, block, rows, [&](int64_t i) {
+              if (i >= sequence.zone_begin && i < kept_end) {
+                return kept_row(shape, layout, sequence.kept, part.head, i - sequence.zone_begin);
+              }
+              return row_at(shape, sequence, part.head,
+                            i < sequence.zone_begin ? i : i - kept + gap);
+            });
+      });
 }
 
 void Step::attend_selected(const DecodeArgs& args, const Running& running) {
@@ -255,8 +245,8 @@ void CpuBackend::attend_exact(const AttendExactArgs& args, Stream) {
         return head * shape.group + (first + q) % shape.group;
       };
       for (int64_t q = 0; q < block.count; ++q) {
-        kernels_.to_float(element_at(args.q, packed + token_of(q), head_of(q)), shape.rows.dtype,
-                          shape.rows.key_dim, block.query + q * shape.rows.key_dim);
+        read_query(kernels_, shape, args.q, packed + token_of(q), head_of(q),
+                   block.query + q * shape.rows.key_dim);
         block.limits[q] = before + token_of(q) + 1;
       }
       attend_rows(&pool_, kernels_, shape, args.logits, block, block.limits[block.count - 1],
@@ -274,13 +264,11 @@ void CpuBackend::exact_logits(const ExactLogitsArgs& args, Stream) {
   float query[kMaxHeadDim], key[kMaxHeadDim];
   for (int64_t query_head = 0; query_head < shape.query_heads(); ++query_head) {
     const int64_t head = query_head / shape.group;
-    kernels_.to_float(element_at(args.q, 0, query_head), shape.rows.dtype, shape.rows.key_dim,
-                      query);
+    read_query(kernels_, shape, args.q, 0, query_head, query);
     for (int64_t i = 0; i < args.width; ++i) {
       const int32_t position = args.positions[head * args.width + i];
       if (position < 0) continue;
-      kernels_.to_float(row_at(shape, args.sequence, head, position), shape.rows.dtype,
-                        shape.rows.key_dim, key);
+      read_key(kernels_, shape.rows, row_at(shape, args.sequence, head, position).key, key);
       args.out[query_head * args.width + i] =
           soft_capped(dot(query, key, shape.rows.key_dim) * args.logits.scale, args.logits.softcap);
     }

@@ -28,25 +28,29 @@ void each_token(ThreadPool& pool, const RowsArgs& args, Visit visit) {
 }  // namespace
 
 void CpuBackend::append(const RowsArgs& args, Stream) {
-  const RowFormat& format = args.shape.rows;
+  const RowFormat& rows = args.shape.rows;
+  const RowType type = row_type(args.shape.dtype);
   each_token(pool_, args, [&](const SequenceView& sequence, int64_t token, int64_t position) {
     for (int64_t head = 0; head < args.shape.kv_heads; ++head) {
-      char* row = row_at(args.shape, sequence, head, position);
-      char* value = row + format.key_bytes();
-      std::memcpy(row, element_at(args.k, token, head), size_t(format.key_bytes()));
-      std::memcpy(value, element_at(args.v, token, head), size_t(format.value_bytes()));
+      const RowPlace row = row_at(args.shape, sequence, head, position);
+      convert_half(kernels_, rows.key_dim, {element_at(args.k, token, head), type},
+                   {row.key, rows.key});
+      convert_half(kernels_, rows.value_dim, {element_at(args.v, token, head), type},
+                   {row.value, rows.value});
     }
   });
 }
 
 void CpuBackend::read(const RowsArgs& args, Stream) {
-  const RowFormat& format = args.shape.rows;
+  const RowFormat& rows = args.shape.rows;
+  const RowType type = row_type(args.shape.dtype);
   each_token(pool_, args, [&](const SequenceView& sequence, int64_t token, int64_t position) {
     for (int64_t head = 0; head < args.shape.kv_heads; ++head) {
-      const char* row = row_at(args.shape, sequence, head, position);
-      const char* value = row + format.key_bytes();
-      std::memcpy(element_at(args.k, token, head), row, size_t(format.key_bytes()));
-      std::memcpy(element_at(args.v, token, head), value, size_t(format.value_bytes()));
+      const RowPlace row = row_at(args.shape, sequence, head, position);
+      convert_half(kernels_, rows.key_dim, {row.key, rows.key},
+                   {element_at(args.k, token, head), type});
+      convert_half(kernels_, rows.value_dim, {row.value, rows.value},
+                   {element_at(args.v, token, head), type});
     }
   });
 }

@@ -1,0 +1,43 @@
+#include "cpu/rows.h"
+
+#include <cstring>
+
+#include "cpu/numerics.h"
+
+namespace pariskv::cpu {
+
+void copy_row(const RowFormat& rows, const RowPlace& from, const RowPlace& to) {
+  std::memcpy(to.key, from.key, size_t(rows.key_bytes()));
+  std::memcpy(to.value, from.value, size_t(rows.value_bytes()));
+}
+
+void write_half(const float* numbers, int64_t dim, RowType type, char* half) {
+  switch (type) {
+    case RowType::kFloat32:
+      std::memcpy(half, numbers, size_t(dim) * sizeof(float));
+      return;
+    case RowType::kFloat16:
+      for (int64_t d = 0; d < dim; ++d) {
+        reinterpret_cast<uint16_t*>(half)[d] = float_to_float16(numbers[d]);
+      }
+      return;
+    case RowType::kBFloat16:
+      for (int64_t d = 0; d < dim; ++d) {
+        reinterpret_cast<uint16_t*>(half)[d] = float_to_bfloat16(numbers[d]);
+      }
+      return;
+  }
+  no_kernel("type", int64_t(type));
+}
+
+void convert_half(const Kernels& kernels, int64_t dim, const HalfPlace& from, const HalfPlace& to) {
+  if (from.type == to.type) {
+    std::memcpy(to.half, from.half, size_t(half_bytes(to.type, dim)));
+    return;
+  }
+  float numbers[kMaxHeadDim];
+  kernels.to_float(from.half, from.type, dim, numbers);
+  write_half(numbers, dim, to.type, to.half);
+}
+
+}  // namespace pariskv::cpu
