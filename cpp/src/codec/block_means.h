@@ -87,8 +87,9 @@ inline void set_stretch(double* keys, double* queries, int64_t channels, float* 
     std::fill_n(gain, channels, 1.0f);
     return;
   }
-  const bool heard = queries != nullptr && lift_quiet(queries, channels);
-  for (int64_t c = 0; c < channels; ++c) keys[c] = raw_stretch(keys[c], heard ? queries[c] : 0);
+  const bool has_queries = queries != nullptr && lift_quiet(queries, channels);
+  for (int64_t c = 0; c < channels; ++c)
+    keys[c] = raw_stretch(keys[c], has_queries ? queries[c] : 0);
   // The median, by rank: ties count by their order.
   double median = 1;
   for (int64_t c = 0; c < channels; ++c) {

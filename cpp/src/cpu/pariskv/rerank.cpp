@@ -162,7 +162,7 @@ void weigh(const SearchArgs& args, const Kernels& kernels, const SearchItem& ite
   }
   std::fill_n(worth, count, 0.0f);
   uint64_t at_rest = 0;  // the share of resident rows
-  int64_t heard = 0;
+  int64_t finite = 0;    // heads whose sums are
   Sample others;
   for (int64_t g = 0; g < args.shape().group; ++g) {
     if (g % Sample::kHeads == 0) {
@@ -184,10 +184,10 @@ void weigh(const SearchArgs& args, const Kernels& kernels, const SearchItem& ite
     kernels.add_exp(logits, count, all, worth);
     if (item.budget == nullptr) continue;
     at_rest += mass_of(std::exp(resident - all));
-    ++heard;
+    ++finite;
   }
   if (item.budget != nullptr) {
-    item.budget[head] = MassBudget::of(args.rules().budget, at_rest, heard, args.shape().group);
+    item.budget[head] = MassBudget::of(args.rules().budget, at_rest, finite, args.shape().group);
   }
   int64_t least = 0;  // candidates that are worth next to nothing
   for (int64_t i = 0; i < count; ++i) {

@@ -28,25 +28,25 @@ constexpr uint64_t budget_of(double mass) {
   return units > 0 ? units : 1;
 }
 
-/** The budget of a kv head; query heads that have no say, for their sums are not finite, are in
- * none of these numbers. */
+/** The budget of a kv head. Query heads whose sums are not finite are in none of these numbers. */
 struct MassBudget {
   uint64_t resident;  // share of the resident rows
-  uint64_t all;       // that heads with a say have: kAllMass if all have one; 0: none has
+  uint64_t all;       // of the finite heads: kAllMass if all are finite, 0 if none is
   uint64_t wanted;    // rows are taken until there is as much
 
   /**
    * @param budget    of all the attention: see budget_of
-   * @param resident  sum over the heads that have a say
-   * @param heard     heads that have a say, of `group`
+   * @param resident  sum over the finite heads
+   * @param finite    how many of `group` are
    */
-  static constexpr MassBudget of(uint64_t budget, uint64_t resident, int64_t heard, int64_t group) {
-    const uint64_t heads = uint64_t(group), some = uint64_t(heard);
-    const bool endless = budget == kEndlessMass || heard == 0;
+  static constexpr MassBudget of(uint64_t budget, uint64_t resident, int64_t finite,
+                                 int64_t group) {
+    const uint64_t heads = uint64_t(group), some = uint64_t(finite);
+    const bool endless = budget == kEndlessMass || finite == 0;
     return {resident / heads, kAllMass * some / heads,
             endless ? kEndlessMass : budget * some / heads};
   }
-  /** The share that `reached` is of all, as it is counted; where a head has a say. */
+  /** The share that `reached` is of all, as it is counted; where a head is finite. */
   constexpr int64_t counted(uint64_t reached) const {
     static_assert(DecodeCounts::kAllMass == 1 << 24 && kAllMass >> 40 == 1, "20 and 4 bits");
     const int64_t share = int64_t((reached << 20) / (all >> 4));
