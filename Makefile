@@ -99,22 +99,21 @@ CPP_TESTS = build/cpp/tests/cpp/pariskv_tests
 FAKE = build/cpp/tests/cpp/fake_cuda/pariskv_fake_cuda_tests
 EMULATED = build/cpp/tests/cpp/emulated_cuda/pariskv_emulated_cuda_tests_sm
 CPP_WITHOUT_GPU = $(call parts,$(EVERY),'$(CPP_TESTS) --gtest_filter=-*Cuda*')
-# A case has two architectures, and two orders of threads for each. `make test` has one of these
-# four: every other part of the list is of one architecture and order, the rest of the other ones.
-# TURN, 0 to 3, says which; .ci/run takes it from the commit. ORDERS=all has all four.
+# A case has two architectures, and two orders of threads for each. `make test` builds and runs one
+# of these four: TURN, 0 to 3, says which; .ci/run takes it from the commit. ORDERS=all has all four.
 ORDERS = one
 TURN = 0
-TURNED = $(filter 1 3,$(TURN))
-LATER = $(filter 2 3,$(TURN))
-EMULATED_EVEN = $(EMULATED)$(if $(TURNED),80,90) --gtest_filter=-*/*_$(if $(LATER),1,0)
-EMULATED_ODD = $(EMULATED)$(if $(TURNED),90,80) --gtest_filter=-*/*_$(if $(LATER),0,1)
-EMULATED_one = $(call parts,0 2 4 6 8,'$(EMULATED_EVEN)'); $(call parts,1 3 5 7 9,'$(EMULATED_ODD)')
-EMULATED_all = $(call parts,$(EVERY),$(EMULATED)90 $(EMULATED)80)
+ARCHITECTURES_one = $(if $(filter 1 3,$(TURN)),80,90)
+ARCHITECTURES_all = 80 90
+OTHER_ORDER = $(if $(filter 2 3,$(TURN)),0,1)
+EMULATED_one = $(call parts,$(EVERY),'$(EMULATED)$(ARCHITECTURES_one) --gtest_filter=-*/*_$(OTHER_ORDER)')
+EMULATED_all = $(call parts,$(EVERY),$(ARCHITECTURES_all:%=$(EMULATED)%))
 
 test-cpp: .venv/.base
 	@mkdir -p build && rm -f build/seconds
 	@cmake -S . -B build/cpp -G Ninja -D PARISKV_TESTS=ON -D PARISKV_WERROR=$(WERROR) \
 	  -D PARISKV_CUDA=$(CUDA) -D PARISKV_CUDA_ARCHITECTURES='$(CUDA_ARCH)' \
+	  -D PARISKV_EMULATED='$(ARCHITECTURES_$(ORDERS))' \
 	  > build/cpp.log 2>&1 || { cat build/cpp.log; exit 1; }
 	@sed -n 's/^-- pariskv: /Note: /p' build/cpp.log
 	@echo "Building the C++ library and its tests ..."
@@ -124,7 +123,7 @@ test-cpp: .venv/.base
 	  else echo "There is no GPU here: the tests of the CUDA backend are left out."; \
 	  $(call timed,C++ tests,$(call in_parts,$(CPP_WITHOUT_GPU))); fi; fi
 	@if [ -x $(FAKE) ]; then $(call timed,fake CUDA,$(call in_parts,$(call parts,$(EVERY),$(FAKE)))); fi
-	@if [ -x $(EMULATED)90 ]; then \
+	@if [ -x $(EMULATED)$(lastword $(ARCHITECTURES_$(ORDERS))) ]; then \
 	  $(call timed,emulated CUDA,$(call in_parts,$(EMULATED_$(ORDERS)))); fi
 
 test-python: .venv/.test
