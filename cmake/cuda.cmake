@@ -84,6 +84,9 @@ if(PARISKV_WERROR)
   list(APPEND cuda_flags --Werror=all-warnings)
 endif()
 target_compile_options(pariskv PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${cuda_flags}>")
+if(CMAKE_CUDA_COMPILER_LAUNCHER) # the target is older than the language
+  set_target_properties(pariskv PROPERTIES CUDA_COMPILER_LAUNCHER "${CMAKE_CUDA_COMPILER_LAUNCHER}")
+endif()
 set_target_properties(
   pariskv PROPERTIES CUDA_ARCHITECTURES "${architectures}" CUDA_STANDARD 17
                      CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF CUDA_VISIBILITY_PRESET hidden
