@@ -7,11 +7,9 @@
 #include <cstdint>
 
 #include "pariskv/tensor_view.h"
+#include "row_type.h"
 
 namespace pariskv {
-
-/** How one stored number is written. */
-enum class RowType : uint8_t { kFloat32, kFloat16, kBFloat16 };
 
 /** Bytes of one stored number. */
 constexpr int64_t size_of(RowType type) {

@@ -16,7 +16,9 @@ PAGES = sorted(
 )
 FOLDERS = ("cpp", "python", "tests", "bench", "docs", "cmake", "packaging", "examples")
 # What the recipes tell the reader to write, and what a command writes.
-TO_BE_WRITTEN = re.compile(r"keep_last|key_norms|stub_backend|no_stub|stub\.cmake|cpp/stub|^build/")
+TO_BE_WRITTEN = re.compile(
+    r"keep_last|test_float8|key_norms|stub_backend|no_stub|stub\.cmake|cpp/stub|^build/"
+)
 PATH = re.compile(r"[\w.*-]+(/[\w.*-]+)+/?|[\w*-]+\.(h|cpp|cu|cuh|inl|py|md|cmake)")
 
 

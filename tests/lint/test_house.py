@@ -54,7 +54,7 @@ ROOMS = {
 ISA_ROOM = "cpp/src/cpu/simd"
 ISA_HEADERS = {
     "pariskv/sizes.h",
-    "pariskv/tensor_view.h",
+    "row_type.h",
     "cstdint",
     "math.h",
     "stdint.h",

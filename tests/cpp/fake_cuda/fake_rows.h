@@ -17,7 +17,7 @@ inline char* row_of(const SequenceView& view, const ModelShape& shape, int64_t h
 template <typename Move>
 void each_row_part(const RowsCall& call, Move move) {
   const RowFormat& format = call.shape.rows;
-  const int64_t size = size_of(format.dtype);
+  const int64_t size = size_of(call.shape.dtype);
   for (int64_t t = 0; t < call.tokens; ++t) {
     for (int64_t head = 0; head < call.shape.kv_heads; ++head) {
       char* row = row_of(*call.sequence, call.shape, head, call.begin + t);

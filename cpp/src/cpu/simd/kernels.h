@@ -18,7 +18,7 @@
 #include <cstdint>
 
 #include "pariskv/sizes.h"
-#include "row_format.h"
+#include "row_type.h"
 
 namespace pariskv::cpu {
 

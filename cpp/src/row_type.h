@@ -1,0 +1,11 @@
+/** How stored numbers are written. No functions: files of one instruction set include this too. */
+#pragma once
+
+#include <cstdint>
+
+namespace pariskv {
+
+/** How one number of a stored row is written. */
+enum class RowType : uint8_t { kFloat32, kFloat16, kBFloat16 };
+
+}  // namespace pariskv
