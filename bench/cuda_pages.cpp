@@ -22,7 +22,7 @@ class Pages {
   Pages(const std::vector<void*>& rows, Placement placement, int64_t tokens, int64_t static_pages)
       : backend_(cuda::make_backend(config(placement, static_pages), {})),
         search_(backend_->make_search(config(placement, static_pages),
-                                      {8, 4, {128, 128, DType::kBFloat16}, 1024})),
+                                      ModelShape::plain(8, 4, DType::kBFloat16, 128, 128, 1024))),
         shape_(search_->shape()),
         rules_{kBudget, kPage, static_pages, false},
         tokens_(tokens) {

@@ -126,7 +126,7 @@ class Scene {
  public:
   Scene(const Config& config, const RowMemory& rows, int64_t batch, int64_t tokens)
       : settings_(std::get<ParisKV>(config.policy)),
-        shape_{8, 4, {128, 128, DType::kBFloat16}, config.segment_tokens},
+        shape_(ModelShape::plain(8, 4, DType::kBFloat16, 128, 128, config.segment_tokens)),
         layout_{8, config.segment_tokens, 128, 0},
         batch_(batch),
         tokens_(tokens) {
@@ -335,8 +335,7 @@ void time_offload(Clock& clock, const RowMemory& rows, const ModelShape& shape,
 void run(int rounds) {
   OwnStream stream;
   Clock clock(rounds);
-  const RowFormat rows = RowFormat::plain(128, 128, DType::kBFloat16);
-  const ModelShape shape{8, 4, DType::kBFloat16, rows, 1024, RowLayout::segments(rows, 1024)};
+  const ModelShape shape = ModelShape::plain(8, 4, DType::kBFloat16, 128, 128, 1024);
   const RowMemory rows(shape);
   for (const Scorer scorer : {Scorer::kSignNorm, Scorer::kVotes}) {
     time_encode(clock, rows, scorer, stream);

@@ -20,9 +20,8 @@ uint64_t next_number() {
 }
 
 ModelShape shape_of(const Config& config) {
-  const RowFormat rows = RowFormat::plain(config.head_dim, config.value_dim, config.dtype);
-  const RowLayout layout = RowLayout::segments(rows, config.segment_tokens);
-  return {config.kv_heads, config.group(), config.dtype, rows, config.segment_tokens, layout};
+  return ModelShape::plain(config.kv_heads, config.group(), config.dtype, config.head_dim,
+                           config.value_dim, config.segment_tokens);
 }
 
 }  // namespace

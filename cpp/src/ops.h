@@ -31,6 +31,14 @@ struct ModelShape {
   int64_t cached_rows = 0;  // fetched rows per kv head that stay on a GPU: slots; 0: none
   int64_t recent = 0;       // queries that are remembered, per layer and sequence; 0: none are
 
+  /** Tensors are stored as they are, in segments. */
+  static constexpr ModelShape plain(int64_t kv_heads, int64_t group, DType dtype, int64_t key_dim,
+                                    int64_t value_dim, int64_t segment_tokens) {
+    const RowFormat rows = RowFormat::plain(key_dim, value_dim, dtype);
+    return {kv_heads, group,          dtype,
+            rows,     segment_tokens, RowLayout::segments(rows, segment_tokens)};
+  }
+
   constexpr int64_t query_heads() const { return kv_heads * group; }
   /** The same with so many queries remembered. */
   constexpr ModelShape remembering(int64_t queries) const {

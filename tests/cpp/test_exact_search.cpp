@@ -34,10 +34,8 @@ class ExactBackend final : public cpu::CpuBackend {
 };
 
 ModelShape shape_of(const Config& config) {
-  return {config.kv_heads,
-          config.group(),
-          {config.head_dim, config.value_dim, config.dtype},
-          config.segment_tokens};
+  return ModelShape::plain(config.kv_heads, config.group(), config.dtype, config.head_dim,
+                           config.value_dim, config.segment_tokens);
 }
 
 /** One sequence of one layer on such a backend, moved on as a Cache moves it. */

@@ -52,13 +52,13 @@ Config paging_config() {
   return config;
 }
 
-enum class Rows { kCoded, kKept, kPaged, kDropped };
+enum class Stored { kCoded, kKept, kPaged, kDropped };
 
-Config config_for(Rows rows) {
-  return rows == Rows::kCoded   ? roomy_config()
-         : rows == Rows::kKept  ? keeping_config()
-         : rows == Rows::kPaged ? paging_config()
-                                : dropping_config();
+Config config_for(Stored rows) {
+  return rows == Stored::kCoded   ? roomy_config()
+         : rows == Stored::kKept  ? keeping_config()
+         : rows == Stored::kPaged ? paging_config()
+                                  : dropping_config();
 }
 
 struct Snapshot {
@@ -131,13 +131,13 @@ const Deed kDeeds[] = {
      }},
 };
 
-class Failures : public testing::TestWithParam<std::tuple<int, bool, Rows>> {};
+class Failures : public testing::TestWithParam<std::tuple<int, bool, Stored>> {};
 
 TEST_P(Failures, EveryAllocationInTurn) {
   const Deed& deed = kDeeds[std::get<0>(GetParam())];
   const bool forever = std::get<1>(GetParam());
   const Config config = config_for(std::get<2>(GetParam()));
-  const bool keeps = std::get<2>(GetParam()) != Rows::kCoded;
+  const bool keeps = std::get<2>(GetParam()) != Stored::kCoded;
   bool succeeded = false;
   int64_t failures = 0;
   for (int64_t nth = 0; !succeeded; ++nth) {
@@ -189,13 +189,13 @@ TEST_P(Failures, EveryAllocationInTurn) {
 
 INSTANTIATE_TEST_SUITE_P(All, Failures,
                          testing::Combine(testing::Range(0, 9), testing::Bool(),
-                                          testing::Values(Rows::kCoded, Rows::kKept,
-                                                          Rows::kPaged)));
+                                          testing::Values(Stored::kCoded, Stored::kKept,
+                                                          Stored::kPaged)));
 
 /** The deeds that do without the rows that are gone. */
 INSTANTIATE_TEST_SUITE_P(Dropped, Failures,
                          testing::Combine(testing::Values(1, 3, 5, 6, 7, 8), testing::Bool(),
-                                          testing::Values(Rows::kDropped)));
+                                          testing::Values(Stored::kDropped)));
 
 TEST(Failures, RowsOfTheseTestsWereDropped) {
   Cache cache(dropping_config());
