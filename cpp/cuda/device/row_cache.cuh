@@ -1,5 +1,5 @@
 /**
- * Fetched rows of one kv head that stay on the device: see src/row_cache.h. In every step the
+ * Fetched rows of one kv head that stay on the device: see src/gpu/row_cache.h. In every step the
  * selected rows are looked up first, and the slots of found rows get the step's stamp. When all
  * blocks have done so, rows from elsewhere claim slots without it. So no block writes into a slot
  * that is read in the same step, whatever the steps are called.

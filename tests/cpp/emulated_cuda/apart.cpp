@@ -11,7 +11,7 @@ bool steps_apart = false;
 
 namespace pariskv::cuda {
 
-/** What decode.cu defines. */
+/** What pariskv/decode/launch.cu defines. */
 void launch_steps(const DecodeCall& call, cudaStream_t stream);
 
 void launch_decode(const DecodeCall& call, cudaStream_t stream) {

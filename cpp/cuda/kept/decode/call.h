@@ -1,4 +1,5 @@
-/** HARD-KV's step, as the host asks for it. The launcher is in decode/launch.cu. */
+/** A step over kept rows, HARD-KV's and half of PRKV's, as the host asks for it. Launchers are in
+ * launch.cu. */
 #pragma once
 
 #include <cuda_runtime_api.h>

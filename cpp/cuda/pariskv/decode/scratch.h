@@ -26,7 +26,7 @@ struct HeadScratch {
   uint32_t* flags;              // (ReadyFlags::kCount)
   device::Mass* masses;         // (kSlices, group): of estimates
   uint64_t* windows;            // (group, kWindowRows): logits in steps, the token above
-  int32_t* block_steps;         // (blocks of keys, SearcherStride): logits of means, in steps
+  int32_t* block_steps;         // (blocks of keys, steps_pitch): logits of means, in steps
   device::ChunkSums* chunks;    // (chunks of blocks, searchers)
   uint32_t* chunk_flags;        // (chunks of blocks)
   uint8_t* votes;               // (searchers, subspaces, 256)

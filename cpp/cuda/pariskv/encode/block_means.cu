@@ -1,5 +1,5 @@
 // The common part of keys is taken off before they are encoded: the balance of channels, and a
-// mean per block of neighbours. The same sums, in the same order, as cpu/verbs/block_means.cpp: a
+// mean per block of neighbours. The same sums, in the same order, as cpu/pariskv/block_means.cpp: a
 // thread has a channel.
 #include "codec/block_means.h"
 

@@ -1,5 +1,5 @@
 // A decode step over pages as four kernels: attend_kept, score_pages, attend_pages, merge_pages.
-// Each may start while the one before it is at work.
+// Each but the first may start while the one before it is at work.
 #include <algorithm>
 
 #include "clusters.h"

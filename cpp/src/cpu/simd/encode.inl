@@ -86,7 +86,7 @@ PKV_INLINE void between_vectors(Lanes16* y) {
   }
 }
 
-/** The first steps of cpu/encode.cpp. */
+/** The first steps of cpu/plain/encode.cpp. */
 template <int kVectors, typename Source>
 PKV_INLINE void rotate(const Source& key, const EncodeRun& run, Rotated<kVectors>& out) {
   Lanes16 y[kVectors];

@@ -1,7 +1,7 @@
 /**
  * The query side of a search, a warp per searcher: rotated, quantised, brought to logits less the
- * log-sum-exp of the head, or turned to votes. The same steps as cpu/verbs/prepare_query.cpp, equal
- * bit for bit: every rounding is written out.
+ * log-sum-exp of the head, or turned to votes. The same steps as cpu/pariskv/prepare_query.cpp,
+ * equal bit for bit: every rounding is written out.
  */
 #pragma once
 
