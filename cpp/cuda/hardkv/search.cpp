@@ -39,17 +39,6 @@ void each_choice(const ModelShape& shape, const HardKVRules& rules,
 
 }  // namespace
 
-HardKVSearch::HardKVSearch(CudaBackend& backend, const HardKV& settings, const Config& config,
-                           const ModelShape& shape)
-    : HardKVPolicy(settings, config, shape),
-      backend_(backend),
-      slots_(backend),
-      choices_(backend) {}
-
-void HardKVSearch::remember(const RememberArgs& args, Stream stream) {
-  cuda::remember(backend_, args, stream);
-}
-
 void HardKVSearch::reserve_choice(const std::vector<KeptChange>& changes) {
   int64_t bytes = 0;
   each_choice(shape_, rules_, changes, [&](const ChoiceCall& call) {
@@ -85,11 +74,6 @@ void HardKVSearch::decode(const DecodeArgs& args, Stream stream) {
   slots_.check_batch(args.batch);
   if (args.batch == 0) return;
   launch_kept_decode({step_of(args), slots_.data()}, handle_of(stream));
-}
-
-void HardKVSearch::clear_scratch(Stream stream) {
-  slots_.clear(stream);
-  choices_.clear();
 }
 
 HardKVTrace HardKVSearch::trace(const DecodeArgs& args) {

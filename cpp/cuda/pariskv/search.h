@@ -3,7 +3,7 @@
 
 #include "kernels.h"
 #include "policy/pariskv/policy.h"
-#include "slots.h"
+#include "slot_table.h"
 
 namespace pariskv::cuda {
 

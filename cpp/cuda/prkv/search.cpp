@@ -104,17 +104,10 @@ int64_t stream_bytes(const std::vector<PRKVChoiceCall>& calls) {
 
 PRKVSearch::PRKVSearch(CudaBackend& backend, const PRKV& settings, const Config& config,
                        const ModelShape& shape)
-    : PRKVPolicy(settings, config,
+    : KeptSearch(backend, settings, config,
                  with_row_cache(shape, config, settings.budget / settings.page * settings.page),
                  backend),
-      backend_(backend),
-      slots_(backend),
-      counters_(backend),
-      choices_(backend) {}
-
-void PRKVSearch::remember(const RememberArgs& args, Stream stream) {
-  cuda::remember(backend_, args, stream);
-}
+      counters_(backend) {}
 
 void PRKVSearch::reserve_choice(const std::vector<KeptChange>& changes) {
   const std::vector<PRKVChoiceCall> calls = choices_of(shape_, rules_, changes);
@@ -182,11 +175,6 @@ void PRKVSearch::decode(const DecodeArgs& args, Stream stream) {
   const PageDecodeCall call = call_of(args);
   if (!rules_.has_pages()) return launch_kept_decode(call, handle_of(stream));
   launch_page_decode(call, handle_of(stream));
-}
-
-void PRKVSearch::clear_scratch(Stream stream) {
-  slots_.clear(stream);
-  choices_.clear();
 }
 
 PRKVTrace PRKVSearch::trace(const DecodeArgs& args, Stream stream) {
