@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include "codec/schedule.h"
 #include "cuda_programs.h"
 #include "device/copy.cuh"
 #include "device/mailbox.cuh"
@@ -25,6 +24,7 @@
 #include "pariskv/decode/sums.cuh"
 #include "pariskv/decode/window/kernel.cuh"
 #include "pinned.h"
+#include "policy/pariskv/codec/schedule.h"
 #include "runtime.h"
 
 namespace pariskv::cuda {

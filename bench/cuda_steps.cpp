@@ -8,13 +8,13 @@
 #include <string>
 #include <vector>
 
-#include "codec/key_statistics.h"
-#include "codec/schedule.h"
 #include "cuda_programs.h"
 #include "kernels.h"
 #include "offload.h"
 #include "pariskv/codec.h"
 #include "pinned.h"
+#include "policy/pariskv/codec/key_statistics.h"
+#include "policy/pariskv/codec/schedule.h"
 #include "policy/pariskv/plan.h"
 #include "runtime.h"
 

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "codec/summary_layout.h"
 #include "pariskv/sizes.h"
+#include "policy/pariskv/codec/summary_layout.h"
 
 namespace pariskv::cuda {
 

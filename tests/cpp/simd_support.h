@@ -9,11 +9,11 @@
 #include <random>
 #include <vector>
 
-#include "codec/summary_layout.h"
 #include "cpu/numerics.h"
 #include "cpu/rows.h"
 #include "cpu/simd/kernels.h"
 #include "pariskv/codec.h"
+#include "policy/pariskv/codec/summary_layout.h"
 
 namespace pariskv::cpu {
 

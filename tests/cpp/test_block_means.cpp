@@ -1,5 +1,5 @@
 // What keys have in common: the balance of channels, and the mean of a block in whole steps.
-#include "codec/block_means.h"
+#include "policy/pariskv/codec/block_means.h"
 
 #include <gtest/gtest.h>
 

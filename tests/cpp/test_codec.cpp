@@ -2,10 +2,10 @@
 
 #include <cmath>
 
-#include "codec/schedule.h"
-#include "codec/summary_layout.h"
 #include "cpu/numerics.h"
 #include "pariskv/codec.h"
+#include "policy/pariskv/codec/schedule.h"
+#include "policy/pariskv/codec/summary_layout.h"
 
 namespace pariskv {
 namespace {

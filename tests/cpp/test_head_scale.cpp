@@ -1,5 +1,5 @@
 // The arithmetic behind the common scale of a group's scores.
-#include "codec/head_scale.h"
+#include "policy/pariskv/codec/head_scale.h"
 
 #include <gtest/gtest.h>
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "codec/block_means.h"
+#include "policy/pariskv/codec/block_means.h"
 #include "simd_support.h"
 
 namespace pariskv::cpu {

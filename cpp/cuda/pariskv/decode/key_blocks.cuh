@@ -1,9 +1,10 @@
-/** The blocks of neighbouring keys that share a mean (codec/block_means.h), as a decode sees them.
+/** The blocks of neighbouring keys that share a mean (policy/pariskv/codec/block_means.h), as a
+ * decode sees them.
  */
 #pragma once
 
-#include "codec/block_means.h"
 #include "pariskv/decode/zone.cuh"
+#include "policy/pariskv/codec/block_means.h"
 
 namespace pariskv::cuda {
 

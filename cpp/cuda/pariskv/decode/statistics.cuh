@@ -1,9 +1,9 @@
-/** Statistics of a zone's keys, as codec/key_statistics.h lays them out. */
+/** Statistics of a zone's keys, as policy/pariskv/codec/key_statistics.h lays them out. */
 #pragma once
 
-#include "codec/summary_layout.h"
 #include "device/ptx.cuh"
 #include "device/warp.cuh"
+#include "policy/pariskv/codec/summary_layout.h"
 
 namespace pariskv::cuda::device {
 
@@ -15,7 +15,7 @@ struct HeadStatistics {
   const int32_t* counts;  // (subspaces, 256); null: none
 };
 
-/** As codec/key_statistics.h has them. */
+/** As policy/pariskv/codec/key_statistics.h has them. */
 __device__ __forceinline__ HeadStatistics statistics_of(const SummaryLayout& layout,
                                                         const void* state, int head) {
   const auto* numbers = static_cast<const int64_t*>(state);
@@ -27,7 +27,7 @@ __device__ __forceinline__ HeadStatistics statistics_of(const SummaryLayout& lay
           counts + head * (layout.rotated_dim / kSubspaceDim) * 256};
 }
 
-/** The balance of a head, for queries: as codec/key_statistics.h has it. */
+/** The balance of a head, for queries: as policy/pariskv/codec/key_statistics.h has it. */
 struct HeadBalance {
   const float* stretch;   // (key_dim); null: keys are encoded whole
   const int16_t* centre;  // (key_dim)

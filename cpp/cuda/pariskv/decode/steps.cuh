@@ -1,8 +1,9 @@
-/** The small functions that the scale of a score is made of, as in codec/head_scale.h. */
+/** The small functions that the scale of a score is made of, as in
+ * policy/pariskv/codec/head_scale.h. */
 #pragma once
 
-#include "codec/head_scale.h"
 #include "device/numbers.cuh"
+#include "policy/pariskv/codec/head_scale.h"
 
 namespace pariskv::cuda::device {
 

@@ -1,8 +1,8 @@
 /** The zone of a kv head: where a key's summary lies, and its score. */
 #pragma once
 
-#include "codec/summary_layout.h"
 #include "device/divisor.cuh"
+#include "policy/pariskv/codec/summary_layout.h"
 #include "tables.h"
 
 namespace pariskv::cuda::device {

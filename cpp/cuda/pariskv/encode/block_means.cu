@@ -1,7 +1,7 @@
 // The common part of keys is taken off before they are encoded: the balance of channels, and a
 // mean per block of neighbours. The same sums, in the same order, as cpu/pariskv/block_means.cpp: a
 // thread has a channel.
-#include "codec/block_means.h"
+#include "policy/pariskv/codec/block_means.h"
 
 #include "device/numbers.cuh"
 #include "device/warp.cuh"

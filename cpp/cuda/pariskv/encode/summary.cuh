@@ -7,9 +7,9 @@
 
 #include <type_traits>
 
-#include "codec/summary_layout.h"
 #include "device/numbers.cuh"
 #include "device/ptx.cuh"
+#include "policy/pariskv/codec/summary_layout.h"
 
 namespace pariskv::cuda::device {
 

@@ -1,6 +1,6 @@
 // What keys have in common is taken off before they are encoded: a mean per block of neighbours,
-// and the balance of channels. The formulas are in codec/block_means.h.
-#include "codec/block_means.h"
+// and the balance of channels. The formulas are in policy/pariskv/codec/block_means.h.
+#include "policy/pariskv/codec/block_means.h"
 
 #include <algorithm>
 #include <cmath>

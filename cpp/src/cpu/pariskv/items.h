@@ -4,9 +4,9 @@
  */
 #pragma once
 
-#include "codec/head_scale.h"
 #include "cpu/running.h"
 #include "policy/pariskv/budget.h"
+#include "policy/pariskv/codec/head_scale.h"
 #include "policy/pariskv/plan.h"
 #include "tail.h"
 

@@ -2,12 +2,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include "codec/head_scale.h"
 #include "cpu/numerics.h"
 #include "cpu/pariskv/search.h"
 #include "cpu/plain/plain.h"
 #include "cpu/rows.h"
 #include "cpu/softmax.h"
+#include "policy/pariskv/codec/head_scale.h"
 
 namespace pariskv::cpu {
 

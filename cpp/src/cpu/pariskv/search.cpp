@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "codec/key_statistics.h"
+#include "policy/pariskv/codec/key_statistics.h"
 
 namespace pariskv::cpu {
 

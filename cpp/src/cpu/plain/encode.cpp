@@ -3,9 +3,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "codec/summary_layout.h"
 #include "cpu/numerics.h"
 #include "cpu/plain/plain.h"
+#include "policy/pariskv/codec/summary_layout.h"
 
 namespace pariskv::cpu::plain {
 

@@ -1,7 +1,7 @@
 // The 4-bit estimate: <k, q> = |q| sum_b w_b <v_b, q_b>, from a key's summary.
-#include "codec/summary_layout.h"
 #include "cpu/numerics.h"
 #include "cpu/plain/plain.h"
+#include "policy/pariskv/codec/summary_layout.h"
 
 namespace pariskv::cpu::plain {
 

@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "codec/head_scale.h"
-#include "codec/summary_layout.h"
 #include "cpu/numerics.h"
 #include "cpu/plain/plain.h"
+#include "policy/pariskv/codec/head_scale.h"
+#include "policy/pariskv/codec/summary_layout.h"
 
 namespace pariskv::cpu::plain {
 

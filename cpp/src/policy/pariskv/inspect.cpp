@@ -3,7 +3,7 @@
 #include <cstring>
 #include <limits>
 
-#include "codec/key_statistics.h"
+#include "policy/pariskv/codec/key_statistics.h"
 #include "policy/pariskv/policy.h"
 
 namespace pariskv {

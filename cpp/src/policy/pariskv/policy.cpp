@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
-#include "codec/block_means.h"
-#include "codec/key_statistics.h"
-#include "codec/schedule.h"
 #include "pariskv/codec.h"
 #include "policy/pariskv/budget.h"
+#include "policy/pariskv/codec/block_means.h"
+#include "policy/pariskv/codec/key_statistics.h"
+#include "policy/pariskv/codec/schedule.h"
 #include "policy/pariskv/plan.h"
 
 namespace pariskv {

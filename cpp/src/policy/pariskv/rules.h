@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "codec/summary_layout.h"
 #include "pariskv/policies.h"
+#include "policy/pariskv/codec/summary_layout.h"
 
 namespace pariskv {
 
@@ -37,7 +37,8 @@ constexpr int64_t kSampledKeys = 128;
 /** Rows that are worth less are ordered by their logits: an exponential is nothing by then. */
 constexpr float kLeastWorth = 0x1p-100f;
 
-/** Coarse scores per spread of logits, and spreads from 0 to the mean; see codec/head_scale.h. */
+/** Coarse scores per spread of logits, and spreads from 0 to the mean; see
+ * policy/pariskv/codec/head_scale.h. */
 constexpr double kScoreSteps = 16;
 constexpr double kScoreShift = 4;
 

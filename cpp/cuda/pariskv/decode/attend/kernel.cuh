@@ -14,7 +14,6 @@
  */
 #pragma once
 
-#include "codec/head_scale.h"
 #include "device/ptx.cuh"
 #include "device/softmax.cuh"
 #include "pariskv/decode/attend/parts.cuh"
@@ -22,6 +21,7 @@
 #include "pariskv/decode/attend/worth.cuh"
 #include "pariskv/decode/flags.cuh"
 #include "pariskv/decode/key_blocks.cuh"
+#include "policy/pariskv/codec/head_scale.h"
 
 namespace pariskv::cuda {
 

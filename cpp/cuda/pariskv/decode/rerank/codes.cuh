@@ -100,7 +100,7 @@ __device__ __forceinline__ uint32_t bytes_at(const uint32_t (&pair)[2], uint32_t
 
 /**
  * Magnitudes as halves: byte l of the pairs of words is the upper, or lower, byte of level l. The
- * levels are halves exactly (codec/levels.cpp).
+ * levels are halves exactly (policy/pariskv/codec/levels.cpp).
  */
 struct LevelTable {
   uint32_t upper[2], lower[2];

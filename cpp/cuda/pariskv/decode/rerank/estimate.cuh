@@ -3,13 +3,13 @@
  */
 #pragma once
 
-#include "codec/head_scale.h"
 #include "device/partition.cuh"
 #include "device/softmax.cuh"
 #include "device/warp.cuh"
 #include "pariskv/decode/key_blocks.cuh"
 #include "pariskv/decode/rerank/codes.cuh"
 #include "pariskv/decode/sums.cuh"
+#include "policy/pariskv/codec/head_scale.h"
 
 namespace pariskv::cuda::device {
 

@@ -5,7 +5,6 @@
  */
 #pragma once
 
-#include "codec/head_scale.h"
 #include "device/numbers.cuh"
 #include "device/partition.cuh"
 #include "device/ptx.cuh"
@@ -15,6 +14,7 @@
 #include "pariskv/decode/statistics.cuh"
 #include "pariskv/decode/steps.cuh"
 #include "pariskv/decode/sums.cuh"
+#include "policy/pariskv/codec/head_scale.h"
 #include "policy/pariskv/rules.h"
 
 namespace pariskv::cuda::device {
@@ -111,7 +111,7 @@ constexpr int kQueries = 8;
 /** Bits of a quantised element: two's complement, the last plane counts -16. */
 constexpr int kPlanes = 5;
 
-/** Where a head's logits lie, in octaves; as in codec/head_scale.h. */
+/** Where a head's logits lie, in octaves; as in policy/pariskv/codec/head_scale.h. */
 struct HeadScale {
   float slope;          // of a logit in dot * norm
   float variance_term;  // in norm^2
@@ -230,7 +230,7 @@ __device__ __forceinline__ HeadScale scale_of_zone(const QuerySums& sums, int64_
   return of;
 }
 
-/** As in codec/head_scale.h. */
+/** As in policy/pariskv/codec/head_scale.h. */
 __device__ __forceinline__ float reached_variance(float variance_term, float mean_square) {
   const float variance = __fmul_rn(__fmul_rn(variance_term, mean_square), kTwoNatural);
   if (!(variance > kSignReach * kSignReach)) return variance_term;

@@ -5,13 +5,13 @@
  */
 #pragma once
 
-#include "codec/head_scale.h"
 #include "device/numbers.cuh"
 #include "pariskv/decode/context.cuh"
 #include "pariskv/decode/key_blocks.cuh"
 #include "pariskv/decode/steps.cuh"
 #include "pariskv/decode/sums.cuh"
 #include "pariskv/decode/window/logits.cuh"
+#include "policy/pariskv/codec/head_scale.h"
 
 namespace pariskv::cuda {
 

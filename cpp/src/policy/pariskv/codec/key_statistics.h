@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "codec/summary_layout.h"
+#include "policy/pariskv/codec/summary_layout.h"
 #include "policy/pariskv/jobs.h"
 
 namespace pariskv {

@@ -13,10 +13,10 @@
 #include <cstring>
 #include <limits>
 
-#include "codec/block_means.h"
-#include "codec/summary_layout.h"
 #include "octaves.h"
 #include "pariskv/sizes.h"
+#include "policy/pariskv/codec/block_means.h"
+#include "policy/pariskv/codec/summary_layout.h"
 #include "policy/pariskv/jobs.h"
 
 namespace pariskv {

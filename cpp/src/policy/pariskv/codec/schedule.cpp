@@ -1,4 +1,4 @@
-#include "codec/schedule.h"
+#include "policy/pariskv/codec/schedule.h"
 
 #include <algorithm>
 #include <cmath>
