@@ -1,6 +1,7 @@
 // Bytes from one memory to another by threads, for memory that the copy engines are slow with.
 #include <cstdint>
 
+#include "device/stored_rows.cuh"
 #include "kernels.h"
 #include "runtime.h"
 
@@ -36,8 +37,8 @@ __global__ void __launch_bounds__(kThreads) copy_tail_rows(TailCopyCall call) {
   const int64_t i = call.from + blockIdx.x, head = blockIdx.y;
   const int64_t bytes = call.shape.rows.bytes(), tokens = call.shape.segment_tokens;
   const int64_t position = call.tail.position(i), segment = position / tokens;
-  const char* from = static_cast<const char*>(call.sequence->rows[segment]) +
-                     (head * tokens + position - segment * tokens) * bytes;
+  const char* from = device::row_of_segment(static_cast<const char*>(call.sequence->rows[segment]),
+                                            int(head), tokens, position - segment * tokens, bytes);
   char* to = call.sequence->tail_copies + (head * call.capacity + i) * bytes;
   for (int64_t at = threadIdx.x; at < bytes / int64_t(sizeof(Piece)); at += kThreads) {
     reinterpret_cast<Piece*>(to)[at] = reinterpret_cast<const Piece*>(from)[at];

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "device/stored_rows.cuh"
 #include "kernels.h"
 #include "runtime.h"
 
@@ -59,9 +60,11 @@ __global__ void __launch_bounds__(kThreads) move_rows(RowsParameters p) {
       Piece* outside = reinterpret_cast<Piece*>(packed.data) + token * packed.stride_i +
                        head * packed.stride_j + (key ? walk.piece : walk.piece - p.key);
       const uint32_t position = p.begin + token, segment = position / p.segment_tokens;
-      const int64_t slot =
-          int64_t(head) * p.segment_tokens + (position - segment * p.segment_tokens);
-      Piece* inside = static_cast<Piece*>(p.sequence->rows[segment]) + slot * row + walk.piece;
+      // In pieces, as all sizes here are.
+      Piece* inside =
+          device::row_of_segment(static_cast<Piece*>(p.sequence->rows[segment]), int(head),
+                                 p.segment_tokens, position - segment * p.segment_tokens, row) +
+          walk.piece;
       values[i] = kAppend ? *outside : *inside;
       targets[i] = kAppend ? inside : outside;
     }

@@ -14,8 +14,8 @@
 #include "device/attend_shape.cuh"
 #include "device/copy.cuh"
 #include "device/softmax.cuh"
+#include "device/stored_rows.cuh"
 #include "device/tiles.cuh"
-#include "device/unpack.cuh"
 
 namespace pariskv::cuda::device {
 
@@ -56,8 +56,8 @@ struct Running {
   }
 };
 
-/** Which elements of a row are a lane's; negative: it has none. */
-struct LaneElements {
+/** Where in a row a lane's numbers of K and V begin, in bytes; negative: it has none. */
+struct LaneNumbers {
   int key, value;
 };
 
@@ -65,15 +65,15 @@ struct LaneElements {
  * Two rows more, or one.
  * @param row, head  of this lane: the number of the first row or of the second one
  */
-template <int kWords, typename Element, typename Address>
-__device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], const Element* first,
-                                            const Element* second, bool both,
-                                            const Address& address, int row, int head,
-                                            const LaneElements& mine, const AttendShape& shape,
-                                            Running<kWords>& running) {
+template <int kWords, typename Address>
+__device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], const char* first,
+                                            const char* second, bool both, const Address& address,
+                                            int row, int head, const LaneNumbers& mine,
+                                            const AttendShape& shape, Running<kWords>& running) {
+  using Reader = typename Address::Reader;
   float x[kWords] = {}, y[kWords] = {}, dots[8];
-  if (mine.key >= 0) load_words<kWords>(first + mine.key, x);
-  if (mine.key >= 0 && both) load_words<kWords>(second + mine.key, y);
+  if (mine.key >= 0) Reader::floats(first + mine.key, x);
+  if (mine.key >= 0 && both) Reader::floats(second + mine.key, y);
 #pragma unroll
   for (int h = 0; h < 4; ++h) {
     dots[h] = dots[4 + h] = 0;
@@ -111,8 +111,8 @@ __device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], con
   running.maximum = top;
   running.sum = __fmaf_rn(running.sum, rescale, weight + __shfl_xor_sync(~0u, weight, 16));
 
-  if (mine.value >= 0) load_words<kWords>(first + mine.value, x);
-  if (mine.value >= 0 && both) load_words<kWords>(second + mine.value, y);
+  if (mine.value >= 0) Reader::floats(first + mine.value, x);
+  if (mine.value >= 0 && both) Reader::floats(second + mine.value, y);
 #pragma unroll
   for (int h = 0; h < 4; ++h) {
     const float rescale_h = __shfl_sync(~0u, rescale, 4 * h);
@@ -163,7 +163,8 @@ class RowAttention {
    * @param slots     shared memory for tiles, `bytes` of it
    * @param barriers  (kMostSlots)
    * @param parts     which rows a part has, as EvenParts
-   * @param address   address(i) is where row i lies; not asked for the new row. is_placed(i):
+   * @param address   Reader: of the rows, as RowReader. address(i) is where row i lies; not asked
+   *                  for the new row. is_placed(i):
    *                  whether it is in shared memory already, after await_placed(), at placed(i).
    *                  noted(i, head, logit): the logit that counts. corrected(i, head, share,
    *                  shift): the share that counts, where it is e^(logit - shift)
@@ -219,6 +220,8 @@ class RowAttention {
   }
 
  private:
+  using Reader = typename Address::Reader;
+
   /** Sets the first tiles on their way. */
   __device__ __forceinline__ void prime() {
     cursor_.start(cluster_, parts_);
@@ -238,9 +241,11 @@ class RowAttention {
     const int strands = kWarps / quads;
     const int quad = warp_id() % quads, strand = warp_id() / quads;
     const int at = kWords * lane_id();
-    const LaneElements mine{at < shape_.key_dim ? at : -1, first_value + at < shape_.value_dim
-                                                               ? shape_.key_dim + first_value + at
-                                                               : -1};
+    const int value = first_value + at;
+    const LaneNumbers mine{at < shape_.key_dim ? Reader::offset(at) : -1,
+                           value < shape_.value_dim
+                               ? Reader::value_offset(shape_.key_dim) + Reader::offset(value)
+                               : -1};
     float query[4][kWords];
 #pragma unroll
     for (int h = 0; h < 4; ++h) {
@@ -269,8 +274,8 @@ class RowAttention {
         const char* slot = slots_ + read_ * tile_rows_ * shape_.row_bytes;
         caching_.put(cache_slot, slot, placed ? address_.placed(row + mine_to_cache) : nullptr);
         const auto row_at = [&](int i) {
-          return reinterpret_cast<const Element*>(
-              address_.is_placed(row + i) ? address_.placed(row + i) : slot + i * shape_.row_bytes);
+          return address_.is_placed(row + i) ? address_.placed(row + i)
+                                             : slot + i * shape_.row_bytes;
         };
 #pragma unroll 1
         for (int i = strand; i < count; i += 2 * strands) {
@@ -314,11 +319,8 @@ class RowAttention {
     });
     const int fresh = new_row_.index - row;
     if (new_row_.k != nullptr && fresh >= 0 && fresh < count && fresh % kWarps == warp_id()) {
-      auto* to = reinterpret_cast<Element*>(slot + fresh * shape_.row_bytes);
-      for (int d = lane_id(); d < shape_.key_dim; d += 32) to[d] = new_row_.k[d];
-      for (int d = lane_id(); d < shape_.value_dim; d += 32) {
-        to[shape_.key_dim + d] = new_row_.v[d];
-      }
+      Reader::write(slot + fresh * shape_.row_bytes, new_row_.k, shape_.key_dim, new_row_.v,
+                    shape_.value_dim, lane_id(), 32);
       ptx::fence_proxy_async_shared();  // that will use this slot again
     }
     RowCopies::finish(barrier);

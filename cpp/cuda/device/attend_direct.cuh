@@ -11,18 +11,11 @@
  */
 #pragma once
 
-#include "device/attend_shape.cuh"
 #include "device/cluster.cuh"
-#include "device/matrix.cuh"
-#include "device/softmax.cuh"
-#include "device/tiles.cuh"
+#include "device/direct_rows.cuh"
 
 namespace pariskv::cuda::device {
 
-/** Query heads of a pass: the columns of an instruction are theirs, once for each term. */
-constexpr int kDirectHeads = 4;
-constexpr int kDirectWarps = 4;
-constexpr int kDirectThreads = 32 * kDirectWarps;
 /** Runs of eight rows that are looked at in one step: of all warps, and of each. */
 constexpr int kRuns = 8, kRunsOfWarp = kRuns / kDirectWarps;
 constexpr int kStepRows = 8 * kRuns;
@@ -30,7 +23,7 @@ constexpr int kStepRows = 8 * kRuns;
 /** The new row, as a stored one, comes after it. */
 template <int kWords, typename Element>
 struct DirectSpace {
-  alignas(16) Element query[kDirectHeads][32 * kWords + 32];
+  alignas(16) DirectQueries<kWords, Element> query;
   const char* rows[kDirectWarps][kStepRows];  // of a step: null where there is none
   float2 logits[kDirectWarps][kRuns][16];     // lane 4 g + t: of head g, rows 2 t and 2 t + 1
 };
@@ -43,7 +36,7 @@ struct DirectSums {
 template <int kWords, typename Element, typename Address>
 class DirectAttention {
  public:
-  /** @param address  address(i) is where row i lies, not asked for the new row; and noted() */
+  /** @param address  as for RowAttention: Reader, where rows lie, noted() */
   __device__ __forceinline__ DirectAttention(const AttendShape& shape, const Cluster& cluster,
                                              DirectSpace<kWords, Element>& space, int rows,
                                              const NewRow<Element>& new_row, Address address)
@@ -100,8 +93,10 @@ class DirectAttention {
   static constexpr int kAlone = 2 * kWords;
   static constexpr int kShared = kAlone / kDirectWarps;
 
-  __device__ __forceinline__ static int g() { return lane_id() / 4; }
-  __device__ __forceinline__ static int t() { return lane_id() % 4; }
+  using Reader = typename Address::Reader;
+
+  __device__ __forceinline__ static int g() { return fragment_row(); }
+  __device__ __forceinline__ static int t() { return fragment_pair(); }
 
   __device__ __forceinline__ int64_t part_offset(int part, int first_head) const {
     return (int64_t(part) * shape_.group + first_head) * (2 + shape_.value_dim);
@@ -110,32 +105,20 @@ class DirectAttention {
   /** Queries and the new row, which may lie anyhow, to where they are read in pieces. */
   __device__ __forceinline__ void stage(const Element* q, int64_t stride, int first_head) {
     // By different warps, so that both take one trip to memory.
-    constexpr int kDim = 32 * kWords, kHalf = kDirectThreads / 2;
-    const int mine = int(threadIdx.x) % kHalf;
-    if (int(threadIdx.x) < kHalf) {
-#pragma unroll 4
-      for (int i = mine; i < kDirectHeads * kDim; i += kHalf) {
-        const int head = i / kDim, d = i % kDim;
-        const bool there = first_head + head < shape_.group && d < shape_.key_dim;
-        space_.query[head][d] = there ? q[head * stride + d] : from_float<Element>(0);
-      }
+    if (int(threadIdx.x) < kDirectThreads / 2) {
+      stage_queries<kWords>(shape_, q, stride, first_head, space_.query);
     } else if (new_row_.k != nullptr) {
-      for (int d = mine; d < shape_.key_dim; d += kHalf) fresh()[d] = new_row_.k[d];
-      for (int d = mine; d < shape_.value_dim; d += kHalf) {
-        fresh()[shape_.key_dim + d] = new_row_.v[d];
-      }
+      stage_row<Reader>(shape_, new_row_, fresh());
     }
   }
 
-  __device__ __forceinline__ Element* fresh() const {
-    return reinterpret_cast<Element*>(&space_ + 1);
-  }
+  __device__ __forceinline__ char* fresh() const { return reinterpret_cast<char*>(&space_ + 1); }
 
   /** Where a row lies; null: there is none. */
   __device__ __forceinline__ const char* find(int row, int end) const {
     if (row >= end) return nullptr;
     const bool is_new = new_row_.k != nullptr && row == new_row_.index;
-    return is_new ? reinterpret_cast<const char*>(fresh()) : address_(row);
+    return is_new ? fresh() : address_(row);
   }
 
   /**
@@ -150,27 +133,13 @@ class DirectAttention {
     for (int c = 0; c < kWords; ++c) {
       const int i = 4 * c + t();
       const bool there = row != nullptr && 8 * i < shape_.key_dim;
-      keys[c] = there ? reinterpret_cast<const uint4*>(row)[i] : make_uint4(0, 0, 0, 0);
+      keys[c] = there ? Reader::piece(row, 8 * i) : make_uint4(0, 0, 0, 0);
     }
-    float dots[2][4] = {};
-#pragma unroll
-    for (int c = 0; c < kWords; ++c) {
-      const uint4 query =
-          *reinterpret_cast<const uint4*>(&space_.query[g() % kDirectHeads][8 * (4 * c + t())]);
-      const uint32_t lower[4] = {query.x, 0, query.y, 0}, upper[4] = {query.z, 0, query.w, 0};
-      multiply<Element>(dots[0], lower, keys[c].x, keys[c].y);
-      multiply<Element>(dots[1], upper, keys[c].z, keys[c].w);
-    }
-    float logits[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float logit = soft_capped((dots[0][i] + dots[1][i]) * shape_.scale, shape_.softcap);
-      const bool there = 2 * t() + i < left;
-      logits[i] = there
-                      ? address_.noted(first + 2 * t() + i, first_head + g() % kDirectHeads, logit)
-                      : -infinity();
-    }
-    return make_float2(logits[0], logits[1]);
+    float2 logits = logits_of<kWords, Element>(space_.query, keys, shape_);
+    const int number = first + 2 * t(), head = first_head + g() % kDirectHeads;
+    logits.x = 2 * t() < left ? address_.noted(number, head, logits.x) : -infinity();
+    logits.y = 2 * t() + 1 < left ? address_.noted(number + 1, head, logits.y) : -infinity();
+    return logits;
   }
 
   __device__ __forceinline__ static int place_of_logits() { return lane_id() % 16; }
@@ -186,25 +155,7 @@ class DirectAttention {
       const float2 pair = logits[r][place_of_logits()];
       top = fmaxf(top, fmaxf(pair.x, pair.y));
     }
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-    shift = top == -infinity() ? 0.0f : top;
-    const float rescale = exp_of(sums.maximum - shift);
-    sums.maximum = top;
-    sums.sum = __fmul_rn(sums.sum, rescale);
-    return rescale;
-  }
-
-  /**
-   * The weights of a run, in two terms: column g is the first of head g, or the second of head
-   * g - 4.
-   */
-  __device__ __forceinline__ static uint32_t weigh(float2 logits, float shift, DirectSums& sums) {
-    const float a = exp_of(logits.x - shift), b = exp_of(logits.y - shift);
-    sums.sum = __fadd_rn(sums.sum, __fadd_rn(a, b));
-    uint32_t rest;
-    const uint32_t whole = pack<Element>(a, b, rest);
-    return g() < kDirectHeads ? whole : rest;
+    return raise_to(top, sums, shift);
   }
 
   /** Weighted values of 2 kCount neighbouring dimensions of a lane. */
@@ -213,12 +164,9 @@ class DirectAttention {
     float of[kCount][4] = {};
 
     __device__ __forceinline__ void scale(float rescale) {
-      const float even = __shfl_sync(~0u, rescale, 8 * (t() % 2));
-      const float odd = __shfl_sync(~0u, rescale, 8 * (t() % 2) + 4);
+      const ColumnScales scales(rescale);
 #pragma unroll
-      for (int j = 0; j < kCount; ++j) {
-        of[j][0] *= even, of[j][1] *= odd, of[j][2] *= even, of[j][3] *= odd;
-      }
+      for (int j = 0; j < kCount; ++j) scales.apply(of[j]);
     }
     /** Words of rows 2 t and 2 t + 1 of a run. */
     __device__ __forceinline__ void add(const uint32_t (&a)[kCount], const uint32_t (&b)[kCount],
@@ -235,21 +183,8 @@ class DirectAttention {
   template <int kCount>
   __device__ __forceinline__ void load_values(const char* row, int first,
                                               uint32_t (&words)[kCount]) const {
-    const char* from = row + 2 * (shape_.key_dim + first);
-    constexpr int kStep = kCount % 4 == 0 ? 4 : kCount;  // words that come at a time
-#pragma unroll
-    for (int i = 0; i < kCount; i += kStep) {
-      const bool there = row != nullptr && first + 2 * i < shape_.value_dim;
-      if constexpr (kStep == 4) {
-        const uint4 four = there ? *reinterpret_cast<const uint4*>(from + 4 * i) : uint4{};
-        words[i] = four.x, words[i + 1] = four.y, words[i + 2] = four.z, words[i + 3] = four.w;
-      } else if constexpr (kStep == 2) {
-        const uint2 two = there ? *reinterpret_cast<const uint2*>(from + 4 * i) : uint2{};
-        words[i] = two.x, words[i + 1] = two.y;
-      } else {
-        words[i] = there ? *reinterpret_cast<const uint32_t*>(from + 4 * i) : 0;
-      }
-    }
+    Reader::operands(row + Reader::value_offset(shape_.key_dim), first,
+                     row == nullptr ? 0 : shape_.value_dim, words);
   }
 
   /** What a part leaves of this lane's dimensions, from `first` on; sums by who is `to_sum`. */
@@ -257,25 +192,17 @@ class DirectAttention {
   __device__ __forceinline__ void leave(const Weighted<kCount>& weighted, DirectSums sums,
                                         int first_head, int first, bool to_sum, float* out) const {
     const int heads = min(shape_.group - first_head, kDirectHeads), step = 2 + shape_.value_dim;
-    sums.sum += __shfl_xor_sync(~0u, sums.sum, 1);
-    sums.sum += __shfl_xor_sync(~0u, sums.sum, 2);
+    sums.sum = sum_of_head(sums.sum);
     if (to_sum && t() == 0 && g() < heads) {
       *reinterpret_cast<float2*>(out + g() * step) = make_float2(sums.maximum, sums.sum);
     }
-    // Both terms of a head together: a lane is left with one of its two columns.
-    const bool second = t() >= 2;
+    const bool second = joins_second();
     const int head = 2 * (t() % 2) + second;
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
-      float pair[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float own = weighted.of[j][2 * i], other = weighted.of[j][2 * i + 1];
-        pair[i] = (second ? other : own) + __shfl_xor_sync(~0u, second ? own : other, 2);
-      }
+      const float2 pair = join_columns(weighted.of[j], second);
       if (head >= heads || first + 2 * j >= shape_.value_dim) continue;
-      *reinterpret_cast<float2*>(out + head * step + 2 + first + 2 * j) =
-          make_float2(pair[0], pair[1]);
+      *reinterpret_cast<float2*>(out + head * step + 2 + first + 2 * j) = pair;
     }
   }
 
@@ -323,7 +250,7 @@ class DirectAttention {
 #pragma unroll
       for (int r = 0; r < kRuns; ++r) {
         if (r >= runs) break;
-        const uint32_t column = weigh(logits[r][place_of_logits()], shift, sums);
+        const uint32_t column = weigh<Element>(logits[r][place_of_logits()], shift, sums);
         weighted.add(values[r][0], values[r][1], column);
       }
     }
@@ -366,7 +293,7 @@ class DirectAttention {
         uint32_t values[2][kAlone];
         load_values(rows[8 * r + 2 * t()], first_dim, values[0]);
         load_values(rows[8 * r + 2 * t() + 1], first_dim, values[1]);
-        const uint32_t column = weigh(logits[r][place_of_logits()], shift, sums);
+        const uint32_t column = weigh<Element>(logits[r][place_of_logits()], shift, sums);
         weighted.add(values[0], values[1], column);
       }
     }

@@ -5,6 +5,17 @@
 
 namespace pariskv::cuda::device {
 
+/** Neighbouring elements, read at once. */
+template <typename Element, int kCount>
+struct alignas(kCount * sizeof(Element)) Neighbours {
+  Element of[kCount];
+
+  __device__ __forceinline__ void to(float (&x)[kCount]) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] = to_float(of[i]);
+  }
+};
+
 /** The elements of 16 bytes, as floats. */
 template <typename Element>
 __device__ __forceinline__ void unpack(const uint4& packed, float (&out)[kElementsPer16<Element>]);

@@ -7,6 +7,7 @@
 
 #include "device/numbers.cuh"
 #include "device/ptx.cuh"
+#include "device/stored_rows.cuh"
 
 namespace pariskv::cuda::device {
 
@@ -100,7 +101,7 @@ __device__ __forceinline__ const char* exact_rows(const ExactParameters& p, int 
       p.staged == nullptr
           ? static_cast<const char*>((*p.rows)[segment])
           : p.staged + (segment - p.staged_segment) * gridDim.y * p.segment_tokens * row_bytes;
-  return of_segment + (int64_t(head) * p.segment_tokens + slot) * row_bytes;
+  return row_of_segment(of_segment, head, p.segment_tokens, slot, row_bytes);
 }
 
 /**

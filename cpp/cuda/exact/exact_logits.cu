@@ -1,5 +1,5 @@
 // Exact logits of chosen rows, for explanations: the sums are the CPU's, bit for bit.
-#include "device/numbers.cuh"
+#include "device/stored_rows.cuh"
 #include "elements.h"
 #include "kernels.h"
 #include "runtime.h"
@@ -17,7 +17,7 @@ struct LogitsParameters {
   int64_t segment_tokens;
   int32_t group;
   int32_t key_dim;
-  int32_t row_elements;
+  int32_t row_bytes;
   Rows q;
   float scale, softcap;
   const int32_t* positions;
@@ -34,14 +34,14 @@ __global__ void __launch_bounds__(kThreads) take_logits(LogitsParameters p) {
   const int32_t position = p.positions[head * p.width + i];
   if (position < 0) return;
   const int64_t segment = position / p.segment_tokens, slot = position % p.segment_tokens;
-  const Element* key = static_cast<const Element*>(p.sequence->rows[segment]) +
-                       (head * p.segment_tokens + slot) * p.row_elements;
+  const char* key = row_of_segment(static_cast<const char*>(p.sequence->rows[segment]), int(head),
+                                   p.segment_tokens, slot, p.row_bytes);
   const Element* query = reinterpret_cast<const Element*>(p.q.data) + query_head * p.q.stride_j;
   const int lane = int(threadIdx.x) % 32;
   float sum = 0;
   if (lane < 16) {
     for (int d = lane; d < p.key_dim; d += 16) {
-      sum = fmaf(to_float(query[d]), to_float(key[d]), sum);
+      sum = fmaf(to_float(query[d]), RowReader<Element>::number(key, d), sum);
     }
   }
 #pragma unroll
@@ -58,7 +58,7 @@ void launch(const ExactLogitsCall& call, cudaStream_t stream) {
                            shape.segment_tokens,
                            int32_t(shape.group),
                            int32_t(shape.rows.key_dim),
-                           int32_t(shape.rows.elements()),
+                           int32_t(shape.rows.bytes()),
                            call.q,
                            call.logits.scale,
                            call.logits.softcap,

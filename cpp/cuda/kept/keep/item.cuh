@@ -6,6 +6,7 @@
  */
 #pragma once
 
+#include "device/stored_rows.cuh"
 #include "kept/blocks.cuh"
 #include "kept/keep/params.h"
 
@@ -114,9 +115,8 @@ struct ChoiceItem {
   }
   /** Where the row of a position lies in the store. */
   __device__ __forceinline__ const char* stored(int position) const {
-    const int segment = int(by_segment(position)), tokens = int(call.shape.segment_tokens);
-    return static_cast<const char*>(job.sequence->rows[segment]) +
-           (int64_t(head) * tokens + position - segment * tokens) * call.shape.rows.bytes();
+    return device::row_of(job.sequence->rows, by_segment, int(call.shape.segment_tokens), head,
+                          position, call.shape.rows.bytes());
   }
   /** Where it lies: with the rows that were kept, or in the store. */
   __device__ __forceinline__ const char* row(int row, int kept) const {

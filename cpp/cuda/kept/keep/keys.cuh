@@ -156,17 +156,6 @@ struct KeyTile {
   }
   static constexpr uint32_t kSize = 0x7fffffffu;  // bits of a float without its sign
 
-  /** Four neighbouring numbers. */
-  template <typename Element>
-  struct alignas(4 * sizeof(Element)) Four {
-    Element of[4];
-
-    __device__ __forceinline__ void to(float (&x)[4]) const {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) x[i] = device::to_float(of[i]);
-    }
-  };
-
   /**
    * Some keys, rounded, by a warp.
    * @param copies  keys are copied to there, one beside the other; null: they are not
@@ -174,16 +163,17 @@ struct KeyTile {
   template <typename Element>
   __device__ __forceinline__ void round_keys(const KeySources& sources, int begin,
                                              char* copies = nullptr) const {
-    Four<Element> keys_in[kRowsAtOnce][kChunks] = {};
+    using Reader = device::RowReader<Element>;
+    using Four = typename Reader::template Raw<4>;
+    Four keys_in[kRowsAtOnce][kChunks] = {};
     float x[kRowsAtOnce][kChunks][4] = {};
 #pragma unroll
     for (int r = 0; r < kRowsAtOnce; ++r) {
       if (begin + r >= rows) continue;
-      const auto* from = reinterpret_cast<const Element*>(sources.from[begin + r]);
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
         if (channel(c) < dim()) {
-          keys_in[r][c] = *reinterpret_cast<const Four<Element>*>(from + channel(c));
+          keys_in[r][c] = Reader::template raw<4>(sources.from[begin + r], channel(c));
         }
       }
     }
@@ -194,7 +184,7 @@ struct KeyTile {
         keys_in[r][c].to(x[r][c]);
         if (copies == nullptr || begin + r >= rows || channel(c) >= dim()) continue;
         auto* to = reinterpret_cast<Element*>(copies) + r * dim() + channel(c);
-        *reinterpret_cast<Four<Element>*>(to) = keys_in[r][c];
+        *reinterpret_cast<Four*>(to) = keys_in[r][c];
       }
     }
 #pragma unroll

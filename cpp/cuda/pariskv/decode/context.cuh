@@ -4,6 +4,7 @@
 #include "device/attend_shape.cuh"
 #include "device/partition.cuh"
 #include "device/signal.cuh"
+#include "device/stored_rows.cuh"
 #include "device/warp.cuh"
 #include "pariskv/decode/params.h"
 #include "pariskv/decode/query.cuh"
@@ -178,7 +179,8 @@ __device__ __forceinline__ char* segment_of(const HeadContext& context, int posi
 template <typename Byte>
 __device__ __forceinline__ Byte* row_in(const HeadContext& context, Byte* segment, int position) {
   const int slot = device::split_position(context.zone, position).y;
-  return segment + (context.head * context.zone.layout.tokens + slot) * context.shape.row_bytes;
+  return device::row_of_segment(segment, context.head, context.zone.layout.tokens, slot,
+                                context.shape.row_bytes);
 }
 __device__ __forceinline__ char* row_at(const HeadContext& context, int position) {
   return row_in(context, segment_of(context, position), position);

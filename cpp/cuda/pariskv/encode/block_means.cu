@@ -3,7 +3,7 @@
 // thread has a channel.
 #include "policy/pariskv/codec/block_means.h"
 
-#include "device/numbers.cuh"
+#include "device/stored_rows.cuh"
 #include "device/warp.cuh"
 #include "dispatch.h"
 #include "elements.h"
@@ -40,11 +40,11 @@ struct Keys {
   __device__ __forceinline__ Keys(const MeanParameters& p, int head, int begin, int end)
       : row_bytes(p.row_bytes), dim(p.dim), count(end - begin) {
     const int tokens = int(p.layout.tokens), segment = begin / tokens;
-    const int64_t row = int64_t(head) * tokens + (begin - segment * tokens);
-    rows = static_cast<const char*>(p.sequence->rows[segment]) + row * row_bytes;
+    rows = row_of_segment(static_cast<const char*>(p.sequence->rows[segment]), head, tokens,
+                          begin - segment * tokens, row_bytes);
   }
-  __device__ __forceinline__ const Element* row(int key) const {
-    return reinterpret_cast<const Element*>(rows + int64_t(key) * row_bytes);
+  __device__ __forceinline__ float number(int key, int channel) const {
+    return RowReader<Element>::number(rows + int64_t(key) * row_bytes, channel);
   }
 };
 
@@ -61,8 +61,7 @@ struct FiniteKeys {
     __syncthreads();
     for (int key = warp_id(); key < keys.count; key += int(blockDim.x) / 32) {
       bool whole = true;
-      for (int c = lane_id(); c < keys.dim; c += 32)
-        whole = whole && finite(to_float(keys.row(key)[c]));
+      for (int c = lane_id(); c < keys.dim; c += 32) whole = whole && finite(keys.number(key, c));
       whole = __all_sync(~0u, whole);
       if (whole && lane_id() == 0) atomicOr(&words[key / 32], 1u << key % 32);
     }
@@ -84,7 +83,7 @@ __device__ __forceinline__ void each_finite(const Keys<Element>& keys, const Fin
     float x[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      x[i] = first + i < keys.count ? to_float(keys.row(first + i)[channel]) : 0.0f;
+      x[i] = first + i < keys.count ? keys.number(first + i, channel) : 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "device/ptx.cuh"
+#include "device/stored_rows.cuh"
 #include "elements.h"
 #include "kernels.h"
 #include "pariskv/encode/summary.cuh"
@@ -88,9 +89,9 @@ struct Walk {
 
   const EncodeParameters& p;
   Tile<Cut>& tile;
-  int first;       // position
-  int32_t number;  // of the first key, in its segment's planes
-  const char* rows;
+  int first;         // position
+  int32_t number;    // of the first key, in its segment's planes
+  const char* rows;  // from the first one on
   uint8_t* block;
   int lane = int(threadIdx.x) % 32, key = lane / Cut::kParts, part = lane % Cut::kParts;
 
@@ -98,7 +99,8 @@ struct Walk {
       : p(parameters), tile(in), first(p.start + int(blockIdx.x) * p.group) {
     const int segment = first / p.segment_tokens, head = int(blockIdx.y);
     number = head * p.segment_tokens + (first - segment * p.segment_tokens);
-    rows = static_cast<const char*>(p.sequence->rows[segment]);
+    rows = row_of_segment(static_cast<const char*>(p.sequence->rows[segment]), head,
+                          p.segment_tokens, first - segment * p.segment_tokens, p.row_bytes);
     block = p.sequence->summaries[segment];
   }
 
@@ -118,7 +120,7 @@ struct Walk {
     constexpr int kAtOnce = Cut::kRow < 32 ? Cut::kRow : 32;  // chunks of a row that a step copies
     constexpr int kRows = 32 / kAtOnce;                       // rows of a step
     const int chunk = lane % kAtOnce, ahead = lane / kAtOnce, bytes = p.row_bytes;
-    const char* source = rows + int64_t(number + t * Cut::kKeys + ahead) * bytes + chunk * 16;
+    const char* source = rows + int64_t(t * Cut::kKeys + ahead) * bytes + chunk * 16;
     const uint32_t target = shared_address(&tile.rows[ahead * kPitch + chunk]);
     const uint32_t present = present_keys(t) >> ahead;
 #pragma unroll
@@ -261,7 +263,8 @@ struct Walk {
     if (part != 0 || !(present_keys(t) >> key & 1) || !(anew || perhaps)) return;
     const SummaryLayout layout{p.kv_heads, p.segment_tokens, Cut::kRotated, 0};
     const int own = number + t * Cut::kKeys + key;
-    const Element* elements = reinterpret_cast<const Element*>(rows + int64_t(own) * p.row_bytes);
+    const Element* elements =
+        reinterpret_cast<const Element*>(rows + int64_t(t * Cut::kKeys + key) * p.row_bytes);
     encode_carefully(elements, leaving(), p.codec, !anew,
                      {block + layout.signs_at(0, own), block + layout.norms_at(0, own),
                       reinterpret_cast<uint16_t*>(block + layout.scales_at(0, own)),

@@ -25,8 +25,8 @@ __global__ void __launch_bounds__(kMostDigestThreads, kDigestBlocks<Element, kPa
   uint64_t live = ~uint64_t{0} >> (64 - kPage);
   if (int(span.begin) > begin) live = live >> (span.begin - begin) << (span.begin - begin);
   const int row_bytes = int(call.shape.rows.bytes());
-  const char* keys = static_cast<const char*>(span.sequence->rows[segment]) +
-                     (int64_t(head) * tokens + slot) * row_bytes;
+  const char* keys = device::row_of_segment(static_cast<const char*>(span.sequence->rows[segment]),
+                                            head, tokens, slot, row_bytes);
   char* block = reinterpret_cast<char*>(span.sequence->summaries[segment]);
   DigestPage<Element, kPage>{keys, row_bytes,      int(call.shape.rows.key_dim),
                              live, call.rules.box, space}

@@ -31,6 +31,7 @@ struct DigestPage {
   bool box;
   PageSpace& space;
 
+  using Reader = device::RowReader<Element>;
   using Pair = ChannelPair<Element>;
   static constexpr uint64_t kAll = ~uint64_t{0} >> (64 - kPage);
 
@@ -117,21 +118,21 @@ struct DigestPage {
     return broken;
   }
 
-  /** Where this thread's channels of the first row are: one that has none looks at the first. */
-  __device__ __forceinline__ const char* own_channels() const {
+  /** This thread's first channel: one that has none looks at the first of all. */
+  __device__ __forceinline__ int own_channel() const {
     const int channel = 2 * int(threadIdx.x);
-    return first + (channel < dim ? channel : 0) * int(sizeof(Element));
+    return channel < dim ? channel : 0;
   }
 
   __device__ __forceinline__ void run(const device::PageNumbers& out) {
     // Nearly every page has all its rows, and all of them are finite.
     if (live == kAll && run_whole(out)) return;
     Pair keys[kPage];
-    const char* from = own_channels();
+    const char* from = first;
 #pragma unroll
     for (int i = 0; i < kPage; ++i, from += row_bytes) {
       keys[i] = {};
-      if (has(i)) keys[i] = *reinterpret_cast<const Pair*>(from);
+      if (has(i)) keys[i] = Reader::template raw<2>(from, own_channel());
     }
     leave_out(broken_of(keys));
     if (live == 0) {
@@ -145,10 +146,10 @@ struct DigestPage {
   /** Without a test for each row; false, and nothing was written, if some are not finite. */
   __device__ __forceinline__ bool run_whole(const device::PageNumbers& out) {
     Pair keys[kPage];
-    const char* from = own_channels();
+    const char* from = first;
 #pragma unroll
     for (int i = 0; i < kPage; ++i, from += row_bytes) {
-      keys[i] = *reinterpret_cast<const Pair*>(from);
+      keys[i] = Reader::template raw<2>(from, own_channel());
     }
     Range range[2];
     range_of_all(keys, range);

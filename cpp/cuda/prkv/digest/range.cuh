@@ -4,13 +4,12 @@
 
 #include "device/numbers.cuh"
 #include "device/ptx.cuh"
+#include "device/stored_rows.cuh"
 
 namespace pariskv::cuda {
 
 template <typename Element>
-struct alignas(2 * sizeof(Element)) ChannelPair {
-  Element of[2];
-};
+using ChannelPair = typename device::RowReader<Element>::template Raw<2>;
 
 /** Both channels go through an instruction together, where it has them: __half2, __nv_bfloat162. */
 template <typename Element, typename Both>

@@ -7,14 +7,14 @@
 
 #include "device/attend.cuh"
 #include "device/signal.cuh"
-#include "kept/decode/attend/shared_part.cuh"
+#include "kept/decode/attend/part_attention.cuh"
 #include "kept/decode/context.cuh"
 
 namespace pariskv::cuda {
 
 template <typename Element>
-constexpr int kKeptThreads = kKeptDirect<Element> ? kPartThreads : device::kThreads;
-/** Of rows that go straight, kPartWarps warps; else eight. */
+constexpr int kKeptThreads = kKeptDirect<Element> ? kDirectThreads : device::kThreads;
+/** Of rows that go straight, kDirectWarps warps; else eight. */
 template <typename Element, int kWords>
 constexpr int kKeptRegisters = kWords == 16  ? 240
                                : kWords == 8 ? (kKeptDirect<Element> ? 240 : 128)
@@ -26,16 +26,18 @@ constexpr int kKeptBytes =
                          : device::kMergeBytes<kWords> + 2 * device::kTileBytes;
 
 /** Row i of a segment of the attended rows: before the zone, kept ones, after it. */
+template <typename Element>
 struct KeptStepRows {
+  using Reader = device::RowReader<Element>;
+
   const KeptContext& context;
   const device::SegmentDivisor& by_segment;
   int segment_tokens;
   int first;
 
   __device__ __forceinline__ char* stored(int position) const {
-    const int segment = int(by_segment(position)), slot = position - segment * segment_tokens;
-    return static_cast<char*>(context.rows[segment]) +
-           (int64_t(context.head) * segment_tokens + slot) * context.shape.row_bytes;
+    return device::row_of(context.rows, by_segment, segment_tokens, context.head, position,
+                          context.shape.row_bytes);
   }
   __device__ __forceinline__ const char* operator()(int row) const {
     const int i = first + row;
@@ -65,7 +67,7 @@ struct AttendKept {
   char* room;  // kKeptBytes
   uint64_t (&barriers)[device::kMostSlots];
 
-  __device__ __forceinline__ KeptStepRows rows_from(int first) const {
+  __device__ __forceinline__ KeptStepRows<Element> rows_from(int first) const {
     return {context, params.by_segment, int(params.call.shape.segment_tokens), first};
   }
   __device__ __forceinline__ const Element* new_part(const Rows& tensor) const {
@@ -85,18 +87,16 @@ struct AttendKept {
   __device__ __forceinline__ void store_new_row() const {
     const Element *k = new_part(params.call.k), *v = new_part(params.call.v);
     if (k == nullptr || rank != params.blocks_per_head - 1) return;
-    const int key = context.shape.key_dim, all = key + context.shape.value_dim;
-    auto* to = reinterpret_cast<Element*>(rows_from(0).stored(context.total - 1));
-    for (int d = int(threadIdx.x); d < all; d += kKeptThreads<Element>) {
-      to[d] = d < key ? k[d] : v[d - key];
-    }
+    device::RowReader<Element>::write(rows_from(0).stored(context.total - 1), k,
+                                      context.shape.key_dim, v, context.shape.value_dim,
+                                      int(threadIdx.x), kKeptThreads<Element>);
   }
 
   /** Whole parts, in registers. */
   __device__ __forceinline__ void attend_parts() const {
     const HeadParts parts = HeadParts::of(context.count());
     if (rank >= parts.count) return;
-    PartAttention<kWords, Element, KeptStepRows> attention(
+    PartAttention<kWords, Element, KeptStepRows<Element>> attention(
         context.shape, *reinterpret_cast<PartSpace<kWords, Element>*>(room), parts, rank,
         params.blocks_per_head, new_row(0), rows_from(0));
     attention.run(queries(), params.call.q.stride_j, context.parts);
@@ -113,7 +113,7 @@ struct AttendKept {
     auto* merge = reinterpret_cast<float*>(room);
     char* slots = room + device::kMergeBytes<kWords>;
     const device::Cluster blocks{size, rank - segment * size};
-    device::RowAttention<kWords, Element, KeptStepRows> attention(
+    device::RowAttention<kWords, Element, KeptStepRows<Element>> attention(
         context.shape, blocks, slots, int(room + kKeptBytes<Element, kWords> - slots), barriers,
         {all * (segment + 1) / segments - first}, new_row(first), rows_from(first));
     attention.run(queries(), params.call.q.stride_j,

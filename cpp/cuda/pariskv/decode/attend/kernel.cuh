@@ -97,7 +97,7 @@ struct Attend {
     char* slots = room() + device::kMergeBytes<kWords>;
     const HeadScratch& scratch = block.context.scratch;
     auto* counters = reinterpret_cast<unsigned long long*>(block.call.counters);
-    device::RowAttention<kWords, Element, SelectedRows, SelectedParts, Caching> attention(
+    device::RowAttention<kWords, Element, SelectedRows<Element>, SelectedParts, Caching> attention(
         block.context.shape, cluster, slots, int(room() + room_bytes() - slots), space.slots,
         list.parts(), {nullptr, nullptr, 0}, list.addresses(),
         {space.rows.cache, cluster, space.top_k.mail, list.rows(), list.stamped(),

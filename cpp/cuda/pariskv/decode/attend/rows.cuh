@@ -112,7 +112,10 @@ struct SelectedParts {
 };
 
 /** Where a block's selected rows lie. */
+template <typename Element>
 struct SelectedRows {
+  using Reader = device::RowReader<Element>;
+
   const device::SelectedRow* rows;
   RowSpace& space;
   int row_bytes;
@@ -285,7 +288,7 @@ class RowList {
   __device__ __forceinline__ SelectedParts parts() const {
     return {space_.begins, cluster_.first_part(), cluster_.end_part()};
   }
-  __device__ __forceinline__ SelectedRows addresses() const {
+  __device__ __forceinline__ SelectedRows<Element> addresses() const {
     const HeadContext& context = block_.context;
     return {list_,
             space_,

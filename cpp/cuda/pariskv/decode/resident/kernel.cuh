@@ -30,6 +30,8 @@ constexpr int kResidentBytes =
 /** Row i of the resident ones: before the zone, then after it. Or of the tail. */
 template <typename Element, int kWords>
 struct ResidentRows {
+  using Reader = device::RowReader<Element>;
+
   const HeadBlock<Element, kWords>& block;
   int before, gap;
   Tail tail;
@@ -67,12 +69,11 @@ struct AttendResident {
   /** The token's own row goes to its place in the store. */
   __device__ __forceinline__ void store_new_row() const {
     if (block.call.k.data == nullptr || blocks.rank != blocks.size - 1 || of_tail) return;
-    const int key = block.context.shape.key_dim, all = key + block.context.shape.value_dim;
-    auto* to = reinterpret_cast<Element*>(row_at(block.context, block.context.total - 1));
-    for (int d = int(threadIdx.x); d < all; d += kResidentThreads<Element>) {
-      to[d] = d < key ? block.at(block.call.k, block.context.head)[d]
-                      : block.at(block.call.v, block.context.head)[d - key];
-    }
+    const HeadContext& context = block.context;
+    device::RowReader<Element>::write(row_at(context, context.total - 1),
+                                      block.at(block.call.k, context.head), context.shape.key_dim,
+                                      block.at(block.call.v, context.head), context.shape.value_dim,
+                                      int(threadIdx.x), kResidentThreads<Element>);
   }
 
   /** Attention to this block's share of the rows. */

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "device/numbers.cuh"
-#include "device/unpack.cuh"
+#include "device/stored_rows.cuh"
 #include "device/warp.cuh"
 #include "pariskv/decode/steps.cuh"
 
@@ -24,7 +24,8 @@ struct WindowQueries {
 /** A row of the window as eight lanes hold it, read ahead. */
 template <typename Element, int kDim>
 struct WindowRow {
-  static constexpr int kPer16 = kElementsPer16<Element>;
+  using Reader = RowReader<Element>;
+  static constexpr int kPer16 = Reader::kPer16;
   static constexpr int kPieces = kDim / kPer16 / kRowLanes;  // of a lane, at most
   uint4 pieces[kPieces];
 
@@ -35,7 +36,7 @@ struct WindowRow {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       const bool there = piece(i) < head_dim / kPer16;
-      pieces[i] = there ? reinterpret_cast<const uint4*>(row)[piece(i)] : make_uint4(0, 0, 0, 0);
+      pieces[i] = there ? Reader::piece(row, kPer16 * piece(i)) : make_uint4(0, 0, 0, 0);
     }
   }
 };
@@ -69,11 +70,11 @@ constexpr uint32_t kInfiniteSize = 0x7f800000;
 
 template <typename Element>
 __device__ __forceinline__ uint32_t largest_size(const uint4& piece) {
-  float x[kElementsPer16<Element>];
-  unpack<Element>(piece, x);
+  float x[RowReader<Element>::kPer16];
+  RowReader<Element>::unpack(piece, x);
   uint32_t largest = 0;
 #pragma unroll
-  for (int i = 0; i < kElementsPer16<Element>; ++i) largest = max(largest, size_bits(x[i]));
+  for (int i = 0; i < RowReader<Element>::kPer16; ++i) largest = max(largest, size_bits(x[i]));
   return largest;
 }
 
@@ -126,7 +127,7 @@ __device__ __forceinline__ int score_row(const WindowQueries<kDim>& queries,
 #pragma unroll
   for (int i = 0; i < Row::kPieces; ++i) {
     float x[Row::kPer16];
-    unpack<Element>(row.pieces[i], x);
+    Row::Reader::unpack(row.pieces[i], x);
 #pragma unroll
     for (int word = 0; word < Row::kPer16 / 4; ++word) {
       const int packed = int(quantised(x + 4 * word, up));

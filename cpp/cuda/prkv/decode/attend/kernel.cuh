@@ -54,11 +54,11 @@ struct AttendPages {
     }
     auto* merge = reinterpret_cast<float*>(room());
     char* slots = room() + device::kMergeBytes<kWords>;
-    device::RowAttention<kWords, Element, PageRows, PageParts, device::CacheRows> attention(
-        context.shape, cluster, slots, int(room() + room_bytes() - slots), space.slots,
-        list.parts(), {nullptr, nullptr, 0}, list.addresses(),
-        {space.rows.cache, cluster, space.find.top_k.mail, list.rows(), list.stamped(),
-         counters + 2});
+    device::RowAttention<kWords, Element, PageRows<Element>, PageParts, device::CacheRows>
+    attention(context.shape, cluster, slots, int(room() + room_bytes() - slots), space.slots,
+              list.parts(), {nullptr, nullptr, 0}, PageRows<Element>{list.rows()},
+              {space.rows.cache, cluster, space.find.top_k.mail, list.rows(), list.stamped(),
+               counters + 2});
     const Rows& q = params.call.q;
     const auto* query = reinterpret_cast<const Element*>(q.data) + context.row * q.stride_i +
                         int64_t(context.head) * context.shape.group * q.stride_j;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "device/row_cache.cuh"
+#include "device/stored_rows.cuh"
 #include "prkv/decode/context.cuh"
 
 namespace pariskv::cuda {
@@ -40,7 +41,10 @@ struct PageParts {
 };
 
 /** Where a block's rows lie. */
+template <typename Element>
 struct PageRows {
+  using Reader = device::RowReader<Element>;
+
   const device::SelectedRow* rows;
 
   __device__ __forceinline__ const char* operator()(int i) const {
@@ -103,7 +107,6 @@ class PageRowList {
   }
 
   __device__ __forceinline__ PageParts parts() const { return {rows_, begin_}; }
-  __device__ __forceinline__ PageRows addresses() const { return {list_}; }
   __device__ __forceinline__ device::SelectedRow* rows() const { return list_; }
   /** All results of RowCache::stamp of this thread: see CacheRows. */
   __device__ __forceinline__ uint32_t stamped() const { return stamped_; }
@@ -148,10 +151,9 @@ class PageRowList {
     for (int e = device::warp_id(); e < space_.count; e += device::kWarps) {
       const PageRowSpace::Entry entry = space_.entries[e];
       const int first = (context_.first_page + int(entry.page.page)) * size;
-      const int tokens = int(params_.call.shape.segment_tokens);
-      const int segment = int(params_.by_segment(first)), slot = first - segment * tokens;
-      const char* rows = static_cast<const char*>(context_.rows[segment]) +
-                         (int64_t(context_.head) * tokens + slot) * context_.shape.row_bytes;
+      const char* rows =
+          device::row_of(context_.rows, params_.by_segment, int(params_.call.shape.segment_tokens),
+                         context_.head, first, context_.shape.row_bytes);
 #pragma unroll 1
       for (int i = device::lane_id(); i < size; i += 32) {
         const int at = entry.offset + rows_of(entry.page.live & ((uint64_t{1} << i) - 1));

@@ -140,7 +140,7 @@ __device__ __forceinline__ void round_digests(const KeyTile<kChunks, true>& tile
         if (channel >= tile.dim()) continue;
         const auto* from = reinterpret_cast<const __half*>(page.digest) + part * tile.dim();
         float (&to)[4] = x[part][r][c];
-        reinterpret_cast<const typename Tile::template Four<__half>*>(from + channel)->to(to);
+        reinterpret_cast<const device::Neighbours<__half, 4>*>(from + channel)->to(to);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           to[i] = __fmul_rn(to[i], unit);

@@ -11,19 +11,14 @@
 
 #include <type_traits>
 
-#include "device/attend_shape.cuh"
-#include "device/matrix.cuh"
-#include "device/softmax.cuh"
-#include "device/tiles.cuh"
+#include "device/direct_rows.cuh"
 #include "kept/decode/context.cuh"
 
 namespace pariskv::cuda {
 
-constexpr int kPartWarps = 4, kPartThreads = 32 * kPartWarps;
-constexpr int kTileRows = kStepRows / kPartWarps;
+using device::kDirectHeads, device::kDirectThreads, device::kDirectWarps;
+constexpr int kTileRows = kStepRows / kDirectWarps;
 static_assert(kTileRows == 16, "rows of an instruction that weighs values");
-/** Query heads of a pass: the columns of an instruction are theirs, once for each term. */
-constexpr int kPassHeads = 4;
 
 /** Dimensions of values of a pass. */
 template <int kWords>
@@ -32,16 +27,16 @@ constexpr int kPassValues = 32 * (kWords < 8 ? kWords : 8);
 /** The results of a warp for a part. */
 template <int kWords>
 struct WarpSums {
-  float2 softmax[kPassHeads];                                // maximum, sum
-  float2 weighted[kPassHeads][kPassValues<kWords> / 2 + 1];  // two neighbouring dimensions
+  float2 softmax[kDirectHeads];                                // maximum, sum
+  float2 weighted[kDirectHeads][kPassValues<kWords> / 2 + 1];  // two neighbouring dimensions
 };
 
 /** Two rows come after it: the new one, as a stored one, and one of zeros. */
 template <int kWords, typename Element>
 struct PartSpace {
-  alignas(16) Element query[kPassHeads][32 * kWords + 32];
-  alignas(16) const char* rows[kPartWarps][kTileRows];  // of a tile: zeros where there is none
-  WarpSums<kWords> sums[2][kPartWarps];                 // by turns, so that a part has one barrier
+  alignas(16) device::DirectQueries<kWords, Element> query;
+  alignas(16) const char* rows[kDirectWarps][kTileRows];  // of a tile: zeros where there is none
+  WarpSums<kWords> sums[2][kDirectWarps];  // by turns, so that a part has one barrier
 };
 static_assert(sizeof(PartSpace<4, __half>) % 16 == 0);
 
@@ -72,7 +67,7 @@ class PartAttention {
    */
   __device__ __forceinline__ void run(const Element* q, int64_t stride, float* out) {
 #pragma unroll 1
-    for (int head = 0; head < shape_.group; head += kPassHeads) {
+    for (int head = 0; head < shape_.group; head += kDirectHeads) {
       if (head > 0) __syncthreads();
       stage(q + head * stride, stride, head);
       __syncthreads();
@@ -89,8 +84,10 @@ class PartAttention {
   static constexpr int kChunks = kPassValues<kWords> / 64;  // 16 bytes of a row each, of a lane
   static constexpr int kRuns = kTileRows / 8;
 
-  __device__ __forceinline__ static int g() { return device::lane_id() / 4; }
-  __device__ __forceinline__ static int t() { return device::lane_id() % 4; }
+  using Reader = typename Address::Reader;
+
+  __device__ __forceinline__ static int g() { return device::fragment_row(); }
+  __device__ __forceinline__ static int t() { return device::fragment_pair(); }
 
   struct Keys {
     uint4 of[kRuns][kWords];  // of row 8 r + g the pieces t, t + 4, ...
@@ -108,44 +105,30 @@ class PartAttention {
   /** Queries and the new row, which may lie anyhow, to where they are read in pieces. */
   __device__ __forceinline__ void stage(const Element* q, int64_t stride, int first_head) const {
     // By different warps, so that both take one trip to memory.
-    constexpr int kDim = 32 * kWords, kHalf = kPartThreads / 2;
-    const int mine = int(threadIdx.x) % kHalf;
+    constexpr int kHalf = kDirectThreads / 2;
     if (int(threadIdx.x) < kHalf) {
-#pragma unroll 4
-      for (int i = mine; i < kPassHeads * kDim; i += kHalf) {
-        const int head = i / kDim, d = i % kDim;
-        const bool there = first_head + head < shape_.group && d < shape_.key_dim;
-        space_.query[head][d] = there ? q[head * stride + d] : device::from_float<Element>(0);
-      }
+      device::stage_queries<kWords>(shape_, q, stride, first_head, space_.query);
     } else {
-      for (int i = mine; i < shape_.row_bytes / 16; i += kHalf) {
+      for (int i = int(threadIdx.x) - kHalf; i < shape_.row_bytes / 16; i += kHalf) {
         reinterpret_cast<uint4*>(zeros())[i] = {};
       }
-      if (new_row_.k == nullptr) return;
-      for (int d = mine; d < shape_.key_dim; d += kHalf) fresh()[d] = new_row_.k[d];
-      for (int d = mine; d < shape_.value_dim; d += kHalf) {
-        fresh()[shape_.key_dim + d] = new_row_.v[d];
-      }
+      if (new_row_.k != nullptr) device::stage_row<Reader>(shape_, new_row_, fresh());
     }
   }
 
-  __device__ __forceinline__ Element* fresh() const {
-    return reinterpret_cast<Element*>(&space_ + 1);
-  }
-  __device__ __forceinline__ char* zeros() const {
-    return reinterpret_cast<char*>(&space_ + 1) + shape_.row_bytes;
-  }
+  __device__ __forceinline__ char* fresh() const { return reinterpret_cast<char*>(&space_ + 1); }
+  __device__ __forceinline__ char* zeros() const { return fresh() + shape_.row_bytes; }
 
   /** Where a row lies. */
   __device__ __forceinline__ const char* find(int row, int end) const {
     if (row >= end) return zeros();
     const bool is_new = new_row_.k != nullptr && row == new_row_.index;
-    return is_new ? reinterpret_cast<const char*>(fresh()) : address_(row);
+    return is_new ? fresh() : address_(row);
   }
 
   /** A piece of a row; left as it is, which is zeros, where the row has none. */
-  __device__ __forceinline__ static void load(uint4& piece, const char* from, bool there) {
-    if (there) piece = *reinterpret_cast<const uint4*>(from);
+  __device__ __forceinline__ static void load(uint4& piece, const char* half, int d, int dim) {
+    if (d < dim) piece = Reader::piece(half, d);
   }
 
   /** Notes where the rows of a warp's tile of a step lie. */
@@ -161,25 +144,24 @@ class PartAttention {
     const auto& rows = space_.rows[device::warp_id()];
 #pragma unroll
     for (int r = 0; r < kRuns; ++r) {
-      const char* from = rows[8 * r + g()] + 16 * t();
+      const char* key = rows[8 * r + g()];
 #pragma unroll
       for (int c = 0; c < kWords; ++c) {
-        load(keys.of[r][c], from + 64 * c, 8 * (4 * c + t()) < shape_.key_dim);
+        load(keys.of[r][c], key, 8 * (4 * c + t()), shape_.key_dim);
       }
     }
   }
   __device__ __forceinline__ void load_values(int first_value, Values& values) const {
     const auto& rows = space_.rows[device::warp_id()];
-    const int offset = 2 * (shape_.key_dim + first_value) + 16 * g();
+    const int offset = Reader::value_offset(shape_.key_dim);
 #pragma unroll
     for (int r = 0; r < kRuns; ++r) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const char* from = rows[8 * r + 2 * t() + i] + offset;
+        const char* value = rows[8 * r + 2 * t() + i] + offset;
 #pragma unroll
         for (int c = 0; c < kChunks; ++c) {
-          load(values.of[r][i][c], from + 128 * c,
-               first_value + 8 * (8 * c + g()) < shape_.value_dim);
+          load(values.of[r][i][c], value, first_value + 8 * (8 * c + g()), shape_.value_dim);
         }
       }
     }
@@ -195,23 +177,10 @@ class PartAttention {
 
   /** Logits of a run, of which `left` rows are there: of head g % 4, rows 2 t and 2 t + 1. */
   __device__ __forceinline__ float2 look_at(const uint4 (&keys)[kWords], int left) const {
-    float dots[2][4] = {};
-#pragma unroll
-    for (int c = 0; c < kWords; ++c) {
-      const uint4 query =
-          *reinterpret_cast<const uint4*>(&space_.query[g() % kPassHeads][8 * (4 * c + t())]);
-      const uint32_t lower[4] = {query.x, 0, query.y, 0}, upper[4] = {query.z, 0, query.w, 0};
-      device::multiply<Element>(dots[0], lower, keys[c].x, keys[c].y);
-      device::multiply<Element>(dots[1], upper, keys[c].z, keys[c].w);
-    }
-    float logits[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float logit =
-          device::soft_capped((dots[0][i] + dots[1][i]) * shape_.scale, shape_.softcap);
-      logits[i] = 2 * t() + i < left ? logit : -device::infinity();
-    }
-    return make_float2(logits[0], logits[1]);
+    float2 logits = device::logits_of<kWords, Element>(space_.query, keys, shape_);
+    if (2 * t() >= left) logits.x = -device::infinity();
+    if (2 * t() + 1 >= left) logits.y = -device::infinity();
+    return logits;
   }
 
   __device__ __forceinline__ void look_at(const Keys& keys, int left,
@@ -226,35 +195,14 @@ class PartAttention {
     float top = sums.maximum;
 #pragma unroll
     for (int r = 0; r < kRuns; ++r) top = fmaxf(top, fmaxf(logits[r].x, logits[r].y));
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-    const float shift = top == -device::infinity() ? 0.0f : top;
-    const float rescale = device::exp_of(sums.maximum - shift);
-    sums.maximum = top;
-    sums.sum = __fmul_rn(sums.sum, rescale);
-    const float even = __shfl_sync(~0u, rescale, 8 * (t() % 2));
-    const float odd = __shfl_sync(~0u, rescale, 8 * (t() % 2) + 4);
+    float shift;
+    const device::ColumnScales scales(device::raise_to(top, sums, shift));
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        float (&of)[4] = sums.weighted[c][j];
-        of[0] *= even, of[1] *= odd, of[2] *= even, of[3] *= odd;
-      }
+      for (int j = 0; j < 4; ++j) scales.apply(sums.weighted[c][j]);
     }
     return shift;
-  }
-
-  /**
-   * The weights of a run, in two terms: column g is the first of head g, or the second of head
-   * g - 4.
-   */
-  __device__ __forceinline__ static uint32_t weigh(float2 logits, float shift, Sums& sums) {
-    const float a = device::exp_of(logits.x - shift), b = device::exp_of(logits.y - shift);
-    sums.sum = __fadd_rn(sums.sum, __fadd_rn(a, b));
-    uint32_t rest;
-    const uint32_t whole = device::pack<Element>(a, b, rest);
-    return g() < kPassHeads ? whole : rest;
   }
 
   __device__ __forceinline__ static void add(const Values& values, const float2 (&logits)[kRuns],
@@ -262,7 +210,7 @@ class PartAttention {
     const float shift = raise(logits, sums);
     uint32_t weights[kRuns];
 #pragma unroll
-    for (int r = 0; r < kRuns; ++r) weights[r] = weigh(logits[r], shift, sums);
+    for (int r = 0; r < kRuns; ++r) weights[r] = device::weigh<Element>(logits[r], shift, sums);
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
 #pragma unroll
@@ -302,38 +250,31 @@ class PartAttention {
 
   /** A warp's sums of a part, to where the block puts them together. */
   __device__ __forceinline__ void share(Sums& sums, WarpSums<kWords>& to) const {
-    sums.sum += __shfl_xor_sync(~0u, sums.sum, 1);
-    sums.sum += __shfl_xor_sync(~0u, sums.sum, 2);
-    if (t() == 0 && g() < kPassHeads) to.softmax[g()] = make_float2(sums.maximum, sums.sum);
-    // Both terms of a head together: a lane is left with one of its two columns.
-    const bool second = t() >= 2;
+    sums.sum = device::sum_of_head(sums.sum);
+    if (t() == 0 && g() < kDirectHeads) to.softmax[g()] = make_float2(sums.maximum, sums.sum);
+    const bool second = device::joins_second();
     const int head = 2 * (t() % 2) + second;
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        float pair[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float own = sums.weighted[c][j][2 * i], other = sums.weighted[c][j][2 * i + 1];
-          pair[i] = (second ? other : own) + __shfl_xor_sync(~0u, second ? own : other, 2);
-        }
-        to.weighted[head][4 * (8 * c + g()) + j] = make_float2(pair[0], pair[1]);
+        to.weighted[head][4 * (8 * c + g()) + j] =
+            device::join_columns(sums.weighted[c][j], second);
       }
     }
   }
 
   /** The results of all warps for a part, added in their order: a warp has a head. */
-  __device__ __forceinline__ void leave(const WarpSums<kWords> (&from)[kPartWarps], int first_head,
-                                        int first_value, float* out) const {
-    static_assert(kPassHeads == kPartWarps);
+  __device__ __forceinline__ void leave(const WarpSums<kWords> (&from)[kDirectWarps],
+                                        int first_head, int first_value, float* out) const {
+    static_assert(kDirectHeads == kDirectWarps);
     const int head = device::warp_id();
     if (first_head + head >= shape_.group) return;
-    float factors[kPartWarps], top = -device::infinity(), sum = 0;
+    float factors[kDirectWarps], top = -device::infinity(), sum = 0;
 #pragma unroll
-    for (int w = 0; w < kPartWarps; ++w) top = fmaxf(top, from[w].softmax[head].x);
+    for (int w = 0; w < kDirectWarps; ++w) top = fmaxf(top, from[w].softmax[head].x);
 #pragma unroll
-    for (int w = 0; w < kPartWarps; ++w) {
+    for (int w = 0; w < kDirectWarps; ++w) {
       const float2 own = from[w].softmax[head];
       factors[w] = own.x == -device::infinity() ? 0.0f : device::exp_of(own.x - top);
       sum = __fmaf_rn(own.y, factors[w], sum);
@@ -348,7 +289,7 @@ class PartAttention {
       if (i >= pairs) break;
       float2 weighted{};
 #pragma unroll
-      for (int w = 0; w < kPartWarps; ++w) {
+      for (int w = 0; w < kDirectWarps; ++w) {
         const float2 own = from[w].weighted[head][i];
         weighted.x = __fmaf_rn(own.x, factors[w], weighted.x);
         weighted.y = __fmaf_rn(own.y, factors[w], weighted.y);
