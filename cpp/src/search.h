@@ -41,6 +41,7 @@ struct Needs {
   int64_t opening = 0;         // a zone opens with so many positions at once; 0: with any
   Positions observed{0, 0};    // queries of these positions of a prompt are wanted
   int64_t tail_rows = 0;       // rows of a zone that stand for those not selected: see tail.h
+  uint32_t tail_seed = 0;      // that they are drawn by
   int64_t rows_per_head = 0;   // the most rows that a step selects per kv head; 0: none ever
   bool drops_rows = false;     // rows of a zone are given back once others were chosen to be kept
   bool waits_for_kept = true;  // until rows were chosen, a zone of which some are to be kept is

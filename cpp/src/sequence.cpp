@@ -28,7 +28,8 @@ void set_kept(SequenceView& view, const Search& search, const Block* kept) {
 }
 
 Tail tail_of(const SequenceView& view, const Search& search) {
-  return Tail::of(view.zone_begin, view.zone_end, search.needs().tail_rows);
+  const Needs& needs = search.needs();
+  return Tail::of(view.zone_begin, view.zone_end, needs.tail_rows, needs.tail_seed);
 }
 
 const Block& newer(const Block& next, const Block& own) { return next.data() ? next : own; }

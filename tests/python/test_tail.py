@@ -1,9 +1,10 @@
-"""What is not selected is estimated from evenly spaced rows, each with the weight of its keys."""
+"""What is not selected is estimated from a row of each interval, with the weight of its keys."""
 
 import numpy as np
 import pariskv_core as pk
 import pytest
 import torch
+from oracle_tail import sampled
 from support import DTYPES, f64, make_config, randn_kv, randn_q, randn_step, tensor
 
 ROWS = 32
@@ -15,14 +16,6 @@ def with_tail(**changes) -> pk.Config:
     return make_config(**{**fields, **changes})
 
 
-def sampled(begin: int, end: int, rows: int) -> np.ndarray:
-    """Positions that are multiples of a power of two: as many as fit twice the rows."""
-    stride = 1
-    while len(positions := np.arange(-(-begin // stride) * stride, end, stride)) > 2 * rows:
-        stride *= 2
-    return positions
-
-
 def estimated(config, q, keys, values, regions, selected):
     """(output, log-sum-exp) of each query head, in doubles."""
     total = len(keys)
@@ -32,7 +25,7 @@ def estimated(config, q, keys, values, regions, selected):
         kv = head // (config.query_heads // config.kv_heads)
         own = selected[kv][selected[kv] >= 0]
         weights = np.zeros(total)
-        tail = sampled(begin, end, config.policy.tail_rows)
+        tail = sampled(begin, end, config.policy.tail_rows, config.policy.seed)
         if len(own) < end - begin:
             weights[tail] = (end - begin) / len(tail)
         weights[:begin] = weights[end:] = 1
@@ -86,7 +79,7 @@ def test_outputs_are_of_weighted_rows(dtype, head_dim, value_dim):
 
 
 @pytest.mark.parametrize("tokens", [330, 1000, 1023, 2090, 4200])
-def test_spacing_follows_the_zone(tokens):
+def test_intervals_follow_the_zone(tokens):
     one = One(with_tail(), tokens)
     for _ in range(3):
         one.check()
@@ -162,9 +155,9 @@ def test_rows_that_are_not_finite_do_not_count():
     cache = pk.Cache(config)
     s = cache.add()
     k, v = randn_kv(np.random.default_rng(1), 900, config)
-    stride = np.diff(sampled(4, 800, ROWS))[0]
-    k[10 * stride] = float("nan")
-    k[20 * stride, :, 3] = float("inf")
+    rows = sampled(4, 832, ROWS)  # the zone
+    k[rows[10]] = float("nan")
+    k[rows[20], :, 3] = float("inf")
     cache.prefill(0, [s], k, v)
     q = randn_q(np.random.default_rng(2), 1, config)
     out = cache.decode(0, [s], q, tensor(np.ones((1, 2, 64)), config), v[:1])

@@ -121,7 +121,7 @@ DecodeCall ParisKVSearch::call_of(const DecodeArgs& args) const {
   call.group_rule = rules_.group_rule;
   call.top_k = rules_.top_k;
   call.searchers = rules_.searchers;
-  call.tail_rows = rules_.tail_rows;
+  call.tail_rows = rules_.tail_rows, call.tail_seed = rules_.tail_seed;
   call.budget = rules_.budget;
   call.heads = args.batch * args.shape.kv_heads;
   call.counters = counters_.data();

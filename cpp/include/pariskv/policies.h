@@ -45,7 +45,7 @@ struct ScheduleStep {
 enum class TailRule : uint8_t {
   kOwn,     ///< kSample where there are blocks, else kNone
   kNone,    ///< Left out: attention is shared out among the rows that are attended to.
-  kSample,  ///< Estimated from evenly spaced rows, each with the weight of the keys around it.
+  kSample,  ///< Estimated from a row of each interval, with the weight of the keys around it.
 };
 
 /**
@@ -59,7 +59,7 @@ struct ParisKV {
   GroupRule group_rule = GroupRule::kAttentionMass;
   std::vector<ScheduleStep> schedule;  ///< Empty: one for such keys, with blocks or whole.
   int64_t min_candidates_per_row = 4;  ///< Candidates are never fewer than this times top_k.
-  uint64_t seed = 42;                  ///< Of the rotation's signs, equal on every backend.
+  uint64_t seed = 42;                  ///< Of signs and of the tail, equal on every backend.
   /**
    * Neighbouring keys that share a mean: 64, 128 or 256. Summaries then hold what is left of a key
    * without it, with the channels of keys and queries balanced. 0: whole keys, as published; so

@@ -77,7 +77,7 @@ void use_row_cache(const SequenceView& view, const ModelShape& shape, int64_t fi
 /** Copies of the tail's rows are as these are at home. */
 void check_tail(const SequenceView& view, const DecodeCall& call) {
   const ModelShape& shape = call.shape;
-  const Tail tail = Tail::of(view.zone_begin, view.zone_end, call.tail_rows);
+  const Tail tail = Tail::of(view.zone_begin, view.zone_end, call.tail_rows, call.tail_seed);
   if (view.tail_copies == nullptr) {
     if (shape.cached_rows > 0 && tail.count > 0) complain("the tail has no copies");
     return;

@@ -194,7 +194,7 @@ __device__ __forceinline__ char* row_at(const HeadContext& context, int position
  */
 __device__ __forceinline__ Tail tail_of(const DecodeCall& call, const HeadContext& context) {
   return Tail::beside(min(call.top_k, int64_t(context.searched)), context.zone.begin,
-                      context.zone.end, call.tail_rows);
+                      context.zone.end, call.tail_rows, call.tail_seed);
 }
 /** How many keys each row stands for. */
 __device__ __forceinline__ float weight_of(const device::Zone& zone, const Tail& tail) {

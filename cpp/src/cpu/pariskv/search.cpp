@@ -57,8 +57,9 @@ SearchItem cut_item(const DecodeArgs& args, const ParisKVRules& rules, const Seq
     item.mass = cutter.take<uint64_t>(heads);
   }
   item.tail = Tail::beside(std::min(rules.top_k, candidates), sequence.zone_begin,
-                           sequence.zone_end, rules.tail_rows);
+                           sequence.zone_end, rules.tail_rows, rules.tail_seed);
   item.tail_selected = cutter.take<uint8_t>(heads * Tail::capacity(rules.tail_rows));
+  item.tail_position = cutter.take<int32_t>(Tail::capacity(rules.tail_rows));
   return item;
 }
 

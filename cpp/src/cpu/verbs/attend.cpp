@@ -208,10 +208,11 @@ void Step::attend_selected(const DecodeArgs& args, const Running& running) {
                     [&](int64_t i) { return row_at(shape, sequence, part.head, selected[i]); });
         if (sequence.sparse != 0 && selection.tail_width > 0) {
           const int64_t width = selection.tail_width;
+          const Tail tail =
+              Tail::of(sequence.zone_begin, sequence.zone_end, needs_.tail_rows, needs_.tail_seed);
           attend_tail(device_.kernels, args, block, sequence, part.head,
-                      {Tail::of(sequence.zone_begin, sequence.zone_end, width / 2), width,
-                       selection.tail_number + list * width, selection.tail_count[list],
-                       selection.tail_weight[part.token]});
+                      {tail, width, selection.tail_number + list * width,
+                       selection.tail_count[list], selection.tail_weight[part.token]});
         }
         for (int64_t q = 0; q < block.count; ++q) {
           finish(shape, args.logits, block.maximum[q], block.sum[q],

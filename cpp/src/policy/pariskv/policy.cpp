@@ -44,6 +44,7 @@ Needs needs_of(const ParisKV& settings, const Config& config, const ModelShape& 
   needs.summary_bytes = layout.bytes();
   needs.state_bytes = state_bytes_of(layout, shape.rows.key_dim, settings.scorer);
   needs.tail_rows = tail_rows_of(settings);
+  needs.tail_seed = Tail::seed_of(settings.seed);
   needs.rows_per_head = settings.top_k;
   if (layout.block > 0) {
     needs.grain = layout.block;
@@ -61,6 +62,7 @@ ParisKVRules rules_of(const ParisKV& settings, const ModelShape& shape, const Co
           settings.top_k,
           mean ? 1 : shape.group,
           tail_rows_of(settings),
+          Tail::seed_of(settings.seed),
           settings.mass ? budget_of(*settings.mass) : 0};
 }
 
