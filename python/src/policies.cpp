@@ -152,14 +152,15 @@ schedule
 min_candidates_per_row
     Candidates are never fewer than this times top_k.
 seed
-    Of the rotation's signs.
+    Of the rotation's signs, and of the rows that are sampled.
 block
     Neighbouring keys that share a mean: 64, 128 or 256. Summaries then hold what is left of a
     key without it, with the channels of keys and queries balanced; prefill(q=) helps with
     that. 0: whole keys, as published; so it is with votes.
 tail
     What becomes of keys that are not selected. "sample" estimates their part of the attention
-    from evenly spaced rows, each with the weight of the keys around it; "none" leaves it out.
+    from a row of each interval of the sequence, with the weight of the keys around it; "none"
+    leaves it out.
     "own": sample where there are blocks.
 tail_rows
     Rows that are sampled per kv head: as many to twice as many.
