@@ -73,7 +73,8 @@ if("${architectures}" MATCHES "(^|;)([0-9]+(-virtual)?|all|all-major)(;|$)")
 endif()
 list(JOIN compile_options "," host_flags)
 set(cuda_flags
-    # As on the host: no fused multiply-add but the written ones.
+    # As on the host: no fused multiply-add but the written ones. Formulas of both sides
+    # (cpp/src/host_device.h) have the same bits because of that.
     --fmad=false --expt-relaxed-constexpr -Xcompiler=${host_flags}
     # Two architectures at a time. The build tool runs files side by side already, and each
     # process takes up to a gigabyte.

@@ -106,7 +106,8 @@ TEST(HeadScale, MeanAndTotalAreThoseOfTheKeys) {
   const KeyMeans means = keys.means();
   const std::vector<int8_t> query = some_query(3);
   constexpr float kLargest = 6, kScale = 0.125f;
-  const HeadScale scale = head_scale(means, query.data(), Keys::kDim, kLargest, kScale, -kInfinity);
+  const HeadScale scale =
+      head_scale(means, nullptr, query.data(), Keys::kDim, kLargest, kScale, -kInfinity);
   const double slope = double(kScale) * kLargest / 15 * 1.4426950408889634 / Keys::kDim;
   EXPECT_TRUE(scale.whole);
   EXPECT_NEAR(scale.slope, slope, 1e-6 * slope);
@@ -125,7 +126,8 @@ TEST(HeadScale, MeanAndTotalAreThoseOfTheKeys) {
   EXPECT_NEAR(scale.total, std::log2(sum), 1);
   // What the window adds: nothing, as much again, or all that counts.
   for (const float window : {scale.total - 40, scale.total, scale.total + 40}) {
-    const HeadScale with = head_scale(means, query.data(), Keys::kDim, kLargest, kScale, window);
+    const HeadScale with =
+        head_scale(means, nullptr, query.data(), Keys::kDim, kLargest, kScale, window);
     EXPECT_NEAR(with.total, std::log2(std::exp2(scale.total) + std::exp2(window)), 1e-4);
   }
 }
@@ -133,7 +135,7 @@ TEST(HeadScale, MeanAndTotalAreThoseOfTheKeys) {
 TEST(HeadScale, WithoutKeysTheScaleIsEmpty) {
   Keys none(0);
   const std::vector<int8_t> query = some_query(3);
-  const HeadScale scale = head_scale(none.means(), query.data(), Keys::kDim, 1, 1, 5);
+  const HeadScale scale = head_scale(none.means(), nullptr, query.data(), Keys::kDim, 1, 1, 5);
   float slope = 7, variance_term = 7, offset = 7;
   score_lines(&scale, 1, &slope, &variance_term, &offset, nullptr);
   EXPECT_EQ(slope, 0);
@@ -142,7 +144,7 @@ TEST(HeadScale, WithoutKeysTheScaleIsEmpty) {
 }
 
 HeadScale scale_of(float mean, float spread, float total) {
-  return {true, 0.5f, 0.25f, mean, spread, total};
+  return {true, 0.5f, 0.25f, mean, spread, total, 0, -kInfinity};
 }
 
 TEST(HeadScale, TheHeadThatGivesMostToTheZoneLeads) {
@@ -339,8 +341,9 @@ TEST(BlockSums, ScaleIsThatOfAMixtureOfBlocks) {
     for (const double between : {0.0, 0.5, 5.0}) {
       Mixture keys(200, 256, norm, inner, between);
       const KeyMeans means = keys.means();
-      const HeadScale scale = head_scale(means, sums_of(keys.steps, 3), query.data(), Keys::kDim,
-                                         kLargest, kScale, -kInfinity);
+      const BlockSums sums = sums_of(keys.steps, 3);
+      const HeadScale scale =
+          head_scale(means, &sums, query.data(), Keys::kDim, kLargest, kScale, -kInfinity);
       EXPECT_TRUE(scale.whole);
       EXPECT_NEAR(scale.slope, slope * kSignGain, 1e-6);
       const double variance = double(scale.variance_term) * norm * norm;
@@ -350,8 +353,8 @@ TEST(BlockSums, ScaleIsThatOfAMixtureOfBlocks) {
       EXPECT_NEAR(mass, std::log2(keys.sum), 0.5) << norm << " " << between;
       const int32_t most = *std::max_element(keys.steps.begin(), keys.steps.end());
       EXPECT_NEAR(scale.top, most / 64.0 + kBlockReach * inner, 1e-3);
-      const HeadScale with = head_scale(means, sums_of(keys.steps, 3), query.data(), Keys::kDim,
-                                        kLargest, kScale, mass);
+      const HeadScale with =
+          head_scale(means, &sums, query.data(), Keys::kDim, kLargest, kScale, mass);
       EXPECT_NEAR(with.total, scale.total + 1, 1e-4);
     }
   }
@@ -360,8 +363,9 @@ TEST(BlockSums, ScaleIsThatOfAMixtureOfBlocks) {
 TEST(BlockSums, WithoutKeysTheScaleIsEmpty) {
   Mixture keys(3, 1, 1, 0, 0);
   keys.usable = keys.square_units = 0;
+  const BlockSums sums = sums_of(keys.steps, 0);
   const HeadScale scale =
-      head_scale(keys.means(), sums_of(keys.steps, 0), some_query(3).data(), Keys::kDim, 1, 1, 5);
+      head_scale(keys.means(), &sums, some_query(3).data(), Keys::kDim, 1, 1, 5);
   float slope = 7, variance_term = 7, offset = 7, per_step = 7;
   score_lines(&scale, 1, &slope, &variance_term, &offset, &per_step);
   EXPECT_EQ(slope, 0);

@@ -272,10 +272,10 @@ void prepare_signs(const SearchArgs& args, const Kernels& kernels, const SearchI
       const float resident =
           compared ? window.log_sum_exp(i, bias_of(logits, first + begin + i)) : -INFINITY;
       const int8_t* quantised = item.quantised + (first + begin + i) * dim;
-      scales[i] = item.blocks == 0
-                      ? head_scale(keys, quantised, dim, largest[i], logits.scale, resident)
-                      : head_scale(keys, blocks.sums(steps + i * item.blocks), quantised, dim,
-                                   largest[i], logits.scale, resident);
+      BlockSums sums;
+      if (item.blocks > 0) sums = blocks.sums(steps + i * item.blocks);
+      scales[i] = head_scale(keys, item.blocks > 0 ? &sums : nullptr, quantised, dim, largest[i],
+                             logits.scale, resident);
     }
   }
   item.octave[head] =

@@ -74,7 +74,7 @@ struct Score {
   __device__ __forceinline__ void prepare_queries(int from, bool first, bool there) const {
     const device::KnownStatistics<kWords, kBlocks>& known = space.statistics;
     device::Queries<kWords>& out = space.queries;
-    const double one = known.usable == 0 ? 0.0 : __ddiv_rn(1.0, double(known.usable));
+    const KeyNumbers keys = KeyNumbers::of(known.usable, known.square_units);
     const int count = min(block.searchers() - from, kSearchers);
     const bool look = block.searchers() > 1;
     const HeadScratch& scratch = block.context.scratch;
@@ -98,8 +98,8 @@ struct Score {
         },
         [&](int slot, const float (&x)[kWords]) {
           float step = 0;
-          const device::QuerySums sums = device::quantise<kWords>(x, known, one, out, slot, step);
-          const float scale = block.call.logits.scale;
+          const QuerySums sums = device::quantise<kWords>(x, known, keys, out, slot, step);
+          const float slope = slope_of(block.call.logits.scale, step, 32 * kWords);
           if constexpr (kBlocks) {
             const KeyBlocks blocks(block.context.zone);
             if (first) device::await_chunks(scratch.chunk_flags, blocks.chunks(), params.token);
@@ -107,15 +107,11 @@ struct Score {
                 device::sum_chunks(scratch.chunks + from + slot, blocks.chunks(), block.searchers(),
                                    blocks.last + 1 - blocks.first);
             if (device::lane_id() != 0) return;
-            out.scales[slot] =
-                device::scale_of_blocks(of_blocks, sums.square, known.usable, known.square_units,
-                                        one, step, scale, 32 * kWords);
+            out.set_scale(slot, scale_of_blocks(keys, of_blocks, sums.square, slope));
           } else {
             if (device::lane_id() != 0) return;
-            out.scales[slot] = device::scale_of_zone(sums, known.usable, known.square_units, one,
-                                                     step, scale, 32 * kWords);
+            out.set_scale(slot, scale_of_zone(keys, sums, slope));
           }
-          out.sum[slot] = sums.sum;
         },
         out);
     // From the last warp down: with few searchers it has nothing else to do.
@@ -129,13 +125,7 @@ struct Score {
     if (!kBlocks && !look) return;
     const int slot = int(threadIdx.x);
     if (slot < count) {
-      device::HeadScale& of = out.scales[slot];
-      if (look) {
-        const float seen = out.windows[slot], zone = of.total;
-        const float most = seen > zone ? seen : zone, least = seen > zone ? zone : seen;
-        of.total = __fadd_rn(most, device::rough_exp2(__fsub_rn(least, most)));
-      }
-      if constexpr (kBlocks) of.total = __fsub_rn(of.total, of.start);
+      out.scales[slot].add_window(look ? out.windows[slot] : -device::infinity());
     }
     __syncthreads();
   }
@@ -144,14 +134,16 @@ struct Score {
    * Searchers from `from` on, and whether one of them leads. Ends with a barrier.
    * @param first  the first round
    */
-  __device__ __forceinline__ void prepare(int from, device::Lead& lead, bool& first) const {
+  __device__ __forceinline__ void prepare(int from, Lead& lead, bool& first) const {
     if (first) {
       device::ptx::cp_async_wait_group<0>();  // statistics, queries
       __syncthreads();
     }
     prepare_queries(from, first, first && params.stages_queries);
     first = false;
-    lead.consider(space.queries, min(block.searchers() - from, kSearchers));
+    const int count = min(block.searchers() - from, kSearchers);
+#pragma unroll 1
+    for (int slot = 0; slot < count; ++slot) lead.consider(space.queries.scales[slot]);
     __syncthreads();
   }
 
@@ -160,7 +152,7 @@ struct Score {
                         reinterpret_cast<uint8_t*>(&space) + kSpaceBytes, rank,
                         params.blocks_per_head);
     const int searchers = block.searchers();
-    device::Lead lead;
+    Lead lead;
     bool first = true;
     if (searchers > kSearchers) {  // the lead is one of all
 #pragma unroll 1

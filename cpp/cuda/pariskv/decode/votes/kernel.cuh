@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(device::kThreads)
          task += int(blocks) * device::kWarps) {
       const int slot = task / kSubspaces, subspace = task % kSubspaces;
       uint8_t* table = context.scratch.votes + (int64_t(from) * kSubspaces + task) * 256;
-      if (queries.whole[slot]) {
+      if (queries.scales[slot].whole) {
         device::cast_votes(&queries.rotated[slot][8 * subspace], statistics.counts + 256 * subspace,
                            keys, vote_ratio, table);
       } else {

@@ -3,7 +3,7 @@
  * log-sum-exp of the head's whole row of logits, in octaves (logits times log2(e)).
  *
  * A backend that decides otherwise in the last bit picks other candidates, so every operation here
- * rounds once, in this order; a GPU's decode/score and decode/window do the same.
+ * rounds once, in this order. A GPU calls the same formulas, with sums of its own.
  */
 #pragma once
 
@@ -13,6 +13,7 @@
 #include <cstring>
 #include <limits>
 
+#include "host_device.h"
 #include "octaves.h"
 #include "pariskv/sizes.h"
 #include "policy/pariskv/codec/block_means.h"
@@ -42,7 +43,7 @@ constexpr int64_t kWindowRows = kFirstRows + kLastRows;
 constexpr float kLogitOfStep = 0.0108304248f;  // ln(2) / 64
 
 /** log2 of a positive number, a line from power to power: up to .09 too little. */
-inline float rough_log2(float x) {
+PKV_HOST_DEVICE inline float rough_log2(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
   const uint32_t one = (bits & 0x7fffffu) | 0x3f800000u;
@@ -52,22 +53,32 @@ inline float rough_log2(float x) {
 }
 
 /** Its inverse, for x up to 0. */
-inline float rough_exp2(float x) {
+PKV_HOST_DEVICE inline float rough_exp2(float x) {
   if (!(x >= kInvisible)) return 0.0f;
   const float whole = std::floor(x);
-  return std::ldexp(1.0f + (x - whole), int(whole));
+  const uint32_t bits = uint32_t(127 + int32_t(whole)) << 23;
+  float power;
+  std::memcpy(&power, &bits, sizeof power);
+  return (1.0f + (x - whole)) * power;
+}
+
+/** What a logit counts that is so many steps below the largest: in units of 2^-16 of that one. */
+constexpr int32_t window_weight(int32_t less) {
+  return less < 1024 ? ((64 + (-less & 63)) << 10) >> ((less + 63) >> 6) : 0;
+}
+
+/** The log-sum-exp in octaves of logits in steps: of the largest, and the sum of their weights. */
+PKV_HOST_DEVICE inline float log_of_weights(int32_t most, float weight) {
+  return float(most) * 0x1p-6f + (rough_log2(weight) - 16.0f);
 }
 
 /** The log-sum-exp of logits in steps, as octaves; none: minus infinity. */
 inline float sum_of_steps(const int32_t* steps, int64_t count) {
   if (count == 0) return -std::numeric_limits<float>::infinity();
   const int32_t most = *std::max_element(steps, steps + count);
-  int32_t sum = 0;  // in units of 2^-16 of the largest
-  for (int64_t i = 0; i < count; ++i) {
-    const int32_t less = most - steps[i];
-    if (less < 1024) sum += ((64 + (-less & 63)) << 10) >> ((less + 63) >> 6);
-  }
-  return float(most) * 0x1p-6f + (rough_log2(float(sum)) - 16.0f);
+  int32_t sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += window_weight(most - steps[i]);
+  return log_of_weights(most, float(sum));
 }
 
 /**
@@ -109,81 +120,116 @@ struct BlockSums {
   }
 };
 
-/** What is known of the keys of one kv head, for all who search it. */
-struct KeyMeans {
+/** What every scale needs of the keys of one kv head. */
+struct KeyNumbers {
   int64_t usable;
-  double inverse;                        // 1 / usable
-  double mean_square;                    // of norms, in units of kNormUnit^2
+  double inverse;      // 1 / usable; none: 0
+  double mean_square;  // of norms, in units of kNormUnit^2
+
+  PKV_HOST_DEVICE static KeyNumbers of(int64_t usable, int64_t square_units) {
+    const double inverse = usable > 0 ? 1.0 / double(usable) : 0.0;
+    return {usable, inverse, double(square_units) * inverse};
+  }
+
+  /** The mean of their signs times norms in one dimension, to the nearest unit. */
+  PKV_HOST_DEVICE int64_t nearest_mean(int64_t sum) const {
+    return int64_t(std::nearbyint(double(sum) * inverse));
+  }
+};
+
+/** Sums over the dimensions of a quantised query, -15 to 15. */
+struct QuerySums {
+  int64_t square;
+  int64_t dot;     // with the sums of keys; 0 where there are blocks
+  int64_t common;  // squares, times the squared means of keys; 0 where there are blocks
+};
+
+/** What is known of the keys of one kv head, for all who search it. */
+struct KeyMeans : KeyNumbers {
   const int64_t* sums;                   // (rotated_dim) of norm * sign, in units of kNormUnit;
                                          // null: keys are told from the means of their blocks
   int64_t mean_squares[kMaxRotatedDim];  // (rotated_dim) of their means to the nearest unit
 
   KeyMeans(const KeyStatistics& statistics, int64_t head, int64_t rotated_dim)
-      : usable(statistics.usable[head]),
-        inverse(1.0 / double(usable)),
-        mean_square(double(statistics.square_units[head]) * inverse),
+      : KeyNumbers(KeyNumbers::of(statistics.usable[head], statistics.square_units[head])),
         sums(statistics.sums == nullptr ? nullptr : statistics.sums + head * rotated_dim) {
     for (int64_t d = 0; sums != nullptr && d < rotated_dim; ++d) {
-      const int64_t mean = usable > 0 ? int64_t(std::nearbyint(double(sums[d]) * inverse)) : 0;
+      const int64_t mean = nearest_mean(sums[d]);
       mean_squares[d] = mean * mean;
     }
+  }
+
+  QuerySums sums_with(const int8_t* quantised, int64_t rotated_dim) const {
+    QuerySums out{};
+    for (int64_t d = 0; d < rotated_dim; ++d) {
+      const int64_t q = quantised[d];
+      out.square += q * q;
+      if (sums == nullptr) continue;
+      out.dot += sums[d] * q;
+      out.common += q * q * mean_squares[d];
+    }
+    return out;
   }
 };
 
 /**
  * Where a head's logits lie, in octaves. By the signs of a key, a logit is slope * dot * norm, give
  * or take what signs do not tell; since that is exponentiated, a long key is worth variance_term *
- * norm^2 more on the average.
+ * norm^2 more on the average. An aggregate without defaults, for a GPU's shared memory.
  */
 struct HeadScale {
-  bool whole = false;  // the query is finite; the rest is 0 otherwise
-  float slope = 0;
-  float variance_term = 0;
-  float mean = 0;  // of the zone's keys
-  float spread = 0;
-  float total = 0;  // the log-sum-exp of zone and window, less the head's start
-  float top = -std::numeric_limits<float>::infinity();  // of the best block's keys; else unknown
+  bool whole;  // the query is finite; the rest does not count otherwise
+  float slope;
+  float variance_term;
+  float mean;  // of the zone's keys
+  float spread;
+  float total;  // the log-sum-exp of the zone; after add_window of the window too, less the start
+  float start;  // that an unsure head has
+  float top;    // of the best block's keys; minus infinity: unknown
+
+  /** Of a query without keys: no score to be had. */
+  PKV_HOST_DEVICE static HeadScale of_none() {
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    return {true, 0, 0, 0, 0, kInfinity, 0, -kInfinity};
+  }
+
+  /** @param window  log-sum-exp of the resident rows; minus infinity: they are not looked at */
+  PKV_HOST_DEVICE void add_window(float window) {
+    const float more = window > total ? window : total, less = window > total ? total : window;
+    total = more + rough_exp2(less - more) - start;
+  }
 };
 
+/** Octaves of a logit in dot * norm; a step of the quantised query is `step` of the rotated one. */
+PKV_HOST_DEVICE inline float slope_of(float scale, float step, int64_t rotated_dim) {
+  return scale * step * (kOctaves / float(rotated_dim));
+}
+
 /**
- * The scale of a query.
- * @param quantised  (rotated_dim) -15 to 15
- * @param largest    of the rotated query's elements, without the 1 / sqrt of the rotation
- * @param window     log-sum-exp of the resident rows
+ * The log-sum-exp of so many normally distributed logits, none of which lies further out than the
+ * best of that many is likely to.
  */
-inline HeadScale head_scale(const KeyMeans& keys, const int8_t* quantised, int64_t rotated_dim,
-                            float largest, float scale, float window) {
-  HeadScale out;
-  out.whole = true;
-  if (keys.usable == 0) {  // no score to be had
-    out.total = std::numeric_limits<float>::infinity();
-    return out;
-  }
-  int64_t dot = 0, square = 0, common = 0;
-  for (int64_t d = 0; d < rotated_dim; ++d) {
-    const int64_t q = quantised[d];
-    dot += keys.sums[d] * q;
-    square += q * q;
-    common += q * q * keys.mean_squares[d];
-  }
-  const double mean = double(dot) * keys.inverse * kNormUnit;
-  const double variance = std::max(double(square) * keys.mean_square - double(common), 0.0);
+PKV_HOST_DEVICE inline float log_of_normal(float mean, float spread, int64_t keys) {
+  const float keys_log = rough_log2(float(keys));
+  const float reach = std::min(spread * kNatural, std::sqrt(keys_log * kTwoNatural));
+  return mean + reach * spread - reach * reach * kHalfOctaves + keys_log;
+}
+
+/** The scale of a query over the zone, by sums over its keys. */
+PKV_HOST_DEVICE inline HeadScale scale_of_zone(const KeyNumbers& keys, const QuerySums& query,
+                                               float slope) {
+  HeadScale out = HeadScale::of_none();
+  if (keys.usable == 0) return out;
   constexpr double kSquareUnit = kNormUnit * kNormUnit;
-
-  out.slope = scale * (largest / float(kQueryLevels)) * (kOctaves / float(rotated_dim));
-  const float square_slope = out.slope * out.slope;
-  out.variance_term = square_slope * float(square) * kSignVariance;
-  out.mean = out.slope * float(mean) + out.variance_term * float(keys.mean_square * kSquareUnit);
+  const double mean = double(query.dot) * keys.inverse * kNormUnit;
+  const double variance =
+      std::max(double(query.square) * keys.mean_square - double(query.common), 0.0);
+  const float square_slope = slope * slope;
+  out.slope = slope;
+  out.variance_term = square_slope * float(query.square) * kSignVariance;
+  out.mean = slope * float(mean) + out.variance_term * float(keys.mean_square * kSquareUnit);
   out.spread = std::sqrt(square_slope * float(variance * kSquareUnit));
-
-  // The sum over normally distributed logits, none of which lies further out than the best of that
-  // many is likely to.
-  const float keys_log = rough_log2(float(keys.usable));
-  const float reach = std::min(out.spread * kNatural, std::sqrt(keys_log * kTwoNatural));
-  const float zone = out.mean + reach * out.spread - reach * reach * kHalfOctaves + keys_log;
-
-  const float more = window > zone ? window : zone, less = window > zone ? zone : window;
-  out.total = more + rough_exp2(less - more);
+  out.total = log_of_normal(out.mean, out.spread, keys.usable);
   return out;
 }
 
@@ -192,7 +238,7 @@ inline HeadScale head_scale(const KeyMeans& keys, const int8_t* quantised, int64
  * while that is little. Of a sharp head it is tens of octaves, of which no key gains more than
  * kSignReach spreads give: the whole term would rank keys by their norms alone.
  */
-inline float reached_variance(float variance_term, float mean_square) {
+PKV_HOST_DEVICE inline float reached_variance(float variance_term, float mean_square) {
   const float variance = variance_term * mean_square * kTwoNatural;  // of logits
   if (!(variance > kSignReach * kSignReach)) return variance_term;
   const float part = kSignReach / std::sqrt(variance);
@@ -202,43 +248,49 @@ inline float reached_variance(float variance_term, float mean_square) {
 /**
  * The same where keys are told from the means of their blocks: the zone is a mixture of blocks,
  * each of which has its mean's logit, and the same spread around it.
+ * @param square  of the quantised query
  */
-inline HeadScale head_scale(const KeyMeans& keys, const BlockSums& sums, const int8_t* quantised,
-                            int64_t rotated_dim, float largest, float scale, float window) {
-  HeadScale out;
-  out.whole = true;
-  if (keys.usable == 0) {
-    out.total = std::numeric_limits<float>::infinity();
-    return out;
-  }
-  int64_t square = 0;
-  for (int64_t d = 0; d < rotated_dim; ++d) square += int64_t{quantised[d]} * quantised[d];
-  const float slope = scale * (largest / float(kQueryLevels)) * (kOctaves / float(rotated_dim));
+PKV_HOST_DEVICE inline HeadScale scale_of_blocks(const KeyNumbers& keys, const BlockSums& blocks,
+                                                 int64_t square, float slope) {
+  HeadScale out = HeadScale::of_none();
+  if (keys.usable == 0) return out;
   const float square_slope = slope * slope;
   const float mean_square = float(keys.mean_square * (kNormUnit * kNormUnit));
   out.slope = slope * kSignGain;
   out.variance_term = reached_variance(square_slope * float(square) * kSignVariance, mean_square);
 
-  const double one = 1.0 / double(sums.blocks);
-  const double mean = double(sums.sum) * one;
-  const double variance = std::max(double(sums.squares) * one - mean * mean, 0.0);
+  const double one = 1.0 / double(blocks.blocks);
+  const double mean = double(blocks.sum) * one;
+  const double variance = std::max(double(blocks.squares) * one - mean * mean, 0.0);
   const float within = square_slope * float(square) * mean_square;
   const float inner = std::sqrt(within);
   out.mean = float(mean * 0x1p-6) + out.variance_term * mean_square;
   out.spread = std::sqrt(within + float(variance * 0x1p-12));
 
-  const float best = float(sums.most) * 0x1p-6f;
-  const float keys_log = rough_log2(float(keys.usable));
-  const float reach = std::min(inner * kNatural, std::sqrt(keys_log * kTwoNatural));
   const float average =
-      best + (rough_log2(float(sums.weight)) - 16.0f) - rough_log2(float(sums.blocks));
-  const float zone = average + reach * inner - reach * reach * kHalfOctaves + keys_log;
-  out.top = best + kBlockReach * inner;
-
+      log_of_weights(blocks.most, float(blocks.weight)) - rough_log2(float(blocks.blocks));
+  out.total = log_of_normal(average, inner, keys.usable);
+  out.top = float(blocks.most) * 0x1p-6f + kBlockReach * inner;
   // The wider signs leave a head's logits, the more of its keys have to be candidates until its
   // best keys are among them.
-  const float more = window > zone ? window : zone, less = window > zone ? zone : window;
-  out.total = more + rough_exp2(less - more) - kHeadStart * inner;
+  out.start = kHeadStart * inner;
+  return out;
+}
+
+/**
+ * The scale of a finite query.
+ * @param blocks     logits of the zone's blocks; null: keys are not told from the means of these
+ * @param quantised  (rotated_dim) -15 to 15
+ * @param largest    of the rotated query's elements, without the 1 / sqrt of the rotation
+ * @param window     see add_window
+ */
+inline HeadScale head_scale(const KeyMeans& keys, const BlockSums* blocks, const int8_t* quantised,
+                            int64_t rotated_dim, float largest, float scale, float window) {
+  const QuerySums query = keys.sums_with(quantised, rotated_dim);
+  const float slope = slope_of(scale, largest / float(kQueryLevels), rotated_dim);
+  HeadScale out = blocks == nullptr ? scale_of_zone(keys, query, slope)
+                                    : scale_of_blocks(keys, *blocks, query.square, slope);
+  out.add_window(window);
   return out;
 }
 
@@ -257,51 +309,82 @@ constexpr int32_t score_joins(int64_t searchers) {
   return searchers <= 1 ? 0 : searchers <= 4 ? 2 : int32_t(3 + (searchers - 1) / 8);
 }
 
+/** The head whose average key has the largest share of its attention. */
+struct Lead {
+  float anchor = -std::numeric_limits<float>::infinity();  // that share: mean less total
+  float spread = kLeastSpread;
+  float top = -std::numeric_limits<float>::infinity();  // of any head's keys, as such a share
+
+  PKV_HOST_DEVICE void consider(const HeadScale& of) {
+    if (!of.whole) return;
+    top = std::max(top, of.top - of.total);
+    const float share = of.mean - of.total;
+    if (!(share > anchor)) return;
+    anchor = share;
+    spread = of.spread < kLeastSpread ? kLeastSpread : of.spread;
+  }
+};
+
+/** A key's score for one head: slope * dot * norm + variance_term * norm^2 + offset. */
+struct ScoreLine {
+  float slope, variance_term, offset;
+  float per_step;  // of a block's logit in steps, which is added
+};
+
 /**
- * Turns the scales of a group's heads to scores, slope * dot * norm + variance_term * norm^2 +
- * offset rounded down: kScoreSteps of them to a spread of the leading head, the one whose average
- * key has the largest share of its attention; that key scores kScoreShift * kScoreSteps. A query
- * that is not finite scores every key the least, so that the others' scores stand.
+ * Turns the scales of a group's heads to scores, rounded down: kScoreSteps of them to a spread of
+ * the leading head, whose average key scores kScoreShift * kScoreSteps. A query that is not finite
+ * scores every key the least, so that the others' scores stand.
  * Where the best block lies so far above the average that the joined scores of its keys would pass
  * 255, all scores are lowered: keys far below it may be alike, the best ones may not.
+ */
+struct ScoreLines {
+  static constexpr float kMiddle = float(kScoreShift * kScoreSteps);
+  float anchor;      // of the lead
+  float per_octave;  // steps
+  float octave;      // whole steps, with which the heads' scores are joined
+  float middle;      // the score of the lead's average key
+
+  PKV_HOST_DEVICE static ScoreLines of(const Lead& lead, int64_t searchers) {
+    ScoreLines out{lead.anchor, float(kScoreSteps) / lead.spread, 0.0f, kMiddle};
+    const float octave = kMostOctave < out.per_octave ? kMostOctave : out.per_octave;
+    if (searchers > 1) out.octave = std::nearbyint(octave);
+    const float most = 255.0f - kMiddle - out.octave * float(score_joins(searchers));
+    const float excess = (lead.top - lead.anchor) * out.per_octave - most;
+    if (excess > 0 && std::isfinite(excess)) out.middle = kMiddle - excess;
+    return out;
+  }
+
+  PKV_HOST_DEVICE ScoreLine line(const HeadScale& of) const {
+    if (!of.whole) return {};
+    const ScoreLine out{of.slope * per_octave, of.variance_term * per_octave,
+                        middle - (of.total + anchor) * per_octave, per_octave * 0x1p-6f};
+    const bool known =
+        std::isfinite(out.slope) && std::isfinite(out.variance_term) && std::isfinite(out.offset);
+    return known ? out : ScoreLine{0, 0, kMiddle, 0};  // else nothing can be said of its keys
+  }
+};
+
+/**
+ * The scores of a group's heads.
  * @param scales              (searchers)
  * @param slope, variance_term, offset  (searchers) written
- * @param per_step            (searchers) written: of a block's logit in steps; null: no blocks
+ * @param per_step            (searchers) written; null: no blocks
  * @return  the steps of an octave with which their scores are joined
  */
 inline int32_t score_lines(const HeadScale* scales, int64_t searchers, float* slope,
                            float* variance_term, float* offset, float* per_step) {
-  constexpr float kMiddle = float(kScoreShift * kScoreSteps);
-  float anchor = -std::numeric_limits<float>::infinity(), spread = kLeastSpread;
-  for (const HeadScale* s = scales; s < scales + searchers; ++s) {
-    if (!s->whole || !(s->mean - s->total > anchor)) continue;
-    anchor = s->mean - s->total;
-    spread = std::max(s->spread, kLeastSpread);
-  }
-  const float per_octave = float(kScoreSteps) / spread;
-  const float octave = searchers > 1 ? std::nearbyint(std::min(per_octave, kMostOctave)) : 0.0f;
-  float top = -std::numeric_limits<float>::infinity();  // of any head's keys, as shares
-  for (const HeadScale* s = scales; s < scales + searchers; ++s) {
-    if (s->whole) top = std::max(top, s->top - s->total);
-  }
-  const float most = 255.0f - kMiddle - octave * float(score_joins(searchers));
-  const float excess = (top - anchor) * per_octave - most;
-  const float middle = excess > 0 && std::isfinite(excess) ? kMiddle - excess : kMiddle;
+  Lead lead;
+  for (int64_t i = 0; i < searchers; ++i) lead.consider(scales[i]);
+  const ScoreLines lines = ScoreLines::of(lead, searchers);
   for (int64_t i = 0; i < searchers; ++i) {
-    slope[i] = variance_term[i] = offset[i] = 0;
-    if (per_step != nullptr) per_step[i] = 0;
-    if (!scales[i].whole) continue;
-    slope[i] = scales[i].slope * per_octave;
-    variance_term[i] = scales[i].variance_term * per_octave;
-    offset[i] = middle - (scales[i].total + anchor) * per_octave;
-    if (per_step != nullptr) per_step[i] = per_octave * 0x1p-6f;
-    if (std::isfinite(slope[i]) && std::isfinite(variance_term[i]) && std::isfinite(offset[i]))
-      continue;
-    slope[i] = variance_term[i] = 0;  // nothing can be said of its keys
-    if (per_step != nullptr) per_step[i] = 0;
-    offset[i] = kMiddle;
+    const ScoreLine line = lines.line(scales[i]);
+    slope[i] = line.slope;
+    variance_term[i] = line.variance_term;
+    offset[i] = line.offset;
+    if (per_step != nullptr) per_step[i] = line.per_step;
   }
-  return int32_t(octave);
+  return int32_t(lines.octave);
 }
 
 }  // namespace pariskv
