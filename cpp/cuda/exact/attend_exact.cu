@@ -7,55 +7,26 @@
 
 #include "elements.h"
 #include "exact/attend_exact.h"
-#include "exact/exact_float.cuh"
-#include "exact/exact_mma.cuh"
+#include "exact/running_softmax.cuh"
 #include "kernels.h"
 #include "runtime.h"
 
 namespace pariskv::cuda {
 
+extern template ExactKernel exact_kernel<float>(const RowFormat&);
+extern template ExactKernel exact_kernel<__half>(const RowFormat&);
+extern template ExactKernel exact_kernel<__nv_bfloat16>(const RowFormat&);
+
 namespace {
 
 using namespace device;
-
-template <typename Element, int kDim, bool kPadded>
-ExactKernel kernel_of() {
-  if constexpr (sizeof(Element) == 4) {
-    return {
-        attend_exact_float<kDim, kPadded>, kFloatThreads, kFloatThreads / 32 * kFloatQueries<kDim>,
-        int(sizeof(FloatTiles<kDim>)),     kDim,          false};
-  } else {
-    return {attend_exact_mma<Element, kDim, kPadded>,
-            kMmaThreads,
-            kMmaQueries<kDim>,
-            kMmaBytes<kDim>,
-            kDim,
-            false};
-  }
-}
-
-// Rows with K and V of equal length have kernels of their own, but for the longest. Other rows take
-// the least of a few sizes that holds both.
-using EvenDims = Sizes<64, 80, 96, 128, 192, 256>;
-using PaddedDims = Sizes<128, 256, 512>;
-
-template <typename Element>
-ExactKernel kernel_of(const RowFormat& rows) {
-  if (rows.key_dim == rows.value_dim && contains(EvenDims{}, rows.key_dim)) {
-    return dispatch(EvenDims{}, rows.key_dim, [](auto dim) {
-      return kernel_of<Element, int(decltype(dim)::kValue), false>();
-    });
-  }
-  return dispatch(PaddedDims{}, least_of(PaddedDims{}, std::max(rows.key_dim, rows.value_dim)),
-                  [](auto dim) { return kernel_of<Element, int(decltype(dim)::kValue), true>(); });
-}
 
 /** Of a warpgroup; with fewer in the whole call, most of its products would be idle. */
 constexpr int64_t kManyQueries = 64;
 
 ExactKernel kernel_of(const ModelShape& shape) {
-  return dispatch_element(shape.dtype,
-                          [&](auto element) { return kernel_of<decltype(element)>(shape.rows); });
+  return dispatch_element(
+      shape.dtype, [&](auto element) { return exact_kernel<decltype(element)>(shape.rows); });
 }
 /** The same for all parts of a call, so that it makes no difference how it is cut. */
 ExactKernel kernel_of(const AttendExactCall& call) {

@@ -18,6 +18,11 @@ struct ExactKernel {
   bool fills;   // a block leaves no room on its multiprocessor
 };
 
+/** The kernel for any number of queries. Each dtype has a file of its own, to compile side by side.
+ */
+template <typename Element>
+ExactKernel exact_kernel(const RowFormat& rows);
+
 /**
  * The kernel for many queries on compute capability 9.0: a null address where it does not serve
  * such rows. It has a file of its own, which is compiled for 9.0a alone.
