@@ -42,7 +42,8 @@ bench: .venv/.bench ## measure every verb and the whole decode step
 	@.venv/bin/python bench/run.py
 
 quality: .venv/.bench ## are the rows that are picked the right ones? synthetic keys, minutes
-	@cd bench && python -m quality synthetic && python -m quality tables --write
+	@cd bench && python -m quality synthetic && python -m quality structured \
+	  && python -m quality tables --write
 
 quality-models: .venv/.models ## on keys of pretrained models; fetches 0.9 GB, two hours
 	@cd bench && python -m quality models --model smollm2 qwen-0.5b gemma-270m \

@@ -1,4 +1,4 @@
-"""The quality lab, from bench/: python -m quality synthetic | models | keys | inside | tables."""
+"""The quality lab, from bench/: python -m quality synthetic | structured | models | keys | ..."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from pariskv_core.cli import weights
 from rich.progress import Progress
 
-from quality import sources, tables
+from quality import sources, structured, tables
 from quality.experiments import EXPERIMENTS, Size, Track
 from quality.pretrained import (
     capture,
@@ -70,6 +70,13 @@ def synthetic(arguments: argparse.Namespace) -> None:
         save("quality", {"size": vars(size), **found}, begin)
     shown = ("drift" if name in tables.DRIFTS else name for name in found)
     show(dict.fromkeys(shown), Sources(synthetic=found))
+
+
+def on_structured_keys(arguments: argparse.Namespace) -> None:
+    begin = time.perf_counter()
+    found = tracked(lambda track: structured.structured(Size(seeds=arguments.seeds), track))
+    save("quality-structured", found, begin)
+    show(["structured"], Sources(structured=found))
 
 
 def models(arguments: argparse.Namespace) -> None:
@@ -155,6 +162,7 @@ def show_tables(arguments: argparse.Namespace) -> None:
 
 _MODES: dict[str, tuple[Callable[[argparse.Namespace], None], str]] = {
     "synthetic": (synthetic, "synthetic keys, in minutes on two cores"),
+    "structured": (on_structured_keys, "errors of outputs on keys with a structure; minutes"),
     "models": (models, "keys of pretrained models, which are fetched; minutes to an hour"),
     "keys": (
         keys,
@@ -175,13 +183,14 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
         for name, (_, what) in _MODES.items()
     }
     of["synthetic"].add_argument("--only", nargs="+", choices=EXPERIMENTS)
-    of["synthetic"].add_argument("--seeds", type=int, default=Size().seeds)
+    for name in ("synthetic", "structured"):
+        of[name].add_argument("--seeds", type=int, default=Size().seeds)
     for name in ("models", "keys", "inside"):
         of[name].add_argument("--model", nargs="+", choices=weights.MODELS, default=["smollm2"])
     for name, methods in (("models", shares.METHODS), ("inside", forced.METHODS)):
         of[name].add_argument("--text", choices=texts.TEXTS, default="documentation")
         of[name].add_argument("--only", nargs="+", choices=methods, metavar="METHOD")
-    for name in ("synthetic", "models", "keys", "inside"):
+    for name in ("synthetic", "structured", "models", "keys", "inside"):
         of[name].add_argument("--threads", type=int, default=2)
     few = "the first so many of the layers that are captured; all if left out"
     of["models"].add_argument("--layers", type=int, help=few)

@@ -13,6 +13,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 # Each part's file, and what the page calls it.
 _FILES = {
     "synthetic": ("quality-cpu.json", "synthetic keys"),
+    "structured": ("quality-structured-cpu.json", "keys with a structure"),
     "pretrained": ("quality-models-cpu.json", "keys of pretrained models"),
     "keys": (
         "quality-keys-cpu.json",
@@ -28,6 +29,7 @@ class Sources:
     """Each part is empty where nobody has measured it yet."""
 
     synthetic: Run = field(default_factory=dict)  # experiment -> shares
+    structured: Run = field(default_factory=dict)  # kind of keys -> errors
     pretrained: dict[str, Run] = field(default_factory=dict)  # by "model, text, tokens"
     keys: dict[str, dict[str, Run]] = field(default_factory=dict)  # part -> model -> run
     inside: dict[str, Run] = field(default_factory=dict)  # by "model, text, tokens"
@@ -73,6 +75,7 @@ def load(folder: Path | None = None) -> Sources:
     """All that there is."""
     sources = Sources(
         results_of("synthetic", folder),
+        results_of("structured", folder),
         _in_order(results_of("pretrained", folder)),
         {part: _in_order(runs) for part, runs in results_of("keys", folder).items()},
         _in_order(results_of("inside", folder)),

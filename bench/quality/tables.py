@@ -44,6 +44,16 @@ def budgets(sources: Sources) -> str:
     return table(head, [[name, *map(share, line.values())] for name, line in found.items()])
 
 
+def structured(sources: Sources) -> str:
+    """Errors of outputs by kind of keys, and what the sample leaves of the error without one."""
+    rows, names = [], list[str]()
+    for kind, line in sources.structured.items():
+        names = list(line)
+        without, *_, sampled = line.values()
+        rows.append([kind, *(f"{at:.2g}" for at in line.values()), f"{sampled / without:.2f}"])
+    return table(["error of the output, 100 rows", *names, "of no tail's"], rows)
+
+
 def drift(sources: Sources) -> str:
     """Share after the prompt, half way and at last, while keys drift slowly or switch at once."""
     kinds = {name: sources.synthetic[name] for name in DRIFTS if name in sources.synthetic}
@@ -91,6 +101,7 @@ TABLES: dict[str, Callable[[Sources], str]] = {
     **tables_claims.TABLES,
     "workloads": workloads,
     "budgets": budgets,
+    "structured": structured,
     "drift": drift,
     "peers_win": peers_win,
     "measured_on": measured_on,

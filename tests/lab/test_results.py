@@ -27,6 +27,7 @@ SYNTHETIC = {
         for kind in ("slow_drift", "switch")
     },
 }
+STRUCTURED = {"lines": {"no tail": 0.5, "1,024 rows": 0.15, "2,048 rows": 0.1}}
 PRETRAINED = {
     "tiny, code, 4096": {**MODEL, "methods": dict.fromkeys(shares.METHODS, SHARES)},
     "tiny, code, 8192": {**MODEL, "methods": {"block 64": SHARES}},
@@ -125,6 +126,7 @@ KEYS = {
 def everything(tmp_path: Path) -> Sources:
     """Of files like those that the commands write."""
     runs = {"cpu": SYNTHETIC, "models-cpu": PRETRAINED, "inside-cpu": INSIDE, "keys-cpu": KEYS}
+    runs["structured-cpu"] = STRUCTURED
     for name, results in runs.items():
         text = harness.as_text({"environment": HERE, "results": results})
         (tmp_path / f"quality-{name}.json").write_text(text, encoding="utf-8")
@@ -138,8 +140,8 @@ def lines_of(name: str, given: Sources) -> list[str]:
 def test_files_are_read_as_they_were_written(everything):
     parts = (everything.synthetic, everything.pretrained, everything.inside)
     assert parts == (SYNTHETIC, PRETRAINED, INSIDE)
-    assert everything.keys == KEYS
-    assert list(everything.where.values()) == ["a processor, 0123456789ab"] * 4
+    assert (everything.keys, everything.structured) == (KEYS, STRUCTURED)
+    assert list(everything.where.values()) == ["a processor, 0123456789ab"] * 5
 
 
 def test_the_page_has_a_place_for_every_table():

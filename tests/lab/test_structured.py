@@ -1,0 +1,43 @@
+"""Keys with a structure: is each what it says, and does the engine's sample help?"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from quality import structured
+from quality.experiments import Size
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setattr(structured, "TOKENS", 12_288)
+
+
+@pytest.mark.parametrize("kind", structured.KINDS)
+def test_things_that_are_asked_for_are_there(kind):
+    keys = structured.KINDS[kind](torch.Generator().manual_seed(3))
+    assert keys.thing.shape == (structured.TOKENS,)
+    assert torch.isin(keys.asked, keys.thing).all()
+
+
+def test_lines_and_markers_lie_where_they_should():
+    (columns,) = structured.lines(24).thing.view(-1, 24).unique(dim=0)
+    assert columns.tolist() == list(range(24))
+    assert (structured.markers(64, 7).thing == 0).nonzero()[:2, 0].tolist() == [7, 71]
+
+
+def test_a_sample_finds_what_the_best_rows_leave_out():
+    kinds = ("lines of 32 tokens", "a marker every 16 tokens")
+    for kind in kinds:
+        found = structured.errors(kind, seed=0, steps=4)
+        assert list(found) == list(structured.WAYS)
+        without, _, sampled = (sum(of) / len(of) for of in found.values())
+        assert sampled < 0.35 * without
+
+
+def test_the_table_has_every_kind(monkeypatch):
+    kinds = dict(list(structured.KINDS.items())[:2])
+    monkeypatch.setattr(structured, "KINDS", kinds)
+    table = structured.structured(Size(seeds=1, steps=2), lambda items, what: items)
+    assert list(table) == list(kinds)
+    assert all(list(line) == list(structured.WAYS) for line in table.values())
