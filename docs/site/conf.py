@@ -10,7 +10,7 @@ version = release = pariskv_core.__version__
 extensions = ["breathe", "myst_parser", "sphinx.ext.autodoc"]
 breathe_projects = {"headers": "../xml"}
 breathe_default_project = "headers"
-exclude_patterns = ["headers/*.rst"]  # parts of cpp.md
+exclude_patterns = ["headers/*.rst"]  # parts of docs/cpp.md
 html_theme = "furo"
 html_title = f"pariskv_core {release}"
 html_show_copyright = False

@@ -1,9 +1,10 @@
-"""Paths, links and make targets that the pages name exist."""
+"""Paths, links and make targets that the pages name exist, and paths in comments of code."""
 
 from __future__ import annotations
 
 import fnmatch
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,19 @@ FOLDERS = ("cpp", "python", "tests", "bench", "docs", "cmake", "packaging", "exa
 TO_BE_WRITTEN = re.compile(
     r"keep_last|test_float8|key_norms|stub_backend|no_stub|stub\.cmake|cpp/stub|^build/"
 )
+# Where a path in a comment may begin, beside the folder of its file: where an #include may.
+BEGINNINGS = ("", "cpp", "cpp/src", "cpp/cuda", "cpp/include")
+CODE = {".h", ".cpp", ".cu", ".cuh", ".inl", ".py", ".cmake"}
 PATH = re.compile(r"[\w.*-]+(/[\w.*-]+)+/?|[\w*-]+\.(h|cpp|cu|cuh|inl|py|md|cmake)")
+
+
+# The same among other words: a file by its ending, or anything in a folder of the root.
+PATH_IN_TEXT = re.compile(
+    r"(?<![\w./<-])(?:[\w.-]+(?:/[\w.-]+)*\.(?:h|cpp|cuh?|inl|py|md|cmake)\b"
+    rf"|(?:{'|'.join(FOLDERS)})/[\w./-]*\w)"
+)
+# In C++ a comment, or a string of an error; a string is matched so that a // in it is none.
+CPP_TEXT = re.compile(r'//[^\n]*|/\*.*?\*/|(?<!#include )"(?:\\.|[^"\\\n])*"', re.S)
 
 
 def name(page: Path) -> str:
@@ -62,6 +75,32 @@ def test_paths_in_the_pages_exist() -> None:
             path.rstrip("/") in ends
             or ("*" in path and any(fnmatch.fnmatch(end, path) for end in ends))
         )
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def text_of(path: Path) -> Iterator[str]:
+    """Comments of a file of code; of C++ strings with a path in them, too."""
+    code = path.read_text(encoding="utf-8")
+    if path.suffix in {".py", ".cmake"} or path.name == "CMakeLists.txt":
+        yield from re.findall(r"(?:^|\s)#\s(.*)", code)
+        return
+    for found in CPP_TEXT.findall(code):
+        if not found.startswith('"') or re.search(r"/.*\.(cpp|cuh?|h)\)", found):
+            yield found
+
+
+def test_paths_in_comments_exist() -> None:
+    wrong = [
+        f"{name(path)}: {named}"
+        for folder in FOLDERS
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in CODE or path.name == "CMakeLists.txt"
+        for text in text_of(path)
+        for named in PATH_IN_TEXT.findall(text)
+        if not TO_BE_WRITTEN.search(named)
+        and not (path.parent / named).exists()
+        and not any((ROOT / beginning / named).exists() for beginning in BEGINNINGS)
     ]
     assert not wrong, "\n".join(wrong)
 

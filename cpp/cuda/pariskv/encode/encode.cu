@@ -348,7 +348,8 @@ CodecTables codec_tables(const RowFormat& rows, const CodecConstants& codec) {
   }
   for (int l = 0; l < 7; ++l) {
     if (!(std::fabs(codec.thresholds[l] * kCells - float(l + 1)) < 0.5f - kCellMargin)) {
-      throw InternalError("a threshold of the codec lies outside its cell (cuda/encode.cu)");
+      throw InternalError(
+          "a threshold of the codec lies outside its cell (cpp/cuda/pariskv/encode/encode.cu)");
     }
   }
   return tables;

@@ -1,7 +1,7 @@
 // The float verbs over Lanes16, once for every instruction set: avx2.cpp and avx512.cpp include
 // this after their lanes. They share nothing with the plain files but kernels.h: an inline
-// function of summary_layout.h or numerics.h, compiled with these files' flags, could be the
-// copy that the linker keeps for older machines.
+// function of cpu/numerics.h or policy/pariskv/codec/summary_layout.h, compiled with these files'
+// flags, could be the copy that the linker keeps for older machines.
 
 namespace pariskv::cpu {
 namespace {
@@ -9,7 +9,7 @@ namespace {
 constexpr int64_t kLanes = 16;
 constexpr int64_t kSubspaceDim = 8;
 
-// As in summary_layout.h.
+// As in policy/pariskv/codec/summary_layout.h.
 constexpr uint32_t kNormCodeShift = 19;
 constexpr int32_t kNormCodeBase = (127 - 5) << 4;
 constexpr uint32_t kScaleCodeShift = 15;
@@ -115,7 +115,7 @@ PKV_INLINE float fold_largest(Lanes16 a) {
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 
-/** e^x, step by step as in numerics.h. */
+/** e^x, step by step as in cpu/numerics.h. */
 PKV_INLINE Lanes16 exponential(Lanes16 x) {
   x = larger(all(-87.0f), x);
   x = smaller(all(88.0f), x);

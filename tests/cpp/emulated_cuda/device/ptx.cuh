@@ -1,6 +1,7 @@
 /**
  * The emulator's version of cpp/cuda/device/ptx.cuh, which it replaces: the same functions, in C++.
- * Those with no body here are in meetings.cpp and shared_memory.cpp.
+ * Those with no body here are in tests/cpp/emulated_cuda/meetings.cpp and, beside it,
+ * tests/cpp/emulated_cuda/shared_memory.cpp.
  */
 #pragma once
 

@@ -4,8 +4,8 @@
  * tile of 16 rows for each warp. A warp loads keys and values of a tile at once, straight into the
  * registers where the instructions want them, and never waits for another warp until its part is
  * over: then the sums of the warps are put together in shared memory. The loads of the next tile
- * are on their way meanwhile. A part leaves the same as in attend.cuh: maximum, sum, weighted
- * values.
+ * are on their way meanwhile. A part leaves the same as in device/attend.cuh: maximum, sum,
+ * weighted values.
  */
 #pragma once
 

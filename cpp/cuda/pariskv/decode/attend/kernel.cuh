@@ -4,7 +4,7 @@
  *
  * | step | of | done by |
  * | --- | --- | --- |
- * | wait for estimates and masses of rerank and attend_resident | the block | flags.cuh |
+ * | wait for estimates of rerank, masses of attend_resident | the block | pariskv/decode/flags.cuh |
  * | worth of candidates | the block | worth.cuh |
  * | the exact best rows | the cluster | device/topk.cuh |
  * | with a budget of mass: cut them once more | the cluster | worth.cuh |

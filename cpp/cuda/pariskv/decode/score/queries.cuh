@@ -21,7 +21,7 @@ namespace pariskv::cuda::device {
 
 /**
  * The log-sum-exp of the window for one head, in octaves; a warp. Waits for its rows.
- * @param rows   (kWindowRows) window words: see signal.cuh
+ * @param rows   (kWindowRows) window words: see device/signal.cuh
  * @param token  of the step
  * @param bias  of the sink; null: none
  */

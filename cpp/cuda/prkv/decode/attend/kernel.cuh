@@ -6,7 +6,7 @@
  * | --- | --- | --- |
  * | scores of all pages are there | score_pages | the end of that kernel |
  * | the exact best pages | the cluster | find.cuh |
- * | where their rows lie, which the row cache has | the block | rows.cuh, row_cache.cuh |
+ * | where their rows lie, which the row cache has | the block | rows.cuh, device/row_cache.cuh |
  * | attention to them, a part at a time | the block | device/attend.cuh |
  */
 #pragma once
