@@ -4,11 +4,11 @@
  *
  * | step | of | done by |
  * | --- | --- | --- |
- * | wait for estimates of rerank, masses of attend_resident | the block | pariskv/decode/flags.cuh |
+ * | wait for estimates and attended rows | the block | pariskv/decode/flags.cuh |
  * | worth of candidates | the block | worth.cuh |
  * | the exact best rows | the cluster | device/topk.cuh |
  * | with a budget of mass: cut them once more | the cluster | worth.cuh |
- * | where they lie, which of them the row cache has | the block | rows.cuh, device/row_cache.cuh |
+ * | where they lie, which the row cache has | the block | rows.cuh, device/row_cache.cuh |
  * | attention to them, a part at a time | the block | device/attend.cuh |
  * | all parts put together, the output | the cluster | parts.cuh |
  */
