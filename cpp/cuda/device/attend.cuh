@@ -164,10 +164,10 @@ class RowAttention {
    * @param barriers  (kMostSlots)
    * @param parts     which rows a part has, as EvenParts
    * @param address   Reader: of the rows, as RowReader. address(i) is where row i lies; not asked
-   *                  for the new row. is_placed(i):
-   *                  whether it is in shared memory already, after await_placed(), at placed(i).
-   *                  noted(i, head, logit): the logit that counts. corrected(i, head, share,
-   *                  shift): the share that counts, where it is e^(logit - shift)
+   *                  for the new row. is_placed(i): whether it is in shared memory already, after
+   *                  await_placed(), at placed(i). noted(i, head, logit): the logit that counts.
+   *                  corrected(i, head, share, shift): the share that counts, where it is
+   *                  e^(logit - shift)
    * @param caching   which rows go to a row cache as well, as CacheNothing and CacheRows
    */
   __device__ __forceinline__ RowAttention(const AttendShape& shape, const Cluster& cluster,

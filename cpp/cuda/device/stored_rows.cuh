@@ -34,13 +34,11 @@ __device__ __forceinline__ char* row_of(void* const* segments, const Divisor& by
  * How a half is read where its numbers are elements of a tensor, as they were given. A half is
  * found by its address alone. Numbers are asked for from a multiple of their count on.
  *
- * A reader of another format has the same members, and `kScaled` if numbers are to be multiplied by
- * what `scale` says: whoever sums products does that once for a whole row.
+ * A reader of another format has the same members.
  */
 template <typename Element>
 struct RowReader {
   using Number = Element;
-  static constexpr bool kScaled = false;
 
   /** Bytes from the beginning of a half to its number `d`, and where that is. */
   static __device__ __forceinline__ int offset(int d) { return d * int(sizeof(Number)); }
