@@ -17,6 +17,8 @@
 
 #include <cstdint>
 
+#include "split_mix.h"
+
 namespace pariskv {
 
 struct Tail {
@@ -29,12 +31,7 @@ struct Tail {
   static constexpr int64_t capacity(int64_t rows) { return 2 * rows; }
 
   /** Of a policy's seed: neighbours have nothing in common. */
-  static constexpr uint32_t seed_of(uint64_t seed) {
-    uint64_t z = seed + 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return uint32_t((z ^ (z >> 31)) >> 32);
-  }
+  static constexpr uint32_t seed_of(uint64_t seed) { return uint32_t(split_mix(seed, 1) >> 32); }
 
   /** Of the zone [begin, end): intervals that leave at most capacity(rows) of them. */
   static constexpr Tail of(int64_t begin, int64_t end, int64_t rows, uint32_t seed) {
