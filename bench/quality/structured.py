@@ -7,7 +7,7 @@ two kv heads; queries ask for one of the things that the keys are made of.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -117,7 +117,6 @@ def errors(kind: str, seed: int, steps: int) -> dict[str, list[float]]:
     seeds = torch.Generator().manual_seed(seed + 1)
     things = _drawn(keys.thing, seeds)
     k = _mixed(things, random)
-    # Lone tokens are as far from one another as noise is.
     v = torch.randn(k.shape, generator=random)
     if not keys.own_values:
         v = _mixed(_drawn(keys.thing, random), random)
@@ -126,31 +125,27 @@ def errors(kind: str, seed: int, steps: int) -> dict[str, list[float]]:
     pull = keys.pull * things[first].repeat_interleave(GROUP, dim=1)
     queries = pull + torch.randn(pull.shape, generator=random) * _NOISE
     new = torch.randn(2, steps, KV_HEADS, DIM, generator=random)
+    k, v = torch.cat([k, new[0]]), torch.cat([v, new[1]])
+    exact = [_attended(q, k[: TOKENS + i + 1], v[: TOKENS + i + 1]) for i, q in enumerate(queries)]
     found = {}
     for way, changes in WAYS.items():
         config = configs.make(
             layers=1, query_heads=KV_HEADS * GROUP, kv_heads=KV_HEADS, head_dim=DIM,
             dtype="float32", top_k=ROWS, **changes,
         )  # fmt: skip
-        found[way] = _of_a_life(config, k, v, queries, new)
+        outputs = zip(_decoded(config, k, v, queries), exact, strict=True)
+        found[way] = [float((out - true).norm() / true.norm()) for out, true in outputs]
     return found
 
 
-def _of_a_life(
-    config: pk.Config, k: Tensor, v: Tensor, queries: Tensor, new: Tensor
-) -> list[float]:
-    """A prompt, then a step for each query."""
-    of = []
+def _decoded(config: pk.Config, k: Tensor, v: Tensor, queries: Tensor) -> Iterator[Tensor]:
+    """Outputs of a prompt's next steps, in doubles: rows from TOKENS on come one by one."""
     with pk.Cache(config) as cache:
         sequence = cache.add()
-        cache.prefill(0, [sequence], k, v)
-        for step, q in enumerate(queries):
-            rows = new[:, step : step + 1]
-            out = cache.decode(0, [sequence], q[None], rows[0], rows[1])[0].double()
-            seen = [torch.cat([old, own[: step + 1]]) for old, own in ((k, new[0]), (v, new[1]))]
-            exact = _attended(q, *seen)
-            of.append(float((out - exact).norm() / exact.norm()))
-    return of
+        cache.prefill(0, [sequence], k[:TOKENS], v[:TOKENS])
+        for i, q in enumerate(queries, TOKENS):
+            out = cache.decode(0, [sequence], q[None], k[i : i + 1], v[i : i + 1])
+            yield out[0].double()
 
 
 def structured(size: Size, track: Track) -> dict[str, Any]:
