@@ -47,7 +47,7 @@ struct ModelShape {
     return shape;
   }
   int64_t segment_row_bytes() const { return kv_heads * segment_tokens * rows.bytes(); }
-  RowCacheLayout row_cache() const { return {kv_heads, cached_rows, rows.bytes()}; }
+  constexpr RowCacheLayout row_cache() const { return {kv_heads, cached_rows, rows.bytes()}; }
   constexpr RecentLayout recent_queries() const { return {recent, query_heads(), rows.key_dim}; }
   constexpr KeptLayout kept(int64_t capacity) const { return {kv_heads, capacity, rows.bytes()}; }
 };

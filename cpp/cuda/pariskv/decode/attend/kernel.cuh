@@ -277,7 +277,11 @@ __global__ void __launch_bounds__(device::kThreads, 1)
   const int size = params.cluster_size, rank = int(blockIdx.x) & (size - 1);  // a power of two
   if (!find_context<Element>(params, blockIdx.x >> device::log2_of_power(size), space.context,
                              [&](const SequenceView& view, int head) {
-                               space.rows.cache = row_cache_of<Element>(params.call, view, head);
+                               if (params.call.explains) {  // which leaves no trace
+                                 space.rows.cache = {};
+                               } else {
+                                 space.rows.cache = head_row_cache(params.call.shape, view, head);
+                               }
                              })) {
     return device::wait_for_predecessor();
   }

@@ -8,6 +8,7 @@
 #include "device/row_cache.cuh"
 #include "device/tiles.cuh"
 #include "device/topk.cuh"
+#include "head_row_cache.cuh"
 #include "pariskv/decode/context.cuh"
 
 namespace pariskv::cuda {
@@ -83,8 +84,6 @@ struct EarlyRows {
   }
 };
 
-static_assert(kCacheWays == device::kWays);
-
 /** Candidates of a lane that are looked up ahead. */
 constexpr int kLookedUp = device::kKeysInRegisters;
 
@@ -144,24 +143,6 @@ struct SelectedRows {
   }
   __device__ __forceinline__ void await_placed() const { space.early.wait(); }
 };
-
-/** What a head's row cache has. While a step is explained there is none: it leaves no trace. */
-template <typename Element>
-__device__ __forceinline__ device::RowCache row_cache_of(const DecodeCall& call,
-                                                         const SequenceView& view, int head) {
-  const ModelShape& shape = call.shape;
-  if (view.row_cache == nullptr || call.explains) return {};
-  const int64_t slots = shape.cached_rows, first = head * slots;
-  const int64_t row_bytes = shape.rows.bytes();
-  const RowCacheLayout layout{shape.kv_heads, slots, row_bytes};
-  return {reinterpret_cast<uint64_t*>(view.row_cache) + first,
-          reinterpret_cast<uint32_t*>(view.row_cache + layout.stamps()) + first,
-          view.row_cache + layout.rows() + first * row_bytes,
-          uint32_t(row_bytes),
-          int(slots / kCacheWays),
-          uint32_t(view.generation),
-          uint32_t(view.total)};
-}
 
 /**
  * The rows of a block: an object of each thread, for all threads. In order: `choose_from`, the

@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(device::kThreads, 1)
       if (params.call.explains) {
         space.rows.cache = {};
       } else {
-        space.rows.cache = page_row_cache(params.call.shape, view, space.context.head);
+        space.rows.cache = head_row_cache(params.call.shape, view, space.context.head);
       }
     });
   }

@@ -6,11 +6,11 @@
 
 #include "device/row_cache.cuh"
 #include "device/stored_rows.cuh"
+#include "head_row_cache.cuh"
 #include "prkv/decode/context.cuh"
 
 namespace pariskv::cuda {
 
-static_assert(kCacheWays == device::kWays);
 static_assert(sizeof(device::SelectedRow) == PageScratchLayout::kRowBytes);
 
 /** Rows that are listed in shared memory, where a block attends to no more. */
@@ -56,22 +56,6 @@ struct PageRows {
   __device__ __forceinline__ const char* placed(int) const { return nullptr; }
   __device__ __forceinline__ void await_placed() const {}
 };
-
-/** What a head's row cache has. */
-__device__ __forceinline__ device::RowCache page_row_cache(const ModelShape& shape,
-                                                           const SequenceView& view, int head) {
-  if (view.row_cache == nullptr) return {};
-  const int64_t slots = shape.cached_rows, first = head * slots;
-  const int64_t row_bytes = shape.rows.bytes();
-  const RowCacheLayout layout{shape.kv_heads, slots, row_bytes};
-  return {reinterpret_cast<uint64_t*>(view.row_cache) + first,
-          reinterpret_cast<uint32_t*>(view.row_cache + layout.stamps()) + first,
-          view.row_cache + layout.rows() + first * row_bytes,
-          uint32_t(row_bytes),
-          int(slots / kCacheWays),
-          uint32_t(view.generation),
-          uint32_t(view.total)};
-}
 
 /** The rows of a block: an object of each thread, for all threads. */
 class PageRowList {
