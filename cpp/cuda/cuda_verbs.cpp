@@ -64,7 +64,7 @@ void CudaBackend::attend_exact(const AttendExactArgs& args, Stream stream) {
     call.total = call.end = args.sequences[i].total;
     call.tokens = call.call_tokens = args.lengths[i];
     call.q = rows_of(args.q, packed), call.out = rows_of(args.out, packed);
-    call.lse = lse_of(args.lse, packed), call.lse_stride = args.lse.strides[0];
+    call.lse = floats_of(args.lse, packed), call.lse_stride = args.lse.strides[0];
     call.logits = args.logits;
     call.shares = 1;
     exact_.attend(call, args.sequences[i], args.hosted[i], handle_of(stream));

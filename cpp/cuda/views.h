@@ -14,7 +14,8 @@ inline Rows rows_of(const TensorView& view, int64_t first = 0) {
           view.strides[0], view.strides[1]};
 }
 
-inline float* lse_of(const TensorView& view, int64_t first = 0) {
+/** Numbers of float32, a row for each token. */
+inline float* floats_of(const TensorView& view, int64_t first = 0) {
   if (view.data == nullptr) return nullptr;
   return static_cast<float*>(view.data) + first * view.strides[0];
 }
@@ -22,7 +23,7 @@ inline float* lse_of(const TensorView& view, int64_t first = 0) {
 /** What a step is asked for, whatever the policy. */
 inline StepCall step_of(const DecodeArgs& args) {
   return {args.shape,          args.batch,      args.layer,        rows_of(args.q),
-          rows_of(args.k),     rows_of(args.v), rows_of(args.out), lse_of(args.lse),
+          rows_of(args.k),     rows_of(args.v), rows_of(args.out), floats_of(args.lse),
           args.lse.strides[0], args.logits};
 }
 

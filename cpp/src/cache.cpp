@@ -169,7 +169,7 @@ void Cache::prefill(int64_t layer, const Batch& sequences, const std::vector<int
     verb.check_tensor("q", *options.q, config.dtype, {tokens, config.query_heads, config.head_dim});
   }
 
-  const Logits logits = verb.check_options({options.scale, options.softcap, {}, {}}, tokens);
+  const Logits logits = verb.check_options({options.scale, options.softcap, {}, {}, {}}, tokens);
 
   const Impl::Arrivals arrivals = Impl::arrivals_of(found, lengths);
   std::vector<Regions> next;
@@ -214,7 +214,8 @@ void Cache::Impl::decode(int64_t layer, const Batch& sequences, const StepTensor
   args.q = tensors.q, args.k = tensors.k, args.v = tensors.v, args.out = tensors.out;
   args.logits = verb.check_options(options, count);
   args.lse = Verb::lse_of(options);
-  check_apart(verb, tensors, args.lse);
+  args.error = verb.check_error(options, count, search_->needs().estimates_error);
+  check_apart(verb, tensors, args.lse, args.error);
 
   if (backend_->capturing(stream)) {  // a replay reads the lengths of its time
     for (const Layer* target : layers) step.views.push_back(view(*target));
@@ -320,8 +321,9 @@ void Cache::Impl::attend(int64_t layer, const Batch& sequences, const std::vecto
   args.shape = shape_;
   args.q = tensors.q, args.out = tensors.out;
   args.logits = verb.check_options(options, tokens);
+  verb.refuse_error(options);
   args.lse = Verb::lse_of(options);
-  check_apart(verb, tensors, args.lse);
+  check_apart(verb, tensors, args.lse, {});
   for (size_t i = 0; i < found.size(); ++i) {
     if (lengths[i] == 0) continue;
     verb.check_complete(sequences.ids()[i], found[i]->dropped,

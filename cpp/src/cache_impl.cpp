@@ -142,14 +142,18 @@ void Cache::Impl::check_new_rows(const Verb& verb, const StepTensors& tensors,
   verb.check_tensor("v", tensors.v, config_.dtype, {tokens, config_.kv_heads, config_.value_dim});
 }
 
-void Cache::Impl::check_apart(const Verb& verb, const StepTensors& tensors, const TensorView& lse) {
+void Cache::Impl::check_apart(const Verb& verb, const StepTensors& tensors, const TensorView& lse,
+                              const TensorView& error) {
   verb.check_apart("out", tensors.out, "q", tensors.q, true);
   verb.check_apart("out", tensors.out, "k", tensors.k);
   verb.check_apart("out", tensors.out, "v", tensors.v);
-  verb.check_apart("lse", lse, "out", tensors.out);
-  verb.check_apart("lse", lse, "q", tensors.q);
-  verb.check_apart("lse", lse, "k", tensors.k);
-  verb.check_apart("lse", lse, "v", tensors.v);
+  for (const auto& [name, numbers] : {std::pair{"lse", lse}, std::pair{"error", error}}) {
+    verb.check_apart(name, numbers, "out", tensors.out);
+    verb.check_apart(name, numbers, "q", tensors.q);
+    verb.check_apart(name, numbers, "k", tensors.k);
+    verb.check_apart(name, numbers, "v", tensors.v);
+  }
+  verb.check_apart("error", error, "lse", lse);
 }
 
 void Cache::Impl::observe(const Step& step, const TensorView& q,

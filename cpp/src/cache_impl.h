@@ -169,7 +169,8 @@ class Cache::Impl {
   };
   void check_new_rows(const Verb& verb, const StepTensors& tensors, int64_t tokens) const;
   /** The output may lie where the queries lie; apart from that every tensor has its own memory. */
-  static void check_apart(const Verb& verb, const StepTensors& tensors, const TensorView& lse);
+  static void check_apart(const Verb& verb, const StepTensors& tensors, const TensorView& lse,
+                          const TensorView& error);
   void decode(int64_t layer, const Batch& sequences, const StepTensors& tensors, bool appends,
               const AttendOptions& options, Stream stream);
   void attend(int64_t layer, const Batch& sequences, const std::vector<int64_t>& lengths,

@@ -71,13 +71,18 @@ void ParisKV::validate() const {
         block);
   }
   within("policy.tail_rows", tail_rows, 16, 8192);
-  if (mass && !(*mass > 0 && *mass <= 1)) {  // also catches NaN
-    fail("[config] policy.mass: expected a share above 0 and at most 1, or none, got ", *mass);
+  if (error && !(*error > 0 && *error < 1)) {  // also catches NaN
+    fail("[config] policy.error: expected an error above 0 and below 1, or none, got ", *error);
   }
-  if (mass && group_rule == GroupRule::kMeanQuery) {
-    fail("[config] policy.mass: expected none with the group_rule mean_query, got ", *mass,
+  if (error && group_rule == GroupRule::kMeanQuery) {
+    fail("[config] policy.error: expected none with the group_rule mean_query, got ", *error,
          ": its rows are ranked by the logits of one query, which say nothing of a share of the "
          "attention; attention_mass does");
+  }
+  if (error && resolved().tail == TailRule::kNone) {
+    fail("[config] policy.error: expected none without a tail, got ", *error,
+         ": keys that are not selected are then left out, and no sample estimates them; "
+         "tail=\"sample\" has one");
   }
   int64_t previous = -1;
   for (const ScheduleStep& step : schedule) {

@@ -15,6 +15,7 @@ Explanation Cache::explain(int64_t layer, SequenceId sequence, const TensorView&
   const Config& config = impl_->config_;
   verb.check_tensor("q", q, config.dtype, {config.query_heads, config.head_dim});
   const Logits logits = verb.check_options(options, 1);
+  verb.refuse_error(options);
 
   Explanation explanation;
   explanation.kv_heads = config.kv_heads;
@@ -122,9 +123,11 @@ Stats Cache::stats() const {
   stats.fetched_rows = counts.rows;
   stats.cached_rows = counts.cached_rows;
   if (counts.weighed > 0) {
-    const double all = double(DecodeCounts::kAllMass);
-    stats.mean_mass = double(counts.mass) / all / double(counts.weighed);
-    stats.least_mass = 1 - double(counts.most_missed) / all;
+    const double one = double(DecodeCounts::kOne);
+    stats.mean_error = double(counts.error) / one / double(counts.weighed);
+    stats.worst_error = double(counts.worst) / one;
+    stats.mean_mass = double(counts.mass) / one / double(counts.weighed);
+    stats.least_mass = 1 - double(counts.most_missed) / one;
   }
   std::set<const void*> seen;  // forks share blocks
   const auto bytes_once = [&](const auto& block) {

@@ -165,22 +165,25 @@ struct DecodeArgs {
   TensorView q;                   // (batch, query_heads, key_dim)
   TensorView k, v;  // (batch, heads, key_dim or value_dim) the token's own row; data null: stored
   Logits logits;
-  TensorView out;  // (batch, query_heads, value_dim); data null: not wanted
-  TensorView lse;  // (batch, query_heads) float32; data null: not wanted
-  bool traced;     // to be explained, beside whatever is being decoded
+  TensorView out;    // (batch, query_heads, value_dim); data null: not wanted
+  TensorView lse;    // (batch, query_heads) float32; data null: not wanted
+  TensorView error;  // (batch, heads) float32; data null: not wanted. See Needs::estimates_error
+  bool traced;       // to be explained, beside whatever is being decoded
 };
 
 struct DecodeCounts {
   int64_t candidates = 0;
   int64_t rows = 0;
   int64_t cached_rows = 0;  // of rows: found in the row cache
-  // Shares of the attention that goes to rows attended to exactly, where a policy estimates them.
+  // Where a policy estimates the error of a step.
   int64_t weighed = 0;      // searches of kv heads
-  int64_t mass = 0;         // the sum of their shares
+  int64_t mass = 0;         // the sum of the shares of the attention of rows attended to exactly
   int64_t most_missed = 0;  // what one of them lacked
+  int64_t error = 0;        // the sum of their errors
+  int64_t worst = 0;        // of them
 
-  /** All of the attention: shares of 2^39 searches can be added up. */
-  static constexpr int64_t kAllMass = 1 << 24;
+  /** All of the attention, an error of 1: those of 2^34 searches can be added up. */
+  static constexpr int64_t kOne = 1 << 24;
 };
 
 /** Exact logits of chosen rows, for explanations. */

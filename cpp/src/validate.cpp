@@ -244,4 +244,20 @@ Logits Verb::check_options(const AttendOptions& options, int64_t tokens) const {
           options.sink_bias ? static_cast<const float*>(options.sink_bias->data) : nullptr};
 }
 
+TensorView Verb::check_error(const AttendOptions& options, int64_t batch, bool is_estimated) const {
+  if (!options.error) return {};
+  if (!is_estimated) {
+    fail("[", name,
+         "] error: expected a policy that estimates its error: ParisKV with tail \"sample\" and "
+         "group_rule \"attention_mass\"");
+  }
+  check_output("error", *options.error, DType::kFloat32, {batch, config.kv_heads});
+  return *options.error;
+}
+
+void Verb::refuse_error(const AttendOptions& options) const {
+  if (!options.error) return;
+  fail("[", name, "] error: expected none: decode alone writes it");
+}
+
 }  // namespace pariskv

@@ -52,6 +52,12 @@ struct Verb {
   /** Throws on numbers that are no scale, cap or bias (read on the CPU), and on wrong shapes. */
   Logits check_options(const AttendOptions& options, int64_t tokens) const;
 
+  /** Throws unless errors can be written, if any are wanted: only searches that have one can. */
+  TensorView check_error(const AttendOptions& options, int64_t batch, bool is_estimated) const;
+
+  /** Throws where errors are wanted of a call that has none. */
+  void refuse_error(const AttendOptions& options) const;
+
   /** The view to write log-sum-exps to; data null when none is wanted. */
   static TensorView lse_of(const AttendOptions& options) {
     return options.lse ? *options.lse : TensorView{};

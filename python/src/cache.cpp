@@ -205,7 +205,7 @@ void bind_cache(nb::module_& m) {
 Calls on one cache take turns; calls on different caches run side by side, without the GIL.
 Arrays are anything that speaks DLPack, in the config's dtype, rows without gaps. An error
 leaves the cache as it was, and so does Ctrl-C, which a long call on the main thread answers at
-once: only `out` and `lse` may hold a part of what was being written.
+once: only `out`, `lse` and `error` may hold a part of what was being written.
 
 After os.fork the child may go on using a cache on the CPU. If another thread was inside a call on
 it at that moment, the child's calls raise ValueError.

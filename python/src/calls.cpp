@@ -56,8 +56,7 @@ struct Keywords {
 
 struct Attention {
   AttendOptions options;
-  Borrowed sink_bias, lse;
-  nb::object lse_array;
+  Borrowed sink_bias, lse, error;
 };
 
 Attention attention_of(const char* verb, const Keywords& keywords) {
@@ -73,7 +72,7 @@ Attention attention_of(const char* verb, const Keywords& keywords) {
 
 /** Queries in, output out: what decode and attend do alike. */
 template <typename Call>
-nb::object attended(const Handle& handle, const Arguments& given, Call call) {
+nb::object attended(const Handle& handle, const Arguments& given, bool return_error, Call call) {
   const char* verb = given.verb();
   const nb::handle q = given["q"];
   auto out = nb::borrow<nb::object>(given["out"]);
@@ -94,14 +93,18 @@ nb::object attended(const Handle& handle, const Arguments& given, Call call) {
     out = empty_like(q, nb::make_tuple(tokens, config.query_heads, config.value_dim), config.dtype);
   }
   const Borrowed result = borrow_writable(verb, "out", out, config.dtype);
-  if (return_lse) {
-    attention.lse_array =
-        empty_like(q, nb::make_tuple(tokens, config.query_heads), DType::kFloat32);
-    attention.lse = borrow_writable(verb, "lse", attention.lse_array, DType::kFloat32);
-    attention.options.lse = attention.lse.view;
-  }
+  nb::list results;
+  results.append(out);
+  const auto add_numbers = [&](const char* name, int64_t heads, Borrowed& borrowed,
+                               std::optional<TensorView>& option) {
+    results.append(empty_like(q, nb::make_tuple(tokens, heads), DType::kFloat32));
+    borrowed = borrow_writable(verb, name, results[results.size() - 1], DType::kFloat32);
+    option = borrowed.view;
+  };
+  if (return_lse) add_numbers("lse", config.query_heads, attention.lse, attention.options.lse);
+  if (return_error) add_numbers("error", config.kv_heads, attention.error, attention.options.error);
   unlocked(cache, [&](Cache& open) { call(open, query.view, result.view, attention.options); });
-  if (return_lse) return nb::make_tuple(out, attention.lse_array);
+  if (results.size() > 1) return nb::tuple(results);
   return out;
 }
 
@@ -136,7 +139,7 @@ nb::object decode(const Handle& handle, const Arguments& given) {
   const DType dtype = handle.open()->config().dtype;
   const NewRows rows = new_rows_of("decode", given["k"], given["v"], dtype);
   const Stream queue = stream_of(stream, handle);
-  return attended(handle, given,
+  return attended(handle, given, given.flag("return_error"),
                   [&](Cache& cache, const TensorView& query, const TensorView& result,
                       const AttendOptions& options) {
                     if (!rows.given())
@@ -153,7 +156,7 @@ nb::object attend(const Handle& handle, const Arguments& given) {
   const StreamHandle stream = given.stream();
   const NewRows rows = new_rows_of("attend", given["k"], given["v"], handle.open()->config().dtype);
   const Stream queue = stream_of(stream, handle);
-  return attended(handle, given,
+  return attended(handle, given, false,
                   [&](Cache& cache, const TensorView& query, const TensorView& result,
                       const AttendOptions& options) {
                     const std::vector<int64_t> tokens =
@@ -229,10 +232,10 @@ nb::object read(const Handle& handle, const Arguments& given) {
 #define PKV_SIGNATURE_OPTIONS                          \
   "scale: float | None = None, softcap: float = 0.0, " \
   "sink_bias: pariskv_core._array.Array | None = None"
-#define PKV_SIGNATURE_OPTIONAL_RESULT                                    \
+#define PKV_SIGNATURE_RESULT                                             \
   "out: pariskv_core._array.Array | None = None, " PKV_SIGNATURE_OPTIONS \
-  ", return_lse: bool = False, stream: int | None = None) -> typing.Any"
-#define PKV_SIGNATURE_RESULT "*, " PKV_SIGNATURE_OPTIONAL_RESULT
+  ", return_lse: bool = False, "
+#define PKV_SIGNATURE_END "stream: int | None = None) -> typing.Any"
 
 }  // namespace
 
@@ -262,12 +265,13 @@ scale, softcap
          {"decode",
           {"layer", "sequences", "q"},
           {"k", "v"},
-          {"out", "scale", "softcap", "sink_bias", "return_lse", "stream"}},
+          {"out", "scale", "softcap", "sink_bias", "return_lse", "return_error", "stream"}},
          &decode,
          "def decode(self, layer: int, sequences: " PKV_SIGNATURE_BATCH
          ", "
          "q: pariskv_core._array.Array, k: pariskv_core._array.Array | None = None, "
-         "v: pariskv_core._array.Array | None = None, " PKV_SIGNATURE_RESULT,
+         "v: pariskv_core._array.Array | None = None, *, " PKV_SIGNATURE_RESULT
+         "return_error: bool = False, " PKV_SIGNATURE_END,
          R"(Appends one token per sequence, then attends to what matters.
 
 q          (batch, query_heads, head_dim), after RoPE
@@ -277,8 +281,13 @@ out        where to write; a new array of q's library when left out
 scale      of q.k, 1 / sqrt(head_dim) when left out
 softcap    c > 0: logits become c tanh(logit / c)
 sink_bias  (query_heads) float32: a logit without a value row
-Returns out, (batch, query_heads, value_dim), or (out, lse) with the log-sum-exps,
-(batch, query_heads) float32.)");
+return_lse, return_error
+           what is returned besides
+Returns out, (batch, query_heads, value_dim); or a tuple: out, the log-sum-exps lse, (batch,
+query_heads) float32, and the predicted error, (batch, kv_heads) float32. The error is what the
+estimate of the keys that are not selected adds to an output: its standard deviation as a share of
+a value's size, root mean square over a kv head's query heads. 0 where nothing is estimated, NaN
+where no query is finite. ParisKV has one, with a tail and group_rule "attention_mass".)");
   define(cache,
          {"attend",
           {"layer", "sequences", "q"},
@@ -290,14 +299,14 @@ Returns out, (batch, query_heads, value_dim), or (out, lse) with the log-sum-exp
          "q: pariskv_core._array.Array, "
          "lengths: collections.abc.Sequence[int] | None = None, "
          "*, k: pariskv_core._array.Array | None = None, "
-         "v: pariskv_core._array.Array | None = None, " PKV_SIGNATURE_OPTIONAL_RESULT,
+         "v: pariskv_core._array.Array | None = None, " PKV_SIGNATURE_RESULT PKV_SIGNATURE_END,
          R"(Exact causal attention of the last stored tokens over everything stored.
 
 q        (sum of lengths, query_heads, head_dim): the last tokens of each sequence
 lengths  how many each has; may be left out for a single one
 k, v     (sum of lengths, kv_heads, head_dim), v value_dim: these tokens are appended first, and
          regions move as if they were decoded one by one; left out, they are stored already
-The rest, and what is returned, as in decode.)");
+The rest as in decode. Returns out, (sum of lengths, query_heads, value_dim), or (out, lse).)");
   define(cache,
          {"explain", {"layer", "sequence", "q"}, {}, {"scale", "softcap", "sink_bias", "stream"}},
          &explain,

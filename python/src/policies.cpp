@@ -164,18 +164,20 @@ tail
     "own": sample where there are blocks.
 tail_rows
     Rows that are sampled per kv head: as many to twice as many.
-mass
-    A share of the attention, above 0 and at most 1. Rows are taken, best first, until those that
-    are attended to exactly (the resident ones among them) have it, as the search estimates it;
-    never more than top_k. Cache.stats() then has the share that was reached, mean and least; with
-    1 rows are as without a budget, and this is all it does. None: no budget.
+error
+    A budget by error, above 0 and below 1: rows are taken, best first, until the error that the
+    sample would add for the candidates that are left is at most this, as the search estimates it;
+    at least 16, at most top_k. It is a standard deviation, as a share of a value's size.
+    Cache.stats() then has the error that was reached, mean and worst, and the share of the
+    attention on rows attended to exactly. Not with tail="none" or "mean_query". None: always
+    top_k rows.
 
 Raises ValueError, with what was expected and what came.)";
 
 void bind_pariskv(nb::module_& m) {
   bind_policy<ParisKV>(
       m, "ParisKV", kParisKVDoc,
-      {{"schedule", Either::kListOrNone}, {"mass", Either::kNumberOrNone}},
+      {{"schedule", Either::kListOrNone}, {"error", Either::kNumberOrNone}},
       plain("top_k", &ParisKV::top_k),
       named("scorer", &ParisKV::scorer,
             {{"sign_norm", Scorer::kSignNorm}, {"votes", Scorer::kVotes}}),
@@ -187,7 +189,7 @@ void bind_pariskv(nb::module_& m) {
       plain("seed", &ParisKV::seed), plain("block", &ParisKV::block),
       named("tail", &ParisKV::tail,
             {{"sample", TailRule::kSample}, {"none", TailRule::kNone}, {"own", TailRule::kOwn}}),
-      plain("tail_rows", &ParisKV::tail_rows), plain("mass", &ParisKV::mass));
+      plain("tail_rows", &ParisKV::tail_rows), plain("error", &ParisKV::error));
 }
 
 constexpr const char* kHardKVDoc =

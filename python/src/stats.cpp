@@ -29,6 +29,14 @@ auto matrix_of(nb::handle_t<Owner> self) {
   return matrix(self, owner.*Member, owner.*Rows);
 }
 
+template <typename Owner, auto Member>
+auto vector_of(nb::handle_t<Owner> self) {
+  const auto& values = nb::cast<const Owner&>(self).*Member;
+  using T = typename std::decay_t<decltype(values)>::value_type;
+  return nb::ndarray<nb::numpy, const T, nb::ndim<1>, nb::c_contig>(values.data(), {values.size()},
+                                                                    self);
+}
+
 template <auto Member, auto Columns>
 auto cube_of(nb::handle_t<Summaries> self) {
   const Summaries& summaries = nb::cast<const Summaries&>(self);
@@ -104,9 +112,13 @@ void bind_counts(nb::module_& m) {
       .def_ro("candidates", &Stats::candidates, "Reranked, over kv heads.")
       .def_ro("fetched_rows", &Stats::fetched_rows, "Selected, over kv heads.")
       .def_ro("cached_rows", &Stats::cached_rows, "Of those, found in the row cache of a GPU.")
+      .def_ro("mean_error", &Stats::mean_error,
+              "Error that was predicted, see Cache.decode: its mean over tokens, layers and kv "
+              "heads. With ParisKV(error=...), and of steps with return_error; else NaN.")
+      .def_ro("worst_error", &Stats::worst_error, "The worst of these.")
       .def_ro("mean_mass", &Stats::mean_mass,
               "Share of the attention of the rows attended to exactly, as searches estimated it: "
-              "its mean over tokens, layers and kv heads. With ParisKV(mass=...); else NaN.")
+              "the mean over those whose error was predicted; else NaN.")
       .def_ro("least_mass", &Stats::least_mass, "The least of these.")
       .def("__repr__", [](const Stats& stats) {
         nb::dict fields;
@@ -128,6 +140,8 @@ void bind_counts(nb::module_& m) {
         fields["candidates"] = stats.candidates;
         fields["fetched_rows"] = stats.fetched_rows;
         fields["cached_rows"] = stats.cached_rows;
+        fields["mean_error"] = stats.mean_error;
+        fields["worst_error"] = stats.worst_error;
         fields["mean_mass"] = stats.mean_mass;
         fields["least_mass"] = stats.least_mass;
         return text_of_fields("Stats", fields);
@@ -147,15 +161,13 @@ void bind_stats(nb::module_& m) {
                    "(kv_heads, candidates) int64, ascending; padded with -1.")
       .def_prop_ro("estimated", &matrix_of<P, &P::estimated, &P::query_heads>,
                    "(query_heads, selected) float32: logits from the summaries.")
-      .def_prop_ro(
-          "mass",
-          [](nb::handle_t<P> self) {
-            const P& p = nb::cast<const P&>(self);
-            return nb::ndarray<nb::numpy, const float, nb::ndim<1>, nb::c_contig>(
-                p.mass.data(), {p.mass.size()}, self);
-          },
-          "(kv_heads) float32: with ParisKV(mass=...), the share of the attention of the rows "
-          "attended to exactly, as estimated; NaN where no query is finite. Empty without.");
+      .def_prop_ro("error", &vector_of<P, &P::error>,
+                   "(kv_heads) float32: the error that is predicted, as decode(return_error=True) "
+                   "returns it; NaN where no query is finite. Empty without a sample, and with "
+                   "mean_query.")
+      .def_prop_ro("mass", &vector_of<P, &P::mass>,
+                   "(kv_heads) float32: the share of the attention of the rows attended to "
+                   "exactly, as estimated; NaN and empty as error.");
 
   using H = HardKVExplanation;
   nb::class_<H>(m, "HardKVExplanation", "What HardKV has besides the rows that it keeps.")

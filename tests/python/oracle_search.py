@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import oracle
+import oracle_tail
 from oracle import SUBSPACE, Logits, Summary
 from oracle_blocks import Blocks, block_scale, block_sums
 from oracle_scale import (
@@ -27,6 +28,7 @@ from oracle_scale import (
 TIERS = (0.05, 0.15, 0.30, 0.50, 0.75, 1.0)
 SAMPLED_KEYS = 128
 LEAST_WORTH = 2.0**-100
+LEAST_ROWS = 16
 PLAIN = Logits()
 
 
@@ -163,12 +165,33 @@ def attention_mass(
     return np.where(worth < LEAST_WORTH, LEAST_WORTH / (1 - below.max(axis=0)), worth)
 
 
-def rows_within(worth: np.ndarray, resident: float, mass: float | None) -> int:
-    """How many rows, best first, until these and the resident ones have that share."""
-    if mass is None or mass == 1:
-        return len(worth)
-    before = resident + np.cumsum(worth) - worth
-    return int((before < mass).sum())
+def mean_squares(estimates: np.ndarray, everything: np.ndarray) -> np.ndarray:
+    """Mean over the group of exp(2 (e_h(i) - L_h)): heads without a finite L_h do not count."""
+    heard = np.isfinite(everything)
+    return np.exp(2 * (estimates[heard] - everything[heard, None])).mean(axis=0)
+
+
+def errors_left(squares: np.ndarray, best: np.ndarray, weight: float) -> np.ndarray:
+    """The error for candidates that are left once 0, 1, 2, … of the best rows are taken. Each of
+    them is one of `weight` keys of the sample; a sample of all keys estimates nothing."""
+    taken = np.concatenate([[0], np.cumsum(squares[best])])
+    left = np.maximum(squares.sum() - taken, 0)
+    return np.sqrt(left * (weight if weight > 1 else 0))
+
+
+def rows_within(errors: np.ndarray, allowed: float | None) -> int:
+    """How many rows until no more than that is left: 16 at least."""
+    enough = np.flatnonzero(errors <= (-1 if allowed is None else allowed))
+    most = len(errors) - 1
+    return min(most, max(LEAST_ROWS, int(enough[0]))) if len(enough) else most
+
+
+def tail_weight(config, begin: int, end: int) -> float | None:
+    """Keys of a zone that a row of its tail stands for; None without a tail."""
+    if config.policy.tail != "sample":
+        return None
+    rows = oracle_tail.sampled(begin, end, config.policy.tail_rows, config.policy.seed)
+    return (end - begin) / len(rows)
 
 
 def group_mean(queries: np.ndarray) -> np.ndarray:
@@ -194,6 +217,11 @@ class Decoded:
     positions: list[np.ndarray]  # per kv head, best first
     resident: np.ndarray  # R_h: log-sum-exp of the resident rows, sink bias and all
     mass: list[float]  # per kv head: the share of all rows attended to
+    errors: list[np.ndarray]  # per kv head: that is left once 0, 1, … of the best rows are taken
+
+    @property
+    def error(self) -> list[float]:
+        return [e[len(rows)] for e, rows in zip(self.errors, self.positions, strict=True)]
 
 
 def searches(config, regions: tuple[int, int, int, int]) -> bool:
@@ -273,15 +301,15 @@ def decode(
     sink, zone = regions[0], regions[1]
     if not searches(config, regions):
         out, lse = oracle.attention(q, k, v, logits)
-        return Decoded(out, lse, False, [], [], [], [], [], lse, [])
+        return Decoded(out, lse, False, [], [], [], [], [], lse, [], [])
 
     signs = oracle.rotation_signs(oracle.rotated_dim(config.head_dim), config.policy.seed)
     group = config.query_heads // config.kv_heads
     kept = np.r_[0:sink, sink + zone : len(k)]
     _, resident = oracle.attention_over(q, k, v, [kept] * config.kv_heads, logits)
     coarse = coarse_scores(config, q, k, regions, summaries, logits, blocks)
-    result = Decoded(np.empty(0), np.empty(0), True, coarse, [], [], [], [], resident, [])
-    rows = []
+    result = Decoded(np.empty(0), np.empty(0), True, coarse, [], [], [], [], resident, [], [])
+    weight, rows = tail_weight(config, sink, sink + zone), []
     for head, summary in enumerate(summaries):
         members = slice(head * group, (head + 1) * group)
         mean = config.policy.group_rule == "mean_query"
@@ -289,14 +317,17 @@ def decode(
         chosen = best_scores(coarse[head], candidate_count(config, zone))
         mine = None if blocks is None else blocks[head]
         e = estimates_of(summary, chosen, queries, signs, logits, mine)
-        others, weight = sampled_offsets(coarse[head], chosen)
+        others, keys_of_one = sampled_offsets(coarse[head], chosen)
         rest = estimates_of(summary, others, queries, signs, logits, mine)
-        worth = e[0] if mean else attention_mass(e, rest, weight, resident[members])
+        worth = e[0] if mean else attention_mass(e, rest, keys_of_one, resident[members])
         best = np.argsort(-worth, kind="stable")[: config.policy.top_k]
         if not mean:
-            everything = totals(e, rest, weight, resident[members])
+            everything = totals(e, rest, keys_of_one, resident[members])
             share = np.exp(resident[members] - everything).mean()
-            best = best[: rows_within(worth[best], share, config.policy.mass)]
+            if weight is not None:
+                errors = errors_left(mean_squares(e, everything), best, weight)
+                best = best[: rows_within(errors, config.policy.error)]
+                result.errors.append(errors)
             result.mass.append(share + worth[best].sum())
         result.candidates.append(sink + chosen)
         result.estimates.append(e)

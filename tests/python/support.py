@@ -162,6 +162,7 @@ def explained(explanation) -> dict[str, np.ndarray]:
         "worth": rows.worth,
         "estimated": own.estimated,
         "exact": rows.exact,
+        "error": own.error,
         "mass": own.mass,
     }
 

@@ -25,7 +25,7 @@ from support import filled, make_config, unchanged
         (lambda c: c.config.replace(top_k=3), r"\[config\] top_k: there is no such field; the fie"),
         (lambda c: pk.ParisKV(top_k=2.5), r"\[config\] policy.top_k: expected an integer, got fl"),
         (lambda c: pk.ParisKV(schedule=3), r"\[config\] policy.schedule: expected a list or None"),
-        (lambda c: pk.ParisKV(mass="x"), r"\[config\] policy.mass: expected a number or None"),
+        (lambda c: pk.ParisKV(error="x"), r"\[config\] policy.error: expected a number or None"),
         (lambda c: pk.PRKV(static_share=[]), r"\[config\] policy.static_share: expected a numb"),
         (
             lambda c: pk.ParisKV(schedule=[1]),

@@ -44,7 +44,7 @@ def test_defaults_are_the_published_ones_but_for_the_search():
         (100_000, 0.02, 0.20),
         *LONGEST,
     ]
-    assert (config.policy.tail, config.policy.tail_rows, config.policy.mass) == ("own", 1024, None)
+    assert (config.policy.tail, config.policy.tail_rows, config.policy.error) == ("own", 1024, None)
     assert config.policy.min_candidates_per_row == 4
     assert config.policy.seed == 42
     assert config.device == "cpu"

@@ -13,7 +13,7 @@ SAMPLED = {"block": 64, "tail": "sample"}
 POLICIES = {
     "without a tail": pk.ParisKV(top_k=20, block=0, tail="none"),
     "tail": pk.ParisKV(top_k=20, tail_rows=32, **SAMPLED),
-    "budget": pk.ParisKV(top_k=40, tail_rows=32, mass=0.5, **SAMPLED),
+    "budget": pk.ParisKV(top_k=40, tail_rows=32, error=0.05, **SAMPLED),
     "votes": pk.ParisKV(top_k=20, block=0, tail="none", scorer="votes"),
     "kept rows": pk.HardKV(most=60, p=0.8),
     "pages": pk.PRKV(budget=96, page=8, static_share=0.25),

@@ -122,7 +122,9 @@ DecodeCall ParisKVSearch::call_of(const DecodeArgs& args) const {
   call.top_k = rules_.top_k;
   call.searchers = rules_.searchers;
   call.tail_rows = rules_.tail_rows, call.tail_seed = rules_.tail_seed;
-  call.budget = rules_.budget;
+  call.error_left = rules_.error;
+  call.weighs = rules_.error > 0 || args.error.data != nullptr;
+  call.error = floats_of(args.error), call.error_stride = args.error.strides[0];
   call.heads = args.batch * args.shape.kv_heads;
   call.counters = counters_.data();
   call.first_step = kScore;
@@ -173,7 +175,11 @@ HeadTrace ParisKVSearch::trace_head(const SequenceView& sequence, int64_t head) 
   std::stable_sort(trace.selected.begin(), trace.selected.end(),
                    [&](int32_t a, int32_t b) { return worth[size_t(a)] > worth[size_t(b)]; });
   for (const int32_t index : trace.selected) trace.worth.push_back(worth[size_t(index)]);
-  if (rules_.budget > 0) backend_.fetch(&trace.mass, at_head(at.mass), int64_t(sizeof trace.mass));
+  if (rules_.estimates_error) {
+    std::vector<float> reached;
+    fetch_to(reached, at.reached, 0, 2);
+    trace.mass = reached[0], trace.error = reached[1];
+  }
   return trace;
 }
 
@@ -181,12 +187,13 @@ ParisKVTrace ParisKVSearch::trace(const DecodeArgs& args, Stream stream) {
   const DeviceGuard guard(backend_.device());
   DecodeCall call = call_of(args);
   call.explains = true;
+  call.weighs = rules_.estimates_error;
   call.slots = slots_.explained();
   call.counters = nullptr;
   launch_decode(call, handle_of(stream));
   wait_for(handle_of(stream), "explain");
   ParisKVTrace trace;
-  trace.weighed = rules_.budget > 0;
+  trace.weighed = rules_.estimates_error;
   for (int64_t head = 0; head < args.shape.kv_heads; ++head) {
     trace.heads.push_back(trace_head(args.sequences[0], head));
   }

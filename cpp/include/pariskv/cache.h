@@ -84,6 +84,13 @@ struct AttendOptions {
   std::optional<TensorView>
       sink_bias;                  ///< (query_heads) float32: a logit with no value row; -inf: none.
   std::optional<TensorView> lse;  ///< (tokens, query_heads) float32, written: log-sum-exp.
+  /**
+   * (batch, kv_heads) float32, written, of a decode: the error that its estimate of the keys that
+   * are not selected adds to a head's output, as a share of a value's size; root mean square over
+   * the heads of a group. 0 where nothing is estimated, NaN where no query is finite. With ParisKV
+   * that has a sample and GroupRule::kAttentionMass; others refuse.
+   */
+  std::optional<TensorView> error;
 };
 
 /** How much of each sequence of a batch `truncate` takes away. */

@@ -69,11 +69,12 @@ struct ParisKV {
   TailRule tail = TailRule::kOwn;
   int64_t tail_rows = 1024;  ///< Rows that are sampled per kv head: as many to twice as many.
   /**
-   * Rows are taken, best first, until those that are attended to exactly have this share of the
-   * attention, as the search estimates it, in (0, 1]; never more than top_k. With 1 they are as
-   * without a budget. Either way the share is in Stats. Empty: there is none, and it is not known.
+   * Rows are taken, best first, until the error that the sample would add for the candidates that
+   * are left is at most this, in (0, 1): its standard deviation, as a share of a value's size, as
+   * the search estimates it. At least 16 rows, at most top_k. What was reached is in Stats. Empty:
+   * always top_k rows.
    */
-  std::optional<double> mass;
+  std::optional<double> error;
 
   static constexpr RegionDefaults kRegions = {4, 256, 512, 2048};
 
@@ -87,7 +88,7 @@ struct ParisKV {
     return a.top_k == b.top_k && a.scorer == b.scorer && a.group_rule == b.group_rule &&
            a.schedule == b.schedule && a.min_candidates_per_row == b.min_candidates_per_row &&
            a.seed == b.seed && a.block == b.block && a.tail == b.tail &&
-           a.tail_rows == b.tail_rows && a.mass == b.mass;
+           a.tail_rows == b.tail_rows && a.error == b.error;
   }
 };
 

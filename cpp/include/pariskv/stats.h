@@ -43,10 +43,12 @@ struct Stats {
   int64_t fetched_rows = 0;     ///< Selected and attended to, over kv heads.
   int64_t cached_rows = 0;      ///< Of fetched_rows: found in the row cache of a GPU.
   /**
-   * With ParisKV::mass: the share of the attention of the rows that were attended to exactly, as
-   * searches estimated it, over tokens, layers and kv heads: its mean, and the least of all. NaN
-   * when none did.
+   * With ParisKV::error, and of steps with AttendOptions::error: the error that was predicted, and
+   * the share of the attention of the rows that were attended to exactly, as searches estimated
+   * both, over tokens, layers and kv heads: the mean, and the worst of all. NaN when none did.
    */
+  double mean_error = std::numeric_limits<double>::quiet_NaN();
+  double worst_error = std::numeric_limits<double>::quiet_NaN();
   double mean_mass = std::numeric_limits<double>::quiet_NaN();
   double least_mass = std::numeric_limits<double>::quiet_NaN();
 };
@@ -59,9 +61,12 @@ struct ParisKVExplanation {
   std::vector<uint8_t> coarse;               ///< (kv_heads, zone_tokens): 0 is never selected.
   std::vector<int64_t> candidate_positions;  ///< (kv_heads, candidates), ascending.
   std::vector<float> estimated;              ///< (query_heads, selected): logits from the codes.
-  /** (kv_heads): with ParisKV::mass, the estimated share of the rows attended to exactly; NaN
-   * where no query is finite. Empty without. */
-  std::vector<float> mass;
+  /**
+   * (kv_heads): the error that is predicted for this step, and the share of the attention of the
+   * rows attended to exactly, both as estimated; NaN where no query is finite. Empty without a
+   * sample, and with GroupRule::kMeanQuery.
+   */
+  std::vector<float> error, mass;
 };
 
 /** What HARD-KV has besides the rows that it keeps; see Explanation. */

@@ -1,5 +1,7 @@
 #include "cpu/step.h"
 
+#include <algorithm>
+
 #include "check.h"
 #include "tail.h"
 
@@ -56,6 +58,10 @@ void Step::run(const DecodeArgs& args, Finder& finder) {
   const Running running = cut(args, finder, cutter);
   PKV_ASSERT(cutter.bytes() <= scratch_.bytes());
   attend_resident(args, running);
+  for (int64_t i = 0; i < args.batch && args.error.data != nullptr; ++i) {  // a search adds its own
+    std::fill_n(static_cast<float*>(args.error.data) + i * args.error.strides[0],
+                args.shape.kv_heads, 0.0f);
+  }
   if (any_sparse(args)) finder.find(args, running);
   // Nothing stops the call from here on. Queries are remembered before outputs are written, one of
   // which may lie where its query lies.

@@ -45,7 +45,7 @@ void add(const ParisKV& policy, std::vector<Setting>& settings) {
       {"policy.min_candidates_per_row", std::to_string(policy.min_candidates_per_row), false});
   settings.push_back({"policy.tail", name_of(policy.tail), false});
   settings.push_back({"policy.tail_rows", std::to_string(policy.tail_rows), false});
-  settings.push_back({"policy.mass", policy.mass ? exact(*policy.mass) : "none", false});
+  settings.push_back({"policy.error", policy.error ? exact(*policy.error) : "none", false});
 }
 
 /** Not stored, see Needs::fits_a_file: the name is for messages. */

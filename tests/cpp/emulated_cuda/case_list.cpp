@@ -36,51 +36,64 @@ std::vector<Case> pariskv_cases() {
     own(config).block = 64, own(config).tail = TailRule::kSample, own(config).tail_rows = rows;
     c.queries = true;
   };
+  const auto budget = [=](Case& c, Config& config, int64_t rows, double error) {
+    tail(c, config, rows), own(config).error = error, own(config).top_k = 60, c.errors = true;
+  };
   const auto blocks = [](Case& c, Config& config, int64_t size) {
     own(config).block = size, c.queries = true;
   };
   return {
       make("nothing_to_search", [](Case& c, Config&) { c.tokens = 10; }),
-      make("mass",
-           [=](Case& c, Config& k) { tail(c, k, 32), own(k).mass = .3, c.steps = 6, c.twin = 0; }),
-      make("mass_that_resident_rows_have",
-           [=](Case& c, Config& k) { tail(c, k, 32), own(k).mass = .01, c.twin = 4; }),
-      make("mass_without_a_tail_float32",
-           [=](Case&, Config& k) { own(k).mass = .25, k.dtype = kFloat, k.head_dim = 64; }),
-      make("mass_that_is_never_reached",
-           [=](Case& c, Config& k) { tail(c, k, 16), own(k).mass = 1, k.dtype = kHalf; }),
-      make("mass_of_a_group_of_twenty",
+      make("error", [=](Case& c, Config& k) { budget(c, k, 32, .1), c.steps = 6, c.twin = 0; }),
+      make("error_that_few_rows_leave",
+           [=](Case& c, Config& k) { budget(c, k, 32, .9), c.twin = 4; }),
+      make("error_of_whole_keys_float32",
            [=](Case& c, Config& k) {
-             tail(c, k, 16), own(k).mass = .4, k.query_heads = 20, k.kv_heads = 1;
+             budget(c, k, 16, .15), own(k).block = 0;
+             k.dtype = kFloat, k.head_dim = 64;
+           }),
+      make("error_that_is_never_reached",
+           [=](Case& c, Config& k) { budget(c, k, 16, 1e-6), k.dtype = kHalf; }),
+      make("error_of_a_group_of_twenty",
+           [=](Case& c, Config& k) {
+             budget(c, k, 16, .36);
+             k.query_heads = 20, k.kv_heads = 1;
              c.sink_bias = true, c.softcap = 20;
            }),
-      make("mass_of_more_rows_than_a_block_has_threads",
+      make("error_of_more_rows_than_a_block_has_threads",
            [=](Case& c, Config& k) {
-             tail(c, k, 32), own(k).mass = .6, own(k).top_k = 900, c.tokens = 3000, c.steps = 2;
+             budget(c, k, 32, .05), own(k).top_k = 900, c.tokens = 3000, c.steps = 2;
              own(k).min_candidates_per_row = 1, own(k).schedule = {{0, .5, .2}};
              c.device = 1, c.twin = 0;
            }),
-      make("mass_of_all_candidates",
+      make("error_of_all_candidates",
            [=](Case& c, Config& k) {
-             tail(c, k, 16), own(k).mass = .5, own(k).top_k = 400, c.tokens = 900;
+             budget(c, k, 16, .08), own(k).top_k = 400, c.tokens = 900;
              own(k).min_candidates_per_row = 1, own(k).schedule = {{0, .3, .2}};
            }),
-      make("mass_of_equal_keys",
+      make("error_of_equal_keys",
            [=](Case& c, Config& k) {
-             c.equal_keys = true, own(k).top_k = 300, own(k).mass = .4, votes(k), c.twin = 0;
+             budget(c, k, 32, .12), c.equal_keys = true, own(k).top_k = 300, votes(k);
+             own(k).block = 0, c.twin = 0;
            }),
-      make("mass_hostile",
-           [=](Case& c, Config& k) { tail(c, k, 16), c.hostile = true, own(k).mass = .3; }),
-      make("mass_replayed",
+      make("error_hostile", [=](Case& c, Config& k) { budget(c, k, 16, .1), c.hostile = true; }),
+      make("error_replayed",
            [=](Case& c, Config& k) {
-             tail(c, k, 32), own(k).mass = .3, c.replayed = true, c.steps = 12, c.flush_after = 4;
+             budget(c, k, 32, .1), c.replayed = true, c.steps = 12, c.flush_after = 4;
              k.update = 8, k.local = 16, k.row_cache = 16;
            }),
-      make("mass_in_branches",
+      make("error_in_branches",
            [=](Case& c, Config& k) {
-             tail(c, k, 16), own(k).mass = .35, c.device = 4, c.twin = 2, c.batch = 3;
+             budget(c, k, 16, .15), c.device = 4, c.twin = 2, c.batch = 3;
              c.tokens = 400, c.steps = 2;
              k.query_heads = 12, k.kv_heads = 6, k.head_dim = 64;
+           }),
+      make("error_of_fixed_rows", [=](Case& c, Config& k) { tail(c, k, 32), c.errors = true; }),
+      make("error_that_is_not_asked_for",
+           [=](Case& c, Config& k) { tail(c, k, 32), own(k).error = .1; }),
+      make("error_of_sequences_that_are_not_searched",
+           [=](Case& c, Config& k) {
+             budget(c, k, 32, .1), c.batch = 4, c.tokens = 500, k.dense_below = 400;
            }),
       make("blocks_of_64", [=](Case& c, Config& k) { blocks(c, k, 64); }),
       make("blocks_of_256_without_queries",
@@ -173,7 +186,7 @@ std::vector<Case> pariskv_cases() {
       make("tail_infinite_float32",
            [=](Case& c, Config& k) { tail(c, k, 32), c.infinite = true, k.dtype = kFloat; }),
       make("tail_infinite_of_all_rows",
-           [=](Case& c, Config& k) { tail(c, k, 512), c.infinite = true, own(k).mass = .5; }),
+           [=](Case& c, Config& k) { tail(c, k, 512), c.infinite = true, own(k).error = .05; }),
       make("tail_infinite_of_a_group_of_five_256",
            [=](Case& c, Config& k) {
              tail(c, k, 32), c.infinite = true, k.query_heads = 10, k.head_dim = 256;

@@ -82,7 +82,7 @@ class Runner {
     }
     prefill();
     for (int64_t step = 0; step < c_.steps; ++step) decode(step);
-    options_.lse.reset();
+    options_.lse.reset(), options_.error.reset();
     for (int64_t i = 0; i < c_.batch; ++i) look_at(i);
     attend();
     outcome_.stats = cache_.stats();
@@ -207,6 +207,17 @@ class Runner {
     return q;
   }
 
+  /** Steps write what they return beside the output there. */
+  void wants(std::vector<float>& lse, std::vector<float>& errors) {
+    const auto room = [&](std::vector<float>& numbers, int64_t heads) {
+      numbers.assign(size_t(c_.batch * heads), -1.0f);
+      return TensorView::contiguous(numbers.data(), DType::kFloat32, {c_.batch, heads},
+                                    config_.device);
+    };
+    options_.lse = room(lse, config_.query_heads);
+    if (c_.errors) options_.error = room(errors, config_.kv_heads);
+  }
+
   /** As decode(), by a graph that is recorded the first time. */
   void replay(int64_t step) {
     const Tensor q = queries(step);
@@ -214,9 +225,7 @@ class Runner {
     const Device device = config_.device;
     if (graph_.empty()) {
       lasting_ = {q, k, v, rows(c_.batch, Kind::kOutput)};
-      lasting_lse_.resize(size_t(c_.batch * config_.query_heads), kNan);
-      options_.lse = TensorView::contiguous(lasting_lse_.data(), DType::kFloat32,
-                                            {c_.batch, config_.query_heads}, device);
+      wants(lasting_lse_, lasting_errors_);
       graph_ = emulator::record([&] {
         cache_.decode(0, sequences_, lasting_[0].view(device), lasting_[1].view(device),
                       lasting_[2].view(device), lasting_[3].view(device), options_,
@@ -229,6 +238,7 @@ class Runner {
     emulator::flush();
     outcome_.outputs.push_back(lasting_[3]);
     outcome_.log_sum_exps.push_back(lasting_lse_);
+    outcome_.errors.push_back(lasting_errors_);
     between(step);
   }
 
@@ -240,9 +250,7 @@ class Runner {
     Tensor v = random_rows(c_.batch, Kind::kValue, c_.gap);
     if (c_.infinite && step == 1) v.set(0, 0, v.dim - 2, kInfinity);
     outcome_.outputs.push_back(rows(c_.batch, Kind::kOutput, c_.gap));
-    outcome_.log_sum_exps.emplace_back(size_t(c_.batch * config_.query_heads), kNan);
-    options_.lse = TensorView::contiguous(outcome_.log_sum_exps.back().data(), DType::kFloat32,
-                                          {c_.batch, config_.query_heads}, device);
+    wants(outcome_.log_sum_exps.emplace_back(), outcome_.errors.emplace_back());
     cache_.decode(0, sequences_, q.view(device), k.view(device), v.view(device),
                   outcome_.outputs.back().view(device), options_);
     emulator::flush();
@@ -347,7 +355,7 @@ class Runner {
   Outcome outcome_;
   emulator::Recording graph_;
   std::vector<Tensor> lasting_;  // what the graph reads and writes
-  std::vector<float> lasting_lse_;
+  std::vector<float> lasting_lse_, lasting_errors_;
 };
 
 }  // namespace

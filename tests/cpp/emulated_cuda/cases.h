@@ -30,6 +30,7 @@ struct Case {
   bool equal_keys = false;     // so that order alone decides
   bool apart = false;          // steps of a decode are launched one by one
   bool replayed = false;       // all steps but the first are of one graph
+  bool errors = false;         // steps tell theirs
   bool hostile = false;        // queries and a key that are not finite, or zero
   bool infinite = false;       // values of many rows, and keys of some
   int64_t device_segment = 0;  // segment_tokens there, where it differs
@@ -77,6 +78,7 @@ class Tensor {
 struct Outcome {
   std::vector<Tensor> outputs;  // of decode steps, then of attend
   std::vector<std::vector<float>> log_sum_exps;
+  std::vector<std::vector<float>> errors;
   std::vector<Explanation> explanations;  // per sequence
   // After every step: rows kept, and held; of PRKV the pages that are found, for another query.
   std::vector<std::vector<int64_t>> kept;

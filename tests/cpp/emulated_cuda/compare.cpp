@@ -44,6 +44,8 @@ void expect_close(const char* what, const std::vector<float>& expected,
  * a budget may be reached one row later.
  */
 constexpr double kMassApart = .01;
+/** And their errors, as a share. */
+constexpr double kErrorApart = .02;
 
 /** Of two tensors, as a share of their size: what is not finite in either is left out. */
 double distance(const std::vector<float>& a, const std::vector<float>& b) {
@@ -156,8 +158,12 @@ void compare_explanations(const Explanation& expected, const Explanation& actual
   compare("estimated logit", mine.estimated, theirs.estimated, group, 1e-3);
   compare("exact logit", expected.exact, actual.exact, group, 1e-3);
   compare("worth", expected.worth, actual.worth, 1, 1e-7);
-  if (is_twin) expect_equal("mass", mine.mass, theirs.mass);
+  if (is_twin) {
+    expect_equal("mass", mine.mass, theirs.mass);
+    expect_equal("error", mine.error, theirs.error);
+  }
   expect_close("mass", mine.mass, theirs.mass, 0, kMassApart);
+  expect_close("error", mine.error, theirs.error, kErrorApart, 1e-6);
 }
 
 void compare_summaries(const Summaries& expected, const Summaries& actual) {
@@ -180,12 +186,15 @@ void compare_stats(const Stats& expected, const Stats& actual, bool is_twin, boo
   EXPECT_EQ(expected.candidates, actual.candidates);
   const int64_t apart = std::abs(expected.fetched_rows - actual.fetched_rows);
   EXPECT_LE(apart, is_twin || !has_budget ? 0 : 2 + expected.fetched_rows / 50) << "rows";
-  for (const auto& [a, b] : {std::pair{expected.mean_mass, actual.mean_mass},
-                             std::pair{expected.least_mass, actual.least_mass}}) {
-    EXPECT_TRUE(is_twin ? is_close(float(a), float(b), 0, 0)
-                        : is_close(float(a), float(b), 0, kMassApart))
-        << "mass: " << b << " instead of " << a;
-  }
+  const auto expect_close_number = [&](const char* what, double a, double b, double relative,
+                                       double absolute) {
+    EXPECT_TRUE(is_close(float(a), float(b), is_twin ? 0 : relative, is_twin ? 0 : absolute))
+        << what << ": " << b << " instead of " << a;
+  };
+  expect_close_number("mass", expected.mean_mass, actual.mean_mass, 0, kMassApart);
+  expect_close_number("least mass", expected.least_mass, actual.least_mass, 0, kMassApart);
+  expect_close_number("error", expected.mean_error, actual.mean_error, kErrorApart, 1e-6);
+  expect_close_number("worst error", expected.worst_error, actual.worst_error, kErrorApart, 1e-6);
   EXPECT_EQ(expected.keeps, actual.keeps);
 }
 
@@ -193,7 +202,7 @@ void compare_stats(const Stats& expected, const Stats& actual, bool is_twin, boo
 
 void compare(const Case& c, const Outcome& expected, const Outcome& actual, bool is_twin) {
   const auto* search = std::get_if<ParisKV>(&c.config.policy);
-  const bool has_budget = search != nullptr && search->mass.has_value();
+  const bool has_budget = search != nullptr && search->error.has_value();
   const DType dtype = c.config.dtype;
   const double tolerance = dtype == DType::kFloat32 ? 2e-4 : dtype == DType::kFloat16 ? 4e-3 : 3e-2;
   // Two roundings to 8 or 11 bits; what is added up in another order is below that.
@@ -212,6 +221,11 @@ void compare(const Case& c, const Outcome& expected, const Outcome& actual, bool
     const std::vector<float>&a = expected.log_sum_exps[i], &b = actual.log_sum_exps[i];
     if (is_twin) expect_equal("log-sum-exp", a, b);
     expect_close("log-sum-exp", a, b, 1e-4, 1e-3);
+  }
+  ASSERT_EQ(expected.errors.size(), actual.errors.size());
+  for (size_t i = 0; i < expected.errors.size(); ++i) {
+    if (is_twin) expect_equal("error", expected.errors[i], actual.errors[i]);
+    expect_close("error", expected.errors[i], actual.errors[i], kErrorApart, 1e-6);
   }
   for (size_t i = 0; i < expected.rows.size(); ++i) {
     expect_equal("row", elements(expected.rows[i]), elements(actual.rows[i]));

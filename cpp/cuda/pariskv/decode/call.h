@@ -23,7 +23,10 @@ struct DecodeCall : StepCall {
   int64_t searchers;  // group, or 1 for mean_query
   int64_t tail_rows;  // see tail.h; 0: rows that are not selected are left out
   uint32_t tail_seed;
-  uint64_t budget;            // of mass, see policy/pariskv/budget.h; 0: there is none
+  double error_left;  // that a budget allows, see budget.h; 0: there is none
+  bool weighs;        // the error that is left is wanted: by a budget or by somebody
+  float* error;       // (batch, kv_heads) `error_stride` apart; null: not wanted
+  int64_t error_stride;
   int64_t first_head, heads;  // of the batch's, row by row: heads of this launch
   int64_t* counters;          // DecodeCounts, added to
   bool explains;              // the worth of candidates is left in scratch

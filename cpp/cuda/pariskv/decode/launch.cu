@@ -217,7 +217,7 @@ class Step {
     // With more heads, rows of one head keep the bus busy while another is searched. Under a budget
     // even the best rows may not be wanted.
     const bool early =
-        call_.batch * call_.shape.kv_heads * size <= fit_.multiprocessors && call_.budget == 0;
+        call_.batch * call_.shape.kv_heads * size <= fit_.multiprocessors && call_.error_left == 0;
     const AttendParams params{
         common_, size, bytes, rerank_blocks_, resident_blocks_, sets_flags_ && runs(kRerank),
         early};
@@ -274,8 +274,10 @@ SlotScratch lay_out_scratch(char* base, const ModelShape& shape, const ParisKVRu
   take(at.worth, candidate_capacity);
   take(at.selected, rows);
   take(at.rows, rows);
-  take(at.best, rules.budget > 0 ? rows : 0);
-  take(at.mass, rules.budget > 0 ? 1 : 0);
+  take(at.best, rules.estimates_error ? rows : 0);
+  take(at.best_squares, rules.estimates_error ? rows : 0);
+  take(at.totals, rules.estimates_error ? device::kMaxCluster : 0);
+  take(at.reached, rules.estimates_error ? 2 : 0);
   take(at.selected_count, 1);
   take(at.candidate_count, 1);
   take(at.resident, parts);

@@ -45,8 +45,10 @@ struct SearchItem {
   int64_t* selected_count;      // (heads)
   float* selected_worth;        // (heads, top_k)
   int32_t* selected_candidate;  // (heads, top_k) index into candidate
-  MassBudget* budget;           // (heads); null: rows have none
+  ErrorBudget* budget;          // (heads); null: nobody asks for an error
+  float* squares;               // (heads, candidates) of shares, mean over heads; null likewise
   uint64_t* mass;               // (heads) that was reached
+  uint64_t* left;               // (heads) squares of candidates that were not taken
   int32_t* tail_number;         // (heads, tail_width) part of Selection
   int64_t* tail_count;          // (heads)
   uint8_t* tail_selected;       // (heads, tail_width) which rows of the tail are selected

@@ -149,6 +149,19 @@ void grade(const SearchArgs& args, const SearchItem& item, int64_t head, float* 
   }
 }
 
+/** Adds the squares of shares of the attention: exp(2 (logit - all)). */
+void add_squares(const Kernels& kernels, const float* logits, int64_t count, float all,
+                 float* squares) {
+  constexpr int64_t kSome = 512;
+  float shares[kSome];
+  for (int64_t first = 0; first < count; first += kSome) {
+    const int64_t some = std::min(count - first, kSome);
+    std::fill_n(shares, some, 0.0f);
+    kernels.add_exp(logits + first, some, all, shares);
+    for (int64_t i = 0; i < some; ++i) squares[first + i] += shares[i] * shares[i];
+  }
+}
+
 /**
  * The worth of each candidate to the group: the share of attention it would get, averaged
  * over the heads, next to the resident rows, the other candidates and all other keys.
@@ -161,6 +174,8 @@ void weigh(const SearchArgs& args, const Kernels& kernels, const SearchItem& ite
     return;
   }
   std::fill_n(worth, count, 0.0f);
+  float* squares = item.budget == nullptr ? nullptr : item.squares + head * item.candidates();
+  if (squares != nullptr) std::fill_n(squares, count, 0.0f);
   uint64_t at_rest = 0;  // the share of resident rows
   int64_t finite = 0;    // heads whose sums are
   Sample others;
@@ -183,11 +198,15 @@ void weigh(const SearchArgs& args, const Kernels& kernels, const SearchItem& ite
     if (!std::isfinite(all)) continue;  // a query that is not finite does not count
     kernels.add_exp(logits, count, all, worth);
     if (item.budget == nullptr) continue;
+    add_squares(kernels, logits, count, all, squares);
     at_rest += mass_of(std::exp(resident - all));
     ++finite;
   }
   if (item.budget != nullptr) {
-    item.budget[head] = MassBudget::of(args.rules().budget, at_rest, finite, args.shape().group);
+    const float weight = item.tail.weight(item.sequence.zone_tokens());
+    const int64_t group = args.shape().group;
+    item.budget[head] = ErrorBudget::of(args.rules().error, weight, at_rest, finite, group);
+    for (int64_t i = 0; i < count; ++i) squares[i] = squares[i] / float(group);
   }
   int64_t least = 0;  // candidates that are worth next to nothing
   for (int64_t i = 0; i < count; ++i) {
@@ -219,15 +238,21 @@ void partial_sort(uint64_t* keys, int64_t count, int64_t wanted) {
   std::sort(keys, keys + wanted, std::greater<>());
 }
 
-/** How many of `wanted` rows, best first, the budget of a head has room for. */
-int64_t rows_within(const SearchItem& item, int64_t head, const uint64_t* order, int64_t wanted) {
+/** How many of `most` rows, best first, the budget of a head asks for. */
+int64_t rows_within(const SearchItem& item, int64_t head, const uint64_t* order, int64_t most) {
   const float* worth = item.worth + head * item.candidates();
-  uint64_t reached = item.budget[head].resident;
+  const float* squares = item.squares + head * item.candidates();
+  const ErrorBudget& budget = item.budget[head];
+  uint64_t reached = budget.resident, left = 0;
+  for (int64_t i = 0; i < item.candidate_count[head]; ++i) left += square_of(squares[i]);
   int64_t rows = 0;
-  while (rows < wanted && reached < item.budget[head].wanted) {
-    reached += mass_of(worth[uint32_t(~uint32_t(order[rows++]))]);
+  while (rows < most && (rows < budget.least || left > budget.may_stay)) {
+    const uint32_t index = ~uint32_t(order[rows++]);
+    reached += mass_of(worth[index]);
+    left -= square_of(squares[index]);
   }
   item.mass[head] = reached;
+  item.left[head] = left;
   return rows;
 }
 

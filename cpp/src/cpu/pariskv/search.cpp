@@ -2,6 +2,7 @@
 #include "cpu/pariskv/search.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "policy/pariskv/codec/key_statistics.h"
@@ -52,9 +53,11 @@ SearchItem cut_item(const DecodeArgs& args, const ParisKVRules& rules, const Seq
   item.order = cutter.take<uint64_t>(heads * candidates);
   item.selected_worth = cutter.take<float>(heads * rules.top_k);
   item.selected_candidate = cutter.take<int32_t>(heads * rules.top_k);
-  if (rules.budget > 0) {
-    item.budget = cutter.take<MassBudget>(heads);
+  if (rules.error > 0 || (rules.estimates_error && (args.traced || args.error.data != nullptr))) {
+    item.budget = cutter.take<ErrorBudget>(heads);
+    item.squares = cutter.take<float>(heads * candidates);
     item.mass = cutter.take<uint64_t>(heads);
+    item.left = cutter.take<uint64_t>(heads);
   }
   item.tail = Tail::beside(std::min(rules.top_k, candidates), sequence.zone_begin,
                            sequence.zone_end, rules.tail_rows, rules.tail_seed);
@@ -63,10 +66,27 @@ SearchItem cut_item(const DecodeArgs& args, const ParisKVRules& rules, const Seq
   return item;
 }
 
+constexpr float kNone = std::numeric_limits<float>::quiet_NaN();
+
 /** That a head has reached, as a number; NaN where no query has a say. */
-float share_of(const MassBudget& budget, uint64_t mass) {
-  if (budget.all == 0) return std::numeric_limits<float>::quiet_NaN();
-  return float(budget.counted(mass)) / float(DecodeCounts::kAllMass);
+float share_of(const SearchItem& item, int64_t head) {
+  const ErrorBudget& budget = item.budget[head];
+  return budget.all == 0 ? kNone
+                         : float(budget.counted(item.mass[head])) / float(DecodeCounts::kOne);
+}
+
+/** That the sample adds to the head's outputs; NaN where no query has a say. */
+float error_of(const SearchItem& item, int64_t head) {
+  const ErrorBudget& budget = item.budget[head];
+  return budget.all == 0 ? kNone : std::sqrt(budget.variance(item.left[head]));
+}
+
+void write_errors(const DecodeArgs& args, const std::vector<SearchItem>& items) {
+  if (args.error.data == nullptr) return;
+  for (const SearchItem& item : items) {
+    float* row = static_cast<float*>(args.error.data) + item.row * args.error.strides[0];
+    for (int64_t head = 0; head < args.shape.kv_heads; ++head) row[head] = error_of(item, head);
+  }
 }
 
 }  // namespace
@@ -95,6 +115,7 @@ void ParisKVSearch::find(const DecodeArgs& args, const Running& running) {
   select(search);
   rerank(search);
   list_tail(search);
+  write_errors(args, items_);
 }
 
 void ParisKVSearch::count(DecodeCounts& counts) const {
@@ -105,7 +126,10 @@ void ParisKVSearch::count(DecodeCounts& counts) const {
       const int64_t mass = item.budget[head].counted(item.mass[head]);
       ++counts.weighed;
       counts.mass += mass;
-      counts.most_missed = std::max(counts.most_missed, DecodeCounts::kAllMass - mass);
+      counts.most_missed = std::max(counts.most_missed, DecodeCounts::kOne - mass);
+      const int64_t error = int64_t(error_of(item, head) * float(DecodeCounts::kOne));
+      counts.error += error;
+      counts.worst = std::max(counts.worst, error);
     }
   }
 }
@@ -131,7 +155,7 @@ ParisKVTrace ParisKVSearch::trace(const DecodeArgs& args, Stream stream) {
     one.selected.assign(indices, indices + selected);
     const float* worth = item.selected_worth + head * top_k;
     one.worth.assign(worth, worth + selected);
-    if (trace.weighed) one.mass = share_of(item.budget[head], item.mass[head]);
+    if (trace.weighed) one.mass = share_of(item, head), one.error = error_of(item, head);
     trace.heads.push_back(std::move(one));
   }
   return trace;

@@ -53,7 +53,9 @@ void ParisKVPolicy::explain(const DecodeArgs& args, Stream stream, Explanation& 
     own.candidates = std::max(own.candidates, int64_t(head.candidates.size()));
     out.selected = std::max(out.selected, int64_t(head.selected.size()));
     own.coarse.insert(own.coarse.end(), head.scores.begin(), head.scores.end());
-    if (weighed) own.mass.push_back(head.mass);
+    if (!weighed) continue;
+    own.mass.push_back(head.mass);
+    own.error.push_back(head.error);
   }
   own.candidate_positions.assign(size_t(heads * own.candidates), -1);
   own.estimated.assign(size_t(out.query_heads * out.selected), kNone);

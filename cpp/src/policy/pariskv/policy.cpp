@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "pariskv/codec.h"
-#include "policy/pariskv/budget.h"
 #include "policy/pariskv/codec/block_means.h"
 #include "policy/pariskv/codec/key_statistics.h"
 #include "policy/pariskv/codec/schedule.h"
@@ -38,6 +37,11 @@ int64_t tail_rows_of(const ParisKV& settings) {
   return settings.tail == TailRule::kSample ? settings.tail_rows : 0;
 }
 
+/** What is left needs a sample that stands for it, and shares of the attention. */
+bool estimates_error(const ParisKV& settings) {
+  return tail_rows_of(settings) > 0 && settings.group_rule == GroupRule::kAttentionMass;
+}
+
 Needs needs_of(const ParisKV& settings, const Config& config, const ModelShape& shape) {
   const SummaryLayout layout = layout_of(shape, settings);
   Needs needs;
@@ -46,6 +50,7 @@ Needs needs_of(const ParisKV& settings, const Config& config, const ModelShape& 
   needs.tail_rows = tail_rows_of(settings);
   needs.tail_seed = Tail::seed_of(settings.seed);
   needs.rows_per_head = settings.top_k;
+  needs.estimates_error = estimates_error(settings);
   if (layout.block > 0) {
     needs.grain = layout.block;
     needs.opening = opening_of(config.sink);
@@ -63,7 +68,8 @@ ParisKVRules rules_of(const ParisKV& settings, const ModelShape& shape, const Co
           mean ? 1 : shape.group,
           tail_rows_of(settings),
           Tail::seed_of(settings.seed),
-          settings.mass ? budget_of(*settings.mass) : 0};
+          settings.error.value_or(0),
+          estimates_error(settings)};
 }
 
 }  // namespace

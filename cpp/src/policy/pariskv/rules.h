@@ -26,7 +26,8 @@ struct ParisKVRules {
   int64_t searchers;  // queries that search for a kv head: its group, or one mean query
   int64_t tail_rows;  // see tail.h; 0: what is not selected is left out
   uint32_t tail_seed;
-  uint64_t budget;  // of mass, see budget.h; 0: there is none
+  double error;          // that a step may leave to its sample, see budget.h; 0: there is no budget
+  bool estimates_error;  // a step can tell it
 };
 
 /** Largest quantised query element: a nibble of 4 such sums fits a byte, in every SIMD set. */

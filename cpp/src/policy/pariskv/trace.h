@@ -12,12 +12,12 @@ struct HeadTrace {
   std::vector<std::vector<float>> logits;  // (searchers, candidates) estimated
   std::vector<int32_t> selected;           // indices into candidates, best first
   std::vector<float> worth;                // (selected)
-  float mass = 0;                          // of ParisKVExplanation
+  float mass = 0, error = 0;               // of ParisKVExplanation
 };
 
 struct ParisKVTrace {
   std::vector<HeadTrace> heads;  // (heads)
-  bool weighed = false;          // their masses are known
+  bool weighed = false;          // their masses and errors are known
 };
 
 }  // namespace pariskv

@@ -7,7 +7,7 @@
  * | wait for estimates and attended rows | the block | pariskv/decode/flags.cuh |
  * | worth of candidates | the block | worth.cuh |
  * | the exact best rows | the cluster | device/topk.cuh |
- * | with a budget of mass: cut them once more | the cluster | worth.cuh |
+ * | with a budget by error: cut them once more | the cluster | budget.cuh |
  * | where they lie, which the row cache has | the block | rows.cuh, device/row_cache.cuh |
  * | attention to them, a part at a time | the block | device/attend.cuh |
  * | all parts put together, the output | the cluster | parts.cuh |
@@ -16,6 +16,7 @@
 
 #include "device/ptx.cuh"
 #include "device/softmax.cuh"
+#include "pariskv/decode/attend/budget.cuh"
 #include "pariskv/decode/attend/parts.cuh"
 #include "pariskv/decode/attend/rows.cuh"
 #include "pariskv/decode/attend/worth.cuh"
@@ -78,8 +79,8 @@ struct Attend {
     }
     if (threadIdx.x == 0) space.select.cut = cut;
     __syncthreads();
-    if (block.call.budget > 0) {
-      weighing().cut_to_budget(cluster, worth, count, space.select, space.top_k);
+    if (block.call.weighs) {
+      cut_to_budget(block, cluster, space.tail, first, count, worth, space.select, space.top_k);
       cut.offset = space.select.cut.offset;
     }
     device::compact_keys(count, key_of, space.select, [&](int index, int i, int turn) {
@@ -262,6 +263,8 @@ struct Attend {
       if (sends_parts() && threadIdx.x == 0) expect_parts();
       attend(list);
       count(candidates);
+    } else if (block.call.error != nullptr && cluster.rank == 0 && threadIdx.x == 0) {
+      *error_of(block) = 0;  // all rows are attended to
     }
     finish();
     Caching::finish();
