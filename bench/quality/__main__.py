@@ -38,7 +38,7 @@ OF_KEYS: dict[str, Callable[[weights.Weights, Track], dict[str, Any]]] = {
     "policies": policies.policies,
     "claims": claims.claims,
 }
-TEXT_PARTS = {"text": forced.SEARCHES, "mass": forced.MASSES, "policies": forced.POLICIES}
+TEXT_PARTS = {"text": forced.SEARCHES, "error": forced.ERRORS, "policies": forced.POLICIES}
 PARTS = (*TEXT_PARTS, "written", *ruler.PARTS)  # of what is inside
 
 
@@ -199,7 +199,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     but_claims = [part for part in OF_KEYS if part != "claims"]
     of["keys"].add_argument("--parts", nargs="+", choices=OF_KEYS, default=but_claims)
     of["inside"].add_argument("--tokens", type=int, default=7168, help="that are read before")
-    searches = [part for part in PARTS if part not in ("mass", "policies", "written")]
+    searches = [part for part in PARTS if part not in ("error", "policies", "written")]
     of["inside"].add_argument("--parts", nargs="+", choices=PARTS, default=searches)
     of["inside"].add_argument("--needles", type=int, default=102, help="questions of each text")
     of["tables"].add_argument("--write", action="store_true", help="into RESULTS.md")

@@ -1,4 +1,4 @@
-"""The tables of RESULTS.md inside pretrained models: KL, budgets by mass, needles, tasks."""
+"""The tables of RESULTS.md inside pretrained models: KL, budgets by error, needles, tasks."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def _count(at: dict[str, float]) -> str:
 
 _COLUMNS: dict[str, Callable[[dict[str, float], dict[str, float]], str]] = {
     "rows": lambda at, _: _count(at),
-    "estimated mass, mean": lambda at, _: share(at["mass"]),
-    "least": lambda at, _: share(at["least_mass"]),
+    "predicted error, mean": lambda at, _: fine(at["error"]) if "error" in at else "",
+    "worst": lambda at, _: share(at["worst_error"]) if "error" in at else "",
     "KL": lambda at, _: fine(at["kl"]),
     "same top": lambda at, _: share(at["same_top"]),
     "bits per byte": lambda at, full: (
@@ -73,11 +73,10 @@ def inside_longer(sources: Sources) -> str:
     return of_text(_texts(sources)[1], list(forced.SEARCHES)[1:])
 
 
-def mass(sources: Sources) -> str:
-    """What a budget by mass saves, and what it costs: of the runs that have one."""
-    runs = [run for run in sources.reading() if forced.MASS_OF_ALL in run.get("text", {})]
-    columns = ("rows", "estimated mass, mean", "least", "KL", "same top")
-    return of_text(runs, forced.MASSES, columns)
+def error(sources: Sources) -> str:
+    """What a budget by error takes, and what it gives: of the runs that have one."""
+    runs = [run for run in sources.reading() if forced.FIXED in run.get("text", {})]
+    return of_text(runs, forced.ERRORS, ("rows", "predicted error, mean", "worst", *_TEXT[:2]))
 
 
 def policies_inside(sources: Sources) -> str:
@@ -140,7 +139,7 @@ def _found(by_kind: dict[str, dict[str, float]], kind: str) -> str:
 TABLES: dict[str, Callable[[Sources], str]] = {
     "inside": inside,
     "inside_longer": inside_longer,
-    "mass": mass,
+    "error": error,
     "facts": facts,
     "tasks": tasks,
     "policies_inside": policies_inside,

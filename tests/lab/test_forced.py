@@ -109,7 +109,7 @@ def test_methods_of_all_tables_attend_to_something(step):
     for name in (
         forced.DEFAULT,
         "published",
-        forced.MASS_OF_ALL,
+        "error 0.01, at most 400 rows",
         "SnapKV 256",
         "HARD-KV 256, p = 1",
     ):

@@ -33,7 +33,7 @@ PRETRAINED = {
     "tiny, code, 8192": {**MODEL, "methods": {"block 64": SHARES}},
 }
 KL = {"kl": 0.004, "same_top": 0.9, "bits_per_byte": 0.88}
-MASS = {**KL, "rows": 61.7, "mass": 0.92, "least_mass": 0.3}
+ERROR = {**KL, "rows": 61.7, "error": 0.0092, "worst_error": 0.3}
 KEPT = {**KL, "rows": 90.0, "rows_first": 200.0, "rows_last": 30.0}
 FOUND = {"asked": 34.0, "found": 30.0, "log_probability": -1.5}
 INSIDE = {
@@ -41,7 +41,8 @@ INSIDE = {
         **MODEL,
         "text": {
             **dict.fromkeys(forced.SEARCHES, KL),
-            **dict.fromkeys(forced.MASSES, MASS),
+            **dict.fromkeys(forced.ERRORS, ERROR),
+            forced.FIXED: {**KL, "rows": 100.0},
             **dict.fromkeys(forced.POLICIES, KL),
             "full attention": {**KL, "kl": 0.0, "bits_per_byte": 0.8},
             "HARD-KV 256, p = 0.9, snapkv": KEPT,
@@ -209,10 +210,11 @@ def test_another_text_is_not_among_runs_on_documentation(everything):
     assert run["tokens"] == 2222
 
 
-def test_budgets_by_mass_show_rows_and_shares(everything):
-    lines = lines_of("mass", everything)
-    assert "8,192" not in lines[0] and len(lines) == 2 + len(forced.MASSES)
-    assert "| the default, mass 0.98 | 62 | .920 | .300 | .0040 | .900 |" in lines
+def test_budgets_by_error_show_rows_and_errors(everything):
+    lines = lines_of("error", everything)
+    assert "8,192" not in lines[0] and len(lines) == 2 + len(forced.ERRORS)
+    assert "| error 0.01, at most 400 rows | 62 | .0092 | .300 | .0040 | .900 |" in lines
+    assert f"| {forced.FIXED} | 100 |  |  | .0040 | .900 |" in lines
 
 
 def test_policies_have_their_rows_beside_them(everything):

@@ -171,13 +171,15 @@ class Engine:
         cache.remove(sequence)
 
     def counted(self) -> dict[str, float]:
-        """Rows that were fetched per kv head and step, and their mass: over all layers."""
+        """Rows that were fetched per kv head and step, errors, masses: over all layers."""
         every = [(cache.stats(), cache.config.kv_heads) for _, cache, _ in self._read.values()]
         searches = sum(stats.searched_tokens * heads for stats, heads in every)
         if searches == 0:
             return {}
         return {
             "rows": sum(stats.fetched_rows for stats, _ in every) / searches,
+            "error": sum(stats.mean_error for stats, _ in every) / len(every),
+            "worst_error": max(stats.worst_error for stats, _ in every),
             "mass": sum(stats.mean_mass for stats, _ in every) / len(every),
             "least_mass": min(stats.least_mass for stats, _ in every),
         }

@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 Makers = dict[str, Callable[[], Attention]]
 STEPS = 512
 DEFAULT = "the default"
-MASS_OF_ALL = "the default, mass 1"  # nothing is saved, and the mass is known
+FIXED = "100 rows beside a tail of 2,048"
 _OFTEN = Residency(update=128)  # the interval of policies that keep rows
 
 
@@ -70,8 +70,14 @@ SEARCHES: Makers = {
     DEFAULT: default(),
     "the default, tail_rows=2048": default(2048),
 }
-MASSES: Makers = {
-    f"{DEFAULT}, mass {mass:g}": default(mass=mass) for mass in (1.0, 0.99, 0.98, 0.95, 0.9)
+ERRORS: Makers = {
+    FIXED: default(2048),
+    "200 rows beside it": default(2048, top_k=200),
+    "400 rows beside it": default(2048, top_k=400),
+    **{
+        f"error {error:g}, at most 400 rows": default(2048, top_k=400, error=error)
+        for error in (0.02, 0.01, 0.005)
+    },
 }
 POLICIES: Makers = {
     "sinks and window": SEARCHES["sinks and window"],
@@ -109,12 +115,12 @@ POLICIES: Makers = {
         for said, method in (("SnapKV", "snapkv"), ("StreamingLLM", "window"))
     },
 }
-METHODS = SEARCHES | MASSES | POLICIES
+METHODS = SEARCHES | ERRORS | POLICIES
 
 
 def counted(attention: Attention) -> dict[str, float]:
-    """Of the engine's own outputs: rows that were fetched per kv head and step, and the estimated
-    share of the attention to what was attended to exactly, where the policy says it."""
+    """Of the engine's own outputs: rows that were fetched per kv head and step, and the predicted
+    error and the mass, where the policy says them."""
     found = attention.counted() if isinstance(attention, Engine) else {}
     return {name: value for name, value in found.items() if not math.isnan(value)}
 
