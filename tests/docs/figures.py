@@ -235,9 +235,9 @@ def search() -> Iterator[str]:
     noted("quality", "| SmolLM2-135M, 8K | 180 | .848 | +.003 | .012 | .024 | .078 |")
     noted("quality", "| Qwen2.5-Coder-0.5B, 16K | 96 | .895 | +.001 | .014 | .030 | .052 |")
     noted("quality", "| Gemma-3-270M, 12K | 36 | .765 | +.007 | .026 | .054 | .068 |")
-    noted("quality", "| 32 | 1.04 (1.02) | 1.05 (1.04) | 1.17 (1.16) | 1.14 (1.12) |")
-    noted("quality", "| 2 | 1.43 (1.01) | 1.44 (1.02) | 1.39 (.99) | 1.35 (.95) |")
-    yield "On independent keys it is 1.04 to 1.44 times the true error"
+    noted("quality", "| 32 | 1.02 (1.04) | 1.04 (1.05) | 1.16 (1.17) | 1.12 (1.14) |")
+    noted("quality", "| 2 | 1.01 (1.43) | 1.02 (1.44) | .99 (1.39) | .95 (1.35) |")
+    yield "On independent keys it is .95 to 1.16 times the true error"
     yield "it is .001 to .007 above the true one on average, and within .024 to .054 of it"
     tail, none = (
         [kl(m, method) for m in THREE] for method in ("block 64, tail of 512", "block 64")

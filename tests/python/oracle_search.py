@@ -176,7 +176,7 @@ def errors_left(squares: np.ndarray, best: np.ndarray, weight: float) -> np.ndar
     them is one of `weight` keys of the sample; a sample of all keys estimates nothing."""
     taken = np.concatenate([[0], np.cumsum(squares[best])])
     left = np.maximum(squares.sum() - taken, 0)
-    return np.sqrt(left * (weight if weight > 1 else 0))
+    return np.sqrt(left * max(weight - 1, 0))
 
 
 def rows_within(errors: np.ndarray, allowed: float | None) -> int:

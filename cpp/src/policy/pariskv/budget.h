@@ -1,7 +1,7 @@
 /**
  * A budget by error: rows are taken in the order of their worth until the variance is small enough
- * that the sample adds for the candidates that are left. A row that is one of `w` keys of a sample
- * adds w * p^2 of it, p being its share of a head's attention.
+ * that the sample adds for the candidates that are left. A row that is drawn with one chance in w,
+ * and then counts for w, adds (w - 1) p^2 of it, p being its share of a head's attention.
  *
  * Shares and squares are whole numbers, so the order of a sum cannot matter: on every device the
  * same rows of equal worths and squares are taken.
@@ -55,8 +55,8 @@ struct ErrorBudget {
     ErrorBudget budget{resident / uint64_t(group), all, 0, 0, INT64_MAX};
     if (finite == 0) return budget;
     // A sample of all keys estimates nothing.
-    const double keys = weight > 1 ? double(weight) : 0;
-    budget.per_square = keys * double(group) / double(finite) / double(kAllSquare);
+    const double others = weight > 1 ? double(weight) - 1 : 0;
+    budget.per_square = others * double(group) / double(finite) / double(kAllSquare);
     if (error == 0) return budget;
     budget.least = kLeastRows;
     const double squares = error * error / budget.per_square;
