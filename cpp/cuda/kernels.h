@@ -68,7 +68,7 @@ struct EncodeCall {
   Balance balance;               // the same; all null without blocks
   int64_t begin, end;
   int64_t opening;  // as in EncodeJob
-  bool has_prompt_queries;
+  int64_t query_windows;
 };
 /** The balance of a zone that opens, from its first keys. */
 void launch_balance(const EncodeCall& call, cudaStream_t stream);
@@ -82,9 +82,9 @@ void launch_tally(const EncodeCall& call, int64_t direction, cudaStream_t stream
 /** Queries that a prompt brings for the balance. */
 struct ObserveCall {
   ModelShape shape;
-  double* squares;  // (heads, key_dim) added to
-  bool first;       // nothing was added before
-  Rows q;           // (positions, query_heads, key_dim)
+  float* squares;  // (heads, key_dim) of a window, added to
+  bool first;      // nothing was added before
+  Rows q;          // (positions, query_heads, key_dim)
   int64_t positions;
 };
 void launch_observe(const ObserveCall& call, cudaStream_t stream);

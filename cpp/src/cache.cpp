@@ -143,8 +143,10 @@ void Cache::truncate(const Batch& sequences, const Cut& cut, Stream stream) {
     // Rows that come where others were are copied anew.
     const int64_t zone_end = layer.regions.retrieval_end(impl_->sizes_);
     layer.copied.count = std::min(layer.copied.count, layer.copied.count_to(zone_end));
-    const int64_t unseen = layer.regions.total() - impl_->search_->needs().observed.begin;
-    if (unseen < layer.observed) layer.observed = 0;  // their sum cannot be parted
+    const QueryWindows& wanted = impl_->search_->needs().observed;
+    const int64_t seen = wanted.before(layer.regions.total());
+    // Of a window there is one sum, which cannot be parted.
+    if (seen < layer.observed) layer.observed = seen / wanted.size * wanted.size;
     if (layer.regions.total() < layer.fetched_end) {  // other rows may come where fetched ones were
       ++layer.generation;
       layer.fetched_end = layer.regions.retrieval_end(impl_->sizes_);

@@ -161,13 +161,18 @@ void Cache::Impl::observe(const Step& step, const TensorView& q,
   std::vector<QuerySpan> spans;
   for (size_t i = 0; i < step.changes.size(); ++i) {
     const Change& change = step.changes[i];
-    const Positions span = planner_.observes(change);
-    if (span.begin == span.end) continue;
-    TensorView part = q;
-    const int64_t row = first_row[i] + span.begin - change.layer->regions.total();
-    part.data = static_cast<char*>(q.data) + row * q.strides[0] * size_of(q.dtype);
-    part.shape[0] = span.end - span.begin;
-    spans.push_back({step.views[i], span.begin, span.end, part});
+    const QueryWindows& wanted = search_->needs().observed;
+    int64_t number = change.layer->observed;
+    while (number < change.queries.observed) {
+      const int64_t left = wanted.size - number % wanted.size, begin = wanted.at(number);
+      const int64_t count = std::min(left, change.queries.observed - number);
+      TensorView part = q;
+      const int64_t row = first_row[i] + begin - change.layer->regions.total();
+      part.data = static_cast<char*>(q.data) + row * q.strides[0] * size_of(q.dtype);
+      part.shape[0] = count;
+      spans.push_back({step.views[i], begin, begin + count, number, part});
+      number += count;
+    }
   }
   if (!spans.empty()) search_->observe(spans, stream);
 }
@@ -194,9 +199,8 @@ void Cache::Impl::enter(Step& step, Stream stream) {
   for (size_t i = 0; i < step.changes.size(); ++i) {
     const Change& change = step.changes[i];
     if (change.entering() > 0) {
-      const Positions wanted = search_->needs().observed;
       spans.push_back({step.views[i], change.rows.entering.begin, change.rows.entering.end,
-                       change.queries.observed == wanted.end - wanted.begin});
+                       change.queries.observed});
     }
   }
   if (!spans.empty()) search_->enter(spans, stream);

@@ -16,6 +16,7 @@
 #include "ops.h"
 #include "pariskv/stats.h"
 #include "pariskv/stream.h"
+#include "query_windows.h"
 
 namespace pariskv {
 
@@ -23,14 +24,15 @@ namespace pariskv {
 struct Span {
   SequenceView sequence;
   int64_t begin, end;
-  bool observed = false;  // all queries that the search wants were given to `observe`
+  int64_t observed = 0;  // queries that were given to `observe`, of those that the search wants
 };
 
-/** Queries of positions [begin, end) of one layer of one sequence. */
+/** Queries of positions [begin, end) of one layer of one sequence, all of one window. */
 struct QuerySpan {
   SequenceView sequence;
   int64_t begin, end;
-  TensorView q;  // (end - begin, query_heads, key_dim)
+  int64_t number;  // of the first one, among all that the search wants
+  TensorView q;    // (end - begin, query_heads, key_dim)
 };
 
 /** What a search needs of the cache. It never changes in the life of a cache. */
@@ -39,7 +41,7 @@ struct Needs {
   int64_t state_bytes = 0;       // kept per layer and sequence besides summaries
   int64_t grain = 1;             // a zone ends at a multiple: the size of a page or block of keys
   int64_t opening = 0;           // a zone opens with so many positions at once; 0: with any
-  Positions observed{0, 0};      // queries of these positions of a prompt are wanted
+  QueryWindows observed;         // of a prompt: queries that are wanted
   int64_t tail_rows = 0;         // rows of a zone that stand for those not selected: see tail.h
   uint32_t tail_seed = 0;        // that they are drawn by
   int64_t rows_per_head = 0;     // the most rows that a step selects per kv head; 0: none ever
@@ -65,8 +67,8 @@ class Search {
   virtual void plan(SequenceView& sequence) const = 0;
 
   /**
-   * Queries of a prompt, of positions that are wanted: from Needs::observed on, or from where the
-   * last ones ended. The state is there.
+   * Queries of a prompt, of positions that are wanted: from the first of Needs::observed on, or
+   * from where the last ones ended. The state is there.
    */
   virtual void observe(const std::vector<QuerySpan>& spans, Stream stream);
 

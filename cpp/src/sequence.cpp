@@ -122,11 +122,6 @@ Sequence Planner::create(int64_t layers) const {
   return sequence;
 }
 
-Positions Planner::observes(const Change& change) const {
-  const int64_t begin = search_.needs().observed.begin;
-  return {begin + change.layer->observed, begin + change.queries.observed};
-}
-
 /** A layer, where it is to get, and what for. */
 struct Planner::Growing {
   Layer& layer;
@@ -184,10 +179,10 @@ QueriesChange Planner::plan_queries(const Growing& plan, bool queries) const {
   change.remembered = change.asked = layer.queries;
   change.observed = layer.observed;
   // Queries count from the first wanted one on, without a gap.
-  const Positions wanted = search_.needs().observed;
+  const QueryWindows& wanted = search_.needs().observed;
   const int64_t total = plan.next.total();
-  if (queries && wanted.begin + layer.observed >= layer.regions.total()) {
-    change.observed = std::max(std::min(total, wanted.end) - wanted.begin, layer.observed);
+  if (queries && wanted.at(layer.observed) >= layer.regions.total()) {
+    change.observed = std::max(wanted.before(total), layer.observed);
   }
   if (shape_.recent == 0 || plan.added() == 0) return change;
   // Without their queries these tokens leave a gap that no earlier query counts across.

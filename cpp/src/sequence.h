@@ -160,9 +160,6 @@ class Planner {
    */
   Change plan(Layer& layer, const Regions& next, Use use, bool queries, Stream stream) const;
 
-  /** Which of the new tokens' queries a change gives to the search: [begin, end), or none. */
-  Positions observes(const Change& change) const;
-
   /** The search's state to be changed: empty when the layer's own can be. */
   Block next_state(const Layer& layer, Stream stream) const;
 

@@ -58,7 +58,7 @@ inline Config config_of(int64_t block = 64, Scorer scorer = Scorer::kSignNorm) {
 /** A sequence with a zone, a window and a buffer, some of its tokens taken back. */
 inline SequenceId lived(Cache& cache, uint32_t& step) {
   Driver driver{cache, cache.add()};
-  driver.prefill(400, true);
+  driver.prefill(1400, true);
   for (int i = 0; i < 30; ++i) driver.decode();
   cache.truncate({driver.sequence}, Cut::drop({25}));
   for (int i = 0; i < 3; ++i) driver.decode();
@@ -80,7 +80,7 @@ inline std::vector<std::vector<float>> later(Cache& cache, SequenceId sequence, 
   cache.flush({sequence});
   for (int i = 0; i < 20; ++i) all.push_back(driver.decode());
   cache.truncate({sequence}, Cut::keep({5}));  // the zone is gone, and comes anew
-  driver.prefill(300, true);
+  driver.prefill(1300, true);
   for (int i = 0; i < 3; ++i) all.push_back(driver.decode());
   return all;
 }

@@ -23,7 +23,7 @@ inline Config small_config() {
   config.local = 8;
   config.update = 16;
   std::get<ParisKV>(config.policy).top_k = 4;
-  std::get<ParisKV>(config.policy).block = 0;  // zones of blocks open with 256 tokens
+  std::get<ParisKV>(config.policy).block = 0;  // zones of blocks open with 1,024 tokens
   config.dense_below = 64;
   config.segment_tokens = 64;
   config.threads = 1;

@@ -206,9 +206,9 @@ TEST(Failures, RowsOfTheseTestsWereDropped) {
 }
 
 TEST(Failures, QueriesOfARefusedPromptAreGivenAgain) {
-  // Chunks that end within the observed positions: the state is there before the zone.
+  // Chunks that end within windows of queries: the state is there before the zone.
   const Config config = roomy_config(64);
-  const std::vector<int64_t> chunks = {245, 5, 300};
+  const std::vector<int64_t> chunks = {245, 5, 250, 260, 600};
   Cache calm(config);
   Driver twin{calm, calm.add()};
   for (const int64_t tokens : chunks) twin.prefill(tokens, true);

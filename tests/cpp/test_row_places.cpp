@@ -12,7 +12,7 @@
 namespace pariskv::cpu {
 namespace {
 
-constexpr int64_t kTokens = 900, kSink = 5, kZoneEnd = 832, kSegment = 128;
+constexpr int64_t kTokens = 1160, kSink = 5, kZoneEnd = 1088, kSegment = 128;
 constexpr int64_t kHeads = 2, kGroup = 3, kKeyDim = 80, kValueDim = 64;
 
 using Bytes = std::vector<char>;

@@ -75,7 +75,7 @@ TEST(Saved, SequencesOfAnySizeComeBack) {
   config.layers = 3;
   config.value_dim = 128;
   Cache cache(config), other(config);
-  for (const int64_t tokens : {0, 1, 63, 64, 65, 250, 1000}) {
+  for (const int64_t tokens : {0, 1, 63, 64, 65, 250, 1000, 1300}) {
     const SequenceId sequence = cache.add();
     for (const int64_t layer : {0, 2}) {  // a layer has none
       test::Rows k(tokens, 2, 64, 1), v(tokens, 2, 128, 2);
@@ -101,12 +101,12 @@ TEST(Saved, QueriesOfAPromptThatGoesOnCount) {
   const Folder folder;
   Cache cache(config_of()), other(config_of());
   Driver driver{cache, cache.add()};
-  driver.prefill(250, true);
+  driver.prefill(500, true);  // within a window of queries
   ASSERT_EQ(cache.regions(driver.sequence).retrieval, 0);
   cache.save(driver.sequence, folder / "one");
   Driver loaded{other, other.load(folder / "one"), driver.step};
-  driver.prefill(200, true);
-  loaded.prefill(200, true);
+  driver.prefill(700, true);
+  loaded.prefill(700, true);
   const Summaries expected = cache.summaries(0, driver.sequence);
   ASSERT_GT(expected.tokens, 0);
   EXPECT_EQ(expected.balance, other.summaries(0, loaded.sequence).balance);
@@ -120,10 +120,10 @@ TEST(Saved, TokensThatWereTakenBackAreNotInTheFile) {
     config.segment_tokens = 256;  // the zone ends within one
     Cache cache(config);
     Driver driver{cache, cache.add()};
-    driver.prefill(400);
+    driver.prefill(1400);
     cache.save(driver.sequence, folder / "before");
     driver.prefill(100);  // within the same segments
-    cache.truncate({driver.sequence}, Cut::keep({400}));
+    cache.truncate({driver.sequence}, Cut::keep({1400}));
     cache.save(driver.sequence, folder / "after");
     // Headers differ by where the buffer begins, and by their checksums.
     const std::string before = contents(folder / "before"), after = contents(folder / "after");
@@ -146,13 +146,13 @@ TEST(Saved, AnotherSearchAndOtherWindowsMayLoadIt) {
   Cache other(config);
   const SequenceId loaded = other.load(folder / "one");
   later(other, loaded, step);
-  EXPECT_EQ(other.length(loaded), 5 + 300 + 3);
+  EXPECT_EQ(other.length(loaded), 5 + 1300 + 3);
 }
 
 /** As of a policy that stores nothing beside K and V, and of a backend without searches. */
 TEST(Saved, ALayerNeedsNoSummariesAndNoState) {
   const RegionSizes regions{4, 8, 16};
-  SavedSizes sizes{regions, 64, 1024, 0, 0, 0, 0};
+  SavedSizes sizes{regions, 64, 1024, 0, 0, {}};
   SavedHeader header;
   header.layers = {{Regions().prefilled(200, regions).marks(), 0, 0}};
   const std::vector<Piece> pieces = pieces_of(header.layers, sizes);

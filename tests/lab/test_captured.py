@@ -15,7 +15,7 @@ from quality.pretrained import capture, lengths, policies, while_writing
 from quality.pretrained.capture import Capture, Layer, Manifest, Stretch
 from tiny_models import gguf_file
 
-TOKENS = 1600
+TOKENS = 1984
 WEIGHTS = MODELS["smollm2"]
 
 
@@ -50,7 +50,7 @@ def make_all(rng, tmp_path, monkeypatch):
     for module in (lengths, policies, while_writing):
         monkeypatch.setattr(module, "make_all", make)
     monkeypatch.setattr(while_writing, "WRITTEN", 1200)
-    monkeypatch.setattr(while_writing, "LENGTH", 2400)
+    monkeypatch.setattr(while_writing, "LENGTH", 2800)
     monkeypatch.setattr(lengths, "LENGTH", TOKENS)
     monkeypatch.setattr(lengths, "COUNTS", (1, 2))
     monkeypatch.setattr(lengths, "_OF_DOCUMENTATION", 1)
@@ -97,9 +97,9 @@ def test_half_of_the_queries_are_asked_at_each_end_of_what_is_written():
 
 
 def test_choices_while_writing_are_those_of_a_zone_that_grows(make_all, weights):
-    (taken,) = make_all(weights, [Stretch("code", TOKENS, positions=(1010, 1590))])
+    (taken,) = make_all(weights, [Stretch("code", TOKENS, positions=(1394, 1974))])
     found = while_writing.decoded(
-        taken.layer(0), (1010, 1590), 600, {"schedule": [(0, 1.0, 0.2)], "tail": "none"}
+        taken.layer(0), (1394, 1974), 600, {"schedule": [(0, 1.0, 0.2)], "tail": "none"}
     )
     assert [len(heads) for heads in found] == [2, 2]
     # All keys are reranked: all that is missed is by their 4-bit estimates.
@@ -112,7 +112,7 @@ def test_choices_while_writing_are_those_of_a_zone_that_grows(make_all, weights)
 
 def test_stretches_of_text_become_one_zone(make_all, weights):
     found = lengths.lengths(weights, track)["lengths"]
-    assert list(found) == ["1600", "3200"]
+    assert list(found) == [str(TOKENS), str(2 * TOKENS)]
     for methods in found.values():
         assert methods["all keys"]["share"] > 0.98
         assert methods["all keys"]["share"] > methods["2 %"]["share"]

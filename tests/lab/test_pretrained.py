@@ -21,7 +21,7 @@ from quality.pretrained.capture import Capture, Layer, Manifest
 from quality.regions import Residency
 from tiny_models import gguf_file, tiny_model
 
-TOKENS = 1600
+TOKENS = 1984
 
 
 TINY = Weights(

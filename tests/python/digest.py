@@ -89,7 +89,7 @@ def run(changes: dict, seed: int, threads: int) -> str:
 
     cache = pk.Cache(config)
     # Rows that are no numbers are the zone's: blocks leave more of the end to the window.
-    longest, last = (620, 120) if config.policy.block else (461, 60)
+    longest, last = (1400, 120) if config.policy.block else (461, 60)
     lengths = [300 + seed % 7, 37, longest]
     sequences = [cache.add() for _ in lengths]
     k, v = randn_kv(rng, sum(lengths), config)

@@ -23,9 +23,10 @@ from oracle_scale import (
 )
 
 # A zone opens where it has this many keys or more, at a multiple of the grain.
-LEAST_KEYS, GRAIN = 192, 256
-# Queries of so many positions before that set its balance, together with these keys.
-OBSERVED = 16
+LEAST_KEYS, GRAIN = 960, 256
+# Queries of so many positions before each of so many multiples of the grain, of which that is the
+# last, set its balance, together with these keys.
+OBSERVED, WINDOWS = 16, 4
 QUIETEST = 2.0**-20
 LEAST_STRETCH, MOST_STRETCH = 2.0**-3, 2.0**6
 MEAN_LEVELS, FINE_LEVELS = 127, 16383
@@ -42,6 +43,12 @@ def opening(sink: int) -> int:
     return -(-(sink + LEAST_KEYS) // GRAIN) * GRAIN
 
 
+def observed(sink: int, windows: int = WINDOWS) -> list[slice]:
+    """The positions of each of the first so many windows of queries."""
+    ends = (opening(sink) - GRAIN * i for i in reversed(range(WINDOWS)))
+    return [slice(end - OBSERVED, end) for end in ends][:windows]
+
+
 def blocks_between(begin: int, end: int, size: int) -> Iterable[tuple[int, int]]:
     """(begin, end) of each block, or of what is left of the first one."""
     while begin < end:
@@ -52,7 +59,7 @@ def blocks_between(begin: int, end: int, size: int) -> Iterable[tuple[int, int]]
 
 def in_order(rows: np.ndarray) -> np.ndarray:
     """The sum of rows (count, ...), one after the other."""
-    total = np.zeros(rows.shape[1:])
+    total = np.zeros(rows.shape[1:], rows.dtype)
     for row in rows:
         total = total + row
     return total
@@ -97,7 +104,8 @@ def balance(keys: np.ndarray, sink: int, size: int, queries: np.ndarray | None) 
     """S of one kv head.
 
     keys     (tokens, head_dim) from position 0 on, as many as a zone opens with
-    queries  (OBSERVED, group, head_dim) of the last positions of these; None: not all were seen
+    queries  (windows, OBSERVED, group, head_dim) of those that were seen, from the first one on
+             without a gap; None: of none
     """
     total, count = np.zeros(keys.shape[1]), 0
     for begin, end in blocks_between(sink, opening(sink), size):
@@ -110,7 +118,9 @@ def balance(keys: np.ndarray, sink: int, size: int, queries: np.ndarray | None) 
     half = len(squares) // 2  # channels that positions may turn into one another
     squares = squares + np.roll(squares, -half)
     if queries is not None:
-        heard = in_order((queries * queries).reshape(-1, keys.shape[1]))
+        fine = queries.astype(np.float32)  # as are the sums of a window
+        of_windows = [in_order((q * q).reshape(-1, keys.shape[1])) for q in fine]
+        heard = in_order(np.array(of_windows, dtype=np.float64))
         queries = heard + np.roll(heard, -half)
     return stretch_of(squares, queries)
 

@@ -80,7 +80,7 @@ def make_config(**changes) -> pk.Config:
         "top_k": 8,
         "dense_below": 0,
         "schedule": [(0, 0.25, 0.3)],
-        "block": 0,  # zones of blocks open with 256 tokens; tests of these say so
+        "block": 0,  # zones of blocks open with 1,024 tokens; tests of these say so
         "tail": "none",
         "segment_tokens": max(64, changes.get("block", 0)),
         "threads": 2,

@@ -27,13 +27,14 @@ def balances(cache: pk.Cache, s: int, q=None) -> list[np.ndarray]:
     config, sink = cache.config, cache.regions(s).sink
     keys, end = f64(rows_of(cache, s)[0]), oracle_blocks.opening(sink)
     group = config.query_heads // config.kv_heads
-    seen = None if q is None else f64(q)[end - oracle_blocks.OBSERVED : end]
+    windows = oracle_blocks.observed(sink)
+    seen = None if q is None else np.array([f64(q)[window] for window in windows])
     return [
         oracle_blocks.balance(
             keys[:end, head],
             sink,
             config.policy.block,
-            None if seen is None else seen[:, head * group : (head + 1) * group],
+            None if seen is None else seen[:, :, head * group : (head + 1) * group],
         )
         for head in range(config.kv_heads)
     ]
@@ -101,9 +102,9 @@ def loud_keys(rng: np.random.Generator, tokens: int, heads: int, dim: int) -> np
 )
 def test_summaries_follow_the_formulas(block, dtype, queries, head_dim, rng):
     config = make_config(block=block, head_dim=head_dim, dtype=dtype)
-    q = rng.standard_normal((600, 4, head_dim)) * np.exp(rng.normal(0, 1, head_dim))
+    q = rng.standard_normal((1200, 4, head_dim)) * np.exp(rng.normal(0, 1, head_dim))
     prompt = tensor(q, config) if queries else None
-    cache, s = cache_with(config, loud_keys(rng, 600, 2, head_dim), prompt)
+    cache, s = cache_with(config, loud_keys(rng, 1200, 2, head_dim), prompt)
     assert_equal_to_oracle(cache, s, prompt)
 
 
@@ -112,9 +113,9 @@ def test_summaries_follow_the_formulas(block, dtype, queries, head_dim, rng):
 def test_a_sink_may_end_within_a_block(block, sink, rng):
     # Its keys are in no mean; the first block's mean is that of what is left of it.
     config = make_config(block=block, sink=sink)
-    keys = loud_keys(rng, 900, 2, 64)
+    keys = loud_keys(rng, 1700, 2, 64)
     keys[:sink] *= 100
-    prompt = tensor(rng.standard_normal((900, 4, 64)), config)
+    prompt = tensor(rng.standard_normal((1700, 4, 64)), config)
     cache, s = cache_with(config, keys, prompt)
     assert cache.regions(s).sink == sink
     assert_equal_to_oracle(cache, s, prompt)
@@ -122,8 +123,8 @@ def test_a_sink_may_end_within_a_block(block, sink, rng):
 
 def test_groups_are_heard_in_full(rng):
     config = make_config(block=64, query_heads=12, kv_heads=3, head_dim=80)
-    prompt = tensor(rng.standard_normal((400, 12, 80)) * rng.uniform(0.1, 5, (12, 80)), config)
-    cache, s = cache_with(config, loud_keys(rng, 400, 3, 80), prompt)
+    prompt = tensor(rng.standard_normal((1200, 12, 80)) * rng.uniform(0.1, 5, (12, 80)), config)
+    cache, s = cache_with(config, loud_keys(rng, 1200, 3, 80), prompt)
     assert_equal_to_oracle(cache, s, prompt)
 
 
@@ -131,18 +132,18 @@ def test_groups_are_heard_in_full(rng):
 def test_keys_of_every_kind(kind, dtype, rng):
     block = 256 if dtype == "bfloat16" else 64
     config = make_config(block=block, dtype=dtype)
-    keys = loud_keys(rng, 700, 2, 64)
-    q = rng.standard_normal((700, 4, 64))
+    keys = loud_keys(rng, 1400, 2, 64)
+    q = rng.standard_normal((1400, 4, 64))
     if kind == "nan":
-        keys[[10, 255, 256, 400], [0, 1, 0, 1], 5] = np.nan, np.inf, -np.inf, np.nan
-        keys[512:576] = np.nan
+        keys[[10, 1023, 1024, 1200], [0, 1, 0, 1], 5] = np.nan, np.inf, -np.inf, np.nan
+        keys[512:576] = keys[1088:1152] = np.nan
     elif kind == "zero":
-        keys[rng.random((700, 2)) < 0.3] = 0
-        keys[300:600] = 0
+        keys[rng.random((1400, 2)) < 0.3] = 0
+        keys[300:600] = keys[1100:1300] = 0
     elif kind == "constant":
         keys[:] = keys[:1]
     elif kind == "huge":
-        keys[100] = keys[500] = 65504 if dtype == "float16" else 1e36
+        keys[100] = keys[1200] = 65504 if dtype == "float16" else 1e36
     elif kind == "tiny":
         keys *= 1e-6 if dtype == "float16" else 1e-37
     else:
@@ -161,9 +162,9 @@ def block(request: pytest.FixtureRequest) -> int:
 
 def test_shapes_and_types_are_as_documented(block, head_dim, rng):
     config = make_config(block=block, head_dim=head_dim, sink=100)
-    cache, s = cache_with(config, rng.standard_normal((900, 2, head_dim)))
+    cache, s = cache_with(config, rng.standard_normal((1700, 2, head_dim)))
     summaries = cache.summaries(0, s)
-    end = (900 - 32) // block * block
+    end = (1700 - 32) // block * block
     assert (summaries.block, summaries.zone_begin) == (block, 100)
     assert summaries.signs.shape == (2, end - 100, oracle.rotated_dim(head_dim) // 8)
     assert summaries.means.shape == (2, end // block - 100 // block, head_dim)
@@ -179,7 +180,7 @@ def test_whole_keys_have_no_means():
 
 
 def test_before_a_zone_opens_nothing_is_summarised(block):
-    f = filled(make_config(block=block), 287, queries=True)
+    f = filled(make_config(block=block), 1055, queries=True)
     summaries = f.cache.summaries(0, f.s)
     assert summaries.signs.shape[:2] == (2, 0)
     assert summaries.means.size == summaries.balance.size == 0
@@ -188,15 +189,15 @@ def test_before_a_zone_opens_nothing_is_summarised(block):
 def test_products_are_told_apart_and_add_up(rng):
     # <q, k> = <S q, m> + <S q, k / S - m>, to the rounding of what is left.
     config = make_config(block=64, head_dim=96)
-    cache, s = cache_with(config, loud_keys(rng, 500, 2, 96))
+    cache, s = cache_with(config, loud_keys(rng, 1300, 2, 96))
     keys, balance = f64(rows_of(cache, s)[0]), cache.summaries(0, s).balance
     for head in range(2):
-        blocks = oracle_blocks.blocks_of(keys[:, head], (4, 448), 64, balance[head])
+        blocks = oracle_blocks.blocks_of(keys[:, head], (4, 1216), 64, balance[head])
         query = rng.standard_normal(96) * balance[head]
-        means = blocks.means().astype(np.float64)[blocks.of(np.arange(444))]
-        left = blocks.residuals(keys[4:448, head]).astype(np.float64)
+        means = blocks.means().astype(np.float64)[blocks.of(np.arange(1212))]
+        left = blocks.residuals(keys[4:1216, head]).astype(np.float64)
         told = (means + left) @ query
-        truth = (keys[4:448, head] / balance[head]) @ query
+        truth = (keys[4:1216, head] / balance[head]) @ query
         np.testing.assert_allclose(told, truth, atol=1e-5 * np.abs(truth).max())
 
 
@@ -204,9 +205,9 @@ def test_a_balance_makes_channels_alike(rng):
     # Where queries ask softly for what is loud in keys, signs are not those of a few channels.
     sizes = np.ones(64)
     sizes[[3, 35]] = 25
-    keys = rng.standard_normal((600, 1, 64)) * sizes
+    keys = rng.standard_normal((1200, 1, 64)) * sizes
     config = make_config(block=64, kv_heads=1, query_heads=2)
-    prompt = tensor(rng.standard_normal((600, 2, 64)) / sizes, config)
+    prompt = tensor(rng.standard_normal((1200, 2, 64)) / sizes, config)
     cache, s = cache_with(config, keys, prompt)
     balance = cache.summaries(0, s).balance[0].astype(np.float64)
     quiet = np.delete(balance, [3, 35])
@@ -217,17 +218,17 @@ def test_a_balance_makes_channels_alike(rng):
 
 def test_half_a_head_apart_channels_share_a_balance(rng):
     config = make_config(block=64, head_dim=80)
-    keys = loud_keys(rng, 500, 2, 80)
-    for prompt in (None, tensor(rng.standard_normal((500, 4, 80)), config)):
+    keys = loud_keys(rng, 1200, 2, 80)
+    for prompt in (None, tensor(rng.standard_normal((1200, 4, 80)), config)):
         balance = cache_with(config, keys, prompt)[0].summaries(0, 0).balance
         np.testing.assert_array_equal(balance[:, :40], balance[:, 40:])
 
 
 def test_the_first_keys_set_the_balance_and_no_later_ones(rng):
     config = make_config(block=64)
-    keys = loud_keys(rng, 800, 2, 64)
+    keys = loud_keys(rng, 1600, 2, 64)
     first = cache_with(config, keys)[0].summaries(0, 0).balance
-    keys[256:] *= rng.uniform(1, 50, 64)
+    keys[1024:] *= rng.uniform(1, 50, 64)
     assert_same_bits(cache_with(config, keys)[0].summaries(0, 0).balance, first)
-    keys[255, 0, 7] += 200
+    keys[1023, 0, 7] += 200
     assert (cache_with(config, keys)[0].summaries(0, 0).balance[0] != first[0]).any()

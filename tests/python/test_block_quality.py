@@ -4,13 +4,14 @@ import functools
 
 import numpy as np
 import oracle
+import oracle_blocks
 import pariskv_core as pk
 import pytest
 import workload
 from support import config_of, f64, tensor
 
 TOP_K = 100
-OBSERVED = slice(240, 256)  # of a prompt, with the default sink: their queries set the balance
+OBSERVED = oracle_blocks.observed(4)  # of a prompt: windows whose queries set the balance
 
 
 def cache_of(
@@ -54,7 +55,8 @@ def outlier_load(pairs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         spec = workload.Spec(tokens=10_000, steps=26, kv_heads=1, outliers=pairs > 0)
         load = workload.make(spec)
     prompt = np.zeros((10_000, 4, 128))
-    prompt[OBSERVED] = load.queries[10:]
+    for window in OBSERVED:
+        prompt[window] = load.queries[10:]
     return load.keys, load.queries[:10], prompt
 
 
@@ -99,6 +101,45 @@ def test_white_keys_lose_nothing(head_dim, group, block, rng):
         prompt = rng.standard_normal((8_000, group, head_dim))
         differences.append(shares(keys, asked, block, q=prompt) - shares(keys, asked, 0))
     assert np.mean(differences) >= -0.005
+
+
+def rotated(rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Rotary positions, halves of a head by halves: rows (tokens, head_dim)."""
+    half = rows.shape[1] // 2
+    angles = positions[:, None] * 1e4 ** (-np.arange(half) / half)
+    cos, sin, x, y = np.cos(angles), np.sin(angles), rows[:, :half], rows[:, half:]
+    return np.concatenate([x * cos - y * sin, y * cos + x * sin], axis=1)
+
+
+def text_after_a_run(run: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Keys of tokens out of 400 kinds, of which the first `run` are alike; queries that each look
+    for tokens of one kind; a prompt's queries."""
+    rng = np.random.default_rng(seed)
+    count, dim = 8_000, 64
+    kinds = rng.standard_normal((400, dim)) * np.exp(rng.normal(0, 0.5, dim))
+    tokens, noise = rng.integers(0, 400, count), rng.standard_normal((2, count, dim)) * 0.3
+    tokens[:run] = 7
+    noise[0, tokens == 7] *= 0.1
+    places = np.arange(count)
+    keys = rotated(kinds[tokens] + noise[0], places)
+    prompt = rotated(kinds[tokens] + noise[1], places)
+    asked = rotated(kinds[20:44], np.full(24, count))
+    return keys[:, None], asked[:, None], prompt[:, None]
+
+
+@pytest.mark.parametrize("queries", [False, True], ids=["keys", "queries"])
+@pytest.mark.parametrize("run", [300, 700])
+def test_equal_tokens_at_the_start_spoil_nothing(run, queries):
+    # Banners, padding, templates: a balance of such keys alone would be that of rotary positions.
+    found = []
+    for length in (0, run):
+        of_seeds = []
+        for seed in range(3):
+            keys, asked, prompt = text_after_a_run(length, seed)
+            of_seeds.append(shares(keys, asked, 64, q=prompt if queries else None).mean())
+        found.append(np.mean(of_seeds))
+    without, with_run = found
+    assert with_run >= without - 0.02
 
 
 def keys_of_many_norms(sigma: float, rng: np.random.Generator) -> np.ndarray:

@@ -62,8 +62,8 @@ def test_means_that_are_far_apart(head_dim, apart, block, device, rng):
     # From blocks that hardly differ to blocks of which one has all the attention: the byte of a
     # score follows the best ones.
     config = make_config(block=block, head_dim=head_dim, query_heads=6, device=device)
-    prompt = randn_q(rng, 1000, config)
-    cache, s = cache_with(config, spread_keys(rng, 1000, config, apart), prompt)
+    prompt = randn_q(rng, 1500, config)
+    cache, s = cache_with(config, spread_keys(rng, 1500, config, apart), prompt)
     for size in (0.2, 1.0, 6.0):
         assert_candidates_equal(cache, s, randn_q(rng, 1, config)[0] * size)
 
@@ -90,7 +90,7 @@ def test_scores_saturate_at_the_bottom_and_not_at_the_top(device, rng):
 @pytest.mark.parametrize("local", [0, 32])
 def test_a_zone_that_begins_within_a_block(sink, local, block, device, rng):
     config = make_config(block=block, sink=sink, local=local, device=device)
-    cache, s = cache_with(config, spread_keys(rng, 1100, config))
+    cache, s = cache_with(config, spread_keys(rng, 1900, config))
     for q in randn_q(rng, 2, config):
         assert_candidates_equal(cache, s, q)
     cache.truncate([s], drop=333)  # cut within a block, and again to where the sink is all there is
@@ -109,12 +109,12 @@ def test_more_blocks_than_a_chunk_of_their_sums(device, rng):
 def test_keys_of_every_kind(kind, dtype, device, rng):
     block = 256 if dtype == "bfloat16" else 64
     config = make_config(block=block, dtype=dtype, device=device)
-    keys = spread_keys(rng, 1000, config)
+    keys = spread_keys(rng, 1500, config)
     if kind == "nan":
-        keys[rng.random((1000, 2)) < 0.1, 5] = np.nan
+        keys[rng.random((1500, 2)) < 0.1, 5] = np.nan
         keys[-300:] = np.nan_to_num(keys[-300:])
     elif kind == "zero":
-        keys[rng.random((1000, 2)) < 0.5] = 0
+        keys[rng.random((1500, 2)) < 0.5] = 0
     elif kind == "constant":
         keys[:] = keys[:1]
     elif kind == "giant":
@@ -125,7 +125,7 @@ def test_keys_of_every_kind(kind, dtype, device, rng):
     else:
         keys[4:-300, 0] = np.nan
         keys[300, 0] = 1
-    cache, s = cache_with(config, keys, randn_q(rng, 1000, config))
+    cache, s = cache_with(config, keys, randn_q(rng, 1500, config))
     for q in randn_q(rng, 2, config):
         found = cache.explain(0, s, q).details.coarse
         np.testing.assert_array_equal(found, coarse_oracle(cache, s, q))
@@ -135,7 +135,7 @@ def test_keys_of_every_kind(kind, dtype, device, rng):
 @pytest.mark.parametrize("size", [1e-44, 1e-30, 1e30, 3e38])
 def test_queries_of_every_kind(value, size, device, rng):
     config = make_config(block=64, query_heads=4, kv_heads=1, device=device)
-    cache, s = cache_with(config, spread_keys(rng, 700, config))
+    cache, s = cache_with(config, spread_keys(rng, 1200, config))
     q = randn_q(rng, 1, config)[0]
     q[0, 3] = value
     q[1] *= size
@@ -151,7 +151,7 @@ def test_options_reach_the_means(options, group_rule, block, device, rng):
     config = make_config(block=block, query_heads=6, group_rule=group_rule, device=device)
     if "sink_bias" in options:
         options = {"sink_bias": float32(rng.standard_normal(6) * 5, config)}
-    cache, s = cache_with(config, spread_keys(rng, 800, config))
+    cache, s = cache_with(config, spread_keys(rng, 1300, config))
     for q in randn_q(rng, 2, config):
         explanation, expected = assert_candidates_equal(cache, s, q, **options)
         for head in range(2):
@@ -168,7 +168,7 @@ def test_an_estimate_is_the_means_logit_and_the_residuals(block, device, rng):
     # Against exact logits: the mean's part is exact to a step of 1/64 octave, and what is left of
     # a key is far less than the key.
     config = make_config(block=block, schedule=[(0, 1.0, 1.0)], top_k=400, device=device)
-    keys = rng.standard_normal((1000, 2, 64)) + 40 * rng.standard_normal((1, 2, 64))
+    keys = rng.standard_normal((1500, 2, 64)) + 40 * rng.standard_normal((1, 2, 64))
     cache, s = cache_with(config, keys)
     errors, sizes = [], []
     for q in randn_q(rng, 4, config):
@@ -186,7 +186,7 @@ def test_the_whole_step_against_the_oracle(rule, block, dtype, device, rng):
     config = make_config(
         block=block, dtype=dtype, head_dim=128, group_rule=rule, top_k=20, device=device
     )
-    f = filled(config, 900, queries=True)
+    f = filled(config, 1500, queries=True)
     agreed = 0
     for _ in range(10):
         q, k, v = randn_step(f.rng, 1, config)

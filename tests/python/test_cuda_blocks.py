@@ -8,7 +8,7 @@ from test_cuda_equal import GROUPS, HOSTILE, Both
 pytestmark = pytest.mark.cuda
 
 BLOCKS = (64, 128, 256)
-LENGTHS = (300, 700, 1301)
+LENGTHS = (1060, 1500, 2001)
 
 
 class BothWithQueries(Both):
@@ -63,7 +63,7 @@ def test_everything_at_every_shape(group, kv_heads, head_dim, dtype, group_rule)
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_zone_that_begins_within_a_block(block, sink):
     both = BothWithQueries(block=block, sink=sink, segment_tokens=512)
-    for length in (sink + 260, 900, 2100):
+    for length in (sink + 1060, 1700, 2900):
         both.check(both.random(length))
 
 
@@ -71,14 +71,14 @@ def test_a_zone_that_begins_within_a_block(block, sink):
 def test_queries_come_with_the_chunks_of_a_prompt(chunks):
     both = BothWithQueries(block=64, dtype="bfloat16")
     rng = np.random.default_rng(3)
-    both.check(both.prefill(rng.standard_normal((900, 2, 64)), chunks=chunks))
+    both.check(both.prefill(rng.standard_normal((1700, 2, 64)), chunks=chunks))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("make", HOSTILE)
 def test_hostile_keys(make, dtype):
     both = Both(block=64, dtype=dtype, head_dim=128)
-    both.check(both.prefill(make(np.random.default_rng(5), (700, 2, 128))), floats=False)
+    both.check(both.prefill(make(np.random.default_rng(5), (1500, 2, 128))), floats=False)
 
 
 def test_thousands_of_blocks():
@@ -90,7 +90,7 @@ def test_thousands_of_blocks():
 
 def test_flushes_truncation_and_forks():
     both = BothWithQueries(block=64, local=16, update=20)
-    s = both.random(700)
+    s = both.random(1500)
     for dropped in (1, 40, 130, 390):
         for _ in range(30):
             both.decode()
@@ -107,7 +107,7 @@ def test_flushes_truncation_and_forks():
 
 def test_balances_are_equal_bit_for_bit():
     both = BothWithQueries(block=64, head_dim=96, dtype="float16")
-    s = both.random(900)
+    s = both.random(1700)
     a, b = both.each(lambda cache: cache.summaries(0, s))
     assert len(np.unique(a.balance)) > 10
     assert_same_bits(a.balance, b.balance, "balance")

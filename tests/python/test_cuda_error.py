@@ -49,7 +49,7 @@ def test_both_backends_take_the_same_rows(group, kv_heads, head_dim, dtype):
     shape = {"query_heads": group * kv_heads, "kv_heads": kv_heads, "head_dim": head_dim}
     for error in (0.3, 0.1, 0.03):
         fields = {**shape, "dtype": dtype, **SAMPLED, "top_k": 40}
-        both = [filled(make_config(**fields, error=error, device=d), 1100) for d in ("cpu", "cuda")]
+        both = [filled(make_config(**fields, error=error, device=d), 1300) for d in ("cpu", "cuda")]
         for size in SIZES:
             q = randn_q(both[0].rng, 1, both[0].cache.config)[0].float().cpu().numpy() * size
             a, b = (f.cache.explain(0, f.s, tensor(q, f.cache.config)) for f in both)
@@ -116,7 +116,7 @@ def test_a_replayed_graph_takes_as_many_rows_as_each_step_needs():
         error=0.1,
         row_cache=64,
     )
-    graph, sequences, twin, alike = twins(config, [1300, 700])
+    graph, sequences, twin, alike = twins(config, [1600, 1100])
     counts = []
     for i, (q, k, v) in enumerate(make_steps(config, 2, 16)):
         step = [q * SIZES[i % len(SIZES)], k, v]
@@ -147,7 +147,7 @@ def test_more_rows_than_a_block_has_threads(top_k):
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), 0.0])
 def test_queries_that_mean_harm(broken):
     fields = {"dtype": "bfloat16", "block": 64, "tail": "sample", "tail_rows": 32, "top_k": 20}
-    both = [filled(make_config(**fields, error=0.1, device=d), 900) for d in ("cpu", "cuda")]
+    both = [filled(make_config(**fields, error=0.1, device=d), 1300) for d in ("cpu", "cuda")]
     q = randn_q(both[0].rng, 1, both[0].cache.config)[0].float().cpu().numpy()
     one, every = q.copy(), np.full_like(q, broken)
     one[0] = broken

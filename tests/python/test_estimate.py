@@ -30,7 +30,7 @@ def estimates_by_position(explanation, zone: int, rows: str) -> np.ndarray:
 @pytest.mark.parametrize("options", [{}, {"scale": 0.7}, {"softcap": 5.0}], ids=str)
 @pytest.mark.parametrize("block", [0, 64])
 def test_estimates_follow_the_summaries(block, options, head_dim, device):
-    f = all_but_one(300, block, head_dim=head_dim, device=device)
+    f = all_but_one(1200 if block else 300, block, head_dim=head_dim, device=device)
     config = f.cache.config
     q = randn_q(f.rng, 1, config)[0]
     explanation = f.cache.explain(0, f.s, q, **options)

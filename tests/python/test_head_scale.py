@@ -116,7 +116,7 @@ def test_windows_of_every_size(sink, local, update, dtype, device, block):
     config = make_config(
         block=block, sink=sink, local=local, update=update, dtype=dtype, device=device
     )
-    f = filled(config, 700, seed=local)
+    f = filled(config, 1500, seed=local)
     for i in range(30):
         q = randn_q(f.rng, 1, config)
         f.cache.decode(0, [f.s], q, *randn_kv(f.rng, 1, config))
@@ -241,7 +241,7 @@ def test_one_searcher_has_no_window(pair, device):
 @pytest.mark.parametrize("group", [2, 8, 9, 16, 17, 33])
 def test_groups_with_caps_and_biases(group, device, block):
     config = make_config(block=block, query_heads=group, kv_heads=1, head_dim=96, device=device)
-    f = filled(config, 500, seed=group)
+    f = filled(config, 1200, seed=group)
     bias = float32(f.rng.standard_normal(group) * 5, config)
     for options in ({"softcap": 5.0}, {"sink_bias": bias}, {"scale": 0.4, "softcap": 2.0}):
         q = randn_q(f.rng, 1, config)[0] * 3
@@ -264,7 +264,7 @@ def test_a_query_and_a_scale_that_cancel_change_nothing(device):
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_broken_heads_of_a_group(value, device, block):
     config = make_config(block=block, query_heads=3, kv_heads=1, device=device)
-    f = filled(config, 400)
+    f = filled(config, 1200)
     q = randn_q(f.rng, 1, config)[0]
     q[0, 3] = value
     assert_equal_to_oracle(f.cache, f.s, q)
@@ -277,7 +277,7 @@ def test_broken_heads_of_a_group(value, device, block):
 @pytest.mark.parametrize("size", [1e-44, 1e-38, 1e15, 1e25, 3e37])
 def test_heads_of_very_different_size(size, device, block):
     config = make_config(block=block, query_heads=3, kv_heads=1, device=device)
-    f = filled(config, 400)
+    f = filled(config, 1200)
     q = randn_q(f.rng, 1, config)[0]
     q[1] = q[1] * size
     assert_equal_to_oracle(f.cache, f.s, q)
@@ -286,7 +286,7 @@ def test_heads_of_very_different_size(size, device, block):
 @pytest.mark.parametrize("block", [0, 64])
 def test_a_window_of_zeros_and_of_no_numbers(device, block):
     config = make_config(block=block, device=device)
-    f = filled(config, 400)
+    f = filled(config, 1200)
     q = randn_q(f.rng, 1, config)[0] * 3
     coarse = []
     for value in (0.0, np.nan, np.inf):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support import DTYPES, f64, make_config, randn_kv, randn_q, randn_step
 
-TOKENS = 700
+TOKENS = 1400
 SAMPLED = {"block": 64, "tail": "sample"}
 POLICIES = {
     "without a tail": pk.ParisKV(top_k=20, block=0, tail="none"),
@@ -98,10 +98,10 @@ def test_a_broken_key_of_the_zone_leaves_no_trace(dtype, rng):
     """Where a key of the zone is not finite its row counts for nothing, in the tail as well."""
     config = config_of(POLICIES["tail"], dtype=dtype)
     k, v = randn_kv(rng, TOKENS, config)
-    k[48:600:16] = np.nan
-    k[64:600:64, 1, 0] = np.inf
+    k[48:1300:16] = np.nan
+    k[64:1300:64, 1, 0] = np.inf
     if config.device == "cpu":  # a GPU adds nothing times these values of the tail: NaN
-        v[48:600:16] = np.nan
+        v[48:1300:16] = np.nan
     cache, s = filled(config, k, v, randn_q(rng, TOKENS, config))
     for _ in range(3):
         out, lse = cache.decode(0, [s], *randn_step(rng, 1, config), return_lse=True)

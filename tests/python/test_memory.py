@@ -195,7 +195,7 @@ def test_truncation_gives_segments_back(device):
 def script(config: pk.Config):
     """Calls that need memory of every kind: name to what to do with the cache and its handles."""
     rng = np.random.default_rng(0)
-    lengths = [700, 40]
+    lengths = [1300 if config.policy.block else 700, 40]  # there is a zone
     k, v = randn_kv(rng, sum(lengths), config)
     step, one = randn_step(rng, 2, config), randn_step(rng, 1, config)
     three = [torch.cat(pair) for pair in zip(step, one, strict=True)]

@@ -121,7 +121,7 @@ def test_any_sequence_of_calls(sink, local, update, sequence):
 @example(4, 9, 3, 256, [("prefill", 150), ("prefill", 150), ("truncate", 35), ("prefill", 150)])
 def test_any_sequence_of_calls_in_blocks(sink, local, update, block, sequence):
     pair = Pair(sink, local, update, block=block)
-    pair.prefill(200)
+    pair.prefill(oracle_blocks.opening(sink) - 56)
     for name, count in sequence:
         getattr(pair, name)(count)
         pair.check()

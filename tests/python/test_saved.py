@@ -27,7 +27,7 @@ from support import (
 )
 
 
-def lived(config: pk.Config, rng: np.random.Generator, tokens: int = 420) -> tuple[pk.Cache, int]:
+def lived(config: pk.Config, rng: np.random.Generator, tokens: int = 1300) -> tuple[pk.Cache, int]:
     """A cache with a sequence that has a zone, a window and a buffer."""
     cache = pk.Cache(config)
     s = cache.add()
@@ -137,7 +137,8 @@ class Lives:
             self.both("truncate", which=[at], drop=drop)
         for layer in range(config.layers):
             if deed == "prefill":
-                q, k, v = randn_step(rng, int(rng.integers(1, 300)), config)
+                most = 1200 if config.policy.block else 300  # now and then a zone opens
+                q, k, v = randn_step(rng, int(rng.integers(1, most)), config)
                 self.both("prefill", layer, which=[at], args=(k, v), q=q)
             elif deed == "turn":
                 q, k, v = randn_step(rng, int(rng.integers(1, 40)), config)

@@ -39,7 +39,7 @@ def test_every_head_dim(search, group_rule, head_dim, device):
     if "scorer" in search and head_dim > 256:
         pytest.skip("votes of 64 subspaces do not fit a byte: test_config.py sees them refused")
     config = make_config(**search, group_rule=group_rule, head_dim=head_dim, device=device)
-    f = filled(config, 700, seed=head_dim)
+    f = filled(config, 1300, seed=head_dim)
     for q in randn_q(f.rng, 4, config):
         assert_equal_to_oracle(f.cache, f.s, q)
 
@@ -48,7 +48,7 @@ def test_every_head_dim(search, group_rule, head_dim, device):
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
 def test_every_group_size(search, group, device):
     config = make_config(**search, query_heads=2 * group, device=device)
-    f = filled(config, 500, seed=group)
+    f = filled(config, 1300, seed=group)
     for q in randn_q(f.rng, 3, config):
         assert_equal_to_oracle(f.cache, f.s, q)
 
@@ -56,14 +56,14 @@ def test_every_group_size(search, group, device):
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
 def test_many_queries_on_one_kv_head(search, device):
     config = make_config(**search, query_heads=32, kv_heads=1, device=device)
-    f = filled(config, 500)
+    f = filled(config, 1300)
     assert_equal_to_oracle(f.cache, f.s, randn_q(f.rng, 1, config)[0])
 
 
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
 def test_every_dtype(search, dtype, device):
     config = make_config(**search, dtype=dtype, head_dim=128, device=device)
-    f = filled(config, 600)
+    f = filled(config, 1300)
     for q in randn_q(f.rng, 3, config):
         assert_equal_to_oracle(f.cache, f.s, q)
 
@@ -80,7 +80,7 @@ def test_zones_around_segment_borders(scorer, zone, device):
 def test_after_flushes_truncation_and_forks(search, device):
     # The sums behind the common scale, and the counts behind the votes, come and go with keys.
     config = make_config(**search, device=device)
-    f = filled(config, 500)
+    f = filled(config, 1300)
     q = randn_q(f.rng, 1, config)[0]
     for _ in range(100):
         step = randn_q(f.rng, 1, config)
@@ -115,7 +115,7 @@ def test_spread_and_sign_norm_score_by_hand():
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
 def test_a_zero_query_ties_everything_and_the_first_keys_win(search, device):
     config = make_config(**search, device=device)
-    f = filled(config, 400)
+    f = filled(config, 1200)
     q = tensor(np.zeros((4, 64)), config)
     assert_equal_to_oracle(f.cache, f.s, q)
     if "scorer" in search:
@@ -220,7 +220,7 @@ def test_the_vote_ratio_follows_the_schedule():
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
 def test_a_power_of_two_in_the_query_changes_nothing(search, device):
     config = make_config(**search, device=device)
-    f = filled(config, 400)
+    f = filled(config, 1200)
     q = randn_q(f.rng, 1, config)[0]
     plain = f.cache.explain(0, f.s, q)
     for factor in (2.0**-40, 0.5, 2.0**60):

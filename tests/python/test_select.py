@@ -53,7 +53,7 @@ def test_the_best_rows_by_worth(search, group_rule, group, device):
     config = make_config(
         group_rule=group_rule, query_heads=2 * group, head_dim=128, device=device, **search
     )
-    f = filled(config, 600, seed=group)
+    f = filled(config, 1300, seed=group)
     for q in randn_q(f.rng, 3, config):
         explanation = f.cache.explain(0, f.s, q)
         assert_selection_matches(explanation, decode_oracle(f.cache, f.s, q), config)
@@ -74,7 +74,7 @@ def test_options_change_the_worth_of_rows(group_rule, option, device):
 @pytest.mark.parametrize("block", [0, 256])
 def test_every_dtype_and_head_dim(block, dtype, head_dim, device):
     config = make_config(block=block, dtype=dtype, head_dim=head_dim, device=device)
-    f = filled(config, 400)
+    f = filled(config, 1300)
     q = randn_q(f.rng, 1, config)[0]
     assert_selection_matches(f.cache.explain(0, f.s, q), decode_oracle(f.cache, f.s, q), config)
 
@@ -83,7 +83,7 @@ def test_every_dtype_and_head_dim(block, dtype, head_dim, device):
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
 def test_decode_attends_to_the_explained_rows(search, group_rule, dtype, device):
     config = make_config(**search, group_rule=group_rule, dtype=dtype, device=device)
-    f = filled(config, 500)
+    f = filled(config, 1300)
     for _ in range(60):  # past a flush
         q, k, v = randn_step(f.rng, 1, config)
         out, lse = f.cache.decode(0, [f.s], q, k, v, return_lse=True)

@@ -29,8 +29,8 @@ ATTENTION = "pariskv_capture"  # its name among transformers' attention function
 LATE = 512  # the last tokens of the text: their queries are measured, their keys are not searched
 MEASURED = 48
 RECENT = 64  # queries just before the late tokens, for methods that look at some
-EARLY = 512  # the first tokens: their queries set a sequence's balance of channels
-MOST_BYTES = 60 << 20
+EARLY = 1024  # the first tokens: their queries set a sequence's balance of channels
+MOST_BYTES = 72 << 20
 _MANIFEST = "manifest.json"
 
 

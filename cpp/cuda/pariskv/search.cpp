@@ -32,7 +32,7 @@ void each_job(const EncodeArgs& args, int64_t begin, int64_t end, Launch launch)
     const EncodeJob& job = args.jobs[i];
     if (job.begin >= job.end) continue;
     launch(EncodeCall{args.shape, constants_of(*args.codec), job.sequence.device, job.statistics,
-                      job.balance, job.begin, job.end, job.opening, job.has_prompt_queries});
+                      job.balance, job.begin, job.end, job.opening, job.query_windows});
   }
 }
 
@@ -106,9 +106,8 @@ void ParisKVSearch::add_queries(const ObserveArgs& args, Stream stream) {
   const DeviceGuard guard(backend_.device());
   for (int64_t i = 0; i < args.batch; ++i) {
     const ObserveJob& job = args.jobs[i];
-    launch_observe(
-        {args.shape, job.balance.query_squares, job.first, rows_of(job.q), job.q.shape[0]},
-        handle_of(stream));
+    launch_observe({args.shape, job.squares, job.first, rows_of(job.q), job.q.shape[0]},
+                   handle_of(stream));
   }
 }
 

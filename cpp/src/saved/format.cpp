@@ -175,8 +175,7 @@ void check_layers(const OldFile& file, const SavedHeader& header, int64_t layers
   for (const SavedLayer& layer : header.layers) {
     const int64_t total = layer.marks.total;
     const bool sound = Regions::reachable(layer.marks, sizes.regions) && total <= kMostTokens &&
-                       layer.observed >= 0 && layer.observed <= sizes.most_observed &&
-                       (layer.observed == 0 || sizes.first_observed + layer.observed <= total) &&
+                       layer.observed >= 0 && layer.observed <= sizes.wanted.before(total) &&
                        (layer.has_state == 0 || (layer.has_state == 1 && sizes.state_bytes > 0));
     if (sound) left -= total * sizes.token_bytes;
     const bool needs_state =

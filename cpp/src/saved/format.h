@@ -16,12 +16,13 @@
 #include <string>
 #include <vector>
 
+#include "query_windows.h"
 #include "regions.h"
 #include "saved/file.h"
 
 namespace pariskv {
 
-constexpr int64_t kSavedVersion = 2;
+constexpr int64_t kSavedVersion = 3;
 
 /** One layer of a sequence, but for its bytes. */
 struct SavedLayer {
@@ -37,8 +38,7 @@ struct SavedSizes {
   int64_t token_bytes;    // the rows of a token, of all kv heads
   int64_t summary_bytes;  // of a segment
   int64_t state_bytes;
-  int64_t most_observed;   // queries that the policy wants,
-  int64_t first_observed;  // from this position on
+  QueryWindows wanted;  // queries that the policy wants
 };
 
 /** A piece of a file, with a checksum of its own. */

@@ -52,14 +52,12 @@ std::unique_ptr<char[]> buffer_of(int64_t bytes) {
 }
 
 SavedSizes sizes_of(const ModelShape& shape, const RegionSizes& regions, const Search& search) {
-  const Positions wanted = search.needs().observed;
   return {regions,
           shape.segment_tokens,
           shape.kv_heads * shape.rows.bytes(),
           search.needs().summary_bytes,
           search.needs().state_bytes,
-          wanted.end - wanted.begin,
-          wanted.begin};
+          search.needs().observed};
 }
 
 /** Calls `work(i)` for every piece of a layer, on the threads of the backend. */

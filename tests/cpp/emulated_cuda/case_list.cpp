@@ -8,6 +8,9 @@ namespace {
 /** The settings of the policy that all cases have. */
 ParisKV& own(Config& config) { return std::get<ParisKV>(config.policy); }
 
+/** Of a prompt whose zone is open, in blocks of any size. */
+constexpr int64_t kOpened = 1400;
+
 Case make(const char* name, const std::function<void(Case&, Config&)>& change) {
   Case c;
   c.name = name;
@@ -19,7 +22,7 @@ Case make(const char* name, const std::function<void(Case&, Config&)>& change) {
   c.config.local = 64;
   c.config.update = 128;
   own(c.config).top_k = 20;
-  own(c.config).block = 0;  // zones of blocks open with 256 tokens
+  own(c.config).block = 0;  // zones of blocks open with 1,024 tokens
   c.config.dense_below = 0;
   c.config.segment_tokens = 256;
   own(c.config).schedule = {{0, 0.2, 0.25}};
@@ -34,13 +37,13 @@ std::vector<Case> pariskv_cases() {
   const auto mean = [](Config& config) { own(config).group_rule = GroupRule::kMeanQuery; };
   const auto tail = [](Case& c, Config& config, int64_t rows) {
     own(config).block = 64, own(config).tail = TailRule::kSample, own(config).tail_rows = rows;
-    c.queries = true;
+    c.queries = true, c.tokens = kOpened;
   };
   const auto budget = [=](Case& c, Config& config, int64_t rows, double error) {
     tail(c, config, rows), own(config).error = error, own(config).top_k = 60, c.errors = true;
   };
   const auto blocks = [](Case& c, Config& config, int64_t size) {
-    own(config).block = size, c.queries = true;
+    own(config).block = size, c.queries = true, c.tokens = kOpened;
   };
   return {
       make("nothing_to_search", [](Case& c, Config&) { c.tokens = 10; }),
@@ -68,7 +71,7 @@ std::vector<Case> pariskv_cases() {
            }),
       make("error_of_all_candidates",
            [=](Case& c, Config& k) {
-             budget(c, k, 16, .08), own(k).top_k = 400, c.tokens = 900;
+             budget(c, k, 16, .08), own(k).top_k = 400, c.tokens = 1700;
              own(k).min_candidates_per_row = 1, own(k).schedule = {{0, .3, .2}};
            }),
       make("error_of_equal_keys",
@@ -85,7 +88,7 @@ std::vector<Case> pariskv_cases() {
       make("error_in_branches",
            [=](Case& c, Config& k) {
              budget(c, k, 16, .15), c.device = 4, c.twin = 2, c.batch = 3;
-             c.tokens = 400, c.steps = 2;
+             c.tokens = 1200, c.steps = 2;
              k.query_heads = 12, k.kv_heads = 6, k.head_dim = 64;
            }),
       make("error_of_fixed_rows", [=](Case& c, Config& k) { tail(c, k, 32), c.errors = true; }),
@@ -93,14 +96,16 @@ std::vector<Case> pariskv_cases() {
            [=](Case& c, Config& k) { tail(c, k, 32), own(k).error = .1; }),
       make("error_of_sequences_that_are_not_searched",
            [=](Case& c, Config& k) {
-             budget(c, k, 32, .1), c.batch = 4, c.tokens = 500, k.dense_below = 400;
+             budget(c, k, 32, .1), c.batch = 4, c.tokens = 1400, k.dense_below = 1300;
            }),
       make("blocks_of_64", [=](Case& c, Config& k) { blocks(c, k, 64); }),
       make("blocks_of_256_without_queries",
-           [](Case& c, Config& k) { own(k).block = 256, c.device = 0, c.twin = 1; }),
+           [](Case& c, Config& k) {
+             own(k).block = 256, c.tokens = kOpened, c.device = 0, c.twin = 1;
+           }),
       make("saved_blocks_and_tail",
            [=](Case& c, Config& k) {
-             tail(c, k, 32), c.batch = 2, c.tokens = 400, c.steps = 9, c.saved_after = 4;
+             tail(c, k, 32), c.batch = 2, c.tokens = 1200, c.steps = 9, c.saved_after = 4;
              k.update = 8, k.local = 16, c.truncate_after = 2, c.truncate_by = 70;
            }),
       make("saved_votes_float32",
@@ -110,13 +115,13 @@ std::vector<Case> pariskv_cases() {
            }),
       make("saved_and_replayed",
            [=](Case& c, Config& k) {
-             tail(c, k, 16), c.tokens = 450, c.replayed = true, c.steps = 10, c.saved_after = 5,
+             tail(c, k, 16), c.tokens = 1250, c.replayed = true, c.steps = 10, c.saved_after = 5,
                              k.update = 4;
              k.local = 16, k.segment_tokens = 64;
            }),
       make("saved_before_its_zone_opens",
            [=](Case& c, Config& k) {
-             blocks(c, k, 64), c.tokens = 250, c.steps = 16, c.saved_after = 1, k.update = 4,
+             blocks(c, k, 64), c.tokens = 1018, c.steps = 16, c.saved_after = 1, k.update = 4,
                                k.local = 4;
            }),
       make("blocks_float32_80_softcap_and_bias",
@@ -149,7 +154,7 @@ std::vector<Case> pariskv_cases() {
            }),
       make("blocks_in_branches",
            [=](Case& c, Config& k) {
-             blocks(c, k, 64), c.device = 4, c.batch = 3, c.tokens = 400, c.steps = 2;
+             blocks(c, k, 64), c.device = 4, c.batch = 3, c.tokens = 1200, c.steps = 2;
              c.packed = true, k.query_heads = 12, k.kv_heads = 6, k.head_dim = 64;
            }),
       make("blocks_hostile", [=](Case& c, Config& k) { blocks(c, k, 64), c.hostile = true; }),
@@ -164,7 +169,7 @@ std::vector<Case> pariskv_cases() {
            }),
       make("tail_replayed",
            [=](Case& c, Config& k) {
-             tail(c, k, 32), c.replayed = true, c.steps = 20, c.flush_after = 5, c.tokens = 700;
+             tail(c, k, 32), c.replayed = true, c.steps = 20, c.flush_after = 5, c.tokens = 1500;
              c.truncate_after = 11, c.truncate_by = 150, k.update = 8, k.local = 16;
            }),
       make("tail_of_a_group_of_twenty_256",

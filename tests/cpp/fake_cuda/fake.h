@@ -34,7 +34,7 @@ inline Config small_config(int64_t layers, int64_t query_heads, int64_t kv_heads
   config.segment_tokens = 64;
   config.device = {DeviceType::kCuda, kDevice};
   auto& policy = std::get<ParisKV>(config.policy);
-  policy.block = 0;  // zones of blocks open with 256 tokens
+  policy.block = 0;  // zones of blocks open with 1,024 tokens
   policy.tail = TailRule::kSample;
   policy.tail_rows = 16;
   return config;

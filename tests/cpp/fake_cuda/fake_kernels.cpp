@@ -175,7 +175,7 @@ void launch_means(const EncodeCall&, cudaStream_t stream) {
 }
 
 void launch_observe(const ObserveCall& call, cudaStream_t stream) {
-  launch(stream, [call] { *call.squares += double(call.positions); });
+  launch(stream, [call] { *call.squares += float(call.positions); });
 }
 
 void launch_encode(const EncodeCall& call, cudaStream_t stream) {

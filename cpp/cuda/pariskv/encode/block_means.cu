@@ -26,7 +26,7 @@ struct MeanParameters {
   SummaryLayout layout;
   int32_t begin, end;
   int32_t opening;
-  bool has_prompt_queries;
+  int32_t query_windows;
   int32_t dim;  // channels
   int32_t row_bytes;
 };
@@ -198,8 +198,12 @@ __global__ void __launch_bounds__(kMostThreads) set_balance(MeanParameters p) {
     return there ? __dadd_rn(x, shared[(c + p.dim / 2) % p.dim]) : 0.0;
   };
   double square = paired(own);
-  double query =
-      paired(there && p.has_prompt_queries ? p.balance.query_squares[head * p.dim + c] : 0.0);
+  double query = 0;
+  for (int w = 0; there && w < p.query_windows; ++w) {
+    const int64_t window = int64_t(w) * p.layout.kv_heads + head;
+    query = __dadd_rn(query, double(p.balance.query_squares[window * p.dim + c]));
+  }
+  query = paired(query);
   float* stretch = p.balance.stretch + head * p.dim;
   float* gain = p.balance.gain + head * p.dim;
   centre = there && count > 0 ? __ddiv_rn(centre, double(count)) : 0.0;
@@ -208,7 +212,7 @@ __global__ void __launch_bounds__(kMostThreads) set_balance(MeanParameters p) {
     store_centre(p, head, centre, room);
     return;
   }
-  const bool has_queries = p.has_prompt_queries && lift_quiet(query, there, room);
+  const bool has_queries = p.query_windows > 0 && lift_quiet(query, there, room);
   double raw;
   if (has_queries && query > 0) {
     raw = __dsqrt_rn(__dsqrt_rn(__ddiv_rn(square, query)));
@@ -239,14 +243,14 @@ __global__ void __launch_bounds__(kMostThreads) observe_queries(ObserveCall call
   const int head = int(blockIdx.x), c = int(threadIdx.x);
   const int dim = int(call.shape.rows.key_dim), group = int(call.shape.group);
   if (c >= dim) return;
-  double* square = call.squares + head * dim + c;
-  double sum = call.first ? 0.0 : *square;
+  float* square = call.squares + head * dim + c;
+  float sum = call.first ? 0.0f : *square;
   for (int64_t i = 0; i < call.positions; ++i) {
     for (int g = 0; g < group; ++g) {
       const auto* row = reinterpret_cast<const Element*>(call.q.data) + i * call.q.stride_i +
                         (int64_t(head) * group + g) * call.q.stride_j;
-      const double x = double(to_float(row[c]));
-      sum = __dadd_rn(sum, __dmul_rn(x, x));
+      const float x = to_float(row[c]);
+      sum = __fadd_rn(sum, __fmul_rn(x, x));
     }
   }
   *square = sum;
@@ -259,7 +263,7 @@ MeanParameters parameters_of(const EncodeCall& call) {
           int32_t(call.begin),
           int32_t(call.end),
           int32_t(call.opening),
-          call.has_prompt_queries,
+          int32_t(call.query_windows),
           int32_t(call.shape.rows.key_dim),
           int32_t(call.shape.rows.bytes())};
 }

@@ -68,14 +68,17 @@ void balance_head(const Kernels& kernels, const EncodeArgs& args, const EncodeJo
   for (int64_t c = 0; count > 0 && c < dim; ++c) keys[c] = keys[c] / double(count);
 
   // Half a head apart are channels that a rotation of positions may turn into one another.
-  const double* squares = job.balance.query_squares + head * dim;
-  double paired[kMaxHeadDim];
+  double squares[kMaxHeadDim] = {}, paired[kMaxHeadDim];
+  for (int64_t window = 0; window < job.query_windows; ++window) {
+    const float* own = job.balance.query_squares + (window * shape.kv_heads + head) * dim;
+    for (int64_t c = 0; c < dim; ++c) squares[c] = squares[c] + double(own[c]);
+  }
   for (int64_t c = 0; c < dim; ++c) {
     queries[c] = squares[c] + squares[(c + dim / 2) % dim];
     paired[c] = keys[c] + keys[(c + dim / 2) % dim];
   }
   float* gain = job.balance.gain + head * dim;
-  set_stretch(paired, job.has_prompt_queries ? queries : nullptr, dim,
+  set_stretch(paired, job.query_windows > 0 ? queries : nullptr, dim,
               job.balance.stretch + head * dim, gain);
 
   double largest = 0;
@@ -133,15 +136,13 @@ void ParisKVSearch::add_queries(const ObserveArgs& args, Stream) {
   device_.pool.parallel_for(args.batch * shape.kv_heads, [&](int64_t task) {
     const ObserveJob& job = args.jobs[task / shape.kv_heads];
     const int64_t head = task % shape.kv_heads;
-    double* squares = job.balance.query_squares + head * dim;
-    if (job.first) std::fill_n(squares, dim, 0.0);
+    float* squares = job.squares + head * dim;
+    if (job.first) std::fill_n(squares, dim, 0.0f);
     float query[kMaxHeadDim];
     for (int64_t i = 0; i < job.q.shape[0]; ++i) {
       for (int64_t g = 0; g < shape.group; ++g) {
         read_query(device_.kernels, shape, job.q, i, head * shape.group + g, query);
-        for (int64_t c = 0; c < dim; ++c) {  // the square of a float is exact
-          squares[c] = squares[c] + double(query[c]) * double(query[c]);
-        }
+        for (int64_t c = 0; c < dim; ++c) squares[c] = squares[c] + query[c] * query[c];
       }
     }
   });

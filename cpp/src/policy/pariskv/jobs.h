@@ -21,11 +21,11 @@ struct KeyStatistics {
  * queries that a prompt brought, and then kept. Null: keys are encoded whole.
  */
 struct Balance {
-  double* query_squares;  // (heads, key_dim) sums over the queries that were observed
-  float* stretch;         // (heads, key_dim) S, of queries
-  float* gain;            // (heads, key_dim) 1 / S, of keys
-  float* centre_step;     // (heads) of
-  int16_t* centre;        // (heads, key_dim) c, in steps
+  float* query_squares;  // (windows, heads, key_dim) sums over the queries that were observed
+  float* stretch;        // (heads, key_dim) S, of queries
+  float* gain;           // (heads, key_dim) 1 / S, of keys
+  float* centre_step;    // (heads) of
+  int16_t* centre;       // (heads, key_dim) c, in steps
 };
 
 /** Positions [begin, end) of one sequence. */
@@ -35,7 +35,7 @@ struct EncodeJob {
   Balance balance;
   int64_t begin, end;
   int64_t opening;  // > 0: these are a zone's first keys, and up to here they set its balance,
-  bool has_prompt_queries;  // together with these
+  int64_t query_windows;  // together with the queries of so many windows
 };
 
 struct EncodeArgs {
@@ -45,11 +45,11 @@ struct EncodeArgs {
   const EncodeJob* jobs;  // (batch)
 };
 
-/** Queries that a prompt brings for the balance: their squares added. */
+/** Queries that a prompt brings for the balance: their squares added to those of their window. */
 struct ObserveJob {
-  Balance balance;
-  bool first;    // nothing was added before
-  TensorView q;  // (positions, query_heads, key_dim)
+  float* squares;  // (heads, key_dim) of the window
+  bool first;      // nothing was added before
+  TensorView q;    // (positions, query_heads, key_dim)
 };
 
 struct ObserveArgs {

@@ -54,7 +54,8 @@ Needs needs_of(const ParisKV& settings, const Config& config, const ModelShape& 
   if (layout.block > 0) {
     needs.grain = layout.block;
     needs.opening = opening_of(config.sink);
-    needs.observed = {needs.opening - kBalanceQueries, needs.opening};
+    const int64_t first = needs.opening - (kBalanceWindows - 1) * kBalanceGrain - kBalanceQueries;
+    needs.observed = {first, kBalanceQueries, kBalanceGrain, kBalanceWindows};
   }
   return needs;
 }
@@ -99,14 +100,16 @@ EncodeJob ParisKVPolicy::job_of(const Span& span) const {
           span.begin,
           span.end,
           opens ? needs_.opening : 0,
-          span.observed};
+          span.observed / kBalanceQueries};
 }
 
 void ParisKVPolicy::observe(const std::vector<QuerySpan>& spans, Stream stream) {
   std::vector<ObserveJob> jobs;
   for (const QuerySpan& span : spans) {
-    jobs.push_back({balance_of(codec_.layout, shape_.rows.key_dim, span.sequence.state),
-                    span.begin == needs_.observed.begin, span.q});
+    const Balance balance = balance_of(codec_.layout, shape_.rows.key_dim, span.sequence.state);
+    const int64_t window = span.number / kBalanceQueries;
+    jobs.push_back({balance.query_squares + window * shape_.kv_heads * shape_.rows.key_dim,
+                    span.number % kBalanceQueries == 0, span.q});
   }
   add_queries({shape_, int64_t(jobs.size()), jobs.data()}, stream);
 }

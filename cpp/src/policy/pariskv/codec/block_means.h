@@ -12,7 +12,8 @@
  * set the steps of every channel in m.
  *
  * Backends that decide otherwise in the last bit pick other candidates: every sum below has the
- * order of its loop, in doubles, and every operation rounds once.
+ * order of its loop, in doubles, and every operation rounds once. So it is with squares of queries,
+ * whose sums over a window are floats.
  */
 #pragma once
 
@@ -24,12 +25,20 @@
 
 namespace pariskv {
 
-/** Keys of a zone's beginning that set its balance, at least, and what their last is aligned to. */
-constexpr int64_t kLeastBalanceKeys = 192;
+/**
+ * Keys of a zone's beginning that set its balance, at least, and what their last is aligned to. A
+ * text may begin with hundreds of equal tokens, which say nothing of the rest: so many more.
+ */
+constexpr int64_t kLeastBalanceKeys = 960;
 constexpr int64_t kBalanceGrain = 256;
 
-/** Queries of the last so many positions before that are looked at. */
+/**
+ * Queries that are looked at, in windows: the last so many positions before each of the last
+ * multiples of the grain, as many as there are windows. A window that came whole counts, so that a
+ * prompt which ends before the zone opens has a say.
+ */
 constexpr int64_t kBalanceQueries = 16;
+constexpr int64_t kBalanceWindows = 4;
 
 /** A channel is never quieter than this part of the loudest one, as a square. */
 constexpr double kQuietest = 0x1p-20;

@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include "policy/pariskv/codec/block_means.h"
 #include "policy/pariskv/codec/summary_layout.h"
 #include "policy/pariskv/jobs.h"
 
@@ -13,8 +14,9 @@ inline int64_t state_bytes_of(const SummaryLayout& layout, int64_t key_dim, Scor
   const int64_t numbers = 2 * layout.kv_heads * int64_t(sizeof(int64_t));
   if (layout.block > 0) {
     const int64_t channels = layout.kv_heads * key_dim;
-    return numbers + channels * int64_t(sizeof(double) + 2 * sizeof(float) + sizeof(int16_t)) +
-           layout.kv_heads * int64_t(sizeof(float));
+    const int64_t of_channel =
+        (kBalanceWindows + 2) * int64_t(sizeof(float)) + int64_t(sizeof(int16_t));
+    return numbers + channels * of_channel + layout.kv_heads * int64_t(sizeof(float));
   }
   const int64_t sums = layout.kv_heads * layout.rotated_dim * int64_t(sizeof(int64_t));
   const int64_t counts = layout.kv_heads * layout.subspaces() * 256 * int64_t(sizeof(int32_t));
@@ -39,8 +41,8 @@ inline Balance balance_of(const SummaryLayout& layout, int64_t key_dim, void* st
   if (layout.block == 0) return balance;
   const int64_t channels = layout.kv_heads * key_dim;
   balance.query_squares =
-      reinterpret_cast<double*>(static_cast<int64_t*>(state) + 2 * layout.kv_heads);
-  balance.stretch = reinterpret_cast<float*>(balance.query_squares + channels);
+      reinterpret_cast<float*>(static_cast<int64_t*>(state) + 2 * layout.kv_heads);
+  balance.stretch = balance.query_squares + kBalanceWindows * channels;
   balance.gain = balance.stretch + channels;
   balance.centre_step = balance.gain + channels;
   balance.centre = reinterpret_cast<int16_t*>(balance.centre_step + layout.kv_heads);
