@@ -23,7 +23,7 @@ struct DecodeCall : StepCall {
   int64_t searchers;  // group, or 1 for mean_query
   int64_t tail_rows;  // see tail.h; 0: rows that are not selected are left out
   uint32_t tail_seed;
-  double error_left;  // that a budget allows, see budget.h; 0: there is none
+  double error_left;  // that a budget allows, see policy/pariskv/budget.h; 0: there is none
   bool weighs;        // the error that is left is wanted: by a budget or by somebody
   float* error;       // (batch, kv_heads) `error_stride` apart; null: not wanted
   int64_t error_stride;

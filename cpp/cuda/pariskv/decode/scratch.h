@@ -36,7 +36,7 @@ struct HeadScratch {
   int32_t* selected;            // (rows) indices into candidates, ascending
   device::SelectedRow* rows;    // (rows) of blocks with too many for their own list
   uint32_t* best;               // (rows) worths as `sortable` has them, before a budget by error
-  uint64_t* best_squares;       // (rows) of shares of the attention, see budget.h
+  uint64_t* best_squares;       // (rows) of shares of the attention, see policy/pariskv/budget.h
   uint64_t* totals;             // (kMaxCluster) the same of all candidates of a block
   float* reached;               // (2) the mass, and the error that is left
   int32_t* selected_count;
