@@ -171,7 +171,7 @@ def test_nothing_is_estimated_where_all_rows_are_attended_to(device):
     config = sampled_config(error=0.1, dense_below=400, device=device)
     rng, cache = np.random.default_rng(0), pk.Cache(config)
     sequences = [cache.add() for _ in range(3)]
-    for s, tokens in zip(sequences, (1000, 200, 90), strict=True):
+    for s, tokens in zip(sequences, (1400, 200, 90), strict=True):
         cache.prefill(0, [s], *randn_kv(rng, tokens, config))
     q = randn_q(rng, 3, config) * 2
     error = f64(cache.decode(0, sequences, q, return_error=True)[1])
@@ -277,7 +277,7 @@ def test_queries_that_mean_harm(make, error, device):
 
 def test_keys_that_are_no_numbers_are_not_taken(device):
     config = sampled_config(error=0.05, top_k=40, device=device)
-    k, v = randn_kv(np.random.default_rng(0), 900, config)
+    k, v = randn_kv(np.random.default_rng(0), 1300, config)
     k[100:140] = float("nan")
     k[300, 1, 3] = float("inf")
     cache = pk.Cache(config)
@@ -413,11 +413,11 @@ def test_forks_chunks_and_cuts_take_the_same_rows(device):
     k, v = rows_of(f.cache, f.s)
     cache = pk.Cache(config)
     s = cache.add()
-    for begin in range(0, 900, 130):
+    for begin in range(0, 1300, 130):
         cache.prefill(0, [s], k[begin : begin + 130], v[begin : begin + 130])
     forked = cache.fork(s)
     cache.prefill(0, [forked], k[:200], v[:200])
-    cache.truncate([forked], keep=[900])
+    cache.truncate([forked], keep=[1300])
     for size in SIZES:
         q = randn_q(f.rng, 1, config) * size
         expected = f.cache.decode(0, [f.s], q, return_error=True)
