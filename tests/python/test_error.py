@@ -178,7 +178,7 @@ def test_nothing_is_estimated_where_all_rows_are_attended_to(device):
     assert (error[0] > 0).all() and (error[1:] == 0).all()
     assert cache.stats().worst_error == pytest.approx(error.max(), abs=1e-6)
     # A tail that has all of the zone is no estimate either.
-    config = sampled_config(error=1e-6, tail_rows=512, device=device)
+    config = sampled_config(error=1e-6, tail_rows=1024, device=device)
     f = filled(config, 1300)
     assert tail_weight(config, 4, 4 + regions_of(f.cache, f.s)[1]) == 1
     _, error = f.cache.decode(0, [f.s], randn_q(rng, 1, config) * 2, return_error=True)
