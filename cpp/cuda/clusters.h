@@ -31,15 +31,15 @@ struct Clusters {
   }
 
   /**
-   * Blocks of the largest cluster with which all heads run at once; or of one of eight blocks,
-   * where that takes half of the device: its rows are known sooner, and come while other heads wait
-   * for their turn.
+   * Blocks of the largest cluster with which all heads run at once. Where rows come over the bus,
+   * also of one of eight blocks, if that takes half of the device: its rows are known sooner, and
+   * come while other heads wait for their turn.
    */
-  int size_for(int64_t heads, int multiprocessors) const {
+  int size_for(int64_t heads, int multiprocessors, bool over_bus) const {
     constexpr int kMostInTurns = 8;  // blocks of a cluster that may have to wait for room
     for (int i = kSizes - 1; i > 0; --i) {
       const int size = 1 << i, count = at_once[i];
-      const bool in_turns = size <= kMostInTurns && 2 * count * size >= multiprocessors;
+      const bool in_turns = over_bus && size <= kMostInTurns && 2 * count * size >= multiprocessors;
       if (heads <= count || in_turns) return size;
     }
     return 1;

@@ -126,6 +126,7 @@ DecodeCall ParisKVSearch::call_of(const DecodeArgs& args) const {
   call.error = floats_of(args.error), call.error_stride = args.error.strides[0];
   call.heads = args.batch * args.shape.kv_heads;
   call.counters = counters_.data();
+  call.over_bus = backend_.rows_leave();
   call.first_step = kScore;
   call.last_step = kAttend;
   return call;

@@ -29,6 +29,7 @@ struct DecodeCall : StepCall {
   int64_t error_stride;
   int64_t first_head, heads;  // of the batch's, row by row: heads of this launch
   int64_t* counters;          // DecodeCounts, added to
+  bool over_bus;              // rows that are selected may be in host memory
   bool explains;              // the worth of candidates is left in scratch
   int first_step, last_step;  // DecodeStep, both included
 };

@@ -211,7 +211,7 @@ class Step {
   }
 
   void attend() const {
-    const int size = fit_.clusters.size_for(call_.heads, fit_.multiprocessors);
+    const int size = fit_.clusters.size_for(call_.heads, fit_.multiprocessors, call_.over_bus);
     const int bytes = std::max(std::min(kAttendBytes, fit_.shared_bytes),
                                kernels_.attend_space + kernels_.attend_least);
     // With more heads, rows of one head keep the bus busy while another is searched. Under a budget

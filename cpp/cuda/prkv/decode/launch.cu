@@ -101,7 +101,7 @@ void launch_page_decode(const PageDecodeCall& call, cudaStream_t stream) {
       .run(kernels.score,
            PageScoreParams{common, score_blocks, device::IndexDivisor::of(score_blocks)},
            "decode: score_pages");
-  const int size = fit.clusters.size_for(heads, fit.multiprocessors);
+  const int size = fit.clusters.size_for(heads, fit.multiprocessors, true);
   Launch(heads * size, fit.shared_bytes, stream, device::kThreads)
       .clusters_of(size)
       .early(fit.early)
