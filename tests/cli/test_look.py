@@ -7,12 +7,13 @@ import io
 from pathlib import Path
 
 import numpy as np
+import pariskv_core as pk
 import pytest
 import torch
 from pariskv_core.cli import model_demo, models, weights
 from pariskv_core.cli.document import FACTS, with_facts
 from pariskv_core.cli.generate import Pieces
-from pariskv_core.cli.look import Layer, Look, look
+from pariskv_core.cli.look import Errors, Layer, Look, look
 from pariskv_core.cli.models import Loaded
 from pariskv_core.cli.screen import Screen
 from pariskv_core.cli.sparse_run import Run
@@ -54,12 +55,26 @@ def test_the_mass_is_the_models_own_attention(loaded: Loaded, long_text: Path):
         assert np.allclose(layer.mass.sum(axis=1), 1, atol=1e-4)
 
 
+def test_the_error_of_a_step_is_predicted(loaded: Loaded, long_text: Path):
+    def error_with(top_k: int) -> Errors:
+        policy = pk.ParisKV(top_k=top_k, tail="sample", tail_rows=64)
+        run, _ = watched(loaded, long_text.read_text()[:2600], policy=policy)
+        found = look(run).errors()
+        assert found is not None
+        return found
+
+    few, all_that_matter = error_with(16), error_with(200)
+    assert few.true > 1e-4 and 0.2 < few.predicted / few.true < 5
+    assert all_that_matter.predicted < 1e-5 and all_that_matter.true < 1e-5
+
+
 def test_a_text_that_is_not_searched_selects_nothing(loaded: Loaded):
     run, _ = watched(loaded, "Hello there.")
     seen = look(run)
     assert not seen.searched and seen.searches == 0
     assert seen.shares() == pytest.approx({"resident": 1, "selected": 0, "elsewhere": 0}, abs=1e-5)
     assert seen.passages(3) == []
+    assert seen.errors() is None
 
 
 def some_look() -> Look:

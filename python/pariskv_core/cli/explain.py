@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +122,7 @@ def record(seen: Look, loaded: Loaded, ids: torch.Tensor, asked: int) -> dict[st
         "zone_end": end,
         "searches": seen.searches,
         "shares": seen.shares(),
+        "errors": None if (errors := seen.errors()) is None else asdict(errors),
         "passages": passages,
         "layers": [
             {"layer": layer.layer, "searched": layer.searched, "selected": layer.selected.tolist()}
@@ -155,6 +157,13 @@ def shares_sentence(shares: dict[str, float]) -> str:
     )
 
 
+def errors_sentence(errors: dict[str, float]) -> str:
+    return (
+        f"The step expects to be off by {errors['predicted']:.2g} of the spread of values, and is "
+        f"off by {errors['true']:.2g}"
+    )
+
+
 def _show(screen: Screen, found: dict[str, Any], seen: Look) -> None:
     if screen.as_json:
         return
@@ -170,6 +179,8 @@ def _show(screen: Screen, found: dict[str, Any], seen: Look) -> None:
         return
     strips(screen, seen)
     screen.say(f"\n{shares_sentence(found['shares'])}.")
+    if found["errors"] is not None:
+        screen.say(f"{errors_sentence(found['errors'])}.")
     if not found["passages"]:
         return
     from rich.text import Text
