@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 Makers = dict[str, Callable[[], Attention]]
 STEPS = 512
 DEFAULT = "the default"
-FIXED = "100 rows beside a tail of 2,048"
+FIXED = "100 rows"
 _OFTEN = Residency(update=128)  # the interval of policies that keep rows
 
 
@@ -71,12 +71,11 @@ SEARCHES: Makers = {
     "the default, tail_rows=2048": default(2048),
 }
 ERRORS: Makers = {
-    FIXED: default(2048),
-    "200 rows beside it": default(2048, top_k=200),
-    "400 rows beside it": default(2048, top_k=400),
+    **{f"{count} rows": default(top_k=count) for count in (24, 32, 48, 64)},
+    FIXED: default(),
     **{
-        f"error {error:g}, at most 400 rows": default(2048, top_k=400, error=error)
-        for error in (0.02, 0.01, 0.005)
+        f"error {error:g}, at most 400 rows": default(top_k=400, error=error)
+        for error in (0.02, 0.014, 0.01, 0.007, 0.005)
     },
 }
 POLICIES: Makers = {
