@@ -12,10 +12,10 @@ namespace {
 
 using test::Rows;
 
-/** A sequence of 900 tokens, of which steps search. */
+/** A sequence of 1300 tokens, of which steps search. */
 struct ErrorScene {
   explicit ErrorScene(TailRule tail = TailRule::kSample) : cache(config_of(tail)), id(cache.add()) {
-    test::Driver{cache, id, 1}.prefill(900);
+    test::Driver{cache, id, 1}.prefill(1300);
   }
 
   static Config config_of(TailRule tail) {
