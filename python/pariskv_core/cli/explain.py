@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +121,7 @@ def record(seen: Look, loaded: Loaded, ids: torch.Tensor, asked: int) -> dict[st
         "zone_end": end,
         "searches": seen.searches,
         "shares": seen.shares(),
-        "errors": None if (errors := seen.errors()) is None else asdict(errors),
+        "errors": None if (errors := seen.errors()) is None else vars(errors),
         "passages": passages,
         "layers": [
             {"layer": layer.layer, "searched": layer.searched, "selected": layer.selected.tolist()}
