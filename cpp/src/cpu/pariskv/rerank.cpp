@@ -149,16 +149,19 @@ void grade(const SearchArgs& args, const SearchItem& item, int64_t head, float* 
   }
 }
 
-/** Adds the squares of shares of the attention: exp(2 (logit - all)). */
-void add_squares(const Kernels& kernels, const float* logits, int64_t count, float all,
-                 float* squares) {
+/** Adds shares of the attention, exp(logit - all), and their squares. */
+void add_shares(const Kernels& kernels, const float* logits, int64_t count, float all, float* sums,
+                float* squares) {
   constexpr int64_t kSome = 512;
   float shares[kSome];
   for (int64_t first = 0; first < count; first += kSome) {
     const int64_t some = std::min(count - first, kSome);
     std::fill_n(shares, some, 0.0f);
     kernels.add_exp(logits + first, some, all, shares);
-    for (int64_t i = 0; i < some; ++i) squares[first + i] += shares[i] * shares[i];
+    for (int64_t i = 0; i < some; ++i) {
+      sums[first + i] += shares[i];
+      squares[first + i] += shares[i] * shares[i];
+    }
   }
 }
 
@@ -196,9 +199,11 @@ void weigh(const SearchArgs& args, const Kernels& kernels, const SearchItem& ite
     const float all = log_sum_exp(searched, 1.0f, &resident);
     item.totals[query_head] = all;
     if (!std::isfinite(all)) continue;  // a query that is not finite does not count
-    kernels.add_exp(logits, count, all, worth);
-    if (item.budget == nullptr) continue;
-    add_squares(kernels, logits, count, all, squares);
+    if (item.budget == nullptr) {
+      kernels.add_exp(logits, count, all, worth);
+      continue;
+    }
+    add_shares(kernels, logits, count, all, worth, squares);
     at_rest += mass_of(std::exp(resident - all));
     ++finite;
   }
