@@ -14,12 +14,6 @@ inline Rows rows_of(const TensorView& view, int64_t first = 0) {
           view.strides[0], view.strides[1]};
 }
 
-/** Numbers of float32, a row for each token. */
-inline float* floats_of(const TensorView& view, int64_t first = 0) {
-  if (view.data == nullptr) return nullptr;
-  return static_cast<float*>(view.data) + first * view.strides[0];
-}
-
 /** What a step is asked for, whatever the policy. */
 inline StepCall step_of(const DecodeArgs& args) {
   return {args.shape,          args.batch,      args.layer,        rows_of(args.q),

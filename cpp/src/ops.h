@@ -82,6 +82,12 @@ struct SequenceView {
   int64_t zone_tokens() const { return zone_end - zone_begin; }
 };
 
+/** Numbers of float32, a row for each token. */
+inline float* floats_of(const TensorView& view, int64_t first = 0) {
+  if (view.data == nullptr) return nullptr;
+  return static_cast<float*>(view.data) + first * view.strides[0];
+}
+
 /** Copies rows in (append) or out (read): packed tokens of several sequences. */
 struct RowsArgs {
   ModelShape shape;

@@ -59,8 +59,7 @@ void Step::run(const DecodeArgs& args, Finder& finder) {
   PKV_ASSERT(cutter.bytes() <= scratch_.bytes());
   attend_resident(args, running);
   for (int64_t i = 0; i < args.batch && args.error.data != nullptr; ++i) {  // a search adds its own
-    std::fill_n(static_cast<float*>(args.error.data) + i * args.error.strides[0],
-                args.shape.kv_heads, 0.0f);
+    std::fill_n(floats_of(args.error, i), args.shape.kv_heads, 0.0f);
   }
   if (any_sparse(args)) finder.find(args, running);
   // Nothing stops the call from here on. Queries are remembered before outputs are written, one of

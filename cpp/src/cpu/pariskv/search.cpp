@@ -84,7 +84,7 @@ float error_of(const SearchItem& item, int64_t head) {
 void write_errors(const DecodeArgs& args, const std::vector<SearchItem>& items) {
   if (args.error.data == nullptr) return;
   for (const SearchItem& item : items) {
-    float* row = static_cast<float*>(args.error.data) + item.row * args.error.strides[0];
+    float* row = floats_of(args.error, item.row);
     for (int64_t head = 0; head < args.shape.kv_heads; ++head) row[head] = error_of(item, head);
   }
 }

@@ -160,7 +160,7 @@ void finish(const ModelShape& shape, const Logits& logits, float maximum, float 
                element_at(to.out, to.token, to.query_head));
   }
   if (to.lse.data != nullptr) {
-    static_cast<float*>(to.lse.data)[to.token * to.lse.strides[0] + to.query_head] = lse;
+    floats_of(to.lse, to.token)[to.query_head] = lse;
   }
 }
 
