@@ -19,6 +19,8 @@ constexpr int64_t size_of(RowType type) {
     case RowType::kFloat16:
     case RowType::kBFloat16:
       return 2;
+    case RowType::kInt8:
+      return 1;
   }
   return 0;
 }
@@ -30,6 +32,8 @@ constexpr bool has_scale(RowType type) {
     case RowType::kFloat16:
     case RowType::kBFloat16:
       return false;
+    case RowType::kInt8:
+      return true;
   }
   return false;
 }
@@ -47,8 +51,8 @@ constexpr RowType row_type(DType dtype) {
   return RowType(0xff);  // code for a type throws at one that it does not know
 }
 
-/** Halves with a scale begin and end at multiples of this, so that whole vectors can be copied. */
-constexpr int64_t kHalfAlignment = 16;
+/** Halves with a scale begin and end at multiples of this, for the scale. */
+constexpr int64_t kHalfAlignment = 4;
 
 /** Bytes of K or V: its numbers, then its scale if it has one. */
 constexpr int64_t half_bytes(RowType type, int64_t dim) {

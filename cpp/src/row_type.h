@@ -6,6 +6,6 @@
 namespace pariskv {
 
 /** How one number of a stored row is written. */
-enum class RowType : uint8_t { kFloat32, kFloat16, kBFloat16 };
+enum class RowType : uint8_t { kFloat32, kFloat16, kBFloat16, kInt8 };
 
 }  // namespace pariskv

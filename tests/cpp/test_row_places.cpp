@@ -2,6 +2,8 @@
 // owns the memory that rows are in, and whatever their numbers are written as.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
 #include <numeric>
 #include <random>
 
@@ -270,6 +272,8 @@ TEST_P(RowPlaces, NumbersThatFitAFormatGiveTheSameBitsInIt) {
       {kKeyDim, kValueDim, RowType::kFloat16, RowType::kBFloat16},
       {kKeyDim, kValueDim, RowType::kBFloat16, RowType::kFloat32},
       {kKeyDim, kValueDim, RowType::kFloat32, RowType::kFloat16},
+      {kKeyDim, kValueDim, RowType::kInt8, RowType::kInt8},
+      {kKeyDim, kValueDim, RowType::kInt8, RowType::kBFloat16},
   };
   for (const RowFormat& format : formats) {
     const Outcome whole = Life(GetParam(), kWide, plain, false).run(format.key, format.value);
@@ -295,6 +299,60 @@ TEST(RowFormat, PlainRowsAreTheNumbersAlone) {
   const RowFormat mixed{80, 64, RowType::kFloat32, RowType::kFloat16};
   EXPECT_EQ(mixed.bytes(), 320 + 128);
   EXPECT_FALSE(mixed.is_plain(DType::kFloat32));
+}
+
+TEST(RowFormat, RowsInEightBitsHaveAScalePerHalf) {
+  const RowFormat rows{128, 128, RowType::kInt8, RowType::kInt8};
+  EXPECT_EQ(rows.key_bytes(), 132);
+  EXPECT_EQ(rows.bytes(), 264);
+  const RowFormat apart{80, 64, RowType::kInt8, RowType::kFloat16};
+  EXPECT_EQ(apart.bytes(), 84 + 128);
+}
+
+TEST(RowFormat, EightBitsAreWithinHalfALevelAndStayWhenWrittenAgain) {
+  constexpr int64_t kDim = 64;
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  const RowFormat rows{kDim, kDim, RowType::kInt8, RowType::kInt8};
+  for (int i = 0; i < 1000; ++i) {
+    float numbers[kDim], back[kDim];
+    const float size = std::exp(normal(random) * 20);
+    float largest = 0;
+    for (float& x : numbers) {
+      x = normal(random) * size;
+      largest = std::max(largest, std::fabs(x));
+    }
+    Bytes half(size_t(rows.key_bytes())), again = half;
+    write_half(numbers, kDim, RowType::kInt8, half.data());
+    plain_kernels().to_float(half.data(), RowType::kInt8, kDim, back);
+    for (int64_t d = 0; d < kDim; ++d) {
+      EXPECT_LE(std::fabs(back[d] - numbers[d]), largest / 127 * 0.5001f);
+    }
+    write_half(back, kDim, RowType::kInt8, again.data());
+    EXPECT_TRUE(half == again);
+  }
+}
+
+TEST(RowFormat, EightBitsOfHostileNumbers) {
+  constexpr int64_t kDim = 16;
+  const float most = std::numeric_limits<float>::max();
+  const auto stored = [](float special, float other) {
+    std::vector<float> numbers(kDim, other);
+    numbers[5] = special;
+    Bytes half(size_t(half_bytes(RowType::kInt8, kDim)));
+    write_half(numbers.data(), kDim, RowType::kInt8, half.data());
+    plain_kernels().to_float(half.data(), RowType::kInt8, kDim, numbers.data());
+    return numbers;
+  };
+  for (const float special : {NAN, INFINITY, -INFINITY}) {
+    for (const float x : stored(special, 1)) EXPECT_FALSE(std::isfinite(x));
+  }
+  for (const float x : stored(0, 0)) EXPECT_EQ(x, 0);
+  for (const float x : stored(1e-45f, 0)) EXPECT_LE(std::fabs(x), 1e-45f);
+  for (const float special : {most, -most}) {
+    for (const float x : stored(special, most / 3)) EXPECT_TRUE(std::isfinite(x));
+    EXPECT_NEAR(stored(special, 0)[5] / special, 1, 1e-6);
+  }
 }
 
 TEST(RowFormat, ATypeWithoutCodeThrows) {

@@ -32,6 +32,30 @@ inline uint16_t float_to_bfloat16(float x) {
   return uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
+/** The largest of numbers in 8 bits, without its sign. */
+constexpr int32_t kInt8Levels = 127;
+
+/** What numbers in 8 bits are multiplied by, so that the largest has all levels; NaN if one of the
+ * numbers is not finite. Of finite numbers it makes finite ones. */
+inline float int8_scale(const float* numbers, int64_t count) {
+  float largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const float size = std::fabs(numbers[i]);
+    if (!(size < INFINITY)) return NAN;
+    largest = size > largest ? size : largest;
+  }
+  const float scale = largest / float(kInt8Levels);
+  // Of the largest floats it may have been rounded up.
+  return scale * float(kInt8Levels) < INFINITY ? scale : std::nextafter(scale, 0.0f);
+}
+
+/** The nearest level, halves to even; 0 where there is no scale. */
+inline int8_t float_to_int8(float x, float scale) {
+  if (!(scale > 0)) return 0;
+  const float level = std::nearbyint(x / scale);  // of the least numbers, scales are rough
+  return int8_t(std::fmin(std::fmax(level, -float(kInt8Levels)), float(kInt8Levels)));
+}
+
 inline float float16_to_float(uint16_t value) {
   const uint32_t sign = uint32_t(value & 0x8000u) << 16;
   const uint32_t exponent = (value >> 10) & 31u;

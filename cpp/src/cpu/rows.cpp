@@ -26,6 +26,14 @@ void write_half(const float* numbers, int64_t dim, RowType type, char* half) {
         reinterpret_cast<uint16_t*>(half)[d] = float_to_bfloat16(numbers[d]);
       }
       return;
+    case RowType::kInt8: {
+      const float scale = int8_scale(numbers, dim);
+      for (int64_t d = 0; d < dim; ++d) {
+        reinterpret_cast<int8_t*>(half)[d] = float_to_int8(numbers[d], scale);
+      }
+      std::memcpy(half + dim, &scale, sizeof scale);
+      return;
+    }
   }
   no_kernel("type", int64_t(type));
 }

@@ -37,6 +37,14 @@ void to_float(const void* half, RowType type, int64_t count, float* out) {
         out[i] = bfloat16_to_float(static_cast<const uint16_t*>(half)[i]);
       }
       return;
+    case RowType::kInt8: {
+      float scale;
+      std::memcpy(&scale, static_cast<const char*>(half) + count, sizeof scale);
+      for (int64_t i = 0; i < count; ++i) {
+        out[i] = float(static_cast<const int8_t*>(half)[i]) * scale;
+      }
+      return;
+    }
   }
   no_kernel("type", int64_t(type));
 }

@@ -60,6 +60,17 @@ struct BFloat16 : Numbers<2> {
   using Numbers::Numbers;
   PKV_INLINE Lanes16 load16(int64_t d) const { return load_bfloat16(at(d)); }
 };
+struct Int8 : Numbers<1> {
+  Lanes16 scale;
+
+  Int8() = default;
+  PKV_INLINE Int8(const void* half, int64_t dim) : Numbers(half, dim) {
+    float own;
+    memcpy(&own, at(dim), sizeof own);
+    scale = all(own);
+  }
+  PKV_INLINE Lanes16 load16(int64_t d) const { return load_int8(at(d)) * scale; }
+};
 
 /** Calls `visit` with the reader above, of no half, that stands for `type`. */
 template <typename Visit>
@@ -71,6 +82,8 @@ PKV_INLINE void with_source(RowType type, Visit visit) {
       return visit(Float16{});
     case RowType::kBFloat16:
       return visit(BFloat16{});
+    case RowType::kInt8:
+      return visit(Int8{});
   }
   no_kernel("type", int64_t(type));
 }

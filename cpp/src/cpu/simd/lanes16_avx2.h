@@ -71,6 +71,11 @@ PKV_INLINE Lanes16 load_bfloat16(const void* x) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)),
           _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
 }
+PKV_INLINE Lanes16 load_int8(const void* x) {
+  const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(x));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+}
 PKV_INLINE Lanes16 load_uint8(const void* x) {
   const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(x));
   return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),

@@ -52,6 +52,10 @@ PKV_INLINE Lanes16 load_bfloat16(const void* x) {
   const __m256i halves = _mm256_loadu_si256(static_cast<const __m256i*>(x));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16))};
 }
+PKV_INLINE Lanes16 load_int8(const void* x) {
+  const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(x));
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
+}
 PKV_INLINE Lanes16 load_uint8(const void* x) {
   const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(x));
   return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes))};
