@@ -154,6 +154,9 @@ void Cache::truncate(const Batch& sequences, const Cut& cut, Stream stream) {
     layer.store.drop(impl_->shape_.segment_tokens, layer.regions.total(),
                      layer.regions.sink_end(impl_->sizes_),
                      layer.regions.retrieval_end(impl_->sizes_));
+    layer.narrow_end = std::min(layer.narrow_end, layer.regions.total());
+    if (layer.narrow_end <= layer.regions.sink_end(impl_->sizes_)) layer.narrow_end = 0;
+    layer.narrow.drop(impl_->shape_.segment_tokens, layer.narrow_end, 0, 0);
   }
 }
 
@@ -352,8 +355,14 @@ void Cache::Impl::attend(int64_t layer, const Batch& sequences, const std::vecto
     const Visit visit(*this, stream);
     const auto attend = [&](const Step& step) {
       std::vector<std::vector<int64_t>> hosted;
-      for (const Change& change : step.changes) hosted.push_back(change.hosted());
-      attend_over(step.views, arrivals.counts, hosted);
+      std::vector<SequenceView> views = step.views;
+      for (size_t i = 0; i < views.size(); ++i) {
+        const Change& change = step.changes[i];
+        hosted.push_back(change.hosted());
+        // Rows that are narrow from this call on are still there as they came.
+        views[i].narrow_end = change.layer->narrow_end;
+      }
+      attend_over(views, arrivals.counts, hosted);
     };
     const Queries queries{tensors.q, args.logits};
     store(arrivals, next, tensors.k, tensors.v, &queries, attend, stream);

@@ -20,8 +20,10 @@ uint64_t next_number() {
 }
 
 ModelShape shape_of(const Config& config) {
-  return ModelShape::plain(config.kv_heads, config.group(), config.dtype, config.head_dim,
-                           config.value_dim, config.segment_tokens);
+  const ModelShape shape =
+      ModelShape::plain(config.kv_heads, config.group(), config.dtype, config.head_dim,
+                        config.value_dim, config.segment_tokens);
+  return config.kv_dtype == KVDType::kInt8 ? shape.narrowing() : shape;
 }
 
 }  // namespace
@@ -195,6 +197,13 @@ void Cache::Impl::remember(const Step& step, const Queries& queries,
 
 void Cache::Impl::enter(Step& step, Stream stream) {
   if (step.encoded) return;
+  std::vector<NarrowJob> jobs;
+  for (size_t i = 0; i < step.changes.size(); ++i) {
+    const Positions& entering = step.changes[i].narrow.entering;
+    if (entering.begin < entering.end) jobs.push_back({step.views[i], entering});
+  }
+  // Before their summaries, which are those of narrow keys.
+  if (!jobs.empty()) backend_->narrow({shape_, int64_t(jobs.size()), jobs.data()}, stream);
   std::vector<Span> spans;
   for (size_t i = 0; i < step.changes.size(); ++i) {
     const Change& change = step.changes[i];

@@ -214,7 +214,7 @@ class Cache::Impl {
   Turns turns_;
 
  private:
-  /** Keys of a step enter their zones. */
+  /** Rows and keys of a step enter their zones. */
   void enter(Step& step, Stream stream);
   /** Copies rows of tails to where they lie side by side. */
   void copy_tail_rows(const Step& step, Stream stream);

@@ -166,6 +166,16 @@ void Config::validate() const {
     fail("[config] local: expected 1 token or more with the policy ", chooser,
          ", got 0: the last queries choose among the tokens before them");
   }
+  if (kv_dtype == KVDType::kInt8) {
+    if (device.type != DeviceType::kCpu) {
+      fail("[config] kv_dtype: expected auto with device ", name_of(device),
+           ", got int8: rows in 8 bits are on the CPU alone");
+    }
+    if (chooser != nullptr) {
+      fail("[config] kv_dtype: expected auto with the policy ", chooser,
+           ", got int8: rows in 8 bits are for ParisKV alone");
+    }
+  }
   within("threads", threads, 0, 1024);
   within("memory_budget", memory_budget, 0, std::numeric_limits<int64_t>::max());
   within("host_budget", host_budget, 0, std::numeric_limits<int64_t>::max());
@@ -207,7 +217,7 @@ bool operator==(const Config& a, const Config& b) {
          a.dense_below == b.dense_below && a.policy == b.policy && a.device == b.device &&
          a.threads == b.threads && a.segment_tokens == b.segment_tokens &&
          a.memory_budget == b.memory_budget && a.placement == b.placement &&
-         a.row_cache == b.row_cache && a.host_budget == b.host_budget;
+         a.row_cache == b.row_cache && a.host_budget == b.host_budget && a.kv_dtype == b.kv_dtype;
 }
 
 }  // namespace pariskv

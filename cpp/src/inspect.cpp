@@ -141,6 +141,8 @@ Stats Cache::stats() const {
         stats.row_bytes += bytes;
         stats.offloaded_bytes += block.offloaded() ? bytes : 0;
       });
+      layer.narrow.each_row_block(
+          [&](const RowBlock& block) { stats.row_bytes += bytes_once(block); });
       layer.store.each_summary_block(
           [&](const Block& block) { stats.summary_bytes += bytes_once(block); });
       stats.summary_bytes += layer.state.bytes();

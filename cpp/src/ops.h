@@ -30,6 +30,8 @@ struct ModelShape {
   RowLayout layout;         // of stored rows, in the blocks of SequenceView::rows
   int64_t cached_rows = 0;  // fetched rows per kv head that stay on a GPU: slots; 0: none
   int64_t recent = 0;       // queries that are remembered, per layer and sequence; 0: none are
+  RowFormat narrow{};  // of rows of a zone, if not `rows`; of no dimensions: they are as others
+  RowLayout narrow_layout{};  // in the blocks of SequenceView::narrow_rows
 
   /** Tensors are stored as they are, in segments. */
   static constexpr ModelShape plain(int64_t kv_heads, int64_t group, DType dtype, int64_t key_dim,
@@ -46,10 +48,26 @@ struct ModelShape {
     shape.recent = queries;
     return shape;
   }
+  /** The same with rows of zones in 8 bits. */
+  constexpr ModelShape narrowing() const {
+    ModelShape shape = *this;
+    shape.narrow = {rows.key_dim, rows.value_dim, RowType::kInt8, RowType::kInt8};
+    shape.narrow_layout = RowLayout::segments(shape.narrow, segment_tokens);
+    return shape;
+  }
+  constexpr bool narrows() const { return narrow.key_dim > 0; }
+  /** How rows of a zone are stored, and the copies of those of a tail. */
+  constexpr const RowFormat& zone_rows() const { return narrows() ? narrow : rows; }
   int64_t segment_row_bytes() const { return kv_heads * segment_tokens * rows.bytes(); }
+  int64_t segment_narrow_bytes() const { return kv_heads * segment_tokens * narrow.bytes(); }
   constexpr RowCacheLayout row_cache() const { return {kv_heads, cached_rows, rows.bytes()}; }
   constexpr RecentLayout recent_queries() const { return {recent, query_heads(), rows.key_dim}; }
   constexpr KeptLayout kept(int64_t capacity) const { return {kv_heads, capacity, rows.bytes()}; }
+};
+
+/** Positions [begin, end) of any sequence. */
+struct Positions {
+  int64_t begin, end;
 };
 
 /** Two words that a search sets for a zone of some size and that it alone reads, by its own type.
@@ -69,17 +87,22 @@ struct SequenceView {
   int64_t total;              // tokens stored
   int64_t zone_begin;         // the retrieval zone, as positions
   int64_t zone_end;
-  int64_t sparse;         // 1: the zone is left out but for the rows that the search selects
-  SearchPlan plan;        // of the search, for a zone of this size
-  char* row_cache;        // a block of RowCacheLayout; null: there is none
-  int64_t generation;     // of what the row cache may have: goes up when rows change under it
-  char* tail_copies;      // copies of the tail's rows, see tail.h; null: there are none
-  char* kept;             // kept rows, see kept.h; null: there are none
-  int64_t kept_capacity;  // of a head, of kept rows; 0: no rows are chosen to be kept
-  char* recent;           // recent queries, see recent.h; null: none are remembered
-  SequenceView* device;   // the same in a GPU's memory; null: there is none
+  int64_t sparse;            // 1: the zone is left out but for the rows that the search selects
+  SearchPlan plan;           // of the search, for a zone of this size
+  char* row_cache;           // a block of RowCacheLayout; null: there is none
+  int64_t generation;        // of what the row cache may have: goes up when rows change under it
+  char* tail_copies;         // copies of the tail's rows, see tail.h; null: there are none
+  char* kept;                // kept rows, see kept.h; null: there are none
+  int64_t kept_capacity;     // of a head, of kept rows; 0: no rows are chosen to be kept
+  char* recent;              // recent queries, see recent.h; null: none are remembered
+  SequenceView* device;      // the same in a GPU's memory; null: there is none
+  void* const* narrow_rows;  // (segments) -> (heads, segment_tokens) rows of ModelShape::narrow;
+                             // null where no row is narrow, as in `rows` where all are
+  int64_t narrow_end;        // rows of [zone_begin, narrow_end) are narrow, all of the zone and,
+                             // after a cut, some behind it; 0: none are
 
   int64_t zone_tokens() const { return zone_end - zone_begin; }
+  bool narrow(int64_t position) const { return position < narrow_end && position >= zone_begin; }
 };
 
 /** Numbers of float32, a row for each token. */
@@ -98,16 +121,23 @@ struct RowsArgs {
   TensorView k, v;                // (sum of lengths, heads, key_dim or value_dim)
 };
 
-/** Positions [begin, end) of any sequence. */
-struct Positions {
-  int64_t begin, end;
-};
-
 /** How logits are made of q.k. */
 struct Logits {
   float scale;
   float softcap;           // 0: none
   const float* sink_bias;  // (query_heads); null: none
+};
+
+/** Rows that enter a zone, to be written narrow beside their plain ones: see ModelShape::narrow. */
+struct NarrowJob {
+  SequenceView sequence;
+  Positions positions;
+};
+
+struct NarrowArgs {
+  ModelShape shape;
+  int64_t batch;
+  const NarrowJob* jobs;  // (batch)
 };
 
 /** Exact causal attention of each sequence's last tokens over all of it. */

@@ -55,6 +55,8 @@ SequenceView Layer::cut(const Regions& next, const RegionSizes& sizes, const Sea
   view.tail_copies = copies_of(tail_of(view, search));
   view.recent = recent.as<char>();
   view.device = tables.device();
+  view.narrow_rows = narrow.rows();
+  view.narrow_end = narrow_end;
   return view;
 }
 
@@ -71,6 +73,8 @@ SequenceView Change::view(const RegionSizes& sizes, const Search& search) const 
   set_kept(view, search, (kept.kept || kept.forgets ? kept.kept : layer->kept).get());
   view.recent = newer(queries.recent, layer->recent).as<char>();
   view.device = layer->tables.device();
+  view.narrow_rows = narrow.growth ? narrow.growth->rows() : layer->narrow.rows();
+  view.narrow_end = narrow.end;
   return view;
 }
 
@@ -84,6 +88,12 @@ void RowsChange::apply(Layer& layer) noexcept {
   if (state.data() != nullptr) layer.state = std::move(state);
   if (row_cache.data() != nullptr) layer.row_cache = std::move(row_cache);
   layer.fetched_end = std::max(layer.fetched_end, entering.end);
+}
+
+void NarrowChange::apply(Layer& layer) noexcept {
+  if (growth) layer.narrow.grow(std::move(*growth));
+  layer.narrow_end = end;
+  layer.store.give_back_rows(freed.begin, freed.end);
 }
 
 void QueriesChange::apply(Layer& layer) noexcept {
@@ -109,6 +119,7 @@ void Change::apply() noexcept {
   queries.apply(*layer);
   tail.apply(*layer);
   kept.apply(*layer);
+  narrow.apply(*layer);
 }
 
 Sequence Planner::create(int64_t layers) const {
@@ -139,9 +150,12 @@ Change Planner::plan(Layer& layer, const Regions& next, Use use, bool queries,
   const Positions entering{std::max(layer.regions.retrieval_end(sizes_), next.sink_end(sizes_)),
                            next.retrieval_end(sizes_)};
   const Growing plan{layer, next, use, entering, stream};
-  Change change{&layer, next, {}, {}, {}, {}};
+  Change change{&layer, next, {}, {}, {}, {}, {}};
   change.queries = plan_queries(plan, queries);
   change.rows = plan_rows(plan, change.queries);
+  const int64_t narrow_end =
+      plan.enters() ? std::max(layer.narrow_end, entering.end) : layer.narrow_end;
+  if (shape_.narrows()) change.narrow = plan_narrow(layer, next, narrow_end, stream);
   change.kept = plan_kept(plan, change.queries.asked);
   if (offloads_) change.rows.offloads = plan_offloads(plan, change.rows, change.kept);
   const SequenceView after = view_of(next, sizes_, search_, change.kept.dropped);
@@ -171,6 +185,24 @@ RowsChange Planner::plan_rows(const Growing& plan, const QueriesChange& queries)
     rows.state = next_state(layer, plan.stream);
   }
   return rows;
+}
+
+NarrowChange Planner::plan_narrow(Layer& layer, const Regions& next, int64_t end,
+                                  Stream stream) const {
+  const int64_t tokens = shape_.segment_tokens, begin = next.sink_end(sizes_);
+  NarrowChange change;
+  change.end = end;
+  change.entering = {std::max(layer.narrow_end, begin), end};
+  if (change.entering.begin >= end) return change;
+  const LayerStore::Writes writes{change.entering.begin, end, 0, 0, 0, (end / tokens + 1) * tokens};
+  if (!layer.narrow.ready(tokens, writes)) {
+    change.growth =
+        layer.narrow.planned(tokens, {shape_.segment_narrow_bytes(), 0}, writes, backend_, stream);
+  }
+  // A segment that a cut ends in has plain rows again once tokens were added to it.
+  const int64_t first = (begin + tokens - 1) / tokens;
+  change.freed = {std::max(first, layer.narrow_end / tokens), end / tokens};
+  return change;
 }
 
 QueriesChange Planner::plan_queries(const Growing& plan, bool queries) const {
@@ -280,7 +312,7 @@ TailChange Planner::plan_tail(const Growing& plan, const SequenceView& next) con
   change.from = goes_on ? layer.copied.count : 0;
   if (goes_on && layer.tail_copies.use_count() == 1) return change;  // free behind those that count
   const int64_t rows = Tail::capacity(search_.needs().tail_rows);
-  const int64_t bytes = shape_.kv_heads * rows * shape_.rows.bytes();
+  const int64_t bytes = shape_.kv_heads * rows * shape_.zone_rows().bytes();
   change.copies = std::make_shared<Block>(backend_.arena().allocate(bytes));
   if (goes_on) {
     backend_.copy(change.copies->data(), layer.tail_copies->data(), bytes, plan.stream);
@@ -319,6 +351,8 @@ Sequence Planner::fork(const Sequence& sequence, Stream stream) const {
     twin.copied = layer.copied;
     twin.queries = layer.queries;
     twin.dropped = layer.dropped;
+    twin.narrow = layer.narrow;
+    twin.narrow_end = layer.narrow_end;
     const auto copy_of = [&](const Block& block) {
       if (block.data() == nullptr) return Block();
       Block other = backend_.arena().allocate(block.bytes());

@@ -34,6 +34,12 @@ struct Layer {
   Block recent;         // queries; empty until one is remembered
   Positions queries{};  // whose queries are in there
   Positions dropped{};  // whose rows were given back: whole segments of the zone; or none
+  LayerStore narrow;    // rows of the zone where they are narrow, by segment; no summaries
+  /**
+   * Rows behind the sink up to here are narrow. A cut leaves it where it is, as far as there are
+   * rows: those that come back from the zone stay narrow, and enter it again as the same bytes.
+   */
+  int64_t narrow_end = 0;
 
   /** Copies of rows of the tail, if all of this tail are among them; null: they are not. */
   char* copies_of(const Tail& tail) const;
@@ -69,6 +75,16 @@ struct RowsChange {
   Block tables;                              // empty: the tables have room
   Positions entering{};                      // the zone; may end before it begins: none
   std::vector<PlannedOffload> offloads;
+
+  void apply(Layer& layer) noexcept;
+};
+
+/** Rows that are narrow from now on, and segments of plain ones that are given back for it. */
+struct NarrowChange {
+  std::optional<LayerStore::Growth> growth;  // absent: the store has room
+  Positions entering{};                      // whose rows are to be written narrow; or none
+  int64_t end = 0;                           // Layer::narrow_end as it will be
+  Positions freed{};                         // segments
 
   void apply(Layer& layer) noexcept;
 };
@@ -113,6 +129,7 @@ struct Change {
   QueriesChange queries;
   KeptRowsChange kept;
   TailChange tail;
+  NarrowChange narrow;
 
   int64_t entering() const { return rows.entering.end - rows.entering.begin; }
   int64_t segments() const {
@@ -159,6 +176,9 @@ class Planner {
    *                 remembered before anything is chosen
    */
   Change plan(Layer& layer, const Regions& next, Use use, bool queries, Stream stream) const;
+
+  /** From a layer to one whose rows of zones and others up to `end` are narrow. */
+  NarrowChange plan_narrow(Layer& layer, const Regions& next, int64_t end, Stream stream) const;
 
   /** The search's state to be changed: empty when the layer's own can be. */
   Block next_state(const Layer& layer, Stream stream) const;

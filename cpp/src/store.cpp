@@ -37,7 +37,7 @@ bool LayerStore::ready(int64_t segment_tokens, const Writes& writes) const {
   }
   // Beside the written ones only a truncation makes resident rows of offloaded ones: the last few.
   for (int64_t s = segments() - 1; s >= 0 && !in_zone(s, segment_tokens, writes); --s) {
-    if (rows_[s]->offloaded()) return false;
+    if (rows_[s] && rows_[s]->offloaded()) return false;
   }
   const SegmentRange summaries(writes.summaries_begin, writes.summaries_end, segment_tokens);
   if (summaries.last > segments()) return false;
@@ -66,10 +66,11 @@ LayerStore::Growth LayerStore::planned(int64_t segment_tokens, BlockBytes bytes,
   if (rows.first < rows.last) first = std::min(first, rows.first);
   if (summaries.first < summaries.last) first = std::min(first, summaries.first);
   for (int64_t s = first; s < count; ++s) {
-    const std::shared_ptr<RowBlock>* held = s < segments() ? &rows_[s] : nullptr;
+    const std::shared_ptr<RowBlock>* held = s < segments() && rows_[s] ? &rows_[s] : nullptr;
+    const bool missing = rows.has(s) && !held;
     const bool foreign = rows.has(s) && held && (held->use_count() > 1 || (*held)->leaving());
     const bool far = held && (*held)->offloaded() && !in_zone(s, segment_tokens, writes);
-    if (!held || foreign || far) {
+    if (missing || foreign || far) {
       Block block = backend.arena().allocate(bytes.rows);
       if (held) backend.copy(block.data(), (*held)->data(), bytes.rows, stream);
       next.row_table_[s] = block.data();
@@ -117,11 +118,17 @@ const std::shared_ptr<RowBlock>& LayerStore::row_block(int64_t segment,
 }
 
 void LayerStore::give_back(int64_t first, int64_t last) noexcept {
+  give_back_rows(first, last);
+  for (int64_t s = first; s < last; ++s) {
+    summaries_[s].reset();
+    summary_table_[s] = nullptr;
+  }
+}
+
+void LayerStore::give_back_rows(int64_t first, int64_t last) noexcept {
   for (int64_t s = first; s < last; ++s) {
     rows_[s].reset();
-    summaries_[s].reset();
     row_table_[s] = nullptr;
-    summary_table_[s] = nullptr;
   }
 }
 

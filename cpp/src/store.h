@@ -101,6 +101,8 @@ class LayerStore {
 
   /** Gives segments [first, last) back, but for their place; other stores may still have them. */
   void give_back(int64_t first, int64_t last) noexcept;
+  /** The same of their rows alone. A segment that is written to again has other rows by then. */
+  void give_back_rows(int64_t first, int64_t last) noexcept;
 
   /** Drops whole segments: of rows from `total` on, of summaries outside [begin, end). */
   void drop(int64_t segment_tokens, int64_t total, int64_t zone_begin, int64_t zone_end) noexcept;

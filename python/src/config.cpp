@@ -24,6 +24,15 @@ const char* text(Placement placement) {
   return placement == Placement::kDevice ? "device" : "host";
 }
 
+KVDType parse_kv_dtype(const std::string& name) {
+  if (name == "auto") return KVDType::kAuto;
+  if (name == "int8") return KVDType::kInt8;
+  throw nb::value_error(
+      ("[config] kv_dtype: expected \"auto\" or \"int8\", got \"" + name + "\"").c_str());
+}
+
+const char* text(KVDType type) { return type == KVDType::kInt8 ? "int8" : "auto"; }
+
 /** "cpu", "cuda", "cuda:1" or a torch.device, whose text is one of these. */
 Device parse_device(nb::handle device) {
   const auto name = nb::cast<std::string>(nb::str(device));
@@ -57,6 +66,7 @@ nb::dict fields_of(const Config& c) {
   fields["placement"] = text(c.placement);
   fields["row_cache"] = c.row_cache;
   fields["host_budget"] = c.host_budget;
+  fields["kv_dtype"] = text(c.kv_dtype);
   return fields;
 }
 
@@ -95,6 +105,9 @@ row_cache
     0 is none, -1 twice the rows that a step selects.
 host_budget
     The most bytes of host memory that such a cache may hold; 0 is no limit.
+kv_dtype
+    How rows of retrieval zones are stored: "auto" is as dtype, "int8" as 8 bits a number and
+    a scale for each K and V, on the CPU with ParisKV. All other rows stay in dtype.
 
 Raises ValueError, with what was expected and what came.)";
 
@@ -108,7 +121,7 @@ void bind_config(nb::module_& m) {
          nb::handle dtype, int64_t sink, int64_t local, int64_t update, int64_t dense_below,
          const std::optional<PolicyConfig>& policy, nb::handle device, int64_t threads,
          int64_t segment_tokens, int64_t memory_budget, const std::string& placement,
-         int64_t row_cache, int64_t host_budget) {
+         int64_t row_cache, int64_t host_budget, const std::string& kv_dtype) {
         Config config;
         config.layers = layers;
         config.query_heads = query_heads;
@@ -128,6 +141,7 @@ void bind_config(nb::module_& m) {
         config.placement = parse_placement(placement);
         config.row_cache = row_cache;
         config.host_budget = host_budget;
+        config.kv_dtype = parse_kv_dtype(kv_dtype);
         config.validate();
         return config;
       },
@@ -139,7 +153,7 @@ void bind_config(nb::module_& m) {
       nb::arg("threads") = defaults.threads, nb::arg("segment_tokens") = defaults.segment_tokens,
       nb::arg("memory_budget") = defaults.memory_budget,
       nb::arg("placement") = text(defaults.placement), nb::arg("row_cache") = defaults.row_cache,
-      nb::arg("host_budget") = defaults.host_budget);
+      nb::arg("host_budget") = defaults.host_budget, nb::arg("kv_dtype") = text(defaults.kv_dtype));
   type.def_ro("layers", &Config::layers)
       .def_ro("query_heads", &Config::query_heads)
       .def_ro("kv_heads", &Config::kv_heads)
@@ -157,7 +171,8 @@ void bind_config(nb::module_& m) {
       .def_ro("memory_budget", &Config::memory_budget)
       .def_prop_ro("placement", [](const Config& c) { return text(c.placement); })
       .def_ro("row_cache", &Config::row_cache)
-      .def_ro("host_budget", &Config::host_budget);
+      .def_ro("host_budget", &Config::host_budget)
+      .def_prop_ro("kv_dtype", [](const Config& c) { return text(c.kv_dtype); });
   bind_value(type, "Config", fields_of, maker,
              {"[config] ", {"layers", "query_heads", "kv_heads", "head_dim"}, {"dtype", "device"}});
 }

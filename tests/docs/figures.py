@@ -367,7 +367,7 @@ SAID = {
 GIVEN = {
     "DESIGN.md": ("K and V take 512 bytes", "tags in 32 bytes"),
     "docs/add-a-head-size.md": ("pieces of 16 bytes",),
-    "docs/add-a-row-format.md": ("padded to a multiple of 16 bytes",),
+    "docs/add-a-row-format.md": ("padded to a multiple of 4 bytes",),
     "docs/glossary.md": ("updated by words of 8 bytes",),
     "docs/memory.md": (
         "132 bytes per block and kv head",

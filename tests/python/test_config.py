@@ -50,6 +50,7 @@ def test_defaults_are_the_published_ones_but_for_the_search():
     assert config.device == "cpu"
     assert (config.threads, config.segment_tokens, config.memory_budget) == (0, 1024, 0)
     assert (config.placement, config.row_cache, config.host_budget) == ("host", -1, 0)
+    assert config.kv_dtype == "auto"
 
 
 CHANGED = {
@@ -75,6 +76,7 @@ CHANGED = {
     "segment_tokens": 128,
     "memory_budget": 12345678,
     "row_cache": 77,
+    "kv_dtype": "int8",
 }
 
 
@@ -118,8 +120,10 @@ def test_configs_that_differ_in_one_field_differ(field):
     other = {"device": "cuda", "dtype": "float32", "layers": 4, "query_heads": 9, "head_dim": 64}
     other |= {"kv_heads": 1, "scorer": "sign_norm", "group_rule": "attention_mass", "seed": 1}
     other |= {"schedule": [(0, 0.05, 0.25)], "segment_tokens": 256, "value_dim": 64}
+    other |= {"kv_dtype": "auto"}
     value = other.get(field, CHANGED[field] + 1 if field not in other else None)
-    assert config_of(**CHANGED) != config_of(**{**CHANGED, field: value})
+    changed = {**CHANGED, "kv_dtype": "auto"} if field == "device" else CHANGED
+    assert config_of(**changed) != config_of(**{**changed, field: value})
 
 
 @pytest.mark.parametrize("block", [0, 64, 128, 256])
@@ -255,6 +259,7 @@ WRONG = [
     ({"device": "cuda:"}, "device.*cuda:"),
     ({"threads": -1}, "threads.* -1"),
     ({"row_cache": -2}, "row_cache.* -2"),
+    ({"kv_dtype": "int4"}, "kv_dtype.*auto.*int8.*int4"),
     ({"segment_tokens": 0}, "segment_tokens.* 0"),
     ({"segment_tokens": 100}, "segment_tokens.* 100"),
     ({"memory_budget": -1}, "memory_budget.* -1"),

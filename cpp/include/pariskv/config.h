@@ -27,6 +27,12 @@ enum class Placement : uint8_t {
   kDevice,  ///< In the GPU's own memory.
 };
 
+/** How rows of retrieval zones are stored. */
+enum class KVDType : uint8_t {
+  kAuto,  ///< As all others, in Config::dtype.
+  kInt8,  ///< K and V each as numbers of 8 bits and a float that they are multiplied by.
+};
+
 struct Config {
   // The model.
   int64_t layers = 1;
@@ -46,6 +52,8 @@ struct Config {
   int64_t dense_below = -1;  ///< Sequences shorter than this are attended to in full.
 
   PolicyConfig policy;  ///< How rows are chosen.
+  /** Of rows of the zone; on the CPU with ParisKV. Sink, local window and buffer stay in dtype. */
+  KVDType kv_dtype = KVDType::kAuto;
 
   // The machine.
   Device device;

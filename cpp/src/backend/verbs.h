@@ -1,6 +1,7 @@
 /** The verbs that every search shares. A backend trusts its arguments and knows no sequences. */
 #pragma once
 
+#include "check.h"
 #include "ops.h"
 #include "pariskv/stream.h"
 
@@ -17,6 +18,9 @@ class Verbs {
   virtual void zero(void* target, int64_t bytes, Stream stream) = 0;
 
   virtual void attend_exact(const AttendExactArgs& args, Stream stream) = 0;
+  /** Called where ModelShape::narrow is set, which Config::validate keeps to backends that have it.
+   */
+  virtual void narrow(const NarrowArgs&, Stream) { PKV_ASSERT(false); }
   virtual void exact_logits(const ExactLogitsArgs& args, Stream stream) = 0;
 };
 

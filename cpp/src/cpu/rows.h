@@ -15,16 +15,34 @@ struct RowPlace {
   char* value;
 };
 
-/** The row of a position. */
-inline RowPlace row_at(const ModelShape& shape, const SequenceView& sequence, int64_t head,
+/** The row of a position, in the blocks of a table. */
+inline RowPlace row_in(void* const* table, const RowLayout& layout, int64_t head,
                        int64_t position) {
-  const RowLayout& layout = shape.layout;
   const int64_t block = position / layout.tokens, slot = position % layout.tokens;
-  void* const* pointers = sequence.rows + block * layout.pointers;
+  void* const* pointers = table + block * layout.pointers;
   const auto half = [&](const RowLayout::Half& own) {
     return static_cast<char*>(pointers[own.pointer]) + own.at(head, slot);
   };
   return {half(layout.key), half(layout.value)};
+}
+
+/** The plain row of a position that is not narrow yet. */
+inline RowPlace plain_row_at(const ModelShape& shape, const SequenceView& sequence, int64_t head,
+                             int64_t position) {
+  return row_in(sequence.rows, shape.layout, head, position);
+}
+
+/** The row of a position, which is written as `format_at` says. */
+inline RowPlace row_at(const ModelShape& shape, const SequenceView& sequence, int64_t head,
+                       int64_t position) {
+  return sequence.narrow(position)
+             ? row_in(sequence.narrow_rows, shape.narrow_layout, head, position)
+             : plain_row_at(shape, sequence, head, position);
+}
+
+inline const RowFormat& format_at(const ModelShape& shape, const SequenceView& sequence,
+                                  int64_t position) {
+  return sequence.narrow(position) ? shape.narrow : shape.rows;
 }
 
 /** The halves of a copy of a row, which lie together. */
@@ -35,8 +53,8 @@ inline RowPlace halves_of(const RowFormat& rows, char* copy) {
 /** The copy of a row of the tail, by its number among them. */
 inline RowPlace tail_copy(const ModelShape& shape, const SequenceView& sequence, int64_t head,
                           int64_t number, int64_t capacity) {
-  return halves_of(shape.rows,
-                   sequence.tail_copies + (head * capacity + number) * shape.rows.bytes());
+  const RowFormat& rows = shape.zone_rows();
+  return halves_of(rows, sequence.tail_copies + (head * capacity + number) * rows.bytes());
 }
 
 /** Row i of a head, in a block of kept rows. */
@@ -51,6 +69,13 @@ void copy_row(const RowFormat& rows, const RowPlace& from, const RowPlace& to);
 /** A stored key as floats. */
 inline void read_key(const Kernels& kernels, const RowFormat& rows, const char* key, float* out) {
   kernels.to_float(key, rows.key, rows.key_dim, out);
+}
+
+/** The stored key of a position as floats. */
+inline void read_key_at(const Kernels& kernels, const ModelShape& shape,
+                        const SequenceView& sequence, int64_t head, int64_t position, float* out) {
+  read_key(kernels, format_at(shape, sequence, position),
+           row_at(shape, sequence, head, position).key, out);
 }
 
 /** Element (i, j, 0) of a rank-3 view. */

@@ -24,19 +24,21 @@ struct Prefix {
   int64_t pieces;
 };
 constexpr int64_t kPrefixBytes = int64_t(sizeof(Prefix));
-constexpr int64_t kLayerBytes = int64_t(sizeof(SavedLayer));
 constexpr int64_t kChecksumBytes = int64_t(sizeof(uint64_t));
-static_assert(kPrefixBytes == 56 && kLayerBytes == 40, "bytes of a file: no padding");
+static_assert(kPrefixBytes == 56 && sizeof(SavedLayer) == 48, "bytes of a file: no padding");
+
+/** Of a layer: all but the last word before files of kNarrowVersion. */
+int64_t layer_bytes(int64_t version) { return version == kNarrowVersion ? 48 : 40; }
 
 /** Throws unless a file of this size begins as this version's files do. */
 void check_prefix(const OldFile& file, const Prefix& prefix) {
   if (std::memcmp(prefix.magic, kMagic, sizeof kMagic) != 0) {
     fail("[load] path: expected a saved sequence, got another kind of file, ", file.path());
   }
-  if (prefix.version != kSavedVersion) {
+  if (prefix.version != kSavedVersion && prefix.version != kNarrowVersion) {
     fail("[load] path: expected version ", kSavedVersion, " of saved sequences, got version ",
          prefix.version, " in ", file.path(),
-         prefix.version > kSavedVersion ? "; a newer pariskv_core wrote it" : "");
+         prefix.version > kNarrowVersion ? "; a newer pariskv_core wrote it" : "");
   }
   if (prefix.file_bytes != file.bytes()) {
     fail("[load] path: expected the ", prefix.file_bytes, " bytes that were written, got ",
@@ -100,7 +102,15 @@ std::vector<Piece> pieces_of(const std::vector<SavedLayer>& layers, const SavedS
     if (layer.has_state != 0) add(Piece::Kind::kState, l, 0, 0, 0, sizes.state_bytes);
     for (int64_t s = 0; s * tokens < total; ++s) {
       const int64_t first = s * tokens, used = std::min(total - first, tokens);
-      add(Piece::Kind::kRows, l, s, 0, used, used * sizes.token_bytes);
+      const int64_t narrow_end = std::min(layer.narrow_end - first, tokens);
+      const int64_t narrow_begin = std::max(zone_begin - first, int64_t{0});
+      if (narrow_begin > 0 || narrow_end < used) {
+        add(Piece::Kind::kRows, l, s, 0, used, used * sizes.token_bytes);
+      }
+      if (narrow_begin < narrow_end) {
+        add(Piece::Kind::kNarrowRows, l, s, narrow_begin, narrow_end,
+            (narrow_end - narrow_begin) * sizes.narrow_token_bytes);
+      }
       const int64_t begin = std::max(zone_begin - first, int64_t{0});
       const int64_t end = std::min(zone_end - first, tokens);
       if (begin >= end || sizes.summary_bytes == 0) continue;
@@ -111,14 +121,14 @@ std::vector<Piece> pieces_of(const std::vector<SavedLayer>& layers, const SavedS
 }
 
 int64_t SavedHeader::bytes() const {
-  return kPrefixBytes + int64_t(settings.size()) + int64_t(layers.size()) * kLayerBytes +
+  return kPrefixBytes + int64_t(settings.size()) + int64_t(layers.size()) * layer_bytes(version) +
          int64_t(checksums.size() + 1) * kChecksumBytes;
 }
 
 std::vector<char> SavedHeader::packed(int64_t file_bytes) const {
   std::vector<char> header(static_cast<size_t>(bytes()));
   Prefix prefix{{},
-                kSavedVersion,
+                version,
                 bytes(),
                 file_bytes,
                 int64_t(settings.size()),
@@ -127,7 +137,9 @@ std::vector<char> SavedHeader::packed(int64_t file_bytes) const {
   std::memcpy(prefix.magic, kMagic, sizeof kMagic);
   char* next = put(header.data(), &prefix, 1);
   next = put(next, settings.data(), settings.size());
-  next = put(next, layers.data(), layers.size());
+  for (const SavedLayer& layer : layers) {
+    next = put(next, reinterpret_cast<const char*>(&layer), size_t(layer_bytes(version)));
+  }
   next = put(next, checksums.data(), checksums.size());
   const uint64_t checksum = checksum_of(header.data(), bytes() - kChecksumBytes);
   put(next, &checksum, 1);
@@ -151,11 +163,19 @@ SavedHeader SavedHeader::read(const OldFile& file) {
     refuse_damaged(file, "the checksum of its header is another one");
   }
   SavedHeader header;
-  std::vector<char> text;
+  header.version = prefix.version;
+  std::vector<char> text, layers;
   Reader reader(bytes.data() + kPrefixBytes, summed - kPrefixBytes);
-  if (!reader.take(text, prefix.settings_bytes) || !reader.take(header.layers, prefix.layers) ||
+  const int64_t layer = layer_bytes(prefix.version);
+  const bool counts = prefix.layers >= 0 && prefix.layers <= summed / layer;
+  if (!reader.take(text, prefix.settings_bytes) || !counts ||
+      !reader.take(layers, prefix.layers * layer) ||
       !reader.take(header.checksums, prefix.pieces) || !reader.empty()) {
     refuse_damaged(file, "its header has other parts than it says");
+  }
+  header.layers.resize(size_t(prefix.layers));
+  for (size_t l = 0; l < header.layers.size(); ++l) {
+    std::memcpy(&header.layers[l], layers.data() + l * size_t(layer), size_t(layer));
   }
   header.settings.assign(text.begin(), text.end());
   return header;
@@ -168,6 +188,22 @@ void SavedHeader::check(const OldFile& file, const std::vector<Piece>& pieces) c
   }
 }
 
+namespace {
+
+/** All of a zone is narrow, and no row of the sink. */
+bool narrow_end_is_sound(const SavedLayer& layer, const SavedSizes& sizes) {
+  const Regions regions(layer.marks);
+  const int64_t sink = regions.sink_end(sizes.regions);
+  if (layer.narrow_end == 0) {
+    return sizes.narrow_token_bytes == 0 || regions.zone_tokens(sizes.regions) == 0;
+  }
+  return sizes.narrow_token_bytes > 0 && layer.narrow_end > sink &&
+         layer.narrow_end >= regions.retrieval_end(sizes.regions) &&
+         layer.narrow_end <= regions.total();
+}
+
+}  // namespace
+
 void check_layers(const OldFile& file, const SavedHeader& header, int64_t layers,
                   const SavedSizes& sizes) {
   if (int64_t(header.layers.size()) != layers) refuse_damaged(file, "it has other layers");
@@ -176,8 +212,9 @@ void check_layers(const OldFile& file, const SavedHeader& header, int64_t layers
     const int64_t total = layer.marks.total;
     const bool sound = Regions::reachable(layer.marks, sizes.regions) && total <= kMostTokens &&
                        layer.observed >= 0 && layer.observed <= sizes.wanted.before(total) &&
-                       (layer.has_state == 0 || (layer.has_state == 1 && sizes.state_bytes > 0));
-    if (sound) left -= total * sizes.token_bytes;
+                       (layer.has_state == 0 || (layer.has_state == 1 && sizes.state_bytes > 0)) &&
+                       narrow_end_is_sound(layer, sizes);
+    if (sound) left -= total * sizes.least_token_bytes();
     const bool needs_state =
         sound && sizes.state_bytes > 0 &&
         (layer.observed > 0 || Regions(layer.marks).zone_tokens(sizes.regions) > 0);

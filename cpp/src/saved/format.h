@@ -6,7 +6,8 @@
  *   layers    (layers) SavedLayer
  *   checksums (pieces) of each piece, in their order
  *   checksum  of all of the header before it
- *   pieces    without gaps: for each layer its state, then the rows and summaries of each segment
+ *   pieces    without gaps: for each layer its state, then the rows, the narrow rows and the
+ *             summaries of each segment; no rows where all are narrow
  *
  * Everything is little-endian. Every byte counts for one checksum, and says one thing only.
  */
@@ -23,12 +24,14 @@
 namespace pariskv {
 
 constexpr int64_t kSavedVersion = 3;
+constexpr int64_t kNarrowVersion = 4;  // where rows of zones are narrow: layers tell how far
 
 /** One layer of a sequence, but for its bytes. */
 struct SavedLayer {
   Regions::Marks marks;
-  int64_t observed;   // queries that its policy was given, of those it wants
-  int64_t has_state;  // 0 or 1
+  int64_t observed;        // queries that its policy was given, of those it wants
+  int64_t has_state;       // 0 or 1
+  int64_t narrow_end = 0;  // Layer::narrow_end; in files of kNarrowVersion
 };
 
 /** Sizes that follow from a cache's settings. */
@@ -38,16 +41,23 @@ struct SavedSizes {
   int64_t token_bytes;    // the rows of a token, of all kv heads
   int64_t summary_bytes;  // of a segment
   int64_t state_bytes;
-  QueryWindows wanted;  // queries that the policy wants
+  QueryWindows wanted;             // queries that the policy wants
+  int64_t narrow_token_bytes = 0;  // of narrow rows; 0: none are
+
+  /** Least bytes of a token's rows. */
+  int64_t least_token_bytes() const {
+    return narrow_token_bytes > 0 && narrow_token_bytes < token_bytes ? narrow_token_bytes
+                                                                      : token_bytes;
+  }
 };
 
 /** A piece of a file, with a checksum of its own. */
 struct Piece {
-  enum class Kind { kState, kRows, kSummaries };
+  enum class Kind { kState, kRows, kSummaries, kNarrowRows };
   Kind kind;
   int64_t layer;
   int64_t segment;
-  int64_t begin, end;  // slots of the segment: its rows, or those in the zone
+  int64_t begin, end;  // slots of the segment: its rows, or those in the zone or narrow
   int64_t offset;      // in the pieces' part of the file
   int64_t bytes;
 };
@@ -56,6 +66,7 @@ struct Piece {
 std::vector<Piece> pieces_of(const std::vector<SavedLayer>& layers, const SavedSizes& sizes);
 
 struct SavedHeader {
+  int64_t version = kSavedVersion;
   std::string settings;
   std::vector<SavedLayer> layers;
   std::vector<uint64_t> checksums;  // (pieces)

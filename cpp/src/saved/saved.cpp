@@ -27,6 +27,19 @@ struct Run {
   int64_t bytes;
 };
 
+/** Of some slots of a segment, the rows of each head. */
+std::vector<Run> runs_of_slots(void* segment, const RowFormat& rows, const ModelShape& shape,
+                               int64_t begin, int64_t end) {
+  char* data = static_cast<char*>(segment);
+  const int64_t head_bytes = shape.segment_tokens * rows.bytes();
+  if (end - begin == shape.segment_tokens) return {{data, shape.kv_heads * head_bytes}};
+  std::vector<Run> runs;
+  for (int64_t head = 0; head < shape.kv_heads; ++head) {
+    runs.push_back({data + head * head_bytes + begin * rows.bytes(), (end - begin) * rows.bytes()});
+  }
+  return runs;
+}
+
 /** The memory of a piece, in the order of the file. */
 std::vector<Run> runs_of(const Piece& piece, const SequenceView& view, const ModelShape& shape) {
   switch (piece.kind) {
@@ -35,16 +48,23 @@ std::vector<Run> runs_of(const Piece& piece, const SequenceView& view, const Mod
     case Piece::Kind::kSummaries:
       return {{reinterpret_cast<char*>(view.summaries[piece.segment]), piece.bytes}};
     case Piece::Kind::kRows:
-      break;
+      return runs_of_slots(view.rows[piece.segment], shape.rows, shape, piece.begin, piece.end);
+    case Piece::Kind::kNarrowRows:
+      return runs_of_slots(view.narrow_rows[piece.segment], shape.narrow, shape, piece.begin,
+                           piece.end);
   }
-  char* rows = static_cast<char*>(view.rows[piece.segment]);
-  if (piece.end == shape.segment_tokens) return {{rows, piece.bytes}};
-  std::vector<Run> runs;  // of each head as many rows as there are tokens
-  const int64_t step = shape.segment_tokens * shape.rows.bytes();
-  for (int64_t head = 0; head < shape.kv_heads; ++head) {
-    runs.push_back({rows + head * step, piece.end * shape.rows.bytes()});
+  return {};
+}
+
+/** Zeroes the plain rows of positions that are narrow, in a copy of a piece: nothing reads them. */
+void clear_narrow(const Piece& piece, const SequenceView& view, const ModelShape& shape,
+                  char* copy) {
+  const int64_t first = piece.segment * shape.segment_tokens, row = shape.rows.bytes();
+  const int64_t begin = std::max(view.zone_begin - first, piece.begin);
+  const int64_t end = std::min(view.narrow_end - first, piece.end);
+  for (int64_t head = 0; head < shape.kv_heads && begin < end; ++head) {
+    std::memset(copy + (head * piece.end + begin) * row, 0, size_t((end - begin) * row));
   }
-  return runs;
 }
 
 std::unique_ptr<char[]> buffer_of(int64_t bytes) {
@@ -57,7 +77,8 @@ SavedSizes sizes_of(const ModelShape& shape, const RegionSizes& regions, const S
           shape.kv_heads * shape.rows.bytes(),
           search.needs().summary_bytes,
           search.needs().state_bytes,
-          search.needs().observed};
+          search.needs().observed,
+          shape.kv_heads * shape.narrow.bytes()};
 }
 
 /** Calls `work(i)` for every piece of a layer, on the threads of the backend. */
@@ -85,10 +106,11 @@ uint64_t write_piece(const Piece& piece, const Layer& layer, const SequenceView&
                         (rows && layer.store.row_block(piece.segment)->offloaded());
   const bool part =
       piece.kind == Piece::Kind::kSummaries && piece.end - piece.begin < shape.segment_tokens;
+  const bool mixed = rows && view.narrow_end > 0;
   const std::vector<Run> runs = runs_of(piece, view, shape);
   std::unique_ptr<char[]> copy;
   const char* data = runs[0].data;
-  if (!readable || part || runs.size() > 1) {
+  if (!readable || part || mixed || runs.size() > 1) {
     copy = buffer_of(piece.bytes);
     char* next = copy.get();
     for (const Run& run : runs) {
@@ -102,6 +124,7 @@ uint64_t write_piece(const Piece& piece, const Layer& layer, const SequenceView&
     if (part) {
       search.clear_outside(reinterpret_cast<uint8_t*>(copy.get()), piece.begin, piece.end);
     }
+    if (mixed) clear_narrow(piece, view, shape, copy.get());
     data = copy.get();
   }
   file.write(data, piece.bytes, begin + piece.offset);
@@ -118,7 +141,7 @@ void read_piece(const SavedPart& part, size_t number, const SequenceView& view,
   char* data = in_place ? runs[0].data : copy.get();
   part.file.read(data, piece.bytes, part.header.bytes() + piece.offset);
   if (checksum_of(data, piece.bytes) != part.header.checksums[number]) {
-    const char* names[] = {"state", "rows", "summaries"};
+    const char* names[] = {"state", "rows", "summaries", "narrow rows"};
     refuse_damaged(part.file, std::string("the checksum of its ") + names[int(piece.kind)] +
                                   " of layer " + std::to_string(piece.layer) + ", segment " +
                                   std::to_string(piece.segment) + ", is another one");
@@ -147,9 +170,11 @@ void Cache::save(SequenceId sequence, const std::string& path) const {
   const Sequence& source = *impl_->find(impl.verb("save"), {sequence})[0];
   SavedHeader header;
   header.settings = text_of(settings_of(impl.config_));
+  if (impl.shape_.narrows()) header.version = kNarrowVersion;
   for (const Layer& layer : source.layers) {
     const bool has_state = layer.state.data() != nullptr;
-    header.layers.push_back({layer.regions.marks(), layer.observed, has_state ? 1 : 0});
+    header.layers.push_back(
+        {layer.regions.marks(), layer.observed, has_state ? 1 : 0, layer.narrow_end});
   }
   const std::vector<Piece> pieces =
       pieces_of(header.layers, sizes_of(impl.shape_, impl.sizes_, *impl.search_));
@@ -206,6 +231,7 @@ void Cache::Impl::restore(Layer& layer, const SavedPart& part, Stream stream) {
   step.encoded = true;
   Change& change = step.changes[0];
   change.queries.observed = saved.observed;
+  change.narrow = planner_.plan_narrow(layer, change.next, saved.narrow_end, stream);
   if (saved.has_state != 0 && change.rows.state.data() == nullptr) {
     change.rows.state = planner_.next_state(layer, stream);
   }

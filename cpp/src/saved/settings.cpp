@@ -82,6 +82,7 @@ std::vector<Setting> settings_of(const Config& config) {
       {"local", std::to_string(config.local), false},
       {"update", std::to_string(config.update), false},
       {"dense_below", std::to_string(config.dense_below), false},
+      {"kv_dtype", config.kv_dtype == KVDType::kInt8 ? "int8" : "auto", true, "auto"},
   };
   std::visit([&](const auto& policy) { add(policy, settings); }, config.policy);
   settings.push_back({"written_by", "pariskv " PARISKV_VERSION_STRING, false});
@@ -97,7 +98,8 @@ std::string text_of(const std::vector<Setting>& settings) {
 void check_settings(const std::string& path, const std::string& text, const Config& config) {
   for (const Setting& own : settings_of(config)) {
     if (!own.must_match) continue;
-    const std::string found = value_in(text, own.name);
+    std::string found = value_in(text, own.name);
+    if (found.empty()) found = own.before;
     if (found == own.value) continue;
     fail("[load] path: expected a sequence of a cache with ", own.name, " ", own.value,
          " as this one, got ", found.empty() ? "none" : found, " in ", path);

@@ -12,6 +12,8 @@ struct Setting {
   std::string name;
   std::string value;
   bool must_match;  // bytes of the file are made with it
+  std::string before =
+      {};  // the value that files had before there was this setting; empty: none had
 };
 
 /** @param config resolved */

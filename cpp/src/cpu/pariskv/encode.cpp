@@ -91,8 +91,8 @@ void encode_keys(const Kernels& kernels, const EncodeArgs& args, const EncodeJob
     for (int64_t i = 0; i < count; ++i) {
       keys[i] = row_at(shape, job.sequence, head, first + i).key;
     }
-    kernels.encode({keys, shape.rows.key, count, shape.rows.key_dim, layout.rotated_dim, gain,
-                    shift, args.codec->rotation_signs.data(), args.codec->thresholds.data(),
+    kernels.encode({keys, shape.zone_rows().key, count, shape.rows.key_dim, layout.rotated_dim,
+                    gain, shift, args.codec->rotation_signs.data(), args.codec->thresholds.data(),
                     args.codec->centres.data(), layout.signs(segment, head, slot),
                     layout.norms(segment, head, slot), layout.scales(segment, head, slot),
                     layout.records(segment, head, slot)});

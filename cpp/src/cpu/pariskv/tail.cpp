@@ -16,7 +16,7 @@ void ParisKVSearch::list_tail(const SearchArgs& args) {
   if (width == 0) return;
   const auto is_finite = [&](const SequenceView& sequence, int64_t head, int64_t position) {
     float key[kMaxHeadDim];
-    read_key(device_.kernels, shape.rows, row_at(shape, sequence, head, position).key, key);
+    read_key_at(device_.kernels, shape, sequence, head, position, key);
     return std::all_of(key, key + shape.rows.key_dim, [](float x) { return std::isfinite(x); });
   };
   const int64_t tasks = int64_t(args.items.size()) * shape.kv_heads;
@@ -57,7 +57,8 @@ void ParisKVSearch::copy_tail_rows(const TailCopyArgs& args, Stream) {
     const TailCopyJob& job = args.jobs[i];
     device_.pool.parallel_for(args.shape.kv_heads, [&](int64_t head) {
       for (int64_t number = job.from; number < job.tail.count; ++number) {
-        copy_row(args.shape.rows, row_at(args.shape, job.sequence, head, job.tail.position(number)),
+        copy_row(args.shape.zone_rows(),
+                 row_at(args.shape, job.sequence, head, job.tail.position(number)),
                  tail_copy(args.shape, job.sequence, head, number, capacity));
       }
     });

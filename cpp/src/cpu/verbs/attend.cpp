@@ -28,18 +28,20 @@ struct QueryBlock {
 };
 
 /**
- * Continues the running softmax of a block over `rows` rows, whose places `row(i)` gives;
- * query q sees rows 0 to limits[q]. Without a pool the call is not told to stop meanwhile.
+ * Continues the running softmax of a block over rows [first, rows) of a format, whose places
+ * `row(i)` gives; query q sees rows up to limits[q]. Without a pool the call is not told to stop
+ * meanwhile.
  */
 template <typename Row>
-void attend_rows(ThreadPool* pool, const Kernels& kernels, const ModelShape& shape,
-                 const Logits& logits, const QueryBlock& block, int64_t rows, Row row) {
+void attend_rows(ThreadPool* pool, const Kernels& kernels, const RowFormat& format,
+                 const Logits& logits, const QueryBlock& block, int64_t first, int64_t rows,
+                 Row row) {
   const void* keys[kPointers];
   const void* values[kPointers];
   int64_t limits[kQueryBlock];
   alignas(64) float scratch[kAttendTile * kMaxHeadDim];
-  for (int64_t begin = 0; begin < rows; begin += kPointers) {
-    if (begin > 0 && pool != nullptr) pool->check_stop();  // a million rows take half a second
+  for (int64_t begin = first; begin < rows; begin += kPointers) {
+    if (begin > first && pool != nullptr) pool->check_stop();  // a million rows take half a second
     const int64_t count = std::min(kPointers, rows - begin);
     for (int64_t i = 0; i < count; ++i) {
       const RowPlace place = row(begin + i);
@@ -47,10 +49,25 @@ void attend_rows(ThreadPool* pool, const Kernels& kernels, const ModelShape& sha
       values[i] = place.value;
     }
     for (int64_t q = 0; q < block.count; ++q) limits[q] = block.limits[q] - begin;
-    kernels.attend({keys, values, count, shape.rows.key, shape.rows.value, shape.rows.key_dim,
-                    shape.rows.value_dim, block.count, block.query, limits, logits.scale,
-                    logits.softcap, block.maximum, block.sum, block.weighted, scratch});
+    kernels.attend({keys, values, count, format.key, format.value, format.key_dim, format.value_dim,
+                    block.count, block.query, limits, logits.scale, logits.softcap, block.maximum,
+                    block.sum, block.weighted, scratch});
   }
+}
+
+/** The same over rows of which those of [narrow.begin, narrow.end) are narrow, if any. */
+template <typename Row>
+void attend_mixed(ThreadPool* pool, const Kernels& kernels, const ModelShape& shape,
+                  const Logits& logits, const QueryBlock& block, const Positions& narrow,
+                  int64_t rows, Row row) {
+  const int64_t begin = std::min(narrow.begin, rows), end = std::min(narrow.end, rows);
+  if (begin >= end) {
+    attend_rows(pool, kernels, shape.rows, logits, block, 0, rows, row);
+    return;
+  }
+  attend_rows(pool, kernels, shape.rows, logits, block, 0, begin, row);
+  attend_rows(pool, kernels, shape.narrow, logits, block, begin, end, row);
+  attend_rows(pool, kernels, shape.rows, logits, block, end, rows, row);
 }
 
 /** Queries [first, first + count) of the group of one kv head of one token. */
@@ -119,7 +136,7 @@ void attend_tail(const Kernels& kernels, const DecodeArgs& args, const QueryBloc
   std::fill_n(sum, own.count, 0.0f);
   std::fill_n(weighted, own.count * dim, 0.0f);
   std::fill_n(own.limits, own.count, tail.count);
-  attend_rows(nullptr, kernels, shape, args.logits, own, tail.count, [&](int64_t i) {
+  attend_rows(nullptr, kernels, shape.zone_rows(), args.logits, own, 0, tail.count, [&](int64_t i) {
     const int64_t number = tail.number[i];
     return sequence.tail_copies != nullptr
                ? tail_copy(shape, sequence, head, number, tail.capacity)
@@ -168,30 +185,32 @@ void finish(const ModelShape& shape, const Logits& logits, float maximum, float 
 
 void Step::attend_resident(const DecodeArgs& args, const Running& running) {
   const ModelShape& shape = args.shape;
-  each_group(
-      device_.pool, Stops::kYes, args, [&](const SequenceView& sequence, const GroupPart& part) {
-        // Before the zone, then after it; unless sparse, the zone is resident like the rest.
-        const int64_t gap = sequence.sparse != 0 ? sequence.zone_tokens() : 0;
-        // Rows that are kept of a zone that is left out lie together, and come in its place.
-        const KeptLayout layout = shape.kept(sequence.kept_capacity);
-        const bool keeps = gap > 0 && sequence.kept_capacity > 0 && sequence.kept != nullptr;
-        const int64_t kept = keeps ? layout.counts(sequence.kept, part.head)[0] : 0;
-        const int64_t kept_end = sequence.zone_begin + kept;
-        const int64_t rows = sequence.total - gap + kept;
-        QueryBlock block;
-        load_group(args, running, device_.kernels, part, rows, block);
-        std::fill_n(block.maximum, block.count, -INFINITY);
-        std::fill_n(block.sum, block.count, 0.0f);
-        std::fill_n(block.weighted, block.count * shape.rows.value_dim, 0.0f);
-        attend_rows(
-            &device_.pool, device_.kernels, shape, args.logits, block, rows, [&](int64_t i) {
-              if (i >= sequence.zone_begin && i < kept_end) {
-                return kept_row(shape, layout, sequence.kept, part.head, i - sequence.zone_begin);
-              }
-              return row_at(shape, sequence, part.head,
-                            i < sequence.zone_begin ? i : i - kept + gap);
-            });
-      });
+  each_group(device_.pool, Stops::kYes, args,
+             [&](const SequenceView& sequence, const GroupPart& part) {
+               // Before the zone, then after it; unless sparse, the zone is resident like the rest.
+               const int64_t gap = sequence.sparse != 0 ? sequence.zone_tokens() : 0;
+               // Rows that are kept of a zone that is left out lie together, and come in its place.
+               const KeptLayout layout = shape.kept(sequence.kept_capacity);
+               const bool keeps = gap > 0 && sequence.kept_capacity > 0 && sequence.kept != nullptr;
+               const int64_t kept = keeps ? layout.counts(sequence.kept, part.head)[0] : 0;
+               const int64_t kept_end = sequence.zone_begin + kept;
+               const int64_t rows = sequence.total - gap + kept;
+               QueryBlock block;
+               load_group(args, running, device_.kernels, part, rows, block);
+               std::fill_n(block.maximum, block.count, -INFINITY);
+               std::fill_n(block.sum, block.count, 0.0f);
+               std::fill_n(block.weighted, block.count * shape.rows.value_dim, 0.0f);
+               const Positions narrow{sequence.zone_begin, sequence.narrow_end - gap};
+               attend_mixed(&device_.pool, device_.kernels, shape, args.logits, block, narrow, rows,
+                            [&](int64_t i) {
+                              if (i >= sequence.zone_begin && i < kept_end) {
+                                return kept_row(shape, layout, sequence.kept, part.head,
+                                                i - sequence.zone_begin);
+                              }
+                              return row_at(shape, sequence, part.head,
+                                            i < sequence.zone_begin ? i : i - kept + gap);
+                            });
+             });
 }
 
 void Step::attend_selected(const DecodeArgs& args, const Running& running) {
@@ -204,7 +223,7 @@ void Step::attend_selected(const DecodeArgs& args, const Running& running) {
         QueryBlock block;
         load_group(args, running, device_.kernels, part, rows, block);
         const int32_t* selected = selection.position + list * selection.width;
-        attend_rows(nullptr, device_.kernels, shape, args.logits, block, rows,
+        attend_rows(nullptr, device_.kernels, shape.zone_rows(), args.logits, block, 0, rows,
                     [&](int64_t i) { return row_at(shape, sequence, part.head, selected[i]); });
         if (sequence.sparse != 0 && selection.tail_width > 0) {
           const int64_t width = selection.tail_width;
@@ -250,8 +269,9 @@ void CpuBackend::attend_exact(const AttendExactArgs& args, Stream) {
                    block.query + q * shape.rows.key_dim);
         block.limits[q] = before + token_of(q) + 1;
       }
-      attend_rows(&pool_, kernels_, shape, args.logits, block, block.limits[block.count - 1],
-                  [&](int64_t i) { return row_at(shape, sequence, head, i); });
+      attend_mixed(&pool_, kernels_, shape, args.logits, block,
+                   {sequence.zone_begin, sequence.narrow_end}, block.limits[block.count - 1],
+                   [&](int64_t i) { return row_at(shape, sequence, head, i); });
       for (int64_t q = 0; q < block.count; ++q) {
         finish(shape, args.logits, maximum[q], sum[q], weighted + q * shape.rows.value_dim,
                {args.out, args.lse, packed + token_of(q), head_of(q)});
@@ -269,7 +289,7 @@ void CpuBackend::exact_logits(const ExactLogitsArgs& args, Stream) {
     for (int64_t i = 0; i < args.width; ++i) {
       const int32_t position = args.positions[head * args.width + i];
       if (position < 0) continue;
-      read_key(kernels_, shape.rows, row_at(shape, args.sequence, head, position).key, key);
+      read_key_at(kernels_, shape, args.sequence, head, position, key);
       args.out[query_head * args.width + i] =
           soft_capped(dot(query, key, shape.rows.key_dim) * args.logits.scale, args.logits.softcap);
     }
