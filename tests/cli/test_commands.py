@@ -92,6 +92,19 @@ def test_plan_of_rows_that_are_dropped(pariskv: Pariskv):
     assert "--measure times a search" in refused.err
 
 
+def test_plan_of_rows_in_8_bits(pariskv: Pariskv):
+    command = ("plan", *SHAPE, "--context", "128K", "--memory", "80GB", "--device", "cpu", "--json")
+    plain = pariskv(*command).record
+    found = pariskv(*command, "--kv-dtype", "int8").record
+    assert found["device_bytes"] < plain["device_bytes"]
+    assert found["bytes_per_token"]["device"] < plain["bytes_per_token"]["device"]
+    assert found["full_attention_bytes"] == plain["full_attention_bytes"]
+    gpu = ("--context", "1M", "--memory", "80GB", "--device", "cuda")
+    refused = pariskv("plan", *SHAPE, *gpu, "--kv-dtype", "int8")
+    assert refused.code == 2
+    assert "--device cpu" in refused.err
+
+
 def test_plan_says_what_does_not_fit(pariskv: Pariskv):
     tight = ("--memory", "100MB", "--host-memory", "1GB")
     done = pariskv("plan", *SHAPE, "--context", "128K", *tight)

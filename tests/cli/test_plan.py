@@ -49,6 +49,18 @@ def test_a_cache_takes_the_bytes_that_were_planned(of: ModelShape, tokens: int):
     assert over in (0, 2 * of.layers * early)
 
 
+@pytest.mark.parametrize("tokens", [5000, 9217, 20_000])
+def test_rows_in_8_bits_are_planned(tokens: int):
+    of, settings = shape(kv_heads=2, head_dim=128), {"kv_dtype": "int8"}
+    layer = sizes.of_layer(of, **settings)
+    assert layer.rows == layer.segment_tokens * of.kv_heads * 264
+    assert layer.plain == sizes.of_layer(of).rows
+    planned = sizes.parts_of_batch(of, layer, tokens, 2, gpu=False)
+    over = planned["keys and values"].device - filled(of, tokens, 2, **settings).row_bytes
+    # A window may lie in one segment, and its rows may not be in the zone yet.
+    assert 0 <= over <= 2 * of.layers * (layer.plain + layer.rows)
+
+
 @pytest.mark.parametrize("block", [0, 64, 256])
 def test_the_policys_settings_count(block: int):
     policy = pk.ParisKV(block=block)

@@ -374,7 +374,9 @@ GIVEN = {
         "26 bytes per channel",
         "16 bytes on the device",
         "runs their handlers every 30 ms",
+        "A row takes 264 bytes",
     ),
+    "docs/saved-contexts.md": ("a layer takes 48 bytes",),
     "docs/prkv.md": (
         "| `static_share` | .25 |",
         "| `static_share=.25` |",

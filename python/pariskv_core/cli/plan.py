@@ -36,6 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--top-k", type=parsing.top_k, default=100, help="rows fetched per kv head (100)")
     kept = "instead of a search: HardKV keeps so many rows per kv head and drops the others"
     add("--kept", type=whole(1, 1 << 17), help=kept)
+    add("--kv-dtype", choices=("auto", "int8"), default="auto", help="of rows of the zone (auto)")
     add("--measure", action="store_true", help="time a step here instead of documented figures")
     add("--threads", type=parsing.threads, default=machine.usable_cores(), help="for --measure")
 
@@ -130,9 +131,13 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
 
     if arguments.kept and arguments.measure:
         raise CannotRunError("--measure times a search; --kept keeps rows instead")
+    if arguments.kv_dtype != "auto" and (arguments.kept or arguments.measure):
+        raise CannotRunError("--kv-dtype is planned for a search, and neither kept nor timed")
     shape = _shape(arguments)
     gpus = machine.gpus()
     device = _device(arguments, gpus)
+    if arguments.kv_dtype != "auto" and device == "cuda":
+        raise CannotRunError("--kv-dtype int8 is of rows on the CPU: say --device cpu")
     gpu = device == "cuda"
     context = _context(arguments, shape)
     memory, host = _room(arguments, gpus if gpu else None)
@@ -143,7 +148,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         if arguments.kept
         else ParisKV(top_k=arguments.top_k)
     )
-    layer = sizes.of_layer(shape, policy=policy)
+    layer = sizes.of_layer(shape, policy=policy, kv_dtype=arguments.kv_dtype)
     parts = sizes.parts_of_batch(shape, layer, context, arguments.batch, gpu=gpu)
     need = sizes.of_batch(shape, layer, context, arguments.batch, gpu=gpu)
     fits = weights + need.device <= memory and need.host <= host
@@ -169,7 +174,9 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
             "host": row if gpu and not layer.drops else 0,
         },
         "prompt_bytes_per_token": row if layer.drops else None,
-        "full_attention_bytes": arguments.batch * context * row,
+        "full_attention_bytes": (
+            arguments.batch * context * shape.layers * layer.plain // layer.segment_tokens
+        ),
         "step_seconds": _steps(arguments, shape, context, device),
     }
     _show(screen, found, shape, parts, arguments.model)

@@ -31,6 +31,8 @@ class LayerBytes:
     row_cache: int  # once, where rows are in host memory
     kept: int = 0  # once, with HardKV: kept rows and the queries that are remembered
     drops: bool = False  # of the segments of a zone none stays
+    plain: int = 0  # K and V of a segment as they came: `rows`, unless zones have rows in 8 bits
+    resident: int = 0  # once, there: such segments, of the sink and of the window
 
 
 def of_layer(shape: ModelShape, **settings: object) -> LayerBytes:
@@ -48,6 +50,11 @@ def of_layer(shape: ModelShape, **settings: object) -> LayerBytes:
         after = cache.stats()
     rows = (after.row_bytes - before.row_bytes) * 2 // _SEGMENTS
     summaries = (after.summary_bytes - before.summary_bytes) * 2 // _SEGMENTS
+    plain, resident = rows, 0
+    if config.kv_dtype != "auto":
+        plain = of_layer(shape, **{**settings, "kv_dtype": "auto"}).rows
+        # Of the small cache, and one more where a window lies in two segments.
+        resident = after.row_bytes - _SEGMENTS * rows + plain
     return LayerBytes(
         small.segment_tokens,
         rows,
@@ -57,6 +64,8 @@ def of_layer(shape: ModelShape, **settings: object) -> LayerBytes:
         _row_cache(config, rows),
         _kept(small),
         isinstance(config.policy, pk.HardKV) and config.policy.placement == "dropped",
+        plain,
+        resident,
     )
 
 
@@ -114,10 +123,12 @@ def parts_of_batch(
     stay = min(segments, _SEGMENTS_ON_GPU) if layer.drops else segments
     here = min(stay, _SEGMENTS_ON_GPU) if gpu else stay
     layers = batch * shape.layers
-    sliding = shape.sliding_layers * min(shape.window, tokens) * layer.rows // layer.segment_tokens
+    sliding = shape.sliding_layers * min(shape.window, tokens) * layer.plain // layer.segment_tokens
     return {
         "key summaries": Need(layers * (layer.state + segments * layer.summaries), 0),
-        "keys and values": Need(layers * here * layer.rows, layers * (stay - here) * layer.rows),
+        "keys and values": Need(
+            layers * (here * layer.rows + layer.resident), layers * (stay - here) * layer.rows
+        ),
         "kept rows": Need(layers * layer.kept, 0),
         "row cache, tail": Need(layers * (layer.tail + (layer.row_cache if gpu else 0)), 0),
         "sliding layers": Need(batch * sliding, 0),

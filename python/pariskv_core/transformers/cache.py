@@ -77,7 +77,8 @@ class PariskvCache(versions.DynamicCache):
     rollback  sliding layers keep all their rows, so that drafts can be taken back past the window:
               for assisted generation and prompt lookup with transformers before 5.23
     settings  fields of pk.Config: policy, sink, local, update, dense_below, placement,
-              memory_budget, host_budget, row_cache, threads, segment_tokens
+              memory_budget, host_budget, row_cache, threads, segment_tokens,
+              kv_dtype
 
     The model's shape, dtype and device come with its first keys. Padding is never stored.
     `copy.deepcopy(cache)` forks it: stored rows are shared, so that a prefix serves many prompts.
