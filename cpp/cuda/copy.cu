@@ -32,16 +32,18 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/** A block of threads: one row, of one head. */
+/** A block of threads: one row, of one head. Narrow rows are whole words, no more. */
 __global__ void __launch_bounds__(kThreads) copy_tail_rows(TailCopyCall call) {
+  const ModelShape& shape = call.shape;
   const int64_t i = call.from + blockIdx.x, head = blockIdx.y;
-  const int64_t bytes = call.shape.rows.bytes(), tokens = call.shape.segment_tokens;
+  const int64_t bytes = shape.zone_rows().bytes(), tokens = shape.segment_tokens;
   const int64_t position = call.tail.position(i), segment = position / tokens;
-  const char* from = device::row_of_segment(static_cast<const char*>(call.sequence->rows[segment]),
-                                            int(head), tokens, position - segment * tokens, bytes);
+  void* const* table = shape.narrows() ? call.sequence->narrow_rows : call.sequence->rows;
+  const char* from = device::row_of_segment(static_cast<const char*>(table[segment]), int(head),
+                                            tokens, position - segment * tokens, bytes);
   char* to = call.sequence->tail_copies + (head * call.capacity + i) * bytes;
-  for (int64_t at = threadIdx.x; at < bytes / int64_t(sizeof(Piece)); at += kThreads) {
-    reinterpret_cast<Piece*>(to)[at] = reinterpret_cast<const Piece*>(from)[at];
+  for (int64_t at = threadIdx.x; at < bytes / int64_t(sizeof(uint32_t)); at += kThreads) {
+    reinterpret_cast<uint32_t*>(to)[at] = reinterpret_cast<const uint32_t*>(from)[at];
   }
 }
 

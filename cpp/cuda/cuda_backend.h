@@ -27,6 +27,8 @@ class CudaBackend : public Backend, public WordUpdates, public Offloads {
   void read(const RowsArgs& args, Stream stream) override;
   void copy(void* target, const void* source, int64_t bytes, Stream stream) override;
   void zero(void* target, int64_t bytes, Stream stream) override;
+  void narrow(const NarrowArgs& args, Stream stream) override;
+  void widen(const NarrowArgs& args, Stream stream) override;
   void attend_exact(const AttendExactArgs& args, Stream stream) override;
   void exact_logits(const ExactLogitsArgs& args, Stream stream) override;
 

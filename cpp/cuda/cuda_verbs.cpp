@@ -1,4 +1,6 @@
 // The verbs that every policy shares: arguments of the cache become arguments of a launch.
+#include <algorithm>
+
 #include "cuda_backend.h"
 #include "views.h"
 
@@ -13,6 +15,43 @@ void each_sequence(const RowsArgs& args, Launch launch) {
     if (args.lengths[i] == 0) continue;
     launch(RowsCall{args.shape, args.sequences[i].device, args.begin[i], args.lengths[i],
                     rows_of(args.k, packed), rows_of(args.v, packed)});
+  }
+}
+
+/** Calls `visit(segment, slot, tokens)` for the part of positions that each segment has. */
+template <typename Visit>
+void each_piece(const ModelShape& shape, const Positions& positions, Visit visit) {
+  for (int64_t begin = positions.begin; begin < positions.end;) {
+    const int64_t segment = begin / shape.segment_tokens, first = segment * shape.segment_tokens;
+    const int64_t end = std::min(positions.end, first + shape.segment_tokens);
+    visit(segment, begin - first, end - begin);
+    begin = end;
+  }
+}
+
+/** Rows of which those of the zone are narrow. */
+void read_mixed(const RowsArgs& args, cudaStream_t stream) {
+  for (int64_t i = 0, packed = 0; i < args.batch; packed += args.lengths[i++]) {
+    const SequenceView& view = args.sequences[i];
+    const int64_t first = args.begin[i], end = first + args.lengths[i];
+    const auto rows = [&](const TensorView& tensor, int64_t position) {
+      return rows_of(tensor, packed + position - first);
+    };
+    const auto read_plain = [&](int64_t from, int64_t to) {
+      if (from >= to) return;
+      launch_read(
+          {args.shape, view.device, from, to - from, rows(args.k, from), rows(args.v, from)},
+          stream);
+    };
+    read_plain(first, std::min(end, view.zone_begin));
+    const Positions zone{std::max(first, view.zone_begin), std::min(end, view.zone_end)};
+    each_piece(args.shape, zone, [&](int64_t segment, int64_t slot, int64_t count) {
+      const int64_t position = segment * args.shape.segment_tokens + slot;
+      launch_widen({args.shape, static_cast<const char*>(view.narrow_rows[segment]), slot, count,
+                    rows(args.k, position), rows(args.v, position)},
+                   stream);
+    });
+    read_plain(std::max(first, view.zone_end), end);
   }
 }
 
@@ -41,7 +80,32 @@ void CudaBackend::append(const RowsArgs& args, Stream stream) {
 
 void CudaBackend::read(const RowsArgs& args, Stream stream) {
   const DeviceGuard guard(device_);
+  if (args.shape.narrows()) return read_mixed(args, handle_of(stream));
   each_sequence(args, [&](const RowsCall& call) { launch_read(call, handle_of(stream)); });
+}
+
+void CudaBackend::narrow(const NarrowArgs& args, Stream stream) {
+  const DeviceGuard guard(device_);
+  for (int64_t i = 0; i < args.batch; ++i) {
+    const NarrowJob& job = args.jobs[i];
+    launch_narrow({args.shape, job.sequence.device, job.positions.begin, job.positions.end},
+                  handle_of(stream));
+  }
+}
+
+void CudaBackend::widen(const NarrowArgs& args, Stream stream) {
+  const DeviceGuard guard(device_);
+  for (int64_t i = 0; i < args.batch; ++i) {
+    const SequenceView& view = args.jobs[i].sequence;
+    each_piece(args.shape, args.jobs[i].positions,
+               [&](int64_t segment, int64_t slot, int64_t count) {
+                 char* plain = static_cast<char*>(view.rows[segment]);
+                 launch_widen({args.shape, static_cast<const char*>(view.narrow_rows[segment]),
+                               slot, count, keys_of_segment(args.shape, plain, slot),
+                               values_of_segment(args.shape, plain, slot)},
+                              handle_of(stream));
+               });
+  }
 }
 
 void CudaBackend::copy(void* target, const void* source, int64_t bytes, Stream stream) {

@@ -49,6 +49,23 @@ struct RowsCall {
 void launch_append(const RowsCall& call, cudaStream_t stream);
 void launch_read(const RowsCall& call, cudaStream_t stream);
 
+/** Rows of one sequence to narrow ones, of positions that enter its zone. */
+struct NarrowCall {
+  ModelShape shape;
+  const SequenceView* sequence;  // in device memory
+  int64_t begin, end;
+};
+void launch_narrow(const NarrowCall& call, cudaStream_t stream);
+
+/** Narrow rows of one segment to tensors, or to plain rows of a segment. */
+struct WidenCall {
+  ModelShape shape;
+  const char* segment;
+  int64_t slot, tokens;  // of the first one, and how many
+  Rows k, v;             // (tokens, heads, key_dim or value_dim)
+};
+void launch_widen(const WidenCall& call, cudaStream_t stream);
+
 /** Rows of a tail from number `from` on, to the sequence's block of their copies. */
 struct TailCopyCall {
   ModelShape shape;
@@ -117,7 +134,7 @@ int64_t exact_state_floats(const ModelShape& shape);
 /** Queries of a kv head that a thread block has. */
 int64_t exact_block_queries(const AttendExactCall& call);
 
-/** Exact logits of chosen rows, for explanations. */
+/** Exact logits of chosen rows of the zone, for explanations. */
 struct ExactLogitsCall {
   ModelShape shape;
   const SequenceView* sequence;  // in device memory

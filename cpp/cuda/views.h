@@ -14,6 +14,17 @@ inline Rows rows_of(const TensorView& view, int64_t first = 0) {
           view.strides[0], view.strides[1]};
 }
 
+/** Plain rows of a segment from a slot on, as tensors of K and of V. */
+inline Rows keys_of_segment(const ModelShape& shape, char* segment, int64_t slot) {
+  const int64_t row = shape.rows.elements();
+  return {segment + slot * shape.rows.bytes(), row, shape.segment_tokens * row};
+}
+inline Rows values_of_segment(const ModelShape& shape, char* segment, int64_t slot) {
+  Rows values = keys_of_segment(shape, segment, slot);
+  values.data += shape.rows.key_bytes();
+  return values;
+}
+
 /** What a step is asked for, whatever the policy. */
 inline StepCall step_of(const DecodeArgs& args) {
   return {args.shape,          args.batch,      args.layer,        rows_of(args.q),

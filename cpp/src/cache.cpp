@@ -79,9 +79,10 @@ void Cache::truncate(const Batch& sequences, const Cut& cut, Stream stream) {
   struct Shorter {
     Layer* layer;
     Regions regions;
-    Block state;                  // the search's; empty: the layer's own stays
-    bool cuts;                    // the zone
-    std::shared_ptr<Block> kept;  // of the zone, where it is cut; null: nothing is
+    Block state;                             // the search's; empty: the layer's own stays
+    bool cuts;                               // the zone
+    std::shared_ptr<Block> kept;             // of the zone, where it is cut; null: nothing is
+    std::optional<LayerStore::Growth> rows;  // that come back from it, where they are not yet
   };
   std::vector<Shorter> next;
   for (size_t i = 0; i < batch.size(); ++i) {
@@ -98,11 +99,21 @@ void Cache::truncate(const Batch& sequences, const Cut& cut, Stream stream) {
       if (cut_to.retrieval_end(impl_->sizes_) < dropped.end) {
         verb.refuse_cut(keeps, sequences.ids()[i], dropped, total, cut_to.total());
       }
-      next.push_back({&layer, cut_to, {}, false, {}});
+      next.push_back({&layer, cut_to, {}, false, {}, {}});
     }
   }
   const Impl::Visit visit(*impl_, stream);
   // All that may fail first, on states beside the present ones.
+  std::vector<NarrowJob> returning;
+  for (Shorter& shorter : next) {
+    SequenceView view = impl_->view(*shorter.layer);
+    const Positions rows{std::max(shorter.regions.retrieval_end(impl_->sizes_), view.zone_begin),
+                         std::min(shorter.regions.total(), view.zone_end)};
+    if (!impl_->shape_.narrows() || rows.begin >= rows.end) continue;
+    shorter.rows = impl_->planner_.plan_return(*shorter.layer, rows, stream);
+    if (shorter.rows) view.rows = shorter.rows->rows();
+    returning.push_back({view, rows});
+  }
   std::vector<KeptChange> choices;
   for (Shorter& shorter : next) {
     Layer& layer = *shorter.layer;
@@ -131,6 +142,9 @@ void Cache::truncate(const Batch& sequences, const Cut& cut, Stream stream) {
     impl_->search_->reserve_choice(choices);
     impl_->search_->choose(choices, stream);
   }
+  if (!returning.empty()) {
+    impl_->backend_->widen({impl_->shape_, int64_t(returning.size()), returning.data()}, stream);
+  }
   for (const KeptChange& choice : choices) impl_->stats_.keeps += choice.trims ? 0 : 1;
   for (Shorter& shorter : next) {
     Layer& layer = *shorter.layer;
@@ -151,6 +165,7 @@ void Cache::truncate(const Batch& sequences, const Cut& cut, Stream stream) {
       ++layer.generation;
       layer.fetched_end = layer.regions.retrieval_end(impl_->sizes_);
     }
+    if (shorter.rows) layer.store.grow(std::move(*shorter.rows));
     layer.store.drop(impl_->shape_.segment_tokens, layer.regions.total(),
                      layer.regions.sink_end(impl_->sizes_),
                      layer.regions.retrieval_end(impl_->sizes_));
@@ -359,8 +374,9 @@ void Cache::Impl::attend(int64_t layer, const Batch& sequences, const std::vecto
       for (size_t i = 0; i < views.size(); ++i) {
         const Change& change = step.changes[i];
         hosted.push_back(change.hosted());
-        // Rows that are narrow from this call on are still there as they came.
-        views[i].narrow_end = change.layer->narrow_end;
+        // Rows that enter the zone by this call are still there as they came.
+        views[i].zone_begin = change.layer->regions.sink_end(sizes_);
+        views[i].zone_end = change.layer->regions.retrieval_end(sizes_);
       }
       attend_over(views, arrivals.counts, hosted);
     };

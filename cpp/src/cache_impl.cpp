@@ -260,7 +260,8 @@ void Cache::Impl::offload_beside(const Step& step, Stream stream) {
 
 void Cache::Impl::publish(Layer& layer, Stream stream) {
   Block tables = layer.tables.grown(layer.store.segments(), backend_->arena());
-  layer.tables.publish(view(layer), layer.store.segments(), tables, backend_->word_updates());
+  layer.tables.publish(view(layer), layer.store.segments(), layer.narrow.segments(), tables,
+                       backend_->word_updates());
   send_words(stream);
 }
 
@@ -284,8 +285,9 @@ void Cache::Impl::finish_offloads(size_t waited, Stream stream) {
   const auto arrived = [&](int64_t segment, const std::shared_ptr<RowBlock>& rows) {
     for (auto& [id, sequence] : sequences_) {
       for (Layer& layer : sequence.layers) {  // forks share it
-        if (segment >= layer.store.segments() || layer.store.row_block(segment) != rows) continue;
-        layer.store.row_moved(segment);
+        LayerStore& store = layer.zone_rows(shape_);
+        if (segment >= store.segments() || store.row_block(segment) != rows) continue;
+        store.row_moved(segment);
         layer.tables.publish_row(segment, rows->data(), backend_->word_updates());
       }
     }

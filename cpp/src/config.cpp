@@ -167,10 +167,6 @@ void Config::validate() const {
          ", got 0: the last queries choose among the tokens before them");
   }
   if (kv_dtype == KVDType::kInt8) {
-    if (device.type != DeviceType::kCpu) {
-      fail("[config] kv_dtype: expected auto with device ", name_of(device),
-           ", got int8: rows in 8 bits are on the CPU alone");
-    }
     if (chooser != nullptr) {
       fail("[config] kv_dtype: expected auto with the policy ", chooser,
            ", got int8: rows in 8 bits are for ParisKV alone");

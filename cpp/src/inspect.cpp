@@ -136,13 +136,13 @@ Stats Cache::stats() const {
   for (const auto& [id, sequence] : impl_->sequences_) {
     for (const Layer& layer : sequence.layers) {
       stats.tokens += layer.regions.total();
-      layer.store.each_row_block([&](const RowBlock& block) {
-        const int64_t bytes = bytes_once(block);
-        stats.row_bytes += bytes;
-        stats.offloaded_bytes += block.offloaded() ? bytes : 0;
-      });
-      layer.narrow.each_row_block(
-          [&](const RowBlock& block) { stats.row_bytes += bytes_once(block); });
+      for (const LayerStore* store : {&layer.store, &layer.narrow}) {
+        store->each_row_block([&](const RowBlock& block) {
+          const int64_t bytes = bytes_once(block);
+          stats.row_bytes += bytes;
+          stats.offloaded_bytes += block.offloaded() ? bytes : 0;
+        });
+      }
       layer.store.each_summary_block(
           [&](const Block& block) { stats.summary_bytes += bytes_once(block); });
       stats.summary_bytes += layer.state.bytes();

@@ -60,7 +60,13 @@ struct ModelShape {
   constexpr const RowFormat& zone_rows() const { return narrows() ? narrow : rows; }
   int64_t segment_row_bytes() const { return kv_heads * segment_tokens * rows.bytes(); }
   int64_t segment_narrow_bytes() const { return kv_heads * segment_tokens * narrow.bytes(); }
-  constexpr RowCacheLayout row_cache() const { return {kv_heads, cached_rows, rows.bytes()}; }
+  /** Of a copy of a row of a zone, with all of its first and last vector of 16 bytes. */
+  constexpr int64_t copied_row_bytes() const {
+    const int64_t bytes = zone_rows().bytes(), step = bytes & -bytes;
+    const int64_t most_before = step < 16 ? 16 - step : 0;
+    return (bytes + most_before + 15) / 16 * 16;
+  }
+  constexpr RowCacheLayout row_cache() const { return {kv_heads, cached_rows, copied_row_bytes()}; }
   constexpr RecentLayout recent_queries() const { return {recent, query_heads(), rows.key_dim}; }
   constexpr KeptLayout kept(int64_t capacity) const { return {kv_heads, capacity, rows.bytes()}; }
 };
@@ -96,13 +102,14 @@ struct SequenceView {
   int64_t kept_capacity;     // of a head, of kept rows; 0: no rows are chosen to be kept
   char* recent;              // recent queries, see recent.h; null: none are remembered
   SequenceView* device;      // the same in a GPU's memory; null: there is none
-  void* const* narrow_rows;  // (segments) -> (heads, segment_tokens) rows of ModelShape::narrow;
-                             // null where no row is narrow, as in `rows` where all are
-  int64_t narrow_end;        // rows of [zone_begin, narrow_end) are narrow, all of the zone and,
-                             // after a cut, some behind it; 0: none are
+  void* const* narrow_rows;  // (segments) -> (heads, segment_tokens) rows of ModelShape::narrow,
+                             // which are those of the zone; null: all are in `rows`
 
   int64_t zone_tokens() const { return zone_end - zone_begin; }
-  bool narrow(int64_t position) const { return position < narrow_end && position >= zone_begin; }
+  /** Where the zone has narrow rows, and so a plain row need not be there. */
+  bool narrow(int64_t position) const {
+    return narrow_rows != nullptr && position >= zone_begin && position < zone_end;
+  }
 };
 
 /** Numbers of float32, a row for each token. */
@@ -128,7 +135,7 @@ struct Logits {
   const float* sink_bias;  // (query_heads); null: none
 };
 
-/** Rows that enter a zone, to be written narrow beside their plain ones: see ModelShape::narrow. */
+/** Rows that enter or leave a zone where it has other ones: see ModelShape::narrow. */
 struct NarrowJob {
   SequenceView sequence;
   Positions positions;

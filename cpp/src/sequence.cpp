@@ -56,7 +56,6 @@ SequenceView Layer::cut(const Regions& next, const RegionSizes& sizes, const Sea
   view.recent = recent.as<char>();
   view.device = tables.device();
   view.narrow_rows = narrow.rows();
-  view.narrow_end = narrow_end;
   return view;
 }
 
@@ -74,7 +73,6 @@ SequenceView Change::view(const RegionSizes& sizes, const Search& search) const 
   view.recent = newer(queries.recent, layer->recent).as<char>();
   view.device = layer->tables.device();
   view.narrow_rows = narrow.growth ? narrow.growth->rows() : layer->narrow.rows();
-  view.narrow_end = narrow.end;
   return view;
 }
 
@@ -128,7 +126,8 @@ Sequence Planner::create(int64_t layers) const {
   if (backend_.word_updates() == nullptr) return sequence;
   sequence.device = backend_.arena().allocate(layers * int64_t(sizeof(SequenceView)));
   for (int64_t l = 0; l < layers; ++l) {
-    sequence.layers[size_t(l)].tables = DeviceTables(sequence.device.as<SequenceView>() + l);
+    sequence.layers[size_t(l)].tables =
+        DeviceTables(sequence.device.as<SequenceView>() + l, shape_.narrows());
   }
   return sequence;
 }
@@ -157,7 +156,7 @@ Change Planner::plan(Layer& layer, const Regions& next, Use use, bool queries,
       plan.enters() ? std::max(layer.narrow_end, entering.end) : layer.narrow_end;
   if (shape_.narrows()) change.narrow = plan_narrow(layer, next, narrow_end, stream);
   change.kept = plan_kept(plan, change.queries.asked);
-  if (offloads_) change.rows.offloads = plan_offloads(plan, change.rows, change.kept);
+  if (offloads_) change.rows.offloads = plan_offloads(plan, change);
   const SequenceView after = view_of(next, sizes_, search_, change.kept.dropped);
   if (after.sparse == 0) return change;
   const bool lacks_cache = shape_.cached_rows > 0 && layer.row_cache.data() == nullptr;
@@ -193,16 +192,31 @@ NarrowChange Planner::plan_narrow(Layer& layer, const Regions& next, int64_t end
   NarrowChange change;
   change.end = end;
   change.entering = {std::max(layer.narrow_end, begin), end};
-  if (change.entering.begin >= end) return change;
   const LayerStore::Writes writes{change.entering.begin, end, 0, 0, 0, (end / tokens + 1) * tokens};
-  if (!layer.narrow.ready(tokens, writes)) {
+  if (change.entering.begin < end && !layer.narrow.ready(tokens, writes)) {
     change.growth =
         layer.narrow.planned(tokens, {shape_.segment_narrow_bytes(), 0}, writes, backend_, stream);
   }
-  // A segment that a cut ends in has plain rows again once tokens were added to it.
   const int64_t first = (begin + tokens - 1) / tokens;
-  change.freed = {std::max(first, layer.narrow_end / tokens), end / tokens};
+  change.freed = {std::max(first, layer.regions.retrieval_end(sizes_) / tokens),
+                  next.retrieval_end(sizes_) / tokens};
   return change;
+}
+
+void Planner::extend_narrow(Change& change, int64_t end, Stream stream) const {
+  if (!shape_.narrows()) return;
+  change.narrow = plan_narrow(*change.layer, change.next, end, stream);
+  const Growing plan{*change.layer, change.next, Use::kStore, change.rows.entering, stream};
+  if (offloads_) change.rows.offloads = plan_offloads(plan, change);
+}
+
+std::optional<LayerStore::Growth> Planner::plan_return(Layer& layer, const Positions& returning,
+                                                       Stream stream) const {
+  const LayerStore::Writes writes{returning.begin, returning.end, 0, 0, 0, 0};
+  if (layer.store.ready(shape_.segment_tokens, writes)) return std::nullopt;
+  return layer.store.planned(shape_.segment_tokens,
+                             {shape_.segment_row_bytes(), search_.needs().summary_bytes}, writes,
+                             backend_, stream);
 }
 
 QueriesChange Planner::plan_queries(const Growing& plan, bool queries) const {
@@ -320,18 +334,20 @@ TailChange Planner::plan_tail(const Growing& plan, const SequenceView& next) con
   return change;
 }
 
-std::vector<PlannedOffload> Planner::plan_offloads(const Growing& plan, const RowsChange& rows,
-                                                   const KeptRowsChange& kept) const {
+std::vector<PlannedOffload> Planner::plan_offloads(const Growing& plan,
+                                                   const Change& change) const {
   std::vector<PlannedOffload> offloads;
-  const LayerStore& store = plan.layer.store;
+  const LayerStore& store = plan.layer.zone_rows(shape_);
+  const auto& growth = shape_.narrows() ? change.narrow.growth : change.rows.growth;
   const int64_t tokens = shape_.segment_tokens;
   const int64_t zone_begin = plan.next.sink_end(sizes_);
   if (!plan.enters()) return offloads;
   // Segments that fill up while decoding are dropped by the next step.
-  if (search_.needs().drops_rows && plan.use == Use::kDecode && kept.chooses()) return offloads;
+  const bool chooses = change.kept.chooses();
+  if (search_.needs().drops_rows && plan.use == Use::kDecode && chooses) return offloads;
   for (int64_t s = plan.entering.begin / tokens; (s + 1) * tokens <= plan.entering.end; ++s) {
     const std::shared_ptr<RowBlock>& block =
-        rows.growth ? store.row_block(s, *rows.growth) : store.row_block(s);
+        growth ? store.row_block(s, *growth) : store.row_block(s);
     if (s * tokens < zone_begin || block->offloaded() || block->leaving()) continue;
     offloads.push_back({s, block, backend_.host_arena()->allocate(block->bytes())});
   }

@@ -36,10 +36,14 @@ struct Layer {
   Positions dropped{};  // whose rows were given back: whole segments of the zone; or none
   LayerStore narrow;    // rows of the zone where they are narrow, by segment; no summaries
   /**
-   * Rows behind the sink up to here are narrow. A cut leaves it where it is, as far as there are
-   * rows: those that come back from the zone stay narrow, and enter it again as the same bytes.
+   * Rows behind the sink up to here are in `narrow`: all of the zone. A cut leaves it where it is,
+   * as far as there are rows: those that come back from the zone are written plain again, and enter
+   * it once more as the same bytes.
    */
   int64_t narrow_end = 0;
+
+  /** The rows of the zone. */
+  LayerStore& zone_rows(const ModelShape& shape) { return shape.narrows() ? narrow : store; }
 
   /** Copies of rows of the tail, if all of this tail are among them; null: they are not. */
   char* copies_of(const Tail& tail) const;
@@ -145,7 +149,9 @@ struct Change {
 
   /** Sends it to the device. */
   void publish(const SequenceView& view, WordUpdates* updates) {
-    layer->tables.publish(view, segments(), rows.tables, updates);
+    const auto& growth = narrow.growth;
+    const int64_t narrow_segments = growth ? growth->segments() : layer->narrow.segments();
+    layer->tables.publish(view, segments(), narrow_segments, rows.tables, updates);
   }
 
   /** Words that were sent may not have arrived; rows that were fetched may be written anew. */
@@ -177,8 +183,15 @@ class Planner {
    */
   Change plan(Layer& layer, const Regions& next, Use use, bool queries, Stream stream) const;
 
-  /** From a layer to one whose rows of zones and others up to `end` are narrow. */
+  /** From a layer to one whose rows behind the sink up to `end` are narrow: those of its zone. */
   NarrowChange plan_narrow(Layer& layer, const Regions& next, int64_t end, Stream stream) const;
+
+  /** The same of a planned change, to another end: more rows than its zone has are narrow. */
+  void extend_narrow(Change& change, int64_t end, Stream stream) const;
+
+  /** Plain segments for rows that a cut brings back from the zone; none: they are there. */
+  std::optional<LayerStore::Growth> plan_return(Layer& layer, const Positions& returning,
+                                                Stream stream) const;
 
   /** The search's state to be changed: empty when the layer's own can be. */
   Block next_state(const Layer& layer, Stream stream) const;
@@ -197,8 +210,7 @@ class Planner {
   RowsChange plan_rows(const Growing& plan, const QueriesChange& queries) const;
   void plan_drop(const Growing& plan, const Positions& asked, KeptRowsChange& kept) const;
   KeptRowsChange plan_kept(const Growing& plan, const Positions& asked) const;
-  std::vector<PlannedOffload> plan_offloads(const Growing& plan, const RowsChange& rows,
-                                            const KeptRowsChange& kept) const;
+  std::vector<PlannedOffload> plan_offloads(const Growing& plan, const Change& change) const;
   TailChange plan_tail(const Growing& plan, const SequenceView& next) const;
 
   const ModelShape& shape_;

@@ -41,9 +41,10 @@ Config dropping_config() {
   return config;
 }
 
-/** Coded, with rows of the zone in 8 bits. */
+/** Coded, with rows of the zone in 8 bits, which opens when it is searched. */
 Config narrow_config() {
   Config config = roomy_config();
+  config.dense_below = 0;
   config.kv_dtype = KVDType::kInt8;
   return config;
 }

@@ -119,11 +119,12 @@ def test_rows_on_the_device_are_freed_once_they_are_away():
     assert there - after >= 0.95 * gone
 
 
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 @pytest.mark.parametrize("scorer", ["sign_norm", "votes"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_where_rows_lie_does_not_show(dtype, scorer, busy):
+def test_where_rows_lie_does_not_show(dtype, scorer, kv_dtype, busy):
     busy.start()
-    far, near = pairs(1200, dtype=dtype, scorer=scorer, layers=2, head_dim=128)
+    far, near = pairs(1200, dtype=dtype, scorer=scorer, kv_dtype=kv_dtype, layers=2, head_dim=128)
     rng = np.random.default_rng(0)
     for i in range(130):
         if i in (0, 47, 95):
@@ -201,10 +202,11 @@ CHANGES = [
 ]
 
 
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 @pytest.mark.parametrize("when", ["before", "during", "after"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_changes_while_rows_are_under_way(change, when, busy):
-    config = make_config(head_dim=128)
+def test_changes_while_rows_are_under_way(change, when, kv_dtype, busy):
+    config = make_config(head_dim=128, kv_dtype=kv_dtype)
     near = filled(with_changes(config, placement="device"), 1000)
     if when == "before":
         held_up()  # not even the rows are written yet

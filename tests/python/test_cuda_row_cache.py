@@ -89,6 +89,9 @@ SHAPES = {
     "256": {"head_dim": 256, "dtype": "float16"},
     "20 heads for one": {"query_heads": 20, "kv_heads": 1, "dtype": "bfloat16"},
     "odd top_k": {"top_k": 37, "dtype": "bfloat16"},
+    "8 bits": {"dtype": "bfloat16", "kv_dtype": "int8"},
+    "80, 8 bits": {"head_dim": 80, "dtype": "float16", "kv_dtype": "int8"},
+    "256 and 64, 8 bits": {"head_dim": 256, "value_dim": 64, "kv_dtype": "int8"},
     "no local window": {"local": 0, "update": 1, "dtype": "bfloat16"},
     "mean query": {"group_rule": "mean_query"},
 }

@@ -98,6 +98,11 @@ __device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], con
   }
   float logit = dots[0] + __shfl_xor_sync(~0u, dots[0], 2);
   logit = logit + __shfl_xor_sync(~0u, logit, 1);
+  float2 scales;  // of this lane's row
+  if constexpr (Reader::kScaled) {
+    scales = Reader::scales(lane < 16 ? first : second, shape.key_dim, shape.value_dim);
+    logit = logit * scales.x;
+  }
   logit = soft_capped(logit * shape.scale, shape.softcap);
   const bool there = both || lane < 16;
   logit = there ? address.noted(row, head, logit) : -infinity();
@@ -110,6 +115,8 @@ __device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], con
   if (there) weight = address.corrected(row, head, weight, shift);
   running.maximum = top;
   running.sum = __fmaf_rn(running.sum, rescale, weight + __shfl_xor_sync(~0u, weight, 16));
+  // The scale of a row that does not count may be no number.
+  if constexpr (Reader::kScaled) weight = weight == 0 ? 0.0f : weight * scales.y;
 
   if (mine.value >= 0) Reader::floats(first + mine.value, x);
   if (mine.value >= 0 && both) Reader::floats(second + mine.value, y);
@@ -164,10 +171,9 @@ class RowAttention {
    * @param barriers  (kMostSlots)
    * @param parts     which rows a part has, as EvenParts
    * @param address   Reader: of the rows, as RowReader. address(i) is where row i lies; not asked
-   *                  for the new row. is_placed(i): whether it is in shared memory already, after
-   *                  await_placed(), at placed(i). noted(i, head, logit): the logit that counts.
-   *                  corrected(i, head, share, shift): the share that counts, where it is
-   *                  e^(logit - shift)
+   *                  for the new row. is_placed(i): whether a copy is in shared memory already,
+   *                  after await_placed(), at placed(i). noted(i, head, logit): the logit that
+   * counts. corrected(i, head, share, shift): the share that counts, where it is e^(logit - shift)
    * @param caching   which rows go to a row cache as well, as CacheNothing and CacheRows
    */
   __device__ __forceinline__ RowAttention(const AttendShape& shape, const Cluster& cluster,
@@ -274,8 +280,9 @@ class RowAttention {
         const char* slot = slots_ + read_ * tile_rows_ * shape_.row_bytes;
         caching_.put(cache_slot, slot, placed ? address_.placed(row + mine_to_cache) : nullptr);
         const auto row_at = [&](int i) {
-          return address_.is_placed(row + i) ? address_.placed(row + i)
-                                             : slot + i * shape_.row_bytes;
+          const char* copy =
+              address_.is_placed(row + i) ? address_.placed(row + i) : slot + i * shape_.row_bytes;
+          return Reader::kScaled ? copy + Reader::lead(address_(row + i)) : copy;
         };
 #pragma unroll 1
         for (int i = strand; i < count; i += 2 * strands) {
@@ -314,13 +321,16 @@ class RowAttention {
       if (new_row_.k != nullptr && row + i == new_row_.index) return;
       if (address_.is_placed(row + i)) return;
       RowCopies::expect(barrier, uint32_t(shape_.row_bytes));
-      RowCopies::start(slot + i * shape_.row_bytes, address_(row + i), uint32_t(shape_.row_bytes),
-                       barrier);
+      const char* from = address_(row + i);
+      RowCopies::start(slot + i * shape_.row_bytes, from - Reader::lead(from),
+                       uint32_t(shape_.row_bytes), barrier);
     });
     const int fresh = new_row_.index - row;
     if (new_row_.k != nullptr && fresh >= 0 && fresh < count && fresh % kWarps == warp_id()) {
-      Reader::write(slot + fresh * shape_.row_bytes, new_row_.k, shape_.key_dim, new_row_.v,
-                    shape_.value_dim, lane_id(), 32);
+      if constexpr (!Reader::kScaled) {  // no row of a zone is new
+        Reader::write(slot + fresh * shape_.row_bytes, new_row_.k, shape_.key_dim, new_row_.v,
+                      shape_.value_dim, lane_id(), 32);
+      }
       ptx::fence_proxy_async_shared();  // that will use this slot again
     }
     RowCopies::finish(barrier);

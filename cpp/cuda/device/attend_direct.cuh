@@ -21,11 +21,12 @@ constexpr int kRuns = 8, kRunsOfWarp = kRuns / kDirectWarps;
 constexpr int kStepRows = 8 * kRuns;
 
 /** The new row, as a stored one, comes after it. */
-template <int kWords, typename Element>
+template <int kWords, typename Element, bool kScaled>
 struct DirectSpace {
   alignas(16) DirectQueries<kWords, Element> query;
   const char* rows[kDirectWarps][kStepRows];  // of a step: null where there is none
   float2 logits[kDirectWarps][kRuns][16];     // lane 4 g + t: of head g, rows 2 t and 2 t + 1
+  float2 scales[kScaled ? kDirectWarps : 1][kScaled ? kRuns : 1][4];  // lane t: of their values
 };
 
 /** A running softmax of four heads. */
@@ -35,11 +36,15 @@ struct DirectSums {
 
 template <int kWords, typename Element, typename Address>
 class DirectAttention {
+  using Reader = typename Address::Reader;
+
  public:
+  using Space = DirectSpace<kWords, Element, Reader::kScaled>;
+
   /** @param address  as for RowAttention: Reader, where rows lie, noted() */
   __device__ __forceinline__ DirectAttention(const AttendShape& shape, const Cluster& cluster,
-                                             DirectSpace<kWords, Element>& space, int rows,
-                                             const NewRow<Element>& new_row, Address address)
+                                             Space& space, int rows, const NewRow<Element>& new_row,
+                                             Address address)
       : shape_(shape),
         cluster_(cluster),
         space_(space),
@@ -93,8 +98,6 @@ class DirectAttention {
   static constexpr int kAlone = 2 * kWords;
   static constexpr int kShared = kAlone / kDirectWarps;
 
-  using Reader = typename Address::Reader;
-
   __device__ __forceinline__ static int g() { return fragment_row(); }
   __device__ __forceinline__ static int t() { return fragment_pair(); }
 
@@ -121,13 +124,35 @@ class DirectAttention {
     return is_new ? fresh() : address_(row);
   }
 
+  /** Scales of keys of rows 2 t and 2 t + 1 of eight; those of values are left in `values`. */
+  __device__ __forceinline__ float2 scales_of(const char* const* rows, float2 (&values)[4]) const {
+    float2 two[2] = {};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const char* row = rows[2 * t() + i];
+      if (row != nullptr) two[i] = Reader::scales(row, shape_.key_dim, shape_.value_dim);
+    }
+    if (g() == 0) values[t()] = make_float2(two[0].y, two[1].y);
+    return make_float2(two[0].x, two[1].x);
+  }
+  /** Where those of values of a run are left, by lanes of `warp`; and what this lane finds there.
+   */
+  __device__ __forceinline__ auto value_scales(int warp, int run) const -> float2 (&)[4] {
+    return space_.scales[Reader::kScaled ? warp : 0][Reader::kScaled ? run : 0];
+  }
+  __device__ __forceinline__ float2 own_value_scales(int warp, int run) const {
+    return Reader::kScaled ? value_scales(warp, run)[t()] : float2{};
+  }
+
   /**
    * Logits of eight rows, of which `left` are there: of head g % 4, rows 2 t and 2 t + 1.
    * @param first, first_head  numbers of the first of these rows and of the heads
+   * @param value_scales       written: see scales_of
    */
-  __device__ __forceinline__ float2 look_at(const char* row, int left, int first,
-                                            int first_head) const {
+  __device__ __forceinline__ float2 look_at(const char* const* rows, int left, int first,
+                                            int first_head, float2 (&value_scales)[4]) const {
     // Lane 4 g + t reads of row g the pieces t, t + 4, ...
+    const char* row = rows[g()];
     uint4 keys[kWords];
 #pragma unroll
     for (int c = 0; c < kWords; ++c) {
@@ -135,7 +160,9 @@ class DirectAttention {
       const bool there = row != nullptr && 8 * i < shape_.key_dim;
       keys[c] = there ? Reader::piece(row, 8 * i) : make_uint4(0, 0, 0, 0);
     }
-    float2 logits = logits_of<kWords, Element>(space_.query, keys, shape_);
+    float2 scales{};
+    if constexpr (Reader::kScaled) scales = scales_of(rows, value_scales);
+    float2 logits = logits_of<kWords, Element, Reader::kScaled>(space_.query, keys, shape_, scales);
     const int number = first + 2 * t(), head = first_head + g() % kDirectHeads;
     logits.x = 2 * t() < left ? address_.noted(number, head, logits.x) : -infinity();
     logits.y = 2 * t() + 1 < left ? address_.noted(number + 1, head, logits.y) : -infinity();
@@ -237,7 +264,8 @@ class DirectAttention {
 #pragma unroll
       for (int i = 0; i < kRunsOfWarp; ++i) {
         const int r = warp + kDirectWarps * i;
-        pairs[i] = look_at(rows[8 * r + g()], left - 8 * r, first + 8 * r, first_head);
+        pairs[i] =
+            look_at(rows + 8 * r, left - 8 * r, first + 8 * r, first_head, value_scales(0, r));
       }
 #pragma unroll
       for (int i = 0; i < kRunsOfWarp; ++i) {
@@ -250,7 +278,8 @@ class DirectAttention {
 #pragma unroll
       for (int r = 0; r < kRuns; ++r) {
         if (r >= runs) break;
-        const uint32_t column = weigh<Element>(logits[r][place_of_logits()], shift, sums);
+        const uint32_t column = weigh<Element, Reader::kScaled>(logits[r][place_of_logits()], shift,
+                                                                sums, own_value_scales(0, r));
         weighted.add(values[r][0], values[r][1], column);
       }
     }
@@ -276,9 +305,11 @@ class DirectAttention {
 #pragma unroll 1
       for (int r = 0; r < runs; r += 2) {
         const int number = first + 8 * r;
-        const float2 one = look_at(rows[8 * r + g()], left - 8 * r, number, first_head);
-        const float2 other =
-            look_at(rows[8 * (r + 1) + g()], left - 8 * (r + 1), number + 8, first_head);
+        const auto look = [&](int run, int first_of_run) {
+          return look_at(rows + 8 * run, left - 8 * run, first_of_run, first_head,
+                         value_scales(warp_id(), run));
+        };
+        const float2 one = look(r, number), other = look(r + 1, number + 8);
         if (g() < kDirectHeads) {
           logits[r][place_of_logits()] = one;
           logits[r + 1][place_of_logits()] = other;
@@ -293,7 +324,8 @@ class DirectAttention {
         uint32_t values[2][kAlone];
         load_values(rows[8 * r + 2 * t()], first_dim, values[0]);
         load_values(rows[8 * r + 2 * t() + 1], first_dim, values[1]);
-        const uint32_t column = weigh<Element>(logits[r][place_of_logits()], shift, sums);
+        const uint32_t column = weigh<Element, Reader::kScaled>(
+            logits[r][place_of_logits()], shift, sums, own_value_scales(warp_id(), r));
         weighted.add(values[0], values[1], column);
       }
     }
@@ -302,7 +334,7 @@ class DirectAttention {
 
   const AttendShape& shape_;
   const Cluster& cluster_;
-  DirectSpace<kWords, Element>& space_;
+  Space& space_;
   int rows_;
   NewRow<Element> new_row_;
   Address address_;

@@ -6,7 +6,7 @@ namespace pariskv::cuda::device {
 struct AttendShape {
   int key_dim, value_dim;
   int group;
-  int row_bytes;  // K, then V
+  int row_bytes;  // of a row that is copied: K, then V
   float scale, softcap;
 };
 

@@ -48,13 +48,20 @@ template <typename Reader, typename Element>
 __device__ __forceinline__ void stage_row(const AttendShape& shape, const NewRow<Element>& row,
                                           char* to) {
   constexpr int kHalf = kDirectThreads / 2;
-  Reader::write(to, row.k, shape.key_dim, row.v, shape.value_dim, int(threadIdx.x) % kHalf, kHalf);
+  if constexpr (!Reader::kScaled) {  // no row of a zone is new
+    Reader::write(to, row.k, shape.key_dim, row.v, shape.value_dim, int(threadIdx.x) % kHalf,
+                  kHalf);
+  }
 }
 
-/** Logits of eight rows' keys, of which a lane has pieces t, t + 4, ...: of head g % 4. */
-template <int kWords, typename Element>
+/**
+ * Logits of eight rows' keys, of which a lane has pieces t, t + 4, ...: of head g % 4.
+ * @param scales  of keys of rows 2 t and 2 t + 1, where they are scaled
+ */
+template <int kWords, typename Element, bool kScaled = false>
 __device__ __forceinline__ float2 logits_of(const DirectQueries<kWords, Element>& queries,
-                                            const uint4 (&keys)[kWords], const AttendShape& shape) {
+                                            const uint4 (&keys)[kWords], const AttendShape& shape,
+                                            float2 scales = {}) {
   float dots[2][4] = {};
 #pragma unroll
   for (int c = 0; c < kWords; ++c) {
@@ -67,7 +74,9 @@ __device__ __forceinline__ float2 logits_of(const DirectQueries<kWords, Element>
   float logits[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    logits[i] = soft_capped((dots[0][i] + dots[1][i]) * shape.scale, shape.softcap);
+    float dot = dots[0][i] + dots[1][i];
+    if constexpr (kScaled) dot = dot * (i == 0 ? scales.x : scales.y);
+    logits[i] = soft_capped(dot * shape.scale, shape.softcap);
   }
   return make_float2(logits[0], logits[1]);
 }
@@ -84,11 +93,19 @@ __device__ __forceinline__ float raise_to(float top, Sums& sums, float& shift) {
   return rescale;
 }
 
-/** The weights of eight rows, as a product takes them. */
-template <typename Element, typename Sums>
-__device__ __forceinline__ uint32_t weigh(float2 logits, float shift, Sums& sums) {
-  const float a = exp_of(logits.x - shift), b = exp_of(logits.y - shift);
+/**
+ * The weights of eight rows, as a product takes them.
+ * @param scales  of values of rows 2 t and 2 t + 1, where they are scaled
+ */
+template <typename Element, bool kScaled = false, typename Sums>
+__device__ __forceinline__ uint32_t weigh(float2 logits, float shift, Sums& sums,
+                                          float2 scales = {}) {
+  float a = exp_of(logits.x - shift), b = exp_of(logits.y - shift);
   sums.sum = __fadd_rn(sums.sum, __fadd_rn(a, b));
+  if constexpr (kScaled) {  // that of a row that does not count may be no number
+    a = a == 0 ? 0.0f : a * scales.x;
+    b = b == 0 ? 0.0f : b * scales.y;
+  }
   uint32_t rest;
   const uint32_t whole = pack<Element>(a, b, rest);
   return fragment_row() < kDirectHeads ? whole : rest;

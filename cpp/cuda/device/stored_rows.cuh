@@ -39,6 +39,8 @@ __device__ __forceinline__ char* row_of(void* const* segments, const Divisor& by
 template <typename Element>
 struct RowReader {
   using Number = Element;
+  /** Whether numbers are still to be multiplied by a scale. */
+  static constexpr bool kScaled = false;
 
   /** Bytes from the beginning of a half to its number `d`, and where that is. */
   static __device__ __forceinline__ int offset(int d) { return d * int(sizeof(Number)); }
@@ -47,9 +49,12 @@ struct RowReader {
   }
   /** Bytes from the beginning of a row to its V. */
   static __device__ __forceinline__ int value_offset(int key_dim) { return offset(key_dim); }
-  static __device__ __forceinline__ float number(const char* half, int d) {
+  /** One of `dim` numbers of a half. */
+  static __device__ __forceinline__ float number(const char* half, int d, int /*dim*/) {
     return to_float(*reinterpret_cast<const Number*>(at(half, d)));
   }
+  /** Bytes that a copy of a row in whole vectors begins before it: rows begin with a vector. */
+  static __device__ __forceinline__ int lead(const char*) { return 0; }
   /** Neighbouring numbers from an address on: 2, 4 or a multiple of 8. */
   template <int kCount>
   static __device__ __forceinline__ void floats(const char* from, float (&x)[kCount]) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "pariskv/error.h"
+#include "views.h"
 
 namespace pariskv::cuda {
 
@@ -36,6 +37,14 @@ AttendExactCall part_of(const AttendExactCall& call, int64_t first, int64_t coun
   return part;
 }
 
+/** Segments that have rows of a zone, which are narrow. */
+std::vector<int64_t> narrow_segments(const ModelShape& shape, const SequenceView& view) {
+  std::vector<int64_t> segments;
+  const int64_t tokens = shape.segment_tokens;
+  for (int64_t s = view.zone_begin / tokens; s * tokens < view.zone_end; ++s) segments.push_back(s);
+  return view.zone_begin < view.zone_end ? segments : std::vector<int64_t>();
+}
+
 }  // namespace
 
 int64_t& window_bytes() {
@@ -61,20 +70,23 @@ std::vector<ExactAttention::Run> ExactAttention::runs_of(const std::vector<int64
   return runs;
 }
 
-bool ExactAttention::reserve(Block& block, int64_t bytes) {
+bool ExactAttention::reserve(Block& block, int64_t bytes, bool must) {
   if (block.bytes() >= bytes) return true;
   try {
     block = Block();
     block = arena_.allocate(bytes);
     return true;
   } catch (const OutOfMemory&) {
+    if (must) throw;
     return false;
   }
 }
 
 void ExactAttention::attend(const AttendExactCall& whole, const SequenceView& view,
-                            const std::vector<int64_t>& hosted, cudaStream_t stream) {
+                            const std::vector<int64_t>& in_host_memory, cudaStream_t stream) {
   const ModelShape& shape = whole.shape;
+  const std::vector<int64_t> hosted =
+      shape.narrows() ? narrow_segments(shape, view) : in_host_memory;
   const int64_t segment_bytes = shape.segment_row_bytes();
   const int64_t window = std::min(std::max(window_bytes() / segment_bytes, int64_t{1}),
                                   std::max(int64_t(hosted.size()), int64_t{1}));
@@ -86,9 +98,11 @@ void ExactAttention::attend(const AttendExactCall& whole, const SequenceView& vi
   const int64_t block = exact_block_queries(whole);
   const int64_t group = std::max(kStateBytes / token_bytes / block, int64_t{1}) * block;
   const bool one_launch = hosted.empty() && shares == 1;
-  // Without room for this, rows are read over the bus wherever a block of queries needs them.
-  if (one_launch || !reserve(states_, std::min(group, whole.tokens) * token_bytes) ||
-      (!hosted.empty() && !reserve(windows_, kPlaces * window * segment_bytes))) {
+  // Without room for this, rows are read over the bus wherever a block of queries needs them, if
+  // they are plain.
+  const bool must = shape.narrows() && !hosted.empty();
+  if (one_launch || !reserve(states_, std::min(group, whole.tokens) * token_bytes, must) ||
+      (!hosted.empty() && !reserve(windows_, kPlaces * window * segment_bytes, must))) {
     return launch_attend_exact(whole, stream);
   }
   begun_.record(stream);
@@ -122,7 +136,7 @@ void ExactAttention::attend_to_runs(AttendExactCall call, const SequenceView& vi
       place = &places_[brought % kPlaces];
       char* const target = windows_.as<char>() + brought++ % kPlaces * place_bytes;
       if (place->taken) place->read.make_wait(copies_);
-      bring(run, view, call.shape.segment_row_bytes(), target);
+      bring(run, call.shape, view, target);
       place->filled.record(copies_);
       place->filled.make_wait(stream);
       call.staged = target;
@@ -137,12 +151,20 @@ void ExactAttention::attend_to_runs(AttendExactCall call, const SequenceView& vi
   }
 }
 
-void ExactAttention::bring(const Run& run, const SequenceView& view, int64_t segment_bytes,
+void ExactAttention::bring(const Run& run, const ModelShape& shape, const SequenceView& view,
                            char* target) {
-  for (int64_t s = run.begin; s < run.end; ++s) {
-    check(runtime().copy(target + (s - run.begin) * segment_bytes, view.rows[s],
-                         size_t(segment_bytes), copies_),
-          "copy rows to the device");
+  const int64_t segment_bytes = shape.segment_row_bytes(), tokens = shape.segment_tokens;
+  for (int64_t s = run.begin; s < run.end; ++s, target += segment_bytes) {
+    const int64_t begin = std::max(view.zone_begin - s * tokens, int64_t{0});
+    const int64_t end = std::min(view.zone_end - s * tokens, tokens);
+    if (!shape.narrows() || begin > 0 || end < tokens) {
+      check(runtime().copy(target, view.rows[s], size_t(segment_bytes), copies_),
+            "copy rows to the device");
+    }
+    if (!shape.narrows()) continue;
+    launch_widen({shape, static_cast<const char*>(view.narrow_rows[s]), begin, end - begin,
+                  keys_of_segment(shape, target, begin), values_of_segment(shape, target, begin)},
+                 copies_);
   }
 }
 

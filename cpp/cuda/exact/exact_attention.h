@@ -3,8 +3,9 @@
  *
  * Rows in host memory come over the bus once for all queries of a call: windows of segments are
  * copied to the device on a stream of their own, into a few places in turn, while windows before
- * are attended to. Rows on the device are read where they lie. A few queries do not fill a GPU:
- * then several blocks share the rows.
+ * are attended to. So do narrow rows, wherever they lie, and are plain in their places. Other rows
+ * on the device are read where they lie. A few queries do not fill a GPU: then several blocks share
+ * the rows.
  *
  *   copies   ████ 0 ████ 1 ████ 2 ··████ 3
  *   attends       ▒▒▒▒▒▒ 0 ▒▒▒▒▒▒ 1 ▒▒▒▒▒▒ 2 ▒▒▒▒▒▒ 3 finish
@@ -42,7 +43,7 @@ class ExactAttention {
   /** Segments [begin, end) that one launch attends to. */
   struct Run {
     int64_t begin, end;
-    bool brought;  // from host memory
+    bool brought;  // from host memory, or narrow
   };
   /** With one more than the two that are read and filled, the bus need not wait for a reader. */
   static constexpr int64_t kPlaces = 3;
@@ -54,10 +55,11 @@ class ExactAttention {
 
   static std::vector<Run> runs_of(const std::vector<int64_t>& hosted, int64_t segments,
                                   int64_t window);
-  bool reserve(Block& block, int64_t bytes);
+  /** Room for so many bytes; false, or with `must` an OutOfMemory: there is none. */
+  bool reserve(Block& block, int64_t bytes, bool must);
   void attend_to_runs(AttendExactCall call, const SequenceView& view, const std::vector<Run>& runs,
                       int64_t place_bytes, cudaStream_t stream);
-  void bring(const Run& run, const SequenceView& view, int64_t segment_bytes, char* target);
+  void bring(const Run& run, const ModelShape& shape, const SequenceView& view, char* target);
 
   Arena& arena_;
   Block windows_;

@@ -1,5 +1,5 @@
 // Exact logits of chosen rows, for explanations: the sums are the CPU's, bit for bit.
-#include "device/stored_rows.cuh"
+#include "device/narrow_rows.cuh"
 #include "elements.h"
 #include "kernels.h"
 #include "runtime.h"
@@ -26,7 +26,7 @@ struct LogitsParameters {
 };
 
 /** One warp to a row and query head: lanes 0 to 15 are the sum's 16 lanes. */
-template <typename Element>
+template <typename Element, typename Reader>
 __global__ void __launch_bounds__(kThreads) take_logits(LogitsParameters p) {
   const int64_t i = int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
   if (i >= p.width) return;
@@ -34,14 +34,15 @@ __global__ void __launch_bounds__(kThreads) take_logits(LogitsParameters p) {
   const int32_t position = p.positions[head * p.width + i];
   if (position < 0) return;
   const int64_t segment = position / p.segment_tokens, slot = position % p.segment_tokens;
-  const char* key = row_of_segment(static_cast<const char*>(p.sequence->rows[segment]), int(head),
+  void* const* table = Reader::kScaled ? p.sequence->narrow_rows : p.sequence->rows;
+  const char* key = row_of_segment(static_cast<const char*>(table[segment]), int(head),
                                    p.segment_tokens, slot, p.row_bytes);
   const Element* query = reinterpret_cast<const Element*>(p.q.data) + query_head * p.q.stride_j;
   const int lane = int(threadIdx.x) % 32;
   float sum = 0;
   if (lane < 16) {
     for (int d = lane; d < p.key_dim; d += 16) {
-      sum = fmaf(to_float(query[d]), RowReader<Element>::number(key, d), sum);
+      sum = fmaf(to_float(query[d]), Reader::number(key, d, p.key_dim), sum);
     }
   }
 #pragma unroll
@@ -51,14 +52,14 @@ __global__ void __launch_bounds__(kThreads) take_logits(LogitsParameters p) {
   p.out[query_head * p.width + i] = p.softcap > 0 ? p.softcap * tanhf(logit / p.softcap) : logit;
 }
 
-template <typename Element>
+template <typename Element, typename Reader>
 void launch(const ExactLogitsCall& call, cudaStream_t stream) {
   const ModelShape& shape = call.shape;
   const LogitsParameters p{call.sequence,
                            shape.segment_tokens,
                            int32_t(shape.group),
                            int32_t(shape.rows.key_dim),
-                           int32_t(shape.rows.bytes()),
+                           int32_t(shape.zone_rows().bytes()),
                            call.q,
                            call.logits.scale,
                            call.logits.softcap,
@@ -67,7 +68,7 @@ void launch(const ExactLogitsCall& call, cudaStream_t stream) {
                            call.out};
   const int64_t rows = kThreads / 32;
   const dim3 grid(unsigned((call.width + rows - 1) / rows), unsigned(shape.query_heads()));
-  take_logits<Element><<<grid, kThreads, 0, stream>>>(p);
+  take_logits<Element, Reader><<<grid, kThreads, 0, stream>>>(p);
   check_launch("explain");
 }
 
@@ -75,8 +76,11 @@ void launch(const ExactLogitsCall& call, cudaStream_t stream) {
 
 void launch_exact_logits(const ExactLogitsCall& call, cudaStream_t stream) {
   if (call.width <= 0) return;
-  dispatch_element(call.shape.dtype,
-                   [&](auto element) { launch<decltype(element)>(call, stream); });
+  dispatch_element(call.shape.dtype, [&](auto element) {
+    using Element = decltype(element);
+    call.shape.narrows() ? launch<Element, NarrowReader<Element>>(call, stream)
+                         : launch<Element, RowReader<Element>>(call, stream);
+  });
 }
 
 }  // namespace pariskv::cuda

@@ -52,7 +52,7 @@ struct Config {
   int64_t dense_below = -1;  ///< Sequences shorter than this are attended to in full.
 
   PolicyConfig policy;  ///< How rows are chosen.
-  /** Of rows of the zone; on the CPU with ParisKV. Sink, local window and buffer stay in dtype. */
+  /** Of rows of the zone, with ParisKV. Sink, local window and buffer stay in dtype. */
   KVDType kv_dtype = KVDType::kAuto;
 
   // The machine.

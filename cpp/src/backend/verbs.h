@@ -1,7 +1,6 @@
 /** The verbs that every search shares. A backend trusts its arguments and knows no sequences. */
 #pragma once
 
-#include "check.h"
 #include "ops.h"
 #include "pariskv/stream.h"
 
@@ -18,9 +17,10 @@ class Verbs {
   virtual void zero(void* target, int64_t bytes, Stream stream) = 0;
 
   virtual void attend_exact(const AttendExactArgs& args, Stream stream) = 0;
-  /** Called where ModelShape::narrow is set, which Config::validate keeps to backends that have it.
-   */
-  virtual void narrow(const NarrowArgs&, Stream) { PKV_ASSERT(false); }
+  /** Rows that enter zones are written narrow, beside their plain ones. */
+  virtual void narrow(const NarrowArgs& args, Stream stream) = 0;
+  /** Rows that leave zones are written plain again, beside their narrow ones. */
+  virtual void widen(const NarrowArgs& args, Stream stream) = 0;
   virtual void exact_logits(const ExactLogitsArgs& args, Stream stream) = 0;
 };
 

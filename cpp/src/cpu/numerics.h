@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "row_type.h"
+
 namespace pariskv::cpu {
 
 inline uint32_t bits_of(float x) {
@@ -31,9 +33,6 @@ inline uint16_t float_to_bfloat16(float x) {
   if ((bits & 0x7fffffffu) > 0x7f800000u) return uint16_t((bits >> 16) | 0x40u);
   return uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
-
-/** The largest of numbers in 8 bits, without its sign. */
-constexpr int32_t kInt8Levels = 127;
 
 /** What numbers in 8 bits are multiplied by, so that the largest has all levels; NaN if one of the
  * numbers is not finite. Of finite numbers it makes finite ones. */

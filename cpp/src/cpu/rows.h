@@ -26,18 +26,21 @@ inline RowPlace row_in(void* const* table, const RowLayout& layout, int64_t head
   return {half(layout.key), half(layout.value)};
 }
 
-/** The plain row of a position that is not narrow yet. */
+/** The plain row of a position, and the narrow one: where either is there. */
 inline RowPlace plain_row_at(const ModelShape& shape, const SequenceView& sequence, int64_t head,
                              int64_t position) {
   return row_in(sequence.rows, shape.layout, head, position);
+}
+inline RowPlace narrow_row_at(const ModelShape& shape, const SequenceView& sequence, int64_t head,
+                              int64_t position) {
+  return row_in(sequence.narrow_rows, shape.narrow_layout, head, position);
 }
 
 /** The row of a position, which is written as `format_at` says. */
 inline RowPlace row_at(const ModelShape& shape, const SequenceView& sequence, int64_t head,
                        int64_t position) {
-  return sequence.narrow(position)
-             ? row_in(sequence.narrow_rows, shape.narrow_layout, head, position)
-             : plain_row_at(shape, sequence, head, position);
+  return sequence.narrow(position) ? narrow_row_at(shape, sequence, head, position)
+                                   : plain_row_at(shape, sequence, head, position);
 }
 
 inline const RowFormat& format_at(const ModelShape& shape, const SequenceView& sequence,

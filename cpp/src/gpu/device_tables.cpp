@@ -21,7 +21,7 @@ Block DeviceTables::grown(int64_t segments, Arena& arena) const {
   if (device_ == nullptr || segments <= capacity_) return Block();
   int64_t capacity = std::max(capacity_, kFirstCapacity);
   while (capacity < segments) capacity *= 2;
-  return arena.allocate(2 * capacity * int64_t(sizeof(uint64_t)));
+  return arena.allocate(tables_per_segment_ * capacity * int64_t(sizeof(uint64_t)));
 }
 
 void DeviceTables::send(void* target, uint64_t& sent, uint64_t value, WordUpdates& updates) {
@@ -30,25 +30,31 @@ void DeviceTables::send(void* target, uint64_t& sent, uint64_t value, WordUpdate
   sent = value;
 }
 
-void DeviceTables::publish(const SequenceView& view, int64_t segments, Block& tables,
-                           WordUpdates* updates) {
+void DeviceTables::publish(const SequenceView& view, int64_t segments, int64_t narrow_segments,
+                           Block& tables, WordUpdates* updates) {
   if (device_ == nullptr) return;
   if (tables.data() != nullptr) {
     tables_ = std::move(tables);
-    capacity_ = tables_.bytes() / int64_t(2 * sizeof(uint64_t));
+    capacity_ = tables_.bytes() / (tables_per_segment_ * int64_t(sizeof(uint64_t)));
     known_ = false;
   }
   words_.resize(kViewWords);
-  entries_.resize(size_t(2 * capacity_));
+  entries_.resize(size_t(tables_per_segment_ * capacity_));
   auto* entries = tables_.as<uint64_t>();
+  const auto send_entry = [&](int64_t table, int64_t segment, uint64_t value) {
+    const int64_t at = table * capacity_ + segment;
+    send(entries + at, entries_[size_t(at)], value, *updates);
+  };
   for (int64_t s = 0; s < segments; ++s) {
-    const int64_t t = capacity_ + s;
-    send(entries + s, entries_[size_t(s)], word_of(view.rows[s]), *updates);
-    send(entries + t, entries_[size_t(t)], word_of(view.summaries[s]), *updates);
+    send_entry(0, s, word_of(view.rows[s]));
+    send_entry(1, s, word_of(view.summaries[s]));
+    // What is not there yet is sent as null: after another table, words are not known.
+    if (narrows()) send_entry(2, s, s < narrow_segments ? word_of(view.narrow_rows[s]) : 0);
   }
   SequenceView there = view;
   there.rows = reinterpret_cast<void* const*>(entries);
   there.summaries = reinterpret_cast<uint8_t* const*>(entries + capacity_);
+  if (narrows()) there.narrow_rows = reinterpret_cast<void* const*>(entries + 2 * capacity_);
   there.device = device_;
   uint64_t words[kViewWords];
   std::memcpy(words, &there, sizeof there);
@@ -59,7 +65,8 @@ void DeviceTables::publish(const SequenceView& view, int64_t segments, Block& ta
 
 void DeviceTables::publish_row(int64_t segment, void* rows, WordUpdates* updates) {
   if (device_ == nullptr || !known_ || segment >= capacity_) return;
-  send(tables_.as<uint64_t>() + segment, entries_[size_t(segment)], word_of(rows), *updates);
+  const int64_t at = (narrows() ? 2 * capacity_ : 0) + segment;
+  send(tables_.as<uint64_t>() + at, entries_[size_t(at)], word_of(rows), *updates);
 }
 
 }  // namespace pariskv

@@ -1,6 +1,6 @@
 /**
- * A GPU's copy of one layer of one sequence: a SequenceView and its two tables of segments, in
- * device memory. Only words that changed are sent again.
+ * A GPU's copy of one layer of one sequence: a SequenceView and its tables of segments, in device
+ * memory. Only words that changed are sent again.
  */
 #pragma once
 
@@ -14,8 +14,12 @@ namespace pariskv {
 
 class DeviceTables {
  public:
-  /** Where the view of this layer lies on the device; null: the backend keeps no tables. */
-  explicit DeviceTables(SequenceView* device = nullptr) : device_(device) {}
+  /**
+   * @param device   where the view of this layer lies; null: the backend keeps no tables
+   * @param narrows  whether rows of the zone have a table of their own
+   */
+  explicit DeviceTables(SequenceView* device = nullptr, bool narrows = false)
+      : device_(device), tables_per_segment_(narrows ? 3 : 2) {}
 
   SequenceView* device() const { return device_; }
 
@@ -23,9 +27,10 @@ class DeviceTables {
   Block grown(int64_t segments, Arena& arena) const;
 
   /** Sends `view`, using `tables` from now on unless they are empty. */
-  void publish(const SequenceView& view, int64_t segments, Block& tables, WordUpdates* updates);
+  void publish(const SequenceView& view, int64_t segments, int64_t narrow_segments, Block& tables,
+               WordUpdates* updates);
 
-  /** Sends the row table's entry of one segment, which lies elsewhere now. */
+  /** Sends the entry of the zone's rows of one segment, which lie elsewhere now. */
   void publish_row(int64_t segment, void* rows, WordUpdates* updates);
 
   /** Words that were sent may not have arrived: everything will be sent again. */
@@ -33,9 +38,11 @@ class DeviceTables {
 
  private:
   void send(void* target, uint64_t& sent, uint64_t value, WordUpdates& updates);
+  bool narrows() const { return tables_per_segment_ == 3; }
 
   SequenceView* device_;
-  Block tables_;  // (capacity) row addresses, then (capacity) summary addresses
+  int64_t tables_per_segment_;
+  Block tables_;  // (capacity) addresses of rows, then of summaries, then of narrow rows if any
   int64_t capacity_ = 0;
   bool known_ = false;
   std::vector<uint64_t> words_;    // of the view, as sent

@@ -102,17 +102,16 @@ std::vector<Piece> pieces_of(const std::vector<SavedLayer>& layers, const SavedS
     if (layer.has_state != 0) add(Piece::Kind::kState, l, 0, 0, 0, sizes.state_bytes);
     for (int64_t s = 0; s * tokens < total; ++s) {
       const int64_t first = s * tokens, used = std::min(total - first, tokens);
-      const int64_t narrow_end = std::min(layer.narrow_end - first, tokens);
-      const int64_t narrow_begin = std::max(zone_begin - first, int64_t{0});
-      if (narrow_begin > 0 || narrow_end < used) {
-        add(Piece::Kind::kRows, l, s, 0, used, used * sizes.token_bytes);
-      }
-      if (narrow_begin < narrow_end) {
-        add(Piece::Kind::kNarrowRows, l, s, narrow_begin, narrow_end,
-            (narrow_end - narrow_begin) * sizes.narrow_token_bytes);
-      }
       const int64_t begin = std::max(zone_begin - first, int64_t{0});
       const int64_t end = std::min(zone_end - first, tokens);
+      if (sizes.narrow_token_bytes == 0 || begin > 0 || end < used) {
+        add(Piece::Kind::kRows, l, s, 0, used, used * sizes.token_bytes);
+      }
+      const int64_t narrow_end = std::min(layer.narrow_end - first, tokens);
+      if (begin < narrow_end) {
+        add(Piece::Kind::kNarrowRows, l, s, begin, narrow_end,
+            (narrow_end - begin) * sizes.narrow_token_bytes);
+      }
       if (begin >= end || sizes.summary_bytes == 0) continue;
       add(Piece::Kind::kSummaries, l, s, begin, end, sizes.summary_bytes);
     }

@@ -56,12 +56,12 @@ std::vector<Run> runs_of(const Piece& piece, const SequenceView& view, const Mod
   return {};
 }
 
-/** Zeroes the plain rows of positions that are narrow, in a copy of a piece: nothing reads them. */
+/** Zeroes the plain rows of a zone that is narrow, in a copy of a piece: nothing reads them. */
 void clear_narrow(const Piece& piece, const SequenceView& view, const ModelShape& shape,
                   char* copy) {
   const int64_t first = piece.segment * shape.segment_tokens, row = shape.rows.bytes();
   const int64_t begin = std::max(view.zone_begin - first, piece.begin);
-  const int64_t end = std::min(view.narrow_end - first, piece.end);
+  const int64_t end = std::min(view.zone_end - first, piece.end);
   for (int64_t head = 0; head < shape.kv_heads && begin < end; ++head) {
     std::memset(copy + (head * piece.end + begin) * row, 0, size_t((end - begin) * row));
   }
@@ -102,11 +102,13 @@ uint64_t write_piece(const Piece& piece, const Layer& layer, const SequenceView&
                      const ModelShape& shape, const Search& search, Backend& backend, int64_t begin,
                      NewFile& file) {
   const bool rows = piece.kind == Piece::Kind::kRows;
+  const bool narrow = piece.kind == Piece::Kind::kNarrowRows;
+  const LayerStore& store = narrow ? layer.narrow : layer.store;
   const bool readable = !backend.capabilities().own_memory ||
-                        (rows && layer.store.row_block(piece.segment)->offloaded());
+                        ((rows || narrow) && store.row_block(piece.segment)->offloaded());
   const bool part =
       piece.kind == Piece::Kind::kSummaries && piece.end - piece.begin < shape.segment_tokens;
-  const bool mixed = rows && view.narrow_end > 0;
+  const bool mixed = rows && shape.narrows();
   const std::vector<Run> runs = runs_of(piece, view, shape);
   std::unique_ptr<char[]> copy;
   const char* data = runs[0].data;
@@ -231,7 +233,7 @@ void Cache::Impl::restore(Layer& layer, const SavedPart& part, Stream stream) {
   step.encoded = true;
   Change& change = step.changes[0];
   change.queries.observed = saved.observed;
-  change.narrow = planner_.plan_narrow(layer, change.next, saved.narrow_end, stream);
+  planner_.extend_narrow(change, saved.narrow_end, stream);
   if (saved.has_state != 0 && change.rows.state.data() == nullptr) {
     change.rows.state = planner_.next_state(layer, stream);
   }

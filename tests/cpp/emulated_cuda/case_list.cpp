@@ -45,7 +45,33 @@ std::vector<Case> pariskv_cases() {
   const auto blocks = [](Case& c, Config& config, int64_t size) {
     own(config).block = size, c.queries = true, c.tokens = kOpened;
   };
+  const auto narrow = [](Case& c, Config& config) {
+    config.kv_dtype = KVDType::kInt8;
+    c.flush_after = 6, c.truncate_after = 10, c.truncate_by = 150, c.steps = 14;
+    config.update = 8, config.local = 16;
+  };
   return {
+      make("narrow", [=](Case& c, Config& k) { narrow(c, k); }),
+      make("narrow_float16_80",
+           [=](Case& c, Config& k) {
+             narrow(c, k), k.dtype = kHalf, k.head_dim = 80, k.segment_tokens = 64, k.sink = 70;
+             k.row_cache = 16, c.batch = 2, c.twin = 0;
+           }),
+      make("narrow_tail",
+           [=](Case& c, Config& k) {
+             narrow(c, k), tail(c, k, 32), c.steps = 12, c.twin = 4, c.attended = 70;
+             c.chunks = 3, c.saved_after = 4;
+           }),
+      make("narrow_error_float32_512",
+           [=](Case& c, Config& k) {
+             narrow(c, k), budget(c, k, 32, .1), k.dtype = kFloat, k.head_dim = 512;
+             k.kv_heads = 1, k.query_heads = 4, c.truncate_by = 500, c.steps = 12;
+           }),
+      make("narrow_hostile",
+           [=](Case& c, Config& k) { narrow(c, k), tail(c, k, 32), c.hostile = true; }),
+      make("narrow_infinite",
+           [=](Case& c, Config& k) { narrow(c, k), tail(c, k, 32), c.infinite = true; }),
+      make("narrow_replayed", [=](Case& c, Config& k) { narrow(c, k), c.replayed = true; }),
       make("nothing_to_search", [](Case& c, Config&) { c.tokens = 10; }),
       make("error", [=](Case& c, Config& k) { budget(c, k, 32, .1), c.steps = 6, c.twin = 0; }),
       make("error_that_few_rows_leave",

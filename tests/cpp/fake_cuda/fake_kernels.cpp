@@ -53,22 +53,23 @@ void use_row_cache(const SequenceView& view, const ModelShape& shape, int64_t fi
     if (int64_t(all_tags[i] >> 32) > view.generation) complain("a row cache is not empty at first");
     if (all_tags[i] == 0 && all_stamps[i] != 0) complain("a row cache has stamps at first");
   }
-  const int64_t bytes = shape.rows.bytes(), sets = layout.slots / kCacheWays;
+  const int64_t bytes = shape.zone_rows().bytes(), sets = layout.slots / kCacheWays;
   for (int64_t p = view.zone_begin + first; p < view.zone_end; p += 3) {
     for (int64_t head = 0; head < shape.kv_heads; ++head) {
       const uint64_t tag = uint64_t(view.generation) << 32 | uint64_t(p + 1);
       const int64_t set = head * layout.slots + p % sets * kCacheWays;
-      const char* home = row_of(view, shape, head, p);
+      const char* home = zone_row_of(view, shape, head, p);
       const uint64_t* found = std::find(all_tags + set, all_tags + set + kCacheWays, tag);
       const int64_t place = found - all_tags;
       char* rows = view.row_cache + layout.rows();
       if (place < set + kCacheWays) {
-        if (std::memcmp(rows + place * bytes, home, size_t(bytes)) != 0) complain("a row is stale");
+        const char* cached = rows + place * layout.row_bytes;
+        if (std::memcmp(cached, home, size_t(bytes)) != 0) complain("a row is stale");
       } else if (p + 1 < view.total) {
         const int64_t taken = set + p / sets % kCacheWays;
         all_tags[taken] = tag;
         all_stamps[taken] = uint32_t(view.total);
-        std::memcpy(rows + taken * bytes, home, size_t(bytes));
+        std::memcpy(rows + taken * layout.row_bytes, home, size_t(bytes));
       }
     }
   }
@@ -84,8 +85,9 @@ void check_tail(const SequenceView& view, const DecodeCall& call) {
   }
   for (int64_t i = 0; i < tail.count; ++i) {
     for (int64_t head = 0; head < shape.kv_heads; ++head) {
-      const int64_t at = head * Tail::capacity(call.tail_rows) + i, bytes = shape.rows.bytes();
-      const char* home = row_of(view, shape, head, tail.position(i));
+      const int64_t at = head * Tail::capacity(call.tail_rows) + i;
+      const int64_t bytes = shape.zone_rows().bytes();
+      const char* home = zone_row_of(view, shape, head, tail.position(i));
       if (std::memcmp(view.tail_copies + at * bytes, home, size_t(bytes)) != 0) {
         complain("a copy of the tail is stale");
       }
@@ -119,7 +121,10 @@ void decode(const DecodeCall& call) {
     if (view.sparse != 0) check_tail(view, call);
     use_scratch(slot, i);
     int64_t touched = 0;
-    for (int64_t p = 0; p < view.total; p += 5) touched += *row_of(view, call.shape, 0, p);
+    for (int64_t p = 0; p < view.total; p += 5) {
+      const bool of_zone = p >= view.zone_begin && p < view.zone_end;
+      touched += *(of_zone ? zone_row_of : row_of)(view, call.shape, 0, p);
+    }
     slot.scratch.scores[kScratch - 1] = uint8_t(touched);
     if (call.k.data == nullptr) continue;
     append_token(call.shape, view, call.k, call.v, i);
@@ -149,13 +154,49 @@ void launch_read(const RowsCall& call, cudaStream_t stream) {
   });
 }
 
+// All numbers of a K or V are alike: a narrow row has one of each.
+
+void launch_narrow(const NarrowCall& call, cudaStream_t stream) {
+  launch(stream, [call] {
+    const int64_t size = size_of(call.shape.dtype);
+    for (int64_t p = call.begin; p < call.end; ++p) {
+      for (int64_t head = 0; head < call.shape.kv_heads; ++head) {
+        const char* from = row_of(*call.sequence, call.shape, head, p);
+        char* to = zone_row_of(*call.sequence, call.shape, head, p);
+        std::memcpy(to, from, size_t(size));
+        std::memcpy(to + size, from + call.shape.rows.key_bytes(), size_t(size));
+      }
+    }
+  });
+}
+
+void launch_widen(const WidenCall& call, cudaStream_t stream) {
+  launch(stream, [call] {
+    const ModelShape& shape = call.shape;
+    const int64_t size = size_of(shape.dtype);
+    for (int64_t i = 0; i < call.tokens; ++i) {
+      for (int64_t head = 0; head < shape.kv_heads; ++head) {
+        const char* row =
+            call.segment + (head * shape.segment_tokens + call.slot + i) * shape.narrow.bytes();
+        const auto fill = [&](const Rows& rows, int64_t dim, const char* number) {
+          char* to = rows.data + (i * rows.stride_i + head * rows.stride_j) * size;
+          for (int64_t d = 0; d < dim; ++d) std::memcpy(to + d * size, number, size_t(size));
+        };
+        fill(call.k, shape.rows.key_dim, row);
+        fill(call.v, shape.rows.value_dim, row + size);
+      }
+    }
+  });
+}
+
 void launch_copy_tail(const TailCopyCall& call, cudaStream_t stream) {
   launch(stream, [call] {
-    const int64_t bytes = call.shape.rows.bytes();
+    const int64_t bytes = call.shape.zone_rows().bytes();
     for (int64_t i = call.from; i < call.tail.count; ++i) {
       for (int64_t head = 0; head < call.shape.kv_heads; ++head) {
-        std::memcpy(call.sequence->tail_copies + (head * call.capacity + i) * bytes,
-                    row_of(*call.sequence, call.shape, head, call.tail.position(i)), size_t(bytes));
+        const char* row = zone_row_of(*call.sequence, call.shape, head, call.tail.position(i));
+        char* copy = call.sequence->tail_copies + (head * call.capacity + i) * bytes;
+        std::memcpy(copy, row, size_t(bytes));
       }
     }
   });
@@ -219,6 +260,7 @@ void launch_attend_exact(const AttendExactCall& call, cudaStream_t stream) {
     const int64_t bytes = call.shape.segment_row_bytes(), tokens = call.shape.segment_tokens;
     for (int64_t s = call.begin / tokens; s * tokens < call.end; ++s) {
       const char* brought = call.staged + (s - call.staged_segment) * bytes;
+      if (call.shape.narrows()) continue;  // they are plain only there
       if (std::memcmp(brought, view.rows[s], size_t(bytes)) != 0) {
         complain("rows are attended to that have not arrived");
       }

@@ -7,10 +7,20 @@
 
 namespace pariskv::cuda {
 
+inline char* row_in(void* const* table, const RowFormat& rows, const ModelShape& shape,
+                    int64_t head, int64_t position) {
+  return static_cast<char*>(table[position / shape.segment_tokens]) +
+         (head * shape.segment_tokens + position % shape.segment_tokens) * rows.bytes();
+}
+/** A plain row; and one of the zone, which may be narrow. */
 inline char* row_of(const SequenceView& view, const ModelShape& shape, int64_t head,
                     int64_t position) {
-  return static_cast<char*>(view.rows[position / shape.segment_tokens]) +
-         (head * shape.segment_tokens + position % shape.segment_tokens) * shape.rows.bytes();
+  return row_in(view.rows, shape.rows, shape, head, position);
+}
+inline char* zone_row_of(const SequenceView& view, const ModelShape& shape, int64_t head,
+                         int64_t position) {
+  return row_in(shape.narrows() ? view.narrow_rows : view.rows, shape.zone_rows(), shape, head,
+                position);
 }
 
 /** Calls `move(row in the store, outside, bytes)` for K and V of every token and head. */

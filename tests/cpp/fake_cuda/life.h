@@ -69,6 +69,12 @@ class Life {
     if (seed % 7 == 0) config.host_budget = 2 << 20;
     return config;
   }
+  /** The same with rows of the zone in 8 bits. */
+  static Config narrow_config_of(int seed) {
+    Config config = config_of(seed);
+    config.kv_dtype = KVDType::kInt8;
+    return config;
+  }
   /** The same with rows that are kept. */
   static Config kept_config_of(int seed) {
     Config config = config_of(seed);

@@ -78,6 +78,18 @@ TEST_F(FakeCuda, EverySequenceKeepsItsRowsOnTheLatestDevice) {
   }
 }
 
+TEST_F(FakeCuda, NarrowRowsAreThoseGivenWhateverFails) {
+  int64_t refused = 0, failed = 0, offloaded = 0;
+  live(Life::narrow_config_of, [&](Life& life) {
+    refused += life.refused();
+    failed += life.failed();
+    offloaded += life.stats().offloaded_bytes;
+  });
+  EXPECT_GT(refused, 0) << "memory was never short";
+  EXPECT_GT(failed, kSeeds * kSteps / 30) << "hardly anything was refused";
+  EXPECT_GT(offloaded, 0) << "no row left";
+}
+
 TEST_F(FakeCuda, KeptRowsAreThoseAtHomeWhateverFails) {
   int64_t refused = 0, failed = 0, keeps = 0;
   live(Life::kept_config_of, [&](Life& life) {

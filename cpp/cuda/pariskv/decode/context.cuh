@@ -26,11 +26,13 @@ constexpr int kRegistersBesideScore = kWords == 16  ? 240
 struct HeadContext {
   int row, head;  // of the batch; kv head
   void* const* rows;
-  const char* tail_copies;  // of rows of the tail; null: these are where all rows are
+  void* const* zone_rows;   // those of the zone, which may be narrow
+  const char* tail_copies;  // of rows of the tail; null: these are where all of the zone are
   int total;
   int searched;  // candidates wanted; 0: everything is resident
   device::Zone zone;
-  device::AttendShape shape;
+  int zone_row_bytes;
+  device::AttendShape shape, zone_shape;  // of resident rows, and of those of the zone
   const float* stretch;   // (key_dim) of queries, see Balance; null: keys are encoded whole
   const int16_t* centre;  // (key_dim) of keys, in steps of
   const float* centre_step;
@@ -99,6 +101,7 @@ __device__ __forceinline__ void fill_context(const StepParams& step, const Seque
   context.row = row;
   context.head = head;
   context.rows = view.rows;
+  context.zone_rows = model.narrows() ? view.narrow_rows : view.rows;
   context.tail_copies = view.tail_copies;
   context.total = int(view.total);
   context.searched = int(ParisKVPlan::of(view).candidates);
@@ -115,6 +118,9 @@ __device__ __forceinline__ void fill_context(const StepParams& step, const Seque
   context.centre_step = balance.centre_step;
   context.shape = {int(model.rows.key_dim), int(model.rows.value_dim), int(model.group),
                    int(model.rows.bytes()), step.call.logits.scale,    step.call.logits.softcap};
+  context.zone_row_bytes = int(model.zone_rows().bytes());
+  context.zone_shape = context.shape;
+  context.zone_shape.row_bytes = int(model.copied_row_bytes());
 }
 
 /** The scratch of another head of the batch slot: an address of the first head's, moved. */
@@ -171,19 +177,21 @@ __device__ __forceinline__ bool find_context(const StepParams& step, uint32_t in
   return find_context<Element>(step, index, context, [](const SequenceView&, int) {});
 }
 
-/** The rows of a position's segment. */
-__device__ __forceinline__ char* segment_of(const HeadContext& context, int position) {
-  return static_cast<char*>(context.rows[context.zone.segment(position)]);
+/** The row of a position outside the zone, or of any where it is not narrow. */
+__device__ __forceinline__ char* row_at(const HeadContext& context, int position) {
+  const int2 place = device::split_position(context.zone, position);
+  return device::row_of_segment(static_cast<char*>(context.rows[place.x]), context.head,
+                                context.zone.layout.tokens, place.y, context.shape.row_bytes);
 }
-/** A position's row in its segment. */
-template <typename Byte>
-__device__ __forceinline__ Byte* row_in(const HeadContext& context, Byte* segment, int position) {
+/** The rows of the segment of a position of the zone, and the position's own among them. */
+__device__ __forceinline__ const char* zone_segment(const HeadContext& context, int position) {
+  return static_cast<const char*>(context.zone_rows[context.zone.segment(position)]);
+}
+__device__ __forceinline__ const char* zone_row_in(const HeadContext& context, const char* segment,
+                                                   int position) {
   const int slot = device::split_position(context.zone, position).y;
   return device::row_of_segment(segment, context.head, context.zone.layout.tokens, slot,
-                                context.shape.row_bytes);
-}
-__device__ __forceinline__ char* row_at(const HeadContext& context, int position) {
-  return row_in(context, segment_of(context, position), position);
+                                context.zone_row_bytes);
 }
 
 /**

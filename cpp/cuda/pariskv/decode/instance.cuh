@@ -2,10 +2,9 @@
 #pragma once
 
 #include "dispatch.h"
-#include "pariskv/decode/attend/kernel.cuh"
 #include "pariskv/decode/kernels.h"
 #include "pariskv/decode/rerank/kernel.cuh"
-#include "pariskv/decode/resident/kernel.cuh"
+#include "pariskv/decode/row_kernels.cuh"
 #include "pariskv/decode/score/kernel.cuh"
 #include "pariskv/decode/votes/kernel.cuh"
 #include "pariskv/decode/window/kernel.cuh"
@@ -14,7 +13,6 @@ namespace pariskv::cuda {
 
 template <typename Element, int kWords>
 DecodeKernels kernels_of() {
-  constexpr auto padded = [](size_t bytes) { return int((bytes + 127) / 128 * 128); };
   DecodeKernels kernels{};
   kernels.window_logits = window_logits_kernel<Element, kWords>;
   kernels.score[0] = score_kernel<Element, kWords, false>;
@@ -23,21 +21,14 @@ DecodeKernels kernels_of() {
     kernels.prepare_votes = prepare_votes_kernel<Element, kWords>;
     kernels.score_votes = score_votes_kernel<Element, kWords>;
   }
-  kernels.attend_resident[0] = attend_resident_kernel<Element, kWords, false>;
-  kernels.attend_resident[1] = attend_resident_kernel<Element, kWords, kTakesMany<Element, kWords>>;
   kernels.rerank = rerank_kernel<Element, kWords>;
-  kernels.attend = attend_kernel<Element, kWords>;
   kernels.score_bytes[0] = Score<Element, kWords, false>::kBytes;
   kernels.score_bytes[1] = Score<Element, kWords, true>::kBytes;
   kernels.votes_bytes = kVotesBytes<kWords>;
   kernels.table_bytes = kTableBytes<kWords>;
-  kernels.resident_threads = kResidentThreads<Element>;
-  kernels.resident_bytes = kResidentBytes<Element, kWords>;
-  kernels.resident_row = kDirect<Element>;
-  kernels.rerank_bytes = padded(sizeof(RerankSpace<kWords>)) + kRerankBytes<kWords>;
-  kernels.attend_space = padded(sizeof(AttendSpace<kWords>));
-  kernels.attend_least = device::kMergeBytes<kWords> + 2 * device::kTileBytes;
+  kernels.rerank_bytes = padded_bytes<RerankSpace<kWords>> + kRerankBytes<kWords>;
   kernels.attend_beside = kWords < 8;
+  set_row_kernels<Element, kWords, false>(kernels);
   return kernels;
 }
 

@@ -27,4 +27,8 @@ struct DecodeKernels {
 template <typename Element>
 DecodeKernels decode_kernels(int64_t rotated_dim);
 
+/** Those that read rows of the zone, where these are narrow, in place of the others. */
+template <typename Element>
+void set_narrow_kernels(int64_t rotated_dim, DecodeKernels& kernels);
+
 }  // namespace pariskv::cuda

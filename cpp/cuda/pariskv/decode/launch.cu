@@ -15,6 +15,9 @@ namespace pariskv::cuda {
 extern template DecodeKernels decode_kernels<float>(int64_t);
 extern template DecodeKernels decode_kernels<__half>(int64_t);
 extern template DecodeKernels decode_kernels<__nv_bfloat16>(int64_t);
+extern template void set_narrow_kernels<float>(int64_t, DecodeKernels&);
+extern template void set_narrow_kernels<__half>(int64_t, DecodeKernels&);
+extern template void set_narrow_kernels<__nv_bfloat16>(int64_t, DecodeKernels&);
 
 namespace {
 
@@ -95,7 +98,11 @@ int power_within(int most) {
 
 DecodeKernels kernels_of(const DecodeCall& call) {
   return dispatch_element(call.shape.dtype, [&](auto element) {
-    return decode_kernels<decltype(element)>(call.codec.layout.rotated_dim);
+    using Element = decltype(element);
+    const int64_t dim = call.codec.layout.rotated_dim;
+    DecodeKernels kernels = decode_kernels<Element>(dim);
+    if (call.shape.narrows()) set_narrow_kernels<Element>(dim, kernels);
+    return kernels;
   });
 }
 

@@ -33,14 +33,15 @@ struct Leaving {
 };
 
 /** Any key at all, step by step as the CPU does it: one lane, slowly. */
-template <typename Element>
-__device__ __noinline__ void encode_carefully(const Element* key, const Leaving& leaving,
+template <typename Reader>
+__device__ __noinline__ void encode_carefully(const char* key, const Leaving& leaving,
                                               const CodecTables& codec, bool unless_tame,
                                               const Summary& out) {
+  const auto number = [&](int d) { return Reader::number(key, d, codec.head_dim); };
   if (unless_tame) {
     bool wild = false;
     for (int d = 0; d < codec.head_dim; ++d) {
-      const float x = fabsf(to_float(key[d]));
+      const float x = fabsf(number(d));
       wild = wild || (x > 0 && x < kLeastElement);
     }
     if (!wild) return;
@@ -53,7 +54,7 @@ __device__ __noinline__ void encode_carefully(const Element* key, const Leaving&
   float y[512];
   float largest = 0;
   for (int d = 0; d < codec.rotated_dim; ++d) {
-    y[d] = d < codec.head_dim ? leaving.of(to_float(key[d]), d) : 0.0f;
+    y[d] = d < codec.head_dim ? leaving.of(number(d), d) : 0.0f;
     largest = larger_magnitude(largest, y[d]);
   }
   // A key that is its block's mean can be selected, though nothing is left of it.

@@ -66,14 +66,10 @@ class Window {
     const int64_t first = std::min(sequence.zone_begin, kFirstRows);
     // The newest row is left out: a GPU may be storing it at this moment.
     const int64_t last = sequence.total - 1;
-    const auto add = [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) keys_[count_++] = row_at(shape, sequence, head, i).key;
-    };
-    const int64_t newest = std::max(sequence.zone_end, last - kLastRows);
-    add(0, first);
-    add(std::max(newest, sequence.narrow_end), last);
-    plain_ = count_;
-    add(newest, std::min(sequence.narrow_end, last));  // after a cut, see ModelShape::narrow
+    for (int64_t i = 0; i < first; ++i) keys_[count_++] = row_at(shape, sequence, head, i).key;
+    for (int64_t i = std::max(sequence.zone_end, last - kLastRows); i < last; ++i) {
+      keys_[count_++] = row_at(shape, sequence, head, i).key;
+    }
   }
 
   /** A finite query (head_dim) to be the one at `index`. */
@@ -85,12 +81,8 @@ class Window {
   }
 
   void look(const Kernels& kernels, int64_t queries) {
-    const int64_t dim = shape_.rows.key_dim;
-    queries_ = queries;
-    kernels.round_dots({keys_, plain_, shape_.rows.key, dim, queries, query_, dots_, exponents_});
-    if (plain_ == count_) return;
-    kernels.round_dots({keys_ + plain_, count_ - plain_, shape_.narrow.key, dim, queries, query_,
-                        dots_ + queries * plain_, exponents_ + plain_});
+    kernels.round_dots(
+        {keys_, count_, shape_.rows.key, shape_.rows.key_dim, queries, query_, dots_, exponents_});
   }
 
   /** Of the query at `index`, in octaves; a finite `bias` is one logit more. */
@@ -101,9 +93,7 @@ class Window {
     for (int64_t r = 0; r < count_; ++r) {
       if (exponents_[r] == 255) continue;
       const float unit = finite_unit(base_[index] * key_step(exponents_[r]));
-      const int64_t dot = r < plain_ ? index * plain_ + r
-                                     : queries_ * plain_ + index * (count_ - plain_) + r - plain_;
-      steps[count++] = logit_steps(dots_[dot], unit, most);
+      steps[count++] = logit_steps(dots_[index * count_ + r], unit, most);
     }
     if (bias != nullptr && std::isfinite(*bias)) {
       steps[count++] = whole_steps(*bias * kOctaveSteps);
@@ -115,8 +105,7 @@ class Window {
   const ModelShape& shape_;
   const Logits& logits_;
   const void* keys_[kWindowRows];
-  int64_t count_ = 0, plain_ = 0;  // narrow keys come behind the plain ones
-  int64_t queries_ = 0;            // of the last look
+  int64_t count_ = 0;
   int16_t query_[kQueries * kMaxHeadDim] = {};
   float base_[kQueries] = {};
   int32_t dots_[kQueries * kWindowRows];

@@ -55,19 +55,16 @@ void attend_rows(ThreadPool* pool, const Kernels& kernels, const RowFormat& form
   }
 }
 
-/** The same over rows of which those of [narrow.begin, narrow.end) are narrow, if any. */
-template <typename Row>
-void attend_mixed(ThreadPool* pool, const Kernels& kernels, const ModelShape& shape,
-                  const Logits& logits, const QueryBlock& block, const Positions& narrow,
-                  int64_t rows, Row row) {
-  const int64_t begin = std::min(narrow.begin, rows), end = std::min(narrow.end, rows);
-  if (begin >= end) {
-    attend_rows(pool, kernels, shape.rows, logits, block, 0, rows, row);
-    return;
-  }
-  attend_rows(pool, kernels, shape.rows, logits, block, 0, begin, row);
-  attend_rows(pool, kernels, shape.narrow, logits, block, begin, end, row);
-  attend_rows(pool, kernels, shape.rows, logits, block, end, rows, row);
+/** The same over the first rows of a sequence, of which those of the zone may be narrow. */
+void attend_all(ThreadPool& pool, const Kernels& kernels, const ModelShape& shape,
+                const Logits& logits, const QueryBlock& block, const SequenceView& sequence,
+                int64_t head, int64_t rows) {
+  const auto row = [&](int64_t i) { return row_at(shape, sequence, head, i); };
+  const int64_t begin = shape.narrows() ? std::min(sequence.zone_begin, rows) : rows;
+  const int64_t end = shape.narrows() ? std::min(sequence.zone_end, rows) : rows;
+  attend_rows(&pool, kernels, shape.rows, logits, block, 0, begin, row);
+  attend_rows(&pool, kernels, shape.narrow, logits, block, begin, end, row);
+  attend_rows(&pool, kernels, shape.rows, logits, block, end, rows, row);
 }
 
 /** Queries [first, first + count) of the group of one kv head of one token. */
@@ -200,16 +197,15 @@ void Step::attend_resident(const DecodeArgs& args, const Running& running) {
                std::fill_n(block.maximum, block.count, -INFINITY);
                std::fill_n(block.sum, block.count, 0.0f);
                std::fill_n(block.weighted, block.count * shape.rows.value_dim, 0.0f);
-               const Positions narrow{sequence.zone_begin, sequence.narrow_end - gap};
-               attend_mixed(&device_.pool, device_.kernels, shape, args.logits, block, narrow, rows,
-                            [&](int64_t i) {
-                              if (i >= sequence.zone_begin && i < kept_end) {
-                                return kept_row(shape, layout, sequence.kept, part.head,
-                                                i - sequence.zone_begin);
-                              }
-                              return row_at(shape, sequence, part.head,
-                                            i < sequence.zone_begin ? i : i - kept + gap);
-                            });
+               attend_rows(&device_.pool, device_.kernels, shape.rows, args.logits, block, 0, rows,
+                           [&](int64_t i) {
+                             if (i >= sequence.zone_begin && i < kept_end) {
+                               return kept_row(shape, layout, sequence.kept, part.head,
+                                               i - sequence.zone_begin);
+                             }
+                             return row_at(shape, sequence, part.head,
+                                           i < sequence.zone_begin ? i : i - kept + gap);
+                           });
              });
 }
 
@@ -269,9 +265,8 @@ void CpuBackend::attend_exact(const AttendExactArgs& args, Stream) {
                    block.query + q * shape.rows.key_dim);
         block.limits[q] = before + token_of(q) + 1;
       }
-      attend_mixed(&pool_, kernels_, shape, args.logits, block,
-                   {sequence.zone_begin, sequence.narrow_end}, block.limits[block.count - 1],
-                   [&](int64_t i) { return row_at(shape, sequence, head, i); });
+      attend_all(pool_, kernels_, shape, args.logits, block, sequence, head,
+                 block.limits[block.count - 1]);
       for (int64_t q = 0; q < block.count; ++q) {
         finish(shape, args.logits, maximum[q], sum[q], weighted + q * shape.rows.value_dim,
                {args.out, args.lse, packed + token_of(q), head_of(q)});

@@ -55,27 +55,51 @@ void CpuBackend::read(const RowsArgs& args, Stream) {
   });
 }
 
-void CpuBackend::narrow(const NarrowArgs& args, Stream) {
-  const ModelShape& shape = args.shape;
+namespace {
+
+/** Calls `visit(sequence, head, position)` for every row of some jobs, in parallel. */
+template <typename Visit>
+void each_row(ThreadPool& pool, const NarrowArgs& args, Visit visit) {
   constexpr int64_t kTokens = 256;  // of a task
   for (int64_t i = 0; i < args.batch; ++i) {
     const NarrowJob& job = args.jobs[i];
     const int64_t count = job.positions.end - job.positions.begin;
-    pool_.parallel_for((count + kTokens - 1) / kTokens, [&](int64_t task) {
+    pool.parallel_for((count + kTokens - 1) / kTokens, [&](int64_t task) {
       const int64_t begin = job.positions.begin + task * kTokens;
       const int64_t end = std::min(job.positions.end, begin + kTokens);
-      for (int64_t head = 0; head < shape.kv_heads; ++head) {
+      for (int64_t head = 0; head < args.shape.kv_heads; ++head) {
         for (int64_t position = begin; position < end; ++position) {
-          const RowPlace from = plain_row_at(shape, job.sequence, head, position);
-          const RowPlace to = row_at(shape, job.sequence, head, position);
-          convert_half(kernels_, shape.rows.key_dim, {from.key, shape.rows.key},
-                       {to.key, shape.narrow.key});
-          convert_half(kernels_, shape.rows.value_dim, {from.value, shape.rows.value},
-                       {to.value, shape.narrow.value});
+          visit(job.sequence, head, position);
         }
       }
     });
   }
+}
+
+/** A row from one format to another. */
+void convert_row(const Kernels& kernels, const RowPlace& from, const RowFormat& from_format,
+                 const RowPlace& to, const RowFormat& to_format) {
+  convert_half(kernels, from_format.key_dim, {from.key, from_format.key}, {to.key, to_format.key});
+  convert_half(kernels, from_format.value_dim, {from.value, from_format.value},
+               {to.value, to_format.value});
+}
+
+}  // namespace
+
+void CpuBackend::narrow(const NarrowArgs& args, Stream) {
+  const ModelShape& shape = args.shape;
+  each_row(pool_, args, [&](const SequenceView& sequence, int64_t head, int64_t position) {
+    convert_row(kernels_, plain_row_at(shape, sequence, head, position), shape.rows,
+                narrow_row_at(shape, sequence, head, position), shape.narrow);
+  });
+}
+
+void CpuBackend::widen(const NarrowArgs& args, Stream) {
+  const ModelShape& shape = args.shape;
+  each_row(pool_, args, [&](const SequenceView& sequence, int64_t head, int64_t position) {
+    convert_row(kernels_, narrow_row_at(shape, sequence, head, position), shape.narrow,
+                plain_row_at(shape, sequence, head, position), shape.rows);
+  });
 }
 
 void CpuBackend::copy(void* target, const void* source, int64_t bytes, Stream) {

@@ -29,8 +29,8 @@ Codec make_codec(const ModelShape& shape, const ParisKV& settings) {
 }
 
 /** Where a zone's balance is set: enough keys are in it, and it ends with a block of any size. */
-int64_t opening_of(int64_t sink) {
-  return (sink + kLeastBalanceKeys + kBalanceGrain - 1) / kBalanceGrain * kBalanceGrain;
+int64_t opening_of(int64_t least) {
+  return (least + kBalanceGrain - 1) / kBalanceGrain * kBalanceGrain;
 }
 
 int64_t tail_rows_of(const ParisKV& settings) {
@@ -51,9 +51,13 @@ Needs needs_of(const ParisKV& settings, const Config& config, const ModelShape& 
   needs.tail_seed = Tail::seed_of(settings.seed);
   needs.rows_per_head = settings.top_k;
   needs.estimates_error = estimates_error(settings);
+  // A zone of narrow rows opens when it is searched: what is attended to in full is plain.
+  if (shape.narrows()) {
+    needs.opening = std::max(config.dense_below, config.sink + settings.top_k + 1);
+  }
   if (layout.block > 0) {
     needs.grain = layout.block;
-    needs.opening = opening_of(config.sink);
+    needs.opening = opening_of(std::max(config.sink + kLeastBalanceKeys, needs.opening));
     const int64_t first = needs.opening - (kBalanceWindows - 1) * kBalanceGrain - kBalanceQueries;
     needs.observed = {first, kBalanceQueries, kBalanceGrain, kBalanceWindows};
   }

@@ -38,7 +38,8 @@ struct AttendSpace {
   float all[device::kHeadsPerPass];  // log-sum-exp of every head
 };
 
-template <typename Element, int kWords>
+/** @tparam kNarrow  whether rows of the zone are narrow */
+template <typename Element, int kWords, bool kNarrow>
 struct Attend {
   const AttendParams& params;
   AttendSpace<kWords>& space;
@@ -59,7 +60,8 @@ struct Attend {
 
   /** Selects rows; `list` has those among this block's candidates. Ends with a barrier. */
   __device__ __forceinline__ void select(int candidates, const device::LaneMasses& sums,
-                                         LogitsAhead& ahead, RowList<Element, kWords>& list) const {
+                                         LogitsAhead& ahead,
+                                         RowList<Element, kWords, kNarrow>& list) const {
     const HeadScratch& scratch = block.context.scratch;
     const int first = list.first(), count = list.count();
     // In shared memory where it fits.
@@ -93,13 +95,14 @@ struct Attend {
   }
 
   /** Attention to this block's selected rows. */
-  __device__ __forceinline__ void attend(const RowList<Element, kWords>& list) const {
+  __device__ __forceinline__ void attend(const RowList<Element, kWords, kNarrow>& list) const {
     auto* merge = reinterpret_cast<float*>(room());
     char* slots = room() + device::kMergeBytes<kWords>;
     const HeadScratch& scratch = block.context.scratch;
     auto* counters = reinterpret_cast<unsigned long long*>(block.call.counters);
-    device::RowAttention<kWords, Element, SelectedRows<Element>, SelectedParts, Caching> attention(
-        block.context.shape, cluster, slots, int(room() + room_bytes() - slots), space.slots,
+    using Rows = SelectedRows<Element, kNarrow>;
+    device::RowAttention<kWords, Element, Rows, SelectedParts, Caching> attention(
+        block.context.zone_shape, cluster, slots, int(room() + room_bytes() - slots), space.slots,
         list.parts(), {nullptr, nullptr, 0}, list.addresses(),
         {space.rows.cache, cluster, space.top_k.mail, list.rows(), list.stamped(),
          counters == nullptr ? nullptr : counters + 2});
@@ -250,7 +253,7 @@ struct Attend {
       const int counted = __ldcg(scratch.candidate_count);
       // There are as many as were wanted, most often: then this is one trip to memory.
       int candidates = block.context.searched;
-      RowList<Element, kWords> list(block, cluster, space.rows, space.tail);
+      RowList<Element, kWords, kNarrow> list(block, cluster, space.rows, space.tail);
       LogitsAhead ahead;
 #pragma unroll 1
       for (;; candidates = counted) {
@@ -272,7 +275,7 @@ struct Attend {
   }
 };
 
-template <typename Element, int kWords>
+template <typename Element, int kWords, bool kNarrow>
 __global__ void __launch_bounds__(device::kThreads, 1)
     attend_kernel(const __grid_constant__ AttendParams params) {
   extern __shared__ __align__(128) unsigned char shared[];
@@ -293,7 +296,8 @@ __global__ void __launch_bounds__(device::kThreads, 1)
   __syncthreads();
   if (threadIdx.x == 0) space.tail = tail_of(params.call, space.context);
   space.rows.cache.prefetch(rank, size);
-  const Attend<Element, kWords> attend{params, space, {params.call, space.context}, {size, rank}};
+  const Attend<Element, kWords, kNarrow> attend{
+      params, space, {params.call, space.context}, {size, rank}};
   device::open_top_k(attend.cluster, space.top_k);  // while there is nothing else to do
   attend.run();
 }

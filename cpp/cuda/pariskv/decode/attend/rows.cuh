@@ -5,6 +5,7 @@
 #pragma once
 
 #include "device/copy.cuh"
+#include "device/narrow_rows.cuh"
 #include "device/row_cache.cuh"
 #include "device/tiles.cuh"
 #include "device/topk.cuh"
@@ -32,7 +33,7 @@ static_assert(kEarlyRows < 256, "a place is a byte");
  * | `start` | the thread that has the row | the first exchange of the top k says that it passes |
  * | `note` | the same thread | the row's index among the block's selected rows is known |
  * | `close` | one thread | after all of these: no row starts any more |
- * | `is_placed`, `row` | all threads | after the barrier of the block that follows `close` |
+ * | `is_placed`, `copy` | all threads | after the barrier of the block that follows `close` |
  * | `wait` | all threads | before a row is read |
  *
  * Used once in a launch.
@@ -52,16 +53,18 @@ struct EarlyRows {
 
   /**
    * Starts the copy of a row, where there is room.
-   * @param find  find() is the row
+   * @param row_bytes  of a copy
+   * @param find       find() is the row
    * @return its place, plus 1; 0: there is no room
    */
-  template <typename Find>
+  template <typename Reader, typename Find>
   __device__ __forceinline__ int start(int row_bytes, Find find) {
     const int place = atomicAdd(&count, 1);
     if (place >= min(kEarlyBytes / row_bytes, kEarlyRows)) return 0;
     const device::SelectedRow row = find();
     device::RowCopies::expect(&arrived, uint32_t(row_bytes));
-    device::RowCopies::start(rows + place * row_bytes, reinterpret_cast<const char*>(row.address),
+    const auto* from = reinterpret_cast<const char*>(row.address);
+    device::RowCopies::start(rows + place * row_bytes, from - Reader::lead(from),
                              uint32_t(row_bytes), &arrived);
     list[place] = row;
     return place + 1;
@@ -76,7 +79,7 @@ struct EarlyRows {
   __device__ __forceinline__ bool is_placed(int at) const {
     return device::kBulkCopies && places[at] > 0;
   }
-  __device__ __forceinline__ const char* row(int at, int row_bytes) const {
+  __device__ __forceinline__ const char* copy(int at, int row_bytes) const {
     return rows + (places[at] - 1) * row_bytes;
   }
   __device__ __forceinline__ void wait() {
@@ -111,9 +114,9 @@ struct SelectedParts {
 };
 
 /** Where a block's selected rows lie. */
-template <typename Element>
+template <typename Element, bool kNarrow>
 struct SelectedRows {
-  using Reader = device::RowReader<Element>;
+  using Reader = device::ZoneReader<Element, kNarrow>;
 
   const device::SelectedRow* rows;
   RowSpace& space;
@@ -139,7 +142,7 @@ struct SelectedRows {
     return listed && space.early.is_placed(i);
   }
   __device__ __forceinline__ const char* placed(int i) const {
-    return space.early.row(i, row_bytes);
+    return space.early.copy(i, row_bytes);
   }
   __device__ __forceinline__ void await_placed() const { space.early.wait(); }
 };
@@ -149,8 +152,10 @@ struct SelectedRows {
  * look-ups (`look_up_positions`, then `look_up_segments`), `start_early` where rows may, `note` for
  * each selected row, `close`; after it the rows, their parts and addresses can be read.
  */
-template <typename Element, int kWords>
+template <typename Element, int kWords, bool kNarrow>
 class RowList {
+  using Reader = device::ZoneReader<Element, kNarrow>;
+
  public:
   __device__ __forceinline__ RowList(const HeadBlock<Element, kWords>& block,
                                      const device::Cluster& cluster, RowSpace& space,
@@ -183,7 +188,7 @@ class RowList {
     for (int turn = 0; turn < kLookedUp; ++turn) {
       const int position = block_.context.zone.begin + offsets_[turn];
       segments_[turn] =
-          mine_.key(turn) < mine_.end ? segment_of(block_.context, position) : nullptr;
+          mine_.key(turn) < mine_.end ? zone_segment(block_.context, position) : nullptr;
     }
   }
 
@@ -202,7 +207,8 @@ class RowList {
       const int offset = offsets_[0];
       const char* segment = segments_[0];
       if (passing >> turn & 1) {
-        const int place = space_.early.start(block_.context.shape.row_bytes, [&] {
+        const int bytes = block_.context.zone_shape.row_bytes;
+        const int place = space_.early.template start<Reader>(bytes, [&] {
           device::SelectedRow row = row_of(first_ + mine_.key(turn), offset, segment);
           ask_cache(row);
           return row;
@@ -269,11 +275,11 @@ class RowList {
   __device__ __forceinline__ SelectedParts parts() const {
     return {space_.begins, cluster_.first_part(), cluster_.end_part()};
   }
-  __device__ __forceinline__ SelectedRows<Element> addresses() const {
+  __device__ __forceinline__ SelectedRows<Element, kNarrow> addresses() const {
     const HeadContext& context = block_.context;
     return {list_,
             space_,
-            context.shape.row_bytes,
+            context.zone_shape.row_bytes,
             list_ == space_.list,
             context.scratch.tail_logits,
             context.shape.group,
@@ -287,13 +293,13 @@ class RowList {
   __device__ __forceinline__ device::SelectedRow row_of(int candidate, int offset,
                                                         const char* segment) const {
     const int position = block_.context.zone.begin + offset;
-    return {reinterpret_cast<uint64_t>(row_in(block_.context, segment, position)), position,
+    return {reinterpret_cast<uint64_t>(zone_row_in(block_.context, segment, position)), position,
             part_of(candidate) | (tail_.has(position) ? tail_.number(position) + 1 : 0) << 8};
   }
   __device__ __forceinline__ device::SelectedRow row_of(int candidate) const {
     const int offset = __ldcg(block_.context.scratch.candidates + candidate);
     return row_of(candidate, offset,
-                  segment_of(block_.context, block_.context.zone.begin + offset));
+                  zone_segment(block_.context, block_.context.zone.begin + offset));
   }
   /** Whether the cache has a row, or is to have it. */
   __device__ __forceinline__ void ask_cache(device::SelectedRow& row) {
@@ -303,7 +309,8 @@ class RowList {
     const int slot = cache.find(cache.tags_at(position), position);
     if (slot >= 0) {
       stamped_ |= cache.stamp(slot);
-      row.address = reinterpret_cast<uint64_t>(cache.row(slot));
+      const int lead = Reader::lead(reinterpret_cast<const char*>(row.address));
+      row.address = reinterpret_cast<uint64_t>(cache.row(slot)) + uint64_t(lead);
       row.fresh = Caching::kFound;
     } else if (position + 1 == block_.context.total) {
       // The last token's row is written anew when a recorded step is replayed.

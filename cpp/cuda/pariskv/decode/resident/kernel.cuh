@@ -6,6 +6,7 @@
 
 #include "device/attend.cuh"
 #include "device/attend_direct.cuh"
+#include "device/narrow_rows.cuh"
 #include "pariskv/decode/context.cuh"
 #include "pariskv/decode/flags.cuh"
 
@@ -22,34 +23,50 @@ template <typename Element>
 constexpr int kResidentThreads = kDirect<Element> ? device::kDirectThreads : device::kThreads;
 
 /** Shared memory that attention to resident rows needs, besides a row where they go straight. */
-template <typename Element, int kWords>
+template <typename Element, int kWords, bool kNarrow>
 constexpr int kResidentBytes =
-    kDirect<Element> ? int(sizeof(device::DirectSpace<kWords, Element>))
+    kDirect<Element> ? int(sizeof(device::DirectSpace<kWords, Element, kNarrow>))
                      : device::kMergeBytes<kWords> + 2 * device::kTileBytes;
 
-/** Row i of the resident ones: before the zone, then after it. Or of the tail. */
-template <typename Element, int kWords>
+/** Row i of the resident ones: before the zone, then after it. */
+template <typename Element>
 struct ResidentRows {
   using Reader = device::RowReader<Element>;
 
-  const HeadBlock<Element, kWords>& block;
+  const HeadContext& context;
   int before, gap;
-  Tail tail;
-  float* tail_logits;  // null: not of the tail
-  int capacity;        // of tail copies, of a head
 
   __device__ __forceinline__ const char* operator()(int i) const {
-    const HeadContext& context = block.context;
-    if (tail_logits == nullptr) return row_at(context, i < before ? i : i + gap);
-    if (context.tail_copies == nullptr) return row_at(context, int(tail.position(i)));
-    return context.tail_copies + (int64_t(context.head) * capacity + i) * context.shape.row_bytes;
+    return row_at(context, i < before ? i : i + gap);
   }
-  /** Logits of the tail are stored, and rows whose logit is not finite do not count. */
+  __device__ __forceinline__ float noted(int, int, float logit) const { return logit; }
+  __device__ __forceinline__ float corrected(int, int, float share, float) const { return share; }
+  __device__ __forceinline__ bool is_placed(int) const { return false; }
+  __device__ __forceinline__ const char* placed(int) const { return nullptr; }
+  __device__ __forceinline__ void await_placed() const {}
+};
+
+/** Rows of the tail, or the copies of them. Logits are stored; what is not finite does not count.
+ */
+template <typename Element, bool kNarrow>
+struct TailRows {
+  using Reader = device::ZoneReader<Element, kNarrow>;
+
+  const HeadContext& context;
+  Tail tail;
+  int capacity;  // of copies, of a head
+
+  __device__ __forceinline__ const char* operator()(int i) const {
+    if (context.tail_copies == nullptr) {
+      const int position = int(tail.position(i));
+      return zone_row_in(context, zone_segment(context, position), position);
+    }
+    return context.tail_copies + (int64_t(context.head) * capacity + i) * context.zone_row_bytes;
+  }
   __device__ __forceinline__ float noted(int i, int head, float logit) const {
-    if (tail_logits == nullptr) return logit;
     const float counts = device::finite(logit) ? logit : -device::infinity();
-    if (head < block.context.shape.group)
-      tail_logits[i * block.context.shape.group + head] = counts;
+    const int group = context.shape.group;
+    if (head < group) context.scratch.tail_logits[i * group + head] = counts;
     return counts;
   }
   __device__ __forceinline__ float corrected(int, int, float share, float) const { return share; }
@@ -58,17 +75,16 @@ struct ResidentRows {
   __device__ __forceinline__ void await_placed() const {}
 };
 
-template <typename Element, int kWords, bool kMany>
+template <typename Element, int kWords, bool kMany, bool kNarrow>
 struct AttendResident {
   const HeadBlock<Element, kWords>& block;
   device::Cluster blocks;  // that share the parts of the rows; they never meet
   char* room;              // kResidentBytes
   uint64_t (&barriers)[device::kMostSlots];
-  bool of_tail;
 
   /** The token's own row goes to its place in the store. */
   __device__ __forceinline__ void store_new_row() const {
-    if (block.call.k.data == nullptr || blocks.rank != blocks.size - 1 || of_tail) return;
+    if (block.call.k.data == nullptr || blocks.rank != blocks.size - 1) return;
     const HeadContext& context = block.context;
     device::RowReader<Element>::write(row_at(context, context.total - 1),
                                       block.at(block.call.k, context.head), context.shape.key_dim,
@@ -76,33 +92,15 @@ struct AttendResident {
                                       int(threadIdx.x), kResidentThreads<Element>);
   }
 
-  /** Attention to this block's share of the rows. */
-  __device__ __forceinline__ void attend() const {
-    // Without a search the zone is resident like the rest.
-    const device::Zone& zone = block.context.zone;
-    const int gap = block.searches() ? zone.end - zone.begin : 0;
-    const Tail tail = of_tail ? tail_of(block.call, block.context) : Tail{};
-    if (of_tail && (!block.searches() || tail.count == 0)) return;
-    const int count = of_tail ? int(tail.count) : block.context.total - gap;
-    const bool fresh =
-        block.call.k.data != nullptr && !of_tail && (gap == 0 || zone.end < block.context.total);
-    const device::NewRow<Element> new_row{
-        fresh ? block.at(block.call.k, block.context.head) : nullptr,
-        fresh ? block.at(block.call.v, block.context.head) : nullptr, count - 1};
-    using Rows = ResidentRows<Element, kWords>;
-    const HeadScratch& scratch = block.context.scratch;
-    const Rows rows{block,
-                    zone.begin,
-                    gap,
-                    tail,
-                    of_tail ? scratch.tail_logits : nullptr,
-                    int(Tail::capacity(block.call.tail_rows))};
-    float* out = of_tail ? scratch.sampled : scratch.resident;
-    store_new_row();
+  /** Attention to this block's share of some rows. */
+  template <typename Rows>
+  __device__ __forceinline__ void attend(const Rows& rows, const device::AttendShape& shape,
+                                         int count, const device::NewRow<Element>& new_row,
+                                         float* out) const {
     if constexpr (kDirect<Element>) {
-      device::DirectAttention<kWords, Element, Rows> attention(
-          block.context.shape, blocks,
-          *reinterpret_cast<device::DirectSpace<kWords, Element>*>(room), count, new_row, rows);
+      using Attention = device::DirectAttention<kWords, Element, Rows>;
+      Attention attention(shape, blocks, *reinterpret_cast<typename Attention::Space*>(room), count,
+                          new_row, rows);
       attention.template run<kMany>(block.queries(), block.call.q.stride_j, out);
     } else {
       device::init_row_barriers(barriers);
@@ -110,12 +108,35 @@ struct AttendResident {
       auto* merge = reinterpret_cast<float*>(room);
       char* slots = room + device::kMergeBytes<kWords>;
       device::RowAttention<kWords, Element, Rows> attention(
-          block.context.shape, blocks, slots, int(room + kResidentBytes<Element, kWords> - slots),
+          shape, blocks, slots, int(room + kResidentBytes<Element, kWords, kNarrow> - slots),
           barriers, {count}, new_row, rows);
-      const device::AttendShape& shape = block.context.shape;
       attention.run(block.queries(), block.call.q.stride_j,
                     device::PartsInScratch{out, shape.group, shape.value_dim}, merge);
     }
+  }
+
+  __device__ __forceinline__ void attend_resident() const {
+    const HeadContext& context = block.context;
+    const device::Zone& zone = context.zone;
+    // Without a search the zone is resident like the rest.
+    const int gap = block.searches() ? zone.end - zone.begin : 0, count = context.total - gap;
+    const bool fresh = block.call.k.data != nullptr && (gap == 0 || zone.end < context.total);
+    const device::NewRow<Element> new_row{fresh ? block.at(block.call.k, context.head) : nullptr,
+                                          fresh ? block.at(block.call.v, context.head) : nullptr,
+                                          count - 1};
+    store_new_row();
+    attend(ResidentRows<Element>{context, zone.begin, gap}, context.shape, count, new_row,
+           context.scratch.resident);
+  }
+
+  __device__ __forceinline__ void attend_tail() const {
+    const HeadContext& context = block.context;
+    if (!block.searches()) return;
+    const Tail tail = tail_of(block.call, context);
+    if (tail.count == 0) return;
+    const int capacity = int(Tail::capacity(block.call.tail_rows));
+    attend(TailRows<Element, kNarrow>{context, tail, capacity}, context.zone_shape, int(tail.count),
+           {nullptr, nullptr, 0}, context.scratch.sampled);
   }
 };
 
@@ -125,7 +146,7 @@ constexpr int kManyParts = device::kDirectWarps;
 template <typename Element, int kWords>
 constexpr bool kTakesMany = kDirect<Element> && kWords < 8;
 
-template <typename Element, int kWords, bool kMany>
+template <typename Element, int kWords, bool kMany, bool kNarrow>
 __global__ void __maxnreg__(kRegistersBesideScore<kWords>)
     attend_resident_kernel(const __grid_constant__ ResidentParams params) {
   extern __shared__ __align__(128) unsigned char shared[];
@@ -140,9 +161,13 @@ __global__ void __maxnreg__(kRegistersBesideScore<kWords>)
   if (find_context<Element>(params, index, context)) {
     __syncthreads();
     const HeadBlock<Element, kWords> block{params.call, context};
-    AttendResident<Element, kWords, kMany>{
-        block, {params.blocks_per_head, rank}, reinterpret_cast<char*>(shared), barriers, of_tail}
-        .attend();
+    const AttendResident<Element, kWords, kMany, kNarrow> attend{
+        block, {params.blocks_per_head, rank}, reinterpret_cast<char*>(shared), barriers};
+    if (of_tail) {
+      attend.attend_tail();
+    } else {
+      attend.attend_resident();
+    }
     if (params.sets_flags && block.searches() && !of_tail) {
       ReadyFlags{context.scratch.flags}.set(ReadyFlags::kAttended + rank, params.token);
     }
