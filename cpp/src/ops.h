@@ -66,6 +66,10 @@ struct ModelShape {
     const int64_t most_before = step < 16 ? 16 - step : 0;
     return (bytes + most_before + 15) / 16 * 16;
   }
+  /** For such a copy as far from a line of 128 bytes as the row itself. */
+  constexpr int64_t copied_row_room() const {
+    return narrows() ? (copied_row_bytes() + 112 + 127) / 128 * 128 : copied_row_bytes();
+  }
   constexpr RowCacheLayout row_cache() const { return {kv_heads, cached_rows, copied_row_bytes()}; }
   constexpr RecentLayout recent_queries() const { return {recent, query_heads(), rows.key_dim}; }
   constexpr KeptLayout kept(int64_t capacity) const { return {kv_heads, capacity, rows.bytes()}; }

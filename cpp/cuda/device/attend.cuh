@@ -171,9 +171,10 @@ class RowAttention {
    * @param barriers  (kMostSlots)
    * @param parts     which rows a part has, as EvenParts
    * @param address   Reader: of the rows, as RowReader. address(i) is where row i lies; not asked
-   *                  for the new row. is_placed(i): whether a copy is in shared memory already,
-   *                  after await_placed(), at placed(i). noted(i, head, logit): the logit that
-   * counts. corrected(i, head, share, shift): the share that counts, where it is e^(logit - shift)
+   *                  for the new row. is_placed(i): whether there is a copy in shared memory,
+   *                  after await_placed(), in the room placed(i). noted(i, head, logit): the logit
+   *                  that counts. corrected(i, head, share, shift): the share that counts, where it
+   *                  is e^(logit - shift)
    * @param caching   which rows go to a row cache as well, as CacheNothing and CacheRows
    */
   __device__ __forceinline__ RowAttention(const AttendShape& shape, const Cluster& cluster,
@@ -189,9 +190,9 @@ class RowAttention {
         address_(address),
         caching_(caching) {
     // Of the most rows that a part has, so that small parts do not waste slots.
-    tile_rows_ = min(min(kTileBytes / shape.row_bytes, kMostTileRows), parts.most());
+    tile_rows_ = min(min(kTileBytes / shape.row_room, kMostTileRows), parts.most());
     tile_rows_ = max(tile_rows_, 1);
-    count_ = min(bytes / (tile_rows_ * shape.row_bytes), kMostSlots);
+    count_ = min(bytes / (tile_rows_ * shape.row_room), kMostSlots);
   }
 
   /**
@@ -273,17 +274,20 @@ class RowAttention {
         const int mine_to_cache = warp_id() + kWarps * lane_id();
         const bool caches = first_head == 0 && first_value == 0 && mine_to_cache < count;
         const int cache_slot = caches ? caching_.slot_of(row + mine_to_cache) : -1;
-        const bool placed = caches && address_.is_placed(row + mine_to_cache);
         wait(&barriers_[read_], parity_ >> read_ & 1);
         address_.await_placed();
         parity_ ^= 1u << read_;
-        const char* slot = slots_ + read_ * tile_rows_ * shape_.row_bytes;
-        caching_.put(cache_slot, slot, placed ? address_.placed(row + mine_to_cache) : nullptr);
-        const auto row_at = [&](int i) {
-          const char* copy =
-              address_.is_placed(row + i) ? address_.placed(row + i) : slot + i * shape_.row_bytes;
-          return Reader::kScaled ? copy + Reader::lead(address_(row + i)) : copy;
+        const char* slot = slots_ + read_ * tile_rows_ * shape_.row_room;
+        // Where the copy of row i of the tile begins, and the row in it.
+        const auto copy_of = [&](int i) {
+          const char* room =
+              address_.is_placed(row + i) ? address_.placed(row + i) : slot + i * shape_.row_room;
+          return Reader::kScaled ? room + Reader::place(address_(row + i)) : room;
         };
+        const auto row_at = [&](int i) {
+          return Reader::kScaled ? copy_of(i) + Reader::lead(address_(row + i)) : copy_of(i);
+        };
+        caching_.put(cache_slot, copy_of);
 #pragma unroll 1
         for (int i = strand; i < count; i += 2 * strands) {
           const bool both = i + strands < count;
@@ -310,7 +314,7 @@ class RowAttention {
     cursor_.settle(parts_);
   }
   __device__ __forceinline__ void copy_next() {
-    char* slot = slots_ + fill_ * tile_rows_ * shape_.row_bytes;
+    char* slot = slots_ + fill_ * tile_rows_ * shape_.row_room;
     uint64_t* barrier = &barriers_[fill_];
     const int count = tile_count();
     const int row = cursor_.row;
@@ -322,13 +326,13 @@ class RowAttention {
       if (address_.is_placed(row + i)) return;
       RowCopies::expect(barrier, uint32_t(shape_.row_bytes));
       const char* from = address_(row + i);
-      RowCopies::start(slot + i * shape_.row_bytes, from - Reader::lead(from),
+      RowCopies::start(slot + i * shape_.row_room + Reader::place(from), from - Reader::lead(from),
                        uint32_t(shape_.row_bytes), barrier);
     });
     const int fresh = new_row_.index - row;
     if (new_row_.k != nullptr && fresh >= 0 && fresh < count && fresh % kWarps == warp_id()) {
       if constexpr (!Reader::kScaled) {  // no row of a zone is new
-        Reader::write(slot + fresh * shape_.row_bytes, new_row_.k, shape_.key_dim, new_row_.v,
+        Reader::write(slot + fresh * shape_.row_room, new_row_.k, shape_.key_dim, new_row_.v,
                       shape_.value_dim, lane_id(), 32);
       }
       ptx::fence_proxy_async_shared();  // that will use this slot again

@@ -153,16 +153,16 @@ class DirectAttention {
                                             int first_head, float2 (&value_scales)[4]) const {
     // Lane 4 g + t reads of row g the pieces t, t + 4, ...
     const char* row = rows[g()];
-    uint4 keys[kWords];
+    typename Reader::Piece keys[kWords];
 #pragma unroll
     for (int c = 0; c < kWords; ++c) {
       const int i = 4 * c + t();
       const bool there = row != nullptr && 8 * i < shape_.key_dim;
-      keys[c] = there ? Reader::piece(row, 8 * i) : make_uint4(0, 0, 0, 0);
+      keys[c] = there ? Reader::piece(row, 8 * i) : typename Reader::Piece{};
     }
     float2 scales{};
     if constexpr (Reader::kScaled) scales = scales_of(rows, value_scales);
-    float2 logits = logits_of<kWords, Element, Reader::kScaled>(space_.query, keys, shape_, scales);
+    float2 logits = logits_of<kWords, Element, Reader>(space_.query, keys, shape_, scales);
     const int number = first + 2 * t(), head = first_head + g() % kDirectHeads;
     logits.x = 2 * t() < left ? address_.noted(number, head, logits.x) : -infinity();
     logits.y = 2 * t() + 1 < left ? address_.noted(number + 1, head, logits.y) : -infinity();
@@ -185,6 +185,9 @@ class DirectAttention {
     return raise_to(top, sums, shift);
   }
 
+  template <int kCount>
+  using Values = typename Reader::template Operands<kCount>;
+
   /** Weighted values of 2 kCount neighbouring dimensions of a lane. */
   template <int kCount>
   struct Weighted {
@@ -196,22 +199,23 @@ class DirectAttention {
       for (int j = 0; j < kCount; ++j) scales.apply(of[j]);
     }
     /** Words of rows 2 t and 2 t + 1 of a run. */
-    __device__ __forceinline__ void add(const uint32_t (&a)[kCount], const uint32_t (&b)[kCount],
+    __device__ __forceinline__ void add(const Values<kCount>& a, const Values<kCount>& b,
                                         uint32_t weights) {
 #pragma unroll
       for (int j = 0; j < kCount; ++j) {
-        multiply<Element>(of[j], __byte_perm(a[j], b[j], 0x5410), __byte_perm(a[j], b[j], 0x7632),
+        const uint32_t one = a.word(j), other = b.word(j);
+        multiply<Element>(of[j], __byte_perm(one, other, 0x5410), __byte_perm(one, other, 0x7632),
                           weights);
       }
     }
   };
 
-  /** This lane's words of a row's values, from dimension `first` on. */
+  /** This lane's numbers of a row's values, from dimension `first` on. */
   template <int kCount>
   __device__ __forceinline__ void load_values(const char* row, int first,
-                                              uint32_t (&words)[kCount]) const {
-    Reader::operands(row + Reader::value_offset(shape_.key_dim), first,
-                     row == nullptr ? 0 : shape_.value_dim, words);
+                                              Values<kCount>& values) const {
+    Reader::load(row + Reader::value_offset(shape_.key_dim), first,
+                 row == nullptr ? 0 : shape_.value_dim, values);
   }
 
   /** What a part leaves of this lane's dimensions, from `first` on; sums by who is `to_sum`. */
@@ -253,7 +257,7 @@ class DirectAttention {
       }
       __syncthreads();
       // Values are asked for with the keys.
-      uint32_t values[kRuns][2][kShared] = {};
+      Values<kShared> values[kRuns][2] = {};
 #pragma unroll
       for (int r = 0; r < kRuns; ++r) {
         if (r >= runs) break;
@@ -321,7 +325,7 @@ class DirectAttention {
       if (first != begin) weighted.scale(rescale);
 #pragma unroll 2
       for (int r = 0; r < runs; ++r) {
-        uint32_t values[2][kAlone];
+        Values<kAlone> values[2];
         load_values(rows[8 * r + 2 * t()], first_dim, values[0]);
         load_values(rows[8 * r + 2 * t() + 1], first_dim, values[1]);
         const uint32_t column = weigh<Element, Reader::kScaled>(

@@ -6,7 +6,8 @@ namespace pariskv::cuda::device {
 struct AttendShape {
   int key_dim, value_dim;
   int group;
-  int row_bytes;  // of a row that is copied: K, then V
+  int row_bytes;  // K, then V; with all of its first and last vector, if it is narrow
+  int row_room;   // for a copy of it
   float scale, softcap;
 };
 

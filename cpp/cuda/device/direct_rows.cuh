@@ -58,24 +58,25 @@ __device__ __forceinline__ void stage_row(const AttendShape& shape, const NewRow
  * Logits of eight rows' keys, of which a lane has pieces t, t + 4, ...: of head g % 4.
  * @param scales  of keys of rows 2 t and 2 t + 1, where they are scaled
  */
-template <int kWords, typename Element, bool kScaled = false>
+template <int kWords, typename Element, typename Reader>
 __device__ __forceinline__ float2 logits_of(const DirectQueries<kWords, Element>& queries,
-                                            const uint4 (&keys)[kWords], const AttendShape& shape,
-                                            float2 scales = {}) {
+                                            const typename Reader::Piece (&keys)[kWords],
+                                            const AttendShape& shape, float2 scales = {}) {
   float dots[2][4] = {};
 #pragma unroll
   for (int c = 0; c < kWords; ++c) {
     const uint4 query = *reinterpret_cast<const uint4*>(
         &queries[fragment_row() % kDirectHeads][8 * (4 * c + fragment_pair())]);
     const uint32_t lower[4] = {query.x, 0, query.y, 0}, upper[4] = {query.z, 0, query.w, 0};
-    multiply<Element>(dots[0], lower, keys[c].x, keys[c].y);
-    multiply<Element>(dots[1], upper, keys[c].z, keys[c].w);
+    const uint4 key = Reader::elements(keys[c]);
+    multiply<Element>(dots[0], lower, key.x, key.y);
+    multiply<Element>(dots[1], upper, key.z, key.w);
   }
   float logits[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     float dot = dots[0][i] + dots[1][i];
-    if constexpr (kScaled) dot = dot * (i == 0 ? scales.x : scales.y);
+    if constexpr (Reader::kScaled) dot = dot * (i == 0 ? scales.x : scales.y);
     logits[i] = soft_capped(dot * shape.scale, shape.softcap);
   }
   return make_float2(logits[0], logits[1]);

@@ -60,6 +60,11 @@ struct NarrowReader {
   static __device__ __forceinline__ int lead(const char* row) {
     return int(reinterpret_cast<uintptr_t>(row) & 15);
   }
+  /** As far from a line of 128 bytes as the row is: else the copy engine cuts lines in two, which
+   * takes a third longer over the bus. */
+  static __device__ __forceinline__ int place(const char* row) {
+    return int(reinterpret_cast<uintptr_t>(row) & 127) - lead(row);
+  }
 
   template <int kCount>
   static __device__ __forceinline__ void floats(const char* from, float (&x)[kCount]) {
@@ -76,32 +81,36 @@ struct NarrowReader {
     }
   }
 
-  /** Eight neighbouring numbers as elements. */
-  static __device__ __forceinline__ uint4 piece(const char* half, int d) {
+  /** Eight neighbouring numbers as they are stored. */
+  using Piece = uint2;
+  static __device__ __forceinline__ Piece piece(const char* half, int d) {
     const auto* words = reinterpret_cast<const uint32_t*>(half + d);
-    const uint32_t first = around_middle(words[0]), second = around_middle(words[1]);
+    return {words[0], words[1]};
+  }
+  static __device__ __forceinline__ uint4 elements(const Piece& piece) {
+    const uint32_t first = around_middle(piece.x), second = around_middle(piece.y);
     return {bytes_to_elements<Element>(first, 0), bytes_to_elements<Element>(first, 2),
             bytes_to_elements<Element>(second, 0), bytes_to_elements<Element>(second, 2)};
   }
 
   template <int kWords>
-  static __device__ __forceinline__ void operands(const char* half, int d, int dim,
-                                                  uint32_t (&words)[kWords]) {
+  struct Operands {
+    uint32_t bytes[(kWords + 1) / 2];
+
+    __device__ __forceinline__ uint32_t word(int i) const {
+      return bytes_to_elements<Element>(around_middle(bytes[i / 2]), i % 2 * 2);
+    }
+  };
+  template <int kWords>
+  static __device__ __forceinline__ void load(const char* half, int d, int dim,
+                                              Operands<kWords>& operands) {
     const char* from = half + d;
     if constexpr (kWords == 1) {
-      const uint32_t bytes = d < dim ? *reinterpret_cast<const uint16_t*>(from) : 0;
-      words[0] = bytes_to_elements<Element>(around_middle(bytes), 0);
+      operands.bytes[0] = d < dim ? *reinterpret_cast<const uint16_t*>(from) : 0;
     } else {
-      uint32_t bytes[kWords / 2];
 #pragma unroll
       for (int i = 0; i < kWords / 2; ++i) {
-        bytes[i] = d + 4 * i < dim ? *reinterpret_cast<const uint32_t*>(from + 4 * i) : 0;
-      }
-#pragma unroll
-      for (int i = 0; i < kWords / 2; ++i) {
-        const uint32_t around = around_middle(bytes[i]);
-        words[2 * i] = bytes_to_elements<Element>(around, 0);
-        words[2 * i + 1] = bytes_to_elements<Element>(around, 2);
+        operands.bytes[i] = d + 4 * i < dim ? *reinterpret_cast<const uint32_t*>(from + 4 * i) : 0;
       }
     }
   }

@@ -133,14 +133,14 @@ struct CacheRows {
   __device__ __forceinline__ int slot_of(int row) const {
     return cache.exists() ? rows[row].fresh : kNoSlot;
   }
-  /** Row `warp + kWarps * lane` of a tile, or the one `placed` where rows come in bulk, goes to
-   * this lane's slot. All lanes of a warp. */
-  __device__ __forceinline__ void put(int slot, const char* tile, const char* placed) const {
+  /** Row `warp + kWarps * lane` of a tile, whose copy `copy_of` has, goes to this lane's slot. All
+   * lanes of a warp. */
+  template <typename CopyOf>
+  __device__ __forceinline__ void put(int slot, CopyOf copy_of) const {
     if (!cache.exists()) return;
     RowStores::each(slot >= 0, [&](int lane) {
       const int to = RowStores::of_lane(slot, lane);
-      const char* in_tile = tile + (warp_id() + kWarps * lane) * cache.row_bytes;
-      RowStores::start(cache.row(to), placed != nullptr ? placed : in_tile, cache.row_bytes);
+      RowStores::start(cache.row(to), copy_of(warp_id() + kWarps * lane), cache.row_bytes);
     });
   }
   /** Tiles that rows were put away from may be written again: after the next barrier. */

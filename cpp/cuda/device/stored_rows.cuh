@@ -55,6 +55,8 @@ struct RowReader {
   }
   /** Bytes that a copy of a row in whole vectors begins before it: rows begin with a vector. */
   static __device__ __forceinline__ int lead(const char*) { return 0; }
+  /** Where in the room of its copy that begins. */
+  static __device__ __forceinline__ int place(const char*) { return 0; }
   /** Neighbouring numbers from an address on: 2, 4 or a multiple of 8. */
   template <int kCount>
   static __device__ __forceinline__ void floats(const char* from, float (&x)[kCount]) {
@@ -71,21 +73,32 @@ struct RowReader {
 
   /** kPer16 neighbouring numbers as they are stored, to be held until they are used. */
   static constexpr int kPer16 = kElementsPer16<Element>;
-  static __device__ __forceinline__ uint4 piece(const char* half, int d) {
+  using Piece = uint4;
+  static __device__ __forceinline__ Piece piece(const char* half, int d) {
     return *reinterpret_cast<const uint4*>(at(half, d));
   }
   static __device__ __forceinline__ void unpack(const uint4& piece, float (&x)[kPer16]) {
     device::unpack<Element>(piece, x);
   }
 
+  /** A piece as the tensor cores take it. */
+  static __device__ __forceinline__ uint4 elements(const Piece& piece) { return piece; }
+
   /**
-   * Words of two numbers each, as the tensor cores take them: 1, 2 or a multiple of 4, and zeros
-   * beyond the `dim` numbers of the half.
+   * 2 kWords numbers as they are stored, zeros beyond the `dim` numbers of the half, for `word`s of
+   * two that the tensor cores take; kWords is 1, 2 or a multiple of 4.
    */
   template <int kWords>
-  static __device__ __forceinline__ void operands(const char* half, int d, int dim,
-                                                  uint32_t (&words)[kWords]) {
+  struct Operands {
+    uint32_t words[kWords];
+
+    __device__ __forceinline__ uint32_t word(int i) const { return words[i]; }
+  };
+  template <int kWords>
+  static __device__ __forceinline__ void load(const char* half, int d, int dim,
+                                              Operands<kWords>& operands) {
     static_assert(sizeof(Element) == 2);
+    auto& words = operands.words;
     const char* from = at(half, d);
     constexpr int kStep = kWords % 4 == 0 ? 4 : kWords;  // words that come at a time
 #pragma unroll

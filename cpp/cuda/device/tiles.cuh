@@ -24,7 +24,8 @@ struct alignas(16) SelectedRow {
 struct CacheNothing {
   __device__ __forceinline__ void start(int, int) const {}
   __device__ __forceinline__ int slot_of(int) const { return -1; }
-  __device__ __forceinline__ void put(int, const char*, const char*) const {}
+  template <typename CopyOf>
+  __device__ __forceinline__ void put(int, CopyOf) const {}
   __device__ __forceinline__ void release() const {}
 };
 

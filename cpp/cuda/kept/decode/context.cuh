@@ -88,7 +88,8 @@ __device__ __forceinline__ bool find_kept(const KeptStepParams& params, int inde
   context.kept_rows = context.gap > 0 && view.kept != nullptr ? kept.counts()[0] : 0;
   context.parts = reinterpret_cast<float*>(slot.scratch + head * slot.head_bytes);
   context.shape = {int(model.rows.key_dim), int(model.rows.value_dim), int(model.group),
-                   int(model.rows.bytes()), call.logits.scale,         call.logits.softcap};
+                   int(model.rows.bytes()), int(model.rows.bytes()),   call.logits.scale,
+                   call.logits.softcap};
   return true;
 }
 

@@ -117,10 +117,12 @@ __device__ __forceinline__ void fill_context(const StepParams& step, const Seque
   context.centre = balance.centre;
   context.centre_step = balance.centre_step;
   context.shape = {int(model.rows.key_dim), int(model.rows.value_dim), int(model.group),
-                   int(model.rows.bytes()), step.call.logits.scale,    step.call.logits.softcap};
+                   int(model.rows.bytes()), int(model.rows.bytes()),   step.call.logits.scale,
+                   step.call.logits.softcap};
   context.zone_row_bytes = int(model.zone_rows().bytes());
   context.zone_shape = context.shape;
   context.zone_shape.row_bytes = int(model.copied_row_bytes());
+  context.zone_shape.row_room = int(model.copied_row_room());
 }
 
 /** The scratch of another head of the batch slot: an address of the first head's, moved. */

@@ -69,7 +69,8 @@ __device__ __forceinline__ bool find_pages_context(const PageStepParams& params,
   context.capacity = slot.page_capacity;
   context.scratch = scratch_of(slot, context.head);
   context.shape = {int(model.rows.key_dim), int(model.rows.value_dim), int(model.group),
-                   int(model.rows.bytes()), call.logits.scale,         call.logits.softcap};
+                   int(model.rows.bytes()), int(model.rows.bytes()),   call.logits.scale,
+                   call.logits.softcap};
   also(view);
   return true;
 }

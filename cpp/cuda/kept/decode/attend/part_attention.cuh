@@ -177,7 +177,7 @@ class PartAttention {
 
   /** Logits of a run, of which `left` rows are there: of head g % 4, rows 2 t and 2 t + 1. */
   __device__ __forceinline__ float2 look_at(const uint4 (&keys)[kWords], int left) const {
-    float2 logits = device::logits_of<kWords, Element>(space_.query, keys, shape_);
+    float2 logits = device::logits_of<kWords, Element, Reader>(space_.query, keys, shape_);
     if (2 * t() >= left) logits.x = -device::infinity();
     if (2 * t() + 1 >= left) logits.y = -device::infinity();
     return logits;

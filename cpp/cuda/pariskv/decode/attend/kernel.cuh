@@ -276,7 +276,7 @@ struct Attend {
 };
 
 template <typename Element, int kWords, bool kNarrow>
-__global__ void __launch_bounds__(device::kThreads, 1)
+__global__ void __launch_bounds__(device::kThreads, kWords < 8 ? 2 : 1)
     attend_kernel(const __grid_constant__ AttendParams params) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& space = *reinterpret_cast<AttendSpace<kWords>*>(shared);

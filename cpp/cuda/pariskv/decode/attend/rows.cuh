@@ -33,7 +33,7 @@ static_assert(kEarlyRows < 256, "a place is a byte");
  * | `start` | the thread that has the row | the first exchange of the top k says that it passes |
  * | `note` | the same thread | the row's index among the block's selected rows is known |
  * | `close` | one thread | after all of these: no row starts any more |
- * | `is_placed`, `copy` | all threads | after the barrier of the block that follows `close` |
+ * | `is_placed`, `room` | all threads | after the barrier of the block that follows `close` |
  * | `wait` | all threads | before a row is read |
  *
  * Used once in a launch.
@@ -53,19 +53,18 @@ struct EarlyRows {
 
   /**
    * Starts the copy of a row, where there is room.
-   * @param row_bytes  of a copy
-   * @param find       find() is the row
+   * @param find  find() is the row
    * @return its place, plus 1; 0: there is no room
    */
   template <typename Reader, typename Find>
-  __device__ __forceinline__ int start(int row_bytes, Find find) {
+  __device__ __forceinline__ int start(const device::AttendShape& shape, Find find) {
     const int place = atomicAdd(&count, 1);
-    if (place >= min(kEarlyBytes / row_bytes, kEarlyRows)) return 0;
+    if (place >= min(kEarlyBytes / shape.row_room, kEarlyRows)) return 0;
     const device::SelectedRow row = find();
-    device::RowCopies::expect(&arrived, uint32_t(row_bytes));
+    device::RowCopies::expect(&arrived, uint32_t(shape.row_bytes));
     const auto* from = reinterpret_cast<const char*>(row.address);
-    device::RowCopies::start(rows + place * row_bytes, from - Reader::lead(from),
-                             uint32_t(row_bytes), &arrived);
+    device::RowCopies::start(rows + place * shape.row_room + Reader::place(from),
+                             from - Reader::lead(from), uint32_t(shape.row_bytes), &arrived);
     list[place] = row;
     return place + 1;
   }
@@ -79,8 +78,8 @@ struct EarlyRows {
   __device__ __forceinline__ bool is_placed(int at) const {
     return device::kBulkCopies && places[at] > 0;
   }
-  __device__ __forceinline__ const char* copy(int at, int row_bytes) const {
-    return rows + (places[at] - 1) * row_bytes;
+  __device__ __forceinline__ const char* room(int at, int row_room) const {
+    return rows + (places[at] - 1) * row_room;
   }
   __device__ __forceinline__ void wait() {
     if (device::kBulkCopies) device::wait(&arrived, 0);
@@ -120,7 +119,7 @@ struct SelectedRows {
 
   const device::SelectedRow* rows;
   RowSpace& space;
-  int row_bytes;
+  int row_room;
   bool listed;               // in shared memory
   const float* tail_logits;  // (rows of the tail, group)
   int group;
@@ -142,7 +141,7 @@ struct SelectedRows {
     return listed && space.early.is_placed(i);
   }
   __device__ __forceinline__ const char* placed(int i) const {
-    return space.early.copy(i, row_bytes);
+    return space.early.room(i, row_room);
   }
   __device__ __forceinline__ void await_placed() const { space.early.wait(); }
 };
@@ -207,8 +206,8 @@ class RowList {
       const int offset = offsets_[0];
       const char* segment = segments_[0];
       if (passing >> turn & 1) {
-        const int bytes = block_.context.zone_shape.row_bytes;
-        const int place = space_.early.template start<Reader>(bytes, [&] {
+        const device::AttendShape& shape = block_.context.zone_shape;
+        const int place = space_.early.template start<Reader>(shape, [&] {
           device::SelectedRow row = row_of(first_ + mine_.key(turn), offset, segment);
           ask_cache(row);
           return row;
@@ -279,7 +278,7 @@ class RowList {
     const HeadContext& context = block_.context;
     return {list_,
             space_,
-            context.zone_shape.row_bytes,
+            context.zone_shape.row_room,
             list_ == space_.list,
             context.scratch.tail_logits,
             context.shape.group,

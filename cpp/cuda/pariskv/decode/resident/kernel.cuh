@@ -28,46 +28,63 @@ constexpr int kResidentBytes =
     kDirect<Element> ? int(sizeof(device::DirectSpace<kWords, Element, kNarrow>))
                      : device::kMergeBytes<kWords> + 2 * device::kTileBytes;
 
-/** Row i of the resident ones: before the zone, then after it. */
+/** Row i of the tail, or the copy of it. */
+__device__ __forceinline__ const char* tail_row(const HeadContext& context, const Tail& tail,
+                                                int capacity, int i) {
+  if (context.tail_copies == nullptr) {
+    const int position = int(tail.position(i));
+    return zone_row_in(context, zone_segment(context, position), position);
+  }
+  return context.tail_copies + (int64_t(context.head) * capacity + i) * context.zone_row_bytes;
+}
+
+/** Logits of the tail are stored, and rows whose logit is not finite do not count. */
+__device__ __forceinline__ float note_tail(const HeadContext& context, int i, int head,
+                                           float logit) {
+  const float counts = device::finite(logit) ? logit : -device::infinity();
+  const int group = context.shape.group;
+  if (head < group) context.scratch.tail_logits[i * group + head] = counts;
+  return counts;
+}
+
+/** Row i of the resident ones: before the zone, then after it. Or of a tail that is not narrow. */
 template <typename Element>
 struct ResidentRows {
   using Reader = device::RowReader<Element>;
 
   const HeadContext& context;
   int before, gap;
+  Tail tail;
+  float* tail_logits;  // null: not of the tail
+  int capacity;        // of tail copies, of a head
 
   __device__ __forceinline__ const char* operator()(int i) const {
-    return row_at(context, i < before ? i : i + gap);
+    if (tail_logits == nullptr) return row_at(context, i < before ? i : i + gap);
+    return tail_row(context, tail, capacity, i);
   }
-  __device__ __forceinline__ float noted(int, int, float logit) const { return logit; }
+  __device__ __forceinline__ float noted(int i, int head, float logit) const {
+    return tail_logits == nullptr ? logit : note_tail(context, i, head, logit);
+  }
   __device__ __forceinline__ float corrected(int, int, float share, float) const { return share; }
   __device__ __forceinline__ bool is_placed(int) const { return false; }
   __device__ __forceinline__ const char* placed(int) const { return nullptr; }
   __device__ __forceinline__ void await_placed() const {}
 };
 
-/** Rows of the tail, or the copies of them. Logits are stored; what is not finite does not count.
- */
-template <typename Element, bool kNarrow>
-struct TailRows {
-  using Reader = device::ZoneReader<Element, kNarrow>;
+/** Rows of a narrow tail. */
+template <typename Element>
+struct NarrowTailRows {
+  using Reader = device::NarrowReader<Element>;
 
   const HeadContext& context;
   Tail tail;
-  int capacity;  // of copies, of a head
+  int capacity;
 
   __device__ __forceinline__ const char* operator()(int i) const {
-    if (context.tail_copies == nullptr) {
-      const int position = int(tail.position(i));
-      return zone_row_in(context, zone_segment(context, position), position);
-    }
-    return context.tail_copies + (int64_t(context.head) * capacity + i) * context.zone_row_bytes;
+    return tail_row(context, tail, capacity, i);
   }
   __device__ __forceinline__ float noted(int i, int head, float logit) const {
-    const float counts = device::finite(logit) ? logit : -device::infinity();
-    const int group = context.shape.group;
-    if (head < group) context.scratch.tail_logits[i * group + head] = counts;
-    return counts;
+    return note_tail(context, i, head, logit);
   }
   __device__ __forceinline__ float corrected(int, int, float share, float) const { return share; }
   __device__ __forceinline__ bool is_placed(int) const { return false; }
@@ -94,9 +111,9 @@ struct AttendResident {
 
   /** Attention to this block's share of some rows. */
   template <typename Rows>
-  __device__ __forceinline__ void attend(const Rows& rows, const device::AttendShape& shape,
-                                         int count, const device::NewRow<Element>& new_row,
-                                         float* out) const {
+  __device__ __forceinline__ void attend_to(const Rows& rows, const device::AttendShape& shape,
+                                            int count, const device::NewRow<Element>& new_row,
+                                            float* out) const {
     if constexpr (kDirect<Element>) {
       using Attention = device::DirectAttention<kWords, Element, Rows>;
       Attention attention(shape, blocks, *reinterpret_cast<typename Attention::Space*>(room), count,
@@ -115,28 +132,35 @@ struct AttendResident {
     }
   }
 
-  __device__ __forceinline__ void attend_resident() const {
+  /** To resident rows, or to those of a tail that is written like them. */
+  __device__ __forceinline__ void attend(bool of_tail) const {
     const HeadContext& context = block.context;
-    const device::Zone& zone = context.zone;
     // Without a search the zone is resident like the rest.
-    const int gap = block.searches() ? zone.end - zone.begin : 0, count = context.total - gap;
-    const bool fresh = block.call.k.data != nullptr && (gap == 0 || zone.end < context.total);
+    const int gap = block.searches() ? context.zone.end - context.zone.begin : 0;
+    const Tail tail = of_tail ? tail_of(block.call, context) : Tail{};
+    if (of_tail && (!block.searches() || tail.count == 0)) return;
+    const int count = of_tail ? int(tail.count) : context.total - gap;
+    const bool fresh =
+        block.call.k.data != nullptr && !of_tail && (gap == 0 || context.zone.end < context.total);
     const device::NewRow<Element> new_row{fresh ? block.at(block.call.k, context.head) : nullptr,
                                           fresh ? block.at(block.call.v, context.head) : nullptr,
                                           count - 1};
-    store_new_row();
-    attend(ResidentRows<Element>{context, zone.begin, gap}, context.shape, count, new_row,
-           context.scratch.resident);
+    if (!of_tail) store_new_row();
+    const HeadScratch& scratch = context.scratch;
+    attend_to(ResidentRows<Element>{context, context.zone.begin, gap, tail,
+                                    of_tail ? scratch.tail_logits : nullptr,
+                                    int(Tail::capacity(block.call.tail_rows))},
+              context.shape, count, new_row, of_tail ? scratch.sampled : scratch.resident);
   }
 
-  __device__ __forceinline__ void attend_tail() const {
+  /** Apart from the other one, so that neither costs the other registers. */
+  __device__ __forceinline__ void attend_narrow_tail() const {
     const HeadContext& context = block.context;
     if (!block.searches()) return;
     const Tail tail = tail_of(block.call, context);
     if (tail.count == 0) return;
-    const int capacity = int(Tail::capacity(block.call.tail_rows));
-    attend(TailRows<Element, kNarrow>{context, tail, capacity}, context.zone_shape, int(tail.count),
-           {nullptr, nullptr, 0}, context.scratch.sampled);
+    attend_to(NarrowTailRows<Element>{context, tail, int(Tail::capacity(block.call.tail_rows))},
+              context.zone_shape, int(tail.count), {nullptr, nullptr, 0}, context.scratch.sampled);
   }
 };
 
@@ -163,10 +187,10 @@ __global__ void __maxnreg__(kRegistersBesideScore<kWords>)
     const HeadBlock<Element, kWords> block{params.call, context};
     const AttendResident<Element, kWords, kMany, kNarrow> attend{
         block, {params.blocks_per_head, rank}, reinterpret_cast<char*>(shared), barriers};
-    if (of_tail) {
-      attend.attend_tail();
+    if (kNarrow && of_tail) {
+      attend.attend_narrow_tail();
     } else {
-      attend.attend_resident();
+      attend.attend(!kNarrow && of_tail);
     }
     if (params.sets_flags && block.searches() && !of_tail) {
       ReadyFlags{context.scratch.flags}.set(ReadyFlags::kAttended + rank, params.token);
