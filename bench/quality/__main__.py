@@ -38,7 +38,12 @@ OF_KEYS: dict[str, Callable[[weights.Weights, Track], dict[str, Any]]] = {
     "policies": policies.policies,
     "claims": claims.claims,
 }
-TEXT_PARTS = {"text": forced.SEARCHES, "error": forced.ERRORS, "policies": forced.POLICIES}
+TEXT_PARTS = {
+    "text": forced.SEARCHES,
+    "error": forced.ERRORS,
+    "int8": forced.INT8,
+    "policies": forced.POLICIES,
+}
 PARTS = (*TEXT_PARTS, "written", *ruler.PARTS)  # of what is inside
 
 
@@ -132,7 +137,7 @@ def measured_inside(
     pretrained: prefix.Pretrained, arguments: argparse.Namespace
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Parts of a results file, and what was measured there of each method."""
-    text, tokens, count = arguments.text, arguments.tokens, arguments.needles
+    text, tokens = arguments.text, arguments.tokens
     for part in arguments.parts:
         if part in TEXT_PARTS:
             before, ids = forced.text_of(pretrained, text, tokens)
@@ -140,15 +145,24 @@ def measured_inside(
             names = ["full attention", *(arguments.only or TEXT_PARTS[part])]
             names = list(dict.fromkeys(names))
             yield "text", forced.measured(pretrained, before, ids, names, say)
+            if part == "int8":  # and what is found with such rows
+                yield "facts", found_needles(pretrained, "facts", arguments, names[1:])
         elif part == "written":
             for name, found in written.measured(
                 pretrained, text, arguments.only or written.ASKED, say
             ):
                 yield part, {name: found}
         else:
-            haystack = ruler.of_part(part, pretrained, tokens, count)
-            names = arguments.only or list(needles.ASKED)
-            yield part, needles.measured(pretrained, haystack, count, names, say)
+            yield part, found_needles(pretrained, part, arguments, needles.ASKED)
+
+
+def found_needles(
+    pretrained: prefix.Pretrained, part: str, arguments: argparse.Namespace, names: Sequence[str]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Of a part's questions, by method: those of `names` if none were asked for."""
+    haystack = ruler.of_part(part, pretrained, arguments.tokens, arguments.needles)
+    names = arguments.only or list(names)
+    return needles.measured(pretrained, haystack, arguments.needles, names, say)
 
 
 def show_tables(arguments: argparse.Namespace) -> None:
@@ -199,7 +213,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     but_claims = [part for part in OF_KEYS if part != "claims"]
     of["keys"].add_argument("--parts", nargs="+", choices=OF_KEYS, default=but_claims)
     of["inside"].add_argument("--tokens", type=int, default=7168, help="that are read before")
-    searches = [part for part in PARTS if part not in ("error", "policies", "written")]
+    searches = [part for part in PARTS if part not in ("error", "int8", "policies", "written")]
     of["inside"].add_argument("--parts", nargs="+", choices=PARTS, default=searches)
     of["inside"].add_argument("--needles", type=int, default=102, help="questions of each text")
     of["tables"].add_argument("--write", action="store_true", help="into RESULTS.md")

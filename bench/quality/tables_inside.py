@@ -79,6 +79,24 @@ def error(sources: Sources) -> str:
     return of_text(runs, forced.ERRORS, ("rows", "predicted error, mean", "worst", *_TEXT[:2]))
 
 
+def int8(sources: Sources) -> str:
+    """What rows in 8 bits cost beside rows as they come: KL, tokens, needles."""
+    head = ["rows of the zone as they come, and in 8 bits", "KL", "8 bits", "difference"]
+    head += ["same top", "8 bits", "facts", "8 bits"]
+    rows = []
+    for run in sources.reading():
+        names = (forced.WHOLE_ROWS, forced.NARROW_ROWS)
+        whole, narrow = (run.get("text", {}).get(name) for name in names)
+        if not (whole and narrow):
+            continue
+        kl = [f"{at['kl']:.5f}".removeprefix("0") for at in (whole, narrow)]
+        kl.append(f"{narrow['kl'] - whole['kl']:+.5f}".replace("0.", ".", 1))
+        found = [_found(run.get("facts", {}).get(name, {}), "all") for name in names]
+        same = [share(at["same_top"]) for at in (whole, narrow)]
+        rows.append([sized(run), *kl, *same, *found])
+    return table(head, rows)
+
+
 def policies_inside(sources: Sources) -> str:
     """The engine's policies that keep rows, and the rows that they attend to."""
     own = forced.POLICIES.keys() - forced.SEARCHES.keys()
@@ -140,6 +158,7 @@ TABLES: dict[str, Callable[[Sources], str]] = {
     "inside": inside,
     "inside_longer": inside_longer,
     "error": error,
+    "int8": int8,
     "facts": facts,
     "tasks": tasks,
     "policies_inside": policies_inside,

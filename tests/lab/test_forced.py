@@ -105,9 +105,20 @@ def test_policies_keep_what_the_last_queries_of_the_prefix_need(step, policy, le
     engine.close()
 
 
+def test_rows_in_8_bits_change_outputs_a_little(step):
+    known = step.prefix  # twice, so that there is a zone
+    for rows in (known.keys, known.values):
+        rows[0] = rows[0].repeat(2, 1, 1)
+    known.ids = torch.arange(2 * TOKENS)
+    whole, narrow = (forced.INT8[name]()(step) for name in (forced.WHOLE_ROWS, forced.NARROW_ROWS))
+    missed = (narrow - whole).norm() / whole.norm()
+    assert 1e-5 < missed < 0.02
+
+
 def test_methods_of_all_tables_attend_to_something(step):
     for name in (
         forced.DEFAULT,
+        forced.NARROW_ROWS,
         "published",
         "error 0.01, at most 400 rows",
         "SnapKV 256",
@@ -301,8 +312,13 @@ def test_the_command_keeps_what_was_measured_before(results, monkeypatch):
         ("qwen-0.5b", "dictionary", "published"),
     ):
         program.main(["inside", "--model", model, "--parts", part, "--only", method])
+    program.main(["inside", "--model", "gemma-270m", "--parts", "int8"])
     found = json.loads((results / "quality-inside-cpu.json").read_text())["results"]
-    first, second = (found[f"{name}, documentation, 7168"] for name in ("smollm2", "qwen-0.5b"))
+    first, second, third = (
+        found[f"{name}, documentation, 7168"] for name in ("smollm2", "qwen-0.5b", "gemma-270m")
+    )
     assert list(first["text"]) == ["full attention", "block 64", "best 100"]
     assert list(first["facts"]) == ["block 64"]
     assert list(second["dictionary"]) == ["published"] and "text" not in second
+    assert list(third["text"]) == ["full attention", *forced.INT8]
+    assert list(third["facts"]) == list(forced.INT8)

@@ -43,11 +43,15 @@ INSIDE = {
             **dict.fromkeys(forced.SEARCHES, KL),
             **dict.fromkeys(forced.ERRORS, ERROR),
             forced.FIXED: {**KL, "rows": 100.0},
+            forced.WHOLE_ROWS: KL,
+            forced.NARROW_ROWS: {**KL, "kl": 0.00425, "same_top": 0.89},
             **dict.fromkeys(forced.POLICIES, KL),
             "full attention": {**KL, "kl": 0.0, "bits_per_byte": 0.8},
             "HARD-KV 256, p = 0.9, snapkv": KEPT,
         },
-        "facts": {name: dict.fromkeys(("words", "all"), FOUND) for name in needles.ASKED},
+        "facts": {
+            name: dict.fromkeys(("words", "all"), FOUND) for name in (*needles.ASKED, *forced.INT8)
+        },
         "dictionary": {"full attention": {"pairs": FOUND, "all": FOUND}},
         "written": {"best 512": {"stretch": 64, "more_bits": [[1, 0.1]], "kl": [[1, 0.1]]}},
     },
@@ -215,6 +219,12 @@ def test_budgets_by_error_show_rows_and_errors(everything):
     assert "8,192" not in lines[0] and len(lines) == 2 + len(forced.ERRORS)
     assert "| error 0.01, at most 400 rows | 62 | .0092 | .300 | .0040 | .900 |" in lines
     assert f"| {forced.FIXED} | 100 |  |  | .0040 | .900 |" in lines
+
+
+def test_rows_in_8_bits_stand_beside_rows_as_they_come(everything):
+    cells = ".00400 | .00425 | +.00025 | .900 | .890 | 30 (-1.50) | 30 (-1.50)"
+    assert lines_of("int8", everything)[2:] == [f"| Gemma-3-270M, 4,096 | {cells} |"]
+    assert not any(name in line for name in forced.INT8 for line in lines_of("facts", everything))
 
 
 def test_policies_have_their_rows_beside_them(everything):

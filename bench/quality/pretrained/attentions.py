@@ -114,6 +114,7 @@ class Engine:
 
     policy: pk.ParisKV | pk.PRKV | pk.HardKV
     residency: Residency = ENGINES
+    kv_dtype: str = "auto"
     _read: dict[int, tuple[Prefix, pk.Cache, int]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -130,6 +131,7 @@ class Engine:
             query_heads=step.queries.shape[1],
             head_dim=step.new_keys.shape[2],
             dtype="float32",
+            kv_dtype=self.kv_dtype,
             dense_below=0,
             threads=1,
             policy=self.policy,

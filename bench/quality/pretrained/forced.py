@@ -30,6 +30,8 @@ Makers = dict[str, Callable[[], Attention]]
 STEPS = 512
 DEFAULT = "the default"
 FIXED = "100 rows"
+WHOLE_ROWS = "rows as they come"
+NARROW_ROWS = "rows in 8 bits"
 _OFTEN = Residency(update=128)  # the interval of policies that keep rows
 
 
@@ -38,9 +40,9 @@ def rows(method: str, count: int, residency: Residency = ENGINES) -> Callable[[]
     return lambda: Rows(ByHead(partial(make_method, method), count, residency), residency)
 
 
-def paris(**settings: Any) -> Callable[[], Attention]:
+def paris(kv_dtype: str = "auto", **settings: Any) -> Callable[[], Attention]:
     """The engine's own output; without a tail unless the settings ask for one."""
-    return lambda: Engine(pk.ParisKV(**{"tail": "none", **settings}))
+    return lambda: Engine(pk.ParisKV(**{"tail": "none", **settings}), kv_dtype=kv_dtype)
 
 
 def default(tail_rows: int = 1024, **settings: Any) -> Callable[[], Attention]:
@@ -78,6 +80,9 @@ ERRORS: Makers = {
         for error in (0.02, 0.014, 0.01, 0.007, 0.005)
     },
 }
+# The same settings twice, measured in one run. A prefix is kept in float16, which float32 holds as
+# it is: rows as they come are rows in 16 bits.
+INT8: Makers = {WHOLE_ROWS: default(), NARROW_ROWS: default(kv_dtype="int8")}
 POLICIES: Makers = {
     "sinks and window": SEARCHES["sinks and window"],
     "sinks and window, flush 128": lambda: Rows(nothing, _OFTEN),
@@ -114,7 +119,7 @@ POLICIES: Makers = {
         for said, method in (("SnapKV", "snapkv"), ("StreamingLLM", "window"))
     },
 }
-METHODS = SEARCHES | ERRORS | POLICIES
+METHODS = SEARCHES | ERRORS | INT8 | POLICIES
 
 
 def counted(attention: Attention) -> dict[str, float]:
