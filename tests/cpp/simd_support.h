@@ -35,6 +35,8 @@ struct Level {
   const Kernels* (*kernels)();
 };
 
+inline const Kernels* plain_level() { return &plain_kernels(); }
+
 /** The same bits, or both NaN. */
 inline bool same(float a, float b) { return bits_of(a) == bits_of(b) || (a != a && b != b); }
 

@@ -17,7 +17,7 @@ TEST_P(Simd, NamesItselfAndIsComplete) {
               kernels_->mean_dots && kernels_->collect && kernels_->round_dots &&
               kernels_->step_logits && kernels_->weigh && kernels_->add_shares &&
               kernels_->estimate && kernels_->score_pages && kernels_->attend &&
-              kernels_->sum_exp && kernels_->add_exp && kernels_->to_float);
+              kernels_->sum_exp && kernels_->add_exp && kernels_->to_float && kernels_->to_int8);
 }
 
 TEST_P(Simd, Encode) {

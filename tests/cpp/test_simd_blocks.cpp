@@ -172,8 +172,6 @@ TEST_P(SimdBlocks, MeanDots) {
   }
 }
 
-const Kernels* plain_level() { return &plain_kernels(); }
-
 INSTANTIATE_TEST_SUITE_P(Levels, SimdBlocks,
                          testing::Values(Level{"plain", plain_level}, Level{"avx2", avx2_kernels},
                                          Level{"avx512", avx512_kernels}),

@@ -26,14 +26,9 @@ void write_half(const float* numbers, int64_t dim, RowType type, char* half) {
         reinterpret_cast<uint16_t*>(half)[d] = float_to_bfloat16(numbers[d]);
       }
       return;
-    case RowType::kInt8: {
-      const float scale = int8_scale(numbers, dim);
-      for (int64_t d = 0; d < dim; ++d) {
-        reinterpret_cast<int8_t*>(half)[d] = float_to_int8(numbers[d], scale);
-      }
-      std::memcpy(half + dim, &scale, sizeof scale);
+    case RowType::kInt8:
+      plain_kernels().to_int8(numbers, RowType::kFloat32, dim, half);
       return;
-    }
   }
   no_kernel("type", int64_t(type));
 }
@@ -41,6 +36,10 @@ void write_half(const float* numbers, int64_t dim, RowType type, char* half) {
 void convert_half(const Kernels& kernels, int64_t dim, const HalfPlace& from, const HalfPlace& to) {
   if (from.type == to.type) {
     std::memcpy(to.half, from.half, size_t(half_bytes(to.type, dim)));
+    return;
+  }
+  if (to.type == RowType::kInt8) {  // as all rows of a prompt are written
+    kernels.to_int8(from.half, from.type, dim, to.half);
     return;
   }
   float numbers[kMaxHeadDim];

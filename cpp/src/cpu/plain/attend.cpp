@@ -49,6 +49,14 @@ void to_float(const void* half, RowType type, int64_t count, float* out) {
   no_kernel("type", int64_t(type));
 }
 
+void to_int8(const void* half, RowType type, int64_t count, char* out) {
+  float numbers[kMaxHeadDim];
+  to_float(half, type, count, numbers);
+  const float scale = int8_scale(numbers, count);
+  for (int64_t i = 0; i < count; ++i) out[i] = char(float_to_int8(numbers[i], scale));
+  std::memcpy(out + count, &scale, sizeof scale);
+}
+
 float sum_exp(const float* x, int64_t count, float shift) {
   Lanes lanes;
   for (int64_t i = 0; i < count; ++i) {

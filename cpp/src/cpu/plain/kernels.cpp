@@ -21,6 +21,7 @@ const Kernels& plain_kernels() {
       plain::sum_exp,
       plain::add_exp,
       plain::to_float,
+      plain::to_int8,
   };
   return kernels;
 }

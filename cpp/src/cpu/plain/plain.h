@@ -25,6 +25,7 @@ void attend(const AttendRun& run);
 float sum_exp(const float* x, int64_t count, float shift);
 void add_exp(const float* x, int64_t count, float shift, float* sums);
 void to_float(const void* half, RowType type, int64_t count, float* out);
+void to_int8(const void* half, RowType type, int64_t count, char* out);
 
 /**
  * The Walsh-Hadamard transform in place, unscaled, `count` a power of two. Butterflies in

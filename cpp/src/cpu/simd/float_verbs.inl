@@ -9,6 +9,8 @@ namespace {
 constexpr int64_t kLanes = 16;
 constexpr int64_t kSubspaceDim = 8;
 
+constexpr float kInt8Levels = 127;  // as in cpu/numerics.h
+
 // As in policy/pariskv/codec/summary_layout.h.
 constexpr uint32_t kNormCodeShift = 19;
 constexpr int32_t kNormCodeBase = (127 - 5) << 4;
@@ -166,20 +168,61 @@ void add_exp(const float* x, int64_t count, float shift, float* sums) {
   }
 }
 
+/** The last numbers of a half, from `begin` on, with zeros behind them to 16. */
+template <typename Source>
+struct Rest {
+  char bytes[kLanes * sizeof(float)] = {};
+
+  PKV_INLINE Lanes16 load(Source half, int64_t begin, int64_t count) {
+    memcpy(bytes, half.at(begin), size_t((count - begin) * Source::kBytes));
+    half.numbers = bytes;
+    return half.load16(0);
+  }
+};
+
 template <typename Source>
 PKV_INLINE void to_float_from(Source half, int64_t count, float* out) {
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) store(out + i, half.load16(i));
-  if (i < count) {
-    char rest[kLanes * sizeof(float)] = {};
-    memcpy(rest, half.numbers + i * Source::kBytes, size_t((count - i) * Source::kBytes));
-    half.numbers = rest;
-    store_first(out + i, half.load16(0), count - i);
-  }
+  if (i < count) store_first(out + i, Rest<Source>().load(half, i, count), count - i);
 }
 
 void to_float(const void* half, RowType type, int64_t count, float* out) {
   with_source(type, [&](auto kind) { to_float_from(decltype(kind)(half, count), count, out); });
+}
+
+/** What int8_scale of cpu/numerics.h says of numbers whose largest size has these bits. */
+PKV_INLINE float int8_scale(uint32_t largest) {
+  if (largest >= bits_of(kInfinity)) return __builtin_nanf("");
+  const float scale = float_of(largest) / kInt8Levels;
+  return scale * kInt8Levels < kInfinity ? scale : float_of(bits_of(scale) - 1);
+}
+
+template <typename Source>
+PKV_INLINE void to_int8_from(Source half, int64_t count, char* out) {
+  const int64_t whole = count / kLanes * kLanes;
+  const Lanes16 last = whole < count ? Rest<Source>().load(half, whole, count) : all(0);
+  Lanes16 sizes = magnitude(last);
+  for (int64_t i = 0; i < whole; i += kLanes) sizes = larger_pattern(sizes, half.load16(i));
+  const float scale = int8_scale(largest_pattern(sizes));
+  memcpy(out + count, &scale, sizeof scale);
+  if (!(scale > 0)) {
+    memset(out, 0, size_t(count));
+    return;
+  }
+  const auto levels = [&](Lanes16 x) {
+    return smaller(larger(x / all(scale), all(-kInt8Levels)), all(kInt8Levels));
+  };
+  for (int64_t i = 0; i < whole; i += kLanes) store_int8(out + i, levels(half.load16(i)));
+  if (whole < count) {
+    char rest[kLanes];
+    store_int8(rest, levels(last));
+    memcpy(out + whole, rest, size_t(count - whole));
+  }
+}
+
+void to_int8(const void* half, RowType type, int64_t count, char* out) {
+  with_source(type, [&](auto kind) { to_int8_from(decltype(kind)(half, count), count, out); });
 }
 
 }  // namespace

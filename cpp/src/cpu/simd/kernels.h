@@ -214,6 +214,9 @@ struct Kernels {
 
   /** A half of a row as floats; any first numbers of one, where the type has no scale. */
   void (*to_float)(const void* half, RowType type, int64_t count, float* out);
+
+  /** A half as one in 8 bits: levels, then their scale, as int8_scale and float_to_int8 say. */
+  void (*to_int8)(const void* half, RowType type, int64_t count, char* out);
 };
 
 /**

@@ -130,6 +130,13 @@ PKV_INLINE __m256i to_words(Lanes16 a) {
   const __m256i pairs = _mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));
   return _mm256_permute4x64_epi64(pairs, 0xd8);
 }
+/** Rounded, halves to even; every lane is from -128 to 127. */
+PKV_INLINE void store_int8(void* out, Lanes16 a) {
+  const __m256i words = to_words(a);
+  const __m128i bytes =
+      _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128(static_cast<__m128i*>(out), bytes);
+}
 /** 2^n of whole numbers, as long as that is a normal float. */
 PKV_INLINE Lanes16 power_of_two(Lanes16 n) {
   const __m256i bias = _mm256_set1_epi32(127);

@@ -86,6 +86,11 @@ PKV_INLINE Lanes16 rounded(Lanes16 a) {
 }
 /** Rounded to whole numbers of 16 bits, halves to even. */
 PKV_INLINE __m256i to_words(Lanes16 a) { return _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(a.v)); }
+/** Rounded, halves to even; every lane is from -128 to 127. */
+PKV_INLINE void store_int8(void* out, Lanes16 a) {
+  const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v));
+  _mm_storeu_si128(static_cast<__m128i*>(out), bytes);
+}
 /** 2^n of whole numbers, as long as that is a normal float. */
 PKV_INLINE Lanes16 power_of_two(Lanes16 n) {
   const __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
