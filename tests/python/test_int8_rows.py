@@ -399,11 +399,11 @@ def test_other_policies_refuse(policy):
 
 
 def test_more_than_the_budget_holds_changes_nothing():
-    config = int8_config(memory_budget=6 << 20, segment_tokens=256)
+    config = int8_config(memory_budget=16 << 20, segment_tokens=256)
     f = filled(config, 1024)
     k, v = randn_kv(f.rng, 1024, config)
     refused = 0
-    for _ in range(20):
+    for _ in range(100):
         try:
             f.cache.prefill(0, [f.s], k, v)
         except pk.OutOfMemory:

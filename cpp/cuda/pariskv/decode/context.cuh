@@ -32,9 +32,9 @@ struct HeadContext {
   int searched;  // candidates wanted; 0: everything is resident
   device::Zone zone;
   int zone_row_bytes;
-  device::AttendShape shape, zone_shape;  // of resident rows, and of those of the zone
-  const float* stretch;   // (key_dim) of queries, see Balance; null: keys are encoded whole
-  const int16_t* centre;  // (key_dim) of keys, in steps of
+  device::AttendShape shape;  // of resident rows, unless a kernel only reads rows of the zone
+  const float* stretch;       // (key_dim) of queries, see Balance; null: keys are encoded whole
+  const int16_t* centre;      // (key_dim) of keys, in steps of
   const float* centre_step;
   HeadScratch scratch;
   int64_t candidate_capacity;
@@ -120,9 +120,13 @@ __device__ __forceinline__ void fill_context(const StepParams& step, const Seque
                    int(model.rows.bytes()), int(model.rows.bytes()),   step.call.logits.scale,
                    step.call.logits.softcap};
   context.zone_row_bytes = int(model.zone_rows().bytes());
-  context.zone_shape = context.shape;
-  context.zone_shape.row_bytes = int(model.copied_row_bytes());
-  context.zone_shape.row_room = int(model.copied_row_room());
+}
+
+/** The shape of attention to rows of the zone, which may be narrow. */
+__device__ __forceinline__ void take_zone_rows(const ModelShape& model,
+                                               device::AttendShape& shape) {
+  shape.row_bytes = int(model.copied_row_bytes());
+  shape.row_room = int(model.copied_row_room());
 }
 
 /** The scratch of another head of the batch slot: an address of the first head's, moved. */

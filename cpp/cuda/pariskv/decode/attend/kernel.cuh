@@ -102,7 +102,7 @@ struct Attend {
     auto* counters = reinterpret_cast<unsigned long long*>(block.call.counters);
     using Rows = SelectedRows<Element, kNarrow>;
     device::RowAttention<kWords, Element, Rows, SelectedParts, Caching> attention(
-        block.context.zone_shape, cluster, slots, int(room() + room_bytes() - slots), space.slots,
+        block.context.shape, cluster, slots, int(room() + room_bytes() - slots), space.slots,
         list.parts(), {nullptr, nullptr, 0}, list.addresses(),
         {space.rows.cache, cluster, space.top_k.mail, list.rows(), list.stamped(),
          counters == nullptr ? nullptr : counters + 2});
@@ -291,7 +291,10 @@ __global__ void __launch_bounds__(device::kThreads, kWords < 8 ? 2 : 1)
                              })) {
     return device::wait_for_predecessor();
   }
-  if (threadIdx.x == 0) space.rows.early.open();
+  if (threadIdx.x == 0) {
+    space.rows.early.open();
+    if (kNarrow) take_zone_rows(params.call.shape, space.context.shape);  // its own thread's words
+  }
   device::init_row_barriers(space.slots);
   __syncthreads();
   if (threadIdx.x == 0) space.tail = tail_of(params.call, space.context);

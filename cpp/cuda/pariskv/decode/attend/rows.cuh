@@ -206,7 +206,7 @@ class RowList {
       const int offset = offsets_[0];
       const char* segment = segments_[0];
       if (passing >> turn & 1) {
-        const device::AttendShape& shape = block_.context.zone_shape;
+        const device::AttendShape& shape = block_.context.shape;
         const int place = space_.early.template start<Reader>(shape, [&] {
           device::SelectedRow row = row_of(first_ + mine_.key(turn), offset, segment);
           ask_cache(row);
@@ -278,7 +278,7 @@ class RowList {
     const HeadContext& context = block_.context;
     return {list_,
             space_,
-            context.zone_shape.row_room,
+            context.shape.row_room,
             list_ == space_.list,
             context.scratch.tail_logits,
             context.shape.group,

@@ -159,8 +159,10 @@ struct AttendResident {
     if (!block.searches()) return;
     const Tail tail = tail_of(block.call, context);
     if (tail.count == 0) return;
+    device::AttendShape shape = context.shape;
+    take_zone_rows(block.call.shape, shape);
     attend_to(NarrowTailRows<Element>{context, tail, int(Tail::capacity(block.call.tail_rows))},
-              context.zone_shape, int(tail.count), {nullptr, nullptr, 0}, context.scratch.sampled);
+              shape, int(tail.count), {nullptr, nullptr, 0}, context.scratch.sampled);
   }
 };
 
