@@ -107,7 +107,7 @@ host_budget
     The most bytes of host memory that such a cache may hold; 0 is no limit.
 kv_dtype
     How rows of retrieval zones are stored: "auto" is as dtype, "int8" as 8 bits a number and
-    a scale for each K and V, on the CPU with ParisKV. All other rows stay in dtype.
+    a scale for each K and V, with ParisKV. All other rows stay in dtype.
 
 Raises ValueError, with what was expected and what came.)";
 

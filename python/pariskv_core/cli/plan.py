@@ -136,8 +136,6 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     shape = _shape(arguments)
     gpus = machine.gpus()
     device = _device(arguments, gpus)
-    if arguments.kv_dtype != "auto" and device == "cuda":
-        raise CannotRunError("--kv-dtype int8 is of rows on the CPU: say --device cpu")
     gpu = device == "cuda"
     context = _context(arguments, shape)
     memory, host = _room(arguments, gpus if gpu else None)

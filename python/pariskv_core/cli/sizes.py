@@ -38,7 +38,10 @@ class LayerBytes:
 def of_layer(shape: ModelShape, **settings: object) -> LayerBytes:
     """settings: of pk.Config, for the CPU or a GPU alike."""
     config = shape.config(**settings)
-    small = config.replace(layers=1, device="cpu", threads=1, memory_budget=0, host_budget=0)
+    # Rows in 8 bits are those of a zone that is searched.
+    small = config.replace(
+        layers=1, device="cpu", threads=1, memory_budget=0, host_budget=0, dense_below=0
+    )
     half = _SEGMENTS // 2 * small.segment_tokens
     k = np.zeros((half, shape.kv_heads, shape.head_dim), np.float16)
     v = np.zeros((half, shape.kv_heads, shape.value_dim), np.float16)
@@ -93,7 +96,9 @@ def _row_cache(config: pk.Config, segment_rows: int) -> int:
         return 0
     slots = max(16, 1 << (rows - 1).bit_length())
     books = -(-config.kv_heads * slots * 12 // 256) * 256
-    return books + slots * segment_rows // config.segment_tokens
+    row = segment_rows // config.segment_tokens // config.kv_heads
+    vectors = -(-row // 16) * 16  # of a row in 8 bits: with all of its first and last one
+    return books + slots * config.kv_heads * vectors
 
 
 def _tail(config: pk.Config, segment_rows: int) -> int:
