@@ -367,7 +367,10 @@ SAID = {
 GIVEN = {
     "DESIGN.md": ("K and V take 512 bytes", "tags in 32 bytes"),
     "docs/add-a-head-size.md": ("pieces of 16 bytes",),
-    "docs/add-a-row-format.md": ("padded to a multiple of 4 bytes",),
+    "docs/add-a-row-format.md": (
+        "padded to a multiple of 4 bytes",
+        "do not begin at multiples of 16 bytes",
+    ),
     "docs/glossary.md": ("updated by words of 8 bytes",),
     "docs/memory.md": (
         "132 bytes per block and kv head",
@@ -375,6 +378,9 @@ GIVEN = {
         "16 bytes on the device",
         "runs their handlers every 30 ms",
         "A row takes 264 bytes",
+        "first and last vector of 16 bytes",
+        "272 bytes at 128 dimensions",
+        "a line of 128 bytes",
     ),
     "docs/saved-contexts.md": ("a layer takes 48 bytes",),
     "docs/prkv.md": (

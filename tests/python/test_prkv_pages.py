@@ -89,9 +89,10 @@ def test_pages_alone_equal_the_labs_arkvale_page_for_page(rng):
     cache.prefill(0, [s], k.to(q.device), k.to(q.device))
     zone = cache.regions(s).retrieval
     for h in range(2):
-        peer = ArkVale(32)
-        peer.prefill(k[:zone, h], None)
-        expected = peer.pick(q[:, 2 * h : 2 * h + 2].cpu(), 96, torch.zeros(20, 2))
+        with torch.device("cpu"):
+            peer = ArkVale(32)
+            peer.prefill(k[:zone, h].cpu(), None)
+            expected = peer.pick(q[:, 2 * h : 2 * h + 2].cpu(), 96, torch.zeros(20, 2))
         for step in range(20):
             explanation = cache.explain(0, s, q[step])
             assert explanation.kept.size == 0
