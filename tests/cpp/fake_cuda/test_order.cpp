@@ -135,6 +135,10 @@ TEST_F(FakeOrder, TrimReturnsRetiredBlocks) {
 }
 
 TEST_F(FakeOrder, PrefillDoesNotWaitForOffloads) {
+  // Slabs of every size are there: new ones are zeroed, which is work as well.
+  const SequenceId another = cache.add();
+  for (int64_t layer = 0; layer < kLayers; ++layer) prefill(another, layer, nullptr);
+  test::finish_all();
   // Nothing is done, and no event passes, unless somebody waits for it.
   test::fault_switches().nothing_by_chance = true;
   const auto under_way = [&](int64_t layer) {

@@ -129,7 +129,7 @@ TEST_F(FakeCuda, RowsThatWereNotDroppedAreThereWhateverFails) {
 TEST_F(FakeCuda, ControlRowsReadTooEarlyAreDetected) {
   // The control: offloaded rows that count as arrived before they are.
   int seen = 0;
-  for (int seed = 0; seed < 20; ++seed) {
+  for (int seed = 0; seed < kSeeds; ++seed) {
     test::fault_switches().events_pass_early = true;
     test::fault_switches().nothing_by_chance = true;
     test::wrong().clear();
@@ -138,7 +138,7 @@ TEST_F(FakeCuda, ControlRowsReadTooEarlyAreDetected) {
     seen += !test::wrong().empty();
     test::finish_all();  // the cache would not wait for what it believes to have arrived
   }
-  EXPECT_GE(seen, 10);
+  EXPECT_GE(seen, kSeeds / 2);
 }
 
 }  // namespace
