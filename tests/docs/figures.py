@@ -164,6 +164,8 @@ def quality() -> Iterator[str]:
     summaries, rows, tail = llama()
     yield f"takes {summaries / 1e3:.0f} KB on the GPU and {rows / 1e3:.0f} KB of host memory"
     yield f"1,048,576 tokens take {summaries * 2**20 / 1e9:.0f} and {rows * 2**20 / 1e9:.0f} GB"
+    narrow = 32 * 8 * 264
+    yield f"zone take {narrow / 1e3:.0f} KB of host memory, and {narrow * 2**20 / 1e9:.0f} GB"
     yield f"for this model {tail / 1e6:.0f} MB a layer"
 
 
