@@ -106,10 +106,11 @@ void Cache::truncate(const Batch& sequences, const Cut& cut, Stream stream) {
   // All that may fail first, on states beside the present ones.
   std::vector<NarrowJob> returning;
   for (Shorter& shorter : next) {
+    if (!impl_->shape_.narrows()) break;
     SequenceView view = impl_->view(*shorter.layer);
     const Positions rows{std::max(shorter.regions.retrieval_end(impl_->sizes_), view.zone_begin),
                          std::min(shorter.regions.total(), view.zone_end)};
-    if (!impl_->shape_.narrows() || rows.begin >= rows.end) continue;
+    if (rows.begin >= rows.end) continue;
     shorter.rows = impl_->planner_.plan_return(*shorter.layer, rows, stream);
     if (shorter.rows) view.rows = shorter.rows->rows();
     returning.push_back({view, rows});

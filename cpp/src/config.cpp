@@ -166,11 +166,9 @@ void Config::validate() const {
     fail("[config] local: expected 1 token or more with the policy ", chooser,
          ", got 0: the last queries choose among the tokens before them");
   }
-  if (kv_dtype == KVDType::kInt8) {
-    if (chooser != nullptr) {
-      fail("[config] kv_dtype: expected auto with the policy ", chooser,
-           ", got int8: rows in 8 bits are for ParisKV alone");
-    }
+  if (kv_dtype == KVDType::kInt8 && chooser != nullptr) {
+    fail("[config] kv_dtype: expected auto with the policy ", chooser,
+         ", got int8: rows in 8 bits are for ParisKV alone");
   }
   within("threads", threads, 0, 1024);
   within("memory_budget", memory_budget, 0, std::numeric_limits<int64_t>::max());

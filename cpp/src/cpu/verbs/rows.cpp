@@ -25,32 +25,35 @@ void each_token(ThreadPool& pool, const RowsArgs& args, Visit visit) {
   }
 }
 
+/** A row from one format to another. */
+void convert_row(const Kernels& kernels, const RowPlace& from, const RowFormat& from_format,
+                 const RowPlace& to, const RowFormat& to_format) {
+  convert_half(kernels, from_format.key_dim, {from.key, from_format.key}, {to.key, to_format.key});
+  convert_half(kernels, from_format.value_dim, {from.value, from_format.value},
+               {to.value, to_format.value});
+}
+
 }  // namespace
 
 void CpuBackend::append(const RowsArgs& args, Stream) {
-  const RowFormat& rows = args.shape.rows;
-  const RowType type = row_type(args.shape.dtype);
+  const ModelShape& shape = args.shape;
+  const RowFormat given = RowFormat::plain(shape.rows.key_dim, shape.rows.value_dim, shape.dtype);
   each_token(pool_, args, [&](const SequenceView& sequence, int64_t token, int64_t position) {
-    for (int64_t head = 0; head < args.shape.kv_heads; ++head) {
-      const RowPlace row = plain_row_at(args.shape, sequence, head, position);
-      convert_half(kernels_, rows.key_dim, {element_at(args.k, token, head), type},
-                   {row.key, rows.key});
-      convert_half(kernels_, rows.value_dim, {element_at(args.v, token, head), type},
-                   {row.value, rows.value});
+    for (int64_t head = 0; head < shape.kv_heads; ++head) {
+      convert_row(kernels_, {element_at(args.k, token, head), element_at(args.v, token, head)},
+                  given, plain_row_at(shape, sequence, head, position), shape.rows);
     }
   });
 }
 
 void CpuBackend::read(const RowsArgs& args, Stream) {
-  const RowType type = row_type(args.shape.dtype);
+  const ModelShape& shape = args.shape;
+  const RowFormat wanted = RowFormat::plain(shape.rows.key_dim, shape.rows.value_dim, shape.dtype);
   each_token(pool_, args, [&](const SequenceView& sequence, int64_t token, int64_t position) {
-    const RowFormat& rows = format_at(args.shape, sequence, position);
-    for (int64_t head = 0; head < args.shape.kv_heads; ++head) {
-      const RowPlace row = row_at(args.shape, sequence, head, position);
-      convert_half(kernels_, rows.key_dim, {row.key, rows.key},
-                   {element_at(args.k, token, head), type});
-      convert_half(kernels_, rows.value_dim, {row.value, rows.value},
-                   {element_at(args.v, token, head), type});
+    for (int64_t head = 0; head < shape.kv_heads; ++head) {
+      convert_row(kernels_, row_at(shape, sequence, head, position),
+                  format_at(shape, sequence, position),
+                  {element_at(args.k, token, head), element_at(args.v, token, head)}, wanted);
     }
   });
 }
@@ -74,14 +77,6 @@ void each_row(ThreadPool& pool, const NarrowArgs& args, Visit visit) {
       }
     });
   }
-}
-
-/** A row from one format to another. */
-void convert_row(const Kernels& kernels, const RowPlace& from, const RowFormat& from_format,
-                 const RowPlace& to, const RowFormat& to_format) {
-  convert_half(kernels, from_format.key_dim, {from.key, from_format.key}, {to.key, to_format.key});
-  convert_half(kernels, from_format.value_dim, {from.value, from_format.value},
-               {to.value, to_format.value});
 }
 
 }  // namespace
