@@ -180,6 +180,12 @@ void CudaBackend::send_words(Stream stream) {
   updates_.clear();  // not before: words of a refused launch go with the next one
 }
 
+void CudaBackend::add_token(SequenceView* const* views, int64_t count, int64_t layers,
+                            Stream stream) {
+  const DeviceGuard guard(device_);
+  launch_add_token(views, count, layers, handle_of(stream));
+}
+
 int64_t CudaBackend::start_offload(void* target, const void* source, int64_t bytes, Stream stream) {
   const DeviceGuard guard(device_);
   return offload_.start(target, source, bytes, handle_of(stream));

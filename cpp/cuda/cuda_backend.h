@@ -58,6 +58,7 @@ class CudaBackend : public Backend, public WordUpdates, public Offloads {
   WordUpdates* word_updates() override { return this; }
   void update_word(void* target, uint64_t value) override;
   void send_words(Stream stream) override;
+  void add_token(SequenceView* const* views, int64_t count, int64_t layers, Stream stream) override;
 
   Offloads* offloads() override { return this; }
   int64_t start_offload(void* target, const void* source, int64_t bytes, Stream stream) override;

@@ -34,6 +34,10 @@ struct WordUpdate {
 /** Writes `count` words, in stream order; the words travel with the launches. */
 void launch_word_updates(const WordUpdate* updates, int64_t count, cudaStream_t stream);
 
+/** One token more in each layer's view of `count` sequences; their addresses travel along. */
+void launch_add_token(SequenceView* const* views, int64_t count, int64_t layers,
+                      cudaStream_t stream);
+
 /** Copies a multiple of 16 bytes between blocks of any memory that the device can reach. */
 constexpr int kCopyBlocks = 4;  // two keep the bus busy; the rest of the device is for others
 void launch_copy(void* target, const void* source, int64_t bytes, cudaStream_t stream);

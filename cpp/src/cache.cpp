@@ -262,6 +262,7 @@ void Cache::Impl::decode(int64_t layer, const Batch& sequences, const StepTensor
   step = plan(layers, next, Planner::Use::kDecode, stream);
   offload_beside(step, stream);
   args.sequences = step.views.data();
+  reserved_for_.clear();
   search_->reserve(args);
 
   // Without a local window the token itself may enter the zone: its row has to be there first.
@@ -279,7 +280,7 @@ void Cache::Impl::decode(int64_t layer, const Batch& sequences, const StepTensor
 void Cache::advance(const Batch& sequences, Stream stream) {
   const Impl::Lock lock(*impl_);
   const Verb verb = impl_->verb("advance");
-  const std::vector<Sequence*> batch = impl_->find(verb, sequences);
+  const std::vector<Sequence*> batch = impl_->find_unsettled(verb, sequences);
   const Config& config = impl_->config_;
   Backend& backend = *impl_->backend_;
   if (!backend.capabilities().graphs) {
@@ -293,6 +294,12 @@ void Cache::advance(const Batch& sequences, Stream stream) {
         "replayed token may not enter the zone as it arrives");
   }
   const Impl::Visit visit(*impl_, stream);
+  if (impl_->advance_quietly(sequences, batch, stream)) {
+    backend.expect_replays(stream);
+    return;
+  }
+  for (Sequence* sequence : batch) sequence->settle();
+  impl_->reserved_for_.clear();
   std::vector<Layer*> layers;
   std::vector<Regions> next;
   for (int64_t layer = 0; layer < config.layers; ++layer) {
@@ -313,6 +320,7 @@ void Cache::advance(const Batch& sequences, Stream stream) {
   impl_->carry_out(step, [] {}, [] {}, stream);
   backend.expect_replays(stream);
   impl_->count_step(step);
+  impl_->look_ahead(sequences, batch);
 }
 
 void Cache::attend(int64_t layer, const Batch& sequences, const std::vector<int64_t>& lengths,
@@ -408,7 +416,10 @@ void Cache::flush(const Batch& sequences, Stream stream) {
 void Cache::flush_all(Stream stream) {
   const Impl::Lock lock(*impl_);
   std::vector<Sequence*> all;
-  for (auto& [id, sequence] : impl_->sequences_) all.push_back(&sequence);
+  for (auto& [id, sequence] : impl_->sequences_) {
+    sequence.settle();
+    all.push_back(&sequence);
+  }
   impl_->flush(all, stream);
 }
 

@@ -51,6 +51,12 @@ Cache::Impl::Visit::Visit(Impl& impl, Stream stream) : backend_(*impl.backend_),
 }
 
 std::vector<Sequence*> Cache::Impl::find(const Verb& verb, const Batch& batch) {
+  std::vector<Sequence*> found = find_unsettled(verb, batch);
+  for (Sequence* sequence : found) sequence->settle();
+  return found;
+}
+
+std::vector<Sequence*> Cache::Impl::find_unsettled(const Verb& verb, const Batch& batch) {
   const Batch::Prepared* prepared = batch.prepared_.get();
   if (prepared != nullptr && prepared->cache != number_) {
     fail("[", verb.name, "] sequences: expected a batch of this cache, got one of another");
@@ -256,6 +262,37 @@ void Cache::Impl::offload_beside(const Step& step, Stream stream) {
   bool quiet = true;
   for (const Change& change : step.changes) quiet = quiet && change.entering() <= 0;
   offload_pace_.start_beside(quiet, stream);
+}
+
+bool Cache::Impl::advance_quietly(const Batch& batch, const std::vector<Sequence*>& sequences,
+                                  Stream stream) {
+  const auto is_quiet = [](const Sequence* sequence) { return sequence->quiet > 0; };
+  if (!std::all_of(sequences.begin(), sequences.end(), is_quiet) || reserved_for_ != batch.ids()) {
+    return false;
+  }
+  std::vector<SequenceView*> views;
+  for (Sequence* sequence : sequences) views.push_back(sequence->device.as<SequenceView>());
+  offload_pace_.start_beside(true, stream);
+  backend_->word_updates()->add_token(views.data(), int64_t(views.size()), config_.layers, stream);
+  for (Sequence* sequence : sequences) {
+    ++sequence->unsettled, --sequence->quiet;
+    stats_.searched_tokens += sequence->searched;
+  }
+  stats_.decode_tokens += int64_t(sequences.size()) * config_.layers;
+  return true;
+}
+
+void Cache::Impl::look_ahead(const Batch& batch, const std::vector<Sequence*>& sequences) {
+  const bool searches = search_->needs().rows_per_head > 0;
+  for (Sequence* sequence : sequences) {
+    sequence->quiet = kMostTokens, sequence->searched = 0;
+    for (const Layer& layer : sequence->layers) {
+      sequence->quiet = std::min(sequence->quiet, planner_.quiet_steps(layer));
+      if (sequence->quiet == 0) break;
+      sequence->searched += searches && view(layer).sparse != 0;
+    }
+  }
+  reserved_for_ = batch.ids();
 }
 
 void Cache::Impl::publish(Layer& layer, Stream stream) {

@@ -63,6 +63,8 @@ class Cache::Impl {
 
   /** The sequences of a batch, each there and each once. */
   std::vector<Sequence*> find(const Verb& verb, const Batch& batch);
+  /** The same, some of them with tokens that their layers have not been told of. */
+  std::vector<Sequence*> find_unsettled(const Verb& verb, const Batch& batch);
 
   /** The same, down to one layer of each. */
   std::vector<Layer*> find_layers(const Verb& verb, const Batch& batch, int64_t layer);
@@ -177,6 +179,12 @@ class Cache::Impl {
               const StepTensors& tensors, bool appends, const AttendOptions& options,
               Stream stream);
 
+  /** A token more of a recorded step, where that changes lengths alone; false: something else too.
+   */
+  bool advance_quietly(const Batch& batch, const std::vector<Sequence*>& sequences, Stream stream);
+  /** How far such steps go from here. */
+  void look_ahead(const Batch& batch, const std::vector<Sequence*>& sequences);
+
   /** All layers of these sequences, or none. */
   void flush(const std::vector<Sequence*>& sequences, Stream stream);
 
@@ -209,7 +217,8 @@ class Cache::Impl {
   SequenceId next_id_ = 0;
   const uint64_t number_;  // no other cache of this process has it
   std::vector<std::weak_ptr<const Batch::Prepared>> batches_;
-  Stats stats_;  // the counters; sizes are added up when asked
+  std::vector<SequenceId> reserved_for_;  // by the last `advance`, if no other call has since
+  Stats stats_;                           // the counters; sizes are added up when asked
   const StopCheck stop_;
   Turns turns_;
 

@@ -37,6 +37,7 @@ Explanation Cache::explain(int64_t layer, SequenceId sequence, const TensorView&
   args.q = one;
   args.logits = logits;
   args.traced = true;
+  impl_->reserved_for_.clear();
   impl_->search_->reserve(args);
   impl_->send_words(stream);
   impl_->search_->explain(args, stream, explanation);
@@ -133,7 +134,8 @@ Stats Cache::stats() const {
   const auto bytes_once = [&](const auto& block) {
     return seen.insert(&block).second ? block.bytes() : 0;
   };
-  for (const auto& [id, sequence] : impl_->sequences_) {
+  for (auto& [id, sequence] : impl_->sequences_) {
+    sequence.settle();
     for (const Layer& layer : sequence.layers) {
       stats.tokens += layer.regions.total();
       for (const LayerStore* store : {&layer.store, &layer.narrow}) {

@@ -28,9 +28,9 @@ bool Regions::reachable(const Marks& marks, const RegionSizes& sizes) {
   return marks.retrieval_end == whole_grains(marks.retrieval_end, sizes);
 }
 
-Regions Regions::appended() const {
+Regions Regions::appended(int64_t tokens) const {
   Regions next = *this;
-  ++next.total_;
+  next.total_ += tokens;
   return next;
 }
 

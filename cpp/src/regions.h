@@ -62,8 +62,8 @@ class Regions {
   bool flush_due(const RegionSizes& sizes) const { return counts(sizes).buffer >= sizes.update; }
   RegionCounts counts(const RegionSizes& sizes) const;
 
-  /** One token more, in the buffer. */
-  Regions appended() const;
+  /** One token more, or several, in the buffer. */
+  Regions appended(int64_t tokens = 1) const;
 
   /** `tokens` more, one by one, flushed whenever that is due: as decode steps do. */
   Regions grown(int64_t tokens, const RegionSizes& sizes) const;

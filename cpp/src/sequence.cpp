@@ -120,6 +120,35 @@ void Change::apply() noexcept {
   narrow.apply(*layer);
 }
 
+void Sequence::settle() noexcept {
+  for (Layer& layer : layers) {
+    if (unsettled == 0) break;
+    layer.regions = layer.regions.appended(unsettled);
+    layer.tables.note_total(layer.regions.total());
+  }
+  unsettled = quiet = 0;
+}
+
+int64_t Planner::quiet_steps(const Layer& layer) const {
+  if (shape_.recent > 0) return 0;  // each step remembers a query
+  const int64_t total = layer.regions.total();
+  const int64_t buffer = layer.regions.counts(sizes_).buffer;
+  const int64_t steps = std::min({sizes_.update - buffer - 1, kMostTokens - total,
+                                  layer.store.room_behind(total, shape_.segment_tokens)});
+  if (steps <= 0) return 0;
+  const SequenceView now = layer.view(sizes_, search_);
+  const SequenceView then = view_of(layer.regions.appended(steps), sizes_, search_, layer.dropped);
+  const bool alike = now.zone_begin == then.zone_begin && now.zone_end == then.zone_end &&
+                     now.sparse == then.sparse && now.plan.words[0] == then.plan.words[0] &&
+                     now.plan.words[1] == then.plan.words[1];
+  if (!alike) return 0;
+  if (now.sparse == 0) return steps;
+  if (shape_.cached_rows > 0 && now.row_cache == nullptr) return 0;
+  const bool copies_tail = offloads_ || backend_.capabilities().copies_tail;
+  const bool lacks_copies = now.tail_copies == nullptr && tail_of(now, search_).count > 0;
+  return copies_tail && lacks_copies ? 0 : steps;
+}
+
 Sequence Planner::create(int64_t layers) const {
   Sequence sequence;
   sequence.layers.resize(size_t(layers));

@@ -62,6 +62,17 @@ struct Layer {
 struct Sequence {
   Block device;  // (layers) SequenceView; empty where the backend keeps no tables
   std::vector<Layer> layers;
+
+  /**
+   * Tokens of recorded steps that changed nothing but lengths: a GPU has counted them by itself,
+   * and the layers have not been told yet.
+   */
+  int64_t unsettled = 0;
+  int64_t quiet = 0;     // tokens more of this kind
+  int64_t searched = 0;  // layers that such a token is searched in
+
+  /** Tells the layers. */
+  void settle() noexcept;
 };
 
 /** Rows that are to go to host memory, and their place there. */
@@ -182,6 +193,12 @@ class Planner {
    *                 remembered before anything is chosen
    */
   Change plan(Layer& layer, const Regions& next, Use use, bool queries, Stream stream) const;
+
+  /**
+   * Tokens that recorded steps can add to a layer before anything but its length changes: until it
+   * flushes, needs a segment, or is searched in another way.
+   */
+  int64_t quiet_steps(const Layer& layer) const;
 
   /** From a layer to one whose rows behind the sink up to `end` are narrow: those of its zone. */
   NarrowChange plan_narrow(Layer& layer, const Regions& next, int64_t end, Stream stream) const;

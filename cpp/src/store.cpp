@@ -47,6 +47,16 @@ bool LayerStore::ready(int64_t segment_tokens, const Writes& writes) const {
   return true;
 }
 
+int64_t LayerStore::room_behind(int64_t total, int64_t segment_tokens) const {
+  const int64_t first = total / segment_tokens;
+  int64_t end = first;
+  while (end < segments() && rows_[end].use_count() == 1 && !rows_[end]->leaving() &&
+         !rows_[end]->offloaded()) {
+    ++end;
+  }
+  return std::max(end * segment_tokens - total, int64_t{0});
+}
+
 LayerStore::Growth LayerStore::planned(int64_t segment_tokens, BlockBytes bytes,
                                        const Writes& writes, Backend& backend, Stream stream) {
   const SegmentRange rows(writes.rows_begin, writes.rows_end, segment_tokens);

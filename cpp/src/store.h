@@ -94,6 +94,9 @@ class LayerStore {
   /** True when `writes` fit in blocks that are there, not shared, and in the right memory. */
   bool ready(int64_t segment_tokens, const Writes& writes) const;
 
+  /** Positions from `total` on that have rows which are there, this store's own and staying. */
+  int64_t room_behind(int64_t total, int64_t segment_tokens) const;
+
   /** The growth that makes room for `writes`. */
   Growth planned(int64_t segment_tokens, BlockBytes bytes, const Writes& writes, Backend& backend,
                  Stream stream);

@@ -7,6 +7,8 @@
 
 namespace pariskv {
 
+struct SequenceView;
+
 class WordUpdates {
  public:
   virtual ~WordUpdates() = default;
@@ -15,6 +17,13 @@ class WordUpdates {
   virtual void update_word(void* target, uint64_t value) = 0;
   /** Sends all noted words: work that `stream` is given from now on sees them. */
   virtual void send_words(Stream stream) = 0;
+
+  /**
+   * One token more in all layers of some sequences.
+   * @param views  (count) of a sequence's first layer each, in device memory
+   */
+  virtual void add_token(SequenceView* const* views, int64_t count, int64_t layers,
+                         Stream stream) = 0;
 };
 
 }  // namespace pariskv

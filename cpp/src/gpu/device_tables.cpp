@@ -1,6 +1,7 @@
 #include "gpu/device_tables.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 
 namespace pariskv {
@@ -61,6 +62,10 @@ void DeviceTables::publish(const SequenceView& view, int64_t segments, int64_t n
   auto* target = reinterpret_cast<uint64_t*>(device_);
   for (size_t i = 0; i < kViewWords; ++i) send(target + i, words_[i], words[i], *updates);
   known_ = true;
+}
+
+void DeviceTables::note_total(int64_t total) noexcept {
+  if (!words_.empty()) words_[offsetof(SequenceView, total) / sizeof(uint64_t)] = uint64_t(total);
 }
 
 void DeviceTables::publish_row(int64_t segment, void* rows, WordUpdates* updates) {

@@ -33,6 +33,9 @@ class DeviceTables {
   /** Sends the entry of the zone's rows of one segment, which lie elsewhere now. */
   void publish_row(int64_t segment, void* rows, WordUpdates* updates);
 
+  /** The device has added up to this length by itself. */
+  void note_total(int64_t total) noexcept;
+
   /** Words that were sent may not have arrived: everything will be sent again. */
   void forget() noexcept { known_ = false; }
 

@@ -142,6 +142,15 @@ void launch_word_updates(const WordUpdate* updates, int64_t count, cudaStream_t 
   });
 }
 
+void launch_add_token(SequenceView* const* views, int64_t count, int64_t layers,
+                      cudaStream_t stream) {
+  launch(stream, [layers, of = std::vector<SequenceView*>(views, views + count)] {
+    for (SequenceView* first : of) {
+      for (int64_t l = 0; l < layers; ++l) ++first[l].total;
+    }
+  });
+}
+
 void launch_append(const RowsCall& call, cudaStream_t stream) {
   launch(stream, [call] { append_rows(call); });
 }
