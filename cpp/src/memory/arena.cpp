@@ -24,9 +24,22 @@ struct Slab {
   int64_t block_bytes = 0;
   std::vector<int32_t> free;  // indices of free blocks; capacity never grows after making
   int64_t blocks = 0;
+  Slab *before = nullptr, *after = nullptr;  // among those of its shelf with free blocks
 
   bool unused() const { return int64_t(free.size()) == blocks; }
 };
+
+void Arena::Shelf::open(Slab* slab) noexcept {
+  slab->before = nullptr;
+  slab->after = with_room;
+  if (with_room != nullptr) with_room->before = slab;
+  with_room = slab;
+}
+
+void Arena::Shelf::close(Slab* slab) noexcept {
+  (slab->before != nullptr ? slab->before->after : with_room) = slab->after;
+  if (slab->after != nullptr) slab->after->before = slab->before;
+}
 
 Block::~Block() {
   if (arena_ != nullptr) arena_->free(*this);
@@ -71,6 +84,7 @@ Block Arena::try_allocate(int64_t bytes) {
     block.data_ = slab->data + slab->free.back() * size;
     slab->free.pop_back();
     Shelf& shelf = shelves_[size];
+    if (slab->free.empty()) shelf.close(slab);
     --shelf.free, ++shelf.taken;
   } else {
     block.data_ = take(size);
@@ -87,11 +101,7 @@ Slab* Arena::slab_with_room(int64_t block_bytes) {
   Shelf& shelf = shelves_[block_bytes];
   // Memory on its way arrives sooner than memory requested now.
   if (shelf.free == 0 && coming_ && coming_->block_bytes == block_bytes) take_in();
-  if (shelf.free > 0) {
-    auto slab = shelf.slabs.rbegin();  // the newest has most room
-    while ((*slab)->free.empty()) ++slab;
-    return slab->get();
-  }
+  if (shelf.free > 0) return shelf.with_room;
   const int64_t least = std::max(traits_.slab_bytes, block_bytes);
   int64_t bytes = next_slab_bytes(shelf, block_bytes, traits_.largest_slab);
   std::unique_ptr<Slab> slab = make_slab(bytes, block_bytes);
@@ -135,6 +145,7 @@ Slab* Arena::put_up(std::unique_ptr<Slab> slab) {
   slab->blocks = slab->bytes / slab->block_bytes;
   for (int64_t i = slab->blocks - 1; i >= 0; --i) slab->free.push_back(int32_t(i));
   shelf.free += slab->blocks;
+  shelf.open(slab.get());
   shelf.slabs.push_back(std::move(slab));
   return shelf.slabs.back().get();
 }
@@ -267,10 +278,12 @@ void Arena::restore(const RetiredBlock& block) noexcept {
     return;
   }
   Shelf& shelf = shelves_[block.bytes];
+  if (slab->free.empty()) shelf.open(slab);
   slab->free.push_back(int32_t((static_cast<char*>(block.data) - slab->data) / block.bytes));
   ++shelf.free, --shelf.taken;
   if (!slab->unused() || traits_.deferred) return;  // giving back would wait for the device
   give_back(slab->data, slab->bytes);
+  shelf.close(slab);
   shelf.free -= slab->blocks;
   shelf.slabs.erase(std::find_if(shelf.slabs.begin(), shelf.slabs.end(),
                                  [&](const auto& candidate) { return candidate.get() == slab; }));
@@ -285,6 +298,7 @@ void Arena::trim() noexcept {
                                        [](const auto& slab) { return !slab->unused(); });
     for (auto slab = unused; slab != slabs.end(); ++slab) {
       give_back((*slab)->data, (*slab)->bytes);
+      shelf.close(slab->get());
       shelf.free -= (*slab)->blocks;
     }
     slabs.erase(unused, slabs.end());

@@ -126,8 +126,12 @@ class Arena {
   /** All slabs of one block size. */
   struct Shelf {
     std::vector<std::unique_ptr<Slab>> slabs;
-    int64_t free = 0;   // free blocks
-    int64_t taken = 0;  // and blocks in use
+    int64_t free = 0;           // free blocks
+    int64_t taken = 0;          // and blocks in use
+    Slab* with_room = nullptr;  // a list of slabs that have free blocks
+
+    void open(Slab* slab) noexcept;
+    void close(Slab* slab) noexcept;
   };
   Slab* slab_with_room(int64_t block_bytes);
   int64_t next_slab_bytes(const Shelf& shelf, int64_t block_bytes, int64_t most) const;
