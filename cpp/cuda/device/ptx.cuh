@@ -97,6 +97,12 @@ __device__ __forceinline__ void cp_async_cg_16(uint32_t target, const void* sour
                : "memory");
 }
 
+/** The same of bytes whose neighbours are wanted too: 256 of them come as far as the L2 cache. */
+__device__ __forceinline__ void cp_async_cg_16_in_lines(uint32_t target, const void* source) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(target), "l"(source)
+               : "memory");
+}
+
 /** Copies 4 or 8 bytes. */
 template <typename T>
 __device__ __forceinline__ void cp_async_ca(T* to, const T* from) {
@@ -284,6 +290,13 @@ __device__ __forceinline__ uint64_t ld_relaxed_gpu(const uint64_t* word) {
   uint64_t value;
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
   return value;
+}
+
+/** A condition of the graph that this kernel is a part of (conditional.h) is true. */
+__device__ __forceinline__ void set_condition(uint64_t handle) {
+#if CUDART_VERSION >= 12040
+  cudaGraphSetConditional(handle, 1);
+#endif
 }
 
 // Other loads.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "conditional.h"
 #include "policy/pariskv/plan.h"
 #include "views.h"
 
@@ -138,12 +139,31 @@ void ParisKVSearch::decode(const DecodeArgs& args, Stream stream) {
   if (args.batch == 0) return;
   DecodeCall call = call_of(args);
   // While some heads wait for the bus, the search for others goes on.
-  backend_.branches().share(call.heads, kLeastHeads, kMostBranches, handle_of(stream),
-                            [&](int64_t begin, int64_t end, cudaStream_t branch) {
-                              call.first_head = begin;
-                              call.heads = end - begin;
-                              launch_decode(call, branch);
-                            });
+  const auto search = [&](cudaStream_t on) {
+    backend_.branches().share(call.heads, kLeastHeads, kMostBranches, on,
+                              [&](int64_t begin, int64_t end, cudaStream_t branch) {
+                                DecodeCall share = call;
+                                share.first_head = begin;
+                                share.heads = end - begin;
+                                launch_decode(share, branch);
+                              });
+  };
+  const int64_t dense = std::count_if(args.sequences, args.sequences + args.batch,
+                                      [](const SequenceView& view) { return view.sparse == 0; });
+  call.dense_apart = dense > 0 && has_dense(args.shape);
+  const cudaStream_t own = handle_of(stream);
+  if (!call.dense_apart) return search(own);
+  if (dense < args.batch) {
+    launch_dense(call, 0, own);
+    search(own);
+  } else if (!backend_.capturing(stream)) {
+    launch_dense(call, 0, own);
+  } else {
+    // The graph may be replayed when some of them are searched.
+    Conditional others(own);
+    launch_dense(call, others.handle(), own);
+    others.record(inner_, search);
+  }
 }
 
 HeadTrace ParisKVSearch::trace_head(const SequenceView& sequence, int64_t head) {

@@ -32,6 +32,7 @@ class ParisKVSearch final : public ParisKVPolicy {
   CudaBackend& backend_;
   SlotTable<ParisKVSlot> slots_;
   Counters counters_;
+  OwnStream inner_;  // of recorded work that depends on a length
 };
 
 }  // namespace pariskv::cuda

@@ -25,6 +25,7 @@ Case make(const char* name, const std::function<void(Case&, Config&)>& change) {
   own(c.config).block = 0;  // zones of blocks open with 1,024 tokens
   c.config.dense_below = 0;
   c.config.segment_tokens = 256;
+  c.config.placement = Placement::kHost;
   own(c.config).schedule = {{0, 0.2, 0.25}};
   c.config.threads = 1;
   change(c, c.config);
@@ -313,6 +314,19 @@ std::vector<Case> pariskv_cases() {
       make("no_row_cache", [](Case& c, Config& k) { k.row_cache = 0, c.steps = 5; }),
       make("row_cache_that_evicts", [](Case& c, Config& k) { k.row_cache = 16, c.steps = 12; }),
       make("rows_on_the_device", [](Case&, Config& k) { k.placement = Placement::kDevice; }),
+      make("in_full", [](Case& c, Config& k) { k.dense_below = 5000, c.batch = 3, c.twin = 2; }),
+      make("in_full_and_searched",
+           [](Case& c, Config& k) {
+             k.dense_below = 800, c.batch = 4, c.softcap = 20, c.sink_bias = true,
+             c.replayed = true;
+           }),
+      make("in_full_80_two_passes_in_strides",
+           [=](Case& c, Config& k) {
+             k.dense_below = 5000, k.query_heads = 14, k.head_dim = 80, k.dtype = kHalf;
+             k.segment_tokens = 64, c.gap = 3, c.tokens = 1300;
+           }),
+      make("in_full_256_of_float16",
+           [=](Case&, Config& k) { k.dense_below = 5000, k.head_dim = 256, k.dtype = kHalf; }),
       make("batch_of_three", [](Case& c, Config&) { c.batch = 3, c.twin = 2; }),
       make("batch_in_one_call", [](Case& c, Config&) { c.batch = 6, c.packed = true; }),
       make("batch_with_strides_and_chunks",

@@ -30,6 +30,7 @@ Case life_of(const PolicyConfig& policy, std::string name, int64_t tokens) {
   c.config.local = 16;
   c.config.update = 8;
   c.config.segment_tokens = 64;
+  c.config.placement = Placement::kHost;
   c.config.threads = 1;
   c.tokens = tokens;
   c.queries = true;

@@ -12,6 +12,7 @@ Case make(const char* name, const std::function<void(Case&, Config&)>& change) {
   own(c.config).budget = 96;
   own(c.config).page = 8;
   own(c.config).static_share = .25;
+  c.config.placement = Placement::kHost;
   change(c, c.config);
   return c;
 }

@@ -245,6 +245,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
 cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long* id) {
   return *id = reinterpret_cast<uintptr_t>(stream), cudaSuccess;
 }
+#include "../no_conditions.h"
+
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   const bool captured = emulator::is_recording() && stream == emulator::kRecordedStream;
   *status = captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;

@@ -31,6 +31,8 @@ inline Config small_config(int64_t layers, int64_t query_heads, int64_t kv_heads
   config.head_dim = dim;
   config.dtype = DType::kFloat16;
   config.local = 16;
+  config.dense_below = 0;
+  config.placement = Placement::kHost;
   config.segment_tokens = 64;
   config.device = {DeviceType::kCuda, kDevice};
   auto& policy = std::get<ParisKV>(config.policy);
@@ -42,6 +44,9 @@ inline Config small_config(int64_t layers, int64_t query_heads, int64_t kv_heads
 
 /** Pieces of pinned memory that this thread has asked for. */
 int64_t& pinned_by_me();
+
+/** Whether this is in memory of the host. */
+bool is_pinned(const void* data);
 
 /** The device that is current for this thread. */
 int current_device();

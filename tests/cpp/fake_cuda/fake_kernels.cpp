@@ -42,9 +42,19 @@ void check_zone(const SequenceView& view, const SummaryLayout& layout, const Par
   }
 }
 
+/** Whether rows of the zone are in host memory. */
+bool is_fetched(const SequenceView& view, const ModelShape& shape) {
+  for (int64_t p = view.zone_begin; p < view.zone_end; p += shape.segment_tokens) {
+    if (test::is_pinned(zone_row_of(view, shape, 0, p))) return true;
+  }
+  return false;
+}
+
 /** Some rows of the zone, as if selected: those in the row cache must be those at home. */
 void use_row_cache(const SequenceView& view, const ModelShape& shape, int64_t first) {
-  if ((view.row_cache != nullptr) < (shape.cached_rows > 0)) complain("there is no row cache");
+  if (shape.cached_rows > 0 && view.row_cache == nullptr && is_fetched(view, shape)) {
+    complain("there is no row cache");
+  }
   if (view.row_cache == nullptr) return;
   const RowCacheLayout layout = shape.row_cache();
   auto* all_tags = reinterpret_cast<uint64_t*>(view.row_cache);
@@ -80,7 +90,7 @@ void check_tail(const SequenceView& view, const DecodeCall& call) {
   const ModelShape& shape = call.shape;
   const Tail tail = Tail::of(view.zone_begin, view.zone_end, call.tail_rows, call.tail_seed);
   if (view.tail_copies == nullptr) {
-    if (shape.cached_rows > 0 && tail.count > 0) complain("the tail has no copies");
+    if (tail.count > 0 && is_fetched(view, shape)) complain("the tail has no copies");
     return;
   }
   for (int64_t i = 0; i < tail.count; ++i) {
@@ -247,6 +257,9 @@ void launch_tally(const EncodeCall& call, int64_t direction, cudaStream_t stream
     }
   });
 }
+
+bool has_dense(const ModelShape&) { return false; }
+void launch_dense(const DecodeCall&, uint64_t, cudaStream_t) {}
 
 void launch_decode(const DecodeCall& call, cudaStream_t stream) {
   launch(stream, [call] { decode(call); });

@@ -38,6 +38,7 @@ namespace {
 struct Piece {
   size_t bytes;
   bool managed;
+  bool pinned;  // of the host
 };
 std::mutex pieces_lock;
 std::map<const char*, Piece>& pieces() {
@@ -45,11 +46,11 @@ std::map<const char*, Piece>& pieces() {
   return all;
 }
 
-void* take(size_t bytes, size_t alignment, bool is_managed) {
+void* take(size_t bytes, size_t alignment, bool is_managed, bool pinned) {
   void* data = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
   std::memset(data, 0xcd, bytes);  // nobody may count on zeros
   const std::lock_guard<std::mutex> lock(pieces_lock);
-  pieces()[static_cast<char*>(data)] = {bytes, is_managed};
+  pieces()[static_cast<char*>(data)] = {bytes, is_managed, pinned};
   return data;
 }
 void give_back(void* data) {
@@ -70,7 +71,8 @@ const Piece* piece_of(const void* data) {
 
 CUresult reserve(CUdeviceptr* address, size_t bytes, size_t alignment, CUdeviceptr,
                  unsigned long long) {
-  return *address = reinterpret_cast<CUdeviceptr>(take(bytes, alignment, false)), CUDA_SUCCESS;
+  return *address = reinterpret_cast<CUdeviceptr>(take(bytes, alignment, false, true)),
+         CUDA_SUCCESS;
 }
 CUresult unreserve(CUdeviceptr address, size_t) {
   return give_back(reinterpret_cast<void*>(address)), CUDA_SUCCESS;
@@ -97,6 +99,11 @@ bool spoils_captures() { return capture_mode != cudaStreamCaptureModeRelaxed; }
 
 }  // namespace
 
+bool pariskv::test::is_pinned(const void* data) {
+  const Piece* piece = piece_of(data);
+  return piece != nullptr && piece->pinned;
+}
+
 extern "C" {
 
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** found, unsigned,
@@ -118,18 +125,20 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** found, uns
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
   return std::swap(capture_mode, *mode), cudaSuccess;
 }
-cudaError_t allocate(void** data, size_t bytes, bool is_managed) {
+cudaError_t allocate(void** data, size_t bytes, bool is_managed, bool pinned) {
   if (spoils_captures()) return cudaErrorStreamCaptureUnsupported;
   if (current_device() != kDevice) complain("memory of another device");
   if (refused(Call::kMemory)) return cudaErrorMemoryAllocation;
-  return *data = take(bytes, 256, is_managed), cudaSuccess;
+  return *data = take(bytes, 256, is_managed, pinned), cudaSuccess;
 }
-cudaError_t cudaMalloc(void** data, size_t bytes) { return allocate(data, bytes, false); }
-cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) { return cudaMalloc(data, bytes); }
+cudaError_t cudaMalloc(void** data, size_t bytes) { return allocate(data, bytes, false, false); }
+cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) {
+  return allocate(data, bytes, false, true);
+}
 cudaError_t cudaMallocManaged(void** data, size_t bytes, unsigned) {
   ++pariskv::test::pinned_by_me();
   static std::atomic<int> calls{0};
-  return calls++ % 4 == 3 ? cudaErrorMemoryAllocation : allocate(data, bytes, true);
+  return calls++ % 4 == 3 ? cudaErrorMemoryAllocation : allocate(data, bytes, true, true);
 }
 cudaError_t cudaMemAdvise(const void*, size_t, cudaMemoryAdvise, cudaMemLocation) {
   return cudaSuccess;
@@ -138,6 +147,9 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   const Piece* piece = piece_of(data);
   const bool is = piece != nullptr && piece->managed;
   return attributes->type = is ? cudaMemoryTypeManaged : cudaMemoryTypeHost, cudaSuccess;
+}
+cudaError_t cudaMemGetInfo(size_t* free, size_t* all) {
+  return *free = *all = size_t{1} << 34, cudaSuccess;
 }
 cudaError_t cudaFree(void* data) {
   if (spoils_captures()) return cudaErrorStreamCaptureUnsupported;

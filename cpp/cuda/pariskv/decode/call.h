@@ -31,8 +31,17 @@ struct DecodeCall : StepCall {
   int64_t* counters;          // DecodeCounts, added to
   bool over_bus;              // rows that are selected may be in host memory
   bool explains;              // the worth of candidates is left in scratch
+  bool dense_apart;           // what is attended to in full is launch_dense's
   int first_step, last_step;  // DecodeStep, both included
 };
 void launch_decode(const DecodeCall& call, cudaStream_t stream);
+
+/** Whether launch_dense knows rows of this kind. */
+bool has_dense(const ModelShape& shape);
+/**
+ * Attention of all heads of the batch's sequences that are attended to in full; no others.
+ * @param condition  set where there are others; 0: nobody asks
+ */
+void launch_dense(const DecodeCall& call, uint64_t condition, cudaStream_t stream);
 
 }  // namespace pariskv::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "dispatch.h"
+#include "pariskv/decode/dense/kernel.cuh"
 #include "pariskv/decode/kernels.h"
 #include "pariskv/decode/rerank/kernel.cuh"
 #include "pariskv/decode/row_kernels.cuh"
@@ -20,6 +21,13 @@ DecodeKernels kernels_of() {
   if constexpr (32 * kWords <= kMaxVoteDim) {
     kernels.prepare_votes = prepare_votes_kernel<Element, kWords>;
     kernels.score_votes = score_votes_kernel<Element, kWords>;
+  }
+  if constexpr (kDirect<Element> && kWords <= kMostDenseWords) {
+    kernels.attend_dense[kOnePass] = attend_dense_kernel<Element, kWords, 1, true>;
+    kernels.attend_dense[kTwoPasses] = attend_dense_kernel<Element, kWords, 2, true>;
+    kernels.attend_dense[kAnyRows] = attend_dense_kernel<Element, kWords, 2, false>;
+    kernels.dense_dim = 32 * kWords;
+    kernels.dense_space = padded_bytes<DenseSpace<kWords>>;
   }
   kernels.rerank = rerank_kernel<Element, kWords>;
   kernels.score_bytes[0] = Score<Element, kWords, false>::kBytes;

@@ -6,16 +6,21 @@
 
 namespace pariskv::cuda {
 
+/** Passes over a tile of rows, whose number of dimensions is known, or of any rows. */
+enum DenseKind : int { kOnePass, kTwoPasses, kAnyRows };
+
 struct DecodeKernels {
   Kernel<WindowParams> window_logits;
   Kernel<ScoreParams> score[2];       // of whole keys, and of keys told from means of blocks
   Kernel<VotesParams> prepare_votes;  // null: too many dimensions
   Kernel<VotesParams> score_votes;
+  Kernel<DenseParams> attend_dense[3];        // DenseKind; null: rows are not for the tensor cores
   Kernel<ResidentParams> attend_resident[2];  // for few parts per block, and for many
   Kernel<RerankParams> rerank;
   Kernel<AttendParams> attend;
 
   int score_bytes[2];
+  int dense_space, dense_dim;    // besides the stages; of kinds for which it is known
   int votes_bytes, table_bytes;  // votes: with no table, and of one
   int resident_threads, resident_bytes, rerank_bytes;
   bool resident_row;               // resident_bytes go without the room of a row

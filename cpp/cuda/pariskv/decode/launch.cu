@@ -245,6 +245,54 @@ class Step {
 
 }  // namespace
 
+bool has_dense(const ModelShape& shape) {
+  const int64_t most = 32 * kMostDenseWords;
+  const RowFormat& rows = shape.rows;
+  return size_of(shape.dtype) == 2 && rows.key_dim % 16 == 0 && rows.value_dim % 16 == 0 &&
+         rows.value_dim <= rows.key_dim && rows.key_dim <= most &&
+         shape.group <= kMostDensePasses * device::kDirectHeads;
+}
+
+void launch_dense(const DecodeCall& call, uint64_t condition, cudaStream_t stream) {
+  struct Blocks {
+    int processors, shared_bytes;
+  };
+  const DecodeKernels kernels = kernels_of(call);
+  const RowFormat& rows = call.shape.rows;
+  const bool known = rows.key_dim == kernels.dense_dim && rows.value_dim == kernels.dense_dim;
+  const Kernel<DenseParams> kernel =
+      kernels.attend_dense[!known                                    ? kAnyRows
+                           : call.shape.group > device::kDirectHeads ? kTwoPasses
+                                                                     : kOnePass];
+  const int stages = kDenseWarps * kDenseStages * dense_stage_bytes(int(rows.bytes()));
+  const int bytes = kernels.dense_space + stages;
+  const Blocks fit = measured_once(kernel.address, [&](int device) {
+    Blocks of{};
+    const auto ask = [&](int& value, cudaDeviceAttr attribute) {
+      check(cudaDeviceGetAttribute(&value, attribute, device), "ask for a device's limits");
+    };
+    ask(of.processors, cudaDevAttrMultiProcessorCount);
+    ask(of.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    check(cudaFuncSetAttribute(kernel.address, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               of.shared_bytes),
+          "give the decode kernels their shared memory");
+    check(cudaFuncSetAttribute(kernel.address, cudaFuncAttributePreferredSharedMemoryCarveout,
+                               cudaSharedmemCarveoutMaxShared),
+          "give the decode kernels their shared memory");
+    return of;
+  });
+  const int each = 2 * bytes + 2048 <= fit.shared_bytes + 1024 ? 2 : 1;
+  for (int64_t first = 0; first < call.batch; first += kMostDense) {
+    const DenseParams params{{call, device::SegmentDivisor::of(call.shape.segment_tokens),
+                              device::IndexDivisor::of(call.shape.kv_heads), 0},
+                             int(first),
+                             int(std::min<int64_t>(call.batch - first, kMostDense)),
+                             condition};
+    Launch(each * fit.processors, bytes, stream, kDenseThreads)
+        .run(kernel, params, "decode: attend_dense");
+  }
+}
+
 void launch_decode(const DecodeCall& call, cudaStream_t stream) {
   if (call.heads > 0) Step(call, stream).run();
 }
@@ -263,9 +311,11 @@ SlotScratch lay_out_scratch(char* base, const ModelShape& shape, const ParisKVRu
   const int64_t parts = device::kParts * shape.group * (2 + shape.rows.value_dim);
   const int64_t rows = std::min(rules.top_k, candidate_capacity);
   HeadScratch at{};
+  // Nothing of a sequence that is attended to in full is counted, fetched or drawn.
+  const bool searched = candidate_capacity > 0;
   // The zone may begin within the first alignment, and is scored in units of it.
   take(at.scores, (zone_capacity + 2 * kScoreAlignment) / kScoreAlignment * kScoreAlignment);
-  take(at.counts, device::kMostScoreBlocks);
+  take(at.counts, searched ? device::kMostScoreBlocks : 0);
   take(at.flags, ReadyFlags::kCount);
   take(at.masses, device::kSlices * shape.group);
   take(at.windows, shape.group * kWindowRows);
@@ -287,10 +337,11 @@ SlotScratch lay_out_scratch(char* base, const ModelShape& shape, const ParisKVRu
   take(at.reached, rules.estimates_error ? 2 : 0);
   take(at.selected_count, 1);
   take(at.candidate_count, 1);
+  take(at.pieces_ended, shape.group);
   take(at.resident, parts);
-  take(at.fetched, parts);
-  take(at.sampled, rules.tail_rows > 0 ? parts : 0);
-  take(at.tail_logits, Tail::capacity(rules.tail_rows) * shape.group);
+  take(at.fetched, searched ? parts : 0);
+  take(at.sampled, searched && rules.tail_rows > 0 ? parts : 0);
+  take(at.tail_logits, searched ? Tail::capacity(rules.tail_rows) * shape.group : 0);
   return {at, int64_t(next - reinterpret_cast<uintptr_t>(base))};
 }
 

@@ -34,6 +34,12 @@ struct VotesParams : StepParams {
   bool packed;  // scores four searchers at a time
 };
 
+/** Some sequences of a batch, of which those that are attended to in full are wanted. */
+struct DenseParams : StepParams {
+  int first, count;
+  uint64_t condition;  // set where some are searched; 0: nobody asks
+};
+
 /** The first blocks of all heads come first. */
 struct ResidentParams : StepParams {
   int blocks_per_head;

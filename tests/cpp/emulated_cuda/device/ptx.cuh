@@ -35,6 +35,7 @@ void cp_async(uint32_t to, const void* from, int size, int bytes);
 inline void cp_async_cg_16(uint32_t to, const void* from, bool present = true) {
   cp_async(to, from, 16, present ? 16 : 0);
 }
+inline void cp_async_cg_16_in_lines(uint32_t to, const void* from) { cp_async(to, from, 16, 16); }
 template <typename T>
 void cp_async_ca(T* to, const T* from) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8);
@@ -100,6 +101,8 @@ inline uint32_t ld_shared(uint32_t address) {
   return value;
 }
 /** It may name any address that can be read. */
+/** Graphs of this machine have no conditions. */
+inline void set_condition(uint64_t) {}
 inline void prefetch_global_l2(const void* address) {
   (void)*static_cast<const volatile char*>(address);
 }

@@ -22,6 +22,7 @@
 #include "pariskv/decode/attend/worth.cuh"
 #include "pariskv/decode/flags.cuh"
 #include "pariskv/decode/key_blocks.cuh"
+#include "pariskv/decode/output.cuh"
 #include "policy/pariskv/codec/head_scale.h"
 
 namespace pariskv::cuda {
@@ -208,22 +209,9 @@ struct Attend {
             device::merge_parts(device::parts_in_scratch(scratch.resident, shape, member, chunk),
                                 parts, tail, weight, d < shape.value_dim);
       }
-      const float rows = device::log_of_sum(merged.maximum, merged.sum);
-      float lse = rows;
-      if (block.call.logits.sink_bias != nullptr) {
-        lse = device::log_add(lse, block.call.logits.sink_bias[query_head]);
-      }
-      // The share of all attention that e^maximum stands for; nothing seen leaves zeros. Of huge
-      // logits the log-sum-exp has no place for the logarithm of the sum.
-      const bool none = lse == -device::infinity() || merged.maximum == -device::infinity();
-      const float share = none ? 0.0f : __fdiv_rn(expf(rows - lse), merged.sum);
-      if (block.call.out.data != nullptr && d < shape.value_dim) {
-        block.at(block.call.out, query_head)[d] =
-            device::from_float<Element>(device::finite_or_nan(merged.weighted * share));
-      }
-      if (block.call.lse != nullptr && d == 0) {
-        block.call.lse[block.context.row * block.call.lse_stride + query_head] = lse;
-      }
+      const Output<Element> output{block.call, block.context.row, query_head};
+      const float share = output.share_of(merged.maximum, merged.sum, d == 0);
+      if (d < shape.value_dim) output.give(d, merged.weighted * share);
     }
   }
 
@@ -290,6 +278,10 @@ __global__ void __launch_bounds__(device::kThreads, kWords < 8 ? 2 : 1)
                                }
                              })) {
     return device::wait_for_predecessor();
+  }
+  if (params.call.dense_apart) {
+    __syncthreads();
+    if (space.context.searched == 0) return device::wait_for_predecessor();
   }
   if (threadIdx.x == 0) {
     space.rows.early.open();

@@ -189,7 +189,9 @@ __global__ void __maxnreg__(kRegistersBesideScore<kWords>)
     const HeadBlock<Element, kWords> block{params.call, context};
     const AttendResident<Element, kWords, kMany, kNarrow> attend{
         block, {params.blocks_per_head, rank}, reinterpret_cast<char*>(shared), barriers};
-    if (kNarrow && of_tail) {
+    if (params.call.dense_apart && !block.searches()) {
+      // attend_dense has done it.
+    } else if (kNarrow && of_tail) {
       attend.attend_narrow_tail();
     } else {
       attend.attend(!kNarrow && of_tail);
