@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "check.h"
+#include "chunks.h"
 #include "hardkv/search.h"
 #include "memory.h"
 #include "pariskv/search.h"
@@ -29,35 +30,74 @@ ArenaTraits traits_of(const char* name, int64_t slab_bytes, int64_t ahead,
   return traits;
 }
 
-/**
- * An embedder's resource is called from inside the cache's calls alone. Of our own, what the next
- * flushes need is there before: even cudaMalloc waits while another thread maps pinned memory.
- * Blocks of many sizes share a budget: who has set one is told the same of it every time.
- */
-template <typename Clear>
-ArenaTraits device_traits(const Config& config, const Resources& resources,
-                          std::function<void()> reclaim, Clear clear) {
-  const bool ours = !resources.device && config.memory_budget == 0;
-  ArenaTraits traits =
-      traits_of("device memory", kMegabyte, ours ? 64 * kMegabyte : 0, std::move(reclaim));
-  traits.clear = clear;
-  return traits;
-}
-
 ArenaTraits pinned_traits(const Resources& resources, std::function<void()> reclaim) {
   // Ahead are 4 MB for each layer at a time; it is mapped in pages of 2 MB.
   return traits_of("pinned host memory", 2 * kMegabyte, resources.pinned ? 0 : 512 * kMegabyte,
                    std::move(reclaim));
 }
 
+/** Rows that go to host memory when it is full leave some of the device to others. */
+int64_t budget_of(const Config& config, const Resources& resources) {
+  if (config.placement != Placement::kAuto || config.memory_budget > 0 || resources.device) {
+    return config.memory_budget;
+  }
+  const DeviceGuard guard(config.device.index);
+  size_t free = 0, all = 0;
+  check(cudaMemGetInfo(&free, &all), "ask for a device's free memory");
+  return std::max<int64_t>(int64_t(free) / 10 * 9, 1);
+}
+
+/**
+ * The size of slabs where rows leave for want of room: of one segment's rows, or a few, so that
+ * their room can be had by blocks of other sizes. 0: slabs are as ever.
+ */
+int64_t chunk_of(const Config& config, const Resources& resources, int64_t budget) {
+  if (config.placement != Placement::kAuto || resources.device || !pooling()) return 0;
+  constexpr int64_t kMostChunks = 1 << 16, kAlignment = 256;
+  const RowFormat row = RowFormat::plain(config.head_dim, config.value_dim, config.dtype);
+  const int64_t rows = config.kv_heads * config.segment_tokens * row.bytes();
+  const int64_t segment = (rows + kAlignment - 1) / kAlignment * kAlignment;
+  return segment * (budget / kMostChunks / segment + 1);
+}
+
+/**
+ * An embedder's resource is called from inside the cache's calls alone. Of our own, what the next
+ * flushes need is there before: even cudaMalloc waits while another thread maps pinned memory.
+ * Blocks of many sizes share a budget: who has set one is told the same of it every time.
+ */
+template <typename Clear>
+ArenaTraits device_traits(const Config& config, const Resources& resources, int64_t budget,
+                          std::function<void()> reclaim, Clear clear) {
+  const bool ours = !resources.device && config.memory_budget == 0;
+  ArenaTraits traits =
+      traits_of("device memory", kMegabyte, ours ? 64 * kMegabyte : 0, std::move(reclaim));
+  traits.clear = clear;
+  if (const int64_t chunk = chunk_of(config, resources, budget)) {
+    traits.slab_bytes = traits.largest_slab = chunk;
+  }
+  return traits;
+}
+
+std::shared_ptr<MemoryResource> device_memory(const Config& config, const Resources& resources,
+                                              int64_t budget) {
+  if (resources.device) return resources.device;
+  std::shared_ptr<MemoryResource> memory = device_resource(config.device.index);
+  const int64_t chunk = chunk_of(config, resources, budget);
+  if (chunk == 0) return memory;
+  const int64_t piece = std::min(64 * kMegabyte, budget / 16);
+  return std::make_shared<Chunks>(memory, size_t(chunk), size_t(chunk * (piece / chunk + 1)));
+}
+
 }  // namespace
 
 CudaBackend::CudaBackend(const Config& config, const Resources& resources)
     : device_(config.device.index),
-      offloads_(config.placement == Placement::kHost),
-      arena_(resources.device ? resources.device : device_resource(device_), config.memory_budget,
+      placement_(config.placement),
+      rows_leave_(config.placement == Placement::kHost),
+      budget_(budget_of(config, resources)),
+      arena_(device_memory(config, resources, budget_), budget_,
              device_traits(
-                 config, resources, [this] { trim_waiting(); },
+                 config, resources, budget_, [this] { trim_waiting(); },
                  [this](void* data, int64_t bytes) {
                    const DeviceGuard guard(device_);
                    order_.clear(data, bytes);
@@ -188,6 +228,7 @@ void CudaBackend::add_token(SequenceView* const* views, int64_t count, int64_t l
 
 int64_t CudaBackend::start_offload(void* target, const void* source, int64_t bytes, Stream stream) {
   const DeviceGuard guard(device_);
+  rows_leave_ = true;
   return offload_.start(target, source, bytes, handle_of(stream));
 }
 

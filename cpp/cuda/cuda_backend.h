@@ -33,7 +33,7 @@ class CudaBackend : public Backend, public WordUpdates, public Offloads {
   void exact_logits(const ExactLogitsArgs& args, Stream stream) override;
 
   Arena& arena() override { return arena_; }
-  Arena* host_arena() override { return offloads_ ? &host_arena_ : nullptr; }
+  Arena* host_arena() override { return placement_ == Placement::kDevice ? nullptr : &host_arena_; }
   int64_t scratch_bytes() const override;
   void clear_scratch(Stream stream) override;
   void trim() override;
@@ -70,7 +70,7 @@ class CudaBackend : public Backend, public WordUpdates, public Offloads {
 
   int32_t device() const { return device_; }
   /** Rows of a zone leave for host memory. */
-  bool rows_leave() const { return offloads_; }
+  bool rows_leave() const { return rows_leave_; }
   Branches& branches() { return branches_; }
   /** Memory that is zero before any call. */
   Block zeroed_block(int64_t bytes);
@@ -85,7 +85,9 @@ class CudaBackend : public Backend, public WordUpdates, public Offloads {
   void trim_waiting();
 
   const int32_t device_;
-  const bool offloads_;
+  const Placement placement_;
+  bool rows_leave_;  // some of the zone may be in host memory
+  const int64_t budget_;
   Arena arena_;
   Arena host_arena_;
   Order order_;

@@ -36,7 +36,9 @@ SequenceId Cache::fork(SequenceId sequence, Stream stream) {
   const Impl::Lock lock(*impl_);
   const Sequence& source = *impl_->find(impl_->verb("fork"), {sequence})[0];
   const Impl::Visit visit(*impl_, stream);
-  impl_->sequences_.emplace(impl_->next_id_, impl_->planner_.fork(source, stream));
+  impl_->sequences_.emplace(impl_->next_id_, impl_->making_room(stream, [&] {
+    return impl_->planner_.fork(source, stream);
+  }));
   return impl_->next_id_++;
 }
 
@@ -59,7 +61,8 @@ void Cache::reorder(const Batch& sequences, const std::vector<int64_t>& source, 
   for (size_t i = 0; i < batch.size(); ++i) {
     const size_t from = size_t(source[i]);
     if (taken[from]) {
-      next[i] = impl_->planner_.fork(*batch[from], stream);
+      next[i] =
+          impl_->making_room(stream, [&] { return impl_->planner_.fork(*batch[from], stream); });
       continue;
     }
     taken[from] = true;
@@ -259,11 +262,13 @@ void Cache::Impl::decode(int64_t layer, const Batch& sequences, const StepTensor
     begin.push_back(regions.total());
   }
   const Visit visit(*this, stream);
-  step = plan(layers, next, Planner::Use::kDecode, stream);
-  offload_beside(step, stream);
-  args.sequences = step.views.data();
   reserved_for_.clear();
-  search_->reserve(args);
+  step = plan(layers, next, Planner::Use::kDecode, stream, false, [&](Step& planned) {
+    args.sequences = planned.views.data();
+    search_->reserve(args);
+  });
+  args.sequences = step.views.data();
+  offload_beside(step, stream);
 
   // Without a local window the token itself may enter the zone: its row has to be there first.
   const bool append_first =
@@ -309,14 +314,16 @@ void Cache::advance(const Batch& sequences, Stream stream) {
       verb.check_total(next.back().total());
     }
   }
-  Impl::Step step = impl_->plan(layers, next, Planner::Use::kDecode, stream);
+  const auto reserve = [&](Impl::Step& planned) {
+    DecodeArgs args = impl_->decode_args(0);
+    args.batch = int64_t(batch.size());
+    for (args.layer = 0; args.layer < config.layers; ++args.layer) {
+      args.sequences = planned.views.data() + args.layer * args.batch;
+      impl_->search_->reserve(args);
+    }
+  };
+  Impl::Step step = impl_->plan(layers, next, Planner::Use::kDecode, stream, false, reserve);
   impl_->offload_beside(step, stream);
-  DecodeArgs args = impl_->decode_args(0);
-  args.batch = int64_t(batch.size());
-  for (args.layer = 0; args.layer < config.layers; ++args.layer) {
-    args.sequences = step.views.data() + args.layer * args.batch;
-    impl_->search_->reserve(args);
-  }
   impl_->carry_out(step, [] {}, [] {}, stream);
   backend.expect_replays(stream);
   impl_->count_step(step);
@@ -390,22 +397,26 @@ void Cache::Impl::attend(int64_t layer, const Batch& sequences, const std::vecto
       attend_over(views, arrivals.counts, hosted);
     };
     const Queries queries{tensors.q, args.logits};
-    store(arrivals, next, tensors.k, tensors.v, &queries, attend, stream);
-    return;
+    return making_room(
+        stream, [&] { store(arrivals, next, tensors.k, tensors.v, &queries, attend, stream); });
   }
-  std::vector<SequenceView> views;
-  std::vector<std::vector<int64_t>> hosted;
   for (size_t i = 0; i < found.size(); ++i) {
-    views.push_back(view(*found[i]));
-    hosted.push_back(found[i]->store.hosted());
-    if (lengths[i] > views[i].total) {
-      fail("[attend] lengths: expected at most the ", views[i].total, " tokens of sequence ",
-           sequences.ids()[i], " in layer ", layer, ", got ", lengths[i]);
-    }
+    const int64_t total = found[i]->regions.total();
+    if (lengths[i] <= total) continue;
+    fail("[attend] lengths: expected at most the ", total, " tokens of sequence ",
+         sequences.ids()[i], " in layer ", layer, ", got ", lengths[i]);
   }
   const Visit visit(*this, stream);
-  for (Layer* target : found) publish(*target, stream);
-  attend_over(views, lengths, hosted);
+  making_room(stream, [&] {
+    std::vector<SequenceView> views;
+    std::vector<std::vector<int64_t>> hosted;
+    for (Layer* target : found) {
+      views.push_back(view(*target));
+      hosted.push_back(target->store.hosted());
+      publish(*target, stream);
+    }
+    attend_over(views, lengths, hosted);
+  });
 }
 
 void Cache::flush(const Batch& sequences, Stream stream) {

@@ -35,7 +35,8 @@ Cache::Impl::Impl(Config config, const Resources& resources)
       shape_(search_->shape()),
       sizes_{config_.sink, config_.local, config_.update, search_->needs().grain,
              search_->needs().opening},
-      planner_(shape_, sizes_, *search_, *backend_, backend_->host_arena() != nullptr),
+      planner_(shape_, sizes_, *search_, *backend_,
+               backend_->host_arena() != nullptr && config_.placement == Placement::kHost),
       number_(next_number()),
       stop_(resources.should_stop) {}
 
@@ -61,7 +62,11 @@ std::vector<Sequence*> Cache::Impl::find_unsettled(const Verb& verb, const Batch
   if (prepared != nullptr && prepared->cache != number_) {
     fail("[", verb.name, "] sequences: expected a batch of this cache, got one of another");
   }
-  if (prepared != nullptr && !prepared->stale) return prepared->sequences;
+  ++calls_;
+  if (prepared != nullptr && !prepared->stale) {
+    for (Sequence* sequence : prepared->sequences) sequence->used = calls_;
+    return prepared->sequences;
+  }
   std::vector<Sequence*> found;
   std::set<SequenceId> seen;
   for (const SequenceId id : batch.ids()) {
@@ -74,6 +79,7 @@ std::vector<Sequence*> Cache::Impl::find_unsettled(const Verb& verb, const Batch
       fail("[", verb.name, "] sequences: expected each once, got ", id, " twice");
     }
     found.push_back(&place->second);
+    found.back()->used = calls_;
   }
   return found;
 }
@@ -108,8 +114,8 @@ void Cache::Impl::remove(SequenceId id) {
 
 Cache::Impl::Step Cache::Impl::plan(const std::vector<Layer*>& layers,
                                     const std::vector<Regions>& next, Planner::Use use,
-                                    Stream stream, bool queries) {
-  const auto plan_all = [&] {
+                                    Stream stream, bool queries, const Also& also) {
+  return making_room(stream, [&] {
     Step step;
     for (size_t i = 0; i < layers.size(); ++i) {
       step.changes.push_back(planner_.plan(*layers[i], next[i], use, queries, stream));
@@ -117,17 +123,42 @@ Cache::Impl::Step Cache::Impl::plan(const std::vector<Layer*>& layers,
     for (const Change& change : step.changes) step.views.push_back(change.view(sizes_, *search_));
     const std::vector<KeptChange> changes = choices(step);
     if (!changes.empty()) search_->reserve_choice(changes);
+    if (also) also(step);
     return step;
-  };
-  try {
-    return plan_all();
-  } catch (const OutOfMemory&) {
-    if (offload_pace_.size() == 0) throw;
+  });
+}
+
+bool Cache::Impl::spill() {
+  if (backend_->host_arena() == nullptr) return false;
+  constexpr int64_t kMost = int64_t{64} << 20;
+  const int64_t budget = config_.memory_budget;
+  const int64_t at_once = budget > 0 ? std::min(budget / 8, kMost) : kMost;
+  std::vector<Sequence*> longest_unused;
+  for (auto& [id, sequence] : sequences_) longest_unused.push_back(&sequence);
+  std::stable_sort(longest_unused.begin(), longest_unused.end(),
+                   [](const Sequence* a, const Sequence* b) { return a->used < b->used; });
+  int64_t bytes = 0;
+  const int64_t tokens = shape_.segment_tokens;
+  for (Sequence* sequence : longest_unused) {
+    bool goes_on = true;
+    for (int64_t segment = 0; goes_on; ++segment) {
+      goes_on = false;
+      for (Layer& layer : sequence->layers) {
+        const int64_t end = layer.regions.retrieval_end(sizes_);
+        if (bytes >= at_once || (segment + 1) * tokens > end) continue;
+        goes_on = true;
+        if (segment * tokens < layer.regions.sink_end(sizes_)) continue;
+        const std::shared_ptr<RowBlock>& rows = layer.zone_rows(shape_).row_block(segment);
+        if (!rows || rows->offloaded() || rows->leaving()) continue;
+        Block target = backend_->host_arena()->allocate(rows->bytes());
+        offload_pace_.make_room(1);
+        offload_pace_.mark(segment, rows, std::move(target));
+        bytes += rows->bytes();
+      }
+    }
   }
-  // Rows on their way to host memory hold room on the device until they have arrived. What was
-  // planned until now is gone: it knew their old places.
-  finish_offloads(offload_pace_.size(), stream);
-  return plan_all();
+  if (bytes > 0) reserved_for_.clear();  // a recorded step may need copies and a row cache now
+  return bytes > 0;
 }
 
 Cache::Impl::Arrivals Cache::Impl::arrivals_of(const std::vector<Layer*>& layers,

@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include <functional>
 #include <map>
 #include <set>
 
@@ -81,8 +82,10 @@ class Cache::Impl {
     bool offloads_at_once = false;    // rows that are done changing: not a few beside each step
     bool encoded = false;             // `before` brings the summaries of what enters the zone
   };
+  using Also = std::function<void(Step&)>;
+  /** @param also  does more that may run out of memory, and may be called again with other plans */
   Step plan(const std::vector<Layer*>& layers, const std::vector<Regions>& next, Planner::Use use,
-            Stream stream, bool queries = false);
+            Stream stream, bool queries = false, const Also& also = {});
 
   /**
    * Gives the search the queries that it wants of those that a step's tokens came with.
@@ -193,6 +196,40 @@ class Cache::Impl {
   /** The arguments that every decode of a layer has in common. */
   DecodeArgs decode_args(int64_t layer) const;
 
+  /**
+   * Marks rows of zones for host memory to make room on the device, those of the sequences first
+   * that no call has named for longest; false: there are none.
+   */
+  bool spill();
+
+  /**
+   * What `make` makes, again and again while it runs out of memory and rows can make room. It may
+   * not go by what was made before: rows have moved.
+   */
+  template <typename Make>
+  auto making_room(Stream stream, Make make) {
+    for (bool trimmed = false;;) {
+      try {
+        return make();
+      } catch (const OutOfMemory&) {
+        if (offload_pace_.size() > 0 || spill()) {
+          trimmed = false;
+        } else if (trimmed || config_.placement != Placement::kAuto) {
+          throw;
+        } else {
+          trimmed = true;
+        }
+      }
+      // Rows on their way to host memory hold room on the device until they have arrived, and the
+      // room of rows is none for blocks of another size until it is given back.
+      if (trimmed) {
+        backend_->trim();
+      } else {
+        finish_offloads(offload_pace_.size(), stream);
+      }
+    }
+  }
+
   /** Waits for copies to host memory when too many rows wait for them. */
   void limit_waiting_offloads(Stream stream);
 
@@ -215,6 +252,7 @@ class Cache::Impl {
   Planner planner_;
   std::map<SequenceId, Sequence> sequences_;
   SequenceId next_id_ = 0;
+  int64_t calls_ = 0;      // that named sequences
   const uint64_t number_;  // no other cache of this process has it
   std::vector<std::weak_ptr<const Batch::Prepared>> batches_;
   std::vector<SequenceId> reserved_for_;  // by the last `advance`, if no other call has since

@@ -15,6 +15,12 @@ constexpr int64_t kMostHeads = 1024;
 
 constexpr int64_t kPolicysOwn = -1;  // a region size that the policy decides
 
+/** Keys that summaries are made of together, with ParisKV; 0: each has its own. */
+int64_t block_of(const PolicyConfig& policy) {
+  const auto* paris_kv = std::get_if<ParisKV>(&policy);
+  return paris_kv == nullptr ? 0 : paris_kv->resolved().block;
+}
+
 void within(const char* field, int64_t value, int64_t low, int64_t high) {
   if (value < low || value > high) {
     fail("[config] ", field, ": expected ", low, " to ", high, ", got ", value);
@@ -174,11 +180,12 @@ void Config::validate() const {
   within("memory_budget", memory_budget, 0, std::numeric_limits<int64_t>::max());
   within("host_budget", host_budget, 0, std::numeric_limits<int64_t>::max());
   within("row_cache", row_cache, -1, kMostTokens);
+  if (segment_tokens == kPolicysOwn) return;
   within("segment_tokens", segment_tokens, 64, 1 << 20);
   if (segment_tokens % 64 != 0) {
     fail("[config] segment_tokens: expected a multiple of 64, got ", segment_tokens);
   }
-  const int64_t block = paris_kv == nullptr ? 0 : paris_kv->resolved().block;
+  const int64_t block = block_of(policy);
   if (block > 0 && segment_tokens % block != 0) {
     fail("[config] segment_tokens: expected a multiple of policy.block (", block, "), got ",
          segment_tokens);
@@ -199,8 +206,10 @@ Config Config::resolved() const {
   resolve(config.sink, own.sink);
   resolve(config.local, own.local);
   resolve(config.update, own.update);
-  resolve(config.dense_below, own.dense_below);
+  const bool near = config.device.type == DeviceType::kCuda && config.placement != Placement::kHost;
+  resolve(config.dense_below, near ? own.dense_below_on_gpu : own.dense_below);
   if (value_dim == 0) config.value_dim = head_dim;
+  resolve(config.segment_tokens, std::max<int64_t>(near ? 128 : 1024, block_of(policy)));
   return config;
 }
 

@@ -38,7 +38,7 @@ Explanation Cache::explain(int64_t layer, SequenceId sequence, const TensorView&
   args.logits = logits;
   args.traced = true;
   impl_->reserved_for_.clear();
-  impl_->search_->reserve(args);
+  impl_->making_room(stream, [&] { impl_->search_->reserve(args); });
   impl_->send_words(stream);
   impl_->search_->explain(args, stream, explanation);
 

@@ -143,8 +143,9 @@ int64_t Planner::quiet_steps(const Layer& layer) const {
                      now.plan.words[1] == then.plan.words[1];
   if (!alike) return 0;
   if (now.sparse == 0) return steps;
-  if (shape_.cached_rows > 0 && now.row_cache == nullptr) return 0;
-  const bool copies_tail = offloads_ || backend_.capabilities().copies_tail;
+  const bool fetched = fetches(layer);
+  if (fetched && shape_.cached_rows > 0 && now.row_cache == nullptr) return 0;
+  const bool copies_tail = fetched || backend_.capabilities().copies_tail;
   const bool lacks_copies = now.tail_copies == nullptr && tail_of(now, search_).count > 0;
   return copies_tail && lacks_copies ? 0 : steps;
 }
@@ -188,10 +189,10 @@ Change Planner::plan(Layer& layer, const Regions& next, Use use, bool queries,
   if (offloads_) change.rows.offloads = plan_offloads(plan, change);
   const SequenceView after = view_of(next, sizes_, search_, change.kept.dropped);
   if (after.sparse == 0) return change;
-  const bool lacks_cache = shape_.cached_rows > 0 && layer.row_cache.data() == nullptr;
+  const bool fetched = fetches(layer);
+  const bool lacks_cache = fetched && shape_.cached_rows > 0 && layer.row_cache.data() == nullptr;
   if (use == Use::kDecode && lacks_cache) change.rows.row_cache = new_row_cache(stream);
-  const bool copies_tail = offloads_ || backend_.capabilities().copies_tail;
-  if (copies_tail) change.tail = plan_tail(plan, after);
+  if (fetched || backend_.capabilities().copies_tail) change.tail = plan_tail(plan, after);
   return change;
 }
 

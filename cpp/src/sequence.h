@@ -44,6 +44,9 @@ struct Layer {
 
   /** The rows of the zone. */
   LayerStore& zone_rows(const ModelShape& shape) { return shape.narrows() ? narrow : store; }
+  const LayerStore& zone_rows(const ModelShape& shape) const {
+    return shape.narrows() ? narrow : store;
+  }
 
   /** Copies of rows of the tail, if all of this tail are among them; null: they are not. */
   char* copies_of(const Tail& tail) const;
@@ -70,6 +73,7 @@ struct Sequence {
   int64_t unsettled = 0;
   int64_t quiet = 0;     // tokens more of this kind
   int64_t searched = 0;  // layers that such a token is searched in
+  int64_t used = 0;      // the number of the last call that named it
 
   /** Tells the layers. */
   void settle() noexcept;
@@ -177,6 +181,7 @@ struct Change {
 /** Makes changes to layers of one cache. */
 class Planner {
  public:
+  /** @param offloads  rows leave for host memory as soon as they are in the zone */
   Planner(const ModelShape& shape, const RegionSizes& sizes, const Search& search, Backend& backend,
           bool offloads)
       : shape_(shape), sizes_(sizes), search_(search), backend_(backend), offloads_(offloads) {}
@@ -223,6 +228,10 @@ class Planner {
   struct Growing;  // what a plan begins with
 
   Block new_row_cache(Stream stream) const;
+  /** Whether rows of the zone may be in host memory. */
+  bool fetches(const Layer& layer) const {
+    return offloads_ || layer.zone_rows(shape_).has_moved();
+  }
   QueriesChange plan_queries(const Growing& plan, bool queries) const;
   RowsChange plan_rows(const Growing& plan, const QueriesChange& queries) const;
   void plan_drop(const Growing& plan, const Positions& asked, KeptRowsChange& kept) const;

@@ -122,7 +122,12 @@ class LayerStore {
   std::vector<int64_t> hosted(const Growth* growth = nullptr) const;
 
   /** Notes that a segment's rows have come to lie elsewhere. */
-  void row_moved(int64_t segment) noexcept { row_table_[segment] = rows_[segment]->data(); }
+  void row_moved(int64_t segment) noexcept {
+    row_table_[segment] = rows_[segment]->data();
+    has_moved_ = true;
+  }
+  /** Whether some have. */
+  bool has_moved() const { return has_moved_; }
 
   /** Calls `visit(block)` for every block held. */
   template <typename Visit>
@@ -143,6 +148,7 @@ class LayerStore {
   std::vector<std::shared_ptr<Block>> summaries_;  // as long as rows_; null where there are none
   std::vector<void*> row_table_;
   std::vector<uint8_t*> summary_table_;
+  bool has_moved_ = false;
 };
 
 }  // namespace pariskv

@@ -14,14 +14,23 @@ namespace pariskv::python {
 namespace {
 
 Placement parse_placement(const std::string& name) {
+  if (name == "auto") return Placement::kAuto;
   if (name == "host") return Placement::kHost;
   if (name == "device") return Placement::kDevice;
   throw nb::value_error(
-      ("[config] placement: expected \"host\" or \"device\", got \"" + name + "\"").c_str());
+      ("[config] placement: expected \"auto\", \"host\" or \"device\", got \"" + name + "\"")
+          .c_str());
 }
 
 const char* text(Placement placement) {
-  return placement == Placement::kDevice ? "device" : "host";
+  switch (placement) {
+    case Placement::kHost:
+      return "host";
+    case Placement::kDevice:
+      return "device";
+    default:
+      return "auto";
+  }
 }
 
 KVDType parse_kv_dtype(const std::string& name) {
@@ -94,11 +103,14 @@ device
 threads
     Of the CPU backend; 0 takes one per core.
 segment_tokens
-    The store grows by this much.
+    The store grows by this much, a multiple of 64. -1: 128 where rows stay on a GPU, else 1,024.
 memory_budget
-    The most bytes to hold on the device; 0 is no limit.
+    The most bytes to hold on the device; 0 is no limit, but with the placement "auto" nine
+    tenths of what is free when the cache is made.
 placement
-    Where a cache on a GPU keeps the rows of retrieval zones: "host" or "device".
+    Where a cache on a GPU keeps the rows of retrieval zones. "auto": in the GPU's own memory as
+    long as memory_budget has room, then in host memory, those of the longest unused sequences
+    first. "host": in host memory. "device": in the GPU's own memory.
 row_cache
     Fetched rows per kv head, layer and sequence that such a cache keeps on the GPU, so that a
     row that stays selected crosses the bus once. Rounded up to a power of two, at least 16;
@@ -167,7 +179,7 @@ void bind_config(nb::module_& m) {
       .def_ro("policy", &Config::policy)
       .def_prop_ro("device", [](const Config& c) { return name_of(c.device); })
       .def_ro("threads", &Config::threads)
-      .def_ro("segment_tokens", &Config::segment_tokens)
+      .def_prop_ro("segment_tokens", [](const Config& c) { return c.resolved().segment_tokens; })
       .def_ro("memory_budget", &Config::memory_budget)
       .def_prop_ro("placement", [](const Config& c) { return text(c.placement); })
       .def_ro("row_cache", &Config::row_cache)

@@ -79,6 +79,7 @@ def make_config(**changes) -> pk.Config:
         "update": 48,
         "top_k": 8,
         "dense_below": 0,
+        "placement": "host",
         "schedule": [(0, 0.25, 0.3)],
         "block": 0,  # zones of blocks open with 1,024 tokens; tests of these say so
         "tail": "none",

@@ -49,7 +49,7 @@ def test_defaults_are_the_published_ones_but_for_the_search():
     assert config.policy.seed == 42
     assert config.device == "cpu"
     assert (config.threads, config.segment_tokens, config.memory_budget) == (0, 1024, 0)
-    assert (config.placement, config.row_cache, config.host_budget) == ("host", -1, 0)
+    assert (config.placement, config.row_cache, config.host_budget) == ("auto", -1, 0)
     assert config.kv_dtype == "auto"
 
 

@@ -241,6 +241,7 @@ def test_a_long_zone_under_the_published_schedule(search, device):
         kv_heads=2,
         head_dim=128,
         dtype="float32",
+        dense_below=0,
         device=device,
         **search,
     )

@@ -23,6 +23,7 @@ std::string name_of(const Device& device);
 
 /** Where a cache on a GPU keeps the K and V rows of retrieval zones. */
 enum class Placement : uint8_t {
+  kAuto,    ///< In the GPU's own memory as far as there is room, the rest in host memory.
   kHost,    ///< In host memory, fetched over the bus: room for far more tokens.
   kDevice,  ///< In the GPU's own memory.
 };
@@ -58,9 +59,17 @@ struct Config {
   // The machine.
   Device device;
   int64_t threads = 0;            ///< Of the CPU backend; 0 takes one per core.
-  int64_t segment_tokens = 1024;  ///< The store grows by this much; a multiple of 64.
-  int64_t memory_budget = 0;      ///< In bytes, over all it holds on its device; 0 is no limit.
-  Placement placement = Placement::kHost;  ///< Of a cache on a GPU.
+  /**
+   * The store grows by this much; a multiple of 64. -1: 128 tokens on a GPU that keeps rows as long
+   * as there is room, else 1,024.
+   */
+  int64_t segment_tokens = -1;
+  /**
+   * In bytes, over all it holds on its device. 0 is no limit, but with Placement::kAuto nine tenths
+   * of what is free when the cache is made.
+   */
+  int64_t memory_budget = 0;
+  Placement placement = Placement::kAuto;  ///< Of rows of the zone, of a cache on a GPU.
   /**
    * Fetched rows per kv head, layer and sequence that such a cache keeps on the GPU, so that a row
    * that stays selected crosses the bus once: rounded up to a power of two, at least 16. 0: none;

@@ -14,7 +14,8 @@ namespace pariskv {
 /** The regions of a sequence, in tokens: [sink | retrieval | local | update buffer]. */
 struct RegionDefaults {
   int64_t sink, local, update;
-  int64_t dense_below;  ///< Sequences shorter than this are attended to in full.
+  int64_t dense_below;         ///< Sequences shorter than this are attended to in full.
+  int64_t dense_below_on_gpu;  ///< The same where rows stay in a GPU's own memory.
 };
 
 /** How every key of the retrieval zone gets its coarse integer score. */
@@ -76,7 +77,7 @@ struct ParisKV {
    */
   std::optional<double> error;
 
-  static constexpr RegionDefaults kRegions = {4, 256, 512, 2048};
+  static constexpr RegionDefaults kRegions = {4, 256, 512, 2048, 8192};
 
   /** With numbers and rules in place of what is the policy's own. */
   ParisKV resolved() const;
@@ -127,7 +128,7 @@ struct HardKV {
    */
   ZoneRows placement = ZoneRows::kHost;
 
-  static constexpr RegionDefaults kRegions = {4, 32, 128, 0};
+  static constexpr RegionDefaults kRegions = {4, 32, 128, 0, 0};
   static constexpr int64_t kRecentQueries = 32;  ///< Of the last positions: they choose.
 
   /** The same: nothing is left to the policy. */
@@ -166,7 +167,7 @@ struct PRKV {
   int64_t page = 32;  ///< Neighbours: 8, 16, 32 or 64.
   PageDigest digest = PageDigest::kMean;
 
-  static constexpr RegionDefaults kRegions = {4, 64, 128, 0};
+  static constexpr RegionDefaults kRegions = {4, 64, 128, 0, 0};
   static constexpr int64_t kRecentQueries = 64;  ///< Of the last positions: they choose.
 
   /** The same: nothing is left to the policy. */

@@ -65,6 +65,7 @@ class Life {
     if (seed % 8 == 2) config.row_cache = 0;
     if (seed % 8 == 3) config.row_cache = 100;
     if (seed % 4 == 1) config.placement = Placement::kDevice;
+    if (seed % 8 == 7) config.placement = Placement::kAuto;
     if (seed % 3 == 0) config.memory_budget = (6 << 20) + seed * 50'000;
     if (seed % 7 == 0) config.host_budget = 2 << 20;
     return config;

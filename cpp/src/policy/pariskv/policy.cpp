@@ -51,7 +51,10 @@ Needs needs_of(const ParisKV& settings, const Config& config, const ModelShape& 
   needs.tail_seed = Tail::seed_of(settings.seed);
   needs.rows_per_head = settings.top_k;
   needs.estimates_error = estimates_error(settings);
-  // A zone of narrow rows opens when it is searched: what is attended to in full is plain.
+  // What is not searched needs no summaries: a zone opens with the last flush before it is. Narrow
+  // rows are searched from the first one on: what is attended to in full is plain.
+  const int64_t grain = std::max<int64_t>(layout.block, 1);
+  needs.opening = std::max<int64_t>(config.dense_below - config.local - config.update - grain, 0);
   if (shape.narrows()) {
     needs.opening = std::max(config.dense_below, config.sink + settings.top_k + 1);
   }

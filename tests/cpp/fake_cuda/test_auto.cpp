@@ -1,0 +1,93 @@
+// Rows that leave a GPU only when there is no room: what is given fits, and comes back as it was.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "fake.h"
+#include "pariskv/pariskv.h"
+
+namespace pariskv {
+
+namespace {
+
+constexpr int64_t kLayers = 2, kHeads = 2, kDim = 64, kTokens = 1000;
+
+Config config_of(int64_t budget, KVDType rows) {
+  Config config = test::small_config(kLayers, 2 * kHeads, kHeads, kDim);
+  config.placement = Placement::kAuto;
+  config.memory_budget = budget;
+  config.kv_dtype = rows;
+  std::get<ParisKV>(config.policy).top_k = 8;
+  return config;
+}
+
+class FakeAuto : public testing::TestWithParam<KVDType> {
+ protected:
+  SequenceId add(Cache& cache) {
+    const SequenceId sequence = cache.add();
+    for (int64_t layer = 0; layer < kLayers; ++layer) prefill(cache, sequence, layer);
+    return sequence;
+  }
+  void prefill(Cache& cache, SequenceId sequence, int64_t layer) {
+    const TensorView rows = view(numbers_, kTokens);
+    cache.prefill(layer, {sequence}, {kTokens}, rows, rows);
+  }
+  void decode(Cache& cache, SequenceId sequence) {
+    const TensorView row = view(numbers_, 1), q = view(numbers_, 1, 2);
+    for (int64_t layer = 0; layer < kLayers; ++layer) {
+      cache.decode(layer, {sequence}, q, row, row, view(out_, 1, 2));
+    }
+  }
+
+ private:
+  static TensorView view(std::vector<uint16_t>& numbers, int64_t tokens, int64_t group = 1) {
+    return TensorView::contiguous(numbers.data(), DType::kFloat16, {tokens, group * kHeads, kDim},
+                                  {DeviceType::kCuda, test::kDevice});
+  }
+  std::vector<uint16_t> numbers_ = std::vector<uint16_t>(kTokens * kHeads * kDim);
+  std::vector<uint16_t> out_ = std::vector<uint16_t>(2 * kHeads * kDim);
+};
+
+TEST_P(FakeAuto, NothingLeavesWhileThereIsRoom) {
+  Cache cache(config_of(0, GetParam()));
+  for (int i = 0; i < 4; ++i) decode(cache, add(cache));
+  EXPECT_EQ(cache.stats().offloaded_bytes, 0);
+  EXPECT_EQ(cache.stats().host_memory.live, 0);
+  EXPECT_EQ(test::wrong(), "");
+}
+
+TEST_P(FakeAuto, WhatDoesNotFitRuns) {
+  constexpr int64_t kBudget = 12 << 20;
+  Cache cache(config_of(kBudget, GetParam()));
+  std::vector<SequenceId> sequences;
+  while (cache.stats().offloaded_bytes < kBudget / 2) {
+    ASSERT_LT(sequences.size(), 200u);
+    sequences.push_back(add(cache));
+    decode(cache, sequences.back());
+    decode(cache, sequences[sequences.size() / 2]);
+    EXPECT_LE(cache.stats().memory.reserved, kBudget);
+  }
+  for (const SequenceId sequence : sequences) cache.remove(sequence);
+  test::finish_all();
+  cache.flush(std::vector<SequenceId>{});
+  EXPECT_EQ(cache.stats().offloaded_bytes, 0);
+  EXPECT_EQ(test::wrong(), "");
+}
+
+TEST_P(FakeAuto, OneSequenceGrowsBeyondTheBudget) {
+  constexpr int64_t kBudget = 12 << 20;
+  Cache cache(config_of(kBudget, GetParam()));
+  const SequenceId sequence = add(cache);
+  for (int i = 0; i < 40; ++i) {
+    for (int64_t layer = 0; layer < kLayers; ++layer) prefill(cache, sequence, layer);
+    decode(cache, sequence);
+  }
+  EXPECT_GT(cache.stats().offloaded_bytes, kBudget);
+  EXPECT_EQ(test::wrong(), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(All, FakeAuto, testing::Values(KVDType::kAuto, KVDType::kInt8));
+
+}  // namespace
+
+}  // namespace pariskv
