@@ -171,6 +171,7 @@ def test_verify(pariskv: Pariskv, model: Path, capsys):
     assert plain(done.out)
     assert re.search(r"same likeliest token +8 of 8", done.out)
     assert "It holds." in done.out
+    assert "A step at top_k 100 predicts an error of" in done.out
     strict = [*map(str, ask), "--top-k", "4", "--kl-at-most", "0", "--json"]
     assert main(strict) == 1
     exact, sparse = (found := json.loads(capsys.readouterr().out))["exact"], found["sparse"]
@@ -178,6 +179,18 @@ def test_verify(pariskv: Pariskv, model: Path, capsys):
     assert exact["kl_mean"] < sparse["kl_mean"]
     assert sparse["searches"] > 0
     assert "The mean KL" in found["problems"][0]
+    errors = found["errors"]
+    assert errors["searches"] == 7 * 2 * 2  # steps of one token, layers, kv heads
+    assert errors["true"] > errors["rounding"] and errors["predicted"] > 0
+    assert errors["ratio"] == pytest.approx(errors["predicted"] / errors["true"])
+    assert errors["holds"] is (0.5 <= errors["ratio"] <= 2)
+
+
+def test_verify_predicts_nothing_of_a_text_that_is_not_searched(pariskv: Pariskv, model: Path):
+    ask = ("verify", model, "Hello there.", "--max-new-tokens", 3, "--threads", 1)
+    done = pariskv(*ask)
+    assert "Nothing was searched" in done.out and "predicts" not in done.out
+    assert pariskv(*ask, "--json").record["errors"] is None
 
 
 class Elements(html.parser.HTMLParser):
@@ -211,6 +224,8 @@ def test_explain(pariskv: Pariskv, model: Path, long_text: Path, tmp_path: Path,
     assert max(len(line) for line in lines if str(page) not in line) <= 60
     assert "Selected rows" in done.out
     assert "█" in done.out
+    said = "The step predicts an error of"
+    assert said in " ".join(lines) and said in page.read_text(encoding="utf-8")
     elements = Elements()
     text = page.read_text(encoding="utf-8")
     elements.feed(text)
@@ -222,6 +237,7 @@ def test_explain(pariskv: Pariskv, model: Path, long_text: Path, tmp_path: Path,
     assert found["tokens"] == 3003  # the fourth token was chosen and not stored
     assert sum(found["shares"].values()) == pytest.approx(1, abs=1e-3)
     assert [layer["layer"] for layer in found["layers"]] == [0, 1]
+    assert {"predicted", "true", "relative", "ratio", "holds"} <= found["errors"].keys()
     for layer in found["layers"]:
         for rows in layer["selected"]:
             assert len(set(rows)) == 100

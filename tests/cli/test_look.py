@@ -12,8 +12,9 @@ import pytest
 import torch
 from pariskv_core.cli import model_demo, models, weights
 from pariskv_core.cli.document import FACTS, with_facts
+from pariskv_core.cli.errors import Errors, Watched
 from pariskv_core.cli.generate import Pieces
-from pariskv_core.cli.look import Errors, Layer, Look, look
+from pariskv_core.cli.look import Layer, Look, look
 from pariskv_core.cli.models import Loaded
 from pariskv_core.cli.screen import Screen
 from pariskv_core.cli.sparse_run import Run
@@ -59,7 +60,7 @@ def test_the_error_of_a_step_is_predicted(loaded: Loaded, long_text: Path):
     def error_with(top_k: int) -> Errors:
         policy = pk.ParisKV(top_k=top_k, tail="sample", tail_rows=64)
         run, _ = watched(loaded, long_text.read_text()[:2600], policy=policy)
-        found = look(run).errors()
+        found = look(run).errors
         assert found is not None
         return found
 
@@ -68,13 +69,49 @@ def test_the_error_of_a_step_is_predicted(loaded: Loaded, long_text: Path):
     assert all_that_matter.predicted < 1e-5 and all_that_matter.true < 1e-5
 
 
+def test_errors_of_steps_are_those_of_their_outputs(loaded: Loaded, long_text: Path):
+    """By hand, from all rows at every step; and watching is no search."""
+    policy = pk.ParisKV(top_k=16, tail="sample", tail_rows=64)
+    run, ids = watched(loaded, long_text.read_text()[:2600], policy=policy)
+    together, parts, engine = Watched(), [], run.engine
+    for step in range(3):
+        if step > 0:
+            run.forward(ids[:, step : step + 1])
+        before = engine.stats().searched_tokens
+        together.add(run)
+        assert engine.stats().searched_tokens == before
+        for query in run.queries.values():
+            place = query.engine_layer, run.sequence
+            v = engine.read(*place, 0, engine.length(run.sequence))[1]
+            v = torch.from_dlpack(v).double()
+            spread = (v - v.mean(dim=0)).square().mean(dim=(0, 2)).sqrt()
+            options = query.logits.options()
+            arguments = (place[0], [place[1]], query.rows[None])
+            full = engine.attend(*arguments, **options)[0].double()
+            out, error = engine.decode(*arguments, return_error=True, **options)
+            assert torch.equal(out[0], query.out)
+            off = (query.out.double() - full).view(2, -1).square().mean(dim=1).sqrt() / spread
+            parts.append(torch.stack([error[0].double(), off], dim=1))
+    found = together.tally.together()
+    assert found is not None and found.searches == 3 * 2 * 2
+    expected = torch.cat(parts).square().mean(dim=0).sqrt()
+    assert [found.predicted, found.true] == pytest.approx(expected.tolist(), rel=1e-4)
+
+
+def test_policies_that_predict_nothing_have_no_errors(loaded: Loaded, long_text: Path):
+    for policy in (pk.ParisKV(top_k=16, tail="none"), pk.HardKV(most=64)):
+        run, _ = watched(loaded, long_text.read_text()[:2600], policy=policy)
+        seen = look(run)
+        assert seen.errors is None
+
+
 def test_a_text_that_is_not_searched_selects_nothing(loaded: Loaded):
     run, _ = watched(loaded, "Hello there.")
     seen = look(run)
     assert not seen.searched and seen.searches == 0
     assert seen.shares() == pytest.approx({"resident": 1, "selected": 0, "elsewhere": 0}, abs=1e-5)
     assert seen.passages(3) == []
-    assert seen.errors() is None
+    assert seen.errors is None
 
 
 def some_look() -> Look:

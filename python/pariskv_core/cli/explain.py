@@ -121,7 +121,7 @@ def record(seen: Look, loaded: Loaded, ids: torch.Tensor, asked: int) -> dict[st
         "zone_end": end,
         "searches": seen.searches,
         "shares": seen.shares(),
-        "errors": None if (errors := seen.errors()) is None else vars(errors),
+        "errors": None if seen.errors is None else seen.errors.record(),
         "passages": passages,
         "layers": [
             {"layer": layer.layer, "searched": layer.searched, "selected": layer.selected.tolist()}
@@ -156,13 +156,6 @@ def shares_sentence(shares: dict[str, float]) -> str:
     )
 
 
-def errors_sentence(errors: dict[str, float]) -> str:
-    return (
-        f"The step expects to be off by {errors['predicted']:.2g} of the spread of values, and is "
-        f"off by {errors['true']:.2g}"
-    )
-
-
 def _show(screen: Screen, found: dict[str, Any], seen: Look) -> None:
     if screen.as_json:
         return
@@ -178,8 +171,10 @@ def _show(screen: Screen, found: dict[str, Any], seen: Look) -> None:
         return
     strips(screen, seen)
     screen.say(f"\n{shares_sentence(found['shares'])}.")
-    if found["errors"] is not None:
-        screen.say(f"{errors_sentence(found['errors'])}.")
+    if seen.errors is not None:
+        from pariskv_core.cli.errors import sentence
+
+        screen.say(sentence(seen.errors, "The step"))
     if not found["passages"]:
         return
     from rich.text import Text

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pariskv_core.cli.errors import Errors, Watched
+
 if TYPE_CHECKING:
     from pariskv_core.cli.sparse_run import Query, Run
 
@@ -24,15 +26,6 @@ class Layer:
     zone: tuple[int, int]
     selected: NDArray[np.int64]  # (kv_heads, rows), -1 where there is none
     mass: NDArray[np.float32]  # (kv_heads, tokens): full attention, mean over a group's heads
-    errors: Errors | None = None  # None: nothing was estimated
-
-
-@dataclass(frozen=True)
-class Errors:
-    """Of the step's outputs, as shares of the spread of values: root mean squares."""
-
-    predicted: float
-    true: float
 
 
 @dataclass(frozen=True)
@@ -48,6 +41,7 @@ class Passage:
 class Look:
     tokens: int
     layers: list[Layer]
+    errors: Errors | None = None  # of all layers' outputs; None: nothing was estimated
 
     @property
     def searched(self) -> bool:
@@ -99,14 +93,6 @@ class Look:
         first, second = float(np.mean(resident)), float(np.mean(chosen))
         return {"resident": first, "selected": second, "elsewhere": max(1 - first - second, 0.0)}
 
-    def errors(self) -> Errors | None:
-        """Over all layers and kv heads that were searched."""
-        found = [layer.errors for layer in self.layers if layer.errors is not None]
-        if not found:
-            return None
-        squares = np.mean([(of.predicted**2, of.true**2) for of in found], axis=0)
-        return Errors(*map(float, np.sqrt(squares)))
-
     def bins(self, values: NDArray[Any], width: int) -> NDArray[np.float64]:
         """Sums over `width` equal parts of the context."""
         edges = np.linspace(0, self.tokens, min(width, self.tokens) + 1).astype(int)[:-1]
@@ -145,52 +131,35 @@ class Look:
 
 def look(run: Run) -> Look:
     """At the last model step of a watched run."""
-    tokens = run.engine.length(run.sequence)
-    return Look(tokens, [_of_layer(run, run.queries[key]) for key in sorted(run.queries)])
+    tokens, watched = run.engine.length(run.sequence), Watched()
+    layers = [_of_layer(run, run.queries[key], watched) for key in sorted(run.queries)]
+    return Look(tokens, layers, watched.tally.together())
 
 
-def _of_layer(run: Run, query: Query) -> Layer:
+def _of_layer(run: Run, query: Query, watched: Watched) -> Layer:
     options = query.logits.options()
     why = run.engine.explain(query.engine_layer, run.sequence, query.rows, **options)
+    watched.add_layer(run, query, why)
     kv_heads = run.engine.config.kv_heads
     selected = np.array(why.positions, np.int64)
     if not why.searched:
         selected = np.full((kv_heads, 0), -1, np.int64)
-    mass, spread = _mass(run, query, kv_heads)
     return Layer(
         query.layer,
         why.searched,
         (why.zone_begin, why.zone_begin + why.zone_tokens) if why.searched else (0, 0),
         selected,
-        mass,
-        _errors(run, query, getattr(why.details, "error", None), spread) if why.searched else None,
+        _mass(run, query, kv_heads),
     )
 
 
-def _errors(run: Run, query: Query, predicted: Any, spread: torch.Tensor) -> Errors | None:
-    """What the step was off by, beside what it expected.
-
-    spread  (kv_heads): of the values
-    """
-    if predicted is None or len(predicted) == 0:
-        return None
-    arguments = (query.engine_layer, [run.sequence], query.rows[None])
-    options = query.logits.options()
-    step, full = (verb(*arguments, **options)[0] for verb in (run.engine.decode, run.engine.attend))
-    off = (step.float() - full.float()).view(len(spread), -1) / spread[:, None]
-    expected = float(np.sqrt(np.mean(np.square(np.asarray(predicted, np.float64)))))
-    return Errors(expected, float(off.square().mean().sqrt()))
-
-
-def _mass(run: Run, query: Query, kv_heads: int) -> tuple[NDArray[np.float32], torch.Tensor]:
-    """(kv_heads, tokens): what full attention would give each row; (kv_heads): how far values are
-    from their mean, as a root mean square."""
+def _mass(run: Run, query: Query, kv_heads: int) -> NDArray[np.float32]:
+    """(kv_heads, tokens): what full attention would give each row."""
     engine, rows, logits = run.engine, query.rows, query.logits
     config, length = engine.config, engine.length(run.sequence, query.engine_layer)
     scale = rows.shape[-1] ** -0.5 if logits.scale is None else logits.scale
     grouped = rows.float().view(kv_heads, -1, rows.shape[-1]) * scale
     parts = []
-    sums = torch.zeros(2, kv_heads, config.value_dim, dtype=torch.float64, device=rows.device)
     for begin in range(0, length, _CHUNK):
         end = min(begin + _CHUNK, length)
         k, v = (
@@ -199,7 +168,6 @@ def _mass(run: Run, query: Query, kv_heads: int) -> tuple[NDArray[np.float32], t
         )
         engine.read(query.engine_layer, run.sequence, begin, end, out=(k, v))
         parts.append(grouped @ k.float().permute(1, 2, 0))
-        sums += torch.stack([v.double().sum(dim=0), v.double().square().sum(dim=0)])
     x = torch.cat(parts, dim=-1)  # (kv_heads, group, tokens)
     if logits.softcap is not None:
         x = logits.softcap * torch.tanh(x / logits.softcap)
@@ -207,5 +175,4 @@ def _mass(run: Run, query: Query, kv_heads: int) -> tuple[NDArray[np.float32], t
         sinks = logits.sinks.detach().reshape(kv_heads, -1, 1).float()
         x = torch.cat([x, sinks], dim=-1)
     found: NDArray[np.float32] = x.softmax(-1)[..., :length].mean(dim=1).cpu().numpy()
-    mean, squares = sums / length
-    return found, (squares - mean.square()).mean(dim=-1).sqrt().float()
+    return found

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pariskv_core.cli.errors import sentence
 from pariskv_core.cli.text import count
 
 if TYPE_CHECKING:
@@ -163,6 +164,7 @@ def page(found: dict[str, Any], seen: Look, pieces: list[str]) -> str:
     else:
         body += [
             _shares(found["shares"]),
+            *([] if seen.errors is None else [f"<p>{sentence(seen.errors, 'The step')}</p>"]),
             "<h2>Selected rows, by layer and position</h2>",
             _map(seen),
             '<p class="dim">Above: layers from top to bottom; the darker, the more kv heads '

@@ -17,7 +17,7 @@ from pariskv_core.transformers.dense import Logits
 from pariskv_core.transformers.masks import pariskv_mask
 from pariskv_core.transformers.store import fresh_rows
 
-_WATCHED = "pariskv_watched"  # the same attention; queries of single tokens are noted
+_WATCHED = "pariskv_watched"  # the same attention; single tokens' queries and outputs are noted
 
 
 @dataclass
@@ -26,6 +26,7 @@ class Query:
     engine_layer: int
     rows: torch.Tensor  # (query_heads, head_dim)
     logits: Logits
+    out: torch.Tensor  # (query_heads, value_dim): what the step made of it
 
 
 @dataclass
@@ -56,12 +57,14 @@ class Run:
         def attention(
             module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, *rest: Any, **how: Any
         ) -> Any:
+            found = pariskv_attention(module, query, key, *rest, **how)
             fresh = fresh_rows(key)
             if fresh is not None and query.shape[-2] == 1:
                 logits = Logits(how.get("scaling"), how.get("softcap"), how.get("s_aux"))
                 layer = int(getattr(module, "layer_idx", fresh.layer))
-                run.queries[layer] = Query(layer, fresh.layer, query[0, :, 0].detach(), logits)
-            return pariskv_attention(module, query, key, *rest, **how)
+                rows, out = query[0, :, 0].detach(), found[0][0, 0].detach()
+                run.queries[layer] = Query(layer, fresh.layer, rows, logits, out)
+            return found
 
         versions.register(_WATCHED, attention, pariskv_mask)
         self.loaded.model.set_attn_implementation(_WATCHED)

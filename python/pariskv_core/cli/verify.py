@@ -1,7 +1,8 @@
 """Compares the engine with full attention on your model and your text, step by step.
 
 First with top_k as large as the text, where every step has to give the same token; then with the
-given top_k, where the distance from full attention is told. Exit code 1: a token differs in the
+given top_k, where the distance from full attention is told, and the error that steps predict for
+their outputs beside the true one. Exit code 1: a token differs in the
 first part (ties within rounding aside), or the second is farther away than --kl-at-most.
 """
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from pariskv_core.cli.errors import Errors
     from pariskv_core.cli.models import Loaded
 
 HELP = "compare with full attention on your model: exact, and at top_k"
@@ -118,13 +120,37 @@ def _along(
     return logits
 
 
+def _attended(
+    loaded: Loaded,
+    top_k: int,
+    threads: int,
+    ids: torch.Tensor,
+    tokens: list[int],
+    advance: Callable[[int], None],
+) -> tuple[list[torch.Tensor], int, Errors | None]:
+    """By the engine: logits of every step, searches, and the errors of the steps of one token."""
+    from pariskv_core.cli.errors import Watched
+    from pariskv_core.cli.sparse_run import Run
+
+    run, watched = Run.start(loaded, top_k=top_k, threads=threads), Watched()
+    run.watch()
+
+    def step(ids: torch.Tensor) -> torch.Tensor:
+        logits = run.forward(ids)
+        watched.add(run)
+        return logits
+
+    logits = _along(step, ids, len(tokens), tokens, advance)
+    return logits, run.engine.stats().searched_tokens, watched.tally.together()
+
+
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     text = models.prompt_text(arguments)
     loaded = models.load(arguments)
     import torch
     from transformers import DynamicCache
 
-    from pariskv_core.cli.sparse_run import Run, forward
+    from pariskv_core.cli.sparse_run import forward
 
     ids, model = _ids(loaded, arguments, text), loaded.model
     if ids.shape[1] < 2:
@@ -141,18 +167,17 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
             dense = _along(partial(forward, model, cache=cache), ids, steps, None, advance)
             del cache
         tokens = [int(logits.argmax()) for logits in dense]
-        model.set_attn_implementation("pariskv")
         whole = ids.shape[1] + steps
         for name, top_k in (("exact", max(whole, arguments.top_k)), ("sparse", arguments.top_k)):
             with stages.stage(f"The engine, top_k {top_k:,}", steps) as advance:
-                run = Run.start(loaded, top_k=top_k, threads=arguments.threads)
-                ours = _along(run.forward, ids, steps, tokens, advance)
-                searches = run.engine.stats().searched_tokens
-                del run  # before the next one takes as much memory
+                ours, searches, errors = _attended(
+                    loaded, top_k, arguments.threads, ids, tokens, advance
+                )
             found[name] = compare(dense, ours, torch.finfo(model.dtype).eps, searches)
 
+    # `errors`: of the second run, for the first one has nothing to estimate.
     problems = _problems(found, arguments.kl_at_most)
-    _show(screen, found, arguments.top_k, problems)
+    _show(screen, found, arguments.top_k, errors, problems)
     screen.record(
         {
             "model": loaded.name,
@@ -161,6 +186,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
             "top_k": arguments.top_k,
             "dtype": str(model.dtype).removeprefix("torch."),
             **{name: asdict(compared) for name, compared in found.items()},
+            "errors": None if errors is None else errors.record(),
             "problems": problems,
         }
     )
@@ -180,7 +206,13 @@ def _problems(found: dict[str, Compared], kl_at_most: float | None) -> list[str]
     return problems
 
 
-def _show(screen: Screen, found: dict[str, Compared], top_k: int, problems: list[str]) -> None:
+def _show(
+    screen: Screen,
+    found: dict[str, Compared],
+    top_k: int,
+    errors: Errors | None,
+    problems: list[str],
+) -> None:
     def row(name: str, value: Callable[[Compared], str]) -> list[str]:
         return [name, *(value(found[kind]) for kind in ("exact", "sparse"))]
 
@@ -196,6 +228,10 @@ def _show(screen: Screen, found: dict[str, Compared], top_k: int, problems: list
     ]
     screen.say()
     screen.table(rows, ["", "exact", f"top_k {top_k}"], right=(1, 2))
+    if errors is not None:
+        from pariskv_core.cli.errors import sentence
+
+        screen.say(sentence(errors, f"A step at top_k {top_k}"))
     if not found["sparse"].searches:
         screen.say(
             "Nothing was searched: texts of fewer tokens than dense_below are attended to in full. "
