@@ -43,7 +43,7 @@ bench: .venv/.bench ## measure every verb and the whole decode step
 
 quality: .venv/.bench ## are the rows that are picked the right ones? synthetic keys, minutes
 	@cd bench && python -m quality synthetic && python -m quality structured \
-	  && python -m quality tables --write
+	  && python -m quality predicted && python -m quality tables --write
 
 quality-models: .venv/.models ## on keys of pretrained models; fetches 0.9 GB, two hours
 	@cd bench && python -m quality models --model smollm2 qwen-0.5b gemma-270m \
@@ -52,6 +52,7 @@ quality-models: .venv/.models ## on keys of pretrained models; fetches 0.9 GB, t
 
 quality-inside: .venv/.models ## inside these models: KL, bits per byte, needles; two hours
 	@cd bench && python -m quality inside --model smollm2 qwen-0.5b gemma-270m \
+	  && python -m quality predicted --of smollm2 qwen-0.5b gemma-270m \
 	  && python -m quality tables --write
 
 quality-policies: .venv/.models ## PRKV and HARD-KV inside these models, and their papers' claims

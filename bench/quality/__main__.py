@@ -1,4 +1,4 @@
-"""The quality lab, from bench/: python -m quality synthetic | structured | models | keys | ..."""
+"""The quality lab, from bench/: python -m quality synthetic | structured | models | ..."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from pariskv_core.cli import weights
 from rich.progress import Progress
 
-from quality import sources, structured, tables
+from quality import predicted, sources, structured, tables
 from quality.experiments import EXPERIMENTS, Size, Track
 from quality.pretrained import (
     capture,
@@ -82,6 +82,24 @@ def on_structured_keys(arguments: argparse.Namespace) -> None:
     found = tracked(lambda track: structured.structured(Size(seeds=arguments.seeds), track))
     save("quality-structured", found, begin)
     show(["structured"], Sources(structured=found))
+
+
+def predicted_errors(arguments: argparse.Namespace) -> None:
+    begin = time.perf_counter()
+    for name in arguments.of:
+        if name == "structured":
+            size = Size(seeds=arguments.seeds)
+            found = tracked(lambda track, of=size: predicted.on_structured_keys(of, track))
+        else:
+            say(f"{name}: errors after {arguments.tokens:,} tokens of documentation ...")
+            pretrained = prefix.load(weights.MODELS[name])
+            ways = predicted.inside(pretrained, "documentation", arguments.tokens, say)
+            facts = {"model": pretrained.weights.model, "tokens": arguments.tokens}
+            found = {**facts, "steps": predicted.STEPS, "ways": ways}
+        # Read now: another run may have added its own since.
+        results = {**sources.results_of("predicted"), name: found}
+        save("quality-predicted", results, begin)
+    show(["predicted"], Sources(predicted=sources.results_of("predicted")))
 
 
 def models(arguments: argparse.Namespace) -> None:
@@ -183,6 +201,7 @@ _MODES: dict[str, tuple[Callable[[argparse.Namespace], None], str]] = {
         "the same keys while tokens are written, in long zones, by other policies; an hour",
     ),
     "inside": (inside, "pretrained models that see chosen rows alone: KL, bits, needles; hours"),
+    "predicted": (predicted_errors, "errors that steps predict beside true ones; minutes"),
     "tables": (show_tables, "tables of the results, as markdown"),
 }
 
@@ -197,14 +216,18 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
         for name, (_, what) in _MODES.items()
     }
     of["synthetic"].add_argument("--only", nargs="+", choices=EXPERIMENTS)
-    for name in ("synthetic", "structured"):
+    for name in ("synthetic", "structured", "predicted"):
         of[name].add_argument("--seeds", type=int, default=Size().seeds)
     for name in ("models", "keys", "inside"):
         of[name].add_argument("--model", nargs="+", choices=weights.MODELS, default=["smollm2"])
     for name, methods in (("models", shares.METHODS), ("inside", forced.METHODS)):
         of[name].add_argument("--text", choices=texts.TEXTS, default="documentation")
         of[name].add_argument("--only", nargs="+", choices=methods, metavar="METHOD")
-    for name in ("synthetic", "structured", "models", "keys", "inside"):
+    of["predicted"].add_argument(
+        "--of", nargs="+", choices=("structured", *weights.MODELS), default=["structured"]
+    )
+    of["predicted"].add_argument("--tokens", type=int, default=7168, help="that a model has read")
+    for name in ("synthetic", "structured", "models", "keys", "inside", "predicted"):
         of[name].add_argument("--threads", type=int, default=2)
     few = "the first so many of the layers that are captured; all if left out"
     of["models"].add_argument("--layers", type=int, help=few)

@@ -20,6 +20,7 @@ _FILES = {
         "text that is written, long zones and policies on these keys",
     ),
     "inside": ("quality-inside-cpu.json", "inside pretrained models"),
+    "predicted": ("quality-predicted-cpu.json", "predicted errors"),
 }
 Run = dict[str, Any]
 
@@ -33,6 +34,7 @@ class Sources:
     pretrained: dict[str, Run] = field(default_factory=dict)  # by "model, text, tokens"
     keys: dict[str, dict[str, Run]] = field(default_factory=dict)  # part -> model -> run
     inside: dict[str, Run] = field(default_factory=dict)  # by "model, text, tokens"
+    predicted: dict[str, Run] = field(default_factory=dict)  # "structured", or a model -> run
     where: dict[str, str] = field(default_factory=dict)  # part -> machine, commit
 
     def of(self, part: str) -> list[Run]:
@@ -79,6 +81,7 @@ def load(folder: Path | None = None) -> Sources:
         _in_order(results_of("pretrained", folder)),
         {part: _in_order(runs) for part, runs in results_of("keys", folder).items()},
         _in_order(results_of("inside", folder)),
+        _in_order(results_of("predicted", folder)),
     )
     for file, said in _FILES.values():
         record = read((folder or RESULTS) / file)

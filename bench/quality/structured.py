@@ -15,6 +15,7 @@ from typing import Any
 import configs
 import pariskv_core as pk
 import torch
+from pariskv_core.cli.errors import Tally
 from torch import Tensor
 
 from quality.experiments import Size, Track
@@ -110,8 +111,17 @@ def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return out.reshape(KV_HEADS * GROUP, DIM)
 
 
-def errors(kind: str, seed: int, steps: int) -> dict[str, list[float]]:
-    """Of each way, the errors of all steps, relative to the output's length."""
+@dataclass
+class Drawn:
+    """Keys and values (tokens, kv heads, dim), queries of the last rows, and what they get."""
+
+    k: Tensor
+    v: Tensor
+    queries: Tensor  # (steps, query heads, dim)
+    exact: list[Tensor]  # (query heads, dim) of each step, in doubles
+
+
+def drawn(kind: str, seed: int, steps: int) -> Drawn:
     random = torch.Generator().manual_seed(seed)
     keys = KINDS[kind](random)
     seeds = torch.Generator().manual_seed(seed + 1)
@@ -127,25 +137,46 @@ def errors(kind: str, seed: int, steps: int) -> dict[str, list[float]]:
     new = torch.randn(2, steps, KV_HEADS, DIM, generator=random)
     k, v = torch.cat([k, new[0]]), torch.cat([v, new[1]])
     exact = [_attended(q, k[: TOKENS + i + 1], v[: TOKENS + i + 1]) for i, q in enumerate(queries)]
+    return Drawn(k, v, queries, exact)
+
+
+def config_of(**changes: Any) -> pk.Config:
+    return configs.make(
+        layers=1, query_heads=KV_HEADS * GROUP, kv_heads=KV_HEADS, head_dim=DIM,
+        dtype="float32", **{"top_k": ROWS, **changes},
+    )  # fmt: skip
+
+
+def errors(kind: str, seed: int, steps: int) -> dict[str, list[float]]:
+    """Of each way, the errors of all steps, relative to the output's length."""
+    of = drawn(kind, seed, steps)
     found = {}
     for way, changes in WAYS.items():
-        config = configs.make(
-            layers=1, query_heads=KV_HEADS * GROUP, kv_heads=KV_HEADS, head_dim=DIM,
-            dtype="float32", top_k=ROWS, **changes,
-        )  # fmt: skip
-        outputs = zip(_decoded(config, k, v, queries), exact, strict=True)
-        found[way] = [float((out - true).norm() / true.norm()) for out, true in outputs]
+        outputs = zip(_decoded(config_of(**changes), of), of.exact, strict=True)
+        found[way] = [
+            float((out.double() - true).norm() / true.norm()) for (out, *_), true in outputs
+        ]
     return found
 
 
-def _decoded(config: pk.Config, k: Tensor, v: Tensor, queries: Tensor) -> Iterator[Tensor]:
-    """Outputs of a prompt's next steps, in doubles: rows from TOKENS on come one by one."""
+def predictions(of: Drawn, config: pk.Config, tally: Tally) -> None:
+    """Adds the error that each step predicts, and its true one."""
+    spread = (of.v - of.v.mean(dim=0)).square().mean(dim=(0, 2)).sqrt()
+    steps = _decoded(config, of, return_error=True)
+    for (out, error), true in zip(steps, of.exact, strict=True):
+        tally.add(error, out, true, spread)
+
+
+def _decoded(config: pk.Config, of: Drawn, **asked: bool) -> Iterator[list[Tensor]]:
+    """Of a prompt's next steps, the output and what is asked for: rows from TOKENS on come one by
+    one."""
     with pk.Cache(config) as cache:
         sequence = cache.add()
-        cache.prefill(0, [sequence], k[:TOKENS], v[:TOKENS])
-        for i, q in enumerate(queries, TOKENS):
-            out = cache.decode(0, [sequence], q[None], k[i : i + 1], v[i : i + 1])
-            yield out[0].double()
+        cache.prefill(0, [sequence], of.k[:TOKENS], of.v[:TOKENS])
+        for i, q in enumerate(of.queries, TOKENS):
+            new = of.k[i : i + 1], of.v[i : i + 1]
+            found = cache.decode(0, [sequence], q[None], *new, **asked)
+            yield [part[0] for part in (found if asked else (found,))]
 
 
 def structured(size: Size, track: Track) -> dict[str, Any]:

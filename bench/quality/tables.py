@@ -17,8 +17,8 @@ from pathlib import Path
 
 from quality import tables_claims, tables_inside, tables_keys
 from quality.experiments import BUDGETS
-from quality.markdown import share, table
-from quality.sources import Sources
+from quality.markdown import fine, share, table
+from quality.sources import Sources, sized
 
 PAGE = Path(__file__).resolve().parent / "RESULTS.md"
 _BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
@@ -52,6 +52,27 @@ def structured(sources: Sources) -> str:
         without, *_, sampled = line.values()
         rows.append([kind, *(f"{at:.2g}" for at in line.values()), f"{sampled / without:.2f}"])
     return table(["error of the output, 100 rows", *names, "of no tail's"], rows)
+
+
+def predicted(sources: Sources) -> str:
+    """Predicted over true errors, by kind of keys and by model; in brackets both."""
+    rows, names = [], list[str]()
+
+    def add(name: str, ways: dict[str, dict[str, float]]) -> None:
+        names[:] = list(ways)
+        cells = []
+        for at in ways.values():
+            layers = f"; {at['least']:.2f} to {at['largest']:.2f}" if "least" in at else ""
+            both = " / ".join(fine(at[of]) for of in ("predicted", "true"))
+            cells.append(f"**{at['ratio']:.2f}** ({both}{layers})")
+        rows.append([name, *cells])
+
+    for name, run in sources.predicted.items():
+        if name != "structured":
+            add(sized(run), run["ways"])
+    for kind, ways in sources.predicted.get("structured", {}).items():
+        add(kind, ways)
+    return table(["predicted over true error", *names], rows)
 
 
 def drift(sources: Sources) -> str:
@@ -102,6 +123,7 @@ TABLES: dict[str, Callable[[Sources], str]] = {
     "workloads": workloads,
     "budgets": budgets,
     "structured": structured,
+    "predicted": predicted,
     "drift": drift,
     "peers_win": peers_win,
     "measured_on": measured_on,

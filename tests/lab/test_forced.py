@@ -13,7 +13,9 @@ import pytest
 import torch
 from pariskv_core.cli.weights import MODELS
 from quality import __main__ as program
+from quality import predicted
 from quality.methods import make_method
+from quality.predicted import Judged
 from quality.pretrained import forced, needles, prefix, ruler
 from quality.pretrained.attentions import ByHead, Engine, KeepingEngine, Rows, nothing
 from quality.pretrained.prefix import Prefix, Step
@@ -105,14 +107,33 @@ def test_policies_keep_what_the_last_queries_of_the_prefix_need(step, policy, le
     engine.close()
 
 
-def test_rows_in_8_bits_change_outputs_a_little(step):
-    known = step.prefix  # twice, so that there is a zone
+def repeat_prefix(step: Step) -> None:
+    """Twice, so that there is a zone."""
+    known = step.prefix
     for rows in (known.keys, known.values):
         rows[0] = rows[0].repeat(2, 1, 1)
     known.ids = torch.arange(2 * TOKENS)
+
+
+def test_rows_in_8_bits_change_outputs_a_little(step):
+    repeat_prefix(step)
     whole, narrow = (forced.INT8[name]()(step) for name in (forced.WHOLE_ROWS, forced.NARROW_ROWS))
     missed = (narrow - whole).norm() / whole.norm()
     assert 1e-5 < missed < 0.02
+
+
+def test_a_judged_engine_holds_its_outputs_against_full_attention(step):
+    repeat_prefix(step)
+    policy = pk.ParisKV(top_k=32, tail="sample", tail_rows=64)
+    judged = Judged(policy)
+    out = judged(step)
+    assert torch.equal(out, Engine(policy)(step))
+    errors = judged.tallies[0].together()
+    assert errors is not None and errors.searches == STEPS * 2
+    exact = prefix.full(step)
+    apart = (out - exact).view(STEPS, 2, -1).norm(dim=2) / exact.view(STEPS, 2, -1).norm(dim=2)
+    assert errors.relative == pytest.approx(apart.square().mean().sqrt().item(), rel=1e-4)
+    assert errors.predicted > 0
 
 
 def test_methods_of_all_tables_attend_to_something(step):
@@ -322,3 +343,15 @@ def test_the_command_keeps_what_was_measured_before(results, monkeypatch):
     assert list(second["dictionary"]) == ["published"] and "text" not in second
     assert list(third["text"]) == ["full attention", *forced.INT8]
     assert list(third["facts"]) == list(forced.INT8)
+
+
+def test_the_command_keeps_errors_that_were_predicted_before(results, monkeypatch, capsys):
+    ways = {"100 rows": {"predicted": 0.02, "true": 0.01, "ratio": 2.0}}
+    monkeypatch.setattr(prefix, "load", lambda weights: SimpleNamespace(weights=weights))
+    monkeypatch.setattr(predicted, "inside", lambda *_: ways)
+    monkeypatch.setattr(predicted, "on_structured_keys", lambda *_: {"lines": ways})
+    for of in ("structured", "gemma-270m"):
+        program.main(["predicted", "--of", of])
+    found = json.loads((results / "quality-predicted-cpu.json").read_text())["results"]
+    assert found["structured"] == {"lines": ways} and found["gemma-270m"]["ways"] == ways
+    assert "| Gemma-3-270M, 7,168 | **2.00** (.0200 / .0100) |" in capsys.readouterr().out

@@ -8,7 +8,7 @@ from pathlib import Path
 import harness
 import pytest
 from quality import __main__ as program
-from quality import markdown, sources, tables
+from quality import markdown, predicted, sources, tables
 from quality.experiments import BLOCKS, BUDGETS, CONTENDERS, EXPERIMENTS, WHILE_DRIFTING
 from quality.pretrained import forced, lengths, needles, shares
 from quality.sources import Sources
@@ -28,6 +28,17 @@ SYNTHETIC = {
     },
 }
 STRUCTURED = {"lines": {"no tail": 0.5, "1,024 rows": 0.15, "2,048 rows": 0.1}}
+_ERRORS = {"predicted": 0.012, "true": 0.01, "ratio": 1.2}
+_OF_LAYERS = {**_ERRORS, "least": 0.7, "largest": 1.44}
+PREDICTED = {
+    "structured": {"lines": dict.fromkeys(predicted.WAYS, _ERRORS)},
+    "tiny": {
+        "model": "Gemma-3-270M Q4",
+        "tokens": 4096,
+        "steps": 128,
+        "ways": dict.fromkeys(predicted.WAYS, _OF_LAYERS),
+    },
+}
 PRETRAINED = {
     "tiny, code, 4096": {**MODEL, "methods": dict.fromkeys(shares.METHODS, SHARES)},
     "tiny, code, 8192": {**MODEL, "methods": {"block 64": SHARES}},
@@ -131,7 +142,7 @@ KEYS = {
 def everything(tmp_path: Path) -> Sources:
     """Of files like those that the commands write."""
     runs = {"cpu": SYNTHETIC, "models-cpu": PRETRAINED, "inside-cpu": INSIDE, "keys-cpu": KEYS}
-    runs["structured-cpu"] = STRUCTURED
+    runs |= {"structured-cpu": STRUCTURED, "predicted-cpu": PREDICTED}
     for name, results in runs.items():
         text = harness.as_text({"environment": HERE, "results": results})
         (tmp_path / f"quality-{name}.json").write_text(text, encoding="utf-8")
@@ -146,7 +157,8 @@ def test_files_are_read_as_they_were_written(everything):
     parts = (everything.synthetic, everything.pretrained, everything.inside)
     assert parts == (SYNTHETIC, PRETRAINED, INSIDE)
     assert (everything.keys, everything.structured) == (KEYS, STRUCTURED)
-    assert list(everything.where.values()) == ["a processor, 0123456789ab"] * 5
+    assert everything.predicted == PREDICTED
+    assert list(everything.where.values()) == ["a processor, 0123456789ab"] * 6
 
 
 def test_the_page_has_a_place_for_every_table():
@@ -225,6 +237,13 @@ def test_rows_in_8_bits_stand_beside_rows_as_they_come(everything):
     cells = ".00400 | .00425 | +.00025 | .900 | .890 | 30 (-1.50) | 30 (-1.50)"
     assert lines_of("int8", everything)[2:] == [f"| Gemma-3-270M, 4,096 | {cells} |"]
     assert not any(name in line for name in forced.INT8 for line in lines_of("facts", everything))
+
+
+def test_predicted_errors_stand_over_true_ones(everything):
+    model, kind = lines_of("predicted", everything)[2:]
+    cell = "**1.20** (.0120 / .0100; 0.70 to 1.44)"
+    assert model == f"| Gemma-3-270M, 4,096 | {' | '.join([cell] * len(predicted.WAYS))} |"
+    assert kind.startswith("| lines | **1.20** (.0120 / .0100) |")
 
 
 def test_policies_have_their_rows_beside_them(everything):

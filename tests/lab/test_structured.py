@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from quality import structured
+from pariskv_core.cli.errors import Tally
+from quality import predicted, structured
 from quality.experiments import Size
 
 
@@ -41,3 +42,25 @@ def test_the_table_has_every_kind(monkeypatch):
     table = structured.structured(Size(seeds=1, steps=2), lambda items, what: items)
     assert list(table) == list(kinds)
     assert all(list(line) == list(structured.WAYS) for line in table.values())
+
+
+def test_errors_are_predicted_for_the_same_steps():
+    of = structured.drawn("32 clusters", seed=0, steps=4)
+    tally = Tally()
+    structured.predictions(of, structured.config_of(tail_rows=1024), tally)
+    errors = tally.together()
+    assert errors is not None and errors.searches == 4 * structured.KV_HEADS
+    assert errors.holds
+    outputs = structured.errors("32 clusters", seed=0, steps=4)["1,024 rows"]
+    assert 0.5 < errors.relative / (sum(outputs) / 4) < 2
+
+
+def test_the_table_of_predicted_errors_has_every_kind_and_way(monkeypatch):
+    kinds = dict(list(structured.KINDS.items())[:2])
+    monkeypatch.setattr(structured, "KINDS", kinds)
+    table = predicted.on_structured_keys(Size(seeds=1, steps=2), lambda items, what: items)
+    assert list(table) == list(kinds)
+    for ways in table.values():
+        assert list(ways) == list(predicted.WAYS)
+        for at in ways.values():
+            assert at["ratio"] == pytest.approx(at["predicted"] / at["true"], rel=0.01)
