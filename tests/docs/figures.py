@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import figures_estimate
 from sources import (
     DEFAULT,
     GEMMA,
@@ -211,6 +212,7 @@ def fit() -> Iterator[str]:
     yield f"takes {summaries / 1e3:.0f} KB on the GPU instead of {rows / 1e3:.0f} KB"
     small, middle, last = (kl(m, DEFAULT) for m in THREE)
     yield f"{small} on SmolLM2-135M, {middle} on Qwen2.5-Coder-0.5B and {last} on Gemma-3-270M"
+    yield from figures_estimate.fit()
 
 
 def search() -> Iterator[str]:
@@ -240,6 +242,7 @@ def search() -> Iterator[str]:
     noted("quality", "| 32 | 1.02 (1.04) | 1.04 (1.05) | 1.16 (1.17) | 1.12 (1.14) |")
     noted("quality", "| 2 | 1.01 (1.43) | 1.02 (1.44) | .99 (1.39) | .95 (1.35) |")
     yield "On independent keys it is .95 to 1.16 times the true error"
+    yield from figures_estimate.promised()
     yield "it is .001 to .007 above the true one on average, and within .024 to .054 of it"
     noted("quality", "| no run | .994 (.969) | .994 (.970) |")
     noted("quality", "| 300 × `=` | .701 (.066) | .991 (.923) |")
@@ -394,6 +397,8 @@ GIVEN = {
         "| | 1 × 32K | 1 × 128K | 1 × 1M | 8 × 128K |",
     ),
     "docs/search.md": (
+        "2,048 | `error=.01` |",
+        "2,048 | `error=.01`, at most 400 rows |",
         "at most .32 of an octave",
         "within .09 octave",
         "`ParisKV(error=.01, top_k=400)`",
