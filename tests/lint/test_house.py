@@ -256,8 +256,19 @@ def test_every_public_header_has_its_part_of_the_page() -> None:
     page = (ROOT / "docs/cpp.md").read_text()
     parts = set(re.findall(r"^\.\. doxygenfile:: (\S+)", page, re.M))
     parts &= {f"{part}.h" for part in re.findall(r"^\.\. include:: headers/(\w+)\.rst", page, re.M)}
-    nothing_declared = {"pariskv.h", "version.h"}
+    nothing_declared = {"pariskv.h", "export.h"}
     assert parts == {path.name for path in files("cpp/include")} - nothing_declared
+
+
+def test_functions_of_public_headers_are_in_the_shared_library() -> None:
+    """Names without PARISKV_API are hidden: a program would find them in the archive alone."""
+    declared = re.compile(r"^(?!PARISKV_API|constexpr)\w[^;{}#]*\([^;{}]*\);", re.M)
+    wrong = [
+        f"{name(path)}: {' '.join(found[0].split())}"
+        for path in files("cpp/include")
+        for found in declared.finditer(code_of(path))
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("header", [*files("cpp/include")], ids=lambda path: path.name)

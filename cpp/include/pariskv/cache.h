@@ -46,6 +46,7 @@
 #include <vector>
 
 #include "pariskv/config.h"
+#include "pariskv/export.h"
 #include "pariskv/memory.h"
 #include "pariskv/stats.h"
 #include "pariskv/stream.h"
@@ -119,7 +120,7 @@ struct PrefillOptions {
   double softcap = 0;           ///< The same.
 };
 
-class Cache {
+class PARISKV_API Cache {
  public:
   explicit Cache(Config config, Resources resources = {});
   ~Cache();
@@ -285,17 +286,17 @@ class Cache {
   void trim();
 
  private:
-  class Impl;
+  class PARISKV_LOCAL Impl;
   std::unique_ptr<Impl> impl_;
 };
 
 /** The instruction set that the CPU backend runs on: "plain", "avx2" or "avx512". */
-const char* cpu_level();
+PARISKV_API const char* cpu_level();
 
 /** Whether this build has a backend for the device. */
-bool is_built(DeviceType device);
+PARISKV_API bool is_built(DeviceType device);
 
 /** Whether it does and such a device is there. */
-bool is_available(DeviceType device);
+PARISKV_API bool is_available(DeviceType device);
 
 }  // namespace pariskv

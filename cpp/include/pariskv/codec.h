@@ -8,17 +8,19 @@
 #include <cstdint>
 #include <vector>
 
+#include "pariskv/export.h"
+
 namespace pariskv {
 
 /** The dimension that keys are rotated in: the smallest power of two that holds `head_dim`. */
-int64_t rotated_dim_of(int64_t head_dim);
+PARISKV_API int64_t rotated_dim_of(int64_t head_dim);
 
 /**
  * The signs s of the rotation H diag(s) / sqrt(rotated_dim), +1 or -1. They come from a
  * counter-based generator: sign i is the top bit of the SplitMix64 finaliser of
  * seed + (i + 1) * 0x9e3779b97f4a7c15, set meaning -1.
  */
-std::vector<float> rotation_signs(int64_t rotated_dim, uint64_t seed);
+PARISKV_API std::vector<float> rotation_signs(int64_t rotated_dim, uint64_t seed);
 
 /**
  * The magnitude levels of the 4-bit code: the Lloyd-Max quantiser with 8 levels for |u_j|,
@@ -30,6 +32,6 @@ struct MagnitudeLevels {
 };
 
 /** Computed on first use. */
-const MagnitudeLevels& magnitude_levels();
+PARISKV_API const MagnitudeLevels& magnitude_levels();
 
 }  // namespace pariskv

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <string>
 
+#include "pariskv/export.h"
 #include "pariskv/policies.h"
 #include "pariskv/sizes.h"
 #include "pariskv/tensor_view.h"
@@ -19,7 +20,7 @@
 namespace pariskv {
 
 /** "cpu" or "cuda:<index>". */
-std::string name_of(const Device& device);
+PARISKV_API std::string name_of(const Device& device);
 
 /** Where a cache on a GPU keeps the K and V rows of retrieval zones. */
 enum class Placement : uint8_t {
@@ -81,12 +82,12 @@ struct Config {
   int64_t group() const { return query_heads / kv_heads; }
 
   /** Throws std::invalid_argument on the first thing that does not fit. */
-  void validate() const;
+  PARISKV_API void validate() const;
 
   /** The same with its own sizes for all left out: what a cache goes by, and its `config()`. */
-  Config resolved() const;
+  PARISKV_API Config resolved() const;
 
-  friend bool operator==(const Config& a, const Config& b);
+  PARISKV_API friend bool operator==(const Config& a, const Config& b);
   friend bool operator!=(const Config& a, const Config& b) { return !(a == b); }
 };
 

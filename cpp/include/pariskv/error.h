@@ -20,10 +20,12 @@
 #include <stdexcept>
 #include <string>
 
+#include "pariskv/export.h"
+
 namespace pariskv {
 
 /** The budget or the resource behind an arena refused an allocation. */
-class OutOfMemory : public std::bad_alloc {
+class PARISKV_API OutOfMemory : public std::bad_alloc {
  public:
   explicit OutOfMemory(std::string message) : message_(std::move(message)) {}
   const char* what() const noexcept override { return message_.c_str(); }
@@ -33,13 +35,13 @@ class OutOfMemory : public std::bad_alloc {
 };
 
 /** A CUDA call failed. Most often the device is lost to the process after it; see the text. */
-class CudaError : public std::runtime_error {
+class PARISKV_API CudaError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
 /** The system would not read or write a file: it is not there, the disk is full, and so on. */
-class FileError : public std::runtime_error {
+class PARISKV_API FileError : public std::runtime_error {
  public:
   FileError(const std::string& message, int code) : std::runtime_error(message), code_(code) {}
   int code() const { return code_; }
@@ -49,13 +51,13 @@ class FileError : public std::runtime_error {
 };
 
 /** A call was told to stop before it was done. */
-class Stopped : public std::runtime_error {
+class PARISKV_API Stopped : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
 /** A promise that the library makes to itself was broken. */
-class InternalError : public std::logic_error {
+class PARISKV_API InternalError : public std::logic_error {
  public:
   using std::logic_error::logic_error;
 };

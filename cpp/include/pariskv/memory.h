@@ -23,9 +23,11 @@
 #include <functional>
 #include <memory>
 
+#include "pariskv/export.h"
+
 namespace pariskv {
 
-class MemoryResource {
+class PARISKV_API MemoryResource {
  public:
   virtual ~MemoryResource() = default;
 
@@ -42,7 +44,7 @@ class MemoryResource {
 };
 
 /** The process heap: the default of a cache on the CPU. */
-std::shared_ptr<MemoryResource> heap_resource();
+PARISKV_API std::shared_ptr<MemoryResource> heap_resource();
 
 /** What an embedding program lends a cache; an empty pointer means the library's own memory. */
 struct Resources {

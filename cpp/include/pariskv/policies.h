@@ -9,6 +9,8 @@
 #include <variant>
 #include <vector>
 
+#include "pariskv/export.h"
+
 namespace pariskv {
 
 /** The regions of a sequence, in tokens: [sink | retrieval | local | update buffer]. */
@@ -80,10 +82,10 @@ struct ParisKV {
   static constexpr RegionDefaults kRegions = {4, 256, 512, 2048, 8192};
 
   /** With numbers and rules in place of what is the policy's own. */
-  ParisKV resolved() const;
+  PARISKV_API ParisKV resolved() const;
 
   /** Throws std::invalid_argument on the first setting that does not fit. */
-  void validate() const;
+  PARISKV_API void validate() const;
 
   friend bool operator==(const ParisKV& a, const ParisKV& b) {
     return a.top_k == b.top_k && a.scorer == b.scorer && a.group_rule == b.group_rule &&
@@ -135,7 +137,7 @@ struct HardKV {
   HardKV resolved() const { return *this; }
 
   /** Throws std::invalid_argument on the first setting that does not fit. */
-  void validate() const;
+  PARISKV_API void validate() const;
 
   friend bool operator==(const HardKV& a, const HardKV& b) {
     return a.most == b.most && a.p == b.p && a.least == b.least && a.metric == b.metric &&
@@ -174,7 +176,7 @@ struct PRKV {
   PRKV resolved() const { return *this; }
 
   /** Throws std::invalid_argument on the first setting that does not fit. */
-  void validate() const;
+  PARISKV_API void validate() const;
 
   friend bool operator==(const PRKV& a, const PRKV& b) {
     return a.budget == b.budget && a.static_share == b.static_share && a.page == b.page &&

@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "pariskv/export.h"
+
 namespace pariskv {
 
 enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16 };
@@ -27,7 +29,7 @@ constexpr int64_t size_of(DType dtype) {
 }
 
 /** "float32", "float16" or "bfloat16". */
-const char* name_of(DType dtype);
+PARISKV_API const char* name_of(DType dtype);
 
 enum class DeviceType : uint8_t { kCpu, kCuda };
 
@@ -54,11 +56,12 @@ struct TensorView {
   std::array<int64_t, kMaxRank> strides{};  ///< In elements; the last one must be 1.
 
   /** A row-major view of `data`, whose dimensions are `shape`. */
-  static TensorView contiguous(void* data, DType dtype, std::initializer_list<int64_t> shape,
-                               Device device = {});
+  PARISKV_API static TensorView contiguous(void* data, DType dtype,
+                                           std::initializer_list<int64_t> shape,
+                                           Device device = {});
 
   /** Elements in the view, strides left aside. */
-  int64_t size() const;
+  PARISKV_API int64_t size() const;
 };
 
 }  // namespace pariskv

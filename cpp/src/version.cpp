@@ -1,0 +1,7 @@
+#include "pariskv/version.h"
+
+namespace pariskv {
+
+const char* version() { return PARISKV_VERSION_STRING; }
+
+}  // namespace pariskv
