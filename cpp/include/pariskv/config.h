@@ -59,7 +59,8 @@ struct Config {
 
   // The machine.
   Device device;
-  int64_t threads = 0;            ///< Of the CPU backend; 0 takes one per core.
+  /** Of the CPU backend, with the caller's; 0: one per core. Of an executor, at most so many. */
+  int64_t threads = 0;
   /**
    * The store grows by this much; a multiple of 64. -1: 128 tokens on a GPU that keeps rows as long
    * as there is room, else 1,024.

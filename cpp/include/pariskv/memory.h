@@ -23,6 +23,7 @@
 #include <functional>
 #include <memory>
 
+#include "pariskv/executor.h"
 #include "pariskv/export.h"
 
 namespace pariskv {
@@ -56,9 +57,12 @@ struct Resources {
    * Asked between the pieces of a long call, on the thread that made the call; once it says true
    * the call throws Stopped. Pieces take milliseconds, so it may be asked often and has to be
    * quick. It must not throw, nor call the cache: such a call is refused. Not asked by `remove`,
-   * the end of a cache, and work that a GPU does by itself.
+   * the end of a cache, and work that a GPU does by itself; nor while an executor works on other
+   * threads alone.
    */
   std::function<bool()> should_stop;
+  /** Threads for the work of a cache on the CPU; null: the cache starts its own. */
+  std::shared_ptr<Executor> executor;
 };
 
 /** An arena's books, in bytes. */

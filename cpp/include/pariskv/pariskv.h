@@ -14,6 +14,7 @@
 #include "pariskv/stream.h"
 #include "pariskv/tensor_view.h"
 
+#include "pariskv/executor.h"
 #include "pariskv/memory.h"
 
 #include "pariskv/config.h"

@@ -14,7 +14,7 @@ namespace cpu {
 CpuBackend::CpuBackend(const Config& config, const Resources& resources)
     : kernels_(best_kernels()),
       stoppable_(bool(resources.should_stop)),
-      pool_(config.threads, StopCheck(resources.should_stop)),
+      pool_(config.threads, StopCheck(resources.should_stop), resources.executor),
       arena_(resources.host ? resources.host : heap_resource(), config.memory_budget) {}
 
 std::unique_ptr<Search> CpuBackend::make_search(const Config& config, const ModelShape& shape) {

@@ -46,7 +46,7 @@ struct ThreadPool::Shared {
   std::atomic<uint64_t> round{0};  // rises by one with every parallel_for
   bool stop = false;
 
-  Task task{};
+  Work work{};
   bool open = false;  // workers may still join the present round
   int64_t count = 0;
   std::atomic<int64_t> next{0};
@@ -55,14 +55,15 @@ struct ThreadPool::Shared {
   std::atomic<bool> collided{false};  // a worker found itself on the caller's core
   std::atomic<bool> stopped{false};   // the caller was told to stop: workers may leave, too
   std::thread::id caller;             // of the present round
+  const StopCheck* asked = nullptr;   // by the caller between two indices; null: not asked
   std::exception_ptr failure;
 
-  /** @param asked  null: not asked */
-  void take_part(const StopCheck* asked) {
+  /** @param asks  null: does not ask */
+  void take_part(const StopCheck* asks) {
     for (int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) {
       try {
-        if (asked != nullptr) check(*asked);
-        task.call(task.self, i);
+        if (asks != nullptr) check(*asks);
+        work.call(work.self, i);
       } catch (...) {
         const std::lock_guard<std::mutex> lock(mutex);
         if (!failure) failure = std::current_exception();
@@ -71,19 +72,40 @@ struct ThreadPool::Shared {
     }
   }
 
+  /** A thread of an executor joins the round. Where that is over already, it does nothing. */
+  void join() {
+    const StopCheck* asks = nullptr;
+    {
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (!open) return;
+      ++busy;
+      if (caller == std::this_thread::get_id()) asks = asked;
+    }
+    take_part(asks);
+    leave();
+  }
+
+  void leave() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    --busy;
+    if (busy == 0) done.notify_all();
+  }
+
   /** On the caller's thread. */
-  void check(const StopCheck& asked) {
-    if (!asked.wanted()) return;
+  void check(const StopCheck& asks) {
+    if (!asks.wanted()) return;
     stopped = true;
     throw pariskv::stopped();
   }
 };
 
-ThreadPool::ThreadPool(int64_t threads, StopCheck stop)
+ThreadPool::ThreadPool(int64_t threads, StopCheck stop, std::shared_ptr<Executor> executor)
     : stop_(std::move(stop)),
+      executor_(std::move(executor)),
       threads_(threads > 0 ? threads : std::max<int64_t>(1, std::thread::hardware_concurrency())),
       owner_process_(this_process()),
       shared_(new Shared) {
+  if (executor_) return;
   workers_.reserve(size_t(threads_ - 1));
   try {
     for (int64_t i = 1; i < threads_; ++i) {
@@ -126,11 +148,7 @@ void ThreadPool::serve(Shared& shared) {
     }
     if (this_cpu() == shared.caller_cpu) shared.collided = true;
     shared.take_part(nullptr);
-    {
-      const std::lock_guard<std::mutex> lock(shared.mutex);
-      --shared.busy;
-      if (shared.busy == 0) shared.done.notify_all();
-    }
+    shared.leave();
   }
 }
 
@@ -162,15 +180,25 @@ void ThreadPool::check_stop() {
   }
 }
 
-void ThreadPool::run(int64_t count, Task task, bool stops) {
+/** Whatever an executor does or leaves undone, the caller then takes part in what is left. */
+void ThreadPool::ask_executor(int64_t count) {
+  const Task task{[](void* shared) { static_cast<Shared*>(shared)->join(); }, shared_};
+  try {
+    executor_->run(std::min(count, threads_), task);
+  } catch (...) {
+  }
+}
+
+void ThreadPool::run(int64_t count, Work work, bool stops) {
   if (count <= 0) return;
   const StopCheck* stop = stops ? &stop_ : nullptr;
   Shared& shared = *shared_;
-  if (count == 1 || workers_.empty() || this_process() != owner_process_) {
+  const bool alone = threads_ == 1 || (workers_.empty() && !executor_);
+  if (count == 1 || alone || this_process() != owner_process_) {
     shared.caller = std::this_thread::get_id();  // no worker is inside a task
     for (int64_t i = 0; i < count; ++i) {
       if (stops) stop_.check();
-      task.call(task.self, i);
+      work.call(work.self, i);
     }
     return;
   }
@@ -178,16 +206,21 @@ void ThreadPool::run(int64_t count, Task task, bool stops) {
   if (shared.collided.exchange(false)) keep_off(shared.caller_cpu);
   {
     const std::lock_guard<std::mutex> lock(shared.mutex);
-    shared.task = task;
+    shared.work = work;
     shared.open = true;
     shared.count = count;
     shared.next.store(0);
     shared.failure = nullptr;
     shared.stopped = false;
     shared.caller = std::this_thread::get_id();
+    shared.asked = stop;
     shared.round.fetch_add(1);
   }
-  shared.wake.notify_all();
+  if (executor_) {
+    ask_executor(count);
+  } else {
+    shared.wake.notify_all();
+  }
   shared.take_part(stop);
   {
     const std::lock_guard<std::mutex> lock(shared.mutex);
