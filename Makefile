@@ -15,7 +15,7 @@ PIP := .venv/bin/python -m pip
 WHEEL_OPTIONS = --no-build-isolation --no-deps -C cmake.define.PARISKV_CUDA=$(CUDA)
 
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cmake cpp python -type f -not -name '*.pyc')
-CPP_FILES = $(shell find bench cpp examples python tests -regex '.*\.\(h\|cpp\|cuh?\|inl\)')
+CPP_FILES = $(shell find bench cpp examples python tests -regex '.*\.\(h\|c\|cpp\|cuh?\|inl\)')
 
 .PHONY: help demo test test-cpp test-python test-transformers test-older test-long sanitize bench \
 	quality quality-models quality-inside quality-policies wheel test-wheel docs \
@@ -98,6 +98,7 @@ in_parts = { $(1); } | xargs -P $(CORES) -L 1 sh -c \
 CORES = $(shell nproc)
 
 CPP_TESTS = build/cpp/tests/cpp/pariskv_tests
+C_TESTS = build/cpp/tests/c/pariskv_c_tests
 FAKE = build/cpp/tests/cpp/fake_cuda/pariskv_fake_cuda_tests
 EMULATED = build/cpp/tests/cpp/emulated_cuda/pariskv_emulated_cuda_tests_sm
 CPP_WITHOUT_GPU = $(call parts,$(EVERY),'$(CPP_TESTS) --gtest_filter=-*Cuda*')
@@ -124,6 +125,7 @@ test-cpp: .venv/.base
 	  if nvidia-smi -L > /dev/null 2>&1; then $(call timed,C++ tests,$(CPP_TESTS) --gtest_brief=1); \
 	  else echo "There is no GPU here: the tests of the CUDA backend are left out."; \
 	  $(call timed,C++ tests,$(call in_parts,$(CPP_WITHOUT_GPU))); fi; fi
+	@if [ -x $(C_TESTS) ]; then $(call timed,C tests,$(C_TESTS)); fi
 	@if [ -x $(FAKE) ]; then $(call timed,fake CUDA,$(call in_parts,$(call parts,$(EVERY),$(FAKE)))); fi
 	@if [ -x $(EMULATED)$(lastword $(ARCHITECTURES_$(ORDERS))) ]; then \
 	  $(call timed,emulated CUDA,$(call in_parts,$(EMULATED_$(ORDERS)))); fi

@@ -70,8 +70,8 @@ void Cache::read(int64_t layer, SequenceId sequence, int64_t begin, const Tensor
   verb.check_apart("k", k, "v", v);
   const SequenceView view = impl_->view(*layers[0]);
   if (begin < 0 || begin > view.total || tokens > view.total - begin) {
-    fail("[read] positions: expected a range within 0 to ", view.total, ", got ", begin, " to ",
-         begin + tokens);
+    fail("[read] positions: expected a range within 0 to ", view.total, ", got ", tokens,
+         " positions from ", begin);
   }
   if (tokens == 0) return;
   verb.check_stored(sequence, layers[0]->dropped, {begin, begin + tokens});

@@ -21,6 +21,7 @@ SOURCE = OUT / "source"
 BESIDE = ("DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md")
 RENAMED = {"search.md": "the-search.md"}  # Sphinx has a page of that name, to search in
 HEADERS = ROOT / "cpp/include/pariskv"
+OF_C = {"c_8h.xml", "c__types_8h.xml"}  # their names are in no namespace
 DOXYGEN = f"""
 INPUT = "{OUT}/include"
 RECURSIVE = YES
@@ -93,23 +94,33 @@ def read_headers() -> None:
 def write_contents() -> None:
     """headers/cache.rst and its like: what a header declares, in its order."""
     found: dict[str, list[tuple[int, str]]] = {}
+    structs = {
+        file.stem[len("struct") :].replace("__", "_") for file in (OUT / "xml").glob("struct*.xml")
+    }
     for file in (OUT / "xml").glob("*.xml"):
+        global_names = file.name.startswith("namespace") or file.name in OF_C
         for thing in ElementTree.parse(file).getroot().iter():
             kind, name = thing.get("kind", ""), thing.findtext("compoundname", "")
             if thing.tag == "compounddef" and kind in ("class", "struct"):
                 if name.count("::") > 1:  # a struct within another comes with it
                     continue
                 name += "\n   :members:\n   :undoc-members:"
-            elif thing.tag == "memberdef" and file.name.startswith("namespace"):
-                name = thing.findtext("qualifiedname", "")
+            elif thing.tag == "memberdef" and global_names:
+                name = thing.findtext("qualifiedname") or thing.findtext("name", "")
+                if kind == "define" or (kind == "typedef" and name in structs):
+                    continue
                 name += thing.findtext("argsstring", "") if kind == "function" else ""
             else:
                 continue
             place = thing.find("location")
             header = Path(place.get("file")).stem
-            found.setdefault(header, []).append(
-                (int(place.get("line")), f".. doxygen{kind}:: {name}\n")
-            )
+            directive = f".. doxygen{kind}:: {name}\n"
+            returned = "".join(thing.find("type").itertext()) if kind == "typedef" else ""
+            if "(*)" in returned:  # Breathe has the name of a function's type in the wrong place
+                declared = returned.replace("(*)", f"(*{name})") + thing.findtext("argsstring", "")
+                brief = "".join(thing.find("briefdescription").itertext()).strip()
+                directive = f".. cpp:type:: {declared}\n\n   {brief}\n"
+            found.setdefault(header, []).append((int(place.get("line")), directive))
     (SOURCE / "headers").mkdir()
     for header, things in found.items():
         text = "\n".join(directive for _, directive in sorted(things))

@@ -117,6 +117,21 @@ TEST(SharedLibrary, HasAllThatHeadersDeclare) {
   }
 }
 
+TEST(SharedLibrary, NamesOfCAreTheRecordedOnes) {
+  std::set<std::string> found, recorded;
+  for (const std::string& name : shown()) {
+    if (name.rfind("pariskv_", 0) == 0) found.insert(name);
+  }
+  const std::string record = text_of(PARISKV_C_RECORD);
+  const std::regex call("(pariskv_\\w+)\\(");
+  for (auto i = std::sregex_iterator(record.begin(), record.end(), call);
+       i != std::sregex_iterator(); ++i) {
+    recorded.insert((*i)[1]);
+  }
+  EXPECT_EQ(found, recorded);
+  EXPECT_GT(found.size(), 30u);
+}
+
 TEST(SharedLibrary, ItsNameForTheLoaderHasTheVersion) {
   const std::string dynamic = said_by("readelf -d -W " PARISKV_SHARED_LIBRARY);
   EXPECT_NE(dynamic.find("Library soname: [libpariskv.so." PARISKV_SOVERSION "]"),

@@ -14,7 +14,7 @@ INCLUDE = ROOT / "cpp/include"
 SRC = ROOT / "cpp/src"
 CUDA = ROOT / "cpp/cuda"
 
-CPP_SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".inl"}
+CPP_SUFFIXES = {".h", ".c", ".cpp", ".cu", ".cuh", ".inl"}
 MAX_LINES = 450
 
 # A policy sees no other one. Backends and what is common to all policies see every one of them.
@@ -31,6 +31,8 @@ ROOMS = {
     "cpp/src/cpu": {"cpp/include", "cpp/src", *POLICIES},
     "cpp/src/gpu": {"cpp/include", "cpp/src"},
     **{policy: {"cpp/include", "cpp/src"} for policy in POLICIES},
+    # C is a second public door: it sees what any embedder sees, and how errors are written.
+    "cpp/src/c": {"cpp/include", "cpp/src"},
     "cpp/src": {"cpp/include", "cpp/src/gpu", *POLICIES},
     "cpp/cuda/device": set(),
     "cpp/cuda/exact": {"cpp/include", "cpp/src", "cpp/cuda", "cpp/cuda/device"},
@@ -46,7 +48,8 @@ ROOMS = {
     "examples": {"cpp/include"},
     "tests/cpp/emulated_cuda": {"cpp/include", "cpp/src", *ALL_CUDA, *POLICIES},
     "tests/cpp/fake_cuda": {"cpp/include", "cpp/src", *ALL_CUDA, *POLICIES},
-    "tests/cpp": {"cpp/include", "cpp/src", "cpp/src/cpu", *ALL_CUDA, *POLICIES},
+    "tests/cpp": {"cpp/include", "cpp/src", "cpp/src/c", "cpp/src/cpu", *ALL_CUDA, *POLICIES},
+    "tests/c": {"cpp/include"},
 }
 
 # A file compiled for one instruction set must not bring in inline functions, for the linker
@@ -60,6 +63,9 @@ ISA_HEADERS = {
     "stdint.h",
     "string.h",
 }
+
+# Headers that C reads have its standard library in place of C++'s.
+C_HEADERS = {(name, std) for name in ("c.h", "c_types.h") for std in ("stddef.h", "stdint.h")}
 
 FOREIGN = re.compile(
     r"(torch|ATen|c10|cuda|cub|cooperative_groups|mma|thrust|nanobind|Python|dlpack)(?=\W|_)"
@@ -162,7 +168,8 @@ def test_public_headers_include_themselves_and_the_standard_library_only() -> No
         f"{name(path)} includes {included}"
         for path in files("cpp/include")
         for included, opening in includes(path)
-        if ("pariskv/" in included) != (opening == '"') or (opening == "<" and "." in included)
+        if ("pariskv/" in included) != (opening == '"')
+        or (opening == "<" and "." in included and (path.name, included) not in C_HEADERS)
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -253,7 +260,7 @@ def test_headers_are_guarded() -> None:
 
 
 def test_every_public_header_has_its_part_of_the_page() -> None:
-    page = (ROOT / "docs/cpp.md").read_text()
+    page = "".join((ROOT / "docs" / page).read_text() for page in ("cpp.md", "c.md"))
     parts = set(re.findall(r"^\.\. doxygenfile:: (\S+)", page, re.M))
     parts &= {f"{part}.h" for part in re.findall(r"^\.\. include:: headers/(\w+)\.rst", page, re.M)}
     nothing_declared = {"pariskv.h", "export.h"}
@@ -262,7 +269,7 @@ def test_every_public_header_has_its_part_of_the_page() -> None:
 
 def test_functions_of_public_headers_are_in_the_shared_library() -> None:
     """Names without PARISKV_API are hidden: a program would find them in the archive alone."""
-    declared = re.compile(r"^(?!PARISKV_API|constexpr)\w[^;{}#]*\([^;{}]*\);", re.M)
+    declared = re.compile(r"^(?!PARISKV_API|constexpr|typedef)\w[^;{}#]*\([^;{}]*\);", re.M)
     wrong = [
         f"{name(path)}: {' '.join(found[0].split())}"
         for path in files("cpp/include")

@@ -22,7 +22,8 @@ namespace pariskv {
 
 /** A share of the work under way. Each call takes pieces of it until none are left. */
 struct Task {
-  void (*call)(void* context);  ///< Throws nothing.
+  using Call = void (*)(void* context);
+  Call call;  ///< Throws nothing.
   void* context;
 
   void operator()() const { call(context); }
