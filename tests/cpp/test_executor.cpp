@@ -87,7 +87,7 @@ class Late {
   std::thread thread_;
 };
 
-Config config_of(int policy) {
+Config executor_config(int policy) {
   Config config = test::small_config();
   config.threads = 3;
   if (policy == 1) config.policy = HardKV();
@@ -101,7 +101,7 @@ Config config_of(int policy) {
 std::vector<float> outputs(int policy, std::shared_ptr<Executor> executor) {
   Resources resources;
   resources.executor = std::move(executor);
-  Cache cache(config_of(policy), resources);
+  Cache cache(executor_config(policy), resources);
   Driver driver{cache, cache.add()};
   driver.prefill(policy == 3 ? 1200 : 300, true);
   std::vector<float> all = driver.attend(20);
@@ -140,7 +140,7 @@ TEST(Executor, ATaskThatComesLateDoesNoHarm) {
         [late](int64_t times, const Task& task) { (*late)(times, task); });
     Resources resources;
     resources.executor = executor;
-    Cache cache(config_of(policy), resources), plain(config_of(policy));
+    Cache cache(executor_config(policy), resources), plain(executor_config(policy));
     Driver driver{cache, cache.add()}, twin{plain, plain.add()};
     for (Driver* each : {&driver, &twin}) each->prefill(300, true);
     for (int i = 0; i < 200; ++i) ASSERT_EQ(driver.decode(), twin.decode()) << i;
@@ -162,12 +162,12 @@ TEST(Executor, TheCacheStartsNoThreads) {
   Resources resources;
   resources.executor = std::make_shared<Counting>(on_the_caller);
   const int64_t before = threads_of_this_process();
-  Cache cache(config_of(0), resources);
+  Cache cache(executor_config(0), resources);
   Driver driver{cache, cache.add()};
   driver.prefill(300);
   driver.decode();
   EXPECT_EQ(threads_of_this_process(), before);
-  const Cache own(config_of(0));
+  const Cache own(executor_config(0));
   EXPECT_EQ(threads_of_this_process(), before + 2);
 }
 
@@ -175,7 +175,7 @@ TEST(Executor, OneThreadAsksForNone) {
   const auto executor = std::make_shared<Counting>(on_new_threads);
   Resources resources;
   resources.executor = executor;
-  Config config = config_of(0);
+  Config config = executor_config(0);
   config.threads = 1;
   Cache cache(config, resources);
   Driver driver{cache, cache.add()};
@@ -205,7 +205,7 @@ TEST(Executor, ACallIsStoppedOnAnyThreads) {
     Resources resources;
     resources.executor = std::make_shared<Counting>(how);
     resources.should_stop = [&] { return stop.load(); };
-    Cache cache(config_of(3), resources), plain(config_of(3));
+    Cache cache(executor_config(3), resources), plain(executor_config(3));
     Driver driver{cache, cache.add()}, twin{plain, plain.add()};
     for (Driver* each : {&driver, &twin}) each->prefill(1200, true);
     stop = true;
