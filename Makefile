@@ -8,6 +8,9 @@ CUDA = AUTO
 # It is compiled for one GPU, that of this machine or else a Hopper; `make wheel` has them all.
 CUDA_ARCH = $(shell nvidia-smi -L > /dev/null 2>&1 && echo native || echo 90)
 
+# A package is for every GPU, as a wheel is.
+PACKAGE_ARCH = all-supported
+
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -17,7 +20,7 @@ WHEEL_OPTIONS = --no-build-isolation --no-deps -C cmake.define.PARISKV_CUDA=$(CU
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cmake cpp python -type f -not -name '*.pyc')
 CPP_FILES = $(shell find bench cpp examples python tests -regex '.*\.\(h\|c\|cpp\|cuh?\|inl\)')
 
-.PHONY: help demo test test-cpp test-python test-transformers test-older test-long sanitize bench \
+.PHONY: help demo package test test-cpp test-python test-transformers test-older test-long sanitize bench \
 	quality quality-models quality-inside quality-policies wheel test-wheel docs \
 	format lint clean
 .DEFAULT_GOAL := help
@@ -65,6 +68,14 @@ wheel: .venv/.base ## the wheels to publish, into dist/: every Python here, ever
 
 test-wheel: ## install each wheel of dist/ where no compiler is, and run a demo; the sdist, too
 	@.venv/bin/python packaging/test_wheels.py --sdist
+
+package: .venv/.base ## the library for C and C++ as a tarball and a .deb, in dist/; docs/embed.md
+	@cmake -S . -B build/package -G Ninja --log-level=NOTICE -D PARISKV_CUDA=$(CUDA) \
+	  -D PARISKV_CUDA_ARCHITECTURES=$(PACKAGE_ARCH)
+	@cmake --build build/package -- --quiet
+	@cpack --config build/package/CPackConfig.cmake -B dist > build/package.log \
+	  || { cat build/package.log; exit 1; }
+	@rm -rf dist/_CPack_Packages && ls -l dist/pariskv-*.tar.gz dist/pariskv_*.deb
 
 docs: .venv/.docs ## the documentation as HTML, in build/docs/html
 	@.venv/bin/python docs/site/build.py

@@ -30,3 +30,25 @@ configure_package_config_file(cmake/pariskvConfig.cmake.in pariskvConfig.cmake
 write_basic_package_version_file(pariskvConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/pariskvConfig.cmake
               ${PROJECT_BINARY_DIR}/pariskvConfigVersion.cmake DESTINATION ${package_dir})
+
+# pariskv.pc, for builds without CMake. It finds its folder by its own place, so that a tarball may
+# be unpacked anywhere.
+if(IS_ABSOLUTE ${CMAKE_INSTALL_LIBDIR})
+  message(STATUS "pariskv: CMAKE_INSTALL_LIBDIR is an absolute path, so there is no pariskv.pc")
+  return()
+endif()
+file(RELATIVE_PATH up /p/${CMAKE_INSTALL_LIBDIR}/pkgconfig /p)
+string(REGEX REPLACE "/$" "" up ${up})
+set(pc_prefix "\${pcfiledir}/${up}")
+set(pc_private " -lstdc++ -lm -lpthread")
+if(PARISKV_HAVE_CUDA)
+  string(APPEND pc_private " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt")
+endif()
+set(pc_libs)
+if(NOT TARGET pariskv_shared)
+  set(pc_libs ${pc_private})
+  set(pc_private)
+endif()
+configure_file(cmake/pariskv.pc.in pariskv.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/pariskv.pc
+        DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

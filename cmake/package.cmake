@@ -1,0 +1,25 @@
+# `cpack` in the build folder: a tarball to unpack anywhere, and a package for Debian and Ubuntu.
+if(SKBUILD OR NOT PARISKV_SHARED)
+  return()
+endif()
+set(CPACK_GENERATOR TGZ DEB)
+set(CPACK_PACKAGE_NAME pariskv)
+set(CPACK_PACKAGE_VENDOR "the authors of pariskv_core")
+set(CPACK_PACKAGE_CONTACT "the authors of pariskv_core")
+set(CPACK_PACKAGE_FILE_NAME pariskv-${PROJECT_VERSION}-Linux-${CMAKE_SYSTEM_PROCESSOR})
+set(CPACK_RESOURCE_FILE_LICENSE ${PROJECT_SOURCE_DIR}/LICENSE)
+set(CPACK_THREADS 0)  # as many as there are cores
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/pariskv RENAME copyright)
+
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_SECTION libdevel)
+set(CPACK_DEBIAN_COMPRESSION_TYPE xz)
+# Which packages have the libraries that this one needs, and their versions.
+find_program(PARISKV_SHLIBDEPS dpkg-shlibdeps)
+mark_as_advanced(PARISKV_SHLIBDEPS)
+if(PARISKV_SHLIBDEPS)
+  set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+else()
+  set(CPACK_DEBIAN_PACKAGE_DEPENDS "libc6, libstdc++6")
+endif()
+include(CPack)
