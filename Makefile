@@ -70,10 +70,12 @@ test-wheel: ## install each wheel of dist/ where no compiler is, and run a demo;
 	@.venv/bin/python packaging/test_wheels.py --sdist
 
 package: .venv/.base ## the library for C and C++ as a tarball and a .deb, in dist/; docs/embed.md
-	@cmake -S . -B build/package -G Ninja --log-level=NOTICE -D PARISKV_CUDA=$(CUDA) \
-	  -D PARISKV_CUDA_ARCHITECTURES=$(PACKAGE_ARCH)
+	@mkdir -p build
+	@cmake -S . -B build/package -G Ninja -D PARISKV_CUDA=$(CUDA) \
+	  -D PARISKV_CUDA_ARCHITECTURES=$(PACKAGE_ARCH) > build/package.log 2>&1 \
+	  || { cat build/package.log; exit 1; }
 	@cmake --build build/package -- --quiet
-	@cpack --config build/package/CPackConfig.cmake -B dist > build/package.log \
+	@cpack --config build/package/CPackConfig.cmake -B dist > build/package.log 2>&1 \
 	  || { cat build/package.log; exit 1; }
 	@rm -rf dist/_CPack_Packages && ls -l dist/pariskv-*.tar.gz dist/pariskv_*.deb
 

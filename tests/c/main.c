@@ -25,10 +25,18 @@ static const Test kTests[] = {
     {"errors_of_threads", test_errors_of_threads},
 };
 
+/** Whether a test is among those that are asked for: all of them, or some by name. */
+static int is_wanted(const char* name, int count, char** words) {
+  for (int i = 1; i < count; ++i) {
+    if (strcmp(words[i], name) == 0) return 1;
+  }
+  return count <= 1;
+}
+
 int main(int count, char** words) {
   int run = 0;
   for (size_t i = 0; i < sizeof kTests / sizeof kTests[0]; ++i) {
-    if (count > 1 && strcmp(words[1], kTests[i].name) != 0) continue;
+    if (!is_wanted(kTests[i].name, count, words)) continue;
     const int failed = failures, checked = checks;
     kTests[i].run();
     printf("%-18s %6d checks, %d failed\n", kTests[i].name, checks - checked, failures - failed);
