@@ -161,7 +161,7 @@ Config config_of(const pariskv_config* given) {
   config.host_budget = settings.host_budget;
   config.row_cache = settings.row_cache;
   config.placement =
-      enum_of<Placement>("[config] placement", settings.placement, {"host", "device"});
+      enum_of<Placement>("[config] placement", settings.placement, {"auto", "host", "device"});
   const int policies = int(settings.pariskv != nullptr) + int(settings.hardkv != nullptr) +
                        int(settings.prkv != nullptr);
   if (policies > 1) {

@@ -28,6 +28,9 @@ Codec make_codec(const ModelShape& shape, const ParisKV& settings) {
   return codec;
 }
 
+/** A zone opens at least so many tokens before it is searched: the window moves at its own pace. */
+constexpr int64_t kLeastAhead = 1024;
+
 /** Where a zone's balance is set: enough keys are in it, and it ends with a block of any size. */
 int64_t opening_of(int64_t least) {
   return (least + kBalanceGrain - 1) / kBalanceGrain * kBalanceGrain;
@@ -51,10 +54,10 @@ Needs needs_of(const ParisKV& settings, const Config& config, const ModelShape& 
   needs.tail_seed = Tail::seed_of(settings.seed);
   needs.rows_per_head = settings.top_k;
   needs.estimates_error = estimates_error(settings);
-  // What is not searched needs no summaries: a zone opens with the last flush before it is. Narrow
-  // rows are searched from the first one on: what is attended to in full is plain.
-  const int64_t grain = std::max<int64_t>(layout.block, 1);
-  needs.opening = std::max<int64_t>(config.dense_below - config.local - config.update - grain, 0);
+  // What is not searched needs no summaries: a zone opens some tokens before it is. Narrow rows are
+  // searched from the first one on: what is attended to in full is plain.
+  const int64_t window = config.local + config.update + std::max<int64_t>(layout.block, 1);
+  needs.opening = std::max<int64_t>(config.dense_below - std::max(window, kLeastAhead), 0);
   if (shape.narrows()) {
     needs.opening = std::max(config.dense_below, config.sink + settings.top_k + 1);
   }
