@@ -282,54 +282,6 @@ void Cache::Impl::decode(int64_t layer, const Batch& sequences, const StepTensor
   count_step(step);
 }
 
-void Cache::advance(const Batch& sequences, Stream stream) {
-  const Impl::Lock lock(*impl_);
-  const Verb verb = impl_->verb("advance");
-  const std::vector<Sequence*> batch = impl_->find_unsettled(verb, sequences);
-  const Config& config = impl_->config_;
-  Backend& backend = *impl_->backend_;
-  if (!backend.capabilities().graphs) {
-    fail(
-        "[advance] expected a cache on a GPU; on the CPU there are no graphs, and decode makes "
-        "room by itself");
-  }
-  if (config.local == 0) {
-    fail(
-        "[advance] expected a config with a local window of 1 token or more, got local 0: a "
-        "replayed token may not enter the zone as it arrives");
-  }
-  const Impl::Visit visit(*impl_, stream);
-  if (impl_->advance_quietly(sequences, batch, stream)) {
-    backend.expect_replays(stream);
-    return;
-  }
-  for (Sequence* sequence : batch) sequence->settle();
-  impl_->reserved_for_.clear();
-  std::vector<Layer*> layers;
-  std::vector<Regions> next;
-  for (int64_t layer = 0; layer < config.layers; ++layer) {
-    for (Sequence* sequence : batch) {
-      layers.push_back(&sequence->layers[size_t(layer)]);
-      next.push_back(layers.back()->regions.grown(1, impl_->sizes_));
-      verb.check_total(next.back().total());
-    }
-  }
-  const auto reserve = [&](Impl::Step& planned) {
-    DecodeArgs args = impl_->decode_args(0);
-    args.batch = int64_t(batch.size());
-    for (args.layer = 0; args.layer < config.layers; ++args.layer) {
-      args.sequences = planned.views.data() + args.layer * args.batch;
-      impl_->search_->reserve(args);
-    }
-  };
-  Impl::Step step = impl_->plan(layers, next, Planner::Use::kDecode, stream, false, reserve);
-  impl_->offload_beside(step, stream);
-  impl_->carry_out(step, [] {}, [] {}, stream);
-  backend.expect_replays(stream);
-  impl_->count_step(step);
-  impl_->look_ahead(sequences, batch);
-}
-
 void Cache::attend(int64_t layer, const Batch& sequences, const std::vector<int64_t>& lengths,
                    const TensorView& q, const TensorView& out, const AttendOptions& options,
                    Stream stream) {

@@ -295,37 +295,6 @@ void Cache::Impl::offload_beside(const Step& step, Stream stream) {
   offload_pace_.start_beside(quiet, stream);
 }
 
-bool Cache::Impl::advance_quietly(const Batch& batch, const std::vector<Sequence*>& sequences,
-                                  Stream stream) {
-  const auto is_quiet = [](const Sequence* sequence) { return sequence->quiet > 0; };
-  if (!std::all_of(sequences.begin(), sequences.end(), is_quiet) || reserved_for_ != batch.ids()) {
-    return false;
-  }
-  std::vector<SequenceView*> views;
-  for (Sequence* sequence : sequences) views.push_back(sequence->device.as<SequenceView>());
-  offload_pace_.start_beside(true, stream);
-  backend_->word_updates()->add_token(views.data(), int64_t(views.size()), config_.layers, stream);
-  for (Sequence* sequence : sequences) {
-    ++sequence->unsettled, --sequence->quiet;
-    stats_.searched_tokens += sequence->searched;
-  }
-  stats_.decode_tokens += int64_t(sequences.size()) * config_.layers;
-  return true;
-}
-
-void Cache::Impl::look_ahead(const Batch& batch, const std::vector<Sequence*>& sequences) {
-  const bool searches = search_->needs().rows_per_head > 0;
-  for (Sequence* sequence : sequences) {
-    sequence->quiet = kMostTokens, sequence->searched = 0;
-    for (const Layer& layer : sequence->layers) {
-      sequence->quiet = std::min(sequence->quiet, planner_.quiet_steps(layer));
-      if (sequence->quiet == 0) break;
-      sequence->searched += searches && view(layer).sparse != 0;
-    }
-  }
-  reserved_for_ = batch.ids();
-}
-
 void Cache::Impl::publish(Layer& layer, Stream stream) {
   Block tables = layer.tables.grown(layer.store.segments(), backend_->arena());
   layer.tables.publish(view(layer), layer.store.segments(), layer.narrow.segments(), tables,

@@ -31,11 +31,7 @@ enum pariskv_device { PARISKV_CPU = 0, PARISKV_CUDA = 1 };
 enum pariskv_kv_dtype { PARISKV_KV_AUTO = 0, PARISKV_KV_INT8 = 1 };
 
 /** Where a cache on a GPU keeps rows of retrieval zones: Placement of config.h. */
-enum pariskv_placement {
-  PARISKV_PLACE_AUTO = 0,
-  PARISKV_PLACE_HOST = 1,
-  PARISKV_PLACE_DEVICE = 2
-};
+enum pariskv_placement { PARISKV_PLACE_AUTO = 0, PARISKV_PLACE_HOST = 1, PARISKV_PLACE_DEVICE = 2 };
 
 /** Scorer of policies.h. */
 enum pariskv_scorer { PARISKV_SCORER_SIGN_NORM = 0, PARISKV_SCORER_VOTES = 1 };

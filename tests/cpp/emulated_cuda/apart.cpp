@@ -1,6 +1,7 @@
 // Decodes as the library asks for them, in one go, or step by step.
 #include "apart.h"
 
+#include "conditional.h"
 #include "kernels.h"
 
 namespace emulator {
@@ -10,6 +11,12 @@ bool steps_apart = false;
 }  // namespace emulator
 
 namespace pariskv::cuda {
+
+// Graphs without conditions: their work is recorded as ever.
+Conditional::Conditional(cudaStream_t stream) : stream_(stream) {}
+void Conditional::begin(cudaStream_t) {}
+void Conditional::end(cudaStream_t) {}
+void Conditional::abandon(cudaStream_t) noexcept {}
 
 /** What pariskv/decode/launch.cu defines. */
 void launch_steps(const DecodeCall& call, cudaStream_t stream);

@@ -187,6 +187,7 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
 inline int __all_sync(unsigned mask, int predicate) {
   return __ballot_sync(mask, predicate) == ~0u;
 }
+inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 template <typename T>
 T __reduce_add_sync(unsigned mask, T value) {
   return emulator::reduce(mask, value, [](T a, T b) { return T(unsigned(a) + unsigned(b)); });
@@ -202,6 +203,12 @@ template <typename T>
 T __ldcg(const T* pointer) {
   return *emulator::aligned(pointer);
 }
+template <typename T>
+void __stcg(T* pointer, T value) {
+  emulator::aligned(pointer);
+  *pointer = value;
+}
+inline void __threadfence() {}
 template <typename T, typename U>
 T atomicAdd(T* pointer, U value) {
   const T old = *pointer;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "conditional.h"
 #include "fake.h"
 #include "fake_rows.h"
 #include "policy/pariskv/plan.h"
@@ -257,6 +258,12 @@ void launch_tally(const EncodeCall& call, int64_t direction, cudaStream_t stream
     }
   });
 }
+
+// Graphs without conditions: their work is recorded as ever.
+Conditional::Conditional(cudaStream_t stream) : stream_(stream) {}
+void Conditional::begin(cudaStream_t) {}
+void Conditional::end(cudaStream_t) {}
+void Conditional::abandon(cudaStream_t) noexcept {}
 
 bool has_dense(const ModelShape&) { return false; }
 void launch_dense(const DecodeCall&, uint64_t, cudaStream_t) {}

@@ -250,8 +250,6 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned
   stream->work.push_back(wait);
   return ++stream->given, cudaSuccess;
 }
-#include "../no_conditions.h"
-
 cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* status) {
   if (find(handle) == nullptr) return cudaErrorInvalidResourceHandle;
   const bool captured = handle == captured_stream();

@@ -2,7 +2,7 @@
  * attend_dense: attention to all rows of the sequences of a batch that are attended to in full. A
  * few blocks stay on each processor and take pieces of rows (work.cuh). The warps of a block take
  * tiles of a piece in turns (tile.cuh), each with copies of its next tiles on their way, from one
- * piece to the next without a pause. What they leave of a piece is put together by the block, and
+ * piece to the next without a pause. The block puts their sums of a piece together, and
  * the pieces of a query head by
  * the warp that is last to leave one.
  */
@@ -15,7 +15,7 @@
 
 namespace pariskv::cuda {
 
-/** Tiles of a warp in shared memory: one it works on, the others on their way. */
+/** Tiles of a warp in shared memory: one at work, two on their way. */
 constexpr int kDenseStages = 3;
 /** Query heads of a kv head that share one pass over its rows, in passes of four. */
 constexpr int kMostDensePasses = 2;
@@ -186,7 +186,7 @@ class AttendDense {
     sequence_ = piece.sequence, head_ = piece.head;
 #pragma unroll 1
     for (int row = piece.begin + kDenseTile * device::warp_id(); row < piece.end; row += kTurn) {
-      __syncwarp();  // nobody reads the stage that is filled next
+      __syncwarp();  // the stage that is filled next has been read
       issue();
       device::ptx::cp_async_wait_group<kDenseStages - 1>();
       __syncwarp();
@@ -217,7 +217,7 @@ class AttendDense {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       const int heads = heads_of(pass), head = pass * device::kDirectHeads + warp;
-      __syncthreads();  // nobody reads what was left before
+      __syncthreads();  // the last piece's sums have been read
       tiles_[pass].leave(space_.left[warp][0], 2 + 32 * kWords, heads, shape_);
       __syncthreads();
       if (warp >= heads) continue;
@@ -233,12 +233,12 @@ class AttendDense {
     }
   }
 
-  /** A warp has left its part of a query head: whether all others are there. */
+  /** A warp has left its part of a query head: whether that was the last one. */
   static __device__ __forceinline__ bool ends_last(uint32_t* ended, int pieces) {
     bool last = false;
     __syncwarp();
     if (device::lane_id() == 0) {
-      // All that this warp has written is seen by who sees its count.
+      // A warp that sees this count sees the part as well.
       __threadfence();
       last = int(atomicAdd(ended, 1u)) == pieces - 1;
       if (last) *ended = 0;
@@ -247,7 +247,7 @@ class AttendDense {
     return __shfl_sync(~0u, last, 0);
   }
 
-  /** A warp adds up what all warps left of one query head. */
+  /** A warp adds up all warps' sums of one query head. */
   __device__ __forceinline__ void put_together(const DensePiece& piece, int head, float* part) {
     static_assert(device::kDirectHeads == kDenseWarps);
     const int lane = device::lane_id(), warp = device::warp_id();
@@ -318,12 +318,12 @@ class AttendDense {
   const device::AttendShape shape_;
   char* const stages_;  // of this warp
   int64_t stop_ = 0;    // the row of all that the next block begins with
-  DensePiece ahead_{};  // whose tile sets out next
+  DensePiece ahead_{};  // the piece of the tile that sets out next
   int ahead_row_ = 0;
   int segment_sequence_ = -1, segment_ = -1;  // the last one of a tile
   const char* segment_rows_ = nullptr;
   int issued_ = 0, used_ = 0;
-  int sequence_ = -1, head_ = -1;  // whose queries are there
+  int sequence_ = -1, head_ = -1;  // of the queries in registers
   DenseTiles<Element, kWords, kExact> tiles_[kPasses];
 };
 

@@ -1,6 +1,6 @@
 /**
  * A warp's attention to tiles of rows in shared memory, on the tensor cores: a running softmax of
- * four query heads at a time, whose weights are in two terms (device/direct_rows.cuh).
+ * four query heads at a time; weights are in two terms (device/direct_rows.cuh).
  */
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace pariskv::cuda {
 
-/** A row in shared memory is followed by so much that neighbours begin in other banks. */
+/** A row in shared memory is followed by a gap, so that neighbours begin in different banks. */
 __host__ __device__ constexpr int dense_pitch(int row_bytes) { return row_bytes + 16; }
 
 /** @tparam kWords  32 kWords dimensions of keys, and of values, at most; or `kExact` so many */
@@ -54,7 +54,7 @@ class DenseTiles {
   }
 
   /**
-   * A tile at a shared address, of which `left` rows are there; the others have zeros as values.
+   * A tile at a shared address, of which `left` rows are there; values of the rest are zeros.
    */
   __device__ __forceinline__ void add(uint32_t tile, int pitch, int left,
                                       const device::AttendShape& shape) {
@@ -110,7 +110,7 @@ class DenseTiles {
   }
 
   /**
-   * What is left of all tiles: for each of four heads maximum, sum, weighted values, `step` floats
+   * The sums of all tiles: for each of four heads maximum, sum, weighted values, `step` floats
    * apart, of which the first `heads` are written.
    */
   __device__ __forceinline__ void leave(float* out, int step, int heads,

@@ -1,6 +1,6 @@
 /**
- * What attend_dense has to do: the rows of all kv heads of all sequences that are attended to in
- * full, one after the other, of which each block takes a stretch. Rows of a head are cut into
+ * The work of attend_dense: the rows of all kv heads of all sequences that are attended to in
+ * full, one after the other, and each block takes a stretch of them. Rows of a head are cut into
  * pieces by their number alone, so that sums are the same bits whatever a sequence is batched with.
  */
 #pragma once
