@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pariskv_core as pk
 import pytest
+import torch
 from support import (
     DTYPES,
     SEARCHES,
@@ -22,6 +23,8 @@ from support import (
     randn_kv,
     randn_q,
     randn_step,
+    regions_of,
+    rows_of,
     unchanged,
     with_changes,
 )
@@ -173,6 +176,32 @@ def test_a_file_of_one_backend_continues_on_the_other(search, placement, dtype, 
     assert (tmp_path / "cpu").read_bytes() == (tmp_path / "gpu").read_bytes()
     for cache, own, file in ((cpu, s, "gpu"), (gpu, t, "cpu")):
         same_steps(cache, own, cache, cache.load(tmp_path / file), np.random.default_rng(4))
+
+
+@pytest.mark.parametrize("block", [0, 64])
+@pytest.mark.parametrize("tokens", [900, 2500, 4000])
+@pytest.mark.parametrize("to", [0, 3000, 6000])
+def test_where_zones_open_may_have_been_another(block, tokens, to, tmp_path):
+    # Rows, summaries and the balance are the file's; what is dense or searched is this cache's.
+    config = make_config(block=block, dense_below=2500)
+    cache, s = lived(config, np.random.default_rng(3), tokens)
+    cache.save(s, tmp_path / "file")
+    other = pk.Cache(config.replace(dense_below=to))
+    t = other.load(tmp_path / "file")
+    for mine, theirs in zip(rows_of(cache, s), rows_of(other, t), strict=True):
+        assert_same_bits(mine, theirs)
+    assert regions_of(cache, s) == regions_of(other, t)
+    rng = np.random.default_rng(5)
+    for _ in range(120):
+        other.decode(0, [t], *randn_step(rng, 1, config))
+    total, zone = other.length(t), other.regions(t).retrieval
+    assert (other.stats().searched_tokens > 0) == (total > to and zone > config.policy.top_k)
+    q = randn_q(rng, 1, config)
+    out = other.decode(0, [t], q)
+    if total < to:  # attended to in full, whether a zone is there or not
+        torch.testing.assert_close(out, other.attend(0, [t], q), rtol=1e-4, atol=1e-5)
+    other.truncate([t], drop=5)
+    other.decode(0, [t], q)
 
 
 def test_any_kind_of_path(tmp_path, rng):

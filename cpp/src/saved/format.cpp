@@ -210,7 +210,8 @@ void check_layers(const OldFile& file, const SavedHeader& header, int64_t layers
   for (const SavedLayer& layer : header.layers) {
     const int64_t total = layer.marks.total;
     const bool sound = Regions::reachable(layer.marks, sizes.regions) && total <= kMostTokens &&
-                       layer.observed >= 0 && layer.observed <= sizes.wanted.before(total) &&
+                       layer.observed >= 0 &&
+                       layer.observed <= std::min(total, sizes.wanted.positions()) &&
                        (layer.has_state == 0 || (layer.has_state == 1 && sizes.state_bytes > 0)) &&
                        narrow_end_is_sound(layer, sizes);
     if (sound) left -= total * sizes.least_token_bytes();

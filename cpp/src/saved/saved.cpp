@@ -72,7 +72,11 @@ std::unique_ptr<char[]> buffer_of(int64_t bytes) {
 }
 
 SavedSizes sizes_of(const ModelShape& shape, const RegionSizes& regions, const Search& search) {
-  return {regions,
+  // Where a zone opened follows from `dense_below`, which may have been another. Narrow rows are
+  // searched from the first one on.
+  RegionSizes known = regions;
+  if (!shape.narrows()) known.opening = 0;
+  return {known,
           shape.segment_tokens,
           shape.kv_heads * shape.rows.bytes(),
           search.needs().summary_bytes,
