@@ -28,6 +28,7 @@ def config(**changes: Any) -> pk.Config:
         "head_dim": HEAD_DIM,
         "dtype": "bfloat16",
         "device": "cuda",
+        "placement": "host",  # rows come over the bus, unless a run says otherwise
     }
     return configs.make(**{**fields, **changes})
 
