@@ -129,7 +129,7 @@ Cache::Impl::Step Cache::Impl::plan(const std::vector<Layer*>& layers,
 }
 
 bool Cache::Impl::spill() {
-  if (backend_->host_arena() == nullptr) return false;
+  if (!spills()) return false;
   constexpr int64_t kMost = int64_t{64} << 20;
   const int64_t budget = config_.memory_budget;
   const int64_t at_once = budget > 0 ? std::min(budget / 8, kMost) : kMost;

@@ -201,6 +201,9 @@ class Cache::Impl {
    * that no call has named for longest; false: there are none.
    */
   bool spill();
+  bool spills() const {
+    return config_.placement == Placement::kAuto && backend_->host_arena() != nullptr;
+  }
 
   /**
    * What `make` makes, again and again while it runs out of memory and rows can make room. It may
@@ -214,7 +217,7 @@ class Cache::Impl {
       } catch (const OutOfMemory&) {
         if (offload_pace_.size() > 0 || spill()) {
           trimmed = false;
-        } else if (trimmed || config_.placement != Placement::kAuto) {
+        } else if (trimmed || !spills()) {
           throw;
         } else {
           trimmed = true;

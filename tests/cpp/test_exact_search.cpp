@@ -144,7 +144,6 @@ TEST_P(ExactSearchOf, AttendsToAllRowsThroughFlushesForksAndCuts) {
   Life life(config);
   Config dense = config;
   dense.policy = test::small_config().policy;  // whose zones end anywhere, as those of the life
-  dense.dense_below = 1 << 20;
   Cache cache(dense);
   const std::vector<SequenceId> only{cache.add()};
   uint32_t seed = 1;
