@@ -150,7 +150,7 @@ void ParisKVSearch::decode(const DecodeArgs& args, Stream stream) {
   };
   const int64_t dense = std::count_if(args.sequences, args.sequences + args.batch,
                                       [](const SequenceView& view) { return view.sparse == 0; });
-  call.dense_apart = dense > 0 && has_dense(args.shape);
+  call.dense_apart = dense > 0 && has_dense(call);
   const cudaStream_t own = handle_of(stream);
   if (!call.dense_apart) return search(own);
   if (dense < args.batch) {

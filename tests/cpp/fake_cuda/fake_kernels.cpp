@@ -265,7 +265,7 @@ void Conditional::begin(cudaStream_t) {}
 void Conditional::end(cudaStream_t) {}
 void Conditional::abandon(cudaStream_t) noexcept {}
 
-bool has_dense(const ModelShape&) { return false; }
+bool has_dense(const DecodeCall&) { return false; }
 void launch_dense(const DecodeCall&, uint64_t, cudaStream_t) {}
 
 void launch_decode(const DecodeCall& call, cudaStream_t stream) {

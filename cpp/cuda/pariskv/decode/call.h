@@ -36,8 +36,8 @@ struct DecodeCall : StepCall {
 };
 void launch_decode(const DecodeCall& call, cudaStream_t stream);
 
-/** Whether launch_dense knows rows of this kind. */
-bool has_dense(const ModelShape& shape);
+/** Whether launch_dense knows rows of this kind, and the device has the shared memory for it. */
+bool has_dense(const DecodeCall& call);
 /**
  * Attention of all heads of the batch's sequences that are attended to in full; no others.
  * @param condition  set where there are others; 0: nobody asks

@@ -245,51 +245,73 @@ class Step {
 
 }  // namespace
 
-bool has_dense(const ModelShape& shape) {
-  const int64_t most = 32 * kMostDenseWords;
+namespace {
+
+/** How attend_dense is launched on the current device. */
+struct DenseLaunch {
+  Kernel<DenseParams> kernel;
+  int bytes = 0;
+  int blocks = 0;  // 0: not at all
+};
+
+/** Rows whose halves the tensor cores take in whole steps, and heads of as many passes. */
+bool suits_dense(const ModelShape& shape) {
   const RowFormat& rows = shape.rows;
   return size_of(shape.dtype) == 2 && rows.key_dim % 16 == 0 && rows.value_dim % 16 == 0 &&
-         rows.value_dim <= rows.key_dim && rows.key_dim <= most &&
+         rows.value_dim <= rows.key_dim && rows.key_dim <= 32 * kMostDenseWords &&
          shape.group <= kMostDensePasses * device::kDirectHeads;
 }
 
-void launch_dense(const DecodeCall& call, uint64_t condition, cudaStream_t stream) {
-  struct Blocks {
+DenseLaunch dense_launch(const DecodeCall& call) {
+  struct Room {
     int processors, shared_bytes;
   };
+  DenseLaunch launch;
+  if (!suits_dense(call.shape)) return launch;
   const DecodeKernels kernels = kernels_of(call);
   const RowFormat& rows = call.shape.rows;
   const bool known = rows.key_dim == kernels.dense_dim && rows.value_dim == kernels.dense_dim;
-  const Kernel<DenseParams> kernel =
-      kernels.attend_dense[!known                                    ? kAnyRows
-                           : call.shape.group > device::kDirectHeads ? kTwoPasses
-                                                                     : kOnePass];
+  launch.kernel = kernels.attend_dense[!known                                    ? kAnyRows
+                                       : call.shape.group > device::kDirectHeads ? kTwoPasses
+                                                                                 : kOnePass];
   const int stages = kDenseWarps * kDenseStages * dense_stage_bytes(int(rows.bytes()));
-  const int bytes = kernels.dense_space + stages;
-  const Blocks fit = measured_once(kernel.address, [&](int device) {
-    Blocks of{};
+  launch.bytes = kernels.dense_space + stages;
+  const Room room = measured_once(launch.kernel.address, [&](int device) {
+    Room of{};
     const auto ask = [&](int& value, cudaDeviceAttr attribute) {
       check(cudaDeviceGetAttribute(&value, attribute, device), "ask for a device's limits");
     };
     ask(of.processors, cudaDevAttrMultiProcessorCount);
     ask(of.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    check(cudaFuncSetAttribute(kernel.address, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    check(cudaFuncSetAttribute(launch.kernel.address, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                of.shared_bytes),
           "give the decode kernels their shared memory");
-    check(cudaFuncSetAttribute(kernel.address, cudaFuncAttributePreferredSharedMemoryCarveout,
-                               cudaSharedmemCarveoutMaxShared),
-          "give the decode kernels their shared memory");
+    check(
+        cudaFuncSetAttribute(launch.kernel.address, cudaFuncAttributePreferredSharedMemoryCarveout,
+                             cudaSharedmemCarveoutMaxShared),
+        "give the decode kernels their shared memory");
     return of;
   });
-  const int each = 2 * bytes + 2048 <= fit.shared_bytes + 1024 ? 2 : 1;
+  // A processor has 1 KB more than a block can have, and takes as much for each.
+  const int each = 2 * launch.bytes + 1024 <= room.shared_bytes ? 2 : 1;
+  if (launch.bytes <= room.shared_bytes) launch.blocks = each * room.processors;
+  return launch;
+}
+
+}  // namespace
+
+bool has_dense(const DecodeCall& call) { return dense_launch(call).blocks > 0; }
+
+void launch_dense(const DecodeCall& call, uint64_t condition, cudaStream_t stream) {
+  const DenseLaunch launch = dense_launch(call);
   for (int64_t first = 0; first < call.batch; first += kMostDense) {
     const DenseParams params{{call, device::SegmentDivisor::of(call.shape.segment_tokens),
                               device::IndexDivisor::of(call.shape.kv_heads), 0},
                              int(first),
                              int(std::min<int64_t>(call.batch - first, kMostDense)),
                              condition};
-    Launch(each * fit.processors, bytes, stream, kDenseThreads)
-        .run(kernel, params, "decode: attend_dense");
+    Launch(launch.blocks, launch.bytes, stream, kDenseThreads)
+        .run(launch.kernel, params, "decode: attend_dense");
   }
 }
 
