@@ -105,6 +105,7 @@ def test_blocks_are_the_engines_regions():
         kv_heads=1,
         head_dim=64,
         dtype="float32",
+        dense_below=0,
         block=0,
         **vars(residency),
     )
