@@ -243,10 +243,6 @@ class Step {
   bool sets_flags_;
 };
 
-}  // namespace
-
-namespace {
-
 /** How attend_dense is launched on the current device. */
 struct DenseLaunch {
   Kernel<DenseParams> kernel;

@@ -2,9 +2,8 @@
  * attend_dense: attention to all rows of the sequences of a batch that are attended to in full. A
  * few blocks stay on each processor and take pieces of rows (work.cuh). The warps of a block take
  * tiles of a piece in turns (tile.cuh), each with copies of its next tiles on their way, from one
- * piece to the next without a pause. The block puts their sums of a piece together, and
- * the pieces of a query head by
- * the warp that is last to leave one.
+ * piece to the next without a pause. The block puts their sums of a piece together, and the warp
+ * that leaves a query head's last piece puts all pieces of it together.
  */
 #pragma once
 
