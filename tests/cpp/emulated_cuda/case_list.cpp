@@ -314,7 +314,9 @@ std::vector<Case> pariskv_cases() {
       make("no_row_cache", [](Case& c, Config& k) { k.row_cache = 0, c.steps = 5; }),
       make("row_cache_that_evicts", [](Case& c, Config& k) { k.row_cache = 16, c.steps = 12; }),
       make("rows_on_the_device", [](Case&, Config& k) { k.placement = Placement::kDevice; }),
-      make("in_full", [](Case& c, Config& k) { k.dense_below = 5000, c.batch = 3, c.twin = 2; }),
+      make("in_full", [](Case& c, Config& k) { k.dense_below = 5000, c.batch = 3, c.twin = 4; }),
+      make("in_full_by_the_chain",
+           [](Case& c, Config& k) { k.dense_below = 5000, c.batch = 3, c.device = 6; }),
       make("in_full_and_searched",
            [](Case& c, Config& k) {
              k.dense_below = 800, c.batch = 4, c.softcap = 20, c.sink_bias = true,
