@@ -20,12 +20,13 @@ constexpr int64_t size_of(RowType type) {
     case RowType::kBFloat16:
       return 2;
     case RowType::kInt8:
+    case RowType::kQ8_0:
       return 1;
   }
   return 0;
 }
 
-/** Whether numbers are multiplied by a float, one per half, that lies right behind them. */
+/** Whether numbers are multiplied by a float of their half. */
 constexpr bool has_scale(RowType type) {
   switch (type) {
     case RowType::kFloat32:
@@ -33,6 +34,7 @@ constexpr bool has_scale(RowType type) {
     case RowType::kBFloat16:
       return false;
     case RowType::kInt8:
+    case RowType::kQ8_0:
       return true;
   }
   return false;
@@ -51,11 +53,12 @@ constexpr RowType row_type(DType dtype) {
   return RowType(0xff);  // code for a type throws at one that it does not know
 }
 
-/** Halves with a scale begin and end at multiples of this, for the scale. */
+/** Halves with a scale behind them begin and end at multiples of this, for the scale. */
 constexpr int64_t kHalfAlignment = 4;
 
-/** Bytes of K or V: its numbers, then its scale if it has one. */
+/** Bytes of K or V: its numbers, then its scale if it has one. Blocks of q8_0 have their own. */
 constexpr int64_t half_bytes(RowType type, int64_t dim) {
+  if (type == RowType::kQ8_0) return (dim + kQ8Block - 1) / kQ8Block * kQ8BlockBytes;
   const int64_t numbers = dim * size_of(type);
   if (!has_scale(type)) return numbers;
   const int64_t bytes = numbers + int64_t(sizeof(float));

@@ -25,7 +25,7 @@ std::vector<int64_t> list_of(Sizes<kSizes...>) {
 inline const std::vector<int64_t> kHeadDims = list_of(HeadDims{});
 inline const std::vector<int64_t> kRotatedDims = list_of(RotatedDims{});
 constexpr RowType kRowTypes[] = {RowType::kFloat32, RowType::kFloat16, RowType::kBFloat16,
-                                 RowType::kInt8};
+                                 RowType::kInt8, RowType::kQ8_0};
 constexpr int64_t kCounts[] = {0, 1, 63, 64, 65, 1000};
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();

@@ -274,6 +274,7 @@ TEST_P(RowPlaces, NumbersThatFitAFormatGiveTheSameBitsInIt) {
       {kKeyDim, kValueDim, RowType::kFloat32, RowType::kFloat16},
       {kKeyDim, kValueDim, RowType::kInt8, RowType::kInt8},
       {kKeyDim, kValueDim, RowType::kInt8, RowType::kBFloat16},
+      {kKeyDim, kValueDim, RowType::kQ8_0, RowType::kQ8_0},
   };
   for (const RowFormat& format : formats) {
     const Outcome whole = Life(GetParam(), kWide, plain, false).run(format.key, format.value);
@@ -352,6 +353,50 @@ TEST(RowFormat, EightBitsOfHostileNumbers) {
   for (const float special : {most, -most}) {
     for (const float x : stored(special, most / 3)) EXPECT_TRUE(std::isfinite(x));
     EXPECT_NEAR(stored(special, 0)[5] / special, 1, 1e-6);
+  }
+}
+
+TEST(RowFormat, BlocksOfQ8AreFloat16ScalesAndTheirNumbers) {
+  EXPECT_EQ(half_bytes(RowType::kQ8_0, 128), 4 * 34);
+  EXPECT_EQ(half_bytes(RowType::kQ8_0, 80), 3 * 34);
+  // Two blocks by hand, as ggml writes them: scales of 0.5 and of -2.
+  std::vector<uint8_t> half(68);
+  half[1] = 0x38, half[35] = 0xc0;
+  half[2 + 3] = 7, half[2 + 31] = 0x80, half[36] = 0xff, half[36 + 31] = 127;
+  float numbers[64];
+  plain_kernels().to_float(half.data(), RowType::kQ8_0, 64, numbers);
+  EXPECT_EQ(numbers[0], 0);
+  EXPECT_EQ(numbers[3], 3.5f);
+  EXPECT_EQ(numbers[31], -64);
+  EXPECT_EQ(numbers[32], 2);
+  EXPECT_EQ(numbers[63], -254);
+}
+
+TEST(RowFormat, BlocksOfQ8AreWithinHalfALevelAndStayWhenWrittenAgain) {
+  constexpr int64_t kDim = 64;
+  std::mt19937 random(4);
+  std::normal_distribution<float> normal;
+  for (int i = 0; i < 1000; ++i) {
+    float numbers[kDim], back[kDim];
+    const float size = std::ldexp(1.0f, i % 20 - 4);  // scales are normal float16 numbers
+    for (float& x : numbers) x = normal(random) * size;
+    if (i % 10 == 9) numbers[40] = i % 20 == 9 ? NAN : 1e9f;
+    Bytes half(size_t(half_bytes(RowType::kQ8_0, kDim))), again = half;
+    write_half(numbers, kDim, RowType::kQ8_0, half.data());
+    plain_kernels().to_float(half.data(), RowType::kQ8_0, kDim, back);
+    for (int64_t d = 0; d < kDim; ++d) {
+      if (i % 10 == 9 && d >= 32) {
+        EXPECT_FALSE(std::isfinite(back[d]));
+        continue;
+      }
+      float largest = 0;
+      for (int64_t j = d / 32 * 32; j < d / 32 * 32 + 32; ++j) {
+        largest = std::max(largest, std::fabs(numbers[j]));
+      }
+      EXPECT_LE(std::fabs(back[d] - numbers[d]), largest / 127 * .51f + largest * 0x1p-11f);
+    }
+    write_half(back, kDim, RowType::kQ8_0, again.data());
+    if (i % 10 != 9) EXPECT_TRUE(half == again);
   }
 }
 

@@ -1,5 +1,6 @@
 #include "cpu/rows.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "cpu/numerics.h"
@@ -10,6 +11,20 @@ void copy_row(const RowFormat& rows, const RowPlace& from, const RowPlace& to) {
   std::memcpy(to.key, from.key, size_t(rows.key_bytes()));
   std::memcpy(to.value, from.value, size_t(rows.value_bytes()));
 }
+
+namespace {
+
+/** One block of q8_0. Of numbers that are not finite, or too large for a float16, none is. */
+void write_q8_block(const float* numbers, int64_t count, char* block) {
+  const uint16_t bits = float_to_float16(int8_scale(numbers, count));
+  const float scale = float16_to_float(bits);
+  std::memcpy(block, &bits, sizeof bits);
+  for (int64_t i = 0; i < kQ8Block; ++i) {
+    block[sizeof bits + size_t(i)] = i < count ? char(float_to_int8(numbers[i], scale)) : char(0);
+  }
+}
+
+}  // namespace
 
 void write_half(const float* numbers, int64_t dim, RowType type, char* half) {
   switch (type) {
@@ -28,6 +43,11 @@ void write_half(const float* numbers, int64_t dim, RowType type, char* half) {
       return;
     case RowType::kInt8:
       plain_kernels().to_int8(numbers, RowType::kFloat32, dim, half);
+      return;
+    case RowType::kQ8_0:
+      for (int64_t d = 0; d < dim; d += kQ8Block, half += kQ8BlockBytes) {
+        write_q8_block(numbers + d, std::min(kQ8Block, dim - d), half);
+      }
       return;
   }
   no_kernel("type", int64_t(type));

@@ -45,6 +45,15 @@ void to_float(const void* half, RowType type, int64_t count, float* out) {
       }
       return;
     }
+    case RowType::kQ8_0: {
+      for (int64_t i = 0; i < count; ++i) {
+        const char* block = static_cast<const char*>(half) + i / kQ8Block * kQ8BlockBytes;
+        uint16_t scale;
+        std::memcpy(&scale, block, sizeof scale);
+        out[i] = float(int8_t(block[2 + i % kQ8Block])) * float16_to_float(scale);
+      }
+      return;
+    }
   }
   no_kernel("type", int64_t(type));
 }

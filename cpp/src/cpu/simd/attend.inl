@@ -257,11 +257,11 @@ struct TileSteps {
   PKV_INLINE explicit TileSteps(const AttendRun& run) {
     with_source(run.key_type, [&](auto kind) {
       keys = take_keys<decltype(kind)>;
-      key_bytes = run.key_dim * decltype(kind)::kBytes;
+      key_bytes = decltype(kind)::bytes_of(run.key_dim);
     });
     with_source(run.value_type, [&](auto kind) {
       values = take_values<decltype(kind)>;
-      value_bytes = run.value_dim * decltype(kind)::kBytes;
+      value_bytes = decltype(kind)::bytes_of(run.value_dim);
     });
   }
 };

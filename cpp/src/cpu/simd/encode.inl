@@ -203,13 +203,13 @@ void encode_run(const EncodeRun& run) {
   const Levels levels(run);
   Rotated<kVectors> batch[kBatch];
   const bool padded = run.head_dim < run.rotated_dim;
-  char padded_key[kVectors * kLanes * Source::kBytes] = {};
+  char padded_key[Source::bytes_of(kVectors * kLanes)] = {};
   for (int64_t begin = 0; begin < run.count; begin += kBatch) {
     const int64_t end = lesser(begin + kBatch, run.count);
     for (int64_t i = begin; i < end; ++i) {
       Source key(run.keys[i], run.head_dim);
       if (padded) {
-        memcpy(padded_key, key.numbers, size_t(run.head_dim * Source::kBytes));
+        memcpy(padded_key, key.numbers, size_t(Source::bytes_of(run.head_dim)));
         key.numbers = padded_key;
       }
       rotate(key, run, batch[i - begin]);

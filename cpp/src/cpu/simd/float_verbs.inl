@@ -41,6 +41,9 @@ struct Numbers {
   static constexpr int64_t kBytes = kSize;
   const char* numbers;
 
+  /** Of so many numbers, without a scale behind them. */
+  static constexpr int64_t bytes_of(int64_t dim) { return dim * kSize; }
+
   Numbers() = default;
   PKV_INLINE Numbers(const void* half, int64_t) : numbers(static_cast<const char*>(half)) {}
   PKV_INLINE const char* at(int64_t d) const { return numbers + d * kSize; }
@@ -73,6 +76,18 @@ struct Int8 : Numbers<1> {
   }
   PKV_INLINE Lanes16 load16(int64_t d) const { return load_int8(at(d)) * scale; }
 };
+struct Q8_0 : Numbers<1> {
+  using Numbers::Numbers;
+  static constexpr int64_t bytes_of(int64_t dim) {
+    return (dim + kQ8Block - 1) / kQ8Block * kQ8BlockBytes;
+  }
+  PKV_INLINE Lanes16 load16(int64_t d) const {
+    const char* block = numbers + d / kQ8Block * kQ8BlockBytes;
+    uint16_t bits;
+    memcpy(&bits, block, sizeof bits);
+    return load_int8(block + sizeof bits + d % kQ8Block) * all(_cvtsh_ss(bits));
+  }
+};
 
 /** Calls `visit` with the reader above, of no half, that stands for `type`. */
 template <typename Visit>
@@ -86,6 +101,8 @@ PKV_INLINE void with_source(RowType type, Visit visit) {
       return visit(BFloat16{});
     case RowType::kInt8:
       return visit(Int8{});
+    case RowType::kQ8_0:
+      return visit(Q8_0{});
   }
   no_kernel("type", int64_t(type));
 }
@@ -177,6 +194,13 @@ struct Rest {
     memcpy(bytes, half.at(begin), size_t((count - begin) * Source::kBytes));
     half.numbers = bytes;
     return half.load16(0);
+  }
+};
+/** A block has all of its 32 numbers, whichever count. */
+template <>
+struct Rest<Q8_0> {
+  PKV_INLINE Lanes16 load(const Q8_0& half, int64_t begin, int64_t count) {
+    return select(first(count - begin), half.load16(begin), all(0));
   }
 };
 
