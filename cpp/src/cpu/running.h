@@ -30,13 +30,14 @@ class Cutter {
 
 /** Rows to attend to besides the resident ones, per sequence and kv head. */
 struct Selection {
-  int64_t width;         // rows per head at most
-  int32_t* position;     // (batch, heads, width)
-  int64_t* count;        // (batch, heads); not set where a sequence is not sparse
-  int64_t tail_width;    // rows per head that stand for the others, at most: see tail.h
-  int32_t* tail_number;  // (batch, heads, tail_width) among the rows of the sequence's tail
-  int64_t* tail_count;   // (batch, heads); as count
-  float* tail_weight;    // (batch) of each of them
+  int64_t width;           // rows per head at most
+  int32_t* position;       // (batch, heads, width)
+  int64_t* count;          // (batch, heads); not set where a sequence is not sparse
+  int64_t tail_width;      // rows per head that stand for the others, at most: see tail.h
+  int32_t* tail_number;    // (batch, heads, tail_width) among the rows of the sequence's tail
+  int64_t* tail_count;     // (batch, heads); as count
+  int32_t* tail_position;  // (batch, tail_width) of the rows of the sequence's tail
+  float* tail_weight;      // (batch) of each of them
 };
 
 /** The running softmax of a batch. */

@@ -42,7 +42,9 @@ Running Step::cut(const DecodeArgs& args, Finder& finder, Cutter& cutter) const 
   running.selection.tail_width = Tail::capacity(needs_.tail_rows);
   running.selection.tail_number = cutter.take<int32_t>(lists * running.selection.tail_width);
   running.selection.tail_count = cutter.take<int64_t>(lists);
-  running.selection.tail_weight = cutter.take<float>(lists > 0 ? args.batch : 0);
+  const int64_t searched = lists > 0 ? args.batch : 0;
+  running.selection.tail_position = cutter.take<int32_t>(searched * running.selection.tail_width);
+  running.selection.tail_weight = cutter.take<float>(searched);
   finder.cut(args, running.selection, cutter);
   return running;
 }

@@ -52,7 +52,7 @@ struct SearchItem {
   int32_t* tail_number;         // (heads, tail_width) part of Selection
   int64_t* tail_count;          // (heads)
   uint8_t* tail_selected;       // (heads, tail_width) which rows of the tail are selected
-  int32_t* tail_position;       // (tail_width) of the rows of the tail, for all heads
+  int32_t* tail_position;       // (tail_width) of the rows of the tail, for all heads; likewise
 
   int64_t candidates() const { return plan.candidates; }
 };

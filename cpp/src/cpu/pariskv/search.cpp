@@ -62,7 +62,6 @@ SearchItem cut_item(const DecodeArgs& args, const ParisKVRules& rules, const Seq
   item.tail = Tail::beside(std::min(rules.top_k, candidates), sequence.zone_begin,
                            sequence.zone_end, rules.tail_rows, rules.tail_seed);
   item.tail_selected = cutter.take<uint8_t>(heads * Tail::capacity(rules.tail_rows));
-  item.tail_position = cutter.take<int32_t>(Tail::capacity(rules.tail_rows));
   return item;
 }
 
@@ -100,6 +99,7 @@ void ParisKVSearch::cut(const DecodeArgs& args, const Selection& selection, Cutt
     item.selected = selection.position + i * args.shape.kv_heads * selection.width;
     item.selected_count = selection.count + i * args.shape.kv_heads;
     item.tail_number = selection.tail_number + i * args.shape.kv_heads * selection.tail_width;
+    item.tail_position = selection.tail_position + i * selection.tail_width;
     item.tail_count = selection.tail_count + i * args.shape.kv_heads;
     if (selection.tail_weight != nullptr) {
       selection.tail_weight[i] = item.tail.weight(item.sequence.zone_tokens());

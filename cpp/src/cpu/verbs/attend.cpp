@@ -112,11 +112,11 @@ void load_group(const DecodeArgs& args, const Running& state, const Kernels& ker
 
 /** Rows that stand for others. */
 struct TailRows {
-  Tail tail;
-  int64_t capacity;       // of the block that their copies are in
-  const int32_t* number;  // which of the tail's rows
-  int64_t count;
-  float weight;
+  int64_t capacity;         // of the block that their copies are in
+  const int32_t* position;  // of the tail's rows
+  const int32_t* number;    // which of them
+  int64_t count;            // how many
+  float weight;             // of each
 };
 
 /** Adds them to the running softmax of a block. */
@@ -135,9 +135,8 @@ void attend_tail(const Kernels& kernels, const DecodeArgs& args, const QueryBloc
   std::fill_n(own.limits, own.count, tail.count);
   attend_rows(nullptr, kernels, shape.zone_rows(), args.logits, own, 0, tail.count, [&](int64_t i) {
     const int64_t number = tail.number[i];
-    return sequence.tail_copies != nullptr
-               ? tail_copy(shape, sequence, head, number, tail.capacity)
-               : row_at(shape, sequence, head, tail.tail.position(number));
+    return sequence.tail_copies != nullptr ? tail_copy(shape, sequence, head, number, tail.capacity)
+                                           : row_at(shape, sequence, head, tail.position[number]);
   });
   for (int64_t q = 0; q < own.count; ++q) {
     const float top = std::max(block.maximum[q], maximum[q]);
@@ -223,11 +222,10 @@ void Step::attend_selected(const DecodeArgs& args, const Running& running) {
                     [&](int64_t i) { return row_at(shape, sequence, part.head, selected[i]); });
         if (sequence.sparse != 0 && selection.tail_width > 0) {
           const int64_t width = selection.tail_width;
-          const Tail tail =
-              Tail::of(sequence.zone_begin, sequence.zone_end, needs_.tail_rows, needs_.tail_seed);
           attend_tail(device_.kernels, args, block, sequence, part.head,
-                      {tail, width, selection.tail_number + list * width,
-                       selection.tail_count[list], selection.tail_weight[part.token]});
+                      {width, selection.tail_position + part.token * width,
+                       selection.tail_number + list * width, selection.tail_count[list],
+                       selection.tail_weight[part.token]});
         }
         for (int64_t q = 0; q < block.count; ++q) {
           finish(shape, args.logits, block.maximum[q], block.sum[q],
