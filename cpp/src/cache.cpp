@@ -182,23 +182,28 @@ void Cache::truncate(const Batch& sequences, const Cut& cut, Stream stream) {
 void Cache::prefill(int64_t layer, const Batch& sequences, const std::vector<int64_t>& lengths,
                     const TensorView& k, const TensorView& v, const PrefillOptions& options,
                     Stream stream) {
-  const Impl::Lock lock(*impl_);
-  const Verb verb = impl_->verb("prefill");
-  const std::vector<Layer*> found = impl_->find_layers(verb, sequences, layer);
+  impl_->prefill(layer, sequences, lengths, {k, v}, options, stream);
+}
+
+void Cache::Impl::prefill(int64_t layer, const Batch& sequences,
+                          const std::vector<int64_t>& lengths, const NewRows& rows,
+                          const PrefillOptions& options, Stream stream) {
+  const Lock lock(*this);
+  const Verb verb = this->verb(rows.borrowed == nullptr ? "prefill" : "prefill_rows");
+  const std::vector<Layer*> found = find_layers(verb, sequences, layer);
   const int64_t tokens = verb.check_lengths(lengths, int64_t(found.size()));
-  const Config& config = impl_->config_;
-  verb.check_tensor("k", k, config.dtype, {tokens, config.kv_heads, config.head_dim});
-  verb.check_tensor("v", v, config.dtype, {tokens, config.kv_heads, config.value_dim});
+  check_new_rows(verb, rows, tokens);
   if (options.q) {
-    verb.check_tensor("q", *options.q, config.dtype, {tokens, config.query_heads, config.head_dim});
+    verb.check_tensor("q", *options.q, config_.dtype,
+                      {tokens, config_.query_heads, config_.head_dim});
   }
 
   const Logits logits = verb.check_options({options.scale, options.softcap, {}, {}, {}}, tokens);
 
-  const Impl::Arrivals arrivals = Impl::arrivals_of(found, lengths);
+  const Arrivals arrivals = arrivals_of(found, lengths);
   std::vector<Regions> next;
   for (size_t i = 0; i < arrivals.layers.size(); ++i) {
-    next.push_back(arrivals.layers[i]->regions.prefilled(arrivals.counts[i], impl_->sizes_));
+    next.push_back(arrivals.layers[i]->regions.prefilled(arrivals.counts[i], sizes_));
     verb.check_total(next.back().total());
   }
   for (size_t i = 0; i < found.size() && !options.q; ++i) {
@@ -206,36 +211,36 @@ void Cache::prefill(int64_t layer, const Batch& sequences, const std::vector<int
     verb.check_complete(sequences.ids()[i], found[i]->dropped,
                         "q: expected the queries of these tokens, to choose rows by");
   }
-  const Impl::Visit visit(*impl_, stream);
-  const Impl::Queries queries{options.q ? *options.q : TensorView{}, logits};
-  impl_->store(arrivals, next, k, v, options.q ? &queries : nullptr, [](const auto&) {}, stream);
+  const Visit visit(*this, stream);
+  const Queries queries{options.q ? *options.q : TensorView{}, logits};
+  store(arrivals, next, rows, options.q ? &queries : nullptr, [](const auto&) {}, stream);
 }
 
 void Cache::decode(int64_t layer, const Batch& sequences, const TensorView& q, const TensorView& k,
                    const TensorView& v, const TensorView& out, const AttendOptions& options,
                    Stream stream) {
-  impl_->decode(layer, sequences, {q, k, v, out}, true, options, stream);
+  impl_->decode(layer, sequences, {q, out, {k, v}}, true, options, stream);
 }
 
 void Cache::decode(int64_t layer, const Batch& sequences, const TensorView& q,
                    const TensorView& out, const AttendOptions& options, Stream stream) {
-  impl_->decode(layer, sequences, {q, {}, {}, out}, false, options, stream);
+  impl_->decode(layer, sequences, {q, out, {}}, false, options, stream);
 }
 
 void Cache::Impl::decode(int64_t layer, const Batch& sequences, const StepTensors& tensors,
                          bool appends, const AttendOptions& options, Stream stream) {
   const Lock lock(*this);
-  const Verb verb = this->verb("decode");
+  const Verb verb = this->verb(tensors.rows.borrowed == nullptr ? "decode" : "decode_rows");
   const std::vector<Layer*> layers = find_layers(verb, sequences, layer);
   const int64_t count = int64_t(layers.size());
   verb.check_tensor("q", tensors.q, config_.dtype, {count, config_.query_heads, config_.head_dim});
-  if (appends) check_new_rows(verb, tensors, count);
+  if (appends) check_new_rows(verb, tensors.rows, count);
   verb.check_output("out", tensors.out, config_.dtype,
                     {count, config_.query_heads, config_.value_dim});
   Step step;
   DecodeArgs args = decode_args(layer);
   args.batch = count;
-  args.q = tensors.q, args.k = tensors.k, args.v = tensors.v, args.out = tensors.out;
+  args.q = tensors.q, args.k = tensors.rows.k, args.v = tensors.rows.v, args.out = tensors.out;
   args.logits = verb.check_options(options, count);
   args.lse = Verb::lse_of(options);
   args.error = verb.check_error(options, count, search_->needs().estimates_error);
@@ -274,9 +279,7 @@ void Cache::Impl::decode(int64_t layer, const Batch& sequences, const StepTensor
   const bool append_first =
       appends && (!backend_->capabilities().decode_appends || config_.local == 0);
   const auto append = [&] {
-    if (!append_first) return;
-    backend_->append(
-        {shape_, count, step.views.data(), begin.data(), lengths.data(), args.k, args.v}, stream);
+    if (append_first) this->append(step.views, begin, lengths, tensors.rows, stream);
   };
   carry_out(step, append, [&] { search_->decode(args, stream); }, stream);
   count_step(step);
@@ -285,24 +288,24 @@ void Cache::Impl::decode(int64_t layer, const Batch& sequences, const StepTensor
 void Cache::attend(int64_t layer, const Batch& sequences, const std::vector<int64_t>& lengths,
                    const TensorView& q, const TensorView& out, const AttendOptions& options,
                    Stream stream) {
-  impl_->attend(layer, sequences, lengths, {q, {}, {}, out}, false, options, stream);
+  impl_->attend(layer, sequences, lengths, {q, out, {}}, false, options, stream);
 }
 
 void Cache::attend(int64_t layer, const Batch& sequences, const std::vector<int64_t>& lengths,
                    const TensorView& q, const TensorView& k, const TensorView& v,
                    const TensorView& out, const AttendOptions& options, Stream stream) {
-  impl_->attend(layer, sequences, lengths, {q, k, v, out}, true, options, stream);
+  impl_->attend(layer, sequences, lengths, {q, out, {k, v}}, true, options, stream);
 }
 
 void Cache::Impl::attend(int64_t layer, const Batch& sequences, const std::vector<int64_t>& lengths,
                          const StepTensors& tensors, bool appends, const AttendOptions& options,
                          Stream stream) {
   const Lock lock(*this);
-  const Verb verb = this->verb("attend");
+  const Verb verb = this->verb(tensors.rows.borrowed == nullptr ? "attend" : "attend_rows");
   const std::vector<Layer*> found = find_layers(verb, sequences, layer);
   const int64_t tokens = verb.check_lengths(lengths, int64_t(found.size()));
   verb.check_tensor("q", tensors.q, config_.dtype, {tokens, config_.query_heads, config_.head_dim});
-  if (appends) check_new_rows(verb, tensors, tokens);
+  if (appends) check_new_rows(verb, tensors.rows, tokens);
   verb.check_output("out", tensors.out, config_.dtype,
                     {tokens, config_.query_heads, config_.value_dim});
   AttendExactArgs args{};
@@ -350,7 +353,7 @@ void Cache::Impl::attend(int64_t layer, const Batch& sequences, const std::vecto
     };
     const Queries queries{tensors.q, args.logits};
     return making_room(
-        stream, [&] { store(arrivals, next, tensors.k, tensors.v, &queries, attend, stream); });
+        stream, [&] { store(arrivals, next, tensors.rows, &queries, attend, stream); });
   }
   for (size_t i = 0; i < found.size(); ++i) {
     const int64_t total = found[i]->regions.total();

@@ -23,6 +23,7 @@ ModelShape shape_of(const Config& config) {
   const ModelShape shape =
       ModelShape::plain(config.kv_heads, config.group(), config.dtype, config.head_dim,
                         config.value_dim, config.segment_tokens);
+  if (config.borrowed) return shape.borrowing(*config.borrowed);
   return config.kv_dtype == KVDType::kInt8 ? shape.narrowing() : shape;
 }
 
@@ -175,24 +176,45 @@ Cache::Impl::Arrivals Cache::Impl::arrivals_of(const std::vector<Layer*>& layers
   return arrivals;
 }
 
-void Cache::Impl::check_new_rows(const Verb& verb, const StepTensors& tensors,
-                                 int64_t tokens) const {
-  verb.check_tensor("k", tensors.k, config_.dtype, {tokens, config_.kv_heads, config_.head_dim});
-  verb.check_tensor("v", tensors.v, config_.dtype, {tokens, config_.kv_heads, config_.value_dim});
+void Cache::Impl::check_new_rows(const Verb& verb, const NewRows& rows, int64_t tokens) const {
+  verb.check_borrows(rows.borrowed != nullptr);
+  if (rows.borrowed != nullptr) {
+    verb.check_addresses(*rows.borrowed, tokens);
+    return;
+  }
+  verb.check_tensor("k", rows.k, config_.dtype, {tokens, config_.kv_heads, config_.head_dim});
+  verb.check_tensor("v", rows.v, config_.dtype, {tokens, config_.kv_heads, config_.value_dim});
 }
 
 void Cache::Impl::check_apart(const Verb& verb, const StepTensors& tensors, const TensorView& lse,
                               const TensorView& error) {
+  const auto check_rows = [&](const char* name, const TensorView& numbers) {
+    verb.check_apart(name, numbers, "k", tensors.rows.k);
+    verb.check_apart(name, numbers, "v", tensors.rows.v);
+    if (tensors.rows.borrowed != nullptr) verb.check_apart(name, numbers, *tensors.rows.borrowed);
+  };
   verb.check_apart("out", tensors.out, "q", tensors.q, true);
-  verb.check_apart("out", tensors.out, "k", tensors.k);
-  verb.check_apart("out", tensors.out, "v", tensors.v);
+  check_rows("out", tensors.out);
   for (const auto& [name, numbers] : {std::pair{"lse", lse}, std::pair{"error", error}}) {
     verb.check_apart(name, numbers, "out", tensors.out);
     verb.check_apart(name, numbers, "q", tensors.q);
-    verb.check_apart(name, numbers, "k", tensors.k);
-    verb.check_apart(name, numbers, "v", tensors.v);
+    check_rows(name, numbers);
   }
   verb.check_apart("error", error, "lse", lse);
+}
+
+void Cache::Impl::append(const std::vector<SequenceView>& views, const std::vector<int64_t>& begin,
+                         const std::vector<int64_t>& counts, const NewRows& rows, Stream stream) {
+  if (rows.borrowed == nullptr) {
+    backend_->append(
+        {shape_, int64_t(views.size()), views.data(), begin.data(), counts.data(), rows.k, rows.v},
+        stream);
+    return;
+  }
+  int64_t packed = 0;
+  for (size_t i = 0; i < views.size(); packed += counts[i++]) {
+    set_addresses(views[i].rows, {begin[i], begin[i] + counts[i]}, *rows.borrowed, packed);
+  }
 }
 
 void Cache::Impl::observe(const Step& step, const TensorView& q,

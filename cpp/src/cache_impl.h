@@ -136,6 +136,21 @@ class Cache::Impl {
     }
   }
 
+  /** K and V of new tokens: tensors to be copied, or where borrowed rows lie. */
+  struct NewRows {
+    TensorView k, v;
+    const RowAddresses* borrowed = nullptr;
+  };
+  void check_new_rows(const Verb& verb, const NewRows& rows, int64_t tokens) const;
+
+  /** Rows of positions from `begin` on come to the sequences' segments. */
+  void append(const std::vector<SequenceView>& views, const std::vector<int64_t>& begin,
+              const std::vector<int64_t>& counts, const NewRows& rows, Stream stream);
+
+  /** Notes where borrowed rows lie; the first one is number `packed` of the addresses. */
+  void set_addresses(void* const* segments, const Positions& positions, const RowAddresses& rows,
+                     int64_t packed) const;
+
   /** Tokens that a call brings, packed: for each layer that gets any. */
   struct Arrivals {
     std::vector<Layer*> layers;
@@ -149,15 +164,13 @@ class Cache::Impl {
    * @param queries  of the tokens, for the search; null: there are none
    */
   template <typename After>
-  void store(const Arrivals& arrivals, const std::vector<Regions>& next, const TensorView& k,
-             const TensorView& v, const Queries* queries, After after, Stream stream) {
+  void store(const Arrivals& arrivals, const std::vector<Regions>& next, const NewRows& rows,
+             const Queries* queries, After after, Stream stream) {
     limit_waiting_offloads(stream);
     Step step = plan(arrivals.layers, next, Planner::Use::kStore, stream, queries != nullptr);
     step.offloads_at_once = true;
     const auto append = [&] {
-      backend_->append({shape_, int64_t(arrivals.layers.size()), step.views.data(),
-                        arrivals.begin.data(), arrivals.counts.data(), k, v},
-                       stream);
+      this->append(step.views, arrivals.begin, arrivals.counts, rows, stream);
       if (queries == nullptr) return;
       observe(step, queries->q, arrivals.first_row, stream);
       remember(step, *queries, arrivals.first_row, stream);
@@ -168,14 +181,16 @@ class Cache::Impl {
   /** A layer of a saved sequence, into an empty one. */
   void restore(Layer& layer, const SavedPart& part, Stream stream);
 
-  /** What decode and attend are given; without tokens to append, k and v are empty. */
+  /** What decode and attend are given; without tokens to append, rows are empty. */
   struct StepTensors {
-    TensorView q, k, v, out;
+    TensorView q, out;
+    NewRows rows;
   };
-  void check_new_rows(const Verb& verb, const StepTensors& tensors, int64_t tokens) const;
   /** The output may lie where the queries lie; apart from that every tensor has its own memory. */
   static void check_apart(const Verb& verb, const StepTensors& tensors, const TensorView& lse,
                           const TensorView& error);
+  void prefill(int64_t layer, const Batch& sequences, const std::vector<int64_t>& lengths,
+               const NewRows& rows, const PrefillOptions& options, Stream stream);
   void decode(int64_t layer, const Batch& sequences, const StepTensors& tensors, bool appends,
               const AttendOptions& options, Stream stream);
   void attend(int64_t layer, const Batch& sequences, const std::vector<int64_t>& lengths,

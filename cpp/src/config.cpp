@@ -4,6 +4,7 @@
 
 #include "check.h"
 #include "dispatch.h"
+#include "row_format.h"
 
 namespace pariskv {
 
@@ -53,6 +54,24 @@ std::vector<ScheduleStep> schedule_of(bool has_blocks) {
   }
   return {{0, .50, .50},       {5'000, .25, .30},    {10'000, .20, .25},   {30'000, .05, .20},
           {100'000, .04, .20}, {250'000, .025, .20}, {600'000, .0125, .20}};
+}
+
+/** Checks K or V of borrowed rows. */
+void check_borrowed(const std::string& half, BorrowedType type, int64_t stride, int64_t dim) {
+  if (type > BorrowedType::kQ8_0) {
+    fail("[config] borrowed.", half, ": expected a BorrowedType, got ", int(type));
+  }
+  if (type == BorrowedType::kQ8_0 && dim % kQ8Block != 0) {
+    fail("[config] borrowed.", half, ": expected q8_0 with a multiple of ", kQ8Block,
+         " dimensions, got ", dim, ": blocks would go across heads");
+  }
+  const int64_t bytes = half_bytes(row_type(type), dim), step = alignment_of(type);
+  constexpr int64_t kMostStride = int64_t{1} << 40;
+  if (stride != 0 && (stride < bytes || stride > kMostStride || stride % step != 0)) {
+    fail("[config] borrowed.", half, "_head_stride: expected a multiple of ", step, " from ", bytes,
+         " bytes, which a head takes, to ", kMostStride, ", or 0 for heads without a gap, got ",
+         stride);
+  }
 }
 
 }  // namespace
@@ -176,6 +195,22 @@ void Config::validate() const {
     fail("[config] kv_dtype: expected auto with the policy ", chooser,
          ", got int8: rows in 8 bits are for ParisKV alone");
   }
+  if (borrowed) {
+    if (device.type != DeviceType::kCpu) {
+      fail("[config] borrowed: expected none on ", name_of(device),
+           ": the CPU alone reads a program's rows in place");
+    }
+    if (paris_kv == nullptr) {
+      fail("[config] borrowed: expected none with the policy ", chooser,
+           ": it copies the rows that it keeps, and ParisKV alone reads all in place");
+    }
+    if (kv_dtype != KVDType::kAuto) {
+      fail("[config] kv_dtype: expected auto with borrowed rows, got int8: they stay as they are");
+    }
+    check_borrowed("key", borrowed->key, borrowed->key_head_stride, head_dim);
+    check_borrowed("value", borrowed->value, borrowed->value_head_stride,
+                   value_dim == 0 ? head_dim : value_dim);
+  }
   within("threads", threads, 0, 1024);
   within("memory_budget", memory_budget, 0, std::numeric_limits<int64_t>::max());
   within("host_budget", host_budget, 0, std::numeric_limits<int64_t>::max());
@@ -210,6 +245,12 @@ Config Config::resolved() const {
   resolve(config.dense_below, near ? own.dense_below_on_gpu : own.dense_below);
   if (value_dim == 0) config.value_dim = head_dim;
   resolve(config.segment_tokens, std::max<int64_t>(near ? 128 : 1024, block_of(policy)));
+  if (config.borrowed) {
+    const RowFormat rows = RowFormat::borrowed(head_dim, config.value_dim, *config.borrowed);
+    BorrowedRows& lent = *config.borrowed;
+    if (lent.key_head_stride == 0) lent.key_head_stride = rows.key_bytes();
+    if (lent.value_head_stride == 0) lent.value_head_stride = rows.value_bytes();
+  }
   return config;
 }
 
@@ -220,7 +261,8 @@ bool operator==(const Config& a, const Config& b) {
          a.dense_below == b.dense_below && a.policy == b.policy && a.device == b.device &&
          a.threads == b.threads && a.segment_tokens == b.segment_tokens &&
          a.memory_budget == b.memory_budget && a.placement == b.placement &&
-         a.row_cache == b.row_cache && a.host_budget == b.host_budget && a.kv_dtype == b.kv_dtype;
+         a.row_cache == b.row_cache && a.host_budget == b.host_budget && a.kv_dtype == b.kv_dtype &&
+         a.borrowed == b.borrowed;
 }
 
 }  // namespace pariskv

@@ -24,7 +24,7 @@ namespace pariskv {
 struct ModelShape {
   int64_t kv_heads;
   int64_t group;
-  DType dtype;  // of queries, of new rows and of outputs
+  DType dtype;  // of queries, of outputs, and of new rows that are copied
   RowFormat rows;
   int64_t segment_tokens;
   RowLayout layout;         // of stored rows, in the blocks of SequenceView::rows
@@ -55,10 +55,21 @@ struct ModelShape {
     shape.narrow_layout = RowLayout::segments(shape.narrow, segment_tokens);
     return shape;
   }
+  /** The same with rows in the memory of the program. */
+  constexpr ModelShape borrowing(const BorrowedRows& borrowed) const {
+    ModelShape shape = *this;
+    shape.rows = RowFormat::borrowed(rows.key_dim, rows.value_dim, borrowed);
+    shape.layout = RowLayout::addresses(borrowed, segment_tokens);
+    return shape;
+  }
   constexpr bool narrows() const { return narrow.key_dim > 0; }
   /** How rows of a zone are stored, and the copies of those of a tail. */
   constexpr const RowFormat& zone_rows() const { return narrows() ? narrow : rows; }
-  int64_t segment_row_bytes() const { return kv_heads * segment_tokens * rows.bytes(); }
+  /** Of rows, or of where borrowed ones lie. */
+  int64_t segment_row_bytes() const {
+    return segment_tokens *
+           (layout.borrowed ? int64_t(sizeof(RowAddress)) : kv_heads * rows.bytes());
+  }
   int64_t segment_narrow_bytes() const { return kv_heads * segment_tokens * narrow.bytes(); }
   /** Of a copy of a row of a zone, with all of its first and last vector of 16 bytes. */
   constexpr int64_t copied_row_bytes() const {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "pariskv/borrowed.h"
 #include "pariskv/tensor_view.h"
 #include "row_type.h"
 
@@ -53,6 +54,24 @@ constexpr RowType row_type(DType dtype) {
   return RowType(0xff);  // code for a type throws at one that it does not know
 }
 
+/** How numbers of borrowed rows are stored. */
+constexpr RowType row_type(BorrowedType type) {
+  switch (type) {
+    case BorrowedType::kFloat32:
+      return RowType::kFloat32;
+    case BorrowedType::kFloat16:
+      return RowType::kFloat16;
+    case BorrowedType::kBFloat16:
+      return RowType::kBFloat16;
+    case BorrowedType::kQ8_0:
+      return RowType::kQ8_0;
+  }
+  return RowType(0xff);
+}
+
+/** Addresses of borrowed halves are multiples of this. */
+constexpr int64_t alignment_of(BorrowedType type) { return type == BorrowedType::kFloat32 ? 4 : 2; }
+
 /** Halves with a scale behind them begin and end at multiples of this, for the scale. */
 constexpr int64_t kHalfAlignment = 4;
 
@@ -75,6 +94,10 @@ struct RowFormat {
   static constexpr RowFormat plain(int64_t key_dim, int64_t value_dim, DType dtype) {
     return {key_dim, value_dim, row_type(dtype), row_type(dtype)};
   }
+  static constexpr RowFormat borrowed(int64_t key_dim, int64_t value_dim,
+                                      const BorrowedRows& rows) {
+    return {key_dim, value_dim, row_type(rows.key), row_type(rows.value)};
+  }
   constexpr bool is_plain(DType dtype) const {
     return key == row_type(dtype) && value == row_type(dtype);
   }
@@ -86,6 +109,12 @@ struct RowFormat {
   /** Of a scale, in its half. */
   constexpr int64_t key_scale_offset() const { return key_dim * size_of(key); }
   constexpr int64_t value_scale_offset() const { return value_dim * size_of(value); }
+};
+
+/** Where a borrowed row lies: K and V of the first kv head. */
+struct RowAddress {
+  char* key;
+  char* value;
 };
 
 /**
@@ -107,11 +136,16 @@ struct RowLayout {
   int64_t tokens;    // positions of a block
   int64_t pointers;  // of a block
   Half key, value;
+  bool borrowed = false;  // a block has no rows, but where they are: (tokens) RowAddress
 
   /** Blocks of (heads, tokens) whole rows. */
   static constexpr RowLayout segments(const RowFormat& rows, int64_t tokens) {
     const int64_t token = rows.bytes(), head = tokens * token;
     return {tokens, 1, {0, 0, head, token}, {0, rows.key_bytes(), head, token}};
+  }
+  /** Blocks of addresses; heads of a row lie at strides. */
+  static constexpr RowLayout addresses(const BorrowedRows& rows, int64_t tokens) {
+    return {tokens, 1, {0, 0, rows.key_head_stride, 0}, {0, 0, rows.value_head_stride, 0}, true};
   }
 };
 

@@ -192,7 +192,8 @@ Change Planner::plan(Layer& layer, const Regions& next, Use use, bool queries,
   const bool fetched = fetches(layer);
   const bool lacks_cache = fetched && shape_.cached_rows > 0 && layer.row_cache.data() == nullptr;
   if (use == Use::kDecode && lacks_cache) change.rows.row_cache = new_row_cache(stream);
-  if (fetched || backend_.capabilities().copies_tail) change.tail = plan_tail(plan, after);
+  const bool copies_tail = fetched || backend_.capabilities().copies_tail;
+  if (copies_tail && !shape_.layout.borrowed) change.tail = plan_tail(plan, after);
   return change;
 }
 

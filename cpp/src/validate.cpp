@@ -168,6 +168,57 @@ void Verb::check_apart(const char* output, const TensorView& out, const char* ar
   }
 }
 
+void Verb::check_apart(const char* output, const TensorView& out, const RowAddresses& rows) const {
+  if (out.data == nullptr) return;
+  const BorrowedRows& lent = *config.borrowed;
+  const RowFormat format = RowFormat::borrowed(config.head_dim, config.value_dim, lent);
+  const auto check = [&](const char* half, const std::vector<const void*>& addresses, int64_t bytes,
+                         int64_t stride) {
+    for (size_t i = 0; i < addresses.size(); ++i) {
+      TensorView row;  // as numbers of 2 bytes, whatever they are
+      row.data = const_cast<void*>(addresses[i]);
+      row.dtype = DType::kFloat16, row.rank = 2;
+      row.shape = {config.kv_heads, bytes / 2}, row.strides = {stride / 2, 1};
+      if (!share_bytes(out, row)) continue;
+      fail("[", name, "] ", output, ": expected memory of its own, got some that is part of ", half,
+           "[", i, "]");
+    }
+  };
+  check("rows.keys", rows.keys, format.key_bytes(), lent.key_head_stride);
+  check("rows.values", rows.values, format.value_bytes(), lent.value_head_stride);
+}
+
+void Verb::check_borrows(bool addresses) const {
+  if (addresses == config.borrowed.has_value()) return;
+  if (addresses) {
+    fail("[", name,
+         "] rows: expected a cache with borrowed rows (Config::borrowed); this one has copies: "
+         "prefill, decode and attend take k and v");
+  }
+  fail("[", name, "] k: expected no tensor, as this cache borrows rows (Config::borrowed): ", name,
+       "_rows takes their addresses");
+}
+
+void Verb::check_addresses(const RowAddresses& rows, int64_t tokens) const {
+  const auto check = [&](const char* half, const std::vector<const void*>& addresses,
+                         int64_t alignment) {
+    if (int64_t(addresses.size()) != tokens) {
+      fail("[", name, "] ", half, ": expected an address for each of the ", tokens, " tokens, got ",
+           addresses.size());
+    }
+    for (size_t i = 0; i < addresses.size(); ++i) {
+      if (addresses[i] == nullptr) {
+        fail("[", name, "] ", half, "[", i, "]: expected an address, got a null pointer");
+      }
+      if (reinterpret_cast<uintptr_t>(addresses[i]) % uintptr_t(alignment) == 0) continue;
+      fail("[", name, "] ", half, "[", i, "]: expected an address at a multiple of ", alignment,
+           " bytes, got one between two");
+    }
+  };
+  check("rows.keys", rows.keys, alignment_of(config.borrowed->key));
+  check("rows.values", rows.values, alignment_of(config.borrowed->value));
+}
+
 void Verb::check_batch_size(const char* argument, int64_t size, int64_t batch) const {
   if (size != batch) {
     fail("[", name, "] ", argument, ": expected one entry for each of the ", batch,

@@ -31,6 +31,15 @@ struct Verb {
   void check_apart(const char* output, const TensorView& out, const char* argument,
                    const TensorView& view, bool may_be_same = false) const;
 
+  /** The same of the borrowed rows of a call. */
+  void check_apart(const char* output, const TensorView& out, const RowAddresses& rows) const;
+
+  /** Throws where new rows come as addresses to a cache that copies, or the other way round. */
+  void check_borrows(bool addresses) const;
+
+  /** Throws unless K and V of each token have an address, aligned to their numbers. */
+  void check_addresses(const RowAddresses& rows, int64_t tokens) const;
+
   void check_batch_size(const char* argument, int64_t size, int64_t batch) const;
 
   /** Throws on a negative length or too many tokens; returns the sum. */

@@ -13,6 +13,7 @@ extern int checks;
 void test_life(void);
 void test_policies(void);
 void test_files(void);
+void test_borrowed_rows(void);
 void test_wrong_input(void);
 void test_sizes(void);
 void test_fuzzed_configs(void);

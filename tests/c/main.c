@@ -14,6 +14,7 @@ static const Test kTests[] = {
     {"life", test_life},
     {"policies", test_policies},
     {"files", test_files},
+    {"borrowed_rows", test_borrowed_rows},
     {"wrong_input", test_wrong_input},
     {"sizes", test_sizes},
     {"fuzzed_configs", test_fuzzed_configs},

@@ -75,12 +75,18 @@ void test_fuzzed_configs(void) {
     small_config(&config, &policy);
     pariskv_policy_hardkv_init(&kept, sizeof kept), pariskv_policy_prkv_init(&paged, sizeof paged);
     policy.schedule = steps, policy.schedule_steps = 2;
-    switch (any() % 8) {
+    pariskv_borrowed_rows rows;
+    pariskv_borrowed_rows_init(&rows, sizeof rows);
+    switch (any() % 9) {
+      case 7:
+        config.borrowed = &rows;
+        change(&rows, &rows + 1);
+        break;
       case 0:
         change(&config, &config.pariskv);
         break;
       case 1:
-        change(&config.device, &config + 1);
+        change(&config.device, &config.borrowed);
         break;
       case 2:
         change(&policy, &policy.schedule);

@@ -247,6 +247,8 @@ void test_sizes(void) {
   small_config(&config, &policy);
   OK(pariskv_cache_create(&config, NULL, &cache));
   pariskv_policy_hardkv_init(&kept, sizeof kept), pariskv_policy_prkv_init(&paged, sizeof paged);
+  pariskv_borrowed_rows rows_kept;
+  pariskv_borrowed_rows_init(&rows_kept, sizeof rows_kept);
   pariskv_sequence sequence = -1;
   OK(pariskv_cache_add(cache, &sequence));
   pariskv_batch* batch = NULL;
@@ -273,6 +275,10 @@ void test_sizes(void) {
     SIZE(pariskv_config, given, pariskv_config_init(&config, given));
     SIZE(pariskv_policy_pariskv, policy.size, pariskv_config_validate(&config));
     SIZE(pariskv_policy_pariskv, given, pariskv_policy_pariskv_init(&policy, given));
+    config.borrowed = &rows_kept;
+    SIZE(pariskv_borrowed_rows, rows_kept.size, pariskv_config_validate(&config));
+    SIZE(pariskv_borrowed_rows, given, pariskv_borrowed_rows_init(&rows_kept, given));
+    config.borrowed = NULL;
     config.pariskv = NULL, config.hardkv = &kept;
     SIZE(pariskv_policy_hardkv, kept.size, pariskv_config_validate(&config));
     SIZE(pariskv_policy_hardkv, given, pariskv_policy_hardkv_init(&kept, given));

@@ -16,7 +16,7 @@ WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]
 
 
 def test_there_are_programs_of_both_languages() -> None:
-    assert sorted(language for language, _ in PROGRAMS) == ["c", "c", "c", "cpp"]
+    assert sorted(language for language, _ in PROGRAMS) == ["c", "c", "c", "cpp", "cpp"]
 
 
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))

@@ -61,6 +61,7 @@ PARISKV_API int32_t pariskv_is_available(int32_t device);
 
 /** Fills in the defaults. @param size sizeof *config, as in the calls below */
 PARISKV_API pariskv_status pariskv_config_init(pariskv_config* config, size_t size);
+PARISKV_API pariskv_status pariskv_borrowed_rows_init(pariskv_borrowed_rows* rows, size_t size);
 PARISKV_API pariskv_status pariskv_policy_pariskv_init(pariskv_policy_pariskv* policy, size_t size);
 PARISKV_API pariskv_status pariskv_policy_hardkv_init(pariskv_policy_hardkv* policy, size_t size);
 PARISKV_API pariskv_status pariskv_policy_prkv_init(pariskv_policy_prkv* policy, size_t size);
@@ -165,6 +166,42 @@ PARISKV_API pariskv_status pariskv_cache_attend(pariskv_cache* cache, int64_t la
                                                 const pariskv_tensor* v, const pariskv_tensor* out,
                                                 const pariskv_attend_options* options,
                                                 void* stream);
+
+/**
+ * pariskv_cache_prefill of a cache with borrowed rows (pariskv_config::borrowed), see borrowed.h.
+ * @param keys    (sum of lengths) where K of the first kv head lies, packed as tokens are
+ * @param values  (sum of lengths) the same of V
+ */
+PARISKV_API pariskv_status pariskv_cache_prefill_rows(
+    pariskv_cache* cache, int64_t layer, const pariskv_batch* batch, const int64_t* lengths,
+    const void* const* keys, const void* const* values, const pariskv_prefill_options* options,
+    void* stream);
+
+/** The same of pariskv_cache_decode: an address of K and one of V for each sequence. */
+PARISKV_API pariskv_status pariskv_cache_decode_rows(
+    pariskv_cache* cache, int64_t layer, const pariskv_batch* batch, const pariskv_tensor* q,
+    const void* const* keys, const void* const* values, const pariskv_tensor* out,
+    const pariskv_attend_options* options, void* stream);
+
+/** The same of pariskv_cache_attend, where it appends. */
+PARISKV_API pariskv_status pariskv_cache_attend_rows(
+    pariskv_cache* cache, int64_t layer, const pariskv_batch* batch, const int64_t* lengths,
+    const pariskv_tensor* q, const void* const* keys, const void* const* values,
+    const pariskv_tensor* out, const pariskv_attend_options* options, void* stream);
+
+/**
+ * Borrowed rows now lie elsewhere, as the same bytes; a fork has to be told as well.
+ * @param begin    first position of each sequence of the batch
+ * @param lengths  how many follow, 0 or more
+ */
+PARISKV_API pariskv_status pariskv_cache_move_rows(pariskv_cache* cache, int64_t layer,
+                                                   const pariskv_batch* batch, const int64_t* begin,
+                                                   const int64_t* lengths, const void* const* keys,
+                                                   const void* const* values, void* stream);
+
+/** Borrowed rows have other numbers now, where they lie: makes the summaries of their keys anew. */
+PARISKV_API pariskv_status pariskv_cache_rewrite_rows(pariskv_cache* cache, int64_t layer,
+                                                      const pariskv_batch* batch, void* stream);
 
 /** Moves everything older than the local window to the retrieval zone, in every layer. */
 PARISKV_API pariskv_status pariskv_cache_flush(pariskv_cache* cache, const pariskv_batch* batch,

@@ -33,6 +33,14 @@ enum pariskv_kv_dtype { PARISKV_KV_AUTO = 0, PARISKV_KV_INT8 = 1 };
 /** Where a cache on a GPU keeps rows of retrieval zones: Placement of config.h. */
 enum pariskv_placement { PARISKV_PLACE_AUTO = 0, PARISKV_PLACE_HOST = 1, PARISKV_PLACE_DEVICE = 2 };
 
+/** How numbers of borrowed rows are written: BorrowedType of borrowed.h. */
+enum pariskv_borrowed_type {
+  PARISKV_BORROWED_FLOAT32 = 0,
+  PARISKV_BORROWED_FLOAT16 = 1,
+  PARISKV_BORROWED_BFLOAT16 = 2,
+  PARISKV_BORROWED_Q8_0 = 3
+};
+
 /** Scorer of policies.h. */
 enum pariskv_scorer { PARISKV_SCORER_SIGN_NORM = 0, PARISKV_SCORER_VOTES = 1 };
 
@@ -121,6 +129,15 @@ typedef struct pariskv_policy_prkv {
   int32_t reserved; /**< 0. */
 } pariskv_policy_prkv;
 
+/** Rows that the program keeps and the cache reads in place, see borrowed.h. */
+typedef struct pariskv_borrowed_rows {
+  size_t size;
+  int32_t key;               /**< One of pariskv_borrowed_type. */
+  int32_t value;             /**< The same. */
+  int64_t key_head_stride;   /**< In bytes; 0: heads without a gap. */
+  int64_t value_head_stride; /**< The same. */
+} pariskv_borrowed_rows;
+
 /** What a cache is told when it is made, see config.h. */
 typedef struct pariskv_config {
   size_t size;
@@ -142,11 +159,12 @@ typedef struct pariskv_config {
   int32_t device_index; /**< Of the GPU. */
   int64_t threads;      /**< 0: one per core. */
   int64_t segment_tokens;
-  int64_t memory_budget; /**< In bytes; 0: no limit. */
-  int64_t host_budget;   /**< In bytes; 0: no limit. */
-  int64_t row_cache;     /**< -1: twice the rows that a step selects. */
-  int32_t placement;     /**< One of pariskv_placement. */
-  int32_t reserved;      /**< 0. */
+  int64_t memory_budget;                 /**< In bytes; 0: no limit. */
+  int64_t host_budget;                   /**< In bytes; 0: no limit. */
+  int64_t row_cache;                     /**< -1: twice the rows that a step selects. */
+  int32_t placement;                     /**< One of pariskv_placement. */
+  int32_t reserved;                      /**< 0. */
+  const pariskv_borrowed_rows* borrowed; /**< Null: the cache copies rows. */
 } pariskv_config;
 
 /** More than 0 bytes at a multiple of `alignment`, a power of two; null: there are none. */

@@ -45,6 +45,7 @@
 #include <utility>
 #include <vector>
 
+#include "pariskv/borrowed.h"
 #include "pariskv/config.h"
 #include "pariskv/export.h"
 #include "pariskv/memory.h"
@@ -226,6 +227,41 @@ class PARISKV_API Cache {
               const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& out,
               const AttendOptions& options = {}, Stream stream = {});
 
+  /**
+   * `prefill` of a cache with borrowed rows (Config::borrowed), in place of k and v: the tokens'
+   * rows are in the program's memory already, see borrowed.h.
+   */
+  void prefill_rows(int64_t layer, const Batch& sequences, const std::vector<int64_t>& lengths,
+                    const RowAddresses& rows, const PrefillOptions& options = {},
+                    Stream stream = {});
+
+  /** The same of `decode`: one address of K and one of V for each sequence. */
+  void decode_rows(int64_t layer, const Batch& sequences, const TensorView& q,
+                   const RowAddresses& rows, const TensorView& out,
+                   const AttendOptions& options = {}, Stream stream = {});
+
+  /** The same of the `attend` that appends tokens. */
+  void attend_rows(int64_t layer, const Batch& sequences, const std::vector<int64_t>& lengths,
+                   const TensorView& q, const RowAddresses& rows, const TensorView& out,
+                   const AttendOptions& options = {}, Stream stream = {});
+
+  /**
+   * Borrowed rows now lie elsewhere, as the same bytes: those of positions [begin, begin + length)
+   * of each sequence. Reads none of them. A fork has addresses of its own, to be told as well.
+   *
+   * @param begin    (batch) first position of each sequence
+   * @param lengths  (batch) how many follow, 0 or more
+   */
+  void move_rows(int64_t layer, const Batch& sequences, const std::vector<int64_t>& begin,
+                 const std::vector<int64_t>& lengths, const RowAddresses& rows, Stream stream = {});
+
+  /**
+   * Borrowed rows of these sequences have other numbers now, where they lie: makes the summaries of
+   * all keys of their zones anew. Queries that prompts brought count as before. A fork has to be
+   * named as well, and has summaries of its own from then on.
+   */
+  void rewrite_rows(int64_t layer, const Batch& sequences, Stream stream = {});
+
   /** Moves everything older than the local window to the retrieval zone, in every layer. */
   void flush(const Batch& sequences, Stream stream = {});
 
@@ -255,11 +291,11 @@ class PARISKV_API Cache {
             const TensorView& v, Stream stream = {}) const;
 
   /**
-   * Writes a sequence to a file: rows, summaries, the policy's state, regions and settings, each
-   * part with a checksum. Changes nothing. The file appears in the place of `path` when the disk
-   * has all of it; until then, and if anything fails, what was there stays. On a GPU it waits for
-   * the work of earlier calls. An older file's mode, owner and access list are kept; a link is
-   * followed, also to a file that is not there yet.
+   * Writes a sequence to a file (but not borrowed rows): rows, summaries, the policy's state,
+   * regions and settings, each part with a checksum. Changes nothing. The file appears in the place
+   * of `path` when the disk has all of it; until then, and if anything fails, what was there stays.
+   * On a GPU it waits for the work of earlier calls. An older file's mode, owner and access list
+   * are kept; a link is followed, also to a file that is not there yet.
    *
    * @param path  of a file, in the system's own bytes; an older one is replaced
    */

@@ -10,8 +10,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
+#include "pariskv/borrowed.h"
 #include "pariskv/export.h"
 #include "pariskv/policies.h"
 #include "pariskv/sizes.h"
@@ -56,6 +58,8 @@ struct Config {
   PolicyConfig policy;  ///< How rows are chosen.
   /** Of rows of the zone, with ParisKV. Sink, local window and buffer stay in dtype. */
   KVDType kv_dtype = KVDType::kAuto;
+  /** Set: rows stay in the program's memory. Of a cache on the CPU, with ParisKV. */
+  std::optional<BorrowedRows> borrowed;
 
   // The machine.
   Device device;

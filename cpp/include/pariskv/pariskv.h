@@ -17,6 +17,7 @@
 #include "pariskv/executor.h"
 #include "pariskv/memory.h"
 
+#include "pariskv/borrowed.h"
 #include "pariskv/config.h"
 #include "pariskv/policies.h"
 #include "pariskv/stats.h"

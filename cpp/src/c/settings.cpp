@@ -109,7 +109,21 @@ PRKV policy_of(const std::string& where, const pariskv_policy_prkv* given) {
   return policy;
 }
 
-/** All but the policy. */
+pariskv_borrowed_rows settings_of(const BorrowedRows& rows) {
+  return {sizeof(pariskv_borrowed_rows), int32_t(rows.key), int32_t(rows.value),
+          rows.key_head_stride, rows.value_head_stride};
+}
+
+BorrowedRows rows_of(const std::string& where, const pariskv_borrowed_rows* given) {
+  const auto settings = taken(where, given, settings_of(BorrowedRows()));
+  const auto type_of = [&](const char* half, int32_t type) {
+    return enum_of<BorrowedType>(where + half, type, {"float32", "float16", "bfloat16", "q8_0"});
+  };
+  return {type_of(".key", settings.key), type_of(".value", settings.value),
+          settings.key_head_stride, settings.value_head_stride};
+}
+
+/** All but the policy and borrowed rows. */
 pariskv_config settings_of(const Config& config) {
   pariskv_config settings{};
   settings.size = sizeof settings;
@@ -171,10 +185,17 @@ Config config_of(const pariskv_config* given) {
   if (settings.pariskv != nullptr) config.policy = policy_of("[config] pariskv", settings.pariskv);
   if (settings.hardkv != nullptr) config.policy = policy_of("[config] hardkv", settings.hardkv);
   if (settings.prkv != nullptr) config.policy = policy_of("[config] prkv", settings.prkv);
+  if (settings.borrowed != nullptr) {
+    config.borrowed = rows_of("[config] borrowed", settings.borrowed);
+  }
   return config;
 }
 
 Settings::Settings(const Config& config) : config_(settings_of(config)) {
+  if (config.borrowed) {
+    borrowed_ = settings_of(*config.borrowed);
+    config_.borrowed = &borrowed_;
+  }
   if (const auto* policy = std::get_if<ParisKV>(&config.policy)) {
     for (const ScheduleStep& step : policy->schedule) {
       schedule_.push_back({step.from_tokens, step.candidate_ratio, step.vote_ratio});
@@ -199,6 +220,11 @@ using namespace pariskv;
 pariskv_status pariskv_config_init(pariskv_config* config, size_t size) {
   return c::answer(
       [&] { c::fill("[config_init] config", config, size, c::settings_of(Config())); });
+}
+
+pariskv_status pariskv_borrowed_rows_init(pariskv_borrowed_rows* rows, size_t size) {
+  return c::answer(
+      [&] { c::fill("[borrowed_rows_init] rows", rows, size, c::settings_of(BorrowedRows())); });
 }
 
 pariskv_status pariskv_policy_pariskv_init(pariskv_policy_pariskv* policy, size_t size) {

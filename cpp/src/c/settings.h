@@ -28,6 +28,7 @@ class Settings {
   pariskv_policy_pariskv pariskv_{};
   pariskv_policy_hardkv hardkv_{};
   pariskv_policy_prkv prkv_{};
+  pariskv_borrowed_rows borrowed_{};
   std::vector<pariskv_schedule_step> schedule_;
 };
 

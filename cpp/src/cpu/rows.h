@@ -20,6 +20,10 @@ inline RowPlace row_in(void* const* table, const RowLayout& layout, int64_t head
                        int64_t position) {
   const int64_t block = position / layout.tokens, slot = position % layout.tokens;
   void* const* pointers = table + block * layout.pointers;
+  if (layout.borrowed) {
+    const RowAddress& row = static_cast<const RowAddress*>(pointers[0])[slot];
+    return {row.key + head * layout.key.head, row.value + head * layout.value.head};
+  }
   const auto half = [&](const RowLayout::Half& own) {
     return static_cast<char*>(pointers[own.pointer]) + own.at(head, slot);
   };

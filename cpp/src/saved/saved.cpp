@@ -160,7 +160,12 @@ void read_piece(const SavedPart& part, size_t number, const SequenceView& view,
   }
 }
 
-void check_policy_of(const char* verb, const Search& search) {
+void check_fits_a_file(const char* verb, const Config& config, const Search& search) {
+  if (config.borrowed) {
+    fail("[", verb,
+         "] expected a cache that copies rows; borrowed ones are in the program's memory: save "
+         "them there, and give them to prefill_rows again");
+  }
   if (search.needs().fits_a_file) return;
   fail("[", verb,
        "] policy: expected one whose sequences fit a file, which is ParisKV; rows that "
@@ -172,7 +177,7 @@ void check_policy_of(const char* verb, const Search& search) {
 void Cache::save(SequenceId sequence, const std::string& path) const {
   const Impl::Lock lock(*impl_);
   const Impl& impl = *impl_;
-  check_policy_of("save", *impl.search_);
+  check_fits_a_file("save", impl.config_, *impl.search_);
   const Sequence& source = *impl_->find(impl.verb("save"), {sequence})[0];
   SavedHeader header;
   header.settings = text_of(settings_of(impl.config_));
@@ -203,7 +208,7 @@ void Cache::save(SequenceId sequence, const std::string& path) const {
 }
 
 SequenceId Cache::load(const std::string& path, Stream stream) {
-  check_policy_of("load", *impl_->search_);
+  check_fits_a_file("load", impl_->config_, *impl_->search_);
   const OldFile file(path);
   const SavedHeader header = SavedHeader::read(file);
   check_settings(path, header.settings, config());
