@@ -1,0 +1,90 @@
+/**
+ * What is known of one KV cache of the host, from its allocation to its end: which layers it has,
+ * what was written to it, and the engine that searches it.
+ */
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "ledger.h"
+#include "mirror.h"
+#include "settings.h"
+#include "shapes.h"
+
+namespace pariskv::ggml {
+
+/** What came of a layer's attention. */
+enum class Outcome { kDone, kLeft, kStopped };  ///< kLeft: for the host to compute.
+
+struct Counts {
+  int64_t steps = 0;    // layers' steps that the engine served
+  int64_t left = 0;     // that it left to the host although it had claimed them
+  int64_t rebuilt = 0;  // sequences that were read from their beginning
+  int64_t forks = 0;
+};
+
+class Store {
+ public:
+  Store(ggml_backend_buffer_t buffer, const Settings& settings);
+
+  // What a scheduler asks before it gives out nodes. An answer holds until the node is asked about
+  // again: a host that uses a graph once more does not ask.
+
+  /** Whether writes of rows are ours: then they are known, and only then can attention be. */
+  bool claims_write(const CacheTensor& tensor);
+  bool claims_attention(const Attention& attention);
+
+  // What happens.
+
+  /** Rows were written by `op`, see is_row_write. */
+  void wrote_rows(const ggml_tensor* op);
+  /** Another node wrote somewhere: a shift of positions. */
+  void wrote_all();
+  /** The program wrote bytes itself: a state that it loads. */
+  void wrote_bytes(const char* begin, size_t bytes);
+
+  Outcome attend(ggml_tensor* op, int threads, const std::function<bool()>& stops);
+
+  Counts counts() const;
+  /** A line on what was done, or nothing. */
+  std::string summary() const;
+
+  /** The buffer's functions as they were before `watch`. */
+  const ggml_backend_buffer_i& original() const { return original_; }
+
+ private:
+  bool is_known(const Attention& attention) const;
+  int64_t layer_number(const CacheTensor& tensor) const;
+  void find_plan(int64_t layer, const Attention& attention);
+  void count(const Plan& plan);
+  void forget();
+
+  mutable std::mutex mutex_;
+  const Settings& settings_;
+  ggml_backend_buffer_i original_;
+  std::map<int64_t, const ggml_tensor*> keys_, values_;  // by the model's layer
+  std::map<const ggml_tensor*, bool> claimed_;           // the last answers to claims_write
+  std::optional<Geometry> fits_, fits_not_;              // the last shapes that were tried
+  bool wants_ = true;                                    // writes: a step may be ours soon
+  bool has_run_ = false;  // a graph: until then attention is left to the host, see claims_attention
+  bool failed_ = false;
+
+  std::unique_ptr<Ledger> ledger_;
+  std::unique_ptr<Mirror> mirror_;
+  std::set<int64_t> written_;  // layers that were, in this pass of the ledger
+  Plan plan_;
+  std::set<int64_t> served_;           // layers that went by the plan
+  const ggml_tensor* mask_ = nullptr;  // that it was made from
+  Counts counts_;
+};
+
+/** The store of a buffer that cache tensors lie in; made, and its buffer watched, if there is none.
+ */
+std::shared_ptr<Store> store_of(ggml_backend_buffer_t buffer, const Settings& settings);
+
+}  // namespace pariskv::ggml
