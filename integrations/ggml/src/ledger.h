@@ -46,6 +46,7 @@ class Ledger {
 
   /** Cells that are written from now on are newer than those before. */
   void begin_pass() { ++pass_; }
+  uint32_t pass() const { return pass_; }
   /** A cell has other numbers. Writes of the same pass are one: layers come one after the other. */
   void write(int64_t cell);
   void write_all();

@@ -31,7 +31,6 @@ Store::Store(ggml_backend_buffer_t buffer, const Settings& settings)
 void Store::forget() {
   mirror_.reset();
   if (ledger_) ledger_->forget();
-  served_.clear();
   mask_ = nullptr;
 }
 
@@ -114,9 +113,12 @@ int64_t Store::layer_number(const CacheTensor& tensor) const {
 }
 
 void Store::find_plan(int64_t layer, const Attention& attention) {
-  if (mask_ == attention.mask && served_.count(layer) == 0) return;
-  served_.clear();
+  // A step's layers come in order, and a host may build its next graph where the last one was.
+  const bool same_step = mask_ == attention.mask && layer > last_layer_ && pass_ == ledger_->pass();
+  last_layer_ = layer;
+  if (same_step) return;
   mask_ = attention.mask;
+  pass_ = ledger_->pass();
   plan_ = {};
   plan_.serves = false;
   std::vector<Bits> visible;
@@ -150,7 +152,6 @@ Outcome Store::attend(ggml_tensor* op, int threads, const std::function<bool()>&
     const int64_t layer = layer_number(attention.key);
     if (layer >= mirror_->layers()) return ++counts_.left, Outcome::kLeft;
     find_plan(layer, attention);
-    served_.insert(layer);
     if (!plan_.serves || !mirror_->attend(layer, attention, plan_, *ledger_, op)) {
       return ++counts_.left, Outcome::kLeft;
     }

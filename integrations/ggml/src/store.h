@@ -78,8 +78,10 @@ class Store {
   std::unique_ptr<Mirror> mirror_;
   std::set<int64_t> written_;  // layers that were, in this pass of the ledger
   Plan plan_;
-  std::set<int64_t> served_;           // layers that went by the plan
-  const ggml_tensor* mask_ = nullptr;  // that it was made from
+  // What the plan was made from, and the layer that went by it last.
+  const ggml_tensor* mask_ = nullptr;
+  uint32_t pass_ = 0;
+  int64_t last_layer_ = 0;
   Counts counts_;
 };
 

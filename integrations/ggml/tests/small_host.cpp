@@ -67,13 +67,18 @@ SmallHost::~SmallHost() {
   ggml_free(kept_);
 }
 
-std::vector<float> SmallHost::fill(ggml_tensor* tensor) {
-  if (tensor == nullptr) return {};
+std::vector<float> SmallHost::numbers(int64_t count, float all) {
+  std::vector<float> made(static_cast<size_t>(count), all);
   std::normal_distribution<float> normal;
-  std::vector<float> numbers(size_t(ggml_nelements(tensor)));
-  for (float& number : numbers) number = normal(random_);
-  ggml_backend_tensor_set(tensor, numbers.data(), 0, ggml_nbytes(tensor));
-  return numbers;
+  for (float& number : made) number = all == 0 ? normal(random_) : all;
+  return made;
+}
+
+std::vector<float> SmallHost::fill(ggml_tensor* tensor, float all) {
+  if (tensor == nullptr) return {};
+  std::vector<float> made = numbers(ggml_nelements(tensor), all);
+  ggml_backend_tensor_set(tensor, made.data(), 0, ggml_nbytes(tensor));
+  return made;
 }
 
 void SmallHost::build(int64_t tokens, int64_t first_stream, int64_t streams,
@@ -138,8 +143,12 @@ StepResult SmallHost::step(const std::vector<Token>& tokens, int64_t visible_cel
   ggml_backend_tensor_set(at_, at.data(), 0, ggml_nbytes(at_));
   ggml_backend_tensor_set(mask_, mask.data(), 0, ggml_nbytes(mask_));
   for (Layer& own : layers_) {
-    fill(own.new_k), fill(own.new_v);
-    own.queries = fill(own.q), own.sink_logits = fill(own.sinks);
+    fill(own.new_v);
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      const std::vector<float> key = numbers(own.k->ne[0], key_in(tokens[i].cell));
+      ggml_backend_tensor_set(own.new_k, key.data(), i * own.new_k->nb[1], own.new_k->nb[1]);
+    }
+    own.queries = fill(own.q, looks_ ? 1.f : 0), own.sink_logits = fill(own.sinks);
   }
   StepResult result;
   if (ggml_backend_sched_graph_compute(scheduler_, graph_) != GGML_STATUS_SUCCESS) {
@@ -210,18 +219,16 @@ double SmallHost::error_of(const Layer& layer, int64_t number, const Token& toke
 }
 
 void SmallHost::load_cells(int64_t stream, const std::vector<int64_t>& cells) {
-  std::normal_distribution<float> normal;
   for (Layer& own : layers_) {
     for (ggml_tensor* cache : {own.k, own.v}) {
-      std::vector<float> numbers(size_t(cache->ne[0]));
       std::vector<char> bytes(cache->nb[1]);
       for (const int64_t cell : cells) {
-        for (float& number : numbers) number = normal(random_);
+        const std::vector<float> made = numbers(cache->ne[0], cache == own.k ? key_in(cell) : 0);
         if (cache->type == GGML_TYPE_F32) {
-          std::memcpy(bytes.data(), numbers.data(), bytes.size());
+          std::memcpy(bytes.data(), made.data(), bytes.size());
         } else {
           ggml_get_type_traits(cache->type)
-              ->from_float_ref(numbers.data(), bytes.data(), cache->ne[0]);
+              ->from_float_ref(made.data(), bytes.data(), cache->ne[0]);
         }
         const size_t at = size_t(stream * shape_.cells + cell) * cache->nb[1];
         ggml_backend_tensor_set(cache, bytes.data(), at, bytes.size());

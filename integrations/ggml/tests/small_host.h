@@ -61,6 +61,11 @@ class SmallHost {
 
   /** Other numbers in cells of a stream, which no node shows: a state that is loaded. */
   void load_cells(int64_t stream, const std::vector<int64_t>& cells);
+  /**
+   * From now on every query looks one way, and so do keys that are written to this cell: who finds
+   * it attends to nothing else. -1: to none.
+   */
+  void look_for_needle(int64_t cell) { looks_ = true, needle_ = cell; }
   /** All keys change in place, by a node of a graph: a shift of positions. */
   void shift_keys();
   /** A stream's cells become another's. */
@@ -73,7 +78,10 @@ class SmallHost {
     std::vector<float> queries, sink_logits;  // a graph's inputs are gone when it is done
   };
   void build(int64_t tokens, int64_t first_stream, int64_t streams, int64_t visible_cells);
-  std::vector<float> fill(ggml_tensor* tensor);
+  /** Normal ones; where a needle is looked for its key and all queries are the same. */
+  std::vector<float> numbers(int64_t count, float all = 0);
+  std::vector<float> fill(ggml_tensor* tensor, float all = 0);
+  float key_in(int64_t cell) const { return looks_ && cell == needle_ ? 3.f : 0; }
   std::vector<float> row(const ggml_tensor* cache, int64_t cell, int64_t head, int64_t dim) const;
   double error_of(const Layer& layer, int64_t number, const Token& token) const;
 
@@ -86,6 +94,8 @@ class SmallHost {
   std::vector<Layer> layers_;
   ggml_cgraph* graph_ = nullptr;
   ggml_tensor *at_ = nullptr, *mask_ = nullptr;
+  bool looks_ = false;
+  int64_t needle_ = -1;
 };
 
 }  // namespace pariskv::ggml

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <map>
+#include <optional>
 #include <ostream>
 #include <random>
 #include <set>
@@ -266,6 +267,69 @@ TEST(Plugin, SaysWhatItDid) {
   EXPECT_NE(log.find("pariskv: 9 layers' steps, 0 left to the host, 1 sequences read"),
             std::string::npos)
       << log;
+}
+
+/**
+ * Searched, not in full: a key that a query looks for is found if its summary is that of the
+ * numbers that are in its cell now. Every way in which a host writes has its turn.
+ */
+class Needles : public testing::Test {
+ protected:
+  void SetUp() override {
+    shape_.cells = 3000, shape_.streams = 2;
+    host_.emplace(shape_);
+    chats_.emplace(shape_, 0);
+    chats_->load(*host_, 0, 2500);
+    for (int i = 0; i < 3; ++i) step();
+    host_->look_for_needle(chats_->operator[](0)[700]);
+  }
+  StepResult step(int64_t tokens = 1) {
+    std::vector<Token> all;
+    for (; tokens > 0; --tokens) all.push_back(chats_->append(0));
+    return host_->step(all, shape_.cells);
+  }
+  /** With a needle nearly all is attention to it: without its value nothing is right. */
+  void expect_found() {
+    for (int i = 0; i < 2; ++i) {
+      const StepResult result = step();
+      EXPECT_EQ(result.ours, shape_.layers);
+      EXPECT_LT(result.worst, .01);
+    }
+  }
+
+  Shape shape_;
+  std::optional<SmallHost> host_;
+  std::optional<Sequences> chats_;
+};
+
+TEST_F(Needles, AreNotThereBefore) { EXPECT_GT(step().worst, .01); }
+
+TEST_F(Needles, InAStateThatIsLoaded) {
+  chats_->load_again(*host_, 0);
+  expect_found();
+}
+
+TEST_F(Needles, InCellsOfACutThatAPromptUsesAgain) {
+  (*chats_)[0].resize(690);
+  for (int i = 0; i < 30; ++i) step(60);  // more than a step of ours may have: the host's
+  expect_found();
+}
+
+TEST_F(Needles, InAStreamThatIsCopied) {
+  Sequences other(shape_, 1);
+  other[0] = (*chats_)[0];
+  host_->load_cells(1, other[0]);
+  host_->copy_stream(1, 0);
+  expect_found();
+}
+
+TEST_F(Needles, InASequenceThatBeginsAsAnother) {
+  chats_->load_again(*host_, 0);
+  expect_found();
+  (*chats_)[1] = (*chats_)[0];
+  (*chats_)[1].resize(1500);
+  std::vector<Token> both = {chats_->append(0), chats_->append(1)};
+  EXPECT_LT(host_->step(both, shape_.cells).worst, .01);
 }
 
 /** A host that does anything, in any order. */
