@@ -18,9 +18,9 @@ PIP := .venv/bin/python -m pip
 WHEEL_OPTIONS = --no-build-isolation --no-deps -C cmake.define.PARISKV_CUDA=$(CUDA)
 
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cmake cpp python -type f -not -name '*.pyc')
-CPP_FILES = $(shell find bench cpp examples python tests -regex '.*\.\(h\|c\|cpp\|cuh?\|inl\)')
+CPP_FILES = $(shell find bench cpp examples integrations python tests -regex '.*\.\(h\|c\|cpp\|cuh?\|inl\)')
 
-.PHONY: help demo package test test-cpp test-python test-transformers test-older test-long sanitize bench \
+.PHONY: help demo package plugin test test-cpp test-ggml test-llama test-python test-transformers test-older test-long sanitize bench \
 	quality quality-models quality-inside quality-policies wheel test-wheel docs \
 	format lint clean
 .DEFAULT_GOAL := help
@@ -142,6 +142,38 @@ test-cpp: .venv/.base
 	@if [ -x $(FAKE) ]; then $(call timed,fake CUDA,$(call in_parts,$(call parts,$(EVERY),$(FAKE)))); fi
 	@if [ -x $(EMULATED)$(lastword $(ARCHITECTURES_$(ORDERS))) ]; then \
 	  $(call timed,emulated CUDA,$(call in_parts,$(EMULATED_$(ORDERS)))); fi
+
+# The plugin for llama.cpp. Its sources come from PyPI; docs/llama-cpp.md.
+GGML_SOURCES = build/llama.cpp
+PLUGIN = cmake -S integrations/ggml -G Ninja -D GGML=$(CURDIR)/$(GGML_SOURCES)/ggml \
+  -D PARISKV_CUDA=OFF -D PARISKV_WERROR=$(WERROR)
+HOST = cmake -S $(GGML_SOURCES) -B build/llama/host -G Ninja -D CMAKE_BUILD_TYPE=Release \
+  -D GGML_BACKEND_DL=ON -D GGML_NATIVE=OFF -D LLAMA_CURL=OFF -D LLAMA_OPENSSL=OFF \
+  -D LLAMA_BUILD_TESTS=OFF -D LLAMA_BUILD_UI=OFF $(GGML_OPTIONS)
+HOST_PROGRAMS = llama-completion llama-server llama-perplexity llama-bench llama-parallel
+# What ggml is compiled for, since a backend that is loaded cannot be for "this machine".
+GGML_OPTIONS = $(shell lscpu | grep -q avx512_vnni \
+  && echo -D GGML_AVX512=ON -D GGML_AVX512_VNNI=ON -D GGML_AVX512_VBMI=ON)
+
+$(GGML_SOURCES)/.release: integrations/ggml/sources.py .venv/.base
+	@echo "Fetching llama.cpp's sources ..."
+	@.venv/bin/python integrations/ggml/sources.py --into $(GGML_SOURCES) > /dev/null
+
+test-ggml: $(GGML_SOURCES)/.release ## the plugin for llama.cpp inside ggml alone
+	@$(PLUGIN) -B build/ggml -D PARISKV_GGML_TESTS=ON > build/ggml.log 2>&1 \
+	  || { cat build/ggml.log; exit 1; }
+	@cmake --build build/ggml -- --quiet
+	@cd build/ggml && ctest --output-on-failure
+
+plugin: $(GGML_SOURCES)/.release ## the plugin for llama.cpp as a tarball, in dist/
+	@$(PLUGIN) -B build/llama/plugin > build/plugin.log 2>&1 || { cat build/plugin.log; exit 1; }
+	@cmake --build build/llama/plugin --target ggml-pariskv -- --quiet
+	@.venv/bin/python integrations/ggml/pack.py build/llama/plugin/libggml-pariskv.so
+
+test-llama: plugin .venv/.test ## stock llama.cpp with the plugin: text, perplexity, servers
+	@$(HOST) > build/llama.log 2>&1 || { cat build/llama.log; exit 1; }
+	@cmake --build build/llama/host --target $(HOST_PROGRAMS) -- --quiet
+	@.venv/bin/python -m pytest -q -p no:cacheprovider integrations/ggml/tests/llama
 
 test-python: .venv/.test
 	@$(call timed,Python tests,$(PYTEST) tests/python tests/docs tests/lint \

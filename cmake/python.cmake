@@ -33,11 +33,22 @@ else()
   install(FILES ${package}/_core.pyi DESTINATION .)
 endif()
 
+# The plugin for hosts of ggml, where the folder of ggml's sources is named.
+set(GGML "" CACHE PATH "With the plugin for llama: ggml's sources (docs/llama-cpp.md)")
+set(binaries _core)
+if(GGML)
+  add_subdirectory(integrations/ggml)
+  install(TARGETS ggml-pariskv LIBRARY DESTINATION ggml)
+  list(APPEND binaries ggml-pariskv)
+endif()
+
 # The wheels that are published also bring the C++ library: the other machine's may be older.
 if(PARISKV_GLIBC)
-  target_sources(_core PRIVATE ${PROJECT_SOURCE_DIR}/packaging/older_glibc.cpp)
-  target_link_directories(_core BEFORE PRIVATE ${PARISKV_GLIBC})
-  # The CUDA runtime comes after these libraries, and asks for some of their names.
-  target_link_options(_core PRIVATE -static-libstdc++ -Wl,--exclude-libs,ALL,--no-as-needed)
-  target_link_libraries(_core PRIVATE pthread dl rt m)
+  foreach(binary ${binaries})
+    target_sources(${binary} PRIVATE ${PROJECT_SOURCE_DIR}/packaging/older_glibc.cpp)
+    target_link_directories(${binary} BEFORE PRIVATE ${PARISKV_GLIBC})
+    # The CUDA runtime comes after these libraries, and asks for some of their names.
+    target_link_options(${binary} PRIVATE -static-libstdc++ -Wl,--exclude-libs,ALL,--no-as-needed)
+    target_link_libraries(${binary} PRIVATE pthread dl rt m)
+  endforeach()
 endif()

@@ -110,6 +110,12 @@ def build_tools(python: Path) -> Path:
     return folder
 
 
+def llama_sources(python: Path) -> Path:
+    """The plugin for llama.cpp needs its declarations."""
+    fetch = ROOT / "integrations/ggml/sources.py"
+    return Path(run(python, fetch, "--into", ROOT / "build/llama.cpp").split()[-1])
+
+
 def build(python: Path, packages: Path, glibc: Path, arguments: argparse.Namespace) -> Path:
     """A wheel as this machine would install it. The library itself is compiled for the first."""
     raw = WORK / "raw"
@@ -118,6 +124,7 @@ def build(python: Path, packages: Path, glibc: Path, arguments: argparse.Namespa
         "PARISKV_CUDA": arguments.cuda,
         "PARISKV_CUDA_ARCHITECTURES": arguments.architectures,
         "PARISKV_GLIBC": glibc,
+        "GGML": llama_sources(python) / "ggml",
     }
     defines = [f"-Ccmake.define.{name}={value}" for name, value in options.items()]
     path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
@@ -132,6 +139,8 @@ def build(python: Path, packages: Path, glibc: Path, arguments: argparse.Namespa
     # A library may be linked without names that nobody has; to load it, it needs them all.
     load = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1], os.RTLD_NOW)"
     run(python, "-c", load, extension)
+    [plugin] = raw.glob("unpacked/pariskv_core/ggml/*.so")
+    run(python, "-c", load, plugin)
     return wheel
 
 

@@ -23,7 +23,7 @@ from tiny_model import save_config
 SHAPE = ("--layers", 2, "--kv-heads", 8, "--head-dim", 128)
 ROOM = ("--device", "cpu", "--memory", "16GB")
 SMALL = ("--part", "engine", "--tokens", 4096, "--steps", 80, "--layers", 1, "--top-k", 100)
-COMMANDS = ("doctor", "plan", "generate", "verify", "explain", "bench", "demo")
+COMMANDS = ("doctor", "plan", "generate", "verify", "explain", "bench", "demo", "ggml")
 
 
 def plain(text: str) -> bool:
@@ -49,6 +49,16 @@ def test_help_names_every_command_and_loads_nothing_heavy(pariskv: Pariskv):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_ggml_prints_a_path_that_loads_or_says_how_to_get_one(pariskv: Pariskv):
+    done = pariskv("ggml")
+    if (Path(pk.__file__).parent / "ggml").exists():
+        assert Path(done.out.strip()).name == "libggml-pariskv.so"
+        assert pariskv("ggml", "--json").record == {"path": done.out.strip()}
+    else:
+        assert done.code == 2
+        assert "`make plugin` builds it" in done.err
 
 
 def test_doctor(pariskv: Pariskv):

@@ -46,6 +46,8 @@ ROOMS = {
     # Verbs are timed one by one, and the public door has none.
     "bench": {"cpp/include", "cpp/src", *ALL_CUDA, *POLICIES},
     "examples": {"cpp/include"},
+    "integrations/ggml/src": {"cpp/include"},
+    "integrations/ggml/tests": {"integrations/ggml/src"},
     "tests/cpp/emulated_cuda": {"cpp/include", "cpp/src", *ALL_CUDA, *POLICIES},
     "tests/cpp/fake_cuda": {"cpp/include", "cpp/src", *ALL_CUDA, *POLICIES},
     "tests/cpp": {"cpp/include", "cpp/src", "cpp/src/c", "cpp/src/cpu", *ALL_CUDA, *POLICIES},
@@ -154,7 +156,7 @@ def test_foreign_headers_stay_where_they_belong() -> None:
         "tests/cpp/fake_cuda": cuda,
     }
     wrong = []
-    for path in files("cpp", "python/src", "bench", "examples", "tests/cpp"):
+    for path in files("cpp", "python/src", "bench", "examples", "integrations", "tests/cpp"):
         for included, opening in includes(path):
             ours = opening == '"' and resolve(path, included) is not None
             found = None if ours else FOREIGN.match(included)

@@ -65,7 +65,7 @@ std::string load_host() {
     if (std::strcmp(version, found.ggml_version()) == 0) return {};
     tried += (tried.empty() ? "" : ", ") + std::string(version);
   }
-  return std::string("expected ggml ") + tried + ", which were tried, got " + found.ggml_version();
+  return "expected a version of ggml that was tried (" + tried + "), got " + found.ggml_version();
 }
 
 void say(ggml_log_level level, const std::string& text) {

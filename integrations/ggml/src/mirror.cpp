@@ -57,7 +57,7 @@ Config Geometry::config(const Settings& settings) const {
   config.memory_budget = settings.memory << 20;
   ParisKV policy;
   policy.top_k = settings.top_k, policy.error = settings.error;
-  if (settings.tail_rows > 0) policy.tail_rows = settings.tail_rows;
+  policy.tail_rows = settings.tail_rows;
   config.policy = policy;
   return config;
 }

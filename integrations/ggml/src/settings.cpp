@@ -75,7 +75,7 @@ Settings read_settings(const std::string& given) {
       {"from", whole("from", &settings.from, 1)},
       {"top_k", whole("top_k", &settings.top_k, 1)},
       {"error", share("error", &settings.error)},
-      {"tail_rows", whole("tail_rows", &settings.tail_rows, 0)},
+      {"tail_rows", whole("tail_rows", &settings.tail_rows, 1)},
       {"local", whole("local", &settings.local, -1)},
       {"dense_below", whole("dense_below", &settings.dense_below, -1)},
       {"most_tokens", whole("most_tokens", &settings.most_tokens, 1)},

@@ -13,7 +13,7 @@ struct Settings {
   int64_t from = 4096;
   int64_t top_k = 100;          ///< As pariskv::ParisKV::top_k.
   std::optional<double> error;  ///< As pariskv::ParisKV::error.
-  int64_t tail_rows = 0;        ///< As pariskv::ParisKV::tail_rows; 0: the engine's own number.
+  int64_t tail_rows = 512;      ///< As pariskv::ParisKV::tail_rows.
   int64_t local = -1;           ///< As pariskv::Config::local.
   int64_t dense_below = -1;     ///< As pariskv::Config::dense_below.
   int64_t most_tokens = 16;     ///< Of a step, over all sequences; prompts are the host's.

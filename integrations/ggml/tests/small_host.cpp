@@ -155,9 +155,10 @@ StepResult SmallHost::step(const std::vector<Token>& tokens, int64_t visible_cel
     throw std::runtime_error("the graph was not computed");
   }
   for (const Layer& own : layers_) {
-    result.ours += ggml_backend_sched_get_tensor_backend(scheduler_, own.out) == ours_;
+    const bool is_ours = ggml_backend_sched_get_tensor_backend(scheduler_, own.out) == ours_;
+    result.ours += is_ours;
     result.writes += ggml_backend_sched_get_tensor_backend(scheduler_, own.k_write) == ours_;
-    if (shape_.max_bias != 0) continue;
+    if (!is_ours) continue;  // the host's own business
     for (int64_t i = 0; i < count; ++i) {
       result.worst = std::max(result.worst, error_of(own, i, tokens[size_t(i)]));
     }

@@ -8,7 +8,7 @@
 #include <random>
 #include <set>
 
-#include "ledger.h"
+#include "../src/ledger.h"
 
 namespace pariskv::ggml {
 namespace {

@@ -5,7 +5,7 @@
 #include <fstream>
 #include <stdexcept>
 
-#include "settings.h"
+#include "../src/settings.h"
 
 namespace pariskv::ggml {
 namespace {
