@@ -352,8 +352,8 @@ void Cache::Impl::attend(int64_t layer, const Batch& sequences, const std::vecto
       attend_over(views, arrivals.counts, hosted);
     };
     const Queries queries{tensors.q, args.logits};
-    return making_room(
-        stream, [&] { store(arrivals, next, tensors.rows, &queries, attend, stream); });
+    return making_room(stream,
+                       [&] { store(arrivals, next, tensors.rows, &queries, attend, stream); });
   }
   for (size_t i = 0; i < found.size(); ++i) {
     const int64_t total = found[i]->regions.total();
