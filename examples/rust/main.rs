@@ -44,6 +44,7 @@ mod ffi {
         pub row_cache: i64,
         pub placement: i32,
         pub reserved: i32,
+        pub borrowed: *const c_void,
     }
 
     pub type Task = extern "C" fn(context: *mut c_void);
