@@ -9,9 +9,10 @@
  *   cache.decode_rows(layer, {chat}, q, {{key}, {value}}, out);
  *
  * Rows are read during calls alone. As long as a sequence or a fork of it has a token, that token's
- * rows have to be there and stay as they were: a program that moves them says so with `move_rows`,
- * one that writes other numbers there with `rewrite_rows`, before the next call that attends.
- * Removing a sequence, or truncating it, ends that for the tokens that go.
+ * rows have to be there and stay as they were. A program that moves rows says so with `move_rows`
+ * before any other call on their sequence: calls that append read older rows, too, as these enter
+ * the zone. One that writes other numbers there says so with `rewrite_rows`, before the next call
+ * that attends. Removing a sequence, or truncating it, ends all that for the tokens that go.
  */
 #pragma once
 
