@@ -188,7 +188,10 @@ class Twins {
       : config_(lending_config(lending, block)),
         cells_(config_, lent_rows(lending), cells),
         borrowing_(borrowing_config(lending, block)),
-        copying_(config_) {
+        copying_(config_),
+        spare_(cells_.take()) {
+    std::mt19937 random(2);
+    cells_.write(spare_, random);
     add();
   }
 
@@ -372,7 +375,7 @@ class Twins {
     }
     std::vector<int64_t> own;
     for (int64_t p = deed.begin; p < deed.begin + deed.tokens; ++p) {
-      own.push_back(twin.cells[size_t(p) < twin.cells.size() ? size_t(p) : 0]);
+      own.push_back(size_t(p) < twin.cells.size() ? twin.cells[size_t(p)] : spare_);
     }
     const int64_t tokens = deed.tokens;
     for (int64_t l = 0; l < config_.layers; ++l) {
@@ -400,6 +403,7 @@ class Twins {
   const Config config_;
   Cells cells_;
   Cache borrowing_, copying_;
+  const int64_t spare_;  // a cell of no sequence, for tokens that a cut took away
   std::vector<Twin> twins_;
 };
 
