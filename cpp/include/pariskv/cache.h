@@ -258,7 +258,8 @@ class PARISKV_API Cache {
   /**
    * Borrowed rows of these sequences have other numbers now, where they lie: makes the summaries of
    * all keys of their zones anew. Queries that prompts brought count as before. A fork has to be
-   * named as well, and has summaries of its own from then on.
+   * named as well, and has summaries of its own from then on. Takes the room of these summaries
+   * once more meanwhile, so that a call that fails changes nothing.
    */
   void rewrite_rows(int64_t layer, const Batch& sequences, Stream stream = {});
 
