@@ -20,7 +20,7 @@ WHEEL_OPTIONS = --no-build-isolation --no-deps -C cmake.define.PARISKV_CUDA=$(CU
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cmake cpp python -type f -not -name '*.pyc')
 CPP_FILES = $(shell find bench cpp examples integrations python tests -regex '.*\.\(h\|c\|cpp\|cuh?\|inl\)')
 
-.PHONY: help demo package plugin test test-cpp test-ggml test-llama test-python test-transformers test-older test-long sanitize bench \
+.PHONY: help demo package plugin test test-cpp test-ggml test-llama bench-llama test-python test-transformers test-older test-long sanitize bench \
 	quality quality-models quality-inside quality-policies wheel test-wheel docs \
 	format lint clean
 .DEFAULT_GOAL := help
@@ -146,7 +146,7 @@ test-cpp: .venv/.base
 # The plugin for llama.cpp. Its sources come from PyPI; docs/llama-cpp.md.
 GGML_SOURCES = build/llama.cpp
 PLUGIN = cmake -S integrations/ggml -G Ninja -D GGML=$(CURDIR)/$(GGML_SOURCES)/ggml \
-  -D PARISKV_CUDA=OFF -D PARISKV_WERROR=$(WERROR)
+  -D PARISKV_CUDA=OFF -D PARISKV_WERROR=$(WERROR) $(GGML_OPTIONS)
 HOST = cmake -S $(GGML_SOURCES) -B build/llama/host -G Ninja -D CMAKE_BUILD_TYPE=Release \
   -D GGML_BACKEND_DL=ON -D GGML_NATIVE=OFF -D LLAMA_CURL=OFF -D LLAMA_OPENSSL=OFF \
   -D LLAMA_BUILD_TESTS=OFF -D LLAMA_BUILD_UI=OFF $(GGML_OPTIONS)
@@ -174,6 +174,15 @@ test-llama: plugin .venv/.test ## stock llama.cpp with the plugin: text, perplex
 	@$(HOST) > build/llama.log 2>&1 || { cat build/llama.log; exit 1; }
 	@cmake --build build/llama/host --target $(HOST_PROGRAMS) -- --quiet
 	@.venv/bin/python -m pytest -q -p no:cacheprovider integrations/ggml/tests/llama
+
+# Whole steps: build/llama/deep MODEL 2048 16 f16 on, with GGML_BACKEND_PATH and without.
+bench-llama: test-ggml ## one layer's attention in ggml and in the plugin
+	@cmake --build build/ggml --target pariskv_ggml_bench -- --quiet
+	@PARISKV_GGML=from=1024 build/ggml/tests/pariskv_ggml_bench
+	@if [ -d build/llama/host ]; then $(CXX) -std=c++17 -O2 \
+	  -I$(GGML_SOURCES)/include -I$(GGML_SOURCES)/ggml/include integrations/ggml/tests/llama/deep.cpp \
+	  -o build/llama/deep -Lbuild/llama/host/bin -lllama -lggml -lggml-base \
+	  -Wl,-rpath,$(CURDIR)/build/llama/host/bin; fi
 
 test-python: .venv/.test
 	@$(call timed,Python tests,$(PYTEST) tests/python tests/docs tests/lint \
