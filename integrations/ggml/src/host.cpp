@@ -60,6 +60,11 @@ std::string load_host() {
   PARISKV_GGML_FUNCTIONS(PARISKV_GGML_FIND)
 #undef PARISKV_GGML_FIND
   if (!missing.empty()) return "this ggml has no " + missing;
+  // Versions count operations differently.
+  if (std::strcmp(found.ggml_op_name(GGML_OP_FLASH_ATTN_EXT), "FLASH_ATTN_EXT") != 0 ||
+      std::strcmp(found.ggml_op_name(GGML_OP_SET_ROWS), "SET_ROWS") != 0) {
+    return std::string("ggml ") + found.ggml_version() + " has other numbers for its operations";
+  }
   std::string tried;
   for (const char* version : kTried) {
     if (std::strcmp(version, found.ggml_version()) == 0) return {};

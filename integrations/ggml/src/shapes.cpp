@@ -18,7 +18,8 @@ bool has_rows(const ggml_tensor* view, const CacheTensor& cache) {
   const size_t head = host().ggml_row_size(view->type, view->ne[0]);
   return is_row_type(view->type) && view->type == root->type && view->nb[1] == root->nb[1] &&
          view->nb[2] == head && int64_t(head) * view->ne[2] <= int64_t(root->nb[1]) &&
-         view->ne[1] <= root->ne[1] && (view->ne[3] == 1 || view->nb[3] == root->nb[2]);
+         view->ne[1] <= root->ne[1] && view->view_offs % root->nb[1] == 0 &&
+         (view->ne[3] == 1 || view->nb[3] == root->nb[2]);
 }
 
 }  // namespace
@@ -69,12 +70,13 @@ bool Attention::is_readable() const {
   return key.buffer() == value.buffer() && key.layer == value.layer &&
          key.cells() == value.cells() && key.stream_cells() == value.stream_cells() &&
          host().ggml_backend_buft_is_host(key.buffer()->buft) && has_rows(k, key) &&
-         has_rows(v, value) && k->ne[1] == v->ne[1] && k->ne[2] == v->ne[2] &&
-         q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[2] % k->ne[2] == 0 &&
-         max_bias == 0 && mask != nullptr && mask->type == GGML_TYPE_F16 && mask->ne[2] == 1 &&
-         mask->nb[0] == 2 && mask->ne[0] == k->ne[1] &&
-         (mask->ne[3] == 1 || mask->ne[3] == q->ne[3]) && mask->ne[1] >= q->ne[1] &&
-         (sinks == nullptr || sinks->type == GGML_TYPE_F32);
+         has_rows(v, value) && k->view_offs / key.root->nb[1] == v->view_offs / value.root->nb[1] &&
+         k->ne[1] == v->ne[1] && k->ne[2] == v->ne[2] && q->type == GGML_TYPE_F32 &&
+         q->nb[0] == sizeof(float) && q->ne[2] % k->ne[2] == 0 && max_bias == 0 &&
+         mask != nullptr && mask->type == GGML_TYPE_F16 && mask->ne[2] == 1 && mask->nb[0] == 2 &&
+         mask->ne[0] == k->ne[1] && (mask->ne[3] == 1 || mask->ne[3] == q->ne[3]) &&
+         mask->ne[1] >= q->ne[1] &&
+         (sinks == nullptr || (sinks->type == GGML_TYPE_F32 && sinks->ne[0] == q->ne[2]));
 }
 
 }  // namespace pariskv::ggml

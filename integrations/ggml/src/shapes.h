@@ -39,9 +39,7 @@ struct Attention {
 
   /** The number, over all streams, of a stream's first cell. */
   int64_t first_cell(int64_t stream) const {
-    const int64_t offset =
-        int64_t(static_cast<const char*>(k->data) - static_cast<const char*>(key.root->data));
-    return (offset + stream * int64_t(k->nb[3])) / int64_t(key.root->nb[1]);
+    return (int64_t(k->view_offs) + stream * int64_t(k->nb[3])) / int64_t(key.root->nb[1]);
   }
 
   /** Whether the engine can read it: types, strides, bias. Says nothing of what pays. */

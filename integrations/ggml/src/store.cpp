@@ -141,13 +141,15 @@ void Store::find_plan(int64_t layer, const Attention& attention) {
 Outcome Store::attend(ggml_tensor* op, int threads, const std::function<bool()>& stops) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const Attention attention(op);
+  stops_ = &stops;  // of the context that is computing: nothing asks between calls
   has_run_ = true;
   if (failed_ || keys_.count(attention.key.layer) == 0) return ++counts_.left, Outcome::kLeft;
   try {
     if (ledger_ == nullptr) ledger_ = std::make_unique<Ledger>(attention.key.cells());
     if (mirror_ == nullptr) {
-      mirror_ = std::make_unique<Mirror>(Geometry::of(attention), settings_, int64_t(keys_.size()),
-                                         threads, stops);
+      mirror_ =
+          std::make_unique<Mirror>(Geometry::of(attention), settings_, int64_t(keys_.size()),
+                                   threads, [this] { return stops_ != nullptr && (*stops_)(); });
     }
     const int64_t layer = layer_number(attention.key);
     if (layer >= mirror_->layers()) return ++counts_.left, Outcome::kLeft;

@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -74,6 +75,7 @@ class Store {
   bool has_run_ = false;  // a graph: until then attention is left to the host, see claims_attention
   bool failed_ = false;
 
+  const std::function<bool()>* stops_ = nullptr;
   std::unique_ptr<Ledger> ledger_;
   std::unique_ptr<Mirror> mirror_;
   std::set<int64_t> written_;  // layers that were, in this pass of the ledger

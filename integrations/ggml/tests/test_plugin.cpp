@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
 #include <map>
 #include <optional>
 #include <ostream>
@@ -254,6 +255,30 @@ TEST(Plugin, SeveralCachesAtOnce) {
     expect_right(one.step({first.append(0)}, first.visible()));
     expect_right(other.step({second.append(0)}, second.visible()));
   }
+}
+
+/** Bytes of this process that are in memory. */
+int64_t resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  int64_t all = 0, resident = 0;
+  file >> all >> resident;
+  return resident * 4096;
+}
+
+TEST(Plugin, MemoryOfACacheEndsWithIt) {
+  Shape shape;
+  shape.cells = 4096, shape.layers = 4;
+  const auto serve = [&] {
+    SmallHost host(shape);
+    Sequences chats(shape, 0);
+    chats.load(host, 0, 4000);
+    for (int i = 0; i < 2; ++i) host.step({chats.append(0)}, shape.cells);
+  };
+  for (int i = 0; i < 3; ++i) serve();
+  const int64_t before = resident_bytes();
+  for (int i = 0; i < 12; ++i) serve();
+  // Summaries and addresses of one such cache take some 5 MB.
+  EXPECT_LT(resident_bytes() - before, 8 << 20);
 }
 
 TEST(Plugin, SaysWhatItDid) {
