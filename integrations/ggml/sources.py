@@ -25,7 +25,7 @@ def fetch(folder: Path, release: str) -> None:
     with tempfile.TemporaryDirectory() as download:
         subprocess.run(
             [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--no-binary", ":all:"]
-            + ["--no-build-isolation", "-d", download, f"llama-cpp-python=={release}"],
+            + ["-d", download, f"llama-cpp-python=={release}"],
             check=True,
         )
         (archive,) = Path(download).glob("*.tar.gz")
