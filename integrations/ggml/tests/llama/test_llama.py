@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import compared, run
+from pariskv_core.cli.document import FACTS, with_facts
 
 # SmolLM2 has 30 layers. In check mode the host computes each step too; errors are of a layer's
 # output. Lists of cells that are wrong, or summaries of other numbers, put it near 1.
@@ -55,6 +56,22 @@ def test_perplexity_at_8192(
     assert divergence < 0.01
 
 
+def test_facts_of_a_long_document_are_found(serve) -> None:
+    """`pariskv demo`'s document of 6,600 tokens and its six facts: as many as the host finds."""
+    document = with_facts(6600, lambda text: len(text) // 4)
+    found = {}
+    for with_plugin in (True, False):
+        server = serve("", "-np", 1, "-c", 8192, with_plugin=with_plugin)
+        found[with_plugin] = [
+            fact.answer in server.complete(f"{document}\n\n{fact.question}\n{fact.begin}", 12)
+            for fact in FACTS
+        ]
+        server.stop()
+    print(f"facts that were found: {found}")
+    assert sum(found[True]) >= sum(found[False])
+    assert sum(found[True]) >= 4
+
+
 def mixed_requests(text: str, count: int) -> list[tuple[str, int]]:
     chance = random.Random(7)
     pages = [text[begin : begin + 9000] for begin in range(0, 54_000, 9000)]
@@ -71,7 +88,7 @@ def test_a_server_with_four_slots(serve, text: str, streams: str) -> None:
     options = ["-np", 4, "-c", 12288]
     options += ["-kvu"] if streams == "one buffer" else ["-no-kvu"]
     server = serve("from=1024,check=1", *options)
-    requests = mixed_requests(text, 100 if streams == "one buffer" else 40)
+    requests = mixed_requests(text, 160 if streams == "one buffer" else 40)
     with ThreadPoolExecutor(4) as clients:
         answers = list(clients.map(lambda request: server.complete(*request), requests))
     assert all(answers)
