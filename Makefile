@@ -160,19 +160,20 @@ $(GGML_SOURCES)/.release: integrations/ggml/sources.py .venv/.base
 	@.venv/bin/python integrations/ggml/sources.py --into $(GGML_SOURCES) > /dev/null
 
 test-ggml: $(GGML_SOURCES)/.release ## the plugin for llama.cpp inside ggml alone
-	@$(PLUGIN) -B build/ggml -D PARISKV_GGML_TESTS=ON > build/ggml.log 2>&1 \
-	  || { cat build/ggml.log; exit 1; }
-	@cmake --build build/ggml -- --quiet
+	@{ $(PLUGIN) -B build/ggml -D PARISKV_GGML_TESTS=ON && cmake --build build/ggml -- --quiet; } \
+	  > build/ggml.log 2>&1 || { cat build/ggml.log; exit 1; }
 	@cd build/ggml && ctest --output-on-failure
 
 plugin: $(GGML_SOURCES)/.release ## the plugin for llama.cpp as a tarball, in dist/
-	@$(PLUGIN) -B build/llama/plugin > build/plugin.log 2>&1 || { cat build/plugin.log; exit 1; }
-	@cmake --build build/llama/plugin --target ggml-pariskv -- --quiet
+	@{ $(PLUGIN) -B build/llama/plugin \
+	  && cmake --build build/llama/plugin --target ggml-pariskv -- --quiet; } \
+	  > build/plugin.log 2>&1 || { cat build/plugin.log; exit 1; }
 	@.venv/bin/python integrations/ggml/pack.py build/llama/plugin/libggml-pariskv.so
 
 test-llama: plugin .venv/.test ## stock llama.cpp with the plugin: text, perplexity, servers
-	@$(HOST) > build/llama.log 2>&1 || { cat build/llama.log; exit 1; }
-	@cmake --build build/llama/host --target $(HOST_PROGRAMS) -- --quiet
+	@echo "Building llama.cpp ..."
+	@{ $(HOST) && cmake --build build/llama/host --target $(HOST_PROGRAMS) -- --quiet; } \
+	  > build/llama.log 2>&1 || { cat build/llama.log; exit 1; }
 	@.venv/bin/python -m pytest -q -p no:cacheprovider integrations/ggml/tests/llama
 
 # Whole steps: build/llama/deep MODEL 2048 16 f16 on, with GGML_BACKEND_PATH and without.

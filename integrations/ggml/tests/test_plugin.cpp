@@ -19,7 +19,9 @@ namespace {
 /** Outputs are right, and the plugin was given attention only with the writes before it. */
 void expect_right(const StepResult& result) {
   EXPECT_LT(result.worst, 2e-5);
-  if (result.ours > 0) EXPECT_EQ(result.ours, result.writes);
+  if (result.ours > 0) {
+    EXPECT_EQ(result.ours, result.writes);
+  }
 }
 
 /** A stream of a host as llama.cpp runs it: sequences, free cells, masks. */
