@@ -3,7 +3,6 @@
  * KV caches and the attention of steps over long ones, in the host's own memory, and hands on to
  * the host's CPU backend what it does not serve after all.
  */
-#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -52,12 +51,10 @@ void report_write(const ggml_tensor* node) {
 /** One row to float16 is not worth waking threads for. */
 bool write_few_rows(const ggml_tensor* node) {
   if (!is_row_write(node) || node->type != GGML_TYPE_F16 || node->src[0]->ne[1] > 4) return false;
-  const ggml_tensor *rows = node->src[0], *at = node->src[1];
+  const ggml_tensor* rows = node->src[0];
   for (int64_t i = 0; i < rows->ne[1]; ++i) {
-    int64_t cell;
-    std::memcpy(&cell, static_cast<const char*>(at->data) + size_t(i) * at->nb[0], sizeof cell);
     const char* from = static_cast<const char*>(rows->data) + size_t(i) * rows->nb[1];
-    char* to = static_cast<char*>(node->data) + size_t(cell) * node->nb[1];
+    char* to = static_cast<char*>(node->data) + size_t(written_cell(node, i)) * node->nb[1];
     host().ggml_fp32_to_fp16_row(reinterpret_cast<const float*>(from),
                                  reinterpret_cast<ggml_fp16_t*>(to), rows->ne[0]);
   }

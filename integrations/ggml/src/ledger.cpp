@@ -25,10 +25,6 @@ void Ledger::write(int64_t cell) {
   written_.push_back(int32_t(cell));
 }
 
-void Ledger::write_all() {
-  for (int64_t cell = 0; cell < cells_; ++cell) write(cell);
-}
-
 void Ledger::forget() {
   slots_.clear();
   written_.clear();

@@ -49,7 +49,6 @@ class Ledger {
   uint32_t pass() const { return pass_; }
   /** A cell has other numbers. Writes of the same pass are one: layers come one after the other. */
   void write(int64_t cell);
-  void write_all();
 
   /**
    * Finds the sequence of each token of a step by the cells that it attends to.

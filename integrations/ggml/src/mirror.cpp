@@ -122,10 +122,9 @@ void Mirror::attend_rows(int64_t layer, const Attention& attention, const std::v
   RowAddresses own;
   for (int64_t i = 0; i < count; ++i) {
     const Row& row = rows[size_t(i)];
-    const int64_t token = row.number % attention.tokens(), stream = row.number / attention.tokens();
     for (int64_t h = 0; h < heads; ++h) {
-      std::memcpy(queries_.data() + (i * heads + h) * dim, row_of(attention.q, token, h, stream),
-                  size_t(dim) * sizeof(float));
+      std::memcpy(queries_.data() + (i * heads + h) * dim,
+                  row_of(attention.q, row.token, h, row.stream), size_t(dim) * sizeof(float));
     }
     sequences.push_back(row.sequence);
     if (!appends) continue;
@@ -147,11 +146,10 @@ void Mirror::attend_rows(int64_t layer, const Attention& attention, const std::v
     cache_.decode(layer, sequences, q, outputs, options);
   }
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t token = rows[size_t(i)].number % attention.tokens();
-    const int64_t stream = rows[size_t(i)].number / attention.tokens();
+    const Row& row = rows[size_t(i)];
     // Of the result heads come before tokens.
-    char* to =
-        static_cast<char*>(out->data) + size_t(token) * out->nb[2] + size_t(stream) * out->nb[3];
+    char* to = static_cast<char*>(out->data) + size_t(row.token) * out->nb[2] +
+               size_t(row.stream) * out->nb[3];
     for (int64_t h = 0; h < heads; ++h) {
       std::memcpy(to + size_t(h) * out->nb[1], outputs_.data() + (i * heads + h) * wide,
                   size_t(wide) * sizeof(float));
@@ -180,7 +178,11 @@ bool Mirror::attend(int64_t layer, const Attention& attention, const Plan& plan,
       }
       taken[size_t(seen.slot)] = true;
       const SequenceId sequence = sequences_[size_t(seen.slot)];
-      const Row row{i, sequence, cache_.length(sequence, layer), seen.tokens,
+      const Row row{i % attention.tokens(),
+                    i / attention.tokens(),
+                    sequence,
+                    cache_.length(sequence, layer),
+                    seen.tokens,
                     &ledger.cells_of(seen.slot)};
       (row.has < row.sees ? adding : still).push_back(row);
     }

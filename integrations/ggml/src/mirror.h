@@ -50,7 +50,7 @@ class Mirror {
 
  private:
   struct Row {
-    int64_t number;  // of the step's
+    int64_t token, stream;  // of the step's
     SequenceId sequence;
     int64_t has, sees;
     const std::vector<int32_t>* cells;

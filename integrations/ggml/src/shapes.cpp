@@ -52,6 +52,13 @@ bool is_row_write(const ggml_tensor* op) {
          op->data == cache.root->data;
 }
 
+int64_t written_cell(const ggml_tensor* row_write, int64_t row) {
+  const ggml_tensor* at = row_write->src[1];
+  int64_t cell;
+  std::memcpy(&cell, static_cast<const char*>(at->data) + size_t(row) * at->nb[0], sizeof cell);
+  return cell;
+}
+
 Attention::Attention(const ggml_tensor* op)
     : q(op->src[0]),
       k(op->src[1]),

@@ -23,6 +23,8 @@ CacheTensor cache_tensor_of(const ggml_tensor* tensor);
 
 /** A write to a cache tensor by the cells' numbers. */
 bool is_row_write(const ggml_tensor* op);
+/** Where its row of this number goes, over all streams. */
+int64_t written_cell(const ggml_tensor* row_write, int64_t row);
 
 /** Attention over a KV cache. */
 struct Attention {

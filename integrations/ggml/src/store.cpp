@@ -1,7 +1,6 @@
 #include "store.h"
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
 
 #include "visible.h"
@@ -74,10 +73,8 @@ void Store::wrote_rows(const ggml_tensor* op) {
     ledger_->begin_pass();
     written_ = {tensor.layer};
   }
-  const ggml_tensor* at = op->src[1];
-  for (int64_t i = 0; i < at->ne[0]; ++i) {
-    int64_t cell;
-    std::memcpy(&cell, static_cast<const char*>(at->data) + size_t(i) * at->nb[0], sizeof cell);
+  for (int64_t i = 0; i < op->src[1]->ne[0]; ++i) {
+    const int64_t cell = written_cell(op, i);
     if (cell >= 0 && cell < ledger_->cells()) ledger_->write(cell);
   }
 }
@@ -169,11 +166,6 @@ Outcome Store::attend(ggml_tensor* op, int threads, const std::function<bool()>&
     forget();
     return Outcome::kLeft;
   }
-}
-
-Counts Store::counts() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return counts_;
 }
 
 std::string Store::summary() const {

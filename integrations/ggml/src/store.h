@@ -51,7 +51,6 @@ class Store {
 
   Outcome attend(ggml_tensor* op, int threads, const std::function<bool()>& stops);
 
-  Counts counts() const;
   /** A line on what was done, or nothing. */
   std::string summary() const;
 
