@@ -1,4 +1,4 @@
-// Rows of a zone from plain ones to 8 bits and back: a warp has a row.
+// Rows of a zone from plain ones to 8 bits and back, and copies of a tail: a warp has a row.
 #include <algorithm>
 
 #include "device/narrow_rows.cuh"
@@ -62,6 +62,15 @@ __device__ __forceinline__ void narrow_half(const char* from, int dim, char* to)
   if (lane_id() == 0) *reinterpret_cast<float*>(to + dim) = scale;
 }
 
+/** A plain row becomes a narrow one. All lanes of a warp. */
+template <typename Element>
+__device__ __forceinline__ void narrow_row(const ModelShape& shape, const char* from, char* to) {
+  const int key_dim = int(shape.rows.key_dim);
+  narrow_half<Element>(from, key_dim, to);
+  narrow_half<Element>(from + RowReader<Element>::value_offset(key_dim), int(shape.rows.value_dim),
+                       to + NarrowReader<Element>::value_offset(key_dim));
+}
+
 template <typename Element>
 __global__ void __launch_bounds__(kThreads) narrow_rows(NarrowCall call) {
   const ModelShape& shape = call.shape;
@@ -74,10 +83,25 @@ __global__ void __launch_bounds__(kThreads) narrow_rows(NarrowCall call) {
                                     tokens, slot, shape.rows.bytes());
   char* to = row_of_segment(static_cast<char*>(call.sequence->narrow_rows[segment]), head, tokens,
                             slot, shape.narrow.bytes());
-  const int key_dim = int(shape.rows.key_dim), value_dim = int(shape.rows.value_dim);
-  narrow_half<Element>(from, key_dim, to);
-  narrow_half<Element>(from + RowReader<Element>::value_offset(key_dim), value_dim,
-                       to + NarrowReader<Element>::value_offset(key_dim));
+  narrow_row<Element>(shape, from, to);
+}
+
+template <typename Element>
+__global__ void __launch_bounds__(kThreads) copy_tail_rows(TailCopyCall call) {
+  const ModelShape& shape = call.shape;
+  const int64_t index = int64_t(blockIdx.x) * kWarpsOfBlock + warp_id();
+  const int64_t i = call.from + index / shape.kv_heads, head = index % shape.kv_heads;
+  if (i >= call.tail.count) return;
+  const int64_t position = call.tail.position(i), tokens = shape.segment_tokens;
+  const int64_t segment = position / tokens, bytes = shape.tail_rows().bytes();
+  void* const* table = shape.narrows() ? call.sequence->narrow_rows : call.sequence->rows;
+  const char* from = row_of_segment(static_cast<const char*>(table[segment]), int(head), tokens,
+                                    position - segment * tokens, shape.zone_rows().bytes());
+  char* to = call.sequence->tail_copies + (head * call.capacity + i) * bytes;
+  if (!shape.narrows()) return narrow_row<Element>(shape, from, to);
+  for (int64_t at = lane_id(); at < bytes / int64_t(sizeof(uint32_t)); at += 32) {
+    reinterpret_cast<uint32_t*>(to)[at] = reinterpret_cast<const uint32_t*>(from)[at];
+  }
 }
 
 /** A narrow K or V as elements. All lanes of a warp. */
@@ -122,6 +146,15 @@ void launch_narrow(const NarrowCall& call, cudaStream_t stream) {
     narrow_rows<Element><<<blocks, kThreads, 0, stream>>>(call);
   });
   check_launch("rows to 8 bits");
+}
+
+void launch_copy_tail(const TailCopyCall& call, cudaStream_t stream) {
+  const unsigned blocks = blocks_of((call.tail.count - call.from) * call.shape.kv_heads);
+  dispatch_element(call.shape.dtype, [&](auto element) {
+    using Element = decltype(element);
+    copy_tail_rows<Element><<<blocks, kThreads, 0, stream>>>(call);
+  });
+  check_launch("copy the tail");
 }
 
 void launch_widen(const WidenCall& call, cudaStream_t stream) {

@@ -51,7 +51,7 @@ struct ModelShape {
   /** The same with rows of zones in 8 bits. */
   constexpr ModelShape narrowing() const {
     ModelShape shape = *this;
-    shape.narrow = {rows.key_dim, rows.value_dim, RowType::kInt8, RowType::kInt8};
+    shape.narrow = rows.narrowed();
     shape.narrow_layout = RowLayout::segments(shape.narrow, segment_tokens);
     return shape;
   }
@@ -63,25 +63,19 @@ struct ModelShape {
     return shape;
   }
   constexpr bool narrows() const { return narrow.key_dim > 0; }
-  /** How rows of a zone are stored, and the copies of those of a tail. */
+  /** How rows of a zone are stored. */
   constexpr const RowFormat& zone_rows() const { return narrows() ? narrow : rows; }
+  /** How those of a tail are: narrow copies, but borrowed ones are read where they lie. */
+  constexpr RowFormat tail_rows() const { return layout.borrowed ? rows : rows.narrowed(); }
   /** Of rows, or of where borrowed ones lie. */
   int64_t segment_row_bytes() const {
     return segment_tokens *
            (layout.borrowed ? int64_t(sizeof(RowAddress)) : kv_heads * rows.bytes());
   }
   int64_t segment_narrow_bytes() const { return kv_heads * segment_tokens * narrow.bytes(); }
-  /** Of a copy of a row of a zone, with all of its first and last vector of 16 bytes. */
-  constexpr int64_t copied_row_bytes() const {
-    const int64_t bytes = zone_rows().bytes(), step = bytes & -bytes;
-    const int64_t most_before = step < 16 ? 16 - step : 0;
-    return (bytes + most_before + 15) / 16 * 16;
+  constexpr RowCacheLayout row_cache() const {
+    return {kv_heads, cached_rows, zone_rows().copied_bytes()};
   }
-  /** For such a copy as far from a line of 128 bytes as the row itself. */
-  constexpr int64_t copied_row_room() const {
-    return narrows() ? (copied_row_bytes() + 112 + 127) / 128 * 128 : copied_row_bytes();
-  }
-  constexpr RowCacheLayout row_cache() const { return {kv_heads, cached_rows, copied_row_bytes()}; }
   constexpr RecentLayout recent_queries() const { return {recent, query_heads(), rows.key_dim}; }
   constexpr KeptLayout kept(int64_t capacity) const { return {kv_heads, capacity, rows.bytes()}; }
 };

@@ -98,6 +98,10 @@ struct RowFormat {
                                       const BorrowedRows& rows) {
     return {key_dim, value_dim, row_type(rows.key), row_type(rows.value)};
   }
+  /** The same dimensions in 8 bits. */
+  constexpr RowFormat narrowed() const {
+    return {key_dim, value_dim, RowType::kInt8, RowType::kInt8};
+  }
   constexpr bool is_plain(DType dtype) const {
     return key == row_type(dtype) && value == row_type(dtype);
   }
@@ -106,6 +110,15 @@ struct RowFormat {
   constexpr int64_t key_bytes() const { return half_bytes(key, key_dim); }
   constexpr int64_t value_bytes() const { return half_bytes(value, value_dim); }
   constexpr int64_t bytes() const { return key_bytes() + value_bytes(); }
+  /** Of a copy of a row, with all of its first and last vector of 16 bytes. */
+  constexpr int64_t copied_bytes() const {
+    const int64_t step = bytes() & -bytes(), most_before = step < 16 ? 16 - step : 0;
+    return (bytes() + most_before + 15) / 16 * 16;
+  }
+  /** For such a copy as far from a line of 128 bytes as the row itself, where that matters. */
+  constexpr int64_t copied_room() const {
+    return has_scale(key) ? (copied_bytes() + 112 + 127) / 128 * 128 : copied_bytes();
+  }
   /** Of a scale, in its half. */
   constexpr int64_t key_scale_offset() const { return key_dim * size_of(key); }
   constexpr int64_t value_scale_offset() const { return value_dim * size_of(value); }

@@ -145,9 +145,8 @@ int64_t Planner::quiet_steps(const Layer& layer) const {
   if (now.sparse == 0) return steps;
   const bool fetched = fetches(layer);
   if (fetched && shape_.cached_rows > 0 && now.row_cache == nullptr) return 0;
-  const bool copies_tail = fetched || backend_.capabilities().copies_tail;
   const bool lacks_copies = now.tail_copies == nullptr && tail_of(now, search_).count > 0;
-  return copies_tail && lacks_copies ? 0 : steps;
+  return lacks_copies && !shape_.layout.borrowed ? 0 : steps;
 }
 
 Sequence Planner::create(int64_t layers) const {
@@ -192,8 +191,7 @@ Change Planner::plan(Layer& layer, const Regions& next, Use use, bool queries,
   const bool fetched = fetches(layer);
   const bool lacks_cache = fetched && shape_.cached_rows > 0 && layer.row_cache.data() == nullptr;
   if (use == Use::kDecode && lacks_cache) change.rows.row_cache = new_row_cache(stream);
-  const bool copies_tail = fetched || backend_.capabilities().copies_tail;
-  if (copies_tail && !shape_.layout.borrowed) change.tail = plan_tail(plan, after);
+  if (!shape_.layout.borrowed) change.tail = plan_tail(plan, after);
   return change;
 }
 
@@ -357,7 +355,7 @@ TailChange Planner::plan_tail(const Growing& plan, const SequenceView& next) con
   change.from = goes_on ? layer.copied.count : 0;
   if (goes_on && layer.tail_copies.use_count() == 1) return change;  // free behind those that count
   const int64_t rows = Tail::capacity(search_.needs().tail_rows);
-  const int64_t bytes = shape_.kv_heads * rows * shape_.zone_rows().bytes();
+  const int64_t bytes = shape_.kv_heads * rows * shape_.tail_rows().bytes();
   change.copies = std::make_shared<Block>(backend_.arena().allocate(bytes));
   if (goes_on) {
     backend_.copy(change.copies->data(), layer.tail_copies->data(), bytes, plan.stream);

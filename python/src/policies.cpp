@@ -163,7 +163,7 @@ tail
     leaves it out.
     "own": sample where there are blocks.
 tail_rows
-    Rows that are sampled per kv head: as many to twice as many.
+    Rows that are sampled per kv head: as many to twice as many. Steps read copies of them in 8 bits.
 error
     A budget by error, above 0 and below 1: rows are taken, best first, until the error that the
     sample would add for the candidates that are left is at most this, as the search estimates it;

@@ -19,7 +19,8 @@ struct Lending {
 };
 
 /** A small config; with blocks of keys, zones open with 1,024 tokens. */
-inline Config lending_config(const Lending& lending, int64_t block) {
+inline Config lending_config(const Lending& lending, int64_t block,
+                             TailRule tail = TailRule::kSample) {
   Config config;
   config.layers = 2, config.query_heads = 4, config.kv_heads = 2;
   config.head_dim = 64, config.value_dim = 96, config.dtype = lending.dtype;
@@ -27,7 +28,7 @@ inline Config lending_config(const Lending& lending, int64_t block) {
   config.segment_tokens = 64, config.threads = 1;
   auto& policy = std::get<ParisKV>(config.policy);
   policy.top_k = 4, policy.block = block;
-  policy.tail = TailRule::kSample, policy.tail_rows = 16;
+  policy.tail = tail, policy.tail_rows = 16;
   return config;
 }
 
@@ -181,13 +182,16 @@ struct Twin {
   std::vector<Deed> deeds;
 };
 
-/** Two caches side by side: all that one answers has to be what the other does. */
+/**
+ * Two caches side by side: all that one answers has to be what the other does. With a tail that is
+ * so up to 8 bits: rows of it are copied in these, and borrowed ones read as they are.
+ */
 class Twins {
  public:
-  Twins(const Lending& lending, int64_t block, int64_t cells)
-      : config_(lending_config(lending, block)),
+  Twins(const Lending& lending, int64_t block, TailRule tail, int64_t cells)
+      : config_(lending_config(lending, block, tail)),
         cells_(config_, lent_rows(lending), cells),
-        borrowing_(borrowing_config(lending, block)),
+        borrowing_(borrowing_config(config_, lending)),
         copying_(config_),
         spare_(cells_.take()) {
     std::mt19937 random(2);
@@ -254,8 +258,13 @@ class Twins {
       Packed v(cells_.numbers(l, fresh, true), config_.dtype, count, config_.kv_heads,
                config_.value_dim);
       copying_.decode(l, copying, q.view, k.view, v.view, owned.view, with_lse(other, count));
-      ASSERT_TRUE(lent.data == owned.data) << "decode, layer " << l;
-      ASSERT_TRUE(lse == other) << "decode, layer " << l;
+      if (has_tail()) {
+        ASSERT_LT(apart(floats_of(lent.data), floats_of(owned.data)), .05f) << "layer " << l;
+        ASSERT_LT(apart(lse, other), .05f) << "layer " << l;
+      } else {
+        ASSERT_TRUE(lent.data == owned.data) << "decode, layer " << l;
+        ASSERT_TRUE(lse == other) << "decode, layer " << l;
+      }
     }
   }
 
@@ -344,10 +353,25 @@ class Twins {
   }
 
  private:
-  static Config borrowing_config(const Lending& lending, int64_t block) {
-    Config config = lending_config(lending, block);
+  static Config borrowing_config(Config config, const Lending& lending) {
     config.borrowed = lent_rows(lending);
     return config;
+  }
+  bool has_tail() const { return std::get<ParisKV>(config_.policy).tail == TailRule::kSample; }
+  std::vector<float> floats_of(const std::vector<char>& numbers) const {
+    const int64_t count = int64_t(numbers.size()) / size_of(config_.dtype);
+    std::vector<float> floats(static_cast<size_t>(count));
+    cpu::plain_kernels().to_float(numbers.data(), row_type(config_.dtype), count, floats.data());
+    return floats;
+  }
+  /** The largest difference of two numbers. */
+  static float apart(const std::vector<float>& some, const std::vector<float>& others) {
+    float most = 0;
+    for (size_t i = 0; i < some.size(); ++i) {
+      const float difference = std::fabs(some[i] - others[i]);
+      most = difference <= most ? most : difference;  // NaN is the most
+    }
+    return most;
   }
 
   AttendOptions with_lse(std::vector<float>& lse, int64_t count) const {

@@ -68,7 +68,7 @@ void step(Twins& twins, bool long_prompts, std::mt19937& random) {
 
 void walk(const Lending& lending, int64_t block, int64_t steps, int64_t cells, uint32_t seed) {
   std::mt19937 random(seed);
-  Twins twins(lending, block, cells);
+  Twins twins(lending, block, seed % 4 == 1 ? TailRule::kSample : TailRule::kNone, cells);
   twins.prefill(0, block > 0 ? 1100 : 70, true, seed, random);
   for (int64_t i = 0; i < steps; ++i) {
     SCOPED_TRACE(testing::Message() << "seed " << seed << ", step " << i);

@@ -108,6 +108,7 @@ def test_what_does_not_fit_runs(tail, kv_dtype, row_cache):
         kv_dtype=kv_dtype,
         row_cache=row_cache,
         block=64 if tail == "sample" else 0,
+        tail_rows=256,  # the tails of all of these fit
     )
     names = [twins.add(2000) for _ in range(12)]
     steps = iter(make_steps(twins.caches[0].config, 3, 60))

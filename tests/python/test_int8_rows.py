@@ -13,6 +13,7 @@ from support import (
     assert_same_sequence,
     bits,
     decode_oracle,
+    eight_bits,
     f64,
     filled,
     make_config,
@@ -31,16 +32,6 @@ OFF = 0.02
 
 def int8_config(**changes) -> pk.Config:
     return make_config(**{"kv_dtype": "int8", **changes})
-
-
-def eight_bits(x: np.ndarray) -> np.ndarray:
-    """Rows (..., dim) as the store has them: levels of the largest number over 127."""
-    x = np.asarray(x, np.float32)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        scale = np.abs(x).max(axis=-1, keepdims=True) / np.float32(127)
-        scale = np.where(np.isfinite(scale), scale, np.float32(np.nan))
-        levels = np.where(scale > 0, np.rint(x / scale), np.float32(0)).astype(np.float32)
-        return (np.clip(levels, -127, 127) + np.float32(0)) * scale  # no -0
 
 
 def zone_of(cache: pk.Cache, s: int) -> slice:

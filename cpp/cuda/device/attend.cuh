@@ -11,6 +11,7 @@
  */
 #pragma once
 
+#include "device/attend_pair.cuh"
 #include "device/attend_shape.cuh"
 #include "device/copy.cuh"
 #include "device/softmax.cuh"
@@ -38,101 +39,6 @@ constexpr int kMergeBytes = kWarps * kHeadsAtOnce<kWords> * kStrandFloats<kWords
 static_assert(kMergeBytes<2> % 128 == 0 && kMergeBytes<4> % 128 == 0 && kMergeBytes<8> % 128 == 0 &&
                   kMergeBytes<16> % 128 == 0,
               "slots come after it");
-
-/** Four running softmaxes; `maximum` and `sum` of head (lane / 4) % 4, the weighted of all. */
-template <int kWords>
-struct Running {
-  float maximum, sum;
-  float weighted[4][kWords];
-
-  __device__ __forceinline__ void clear() {
-    maximum = -infinity();
-    sum = 0;
-#pragma unroll
-    for (int h = 0; h < 4; ++h) {
-#pragma unroll
-      for (int i = 0; i < kWords; ++i) weighted[h][i] = 0;
-    }
-  }
-};
-
-/** Where in a row a lane's numbers of K and V begin, in bytes; negative: it has none. */
-struct LaneNumbers {
-  int key, value;
-};
-
-/**
- * Two rows more, or one.
- * @param row, head  of this lane: the number of the first row or of the second one
- */
-template <int kWords, typename Address>
-__device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], const char* first,
-                                            const char* second, bool both, const Address& address,
-                                            int row, int head, const LaneNumbers& mine,
-                                            const AttendShape& shape, Running<kWords>& running) {
-  using Reader = typename Address::Reader;
-  float x[kWords] = {}, y[kWords] = {}, dots[8];
-  if (mine.key >= 0) Reader::floats(first + mine.key, x);
-  if (mine.key >= 0 && both) Reader::floats(second + mine.key, y);
-#pragma unroll
-  for (int h = 0; h < 4; ++h) {
-    dots[h] = dots[4 + h] = 0;
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      dots[h] = __fmaf_rn(query[h][i], x[i], dots[h]);
-      dots[4 + h] = __fmaf_rn(query[h][i], y[i], dots[4 + h]);
-    }
-  }
-  // Eight sums over 32 lanes: each exchange halves how many a lane is left with. A lane ends with
-  // row lane / 16, head (lane / 4) % 4.
-  const int lane = lane_id();
-#pragma unroll
-  for (int width = 4, step = 16; width >= 1; width /= 2, step /= 2) {
-    const bool upper = lane & step;
-#pragma unroll
-    for (int i = 0; i < width; ++i) {
-      const float give = upper ? dots[i] : dots[i + width];
-      const float own = upper ? dots[i + width] : dots[i];
-      dots[i] = own + __shfl_xor_sync(~0u, give, step);
-    }
-  }
-  float logit = dots[0] + __shfl_xor_sync(~0u, dots[0], 2);
-  logit = logit + __shfl_xor_sync(~0u, logit, 1);
-  float2 scales;  // of this lane's row
-  if constexpr (Reader::kScaled) {
-    scales = Reader::scales(lane < 16 ? first : second, shape.key_dim, shape.value_dim);
-    logit = logit * scales.x;
-  }
-  logit = soft_capped(logit * shape.scale, shape.softcap);
-  const bool there = both || lane < 16;
-  logit = there ? address.noted(row, head, logit) : -infinity();
-
-  // fmaxf leaves NaN out of the maximum, the sum keeps it.
-  const float top = fmaxf(running.maximum, fmaxf(logit, __shfl_xor_sync(~0u, logit, 16)));
-  const float shift = top == -infinity() ? 0.0f : top;
-  const float rescale = exp_of(running.maximum - shift);
-  float weight = exp_of(logit - shift);
-  if (there) weight = address.corrected(row, head, weight, shift);
-  running.maximum = top;
-  running.sum = __fmaf_rn(running.sum, rescale, weight + __shfl_xor_sync(~0u, weight, 16));
-  // The scale of a row that does not count may be no number.
-  if constexpr (Reader::kScaled) weight = weight == 0 ? 0.0f : weight * scales.y;
-
-  if (mine.value >= 0) Reader::floats(first + mine.value, x);
-  if (mine.value >= 0 && both) Reader::floats(second + mine.value, y);
-#pragma unroll
-  for (int h = 0; h < 4; ++h) {
-    const float rescale_h = __shfl_sync(~0u, rescale, 4 * h);
-    const float first_weight = __shfl_sync(~0u, weight, 4 * h);
-    const float second_weight = __shfl_sync(~0u, weight, 16 + 4 * h);
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      float sum = __fmul_rn(running.weighted[h][i], rescale_h);
-      sum = __fmaf_rn(first_weight, x[i], sum);
-      running.weighted[h][i] = both ? __fmaf_rn(second_weight, y[i], sum) : sum;
-    }
-  }
-}
 
 /** Makes the barriers of a RowAttention. Before a barrier of the block. */
 __device__ __forceinline__ void init_row_barriers(uint64_t (&barriers)[kMostSlots]) {
@@ -173,8 +79,9 @@ class RowAttention {
    * @param address   Reader: of the rows, as RowReader. address(i) is where row i lies; not asked
    *                  for the new row. is_placed(i): whether there is a copy in shared memory,
    *                  after await_placed(), in the room placed(i). noted(i, head, logit): the logit
-   *                  that counts. corrected(i, head, share, shift): the share that counts, where it
-   *                  is e^(logit - shift)
+   *                  that counts. kCounted: whether rows have been counted; then
+   *                  share_before(i, head, shift) is the share to take back, as e^(logit - shift),
+   *                  and counted(i) the copy that row i was counted by, or null
    * @param caching   which rows go to a row cache as well, as CacheNothing and CacheRows
    */
   __device__ __forceinline__ RowAttention(const AttendShape& shape, const Cluster& cluster,
@@ -252,7 +159,8 @@ class RowAttention {
     const LaneNumbers mine{at < shape_.key_dim ? Reader::offset(at) : -1,
                            value < shape_.value_dim
                                ? Reader::value_offset(shape_.key_dim) + Reader::offset(value)
-                               : -1};
+                               : -1,
+                           value < shape_.value_dim ? value : -1};
     float query[4][kWords];
 #pragma unroll
     for (int h = 0; h < 4; ++h) {
@@ -293,8 +201,8 @@ class RowAttention {
           const bool both = i + strands < count;
           const int other = both ? i + strands : i;
           attend_pair<kWords>(query, row_at(i), row_at(other), both, address_,
-                              row + (lane_id() < 16 ? i : other),
-                              first_head + 4 * quad + lane_id() / 4 % 4, mine, shape_, running);
+                              {row + i, row + other}, first_head + 4 * quad + lane_id() / 4 % 4,
+                              mine, shape_, running);
         }
         if (++read_ == count_) read_ = 0;
         caching_.release();

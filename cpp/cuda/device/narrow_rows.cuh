@@ -29,7 +29,13 @@ __device__ __forceinline__ uint32_t bytes_to_elements(uint32_t bytes, int i) {
     const __half2 less = __hsub2(reinterpret_cast<const __half2&>(two), middle);
     return reinterpret_cast<const uint32_t&>(less);
   } else {
-    return pack<Element>(byte_to_float(bytes, i), byte_to_float(bytes, i + 1));
+    // 128 + the lower seven bits, of which a bfloat16 has all; less 128, or 256 where the eighth is
+    // not set.
+    const uint32_t two = __byte_perm(bytes, 0x43434343u, i == 0 ? 0x4140 : 0x4342);
+    const uint32_t lower = two & 0xff7fff7fu, less = (two & 0xff80ff80u) ^ 0x00800080u;
+    const __nv_bfloat162 number = __hsub2(reinterpret_cast<const __nv_bfloat162&>(lower),
+                                          reinterpret_cast<const __nv_bfloat162&>(less));
+    return reinterpret_cast<const uint32_t&>(number);
   }
 }
 

@@ -70,7 +70,8 @@ struct ParisKV {
    */
   int64_t block = 64;
   TailRule tail = TailRule::kOwn;
-  int64_t tail_rows = 1024;  ///< Rows that are sampled per kv head: as many to twice as many.
+  int64_t tail_rows = 1024;  ///< Rows that are sampled per kv head, in 8 bits: as many to twice
+                             ///< as many.
   /**
    * Rows are taken, best first, until the error that the sample would add for the candidates that
    * are left is at most this, in (0, 1): its standard deviation, as a share of a value's size, as

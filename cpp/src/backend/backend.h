@@ -31,8 +31,6 @@ struct Capabilities {
   bool decode_appends = false;
   /** The arena's memory is the device's: the host reaches it by fetch and copy alone. */
   bool own_memory = false;
-  /** Rows of a tail are copied to lie side by side wherever they are, not only in host memory. */
-  bool copies_tail = false;
 };
 
 class Backend : public Verbs, public BackendMemory, public CallOrder {

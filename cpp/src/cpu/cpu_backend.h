@@ -18,7 +18,6 @@ class CpuBackend : public Backend {
   Capabilities capabilities() const override {
     Capabilities own;
     own.verbs_can_fail = stoppable_;
-    own.copies_tail = true;
     return own;
   }
 

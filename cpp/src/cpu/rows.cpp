@@ -67,4 +67,11 @@ void convert_half(const Kernels& kernels, int64_t dim, const HalfPlace& from, co
   write_half(numbers, dim, to.type, to.half);
 }
 
+void convert_row(const Kernels& kernels, const RowPlace& from, const RowFormat& from_format,
+                 const RowPlace& to, const RowFormat& to_format) {
+  convert_half(kernels, from_format.key_dim, {from.key, from_format.key}, {to.key, to_format.key});
+  convert_half(kernels, from_format.value_dim, {from.value, from_format.value},
+               {to.value, to_format.value});
+}
+
 }  // namespace pariskv::cpu

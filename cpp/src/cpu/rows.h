@@ -60,7 +60,7 @@ inline RowPlace halves_of(const RowFormat& rows, char* copy) {
 /** The copy of a row of the tail, by its number among them. */
 inline RowPlace tail_copy(const ModelShape& shape, const SequenceView& sequence, int64_t head,
                           int64_t number, int64_t capacity) {
-  const RowFormat& rows = shape.zone_rows();
+  const RowFormat rows = shape.tail_rows();
   return halves_of(rows, sequence.tail_copies + (head * capacity + number) * rows.bytes());
 }
 
@@ -72,6 +72,10 @@ inline RowPlace kept_row(const ModelShape& shape, const KeptLayout& layout, char
 
 /** All of a row, as it is written. */
 void copy_row(const RowFormat& rows, const RowPlace& from, const RowPlace& to);
+
+/** A row from one format to another; bytes as they are where they are equal. */
+void convert_row(const Kernels& kernels, const RowPlace& from, const RowFormat& from_format,
+                 const RowPlace& to, const RowFormat& to_format);
 
 /** A stored key as floats. */
 inline void read_key(const Kernels& kernels, const RowFormat& rows, const char* key, float* out) {

@@ -63,7 +63,7 @@ def of_layer(shape: ModelShape, **settings: object) -> LayerBytes:
         rows,
         summaries,
         after.summary_bytes - _SEGMENTS * summaries,
-        _tail(config, rows),
+        _tail(config),
         _row_cache(config, rows),
         _kept(small),
         isinstance(config.policy, pk.HardKV) and config.policy.placement == "dropped",
@@ -101,7 +101,8 @@ def _row_cache(config: pk.Config, segment_rows: int) -> int:
     return books + slots * config.kv_heads * vectors
 
 
-def _tail(config: pk.Config, segment_rows: int) -> int:
+def _tail(config: pk.Config) -> int:
+    """Copies in 8 bits, with a scale for K and one for V."""
     policy = config.policy
     if (
         not isinstance(policy, pk.ParisKV)
@@ -109,7 +110,8 @@ def _tail(config: pk.Config, segment_rows: int) -> int:
         or (policy.tail == "own" and policy.block == 0)
     ):
         return 0
-    return 2 * policy.tail_rows * segment_rows // config.segment_tokens
+    row = config.head_dim + config.value_dim + 2 * 4
+    return 2 * policy.tail_rows * config.kv_heads * row
 
 
 @dataclass(frozen=True)

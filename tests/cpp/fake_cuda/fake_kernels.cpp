@@ -86,20 +86,37 @@ void use_row_cache(const SequenceView& view, const ModelShape& shape, int64_t fi
   }
 }
 
-/** Copies of the tail's rows are as these are at home. */
+/** What is kept of a row in 8 bits: the first number of K and of V, as they are. */
+void narrow_row(const ModelShape& shape, const char* from, char* to) {
+  const size_t size = size_t(size_of(shape.dtype));
+  std::memcpy(to, from, size);
+  std::memcpy(to + size, from + shape.rows.key_bytes(), size);
+}
+
+/** As `narrow_row` leaves it. */
+std::vector<char> tail_copy_of(const SequenceView& view, const ModelShape& shape, int64_t head,
+                               int64_t position) {
+  const char* home = zone_row_of(view, shape, head, position);
+  if (shape.narrows()) return {home, home + shape.narrow.bytes()};
+  std::vector<char> copy(size_t(2 * size_of(shape.dtype)));
+  narrow_row(shape, home, copy.data());
+  return copy;
+}
+
+/** Copies of the tail's rows are of what these are at home. */
 void check_tail(const SequenceView& view, const DecodeCall& call) {
   const ModelShape& shape = call.shape;
   const Tail tail = Tail::of(view.zone_begin, view.zone_end, call.tail_rows, call.tail_seed);
   if (view.tail_copies == nullptr) {
-    if (tail.count > 0 && is_fetched(view, shape)) complain("the tail has no copies");
+    if (tail.count > 0 && !call.explains) complain("the tail has no copies");
     return;
   }
   for (int64_t i = 0; i < tail.count; ++i) {
     for (int64_t head = 0; head < shape.kv_heads; ++head) {
       const int64_t at = head * Tail::capacity(call.tail_rows) + i;
-      const int64_t bytes = shape.zone_rows().bytes();
-      const char* home = zone_row_of(view, shape, head, tail.position(i));
-      if (std::memcmp(view.tail_copies + at * bytes, home, size_t(bytes)) != 0) {
+      const std::vector<char> wanted = tail_copy_of(view, shape, head, tail.position(i));
+      const char* copy = view.tail_copies + at * shape.tail_rows().bytes();
+      if (std::memcmp(copy, wanted.data(), wanted.size()) != 0) {
         complain("a copy of the tail is stale");
       }
     }
@@ -178,13 +195,10 @@ void launch_read(const RowsCall& call, cudaStream_t stream) {
 
 void launch_narrow(const NarrowCall& call, cudaStream_t stream) {
   launch(stream, [call] {
-    const int64_t size = size_of(call.shape.dtype);
     for (int64_t p = call.begin; p < call.end; ++p) {
       for (int64_t head = 0; head < call.shape.kv_heads; ++head) {
-        const char* from = row_of(*call.sequence, call.shape, head, p);
-        char* to = zone_row_of(*call.sequence, call.shape, head, p);
-        std::memcpy(to, from, size_t(size));
-        std::memcpy(to + size, from + call.shape.rows.key_bytes(), size_t(size));
+        narrow_row(call.shape, row_of(*call.sequence, call.shape, head, p),
+                   zone_row_of(*call.sequence, call.shape, head, p));
       }
     }
   });
@@ -211,12 +225,13 @@ void launch_widen(const WidenCall& call, cudaStream_t stream) {
 
 void launch_copy_tail(const TailCopyCall& call, cudaStream_t stream) {
   launch(stream, [call] {
-    const int64_t bytes = call.shape.zone_rows().bytes();
+    const int64_t bytes = call.shape.tail_rows().bytes();
     for (int64_t i = call.from; i < call.tail.count; ++i) {
       for (int64_t head = 0; head < call.shape.kv_heads; ++head) {
-        const char* row = zone_row_of(*call.sequence, call.shape, head, call.tail.position(i));
-        char* copy = call.sequence->tail_copies + (head * call.capacity + i) * bytes;
-        std::memcpy(copy, row, size_t(bytes));
+        const std::vector<char> copy =
+            tail_copy_of(*call.sequence, call.shape, head, call.tail.position(i));
+        char* to = call.sequence->tail_copies + (head * call.capacity + i) * bytes;
+        std::memcpy(to, copy.data(), copy.size());
       }
     }
   });

@@ -27,11 +27,11 @@ struct HeadContext {
   int row, head;  // of the batch; kv head
   void* const* rows;
   void* const* zone_rows;   // those of the zone, which may be narrow
-  const char* tail_copies;  // of rows of the tail; null: these are where all of the zone are
+  const char* tail_copies;  // of rows of the tail; null: a call that only explains has none
   int total;
   int searched;  // candidates wanted; 0: everything is resident
   device::Zone zone;
-  int zone_row_bytes;
+  int zone_row_bytes, tail_row_bytes;
   device::AttendShape shape;  // of resident rows, unless a kernel only reads rows of the zone
   const float* stretch;       // (key_dim) of queries, see Balance; null: keys are encoded whole
   const int16_t* centre;      // (key_dim) of keys, in steps of
@@ -120,13 +120,13 @@ __device__ __forceinline__ void fill_context(const StepParams& step, const Seque
                    int(model.rows.bytes()), int(model.rows.bytes()),   step.call.logits.scale,
                    step.call.logits.softcap};
   context.zone_row_bytes = int(model.zone_rows().bytes());
+  context.tail_row_bytes = int(model.tail_rows().bytes());
 }
 
-/** The shape of attention to rows of the zone, which may be narrow. */
-__device__ __forceinline__ void take_zone_rows(const ModelShape& model,
-                                               device::AttendShape& shape) {
-  shape.row_bytes = int(model.copied_row_bytes());
-  shape.row_room = int(model.copied_row_room());
+/** The shape of attention to rows that are written otherwise than resident ones. */
+__device__ __forceinline__ void take_format(const RowFormat& rows, device::AttendShape& shape) {
+  shape.row_bytes = int(rows.copied_bytes());
+  shape.row_room = int(rows.copied_room());
 }
 
 /** The scratch of another head of the batch slot: an address of the first head's, moved. */
@@ -209,6 +209,10 @@ __device__ __forceinline__ const char* zone_row_in(const HeadContext& context, c
 __device__ __forceinline__ Tail tail_of(const DecodeCall& call, const HeadContext& context) {
   return Tail::beside(min(call.top_k, int64_t(context.searched)), context.zone.begin,
                       context.zone.end, call.tail_rows, call.tail_seed);
+}
+/** The copy of its row i; there are `capacity` of a head. */
+__device__ __forceinline__ const char* tail_copy(const HeadContext& context, int capacity, int i) {
+  return context.tail_copies + (int64_t(context.head) * capacity + i) * context.tail_row_bytes;
 }
 /** How many keys each row stands for. */
 __device__ __forceinline__ float weight_of(const device::Zone& zone, const Tail& tail) {

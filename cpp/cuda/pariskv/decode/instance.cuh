@@ -36,7 +36,7 @@ DecodeKernels kernels_of() {
   kernels.table_bytes = kTableBytes<kWords>;
   kernels.rerank_bytes = padded_bytes<RerankSpace<kWords>> + kRerankBytes<kWords>;
   kernels.attend_beside = kWords < 8;
-  set_row_kernels<Element, kWords, false>(kernels);
+  set_row_kernels<Element, kWords>(kernels);
   return kernels;
 }
 

@@ -16,13 +16,14 @@ struct DecodeKernels {
   Kernel<VotesParams> score_votes;
   Kernel<DenseParams> attend_dense[3];        // DenseKind; null: rows are not for the tensor cores
   Kernel<ResidentParams> attend_resident[2];  // for few parts per block, and for many
+  Kernel<ResidentParams> attend_tail[2];
   Kernel<RerankParams> rerank;
   Kernel<AttendParams> attend;
 
   int score_bytes[2];
   int dense_space, dense_dim;    // besides the stages; of kinds for which it is known
   int votes_bytes, table_bytes;  // votes: with no table, and of one
-  int resident_threads, resident_bytes, rerank_bytes;
+  int resident_threads, resident_bytes, tail_bytes, rerank_bytes;
   bool resident_row;               // resident_bytes go without the room of a row
   int attend_space, attend_least;  // fixed, and the least room after it
   bool attend_beside;              // attend fits beside one block that reranks

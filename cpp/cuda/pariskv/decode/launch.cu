@@ -1,5 +1,5 @@
-// A decode step as five kernels: window_logits, score, attend_resident, rerank, attend. Each may
-// start while the one before it is at work.
+// A decode step as six kernels: window_logits, score, attend_resident, attend_tail, rerank, attend.
+// Each may start while the one before it is at work.
 #include <algorithm>
 #include <atomic>
 #include <type_traits>
@@ -53,14 +53,16 @@ Fit measure(const DecodeKernels& kernels, int index) {
     if (kernel != nullptr) allow(kernel, fit.shared_bytes);
   }
   constexpr int kMostRowBytes = 2 * int(kMaxHeadDim) * 4;
-  for (const auto& kernel : kernels.attend_resident) {
-    allow(kernel.address, kernels.resident_bytes + kMostRowBytes);
+  for (int many = 0; many < 2; ++many) {
+    allow(kernels.attend_resident[many].address, kernels.resident_bytes + kMostRowBytes);
+    allow(kernels.attend_tail[many].address, kernels.tail_bytes);
   }
   // Consecutive kernels overlap on an SM, so all need the same shared-memory carveout.
   for (const void* kernel :
        {kernels.window_logits.address, kernels.prepare_votes.address, kernels.score_votes.address,
         kernels.score[0].address, kernels.score[1].address, kernels.attend_resident[0].address,
-        kernels.attend_resident[1].address, kernels.rerank.address, kernels.attend.address}) {
+        kernels.attend_resident[1].address, kernels.attend_tail[0].address,
+        kernels.attend_tail[1].address, kernels.rerank.address, kernels.attend.address}) {
     if (kernel == nullptr) continue;
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                cudaSharedmemCarveoutMaxShared),
@@ -197,11 +199,14 @@ class Step {
     const ResidentParams params{common_, resident_blocks_, device::IndexDivisor::of(call_.heads),
                                 sets_flags_};
     const bool many = device::kParts / resident_blocks_ >= kManyParts;
-    const int kinds = call_.tail_rows > 0 ? 2 : 1;  // of rows: the tail comes last
-    Launch(call_.heads * resident_blocks_ * kinds, resident_bytes(kernels_, call_.shape), stream_,
-           kernels_.resident_threads)
+    const int64_t blocks = call_.heads * resident_blocks_;
+    Launch(blocks, resident_bytes(kernels_, call_.shape), stream_, kernels_.resident_threads)
         .early(fit_.early && runs(kScore))
         .run(kernels_.attend_resident[many], params, "decode: attend_resident");
+    if (call_.tail_rows == 0) return;
+    Launch(blocks, kernels_.tail_bytes, stream_, kernels_.resident_threads)
+        .early(fit_.early)
+        .run(kernels_.attend_tail[many], params, "decode: attend_tail");
   }
 
   void rerank() const {

@@ -11,15 +11,16 @@ namespace pariskv::cuda {
 template <typename Space>
 constexpr int padded_bytes = int((sizeof(Space) + 127) / 128 * 128);
 
-/** @tparam kNarrow  whether rows of the zone are narrow */
-template <typename Element, int kWords, bool kNarrow>
+template <typename Element, int kWords>
 void set_row_kernels(DecodeKernels& kernels) {
-  kernels.attend_resident[0] = attend_resident_kernel<Element, kWords, false, kNarrow>;
-  kernels.attend_resident[1] =
-      attend_resident_kernel<Element, kWords, kTakesMany<Element, kWords>, kNarrow>;
-  kernels.attend = attend_kernel<Element, kWords, kNarrow>;
+  kernels.attend_resident[0] = attend_resident_kernel<Element, kWords, false>;
+  kernels.attend_resident[1] = attend_resident_kernel<Element, kWords, kTakesMany<Element, kWords>>;
+  kernels.attend_tail[0] = attend_tail_kernel<Element, kWords, false>;
+  kernels.attend_tail[1] = attend_tail_kernel<Element, kWords, kTakesMany<Element, kWords>>;
+  kernels.attend = attend_kernel<Element, kWords, false>;
   kernels.resident_threads = kResidentThreads<Element>;
-  kernels.resident_bytes = kResidentBytes<Element, kWords, kNarrow>;
+  kernels.resident_bytes = kResidentBytes<Element, kWords, false>;
+  kernels.tail_bytes = kResidentBytes<Element, kWords, true>;
   kernels.resident_row = kDirect<Element>;
   kernels.attend_space = padded_bytes<AttendSpace<kWords>>;
   kernels.attend_least = device::kMergeBytes<kWords> + 2 * device::kTileBytes;
@@ -28,7 +29,7 @@ void set_row_kernels(DecodeKernels& kernels) {
 template <typename Element>
 void set_narrow_kernels(int64_t rotated_dim, DecodeKernels& kernels) {
   dispatch(RotatedDims{}, rotated_dim, [&](auto dim) {
-    set_row_kernels<Element, int(decltype(dim)::kValue / 32), true>(kernels);
+    kernels.attend = attend_kernel<Element, int(decltype(dim)::kValue / 32), true>;
   });
 }
 

@@ -53,13 +53,15 @@ void ParisKVSearch::list_tail(const SearchArgs& args) {
 
 void ParisKVSearch::copy_tail_rows(const TailCopyArgs& args, Stream) {
   const int64_t capacity = Tail::capacity(needs_.tail_rows);
+  const RowFormat format = args.shape.tail_rows();
   for (int64_t i = 0; i < args.batch; ++i) {
     const TailCopyJob& job = args.jobs[i];
     device_.pool.parallel_for(args.shape.kv_heads, [&](int64_t head) {
       for (int64_t number = job.from; number < job.tail.count; ++number) {
-        copy_row(args.shape.zone_rows(),
-                 row_at(args.shape, job.sequence, head, job.tail.position(number)),
-                 tail_copy(args.shape, job.sequence, head, number, capacity));
+        const int64_t position = job.tail.position(number);
+        convert_row(device_.kernels, row_at(args.shape, job.sequence, head, position),
+                    args.shape.zone_rows(),
+                    tail_copy(args.shape, job.sequence, head, number, capacity), format);
       }
     });
   }

@@ -133,7 +133,7 @@ void attend_tail(const Kernels& kernels, const DecodeArgs& args, const QueryBloc
   std::fill_n(sum, own.count, 0.0f);
   std::fill_n(weighted, own.count * dim, 0.0f);
   std::fill_n(own.limits, own.count, tail.count);
-  attend_rows(nullptr, kernels, shape.zone_rows(), args.logits, own, 0, tail.count, [&](int64_t i) {
+  attend_rows(nullptr, kernels, shape.tail_rows(), args.logits, own, 0, tail.count, [&](int64_t i) {
     const int64_t number = tail.number[i];
     return sequence.tail_copies != nullptr ? tail_copy(shape, sequence, head, number, tail.capacity)
                                            : row_at(shape, sequence, head, tail.position[number]);

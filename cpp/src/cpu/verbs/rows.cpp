@@ -25,14 +25,6 @@ void each_token(ThreadPool& pool, const RowsArgs& args, Visit visit) {
   }
 }
 
-/** A row from one format to another. */
-void convert_row(const Kernels& kernels, const RowPlace& from, const RowFormat& from_format,
-                 const RowPlace& to, const RowFormat& to_format) {
-  convert_half(kernels, from_format.key_dim, {from.key, from_format.key}, {to.key, to_format.key});
-  convert_half(kernels, from_format.value_dim, {from.value, from_format.value},
-               {to.value, to_format.value});
-}
-
 }  // namespace
 
 void CpuBackend::append(const RowsArgs& args, Stream) {

@@ -29,6 +29,7 @@ constexpr int kKeptBytes =
 template <typename Element>
 struct KeptStepRows {
   using Reader = device::RowReader<Element>;
+  static constexpr device::RowsCounted kCounted = device::RowsCounted::kNot;
 
   const KeptContext& context;
   const device::SegmentDivisor& by_segment;
@@ -47,7 +48,6 @@ struct KeptStepRows {
     return stored(i - context.kept_rows + context.gap);
   }
   __device__ __forceinline__ float noted(int, int, float logit) const { return logit; }
-  __device__ __forceinline__ float corrected(int, int, float share, float) const { return share; }
   __device__ __forceinline__ bool is_placed(int) const { return false; }
   __device__ __forceinline__ const char* placed(int) const { return nullptr; }
   __device__ __forceinline__ void await_placed() const {}

@@ -285,7 +285,8 @@ __global__ void __launch_bounds__(device::kThreads, kWords < 8 ? 2 : 1)
   }
   if (threadIdx.x == 0) {
     space.rows.early.open();
-    if (kNarrow) take_zone_rows(params.call.shape, space.context.shape);  // its own thread's words
+    if (kNarrow)
+      take_format(params.call.shape.narrow, space.context.shape);  // its own thread's words
   }
   device::init_row_barriers(space.slots);
   __syncthreads();

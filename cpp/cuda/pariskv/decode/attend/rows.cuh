@@ -116,23 +116,31 @@ struct SelectedParts {
 template <typename Element, bool kNarrow>
 struct SelectedRows {
   using Reader = device::ZoneReader<Element, kNarrow>;
+  /** Rows of the tail have been counted for others; now they count as themselves alone. */
+  static constexpr device::RowsCounted kCounted =
+      kNarrow ? device::RowsCounted::kAlike : device::RowsCounted::kByCopies;
 
+  const HeadContext& context;
   const device::SelectedRow* rows;
   RowSpace& space;
-  int row_room;
-  bool listed;               // in shared memory
-  const float* tail_logits;  // (rows of the tail, group)
-  int group;
-  float weight;  // of each of these
+  bool listed;        // in shared memory
+  int tail_capacity;  // copies of the tail of a head
+  float weight;       // of each of the tail's rows
 
   __device__ __forceinline__ float noted(int, int, float logit) const { return logit; }
-  /** A row of the tail has been counted for others; now it counts as itself alone. */
-  __device__ __forceinline__ float corrected(int i, int head, float share, float shift) const {
+  /** The copy of row i in the tail. */
+  __device__ __forceinline__ const char* counted(int i) const {
     const int number = rows[i].where >> 8;
-    if (number == 0 || head >= group) return share;
-    const float logit = __ldcg(tail_logits + (number - 1) * group + head);
+    return number == 0 || context.tail_copies == nullptr
+               ? nullptr
+               : tail_copy(context, tail_capacity, number - 1);
+  }
+  __device__ __forceinline__ float share_before(int i, int head, float shift) const {
+    const int number = rows[i].where >> 8, group = context.shape.group;
+    if (number == 0 || head >= group) return 0;
+    const float logit = __ldcg(context.scratch.tail_logits + (number - 1) * group + head);
     // Two sums in other orders: of huge numbers they may be apart by more than an exponential has.
-    return __fmaf_rn(-weight, device::exp_of(fminf(logit - shift, 1.0f)), share);
+    return weight * device::exp_of(fminf(logit - shift, 1.0f));
   }
   __device__ __forceinline__ const char* operator()(int i) const {
     return reinterpret_cast<const char*>(rows[i].address);
@@ -141,7 +149,7 @@ struct SelectedRows {
     return listed && space.early.is_placed(i);
   }
   __device__ __forceinline__ const char* placed(int i) const {
-    return space.early.room(i, row_room);
+    return space.early.room(i, context.shape.row_room);
   }
   __device__ __forceinline__ void await_placed() const { space.early.wait(); }
 };
@@ -276,12 +284,11 @@ class RowList {
   }
   __device__ __forceinline__ SelectedRows<Element, kNarrow> addresses() const {
     const HeadContext& context = block_.context;
-    return {list_,
+    return {context,
+            list_,
             space_,
-            context.shape.row_room,
             list_ == space_.list,
-            context.scratch.tail_logits,
-            context.shape.group,
+            int(Tail::capacity(block_.call.tail_rows)),
             weight_of(context.zone, tail_)};
   }
   /** All results of RowCache::stamp of this thread: see CacheRows. */

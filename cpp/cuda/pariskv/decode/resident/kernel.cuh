@@ -1,6 +1,7 @@
 /**
- * attend_resident: attention to a head's resident rows, which needs nothing of a search: a few
- * blocks per kv head do it while score is at work, and make room for blocks that rerank.
+ * attend_resident and attend_tail: attention to a head's resident rows, and to its tail, which need
+ * nothing of a search. A few blocks per kv head do each while score is at work, and make room for
+ * blocks that rerank. Two kernels, since the registers of one do not hold both.
  */
 #pragma once
 
@@ -22,77 +23,56 @@ constexpr bool kDirect = sizeof(Element) == 2;
 template <typename Element>
 constexpr int kResidentThreads = kDirect<Element> ? device::kDirectThreads : device::kThreads;
 
-/** Shared memory that attention to resident rows needs, besides a row where they go straight. */
-template <typename Element, int kWords, bool kNarrow>
+/** Shared memory that attention to resident rows or the tail needs, besides a row where they go
+ * straight. */
+template <typename Element, int kWords, bool kScaled>
 constexpr int kResidentBytes =
-    kDirect<Element> ? int(sizeof(device::DirectSpace<kWords, Element, kNarrow>))
+    kDirect<Element> ? int(sizeof(device::DirectSpace<kWords, Element, kScaled>))
                      : device::kMergeBytes<kWords> + 2 * device::kTileBytes;
 
-/** Row i of the tail, or the copy of it. */
-__device__ __forceinline__ const char* tail_row(const HeadContext& context, const Tail& tail,
-                                                int capacity, int i) {
-  if (context.tail_copies == nullptr) {
-    const int position = int(tail.position(i));
-    return zone_row_in(context, zone_segment(context, position), position);
-  }
-  return context.tail_copies + (int64_t(context.head) * capacity + i) * context.zone_row_bytes;
-}
-
-/** Logits of the tail are stored, and rows whose logit is not finite do not count. */
-__device__ __forceinline__ float note_tail(const HeadContext& context, int i, int head,
-                                           float logit) {
-  const float counts = device::finite(logit) ? logit : -device::infinity();
-  const int group = context.shape.group;
-  if (head < group) context.scratch.tail_logits[i * group + head] = counts;
-  return counts;
-}
-
-/** Row i of the resident ones: before the zone, then after it. Or of a tail that is not narrow. */
+/** Row i of the resident ones: before the zone, then after it. */
 template <typename Element>
 struct ResidentRows {
   using Reader = device::RowReader<Element>;
+  static constexpr device::RowsCounted kCounted = device::RowsCounted::kNot;
 
   const HeadContext& context;
   int before, gap;
-  Tail tail;
-  float* tail_logits;  // null: not of the tail
-  int capacity;        // of tail copies, of a head
 
   __device__ __forceinline__ const char* operator()(int i) const {
-    if (tail_logits == nullptr) return row_at(context, i < before ? i : i + gap);
-    return tail_row(context, tail, capacity, i);
+    return row_at(context, i < before ? i : i + gap);
   }
-  __device__ __forceinline__ float noted(int i, int head, float logit) const {
-    return tail_logits == nullptr ? logit : note_tail(context, i, head, logit);
-  }
-  __device__ __forceinline__ float corrected(int, int, float share, float) const { return share; }
+  __device__ __forceinline__ float noted(int, int, float logit) const { return logit; }
   __device__ __forceinline__ bool is_placed(int) const { return false; }
   __device__ __forceinline__ const char* placed(int) const { return nullptr; }
   __device__ __forceinline__ void await_placed() const {}
 };
 
-/** Rows of a narrow tail. */
+/** Copies of rows of the tail. */
 template <typename Element>
-struct NarrowTailRows {
+struct TailRows {
   using Reader = device::NarrowReader<Element>;
+  static constexpr device::RowsCounted kCounted = device::RowsCounted::kNot;
 
   const HeadContext& context;
-  Tail tail;
-  int capacity;
+  int capacity;  // of a head
 
   __device__ __forceinline__ const char* operator()(int i) const {
-    return tail_row(context, tail, capacity, i);
+    return tail_copy(context, capacity, i);
   }
+  /** Logits are stored, and rows whose logit is not finite do not count. */
   __device__ __forceinline__ float noted(int i, int head, float logit) const {
-    return note_tail(context, i, head, logit);
+    const float counts = device::finite(logit) ? logit : -device::infinity();
+    const int group = context.shape.group;
+    if (head < group) context.scratch.tail_logits[i * group + head] = counts;
+    return counts;
   }
-  __device__ __forceinline__ float corrected(int, int, float share, float) const { return share; }
   __device__ __forceinline__ bool is_placed(int) const { return false; }
   __device__ __forceinline__ const char* placed(int) const { return nullptr; }
   __device__ __forceinline__ void await_placed() const {}
 };
 
-template <typename Element, int kWords, bool kMany, bool kNarrow>
+template <typename Element, int kWords, bool kMany>
 struct AttendResident {
   const HeadBlock<Element, kWords>& block;
   device::Cluster blocks;  // that share the parts of the rows; they never meet
@@ -125,44 +105,40 @@ struct AttendResident {
       auto* merge = reinterpret_cast<float*>(room);
       char* slots = room + device::kMergeBytes<kWords>;
       device::RowAttention<kWords, Element, Rows> attention(
-          shape, blocks, slots, int(room + kResidentBytes<Element, kWords, kNarrow> - slots),
-          barriers, {count}, new_row, rows);
+          shape, blocks, slots,
+          int(room + kResidentBytes<Element, kWords, Rows::Reader::kScaled> - slots), barriers,
+          {count}, new_row, rows);
       attention.run(block.queries(), block.call.q.stride_j,
                     device::PartsInScratch{out, shape.group, shape.value_dim}, merge);
     }
   }
 
-  /** To resident rows, or to those of a tail that is written like them. */
-  __device__ __forceinline__ void attend(bool of_tail) const {
+  /** To resident rows. */
+  __device__ __forceinline__ void attend() const {
     const HeadContext& context = block.context;
     // Without a search the zone is resident like the rest.
     const int gap = block.searches() ? context.zone.end - context.zone.begin : 0;
-    const Tail tail = of_tail ? tail_of(block.call, context) : Tail{};
-    if (of_tail && (!block.searches() || tail.count == 0)) return;
-    const int count = of_tail ? int(tail.count) : context.total - gap;
+    const int count = context.total - gap;
     const bool fresh =
-        block.call.k.data != nullptr && !of_tail && (gap == 0 || context.zone.end < context.total);
+        block.call.k.data != nullptr && (gap == 0 || context.zone.end < context.total);
     const device::NewRow<Element> new_row{fresh ? block.at(block.call.k, context.head) : nullptr,
                                           fresh ? block.at(block.call.v, context.head) : nullptr,
                                           count - 1};
-    if (!of_tail) store_new_row();
-    const HeadScratch& scratch = context.scratch;
-    attend_to(ResidentRows<Element>{context, context.zone.begin, gap, tail,
-                                    of_tail ? scratch.tail_logits : nullptr,
-                                    int(Tail::capacity(block.call.tail_rows))},
-              context.shape, count, new_row, of_tail ? scratch.sampled : scratch.resident);
+    store_new_row();
+    attend_to(ResidentRows<Element>{context, context.zone.begin, gap}, context.shape, count,
+              new_row, context.scratch.resident);
   }
 
-  /** Apart from the other one, so that neither costs the other registers. */
-  __device__ __forceinline__ void attend_narrow_tail() const {
+  /** To rows of the tail. */
+  __device__ __forceinline__ void attend_tail() const {
     const HeadContext& context = block.context;
-    if (!block.searches()) return;
+    if (!block.searches() || context.tail_copies == nullptr) return;
     const Tail tail = tail_of(block.call, context);
     if (tail.count == 0) return;
     device::AttendShape shape = context.shape;
-    take_zone_rows(block.call.shape, shape);
-    attend_to(NarrowTailRows<Element>{context, tail, int(Tail::capacity(block.call.tail_rows))},
-              shape, int(tail.count), {nullptr, nullptr, 0}, context.scratch.sampled);
+    take_format(block.call.shape.tail_rows(), shape);
+    attend_to(TailRows<Element>{context, int(Tail::capacity(block.call.tail_rows))}, shape,
+              int(tail.count), {nullptr, nullptr, 0}, context.scratch.sampled);
   }
 };
 
@@ -172,36 +148,46 @@ constexpr int kManyParts = device::kDirectWarps;
 template <typename Element, int kWords>
 constexpr bool kTakesMany = kDirect<Element> && kWords < 8;
 
-template <typename Element, int kWords, bool kMany, bool kNarrow>
-__global__ void __maxnreg__(kRegistersBesideScore<kWords>)
-    attend_resident_kernel(const __grid_constant__ ResidentParams params) {
-  extern __shared__ __align__(128) unsigned char shared[];
+/** Of both kernels, of which a launch has all first blocks of heads first: they start beside score.
+ */
+template <typename Element, int kWords, bool kMany, bool kTail>
+__device__ __forceinline__ void attend_beside_score(const ResidentParams& params, char* room) {
   __shared__ HeadContext context;
   __shared__ uint64_t barriers[device::kMostSlots];
-  // The first blocks of all heads come first: they start beside score. Blocks of tails come last.
-  const uint32_t turn = params.by_heads(int(blockIdx.x));
-  const uint32_t index = blockIdx.x - turn * uint32_t(params.call.heads);
-  const bool of_tail = int(turn) >= params.blocks_per_head;
-  const int rank = int(turn) - (of_tail ? params.blocks_per_head : 0);
+  const uint32_t rank = params.by_heads(int(blockIdx.x));
+  const uint32_t index = blockIdx.x - rank * uint32_t(params.call.heads);
   device::let_successor_start();
   if (find_context<Element>(params, index, context)) {
     __syncthreads();
     const HeadBlock<Element, kWords> block{params.call, context};
-    const AttendResident<Element, kWords, kMany, kNarrow> attend{
-        block, {params.blocks_per_head, rank}, reinterpret_cast<char*>(shared), barriers};
-    if (params.call.dense_apart && !block.searches()) {
-      // attend_dense has done it.
-    } else if (kNarrow && of_tail) {
-      attend.attend_narrow_tail();
+    const AttendResident<Element, kWords, kMany> attend{
+        block, {params.blocks_per_head, int(rank)}, room, barriers};
+    if constexpr (kTail) {
+      attend.attend_tail();
     } else {
-      attend.attend(!kNarrow && of_tail);
-    }
-    if (params.sets_flags && block.searches() && !of_tail) {
-      ReadyFlags{context.scratch.flags}.set(ReadyFlags::kAttended + rank, params.token);
+      // Else attend_dense has done it.
+      if (!params.call.dense_apart || block.searches()) attend.attend();
+      if (params.sets_flags && block.searches()) {
+        ReadyFlags{context.scratch.flags}.set(ReadyFlags::kAttended + int(rank), params.token);
+      }
     }
   }
-  // One that ends after score is enough: until then this kernel has not ended.
+  // One that ends after the kernel before is enough: until then this one has not ended.
   if (blockIdx.x == 0) device::wait_for_predecessor();
+}
+
+template <typename Element, int kWords, bool kMany>
+__global__ void __maxnreg__(kRegistersBesideScore<kWords>)
+    attend_resident_kernel(const __grid_constant__ ResidentParams params) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  attend_beside_score<Element, kWords, kMany, false>(params, reinterpret_cast<char*>(shared));
+}
+
+template <typename Element, int kWords, bool kMany>
+__global__ void __maxnreg__(kRegistersBesideScore<kWords>)
+    attend_tail_kernel(const __grid_constant__ ResidentParams params) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  attend_beside_score<Element, kWords, kMany, true>(params, reinterpret_cast<char*>(shared));
 }
 
 }  // namespace pariskv::cuda

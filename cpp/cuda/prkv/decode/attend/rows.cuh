@@ -44,6 +44,7 @@ struct PageParts {
 template <typename Element>
 struct PageRows {
   using Reader = device::RowReader<Element>;
+  static constexpr device::RowsCounted kCounted = device::RowsCounted::kNot;
 
   const device::SelectedRow* rows;
 
@@ -51,7 +52,6 @@ struct PageRows {
     return reinterpret_cast<const char*>(rows[i].address);
   }
   __device__ __forceinline__ float noted(int, int, float logit) const { return logit; }
-  __device__ __forceinline__ float corrected(int, int, float share, float) const { return share; }
   __device__ __forceinline__ bool is_placed(int) const { return false; }
   __device__ __forceinline__ const char* placed(int) const { return nullptr; }
   __device__ __forceinline__ void await_placed() const {}
