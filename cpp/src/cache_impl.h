@@ -203,6 +203,13 @@ class Cache::Impl {
   /** How far such steps go from here. */
   void look_ahead(const Batch& batch, const std::vector<Sequence*>& sequences);
 
+  /** A layer that is cut; throws where the window would lack rows. */
+  Regions shortened(const Verb& verb, const char* argument, Cut::Counts counts, const Layer& layer,
+                    SequenceId sequence, int64_t tokens) const;
+  struct Shorter;
+  /** Makes layers shorter: all of them, or none. */
+  void cut(std::vector<Shorter>& layers, Stream stream);
+
   /** All layers of these sequences, or none. */
   void flush(const std::vector<Sequence*>& sequences, Stream stream);
 

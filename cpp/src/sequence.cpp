@@ -383,31 +383,4 @@ std::vector<PlannedOffload> Planner::plan_offloads(const Growing& plan,
   return offloads;
 }
 
-Sequence Planner::fork(const Sequence& sequence, Stream stream) const {
-  Sequence copy = create(int64_t(sequence.layers.size()));
-  for (size_t l = 0; l < sequence.layers.size(); ++l) {
-    const Layer& layer = sequence.layers[l];
-    Layer& twin = copy.layers[l];
-    twin.regions = layer.regions;
-    twin.store = layer.store;
-    twin.observed = layer.observed;
-    twin.kept = layer.kept;
-    twin.tail_copies = layer.tail_copies;
-    twin.copied = layer.copied;
-    twin.queries = layer.queries;
-    twin.dropped = layer.dropped;
-    twin.narrow = layer.narrow;
-    twin.narrow_end = layer.narrow_end;
-    const auto copy_of = [&](const Block& block) {
-      if (block.data() == nullptr) return Block();
-      Block other = backend_.arena().allocate(block.bytes());
-      backend_.copy(other.data(), block.data(), block.bytes(), stream);
-      return other;
-    };
-    twin.recent = copy_of(layer.recent);
-    twin.state = copy_of(layer.state);
-  }
-  return copy;
-}
-
 }  // namespace pariskv

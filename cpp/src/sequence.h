@@ -221,11 +221,25 @@ class Planner {
   /** A block for the rows that are kept of such a zone. */
   std::shared_ptr<Block> new_kept(const SequenceView& view) const;
 
-  /** An equal sequence that shares storage; the search's state is its own, as is its row cache. */
-  Sequence fork(const Sequence& sequence, Stream stream) const;
+  /**
+   * An equal sequence that shares storage; the search's state is its own, as is its row cache.
+   * @param cut  null, or the regions of each layer, with as many tokens or fewer. What the search
+   *             knows of a zone that is cut, and rows that come back from it, are to be put right.
+   */
+  Sequence fork(const Sequence& sequence, Stream stream,
+                const std::vector<Regions>* cut = nullptr) const;
+
+  /** Whether the search still has to know something of a layer that is cut to `next`. */
+  bool keeps_state(const Layer& layer, const Regions& next) const;
+
+  /** Gives up what a layer has beyond `next`. What it holds of its zone is right already. */
+  void shorten(Layer& layer, const Regions& next) const noexcept;
 
  private:
   struct Growing;  // what a plan begins with
+
+  /** Queries that the search was given of those that a layer of so many tokens has. */
+  int64_t observed_of(const Layer& layer, int64_t total) const;
 
   Block new_row_cache(Stream stream) const;
   /** Whether rows of the zone may be in host memory. */

@@ -258,15 +258,15 @@ void Verb::check_complete(SequenceId sequence, const Positions& dropped,
   fail("[", name, "] ", instead, ", since ", dropped_rows(sequence, dropped), "; ", kStoresAll);
 }
 
-void Verb::refuse_cut(bool counts_kept, SequenceId sequence, const Positions& dropped,
-                      int64_t total, int64_t kept) const {
+void Verb::refuse_cut(const char* argument, Cut::Counts counts, SequenceId sequence,
+                      const Positions& dropped, int64_t total, int64_t kept) const {
   const int64_t least = dropped.end + config.local;  // so that the window has all of its rows
   const std::string stored = dropped_rows(sequence, dropped) + "; " + kStoresAll;
-  if (counts_kept) {
-    fail("[", name, "] keep: expected ", least, " tokens or more, or ", dropped.begin,
+  if (counts == Cut::Counts::kKept) {
+    fail("[", name, "] ", argument, ": expected ", least, " tokens or more, or ", dropped.begin,
          " or fewer, got ", kept, ", since ", stored);
   }
-  fail("[", name, "] drop: expected ", total - least, " tokens or fewer, or ",
+  fail("[", name, "] ", argument, ": expected ", total - least, " tokens or fewer, or ",
        total - dropped.begin, " or more, got ", total - kept, ", since ", stored);
 }
 

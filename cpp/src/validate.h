@@ -54,9 +54,12 @@ struct Verb {
   /** Throws when rows of a sequence were dropped: the call would need all of them. */
   void check_complete(SequenceId sequence, const Positions& dropped, const char* instead) const;
 
-  /** Throws: a sequence that is cut to `kept` tokens would lack rows of its local window. */
-  void refuse_cut(bool counts_kept, SequenceId sequence, const Positions& dropped, int64_t total,
-                  int64_t kept) const;
+  /**
+   * Throws: a sequence that is cut to `kept` tokens would lack rows of its local window.
+   * @param counts  whether the argument counts tokens that are kept, or dropped
+   */
+  void refuse_cut(const char* argument, Cut::Counts counts, SequenceId sequence,
+                  const Positions& dropped, int64_t total, int64_t kept) const;
 
   /** Throws on numbers that are no scale, cap or bias (read on the CPU), and on wrong shapes. */
   Logits check_options(const AttendOptions& options, int64_t tokens) const;

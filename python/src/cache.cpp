@@ -73,14 +73,22 @@ calls raise ValueError.)");
       "def remove(self, sequence: int, *, stream: int | None = None) -> None",
       "Forgets a sequence: its bytes are zeroed and given back.");
   define(
-      cache, {"fork", {"sequence"}, {}, {"stream"}},
+      cache, {"fork", {"sequence"}, {}, {"tokens", "stream"}},
       [](Handle& self, const Arguments& given) {
         const SequenceId sequence = given.integer("sequence");
+        const bool whole = given["tokens"].is_none();
+        const int64_t tokens = whole ? 0 : given.integer("tokens");
         const Stream queue = stream_of(given.stream(), self);
-        return unlocked(self, [&](Cache& c) { return c.fork(sequence, queue); });
+        return unlocked(self, [&](Cache& c) {
+          return whole ? c.fork(sequence, queue) : c.fork_prefix(sequence, tokens, queue);
+        });
       },
-      "def fork(self, sequence: int, *, stream: int | None = None) -> int",
-      "A new sequence equal to this one; storage is shared until one changes.");
+      "def fork(self, sequence: int, *, tokens: int | None = None, stream: int | None = None) "
+      "-> int",
+      R"(A new sequence equal to this one; storage is shared until one changes.
+
+tokens  the first so many alone, in every layer: 1 or more, and at most those of the shortest
+        layer. As fork and then truncate(keep=tokens), without memory for what is cut off.)");
   define(
       cache, {"reorder", {"sequences", "source"}, {}, {"stream"}},
       [](Handle& self, const Arguments& given) {

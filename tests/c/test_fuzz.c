@@ -239,6 +239,7 @@ void test_fuzzed_calls(void) {
     const int64_t number = odd_number(), layer = any() % 2 ? odd_number() : 0;
     const pariskv_sequence id = any() % 2 ? odd_number() : victim.sequence;
     pariskv_sequence made = -1;
+    pariskv_status status = PARISKV_OK;
     int64_t count = 0;
     const pariskv_explanation* why = NULL;
     pariskv_batch* batch = NULL;
@@ -264,7 +265,10 @@ void test_fuzzed_calls(void) {
                                           &options, NULL));
         break;
       case 5:
-        if (pariskv_cache_fork(victim.cache, id, NULL, &made) == PARISKV_OK) {
+        status = any() % 2 ? pariskv_cache_fork_prefix(victim.cache, id, number, NULL, &made)
+                           : pariskv_cache_fork(victim.cache, id, NULL, &made);
+        check_answer(status);
+        if (status == PARISKV_OK) {
           OK(pariskv_batch_create(victim.cache, &made, 1, &batch));
           check_answer(
               pariskv_cache_truncate(victim.cache, batch, (int32_t)(any() % 3), &number, NULL));

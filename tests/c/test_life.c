@@ -94,11 +94,11 @@ static void check_attention(pariskv_cache* cache) {
 
 static void check_sequences(pariskv_cache* cache, pariskv_sequence a, pariskv_sequence b) {
   float one[kOut], other[kOut], both[2 * kOut];
-  pariskv_sequence fork_a = -1, fork_b = -1;
+  pariskv_sequence fork_a = -1, fork_b = -1, cut = -1;
   OK(pariskv_cache_fork(cache, a, NULL, &fork_a));
   OK(pariskv_cache_fork(cache, b, NULL, &fork_b));
   const pariskv_sequence pair[2] = {a, b}, forks[2] = {fork_a, fork_b};
-  pariskv_batch *batch = NULL, *forked = NULL;
+  pariskv_batch *batch = NULL, *forked = NULL, *shorter = NULL;
   OK(pariskv_batch_create(cache, pair, 2, &batch));
   OK(pariskv_batch_create(cache, forks, 2, &forked));
   /* Results do not depend on the rest of the batch: row 0 is the same alone. */
@@ -122,6 +122,18 @@ static void check_sequences(pariskv_cache* cache, pariskv_sequence a, pariskv_se
   pariskv_region_counts counts = {sizeof counts, 0, 0, 0, 0, 0};
   OK(pariskv_cache_regions(cache, fork_a, 0, &counts));
   CHECK(counts.sink == 2 && counts.local == 8 && counts.buffer == 0 && counts.retrieval == 290);
+  /* A fork of the first tokens goes on as one that was cut to them. */
+  pariskv_sequence prefix = -1;
+  OK(pariskv_cache_fork_prefix(cache, b, 300, NULL, &prefix));
+  OK(pariskv_cache_fork(cache, b, NULL, &cut));
+  OK(pariskv_batch_create(cache, &cut, 1, &shorter));
+  OK(pariskv_cache_truncate(cache, shorter, PARISKV_KEEP, keep, NULL));
+  OK(decode_one(cache, prefix, 9, one));
+  OK(decode_one(cache, cut, 9, other));
+  CHECK(memcmp(one, other, sizeof one) == 0 && length_of(cache, prefix) == 301);
+  OK(pariskv_cache_remove(cache, prefix, NULL));
+  OK(pariskv_cache_remove(cache, cut, NULL));
+  pariskv_batch_destroy(shorter);
   OK(pariskv_cache_flush_all(cache, NULL));
   pariskv_sequence all[3];
   int64_t count = 0;

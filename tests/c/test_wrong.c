@@ -95,6 +95,9 @@ static void check_nulls(pariskv_cache* cache, pariskv_sequence sequence, pariskv
   WRONG(no_cache, pariskv_cache_remove(NULL, sequence, NULL));
   WRONG(no_cache, pariskv_cache_fork(NULL, sequence, NULL, &number));
   WRONG("[fork] forked", pariskv_cache_fork(cache, sequence, NULL, NULL));
+  WRONG(no_cache, pariskv_cache_fork_prefix(NULL, sequence, 1, NULL, &number));
+  WRONG("[fork] forked", pariskv_cache_fork_prefix(cache, sequence, 1, NULL, NULL));
+  WRONG("[fork] tokens", pariskv_cache_fork_prefix(cache, sequence, 0, NULL, &number));
   WRONG(no_cache, pariskv_batch_create(NULL, &sequence, 1, &made));
   WRONG("[batch] batch", pariskv_batch_create(cache, &sequence, 1, NULL));
   WRONG("[batch] sequences", pariskv_batch_create(cache, NULL, 1, &made));

@@ -180,6 +180,11 @@ const Deed kDeeds[] = {
        const SequenceId other = driver.cache.fork(driver.sequence);
        with_another(driver, other, [] {});
      }},
+    {"fork a prefix",
+     [](DeviceDriver& driver) {
+       const SequenceId other = driver.cache.fork_prefix(driver.sequence, 150);
+       with_another(driver, other, [&] { DeviceDriver{driver.cache, other}.prefill(40); });
+     }},
     {"decode after fork",
      [](DeviceDriver& driver) {
        const SequenceId other = driver.cache.fork(driver.sequence);

@@ -138,6 +138,7 @@ const Deed kDeeds[] = {
        }
        driver.cache.remove(other);
      }},
+    {"fork a prefix", [](Driver& driver) { driver.cache.fork_prefix(driver.sequence, 180); }},
 };
 
 class Failures : public testing::TestWithParam<std::tuple<int, bool, Stored>> {};
@@ -192,13 +193,14 @@ TEST_P(Failures, EveryAllocationInTurn) {
   // A flush of a few tokens may find room in the segment it is in, a cut needs none, and a ring of
   // queries is small enough for the slab of another one.
   const std::string name = deed.name;
-  const bool copies_a_ring = keeps && (name == "fork" || name == "reorder");
+  const bool forks = name == "fork" || name == "reorder" || name == "fork a prefix";
+  const bool copies_a_ring = keeps && forks;
   const bool may_need_nothing = name == "flush" || name == "truncate" || copies_a_ring;
   EXPECT_TRUE(failures > 0 || may_need_nothing) << "nothing was put to the test";
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Failures,
-                         testing::Combine(testing::Range(0, 9), testing::Bool(),
+                         testing::Combine(testing::Range(0, 10), testing::Bool(),
                                           testing::Values(Stored::kCoded, Stored::kNarrow,
                                                           Stored::kKept, Stored::kPaged)));
 

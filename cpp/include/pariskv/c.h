@@ -98,6 +98,11 @@ PARISKV_API pariskv_status pariskv_cache_remove(pariskv_cache* cache, pariskv_se
 PARISKV_API pariskv_status pariskv_cache_fork(pariskv_cache* cache, pariskv_sequence sequence,
                                               void* stream, pariskv_sequence* forked);
 
+/** The same with the first tokens alone. @param tokens 1 or more, at most the shortest layer's */
+PARISKV_API pariskv_status pariskv_cache_fork_prefix(pariskv_cache* cache,
+                                                     pariskv_sequence sequence, int64_t tokens,
+                                                     void* stream, pariskv_sequence* forked);
+
 /**
  * Looks sequences up, so that calls need not: make one batch for many steps. It stays good while
  * its sequences grow and while other sequences come and go; calls refuse it once one of its own is

@@ -143,6 +143,13 @@ class PARISKV_API Cache {
   SequenceId fork(SequenceId sequence, Stream stream = {});
 
   /**
+   * The same with the first tokens alone, in every layer: what a fork is once it was cut to them,
+   * without the memory of what is cut off.
+   * @param tokens  1 or more, at most those of the shortest layer
+   */
+  SequenceId fork_prefix(SequenceId sequence, int64_t tokens, Stream stream = {});
+
+  /**
    * Beam reordering: afterwards `sequences[i]` holds what `sequences[source[i]]`
    * held. No row is copied.
    */

@@ -58,6 +58,15 @@ pariskv_status pariskv_cache_fork(pariskv_cache* cache, pariskv_sequence sequenc
   });
 }
 
+pariskv_status pariskv_cache_fork_prefix(pariskv_cache* cache, pariskv_sequence sequence,
+                                         int64_t tokens, void* stream, pariskv_sequence* forked) {
+  return answer([&] {
+    Cache& found = cache_of("fork", cache);
+    check_result("fork", "forked", forked);
+    *forked = found.fork_prefix(sequence, tokens, Stream{stream});
+  });
+}
+
 pariskv_status pariskv_batch_create(const pariskv_cache* cache, const pariskv_sequence* sequences,
                                     int64_t count, pariskv_batch** batch) {
   return answer([&] {

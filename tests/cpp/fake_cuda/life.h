@@ -271,12 +271,30 @@ class Life {
     }
   }
 
-  void truncate(SequenceId sequence) {
+  int64_t shortest_layer(SequenceId sequence) {
     int64_t least = kMost;
     for (const Numbers& layer : truth_[sequence]) least = std::min(least, int64_t(layer.size()));
+    return least;
+  }
+
+  void truncate(SequenceId sequence) {
+    const int64_t least = shortest_layer(sequence);
     const int64_t tokens = below(1 + (chance(2) ? least : std::min(least, int64_t{40})));
     cache_.truncate({sequence}, Cut::drop({tokens}), stream());
     for (Numbers& layer : truth_[sequence]) layer.resize(layer.size() - size_t(tokens));
+  }
+
+  void fork(SequenceId sequence) {
+    const int64_t least = shortest_layer(sequence);
+    if (least == 0 || chance(2)) {
+      const SequenceId twin = cache_.fork(sequence, stream());
+      truth_[twin] = truth_[sequence];
+      return;
+    }
+    const int64_t tokens = 1 + below(least);
+    std::vector<Numbers>& twin = truth_[cache_.fork_prefix(sequence, tokens, stream())];
+    twin = truth_[sequence];
+    for (Numbers& layer : twin) layer.resize(size_t(tokens));
   }
 
   void act() {
@@ -296,10 +314,7 @@ class Life {
         truth_.erase(one);
         return;
       case 2:
-        if (all.size() < 12) {
-          const SequenceId twin = cache_.fork(one, stream());
-          truth_[twin] = truth_[one];
-        }
+        if (all.size() < 12) fork(one);
         return;
       case 3:
         return prefill(one);
