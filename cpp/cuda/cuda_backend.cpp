@@ -21,7 +21,7 @@ ArenaTraits traits_of(const char* name, int64_t slab_bytes, int64_t ahead,
                       std::function<void()> reclaim) {
   ArenaTraits traits;
   traits.name = name;
-  traits.alignment = 256;
+  traits.alignment = kDeviceAlignment;
   traits.slab_bytes = pooling() ? slab_bytes : traits.alignment;
   traits.largest_slab = pooling() ? 64 * kMegabyte : traits.alignment;
   traits.ahead = pooling() ? ahead : 0;
@@ -53,7 +53,7 @@ int64_t budget_of(const Config& config, const Resources& resources) {
  */
 int64_t chunk_of(const Config& config, const Resources& resources, int64_t budget) {
   if (config.placement != Placement::kAuto || resources.device || !pooling()) return 0;
-  constexpr int64_t kMostChunks = 1 << 16, kAlignment = 256;
+  constexpr int64_t kMostChunks = 1 << 16, kAlignment = kDeviceAlignment;
   const RowFormat row = RowFormat::plain(config.head_dim, config.value_dim, config.dtype);
   const int64_t rows = config.kv_heads * config.segment_tokens * row.bytes();
   const int64_t segment = (rows + kAlignment - 1) / kAlignment * kAlignment;

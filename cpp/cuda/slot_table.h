@@ -52,8 +52,8 @@ class SlotTable {
   }
 
   int64_t scratch_bytes() const {
-    int64_t bytes = explaining_.scratch.bytes();
-    for (const Row& row : rows_) bytes += row.scratch.bytes();
+    int64_t bytes = explaining_.scratch.taken();
+    for (const Row& row : rows_) bytes += row.scratch.taken();
     return bytes;
   }
 
@@ -61,7 +61,7 @@ class SlotTable {
    * of another. */
   void clear(Stream stream) {
     for (Row& row : rows_) {
-      if (row.scratch.bytes() > 0) backend_.zero(row.scratch.data(), row.scratch.bytes(), stream);
+      if (row.scratch.taken() > 0) backend_.zero(row.scratch.data(), row.scratch.taken(), stream);
     }
     explaining_.scratch = Block();
   }
@@ -126,13 +126,5 @@ class Counters {
   CudaBackend& backend_;
   Block block_;
 };
-
-/** Slots per kv head for rows that come over a bus; 0: none do. */
-inline ModelShape with_row_cache(const ModelShape& shape, const Config& config, int64_t selected) {
-  ModelShape own = shape;
-  if (config.placement == Placement::kDevice || selected == 0) return own;
-  own.cached_rows = row_cache_slots(config.row_cache < 0 ? 2 * selected : config.row_cache);
-  return own;
-}
 
 }  // namespace pariskv::cuda

@@ -19,14 +19,6 @@ uint64_t next_number() {
   return next++;
 }
 
-ModelShape shape_of(const Config& config) {
-  const ModelShape shape =
-      ModelShape::plain(config.kv_heads, config.group(), config.dtype, config.head_dim,
-                        config.value_dim, config.segment_tokens);
-  if (config.borrowed) return shape.borrowing(*config.borrowed);
-  return config.kv_dtype == KVDType::kInt8 ? shape.narrowing() : shape;
-}
-
 }  // namespace
 
 Cache::Impl::Impl(Config config, const Resources& resources)

@@ -62,7 +62,7 @@ void Cache::Impl::cut(std::vector<Shorter>& layers, Stream stream) {
     SequenceView after = layer.cut(shorter.regions, sizes_, *search_);
     if (view.kept_capacity == 0 || view.kept == nullptr || after.sparse == 0) continue;
     // Rows are chosen anew by the queries that are left. Where rows were given back there is
-    // nothing to choose from but what was kept, and the zone cannot end among those that are gone.
+    // nothing to choose from but the kept rows, and the zone cannot end among dropped ones.
     const Positions asked{layer.queries.begin,
                           std::min(layer.queries.end, shorter.regions.total())};
     const Positions dropped = layer.dropped_of(shorter.regions);

@@ -1,4 +1,4 @@
-// Sequences that begin as others do, and what a layer gives up when it is cut.
+// Forks, whole or of the first tokens, and layers that are cut.
 #include <algorithm>
 
 #include "sequence.h"
@@ -54,7 +54,7 @@ void Planner::shorten(Layer& layer, const Regions& next) const noexcept {
   layer.regions = next;
   layer.queries.end = std::min(layer.queries.end, total);
   layer.queries.begin = std::min(layer.queries.begin, layer.queries.end);
-  // Rows that come where others were are copied anew.
+  // Rows that come in their place are copied anew.
   layer.copied.count = std::min(layer.copied.count, layer.copied.count_to(zone_end));
   if (layer.copied.count == 0) layer.tail_copies.reset();
   if (total < layer.fetched_end) {  // other rows may come where fetched ones were

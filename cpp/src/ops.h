@@ -77,8 +77,18 @@ struct ModelShape {
     return {kv_heads, cached_rows, zone_rows().copied_bytes()};
   }
   constexpr RecentLayout recent_queries() const { return {recent, query_heads(), rows.key_dim}; }
+  /** Of copies of a tail's rows, of which a zone has `tail_rows` to twice as many. */
+  constexpr int64_t tail_copy_bytes(int64_t tail_rows) const {
+    return kv_heads * Tail::capacity(tail_rows) * this->tail_rows().bytes();
+  }
   constexpr KeptLayout kept(int64_t capacity) const { return {kv_heads, capacity, rows.bytes()}; }
 };
+
+/** Of a resolved config, without the slots of its search. */
+ModelShape shape_of(const Config& config);
+
+/** With slots per kv head for rows that come over a bus, where any do. */
+ModelShape with_row_cache(const ModelShape& shape, const Config& config, int64_t selected);
 
 /** Positions [begin, end) of any sequence. */
 struct Positions {

@@ -89,6 +89,11 @@ class Search {
   /** Bytes that the search adds to a block of so many kept rows. */
   virtual int64_t bytes_beside_kept(int64_t capacity) const;
 
+  /** A block of so many kept rows. */
+  int64_t kept_block_bytes(int64_t capacity) const {
+    return shape_.kept(capacity).bytes() + bytes_beside_kept(capacity);
+  }
+
   /** Writes queries to where they are remembered. Called where ModelShape::recent is set. */
   virtual void remember(const RememberArgs& args, Stream stream);
 

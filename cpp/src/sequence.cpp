@@ -5,8 +5,6 @@
 
 namespace pariskv {
 
-namespace {
-
 SequenceView view_of(const Regions& regions, const RegionSizes& sizes, const Search& search,
                      const Positions& dropped) {
   SequenceView view{};
@@ -19,6 +17,8 @@ SequenceView view_of(const Regions& regions, const RegionSizes& sizes, const Sea
   if (dropped.begin < dropped.end) view.sparse = 1;
   return view;
 }
+
+namespace {
 
 /** Where rows are chosen to be kept: until they are, some attend to the zone in full. */
 void set_kept(SequenceView& view, const Search& search, const Block* kept) {
@@ -143,8 +143,7 @@ int64_t Planner::quiet_steps(const Layer& layer) const {
                      now.plan.words[1] == then.plan.words[1];
   if (!alike) return 0;
   if (now.sparse == 0) return steps;
-  const bool fetched = fetches(layer);
-  if (fetched && shape_.cached_rows > 0 && now.row_cache == nullptr) return 0;
+  if (caches_rows(layer) && now.row_cache == nullptr) return 0;
   const bool lacks_copies = now.tail_copies == nullptr && tail_of(now, search_).count > 0;
   return lacks_copies && !shape_.layout.borrowed ? 0 : steps;
 }
@@ -188,8 +187,7 @@ Change Planner::plan(Layer& layer, const Regions& next, Use use, bool queries,
   if (offloads_) change.rows.offloads = plan_offloads(plan, change);
   const SequenceView after = view_of(next, sizes_, search_, change.kept.dropped);
   if (after.sparse == 0) return change;
-  const bool fetched = fetches(layer);
-  const bool lacks_cache = fetched && shape_.cached_rows > 0 && layer.row_cache.data() == nullptr;
+  const bool lacks_cache = caches_rows(layer) && layer.row_cache.data() == nullptr;
   if (use == Use::kDecode && lacks_cache) change.rows.row_cache = new_row_cache(stream);
   if (!shape_.layout.borrowed) change.tail = plan_tail(plan, after);
   return change;
@@ -320,9 +318,8 @@ KeptRowsChange Planner::plan_kept(const Growing& plan, const Positions& asked) c
 }
 
 std::shared_ptr<Block> Planner::new_kept(const SequenceView& view) const {
-  const int64_t rows = shape_.kept(view.kept_capacity).bytes();
-  const int64_t bytes = rows + search_.bytes_beside_kept(view.kept_capacity);
-  return std::make_shared<Block>(backend_.arena().allocate(bytes));
+  return std::make_shared<Block>(
+      backend_.arena().allocate(search_.kept_block_bytes(view.kept_capacity)));
 }
 
 Block Planner::next_state(const Layer& layer, Stream stream) const {
@@ -354,8 +351,7 @@ TailChange Planner::plan_tail(const Growing& plan, const SequenceView& next) con
   change.tail = tail;
   change.from = goes_on ? layer.copied.count : 0;
   if (goes_on && layer.tail_copies.use_count() == 1) return change;  // free behind those that count
-  const int64_t rows = Tail::capacity(search_.needs().tail_rows);
-  const int64_t bytes = shape_.kv_heads * rows * shape_.tail_rows().bytes();
+  const int64_t bytes = shape_.tail_copy_bytes(search_.needs().tail_rows);
   change.copies = std::make_shared<Block>(backend_.arena().allocate(bytes));
   if (goes_on) {
     backend_.copy(change.copies->data(), layer.tail_copies->data(), bytes, plan.stream);

@@ -18,6 +18,10 @@
 
 namespace pariskv {
 
+/** A layer's regions, and how a zone of this size is searched. */
+SequenceView view_of(const Regions& regions, const RegionSizes& sizes, const Search& search,
+                     const Positions& dropped);
+
 /** One layer of one sequence. */
 struct Layer {
   Regions regions;
@@ -232,19 +236,23 @@ class Planner {
   /** Whether the search still has to know something of a layer that is cut to `next`. */
   bool keeps_state(const Layer& layer, const Regions& next) const;
 
-  /** Gives up what a layer has beyond `next`. What it holds of its zone is right already. */
+  /** Cuts a layer to `next`: its state, kept rows and rows of the window are right already. */
   void shorten(Layer& layer, const Regions& next) const noexcept;
 
  private:
   struct Growing;  // what a plan begins with
 
-  /** Queries that the search was given of those that a layer of so many tokens has. */
+  /** Queries of the first `total` tokens that the search was given. */
   int64_t observed_of(const Layer& layer, int64_t total) const;
 
   Block new_row_cache(Stream stream) const;
   /** Whether rows of the zone may be in host memory. */
   bool fetches(const Layer& layer) const {
     return offloads_ || layer.zone_rows(shape_).has_moved();
+  }
+  /** Whether a search fetches rows from there, and so keeps some in a row cache. */
+  bool caches_rows(const Layer& layer) const {
+    return fetches(layer) && shape_.cached_rows > 0 && search_.needs().rows_per_head > 0;
   }
   QueriesChange plan_queries(const Growing& plan, bool queries) const;
   RowsChange plan_rows(const Growing& plan, const QueriesChange& queries) const;

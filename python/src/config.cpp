@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "arguments.h"
 #include "arrays.h"
 #include "fields.h"
 #include "module.h"
@@ -55,6 +56,24 @@ Device parse_device(nb::handle device) {
       ("[config] device: expected \"cpu\" or \"cuda:<index>\", got \"" + name + "\"").c_str());
 }
 
+constexpr const char* kBoundDoc =
+    R"(A bound of memory, for a server that decides how many sequences it begins.
+
+At any time, also inside a call, the sequences of a cache take at most
+
+    tokens * bytes_per_token(most) + sequences * bytes_per_sequence(most, multiple)
+
+whatever their lengths, each up to `most`, and `tokens` their sum, each length rounded up to a
+multiple of `multiple`. With whole segments (segment_tokens) nothing is lost to rounding; of single
+tokens, up to a segment a sequence is. A fork counts like any other sequence. Short sequences have
+no summaries: the fewer tokens a sequence may have, the less it takes.
+
+What they take is stats().memory.live without workspace_bytes and without the same of the cache
+before its first sequence, and stats().host_memory.live. Not in it: rows in dtype of the tokens of a
+prefill or attend with kv_dtype="int8"; with placement="host" rows on their way to host memory; with
+"auto" what rows in host memory need, for none have to leave while the budget has room for the
+bound; sequences from files of caches with other regions.)";
+
 nb::dict fields_of(const Config& c) {
   nb::dict fields;
   fields["layers"] = c.layers;
@@ -77,6 +96,39 @@ nb::dict fields_of(const Config& c) {
   fields["host_budget"] = c.host_budget;
   fields["kv_dtype"] = text(c.kv_dtype);
   return fields;
+}
+
+/** What sequences take at most. */
+void bind_bytes(nb::module_& m, nb::class_<Config>& config) {
+  nb::class_<Bytes>(m, "Bytes", "Of a cache's device, and of host memory beside a GPU.")
+      .def_ro("device", &Bytes::device)
+      .def_ro("host", &Bytes::host)
+      .def("__repr__", [](const Bytes& bytes) {
+        nb::dict fields;
+        fields["device"] = bytes.device;
+        fields["host"] = bytes.host;
+        return text_of_fields("Bytes", fields);
+      });
+  static const Parameters per_token("bytes_per_token", {}, {"most_tokens"}, {});
+  static const Parameters per_sequence("bytes_per_sequence", {}, {"most_tokens", "multiple"}, {});
+  config
+      .def(
+          "bytes_per_token",
+          [](const Config& self, const nb::args& positional, const nb::kwargs& keywords) {
+            const Arguments given(per_token, positional, keywords);
+            return self.bytes_per_token(given.integer("most_tokens", kMostTokens));
+          },
+          nb::sig("def bytes_per_token(self, most_tokens: int = 8388608) -> Bytes"), kBoundDoc)
+      .def(
+          "bytes_per_sequence",
+          [](const Config& self, const nb::args& positional, const nb::kwargs& keywords) {
+            const Arguments given(per_sequence, positional, keywords);
+            return self.bytes_per_sequence(given.integer("most_tokens", kMostTokens),
+                                           given.integer("multiple", 1));
+          },
+          nb::sig("def bytes_per_sequence(self, most_tokens: int = 8388608, multiple: int = 1) "
+                  "-> Bytes"),
+          "What a sequence takes besides its tokens, see bytes_per_token.");
 }
 
 constexpr const char* kDoc =
@@ -185,6 +237,7 @@ void bind_config(nb::module_& m) {
       .def_ro("row_cache", &Config::row_cache)
       .def_ro("host_budget", &Config::host_budget)
       .def_prop_ro("kv_dtype", [](const Config& c) { return text(c.kv_dtype); });
+  bind_bytes(m, type);
   bind_value(type, "Config", fields_of, maker,
              {"[config] ", {"layers", "query_heads", "kv_heads", "head_dim"}, {"dtype", "device"}});
 }

@@ -180,6 +180,13 @@ void test_life(void) {
   CHECK(stats.size == sizeof stats && stats.sequences == 2 && stats.tokens == 2 * (401 + 501));
   CHECK(stats.memory_live > 0 && stats.row_bytes > 0 && stats.fetched_rows > 0);
   CHECK(isnan(stats.mean_error));
+  pariskv_config config = {.size = sizeof config};
+  pariskv_bytes token = {sizeof token, 0, 0}, each = {sizeof each, 0, 0};
+  OK(pariskv_cache_config(cache, &config));
+  OK(pariskv_config_bytes_per_token(&config, 1000, &token));
+  OK(pariskv_config_bytes_per_sequence(&config, 1000, 1, &each));
+  CHECK(token.device > 0 && each.device > 0 && token.host == 0 && each.host == 0);
+  CHECK(stats.memory_live - stats.workspace_bytes <= 902 * token.device + 2 * each.device);
   OK(pariskv_cache_remove(cache, a, NULL));
   OK(pariskv_cache_remove(cache, b, NULL));
   OK(pariskv_cache_trim(cache));

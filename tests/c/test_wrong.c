@@ -85,6 +85,7 @@ static void check_nulls(pariskv_cache* cache, pariskv_sequence sequence, pariskv
   int64_t number = 0;
   pariskv_batch* made = NULL;
   pariskv_stats stats = {.size = sizeof stats};
+  pariskv_bytes bytes = {sizeof bytes, 0, 0};
   pariskv_config config = {.size = sizeof config};
   pariskv_region_counts counts = {sizeof counts, 0, 0, 0, 0, 0};
   const pariskv_explanation* why = NULL;
@@ -104,6 +105,10 @@ static void check_nulls(pariskv_cache* cache, pariskv_sequence sequence, pariskv
   WRONG("[batch] count", pariskv_batch_create(cache, &sequence, -1, &made));
   WRONG("[batch] count", pariskv_batch_create(cache, &sequence, INT64_MAX, &made));
   WRONG(no_cache, pariskv_cache_reorder(NULL, batch, &one, NULL));
+  WRONG("[bytes_per_token] bytes", pariskv_config_bytes_per_token(&config, 1, NULL));
+  WRONG("[bytes_per_token] most_tokens", pariskv_config_bytes_per_token(&config, 0, &bytes));
+  WRONG("[bytes_per_sequence] multiple", pariskv_config_bytes_per_sequence(&config, 1, 0, &bytes));
+  WRONG("[config]", pariskv_config_bytes_per_sequence(NULL, 1, 1, &bytes));
   WRONG(no_batch, pariskv_cache_reorder(cache, NULL, &one, NULL));
   WRONG("[reorder] source", pariskv_cache_reorder(cache, batch, NULL, NULL));
   WRONG(no_cache, pariskv_cache_truncate(NULL, batch, PARISKV_DROP, &one, NULL));

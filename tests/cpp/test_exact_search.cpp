@@ -33,11 +33,6 @@ class ExactBackend final : public cpu::CpuBackend {
   const bool decode_appends_;
 };
 
-ModelShape shape_of(const Config& config) {
-  return ModelShape::plain(config.kv_heads, config.group(), config.dtype, config.head_dim,
-                           config.value_dim, config.segment_tokens);
-}
-
 /** One sequence of one layer on such a backend, moved on as a Cache moves it. */
 struct Life {
   explicit Life(const Config& given, bool decode_appends = false)

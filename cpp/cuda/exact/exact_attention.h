@@ -36,7 +36,7 @@ class ExactAttention {
               const std::vector<int64_t>& hosted, cudaStream_t stream);
 
   /** What stays from call to call: places for windows, states of queries. */
-  int64_t scratch_bytes() const { return windows_.bytes() + states_.bytes(); }
+  int64_t scratch_bytes() const { return windows_.taken() + states_.taken(); }
   void clear() { windows_ = Block(), states_ = Block(); }
 
  private:

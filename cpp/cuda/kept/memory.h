@@ -16,7 +16,7 @@ class ChoiceMemory {
 
   void reserve(int64_t bytes);
   char* data() const { return block_.as<char>(); }
-  int64_t bytes() const { return block_.bytes(); }
+  int64_t taken() const { return block_.taken(); }
   void clear() { block_ = Block(); }
 
  private:

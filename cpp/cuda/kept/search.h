@@ -22,7 +22,7 @@ class KeptSearch : public Policy {
   void remember(const RememberArgs& args, Stream stream) override {
     cuda::remember(backend_, args, stream);
   }
-  int64_t scratch_bytes() const override { return slots_.scratch_bytes() + choices_.bytes(); }
+  int64_t scratch_bytes() const override { return slots_.scratch_bytes() + choices_.taken(); }
   void clear_scratch(Stream stream) override {
     slots_.clear(stream);
     choices_.clear();

@@ -69,6 +69,19 @@ PARISKV_API pariskv_status pariskv_policy_prkv_init(pariskv_policy_prkv* policy,
 /** Says what does not fit; a cache is refused for the same. */
 PARISKV_API pariskv_status pariskv_config_validate(const pariskv_config* config);
 
+/**
+ * What sequences take at most, see Config::bytes_per_token: tokens and sequences times these.
+ * @param most_tokens  of a sequence
+ * @param multiple     each length is counted as the next multiple of it
+ * @param bytes        written, its `size` set before
+ */
+PARISKV_API pariskv_status pariskv_config_bytes_per_token(const pariskv_config* config,
+                                                          int64_t most_tokens,
+                                                          pariskv_bytes* bytes);
+PARISKV_API pariskv_status pariskv_config_bytes_per_sequence(const pariskv_config* config,
+                                                             int64_t most_tokens, int64_t multiple,
+                                                             pariskv_bytes* bytes);
+
 /** A row-major tensor in host memory; for one on a GPU set `device` and `device_index` then. */
 PARISKV_API pariskv_status pariskv_tensor_init(pariskv_tensor* tensor, size_t size, void* data,
                                                int32_t dtype, int32_t rank, const int64_t* shape);

@@ -226,6 +226,13 @@ typedef struct pariskv_prefill_options {
   double softcap;          /**< 0: none. */
 } pariskv_prefill_options;
 
+/** Of a cache's device, and of host memory beside a GPU. */
+typedef struct pariskv_bytes {
+  size_t size;
+  int64_t device;
+  int64_t host;
+} pariskv_bytes;
+
 /** Tokens of one layer of a sequence, by region: RegionCounts of stats.h. */
 typedef struct pariskv_region_counts {
   size_t size;

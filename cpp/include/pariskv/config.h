@@ -37,6 +37,12 @@ enum class KVDType : uint8_t {
   kInt8,  ///< K and V each as numbers of 8 bits and a float that they are multiplied by.
 };
 
+/** Of a cache's device, and of host memory beside a GPU. */
+struct Bytes {
+  int64_t device = 0;
+  int64_t host = 0;
+};
+
 struct Config {
   // The model.
   int64_t layers = 1;
@@ -91,6 +97,29 @@ struct Config {
 
   /** The same with its own sizes for all left out: what a cache goes by, and its `config()`. */
   PARISKV_API Config resolved() const;
+
+  /**
+   * A bound of memory, for programs that decide how many sequences they begin. At any time, also
+   * inside a call, the sequences of a cache take at most
+   *
+   *   tokens * bytes_per_token(most) + sequences * bytes_per_sequence(most, multiple)
+   *
+   * whatever their lengths, each up to `most`, and `tokens` their sum, each length rounded up to a
+   * multiple of `multiple`. With whole segments (segment_tokens) nothing is lost to rounding; of
+   * single tokens, up to a segment a sequence is. A fork counts like any other sequence.
+   *
+   * What they take is Stats::memory.live without workspace_bytes and without the same of the
+   * cache before its first sequence, and Stats::host_memory.live. Not in it: rows in dtype of the
+   * tokens of a prefill or attend with kv_dtype int8; with Placement::kHost, rows on their way to
+   * host memory; with Placement::kAuto, what rows in host memory need, for none have to leave
+   * while the budget has room for the bound; summaries that rewrite_rows makes anew; sequences
+   * from files of caches with other regions.
+   *
+   * @param most_tokens  of a sequence. The fewer, the less: short ones have no summaries
+   */
+  PARISKV_API Bytes bytes_per_token(int64_t most_tokens = kMostTokens) const;
+  PARISKV_API Bytes bytes_per_sequence(int64_t most_tokens = kMostTokens,
+                                       int64_t multiple = 1) const;
 
   PARISKV_API friend bool operator==(const Config& a, const Config& b);
   friend bool operator!=(const Config& a, const Config& b) { return !(a == b); }

@@ -245,3 +245,23 @@ pariskv_status pariskv_policy_prkv_init(pariskv_policy_prkv* policy, size_t size
 pariskv_status pariskv_config_validate(const pariskv_config* config) {
   return c::answer([&] { c::config_of(config).validate(); });
 }
+
+pariskv_status pariskv_config_bytes_per_token(const pariskv_config* config, int64_t most_tokens,
+                                              pariskv_bytes* bytes) {
+  return c::answer([&] {
+    const Config own = c::config_of(config);
+    c::check_place("[bytes_per_token] bytes", bytes);
+    const Bytes found = own.bytes_per_token(most_tokens);
+    c::hand_out(bytes, pariskv_bytes{0, found.device, found.host});
+  });
+}
+
+pariskv_status pariskv_config_bytes_per_sequence(const pariskv_config* config, int64_t most_tokens,
+                                                 int64_t multiple, pariskv_bytes* bytes) {
+  return c::answer([&] {
+    const Config own = c::config_of(config);
+    c::check_place("[bytes_per_sequence] bytes", bytes);
+    const Bytes found = own.bytes_per_sequence(most_tokens, multiple);
+    c::hand_out(bytes, pariskv_bytes{0, found.device, found.host});
+  });
+}

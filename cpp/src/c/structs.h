@@ -37,6 +37,7 @@ PKV_ABOUT(pariskv_executor, 24);
 PKV_ABOUT(pariskv_resources, 56);
 PKV_ABOUT(pariskv_attend_options, 48);
 PKV_ABOUT(pariskv_prefill_options, 32);
+PKV_ABOUT(pariskv_bytes, 24);
 PKV_ABOUT(pariskv_region_counts, 48);
 PKV_ABOUT(pariskv_stats, 248);
 

@@ -21,6 +21,7 @@ class Scratch {
   void reserve(int64_t bytes);
   char* data() const { return block_.as<char>(); }
   int64_t bytes() const { return block_.bytes(); }
+  int64_t taken() const { return block_.taken(); }
   void clear() { block_ = Block(); }  // zeroed as it goes
 
  private:

@@ -71,7 +71,7 @@ class CpuSearch : public Policy, protected Finder {
   void reserve(const DecodeArgs& args) override { step_.reserve(args, *this); }
   void decode(const DecodeArgs& args, Stream) override { step_.run(args, *this); }
   DecodeCounts counts() override { return step_.counts(); }
-  int64_t scratch_bytes() const override { return step_.scratch().bytes(); }
+  int64_t scratch_bytes() const override { return step_.scratch().taken(); }
   void clear_scratch(Stream) override { step_.scratch().clear(); }
 
  protected:

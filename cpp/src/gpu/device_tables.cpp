@@ -18,11 +18,15 @@ uint64_t word_of(Pointer pointer) {
 
 }  // namespace
 
+int64_t DeviceTables::bytes_of(int64_t segments, bool narrows) {
+  int64_t capacity = kFirstCapacity;
+  while (capacity < segments) capacity *= 2;
+  return (narrows ? 3 : 2) * capacity * int64_t(sizeof(uint64_t));
+}
+
 Block DeviceTables::grown(int64_t segments, Arena& arena) const {
   if (device_ == nullptr || segments <= capacity_) return Block();
-  int64_t capacity = std::max(capacity_, kFirstCapacity);
-  while (capacity < segments) capacity *= 2;
-  return arena.allocate(tables_per_segment_ * capacity * int64_t(sizeof(uint64_t)));
+  return arena.allocate(bytes_of(segments, narrows()));
 }
 
 void DeviceTables::send(void* target, uint64_t& sent, uint64_t value, WordUpdates& updates) {

@@ -23,6 +23,9 @@ class DeviceTables {
 
   SequenceView* device() const { return device_; }
 
+  /** Of tables that have room for so many. */
+  static int64_t bytes_of(int64_t segments, bool narrows);
+
   /** Tables with room for this many segments; an empty block when the present ones have it. */
   Block grown(int64_t segments, Arena& arena) const;
 

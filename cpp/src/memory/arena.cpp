@@ -41,6 +41,8 @@ void Arena::Shelf::close(Slab* slab) noexcept {
   if (slab->after != nullptr) slab->after->before = slab->before;
 }
 
+int64_t Block::taken() const { return arena_ == nullptr ? 0 : arena_->rounded(bytes_); }
+
 Block::~Block() {
   if (arena_ != nullptr) arena_->free(*this);
 }

