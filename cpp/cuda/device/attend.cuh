@@ -80,8 +80,8 @@ class RowAttention {
    *                  for the new row. is_placed(i): whether there is a copy in shared memory,
    *                  after await_placed(), in the room placed(i). noted(i, head, logit): the logit
    *                  that counts. kCounted: whether rows have been counted; then
-   *                  share_before(i, head, shift) is the share to take back, as e^(logit - shift),
-   *                  and counted(i) the copy that row i was counted by, or null
+   *                  logit_before(i, head) and weight_before() say with which share, and
+   *                  counted(i) is the copy that row i was counted by, or null
    * @param caching   which rows go to a row cache as well, as CacheNothing and CacheRows
    */
   __device__ __forceinline__ RowAttention(const AttendShape& shape, const Cluster& cluster,

@@ -31,6 +31,13 @@ struct Running {
   }
 };
 
+/**
+ * How far the logit of a row's copy may be above its own, so that what is left of the row when the
+ * copy's share is taken back is not lost in that share's last bits: beyond, as with numbers that
+ * are far too large, the row counts with the copy's.
+ */
+constexpr float kMostAbove = 5;
+
 /** Whether rows may have been counted before, with a share that they are now to lose. */
 enum class RowsCounted : int {
   kNot,
@@ -156,6 +163,11 @@ __device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], con
   logit = soft_capped(logit * shape.scale, shape.softcap);
   const bool there = both || lane < 16;
   logit = there ? address.noted(row, head, logit) : -infinity();
+  float logit_before = -infinity();
+  if constexpr (Address::kCounted != RowsCounted::kNot) {
+    if (there) logit_before = address.logit_before(row, head);
+    if (logit_before > logit + kMostAbove) logit = logit_before;
+  }
 
   // fmaxf leaves NaN out of the maximum, the sum keeps it.
   const float top = fmaxf(running.maximum, fmaxf(logit, __shfl_xor_sync(~0u, logit, 16)));
@@ -163,7 +175,7 @@ __device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], con
   const float rescale = exp_of(running.maximum - shift);
   float weight = exp_of(logit - shift), before = 0;
   if constexpr (Address::kCounted != RowsCounted::kNot) {
-    if (there) before = address.share_before(row, head, shift);
+    before = address.weight_before() * exp_of(logit_before - shift);
   }
   const float counts = weight - before;
   running.maximum = top;

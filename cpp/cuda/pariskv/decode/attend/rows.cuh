@@ -135,13 +135,13 @@ struct SelectedRows {
                ? nullptr
                : tail_copy(context, tail_capacity, number - 1);
   }
-  __device__ __forceinline__ float share_before(int i, int head, float shift) const {
+  /** The logit that it was counted with, and how many times; minus infinity: not at all. */
+  __device__ __forceinline__ float logit_before(int i, int head) const {
     const int number = rows[i].where >> 8, group = context.shape.group;
-    if (number == 0 || head >= group) return 0;
-    const float logit = __ldcg(context.scratch.tail_logits + (number - 1) * group + head);
-    // Two sums in other orders: of huge numbers they may be apart by more than an exponential has.
-    return weight * device::exp_of(fminf(logit - shift, 1.0f));
+    if (number == 0 || head >= group) return -device::infinity();
+    return __ldcg(context.scratch.tail_logits + (number - 1) * group + head);
   }
+  __device__ __forceinline__ float weight_before() const { return weight; }
   __device__ __forceinline__ const char* operator()(int i) const {
     return reinterpret_cast<const char*>(rows[i].address);
   }
