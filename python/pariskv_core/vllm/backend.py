@@ -1,0 +1,205 @@
+"""The attention backend: its layers hand queries, keys and values to the rank's engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from vllm.config import VllmConfig
+from vllm.utils.torch_utils import get_dtype_size
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionCGSupport,
+    AttentionImpl,
+    AttentionMetadata,
+    AttentionMetadataBuilder,
+    AttentionType,
+    CommonAttentionMetadata,
+    MultipleOf,
+)
+from vllm.v1.kv_cache_interface import AttentionSpec, KVQuantMode
+
+import pariskv_core as pk
+
+from . import ranks
+from .rank import Logits, Rank
+
+if TYPE_CHECKING:
+    from vllm.config.cache import CacheDType
+
+BLOCK = 64  # tokens: the engine's segments are one of vLLM's blocks, a multiple of this
+_PREFERRED_BLOCK = 128
+
+
+@dataclass
+class Metadata(AttentionMetadata):
+    """Of one step. What its rows are, the connector knows, which is told before the pass.
+
+    rank     None while memory is profiled: there is no engine yet
+    capture  the batch that a capture decodes
+    """
+
+    rank: Rank | None
+    layers: dict[str, int]
+    capture: pk.Batch | None = None
+
+
+class Builder(AttentionMetadataBuilder[Metadata]):
+    _cudagraph_support: ClassVar[AttentionCGSupport] = (
+        AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    )
+
+    def __init__(
+        self,
+        kv_cache_spec: AttentionSpec,
+        layer_names: list[str],
+        vllm_config: VllmConfig,
+        device: torch.device,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        ranks.check(vllm_config)
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> Metadata:
+        """Runs before the connector's `start_load_kv`, with the padded number of rows."""
+        found = ranks.of(self.vllm_config)
+        if found is None:
+            return Metadata(None, {})
+        found.rank.lanes.widen(common_attn_metadata.num_reqs)
+        return Metadata(found.rank, found.layers)
+
+    def build_for_cudagraph_capture(
+        self, common_attn_metadata: CommonAttentionMetadata
+    ) -> Metadata:
+        """For the pass before a capture, for the capture, and for dummy runs that replay it."""
+        metadata = self.build(0, common_attn_metadata)
+        if metadata.rank is not None:
+            metadata.capture = metadata.rank.lanes.capture(common_attn_metadata.num_reqs)
+        return metadata
+
+
+class Impl(AttentionImpl[Metadata]):
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> None:
+        refused = {
+            "ALiBi": alibi_slopes is not None,
+            "a sliding window": sliding_window is not None,
+            "an encoder": attn_type != AttentionType.DECODER,
+            "a layer that shares keys and values": kv_sharing_target_layer_name is not None,
+        }
+        for what, asked in refused.items():
+            if asked:
+                raise NotImplementedError(
+                    f"[vllm] model: expected layers of full, causal attention, got {what}; leave "
+                    "the connector ParisKV out for this model"
+                )
+        self.num_heads = num_heads
+        self.head_size = head_size
+        self.scale = float(scale)
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self.kv_cache_dtype = kv_cache_dtype
+        self.sinks = sinks
+        self.logits = Logits(self.scale, float(logits_soft_cap or 0.0))
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        if self.sinks is not None:  # a parameter, which has its values by now
+            sinks = self.sinks.detach().reshape(-1).float()
+            self.logits = replace(self.logits, sinks=sinks)
+
+    def forward(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: Metadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if output_scale is not None or output_block_scale is not None:
+            raise NotImplementedError(
+                "[vllm] output: expected attention in the model's type, got a fused quantisation"
+            )
+        if attn_metadata is None or attn_metadata.rank is None:  # memory is profiled
+            return output.zero_()
+        rank, index = attn_metadata.rank, attn_metadata.layers[layer.layer_name]
+        if attn_metadata.capture is not None:
+            rank.decode_lanes(index, attn_metadata.capture, query, key, value, output, self.logits)
+        else:
+            rank.attend(index, query, key, value, output, self.logits)
+        return output
+
+
+class Backend(AttentionBackend):
+    """Registered as CUSTOM on GPUs. To it vLLM's blocks are numbers: bytes are the engine's."""
+
+    accept_output_buffer: bool = True
+    forward_includes_kv_cache_update: bool = True
+    supported_dtypes: ClassVar[list[torch.dtype]] = [
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+    ]
+    supported_kv_cache_dtypes: ClassVar[list[CacheDType]] = [
+        "auto",
+        "float16",
+        "bfloat16",
+        "int8_per_token_head",
+    ]
+
+    @staticmethod
+    def get_name() -> str:
+        return "CUSTOM"  # a member of vLLM's AttentionBackendEnum
+
+    @staticmethod
+    def get_impl_cls() -> type[Impl]:
+        return Impl
+
+    @staticmethod
+    def get_builder_cls() -> type[Builder]:
+        return Builder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
+        return [MultipleOf(BLOCK)]
+
+    @classmethod
+    def get_preferred_block_size(cls, default_block_size: int) -> int:
+        return default_block_size if default_block_size % BLOCK == 0 else _PREFERRED_BLOCK
+
+    @classmethod
+    def get_supported_head_sizes(cls) -> list[int]:
+        return list(pk.HEAD_DIMS)
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        return True
+
+    @classmethod
+    def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
+        """A page of one number a token: vLLM's own pages are never written nor read."""
+        return replace(
+            spec,
+            num_head_slots=1,
+            state_content_bytes=get_dtype_size(spec.dtype),
+            kv_quant_mode=KVQuantMode.NONE,
+        )

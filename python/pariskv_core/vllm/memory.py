@@ -1,0 +1,59 @@
+"""How much memory a rank's engine may have where no budget is set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pariskv_core.cli import machine
+
+_CPU_SHARE = 0.5  # of what is available once the model is loaded: vLLM works in the rest
+_HOST_SHARE = 0.8  # beside a GPU
+_GRAPHS = 1 << 30  # of a GPU: captured graphs, and what the runtime takes
+_LIVE = 3  # tensors as wide as the widest of a layer that are alive at once
+
+
+@dataclass(frozen=True)
+class Available:
+    device: int  # of one rank
+    host: int  # of all ranks of this machine
+
+
+def available(config: Any, *, gpu: bool) -> Available:
+    host = machine.available_memory()
+    if not gpu:
+        return Available(int(host * _CPU_SHARE) // config.parallel_config.world_size, 0)
+    free, total = _gpu_memory(config.parallel_config.world_size)
+    share = config.cache_config.gpu_memory_utilization
+    room = int(total * share) - (total - free) - _activations(config) - _GRAPHS
+    return Available(max(room, 0), int(host * _HOST_SHARE))
+
+
+def _gpu_memory(ranks: int) -> tuple[int, int]:
+    """Free and total bytes of the GPU that has least, once the model is loaded."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # one process for all
+        return torch.cuda.mem_get_info()
+    found = sorted(machine.gpus(), key=lambda gpu: gpu.free)[-ranks:]
+    return found[0].free, found[0].total
+
+
+def _activations(config: Any) -> int:
+    """Bytes that a forward pass takes, generously: vLLM measures them only later."""
+    model, scheduler = config.model_config, config.scheduler_config
+    text = model.hf_text_config
+    widest = max(
+        getattr(text, "intermediate_size", 0) * 2 // config.parallel_config.world_size,
+        model.get_hidden_size(),
+    )
+    rows = scheduler.max_num_batched_tokens * widest * 2
+    logits = scheduler.max_num_seqs * model.get_vocab_size() * 4
+    return int((rows + logits) * _LIVE)
+
+
+def free_for_engine() -> int:
+    """Bytes of this GPU for the engine, once vLLM has measured what the model needs."""
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    return max(int(free) - _GRAPHS, 1)

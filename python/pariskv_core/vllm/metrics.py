@@ -1,0 +1,142 @@
+"""The engine's counters in vLLM's own metrics."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import Counter, Gauge
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+)
+
+import pariskv_core as pk
+
+# What was counted since the last report.
+_COUNTERS = {
+    "decode_tokens": "Tokens that layers have decoded.",
+    "searched_tokens": "Of these, tokens whose layer searched for rows.",
+    "fetched_rows": "Rows selected by searches, over kv heads.",
+    "cached_rows": "Of these, rows found in the row cache of a GPU.",
+}
+# What there is now, of all ranks together.
+_GAUGES = {
+    "device_bytes": "Bytes that engines have in use on their devices.",
+    "host_bytes": "Bytes of host memory that engines beside GPUs have in use.",
+    "row_bytes": "Bytes of keys and values.",
+    "offloaded_bytes": "Of these, bytes in host memory beside a GPU.",
+    "summary_bytes": "Bytes of key summaries.",
+    "sequences": "Sequences: of requests, and parked ones whose prefix may be found.",
+}
+_MASS = "mass"
+_MASS_TEXT = "Mean share of the attention on rows attended to exactly, as searches estimate it."
+_PREFIX = "vllm:pariskv_"
+
+
+@dataclass
+class Reporter:
+    """Of one rank: what its engine has counted since the last report."""
+
+    rank: int
+    before: dict[str, int] = field(default_factory=dict)
+
+    def report(self, stats: pk.Stats, sequences: int) -> EngineStats:
+        now = {name: int(getattr(stats, name)) for name in _COUNTERS}
+        data: dict[str, float] = {name: now[name] - self.before.get(name, 0) for name in now}
+        self.before = now
+        data.update(
+            device_bytes=stats.memory.live,
+            host_bytes=stats.host_memory.live,
+            row_bytes=stats.row_bytes,
+            offloaded_bytes=stats.offloaded_bytes,
+            summary_bytes=stats.summary_bytes,
+            sequences=sequences,
+        )
+        if not math.isnan(stats.mean_mass):
+            data[_MASS] = stats.mean_mass
+        return EngineStats(data={str(self.rank): data})
+
+
+@dataclass
+class EngineStats(KVConnectorStats):
+    """By rank. Of a rank that is here twice, counters add up and the rest is what came last."""
+
+    data: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def reset(self) -> None:
+        self.data = {}
+
+    def is_empty(self) -> bool:
+        return not self.data
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        merged: dict[str, dict[str, float]] = {}
+        for rank, values in (*self.data.items(), *other.data.items()):
+            mine = merged.setdefault(rank, {})
+            for name, value in values.items():
+                mine[name] = value + (mine.get(name, 0) if name in _COUNTERS else 0)
+        return EngineStats(data=merged)
+
+    def total(self, name: str) -> float:
+        return sum(values.get(name, 0) for values in self.data.values())
+
+    def mass(self) -> float | None:
+        """Of the rank that reaches least."""
+        found = [values[_MASS] for values in self.data.values() if _MASS in values]
+        return min(found) if found else None
+
+    def reduce(self) -> dict[str, int | float]:
+        """A line of the log."""
+        if self.is_empty():
+            return {}
+        found: dict[str, int | float] = {
+            "searched": _share(self.total("searched_tokens"), self.total("decode_tokens")),
+            "row cache": _share(self.total("cached_rows"), self.total("fetched_rows")),
+            "device GB": round(self.total("device_bytes") / 1e9, 3),
+            "host GB": round(self.total("host_bytes") / 1e9, 3),
+            "sequences": self.total("sequences"),
+        }
+        mass = self.mass()
+        if mass is not None:
+            found[_MASS] = round(mass, 3)
+        return found
+
+
+def _share(part: float, whole: float) -> float:
+    return round(part / whole, 3) if whole else 0.0
+
+
+class PromMetrics(KVConnectorPromMetrics):
+    def __init__(
+        self,
+        vllm_config: Any,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        counter, gauge = metric_types[Counter], metric_types[Gauge]
+        self._counters = {name: self._made(counter, name, _COUNTERS[name]) for name in _COUNTERS}
+        self._gauges = {name: self._made(gauge, name, _GAUGES[name]) for name in _GAUGES}
+        self._mass = self._made(gauge, _MASS, _MASS_TEXT)
+        self._last: dict[int, EngineStats] = {}
+
+    def _made(self, kind: Any, name: str, text: str) -> dict[int, Any]:
+        metric = kind(name=_PREFIX + name, documentation=text, labelnames=self._labelnames)
+        return {
+            engine: metric.labels(*values) for engine, values in self.per_engine_labelvalues.items()
+        }
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        new = EngineStats(data=transfer_stats_data)
+        for name, of_engine in self._counters.items():
+            of_engine[engine_idx].inc(new.total(name))
+        last = self._last.setdefault(engine_idx, EngineStats())
+        last.data.update(new.data)  # ranks report at times of their own
+        for name, of_engine in self._gauges.items():
+            of_engine[engine_idx].set(last.total(name))
+        mass = last.mass()
+        if mass is not None:
+            self._mass[engine_idx].set(mass)

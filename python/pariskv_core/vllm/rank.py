@@ -1,0 +1,220 @@
+"""One rank's engine: what a layer of the model does with the queries, keys and values of a step."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import pariskv_core as pk
+
+from .lanes import Lanes
+from .orders import Orders, Row
+from .prompts import causal_rows
+from .sequences import Sequences
+
+Places = slice | torch.Tensor  # of tokens, among those of a step
+
+
+@dataclass(frozen=True)
+class Logits:
+    """How a layer makes attention of q.k."""
+
+    scale: float
+    softcap: float = 0.0
+    sinks: torch.Tensor | None = None  # (query heads)
+
+    @property
+    def plain(self) -> bool:
+        return self.softcap == 0.0 and self.sinks is None
+
+    def options(self) -> dict[str, Any]:
+        """As keyword arguments of the engine."""
+        return {"scale": self.scale, "softcap": self.softcap, "sink_bias": self.sinks}
+
+
+@dataclass
+class Prompts:
+    """Rows of a step that bring tokens of prompts; all layers use the same ones."""
+
+    batch: pk.Batch
+    own: Places  # the new tokens
+    lengths: list[int]
+    stored: Places  # tokens that the engine is given: also rows that came with other requests
+    stored_lengths: list[int]
+
+
+@dataclass
+class Plan:
+    """One step: which tokens are decoded, and which are a prompt's."""
+
+    tokens: int = 0
+    decoding: pk.Batch | None = None
+    decoded: Places = field(default_factory=lambda: slice(0, 0))
+    fresh: Prompts | None = None  # whole prompts, or their first chunks
+    later: Prompts | None = None  # tokens that follow stored ones
+
+
+class Rank:
+    """The engine of one rank, its sequences, and the plan of the present step."""
+
+    def __init__(self, config: pk.Config) -> None:
+        self.cache = pk.Cache(config)
+        self.sequences = Sequences(self.cache)
+        self.lanes = Lanes(self.cache)
+        self._device = torch.device(config.device)
+        self._plan = Plan()
+
+    def begin(self, orders: Orders, requests: Sequence[str], *, replay: bool) -> None:
+        """Before a forward pass over these requests, in this order.
+
+        replay  the pass is a replay of a graph that was captured over the lanes
+        """
+        self.lanes.rest()
+        self.sequences.apply(orders.commands)
+        rows = {row.request: row for row in orders.rows}
+        ordered = [rows[request] for request in requests]
+        if replay:
+            self._plan = Plan()
+            self.lanes.advance(self.sequences.of(row.sequence for row in ordered))
+        else:
+            self._plan = self._planned(ordered)
+
+    def end(self) -> None:
+        """After the pass: one that no connector announces stores nothing."""
+        self._plan = Plan()
+
+    def _planned(self, rows: list[Row]) -> Plan:
+        ends = list(itertools.accumulate(row.tokens for row in rows))
+        begins = {row.request: end - row.tokens for row, end in zip(rows, ends, strict=True)}
+        plan = Plan(tokens=ends[-1] if ends else 0)
+        decodes = [row for row in rows if row.decodes]
+        if decodes:
+            plan.decoding = self.cache.batch(self.sequences.of(row.sequence for row in decodes))
+            plan.decoded = self._places([(begins[row.request], 1) for row in decodes])
+        prompts = [row for row in rows if not row.decodes]
+        plan.fresh = self._prompts([row for row in prompts if row.computed == 0], begins)
+        plan.later = self._prompts([row for row in prompts if row.computed > 0], begins)
+        return plan
+
+    def _prompts(self, rows: list[Row], begins: dict[str, int]) -> Prompts | None:
+        if not rows:
+            return None
+        own = [(begins[row.request], row.tokens) for row in rows]
+        stored: list[tuple[int, int]] = []
+        lengths: list[int] = []
+        for row, span in zip(rows, own, strict=True):
+            parts = [(begins[piece.request] + piece.begin, piece.tokens) for piece in row.missing]
+            stored += [*parts, span]
+            lengths.append(sum(count for _, count in parts) + row.tokens)
+        return Prompts(
+            self.cache.batch(self.sequences.of(row.sequence for row in rows)),
+            self._places(own),
+            [row.tokens for row in rows],
+            self._places(stored),
+            lengths,
+        )
+
+    def _places(self, spans: list[tuple[int, int]]) -> Places:
+        """Of (begin, count): a slice where they follow each other."""
+        begin, end = spans[0][0], spans[0][0]
+        for first, count in spans:
+            if first != end:
+                places = [torch.arange(at, at + n) for at, n in spans]
+                return torch.cat(places).to(self._device)
+            end += count
+        return slice(begin, end)
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        logits: Logits,
+    ) -> None:
+        """(tokens, heads, dim) of one layer; `out` may have more rows, for padding."""
+        plan = self._plan
+        if plan.tokens == 0:  # a dummy run
+            out.zero_()
+            return
+        if plan.decoding is not None:
+            at = plan.decoded
+            self._decode(layer, plan.decoding, q[at], k[at], v[at], at, out, logits)
+        if plan.fresh is not None:
+            self._prompt(layer, plan.fresh, q, k, v, out, logits, whole=True)
+        if plan.later is not None:
+            self._prompt(layer, plan.later, q, k, v, out, logits, whole=False)
+
+    def _decode(
+        self,
+        layer: int,
+        batch: pk.Batch,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        at: Places,
+        out: torch.Tensor,
+        logits: Logits,
+    ) -> None:
+        rows = (q.contiguous(), k.contiguous(), v.contiguous())
+        if isinstance(at, slice) and out[at].is_contiguous():
+            self.cache.decode(layer, batch, *rows, out=out[at], **logits.options())
+        else:
+            out[at] = self.cache.decode(layer, batch, *rows, **logits.options())
+
+    def _prompt(
+        self,
+        layer: int,
+        prompts: Prompts,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        logits: Logits,
+        *,
+        whole: bool,
+    ) -> None:
+        """`whole`: nothing was stored before, so torch has all there is to attend to."""
+        at, own = prompts.stored, prompts.own
+        keys, values = k[at].contiguous(), v[at].contiguous()
+        queries = q[at].contiguous()
+        self.cache.prefill(
+            layer,
+            prompts.batch,
+            keys,
+            values,
+            prompts.stored_lengths,
+            q=queries,
+            scale=logits.scale,
+            softcap=logits.softcap,
+        )
+        if whole and logits.plain:
+            out[own] = causal_rows(queries, keys, values, prompts.lengths, logits.scale)
+            return
+        if prompts.lengths != prompts.stored_lengths:
+            queries = q[own].contiguous()
+        out[own] = self.cache.attend(
+            layer, prompts.batch, queries, prompts.lengths, **logits.options()
+        )
+
+    def decode_lanes(
+        self,
+        layer: int,
+        lanes: pk.Batch,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        logits: Logits,
+    ) -> None:
+        """A step of a graph: each row is a token of one lane. Replays name other sequences."""
+        rows = slice(0, len(lanes))
+        self._decode(layer, lanes, q[rows], k[rows], v[rows], rows, out, logits)
+
+    def close(self) -> None:
+        self.cache.close()

@@ -1,0 +1,42 @@
+"""Carries orders out on an engine's cache: names of the scheduler's side become its sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pariskv_core as pk
+
+from .orders import ADD, CUT, FORK, REMOVE, Command
+
+
+class Sequences:
+    def __init__(self, cache: pk.Cache) -> None:
+        self._cache = cache
+        self._of: dict[int, int] = {}
+        self.forks = 0
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def of(self, names: Iterable[int]) -> list[int]:
+        return [self._of[name] for name in names]
+
+    def apply(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            if command.kind == ADD:
+                self._of[command.name] = self._cache.add()
+            elif command.kind == FORK:
+                self._of[command.name] = self._fork(self._of[command.source], command.tokens)
+                self.forks += 1
+            elif command.kind == CUT:
+                self._cache.truncate([self._of[command.name]], keep=command.tokens)
+            elif command.kind == REMOVE:
+                self._cache.remove(self._of.pop(command.name))
+            else:
+                raise ValueError(f"[vllm] orders: expected a known command, got {command.kind}")
+
+    def _fork(self, source: int, tokens: int) -> int:
+        fork = self._cache.fork(source)
+        if tokens < self._cache.length(source):
+            self._cache.truncate([fork], keep=tokens)
+        return fork

@@ -1,0 +1,113 @@
+"""Settings of the engine, from vLLM's own options.
+
+--additional-config '{"pariskv": {...}}', or "kv_connector_extra_config" in --kv-transfer-config.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pariskv_core as pk
+
+SECTION = "pariskv"  # of --additional-config
+_POLICIES: dict[str, Callable[..., Any]] = {
+    "pariskv": pk.ParisKV,
+    "hardkv": pk.HardKV,
+    "prkv": pk.PRKV,
+}
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Fields of pk.Config under their names, and a few of the plugin's own.
+
+    policy          a name, "pariskv", "hardkv" or "prkv", or {"name": ..., "top_k": ...}
+    top_k, error    of ParisKV, as its own
+    memory_budget   bytes, or as "60GB": on a GPU of its memory, on a CPU all there is
+    host_budget     of host memory beside a GPU, of all ranks of this machine together
+    """
+
+    policy: Any = None
+    top_k: int | None = None
+    error: float | None = None
+    sink: int = -1
+    local: int = -1
+    update: int = -1
+    dense_below: int = -1
+    threads: int = 0
+    memory_budget: int = 0
+    host_budget: int = 0
+    placement: str = "auto"
+    row_cache: int = -1
+    kv_dtype: str = "auto"
+
+    def of_config(self) -> dict[str, Any]:
+        """As keyword arguments of pk.Config; budgets and threads are a rank's, and not here."""
+        names = ("sink", "local", "update", "dense_below", "placement", "row_cache", "kv_dtype")
+        return {"policy": self._policy(), **{name: getattr(self, name) for name in names}}
+
+    def _policy(self) -> Any:
+        short = {
+            name: getattr(self, name)
+            for name in ("top_k", "error")
+            if getattr(self, name) is not None
+        }
+        if self.policy is None:
+            return pk.ParisKV(**short)
+        if short:
+            raise ValueError(
+                f"[vllm] {', '.join(short)}: expected it inside the policy that is given"
+            )
+        fields = {"name": self.policy} if isinstance(self.policy, str) else dict(self.policy)
+        name = str(fields.pop("name", "pariskv")).lower()
+        if name not in _POLICIES:
+            raise ValueError(f"[vllm] policy: expected {_listed(_POLICIES)}, got {name}")
+        try:
+            return _POLICIES[name](**fields)
+        except TypeError:
+            raise ValueError(
+                f"[vllm] policy: expected fields of {_POLICIES[name].__name__}, "
+                f"got {', '.join(map(str, fields))}"
+            ) from None
+
+
+def parse(*sources: Mapping[str, Any]) -> Settings:
+    """Of several mappings; a name may be in one of them."""
+    known = [field.name for field in dataclasses.fields(Settings)]
+    found: dict[str, Any] = {}
+    for source in sources:
+        for name, value in source.items():
+            if name not in known:
+                near = difflib.get_close_matches(str(name), known, n=3)
+                hint = f"; did you mean {' or '.join(near)}?" if near else ""
+                raise ValueError(f"[vllm] settings: expected {', '.join(known)}, got {name}{hint}")
+            if name in found:
+                raise ValueError(f"[vllm] {name}: expected it once, got it in two places")
+            found[name] = _size(name, value) if name.endswith("_budget") else value
+    try:
+        settings = Settings(**found)
+        pk.Config(layers=1, query_heads=1, kv_heads=1, head_dim=64, **settings.of_config())
+    except TypeError as reason:
+        raise ValueError(f"[vllm] settings: expected values of their types: {reason}") from None
+    return settings
+
+
+def _size(name: str, value: Any) -> int:
+    text = str(value).strip().upper().replace(" ", "")
+    unit = next((unit for unit in sorted(_UNITS, key=len, reverse=True) if text.endswith(unit)), "")
+    try:
+        size = int(float(text.removesuffix(unit)) * _UNITS.get(unit, 1))
+        if size < 0:
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise ValueError(f'[vllm] {name}: expected bytes, or as "60GB", got {value}') from None
+    return size
+
+
+def _listed(names: Mapping[str, Any]) -> str:
+    return " or ".join(f'"{name}"' for name in names)

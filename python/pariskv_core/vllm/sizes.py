@@ -1,0 +1,155 @@
+"""How many of vLLM's blocks two budgets pay for, so that no step can run out of memory.
+
+Bytes are those that the engine itself counts in a small cache of the same shape.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pariskv_core as pk
+from pariskv_core.cli.shapes import ModelShape
+from pariskv_core.cli.sizes import LayerBytes, of_layer
+
+from .room import Costs
+
+_SLACK = 20  # one part in so many of a budget is left to slabs that are not full
+_WORKSPACE = 512 << 20  # of a GPU: scratch, and windows of rows that pass by
+_COUNTED_ITEM = 2  # bytes of a number in the small cache
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of one rank: its layers and heads."""
+
+    layers: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    item: int  # bytes of a number
+
+    def model(self, name: str = "this model") -> ModelShape:
+        return ModelShape(
+            name, self.layers, self.query_heads, self.kv_heads, self.head_dim, self.head_dim
+        )
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """Bytes of one rank. device: of a GPU's memory, or on a CPU all there is."""
+
+    device: int
+    host: int = 0
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes, of all layers of a rank.
+
+    device, host  of a token in a block
+    """
+
+    device: int
+    host: int
+    costs: Costs
+
+
+@dataclass(frozen=True)
+class Planned:
+    blocks: int  # one of them is vLLM's null block
+    room: int  # bytes for what `costs` counts
+    costs: Costs
+
+
+def need(shape: Shape, config: pk.Config, block: int) -> Need:
+    """What tokens and sequences take."""
+    layer = of_layer(
+        shape.model(),
+        policy=config.policy,
+        sink=config.sink,
+        local=config.local,
+        update=config.update,
+        kv_dtype=config.kv_dtype,
+        row_cache=config.row_cache,
+        segment_tokens=block,
+    )
+    gpu = config.device != "cpu"
+    plain = _scaled(layer.plain, shape) * shape.layers / block
+    rows = plain if config.kv_dtype == "auto" else layer.rows * shape.layers / block
+    summaries = layer.summaries * shape.layers / block
+    window = config.sink + config.local + config.update + 2 * block
+    once = layer.state + layer.kept + _scaled(layer.tail, shape)
+    if gpu:
+        once += _scaled(layer.row_cache, shape)
+    searched = shape.layers * once + (int(window * plain) if gpu or rows < plain else 0)
+    costs = Costs(
+        each=int(block * (plain + summaries)),
+        token=int(plain if gpu else plain - rows),
+        opening=max(config.dense_below, 1),
+        searched=searched,
+    )
+    if gpu:
+        return Need(int(summaries) + 1, int(rows) + 1, costs)
+    return Need(int(rows + summaries) + 1, 0, costs)
+
+
+def _scaled(size: int, shape: Shape) -> int:
+    return size * shape.item // _COUNTED_ITEM
+
+
+def plan(
+    one: Need, budgets: Budgets, *, block: int, longest: int, sequences: int, gpu: bool
+) -> Planned:
+    """Blocks for budgets; refused where a request of the longest length has no room.
+
+    longest    tokens of a request: max_model_len
+    sequences  requests at once: max_num_seqs
+    """
+    device = budgets.device - budgets.device // _SLACK - (_WORKSPACE if gpu else 0)
+    host = budgets.host - budgets.host // _SLACK
+    largest = one.costs.of(longest)
+    # Half of a budget at most goes to what is no block, unless that is less than all requests take.
+    room = max(min(sequences * largest, device // 2), largest)
+    tokens = (device - room) // one.device
+    if gpu:
+        tokens = min(tokens, host // one.host)
+        room = device - tokens * one.device
+    blocks = tokens // block
+    if blocks * block < longest or room < largest:
+        wanted = longest * one.device + largest
+        beside = f" and {_size(longest * one.host)} of host memory" if one.host else ""
+        has = _size(max(device, 0)) + (f" and {_size(host)}" if one.host else "")
+        raise ValueError(
+            f"[vllm] memory: a request of {longest:,} tokens takes {_size(wanted)}{beside}, and "
+            f"there is room for {has} in each rank; raise memory_budget or host_budget in "
+            "--additional-config, or lower --max-model-len"
+        )
+    return Planned(blocks + 1, room, one.costs)
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def engine_config(
+    shape: Shape, dtype: Any, device: Any, block: int, settings: dict[str, Any]
+) -> pk.Config:
+    """One of vLLM's blocks is one of the engine's segments: forks at a block share all rows."""
+    return pk.Config(
+        layers=shape.layers,
+        query_heads=shape.query_heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        dtype=dtype,
+        device=device,
+        segment_tokens=block,
+        **settings,
+    )
+
+
+__all__ = ["Budgets", "LayerBytes", "Need", "Planned", "Shape", "engine_config", "need", "plan"]

@@ -1,0 +1,23 @@
+"""Which versions of vLLM are served. Its interfaces change from one to the next."""
+
+from __future__ import annotations
+
+import re
+
+OLDEST = (0, 32)
+BEYOND = (0, 34)
+
+
+def refusal(version: str) -> str | None:
+    """Why this version is not served; None: it is."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found and OLDEST <= (int(found[1]), int(found[2])) < BEYOND:
+        return None
+    oldest, beyond = (".".join(map(str, bound)) for bound in (OLDEST, BEYOND))
+    return (
+        f"[vllm] version: expected vllm>={oldest},<{beyond}, got {version}; install such "
+        f"a version, or leave the connector {NAME} out"
+    )
+
+
+NAME = "ParisKV"  # of the connector: --kv-transfer-config '{"kv_connector": "ParisKV", ...}'

@@ -1,0 +1,97 @@
+"""A worker's side of the connector: makes the rank's engine, and runs it beside the model."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.logger import init_logger
+
+from . import ranks
+from .memory import free_for_engine
+from .metrics import EngineStats, Reporter
+from .orders import Orders
+from .rank import Rank
+
+if TYPE_CHECKING:
+    from .startup import Asked
+
+logger = init_logger("vllm.pariskv")
+
+_STATS_SECONDS = 1.0  # between two reports
+
+
+class Worker:
+    def __init__(self, config: Any, wish: Asked, layer_names: Sequence[str]) -> None:
+        self._config = config
+        self._wish = wish
+        self._layers = {name: index for index, name in enumerate(layer_names)}
+        if len(self._layers) != wish.shape.layers:
+            raise NotImplementedError(
+                f"[vllm] model: expected {wish.shape.layers} layers of attention, got "
+                f"{len(self._layers)}; leave the connector ParisKV out for this model"
+            )
+        self._rank: Rank | None = None
+        self._reporter = Reporter(config.parallel_config.rank)
+        self._reported = 0.0
+
+    @property
+    def rank(self) -> Rank:
+        assert self._rank is not None, "start() comes first"
+        return self._rank
+
+    def start(self) -> None:
+        settings, config = self._wish.settings, self._wish.config
+        if config.device == "cpu":
+            threads = settings.threads or torch.get_num_threads()
+            config = config.replace(threads=threads)
+        else:
+            device = torch.cuda.current_device()
+            ranks_here = self._config.parallel_config.world_size
+            config = config.replace(
+                device=f"cuda:{device}",
+                memory_budget=settings.memory_budget or free_for_engine(),
+                host_budget=settings.host_budget // ranks_here,
+            )
+        with _all_cores():
+            self._rank = Rank(config)
+        ranks.keep(self._config, ranks.Found(self._rank, self._layers))
+        logger.info("The engine: %s", config)
+
+    def begin(self, orders: Orders, requests: Sequence[str], *, replay: bool) -> None:
+        self.rank.begin(orders, requests, replay=replay)
+
+    def end(self) -> None:
+        self.rank.end()
+
+    def captured(self) -> None:
+        self.rank.lanes.captured()
+
+    def stats(self) -> EngineStats | None:
+        now = time.monotonic()
+        if self._rank is None or now < self._reported + _STATS_SECONDS:
+            return None
+        self._reported = now
+        return self._reporter.report(self._rank.cache.stats(), len(self._rank.sequences))
+
+
+@contextlib.contextmanager
+def _all_cores() -> Iterator[None]:
+    """Threads inherit the core that vLLM has bound this one to; the engine's need their own."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    bound = os.sched_getaffinity(0)
+    cores = set[int]()
+    for thread in os.listdir("/proc/self/task"):  # OpenMP's, one core each
+        with contextlib.suppress(OSError):
+            cores |= os.sched_getaffinity(int(thread))
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, bound)
