@@ -67,6 +67,7 @@ class Rank:
         self.lanes = Lanes(self.cache)
         self._device = torch.device(config.device)
         self._plan = Plan()
+        self.same_step = 0  # requests whose prefix came in the step that found it
 
     def begin(self, orders: Orders, requests: Sequence[str], *, replay: bool) -> None:
         """Before a forward pass over these requests, in this order.
@@ -77,6 +78,7 @@ class Rank:
         self.sequences.apply(orders.commands)
         rows = {row.request: row for row in orders.rows}
         ordered = [rows[request] for request in requests]
+        self.same_step += sum(bool(row.missing) for row in ordered)
         if replay:
             self._plan = Plan()
             self.lanes.advance(self.sequences.of(row.sequence for row in ordered))

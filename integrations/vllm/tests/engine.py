@@ -1,0 +1,142 @@
+"""One engine of vLLM in a process of its own: reads a job as JSON, writes what came of it.
+
+A job: {"engine": arguments of vllm.LLM, "work": names of functions here, in order}.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 2000
+Prompt = list[int]
+
+
+def prompt(seed: int, tokens: int) -> Prompt:
+    chance = random.Random(seed)
+    return [chance.randrange(3, VOCABULARY) for _ in range(tokens)]
+
+
+def counters(worker: Any) -> dict[str, Any]:
+    """Runs in each rank."""
+    from pariskv_core.vllm import ranks
+
+    found = ranks.of(worker.vllm_config)
+    if found is None:
+        layers = worker.vllm_config.compilation_config.static_forward_context.values()
+        return {"attention": sorted({type(layer.impl).__name__ for layer in layers})}
+    rank = found.rank
+    stats = rank.cache.stats()
+    return {
+        "decode_tokens": stats.decode_tokens,
+        "searched_tokens": stats.searched_tokens,
+        "forks": rank.sequences.forks,
+        "same_step": rank.same_step,
+        "sequences": len(rank.cache.sequences()),
+        "row_bytes": stats.row_bytes,
+        "live_bytes": stats.memory.live,
+        "threads": rank.cache.config.threads,
+    }
+
+
+class Run:
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        from vllm import LLM
+
+        self.llm = LLM(**arguments)
+        self.found: dict[str, Any] = {"begin": self.counted()}
+
+    def counted(self) -> list[dict[str, Any]]:
+        return self.llm.collective_rpc(counters)
+
+    def metric(self, name: str) -> float:
+        return sum(metric.value for metric in self.llm.get_metrics() if metric.name == name)
+
+    def generate(self, prompts: list[Prompt], tokens: int = 24, **options: Any) -> list[Any]:
+        from vllm import SamplingParams
+
+        settings = {"temperature": 0, "ignore_eos": True, "detokenize": False, **options}
+        done = self.llm.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts],
+            SamplingParams(max_tokens=tokens, **settings),
+            use_tqdm=False,
+        )
+        self.cached = sum(output.num_cached_tokens or 0 for output in done)
+        return [[list(one.token_ids) for one in output.outputs] for output in done]
+
+    # Work. Each returns what has to be the same with and without the plugin.
+
+    def ragged(self) -> Any:
+        lengths = (5, 40, 300, 600, 1, 2, 64, 128, 129, 1000, 2000, 1537)
+        return self.generate([prompt(i, tokens) for i, tokens in enumerate(lengths)])
+
+    def ragged_again(self) -> Any:
+        """With prefixes of the first round, as far as their blocks are still there."""
+        return self.ragged()
+
+    def shared(self) -> Any:
+        """Prompts that begin alike, at once: some find what is computed in the same step."""
+        document = prompt(100, 420)
+        asked = [document + prompt(101 + i, tokens) for i, tokens in enumerate((5, 9, 70, 3, 33))]
+        tokens = self.generate([*asked, document, document[:200] + prompt(120, 90)])
+        self.found["shared_cached"] = self.cached
+        return tokens
+
+    def samples(self) -> Any:
+        return self.generate([prompt(200, 150), prompt(201, 31)], n=3, temperature=0.9, seed=7)
+
+    def preempted(self) -> Any:
+        """More tokens than there are blocks: the last requests are put off again and again."""
+        tokens = self.generate([prompt(300 + i, 340 + i) for i in range(8)], 90)
+        self.found["preemptions"] = self.metric("vllm:num_preemptions")
+        return tokens
+
+    def aborted(self) -> Any:
+        """Requests that end in the middle of a prompt and of an answer, others that go on."""
+        from vllm import SamplingParams
+
+        engine = self.llm.llm_engine
+        settings = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True, detokenize=False)
+        lengths = {"long": 2000, "short": 30, "stays": 500, "follows": 310}
+        for number, (name, tokens) in enumerate(lengths.items()):
+            engine.add_request(name, {"prompt_token_ids": prompt(400 + number, tokens)}, settings)
+        done: dict[str, Any] = {}
+        steps = 0
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if output.finished:
+                    done[output.request_id] = list(output.outputs[0].token_ids)
+            steps += 1
+            if steps == 2:
+                engine.abort_request(["long"])
+            if steps == 6:
+                engine.abort_request(["short"])
+        return {name: done[name] for name in ("stays", "follows")}
+
+    def many(self) -> Any:
+        """Short requests that have nothing in common."""
+        return self.generate([prompt(1000 + i, 3 + i % 60) for i in range(120)], 4)
+
+    def reset(self) -> None:
+        """No prefix is left, so nothing is."""
+        assert self.llm.reset_prefix_cache()
+        for _ in range(100):  # the workers are told in a step of its own
+            self.found["after_reset"] = self.counted()
+            if not any(rank.get("sequences") for rank in self.found["after_reset"]):
+                break
+
+
+def main() -> None:
+    job = json.loads(Path(sys.argv[1]).read_text())
+    run = Run(job["engine"])
+    for name in job["work"]:
+        run.found[name] = getattr(run, name)()
+    run.found["end"] = run.counted()
+    Path(sys.argv[2]).write_text(json.dumps(run.found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""In full attention, greedy tokens are stock vLLM's: whatever the scheduler does with requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conftest import WORK, Job
+
+LAYERS = 3
+COMPARED = [name for name in WORK if name != "reset"]
+
+
+@pytest.fixture(scope="session", params=[1, 2, 3], ids="{} ranks".format)
+def ranks(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture(scope="session")
+def ours(engine: Job, ranks: int) -> dict[str, Any]:
+    return engine(plugin=True, ranks=ranks)
+
+
+@pytest.fixture(scope="session")
+def stock(engine: Job) -> dict[str, Any]:
+    return engine(plugin=False)
+
+
+@pytest.mark.parametrize("work", COMPARED)
+def test_tokens_are_those_of_stock_vllm(
+    ours: dict[str, Any], stock: dict[str, Any], work: str
+) -> None:
+    assert ours[work] == stock[work]
+
+
+def test_every_rank_has_decoded_every_token(ours: dict[str, Any], ranks: int) -> None:
+    """Equal tokens also come of a plugin that was never loaded."""
+    done = ours["end"]
+    assert len(done) == ranks
+    # Of a request the first token comes of its prompt.
+    made = sum(len(one) - 1 for work in ("ragged", "ragged_again") for n in ours[work] for one in n)
+    for rank in done:
+        assert rank["decode_tokens"] > LAYERS * made
+        assert rank["searched_tokens"] == 0
+    assert all(rank == done[0] for rank in done), "ranks differ in their books"
+
+
+def test_prefixes_are_forks_some_of_the_same_step(ours: dict[str, Any]) -> None:
+    assert ours["shared_cached"] > 0
+    for rank in ours["end"]:
+        assert rank["forks"] > 0
+        assert rank["same_step"] > 0
+
+
+def test_requests_were_preempted(ours: dict[str, Any], stock: dict[str, Any]) -> None:
+    assert ours["preemptions"] > 0
+    assert ours["preemptions"] == stock["preemptions"], "the scheduler decided otherwise"
+
+
+def test_memory_is_back_where_it_began_after_a_reset(ours: dict[str, Any]) -> None:
+    for begin, after in zip(ours["begin"], ours["after_reset"], strict=True):
+        assert begin["sequences"] == 0 == after["sequences"]
+        assert after["row_bytes"] == 0
+        assert after["live_bytes"] == begin["live_bytes"]
+
+
+def test_stock_vllm_is_unchanged_while_the_plugin_is_off(
+    engine: Job, stock: dict[str, Any]
+) -> None:
+    without = engine(plugin=False, plugins="")  # not even loaded
+    assert stock == without
+    assert stock["begin"] == [{"attention": ["CPUAttentionBackendImpl"]}]
