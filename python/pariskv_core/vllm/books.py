@@ -56,6 +56,7 @@ class Holder:
     prompt: int = 0
     most: int = 0
     blocks: list[int] = field(default_factory=list)
+    torn: bool = False  # forked inside a block, whose rows are now there twice
     parked: bool = False
 
 
@@ -176,6 +177,7 @@ class Books:
         source = owner[0]
         self.counts.hits += 1
         holder.length = min(source.length, arrival.computed)
+        holder.torn = holder.length % self._block != 0
         if holder.length:
             commands.append(Command(FORK, holder.name, holder.length, source.name))
         else:
@@ -206,7 +208,7 @@ class Books:
             self._disown(holder, position)
         del holder.blocks[whole:]
         self._parked[holder.name] = holder
-        self._room.park(holder.name, holder.length)
+        self._room.park(holder.name, holder.length, torn=holder.torn)
         self._shrunk[holder.name] = holder
         self.counts.parked += 1
 
@@ -252,7 +254,7 @@ class Books:
                 self._remove(holder, commands)
             elif len(blocks) * self._block < holder.length:
                 holder.length = len(blocks) * self._block
-                self._room.park(holder.name, holder.length)
+                self._room.park(holder.name, holder.length, torn=holder.torn)
                 commands.append(Command(CUT, holder.name, holder.length))
         self._shrunk.clear()
 

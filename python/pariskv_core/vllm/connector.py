@@ -18,9 +18,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from . import ranks, startup
-from .books import Arrival, Books, Growth, Step
+from .books import Books
 from .metrics import EngineStats, PromMetrics
 from .orders import Orders
+from .reading import step_of
 from .room import Room
 from .worker import Worker
 
@@ -129,36 +130,18 @@ class PariskvConnector(KVConnectorBase_V1, SupportsHMA):
         # Workers then call start_load_kv before the forward pass or its replay, with the requests
         # in the order of the batch.
         scheduler_output.has_sync_kv_loads = True
-        orders, forgotten = self._books.step(self._step(scheduler_output))
-        if forgotten and self._pool is not None:
-            self._pool.evict_blocks(forgotten)
-        return Metadata(orders)
-
-    def _step(self, output: SchedulerOutput) -> Step:
-        cached = output.scheduled_cached_reqs
-        grown = [
-            Growth(request, computed, blocks[0] if blocks else [])
-            for request, computed, blocks in zip(
-                cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True
-            )
-        ]
-        arrived = [
-            Arrival(
-                new.req_id,
-                len(new.prefill_token_ids or new.prompt_token_ids or ()) or new.prompt_len,
-                new.num_computed_tokens,
-                new.block_ids[0],
-                self._most.pop(new.req_id, self._longest),
-            )
-            for new in output.scheduled_new_reqs
-        ]
         table = self._hash_table()
         reset = self._reset or table is not self._hashes
         self._hashes, self._reset = table, False
-        ended = sorted({*output.finished_req_ids, *(output.preempted_req_ids or ())})
-        for request in ended:
+        step = step_of(
+            scheduler_output, lambda name: self._most.pop(name, self._longest), reset=reset
+        )
+        for request in step.ended:
             self._most.pop(request, None)
-        return Step(ended, grown, arrived, dict(output.num_scheduled_tokens), reset)
+        orders, forgotten = self._books.step(step)
+        if forgotten and self._pool is not None:
+            self._pool.evict_blocks(forgotten)
+        return Metadata(orders)
 
     def request_finished(
         self, request: Request, block_ids: list[int]

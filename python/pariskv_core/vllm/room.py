@@ -14,21 +14,22 @@ from dataclasses import dataclass
 class Costs:
     """Bytes of one sequence beside its blocks.
 
-    each      of every sequence: a segment of a fork that is not shared
+    torn      of a fork that begins inside a block: a segment that it does not share
     token     of a token, as long as no zone is searched
     opening   tokens from which on one is
     searched  of a sequence with so many tokens
     """
 
-    each: int = 0
+    torn: int = 0
     token: int = 0
     opening: int = 0
     searched: int = 0
 
-    def of(self, tokens: int) -> int:
+    def of(self, tokens: int, *, torn: bool = True) -> int:
         """The most that a sequence takes on its way to so many tokens."""
         before = min(tokens, self.opening) * self.token
-        return self.each + (before if tokens < self.opening else max(before, self.searched))
+        whole = before if tokens < self.opening else max(before, self.searched)
+        return whole + (self.torn if torn else 0)
 
 
 class Room:
@@ -64,10 +65,10 @@ class Room:
     def leave(self, request: str) -> None:
         self._taken -= self._running.pop(request, 0)
 
-    def park(self, name: int, tokens: int) -> None:
+    def park(self, name: int, tokens: int, *, torn: bool) -> None:
         """A sequence whose request ended, of so many tokens."""
         self.unpark(name)
-        self._parked[name] = self._costs.of(tokens)
+        self._parked[name] = self._costs.of(tokens, torn=torn)
         self._waiting += self._parked[name]
 
     def unpark(self, name: int) -> None:

@@ -84,7 +84,7 @@ def need(shape: Shape, config: pk.Config, block: int) -> Need:
         once += _scaled(layer.row_cache, shape)
     searched = shape.layers * once + (int(window * plain) if gpu or rows < plain else 0)
     costs = Costs(
-        each=int(block * (plain + summaries)),
+        torn=int(block * (plain + summaries)),
         token=int(plain if gpu else plain - rows),
         opening=max(config.dense_below, 1),
         searched=searched,

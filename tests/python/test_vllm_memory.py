@@ -1,0 +1,128 @@
+"""What vLLM's blocks promise beside what the engine holds, with the engine itself."""
+
+from __future__ import annotations
+
+import random
+
+import pariskv_core as pk
+import pytest
+import torch
+from pariskv_core.vllm.books import Books, Step
+from pariskv_core.vllm.rank import Logits, Rank
+from pariskv_core.vllm.room import Room
+from pariskv_core.vllm.sizes import Budgets, Planned, Shape, engine_config, need, plan
+from vllm_scheduler import Scheduler
+
+pytestmark = pytest.mark.cpu("blocks of a cache on the CPU")
+
+BLOCK = 64
+SHAPE = Shape(layers=1, query_heads=2, kv_heads=1, head_dim=64, item=4)
+LOGITS = Logits(scale=0.125)
+
+
+def settings(**others: object) -> dict[str, object]:
+    return {"policy": pk.ParisKV(top_k=16, tail_rows=64), "threads": 1, **others}
+
+
+class Served:
+    """A scheduler, the books and a rank, step by step."""
+
+    def __init__(self, planned: Planned, config: pk.Config, *, at_once: int, budget: int) -> None:
+        self.scheduler = Scheduler(
+            planned.blocks - 1, BLOCK, at_once=at_once, budget=budget, seed=1, late=True
+        )
+        self.books = Books(BLOCK, Room(planned.room, planned.costs))
+        self.rank = Rank(config)
+        self.steps = 0
+
+    def step(self) -> int:
+        """Bytes that the engine has in use while the step runs."""
+        step: Step = self.scheduler.schedule()
+        orders, forgotten = self.books.step(step)
+        self.scheduler.forget(forgotten)
+        self.rank.begin(orders, list(step.tokens), replay=False)
+        tokens = sum(step.tokens.values())
+        if tokens:
+            q = torch.randn(tokens, SHAPE.query_heads, SHAPE.head_dim)
+            k, v = torch.randn(2, tokens, SHAPE.kv_heads, SHAPE.head_dim)
+            out = torch.empty(tokens, SHAPE.query_heads, SHAPE.head_dim)
+            self.rank.attend(0, q, k, v, out, LOGITS)
+            assert bool(out.isfinite().all())
+        self.rank.end()
+        self.scheduler.done(step)
+        self.steps += 1
+        stats = self.rank.cache.stats()
+        return stats.memory.live - stats.workspace_bytes
+
+
+def served(requests: int, longest: int, *, budget: int, at_once: int, **others: object) -> Served:
+    """Random requests, half of which begin as another one; never more bytes than promised."""
+    config = engine_config(SHAPE, "float32", "cpu", BLOCK, settings(**others))
+    budgets = Budgets(budget)
+    one = need(SHAPE, config, BLOCK)
+    planned = plan(one, budgets, block=BLOCK, longest=longest, sequences=at_once, gpu=False)
+    promised = (planned.blocks - 1) * BLOCK * one.device + planned.room
+    assert promised <= budget
+    found = Served(planned, config, at_once=at_once, budget=512)
+    chance = random.Random(2)
+    documents = [[chance.randrange(9) for _ in range(longest)] for _ in range(5)]
+    for number in range(requests):
+        tokens = [chance.randrange(9) for _ in range(chance.randrange(1, longest // 2))]
+        if number % 2:
+            shared = documents[chance.randrange(5)][: chance.randrange(longest)]
+            tokens = shared + tokens[: longest // 3]
+        found.scheduler.add(f"r{number}", tokens[: longest - 8], chance.randrange(8))
+        while len(found.scheduler.waiting) > 4:
+            assert found.step() <= promised, f"step {found.steps}"
+    while found.scheduler.busy:
+        assert found.step() <= promised
+    return found
+
+
+def short_requests(count: int) -> None:
+    """`make test-vllm` makes ten thousand of them."""
+    found = served(count, 180, budget=3 << 19, at_once=16)
+    assert found.books.counts.hits > count // 10
+    assert found.books.counts.same_step > 0
+    assert found.scheduler.preempted > 0
+    assert found.scheduler.reset()
+    found.step()
+    assert found.rank.cache.stats().row_bytes == 0
+    assert found.rank.cache.sequences() == []
+
+
+def test_short_requests_stay_within_what_blocks_promise() -> None:
+    short_requests(800)
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_searched_sequences_stay_within_what_blocks_promise(kv_dtype: str) -> None:
+    found = served(
+        40, 1600, budget=8 << 20, at_once=4, dense_below=400, local=64, update=64, kv_dtype=kv_dtype
+    )
+    assert found.rank.cache.stats().searched_tokens > 0
+    assert found.books.counts.hits > 5
+
+
+def test_a_budget_that_a_request_does_not_fit_is_refused() -> None:
+    config = engine_config(SHAPE, "float32", "cpu", BLOCK, settings())
+    one = need(SHAPE, config, BLOCK)
+    with pytest.raises(ValueError, match=r"a request of 100,000 tokens takes .* raise memory_b"):
+        plan(one, Budgets(1 << 20), block=BLOCK, longest=100_000, sequences=8, gpu=False)
+
+
+def test_on_a_gpu_both_budgets_count() -> None:
+    config = engine_config(SHAPE, "float16", "cuda", BLOCK, {"policy": pk.ParisKV()})
+    one = need(SHAPE, config, BLOCK)
+    assert one.host > 3 * one.device, "rows are in host memory, summaries on the GPU"
+
+    def blocks(device: int, host: int) -> int:
+        budgets = Budgets(device, host)
+        made = plan(one, budgets, block=BLOCK, longest=16_384, sequences=8, gpu=True)
+        assert (made.blocks - 1) * BLOCK * one.device + made.room <= device
+        assert (made.blocks - 1) * BLOCK * one.host <= host
+        return made.blocks
+
+    small, large = 2 << 30, 8 << 30
+    assert blocks(large, 1 << 26) < blocks(large, 1 << 27)
+    assert blocks(small, 1 << 40) < blocks(large, 1 << 40)
