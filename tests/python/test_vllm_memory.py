@@ -10,7 +10,7 @@ import torch
 from pariskv_core.vllm.books import Books, Step
 from pariskv_core.vllm.rank import Logits, Rank
 from pariskv_core.vllm.room import Room
-from pariskv_core.vllm.sizes import Budgets, Planned, Shape, engine_config, need, plan
+from pariskv_core.vllm.sizes import Budgets, Load, Planned, Shape, engine_config, need, plan
 from vllm_scheduler import Scheduler
 
 pytestmark = pytest.mark.cpu("blocks of a cache on the CPU")
@@ -60,7 +60,7 @@ def served(requests: int, longest: int, *, budget: int, at_once: int, **others: 
     config = engine_config(SHAPE, "float32", "cpu", BLOCK, settings(**others))
     budgets = Budgets(budget)
     one = need(SHAPE, config, BLOCK)
-    planned = plan(one, budgets, block=BLOCK, longest=longest, sequences=at_once, gpu=False)
+    planned = plan(one, budgets, Load(longest, at_once, 512), block=BLOCK, gpu=False)
     promised = (planned.blocks - 1) * BLOCK * one.device + planned.room
     assert promised <= budget
     found = Served(planned, config, at_once=at_once, budget=512)
@@ -108,7 +108,7 @@ def test_a_budget_that_a_request_does_not_fit_is_refused() -> None:
     config = engine_config(SHAPE, "float32", "cpu", BLOCK, settings())
     one = need(SHAPE, config, BLOCK)
     with pytest.raises(ValueError, match=r"a request of 100,000 tokens takes .* raise memory_b"):
-        plan(one, Budgets(1 << 20), block=BLOCK, longest=100_000, sequences=8, gpu=False)
+        plan(one, Budgets(1 << 20), Load(100_000, 8, 512), block=BLOCK, gpu=False)
 
 
 def test_on_a_gpu_both_budgets_count() -> None:
@@ -118,7 +118,7 @@ def test_on_a_gpu_both_budgets_count() -> None:
 
     def blocks(device: int, host: int) -> int:
         budgets = Budgets(device, host)
-        made = plan(one, budgets, block=BLOCK, longest=16_384, sequences=8, gpu=True)
+        made = plan(one, budgets, Load(16_384, 8, 2048), block=BLOCK, gpu=True)
         assert (made.blocks - 1) * BLOCK * one.device + made.room <= device
         assert (made.blocks - 1) * BLOCK * one.host <= host
         return made.blocks

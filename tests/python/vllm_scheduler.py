@@ -1,9 +1,9 @@
 """A scheduler with the rules of vLLM's that the plugin's books depend on, in a few lines.
 
 Blocks are found by their tokens and all tokens before them, as soon as they are scheduled. Those
-of ended requests stay until they are handed out again, the longest unused ones first. A request that
-lacks blocks puts the last one off, which comes back as a new one. A request that ends may have had
-one token more in flight.
+of ended requests stay until they are handed out again, the longest unused ones first. A request
+that lacks blocks puts the last one off, which comes back as a new one. A request that ends may have
+had one token more in flight.
 """
 
 from __future__ import annotations

@@ -25,6 +25,11 @@ BLOCK = 64
 Job = Callable[..., dict[str, Any]]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "cpu(reason): see tests/python/conftest.py")
+    config.addinivalue_line("filterwarnings", "default")  # vLLM's own are many
+
+
 def environment(ranks: int = 1) -> dict[str, str]:
     own = {
         **os.environ,
@@ -54,7 +59,7 @@ def make_tiny(folder: Path) -> Path:
 
     torch.manual_seed(3)
     config = LlamaConfig(
-        vocab_size=2000,
+        vocab_size=1920,  # a multiple of 64 that three ranks can part
         hidden_size=192,
         intermediate_size=384,
         num_hidden_layers=3,

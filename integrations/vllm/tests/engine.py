@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-VOCABULARY = 2000
+VOCABULARY = 1920
 Prompt = list[int]
 
 

@@ -89,9 +89,9 @@ def work(model: str) -> None:
         },
     )
     chance = random.Random(5)
-    document = [chance.randrange(3, 2000) for _ in range(418)]
-    prompts = [document + [chance.randrange(3, 2000) for _ in range(n)] for n in (1, 40, 90, 3)]
-    prompts += [[chance.randrange(3, 2000) for _ in range(n)] for n in (5, 300, 250, 64, 65)]
+    document = [chance.randrange(3, 1900) for _ in range(418)]
+    prompts = [document + [chance.randrange(3, 1900) for _ in range(n)] for n in (1, 40, 90, 3)]
+    prompts += [[chance.randrange(3, 1900) for _ in range(n)] for n in (5, 300, 250, 64, 65)]
     settings = SamplingParams(max_tokens=50, temperature=0, ignore_eos=True, detokenize=False)
     for _ in range(2):
         engine.generate([{"prompt_token_ids": one} for one in prompts], settings, use_tqdm=False)

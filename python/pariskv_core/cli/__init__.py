@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 import pariskv_core
-from pariskv_core.cli import bench, demo, doctor, explain, generate, ggml, plan, verify
+from pariskv_core.cli import bench, demo, doctor, explain, generate, ggml, plan, verify, vllm
 from pariskv_core.cli.failures import STOPPED, WRONG_INPUT, CannotRunError
 from pariskv_core.cli.parsing import Parser
 from pariskv_core.cli.screen import Screen
@@ -27,6 +27,7 @@ _COMMANDS = {
     "bench": bench,
     "demo": demo,
     "ggml": ggml,
+    "vllm": vllm,
 }
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pariskv_core.cli.shapes import ModelShape
     from pariskv_core.cli.sizes import Need
 
+_CHUNK = 8192  # new tokens of a step: vLLM's own on large GPUs
+
 HELP = "what fits in memory, bytes per token, time per step, the largest context"
 
 
@@ -38,6 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--kept", type=whole(1, 1 << 17), help=kept)
     add("--kv-dtype", choices=("auto", "int8"), default="auto", help="of rows of the zone (auto)")
     add("--measure", action="store_true", help="time a step here instead of documented figures")
+    add("--vllm", action="store_true", help="how many such sequences vLLM serves at once")
     add("--threads", type=parsing.threads, default=machine.usable_cores(), help="for --measure")
 
 
@@ -125,12 +128,34 @@ def _room(arguments: argparse.Namespace, gpus: list[machine.Gpu] | None) -> tupl
     return (available if gpus is None else max(gpu.free for gpu in gpus)), host
 
 
+def _served(
+    arguments: argparse.Namespace,
+    shape: ModelShape,
+    context: int,
+    memory: int,
+    host: int,
+    device: str,
+) -> int:
+    """Sequences at once under vLLM, whose blocks are counted so that no step runs out of memory."""
+    from pariskv_core import ParisKV
+    from pariskv_core.vllm import sizes
+
+    one_rank = sizes.Shape(shape.layers, shape.query_heads, shape.kv_heads, shape.head_dim, 2)
+    settings = {"policy": ParisKV(top_k=arguments.top_k), "kv_dtype": arguments.kv_dtype}
+    config = sizes.engine_config(one_rank, "float16", device, sizes.BLOCK, settings)
+    one = sizes.need(one_rank, config, sizes.BLOCK)
+    budgets = sizes.Budgets(memory, host)
+    return sizes.at_once(one, budgets, tokens=context, chunk=_CHUNK, gpu=device == "cuda")
+
+
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     from pariskv_core import HardKV, ParisKV
     from pariskv_core.cli import sizes
 
     if arguments.kept and arguments.measure:
         raise CannotRunError("--measure times a search; --kept keeps rows instead")
+    if arguments.kept and arguments.vllm:
+        raise CannotRunError("--vllm is planned for a search; --kept keeps rows instead")
     if arguments.kv_dtype != "auto" and (arguments.kept or arguments.measure):
         raise CannotRunError("--kv-dtype is planned for a search, and neither kept nor timed")
     shape = _shape(arguments)
@@ -176,7 +201,10 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
             arguments.batch * context * shape.layers * layer.plain // layer.segment_tokens
         ),
         "step_seconds": _steps(arguments, shape, context, device),
+        "vllm_sequences": None,
     }
+    if arguments.vllm:
+        found["vllm_sequences"] = _served(arguments, shape, context, memory - weights, host, device)
     _show(screen, found, shape, parts, arguments.model)
     screen.record(found)
     return OK if fits else DOES_NOT_HOLD
@@ -215,6 +243,9 @@ def _show(
     screen.say(f"Largest context for this batch: {longest:,} tokens{reason}.")
     if 0 < shape.context < context:
         screen.say(f"The model was made for {shape.context:,} tokens, fewer than these.", "yellow")
+    if found["vllm_sequences"] is not None:
+        at_once = count(found["vllm_sequences"], "sequence")
+        screen.say(f"vLLM serves {at_once} of {context:,} tokens at once, answers included.")
     _show_growth(screen, found)
     if str(model).endswith(".gguf"):
         screen.say(

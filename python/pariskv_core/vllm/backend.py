@@ -22,14 +22,13 @@ from vllm.v1.kv_cache_interface import AttentionSpec, KVQuantMode
 
 import pariskv_core as pk
 
-from . import ranks
+from . import ranks, sizes
 from .rank import Logits, Rank
 
 if TYPE_CHECKING:
     from vllm.config.cache import CacheDType
 
 BLOCK = 64  # tokens: the engine's segments are one of vLLM's blocks, a multiple of this
-_PREFERRED_BLOCK = 128
 
 
 @dataclass
@@ -184,7 +183,7 @@ class Backend(AttentionBackend):
 
     @classmethod
     def get_preferred_block_size(cls, default_block_size: int) -> int:
-        return default_block_size if default_block_size % BLOCK == 0 else _PREFERRED_BLOCK
+        return default_block_size if default_block_size % BLOCK == 0 else sizes.BLOCK
 
     @classmethod
     def get_supported_head_sizes(cls) -> list[int]:

@@ -97,9 +97,9 @@ class Books:
     def parked(self) -> int:
         return len(self._parked)
 
-    def admits(self, request: str, most: int) -> bool:
+    def admits(self, request: str, prompt: int, most: int) -> bool:
         """Whether there is room for a request of at most so many tokens; noted until it runs."""
-        return request in self._holders or self._room.admit(request, most)
+        return request in self._holders or self._room.admit(request, prompt, most)
 
     def step(self, step: Step) -> tuple[Orders, set[int]]:
         """The orders, and the blocks that vLLM has to forget."""
@@ -150,7 +150,7 @@ class Books:
         holder = Holder(self._next, prompt=arrival.prompt, most=arrival.most)
         self._next += 1
         self._holders[arrival.request] = holder
-        self._room.enter(arrival.request, arrival.most)
+        self._room.enter(arrival.request, arrival.prompt, arrival.most)
         missing: tuple[Piece, ...] = ()
         if arrival.computed == 0:
             commands.append(Command(ADD, holder.name))

@@ -115,7 +115,7 @@ class PariskvConnector(KVConnectorBase_V1, SupportsHMA):
         """Nothing comes from elsewhere; None lets a request wait for room beside its blocks."""
         assert self._books is not None
         most = min(request.num_prompt_tokens + (request.max_tokens or 0), self._longest)
-        if not self._books.admits(request.request_id, most):
+        if not self._books.admits(request.request_id, request.num_tokens, most):
             return None, False
         self._most[request.request_id] = most
         return 0, False

@@ -25,9 +25,13 @@ class Costs:
     opening: int = 0
     searched: int = 0
 
-    def of(self, tokens: int, *, torn: bool = True) -> int:
-        """The most that a sequence takes on its way to so many tokens."""
-        before = min(tokens, self.opening) * self.token
+    def of(self, tokens: int, *, prompt: int = 0, torn: bool = True) -> int:
+        """The most that a sequence takes on its way to so many tokens.
+
+        prompt  tokens that come in chunks: while these pass the opening, their rows lie in memory
+                that is set aside for prompts
+        """
+        before = 0 if prompt >= self.opening else min(tokens, self.opening) * self.token
         whole = before if tokens < self.opening else max(before, self.searched)
         return whole + (self.torn if torn else 0)
 
@@ -43,10 +47,10 @@ class Room:
         self._promised = 0
         self._waiting = 0
 
-    def admit(self, request: str, most: int) -> bool:
+    def admit(self, request: str, prompt: int, most: int) -> bool:
         """Whether there is room for a request of at most so many tokens, which is then noted."""
         self._promised -= self._noted.pop(request, 0)
-        cost = self._costs.of(most)
+        cost = self._costs.of(most, prompt=prompt)
         if self._taken + self._promised + cost > self._size:
             return False
         self._noted[request] = cost
@@ -58,8 +62,8 @@ class Room:
         self._noted.clear()
         self._promised = 0
 
-    def enter(self, request: str, most: int) -> None:
-        self._running[request] = self._costs.of(most)
+    def enter(self, request: str, prompt: int, most: int) -> None:
+        self._running[request] = self._costs.of(most, prompt=prompt)
         self._taken += self._running[request]
 
     def leave(self, request: str) -> None:
@@ -68,7 +72,7 @@ class Room:
     def park(self, name: int, tokens: int, *, torn: bool) -> None:
         """A sequence whose request ended, of so many tokens."""
         self.unpark(name)
-        self._parked[name] = self._costs.of(tokens, torn=torn)
+        self._parked[name] = self._costs.of(tokens, prompt=tokens, torn=torn)
         self._waiting += self._parked[name]
 
     def unpark(self, name: int) -> None:

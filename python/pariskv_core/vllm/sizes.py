@@ -10,10 +10,11 @@ from typing import Any
 
 import pariskv_core as pk
 from pariskv_core.cli.shapes import ModelShape
-from pariskv_core.cli.sizes import LayerBytes, of_layer
+from pariskv_core.cli.sizes import of_layer
 
 from .room import Costs
 
+BLOCK = 128  # tokens of a block where nobody asks for others
 _SLACK = 20  # one part in so many of a budget is left to slabs that are not full
 _WORKSPACE = 512 << 20  # of a GPU: scratch, and windows of rows that pass by
 _COUNTED_ITEM = 2  # bytes of a number in the small cache
@@ -72,12 +73,11 @@ def need(shape: Shape, config: pk.Config, block: int) -> Need:
         update=config.update,
         kv_dtype=config.kv_dtype,
         row_cache=config.row_cache,
-        segment_tokens=block,
     )
-    gpu = config.device != "cpu"
-    plain = _scaled(layer.plain, shape) * shape.layers / block
-    rows = plain if config.kv_dtype == "auto" else layer.rows * shape.layers / block
-    summaries = layer.summaries * shape.layers / block
+    gpu, counted = config.device != "cpu", layer.segment_tokens
+    plain = _scaled(layer.plain, shape) * shape.layers / counted
+    rows = plain if config.kv_dtype == "auto" else layer.rows * shape.layers / counted
+    summaries = layer.summaries * shape.layers / counted
     window = config.sink + config.local + config.update + 2 * block
     once = layer.state + layer.kept + _scaled(layer.tail, shape)
     if gpu:
@@ -98,16 +98,27 @@ def _scaled(size: int, shape: Shape) -> int:
     return size * shape.item // _COUNTED_ITEM
 
 
-def plan(
-    one: Need, budgets: Budgets, *, block: int, longest: int, sequences: int, gpu: bool
-) -> Planned:
-    """Blocks for budgets; refused where a request of the longest length has no room.
+@dataclass(frozen=True)
+class Load:
+    """What may come at once.
 
     longest    tokens of a request: max_model_len
-    sequences  requests at once: max_num_seqs
+    sequences  requests: max_num_seqs
+    chunk      new tokens of a step: max_num_batched_tokens
+    prompts    that come in chunks side by side
     """
-    device = budgets.device - budgets.device // _SLACK - (_WORKSPACE if gpu else 0)
-    host = budgets.host - budgets.host // _SLACK
+
+    longest: int
+    sequences: int
+    chunk: int
+    prompts: int = 1
+
+
+def plan(one: Need, budgets: Budgets, load: Load, *, block: int, gpu: bool) -> Planned:
+    """Blocks for budgets; refused where a request of the longest length has no room."""
+    longest, sequences = load.longest, load.sequences
+    device, host = _usable(budgets, gpu=gpu)
+    device -= (load.prompts * one.costs.opening + load.chunk) * one.costs.token
     largest = one.costs.of(longest)
     # Half of a budget at most goes to what is no block, unless that is less than all requests take.
     room = max(min(sequences * largest, device // 2), largest)
@@ -126,6 +137,19 @@ def plan(
             "--additional-config, or lower --max-model-len"
         )
     return Planned(blocks + 1, room, one.costs)
+
+
+def _usable(budgets: Budgets, *, gpu: bool) -> tuple[int, int]:
+    device = budgets.device - budgets.device // _SLACK - (_WORKSPACE if gpu else 0)
+    return device, budgets.host - budgets.host // _SLACK
+
+
+def at_once(one: Need, budgets: Budgets, *, tokens: int, chunk: int, gpu: bool) -> int:
+    """How many sequences of so many tokens fit, each with all it may take."""
+    device, host = _usable(budgets, gpu=gpu)
+    device -= (one.costs.opening + chunk) * one.costs.token
+    fit = max(device, 0) // (tokens * one.device + one.costs.of(tokens, prompt=tokens))
+    return min(fit, host // (tokens * one.host)) if gpu else fit
 
 
 def _size(count: float) -> str:
@@ -150,6 +174,3 @@ def engine_config(
         segment_tokens=block,
         **settings,
     )
-
-
-__all__ = ["Budgets", "LayerBytes", "Need", "Planned", "Shape", "engine_config", "need", "plan"]

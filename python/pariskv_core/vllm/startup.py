@@ -15,7 +15,7 @@ from pariskv_core._served import refusal
 from . import versions
 from .memory import available
 from .settings import SECTION, Settings, parse
-from .sizes import Budgets, Planned, Shape, engine_config, need, plan
+from .sizes import Budgets, Load, Planned, Shape, engine_config, need, plan
 
 logger = init_logger("vllm.pariskv")
 
@@ -95,16 +95,18 @@ def asked(config: Any) -> Asked:
 
 def planned(config: Any, wish: Asked) -> Planned:
     """How many blocks vLLM may have."""
-    gpu = wish.config.device != "cpu"
-    budgets = budgets_of(config, wish)
-    return plan(
-        need(wish.shape, wish.config, wish.block),
-        budgets,
-        block=wish.block,
+    scheduler = config.scheduler_config
+    chunk, part = scheduler.max_num_batched_tokens, scheduler.long_prefill_token_threshold
+    load = Load(
         longest=config.model_config.max_model_len,
-        sequences=config.scheduler_config.max_num_seqs,
-        gpu=gpu,
+        sequences=scheduler.max_num_seqs,
+        chunk=chunk,
+        # One prompt takes all of a step that it can, unless its share is bounded.
+        prompts=1 + (chunk // part if part else 0),
     )
+    one = need(wish.shape, wish.config, wish.block)
+    gpu = wish.config.device != "cpu"
+    return plan(one, budgets_of(config, wish), load, block=wish.block, gpu=gpu)
 
 
 def budgets_of(config: Any, wish: Asked) -> Budgets:

@@ -1,0 +1,208 @@
+"""Settings, refusals and the number of blocks, without an engine."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pariskv_core as pk
+import pytest
+import vllm
+from conftest import environment
+from pariskv_core.vllm import register, startup, versions
+from pariskv_core.vllm.settings import parse
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+
+def config(**changes: Any) -> Any:
+    """As much of a VllmConfig as is looked at; `changes` by names like model_config__use_mla."""
+    text = SimpleNamespace(model_type="llama", layer_types=None, kv_lora_rank=None)
+    made = SimpleNamespace(
+        use_v2_model_runner=True,
+        speculative_config=None,
+        additional_config={},
+        instance_id="test",
+        kv_transfer_config=SimpleNamespace(kv_connector="ParisKV", kv_connector_extra_config={}),
+        device_config=SimpleNamespace(device_type="cpu"),
+        parallel_config=SimpleNamespace(
+            pipeline_parallel_size=1,
+            decode_context_parallel_size=1,
+            prefill_context_parallel_size=1,
+            enable_dbo=False,
+            world_size=1,
+        ),
+        cache_config=SimpleNamespace(
+            cache_dtype="auto",
+            block_size=128,
+            kv_cache_memory_bytes=1 << 28,
+            num_gpu_blocks_override=None,
+        ),
+        scheduler_config=SimpleNamespace(
+            max_num_seqs=8, max_num_batched_tokens=512, long_prefill_token_threshold=0
+        ),
+        model_config=SimpleNamespace(
+            dtype="float32",
+            max_model_len=4096,
+            use_mla=False,
+            is_hybrid=False,
+            enable_sleep_mode=False,
+            runner_type="generate",
+            hf_text_config=text,
+            get_num_layers=lambda parallel: 2,
+            get_num_attention_heads=lambda parallel: 4,
+            get_num_kv_heads=lambda parallel: 2,
+            get_head_size=lambda: 64,
+        ),
+    )
+    import torch
+
+    made.model_config.dtype = torch.float32
+    for name, value in changes.items():
+        owner: Any = made
+        *folders, last = name.split("__")
+        for folder in folders:
+            owner = getattr(owner, folder)
+        setattr(owner, last, value)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"use_v2_model_runner": False}, "expected V2, got V1; set VLLM_USE_V2_MODEL_RUNNER=1"),
+        ({"speculative_config": object()}, "speculative decoding is not supported"),
+        ({"parallel_config__pipeline_parallel_size": 2}, "pipeline parallelism is not"),
+        ({"parallel_config__decode_context_parallel_size": 2}, "context parallelism is not"),
+        ({"parallel_config__prefill_context_parallel_size": 2}, "context parallelism is not"),
+        ({"parallel_config__enable_dbo": True}, "dual batch overlap is not"),
+        ({"model_config__enable_sleep_mode": True}, "sleep mode is not"),
+        ({"model_config__runner_type": "pooling"}, "pooling is not"),
+        ({"model_config__use_mla": True}, "multi-head latent attention is not"),
+        ({"model_config__is_hybrid": True}, "layers that are not attention is not"),
+        ({"cache_config__cache_dtype": "fp8"}, "--kv-cache-dtype fp8 is not"),
+        (
+            {"model_config__hf_text_config__layer_types": ["full_attention", "sliding_attention"]},
+            "llama is not supported: it has layers with a sliding window",
+        ),
+        (
+            {"model_config__hf_text_config__kv_lora_rank": 512},
+            "llama is not supported: it has multi-head latent attention",
+        ),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_a_configuration_is_refused_in_a_sentence(change: dict[str, Any], sentence: str) -> None:
+    startup.refuse(config())
+    with pytest.raises((ValueError, NotImplementedError), match=sentence):
+        startup.refuse(config(**change))
+
+
+@pytest.mark.parametrize("version", ["0.31.1", "0.34.0", "1.0", "dev"])
+def test_other_versions_are_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sentence = versions.refusal(version)
+    assert sentence is not None
+    assert f"expected vllm>=0.32,<0.34, got {version}" in sentence
+    monkeypatch.setattr(vllm, "__version__", version)
+    with pytest.raises(RuntimeError, match=r"expected vllm>=0\.32"):
+        startup.refuse(config())
+    assert versions.refusal("0.32.0") is versions.refusal("0.33.1.dev3+cu130") is None
+
+
+def test_settings_come_from_either_place() -> None:
+    settings = {"pariskv": {"top_k": 64, "memory_budget": "2GiB"}}
+    wish = startup.asked(
+        config(
+            additional_config=settings,
+            kv_transfer_config__kv_connector_extra_config={"dense_below": 512},
+        )
+    )
+    assert wish.config.policy == pk.ParisKV(top_k=64)
+    assert wish.config.dense_below == 512
+    assert wish.settings.memory_budget == 2 << 30
+    assert wish.config.segment_tokens == 128
+    again = startup.asked(config(cache_config__cache_dtype="int8_per_token_head"))
+    assert again.config.kv_dtype == "int8"
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"topk": 3}, "got topk; did you mean top_k"),
+        ({"top_k": 0}, "top_k: expected"),
+        ({"memory_budget": "much"}, 'memory_budget: expected bytes, or as "60GB", got much'),
+        ({"policy": "lru"}, 'policy: expected "pariskv" or "hardkv" or "prkv", got lru'),
+        ({"policy": {"name": "hardkv", "depth": 3}}, "policy: expected fields of HardKV"),
+        ({"policy": "hardkv", "top_k": 3}, "top_k: expected it inside the policy"),
+        ({"placement": "disk"}, "placement: expected"),
+        ({"dense_below": "often"}, "settings: expected values of their types"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else str(value),
+)
+def test_wrong_settings_are_refused(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        parse(settings)
+    with pytest.raises(ValueError, match="expected it once"):
+        parse({"top_k": 3}, {"top_k": 4})
+
+
+def test_policies_by_name() -> None:
+    made = parse({"policy": {"name": "hardkv", "most": 512}}).of_config()
+    assert made["policy"] == pk.HardKV(most=512)
+
+
+def test_blocks_follow_from_the_budget() -> None:
+    small, large = (
+        config(instance_id=str(size), additional_config={"pariskv": {"memory_budget": size}})
+        for size in (1 << 27, 1 << 28)
+    )
+    for one in (small, large):
+        startup.override_blocks(one)
+    blocks = [one.cache_config.num_gpu_blocks_override for one in (small, large)]
+    assert blocks[1] > 1.5 * blocks[0]
+    ample = copy.deepcopy(small)
+    ample.cache_config.num_gpu_blocks_override = blocks[1]
+    with pytest.raises(ValueError, match=f"expected at most {blocks[0]}"):
+        startup.override_blocks(ample)
+    tiny = config(additional_config={"pariskv": {"memory_budget": "1MB"}})
+    with pytest.raises(ValueError, match=r"a request of 4,096 tokens takes .* --max-model-len"):
+        startup.override_blocks(tiny)
+
+
+def test_registering_again_changes_nothing() -> None:
+    register()
+    register()
+    made = KVConnectorFactory.get_connector_class_by_name("ParisKV")
+    assert made.__name__ == "PariskvConnector"
+    assert AttentionBackendEnum.CUSTOM.get_path() == "pariskv_core.vllm.backend.Backend"
+    assert not made.supports_sleep_mode(None)
+
+
+def test_on_a_cpu_the_backend_is_vllms_own_unless_the_connector_is_configured() -> None:
+    from pariskv_core.vllm import on_cpu
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    assert on_cpu.Backend is CPUAttentionBackend
+    with pytest.raises(AttributeError, match="other"):
+        on_cpu.other  # noqa: B018
+
+
+def test_the_plugin_is_found_by_vllm_and_imports_no_engine() -> None:
+    """Until it is asked for, a process has neither the library nor a part of it."""
+    program = (
+        "import sys; from vllm.plugins import load_general_plugins; load_general_plugins(); "
+        "from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory as F; "
+        "assert 'ParisKV' in F._registry; "
+        "assert 'pariskv_core.vllm.rank' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -1,0 +1,76 @@
+"""Serve a model with vLLM and the engine: `vllm serve` with the two options that it needs.
+
+pariskv vllm MODEL --set top_k=100 --set memory_budget=60GB -- --max-model-len 131072 --port 8000
+
+Options behind -- are those of `vllm serve`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+from typing import Any, NoReturn
+
+from pariskv_core.cli.failures import OK, CannotRunError
+from pariskv_core.cli.screen import Screen
+
+HELP = "serve a model with vLLM and the engine"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="as `vllm serve` takes it")
+    setting = "of the engine, as name=value; may be repeated (docs/vllm.md)"
+    parser.add_argument("--set", action="append", default=[], metavar="SETTING", help=setting)
+    parser.add_argument("--print", action="store_true", help="the command, instead of running it")
+    parser.add_argument("options", nargs="*", metavar="-- OPTIONS", help="of `vllm serve`")
+
+
+def _settings(pairs: list[str]) -> dict[str, Any]:
+    from pariskv_core.vllm.settings import parse
+
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise CannotRunError(f"--set: expected name=value, got {pair}")
+        try:
+            found[name.strip()] = json.loads(value)
+        except ValueError:
+            found[name.strip()] = value  # a word
+    try:
+        parse(found)
+    except ValueError as reason:
+        raise CannotRunError(str(reason)) from None
+    return found
+
+
+def command(model: str, settings: dict[str, Any], options: list[str]) -> list[str]:
+    from pariskv_core.vllm import NAME
+
+    connector = json.dumps({"kv_connector": NAME, "kv_role": "kv_both"})
+    made = ["vllm", "serve", model, "--attention-backend", "CUSTOM"]
+    made += ["--kv-transfer-config", connector]
+    if settings:
+        made += ["--additional-config", json.dumps({"pariskv": settings})]
+    return made + options
+
+
+def run(arguments: argparse.Namespace, screen: Screen) -> int:
+    made = command(arguments.model, _settings(arguments.set), arguments.options)
+    if arguments.print or arguments.json:
+        screen.write(shlex.join(made) + "\n")
+        screen.record({"command": made})
+        return OK
+    return _become(made)
+
+
+def _become(made: list[str]) -> NoReturn:
+    if shutil.which(made[0]) is None:
+        raise CannotRunError(
+            "there is no program vllm here; install it beside this package: "
+            'pip install "vllm>=0.32,<0.34"'
+        )
+    os.execvp(made[0], made)
