@@ -95,6 +95,16 @@ def run(job: dict[str, Any], folder: Path, *, ranks: int = 1, **variables: str) 
     return dict(json.loads(done.read_text()))
 
 
+@pytest.fixture(scope="session")
+def smollm() -> Path:
+    from pariskv_core.cli import weights
+
+    folder = weights.cache_folder() / "vllm/smollm2"
+    if not (folder / "model.safetensors").exists():
+        subprocess.run([sys.executable, str(HERE / "pretrained.py"), str(folder)], check=True)
+    return folder
+
+
 WORK = ["ragged", "ragged_again", "shared", "samples", "preempted", "aborted", "many", "reset"]
 
 

@@ -1,6 +1,6 @@
 """One engine of vLLM in a process of its own: reads a job as JSON, writes what came of it.
 
-A job: {"engine": arguments of vllm.LLM, "work": names of functions here, in order}.
+A job: {"engine": arguments of vllm.LLM, "work": names of functions here, in order, ...}.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ def counters(worker: Any) -> dict[str, Any]:
 
 
 class Run:
-    def __init__(self, arguments: dict[str, Any]) -> None:
+    def __init__(self, job: dict[str, Any]) -> None:
         from vllm import LLM
 
-        self.llm = LLM(**arguments)
+        self.job = job
+        self.llm = LLM(**job["engine"])
         self.found: dict[str, Any] = {"begin": self.counted()}
 
     def counted(self) -> list[dict[str, Any]]:
@@ -120,6 +121,39 @@ class Run:
         """Short requests that have nothing in common."""
         return self.generate([prompt(1000 + i, 3 + i % 60) for i in range(120)], 4)
 
+    # Work of a pretrained model over a long text.
+
+    def facts(self) -> list[bool]:
+        """Of six facts in a document of 6,600 tokens, which are found."""
+        from pariskv_core.cli.document import FACTS, with_facts
+        from vllm import SamplingParams
+
+        tokenizer = self.llm.get_tokenizer()
+        document = with_facts(6600, lambda text: len(tokenizer(text)["input_ids"]))
+        prompts = [f"{document}\n\n{fact.question}\n{fact.begin}" for fact in FACTS]
+        settings = SamplingParams(max_tokens=12, temperature=0)
+        done = self.llm.generate(prompts, settings, use_tqdm=False)
+        pairs = zip(done, FACTS, strict=True)
+        return [fact.answer in output.outputs[0].text for output, fact in pairs]
+
+    def distributions(self) -> list[int]:
+        """Of the second token after each of some long prompts: the first is the prompt's."""
+        import numpy as np
+        from vllm import SamplingParams
+
+        tokenizer = self.llm.get_tokenizer()
+        tokens = tokenizer(Path(self.job["text"]).read_text())["input_ids"][:7000]
+        prompts = [{"prompt_token_ids": tokens[: 6000 + 40 * i]} for i in range(24)]
+        settings = SamplingParams(max_tokens=2, temperature=0, logprobs=-1, ignore_eos=True)
+        done = self.llm.generate(prompts, settings, use_tqdm=False)
+        size = self.llm.llm_engine.model_config.get_vocab_size()
+        found = np.full((len(done), size), -np.inf, np.float32)
+        for row, output in zip(found, done, strict=True):
+            for token, entry in output.outputs[0].logprobs[1].items():
+                row[token] = entry.logprob
+        np.save(self.job["distributions"], found)
+        return [output.outputs[0].token_ids[0] for output in done]
+
     def reset(self) -> None:
         """No prefix is left, so nothing is."""
         assert self.llm.reset_prefix_cache()
@@ -131,7 +165,7 @@ class Run:
 
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
-    run = Run(job["engine"])
+    run = Run(job)
     for name in job["work"]:
         run.found[name] = getattr(run, name)()
     run.found["end"] = run.counted()

@@ -78,6 +78,7 @@ def work(model: str) -> None:
         dtype="float32",
         enforce_eager=True,
         max_model_len=1024,
+        kv_cache_memory_bytes=64 << 20,
         block_size=BLOCK,
         num_gpu_blocks_override=20,
         max_num_seqs=6,
