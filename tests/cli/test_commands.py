@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from tiny_model import save_config
 SHAPE = ("--layers", 2, "--kv-heads", 8, "--head-dim", 128)
 ROOM = ("--device", "cpu", "--memory", "16GB")
 SMALL = ("--part", "engine", "--tokens", 4096, "--steps", 80, "--layers", 1, "--top-k", 100)
-COMMANDS = ("doctor", "plan", "generate", "verify", "explain", "bench", "demo", "ggml")
+COMMANDS = ("doctor", "plan", "generate", "verify", "explain", "bench", "demo", "ggml", "vllm")
 
 
 def plain(text: str) -> bool:
@@ -59,6 +60,36 @@ def test_ggml_prints_a_path_that_loads_or_says_how_to_get_one(pariskv: Pariskv):
     else:
         assert done.code == 2
         assert "`make plugin` builds it" in done.err
+
+
+def test_vllm_prints_the_command_that_it_would_run(pariskv: Pariskv):
+    options = ["--set", "top_k=64", "--set", "memory_budget=60GB"]
+    done = pariskv("vllm", *options, "--print", "some/model", "--port", "8001")
+    made = shlex.split(done.out)
+    assert made[:5] == ["vllm", "serve", "some/model", "--attention-backend", "CUSTOM"]
+    assert json.loads(made[6]) == {"kv_connector": "ParisKV", "kv_role": "kv_both"}
+    assert json.loads(made[8]) == {"pariskv": {"top_k": 64, "memory_budget": "60GB"}}
+    assert made[9:] == ["--port", "8001"]
+    assert pariskv("vllm", "--json", "some/model").record["command"][:2] == ["vllm", "serve"]
+
+
+def test_vllm_refuses_settings_that_are_not_known(pariskv: Pariskv):
+    done = pariskv("vllm", "--set", "topk=64", "--print", "some/model")
+    assert done.code == 2
+    assert "got topk; did you mean top_k?" in done.err
+    assert "expected name=value, got top_k" in pariskv("vllm", "--set", "top_k", "m").err
+
+
+def test_plan_counts_sequences_under_vllm(pariskv: Pariskv):
+    asked = ["plan", *SHAPE, "--context", "128K", *ROOM, "--vllm"]
+    assert re.search(r"vLLM serves \d+ sequences? of 131,072 tokens at once", pariskv(*asked).out)
+    plain, narrow = (
+        pariskv(*asked, "--json", *more).record["vllm_sequences"]
+        for more in ([], ["--kv-dtype", "int8"])
+    )
+    assert narrow > plain > 0
+    shorter = ["plan", *SHAPE, "--context", "32K", *ROOM, "--vllm", "--json"]
+    assert pariskv(*shorter).record["vllm_sequences"] > plain
 
 
 def test_doctor(pariskv: Pariskv):

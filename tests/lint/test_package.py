@@ -33,6 +33,12 @@ def test_there_is_one_version() -> None:
     assert version in (ROOT / "CHANGELOG.md").read_text()
 
 
+def test_vllm_finds_the_plugin() -> None:
+    [entry] = metadata.entry_points(group="vllm.general_plugins", name="pariskv")
+    assert entry.value == "pariskv_core.vllm:register"
+    assert callable(entry.load()), "without vLLM, too"
+
+
 def test_formatters_are_the_same_everywhere() -> None:
     pinned = set((ROOT / "constraints.txt").read_text().split())
     hooks = (ROOT / ".pre-commit-config.yaml").read_text()

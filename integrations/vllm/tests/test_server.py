@@ -88,9 +88,9 @@ def served(smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[d
     folder = tmp_path_factory.mktemp("server")
     program = shutil.which("vllm", path=str(Path(sys.executable).parent))
     assert program is not None
-    ours = [sys.executable, "-m", "pariskv_core", "vllm", str(smollm)]
+    ours = [sys.executable, "-m", "pariskv_core", "vllm", "--set", "dense_below=1000000"]
     commands = {
-        "ours": [*ours, "--set", "dense_below=1000000", "--"],
+        "ours": [*ours, str(smollm)],
         "stock": [program, "serve", str(smollm)],
     }
     servers = {}

@@ -1,8 +1,8 @@
 """Serve a model with vLLM and the engine: `vllm serve` with the two options that it needs.
 
-pariskv vllm MODEL --set top_k=100 --set memory_budget=60GB -- --max-model-len 131072 --port 8000
+pariskv vllm --set top_k=100 --set memory_budget=60GB MODEL --max-model-len 131072 --port 8000
 
-Options behind -- are those of `vllm serve`.
+Options behind MODEL are those of `vllm serve`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ HELP = "serve a model with vLLM and the engine"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="as `vllm serve` takes it")
     setting = "of the engine, as name=value; may be repeated (docs/vllm.md)"
     parser.add_argument("--set", action="append", default=[], metavar="SETTING", help=setting)
     parser.add_argument("--print", action="store_true", help="the command, instead of running it")
-    parser.add_argument("options", nargs="*", metavar="-- OPTIONS", help="of `vllm serve`")
+    parser.add_argument("model", help="as `vllm serve` takes it")
+    rest = argparse.REMAINDER
+    parser.add_argument("options", nargs=rest, metavar="OPTIONS", help="of `vllm serve`")
 
 
 def _settings(pairs: list[str]) -> dict[str, Any]:

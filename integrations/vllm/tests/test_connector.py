@@ -1,0 +1,150 @@
+"""The connector's two sides, without an engine of vLLM around them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pariskv_core.vllm.connector import Metadata, PariskvConnector
+from pariskv_core.vllm.metrics import EngineStats, Reporter
+from test_startup import config
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+
+LAYERS = ["model.layers.0", "model.layers.1"]
+
+
+def cache_of(blocks: int, groups: int = 1) -> Any:
+    group = SimpleNamespace(layer_names=LAYERS)
+    return SimpleNamespace(num_blocks=blocks, kv_cache_groups=[group] * groups)
+
+
+def scheduler(**changes: Any) -> tuple[PariskvConnector, Any]:
+    """The scheduler's side, and a pool of blocks that notes what it has to forget."""
+    made = config(cache_config__enable_prefix_caching=True, **changes)
+    PariskvConnector.get_required_kvcache_layout(made)
+    blocks = made.cache_config.num_gpu_blocks_override
+    connector = PariskvConnector(made, KVConnectorRole.SCHEDULER, cache_of(blocks))
+    pool = SimpleNamespace(cached_block_hash_to_block={}, forgotten=set())
+    pool.evict_blocks = pool.forgotten.update
+    connector.bind_gpu_block_pool(pool)
+    return connector, pool
+
+
+def request(name: str, prompt: int, answer: int) -> Any:
+    return SimpleNamespace(
+        request_id=name, num_prompt_tokens=prompt, num_tokens=prompt, max_tokens=answer
+    )
+
+
+def output(
+    new: dict[str, list[int]] | None = None, tokens: int = 4, ended: tuple[str, ...] = ()
+) -> SchedulerOutput:
+    made = SchedulerOutput.make_empty()
+    made.scheduled_new_reqs = [
+        NewRequestData(
+            req_id=name,
+            prompt_token_ids=list(range(tokens)),
+            prefill_token_ids=list(range(tokens)),
+            mm_features=[],
+            sampling_params=None,
+            pooling_params=None,
+            block_ids=(blocks,),
+            num_computed_tokens=0,
+            lora_request=None,
+        )
+        for name, blocks in (new or {}).items()
+    ]
+    made.scheduled_cached_reqs = CachedRequestData.make_empty()
+    made.num_scheduled_tokens = dict.fromkeys(new or (), tokens)
+    made.finished_req_ids = set(ended)
+    return made
+
+
+def orders(connector: PariskvConnector, of: SchedulerOutput) -> list[tuple[str, int]]:
+    made = connector.build_connector_meta(of)
+    assert isinstance(made, Metadata)
+    assert of.has_sync_kv_loads, "workers would hear of it after the forward pass"
+    return [(command.kind, command.name) for command in made.orders.commands]
+
+
+def test_long_requests_wait_for_room_and_short_ones_overtake_them() -> None:
+    settings = {"dense_below": 512, "memory_budget": "24MB"}
+    connector, _ = scheduler(additional_config={"pariskv": settings})
+    names = iter(range(100))
+    admitted = []
+    while True:
+        name = f"long{next(names)}"
+        found, later = connector.get_num_new_matched_tokens(request(name, 100, 1000), 0)
+        assert not later
+        if found is None:
+            break
+        admitted.append(name)
+    assert 0 < len(admitted) < 20
+    orders(connector, output({name: [1 + i] for i, name in enumerate(admitted)}))
+    assert connector.get_num_new_matched_tokens(request("late", 100, 1000), 0) == (None, False)
+    orders(connector, output(ended=(admitted[0],)))
+    assert connector.get_num_new_matched_tokens(request("late", 100, 1000), 0) == (0, False)
+
+
+def test_a_reset_of_the_prefix_cache_is_told_in_a_step_of_its_own() -> None:
+    connector, pool = scheduler()
+    assert orders(connector, output({"a": [1]}, tokens=128)) == [("add", 0)]
+    assert orders(connector, output(ended=("a",))) == [], "its block may be found"
+    assert not connector.has_pending_push_work()
+    pool.cached_block_hash_to_block = {}  # as the pool does it
+    assert connector.has_pending_push_work()
+    assert orders(connector, output()) == [("remove", 0)]
+    assert not connector.has_pending_push_work()
+    assert connector.reset_cache() is True
+    assert connector.has_pending_push_work()
+
+
+def test_more_blocks_than_were_paid_for_are_refused() -> None:
+    made = config(cache_config__enable_prefix_caching=True)
+    with pytest.raises(ValueError, match="num-gpu-blocks-override: expected at most"):
+        PariskvConnector(made, KVConnectorRole.SCHEDULER, cache_of(1 << 30))
+
+
+def test_several_kinds_of_layers_are_refused() -> None:
+    with pytest.raises(NotImplementedError, match="got 2 kinds"):
+        PariskvConnector(config(), KVConnectorRole.WORKER, cache_of(10, groups=2))
+    model = config(model_config__get_num_layers=lambda parallel: 3)
+    with pytest.raises(NotImplementedError, match="expected 3 layers of attention, got 2"):
+        PariskvConnector(model, KVConnectorRole.WORKER, cache_of(10))
+
+
+def test_a_worker_makes_an_engine_of_its_own_threads_and_reports() -> None:
+    made = config(additional_config={"pariskv": {"threads": 3}}, parallel_config__rank=1)
+    connector = PariskvConnector(made, KVConnectorRole.WORKER, cache_of(10))
+    connector.register_kv_caches({})
+    stats = connector.get_kv_connector_stats()
+    assert stats is not None
+    assert set(stats.data) == {"1"}
+    assert stats.data["1"]["decode_tokens"] == 0
+    assert connector.get_kv_connector_stats() is None, "once a second"
+    connector.shutdown()
+
+
+def test_reports_add_up_over_time_and_over_ranks() -> None:
+    def stats(decoded: int, rows: int) -> Any:
+        zero = dict.fromkeys(
+            ("searched_tokens", "fetched_rows", "cached_rows", "offloaded_bytes", "summary_bytes"),
+            0,
+        )
+        memory = SimpleNamespace(live=rows)
+        fields = {"decode_tokens": decoded, "row_bytes": rows, "mean_mass": float("nan")}
+        return SimpleNamespace(**zero, **fields, memory=memory, host_memory=memory)
+
+    first, second = Reporter(0), Reporter(1)
+    one = first.report(stats(10, 500), 2)
+    two = second.report(stats(10, 500), 2)
+    both = one.aggregate(two)
+    assert isinstance(both, EngineStats)
+    assert (both.total("decode_tokens"), both.total("row_bytes")) == (20, 1000)
+    later = both.aggregate(first.report(stats(25, 700), 3))
+    assert isinstance(later, EngineStats)
+    assert (later.total("decode_tokens"), later.total("row_bytes")) == (35, 1200)
+    assert later.total("sequences") == 5
+    assert later.reduce()["device GB"] == 0.0
