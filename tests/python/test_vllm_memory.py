@@ -104,6 +104,15 @@ def test_searched_sequences_stay_within_what_blocks_promise(kv_dtype: str) -> No
     assert found.books.counts.hits > 5
 
 
+@pytest.mark.parametrize(
+    "policy", [pk.HardKV(most=64), pk.PRKV(budget=128, page=16)], ids=lambda policy: type(policy)
+)
+def test_kept_rows_stay_within_what_blocks_promise(policy: pk.HardKV | pk.PRKV) -> None:
+    found = served(40, 1600, budget=8 << 20, at_once=4, policy=policy, dense_below=400)
+    assert found.rank.cache.stats().keeps > 0
+    assert found.books.counts.hits > 5
+
+
 def test_a_budget_that_a_request_does_not_fit_is_refused() -> None:
     config = engine_config(SHAPE, "float32", "cpu", BLOCK, settings())
     one = need(SHAPE, config, BLOCK)

@@ -138,6 +138,7 @@ def test_settings_come_from_either_place() -> None:
         ({"policy": {"name": "hardkv", "depth": 3}}, "policy: expected fields of HardKV"),
         ({"policy": "hardkv", "top_k": 3}, "top_k: expected it inside the policy"),
         ({"placement": "disk"}, "placement: expected"),
+        ({"policy": {"name": "hardkv", "placement": "dropped"}}, "rows that are gone"),
         ({"dense_below": "often"}, "settings: expected values of their types"),
     ],
     ids=lambda value: "" if isinstance(value, str) else str(value),

@@ -56,7 +56,9 @@ class PariskvConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: Worker | None = None
         self._books: Books | None = None
         if role == KVConnectorRole.WORKER:
-            self._worker = Worker(vllm_config, wish, groups[0].layer_names)
+            self._worker = Worker(
+                vllm_config, wish, groups[0].layer_names, kv_cache_config.num_blocks
+            )
             return
         plan = startup.plan_of(vllm_config, wish)
         startup.check_blocks(kv_cache_config.num_blocks, plan)

@@ -50,10 +50,3 @@ def _activations(config: Any) -> int:
     rows = scheduler.max_num_batched_tokens * widest * 2
     logits = scheduler.max_num_seqs * model.get_vocab_size() * 4
     return int((rows + logits) * _LIVE)
-
-
-def free_for_engine() -> int:
-    """Bytes of this GPU for the engine, once vLLM has measured what the model needs."""
-    torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info()
-    return max(int(free) - _GRAPHS, 1)

@@ -91,9 +91,16 @@ def parse(*sources: Mapping[str, Any]) -> Settings:
             found[name] = _size(name, value) if name.endswith("_budget") else value
     try:
         settings = Settings(**found)
-        pk.Config(layers=1, query_heads=1, kv_heads=1, head_dim=64, **settings.of_config())
+        fields = settings.of_config()
+        pk.Config(layers=1, query_heads=1, kv_heads=1, head_dim=64, **fields)
     except TypeError as reason:
         raise ValueError(f"[vllm] settings: expected values of their types: {reason}") from None
+    policy = fields["policy"]
+    if isinstance(policy, pk.HardKV) and policy.placement == "dropped":
+        raise ValueError(
+            '[vllm] policy: expected placement "host", got "dropped": requests that follow could '
+            "not share rows that are gone"
+        )
     return settings
 
 

@@ -79,7 +79,10 @@ def need(shape: Shape, config: pk.Config, block: int) -> Need:
     rows = plain if config.kv_dtype == "auto" else layer.rows * shape.layers / counted
     summaries = layer.summaries * shape.layers / counted
     window = config.sink + config.local + config.update + 2 * block
-    once = layer.state + layer.kept + _scaled(layer.tail, shape)
+    kept = layer.kept
+    if isinstance(config.policy, pk.PRKV):  # at most: what it spends on pages is not kept
+        kept = config.policy.budget * layer.plain // counted
+    once = layer.state + _scaled(layer.tail + kept, shape)
     if gpu:
         once += _scaled(layer.row_cache, shape)
     searched = shape.layers * once + (int(window * plain) if gpu or rows < plain else 0)

@@ -120,6 +120,26 @@ def budgets_of(config: Any, wish: Asked) -> Budgets:
 _plans: dict[str, Planned] = {}  # of this process, by configuration: memory changes meanwhile
 
 
+def rank_budgets(config: Any, wish: Asked, blocks: int) -> Budgets:
+    """Of a rank's engine on a GPU, now that the model is there. host 0: no limit.
+
+    Refused where the GPU has less left than the engine core expected when it counted blocks.
+    """
+    settings = wish.settings
+    host = settings.host_budget // config.parallel_config.world_size
+    device = settings.memory_budget or available(config, gpu=True).device
+    one = need(wish.shape, wish.config, wish.block)
+    longest = config.model_config.max_model_len
+    wanted = (blocks - 1) * wish.block * one.device + one.costs.of(longest, prompt=longest)
+    if device < wanted:
+        raise ValueError(
+            f"[vllm] memory: {blocks} blocks need {wanted / 1e9:.1f} GB of each GPU, and one has "
+            f"{device / 1e9:.1f} GB left; set memory_budget in --additional-config, or lower "
+            "--max-num-batched-tokens"
+        )
+    return Budgets(device, host)
+
+
 def override_blocks(config: Any) -> None:
     """Sets how many blocks vLLM has. In the engine core, before it makes its plan of the cache."""
     wish = asked(config)

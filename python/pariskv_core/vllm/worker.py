@@ -6,19 +6,15 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from vllm.logger import init_logger
 
-from . import ranks
-from .memory import free_for_engine
+from . import ranks, startup
 from .metrics import EngineStats, Reporter
 from .orders import Orders
 from .rank import Rank
-
-if TYPE_CHECKING:
-    from .startup import Asked
 
 logger = init_logger("vllm.pariskv")
 
@@ -26,9 +22,12 @@ _STATS_SECONDS = 1.0  # between two reports
 
 
 class Worker:
-    def __init__(self, config: Any, wish: Asked, layer_names: Sequence[str]) -> None:
+    def __init__(
+        self, config: Any, wish: startup.Asked, layer_names: Sequence[str], blocks: int
+    ) -> None:
         self._config = config
         self._wish = wish
+        self._blocks = blocks
         self._layers = {name: index for index, name in enumerate(layer_names)}
         if len(self._layers) != wish.shape.layers:
             raise NotImplementedError(
@@ -50,12 +49,11 @@ class Worker:
             threads = settings.threads or torch.get_num_threads()
             config = config.replace(threads=threads)
         else:
-            device = torch.cuda.current_device()
-            ranks_here = self._config.parallel_config.world_size
+            budgets = startup.rank_budgets(self._config, self._wish, self._blocks)
             config = config.replace(
-                device=f"cuda:{device}",
-                memory_budget=settings.memory_budget or free_for_engine(),
-                host_budget=settings.host_budget // ranks_here,
+                device=f"cuda:{torch.cuda.current_device()}",
+                memory_budget=budgets.device,
+                host_budget=budgets.host,
             )
         with _all_cores():
             self._rank = Rank(config)
