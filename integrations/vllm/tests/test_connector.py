@@ -28,13 +28,19 @@ def scheduler(**changes: Any) -> tuple[PariskvConnector, Any]:
     connector = PariskvConnector(made, KVConnectorRole.SCHEDULER, cache_of(blocks))
     pool = SimpleNamespace(cached_block_hash_to_block={}, forgotten=set())
     pool.evict_blocks = pool.forgotten.update
+    pool.get_cached_block = lambda found, groups: [SimpleNamespace(block_id=found)]
     connector.bind_gpu_block_pool(pool)
     return connector, pool
 
 
-def request(name: str, prompt: int, answer: int) -> Any:
+def request(name: str, prompt: int, answer: int, blocks: tuple[int, ...] = ()) -> Any:
+    """A block's hash is its number here."""
     return SimpleNamespace(
-        request_id=name, num_prompt_tokens=prompt, num_tokens=prompt, max_tokens=answer
+        request_id=name,
+        num_prompt_tokens=prompt,
+        num_tokens=prompt,
+        max_tokens=answer,
+        block_hashes=blocks,
     )
 
 
@@ -86,6 +92,24 @@ def test_long_requests_wait_for_room_and_short_ones_overtake_them() -> None:
     assert connector.get_num_new_matched_tokens(request("late", 100, 1000), 0) == (None, False)
     orders(connector, output(ended=(admitted[0],)))
     assert connector.get_num_new_matched_tokens(request("late", 100, 1000), 0) == (0, False)
+
+
+def test_one_token_behind_rows_that_are_not_stored_waits_for_them() -> None:
+    """It might be a row of a captured step, whose replay brings nothing else."""
+    connector, _ = scheduler()
+    late = request("late", 129, 10, (7,))
+    assert connector.get_num_new_matched_tokens(late, 128) == (None, False), "scheduled just now"
+    orders(connector, output({"first": [7, 8]}, tokens=127))
+    assert connector.get_num_new_matched_tokens(late, 128) == (None, False)
+    longer = request("longer", 130, 10, (7,))
+    assert connector.get_num_new_matched_tokens(longer, 128) == (0, False)
+    step = output()
+    step.scheduled_cached_reqs.req_ids = ["first"]
+    step.scheduled_cached_reqs.num_computed_tokens = [127]
+    step.scheduled_cached_reqs.new_block_ids = [None]
+    step.num_scheduled_tokens = {"first": 1}
+    orders(connector, step)
+    assert connector.get_num_new_matched_tokens(late, 128) == (0, False)
 
 
 def test_a_reset_of_the_prefix_cache_is_told_in_a_step_of_its_own() -> None:

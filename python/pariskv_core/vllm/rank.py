@@ -80,6 +80,11 @@ class Rank:
         ordered = [rows[request] for request in requests]
         self.same_step += sum(bool(row.missing) for row in ordered)
         if replay:
+            if any(row.missing for row in ordered):
+                raise RuntimeError(
+                    "[vllm] replay: expected rows whose prefix is stored, got one whose prefix "
+                    "comes in the same step; please report this"
+                )
             self._plan = Plan()
             self.lanes.advance(self.sequences.of(row.sequence for row in ordered))
         else:
