@@ -130,6 +130,7 @@ def engine(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
             "tensor_parallel_size": ranks,
         }
         if plugin:
+            arguments["attention_backend"] = "CUSTOM"  # on a CPU vLLM has a word of its own for it
             arguments["kv_transfer_config"] = CONNECTOR
             arguments["additional_config"] = {"pariskv": EXACT}
         variables = {} if plugins is None else {"VLLM_PLUGINS": plugins}
