@@ -7,6 +7,7 @@
 #include "chunks.h"
 #include "hardkv/search.h"
 #include "memory.h"
+#include "memory/touch.h"
 #include "pariskv/search.h"
 #include "prkv/search.h"
 
@@ -32,8 +33,10 @@ ArenaTraits traits_of(const char* name, int64_t slab_bytes, int64_t ahead,
 
 ArenaTraits pinned_traits(const Resources& resources, std::function<void()> reclaim) {
   // Ahead are 4 MB for each layer at a time; it is mapped in pages of 2 MB.
-  return traits_of("pinned host memory", 2 * kMegabyte, resources.pinned ? 0 : 512 * kMegabyte,
-                   std::move(reclaim));
+  ArenaTraits traits = traits_of("pinned host memory", 2 * kMegabyte,
+                                 resources.pinned ? 0 : 512 * kMegabyte, std::move(reclaim));
+  if (resources.pinned) traits.touch = touch_pages;  // our own has been touched
+  return traits;
 }
 
 /** Rows that go to host memory when it is full leave some of the device to others. */

@@ -2,6 +2,7 @@
 
 #include <cuda.h>
 
+#include "memory/touch.h"
 #include "runtime.h"
 
 namespace pariskv::cuda {
@@ -40,9 +41,8 @@ void* allocate_managed(size_t bytes, int device) {
   if (advise(data, bytes, kPrefer, {cudaMemLocationTypeHostNuma, near_node(device)}) ||
       advise(data, bytes, kPrefer, {cudaMemLocationTypeHost, 0})) {
     // Pages are there once they have been touched, and are mapped as large as they are then.
-    constexpr size_t kPage = 4096;
-    auto* touched = static_cast<volatile char*>(data);
-    for (size_t at = 0; at < bytes; at += kPage) touched[at] = 0;
+    // One thread clears 2.4 GB a second.
+    touch_pages(data, int64_t(bytes));
     if (advise(data, bytes, kMap, {cudaMemLocationTypeDevice, device})) return data;
   }
   succeeded(cudaFree(data));

@@ -180,6 +180,20 @@ void bind_looks(nb::class_<Handle>& cache) {
       },
       "def regions(self, sequence: int, layer: int = 0) -> Regions",
       "How many tokens lie in each region.");
+  define(
+      cache, {"reserve", {"tokens"}, {"sequences"}, {}},
+      [](Handle& self, const Arguments& given) {
+        const int64_t tokens = given.integer("tokens");
+        const int64_t sequences = given.integer("sequences", 1);
+        unlocked(self, [&](Cache& c) { c.reserve(tokens, sequences); });
+      },
+      "def reserve(self, tokens: int, sequences: int = 1) -> None",
+      R"(Takes memory for so many tokens of so many new sequences ahead of them.
+
+Its pages are brought into memory, on several threads: then prompts go to host memory at the bus's
+rate from the first one on. Takes nothing where as much is free already. Raises OutOfMemory where a
+budget has no room for it. The memory stays when sequences go, until trim, close, or need of memory
+of another kind.)");
   cache
       .def(
           "sequences",

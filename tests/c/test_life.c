@@ -189,8 +189,12 @@ void test_life(void) {
   CHECK(stats.memory_live - stats.workspace_bytes <= 902 * token.device + 2 * each.device);
   OK(pariskv_cache_remove(cache, a, NULL));
   OK(pariskv_cache_remove(cache, b, NULL));
+  OK(pariskv_cache_reserve(cache, 2000, 2));
+  OK(pariskv_cache_stats(cache, &stats));
+  CHECK(stats.memory_reserved >= 2000 * 2 * 2 * kKvHeads * kDim * (int64_t)sizeof(float));
   OK(pariskv_cache_trim(cache));
   OK(pariskv_cache_stats(cache, &stats));
+  CHECK(stats.memory_reserved == stats.memory_live);
   CHECK(stats.sequences == 0 && stats.tokens == 0 && stats.row_bytes == 0);
   int64_t count = -1;
   OK(pariskv_cache_sequences(cache, NULL, 0, &count));

@@ -292,6 +292,10 @@ PARISKV_API pariskv_status pariskv_cache_sequences(const pariskv_cache* cache,
                                                    pariskv_sequence* sequences, int64_t capacity,
                                                    int64_t* count);
 
+/** Takes memory for so many tokens of so many new sequences ahead, see Cache::reserve. */
+PARISKV_API pariskv_status pariskv_cache_reserve(pariskv_cache* cache, int64_t tokens,
+                                                 int64_t sequences);
+
 /** @param stats written, its `size` set before */
 PARISKV_API pariskv_status pariskv_cache_stats(const pariskv_cache* cache, pariskv_stats* stats);
 

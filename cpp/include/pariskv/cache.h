@@ -326,6 +326,18 @@ class PARISKV_API Cache {
 
   Stats stats() const;
 
+  /**
+   * Takes memory for the rows and summaries of so many tokens of so many new sequences ahead of
+   * them, and brings its pages into memory, on several threads: then prompts go to host memory at
+   * the bus's rate from the first one on. Takes nothing where as much is free already. Throws
+   * OutOfMemory where a budget has no room for it, or there is none. On a GPU with Placement::kHost
+   * rows are in host memory, else on the device.
+   *
+   * The memory stays when sequences go, until `trim`, the end of the cache, or need of memory of
+   * another kind.
+   */
+  void reserve(int64_t tokens, int64_t sequences = 1);
+
   /** Gives memory that nothing uses back to the device and the system. Waits for the device. */
   void trim();
 

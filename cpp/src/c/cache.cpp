@@ -135,6 +135,10 @@ pariskv_status pariskv_cache_load(pariskv_cache* cache, const char* path, void* 
   });
 }
 
+pariskv_status pariskv_cache_reserve(pariskv_cache* cache, int64_t tokens, int64_t sequences) {
+  return answer([&] { cache_of("reserve", cache).reserve(tokens, sequences); });
+}
+
 pariskv_status pariskv_cache_trim(pariskv_cache* cache) {
   return answer([&] { cache_of("trim", cache).trim(); });
 }

@@ -36,12 +36,15 @@ class CpuBackend : public Backend {
   Arena& arena() override { return arena_; }
   int64_t scratch_bytes() const override { return 0; }  // searches have their own
   void clear_scratch(Stream) override {}
+  void trim() override { arena_.trim(); }
   void fetch(void* target, const void* source, int64_t bytes) override;
   void parallel_for(int64_t count, const std::function<void(int64_t)>& work) override {
     pool_.parallel_for(count, work);
   }
 
  private:
+  void touch(void* data, int64_t bytes);
+
   const Kernels& kernels_;
   const bool stoppable_;
   ThreadPool pool_;

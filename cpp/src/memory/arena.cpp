@@ -15,6 +15,9 @@ namespace {
 // wait for it: a piece that is taken beside steps has to be short beside them.
 constexpr int64_t kAheadSlab = int64_t{16} << 20;
 
+// Of slabs of the heap that are reserved: several threads touch one.
+constexpr int64_t kReservedSlab = int64_t{64} << 20;
+
 }  // namespace
 
 /** One piece of the resource, cut into equal blocks. */
@@ -24,6 +27,7 @@ struct Slab {
   int64_t block_bytes = 0;
   std::vector<int32_t> free;  // indices of free blocks; capacity never grows after making
   int64_t blocks = 0;
+  bool held = false;                         // until trimmed, whether it is in use or not
   Slab *before = nullptr, *after = nullptr;  // among those of its shelf with free blocks
 
   bool unused() const { return int64_t(free.size()) == blocks; }
@@ -68,8 +72,8 @@ Block Arena::allocate(int64_t bytes) {
   try {
     return try_allocate(bytes);
   } catch (const OutOfMemory&) {
-    if (!traits_.reclaim) throw;
-    traits_.reclaim();
+    if (!traits_.reclaim && !holds_) throw;
+    if (traits_.reclaim) traits_.reclaim();
     trim();  // slabs of other sizes
     return try_allocate(bytes);
   }
@@ -80,7 +84,7 @@ Block Arena::try_allocate(int64_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (traits_.deferred) retired_.reserve(retired_.size() + blocks_out_ + 1);
   Block block;
-  if (shares_slab(size)) {
+  if (comes_from_slab(size)) {
     Slab* slab = slab_with_room(size);
     block.slab_ = slab;
     block.data_ = slab->data + slab->free.back() * size;
@@ -283,7 +287,11 @@ void Arena::restore(const RetiredBlock& block) noexcept {
   if (slab->free.empty()) shelf.open(slab);
   slab->free.push_back(int32_t((static_cast<char*>(block.data) - slab->data) / block.bytes));
   ++shelf.free, --shelf.taken;
-  if (!slab->unused() || traits_.deferred) return;  // giving back would wait for the device
+  // Of a device, giving back would wait for it.
+  if (slab->unused() && !traits_.deferred && !slab->held) give_back(shelf, slab);
+}
+
+void Arena::give_back(Shelf& shelf, Slab* slab) noexcept {
   give_back(slab->data, slab->bytes);
   shelf.close(slab);
   shelf.free -= slab->blocks;
@@ -291,9 +299,65 @@ void Arena::restore(const RetiredBlock& block) noexcept {
                                  [&](const auto& candidate) { return candidate.get() == slab; }));
 }
 
+std::vector<Arena::Wanted> Arena::wanted_for(const std::vector<Stock>& stocks) const {
+  const int64_t most = traits_.deferred ? traits_.largest_slab : kReservedSlab;
+  std::vector<Wanted> wanted;
+  int64_t bytes = 0;
+  for (const Stock& stock : stocks) {
+    const int64_t size = rounded(stock.block_bytes), at_once = std::max<int64_t>(most / size, 1);
+    const auto shelf = shelves_.find(size);
+    int64_t left = stock.blocks - (shelf == shelves_.end() ? 0 : shelf->second.free);
+    for (; left > 0; left -= at_once) {
+      wanted.push_back({std::max(std::min(left, at_once) * size, traits_.slab_bytes), size});
+      bytes += wanted.back().bytes;
+    }
+  }
+  if (use_.budget > 0 && bytes > use_.budget - use_.reserved) {
+    const std::string kind = traits_.name == nullptr ? "" : std::string(" of ") + traits_.name;
+    throw OutOfMemory("[reserve] asked for " + std::to_string(bytes) + " bytes" + kind +
+                      " ahead, but only " + std::to_string(use_.budget - use_.reserved) +
+                      " of the budget of " + std::to_string(use_.budget) +
+                      " are free; reserve fewer tokens or raise the budget");
+  }
+  return wanted;
+}
+
+void Arena::check_reserve(const std::vector<Stock>& stocks) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  wanted_for(stocks);
+}
+
+void Arena::reserve(const std::vector<Stock>& stocks) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::vector<Wanted> wanted = wanted_for(stocks);
+  std::vector<Slab*> taken;
+  taken.reserve(wanted.size());
+  try {
+    for (const Wanted& slab : wanted) take_reserved(slab, taken);
+  } catch (...) {
+    for (Slab* slab : taken) give_back(shelves_[slab->block_bytes], slab);
+    throw;
+  }
+  holds_ = holds_ || !taken.empty();
+}
+
+void Arena::take_reserved(const Wanted& wanted, std::vector<Slab*>& taken) {
+  std::unique_ptr<Slab> slab = make_slab(wanted.bytes, wanted.block_bytes);
+  slab->data = static_cast<char*>(take(wanted.bytes));
+  slab->held = true;
+  try {
+    if (traits_.touch) traits_.touch(slab->data, wanted.bytes);
+  } catch (...) {
+    give_back(slab->data, wanted.bytes);
+    throw;
+  }
+  taken.push_back(put_up(std::move(slab)));
+}
+
 void Arena::trim() noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
   turn_away();
+  holds_ = false;  // but for slabs in use, which stay like any other
   for (auto& [block_bytes, shelf] : shelves_) {
     auto& slabs = shelf.slabs;
     const auto unused = std::partition(slabs.begin(), slabs.end(),
@@ -304,6 +368,7 @@ void Arena::trim() noexcept {
       shelf.free -= (*slab)->blocks;
     }
     slabs.erase(unused, slabs.end());
+    for (const auto& slab : slabs) slab->held = false;
   }
 }
 

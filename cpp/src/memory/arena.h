@@ -81,6 +81,8 @@ struct ArenaTraits {
    * it from the resource, which has to stand that. 0: a slab is taken when it is needed.
    */
   int64_t ahead = 0;
+  /** Brings the pages of a slab that is reserved into memory. */
+  std::function<void(void* data, int64_t bytes)> touch;
   /** Called with every new slab; where it zeroes them, every block is zeros when handed out. */
   std::function<void(void* data, int64_t bytes)> clear;
   /** Called when there is nothing left, before trying once more. */
@@ -103,6 +105,19 @@ class Arena {
 
   MemoryUse use() const;
 
+  /** So many free blocks of a size. */
+  struct Stock {
+    int64_t block_bytes;
+    int64_t blocks;
+  };
+  /**
+   * Takes slabs until all these blocks are free, and touches them. They stay until they are
+   * trimmed. Throws OutOfMemory, and has taken nothing, when the budget or the resource says no.
+   */
+  void reserve(const std::vector<Stock>& stocks);
+  /** Throws what the budget says to that. */
+  void check_reserve(const std::vector<Stock>& stocks) const;
+
   /** Of a deferred arena: the blocks freed since the last call. */
   std::vector<RetiredBlock> take_retired();
 
@@ -121,6 +136,11 @@ class Arena {
   bool shares_slab(int64_t bytes) const {
     // On the heap at most an eighth of a slab is lost to the odd end.
     return traits_.deferred || bytes <= traits_.slab_bytes / 8;
+  }
+  /** Whether a block of this size comes from a slab: of every size that has reserved ones left. */
+  bool comes_from_slab(int64_t bytes) const {
+    const auto shelf = shelves_.find(bytes);
+    return shares_slab(bytes) || (shelf != shelves_.end() && shelf->second.free > 0);
   }
   Block try_allocate(int64_t bytes);
   void* take(int64_t bytes);
@@ -142,6 +162,14 @@ class Arena {
   int64_t next_slab_bytes(const Shelf& shelf, int64_t block_bytes, int64_t most) const;
   std::unique_ptr<Slab> make_slab(int64_t bytes, int64_t block_bytes);
   Slab* put_up(std::unique_ptr<Slab> slab);
+  void give_back(Shelf& shelf, Slab* slab) noexcept;
+
+  /** A slab that is to be reserved. */
+  struct Wanted {
+    int64_t bytes, block_bytes;
+  };
+  std::vector<Wanted> wanted_for(const std::vector<Stock>& stocks) const;
+  void take_reserved(const Wanted& wanted, std::vector<Slab*>& taken);
   bool runs_low(const Shelf& shelf, int64_t block_bytes) const;
   void ask_ahead();
   void take_in() noexcept;
@@ -153,6 +181,7 @@ class Arena {
   MemoryUse use_;
   std::map<int64_t, Shelf> shelves_;  // by block size
   std::vector<RetiredBlock> retired_;
+  bool holds_ = false;            // slabs were reserved and not trimmed since
   size_t blocks_out_ = 0;         // retired_ has room for as many, so that freeing cannot fail
   std::unique_ptr<Ahead> ahead_;  // null: nothing is taken ahead
   std::unique_ptr<Slab> coming_;  // asked for ahead, counted as reserved, its data still to come

@@ -56,6 +56,37 @@ TEST_P(FakeAuto, NothingLeavesWhileThereIsRoom) {
   EXPECT_EQ(test::wrong(), "");
 }
 
+TEST_P(FakeAuto, ReservedMemoryServesPromptsOfEveryPlacement) {
+  for (const Placement placement : {Placement::kAuto, Placement::kHost, Placement::kDevice}) {
+    Config config = config_of(64 << 20, GetParam());
+    config.placement = placement;
+    {
+      Cache probe(config);
+      probe.reserve(4 * kTokens, 4);
+      config.host_budget = probe.stats().host_memory.reserved;  // no slab more
+    }
+    Cache cache(config);
+    cache.reserve(4 * kTokens, 4);
+    const Stats before = cache.stats();
+    const bool in_host = placement == Placement::kHost;
+    EXPECT_EQ(before.host_memory.reserved > 0, in_host);
+    std::vector<SequenceId> sequences;
+    for (int i = 0; i < 4; ++i) sequences.push_back(add(cache));
+    for (int i = 0; i < 2; ++i) {
+      test::finish_all();
+      cache.flush({});
+    }
+    const Stats after = cache.stats();
+    EXPECT_EQ(after.host_memory.live > 0, in_host);
+    EXPECT_EQ(after.host_memory.reserved, before.host_memory.reserved);
+    for (const SequenceId sequence : sequences) cache.remove(sequence);
+    EXPECT_GE(cache.stats().memory.reserved, before.memory.reserved);
+    cache.trim();
+    EXPECT_EQ(cache.stats().host_memory.reserved, 0);
+    EXPECT_EQ(test::wrong(), "");
+  }
+}
+
 TEST_P(FakeAuto, WhatDoesNotFitRuns) {
   constexpr int64_t kBudget = 12 << 20;
   Cache cache(config_of(kBudget, GetParam()));

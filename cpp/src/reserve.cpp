@@ -1,0 +1,53 @@
+// Memory that is taken ahead of the sequences that will need it.
+#include <algorithm>
+
+#include "cache_impl.h"
+
+namespace pariskv {
+
+void Cache::reserve(int64_t tokens, int64_t sequences) {
+  const Impl::Lock lock(*impl_);
+  const Config& config = impl_->config_;
+  constexpr int64_t kMostSequences = 1 << 16;
+  if (sequences < 1 || sequences > kMostSequences) {
+    fail("[reserve] sequences: expected 1 to ", kMostSequences, ", got ", sequences);
+  }
+  if (tokens < 1 || tokens > sequences * kMostTokens) {
+    fail("[reserve] tokens: expected 1 to ", sequences * kMostTokens, ", as many as ", sequences,
+         " sequences can have, got ", tokens);
+  }
+  const ModelShape& shape = impl_->shape_;
+  const RegionSizes& sizes = impl_->sizes_;
+  // The last segment of each sequence is there as a whole.
+  const int64_t segments = (tokens - 1) / shape.segment_tokens + sequences;
+  const int64_t longest = (tokens - 1) / sequences + 1;
+  const int64_t rows = shape.segment_row_bytes(), blocks = config.layers * segments;
+  std::vector<Arena::Stock> own, of_host;
+  if (Regions{}.prefilled(longest, sizes).zone_tokens(sizes) == 0) {
+    own.push_back({rows, blocks});
+  } else {
+    const bool leaves = impl_->backend_->host_arena() != nullptr && !impl_->spills();
+    const int64_t of_zone = shape.narrows() ? shape.segment_narrow_bytes() : rows;
+    (leaves ? of_host : own).push_back({of_zone, blocks});
+    if (impl_->search_->needs().summary_bytes > 0) {
+      own.push_back({impl_->search_->needs().summary_bytes, blocks});
+    }
+    if (leaves || shape.narrows()) {
+      // The sink and the window, which a segment's end may part.
+      const int64_t window = sizes.sink + sizes.local + sizes.update + sizes.grain;
+      const int64_t plain = std::min(window / shape.segment_tokens + 2, segments);
+      own.push_back({rows, config.layers * sequences * plain});
+    }
+  }
+  Arena& arena = impl_->backend_->arena();
+  arena.check_reserve(own);
+  if (!of_host.empty()) impl_->backend_->host_arena()->reserve(of_host);
+  try {
+    arena.reserve(own);
+  } catch (const OutOfMemory&) {
+    if (!of_host.empty()) impl_->backend_->host_arena()->trim();
+    throw;
+  }
+}
+
+}  // namespace pariskv
