@@ -132,6 +132,9 @@ def test_on_a_gpu_both_budgets_count() -> None:
         assert (made.blocks - 1) * BLOCK * one.host <= host
         return made.blocks
 
+    there = need(SHAPE, config.replace(placement="device"), BLOCK)
+    assert there.host == 0
+    assert there.device >= one.device + one.host - 1
     small, large = 2 << 30, 8 << 30
     assert blocks(large, 1 << 26) < blocks(large, 1 << 27)
     assert blocks(small, 1 << 40) < blocks(large, 1 << 40)

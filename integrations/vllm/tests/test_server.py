@@ -77,10 +77,9 @@ def named(site: Path) -> None:
 
 async def stories(url: str) -> list[str]:
     """Twenty answers, streamed side by side; some prompts begin alike."""
-    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=900, max_retries=0)
     page = (Path(__file__).resolve().parents[3] / "DESIGN.md").read_text()
 
-    async def one(number: int) -> str:
+    async def one(client: openai.AsyncOpenAI, number: int) -> str:
         begin = page[: 1500 + 700 * (number % 3)] if number % 2 else f"{number} little ducks went"
         parts = []
         stream = await client.completions.create(
@@ -91,7 +90,9 @@ async def stories(url: str) -> list[str]:
         assert len(parts) > 4, "it was not streamed"
         return "".join(parts)
 
-    return list(await asyncio.gather(*(one(number) for number in range(CLIENTS))))
+    settings = {"base_url": f"{url}/v1", "api_key": "none", "timeout": 900, "max_retries": 0}
+    async with openai.AsyncOpenAI(**settings) as client:
+        return list(await asyncio.gather(*(one(client, number) for number in range(CLIENTS))))
 
 
 @pytest.fixture(scope="module")
@@ -124,9 +125,9 @@ def test_twenty_streams_at_once_are_those_of_stock_vllm(served: dict[str, Server
 
 def test_metrics_are_in_vllms_own_endpoint(served: dict[str, Server]) -> None:
     ours = served["ours"]
-    client = openai.OpenAI(base_url=f"{ours.url}/v1", api_key="none", timeout=900)
     time.sleep(1.1)  # an engine reports once a second, in a step
-    client.completions.create(model="small", prompt="One, two,", max_tokens=4)
+    with openai.OpenAI(base_url=f"{ours.url}/v1", api_key="none", timeout=900) as client:
+        client.completions.create(model="small", prompt="One, two,", max_tokens=4)
     assert ours.metric("vllm:pariskv_decode_tokens_total") > 0
     assert ours.metric("vllm:pariskv_row_bytes") > 0
     assert ours.metric("vllm:pariskv_sequences") >= 1

@@ -74,7 +74,9 @@ def need(shape: Shape, config: pk.Config, block: int) -> Need:
         kv_dtype=config.kv_dtype,
         row_cache=config.row_cache,
     )
-    gpu, counted = config.device != "cpu", layer.segment_tokens
+    # Rows of zones lie in host memory beside a GPU, as far as its own memory has no room.
+    beside = config.device != "cpu" and config.placement != "device"
+    counted = layer.segment_tokens
     plain = _scaled(layer.plain, shape) * shape.layers / counted
     rows = plain if config.kv_dtype == "auto" else layer.rows * shape.layers / counted
     summaries = layer.summaries * shape.layers / counted
@@ -83,16 +85,17 @@ def need(shape: Shape, config: pk.Config, block: int) -> Need:
     if isinstance(config.policy, pk.PRKV):  # at most: what it spends on pages is not kept
         kept = config.policy.budget * layer.plain // counted
     once = layer.state + _scaled(layer.tail + kept, shape)
-    if gpu:
+    if beside:
         once += _scaled(layer.row_cache, shape)
-    searched = shape.layers * once + (int(window * plain) if gpu or rows < plain else 0)
+    # A layer more: in a call it may have its next state beside the present one.
+    searched = (shape.layers + 1) * once + (int(window * plain) if beside or rows < plain else 0)
     costs = Costs(
         torn=int(block * (plain + summaries)),
-        token=int(plain if gpu else plain - rows),
+        token=int(plain if beside else plain - rows),
         opening=max(config.dense_below, 1),
         searched=searched,
     )
-    if gpu:
+    if beside:
         return Need(int(summaries) + 1, int(rows) + 1, costs)
     return Need(int(rows + summaries) + 1, 0, costs)
 
@@ -126,7 +129,7 @@ def plan(one: Need, budgets: Budgets, load: Load, *, block: int, gpu: bool) -> P
     # Half of a budget at most goes to what is no block, unless that is less than all requests take.
     room = max(min(sequences * largest, device // 2), largest)
     tokens = (device - room) // one.device
-    if gpu:
+    if one.host:
         tokens = min(tokens, host // one.host)
         room = device - tokens * one.device
     blocks = tokens // block
@@ -152,7 +155,7 @@ def at_once(one: Need, budgets: Budgets, *, tokens: int, chunk: int, gpu: bool) 
     device, host = _usable(budgets, gpu=gpu)
     device -= (one.costs.opening + chunk) * one.costs.token
     fit = max(device, 0) // (tokens * one.device + one.costs.of(tokens, prompt=tokens))
-    return min(fit, host // (tokens * one.host)) if gpu else fit
+    return min(fit, host // (tokens * one.host)) if one.host else fit
 
 
 def _size(count: float) -> str:
