@@ -20,7 +20,7 @@ WHEEL_OPTIONS = --no-build-isolation --no-deps -C cmake.define.PARISKV_CUDA=$(CU
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cmake cpp python -type f -not -name '*.pyc')
 CPP_FILES = $(shell find bench cpp examples integrations python tests -regex '.*\.\(h\|c\|cpp\|cuh?\|inl\)')
 
-.PHONY: help demo package plugin test test-cpp test-ggml test-llama test-vllm bench-llama test-python test-transformers test-older test-long sanitize bench \
+.PHONY: help demo package plugin test test-cpp test-ggml test-llama test-vllm bench-llama bench-vllm test-python test-transformers test-older test-long sanitize bench \
 	quality quality-models quality-inside quality-policies wheel test-wheel docs \
 	format lint clean
 .DEFAULT_GOAL := help
@@ -194,6 +194,11 @@ test-vllm: $(VLLM)/ready .venv/.engine ## the plugin for vLLM inside stock vLLM,
 	  -C cmake.define.PARISKV_CUDA_ARCHITECTURES='$(CUDA_ARCH)' .
 	@$(VLLM)/bin/python -m pip install -qq --force-reinstall --no-deps build/vllm-wheel/*.whl
 	@$(VLLM)/bin/python -m pytest -q -p no:cacheprovider integrations/vllm/tests
+
+# Needs a GPU, and vLLM 0.33 with the package in one environment: MODEL may be a config.json alone.
+bench-vllm: ## decode steps inside vLLM, with the engine and without
+	@cd integrations/vllm/bench && for engine in stock ours; do \
+	  python3 steps.py $$engine --model $(MODEL) --cases 32000x1 32000x14 130000x1 130000x3 16000x28; done
 
 # Whole steps: build/llama/deep MODEL 2048 16 f16 on, with GGML_BACKEND_PATH and without.
 bench-llama: test-ggml ## one layer's attention in ggml and in the plugin

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import figures_estimate
+import figures_hosts
 from sources import (
     DEFAULT,
     GEMMA,
@@ -117,6 +118,8 @@ def readme() -> Iterator[str]:
     yield f"(11.2 ms over 131,072 tokens on an H100), and {11.2 / 6.6:.1f} times as long as cuDNN's"
     noted("llama_cpp", "| Qwen2.5-Coder-1.5B, 32,768, f16 | 198.8 | 297.6 | 47.8 | 4.2 |")
     yield "at 32,768 tokens takes 48 ms there in place of 199, on two cores"
+    stock, ours = (f"{float(ms):.1f}" for ms in figures_hosts.VLLM_STEPS["130,000 × 3"])
+    yield f"take {ours} ms a step on one H100, where vLLM takes {stock}"
 
 
 def quality() -> Iterator[str]:
@@ -344,19 +347,6 @@ def transformers() -> Iterator[str]:
     yield "8.9 ms a token captured, 7.5 with compiled layers"
 
 
-def llama_cpp() -> Iterator[str]:
-    noted("llama_cpp", "| SmolLM2, 4,096, f16 | 20.0 | 22.1 | 17.2 | 1.16 |")
-    yield "| SmolLM2-135M | 4,096 | f16 | 20.0 | 17.2 | 1.16 × |"
-    noted("llama_cpp", "| SmolLM2, 8,192, f16 | 30.1 | 31.7 | 15.8 | 1.91 |")
-    yield "| SmolLM2-135M | 8,192 | f16 | 30.1 | 15.8 | 1.9 × |"
-    noted("llama_cpp", "| Qwen2.5-Coder-1.5B, 32,768, f16 | 198.8 | 297.6 | 47.8 | 4.2 |")
-    yield "| Qwen2.5-Coder-1.5B | 32,768 | f16 | 199 | 48 | 4.2 × |"
-    noted("llama_cpp", "| Qwen2.5-Coder-1.5B, 32,768, q8_0 | – | 412.5 | 48.8 | 8.5 |")
-    yield "| Qwen2.5-Coder-1.5B | 32,768 | q8_0 | 413 | 49 | 8.5 × |"
-    noted("llama_cpp", "| Llama-8B | f16 | 131,072 | 83.6 | 437 | 3.71 | 201 |")
-    yield "f16, at 131,072 tokens: 84 ms in llama.cpp, 3.7 in the plugin"
-
-
 def head_size() -> Iterator[str]:
     yield f"160 dimensions have the summaries of 256, {bytes_per_key(256, 0):.0f} bytes"
 
@@ -377,11 +367,12 @@ SAID = {
     "docs/glossary.md": glossary,
     "docs/hardkv.md": hardkv,
     "docs/index.md": index,
-    "docs/llama-cpp.md": llama_cpp,
+    "docs/llama-cpp.md": figures_hosts.llama_cpp,
     "docs/prkv.md": prkv,
     "docs/search.md": search,
     "docs/transformers.md": transformers,
     "docs/tutorial.md": tutorial,
+    "docs/vllm.md": figures_hosts.vllm,
 }
 
 # Settings, formats, constants; and what was measured once, with the page as its only record.

@@ -120,16 +120,23 @@ def test_a_budget_that_a_request_does_not_fit_is_refused() -> None:
         plan(one, Budgets(1 << 20), Load(100_000, 8, 512), block=BLOCK, gpu=False)
 
 
-def test_on_a_gpu_both_budgets_count() -> None:
-    config = engine_config(SHAPE, "float16", "cuda", BLOCK, {"policy": pk.ParisKV()})
+@pytest.mark.parametrize("placement", ["auto", "host"])
+def test_on_a_gpu_both_budgets_count(placement: str) -> None:
+    fields = {"policy": pk.ParisKV(), "placement": placement}
+    config = engine_config(SHAPE, "float16", "cuda", BLOCK, fields)
     one = need(SHAPE, config, BLOCK)
     assert one.host > 3 * one.device, "rows are in host memory, summaries on the GPU"
 
     def blocks(device: int, host: int) -> int:
         budgets = Budgets(device, host)
         made = plan(one, budgets, Load(16_384, 8, 2048), block=BLOCK, gpu=True)
-        assert (made.blocks - 1) * BLOCK * one.device + made.room <= device
-        assert (made.blocks - 1) * BLOCK * one.host <= host
+        tokens = (made.blocks - 1) * BLOCK
+        assert tokens * one.device + made.room <= device
+        if placement == "host":
+            assert tokens * one.host <= host
+        else:  # what host memory has no room for stays on the GPU
+            assert tokens * (one.device + one.host) + made.room <= device + host
+            assert tokens * one.host > host or host > device
         return made.blocks
 
     there = need(SHAPE, config.replace(placement="device"), BLOCK)

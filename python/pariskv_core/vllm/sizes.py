@@ -49,11 +49,26 @@ class Need:
     """Bytes, of all layers of a rank.
 
     device, host  of a token in a block
+    stays         what host memory has no room for may stay on the GPU
     """
 
     device: int
     host: int
     costs: Costs
+    stays: bool = False
+
+    def most_tokens(self, device: int, host: int) -> int:
+        """That these have room for."""
+        tokens = device // self.device
+        if self.host == 0:
+            return tokens
+        if self.stays:
+            return min(tokens, (device + host) // (self.device + self.host))
+        return min(tokens, host // self.host)
+
+    def on_device(self, tokens: int, host: int) -> int:
+        """Bytes on the GPU of so many tokens beside so much host memory."""
+        return tokens * self.device + max(tokens * self.host - host, 0)
 
 
 @dataclass(frozen=True)
@@ -84,7 +99,7 @@ def need(shape: Shape, config: pk.Config, block: int) -> Need:
     kept = layer.kept
     if isinstance(config.policy, pk.PRKV):  # at most: what it spends on pages is not kept
         kept = config.policy.budget * layer.plain // counted
-    once = layer.state + _scaled(layer.tail + kept, shape)
+    once = layer.state + layer.tail + _scaled(kept, shape)
     if beside:
         once += _scaled(layer.row_cache, shape)
     # A layer more: in a call it may have its next state beside the present one.
@@ -96,7 +111,8 @@ def need(shape: Shape, config: pk.Config, block: int) -> Need:
         searched=searched,
     )
     if beside:
-        return Need(int(summaries) + 1, int(rows) + 1, costs)
+        stays = config.placement == "auto"
+        return Need(int(summaries) + 1, int(rows) + 1, costs, stays)
     return Need(int(rows + summaries) + 1, 0, costs)
 
 
@@ -128,11 +144,9 @@ def plan(one: Need, budgets: Budgets, load: Load, *, block: int, gpu: bool) -> P
     largest = one.costs.of(longest)
     # Half of a budget at most goes to what is no block, unless that is less than all requests take.
     room = max(min(sequences * largest, device // 2), largest)
-    tokens = (device - room) // one.device
+    blocks = max(one.most_tokens(device - room, host), 0) // block
     if one.host:
-        tokens = min(tokens, host // one.host)
-        room = device - tokens * one.device
-    blocks = tokens // block
+        room = device - one.on_device(blocks * block, host)
     if blocks * block < longest or room < largest:
         wanted = longest * one.device + largest
         beside = f" and {_size(longest * one.host)} of host memory" if one.host else ""
@@ -154,8 +168,11 @@ def at_once(one: Need, budgets: Budgets, *, tokens: int, chunk: int, gpu: bool) 
     """How many sequences of so many tokens fit, each with all it may take."""
     device, host = _usable(budgets, gpu=gpu)
     device -= (one.costs.opening + chunk) * one.costs.token
-    fit = max(device, 0) // (tokens * one.device + one.costs.of(tokens, prompt=tokens))
-    return min(fit, host // (tokens * one.host)) if one.host else fit
+    beside = one.costs.of(tokens, prompt=tokens)
+    fit = max(device, 0) // (tokens * one.device + beside)
+    while fit > 0 and tokens * fit > one.most_tokens(device - fit * beside, host):
+        fit -= 1
+    return fit
 
 
 def _size(count: float) -> str:

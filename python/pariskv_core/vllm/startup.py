@@ -130,7 +130,9 @@ def rank_budgets(config: Any, wish: Asked, blocks: int) -> Budgets:
     device = settings.memory_budget or available(config, gpu=True).device
     one = need(wish.shape, wish.config, wish.block)
     longest = config.model_config.max_model_len
-    wanted = (blocks - 1) * wish.block * one.device + one.costs.of(longest, prompt=longest)
+    tokens = (blocks - 1) * wish.block
+    rows = one.on_device(tokens, host) if host else tokens * one.device
+    wanted = rows + one.costs.of(longest, prompt=longest)
     if device < wanted:
         raise ValueError(
             f"[vllm] memory: {blocks} blocks need {wanted / 1e9:.1f} GB of each GPU, and one has "
