@@ -95,6 +95,33 @@ def run(job: dict[str, Any], folder: Path, *, ranks: int = 1, **variables: str) 
     return dict(json.loads(done.read_text()))
 
 
+def small_engine(model: Path) -> dict[str, Any]:
+    """Arguments of vllm.LLM."""
+    return {
+        "model": str(model),
+        "skip_tokenizer_init": True,
+        "dtype": "float32",
+        "enforce_eager": True,
+        "max_model_len": 2560,
+        "kv_cache_memory_bytes": 256 << 20,
+        "block_size": BLOCK,
+        "num_gpu_blocks_override": 42,  # a request of 2,560 tokens, and not much more
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 512,
+        "seed": 1,
+        "disable_log_stats": False,
+    }
+
+
+def asked_for(settings: dict[str, Any]) -> dict[str, Any]:
+    """Further ones: the plugin's two options and its settings."""
+    return {
+        "attention_backend": "CUSTOM",  # on a CPU vLLM has a word of its own for it
+        "kv_transfer_config": CONNECTOR,
+        "additional_config": {"pariskv": settings},
+    }
+
+
 @pytest.fixture(scope="session")
 def smollm() -> Path:
     from pariskv_core.cli import weights
@@ -114,25 +141,9 @@ def engine(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
 
     @functools.cache
     def made(*, plugin: bool, ranks: int = 1, plugins: str | None = None) -> dict[str, Any]:
-        arguments: dict[str, Any] = {
-            "model": str(tiny),
-            "skip_tokenizer_init": True,
-            "dtype": "float32",
-            "enforce_eager": True,
-            "max_model_len": 2560,
-            "kv_cache_memory_bytes": 256 << 20,
-            "block_size": BLOCK,
-            "num_gpu_blocks_override": 42,  # a request of 2,560 tokens, and not much more
-            "max_num_seqs": 8,
-            "max_num_batched_tokens": 512,
-            "seed": 1,
-            "disable_log_stats": False,
-            "tensor_parallel_size": ranks,
-        }
+        arguments = {**small_engine(tiny), "tensor_parallel_size": ranks}
         if plugin:
-            arguments["attention_backend"] = "CUSTOM"  # on a CPU vLLM has a word of its own for it
-            arguments["kv_transfer_config"] = CONNECTOR
-            arguments["additional_config"] = {"pariskv": EXACT}
+            arguments.update(asked_for(EXACT))
         variables = {} if plugins is None else {"VLLM_PLUGINS": plugins}
         folder = tmp_path_factory.mktemp("engine")
         return run({"engine": arguments, "work": WORK}, folder, ranks=ranks, **variables)

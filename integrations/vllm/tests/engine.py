@@ -38,7 +38,8 @@ def counters(worker: Any) -> dict[str, Any]:
         "sequences": len(rank.cache.sequences()),
         "row_bytes": stats.row_bytes,
         "live_bytes": stats.memory.live,
-        "threads": rank.cache.config.threads,
+        "kv_dtype": rank.cache.config.kv_dtype,
+        "policy": type(rank.cache.config.policy).__name__,
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import CONNECTOR, run
+from conftest import asked_for, run
 
 ROOT = Path(__file__).resolve().parents[3]
 LAYERS = 30
@@ -31,7 +31,7 @@ def found(smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, d
             "max_logprobs": -1,
         }
         if name == "ours":
-            arguments["kv_transfer_config"] = CONNECTOR
+            arguments.update(asked_for({}))
         own = folder / name
         own.mkdir()
         job = {
