@@ -123,9 +123,10 @@ def test_parked_sequences_make_room_and_requests_stay_right() -> None:
 def test_a_request_waits_for_room_beside_its_blocks() -> None:
     books = Books(SIZE, Room(100, Costs(token=1, opening=50, searched=80)))
     assert books.admits("long", 4, 60)
-    assert not books.admits("other", 4, 21), "the long one may take 80"
     assert books.admits("short", 4, 20)
     assert books.admits("short", 4, 20), "asked for twice, it counts once"
+    assert not books.admits("other", 4, 1), "the long one may take 80"
+    assert not books.admits("short", 4, 20), "none overtakes one that waits"
     books.step(Step([], [], [Arrival("long", 4, 0, [0], 60)], {"long": 4}))
     assert books.admits("short", 4, 20), "what was noted is forgotten after a step"
     books.step(Step(["long"], [], [], {}))

@@ -75,7 +75,7 @@ def orders(connector: PariskvConnector, of: SchedulerOutput) -> list[tuple[str, 
     return [(command.kind, command.name) for command in made.orders.commands]
 
 
-def test_long_requests_wait_for_room_and_short_ones_overtake_them() -> None:
+def test_long_requests_wait_for_room_in_their_order() -> None:
     settings = {"dense_below": 512, "memory_budget": "24MB"}
     connector, _ = scheduler(additional_config={"pariskv": settings})
     names = iter(range(100))

@@ -34,6 +34,7 @@ def config(**changes: Any) -> Any:
             prefill_context_parallel_size=1,
             enable_dbo=False,
             world_size=1,
+            data_parallel_size_local=1,
         ),
         cache_config=SimpleNamespace(
             cache_dtype="auto",

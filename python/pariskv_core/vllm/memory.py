@@ -21,10 +21,16 @@ class Available:
     host: int  # of all ranks of this machine
 
 
+def ranks_here(config: Any) -> int:
+    """Ranks that share this machine's memory."""
+    parallel = config.parallel_config
+    return int(parallel.world_size * max(parallel.data_parallel_size_local, 1))
+
+
 def available(config: Any, *, gpu: bool) -> Available:
     host = machine.available_memory()
     if not gpu:
-        return Available(int(host * _CPU_SHARE) // config.parallel_config.world_size, 0)
+        return Available(int(host * _CPU_SHARE) // ranks_here(config), 0)
     free, total = _gpu_memory(config.parallel_config.world_size)
     share = config.cache_config.gpu_memory_utilization
     room = int(total * share) - (total - free) - _activations(config) - _GRAPHS

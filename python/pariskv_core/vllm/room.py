@@ -43,15 +43,21 @@ class Room:
         self._running: dict[str, int] = {}
         self._noted: dict[str, int] = {}  # admitted in this pass of the scheduler
         self._parked: dict[int, int] = {}
+        self._full = False  # a request has to wait
         self._taken = 0  # sums of these three
         self._promised = 0
         self._waiting = 0
 
     def admit(self, request: str, prompt: int, most: int) -> bool:
-        """Whether there is room for a request of at most so many tokens, which is then noted."""
+        """Whether there is room for a request of at most so many tokens, which is then noted.
+
+        After one that has to wait, all others do, in this pass: it would wait forever while
+        smaller ones take what becomes free.
+        """
         self._promised -= self._noted.pop(request, 0)
         cost = self._costs.of(most, prompt=prompt)
-        if self._taken + self._promised + cost > self._size:
+        if self._full or self._taken + self._promised + cost > self._size:
+            self._full = True
             return False
         self._noted[request] = cost
         self._promised += cost
@@ -61,6 +67,7 @@ class Room:
         """The scheduler's pass is over: what it did not take is asked for again."""
         self._noted.clear()
         self._promised = 0
+        self._full = False
 
     def enter(self, request: str, prompt: int, most: int) -> None:
         self._running[request] = self._costs.of(most, prompt=prompt)

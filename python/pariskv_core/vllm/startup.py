@@ -13,7 +13,7 @@ import pariskv_core as pk
 from pariskv_core._served import refusal
 
 from . import versions
-from .memory import available
+from .memory import available, ranks_here
 from .settings import SECTION, Settings, parse
 from .sizes import Budgets, Load, Planned, Shape, engine_config, need, plan
 
@@ -110,7 +110,7 @@ def planned(config: Any, wish: Asked) -> Planned:
 
 
 def budgets_of(config: Any, wish: Asked) -> Budgets:
-    settings, ranks = wish.settings, config.parallel_config.world_size
+    settings, ranks = wish.settings, ranks_here(config)
     found = available(config, gpu=wish.config.device != "cpu")
     device = settings.memory_budget or config.cache_config.kv_cache_memory_bytes or found.device
     host = (settings.host_budget or found.host) // ranks
@@ -126,7 +126,7 @@ def rank_budgets(config: Any, wish: Asked, blocks: int) -> Budgets:
     Refused where the GPU has less left than the engine core expected when it counted blocks.
     """
     settings = wish.settings
-    host = settings.host_budget // config.parallel_config.world_size
+    host = settings.host_budget // ranks_here(config)
     device = settings.memory_budget or available(config, gpu=True).device
     one = need(wish.shape, wish.config, wish.block)
     longest = config.model_config.max_model_len
