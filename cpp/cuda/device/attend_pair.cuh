@@ -175,7 +175,8 @@ __device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], con
   const float rescale = exp_of(running.maximum - shift);
   float weight = exp_of(logit - shift), before = 0;
   if constexpr (Address::kCounted != RowsCounted::kNot) {
-    before = address.weight_before() * exp_of(logit_before - shift);
+    // Without a tail the weight is no number.
+    if (logit_before > -infinity()) before = address.weight_before() * exp_of(logit_before - shift);
   }
   const float counts = weight - before;
   running.maximum = top;
