@@ -26,7 +26,8 @@ class Sequences:
             if command.kind == ADD:
                 self._of[command.name] = self._cache.add()
             elif command.kind == FORK:
-                self._of[command.name] = self._fork(self._of[command.source], command.tokens)
+                source = self._of[command.source]
+                self._of[command.name] = self._cache.fork(source, tokens=command.tokens)
                 self.forks += 1
             elif command.kind == CUT:
                 self._cache.truncate([self._of[command.name]], keep=command.tokens)
@@ -34,9 +35,3 @@ class Sequences:
                 self._cache.remove(self._of.pop(command.name))
             else:
                 raise ValueError(f"[vllm] orders: expected a known command, got {command.kind}")
-
-    def _fork(self, source: int, tokens: int) -> int:
-        fork = self._cache.fork(source)
-        if tokens < self._cache.length(source):
-            self._cache.truncate([fork], keep=tokens)
-        return fork
