@@ -132,7 +132,8 @@ def smollm() -> Path:
     return folder
 
 
-WORK = ["ragged", "ragged_again", "shared", "samples", "preempted", "aborted", "many", "reset"]
+WORK = ["ragged", "ragged_again", "shared", "samples", "stopped", "preempted", "aborted", "many"]
+WORK += ["reset"]
 
 
 @pytest.fixture(scope="session")
@@ -140,12 +141,19 @@ def engine(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
     """What an engine with few blocks makes of all the work; each kind of engine runs once."""
 
     @functools.cache
-    def made(*, plugin: bool, ranks: int = 1, plugins: str | None = None) -> dict[str, Any]:
+    def made(
+        *,
+        plugin: bool,
+        ranks: int = 1,
+        plugins: str | None = None,
+        asynchronous: bool = False,
+    ) -> dict[str, Any]:
         arguments = {**small_engine(tiny), "tensor_parallel_size": ranks}
         if plugin:
             arguments.update(asked_for(EXACT))
         variables = {} if plugins is None else {"VLLM_PLUGINS": plugins}
         folder = tmp_path_factory.mktemp("engine")
-        return run({"engine": arguments, "work": WORK}, folder, ranks=ranks, **variables)
+        job = {"engine": arguments, "work": WORK, "asynchronous": asynchronous}
+        return run(job, folder, ranks=ranks, **variables)
 
     return made

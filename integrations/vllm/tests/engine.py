@@ -90,6 +90,18 @@ class Run:
     def samples(self) -> Any:
         return self.generate([prompt(200, 150), prompt(201, 31)], n=3, temperature=0.9, seed=7)
 
+    def stopped(self) -> Any:
+        """Answers that end by a token, then prompts that go on with them: with asynchronous
+        scheduling one token more was computed behind each end."""
+        asked = [prompt(250 + i, tokens) for i, tokens in enumerate((100, 63, 62, 61, 200))]
+        ends = list(range(3, VOCABULARY, 7))
+        first = self.generate(asked, 60, ignore_eos=False, stop_token_ids=ends)
+        lengths = {len(answer) for [answer] in first}
+        assert min(lengths) < 60, "none was stopped"
+        pairs = zip(asked, first, strict=True)
+        again = [begin + answer + prompt(260, 70) for begin, [answer] in pairs]
+        return [first, self.generate(again, 20, ignore_eos=False, stop_token_ids=ends)]
+
     def preempted(self) -> Any:
         """More tokens than there are blocks: the last requests are put off again and again."""
         tokens = self.generate([prompt(300 + i, 340 + i) for i in range(8)], 90)
@@ -164,12 +176,29 @@ class Run:
                 break
 
 
+def schedule_asynchronously() -> None:
+    """As vLLM does on GPUs; on a CPU its platform turns that off when a configuration is made."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    checked = CpuPlatform.check_and_update_config.__func__
+
+    def check(cls: Any, config: Any) -> None:
+        checked(cls, config)
+        config.scheduler_config.async_scheduling = True
+
+    CpuPlatform.check_and_update_config = classmethod(check)
+
+
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
+    if job.get("asynchronous"):
+        schedule_asynchronously()
     run = Run(job)
     for name in job["work"]:
         run.found[name] = getattr(run, name)()
     run.found["end"] = run.counted()
+    scheduler = run.llm.llm_engine.vllm_config.scheduler_config
+    run.found["asynchronous"] = bool(scheduler.async_scheduling)
     Path(sys.argv[2]).write_text(json.dumps(run.found))
 
 

@@ -33,6 +33,19 @@ def test_tokens_are_those_of_stock_vllm(
     assert ours[work] == stock[work]
 
 
+def test_tokens_are_the_same_with_asynchronous_scheduling(
+    engine: Job, stock: dict[str, Any]
+) -> None:
+    """A step is decided before the one before it is done: one token too many is thrown away."""
+    ours = engine(plugin=True, asynchronous=True)
+    assert ours["asynchronous"]
+    assert not stock["asynchronous"]
+    for work in COMPARED:
+        assert ours[work] == stock[work], work
+    assert ours["end"][0]["forks"] > 0
+    assert ours["after_reset"][0]["sequences"] == 0
+
+
 def test_every_rank_has_decoded_every_token(ours: dict[str, Any], ranks: int) -> None:
     """Equal tokens also come of a plugin that was never loaded."""
     done = ours["end"]
