@@ -95,6 +95,7 @@ def one(scheduler: Scheduler, books: Books, engine: Engine) -> None:
     tokens_of = {request.name: request.tokens for request in scheduler.running}
     orders, forgotten = books.step(step)
     scheduler.forget(forgotten)
+    assert books.parked <= scheduler.blocks, "each has a block that may be found"
     engine.run(orders, tokens_of)
     for row in orders.rows:
         wanted = tokens_of[row.request][: row.computed + row.tokens]

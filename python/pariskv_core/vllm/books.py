@@ -171,7 +171,8 @@ class Books:
         rows: dict[int, Row],
         commands: list[Command],
     ) -> tuple[Piece, ...]:
-        """The prefix that vLLM found: a fork, and rows that come in this very step."""
+        """The prefix that vLLM found: a fork of all that is stored of it, and rows that come in
+        this very step."""
         last, rest = divmod(arrival.computed, self._block)
         owner = None if rest else self._owners.get(arrival.blocks[last - 1])
         if owner is None or owner[1] != last - 1:
@@ -191,7 +192,7 @@ class Books:
             return ()
         self.counts.same_step += 1
         row = rows.get(source.name)
-        return () if row is None else _pieces(row, holder.length, arrival.computed)
+        return () if row is None else _pieces(row, arrival.computed)
 
     def _hand_out(self, holder: Holder, blocks: Iterable[int]) -> None:
         """Blocks that are a request's from now on, be they new or found."""
@@ -264,13 +265,12 @@ class Books:
         self._shrunk.clear()
 
 
-def _pieces(row: Row, begin: int, end: int) -> tuple[Piece, ...]:
-    """Tokens from `begin` to `end` of a request that is scheduled in this step, too."""
+def _pieces(row: Row, end: int) -> tuple[Piece, ...]:
+    """Tokens up to `end` that a request lacks in this step before it brings its own, and these."""
     found: list[Piece] = []
-    position = row.stored
+    left = end - row.stored
     for piece in (*row.missing, Piece(row.request, 0, row.tokens)):
-        first, last = max(begin, position), min(end, position + piece.tokens)
-        if first < last:
-            found.append(Piece(piece.request, piece.begin + first - position, last - first))
-        position += piece.tokens
+        if left > 0:
+            found.append(piece._replace(tokens=min(piece.tokens, left)))
+        left -= piece.tokens
     return tuple(found)
