@@ -37,12 +37,8 @@ class SlotTable {
     check_batch(args.batch);
     if (int64_t(rows_.size()) < args.batch) rows_.resize(size_t(args.batch));
     for (int64_t i = 0; i < args.batch; ++i) set(i, args, args.sequences[i], prepare);
-    // Slots beyond are idle: a graph of more rows leaves them alone.
-    for (int64_t i = args.batch; i < int64_t(rows_.size()); ++i) {
-      Slot slot = rows_[size_t(i)].sent;
-      slot.layers = nullptr;
-      send(i, slot);
-    }
+    // Slots beyond are idle: a graph may have more of them.
+    for (int64_t i = args.batch; i < int64_t(rows_.size()); ++i) set_idle(i);
   }
 
   /** A recorded decode has not been reserved for. */
@@ -78,9 +74,16 @@ class SlotTable {
 
   template <typename Prepare>
   void set(int64_t i, const DecodeArgs& args, const SequenceView& sequence, Prepare prepare) {
+    if (sequence.device == nullptr) return set_idle(i);
     Slot slot = row(i).sent;
     slot.layers = sequence.device - args.layer;
     prepare(slot, row(i).scratch, sequence);
+    send(i, slot);
+  }
+
+  void set_idle(int64_t i) {
+    Slot slot = row(i).sent;
+    slot.layers = nullptr;
     send(i, slot);
   }
 

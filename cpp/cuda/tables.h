@@ -19,7 +19,7 @@ namespace pariskv::cuda {
 /** The slots of every policy begin with this. Members are multiples of 8 bytes, as everything that
  * the host writes word by word. */
 struct BatchSlot {
-  const SequenceView* layers;  // (layers); null: an idle slot, left alone
+  const SequenceView* layers;  // (layers); null: an idle slot
 };
 
 /** A step: one token of each of some sequences. Calls of policies add to it. */

@@ -8,7 +8,12 @@ namespace pariskv {
 void Cache::advance(const Batch& sequences, Stream stream) {
   const Impl::Lock lock(*impl_);
   const Verb verb = impl_->verb("advance");
-  const std::vector<Sequence*> batch = impl_->find_unsettled(verb, sequences);
+  using Slots = Impl::IdleSlots;
+  const std::vector<Sequence*> slots = impl_->find_unsettled(verb, sequences, Slots::kAllowed);
+  std::vector<Sequence*> batch;
+  for (Sequence* sequence : slots) {
+    if (sequence != nullptr) batch.push_back(sequence);
+  }
   const Config& config = impl_->config_;
   Backend& backend = *impl_->backend_;
   if (!backend.capabilities().graphs) {
@@ -39,9 +44,14 @@ void Cache::advance(const Batch& sequences, Stream stream) {
   }
   const auto reserve = [&](Impl::Step& planned) {
     DecodeArgs args = impl_->decode_args(0);
-    args.batch = int64_t(batch.size());
+    args.batch = int64_t(slots.size());
+    const SequenceView* view = planned.views.data();
+    std::vector<SequenceView> views(slots.size());
     for (args.layer = 0; args.layer < config.layers; ++args.layer) {
-      args.sequences = planned.views.data() + args.layer * args.batch;
+      for (size_t i = 0; i < slots.size(); ++i) {
+        views[i] = slots[i] == nullptr ? SequenceView{} : *view++;
+      }
+      args.sequences = views.data();
       impl_->search_->reserve(args);
     }
   };

@@ -118,64 +118,6 @@ void Cache::decode(int64_t layer, const Batch& sequences, const TensorView& q,
   impl_->decode(layer, sequences, {q, out, {}}, false, options, stream);
 }
 
-void Cache::Impl::decode(int64_t layer, const Batch& sequences, const StepTensors& tensors,
-                         bool appends, const AttendOptions& options, Stream stream) {
-  const Lock lock(*this);
-  const Verb verb = this->verb(tensors.rows.borrowed == nullptr ? "decode" : "decode_rows");
-  const std::vector<Layer*> layers = find_layers(verb, sequences, layer);
-  const int64_t count = int64_t(layers.size());
-  verb.check_tensor("q", tensors.q, config_.dtype, {count, config_.query_heads, config_.head_dim});
-  if (appends) check_new_rows(verb, tensors.rows, count);
-  verb.check_output("out", tensors.out, config_.dtype,
-                    {count, config_.query_heads, config_.value_dim});
-  Step step;
-  DecodeArgs args = decode_args(layer);
-  args.batch = count;
-  args.q = tensors.q, args.k = tensors.rows.k, args.v = tensors.rows.v, args.out = tensors.out;
-  args.logits = verb.check_options(options, count);
-  args.lse = Verb::lse_of(options);
-  args.error = verb.check_error(options, count, search_->needs().estimates_error);
-  check_apart(verb, tensors, args.lse, args.error);
-
-  if (backend_->capturing(stream)) {  // a replay reads the lengths of its time
-    for (const Layer* target : layers) step.views.push_back(view(*target));
-    args.sequences = step.views.data();
-    search_->decode(args, stream);
-    return;
-  }
-
-  std::vector<Regions> next;
-  std::vector<int64_t> begin;
-  const std::vector<int64_t> lengths(layers.size(), 1);
-  for (size_t i = 0; i < layers.size(); ++i) {
-    const Regions& regions = layers[i]->regions;
-    if (!appends && regions.total() == 0) {
-      fail("[decode] sequences: expected tokens to attend to, but ", sequences.ids()[i],
-           " has none in layer ", layer, "; or pass k and v");
-    }
-    next.push_back(appends ? regions.grown(1, sizes_) : regions);
-    verb.check_total(next.back().total());
-    begin.push_back(regions.total());
-  }
-  const Visit visit(*this, stream);
-  reserved_for_.clear();
-  step = plan(layers, next, Planner::Use::kDecode, stream, false, [&](Step& planned) {
-    args.sequences = planned.views.data();
-    search_->reserve(args);
-  });
-  args.sequences = step.views.data();
-  offload_beside(step, stream);
-
-  // Without a local window the token itself may enter the zone: its row has to be there first.
-  const bool append_first =
-      appends && (!backend_->capabilities().decode_appends || config_.local == 0);
-  const auto append = [&] {
-    if (append_first) this->append(step.views, begin, lengths, tensors.rows, stream);
-  };
-  carry_out(step, append, [&] { search_->decode(args, stream); }, stream);
-  count_step(step);
-}
-
 void Cache::attend(int64_t layer, const Batch& sequences, const std::vector<int64_t>& lengths,
                    const TensorView& q, const TensorView& out, const AttendOptions& options,
                    Stream stream) {

@@ -44,25 +44,40 @@ Cache::Impl::Visit::Visit(Impl& impl, Stream stream) : backend_(*impl.backend_),
   }
 }
 
-std::vector<Sequence*> Cache::Impl::find(const Verb& verb, const Batch& batch) {
-  std::vector<Sequence*> found = find_unsettled(verb, batch);
-  for (Sequence* sequence : found) sequence->settle();
+std::vector<Sequence*> Cache::Impl::find(const Verb& verb, const Batch& batch, IdleSlots idle) {
+  std::vector<Sequence*> found = find_unsettled(verb, batch, idle);
+  for (Sequence* sequence : found) {
+    if (sequence != nullptr) sequence->settle();
+  }
   return found;
 }
 
-std::vector<Sequence*> Cache::Impl::find_unsettled(const Verb& verb, const Batch& batch) {
+std::vector<Sequence*> Cache::Impl::find_unsettled(const Verb& verb, const Batch& batch,
+                                                   IdleSlots idle) {
   const Batch::Prepared* prepared = batch.prepared_.get();
   if (prepared != nullptr && prepared->cache != number_) {
     fail("[", verb.name, "] sequences: expected a batch of this cache, got one of another");
   }
+  const auto& ids = batch.ids();
+  const auto slot = std::find(ids.begin(), ids.end(), kIdle);
+  if (slot != ids.end() && idle == IdleSlots::kRefused) {
+    fail("[", verb.name, "] sequences: expected a sequence in each place, got an idle slot at ",
+         slot - ids.begin(), "; decode and advance have these alone");
+  }
   ++calls_;
   if (prepared != nullptr && !prepared->stale) {
-    for (Sequence* sequence : prepared->sequences) sequence->used = calls_;
+    for (Sequence* sequence : prepared->sequences) {
+      if (sequence != nullptr) sequence->used = calls_;
+    }
     return prepared->sequences;
   }
   std::vector<Sequence*> found;
   std::set<SequenceId> seen;
   for (const SequenceId id : batch.ids()) {
+    if (id == kIdle) {
+      found.push_back(nullptr);
+      continue;
+    }
     const auto place = sequences_.find(id);
     if (place == sequences_.end()) {
       fail("[", verb.name, "] sequences: ", id,
@@ -77,17 +92,20 @@ std::vector<Sequence*> Cache::Impl::find_unsettled(const Verb& verb, const Batch
   return found;
 }
 
-std::vector<Layer*> Cache::Impl::find_layers(const Verb& verb, const Batch& batch, int64_t layer) {
+std::vector<Layer*> Cache::Impl::find_layers(const Verb& verb, const Batch& batch, int64_t layer,
+                                             IdleSlots idle) {
   verb.check_layer(layer);
   std::vector<Layer*> layers;
-  for (Sequence* sequence : find(verb, batch)) layers.push_back(&sequence->layers[size_t(layer)]);
+  for (Sequence* sequence : find(verb, batch, idle)) {
+    layers.push_back(sequence == nullptr ? nullptr : &sequence->layers[size_t(layer)]);
+  }
   return layers;
 }
 
 Batch Cache::Impl::prepared(const Verb& verb, std::vector<SequenceId> ids) {
   Batch batch(std::move(ids));
-  batch.prepared_ =
-      std::make_shared<const Batch::Prepared>(Batch::Prepared{number_, find(verb, batch)});
+  batch.prepared_ = std::make_shared<const Batch::Prepared>(
+      Batch::Prepared{number_, find(verb, batch, IdleSlots::kAllowed)});
   const auto gone = [](const auto& other) { return other.expired(); };
   batches_.erase(std::remove_if(batches_.begin(), batches_.end(), gone), batches_.end());
   batches_.push_back(batch.prepared_);

@@ -24,9 +24,9 @@ struct SavedPart;
 
 /** A batch that was looked up. What may change is read and written in a turn on its cache. */
 struct Batch::Prepared {
-  const uint64_t cache;  // Impl::number_
-  const std::vector<Sequence*> sequences;
-  mutable bool stale = false;  // one of them was removed
+  const uint64_t cache;                    // Impl::number_
+  const std::vector<Sequence*> sequences;  // null: a slot is idle
+  mutable bool stale = false;              // one of them was removed
 };
 
 class Cache::Impl {
@@ -62,13 +62,35 @@ class Cache::Impl {
     const Stream stream_;
   };
 
-  /** The sequences of a batch, each there and each once. */
-  std::vector<Sequence*> find(const Verb& verb, const Batch& batch);
+  /** Whether a call knows slots without a sequence. */
+  enum class IdleSlots { kRefused, kAllowed };
+  /** The sequences of a batch, each there and each once; null: a slot is idle. */
+  std::vector<Sequence*> find(const Verb& verb, const Batch& batch,
+                              IdleSlots idle = IdleSlots::kRefused);
   /** The same, some of them with tokens that their layers have not been told of. */
-  std::vector<Sequence*> find_unsettled(const Verb& verb, const Batch& batch);
+  std::vector<Sequence*> find_unsettled(const Verb& verb, const Batch& batch,
+                                        IdleSlots idle = IdleSlots::kRefused);
 
   /** The same, down to one layer of each. */
-  std::vector<Layer*> find_layers(const Verb& verb, const Batch& batch, int64_t layer);
+  std::vector<Layer*> find_layers(const Verb& verb, const Batch& batch, int64_t layer,
+                                  IdleSlots idle = IdleSlots::kRefused);
+
+  /** The slots of a step that have a sequence, and where they lie in its batch. */
+  struct Slots {
+    struct Run {
+      int64_t slot, first, count;  // neighbours: the first one's slot, and its number among them
+    };
+    int64_t all = 0;
+    std::vector<Layer*> layers;    // of those that have one
+    std::vector<int64_t> numbers;  // of these slots
+    std::vector<Run> runs;
+
+    explicit Slots(const std::vector<Layer*>& found);
+    /** All slots of a batch, of the views of those with a sequence; others have no table. */
+    std::vector<SequenceView> spread(const SequenceView* views) const;
+  };
+  /** Where a step's output has slots without a sequence: zeros. Of a backend without graphs. */
+  void clear_idle(const Slots& slots, const DecodeArgs& args, Stream stream);
 
   Batch prepared(const Verb& verb, std::vector<SequenceId> ids);
   void remove(SequenceId id);
@@ -142,6 +164,8 @@ class Cache::Impl {
     const RowAddresses* borrowed = nullptr;
   };
   void check_new_rows(const Verb& verb, const NewRows& rows, int64_t tokens) const;
+  /** The same of a step. */
+  void check_new_rows(const Verb& verb, const NewRows& rows, const Slots& slots) const;
 
   /** Rows of positions from `begin` on come to the sequences' segments. */
   void append(const std::vector<SequenceView>& views, const std::vector<int64_t>& begin,

@@ -15,6 +15,7 @@ from pathlib import Path
 from ._array import Array
 from ._core import (
     HEAD_DIMS,
+    IDLE,
     PRKV,
     Batch,
     Bytes,
@@ -41,6 +42,7 @@ from ._core import (
 
 __all__ = [
     "HEAD_DIMS",
+    "IDLE",
     "PRKV",
     "Array",
     "Batch",

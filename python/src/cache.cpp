@@ -149,7 +149,9 @@ All layers of all these sequences are flushed, or none if anything fails.)");
 
 A decode that is called while its stream is captured changes nothing; what it recorded decodes,
 each time it runs, one token of the sequences last named here, in this order. So: capture once,
-then for every token advance(batch) and replay. For caches on a GPU.)");
+then for every token advance(batch) and replay. Slots of the graph beyond them are idle, as are those
+named IDLE here, whatever they were when it was captured: their output is zeros. So one graph per
+size serves any sequences. For caches on a GPU.)");
 }
 
 void bind_looks(nb::class_<Handle>& cache) {
@@ -212,6 +214,7 @@ of another kind.)");
 }  // namespace
 
 void bind_cache(nb::module_& m) {
+  m.attr("IDLE") = kIdle;
   nb::class_<Batch>(m, "Batch", R"(Sequences that were looked up once; see Cache.batch.)")
       .def_prop_ro("ids", &Batch::ids, "The sequences, in order.")
       .def("__len__", &Batch::size)

@@ -277,6 +277,7 @@ scale, softcap
 q          (batch, query_heads, head_dim), after RoPE
 k, v       (batch, kv_heads, head_dim), v value_dim; left out, nothing is appended: for layers
            that share keys and values with this one
+sequences  in slots that are IDLE nothing is read or stored: their output is zeros
 out        where to write; a new array of q's library when left out
 scale      of q.k, 1 / sqrt(head_dim) when left out
 softcap    c > 0: logits become c tanh(logit / c)

@@ -97,7 +97,8 @@ static void check_sequences(pariskv_cache* cache, pariskv_sequence a, pariskv_se
   pariskv_sequence fork_a = -1, fork_b = -1, cut = -1;
   OK(pariskv_cache_fork(cache, a, NULL, &fork_a));
   OK(pariskv_cache_fork(cache, b, NULL, &fork_b));
-  const pariskv_sequence pair[2] = {a, b}, forks[2] = {fork_a, fork_b};
+  const pariskv_sequence pair[2] = {a, b};
+  pariskv_sequence forks[2] = {fork_a, fork_b};
   pariskv_batch *batch = NULL, *forked = NULL, *shorter = NULL;
   OK(pariskv_batch_create(cache, pair, 2, &batch));
   OK(pariskv_batch_create(cache, forks, 2, &forked));
@@ -105,6 +106,22 @@ static void check_sequences(pariskv_cache* cache, pariskv_sequence a, pariskv_se
   OK(decode_token(cache, batch, 2, 7, both));
   OK(decode_one(cache, fork_a, 7, one));
   CHECK(memcmp(one, both, sizeof one) == 0);
+  /* A slot without a sequence: zeros, and nothing is stored. */
+  const pariskv_sequence slots[2] = {PARISKV_IDLE, fork_a};
+  OK(pariskv_batch_create(cache, slots, 2, &shorter));
+  const int64_t length = length_of(cache, fork_a);
+  memset(both, 1, sizeof both);
+  OK(pariskv_cache_fork(cache, fork_a, NULL, &cut));
+  OK(decode_token(cache, shorter, 2, 6, both));
+  for (int i = 0; i < kOut; ++i) CHECK(both[i] == 0);
+  CHECK(length_of(cache, fork_a) == length + 1);
+  REFUSED(PARISKV_INVALID_ARGUMENT, "idle slot at 0", pariskv_cache_flush(cache, shorter, NULL));
+  pariskv_batch_destroy(shorter);
+  OK(pariskv_cache_remove(cache, fork_a, NULL));
+  fork_a = cut;
+  forks[0] = fork_a;
+  pariskv_batch_destroy(forked);
+  OK(pariskv_batch_create(cache, forks, 2, &forked));
   /* Beams: both forks become the first one. */
   const int64_t source[2] = {0, 0};
   OK(pariskv_cache_reorder(cache, forked, source, NULL));
@@ -138,7 +155,7 @@ static void check_sequences(pariskv_cache* cache, pariskv_sequence a, pariskv_se
   pariskv_sequence all[3];
   int64_t count = 0;
   OK(pariskv_cache_sequences(cache, all, 3, &count));
-  CHECK(count == 4 && all[0] == a && all[1] == b && all[2] == fork_a);
+  CHECK(count == 4 && all[0] == a && all[1] == b && all[2] == fork_b);
   OK(pariskv_cache_remove(cache, fork_a, NULL));
   REFUSED(PARISKV_INVALID_ARGUMENT, "removed", decode_token(cache, forked, 2, 9, both));
   OK(pariskv_cache_remove(cache, fork_b, NULL));

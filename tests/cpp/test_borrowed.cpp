@@ -192,6 +192,37 @@ TEST(Borrowed, CallsThatDoNotFitAreRefusedAndChangeNothing) {
   EXPECT_EQ(cache.stats().encoded_keys, stats.encoded_keys);
 }
 
+TEST(Borrowed, IdleSlotsNeedNoAddresses) {
+  Lender lender;
+  Cache& cache = lender.cache;
+  const Config& config = cache.config();
+  const SequenceId id = lender.sequence, fork = cache.fork(id);
+  const RowAddresses row = lender.cells.addresses(0, lender.fresh(1));
+  Packed q(config.dtype, 3, config.query_heads, config.head_dim);
+  Packed out(config.dtype, 3, config.query_heads, config.value_dim);
+  q.fill(3);
+  const auto part = [](const TensorView& all, int64_t lane) {
+    TensorView one = all;
+    one.data = static_cast<char*>(one.data) + lane * one.strides[0] * size_of(one.dtype);
+    one.shape[0] = 1;
+    return one;
+  };
+  cache.decode_rows(0, {fork}, part(q.view, 1), row, part(out.view, 1));
+  const std::vector<char> expected = out.data;  // but for slots that were not written
+  Packed lanes(config.dtype, 3, config.query_heads, config.value_dim);
+  lanes.fill(4);
+  const RowAddresses rows{{nullptr, row.keys[0], nullptr}, {nullptr, row.values[0], nullptr}};
+  EXPECT_REFUSED("[decode_rows] rows.keys[0]: expected an address",
+                 cache.decode_rows(0, {id, fork, kIdle}, q.view, rows, lanes.view));
+  cache.decode_rows(0, {kIdle, id, kIdle}, q.view, rows, lanes.view);
+  const size_t lane = out.data.size() / 3;
+  EXPECT_TRUE(std::equal(lanes.data.begin() + lane, lanes.data.begin() + 2 * lane,
+                         expected.begin() + lane));
+  EXPECT_EQ(std::count(lanes.data.begin(), lanes.data.begin() + lane, 0), lane);
+  EXPECT_EQ(std::count(lanes.data.begin() + 2 * lane, lanes.data.end(), 0), lane);
+  EXPECT_EQ(cache.length(id), 101);
+}
+
 TEST(Borrowed, AForkHasAddressesOfItsOwn) {
   Lender lender;
   const SequenceId fork = lender.cache.fork(lender.sequence);

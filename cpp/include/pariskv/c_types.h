@@ -226,6 +226,9 @@ typedef struct pariskv_prefill_options {
   double softcap;          /**< 0: none. */
 } pariskv_prefill_options;
 
+/** In place of a sequence: a slot of decode and advance whose output is zeros, see kIdle. */
+enum pariskv_idle { PARISKV_IDLE = -1 };
+
 /** Of a cache's device, and of host memory beside a GPU. */
 typedef struct pariskv_bytes {
   size_t size;

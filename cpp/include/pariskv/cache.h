@@ -59,6 +59,13 @@ namespace pariskv {
 using SequenceId = int64_t;
 
 /**
+ * A slot of a batch without a sequence, for `decode` and `advance`: nothing is read or written for
+ * it, its output is zeros, its log-sum-exp minus infinity and its error 0. So one graph, recorded
+ * over as many slots as it may ever need, serves any sequences in any of them.
+ */
+constexpr SequenceId kIdle = -1;
+
+/**
  * The sequences that a call works on, in order, each once. A list of ids is looked up and checked
  * by every call that it is given to, a batch made by Cache::batch once: for steps of many layers.
  * Such a batch stays good while other sequences come and go; with one of its own removed, and in
@@ -194,7 +201,8 @@ class PARISKV_API Cache {
   /**
    * Before each replay of a graph of decodes, on a GPU. A decode that is called while its stream is
    * captured changes nothing; what it recorded decodes, each time it runs, one token of the
-   * sequences last named here, in this order. Rows of the graph beyond them are left alone.
+   * sequences last named here, in this order. Slots of the graph beyond them are idle, as are those
+   * named kIdle here, whatever they were when it was recorded.
    *
    * Makes room for that token in every layer, flushing where that is due; so a graph appends to
    * each layer once. Until the replay is done decode nothing else and change none of these

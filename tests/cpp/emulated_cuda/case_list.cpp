@@ -355,6 +355,20 @@ std::vector<Case> pariskv_cases() {
              c.replayed = true, c.steps = 20, c.flush_after = 5, c.truncate_after = 11;
              c.truncate_by = 150, k.update = 8, k.local = 16;
            }),
+      make("idle_slots",
+           [=](Case& c, Config& k) {
+             c.idle = true, c.batch = 3, c.steps = 8, c.gap = 3, tail(c, k, 32);
+           }),
+      make("idle_slots_replayed",
+           [](Case& c, Config& k) {
+             c.idle = c.replayed = true, c.batch = 3, c.steps = 9, k.dense_below = 800;
+             c.sink_bias = true;
+           }),
+      make("idle_slots_float32_replayed",
+           [=](Case& c, Config& k) {
+             budget(c, k, 32, .1), c.idle = c.replayed = true, c.batch = 2, c.steps = 7;
+             k.dtype = kFloat;
+           }),
       make("replayed_votes_in_branches",
            [=](Case& c, Config& k) {
              c.replayed = true, c.steps = 4, c.device = 4, c.batch = 3, c.tokens = 300, votes(k);

@@ -218,6 +218,12 @@ class Runner {
     if (c_.errors) options_.error = room(errors, config_.kv_heads);
   }
 
+  std::vector<SequenceId> lanes_of(int64_t step) const {
+    std::vector<SequenceId> lanes = sequences_;
+    if (c_.idle && step % (c_.batch + 1) < c_.batch) lanes[size_t(step % (c_.batch + 1))] = kIdle;
+    return lanes;
+  }
+
   /** As decode(), by a graph that is recorded the first time. */
   void replay(int64_t step) {
     const Tensor q = queries(step);
@@ -227,13 +233,14 @@ class Runner {
       lasting_ = {q, k, v, rows(c_.batch, Kind::kOutput)};
       wants(lasting_lse_, lasting_errors_);
       graph_ = emulator::record([&] {
-        cache_.decode(0, sequences_, lasting_[0].view(device), lasting_[1].view(device),
-                      lasting_[2].view(device), lasting_[3].view(device), options_,
-                      {const_cast<CUstream_st*>(emulator::kRecordedStream)});
+        const std::vector<SequenceId> idle(sequences_.size(), kIdle);
+        cache_.decode(0, c_.idle ? idle : sequences_, lasting_[0].view(device),
+                      lasting_[1].view(device), lasting_[2].view(device), lasting_[3].view(device),
+                      options_, {const_cast<CUstream_st*>(emulator::kRecordedStream)});
       });
     }
     lasting_[0].take(q), lasting_[1].take(k), lasting_[2].take(v);
-    cache_.advance(sequences_);
+    cache_.advance(lanes_of(step));
     emulator::replay(graph_);
     emulator::flush();
     outcome_.outputs.push_back(lasting_[3]);
@@ -251,7 +258,7 @@ class Runner {
     if (c_.infinite && step == 1) v.set(0, 0, v.dim - 2, kInfinity);
     outcome_.outputs.push_back(rows(c_.batch, Kind::kOutput, c_.gap));
     wants(outcome_.log_sum_exps.emplace_back(), outcome_.errors.emplace_back());
-    cache_.decode(0, sequences_, q.view(device), k.view(device), v.view(device),
+    cache_.decode(0, lanes_of(step), q.view(device), k.view(device), v.view(device),
                   outcome_.outputs.back().view(device), options_);
     emulator::flush();
     between(step);

@@ -31,6 +31,8 @@ struct Case {
   bool apart = false;          // steps of a decode are launched one by one
   bool replayed = false;       // all steps but the first are of one graph
   bool errors = false;         // steps tell theirs
+  bool idle = false;           // each step has another slot without a sequence; a graph is recorded
+                               // over such slots alone
   bool hostile = false;        // queries and a key that are not finite, or zero
   bool infinite = false;       // values of many rows, and keys of some
   int64_t device_segment = 0;  // segment_tokens there, where it differs

@@ -89,6 +89,10 @@ std::vector<Case> kept_cases() {
              c.replayed = true, c.steps = 40, c.flush_after = 5, c.fork_after = 20;
              c.truncate_after = 11, c.truncate_by = 100;
            }),
+      make("idle_slots_replayed",
+           [](Case& c, Config&) {
+             c.idle = c.replayed = true, c.batch = 2, c.steps = 20, c.flush_after = 5;
+           }),
       make("replayed_before_anything_is_kept",
            [](Case& c, Config& k) {
              c.replayed = true, c.queries = false, c.batch = 2, c.tokens = 60;

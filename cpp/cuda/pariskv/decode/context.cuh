@@ -6,6 +6,7 @@
 #include "device/signal.cuh"
 #include "device/stored_rows.cuh"
 #include "device/warp.cuh"
+#include "idle.cuh"
 #include "pariskv/decode/params.h"
 #include "pariskv/decode/query.cuh"
 #include "pariskv/decode/statistics.cuh"
@@ -181,6 +182,17 @@ template <typename Element>
 __device__ __forceinline__ bool find_context(const StepParams& step, uint32_t index,
                                              HeadContext& context) {
   return find_context<Element>(step, index, context, [](const SequenceView&, int) {});
+}
+
+/** A head of a slot that is idle, by its index; all threads of a block. */
+template <typename Element>
+__device__ __forceinline__ void leave_idle_head(const StepParams& step, int index) {
+  const DecodeCall& call = step.call;
+  index += int(call.first_head);
+  const int64_t row = step.by_kv_heads(index);
+  const int head = index - int(row * call.shape.kv_heads), group = int(call.shape.group);
+  leave_idle<Element>(call, row, head * group, group);
+  if (call.error != nullptr && threadIdx.x == 0) call.error[row * call.error_stride + head] = 0;
 }
 
 /** The row of a position outside the zone, or of any where it is not narrow. */

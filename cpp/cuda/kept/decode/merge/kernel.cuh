@@ -41,7 +41,11 @@ __global__ void __launch_bounds__(kMostMergeThreads)
   if (found != 0) merged.remember();
   __syncthreads();
   device::wait_for_predecessor();
-  if (found != 0) merge_parts(merged);
+  if (found != 0) {
+    merge_parts(merged);
+  } else {
+    leave_idle_query<Element>(params, query);
+  }
 }
 
 }  // namespace pariskv::cuda

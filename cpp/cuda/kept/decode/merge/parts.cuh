@@ -4,6 +4,7 @@
 #include "device/signal.cuh"
 #include "device/softmax.cuh"
 #include "device/warp.cuh"
+#include "idle.cuh"
 #include "kept/decode/context.cuh"
 #include "kept/remember/query.cuh"
 
@@ -110,5 +111,12 @@ struct MergedQuery {
     if (call.lse != nullptr && d == 0) call.lse[context.row * call.lse_stride + query_head] = lse;
   }
 };
+
+/** A query head of a slot that is idle, by its number in the batch; all threads of a block. */
+template <typename Element>
+__device__ __forceinline__ void leave_idle_query(const KeptStepParams& params, int query) {
+  const int heads = int(params.call.shape.query_heads());
+  leave_idle<Element>(params.call, query / heads, query % heads, 1);
+}
 
 }  // namespace pariskv::cuda

@@ -277,7 +277,9 @@ __global__ void __launch_bounds__(device::kThreads, kWords < 8 ? 2 : 1)
                                  space.rows.cache = head_row_cache(params.call.shape, view, head);
                                }
                              })) {
-    return device::wait_for_predecessor();
+    device::wait_for_predecessor();
+    if (rank == 0) leave_idle_head<Element>(params, int(blockIdx.x) >> device::log2_of_power(size));
+    return;
   }
   if (params.call.dense_apart) {
     __syncthreads();

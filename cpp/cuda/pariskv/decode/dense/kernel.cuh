@@ -61,9 +61,23 @@ class AttendDense {
     skip_empty();
     for (int i = 0; i < kDenseStages - 1; ++i) issue();
     for (; piece.left; space_.work.advance(piece, stop_)) attend(piece);
+    for (int s = int(blockIdx.x); s < params_.count; s += int(gridDim.x)) leave_if_idle(s);
   }
 
  private:
+  /** Blocks take turns with the slots that are idle. */
+  __device__ __forceinline__ void leave_if_idle(int sequence) const {
+    const DecodeCall& call = params_.call;
+    const int64_t row = params_.first + sequence;
+    if (call.slots[row].layers != nullptr) return;
+    const int kv_heads = int(call.shape.kv_heads);
+    leave_idle<Element>(call, row, 0, kv_heads * shape_.group);
+    if (call.error == nullptr) return;
+    for (int h = int(threadIdx.x); h < kv_heads; h += kDenseThreads) {
+      call.error[row * call.error_stride + h] = 0;
+    }
+  }
+
   static constexpr int kTurn = kDenseWarps * kDenseTile;
   static constexpr int kExactBytes = 2 * 32 * kWords * int(sizeof(Element));
 

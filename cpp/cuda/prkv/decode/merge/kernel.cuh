@@ -41,7 +41,10 @@ __global__ void __launch_bounds__(int(kMaxHeadDim))
   const int query = int(blockIdx.x), group = int(params.kept.call.shape.group);
   if (threadIdx.x == 0) found = find_kept(params.kept, int(params.kept.by_group(query)), context);
   __syncthreads();
-  if (found == 0) return device::wait_for_predecessor();
+  if (found == 0) {
+    device::wait_for_predecessor();
+    return leave_idle_query<Element>(params.kept, query);
+  }
   const MergedQuery<Element> merged{params.kept, context, context.head * group + query % group,
                                     device::warp_id()};
   // The kernels before have nothing to do with this. An output may lie where its query lies.
