@@ -70,14 +70,15 @@ PARISKV_API pariskv_status pariskv_policy_prkv_init(pariskv_policy_prkv* policy,
 PARISKV_API pariskv_status pariskv_config_validate(const pariskv_config* config);
 
 /**
- * What sequences take at most, see Config::bytes_per_token: tokens and sequences times these.
+ * What sequences take at most, see Config::bytes_per_token: so much for each token, and so much for
+ * each sequence beside.
  * @param most_tokens  of a sequence
- * @param multiple     each length is counted as the next multiple of it
  * @param bytes        written, its `size` set before
  */
 PARISKV_API pariskv_status pariskv_config_bytes_per_token(const pariskv_config* config,
                                                           int64_t most_tokens,
                                                           pariskv_bytes* bytes);
+/** @param multiple  each length is counted as the next multiple of it */
 PARISKV_API pariskv_status pariskv_config_bytes_per_sequence(const pariskv_config* config,
                                                              int64_t most_tokens, int64_t multiple,
                                                              pariskv_bytes* bytes);
