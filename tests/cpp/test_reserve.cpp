@@ -124,7 +124,7 @@ TEST(TouchPages, ReachesEveryPageWhateverTheSize) {
   }
 }
 
-Config config_of(int64_t budget) {
+Config reserving(int64_t budget) {
   Config config = test::small_config();
   config.layers = 2;
   config.memory_budget = budget;
@@ -135,7 +135,7 @@ TEST(CacheReserve, PromptsAskForNothingMore) {
   const auto resource = std::make_shared<FailingResource>();
   Resources resources;
   resources.host = resource;
-  Cache cache(config_of(0), resources);
+  Cache cache(reserving(0), resources);
   cache.reserve(3000, 3);
   const Stats empty = cache.stats();
   EXPECT_GT(empty.memory.reserved, 0);
@@ -159,7 +159,7 @@ TEST(CacheReserve, PromptsAskForNothingMore) {
 }
 
 TEST(CacheReserve, NumbersThatDoNotFitAreRefusedInASentence) {
-  Cache cache(config_of(8 << 20));
+  Cache cache(reserving(8 << 20));
   const auto refused = [&](int64_t tokens, int64_t sequences, const char* text) {
     try {
       cache.reserve(tokens, sequences);
