@@ -59,7 +59,7 @@ void Cache::advance(const Batch& sequences, Stream stream) {
   impl_->offload_beside(step, stream);
   impl_->carry_out(step, [] {}, [] {}, stream);
   backend.expect_replays(stream);
-  impl_->count_step(step);
+  impl_->count_step(step, int64_t(slots.size()));
   impl_->look_ahead(sequences, batch);
 }
 
@@ -83,12 +83,15 @@ bool Cache::Impl::advance_quietly(const Batch& batch, const std::vector<Sequence
 
 void Cache::Impl::look_ahead(const Batch& batch, const std::vector<Sequence*>& sequences) {
   const bool searches = search_->needs().rows_per_head > 0;
+  const int64_t size = batch.size(), crossing = search_->in_full_below(size);
   for (Sequence* sequence : sequences) {
     sequence->quiet = kMostTokens, sequence->searched = 0;
     for (const Layer& layer : sequence->layers) {
+      const int64_t total = layer.regions.total();
       sequence->quiet = std::min(sequence->quiet, planner_.quiet_steps(layer));
+      if (total < crossing) sequence->quiet = std::min(sequence->quiet, crossing - 1 - total);
       if (sequence->quiet == 0) break;
-      sequence->searched += searches && view(layer).sparse != 0;
+      sequence->searched += searches && search_->searches(view(layer), size);
     }
   }
   reserved_for_ = batch.ids();

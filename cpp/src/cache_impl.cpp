@@ -334,11 +334,11 @@ void Cache::Impl::publish(Layer& layer, Stream stream) {
   send_words(stream);
 }
 
-void Cache::Impl::count_step(const Step& step) {
+void Cache::Impl::count_step(const Step& step, int64_t batch) {
   const bool searches = search_->needs().rows_per_head > 0;
   for (size_t i = 0; i < step.changes.size(); ++i) {
     stats_.flushes += step.changes[i].entering() > 0;
-    if (searches) stats_.searched_tokens += step.views[i].sparse;
+    if (searches) stats_.searched_tokens += search_->searches(step.views[i], batch);
   }
   stats_.decode_tokens += int64_t(step.changes.size());
 }

@@ -237,7 +237,8 @@ class Cache::Impl {
   /** All layers of these sequences, or none. */
   void flush(const std::vector<Sequence*>& sequences, Stream stream);
 
-  void count_step(const Step& step);
+  /** @param batch  slots of the step, idle ones as well */
+  void count_step(const Step& step, int64_t batch);
 
   /** The arguments that every decode of a layer has in common. */
   DecodeArgs decode_args(int64_t layer) const;

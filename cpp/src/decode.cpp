@@ -175,7 +175,7 @@ void Cache::Impl::decode(int64_t layer, const Batch& sequences, const StepTensor
     if (int64_t(layers.size()) < slots.all) clear_idle(slots, args, stream);
   };
   carry_out(step, append, decode, stream);
-  count_step(step);
+  count_step(step, slots.all);
 }
 
 }  // namespace pariskv

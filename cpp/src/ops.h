@@ -123,6 +123,7 @@ struct SequenceView {
   SequenceView* device;      // the same in a GPU's memory; null: there is none
   void* const* narrow_rows;  // (segments) -> (heads, segment_tokens) rows of ModelShape::narrow,
                              // which are those of the zone; null: all are in `rows`
+  int64_t near;              // 1: all rows are plain, and have never left a GPU's own memory
 
   int64_t zone_tokens() const { return zone_end - zone_begin; }
   /** Where the zone has narrow rows, and so a plain row need not be there. */

@@ -121,6 +121,16 @@ class Search {
   /** Fills in how rows were found for the first sequence; the sizes and the zone are there. */
   virtual void explain(const DecodeArgs& args, Stream stream, Explanation& explanation) = 0;
 
+  /**
+   * Sequences of fewer tokens are attended to in full in steps of such a batch, though they could
+   * be searched, if all of their rows are near (SequenceView).
+   */
+  virtual int64_t in_full_below(int64_t) const { return 0; }
+  bool searches(const SequenceView& sequence, int64_t batch) const {
+    const bool in_full = sequence.near != 0 && sequence.total < in_full_below(batch);
+    return sequence.sparse != 0 && !in_full;
+  }
+
   /** Candidates and rows of all decodes so far. */
   virtual DecodeCounts counts() = 0;
 

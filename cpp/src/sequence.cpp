@@ -56,6 +56,7 @@ SequenceView Layer::cut(const Regions& next, const RegionSizes& sizes, const Sea
   view.recent = recent.as<char>();
   view.device = tables.device();
   view.narrow_rows = narrow.rows();
+  view.near = view.narrow_rows == nullptr && !store.has_moved();
   return view;
 }
 

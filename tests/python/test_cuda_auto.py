@@ -237,3 +237,74 @@ def test_a_step_of_dense_and_searched_sequences_is_that_of_each_alone(mixed):
             mine, own = eager(twin, [s], one)
             assert_same_bits(out[i : i + 1], mine)
             assert_same_bits(lse[i : i + 1], own)
+
+
+def crossing_caches(tokens: int, batch: int) -> tuple[list[pk.Cache], list[list[int]]]:
+    """A cache with its own crossings, and one in which all sequences are attended to in full."""
+    own = pk.Config(
+        layers=1, query_heads=8, kv_heads=8, head_dim=64, dtype="float16", device="cuda"
+    )
+    caches = [pk.Cache(own), pk.Cache(own.replace(dense_below=1 << 20))]
+    rng = np.random.default_rng(4)
+    k, v = randn_kv(rng, tokens, own)
+    sequences = []
+    for cache in caches:
+        sequences.append([cache.add() for _ in range(batch)])
+        for s in sequences[-1]:
+            cache.prefill(0, [s], k, v)
+    return caches, sequences
+
+
+def searched(cache: pk.Cache, call) -> int:
+    before = cache.stats().searched_tokens
+    call()
+    return cache.stats().searched_tokens - before
+
+
+@pytest.mark.parametrize(
+    ("tokens", "batch", "searches"),
+    [(6000, 1, 0), (6000, 8, 0), (6000, 9, 9), (7500, 8, 8), (7500, 4, 0), (10_000, 4, 4)],
+)
+def test_where_a_search_begins_follows_from_the_batch(tokens, batch, searches):
+    caches, sequences = crossing_caches(tokens, batch)
+    step = make_steps(caches[0].config, batch, 1)[0]
+    found = []
+    count = searched(caches[0], lambda: found.append(eager(caches[0], sequences[0], step)))
+    assert count == searches
+    full = eager(caches[1], sequences[1], step)
+    if searches:
+        assert (found[0][0] != full[0]).any()
+    else:
+        for mine, theirs in zip(found[0], full, strict=True):
+            assert_same_bits(mine, theirs)
+
+
+def test_a_graph_begins_to_search_at_its_batchs_crossing():
+    caches, sequences = crossing_caches(9720, 4)
+    config = caches[0].config
+    graph = Graph(caches[0], sequences[0], 4)
+    length = caches[0].length(sequences[0][0])
+    assert length < 9728
+    for step in make_steps(config, 4, 12):
+        length += 1
+        found = []
+        count = searched(caches[0], lambda step=step: found.append(graph.replay(step)))
+        assert count == (4 if length >= 9728 else 0)
+        if length < 9728:
+            while caches[1].length(sequences[1][0]) < length - 1:
+                pytest.fail("lengths differ")
+
+
+def test_rows_that_have_left_are_searched_at_any_length():
+    caches, sequences = crossing_caches(6000, 1)
+    cache, s = caches[0], sequences[0][0]
+    step = make_steps(cache.config, 1, 1)[0]
+    near = pk.Cache(cache.config.replace(memory_budget=24 << 20))
+    rng = np.random.default_rng(4)
+    k, v = randn_kv(rng, 6000, cache.config)
+    first = near.add()
+    near.prefill(0, [first], k, v)
+    while near.stats().offloaded_bytes == 0:
+        near.prefill(0, [near.add()], k, v)
+    assert searched(near, lambda: eager(near, [first], step)) == 1
+    assert searched(cache, lambda: eager(cache, [s], step)) == 0

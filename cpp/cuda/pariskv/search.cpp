@@ -27,6 +27,18 @@ constexpr int64_t kLeastOfEncoder = 4, kMostEncoders = 4;
 /** Branches of a decode: heads that one has at least, and how many there are at most. */
 constexpr int64_t kLeastHeads = 8, kMostBranches = 2;
 
+/**
+ * Where a step of a batch takes as long with a search as without, by its heads: one H100, rows of
+ * 128 dimensions (bench/notes/cuda_batches.md). A long sequence by itself reads fast, and its
+ * search is a chain of waits; of many the search costs each a little and full attention all of its
+ * rows.
+ */
+struct Crossing {
+  int64_t heads;   // at most
+  int64_t tokens;  // fewer are attended to in full
+};
+constexpr Crossing kCrossings[] = {{16, 16384}, {32, 9728}, {64, 7168}};
+
 template <typename Launch>
 void each_job(const EncodeArgs& args, int64_t begin, int64_t end, Launch launch) {
   for (int64_t i = begin; i < end; ++i) {
@@ -43,6 +55,7 @@ ParisKVSearch::ParisKVSearch(CudaBackend& backend, const ParisKV& settings, cons
                              const ModelShape& shape)
     : ParisKVPolicy(settings, config, with_row_cache(shape, config, settings.top_k), backend),
       backend_(backend),
+      crosses_by_batch_(config.dense_below == ParisKV::kRegions.dense_below_on_gpu),
       slots_(backend),
       counters_(backend) {}
 
@@ -128,6 +141,7 @@ DecodeCall ParisKVSearch::call_of(const DecodeArgs& args) const {
   call.heads = args.batch * args.shape.kv_heads;
   call.counters = counters_.data();
   call.over_bus = backend_.rows_leave();
+  call.in_full_below = in_full_below(args.batch);
   call.first_step = kScore;
   call.last_step = kAttend;
   return call;
@@ -148,8 +162,9 @@ void ParisKVSearch::decode(const DecodeArgs& args, Stream stream) {
                                 launch_decode(share, branch);
                               });
   };
-  const int64_t dense = std::count_if(args.sequences, args.sequences + args.batch,
-                                      [](const SequenceView& view) { return view.sparse == 0; });
+  const int64_t dense =
+      std::count_if(args.sequences, args.sequences + args.batch,
+                    [&](const SequenceView& view) { return !searches(view, args.batch); });
   call.dense_apart = dense > 0 && has_dense(call);
   const cudaStream_t own = handle_of(stream);
   if (!call.dense_apart) return search(own);
@@ -164,6 +179,14 @@ void ParisKVSearch::decode(const DecodeArgs& args, Stream stream) {
     launch_dense(call, others.handle(), own);
     others.record(inner_, search);
   }
+}
+
+int64_t ParisKVSearch::in_full_below(int64_t batch) const {
+  if (!crosses_by_batch_) return 0;
+  for (const Crossing& crossing : kCrossings) {
+    if (batch * shape_.kv_heads <= crossing.heads) return crossing.tokens;
+  }
+  return 0;
 }
 
 HeadTrace ParisKVSearch::trace_head(const SequenceView& sequence, int64_t head) {
@@ -207,6 +230,7 @@ ParisKVTrace ParisKVSearch::trace(const DecodeArgs& args, Stream stream) {
   const DeviceGuard guard(backend_.device());
   DecodeCall call = call_of(args);
   call.explains = true;
+  call.in_full_below = 0;
   call.weighs = rules_.estimates_error;
   call.slots = slots_.explained();
   call.counters = nullptr;

@@ -80,7 +80,7 @@ struct ParisKV {
    */
   std::optional<double> error;
 
-  static constexpr RegionDefaults kRegions = {4, 256, 512, 2048, 8192};
+  static constexpr RegionDefaults kRegions = {4, 256, 512, 2048, 5632};
 
   /** With numbers and rules in place of what is the policy's own. */
   PARISKV_API ParisKV resolved() const;

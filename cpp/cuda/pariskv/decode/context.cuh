@@ -105,7 +105,7 @@ __device__ __forceinline__ void fill_context(const StepParams& step, const Seque
   context.zone_rows = model.narrows() ? view.narrow_rows : view.rows;
   context.tail_copies = view.tail_copies;
   context.total = int(view.total);
-  context.searched = int(ParisKVPlan::of(view).candidates);
+  context.searched = int(ParisKVPlan::candidates_of(view, step.call.in_full_below));
   context.zone = {view.summaries,
                   layout,
                   step.by_segment,

@@ -12,6 +12,14 @@ struct ParisKVPlan {
   static constexpr ParisKVPlan of(const SequenceView& sequence) {
     return {sequence.plan.words[0], __builtin_bit_cast(double, sequence.plan.words[1])};
   }
+  /**
+   * Candidates of a step in which sequences of fewer tokens than `in_full_below` are attended to in
+   * full if all of their rows are near.
+   */
+  static constexpr int64_t candidates_of(const SequenceView& sequence, int64_t in_full_below) {
+    const bool in_full = sequence.near != 0 && sequence.total < in_full_below;
+    return in_full ? 0 : of(sequence).candidates;
+  }
   constexpr void store(SequenceView& sequence) const {
     sequence.plan.words[0] = candidates;
     sequence.plan.words[1] = __builtin_bit_cast(int64_t, vote_ratio);

@@ -51,7 +51,7 @@ class DenseWork {
         const ParisKVSlot& slot = call.slots[first_slot + s];
         if (slot.layers != nullptr) {
           const SequenceView& view = slot.layers[call.layer];
-          const bool dense = ParisKVPlan::of(view).candidates == 0;
+          const bool dense = ParisKVPlan::candidates_of(view, call.in_full_below) == 0;
           if (dense) total = int(view.total);
           searched = searched || !dense;
           segments_[s] = view.rows;
