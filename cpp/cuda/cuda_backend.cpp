@@ -58,8 +58,14 @@ int64_t chunk_of(const Config& config, const Resources& resources, int64_t budge
   if (config.placement != Placement::kAuto || resources.device || !pooling()) return 0;
   constexpr int64_t kMostChunks = 1 << 16, kAlignment = kDeviceAlignment;
   const RowFormat row = RowFormat::plain(config.head_dim, config.value_dim, config.dtype);
-  const int64_t rows = config.kv_heads * config.segment_tokens * row.bytes();
-  const int64_t segment = (rows + kAlignment - 1) / kAlignment * kAlignment;
+  const auto bytes_of = [&](const RowFormat& format) {
+    const int64_t rows = config.kv_heads * config.segment_tokens * format.bytes();
+    return (rows + kAlignment - 1) / kAlignment * kAlignment;
+  };
+  // Narrow rows take a few bytes more than half of that: a slab has room for two segments of them.
+  const int64_t segment = config.kv_dtype == KVDType::kAuto
+                              ? bytes_of(row)
+                              : std::max(bytes_of(row), 2 * bytes_of(row.narrowed()));
   return segment * (budget / kMostChunks / segment + 1);
 }
 
