@@ -9,7 +9,6 @@ import pytest
 import torch
 from pariskv_core.vllm.books import Books, Step
 from pariskv_core.vllm.rank import Logits, Rank
-from pariskv_core.vllm.room import Room
 from pariskv_core.vllm.sizes import Budgets, Load, Planned, Shape, engine_config, need, plan
 from vllm_scheduler import Scheduler
 
@@ -31,7 +30,7 @@ class Served:
         self.scheduler = Scheduler(
             planned.blocks - 1, BLOCK, at_once=at_once, budget=budget, seed=1, late=True
         )
-        self.books = Books(BLOCK, Room(planned.room, planned.costs))
+        self.books = Books(BLOCK, planned.make_room())
         self.rank = Rank(config)
         self.steps = 0
 
@@ -135,7 +134,7 @@ def test_on_a_gpu_both_budgets_count(placement: str) -> None:
         if placement == "host":
             assert tokens * one.host <= host
         else:  # what host memory has no room for stays on the GPU
-            assert tokens * (one.device + one.host) + made.room <= device + host
+            assert tokens * (one.device + one.host) + made.beside <= device + host
             assert tokens * one.host > host or host > device
         return made.blocks
 

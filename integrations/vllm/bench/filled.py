@@ -28,11 +28,11 @@ class FilledBooks(books.Books):
 
 class FillingSequences(sequences.Sequences):
     def apply(self, commands: Any) -> None:
+        # As prompts do, rows come when what is to go has gone.
+        super().apply([command for command in commands if command.kind != _FILL])
         for command in commands:
             if command.kind == _FILL:
                 self._fill(self._of[command.name], command.tokens)
-            else:
-                super().apply([command])
 
     def _fill(self, sequence: int, tokens: int) -> None:
         config = self._cache.config

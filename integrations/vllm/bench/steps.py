@@ -112,7 +112,12 @@ def main() -> None:
             for found in ranks._ranks.values():
                 stats = found.rank.cache.stats()
                 device, host = stats.memory.live / 1e9, stats.host_memory.live / 1e9
-                print(f"  the engine has {device:.1f} GB on the GPU, {host:.1f} beside", flush=True)
+                pinned = stats.host_memory.reserved / 1e9
+                print(
+                    f"  the engine has {device:.1f} GB on the GPU, {host:.1f} beside it, of "
+                    f"{pinned:.1f} that are pinned",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

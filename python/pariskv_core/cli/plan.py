@@ -143,7 +143,7 @@ def _served(
     one_rank = sizes.Shape(shape.layers, shape.query_heads, shape.kv_heads, shape.head_dim, 2)
     settings = {"policy": ParisKV(top_k=arguments.top_k), "kv_dtype": arguments.kv_dtype}
     config = sizes.engine_config(one_rank, "float16", device, sizes.BLOCK, settings)
-    one = sizes.need(one_rank, config, sizes.BLOCK)
+    one = sizes.need(one_rank, config, sizes.BLOCK, context)
     budgets = sizes.Budgets(memory, host)
     return sizes.at_once(one, budgets, tokens=context, chunk=_CHUNK, gpu=device == "cuda")
 

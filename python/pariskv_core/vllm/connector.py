@@ -22,7 +22,6 @@ from .books import Books
 from .metrics import EngineStats, PromMetrics
 from .orders import Orders
 from .reading import step_of
-from .room import Room
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class PariskvConnector(KVConnectorBase_V1, SupportsHMA):
         plan = startup.plan_of(vllm_config, wish)
         startup.check_blocks(kv_cache_config.num_blocks, plan)
         prefixes = bool(vllm_config.cache_config.enable_prefix_caching)
-        self._books = Books(wish.block, Room(plan.room, plan.costs), prefixes=prefixes)
+        self._books = Books(wish.block, plan.make_room(), prefixes=prefixes)
         self._block = wish.block
         self._longest = int(vllm_config.model_config.max_model_len)
         self._most: dict[str, int] = {}  # tokens that a waiting request may grow to

@@ -10,7 +10,8 @@ import torch
 from pariskv_core.cli import machine
 
 _CPU_SHARE = 0.5  # of what is available once the model is loaded: vLLM works in the rest
-_HOST_SHARE = 0.8  # beside a GPU
+_HOST_SHARE = 0.8  # beside a GPU, that blocks are counted for
+_MOST_HOST = 0.9  # that is ever taken: it is pinned, and no other process can have it
 _GRAPHS = 1 << 30  # of a GPU: captured graphs, and what the runtime takes
 _LIVE = 3  # tensors as wide as the widest of a layer that are alive at once
 
@@ -35,6 +36,11 @@ def available(config: Any, *, gpu: bool) -> Available:
     share = config.cache_config.gpu_memory_utilization
     room = int(total * share) - (total - free) - _activations(config) - _GRAPHS
     return Available(max(room, 0), int(host * _HOST_SHARE))
+
+
+def most_host_memory() -> int:
+    """Where nobody set host_budget, of all ranks of this machine."""
+    return int(machine.available_memory() * _MOST_HOST)
 
 
 def _gpu_memory(ranks: int) -> tuple[int, int]:

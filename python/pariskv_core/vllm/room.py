@@ -2,12 +2,14 @@
 
 A searched sequence has copies of its tail's rows and a row cache. A shorter one on a GPU has all of
 its rows where the engine cannot move them to host memory. Neither grows with vLLM's blocks, so
-requests are admitted only while the sum for the lengths that they may reach has room.
+requests are admitted only while the sums for the lengths that they may reach have room: of bytes
+that stay on the device, and of those among them that no block pays for.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -18,12 +20,14 @@ class Costs:
     token     of a token, as long as no zone is searched
     opening   tokens from which on one is
     searched  of a sequence with so many tokens
+    beside    of `searched`, what is no row of a block
     """
 
     torn: int = 0
     token: int = 0
     opening: int = 0
     searched: int = 0
+    beside: int = 0
 
     def of(self, tokens: int, *, prompt: int = 0, torn: bool = True) -> int:
         """The most that a sequence takes on its way to so many tokens.
@@ -35,18 +39,52 @@ class Costs:
         whole = before if tokens < self.opening else max(before, self.searched)
         return whole + (self.torn if torn else 0)
 
+    def most(self, tokens: int, *, prompt: int = 0, torn: bool = True) -> Cost:
+        beside = self.beside if tokens >= self.opening else 0
+        stays = self.of(tokens, prompt=prompt, torn=torn)
+        return Cost(stays, beside + (self.torn if torn else 0))
+
+
+class Cost(NamedTuple):
+    """Bytes that stay on the device, and those among them that no block pays for."""
+
+    stays: int = 0
+    beside: int = 0
+
+
+class _Sum:
+    """Of the costs of what has a name."""
+
+    def __init__(self) -> None:
+        self._costs: dict[str | int, Cost] = {}
+        self.stays = self.beside = 0
+
+    def put(self, name: str | int, cost: Cost) -> None:
+        self.take(name)
+        self._costs[name] = cost
+        self.stays, self.beside = self.stays + cost.stays, self.beside + cost.beside
+
+    def take(self, name: str | int) -> None:
+        cost = self._costs.pop(name, Cost())
+        self.stays, self.beside = self.stays - cost.stays, self.beside - cost.beside
+
+    def clear(self) -> None:
+        self._costs.clear()
+        self.stays = self.beside = 0
+
 
 class Room:
-    def __init__(self, size: int, costs: Costs) -> None:
-        self._size = size
+    """
+    stays   bytes on the device for what does not leave it
+    beside  for what no block pays for; None: as much as `stays`
+    """
+
+    def __init__(self, stays: int, costs: Costs, beside: int | None = None) -> None:
+        self._most = Cost(stays, stays if beside is None else beside)
         self._costs = costs
-        self._running: dict[str, int] = {}
-        self._noted: dict[str, int] = {}  # admitted in this pass of the scheduler
-        self._parked: dict[int, int] = {}
+        self._running, self._parked = _Sum(), _Sum()
+        self._noted = _Sum()  # admitted in this pass of the scheduler
         self._full = False  # a request has to wait
-        self._taken = 0  # sums of these three
-        self._promised = 0
-        self._waiting = 0
 
     def admit(self, request: str, prompt: int, most: int) -> bool:
         """Whether there is room for a request of at most so many tokens, which is then noted.
@@ -54,38 +92,37 @@ class Room:
         After one that has to wait, all others do, in this pass: it would wait forever while
         smaller ones take what becomes free.
         """
-        self._promised -= self._noted.pop(request, 0)
-        cost = self._costs.of(most, prompt=prompt)
-        if self._full or self._taken + self._promised + cost > self._size:
+        self._noted.take(request)
+        cost = self._costs.most(most, prompt=prompt)
+        if self._full or not self._fits(self._running, self._noted, cost):
             self._full = True
             return False
-        self._noted[request] = cost
-        self._promised += cost
+        self._noted.put(request, cost)
         return True
 
     def settle(self) -> None:
         """The scheduler's pass is over: what it did not take is asked for again."""
         self._noted.clear()
-        self._promised = 0
         self._full = False
 
     def enter(self, request: str, prompt: int, most: int) -> None:
-        self._running[request] = self._costs.of(most, prompt=prompt)
-        self._taken += self._running[request]
+        self._running.put(request, self._costs.most(most, prompt=prompt))
 
     def leave(self, request: str) -> None:
-        self._taken -= self._running.pop(request, 0)
+        self._running.take(request)
 
     def park(self, name: int, tokens: int, *, torn: bool) -> None:
         """A sequence whose request ended, of so many tokens."""
-        self.unpark(name)
-        self._parked[name] = self._costs.of(tokens, prompt=tokens, torn=torn)
-        self._waiting += self._parked[name]
+        self._parked.put(name, self._costs.most(tokens, prompt=tokens, torn=torn))
 
     def unpark(self, name: int) -> None:
-        self._waiting -= self._parked.pop(name, 0)
+        self._parked.take(name)
 
     @property
     def suffices(self) -> bool:
         """Whether parked sequences have room beside the running requests."""
-        return self._taken + self._waiting <= self._size
+        return self._fits(self._running, self._parked)
+
+    def _fits(self, *some: _Sum | Cost) -> bool:
+        stays, beside = sum(s.stays for s in some), sum(s.beside for s in some)
+        return stays <= self._most.stays and beside <= self._most.beside

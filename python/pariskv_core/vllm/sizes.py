@@ -12,7 +12,7 @@ import pariskv_core as pk
 from pariskv_core.cli.shapes import ModelShape
 from pariskv_core.cli.sizes import of_layer
 
-from .room import Costs
+from .room import Costs, Room
 
 BLOCK = 128  # tokens of a block where nobody asks for others
 _SLACK = 20  # one part in so many of a budget is left to slabs that are not full
@@ -74,12 +74,16 @@ class Need:
 @dataclass(frozen=True)
 class Planned:
     blocks: int  # one of them is vLLM's null block
-    room: int  # bytes for what `costs` counts
+    room: int  # bytes on the device for what `costs` counts
     costs: Costs
+    beside: int | None = None  # of these, bytes for what no block pays for; None: as many
+
+    def make_room(self) -> Room:
+        return Room(self.room, self.costs, self.beside)
 
 
-def need(shape: Shape, config: pk.Config, block: int) -> Need:
-    """What tokens and sequences take."""
+def need(shape: Shape, config: pk.Config, block: int, longest: int | None = None) -> Need:
+    """What tokens and sequences take, of requests of up to `longest` tokens; None: of any."""
     layer = of_layer(
         shape.model(),
         policy=config.policy,
@@ -109,7 +113,10 @@ def need(shape: Shape, config: pk.Config, block: int) -> Need:
         token=int(plain if beside else plain - rows),
         opening=max(config.dense_below, 1),
         searched=searched,
+        beside=(shape.layers + 1) * once,
     )
+    if beside and config.placement == "auto" and longest is not None and longest < costs.opening:
+        return Need(int(plain) + 1, 0, Costs(torn=int(block * plain)))  # none is ever searched
     if beside:
         stays = config.placement == "auto"
         return Need(int(summaries) + 1, int(rows) + 1, costs, stays)
@@ -143,20 +150,24 @@ def plan(one: Need, budgets: Budgets, load: Load, *, block: int, gpu: bool) -> P
     device -= (load.prompts * one.costs.opening + load.chunk) * one.costs.token
     largest = one.costs.of(longest)
     # Half of a budget at most goes to what is no block, unless that is less than all requests take.
-    room = max(min(sequences * largest, device // 2), largest)
+    each = one.costs.most(longest).beside if one.stays else largest
+    room = beside = max(min(sequences * each, device // 2), each)
     blocks = max(one.most_tokens(device - room, host), 0) // block
-    if one.host:
-        room = device - one.on_device(blocks * block, host)
+    if one.stays:  # rows that stay on the GPU are rows of blocks
+        blocks = min(blocks, max(device - largest, 0) // (block * one.device))
+        room = device - blocks * block * one.device
+    elif one.host:
+        room = beside = device - one.on_device(blocks * block, host)
     if blocks * block < longest or room < largest:
         wanted = longest * one.device + largest
-        beside = f" and {_size(longest * one.host)} of host memory" if one.host else ""
+        rest = f" and {_size(longest * one.host)} of host memory" if one.host else ""
         has = _size(max(device, 0)) + (f" and {_size(host)}" if one.host else "")
         raise ValueError(
-            f"[vllm] memory: a request of {longest:,} tokens takes {_size(wanted)}{beside}, and "
+            f"[vllm] memory: a request of {longest:,} tokens takes {_size(wanted)}{rest}, and "
             f"there is room for {has} in each rank; raise memory_budget or host_budget in "
             "--additional-config, or lower --max-model-len"
         )
-    return Planned(blocks + 1, room, one.costs)
+    return Planned(blocks + 1, room, one.costs, beside)
 
 
 def _usable(budgets: Budgets, *, gpu: bool) -> tuple[int, int]:
@@ -168,9 +179,10 @@ def at_once(one: Need, budgets: Budgets, *, tokens: int, chunk: int, gpu: bool) 
     """How many sequences of so many tokens fit, each with all it may take."""
     device, host = _usable(budgets, gpu=gpu)
     device -= (one.costs.opening + chunk) * one.costs.token
-    beside = one.costs.of(tokens, prompt=tokens)
-    fit = max(device, 0) // (tokens * one.device + beside)
-    while fit > 0 and tokens * fit > one.most_tokens(device - fit * beside, host):
+    cost = one.costs.most(tokens, prompt=tokens)
+    each = cost.beside if one.stays else cost.stays
+    fit = max(device, 0) // (tokens * one.device + cost.stays)
+    while fit > 0 and tokens * fit > one.most_tokens(device - fit * each, host):
         fit -= 1
     return fit
 

@@ -13,7 +13,7 @@ import pariskv_core as pk
 from pariskv_core._served import refusal
 
 from . import versions
-from .memory import available, ranks_here
+from .memory import available, most_host_memory, ranks_here
 from .settings import SECTION, Settings, parse
 from .sizes import Budgets, Load, Planned, Shape, engine_config, need, plan
 
@@ -104,7 +104,7 @@ def planned(config: Any, wish: Asked) -> Planned:
         # One prompt takes all of a step that it can, unless its share is bounded.
         prompts=1 + (chunk // part if part else 0),
     )
-    one = need(wish.shape, wish.config, wish.block)
+    one = need(wish.shape, wish.config, wish.block, load.longest)
     gpu = wish.config.device != "cpu"
     return plan(one, budgets_of(config, wish), load, block=wish.block, gpu=gpu)
 
@@ -121,15 +121,15 @@ _plans: dict[str, Planned] = {}  # of this process, by configuration: memory cha
 
 
 def rank_budgets(config: Any, wish: Asked, blocks: int) -> Budgets:
-    """Of a rank's engine on a GPU, now that the model is there. host 0: no limit.
+    """Of a rank's engine on a GPU, now that the model is there.
 
     Refused where the GPU has less left than the engine core expected when it counted blocks.
     """
     settings = wish.settings
     host = settings.host_budget // ranks_here(config)
     device = settings.memory_budget or available(config, gpu=True).device
-    one = need(wish.shape, wish.config, wish.block)
     longest = config.model_config.max_model_len
+    one = need(wish.shape, wish.config, wish.block, longest)
     tokens = (blocks - 1) * wish.block
     rows = one.on_device(tokens, host) if host else tokens * one.device
     wanted = rows + one.costs.of(longest, prompt=longest)
@@ -139,7 +139,7 @@ def rank_budgets(config: Any, wish: Asked, blocks: int) -> Budgets:
             f"{device / 1e9:.1f} GB left; set memory_budget in --additional-config, or lower "
             "--max-num-batched-tokens"
         )
-    return Budgets(device, host)
+    return Budgets(device, host or most_host_memory() // ranks_here(config))
 
 
 def override_blocks(config: Any) -> None:
