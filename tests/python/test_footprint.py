@@ -29,6 +29,7 @@ class Watched:
         self.token = config.bytes_per_token(most)
         self.sequence = config.bytes_per_sequence(most, multiple)
         self.multiple = multiple
+        self.leave = config.device != "cpu" and config.placement == "host"
         self.empty = self._device(self.cache.stats())
         self.lengths: dict[int, int] = {}
         self.highest = 0  # bound so far, and the workspace
@@ -50,7 +51,8 @@ class Watched:
         assert taken <= self.device, (taken, self.device, self.lengths)
         assert stats.host_memory.live <= host
         self.highest = max(self.highest, self.device + stats.workspace_bytes)
-        assert stats.memory.peak - self.empty <= self.highest
+        if not self.leave:  # on their way to host memory they have room in both
+            assert stats.memory.peak - self.empty <= self.highest
         if taken > self.taken:
             self.taken, self.bound = taken, self.device
 
@@ -166,7 +168,8 @@ def test_no_mix_of_sequences_passes_it(name, placement, device):
     watched = live_through(config, 3000, 60, seed=3)
     assert watched.taken > 0
     if "dropped" not in name:  # whose prompts take more than what is left of them
-        assert watched.bound < 3 * watched.taken
+        # Short sequences keep all rows on a GPU, and long ones in such a mix few of theirs.
+        assert watched.bound < (4 if watched.leave else 3) * watched.taken
 
 
 @pytest.mark.cpu("sums of the CPU's blocks")

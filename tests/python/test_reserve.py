@@ -52,12 +52,12 @@ def test_rows_find_their_memory_there(placement, kv_dtype, device):
 
 def test_it_stays_until_it_is_trimmed(device):
     cache = pk.Cache(make_config(layers=2, device=device))
-    cache.reserve(TOKENS, 3)
+    cache.reserve(10 * TOKENS, 3)
     before = held(cache)
     for s in filled(cache, 3):
         cache.remove(s)
     assert held(cache) >= before
-    cache.reserve(TOKENS, sequences=3)
+    cache.reserve(10 * TOKENS, sequences=3)
     cache.trim()
     assert held(cache) <= before // 8
     cache.reserve(TOKENS)
