@@ -130,6 +130,7 @@ void CudaBackend::attend_exact(const AttendExactArgs& args, Stream stream) {
     call.q = rows_of(args.q, packed), call.out = rows_of(args.out, packed);
     call.lse = floats_of(args.lse, packed), call.lse_stride = args.lse.strides[0];
     call.logits = args.logits;
+    call.precision = args.precision;
     call.shares = 1;
     exact_.attend(call, args.sequences[i], args.hosted[i], handle_of(stream));
   }

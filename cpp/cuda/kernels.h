@@ -122,6 +122,7 @@ struct AttendExactCall {
   float* lse;  // (tokens, query_heads); null: not wanted
   int64_t lse_stride;
   Logits logits;
+  Precision precision;
   int64_t begin, end;  // of rows: of whole segments, but for the last of all
   const char* staged;  // null, or where segments from `staged_segment` on lie in a row
   int64_t staged_segment;

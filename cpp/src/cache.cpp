@@ -89,7 +89,8 @@ void Cache::Impl::prefill(int64_t layer, const Batch& sequences,
                       {tokens, config_.query_heads, config_.head_dim});
   }
 
-  const Logits logits = verb.check_options({options.scale, options.softcap, {}, {}, {}}, tokens);
+  const Logits logits =
+      verb.check_options({options.scale, options.softcap, {}, {}, {}, {}}, tokens);
 
   const Arrivals arrivals = arrivals_of(found, lengths);
   std::vector<Regions> next;
@@ -145,6 +146,7 @@ void Cache::Impl::attend(int64_t layer, const Batch& sequences, const std::vecto
   args.shape = shape_;
   args.q = tensors.q, args.out = tensors.out;
   args.logits = verb.check_options(options, tokens);
+  args.precision = options.precision;
   verb.refuse_error(options);
   args.lse = Verb::lse_of(options);
   check_apart(verb, tensors, args.lse, {});

@@ -99,6 +99,7 @@ void Cache::Impl::decode(int64_t layer, const Batch& sequences, const StepTensor
   args.batch = slots.all;
   args.q = tensors.q, args.k = tensors.rows.k, args.v = tensors.rows.v, args.out = tensors.out;
   args.logits = verb.check_options(options, slots.all);
+  verb.refuse_fast(options);
   args.lse = Verb::lse_of(options);
   args.error = verb.check_error(options, slots.all, search_->needs().estimates_error);
   check_apart(verb, tensors, args.lse, args.error);

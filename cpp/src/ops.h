@@ -178,6 +178,7 @@ struct AttendExactArgs {
   Logits logits;
   TensorView out;  // (sum of lengths, query_heads, value_dim)
   TensorView lse;  // (sum of lengths, query_heads) float32; data null: not wanted
+  Precision precision = Precision::kExact;  // a backend may add up more exactly than asked
 };
 
 /** Rows of the tail of a sequence, from number `from` on, to be copied to its block of them. */

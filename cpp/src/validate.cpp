@@ -311,4 +311,9 @@ void Verb::refuse_error(const AttendOptions& options) const {
   fail("[", name, "] error: expected none: decode alone writes it");
 }
 
+void Verb::refuse_fast(const AttendOptions& options) const {
+  if (options.precision == Precision::kExact) return;
+  fail("[", name, "] precision: expected exact: attend alone has another");
+}
+
 }  // namespace pariskv

@@ -70,6 +70,9 @@ struct Verb {
   /** Throws where errors are wanted of a call that has none. */
   void refuse_error(const AttendOptions& options) const;
 
+  /** Throws if another precision is asked for than there is. */
+  void refuse_fast(const AttendOptions& options) const;
+
   /** The view to write log-sum-exps to; data null when none is wanted. */
   static TensorView lse_of(const AttendOptions& options) {
     return options.lse ? *options.lse : TensorView{};

@@ -124,6 +124,17 @@ bool Arguments::flag(const char* name) const {
   return value.ptr() == Py_True;
 }
 
+std::string Arguments::text(const char* name, const char* left_out) const {
+  const nb::handle value = (*this)[name];
+  if (value.is_none()) return left_out;
+  const char* given = PyUnicode_Check(value.ptr()) ? PyUnicode_AsUTF8(value.ptr()) : nullptr;
+  if (given == nullptr) {
+    PyErr_Clear();  // a string that is no text
+    refuse(name, "a string", value);
+  }
+  return given;
+}
+
 std::vector<int64_t> Arguments::integers(const char* name) const {
   constexpr const char* kExpected = "a list of integers";
   const nb::handle value = (*this)[name];

@@ -43,6 +43,7 @@ class Arguments {
   double number(const char* name, double left_out) const;
   std::optional<double> number(const char* name) const;
   bool flag(const char* name) const;
+  std::string text(const char* name, const char* left_out) const;
 
   std::vector<int64_t> integers(const char* name) const;
   std::optional<std::vector<int64_t>> optional_integers(const char* name) const;

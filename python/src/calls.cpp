@@ -70,6 +70,15 @@ Attention attention_of(const char* verb, const Keywords& keywords) {
   return attention;
 }
 
+Precision precision_of(const Arguments& given) {
+  const std::string name = given.text("precision", "exact");
+  if (name == "exact") return Precision::kExact;
+  if (name == "fast") return Precision::kFast;
+  throw nb::value_error((std::string("[") + given.verb() +
+                         "] precision: expected \"exact\" or \"fast\", got \"" + name + "\"")
+                            .c_str());
+}
+
 /** Queries in, output out: what decode and attend do alike. */
 template <typename Call>
 nb::object attended(const Handle& handle, const Arguments& given, bool return_error, Call call) {
@@ -153,20 +162,21 @@ nb::object attend(const Handle& handle, const Arguments& given) {
   const int64_t layer = given.integer("layer");
   const Batch sequences = given.batch("sequences");
   const Lengths lengths = given.optional_integers("lengths");
+  const Precision precision = precision_of(given);
   const StreamHandle stream = given.stream();
   const NewRows rows = new_rows_of("attend", given["k"], given["v"], handle.open()->config().dtype);
   const Stream queue = stream_of(stream, handle);
-  return attended(handle, given, false,
-                  [&](Cache& cache, const TensorView& query, const TensorView& result,
-                      const AttendOptions& options) {
-                    const std::vector<int64_t> tokens =
-                        lengths_of("attend", lengths, sequences, query);
-                    if (!rows.given()) {
-                      return cache.attend(layer, sequences, tokens, query, result, options, queue);
-                    }
-                    cache.attend(layer, sequences, tokens, query, rows.k->view, rows.v->view,
-                                 result, options, queue);
-                  });
+  return attended(
+      handle, given, false,
+      [&](Cache& cache, const TensorView& query, const TensorView& result, AttendOptions options) {
+        options.precision = precision;
+        const std::vector<int64_t> tokens = lengths_of("attend", lengths, sequences, query);
+        if (!rows.given()) {
+          return cache.attend(layer, sequences, tokens, query, result, options, queue);
+        }
+        cache.attend(layer, sequences, tokens, query, rows.k->view, rows.v->view, result, options,
+                     queue);
+      });
 }
 
 Explanation explain(const Handle& handle, const Arguments& given) {
@@ -293,20 +303,25 @@ where no query is finite. ParisKV has one, with a tail and group_rule "attention
          {"attend",
           {"layer", "sequences", "q"},
           {"lengths"},
-          {"k", "v", "out", "scale", "softcap", "sink_bias", "return_lse", "stream"}},
+          {"k", "v", "out", "scale", "softcap", "sink_bias", "return_lse", "precision", "stream"}},
          &attend,
          "def attend(self, layer: int, sequences: " PKV_SIGNATURE_BATCH
          ", "
          "q: pariskv_core._array.Array, "
          "lengths: collections.abc.Sequence[int] | None = None, "
          "*, k: pariskv_core._array.Array | None = None, "
-         "v: pariskv_core._array.Array | None = None, " PKV_SIGNATURE_RESULT PKV_SIGNATURE_END,
+         "v: pariskv_core._array.Array | None = None, " PKV_SIGNATURE_RESULT
+         "precision: str = 'exact', " PKV_SIGNATURE_END,
          R"(Exact causal attention of the last stored tokens over everything stored.
 
 q        (sum of lengths, query_heads, head_dim): the last tokens of each sequence
 lengths  how many each has; may be left out for a single one
 k, v     (sum of lengths, kv_heads, head_dim), v value_dim: these tokens are appended first, and
          regions move as if they were decoded one by one; left out, they are stored already
+precision
+         "fast": weights are rounded to 16 bits before values are added up, as flash attention does;
+         each is off by up to 2^-8 of itself in bfloat16, 2^-11 in float16. "exact" adds what
+         rounding takes as a second term. In float32, and on the CPU, both are the same
 The rest as in decode. Returns out, (sum of lengths, query_heads, value_dim), or (out, lse).)");
   define(cache,
          {"explain", {"layer", "sequence", "q"}, {}, {"scale", "softcap", "sink_bias", "stream"}},

@@ -267,7 +267,7 @@ void test_sizes(void) {
   float rows[kOut];
   const int64_t one = 1, shape[3] = {1, kKvHeads, kDim};
   pariskv_tensor k = rows_of(rows, 1, kKvHeads), q = rows_of(rows, 1, kQueryHeads);
-  pariskv_attend_options asked = {sizeof asked, 0, 0, NULL, NULL, NULL};
+  pariskv_attend_options asked = {sizeof asked, 0, 0, NULL, NULL, NULL, 0, 0};
   pariskv_prefill_options with = {sizeof with, NULL, 0, 0};
   pariskv_stats stats = {.size = sizeof stats};
   pariskv_region_counts counts = {sizeof counts, 0, 0, 0, 0, 0};
@@ -307,12 +307,24 @@ void test_sizes(void) {
     SIZE(pariskv_tensor, given, pariskv_tensor_init(&k, given, rows, PARISKV_FLOAT32, 3, shape));
     SIZE(pariskv_prefill_options, with.size,
          pariskv_cache_prefill(cache, 0, batch, &one, &k, &k, &with, NULL));
-    SIZE(pariskv_attend_options, asked.size,
-         pariskv_cache_decode(cache, 0, batch, &q, NULL, NULL, &q, &asked, NULL));
+    if (size != 48) { /* as it was before it had a precision */
+      SIZE(pariskv_attend_options, asked.size,
+           pariskv_cache_decode(cache, 0, batch, &q, NULL, NULL, &q, &asked, NULL));
+    }
     SIZE(pariskv_stats, stats.size, pariskv_cache_stats(cache, &stats));
     SIZE(pariskv_region_counts, counts.size, pariskv_cache_regions(cache, sequence, 0, &counts));
 #undef SIZE
   }
+  OK(pariskv_cache_prefill(cache, 0, batch, &one, &k, &k, NULL, NULL));
+  asked.precision = 2;
+  WRONG("[attend] options.precision: expected one of 0 (exact), 1 (fast), got 2",
+        pariskv_cache_attend(cache, 0, batch, &one, &q, NULL, NULL, &q, &asked, NULL));
+  asked.precision = PARISKV_PRECISION_FAST;
+  WRONG("[decode] precision: expected exact",
+        pariskv_cache_decode(cache, 0, batch, &q, NULL, NULL, &q, &asked, NULL));
+  asked.reserved = 1;
+  WRONG("[attend] options.reserved: expected 0, got 1",
+        pariskv_cache_attend(cache, 0, batch, &one, &q, NULL, NULL, &q, &asked, NULL));
   WRONG("compiled with newer headers", pariskv_config_init(&config, sizeof config + 8));
   CHECK(none == NULL);
   pariskv_batch_destroy(batch);

@@ -181,6 +181,37 @@ def test_attend_every_head_dim_and_dtype(head_dim, dtype, device):
     assert_output_close(f.cache.attend(0, [f.s], q), expected, dtype)
 
 
+@pytest.mark.parametrize("tokens", [1, 40, 140])
+def test_fast_attend_rounds_weights_alone(tokens, head_dim, dtype, device):
+    """Each weight is off by half a unit in its last place, at most; log-sum-exps are not."""
+    f = filled(make_config(head_dim=head_dim, dtype=dtype, device=device), 140)
+    q = randn_q(f.rng, tokens, f.cache.config)
+    exact, exact_lse = f.cache.attend(0, [f.s], q, return_lse=True)
+    fast, lse = f.cache.attend(0, [f.s], q, return_lse=True, precision="fast")
+    if device == "cpu" or dtype == "float32":
+        assert_same_bits(fast, exact)
+        assert_same_bits(lse, exact_lse)
+        return
+    expected, expected_lse = oracle.causal_attention(f64(q), f64(f.k), f64(f.v))
+    sizes, _ = oracle.causal_attention(f64(q), f64(f.k), np.abs(f64(f.v)))
+    off = {"float16": 2**-11, "bfloat16": 2**-8}[dtype]
+    assert (np.abs(f64(fast) - expected) <= off * (sizes + np.abs(expected)) + 2e-6).all()
+    np.testing.assert_allclose(f64(lse), expected_lse, rtol=1e-5, atol=1e-5)
+
+
+def test_precision_is_exact_or_fast(device):
+    f = filled(make_config(device=device), 100)
+    q = randn_q(f.rng, 3, f.cache.config)
+    assert_same_bits(f.cache.attend(0, [f.s], q), f.cache.attend(0, [f.s], q, precision="exact"))
+    expected = r'\[attend\] precision: expected "exact" or "fast", got "half"'
+    with pytest.raises(ValueError, match=expected):
+        f.cache.attend(0, [f.s], q, precision="half")
+    with pytest.raises(TypeError, match=r"\[attend\] precision: expected a string, got int"):
+        f.cache.attend(0, [f.s], q, precision=16)
+    with pytest.raises(TypeError, match="precision"):
+        f.cache.decode(0, [f.s], q[:1], precision="fast")
+
+
 def test_attend_a_ragged_batch(dtype, device, rng):
     config = make_config(dtype=dtype, device=device)
     cache = pk.Cache(config)

@@ -208,6 +208,9 @@ typedef struct pariskv_resources {
   void* stop_user; /**< Handed to should_stop. */
 } pariskv_resources;
 
+/** How exactly an attend adds values up: Precision of cache.h. */
+enum pariskv_precision { PARISKV_PRECISION_EXACT = 0, PARISKV_PRECISION_FAST = 1 };
+
 /** How logits become attention: AttendOptions of cache.h. */
 typedef struct pariskv_attend_options {
   size_t size;
@@ -216,6 +219,8 @@ typedef struct pariskv_attend_options {
   const pariskv_tensor* sink_bias; /**< (query_heads) float32, or null. */
   const pariskv_tensor* lse;       /**< (tokens, query_heads) float32, written, or null. */
   const pariskv_tensor* error;     /**< (batch, kv_heads) float32, written, or null. */
+  int32_t precision;               /**< One of pariskv_precision; other calls than attend: 0. */
+  int32_t reserved;                /**< 0. */
 } pariskv_attend_options;
 
 /** What a prompt may bring besides its keys and values: PrefillOptions of cache.h. */

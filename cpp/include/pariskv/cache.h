@@ -100,6 +100,7 @@ struct AttendOptions {
    * that has a sample and GroupRule::kAttentionMass; others refuse.
    */
   std::optional<TensorView> error;
+  Precision precision = Precision::kExact;  ///< Of an attend; others refuse kFast.
 };
 
 /** How much of each sequence of a batch `truncate` takes away. */

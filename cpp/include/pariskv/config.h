@@ -37,6 +37,17 @@ enum class KVDType : uint8_t {
   kInt8,  ///< K and V each as numbers of 8 bits and a float that they are multiplied by.
 };
 
+/** How exactly `attend` adds values up where they are of 16 bits. */
+enum class Precision : uint8_t {
+  kExact,  ///< Weights in two 16-bit terms: the output is that of float32, rounded once.
+  /**
+   * Weights are rounded to 16 bits, as flash attention does: each by up to 2^-8 of itself in
+   * bfloat16 and 2^-11 in float16. Over many rows that averages out. Logits and log-sum-exps stay
+   * those of float32. In float32, and on the CPU, it is kExact.
+   */
+  kFast,
+};
+
 /** Of a cache's device, and of host memory beside a GPU. */
 struct Bytes {
   int64_t device = 0;

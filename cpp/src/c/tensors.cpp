@@ -82,6 +82,11 @@ AttendOptions options_of(const char* verb, const pariskv_attend_options* given) 
   options.sink_bias = view_or_none(verb, "options.sink_bias", asked.sink_bias);
   options.lse = view_or_none(verb, "options.lse", asked.lse);
   options.error = view_or_none(verb, "options.error", asked.error);
+  options.precision = enum_of<Precision>(where_of(verb, "options") + ".precision", asked.precision,
+                                         {"exact", "fast"});
+  if (asked.reserved != 0) {
+    fail(where_of(verb, "options"), ".reserved: expected 0, got ", asked.reserved);
+  }
   return options;
 }
 
