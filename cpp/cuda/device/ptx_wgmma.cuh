@@ -53,6 +53,27 @@ __device__ __forceinline__ bool barrier_red_or(int id, int threads, bool predica
   return any != 0;
 }
 
+/** mbarrier_try_wait_parity at once: never sleeps. */
+__device__ __forceinline__ bool mbarrier_test_wait_parity(uint64_t* barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n .reg .pred p;\n mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
+      " selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
+/** Comes to barrier `id`, and waits until `threads` threads, whole warps, have come. */
+__device__ __forceinline__ void barrier_sync(int id, int threads) {
+  asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+/** The same without waiting. */
+__device__ __forceinline__ void barrier_arrive(int id, int threads) {
+  asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 #define PKV_FOUR(i) "+f"(sums[i][0]), "+f"(sums[i][1]), "+f"(sums[i][2]), "+f"(sums[i][3])
 #define PKV_THIRTY_TWO(i)                                                          \
   PKV_FOUR(i), PKV_FOUR(i + 1), PKV_FOUR(i + 2), PKV_FOUR(i + 3), PKV_FOUR(i + 4), \

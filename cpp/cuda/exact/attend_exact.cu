@@ -32,7 +32,7 @@ ExactKernel kernel_of(const ModelShape& shape) {
 ExactKernel kernel_of(const AttendExactCall& call) {
 #ifdef PARISKV_HOPPER
   if (call.call_tokens * call.shape.group >= kManyQueries) {
-    const ExactKernel kernel = hopper_kernel_of(call.shape.rows);
+    const ExactKernel kernel = hopper_kernel_of(call.shape.rows, call.precision);
     if (kernel.address != nullptr) return kernel;
   }
 #endif
@@ -66,6 +66,7 @@ ExactParameters parameters_of(const AttendExactCall& call) {
           call.states,
           int32_t(call.shares),
           call.resumes,
+          call.precision == Precision::kFast,
           0};
 }
 

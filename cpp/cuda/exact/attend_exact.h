@@ -1,6 +1,7 @@
 /** The kernels of exact attention: which one a call is for. */
 #pragma once
 
+#include "pariskv/config.h"
 #include "row_format.h"
 
 namespace pariskv::cuda {
@@ -27,6 +28,6 @@ ExactKernel exact_kernel(const RowFormat& rows);
  * The kernel for many queries on compute capability 9.0: a null address where it does not serve
  * such rows. It has a file of its own, which is compiled for 9.0a alone.
  */
-ExactKernel hopper_kernel_of(const RowFormat& rows);
+ExactKernel hopper_kernel_of(const RowFormat& rows, Precision precision);
 
 }  // namespace pariskv::cuda

@@ -32,6 +32,7 @@ struct ExactParameters {
   float* states;  // (shares, kv heads, tokens * group), see exact_state; null: one launch does all
   int32_t shares;
   bool resumes;        // states are there from rows before
+  bool fast;           // weights in one term of 16 bits
   int32_t last_block;  // of a head's queries: the launch's first, since it has most to do
 };
 
@@ -46,8 +47,9 @@ struct ExactQuery {
   int limit;  // rows it sees; 0: there is no such query
 
   __device__ __forceinline__ ExactQuery(const ExactParameters& p, int head, int64_t index) {
-    token = index / p.group;
-    query_head = int64_t(head) * p.group + index % p.group;
+    // In 32 bits, which is a tenth of the instructions: no GPU holds more queries of a head.
+    token = uint32_t(index) / uint32_t(p.group);
+    query_head = int64_t(head) * p.group + uint32_t(index) % uint32_t(p.group);
     limit = token < p.tokens ? int(p.total - p.tokens + token + 1) : 0;
   }
   template <typename Element>

@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kMmaThreads) attend_exact_mma(ExactParameters 
       if (capping) state.cap(s, p.scale, p.softcap);
       if (first + kRows > seen_by_all) state.hide(s, first, limit_of);
       float rescale[kOwn];
-      const bool heavy = !__all_sync(0xffffffffu, !state.weigh(s, unit, rescale));
+      const bool heavy = !__all_sync(0xffffffffu, !state.weigh(s, unit, rescale) || p.fast);
       state.rescale_sums(rescale);
       state.template add<false>(s, tile);
       if (heavy) state.template add<true>(s, tile);

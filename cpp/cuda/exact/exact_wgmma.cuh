@@ -4,8 +4,8 @@
  *
  * A warpgroup multiplies ahead: the products of its queries with the next keys and those of its
  * weights with the values are under way at once, and the next weights are made during the latter.
- * What rounding takes from the weights is always added: a product that depends on a condition would
- * be waited for.
+ * What rounding takes from the weights is added for all of them, or with Precision::kFast for none:
+ * a product that depends on a condition would be waited for.
  * Tiles are written by ordinary copies and read by the matrix unit, so a fence stands in between.
  */
 #pragma once
@@ -62,6 +62,9 @@ struct Turn {
   __device__ __forceinline__ void next() {
     if (++stage == kStages) stage = 0, parity ^= 1;
   }
+  __device__ __forceinline__ Turn previous() const {
+    return stage == 0 ? Turn{kStages - 1, parity ^ 1} : Turn{stage - 1, parity};
+  }
 };
 
 /** Brings the block's tiles, one after the other. A thread has the same piece of several rows. */
@@ -104,6 +107,85 @@ __device__ __forceinline__ void bring_tiles(const ExactParameters& p, int head,
   ptx::fence_proxy_async_shared();
   if (before != nullptr) ptx::mbarrier_arrive(before);
 }
+
+/**
+ * The same with keys and values apart, each with barriers of its own: keys make room as soon as
+ * they are multiplied. Zeros follow, up to a multiple of kTiles. Barrier 2 i is of the keys of
+ * place i, the next one of its values.
+ */
+template <typename Element, int kDim, int kTiles>
+__device__ __forceinline__ void bring_halves(const ExactParameters& p, int head,
+                                             const ExactRows& rows, uint32_t tiles,
+                                             uint64_t* filled, uint64_t* emptied) {
+  using Memory = WgmmaMemory<kDim>;
+  constexpr int kPieces = 2 * kDim / 16, kStep = kWgmmaProducers / kPieces;
+  static_assert(kStep % 8 == 0);  // so that a thread's pieces have one place among eight
+  const int own = int(threadIdx.x) - kWgmmaConsumers;
+  const int piece = own % kPieces, own_row = own / kPieces;
+  const uint32_t place =
+      tiles + piece / 8 * (kWgmmaRows * 128) + own_row * 128 + (piece ^ own_row) % 8 * 16;
+  Turn<Memory::kStages> turn;
+  uint64_t* before = nullptr;
+  const auto hand_over = [&] {
+    ptx::fence_proxy_async_shared();
+    ptx::mbarrier_arrive(before);
+  };
+  for (int first = rows.first, tile = 0; first < rows.end || tile % kTiles != 0;
+       first = rows.next(p, first, kWgmmaRows), ++tile) {
+    const int at = first < rows.end ? first : rows.first;  // where zeros would come from
+    const char* from = exact_rows(p, head, at, 4 * kDim) + own_row * (4 * kDim) + piece * 16;
+    const bool whole = first + kWgmmaRows <= rows.end;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int barrier = 2 * turn.stage + half;
+      if (tile >= Memory::kStages) {
+        // Not before a wait: who empties this place may need what came before.
+        if (before != nullptr &&
+            !ptx::mbarrier_test_wait_parity(&emptied[barrier], turn.parity ^ 1)) {
+          ptx::cp_async_wait_group<0>();
+          hand_over();
+          before = nullptr;
+        }
+        wait(&emptied[barrier], turn.parity ^ 1);
+      }
+      const uint32_t to = place + turn.stage * Memory::kTile + half * Memory::kKeys;
+#pragma unroll
+      for (int i = 0; i < kWgmmaRows / kStep; ++i) {
+        const bool there = whole || first + own_row + i * kStep < rows.end;
+        ptx::cp_async_cg_16(to + i * (kStep * 128),
+                            from + half * (2 * kDim) + i * (kStep * 4 * kDim), there);
+      }
+      ptx::cp_async_commit_group();
+      if (before != nullptr) {
+        ptx::cp_async_wait_group<1>();
+        hand_over();
+      }
+      before = &filled[barrier];
+    }
+    turn.next();
+  }
+  ptx::cp_async_wait_group<0>();
+  if (before != nullptr) hand_over();
+}
+
+/** How a block works, with weights in two terms. */
+struct ExactPlan {
+  static constexpr bool kFast = false;
+  static constexpr bool kTurns = false;  // of the warpgroups at the matrix unit
+  static constexpr int kTiles = 1;       // that are weighed together
+  static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+};
+/**
+ * With weights in one term (Precision::kFast) there are registers for two tiles, and products take
+ * less time than weights. So warpgroups take turns: one makes weights while the other multiplies.
+ */
+template <int kDim>
+struct FastPlan {
+  static constexpr bool kFast = true, kTurns = true;
+  static constexpr int kTiles = 2;
+  static constexpr int kProducerRegisters = kDim > 64 ? 40 : 56;
+  static constexpr int kConsumerRegisters = kDim > 64 ? 232 : 224;
+};
 
 /** The products of a warpgroup's queries: a warp has 16. */
 template <typename Element, int kDim>
@@ -165,14 +247,19 @@ __device__ __forceinline__ bool drop_strange(char* values) {
   return true;
 }
 
-template <typename Element, int kDim>
+template <typename Element, int kDim, typename Plan>
 __global__ void __launch_bounds__(kWgmmaThreads, 1) attend_exact_wgmma(ExactParameters p) {
   using State = WgmmaState<Element, kDim>;
   using Memory = WgmmaMemory<kDim>;
-  constexpr int kRows = kWgmmaRows, kStages = Memory::kStages;
+  constexpr int kRows = kWgmmaRows, kStages = Memory::kStages, kTiles = Plan::kTiles;
+  using Round = typename State::Products[kTiles];
+  using Place = Turn<kStages / kTiles>;
+  static_assert(kStages % kTiles == 0);
   extern __shared__ uint4 staged[];
-  __shared__ uint64_t filled[kStages];
-  __shared__ uint64_t emptied[kStages];
+  // Of a place for a tile, or of its keys and of its values.
+  constexpr int kParts = Plan::kFast ? 2 : 1, kBarriers = kStages * kParts;
+  __shared__ uint64_t filled[kBarriers];
+  __shared__ uint64_t emptied[kBarriers];
   const uint32_t start = shared_address(staged);
   const uint32_t tiles = (start + Memory::kAlignment - 1) / Memory::kAlignment * Memory::kAlignment;
   char* const memory = reinterpret_cast<char*>(staged) - start;
@@ -184,84 +271,156 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1) attend_exact_wgmma(ExactPara
   if (rows.empty() && p.resumes) return;
 
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) {
+    for (int i = 0; i < kBarriers; ++i) {
       ptx::mbarrier_init(&filled[i], kWgmmaProducers);
       ptx::mbarrier_init(&emptied[i], kWgmmaConsumers / 32);
     }
   }
   __syncthreads();
   if (group == kWgmmaGroups) {
-    ptx::setmaxnreg_dec<56>();
-    bring_tiles<Element, kDim>(p, head, rows, tiles, filled, emptied);
+    ptx::setmaxnreg_dec<Plan::kProducerRegisters>();
+    if constexpr (Plan::kFast) {
+      bring_halves<Element, kDim, kTiles>(p, head, rows, tiles, filled, emptied);
+    } else {
+      bring_tiles<Element, kDim>(p, head, rows, tiles, filled, emptied);
+    }
     return;
   }
-  ptx::setmaxnreg_inc<224>();
+  ptx::setmaxnreg_inc<Plan::kConsumerRegisters>();
 
-  const int row = int(threadIdx.x) % 32 / 4;
-  const auto index_of = [&](int own) { return block + warp * 16 + own * 8 + row; };
+  const int first_query = int(block) + warp * 16 + int(threadIdx.x) % 32 / 4;
+  const auto index_of = [&](int own) { return int64_t(first_query + own * 8); };
   const auto limit_of = [&](int own) { return ExactQuery(p, head, index_of(own)).limit; };
-  const int seen_by_all = int(p.total - p.tokens + block / p.group + 1);
+  int seen_by_all = int(p.total - p.tokens + block / p.group + 1);
+  if (kTiles > 1) seen_by_all = min(seen_by_all, rows.end);  // nor are zeros seen
   const bool capping = p.softcap > 0 || !(p.scale > 0);
   const float unit = capping ? kLog2E<Element> : p.scale * kLog2E<Element>;
 
   State state;
   state.template start<false>(p, head, index_of);
-  uint32_t weights[State::kSteps][4], rest[State::kSteps][4];
+  uint32_t weights[kTiles][State::kSteps][4], rest[kTiles][State::kSteps][4];
   bool strange = false;
   const auto hides = [&](int first) { return first + kRows > seen_by_all; };  // rows from queries
-  const auto start_score = [&](typename State::Products& s, const auto& turn) {
-    wait(&filled[turn.stage], turn.parity);
+  // Where the tile lies that follows so many after the one at `at`.
+  const auto after = [&](int at, int count) {
+#pragma unroll
+    for (int t = 0; t < count; ++t) at = rows.next(p, at, kRows);
+    return at;
+  };
+  // Of a round: its keys, or with kParts - 1 its values.
+  const auto await = [&](const Place& turn, int part) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      wait(&filled[(turn.stage * kTiles + t) * kParts + part], turn.parity);
+    }
+  };
+  const auto hand_back = [&](int round, int part) {
+    __syncwarp();
+    if (threadIdx.x % 32 != 0) return;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      ptx::mbarrier_arrive(&emptied[(round * kTiles + t) * kParts + part]);
+    }
+  };
+  // Barriers 1 and 2 are the turns of the first and the second warpgroup.
+  const auto take_turn = [&] {
+    group == 0 ? ptx::barrier_sync(1, kWgmmaConsumers) : ptx::barrier_sync(2, kWgmmaConsumers);
+  };
+  const auto pass_turn = [&](bool goes_on) {
+    if (group == 0) return ptx::barrier_arrive(2, kWgmmaConsumers);
+    if (goes_on) ptx::barrier_arrive(1, kWgmmaConsumers);
+  };
+  const auto start_score = [&](Round& s, const Place& turn) {
     ptx::wgmma_fence();
-    state.score(s, Factor(tiles + turn.stage * Memory::kTile, 0));
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      state.score(s[t], Factor(tiles + (turn.stage * kTiles + t) * Memory::kTile, 0));
+    }
     ptx::wgmma_commit_group();
   };
   const auto values_of = [&](int stage) { return tiles + stage * Memory::kTile + Memory::kKeys; };
-  const auto start_add = [&](int stage) {
-    const Factor values(values_of(stage), kRows * 128);
+  const auto start_add = [&](int round) {
     ptx::wgmma_fence();
-    state.add(weights, values);
-    state.add(rest, values);
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      const Factor values(values_of(round * kTiles + t), kRows * 128);
+      state.add(weights[t], values);
+      if constexpr (!Plan::kFast) state.add(rest[t], values);
+    }
     ptx::wgmma_commit_group();
   };
-  // Products of a tile to weights, while the values of the one before are added.
-  const auto weigh = [&](typename State::Products& s, int stage, int first) {
-    if (capping) state.cap(s, p.scale, p.softcap);
-    if (hides(first)) state.hide(s, first, limit_of);
+  // Products of a round to weights, while the values of the one before are added.
+  const auto weigh = [&](Round& s, const Place& turn, int at) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      if (capping) state.cap(s[t], p.scale, p.softcap);
+      if (!hides(after(at, t))) continue;
+      state.hide(s[t], after(at, t), [&](int own) {
+        return kTiles > 1 ? min(limit_of(own), rows.end) : limit_of(own);
+      });
+    }
     float rescale[State::kOwn];
-    state.weigh(s, unit, rescale);
+    if constexpr (Plan::kFast) {
+      state.weigh_fast(s, unit, rescale);
+    } else {
+      state.weigh(s[0], unit, rescale);
+    }
     ptx::wgmma_wait_group<0>();
     ptx::pin(state.weighted[0]);
     if (!__all_sync(0xffffffffu, rescale[0] == 1 && rescale[1] == 1)) state.rescale_sums(rescale);
-    if (hides(first)) strange |= drop_strange<Element, kDim>(memory + values_of(stage));
 #pragma unroll
-    for (int i = 0; i < 4 * State::kSteps; ++i) {
-      const float* pair = &s[0][i / 4 * 2 + i % 4 / 2][2 * (i % 2)];
-      weights[i / 4][i % 4] = pack<Element>(pair[0], pair[1], rest[i / 4][i % 4]);
+    for (int t = 0; t < kTiles; ++t) {
+      if (!hides(after(at, t))) continue;
+      if (Plan::kFast) wait(&filled[(turn.stage * kTiles + t) * kParts + 1], turn.parity);
+      strange |= drop_strange<Element, kDim>(memory + values_of(turn.stage * kTiles + t));
+    }
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < 4 * State::kSteps; ++i) {
+        const float* pair = &s[t][0][i / 4 * 2 + i % 4 / 2][2 * (i % 2)];
+        uint32_t& two = weights[t][i / 4][i % 4];
+        if constexpr (Plan::kFast) {
+          two = pack<Element>(pair[0], pair[1]);
+        } else {
+          two = pack<Element>(pair[0], pair[1], rest[t][i / 4][i % 4]);
+        }
+      }
     }
   };
 
   if (!rows.empty()) {
-    Turn<kStages> turn;
+    Place turn;
+    int at = rows.first;
     {
-      typename State::Products s;
+      Round s;
+      await(turn, 0);
       start_score(s, turn);
       ptx::wgmma_wait_group<0>();
-      ptx::pin(s[0]);
-      weigh(s, turn.stage, rows.first);
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) ptx::pin(s[t][0]);
+      if (Plan::kFast) hand_back(turn.stage, 0);
+      weigh(s, turn, at);
     }
-    for (int first = rows.next(p, rows.first, kRows); first < rows.end;
-         first = rows.next(p, first, kRows)) {
-      const int before = turn.stage;
+    at = after(at, kTiles);
+    if (Plan::kTurns && group == 1) pass_turn(at < rows.end);
+    for (; at < rows.end; at = after(at, kTiles)) {
       turn.next();
-      typename State::Products s;
+      Round s;
+      await(turn, 0);
+      if (Plan::kFast) await(turn.previous(), 1);
+      if (Plan::kTurns) take_turn();
       start_score(s, turn);
-      start_add(before);
+      start_add(turn.previous().stage);
+      if (Plan::kTurns) pass_turn(after(at, kTiles) < rows.end);
       ptx::wgmma_wait_group<1>();
-      ptx::pin(s[0]);
-      weigh(s, turn.stage, first);
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&emptied[before]);
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) ptx::pin(s[t][0]);
+      if (Plan::kFast) hand_back(turn.stage, 0);
+      weigh(s, turn, at);
+      hand_back(turn.previous().stage, kParts - 1);
     }
+    if (Plan::kFast) await(turn, 1);
     start_add(turn.stage);
     ptx::wgmma_wait_group<0>();
     ptx::pin(state.weighted[0]);

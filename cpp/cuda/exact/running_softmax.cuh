@@ -144,6 +144,56 @@ struct RunningSoftmax {
     }
     return heavy;
   }
+  /**
+   * The same of several tiles at once, in fewer instructions and with a little less: a maximum
+   * stays as long as no weight of a tile would be above 2^kRoom, and its rounding may leave a
+   * weight that is as much too large as all others are.
+   */
+  template <int kTiles>
+  __device__ __forceinline__ void weigh_fast(Products (&tiles)[kTiles], float unit,
+                                             float (&rescale)[kOwn]) {
+    constexpr float kRoom = 8;
+    constexpr float kLarge = 0x1p24f;  // from here on rounding may double a weight, and worse
+#pragma unroll
+    for (int own = 0; own < kOwn; ++own) {
+      const int g = own / 2, r = own % 2 * 2;
+      float tops[2] = {-infinity(), -infinity()};
+#pragma unroll
+      for (int i = 0; i < kTiles * (kRows / 8); ++i) {
+        const float (&two)[4] = tiles[i / (kRows / 8)][g][i % (kRows / 8)];
+        tops[i % 2] = fmaxf(tops[i % 2], fmaxf(two[r], two[r + 1]));
+      }
+      float top = fmaxf(tops[0], tops[1]);
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2)) * unit;
+      // Not for a first maximum, nor for infinite ones, whose difference is NaN.
+      const bool stays = top - maximum[own] <= kRoom;
+      top = stays ? maximum[own] : fmaxf(maximum[own], top);
+      rescale[own] = maximum[own] == top ? 1.0f : ptx::ex2_approx_ftz(maximum[own] - top);
+      maximum[own] = top;
+      const float base = top == -infinity() ? 0.0f : top;
+      float factor = unit;
+      if (!(fabsf(base) < kLarge)) {  // round each as the maximum was
+        factor = 1;
+#pragma unroll
+        for (int i = 0; i < kTiles * (kRows / 8); ++i) {
+          float (&two)[4] = tiles[i / (kRows / 8)][g][i % (kRows / 8)];
+          two[r] *= unit, two[r + 1] *= unit;
+        }
+      }
+      float totals[2] = {};
+#pragma unroll
+      for (int i = 0; i < kTiles * (kRows / 8); ++i) {
+        float (&two)[4] = tiles[i / (kRows / 8)][g][i % (kRows / 8)];
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          two[r + j] = ptx::ex2_approx_ftz(fmaf(two[r + j], factor, -base));
+          totals[j] += two[r + j];
+        }
+      }
+      sum[own] = fmaf(sum[own], rescale[own], totals[0] + totals[1]);
+    }
+  }
   /** The weighted sums until now, to a new maximum. */
   __device__ __forceinline__ void rescale_sums(const float (&rescale)[kOwn]) {
 #pragma unroll

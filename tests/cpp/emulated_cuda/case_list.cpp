@@ -11,26 +11,7 @@ ParisKV& own(Config& config) { return std::get<ParisKV>(config.policy); }
 /** Of a prompt whose zone is open, in blocks of any size. */
 constexpr int64_t kOpened = 1400;
 
-Case make(const char* name, const std::function<void(Case&, Config&)>& change) {
-  Case c;
-  c.name = name;
-  c.config.query_heads = 8;
-  c.config.kv_heads = 2;
-  c.config.head_dim = 128;
-  c.config.dtype = DType::kBFloat16;
-  c.config.sink = 4;
-  c.config.local = 64;
-  c.config.update = 128;
-  own(c.config).top_k = 20;
-  own(c.config).block = 0;  // zones of blocks open with 1,024 tokens
-  c.config.dense_below = 0;
-  c.config.segment_tokens = 256;
-  c.config.placement = Placement::kHost;
-  own(c.config).schedule = {{0, 0.2, 0.25}};
-  c.config.threads = 1;
-  change(c, c.config);
-  return c;
-}
+constexpr auto make = search_case;
 
 std::vector<Case> pariskv_cases() {
   constexpr DType kFloat = DType::kFloat32, kHalf = DType::kFloat16;
@@ -383,30 +364,6 @@ std::vector<Case> pariskv_cases() {
            [=](Case& c, Config& k) { c.equal_keys = true, own(k).top_k = 300, votes(k); }),
       make("hostile", [](Case& c, Config&) { c.hostile = true; }),
       make("hostile_votes", [=](Case& c, Config& k) { c.hostile = true, votes(k); }),
-      // Enough queries for a warpgroup on 9.0.
-      make("many_attend", [](Case& c, Config&) { c.attended = 70, c.steps = 1; }),
-      make("many_attend_float16_64",
-           [=](Case& c, Config& k) {
-             c.attended = 90, c.steps = 1, c.batch = 2, c.gap = 8;
-             k.dtype = kHalf, k.head_dim = 64, k.segment_tokens = 64;
-           }),
-      make("many_attend_hostile",
-           [](Case& c, Config&) {
-             c.attended = 70, c.steps = 1, c.hostile = true, c.softcap = 20, c.sink_bias = true;
-           }),
-      make("many_attend_infinite",
-           [](Case& c, Config&) { c.attended = 70, c.steps = 1, c.infinite = true; }),
-      make("many_attend_infinite_float16_64",
-           [=](Case& c, Config& k) {
-             c.attended = 90, c.steps = 1, c.infinite = true, k.dtype = kHalf, k.head_dim = 64;
-           }),
-      make("many_attend_beyond_the_prompt",
-           [](Case& c, Config&) { c.attended = 140, c.steps = 1, c.tokens = 130; }),
-      // A launch has fewer blocks than there are queries for, beside copies.
-      make("many_attend_on_three_processors",
-           [](Case& c, Config&) {
-             c.attended = 100, c.steps = 1, c.tokens = 900, c.device = 5, c.twin = 2;
-           }),
       // Resident rows take longer than the search, and what they sum up to decides what is
       // selected.
       make("many_resident_rows",
@@ -435,8 +392,31 @@ std::vector<Case> pariskv_cases() {
 
 }  // namespace
 
+Case search_case(const char* name, const std::function<void(Case&, Config&)>& change) {
+  Case c;
+  c.name = name;
+  c.config.query_heads = 8;
+  c.config.kv_heads = 2;
+  c.config.head_dim = 128;
+  c.config.dtype = DType::kBFloat16;
+  c.config.sink = 4;
+  c.config.local = 64;
+  c.config.update = 128;
+  own(c.config).top_k = 20;
+  own(c.config).block = 0;  // zones of blocks open with 1,024 tokens
+  c.config.dense_below = 0;
+  c.config.segment_tokens = 256;
+  c.config.placement = Placement::kHost;
+  own(c.config).schedule = {{0, 0.2, 0.25}};
+  c.config.threads = 1;
+  change(c, c.config);
+  return c;
+}
+
 std::vector<Case> all_cases() {
-  std::vector<Case> cases = pariskv_cases(), kept = kept_cases(), pages = page_cases();
+  std::vector<Case> cases = pariskv_cases(), attend = attend_cases();
+  std::vector<Case> kept = kept_cases(), pages = page_cases();
+  cases.insert(cases.end(), attend.begin(), attend.end());
   cases.insert(cases.end(), kept.begin(), kept.end());
   cases.insert(cases.end(), pages.begin(), pages.end());
   return cases;

@@ -345,10 +345,16 @@ class Runner {
       queries.push_back(random_rows(lengths.back(), Kind::kQuery));
     }
     Tensor q = packed(queries, Kind::kQuery);
-    outcome_.outputs.push_back(rows(q.tokens, Kind::kOutput));
-    cache_.attend(0, sequences_, lengths, q.view(config_.device),
-                  outcome_.outputs.back().view(config_.device), options_);
-    emulator::flush();
+    const auto attended = [&](Precision precision) {
+      Tensor out = rows(q.tokens, Kind::kOutput);
+      options_.precision = precision;
+      cache_.attend(0, sequences_, lengths, q.view(config_.device), out.view(config_.device),
+                    options_);
+      emulator::flush();
+      return out;
+    };
+    outcome_.outputs.push_back(attended(Precision::kExact));
+    if (c_.fast) outcome_.fast.push_back(attended(Precision::kFast));
   }
 
   const Case& c_;

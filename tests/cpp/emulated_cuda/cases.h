@@ -24,6 +24,7 @@ struct Case {
   int64_t fork_after = -1;   // a step: a fork takes the place of the first sequence
   int64_t saved_after = -1;  // a step: all sequences go to files and come back from them
   int64_t attended = 5;      // tokens that are attended to at once in the end, at most
+  bool fast = false;         // and once more with Precision::kFast
   double softcap = 0;
   bool sink_bias = false;
   int64_t gap = 0;             // elements between rows, which nobody may write to
@@ -46,9 +47,13 @@ Case life_of(const PolicyConfig& policy, std::string name, int64_t tokens);
 /** For the messages of GoogleTest, which would print bytes. */
 void PrintTo(const Case& c, std::ostream* out);
 
+/** A life of searches: one sequence of 900 tokens, and what `change` makes of it. */
+Case search_case(const char* name, const std::function<void(Case&, Config&)>& change);
+
 std::vector<Case> all_cases();
-std::vector<Case> kept_cases();  // of HARD-KV, which are among them
-std::vector<Case> page_cases();  // of PRKV, which are as well
+std::vector<Case> attend_cases();  // of many tokens at once, which are among them
+std::vector<Case> kept_cases();    // of HARD-KV, which are among them
+std::vector<Case> page_cases();    // of PRKV, which are as well
 
 /** Rows (tokens, heads, head_dim) of any type. */
 class Tensor {
@@ -79,6 +84,7 @@ class Tensor {
 /** What a backend made of a case. */
 struct Outcome {
   std::vector<Tensor> outputs;  // of decode steps, then of attend
+  std::vector<Tensor> fast;     // of the same attend with Precision::kFast, if the case has one
   std::vector<std::vector<float>> log_sum_exps;
   std::vector<std::vector<float>> errors;
   std::vector<Explanation> explanations;  // per sequence

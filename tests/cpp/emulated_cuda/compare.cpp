@@ -177,6 +177,20 @@ void compare_summaries(const Summaries& expected, const Summaries& actual) {
   expect_equal("distance from it", expected.distances, actual.distances);
 }
 
+/** Weights of 8 or 11 bits: the root of their rounding's mean square, and the output's own. */
+void compare_fast(const Case& c, const Outcome& expected, const Outcome& actual) {
+  SCOPED_TRACE("Precision::kFast");
+  const std::vector<float> exact = elements(actual.outputs.back());
+  const std::vector<float> fast = elements(actual.fast[0]);
+  if (c.config.dtype == DType::kFloat32) return expect_equal("element", exact, fast);
+  const bool is_half = c.config.dtype == DType::kFloat16;
+  const double tolerance = is_half ? 4e-3 : 3e-2, root = is_half ? 4e-4 : 3e-3;
+  const std::vector<float> truth = elements(expected.outputs.back());
+  expect_close("element", truth, fast, tolerance, tolerance);
+  EXPECT_LE(distance(truth, fast), root) << "of the whole";
+  EXPECT_GT(distance(exact, fast), 0) << "rounding weights changes nothing";
+}
+
 void compare_stats(const Stats& expected, const Stats& actual, bool is_twin, bool has_budget) {
   EXPECT_EQ(expected.flushes, actual.flushes);
   EXPECT_EQ(expected.encoded_keys, actual.encoded_keys);
@@ -208,6 +222,9 @@ void compare(const Case& c, const Outcome& expected, const Outcome& actual, bool
   const double tolerance = dtype == DType::kFloat32 ? 2e-4 : dtype == DType::kFloat16 ? 4e-3 : 3e-2;
   // Two roundings to 8 or 11 bits; what is added up in another order is below that.
   const double root = dtype == DType::kFloat32 ? 2e-5 : dtype == DType::kFloat16 ? 3e-4 : 2e-3;
+  ASSERT_EQ(expected.fast.size(), actual.fast.size());
+  ASSERT_EQ(actual.fast.size(), c.fast ? 1u : 0u);
+  if (c.fast) compare_fast(c, expected, actual);
   ASSERT_EQ(expected.outputs.size(), actual.outputs.size());
   for (size_t i = 0; i < expected.outputs.size(); ++i) {
     SCOPED_TRACE("output " + std::to_string(i));

@@ -186,6 +186,8 @@ const Slot* meet(Meeting meeting, const void* data, size_t bytes);
 void block_barrier(const char* where);
 int block_count(bool predicate);
 int numbered_count(int id, int threads, bool predicate);
+/** The same without waiting; false: some threads are still to come. */
+bool numbered_arrive(int id, int threads, bool predicate);
 /** Barriers wait for those that are left when a thread ends. */
 void leave_barriers(Fiber& fiber);
 

@@ -63,17 +63,22 @@ int block_count(bool predicate) {
   return sum;
 }
 
-int numbered_count(int id, int threads, bool predicate) {
+bool numbered_arrive(int id, int threads, bool predicate) {
   if (id < 1 || id > 15 || threads % 32 != 0) fail("barrier %d of %d threads", id, threads);
   NumberedBarrier& barrier = current->block->numbered[id];
+  barrier.sums[barrier.generation % 2] += predicate;
+  if (++barrier.arrived < threads) return false;
+  barrier.arrived = 0;
+  barrier.sums[(barrier.generation + 1) % 2] = 0;
+  ++barrier.generation;
+  return true;
+}
+
+int numbered_count(int id, int threads, bool predicate) {
+  NumberedBarrier& barrier = current->block->numbered[id];
   const unsigned generation = barrier.generation;
-  int& sum = barrier.sums[generation % 2];
-  sum += predicate;
-  if (++barrier.arrived == threads) {
-    barrier.arrived = 0;
-    barrier.sums[(generation + 1) % 2] = 0;
-    ++barrier.generation;
-  } else {
+  const int& sum = barrier.sums[generation % 2];
+  if (!numbered_arrive(id, threads, predicate)) {
     wait_for(barrier.generation, generation, "a barrier with a number");
   }
   return sum;

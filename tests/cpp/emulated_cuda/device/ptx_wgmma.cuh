@@ -26,6 +26,12 @@ inline bool barrier_red_or(int id, int threads, bool predicate) {
   return emulator::numbered_count(id, threads, predicate) > 0;
 }
 
+inline bool mbarrier_test_wait_parity(uint64_t* barrier, uint32_t parity) {
+  return emulator::phase_has_ended(barrier, parity);
+}
+inline void barrier_sync(int id, int threads) { emulator::numbered_count(id, threads, false); }
+inline void barrier_arrive(int id, int threads) { emulator::numbered_arrive(id, threads, false); }
+
 /** The second factor, in shared memory: what its descriptor says. */
 class Second {
  public:
