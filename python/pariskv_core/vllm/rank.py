@@ -205,8 +205,9 @@ class Rank:
             return
         if prompts.lengths != prompts.stored_lengths:
             queries = q[own].contiguous()
+        # Weights as vLLM's own attention rounds them; in float32 this is the exact form.
         out[own] = self.cache.attend(
-            layer, prompts.batch, queries, prompts.lengths, **logits.options()
+            layer, prompts.batch, queries, prompts.lengths, precision="fast", **logits.options()
         )
 
     def decode_lanes(
