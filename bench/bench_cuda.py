@@ -29,7 +29,7 @@ import torch
 from gpu_source import HEAD_DIM, KV_HEADS, QUERY_HEADS
 
 _ROOT = Path(__file__).resolve().parents[1]
-_SECTIONS = ("decode", "rows", "prefill", "flushes", "verbs")
+_SECTIONS = ("decode", "rows", "prefill", "attend", "flushes", "verbs")
 _SIZES = {
     1: [32_768, 131_072, 524_288, 1_048_576],
     8: [32_768, 131_072, 524_288],
@@ -97,6 +97,10 @@ def _rows(arguments: argparse.Namespace, timer: gpu.Timer) -> list[dict[str, Any
 def _prefill(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     rounds = 2 if arguments.quick else 5
     return [engine.prefill_of(131_072, place, rounds) for place in ("host", "device")]
+
+
+def _attend(timer: gpu.Timer) -> list[dict[str, Any]]:
+    return [engine.attend_of(tokens, 2048, timer) for tokens in (32_768, 131_072)]
 
 
 def _flushes(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -188,6 +192,7 @@ def main() -> None:
         "decode": lambda: _decode(arguments, timer),
         "rows": lambda: _rows(arguments, timer),
         "prefill": lambda: _prefill(arguments),
+        "attend": lambda: _attend(timer),
         "flushes": lambda: _flushes(arguments),
         "verbs": lambda: _verbs(arguments),
     }

@@ -144,6 +144,34 @@ def _dense_cases(
         yield f"{name}, enable_gqa", partial(attend, backend, plain, enable_gqa=True)
 
 
+def dense_prompt(
+    timer: Timer, queries: int, tokens: int, query_heads: int, kv_heads: int, head_dim: int
+) -> dict[str, Any]:
+    """The same for the last `queries` tokens of one sequence, without a mask.
+
+    K and V are copied to every query head first, where a backend wants that.
+    """
+    q = torch.randn((1, query_heads, queries, head_dim), dtype=torch.bfloat16, device="cuda")
+    kv = (1, kv_heads, tokens, head_dim)
+    k, v = (torch.randn(kv, dtype=torch.bfloat16, device="cuda") for _ in "kv")
+    copied = [x.repeat_interleave(query_heads // kv_heads, dim=1) for x in (k, v)]
+    taken: dict[str, float] = {}
+    for name in ("cuDNN", "flash"):
+        for form, rows, options in (
+            ("enable_gqa", [k, v], {"enable_gqa": True}),
+            ("copied", copied, {}),
+        ):
+            try:
+                with warnings.catch_warnings(), sdpa_kernel(_BACKENDS[name]):
+                    warnings.simplefilter("ignore")
+                    run = partial(scaled_dot_product_attention, q, *rows, **options)
+                    taken[f"{name}, {form}"] = median(timer.cold(run))
+            except RuntimeError:
+                continue
+    best = min(taken, key=lambda name: taken[name], default=None)
+    return {} if best is None else {"dense": taken[best], "dense_by": best, "all": taken}
+
+
 def dense(
     timer: Timer, batch: int, tokens: int, query_heads: int, kv_heads: int, head_dim: int
 ) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import gc
 import itertools
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -190,6 +191,25 @@ def prefill_of(tokens: int, placement: str, rounds: int) -> dict[str, Any]:
             arrive(cache)  # freed memory is zeroed by now
     medians = {f"{name}_seconds": median(seconds) for name, seconds in taken.items()}
     return {"tokens": tokens, "placement": placement, "offloaded_bytes": moved, **medians}
+
+
+def attend_of(tokens: int, queries: int, timer: gpu.Timer) -> dict[str, Any]:
+    """The last tokens of one sequence at once, rows on the GPU: median microseconds."""
+    with pk.Cache(config(placement="device")) as cache:
+        batch = Batch(cache, 1, seed=3)
+        batch.grow(tokens)
+        shape = (queries, QUERY_HEADS, HEAD_DIM)
+        q, out = (torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in "qo")
+
+        def attend(precision: str) -> None:
+            cache.attend(0, batch.sequences, q, precision=precision, out=out)
+
+        taken = {
+            precision: median(timer.cold(partial(attend, precision)))
+            for precision in ("exact", "fast")
+        }
+    dense = gpu.dense_prompt(timer, queries, tokens, QUERY_HEADS, KV_HEADS, HEAD_DIM)
+    return {"tokens": tokens, "queries": queries, **taken, **dense}
 
 
 def _walk(cache: pk.Cache, step: Callable[[], object], steps: int) -> dict[str, Any]:

@@ -181,6 +181,28 @@ def _show_prefill(results: dict[str, Any]) -> None:
     )
 
 
+def _show_attend(results: dict[str, Any]) -> None:
+    rows = []
+    for result in results["attend"]:
+        dense = result.get("dense")
+        rows.append(
+            [
+                f"{result['queries']:,} × {result['tokens']:,}",
+                f"{1e-3 * result['exact']:.2f}",
+                f"{1e-3 * result['fast']:.2f}",
+                f"{1e-3 * dense:.2f}" if dense else "",
+                result.get("dense_by", ""),
+                f"{result['fast'] / dense:.2f}" if dense else "",
+            ]
+        )
+    harness.show(
+        "Attention of several tokens at once, one sequence, rows on the GPU, ms",
+        ["tokens × context", "exact", "fast", "torch, no mask", "by", "fast / torch"],
+        rows,
+        "Target: fast in at most 1.15 times the time of the best of torch's.",
+    )
+
+
 def _verb_row(line: dict[str, Any], rates: dict[str, float]) -> list[str]:
     taken = line["microseconds"]
     over_bus = line["verb"] in ("fetch", "offload", "choose, rows far")
@@ -224,6 +246,7 @@ def show(results: dict[str, Any]) -> None:
         "decode": _show_decode,
         "rows": _show_rows,
         "prefill": _show_prefill,
+        "attend": _show_attend,
         "flushes": _show_flushes,
         "verbs": _show_verbs,
     }

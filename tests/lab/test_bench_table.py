@@ -44,6 +44,11 @@ def results() -> dict[str, Any]:
             {"tokens": 131_072, "placement": "host", "offloaded_bytes": 450_000_000, **prefill},
             {"tokens": 131_072, "placement": "device", "offloaded_bytes": 0, **prefill},
         ],
+        "attend": [
+            {"tokens": 32_768, "queries": 2048, "exact": 2700.0, "fast": 1800.0}
+            | {"dense": 1600.0, "dense_by": "cuDNN, copied"},
+            {"tokens": 131_072, "queries": 2048, "exact": 11200.0, "fast": 7200.0},
+        ],
         "flushes": {"tokens": 32_768, "eager": walked(1e-4), "graph": walked(8e-5)},
         "verbs": [
             {**verb, "verb": "encode", "scorer": "votes", "tokens": 131_072},
@@ -86,6 +91,12 @@ def test_rows_that_come_again_are_shown_without_and_with_a_row_cache(shown):
 def test_an_offload_is_compared_with_the_bus(shown):
     assert cells_of(shown, "host")[1:] == ["1.00", "2.00", "10.00", "45.0", "90 %"]
     assert cells_of(shown, "device")[1:] == ["1.00", "2.00", "10.00"]
+
+
+def test_several_tokens_at_once_are_shown_beside_dense_attention(shown):
+    line = cells_of(shown, "2,048 × 32,768")
+    assert line[1:] == ["2.70", "1.80", "1.60", "cuDNN, copied", "1.12"]
+    assert cells_of(shown, "2,048 × 131,072")[1:] == ["11.20", "7.20"]
 
 
 def test_steps_across_flushes_are_shown_by_both_clocks(shown):
