@@ -46,10 +46,11 @@ struct ExactQuery {
   int64_t token, query_head;
   int limit;  // rows it sees; 0: there is no such query
 
-  __device__ __forceinline__ ExactQuery(const ExactParameters& p, int head, int64_t index) {
-    // In 32 bits, which is a tenth of the instructions: no GPU holds more queries of a head.
-    token = uint32_t(index) / uint32_t(p.group);
-    query_head = int64_t(head) * p.group + uint32_t(index) % uint32_t(p.group);
+  /** Index: in 32 bits the quotient is a tenth of the instructions; a GPU holds no more queries. */
+  template <typename Index>
+  __device__ __forceinline__ ExactQuery(const ExactParameters& p, int head, Index index) {
+    token = index / Index(p.group);
+    query_head = int64_t(head) * p.group + index % Index(p.group);
     limit = token < p.tokens ? int(p.total - p.tokens + token + 1) : 0;
   }
   template <typename Element>

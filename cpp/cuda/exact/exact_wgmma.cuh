@@ -288,8 +288,8 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1) attend_exact_wgmma(ExactPara
   }
   ptx::setmaxnreg_inc<Plan::kConsumerRegisters>();
 
-  const int first_query = int(block) + warp * 16 + int(threadIdx.x) % 32 / 4;
-  const auto index_of = [&](int own) { return int64_t(first_query + own * 8); };
+  const auto first_query = uint32_t(block + warp * 16 + threadIdx.x % 32 / 4);
+  const auto index_of = [&](int own) { return first_query + uint32_t(own * 8); };
   const auto limit_of = [&](int own) { return ExactQuery(p, head, index_of(own)).limit; };
   int seen_by_all = int(p.total - p.tokens + block / p.group + 1);
   if (kTiles > 1) seen_by_all = min(seen_by_all, rows.end);  // nor are zeros seen
