@@ -8,8 +8,8 @@ namespace pariskv {
 void Cache::advance(const Batch& sequences, Stream stream) {
   const Impl::Lock lock(*impl_);
   const Verb verb = impl_->verb("advance");
-  using Slots = Impl::IdleSlots;
-  const std::vector<Sequence*> slots = impl_->find_unsettled(verb, sequences, Slots::kAllowed);
+  const std::vector<Sequence*> slots =
+      impl_->find_unsettled(verb, sequences, Impl::IdleSlots::kAllowed);
   std::vector<Sequence*> batch;
   for (Sequence* sequence : slots) {
     if (sequence != nullptr) batch.push_back(sequence);

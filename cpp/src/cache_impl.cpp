@@ -33,7 +33,9 @@ Cache::Impl::Impl(Config config, const Resources& resources)
       number_(next_number()),
       stop_(resources.should_stop) {}
 
-Cache::Impl::Visit::Visit(Impl& impl, Stream stream) : backend_(*impl.backend_), stream_(stream) {
+Cache::Impl::Visit::Visit(Impl& impl, Stream stream, Steps steps)
+    : backend_(*impl.backend_), stream_(stream) {
+  if (steps == Steps::kEnd) impl.quiet_steps_.end();
   backend_.enter(stream);
   try {
     impl.finish_offloads(0, stream);
@@ -358,6 +360,9 @@ void Cache::Impl::finish_offloads(size_t waited, Stream stream) {
         if (segment >= store.segments() || store.row_block(segment) != rows) continue;
         store.row_moved(segment);
         layer.tables.publish_row(segment, rows->data(), backend_->word_updates());
+        if (!planner_.lacks_row_cache(layer)) continue;
+        quiet_steps_.plan(layer);
+        sequence.quiet = 0;
       }
     }
   };

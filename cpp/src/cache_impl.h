@@ -12,6 +12,7 @@
 #include "check.h"
 #include "gpu/offload_pace.h"
 #include "pariskv/cache.h"
+#include "quiet_steps.h"
 #include "search.h"
 #include "sequence.h"
 #include "stop.h"
@@ -33,10 +34,14 @@ class Cache::Impl {
  public:
   Impl(Config config, const Resources& resources);
 
-  /** A call's turn on this cache. */
+  /** A call's turn on this cache. All but a decode find layers told of all their tokens. */
   class Lock {
    public:
-    explicit Lock(Impl& impl) : turns_(impl.turns_) { turns_.take(impl.stop_); }
+    enum class Layers { kTold, kUntold };
+    explicit Lock(Impl& impl, Layers layers = Layers::kTold) : turns_(impl.turns_) {
+      turns_.take(impl.stop_);
+      if (layers == Layers::kTold) impl.quiet_steps_.settle();
+    }
     ~Lock() { turns_.pass_on(); }
     Lock(const Lock&) = delete;
     Lock& operator=(const Lock&) = delete;
@@ -48,11 +53,13 @@ class Cache::Impl {
 
   /**
    * A call's stay on a stream. Work that the device is given meanwhile comes after all that
-   * earlier calls gave it, and before all that later ones will.
+   * earlier calls gave it, and before all that later ones will. All but a decode may change
+   * sequences, so that what is known of their next steps ends.
    */
   class Visit {
    public:
-    Visit(Impl& impl, Stream stream);
+    enum class Steps { kEnd, kGoOn };
+    Visit(Impl& impl, Stream stream, Steps steps = Steps::kEnd);
     ~Visit() { backend_.leave(stream_); }
     Visit(const Visit&) = delete;
     Visit& operator=(const Visit&) = delete;
@@ -75,20 +82,6 @@ class Cache::Impl {
   std::vector<Layer*> find_layers(const Verb& verb, const Batch& batch, int64_t layer,
                                   IdleSlots idle = IdleSlots::kRefused);
 
-  /** The slots of a step that have a sequence, and where they lie in its batch. */
-  struct Slots {
-    struct Run {
-      int64_t slot, first, count;  // neighbours: the first one's slot, and its number among them
-    };
-    int64_t all = 0;
-    std::vector<Layer*> layers;    // of those that have one
-    std::vector<int64_t> numbers;  // of these slots
-    std::vector<Run> runs;
-
-    explicit Slots(const std::vector<Layer*>& found);
-    /** All slots of a batch, of the views of those with a sequence; others have no table. */
-    std::vector<SequenceView> spread(const SequenceView* views) const;
-  };
   /** Where a step's output has slots without a sequence: zeros. Of a backend without graphs. */
   void clear_idle(const Slots& slots, const DecodeArgs& args, Stream stream);
 
@@ -217,6 +210,19 @@ class Cache::Impl {
                const NewRows& rows, const PrefillOptions& options, Stream stream);
   void decode(int64_t layer, const Batch& sequences, const StepTensors& tensors, bool appends,
               const AttendOptions& options, Stream stream);
+  /** The last step of these in this layer: what is known, or looked up now. */
+  BatchLayer& last_step(const Verb& verb, const Batch& batch, int64_t layer);
+  /** Checked already. */
+  DecodeArgs decode_args(const Verb& verb, int64_t layer, const Slots& slots,
+                         const StepTensors& tensors, bool appends, const AttendOptions& options);
+  /** A step of so many tokens in each sequence, one or none, by which nothing but lengths change.
+   */
+  void decode_quietly(BatchLayer& at, DecodeArgs args, int64_t tokens, Stream stream);
+  /** Layers that are due are planned; of the others the device counts the tokens. */
+  void decode_planned(BatchLayer& at, DecodeArgs args, const NewRows& rows, int64_t tokens,
+                      Stream stream);
+  /** A step failed: the device may have counted its tokens or not. */
+  void forget(const BatchLayer& at) noexcept;
   void attend(int64_t layer, const Batch& sequences, const std::vector<int64_t>& lengths,
               const StepTensors& tensors, bool appends, const AttendOptions& options,
               Stream stream);
@@ -302,6 +308,7 @@ class Cache::Impl {
   Planner planner_;
   std::map<SequenceId, Sequence> sequences_;
   SequenceId next_id_ = 0;
+  QuietSteps quiet_steps_;
   int64_t calls_ = 0;      // that named sequences
   const uint64_t number_;  // no other cache of this process has it
   std::vector<std::weak_ptr<const Batch::Prepared>> batches_;

@@ -34,24 +34,6 @@ RowAddresses rows_of(const RowAddresses& rows, const std::vector<int64_t>& slots
 
 }  // namespace
 
-Cache::Impl::Slots::Slots(const std::vector<Layer*>& found) : all(int64_t(found.size())) {
-  for (int64_t slot = 0; slot < all; ++slot) {
-    if (found[size_t(slot)] == nullptr) continue;
-    if (runs.empty() || numbers.back() + 1 != slot) {
-      runs.push_back({slot, int64_t(layers.size()), 0});
-    }
-    ++runs.back().count;
-    layers.push_back(found[size_t(slot)]);
-    numbers.push_back(slot);
-  }
-}
-
-std::vector<SequenceView> Cache::Impl::Slots::spread(const SequenceView* views) const {
-  std::vector<SequenceView> spread(size_t(all), SequenceView{});
-  for (const int64_t slot : numbers) spread[size_t(slot)] = *views++;
-  return spread;
-}
-
 void Cache::Impl::check_new_rows(const Verb& verb, const NewRows& rows, const Slots& slots) const {
   const size_t all = size_t(slots.all);
   const RowAddresses* borrowed = rows.borrowed;
@@ -84,12 +66,19 @@ void Cache::Impl::clear_idle(const Slots& slots, const DecodeArgs& args, Stream 
   for (; slot < slots.all; ++slot) clear(slot);
 }
 
-void Cache::Impl::decode(int64_t layer, const Batch& sequences, const StepTensors& tensors,
-                         bool appends, const AttendOptions& options, Stream stream) {
-  const Lock lock(*this);
-  const Verb verb = this->verb(tensors.rows.borrowed == nullptr ? "decode" : "decode_rows");
-  const Slots slots(find_layers(verb, sequences, layer, IdleSlots::kAllowed));
-  const std::vector<Layer*>& layers = slots.layers;
+BatchLayer& Cache::Impl::last_step(const Verb& verb, const Batch& batch, int64_t layer) {
+  verb.check_layer(layer);
+  const Batch::Prepared* prepared = batch.prepared_.get();
+  const bool foreign = prepared != nullptr && prepared->cache != number_;
+  BatchLayer* known = foreign ? nullptr : quiet_steps_.find(batch.ids(), layer);
+  if (known != nullptr) return ++calls_, *known;
+  return quiet_steps_.add(batch.ids(), find(verb, batch, IdleSlots::kAllowed), config_.layers,
+                          layer);
+}
+
+DecodeArgs Cache::Impl::decode_args(const Verb& verb, int64_t layer, const Slots& slots,
+                                    const StepTensors& tensors, bool appends,
+                                    const AttendOptions& options) {
   verb.check_tensor("q", tensors.q, config_.dtype,
                     {slots.all, config_.query_heads, config_.head_dim});
   if (appends) check_new_rows(verb, tensors.rows, slots);
@@ -103,60 +92,130 @@ void Cache::Impl::decode(int64_t layer, const Batch& sequences, const StepTensor
   args.lse = Verb::lse_of(options);
   args.error = verb.check_error(options, slots.all, search_->needs().estimates_error);
   check_apart(verb, tensors, args.lse, args.error);
+  return args;
+}
 
-  std::vector<SequenceView> views;
+void Cache::Impl::decode(int64_t layer, const Batch& sequences, const StepTensors& tensors,
+                         bool appends, const AttendOptions& options, Stream stream) {
+  const Lock lock(*this, Lock::Layers::kUntold);
+  const Verb verb = this->verb(tensors.rows.borrowed == nullptr ? "decode" : "decode_rows");
+  BatchLayer& at = last_step(verb, sequences, layer);
+  DecodeArgs args = decode_args(verb, layer, at.slots, tensors, appends, options);
+
   if (backend_->capturing(stream)) {  // a replay reads the lengths of its time
-    for (const Layer* target : layers) views.push_back(view(*target));
-    views = slots.spread(views.data());
+    quiet_steps_.settle();
+    std::vector<SequenceView> views;
+    for (const Layer* target : at.slots.layers) views.push_back(view(*target));
+    views = at.slots.spread(views.data());
     args.sequences = views.data();
     search_->decode(args, stream);
     return;
   }
 
-  std::vector<Regions> next;
-  std::vector<int64_t> begin;
-  for (size_t i = 0; i < layers.size(); ++i) {
-    const Regions& regions = layers[i]->regions;
-    if (!appends && regions.total() == 0) {
+  const int64_t tokens = appends ? 1 : 0;
+  for (size_t i = 0; at.left < tokens && i < at.slots.layers.size(); ++i) {
+    const int64_t total = at.view(i).total;
+    if (!appends && total == 0) {
       fail("[decode] sequences: expected tokens to attend to, but ",
-           sequences.ids()[size_t(slots.numbers[i])], " has none in layer ", layer,
+           sequences.ids()[size_t(at.slots.numbers[i])], " has none in layer ", layer,
            "; or pass k and v");
     }
-    next.push_back(appends ? regions.grown(1, sizes_) : regions);
-    verb.check_total(next.back().total());
-    begin.push_back(regions.total());
+    verb.check_total(total + tokens);
   }
-  const Visit visit(*this, stream);
+  const Visit visit(*this, stream, Visit::Steps::kGoOn);
   reserved_for_.clear();
+  quiet_steps_.note(calls_);
+  if (at.left >= tokens) return decode_quietly(at, args, tokens, stream);
+  decode_planned(at, args, tensors.rows, tokens, stream);
+}
+
+void Cache::Impl::decode_quietly(BatchLayer& at, DecodeArgs args, int64_t tokens, Stream stream) {
+  offload_pace_.start_beside(true, stream);
+  at.count(tokens);
+  args.sequences = at.views.data();
+  try {
+    if (tokens > 0) {
+      backend_->word_updates()->add_token(at.places.data(), at.slots.size(), 1, stream);
+    }
+    search_->decode(args, stream);
+  } catch (...) {
+    at.count(-tokens);
+    forget(at);
+    throw;
+  }
+  at.left -= tokens;
+  if (search_->needs().rows_per_head > 0) stats_.searched_tokens += at.searched;
+  stats_.decode_tokens += at.slots.size();
+}
+
+void Cache::Impl::decode_planned(BatchLayer& at, DecodeArgs args, const NewRows& rows,
+                                 int64_t tokens, Stream stream) {
+  const Slots& slots = at.slots;
   // Where graphs are, kernels know idle slots. Elsewhere a step is made of the runs between them.
   const bool whole = backend_->capabilities().graphs;
-  Step step = plan(layers, next, Planner::Use::kDecode, stream, false, [&](Step& planned) {
-    DecodeArgs needs = args;
-    if (whole) views = slots.spread(planned.views.data());
-    needs.batch = whole ? slots.all : int64_t(layers.size());
-    needs.sequences = whole ? views.data() : planned.views.data();
-    if (needs.batch > 0) search_->reserve(needs);
-  });
-  offload_beside(step, stream);
+  std::vector<size_t> due;
+  std::vector<SequenceView> views;  // (slots)
+  std::vector<SequenceView*> counted;
+  const auto look = [&] {
+    due.clear(), counted.clear();
+    for (size_t i = 0; i < slots.layers.size(); ++i) {
+      const bool is_due = at.due(i, tokens);
+      if (is_due) due.push_back(i);
+      if (!is_due && tokens > 0) counted.push_back(at.places[i]);
+    }
+  };
+  Step step;
+  for (look();;) {
+    std::vector<Layer*> layers;
+    std::vector<Regions> next;
+    for (const size_t i : due) {
+      at.settle(i);
+      layers.push_back(slots.layers[i]);
+      const Regions& regions = layers.back()->regions;
+      next.push_back(tokens > 0 ? regions.grown(tokens, sizes_) : regions);
+    }
+    step = plan(layers, next, Planner::Use::kDecode, stream, false, [&](Step& planned) {
+      views = at.views;
+      for (const int64_t slot : slots.numbers) views[size_t(slot)].total += tokens;
+      for (size_t j = 0; j < due.size(); ++j) {
+        views[size_t(slots.numbers[due[j]])] = planned.views[j];
+      }
+      DecodeArgs needs = args;
+      needs.batch = whole ? slots.all : slots.size();
+      needs.sequences = whole ? views.data() : planned.views.data();
+      if (needs.batch > 0) search_->reserve(needs);
+    });
+    // Rows may have moved to make room: more may be due by that.
+    const size_t before = due.size();
+    look();
+    if (due.size() == before) break;
+  }
 
   // Without a local window the token itself may enter the zone: its row has to be there first.
   const bool append_first =
-      appends && (!backend_->capabilities().decode_appends || config_.local == 0);
+      tokens > 0 && (!backend_->capabilities().decode_appends || config_.local == 0);
   const auto append = [&] {
+    if (!counted.empty()) {
+      backend_->word_updates()->add_token(counted.data(), int64_t(counted.size()), 1, stream);
+    }
     for (const Slots::Run& run : slots.runs) {
       if (!append_first) break;
       const auto part = [&](const auto& all) {
         return std::decay_t<decltype(all)>(all.begin() + run.first,
                                            all.begin() + run.first + run.count);
       };
-      NewRows rows{rows_of(args.k, run.slot, run.count), rows_of(args.v, run.slot, run.count)};
+      NewRows own{rows_of(args.k, run.slot, run.count), rows_of(args.v, run.slot, run.count)};
       RowAddresses borrowed;
-      if (tensors.rows.borrowed != nullptr) {
-        borrowed = rows_of(*tensors.rows.borrowed, run.slot, run.count);
-        rows.borrowed = &borrowed;
+      if (rows.borrowed != nullptr) {
+        borrowed = rows_of(*rows.borrowed, run.slot, run.count);
+        own.borrowed = &borrowed;
       }
       const std::vector<int64_t> lengths(size_t(run.count), 1);
-      this->append(part(step.views), part(begin), lengths, rows, stream);
+      std::vector<int64_t> begin;
+      for (int64_t i = run.first; i < run.first + run.count; ++i) {
+        begin.push_back(slots.layers[size_t(i)]->regions.total());
+      }
+      this->append(part(step.views), begin, lengths, own, stream);
     }
   };
   const auto decode = [&] {
@@ -173,10 +232,37 @@ void Cache::Impl::decode(int64_t layer, const Batch& sequences, const StepTensor
       }
       search_->decode(own, stream);
     }
-    if (int64_t(layers.size()) < slots.all) clear_idle(slots, args, stream);
+    if (slots.size() < slots.all) clear_idle(slots, args, stream);
   };
-  carry_out(step, append, decode, stream);
-  count_step(step, slots.all);
+  try {
+    offload_beside(step, stream);
+    carry_out(step, append, decode, stream);
+  } catch (...) {
+    forget(at);
+    throw;
+  }
+  at.views = std::move(views);
+  const bool counts = backend_->word_updates() != nullptr &&
+                      backend_->capabilities().decode_appends && config_.local > 0;
+  const int64_t crossing = search_->in_full_below(slots.all);
+  for (const size_t i : due) {
+    const int64_t steps = counts ? planner_.quiet_steps(*slots.layers[i]) : 0;
+    const int64_t total = at.view(i).total;
+    at.quiet_until[i] = steps > 0 ? total + steps : -1;
+    if (total < crossing) at.quiet_until[i] = std::min(at.quiet_until[i], crossing - 1);
+  }
+  at.look(*search_);
+  for (const Change& change : step.changes) stats_.flushes += change.entering() > 0;
+  if (search_->needs().rows_per_head > 0) stats_.searched_tokens += at.searched;
+  stats_.decode_tokens += slots.size();
+}
+
+void Cache::Impl::forget(const BatchLayer& at) noexcept {
+  for (Layer* layer : at.slots.layers) {
+    layer->tables.forget();
+    ++layer->generation;
+  }
+  quiet_steps_.end();
 }
 
 }  // namespace pariskv

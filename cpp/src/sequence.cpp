@@ -144,9 +144,14 @@ int64_t Planner::quiet_steps(const Layer& layer) const {
                      now.plan.words[1] == then.plan.words[1];
   if (!alike) return 0;
   if (now.sparse == 0) return steps;
-  if (caches_rows(layer) && now.row_cache == nullptr) return 0;
+  if (lacks_row_cache(layer)) return 0;
   const bool lacks_copies = now.tail_copies == nullptr && tail_of(now, search_).count > 0;
   return lacks_copies && !shape_.layout.borrowed ? 0 : steps;
+}
+
+bool Planner::lacks_row_cache(const Layer& layer) const {
+  return caches_rows(layer) && layer.row_cache.data() == nullptr &&
+         layer.view(sizes_, search_).sparse != 0;
 }
 
 Sequence Planner::create(int64_t layers) const {

@@ -204,10 +204,13 @@ class Planner {
   Change plan(Layer& layer, const Regions& next, Use use, bool queries, Stream stream) const;
 
   /**
-   * Tokens that recorded steps can add to a layer before anything but its length changes: until it
-   * flushes, needs a segment, or is searched in another way.
+   * Tokens that steps can add to a layer before anything but its length changes: until it flushes,
+   * needs a segment, or is searched in another way.
    */
   int64_t quiet_steps(const Layer& layer) const;
+
+  /** Whether rows are selected that may lie in host memory, and there is no place to keep them. */
+  bool lacks_row_cache(const Layer& layer) const;
 
   /** From a layer to one whose rows behind the sink up to `end` are narrow: those of its zone. */
   NarrowChange plan_narrow(Layer& layer, const Regions& next, int64_t end, Stream stream) const;

@@ -45,6 +45,12 @@ inline Config small_config(int64_t layers, int64_t query_heads, int64_t kv_heads
 /** Pieces of pinned memory that this thread has asked for. */
 int64_t& pinned_by_me();
 
+/** Tokens that the device counted by itself, in one layer each, and words that were sent to it. */
+struct Told {
+  int64_t tokens = 0, words = 0;
+};
+Told& told();
+
 /** Whether this is in memory of the host. */
 bool is_pinned(const void* data);
 

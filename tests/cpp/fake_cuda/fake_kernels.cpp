@@ -13,6 +13,11 @@
 
 namespace pariskv {
 
+test::Told& test::told() {
+  static Told told;
+  return told;
+}
+
 namespace cpu {
 /** Searches of the CPU, which are not here, need what those of a GPU need. */
 std::unique_ptr<Backend> make_backend(const Config& config, const Resources& resources) {
@@ -170,6 +175,7 @@ bool has_code_for(int major, int) { return major >= 8; }
 std::string code_text() { return "8.0 and newer"; }
 
 void launch_word_updates(const WordUpdate* updates, int64_t count, cudaStream_t stream) {
+  test::told().words += count;
   launch(stream, [words = std::vector<WordUpdate>(updates, updates + count)] {
     for (const WordUpdate& word : words) *word.target = word.value;
   });
@@ -177,6 +183,7 @@ void launch_word_updates(const WordUpdate* updates, int64_t count, cudaStream_t 
 
 void launch_add_token(SequenceView* const* views, int64_t count, int64_t layers,
                       cudaStream_t stream) {
+  test::told().tokens += count * layers;
   launch(stream, [layers, of = std::vector<SequenceView*>(views, views + count)] {
     for (SequenceView* first : of) {
       for (int64_t l = 0; l < layers; ++l) ++first[l].total;

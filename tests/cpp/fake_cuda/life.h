@@ -365,6 +365,11 @@ class Life {
       case 11:
         if (all.size() < 12 && !keeps()) save_and_load(one);
         return;
+      case 12: {  // lengths alone change, mostly
+        const Stream on = stream();
+        for (int64_t left = below(12); left > 0; --left) decode(batch, on);
+        return decode(batch, stream());
+      }
       default:
         return decode(batch, stream());
     }

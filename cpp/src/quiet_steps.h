@@ -1,0 +1,93 @@
+/**
+ * Decode steps of one batch, from one to the next. A sequence mostly grows by a token and nothing
+ * else changes: then nothing is planned, a GPU counts the token in its own tables, and the layer
+ * is told when another call wants to know.
+ */
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "pariskv/cache.h"
+#include "sequence.h"
+
+namespace pariskv {
+
+/** The slots of a step that have a sequence, and where they lie in its batch. */
+struct Slots {
+  struct Run {
+    int64_t slot, first, count;  // neighbours: the first one's slot, and its number among them
+  };
+  int64_t all = 0;
+  std::vector<Layer*> layers;    // of those that have one
+  std::vector<int64_t> numbers;  // of these slots
+  std::vector<Run> runs;
+
+  /** @param batch  (slots); null: a slot is idle */
+  Slots(const std::vector<Sequence*>& batch, int64_t layer);
+  int64_t size() const { return int64_t(layers.size()); }
+  /** All slots of a batch, of the views of those with a sequence; others have no table. */
+  std::vector<SequenceView> spread(const SequenceView* views) const;
+};
+
+/** One layer of a batch, as its last step left it. Numbers `i` are those of `slots.layers`. */
+struct BatchLayer {
+  Slots slots;
+  std::vector<SequenceView> views;    // (slots) with tokens that the layers were not told of
+  std::vector<SequenceView*> places;  // (layers) their views in the device's memory
+  std::vector<int64_t> quiet_until;   // (layers) lengths up to which nothing else changes
+  int64_t left = -1;     // tokens until one of them is due; -1: one is, for a step without a token
+  int64_t searched = 0;  // layers of which a step selects rows
+
+  /** Before its first step: all layers are due. */
+  explicit BatchLayer(Slots of);
+  SequenceView& view(size_t i) { return views[size_t(slots.numbers[i])]; }
+  const SequenceView& view(size_t i) const { return views[size_t(slots.numbers[i])]; }
+  /** Whether a layer has to be planned for a step that adds so many tokens: one, or none. */
+  bool due(size_t i, int64_t tokens) const { return view(i).total + tokens > quiet_until[i]; }
+  /** So many tokens in each layer. */
+  void count(int64_t tokens);
+  /** Adds up `left` and `searched`. */
+  void look(const Search& search);
+  void settle(size_t i) const noexcept;
+};
+
+/**
+ * The batch that decoded last. What is known of it holds until another call gives the device work:
+ * that may change its sequences.
+ */
+class QuietSteps {
+ public:
+  /** What the last step of this batch in this layer left; null: nothing is known. */
+  BatchLayer* find(const std::vector<SequenceId>& ids, int64_t layer);
+
+  /**
+   * The same, of a batch that has just been looked up. A search has slots for one batch at a time:
+   * what is known of another one ends.
+   * @param sequences  (slots) null: a slot is idle
+   * @param layers     of the cache
+   */
+  BatchLayer& add(const std::vector<SequenceId>& ids, const std::vector<Sequence*>& sequences,
+                  int64_t layers, int64_t layer);
+
+  /** A step, in the call of this number, counted tokens that layers have not been told of. */
+  void note(int64_t call) noexcept { call_ = call, untold_ = true; }
+  /** Tells the layers. */
+  void settle() noexcept;
+
+  /** The same, and then nothing is known. */
+  void end() noexcept;
+
+  /** This layer is due. */
+  void plan(const Layer& layer) noexcept;
+
+ private:
+  std::vector<SequenceId> ids_;
+  std::vector<Sequence*> sequences_;
+  std::vector<std::optional<BatchLayer>> layers_;  // empty: of no batch
+  int64_t call_ = 0;
+  bool untold_ = false;
+};
+
+}  // namespace pariskv
