@@ -24,8 +24,11 @@ CodecConstants constants_of(const Codec& codec) {
 
 /** Branches of encoding: jobs that one has at least, and how many branches there are at most. */
 constexpr int64_t kLeastOfEncoder = 4, kMostEncoders = 4;
-/** Branches of a decode: heads that one has at least, and how many there are at most. */
-constexpr int64_t kLeastHeads = 8, kMostBranches = 2;
+/**
+ * Branches of a decode: heads that one has at least, and how many there are at most. Where the host
+ * launches every kernel of every step, a second branch costs it more time than the device saves.
+ */
+constexpr int64_t kLeastHeads = 8, kMostBranches = 2, kMostEager = 1;
 
 /**
  * Where a step of a batch takes as long with a search as without, by its heads: one H100, rows of
@@ -56,6 +59,7 @@ ParisKVSearch::ParisKVSearch(CudaBackend& backend, const ParisKV& settings, cons
     : ParisKVPolicy(settings, config, with_row_cache(shape, config, settings.top_k), backend),
       backend_(backend),
       crosses_by_batch_(config.dense_below == ParisKV::kRegions.dense_below_on_gpu),
+      constants_(constants_of(*rules_.codec)),
       slots_(backend),
       counters_(backend) {}
 
@@ -129,7 +133,7 @@ DecodeCall ParisKVSearch::call_of(const DecodeArgs& args) const {
   DecodeCall call{};
   static_cast<StepCall&>(call) = step_of(args);
   call.slots = slots_.data();
-  call.codec = constants_of(*rules_.codec);
+  call.codec = constants_;
   call.scorer = rules_.scorer;
   call.group_rule = rules_.group_rule;
   call.top_k = rules_.top_k;
@@ -152,9 +156,10 @@ void ParisKVSearch::decode(const DecodeArgs& args, Stream stream) {
   slots_.check_batch(args.batch);
   if (args.batch == 0) return;
   DecodeCall call = call_of(args);
+  const bool recorded = backend_.capturing(stream);
   // While some heads wait for the bus, the search for others goes on.
   const auto search = [&](cudaStream_t on) {
-    backend_.branches().share(call.heads, kLeastHeads, kMostBranches, on,
+    backend_.branches().share(call.heads, kLeastHeads, recorded ? kMostBranches : kMostEager, on,
                               [&](int64_t begin, int64_t end, cudaStream_t branch) {
                                 DecodeCall share = call;
                                 share.first_head = begin;
@@ -171,7 +176,7 @@ void ParisKVSearch::decode(const DecodeArgs& args, Stream stream) {
   if (dense < args.batch) {
     launch_dense(call, 0, own);
     search(own);
-  } else if (!backend_.capturing(stream)) {
+  } else if (!recorded) {
     launch_dense(call, 0, own);
   } else {
     // The graph may be replayed when some of them are searched.

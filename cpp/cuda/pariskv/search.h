@@ -32,6 +32,7 @@ class ParisKVSearch final : public ParisKVPolicy {
 
   CudaBackend& backend_;
   const bool crosses_by_batch_;
+  const CodecConstants constants_;
   SlotTable<ParisKVSlot> slots_;
   Counters counters_;
   OwnStream inner_;  // of recorded work that depends on a length
