@@ -44,6 +44,19 @@ bool dtype_of(nb::dlpack::dtype dtype, DType& out) {
   return true;
 }
 
+/** A lent tensor, asked as nanobind's arrays are. */
+struct LentArray {
+  const nb::dlpack::dltensor& tensor;
+
+  nb::dlpack::dtype dtype() const { return tensor.dtype; }
+  size_t ndim() const { return size_t(tensor.ndim); }
+  int device_type() const { return tensor.device.device_type; }
+  int device_id() const { return tensor.device.device_id; }
+  size_t shape(size_t i) const { return size_t(tensor.shape[i]); }
+  int64_t stride(size_t i) const { return tensor.strides[i]; }
+  void* data() const { return static_cast<char*>(tensor.data) + tensor.byte_offset; }
+};
+
 template <typename Array>
 TensorView view_of(const char* verb, const char* argument, const Array& array, DType expected) {
   TensorView view;
@@ -102,6 +115,19 @@ void refuse_gradient(const char* verb, const char* argument, nb::handle array) {
   }
 }
 
+/** Whether it was lent; an array of another kind is to be asked in Python. */
+bool borrow_lent(const char* verb, const char* argument, nb::handle array, DType expected,
+                 bool writes, Borrowed& borrowed) {
+  borrowed.lent = lend(array);
+  if (!borrowed.lent || borrowed.lent->tensor.strides == nullptr) return false;
+  if (writes && (borrowed.lent->flags & LentTensor::kReadOnly) != 0) return false;
+  refuse_gradient(verb, argument, array);
+  const LentArray tensor{borrowed.lent->tensor};
+  borrowed.view = view_of(verb, argument, tensor, expected);
+  borrowed.view.data = tensor.data();
+  return true;
+}
+
 /** PyTorch, if somebody else has imported it; otherwise None. */
 nb::object torch_module() {
   const nb::object modules = nb::module_::import_("sys").attr("modules");
@@ -117,6 +143,8 @@ bool is_torch(nb::handle array) {
 }  // namespace
 
 Borrowed borrow(const char* verb, const char* argument, nb::handle array, DType expected) {
+  Borrowed lent;
+  if (borrow_lent(verb, argument, array, expected, false, lent)) return lent;
   nb::ndarray<nb::ro> borrowed;
   if (!nb::try_cast(array, borrowed)) {
     refuse(verb, argument, array, "an array of numbers in CPU or CUDA memory that speaks DLPack");
@@ -124,10 +152,12 @@ Borrowed borrow(const char* verb, const char* argument, nb::handle array, DType 
   refuse_gradient(verb, argument, array);
   TensorView view = view_of(verb, argument, borrowed, expected);
   view.data = const_cast<void*>(borrowed.data());
-  return {std::move(borrowed), {}, view};
+  return {std::move(borrowed), {}, {}, view};
 }
 
 Borrowed borrow_writable(const char* verb, const char* argument, nb::handle array, DType expected) {
+  Borrowed lent;
+  if (borrow_lent(verb, argument, array, expected, true, lent)) return lent;
   nb::ndarray<> borrowed;
   if (!nb::try_cast(array, borrowed)) {
     nb::ndarray<nb::ro> readable;
@@ -139,7 +169,7 @@ Borrowed borrow_writable(const char* verb, const char* argument, nb::handle arra
   refuse_gradient(verb, argument, array);
   TensorView view = view_of(verb, argument, borrowed, expected);
   view.data = borrowed.data();
-  return {{}, std::move(borrowed), view};
+  return {{}, std::move(borrowed), {}, view};
 }
 
 nb::object empty_like(nb::handle like, nb::tuple shape, DType dtype) {
@@ -167,6 +197,7 @@ nb::object empty_array(nb::tuple shape, const Config& config) {
 }
 
 uintptr_t current_stream(int32_t device) {
+  if (const auto stream = current_stream_of_table(device)) return *stream;
   const nb::object torch = torch_module();
   if (torch.is_none()) return 0;
   return nb::cast<uintptr_t>(torch.attr("cuda").attr("current_stream")(device).attr("cuda_stream"));

@@ -7,6 +7,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include "exchange.h"
 #include "pariskv/pariskv.h"
 
 namespace pariskv::python {
@@ -17,6 +18,7 @@ namespace nb = nanobind;
 struct Borrowed {
   nb::ndarray<nb::ro> readable;
   nb::ndarray<> writable;
+  Lent lent;
   TensorView view;
 };
 

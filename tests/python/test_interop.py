@@ -419,3 +419,30 @@ def test_closing_while_another_thread_is_inside():
     assert_same_bits(results[0], expected)
     with pytest.raises((ValueError, RuntimeError), match="closed"):
         f.cache.stats()
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="needs PyTorch 2.10 or newer"
+)
+def test_tensors_of_torch_come_by_its_table_and_others_by_their_method(monkeypatch):
+    f, twin = twins()
+    step = randn_step(f.rng, 1, f.cache.config)
+    # Rows apart from one another, from the middle of a tensor.
+    apart = [torch.stack([x, x, x])[1:, :, :, :][:, 0].expand(2, *x.shape[1:])[1:] for x in step]
+    expected = twin.cache.decode(0, [twin.s], *step)
+
+    class Own(torch.Tensor):
+        asked = 0
+
+        def __dlpack__(self, *args, **kwargs):
+            Own.asked += 1
+            return torch.utils.dlpack.to_dlpack(self.as_subclass(torch.Tensor))
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("PyTorch's Python was asked")
+
+    monkeypatch.setattr(torch.Tensor, "__dlpack__", refuse)
+    assert_same_bits(f.cache.decode(0, [f.s], *apart), expected)
+    q, k, v = (x.as_subclass(Own) for x in randn_step(f.rng, 1, f.cache.config))
+    f.cache.decode(0, [f.s], q, k, v, out=torch.empty_like(expected))
+    assert Own.asked == 3
