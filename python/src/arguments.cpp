@@ -127,7 +127,8 @@ bool Arguments::flag(const char* name) const {
 std::string Arguments::text(const char* name, const char* left_out) const {
   const nb::handle value = (*this)[name];
   if (value.is_none()) return left_out;
-  const char* given = PyUnicode_Check(value.ptr()) ? PyUnicode_AsUTF8(value.ptr()) : nullptr;
+  const char* given =
+      PyUnicode_Check(value.ptr()) ? PyUnicode_AsUTF8AndSize(value.ptr(), nullptr) : nullptr;
   if (given == nullptr) {
     PyErr_Clear();  // a string that is no text
     refuse(name, "a string", value);
