@@ -1,4 +1,4 @@
-// Shared by the calls of a cache: plans, carrying them out, rows on their way to host memory.
+// Shared by the calls of a cache: plans, and carrying them out.
 #include "cache_impl.h"
 
 #include <algorithm>
@@ -141,39 +141,6 @@ Cache::Impl::Step Cache::Impl::plan(const std::vector<Layer*>& layers,
   });
 }
 
-bool Cache::Impl::spill() {
-  if (!spills()) return false;
-  constexpr int64_t kMost = int64_t{64} << 20;
-  const int64_t budget = config_.memory_budget;
-  const int64_t at_once = budget > 0 ? std::min(budget / 8, kMost) : kMost;
-  std::vector<Sequence*> longest_unused;
-  for (auto& [id, sequence] : sequences_) longest_unused.push_back(&sequence);
-  std::stable_sort(longest_unused.begin(), longest_unused.end(),
-                   [](const Sequence* a, const Sequence* b) { return a->used < b->used; });
-  int64_t bytes = 0;
-  const int64_t tokens = shape_.segment_tokens;
-  for (Sequence* sequence : longest_unused) {
-    bool goes_on = true;
-    for (int64_t segment = 0; goes_on; ++segment) {
-      goes_on = false;
-      for (Layer& layer : sequence->layers) {
-        const int64_t end = layer.regions.retrieval_end(sizes_);
-        if (bytes >= at_once || (segment + 1) * tokens > end) continue;
-        goes_on = true;
-        if (segment * tokens < layer.regions.sink_end(sizes_)) continue;
-        const std::shared_ptr<RowBlock>& rows = layer.zone_rows(shape_).row_block(segment);
-        if (!rows || rows->offloaded() || rows->leaving()) continue;
-        Block target = backend_->host_arena()->allocate(rows->bytes());
-        offload_pace_.make_room(1);
-        offload_pace_.mark(segment, rows, std::move(target));
-        bytes += rows->bytes();
-      }
-    }
-  }
-  if (bytes > 0) reserved_for_.clear();  // a recorded step may need copies and a row cache now
-  return bytes > 0;
-}
-
 Cache::Impl::Arrivals Cache::Impl::arrivals_of(const std::vector<Layer*>& layers,
                                                const std::vector<int64_t>& lengths) {
   Arrivals arrivals;
@@ -312,23 +279,6 @@ void Cache::Impl::copy_tail_rows(const Step& step, Stream stream) {
   search_->copy_tail_rows({shape_, int64_t(jobs.size()), jobs.data()}, stream);
 }
 
-void Cache::Impl::mark_for_offload(Step& step) {
-  size_t count = 0;
-  for (const Change& change : step.changes) count += change.rows.offloads.size();
-  offload_pace_.make_room(count);
-  for (Change& change : step.changes) {
-    for (PlannedOffload& planned : change.rows.offloads) {
-      offload_pace_.mark(planned.segment, planned.rows, std::move(planned.target));
-    }
-  }
-}
-
-void Cache::Impl::offload_beside(const Step& step, Stream stream) {
-  bool quiet = true;
-  for (const Change& change : step.changes) quiet = quiet && change.entering() <= 0;
-  offload_pace_.start_beside(quiet, stream);
-}
-
 void Cache::Impl::publish(Layer& layer, Stream stream) {
   Block tables = layer.tables.grown(layer.store.segments(), backend_->arena());
   layer.tables.publish(view(layer), layer.store.segments(), layer.narrow.segments(), tables,
@@ -350,28 +300,6 @@ DecodeArgs Cache::Impl::decode_args(int64_t layer) const {
   args.shape = shape_;
   args.layer = layer;
   return args;
-}
-
-void Cache::Impl::finish_offloads(size_t waited, Stream stream) {
-  const auto arrived = [&](int64_t segment, const std::shared_ptr<RowBlock>& rows) {
-    for (auto& [id, sequence] : sequences_) {
-      for (Layer& layer : sequence.layers) {  // forks share it
-        LayerStore& store = layer.zone_rows(shape_);
-        if (segment >= store.segments() || store.row_block(segment) != rows) continue;
-        store.row_moved(segment);
-        layer.tables.publish_row(segment, rows->data(), backend_->word_updates());
-        if (!planner_.lacks_row_cache(layer)) continue;
-        quiet_steps_.plan(layer);
-        sequence.quiet = 0;
-      }
-    }
-  };
-  if (offload_pace_.finish(waited, stream, arrived)) send_words(stream);
-}
-
-void Cache::Impl::limit_waiting_offloads(Stream stream) {
-  const size_t overdue = offload_pace_.overdue();
-  if (overdue > 0) finish_offloads(overdue, stream);
 }
 
 }  // namespace pariskv

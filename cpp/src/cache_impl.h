@@ -259,6 +259,12 @@ class Cache::Impl {
   }
 
   /**
+   * Marks rows that are in host memory for the device, where an eighth of the budget is free beside
+   * them: those of the sequences first that a call named last.
+   */
+  void bring_back();
+
+  /**
    * What `make` makes, again and again while it runs out of memory and rows can make room. It may
    * not go by what was made before: rows have moved.
    */

@@ -110,6 +110,12 @@ std::vector<int64_t> LayerStore::hosted(const Growth* growth) const {
   return found;
 }
 
+void LayerStore::row_moved(int64_t segment) noexcept {
+  row_table_[segment] = rows_[segment]->data();
+  const auto is_far = [](const auto& rows) { return rows && rows->offloaded(); };
+  has_moved_ = is_far(rows_[segment]) || std::any_of(rows_.begin(), rows_.end(), is_far);
+}
+
 void LayerStore::grow(Growth growth) noexcept {
   rows_.resize(size_t(growth.segments()));  // there is room
   summaries_.resize(size_t(growth.segments()));

@@ -36,7 +36,7 @@ class RowBlock {
   bool offloaded() const { return offloaded_; }
   bool leaving() const { return target_.data() != nullptr; }
 
-  /** The rows are to go to `target`, and are not written any more. */
+  /** The rows are to go to `target`, in the other memory, and are not written any more. */
   void mark_for_offload(Block target) { target_ = std::move(target); }
 
   /** Starts the copy there, which sees what `stream` has done so far. */
@@ -44,7 +44,7 @@ class RowBlock {
     ticket_ = offloads_->start_offload(target_.data(), block_.data(), block_.bytes(), stream);
   }
 
-  /** Once the copy is done the rows are in host memory; true if that has just become so. */
+  /** Once the copy is done the rows are in the other memory; true if that has just become so. */
   bool finish_offload(bool wait) {
     if (ticket_ == 0) return false;
     if (wait) offloads_->wait_offloaded(ticket_);
@@ -52,7 +52,7 @@ class RowBlock {
     block_ = std::move(target_);
     target_ = Block();
     ticket_ = 0;
-    offloaded_ = true;
+    offloaded_ = !offloaded_;
     return true;
   }
 
@@ -122,11 +122,8 @@ class LayerStore {
   std::vector<int64_t> hosted(const Growth* growth = nullptr) const;
 
   /** Notes that a segment's rows have come to lie elsewhere. */
-  void row_moved(int64_t segment) noexcept {
-    row_table_[segment] = rows_[segment]->data();
-    has_moved_ = true;
-  }
-  /** Whether some have. */
+  void row_moved(int64_t segment) noexcept;
+  /** Whether some are in host memory, or may be. */
   bool has_moved() const { return has_moved_; }
 
   /** Calls `visit(block)` for every block held. */

@@ -308,3 +308,21 @@ def test_rows_that_have_left_are_searched_at_any_length():
         near.prefill(0, [near.add()], k, v)
     assert searched(near, lambda: eager(near, [first], step)) == 1
     assert searched(cache, lambda: eager(cache, [s], step)) == 0
+
+
+def test_rows_come_back_when_others_have_gone():
+    twins = Twins(32 << 20)
+    names = [twins.add(3000) for _ in range(12)]
+    mine = twins.caches[0]
+    assert mine.stats().offloaded_bytes > 0
+    step = make_steps(mine.config, 1, 1)[0]
+    for name in names[1:]:
+        for cache, s in zip(twins.caches, twins.sequences[name], strict=True):
+            cache.remove(s)
+    for _ in range(400):
+        twins.decode([names[0]], step)
+        torch.cuda.synchronize()
+        if mine.stats().offloaded_bytes == 0:
+            break
+    assert mine.stats().offloaded_bytes == 0
+    twins.decode([names[0]], step)

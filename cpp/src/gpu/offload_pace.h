@@ -1,6 +1,7 @@
 /**
- * Rows on their way from a GPU to host memory: marked when all of a segment lies in the zone,
- * started a few at a time beside decode steps or all at once, finished when their copy is done.
+ * Rows on their way from a GPU to host memory, or back: marked when all of a segment lies in the
+ * zone, or when there is room again; started a few at a time beside decode steps or all at once,
+ * finished when their copy is done.
  */
 #pragma once
 
@@ -38,7 +39,7 @@ class OffloadPace {
 
   /**
    * Calls `arrived(segment, rows)` for rows whose copies are done, and waits for the `waited`
-   * oldest. They are fetched from host memory from now on. True when there were any.
+   * oldest. They are read where they are now. True when there were any.
    */
   template <typename Arrived>
   bool finish(size_t waited, Stream stream, Arrived arrived) {

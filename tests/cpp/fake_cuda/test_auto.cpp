@@ -105,6 +105,27 @@ TEST_P(FakeAuto, WhatDoesNotFitRuns) {
   EXPECT_EQ(test::wrong(), "");
 }
 
+TEST_P(FakeAuto, RowsComeBackWhenThereIsRoom) {
+  constexpr int64_t kBudget = 12 << 20;
+  Cache cache(config_of(kBudget, GetParam()));
+  std::vector<SequenceId> sequences;
+  while (cache.stats().offloaded_bytes < kBudget / 4) {
+    ASSERT_LT(sequences.size(), 200u);
+    sequences.push_back(add(cache));
+  }
+  const SequenceId first = sequences.front();
+  for (size_t i = 1; i < sequences.size(); ++i) cache.remove(sequences[i]);
+  const int64_t left = cache.stats().offloaded_bytes;
+  ASSERT_GT(left, 0);
+  for (int i = 0; i < 400 && cache.stats().offloaded_bytes > 0; ++i) {
+    decode(cache, first);
+    test::finish_all();
+  }
+  EXPECT_EQ(cache.stats().offloaded_bytes, 0);
+  EXPECT_EQ(cache.stats().host_memory.live, 0);
+  EXPECT_EQ(test::wrong(), "");
+}
+
 TEST_P(FakeAuto, OneSequenceGrowsBeyondTheBudget) {
   constexpr int64_t kBudget = 12 << 20;
   Cache cache(config_of(kBudget, GetParam()));
