@@ -32,6 +32,10 @@ Tail tail_of(const SequenceView& view, const Search& search) {
   return Tail::of(view.zone_begin, view.zone_end, needs.tail_rows, needs.tail_seed);
 }
 
+bool is_near(const SequenceView& view, const LayerStore& store) {
+  return view.narrow_rows == nullptr && !store.has_moved();
+}
+
 const Block& newer(const Block& next, const Block& own) { return next.data() ? next : own; }
 
 /** Positions of which no query is ever remembered. */
@@ -56,7 +60,7 @@ SequenceView Layer::cut(const Regions& next, const RegionSizes& sizes, const Sea
   view.recent = recent.as<char>();
   view.device = tables.device();
   view.narrow_rows = narrow.rows();
-  view.near = view.narrow_rows == nullptr && !store.has_moved();
+  view.near = is_near(view, store);
   return view;
 }
 
@@ -74,6 +78,7 @@ SequenceView Change::view(const RegionSizes& sizes, const Search& search) const 
   view.recent = newer(queries.recent, layer->recent).as<char>();
   view.device = layer->tables.device();
   view.narrow_rows = narrow.growth ? narrow.growth->rows() : layer->narrow.rows();
+  view.near = is_near(view, layer->store);
   return view;
 }
 

@@ -33,9 +33,14 @@ class FakeAuto : public testing::TestWithParam<KVDType> {
     cache.prefill(layer, {sequence}, {kTokens}, rows, rows);
   }
   void decode(Cache& cache, SequenceId sequence) {
-    const TensorView row = view(numbers_, 1), q = view(numbers_, 1, 2);
+    decode(cache, std::vector<SequenceId>{sequence});
+  }
+  void decode(Cache& cache, const std::vector<SequenceId>& batch) {
+    const int64_t count = int64_t(batch.size());
+    const TensorView row = view(numbers_, count), q = view(numbers_, count, 2);
+    out_.resize(size_t(count * 2 * kHeads * kDim));
     for (int64_t layer = 0; layer < kLayers; ++layer) {
-      cache.decode(layer, {sequence}, q, row, row, view(out_, 1, 2));
+      cache.decode(layer, batch, q, row, row, view(out_, count, 2));
     }
   }
 
@@ -53,6 +58,27 @@ TEST_P(FakeAuto, NothingLeavesWhileThereIsRoom) {
   for (int i = 0; i < 4; ++i) decode(cache, add(cache));
   EXPECT_EQ(cache.stats().offloaded_bytes, 0);
   EXPECT_EQ(cache.stats().host_memory.live, 0);
+  EXPECT_EQ(test::wrong(), "");
+}
+
+TEST_P(FakeAuto, OfFewSequencesLongerOnesAreAttendedToInFull) {
+  Config config = config_of(0, GetParam());
+  config.dense_below = ParisKV::kRegions.dense_below_on_gpu;
+  Cache cache(config);
+  std::vector<SequenceId> batch = {cache.add()};
+  for (int i = 0; i < 8; ++i) {  // 8,000 tokens
+    for (int64_t layer = 0; layer < kLayers; ++layer) prefill(cache, batch[0], layer);
+  }
+  const auto searched = [&] {
+    const int64_t before = cache.stats().searched_tokens;
+    decode(cache, batch);
+    return cache.stats().searched_tokens - before;
+  };
+  // In 8 bits nothing of a zone can be read as it came.
+  const int64_t alone = GetParam() == KVDType::kInt8 ? kLayers : 0;
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(searched(), alone);
+  while (batch.size() < 17) batch.push_back(cache.add());  // 34 heads
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(searched(), kLayers);
   EXPECT_EQ(test::wrong(), "");
 }
 
