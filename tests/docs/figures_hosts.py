@@ -13,6 +13,11 @@ VLLM_STEPS = {  # stock vLLM and with the engine
     "130,000 × 3": ("23.54", "9.92"),
     "16,000 × 28": ("25.65", "17.42"),
 }
+VLLM_MORE = {  # another day's: "–" is not measured
+    "4,000 × 64": ("17.55", "19.22", "19.6 | 34.4 | 0"),
+    "130,000 × 6, `int8_per_token_head`": ("–", "11.76", "14 | 48.1 | 23.0"),
+    "130,000 × 12, `int8_per_token_head`": ("–", "14.89", "20 | 55.3 | 86.9"),
+}
 
 
 def llama_cpp() -> Iterator[str]:
@@ -34,3 +39,7 @@ def vllm() -> Iterator[str]:
         noted("vllm", f"| {case} | {stock} | {ours} | {over} |")
         all_that_fit = ", all that fit vLLM's own cache" if case == "130,000 × 3" else ""
         yield f"| {case}{all_that_fit} | {stock} | {ours} |"
+    for case, (stock, ours, rest) in VLLM_MORE.items():
+        noted("vllm", f"| {case} | {stock} | {ours} | {rest} |")
+        named = case.replace("`int8_per_token_head`", "rows in 8 bits")
+        yield f"| {named} | {stock} | {ours} |"

@@ -285,7 +285,7 @@ def test_a_graph_begins_to_search_at_its_batchs_crossing():
     graph = Graph(caches[0], sequences[0])
     for length, step in enumerate(make_steps(config, 4, 12), start=9721):
         found = []
-        count = searched(caches[0], lambda s=step: found.append(graph.step(sequences[0], s)))
+        count = searched(caches[0], lambda s=step, f=found: f.append(graph.step(sequences[0], s)))
         assert count == (4 if length >= 9728 else 0)
         full = eager(caches[1], sequences[1], step)
         if length < 9728:

@@ -16,8 +16,9 @@ namespace pariskv {
 /** The regions of a sequence, in tokens: [sink | retrieval | local | update buffer]. */
 struct RegionDefaults {
   int64_t sink, local, update;
-  int64_t dense_below;         ///< Sequences shorter than this are attended to in full.
-  int64_t dense_below_on_gpu;  ///< The same where rows stay in a GPU's own memory.
+  int64_t dense_below;  ///< Sequences shorter than this are attended to in full.
+  /** The same where rows stay in a GPU's own memory; ParisKV goes beyond it for few sequences. */
+  int64_t dense_below_on_gpu;
 };
 
 /** How every key of the retrieval zone gets its coarse integer score. */
