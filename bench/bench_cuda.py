@@ -29,10 +29,18 @@ import torch
 from gpu_source import HEAD_DIM, KV_HEADS, QUERY_HEADS
 
 _ROOT = Path(__file__).resolve().parents[1]
-_SECTIONS = ("decode", "rows", "prefill", "attend", "flushes", "verbs")
+_SECTIONS = ("decode", "auto", "rows", "prefill", "attend", "flushes", "verbs")
 _SIZES = {
     1: [32_768, 131_072, 524_288, 1_048_576],
     8: [32_768, 131_072, 524_288],
+}
+# Where rows lie is left to the cache.
+_AUTO_SIZES = {
+    1: [4096, 8192, 16_384, 32_768, 131_072],
+    8: [8192, 32_768, 131_072],
+    16: [32_768],
+    64: [2048, 4096, 8192, 16_384],
+    256: [2048],
 }
 # Sequences, and rows per kv head: what the row cache gives.
 _ROWS = ((1, 100), (8, 100), (1, 2048))
@@ -69,6 +77,24 @@ def _decode(arguments: argparse.Namespace, timer: gpu.Timer) -> list[dict[str, A
             results.append({**result, **dense})
         batch.remove()
     cache.close()
+    return results
+
+
+def _auto(arguments: argparse.Namespace, timer: gpu.Timer) -> list[dict[str, Any]]:
+    """Steps of short and long sequences with placement="auto", and the memory that they take."""
+    results = []
+    for count, sizes in _AUTO_SIZES.items():
+        for tokens in sizes:
+            settings = {"placement": "auto", **_settings(arguments)}
+            with pk.Cache(engine.config(**settings)) as cache:
+                batch = engine.Batch(cache, count, seed=10 * count)
+                result = engine.step_of(batch, tokens, timer)
+                stats = cache.stats()
+                rows = count * batch.length() * KV_HEADS * engine.ROW_BYTES
+                result |= {"live_share": stats.memory.live / rows}
+                result |= {"reserved_share": stats.memory.reserved / rows}
+            dense = gpu.dense(timer, count, tokens, QUERY_HEADS, KV_HEADS, HEAD_DIM)
+            results.append({**result, **dense})
     return results
 
 
@@ -190,6 +216,7 @@ def main() -> None:
     }
     measure: dict[str, Callable[[], Any]] = {
         "decode": lambda: _decode(arguments, timer),
+        "auto": lambda: _auto(arguments, timer),
         "rows": lambda: _rows(arguments, timer),
         "prefill": lambda: _prefill(arguments),
         "attend": lambda: _attend(timer),

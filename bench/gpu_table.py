@@ -18,6 +18,23 @@ _TARGETS = {
     (8, 131_072): (183, 151, None),
     (8, 524_288): (351, 289, None),
 }
+# Of placement="auto": microseconds, or at most so many times torch.
+_AUTO_TARGETS: dict[tuple[int, int], tuple[int | None, float | None]] = {
+    (1, 4096): (None, 1.3),
+    (1, 8192): (None, 1.3),
+    (1, 16_384): (None, 1.15),
+    (1, 32_768): (50, None),
+    (1, 131_072): (60, None),
+    (8, 8192): (None, 1.05),
+    (8, 32_768): (115, None),
+    (8, 131_072): (185, None),
+    (16, 32_768): (210, None),
+    (64, 2048): (None, 1.05),
+    (64, 4096): (None, 1.05),
+    (64, 8192): (400, None),
+    (64, 16_384): (420, None),
+    (256, 2048): (None, 1.05),
+}
 _ROW_TARGETS = {(1, 2048): (230, 110)}
 # The floor: launches, rows over the bus, and from the GPU's memory per key and head what the
 # coarse score reads and leaves (20.4 bytes), 82 bytes of each of up to 4,096 candidates, and the
@@ -83,6 +100,33 @@ def _show_decode(results: dict[str, Any]) -> None:
         f"{results['empty_graph_microseconds']:.1f}, which is in all numbers. The GPU copies "
         f"{rates['copy'] / 1e9:,.0f} GB/s, the bus brings {rates['from_host'] / 1e9:.1f} and takes "
         f"{rates['to_host'] / 1e9:.1f}.",
+    )
+
+
+def _auto_row(result: dict[str, Any]) -> list[str]:
+    tokens, batch = result["tokens"], result["batch"]
+    microseconds, times = _AUTO_TARGETS.get((batch, tokens), (None, None))
+    ours, dense = result["microseconds"], result.get("dense")
+    target = f"{microseconds}" if times is None else f"{times} × torch"
+    return [
+        f"{batch} × {_size(tokens)}",
+        f"{ours:.1f}",
+        "does not fit" if dense is None else f"{dense:.0f}",
+        "" if dense is None else f"{ours / dense:.2f} ×",
+        "" if microseconds is None and times is None else f"≤ {target}",
+        f"{result['live_share']:.2f}",
+        f"{result['reserved_share']:.2f}",
+    ]
+
+
+def _show_auto(results: dict[str, Any]) -> None:
+    harness.show(
+        'A decode step of one layer, placement="auto", µs',
+        ["batch × tokens", "ours", "torch", "/ torch", "target", "memory / K and V", "reserved"],
+        [_auto_row(result) for result in results["auto"]],
+        "CUDA graph, cold caches, a new query each time, medians. Rows lie on the GPU, which has "
+        "room for all of them. memory: what the cache holds, over K and V alone; reserved: with "
+        "what it has taken ahead.",
     )
 
 
@@ -244,6 +288,7 @@ def _show_verbs(results: dict[str, Any]) -> None:
 def show(results: dict[str, Any]) -> None:
     parts = {
         "decode": _show_decode,
+        "auto": _show_auto,
         "rows": _show_rows,
         "prefill": _show_prefill,
         "attend": _show_attend,

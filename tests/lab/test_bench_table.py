@@ -39,6 +39,11 @@ def results() -> dict[str, Any]:
             decode(1, 32_768, 40.0, dense=50.0, dense_by="flash, folded"),
             decode(8, 524_288, 300.0),
         ],
+        "auto": [
+            {**decode(64, 2048, 217.0), "live_share": 1.04, "reserved_share": 1.24}
+            | {"dense": 180.0, "dense_by": "cuDNN"},
+            {**decode(16, 32_768, 200.0), "live_share": 1.2, "reserved_share": 1.3},
+        ],
         "rows": [rows(q, c, 70.0 + c) for q in ("new", "steady") for c in (0, -1)],
         "prefill": [
             {"tokens": 131_072, "placement": "host", "offloaded_bytes": 450_000_000, **prefill},
@@ -81,6 +86,13 @@ def test_a_step_is_shown_beside_target_floor_and_dense_attention(shown):
 
 def test_a_batch_without_room_for_dense_attention_is_marked(shown):
     assert cells_of(shown, "8 × 512K")[-1] == "does not fit"
+
+
+def test_short_sequences_are_shown_beside_dense_attention_and_its_memory(shown):
+    line = cells_of(shown, "64 × 2K")
+    assert line[1:] == ["217.0", "180", "1.21 ×", "≤ 1.05 × torch", "1.04", "1.24"]
+    line = cells_of(shown, "16 × 32K")
+    assert line[1:] == ["200.0", "does not fit", "≤ 210", "1.20", "1.30"]
 
 
 def test_rows_that_come_again_are_shown_without_and_with_a_row_cache(shown):
@@ -129,7 +141,8 @@ def test_a_results_file_is_a_line_for_each_measurement(results, tmp_path, monkey
     whole = [
         json.loads(line.strip().rstrip(",")) for line in text.splitlines() if '"batch"' in line
     ]
-    assert whole == results["decode"] + results["rows"] + results["verbs"]
+    sections = ("decode", "auto", "rows", "verbs")
+    assert whole == [line for section in sections for line in results[section]]
 
 
 def test_numbers_in_a_results_file_have_a_few_digits():
