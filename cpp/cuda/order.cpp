@@ -53,7 +53,8 @@ void Order::note_replays() noexcept {
   try {
     replayed_.record(replay_stream_);
   } catch (const std::exception&) {
-    return;  // a destroyed stream has nothing left to wait for
+    // Nothing can be ordered after these replays, so wait for them. A destroyed stream has none.
+    sync_ignoring_errors(replay_stream_);
   }
 }
 
