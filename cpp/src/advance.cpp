@@ -56,6 +56,7 @@ void Cache::advance(const Batch& sequences, Stream stream) {
     }
   };
   Impl::Step step = impl_->plan(layers, next, Planner::Use::kDecode, stream, false, reserve);
+  step.recorded = true;
   impl_->offload_beside(step, stream);
   impl_->carry_out(step, [] {}, [] {}, stream);
   backend.expect_replays(stream);

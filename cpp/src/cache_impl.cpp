@@ -281,7 +281,7 @@ void Cache::Impl::copy_tail_rows(const Step& step, Stream stream) {
 
 void Cache::Impl::publish(Layer& layer, Stream stream) {
   Block tables = layer.tables.grown(layer.store.segments(), backend_->arena());
-  layer.tables.publish(view(layer), layer.store.segments(), layer.narrow.segments(), tables,
+  layer.tables.publish(view(layer), layer.store.segments(), layer.narrow.segments(), {}, tables,
                        backend_->word_updates());
   send_words(stream);
 }

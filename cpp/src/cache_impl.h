@@ -96,6 +96,7 @@ class Cache::Impl {
     std::vector<SequenceView> views;  // as they will be
     bool offloads_at_once = false;    // rows that are done changing: not a few beside each step
     bool encoded = false;             // `before` brings the summaries of what enters the zone
+    bool recorded = false;            // its decode is a replay: rows are given back before it runs
   };
   using Also = std::function<void(Step&)>;
   /** @param also  does more that may run out of memory, and may be called again with other plans */
@@ -129,7 +130,9 @@ class Cache::Impl {
   void carry_out(Step& step, Before before, After after, Stream stream) {
     try {
       for (size_t i = 0; i < step.changes.size(); ++i) {
-        step.changes[i].publish(step.views[i], backend_->word_updates());
+        Change& change = step.changes[i];
+        const Positions freed = step.recorded ? change.kept.freed : Positions{};
+        change.publish(step.views[i], freed, backend_->word_updates());
       }
       send_words(stream);
       before();

@@ -166,11 +166,14 @@ struct Change {
   /** The layer after this change. */
   SequenceView view(const RegionSizes& sizes, const Search& search) const;
 
-  /** Sends it to the device. */
-  void publish(const SequenceView& view, WordUpdates* updates) {
+  /**
+   * Sends it to the device.
+   * @param freed  segments whose rows the tables are not to name any more
+   */
+  void publish(const SequenceView& view, const Positions& freed, WordUpdates* updates) {
     const auto& growth = narrow.growth;
     const int64_t narrow_segments = growth ? growth->segments() : layer->narrow.segments();
-    layer->tables.publish(view, segments(), narrow_segments, rows.tables, updates);
+    layer->tables.publish(view, segments(), narrow_segments, freed, rows.tables, updates);
   }
 
   /** Words that were sent may not have arrived; rows that were fetched may be written anew. */

@@ -36,7 +36,7 @@ void DeviceTables::send(void* target, uint64_t& sent, uint64_t value, WordUpdate
 }
 
 void DeviceTables::publish(const SequenceView& view, int64_t segments, int64_t narrow_segments,
-                           Block& tables, WordUpdates* updates) {
+                           const Positions& freed, Block& tables, WordUpdates* updates) {
   if (device_ == nullptr) return;
   if (tables.data() != nullptr) {
     tables_ = std::move(tables);
@@ -51,7 +51,7 @@ void DeviceTables::publish(const SequenceView& view, int64_t segments, int64_t n
     send(entries + at, entries_[size_t(at)], value, *updates);
   };
   for (int64_t s = 0; s < segments; ++s) {
-    send_entry(0, s, word_of(view.rows[s]));
+    send_entry(0, s, s >= freed.begin && s < freed.end ? 0 : word_of(view.rows[s]));
     send_entry(1, s, word_of(view.summaries[s]));
     // What is not there yet is sent as null: after another table, words are not known.
     if (narrows()) send_entry(2, s, s < narrow_segments ? word_of(view.narrow_rows[s]) : 0);

@@ -29,9 +29,12 @@ class DeviceTables {
   /** Tables with room for this many segments; an empty block when the present ones have it. */
   Block grown(int64_t segments, Arena& arena) const;
 
-  /** Sends `view`, using `tables` from now on unless they are empty. */
-  void publish(const SequenceView& view, int64_t segments, int64_t narrow_segments, Block& tables,
-               WordUpdates* updates);
+  /**
+   * Sends `view`, using `tables` from now on unless they are empty.
+   * @param freed  segments whose rows the tables are not to name any more
+   */
+  void publish(const SequenceView& view, int64_t segments, int64_t narrow_segments,
+               const Positions& freed, Block& tables, WordUpdates* updates);
 
   /** Sends the entry of the zone's rows of one segment, which lie elsewhere now. */
   void publish_row(int64_t segment, void* rows, WordUpdates* updates);
