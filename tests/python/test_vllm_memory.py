@@ -9,6 +9,7 @@ import pytest
 import torch
 from pariskv_core.vllm.books import Books, Step
 from pariskv_core.vllm.rank import Logits, Rank
+from pariskv_core.vllm.room import Costs, Room
 from pariskv_core.vllm.sizes import Budgets, Load, Planned, Shape, engine_config, need, plan
 from vllm_scheduler import Scheduler
 
@@ -144,3 +145,40 @@ def test_on_a_gpu_both_budgets_count(placement: str) -> None:
     small, large = 2 << 30, 8 << 30
     assert blocks(large, 1 << 26) < blocks(large, 1 << 27)
     assert blocks(small, 1 << 40) < blocks(large, 1 << 40)
+
+
+def admitted(longest: int, tokens: int, requests: int) -> int:
+    """How many requests of so many tokens one H100 beside 96 GB lets in at once."""
+    shape = Shape(layers=32, query_heads=32, kv_heads=8, head_dim=128, item=2)
+    fields = {"policy": pk.ParisKV(), "placement": "auto"}
+    config = engine_config(shape, "float16", "cuda", 128, fields)
+    one = need(shape, config, 128, longest)
+    made = plan(
+        one, Budgets(50 << 30, 96 << 30), Load(longest, requests, 8192), block=128, gpu=True
+    )
+    room, blocks = made.make_room(), made.blocks - 1
+    count = 0
+    while count < requests and blocks >= -(-tokens // 128):
+        if not room.admit(f"r{count}", tokens, tokens):
+            break
+        blocks -= -(-tokens // 128)
+        count += 1
+    return count
+
+
+def test_rows_of_short_requests_are_counted_once() -> None:
+    # 4,096 tokens take 537 MB: 50 GB have room for more than 64, and for 40 beside summaries.
+    assert admitted(4128, 4096, 64) == 64
+    assert 40 <= admitted(131_072, 4096, 64) < 64
+    assert admitted(131_072, 130_000, 64) == 6  # 20 GB each, of 135
+
+
+def test_what_no_block_pays_for_has_a_sum_of_its_own() -> None:
+    room = Room(100, Costs(token=1, opening=50, searched=30, beside=20), beside=45)
+    assert room.admit("long", 80, 80)
+    assert room.admit("another", 80, 80)
+    assert not room.admit("third", 80, 80)  # 60 of 45 bytes
+    room.settle()
+    room.enter("long", 80, 80)
+    assert room.admit("short", 10, 40)  # of blocks, all of it
+    assert not room.admit("too much", 10, 45)
