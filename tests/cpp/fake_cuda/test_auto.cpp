@@ -1,6 +1,8 @@
 // Rows that leave a GPU only when there is no room: what is given fits, and comes back as it was.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "fake.h"
@@ -28,9 +30,9 @@ class FakeAuto : public testing::TestWithParam<KVDType> {
     for (int64_t layer = 0; layer < kLayers; ++layer) prefill(cache, sequence, layer);
     return sequence;
   }
-  void prefill(Cache& cache, SequenceId sequence, int64_t layer) {
-    const TensorView rows = view(numbers_, kTokens);
-    cache.prefill(layer, {sequence}, {kTokens}, rows, rows);
+  void prefill(Cache& cache, SequenceId sequence, int64_t layer, int64_t tokens = kTokens) {
+    const TensorView rows = view(numbers_, tokens);
+    cache.prefill(layer, {sequence}, {tokens}, rows, rows);
   }
   void decode(Cache& cache, SequenceId sequence) {
     decode(cache, std::vector<SequenceId>{sequence});
@@ -149,6 +151,62 @@ TEST_P(FakeAuto, RowsComeBackWhenThereIsRoom) {
   }
   EXPECT_EQ(cache.stats().offloaded_bytes, 0);
   EXPECT_EQ(cache.stats().host_memory.live, 0);
+  EXPECT_EQ(test::wrong(), "");
+}
+
+/**
+ * Short and long sequences come and go while both budgets are nearly full: as long as what cannot
+ * leave the device has room there, and all of it in both, nothing is refused.
+ */
+TEST_P(FakeAuto, WhatFitsBothMemoriesIsNeverRefused) {
+  constexpr int64_t kSegment = 64;
+  Config config = config_of(16 << 20, GetParam());
+  config.host_budget = 32 << 20;
+  config.dense_below = 700;
+  Config leaving = config;  // of which the device holds what cannot leave
+  leaving.placement = Placement::kHost;
+  const auto stays = [&](int64_t tokens) {
+    return tokens * leaving.bytes_per_token(tokens).device +
+           leaving.bytes_per_sequence(tokens, kSegment).device;
+  };
+  const auto rows = [&](int64_t tokens) {
+    return (tokens + kSegment) * leaving.bytes_per_token(tokens).host;
+  };
+  const int64_t device = 13 << 20, both = device + (29 << 20);
+  Cache cache(config);
+  const Stats empty = cache.stats();
+  std::vector<std::pair<SequenceId, int64_t>> live;
+  int64_t held = 0, all = 0, most = 0, number = 0;
+  const auto end = [&](size_t which) {
+    cache.remove(live[which].first);
+    held -= stays(live[which].second), all -= rows(live[which].second);
+    live.erase(live.begin() + std::ptrdiff_t(which));
+  };
+  for (int i = 0; i < 150; ++i) {
+    number = (number * 1103515245 + 12345) % (int64_t{1} << 31);
+    const int64_t tokens = i % 3 == 0 ? 20 + number % 400 : 500 + number % 6000;
+    while (held + stays(tokens) > device || held + all + stays(tokens) + rows(tokens) > both) {
+      end(size_t(number) % live.size());
+    }
+    const SequenceId sequence = cache.add();
+    for (int64_t left = tokens; left > 0; left -= kTokens) {
+      for (int64_t layer = 0; layer < kLayers; ++layer) {
+        ASSERT_NO_THROW(prefill(cache, sequence, layer, std::min(left, kTokens))) << i;
+      }
+    }
+    live.push_back({sequence, tokens});
+    held += stays(tokens), all += rows(tokens);
+    most = std::max(most, cache.stats().offloaded_bytes);
+  }
+  EXPECT_GT(most, 4 << 20);
+  while (!live.empty()) end(0);
+  for (int i = 0; i < 3; ++i) {
+    test::finish_all();
+    cache.flush({});
+  }
+  const Stats last = cache.stats();
+  EXPECT_EQ(last.memory.live - last.workspace_bytes, empty.memory.live - empty.workspace_bytes);
+  EXPECT_EQ(last.host_memory.live, 0);
   EXPECT_EQ(test::wrong(), "");
 }
 
