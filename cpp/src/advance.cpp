@@ -88,9 +88,7 @@ void Cache::Impl::look_ahead(const Batch& batch, const std::vector<Sequence*>& s
   for (Sequence* sequence : sequences) {
     sequence->quiet = kMostTokens, sequence->searched = 0;
     for (const Layer& layer : sequence->layers) {
-      const int64_t total = layer.regions.total();
-      sequence->quiet = std::min(sequence->quiet, planner_.quiet_steps(layer));
-      if (total < crossing) sequence->quiet = std::min(sequence->quiet, crossing - 1 - total);
+      sequence->quiet = std::min(sequence->quiet, planner_.quiet_steps(layer, crossing));
       if (sequence->quiet == 0) break;
       sequence->searched += searches && search_->searches(view(layer), size);
     }

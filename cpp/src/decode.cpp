@@ -246,10 +246,8 @@ void Cache::Impl::decode_planned(BatchLayer& at, DecodeArgs args, const NewRows&
                       backend_->capabilities().decode_appends && config_.local > 0;
   const int64_t crossing = search_->in_full_below(slots.all);
   for (const size_t i : due) {
-    const int64_t steps = counts ? planner_.quiet_steps(*slots.layers[i]) : 0;
-    const int64_t total = at.view(i).total;
-    at.quiet_until[i] = steps > 0 ? total + steps : -1;
-    if (total < crossing) at.quiet_until[i] = std::min(at.quiet_until[i], crossing - 1);
+    const int64_t steps = counts ? planner_.quiet_steps(*slots.layers[i], crossing) : 0;
+    at.quiet_until[i] = steps > 0 ? at.view(i).total + steps : -1;
   }
   at.look(*search_);
   for (const Change& change : step.changes) stats_.flushes += change.entering() > 0;

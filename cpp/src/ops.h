@@ -123,9 +123,11 @@ struct SequenceView {
   SequenceView* device;      // the same in a GPU's memory; null: there is none
   void* const* narrow_rows;  // (segments) -> (heads, segment_tokens) rows of ModelShape::narrow,
                              // which are those of the zone; null: all are in `rows`
-  int64_t near;              // 1: all rows are plain, and have never left a GPU's own memory
+  int64_t near;              // 1: all rows are plain, and none is in host memory beside a GPU
 
   int64_t zone_tokens() const { return zone_end - zone_begin; }
+  /** Whether a step that attends in full below so many tokens does so here. */
+  constexpr bool in_full(int64_t below) const { return near != 0 && total < below; }
   /** Where the zone has narrow rows, and so a plain row need not be there. */
   bool narrow(int64_t position) const {
     return narrow_rows != nullptr && position >= zone_begin && position < zone_end;

@@ -127,8 +127,7 @@ class Search {
    */
   virtual int64_t in_full_below(int64_t) const { return 0; }
   bool searches(const SequenceView& sequence, int64_t batch) const {
-    const bool in_full = sequence.near != 0 && sequence.total < in_full_below(batch);
-    return sequence.sparse != 0 && !in_full;
+    return sequence.sparse != 0 && !sequence.in_full(in_full_below(batch));
   }
 
   /** Candidates and rows of all decodes so far. */

@@ -135,11 +135,12 @@ void Sequence::settle() noexcept {
   unsettled = quiet = 0;
 }
 
-int64_t Planner::quiet_steps(const Layer& layer) const {
+int64_t Planner::quiet_steps(const Layer& layer, int64_t in_full_below) const {
   if (shape_.recent > 0) return 0;  // each step remembers a query
   const int64_t total = layer.regions.total();
   const int64_t buffer = layer.regions.counts(sizes_).buffer;
-  const int64_t steps = std::min({sizes_.update - buffer - 1, kMostTokens - total,
+  const int64_t crossing = total < in_full_below ? in_full_below - 1 : kMostTokens;
+  const int64_t steps = std::min({sizes_.update - buffer - 1, crossing - total,
                                   layer.store.room_behind(total, shape_.segment_tokens)});
   if (steps <= 0) return 0;
   const SequenceView now = layer.view(sizes_, search_);

@@ -209,8 +209,9 @@ class Planner {
   /**
    * Tokens that steps can add to a layer before anything but its length changes: until it flushes,
    * needs a segment, or is searched in another way.
+   * @param in_full_below  of the batch, see Search::in_full_below
    */
-  int64_t quiet_steps(const Layer& layer) const;
+  int64_t quiet_steps(const Layer& layer, int64_t in_full_below) const;
 
   /** Whether rows are selected that may lie in host memory, and there is no place to keep them. */
   bool lacks_row_cache(const Layer& layer) const;

@@ -17,8 +17,7 @@ struct ParisKVPlan {
    * full if all of their rows are near.
    */
   static constexpr int64_t candidates_of(const SequenceView& sequence, int64_t in_full_below) {
-    const bool in_full = sequence.near != 0 && sequence.total < in_full_below;
-    return in_full ? 0 : of(sequence).candidates;
+    return sequence.in_full(in_full_below) ? 0 : of(sequence).candidates;
   }
   constexpr void store(SequenceView& sequence) const {
     sequence.plan.words[0] = candidates;
