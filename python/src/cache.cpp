@@ -196,6 +196,20 @@ Its pages are brought into memory, on several threads: then prompts go to host m
 rate from the first one on. Takes nothing where as much is free already. Raises OutOfMemory where a
 budget has no room for it. The memory stays when sequences go, until trim, close, or need of memory
 of another kind.)");
+  define(
+      cache, {"reserve_host", {"bytes"}, {"background"}, {}},
+      [](Handle& self, const Arguments& given) {
+        const int64_t bytes = given.integer("bytes");
+        const bool background = given.flag("background");
+        unlocked(self, [&](Cache& c) { c.reserve_host(bytes, background); });
+      },
+      "def reserve_host(self, bytes: int, background: bool = False) -> None",
+      R"(Takes so many bytes of host memory for rows that leave a GPU.
+
+With background=True a thread takes them meanwhile, 16 MB at a time: they count as reserved at once,
+and a prompt that needs one first waits for that alone. Raises OutOfMemory, and has taken nothing, where
+host_budget has no room; ValueError where rows are never in host memory. The memory stays as that of
+reserve does.)");
   cache
       .def(
           "sequences",

@@ -108,6 +108,9 @@ static void check_nulls(pariskv_cache* cache, pariskv_sequence sequence, pariskv
   WRONG(no_cache, pariskv_cache_reserve(NULL, 1, 1));
   WRONG("[reserve] tokens", pariskv_cache_reserve(cache, 0, 1));
   WRONG("[reserve] sequences", pariskv_cache_reserve(cache, 1, 0));
+  WRONG(no_cache, pariskv_cache_reserve_host(NULL, 1, 0));
+  WRONG("[reserve_host] expected a cache with rows in host memory",
+        pariskv_cache_reserve_host(cache, 1, 0));
   WRONG("[bytes_per_token] bytes", pariskv_config_bytes_per_token(&config, 1, NULL));
   WRONG("[bytes_per_token] most_tokens", pariskv_config_bytes_per_token(&config, 0, &bytes));
   WRONG("[bytes_per_sequence] multiple", pariskv_config_bytes_per_sequence(&config, 1, 0, &bytes));

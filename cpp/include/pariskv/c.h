@@ -297,6 +297,13 @@ PARISKV_API pariskv_status pariskv_cache_sequences(const pariskv_cache* cache,
 PARISKV_API pariskv_status pariskv_cache_reserve(pariskv_cache* cache, int64_t tokens,
                                                  int64_t sequences);
 
+/**
+ * Takes host memory for rows that leave a GPU, see Cache::reserve_host.
+ * @param background  not 0: a thread takes it meanwhile
+ */
+PARISKV_API pariskv_status pariskv_cache_reserve_host(pariskv_cache* cache, int64_t bytes,
+                                                      int32_t background);
+
 /** @param stats written, its `size` set before */
 PARISKV_API pariskv_status pariskv_cache_stats(const pariskv_cache* cache, pariskv_stats* stats);
 

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <mutex>
 #include <system_error>
 
@@ -17,10 +18,17 @@ struct Ahead::Shared {
   const int64_t alignment;
   std::mutex mutex;
   std::condition_variable asked, done;
-  int64_t bytes = 0;  // asked for and not begun
+  struct Request {
+    int64_t bytes;
+    void* data = nullptr;
+    bool done = false;
+  };
+  std::deque<Request> requests;  // not collected yet, the oldest first
+  size_t begun = 0;              // of these
   bool stop = false;
-  void* data = nullptr;
-  std::atomic<bool> arrived{false};
+  std::atomic<bool> arrived{false};  // the first of them is done
+
+  void look() { arrived = !requests.empty() && requests.front().done; }
 };
 
 Ahead::Ahead(std::shared_ptr<MemoryResource> resource, int64_t alignment)
@@ -53,8 +61,8 @@ bool Ahead::ask(int64_t bytes) {
   }
   {
     const std::lock_guard<std::mutex> lock(shared_->mutex);
-    shared_->bytes = bytes;
-    shared_->arrived = false;
+    shared_->requests.push_back({bytes});
+    shared_->look();
   }
   shared_->asked.notify_one();
   return true;
@@ -66,26 +74,39 @@ void* Ahead::collect() {
   if (this_process() != owner_process_) return nullptr;
   std::unique_lock<std::mutex> lock(shared_->mutex);
   shared_->done.wait(lock, [&] { return shared_->arrived.load(); });
-  return shared_->data;
+  void* const data = shared_->requests.front().data;
+  shared_->requests.pop_front();
+  --shared_->begun;
+  shared_->look();
+  return data;
+}
+
+int64_t Ahead::take_back() {
+  if (this_process() != owner_process_) return 0;  // what the thread had locked is left alone
+  const std::lock_guard<std::mutex> lock(shared_->mutex);
+  const int64_t count = int64_t(shared_->requests.size() - shared_->begun);
+  shared_->requests.resize(shared_->begun);
+  return count;
 }
 
 void Ahead::serve(Shared& shared) {
   std::unique_lock<std::mutex> lock(shared.mutex);
   for (;;) {
-    shared.asked.wait(lock, [&] { return shared.stop || shared.bytes > 0; });
+    shared.asked.wait(lock, [&] { return shared.stop || shared.begun < shared.requests.size(); });
     if (shared.stop) return;
-    const int64_t bytes = shared.bytes;
-    shared.bytes = 0;
+    // It stays where it is whatever comes behind it or goes before it.
+    Shared::Request& request = shared.requests[shared.begun++];
     lock.unlock();
     void* data = nullptr;
     try {
-      data = shared.resource->allocate(size_t(bytes), size_t(shared.alignment));
+      data = shared.resource->allocate(size_t(request.bytes), size_t(shared.alignment));
     } catch (const std::exception&) {
       data = nullptr;  // told like any other refusal
     }
     lock.lock();
-    shared.data = data;
-    shared.arrived = true;
+    request.data = data;
+    request.done = true;
+    shared.look();
     shared.done.notify_one();
   }
 }

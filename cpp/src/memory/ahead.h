@@ -1,6 +1,6 @@
 /**
- * A thread that takes a piece of memory from a resource while its owner does something else.
- * It begins with the first piece that is asked for and ends with this.
+ * A thread that takes pieces of memory from a resource while its owner does something else, one
+ * after another. It begins with the first piece that is asked for and ends with this.
  */
 #pragma once
 
@@ -15,19 +15,25 @@ namespace pariskv {
 class Ahead {
  public:
   Ahead(std::shared_ptr<MemoryResource> resource, int64_t alignment);
-  /** No request is pending: the last one has been collected. */
+  /** No request is pending: each has been collected or taken back. */
   ~Ahead();
   Ahead(const Ahead&) = delete;
   Ahead& operator=(const Ahead&) = delete;
 
-  /** Asks for a piece, to be collected before the next one is; false: there is no thread. */
+  /** Asks for a piece; false: there is no thread. */
   bool ask(int64_t bytes);
 
   /** Whether to collect would not wait. */
   bool arrived() const;
 
-  /** The memory of the request; null: the resource has none, or this is a fork's child. */
+  /**
+   * The memory of the oldest request that was not collected; null: the resource has none, or this
+   * is a fork's child.
+   */
   void* collect();
+
+  /** Takes back the requests that the thread has not begun, the newest ones: so many. */
+  int64_t take_back();
 
  private:
   struct Shared;

@@ -106,7 +106,10 @@ Block Arena::try_allocate(int64_t bytes) {
 Slab* Arena::slab_with_room(int64_t block_bytes) {
   Shelf& shelf = shelves_[block_bytes];
   // Memory on its way arrives sooner than memory requested now.
-  if (shelf.free == 0 && coming_ && coming_->block_bytes == block_bytes) take_in();
+  while (shelf.free == 0 && !coming_.empty() &&
+         (ahead_->arrived() || coming_.front()->block_bytes == block_bytes)) {
+    take_in();
+  }
   if (shelf.free > 0) return shelf.with_room;
   const int64_t least = std::max(traits_.slab_bytes, block_bytes);
   int64_t bytes = next_slab_bytes(shelf, block_bytes, traits_.largest_slab);
@@ -136,7 +139,7 @@ std::unique_ptr<Slab> Arena::make_slab(int64_t bytes, int64_t block_bytes) {
   slab->block_bytes = block_bytes;
   slab->free.reserve(size_t(bytes / block_bytes));
   auto& slabs = shelves_[block_bytes].slabs;
-  slabs.reserve(slabs.size() + 2);  // one may be on its way when another is made
+  slabs.reserve(slabs.size() + coming_.size() + 2);  // others may be on their way
   return slab;
 }
 
@@ -170,19 +173,36 @@ void Arena::ask_ahead() {
       bytes = std::max(least, bytes / 2);
     }
     std::unique_ptr<Slab> slab = make_slab(bytes, block_bytes);
-    if (!ahead_->ask(bytes)) return;
-    coming_ = std::move(slab);
-    use_.reserved += bytes;
+    ask(slab);
     return;
   }
 }
 
-/** Waits for the slab that is on its way, and puts it up. */
+/** Puts a slab among those that are to come; false: there is no thread to bring it. */
+bool Arena::ask(std::unique_ptr<Slab>& slab) {
+  coming_.emplace_back();  // its place, so that nothing can fail once it is asked for
+  try {
+    if (ahead_->ask(slab->bytes)) {
+      use_.reserved += slab->bytes;
+      coming_.back() = std::move(slab);
+      return true;
+    }
+  } catch (...) {
+    coming_.pop_back();
+    throw;
+  }
+  coming_.pop_back();
+  return false;
+}
+
+/** Waits for the slab that comes next, and puts it up. */
 void Arena::take_in() noexcept {
-  std::unique_ptr<Slab> slab = std::move(coming_);
+  std::unique_ptr<Slab> slab = std::move(coming_.front());
+  coming_.pop_front();
   slab->data = static_cast<char*>(ahead_->collect());
   if (slab->data == nullptr) {
     use_.reserved -= slab->bytes;
+    turn_away();  // nor will the resource have more
     ahead_refused_ = true;
     return;
   }
@@ -193,23 +213,28 @@ void Arena::take_in() noexcept {
   }
 }
 
-/** Waits for the slab that is on its way, and gives it back. */
+/** Asks for no more of what is to come, waits for what the thread is at, and gives it back. */
 void Arena::turn_away() noexcept {
-  if (!coming_) return;
-  const std::unique_ptr<Slab> slab = std::move(coming_);
-  void* data = ahead_->collect();
-  if (data != nullptr) {
-    give_back(data, slab->bytes);
-  } else {
-    use_.reserved -= slab->bytes;
+  if (coming_.empty()) return;
+  for (int64_t left = ahead_->take_back(); left > 0; --left) {
+    use_.reserved -= coming_.back()->bytes;
+    coming_.pop_back();
+  }
+  for (; !coming_.empty(); coming_.pop_front()) {
+    void* data = ahead_->collect();
+    if (data != nullptr) {
+      give_back(data, coming_.front()->bytes);
+    } else {
+      use_.reserved -= coming_.front()->bytes;
+    }
   }
 }
 
 void Arena::tend() noexcept {
   if (!ahead_) return;
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (coming_ && ahead_->arrived()) take_in();
-  if (coming_ || ahead_refused_) return;
+  while (!coming_.empty() && ahead_->arrived()) take_in();
+  if (!coming_.empty() || ahead_refused_) return;
   try {
     ask_ahead();
   } catch (const std::bad_alloc&) {
@@ -299,14 +324,19 @@ void Arena::give_back(Shelf& shelf, Slab* slab) noexcept {
                                  [&](const auto& candidate) { return candidate.get() == slab; }));
 }
 
-std::vector<Arena::Wanted> Arena::wanted_for(const std::vector<Stock>& stocks) const {
-  const int64_t most = traits_.deferred ? traits_.largest_slab : kReservedSlab;
+int64_t Arena::reserved_slab() const {
+  return traits_.deferred ? traits_.largest_slab : kReservedSlab;
+}
+
+std::vector<Arena::Wanted> Arena::wanted_for(const std::vector<Stock>& stocks,
+                                             int64_t largest) const {
   std::vector<Wanted> wanted;
   int64_t bytes = 0;
   for (const Stock& stock : stocks) {
-    const int64_t size = rounded(stock.block_bytes), at_once = std::max<int64_t>(most / size, 1);
+    const int64_t size = rounded(stock.block_bytes), at_once = std::max<int64_t>(largest / size, 1);
     const auto shelf = shelves_.find(size);
     int64_t left = stock.blocks - (shelf == shelves_.end() ? 0 : shelf->second.free);
+    for (const auto& slab : coming_) left -= slab->block_bytes == size ? slab->bytes / size : 0;
     for (; left > 0; left -= at_once) {
       wanted.push_back({std::max(std::min(left, at_once) * size, traits_.slab_bytes), size});
       bytes += wanted.back().bytes;
@@ -324,12 +354,12 @@ std::vector<Arena::Wanted> Arena::wanted_for(const std::vector<Stock>& stocks) c
 
 void Arena::check_reserve(const std::vector<Stock>& stocks) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  wanted_for(stocks);
+  wanted_for(stocks, reserved_slab());
 }
 
 void Arena::reserve(const std::vector<Stock>& stocks) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const std::vector<Wanted> wanted = wanted_for(stocks);
+  const std::vector<Wanted> wanted = wanted_for(stocks, reserved_slab());
   std::vector<Slab*> taken;
   taken.reserve(wanted.size());
   try {
@@ -339,6 +369,28 @@ void Arena::reserve(const std::vector<Stock>& stocks) {
     throw;
   }
   holds_ = holds_ || !taken.empty();
+}
+
+void Arena::reserve_behind(const std::vector<Stock>& stocks) {
+  if (!ahead_) return reserve(stocks);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::vector<Wanted> wanted =
+      wanted_for(stocks, std::min(kAheadSlab, traits_.largest_slab));
+  std::vector<Slab*> taken;
+  try {
+    for (const Wanted& each : wanted) {
+      std::unique_ptr<Slab> slab = make_slab(each.bytes, each.block_bytes);
+      slab->held = true;
+      if (!ask(slab)) {
+        taken.reserve(taken.size() + 1);
+        take_reserved(each, taken);
+      }
+    }
+  } catch (...) {
+    turn_away();
+    throw;
+  }
+  holds_ = holds_ || !wanted.empty();
 }
 
 void Arena::take_reserved(const Wanted& wanted, std::vector<Slab*>& taken) {

@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -115,6 +116,11 @@ class Arena {
    * trimmed. Throws OutOfMemory, and has taken nothing, when the budget or the resource says no.
    */
   void reserve(const std::vector<Stock>& stocks);
+  /**
+   * The same by a thread, one slab after the other: returns at once, and what is to come counts as
+   * reserved. Where no thread may take from the resource, it is `reserve`.
+   */
+  void reserve_behind(const std::vector<Stock>& stocks);
   /** Throws what the budget says to that. */
   void check_reserve(const std::vector<Stock>& stocks) const;
 
@@ -168,10 +174,12 @@ class Arena {
   struct Wanted {
     int64_t bytes, block_bytes;
   };
-  std::vector<Wanted> wanted_for(const std::vector<Stock>& stocks) const;
+  std::vector<Wanted> wanted_for(const std::vector<Stock>& stocks, int64_t largest) const;
+  int64_t reserved_slab() const;
   void take_reserved(const Wanted& wanted, std::vector<Slab*>& taken);
   bool runs_low(const Shelf& shelf, int64_t block_bytes) const;
   void ask_ahead();
+  bool ask(std::unique_ptr<Slab>& slab);
   void take_in() noexcept;
   void turn_away() noexcept;
 
@@ -184,7 +192,7 @@ class Arena {
   bool holds_ = false;            // slabs were reserved and not trimmed since
   size_t blocks_out_ = 0;         // retired_ has room for as many, so that freeing cannot fail
   std::unique_ptr<Ahead> ahead_;  // null: nothing is taken ahead
-  std::unique_ptr<Slab> coming_;  // asked for ahead, counted as reserved, its data still to come
+  std::deque<std::unique_ptr<Slab>> coming_;  // asked for ahead, counted as reserved, in order
   bool ahead_refused_ = false;    // not to be asked again before something is given back
 };
 
