@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pariskv_core.vllm import ranks
 from pariskv_core.vllm.connector import Metadata, PariskvConnector
 from pariskv_core.vllm.metrics import EngineStats, Reporter
 from test_startup import config
@@ -149,6 +150,20 @@ def test_a_worker_makes_an_engine_of_its_own_threads_and_reports() -> None:
     assert stats.data["1"]["decode_tokens"] == 0
     assert connector.get_kv_connector_stats() is None, "once a second"
     connector.shutdown()
+
+
+def test_a_rank_is_found_once_vllm_has_named_its_configuration_anew() -> None:
+    made = config(parallel_config__rank=0)
+    connector = PariskvConnector(made, KVConnectorRole.WORKER, cache_of(10))
+    assert ranks.of(made) is None
+    connector.register_kv_caches({})
+    found = ranks.of(made)
+    assert found is not None
+    # As `vllm serve` does when its engine core is there; prompts were then attended to by nobody.
+    made.instance_id = "another"
+    assert ranks.of(made) is found
+    connector.shutdown()
+    assert ranks.of(made) is None
 
 
 def test_reports_add_up_over_time_and_over_ranks() -> None:

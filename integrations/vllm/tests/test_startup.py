@@ -26,7 +26,9 @@ def config(**changes: Any) -> Any:
         speculative_config=None,
         additional_config={},
         instance_id="test",
-        kv_transfer_config=SimpleNamespace(kv_connector="ParisKV", kv_connector_extra_config={}),
+        kv_transfer_config=SimpleNamespace(
+            kv_connector="ParisKV", kv_connector_extra_config={}, engine_id="engine"
+        ),
         device_config=SimpleNamespace(device_type="cpu"),
         parallel_config=SimpleNamespace(
             pipeline_parallel_size=1,
@@ -158,7 +160,10 @@ def test_policies_by_name() -> None:
 
 def test_blocks_follow_from_the_budget() -> None:
     small, large = (
-        config(instance_id=str(size), additional_config={"pariskv": {"memory_budget": size}})
+        config(
+            kv_transfer_config__engine_id=str(size),
+            additional_config={"pariskv": {"memory_budget": size}},
+        )
         for size in (1 << 27, 1 << 28)
     )
     for one in (small, large):

@@ -58,6 +58,7 @@ class Builder(AttentionMetadataBuilder[Metadata]):
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         ranks.check(vllm_config)
+        self._started = False
 
     def build(
         self,
@@ -67,8 +68,11 @@ class Builder(AttentionMetadataBuilder[Metadata]):
     ) -> Metadata:
         """Runs before the connector's `start_load_kv`, with the padded number of rows."""
         found = ranks.of(self.vllm_config)
+        if found is None and self._started:  # else a pass would silently attend to nothing
+            raise RuntimeError("[vllm] attention: the rank's engine is gone; please report this")
         if found is None:
             return Metadata(None, {})
+        self._started = True
         found.rank.lanes.widen(common_attn_metadata.num_reqs)
         return Metadata(found.rank, found.layers)
 

@@ -1,4 +1,4 @@
-"""The engine of this process for each of vLLM's configurations, and whether one is asked for."""
+"""The rank of this process in each of vLLM's engines, and whether one is asked for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .rank import Rank
-from .versions import NAME
+from .versions import NAME, engine_of
 
 
 @dataclass
@@ -33,14 +33,14 @@ def check(config: Any) -> None:
 
 
 def of(config: Any) -> Found | None:
-    return _ranks.get(config.instance_id)
+    return _ranks.get(engine_of(config))
 
 
 def keep(config: Any, found: Found) -> None:
-    _ranks[config.instance_id] = found
+    _ranks[engine_of(config)] = found
 
 
 def close(config: Any) -> None:
-    found = _ranks.pop(config.instance_id, None)
+    found = _ranks.pop(engine_of(config), None)
     if found is not None:
         found.rank.close()

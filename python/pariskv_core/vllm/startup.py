@@ -117,7 +117,7 @@ def budgets_of(config: Any, wish: Asked) -> Budgets:
     return Budgets(int(device), int(host))
 
 
-_plans: dict[str, Planned] = {}  # of this process, by configuration: memory changes meanwhile
+_plans: dict[str, Planned] = {}  # of this process, by engine: memory changes meanwhile
 
 
 def rank_budgets(config: Any, wish: Asked, blocks: int) -> Budgets:
@@ -145,7 +145,7 @@ def rank_budgets(config: Any, wish: Asked, blocks: int) -> Budgets:
 def override_blocks(config: Any) -> None:
     """Sets how many blocks vLLM has. In the engine core, before it makes its plan of the cache."""
     wish = asked(config)
-    most = _plans[config.instance_id] = planned(config, wish)
+    most = _plans[versions.engine_of(config)] = planned(config, wish)
     cache = config.cache_config
     if cache.num_gpu_blocks_override is None:
         cache.num_gpu_blocks_override = most.blocks
@@ -159,9 +159,10 @@ def override_blocks(config: Any) -> None:
 
 def plan_of(config: Any, wish: Asked) -> Planned:
     """The plan that `override_blocks` went by."""
-    if config.instance_id not in _plans:
-        _plans[config.instance_id] = planned(config, wish)
-    return _plans[config.instance_id]
+    name = versions.engine_of(config)
+    if name not in _plans:
+        _plans[name] = planned(config, wish)
+    return _plans[name]
 
 
 def check_blocks(blocks: int, most: Planned) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 OLDEST = (0, 32)
 BEYOND = (0, 34)
@@ -18,6 +19,14 @@ def refusal(version: str) -> str | None:
         f"[vllm] version: expected vllm>={oldest},<{beyond}, got {version}; install such "
         f"a version, or leave the connector {NAME} out"
     )
+
+
+def engine_of(config: Any) -> str:
+    """The name of one engine of vLLM, in all of its processes.
+
+    `instance_id` is none: vLLM sets it anew when its engine core is there.
+    """
+    return str(config.kv_transfer_config.engine_id)
 
 
 NAME = "ParisKV"  # of the connector: --kv-transfer-config '{"kv_connector": "ParisKV", ...}'
