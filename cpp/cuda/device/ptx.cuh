@@ -292,10 +292,10 @@ __device__ __forceinline__ uint64_t ld_relaxed_gpu(const uint64_t* word) {
   return value;
 }
 
-/** A condition of the graph that this kernel is a part of (conditional.h) is true. */
-__device__ __forceinline__ void set_condition(uint64_t handle) {
+/** Chooses a body of the graph that this kernel is a part of (conditional.h). */
+__device__ __forceinline__ void set_condition(uint64_t handle, int value) {
 #if CUDART_VERSION >= 12040
-  cudaGraphSetConditional(handle, 1);
+  cudaGraphSetConditional(handle, unsigned(value));
 #endif
 }
 

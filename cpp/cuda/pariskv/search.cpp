@@ -40,7 +40,20 @@ struct Crossing {
   int64_t heads;   // at most
   int64_t tokens;  // fewer are attended to in full
 };
-constexpr Crossing kCrossings[] = {{16, 16384}, {32, 9728}, {64, 7168}};
+constexpr Crossing kCrossings[] = {{16, 14336}, {32, 9728}, {64, 7168}};
+
+/**
+ * Bodies for all sequences of a batch, a fourth of them, and so on: launched for many, the search
+ * of one would have a block a head.
+ */
+DenseChoice choice_for(int64_t batch, bool named) {
+  DenseChoice choice{};
+  for (int64_t room = batch; choice.count < DenseChoice::kMost; room = (room + 3) / 4) {
+    choice.room[choice.count++] = int(room);
+    if (room == 1 || !named) break;
+  }
+  return choice;
+}
 
 template <typename Launch>
 void each_job(const EncodeArgs& args, int64_t begin, int64_t end, Launch launch) {
@@ -61,7 +74,8 @@ ParisKVSearch::ParisKVSearch(CudaBackend& backend, const ParisKV& settings, cons
       crosses_by_batch_(config.dense_below == ParisKV::kRegions.dense_below_on_gpu),
       constants_(constants_of(*rules_.codec)),
       slots_(backend),
-      counters_(backend) {}
+      counters_(backend),
+      searched_rows_(backend.zeroed_block(kMostDense * int64_t(sizeof(int32_t)))) {}
 
 void ParisKVSearch::prepare(ParisKVSlot& slot, Block& scratch, const SequenceView& sequence) const {
   const int64_t candidates = ParisKVPlan::of(sequence).candidates;
@@ -158,32 +172,37 @@ void ParisKVSearch::decode(const DecodeArgs& args, Stream stream) {
   DecodeCall call = call_of(args);
   const bool recorded = backend_.capturing(stream);
   // While some heads wait for the bus, the search for others goes on.
-  const auto search = [&](cudaStream_t on) {
-    backend_.branches().share(call.heads, kLeastHeads, recorded ? kMostBranches : kMostEager, on,
+  const auto search = [&](int64_t sequences, cudaStream_t on) {
+    const int64_t heads = sequences * shape_.kv_heads;
+    backend_.branches().share(heads, kLeastHeads, recorded ? kMostBranches : kMostEager, on,
                               [&](int64_t begin, int64_t end, cudaStream_t branch) {
                                 DecodeCall share = call;
+                                share.batch = sequences;
                                 share.first_head = begin;
                                 share.heads = end - begin;
                                 launch_decode(share, branch);
                               });
   };
-  const int64_t dense =
+  const int64_t searched =
       std::count_if(args.sequences, args.sequences + args.batch,
-                    [&](const SequenceView& view) { return !searches(view, args.batch); });
-  call.dense_apart = dense > 0 && has_dense(call);
+                    [&](const SequenceView& view) { return searches(view, args.batch); });
   const cudaStream_t own = handle_of(stream);
-  if (!call.dense_apart) return search(own);
-  if (dense < args.batch) {
-    launch_dense(call, 0, own);
-    search(own);
-  } else if (!recorded) {
-    launch_dense(call, 0, own);
-  } else {
-    // The graph may be replayed when some of them are searched.
-    Conditional others(own);
-    launch_dense(call, others.handle(), own);
-    others.record(inner_, search);
+  call.dense_apart = searched < args.batch && has_dense(call);
+  if (!call.dense_apart) return search(args.batch, own);
+  const bool named = args.batch <= kMostDense;
+  if (named) call.searched_rows = searched_rows_.as<int32_t>();
+  DenseChoice choice = choice_for(args.batch, named);
+  if (!recorded) {
+    launch_dense(call, choice, own);
+    if (searched > 0) search(named ? searched : args.batch, own);
+    return;
   }
+  // The graph may be replayed when others of them are searched, more or fewer.
+  Conditional others(own, choice.count);
+  choice.condition = others.handle();
+  choice.count = others.bodies();
+  launch_dense(call, choice, own);
+  others.record(inner_, [&](int body, cudaStream_t on) { search(choice.room[body], on); });
 }
 
 int64_t ParisKVSearch::in_full_below(int64_t batch) const {

@@ -35,6 +35,7 @@ class ParisKVSearch final : public ParisKVPolicy {
   const CodecConstants constants_;
   SlotTable<ParisKVSlot> slots_;
   Counters counters_;
+  Block searched_rows_;  // of a step, see DecodeCall
   OwnStream inner_;  // of recorded work that depends on a length
 };
 

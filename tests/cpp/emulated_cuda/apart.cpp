@@ -13,10 +13,12 @@ bool steps_apart = false;
 namespace pariskv::cuda {
 
 // Graphs without conditions: their work is recorded as ever.
-Conditional::Conditional(cudaStream_t stream) : stream_(stream) {}
-void Conditional::begin(cudaStream_t) {}
+Conditional::Conditional(cudaStream_t stream, int) : stream_(stream) {}
+void Conditional::add_node() {}
+void Conditional::begin(int, cudaStream_t) {}
 void Conditional::end(cudaStream_t) {}
 void Conditional::abandon(cudaStream_t) noexcept {}
+void Conditional::follow() {}
 
 /** What pariskv/decode/launch.cu defines. */
 void launch_steps(const DecodeCall& call, cudaStream_t stream);

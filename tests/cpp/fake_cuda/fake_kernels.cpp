@@ -287,13 +287,15 @@ void launch_tally(const EncodeCall& call, int64_t direction, cudaStream_t stream
 }
 
 // Graphs without conditions: their work is recorded as ever.
-Conditional::Conditional(cudaStream_t stream) : stream_(stream) {}
-void Conditional::begin(cudaStream_t) {}
+Conditional::Conditional(cudaStream_t stream, int) : stream_(stream) {}
+void Conditional::add_node() {}
+void Conditional::begin(int, cudaStream_t) {}
 void Conditional::end(cudaStream_t) {}
 void Conditional::abandon(cudaStream_t) noexcept {}
+void Conditional::follow() {}
 
 bool has_dense(const DecodeCall&) { return false; }
-void launch_dense(const DecodeCall&, uint64_t, cudaStream_t) {}
+void launch_dense(const DecodeCall&, const DenseChoice&, cudaStream_t) {}
 
 void launch_decode(const DecodeCall& call, cudaStream_t stream) {
   launch(stream, [call] { decode(call); });

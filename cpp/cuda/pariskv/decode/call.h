@@ -28,6 +28,11 @@ struct DecodeCall : StepCall {
   float* error;       // (batch, kv_heads) `error_stride` apart; null: not wanted
   int64_t error_stride;
   int64_t first_head, heads;  // of the batch's, row by row: heads of this launch
+  /**
+   * (batch), in device memory: the rows of the batch whose heads these are, -1 where there are no
+   * more; launch_dense writes it. Null: all rows.
+   */
+  int32_t* searched_rows;
   int64_t* counters;          // DecodeCounts, added to
   bool over_bus;              // rows that are selected may be in host memory
   bool explains;              // the worth of candidates is left in scratch
@@ -39,10 +44,20 @@ void launch_decode(const DecodeCall& call, cudaStream_t stream);
 
 /** Whether launch_dense knows rows of this kind, and the device has the shared memory for it. */
 bool has_dense(const DecodeCall& call);
+/** Sequences of a batch that launch_dense knows the searched ones of. */
+constexpr int64_t kMostDense = 256;
+
+/** What launch_dense chooses by how many sequences are searched; see Conditional. */
+struct DenseChoice {
+  static constexpr int kMost = 5;
+  uint64_t condition;  // of a graph; 0: there is nothing to choose
+  int count;           // of bodies: the last one that has room for all is chosen
+  int room[kMost];     // sequences, most first
+};
 /**
- * Attention of all heads of the batch's sequences that are attended to in full; no others.
- * @param condition  set where there are others; 0: nobody asks
+ * Attention of all heads of the batch's sequences that are attended to in full; of the others it
+ * only writes which they are.
  */
-void launch_dense(const DecodeCall& call, uint64_t condition, cudaStream_t stream);
+void launch_dense(const DecodeCall& call, const DenseChoice& choice, cudaStream_t stream);
 
 }  // namespace pariskv::cuda

@@ -139,8 +139,16 @@ constexpr int kScratchWords = int(sizeof(HeadScratch) / sizeof(uint64_t));
 
 static_assert(kScratchWords <= 32);
 
+/** The row of the batch of a kv head of the launch, counted from `first_head`; negative: none. */
+__device__ __forceinline__ int row_of_head(const StepParams& step, uint32_t& index) {
+  index += uint32_t(step.call.first_head);
+  const uint32_t place = step.by_kv_heads(int(index));
+  index -= place * uint32_t(step.call.shape.kv_heads);
+  return step.call.searched_rows == nullptr ? int(place) : step.call.searched_rows[place];
+}
+
 /**
- * A block's way from its index to its head: false when the slot is idle. All threads; to be
+ * A block's way from its index to its head: false when the slot is idle, or there is none. All threads; to be
  * followed by a barrier.
  * @param also  also(view, head), by one thread
  * @param look  look(slot, head), by one warp
@@ -148,17 +156,16 @@ static_assert(kScratchWords <= 32);
 template <typename Element, typename Also, typename Look>
 __device__ __forceinline__ bool find_context(const StepParams& step, uint32_t index,
                                              HeadContext& context, Also also, Look look) {
-  const uint32_t heads = uint32_t(step.call.shape.kv_heads);
-  index += uint32_t(step.call.first_head);
-  const uint32_t row = step.by_kv_heads(int(index));
+  const int row = row_of_head(step, index);
+  if (row < 0) return false;
+  const int head = int(index);
   const ParisKVSlot& slot = step.call.slots[row];
   const SequenceView* layers = slot.layers;
   if (layers == nullptr) return false;
-  const int head = int(index - row * heads);
   // Each of these is a trip to memory, by a warp of its own so that they are made together.
   const int warp = device::warp_id(), lane_of_warp = device::lane_id();
   if (threadIdx.x == 0) {
-    fill_context<Element>(step, layers[step.call.layer], int(row), head, context);
+    fill_context<Element>(step, layers[step.call.layer], row, head, context);
   } else if (warp == 1 && lane_of_warp < kScratchWords) {
     reinterpret_cast<uint64_t*>(&context.scratch)[lane_of_warp] =
         scratch_word(slot, head, lane_of_warp);
@@ -186,11 +193,11 @@ __device__ __forceinline__ bool find_context(const StepParams& step, uint32_t in
 
 /** A head of a slot that is idle, by its index; all threads of a block. */
 template <typename Element>
-__device__ __forceinline__ void leave_idle_head(const StepParams& step, int index) {
+__device__ __forceinline__ void leave_idle_head(const StepParams& step, uint32_t index) {
   const DecodeCall& call = step.call;
-  index += int(call.first_head);
-  const int64_t row = step.by_kv_heads(index);
-  const int head = index - int(row * call.shape.kv_heads), group = int(call.shape.group);
+  const int64_t row = row_of_head(step, index);
+  if (row < 0) return;
+  const int head = int(index), group = int(call.shape.group);
   leave_idle<Element>(call, row, head * group, group);
   if (call.error != nullptr && threadIdx.x == 0) call.error[row * call.error_stride + head] = 0;
 }

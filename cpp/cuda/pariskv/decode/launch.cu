@@ -303,14 +303,14 @@ DenseLaunch dense_launch(const DecodeCall& call) {
 
 bool has_dense(const DecodeCall& call) { return dense_launch(call).blocks > 0; }
 
-void launch_dense(const DecodeCall& call, uint64_t condition, cudaStream_t stream) {
+void launch_dense(const DecodeCall& call, const DenseChoice& choice, cudaStream_t stream) {
   const DenseLaunch launch = dense_launch(call);
   for (int64_t first = 0; first < call.batch; first += kMostDense) {
     const DenseParams params{{call, device::SegmentDivisor::of(call.shape.segment_tokens),
                               device::IndexDivisor::of(call.shape.kv_heads), 0},
                              int(first),
                              int(std::min<int64_t>(call.batch - first, kMostDense)),
-                             condition};
+                             choice};
     Launch(launch.blocks, launch.bytes, stream, kDenseThreads)
         .run(launch.kernel, params, "decode: attend_dense");
   }

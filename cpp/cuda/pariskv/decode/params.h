@@ -37,7 +37,7 @@ struct VotesParams : StepParams {
 /** Some sequences of a batch, of which those that are attended to in full are wanted. */
 struct DenseParams : StepParams {
   int first, count;
-  uint64_t condition;  // set where some are searched; 0: nobody asks
+  DenseChoice choice;
 };
 
 /** The first blocks of all heads come first. */

@@ -102,7 +102,7 @@ inline uint32_t ld_shared(uint32_t address) {
 }
 /** It may name any address that can be read. */
 /** Graphs of this machine have no conditions. */
-inline void set_condition(uint64_t) {}
+inline void set_condition(uint64_t, int) {}
 inline void prefetch_global_l2(const void* address) {
   (void)*static_cast<const volatile char*>(address);
 }

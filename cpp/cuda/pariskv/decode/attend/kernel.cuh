@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(device::kThreads, kWords < 8 ? 2 : 1)
                                }
                              })) {
     device::wait_for_predecessor();
-    if (rank == 0) leave_idle_head<Element>(params, int(blockIdx.x) >> device::log2_of_power(size));
+    if (rank == 0) leave_idle_head<Element>(params, blockIdx.x >> device::log2_of_power(size));
     return;
   }
   if (params.call.dense_apart) {

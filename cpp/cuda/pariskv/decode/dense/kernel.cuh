@@ -49,10 +49,8 @@ class AttendDense {
         stages_(stages + device::warp_id() * kDenseStages * stage_bytes()) {}
 
   __device__ __forceinline__ void run() {
-    const bool others = space_.work.look_at(params_.call, params_.first, params_.count);
-    if (others && params_.condition != 0 && blockIdx.x == 0 && threadIdx.x == 0) {
-      device::ptx::set_condition(params_.condition);
-    }
+    space_.work.look_at(params_.call, params_.first, params_.count);
+    if (blockIdx.x == 0 && device::warp_id() == 0) name_searched();
     const int64_t first = space_.work.stretch(int(blockIdx.x), int(gridDim.x));
     stop_ = space_.work.stretch(int(blockIdx.x) + 1, int(gridDim.x));
     DensePiece piece = space_.work.find(first, stop_);
@@ -65,6 +63,28 @@ class AttendDense {
   }
 
  private:
+  /** A warp writes which sequences are searched, in order, and chooses what runs for so many. */
+  __device__ __forceinline__ void name_searched() const {
+    int32_t* const rows = params_.call.searched_rows;
+    const int lane = device::lane_id();
+    int named = 0;
+    for (int first = 0; first < params_.count; first += 32) {
+      const int s = first + lane;
+      const bool searched = s < params_.count && space_.work.searched(s);
+      const uint32_t all = __ballot_sync(~0u, searched);
+      if (searched && rows != nullptr) rows[named + __popc(all & ((1u << lane) - 1))] = s;
+      named += __popc(all);
+    }
+    if (rows != nullptr) {
+      for (int s = named + lane; s < params_.count; s += 32) rows[s] = -1;
+    }
+    const DenseChoice& choice = params_.choice;
+    if (choice.condition == 0 || named == 0 || lane > 0) return;
+    int chosen = 0;
+    while (chosen + 1 < choice.count && named <= choice.room[chosen + 1]) ++chosen;
+    device::ptx::set_condition(choice.condition, choice.count == 1 ? 1 : chosen);
+  }
+
   /** Blocks take turns with the slots that are idle. */
   __device__ __forceinline__ void leave_if_idle(int sequence) const {
     const DecodeCall& call = params_.call;

@@ -12,8 +12,6 @@
 
 namespace pariskv::cuda {
 
-/** Sequences of a launch. */
-constexpr int kMostDense = 256;
 constexpr int kDenseWarps = 4;
 constexpr int kDenseThreads = 32 * kDenseWarps;
 /** Rows that a warp looks at in one step, in shared memory. */
@@ -37,27 +35,26 @@ struct DensePiece {
 
 class DenseWork {
  public:
-  /** Looks at the sequences of a launch; all threads, together. Returns whether one is searched. */
-  __device__ __forceinline__ bool look_at(const DecodeCall& call, int first_slot, int count) {
+  /** Looks at the sequences of a launch; all threads, together. */
+  __device__ __forceinline__ void look_at(const DecodeCall& call, int first_slot, int count) {
     const int thread = int(threadIdx.x);
-    constexpr int kEach = kMostDense / kDenseThreads;
+    constexpr int kEach = int(kMostDense) / kDenseThreads;
     int64_t own = 0;
-    bool searched = false;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int s = kEach * thread + i;
       int total = 0;
+      bool searched = false;
       if (s < count) {
         const ParisKVSlot& slot = call.slots[first_slot + s];
         if (slot.layers != nullptr) {
           const SequenceView& view = slot.layers[call.layer];
-          const bool dense = ParisKVPlan::candidates_of(view, call.in_full_below) == 0;
-          if (dense) total = int(view.total);
-          searched = searched || !dense;
+          searched = ParisKVPlan::candidates_of(view, call.in_full_below) > 0;
+          if (!searched) total = int(view.total);
           segments_[s] = view.rows;
         }
       }
-      total_[s] = total;
+      total_[s] = total, searched_[s] = searched;
       own += int64_t(total) * call.shape.kv_heads;
     }
     int64_t before = own;
@@ -78,10 +75,11 @@ class DenseWork {
     }
     if (thread == kDenseThreads - 1) all_ = before;
     if (thread == 0) count_ = count, kv_heads_ = int(call.shape.kv_heads);
-    return __syncthreads_or(searched) != 0;
+    __syncthreads();
   }
 
   __device__ __forceinline__ int total(int sequence) const { return total_[sequence]; }
+  __device__ __forceinline__ bool searched(int sequence) const { return searched_[sequence]; }
   __device__ __forceinline__ void* const* segments(int sequence) const {
     return segments_[sequence];
   }
@@ -134,6 +132,7 @@ class DenseWork {
   int64_t before_[kMostDense];         // rows of all kv heads before a sequence's
   void* const* segments_[kMostDense];  // of a sequence's rows
   int total_[kMostDense];              // 0: it is searched, or idle
+  bool searched_[kMostDense];
   int64_t sums_[kDenseWarps], all_;
   int count_, kv_heads_;
 };

@@ -35,10 +35,9 @@ __device__ __forceinline__ void stage_queries(const ScoreParams& params, uint32_
   const DecodeCall& call = params.call;
   const int thread = int(threadIdx.x) - 32 * kFirstIdle;
   if (thread < 0 || !params.stages_queries) return;
-  index += uint32_t(call.first_head);
-  const uint32_t row = params.by_kv_heads(int(index));
-  const int head = int(index - row * uint32_t(call.shape.kv_heads));
-  const auto rows_of = HeadBlock<Element, kWords>::rows_of_head(call, int(row), head);
+  const int row = row_of_head(params, index);
+  if (row < 0) return;
+  const auto rows_of = HeadBlock<Element, kWords>::rows_of_head(call, row, int(index));
   const int pieces = int(call.shape.rows.key_dim) / device::kElementsPer16<Element>;
   const int count = min(int(call.searchers), device::kQueries<kWords>);
 #pragma unroll 1
