@@ -29,7 +29,7 @@ import torch
 from gpu_source import HEAD_DIM, KV_HEADS, QUERY_HEADS
 
 _ROOT = Path(__file__).resolve().parents[1]
-_SECTIONS = ("decode", "auto", "rows", "prefill", "attend", "flushes", "verbs")
+_SECTIONS = ("decode", "auto", "mixtures", "rows", "prefill", "attend", "flushes", "verbs")
 _SIZES = {
     1: [32_768, 131_072, 524_288, 1_048_576],
     8: [32_768, 131_072, 524_288],
@@ -42,6 +42,12 @@ _AUTO_SIZES = {
     64: [2048, 4096, 8192, 16_384],
     256: [2048],
 }
+# Sequences and tokens, in one batch.
+_MIXTURES = (
+    ((1, 131_072), (63, 2048)),
+    ((4, 65_536), (28, 8192)),
+    ((8, 32_768), (56, 4096)),
+)
 # Sequences, and rows per kv head: what the row cache gives.
 _ROWS = ((1, 100), (8, 100), (1, 2048))
 _ROWS_TOKENS = 131_072
@@ -96,6 +102,12 @@ def _auto(arguments: argparse.Namespace, timer: gpu.Timer) -> list[dict[str, Any
             dense = gpu.dense(timer, count, tokens, QUERY_HEADS, KV_HEADS, HEAD_DIM)
             results.append({**result, **dense})
     return results
+
+
+def _mixtures(arguments: argparse.Namespace, timer: gpu.Timer) -> list[dict[str, Any]]:
+    """One batch of long and short sequences: it takes no longer than its parts one by one."""
+    settings = {"placement": "auto", **_settings(arguments)}
+    return [engine.mixture_of(settings, parts, timer) for parts in _MIXTURES]
 
 
 def _rows(arguments: argparse.Namespace, timer: gpu.Timer) -> list[dict[str, Any]]:
@@ -217,6 +229,7 @@ def main() -> None:
     measure: dict[str, Callable[[], Any]] = {
         "decode": lambda: _decode(arguments, timer),
         "auto": lambda: _auto(arguments, timer),
+        "mixtures": lambda: _mixtures(arguments, timer),
         "rows": lambda: _rows(arguments, timer),
         "prefill": lambda: _prefill(arguments),
         "attend": lambda: _attend(timer),

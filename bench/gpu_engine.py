@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
 from typing import Any
@@ -58,20 +58,21 @@ class Batch:
     def length(self) -> int:
         return self.cache.length(self.sequences[0])
 
-    def grow(self, tokens: int) -> None:
-        """Prefills every sequence up to this many tokens."""
-        for sequence, source in zip(self.sequences, self._sources, strict=True):
-            while (first := self.cache.length(sequence)) < tokens:
-                k, v = source.rows(first, min(CHUNK_TOKENS, tokens - first))
+    def grow(self, tokens: int | Sequence[int]) -> None:
+        """Prefills every sequence up to this many tokens, or each to its own number."""
+        lengths = [tokens] * len(self.sequences) if isinstance(tokens, int) else tokens
+        for sequence, source, length in zip(self.sequences, self._sources, lengths, strict=True):
+            while (first := self.cache.length(sequence)) < length:
+                k, v = source.rows(first, min(CHUNK_TOKENS, length - first))
                 self.cache.prefill(0, [sequence], k, v)
         arrive(self.cache)
 
     def ask(self, count: int, steadiness: float = 0.0) -> list[torch.Tensor]:
         """Makes the queries that steps will go through, again and again: (batch, heads, dim)."""
-        position = self.length()
-        made = [source.queries(position, count, steadiness) for source in self._sources]
+        own = list(zip(self._sources, map(self.cache.length, self.sequences), strict=True))
+        made = [source.queries(position, count, steadiness) for source, position in own]
         self._queries = torch.stack(made, dim=1)
-        rows = [source.rows(position, 1) for source in self._sources]
+        rows = [source.rows(position, 1) for source, position in own]
         self.k.copy_(torch.cat([k for k, _ in rows]))
         self.v.copy_(torch.cat([v for _, v in rows]))
         self._step = 0
@@ -117,6 +118,27 @@ def _found(before: pk.Stats, after: pk.Stats) -> float:
 def step_of(batch: Batch, tokens: int, timer: gpu.Timer, steadiness: float = 0.0) -> dict[str, Any]:
     """A captured step at this length, in cold caches, a new query and a new token each time."""
     batch.grow(tokens - _BUFFERED)
+    return {"tokens": tokens, **_step_of(batch, timer, steadiness)}
+
+
+def mixture_of(
+    settings: dict[str, Any], parts: Sequence[tuple[int, int]], timer: gpu.Timer
+) -> dict[str, Any]:
+    """A step of (sequences, tokens) and others in one batch, and of each of these by itself."""
+
+    def taken(*some: tuple[int, int]) -> float:
+        lengths = [tokens - _BUFFERED for count, tokens in some for _ in range(count)]
+        with pk.Cache(config(**settings)) as cache:
+            batch = Batch(cache, len(lengths), seed=7)
+            batch.grow(lengths)
+            return float(_step_of(batch, timer)["microseconds"])
+
+    alone = [taken(part) for part in parts]
+    return {"parts": list(parts), "alone": alone, "together": taken(*parts)}
+
+
+def _step_of(batch: Batch, timer: gpu.Timer, steadiness: float = 0.0) -> dict[str, Any]:
+    """A captured step, of which the first sequence's buffer is half full."""
     batch.ask(timer.rounds + gpu.WARM_UP, steadiness)
     graph = batch.captured()
     while batch.cache.regions(batch.sequences[0]).buffer < _BUFFERED:
@@ -127,7 +149,6 @@ def step_of(batch: Batch, tokens: int, timer: gpu.Timer, steadiness: float = 0.0
     taken = timer.cold(graph.replay, batch.advance)
     after = batch.cache.stats()
     return {
-        "tokens": tokens,
         "batch": len(batch.sequences),
         "microseconds": median(taken),
         "slowest": max(taken),

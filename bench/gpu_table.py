@@ -130,6 +130,26 @@ def _show_auto(results: dict[str, Any]) -> None:
     )
 
 
+def _mixture_row(result: dict[str, Any]) -> list[str]:
+    alone, together = result["alone"], result["together"]
+    return [
+        " and ".join(f"{count} × {_size(tokens)}" for count, tokens in result["parts"]),
+        " + ".join(f"{part:.0f}" for part in alone),
+        f"{together:.0f}",
+        f"{together / sum(alone):.2f} ×",
+        "≤ 1 ×",
+    ]
+
+
+def _show_mixtures(results: dict[str, Any]) -> None:
+    harness.show(
+        'Long and short sequences in one batch, placement="auto", µs',
+        ["sequences", "each part alone", "one batch", "/ their sum", "target"],
+        [_mixture_row(result) for result in results["mixtures"]],
+        "As above. Parts alone are decided by their own number of sequences, the batch by its own.",
+    )
+
+
 def _rows_row(results: list[dict[str, Any]]) -> list[str]:
     """Of one batch and top_k."""
     by = {(r["queries"], "without" if r["row_cache"] == 0 else "with"): r for r in results}
@@ -289,6 +309,7 @@ def show(results: dict[str, Any]) -> None:
     parts = {
         "decode": _show_decode,
         "auto": _show_auto,
+        "mixtures": _show_mixtures,
         "rows": _show_rows,
         "prefill": _show_prefill,
         "attend": _show_attend,
