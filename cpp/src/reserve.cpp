@@ -54,13 +54,13 @@ void Cache::reserve_host(int64_t bytes, bool background) {
   const Impl::Lock lock(*impl_);
   Arena* const host = impl_->backend_->host_arena();
   if (host == nullptr) {
-    fail("[reserve_host] expected a cache with rows in host memory beside a device: on a GPU, with "
-         "placement \"auto\" or \"host\"; reserve takes memory of the cache's own device");
+    fail(
+        "[reserve_host] expected a cache with rows in host memory beside a device: on a GPU, with "
+        "placement \"auto\" or \"host\"; reserve takes memory of the cache's own device");
   }
   if (bytes < 1) fail("[reserve_host] bytes: expected 1 or more, got ", bytes);
   const ModelShape& shape = impl_->shape_;
-  const int64_t rows =
-      shape.narrows() ? shape.segment_narrow_bytes() : shape.segment_row_bytes();
+  const int64_t rows = shape.narrows() ? shape.segment_narrow_bytes() : shape.segment_row_bytes();
   const std::vector<Arena::Stock> stocks{{rows, std::max<int64_t>(bytes / rows, 1)}};
   background ? host->reserve_behind(stocks) : host->reserve(stocks);
 }

@@ -258,6 +258,77 @@ TEST(ArenaAhead, TrimmingAndEndingWaitForTheThread) {
   EXPECT_EQ(resource->live, 0);
 }
 
+TEST(ArenaAhead, WhatIsReservedBehindCountsAtOnceAndComesFromTheThread) {
+  const auto resource = std::make_shared<WatchedResource>();
+  {
+    Arena arena(resource, 100 * kAheadBlock, traits_ahead());
+    resource->open(false);
+    arena.reserve_behind({{kAheadBlock, 60}});
+    ASSERT_TRUE(resource->asked(1));
+    EXPECT_EQ(arena.use().reserved, 60 * kAheadBlock);
+    EXPECT_EQ(resource->live, 0);
+    arena.reserve_behind({{kAheadBlock, 50}});
+    EXPECT_EQ(arena.use().reserved, 60 * kAheadBlock) << "twice is once";
+    EXPECT_THROW(arena.reserve_behind({{kAheadBlock, 101}}), OutOfMemory);
+    EXPECT_EQ(arena.use().reserved, 60 * kAheadBlock);
+    resource->open(true);
+    std::vector<Block> blocks;
+    for (int i = 0; i < 60; ++i) blocks.push_back(arena.allocate(kAheadBlock));
+    EXPECT_EQ(resource->here, 0) << "waits for what is on its way";
+    EXPECT_EQ(arena.use().reserved, resource->live);
+    blocks.clear();
+    for (const RetiredBlock& block : arena.take_retired()) arena.recycle(block);
+    EXPECT_GE(arena.use().reserved, 60 * kAheadBlock) << "it does not stay";
+  }
+  EXPECT_EQ(resource->live, 0);
+}
+
+TEST(ArenaAhead, OtherMemoryIsNotWaitedForAndComesFirst) {
+  const auto resource = std::make_shared<WatchedResource>();
+  ArenaTraits traits = traits_ahead();
+  traits.reclaim = [] {};
+  Arena arena(resource, 40 * kAheadBlock, traits);
+  resource->open(false);
+  arena.reserve_behind({{kAheadBlock, 30}});
+  ASSERT_TRUE(resource->asked(1));
+  const Block other = arena.allocate(2 * kAheadBlock);
+  EXPECT_EQ(resource->here, 1);
+  // Who finds no room gets what nobody uses yet, once the thread has ended its piece.
+  std::thread opener([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    resource->open(true);
+  });
+  const Block large = arena.allocate(20 * kAheadBlock);
+  opener.join();
+  EXPECT_EQ(resource->elsewhere, 1) << "the rest is not asked for";
+  EXPECT_EQ(arena.use().reserved, resource->live);
+}
+
+TEST(ArenaAhead, OfWhatTheResourceRefusesTheRestIsNotAskedFor) {
+  const auto resource = std::make_shared<WatchedResource>();
+  Arena arena(resource, 0, traits_ahead());
+  resource->open(false);
+  arena.reserve_behind({{kAheadBlock, 400}});
+  ASSERT_TRUE(resource->asked(1));
+  resource->refuses = true;
+  resource->open(true);
+  const Block mine = arena.allocate(kAheadBlock);  // asks for itself
+  EXPECT_EQ(resource->here, 1);
+  EXPECT_LE(resource->elsewhere, 100);
+  arena.trim();
+  EXPECT_EQ(arena.use().reserved, resource->live);
+}
+
+TEST(ArenaAhead, WhereNoThreadMayTakeItIsReservedAtOnce) {
+  const auto resource = std::make_shared<WatchedResource>();
+  ArenaTraits traits = traits_ahead();
+  traits.ahead = 0;
+  Arena arena(resource, 0, traits);
+  arena.reserve_behind({{kAheadBlock, 10}});
+  EXPECT_EQ(resource->elsewhere, 0);
+  EXPECT_EQ(resource->live, 10 * kAheadBlock);
+}
+
 TEST(ArenaAhead, NewSlabsAreClearedOnEveryPath) {
   const auto resource = std::make_shared<WatchedResource>();
   int64_t cleared = 0;

@@ -89,7 +89,7 @@ TEST_P(Reserve, ABudgetIsNeverPassedAndNothingIsTakenThen) {
     for (const char* part : {"[reserve] asked for ", "of the budget of 52428800 are free"}) {
       EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
     }
-    EXPECT_NE(std::string(error.what()).find("reserve fewer tokens or raise the budget"),
+    EXPECT_NE(std::string(error.what()).find("reserve less or raise the budget"),
               std::string::npos);
   }
   EXPECT_EQ(of.arena.use().reserved, before.reserved);
@@ -172,7 +172,7 @@ TEST(CacheReserve, NumbersThatDoNotFitAreRefusedInASentence) {
   refused(0, 1, "[reserve] tokens: expected 1 to 8388608, as many as 1 sequences can have, got 0");
   refused(9 << 20, 1, "[reserve] tokens: expected 1 to 8388608");
   refused(10, 0, "[reserve] sequences: expected 1 to 65536, got 0");
-  refused(1 << 20, 1, "reserve fewer tokens or raise the budget");
+  refused(1 << 20, 1, "reserve less or raise the budget");
   EXPECT_EQ(cache.stats().memory.reserved, 0);
 }
 

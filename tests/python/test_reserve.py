@@ -111,6 +111,49 @@ def test_a_host_budget_without_room_for_it_takes_nothing():
     assert held(cache) == before
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_host_memory_by_itself(background, kv_dtype):
+    """It counts at once, rows that leave find it there, and it stays until it is trimmed."""
+    budgets = {"memory_budget": 12 << 20, "host_budget": 64 << 20}
+    config = make_config(layers=2, placement="auto", kv_dtype=kv_dtype, **budgets)
+    cache, other = pk.Cache(config), pk.Cache(config)
+    cache.reserve_host(40 << 20, background=background)
+    before = cache.stats().host_memory.reserved
+    assert 39 << 20 <= before <= 42 << 20
+    cache.reserve_host(bytes=40 << 20, background=background)
+    assert cache.stats().host_memory.reserved == before
+    mine, theirs = filled(cache, 2), filled(other, 2)
+    q = randn_q(np.random.default_rng(0), 1, config)[0]
+    for s, t in zip(mine, theirs, strict=True):
+        assert_same_sequence(cache, s, other, t, q)
+    with pytest.raises(pk.OutOfMemory, match=r"\[reserve\] asked for \d+ bytes of pinned host"):
+        cache.reserve_host(80 << 20, background=background)
+    for s in mine:
+        cache.remove(s)
+    assert cache.stats().host_memory.reserved >= before
+    cache.trim()
+    assert cache.stats().host_memory.reserved == 0
+    cache.reserve_host(60 << 20, background=True)
+    cache.close()  # with most of it to come
+
+
+def test_host_memory_is_refused_where_no_row_goes(device):
+    cache = pk.Cache(make_config(placement="device", device=device))
+    text = r"\[reserve_host\] expected a cache with rows in host memory beside a device: on a GPU, "
+    with unchanged(cache), pytest.raises(ValueError, match=text):
+        cache.reserve_host(1 << 20)
+
+
+@pytest.mark.cuda
+def test_no_bytes_are_refused():
+    cache = pk.Cache(make_config())
+    text = r"\[reserve_host\] bytes: expected 1 or more, got 0"
+    with pytest.raises(ValueError, match=text):
+        cache.reserve_host(0)
+
+
 @pytest.mark.parametrize(
     ("tokens", "sequences", "text"),
     [

@@ -351,9 +351,9 @@ class PARISKV_API Cache {
    * Takes so many bytes of host memory for rows that leave a GPU. In the background a thread takes
    * them, 16 MB at a time: they count as reserved at once, and a prompt that needs one first waits
    * for that alone. What the system then refuses is asked for again when it is needed. A program's
-   * own resource is asked by the caller, who waits.
-   * Throws OutOfMemory, and has taken nothing, where the budget has no room; Error where rows are
-   * never in host memory. The memory stays as that of `reserve` does.
+   * own resource is asked by the caller, who waits. Throws OutOfMemory, and has taken nothing,
+   * where the budget has no room, std::invalid_argument where no rows ever lie in host memory. The
+   * memory stays as that of `reserve` does.
    */
   void reserve_host(int64_t bytes, bool background = false);
 

@@ -139,8 +139,7 @@ pariskv_status pariskv_cache_reserve(pariskv_cache* cache, int64_t tokens, int64
   return answer([&] { cache_of("reserve", cache).reserve(tokens, sequences); });
 }
 
-pariskv_status pariskv_cache_reserve_host(pariskv_cache* cache, int64_t bytes,
-                                          int32_t background) {
+pariskv_status pariskv_cache_reserve_host(pariskv_cache* cache, int64_t bytes, int32_t background) {
   return answer([&] { cache_of("reserve_host", cache).reserve_host(bytes, background != 0); });
 }
 

@@ -347,7 +347,7 @@ std::vector<Arena::Wanted> Arena::wanted_for(const std::vector<Stock>& stocks,
     throw OutOfMemory("[reserve] asked for " + std::to_string(bytes) + " bytes" + kind +
                       " ahead, but only " + std::to_string(use_.budget - use_.reserved) +
                       " of the budget of " + std::to_string(use_.budget) +
-                      " are free; reserve fewer tokens or raise the budget");
+                      " are free; reserve less or raise the budget");
   }
   return wanted;
 }
@@ -374,8 +374,7 @@ void Arena::reserve(const std::vector<Stock>& stocks) {
 void Arena::reserve_behind(const std::vector<Stock>& stocks) {
   if (!ahead_) return reserve(stocks);
   const std::lock_guard<std::mutex> lock(mutex_);
-  const std::vector<Wanted> wanted =
-      wanted_for(stocks, std::min(kAheadSlab, traits_.largest_slab));
+  const std::vector<Wanted> wanted = wanted_for(stocks, std::min(kAheadSlab, traits_.largest_slab));
   std::vector<Slab*> taken;
   try {
     for (const Wanted& each : wanted) {

@@ -193,7 +193,7 @@ class Arena {
   size_t blocks_out_ = 0;         // retired_ has room for as many, so that freeing cannot fail
   std::unique_ptr<Ahead> ahead_;  // null: nothing is taken ahead
   std::deque<std::unique_ptr<Slab>> coming_;  // asked for ahead, counted as reserved, in order
-  bool ahead_refused_ = false;    // not to be asked again before something is given back
+  bool ahead_refused_ = false;  // not to be asked again before something is given back
 };
 
 }  // namespace pariskv

@@ -120,6 +120,27 @@ TEST_P(FakeAuto, ReservedMemoryServesPromptsOfEveryPlacement) {
   }
 }
 
+TEST_P(FakeAuto, RowsThatLeaveFindHostMemoryThatIsReservedInTheBackground) {
+  Cache cache(config_of(12 << 20, GetParam()));
+  EXPECT_THROW(cache.reserve_host(0, true), std::invalid_argument);
+  cache.reserve_host(16 << 20, true);
+  const int64_t reserved = cache.stats().host_memory.reserved;
+  EXPECT_GE(reserved, (16 << 20) - (1 << 20));
+  EXPECT_LE(reserved, 18 << 20);
+  std::vector<SequenceId> sequences;
+  while (cache.stats().offloaded_bytes < 4 << 20) {
+    ASSERT_LT(sequences.size(), 200u);
+    sequences.push_back(add(cache));
+  }
+  EXPECT_EQ(cache.stats().host_memory.reserved, reserved) << "something was taken anew";
+  for (const SequenceId sequence : sequences) cache.remove(sequence);
+  settle(cache);
+  cache.trim();
+  EXPECT_EQ(cache.stats().host_memory.reserved, 0);
+  cache.reserve_host(64 << 20, true);  // most of it is still to come when the cache ends
+  EXPECT_EQ(test::wrong(), "");
+}
+
 TEST_P(FakeAuto, WhatDoesNotFitRuns) {
   constexpr int64_t kBudget = 12 << 20;
   Cache cache(config_of(kBudget, GetParam()));
