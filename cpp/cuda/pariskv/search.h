@@ -36,7 +36,7 @@ class ParisKVSearch final : public ParisKVPolicy {
   SlotTable<ParisKVSlot> slots_;
   Counters counters_;
   Block searched_rows_;  // of a step, see DecodeCall
-  OwnStream inner_;  // of recorded work that depends on a length
+  OwnStream inner_;      // of recorded work that depends on a length
 };
 
 }  // namespace pariskv::cuda

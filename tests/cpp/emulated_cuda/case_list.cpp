@@ -303,6 +303,11 @@ std::vector<Case> pariskv_cases() {
              k.dense_below = 800, c.batch = 4, c.softcap = 20, c.sink_bias = true,
              c.replayed = true;
            }),
+      make("in_full_and_searched_step_by_step",
+           [](Case& c, Config& k) { k.dense_below = 800, c.batch = 7, c.steps = 3, c.gap = 2; }),
+      make(
+          "in_full_and_searched_beside_idle_slots",
+          [](Case& c, Config& k) { k.dense_below = 800, c.batch = 5, c.idle = true, c.steps = 3; }),
       make("in_full_80_two_passes_in_strides",
            [=](Case& c, Config& k) {
              k.dense_below = 5000, k.query_heads = 14, k.head_dim = 80, k.dtype = kHalf;

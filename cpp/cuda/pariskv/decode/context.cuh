@@ -148,8 +148,8 @@ __device__ __forceinline__ int row_of_head(const StepParams& step, uint32_t& ind
 }
 
 /**
- * A block's way from its index to its head: false when the slot is idle, or there is none. All threads; to be
- * followed by a barrier.
+ * A block's way from its index to its head: false when the slot is idle, or there is none. All
+ * threads; to be followed by a barrier.
  * @param also  also(view, head), by one thread
  * @param look  look(slot, head), by one warp
  */
