@@ -195,7 +195,7 @@ def test_steps_go_on_beside_replays():
 @pytest.mark.cuda
 def test_steps_under_a_tiny_budget():
     """Rows leave the device between steps and within them, and come back by the bus."""
-    config = make_config(layers=2, placement="auto", memory_budget=12 << 20)
+    config = make_config(layers=2, placement="auto", memory_budget=16 << 20)
     twins = Twins(config)
     for number in range(300):
         twins.step(twins.ids)
