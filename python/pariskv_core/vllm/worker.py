@@ -18,6 +18,7 @@ from .rank import Rank
 
 logger = init_logger("vllm.pariskv")
 
+_ENDS = 4 << 20  # bytes that the ends of slabs may take beyond what is asked for
 _STATS_SECONDS = 1.0  # between two reports
 
 
@@ -57,6 +58,9 @@ class Worker:
             )
         with _all_cores():
             self._rank = Rank(config)
+            if settings.host_budget and config.host_budget > _ENDS:
+                # What was set for rows is pinned while the server does something else.
+                self._rank.cache.reserve_host(config.host_budget - _ENDS, background=True)
         ranks.keep(self._config, ranks.Found(self._rank, self._layers))
         logger.info("The engine: %s", config)
 
