@@ -148,7 +148,7 @@ sink, local, update
 dense_below
     Sequences with fewer tokens are attended to in full; -1 is the policy's own: 2,048 for
     ParisKV, 0 for HardKV and PRKV. On a GPU with room for the rows 5,632 for ParisKV, and
-    for few sequences up to 16,384, where a search is the slower way (docs/memory.md).
+    for few sequences up to 14,336, where a search is the slower way (docs/memory.md).
 policy
     How rows are chosen: ParisKV(...), which is also the default, HardKV(...) or PRKV(...).
 device

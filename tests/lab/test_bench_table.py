@@ -44,6 +44,9 @@ def results() -> dict[str, Any]:
             | {"dense": 180.0, "dense_by": "cuDNN"},
             {**decode(16, 32_768, 200.0), "live_share": 1.2, "reserved_share": 1.3},
         ],
+        "mixtures": [
+            {"parts": [(1, 131_072), (63, 2048)], "alone": [61.0, 218.0], "together": 280.0}
+        ],
         "rows": [rows(q, c, 70.0 + c) for q in ("new", "steady") for c in (0, -1)],
         "prefill": [
             {"tokens": 131_072, "placement": "host", "offloaded_bytes": 450_000_000, **prefill},
@@ -93,6 +96,11 @@ def test_short_sequences_are_shown_beside_dense_attention_and_its_memory(shown):
     assert line[1:] == ["217.0", "180", "1.21 ×", "≤ 1.05 × torch", "1.04", "1.24"]
     line = cells_of(shown, "16 × 32K")
     assert line[1:] == ["200.0", "does not fit", "≤ 210", "1.20", "1.30"]
+
+
+def test_a_mixture_is_shown_beside_the_sum_of_its_parts(shown):
+    line = cells_of(shown, "1 × 128K and 63 × 2K")
+    assert line[1:] == ["61 + 218", "280", "1.00 ×", "≤ 1 ×"]
 
 
 def test_rows_that_come_again_are_shown_without_and_with_a_row_cache(shown):
