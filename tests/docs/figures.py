@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import figures_batches
 import figures_estimate
 import figures_hosts
 from sources import (
@@ -212,6 +213,7 @@ def fit() -> Iterator[str]:
     yield from better
     [ours], [dense] = steps(H200, (1, 2**15)), steps(H200, (1, 2**15), of="dense")
     yield f"faster on an H200 ({dense} µs to {ours})"
+    yield from figures_batches.fit()
     yield from speed_on_cpu("| {:,} | {} ms | {} ms | this: {} × |")
     summaries, rows, _ = llama()
     yield f"takes {summaries / 1e3:.0f} KB on the GPU instead of {rows / 1e3:.0f} KB"

@@ -51,6 +51,7 @@ def times(number: float) -> str:
 # --- Times ----------------------------------------------------------------------------------------
 
 H100, H200 = "cuda-nvidia-h100-80gb-hbm3", "cuda-nvidia-h200"
+AUTO, MIXED = "auto-nvidia-h100-80gb-hbm3", "mixtures-nvidia-h100-80gb-hbm3"
 STEPS = [(1, 2**15), (1, 2**17), (1, 2**19), (1, 2**20), (8, 2**15), (8, 2**17), (8, 2**19)]
 
 
@@ -64,6 +65,12 @@ def step(card: str, batch: int, tokens: int, of: str = "microseconds") -> float:
 
 def steps(card: str, *which: tuple[int, int], of: str = "microseconds") -> list[str]:
     return [whole(step(card, *each, of=of)) for each in which]
+
+
+def auto_rows(*which: tuple[int, int]) -> list[dict[str, float]]:
+    """Steps that leave to the cache where rows lie, beside dense attention, and the memory."""
+    rows = {(row["batch"], row["tokens"]): row for row in results(AUTO)["auto"]}
+    return [rows[each] for each in which]
 
 
 def row_cached(card: str, batch: int, top_k: int, row_cache: int, queries: str) -> str:
