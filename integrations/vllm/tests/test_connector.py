@@ -164,6 +164,7 @@ def test_a_rank_is_found_once_vllm_has_named_its_configuration_anew() -> None:
     assert ranks.of(made) is found
     connector.shutdown()
     assert ranks.of(made) is None
+    assert ranks.of(config(kv_transfer_config=None)) is None, "the connector is not asked for"
 
 
 def test_reports_add_up_over_time_and_over_ranks() -> None:

@@ -33,6 +33,8 @@ def check(config: Any) -> None:
 
 
 def of(config: Any) -> Found | None:
+    if not asked_for(config):
+        return None
     return _ranks.get(engine_of(config))
 
 
