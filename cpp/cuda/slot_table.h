@@ -115,10 +115,12 @@ inline int64_t with_room(int64_t count, int64_t multiple) {
 /** Counters of decodes, in the device's memory. */
 class Counters {
  public:
-  explicit Counters(CudaBackend& backend)
-      : backend_(backend), block_(backend.zeroed_block(int64_t(sizeof(DecodeCounts)))) {}
+  /** @param beside  bytes behind the counters, for who would take a memory block of its own */
+  explicit Counters(CudaBackend& backend, int64_t beside = 0)
+      : backend_(backend), block_(backend.zeroed_block(int64_t(sizeof(DecodeCounts)) + beside)) {}
 
   int64_t* data() const { return block_.as<int64_t>(); }
+  void* beside() const { return block_.as<DecodeCounts>() + 1; }
   DecodeCounts read() {
     DecodeCounts counts;
     backend_.fetch(&counts, block_.data(), int64_t(sizeof counts));

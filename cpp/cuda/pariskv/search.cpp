@@ -74,8 +74,7 @@ ParisKVSearch::ParisKVSearch(CudaBackend& backend, const ParisKV& settings, cons
       crosses_by_batch_(config.dense_below == ParisKV::kRegions.dense_below_on_gpu),
       constants_(constants_of(*rules_.codec)),
       slots_(backend),
-      counters_(backend),
-      searched_rows_(backend.zeroed_block(kMostDense * int64_t(sizeof(int32_t)))) {}
+      counters_(backend, kMostDense * int64_t(sizeof(int32_t))) {}
 
 void ParisKVSearch::prepare(ParisKVSlot& slot, Block& scratch, const SequenceView& sequence) const {
   const int64_t candidates = ParisKVPlan::of(sequence).candidates;
@@ -190,7 +189,7 @@ void ParisKVSearch::decode(const DecodeArgs& args, Stream stream) {
   call.dense_apart = searched < args.batch && has_dense(call);
   if (!call.dense_apart) return search(args.batch, own);
   const bool named = args.batch <= kMostDense;
-  if (named) call.searched_rows = searched_rows_.as<int32_t>();
+  if (named) call.searched_rows = static_cast<int32_t*>(counters_.beside());
   DenseChoice choice = choice_for(args.batch, named);
   if (!recorded) {
     launch_dense(call, choice, own);

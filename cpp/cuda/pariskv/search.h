@@ -34,9 +34,8 @@ class ParisKVSearch final : public ParisKVPolicy {
   const bool crosses_by_batch_;
   const CodecConstants constants_;
   SlotTable<ParisKVSlot> slots_;
-  Counters counters_;
-  Block searched_rows_;  // of a step, see DecodeCall
-  OwnStream inner_;      // of recorded work that depends on a length
+  Counters counters_;  // and the searched rows of a step, see DecodeCall
+  OwnStream inner_;    // of recorded work that depends on a length
 };
 
 }  // namespace pariskv::cuda
