@@ -359,7 +359,29 @@ void Arena::check_reserve(const std::vector<Stock>& stocks) const {
 
 void Arena::reserve(const std::vector<Stock>& stocks) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const std::vector<Wanted> wanted = wanted_for(stocks, reserved_slab());
+  take_all(wanted_for(stocks, reserved_slab()));
+}
+
+void Arena::reserve_behind(const std::vector<Stock>& stocks) {
+  if (!ahead_) return reserve(stocks);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<Wanted> wanted = wanted_for(stocks, std::min(kAheadSlab, traits_.largest_slab));
+  try {
+    for (; !wanted.empty(); wanted.pop_back()) {
+      std::unique_ptr<Slab> slab = make_slab(wanted.back().bytes, wanted.back().block_bytes);
+      slab->held = true;
+      if (!ask(slab)) break;
+      holds_ = true;
+    }
+    take_all(wanted);  // for which there is no thread
+  } catch (...) {
+    turn_away();
+    throw;
+  }
+}
+
+/** All of these slabs, or none. */
+void Arena::take_all(const std::vector<Wanted>& wanted) {
   std::vector<Slab*> taken;
   taken.reserve(wanted.size());
   try {
@@ -369,27 +391,6 @@ void Arena::reserve(const std::vector<Stock>& stocks) {
     throw;
   }
   holds_ = holds_ || !taken.empty();
-}
-
-void Arena::reserve_behind(const std::vector<Stock>& stocks) {
-  if (!ahead_) return reserve(stocks);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const std::vector<Wanted> wanted = wanted_for(stocks, std::min(kAheadSlab, traits_.largest_slab));
-  std::vector<Slab*> taken;
-  try {
-    for (const Wanted& each : wanted) {
-      std::unique_ptr<Slab> slab = make_slab(each.bytes, each.block_bytes);
-      slab->held = true;
-      if (!ask(slab)) {
-        taken.reserve(taken.size() + 1);
-        take_reserved(each, taken);
-      }
-    }
-  } catch (...) {
-    turn_away();
-    throw;
-  }
-  holds_ = holds_ || !wanted.empty();
 }
 
 void Arena::take_reserved(const Wanted& wanted, std::vector<Slab*>& taken) {

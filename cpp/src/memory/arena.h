@@ -176,6 +176,7 @@ class Arena {
   };
   std::vector<Wanted> wanted_for(const std::vector<Stock>& stocks, int64_t largest) const;
   int64_t reserved_slab() const;
+  void take_all(const std::vector<Wanted>& wanted);
   void take_reserved(const Wanted& wanted, std::vector<Slab*>& taken);
   bool runs_low(const Shelf& shelf, int64_t block_bytes) const;
   void ask_ahead();
