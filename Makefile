@@ -196,9 +196,10 @@ test-vllm: $(VLLM)/ready .venv/.engine ## the plugin for vLLM inside stock vLLM,
 	@$(VLLM)/bin/python -m pytest -q -p no:cacheprovider integrations/vllm/tests
 
 # Needs a GPU, and vLLM 0.33 with the package in one environment: MODEL may be a config.json alone.
-bench-vllm: ## decode steps inside vLLM, with the engine and without
+bench-vllm: ## decode steps inside vLLM, and a shared document served, with the engine and without
 	@cd integrations/vllm/bench && for engine in stock ours; do \
-	  python3 steps.py $$engine --model $(MODEL) --cases 32000x1 32000x14 130000x1 130000x3 16000x28; done
+	  python3 steps.py $$engine --model $(MODEL) --cases 32000x1 32000x14 130000x1 130000x3 16000x28; \
+	  python3 serve.py $$engine --model $(MODEL); done
 
 # Whole steps: build/llama/deep MODEL 2048 16 f16 on, with GGML_BACKEND_PATH and without.
 bench-llama: test-ggml ## one layer's attention in ggml and in the plugin

@@ -24,6 +24,7 @@ Sequence Planner::fork(const Sequence& sequence, Stream stream,
     const auto copy_of = [&](const Block& block) {
       if (block.data() == nullptr) return Block();
       Block other = backend_.arena().allocate(block.bytes());
+      other.hold(block.holds());
       backend_.copy(other.data(), block.data(), block.bytes(), stream);
       return other;
     };

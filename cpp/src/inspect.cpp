@@ -1,7 +1,6 @@
 // Calls that look at a cache and leave it as it is.
 #include <algorithm>
 #include <limits>
-#include <set>
 
 #include "cache_impl.h"
 
@@ -101,25 +100,21 @@ std::vector<SequenceId> Cache::sequences() const {
   return ids;
 }
 
-Stats Cache::stats() const {
+Stats Cache::stats(StatsScope scope) const {
   const Impl::Lock lock(*impl_);
   Stats stats = impl_->stats_;
   Backend& backend = *impl_->backend_;
   stats.memory = backend.arena().use();
-  if (backend.host_arena() != nullptr) stats.host_memory = backend.host_arena()->use();
+  stats.row_bytes = backend.arena().held(Holds::kRows);
+  stats.summary_bytes = backend.arena().held(Holds::kSummaries);
+  stats.kept_bytes = backend.arena().held(Holds::kKept);
+  if (backend.host_arena() != nullptr) {
+    stats.host_memory = backend.host_arena()->use();
+    stats.offloaded_bytes = backend.host_arena()->held(Holds::kRows);
+    stats.row_bytes += stats.offloaded_bytes;
+  }
   stats.sequences = int64_t(impl_->sequences_.size());
   stats.workspace_bytes = backend.scratch_bytes() + impl_->search_->scratch_bytes();
-  const auto kept_rows_of = [&](const Layer& layer) {
-    const int64_t heads = impl_->config_.kv_heads;
-    if (layer.tail_copies) return heads * layer.copied.count;
-    if (!layer.kept) return int64_t{0};
-    const SequenceView view = impl_->view(layer);
-    std::vector<int32_t> counts(size_t(2 * heads));  // attended and held, by turns
-    backend.fetch(counts.data(), view.kept, int64_t(counts.size() * sizeof(int32_t)));
-    int64_t rows = 0;
-    for (int64_t head = 0; head < heads; ++head) rows += counts[size_t(2 * head)];
-    return rows;
-  };
   const DecodeCounts counts = impl_->search_->counts();
   stats.candidates = counts.candidates;
   stats.fetched_rows = counts.rows;
@@ -131,30 +126,25 @@ Stats Cache::stats() const {
     stats.mean_mass = double(counts.mass) / one / double(counts.weighed);
     stats.least_mass = 1 - double(counts.most_missed) / one;
   }
-  std::set<const void*> seen;  // forks share blocks
-  const auto bytes_once = [&](const auto& block) {
-    return seen.insert(&block).second ? block.bytes() : 0;
+  if (scope == StatsScope::kCounted) return stats;
+
+  const int64_t heads = impl_->config_.kv_heads;
+  const auto kept_rows_of = [&](const Layer& layer) {
+    if (layer.tail_copies) return heads * layer.copied.count;
+    if (!layer.kept) return int64_t{0};
+    const SequenceView view = impl_->view(layer);
+    std::vector<int32_t> rows(size_t(2 * heads));  // attended and held, by turns
+    backend.fetch(rows.data(), view.kept, int64_t(rows.size() * sizeof(int32_t)));
+    int64_t attended = 0;
+    for (int64_t head = 0; head < heads; ++head) attended += rows[size_t(2 * head)];
+    return attended;
   };
   for (auto& [id, sequence] : impl_->sequences_) {
     sequence.settle();
     for (const Layer& layer : sequence.layers) {
       stats.tokens += layer.regions.total();
-      for (const LayerStore* store : {&layer.store, &layer.narrow}) {
-        store->each_row_block([&](const RowBlock& block) {
-          const int64_t bytes = bytes_once(block);
-          stats.row_bytes += bytes;
-          stats.offloaded_bytes += block.offloaded() ? bytes : 0;
-        });
-      }
-      layer.store.each_summary_block(
-          [&](const Block& block) { stats.summary_bytes += bytes_once(block); });
-      stats.summary_bytes += layer.state.bytes();
       stats.kept_rows += kept_rows_of(layer);
-      stats.dropped_rows += (layer.dropped.end - layer.dropped.begin) * impl_->config_.kv_heads;
-      stats.kept_bytes += layer.recent.bytes();
-      for (const auto& block : {layer.kept, layer.tail_copies}) {
-        stats.kept_bytes += block ? bytes_once(*block) : 0;
-      }
+      stats.dropped_rows += (layer.dropped.end - layer.dropped.begin) * heads;
       stats.unusable_keys += impl_->search_->unusable_keys(impl_->view(layer));
     }
   }

@@ -285,6 +285,7 @@ QueriesChange Planner::plan_queries(const Growing& plan, bool queries) const {
   if (!remembers || (exists && in_place)) return change;
   const int64_t bytes = shape_.recent_queries().bytes();
   change.recent = backend_.arena().allocate(bytes);
+  change.recent.hold(Holds::kKept);
   if (exists) {
     backend_.copy(change.recent.data(), layer.recent.data(), bytes, plan.stream);
   } else {
@@ -330,8 +331,10 @@ KeptRowsChange Planner::plan_kept(const Growing& plan, const Positions& asked) c
 }
 
 std::shared_ptr<Block> Planner::new_kept(const SequenceView& view) const {
-  return std::make_shared<Block>(
+  auto block = std::make_shared<Block>(
       backend_.arena().allocate(search_.kept_block_bytes(view.kept_capacity)));
+  block->hold(Holds::kKept);
+  return block;
 }
 
 Block Planner::next_state(const Layer& layer, Stream stream) const {
@@ -339,6 +342,7 @@ Block Planner::next_state(const Layer& layer, Stream stream) const {
   const int64_t bytes = search_.needs().state_bytes;
   if (bytes == 0 || (exists && !backend_.capabilities().verbs_can_fail)) return Block();
   Block state = backend_.arena().allocate(bytes);
+  state.hold(Holds::kSummaries);
   if (exists) {
     backend_.copy(state.data(), layer.state.data(), bytes, stream);
   } else {
@@ -365,6 +369,7 @@ TailChange Planner::plan_tail(const Growing& plan, const SequenceView& next) con
   if (goes_on && layer.tail_copies.use_count() == 1) return change;  // free behind those that count
   const int64_t bytes = shape_.tail_copy_bytes(search_.needs().tail_rows);
   change.copies = std::make_shared<Block>(backend_.arena().allocate(bytes));
+  change.copies->hold(Holds::kKept);
   if (goes_on) {
     backend_.copy(change.copies->data(), layer.tail_copies->data(), bytes, plan.stream);
   }

@@ -92,6 +92,7 @@ LayerStore::Growth LayerStore::planned(int64_t segment_tokens, BlockBytes bytes,
     if (summaries.has(s) && (!known || known.use_count() > 1)) {
       Block block = backend.arena().allocate(bytes.summaries);
       if (known) backend.copy(block.data(), known->data(), bytes.summaries, stream);
+      block.hold(Holds::kSummaries);
       next.summary_table_[s] = block.as<uint8_t>();
       next.summary_blocks_.emplace_back(s, std::make_shared<Block>(std::move(block)));
     }

@@ -26,9 +26,13 @@ namespace pariskv {
 class RowBlock {
  public:
   /** @param offloads null: these rows never leave */
-  RowBlock(Offloads* offloads, Block block) : offloads_(offloads), block_(std::move(block)) {}
+  RowBlock(Offloads* offloads, Block block) : offloads_(offloads), block_(std::move(block)) {
+    block_.hold(Holds::kRows);
+  }
   ~RowBlock() {
-    if (ticket_ > 0) offloads_->adopt(std::move(block_), std::move(target_), ticket_);
+    if (ticket_ == 0) return;
+    block_.hold(Holds::kOther);
+    offloads_->adopt(std::move(block_), std::move(target_), ticket_);
   }
 
   void* data() const { return block_.data(); }
@@ -50,6 +54,7 @@ class RowBlock {
     if (wait) offloads_->wait_offloaded(ticket_);
     if (!offloads_->offloaded(ticket_)) return false;
     block_ = std::move(target_);
+    block_.hold(Holds::kRows);
     target_ = Block();
     ticket_ = 0;
     offloaded_ = !offloaded_;
@@ -125,20 +130,6 @@ class LayerStore {
   void row_moved(int64_t segment) noexcept;
   /** Whether some are in host memory, or may be. */
   bool has_moved() const { return has_moved_; }
-
-  /** Calls `visit(block)` for every block held. */
-  template <typename Visit>
-  void each_row_block(Visit visit) const {
-    for (const auto& block : rows_) {
-      if (block) visit(*block);
-    }
-  }
-  template <typename Visit>
-  void each_summary_block(Visit visit) const {
-    for (const auto& block : summaries_) {
-      if (block) visit(*block);
-    }
-  }
 
  private:
   std::vector<std::shared_ptr<RowBlock>> rows_;    // null: given back

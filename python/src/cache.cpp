@@ -217,8 +217,15 @@ reserve does.)");
           "The sequences there are, oldest first.")
       .def(
           "stats",
-          [](const Handle& self) { return unlocked(self, [](Cache& c) { return c.stats(); }); },
-          "What the cache holds and has done.")
+          [](const Handle& self, bool counted) {
+            const auto scope = counted ? StatsScope::kCounted : StatsScope::kAll;
+            return unlocked(self, [&](Cache& c) { return c.stats(scope); });
+          },
+          nb::arg("counted") = false,
+          R"(What the cache holds and has done.
+
+counted: leave out what each sequence has to be asked for, which takes long on a GPU with many of
+them: tokens, kept_rows, dropped_rows and unusable_keys are 0 then.)")
       .def(
           "trim", [](Handle& self) { unlocked(self, [](Cache& c) { c.trim(); }); },
           "Gives memory that nothing uses back to the device and the system; waits for the "

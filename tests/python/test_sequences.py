@@ -1,5 +1,7 @@
 """Batches, chunks, forks, beams, truncation: however a sequence came to be, the same bits."""
 
+import math
+
 import hypothesis.strategies as st
 import numpy as np
 import pariskv_core as pk
@@ -208,6 +210,28 @@ def test_forks_share_storage_until_they_write(device):
     f.cache.prefill(0, [forks[0]], k, v)
     # One segment more: 1280 tokens fill 20 segments exactly.
     assert f.cache.stats().row_bytes == before.row_bytes * 21 // 20
+
+
+def test_counted_stats_leave_out_what_sequences_are_asked_for(device):
+    f = filled(make_config(layers=2, device=device), 700)
+    forks = [f.cache.fork(f.s) for _ in range(3)]
+    q = randn_q(f.rng, 1, f.cache.config)
+    for layer in range(2):
+        f.cache.decode(layer, [forks[0]], q, *randn_kv(f.rng, 1, f.cache.config))
+    f.cache.remove(forks[1])
+    whole, counted = f.cache.stats(), f.cache.stats(counted=True)
+    left_out = {"tokens", "kept_rows", "dropped_rows", "unusable_keys"}
+    names = {name for name in dir(pk.Stats) if not name.startswith("_")} - {"memory", "host_memory"}
+    assert left_out < names
+    for name in names:
+        mine, theirs = getattr(counted, name), getattr(whole, name)
+        assert mine == (0 if name in left_out else theirs) or math.isnan(theirs), name
+    assert whole.tokens > 0
+    assert counted.memory.live == whole.memory.live
+    for s in f.cache.sequences():
+        f.cache.remove(s)
+    empty = f.cache.stats(counted=True)
+    assert (empty.row_bytes, empty.summary_bytes, empty.kept_bytes) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(

@@ -333,7 +333,12 @@ class PARISKV_API Cache {
 
   std::vector<SequenceId> sequences() const;
 
-  Stats stats() const;
+  /**
+   * What the cache holds and has done. On a device it waits for the steps under way, and kAll reads
+   * a few bytes of each layer of each sequence there: kCounted is for those who ask while they
+   * serve.
+   */
+  Stats stats(StatsScope scope = StatsScope::kAll) const;
 
   /**
    * Takes memory for the rows and summaries of so many tokens of so many new sequences ahead of

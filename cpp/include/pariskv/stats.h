@@ -19,6 +19,13 @@ struct RegionCounts {
   int64_t total() const { return sink + retrieval + local + buffer; }
 };
 
+/** How much of Stats is filled in. */
+enum class StatsScope {
+  kAll,
+  /** Without what each sequence is asked for: tokens, kept_rows, dropped_rows, unusable_keys: 0. */
+  kCounted,
+};
+
 /** The contents and the counters of a cache, since it was made. */
 struct Stats {
   MemoryUse memory;       ///< Of the cache's device.

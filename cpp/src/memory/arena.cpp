@@ -47,6 +47,14 @@ void Arena::Shelf::close(Slab* slab) noexcept {
 
 int64_t Block::taken() const { return arena_ == nullptr ? 0 : arena_->rounded(bytes_); }
 
+void Block::hold(Holds what) noexcept {
+  if (arena_ == nullptr) return;
+  const std::lock_guard<std::mutex> lock(arena_->mutex_);
+  arena_->held_[size_t(holds_)] -= bytes_;
+  arena_->held_[size_t(what)] += bytes_;
+  holds_ = what;
+}
+
 Block::~Block() {
   if (arena_ != nullptr) arena_->free(*this);
 }
@@ -98,6 +106,7 @@ Block Arena::try_allocate(int64_t bytes) {
   block.arena_ = this;
   block.bytes_ = bytes;
   ++blocks_out_;
+  held_[size_t(block.holds_)] += bytes;
   use_.live += size;
   use_.peak = std::max(use_.peak, use_.live);
   return block;
@@ -280,6 +289,7 @@ void Arena::free(Block& block) noexcept {
   if (!traits_.deferred && !leaves) std::memset(retired.data, 0, size_t(retired.bytes));
   const std::lock_guard<std::mutex> lock(mutex_);
   use_.live -= retired.bytes;
+  held_[size_t(block.holds_)] -= block.bytes_;
   --blocks_out_;
   if (traits_.deferred) {
     retired_.push_back(retired);
@@ -427,6 +437,11 @@ void Arena::trim() noexcept {
 MemoryUse Arena::use() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return use_;
+}
+
+int64_t Arena::held(Holds what) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return held_[size_t(what)];
 }
 
 }  // namespace pariskv

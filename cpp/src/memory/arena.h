@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include <array>
 #include <deque>
 #include <functional>
 #include <map>
@@ -19,6 +20,9 @@ namespace pariskv {
 
 class Arena;
 struct Slab;
+
+/** What a block is for, in its arena's books. */
+enum class Holds : uint8_t { kOther, kRows, kSummaries, kKept };
 
 /** Owned bytes; gives itself back. Empty when default-made or moved from. */
 class Block {
@@ -36,6 +40,10 @@ class Block {
   /** As the arena counts them. */
   int64_t taken() const;
 
+  Holds holds() const { return holds_; }
+  /** Blocks are for other things until somebody says so. */
+  void hold(Holds what) noexcept;
+
   template <typename T>
   T* as() const {
     return static_cast<T*>(data_);
@@ -48,12 +56,14 @@ class Block {
     std::swap(slab_, other.slab_);
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
+    std::swap(holds_, other.holds_);
   }
 
   Arena* arena_ = nullptr;
   Slab* slab_ = nullptr;  // null: taken from the resource on its own
   void* data_ = nullptr;
   int64_t bytes_ = 0;
+  Holds holds_ = Holds::kOther;
 };
 
 /** A freed block that may not be handed out again yet. */
@@ -105,6 +115,9 @@ class Arena {
   Block allocate(int64_t bytes);
 
   MemoryUse use() const;
+
+  /** Bytes of the blocks in use that hold this, as they were asked for. */
+  int64_t held(Holds what) const;
 
   /** So many free blocks of a size. */
   struct Stock {
@@ -188,6 +201,7 @@ class Arena {
   const ArenaTraits traits_;
   mutable std::mutex mutex_;
   MemoryUse use_;
+  std::array<int64_t, 4> held_{};     // by what blocks hold
   std::map<int64_t, Shelf> shelves_;  // by block size
   std::vector<RetiredBlock> retired_;
   bool holds_ = false;            // slabs were reserved and not trimmed since

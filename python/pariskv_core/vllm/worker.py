@@ -78,7 +78,8 @@ class Worker:
         if self._rank is None or now < self._reported + _STATS_SECONDS:
             return None
         self._reported = now
-        return self._reporter.report(self._rank.cache.stats(), len(self._rank.sequences))
+        stats = self._rank.cache.stats(counted=True)
+        return self._reporter.report(stats, len(self._rank.sequences))
 
 
 @contextlib.contextmanager
