@@ -234,17 +234,19 @@ TEST_F(Refused, MoreThanTheBudgetHolds) {
 }
 
 TEST_F(Refused, EveryAllocationInTurn) {
+  Config config = config_of();
+  config.query_heads = config.kv_heads = 8;  // blocks that share no slab
+  config.head_dim = config.value_dim = 128;
+  Cache calm(config);
+  const SequenceId saved = lived(calm, step_);
+  calm.save(saved, path_);
+  const auto expected = later(calm, saved, step_);
   int64_t failures = 0;
   for (int64_t nth = 0; nth <= failures; ++nth) {
     const auto resource = std::make_shared<test::FailingResource>();
     Resources resources;
     resources.host = resource;
-    Config config = config_of();
-    config.query_heads = config.kv_heads = 8;  // blocks that share no slab
-    config.head_dim = config.value_dim = 128;
-    Cache cache(config, resources), calm(config);
-    const SequenceId saved = lived(calm, step_);
-    calm.save(saved, path_);
+    Cache cache(config, resources);
     resource->fail_at = resource->calls + nth;
     SequenceId loaded = -1;
     try {
@@ -256,7 +258,7 @@ TEST_F(Refused, EveryAllocationInTurn) {
       loaded = cache.load(path_);
     }
     resource->fail_at = -1;  // what follows may ask for more, too
-    ASSERT_EQ(later(cache, loaded, step_), later(calm, saved, step_)) << nth;
+    ASSERT_EQ(later(cache, loaded, step_), expected) << nth;
   }
   EXPECT_GE(failures, 8) << "too little was put to the test";
 }

@@ -94,21 +94,27 @@ TEST_P(Stops, LeaveTheCacheAsItWas) {
   const bool files = name == "save" || name == "load";
   if (keeps && files) return;  // sequences of HardKV fit no file
   const Config config = config_of(keeps, std::get<2>(GetParam()));
+  const auto live = [&](Driver& driver) {
+    driver.prefill(keeps ? 341 : 1109, true);  // there is a zone
+    // The next one flushes, and so would a flush: more than a block of 64 is in the buffer.
+    for (int i = 0; i < (keeps ? 95 : 82); ++i) driver.decode();
+    if (keeps && name == "truncate") driver.cache.flush_all();  // a short cut then meets the zone
+  };
+  std::vector<std::vector<float>> calm;  // what follows where nothing was stopped
+  {
+    Cache cache(config);
+    Driver driver{cache, cache.add()};
+    live(driver);
+    if (!files) deed.act(driver);
+    for (int i = 0; i < 40; ++i) calm.push_back(driver.decode());
+  }
   int64_t stops = 0;
   bool succeeded = false;
   for (int64_t nth = 0; !succeeded; nth += 1 + nth / 8) {
     Stopper stopper;
     Cache cache(config, resources_of(stopper));
     Driver driver{cache, cache.add()};
-    Cache calm(config);
-    Driver twin{calm, calm.add()};
-    for (Driver* each : {&driver, &twin}) {
-      each->prefill(keeps ? 341 : 1109, true);  // there is a zone
-      // The next one flushes, and so would a flush: more than a block of 64 is in the buffer.
-      for (int i = 0; i < (keeps ? 95 : 82); ++i) each->decode();
-      if (keeps && name == "truncate")
-        each->cache.flush_all();  // so that a short cut meets the zone
-    }
+    live(driver);
     if (files) cache.save(driver.sequence, kFile);
 
     const std::vector<int64_t> before = state_of(cache);
@@ -122,9 +128,8 @@ TEST_P(Stops, LeaveTheCacheAsItWas) {
       deed.act(driver);
     }
     stopper.stop_at = -1;
-    if (!files) deed.act(twin);
-    for (int i = 0; i < 40; ++i) {
-      ASSERT_EQ(driver.decode(), twin.decode()) << name << " " << nth << " " << i;
+    for (size_t i = 0; i < calm.size(); ++i) {
+      ASSERT_EQ(driver.decode(), calm[i]) << name << " " << nth << " " << i;
     }
   }
   // With several threads workers may take all of a short call before it asks.
