@@ -48,7 +48,7 @@ def tree() -> set[str]:
     top = {path.name for path in ROOT.iterdir()}
     inside = {
         path.relative_to(ROOT).as_posix()
-        for folder in FOLDERS
+        for folder in (*FOLDERS, "integrations")
         for path in (ROOT / folder).rglob("*")
     }
     return top | inside
