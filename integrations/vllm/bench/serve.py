@@ -4,8 +4,8 @@
     python integrations/vllm/bench/serve.py stock --model MODEL --answers 128
 
 Every question is about one document, which a request before has computed, and all are asked at
-once. Weights may be dummies, which is the default. What `bench serve` prints is printed, and with
-the engine what it has counted.
+once. Weights may be dummies, which is the default. Other options are those of `vllm serve`. What
+`bench serve` prints is printed, and with the engine what it has counted.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--questions", type=int, default=64)
     parser.add_argument("--answers", type=int, default=512, help="tokens of one")
     parser.add_argument("--port", type=int, default=8111)
-    parser.add_argument("options", nargs="*", help="further ones of `vllm serve`, after --")
-    return parser.parse_args()
+    chosen, chosen.options = parser.parse_known_args()
+    return chosen
 
 
 def fetch(port: int, page: str) -> str:
