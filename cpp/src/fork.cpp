@@ -23,8 +23,7 @@ Sequence Planner::fork(const Sequence& sequence, Stream stream,
     twin.narrow_end = layer.narrow_end;
     const auto copy_of = [&](const Block& block) {
       if (block.data() == nullptr) return Block();
-      Block other = backend_.arena().allocate(block.bytes());
-      other.hold(block.holds());
+      Block other = backend_.arena().allocate(block.bytes(), block.holds());
       backend_.copy(other.data(), block.data(), block.bytes(), stream);
       return other;
     };

@@ -284,8 +284,7 @@ QueriesChange Planner::plan_queries(const Growing& plan, bool queries) const {
   const bool in_place = plan.use == Use::kDecode || !backend_.capabilities().verbs_can_fail;
   if (!remembers || (exists && in_place)) return change;
   const int64_t bytes = shape_.recent_queries().bytes();
-  change.recent = backend_.arena().allocate(bytes);
-  change.recent.hold(Holds::kKept);
+  change.recent = backend_.arena().allocate(bytes, Holds::kKept);
   if (exists) {
     backend_.copy(change.recent.data(), layer.recent.data(), bytes, plan.stream);
   } else {
@@ -331,18 +330,15 @@ KeptRowsChange Planner::plan_kept(const Growing& plan, const Positions& asked) c
 }
 
 std::shared_ptr<Block> Planner::new_kept(const SequenceView& view) const {
-  auto block = std::make_shared<Block>(
-      backend_.arena().allocate(search_.kept_block_bytes(view.kept_capacity)));
-  block->hold(Holds::kKept);
-  return block;
+  const int64_t bytes = search_.kept_block_bytes(view.kept_capacity);
+  return std::make_shared<Block>(backend_.arena().allocate(bytes, Holds::kKept));
 }
 
 Block Planner::next_state(const Layer& layer, Stream stream) const {
   const bool exists = layer.state.data() != nullptr;
   const int64_t bytes = search_.needs().state_bytes;
   if (bytes == 0 || (exists && !backend_.capabilities().verbs_can_fail)) return Block();
-  Block state = backend_.arena().allocate(bytes);
-  state.hold(Holds::kSummaries);
+  Block state = backend_.arena().allocate(bytes, Holds::kSummaries);
   if (exists) {
     backend_.copy(state.data(), layer.state.data(), bytes, stream);
   } else {
@@ -368,8 +364,7 @@ TailChange Planner::plan_tail(const Growing& plan, const SequenceView& next) con
   change.from = goes_on ? layer.copied.count : 0;
   if (goes_on && layer.tail_copies.use_count() == 1) return change;  // free behind those that count
   const int64_t bytes = shape_.tail_copy_bytes(search_.needs().tail_rows);
-  change.copies = std::make_shared<Block>(backend_.arena().allocate(bytes));
-  change.copies->hold(Holds::kKept);
+  change.copies = std::make_shared<Block>(backend_.arena().allocate(bytes, Holds::kKept));
   if (goes_on) {
     backend_.copy(change.copies->data(), layer.tail_copies->data(), bytes, plan.stream);
   }

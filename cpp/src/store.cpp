@@ -81,7 +81,7 @@ LayerStore::Growth LayerStore::planned(int64_t segment_tokens, BlockBytes bytes,
     const bool foreign = rows.has(s) && held && (held->use_count() > 1 || (*held)->leaving());
     const bool far = held && (*held)->offloaded() && !in_zone(s, segment_tokens, writes);
     if (missing || foreign || far) {
-      Block block = backend.arena().allocate(bytes.rows);
+      Block block = backend.arena().allocate(bytes.rows, Holds::kRows);
       if (held) backend.copy(block.data(), (*held)->data(), bytes.rows, stream);
       next.row_table_[s] = block.data();
       next.row_blocks_.emplace_back(
@@ -90,9 +90,8 @@ LayerStore::Growth LayerStore::planned(int64_t segment_tokens, BlockBytes bytes,
     const std::shared_ptr<Block> none;
     const std::shared_ptr<Block>& known = s < segments() ? summaries_[s] : none;
     if (summaries.has(s) && (!known || known.use_count() > 1)) {
-      Block block = backend.arena().allocate(bytes.summaries);
+      Block block = backend.arena().allocate(bytes.summaries, Holds::kSummaries);
       if (known) backend.copy(block.data(), known->data(), bytes.summaries, stream);
-      block.hold(Holds::kSummaries);
       next.summary_table_[s] = block.as<uint8_t>();
       next.summary_blocks_.emplace_back(s, std::make_shared<Block>(std::move(block)));
     }

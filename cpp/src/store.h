@@ -26,9 +26,7 @@ namespace pariskv {
 class RowBlock {
  public:
   /** @param offloads null: these rows never leave */
-  RowBlock(Offloads* offloads, Block block) : offloads_(offloads), block_(std::move(block)) {
-    block_.hold(Holds::kRows);
-  }
+  RowBlock(Offloads* offloads, Block block) : offloads_(offloads), block_(std::move(block)) {}
   ~RowBlock() {
     if (ticket_ == 0) return;
     block_.hold(Holds::kOther);

@@ -76,18 +76,18 @@ int64_t Arena::rounded(int64_t bytes) const {
   return (std::max<int64_t>(bytes, 1) + alignment - 1) / alignment * alignment;
 }
 
-Block Arena::allocate(int64_t bytes) {
+Block Arena::allocate(int64_t bytes, Holds what) {
   try {
-    return try_allocate(bytes);
+    return try_allocate(bytes, what);
   } catch (const OutOfMemory&) {
     if (!traits_.reclaim && !holds_) throw;
     if (traits_.reclaim) traits_.reclaim();
     trim();  // slabs of other sizes
-    return try_allocate(bytes);
+    return try_allocate(bytes, what);
   }
 }
 
-Block Arena::try_allocate(int64_t bytes) {
+Block Arena::try_allocate(int64_t bytes, Holds what) {
   const int64_t size = rounded(bytes);
   const std::lock_guard<std::mutex> lock(mutex_);
   if (traits_.deferred) retired_.reserve(retired_.size() + blocks_out_ + 1);
@@ -105,8 +105,9 @@ Block Arena::try_allocate(int64_t bytes) {
   }
   block.arena_ = this;
   block.bytes_ = bytes;
+  block.holds_ = what;
   ++blocks_out_;
-  held_[size_t(block.holds_)] += bytes;
+  held_[size_t(what)] += bytes;
   use_.live += size;
   use_.peak = std::max(use_.peak, use_.live);
   return block;

@@ -41,7 +41,7 @@ class Block {
   int64_t taken() const;
 
   Holds holds() const { return holds_; }
-  /** Blocks are for other things until somebody says so. */
+  /** It is for something else from now on. */
   void hold(Holds what) noexcept;
 
   template <typename T>
@@ -112,7 +112,7 @@ class Arena {
    * `bytes` (0 or more) of uninitialised memory, aligned as the traits say.
    * Throws OutOfMemory and changes nothing when the budget or the resource says no.
    */
-  Block allocate(int64_t bytes);
+  Block allocate(int64_t bytes, Holds what = Holds::kOther);
 
   MemoryUse use() const;
 
@@ -161,7 +161,7 @@ class Arena {
     const auto shelf = shelves_.find(bytes);
     return shares_slab(bytes) || (shelf != shelves_.end() && shelf->second.free > 0);
   }
-  Block try_allocate(int64_t bytes);
+  Block try_allocate(int64_t bytes, Holds what);
   void* take(int64_t bytes);
   void give_back(void* data, int64_t bytes) noexcept;
   void free(Block& block) noexcept;
