@@ -19,6 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from engines import GRAPHS, asked_for
+
 LENGTHS = (5, 60, 128, 129, 700, 1000, 2048, 4097, 9000)
 SHARED, TAILS = 1500, (4, 70, 130, 300)
 VOCABULARY = 3000  # of prompts
@@ -77,11 +79,7 @@ def answers(chosen: argparse.Namespace) -> list[list[Answer]]:
 
     own: dict[str, Any] = {}
     if chosen.engine == "ours":
-        own = {
-            "attention_backend": "CUSTOM",
-            "kv_transfer_config": {"kv_connector": "ParisKV", "kv_role": "kv_both"},
-            "additional_config": {"pariskv": {"dense_below": 8388608}},
-        }
+        own = asked_for({"dense_below": 8388608})
     llm = LLM(
         chosen.model,
         skip_tokenizer_init=True,
@@ -90,29 +88,23 @@ def answers(chosen: argparse.Namespace) -> list[list[Answer]]:
         max_num_seqs=8,
         gpu_memory_utilization=chosen.utilization,
         tensor_parallel_size=chosen.tensor_parallel,
-        compilation_config={"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+        compilation_config=GRAPHS,
         **own,
     )
     settings = SamplingParams(
         temperature=0, max_tokens=chosen.tokens, ignore_eos=True, detokenize=False, logprobs=1
     )
     asked = [{"prompt_token_ids": prompt} for prompt in prompts(chosen.longest)]
-    rounds = []
-    for _ in range(2):
-        done = [output.outputs[0] for output in llm.generate(asked, settings, use_tqdm=False)]
-        rounds.append(
-            [
-                (
-                    list(one.token_ids),
-                    [
-                        entry[token].logprob
-                        for token, entry in zip(one.token_ids, one.logprobs, strict=True)
-                    ],
-                )
-                for one in done
-            ]
-        )
-    return rounds
+
+    def answer(output: Any) -> Answer:
+        one = output.outputs[0]
+        pairs = zip(one.token_ids, one.logprobs, strict=True)
+        return list(one.token_ids), [entry[token].logprob for token, entry in pairs]
+
+    return [
+        [answer(output) for output in llm.generate(asked, settings, use_tqdm=False)]
+        for _ in range(2)
+    ]
 
 
 def compare(stock: list[list[Answer]], ours: list[list[Answer]]) -> None:

@@ -23,10 +23,9 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-OURS = ["--attention-backend", "CUSTOM"]
-OURS += ["--kv-transfer-config", json.dumps({"kv_connector": "ParisKV", "kv_role": "kv_both"})]
-# Full decode graphs and nothing compiled: the server is up in a minute.
-GRAPHS = json.dumps({"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"})
+from engines import CONNECTOR, GRAPHS
+
+OURS = ["--attention-backend", "CUSTOM", "--kv-transfer-config", json.dumps(CONNECTOR)]
 PROGRAM = [sys.executable, "-m", "vllm.entrypoints.cli.main"]
 CHUNK = 480  # tokens that `timed_trace` makes of one hash
 
@@ -57,13 +56,11 @@ def served(chosen: argparse.Namespace, log: Path) -> Iterator[None]:
     command = [*PROGRAM, "serve", chosen.model, "--load-format", chosen.load_format]
     command += ["--served-model-name", "m", "--port", str(chosen.port)]
     command += ["--max-model-len", str(longest), "--max-num-seqs", str(chosen.questions)]
-    command += ["--compilation-config", GRAPHS, *(OURS if chosen.engine == "ours" else [])]
+    command += ["--compilation-config", json.dumps(GRAPHS)]
+    command += [*(OURS if chosen.engine == "ours" else []), *chosen.options]
     with log.open("w") as written:
         server = subprocess.Popen(
-            [*command, *chosen.options],
-            stdout=written,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+            command, stdout=written, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
         for _ in range(600):
@@ -73,6 +70,8 @@ def served(chosen: argparse.Namespace, log: Path) -> Iterator[None]:
                 fetch(chosen.port, "health")
                 break
             time.sleep(0.5)
+        else:
+            raise SystemExit(f"the server is not up after 300 s: {log.read_text()[-3000:]}")
         yield
     finally:
         server.terminate()

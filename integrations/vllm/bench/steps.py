@@ -17,6 +17,8 @@ import statistics
 import time
 from typing import Any
 
+from engines import GRAPHS, asked_for
+
 os.environ.setdefault(
     "VLLM_ENABLE_V1_MULTIPROCESSING", "0"
 )  # the patches below are in this process
@@ -50,11 +52,7 @@ def engine_of(chosen: argparse.Namespace) -> Any:
         filled.patch()
         settings = dict(item.split("=", 1) for item in chosen.set)
         numbers = {k: int(v) if v.lstrip("-").isdigit() else v for k, v in settings.items()}
-        own = {
-            "attention_backend": "CUSTOM",
-            "kv_transfer_config": {"kv_connector": "ParisKV", "kv_role": "kv_both"},
-            "additional_config": {"pariskv": numbers},
-        }
+        own = asked_for(numbers)
     from vllm import LLM
 
     return LLM(
@@ -66,7 +64,7 @@ def engine_of(chosen: argparse.Namespace) -> Any:
         enable_prefix_caching=False,
         gpu_memory_utilization=chosen.utilization,
         kv_cache_dtype=chosen.kv_cache_dtype,
-        compilation_config={"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+        compilation_config=GRAPHS,
         **own,
     )
 
