@@ -16,8 +16,8 @@ from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, Schedul
 LAYERS = ["model.layers.0", "model.layers.1"]
 
 
-def cache_of(blocks: int, groups: int = 1) -> Any:
-    group = SimpleNamespace(layer_names=LAYERS)
+def cache_of(blocks: int, groups: int = 1, block: int = 128) -> Any:
+    group = SimpleNamespace(layer_names=LAYERS, kv_cache_spec=SimpleNamespace(block_size=block))
     return SimpleNamespace(num_blocks=blocks, kv_cache_groups=[group] * groups)
 
 
@@ -135,6 +135,11 @@ def test_more_blocks_than_were_paid_for_are_refused() -> None:
 def test_several_kinds_of_layers_are_refused() -> None:
     with pytest.raises(NotImplementedError, match="got 2 kinds"):
         PariskvConnector(config(), KVConnectorRole.WORKER, cache_of(10, groups=2))
+
+
+def test_blocks_of_another_size_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="expected 128 tokens, got 16; set --block-size 128"):
+        PariskvConnector(config(), KVConnectorRole.WORKER, cache_of(10, block=16))
     model = config(model_config__get_num_layers=lambda parallel: 3)
     with pytest.raises(NotImplementedError, match="expected 3 layers of attention, got 2"):
         PariskvConnector(model, KVConnectorRole.WORKER, cache_of(10))

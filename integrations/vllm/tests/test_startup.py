@@ -10,10 +10,14 @@ from typing import Any
 
 import pariskv_core as pk
 import pytest
+import torch
 import vllm
 from conftest import environment
-from pariskv_core.vllm import register, startup, versions
+from pariskv_core.cli import machine
+from pariskv_core.vllm import memory, register, startup, versions
+from pariskv_core.vllm.backend import Backend
 from pariskv_core.vllm.settings import parse
+from pariskv_core.vllm.sizes import Budgets
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
@@ -37,10 +41,13 @@ def config(**changes: Any) -> Any:
             enable_dbo=False,
             world_size=1,
             data_parallel_size_local=1,
+            assigned_physical_gpu_ids=None,
+            get_local_gpu_index=lambda rank: rank,
         ),
         cache_config=SimpleNamespace(
             cache_dtype="auto",
             block_size=128,
+            user_specified_block_size=True,
             kv_cache_memory_bytes=1 << 28,
             num_gpu_blocks_override=None,
         ),
@@ -61,8 +68,6 @@ def config(**changes: Any) -> Any:
             get_head_size=lambda: 64,
         ),
     )
-    import torch
-
     made.model_config.dtype = torch.float32
     for name, value in changes.items():
         owner: Any = made
@@ -129,6 +134,37 @@ def test_settings_come_from_either_place() -> None:
     assert wish.config.segment_tokens == 128
     again = startup.asked(config(cache_config__cache_dtype="int8_per_token_head"))
     assert again.config.kv_dtype == "int8"
+
+
+def test_blocks_that_nobody_sets_are_the_backends() -> None:
+    """An engine core whose ranks are other processes has vLLM's default until they say theirs."""
+    wish = startup.asked(
+        config(cache_config__block_size=16, cache_config__user_specified_block_size=False)
+    )
+    assert wish.block == wish.config.segment_tokens == 128 == Backend.get_preferred_block_size(16)
+    assert startup.asked(config(cache_config__block_size=256)).block == 256
+
+
+def test_memory_is_that_of_the_ranks_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [machine.Gpu("GPU", 80 << 30, free << 30) for free in (70, 60, 50, 79)]
+    monkeypatch.setattr(machine, "gpus", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+
+    def free(**changes: Any) -> int:
+        two = {"parallel_config__world_size": 2, **changes}
+        return memory._gpu_memory(config(**two))[0] >> 30
+
+    assert free() == 60
+    assert free(parallel_config__get_local_gpu_index=lambda rank: 2 + rank) == 50
+    assert free(parallel_config__assigned_physical_gpu_ids=[3, 0]) == 70
+    assert free(parallel_config__world_size=1) == 70
+    gpus.clear()
+    with pytest.raises(RuntimeError, match=r"expected nvidia-smi to say .* set memory_budget"):
+        free()
+    # Nobody is asked where both are set.
+    both = {"pariskv": {"memory_budget": "1GB", "host_budget": "2GB"}}
+    wish = startup.asked(config(additional_config=both, device_config__device_type="cuda"))
+    assert startup.budgets_of(config(additional_config=both), wish) == Budgets(10**9, 2 * 10**9)
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,12 @@ class PariskvConnector(KVConnectorBase_V1, SupportsHMA):
                 f"[vllm] model: expected layers of one kind of attention, got {len(groups)} kinds; "
                 "leave the connector ParisKV out for this model"
             )
+        block = groups[0].kv_cache_spec.block_size
+        if block != wish.block:
+            raise RuntimeError(
+                f"[vllm] blocks: expected {wish.block} tokens, got {block}; set --block-size "
+                f"{wish.block}"
+            )
         self._worker: Worker | None = None
         self._books: Books | None = None
         if role == KVConnectorRole.WORKER:

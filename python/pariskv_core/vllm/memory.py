@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from vllm.platforms import current_platform
 
 from pariskv_core.cli import machine
 
@@ -32,7 +33,7 @@ def available(config: Any, *, gpu: bool) -> Available:
     host = machine.available_memory()
     if not gpu:
         return Available(int(host * _CPU_SHARE) // ranks_here(config), 0)
-    free, total = _gpu_memory(config.parallel_config.world_size)
+    free, total = _gpu_memory(config)
     share = config.cache_config.gpu_memory_utilization
     room = int(total * share) - (total - free) - _activations(config) - _GRAPHS
     return Available(max(room, 0), int(host * _HOST_SHARE))
@@ -43,12 +44,29 @@ def most_host_memory() -> int:
     return int(machine.available_memory() * _MOST_HOST)
 
 
-def _gpu_memory(ranks: int) -> tuple[int, int]:
-    """Free and total bytes of the GPU that has least, once the model is loaded."""
+def _gpu_memory(config: Any) -> tuple[int, int]:
+    """Free and total bytes of the ranks' GPU that has least, once the model is loaded."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # one process for all
         return torch.cuda.mem_get_info()
-    found = sorted(machine.gpus(), key=lambda gpu: gpu.free)[-ranks:]
-    return found[0].free, found[0].total
+    found = machine.gpus()
+    numbers = [number for number in _gpus_of_ranks(config) if number < len(found)]
+    if not numbers:
+        raise RuntimeError(
+            "[vllm] memory: expected nvidia-smi to say how much the GPUs have left, got nothing; "
+            "set memory_budget and host_budget in --additional-config"
+        )
+    least = min((found[number] for number in numbers), key=lambda gpu: gpu.free)
+    return least.free, least.total
+
+
+def _gpus_of_ranks(config: Any) -> list[int]:
+    """As nvidia-smi counts them: ranks are processes of their own, on some of a machine's GPUs."""
+    parallel = config.parallel_config
+    places = [parallel.get_local_gpu_index(rank) for rank in range(parallel.world_size)]
+    assigned = parallel.assigned_physical_gpu_ids
+    if assigned is not None:
+        return [assigned[place] for place in places if place < len(assigned)]
+    return [current_platform.device_id_to_physical_device_id(place) for place in places]
 
 
 def _activations(config: Any) -> int:

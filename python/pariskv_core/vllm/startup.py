@@ -15,7 +15,7 @@ from pariskv_core._served import refusal
 from . import versions
 from .memory import available, most_host_memory, ranks_here
 from .settings import SECTION, Settings, parse
-from .sizes import Budgets, Load, Planned, Shape, engine_config, need, plan
+from .sizes import BLOCK, Budgets, Load, Planned, Shape, engine_config, need, plan
 
 logger = init_logger("vllm.pariskv")
 
@@ -88,7 +88,8 @@ def asked(config: Any) -> Asked:
     if narrow is not None:
         fields["kv_dtype"] = narrow
     device = "cpu" if config.device_config.device_type == "cpu" else "cuda"
-    block = int(cache.block_size)
+    # Where nobody has set it, workers learn it from the backend, and the engine core later.
+    block = int(cache.block_size) if cache.user_specified_block_size else BLOCK
     made = engine_config(shape, model.dtype, device, block, fields)
     return Asked(settings, shape, block, made)
 
@@ -111,10 +112,12 @@ def planned(config: Any, wish: Asked) -> Planned:
 
 def budgets_of(config: Any, wish: Asked) -> Budgets:
     settings, ranks = wish.settings, ranks_here(config)
-    found = available(config, gpu=wish.config.device != "cpu")
-    device = settings.memory_budget or config.cache_config.kv_cache_memory_bytes or found.device
-    host = (settings.host_budget or found.host) // ranks
-    return Budgets(int(device), int(host))
+    device = settings.memory_budget or config.cache_config.kv_cache_memory_bytes
+    host = settings.host_budget
+    if not (device and host):
+        found = available(config, gpu=wish.config.device != "cpu")
+        device, host = device or found.device, host or found.host
+    return Budgets(int(device), int(host) // ranks)
 
 
 _plans: dict[str, Planned] = {}  # of this process, by engine: memory changes meanwhile
