@@ -19,9 +19,9 @@ from typing import Any
 
 from engines import GRAPHS, asked_for
 
-os.environ.setdefault(
-    "VLLM_ENABLE_V1_MULTIPROCESSING", "0"
-)  # the patches below are in this process
+# The patches below are in this process, and in ranks that are forked from it.
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "fork")
 
 STOCK = {
     "kv_connector": "DecodeBenchConnector",
@@ -38,6 +38,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--load-format", default="dummy")
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--utilization", type=float, default=0.9)
+    parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--set", nargs="*", default=[], help="settings of the engine: name=value")
     return parser.parse_args()
@@ -63,6 +64,7 @@ def engine_of(chosen: argparse.Namespace) -> Any:
         max_num_seqs=max(count for _, count in cases),
         enable_prefix_caching=False,
         gpu_memory_utilization=chosen.utilization,
+        tensor_parallel_size=chosen.tensor_parallel,
         kv_cache_dtype=chosen.kv_cache_dtype,
         compilation_config=GRAPHS,
         **own,
@@ -107,6 +109,7 @@ def main() -> None:
         if chosen.engine == "ours":
             from pariskv_core.vllm import ranks
 
+            # Of several ranks none is in this process.
             for found in ranks._ranks.values():
                 stats = found.rank.cache.stats()
                 device, host = stats.memory.live / 1e9, stats.host_memory.live / 1e9
