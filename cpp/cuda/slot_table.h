@@ -4,6 +4,8 @@
  */
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -12,6 +14,15 @@
 #include "tables.h"
 
 namespace pariskv::cuda {
+
+/** What a sequence asks of a slot's scratch: counts, which have a meaning by policy. */
+using Demand = std::array<int64_t, 2>;
+
+/** Bytes of scratch up to which slots keep what longer sequences needed. */
+inline int64_t& kept_scratch_bytes() {
+  static int64_t bytes = int64_t{128} << 20;
+  return bytes;
+}
 
 /** @tparam Slot  a BatchSlot and what a policy adds, in words of 8 bytes */
 template <typename Slot>
@@ -29,14 +40,17 @@ class SlotTable {
 
   /**
    * Gives each sequence of a step its slot.
-   * @param prepare  prepare(slot, scratch, sequence) sees that the scratch is large enough
+   * @param rooms  rooms.demand(sequence) is what a step of it needs, rooms.capacity(slot) what the
+   *               slot's scratch is for, rooms.with_room(count) what is taken for so many, and
+   *               rooms.make(slot, demand) makes scratch for at least that, and says so in the slot
    */
-  template <typename Prepare>
-  void reserve(const DecodeArgs& args, Prepare prepare) {
-    if (args.traced) return set(kMostBatch, args, args.sequences[0], prepare);
+  template <typename Rooms>
+  void reserve(const DecodeArgs& args, const Rooms& rooms) {
+    if (args.traced) return set(kMostBatch, args, args.sequences[0], rooms);
     check_batch(args.batch);
     if (int64_t(rows_.size()) < args.batch) rows_.resize(size_t(args.batch));
-    for (int64_t i = 0; i < args.batch; ++i) set(i, args, args.sequences[i], prepare);
+    if (scratch_bytes() > kept_scratch_bytes()) thin(args, rooms);
+    for (int64_t i = 0; i < args.batch; ++i) set(i, args, args.sequences[i], rooms);
     // Slots beyond are idle: a graph may have more of them.
     for (int64_t i = args.batch; i < int64_t(rows_.size()); ++i) set_idle(i);
   }
@@ -69,15 +83,66 @@ class SlotTable {
   struct Row {
     Slot sent{};
     Block scratch;
+    // Of the sequence that it had last: one layer is reserved for after the other, and may need
+    // more than the next.
+    const SequenceView* layers = nullptr;
+    Demand demand{};
+
+    Demand demand_of(const SequenceView* own, const Demand& asked) const {
+      if (own != layers) return asked;
+      return {std::max(asked[0], demand[0]), std::max(asked[1], demand[1])};
+    }
+    bool lacks(const Demand& asked, const Demand& capacity) const {
+      return scratch.data() == nullptr || asked[0] > capacity[0] || asked[1] > capacity[1];
+    }
   };
   Row& row(int64_t i) { return i == kMostBatch ? explaining_ : rows_[size_t(i)]; }
 
-  template <typename Prepare>
-  void set(int64_t i, const DecodeArgs& args, const SequenceView& sequence, Prepare prepare) {
+  /** Null: an idle slot. */
+  static const SequenceView* layers_of(const DecodeArgs& args, int64_t i) {
+    if (i >= args.batch || args.sequences[i].device == nullptr) return nullptr;
+    return args.sequences[i].device - args.layer;
+  }
+
+  /**
+   * Before a slot takes more, takes scratch that nobody needs, so that all slots together have
+   * about what the present sequences do, and not what the longest one of each did.
+   */
+  template <typename Rooms>
+  void thin(const DecodeArgs& args, const Rooms& rooms) {
+    bool more = false;
+    std::vector<int64_t> spare;
+    for (int64_t i = 0; i < int64_t(rows_.size()); ++i) {
+      const SequenceView* layers = layers_of(args, i);
+      if (layers == nullptr) {
+        spare.push_back(i);
+        continue;
+      }
+      const Demand asked = row(i).demand_of(layers, rooms.demand(args.sequences[i]));
+      const Demand capacity = rooms.capacity(row(i).sent);
+      const auto ample = [&](size_t j) { return capacity[j] > 2 * rooms.with_room(asked[j]); };
+      more = more || row(i).lacks(asked, capacity);
+      if (ample(0) || ample(1)) spare.push_back(i);
+    }
+    if (!more) return;
+    for (const int64_t i : spare) {
+      set_idle(i);  // before its scratch is another's
+      row(i).scratch = Block();
+    }
+  }
+
+  template <typename Rooms>
+  void set(int64_t i, const DecodeArgs& args, const SequenceView& sequence, const Rooms& rooms) {
     if (sequence.device == nullptr) return set_idle(i);
-    Slot slot = row(i).sent;
-    slot.layers = sequence.device - args.layer;
-    prepare(slot, row(i).scratch, sequence);
+    Row& own = row(i);
+    const SequenceView* layers = sequence.device - args.layer;
+    own.demand = own.demand_of(layers, rooms.demand(sequence));
+    own.layers = layers;
+    Slot slot = own.scratch.data() == nullptr ? Slot{} : own.sent;
+    slot.layers = layers;
+    if (own.lacks(own.demand, rooms.capacity(own.sent))) {
+      own.scratch = rooms.make(slot, own.demand);
+    }
     send(i, slot);
   }
 

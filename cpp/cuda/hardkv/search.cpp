@@ -37,6 +37,23 @@ void each_choice(const ModelShape& shape, const HardKVRules& rules,
   side_by_side(shape, changes.data(), int64_t(changes.size()), kChoiceBytes, scratch, launch);
 }
 
+/** Scratch of slots: as much for all sequences. */
+struct EqualRooms {
+  Arena& arena;
+  const ModelShape& shape;
+
+  static Demand demand(const SequenceView&) { return {}; }
+  static Demand capacity(const KeptSlot&) { return {}; }
+  static int64_t with_room(int64_t none) { return none; }
+
+  Block make(KeptSlot& slot, const Demand&) const {
+    slot.head_bytes = kept_decode_bytes(shape);
+    Block scratch = arena.allocate(shape.kv_heads * slot.head_bytes);
+    slot.scratch = scratch.as<char>();
+    return scratch;
+  }
+};
+
 }  // namespace
 
 void HardKVSearch::reserve_choice(const std::vector<KeptChange>& changes) {
@@ -61,12 +78,7 @@ void HardKVSearch::choose(const std::vector<KeptChange>& changes, Stream stream)
 void HardKVSearch::reserve(const DecodeArgs& args) {
   if (args.traced) return;  // that looks at blocks of kept rows alone
   const DeviceGuard guard(backend_.device());
-  slots_.reserve(args, [&](KeptSlot& slot, Block& scratch, const SequenceView&) {
-    if (scratch.data() != nullptr) return;
-    slot.head_bytes = kept_decode_bytes(shape_);
-    scratch = backend_.arena().allocate(shape_.kv_heads * slot.head_bytes);
-    slot.scratch = scratch.as<char>();
-  });
+  slots_.reserve(args, EqualRooms{backend_.arena(), shape_});
 }
 
 void HardKVSearch::decode(const DecodeArgs& args, Stream stream) {

@@ -65,6 +65,36 @@ void each_job(const EncodeArgs& args, int64_t begin, int64_t end, Launch launch)
   }
 }
 
+/** Scratch of slots, by the numbers of scored and of reranked keys. */
+struct SearchRooms {
+  Arena& arena;
+  const ModelShape& shape;
+  const ParisKVRules& rules;
+
+  static Demand demand(const SequenceView& sequence) {
+    return {sequence.sparse != 0 ? sequence.zone_tokens() : 0,
+            ParisKVPlan::of(sequence).candidates};
+  }
+  static Demand capacity(const ParisKVSlot& slot) {
+    return {slot.zone_capacity, slot.candidate_capacity};
+  }
+  static int64_t with_room(int64_t keys) { return cuda::with_room(keys, 4096); }
+
+  Block make(ParisKVSlot& slot, const Demand& demand) const {
+    const auto [zone, candidates] = demand;
+    if (zone > slot.zone_capacity) slot.zone_capacity = with_room(zone);
+    if (candidates > slot.candidate_capacity) slot.candidate_capacity = with_room(candidates);
+    const auto lay_out = [&](char* base) {
+      return lay_out_scratch(base, shape, rules, slot.zone_capacity, slot.candidate_capacity);
+    };
+    // It comes as zeros: no flag has the token of a step.
+    slot.head_bytes = lay_out(nullptr).head_bytes;
+    Block scratch = arena.allocate(shape.kv_heads * slot.head_bytes);
+    slot.scratch = lay_out(scratch.as<char>()).first;
+    return scratch;
+  }
+};
+
 }  // namespace
 
 ParisKVSearch::ParisKVSearch(CudaBackend& backend, const ParisKV& settings, const Config& config,
@@ -76,28 +106,9 @@ ParisKVSearch::ParisKVSearch(CudaBackend& backend, const ParisKV& settings, cons
       slots_(backend),
       counters_(backend, kMostDense * int64_t(sizeof(int32_t))) {}
 
-void ParisKVSearch::prepare(ParisKVSlot& slot, Block& scratch, const SequenceView& sequence) const {
-  const int64_t candidates = ParisKVPlan::of(sequence).candidates;
-  const int64_t zone = sequence.sparse != 0 ? sequence.zone_tokens() : 0;
-  const bool none = scratch.data() == nullptr;
-  if (none) slot.zone_capacity = slot.candidate_capacity = 0;
-  if (!none && zone <= slot.zone_capacity && candidates <= slot.candidate_capacity) return;
-  if (zone > slot.zone_capacity) slot.zone_capacity = with_room(zone, 4096);
-  if (candidates > slot.candidate_capacity) slot.candidate_capacity = with_room(candidates, 4096);
-  const auto lay_out = [&](char* base) {
-    return lay_out_scratch(base, shape_, rules_, slot.zone_capacity, slot.candidate_capacity);
-  };
-  // It comes as zeros: no flag has the token of a step.
-  slot.head_bytes = lay_out(nullptr).head_bytes;
-  scratch = backend_.arena().allocate(shape_.kv_heads * slot.head_bytes);
-  slot.scratch = lay_out(scratch.as<char>()).first;
-}
-
 void ParisKVSearch::reserve(const DecodeArgs& args) {
   const DeviceGuard guard(backend_.device());
-  slots_.reserve(args, [&](ParisKVSlot& slot, Block& scratch, const SequenceView& sequence) {
-    prepare(slot, scratch, sequence);
-  });
+  slots_.reserve(args, SearchRooms{backend_.arena(), shape_, rules_});
 }
 
 void ParisKVSearch::copy_tail_rows(const TailCopyArgs& args, Stream stream) {

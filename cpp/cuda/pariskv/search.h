@@ -26,7 +26,6 @@ class ParisKVSearch final : public ParisKVPolicy {
   void forget(const EncodeArgs& args, Stream stream) override;
   ParisKVTrace trace(const DecodeArgs& args, Stream stream) override;
 
-  void prepare(ParisKVSlot& slot, Block& scratch, const SequenceView& sequence) const;
   DecodeCall call_of(const DecodeArgs& args) const;
   HeadTrace trace_head(const SequenceView& sequence, int64_t head);
 

@@ -100,6 +100,30 @@ int64_t stream_bytes(const std::vector<PRKVChoiceCall>& calls) {
   return bytes;
 }
 
+/** Scratch of slots, by the pages that a step looks at. */
+struct PageRooms {
+  Arena& arena;
+  const ModelShape& shape;
+  const PRKVRules& rules;
+
+  Demand demand(const SequenceView& sequence) const {
+    if (!rules.has_pages()) return {};
+    return {sequence.sparse != 0 ? sequence.zone_tokens() / rules.page + 2 : 1, 0};
+  }
+  static Demand capacity(const KeptSlot& slot) { return {slot.page_capacity, 0}; }
+  static int64_t with_room(int64_t pages) { return cuda::with_room(pages, 256); }
+
+  Block make(KeptSlot& slot, const Demand& demand) const {
+    slot.page_capacity = with_room(demand[0]);
+    slot.head_bytes = rules.has_pages()
+                          ? PageScratchLayout::of(shape, rules).bytes(slot.page_capacity)
+                          : kept_decode_bytes(shape);
+    Block scratch = arena.allocate(shape.kv_heads * slot.head_bytes);
+    slot.scratch = scratch.as<char>();
+    return scratch;
+  }
+};
+
 }  // namespace
 
 PRKVSearch::PRKVSearch(CudaBackend& backend, const PRKV& settings, const Config& config,
@@ -140,23 +164,9 @@ void PRKVSearch::digest(const DigestArgs& args, Stream stream) {
   }
 }
 
-void PRKVSearch::prepare(KeptSlot& slot, Block& scratch, const SequenceView& sequence) const {
-  const bool none = scratch.data() == nullptr, searches = rules_.has_pages();
-  const int64_t pages =
-      searches && sequence.sparse != 0 ? sequence.zone_tokens() / rules_.page + 2 : 0;
-  if (!none && pages <= slot.page_capacity) return;
-  slot.page_capacity = searches ? with_room(std::max(pages, int64_t{1}), 256) : 0;
-  slot.head_bytes = searches ? PageScratchLayout::of(shape_, rules_).bytes(slot.page_capacity)
-                             : kept_decode_bytes(shape_);
-  scratch = backend_.arena().allocate(shape_.kv_heads * slot.head_bytes);
-  slot.scratch = scratch.as<char>();
-}
-
 void PRKVSearch::reserve(const DecodeArgs& args) {
   const DeviceGuard guard(backend_.device());
-  slots_.reserve(args, [&](KeptSlot& slot, Block& scratch, const SequenceView& sequence) {
-    prepare(slot, scratch, sequence);
-  });
+  slots_.reserve(args, PageRooms{backend_.arena(), shape_, rules_});
 }
 
 PageDecodeCall PRKVSearch::call_of(const DecodeArgs& args) const {

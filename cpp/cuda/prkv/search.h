@@ -23,7 +23,6 @@ class PRKVSearch final : public KeptSearch<PRKVPolicy> {
   void digest(const DigestArgs& args, Stream stream) override;
   PRKVTrace trace(const DecodeArgs& args, Stream stream) override;
 
-  void prepare(KeptSlot& slot, Block& scratch, const SequenceView& sequence) const;
   PageDecodeCall call_of(const DecodeArgs& args) const;
   void add_pages(const SequenceView& sequence, int64_t head, PRKVTrace& trace);
 
