@@ -73,7 +73,6 @@ class Builder(AttentionMetadataBuilder[Metadata]):
         if found is None:
             return Metadata(None, {})
         self._started = True
-        found.rank.lanes.widen(common_attn_metadata.num_reqs)
         return Metadata(found.rank, found.layers)
 
     def build_for_cudagraph_capture(

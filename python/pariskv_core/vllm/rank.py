@@ -74,7 +74,6 @@ class Rank:
 
         replay  the pass is a replay of a graph that was captured over the lanes
         """
-        self.lanes.rest()
         self.sequences.apply(orders.commands)
         rows = {row.request: row for row in orders.rows}
         ordered = [rows[request] for request in requests]
