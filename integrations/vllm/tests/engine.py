@@ -80,9 +80,13 @@ class Run:
         return self.ragged()
 
     def shared(self) -> Any:
-        """Prompts that begin alike, at once: some find what is computed in the same step."""
+        """Prompts that begin alike, at once: some find what is computed in the same step.
+
+        A longer one before them takes the first steps, in which all of them arrive.
+        """
         document = prompt(100, 420)
-        asked = [document + prompt(101 + i, tokens) for i, tokens in enumerate((5, 9, 70, 3, 33))]
+        asked = [prompt(99, 1000)]
+        asked += [document + prompt(101 + i, tokens) for i, tokens in enumerate((5, 9, 70, 3, 33))]
         tokens = self.generate([*asked, document, document[:200] + prompt(120, 90)])
         self.found["shared_cached"] = self.cached
         return tokens
