@@ -67,6 +67,8 @@ void Cache::advance(const Batch& sequences, Stream stream) {
 bool Cache::Impl::advance_quietly(const Batch& batch, const std::vector<Sequence*>& sequences,
                                   Stream stream) {
   const auto is_quiet = [](const Sequence* sequence) { return sequence->quiet > 0; };
+  // Nobody's ids are also those of slots that another call has used since.
+  if (sequences.empty()) return false;
   if (!std::all_of(sequences.begin(), sequences.end(), is_quiet) || reserved_for_ != batch.ids()) {
     return false;
   }

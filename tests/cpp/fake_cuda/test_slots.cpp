@@ -37,6 +37,26 @@ class FakeSlots : public testing::Test {
   /** Bytes of scratch after a step of these, which is replayed, or decoded layer by layer. */
   int64_t after_step(const std::vector<SequenceId>& sequences, bool replayed) {
     if (replayed) cache_.advance(sequences);
+    return step(sequences, replayed);
+  }
+  int64_t after_replay(const std::vector<SequenceId>& sequences) { return step(sequences, true); }
+
+  /** The last number of a sequence's last row. */
+  int64_t last_number(SequenceId sequence) {
+    cache_.read(0, sequence, cache_.length(sequence) - 1, rows(1, out_), rows(1, read_));
+    test::finish_all();
+    return out_[kHeads * kDim - 1];
+  }
+  /** What steps bring from now on. */
+  void bring(uint16_t number) {
+    test::finish_all();
+    std::fill(numbers_.begin(), numbers_.end(), number);
+  }
+
+  Cache cache_;
+
+ private:
+  int64_t step(const std::vector<SequenceId>& sequences, bool replayed) {
     const Stream stream{replayed ? const_cast<CUstream_st*>(test::kCapturedStream) : nullptr};
     const TensorView row = rows(int64_t(sequences.size()));
     for (int64_t layer = 0; layer < kLayers; ++layer) {
@@ -44,16 +64,13 @@ class FakeSlots : public testing::Test {
     }
     return cache_.stats().workspace_bytes;
   }
-
-  Cache cache_;
-
- private:
   TensorView rows(int64_t tokens) { return rows(tokens, numbers_); }
   static TensorView rows(int64_t tokens, std::vector<uint16_t>& numbers) {
     return TensorView::contiguous(numbers.data(), DType::kFloat16, {tokens, kHeads, kDim},
                                   {DeviceType::kCuda, test::kDevice});
   }
   std::vector<uint16_t> numbers_ = std::vector<uint16_t>(kLong * kHeads * kDim), out_ = numbers_;
+  std::vector<uint16_t> read_ = std::vector<uint16_t>(kHeads * kDim);
   const int64_t kept_ = cuda::kept_scratch_bytes();
 };
 
@@ -74,6 +91,18 @@ TEST_F(FakeSlots, GiveBackWhatNoSequenceNeedsWhereOneTakesMore) {
   EXPECT_EQ(after_step({small, large}, true), both) << "the first was for a longer one";
   EXPECT_EQ(after_step({kIdle, kIdle, small}, true), little);
   EXPECT_EQ(after_step({kIdle, large, small}, false), both);
+}
+
+TEST_F(FakeSlots, AreIdleInAReplayForWhichNobodyIsNamed) {
+  const SequenceId sequence = filled(kShort);
+  for (const bool replayed : {false, true}) {
+    bring(5);
+    after_step({sequence}, replayed);
+    cache_.advance({});
+    bring(9);
+    after_replay({kIdle});
+    EXPECT_EQ(last_number(sequence), 5);
+  }
 }
 
 TEST_F(FakeSlots, HaveEnoughForEachLayerOfASequence) {
