@@ -80,6 +80,16 @@ def test_vllm_refuses_settings_that_are_not_known(pariskv: Pariskv):
     assert "expected name=value, got top_k" in pariskv("vllm", "--set", "top_k", "m").err
 
 
+def test_vllm_refuses_options_that_it_sets(pariskv: Pariskv):
+    for option in (["--attention-backend", "X"], ["--kv-transfer-config={}"]):
+        done = pariskv("vllm", "--print", "some/model", *option)
+        assert done.code == 2
+        assert f"{option[0].partition('=')[0]}: expected it once" in done.err
+    own = ["--additional-config", "{}"]
+    assert pariskv("vllm", "--print", "some/model", *own).code == 0
+    assert pariskv("vllm", "--set", "top_k=9", "--print", "some/model", *own).code == 2
+
+
 def test_plan_counts_sequences_under_vllm(pariskv: Pariskv):
     asked = ["plan", *SHAPE, "--context", "128K", *ROOM, "--vllm"]
     assert re.search(r"vLLM serves \d+ sequences? of 131,072 tokens at once", pariskv(*asked).out)
@@ -90,6 +100,10 @@ def test_plan_counts_sequences_under_vllm(pariskv: Pariskv):
     assert narrow > plain > 0
     shorter = ["plan", *SHAPE, "--context", "32K", *ROOM, "--vllm", "--json"]
     assert pariskv(*shorter).record["vllm_sequences"] > plain
+    none = ["plan", *SHAPE, "--context", "128K", "--vllm", "--device", "cuda"]
+    done = pariskv(*none, "--memory", "600MB", "--host-memory", "16GB", "--json")
+    assert done.record["vllm_sequences"] == 0
+    assert done.code == 1
 
 
 def test_doctor(pariskv: Pariskv):

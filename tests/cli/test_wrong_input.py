@@ -148,6 +148,20 @@ def test_without_rich_there_is_json_all_the_same(monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out)["fits"] is True
 
 
+@pytest.mark.parametrize("command", ["doctor", "plan"])
+def test_a_process_without_rich_says_so(command):
+    """Here nothing has loaded what draws."""
+    options = [*SHAPE, "--context", 8192, "--device", "cpu"] if command == "plan" else []
+    program = (
+        "import sys; sys.modules['rich'] = None; from pariskv_core.cli import main; "
+        f"sys.exit(main({[command, *map(str, options)]}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    check(done.returncode, done.stdout, done.stderr, "rich is not installed")
+
+
 def test_a_longer_context_than_the_models_is_refused(model: Path, capsys):
     code = main(["generate", str(model), "a" * 100, "--max-new-tokens", str(CONTEXT - 99)])
     sentence = (

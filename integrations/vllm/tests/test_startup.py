@@ -174,7 +174,9 @@ def test_memory_is_that_of_the_ranks_own_gpus(monkeypatch: pytest.MonkeyPatch) -
         ({"top_k": 0}, "top_k: expected"),
         ({"memory_budget": "much"}, 'memory_budget: expected bytes, or as "60GB", got much'),
         ({"policy": "lru"}, 'policy: expected "pariskv" or "hardkv" or "prkv", got lru'),
-        ({"policy": {"name": "hardkv", "depth": 3}}, "policy: expected fields of HardKV"),
+        ({"policy": {"name": "hardkv", "depth": 3}}, "fields of HardKV, least, .* got depth"),
+        ({"policy": {"name": "prkv", "budget": "abc"}}, "of their types, got budget 'abc'"),
+        ({"policy": 3}, 'policy: expected "pariskv" or "hardkv" or "prkv", got 3'),
         ({"policy": "hardkv", "top_k": 3}, "top_k: expected it inside the policy"),
         ({"placement": "disk"}, "placement: expected"),
         ({"policy": {"name": "hardkv", "placement": "dropped"}}, "rows that are gone"),
@@ -190,6 +192,7 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], sentence: str) -> 
 
 
 def test_policies_by_name() -> None:
+    assert parse({"policy": "pariskv", "top_k": 64}).of_config()["policy"] == pk.ParisKV(top_k=64)
     made = parse({"policy": {"name": "hardkv", "most": 512}}).of_config()
     assert made["policy"] == pk.HardKV(most=512)
 

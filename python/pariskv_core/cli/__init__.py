@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import pariskv_core
 from pariskv_core.cli import bench, demo, doctor, explain, generate, ggml, plan, verify, vllm
-from pariskv_core.cli.failures import STOPPED, WRONG_INPUT, CannotRunError
+from pariskv_core.cli.failures import STOPPED, WRONG_INPUT, CannotRunError, lacking
 from pariskv_core.cli.parsing import Parser
 from pariskv_core.cli.screen import Screen
 
@@ -74,6 +74,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except CannotRunError as reason:
         return _fail(command, str(reason))
+    except ModuleNotFoundError as reason:
+        sentence = lacking((reason.name or "").partition(".")[0])
+        if not sentence:
+            raise
+        return _fail(command, sentence)
     except MemoryError as reason:
         return _fail(command, f"there is not enough memory: {reason}")
     except RuntimeError as reason:

@@ -24,14 +24,22 @@ class CannotRunError(Exception):
 
 def need(*modules: str) -> None:
     """Raises unless these packages are installed; loads none of them."""
+    sentence = lacking(*modules)
+    if sentence:
+        raise CannotRunError(sentence)
+
+
+def lacking(*modules: str) -> str:
+    """Which of these packages are not installed, and what to do; empty: none."""
     missing = [name for name in _EXTRAS if name in modules and not _is_installed(name)]
-    if missing:
-        extra, purpose = _EXTRAS[missing[-1]]
-        are = "is" if len(missing) == 1 else "are"
-        raise CannotRunError(
-            f"{' and '.join(missing)} {are} not installed, and needed to {purpose}: "
-            f"pip install 'pariskv_core[{extra}]'"
-        )
+    if not missing:
+        return ""
+    extra, purpose = _EXTRAS[missing[-1]]
+    are = "is" if len(missing) == 1 else "are"
+    return (
+        f"{' and '.join(missing)} {are} not installed, and needed to {purpose}: "
+        f"pip install 'pariskv_core[{extra}]'"
+    )
 
 
 def _is_installed(module: str) -> bool:

@@ -207,7 +207,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         found["vllm_sequences"] = _served(arguments, shape, context, memory - weights, host, device)
     _show(screen, found, shape, parts, arguments.model)
     screen.record(found)
-    return OK if fits else DOES_NOT_HOLD
+    return OK if fits and found["vllm_sequences"] != 0 else DOES_NOT_HOLD
 
 
 def _show(

@@ -59,7 +59,18 @@ def command(model: str, settings: dict[str, Any], options: list[str]) -> list[st
     return made + options
 
 
+def _refuse_twice(made: list[str], options: list[str]) -> None:
+    for option in options:
+        name = option.partition("=")[0]
+        if name.startswith("--") and name in made:
+            raise CannotRunError(
+                f"{name}: expected it once; this command sets it, so use --set before MODEL for "
+                "settings of the engine, or run `vllm serve` with all options (docs/vllm.md)"
+            )
+
+
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
+    _refuse_twice(command("", _settings(arguments.set), []), arguments.options)
     made = command(arguments.model, _settings(arguments.set), arguments.options)
     if arguments.print or arguments.json:
         screen.write(shlex.join(made) + "\n")

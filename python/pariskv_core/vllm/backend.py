@@ -109,8 +109,8 @@ class Impl(AttentionImpl[Metadata]):
         for what, asked in refused.items():
             if asked:
                 raise NotImplementedError(
-                    f"[vllm] model: expected layers of full, causal attention, got {what}; leave "
-                    "the connector ParisKV out for this model"
+                    f"[vllm] model: expected layers of full, causal attention, got {what}; serve "
+                    "this model without the plugin's options"
                 )
         self.num_heads = num_heads
         self.head_size = head_size

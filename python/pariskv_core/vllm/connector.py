@@ -50,7 +50,7 @@ class PariskvConnector(KVConnectorBase_V1, SupportsHMA):
         if len(groups) != 1:
             raise NotImplementedError(
                 f"[vllm] model: expected layers of one kind of attention, got {len(groups)} kinds; "
-                "leave the connector ParisKV out for this model"
+                "serve this model without the plugin's options"
             )
         block = groups[0].kv_cache_spec.block_size
         if block != wish.block:

@@ -57,22 +57,33 @@ class Settings:
             for name in ("top_k", "error")
             if getattr(self, name) is not None
         }
-        if self.policy is None:
+        if self.policy is None or self.policy == "pariskv":
             return pk.ParisKV(**short)
         if short:
             raise ValueError(
-                f"[vllm] {', '.join(short)}: expected it inside the policy that is given"
+                f"[vllm] {', '.join(short)}: expected it inside the policy that is given, as "
+                '{"name": ..., "top_k": ...}'
             )
+        if not isinstance(self.policy, str | Mapping):
+            raise ValueError(f"[vllm] policy: expected {_listed(_POLICIES)}, got {self.policy}")
         fields = {"name": self.policy} if isinstance(self.policy, str) else dict(self.policy)
         name = str(fields.pop("name", "pariskv")).lower()
         if name not in _POLICIES:
             raise ValueError(f"[vllm] policy: expected {_listed(_POLICIES)}, got {name}")
-        try:
-            return _POLICIES[name](**fields)
-        except TypeError:
+        made = _POLICIES[name]
+        known = [field for field in dir(made()) if isinstance(getattr(made, field), property)]
+        strange = [field for field in fields if field not in known]
+        if strange:
             raise ValueError(
-                f"[vllm] policy: expected fields of {_POLICIES[name].__name__}, "
-                f"got {', '.join(map(str, fields))}"
+                f"[vllm] policy: expected fields of {made.__name__}, {', '.join(known)}, "
+                f"got {', '.join(strange)}"
+            )
+        try:
+            return made(**fields)
+        except TypeError:
+            given = ", ".join(f"{field} {value!r}" for field, value in fields.items())
+            raise ValueError(
+                f"[vllm] policy: expected values of their types, got {given}"
             ) from None
 
 

@@ -33,7 +33,7 @@ class Worker:
         if len(self._layers) != wish.shape.layers:
             raise NotImplementedError(
                 f"[vllm] model: expected {wish.shape.layers} layers of attention, got "
-                f"{len(self._layers)}; leave the connector ParisKV out for this model"
+                f"{len(self._layers)}; serve this model without the plugin's options"
             )
         self._rank: Rank | None = None
         self._reporter = Reporter(config.parallel_config.rank)
