@@ -99,9 +99,8 @@ class SlotTable {
   Row& row(int64_t i) { return i == kMostBatch ? explaining_ : rows_[size_t(i)]; }
 
   /** Null: an idle slot. */
-  static const SequenceView* layers_of(const DecodeArgs& args, int64_t i) {
-    if (i >= args.batch || args.sequences[i].device == nullptr) return nullptr;
-    return args.sequences[i].device - args.layer;
+  static const SequenceView* layers_of(const DecodeArgs& args, const SequenceView& sequence) {
+    return sequence.device == nullptr ? nullptr : sequence.device - args.layer;
   }
 
   /**
@@ -113,7 +112,7 @@ class SlotTable {
     bool more = false;
     std::vector<int64_t> spare;
     for (int64_t i = 0; i < int64_t(rows_.size()); ++i) {
-      const SequenceView* layers = layers_of(args, i);
+      const SequenceView* layers = i < args.batch ? layers_of(args, args.sequences[i]) : nullptr;
       if (layers == nullptr) {
         spare.push_back(i);
         continue;
@@ -133,9 +132,9 @@ class SlotTable {
 
   template <typename Rooms>
   void set(int64_t i, const DecodeArgs& args, const SequenceView& sequence, const Rooms& rooms) {
-    if (sequence.device == nullptr) return set_idle(i);
+    const SequenceView* layers = layers_of(args, sequence);
+    if (layers == nullptr) return set_idle(i);
     Row& own = row(i);
-    const SequenceView* layers = sequence.device - args.layer;
     own.demand = own.demand_of(layers, rooms.demand(sequence));
     own.layers = layers;
     Slot slot = own.scratch.data() == nullptr ? Slot{} : own.sent;

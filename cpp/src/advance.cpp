@@ -32,7 +32,7 @@ void Cache::advance(const Batch& sequences, Stream stream) {
     return;
   }
   for (Sequence* sequence : batch) sequence->settle();
-  impl_->reserved_for_.clear();
+  impl_->reserved_for_.reset();
   std::vector<Layer*> layers;
   std::vector<Regions> next;
   for (int64_t layer = 0; layer < config.layers; ++layer) {
@@ -67,8 +67,6 @@ void Cache::advance(const Batch& sequences, Stream stream) {
 bool Cache::Impl::advance_quietly(const Batch& batch, const std::vector<Sequence*>& sequences,
                                   Stream stream) {
   const auto is_quiet = [](const Sequence* sequence) { return sequence->quiet > 0; };
-  // Nobody's ids are also those of slots that another call has used since.
-  if (sequences.empty()) return false;
   if (!std::all_of(sequences.begin(), sequences.end(), is_quiet) || reserved_for_ != batch.ids()) {
     return false;
   }

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "backend/backend.h"
@@ -321,8 +322,9 @@ class Cache::Impl {
   int64_t calls_ = 0;      // that named sequences
   const uint64_t number_;  // no other cache of this process has it
   std::vector<std::weak_ptr<const Batch::Prepared>> batches_;
-  std::vector<SequenceId> reserved_for_;  // by the last `advance`, if no other call has since
-  Stats stats_;                           // the counters; sizes are added up when asked
+  // By the last `advance`, if no other call has since.
+  std::optional<std::vector<SequenceId>> reserved_for_;
+  Stats stats_;  // the counters; sizes are added up when asked
   const StopCheck stop_;
   Turns turns_;
 

@@ -123,7 +123,7 @@ void Cache::Impl::decode(int64_t layer, const Batch& sequences, const StepTensor
     verb.check_total(total + tokens);
   }
   const Visit visit(*this, stream, Visit::Steps::kGoOn);
-  reserved_for_.clear();
+  reserved_for_.reset();
   quiet_steps_.note(calls_);
   if (at.left >= tokens) return decode_quietly(at, args, tokens, stream);
   decode_planned(at, args, tensors.rows, tokens, stream);

@@ -37,7 +37,7 @@ Explanation Cache::explain(int64_t layer, SequenceId sequence, const TensorView&
   args.q = one;
   args.logits = logits;
   args.traced = true;
-  impl_->reserved_for_.clear();
+  impl_->reserved_for_.reset();
   impl_->making_room(stream, [&] { impl_->search_->reserve(args); });
   impl_->send_words(stream);
   impl_->search_->explain(args, stream, explanation);

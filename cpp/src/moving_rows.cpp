@@ -48,7 +48,7 @@ bool Cache::Impl::spill() {
       }
     }
   }
-  if (bytes > 0) reserved_for_.clear();  // a recorded step may need copies and a row cache now
+  if (bytes > 0) reserved_for_.reset();  // a recorded step may need copies and a row cache now
   return bytes > 0;
 }
 

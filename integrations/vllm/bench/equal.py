@@ -136,11 +136,8 @@ def main() -> None:
         found = {}
         for engine in ("stock", "ours"):
             out = folder / engine
-            command = [sys.executable, __file__, "--model", model, "--engine", engine]
-            command += ["--out", str(out), "--dtype", chosen.dtype, "--tokens", str(chosen.tokens)]
-            command += ["--longest", str(chosen.longest), "--utilization", str(chosen.utilization)]
-            command += ["--tensor-parallel", str(chosen.tensor_parallel)]
-            command += ["--compiled"] * chosen.compiled
+            command = [sys.executable, __file__, *sys.argv[1:]]
+            command += ["--model", model, "--engine", engine, "--out", str(out)]
             subprocess.run(command, check=True)
             found[engine] = json.loads(out.read_text())
         compare(found["stock"], found["ours"])

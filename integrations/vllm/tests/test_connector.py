@@ -132,14 +132,14 @@ def test_more_blocks_than_were_paid_for_are_refused() -> None:
         PariskvConnector(made, KVConnectorRole.SCHEDULER, cache_of(1 << 30))
 
 
-def test_several_kinds_of_layers_are_refused() -> None:
-    with pytest.raises(NotImplementedError, match="got 2 kinds"):
-        PariskvConnector(config(), KVConnectorRole.WORKER, cache_of(10, groups=2))
-
-
 def test_blocks_of_another_size_are_refused() -> None:
     with pytest.raises(RuntimeError, match="expected 128 tokens, got 16; set --block-size 128"):
         PariskvConnector(config(), KVConnectorRole.WORKER, cache_of(10, block=16))
+
+
+def test_several_kinds_of_layers_are_refused() -> None:
+    with pytest.raises(NotImplementedError, match="got 2 kinds"):
+        PariskvConnector(config(), KVConnectorRole.WORKER, cache_of(10, groups=2))
     model = config(model_config__get_num_layers=lambda parallel: 3)
     with pytest.raises(NotImplementedError, match="expected 3 layers of attention, got 2"):
         PariskvConnector(model, KVConnectorRole.WORKER, cache_of(10))

@@ -56,6 +56,7 @@ def command(model: str, settings: dict[str, Any], options: list[str]) -> list[st
     made += ["--kv-transfer-config", connector]
     if settings:
         made += ["--additional-config", json.dumps({"pariskv": settings})]
+    _refuse_twice(made, options)
     return made + options
 
 
@@ -70,7 +71,6 @@ def _refuse_twice(made: list[str], options: list[str]) -> None:
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
-    _refuse_twice(command("", _settings(arguments.set), []), arguments.options)
     made = command(arguments.model, _settings(arguments.set), arguments.options)
     if arguments.print or arguments.json:
         screen.write(shlex.join(made) + "\n")
