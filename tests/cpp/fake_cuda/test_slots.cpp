@@ -32,18 +32,18 @@ class FakeSlots : public testing::Test {
     return sequence;
   }
   void grow(int64_t layer, SequenceId sequence, int64_t tokens) {
-    cache_.prefill(layer, {sequence}, {tokens}, rows(tokens), rows(tokens));
+    cache_.prefill(layer, {sequence}, {tokens}, rows(tokens), rows(tokens), {}, {stream_});
   }
   /** Bytes of scratch after a step of these, which is replayed, or decoded layer by layer. */
   int64_t after_step(const std::vector<SequenceId>& sequences, bool replayed) {
-    if (replayed) cache_.advance(sequences);
+    if (replayed) cache_.advance(sequences, {stream_});
     return step(sequences, replayed);
   }
   int64_t after_replay(const std::vector<SequenceId>& sequences) { return step(sequences, true); }
 
   /** The last number of a sequence's last row. */
   int64_t last_number(SequenceId sequence) {
-    cache_.read(0, sequence, cache_.length(sequence) - 1, rows(1, out_), rows(1, read_));
+    cache_.read(0, sequence, cache_.length(sequence) - 1, rows(1, out_), rows(1, read_), {stream_});
     test::finish_all();
     return out_[kHeads * kDim - 1];
   }
@@ -53,15 +53,18 @@ class FakeSlots : public testing::Test {
     std::fill(numbers_.begin(), numbers_.end(), number);
   }
 
+  const cudaStream_t stream_ = test::make_stream();
   Cache cache_;
 
  private:
   int64_t step(const std::vector<SequenceId>& sequences, bool replayed) {
-    const Stream stream{replayed ? const_cast<CUstream_st*>(test::kCapturedStream) : nullptr};
+    // Replays are on the stream that `advance` was given, so they run before what follows.
+    if (replayed) test::captured_stream() = stream_;
     const TensorView row = rows(int64_t(sequences.size()));
     for (int64_t layer = 0; layer < kLayers; ++layer) {
-      cache_.decode(layer, sequences, row, row, row, rows(row.shape[0], out_), {}, stream);
+      cache_.decode(layer, sequences, row, row, row, rows(row.shape[0], out_), {}, {stream_});
     }
+    test::captured_stream() = test::kCapturedStream;
     return cache_.stats().workspace_bytes;
   }
   TensorView rows(int64_t tokens) { return rows(tokens, numbers_); }
@@ -98,7 +101,7 @@ TEST_F(FakeSlots, AreIdleInAReplayForWhichNobodyIsNamed) {
   for (const bool replayed : {false, true}) {
     bring(5);
     after_step({sequence}, replayed);
-    cache_.advance({});
+    cache_.advance({}, {stream_});
     bring(9);
     after_replay({kIdle});
     EXPECT_EQ(last_number(sequence), 5);
