@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pariskv_core.vllm import ranks
 from pariskv_core.vllm.connector import Metadata, PariskvConnector
-from pariskv_core.vllm.metrics import EngineStats, Reporter
+from pariskv_core.vllm.metrics import EngineStats, PromMetrics, Reporter
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from test_startup import config
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
@@ -153,6 +155,7 @@ def test_a_worker_makes_an_engine_of_its_own_threads_and_reports() -> None:
     assert stats is not None
     assert set(stats.data) == {"1"}
     assert stats.data["1"]["decode_tokens"] == 0
+    assert "mass" not in stats.data["1"], "no search has estimated it"
     assert connector.get_kv_connector_stats() is None, "once a second"
     connector.shutdown()
 
@@ -193,3 +196,22 @@ def test_reports_add_up_over_time_and_over_ranks() -> None:
     assert (later.total("decode_tokens"), later.total("row_bytes")) == (35, 1200)
     assert later.total("sequences") == 5
     assert later.reduce()["device GB"] == 0.0
+
+
+def test_mass_is_exported_once_a_search_has_estimated_it() -> None:
+    registry = CollectorRegistry()
+    kinds = {kind: partial(kind, registry=registry) for kind in (Counter, Gauge, Histogram)}
+    labels = {0: ["some/model", "0"], 1: ["some/model", "1"]}
+    metrics = PromMetrics(config(), kinds, ["model_name", "engine"], labels)
+
+    def exported(name: str, engine: int) -> float | None:
+        named = dict(zip(["model_name", "engine"], labels[engine], strict=True))
+        return registry.get_sample_value(f"vllm:pariskv_{name}", named)
+
+    metrics.observe({"0": {"decode_tokens": 3, "sequences": 2}}, 0)
+    assert exported("decode_tokens_total", 0) == 3
+    assert exported("sequences", 0) == 2
+    assert exported("mass", 0) is None
+    metrics.observe({"0": {"mass": 0.97}, "1": {"mass": 0.95}}, 0)
+    assert exported("mass", 0) == 0.95, "of the rank that reaches least"
+    assert exported("mass", 1) is None

@@ -120,11 +120,15 @@ class PromMetrics(KVConnectorPromMetrics):
         counter, gauge = metric_types[Counter], metric_types[Gauge]
         self._counters = {name: self._made(counter, name, _COUNTERS[name]) for name in _COUNTERS}
         self._gauges = {name: self._made(gauge, name, _GAUGES[name]) for name in _GAUGES}
-        self._mass = self._made(gauge, _MASS, _MASS_TEXT)
+        # Its labels come with its first value: until then it would be exported as 0.
+        self._mass = self._metric(gauge, _MASS, _MASS_TEXT)
         self._last: dict[int, EngineStats] = {}
 
+    def _metric(self, kind: Any, name: str, text: str) -> Any:
+        return kind(name=_PREFIX + name, documentation=text, labelnames=self._labelnames)
+
     def _made(self, kind: Any, name: str, text: str) -> dict[int, Any]:
-        metric = kind(name=_PREFIX + name, documentation=text, labelnames=self._labelnames)
+        metric = self._metric(kind, name, text)
         return {
             engine: metric.labels(*values) for engine, values in self.per_engine_labelvalues.items()
         }
@@ -139,4 +143,4 @@ class PromMetrics(KVConnectorPromMetrics):
             of_engine[engine_idx].set(last.total(name))
         mass = last.mass()
         if mass is not None:
-            self._mass[engine_idx].set(mass)
+            self._mass.labels(*self.per_engine_labelvalues[engine_idx]).set(mass)
