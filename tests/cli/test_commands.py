@@ -80,6 +80,26 @@ def test_vllm_refuses_settings_that_are_not_known(pariskv: Pariskv):
     assert "expected name=value, got top_k" in pariskv("vllm", "--set", "top_k", "m").err
 
 
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("threads=-3", "threads: expected 0 to 1024, got -3"),
+        ("threads=2.5", "threads: expected an integer, got float"),
+        ("sink=-3", "sink: expected 0 to 8388608, or -1 for the policy's own, got -3"),
+        ("update=0", "update: expected 1 to 8388608"),
+        ("dense_below=-7", "dense_below: expected 0 to 8388608"),
+        ("row_cache=-9", "row_cache: expected -1 to 8388608, got -9"),
+        ("top_k=0", "top_k: expected 1 to 8388608, got 0"),
+        ("memory_budget=1e30", 'memory_budget: expected bytes, or as "60GB", got 1e+30'),
+    ],
+)
+def test_vllm_refuses_numbers_that_the_engine_refuses(setting: str, sentence: str, capsys):
+    assert main(["vllm", "--set", setting, "--print", "some/model"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert sentence in err
+
+
 def test_vllm_refuses_options_that_it_sets(pariskv: Pariskv):
     for option in (["--attention-backend", "X"], ["--kv-transfer-config={}"]):
         done = pariskv("vllm", "--print", "some/model", *option)

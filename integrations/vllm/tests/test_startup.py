@@ -173,6 +173,8 @@ def test_memory_is_that_of_the_ranks_own_gpus(monkeypatch: pytest.MonkeyPatch) -
         ({"topk": 3}, "got topk; did you mean top_k"),
         ({"top_k": 0}, "top_k: expected"),
         ({"memory_budget": "much"}, 'memory_budget: expected bytes, or as "60GB", got much'),
+        ({"host_budget": "1e30"}, 'host_budget: expected bytes, or as "60GB", got 1e30'),
+        ({"threads": -3}, "threads: expected 0 to 1024, got -3"),
         ({"policy": "lru"}, 'policy: expected "pariskv" or "hardkv" or "prkv", got lru'),
         ({"policy": {"name": "hardkv", "depth": 3}}, "fields of HardKV, least, .* got depth"),
         ({"policy": {"name": "prkv", "budget": "abc"}}, "of their types, got budget 'abc'"),

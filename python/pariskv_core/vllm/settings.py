@@ -103,7 +103,8 @@ def parse(*sources: Mapping[str, Any]) -> Settings:
     try:
         settings = Settings(**found)
         fields = settings.of_config()
-        pk.Config(layers=1, query_heads=1, kv_heads=1, head_dim=64, **fields)
+        checked = {**fields, "threads": settings.threads}
+        pk.Config(layers=1, query_heads=1, kv_heads=1, head_dim=64, **checked)
     except TypeError as reason:
         raise ValueError(f"[vllm] settings: expected values of their types: {reason}") from None
     policy = fields["policy"]
@@ -120,7 +121,7 @@ def _size(name: str, value: Any) -> int:
     unit = next((unit for unit in sorted(_UNITS, key=len, reverse=True) if text.endswith(unit)), "")
     try:
         size = int(float(text.removesuffix(unit)) * _UNITS.get(unit, 1))
-        if size < 0:
+        if not 0 <= size < 1 << 63:
             raise ValueError
     except (ValueError, OverflowError):
         raise ValueError(f'[vllm] {name}: expected bytes, or as "60GB", got {value}') from None
