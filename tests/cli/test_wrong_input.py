@@ -59,6 +59,12 @@ TABLE = [
     ("explain {model} hello --html {none}/page.html", "cannot write "),
     ("explain {model} hello --html {empty}", "Is a directory"),
     ("verify {empty}", "has no config.json"),
+    ("vllm", "required: MODEL\n"),
+    ("vllm --max-model-len 5 MODEL", "--max-model-len: expected it behind MODEL"),
+    ("vllm --enforce-eager --set top_k=9 MODEL", "--enforce-eager: expected it behind MODEL"),
+    ("vllm --port=8000 MODEL", "--port: expected it behind MODEL if it is an option of `vllm"),
+    ("vllm MODEL --set top_k=9", "--set: expected it before MODEL"),
+    ("vllm --print MODEL --json", "--json: expected it before MODEL"),
 ]
 
 

@@ -15,8 +15,18 @@ _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one sentence, and leaves the usage to --help."""
 
+    strange_option = (
+        ""  # a sentence for an option that a command does not have, with its name as {}
+    )
+
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, rest = super().parse_known_args(args, namespace)
+        if rest and self.strange_option:
+            self.error(self.strange_option.format(rest[0].partition("=")[0]))
+        return found, rest
 
     def error(self, message: str) -> NoReturn:
         self.exit(WRONG_INPUT, f"{self.prog}: {message}\n")

@@ -15,18 +15,26 @@ import shutil
 from typing import Any, NoReturn
 
 from pariskv_core.cli.failures import OK, CannotRunError
+from pariskv_core.cli.parsing import Parser
 from pariskv_core.cli.screen import Screen
 
 HELP = "serve a model with vLLM and the engine"
 
+_OWN = ("--set", "--print", "--json")
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+
+def arguments(parser: Parser) -> None:
+    parser.strange_option = (
+        "{}: expected it behind MODEL if it is an option of `vllm serve`, as in: "
+        "pariskv vllm MODEL --max-model-len 131072"
+    )
     setting = "of the engine, as name=value; may be repeated (docs/vllm.md)"
     parser.add_argument("--set", action="append", default=[], metavar="SETTING", help=setting)
     parser.add_argument("--print", action="store_true", help="the command, instead of running it")
-    parser.add_argument("model", help="as `vllm serve` takes it")
+    parser.add_argument("model", metavar="MODEL", help="as `vllm serve` takes it")
     rest = argparse.REMAINDER
-    parser.add_argument("options", nargs=rest, metavar="OPTIONS", help="of `vllm serve`")
+    options = parser.add_argument("options", nargs=rest, metavar="OPTIONS", help="of `vllm serve`")
+    options.required = False
 
 
 def _settings(pairs: list[str]) -> dict[str, Any]:
@@ -56,13 +64,17 @@ def command(model: str, settings: dict[str, Any], options: list[str]) -> list[st
     made += ["--kv-transfer-config", connector]
     if settings:
         made += ["--additional-config", json.dumps({"pariskv": settings})]
-    _refuse_twice(made, options)
+    _refuse(made, options)
     return made + options
 
 
-def _refuse_twice(made: list[str], options: list[str]) -> None:
+def _refuse(made: list[str], options: list[str]) -> None:
     for option in options:
         name = option.partition("=")[0]
+        if name in _OWN:
+            raise CannotRunError(
+                f"{name}: expected it before MODEL; options behind MODEL are those of `vllm serve`"
+            )
         if name.startswith("--") and name in made:
             raise CannotRunError(
                 f"{name}: expected it once; this command sets it, so use --set before MODEL for "
