@@ -70,7 +70,8 @@ def test_vllm_prints_the_command_that_it_would_run(pariskv: Pariskv):
     assert json.loads(made[6]) == {"kv_connector": "ParisKV", "kv_role": "kv_both"}
     assert json.loads(made[8]) == {"pariskv": {"top_k": 64, "memory_budget": "60GB"}}
     assert made[9:] == ["--port", "8001"]
-    assert pariskv("vllm", "--json", "some/model").record["command"][:2] == ["vllm", "serve"]
+    as_json = pariskv("vllm", *options, "--print", "--json", "some/model", "--port", "8001")
+    assert as_json.record == {"command": made}
 
 
 def test_vllm_refuses_settings_that_are_not_known(pariskv: Pariskv):

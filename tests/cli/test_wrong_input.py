@@ -65,6 +65,7 @@ TABLE = [
     ("vllm --port=8000 MODEL", "--port: expected it behind MODEL if it is an option of `vllm"),
     ("vllm MODEL --set top_k=9", "--set: expected it before MODEL"),
     ("vllm --print MODEL --json", "--json: expected it before MODEL"),
+    ("vllm --json MODEL", "--json: expected --print beside it"),
 ]
 
 

@@ -83,8 +83,13 @@ def _refuse(made: list[str], options: list[str]) -> None:
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
+    if arguments.json and not arguments.print:
+        raise CannotRunError(
+            "--json: expected --print beside it, for the command as JSON; a server that runs "
+            "writes its own log"
+        )
     made = command(arguments.model, _settings(arguments.set), arguments.options)
-    if arguments.print or arguments.json:
+    if arguments.print:
         screen.write(shlex.join(made) + "\n")
         screen.record({"command": made})
         return OK
