@@ -1,6 +1,7 @@
 """`pariskv doctor`: what it says of each backend, here and on other machines."""
 
 import sys
+from pathlib import Path
 
 import pariskv_core as pk
 import pytest
@@ -23,8 +24,20 @@ def pretend(monkeypatch):
         monkeypatch.setattr(pk, "is_built", lambda name: name == "cpu" or built)
         monkeypatch.setattr(pk, "is_available", lambda name: name == "cpu" or available)
         monkeypatch.setattr(machine, "gpu_names", lambda: list(gpus))
+        monkeypatch.setattr(machine, "_TOOLKITS", ())
+        for name in ("CUDACXX", "CUDA_PATH", "CUDA_HOME"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("PATH", "")
 
     return pretend
+
+
+def make_nvcc(folder: Path, version: str = "13.0") -> Path:
+    program = folder / "bin/nvcc"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {version}, V1'\n")
+    program.chmod(0o755)
+    return program
 
 
 def test_without_cuda_the_error_names_the_remedy(pretend, monkeypatch, capsys):
@@ -32,6 +45,34 @@ def test_without_cuda_the_error_names_the_remedy(pretend, monkeypatch, capsys):
     text = says(monkeypatch, capsys)
     assert text.startswith("not in this build")
     assert "CUDA toolkit" in text and "12.8" in text
+
+
+@pytest.mark.parametrize("place", ["PATH", "CUDACXX", "CUDA_PATH", "CUDA_HOME", "usual"])
+def test_a_build_without_cuda_is_made_again_where_nvcc_is(
+    place, pretend, monkeypatch, capsys, tmp_path
+):
+    pretend(built=False, available=False, gpus=("NVIDIA H200",))
+    program = make_nvcc(tmp_path / "cuda")
+    if place == "usual":
+        monkeypatch.setattr(machine, "_TOOLKITS", (str(tmp_path / "cuda"),))
+    else:
+        values = {"PATH": program.parent, "CUDACXX": program}
+        monkeypatch.setenv(place, str(values.get(place, tmp_path / "cuda")))
+    monkeypatch.setenv("COLUMNS", "400")
+    assert cli(["doctor", "--no-bandwidth"]) == 1
+    out = capsys.readouterr().out
+    assert f"not in this build; {program} is here: build again with CUDA\n" in out
+    named = "" if place == "PATH" else f"CUDACXX={program} "
+    build = f"{named}pip install . -C cmake.define.PARISKV_CUDA=ON"
+    assert f"build with {program}, in a checkout of the repository: {build}.\n" in out
+    assert "install the CUDA toolkit" not in out
+
+
+@pytest.mark.parametrize("version", ["12.4", "of today"])
+def test_an_nvcc_that_is_too_old_is_no_compiler(version, pretend, monkeypatch, capsys, tmp_path):
+    pretend(built=False, available=False, gpus=("NVIDIA H200",))
+    monkeypatch.setenv("PATH", str(make_nvcc(tmp_path, version).parent))
+    assert "install the CUDA toolkit (nvcc 12.8 or newer)" in says(monkeypatch, capsys)
 
 
 def test_without_a_gpu_the_error_names_what_is_missing(pretend, monkeypatch, capsys):

@@ -9,12 +9,13 @@ import argparse
 import importlib.metadata
 import os
 import platform
+import shutil
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import pariskv_core as pk
 from pariskv_core.cli import bandwidth, machine
-from pariskv_core.cli.failures import DOES_NOT_HOLD, OK
+from pariskv_core.cli.failures import CHECKOUT, DOES_NOT_HOLD, OK
 from pariskv_core.cli.screen import Screen
 from pariskv_core.cli.text import rate, size
 
@@ -23,6 +24,7 @@ HELP = "what this machine and installation offer, and what to do about it"
 _BACKENDS = ("cpu", "cuda")
 _PACKAGES = ("numpy", "torch", "transformers", "gguf", "rich")
 _OLDEST_TRANSFORMERS = (4, 57)
+_OLDEST_NVCC = (12, 8)
 _SLOW_BUS = 12e9  # bytes a second; a PCI Express 4 slot of 16 lanes carries twice as much
 _LITTLE_MEMORY = 4e9
 
@@ -49,11 +51,30 @@ def _installed(distribution: str) -> str:
 
 def _backend(device: str) -> str:
     if not pk.is_built(device):
+        program = _usable_nvcc()
+        if device == "cuda" and program:
+            return f"not in this build; {program} is here: build again with CUDA"
         return "not in this build; install the CUDA toolkit (nvcc 12.8 or newer) and build again"
     if not pk.is_available(device):
         return "built, but no CUDA device or driver was found"
     names = ", ".join(machine.gpu_names()) if device == "cuda" else ""
     return f"ready: {names}" if names else "ready"
+
+
+def _usable_nvcc() -> str:
+    """Empty: a build cannot have CUDA."""
+    program = machine.nvcc()
+    return program if program and machine.nvcc_version(program) >= _OLDEST_NVCC else ""
+
+
+def _rebuild() -> str:
+    """What brings CUDA into the build."""
+    build = "pip install . -C cmake.define.PARISKV_CUDA=ON"
+    program = _usable_nvcc()
+    if not program:
+        return f"install the CUDA toolkit (nvcc 12.8 or newer), then {CHECKOUT}: {build}"
+    on_path = program == shutil.which("nvcc")
+    return f"build with {program}, {CHECKOUT}: {'' if on_path else f'CUDACXX={program} '}{build}"
 
 
 def _bus(found: dict[str, Any]) -> bandwidth.Bus | None:
@@ -99,9 +120,8 @@ def _findings(found: dict[str, Any]) -> list[Finding]:
 def _of_gpus(found: dict[str, Any]) -> list[Finding]:
     findings = []
     if found["gpus"] and not pk.is_built("cuda"):
-        do = "install the CUDA toolkit (nvcc 12.8 or newer), then: pip install . -C "
-        do += "cmake.define.PARISKV_CUDA=ON"
-        findings.append(Finding(True, "there is a GPU, and this build has no CUDA backend", do))
+        what = "there is a GPU, and this build has no CUDA backend"
+        findings.append(Finding(True, what, _rebuild()))
     if found["gpus"] and pk.is_built("cuda") and not pk.is_available("cuda"):
         what = f"there is a GPU, and CUDA cannot use it (driver {found['driver'] or 'unknown'})"
         do = "update the driver; in a container, start it with the GPU (--gpus all)"

@@ -9,6 +9,8 @@ DOES_NOT_HOLD = 1  # what was asked about is not so: it does not fit, it differs
 WRONG_INPUT = 2  # nothing was done: the input is wrong, or something that is needed is missing
 STOPPED = 130  # by Ctrl-C, as shells count
 
+CHECKOUT = "in a checkout of the repository"  # where the package is installed from
+
 # What a package is needed for, and the extra that brings it; a later one brings those before it.
 _EXTRAS = {
     "rich": ("cli", "draw tables"),

@@ -18,6 +18,7 @@ _OWN_CGROUP = Path("/proc/self/cgroup")
 _MEMORY = Path("/proc/meminfo")
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _DRIVER = Path("/proc/driver/nvidia/version")
+_TOOLKITS = ("/usr/local/cuda", "/opt/cuda")  # where a build looks as well, cmake/cuda.cmake
 _ASKING_SECONDS = 20  # nvidia-smi may have to wake the driver
 
 
@@ -93,6 +94,27 @@ def gpus() -> list[Gpu]:
         if len(row) == 3 and all(part.strip().isdigit() for part in row[1:]):
             found.append(Gpu(row[0].strip(), int(row[1]) << 20, int(row[2]) << 20))
     return found
+
+
+def nvcc() -> str:
+    """CUDA's compiler: on the PATH, by its variables, or at its usual places; empty: none."""
+    folders = [os.environ.get(name, "") for name in ("CUDA_PATH", "CUDA_HOME")]
+    places = [str(Path(folder) / "bin/nvcc") for folder in (*folders, *_TOOLKITS) if folder]
+    named = os.environ.get("CUDACXX", "").split(" ")[0]
+    found = (shutil.which(place) for place in (named, "nvcc", *places) if place)
+    return next(filter(None, found), "")
+
+
+def nvcc_version(program: str) -> tuple[int, ...]:
+    """As (12, 8); empty where it does not say."""
+    try:
+        done = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, timeout=_ASKING_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    found = re.search(r"release (\d+)\.(\d+)", done.stdout)
+    return (int(found[1]), int(found[2])) if found else ()
 
 
 def _meminfo(name: str) -> int:
