@@ -20,7 +20,7 @@ def _faiss() -> Any:
     try:
         import faiss
     except ImportError:
-        raise ImportError("faiss is missing; pip install 'pariskv_core[models]' has it.") from None
+        raise ImportError("faiss is missing; pip install '.[models]' has it.") from None
     return faiss
 
 

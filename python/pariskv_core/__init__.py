@@ -75,8 +75,8 @@ def _installed(*parts: str) -> str:
     place = Path(__file__).parent.joinpath(*parts)
     if not place.is_dir():
         raise FileNotFoundError(
-            "this wheel has no headers and no archive for C++; build from source for them: "
-            "pip install --no-binary pariskv_core pariskv_core"
+            "this wheel has no headers and no archive for C++; build from source for them, in a "
+            "checkout of the repository: pip install ."
         )
     return str(place)
 

@@ -120,14 +120,15 @@ def test_a_missing_package_is_named_with_its_remedy(module, places, monkeypatch,
     code = main(["generate", places["model"], "hello"])
     check(code, *capsys.readouterr(), f"{module} is not installed")
     assert main(["generate", places["model"], "hello"]) == 2
-    assert f"pip install 'pariskv_core[{module}]'" in capsys.readouterr().err
+    remedy = f"in a checkout of the repository: pip install '.[{module}]'"
+    assert remedy in capsys.readouterr().err
 
 
 def test_all_missing_packages_are_named_at_once(places, monkeypatch, capsys):
     for module in ("torch", "transformers"):
         monkeypatch.setitem(sys.modules, module, None)
     code = main(["generate", places["model"], "hello"])
-    sentence = "torch and transformers are not installed, and needed to run a model: pip install"
+    sentence = "torch and transformers are not installed, and needed to run a model; in a checkout"
     check(code, *capsys.readouterr(), sentence)
 
 

@@ -127,3 +127,17 @@ def test_make_targets_in_the_pages_exist() -> None:
         if target not in targets
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_package_is_installed_from_a_checkout() -> None:
+    """There is no release on PyPI, whose name pip would look for."""
+    folders = ("docs", "python", "bench", "examples", "integrations")
+    files = [ROOT / "README.md", *(path for f in folders for path in (ROOT / f).rglob("*"))]
+    wrong = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in files
+        if path.suffix in (".md", ".py") and path.is_file()
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.search(r"pip install\b.*pariskv_core", line)
+    ]
+    assert not wrong, "\n".join(wrong)

@@ -41,9 +41,7 @@ def gauss(rng):
 
 @pytest.fixture(scope="session")
 def transformers() -> ModuleType:
-    return pytest.importorskip(
-        "transformers", reason="needs transformers: pip install 'pariskv_core[models]'"
-    )
+    return pytest.importorskip("transformers", reason="needs transformers: pip install '.[models]'")
 
 
 @pytest.fixture

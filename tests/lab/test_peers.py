@@ -233,7 +233,7 @@ def test_keys_are_centred_by_the_prompts_mean_for_good(gauss):
 
 @pytest.fixture
 def faiss() -> ModuleType:
-    return pytest.importorskip("faiss", reason="needs FAISS: pip install 'pariskv_core[models]'")
+    return pytest.importorskip("faiss", reason="needs FAISS: pip install '.[models]'")
 
 
 def test_more_bits_find_more(faiss, gauss):

@@ -180,7 +180,7 @@ def load_transformers() -> Any:
         import transformers
     except ImportError as error:
         raise Unusable(
-            f"{error.name} is missing; pip install 'pariskv_core[models]' has all that is needed."
+            f"{error.name} is missing; pip install '.[models]' has all that is needed."
         ) from None
     return transformers
 

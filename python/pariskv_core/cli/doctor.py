@@ -15,7 +15,7 @@ from typing import Any
 
 import pariskv_core as pk
 from pariskv_core.cli import bandwidth, machine
-from pariskv_core.cli.failures import CHECKOUT, DOES_NOT_HOLD, OK
+from pariskv_core.cli.failures import CHECKOUT, DOES_NOT_HOLD, OK, install
 from pariskv_core.cli.screen import Screen
 from pariskv_core.cli.text import rate, size
 
@@ -148,14 +148,14 @@ def _of_packages(packages: dict[str, str]) -> list[Finding]:
     findings = []
     for name, what in (("torch", "bench and models"), ("transformers", "models")):
         if packages[name] == "not installed":
-            do = f"for {what}: pip install 'pariskv_core[{name}]'"
+            do = f"for {what}, {install(name)}"
             findings.append(Finding(False, f"{name} is not installed", do))
     version = _version(packages["transformers"])
     if version and version < _OLDEST_TRANSFORMERS:
         what = f"transformers {packages['transformers']} is older than 4.57"
         findings.append(Finding(True, what, "pip install --upgrade transformers"))
     if packages["transformers"] != "not installed" and packages["gguf"] == "not installed":
-        do = "for GGUF files: pip install 'pariskv_core[models]'"
+        do = f"for GGUF files, {install('models')}"
         findings.append(Finding(False, "gguf is not installed", do))
     return findings
 

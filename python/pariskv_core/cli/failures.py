@@ -11,6 +11,12 @@ STOPPED = 130  # by Ctrl-C, as shells count
 
 CHECKOUT = "in a checkout of the repository"  # where the package is installed from
 
+
+def install(extra: str) -> str:
+    """The command that brings an extra."""
+    return f"{CHECKOUT}: pip install '.[{extra}]'"
+
+
 # What a package is needed for, and the extra that brings it; a later one brings those before it.
 _EXTRAS = {
     "rich": ("cli", "draw tables"),
@@ -38,10 +44,7 @@ def lacking(*modules: str) -> str:
         return ""
     extra, purpose = _EXTRAS[missing[-1]]
     are = "is" if len(missing) == 1 else "are"
-    return (
-        f"{' and '.join(missing)} {are} not installed, and needed to {purpose}: "
-        f"pip install 'pariskv_core[{extra}]'"
-    )
+    return f"{' and '.join(missing)} {are} not installed, and needed to {purpose}; {install(extra)}"
 
 
 def _is_installed(module: str) -> bool:

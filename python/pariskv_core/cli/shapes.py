@@ -11,7 +11,7 @@ from typing import Any
 import pariskv_core as pk
 from pariskv_core._served import refusal
 from pariskv_core.cli import gguf_header
-from pariskv_core.cli.failures import CannotRunError
+from pariskv_core.cli.failures import CannotRunError, install
 
 _NESTED = ("text_config", "llm_config", "language_config", "thinker_config")  # of the text decoder
 _NEEDED = ("num_hidden_layers", "num_attention_heads")
@@ -122,8 +122,8 @@ def _completed(file: Path, fields: dict[str, Any]) -> dict[str, Any]:
         from transformers import AutoConfig
     except ImportError:
         raise CannotRunError(
-            f"{file} does not say {lacking}; transformers knows the defaults: "
-            "pip install 'pariskv_core[transformers]'"
+            f"{file} does not say {lacking}; transformers knows the defaults; "
+            f"{install('transformers')}"
         ) from None
     try:
         config = AutoConfig.from_pretrained(file)
