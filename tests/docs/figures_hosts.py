@@ -43,6 +43,11 @@ def vllm() -> Iterator[str]:
         noted("vllm", f"| {case} | {stock} | {ours} | {rest} |")
         named = case.replace("`int8_per_token_head`", "rows in 8 bits")
         yield f"| {named} | {stock} | {ours} |"
+    noted("cuda_batches", "| 1 | 29, 55 | 31, 54 | 32, 56 | 46, 53 | 55, 55 | 61, 54 |")
+    noted("cuda_batches", "| 8 | 78, 121 | 104, 111 | 122, 118 | 172, 114 | 217, 122 | |")
+    noted("cuda_batches", "| 16 | 127, 172 | 177, 150 | 228, 159 | 314, 155 | 405, 168 | |")
+    yield "16 requests of 12K tokens take 314 and 155 µs, 8 take 172 and 114 µs"
+    yield "one takes 46 and 53 µs"
     noted("vllm", "| answers of 512: tokens a second (goal: 3 times) | 387 | 1,315 | 3.40 |")
     yield "answers of 512 tokens, served: 1,315 tokens a second, and 387 by vLLM alone"
     noted("vllm", "| seconds to the first token, mean | 6.3 | 6.6 | 1.05 |")
