@@ -127,6 +127,41 @@ def test_plan_counts_sequences_under_vllm(pariskv: Pariskv):
     assert done.code == 1
 
 
+def test_plan_takes_from_a_gpu_what_vllm_takes(pariskv: Pariskv, tmp_path: Path):
+    folder = save_config(tmp_path / "model", intermediate_size=14336, vocab_size=128_256)
+    asked = ["plan", folder, "--context", "4096", "--device", "cuda", "--vllm"]
+    asked += ["--memory", "80GB", "--host-memory", "100GB", "--weights", "16GB"]
+    found = pariskv(*asked, "--json").record["vllm"]
+    options = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "utilization")
+    assert [found[name] for name in options] == [4096, 1024, 8192, 0.92]
+    working = 3 * (8192 * 2 * 14336 * 2 + 1024 * 128_256 * 4)
+    assert found["activations"] == working
+    assert found["engine_bytes"] == int(80e9 * 0.92) - int(16e9) - working - (1 << 30)
+    assert found["engine_host_bytes"] == 80e9
+    said = " ".join(pariskv(*asked).out.split())
+    assert "Assumed for vLLM: --gpu-memory-utilization 0.92, --max-model-len 4096, " in said
+    assert "2.99 GB of activations and 1.07 GB for graphs the engine has 53.5 GB" in said
+
+    half = pariskv(*asked, "--utilization", "0.5", "--json").record["vllm"]
+    assert half["engine_bytes"] == found["engine_bytes"] - int(80e9 * 0.42)
+    few = pariskv(*asked, "--max-num-seqs", "8", "--json").record["vllm"]
+    assert few["sequences"] == few["max_num_seqs"] == 8 < found["sequences"]
+    assert few["engine_bytes"] > found["engine_bytes"]
+
+
+def test_plan_says_why_vllm_would_not_start(pariskv: Pariskv, tmp_path: Path):
+    asked = ["plan", *SHAPE, "--context", "128K", "--device", "cuda", "--host-memory", "16GB"]
+    done = pariskv(*asked, "--memory", "600MB", "--vllm")
+    assert done.code == 1
+    said = " ".join(done.out.split())
+    assert "vLLM does not start so: a request of 131,072 tokens takes" in said
+    assert "Activations are not counted: a model's config says how wide they are." in said
+    kinds = ["sliding_attention", "full_attention"]
+    mixed = save_config(tmp_path / "model", layer_types=kinds, sliding_window=512)
+    done = pariskv("plan", mixed, *ROOM, "--vllm")
+    assert "llama has layers with a sliding window, which the plugin" in " ".join(done.out.split())
+
+
 def test_doctor(pariskv: Pariskv):
     done = pariskv("doctor")
     assert done.code in (0, 1)

@@ -171,7 +171,8 @@ def test_estimated_times_are_the_documented_ones_and_grow():
 
 def test_a_config_says_its_shape(tmp_path: Path):
     found = shapes.read(str(save_config(tmp_path / "a")))
-    assert found == ModelShape("llama", 2, 4, 2, 64, 64, context=4096)
+    width = {"hidden": 128, "intermediate": 128, "vocabulary": 300}
+    assert found == ModelShape("llama", 2, 4, 2, 64, 64, context=4096, **width)
     older = save_config(tmp_path / "b", head_dim=None, num_key_value_heads=None, hidden_size=512)
     (older / "model.safetensors").write_bytes(bytes(1000))
     found = shapes.read(str(older))
@@ -209,13 +210,16 @@ def test_a_gguf_file_says_its_shape(tmp_path: Path):
     writer.add_value_length(256)
     writer.add_context_length(32768)
     writer.add_embedding_length(640)
+    writer.add_feed_forward_length(2048)
     writer.add_sliding_window(512)
     writer.add_token_list(["a", "b"])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
     found = shapes.read(str(file))
-    assert found == ModelShape("gemma3", 2, 4, 1, 256, 256, 10, 512, 32768, file.stat().st_size)
+    size = file.stat().st_size
+    width = {"hidden": 640, "intermediate": 2048, "vocabulary": 2}
+    assert found == ModelShape("gemma3", 2, 4, 1, 256, 256, 10, 512, 32768, size, **width)
 
 
 @pytest.mark.parametrize(

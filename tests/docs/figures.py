@@ -385,6 +385,7 @@ GIVEN = {
         "padded to a multiple of 4 bytes",
         "do not begin at multiples of 16 bytes",
     ),
+    "docs/cli.md": ("GPU's memory (.92, vLLM's default)",),
     "docs/embed.md": ("two addresses a token: 85 bytes",),
     "docs/glossary.md": ("updated by words of 8 bytes",),
     "docs/memory.md": (

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import json
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +17,16 @@ import torch
 import vllm
 from conftest import environment
 from pariskv_core.cli import machine
+from pariskv_core.cli import main as command
 from pariskv_core.vllm import memory, register, startup, versions
+from pariskv_core.vllm.available import UTILIZATION, Limits, default_limits
 from pariskv_core.vllm.backend import Backend
 from pariskv_core.vllm.settings import parse
 from pariskv_core.vllm.sizes import Budgets
+from vllm.config import CacheConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.engine import arg_utils
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 
@@ -165,6 +173,69 @@ def test_memory_is_that_of_the_ranks_own_gpus(monkeypatch: pytest.MonkeyPatch) -
     both = {"pariskv": {"memory_budget": "1GB", "host_budget": "2GB"}}
     wish = startup.asked(config(additional_config=both, device_config__device_type="cuda"))
     assert startup.budgets_of(config(additional_config=both), wish) == Budgets(10**9, 2 * 10**9)
+
+
+def test_plan_of_the_command_line_counts_as_the_plugin(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336}
+    fields |= {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
+    fields |= {"vocab_size": 128_256, "max_position_embeddings": 131_072}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    weights, host = 16 * 10**9, 200 * 10**9
+    loaded = machine.Gpu("NVIDIA H100", 80 << 30, (79 << 30) - weights)
+    monkeypatch.setattr(machine, "available_memory", lambda: host)
+    monkeypatch.setattr(machine, "gpus", lambda: [loaded])
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    served = config(
+        device_config__device_type="cuda",
+        cache_config__kv_cache_memory_bytes=None,
+        cache_config__gpu_memory_utilization=0.8,
+        scheduler_config__max_num_batched_tokens=8192,
+        scheduler_config__max_num_seqs=64,
+        model_config__dtype=torch.float16,
+        model_config__max_model_len=100_000,
+        model_config__hf_text_config=SimpleNamespace(**fields),
+        model_config__get_num_layers=lambda parallel: 32,
+        model_config__get_num_attention_heads=lambda parallel: 32,
+        model_config__get_num_kv_heads=lambda parallel: 8,
+        model_config__get_head_size=lambda: 128,
+        model_config__get_hidden_size=lambda: 4096,
+        model_config__get_vocab_size=lambda: 128_256,
+    )
+    wish = startup.asked(served)
+    budgets, made = startup.budgets_of(served, wish), startup.planned(served, wish)
+
+    empty = dataclasses.replace(loaded, free=79 << 30)
+    monkeypatch.setattr(machine, "gpus", lambda: [empty])
+    asked = ["--context", "100000", "--utilization", "0.8", "--max-num-seqs", "64"]
+    asked += ["--weights", str(weights), "--vllm", "--json"]
+    assert command(["plan", str(tmp_path), *asked]) == 0
+    found = json.loads(capsys.readouterr().out)["vllm"]
+    assert Budgets(found["engine_bytes"], found["engine_host_bytes"]) == budgets
+    assert found["blocks"] == made.blocks
+    assert 0 < found["sequences"] <= (made.blocks - 1) * 128 // 100_000
+
+
+def test_defaults_are_those_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert CacheConfig().gpu_memory_utilization == UTILIZATION
+    platform = arg_utils.current_platform
+
+    def theirs(memory: int, name: str, *, cpu: bool = False) -> Limits:
+        monkeypatch.setattr(platform, "get_device_total_memory", lambda: memory, raising=False)
+        monkeypatch.setattr(platform, "get_device_name", lambda: name, raising=False)
+        monkeypatch.setattr(platform, "is_cpu", lambda: cpu, raising=False)
+        chunks, sequences = arg_utils.EngineArgs.get_batch_defaults(1)
+        server = UsageContext.OPENAI_API_SERVER
+        return Limits(sequences[server], chunks[server])
+
+    def ours(memory: int, name: str, *, gpu: bool = True) -> Limits:
+        return default_limits(memory, name, gpu=gpu, longest=1 << 20)
+
+    for size, name in ((24, "NVIDIA L4"), (80, "NVIDIA A100"), (80, "NVIDIA H100")):
+        assert ours(size << 30, name) == theirs(size << 30, name)
+    assert ours(180 << 30, "NVIDIA B200") == theirs(180 << 30, "NVIDIA B200")
+    assert ours(64 << 30, "", gpu=False) == theirs(64 << 30, "", cpu=True)
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,17 @@ def size(text: str) -> int:
     return int(value)
 
 
+def share(text: str) -> float:
+    """Of a whole: .92."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"expected a share above 0 and up to 1, got {text}")
+    return value
+
+
 def _engine_setting(name: str, make: Callable[[int], object]) -> Callable[[str], int]:
     """What the engine itself accepts."""
 

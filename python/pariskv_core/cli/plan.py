@@ -14,10 +14,9 @@ from pariskv_core.cli.screen import Screen
 from pariskv_core.cli.text import count, seconds, size
 
 if TYPE_CHECKING:
+    from pariskv_core.cli.served import Served
     from pariskv_core.cli.shapes import ModelShape
     from pariskv_core.cli.sizes import Need
-
-_CHUNK = 8192  # new tokens of a step: vLLM's own on large GPUs
 
 HELP = "what fits in memory, bytes per token, time per step, the largest context"
 
@@ -41,6 +40,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--kv-dtype", choices=("auto", "int8"), default="auto", help="of rows of the zone (auto)")
     add("--measure", action="store_true", help="time a step here instead of documented figures")
     add("--vllm", action="store_true", help="how many such sequences vLLM serves at once")
+    share = "of --vllm, its --gpu-memory-utilization (0.92, its default)"
+    add("--utilization", type=parsing.share, help=share)
+    lanes = "of --vllm, requests at most (its default: by the memory of the GPU, 256 or 1024)"
+    add("--max-num-seqs", type=whole(1), help=lanes)
     add("--threads", type=parsing.threads, default=machine.usable_cores(), help="for --measure")
 
 
@@ -129,39 +132,54 @@ def _room(arguments: argparse.Namespace, gpus: list[machine.Gpu] | None) -> tupl
 
 
 def _served(
-    arguments: argparse.Namespace,
-    shape: ModelShape,
-    context: int,
-    memory: int,
-    host: int,
-    device: str,
-) -> int:
-    """Sequences at once under vLLM, whose blocks are counted so that no step runs out of memory."""
+    arguments: argparse.Namespace, shape: ModelShape, context: int, gpus: list[machine.Gpu] | None
+) -> Served:
     from pariskv_core import ParisKV
-    from pariskv_core.vllm import sizes
+    from pariskv_core.cli import served
 
-    one_rank = sizes.Shape(shape.layers, shape.query_heads, shape.kv_heads, shape.head_dim, 2)
-    settings = {"policy": ParisKV(top_k=arguments.top_k), "kv_dtype": arguments.kv_dtype}
-    config = sizes.engine_config(one_rank, "float16", device, sizes.BLOCK, settings)
-    one = sizes.need(one_rank, config, sizes.BLOCK, context)
-    budgets = sizes.Budgets(memory, host)
-    return sizes.at_once(one, budgets, tokens=context, chunk=_CHUNK, gpu=device == "cuda")
+    size, host = _room(arguments, gpus)
+    memory = served.Memory(size, size, host)
+    if gpus and arguments.memory is None:
+        found = max(gpus, key=lambda gpu: gpu.free)
+        memory = served.Memory(found.total, found.free, host, found.name)
+    return served.count_requests(
+        shape,
+        memory,
+        shape.weights if arguments.weights is None else arguments.weights,
+        gpu=gpus is not None,
+        longest=context,
+        settings={"policy": ParisKV(top_k=arguments.top_k), "kv_dtype": arguments.kv_dtype},
+        utilization=arguments.utilization,
+        sequences=arguments.max_num_seqs,
+    )
 
 
-def run(arguments: argparse.Namespace, screen: Screen) -> int:
-    from pariskv_core import HardKV, ParisKV
-    from pariskv_core.cli import sizes
-
+def _refuse(arguments: argparse.Namespace) -> None:
+    """Options that do not go together."""
     if arguments.kept and arguments.measure:
         raise CannotRunError("--measure times a search; --kept keeps rows instead")
     if arguments.kept and arguments.vllm:
         raise CannotRunError("--vllm is planned for a search; --kept keeps rows instead")
     if arguments.kv_dtype != "auto" and (arguments.kept or arguments.measure):
         raise CannotRunError("--kv-dtype is planned for a search, and neither kept nor timed")
+    for option in ("utilization", "max_num_seqs"):
+        if getattr(arguments, option) is not None and not arguments.vllm:
+            raise CannotRunError(
+                f"--{option.replace('_', '-')} is vLLM's: expected --vllm beside it"
+            )
+
+
+def run(arguments: argparse.Namespace, screen: Screen) -> int:
+    from pariskv_core import HardKV, ParisKV
+    from pariskv_core.cli import sizes
+
+    _refuse(arguments)
     shape = _shape(arguments)
     gpus = machine.gpus()
     device = _device(arguments, gpus)
     gpu = device == "cuda"
+    if arguments.utilization is not None and not gpu:
+        raise CannotRunError("--utilization is of a GPU's memory, and this plan is for the CPU")
     context = _context(arguments, shape)
     memory, host = _room(arguments, gpus if gpu else None)
     weights = arguments.weights if arguments.weights is not None else shape.weights
@@ -202,10 +220,12 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         ),
         "step_seconds": _steps(arguments, shape, context, device),
         "vllm_sequences": None,
+        "vllm": None,
     }
-    if arguments.vllm:
-        found["vllm_sequences"] = _served(arguments, shape, context, memory - weights, host, device)
-    _show(screen, found, shape, parts, arguments.model)
+    served = _served(arguments, shape, context, gpus if gpu else None) if arguments.vllm else None
+    if served is not None:
+        found.update(vllm_sequences=served.sequences, vllm=served.record())
+    _show(screen, found, shape, parts, arguments.model, served)
     screen.record(found)
     return OK if fits and found["vllm_sequences"] != 0 else DOES_NOT_HOLD
 
@@ -216,6 +236,7 @@ def _show(
     shape: ModelShape,
     parts: dict[str, Need],
     model: str | None,
+    served: Served | None,
 ) -> None:
     gpu, batch, context = found["device"] == "cuda", found["batch"], found["context"]
     sliding = f" and {shape.sliding_layers} sliding" if shape.sliding_layers else ""
@@ -243,9 +264,11 @@ def _show(
     screen.say(f"Largest context for this batch: {longest:,} tokens{reason}.")
     if 0 < shape.context < context:
         screen.say(f"The model was made for {shape.context:,} tokens, fewer than these.", "yellow")
-    if found["vllm_sequences"] is not None:
-        at_once = count(found["vllm_sequences"], "sequence")
-        screen.say(f"vLLM serves {at_once} of {context:,} tokens at once, answers included.")
+    if served is not None:
+        from pariskv_core.cli.served import sentences
+
+        for sentence in sentences(served):
+            screen.say(sentence)
     _show_growth(screen, found)
     if str(model).endswith(".gguf"):
         screen.say(

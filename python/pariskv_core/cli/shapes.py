@@ -28,6 +28,8 @@ _OF_GGUF = {
     "attention.kv_lora_rank": "kv_lora_rank",
     "attention.sliding_window": "sliding_window",
     "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "vocab_size": "vocab_size",
     "context_length": "max_position_embeddings",
 }
 
@@ -44,6 +46,9 @@ class ModelShape:
     window: int = 0  # tokens that a sliding layer keeps
     context: int = 0  # the longest text it was made for; 0: not known
     weights: int = 0  # bytes; 0: not known
+    hidden: int = 0  # numbers of a token between layers; 0: not known
+    intermediate: int = 0  # inside a layer
+    vocabulary: int = 0
 
     def config(self, **settings: Any) -> pk.Config:
         """As the engine would be set up; it says what it does not have."""
@@ -153,6 +158,7 @@ def _of_gguf(file: Path) -> ModelShape:
             value = max(value)
         fields[field] = value
     _refuse(fields)
+    fields["vocab_size"] = fields["vocab_size"] or len(header.get("tokenizer.ggml.tokens", ()))
     every = _FULL_EVERY.get(kind, 1)
     fields["layer_types"] = [
         "sliding_attention" if (i + 1) % every else "full_attention"
@@ -185,4 +191,7 @@ def _of_fields(fields: dict[str, Any], file: Path, weights: int) -> ModelShape:
         window=(fields.get("sliding_window") or 0) if layers > full else 0,
         context=fields.get("max_position_embeddings") or 0,
         weights=weights,
+        hidden=fields.get("hidden_size") or 0,
+        intermediate=fields.get("intermediate_size") or 0,
+        vocabulary=fields.get("vocab_size") or 0,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,17 +9,9 @@ from vllm.platforms import current_platform
 
 from pariskv_core.cli import machine
 
-_CPU_SHARE = 0.5  # of what is available once the model is loaded: vLLM works in the rest
-_HOST_SHARE = 0.8  # beside a GPU, that blocks are counted for
+from .available import Available, Limits, Width, activations, on_cpu, on_gpu
+
 _MOST_HOST = 0.9  # that is ever taken: it is pinned, and no other process can have it
-_GRAPHS = 1 << 30  # of a GPU: captured graphs, and what the runtime takes
-_LIVE = 3  # tensors as wide as the widest of a layer that are alive at once
-
-
-@dataclass(frozen=True)
-class Available:
-    device: int  # of one rank
-    host: int  # of all ranks of this machine
 
 
 def ranks_here(config: Any) -> int:
@@ -32,11 +23,10 @@ def ranks_here(config: Any) -> int:
 def available(config: Any, *, gpu: bool) -> Available:
     host = machine.available_memory()
     if not gpu:
-        return Available(int(host * _CPU_SHARE) // ranks_here(config), 0)
+        return on_cpu(host, ranks_here(config))
     free, total = _gpu_memory(config)
     share = config.cache_config.gpu_memory_utilization
-    room = int(total * share) - (total - free) - _activations(config) - _GRAPHS
-    return Available(max(room, 0), int(host * _HOST_SHARE))
+    return on_gpu(free, total, share, _activations(config), host)
 
 
 def most_host_memory() -> int:
@@ -70,13 +60,11 @@ def _gpus_of_ranks(config: Any) -> list[int]:
 
 
 def _activations(config: Any) -> int:
-    """Bytes that a forward pass takes, generously: vLLM measures them only later."""
     model, scheduler = config.model_config, config.scheduler_config
-    text = model.hf_text_config
-    widest = max(
-        getattr(text, "intermediate_size", 0) * 2 // config.parallel_config.world_size,
+    width = Width(
         model.get_hidden_size(),
+        getattr(model.hf_text_config, "intermediate_size", 0),
+        model.get_vocab_size(),
     )
-    rows = scheduler.max_num_batched_tokens * widest * 2
-    logits = scheduler.max_num_seqs * model.get_vocab_size() * 4
-    return int((rows + logits) * _LIVE)
+    limits = Limits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+    return activations(width, limits, config.parallel_config.world_size)

@@ -6,6 +6,7 @@ Bytes are those that the engine itself counts in a small cache of the same shape
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import pariskv_core as pk
@@ -175,16 +176,14 @@ def _usable(budgets: Budgets, *, gpu: bool) -> tuple[int, int]:
     return device, budgets.host - budgets.host // _SLACK
 
 
-def at_once(one: Need, budgets: Budgets, *, tokens: int, chunk: int, gpu: bool) -> int:
-    """How many sequences of so many tokens fit, each with all it may take."""
-    device, host = _usable(budgets, gpu=gpu)
-    device -= (one.costs.opening + chunk) * one.costs.token
-    cost = one.costs.most(tokens, prompt=tokens)
-    each = cost.beside if one.stays else cost.stays
-    fit = max(device, 0) // (tokens * one.device + cost.stays)
-    while fit > 0 and tokens * fit > one.most_tokens(device - fit * each, host):
-        fit -= 1
-    return fit
+def at_once(planned: Planned, load: Load, *, block: int) -> int:
+    """How many requests of the longest length are admitted beside each other, prompts of it."""
+    room = planned.make_room()
+    most = min(load.sequences, (planned.blocks - 1) // -(-load.longest // block))
+    names = map(str, range(most))
+    return sum(
+        1 for _ in takewhile(lambda name: room.admit(name, load.longest, load.longest), names)
+    )
 
 
 def _size(count: float) -> str:

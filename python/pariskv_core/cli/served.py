@@ -1,0 +1,128 @@
+"""How many requests vLLM serves at once: what its plugin would count, without vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pariskv_core.cli.shapes import ModelShape
+from pariskv_core.cli.text import count, size
+from pariskv_core.vllm import available, sizes
+
+
+@dataclass(frozen=True)
+class Memory:
+    """total, free: of the device, before weights. host: free beside a GPU. name: of the GPU."""
+
+    total: int
+    free: int
+    host: int = 0
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Served:
+    """Of one rank. refusal: why vLLM would not start, if it would not."""
+
+    sequences: int
+    blocks: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    utilization: float | None  # None: on a CPU
+    activations: int | None  # bytes; None: the model's width is not known
+    engine_bytes: int
+    engine_host_bytes: int
+    refusal: str | None
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def count_requests(
+    shape: ModelShape,
+    memory: Memory,
+    weights: int,
+    *,
+    gpu: bool,
+    longest: int,
+    settings: dict[str, Any],
+    utilization: float | None = None,
+    sequences: int | None = None,
+) -> Served:
+    """
+    longest                 tokens of each request, and --max-model-len
+    settings                of pk.Config
+    utilization, sequences  vLLM's options; None: its defaults
+    """
+    limits = available.default_limits(
+        memory.total, memory.name, gpu=gpu, longest=longest, sequences=sequences
+    )
+    free = memory.free - weights
+    share = (utilization or available.UTILIZATION) if gpu else None
+    working = None
+    if shape.hidden:
+        width = available.Width(shape.hidden, shape.intermediate, shape.vocabulary)
+        working = available.activations(width, limits)
+    if share is None:
+        found = available.on_cpu(free)
+    else:
+        found = available.on_gpu(free, memory.total, share, working or 0, memory.host)
+
+    rank = sizes.Shape(shape.layers, shape.query_heads, shape.kv_heads, shape.head_dim, 2)
+    device = "cuda" if gpu else "cpu"
+    config = sizes.engine_config(rank, "float16", device, sizes.BLOCK, settings)
+    one = sizes.need(rank, config, sizes.BLOCK, longest)
+    load = sizes.Load(longest, limits.sequences, limits.chunk)
+    budgets = sizes.Budgets(found.device, found.host)
+    blocks = fit = 0
+    refusal = None
+    if shape.sliding_layers:
+        refusal = f"{shape.name} has layers with a sliding window, which the plugin does not serve"
+    else:
+        try:
+            planned = sizes.plan(one, budgets, load, block=sizes.BLOCK, gpu=gpu)
+        except ValueError as reason:
+            refusal = str(reason).removeprefix("[vllm] memory: ")
+        else:
+            blocks, fit = planned.blocks, sizes.at_once(planned, load, block=sizes.BLOCK)
+    return Served(
+        fit,
+        blocks,
+        longest,
+        limits.sequences,
+        limits.chunk,
+        share,
+        working if gpu else None,
+        found.device,
+        found.host,
+        refusal,
+    )
+
+
+def sentences(found: Served) -> list[str]:
+    """For people: the answer, and what was assumed."""
+    if found.refusal:
+        answer = f"vLLM does not start so: {found.refusal}."
+    else:
+        at_once = count(found.sequences, "sequence")
+        answer = (
+            f"vLLM serves {at_once} of {found.max_model_len:,} tokens at once, answers included."
+        )
+    options = f"--max-model-len {found.max_model_len}, --max-num-seqs {found.max_num_seqs} and "
+    options += f"--max-num-batched-tokens {found.max_num_batched_tokens}"
+    if found.utilization is None:
+        share = f"{available.CPU_SHARE:.0%}"
+        rest = f"The engine has {size(found.engine_bytes)}, {share} of what the weights leave."
+        return [answer, f"Assumed for vLLM: {options}, one rank. {rest}"]
+    options = f"--gpu-memory-utilization {found.utilization:g}, {options}"
+    taken, missing = f"{size(available.GRAPHS)} for graphs", ""
+    if found.activations is None:
+        missing = " Activations are not counted: a model's config says how wide they are."
+    else:
+        taken = f"{size(found.activations)} of activations and {taken}"
+    rest = (
+        f"Beside weights, {taken} the engine has {size(found.engine_bytes)} of the GPU, and "
+        f"{size(found.engine_host_bytes)} of host memory.{missing}"
+    )
+    return [answer, f"Assumed for vLLM: {options}, one GPU. {rest}"]
