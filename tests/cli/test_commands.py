@@ -184,6 +184,11 @@ def test_plan(pariskv: Pariskv, tmp_path: Path):
     assert "Largest context for this batch: 32,768 tokens" in done.out
     longer = pariskv("plan", folder, "--context", "64K", *ROOM).out
     assert "The model was made for 32,768 tokens, fewer than these." in longer
+    served = pariskv("plan", folder, "--context", "64K", *ROOM, "--vllm")
+    said = "fewer than these; vLLM refuses a longer --max-model-len by default."
+    assert f"The model was made for 32,768 tokens, {said}" in " ".join(served.out.split())
+    assert served.code == 0
+    assert "was made for" not in pariskv("plan", folder, "--context", "32K", *ROOM, "--vllm").out
     done = pariskv("plan", *SHAPE, "--context", "1M", *ROOM, "--json")
     assert done.code == 0
     assert done.record["context"] == 1 << 20

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pariskv_core as pk
 import pytest
-from pariskv_core.cli import figures, parsing, shapes, sizes
+from pariskv_core.cli import figures, main, parsing, shapes, sizes
 from pariskv_core.cli.shapes import ModelShape
 from tiny_model import save_config
 
@@ -198,7 +198,7 @@ def test_what_a_config_leaves_out_is_asked_of_transformers(tmp_path: Path):
     assert found.head_dim == 256
 
 
-def test_a_gguf_file_says_its_shape(tmp_path: Path):
+def test_a_gguf_file_says_its_shape(tmp_path: Path, capsys):
     from gguf import GGUFWriter
 
     file = tmp_path / "tiny.gguf"
@@ -220,6 +220,8 @@ def test_a_gguf_file_says_its_shape(tmp_path: Path):
     size = file.stat().st_size
     width = {"hidden": 640, "intermediate": 2048, "vocabulary": 2}
     assert found == ModelShape("gemma3", 2, 4, 1, 256, 256, 10, 512, 32768, size, **width)
+    assert main(["plan", str(file), "--context", "64K", "--device", "cpu", "--memory", "16GB"]) == 0
+    assert "The model was made for 32,768 tokens, fewer than these." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,9 @@ def _show(
     reason = " (the model's own; memory has room for more)" if longest < by_memory else ""
     screen.say(f"Largest context for this batch: {longest:,} tokens{reason}.")
     if 0 < shape.context < context:
-        screen.say(f"The model was made for {shape.context:,} tokens, fewer than these.", "yellow")
+        refused = "; vLLM refuses a longer --max-model-len by default" if served else ""
+        said = f"The model was made for {shape.context:,} tokens, fewer than these{refused}."
+        screen.say(said, "yellow")
     if served is not None:
         from pariskv_core.cli.served import sentences
 
