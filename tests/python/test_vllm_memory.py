@@ -120,6 +120,30 @@ def test_a_budget_that_a_request_does_not_fit_is_refused() -> None:
         plan(one, Budgets(1 << 20), Load(100_000, 8, 512), block=BLOCK, gpu=False)
 
 
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_a_budget_that_one_request_fits_serves_one(place: str) -> None:
+    """However many are allowed: half of a budget is not kept from its blocks."""
+    longest, gpu = 100_000, place == "cuda"
+    config = engine_config(SHAPE, "float32", place, BLOCK, settings())
+    one = need(SHAPE, config, BLOCK, longest)
+    load = Load(longest, 1024, 512)
+    whole = -(-longest // BLOCK) * BLOCK
+    taken = whole * one.device + one.costs.of(longest)
+    taken += (one.costs.opening + load.chunk) * one.costs.token
+    host = 21 * whole * one.host // 20 + 1000
+    budget = 20 * (taken + (512 << 20 if gpu else 0)) // 19 + 1000
+    made = plan(one, Budgets(budget, host), load, block=BLOCK, gpu=gpu)
+    assert (made.blocks - 1) * BLOCK >= longest
+    assert made.make_room().admit("one", longest, longest)
+    with pytest.raises(ValueError, match="raise memory_budget"):
+        plan(one, Budgets(budget - taken // 10, host), load, block=BLOCK, gpu=gpu)
+
+
+def test_many_allowed_requests_stay_within_what_few_blocks_promise() -> None:
+    found = served(20, 1600, budget=2 << 20, at_once=64, dense_below=400, local=64, update=64)
+    assert found.rank.cache.stats().searched_tokens > 0
+
+
 @pytest.mark.parametrize("placement", ["auto", "host"])
 def test_on_a_gpu_both_budgets_count(placement: str) -> None:
     fields = {"policy": pk.ParisKV(), "placement": placement}

@@ -150,9 +150,10 @@ def plan(one: Need, budgets: Budgets, load: Load, *, block: int, gpu: bool) -> P
     device, host = _usable(budgets, gpu=gpu)
     device -= (load.prompts * one.costs.opening + load.chunk) * one.costs.token
     largest = one.costs.of(longest)
-    # Half of a budget at most goes to what is no block, unless that is less than all requests take.
+    # Half of a budget at most goes to what is no block, and no more than one request leaves.
     each = one.costs.most(longest).beside if one.stays else largest
-    room = beside = max(min(sequences * each, device // 2), each)
+    left = device - one.on_device(-(-longest // block) * block, host)
+    room = beside = max(min(sequences * each, device // 2, left), each)
     blocks = max(one.most_tokens(device - room, host), 0) // block
     if one.stays:  # rows that stay on the GPU are rows of blocks
         blocks = min(blocks, max(device - largest, 0) // (block * one.device))
