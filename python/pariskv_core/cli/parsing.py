@@ -15,9 +15,8 @@ _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one sentence, and leaves the usage to --help."""
 
-    strange_option = (
-        ""  # a sentence for an option that a command does not have, with its name as {}
-    )
+    # A sentence for options that a command does not have; {} is the option.
+    strange_option = ""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)

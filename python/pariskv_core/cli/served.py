@@ -87,16 +87,16 @@ def count_requests(
         else:
             blocks, fit = planned.blocks, sizes.at_once(planned, load, block=sizes.BLOCK)
     return Served(
-        fit,
-        blocks,
-        longest,
-        limits.sequences,
-        limits.chunk,
-        share,
-        working if gpu else None,
-        found.device,
-        found.host,
-        refusal,
+        sequences=fit,
+        blocks=blocks,
+        max_model_len=longest,
+        max_num_seqs=limits.sequences,
+        max_num_batched_tokens=limits.chunk,
+        utilization=share,
+        activations=working if gpu else None,
+        engine_bytes=found.device,
+        engine_host_bytes=found.host,
+        refusal=refusal,
     )
 
 
