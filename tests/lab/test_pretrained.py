@@ -127,7 +127,7 @@ def test_too_few_tokens_are_refused_before_anything_is_fetched(tmp_path):
 
 def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "accelerate", None)
-    with pytest.raises(Unusable, match=r"accelerate is missing; .*pariskv_core\[models\]"):
+    with pytest.raises(Unusable, match=r"accelerate is missing; pip install '\.\[models\]'"):
         capture.load_transformers()
 
 
