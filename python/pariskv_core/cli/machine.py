@@ -30,6 +30,16 @@ class Gpu:
 
 
 @dataclass(frozen=True)
+class Room:
+    """Bytes that a plan is for: of a device, and of host memory beside a GPU. name: of the GPU."""
+
+    total: int
+    free: int
+    host: int = 0
+    name: str = ""
+
+
+@dataclass(frozen=True)
 class Limit:
     """Memory that a control group allows, and has left; page cache counts as left."""
 

@@ -120,33 +120,37 @@ def _context(arguments: argparse.Namespace, shape: ModelShape) -> int:
     return context
 
 
-def _room(arguments: argparse.Namespace, gpus: list[machine.Gpu] | None) -> tuple[int, int]:
-    """Bytes of the device, and of host memory beside it. `gpus`: None on the CPU."""
+def _room(arguments: argparse.Namespace, gpus: list[machine.Gpu] | None) -> machine.Room:
+    """`gpus`: None on the CPU."""
     available = machine.available_memory()
     host = 0
     if gpus is not None:
         host = available if arguments.host_memory is None else arguments.host_memory
     if arguments.memory is not None:
-        return arguments.memory, host
-    return (available if gpus is None else max(gpu.free for gpu in gpus)), host
+        return machine.Room(arguments.memory, arguments.memory, host)
+    if gpus is None:
+        return machine.Room(available, available)
+    gpu = max(gpus, key=lambda gpu: gpu.free)
+    return machine.Room(gpu.total, gpu.free, host, gpu.name)
 
 
 def _served(
-    arguments: argparse.Namespace, shape: ModelShape, context: int, gpus: list[machine.Gpu] | None
+    arguments: argparse.Namespace,
+    shape: ModelShape,
+    context: int,
+    room: machine.Room,
+    weights: int,
+    *,
+    gpu: bool,
 ) -> Served:
     from pariskv_core import ParisKV
     from pariskv_core.cli import served
 
-    size, host = _room(arguments, gpus)
-    memory = served.Memory(size, size, host)
-    if gpus and arguments.memory is None:
-        found = max(gpus, key=lambda gpu: gpu.free)
-        memory = served.Memory(found.total, found.free, host, found.name)
     return served.count_requests(
         shape,
-        memory,
-        shape.weights if arguments.weights is None else arguments.weights,
-        gpu=gpus is not None,
+        room,
+        weights,
+        gpu=gpu,
         longest=context,
         settings={"policy": ParisKV(top_k=arguments.top_k), "kv_dtype": arguments.kv_dtype},
         utilization=arguments.utilization,
@@ -181,7 +185,8 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     if arguments.utilization is not None and not gpu:
         raise CannotRunError("--utilization is of a GPU's memory, and this plan is for the CPU")
     context = _context(arguments, shape)
-    memory, host = _room(arguments, gpus if gpu else None)
+    room = _room(arguments, gpus if gpu else None)
+    memory, host = room.free, room.host
     weights = arguments.weights if arguments.weights is not None else shape.weights
 
     policy = (
@@ -222,8 +227,9 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         "vllm_sequences": None,
         "vllm": None,
     }
-    served = _served(arguments, shape, context, gpus if gpu else None) if arguments.vllm else None
-    if served is not None:
+    served = None
+    if arguments.vllm:
+        served = _served(arguments, shape, context, room, weights, gpu=gpu)
         found.update(vllm_sequences=served.sequences, vllm=served.record())
     _show(screen, found, shape, parts, arguments.model, served)
     screen.record(found)

@@ -5,19 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pariskv_core.cli.machine import Room
 from pariskv_core.cli.shapes import ModelShape
 from pariskv_core.cli.text import count, size
 from pariskv_core.vllm import available, sizes
-
-
-@dataclass(frozen=True)
-class Memory:
-    """total, free: of the device, before weights. host: free beside a GPU. name: of the GPU."""
-
-    total: int
-    free: int
-    host: int = 0
-    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -41,7 +32,7 @@ class Served:
 
 def count_requests(
     shape: ModelShape,
-    memory: Memory,
+    room: Room,
     weights: int,
     *,
     gpu: bool,
@@ -56,9 +47,9 @@ def count_requests(
     utilization, sequences  vLLM's options; None: its defaults
     """
     limits = available.default_limits(
-        memory.total, memory.name, gpu=gpu, longest=longest, sequences=sequences
+        room.total, room.name, gpu=gpu, longest=longest, sequences=sequences
     )
-    free = memory.free - weights
+    free = room.free - weights
     share = (utilization or available.UTILIZATION) if gpu else None
     working = None
     if shape.hidden:
@@ -67,7 +58,7 @@ def count_requests(
     if share is None:
         found = available.on_cpu(free)
     else:
-        found = available.on_gpu(free, memory.total, share, working or 0, memory.host)
+        found = available.on_gpu(free, room.total, share, working or 0, room.host)
 
     rank = sizes.Shape(shape.layers, shape.query_heads, shape.kv_heads, shape.head_dim, 2)
     device = "cuda" if gpu else "cpu"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 GRAPHS = 1 << 30  # of a GPU: captured graphs, and what the runtime takes
-HOST_SHARE = 0.8  # of what is free beside a GPU, that blocks are counted for
+_HOST_SHARE = 0.8  # of what is free beside a GPU, that blocks are counted for
 CPU_SHARE = 0.5  # of what is free once the model is loaded: vLLM works in the rest
 _LIVE = 3  # tensors as wide as the widest of a layer that are alive at once
 
@@ -59,7 +59,7 @@ def on_gpu(free: int, total: int, utilization: float, working: int, host: int) -
     host         bytes of host memory that are free
     """
     room = int(total * utilization) - (total - free) - working - GRAPHS
-    return Available(max(room, 0), int(host * HOST_SHARE))
+    return Available(max(room, 0), int(host * _HOST_SHARE))
 
 
 def on_cpu(free: int, ranks: int = 1) -> Available:
