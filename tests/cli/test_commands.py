@@ -136,11 +136,13 @@ def test_plan_takes_from_a_gpu_what_vllm_takes(pariskv: Pariskv, tmp_path: Path)
     assert [found[name] for name in options] == [4096, 1024, 8192, 0.92]
     working = 3 * (8192 * 2 * 14336 * 2 + 1024 * 128_256 * 4)
     assert found["activations"] == working
-    assert found["engine_bytes"] == int(80e9 * 0.92) - int(16e9) - working - (1 << 30)
+    graphs = (51 * 2 << 20) + (1 << 28)  # as many sizes as vLLM captures, of two layers
+    assert found["graphs"] == graphs
+    assert found["engine_bytes"] == int(80e9 * 0.92) - int(16e9) - working - graphs
     assert found["engine_host_bytes"] == 80e9
     said = " ".join(pariskv(*asked).out.split())
     assert "Assumed for vLLM: --gpu-memory-utilization 0.92, --max-model-len 4096, " in said
-    assert "2.99 GB of activations and 1.07 GB for graphs the engine has 53.5 GB" in said
+    assert "2.99 GB of activations and 375 MB for graphs the engine has 54.2 GB" in said
 
     half = pariskv(*asked, "--utilization", "0.5", "--json").record["vllm"]
     assert half["engine_bytes"] == found["engine_bytes"] - int(80e9 * 0.42)

@@ -39,6 +39,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--utilization", type=float, default=0.9)
     parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument("--compiled", action="store_true", help="as vLLM compiles when not told")
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--set", nargs="*", default=[], help="settings of the engine: name=value")
     return parser.parse_args()
@@ -66,7 +67,7 @@ def engine_of(chosen: argparse.Namespace) -> Any:
         gpu_memory_utilization=chosen.utilization,
         tensor_parallel_size=chosen.tensor_parallel,
         kv_cache_dtype=chosen.kv_cache_dtype,
-        compilation_config=GRAPHS,
+        compilation_config={} if chosen.compiled else GRAPHS,
         **own,
     )
 

@@ -19,11 +19,11 @@ from conftest import environment
 from pariskv_core.cli import machine
 from pariskv_core.cli import main as command
 from pariskv_core.vllm import memory, register, startup, versions
-from pariskv_core.vllm.available import UTILIZATION, Limits, default_limits
+from pariskv_core.vllm.available import UTILIZATION, Limits, captures, default_limits
 from pariskv_core.vllm.backend import Backend
 from pariskv_core.vllm.settings import parse
 from pariskv_core.vllm.sizes import Budgets
-from vllm.config import CacheConfig
+from vllm.config import CacheConfig, CompilationConfig, CUDAGraphMode, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.engine import arg_utils
 from vllm.usage.usage_lib import UsageContext
@@ -193,6 +193,7 @@ def test_plan_of_the_command_line_counts_as_the_plugin(
         cache_config__gpu_memory_utilization=0.8,
         scheduler_config__max_num_batched_tokens=8192,
         scheduler_config__max_num_seqs=64,
+        compilation_config=SimpleNamespace(cudagraph_capture_sizes=range(captures(64))),
         model_config__dtype=torch.float16,
         model_config__max_model_len=100_000,
         model_config__hf_text_config=SimpleNamespace(**fields),
@@ -236,6 +237,25 @@ def test_defaults_are_those_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ours(size << 30, name) == theirs(size << 30, name)
     assert ours(180 << 30, "NVIDIA B200") == theirs(180 << 30, "NVIDIA B200")
     assert ours(64 << 30, "", gpu=False) == theirs(64 << 30, "", cpu=True)
+
+
+def test_graphs_are_counted_as_vllm_captures_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    platform = type(arg_utils.current_platform)
+    monkeypatch.setattr(platform, "is_device_capability_family", lambda *number: False)
+    for sequences in (1, 3, 6, 64, 100, 300, 1024):
+        served = config(
+            uniform_decode_query_len=1,
+            performance_mode="balanced",
+            model_config__enforce_eager=False,
+            scheduler_config__max_num_seqs=sequences,
+            scheduler_config__max_num_batched_tokens=8192,
+            compilation_config=CompilationConfig(
+                cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
+                max_cudagraph_capture_size=None,
+            ),
+        )
+        VllmConfig._set_cudagraph_sizes(served)
+        assert len(served.compilation_config.cudagraph_capture_sizes) == captures(sequences)
 
 
 @pytest.mark.parametrize(

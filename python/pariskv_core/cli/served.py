@@ -22,6 +22,7 @@ class Served:
     max_num_batched_tokens: int
     utilization: float | None  # None: on a CPU
     activations: int | None  # bytes; None: the model's width is not known
+    graphs: int | None  # bytes
     engine_bytes: int
     engine_host_bytes: int
     refusal: str | None
@@ -52,13 +53,14 @@ def count_requests(
     free = room.free - weights
     share = (utilization or available.UTILIZATION) if gpu else None
     working = None
+    graphs = available.graphs(available.captures(limits.sequences), shape.layers)
     if shape.hidden:
         width = available.Width(shape.hidden, shape.intermediate, shape.vocabulary)
         working = available.activations(width, limits)
     if share is None:
         found = available.on_cpu(free)
     else:
-        found = available.on_gpu(free, room.total, share, working or 0, room.host)
+        found = available.on_gpu(free, room.total, share, (working or 0) + graphs, room.host)
 
     rank = sizes.Shape(shape.layers, shape.query_heads, shape.kv_heads, shape.head_dim, 2)
     device = "cuda" if gpu else "cpu"
@@ -85,6 +87,7 @@ def count_requests(
         max_num_batched_tokens=limits.chunk,
         utilization=share,
         activations=working if gpu else None,
+        graphs=graphs if gpu else None,
         engine_bytes=found.device,
         engine_host_bytes=found.host,
         refusal=refusal,
@@ -102,12 +105,12 @@ def sentences(found: Served) -> list[str]:
         )
     options = f"--max-model-len {found.max_model_len}, --max-num-seqs {found.max_num_seqs} and "
     options += f"--max-num-batched-tokens {found.max_num_batched_tokens}"
-    if found.utilization is None:
+    if found.utilization is None or found.graphs is None:
         share = f"{available.CPU_SHARE:.0%}"
         rest = f"The engine has {size(found.engine_bytes)}, {share} of what the weights leave."
         return [answer, f"Assumed for vLLM: {options}, one rank. {rest}"]
     options = f"--gpu-memory-utilization {found.utilization:g}, {options}"
-    taken, missing = f"{size(available.GRAPHS)} for graphs", ""
+    taken, missing = f"{size(found.graphs)} for graphs", ""
     if found.activations is None:
         missing = " Activations are not counted: a model's config says how wide they are."
     else:

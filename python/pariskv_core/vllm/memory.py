@@ -9,7 +9,7 @@ from vllm.platforms import current_platform
 
 from pariskv_core.cli import machine
 
-from .available import Available, Limits, Width, activations, on_cpu, on_gpu
+from .available import Available, Limits, Width, activations, graphs, on_cpu, on_gpu
 
 _MOST_HOST = 0.9  # that is ever taken: it is pinned, and no other process can have it
 
@@ -26,7 +26,7 @@ def available(config: Any, *, gpu: bool) -> Available:
         return on_cpu(host, ranks_here(config))
     free, total = _gpu_memory(config)
     share = config.cache_config.gpu_memory_utilization
-    return on_gpu(free, total, share, _activations(config), host)
+    return on_gpu(free, total, share, _activations(config) + _graphs(config), host)
 
 
 def most_host_memory() -> int:
@@ -68,3 +68,9 @@ def _activations(config: Any) -> int:
     )
     limits = Limits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
     return activations(width, limits, config.parallel_config.world_size)
+
+
+def _graphs(config: Any) -> int:
+    captured = config.compilation_config.cudagraph_capture_sizes or ()
+    layers = config.model_config.get_num_layers(config.parallel_config)
+    return graphs(len(captured), layers)
