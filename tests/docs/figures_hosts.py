@@ -57,3 +57,9 @@ def vllm() -> Iterator[str]:
     noted("vllm", "| 130,000 × 3 | 9.60 | 6.29 | .66 |")
     yield "1,977 and 760 tokens a second, 4.1 and 3.0 seconds to\nthe first token"
     yield "3 requests of 130,000 tokens take 6.29 ms a step, and 9.60 in vLLM alone"
+    shared = "shared document, 64 questions, answers of 256: tokens a second"
+    noted("vllm", f"| {shared} | 359 | 1,050 | 2.93 |")
+    yield "questions come at 1,050 tokens a second, and at 359 by vLLM alone"
+    short = "400 requests of 1,000 tokens at once, answers of 128: tokens a second"
+    noted("vllm", f"| {short} | 3,919 | 3,322 | .85 |")
+    yield "come at\n3,322 and at 3,919"
