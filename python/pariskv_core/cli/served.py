@@ -21,8 +21,8 @@ class Served:
     max_num_seqs: int
     max_num_batched_tokens: int
     utilization: float | None  # None: on a CPU
-    activations: int | None  # bytes; None: the model's width is not known
-    graphs: int | None  # bytes
+    activations: int | None  # bytes; None: on a CPU, or the model's width is not known
+    graphs: int | None  # bytes; None: on a CPU
     engine_bytes: int
     engine_host_bytes: int
     refusal: str | None
@@ -51,16 +51,17 @@ def count_requests(
         room.total, room.name, gpu=gpu, longest=longest, sequences=sequences
     )
     free = room.free - weights
-    share = (utilization or available.UTILIZATION) if gpu else None
-    working = None
-    graphs = available.graphs(available.captures(limits.sequences), shape.layers)
-    if shape.hidden:
-        width = available.Width(shape.hidden, shape.intermediate, shape.vocabulary)
-        working = available.activations(width, limits)
-    if share is None:
-        found = available.on_cpu(free)
+    share = working = graphs = None
+    if gpu:
+        share = utilization or available.UTILIZATION
+        graphs = available.graphs(available.captures(limits.sequences), shape.layers)
+        if shape.hidden:
+            width = available.Width(shape.hidden, shape.intermediate, shape.vocabulary)
+            working = available.activations(width, limits)
+        taken = (working or 0) + graphs
+        found = available.on_gpu(free, room.total, share, taken, room.host)
     else:
-        found = available.on_gpu(free, room.total, share, (working or 0) + graphs, room.host)
+        found = available.on_cpu(free)
 
     rank = sizes.Shape(shape.layers, shape.query_heads, shape.kv_heads, shape.head_dim, 2)
     device = "cuda" if gpu else "cpu"
@@ -86,8 +87,8 @@ def count_requests(
         max_num_seqs=limits.sequences,
         max_num_batched_tokens=limits.chunk,
         utilization=share,
-        activations=working if gpu else None,
-        graphs=graphs if gpu else None,
+        activations=working,
+        graphs=graphs,
         engine_bytes=found.device,
         engine_host_bytes=found.host,
         refusal=refusal,
@@ -105,7 +106,7 @@ def sentences(found: Served) -> list[str]:
         )
     options = f"--max-model-len {found.max_model_len}, --max-num-seqs {found.max_num_seqs} and "
     options += f"--max-num-batched-tokens {found.max_num_batched_tokens}"
-    if found.utilization is None or found.graphs is None:
+    if found.graphs is None:
         share = f"{available.CPU_SHARE:.0%}"
         rest = f"The engine has {size(found.engine_bytes)}, {share} of what the weights leave."
         return [answer, f"Assumed for vLLM: {options}, one rank. {rest}"]
