@@ -75,8 +75,8 @@ struct TailCopyCall {
   ModelShape shape;
   const SequenceView* sequence;  // in device memory
   Tail tail;
-  int64_t from;
-  int64_t capacity;  // rows of a head in the block
+  int64_t from;       // 0: their common part is set first
+  int64_t tail_rows;  // of the policy
 };
 void launch_copy_tail(const TailCopyCall& call, cudaStream_t stream);
 

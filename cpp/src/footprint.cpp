@@ -52,7 +52,7 @@ class Footprint {
       changing += taken(search_->kept_block_bytes(view.kept_capacity));
     }
     if (view.sparse != 0 && !shape_.layout.borrowed && needs.tail_rows > 0) {
-      changing += taken(shape_.tail_copy_bytes(needs.tail_rows));
+      changing += taken(shape_.tail_copies(Tail::capacity(needs.tail_rows)).bytes());
     }
     int64_t bytes = 2 * changing;
     if (view.sparse != 0 && leaves() && shape_.cached_rows > 0) {

@@ -17,6 +17,7 @@ Sequence Planner::fork(const Sequence& sequence, Stream stream,
     twin.kept = layer.kept;
     twin.tail_copies = layer.tail_copies;
     twin.copied = layer.copied;
+    twin.common = layer.common;
     twin.queries = layer.queries;
     twin.dropped = layer.dropped;
     twin.narrow = layer.narrow;

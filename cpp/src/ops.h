@@ -17,6 +17,7 @@
 #include "recent.h"
 #include "row_format.h"
 #include "tail.h"
+#include "tail_copies.h"
 
 namespace pariskv {
 
@@ -77,9 +78,10 @@ struct ModelShape {
     return {kv_heads, cached_rows, zone_rows().copied_bytes()};
   }
   constexpr RecentLayout recent_queries() const { return {recent, query_heads(), rows.key_dim}; }
-  /** Of copies of a tail's rows, of which a zone has `tail_rows` to twice as many. */
-  constexpr int64_t tail_copy_bytes(int64_t tail_rows) const {
-    return kv_heads * Tail::capacity(tail_rows) * this->tail_rows().bytes();
+  /** Copies of a tail's rows, at most `capacity` of each head. Narrow rows are copied as they are.
+   */
+  constexpr TailCopies tail_copies(int64_t capacity) const {
+    return {kv_heads, capacity, rows.key_dim, rows.value_dim, tail_rows().bytes(), !narrows()};
   }
   constexpr KeptLayout kept(int64_t capacity) const { return {kv_heads, capacity, rows.bytes()}; }
 };
@@ -116,7 +118,7 @@ struct SequenceView {
   SearchPlan plan;           // of the search, for a zone of this size
   char* row_cache;           // a block of RowCacheLayout; null: there is none
   int64_t generation;        // of what the row cache may have: goes up when rows change under it
-  char* tail_copies;         // copies of the tail's rows, see tail.h; null: there are none
+  char* tail_copies;         // copies of the tail's rows, see tail_copies.h; null: there are none
   char* kept;                // kept rows, see kept.h; null: there are none
   int64_t kept_capacity;     // of a head, of kept rows; 0: no rows are chosen to be kept
   char* recent;              // recent queries, see recent.h; null: none are remembered
@@ -183,7 +185,10 @@ struct AttendExactArgs {
   Precision precision = Precision::kExact;  // a backend may add up more exactly than asked
 };
 
-/** Rows of the tail of a sequence, from number `from` on, to be copied to its block of them. */
+/**
+ * Rows of the tail of a sequence, from number `from` on, to be copied to its block of them. From
+ * the first one on: their common part is set before.
+ */
 struct TailCopyJob {
   SequenceView sequence;
   Tail tail;

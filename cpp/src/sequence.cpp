@@ -32,6 +32,10 @@ Tail tail_of(const SequenceView& view, const Search& search) {
   return Tail::of(view.zone_begin, view.zone_end, needs.tail_rows, needs.tail_seed);
 }
 
+int64_t common_of(const Tail& tail, const Search& search) {
+  return common_rows(tail.count, search.needs().tail_rows);
+}
+
 bool is_near(const SequenceView& view, const LayerStore& store) {
   return view.narrow_rows == nullptr && !store.has_moved();
 }
@@ -56,7 +60,7 @@ SequenceView Layer::cut(const Regions& next, const RegionSizes& sizes, const Sea
   view.state = state.data();
   view.row_cache = row_cache.as<char>();
   view.generation = generation;
-  view.tail_copies = copies_of(tail_of(view, search));
+  view.tail_copies = copies_of(tail_of(view, search), search);
   view.recent = recent.as<char>();
   view.device = tables.device();
   view.narrow_rows = narrow.rows();
@@ -73,7 +77,7 @@ SequenceView Change::view(const RegionSizes& sizes, const Search& search) const 
   view.generation = layer->generation;
   view.tail_copies = tail.copies         ? tail.copies->as<char>()
                      : tail.copies_any() ? layer->tail_copies->as<char>()
-                                         : layer->copies_of(tail_of(view, search));
+                                         : layer->copies_of(tail_of(view, search), search);
   set_kept(view, search, (kept.kept || kept.forgets ? kept.kept : layer->kept).get());
   view.recent = newer(queries.recent, layer->recent).as<char>();
   view.device = layer->tables.device();
@@ -82,8 +86,9 @@ SequenceView Change::view(const RegionSizes& sizes, const Search& search) const 
   return view;
 }
 
-char* Layer::copies_of(const Tail& tail) const {
-  const bool all = tail.shares_rows(copied) && tail.count <= copied.count;
+char* Layer::copies_of(const Tail& tail, const Search& search) const {
+  const bool all =
+      tail.shares_rows(copied) && tail.count <= copied.count && common == common_of(tail, search);
   return tail_copies && all ? tail_copies->as<char>() : nullptr;
 }
 
@@ -113,7 +118,7 @@ void KeptRowsChange::apply(Layer& layer) noexcept {
 }
 
 void TailChange::apply(Layer& layer) noexcept {
-  if (copies_any()) layer.copied = tail;
+  if (copies_any()) layer.copied = tail, layer.common = common;
   if (copies) layer.tail_copies = std::move(copies);
 }
 
@@ -358,12 +363,14 @@ TailChange Planner::plan_tail(const Growing& plan, const SequenceView& next) con
   const Layer& layer = plan.layer;
   TailChange change;
   const Tail tail = tail_of(next, search_);
-  if (tail.count == 0 || layer.copies_of(tail) != nullptr) return change;
-  const bool goes_on = layer.tail_copies && tail.shares_rows(layer.copied);
+  if (tail.count == 0 || layer.copies_of(tail, search_) != nullptr) return change;
   change.tail = tail;
+  change.common = common_of(tail, search_);
+  const bool goes_on = layer.tail_copies && tail.shares_rows(layer.copied) &&
+                       tail.count > layer.copied.count && layer.common == change.common;
   change.from = goes_on ? layer.copied.count : 0;
   if (goes_on && layer.tail_copies.use_count() == 1) return change;  // free behind those that count
-  const int64_t bytes = shape_.tail_copy_bytes(search_.needs().tail_rows);
+  const int64_t bytes = shape_.tail_copies(Tail::capacity(search_.needs().tail_rows)).bytes();
   change.copies = std::make_shared<Block>(backend_.arena().allocate(bytes, Holds::kKept));
   if (goes_on) {
     backend_.copy(change.copies->data(), layer.tail_copies->data(), bytes, plan.stream);

@@ -35,6 +35,7 @@ struct Layer {
   std::shared_ptr<Block> kept;         // kept rows; null: none are. Forks share it
   std::shared_ptr<Block> tail_copies;  // of rows of `copied`; forks share it
   Tail copied{};
+  int64_t common = 0;   // rows that set the common part of the copies
   Block recent;         // queries; empty until one is remembered
   Positions queries{};  // whose queries are in there
   Positions dropped{};  // whose rows were given back: whole segments of the zone; or none
@@ -53,7 +54,7 @@ struct Layer {
   }
 
   /** Copies of rows of the tail, if all of this tail are among them; null: they are not. */
-  char* copies_of(const Tail& tail) const;
+  char* copies_of(const Tail& tail, const Search& search) const;
 
   SequenceView view(const RegionSizes& sizes, const Search& search) const;
 
@@ -139,7 +140,8 @@ struct KeptRowsChange {
 struct TailChange {
   std::shared_ptr<Block> copies;  // null: the layer's own is written to, if any
   Tail tail{};
-  int64_t from = 0;  // at tail.count: nothing is to be done
+  int64_t common = 0;  // as Layer::common
+  int64_t from = 0;    // at tail.count: nothing is to be done
 
   bool copies_any() const { return from < tail.count; }
   void apply(Layer& layer) noexcept;

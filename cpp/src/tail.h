@@ -9,11 +9,10 @@
  * length every second row goes and no other one comes. A row has no fixed distance to the next one:
  * evenly spaced ones take the same column of every line where lines have as many tokens.
  *
- * Copies of them in 8 bits (RowFormat::narrowed) lie side by side in a block per layer and sequence
- * of (heads, capacity) rows: what such a row adds is noise of a sample, beside which that of 8 bits
- * is nothing, and twice as many of them are a better sample. A block with rows that count is not
- * written to again: where other rows are due, another block takes its place. Borrowed rows are read
- * where they lie.
+ * Copies of them in 8 bits lie side by side in a block per layer and sequence (tail_copies.h): what
+ * such a row adds is noise of a sample, beside which that of 8 bits is nothing, and twice as many
+ * of them are a better sample. A block with rows that count is not written to again: where other
+ * rows are due, another block takes its place. Borrowed rows are read where they lie.
  */
 #pragma once
 

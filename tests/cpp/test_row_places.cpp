@@ -199,7 +199,7 @@ class Life {
   void copy_tail() {
     if (needs_.tail_rows == 0) return;
     const Tail tail = Tail::of(kSink, kZoneEnd, needs_.tail_rows, needs_.tail_seed);
-    tail_ = take(kHeads * Tail::capacity(needs_.tail_rows) * shape_.tail_rows().bytes());
+    tail_ = take(shape_.tail_copies(Tail::capacity(needs_.tail_rows)).bytes());
     view_.tail_copies = tail_.data();
     const TailCopyJob job{view_, tail, 0};
     search_->copy_tail_rows({shape_, 1, &job}, {});

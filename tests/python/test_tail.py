@@ -4,8 +4,9 @@ import numpy as np
 import pariskv_core as pk
 import pytest
 import torch
+from oracle_copies import copied
 from oracle_tail import sampled
-from support import DTYPES, eight_bits, f64, make_config, randn_kv, randn_q, randn_step, tensor
+from support import DTYPES, f64, make_config, randn_kv, randn_q, randn_step, tensor
 
 ROWS = 32
 TOLERANCE = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1.2e-2}
@@ -31,8 +32,9 @@ def estimated(config, q, keys, values, regions, selected):
         weights[:begin] = weights[end:] = 1
         weights[own] = 1
         k, v = keys[:, kv].copy(), values[:, kv].copy()
-        rounded = np.setdiff1d(tail, own)
-        k[rounded], v[rounded] = eight_bits(k[rounded]), eight_bits(v[rounded])
+        rounded = np.isin(tail, own, invert=True)
+        for rows in (k, v):
+            rows[tail[rounded]] = copied(rows[tail], config.policy.tail_rows)[rounded]
         logits = k @ q[head] / np.sqrt(config.head_dim)
         top = logits.max()
         shares = weights * np.exp(logits - top)
@@ -144,9 +146,9 @@ def test_copies_of_its_rows_lie_side_by_side():
         stats, regions = one.cache.stats(), one.cache.regions(one.s)
         tail = sampled(regions.sink, regions.sink + regions.retrieval, ROWS)
         assert stats.kept_rows == config.kv_heads * len(tail)
-        assert stats.kept_bytes == config.kv_heads * 2 * ROWS * 2 * (
-            64 + 4
-        )  # in 8 bits, with scales
+        in_common = 2 * (64 + 64) * 4  # a centre and a unit of each channel
+        in_8_bits = 2 * (64 + 4)  # with scales
+        assert stats.kept_bytes == config.kv_heads * (in_common + 2 * ROWS * in_8_bits)
     twin = one.cache.fork(one.s)
     assert one.cache.stats().kept_bytes == stats.kept_bytes  # forks share them
     one.cache.truncate([twin], keep=100)

@@ -81,7 +81,8 @@ class RowAttention {
    *                  after await_placed(), in the room placed(i). noted(i, head, logit): the logit
    *                  that counts. kCounted: whether rows have been counted; then
    *                  logit_before(i, head) and weight_before() say with which share, and
-   *                  counted(i) is the copy that row i was counted by, or null
+   *                  counted(i) is the copy that row i was counted by, or null. kCentred: whether
+   *                  rows lack the common part, common(), as such copies do
    * @param caching   which rows go to a row cache as well, as CacheNothing and CacheRows
    */
   __device__ __forceinline__ RowAttention(const AttendShape& shape, const Cluster& cluster,
@@ -136,6 +137,30 @@ class RowAttention {
  private:
   using Reader = typename Address::Reader;
 
+  /** Queries for rows without their common part; returns the shift of the lane's head.
+   */
+  __device__ __forceinline__ float take_common(float (&query)[4][kWords], int at,
+                                               bool there) const {
+    float shift = 0;
+    if constexpr (Address::kCentred) {
+      const CommonRows common = address_.common();
+      if (!common.any()) return 0;
+#pragma unroll
+      for (int h = 0; h < 4; ++h) {
+        float dot = 0;
+#pragma unroll
+        for (int i = 0; i < kWords; ++i) {
+          if (!there) continue;
+          dot = __fmaf_rn(query[h][i], common.key_centre()[at + i], dot);
+          query[h][i] = common.query(query[h][i], at + i);
+        }
+        dot = warp_sum(dot);
+        if (lane_id() / 4 % 4 == h) shift = dot * shape_.scale;
+      }
+    }
+    return shift;
+  }
+
   /** Sets the first tiles on their way. */
   __device__ __forceinline__ void prime() {
     cursor_.start(cluster_, parts_);
@@ -171,6 +196,7 @@ class RowAttention {
             mine.key >= 0 && head < shape_.group ? to_float(q[head * stride + at + i]) : 0.0f;
       }
     }
+    const float shift = take_common(query, at, mine.key >= 0);
     Running<kWords> running;
 #pragma unroll 1
     for (int part = cluster_.first_part(); part < cluster_.end_part(); ++part) {
@@ -202,7 +228,7 @@ class RowAttention {
           const int other = both ? i + strands : i;
           attend_pair<kWords>(query, row_at(i), row_at(other), both, address_,
                               {row + i, row + other}, first_head + 4 * quad + lane_id() / 4 % 4,
-                              mine, shape_, running);
+                              shift, mine, shape_, running);
         }
         if (++read_ == count_) read_ = 0;
         caching_.release();

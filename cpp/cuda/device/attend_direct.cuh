@@ -41,7 +41,8 @@ class DirectAttention {
  public:
   using Space = DirectSpace<kWords, Element, Reader::kScaled>;
 
-  /** @param address  as for RowAttention: Reader, where rows lie, noted() */
+  /** @param address  as for RowAttention: Reader, where rows lie, their common part, noted()
+   */
   __device__ __forceinline__ DirectAttention(const AttendShape& shape, const Cluster& cluster,
                                              Space& space, int rows, const NewRow<Element>& new_row,
                                              Address address)
@@ -108,7 +109,10 @@ class DirectAttention {
   /** Queries and the new row, which may lie anyhow, to where they are read in pieces. */
   __device__ __forceinline__ void stage(const Element* q, int64_t stride, int first_head) {
     // By different warps, so that both take one trip to memory.
-    if (int(threadIdx.x) < kDirectThreads / 2) {
+    if constexpr (Address::kCentred) {
+      const CommonRows common = address_.common();
+      stage_common_queries<kWords>(shape_, q, stride, first_head, common, space_.query);
+    } else if (int(threadIdx.x) < kDirectThreads / 2) {
       stage_queries<kWords>(shape_, q, stride, first_head, space_.query);
     } else if (new_row_.k != nullptr) {
       stage_row<Reader>(shape_, new_row_, fresh());
@@ -161,8 +165,12 @@ class DirectAttention {
       keys[c] = there ? Reader::piece(row, 8 * i) : typename Reader::Piece{};
     }
     float2 scales{};
-    if constexpr (Reader::kScaled) scales = scales_of(rows, value_scales);
-    float2 logits = logits_of<kWords, Element, Reader>(space_.query, keys, shape_, scales);
+    float shift = 0;
+    if constexpr (Reader::kScaled) {
+      scales = scales_of(rows, value_scales);
+      shift = shift_of<kWords, Element>(space_.query, g() % kDirectHeads);
+    }
+    float2 logits = logits_of<kWords, Element, Reader>(space_.query, keys, shape_, scales, shift);
     const int number = first + 2 * t(), head = first_head + g() % kDirectHeads;
     logits.x = 2 * t() < left ? address_.noted(number, head, logits.x) : -infinity();
     logits.y = 2 * t() + 1 < left ? address_.noted(number + 1, head, logits.y) : -infinity();

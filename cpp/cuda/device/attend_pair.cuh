@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "device/attend_shape.cuh"
+#include "device/common_rows.cuh"
 #include "device/narrow_rows.cuh"
 #include "device/softmax.cuh"
 #include "device/stored_rows.cuh"
@@ -87,44 +88,54 @@ struct Counted {
       }
     }
   }
-  /** @param share  that this lane's row has been counted with, of this lane's head */
-  __device__ __forceinline__ void take_back(float share, Running<kWords>& running) const {
+  /**
+   * @param share   that this lane's row has been counted with, of this lane's head
+   * @param common  of the copies
+   * @param first   the first of this lane's numbers
+   */
+  __device__ __forceinline__ void take_back(float share, const CommonRows& common, int first,
+                                            Running<kWords>& running) const {
     if (!has[0] && !has[1]) return;
     const float scaled = share == 0 ? 0.0f : share * scale;  // which may be no number
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       if (!has[row]) continue;
 #pragma unroll
-      for (int h = 0; h < 4; ++h) {
-        const float of_head = __shfl_sync(~0u, scaled, 16 * row + 4 * h);
+      for (int i = 0; i < kWords; ++i) {
+        const bool there = common.any() && first >= 0;
+        const float centre = there ? common.value_centre()[first + i] : 0.0f;
+        const float unit = there ? common.value_unit()[first + i] : 1.0f;
+        const float x = byte_to_float(words[row][i / 4], i % 4) * unit;
 #pragma unroll
-        for (int i = 0; i < kWords; ++i) {
-          const float x = byte_to_float(words[row][i / 4], i % 4);
-          running.weighted[h][i] = __fmaf_rn(-of_head, x, running.weighted[h][i]);
+        for (int h = 0; h < 4; ++h) {
+          const float of_copy = __shfl_sync(~0u, scaled, 16 * row + 4 * h);
+          const float of_centre = __shfl_sync(~0u, share, 16 * row + 4 * h);
+          const float left = __fmaf_rn(-of_copy, x, running.weighted[h][i]);
+          running.weighted[h][i] = __fmaf_rn(-of_centre, centre, left);
         }
       }
     }
   }
 };
 
-/** As `Counted`, where no row has been counted in other numbers. */
+/** In its place, where no row has been counted in other numbers. */
 struct NotCounted {
   template <typename... Any>
   __device__ __forceinline__ explicit NotCounted(const Any&...) {}
-  template <typename Sums>
-  __device__ __forceinline__ void take_back(float, Sums&) const {}
 };
 
 /**
  * Two rows more, or one.
- * @param rows  their numbers
- * @param head  of this lane
+ * @param rows   their numbers
+ * @param head   of this lane
+ * @param moved  the shift of its logits, where rows are centred
  */
 template <int kWords, typename Address>
 __device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], const char* first,
                                             const char* second, bool both, const Address& address,
-                                            const int (&rows)[2], int head, const LaneNumbers& mine,
-                                            const AttendShape& shape, Running<kWords>& running) {
+                                            const int (&rows)[2], int head, float moved,
+                                            const LaneNumbers& mine, const AttendShape& shape,
+                                            Running<kWords>& running) {
   using Reader = typename Address::Reader;
   const std::conditional_t<Address::kCounted == RowsCounted::kByCopies, Counted<kWords>, NotCounted>
       counted(address, rows, both, mine, shape);
@@ -160,7 +171,9 @@ __device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], con
     scales = Reader::scales(lane < 16 ? first : second, shape.key_dim, shape.value_dim);
     logit = logit * scales.x;
   }
-  logit = soft_capped(logit * shape.scale, shape.softcap);
+  logit = logit * shape.scale;
+  if constexpr (Address::kCentred) logit = logit + moved;
+  logit = soft_capped(logit, shape.softcap);
   const bool there = both || lane < 16;
   logit = there ? address.noted(row, head, logit) : -infinity();
   float logit_before = -infinity();
@@ -199,7 +212,9 @@ __device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], con
       running.weighted[h][i] = both ? __fmaf_rn(second_weight, y[i], sum) : sum;
     }
   }
-  counted.take_back(before, running);
+  if constexpr (Address::kCounted == RowsCounted::kByCopies) {
+    counted.take_back(before, address.common(), mine.counted, running);
+  }
 }
 
 }  // namespace pariskv::cuda::device

@@ -115,9 +115,8 @@ void ParisKVSearch::copy_tail_rows(const TailCopyArgs& args, Stream stream) {
   const DeviceGuard guard(backend_.device());
   for (int64_t i = 0; i < args.batch; ++i) {
     const TailCopyJob& job = args.jobs[i];
-    launch_copy_tail(
-        {shape_, job.sequence.device, job.tail, job.from, Tail::capacity(needs_.tail_rows)},
-        handle_of(stream));
+    launch_copy_tail({shape_, job.sequence.device, job.tail, job.from, needs_.tail_rows},
+                     handle_of(stream));
   }
 }
 
@@ -163,6 +162,7 @@ DecodeCall ParisKVSearch::call_of(const DecodeArgs& args) const {
   call.top_k = rules_.top_k;
   call.searchers = rules_.searchers;
   call.tail_rows = rules_.tail_rows, call.tail_seed = rules_.tail_seed;
+  call.bytes = ContextBytes::of(args.shape, rules_.tail_rows);
   call.error_left = rules_.error;
   call.weighs = rules_.error > 0 || args.error.data != nullptr;
   call.error = floats_of(args.error), call.error_stride = args.error.strides[0];

@@ -57,11 +57,10 @@ inline RowPlace halves_of(const RowFormat& rows, char* copy) {
   return {copy, copy + rows.key_bytes()};
 }
 
-/** The copy of a row of the tail, by its number among them. */
-inline RowPlace tail_copy(const ModelShape& shape, const SequenceView& sequence, int64_t head,
-                          int64_t number, int64_t capacity) {
-  const RowFormat rows = shape.tail_rows();
-  return halves_of(rows, sequence.tail_copies + (head * capacity + number) * rows.bytes());
+/** The copy of a row of the tail in a block of them, by its number among them. */
+inline RowPlace tail_copy(const ModelShape& shape, const TailCopies& copies, char* block,
+                          int64_t head, int64_t number) {
+  return halves_of(shape.tail_rows(), block + copies.row_offset(head, number));
 }
 
 /** Row i of a head, in a block of kept rows. */

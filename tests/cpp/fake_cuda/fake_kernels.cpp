@@ -123,9 +123,9 @@ void check_tail(const SequenceView& view, const DecodeCall& call) {
   }
   for (int64_t i = 0; i < tail.count; ++i) {
     for (int64_t head = 0; head < shape.kv_heads; ++head) {
-      const int64_t at = head * Tail::capacity(call.tail_rows) + i;
+      const TailCopies copies = shape.tail_copies(Tail::capacity(call.tail_rows));
       const std::vector<char> wanted = tail_copy_of(view, shape, head, tail.position(i));
-      const char* copy = view.tail_copies + at * shape.tail_rows().bytes();
+      const char* copy = view.tail_copies + copies.row_offset(head, i);
       if (std::memcmp(copy, wanted.data(), wanted.size()) != 0) {
         complain("a copy of the tail is stale");
       }
@@ -237,12 +237,12 @@ void launch_widen(const WidenCall& call, cudaStream_t stream) {
 
 void launch_copy_tail(const TailCopyCall& call, cudaStream_t stream) {
   launch(stream, [call] {
-    const int64_t bytes = call.shape.tail_rows().bytes();
+    const TailCopies copies = call.shape.tail_copies(Tail::capacity(call.tail_rows));
     for (int64_t i = call.from; i < call.tail.count; ++i) {
       for (int64_t head = 0; head < call.shape.kv_heads; ++head) {
         const std::vector<char> copy =
             tail_copy_of(*call.sequence, call.shape, head, call.tail.position(i));
-        char* to = call.sequence->tail_copies + (head * call.capacity + i) * bytes;
+        char* to = call.sequence->tail_copies + copies.row_offset(head, i);
         std::memcpy(to, copy.data(), copy.size());
       }
     }

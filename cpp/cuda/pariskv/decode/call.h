@@ -14,6 +14,24 @@ namespace pariskv::cuda {
  */
 enum DecodeStep : int { kScore, kRerank, kAttend };
 
+/**
+ * Bytes that the context of a head needs (context.cuh). From the host: the thread that fills a
+ * context in is waited for by its block, in each kernel of a step.
+ */
+struct ContextBytes {
+  int row, zone_row, tail_row;
+  int tail_common;     // of a head; 0: copies of the tail's rows have no common part
+  int64_t tail_first;  // of a block of such copies before the first row
+  int64_t tail_head;   // from a head's rows to the next one's
+
+  static ContextBytes of(const ModelShape& shape, int64_t tail_rows) {
+    const TailCopies copies = shape.tail_copies(Tail::capacity(tail_rows));
+    return {int(shape.rows.bytes()), int(shape.zone_rows().bytes()),
+            int(copies.row_bytes),   int(copies.common_bytes()),
+            copies.row_offset(0, 0), copies.row_offset(1, 0) - copies.row_offset(0, 0)};
+  }
+};
+
 struct DecodeCall : StepCall {
   const ParisKVSlot* slots;  // (batch), in device memory
   CodecConstants codec;
@@ -23,6 +41,7 @@ struct DecodeCall : StepCall {
   int64_t searchers;  // group, or 1 for mean_query
   int64_t tail_rows;  // see tail.h; 0: rows that are not selected are left out
   uint32_t tail_seed;
+  ContextBytes bytes;
   double error_left;  // that a budget allows, see policy/pariskv/budget.h; 0: there is none
   bool weighs;        // the error that is left is wanted: by a budget or by somebody
   float* error;       // (batch, kv_heads) `error_stride` apart; null: not wanted

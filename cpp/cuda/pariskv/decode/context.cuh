@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device/attend_shape.cuh"
+#include "device/common_rows.cuh"
 #include "device/partition.cuh"
 #include "device/signal.cuh"
 #include "device/stored_rows.cuh"
@@ -27,8 +28,9 @@ constexpr int kRegistersBesideScore = kWords == 16  ? 240
 struct HeadContext {
   int row, head;  // of the batch; kv head
   void* const* rows;
-  void* const* zone_rows;   // those of the zone, which may be narrow
-  const char* tail_copies;  // of rows of the tail; null: a call that only explains has none
+  void* const* zone_rows;     // those of the zone, which may be narrow
+  const char* tail_copies;    // of rows of the tail; null: a call that only explains has none
+  const float* tail_numbers;  // their common part; null: they have none
   int total;
   int searched;  // candidates wanted; 0: everything is resident
   device::Zone zone;
@@ -103,7 +105,16 @@ __device__ __forceinline__ void fill_context(const StepParams& step, const Seque
   context.head = head;
   context.rows = view.rows;
   context.zone_rows = model.narrows() ? view.narrow_rows : view.rows;
-  context.tail_copies = view.tail_copies;
+  const ContextBytes& bytes = step.call.bytes;
+  context.tail_copies = nullptr;
+  context.tail_numbers = nullptr;
+  if (view.tail_copies != nullptr) {
+    context.tail_copies = view.tail_copies + bytes.tail_first + head * bytes.tail_head;
+    if (bytes.tail_common > 0) {
+      context.tail_numbers =
+          reinterpret_cast<const float*>(view.tail_copies + head * int64_t(bytes.tail_common));
+    }
+  }
   context.total = int(view.total);
   context.searched = int(ParisKVPlan::candidates_of(view, step.call.in_full_below));
   context.zone = {view.summaries,
@@ -117,11 +128,11 @@ __device__ __forceinline__ void fill_context(const StepParams& step, const Seque
   context.stretch = balance.stretch;
   context.centre = balance.centre;
   context.centre_step = balance.centre_step;
-  context.shape = {int(model.rows.key_dim), int(model.rows.value_dim), int(model.group),
-                   int(model.rows.bytes()), int(model.rows.bytes()),   step.call.logits.scale,
-                   step.call.logits.softcap};
-  context.zone_row_bytes = int(model.zone_rows().bytes());
-  context.tail_row_bytes = int(model.tail_rows().bytes());
+  context.shape = {
+      int(model.rows.key_dim), int(model.rows.value_dim), int(model.group), bytes.row, bytes.row,
+      step.call.logits.scale,  step.call.logits.softcap};
+  context.zone_row_bytes = bytes.zone_row;
+  context.tail_row_bytes = bytes.tail_row;
 }
 
 /** The shape of attention to rows that are written otherwise than resident ones. */
@@ -229,9 +240,13 @@ __device__ __forceinline__ Tail tail_of(const DecodeCall& call, const HeadContex
   return Tail::beside(min(call.top_k, int64_t(context.searched)), context.zone.begin,
                       context.zone.end, call.tail_rows, call.tail_seed);
 }
-/** The copy of its row i; there are `capacity` of a head. */
-__device__ __forceinline__ const char* tail_copy(const HeadContext& context, int capacity, int i) {
-  return context.tail_copies + (int64_t(context.head) * capacity + i) * context.tail_row_bytes;
+/** The copy of its row i. */
+__device__ __forceinline__ const char* tail_copy(const HeadContext& context, int i) {
+  return context.tail_copies + int64_t(i) * context.tail_row_bytes;
+}
+/** Their common part. */
+__device__ __forceinline__ device::CommonRows tail_common(const HeadContext& context) {
+  return {context.tail_numbers, context.shape.key_dim, context.shape.value_dim};
 }
 /** How many keys each row stands for. */
 __device__ __forceinline__ float weight_of(const device::Zone& zone, const Tail& tail) {

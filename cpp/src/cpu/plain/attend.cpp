@@ -92,6 +92,7 @@ void attend(const AttendRun& run) {
       for (int64_t r = 0; r < visible; ++r) {
         to_float(run.keys[begin + r], run.key_type, key_dim, run.scratch);
         float logit = dot(run.query + q * key_dim, run.scratch, key_dim) * run.scale;
+        if (run.shift != nullptr) logit = logit + run.shift[q];
         if (run.softcap > 0) logit = run.softcap * std::tanh(logit / run.softcap);
         weights[r] = logit;
         largest.value[r % 16] = larger(largest.value[r % 16], logit);

@@ -101,6 +101,9 @@ void soften(const AttendRun& run, Tile& tile, int64_t q) {
   float* weights = tile.weights + q * kAttendTile;
   tile.keep[q] = 1;
   if (visible == 0) return;
+  if (run.shift != nullptr) {
+    for (int64_t r = 0; r < visible; ++r) weights[r] = weights[r] + run.shift[q];
+  }
   if (run.softcap > 0) {
     for (int64_t r = 0; r < visible; ++r) {
       weights[r] = run.softcap * tanhf(weights[r] / run.softcap);
@@ -295,6 +298,7 @@ void attend(const AttendRun& run) {
     block.queries = lesser(kQueryBlock, run.queries - q);
     block.query += q * run.key_dim;
     block.limits += q;
+    if (run.shift != nullptr) block.shift += q;
     block.maximum += q;
     block.sum += q;
     block.weighted += q * run.value_dim;

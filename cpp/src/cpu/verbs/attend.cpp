@@ -22,6 +22,7 @@ struct QueryBlock {
   int64_t count = 0;
   alignas(64) float query[kQueryBlock * kMaxHeadDim];  // a vector must not cross a cache line
   int64_t limits[kQueryBlock];
+  const float* shift = nullptr;  // of each query's logits, before they are capped; null: none
   float* maximum = nullptr;
   float* sum = nullptr;
   float* weighted = nullptr;
@@ -50,8 +51,8 @@ void attend_rows(ThreadPool* pool, const Kernels& kernels, const RowFormat& form
     }
     for (int64_t q = 0; q < block.count; ++q) limits[q] = block.limits[q] - begin;
     kernels.attend({keys, values, count, format.key, format.value, format.key_dim, format.value_dim,
-                    block.count, block.query, limits, logits.scale, logits.softcap, block.maximum,
-                    block.sum, block.weighted, scratch});
+                    block.count, block.query, limits, logits.scale, logits.softcap, block.shift,
+                    block.maximum, block.sum, block.weighted, scratch});
   }
 }
 
@@ -119,13 +120,36 @@ struct TailRows {
   float weight;             // of each
 };
 
+/** Queries for rows without their common part; see tail_copies.h. */
+void take_common(const CommonPart& keys, int64_t dim, float scale, QueryBlock& block,
+                 float* shift) {
+  for (int64_t q = 0; q < block.count; ++q) {
+    float* query = block.query + q * dim;
+    shift[q] = dot(query, keys.centre, dim) * scale;
+    for (int64_t d = 0; d < dim; ++d) query[d] = query[d] * keys.unit[d];
+  }
+  block.shift = shift;
+}
+
+/** Adds the common part to weighted sums of such rows' values. */
+void give_common(const CommonPart& values, int64_t dim, const QueryBlock& block) {
+  for (int64_t q = 0; q < block.count; ++q) {
+    float* weighted = block.weighted + q * dim;
+    for (int64_t d = 0; d < dim; ++d) {
+      weighted[d] = std::fma(block.sum[q], values.centre[d], weighted[d] * values.unit[d]);
+    }
+  }
+}
+
 /** Adds them to the running softmax of a block. */
 void attend_tail(const Kernels& kernels, const DecodeArgs& args, const QueryBlock& block,
                  const SequenceView& sequence, int64_t head, const TailRows& tail) {
   if (tail.count == 0) return;
   const ModelShape& shape = args.shape;
   const int64_t dim = shape.rows.value_dim;
-  float maximum[kQueryBlock], sum[kQueryBlock];
+  const TailCopies copies = shape.tail_copies(tail.capacity);
+  char* const copied = sequence.tail_copies;
+  float maximum[kQueryBlock], sum[kQueryBlock], shift[kQueryBlock];
   alignas(64) float weighted[kQueryBlock * kMaxHeadDim];
   QueryBlock own = block;
   own.maximum = maximum, own.sum = sum, own.weighted = weighted;
@@ -133,11 +157,16 @@ void attend_tail(const Kernels& kernels, const DecodeArgs& args, const QueryBloc
   std::fill_n(sum, own.count, 0.0f);
   std::fill_n(weighted, own.count * dim, 0.0f);
   std::fill_n(own.limits, own.count, tail.count);
+  const bool centred = copied != nullptr && copies.centred;
+  if (centred) {
+    take_common(copies.of_keys(copied, head), shape.rows.key_dim, args.logits.scale, own, shift);
+  }
   attend_rows(nullptr, kernels, shape.tail_rows(), args.logits, own, 0, tail.count, [&](int64_t i) {
     const int64_t number = tail.number[i];
-    return sequence.tail_copies != nullptr ? tail_copy(shape, sequence, head, number, tail.capacity)
-                                           : row_at(shape, sequence, head, tail.position[number]);
+    return copied != nullptr ? tail_copy(shape, copies, copied, head, number)
+                             : row_at(shape, sequence, head, tail.position[number]);
   });
+  if (centred) give_common(copies.of_values(copied, head), dim, own);
   for (int64_t q = 0; q < own.count; ++q) {
     const float top = std::max(block.maximum[q], maximum[q]);
     if (!(top > -INFINITY)) continue;

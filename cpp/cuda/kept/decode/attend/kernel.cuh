@@ -30,6 +30,7 @@ template <typename Element>
 struct KeptStepRows {
   using Reader = device::RowReader<Element>;
   static constexpr device::RowsCounted kCounted = device::RowsCounted::kNot;
+  static constexpr bool kCentred = false;
 
   const KeptContext& context;
   const device::SegmentDivisor& by_segment;

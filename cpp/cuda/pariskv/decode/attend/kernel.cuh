@@ -194,20 +194,25 @@ struct Attend {
       const int member = task / chunks(), chunk = task % chunks();
       const int d = 32 * chunk + device::lane_id();
       const int64_t query_head = int64_t(block.context.head) * shape.group + member;
+      const device::CommonRows common = tail_common(block.context);
+      device::TailValues values;
+      if (has_tail && common.any() && d < shape.value_dim) {
+        values = {common.value_centre()[d], common.value_unit()[d]};
+      }
       device::Merged merged;
       if (mailed) {
         device::ptx::cp_async_wait_group<0>();
         __syncwarp();
         device::wait(&space.top_k.mail.parts, 0);
         merged = device::merge_sent(resident_parts()[turn], space.parts[turn],
-                                    space.tail_parts[turn], weight);
+                                    space.tail_parts[turn], weight, values);
       } else {
         device::Parts parts{}, tail{};
         if (fetched) parts = device::parts_in_scratch(scratch.fetched, shape, member, chunk);
         if (has_tail) tail = device::parts_in_scratch(scratch.sampled, shape, member, chunk);
         merged =
             device::merge_parts(device::parts_in_scratch(scratch.resident, shape, member, chunk),
-                                parts, tail, weight, d < shape.value_dim);
+                                parts, tail, weight, values, d < shape.value_dim);
       }
       const Output<Element> output{block.call, block.context.row, query_head};
       const float share = output.share_of(merged.maximum, merged.sum, d == 0);

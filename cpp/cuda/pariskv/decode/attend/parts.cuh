@@ -48,6 +48,18 @@ struct PartFactors {
   float tail;    // of its part of the tail
 };
 
+/** The common part of values of the tail's rows, in a lane's dimension (tail_copies.h). */
+struct TailValues {
+  float centre = 0, unit = 1;
+
+  /** Adds a weighted sum of them to other rows' sum. */
+  __device__ __forceinline__ float add(float weighted, const PartFactors& parts, float tail_sum,
+                                       float of_tail) const {
+    const float all = warp_sum(tail_sum * parts.tail);
+    return __fmaf_rn(all, centre, __fmaf_rn(of_tail, unit, weighted));
+  }
+};
+
 /**
  * Lane p brings part p: resident parts first, then fetched ones; and in front, parts of the
  * tail.
@@ -72,10 +84,12 @@ __device__ __forceinline__ Parts parts_in_scratch(const float* parts, const Atte
 /**
  * Adds the parts of one query head up, for 32 dimensions, a warp.
  * @param tail    those of rows that stand for `weight` keys each; 0: there are none
+ * @param common  of their values
  * @param exists  whether there is the lane's dimension
  */
 __device__ __forceinline__ Merged merge_parts(const Parts& resident, const Parts& fetched,
-                                              const Parts& tail, float weight, bool exists) {
+                                              const Parts& tail, float weight,
+                                              const TailValues& common, bool exists) {
   const int lane = lane_id();
   float maximum = -infinity(), sum = 0, tail_maximum = -infinity(), tail_sum = 0;
   if (weight > 0 && lane < kParts) {
@@ -107,22 +121,28 @@ __device__ __forceinline__ Merged merge_parts(const Parts& resident, const Parts
   for (int part = 0; part < 2 * kParts; ++part) {
     weighted = __fmaf_rn(__shfl_sync(~0u, parts.factor, part), values[part], weighted);
   }
+  if (weight > 0) {
+    float of_tail = 0;
 #pragma unroll 1
-  for (int part = 0; part < kParts && weight > 0; ++part) {
-    const float value = exists ? __ldcg(tail.values + part * tail.step) : 0.0f;
-    weighted = __fmaf_rn(__shfl_sync(~0u, parts.tail, part), value, weighted);
+    for (int part = 0; part < kParts; ++part) {
+      const float value = exists ? __ldcg(tail.values + part * tail.step) : 0.0f;
+      of_tail = __fmaf_rn(__shfl_sync(~0u, parts.tail, part), value, of_tail);
+    }
+    weighted = common.add(weighted, parts, tail_sum, of_tail);
   }
   return {parts.maximum, parts.sum, weighted};
 }
 
 /** The same of parts that have come to shared memory. */
 __device__ __forceinline__ Merged merge_sent(const SentParts& resident, const SentParts& fetched,
-                                             const SentParts& tail, float weight) {
+                                             const SentParts& tail, float weight,
+                                             const TailValues& common) {
   const int lane = lane_id();
   const float* mine = lane < kParts ? resident[lane] : fetched[lane - kParts];
   const bool has_tail = weight > 0 && lane < kParts;
-  const PartFactors parts = combine_parts(mine[0], mine[1], has_tail ? tail[lane][0] : -infinity(),
-                                          has_tail ? tail[lane][1] : 0.0f, weight);
+  const float tail_sum = has_tail ? tail[lane][1] : 0.0f;
+  const PartFactors parts =
+      combine_parts(mine[0], mine[1], has_tail ? tail[lane][0] : -infinity(), tail_sum, weight);
   float weighted = 0;
 #pragma unroll 8
   for (int part = 0; part < kParts; ++part) {
@@ -134,10 +154,12 @@ __device__ __forceinline__ Merged merge_sent(const SentParts& resident, const Se
         __fmaf_rn(__shfl_sync(~0u, parts.factor, kParts + part), fetched[part][2 + lane], weighted);
   }
   if (weight > 0) {
+    float of_tail = 0;
 #pragma unroll 8
     for (int part = 0; part < kParts; ++part) {
-      weighted = __fmaf_rn(__shfl_sync(~0u, parts.tail, part), tail[part][2 + lane], weighted);
+      of_tail = __fmaf_rn(__shfl_sync(~0u, parts.tail, part), tail[part][2 + lane], of_tail);
     }
+    weighted = common.add(weighted, parts, tail_sum, of_tail);
   }
   return {parts.maximum, parts.sum, weighted};
 }

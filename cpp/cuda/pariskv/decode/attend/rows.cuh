@@ -119,22 +119,22 @@ struct SelectedRows {
   /** Rows of the tail have been counted for others; now they count as themselves alone. */
   static constexpr device::RowsCounted kCounted =
       kNarrow ? device::RowsCounted::kAlike : device::RowsCounted::kByCopies;
+  static constexpr bool kCentred = false;
 
   const HeadContext& context;
   const device::SelectedRow* rows;
   RowSpace& space;
-  bool listed;        // in shared memory
-  int tail_capacity;  // copies of the tail of a head
-  float weight;       // of each of the tail's rows
+  bool listed;   // in shared memory
+  float weight;  // of each of the tail's rows
 
   __device__ __forceinline__ float noted(int, int, float logit) const { return logit; }
   /** The copy of row i in the tail. */
   __device__ __forceinline__ const char* counted(int i) const {
     const int number = rows[i].where >> 8;
-    return number == 0 || context.tail_copies == nullptr
-               ? nullptr
-               : tail_copy(context, tail_capacity, number - 1);
+    return number == 0 || context.tail_copies == nullptr ? nullptr : tail_copy(context, number - 1);
   }
+  /** Their common part. */
+  __device__ __forceinline__ device::CommonRows common() const { return tail_common(context); }
   /** The logit that it was counted with, and how many times; minus infinity: not at all. */
   __device__ __forceinline__ float logit_before(int i, int head) const {
     const int number = rows[i].where >> 8, group = context.shape.group;
@@ -284,12 +284,7 @@ class RowList {
   }
   __device__ __forceinline__ SelectedRows<Element, kNarrow> addresses() const {
     const HeadContext& context = block_.context;
-    return {context,
-            list_,
-            space_,
-            list_ == space_.list,
-            int(Tail::capacity(block_.call.tail_rows)),
-            weight_of(context.zone, tail_)};
+    return {context, list_, space_, list_ == space_.list, weight_of(context.zone, tail_)};
   }
   /** All results of RowCache::stamp of this thread: see CacheRows. */
   __device__ __forceinline__ uint32_t stamped() const { return stamped_; }

@@ -35,6 +35,7 @@ template <typename Element>
 struct ResidentRows {
   using Reader = device::RowReader<Element>;
   static constexpr device::RowsCounted kCounted = device::RowsCounted::kNot;
+  static constexpr bool kCentred = false;
 
   const HeadContext& context;
   int before, gap;
@@ -53,13 +54,12 @@ template <typename Element>
 struct TailRows {
   using Reader = device::NarrowReader<Element>;
   static constexpr device::RowsCounted kCounted = device::RowsCounted::kNot;
+  static constexpr bool kCentred = true;
 
   const HeadContext& context;
-  int capacity;  // of a head
 
-  __device__ __forceinline__ const char* operator()(int i) const {
-    return tail_copy(context, capacity, i);
-  }
+  __device__ __forceinline__ const char* operator()(int i) const { return tail_copy(context, i); }
+  __device__ __forceinline__ device::CommonRows common() const { return tail_common(context); }
   /** Logits are stored, and rows whose logit is not finite do not count. */
   __device__ __forceinline__ float noted(int i, int head, float logit) const {
     const float counts = device::finite(logit) ? logit : -device::infinity();
@@ -137,8 +137,8 @@ struct AttendResident {
     if (tail.count == 0) return;
     device::AttendShape shape = context.shape;
     take_format(block.call.shape.tail_rows(), shape);
-    attend_to(TailRows<Element>{context, int(Tail::capacity(block.call.tail_rows))}, shape,
-              int(tail.count), {nullptr, nullptr, 0}, context.scratch.sampled);
+    attend_to(TailRows<Element>{context}, shape, int(tail.count), {nullptr, nullptr, 0},
+              context.scratch.sampled);
   }
 };
 

@@ -45,6 +45,7 @@ template <typename Element>
 struct PageRows {
   using Reader = device::RowReader<Element>;
   static constexpr device::RowsCounted kCounted = device::RowsCounted::kNot;
+  static constexpr bool kCentred = false;
 
   const device::SelectedRow* rows;
 

@@ -1,0 +1,21 @@
+"""How copies of a tail's rows are rounded: docs/search.md, in NumPy."""
+
+import numpy as np
+from support import eight_bits
+
+
+def copied(rows: np.ndarray, tail_rows: int) -> np.ndarray:
+    """K or V of all rows of a head's tail (count, dim) as their copies have them."""
+    rows = np.asarray(rows, np.float32)
+    first = rows[: tail_rows - tail_rows // 16].astype(np.float64)
+    centre = first.mean(axis=0).astype(np.float32)
+    variance = np.maximum((first**2).mean(axis=0) - first.mean(axis=0) ** 2, 0)
+    octaves = np.frexp(variance)[1] - 1  # 2^octaves is the greatest power of two not above
+    roots = np.where(variance > 0, np.ceil(octaves / 2), -np.inf)
+    loudest, median = roots.max(), np.sort(roots)[len(roots) // 2]
+    if loudest == -np.inf:
+        unit = np.ones(rows.shape[1], np.float32)
+    else:
+        least = (loudest if median == -np.inf else median) - 4
+        unit = np.float32(2) ** np.maximum(np.maximum(roots, least) - loudest, -64)
+    return eight_bits((rows - centre) / np.float32(unit)).astype(np.float64) * unit + centre
