@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -41,6 +42,11 @@ class Done:
 
 
 Pariskv = Callable[..., Done]
+
+
+def plain(text: str) -> bool:
+    """No colours, no frames, no spaces at the end of a line."""
+    return not re.search(r"\x1b|[─-╿]|[ \t]\n", text)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pariskv_core as pk
 import pytest
-from conftest import Pariskv
+from conftest import Pariskv, plain
 from pariskv_core.cli import main
 from tiny_model import save_config
 
@@ -25,11 +25,6 @@ SHAPE = ("--layers", 2, "--kv-heads", 8, "--head-dim", 128)
 ROOM = ("--device", "cpu", "--memory", "16GB")
 SMALL = ("--part", "engine", "--tokens", 4096, "--steps", 80, "--layers", 1, "--top-k", 100)
 COMMANDS = ("doctor", "plan", "generate", "verify", "explain", "bench", "demo", "ggml", "vllm")
-
-
-def plain(text: str) -> bool:
-    """No colours, no frames, no spaces at the end of a line."""
-    return not re.search(r"\x1b|[─-╿]|[ \t]\n", text)
 
 
 def test_the_command_is_this_program():
@@ -238,19 +233,6 @@ def test_plan_can_measure(pariskv: Pariskv):
     steps = done.record["step_seconds"]
     assert steps["source"] == "measured here"
     assert 0 < steps["ours"] < 1
-
-
-def test_bench(pariskv: Pariskv, monkeypatch, capsys):
-    small = ("bench", "--tokens", 4096, "--kv-heads", 2, "--query-heads", 4, "--head-dim", 64)
-    done = pariskv(*small, "--threads", 1, "--device", "cpu")
-    assert done.code == 0
-    assert plain(done.out)
-    assert re.search(r"^ *4,096 +[\d.]+ (µs|ms) .* ×$", done.out, re.M)
-    monkeypatch.setitem(sys.modules, "torch", None)  # what a missing library looks like to import
-    assert main([*map(str, small), "--threads", "1", "--device", "cpu", "--json"]) == 0
-    [step] = json.loads(capsys.readouterr().out)["steps"]
-    assert 0 < step["ours"] <= step["slowest"]
-    assert step["dense"] is None
 
 
 def test_demo_finds_the_facts(pariskv: Pariskv):

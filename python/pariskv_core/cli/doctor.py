@@ -49,12 +49,11 @@ def _installed(distribution: str) -> str:
         return "not installed"
 
 
-def _backend(device: str) -> str:
+def _backend(device: str, gpu: bool) -> str:
+    """A state alone: what to do about it is a finding."""
     if not pk.is_built(device):
-        program = _usable_nvcc()
-        if device == "cuda" and program:
-            return f"not in this build; {program} is here: build again with CUDA"
-        return "not in this build; install the CUDA toolkit (nvcc 12.8 or newer) and build again"
+        none = device == "cuda" and not gpu
+        return "not in this build" + ("; no GPU was found here either" if none else "")
     if not pk.is_available(device):
         return "built, but no CUDA device or driver was found"
     names = ", ".join(machine.gpu_names()) if device == "cuda" else ""
@@ -86,11 +85,14 @@ def _bus(found: dict[str, Any]) -> bandwidth.Bus | None:
 
 def examine(*, measure: bool) -> dict[str, Any]:
     limit = machine.memory_limit()
+    gpus = [asdict(gpu) for gpu in machine.gpus()] or [
+        {"name": name, "total": 0, "free": 0} for name in machine.gpu_names()
+    ]
     found: dict[str, Any] = {
         "pariskv_core": pk.__version__,
         "python": platform.python_version(),
         "packages": {name: _installed(name) for name in _PACKAGES},
-        "backends": {name: _backend(name) for name in _BACKENDS},
+        "backends": {name: _backend(name, bool(gpus)) for name in _BACKENDS},
         "ready": {name: pk.is_available(name) for name in _BACKENDS},
         "processor": machine.cpu_name(),
         "instructions": pk.cpu_level(),
@@ -100,8 +102,7 @@ def examine(*, measure: bool) -> dict[str, Any]:
         "memory_available": machine.available_memory(),
         "memory_limit": asdict(limit) if limit else None,
         "driver": machine.driver_version(),
-        "gpus": [asdict(gpu) for gpu in machine.gpus()]
-        or [{"name": name, "total": 0, "free": 0} for name in machine.gpu_names()],
+        "gpus": gpus,
         "host_bytes_per_second": None,
         "bus_bytes_per_second": None,
     }

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pariskv_core as pk
 from pariskv_core.cli import models
 from pariskv_core.cli.failures import OK, CannotRunError
 from pariskv_core.cli.screen import Screen
@@ -46,6 +47,20 @@ def _check_writable(file: str | None) -> None:
         Path(file).unlink()
 
 
+def _check_searched(loaded: Loaded, prompt: int, new: int, top_k: int) -> None:
+    """Before minutes of reading. On a GPU texts that are somewhat longer may not be searched."""
+    config = pk.Config(
+        layers=1, query_heads=1, kv_heads=1, head_dim=64, policy=pk.ParisKV(top_k=top_k)
+    )
+    # The last token is chosen and not stored.
+    if prompt + new - 1 < config.dense_below:
+        raise CannotRunError(
+            f"the text has {count(prompt, 'token')} and {new:,} more are asked for, but a step "
+            f"over fewer than {config.dense_below:,} attends to all of them, so there is no search "
+            "to explain: give a longer text"
+        )
+
+
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     text = models.prompt_text(arguments)
     if text is None:
@@ -59,6 +74,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
 
     ids = loaded.prompt_ids(text, raw=arguments.raw)
     loaded.check_length(ids.shape[1], arguments.max_new_tokens)
+    _check_searched(loaded, ids.shape[1], arguments.max_new_tokens, arguments.top_k)
     run = Run.start(loaded, top_k=arguments.top_k, threads=arguments.threads)
     run.watch()
     with screen.stages() as stages:

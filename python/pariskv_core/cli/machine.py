@@ -9,6 +9,7 @@ import re
 import resource
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
 _MEMORY = Path("/proc/meminfo")
+_PROCESSORS = Path("/proc/stat")
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _DRIVER = Path("/proc/driver/nvidia/version")
 _TOOLKITS = ("/usr/local/cuda", "/opt/cuda")  # where a build looks as well, cmake/cuda.cmake
@@ -67,6 +69,20 @@ def usable_cores() -> int:
     if quota.isdigit() and period.isdigit():
         cores = min(cores, math.ceil(int(quota) / int(period)))
     return max(cores, 1)
+
+
+def _processor_ticks() -> tuple[int, int]:
+    """Of all cores, since the machine started: busy ones, and all."""
+    ticks = [int(part) for part in _first_line(_PROCESSORS, "cpu ").split()[1:9] if part.isdigit()]
+    return (sum(ticks) - ticks[3] - ticks[4], sum(ticks)) if len(ticks) == 8 else (0, 0)
+
+
+def busy_cores(seconds: float = 0.3) -> float:
+    """Cores that are busy while this process waits: other programs'; 0 where nobody says."""
+    busy, ticks = _processor_ticks()
+    time.sleep(seconds)
+    busy_now, ticks_now = _processor_ticks()
+    return machine_cores() * (busy_now - busy) / max(ticks_now - ticks, 1)
 
 
 def cpu_name() -> str:

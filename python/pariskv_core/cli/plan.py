@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from pariskv_core._array import DeviceName
 from pariskv_core.cli import machine, parsing
 from pariskv_core.cli.failures import DOES_NOT_HOLD, OK, CannotRunError
 from pariskv_core.cli.screen import Screen
@@ -62,17 +63,18 @@ def _shape(arguments: argparse.Namespace) -> ModelShape:
     return shapes.ModelShape("this shape", layers, heads, kv_heads, head_dim, head_dim)
 
 
-def _device(arguments: argparse.Namespace, gpus: list[machine.Gpu]) -> str:
-    found = arguments.device or ("cuda" if gpus or arguments.host_memory is not None else "cpu")
+def _device(arguments: argparse.Namespace, gpus: list[machine.Gpu]) -> DeviceName:
+    own: DeviceName = "cuda" if gpus or arguments.host_memory is not None else "cpu"
+    found: DeviceName = arguments.device or own
     if found == "cpu" and arguments.host_memory is not None:
         raise CannotRunError("--host-memory is memory beside a GPU; on the CPU say --memory")
     if found == "cuda" and not gpus and arguments.memory is None:
         raise CannotRunError("there is no GPU here to ask for its memory: say --memory, like 80GB")
-    return str(found)
+    return found
 
 
 def _steps(
-    arguments: argparse.Namespace, shape: ModelShape, context: int, device: str
+    arguments: argparse.Namespace, shape: ModelShape, context: int, device: DeviceName
 ) -> dict[str, Any]:
     """Seconds of a model step: all engine layers, of ours and of torch, and where they are from."""
     from pariskv_core.cli import figures

@@ -1,4 +1,4 @@
-"""Times the decode step of one layer on this machine, and torch's dense attention beside it."""
+"""Times the decode step of one layer here, and torch's dense attention in turns with it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from statistics import median
 import numpy as np
 
 import pariskv_core as pk
-from pariskv_core.cli import dense_baseline, machine
+from pariskv_core._array import DeviceName
+from pariskv_core.cli import machine
+from pariskv_core.cli.dense_baseline import Dense
 from pariskv_core.cli.failures import CannotRunError, need
 from pariskv_core.cli.workload import CHUNK_TOKENS, Shape, Workload
 
 ROUNDS = 20
 _WARM_UP = 3
+# On a CPU ours and torch's take turns: other programs then slow both down. Not after each step:
+# threads of the one that just ended may still spin.
+_TURNS = 4
+_PAUSE = 0.01  # seconds
 # A step must not find its key summaries in the processor's cache because it was the last to read
 # them: in a model the other layers come in between.
 _LAYERS = 2
@@ -31,7 +37,7 @@ class Case:
     head_dim: int = 128
     top_k: int = 100
     threads: int = 1  # of the CPU
-    device: str = "cpu"
+    device: DeviceName = "cpu"
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,7 @@ class Timed:
     slowest: float
     dense: float | None  # None: torch is missing or failed
     by: str  # the array types
+    busy: float = 0.0  # cores that other programs kept busy before it, and after
 
 
 def shape_of(case: Case) -> Shape:
@@ -78,7 +85,7 @@ def check(case: Case) -> None:
 
 def _check_memory(case: Case) -> None:
     row = 2 * 2 * case.head_dim * case.kv_heads
-    needed = int(1.3 * _LAYERS * case.batch * case.tokens * row)
+    needed = int((1.3 * _LAYERS + 1) * case.batch * case.tokens * row)  # and torch's layer
     available = machine.available_memory()
     if available and needed > available:
         raise CannotRunError(
@@ -96,16 +103,19 @@ def measure(case: Case, advance: Callable[[int], None] = lambda done: None) -> T
 
         ours, dense = steps_gpu.measure(case, config_of(case), ROUNDS)
         return Timed(median(ours), max(ours), median(dense), "bfloat16, a CUDA graph, cold caches")
-    dense = dense_baseline.measure(shape_of(case), case.threads, lambda done: None, case.batch)
-    ours = _on_cpu(case, advance)
-    return Timed(median(ours), max(ours), median(dense) if dense else None, "float16")
+    busy = machine.busy_cores()
+    ours, dense = _on_cpu(case, advance)
+    busy = max(busy, machine.busy_cores())
+    return Timed(median(ours), max(ours), median(dense) if dense else None, "float16", busy)
 
 
-def _on_cpu(case: Case, advance: Callable[[int], None]) -> list[float]:
+def _on_cpu(case: Case, advance: Callable[[int], None]) -> tuple[list[float], list[float]]:
+    """Seconds of our steps, and of torch's."""
     shape, config = shape_of(case), config_of(case)
     work = Workload(shape, facts=0, update=config.update, local=config.local, seed=1)
-    seconds = []
-    with pk.Cache(config) as cache:
+    seconds: list[float] = []
+    dense: list[float] = []
+    with Dense(shape, case.threads, case.batch) as torch, pk.Cache(config) as cache:
         batch = [cache.add() for _ in range(case.batch)]
         for layer in range(_LAYERS):
             for begin in range(0, case.tokens, CHUNK_TOKENS):
@@ -125,4 +135,9 @@ def _on_cpu(case: Case, advance: Callable[[int], None]) -> list[float]:
                 cache.decode(layer, batch, q, k, v)
                 if step >= _WARM_UP:
                     seconds.append(time.perf_counter() - begun)
-    return seconds
+            timed = step + 1 - _WARM_UP
+            if timed > 0 and timed % (ROUNDS // _TURNS) == 0:
+                time.sleep(_PAUSE)
+                dense += torch.steps(ROUNDS // _TURNS)
+                time.sleep(_PAUSE)
+    return seconds, dense if len(dense) == ROUNDS else []
