@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "memory/available.h"
 #include "pariskv/memory.h"
 
 namespace pariskv::cuda {
@@ -20,16 +21,8 @@ std::shared_ptr<MemoryResource> device_resource(int32_t device);
 
 /**
  * Host memory that stays where it is and that the device can read.
- * @param root  where the system says how much it has, see below
+ * @param root  where the system says how much it has, see available_host_bytes
  */
 std::shared_ptr<MemoryResource> pinned_resource(int32_t device, std::string root = "");
-
-/**
- * Bytes that the system could still give without swapping; negative when it does not say. Pages of
- * such resources are never swapped out: taking more than these starves the machine, or gets a
- * process killed at the limit of its control group.
- * @param root  ahead of the system's own paths: empty, but for tests
- */
-int64_t available_host_bytes(const std::string& root);
 
 }  // namespace pariskv::cuda

@@ -83,7 +83,8 @@ std::vector<Sequence*> Cache::Impl::find_unsettled(const Verb& verb, const Batch
     const auto place = sequences_.find(id);
     if (place == sequences_.end()) {
       fail("[", verb.name, "] sequences: ", id,
-           " is not a sequence of this cache (it was removed, or never added)");
+           " is not a sequence of this cache (it was removed, or never added)",
+           id < 0 ? "; a slot without a sequence is IDLE" : "");
     }
     if (!seen.insert(id).second) {
       fail("[", verb.name, "] sequences: expected each once, got ", id, " twice");

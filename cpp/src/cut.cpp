@@ -120,6 +120,10 @@ SequenceId Cache::fork_prefix(SequenceId sequence, int64_t tokens, Stream stream
   std::vector<Regions> regions;
   for (const Layer& layer : source.layers) {
     const int64_t total = layer.regions.total();
+    if (total == 0) {
+      fail("[fork] tokens: expected a sequence that has tokens, got ", sequence,
+           ", which has none in layer ", regions.size(), "; leave tokens out to fork it");
+    }
     if (tokens < 1 || tokens > total) {
       fail("[fork] tokens: expected 1 to ", total, ", the tokens of sequence ", sequence,
            " in layer ", regions.size(), ", got ", tokens);

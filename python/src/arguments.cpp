@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "nearest.h"
+
 namespace pariskv::python {
 
 namespace {
@@ -45,9 +47,10 @@ Arguments::Arguments(const Parameters& parameters, const nb::args& positional,
     size_t i = 0;
     while (i < names.size() && std::strcmp(names[i], given) != 0) ++i;
     if (i == names.size()) {
-      throw nb::type_error(
-          (place + given + ": there is no such argument; the arguments are " + list_of(names))
-              .c_str());
+      const std::string meant = did_you_mean(given, {names.begin(), names.end()});
+      throw nb::type_error((place + given + ": there is no such argument" + meant +
+                            (meant.empty() ? "; the" : " The") + " arguments are " + list_of(names))
+                               .c_str());
     }
     if (values_[i] != nullptr) {
       throw nb::type_error((place + given + ": expected once, got it twice").c_str());
@@ -76,7 +79,10 @@ void Arguments::refuse(const char* name, const char* expected, nb::handle got) c
 int64_t Arguments::integer_of(const char* name, const char* expected, nb::handle value) const {
   if (!PyIndex_Check(value.ptr())) refuse(name, expected, value);
   const auto index = nb::steal<nb::object>(PyNumber_Index(value.ptr()));
-  if (!index.is_valid()) throw nb::python_error();
+  if (!index.is_valid()) {  // an array of several numbers, most likely
+    PyErr_Clear();
+    refuse(name, expected, value);
+  }
   int overflow = 0;
   const long long number = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
   if (overflow != 0) {
@@ -136,11 +142,31 @@ std::string Arguments::text(const char* name, const char* left_out) const {
   return given;
 }
 
+void Arguments::refuse_misplaced(const char* name, nb::handle value) const {
+  if (!nb::hasattr(value, "__dlpack__")) return;
+  const nb::object dimensions = nb::getattr(value, "ndim", nb::none());
+  if (!PyLong_Check(dimensions.ptr()) || PyLong_AsLong(dimensions.ptr()) < 2) return;
+  const auto& names = parameters_.names;
+  std::string text = std::string("[") + verb() + "] " + name +
+                     ": expected a list of integers, got an array of " +
+                     nb::steal<nb::str>(PyObject_Str(dimensions.ptr())).c_str() +
+                     " dimensions; the order of arguments is " +
+                     list_of({names.begin(), names.begin() + long(parameters_.positional)});
+  if (parameters_.positional < names.size()) {
+    text += ", and by name alone " +
+            list_of({names.begin() + long(parameters_.positional), names.end()});
+  }
+  throw nb::type_error(text.c_str());
+}
+
 std::vector<int64_t> Arguments::integers(const char* name) const {
   constexpr const char* kExpected = "a list of integers";
   const nb::handle value = (*this)[name];
   const bool is_text = PyUnicode_Check(value.ptr()) || PyBytes_Check(value.ptr());
-  if (is_text || PySequence_Check(value.ptr()) == 0) refuse(name, kExpected, value);
+  if (is_text || PySequence_Check(value.ptr()) == 0) {
+    refuse_misplaced(name, value);  // a tensor of torch is no sequence
+    refuse(name, kExpected, value);
+  }
   const auto list = nb::steal<nb::object>(PySequence_Fast(value.ptr(), ""));
   if (!list.is_valid()) {
     PyErr_Clear();
@@ -149,6 +175,7 @@ std::vector<int64_t> Arguments::integers(const char* name) const {
   std::vector<int64_t> integers;
   const size_t count = nb::len(list);
   integers.reserve(count);
+  if (count > 0 && !PyLong_Check(nb::object(list[0]).ptr())) refuse_misplaced(name, value);
   for (size_t i = 0; i < count; ++i) {
     const nb::object item = list[i];
     integers.push_back(integer_of(name, "integers alone in the list", item));

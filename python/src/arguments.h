@@ -58,6 +58,8 @@ class Arguments {
 
  private:
   [[noreturn]] void refuse(const char* name, const char* expected, nb::handle got) const;
+  /** Keys where a list belongs: the arguments of another method, in its order. */
+  void refuse_misplaced(const char* name, nb::handle value) const;
   int64_t integer_of(const char* name, const char* expected, nb::handle value) const;
 
   const Parameters& parameters_;

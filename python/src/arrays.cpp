@@ -2,6 +2,7 @@
 
 #include <nanobind/stl/string.h>
 
+#include <atomic>
 #include <string>
 
 namespace pariskv::python {
@@ -99,9 +100,34 @@ TensorView view_of(const char* verb, const char* argument, const Array& array, D
                            .c_str());
 }
 
+/** NumPy's class of arrays, once it is loaded; null: it is not. */
+PyObject* numpy_array() {
+  static std::atomic<PyObject*> found{nullptr};  // held as long as the process lives
+  if (found == nullptr) {
+    const nb::object modules = nb::module_::import_("sys").attr("modules");
+    const nb::object numpy = modules.attr("get")("numpy");
+    if (!nb::hasattr(numpy, "ndarray")) return nullptr;
+    found = nb::object(numpy.attr("ndarray")).release().ptr();
+  }
+  return found;
+}
+
+/** The mask would be ignored in silence, and what it hides attended to. */
+void refuse_mask(const char* verb, const char* argument, nb::handle array) {
+  PyObject* const plain = numpy_array();
+  if (plain == nullptr || array.type().ptr() == plain) return;
+  if (!nb::hasattr(array, "mask") || !nb::hasattr(array, "filled")) return;
+  throw nb::value_error((place(verb, argument) +
+                         "expected an array without a mask, got a masked one, and its mask would "
+                         "be ignored; pass " +
+                         argument + ".filled(0), or " + argument + ".data without the mask")
+                            .c_str());
+}
+
 /** The gradient would be lost in silence; PyTorch does not export such tensors by DLPack either. */
 void refuse_gradient(const char* verb, const char* argument, nb::handle array) {
-  if (PyObject_CheckBuffer(array.ptr()) != 0) return;  // NumPy's: no attribute, and slow to say so
+  // NumPy's: it has no such attribute, and is slow to say so.
+  if (PyObject_CheckBuffer(array.ptr()) != 0) return refuse_mask(verb, argument, array);
   static PyObject* const name = PyUnicode_InternFromString("requires_grad");
   const auto wanted = nb::steal<nb::object>(PyObject_GetAttr(array.ptr(), name));
   if (!wanted.is_valid()) {

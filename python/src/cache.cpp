@@ -2,6 +2,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <stdexcept>
+
+#include "fields.h"
 #include "handle.h"
 #include "module.h"
 
@@ -25,6 +28,30 @@ const Config& config_of(const Arguments& given) {
   return nb::cast<const Config&>(config);
 }
 
+/** Its shape and how many sequences it has; a cache that cannot be asked still prints itself. */
+std::string text_of_cache(const Handle& self) {
+  std::shared_ptr<Cache> cache;
+  try {
+    cache = self.open();
+  } catch (const nb::builtin_exception&) {
+    return "Cache(closed)";
+  }
+  const Config& config = cache->config();
+  nb::dict fields;
+  try {
+    fields["sequences"] = unlocked(cache, [](Cache& c) { return c.sequences().size(); });
+  } catch (const std::invalid_argument&) {  // in a child of fork, whose parent was inside a call
+    fields["sequences"] = nb::none();
+  }
+  fields["layers"] = config.layers;
+  fields["query_heads"] = config.query_heads;
+  fields["kv_heads"] = config.kv_heads;
+  fields["head_dim"] = config.head_dim;
+  fields["dtype"] = name_of(config.dtype);
+  fields["device"] = name_of(config.device);
+  return text_of_fields("Cache", fields);
+}
+
 void bind_life(nb::class_<Handle>& cache) {
   static const Parameters parameters("cache", {"config"}, {}, {});
   cache
@@ -35,6 +62,7 @@ void bind_life(nb::class_<Handle>& cache) {
           },
           nb::sig("def __init__(self, config: Config) -> None"))
       .def_prop_ro("config", [](const Handle& self) { return self.open()->config(); })
+      .def("__repr__", &text_of_cache)
       .def("close", &Handle::close, "Frees everything; later calls raise ValueError.")
       .def(
           "__enter__",
@@ -242,7 +270,7 @@ void bind_cache(nb::module_& m) {
       .def("__repr__", [](const Batch& self) {
         std::string text = "Batch([";
         for (const SequenceId id : self.ids()) {
-          text += (id == self.ids().front() ? "" : ", ") + std::to_string(id);
+          text += (text.back() == '[' ? "" : ", ") + (id == kIdle ? "IDLE" : std::to_string(id));
         }
         return text + "])";
       });

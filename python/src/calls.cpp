@@ -311,7 +311,7 @@ where no query is finite. ParisKV has one, with a tail and group_rule "attention
          "lengths: collections.abc.Sequence[int] | None = None, "
          "*, k: pariskv_core._array.Array | None = None, "
          "v: pariskv_core._array.Array | None = None, " PKV_SIGNATURE_RESULT
-         "precision: str = 'exact', " PKV_SIGNATURE_END,
+         "precision: typing.Literal['exact', 'fast'] = 'exact', " PKV_SIGNATURE_END,
          R"(Exact causal attention of the last stored tokens over everything stored.
 
 q        (sum of lengths, query_heads, head_dim): the last tokens of each sequence

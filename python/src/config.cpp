@@ -3,12 +3,16 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
 
+#include <algorithm>
+#include <cctype>
+#include <cmath>
 #include <optional>
 
 #include "arguments.h"
 #include "arrays.h"
 #include "fields.h"
 #include "module.h"
+#include "nearest.h"
 
 namespace pariskv::python {
 
@@ -18,9 +22,9 @@ Placement parse_placement(const std::string& name) {
   if (name == "auto") return Placement::kAuto;
   if (name == "host") return Placement::kHost;
   if (name == "device") return Placement::kDevice;
-  throw nb::value_error(
-      ("[config] placement: expected \"auto\", \"host\" or \"device\", got \"" + name + "\"")
-          .c_str());
+  throw nb::value_error(("[config] placement: expected \"auto\", \"host\" or \"device\", got \"" +
+                         name + "\"" + did_you_mean(name, {"\"auto\"", "\"host\"", "\"device\""}))
+                            .c_str());
 }
 
 const char* text(Placement placement) {
@@ -52,8 +56,61 @@ Device parse_device(nb::handle device) {
       name.find_first_not_of("0123456789", 5) == std::string::npos) {
     return {DeviceType::kCuda, int32_t(std::stoi(name.substr(5)))};
   }
+  const bool gpu = name.rfind("gpu", 0) == 0 || name.rfind("GPU", 0) == 0 || name == "nvidia";
+  const std::string hint =
+      gpu ? "; did you mean \"cuda\"?" : did_you_mean(name, {"\"cpu\"", "\"cuda\""});
   throw nb::value_error(
-      ("[config] device: expected \"cpu\" or \"cuda:<index>\", got \"" + name + "\"").c_str());
+      ("[config] device: expected \"cpu\" or \"cuda:<index>\", got \"" + name + "\"" + hint)
+          .c_str());
+}
+
+/** Bytes as a number, or in words: "4GB" is 4 * 10^9, "4GiB" 4 * 2^30; empty: neither. */
+std::optional<int64_t> bytes_of(std::string text) {
+  text.erase(std::remove_if(text.begin(), text.end(),
+                            [](char c) { return c == ' ' || c == ',' || c == '_'; }),
+             text.end());
+  for (char& letter : text) letter = char(std::tolower(static_cast<unsigned char>(letter)));
+  const size_t end = text.find_first_not_of("0123456789.");
+  std::string unit = end == std::string::npos ? "" : text.substr(end);
+  if (!unit.empty() && unit.back() == 'b') unit.pop_back();
+  const bool binary = unit.size() > 1 && unit.back() == 'i';
+  if (binary) unit.pop_back();
+  const size_t power = std::string("kmgt").find(unit);
+  if (end == 0 || unit.size() > 1 || power == std::string::npos) return {};
+  // Python's own: whatever the locale writes in place of a point.
+  const double number = PyOS_string_to_double(text.substr(0, end).c_str(), nullptr, nullptr);
+  if (number == -1 && PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    return {};
+  }
+  const double bytes =
+      number * std::pow(binary ? 1024.0 : 1000.0, unit.empty() ? 0.0 : double(power + 1));
+  if (!(bytes < 9e18)) return {};
+  return int64_t(std::llround(bytes));
+}
+
+/** @param given  an integer or a string */
+int64_t parse_bytes(const char* field, nb::handle given) {
+  const std::string place = std::string("[config] ") + field;
+  if (PyIndex_Check(given.ptr())) {
+    const auto index = nb::steal<nb::object>(PyNumber_Index(given.ptr()));
+    int overflow = 0;
+    const long long number =
+        index.is_valid() ? PyLong_AsLongLongAndOverflow(index.ptr(), &overflow) : -1;
+    if (!index.is_valid()) PyErr_Clear();
+    if (index.is_valid() && overflow == 0) return number;
+    throw nb::value_error((place + ": expected an integer of 64 bits, got " +
+                           nb::steal<nb::str>(PyObject_Str(given.ptr())).c_str())
+                              .c_str());
+  }
+  const auto text = nb::cast<std::string>(given);
+  const std::optional<int64_t> bytes = bytes_of(text);
+  if (!bytes) {
+    throw nb::value_error(
+        (place + ": expected bytes, an integer or as \"4GB\" or \"4GiB\", got \"" + text + "\"")
+            .c_str());
+  }
+  return *bytes;
 }
 
 constexpr const char* kBoundDoc =
@@ -158,8 +215,8 @@ threads
 segment_tokens
     The store grows by this much, a multiple of 64. -1: 128 where rows stay on a GPU, else 1,024.
 memory_budget
-    The most bytes to hold on the device; 0 is no limit, but with the placement "auto" nine
-    tenths of what is free when the cache is made.
+    The most bytes to hold on the device, an integer or as "4GB" or "4GiB"; 0 is no limit, but with
+    the placement "auto" nine tenths of what is free when the cache is made.
 placement
     Where a cache on a GPU keeps the rows of retrieval zones. "auto": in the GPU's own memory as
     long as memory_budget has room, then in host memory, those of the longest unused sequences
@@ -169,7 +226,7 @@ row_cache
     row that stays selected crosses the bus once. Rounded up to a power of two, at least 16;
     0 is none, -1 twice the rows that a step selects.
 host_budget
-    The most bytes of host memory that such a cache may hold; 0 is no limit.
+    The most bytes of host memory that such a cache may hold, likewise; 0 is no limit.
 kv_dtype
     How rows of retrieval zones are stored: "auto" is as dtype, "int8" as 8 bits a number and
     a scale for each K and V, with ParisKV. All other rows stay in dtype.
@@ -180,13 +237,15 @@ Raises ValueError, with what was expected and what came.)";
 
 void bind_config(nb::module_& m) {
   const Config defaults;
+  const std::string placements = literal({"auto", "host", "device"});
+  const std::string kv_dtypes = literal({"auto", "int8"});
   nb::class_<Config> type(m, "Config", kDoc);
   const nb::object maker = nb::cpp_function(
       [](int64_t layers, int64_t query_heads, int64_t kv_heads, int64_t head_dim, int64_t value_dim,
          nb::handle dtype, int64_t sink, int64_t local, int64_t update, int64_t dense_below,
          const std::optional<PolicyConfig>& policy, nb::handle device, int64_t threads,
-         int64_t segment_tokens, int64_t memory_budget, const std::string& placement,
-         int64_t row_cache, int64_t host_budget, const std::string& kv_dtype) {
+         int64_t segment_tokens, nb::handle memory_budget, const std::string& placement,
+         int64_t row_cache, nb::handle host_budget, const std::string& kv_dtype) {
         Config config;
         config.layers = layers;
         config.query_heads = query_heads;
@@ -202,10 +261,10 @@ void bind_config(nb::module_& m) {
         config.device = parse_device(device);
         config.threads = threads;
         config.segment_tokens = segment_tokens;
-        config.memory_budget = memory_budget;
+        config.memory_budget = parse_bytes("memory_budget", memory_budget);
         config.placement = parse_placement(placement);
         config.row_cache = row_cache;
-        config.host_budget = host_budget;
+        config.host_budget = parse_bytes("host_budget", host_budget);
         config.kv_dtype = parse_kv_dtype(kv_dtype);
         config.validate();
         return config;
@@ -224,23 +283,41 @@ void bind_config(nb::module_& m) {
       .def_ro("kv_heads", &Config::kv_heads)
       .def_ro("head_dim", &Config::head_dim)
       .def_prop_ro("value_dim", [](const Config& c) { return c.resolved().value_dim; })
-      .def_prop_ro("dtype", [](const Config& c) { return name_of(c.dtype); })
+      .def_prop_ro(
+          "dtype", [](const Config& c) { return name_of(c.dtype); },
+          nb::for_getter(nb::sig("def dtype(self) -> pariskv_core._array.DTypeName")))
       .def_prop_ro("sink", [](const Config& c) { return c.resolved().sink; })
       .def_prop_ro("local", [](const Config& c) { return c.resolved().local; })
       .def_prop_ro("update", [](const Config& c) { return c.resolved().update; })
       .def_prop_ro("dense_below", [](const Config& c) { return c.resolved().dense_below; })
       .def_ro("policy", &Config::policy)
-      .def_prop_ro("device", [](const Config& c) { return name_of(c.device); })
+      .def_prop_ro(
+          "device", [](const Config& c) { return name_of(c.device); },
+          nb::for_getter(nb::sig("def device(self) -> pariskv_core._array.DeviceName")))
       .def_ro("threads", &Config::threads)
       .def_prop_ro("segment_tokens", [](const Config& c) { return c.resolved().segment_tokens; })
       .def_ro("memory_budget", &Config::memory_budget)
-      .def_prop_ro("placement", [](const Config& c) { return text(c.placement); })
+      .def_prop_ro(
+          "placement", [](const Config& c) { return text(c.placement); },
+          nb::for_getter(nb::sig(("def placement(self) -> " + placements).c_str())))
       .def_ro("row_cache", &Config::row_cache)
       .def_ro("host_budget", &Config::host_budget)
-      .def_prop_ro("kv_dtype", [](const Config& c) { return text(c.kv_dtype); });
+      .def_prop_ro(
+          "kv_dtype", [](const Config& c) { return text(c.kv_dtype); },
+          nb::for_getter(nb::sig(("def kv_dtype(self) -> " + kv_dtypes).c_str())));
   bind_bytes(m, type);
   bind_value(type, "Config", fields_of, maker,
-             {"[config] ", {"layers", "query_heads", "kv_heads", "head_dim"}, {"dtype", "device"}});
+             {"[config] ",
+              {"layers", "query_heads", "kv_heads", "head_dim"},
+              {"dtype", "device"},
+              {{"memory_budget", Either::kBytes}, {"host_budget", Either::kBytes}},
+              {{"dtype",
+                "pariskv_core._array.DTypeName | pariskv_core._array.DTypeLike | type[typing.Any]"},
+               {"device", "pariskv_core._array.DeviceName | pariskv_core._array.DeviceLike"},
+               {"placement", placements},
+               {"kv_dtype", kv_dtypes},
+               {"memory_budget", "int | str"},
+               {"host_budget", "int | str"}}});
 }
 
 }  // namespace pariskv::python

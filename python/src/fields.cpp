@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "arguments.h"
+#include "nearest.h"
 
 namespace pariskv::python {
 
@@ -52,8 +54,54 @@ std::string expected_instead(nb::handle value, Either kinds) {
       return value.is_none() || is_list(value) ? "" : "a list or None";
     case Either::kNumberOrString:
       return is_number(value) || PyUnicode_Check(value.ptr()) ? "" : "a number or a string";
+    case Either::kBytes:
+      return PyIndex_Check(value.ptr()) || PyUnicode_Check(value.ptr())
+                 ? ""
+                 : "bytes, an integer or as \"4GB\"";
   }
   return "";
+}
+
+/** "; did you mean top_k?": a field of these, or of the settings that are among their values. */
+std::string meant(const nb::dict& fields, const std::string& given) {
+  std::vector<std::string> names;
+  for (const auto& [field, value] : fields) names.push_back(nb::cast<std::string>(field));
+  const std::string own = did_you_mean(given, names);
+  for (const auto& [field, value] : fields) {
+    if (module_of(value).equal(nb::str("builtins"))) continue;
+    const auto inner = nb::cast<nb::dict>(value.attr("__getstate__")());
+    names.clear();
+    for (const auto& [name, unused] : inner) names.push_back(nb::cast<std::string>(name));
+    const bool exact = inner.contains(given.c_str());
+    const std::string name = exact ? given : own.empty() ? nearest(given, names) : "";
+    if (name.empty()) continue;
+    return "; did you mean " + nb::cast<std::string>(field) + "=" +
+           nb::cast<std::string>(nb::getattr(value.type(), "__name__")) + "(" + name + "=...)?";
+  }
+  return own;
+}
+
+/** Of "def name(*, top_k: int = \\0, ...) -> Name": names, and types with a default's mark. */
+std::vector<std::pair<std::string, std::string>> parameters_of(const std::string& signature) {
+  std::vector<std::pair<std::string, std::string>> found;
+  std::string part;
+  int depth = 0;
+  for (size_t i = signature.find('(') + 1; i < signature.size() && depth >= 0; ++i) {
+    const char letter = signature[i];
+    if (letter == '[' || letter == '(') ++depth;
+    if (letter == ']' || letter == ')') --depth;
+    if (depth < 0 || (depth == 0 && letter == ',')) {
+      const size_t colon = part.find(": ");
+      if (colon != std::string::npos) {
+        const size_t begin = part.find_first_not_of(' ');
+        found.emplace_back(part.substr(begin, colon - begin), part.substr(colon + 2));
+      }
+      part.clear();
+    } else {
+      part += letter;
+    }
+  }
+  return found;
 }
 
 }  // namespace
@@ -69,8 +117,10 @@ nb::dict checked_fields(const Making& making, const nb::dict& fields, const nb::
   for (const auto& [key, value] : given) {
     const auto name = nb::cast<std::string>(key);
     if (!fields.contains(key)) {
-      throw nb::type_error(
-          (place + name + ": there is no such field; the fields are " + names_of(fields)).c_str());
+      const std::string near = meant(fields, name);
+      throw nb::type_error((place + name + ": there is no such field" + near +
+                            (near.empty() ? "; the" : " The") + " fields are " + names_of(fields))
+                               .c_str());
     }
     if (!among(making.own, name)) {
       const auto either = making.either.find(name);
@@ -117,19 +167,33 @@ nb::object made(const Making& making, nb::handle maker, const nb::dict& values) 
   throw nb::type_error((std::string(making.place) + "expected other arguments").c_str());
 }
 
-std::string constructor_of(nb::handle maker) {
+std::string literal(const std::vector<const char*>& names) {
+  std::string text = "typing.Literal[";
+  for (const char* name : names) {
+    text += (text.back() == '[' ? "'" : ", '") + std::string(name) + "'";
+  }
+  return text + "]";
+}
+
+Signatures signatures_of(const Making& making, nb::handle maker) {
   constexpr size_t kLongDefault = 40;  // letters: no signature shows it in full
   // ("def name(*, top_k: int = \\0, ...) -> Name", a docstring, the defaults)
   const auto overload = nb::cast<nb::tuple>(maker.attr("__nb_signature__")[0]);
   const auto defaults = nb::cast<nb::tuple>(overload[2]);
-  auto text = nb::cast<std::string>(overload[0]);
-  for (size_t i = 0; i < defaults.size(); ++i) {
-    const std::string mark = "\\" + std::to_string(i);
-    const std::string value = nb::repr(defaults[i]).c_str();
-    text.replace(text.find(mark), mark.size(), value.size() > kLongDefault ? "..." : value);
+  Signatures made{"def __init__(self, *", "(self, *"};
+  for (const auto& [name, declared] : parameters_of(nb::cast<std::string>(overload[0]))) {
+    const auto own = making.types.find(name);
+    const size_t mark = declared.find(" = \\");
+    const std::string type = own == making.types.end() ? declared.substr(0, mark) : own->second;
+    made.constructor += ", " + name + ": " + type;
+    made.replace += ", " + name + ": " + type + " = ...";
+    if (mark == std::string::npos) continue;
+    const std::string value = nb::repr(defaults[std::stoul(declared.substr(mark + 4))]).c_str();
+    made.constructor += " = " + (value.size() > kLongDefault ? "..." : value);
   }
-  text.replace(0, text.find('(') + 1, "def __init__(self, ");
-  return text.substr(0, text.rfind("->")) + "-> None";
+  made.constructor += ") -> None";
+  made.replace += ") -> typing_extensions.Self";
+  return made;
 }
 
 }  // namespace pariskv::python

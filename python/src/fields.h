@@ -23,7 +23,7 @@ inline std::string text_of_fields(const char* name, const nanobind::dict& fields
 }
 
 /** Types of a field that has more than one. */
-enum class Either { kNumberOrNone, kListOrNone, kNumberOrString };
+enum class Either { kNumberOrNone, kListOrNone, kNumberOrString, kBytes };
 
 /** How settings are made of keyword arguments. */
 struct Making {
@@ -31,7 +31,12 @@ struct Making {
   std::vector<const char*> required;  // fields without a default
   std::vector<const char*> own;       // fields whose values are checked by name, not by type
   std::map<std::string, Either> either{};
+  // Types of the stub, where the constructor's own are wider than what is taken.
+  std::map<std::string, std::string> types{};
 };
+
+/** "typing.Literal['host', 'device']", a type of the stub. */
+std::string literal(const std::vector<const char*>& names);
 
 /**
  * The keyword arguments of a constructor, checked against the fields: each is one of them and of
@@ -43,8 +48,11 @@ nanobind::dict checked_fields(const Making& making, const nanobind::dict& fields
 /** `maker(**values)`; a number that it cannot take is named. */
 nanobind::object made(const Making& making, nanobind::handle maker, const nanobind::dict& values);
 
-/** The signature of `maker`, as a constructor's. */
-std::string constructor_of(nanobind::handle maker);
+/** A method that takes what `maker` takes, in a signature for the stub. */
+struct Signatures {
+  std::string constructor, replace;
+};
+Signatures signatures_of(const Making& making, nanobind::handle maker);
 
 /**
  * What settings have in common in Python: `fields(settings)` gives every keyword argument of the
@@ -56,14 +64,14 @@ void bind_value(nanobind::class_<Settings>& type, const char* name, Fields field
   namespace nb = nanobind;
   // Never released: it lives as long as the type, which outlives the interpreter's last call.
   const nb::handle held = maker.release();
-  const std::string signature = constructor_of(held);
+  const Signatures signatures = signatures_of(making, held);
   type.def(
       "__init__",
       [held, making, fields](Settings* self, const nb::args& positional, const nb::kwargs& given) {
         const nb::dict values = checked_fields(making, fields(Settings()), positional, given);
         new (self) Settings(nb::cast<const Settings&>(made(making, held, values)));
       },
-      nb::sig(signature.c_str()));
+      nb::sig(signatures.constructor.c_str()));
   const auto make = [](const nb::dict& values) { return nb::type<Settings>()(**values); };
   const auto text = [name, fields](const Settings& s) { return text_of_fields(name, fields(s)); };
   const auto replaced = [make, fields](const Settings& s, const nb::kwargs& changes) {
@@ -89,9 +97,8 @@ void bind_value(nanobind::class_<Settings>& type, const char* name, Fields field
           },
           nb::sig("def __setstate__(self, fields: dict[str, Any], /) -> None"))
       .def("replace", replaced, "The same settings with some of them changed.",
-           nb::sig("def replace(self, **changes: Any) -> typing_extensions.Self"))
-      .def("__replace__", replaced,
-           nb::sig("def __replace__(self, **changes: Any) -> typing_extensions.Self"));
+           nb::sig(("def replace" + signatures.replace).c_str()))
+      .def("__replace__", replaced, nb::sig(("def __replace__" + signatures.replace).c_str()));
 }
 
 }  // namespace pariskv::python

@@ -16,6 +16,7 @@
 
 #include "fields.h"
 #include "module.h"
+#include "nearest.h"
 #include "pariskv/pariskv.h"
 
 namespace pariskv::python {
@@ -35,6 +36,13 @@ struct Field {
   Read read;
   Kept kept;
   Set set;
+  std::string type{};  // of the stub, where T is wider than what is taken
+
+  Field typed(std::string narrower) const {
+    Field same = *this;
+    same.type = std::move(narrower);
+    return same;
+  }
 };
 
 template <typename T, typename S, typename Read, typename Kept, typename Set>
@@ -63,13 +71,16 @@ using Names = std::vector<std::pair<const char*, E>>;
 template <typename E>
 E parse(const std::string& field, const Names<E>& names, const std::string& given) {
   std::string expected;
+  std::vector<std::string> known;
   for (size_t i = 0; i < names.size(); ++i) {
     if (given == names[i].first) return names[i].second;
     const char* separator = i == 0 ? "" : i + 1 < names.size() ? ", " : " or ";
-    expected += separator + ("\"" + std::string(names[i].first) + "\"");
+    known.push_back("\"" + std::string(names[i].first) + "\"");
+    expected += separator + known.back();
   }
-  throw nb::value_error(
-      ("[config] policy." + field + ": expected " + expected + ", got \"" + given + "\"").c_str());
+  throw nb::value_error(("[config] policy." + field + ": expected " + expected + ", got \"" +
+                         given + "\"" + did_you_mean(given, known))
+                            .c_str());
 }
 
 /** One of several, by its name. */
@@ -80,9 +91,10 @@ auto named(const char* name, E S::* member, const Names<E>& names) {
                         [&](const auto& n) { return n.second == value; })
         ->first;
   };
-  return spelled<std::string>(name, member, text, [name, names](const std::string& given) {
-    return parse(name, names, given);
-  });
+  std::vector<const char*> spellings;
+  for (const auto& each : names) spellings.push_back(each.first);
+  const auto take = [name, names](const std::string& given) { return parse(name, names, given); };
+  return spelled<std::string>(name, member, text, take).typed(literal(spellings));
 }
 
 /** The one list of a policy's fields: its constructor, its properties and what is pickled. */
@@ -99,13 +111,23 @@ void bind_policy(nb::module_& m, const char* name, const char* doc,
         return settings;
       },
       nb::kw_only(), (nb::arg(fields.name) = fields.kept(defaults))...);
-  (type.def_prop_ro(fields.name, fields.read), ...);
+  std::map<std::string, std::string> types;
+  const auto bind = [&](const auto& each) {
+    if (each.type.empty()) {
+      type.def_prop_ro(each.name, each.read);
+      return;
+    }
+    types[each.name] = each.type;
+    const std::string getter = std::string("def ") + each.name + "(self) -> " + each.type;
+    type.def_prop_ro(each.name, each.read, nb::for_getter(nb::sig(getter.c_str())));
+  };
+  (bind(fields), ...);
   const auto kept = [fields...](const S& settings) {
     nb::dict values;
     ((values[fields.name] = fields.kept(settings)), ...);
     return values;
   };
-  bind_value(type, name, kept, maker, {"[config] policy.", {}, {}, std::move(either)});
+  bind_value(type, name, kept, maker, {"[config] policy.", {}, {}, std::move(either), types});
 }
 
 using Step = std::tuple<int64_t, double, double>;
@@ -277,7 +299,8 @@ void bind_prkv(nb::module_& m) {
   bind_policy<PRKV>(
       m, "PRKV", kPRKVDoc, {{"static_share", Either::kNumberOrString}},
       plain("budget", &PRKV::budget),
-      spelled<Share>("static_share", &PRKV::static_share, share_of, parse_share),
+      spelled<Share>("static_share", &PRKV::static_share, share_of, parse_share)
+          .typed("float | typing.Literal['auto']"),
       plain("page", &PRKV::page),
       named("digest", &PRKV::digest, {{"mean", PageDigest::kMean}, {"max", PageDigest::kMax}}));
 }

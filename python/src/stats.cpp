@@ -55,6 +55,52 @@ auto channels_of(nb::handle_t<Summaries> self) {
                      self);
 }
 
+/** Text of what an array shows: how many rows or numbers a kv head has. */
+int64_t width_of(size_t numbers, int64_t heads) {
+  return heads == 0 ? 0 : int64_t(numbers) / heads;
+}
+
+std::string text_of(const ParisKVExplanation& e) {
+  nb::dict fields;
+  fields["scored"] = width_of(e.coarse.size(), e.kv_heads);
+  fields["candidates"] = width_of(e.candidate_positions.size(), e.kv_heads);
+  return text_of_fields("ParisKVExplanation", fields);
+}
+
+std::string text_of(const HardKVExplanation& e) {
+  nb::dict fields;
+  fields["held"] = width_of(e.held.size(), e.kv_heads);
+  return text_of_fields("HardKVExplanation", fields);
+}
+
+std::string text_of(const PRKVExplanation& e) {
+  nb::dict fields;
+  fields["static_rows"] = e.static_rows;
+  fields["pages"] = width_of(e.pages.size(), e.kv_heads);
+  return text_of_fields("PRKVExplanation", fields);
+}
+
+/** Where the query attends, in numbers per kv head. */
+std::string text_of(const Explanation& e) {
+  nb::dict fields;
+  fields["searched"] = e.searched;
+  fields["zone"] = nb::make_tuple(e.zone_begin, e.zone_begin + e.zone_tokens);
+  fields["selected"] = width_of(e.positions.size(), e.kv_heads);
+  fields["kept"] = width_of(e.kept.size(), e.kv_heads);
+  fields["kv_heads"] = e.kv_heads;
+  fields["details"] = nb::cast(e.details);
+  return text_of_fields("Explanation", fields);
+}
+
+std::string text_of(const Summaries& s) {
+  nb::dict fields;
+  fields["zone"] = nb::make_tuple(s.zone_begin, s.zone_begin + s.tokens);
+  fields["kv_heads"] = s.kv_heads;
+  fields["block"] = s.block;
+  fields["page"] = s.page;
+  return text_of_fields("Summaries", fields);
+}
+
 void bind_counts(nb::module_& m) {
   nb::class_<MemoryUse>(m, "MemoryUse", "A cache's memory, in bytes.")
       .def_ro("live", &MemoryUse::live, "Handed out and not given back.")
@@ -155,6 +201,7 @@ void bind_stats(nb::module_& m) {
 
   using P = ParisKVExplanation;
   nb::class_<P>(m, "ParisKVExplanation", "The path of a search by ParisKV.")
+      .def("__repr__", [](const P& self) { return text_of(self); })
       .def_prop_ro("coarse", &matrix_of<P, &P::coarse, &P::kv_heads>,
                    "(kv_heads, zone_tokens) uint8: coarse scores; 0 is never selected.")
       .def_prop_ro("candidate_positions", &matrix_of<P, &P::candidate_positions, &P::kv_heads>,
@@ -171,6 +218,7 @@ void bind_stats(nb::module_& m) {
 
   using H = HardKVExplanation;
   nb::class_<H>(m, "HardKVExplanation", "What HardKV has besides the rows that it keeps.")
+      .def("__repr__", [](const H& self) { return text_of(self); })
       .def_prop_ro("held", &matrix_of<H, &H::held, &H::kv_heads>,
                    "(kv_heads, width) int64 positions, ascending: not attended to, but they may "
                    "come back; padded with -1.");
@@ -178,6 +226,7 @@ void bind_stats(nb::module_& m) {
   using R = PRKVExplanation;
   nb::class_<R>(m, "PRKVExplanation", R"(What PRKV found for a query. Pages have numbers: that of a
 position is position // page.)")
+      .def("__repr__", [](const R& self) { return text_of(self); })
       .def_ro("static_rows", &R::static_rows, "Rows that the budget has to be kept.")
       .def_ro("first_page", &R::first_page, "Of the zone.")
       .def_prop_ro("page_scores", &matrix_of<R, &R::page_scores, &R::kv_heads>,
@@ -190,6 +239,7 @@ position is position // page.)")
   nb::class_<E>(m, "Explanation", R"(Why a query attends where it does; arrays are padded to one
 width, positions with -1 and numbers with NaN. They are empty when nothing was searched, `kept` when
 nothing was kept; with both empty the whole zone is attended to.)")
+      .def("__repr__", [](const E& self) { return text_of(self); })
       .def_ro("searched", &E::searched, "False: nothing was selected for this query.")
       .def_ro("zone_begin", &E::zone_begin, "First position of the retrieval zone.")
       .def_ro("zone_tokens", &E::zone_tokens)
@@ -209,6 +259,7 @@ nothing was kept; with both empty the whole zone is attended to.)")
 
 With blocks, signs, magnitudes, weights and norms are those of key / balance - mean, the mean being
 that of the key's block.)")
+      .def("__repr__", [](const S& self) { return text_of(self); })
       .def_ro("zone_begin", &S::zone_begin, "Position of the first one.")
       .def_prop_ro("signs", &cube_of<&S::signs, &S::subspaces>,
                    "(kv_heads, tokens, subspaces) uint8: bit j is rotated dim 8b+j >= 0.")

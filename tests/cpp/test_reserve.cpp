@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "memory/arena.h"
+#include "memory/available.h"
 #include "memory/touch.h"
 #include "support.h"
 
@@ -174,6 +175,31 @@ TEST(CacheReserve, NumbersThatDoNotFitAreRefusedInASentence) {
   refused(10, 0, "[reserve] sequences: expected 1 to 65536, got 0");
   refused(1 << 20, 1, "reserve less or raise the budget");
   EXPECT_EQ(cache.stats().memory.reserved, 0);
+}
+
+TEST(Reserve, AsksTheSystemBeforeAnythingIsTaken) {
+  ArenaTraits traits;
+  int64_t asked = 0;
+  traits.check_ahead = [&](int64_t bytes) {
+    asked = bytes;
+    if (bytes > 5 << 20) throw OutOfMemory("[reserve] the system has less");
+  };
+  Arena arena(heap_resource(), 0, std::move(traits));
+  EXPECT_THROW(arena.reserve({{4096, 5000}}), OutOfMemory);
+  EXPECT_GE(asked, 5000 * 4096);
+  EXPECT_EQ(arena.use().reserved, 0);
+  arena.reserve({{4096, 1000}});
+  EXPECT_GE(arena.use().reserved, 1000 * 4096);
+  asked = 0;
+  arena.reserve({{4096, 1000}});
+  EXPECT_EQ(asked, 0) << "as much is free already";
+}
+
+TEST(Reserve, TheSystemHasSomeBytesAndNotAllThereAre) {
+  const int64_t available = available_host_bytes();
+  EXPECT_GT(available, 0);
+  EXPECT_NO_THROW(check_available(available / 2));
+  EXPECT_THROW(check_available(int64_t{1} << 60), OutOfMemory);
 }
 
 }  // namespace

@@ -22,7 +22,10 @@ from support import filled, make_config, unchanged
         (lambda c: c.config.replace(local="x"), r"\[config\] local: expected an integer, got str"),
         (lambda c: c.config.replace(placement=0), r"\[config\] placement: expected a string, got"),
         (lambda c: c.config.replace(policy=3), r"\[config\] policy: expected a policy's settings"),
-        (lambda c: c.config.replace(top_k=3), r"\[config\] top_k: there is no such field; the fie"),
+        (
+            lambda c: c.config.replace(unlike=3),
+            r"\[config\] unlike: there is no such field; the fi",
+        ),
         (lambda c: pk.ParisKV(top_k=2.5), r"\[config\] policy.top_k: expected an integer, got fl"),
         (lambda c: pk.ParisKV(schedule=3), r"\[config\] policy.schedule: expected a list or None"),
         (lambda c: pk.ParisKV(error="x"), r"\[config\] policy.error: expected a number or None"),

@@ -232,7 +232,7 @@ typedef struct pariskv_prefill_options {
 } pariskv_prefill_options;
 
 /** In place of a sequence: a slot of decode and advance whose output is zeros, see kIdle. */
-enum pariskv_idle { PARISKV_IDLE = -1 };
+enum pariskv_idle { PARISKV_IDLE = -0x49444C45 };
 
 /** Of a cache's device, and of host memory beside a GPU. */
 typedef struct pariskv_bytes {

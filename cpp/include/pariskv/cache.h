@@ -62,8 +62,11 @@ using SequenceId = int64_t;
  * A slot of a batch without a sequence, for `decode` and `advance`: nothing is read or written for
  * it, its output is zeros, its log-sum-exp minus infinity and its error 0. So one graph, recorded
  * over as many slots as it may ever need, serves any sequences in any of them.
+ *
+ * "IDLE" in ASCII, below zero: no program comes to it by accident, so that an id of -1 that was
+ * lost on the way is refused.
  */
-constexpr SequenceId kIdle = -1;
+constexpr SequenceId kIdle = -0x49444C45;
 
 /**
  * The sequences that a call works on, in order, each once. A list of ids is looked up and checked

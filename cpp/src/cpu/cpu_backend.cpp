@@ -5,6 +5,7 @@
 #include "cpu/hardkv/search.h"
 #include "cpu/pariskv/search.h"
 #include "cpu/prkv/search.h"
+#include "memory/available.h"
 #include "memory/touch.h"
 #include "pariskv/cache.h"
 
@@ -16,9 +17,11 @@ namespace cpu {
 
 namespace {
 
-ArenaTraits traits_of(std::function<void(void*, int64_t)> touch) {
+/** @param heap  whether memory is the system's, not a program's own */
+ArenaTraits traits_of(std::function<void(void*, int64_t)> touch, bool heap) {
   ArenaTraits traits;
   traits.touch = std::move(touch);
+  if (heap) traits.check_ahead = &check_available;
   return traits;
 }
 
@@ -28,8 +31,9 @@ CpuBackend::CpuBackend(const Config& config, const Resources& resources)
     : kernels_(best_kernels()),
       stoppable_(bool(resources.should_stop)),
       pool_(config.threads, StopCheck(resources.should_stop), resources.executor),
-      arena_(resources.host ? resources.host : heap_resource(), config.memory_budget,
-             traits_of([this](void* data, int64_t bytes) { touch(data, bytes); })) {}
+      arena_(
+          resources.host ? resources.host : heap_resource(), config.memory_budget,
+          traits_of([this](void* data, int64_t bytes) { touch(data, bytes); }, !resources.host)) {}
 
 void CpuBackend::touch(void* data, int64_t bytes) {
   constexpr int64_t kPiece = int64_t{1} << 20;

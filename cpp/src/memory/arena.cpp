@@ -360,6 +360,7 @@ std::vector<Arena::Wanted> Arena::wanted_for(const std::vector<Stock>& stocks,
                       " of the budget of " + std::to_string(use_.budget) +
                       " are free; reserve less or raise the budget");
   }
+  if (bytes > 0 && traits_.check_ahead) traits_.check_ahead(bytes);
   return wanted;
 }
 

@@ -94,6 +94,8 @@ struct ArenaTraits {
   int64_t ahead = 0;
   /** Brings the pages of a slab that is reserved into memory. */
   std::function<void(void* data, int64_t bytes)> touch;
+  /** Throws OutOfMemory if the system has no such bytes left for these pages. */
+  std::function<void(int64_t bytes)> check_ahead;
   /** Called with every new slab; where it zeroes them, every block is zeros when handed out. */
   std::function<void(void* data, int64_t bytes)> clear;
   /** Called when there is nothing left, before trying once more. */

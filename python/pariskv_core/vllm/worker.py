@@ -52,7 +52,7 @@ class Worker:
         else:
             budgets = startup.rank_budgets(self._config, self._wish, self._blocks)
             config = config.replace(
-                device=f"cuda:{torch.cuda.current_device()}",
+                device=torch.device("cuda", torch.cuda.current_device()),
                 memory_budget=budgets.device,
                 host_budget=budgets.host,
             )
