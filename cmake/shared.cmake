@@ -22,7 +22,10 @@ endif()
 target_link_options(pariskv_shared PRIVATE -Wl,--version-script=${api_names})
 set_target_properties(
   pariskv_shared
-  PROPERTIES OUTPUT_NAME pariskv EXPORT_NAME shared LINKER_LANGUAGE CXX
-             LINK_DEPENDS ${api_names} VERSION ${PROJECT_VERSION}
-             # Before 1.0 a new minor version may change the interface.
-             SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+  PROPERTIES OUTPUT_NAME pariskv EXPORT_NAME shared LINKER_LANGUAGE CXX LINK_DEPENDS ${api_names})
+if(NOT SKBUILD) # a wheel has no links: each name would be the whole library once more
+  # Before 1.0 a new minor version may change the interface.
+  set_target_properties(
+    pariskv_shared PROPERTIES VERSION ${PROJECT_VERSION}
+                              SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+endif()

@@ -60,6 +60,26 @@ def test_the_package_is_complete() -> None:
     assert (PACKAGE / "py.typed").is_file()
 
 
+@pytest.mark.parametrize("library", ["core", "shared"])
+def test_a_program_links_the_library_of_the_package(tmp_path: Path, library: str) -> None:
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.21)\nproject(app LANGUAGES CXX)\n"
+        "find_package(pariskv 0.1 REQUIRED)\nadd_executable(app main.cpp)\n"
+        f"target_link_libraries(app PRIVATE pariskv::{library})\n"
+    )
+    (tmp_path / "main.cpp").write_text(
+        "#include <cstdio>\n#include <pariskv/pariskv.h>\n"
+        "int main() { std::puts(pariskv::cpu_level()); }\n"
+    )
+    options = ["-G", "Ninja", "-D", f"pariskv_DIR={pk.cmake_dir()}"]
+    build = tmp_path / "build"
+    for command in (["-S", tmp_path, "-B", build, *options], ["--build", build]):
+        done = subprocess.run(["cmake", *command], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    said = subprocess.run([build / "app"], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == pk.cpu_level()
+
+
 def test_the_stub_is_the_one_of_this_extension(tmp_path: Path) -> None:
     """The build makes it, with no package around the extension but an empty one."""
     fresh = tmp_path / "_core.pyi"
