@@ -1,4 +1,4 @@
-"""attach(model): generate() with the engine, without a cache to pass."""
+"""attach(model): generate(), and a loop of one's own, with the engine and no cache to pass."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import copy
 import inspect
 import types
 import weakref
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from . import versions
 from .cache import PariskvCache
 from .compiled import check_layers, compiled_layers, forget_layers
 from .graph import stepping
+from .loops import bringing
 from .store import Store
 from .support import check_model
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .settings import CacheSettings
 
 Model = TypeVar("Model")
 
@@ -23,6 +29,7 @@ class _Attached(NamedTuple):
     attention: str  # the model's own
     graph: bool
     compiled: bool
+    hook: Any  # ahead of the model's forward
 
 
 _ATTACHED = "_pariskv_attached"  # attribute of a model
@@ -34,8 +41,17 @@ _SERVED = (None, "dynamic", "hybrid", "dynamic_full")
 _DRAFTS = ("assistant_model", "prompt_lookup_num_tokens")
 
 
-def attach(model: Model, *, graph: bool = False, compiled: bool = False, **settings: Any) -> Model:
+def attach(
+    model: Model,
+    *,
+    graph: bool = False,
+    compiled: bool = False,
+    **settings: Unpack[CacheSettings],
+) -> Model:
     """From here on `model.generate(...)` makes a PariskvCache, unless it is given a cache.
+
+    So does a call of the model itself, `out = model(ids)`, under torch.no_grad(): a loop of one's
+    own goes on with the cache that `out` has.
 
     model     one of transformers, whose attention becomes "pariskv"
     graph     on one GPU: steps of one token are replays of a CUDA graph, captured once for each
@@ -57,8 +73,11 @@ def attach(model: Model, *, graph: bool = False, compiled: bool = False, **setti
         check_layers(owner)
     before = getattr(owner, _ATTACHED, None)
     attention = before.attention if before else owner.config._attn_implementation
+    if before:
+        before.hook.remove()
     owner.set_attn_implementation(versions.NAME)
-    setattr(owner, _ATTACHED, _Attached(settings, attention, graph, compiled))
+    hook = owner.register_forward_pre_hook(bringing(_cache_of), with_kwargs=True)
+    setattr(owner, _ATTACHED, _Attached(dict(settings), attention, graph, compiled, hook))
     _last.pop(owner, None)
     forget_layers(owner)
     owner.generate = types.MethodType(_generate, owner)
@@ -74,6 +93,7 @@ def detach(model: Model) -> Model:
     if attached is None:
         raise ValueError("[transformers] model: expected one that was attached")
     delattr(owner, _ATTACHED)
+    attached.hook.remove()
     for name in ("generate", "generate_batch"):
         owner.__dict__.pop(name, None)
     _last.pop(owner, None)
@@ -117,6 +137,12 @@ def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:
     if attached.graph and made:  # a cache that was passed may have other settings
         _keep(self, cache)
     return tokens
+
+
+def _cache_of(model: Any) -> PariskvCache:
+    """For a loop of a caller's own."""
+    attached: _Attached = getattr(model, _ATTACHED)
+    return PariskvCache(model.config, **attached.settings)
 
 
 def _columns_of(kwargs: dict[str, Any]) -> int:

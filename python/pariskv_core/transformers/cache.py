@@ -5,15 +5,21 @@ from __future__ import annotations
 import copy
 import os
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 import pariskv_core as pk
 
 from . import saved, versions
+from .settings import check_names
 from .store import Store
 from .support import decoder_config, refuse_gradients
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .settings import EngineSettings
 
 
 class PariskvLayer(versions.CacheLayerMixin):
@@ -88,9 +94,14 @@ class PariskvCache(versions.DynamicCache):
     layers: list[Any]
 
     def __init__(
-        self, config: Any, *, top_k: int | None = None, rollback: bool = False, **settings: Any
+        self,
+        config: Any,
+        *,
+        top_k: int | None = None,
+        rollback: bool = False,
+        **settings: Unpack[EngineSettings],
     ) -> None:
-        settings = _checked(top_k, settings)
+        checked = _checked(top_k, dict(settings))
         text = decoder_config(config)
         super().__init__(config=text)
         if not self.layers:  # none are made where num_kv_shared_layers is 0
@@ -109,7 +120,7 @@ class PariskvCache(versions.DynamicCache):
             ]
         self._rollback = rollback
         self._described = saved.described(config)
-        self._store = Store(len(own), settings, alone=alone)
+        self._store = Store(len(own), checked, alone=alone)
         for index, layer in enumerate(own):
             self.layers[layer] = PariskvLayer(self._store, index)
         self.layer_class_to_replicate = None
@@ -122,6 +133,14 @@ class PariskvCache(versions.DynamicCache):
             else versions.SlidingLayer(sliding_window=text.sliding_window)
             for kind in kinds
         ]
+
+    def __repr__(self) -> str:
+        engine = self._store.engine
+        state = "nothing yet" if engine is None else repr(engine)
+        return (
+            f"PariskvCache({len(self._store._sequences)} rows of {max(self._store.seen)} columns, "
+            f"{len(self.engine_layers)} of {len(self.layers)} layers the engine's: {state})"
+        )
 
     @property
     def engine(self) -> pk.Cache | None:
@@ -159,7 +178,7 @@ class PariskvCache(versions.DynamicCache):
         config: Any,
         *,
         device: Any = None,
-        **settings: Any,
+        **settings: Unpack[EngineSettings],
     ) -> PariskvCache:
         """A cache that goes on as the saved one: `generate` needs the tokens that it has seen.
 
@@ -233,12 +252,10 @@ class PariskvCache(versions.DynamicCache):
 
 def _checked(top_k: int | None, settings: dict[str, Any]) -> dict[str, Any]:
     """Settings for the engine's config, refused now if that would refuse them later."""
+    check_names(settings)
     if top_k is not None:
         if settings.get("policy") is not None:
             raise ValueError("[transformers] top_k: expected it in the policy that is given")
         settings = {**settings, "policy": pk.ParisKV(top_k=top_k)}
-    for field in ("layers", "query_heads", "kv_heads", "head_dim", "value_dim", "dtype", "device"):
-        if field in settings:
-            raise TypeError(f"[transformers] {field}: it is the model's, expected no setting of it")
     pk.Config(layers=1, query_heads=1, kv_heads=1, head_dim=64, **settings)
     return settings

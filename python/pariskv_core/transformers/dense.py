@@ -69,7 +69,9 @@ def dense_attention(
     if kwargs.get("sliding_window") is None and k.shape[-2] > q.shape[-2] > 0:
         warnings.warn(
             '[transformers] cache: attention is "pariskv" and the cache is not, so this model runs '
-            f"full attention: pass {versions.CACHE}=PariskvCache(model.config), or attach(model)",
+            f"full attention: pass {versions.CACHE}=PariskvCache(model.config) to the first call. "
+            "An attached model makes one itself, in generate() and where its first call runs under "
+            "torch.no_grad() and is given none",
             stacklevel=2,
         )
     if isinstance(mask, PaddingMask):
