@@ -3,18 +3,26 @@
 
 PYTHON ?= python3
 WERROR ?= OFF
-# AUTO: with the CUDA backend where nvcc is found. ON and OFF insist.
-CUDA = AUTO
+# Not empty where a GPU is; asked once, and only by what needs to know.
+GPU = $(eval GPU := $(shell nvidia-smi -L > /dev/null 2>&1 && echo here))$(GPU)
+# With the CUDA backend where a GPU and nvcc are: without a GPU it is ten minutes of compilation for
+# code that cannot run. ON and OFF insist.
+CUDA = $(if $(GPU),AUTO,OFF)
 # It is compiled for one GPU, that of this machine or else a Hopper; `make wheel` has them all.
-CUDA_ARCH = $(shell nvidia-smi -L > /dev/null 2>&1 && echo native || echo 90)
+CUDA_ARCH = $(if $(GPU),native,90)
 
-# A package is for every GPU, as a wheel is.
+# What others get, packages and wheels, is for their machines: with CUDA where nvcc is, every GPU.
+PACKAGE_CUDA = $(if $(filter file,$(origin CUDA)),AUTO,$(CUDA))
 PACKAGE_ARCH = all-supported
 
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 PIP := .venv/bin/python -m pip
+# $(call with_progress,TITLE) COMMAND: shows how far it is.
+with_progress = .venv/bin/python packaging/progress.py $(2) '$(1)'
+# $(call fetch,TITLE) PACKAGE ...: of the pinned versions.
+fetch = $(call with_progress,$(1)) $(PIP) install --progress-bar raw -c constraints.txt
 WHEEL_OPTIONS = --no-build-isolation --no-deps -C cmake.define.PARISKV_CUDA=$(CUDA)
 
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cmake cpp python -type f -not -name '*.pyc')
@@ -28,14 +36,17 @@ CPP_FILES = $(shell find bench cpp examples integrations python tests -regex '.*
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.* ## /  make \1\t/p' Makefile | expand -t 22
 
-demo: .venv/.models ## planted facts among 131,072 tokens; a model answers over 7,000
-	@.venv/bin/pariskv demo
+# The engine needs neither torch nor a model: its part is shown before these are fetched.
+demo: .venv/.demo ## planted facts among 131,072 tokens; a model answers over 7,000
+	@.venv/bin/pariskv demo --part engine
+	@$(MAKE) --no-print-directory .venv/.model
+	@.venv/bin/pariskv demo --part model
 
 test: test-cpp test-python ## C++ tests, Python tests, rules of the house
 	@cat build/seconds
 
 bench: .venv/.bench ## measure every verb and the whole decode step
-	@if nvidia-smi -L > /dev/null 2>&1; then \
+	@if [ -n '$(GPU)' ]; then \
 	  mkdir -p build; \
 	  { cmake -S . -B build/bench -G Ninja -D PARISKV_BENCH=ON -D PARISKV_CUDA=ON \
 	      -D PARISKV_CUDA_ARCHITECTURES='$(CUDA_ARCH)' \
@@ -64,14 +75,14 @@ quality-policies: .venv/.models ## PRKV and HARD-KV inside these models, and the
 	  && python -m quality tables --write
 
 wheel: .venv/.base ## the wheels to publish, into dist/: every Python here, every GPU; docs/wheels.md
-	@.venv/bin/python packaging/wheels.py --cuda $(CUDA)
+	@.venv/bin/python packaging/wheels.py --cuda $(PACKAGE_CUDA)
 
 test-wheel: ## install each wheel of dist/ where no compiler is, and run a demo; the sdist, too
 	@.venv/bin/python packaging/test_wheels.py --sdist
 
 package: .venv/.base ## the library for C and C++ as a tarball and a .deb, in dist/; docs/embed.md
 	@mkdir -p build
-	@cmake -S . -B build/package -G Ninja -D PARISKV_CUDA=$(CUDA) \
+	@cmake -S . -B build/package -G Ninja -D PARISKV_CUDA=$(PACKAGE_CUDA) \
 	  -D PARISKV_CUDA_ARCHITECTURES=$(PACKAGE_ARCH) > build/package.log 2>&1 \
 	  || { cat build/package.log; exit 1; }
 	@cmake --build build/package -- --quiet
@@ -132,12 +143,12 @@ test-cpp: .venv/.base
 	  -D PARISKV_EMULATED='$(ARCHITECTURES_$(ORDERS))' \
 	  > build/cpp.log 2>&1 || { cat build/cpp.log; exit 1; }
 	@sed -n 's/^-- pariskv: /Note: /p' build/cpp.log
-	@echo "Building the C++ library and its tests ..."
-	@cmake --build build/cpp -- --quiet
+	@$(if $(GPU)$(filter ON,$(CUDA)),,echo "No GPU is here: built for the CPU alone. CUDA=ON compiles \
+	CUDA as well, and tries its kernels on an emulator.")
+	@$(call with_progress,Building the C++ library and its tests,--show) cmake --build build/cpp
 	@if grep -q '^GTest_DIR:PATH=/' build/cpp/CMakeCache.txt; then \
-	  if nvidia-smi -L > /dev/null 2>&1; then $(call timed,C++ tests,$(CPP_TESTS) --gtest_brief=1); \
-	  else echo "There is no GPU here: the tests of the CUDA backend are left out."; \
-	  $(call timed,C++ tests,$(call in_parts,$(CPP_WITHOUT_GPU))); fi; fi
+	  if [ -n '$(GPU)' ]; then $(call timed,C++ tests,$(CPP_TESTS) --gtest_brief=1); \
+	  else $(call timed,C++ tests,$(call in_parts,$(CPP_WITHOUT_GPU))); fi; fi
 	@if [ -x $(C_TESTS) ]; then $(call timed,C tests,$(C_TESTS)); fi
 	@if [ -x $(FAKE) ]; then $(call timed,fake CUDA,$(call in_parts,$(call parts,$(EVERY),$(FAKE)))); fi
 	@if [ -x $(EMULATED)$(lastword $(ARCHITECTURES_$(ORDERS))) ]; then \
@@ -249,7 +260,7 @@ test-older: .venv/.test
 
 # What .ci/run has a share of, and no time for the rest. CUDA=OFF: a wheel with all GPUs takes long.
 test-long: ## what CI leaves out: every order, version of transformers, and wheel; half an hour
-	@$(MAKE) --no-print-directory test-cpp ORDERS=all
+	@$(MAKE) --no-print-directory test-cpp ORDERS=all CUDA=$(PACKAGE_CUDA)
 	@$(MAKE) --no-print-directory test-transformers
 	@.venv/bin/python packaging/wheels.py --cuda OFF --build-dir build/wheels-cpu
 	@.venv/bin/python packaging/test_wheels.py
@@ -283,31 +294,41 @@ sanitize: .venv/.test ## on a GPU: compute-sanitizer over the tests marked for i
 	@echo "Setting up .venv ..."
 	@$(PYTHON) -m venv .venv
 	@$(PIP) install -qq -c constraints.txt pip
-	@$(PIP) install -qq -c constraints.txt scikit-build-core nanobind cmake ninja
+	@$(call fetch,Fetching CMake and Ninja: 35 MB) scikit-build-core nanobind cmake ninja
 	@touch $@
 
 .venv/.engine: .venv/.base $(SOURCES)
-	@echo "Building the engine ..."
-	@$(PIP) install -qq --force-reinstall $(WHEEL_OPTIONS) -C build-dir='build/{wheel_tag}' \
+	@mkdir -p build
+	@$(call with_progress,Building the engine,--log build/engine.log) \
+	  $(PIP) install -v --force-reinstall $(WHEEL_OPTIONS) -C build-dir='build/{wheel_tag}' \
 	  -C cmake.define.PARISKV_CUDA_ARCHITECTURES='$(CUDA_ARCH)' .
 	@touch $@
 
-.venv/.bench: constraints.txt pyproject.toml | .venv/.engine
-	@echo "Installing torch and rich ..."
-	@$(PIP) install -qq -c constraints.txt 'pariskv_core[bench]'
+.venv/.demo: constraints.txt pyproject.toml | .venv/.engine
+	@$(call fetch,Fetching NumPy and rich: 20 MB) 'pariskv_core[cli]'
 	@touch $@
 
-.venv/.models: constraints.txt pyproject.toml | .venv/.engine
-	@echo "Installing torch and transformers ..."
-	@$(PIP) install -qq -c constraints.txt 'pariskv_core[models]'
-	@touch .venv/.bench $@
-
-.venv/.docs: constraints.txt pyproject.toml | .venv/.engine
-	@echo "Installing Sphinx ..."
-	@$(PIP) install -qq -c constraints.txt 'pariskv_core[docs]'
+.venv/.torch: constraints.txt | .venv/.engine
+	@.venv/bin/python packaging/fetch_torch.py $(if $(GPU),,--cpu)
 	@touch $@
 
-.venv/.test: constraints.txt pyproject.toml | .venv/.engine
-	@echo "Installing the test tools and torch ..."
-	@$(PIP) install -qq -c constraints.txt 'pariskv_core[test]'
+.venv/.bench: constraints.txt pyproject.toml | .venv/.torch
+	@$(call fetch,Fetching what torch needs and rich: 10 MB) 'pariskv_core[bench]'
+	@touch $@
+
+# What a model needs; with .venv/.models come the packages that the lab compares with.
+.venv/.model: constraints.txt pyproject.toml | .venv/.torch
+	@$(call fetch,Fetching transformers and what it needs: 50 MB) 'pariskv_core[transformers,cli]' accelerate gguf
 	@touch .venv/.bench $@
+
+.venv/.models: constraints.txt pyproject.toml | .venv/.torch
+	@$(call fetch,Fetching transformers and its like: 80 MB) 'pariskv_core[models]'
+	@touch .venv/.bench .venv/.model $@
+
+.venv/.docs: constraints.txt pyproject.toml | .venv/.torch
+	@$(call fetch,Fetching Sphinx and Doxygen) 'pariskv_core[docs]'
+	@touch $@
+
+.venv/.test: constraints.txt pyproject.toml | .venv/.torch
+	@$(call fetch,Fetching the test tools and transformers: 150 MB) 'pariskv_core[test]'
+	@touch .venv/.bench .venv/.model .venv/.models $@

@@ -1,10 +1,16 @@
-"""Draws docs/pictures/speed.png from bench/results: python docs/site/picture.py"""
+"""Draws docs/pictures/speed.png from bench/results: python docs/site/picture.py
+
+Matplotlib is loaded to draw alone: a test that asks what the picture shows does without.
+"""
+
+from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import matplotlib as mpl
-from matplotlib import pyplot as plt
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench/results"
@@ -36,7 +42,7 @@ def what_it_shows() -> str:
     return json.dumps({"H100": on_gpu(), "AMD EPYC": on_cpu()})
 
 
-def draw(axes: mpl.axes.Axes, title: str, rows: list[tuple[int, float, float]]) -> None:
+def draw(axes: Axes, title: str, rows: list[tuple[int, float, float]]) -> None:
     tokens, ours, dense = zip(*rows, strict=True)
     axes.plot(tokens, dense, "o-", color=DENSE, lw=2.5, label="dense attention (torch)")
     axes.plot(tokens, ours, "o-", color=OURS, lw=2.5, label="pariskv_core")
@@ -64,6 +70,8 @@ def draw(axes: mpl.axes.Axes, title: str, rows: list[tuple[int, float, float]]) 
 
 
 def main() -> None:
+    from matplotlib import pyplot as plt
+
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.9), dpi=160)
     draw(left, "One H100, keys and values in host memory", on_gpu())
     draw(right, "Two cores of an AMD EPYC", on_cpu())

