@@ -9,7 +9,7 @@ from typing import Any
 import pariskv_core as pk
 import pytest
 from pariskv_core.vllm.lanes import Lanes
-from pariskv_core.vllm.orders import ADD, Command, Orders, Piece, Row
+from pariskv_core.vllm.orders import ADD, Command, Orders, Row
 from pariskv_core.vllm.rank import Rank
 
 pytestmark = pytest.mark.cpu("what an engine on a GPU would be told")
@@ -53,6 +53,3 @@ def test_a_replay_names_the_sequences_in_the_order_of_the_batch() -> None:
     rows = [Row(f"r{name}", name, 5, 5, 1, 5) for name in (7, 8, 9)]
     rank.begin(Orders(commands, rows), ["r9", "r7", "r8"], replay=True)
     assert named == [rank.sequences.of([9, 7, 8])]
-    torn = Row("r7", 7, 4, 5, 1, 6, (Piece("r8", 0, 1),))
-    with pytest.raises(RuntimeError, match="expected rows whose prefix is stored"):
-        rank.begin(Orders([], [torn, *rows[1:]]), ["r7", "r8", "r9"], replay=True)

@@ -7,9 +7,11 @@ import random
 import pariskv_core as pk
 import pytest
 import torch
-from pariskv_core.vllm.books import Books, Step
+from pariskv_core.vllm.books import Books
+from pariskv_core.vllm.names import Pool
 from pariskv_core.vllm.rank import Logits, Rank
 from pariskv_core.vllm.room import Costs, Room
+from pariskv_core.vllm.scheduling import Scheduling
 from pariskv_core.vllm.sizes import Budgets, Load, Planned, Shape, engine_config, need, plan
 from vllm_scheduler import Scheduler
 
@@ -32,16 +34,18 @@ class Served:
             planned.blocks - 1, BLOCK, at_once=at_once, budget=budget, seed=1, late=True
         )
         self.books = Books(BLOCK, planned.make_room())
+        self.scheduling = Scheduling(self.books, BLOCK, 1 << 20)
+        self.scheduling.bind(Pool(self.scheduler))
         self.rank = Rank(config)
         self.steps = 0
 
     def step(self) -> int:
         """Bytes that the engine has in use while the step runs."""
-        step: Step = self.scheduler.schedule()
-        orders, forgotten = self.books.step(step)
-        self.scheduler.forget(forgotten)
-        self.rank.begin(orders, list(step.tokens), replay=False)
-        tokens = sum(step.tokens.values())
+        output = self.scheduler.schedule(self.scheduling)
+        orders = self.scheduling.decide(output)
+        assert not orders.lost
+        self.rank.begin(orders, list(output.num_scheduled_tokens), replay=False)
+        tokens = sum(output.num_scheduled_tokens.values())
         if tokens:
             q = torch.randn(tokens, SHAPE.query_heads, SHAPE.head_dim)
             k, v = torch.randn(2, tokens, SHAPE.kv_heads, SHAPE.head_dim)
@@ -49,7 +53,7 @@ class Served:
             self.rank.attend(0, q, k, v, out, LOGITS)
             assert bool(out.isfinite().all())
         self.rank.end()
-        self.scheduler.done(step)
+        self.scheduler.done(output.num_scheduled_tokens)
         self.steps += 1
         stats = self.rank.cache.stats()
         return stats.memory.live - stats.workspace_bytes
@@ -74,16 +78,16 @@ def served(requests: int, longest: int, *, budget: int, at_once: int, **others: 
         found.scheduler.add(f"r{number}", tokens[: longest - 8], chance.randrange(8))
         while len(found.scheduler.waiting) > 4:
             assert found.step() <= promised, f"step {found.steps}"
-    while found.scheduler.busy:
+    while found.scheduler.busy(found.scheduling):
         assert found.step() <= promised
     return found
 
 
 def short_requests(count: int) -> None:
     """`make test-vllm` makes ten thousand of them."""
-    found = served(count, 180, budget=3 << 19, at_once=16)
+    found = served(count, 260, budget=7 << 17, at_once=16)
     assert found.books.counts.hits > count // 10
-    assert found.books.counts.same_step > 0
+    assert found.scheduler.waited > 0
     assert found.scheduler.preempted > 0
     assert found.scheduler.reset()
     found.step()

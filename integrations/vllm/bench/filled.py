@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from pariskv_core.vllm import books, connector, rank, sequences
-from pariskv_core.vllm.orders import ADD, Command
+from pariskv_core.vllm.orders import Command
 
 _FILL = "fill"
 _CHUNK = 8192  # tokens of a call
@@ -19,11 +19,12 @@ _CHUNK = 8192  # tokens of a call
 class FilledBooks(books.Books):
     """Prefixes that no sequence has are to be filled."""
 
-    def _share(self, arrival: Any, holder: Any, rows: Any, commands: list[Command]) -> Any:
-        commands.append(Command(ADD, holder.name))
-        commands.append(Command(_FILL, holder.name, arrival.computed))
-        holder.length = arrival.computed
-        return ()
+    def _arrive(self, arrival: Any, source: Any, commands: list[Command]) -> Any:
+        holder = super()._arrive(arrival, source, commands)
+        if holder.right < arrival.computed:
+            commands.append(Command(_FILL, holder.name, arrival.computed))
+            holder.length = holder.right = arrival.computed
+        return holder
 
 
 class FillingSequences(sequences.Sequences):

@@ -79,12 +79,19 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny(tmp_path_factory.mktemp("tiny"))
 
 
-def run(job: dict[str, Any], folder: Path, *, ranks: int = 1, **variables: str) -> dict[str, Any]:
+def run(
+    job: dict[str, Any],
+    folder: Path,
+    *,
+    ranks: int = 1,
+    program: str = "engine.py",
+    **variables: str,
+) -> dict[str, Any]:
     asked, done, log = folder / "job.json", folder / "done.json", folder / "log"
     asked.write_text(json.dumps(job))
     with log.open("w") as written:
         code = subprocess.run(
-            [sys.executable, str(HERE / "engine.py"), str(asked), str(done)],
+            [sys.executable, str(HERE / program), str(asked), str(done)],
             env={**environment(ranks), **variables},
             stdout=written,
             stderr=subprocess.STDOUT,

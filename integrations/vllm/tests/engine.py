@@ -34,7 +34,6 @@ def counters(worker: Any) -> dict[str, Any]:
         "decode_tokens": stats.decode_tokens,
         "searched_tokens": stats.searched_tokens,
         "forks": rank.sequences.forks,
-        "same_step": rank.same_step,
         "sequences": len(rank.cache.sequences()),
         "row_bytes": stats.row_bytes,
         "live_bytes": stats.memory.live,

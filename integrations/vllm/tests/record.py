@@ -49,7 +49,7 @@ def connector() -> type:
                 }
             )
             made = super().build_connector_meta(scheduler_output)
-            counts = self._books.counts
+            counts = self.scheduling.books.counts
             preempted = sum(len(step["preempted_req_ids"]) for step in self.steps)
             recorded = {
                 "block_size": BLOCK,

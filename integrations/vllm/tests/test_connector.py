@@ -29,10 +29,13 @@ def scheduler(**changes: Any) -> tuple[PariskvConnector, Any]:
     PariskvConnector.get_required_kvcache_layout(made)
     blocks = made.cache_config.num_gpu_blocks_override
     connector = PariskvConnector(made, KVConnectorRole.SCHEDULER, cache_of(blocks))
-    pool = SimpleNamespace(cached_block_hash_to_block={}, forgotten=set())
+    pool = SimpleNamespace(cached_block_hash_to_block={}, forgotten=set(), used=set(), blocks=[0])
     pool.evict_blocks = pool.forgotten.update
-    pool.get_cached_block = lambda found, groups: [SimpleNamespace(block_id=found)]
-    connector.bind_gpu_block_pool(pool)
+    pool.get_cached_block = lambda found, groups: [
+        SimpleNamespace(block_id=found, ref_cnt=int(found in pool.used))
+    ]
+    pool.manager = SimpleNamespace(block_pool=pool, watermark_blocks=0)
+    connector.bind_kv_cache_manager(pool.manager)
     return connector, pool
 
 
@@ -40,6 +43,9 @@ def request(name: str, prompt: int, answer: int, blocks: tuple[int, ...] = ()) -
     """A block's hash is its number here."""
     return SimpleNamespace(
         request_id=name,
+        status=SimpleNamespace(name="WAITING"),
+        resumable=False,
+        skip_reading_prefix_cache=False,
         num_prompt_tokens=prompt,
         num_tokens=prompt,
         max_tokens=answer,
@@ -78,34 +84,65 @@ def orders(connector: PariskvConnector, of: SchedulerOutput) -> list[tuple[str, 
     return [(command.kind, command.name) for command in made.orders.commands]
 
 
+def come_in(connector: PariskvConnector, some: list[Any]) -> None:
+    """They are scheduled in a step."""
+    for one in some:
+        connector.update_state_after_alloc(one, None, 0)
+        one.status.name = "RUNNING"
+    orders(connector, output({one.request_id: [100 + i] for i, one in enumerate(some)}))
+
+
 def test_long_requests_wait_for_room_in_their_order() -> None:
     settings = {"dense_below": 512, "memory_budget": "24MB"}
-    connector, _ = scheduler(additional_config={"pariskv": settings})
-    names = iter(range(100))
-    admitted = []
+    connector, pool = scheduler(additional_config={"pariskv": settings})
+    admitted: list[Any] = []
     while True:
-        name = f"long{next(names)}"
-        found, later = connector.get_num_new_matched_tokens(request(name, 100, 1000), 0)
+        one = request(f"long{len(admitted)}", 100, 1000)
+        found, later = connector.get_num_new_matched_tokens(one, 0)
         assert not later
         if found is None:
             break
-        admitted.append(name)
+        admitted.append(one)
     assert 0 < len(admitted) < 20
-    orders(connector, output({name: [1 + i] for i, name in enumerate(admitted)}))
-    assert connector.get_num_new_matched_tokens(request("late", 100, 1000), 0) == (None, False)
-    orders(connector, output(ended=(admitted[0],)))
-    assert connector.get_num_new_matched_tokens(request("late", 100, 1000), 0) == (0, False)
+    come_in(connector, admitted)
+    # vLLM's scheduler is told that blocks do not suffice, so it asks for no other request.
+    late = request("late", 100, 1000)
+    assert connector.get_num_new_matched_tokens(late, 0) == (0, False)
+    assert pool.manager.watermark_blocks >= len(pool.blocks)
+    orders(connector, output(ended=(admitted[0].request_id,)))
+    assert pool.manager.watermark_blocks == 0, "until the step is decided"
+    assert connector.get_num_new_matched_tokens(late, 0) == (0, False)
+    assert pool.manager.watermark_blocks == 0, "there is room"
 
 
-def test_one_token_behind_rows_that_are_not_stored_waits_for_them() -> None:
-    """It might be a row of a captured step, whose replay brings nothing else."""
-    connector, _ = scheduler()
+def test_a_request_that_reads_no_prefix_is_made_to_wait_where_none_runs() -> None:
+    """vLLM takes None for 0 where it does not look for a prefix."""
+    settings = {"dense_below": 512, "memory_budget": "24MB"}
+    connector, _ = scheduler(additional_config={"pariskv": settings})
+    sessions = [request(f"session{number}", 100, 1000) for number in range(20)]
+    sessions = [
+        one for one in sessions if connector.get_num_new_matched_tokens(one, 0) == (0, False)
+    ]
+    come_in(connector, sessions)
+    for one in sessions:  # they wait for more input, and keep what they have
+        one.status.name = "WAITING_FOR_STREAMING_REQ"
+    late = request("late", 100, 1000)
+    late.skip_reading_prefix_cache = True
+    assert connector.get_num_new_matched_tokens(late, 0) == (None, False)
+    assert not late.skip_reading_prefix_cache, "now vLLM heeds the None"
+    orders(connector, output())
+    assert late.skip_reading_prefix_cache, "as it was"
+
+
+def test_a_prefix_is_shared_once_all_of_it_is_stored() -> None:
+    connector, pool = scheduler()
     late = request("late", 129, 10, (7,))
+    pool.used = {7}
     assert connector.get_num_new_matched_tokens(late, 128) == (None, False), "scheduled just now"
+    first = request("first", 127, 10)
+    assert connector.get_num_new_matched_tokens(first, 0) == (0, False)
     orders(connector, output({"first": [7, 8]}, tokens=127))
     assert connector.get_num_new_matched_tokens(late, 128) == (None, False)
-    longer = request("longer", 130, 10, (7,))
-    assert connector.get_num_new_matched_tokens(longer, 128) == (0, False)
     step = output()
     step.scheduled_cached_reqs.req_ids = ["first"]
     step.scheduled_cached_reqs.num_computed_tokens = [127]
@@ -113,6 +150,18 @@ def test_one_token_behind_rows_that_are_not_stored_waits_for_them() -> None:
     step.num_scheduled_tokens = {"first": 1}
     orders(connector, step)
     assert connector.get_num_new_matched_tokens(late, 128) == (0, False)
+    assert pool.forgotten == set()
+
+
+def test_found_blocks_whose_rows_nobody_has_are_forgotten() -> None:
+    connector, pool = scheduler()
+    late = request("late", 300, 10, (7, 9))
+    assert connector.get_num_new_matched_tokens(late, 256) == (None, False)
+    assert pool.forgotten == {7, 9}
+    stats = connector.get_kv_connector_stats()
+    assert stats is not None
+    assert stats.total("forgotten_blocks") == 2
+    assert connector.get_kv_connector_stats() is None, "it is counted once"
 
 
 def test_a_reset_of_the_prefix_cache_is_told_in_a_step_of_its_own() -> None:
@@ -124,8 +173,12 @@ def test_a_reset_of_the_prefix_cache_is_told_in_a_step_of_its_own() -> None:
     assert connector.has_pending_push_work()
     assert orders(connector, output()) == [("remove", 0)]
     assert not connector.has_pending_push_work()
+    assert orders(connector, output({"b": [2]}, tokens=128)) == [("add", 1)]
+    orders(connector, output(ended=("b",)))
     assert connector.reset_cache() is True
+    assert pool.forgotten == {2}, "at once: the next pass may not find it"
     assert connector.has_pending_push_work()
+    assert orders(connector, output()) == [("remove", 1)]
 
 
 def test_more_blocks_than_were_paid_for_are_refused() -> None:

@@ -58,11 +58,10 @@ def test_every_rank_has_decoded_every_token(ours: dict[str, Any], ranks: int) ->
     assert all(rank == done[0] for rank in done), "ranks differ in their books"
 
 
-def test_prefixes_are_forks_some_of_the_same_step(ours: dict[str, Any]) -> None:
+def test_prefixes_are_forks(ours: dict[str, Any]) -> None:
     assert ours["shared_cached"] > 0
     for rank in ours["end"]:
         assert rank["forks"] > 0
-        assert rank["same_step"] > 0
 
 
 def test_requests_were_preempted(ours: dict[str, Any], stock: dict[str, Any]) -> None:

@@ -9,6 +9,8 @@ vllm serve MODEL --attention-backend CUSTOM \\
 
 from __future__ import annotations
 
+import logging
+
 from .versions import NAME
 
 __all__ = ["NAME", "register"]
@@ -16,14 +18,20 @@ __all__ = ["NAME", "register"]
 
 def register() -> None:
     """What vLLM calls in each of its processes, as often as it likes: names, and nothing else."""
-    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+    from . import names, versions
 
+    wrong = versions.refusal(versions.installed())
+    if wrong:  # a server that does not ask for the plugin is none of our business
+        logging.getLogger("vllm.pariskv").warning(wrong)
+        return
     try:
-        KVConnectorFactory.register_connector(NAME, f"{__name__}.connector", "PariskvConnector")
+        names.KVConnectorFactory.register_connector(
+            NAME, f"{__name__}.connector", "PariskvConnector"
+        )
     except ValueError:  # registered before
         return
-    register_backend(AttentionBackendEnum.CUSTOM, f"{__name__}.backend.Backend")
+    backends = names.AttentionBackendEnum
+    names.register_backend(backends.CUSTOM, f"{__name__}.backend.Backend")
     # The platform of CPUs takes no other backend than this one; `on_cpu` hands vLLM's own out
     # unless the connector is asked for.
-    register_backend(AttentionBackendEnum.CPU_ATTN, f"{__name__}.on_cpu.Backend")
+    names.register_backend(backends.CPU_ATTN, f"{__name__}.on_cpu.Backend")

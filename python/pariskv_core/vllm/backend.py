@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
-from vllm.config import VllmConfig
-from vllm.utils.torch_utils import get_dtype_size
-from vllm.v1.attention.backend import (
+
+import pariskv_core as pk
+
+from . import ranks, sizes
+from .names import (
     AttentionBackend,
     AttentionCGSupport,
     AttentionImpl,
     AttentionMetadata,
     AttentionMetadataBuilder,
     AttentionType,
-    CommonAttentionMetadata,
+    KVQuantMode,
     MultipleOf,
+    get_dtype_size,
 )
-from vllm.v1.kv_cache_interface import AttentionSpec, KVQuantMode
-
-import pariskv_core as pk
-
-from . import ranks, sizes
 from .rank import Logits, Rank
-
-if TYPE_CHECKING:
-    from vllm.config.cache import CacheDType
 
 BLOCK = 64  # tokens: the engine's segments are one of vLLM's blocks, a multiple of this
 
@@ -51,9 +46,9 @@ class Builder(AttentionMetadataBuilder[Metadata]):
 
     def __init__(
         self,
-        kv_cache_spec: AttentionSpec,
+        kv_cache_spec: Any,
         layer_names: list[str],
-        vllm_config: VllmConfig,
+        vllm_config: Any,
         device: torch.device,
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
@@ -63,7 +58,7 @@ class Builder(AttentionMetadataBuilder[Metadata]):
     def build(
         self,
         common_prefix_len: int,
-        common_attn_metadata: CommonAttentionMetadata,
+        common_attn_metadata: Any,
         fast_build: bool = False,
     ) -> Metadata:
         """Runs before the connector's `start_load_kv`, with the padded number of rows."""
@@ -75,9 +70,7 @@ class Builder(AttentionMetadataBuilder[Metadata]):
         self._started = True
         return Metadata(found.rank, found.layers)
 
-    def build_for_cudagraph_capture(
-        self, common_attn_metadata: CommonAttentionMetadata
-    ) -> Metadata:
+    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Metadata:
         """For the pass before a capture, for the capture, and for dummy runs that replay it."""
         metadata = self.build(0, common_attn_metadata)
         if metadata.rank is not None:
@@ -161,7 +154,7 @@ class Backend(AttentionBackend):
         torch.bfloat16,
         torch.float32,
     ]
-    supported_kv_cache_dtypes: ClassVar[list[CacheDType]] = [
+    supported_kv_cache_dtypes: ClassVar[list[str]] = [
         "auto",
         "float16",
         "bfloat16",
@@ -197,7 +190,7 @@ class Backend(AttentionBackend):
         return True
 
     @classmethod
-    def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
+    def customize_spec(cls, spec: Any) -> Any:
         """A page of one number a token: vLLM's own pages are never written nor read."""
         return replace(
             spec,

@@ -4,27 +4,34 @@ vLLM owns block numbers, and the engine owns bytes. A request has a sequence of 
 finds a prefix among its blocks, the sequence that has the rows of the last such block is forked. A
 request that ended leaves its sequence parked, for as long as vLLM may find one of its blocks.
 
+Rows that vLLM counts on and no sequence has are an error of these books or of vLLM's. It does not
+end the server: vLLM is told of the blocks, and forgets them. The requests that have them fail,
+since vLLM's V2 runner cannot go back to compute them again, and the error is counted.
+
 The books are kept on the scheduler's side alone. They know nothing of vLLM's types nor of tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from .orders import ADD, CUT, FORK, REMOVE, Command, Orders, Piece, Row
+from .orders import ADD, CLEAR, CUT, FORK, REMOVE, Command, Orders, Row
 from .room import Room
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request that is scheduled for the first time, or again after it was preempted."""
+    """A request that is scheduled for the first time, or again after it was preempted; or a
+    streaming session that goes on with more input."""
 
     request: str
     prompt: int  # tokens to compute before it generates
-    computed: int  # tokens that vLLM found among its blocks
+    computed: int  # tokens that vLLM found among its blocks, or a session has
     blocks: list[int]  # all of its blocks so far
     most: int  # tokens that it may grow to
+    hashes: Sequence[Any] = ()  # of its whole blocks: grows with the request
 
 
 @dataclass(frozen=True)
@@ -53,10 +60,11 @@ class Holder:
 
     name: int
     length: int = 0  # tokens stored
+    right: int = 0  # of these, tokens before the first one that was lost
     prompt: int = 0
     most: int = 0
     blocks: list[int] = field(default_factory=list)
-    torn: bool = False  # forked inside a block, whose rows are now there twice
+    hashes: Sequence[Any] = ()
     parked: bool = False
 
 
@@ -65,9 +73,10 @@ class Counts:
     """What has happened since the start."""
 
     hits: int = 0  # prefixes that were found, each of them a fork
-    same_step: int = 0  # of these, prefixes whose last rows came in the same step
     parked: int = 0
     dropped: int = 0  # parked sequences that were given up to make room
+    lost: int = 0  # requests whose rows were not there
+    restarts: int = 0  # of the books: everything was given up
 
 
 class Books:
@@ -86,6 +95,8 @@ class Books:
         self._parked: dict[int, Holder] = {}  # oldest first
         self._owners: dict[int, tuple[Holder, int]] = {}  # of a block: and its position there
         self._shrunk: dict[int, Holder] = {}  # parked, and no longer the owner of some block
+        self._ahead: list[Command] = []  # of the next step: what was given up between two
+        self._lost: set[int] = set()  # blocks of this step whose rows are not there
         self._next = 0
         self.counts = Counts()
 
@@ -97,102 +108,165 @@ class Books:
     def parked(self) -> int:
         return len(self._parked)
 
+    @property
+    def pending(self) -> bool:
+        """Whether workers have to be told of something before another step is decided."""
+        return bool(self._ahead)
+
+    def knows(self, request: str) -> bool:
+        return request in self._holders
+
     def admits(self, request: str, prompt: int, most: int) -> bool:
         """Whether there is room for a request of at most so many tokens; noted until it runs."""
         return request in self._holders or self._room.admit(request, prompt, most)
 
-    def stores(self, block: int) -> bool:
-        """Whether all rows of a block are stored before the step that is being scheduled."""
-        owner = self._owners.get(block)
-        return owner is not None and owner[0].length >= (owner[1] + 1) * self._block
+    def withdraw(self, request: str) -> None:
+        """A request that was admitted waits for another reason."""
+        self._room.withdraw(request)
+
+    def stores(self, block: int, position: int, content: Any = None) -> bool | None:
+        """Whether all rows of a block are stored before the step that is being scheduled.
+
+        position, content  of the block in a prefix that vLLM has found: its place and its hash
+        Returns None where no sequence has or will have them, as far as the books know.
+        """
+        owner = self._owner(block, position, content)
+        if owner is None:
+            return None
+        if owner.right >= (position + 1) * self._block:
+            return True
+        return None if owner.parked else False
+
+    def _owner(self, block: int, position: int, content: Any) -> Holder | None:
+        holder, place = self._owners.get(block, (None, -1))
+        if holder is None or place != position:
+            return None
+        if content is not None and position < len(holder.hashes):
+            return holder if holder.hashes[position] == content else None
+        return holder
 
     def step(self, step: Step) -> tuple[Orders, set[int]]:
         """The orders, and the blocks that vLLM has to forget."""
-        commands: list[Command] = []
+        commands, self._ahead = self._ahead, []
+        self._lost.clear()
+        forgotten: set[int] = set()
         for request in step.ended:
             self._end(request)
         if step.reset:
             for holder in list(self._parked.values()):
                 self._give_up(holder, commands)
-        rows: dict[int, Row] = {}
+        # Before blocks change hands: one may be handed out in this step to a request that computes
+        # just the rows that it had before.
+        sources = {arrival.request: self._source(arrival) for arrival in step.arrived}
+        rows: list[Row] = []
         for growth in step.grown:
             holder = self._holders[growth.request]
-            if holder.length > growth.computed:  # a token was computed in vain
-                commands.append(Command(CUT, holder.name, growth.computed))
-                holder.length = growth.computed
             self._hand_out(holder, growth.blocks)
-            rows[holder.name] = self._row(growth.request, holder, growth.computed, step)
+            rows.append(self._row(growth.request, holder, growth.computed, step, commands))
         for arrival in step.arrived:
-            self._end(arrival.request)  # one of the same name: it goes on with other tokens
-            holder, missing = self._arrive(arrival, rows, commands)
-            row = self._row(arrival.request, holder, arrival.computed, step, missing)
-            rows[holder.name] = row
-        for row in rows.values():
-            self._holders[row.request].length = row.computed + row.tokens
+            holder = self._arrive(arrival, sources[arrival.request], commands)
+            rows.append(self._row(arrival.request, holder, arrival.computed, step, commands))
+        for row in rows:
+            holder = self._holders[row.request]
+            holder.length = row.stored + row.tokens
+            if row.stored < row.computed:
+                forgotten.update(holder.blocks[row.stored // self._block :])
+            else:
+                holder.right = holder.length
         self._room.settle()
         self._shorten(commands)
-        return Orders(commands, list(rows.values())), self._make_room(commands)
+        forgotten |= self._make_room(commands)
+        return Orders(commands, rows, sorted(self._lost)), forgotten
+
+    def reset(self) -> set[int]:
+        """Gives all parked sequences up, before another step is decided.
+
+        Returns the blocks that vLLM has to forget at once.
+        """
+        forgotten: set[int] = set()
+        for holder in list(self._parked.values()):
+            forgotten |= self._give_up(holder, self._ahead)
+        return forgotten
+
+    def restart(self) -> None:
+        """After an error that nothing else mends: every row is given up, and vLLM has to forget
+        all of its blocks. Requests of the next step arrive anew."""
+        self._room.clear()
+        self._holders, self._parked, self._owners, self._shrunk = {}, {}, {}, {}
+        self._ahead = [Command(CLEAR, -1)]
+        self.counts.restarts += 1
 
     def _row(
-        self,
-        request: str,
-        holder: Holder,
-        computed: int,
-        step: Step,
-        missing: tuple[Piece, ...] = (),
+        self, request: str, holder: Holder, computed: int, step: Step, commands: list[Command]
     ) -> Row:
-        if holder.length + sum(piece.tokens for piece in missing) != computed:
-            raise RuntimeError(
-                f"[vllm] request {request}: expected {computed} tokens to be stored, as vLLM's "
-                f"scheduler says, got {holder.length}; please report this"
-            )
-        tokens = step.tokens[request]
-        return Row(request, holder.name, holder.length, computed, tokens, holder.prompt, missing)
+        """The sequence is brought to the tokens that vLLM counts on, as far as rows are there."""
+        if holder.right < computed:
+            self._find_again(holder, computed, commands)
+        kept = min(holder.right, computed)
+        if holder.length > kept:  # a token was computed in vain, or rows are computed again
+            commands.append(Command(CUT, holder.name, kept))
+            holder.length = holder.right = kept
+        if kept < computed:
+            self.counts.lost += 1
+            self._lost.update(holder.blocks[kept // self._block : -(-computed // self._block)])
+        return Row(request, holder.name, kept, computed, step.tokens[request], holder.prompt)
 
-    def _arrive(
-        self, arrival: Arrival, rows: dict[int, Row], commands: list[Command]
-    ) -> tuple[Holder, tuple[Piece, ...]]:
-        holder = Holder(self._next, prompt=arrival.prompt, most=arrival.most)
-        self._next += 1
-        self._holders[arrival.request] = holder
+    def _find_again(self, holder: Holder, computed: int, commands: list[Command]) -> None:
+        """Rows that are lost, from whichever sequence has most of them.
+
+        All requests fail that have a block that is reported as lost, so none may be reported that
+        another sequence has.
+        """
+        best, most = None, holder.right // self._block
+        for other in (*self._holders.values(), *self._parked.values()):
+            same = 0
+            limit = min(other.right, computed) // self._block
+            for mine, its in zip(holder.blocks[:limit], other.blocks, strict=False):
+                if mine != its:
+                    break
+                same += 1
+            if other is not holder and same > most:
+                best, most = other, same
+        if best is not None:
+            name, self._next = self._next, self._next + 1
+            holder.length = holder.right = most * self._block
+            commands.append(Command(REMOVE, holder.name))
+            commands.append(Command(FORK, name, holder.length, best.name))
+            holder.name = name
+
+    def _source(self, arrival: Arrival) -> Holder | None:
+        """The sequence that has the prefix that vLLM found: a request waits until there is one."""
+        last = arrival.computed // self._block - 1
+        if last < 0:
+            return None
+        content = arrival.hashes[last] if last < len(arrival.hashes) else None
+        block = arrival.blocks[last]
+        return self._owners[block][0] if self.stores(block, last, content) else None
+
+    def _arrive(self, arrival: Arrival, source: Holder | None, commands: list[Command]) -> Holder:
+        holder = self._goes_on(arrival)
+        if holder is None:
+            self._end(arrival.request)  # one of the same name
+            holder = Holder(self._next)
+            self._next += 1
+            self._holders[arrival.request] = holder
+            if source is None:
+                commands.append(Command(ADD, holder.name))
+            else:
+                holder.length = holder.right = arrival.computed // self._block * self._block
+                self.counts.hits += 1
+                commands.append(Command(FORK, holder.name, holder.length, source.name))
+        holder.prompt, holder.most, holder.hashes = arrival.prompt, arrival.most, arrival.hashes
         self._room.enter(arrival.request, arrival.prompt, arrival.most)
-        missing: tuple[Piece, ...] = ()
-        if arrival.computed == 0:
-            commands.append(Command(ADD, holder.name))
-        else:
-            missing = self._share(arrival, holder, rows, commands)
-        self._hand_out(holder, arrival.blocks)
-        return holder, missing
+        self._hand_out(holder, arrival.blocks[len(holder.blocks) :])
+        return holder
 
-    def _share(
-        self,
-        arrival: Arrival,
-        holder: Holder,
-        rows: dict[int, Row],
-        commands: list[Command],
-    ) -> tuple[Piece, ...]:
-        """The prefix that vLLM found: a fork of all that is stored of it, and rows that come in
-        this very step."""
-        last, rest = divmod(arrival.computed, self._block)
-        owner = None if rest else self._owners.get(arrival.blocks[last - 1])
-        if owner is None or owner[1] != last - 1:
-            raise RuntimeError(
-                f"[vllm] request {arrival.request}: no sequence has the {arrival.computed} tokens "
-                "that vLLM found in its prefix cache; please report this"
-            )
-        source = owner[0]
-        self.counts.hits += 1
-        holder.length = min(source.length, arrival.computed)
-        holder.torn = holder.length % self._block != 0
-        if holder.length:
-            commands.append(Command(FORK, holder.name, holder.length, source.name))
-        else:
-            commands.append(Command(ADD, holder.name))
-        if holder.length == arrival.computed:
-            return ()
-        self.counts.same_step += 1
-        row = rows.get(source.name)
-        return () if row is None else _pieces(row, arrival.computed)
+    def _goes_on(self, arrival: Arrival) -> Holder | None:
+        """The holder of a session, which has kept its blocks while it waited for input."""
+        holder = self._holders.get(arrival.request)
+        if holder is None or not 0 < arrival.computed <= holder.right:
+            return None
+        return holder if holder.blocks == arrival.blocks[: len(holder.blocks)] else None
 
     def _hand_out(self, holder: Holder, blocks: Iterable[int]) -> None:
         """Blocks that are a request's from now on, be they new or found."""
@@ -209,12 +283,12 @@ class Books:
             return
         self._room.leave(request)
         holder.parked = True
-        whole = holder.length // self._block if self._prefixes else 0
+        whole = holder.right // self._block if self._prefixes else 0
         for position in range(whole, len(holder.blocks)):  # vLLM finds whole blocks alone
             self._disown(holder, position)
         del holder.blocks[whole:]
         self._parked[holder.name] = holder
-        self._room.park(holder.name, holder.length, torn=holder.torn)
+        self._room.park(holder.name, holder.length)
         self._shrunk[holder.name] = holder
         self.counts.parked += 1
 
@@ -259,18 +333,7 @@ class Books:
             if not blocks:
                 self._remove(holder, commands)
             elif len(blocks) * self._block < holder.length:
-                holder.length = len(blocks) * self._block
-                self._room.park(holder.name, holder.length, torn=holder.torn)
+                holder.length = holder.right = len(blocks) * self._block
+                self._room.park(holder.name, holder.length)
                 commands.append(Command(CUT, holder.name, holder.length))
         self._shrunk.clear()
-
-
-def _pieces(row: Row, end: int) -> tuple[Piece, ...]:
-    """Tokens up to `end` that a request lacks in this step before it brings its own, and these."""
-    found: list[Piece] = []
-    left = end - row.stored
-    for piece in (*row.missing, Piece(row.request, 0, row.tokens)):
-        if left > 0:
-            found.append(piece._replace(tokens=min(piece.tokens, left)))
-        left -= piece.tokens
-    return tuple(found)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from vllm.platforms import current_platform
 
 from pariskv_core.cli import machine
 
 from .available import Available, Limits, Width, activations, graphs, on_cpu, on_gpu
+from .names import current_platform
 
 _MOST_HOST = 0.9  # that is ever taken: it is pinned, and no other process can have it
 

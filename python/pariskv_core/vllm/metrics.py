@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client import Counter, Gauge
-from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
-    KVConnectorPromMetrics,
-    KVConnectorStats,
-)
 
 import pariskv_core as pk
+
+from .names import KVConnectorPromMetrics, KVConnectorStats
 
 # What was counted since the last report.
 _COUNTERS = {
@@ -20,7 +18,11 @@ _COUNTERS = {
     "searched_tokens": "Of these, tokens whose layer searched for rows.",
     "fetched_rows": "Rows selected by searches, over kv heads.",
     "cached_rows": "Of these, rows found in the row cache of a GPU.",
+    "lost_requests": "Requests that failed, as some of their rows were not there.",
+    "forgotten_blocks": "Blocks of prefixes whose rows nobody had: they are not found any more.",
+    "restarts": "Errors after which nothing that was stored is used.",
 }
+_ENGINES = ("decode_tokens", "searched_tokens", "fetched_rows", "cached_rows")
 # What there is now, of all ranks together.
 _GAUGES = {
     "device_bytes": "Bytes that engines have in use on their devices.",
@@ -43,7 +45,7 @@ class Reporter:
     before: dict[str, int] = field(default_factory=dict)
 
     def report(self, stats: pk.Stats, sequences: int) -> EngineStats:
-        now = {name: int(getattr(stats, name)) for name in _COUNTERS}
+        now = {name: int(getattr(stats, name)) for name in _ENGINES}
         data: dict[str, float] = {name: now[name] - self.before.get(name, 0) for name in now}
         self.before = now
         data.update(
@@ -101,7 +103,14 @@ class EngineStats(KVConnectorStats):
         mass = self.mass()
         if mass is not None:
             found[_MASS] = round(mass, 3)
+        errors = sum(self.total(name) for name in _COUNTERS if name not in _ENGINES)
+        if errors:
+            found["errors"] = errors
         return found
+
+
+def scheduler_stats(errors: dict[str, int]) -> EngineStats | None:
+    return EngineStats(data={"scheduler": dict(errors)}) if errors else None
 
 
 def _share(part: float, whole: float) -> float:

@@ -12,14 +12,11 @@ from typing import Any
 def __getattr__(name: str) -> Any:
     if name != "Backend":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from vllm.config import get_current_vllm_config_or_none
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+    from . import names, ranks
 
-    from . import ranks
-
-    config = get_current_vllm_config_or_none()
+    config = names.get_current_vllm_config_or_none()
     if config is None or not ranks.asked_for(config):
-        return CPUAttentionBackend
+        return names.CPUAttentionBackend
     from .cpu_backend import CpuBackend
 
     return CpuBackend

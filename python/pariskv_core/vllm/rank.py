@@ -41,10 +41,8 @@ class Prompts:
     """Rows of a step that bring tokens of prompts; all layers use the same ones."""
 
     batch: pk.Batch
-    own: Places  # the new tokens
+    places: Places
     lengths: list[int]
-    stored: Places  # tokens that the engine is given: also rows that came with other requests
-    stored_lengths: list[int]
 
 
 @dataclass
@@ -67,7 +65,6 @@ class Rank:
         self.lanes = Lanes(self.cache)
         self._device = torch.device(config.device)
         self._plan = Plan()
-        self.same_step = 0  # requests whose prefix came in the step that found it
 
     def begin(self, orders: Orders, requests: Sequence[str], *, replay: bool) -> None:
         """Before a forward pass over these requests, in this order.
@@ -77,13 +74,7 @@ class Rank:
         self.sequences.apply(orders.commands)
         rows = {row.request: row for row in orders.rows}
         ordered = [rows[request] for request in requests]
-        self.same_step += sum(bool(row.missing) for row in ordered)
         if replay:
-            if any(row.missing for row in ordered):
-                raise RuntimeError(
-                    "[vllm] replay: expected rows whose prefix is stored, got one whose prefix "
-                    "comes in the same step; please report this"
-                )
             self._plan = Plan()
             self.lanes.advance(self.sequences.of(row.sequence for row in ordered))
         else:
@@ -102,26 +93,17 @@ class Rank:
             plan.decoding = self.cache.batch(self.sequences.of(row.sequence for row in decodes))
             plan.decoded = self._places([(begins[row.request], 1) for row in decodes])
         prompts = [row for row in rows if not row.decodes]
-        plan.fresh = self._prompts([row for row in prompts if row.computed == 0], begins)
-        plan.later = self._prompts([row for row in prompts if row.computed > 0], begins)
+        plan.fresh = self._prompts([row for row in prompts if row.stored == 0], begins)
+        plan.later = self._prompts([row for row in prompts if row.stored > 0], begins)
         return plan
 
     def _prompts(self, rows: list[Row], begins: dict[str, int]) -> Prompts | None:
         if not rows:
             return None
-        own = [(begins[row.request], row.tokens) for row in rows]
-        stored: list[tuple[int, int]] = []
-        lengths: list[int] = []
-        for row, span in zip(rows, own, strict=True):
-            parts = [(begins[piece.request] + piece.begin, piece.tokens) for piece in row.missing]
-            stored += [*parts, span]
-            lengths.append(sum(count for _, count in parts) + row.tokens)
         return Prompts(
             self.cache.batch(self.sequences.of(row.sequence for row in rows)),
-            self._places(own),
+            self._places([(begins[row.request], row.tokens) for row in rows]),
             [row.tokens for row in rows],
-            self._places(stored),
-            lengths,
         )
 
     def _places(self, spans: list[tuple[int, int]]) -> Places:
@@ -186,26 +168,23 @@ class Rank:
         whole: bool,
     ) -> None:
         """`whole`: nothing was stored before, so torch has all there is to attend to."""
-        at, own = prompts.stored, prompts.own
-        keys, values = k[at].contiguous(), v[at].contiguous()
-        queries = q[at].contiguous()
+        at = prompts.places
+        queries, keys, values = (rows[at].contiguous() for rows in (q, k, v))
         self.cache.prefill(
             layer,
             prompts.batch,
             keys,
             values,
-            prompts.stored_lengths,
+            prompts.lengths,
             q=queries,
             scale=logits.scale,
             softcap=logits.softcap,
         )
         if whole and logits.plain:
-            out[own] = causal_rows(queries, keys, values, prompts.lengths, logits.scale)
+            out[at] = causal_rows(queries, keys, values, prompts.lengths, logits.scale)
             return
-        if prompts.lengths != prompts.stored_lengths:
-            queries = q[own].contiguous()
         # Weights as vLLM's own attention rounds them; in float32 this is the exact form.
-        out[own] = self.cache.attend(
+        out[at] = self.cache.attend(
             layer, prompts.batch, queries, prompts.lengths, precision="fast", **logits.options()
         )
 

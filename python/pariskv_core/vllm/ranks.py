@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from .names import engine_of
 from .rank import Rank
-from .versions import NAME, engine_of
+from .versions import NAME
 
 
 @dataclass

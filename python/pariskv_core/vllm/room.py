@@ -16,33 +16,29 @@ from typing import NamedTuple
 class Costs:
     """Bytes of one sequence beside its blocks.
 
-    torn      of a fork that begins inside a block: a segment that it does not share
     token     of a token, as long as no zone is searched
     opening   tokens from which on one is
     searched  of a sequence with so many tokens
     beside    of `searched`, what is no row of a block
     """
 
-    torn: int = 0
     token: int = 0
     opening: int = 0
     searched: int = 0
     beside: int = 0
 
-    def of(self, tokens: int, *, prompt: int = 0, torn: bool = True) -> int:
+    def of(self, tokens: int, *, prompt: int = 0) -> int:
         """The most that a sequence takes on its way to so many tokens.
 
         prompt  tokens that come in chunks: while these pass the opening, their rows lie in memory
                 that is set aside for prompts
         """
         before = 0 if prompt >= self.opening else min(tokens, self.opening) * self.token
-        whole = before if tokens < self.opening else max(before, self.searched)
-        return whole + (self.torn if torn else 0)
+        return before if tokens < self.opening else max(before, self.searched)
 
-    def most(self, tokens: int, *, prompt: int = 0, torn: bool = True) -> Cost:
+    def most(self, tokens: int, *, prompt: int = 0) -> Cost:
         beside = self.beside if tokens >= self.opening else 0
-        stays = self.of(tokens, prompt=prompt, torn=torn)
-        return Cost(stays, beside + (self.torn if torn else 0))
+        return Cost(self.of(tokens, prompt=prompt), beside)
 
 
 class Cost(NamedTuple):
@@ -100,6 +96,14 @@ class Room:
         self._noted.put(request, cost)
         return True
 
+    def withdraw(self, request: str) -> None:
+        self._noted.take(request)
+
+    def clear(self) -> None:
+        for some in (self._running, self._parked, self._noted):
+            some.clear()
+        self._full = False
+
     def settle(self) -> None:
         """The scheduler's pass is over: what it did not take is asked for again."""
         self._noted.clear()
@@ -111,9 +115,9 @@ class Room:
     def leave(self, request: str) -> None:
         self._running.take(request)
 
-    def park(self, name: int, tokens: int, *, torn: bool) -> None:
+    def park(self, name: int, tokens: int) -> None:
         """A sequence whose request ended, of so many tokens."""
-        self._parked.put(name, self._costs.most(tokens, prompt=tokens, torn=torn))
+        self._parked.put(name, self._costs.most(tokens, prompt=tokens))
 
     def unpark(self, name: int) -> None:
         self._parked.take(name)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import pariskv_core as pk
 
-from .orders import ADD, CUT, FORK, REMOVE, Command
+from .orders import ADD, CLEAR, CUT, FORK, REMOVE, Command
 
 
 class Sequences:
@@ -33,5 +33,9 @@ class Sequences:
                 self._cache.truncate([self._of[command.name]], keep=command.tokens)
             elif command.kind == REMOVE:
                 self._cache.remove(self._of.pop(command.name))
+            elif command.kind == CLEAR:
+                for sequence in self._of.values():
+                    self._cache.remove(sequence)
+                self._of.clear()
             else:
                 raise ValueError(f"[vllm] orders: expected a known command, got {command.kind}")

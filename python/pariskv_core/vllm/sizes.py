@@ -110,14 +110,13 @@ def need(shape: Shape, config: pk.Config, block: int, longest: int | None = None
     # A layer more: in a call it may have its next state beside the present one.
     searched = (shape.layers + 1) * once + (int(window * plain) if beside or rows < plain else 0)
     costs = Costs(
-        torn=int(block * (plain + summaries)),
         token=int(plain if beside else plain - rows),
         opening=max(config.dense_below, 1),
         searched=searched,
         beside=(shape.layers + 1) * once,
     )
     if beside and config.placement == "auto" and longest is not None and longest < costs.opening:
-        return Need(int(plain) + 1, 0, Costs(torn=int(block * plain)))  # none is ever searched
+        return Need(int(plain) + 1, 0, Costs())  # none is ever searched
     if beside:
         stays = config.placement == "auto"
         return Need(int(summaries) + 1, int(rows) + 1, costs, stays)

@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import vllm
-from vllm.logger import init_logger
-from vllm.utils.torch_utils import get_dtype_size
-
 import pariskv_core as pk
 from pariskv_core._served import refusal
 
 from . import versions
 from .memory import available, most_host_memory, ranks_here
+from .names import engine_of, get_dtype_size, init_logger
 from .settings import SECTION, Settings, parse
 from .sizes import BLOCK, Budgets, Load, Planned, Shape, engine_config, need, plan
 
@@ -34,9 +31,7 @@ class Asked:
 
 def refuse(config: Any) -> None:
     """Raises for what is not served."""
-    wrong_version = versions.refusal(vllm.__version__)
-    if wrong_version:
-        raise RuntimeError(wrong_version)
+    versions.check()
     if not config.use_v2_model_runner:
         raise ValueError(
             "[vllm] model runner: expected V2, got V1; set VLLM_USE_V2_MODEL_RUNNER=1, and on a "
@@ -148,7 +143,7 @@ def rank_budgets(config: Any, wish: Asked, blocks: int) -> Budgets:
 def override_blocks(config: Any) -> None:
     """Sets how many blocks vLLM has. In the engine core, before it makes its plan of the cache."""
     wish = asked(config)
-    most = _plans[versions.engine_of(config)] = planned(config, wish)
+    most = _plans[engine_of(config)] = planned(config, wish)
     cache = config.cache_config
     if cache.num_gpu_blocks_override is None:
         cache.num_gpu_blocks_override = most.blocks
@@ -162,7 +157,7 @@ def override_blocks(config: Any) -> None:
 
 def plan_of(config: Any, wish: Asked) -> Planned:
     """The plan that `override_blocks` went by."""
-    name = versions.engine_of(config)
+    name = engine_of(config)
     if name not in _plans:
         _plans[name] = planned(config, wish)
     return _plans[name]

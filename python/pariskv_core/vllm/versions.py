@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 OLDEST = (0, 32)
 BEYOND = (0, 34)
+NAME = "ParisKV"  # of the connector: --kv-transfer-config '{"kv_connector": "ParisKV", ...}'
 
 
 def refusal(version: str) -> str | None:
@@ -21,12 +21,14 @@ def refusal(version: str) -> str | None:
     )
 
 
-def engine_of(config: Any) -> str:
-    """The name of one engine of vLLM, in all of its processes.
+def installed() -> str:
+    """The version of the vLLM of this process, of which nothing else is looked at."""
+    import vllm
 
-    `instance_id` is none: vLLM sets it anew when its engine core is there.
-    """
-    return str(config.kv_transfer_config.engine_id)
+    return str(vllm.__version__)
 
 
-NAME = "ParisKV"  # of the connector: --kv-transfer-config '{"kv_connector": "ParisKV", ...}'
+def check() -> None:
+    wrong = refusal(installed())
+    if wrong:
+        raise RuntimeError(wrong)

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from vllm.logger import init_logger
 
 from . import ranks, startup
 from .metrics import EngineStats, Reporter
+from .names import init_logger
 from .orders import Orders
 from .rank import Rank
 
@@ -38,6 +38,7 @@ class Worker:
         self._rank: Rank | None = None
         self._reporter = Reporter(config.parallel_config.rank)
         self._reported = 0.0
+        self._lost: set[int] = set()  # blocks of the present step
 
     @property
     def rank(self) -> Rank:
@@ -65,6 +66,7 @@ class Worker:
         logger.info("The engine: %s", config)
 
     def begin(self, orders: Orders, requests: Sequence[str], *, replay: bool) -> None:
+        self._lost = set(orders.lost)
         self.rank.begin(orders, requests, replay=replay)
 
     def end(self) -> None:
@@ -72,6 +74,11 @@ class Worker:
 
     def captured(self) -> None:
         self.rank.lanes.captured()
+
+    def lost(self) -> set[int]:
+        """Blocks whose rows are not there: asked for once after each pass."""
+        lost, self._lost = self._lost, set()
+        return lost
 
     def stats(self) -> EngineStats | None:
         now = time.monotonic()

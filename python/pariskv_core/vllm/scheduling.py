@@ -1,0 +1,214 @@
+"""The scheduler's side: lets requests in, and turns each decision of vLLM's scheduler into orders.
+
+A request comes in once sequences have room for the length that it may reach, and once all rows of
+the prefix that vLLM has found for it are stored. None overtakes one that waits for room.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from . import names
+from .books import Books, Step
+from .orders import Orders
+
+logger = logging.getLogger("vllm.pariskv")
+
+_LOOKUPS = 8  # requests that may wait for a prefix in one pass, each of them a lookup of vLLM's
+
+
+class Scheduling:
+    """
+    block    tokens of one of vLLM's blocks
+    longest  tokens of a request: max_model_len
+    """
+
+    def __init__(self, books: Books, block: int, longest: int) -> None:
+        self.books = books
+        self._block = block
+        self._longest = longest
+        self._pool: names.Pool | None = None
+        self._requests: dict[str, Any] = {}  # that have blocks, as vLLM's objects
+        self._held: list[Any] = []  # that would not heed a wait, see `_wait`
+        self._taken: dict[int, tuple[int, Any]] = {}  # blocks that were handed out in this pass
+        self._waits = 0  # of this pass
+        self._reset = False  # in this pass
+        self._reported: dict[str, int] = {}
+        self._said = self._broken = False
+        self.forgotten = 0  # blocks that were found, and whose rows nobody has
+
+    def bind(self, pool: names.Pool) -> None:
+        self._pool = pool
+
+    # Which requests come in.
+
+    def admits(self, request: Any, computed: int) -> bool | None:
+        """In a pass of vLLM's scheduler, of a request and the tokens that it has found for it.
+
+        True: it may come in. False: it waits, and so do all that follow, since `Pool.close` keeps
+        them out. None: it waits, and the scheduler goes on to the next one.
+        """
+        try:
+            return self._admits(request, computed)
+        except Exception:
+            self._failed("A request waits for it.")
+            return None
+
+    def _admits(self, request: Any, computed: int) -> bool | None:
+        self._look_for_reset()
+        name, pool = request.request_id, self._pool
+        most = names.most_tokens(request, self._longest)
+        if not self.books.admits(name, request.num_tokens, most):
+            return self._close(request)
+        if pool is None or computed == 0 or self._stored(pool, request, computed):
+            return True
+        self.books.withdraw(name)
+        self._waits += 1
+        return self._close(request) if self._waits > _LOOKUPS else None
+
+    def _look_for_reset(self) -> None:
+        """vLLM does not say that its pool has forgotten all prefixes."""
+        if self._pool is not None and self._pool.was_reset():
+            self._pool.seen()
+            self._reset = True  # sequences that end in this step go, too
+            self.books.reset()
+
+    def _close(self, request: Any) -> bool | None:
+        runs = any(names.is_running(other) for other in self._requests.values())
+        if runs and self._pool is not None and self._pool.close():
+            return False
+        if not names.reads_prefixes(request):  # it would come in: vLLM takes None for 0
+            names.let_read_prefixes(request, True)
+            self._held.append(request)
+        return None
+
+    def _stored(self, pool: names.Pool, request: Any, tokens: int) -> bool:
+        """Whether rows of a prefix that was just found are all there.
+
+        Blocks whose rows nobody has or computes are forgotten, so that the next pass finds others.
+        vLLM leaves such ones where it schedules a request and then preempts it in the same step.
+        """
+        strange: set[int] = set()
+        for position in range(tokens // self._block - 1, -1, -1):
+            found = pool.found(request, position)
+            if found is None:
+                break
+            block, used, content = found
+            stored = self.books.stores(block, position, content)
+            if stored is None and not used:
+                strange.add(block)
+                continue
+            if stored is None:  # of a request that is scheduled in this pass
+                self._taken[block] = (position, content)
+            if stored and not strange:
+                return True
+            break
+        self._forget(strange)
+        return False
+
+    def _forget(self, blocks: set[int]) -> None:
+        if blocks and self._pool is not None:
+            self.forgotten += len(blocks)
+            self._pool.forget(blocks)
+
+    def entered(self, request: Any) -> None:
+        """It has its blocks, and is scheduled in this pass."""
+        self._requests[request.request_id] = request
+
+    # What the workers are told.
+
+    @property
+    def pending(self) -> bool:
+        """Whether a step without requests has something to tell the workers."""
+        return self.books.pending or (self._pool is not None and self._pool.was_reset())
+
+    def reset(self) -> None:
+        """Nothing that was computed before may be found again."""
+        try:
+            self._evict(self.books.reset())
+        except Exception:
+            self._failed("Prefixes are dropped in the next step.")
+
+    def decide(self, output: Any) -> Orders:
+        """At the end of a pass, of its SchedulerOutput."""
+        try:
+            self._look_for_reset()
+        except Exception:
+            self._failed("Prefixes are dropped now.")
+        reset, self._reset = self._reset, False
+        if self._pool is not None:
+            self._pool.open()
+        for request in self._held:
+            names.let_read_prefixes(request, False)
+        self._held.clear()
+        self._waits = 0
+        orders = self._orders(output, reset)
+        taken, self._taken = self._taken, {}
+        # Whatever was scheduled is in the books by now: else nobody computes these.
+        self._forget(
+            {block for block, of in taken.items() if self.books.stores(block, *of) is None}
+        )
+        return orders
+
+    def _orders(self, output: Any, reset: bool) -> Orders:
+        step = self._step(output, reset)
+        for request in step.ended:
+            if request not in step.tokens:  # else it was preempted, and comes in again
+                self._requests.pop(request, None)
+        broken, self._broken = self._broken, False
+        try:
+            if broken:
+                raise RuntimeError("[vllm] books: an error came up while requests were let in")
+            orders, forgotten = self.books.step(step)
+        except Exception:
+            self._failed("Nothing that was stored is used.")
+            self._broken = False
+            self.books.restart()
+            orders, forgotten = self.books.step(self._step(output, reset))
+            if self._pool is not None:
+                forgotten = self._pool.all_blocks()
+        if orders.lost:
+            self._say(
+                "Rows of %d blocks are not there: the requests that need them fail.",
+                len(orders.lost),
+            )
+        self._evict(forgotten)
+        return orders
+
+    def _step(self, output: Any, reset: bool) -> Step:
+        pool = self._pool
+        return names.step_of(
+            output,
+            self._requests.get,
+            longest=self._longest,
+            knows=self.books.knows,
+            blocks_of=lambda request: [] if pool is None else pool.blocks_of(request),
+            reset=reset,
+        )
+
+    def _evict(self, blocks: set[int]) -> None:
+        if self._pool is not None:
+            self._pool.forget(blocks)
+
+    def _failed(self, text: str) -> None:
+        self._broken = True
+        self._say("An error in the books. " + text, exc_info=True)
+
+    def _say(self, text: str, *values: object, exc_info: bool = False) -> None:
+        """Once: what happens often is in the metrics."""
+        if not self._said:
+            self._said = True
+            rest = " vllm:pariskv_… counts it; please report this."
+            logger.error(text + rest, *values, exc_info=exc_info)
+
+    def errors(self) -> dict[str, int]:
+        """What was counted since the last call."""
+        now = {
+            "lost_requests": self.books.counts.lost,
+            "forgotten_blocks": self.forgotten,
+            "restarts": self.books.counts.restarts,
+        }
+        new = {name: now[name] - self._reported.get(name, 0) for name in now}
+        self._reported = now
+        return new if any(new.values()) else {}
