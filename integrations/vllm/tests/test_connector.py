@@ -7,19 +7,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from pariskv_core.vllm import ranks
 from pariskv_core.vllm.connector import Metadata, PariskvConnector
 from pariskv_core.vllm.metrics import EngineStats, PromMetrics, Reporter
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from test_startup import config
+from test_startup import ChunkedLocalAttention, config
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 LAYERS = ["model.layers.0", "model.layers.1"]
 
 
 def cache_of(blocks: int, groups: int = 1, block: int = 128) -> Any:
-    group = SimpleNamespace(layer_names=LAYERS, kv_cache_spec=SimpleNamespace(block_size=block))
+    spec = FullAttentionSpec(block_size=block, num_kv_heads=2, head_size=64, dtype=torch.float32)
+    group = SimpleNamespace(layer_names=LAYERS, kv_cache_spec=spec)
     return SimpleNamespace(num_blocks=blocks, kv_cache_groups=[group] * groups)
 
 
@@ -197,6 +200,14 @@ def test_several_kinds_of_layers_are_refused() -> None:
         PariskvConnector(config(), KVConnectorRole.WORKER, cache_of(10, groups=2))
     model = config(model_config__get_num_layers=lambda parallel: 3)
     with pytest.raises(NotImplementedError, match="expected 3 layers of attention, got 2"):
+        PariskvConnector(model, KVConnectorRole.WORKER, cache_of(10))
+
+
+def test_layers_of_another_class_are_refused() -> None:
+    """With --disable-hybrid-kv-cache-manager vLLM gives them a cache of full attention."""
+    model = config()
+    model.compilation_config.static_forward_context[LAYERS[0]] = ChunkedLocalAttention()
+    with pytest.raises(NotImplementedError, match="expected Attention layers, got ChunkedLocal"):
         PariskvConnector(model, KVConnectorRole.WORKER, cache_of(10))
 
 

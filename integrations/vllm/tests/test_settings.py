@@ -16,10 +16,11 @@ WHOLE = [0, 1, 2, 4, 5, 6, 7, 8]
     ("options", "settings", "made"),
     [
         ({"kv_cache_dtype": "int8_per_token_head"}, {}, ("int8", "ParisKV")),
+        ({"kv_cache_dtype": "fp8"}, {}, ("int8", "ParisKV")),
         ({}, {"policy": {"name": "hardkv", "most": 64}}, ("auto", "HardKV")),
         ({}, {"policy": {"name": "prkv", "budget": 128}}, ("auto", "PRKV")),
     ],
-    ids=["int8", "hardkv", "prkv"],
+    ids=["int8", "fp8", "hardkv", "prkv"],
 )
 def test_an_engine_with_other_settings_serves(
     engine: Job,

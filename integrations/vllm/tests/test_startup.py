@@ -14,13 +14,13 @@ from typing import Any
 import pariskv_core as pk
 import pytest
 import torch
-import vllm
 from conftest import environment
 from pariskv_core.cli import machine
 from pariskv_core.cli import main as command
-from pariskv_core.vllm import memory, register, startup, versions
+from pariskv_core.vllm import memory, register, startup
 from pariskv_core.vllm.available import UTILIZATION, Limits, captures, default_limits
 from pariskv_core.vllm.backend import Backend
+from pariskv_core.vllm.names import Options
 from pariskv_core.vllm.settings import parse
 from pariskv_core.vllm.sizes import Budgets
 from vllm.config import CacheConfig, CompilationConfig, CUDAGraphMode, VllmConfig
@@ -28,6 +28,18 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.engine import arg_utils
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+
+class Attention:
+    """A layer of a model: the class of vLLM's that has this name is what is served."""
+
+
+class ChunkedLocalAttention(Attention):
+    """One that is not."""
+
+
+def asked(**changes: Any) -> startup.Asked:
+    return startup.asked(Options(config(**changes)))
 
 
 def config(**changes: Any) -> Any:
@@ -39,7 +51,14 @@ def config(**changes: Any) -> Any:
         additional_config={},
         instance_id="test",
         kv_transfer_config=SimpleNamespace(
-            kv_connector="ParisKV", kv_connector_extra_config={}, engine_id="engine"
+            kv_connector="ParisKV",
+            kv_connector_extra_config={},
+            engine_id="engine",
+            kv_role="kv_both",
+        ),
+        attention_config=SimpleNamespace(backend=AttentionBackendEnum.CUSTOM),
+        compilation_config=SimpleNamespace(
+            static_forward_context={"model.layers.0": Attention(), "model.layers.1": Attention()}
         ),
         device_config=SimpleNamespace(device_type="cpu"),
         parallel_config=SimpleNamespace(
@@ -47,6 +66,7 @@ def config(**changes: Any) -> Any:
             decode_context_parallel_size=1,
             prefill_context_parallel_size=1,
             enable_dbo=False,
+            ubatch_size=0,
             world_size=1,
             data_parallel_size_local=1,
             assigned_physical_gpu_ids=None,
@@ -60,7 +80,10 @@ def config(**changes: Any) -> Any:
             num_gpu_blocks_override=None,
         ),
         scheduler_config=SimpleNamespace(
-            max_num_seqs=8, max_num_batched_tokens=512, long_prefill_token_threshold=0
+            max_num_seqs=8,
+            max_num_batched_tokens=512,
+            long_prefill_token_threshold=0,
+            policy="fcfs",
         ),
         model_config=SimpleNamespace(
             dtype="float32",
@@ -86,71 +109,25 @@ def config(**changes: Any) -> Any:
     return made
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"use_v2_model_runner": False}, "expected V2, got V1; set VLLM_USE_V2_MODEL_RUNNER=1"),
-        ({"speculative_config": object()}, "speculative decoding is not supported"),
-        ({"parallel_config__pipeline_parallel_size": 2}, "pipeline parallelism is not"),
-        ({"parallel_config__decode_context_parallel_size": 2}, "context parallelism is not"),
-        ({"parallel_config__prefill_context_parallel_size": 2}, "context parallelism is not"),
-        ({"parallel_config__enable_dbo": True}, "dual batch overlap is not"),
-        ({"model_config__enable_sleep_mode": True}, "sleep mode is not"),
-        ({"model_config__runner_type": "pooling"}, "pooling is not"),
-        ({"model_config__use_mla": True}, "multi-head latent attention is not"),
-        ({"model_config__is_hybrid": True}, "layers that are not attention is not"),
-        ({"cache_config__cache_dtype": "fp8"}, "--kv-cache-dtype fp8 is not"),
-        (
-            {"model_config__hf_text_config__layer_types": ["full_attention", "sliding_attention"]},
-            "llama is not supported: it has layers with a sliding window",
-        ),
-        (
-            {"model_config__hf_text_config__kv_lora_rank": 512},
-            "llama is not supported: it has multi-head latent attention",
-        ),
-    ],
-    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
-)
-def test_a_configuration_is_refused_in_a_sentence(change: dict[str, Any], sentence: str) -> None:
-    startup.refuse(config())
-    with pytest.raises((ValueError, NotImplementedError), match=sentence):
-        startup.refuse(config(**change))
-
-
-@pytest.mark.parametrize("version", ["0.31.1", "0.34.0", "1.0", "dev"])
-def test_other_versions_are_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    sentence = versions.refusal(version)
-    assert sentence is not None
-    assert f"expected vllm>=0.32,<0.34, got {version}" in sentence
-    monkeypatch.setattr(vllm, "__version__", version)
-    with pytest.raises(RuntimeError, match=r"expected vllm>=0\.32"):
-        startup.refuse(config())
-    assert versions.refusal("0.32.0") is versions.refusal("0.33.1.dev3+cu130") is None
-
-
 def test_settings_come_from_either_place() -> None:
     settings = {"pariskv": {"top_k": 64, "memory_budget": "2GiB"}}
-    wish = startup.asked(
-        config(
-            additional_config=settings,
-            kv_transfer_config__kv_connector_extra_config={"dense_below": 512},
-        )
+    wish = asked(
+        additional_config=settings,
+        kv_transfer_config__kv_connector_extra_config={"dense_below": 512},
     )
     assert wish.config.policy == pk.ParisKV(top_k=64)
     assert wish.config.dense_below == 512
     assert wish.settings.memory_budget == 2 << 30
     assert wish.config.segment_tokens == 128
-    again = startup.asked(config(cache_config__cache_dtype="int8_per_token_head"))
-    assert again.config.kv_dtype == "int8"
+    for name in ("int8_per_token_head", "fp8"):
+        assert asked(cache_config__cache_dtype=name).config.kv_dtype == "int8"
 
 
 def test_blocks_that_nobody_sets_are_the_backends() -> None:
     """An engine core whose ranks are other processes has vLLM's default until they say theirs."""
-    wish = startup.asked(
-        config(cache_config__block_size=16, cache_config__user_specified_block_size=False)
-    )
+    wish = asked(cache_config__block_size=16, cache_config__user_specified_block_size=False)
     assert wish.block == wish.config.segment_tokens == 128 == Backend.get_preferred_block_size(16)
-    assert startup.asked(config(cache_config__block_size=256)).block == 256
+    assert asked(cache_config__block_size=256).block == 256
 
 
 def test_memory_is_that_of_the_ranks_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +137,7 @@ def test_memory_is_that_of_the_ranks_own_gpus(monkeypatch: pytest.MonkeyPatch) -
 
     def free(**changes: Any) -> int:
         two = {"parallel_config__world_size": 2, **changes}
-        return memory._gpu_memory(config(**two))[0] >> 30
+        return memory.gpu_memory(Options(config(**two)))[0] >> 30
 
     assert free() == 60
     assert free(parallel_config__get_local_gpu_index=lambda rank: 2 + rank) == 50
@@ -171,8 +148,24 @@ def test_memory_is_that_of_the_ranks_own_gpus(monkeypatch: pytest.MonkeyPatch) -
         free()
     # Nobody is asked where both are set.
     both = {"pariskv": {"memory_budget": "1GB", "host_budget": "2GB"}}
-    wish = startup.asked(config(additional_config=both, device_config__device_type="cuda"))
-    assert startup.budgets_of(config(additional_config=both), wish) == Budgets(10**9, 2 * 10**9)
+    made = Options(config(additional_config=both, device_config__device_type="cuda"))
+    assert startup.budgets_of(made, startup.asked(made)) == Budgets(10**9, 2 * 10**9)
+
+
+def test_bytes_of_vllms_own_cache_are_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--kv-cache-memory-bytes counts blocks, and is what the engine may take."""
+    monkeypatch.setattr(memory, "gpu_memory", lambda options: pytest.fail("no need to look"))
+    settings = {"pariskv": {"host_budget": "2GB"}}
+    made = Options(
+        config(
+            additional_config=settings,
+            device_config__device_type="cuda",
+            cache_config__kv_cache_memory_bytes=3 << 30,
+        )
+    )
+    wish = startup.asked(made)
+    blocks = startup.planned(made, wish).blocks
+    assert startup.rank_budgets(made, wish, blocks) == Budgets(3 << 30, 2 * 10**9)
 
 
 def test_plan_of_the_command_line_counts_as_the_plugin(
@@ -204,8 +197,9 @@ def test_plan_of_the_command_line_counts_as_the_plugin(
         model_config__get_hidden_size=lambda: 4096,
         model_config__get_vocab_size=lambda: 128_256,
     )
-    wish = startup.asked(served)
-    budgets, made = startup.budgets_of(served, wish), startup.planned(served, wish)
+    options = Options(served)
+    wish = startup.asked(options)
+    budgets, made = startup.budgets_of(options, wish), startup.planned(options, wish)
 
     empty = dataclasses.replace(loaded, free=79 << 30)
     monkeypatch.setattr(machine, "gpus", lambda: [empty])
@@ -299,16 +293,16 @@ def test_blocks_follow_from_the_budget() -> None:
         for size in (1 << 27, 1 << 28)
     )
     for one in (small, large):
-        startup.override_blocks(one)
+        startup.override_blocks(Options(one))
     blocks = [one.cache_config.num_gpu_blocks_override for one in (small, large)]
     assert blocks[1] > 1.5 * blocks[0]
     ample = copy.deepcopy(small)
     ample.cache_config.num_gpu_blocks_override = blocks[1]
     with pytest.raises(ValueError, match=f"expected at most {blocks[0]}"):
-        startup.override_blocks(ample)
+        startup.override_blocks(Options(ample))
     tiny = config(additional_config={"pariskv": {"memory_budget": "1MB"}})
     with pytest.raises(ValueError, match=r"a request of 4,096 tokens takes .* --max-model-len"):
-        startup.override_blocks(tiny)
+        startup.override_blocks(Options(tiny))
 
 
 def test_registering_again_changes_nothing() -> None:

@@ -9,7 +9,7 @@ import torch
 
 import pariskv_core as pk
 
-from . import ranks, sizes
+from . import allowed, ranks, sizes
 from .names import (
     AttentionBackend,
     AttentionCGSupport,
@@ -19,6 +19,8 @@ from .names import (
     AttentionType,
     KVQuantMode,
     MultipleOf,
+    Options,
+    get_current_vllm_config_or_none,
     get_dtype_size,
 )
 from .rank import Logits, Rank
@@ -92,12 +94,18 @@ class Impl(AttentionImpl[Metadata]):
         attn_type: str = AttentionType.DECODER,
         kv_sharing_target_layer_name: str | None = None,
         sinks: torch.Tensor | None = None,
+        **others: Any,
     ) -> None:
+        config = get_current_vllm_config_or_none()
+        if config is not None:  # before weights are loaded
+            ranks.check(config)
+            allowed.check(Options(config))
         refused = {
             "ALiBi": alibi_slopes is not None,
             "a sliding window": sliding_window is not None,
             "an encoder": attn_type != AttentionType.DECODER,
             "a layer that shares keys and values": kv_sharing_target_layer_name is not None,
+            **{name: value is not None for name, value in others.items()},
         }
         for what, asked in refused.items():
             if asked:
@@ -154,12 +162,7 @@ class Backend(AttentionBackend):
         torch.bfloat16,
         torch.float32,
     ]
-    supported_kv_cache_dtypes: ClassVar[list[str]] = [
-        "auto",
-        "float16",
-        "bfloat16",
-        "int8_per_token_head",
-    ]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = list(allowed.KV_DTYPES)
 
     @staticmethod
     def get_name() -> str:
@@ -192,6 +195,7 @@ class Backend(AttentionBackend):
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
         """A page of one number a token: vLLM's own pages are never written nor read."""
+        allowed.check_caches([spec])
         return replace(
             spec,
             num_head_slots=1,

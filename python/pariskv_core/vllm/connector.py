@@ -11,10 +11,16 @@ from typing import Any
 
 import torch
 
-from . import names, ranks, startup
+from . import allowed, names, ranks, startup
 from .books import Books
 from .metrics import EngineStats, PromMetrics, scheduler_stats
-from .names import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole, SupportsHMA
+from .names import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    Options,
+    SupportsHMA,
+)
 from .orders import Orders
 from .scheduling import Scheduling
 from .worker import Worker
@@ -28,39 +34,31 @@ class Metadata(KVConnectorMetadata):
 class PariskvConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        wish = startup.asked(vllm_config)
-        groups = kv_cache_config.kv_cache_groups
-        if len(groups) != 1:
-            raise NotImplementedError(
-                f"[vllm] model: expected layers of one kind of attention, got {len(groups)} kinds; "
-                "serve this model without the plugin's options"
-            )
-        block = groups[0].kv_cache_spec.block_size
-        if block != wish.block:
+        options = Options(vllm_config)
+        wish = startup.asked(options)
+        cache = names.CacheGroups(kv_cache_config)
+        allowed.check_caches(cache.specs)
+        if cache.block != wish.block:
             raise RuntimeError(
-                f"[vllm] blocks: expected {wish.block} tokens, got {block}; set --block-size "
+                f"[vllm] blocks: expected {wish.block} tokens, got {cache.block}; set --block-size "
                 f"{wish.block}"
             )
         self._worker: Worker | None = None
         self._scheduling: Scheduling | None = None
         if role == KVConnectorRole.WORKER:
-            self._worker = Worker(
-                vllm_config, wish, groups[0].layer_names, kv_cache_config.num_blocks
-            )
+            self._worker = Worker(vllm_config, wish, cache.layers, cache.blocks)
             return
-        plan = startup.plan_of(vllm_config, wish)
-        startup.check_blocks(kv_cache_config.num_blocks, plan)
-        prefixes = bool(vllm_config.cache_config.enable_prefix_caching)
-        books = Books(wish.block, plan.make_room(), prefixes=prefixes)
-        longest = int(vllm_config.model_config.max_model_len)
-        self._scheduling = Scheduling(books, wish.block, longest)
+        plan = startup.plan_of(options, wish)
+        startup.check_blocks(cache.blocks, plan)
+        books = Books(wish.block, plan.make_room(), prefixes=options.prefixes)
+        self._scheduling = Scheduling(books, wish.block, options.longest)
 
     # What vLLM asks of the class.
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
         """Any layout. The engine core asks before it counts blocks, so it is told how many."""
-        startup.override_blocks(vllm_config)
+        startup.override_blocks(Options(vllm_config))
         return None
 
     @classmethod

@@ -134,7 +134,9 @@ class PromMetrics(KVConnectorPromMetrics):
         self._last: dict[int, EngineStats] = {}
 
     def _metric(self, kind: Any, name: str, text: str) -> Any:
-        return kind(name=_PREFIX + name, documentation=text, labelnames=self._labelnames)
+        # Of several API servers the one that was told last knows, as of vLLM's own gauges.
+        more = {"multiprocess_mode": "mostrecent"} if name in (*_GAUGES, _MASS) else {}
+        return kind(name=_PREFIX + name, documentation=text, labelnames=self._labelnames, **more)
 
     def _made(self, kind: Any, name: str, text: str) -> dict[int, Any]:
         metric = self._metric(kind, name, text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .names import engine_of
+from .names import Options
 from .rank import Rank
 from .versions import NAME
 
@@ -21,8 +21,7 @@ _ranks: dict[str, Found] = {}
 
 def asked_for(config: Any) -> bool:
     """Whether vLLM's configuration has our connector."""
-    transfer = config.kv_transfer_config
-    return transfer is not None and transfer.kv_connector == NAME
+    return Options(config).connector == NAME
 
 
 def check(config: Any) -> None:
@@ -36,14 +35,14 @@ def check(config: Any) -> None:
 def of(config: Any) -> Found | None:
     if not asked_for(config):
         return None
-    return _ranks.get(engine_of(config))
+    return _ranks.get(Options(config).engine)
 
 
 def keep(config: Any, found: Found) -> None:
-    _ranks[engine_of(config)] = found
+    _ranks[Options(config).engine] = found
 
 
 def close(config: Any) -> None:
-    found = _ranks.pop(engine_of(config), None)
+    found = _ranks.pop(Options(config).engine, None)
     if found is not None:
         found.rank.close()

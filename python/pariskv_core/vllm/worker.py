@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from . import ranks, startup
+from . import allowed, ranks, startup
 from .metrics import EngineStats, Reporter
-from .names import init_logger
+from .names import Options, init_logger
 from .orders import Orders
 from .rank import Rank
 
@@ -27,6 +27,8 @@ class Worker:
         self, config: Any, wish: startup.Asked, layer_names: Sequence[str], blocks: int
     ) -> None:
         self._config = config
+        self._options = Options(config)
+        allowed.check_layers(self._options.layer_kinds(layer_names))
         self._wish = wish
         self._blocks = blocks
         self._layers = {name: index for index, name in enumerate(layer_names)}
@@ -36,7 +38,7 @@ class Worker:
                 f"{len(self._layers)}; serve this model without the plugin's options"
             )
         self._rank: Rank | None = None
-        self._reporter = Reporter(config.parallel_config.rank)
+        self._reporter = Reporter(self._options.rank)
         self._reported = 0.0
         self._lost: set[int] = set()  # blocks of the present step
 
@@ -51,7 +53,7 @@ class Worker:
             threads = settings.threads or torch.get_num_threads()
             config = config.replace(threads=threads)
         else:
-            budgets = startup.rank_budgets(self._config, self._wish, self._blocks)
+            budgets = startup.rank_budgets(self._options, self._wish, self._blocks)
             config = config.replace(
                 device=torch.device("cuda", torch.cuda.current_device()),
                 memory_budget=budgets.device,

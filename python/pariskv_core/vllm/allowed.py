@@ -1,0 +1,103 @@
+"""What is served, as lists. Whatever is on none of them is refused before a request is, in a
+sentence that says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pariskv_core._served import refusal
+
+from . import versions
+from .names import Options, cache_kind
+
+# vLLM's names of the type of rows: the engine's kv_dtype, None where that is a setting.
+KV_DTYPES = {
+    "auto": None,
+    "float16": None,
+    "bfloat16": None,
+    "int8_per_token_head": "int8",
+    "fp8": "int8",
+    "fp8_e4m3": "int8",
+}
+_LAYERS = ("Attention",)  # classes
+_CACHES = ("FullAttentionSpec",)  # kinds of their cache
+_RUNNERS = ("generate",)
+_ROLES = ("kv_both",)
+_POLICIES = ("fcfs", "priority")
+# Optional parts of a configuration that change nothing about rows, or of which rows know nothing.
+_PARTS = (
+    "kv_transfer_config",
+    "kv_events_config",
+    "lora_config",
+    "quant_config",
+    "reasoning_config",
+    "watermark_config",
+    "weight_transfer_config",
+)
+_WORDS = {"speculative_config": "speculative decoding"}
+_MODEL = "serve this model without the plugin's options"
+_ELSE = f"leave it out, or the connector {versions.NAME} (docs/vllm.md#what-is-refused)"
+
+
+def check(options: Options) -> None:
+    """Raises for what is not served."""
+    versions.check()
+    if not options.v2_runner:
+        raise ValueError(
+            "[vllm] model runner: expected V2, got V1; set VLLM_USE_V2_MODEL_RUNNER=1, and on a "
+            "CPU TRITON_INTERPRET=1 (docs/vllm.md)"
+        )
+    if options.on_gpu:  # a CPU has one backend, whatever is asked for
+        rest = "set --attention-backend CUSTOM beside the connector"
+        _one_of("--attention-backend", options.backend, ("CUSTOM",), rest)
+    for part in options.parts():
+        if part not in _PARTS:
+            _refuse(f"{_WORDS.get(part, part)} is not supported")
+    for option, count in options.parallel.items():
+        _one_of(option, count, (1,))
+    _one_of("--enable-sleep-mode", options.sleep_mode, (False,), f"rows are lost; {_ELSE}")
+    _one_of("--runner", options.runner, _RUNNERS)
+    _one_of("--scheduling-policy", options.policy, _POLICIES)
+    _one_of("kv_role", options.role, _ROLES, 'set "kv_role": "kv_both" in --kv-transfer-config')
+    _one_of("--kv-cache-dtype", options.kv_dtype, tuple(KV_DTYPES))
+    _one_of("--kv-cache-dtype-skip-layers", options.other_dtypes, ([],))
+    _one_of("VLLM_KV_CACHE_LAYOUT", options.layout, (None,), "unset it: pages are not used")
+    for kind in options.model_kinds():
+        _refuse(f"a model with {kind} is not supported", _MODEL)
+    text = options.text
+    unserved = refusal(lambda field: getattr(text, field, None))
+    kinds = set(getattr(text, "layer_types", None) or []) - {"full_attention"}
+    if unserved is None and kinds:
+        has = {"sliding_attention": "a sliding window", "chunked_attention": "chunks"}
+        words = " and ".join(has.get(kind, kind) for kind in sorted(kinds))
+        unserved = f"{text.model_type} is not supported: it has layers with {words}"
+    if unserved:
+        _refuse(f"model: {unserved}", _MODEL)
+
+
+def check_layers(kinds: Iterable[str]) -> None:
+    """kinds  classes of the model's layers of attention"""
+    for kind in kinds:
+        _one_of("model", f"{kind} layers", tuple(f"{one} layers" for one in _LAYERS), _MODEL)
+
+
+def check_caches(specs: list[Any]) -> None:
+    """specs  of the caches of all layers, as vLLM has grouped them"""
+    if len(specs) != 1:
+        raise NotImplementedError(
+            f"[vllm] model: expected layers of one kind of attention, got {len(specs)} kinds; "
+            f"{_MODEL}"
+        )
+    _one_of("model", cache_kind(specs[0]), _CACHES, _MODEL)
+
+
+def _one_of(option: str, value: Any, served: tuple[Any, ...], rest: str = _ELSE) -> None:
+    if value not in served:
+        expected = " or ".join("none" if one in (None, []) else str(one) for one in served)
+        got = "none" if value is None else value
+        raise NotImplementedError(f"[vllm] {option}: expected {expected}, got {got}; {rest}")
+
+
+def _refuse(what: str, rest: str = _ELSE) -> None:
+    raise NotImplementedError(f"[vllm] {what}; {rest}")
