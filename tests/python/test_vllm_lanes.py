@@ -46,10 +46,11 @@ def test_a_dummy_run_replays_idle_lanes_alone() -> None:
 
 
 def test_a_replay_names_the_sequences_in_the_order_of_the_batch() -> None:
+    """And idle ones for rows of padding: how wide a graph is says which of its rows search."""
     config = pk.Config(layers=1, query_heads=1, kv_heads=1, head_dim=64, threads=1)
-    rank, named = Rank(config), []
-    rank.lanes.advance = lambda sequences: named.append(list(sequences))  # type: ignore[method-assign]
+    rank, engine = Rank(config), Engine()
+    rank.lanes = Lanes(engine)  # type: ignore[arg-type]
     commands = [Command(ADD, name) for name in (7, 8, 9)]
     rows = [Row(f"r{name}", name, 5, 5, 1, 5) for name in (7, 8, 9)]
-    rank.begin(Orders(commands, rows), ["r9", "r7", "r8"], replay=True)
-    assert named == [rank.sequences.of([9, 7, 8])]
+    rank.begin(Orders(commands, rows), ["r9", "r7", "r8"], replayed=4)
+    assert engine.named == [[*rank.sequences.of([9, 7, 8]), pk.IDLE]]

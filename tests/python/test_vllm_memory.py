@@ -44,7 +44,7 @@ class Served:
         output = self.scheduler.schedule(self.scheduling)
         orders = self.scheduling.decide(output)
         assert not orders.lost
-        self.rank.begin(orders, list(output.num_scheduled_tokens), replay=False)
+        self.rank.begin(orders, list(output.num_scheduled_tokens))
         tokens = sum(output.num_scheduled_tokens.values())
         if tokens:
             q = torch.randn(tokens, SHAPE.query_heads, SHAPE.head_dim)

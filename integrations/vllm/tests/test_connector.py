@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 from pariskv_core.vllm import ranks
+from pariskv_core.vllm.backend import Builder
 from pariskv_core.vllm.connector import Metadata, PariskvConnector
 from pariskv_core.vllm.metrics import EngineStats, PromMetrics, Reporter
+from pariskv_core.vllm.orders import ADD, Command, Orders, Row
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from test_startup import ChunkedLocalAttention, config
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -221,6 +223,28 @@ def test_a_worker_makes_an_engine_of_its_own_threads_and_reports() -> None:
     assert stats.data["1"]["decode_tokens"] == 0
     assert "mass" not in stats.data["1"], "no search has estimated it"
     assert connector.get_kv_connector_stats() is None, "once a second"
+    connector.shutdown()
+
+
+def test_a_replay_is_as_wide_as_its_graph() -> None:
+    made = config(parallel_config__rank=0)
+    connector = PariskvConnector(made, KVConnectorRole.WORKER, cache_of(10))
+    connector.register_kv_caches({})
+    found = ranks.of(made)
+    assert found is not None
+    named: list[int] = []
+    found.rank.lanes.advance = lambda slots, width: named.append(width)  # type: ignore[method-assign]
+    rows = [Row(name, number, 0, 0, 1, 0) for number, name in enumerate("ab")]
+    commands = [Command(ADD, number) for number in range(2)]
+    builder = Builder(None, LAYERS, made, torch.device("cpu"))
+    of_layers = dict.fromkeys(LAYERS, builder.build(0, SimpleNamespace(num_reqs=4)))
+    connector.bind_connector_metadata(Metadata(Orders(commands, rows)))
+    connector.start_load_kv(None, request_ids=["b", "a"], attn_metadata=of_layers)
+    assert named == [4]
+    connector.bind_connector_metadata(Metadata(Orders([], rows)))
+    connector.start_load_kv(None, request_ids=["b", "a"])
+    assert named == [4], "no graph is replayed"
+    connector.finish_forward()
     connector.shutdown()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ from .names import (
     Options,
     get_current_vllm_config_or_none,
     get_dtype_size,
+    num_requests,
 )
 from .rank import Logits, Rank
 
@@ -33,12 +35,19 @@ class Metadata(AttentionMetadata):
     """Of one step. What its rows are, the connector knows, which is told before the pass.
 
     rank     None while memory is profiled: there is no engine yet
+    width    requests, with those that a graph has for padding
     capture  the batch that a capture decodes
     """
 
     rank: Rank | None
     layers: dict[str, int]
+    width: int = 0
     capture: pk.Batch | None = None
+
+
+def replayed_rows(of_layers: Mapping[str, Metadata]) -> int:
+    """Of the graph that is replayed next: `build` is called with its number of requests."""
+    return next(iter(of_layers.values())).width
 
 
 class Builder(AttentionMetadataBuilder[Metadata]):
@@ -70,13 +79,13 @@ class Builder(AttentionMetadataBuilder[Metadata]):
         if found is None:
             return Metadata(None, {})
         self._started = True
-        return Metadata(found.rank, found.layers)
+        return Metadata(found.rank, found.layers, num_requests(common_attn_metadata))
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Metadata:
         """For the pass before a capture, for the capture, and for dummy runs that replay it."""
         metadata = self.build(0, common_attn_metadata)
         if metadata.rank is not None:
-            metadata.capture = metadata.rank.lanes.capture(common_attn_metadata.num_reqs)
+            metadata.capture = metadata.rank.lanes.capture(metadata.width)
         return metadata
 
 

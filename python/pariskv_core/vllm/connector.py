@@ -6,12 +6,12 @@ carries them out before the forward pass, or before the replay of a captured one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from . import allowed, names, ranks, startup
+from .backend import replayed_rows
 from .books import Books
 from .metrics import EngineStats, PromMetrics, scheduler_stats
 from .names import (
@@ -138,9 +138,9 @@ class PariskvConnector(KVConnectorBase_V1, SupportsHMA):
         assert self._worker is not None
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, Metadata)
-        requests: Sequence[str] = kwargs.get("request_ids", ())
-        # Only a replay is told the attention's metadata here: else it is in the context.
-        self._worker.begin(metadata.orders, requests, replay="attn_metadata" in kwargs)
+        requests, of_layers = names.pass_of(kwargs)
+        replayed = None if of_layers is None else replayed_rows(of_layers)
+        self._worker.begin(metadata.orders, requests, replayed)
 
     def finish_forward(self) -> None:
         assert self._worker is not None

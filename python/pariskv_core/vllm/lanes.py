@@ -2,7 +2,8 @@
 
 A graph of a step is captured over as many lanes as its batch has rows, all of them idle. A replay
 decodes one token of the sequences that `Cache.advance` named last, in the first lanes; rows that a
-graph has for padding stay idle.
+graph has for padding are named as idle ones. So the engine knows how wide the graph is, which says
+from which length on its sequences are searched.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ class Lanes:
         """What a capture over so many rows decodes. Once graphs are there, a dummy run replays
         one: over idle lanes alone."""
         if self._captured:
-            self.advance([])
+            self.advance([], 0)
         return self._cache.batch([pk.IDLE] * width)
 
     def captured(self) -> None:
         """All graphs are there."""
         self._captured = True
 
-    def advance(self, sequences: Sequence[int]) -> None:
-        """Before a replay over these sequences."""
-        self._cache.advance(sequences)
+    def advance(self, sequences: Sequence[int], width: int) -> None:
+        """Before a replay over these sequences of a graph that has so many rows."""
+        self._cache.advance([*sequences, *[pk.IDLE] * (width - len(sequences))])

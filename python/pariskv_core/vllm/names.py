@@ -7,7 +7,7 @@ before anything but the version is imported: another one has other names.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from . import versions
@@ -345,6 +345,17 @@ def load_before_pass(output: Any) -> None:
     """Workers then call start_load_kv before the forward pass or its replay, with the requests in
     the order of the batch."""
     output.has_sync_kv_loads = True
+
+
+def num_requests(common: Any) -> int:
+    """Of a CommonAttentionMetadata: of a graph all that it was captured for."""
+    return int(common.num_reqs)
+
+
+def pass_of(loads: Mapping[str, Any]) -> tuple[Sequence[str], Mapping[str, Any] | None]:
+    """Of what `start_load_kv` is told: the requests in the order of the batch, and the metadata of
+    attention by layer, if a graph is replayed. Of any other pass that is in the context."""
+    return loads.get("request_ids", ()), loads.get("attn_metadata")
 
 
 # A request.

@@ -66,17 +66,19 @@ class Rank:
         self._device = torch.device(config.device)
         self._plan = Plan()
 
-    def begin(self, orders: Orders, requests: Sequence[str], *, replay: bool) -> None:
+    def begin(
+        self, orders: Orders, requests: Sequence[str], *, replayed: int | None = None
+    ) -> None:
         """Before a forward pass over these requests, in this order.
 
-        replay  the pass is a replay of a graph that was captured over the lanes
+        replayed  rows of the graph that is replayed in place of a pass; None: none is
         """
         self.sequences.apply(orders.commands)
         rows = {row.request: row for row in orders.rows}
         ordered = [rows[request] for request in requests]
-        if replay:
+        if replayed is not None:
             self._plan = Plan()
-            self.lanes.advance(self.sequences.of(row.sequence for row in ordered))
+            self.lanes.advance(self.sequences.of(row.sequence for row in ordered), replayed)
         else:
             self._plan = self._planned(ordered)
 

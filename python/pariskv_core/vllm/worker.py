@@ -67,9 +67,9 @@ class Worker:
         ranks.keep(self._config, ranks.Found(self._rank, self._layers))
         logger.info("The engine: %s", config)
 
-    def begin(self, orders: Orders, requests: Sequence[str], *, replay: bool) -> None:
+    def begin(self, orders: Orders, requests: Sequence[str], replayed: int | None) -> None:
         self._lost = set(orders.lost)
-        self.rank.begin(orders, requests, replay=replay)
+        self.rank.begin(orders, requests, replayed=replayed)
 
     def end(self) -> None:
         self.rank.end()
