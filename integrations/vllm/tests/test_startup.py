@@ -7,6 +7,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,7 +59,8 @@ def config(**changes: Any) -> Any:
         ),
         attention_config=SimpleNamespace(backend=AttentionBackendEnum.CUSTOM),
         compilation_config=SimpleNamespace(
-            static_forward_context={"model.layers.0": Attention(), "model.layers.1": Attention()}
+            static_forward_context={"model.layers.0": Attention(), "model.layers.1": Attention()},
+            cudagraph_capture_sizes=(),
         ),
         device_config=SimpleNamespace(device_type="cpu"),
         parallel_config=SimpleNamespace(
@@ -78,6 +80,7 @@ def config(**changes: Any) -> Any:
             user_specified_block_size=True,
             kv_cache_memory_bytes=1 << 28,
             num_gpu_blocks_override=None,
+            gpu_memory_utilization=UTILIZATION,
         ),
         scheduler_config=SimpleNamespace(
             max_num_seqs=8,
@@ -97,6 +100,8 @@ def config(**changes: Any) -> Any:
             get_num_attention_heads=lambda parallel: 4,
             get_num_kv_heads=lambda parallel: 2,
             get_head_size=lambda: 64,
+            get_hidden_size=lambda: 256,
+            get_vocab_size=lambda: 1920,
         ),
     )
     made.model_config.dtype = torch.float32
@@ -150,6 +155,32 @@ def test_memory_is_that_of_the_ranks_own_gpus(monkeypatch: pytest.MonkeyPatch) -
     both = {"pariskv": {"memory_budget": "1GB", "host_budget": "2GB"}}
     made = Options(config(additional_config=both, device_config__device_type="cuda"))
     assert startup.budgets_of(made, startup.asked(made)) == Budgets(10**9, 2 * 10**9)
+
+
+def test_host_memory_that_another_server_has_counted_is_left_to_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It takes it only as requests grow: until then the memory looks free."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(machine, "available_memory", lambda: 100 << 30)
+    monkeypatch.setattr(memory, "gpu_memory", lambda options: (60 << 30, 80 << 30))
+    blocks = {}
+    for server in ("one_dp0", "one_dp1", "two"):
+        options = Options(
+            config(
+                device_config__device_type="cuda",
+                kv_transfer_config__engine_id=server,
+                additional_config={"pariskv": {"memory_budget": "60GB", "placement": "host"}},
+                parallel_config__data_parallel_size_local=2 if "dp" in server else 1,
+            )
+        )
+        startup.override_blocks(options)
+        blocks[server] = options.blocks
+    assert blocks["one_dp0"] == blocks["one_dp1"], "of one server, which has shared it out"
+    assert blocks["one_dp0"] is not None
+    assert blocks["two"] is not None
+    # .8 of what is free go to the first, .8 of the rest to the second.
+    assert blocks["two"] < 0.6 * blocks["one_dp0"]
 
 
 def test_bytes_of_vllms_own_cache_are_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,14 @@ import torch
 from pariskv_core.cli import machine
 
 from .available import Available, Limits, Width, activations, graphs, on_cpu, on_gpu
+from .host_shares import HostShare
 from .names import Options
 
 _MOST_HOST = 0.9  # that is ever taken: it is pinned, and no other process can have it
 
 
 def available(options: Options) -> Available:
-    host = machine.available_memory()
+    host = _free_host_memory(options)
     if not options.on_gpu:
         return on_cpu(host, options.ranks_here)
     free, total = gpu_memory(options)
@@ -23,9 +24,17 @@ def available(options: Options) -> Available:
     return on_gpu(free, total, options.utilization, working, host)
 
 
-def most_host_memory() -> int:
+def most_host_memory(options: Options) -> int:
     """Where nobody set host_budget, of all ranks of this machine."""
-    return int(machine.available_memory() * _MOST_HOST)
+    return int(_free_host_memory(options) * _MOST_HOST)
+
+
+def _free_host_memory(options: Options) -> int:
+    """Without what other servers have counted for their blocks, and not taken yet."""
+    free = machine.available_memory()
+    if not options.on_gpu:
+        return free
+    return max(free - HostShare(options.server, options.engine).of_others(), 0)
 
 
 def gpu_memory(options: Options) -> tuple[int, int]:

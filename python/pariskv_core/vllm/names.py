@@ -7,6 +7,7 @@ before anything but the version is imported: another one has other names.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -75,6 +76,11 @@ class Options:
         `instance_id` is none: vLLM sets it anew when its engine core is there.
         """
         return str(self._transfer.engine_id)
+
+    @property
+    def server(self) -> str:
+        """The name that all engines of a server have in common, under data parallelism."""
+        return re.sub(r"_dp\d+$", "", self.engine)
 
     def settings(self, section: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """A part of --additional-config, and what --kv-transfer-config has beside its own."""

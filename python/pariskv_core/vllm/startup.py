@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pariskv_core as pk
 
 from . import allowed
+from .host_shares import HostShare
 from .memory import available, most_host_memory
 from .names import Options, get_dtype_size, init_logger
 from .settings import SECTION, Settings, parse
@@ -90,7 +91,7 @@ def rank_budgets(options: Options, wish: Asked, blocks: int) -> Budgets:
             f"{device / 1e9:.1f} GB left; set memory_budget in --additional-config, or lower "
             "--max-num-batched-tokens"
         )
-    return Budgets(device, host or most_host_memory() // options.ranks_here)
+    return Budgets(device, host or most_host_memory(options) // options.ranks_here)
 
 
 def override_blocks(options: Options) -> None:
@@ -105,6 +106,10 @@ def override_blocks(options: Options) -> None:
             wish.block,
         )
     check_blocks(options.blocks or most.blocks, most)
+    if options.on_gpu:
+        one = need(wish.shape, wish.config, wish.block, options.longest)
+        rows = (options.blocks or most.blocks) * wish.block * one.host
+        HostShare(options.server, options.engine).promise(rows * options.ranks)
 
 
 def plan_of(options: Options, wish: Asked) -> Planned:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from . import allowed, ranks, startup
+from .host_shares import HostShare
 from .metrics import EngineStats, Reporter
 from .names import Options, init_logger
 from .orders import Orders
@@ -39,6 +40,8 @@ class Worker:
             )
         self._rank: Rank | None = None
         self._reporter = Reporter(self._options.rank)
+        part = f"{self._options.engine}-{self._options.rank}"
+        self._host_share = HostShare(self._options.server, part)
         self._reported = 0.0
         self._lost: set[int] = set()  # blocks of the present step
 
@@ -88,6 +91,8 @@ class Worker:
             return None
         self._reported = now
         stats = self._rank.cache.stats(counted=True)
+        if self._options.on_gpu:
+            self._host_share.take(stats.host_memory.reserved)
         return self._reporter.report(stats, len(self._rank.sequences))
 
 
