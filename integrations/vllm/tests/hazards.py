@@ -135,6 +135,28 @@ def bypass(engine: Engine) -> Any:
     return at_once
 
 
+def waiting(engine: Engine) -> Any:
+    """Prefixes that vLLM looks up in ten steps, in which many requests wait for room."""
+    manager = engine.scheduler.kv_cache_manager
+    look_up, asked = manager.get_computed_blocks, []
+
+    def counted(*arguments: Any) -> Any:
+        asked.append(1)
+        return look_up(*arguments)
+
+    for number in range(100):
+        engine.add(f"r{number}", [*TEXT[:300], 3 + number], 60)
+    engine.steps(20)
+    manager.get_computed_blocks = counted
+    running = engine.books.running
+    engine.steps(10)
+    left = len(engine.scheduler.waiting)
+    manager.get_computed_blocks = look_up
+    engine.engine.abort_request([f"r{number}" for number in range(4, 100)])
+    engine.steps()
+    return {"running": running, "waiting": left, "lookups": len(asked), "done": len(engine.done)}
+
+
 def lose(engine: Engine) -> Any:
     """Errors in the books, made by hand: rows of requests that run are gone, others are fine."""
     for name, begin in {"a": 0, "b": 300, "c": 0}.items():

@@ -15,7 +15,7 @@ Work = Callable[..., dict[str, Any]]
 FEW = {"num_gpu_blocks_override": 34, "max_model_len": 2048}
 IN_PARTS = {"long_prefill_token_threshold": 256, "scheduling_policy": "priority"}
 
-LITTLE = json.dumps({"dense_below": 64, "memory_budget": "24MB"})
+LITTLE = json.dumps({"dense_below": 64, "memory_budget": "32MB"})
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +60,15 @@ def test_logprobs_of_prompts_wait_for_room_as_others_do(hazard: Work) -> None:
     ours = hazard("bypass", plugin=True, settings=LITTLE, **few)
     assert 0 < ours["bypass"]["plain"] < 8
     assert ours["bypass"]["logprobs"] == ours["bypass"]["plain"]
+
+
+def test_requests_that_wait_for_room_are_not_looked_up_in_every_step(hazard: Work) -> None:
+    few = {"max_num_seqs": 64, "num_gpu_blocks_override": None, "max_model_len": 1024}
+    ours = hazard("waiting", plugin=True, settings=LITTLE, **few)["waiting"]
+    assert 0 < ours["running"] < 16
+    assert ours["waiting"] > 50
+    assert ours["lookups"] <= 10, "one of each step: stock does the same where blocks are short"
+    assert ours["done"] == 4, "each had its turn"
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
