@@ -41,6 +41,10 @@ from vllm.config import VllmConfig
             "--kv-cache-dtype: expected auto or .* or int8_per_token_head .*, got nvfp4",
         ),
         ({"cache_config__kv_cache_dtype_skip_layers": ["3"]}, r"expected none, got \['3'\]"),
+        (
+            {"kv_transfer_config__kv_connector": "MultiConnector"},
+            "kv_connector: expected ParisKV, got MultiConnector; it works beside no other one",
+        ),
         ({"kv_transfer_config__kv_role": "kv_producer"}, 'set "kv_role": "kv_both"'),
         (
             {"device_config__device_type": "cuda", "attention_config__backend": None},
@@ -87,6 +91,8 @@ def test_caches_that_are_not_of_full_attention_are_refused() -> None:
         allowed.check_caches([SlidingWindowSpec(**shape, sliding_window=128)])
     with pytest.raises(NotImplementedError, match="expected FullAttentionSpec, got non-causal"):
         allowed.check_caches([FullAttentionSpec(**shape, non_causal=True)])
+    with pytest.raises(NotImplementedError, match="got values of 32 numbers beside keys of 64"):
+        allowed.check_caches([FullAttentionSpec(**shape, head_size_v=32)])
 
 
 def test_parts_of_a_configuration_are_those_of_the_served_versions() -> None:

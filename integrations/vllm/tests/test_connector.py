@@ -286,9 +286,16 @@ def test_reports_add_up_over_time_and_over_ranks() -> None:
     assert later.reduce()["device GB"] == 0.0
 
 
-def test_mass_is_exported_once_a_search_has_estimated_it() -> None:
+def test_reports_are_exported_and_mass_once_a_search_has_estimated_it() -> None:
     registry = CollectorRegistry()
-    kinds = {kind: partial(kind, registry=registry) for kind in (Counter, Gauge, Histogram)}
+    kinds = {kind: partial(kind, registry=registry) for kind in (Counter, Histogram)}
+    modes = []
+
+    def gauge(multiprocess_mode: str, **others: Any) -> Gauge:
+        modes.append(multiprocess_mode)
+        return Gauge(**others, multiprocess_mode=multiprocess_mode, registry=registry)
+
+    kinds[Gauge] = gauge
     labels = {0: ["some/model", "0"], 1: ["some/model", "1"]}
     metrics = PromMetrics(config(), kinds, ["model_name", "engine"], labels)
 
@@ -297,6 +304,11 @@ def test_mass_is_exported_once_a_search_has_estimated_it() -> None:
         return registry.get_sample_value(f"vllm:pariskv_{name}", named)
 
     metrics.observe({"0": {"decode_tokens": 3, "sequences": 2}}, 0)
+    for _ in range(2):
+        metrics.observe({"scheduler": {"lost_requests": 2}}, 0)
+    assert exported("lost_requests_total", 0) == 4
+    assert exported("restarts_total", 0) == 0
+    assert set(modes) == {"mostrecent"}, "of several API servers, as vLLM's own"
     assert exported("decode_tokens_total", 0) == 3
     assert exported("sequences", 0) == 2
     assert exported("mass", 0) is None

@@ -43,8 +43,10 @@ def test_requests_that_are_scheduled_and_preempted_in_one_step(hazard: Work) -> 
     assert ours["put_off"] == 12, "each answers as it does alone"
 
 
-def test_streaming_sessions_answer_as_stock_does(hazard: Work) -> None:
-    ours, stock = hazard("session", plugin=True), hazard("session", plugin=False)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_streaming_sessions_answer_as_stock_does(hazard: Work, asynchronous: bool) -> None:
+    ours = hazard("session", plugin=True, asynchronous=asynchronous)
+    stock = hazard("session", plugin=False)
     assert ours == stock
     assert [len(tokens) for tokens in ours["session"]] == [15, 15, 15, 5]
 

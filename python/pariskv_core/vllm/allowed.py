@@ -48,6 +48,7 @@ def check(options: Options) -> None:
             "[vllm] model runner: expected V2, got V1; set VLLM_USE_V2_MODEL_RUNNER=1, and on a "
             "CPU TRITON_INTERPRET=1 (docs/vllm.md)"
         )
+    _one_of("kv_connector", options.connector, (versions.NAME,), "it works beside no other one")
     if options.on_gpu:  # a CPU has one backend, whatever is asked for
         rest = "set --attention-backend CUSTOM beside the connector"
         _one_of("--attention-backend", options.backend, ("CUSTOM",), rest)

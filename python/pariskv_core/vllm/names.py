@@ -115,7 +115,7 @@ class Options:
     @property
     def layout(self) -> str | None:
         """Of pages in vLLM's own cache, where one is asked for."""
-        found = importlib.import_module("vllm.envs").VLLM_KV_CACHE_LAYOUT
+        found = getattr(importlib.import_module("vllm.envs"), "VLLM_KV_CACHE_LAYOUT", None)
         return None if found is None else str(found)
 
     @property
@@ -298,7 +298,11 @@ def cache_kind(spec: Any) -> str:
     for field in ("sliding_window", "attention_chunk_size"):
         if getattr(spec, field, None) is not None:
             return f"{field} {getattr(spec, field)}"
-    return "non-causal" if getattr(spec, "non_causal", False) else type(spec).__name__
+    if getattr(spec, "non_causal", False):
+        return "non-causal"
+    if getattr(spec, "head_size_v", spec.head_size) != spec.head_size:
+        return f"values of {spec.head_size_v} numbers beside keys of {spec.head_size}"
+    return type(spec).__name__
 
 
 # What vLLM's scheduler decides.
