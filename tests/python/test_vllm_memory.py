@@ -83,6 +83,27 @@ def served(requests: int, longest: int, *, budget: int, at_once: int, **others: 
     return found
 
 
+@pytest.mark.parametrize("seed", [1, 3])
+def test_rows_that_several_requests_compute_stay_within_what_blocks_promise(seed: int) -> None:
+    """Some read no prefix, so the same tokens are in blocks of several requests."""
+    config = engine_config(SHAPE, "float32", "cpu", BLOCK, settings())
+    one = need(SHAPE, config, BLOCK)
+    planned = plan(one, Budgets(5 << 18), Load(400, 16, 512), block=BLOCK, gpu=False)
+    rows = (planned.blocks - 1) * BLOCK * one.device
+    found = Served(planned, config, at_once=16, budget=512)
+    chance = random.Random(seed)
+    documents = [[chance.randrange(9) for _ in range(400)] for _ in range(3)]
+    for number in range(250):
+        tokens = documents[chance.randrange(3)][: chance.randrange(1, 380)]
+        tokens = tokens + [chance.randrange(9) for _ in range(chance.randrange(9))]
+        name, answer, alone = f"r{number}", chance.randrange(8), chance.random() < 0.3
+        found.scheduler.add(name, tokens, answer, skip_reading_prefix_cache=alone)
+        while len(found.scheduler.waiting) > 4:
+            found.step()
+            assert found.rank.cache.stats().row_bytes <= rows, f"step {found.steps}"
+    assert found.books.counts.hits > 50
+
+
 def short_requests(count: int) -> None:
     """`make test-vllm` makes ten thousand of them."""
     found = served(count, 260, budget=7 << 17, at_once=16)

@@ -170,8 +170,8 @@ class Scheduler:
         for place in range(request.whole, whole):
             content = request.block_hashes[place]
             self._tokens_of[request.blocks[place]] = content
-            same = self.cached_block_hash_to_block.setdefault(content, [])
-            same.insert(self._chance.randrange(len(same) + 1), request.blocks[place])
+            # The first one of several is found, until it is handed out again.
+            self.cached_block_hash_to_block.setdefault(content, []).append(request.blocks[place])
         request.whole = max(whole, request.whole)
         return taken
 

@@ -47,6 +47,10 @@ from vllm.config import VllmConfig
         ),
         ({"kv_transfer_config__kv_role": "kv_producer"}, 'set "kv_role": "kv_both"'),
         (
+            {"kv_transfer_config__kv_load_failure_policy": "recompute"},
+            "kv_load_failure_policy: expected fail, got recompute",
+        ),
+        (
             {"device_config__device_type": "cuda", "attention_config__backend": None},
             "--attention-backend: expected CUSTOM, got none; set --attention-backend CUSTOM",
         ),

@@ -23,7 +23,8 @@ KV_DTYPES = {
 _LAYERS = ("Attention",)  # classes
 _CACHES = ("FullAttentionSpec",)  # kinds of their cache
 _RUNNERS = ("generate",)
-_ROLES = ("kv_both",)
+# The V2 runner cannot go back to compute rows again: requests whose rows are lost have to fail.
+_TRANSFER = {"kv_role": "kv_both", "kv_load_failure_policy": "fail"}
 _POLICIES = ("fcfs", "priority")
 # Optional parts of a configuration that change nothing about rows, or of which rows know nothing.
 _PARTS = (
@@ -60,7 +61,9 @@ def check(options: Options) -> None:
     _one_of("--enable-sleep-mode", options.sleep_mode, (False,), f"rows are lost; {_ELSE}")
     _one_of("--runner", options.runner, _RUNNERS)
     _one_of("--scheduling-policy", options.policy, _POLICIES)
-    _one_of("kv_role", options.role, _ROLES, 'set "kv_role": "kv_both" in --kv-transfer-config')
+    for field, value in options.transfer.items():
+        served = _TRANSFER[field]
+        _one_of(field, value, (served,), f'set "{field}": "{served}" in --kv-transfer-config')
     _one_of("--kv-cache-dtype", options.kv_dtype, tuple(KV_DTYPES))
     _one_of("--kv-cache-dtype-skip-layers", options.other_dtypes, ([],))
     _one_of("VLLM_KV_CACHE_LAYOUT", options.layout, (None,), "unset it: pages are not used")

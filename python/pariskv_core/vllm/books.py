@@ -13,7 +13,7 @@ The books are kept on the scheduler's side alone. They know nothing of vLLM's ty
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +66,7 @@ class Holder:
     blocks: list[int] = field(default_factory=list)
     hashes: Sequence[Any] = ()
     parked: bool = False
+    found: int = 0  # of its first blocks, those that vLLM finds for their tokens
 
 
 @dataclass
@@ -136,6 +137,23 @@ class Books:
         if owner.right >= (position + 1) * self._block:
             return True
         return None if owner.parked else False
+
+    def others(self, block: int, position: int, found: Callable[[int], int | None]) -> set[int]:
+        """Blocks that vLLM finds before a stored one, and that are not those of its sequence.
+
+        Two requests may have computed the same tokens in blocks of their own. A fork has the rows
+        of one sequence alone, so blocks have to be that sequence's, or one would pay for two.
+
+        found  of a position: the block that vLLM finds for the prefix
+        """
+        holder = self._owners[block][0]
+        if holder.found > position:
+            return set()
+        pairs = ((found(place), holder.blocks[place]) for place in range(position))
+        others = {there for there, own in pairs if there is not None and there != own}
+        if not others:
+            holder.found = position + 1
+        return others
 
     def _owner(self, block: int, position: int, content: Any) -> Holder | None:
         holder, place = self._owners.get(block, (None, -1))
@@ -257,6 +275,7 @@ class Books:
                 self.counts.hits += 1
                 commands.append(Command(FORK, holder.name, holder.length, source.name))
         holder.prompt, holder.most, holder.hashes = arrival.prompt, arrival.most, arrival.hashes
+        holder.found = arrival.computed // self._block
         self._room.enter(arrival.request, arrival.prompt, arrival.most)
         self._hand_out(holder, arrival.blocks[len(holder.blocks) :])
         return holder
@@ -275,6 +294,7 @@ class Books:
             self._owners[block] = (holder, len(holder.blocks))
             holder.blocks.append(block)
             if before is not None and before[0].parked:
+                before[0].found = 0
                 self._shrunk[before[0].name] = before[0]
 
     def _end(self, request: str) -> None:

@@ -66,8 +66,10 @@ class Options:
         return None if self._transfer is None else self._transfer.kv_connector
 
     @property
-    def role(self) -> str:
-        return str(self._transfer.kv_role)
+    def transfer(self) -> dict[str, str]:
+        """Of --kv-transfer-config, by field."""
+        policy = getattr(self._transfer, "kv_load_failure_policy", "fail")
+        return {"kv_role": str(self._transfer.kv_role), "kv_load_failure_policy": str(policy)}
 
     @property
     def engine(self) -> str:

@@ -102,10 +102,21 @@ class Scheduling:
             if stored is None:  # of a request that is scheduled in this pass
                 self._taken[block] = (position, content)
             if stored and not strange:
-                return True
+                return self._of_one_sequence(pool, request, block, position)
             break
         self._forget(strange)
         return False
+
+    def _of_one_sequence(self, pool: names.Pool, request: Any, block: int, position: int) -> bool:
+        """Whether a found prefix has the blocks of one sequence. Else the next pass finds them."""
+
+        def found(place: int) -> int | None:
+            there = pool.found(request, place)
+            return None if there is None else there[0]
+
+        others = self.books.others(block, position, found)
+        pool.forget(others)
+        return not others
 
     def _forget(self, blocks: set[int]) -> None:
         if blocks and self._pool is not None:
