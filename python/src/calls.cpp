@@ -296,8 +296,9 @@ return_lse, return_error
            what is returned besides
 Returns out, (batch, query_heads, value_dim); or a tuple: out, the log-sum-exps lse, (batch,
 query_heads) float32, and the predicted error, (batch, kv_heads) float32. The error is what the
-estimate of the keys that are not selected adds to an output: its standard deviation as a share of
-a value's size, root mean square over a kv head's query heads. 0 where nothing is estimated, NaN
+estimate of the keys that are not selected adds to an output, as the rows of its sample tell: its
+standard deviation as a share of the spread of values, root mean square over a kv head's query
+heads. 0 where nothing is estimated, NaN
 where no query is finite. ParisKV has one, with a tail and group_rule "attention_mass".)");
   define(cache,
          {"attend",

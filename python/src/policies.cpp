@@ -188,8 +188,9 @@ tail_rows
     Rows that are sampled per kv head: as many to twice as many. Steps read copies of them in 8 bits.
 error
     A budget by error, above 0 and below 1: rows are taken, best first, until the error that the
-    sample would add for the candidates that are left is at most this, as the search estimates it;
-    at least 16, at most top_k. It is a standard deviation, as a share of a value's size.
+    sample is expected to add for the candidates that are left is at most this, less what other
+    keys add; at least 16, at most top_k. It is a standard deviation, as a share of the spread of
+    values.
     Cache.stats() then has the error that was reached, mean and worst, and the share of the
     attention on rows attended to exactly. Not with tail="none" or "mean_query". None: always
     top_k rows.

@@ -205,7 +205,7 @@ TEST_P(Simd, ScorePages) {
 }
 
 struct Attention {
-  std::vector<float> maximum, sum, weighted;
+  std::vector<float> maximum, sum, weighted, squares;
 };
 
 TEST_P(Simd, Attend) {
@@ -260,12 +260,15 @@ TEST_P(Simd, Attend) {
         const auto attend = [&](const Kernels& kernels) {
           Attention state = {std::vector<float>(queries, -kInfinity),
                              std::vector<float>(queries, 0.0f),
-                             std::vector<float>(queries * format.value_dim, 0.0f)};
+                             std::vector<float>(queries * format.value_dim, 0.0f),
+                             std::vector<float>(queries, 0.0f)};
           for (int half = 0; half < 2; ++half) {  // continued from a running state
             kernels.attend({keys.data(), values.data(), count, format.key, format.value,
                             format.key_dim, format.value_dim, queries, query.data(), limits.data(),
-                            0.09f, shape % 2 == 0 ? 2.5f : 0.0f, state.maximum.data(),
-                            state.sum.data(), state.weighted.data(), scratch.data()});
+                            0.09f, shape % 2 == 0 ? 2.5f : 0.0f,
+                            shape % 3 == 1 ? nullptr : query.data(), state.maximum.data(),
+                            state.sum.data(), state.weighted.data(), scratch.data(),
+                            shape % 3 == 0 ? nullptr : state.squares.data()});
           }
           return state;
         };
@@ -276,8 +279,31 @@ TEST_P(Simd, Attend) {
         expect_same(expected.maximum, actual.maximum);
         expect_same(expected.sum, actual.sum);
         expect_same(expected.weighted, actual.weighted);
+        expect_same(expected.squares, actual.squares);
       }
     }
+  }
+}
+
+TEST_P(Simd, AttendSquaresTheWeights) {
+  constexpr int64_t kDim = 64, kRows = 150, kQueries = 70;
+  const auto rows = normals(kRows * kDim), query = normals(kQueries * kDim);
+  std::vector<const void*> halves(kRows);
+  for (int64_t r = 0; r < kRows; ++r) halves[r] = rows.data() + r * kDim;
+  const std::vector<int64_t> limits(kQueries, kRows);
+  std::vector<float> maximum(kQueries, -kInfinity), sum(kQueries), weighted(kQueries * kDim),
+      squares(kQueries), scratch(kAttendTile * kDim);
+  kernels_->attend({halves.data(), halves.data(), kRows, RowType::kFloat32, RowType::kFloat32, kDim,
+                    kDim, kQueries, query.data(), limits.data(), .5f, 0, maximum.data(), sum.data(),
+                    weighted.data(), scratch.data(), squares.data()});
+  for (int64_t q = 0; q < kQueries; ++q) {
+    double expected = 0;
+    for (int64_t r = 0; r < kRows; ++r) {
+      double logit = 0;
+      for (int64_t d = 0; d < kDim; ++d) logit += .5 * query[q * kDim + d] * rows[r * kDim + d];
+      expected += std::exp(2 * (logit - maximum[q]));
+    }
+    EXPECT_NEAR(squares[q], expected, 1e-4 * expected) << q;
   }
 }
 

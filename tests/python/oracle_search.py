@@ -15,6 +15,7 @@ import oracle
 import oracle_tail
 from oracle import SUBSPACE, Logits, Summary
 from oracle_blocks import Blocks, block_scale, block_sums
+from oracle_error import HeadError, mean_squares, spreads, squares_left
 from oracle_scale import (
     fused_multiply_add,
     head_scale,
@@ -28,7 +29,6 @@ from oracle_scale import (
 TIERS = (0.05, 0.15, 0.30, 0.50, 0.75, 1.0)
 SAMPLED_KEYS = 128
 LEAST_WORTH = 2.0**-100
-LEAST_ROWS = 16
 PLAIN = Logits()
 
 
@@ -165,25 +165,57 @@ def attention_mass(
     return np.where(worth < LEAST_WORTH, LEAST_WORTH / (1 - below.max(axis=0)), worth)
 
 
-def mean_squares(estimates: np.ndarray, everything: np.ndarray) -> np.ndarray:
-    """Mean over the group of exp(2 (e_h(i) - L_h)): heads without a finite L_h do not count."""
-    heard = np.isfinite(everything)
-    return np.exp(2 * (estimates[heard] - everything[heard, None])).mean(axis=0)
+def lengths(queries: np.ndarray, logits: Logits, blocks: Blocks | None) -> np.ndarray:
+    """(queries), as keys are encoded, times the scale of a logit."""
+    asked = queries if blocks is None else np.stack([blocks.stretched(q) for q in queries])
+    return np.linalg.norm(asked.astype(np.float64), axis=1) * logits.factor(queries.shape[1])
 
 
-def errors_left(squares: np.ndarray, best: np.ndarray, weight: float) -> np.ndarray:
-    """The error for candidates that are left once 0, 1, 2, … of the best rows are taken. Each of
-    them is one of `weight` keys of the sample; a sample of all keys estimates nothing."""
-    taken = np.concatenate([[0], np.cumsum(squares[best])])
-    left = np.maximum(squares.sum() - taken, 0)
-    return np.sqrt(left * max(weight - 1, 0))
+@dataclass
+class Found:
+    """What a search knows of a kv head before a budget: queries first."""
+
+    chosen: np.ndarray  # candidates, from the zone's begin
+    estimates: np.ndarray  # (group, candidates)
+    off: np.ndarray  # (group, candidates): their spread
+    others: np.ndarray  # (group, keys) logits of keys that are no candidates
+    keys_of_one: float  # of how many each of these is one
+    resident: np.ndarray  # R_h
+    everything: np.ndarray  # L_h
+    best: np.ndarray  # of the candidates, best first
 
 
-def rows_within(errors: np.ndarray, allowed: float | None) -> int:
-    """How many rows until no more than that is left: 16 at least."""
-    enough = np.flatnonzero(errors <= (-1 if allowed is None else allowed))
-    most = len(errors) - 1
-    return min(most, max(LEAST_ROWS, int(enough[0]))) if len(enough) else most
+def head_error(
+    config,
+    q: np.ndarray,
+    k: np.ndarray,
+    regions,
+    found: Found,
+    logits: Logits,
+    tail_keys: np.ndarray,
+) -> HeadError | None:
+    """None without a tail. q (group, head_dim), k (tokens, head_dim), and keys of the tail as they
+    are read."""
+    begin, end = regions[0], regions[0] + regions[1]
+    if config.policy.tail != "sample":
+        return None
+    tail = oracle_tail.sampled(begin, end, config.policy.tail_rows, config.policy.seed)
+    heard = np.isfinite(found.everything)
+    rest = np.exp(2 * (found.others[heard] - found.everything[heard, None])).sum(axis=1).mean()
+    positions = begin + found.chosen[found.best]
+    drawn = logits.of(q @ tail_keys[tail].T, q.shape[-1])
+    return HeadError(
+        weight=(end - begin) / len(tail),
+        squares=squares_left(
+            mean_squares(found.estimates, found.off, found.everything), found.best
+        ),
+        rest=found.keys_of_one * rest,
+        logits=np.where(np.isfinite(drawn), drawn, -np.inf),
+        tail=tail,
+        best=positions,
+        exact=logits.of(q @ k[positions].T, q.shape[-1]),
+        resident=found.resident,
+    )
 
 
 def tail_weight(config, begin: int, end: int) -> float | None:
@@ -217,11 +249,11 @@ class Decoded:
     positions: list[np.ndarray]  # per kv head, best first
     resident: np.ndarray  # R_h: log-sum-exp of the resident rows, sink bias and all
     mass: list[float]  # per kv head: the share of all rows attended to
-    errors: list[np.ndarray]  # per kv head: that is left once 0, 1, … of the best rows are taken
+    errors: list[HeadError]  # per kv head
 
     @property
     def error(self) -> list[float]:
-        return [e[len(rows)] for e, rows in zip(self.errors, self.positions, strict=True)]
+        return [e.told(rows) for e, rows in zip(self.errors, self.positions, strict=True)]
 
 
 def searches(config, regions: tuple[int, int, int, int]) -> bool:
@@ -295,9 +327,11 @@ def decode(
     summaries: Sequence[Summary],
     logits: Logits = PLAIN,
     blocks: Sequence[Blocks | None] | None = None,
+    tail_keys: np.ndarray | None = None,
 ) -> Decoded:
     """Attention after the new token is stored; `summaries` of the zone, one per kv head, and what
-    is known of its blocks."""
+    is known of its blocks. `tail_keys`: keys as they are read from the tail's copies; None: as
+    they are."""
     sink, zone = regions[0], regions[1]
     if not searches(config, regions):
         out, lse = oracle.attention(q, k, v, logits)
@@ -309,7 +343,7 @@ def decode(
     _, resident = oracle.attention_over(q, k, v, [kept] * config.kv_heads, logits)
     coarse = coarse_scores(config, q, k, regions, summaries, logits, blocks)
     result = Decoded(np.empty(0), np.empty(0), True, coarse, [], [], [], [], resident, [], [])
-    weight, rows = tail_weight(config, sink, sink + zone), []
+    rows = []
     for head, summary in enumerate(summaries):
         members = slice(head * group, (head + 1) * group)
         mean = config.policy.group_rule == "mean_query"
@@ -324,9 +358,14 @@ def decode(
         if not mean:
             everything = totals(e, rest, keys_of_one, resident[members])
             share = np.exp(resident[members] - everything).mean()
-            if weight is not None:
-                errors = errors_left(mean_squares(e, everything), best, weight)
-                best = best[: rows_within(errors, config.policy.error)]
+            off = np.zeros_like(e)
+            if config.policy.error is not None:
+                off = spreads(summary, chosen, lengths(queries, logits, mine))
+            found = Found(chosen, e, off, rest, keys_of_one, resident[members], everything, best)
+            copies = (k if tail_keys is None else tail_keys)[:, head]
+            errors = head_error(config, queries, k[:, head], regions, found, logits, copies)
+            if errors is not None:
+                best = best[: errors.rows(config.policy.error)]
                 result.errors.append(errors)
             result.mass.append(share + worth[best].sum())
         result.candidates.append(sink + chosen)

@@ -273,7 +273,7 @@ def decode_oracle(cache: pk.Cache, s: int, q: torch.Tensor, **options) -> oracle
     k, v = (f64(x) for x in rows_of(cache, s))
     regions, (heads, blocks) = regions_of(cache, s), _known_of(cache, s, k)
     return oracle_search.decode(
-        cache.config, f64(q), k, v, regions, heads, logits_of(options), blocks
+        cache.config, f64(q), k, v, regions, heads, logits_of(options), blocks, f64(eight_bits(k))
     )
 
 

@@ -7,7 +7,8 @@ import oracle
 import pariskv_core as pk
 import pytest
 import torch
-from oracle_search import LEAST_ROWS, rows_within, tail_weight
+from oracle_error import LEAST_ROWS, HeadError, rows_within
+from oracle_search import tail_weight
 from support import (
     assert_same_bits,
     decode_oracle,
@@ -42,10 +43,10 @@ def counts_of(explanation) -> np.ndarray:
     return (explanation.positions >= 0).sum(axis=1)
 
 
-def is_borderline(errors: np.ndarray, allowed: float, rows: int) -> bool:
+def is_borderline(head: HeadError, error: float, rows: int) -> bool:
     """Rounding decides whether the last row is taken, or one more."""
-    near = errors[max(rows - 1, 0) : rows + 1]
-    return bool((np.abs(near / allowed - 1) < 1e-3).any())
+    near = head.left[max(rows - 1, 0) : rows + 1]
+    return bool((np.abs(near / head.allowed(error) - 1) < 3e-3).any())
 
 
 @pytest.mark.parametrize("error", [0.7, 0.3, 0.1, 0.03, 0.01, 1e-4])
@@ -59,18 +60,18 @@ def test_rows_are_the_oracles(search, error, device):
         why, expected = f.cache.explain(0, f.s, q), decode_oracle(f.cache, f.s, q)
         for head in range(config.kv_heads):
             mine, theirs = why.positions[head], expected.positions[head]
-            mine, errors = mine[mine >= 0], expected.errors[head]
+            mine, judge = mine[mine >= 0], expected.errors[head]
             assert (np.diff(why.worth[head][: len(mine)]) <= 0).all()
-            if not is_borderline(errors, error, len(theirs)):
+            if not is_borderline(judge, error, len(theirs)):
                 assert len(mine) == len(theirs)
             assert abs(len(mine) - len(theirs)) <= 1
             # Rows of almost the same worth may trade places.
             assert len(set(mine) ^ set(theirs)) <= abs(len(mine) - len(theirs)) + 2
             assert LEAST_ROWS <= len(mine) <= 60
             if len(mine) < 60:
-                assert why.details.error[head] <= error * (1 + 1e-5)
+                assert judge.left[len(mine)] <= judge.allowed(error) * (1 + 3e-3)
             counts.add(len(mine))
-            np.testing.assert_allclose(why.details.error[head], errors[len(mine)], rtol=5e-3)
+            np.testing.assert_allclose(why.details.error[head], judge.told(mine), rtol=5e-3)
         np.testing.assert_allclose(why.details.mass, expected.mass, atol=2e-3 + 1 / 60)
     if error == 1e-4:
         assert max(counts) == 60

@@ -165,6 +165,7 @@ DecodeCall ParisKVSearch::call_of(const DecodeArgs& args) const {
   call.bytes = ContextBytes::of(args.shape, rules_.tail_rows);
   call.error_left = rules_.error;
   call.weighs = rules_.error > 0 || args.error.data != nullptr;
+  call.looks_beyond = rules_.error > 0;
   call.error = floats_of(args.error), call.error_stride = args.error.strides[0];
   call.heads = args.batch * args.shape.kv_heads;
   call.counters = counters_.data();
@@ -265,7 +266,7 @@ ParisKVTrace ParisKVSearch::trace(const DecodeArgs& args, Stream stream) {
   DecodeCall call = call_of(args);
   call.explains = true;
   call.in_full_below = 0;
-  call.weighs = rules_.estimates_error;
+  call.weighs = call.looks_beyond = rules_.estimates_error;
   call.slots = slots_.explained();
   call.counters = nullptr;
   launch_decode(call, handle_of(stream));

@@ -74,10 +74,10 @@ struct ParisKV {
   int64_t tail_rows = 1024;  ///< Rows that are sampled per kv head, in 8 bits: as many to twice
                              ///< as many.
   /**
-   * Rows are taken, best first, until the error that the sample would add for the candidates that
-   * are left is at most this, in (0, 1): its standard deviation, as a share of a value's size, as
-   * the search estimates it. At least 16 rows, at most top_k. What was reached is in Stats. Empty:
-   * always top_k rows.
+   * Rows are taken, best first, until the error that the sample is expected to add for the
+   * candidates that are left is at most this, in (0, 1), less what other keys add: its standard
+   * deviation, as a share of the spread of values. At least 16 rows, at most top_k. What was
+   * reached is in Stats. Empty: always top_k rows.
    */
   std::optional<double> error;
 

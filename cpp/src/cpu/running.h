@@ -38,6 +38,9 @@ struct Selection {
   int64_t* tail_count;     // (batch, heads); as count
   int32_t* tail_position;  // (batch, tail_width) of the rows of the sequence's tail
   float* tail_weight;      // (batch) of each of them
+  /** (batch, query_heads) sum of squares of the shares that they have of an output; null: unasked
+   */
+  float* tail_squares;
 };
 
 /** The running softmax of a batch. */

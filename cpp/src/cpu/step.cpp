@@ -45,6 +45,9 @@ Running Step::cut(const DecodeArgs& args, Finder& finder, Cutter& cutter) const 
   const int64_t searched = lists > 0 ? args.batch : 0;
   running.selection.tail_position = cutter.take<int32_t>(searched * running.selection.tail_width);
   running.selection.tail_weight = cutter.take<float>(searched);
+  if (lists > 0 && finder.weighs_tail(args)) {
+    running.selection.tail_squares = cutter.take<float>(queries);
+  }
   finder.cut(args, running.selection, cutter);
   return running;
 }
@@ -68,6 +71,7 @@ void Step::run(const DecodeArgs& args, Finder& finder) {
   // which may lie where its query lies.
   if (!args.traced && args.k.data != nullptr) remember_step(device_, args);
   attend_selected(args, running);
+  if (any_sparse(args)) finder.judge(args, running);
   if (!args.traced) count(args, running, finder);
 }
 

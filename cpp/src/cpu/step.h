@@ -18,8 +18,14 @@ class Finder {
   /** Cuts the arrays of all sparse sequences of a step from scratch, or measures them. */
   virtual void cut(const DecodeArgs&, const Selection&, Cutter&) {}
 
+  /** Whether a step wants to know what its tail has of the outputs. */
+  virtual bool weighs_tail(const DecodeArgs&) const { return false; }
+
   /** Fills the selection of the step that was cut last. */
   virtual void find(const DecodeArgs& args, const Running& running) = 0;
+
+  /** When the step has attended to the selection. */
+  virtual void judge(const DecodeArgs&, const Running&) {}
 
   /** Adds the numbers of the last search. */
   virtual void count(DecodeCounts&) const {}

@@ -44,6 +44,7 @@ struct DecodeCall : StepCall {
   ContextBytes bytes;
   double error_left;  // that a budget allows, see policy/pariskv/budget.h; 0: there is none
   bool weighs;        // the error that is left is wanted: by a budget or by somebody
+  bool looks_beyond;  // what is known of other keys, too: by a budget or by `explain`
   float* error;       // (batch, kv_heads) `error_stride` apart; null: not wanted
   int64_t error_stride;
   int64_t first_head, heads;  // of the batch's, row by row: heads of this launch

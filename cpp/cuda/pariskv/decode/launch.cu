@@ -354,10 +354,14 @@ SlotScratch lay_out_scratch(char* base, const ModelShape& shape, const ParisKVRu
   take(at.worth, candidate_capacity);
   take(at.selected, rows);
   take(at.rows, rows);
-  take(at.best, rules.estimates_error ? rows : 0);
-  take(at.best_squares, rules.estimates_error ? rows : 0);
-  take(at.totals, rules.estimates_error ? device::kMaxCluster : 0);
-  take(at.reached, rules.estimates_error ? 2 : 0);
+  if (searched && rules.estimates_error) {
+    take(at.best, rows);
+    take(at.best_squares, rows);
+    take(at.totals, device::kMaxCluster);
+    take(at.scales, candidate_capacity);
+    take(at.errors, shape.group);
+    take(at.reached, 2);
+  }
   take(at.selected_count, 1);
   take(at.candidate_count, 1);
   take(at.pieces_ended, shape.group);

@@ -14,14 +14,17 @@ struct Output {
   /**
    * What weighted values are to be multiplied with. The sink bias has its share, too; the
    * log-sum-exp is written by who `notes` it.
+   * @param also  a second place for it; null: none
    */
-  __device__ __forceinline__ float share_of(float maximum, float sum, bool notes) const {
+  __device__ __forceinline__ float share_of(float maximum, float sum, bool notes,
+                                            float* also = nullptr) const {
     const float rows = device::log_of_sum(maximum, sum);
     float lse = rows;
     if (call.logits.sink_bias != nullptr) {
       lse = device::log_add(lse, call.logits.sink_bias[query_head]);
     }
     if (call.lse != nullptr && notes) call.lse[row * call.lse_stride + query_head] = lse;
+    if (also != nullptr && notes) *also = lse;
     // The share of all attention that e^maximum stands for; nothing seen leaves zeros. Of huge
     // logits the log-sum-exp has no place for the logarithm of the sum.
     const bool none = lse == -device::infinity() || maximum == -device::infinity();

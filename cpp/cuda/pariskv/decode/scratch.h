@@ -14,6 +14,7 @@ constexpr int64_t kScoreAlignment = 128;
 namespace device {
 struct ScoreCounts;
 struct ChunkSums;
+struct ErrorParts;
 struct Mass;
 struct SelectedRow;
 }  // namespace device
@@ -38,6 +39,8 @@ struct HeadScratch {
   uint32_t* best;               // (rows) worths as `sortable` has them, before a budget by error
   uint64_t* best_squares;       // (rows) of shares of the attention, see policy/pariskv/budget.h
   uint64_t* totals;             // (kMaxCluster) the same of all candidates of a block
+  float* scales;                // (candidate_capacity) of the keys' weights
+  device::ErrorParts* errors;   // (group)
   float* reached;               // (2) the mass, and the error that is left
   int32_t* selected_count;
   int32_t* candidate_count;

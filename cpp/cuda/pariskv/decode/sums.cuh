@@ -6,6 +6,7 @@
 #include "device/numbers.cuh"
 #include "device/partition.cuh"
 #include "device/softmax.cuh"
+#include "policy/pariskv/rules.h"
 
 namespace pariskv::cuda::device {
 
@@ -22,6 +23,16 @@ struct ScoreCounts {
 struct alignas(16) ChunkSums {
   int32_t sum, most, weight, unused;
   int64_t squares, unused_too;
+};
+
+/** What the error of a query head is made of (policy/pariskv/budget.h). */
+struct ErrorParts {
+  uint64_t squares;  // of exponentials of rows of the tail, less `top`, in units
+  float top;         // their largest logit
+  float log_sum;     // of the output
+  float noise;       // spread of an estimated logit, for each unit of a key's scale
+  float unused;
+  float samples[kSampledKeys];  // logits of keys that are no candidates
 };
 
 /** A running sum of exponentials: of sum * e^maximum. */

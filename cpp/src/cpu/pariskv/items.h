@@ -46,9 +46,11 @@ struct SearchItem {
   float* selected_worth;        // (heads, top_k)
   int32_t* selected_candidate;  // (heads, top_k) index into candidate
   ErrorBudget* budget;          // (heads); null: nobody asks for an error
+  float* candidate_scale;       // (heads, candidates) of a key's weights; null: no budget
   float* squares;               // (heads, candidates) of shares, mean over heads; null likewise
   uint64_t* mass;               // (heads) that was reached
   uint64_t* left;               // (heads) squares of candidates that were not taken
+  float* error;                 // (heads) NaN where no query has a say
   int32_t* tail_number;         // (heads, tail_width) part of Selection
   int64_t* tail_count;          // (heads)
   uint8_t* tail_selected;       // (heads, tail_width) which rows of the tail are selected

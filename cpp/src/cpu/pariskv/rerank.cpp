@@ -69,6 +69,10 @@ void estimate_chunk(const SearchArgs& args, const Kernels& kernels, const Search
     start_run(layout, item, head, run.first + run.count, last, runs[turn ^ 1]);
     uint8_t* block = item.sequence.summaries[run.segment];
     float* estimates = item.estimates + query * item.candidates() + run.first;
+    for (int64_t i = 0; i < run.count && item.candidate_scale != nullptr; ++i) {
+      item.candidate_scale[head * item.candidates() + run.first + i] =
+          float_of(scale_bits(*layout.scales(block, head, run.slots[i])));
+    }
     kernels.estimate({layout.signs(block, head, 0), layout.scales(block, head, 0),
                       layout.records(block, head, 0), layout.rotated_dim, run.slots, run.count,
                       args.rules().searchers, item.rotated + query * layout.rotated_dim,
@@ -89,7 +93,7 @@ void estimate_chunk(const SearchArgs& args, const Kernels& kernels, const Search
 struct Sample {
   static constexpr int64_t kHeads = 16;
   int64_t count = 0;
-  float log_weight = 0;  // of each: of how many keys it is one
+  float weight = 0;  // of each: of how many keys it is one
   float logits[kHeads * kSampledKeys];
 };
 
@@ -103,7 +107,7 @@ void look_at_others(const SearchArgs& args, const Kernels& kernels, const Search
   const int64_t zone = item.sequence.zone_tokens(), query = head * args.rules().searchers + first;
   const uint8_t* scores = item.scores + head * zone;
   const int64_t keys = std::min(zone, kSampledKeys), step = zone / keys;
-  sample.log_weight = std::log(float(zone) / float(keys));
+  sample.weight = float(zone) / float(keys);
   sample.count = 0;
   for (int64_t offset = step / 2, i = 0; i < keys; offset += step, ++i) {
     if (scores[offset] == 0 || scores[offset] >= item.least[head]) continue;
@@ -149,20 +153,52 @@ void grade(const SearchArgs& args, const SearchItem& item, int64_t head, float* 
   }
 }
 
-/** Adds shares of the attention, exp(logit - all), and their squares. */
-void add_shares(const Kernels& kernels, const float* logits, int64_t count, float all, float* sums,
-                float* squares) {
+/** How far estimated logits of a query are off: see kEstimateNoise. */
+struct Noise {
+  const float* scales;  // of the keys' weights; null: nobody asks
+  float spread;         // for each unit of these
+};
+
+/**
+ * Adds shares of the attention, exp(logit - all), and their squares: those that estimated logits
+ * stand for on average, where it is known how far they are off.
+ */
+void add_shares(const Kernels& kernels, const float* logits, int64_t count, float all,
+                const Noise& noise, float* sums, float* squares) {
   constexpr int64_t kSome = 512;
-  float shares[kSome];
+  float shares[kSome], raised[kSome];
   for (int64_t first = 0; first < count; first += kSome) {
     const int64_t some = std::min(count - first, kSome);
     std::fill_n(shares, some, 0.0f);
     kernels.add_exp(logits + first, some, all, shares);
-    for (int64_t i = 0; i < some; ++i) {
-      sums[first + i] += shares[i];
-      squares[first + i] += shares[i] * shares[i];
+    for (int64_t i = 0; i < some; ++i) sums[first + i] += shares[i];
+    if (noise.scales != nullptr) {
+      for (int64_t i = 0; i < some; ++i) {
+        const float off = noise.spread * noise.scales[first + i];
+        raised[i] = std::min(logits[first + i] + off * off, all);
+      }
+      std::fill_n(shares, some, 0.0f);
+      kernels.add_exp(raised, some, all, shares);
     }
+    for (int64_t i = 0; i < some; ++i) squares[first + i] += shares[i] * shares[i];
   }
+}
+
+/** The sum of squares of the shares of sampled keys, in units. */
+uint64_t squares_of(const Kernels& kernels, const float* logits, int64_t count, float all) {
+  float shares[kSampledKeys] = {};
+  kernels.add_exp(logits, count, all, shares);
+  uint64_t sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += square_of(shares[i] * shares[i]);
+  return sum;
+}
+
+Noise noise_of(const SearchArgs& args, const SearchItem& item, int64_t head, int64_t query) {
+  if (item.candidate_scale == nullptr) return {nullptr, 0};
+  const int64_t dim = args.layout().rotated_dim;
+  const float* rotated = item.rotated + query * dim;
+  return {item.candidate_scale + head * item.candidates(),
+          kEstimateNoise * std::sqrt(dot(rotated, rotated, dim))};
 }
 
 /**
@@ -179,13 +215,12 @@ void weigh(const SearchArgs& args, const Kernels& kernels, const SearchItem& ite
   std::fill_n(worth, count, 0.0f);
   float* squares = item.budget == nullptr ? nullptr : item.squares + head * item.candidates();
   if (squares != nullptr) std::fill_n(squares, count, 0.0f);
-  uint64_t at_rest = 0;  // the share of resident rows
-  int64_t finite = 0;    // heads whose sums are
+  ErrorBudget::Heads heads{0, args.shape().group, 0, 0, 0};
   Sample others;
   for (int64_t g = 0; g < args.shape().group; ++g) {
     if (g % Sample::kHeads == 0) {
-      const int64_t heads = std::min(args.shape().group - g, Sample::kHeads);
-      look_at_others(args, kernels, item, head, g, heads, others);
+      const int64_t some = std::min(args.shape().group - g, Sample::kHeads);
+      look_at_others(args, kernels, item, head, g, some, others);
     }
     const int64_t query_head = head * args.shape().group + g;
     const int64_t running = item.row * args.shape().query_heads() + query_head;
@@ -194,7 +229,7 @@ void weigh(const SearchArgs& args, const Kernels& kernels, const SearchItem& ite
     const float* logits = item.estimates + query_head * item.candidates();
     const float found = log_sum_exp_of(kernels, logits, count);
     const float* sampled = others.logits + g % Sample::kHeads * kSampledKeys;
-    const float other = log_sum_exp_of(kernels, sampled, others.count) + others.log_weight;
+    const float other = log_sum_exp_of(kernels, sampled, others.count) + std::log(others.weight);
     const float searched = log_sum_exp(found, 1.0f, &other);
     const float all = log_sum_exp(searched, 1.0f, &resident);
     item.totals[query_head] = all;
@@ -203,15 +238,18 @@ void weigh(const SearchArgs& args, const Kernels& kernels, const SearchItem& ite
       kernels.add_exp(logits, count, all, worth);
       continue;
     }
-    add_shares(kernels, logits, count, all, worth, squares);
-    at_rest += mass_of(std::exp(resident - all));
-    ++finite;
+    add_shares(kernels, logits, count, all, noise_of(args, item, head, query_head), worth, squares);
+    if (args.rules().error > 0 || args.decode.traced) {
+      heads.sampled += squares_of(kernels, sampled, others.count, all);
+    }
+    heads.resident += mass_of(std::exp(resident - all));
+    ++heads.finite;
   }
   if (item.budget != nullptr) {
-    const float weight = item.tail.weight(item.sequence.zone_tokens());
-    const int64_t group = args.shape().group;
-    item.budget[head] = ErrorBudget::of(args.rules().error, weight, at_rest, finite, group);
-    for (int64_t i = 0; i < count; ++i) squares[i] = squares[i] / float(group);
+    heads.keys = others.weight;
+    item.budget[head] =
+        ErrorBudget::of(args.rules().error, item.tail.weight(item.sequence.zone_tokens()), heads);
+    for (int64_t i = 0; i < count; ++i) squares[i] = squares[i] / float(heads.group);
   }
   int64_t least = 0;  // candidates that are worth next to nothing
   for (int64_t i = 0; i < count; ++i) {

@@ -11,6 +11,11 @@ namespace pariskv::cpu {
 
 namespace {
 
+/** Whether somebody asks what the sample adds. */
+bool weighs(const DecodeArgs& args, const ParisKVRules& rules) {
+  return rules.error > 0 || (rules.estimates_error && (args.traced || args.error.data != nullptr));
+}
+
 SearchItem cut_item(const DecodeArgs& args, const ParisKVRules& rules, const SequenceView& sequence,
                     Cutter& cutter) {
   const ModelShape& shape = args.shape;
@@ -53,11 +58,13 @@ SearchItem cut_item(const DecodeArgs& args, const ParisKVRules& rules, const Seq
   item.order = cutter.take<uint64_t>(heads * candidates);
   item.selected_worth = cutter.take<float>(heads * rules.top_k);
   item.selected_candidate = cutter.take<int32_t>(heads * rules.top_k);
-  if (rules.error > 0 || (rules.estimates_error && (args.traced || args.error.data != nullptr))) {
+  if (weighs(args, rules)) {
     item.budget = cutter.take<ErrorBudget>(heads);
+    if (rules.error > 0) item.candidate_scale = cutter.take<float>(heads * candidates);
     item.squares = cutter.take<float>(heads * candidates);
     item.mass = cutter.take<uint64_t>(heads);
     item.left = cutter.take<uint64_t>(heads);
+    item.error = cutter.take<float>(heads);
   }
   item.tail = Tail::beside(std::min(rules.top_k, candidates), sequence.zone_begin,
                            sequence.zone_end, rules.tail_rows, rules.tail_seed);
@@ -74,18 +81,19 @@ float share_of(const SearchItem& item, int64_t head) {
                          : float(budget.counted(item.mass[head])) / float(DecodeCounts::kOne);
 }
 
-/** That the sample adds to the head's outputs; NaN where no query has a say. */
-float error_of(const SearchItem& item, int64_t head) {
+/**
+ * That the sample has added to the head's outputs.
+ * @param tail_squares  (query_heads); null: before rows are drawn
+ */
+float error_of(const SearchItem& item, int64_t head, int64_t group, const float* tail_squares) {
   const ErrorBudget& budget = item.budget[head];
-  return budget.all == 0 ? kNone : std::sqrt(budget.variance(item.left[head]));
-}
-
-void write_errors(const DecodeArgs& args, const std::vector<SearchItem>& items) {
-  if (args.error.data == nullptr) return;
-  for (const SearchItem& item : items) {
-    float* row = floats_of(args.error, item.row);
-    for (int64_t head = 0; head < args.shape.kv_heads; ++head) row[head] = error_of(item, head);
+  if (budget.all == 0) return kNone;
+  if (tail_squares == nullptr) return std::sqrt(budget.expected(item.left[head]));
+  float sum = 0;
+  for (int64_t g = 0; g < group; ++g) {
+    if (std::isfinite(item.totals[head * group + g])) sum += tail_squares[head * group + g];
   }
+  return std::sqrt(budget.variance(item.left[head], square_of(sum / float(group))));
 }
 
 }  // namespace
@@ -115,7 +123,25 @@ void ParisKVSearch::find(const DecodeArgs& args, const Running& running) {
   select(search);
   rerank(search);
   list_tail(search);
-  write_errors(args, items_);
+}
+
+bool ParisKVSearch::weighs_tail(const DecodeArgs& args) const { return weighs(args, rules_); }
+
+void ParisKVSearch::judge(const DecodeArgs& args, const Running& running) {
+  const ModelShape& shape = args.shape;
+  for (const SearchItem& item : items_) {
+    if (item.budget == nullptr) continue;
+    const float* squares = running.selection.tail_squares + item.row * shape.query_heads();
+    // As on every device: a call that only explains makes no copies, and reads no rows in their
+    // place.
+    if (args.traced && item.sequence.tail_copies == nullptr && !shape.layout.borrowed) {
+      squares = nullptr;
+    }
+    for (int64_t head = 0; head < shape.kv_heads; ++head) {
+      item.error[head] = error_of(item, head, shape.group, squares);
+      if (args.error.data != nullptr) floats_of(args.error, item.row)[head] = item.error[head];
+    }
+  }
 }
 
 void ParisKVSearch::count(DecodeCounts& counts) const {
@@ -127,7 +153,7 @@ void ParisKVSearch::count(DecodeCounts& counts) const {
       ++counts.weighed;
       counts.mass += mass;
       counts.most_missed = std::max(counts.most_missed, DecodeCounts::kOne - mass);
-      const int64_t error = int64_t(error_of(item, head) * float(DecodeCounts::kOne));
+      const int64_t error = int64_t(item.error[head] * float(DecodeCounts::kOne));
       counts.error += error;
       counts.worst = std::max(counts.worst, error);
     }
@@ -155,7 +181,7 @@ ParisKVTrace ParisKVSearch::trace(const DecodeArgs& args, Stream stream) {
     one.selected.assign(indices, indices + selected);
     const float* worth = item.selected_worth + head * top_k;
     one.worth.assign(worth, worth + selected);
-    if (trace.weighed) one.mass = share_of(item, head), one.error = error_of(item, head);
+    if (trace.weighed) one.mass = share_of(item, head), one.error = item.error[head];
     trace.heads.push_back(std::move(one));
   }
   return trace;

@@ -22,7 +22,9 @@ class ParisKVSearch final : public CpuSearch<ParisKVPolicy> {
   ParisKVTrace trace(const DecodeArgs& args, Stream stream) override;
 
   void cut(const DecodeArgs& args, const Selection& selection, Cutter& cutter) override;
+  bool weighs_tail(const DecodeArgs& args) const override;
   void find(const DecodeArgs& args, const Running& running) override;
+  void judge(const DecodeArgs& args, const Running& running) override;
   void count(DecodeCounts& counts) const override;
 
   void prepare_query(const SearchArgs& args);

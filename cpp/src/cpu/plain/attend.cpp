@@ -100,13 +100,17 @@ void attend(const AttendRun& run) {
       const float top = larger(run.maximum[q], fold_largest(largest));
 
       const float keep = exp(run.maximum[q] - top);
-      Lanes total;
+      Lanes total, squares;
       for (int64_t r = 0; r < visible; ++r) {
         weights[r] = exp(weights[r] - top);
         total.value[r % 16] = total.value[r % 16] + weights[r];
+        squares.value[r % 16] = std::fma(weights[r], weights[r], squares.value[r % 16]);
       }
       run.maximum[q] = top;
       run.sum[q] = std::fma(run.sum[q], keep, total.fold());
+      if (run.squares != nullptr) {
+        run.squares[q] = std::fma(run.squares[q], keep * keep, squares.fold());
+      }
 
       float* weighted = run.weighted + q * value_dim;
       for (int64_t d = 0; d < value_dim; ++d) weighted[d] = weighted[d] * keep;

@@ -95,6 +95,17 @@ void dot_tile(const AttendRun& run, Tile& tile, const Coming& coming) {
   for (; q < run.queries; ++q) dot_rows<Source, 1>(run, tile, q, q == 0 ? coming : kNothing);
 }
 
+/** Adds the squares of a tile's weights; what was there before counts `keep` squared times. */
+PKV_INLINE void square_weights(const float* weights, int64_t visible, __m128 keep, float& squares) {
+  Lanes16 total = all(0);
+  for (int64_t r = 0; r < visible; r += kLanes) {
+    const Lanes16 some = load_first(weights + r, lesser(kLanes, visible - r));  // then zeros
+    total = multiply_add(some, some, total);
+  }
+  const __m128 before = _mm_mul_ss(keep, keep);
+  squares = _mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(squares), before, _mm_set_ss(fold(total))));
+}
+
 /** The logits of query `q` to weights, under its new maximum. */
 void soften(const AttendRun& run, Tile& tile, int64_t q) {
   const int64_t visible = tile.visible[q];
@@ -131,6 +142,7 @@ void soften(const AttendRun& run, Tile& tile, int64_t q) {
   tile.keep[q] = _mm_cvtss_f32(keep);
   run.maximum[q] = top;
   run.sum[q] = _mm_cvtss_f32(sum);
+  if (run.squares != nullptr) square_weights(weights, visible, keep, run.squares[q]);
 }
 
 /** weighted = weighted * keep + weights * rows, row by row, for kVectors vectors of the rows. */
@@ -302,6 +314,7 @@ void attend(const AttendRun& run) {
     block.maximum += q;
     block.sum += q;
     block.weighted += q * run.value_dim;
+    if (run.squares != nullptr) block.squares += q;
     attend_block(block, steps);
   }
 }

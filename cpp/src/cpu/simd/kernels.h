@@ -153,12 +153,13 @@ struct AttendRun {
   const float* query;     // (queries, key_dim)
   const int64_t* limits;  // (queries) query i sees rows 0 to limits[i]; others are not read
   float scale;
-  float softcap;       // 0: none
-  const float* shift;  // (queries) added to each scaled product of a query; null: nothing is
-  float* maximum;      // (queries) in, out; starts at -infinity
-  float* sum;          // (queries) in, out; starts at 0
-  float* weighted;     // (queries, value_dim) in, out; starts at 0
-  float* scratch;      // (kAttendTile, the larger of both)
+  float softcap;             // 0: none
+  const float* shift;        // (queries) added to each scaled product of a query; null: nothing is
+  float* maximum;            // (queries) in, out; starts at -infinity
+  float* sum;                // (queries) in, out; starts at 0
+  float* weighted;           // (queries, value_dim) in, out; starts at 0
+  float* scratch;            // (kAttendTile, the larger of both)
+  float* squares = nullptr;  // (queries) as sum, of squared exponentials; null: not wanted
 };
 
 /** An estimate fetches the summaries of this many keys ahead; measured, more get dropped. */

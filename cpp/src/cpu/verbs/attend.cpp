@@ -26,6 +26,7 @@ struct QueryBlock {
   float* maximum = nullptr;
   float* sum = nullptr;
   float* weighted = nullptr;
+  float* squares = nullptr;
 };
 
 /**
@@ -52,7 +53,7 @@ void attend_rows(ThreadPool* pool, const Kernels& kernels, const RowFormat& form
     for (int64_t q = 0; q < block.count; ++q) limits[q] = block.limits[q] - begin;
     kernels.attend({keys, values, count, format.key, format.value, format.key_dim, format.value_dim,
                     block.count, block.query, limits, logits.scale, logits.softcap, block.shift,
-                    block.maximum, block.sum, block.weighted, scratch});
+                    block.maximum, block.sum, block.weighted, scratch, block.squares});
   }
 }
 
@@ -141,9 +142,19 @@ void give_common(const CommonPart& values, int64_t dim, const QueryBlock& block)
   }
 }
 
+/** What they alone have: the largest logits, and sums of squared exponentials under these. */
+struct TailSquares {
+  float maximum[kQueryBlock], sum[kQueryBlock];
+};
+
 /** Adds them to the running softmax of a block. */
 void attend_tail(const Kernels& kernels, const DecodeArgs& args, const QueryBlock& block,
-                 const SequenceView& sequence, int64_t head, const TailRows& tail) {
+                 const SequenceView& sequence, int64_t head, const TailRows& tail,
+                 TailSquares* squares) {
+  if (squares != nullptr) {
+    std::fill_n(squares->maximum, block.count, -INFINITY);
+    std::fill_n(squares->sum, block.count, 0.0f);
+  }
   if (tail.count == 0) return;
   const ModelShape& shape = args.shape;
   const int64_t dim = shape.rows.value_dim;
@@ -153,6 +164,7 @@ void attend_tail(const Kernels& kernels, const DecodeArgs& args, const QueryBloc
   alignas(64) float weighted[kQueryBlock * kMaxHeadDim];
   QueryBlock own = block;
   own.maximum = maximum, own.sum = sum, own.weighted = weighted;
+  if (squares != nullptr) own.squares = squares->sum;
   std::fill_n(maximum, own.count, -INFINITY);
   std::fill_n(sum, own.count, 0.0f);
   std::fill_n(weighted, own.count * dim, 0.0f);
@@ -167,6 +179,7 @@ void attend_tail(const Kernels& kernels, const DecodeArgs& args, const QueryBloc
                              : row_at(shape, sequence, head, tail.position[number]);
   });
   if (centred) give_common(copies.of_values(copied, head), dim, own);
+  if (squares != nullptr) std::copy_n(maximum, own.count, squares->maximum);
   for (int64_t q = 0; q < own.count; ++q) {
     const float top = std::max(block.maximum[q], maximum[q]);
     if (!(top > -INFINITY)) continue;
@@ -186,9 +199,9 @@ struct Result {
   int64_t token, query_head;
 };
 
-/** Divides the running sums through and writes one query's output and log-sum-exp. */
-void finish(const ModelShape& shape, const Logits& logits, float maximum, float sum,
-            float* weighted, const Result& to) {
+/** Divides the running sums through, writes one query's output, returns its log-sum-exp. */
+float finish(const ModelShape& shape, const Logits& logits, float maximum, float sum,
+             float* weighted, const Result& to) {
   const float lse = log_sum_exp(maximum, sum, bias_of(logits, to.query_head));
   // The share of all attention that e^maximum stands for; nothing seen leaves zeros.
   const float share = lse == -INFINITY || maximum == -INFINITY ? 0.0f : std::exp(maximum - lse);
@@ -204,6 +217,7 @@ void finish(const ModelShape& shape, const Logits& logits, float maximum, float 
   if (to.lse.data != nullptr) {
     floats_of(to.lse, to.token)[to.query_head] = lse;
   }
+  return lse;
 }
 
 }  // namespace
@@ -249,17 +263,26 @@ void Step::attend_selected(const DecodeArgs& args, const Running& running) {
         const int32_t* selected = selection.position + list * selection.width;
         attend_rows(nullptr, device_.kernels, shape.zone_rows(), args.logits, block, 0, rows,
                     [&](int64_t i) { return row_at(shape, sequence, part.head, selected[i]); });
-        if (sequence.sparse != 0 && selection.tail_width > 0) {
+        TailSquares squares;
+        const bool has_tail = sequence.sparse != 0 && selection.tail_width > 0;
+        const bool weighs = has_tail && selection.tail_squares != nullptr;
+        const float weight = has_tail ? selection.tail_weight[part.token] : 0;
+        if (has_tail) {
           const int64_t width = selection.tail_width;
           attend_tail(device_.kernels, args, block, sequence, part.head,
                       {width, selection.tail_position + part.token * width,
-                       selection.tail_number + list * width, selection.tail_count[list],
-                       selection.tail_weight[part.token]});
+                       selection.tail_number + list * width, selection.tail_count[list], weight},
+                      weighs ? &squares : nullptr);
         }
         for (int64_t q = 0; q < block.count; ++q) {
-          finish(shape, args.logits, block.maximum[q], block.sum[q],
-                 block.weighted + q * shape.rows.value_dim,
-                 {args.out, args.lse, part.token, part.head * shape.group + part.first + q});
+          const int64_t query_head = part.head * shape.group + part.first + q;
+          const float lse = finish(shape, args.logits, block.maximum[q], block.sum[q],
+                                   block.weighted + q * shape.rows.value_dim,
+                                   {args.out, args.lse, part.token, query_head});
+          if (!weighs) continue;
+          const float share = weight * std::exp(squares.maximum[q] - lse);  // of the largest row
+          selection.tail_squares[part.token * shape.query_heads() + query_head] =
+              squares.sum[q] * share * share;
         }
       });
 }

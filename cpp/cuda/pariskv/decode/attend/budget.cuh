@@ -1,8 +1,7 @@
 /**
- * The error that a step's sample adds for the candidates that are left, and a budget by it: of the
- * best rows, in the order of their worth, no more are taken than the budget asks for
- * (policy/pariskv/budget.h). All blocks of a cluster read the worths and squares of all these rows
- * and find the same cut.
+ * A budget by the error that a step's sample adds: of the best rows, in the order of their worth,
+ * no more are taken than the budget asks for (policy/pariskv/budget.h). All blocks of a cluster
+ * read the worths and squares of all these rows and find the same cut.
  */
 #pragma once
 
@@ -29,6 +28,7 @@ struct BudgetSpace {
   int digit[kPlaceRounds];                      // that was found; -1: all rows are taken
   int alone[kPlaceRounds];                      // nothing else is in that bin
   unsigned long long resident, mass, own;       // sums: shares of the heads, of rows; squares
+  unsigned long long sampled;                   // and of keys that are no candidates
   int finite_heads;
   uint32_t last, above, above_before, equal, equal_before;  // worth of the last row; rows
   int last_index;
@@ -44,7 +44,23 @@ struct ErrorAsked {
   double error;  // 0: all of the best rows are taken
   float weight;  // keys that a row of the sample stands for
   int group;
+  const ErrorParts* samples;  // (heads); null: keys that are no candidates are not looked at
+  float keys;                 // of how many each of these is one
 };
+
+/** The squares of a head's shares that sampled keys would have. A warp. */
+__device__ __forceinline__ uint64_t squares_of_samples(const float* logits, float all) {
+  uint64_t sum = 0;
+#pragma unroll
+  for (int i = 0; i < int(kSampledKeys); i += 32) {
+    const float logit = __ldcg(logits + i + lane_id());
+    const float share = logit == -infinity() ? 0.0f : share_of(logit, all);
+    sum += square_of(share * share);
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  return sum;
+}
 
 /**
  * The budget of a head, from the sums of its query heads, whose log-sum-exps are left in the space.
@@ -55,7 +71,7 @@ __device__ __forceinline__ ErrorBudget budget_of_heads(const HeadMasses& masses,
                                                        BudgetSpace& space) {
   if (threadIdx.x < kPlaceRounds) space.digit[threadIdx.x] = -1;
   if (threadIdx.x == 0) {
-    space.resident = space.mass = space.own = 0;
+    space.resident = space.mass = space.own = space.sampled = 0;
     space.finite_heads = 0;
     space.above = space.above_before = space.equal = space.equal_before = 0;
   }
@@ -67,31 +83,47 @@ __device__ __forceinline__ ErrorBudget budget_of_heads(const HeadMasses& masses,
     const float shift = top == -infinity() ? 0.0f : top;
     const float resident = warp_sum(of.resident.sum * exp_of(of.resident.maximum - shift));
     const float all = resident + warp_sum(of.estimated.sum * exp_of(of.estimated.maximum - shift));
-    if (lane_id() > 0) continue;
     const float total = top + log2_of(all) * 0.693147180559945309f;
+    uint64_t sampled = 0;
+    if (asked.samples != nullptr) {
+      sampled = squares_of_samples(asked.samples[head].samples, total);
+    }
+    if (lane_id() > 0) continue;
     space.all[head] = total;
     if (!finite(total)) continue;
+    atomicAdd(&space.sampled, static_cast<unsigned long long>(sampled));
     atomicAdd(&space.resident, static_cast<unsigned long long>(mass_of(__fdiv_rn(resident, all))));
     atomicAdd(&space.finite_heads, 1);
   }
   __syncthreads();
-  return ErrorBudget::of(asked.error, asked.weight, space.resident, space.finite_heads,
-                         asked.group);
+  return ErrorBudget::of(
+      asked.error, asked.weight,
+      {space.finite_heads, asked.group, space.resident, space.sampled, asked.keys});
 }
+
+/** What is known of a block's candidates, from its first one on. */
+struct CandidateEstimates {
+  const float* logits;  // (heads, stride)
+  int64_t stride;
+  const float* scales;       // of their weights; null: logits are taken as exact
+  const ErrorParts* errors;  // (heads)
+};
 
 /** Squares of the shares of candidates, mean over the heads of a group, in units. */
 struct Squares {
-  const float* estimates;  // (heads, stride) from the block's first candidate on
-  int64_t stride;
+  CandidateEstimates estimates;
   int group;
   const float* all;  // (heads)
 
   __device__ __forceinline__ uint64_t operator()(int i) const {
+    const float scale = estimates.scales == nullptr ? 0.0f : __ldcg(estimates.scales + i);
     float sum = 0;
 #pragma unroll 4
     for (int head = 0; head < group; ++head) {
-      const float share =
-          finite(all[head]) ? share_of(__ldcg(estimates + head * stride + i), all[head]) : 0.0f;
+      const float logit = __ldcg(estimates.logits + head * estimates.stride + i);
+      const float spread = scale == 0 ? 0.0f : __ldcg(&estimates.errors[head].noise) * scale;
+      const float raised = fminf(logit + spread * spread, all[head]);
+      const float share = finite(all[head]) ? share_of(raised, all[head]) : 0.0f;
       sum += share * share;
     }
     return square_of(sum * __frcp_rn(float(group)));
@@ -258,45 +290,61 @@ struct ErrorReport {
   float* error;                  // null: not wanted
   unsigned long long* counters;  // DecodeCounts from `weighed` on; null: not counted
 
-  __device__ __forceinline__ void write(const ErrorBudget& budget, uint64_t mass,
-                                        uint64_t left) const {
-    const float none = float_of(0x7fffffffu);  // no query is finite
+  __device__ __forceinline__ void write_mass(const ErrorBudget& budget, uint64_t mass) const {
     const int64_t counted = budget.all == 0 ? 0 : budget.counted(mass);
-    const float predicted = budget.all == 0 ? none : __fsqrt_rn(budget.variance(left));
-    reached[0] = budget.all == 0 ? none : float(counted) / float(DecodeCounts::kOne);
-    reached[1] = predicted;
-    if (error != nullptr) *error = predicted;
+    reached[0] = budget.all == 0 ? none() : float(counted) / float(DecodeCounts::kOne);
     if (counters == nullptr || budget.all == 0) return;
-    const auto units = static_cast<unsigned long long>(predicted * float(DecodeCounts::kOne));
     atomicAdd(counters, 1ull);
     atomicAdd(counters + 1, static_cast<unsigned long long>(counted));
     atomicMax(counters + 2, static_cast<unsigned long long>(DecodeCounts::kOne - counted));
+  }
+  /** @param variance  that the sample has added */
+  __device__ __forceinline__ void write_error(const ErrorBudget& budget, float variance) const {
+    const float told = budget.all == 0 ? none() : __fsqrt_rn(variance);
+    reached[1] = told;
+    if (error != nullptr) *error = told;
+    if (counters == nullptr || budget.all == 0) return;
+    const auto units = static_cast<unsigned long long>(told * float(DecodeCounts::kOne));
     atomicAdd(counters + 3, units);
     atomicMax(counters + 4, units);
   }
+
+ private:
+  /** No query is finite. */
+  static __device__ __forceinline__ float none() { return float_of(0x7fffffffu); }
+};
+
+/** What a head's error is made of, when its rows are chosen. */
+struct ErrorLeft {
+  ErrorBudget budget;
+  uint64_t squares;  // of candidates that are left
 };
 
 /** Where blocks leave their best rows and sums for one another, in scratch. */
 struct SharedBest {
-  uint32_t* keys;     // (rows) worths, as `sortable` has them
-  uint64_t* squares;  // (rows)
-  uint64_t* totals;   // (kMaxCluster) squares of each block's candidates
+  uint32_t* keys;      // (rows) worths, as `sortable` has them
+  uint64_t* squares;   // (rows)
+  uint64_t* totals;    // (kMaxCluster) squares of each block's candidates
+  ErrorParts* errors;  // (group) squares of the tail's rows are to be added
 };
 
 /**
  * Cuts the best rows, as `select` has them, to the budget, and reports what is left. A function of
  * its own, so that calls without one do not fetch it. All blocks of the cluster; ends with a
  * barrier.
- * @param worth      (count) of the block's candidates
- * @param estimates  (group, stride) from the block's first candidate on
+ * @param worth  (count) of the block's candidates
  */
 inline __device__ __noinline__ void cut_to_error(const HeadMasses masses, const Cluster cluster,
                                                  const ErrorAsked asked, const float* worth,
-                                                 const float* estimates, int64_t stride, int count,
+                                                 const CandidateEstimates estimates, int count,
                                                  SharedBest shared, ErrorReport report,
-                                                 CompactSpace& select, BudgetSpace& space) {
+                                                 ErrorLeft& left, CompactSpace& select,
+                                                 BudgetSpace& space) {
   const ErrorBudget own = budget_of_heads(masses, asked, space);
-  const Squares square{estimates, stride, asked.group, space.all};
+  for (int head = int(threadIdx.x); cluster.rank == 0 && head < asked.group; head += kThreads) {
+    shared.errors[head].squares = 0;
+  }
+  const Squares square{estimates, asked.group, space.all};
   uint64_t sum = 0;
 #pragma unroll 1
   for (int i = int(threadIdx.x); i < count; i += kThreads) sum += square(i);
@@ -319,7 +367,8 @@ inline __device__ __noinline__ void cut_to_error(const HeadMasses masses, const 
   __syncthreads();
   if (threadIdx.x == 0) {
     select.cut = spent.cut;
-    if (cluster.rank == 0) report.write(own, spent.mass, total - spent.squares);
+    left = {own, total - spent.squares};
+    if (cluster.rank == 0) report.write_mass(own, spent.mass);
   }
   __syncthreads();
 }
@@ -334,29 +383,42 @@ __device__ __forceinline__ float* error_of(const HeadBlock<Element, kWords>& blo
   return call.error + block.context.row * call.error_stride + block.context.head;
 }
 
+template <typename Element, int kWords>
+__device__ __forceinline__ device::ErrorReport report_of(const HeadBlock<Element, kWords>& block) {
+  constexpr int kWeighed = int(offsetof(DecodeCounts, weighed) / sizeof(int64_t));
+  auto* counters = reinterpret_cast<unsigned long long*>(block.call.counters);
+  return {block.context.scratch.reached, error_of(block),
+          counters == nullptr ? nullptr : counters + kWeighed};
+}
+
 /**
  * Cuts the best rows, as `select` has them, to the call's budget. All blocks of the cluster; ends
  * with a barrier.
  * @param first  number of the block's first candidate
  * @param worth  (count) as Weighing::weigh left them
+ * @param left   gets what the error is made of
  * @param top_k  where blocks were counting keys, which they are past
  */
 template <typename Element, int kWords>
 __device__ __forceinline__ void cut_to_budget(const HeadBlock<Element, kWords>& block,
                                               const device::Cluster& cluster, const Tail& tail,
                                               int first, int count, const float* worth,
-                                              device::CompactSpace& select,
+                                              device::ErrorLeft& left, device::CompactSpace& select,
                                               device::TopKSpace& top_k) {
   const HeadScratch& scratch = block.context.scratch;
-  constexpr int kWeighed = int(offsetof(DecodeCounts, weighed) / sizeof(int64_t));
-  auto* counters = reinterpret_cast<unsigned long long*>(block.call.counters);
-  device::cut_to_error(
-      masses_of(block, 0), cluster,
-      {block.call.error_left, weight_of(block.context.zone, tail), block.context.shape.group},
-      worth, scratch.estimates + first, block.context.candidate_capacity, count,
-      {scratch.best, scratch.best_squares, scratch.totals},
-      {scratch.reached, error_of(block), counters == nullptr ? nullptr : counters + kWeighed},
-      select, reinterpret_cast<device::BudgetSpace&>(top_k.rows));
+  const device::Zone& zone = block.context.zone;
+  const int keys = zone.end - zone.begin;
+  const double error = block.call.error_left;
+  device::cut_to_error(masses_of(block, 0), cluster,
+                       {error, weight_of(zone, tail), block.context.shape.group,
+                        block.call.looks_beyond ? scratch.errors : nullptr,
+                        __fdiv_rn(float(keys), float(min(keys, int(kSampledKeys))))},
+                       worth,
+                       {scratch.estimates + first, block.context.candidate_capacity,
+                        error > 0 ? scratch.scales + first : nullptr, scratch.errors},
+                       count, {scratch.best, scratch.best_squares, scratch.totals, scratch.errors},
+                       report_of(block), left, select,
+                       reinterpret_cast<device::BudgetSpace&>(top_k.rows));
 }
 
 }  // namespace pariskv::cuda

@@ -11,12 +11,14 @@
  * | where they lie, which the row cache has | the block | rows.cuh, device/row_cache.cuh |
  * | attention to them, a part at a time | the block | device/attend.cuh |
  * | all parts put together, the output | the cluster | parts.cuh |
+ * | where it is asked for: the error | the cluster | error.cuh |
  */
 #pragma once
 
 #include "device/ptx.cuh"
 #include "device/softmax.cuh"
 #include "pariskv/decode/attend/budget.cuh"
+#include "pariskv/decode/attend/error.cuh"
 #include "pariskv/decode/attend/parts.cuh"
 #include "pariskv/decode/attend/rows.cuh"
 #include "pariskv/decode/attend/worth.cuh"
@@ -37,6 +39,7 @@ struct AttendSpace {
   Tail tail;
   SentTasks parts, tail_parts;
   float all[device::kHeadsPerPass];  // log-sum-exp of every head
+  device::ErrorLeft left;            // where the error is asked for
 };
 
 /** @tparam kNarrow  whether rows of the zone are narrow */
@@ -83,7 +86,8 @@ struct Attend {
     if (threadIdx.x == 0) space.select.cut = cut;
     __syncthreads();
     if (block.call.weighs) {
-      cut_to_budget(block, cluster, space.tail, first, count, worth, space.select, space.top_k);
+      cut_to_budget(block, cluster, space.tail, first, count, worth, space.left, space.select,
+                    space.top_k);
       cut.offset = space.select.cut.offset;
     }
     device::compact_keys(count, key_of, space.select, [&](int index, int i, int turn) {
@@ -119,8 +123,23 @@ struct Attend {
     device::wait_for_predecessor();
     bring_resident_parts();
     clear_flags();
+    if (has_tail_logits()) {
+      device::square_tail(tail_logits(), cluster, list.rows(),
+                          list.parts().begin(cluster.end_part()));
+    }
     attention.finish(block.queries(), block.call.q.stride_j, parts, merge);
     if (!parts.sends) cluster.sync();
+  }
+
+  /** Whether the error is asked for, and the tail was attended to: `explain` may be without one. */
+  __device__ __forceinline__ bool has_tail_logits() const {
+    return block.call.weighs && block.context.tail_copies != nullptr;
+  }
+  __device__ __forceinline__ device::TailLogits tail_logits() const {
+    const HeadScratch& scratch = block.context.scratch;
+    const device::AttendShape& shape = block.context.shape;
+    return {scratch.tail_logits, scratch.sampled,     int(space.tail.count),
+            shape.group,         2 + shape.value_dim, scratch.errors};
   }
 
   /** All of the head's flags. */
@@ -215,9 +234,21 @@ struct Attend {
                                 parts, tail, weight, values, d < shape.value_dim);
       }
       const Output<Element> output{block.call, block.context.row, query_head};
-      const float share = output.share_of(merged.maximum, merged.sum, d == 0);
+      float* also = fetched && block.call.weighs ? &scratch.errors[member].log_sum : nullptr;
+      const float share = output.share_of(merged.maximum, merged.sum, d == 0, also);
       if (d < shape.value_dim) output.give(d, merged.weighted * share);
     }
+  }
+
+  /** Tells the error. All threads. */
+  __device__ __forceinline__ void judge() const {
+    cluster.sync();
+    if (cluster.rank > 0 || device::warp_id() > 0) return;
+    const device::ErrorLeft& left = space.left;
+    const float weight = weight_of(block.context.zone, space.tail);
+    const float variance = has_tail_logits() ? device::judge_tail(tail_logits(), weight, left)
+                                             : left.budget.expected(left.squares);
+    if (device::lane_id() == 0) report_of(block).write_error(left.budget, variance);
   }
 
   __device__ __forceinline__ void count(int candidates) const {
@@ -263,6 +294,7 @@ struct Attend {
       *error_of(block) = 0;  // all rows are attended to
     }
     finish();
+    if (block.call.weighs && block.searches()) judge();
     Caching::finish();
     device::wait_for_predecessor();
   }

@@ -18,7 +18,7 @@ namespace pariskv::cuda::device {
 struct alignas(16) KeyPlace {
   const uint8_t* block;  // null: it has none, zeros come for it
   int slot;
-  int candidate;  // among those of its head; below 0: a sample
+  int candidate;  // among those of its head; below 0: sample -1 - candidate
 };
 
 /**

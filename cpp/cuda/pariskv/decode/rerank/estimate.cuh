@@ -8,6 +8,7 @@
 #include "device/warp.cuh"
 #include "pariskv/decode/key_blocks.cuh"
 #include "pariskv/decode/rerank/codes.cuh"
+#include "pariskv/decode/scratch.h"
 #include "pariskv/decode/sums.cuh"
 #include "policy/pariskv/codec/head_scale.h"
 
@@ -45,8 +46,11 @@ struct EstimateOutput {
   int stride;     // four of them are less than 2^31
   int heads;      // of four
   float softcap;
-  float log_weight;   // samples count e^log_weight times, and only in the sums
-  BlockSteps blocks;  // logits of means, from the first of these heads on
+  float log_weight;            // samples count e^log_weight times, and only in the sums
+  BlockSteps blocks;           // logits of means, from the first of these heads on
+  bool looks_beyond;           // leaves scales of candidates and logits of samples
+  int from;                    // the first of the heads
+  const HeadScratch& scratch;  // in shared memory: its addresses take no registers
 };
 
 /** Two sums of exponentials of a lane: of queries 2 (t % 2) and 2 (t % 2) + 1. */
@@ -160,6 +164,11 @@ __device__ __forceinline__ void estimate(const EstimateQueries<kWords>& queries,
       const float logit =
           soft_capped(__fadd_rn(left, __fmul_rn(float(steps[i]), kLogitOfStep)), out.softcap);
       if (candidate >= 0) out.logits[head * out.stride + candidate] = logit;
+      if (out.looks_beyond && candidate < 0) {
+        out.scratch.errors[out.from + head].samples[-1 - candidate] = logit;
+      } else if (out.looks_beyond && out.from + head == 0) {
+        out.scratch.scales[candidate] = scale;
+      }
       masses.sums.of[i].add(candidate >= 0 ? logit : logit + out.log_weight);
     }
   }

@@ -12,6 +12,7 @@
 #include "pariskv/decode/key_blocks.cuh"
 #include "pariskv/decode/rerank/estimate.cuh"
 #include "pariskv/decode/rerank/select.cuh"
+#include "policy/pariskv/budget.h"
 #include "policy/pariskv/rules.h"
 
 namespace pariskv::cuda {
@@ -179,7 +180,9 @@ struct Rerank {
       offset = offset_of(candidate, candidate - device::slice_begin(candidates, first_slice));
       name = candidate;
     } else if (candidate < end + kSamplesOfSlice) {
-      offset = offset_of_sample(slice * kSamplesOfSlice + candidate - end);
+      const int sample = slice * kSamplesOfSlice + candidate - end;
+      offset = offset_of_sample(sample);
+      name = -1 - sample;
     }
     device::KeyPlace& place = space.places[turn % 3][threadIdx.x];
     if (offset < 0) {
@@ -217,7 +220,7 @@ struct Rerank {
     block.stretch(x);
   }
   /** All of these, and levels. Has a barrier. */
-  __device__ __forceinline__ void prepare(float (&x)[kWords], Queries& queries,
+  __device__ __forceinline__ void prepare(int from, float (&x)[kWords], Queries& queries,
                                           device::LevelTable& levels) const {
     const int warp = device::warp_id();
     if (warp < 4) {
@@ -229,10 +232,31 @@ struct Rerank {
       for (int r = 0; r < kWords; ++r) {
         space.queries[warp][Queries::at(32 * r + device::lane_id())] = __fmul_rn(x[r], factor);
       }
+      if (params.call.looks_beyond && rank == 0) note_length(from, x, factor);
     }
     __syncthreads();
     queries.load(space.queries[0]);
     levels.load(space.levels);
+  }
+
+  /** How far estimates for the warp's query are off: see kEstimateNoise. */
+  __device__ __forceinline__ void note_length(int from, const float (&x)[kWords],
+                                              float factor) const {
+    float square = 0;
+#pragma unroll
+    for (int r = 0; r < kWords; ++r) square += (x[r] * factor) * (x[r] * factor);
+    square = device::warp_sum(square);
+    const int head = device::warp_id();
+    if (warms_up || head >= heads_from(from) || device::lane_id() > 0) return;
+    block.context.scratch.errors[from + head].noise = kEstimateNoise * __fsqrt_rn(square);
+  }
+  /** Samples that are candidates, or are not there, have no logit. */
+  __device__ __forceinline__ void clear_samples(int from, int heads) const {
+    const int sample = first_slice * kSamplesOfSlice + int(threadIdx.x);
+    if (sample >= end_slice * kSamplesOfSlice || offset_of_sample(sample) >= 0) return;
+    for (int head = from; head < from + heads; ++head) {
+      block.context.scratch.errors[head].samples[sample] = -device::infinity();
+    }
   }
 
   /**
@@ -250,7 +274,11 @@ struct Rerank {
         heads_from(from),
         block.call.logits.softcap,
         log_weight,
-        BlockSteps(block.context.zone, scratch.block_steps + from, block.searchers())};
+        BlockSteps(block.context.zone, scratch.block_steps + from, block.searchers()),
+        params.call.looks_beyond,
+        from,
+        scratch};
+    if (params.call.looks_beyond && !warms_up) clear_samples(from, out.heads);
     const device::Tiles tiles(candidates, kSamplesOfSlice);
     const int slices = warms_up ? 1 : this->slices();
     // Three chunks at a time: one is located, one is on its way, one is worked on.
@@ -259,7 +287,7 @@ struct Rerank {
     locate(chunk.next(), 1, candidates, tiles);
     __syncthreads();
     bring(chunk, 0, gather);
-    if (late) prepare(x, queries, levels);
+    if (late) prepare(from, x, queries, levels);
     device::MassesOfWarp masses(tiles);
 #pragma unroll 1
     for (int turn = 0; chunk.left(); ++turn) {
@@ -301,7 +329,7 @@ struct Rerank {
       float x[kWords] = {};
       load(from, x);
       const bool selects = from == 0 && !warms_up, late = selects && is_late();
-      if (!late) prepare(x, queries, levels);
+      if (!late) prepare(from, x, queries, levels);
       if (selects) {
         if (!late) await_scores();
         candidates = select();
