@@ -16,7 +16,6 @@ FOUR = {
 
 def promised() -> Iterator[str]:
     """The error of estimates on structured keys, and what steps report over their true error."""
-    noted("quality", "| Qwen2.5-Coder-0.5B | .52 | .52 | 1.02 | 1.04 | 1.04 |")
     noted("quality", "| lines of 16 tokens | 1.48 | 1.44 | 1.51 | 1.48 | .95 |")
     told, off = results("quality-predicted-cpu"), results("quality-structured-cpu")
     ratios = []
@@ -29,12 +28,32 @@ def promised() -> Iterator[str]:
         cells = []
         for at in told[model]["ways"].values():
             layers = " to ".join(short(at[of], 2) for of in ("least", "largest"))
-            cells.append(f"{short(at['ratio'])} ({layers})")
+            cells.append(f"{short(at['ratio'], 2)} ({layers})")
             ratios.append(at["ratio"])
         yield f"| {name} | {' | '.join(cells)} |"
-    assert sum(at < 0.5 for at in ratios) == 3 and max(ratios) < 2
-    yield "as right within a factor of two, and as too small rather than too large on text"
-    yield "Three of these numbers are below .5."
+    assert max(ratios) < 2
+    yield "as right within a factor of two"
+
+
+# Of the engine on independent keys, as the notes have them.
+_INDEPENDENT = (
+    "| spread 6 | 480 | .80 (.01) | .85 (.23) | .043 (.044) |",
+    "| spread 3 | 160 | .96 (.19) | .96 (.31) | .035 (.036) |",
+    "| spread 1 | 40 | 1.01 (.35) | 1.02 (.58) | .024 (.024) |",
+    "| spread .05 | 40 | 1.02 (.21) | 1.01 (.48) | .019 (.019) |",
+    "| lengths as Cauchy's, spread .2 | 240 | .83 (.70) | .83 (.68) | .012 (.014) |",
+    "| lengths as Cauchy's, spread .5 | 1,600 | – | .77 (.25) | .0057 (.0082) |",
+    "| lengths as Cauchy's, spread 1 | 1,800 | – | – | .0009 (.0054), the worst .021 (.221) |",
+)
+
+
+def independent() -> Iterator[str]:
+    """What steps report on keys that are mostly no candidates, and of lengths as Cauchy's."""
+    for line in _INDEPENDENT:
+        noted("quality", line)
+        yield line
+    noted("quality", "In nats .04 to .34, on keys of lengths as Cauchy's .9 to 1.8.")
+    yield "Ordinary keys have σ of .05 to .3"
 
 
 def fit() -> Iterator[str]:
