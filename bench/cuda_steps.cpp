@@ -85,7 +85,7 @@ Config llama_layer(Scorer scorer) {
 CodecConstants codec_of(const ParisKV& settings, const SummaryLayout& layout) {
   CodecConstants constants{};
   constants.layout = layout;
-  const auto signs = rotation_signs(layout.rotated_dim, settings.seed);
+  const auto signs = rotation_signs(layout.rotated_dim, settings.signs_seed());
   for (size_t d = 0; d < signs.size(); ++d) {
     if (signs[d] < 0) constants.negative[d / 32] |= 1u << (d % 32);
   }

@@ -12,7 +12,8 @@ const Config& Cache::config() const { return impl_->config_; }
 
 SequenceId Cache::add() {
   const Impl::Lock lock(*impl_);
-  impl_->sequences_.emplace(impl_->next_id_, impl_->planner_.create(impl_->config_.layers));
+  impl_->sequences_.emplace(
+      impl_->next_id_, impl_->planner_.create(impl_->config_.layers, impl_->tail_seeds_.next()));
   return impl_->next_id_++;
 }
 

@@ -30,6 +30,7 @@ Cache::Impl::Impl(Config config, const Resources& resources)
              search_->needs().opening},
       planner_(shape_, sizes_, *search_, *backend_,
                backend_->host_arena() != nullptr && config_.placement == Placement::kHost),
+      tail_seeds_(search_->needs().tail_seed),
       number_(next_number()),
       stop_(resources.should_stop) {}
 

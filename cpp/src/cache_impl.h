@@ -17,6 +17,7 @@
 #include "search.h"
 #include "sequence.h"
 #include "stop.h"
+#include "tail_seeds.h"
 #include "turns.h"
 #include "validate.h"
 
@@ -316,6 +317,7 @@ class Cache::Impl {
   const ModelShape& shape_;  // with what the search adds
   const RegionSizes sizes_;
   Planner planner_;
+  TailSeeds tail_seeds_;
   std::map<SequenceId, Sequence> sequences_;
   SequenceId next_id_ = 0;
   QuietSteps quiet_steps_;

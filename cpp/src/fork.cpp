@@ -7,7 +7,7 @@ namespace pariskv {
 
 Sequence Planner::fork(const Sequence& sequence, Stream stream,
                        const std::vector<Regions>* cut) const {
-  Sequence copy = create(int64_t(sequence.layers.size()));
+  Sequence copy = create(int64_t(sequence.layers.size()), sequence.tail_seed());
   for (size_t l = 0; l < sequence.layers.size(); ++l) {
     const Layer& layer = sequence.layers[l];
     Layer& twin = copy.layers[l];

@@ -119,6 +119,7 @@ struct SequenceView {
   char* row_cache;           // a block of RowCacheLayout; null: there is none
   int64_t generation;        // of what the row cache may have: goes up when rows change under it
   char* tail_copies;         // copies of the tail's rows, see tail_copies.h; null: there are none
+  uint64_t tail_seed;        // that these rows are drawn by: 32 bits
   char* kept;                // kept rows, see kept.h; null: there are none
   int64_t kept_capacity;     // of a head, of kept rows; 0: no rows are chosen to be kept
   char* recent;              // recent queries, see recent.h; null: none are remembered

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "ops.h"
@@ -37,13 +38,14 @@ struct QuerySpan {
 
 /** What a search needs of the cache. It never changes in the life of a cache. */
 struct Needs {
-  int64_t summary_bytes = 0;     // of summaries for one segment of all kv heads
-  int64_t state_bytes = 0;       // kept per layer and sequence besides summaries
-  int64_t grain = 1;             // a zone ends at a multiple: the size of a page or block of keys
-  int64_t opening = 0;           // a zone opens with so many positions at once; 0: with any
-  QueryWindows observed;         // of a prompt: queries that are wanted
-  int64_t tail_rows = 0;         // rows of a zone that stand for those not selected: see tail.h
-  uint32_t tail_seed = 0;        // that they are drawn by
+  int64_t summary_bytes = 0;  // of summaries for one segment of all kv heads
+  int64_t state_bytes = 0;    // kept per layer and sequence besides summaries
+  int64_t grain = 1;          // a zone ends at a multiple: the size of a page or block of keys
+  int64_t opening = 0;        // a zone opens with so many positions at once; 0: with any
+  QueryWindows observed;      // of a prompt: queries that are wanted
+  int64_t tail_rows = 0;      // rows of a zone that stand for those not selected: see tail.h
+  // That they are drawn by; none: each sequence has a secret one of its own.
+  std::optional<uint32_t> tail_seed = 0;
   int64_t rows_per_head = 0;     // the most rows that a step selects per kv head; 0: none ever
   bool drops_rows = false;       // rows of a zone are given back once others were chosen to be kept
   bool waits_for_kept = true;    // until rows were chosen, a zone of which some are to be kept is

@@ -28,8 +28,8 @@ void set_kept(SequenceView& view, const Search& search, const Block* kept) {
 }
 
 Tail tail_of(const SequenceView& view, const Search& search) {
-  const Needs& needs = search.needs();
-  return Tail::of(view.zone_begin, view.zone_end, needs.tail_rows, needs.tail_seed);
+  return Tail::of(view.zone_begin, view.zone_end, search.needs().tail_rows,
+                  uint32_t(view.tail_seed));
 }
 
 int64_t common_of(const Tail& tail, const Search& search) {
@@ -60,6 +60,7 @@ SequenceView Layer::cut(const Regions& next, const RegionSizes& sizes, const Sea
   view.state = state.data();
   view.row_cache = row_cache.as<char>();
   view.generation = generation;
+  view.tail_seed = tail_seed;
   view.tail_copies = copies_of(tail_of(view, search), search);
   view.recent = recent.as<char>();
   view.device = tables.device();
@@ -75,6 +76,7 @@ SequenceView Change::view(const RegionSizes& sizes, const Search& search) const 
   view.state = newer(rows.state, layer->state).data();
   view.row_cache = newer(rows.row_cache, layer->row_cache).as<char>();
   view.generation = layer->generation;
+  view.tail_seed = layer->tail_seed;
   view.tail_copies = tail.copies         ? tail.copies->as<char>()
                      : tail.copies_any() ? layer->tail_copies->as<char>()
                                          : layer->copies_of(tail_of(view, search), search);
@@ -165,9 +167,10 @@ bool Planner::lacks_row_cache(const Layer& layer) const {
          layer.view(sizes_, search_).sparse != 0;
 }
 
-Sequence Planner::create(int64_t layers) const {
+Sequence Planner::create(int64_t layers, uint32_t tail_seed) const {
   Sequence sequence;
   sequence.layers.resize(size_t(layers));
+  for (Layer& layer : sequence.layers) layer.tail_seed = tail_seed;
   if (backend_.word_updates() == nullptr) return sequence;
   sequence.device = backend_.arena().allocate(layers * int64_t(sizeof(SequenceView)));
   for (int64_t l = 0; l < layers; ++l) {
@@ -202,8 +205,9 @@ Change Planner::plan(Layer& layer, const Regions& next, Use use, bool queries,
   if (shape_.narrows()) change.narrow = plan_narrow(layer, next, narrow_end, stream);
   change.kept = plan_kept(plan, change.queries.asked);
   if (offloads_) change.rows.offloads = plan_offloads(plan, change);
-  const SequenceView after = view_of(next, sizes_, search_, change.kept.dropped);
+  SequenceView after = view_of(next, sizes_, search_, change.kept.dropped);
   if (after.sparse == 0) return change;
+  after.tail_seed = layer.tail_seed;
   const bool lacks_cache = caches_rows(layer) && layer.row_cache.data() == nullptr;
   if (use == Use::kDecode && lacks_cache) change.rows.row_cache = new_row_cache(stream);
   if (!shape_.layout.borrowed) change.tail = plan_tail(plan, after);

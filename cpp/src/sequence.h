@@ -35,11 +35,12 @@ struct Layer {
   std::shared_ptr<Block> kept;         // kept rows; null: none are. Forks share it
   std::shared_ptr<Block> tail_copies;  // of rows of `copied`; forks share it
   Tail copied{};
-  int64_t common = 0;   // rows that set the common part of the copies
-  Block recent;         // queries; empty until one is remembered
-  Positions queries{};  // whose queries are in there
-  Positions dropped{};  // whose rows were given back: whole segments of the zone; or none
-  LayerStore narrow;    // rows of the zone where they are narrow, by segment; no summaries
+  int64_t common = 0;      // rows that set the common part of the copies
+  uint32_t tail_seed = 0;  // that rows of the tail are drawn by: of the sequence, and of its forks
+  Block recent;            // queries; empty until one is remembered
+  Positions queries{};     // whose queries are in there
+  Positions dropped{};     // whose rows were given back: whole segments of the zone; or none
+  LayerStore narrow;       // rows of the zone where they are narrow, by segment; no summaries
   /**
    * Rows behind the sink up to here are in `narrow`: all of the zone. A cut leaves it where it is,
    * as far as there are rows: those that come back from the zone are written plain again, and enter
@@ -82,6 +83,8 @@ struct Sequence {
 
   /** Tells the layers. */
   void settle() noexcept;
+
+  uint32_t tail_seed() const { return layers.front().tail_seed; }
 };
 
 /** Rows that are to go to host memory, and their place there. */
@@ -195,8 +198,8 @@ class Planner {
           bool offloads)
       : shape_(shape), sizes_(sizes), search_(search), backend_(backend), offloads_(offloads) {}
 
-  /** An empty sequence of so many layers. */
-  Sequence create(int64_t layers) const;
+  /** An empty sequence of so many layers, whose tails are drawn by `tail_seed`. */
+  Sequence create(int64_t layers, uint32_t tail_seed) const;
 
   /** The use that a layer is made ready for. */
   enum class Use { kStore, kDecode };

@@ -1,7 +1,7 @@
 /**
  * Rows that stand for all that a step does not select: one of each interval of the zone, each with
- * the weight of the keys that it is one of. Which rows follows from the zone and the seed alone, so
- * forks, chunks, truncation and replays agree.
+ * the weight of the keys that it is one of. Which rows follows from the zone and the sequence's
+ * seed alone (tail_seeds.h), so forks, chunks, truncation and replays agree.
  *
  * An interval is 1 << bits positions, and its row is drawn like the winner of a tournament: it is
  * the row of the left or of the right half, as a coin says that belongs to these positions. So

@@ -50,6 +50,8 @@ std::string expected_instead(nb::handle value, Either kinds) {
   switch (kinds) {
     case Either::kNumberOrNone:
       return value.is_none() || is_number(value) ? "" : "a number or None";
+    case Either::kIntegerOrNone:
+      return value.is_none() || PyIndex_Check(value.ptr()) ? "" : "an integer or None";
     case Either::kListOrNone:
       return value.is_none() || is_list(value) ? "" : "a list or None";
     case Either::kNumberOrString:

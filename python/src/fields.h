@@ -23,7 +23,7 @@ inline std::string text_of_fields(const char* name, const nanobind::dict& fields
 }
 
 /** Types of a field that has more than one. */
-enum class Either { kNumberOrNone, kListOrNone, kNumberOrString, kBytes };
+enum class Either { kNumberOrNone, kIntegerOrNone, kListOrNone, kNumberOrString, kBytes };
 
 /** How settings are made of keyword arguments. */
 struct Making {

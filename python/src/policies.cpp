@@ -174,7 +174,10 @@ schedule
 min_candidates_per_row
     Candidates are never fewer than this times top_k.
 seed
-    Of the rotation's signs, and of the rows that are sampled.
+    Of the rotation's signs, and of the rows that are sampled. None: rows are sampled by a secret,
+    one for each sequence, which the system gives each cache and no call tells: for a server of
+    strangers' texts. Forks and loaded files keep what their sequence has; nothing is reproducible
+    from one cache to the next.
 block
     Neighbouring keys that share a mean: 64, 128 or 256. Summaries then hold what is left of a
     key without it, with the channels of keys and queries balanced; prefill(q=) helps with
@@ -200,7 +203,9 @@ Raises ValueError, with what was expected and what came.)";
 void bind_pariskv(nb::module_& m) {
   bind_policy<ParisKV>(
       m, "ParisKV", kParisKVDoc,
-      {{"schedule", Either::kListOrNone}, {"error", Either::kNumberOrNone}},
+      {{"schedule", Either::kListOrNone},
+       {"error", Either::kNumberOrNone},
+       {"seed", Either::kIntegerOrNone}},
       plain("top_k", &ParisKV::top_k),
       named("scorer", &ParisKV::scorer,
             {{"sign_norm", Scorer::kSignNorm}, {"votes", Scorer::kVotes}}),

@@ -76,8 +76,19 @@ static void check_pariskv(void) {
   CHECK(own.sink == 2 && own.update == 16 && own.dtype == PARISKV_FLOAT32);
   CHECK(own.pariskv != NULL && own.pariskv->top_k == 7 && own.pariskv->schedule_steps == 2);
   CHECK(own.pariskv->schedule[1].from_tokens == 100 && own.pariskv->tail == PARISKV_TAIL_SAMPLE);
+  CHECK(own.pariskv->seed == 42 && own.pariskv->secret_seed == 0);
   /* What a cache says of its config makes an equal cache. */
   pariskv_cache* twin = NULL;
+  OK(pariskv_cache_create(&own, NULL, &twin));
+  pariskv_cache_destroy(twin);
+  pariskv_cache_destroy(cache);
+
+  policy.secret_seed = 1, policy.seed = 7;
+  found = explained(&config, &cache);
+  CHECK(found->searched == 1 && found->selected == 7);
+  pariskv_explanation_destroy(found);
+  OK(pariskv_cache_config(cache, &own));
+  CHECK(own.pariskv->secret_seed == 1 && own.pariskv->seed == 42); /* of the signs */
   OK(pariskv_cache_create(&own, NULL, &twin));
   pariskv_cache_destroy(twin);
   pariskv_cache_destroy(cache);

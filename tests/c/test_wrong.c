@@ -60,7 +60,7 @@ static void check_config(void) {
   FIELD(policy, error, 2, "policy.error");
   FIELD(policy, schedule_steps, -1, "[config] pariskv.schedule_steps");
   FIELD(policy, schedule_steps, 2, "[config] pariskv.schedule: expected 2 steps, got a null");
-  FIELD(policy, reserved, 7, "[config] pariskv.reserved");
+  FIELD(policy, secret_seed, 7, "[config] pariskv.secret_seed: expected 0 or 1, got 7");
   config.pariskv = NULL, config.hardkv = &kept;
   FIELD(kept, metric, 2, "[config] hardkv.metric");
   FIELD(kept, placement, -7, "[config] hardkv.placement");

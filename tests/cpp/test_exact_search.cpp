@@ -42,7 +42,7 @@ struct Life {
         sizes{config.sink, config.local, config.update, search->needs().grain,
               search->needs().opening},
         planner(search->shape(), sizes, *search, backend, false),
-        sequence(planner.create(1)) {}
+        sequence(planner.create(1, 0)) {}
 
   Layer& layer() { return sequence.layers[0]; }
   const ModelShape& shape() const { return search->shape(); }

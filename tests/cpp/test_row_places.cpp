@@ -131,6 +131,7 @@ class Life {
     k.fill(1, key), v.fill(2, value), q.fill(3, RowType::kBFloat16);
     view_.rows = memory_.table.data();
     view_.total = kTokens, view_.zone_begin = kSink, view_.zone_end = kZoneEnd;
+    view_.tail_seed = needs_.tail_seed.value_or(0);
     const int64_t begin = 0, tokens = kTokens;
     backend_->append({shape_, 1, &view_, &begin, &tokens, k.view, v.view}, {});
     Tensor k_out(shape_.dtype, kTokens, kHeads, kKeyDim);
@@ -198,7 +199,7 @@ class Life {
 
   void copy_tail() {
     if (needs_.tail_rows == 0) return;
-    const Tail tail = Tail::of(kSink, kZoneEnd, needs_.tail_rows, needs_.tail_seed);
+    const Tail tail = Tail::of(kSink, kZoneEnd, needs_.tail_rows, *needs_.tail_seed);
     tail_ = take(shape_.tail_copies(Tail::capacity(needs_.tail_rows)).bytes());
     view_.tail_copies = tail_.data();
     const TailCopyJob job{view_, tail, 0};

@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <set>
 #include <vector>
+
+#include "tail_seeds.h"
 
 namespace pariskv {
 namespace {
@@ -157,6 +160,27 @@ TEST(TailTest, nothing_is_drawn_where_nothing_is_left_out) {
   const Tail all = Tail::of(4, 30, 16, kTailSeed);
   EXPECT_EQ(all.count, 26);
   EXPECT_EQ(all.weight(26), 1.0f);
+}
+
+TEST(TailSeedsTest, numbers_are_those_of_sip_hash) {
+  // The eighth of the vectors that come with its specification: bytes 0 to 7, key 0 to 15.
+  const SipKey key{0x0706050403020100, 0x0f0e0d0c0b0a0908};
+  EXPECT_EQ(sip_hash(key, 0x0706050403020100), 0x93f5f5799a932462);
+}
+
+TEST(TailSeedsTest, one_that_is_named_is_of_every_sequence) {
+  TailSeeds seeds(kTailSeed);
+  EXPECT_EQ(seeds.next(), kTailSeed);
+  EXPECT_EQ(seeds.next(), kTailSeed);
+}
+
+TEST(TailSeedsTest, without_a_name_each_sequence_of_each_cache_has_its_own) {
+  std::set<uint32_t> found;
+  for (int cache = 0; cache < 4; ++cache) {
+    TailSeeds seeds(std::nullopt);
+    for (int i = 0; i < 50; ++i) found.insert(seeds.next());
+  }
+  EXPECT_GE(found.size(), 199u);  // two of 200 are equal once in 2^18 runs
 }
 
 }  // namespace

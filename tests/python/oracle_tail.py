@@ -25,8 +25,10 @@ def coins(keys: np.ndarray, seed: int) -> np.ndarray:
 class Tournament:
     """`rows(level)` has the position that is drawn from each interval of 2^level positions."""
 
-    def __init__(self, positions: int, seed: int = 42):
-        self.seed, self.drawn = seed_of(seed), [np.arange(1 << max(positions - 1, 0).bit_length())]
+    def __init__(self, positions: int, seed: int = 42, *, own_seed: int | None = None):
+        """`own_seed` is a sequence's, in place of what follows from a policy's `seed`."""
+        self.seed = seed_of(seed) if own_seed is None else own_seed
+        self.drawn = [np.arange(1 << max(positions - 1, 0).bit_length())]
 
     def rows(self, level: int) -> np.ndarray:
         while len(self.drawn) <= level:

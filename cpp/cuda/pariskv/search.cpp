@@ -161,7 +161,7 @@ DecodeCall ParisKVSearch::call_of(const DecodeArgs& args) const {
   call.group_rule = rules_.group_rule;
   call.top_k = rules_.top_k;
   call.searchers = rules_.searchers;
-  call.tail_rows = rules_.tail_rows, call.tail_seed = rules_.tail_seed;
+  call.tail_rows = rules_.tail_rows;
   call.bytes = ContextBytes::of(args.shape, rules_.tail_rows);
   call.error_left = rules_.error;
   call.weighs = rules_.error > 0 || args.error.data != nullptr;

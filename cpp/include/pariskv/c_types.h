@@ -99,12 +99,12 @@ typedef struct pariskv_policy_pariskv {
   const pariskv_schedule_step* schedule;
   int64_t schedule_steps; /**< 0: the policy's own schedule. */
   int64_t min_candidates_per_row;
-  uint64_t seed;
+  uint64_t seed; /**< Where secret_seed is 1 it is not read. */
   int64_t block;
   int64_t tail_rows;
-  double error;     /**< 0: none, always top_k rows. */
-  int32_t tail;     /**< One of pariskv_tail. */
-  int32_t reserved; /**< 0. */
+  double error;        /**< 0: none, always top_k rows. */
+  int32_t tail;        /**< One of pariskv_tail. */
+  int32_t secret_seed; /**< 1: each sequence's tail is drawn by a secret of its own. */
 } pariskv_policy_pariskv;
 
 /** Settings of the policy HardKV, see policies.h. */

@@ -63,7 +63,13 @@ struct ParisKV {
   GroupRule group_rule = GroupRule::kAttentionMass;
   std::vector<ScheduleStep> schedule;  ///< Empty: one for such keys, with blocks or whole.
   int64_t min_candidates_per_row = 4;  ///< Candidates are never fewer than this times top_k.
-  uint64_t seed = 42;                  ///< Of signs and of the tail, equal on every backend.
+  /**
+   * Of the signs of the rotation and of the tail's rows, equal on every backend. None: the rows of
+   * each sequence's tail are drawn by a secret, which the system gives each cache, so that no text
+   * can be written for the rows that a step sees; signs are those of `kSignsSeed`. Forks, loaded
+   * files and replays keep what their sequence has.
+   */
+  std::optional<uint64_t> seed = 42;
   /**
    * Neighbouring keys that share a mean: 64, 128 or 256. Summaries then hold what is left of a key
    * without it, with the channels of keys and queries balanced. 0: whole keys, as published; so
@@ -82,6 +88,10 @@ struct ParisKV {
   std::optional<double> error;
 
   static constexpr RegionDefaults kRegions = {4, 256, 512, 2048, 5632};
+  static constexpr uint64_t kSignsSeed = 42;  ///< Where `seed` is none.
+
+  /** What the signs of the rotation follow from: summaries are made with them. */
+  uint64_t signs_seed() const { return seed.value_or(kSignsSeed); }
 
   /** With numbers and rules in place of what is the policy's own. */
   PARISKV_API ParisKV resolved() const;

@@ -21,17 +21,17 @@ pariskv_policy_pariskv settings_of(const ParisKV& policy) {
   settings.scorer = int32_t(policy.scorer);
   settings.group_rule = int32_t(policy.group_rule);
   settings.min_candidates_per_row = policy.min_candidates_per_row;
-  settings.seed = policy.seed;
+  settings.seed = policy.signs_seed();
   settings.block = policy.block;
   settings.tail_rows = policy.tail_rows;
   settings.error = policy.error.value_or(0);
   settings.tail = int32_t(policy.tail);
+  settings.secret_seed = policy.seed ? 0 : 1;
   return settings;
 }
 
 ParisKV policy_of(const std::string& where, const pariskv_policy_pariskv* given) {
   const auto settings = taken(where, given, settings_of(ParisKV()));
-  check_reserved(where, settings.reserved);
   ParisKV policy;
   policy.top_k = settings.top_k;
   policy.scorer = enum_of<Scorer>(where + ".scorer", settings.scorer, {"sign_norm", "votes"});
@@ -39,7 +39,14 @@ ParisKV policy_of(const std::string& where, const pariskv_policy_pariskv* given)
                                          {"attention_mass", "mean_query"});
   policy.tail = enum_of<TailRule>(where + ".tail", settings.tail, {"own", "none", "sample"});
   policy.min_candidates_per_row = settings.min_candidates_per_row;
-  policy.seed = settings.seed;
+  if (settings.secret_seed != 0 && settings.secret_seed != 1) {
+    fail(where, ".secret_seed: expected 0 or 1, got ", settings.secret_seed);
+  }
+  if (settings.secret_seed == 0) {
+    policy.seed = settings.seed;
+  } else {
+    policy.seed.reset();
+  }
   policy.block = settings.block;
   policy.tail_rows = settings.tail_rows;
   if (settings.error != 0) policy.error = settings.error;

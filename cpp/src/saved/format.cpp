@@ -30,15 +30,18 @@ static_assert(kPrefixBytes == 56 && sizeof(SavedLayer) == 48, "bytes of a file: 
 /** Of a layer: all but the last word before files of kNarrowVersion. */
 int64_t layer_bytes(int64_t version) { return version == kNarrowVersion ? 48 : 40; }
 
+constexpr int64_t kSeedBytes = int64_t(sizeof(int64_t));
+
 /** Throws unless a file of this size begins as this version's files do. */
 void check_prefix(const OldFile& file, const Prefix& prefix) {
   if (std::memcmp(prefix.magic, kMagic, sizeof kMagic) != 0) {
     fail("[load] path: expected a saved sequence, got another kind of file, ", file.path());
   }
-  if (prefix.version != kSavedVersion && prefix.version != kNarrowVersion) {
+  const int64_t version = prefix.version & ~kOwnSeed;
+  if (version != kSavedVersion && version != kNarrowVersion) {
     fail("[load] path: expected version ", kSavedVersion, " of saved sequences, got version ",
          prefix.version, " in ", file.path(),
-         prefix.version > kNarrowVersion ? "; a newer pariskv_core wrote it" : "");
+         version > kNarrowVersion ? "; a newer pariskv_core wrote it" : "");
   }
   if (prefix.file_bytes != file.bytes()) {
     fail("[load] path: expected the ", prefix.file_bytes, " bytes that were written, got ",
@@ -121,13 +124,13 @@ std::vector<Piece> pieces_of(const std::vector<SavedLayer>& layers, const SavedS
 
 int64_t SavedHeader::bytes() const {
   return kPrefixBytes + int64_t(settings.size()) + int64_t(layers.size()) * layer_bytes(version) +
-         int64_t(checksums.size() + 1) * kChecksumBytes;
+         (tail_seed ? kSeedBytes : 0) + int64_t(checksums.size() + 1) * kChecksumBytes;
 }
 
 std::vector<char> SavedHeader::packed(int64_t file_bytes) const {
   std::vector<char> header(static_cast<size_t>(bytes()));
   Prefix prefix{{},
-                version,
+                version | (tail_seed ? kOwnSeed : 0),
                 bytes(),
                 file_bytes,
                 int64_t(settings.size()),
@@ -139,6 +142,7 @@ std::vector<char> SavedHeader::packed(int64_t file_bytes) const {
   for (const SavedLayer& layer : layers) {
     next = put(next, reinterpret_cast<const char*>(&layer), size_t(layer_bytes(version)));
   }
+  if (tail_seed) next = put(next, &*tail_seed, 1);
   next = put(next, checksums.data(), checksums.size());
   const uint64_t checksum = checksum_of(header.data(), bytes() - kChecksumBytes);
   put(next, &checksum, 1);
@@ -162,13 +166,15 @@ SavedHeader SavedHeader::read(const OldFile& file) {
     refuse_damaged(file, "the checksum of its header is another one");
   }
   SavedHeader header;
-  header.version = prefix.version;
+  header.version = prefix.version & ~kOwnSeed;
+  const bool has_seed = (prefix.version & kOwnSeed) != 0;
   std::vector<char> text, layers;
+  std::vector<int64_t> seed;
   Reader reader(bytes.data() + kPrefixBytes, summed - kPrefixBytes);
-  const int64_t layer = layer_bytes(prefix.version);
+  const int64_t layer = layer_bytes(header.version);
   const bool counts = prefix.layers >= 0 && prefix.layers <= summed / layer;
   if (!reader.take(text, prefix.settings_bytes) || !counts ||
-      !reader.take(layers, prefix.layers * layer) ||
+      !reader.take(layers, prefix.layers * layer) || !reader.take(seed, has_seed ? 1 : 0) ||
       !reader.take(header.checksums, prefix.pieces) || !reader.empty()) {
     refuse_damaged(file, "its header has other parts than it says");
   }
@@ -177,6 +183,7 @@ SavedHeader SavedHeader::read(const OldFile& file) {
     std::memcpy(&header.layers[l], layers.data() + l * size_t(layer), size_t(layer));
   }
   header.settings.assign(text.begin(), text.end());
+  if (has_seed) header.tail_seed = seed[0];
   return header;
 }
 
@@ -206,6 +213,9 @@ bool narrow_end_is_sound(const SavedLayer& layer, const SavedSizes& sizes) {
 void check_layers(const OldFile& file, const SavedHeader& header, int64_t layers,
                   const SavedSizes& sizes) {
   if (int64_t(header.layers.size()) != layers) refuse_damaged(file, "it has other layers");
+  if (header.tail_seed && *header.tail_seed != int64_t(uint32_t(*header.tail_seed))) {
+    refuse_damaged(file, "no tail is drawn by such a seed");
+  }
   int64_t left = file.bytes();
   for (const SavedLayer& layer : header.layers) {
     const int64_t total = layer.marks.total;

@@ -4,6 +4,7 @@
  *   prefix    magic, version, sizes of the header and of the file
  *   settings  text
  *   layers    (layers) SavedLayer
+ *   seed      of the sequence's tail; where the version says that the settings do not give it
  *   checksums (pieces) of each piece, in their order
  *   checksum  of all of the header before it
  *   pieces    without gaps: for each layer its state, then the rows, the narrow rows and the
@@ -14,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +27,8 @@ namespace pariskv {
 
 constexpr int64_t kSavedVersion = 3;
 constexpr int64_t kNarrowVersion = 4;  // where rows of zones are narrow: layers tell how far
+/** Added to a version: the tail of the sequence is drawn by a seed of its own. */
+constexpr int64_t kOwnSeed = 256;
 
 /** One layer of a sequence, but for its bytes. */
 struct SavedLayer {
@@ -66,7 +70,8 @@ struct Piece {
 std::vector<Piece> pieces_of(const std::vector<SavedLayer>& layers, const SavedSizes& sizes);
 
 struct SavedHeader {
-  int64_t version = kSavedVersion;
+  int64_t version = kSavedVersion;     // without kOwnSeed
+  std::optional<int64_t> tail_seed{};  // none: as settings have it
   std::string settings;
   std::vector<SavedLayer> layers;
   std::vector<uint64_t> checksums;  // (pieces)

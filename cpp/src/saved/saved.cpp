@@ -160,6 +160,12 @@ void read_piece(const SavedPart& part, size_t number, const SequenceView& view,
   }
 }
 
+/** By which tails are drawn where a file does not say it: the seed that its settings name. */
+uint32_t implied_seed(const Config& config) {
+  const auto* policy = std::get_if<ParisKV>(&config.policy);
+  return Tail::seed_of(policy == nullptr ? ParisKV::kSignsSeed : policy->signs_seed());
+}
+
 void check_fits_a_file(const char* verb, const Config& config, const Search& search) {
   if (config.borrowed) {
     fail("[", verb,
@@ -182,6 +188,7 @@ void Cache::save(SequenceId sequence, const std::string& path) const {
   SavedHeader header;
   header.settings = text_of(settings_of(impl.config_));
   if (impl.shape_.narrows()) header.version = kNarrowVersion;
+  if (source.tail_seed() != implied_seed(impl.config_)) header.tail_seed = source.tail_seed();
   for (const Layer& layer : source.layers) {
     const bool has_state = layer.state.data() != nullptr;
     header.layers.push_back(
@@ -221,8 +228,10 @@ SequenceId Cache::load(const std::string& path, Stream stream) {
   const Impl::Visit visit(*impl_, stream);
   // Among the others from the start: rows that arrive in host memory meanwhile are its own, too.
   const SequenceId id = impl_->next_id_;
+  const auto tail_seed = uint32_t(header.tail_seed.value_or(implied_seed(config())));
   Sequence& sequence =
-      impl_->sequences_.emplace(id, impl_->planner_.create(config().layers)).first->second;
+      impl_->sequences_.emplace(id, impl_->planner_.create(config().layers, tail_seed))
+          .first->second;
   try {
     for (int64_t l = 0; l < config().layers; ++l) {
       impl_->restore(sequence.layers[size_t(l)], {file, header, pieces, l}, stream);

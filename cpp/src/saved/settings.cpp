@@ -32,12 +32,15 @@ const char* name_of(GroupRule rule) {
 }
 const char* name_of(TailRule rule) { return rule == TailRule::kSample ? "sample" : "none"; }
 
-/** Of a policy: summaries and state are made with the settings that must match. */
+/**
+ * Of a policy: summaries and state are made with the settings that must match. The seed is that of
+ * the signs: what a tail is drawn by is the sequence's.
+ */
 void add(const ParisKV& policy, std::vector<Setting>& settings) {
   settings.push_back({"policy", "pariskv", true});
   settings.push_back({"policy.scorer", name_of(policy.scorer), true});
   settings.push_back({"policy.block", std::to_string(policy.block), true});
-  settings.push_back({"policy.seed", std::to_string(policy.seed), true});
+  settings.push_back({"policy.seed", std::to_string(policy.signs_seed()), true});
   settings.push_back({"policy.top_k", std::to_string(policy.top_k), false});
   settings.push_back({"policy.group_rule", name_of(policy.group_rule), false});
   settings.push_back({"policy.schedule", text_of(policy.schedule), false});

@@ -58,6 +58,7 @@ Config Geometry::config(const Settings& settings) const {
   ParisKV policy;
   policy.top_k = settings.top_k, policy.error = settings.error;
   policy.tail_rows = settings.tail_rows;
+  policy.seed = settings.seed;
   config.policy = policy;
   return config;
 }

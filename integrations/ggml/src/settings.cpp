@@ -39,6 +39,14 @@ Setter whole(const char* name, int64_t* out, int64_t least) {
   };
 }
 
+Setter number(const char* name, std::optional<uint64_t>* out) {
+  return [=](const std::string& value) {
+    int64_t own = 0;
+    whole(name, &own, 0)(value);
+    *out = uint64_t(own);
+  };
+}
+
 Setter flag(const char* name, bool* out) {
   return [=](const std::string& value) {
     if (value != "0" && value != "1") refuse(name, "0 or 1", value);
@@ -76,6 +84,7 @@ Settings read_settings(const std::string& given) {
       {"top_k", whole("top_k", &settings.top_k, 1)},
       {"error", share("error", &settings.error)},
       {"tail_rows", whole("tail_rows", &settings.tail_rows, 1)},
+      {"seed", number("seed", &settings.seed)},
       {"local", whole("local", &settings.local, -1)},
       {"dense_below", whole("dense_below", &settings.dense_below, -1)},
       {"most_tokens", whole("most_tokens", &settings.most_tokens, 1)},

@@ -11,14 +11,15 @@ struct Settings {
   bool on = true;
   /** Cells of a KV cache that a step looks at, from which on the steps are ours. */
   int64_t from = 4096;
-  int64_t top_k = 100;          ///< As pariskv::ParisKV::top_k.
-  std::optional<double> error;  ///< As pariskv::ParisKV::error.
-  int64_t tail_rows = 512;      ///< As pariskv::ParisKV::tail_rows.
-  int64_t local = -1;           ///< As pariskv::Config::local.
-  int64_t dense_below = -1;     ///< As pariskv::Config::dense_below.
-  int64_t most_tokens = 16;     ///< Of a step, over all sequences; prompts are the host's.
-  int64_t memory = 0;           ///< As pariskv::Config::memory_budget, in MiB; 0: no limit.
-  bool check = false;           ///< The host computes each step too, and both are compared.
+  int64_t top_k = 100;           ///< As pariskv::ParisKV::top_k.
+  std::optional<double> error;   ///< As pariskv::ParisKV::error.
+  int64_t tail_rows = 512;       ///< As pariskv::ParisKV::tail_rows.
+  std::optional<uint64_t> seed;  ///< As pariskv::ParisKV::seed; none: a secret.
+  int64_t local = -1;            ///< As pariskv::Config::local.
+  int64_t dense_below = -1;      ///< As pariskv::Config::dense_below.
+  int64_t most_tokens = 16;      ///< Of a step, over all sequences; prompts are the host's.
+  int64_t memory = 0;            ///< As pariskv::Config::memory_budget, in MiB; 0: no limit.
+  bool check = false;            ///< The host computes each step too, and both are compared.
 };
 
 /**

@@ -28,6 +28,8 @@ TEST(Settings, AreReadFromText) {
   EXPECT_EQ(own.memory, 512);
   EXPECT_TRUE(own.on);
   EXPECT_FALSE(read_settings("on=0").on);
+  EXPECT_EQ(read_settings("seed=0").seed, 0u);
+  EXPECT_FALSE(read_settings("").seed);
   EXPECT_EQ(read_settings("").from, Settings().from);
 }
 
@@ -53,6 +55,8 @@ TEST(Settings, AreRefusedWithASentence) {
   EXPECT_EQ(
       refusal("from=99999999999999999999"),
       "[PARISKV_GGML] from: expected a whole number of at least 1, got '99999999999999999999'");
+  EXPECT_EQ(refusal("seed=-1"),
+            "[PARISKV_GGML] seed: expected a whole number of at least 0, got '-1'");
   EXPECT_EQ(refusal("error=1"),
             "[PARISKV_GGML] error: expected a number above 0 and below 1, got '1'");
   EXPECT_EQ(refusal("error=nan"),

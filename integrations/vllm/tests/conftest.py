@@ -121,11 +121,13 @@ def small_engine(model: Path) -> dict[str, Any]:
 
 
 def asked_for(settings: dict[str, Any]) -> dict[str, Any]:
-    """Further ones: the plugin's two options and its settings."""
+    """Further ones: the plugin's two options and its settings. Runs that are compared repeat: their
+    sample is no secret."""
+    other = settings.get("policy", "pariskv") != "pariskv"
     return {
         "attention_backend": "CUSTOM",  # on a CPU vLLM has a word of its own for it
         "kv_transfer_config": CONNECTOR,
-        "additional_config": {"pariskv": settings},
+        "additional_config": {"pariskv": settings if other else {"seed": 42, **settings}},
     }
 
 

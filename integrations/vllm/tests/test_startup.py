@@ -120,7 +120,7 @@ def test_settings_come_from_either_place() -> None:
         additional_config=settings,
         kv_transfer_config__kv_connector_extra_config={"dense_below": 512},
     )
-    assert wish.config.policy == pk.ParisKV(top_k=64)
+    assert wish.config.policy == pk.ParisKV(top_k=64, seed=None)
     assert wish.config.dense_below == 512
     assert wish.settings.memory_budget == 2 << 30
     assert wish.config.segment_tokens == 128
@@ -310,7 +310,9 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], sentence: str) -> 
 
 
 def test_policies_by_name() -> None:
-    assert parse({"policy": "pariskv", "top_k": 64}).of_config()["policy"] == pk.ParisKV(top_k=64)
+    assert parse({"policy": "pariskv", "top_k": 64}).of_config()["policy"] == pk.ParisKV(
+        top_k=64, seed=None
+    )
     made = parse({"policy": {"name": "hardkv", "most": 512}}).of_config()
     assert made["policy"] == pk.HardKV(most=512)
 

@@ -28,6 +28,7 @@ class Settings:
 
     policy          a name, "pariskv", "hardkv" or "prkv", or {"name": ..., "top_k": ...}
     top_k, error    of ParisKV, as its own
+    seed            the same; without one each sequence's tail is drawn by a secret
     memory_budget   bytes, or as "60GB": on a GPU of its memory, on a CPU all there is
     host_budget     of host memory beside a GPU, of all ranks of this machine together
     """
@@ -35,6 +36,7 @@ class Settings:
     policy: Any = None
     top_k: int | None = None
     error: float | None = None
+    seed: int | None = None
     sink: int = -1
     local: int = -1
     update: int = -1
@@ -54,11 +56,11 @@ class Settings:
     def _policy(self) -> Any:
         short = {
             name: getattr(self, name)
-            for name in ("top_k", "error")
+            for name in ("top_k", "error", "seed")
             if getattr(self, name) is not None
         }
         if self.policy is None or self.policy == "pariskv":
-            return pk.ParisKV(**short)
+            return pk.ParisKV(**{"seed": None, **short})
         if short:
             raise ValueError(
                 f"[vllm] {', '.join(short)}: expected it inside the policy that is given, as "
@@ -70,6 +72,8 @@ class Settings:
         name = str(fields.pop("name", "pariskv")).lower()
         if name not in _POLICIES:
             raise ValueError(f"[vllm] policy: expected {_listed(_POLICIES)}, got {name}")
+        if name == "pariskv":
+            fields.setdefault("seed", None)
         made = _POLICIES[name]
         known = [field for field in dir(made()) if isinstance(getattr(made, field), property)]
         strange = [field for field in fields if field not in known]

@@ -180,6 +180,11 @@ std::vector<Case> pariskv_cases() {
              tail(c, k, 32), c.replayed = true, c.steps = 20, c.flush_after = 5, c.tokens = 1500;
              c.truncate_after = 11, c.truncate_by = 150, k.update = 8, k.local = 16;
            }),
+      make("tails_of_secret_seeds",
+           [=](Case& c, Config& k) {
+             tail(c, k, 32), own(k).seed.reset(), c.batch = 3, c.tokens = 1500, c.replayed = true;
+             c.steps = 14, c.saved_after = 5, c.fork_after = 8, k.update = 8, k.local = 16;
+           }),
       make("tail_of_a_group_of_twenty_256",
            [=](Case& c, Config& k) {
              tail(c, k, 64), k.query_heads = 20, k.kv_heads = 1, k.head_dim = 256;

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <map>
 #include <random>
 
 #include "machine.h"
@@ -154,7 +155,7 @@ class Runner {
     std::vector<int64_t> lengths;
     for (int64_t i = 0; i < c_.batch; ++i) {
       Prompt prompt = prompt_of(i);
-      sequences_.push_back(cache_.add());
+      sequences_.push_back(added(i));
       if (!c_.packed) {
         prefill(prompt);
         continue;
@@ -303,17 +304,40 @@ class Runner {
     }
   }
 
-  SequenceId saved_and_loaded(SequenceId sequence) {
-    const std::string path =
-        std::filesystem::temp_directory_path() / ("pariskv-emulated-" + std::to_string(::getpid()));
-    cache_.save(sequence, path);
-    std::ifstream file(path, std::ios::binary);
-    outcome_.files.emplace_back(std::istreambuf_iterator<char>(file),
-                                std::istreambuf_iterator<char>());
+  static std::string path_of_a_file() {
+    return std::filesystem::temp_directory_path() /
+           ("pariskv-emulated-" + std::to_string(::getpid()));
+  }
+
+  /** What a file of it has in it; the sequence goes. */
+  std::string saved(SequenceId sequence) {
+    cache_.save(sequence, path_of_a_file());
     cache_.remove(sequence);
-    const SequenceId loaded = cache_.load(path);
-    std::filesystem::remove(path);
-    return loaded;
+    std::ifstream file(path_of_a_file(), std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  }
+
+  SequenceId loaded(const std::string& bytes) {
+    std::ofstream(path_of_a_file(), std::ios::binary) << bytes;
+    const SequenceId sequence = cache_.load(path_of_a_file());
+    std::filesystem::remove(path_of_a_file());
+    return sequence;
+  }
+
+  SequenceId saved_and_loaded(SequenceId sequence) {
+    outcome_.files.push_back(saved(sequence));
+    return loaded(outcome_.files.back());
+  }
+
+  /** An empty sequence. Where seeds are secret it comes from a file, so that every run of a case
+   * has the same one. */
+  SequenceId added(int64_t index) {
+    const auto* policy = std::get_if<ParisKV>(&config_.policy);
+    if (policy == nullptr || policy->seed) return cache_.add();
+    static std::map<std::string, std::string> files;
+    std::string& file = files[c_.name + " " + std::to_string(index)];
+    if (file.empty()) file = saved(cache_.add());
+    return loaded(file);
   }
 
   void look_at(int64_t index) {

@@ -116,7 +116,8 @@ std::vector<char> tail_copy_of(const SequenceView& view, const ModelShape& shape
 /** Copies of the tail's rows are of what these are at home. */
 void check_tail(const SequenceView& view, const DecodeCall& call) {
   const ModelShape& shape = call.shape;
-  const Tail tail = Tail::of(view.zone_begin, view.zone_end, call.tail_rows, call.tail_seed);
+  const Tail tail =
+      Tail::of(view.zone_begin, view.zone_end, call.tail_rows, uint32_t(view.tail_seed));
   if (view.tail_copies == nullptr) {
     if (tail.count > 0 && !call.explains) complain("the tail has no copies");
     return;

@@ -40,7 +40,6 @@ struct DecodeCall : StepCall {
   int64_t top_k;
   int64_t searchers;  // group, or 1 for mean_query
   int64_t tail_rows;  // see tail.h; 0: rows that are not selected are left out
-  uint32_t tail_seed;
   ContextBytes bytes;
   double error_left;  // that a budget allows, see policy/pariskv/budget.h; 0: there is none
   bool weighs;        // the error that is left is wanted: by a budget or by somebody

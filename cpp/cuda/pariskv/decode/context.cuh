@@ -36,6 +36,7 @@ struct HeadContext {
   device::Zone zone;
   int zone_row_bytes, tail_row_bytes;
   device::AttendShape shape;  // of resident rows, unless a kernel only reads rows of the zone
+  uint32_t tail_seed;         // that rows of the tail are drawn by; here it takes no room
   const float* stretch;       // (key_dim) of queries, see Balance; null: keys are encoded whole
   const int16_t* centre;      // (key_dim) of keys, in steps of
   const float* centre_step;
@@ -115,6 +116,7 @@ __device__ __forceinline__ void fill_context(const StepParams& step, const Seque
           reinterpret_cast<const float*>(view.tail_copies + head * int64_t(bytes.tail_common));
     }
   }
+  context.tail_seed = uint32_t(view.tail_seed);
   context.total = int(view.total);
   context.searched = int(ParisKVPlan::candidates_of(view, step.call.in_full_below));
   context.zone = {view.summaries,
@@ -238,7 +240,7 @@ __device__ __forceinline__ const char* zone_row_in(const HeadContext& context, c
  */
 __device__ __forceinline__ Tail tail_of(const DecodeCall& call, const HeadContext& context) {
   return Tail::beside(min(call.top_k, int64_t(context.searched)), context.zone.begin,
-                      context.zone.end, call.tail_rows, call.tail_seed);
+                      context.zone.end, call.tail_rows, context.tail_seed);
 }
 /** The copy of its row i. */
 __device__ __forceinline__ const char* tail_copy(const HeadContext& context, int i) {

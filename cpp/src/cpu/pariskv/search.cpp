@@ -67,7 +67,7 @@ SearchItem cut_item(const DecodeArgs& args, const ParisKVRules& rules, const Seq
     item.error = cutter.take<float>(heads);
   }
   item.tail = Tail::beside(std::min(rules.top_k, candidates), sequence.zone_begin,
-                           sequence.zone_end, rules.tail_rows, rules.tail_seed);
+                           sequence.zone_end, rules.tail_rows, uint32_t(sequence.tail_seed));
   item.tail_selected = cutter.take<uint8_t>(heads * Tail::capacity(rules.tail_rows));
   return item;
 }

@@ -20,7 +20,7 @@ Codec make_codec(const ModelShape& shape, const ParisKV& settings) {
   const MagnitudeLevels& levels = magnitude_levels();
   Codec codec;
   codec.layout = layout_of(shape, settings);
-  codec.rotation_signs = rotation_signs(codec.layout.rotated_dim, settings.seed);
+  codec.rotation_signs = rotation_signs(codec.layout.rotated_dim, settings.signs_seed());
   codec.thresholds.assign(levels.thresholds.begin(), levels.thresholds.end());
   codec.centres.assign(levels.centres.begin(), levels.centres.end());
   for (const float centre : codec.centres) codec.signed_centres.push_back(-centre);
@@ -51,7 +51,8 @@ Needs needs_of(const ParisKV& settings, const Config& config, const ModelShape& 
   needs.summary_bytes = layout.bytes();
   needs.state_bytes = state_bytes_of(layout, shape.rows.key_dim, settings.scorer);
   needs.tail_rows = tail_rows_of(settings);
-  needs.tail_seed = Tail::seed_of(settings.seed);
+  needs.tail_seed.reset();
+  if (settings.seed) needs.tail_seed = Tail::seed_of(*settings.seed);
   needs.rows_per_head = settings.top_k;
   needs.estimates_error = estimates_error(settings);
   // What is not searched needs no summaries: a zone opens some tokens before it is. Narrow rows are
@@ -78,7 +79,6 @@ ParisKVRules rules_of(const ParisKV& settings, const ModelShape& shape, const Co
           settings.top_k,
           mean ? 1 : shape.group,
           tail_rows_of(settings),
-          Tail::seed_of(settings.seed),
           settings.error.value_or(0),
           estimates_error(settings)};
 }

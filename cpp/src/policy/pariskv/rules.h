@@ -23,9 +23,8 @@ struct ParisKVRules {
   Scorer scorer;
   GroupRule group_rule;
   int64_t top_k;
-  int64_t searchers;  // queries that search for a kv head: its group, or one mean query
-  int64_t tail_rows;  // see tail.h; 0: what is not selected is left out
-  uint32_t tail_seed;
+  int64_t searchers;     // queries that search for a kv head: its group, or one mean query
+  int64_t tail_rows;     // see tail.h; 0: what is not selected is left out
   double error;          // that a step may leave to its sample, see budget.h; 0: there is no budget
   bool estimates_error;  // a step can tell it
 };
