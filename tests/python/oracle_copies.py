@@ -1,7 +1,16 @@
 """How copies of a tail's rows are rounded: docs/search.md, in NumPy."""
 
 import numpy as np
-from support import eight_bits
+
+
+def eight_bits(x: np.ndarray) -> np.ndarray:
+    """Rows (..., dim) as the store has them: levels of the largest number over 127."""
+    x = np.asarray(x, np.float32)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        scale = np.abs(x).max(axis=-1, keepdims=True) / np.float32(127)
+        scale = np.where(np.isfinite(scale), scale, np.float32(np.nan))
+        levels = np.where(scale > 0, np.rint(x / scale), np.float32(0)).astype(np.float32)
+        return (np.clip(levels, -127, 127) + np.float32(0)) * scale  # no -0
 
 
 def copied(rows: np.ndarray, tail_rows: int) -> np.ndarray:

@@ -16,8 +16,10 @@ import numpy as np
 import oracle
 import oracle_blocks
 import oracle_search
+import oracle_tail
 import pariskv_core as pk
 import torch
+from oracle_copies import copied, eight_bits
 
 HERE = Path(__file__).parent
 DTYPES = ("float32", "float16", "bfloat16")
@@ -110,16 +112,6 @@ def f64(array) -> np.ndarray:
     if isinstance(array, torch.Tensor):
         return array.detach().cpu().double().numpy()
     return np.asarray(array).astype(np.float64)
-
-
-def eight_bits(x: np.ndarray) -> np.ndarray:
-    """Rows (..., dim) as the store has them: levels of the largest number over 127."""
-    x = np.asarray(x, np.float32)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        scale = np.abs(x).max(axis=-1, keepdims=True) / np.float32(127)
-        scale = np.where(np.isfinite(scale), scale, np.float32(np.nan))
-        levels = np.where(scale > 0, np.rint(x / scale), np.float32(0)).astype(np.float32)
-        return (np.clip(levels, -127, 127) + np.float32(0)) * scale  # no -0
 
 
 def randn_kv(
@@ -268,12 +260,32 @@ def _known_of(cache: pk.Cache, s: int, k: np.ndarray) -> tuple[list, list | None
     ]
 
 
+def _keys_of_copies(config: pk.Config, k: np.ndarray, regions: tuple[int, ...]) -> np.ndarray:
+    """Keys, those of the tail as its copies have them."""
+    if config.kv_dtype == "int8":
+        return f64(eight_bits(k))
+    rows = config.policy.tail_rows
+    tail = oracle_tail.sampled(regions[0], regions[0] + regions[1], rows, config.policy.seed)
+    keys = k.copy()
+    for head in range(config.kv_heads if len(tail) > 0 else 0):
+        keys[tail, head] = copied(k[tail, head], rows)
+    return keys
+
+
 def decode_oracle(cache: pk.Cache, s: int, q: torch.Tensor, **options) -> oracle_search.Decoded:
     """What the paper's mathematics makes of the rows and summaries that a cache holds."""
     k, v = (f64(x) for x in rows_of(cache, s))
     regions, (heads, blocks) = regions_of(cache, s), _known_of(cache, s, k)
     return oracle_search.decode(
-        cache.config, f64(q), k, v, regions, heads, logits_of(options), blocks, f64(eight_bits(k))
+        cache.config,
+        f64(q),
+        k,
+        v,
+        regions,
+        heads,
+        logits_of(options),
+        blocks,
+        _keys_of_copies(cache.config, k, regions),
     )
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pariskv_core as pk
 import pytest
 import torch
+from oracle_copies import eight_bits
 from oracle_tail import sampled
 from support import (
     DTYPES,
@@ -13,7 +14,6 @@ from support import (
     assert_same_sequence,
     bits,
     decode_oracle,
-    eight_bits,
     f64,
     filled,
     make_config,
