@@ -100,7 +100,7 @@ struct RowMemory {
   std::vector<void*> near, far;  // segments on the device, and in pinned host memory
 
   explicit RowMemory(const ModelShape& shape) {
-    const int64_t bytes = shape.segment_row_bytes();
+    const int64_t bytes = shape.row_block_bytes();
     const std::vector<uint16_t> some = normal_numbers(bytes / 2, 1.5f, 1);
     std::mt19937_64 random(2);
     char* device = device_memory<char>(kRowSegments * bytes);
@@ -319,7 +319,7 @@ void time_encode(Clock& clock, const RowMemory& rows, Scorer scorer, cudaStream_
 void time_offload(Clock& clock, const RowMemory& rows, const ModelShape& shape,
                   cudaStream_t stream) {
   Offload offload;
-  const int64_t bytes = shape.segment_row_bytes();
+  const int64_t bytes = shape.row_block_bytes();
   const auto nothing = [] {};
   const double taken = clock.median(stream, true, nothing, [&] {
     int64_t last = 0;

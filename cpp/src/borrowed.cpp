@@ -3,12 +3,12 @@
 
 namespace pariskv {
 
-void Cache::Impl::set_addresses(void* const* segments, const Positions& positions,
+void Cache::Impl::set_addresses(void* const* blocks, const Positions& positions,
                                 const RowAddresses& rows, int64_t packed) const {
   for (int64_t p = positions.begin; p < positions.end; ++p, ++packed) {
-    auto* segment = static_cast<RowAddress*>(segments[p / shape_.segment_tokens]);
+    auto* block = static_cast<RowAddress*>(blocks[p / shape_.layout.tokens]);
     // Rows are never written: a pointer to const would make two types of row places.
-    segment[p % shape_.segment_tokens] = {
+    block[p % shape_.layout.tokens] = {
         static_cast<char*>(const_cast<void*>(rows.keys[size_t(packed)])),
         static_cast<char*>(const_cast<void*>(rows.values[size_t(packed)]))};
   }
@@ -48,7 +48,7 @@ void Cache::move_rows(int64_t layer, const Batch& sequences, const std::vector<i
     }
   }
   const Impl::Visit visit(*impl_, stream);
-  // Segments that forks share are copied first, all of them before the first address changes.
+  // Blocks that forks share are copied first, all of them before the first address changes.
   std::vector<std::optional<LayerStore::Growth>> own;
   for (size_t i = 0; i < layers.size(); ++i) {
     own.push_back(
@@ -83,8 +83,7 @@ void Cache::rewrite_rows(int64_t layer, const Batch& sequences, Stream stream) {
     Renewed& next = renewed.back();
     // A copy shares all of its blocks, so those of the zone's summaries become its own here.
     next.store.grow(
-        next.store.planned(impl.shape_.segment_tokens,
-                           {impl.shape_.segment_row_bytes(), impl.search_->needs().summary_bytes},
+        next.store.planned({impl.shape_.row_block_bytes(), impl.search_->needs().summary_bytes},
                            {0, 0, view.zone_begin, view.zone_end, view.zone_begin, view.zone_end},
                            *impl.backend_, stream));
     if (next.state.data() != nullptr) view.state = next.state.data();

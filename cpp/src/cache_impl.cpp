@@ -282,8 +282,8 @@ void Cache::Impl::copy_tail_rows(const Step& step, Stream stream) {
 }
 
 void Cache::Impl::publish(Layer& layer, Stream stream) {
-  Block tables = layer.tables.grown(layer.store.segments(), backend_->arena());
-  layer.tables.publish(view(layer), layer.store.segments(), layer.narrow.segments(), {}, tables,
+  Block tables = layer.tables.grown(layer.store.row_blocks(), backend_->arena());
+  layer.tables.publish(view(layer), layer.store.row_blocks(), layer.narrow.row_blocks(), {}, tables,
                        backend_->word_updates());
   send_words(stream);
 }

@@ -170,7 +170,7 @@ class Cache::Impl {
               const std::vector<int64_t>& counts, const NewRows& rows, Stream stream);
 
   /** Notes where borrowed rows lie; the first one is number `packed` of the addresses. */
-  void set_addresses(void* const* segments, const Positions& positions, const RowAddresses& rows,
+  void set_addresses(void* const* blocks, const Positions& positions, const RowAddresses& rows,
                      int64_t packed) const;
 
   /** Tokens that a call brings, packed: for each layer that gets any. */

@@ -32,16 +32,25 @@ class Footprint {
         most_(most_tokens),
         longest_(Regions{}.prefilled(most_tokens, sizes_)) {}
 
-  /** Of a whole segment. */
-  Bytes segment() const {
-    const int64_t rows = taken(shape_.segment_row_bytes());
-    if (!has_zone()) return {rows, 0};
-    const int64_t of_zone = shape_.narrows() ? taken(shape_.segment_narrow_bytes()) : rows;
-    const int64_t summaries = taken(search_->needs().summary_bytes);
-    return leaves() ? Bytes{summaries, of_zone} : Bytes{summaries + of_zone, 0};
+  /** What comes in whole pieces: of so many tokens each. */
+  struct Pieces {
+    int64_t tokens;
+    Bytes bytes;
+  };
+  /** Blocks of rows. */
+  Pieces rows() const {
+    const int64_t plain = taken(shape_.row_block_bytes());
+    if (!has_zone()) return {shape_.layout.tokens, {plain, 0}};
+    const int64_t bytes = shape_.narrows() ? taken(shape_.narrow_block_bytes()) : plain;
+    return {shape_.layout.tokens, leaves() ? Bytes{0, bytes} : Bytes{bytes, 0}};
+  }
+  /** Summaries of segments. */
+  Pieces summaries() const {
+    const int64_t bytes = has_zone() ? taken(search_->needs().summary_bytes) : 0;
+    return {config_.segment_tokens, {bytes, 0}};
   }
 
-  /** Of a layer, besides whole segments. A call makes what changes beside what is there. */
+  /** Of a layer, besides whole pieces. A call makes what changes beside what is there. */
   int64_t layer() const {
     const Needs& needs = search_->needs();
     int64_t changing = tables();
@@ -59,8 +68,8 @@ class Footprint {
       bytes += taken(shape_.row_cache().bytes());
     }
     if (!has_zone() || (!shape_.narrows() && !leaves())) return bytes;
-    bytes += plain_segments() * taken(shape_.segment_row_bytes());
-    if (shape_.narrows() && leaves()) bytes += 2 * taken(shape_.segment_narrow_bytes());
+    bytes += plain_blocks() * taken(shape_.row_block_bytes());
+    if (shape_.narrows() && leaves()) bytes += 2 * taken(shape_.narrow_block_bytes());
     return bytes;
   }
 
@@ -91,8 +100,8 @@ class Footprint {
   }
 
   /** Of rows that are not in the zone: until it opens all of them, then the sink and the window. */
-  int64_t plain_segments() const {
-    const int64_t tokens = config_.segment_tokens;
+  int64_t plain_blocks() const {
+    const int64_t tokens = shape_.layout.tokens;
     const int64_t window = sizes_.local + sizes_.update + sizes_.grain;
     const int64_t before = std::max(sizes_.opening, sizes_.sink + sizes_.grain) + window;
     const int64_t after = whole(sizes_.sink, tokens) + whole(window, tokens) + 1;
@@ -121,9 +130,13 @@ Bytes Config::bytes_per_token(int64_t most_tokens) const {
   check("bytes_per_token", "most_tokens", most_tokens);
   validate();
   const Config own = resolved();
-  const Bytes segment = Footprint(own, most_tokens).segment();
-  const auto of_token = [&](int64_t bytes) { return whole(layers * bytes, own.segment_tokens); };
-  return {of_token(segment.device), of_token(segment.host)};
+  const Footprint footprint(own, most_tokens);
+  Bytes found{};
+  for (const Footprint::Pieces& each : {footprint.rows(), footprint.summaries()}) {
+    found.device += whole(layers * each.bytes.device, each.tokens);
+    found.host += whole(layers * each.bytes.host, each.tokens);
+  }
+  return found;
 }
 
 Bytes Config::bytes_per_sequence(int64_t most_tokens, int64_t multiple) const {
@@ -132,10 +145,12 @@ Bytes Config::bytes_per_sequence(int64_t most_tokens, int64_t multiple) const {
   validate();
   const Config own = resolved();
   const Footprint footprint(own, most_tokens);
-  // Both what is counted and what is stored are multiples of the common divisor.
-  const int64_t uncounted = own.segment_tokens - std::gcd(own.segment_tokens, multiple);
-  const int64_t rounding =
-      whole(layers * footprint.segment().device * uncounted, own.segment_tokens);
+  int64_t rounding = 0;
+  for (const Footprint::Pieces& each : {footprint.rows(), footprint.summaries()}) {
+    // Both what is counted and what is stored are multiples of the common divisor.
+    const int64_t uncounted = each.tokens - std::gcd(each.tokens, multiple);
+    rounding += whole(layers * each.bytes.device * uncounted, each.tokens);
+  }
   return {rounding + layers * footprint.layer() + footprint.sequence(), 0};
 }
 

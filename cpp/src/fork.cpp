@@ -62,10 +62,10 @@ void Planner::shorten(Layer& layer, const Regions& next) const noexcept {
     ++layer.generation;
     layer.fetched_end = zone_end;
   }
-  layer.store.drop(shape_.segment_tokens, total, zone_begin, zone_end);
+  layer.store.drop(total, zone_begin, zone_end);
   layer.narrow_end = std::min(layer.narrow_end, total);
   if (layer.narrow_end <= zone_begin) layer.narrow_end = 0;
-  layer.narrow.drop(shape_.segment_tokens, layer.narrow_end, 0, 0);
+  layer.narrow.drop(layer.narrow_end, 0, 0);
 }
 
 }  // namespace pariskv

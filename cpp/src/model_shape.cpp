@@ -2,11 +2,18 @@
 
 namespace pariskv {
 
+namespace {
+
+/** Rows of a block on the CPU: few, so that a short sequence takes little, and a block of keys. */
+constexpr int64_t kBlockRows = 64;
+
+}  // namespace
+
 ModelShape shape_of(const Config& config) {
-  const ModelShape shape =
-      ModelShape::plain(config.kv_heads, config.group(), config.dtype, config.head_dim,
-                        config.value_dim, config.segment_tokens);
-  if (config.borrowed) return shape.borrowing(*config.borrowed);
+  ModelShape shape = ModelShape::plain(config.kv_heads, config.group(), config.dtype,
+                                       config.head_dim, config.value_dim, config.segment_tokens);
+  if (config.borrowed) return shape.borrowing(*config.borrowed);  // addresses are small
+  if (config.device.type == DeviceType::kCpu) shape = shape.in_blocks(kBlockRows);
   return config.kv_dtype == KVDType::kInt8 ? shape.narrowing() : shape;
 }
 

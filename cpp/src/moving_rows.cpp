@@ -61,7 +61,7 @@ void Cache::Impl::bring_back() {
     for (Layer& layer : sequence->layers) {
       const LayerStore& store = layer.zone_rows(shape_);
       if (!store.has_moved()) continue;
-      for (int64_t segment = 0; segment < store.segments(); ++segment) {
+      for (int64_t segment = 0; segment < store.row_blocks(); ++segment) {
         const std::shared_ptr<RowBlock>& rows = store.row_block(segment);
         if (!rows || !rows->offloaded() || rows->leaving()) continue;
         room -= rows->bytes();
@@ -101,7 +101,7 @@ void Cache::Impl::finish_offloads(size_t waited, Stream stream) {
     for (auto& [id, sequence] : sequences_) {
       for (Layer& layer : sequence.layers) {  // forks share it
         LayerStore& store = layer.zone_rows(shape_);
-        if (segment >= store.segments() || store.row_block(segment) != rows) continue;
+        if (segment >= store.row_blocks() || store.row_block(segment) != rows) continue;
         store.row_moved(segment);
         layer.tables.publish_row(segment, rows->data(), backend_->word_updates());
         if (!planner_.lacks_row_cache(layer)) continue;

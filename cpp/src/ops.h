@@ -27,7 +27,7 @@ struct ModelShape {
   int64_t group;
   DType dtype;  // of queries, of outputs, and of new rows that are copied
   RowFormat rows;
-  int64_t segment_tokens;
+  int64_t segment_tokens;   // of summaries; on a GPU of rows as well
   RowLayout layout;         // of stored rows, in the blocks of SequenceView::rows
   int64_t cached_rows = 0;  // fetched rows per kv head that stay on a GPU: slots; 0: none
   int64_t recent = 0;       // queries that are remembered, per layer and sequence; 0: none are
@@ -53,14 +53,20 @@ struct ModelShape {
   constexpr ModelShape narrowing() const {
     ModelShape shape = *this;
     shape.narrow = rows.narrowed();
-    shape.narrow_layout = RowLayout::segments(shape.narrow, segment_tokens);
+    shape.narrow_layout = RowLayout::segments(shape.narrow, layout.tokens);
+    return shape;
+  }
+  /** The same with blocks of so many rows, whatever is in a segment. */
+  constexpr ModelShape in_blocks(int64_t tokens) const {
+    ModelShape shape = *this;
+    shape.layout = RowLayout::segments(rows, tokens);
     return shape;
   }
   /** The same with rows in the memory of the program. */
   constexpr ModelShape borrowing(const BorrowedRows& borrowed) const {
     ModelShape shape = *this;
     shape.rows = RowFormat::borrowed(rows.key_dim, rows.value_dim, borrowed);
-    shape.layout = RowLayout::addresses(borrowed, segment_tokens);
+    shape.layout = RowLayout::addresses(borrowed, layout.tokens);
     return shape;
   }
   constexpr bool narrows() const { return narrow.key_dim > 0; }
@@ -68,12 +74,12 @@ struct ModelShape {
   constexpr const RowFormat& zone_rows() const { return narrows() ? narrow : rows; }
   /** How those of a tail are: narrow copies, but borrowed ones are read where they lie. */
   constexpr RowFormat tail_rows() const { return layout.borrowed ? rows : rows.narrowed(); }
-  /** Of rows, or of where borrowed ones lie. */
-  int64_t segment_row_bytes() const {
-    return segment_tokens *
+  /** Of a block of rows, or of where borrowed ones lie. */
+  int64_t row_block_bytes() const {
+    return layout.tokens *
            (layout.borrowed ? int64_t(sizeof(RowAddress)) : kv_heads * rows.bytes());
   }
-  int64_t segment_narrow_bytes() const { return kv_heads * segment_tokens * narrow.bytes(); }
+  int64_t narrow_block_bytes() const { return kv_heads * narrow_layout.tokens * narrow.bytes(); }
   constexpr RowCacheLayout row_cache() const {
     return {kv_heads, cached_rows, zone_rows().copied_bytes()};
   }
@@ -108,7 +114,7 @@ struct SearchPlan {
  * with its own tables, and is told of changes word by word: every member takes 8 bytes.
  */
 struct SequenceView {
-  void* const* rows;          // (segments) -> (heads, segment_tokens) rows, see RowLayout
+  void* const* rows;          // (row blocks) -> (heads, layout.tokens) rows, see RowLayout
   uint8_t* const* summaries;  // (segments) -> a block of the policy's; null outside the zone
   void* state;                // what the policy keeps per layer and sequence
   int64_t total;              // tokens stored
@@ -124,7 +130,7 @@ struct SequenceView {
   int64_t kept_capacity;     // of a head, of kept rows; 0: no rows are chosen to be kept
   char* recent;              // recent queries, see recent.h; null: none are remembered
   SequenceView* device;      // the same in a GPU's memory; null: there is none
-  void* const* narrow_rows;  // (segments) -> (heads, segment_tokens) rows of ModelShape::narrow,
+  void* const* narrow_rows;  // (row blocks) -> (heads, layout.tokens) rows of ModelShape::narrow,
                              // which are those of the zone; null: all are in `rows`
   int64_t near;              // 1: all rows are plain, and none is in host memory beside a GPU
 

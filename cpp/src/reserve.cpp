@@ -18,24 +18,26 @@ void Cache::reserve(int64_t tokens, int64_t sequences) {
   }
   const ModelShape& shape = impl_->shape_;
   const RegionSizes& sizes = impl_->sizes_;
-  // The last segment of each sequence is there as a whole.
-  const int64_t segments = (tokens - 1) / shape.segment_tokens + sequences;
+  // The last block of each sequence is there as a whole.
+  const auto of_tokens = [&](int64_t each) { return (tokens - 1) / each + sequences; };
   const int64_t longest = (tokens - 1) / sequences + 1;
-  const int64_t rows = shape.segment_row_bytes(), blocks = config.layers * segments;
+  const int64_t rows = shape.row_block_bytes(), row_blocks = of_tokens(shape.layout.tokens);
+  const int64_t blocks = config.layers * row_blocks;
   std::vector<Arena::Stock> own, of_host;
   if (Regions{}.prefilled(longest, sizes).zone_tokens(sizes) == 0) {
     own.push_back({rows, blocks});
   } else {
     const bool leaves = impl_->backend_->host_arena() != nullptr && !impl_->spills();
-    const int64_t of_zone = shape.narrows() ? shape.segment_narrow_bytes() : rows;
+    const int64_t of_zone = shape.narrows() ? shape.narrow_block_bytes() : rows;
     (leaves ? of_host : own).push_back({of_zone, blocks});
     if (impl_->search_->needs().summary_bytes > 0) {
-      own.push_back({impl_->search_->needs().summary_bytes, blocks});
+      own.push_back(
+          {impl_->search_->needs().summary_bytes, config.layers * of_tokens(shape.segment_tokens)});
     }
     if (leaves || shape.narrows()) {
-      // The sink and the window, which a segment's end may part.
+      // The sink and the window, which a block's end may part.
       const int64_t window = sizes.sink + sizes.local + sizes.update + sizes.grain;
-      const int64_t plain = std::min(window / shape.segment_tokens + 2, segments);
+      const int64_t plain = std::min(window / shape.layout.tokens + 2, row_blocks);
       own.push_back({rows, config.layers * sequences * plain});
     }
   }
@@ -60,7 +62,7 @@ void Cache::reserve_host(int64_t bytes, bool background) {
   }
   if (bytes < 1) fail("[reserve_host] bytes: expected 1 or more, got ", bytes);
   const ModelShape& shape = impl_->shape_;
-  const int64_t rows = shape.narrows() ? shape.segment_narrow_bytes() : shape.segment_row_bytes();
+  const int64_t rows = shape.narrows() ? shape.narrow_block_bytes() : shape.row_block_bytes();
   const std::vector<Arena::Stock> stocks{{rows, std::max<int64_t>(bytes / rows, 1)}};
   background ? host->reserve_behind(stocks) : host->reserve(stocks);
 }

@@ -147,8 +147,8 @@ int64_t Planner::quiet_steps(const Layer& layer, int64_t in_full_below) const {
   const int64_t total = layer.regions.total();
   const int64_t buffer = layer.regions.counts(sizes_).buffer;
   const int64_t crossing = total < in_full_below ? in_full_below - 1 : kMostTokens;
-  const int64_t steps = std::min({sizes_.update - buffer - 1, crossing - total,
-                                  layer.store.room_behind(total, shape_.segment_tokens)});
+  const int64_t steps =
+      std::min({sizes_.update - buffer - 1, crossing - total, layer.store.room_behind(total)});
   if (steps <= 0) return 0;
   const SequenceView now = layer.view(sizes_, search_);
   const SequenceView then = view_of(layer.regions.appended(steps), sizes_, search_, layer.dropped);
@@ -170,7 +170,11 @@ bool Planner::lacks_row_cache(const Layer& layer) const {
 Sequence Planner::create(int64_t layers, uint32_t tail_seed) const {
   Sequence sequence;
   sequence.layers.resize(size_t(layers));
-  for (Layer& layer : sequence.layers) layer.tail_seed = tail_seed;
+  const LayerStore empty({shape_.layout.tokens, shape_.segment_tokens});
+  for (Layer& layer : sequence.layers) {
+    layer.store = layer.narrow = empty;
+    layer.tail_seed = tail_seed;
+  }
   if (backend_.word_updates() == nullptr) return sequence;
   sequence.device = backend_.arena().allocate(layers * int64_t(sizeof(SequenceView)));
   for (int64_t l = 0; l < layers; ++l) {
@@ -221,13 +225,12 @@ RowsChange Planner::plan_rows(const Growing& plan, const QueriesChange& queries)
   const LayerStore::Writes writes{layer.regions.total(),      plan.next.total(),
                                   plan.entering.begin,        plan.entering.end,
                                   plan.next.sink_end(sizes_), plan.entering.end};
-  if (!layer.store.ready(shape_.segment_tokens, writes)) {
-    rows.growth = layer.store.planned(shape_.segment_tokens,
-                                      {shape_.segment_row_bytes(), search_.needs().summary_bytes},
+  if (!layer.store.ready(writes)) {
+    rows.growth = layer.store.planned({shape_.row_block_bytes(), search_.needs().summary_bytes},
                                       writes, backend_, plan.stream);
   }
-  const int64_t segments = rows.growth ? rows.growth->segments() : layer.store.segments();
-  rows.tables = layer.tables.grown(segments, backend_.arena());
+  const int64_t blocks = rows.growth ? rows.growth->row_blocks() : layer.store.row_blocks();
+  rows.tables = layer.tables.grown(blocks, backend_.arena());
   if (plan.enters() || queries.observed > layer.observed) {
     rows.state = next_state(layer, plan.stream);
   }
@@ -236,14 +239,14 @@ RowsChange Planner::plan_rows(const Growing& plan, const QueriesChange& queries)
 
 NarrowChange Planner::plan_narrow(Layer& layer, const Regions& next, int64_t end,
                                   Stream stream) const {
-  const int64_t tokens = shape_.segment_tokens, begin = next.sink_end(sizes_);
+  const int64_t tokens = shape_.layout.tokens, begin = next.sink_end(sizes_);
   NarrowChange change;
   change.end = end;
   change.entering = {std::max(layer.narrow_end, begin), end};
   const LayerStore::Writes writes{change.entering.begin, end, 0, 0, 0, (end / tokens + 1) * tokens};
-  if (change.entering.begin < end && !layer.narrow.ready(tokens, writes)) {
+  if (change.entering.begin < end && !layer.narrow.ready(writes)) {
     change.growth =
-        layer.narrow.planned(tokens, {shape_.segment_narrow_bytes(), 0}, writes, backend_, stream);
+        layer.narrow.planned({shape_.narrow_block_bytes(), 0}, writes, backend_, stream);
   }
   const int64_t first = (begin + tokens - 1) / tokens;
   change.freed = {std::max(first, layer.regions.retrieval_end(sizes_) / tokens),
@@ -261,9 +264,8 @@ void Planner::extend_narrow(Change& change, int64_t end, Stream stream) const {
 std::optional<LayerStore::Growth> Planner::plan_return(Layer& layer, const Positions& returning,
                                                        Stream stream) const {
   const LayerStore::Writes writes{returning.begin, returning.end, 0, 0, 0, 0};
-  if (layer.store.ready(shape_.segment_tokens, writes)) return std::nullopt;
-  return layer.store.planned(shape_.segment_tokens,
-                             {shape_.segment_row_bytes(), search_.needs().summary_bytes}, writes,
+  if (layer.store.ready(writes)) return std::nullopt;
+  return layer.store.planned({shape_.row_block_bytes(), search_.needs().summary_bytes}, writes,
                              backend_, stream);
 }
 

@@ -40,7 +40,7 @@ struct Layer {
   Block recent;            // queries; empty until one is remembered
   Positions queries{};     // whose queries are in there
   Positions dropped{};     // whose rows were given back: whole segments of the zone; or none
-  LayerStore narrow;       // rows of the zone where they are narrow, by segment; no summaries
+  LayerStore narrow;       // rows of the zone where they are narrow; no summaries
   /**
    * Rows behind the sink up to here are in `narrow`: all of the zone. A cut leaves it where it is,
    * as far as there are rows: those that come back from the zone are written plain again, and enter
@@ -106,12 +106,12 @@ struct RowsChange {
   void apply(Layer& layer) noexcept;
 };
 
-/** Rows that are narrow from now on, and segments of plain ones that are given back for it. */
+/** Rows that are narrow from now on, and blocks of plain ones that are given back for it. */
 struct NarrowChange {
   std::optional<LayerStore::Growth> growth;  // absent: the store has room
   Positions entering{};                      // whose rows are to be written narrow; or none
   int64_t end = 0;                           // Layer::narrow_end as it will be
-  Positions freed{};                         // segments
+  Positions freed{};                         // blocks of plain rows
 
   void apply(Layer& layer) noexcept;
 };
@@ -160,10 +160,10 @@ struct Change {
   NarrowChange narrow;
 
   int64_t entering() const { return rows.entering.end - rows.entering.begin; }
-  int64_t segments() const {
-    return rows.growth ? rows.growth->segments() : layer->store.segments();
+  int64_t row_blocks() const {
+    return rows.growth ? rows.growth->row_blocks() : layer->store.row_blocks();
   }
-  /** Segments whose rows will be in host memory, ascending. */
+  /** Blocks of rows that will be in host memory, ascending. */
   std::vector<int64_t> hosted() const {
     return layer->store.hosted(rows.growth ? &*rows.growth : nullptr);
   }
@@ -177,8 +177,8 @@ struct Change {
    */
   void publish(const SequenceView& view, const Positions& freed, WordUpdates* updates) {
     const auto& growth = narrow.growth;
-    const int64_t narrow_segments = growth ? growth->segments() : layer->narrow.segments();
-    layer->tables.publish(view, segments(), narrow_segments, freed, rows.tables, updates);
+    const int64_t narrow_blocks = growth ? growth->row_blocks() : layer->narrow.row_blocks();
+    layer->tables.publish(view, row_blocks(), narrow_blocks, freed, rows.tables, updates);
   }
 
   /** Words that were sent may not have arrived; rows that were fetched may be written anew. */
@@ -227,7 +227,7 @@ class Planner {
   /** The same of a planned change, to another end: more rows than its zone has are narrow. */
   void extend_narrow(Change& change, int64_t end, Stream stream) const;
 
-  /** Plain segments for rows that a cut brings back from the zone; none: they are there. */
+  /** Blocks of plain rows for those that a cut brings back from the zone; none: they are there. */
   std::optional<LayerStore::Growth> plan_return(Layer& layer, const Positions& returning,
                                                 Stream stream) const;
 

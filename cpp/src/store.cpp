@@ -6,13 +6,12 @@ namespace pariskv {
 
 namespace {
 
-/** Segments that positions [begin, end) touch. */
-struct SegmentRange {
-  SegmentRange(int64_t begin, int64_t end, int64_t segment_tokens)
-      : first(begin / segment_tokens),
-        last(begin < end ? (end + segment_tokens - 1) / segment_tokens : first) {}
+/** Blocks of so many tokens that positions [begin, end) touch. */
+struct BlockRange {
+  BlockRange(int64_t begin, int64_t end, int64_t tokens)
+      : first(begin / tokens), last(begin < end ? (end + tokens - 1) / tokens : first) {}
   int64_t first, last;
-  bool has(int64_t segment) const { return segment >= first && segment < last; }
+  bool has(int64_t number) const { return number >= first && number < last; }
 };
 
 /** Room for so many, so that growing to that cannot fail. */
@@ -21,120 +20,118 @@ void make_room(std::vector<T>& vector, int64_t count) {
   if (size_t(count) > vector.capacity()) vector.reserve(std::max(size_t(count), 2 * vector.size()));
 }
 
-/** Whether all rows of a segment lie in the zone. */
-bool in_zone(int64_t segment, int64_t segment_tokens, const LayerStore::Writes& writes) {
-  return segment * segment_tokens >= writes.zone_begin &&
-         (segment + 1) * segment_tokens <= writes.zone_end;
+/** Whether all of a block's rows lie in the zone. */
+bool in_zone(int64_t number, int64_t tokens, const LayerStore::Writes& writes) {
+  return number * tokens >= writes.zone_begin && (number + 1) * tokens <= writes.zone_end;
 }
 
 }  // namespace
 
-bool LayerStore::ready(int64_t segment_tokens, const Writes& writes) const {
-  const SegmentRange rows(writes.rows_begin, writes.rows_end, segment_tokens);
-  if (rows.last > segments()) return false;
-  for (int64_t s = rows.first; s < rows.last; ++s) {
-    if (rows_[s].use_count() != 1 || rows_[s]->leaving()) return false;
+bool LayerStore::ready(const Writes& writes) const {
+  const BlockRange rows(writes.rows_begin, writes.rows_end, tokens_.rows);
+  if (rows.last > row_blocks()) return false;
+  for (int64_t i = rows.first; i < rows.last; ++i) {
+    if (rows_[i].use_count() != 1 || rows_[i]->leaving()) return false;
   }
   // Beside the written ones only a truncation makes resident rows of offloaded ones: the last few.
-  for (int64_t s = segments() - 1; s >= 0 && !in_zone(s, segment_tokens, writes); --s) {
-    if (rows_[s] && rows_[s]->offloaded()) return false;
+  for (int64_t i = row_blocks() - 1; i >= 0 && !in_zone(i, tokens_.rows, writes); --i) {
+    if (rows_[i] && rows_[i]->offloaded()) return false;
   }
-  const SegmentRange summaries(writes.summaries_begin, writes.summaries_end, segment_tokens);
-  if (summaries.last > segments()) return false;
+  const BlockRange summaries(writes.summaries_begin, writes.summaries_end, tokens_.segment);
+  if (summaries.last > int64_t(summaries_.size())) return false;
   for (int64_t s = summaries.first; s < summaries.last; ++s) {
     if (!summaries_[s] || summaries_[s].use_count() != 1) return false;
   }
   return true;
 }
 
-int64_t LayerStore::room_behind(int64_t total, int64_t segment_tokens) const {
-  const int64_t first = total / segment_tokens;
-  int64_t end = first;
-  while (end < segments() && rows_[end].use_count() == 1 && !rows_[end]->leaving() &&
+int64_t LayerStore::room_behind(int64_t total) const {
+  int64_t end = total / tokens_.rows;
+  while (end < row_blocks() && rows_[end].use_count() == 1 && !rows_[end]->leaving() &&
          !rows_[end]->offloaded()) {
     ++end;
   }
-  return std::max(end * segment_tokens - total, int64_t{0});
+  return std::max(end * tokens_.rows - total, int64_t{0});
 }
 
-LayerStore::Growth LayerStore::planned(int64_t segment_tokens, BlockBytes bytes,
-                                       const Writes& writes, Backend& backend, Stream stream) {
-  const SegmentRange rows(writes.rows_begin, writes.rows_end, segment_tokens);
-  const SegmentRange summaries(writes.summaries_begin, writes.summaries_end, segment_tokens);
-  const int64_t count = std::max(rows.last, segments());
+LayerStore::Growth LayerStore::planned(BlockBytes bytes, const Writes& writes, Backend& backend,
+                                       Stream stream) {
+  const BlockRange rows(writes.rows_begin, writes.rows_end, tokens_.rows);
+  const BlockRange summaries(writes.summaries_begin, writes.summaries_end, tokens_.segment);
+  const int64_t count = std::max(rows.last, row_blocks());
+  const int64_t segments = BlockRange(0, count * tokens_.rows, tokens_.segment).last;
   make_room(rows_, count);
-  make_room(summaries_, count);
+  make_room(summaries_, segments);
   Growth next;
   next.row_table_ = row_table_;
   next.summary_table_ = summary_table_;
   next.row_table_.resize(size_t(count));
-  next.summary_table_.resize(size_t(count));
+  next.summary_table_.resize(size_t(segments));
 
-  // Segments of the zone that are not written stay as they are.
+  // Blocks of the zone that are not written stay as they are.
   int64_t first = count;
-  while (first > 0 && !in_zone(first - 1, segment_tokens, writes)) --first;
+  while (first > 0 && !in_zone(first - 1, tokens_.rows, writes)) --first;
   if (rows.first < rows.last) first = std::min(first, rows.first);
-  if (summaries.first < summaries.last) first = std::min(first, summaries.first);
-  for (int64_t s = first; s < count; ++s) {
-    const std::shared_ptr<RowBlock>* held = s < segments() && rows_[s] ? &rows_[s] : nullptr;
-    const bool missing = rows.has(s) && !held;
-    const bool foreign = rows.has(s) && held && (held->use_count() > 1 || (*held)->leaving());
-    const bool far = held && (*held)->offloaded() && !in_zone(s, segment_tokens, writes);
-    if (missing || foreign || far) {
-      Block block = backend.arena().allocate(bytes.rows, Holds::kRows);
-      if (held) backend.copy(block.data(), (*held)->data(), bytes.rows, stream);
-      next.row_table_[s] = block.data();
-      next.row_blocks_.emplace_back(
-          s, std::make_shared<RowBlock>(backend.offloads(), std::move(block)));
-    }
+  for (int64_t i = first; i < count; ++i) {
+    const std::shared_ptr<RowBlock>* held = i < row_blocks() && rows_[i] ? &rows_[i] : nullptr;
+    const bool missing = rows.has(i) && !held;
+    const bool foreign = rows.has(i) && held && (held->use_count() > 1 || (*held)->leaving());
+    const bool far = held && (*held)->offloaded() && !in_zone(i, tokens_.rows, writes);
+    if (!missing && !foreign && !far) continue;
+    Block block = backend.arena().allocate(bytes.rows, Holds::kRows);
+    if (held) backend.copy(block.data(), (*held)->data(), bytes.rows, stream);
+    next.row_table_[i] = block.data();
+    next.row_blocks_.emplace_back(i,
+                                  std::make_shared<RowBlock>(backend.offloads(), std::move(block)));
+  }
+  for (int64_t s = summaries.first; s < summaries.last; ++s) {
     const std::shared_ptr<Block> none;
-    const std::shared_ptr<Block>& known = s < segments() ? summaries_[s] : none;
-    if (summaries.has(s) && (!known || known.use_count() > 1)) {
-      Block block = backend.arena().allocate(bytes.summaries, Holds::kSummaries);
-      if (known) backend.copy(block.data(), known->data(), bytes.summaries, stream);
-      next.summary_table_[s] = block.as<uint8_t>();
-      next.summary_blocks_.emplace_back(s, std::make_shared<Block>(std::move(block)));
-    }
+    const std::shared_ptr<Block>& known = s < int64_t(summaries_.size()) ? summaries_[s] : none;
+    if (known && known.use_count() == 1) continue;
+    Block block = backend.arena().allocate(bytes.summaries, Holds::kSummaries);
+    if (known) backend.copy(block.data(), known->data(), bytes.summaries, stream);
+    next.summary_table_[s] = block.as<uint8_t>();
+    next.summary_blocks_.emplace_back(s, std::make_shared<Block>(std::move(block)));
   }
   return next;
 }
 
 std::vector<int64_t> LayerStore::hosted(const Growth* growth) const {
-  const int64_t count = growth == nullptr ? segments() : growth->segments();
+  const int64_t count = growth == nullptr ? row_blocks() : growth->row_blocks();
   std::vector<int64_t> found;
-  for (int64_t s = 0; s < count; ++s) {
+  for (int64_t i = 0; i < count; ++i) {
     const std::shared_ptr<RowBlock>& rows =
-        growth == nullptr ? row_block(s) : row_block(s, *growth);
-    if (rows && rows->offloaded()) found.push_back(s);
+        growth == nullptr ? row_block(i) : row_block(i, *growth);
+    if (rows && rows->offloaded()) found.push_back(i);
   }
   return found;
 }
 
-void LayerStore::row_moved(int64_t segment) noexcept {
-  row_table_[segment] = rows_[segment]->data();
+void LayerStore::row_moved(int64_t number) noexcept {
+  row_table_[number] = rows_[number]->data();
   const auto is_far = [](const auto& rows) { return rows && rows->offloaded(); };
-  has_moved_ = is_far(rows_[segment]) || std::any_of(rows_.begin(), rows_.end(), is_far);
+  has_moved_ = is_far(rows_[number]) || std::any_of(rows_.begin(), rows_.end(), is_far);
 }
 
 void LayerStore::grow(Growth growth) noexcept {
-  rows_.resize(size_t(growth.segments()));  // there is room
-  summaries_.resize(size_t(growth.segments()));
-  for (auto& [segment, block] : growth.row_blocks_) rows_[segment] = std::move(block);
+  rows_.resize(size_t(growth.row_blocks()));  // there is room
+  summaries_.resize(growth.summary_table_.size());
+  for (auto& [number, block] : growth.row_blocks_) rows_[number] = std::move(block);
   for (auto& [segment, block] : growth.summary_blocks_) summaries_[segment] = std::move(block);
   row_table_.swap(growth.row_table_);
   summary_table_.swap(growth.summary_table_);
 }
 
-const std::shared_ptr<RowBlock>& LayerStore::row_block(int64_t segment,
-                                                       const Growth& growth) const {
+const std::shared_ptr<RowBlock>& LayerStore::row_block(int64_t number, const Growth& growth) const {
   for (const auto& [changed, block] : growth.row_blocks_) {
-    if (changed == segment) return block;
+    if (changed == number) return block;
   }
-  return rows_[segment];
+  return rows_[number];
 }
 
 void LayerStore::give_back(int64_t first, int64_t last) noexcept {
-  give_back_rows(first, last);
+  const int64_t blocks = tokens_.segment / tokens_.rows;
+  give_back_rows(first * blocks, last * blocks);
   for (int64_t s = first; s < last; ++s) {
     summaries_[s].reset();
     summary_table_[s] = nullptr;
@@ -142,22 +139,21 @@ void LayerStore::give_back(int64_t first, int64_t last) noexcept {
 }
 
 void LayerStore::give_back_rows(int64_t first, int64_t last) noexcept {
-  for (int64_t s = first; s < last; ++s) {
-    rows_[s].reset();
-    row_table_[s] = nullptr;
+  for (int64_t i = first; i < last; ++i) {
+    rows_[i].reset();
+    row_table_[i] = nullptr;
   }
 }
 
-void LayerStore::drop(int64_t segment_tokens, int64_t total, int64_t zone_begin,
-                      int64_t zone_end) noexcept {
-  const size_t keep = size_t(SegmentRange(0, total, segment_tokens).last);
-  if (keep < rows_.size()) {
-    rows_.erase(rows_.begin() + keep, rows_.end());
-    summaries_.erase(summaries_.begin() + keep, summaries_.end());
-    row_table_.erase(row_table_.begin() + keep, row_table_.end());
-    summary_table_.erase(summary_table_.begin() + keep, summary_table_.end());
-  }
-  const SegmentRange zone(zone_begin, zone_end, segment_tokens);
+void LayerStore::drop(int64_t total, int64_t zone_begin, int64_t zone_end) noexcept {
+  const auto cut = [](auto& blocks, auto& table, int64_t keep) {
+    if (size_t(keep) >= blocks.size()) return;
+    blocks.erase(blocks.begin() + keep, blocks.end());
+    table.erase(table.begin() + keep, table.end());
+  };
+  cut(rows_, row_table_, BlockRange(0, total, tokens_.rows).last);
+  cut(summaries_, summary_table_, BlockRange(0, total, tokens_.segment).last);
+  const BlockRange zone(zone_begin, zone_end, tokens_.segment);
   for (int64_t s = zone.last; s < int64_t(summaries_.size()); ++s) {
     summaries_[s].reset();
     summary_table_[s] = nullptr;

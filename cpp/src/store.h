@@ -1,15 +1,15 @@
 /**
- * Where one layer of one sequence keeps its bytes: segments of a fixed number of tokens,
- * each a block of K and V rows and, once it holds retrieval tokens, a block of key
- * summaries. Segments are added and dropped at the end and never move, save that rows
- * may go to host memory once all of their segment is in the zone.
+ * Where one layer of one sequence keeps its bytes: K and V rows in blocks of a fixed number of
+ * tokens, and for each segment, once it holds retrieval tokens, a block of key summaries. On a GPU
+ * a block of rows is a segment; on a CPU a segment has several. Blocks are added and dropped at the
+ * end and never move, save that rows may go to host memory once all of them are in the zone.
  *
  * Blocks are shared by forks. A sequence that writes into a shared block copies it first, so a
  * fork's past never changes under it.
  *
  * A store never is half changed: `planned` makes what will be different beside what is there, and
  * may run out of memory doing so; taking that over cannot fail. What stays is not touched: long
- * sequences have thousands of segments, and a step changes the last few.
+ * sequences have thousands of blocks, and a step changes the last few.
  */
 #pragma once
 
@@ -22,7 +22,7 @@
 
 namespace pariskv {
 
-/** The rows of one segment: where verbs work, in host memory, or on their way there. */
+/** A block of rows: where verbs work, in host memory, or on their way there. */
 class RowBlock {
  public:
   /** @param offloads null: these rows never leave */
@@ -69,6 +69,12 @@ class RowBlock {
 
 class LayerStore {
  public:
+  /** Tokens of a block of rows, and of a segment: a multiple. */
+  struct Tokens {
+    int64_t rows, segment;
+  };
+  explicit LayerStore(Tokens tokens = {1, 1}) : tokens_(tokens) {}
+
   /** Writes that are about to happen: half-open ranges of positions. */
   struct Writes {
     int64_t rows_begin, rows_end;
@@ -76,62 +82,62 @@ class LayerStore {
     int64_t zone_begin, zone_end;  // rows outside have to be where verbs work
   };
   struct BlockBytes {
-    int64_t rows, summaries;  // of one segment
+    int64_t rows, summaries;
   };
 
   /** The blocks that a store will hold and does not hold yet, and its tables after that. */
   class Growth {
    public:
-    int64_t segments() const { return int64_t(row_table_.size()); }
+    int64_t row_blocks() const { return int64_t(row_table_.size()); }
     void* const* rows() const { return row_table_.data(); }
     uint8_t* const* summaries() const { return summary_table_.data(); }
 
    private:
     friend class LayerStore;
-    std::vector<std::pair<int64_t, std::shared_ptr<RowBlock>>> row_blocks_;  // by segment
-    std::vector<std::pair<int64_t, std::shared_ptr<Block>>> summary_blocks_;
+    std::vector<std::pair<int64_t, std::shared_ptr<RowBlock>>> row_blocks_;   // by number
+    std::vector<std::pair<int64_t, std::shared_ptr<Block>>> summary_blocks_;  // by segment
     std::vector<void*> row_table_;
     std::vector<uint8_t*> summary_table_;
   };
 
   /** True when `writes` fit in blocks that are there, not shared, and in the right memory. */
-  bool ready(int64_t segment_tokens, const Writes& writes) const;
+  bool ready(const Writes& writes) const;
 
   /** Positions from `total` on that have rows which are there, this store's own and staying. */
-  int64_t room_behind(int64_t total, int64_t segment_tokens) const;
+  int64_t room_behind(int64_t total) const;
 
   /** The growth that makes room for `writes`. */
-  Growth planned(int64_t segment_tokens, BlockBytes bytes, const Writes& writes, Backend& backend,
-                 Stream stream);
+  Growth planned(BlockBytes bytes, const Writes& writes, Backend& backend, Stream stream);
   void grow(Growth growth) noexcept;
 
   /** Gives segments [first, last) back, but for their place; other stores may still have them. */
   void give_back(int64_t first, int64_t last) noexcept;
-  /** The same of their rows alone. A segment that is written to again has other rows by then. */
+  /** The same of blocks of rows. One that is written to again has other rows by then. */
   void give_back_rows(int64_t first, int64_t last) noexcept;
 
-  /** Drops whole segments: of rows from `total` on, of summaries outside [begin, end). */
-  void drop(int64_t segment_tokens, int64_t total, int64_t zone_begin, int64_t zone_end) noexcept;
+  /** Drops whole blocks: of rows from `total` on, of summaries outside [begin, end). */
+  void drop(int64_t total, int64_t zone_begin, int64_t zone_end) noexcept;
 
-  int64_t segments() const { return int64_t(rows_.size()); }
+  int64_t row_blocks() const { return int64_t(rows_.size()); }
   void* const* rows() const { return row_table_.data(); }
   uint8_t* const* summaries() const { return summary_table_.data(); }
   /** Null: its rows were given back. */
-  const std::shared_ptr<RowBlock>& row_block(int64_t segment) const { return rows_[segment]; }
+  const std::shared_ptr<RowBlock>& row_block(int64_t number) const { return rows_[number]; }
   /** The same, once it will have grown. */
-  const std::shared_ptr<RowBlock>& row_block(int64_t segment, const Growth& growth) const;
+  const std::shared_ptr<RowBlock>& row_block(int64_t number, const Growth& growth) const;
 
-  /** Segments whose rows are in host memory, ascending; with a growth, once it will have grown. */
+  /** Blocks with rows in host memory, ascending; with a growth, once it will have grown. */
   std::vector<int64_t> hosted(const Growth* growth = nullptr) const;
 
-  /** Notes that a segment's rows have come to lie elsewhere. */
-  void row_moved(int64_t segment) noexcept;
+  /** Notes that a block's rows have come to lie elsewhere. */
+  void row_moved(int64_t number) noexcept;
   /** Whether some are in host memory, or may be. */
   bool has_moved() const { return has_moved_; }
 
  private:
+  Tokens tokens_;
   std::vector<std::shared_ptr<RowBlock>> rows_;    // null: given back
-  std::vector<std::shared_ptr<Block>> summaries_;  // as long as rows_; null where there are none
+  std::vector<std::shared_ptr<Block>> summaries_;  // of all segments; null where there are none
   std::vector<void*> row_table_;
   std::vector<uint8_t*> summary_table_;
   bool has_moved_ = false;

@@ -122,8 +122,8 @@ At any time, also inside a call, the sequences of a cache take at most
 
 whatever their lengths, each up to `most`, and `tokens` their sum, each length rounded up to a
 multiple of `multiple`. With whole segments (segment_tokens) nothing is lost to rounding; of single
-tokens, up to a segment a sequence is. A fork counts like any other sequence. Short sequences have
-no summaries: the fewer tokens a sequence may have, the less it takes.
+tokens, up to a segment a sequence is, on the CPU up to 64 tokens where it has no zone. A fork counts
+like any other sequence. Short sequences have no summaries: the fewer tokens a sequence may have, the less it takes.
 
 What they take is stats().memory.live without workspace_bytes and without the same of the cache
 before its first sequence, and stats().host_memory.live. Not in it: rows in dtype of the tokens of a
@@ -213,7 +213,8 @@ device
 threads
     Of the CPU backend; 0 takes one per core.
 segment_tokens
-    The store grows by this much, a multiple of 64. -1: 128 where rows stay on a GPU, else 1,024.
+    Tokens that have their summaries in one piece, and on a GPU their rows; a multiple of 64. On the
+    CPU rows come in blocks of 64 tokens. -1: 128 where rows stay on a GPU, else 1,024.
 memory_budget
     The most bytes to hold on the device, an integer or as "4GB" or "4GiB"; 0 is no limit, but with
     the placement "auto" nine tenths of what is free when the cache is made.

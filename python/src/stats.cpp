@@ -138,7 +138,7 @@ void bind_counts(nb::module_& m) {
       .def_ro("host_memory", &Stats::host_memory, "Pinned host memory of a cache on a GPU.")
       .def_ro("sequences", &Stats::sequences)
       .def_ro("tokens", &Stats::tokens, "Over all layers and sequences.")
-      .def_ro("row_bytes", &Stats::row_bytes, "K and V, in whole segments.")
+      .def_ro("row_bytes", &Stats::row_bytes, "K and V, in whole row blocks.")
       .def_ro("offloaded_bytes", &Stats::offloaded_bytes, "Of those, in host memory.")
       .def_ro("summary_bytes", &Stats::summary_bytes, "Key summaries and their statistics.")
       .def_ro("workspace_bytes", &Stats::workspace_bytes)

@@ -80,8 +80,8 @@ struct Life {
 
   void truncate(int64_t tokens) {
     layer().regions = layer().regions.truncated(tokens, sizes);
-    layer().store.drop(config.segment_tokens, layer().regions.total(),
-                       layer().regions.sink_end(sizes), layer().regions.retrieval_end(sizes));
+    layer().store.drop(layer().regions.total(), layer().regions.sink_end(sizes),
+                       layer().regions.retrieval_end(sizes));
   }
 
   Config config;

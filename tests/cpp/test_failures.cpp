@@ -17,6 +17,7 @@ Config roomy_config(int64_t block = 0) {
   config.query_heads = 8;
   config.kv_heads = 8;
   config.head_dim = 128;
+  config.memory_budget = 96 << 20;  // beside which a slab for blocks of rows would be large
   auto& settings = std::get<ParisKV>(config.policy);
   settings.block = block;
   if (block == 0) settings.scorer = Scorer::kVotes;

@@ -56,7 +56,7 @@ struct RowMemory {
 RowMemory segments(const ModelShape& shape) {
   RowMemory memory;
   for (int64_t s = 0; s * kSegment < kTokens; ++s) {
-    memory.blocks.emplace_back(size_t(shape.segment_row_bytes()));
+    memory.blocks.emplace_back(size_t(shape.row_block_bytes()));
     memory.table.push_back(memory.blocks.back().data());
   }
   return memory;

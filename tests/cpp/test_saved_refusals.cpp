@@ -237,6 +237,7 @@ TEST_F(Refused, EveryAllocationInTurn) {
   Config config = config_of();
   config.query_heads = config.kv_heads = 8;  // blocks that share no slab
   config.head_dim = config.value_dim = 128;
+  config.memory_budget = 96 << 20;  // beside which a slab for blocks of rows would be large
   Cache calm(config);
   const SequenceId saved = lived(calm, step_);
   calm.save(saved, path_);

@@ -296,11 +296,14 @@ def test_a_row_of_the_zone_takes_a_byte_a_number_and_two_scales(head_dim, most, 
         f.cache.prefill(0, [f.s], k, v)
     grown = f.cache.stats().row_bytes - before
     assert grown == tokens * config.kv_heads * most
-    # Plain are the segment of the sink and that of the window.
+    # Plain are the block of the sink, and those from the one on that the window begins in.
     element = 4 if dtype == "float32" else 2
-    segments = (1024 + tokens) // 256
-    plain = 2 * 256 * config.kv_heads * 2 * head_dim * element
-    assert f.cache.stats().row_bytes == segments * 256 * config.kv_heads * most + plain
+    regions = f.cache.regions(f.s)
+    zone_end, total = regions.sink + regions.retrieval, 1024 + tokens
+    blocks = 1 + total // 64 - zone_end // 64
+    plain = blocks * 64 * config.kv_heads * 2 * head_dim * element
+    narrow = -(-zone_end // 64) * 64 * config.kv_heads * most
+    assert f.cache.stats().row_bytes == narrow + plain
 
 
 def test_a_tail_is_copied_in_8_bits():

@@ -31,11 +31,11 @@ on_the_heap = pytest.mark.cpu("numbers of the CPU's arena; test_cuda_memory.py h
 
 
 def row_bytes(config: pk.Config, tokens: int) -> int:
-    """K and V of one layer, in whole segments."""
-    segments = -(-tokens // config.segment_tokens)
+    """K and V of one layer, in whole blocks: of a GPU's segments, of 64 tokens on a CPU."""
+    block = 64 if config.device == "cpu" else config.segment_tokens
     element = 4 if config.dtype == "float32" else 2
     row = 2 * config.head_dim * element
-    return segments * config.segment_tokens * config.kv_heads * row
+    return -(-tokens // block) * block * config.kv_heads * row
 
 
 @on_the_heap
@@ -243,7 +243,7 @@ class Played:
 
 
 def scarce(search: dict) -> pk.Config:
-    """Segments larger than a slab's blocks, so that each is an allocation of its own."""
+    """Blocks of rows so large beside the budget that each is an allocation of its own."""
     return make_config(
         layers=2,
         **search,

@@ -87,7 +87,7 @@ void ExactAttention::attend(const AttendExactCall& whole, const SequenceView& vi
   const ModelShape& shape = whole.shape;
   const std::vector<int64_t> hosted =
       shape.narrows() ? narrow_segments(shape, view) : in_host_memory;
-  const int64_t segment_bytes = shape.segment_row_bytes();
+  const int64_t segment_bytes = shape.row_block_bytes();
   const int64_t window = std::min(std::max(window_bytes() / segment_bytes, int64_t{1}),
                                   std::max(int64_t(hosted.size()), int64_t{1}));
   const int64_t shares = shares_of(whole);
@@ -153,7 +153,7 @@ void ExactAttention::attend_to_runs(AttendExactCall call, const SequenceView& vi
 
 void ExactAttention::bring(const Run& run, const ModelShape& shape, const SequenceView& view,
                            char* target) {
-  const int64_t segment_bytes = shape.segment_row_bytes(), tokens = shape.segment_tokens;
+  const int64_t segment_bytes = shape.row_block_bytes(), tokens = shape.segment_tokens;
   for (int64_t s = run.begin; s < run.end; ++s, target += segment_bytes) {
     const int64_t begin = std::max(view.zone_begin - s * tokens, int64_t{0});
     const int64_t end = std::min(view.zone_end - s * tokens, tokens);

@@ -83,8 +83,9 @@ struct Config {
   /** Of the CPU backend, with the caller's; 0: one per core. Of an executor, at most so many. */
   int64_t threads = 0;
   /**
-   * The store grows by this much; a multiple of 64. -1: 128 tokens on a GPU that keeps rows as long
-   * as there is room, else 1,024.
+   * Tokens that have their summaries in one piece, and on a GPU their rows, by which the store
+   * grows there; a multiple of 64. On the CPU rows come in blocks of 64 tokens. -1: 128 tokens on a
+   * GPU that keeps rows as long as there is room, else 1,024.
    */
   int64_t segment_tokens = -1;
   /**
@@ -117,7 +118,8 @@ struct Config {
    *
    * whatever their lengths, each up to `most`, and `tokens` their sum, each length rounded up to a
    * multiple of `multiple`. With whole segments (segment_tokens) nothing is lost to rounding; of
-   * single tokens, up to a segment a sequence is. A fork counts like any other sequence.
+   * single tokens, up to a segment a sequence is, on the CPU up to 64 tokens where it has no zone.
+   * A fork counts like any other sequence.
    *
    * What they take is Stats::memory.live without workspace_bytes and without the same of the
    * cache before its first sequence, and Stats::host_memory.live. Not in it: rows in dtype of the

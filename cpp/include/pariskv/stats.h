@@ -32,7 +32,7 @@ struct Stats {
   MemoryUse host_memory;  ///< Host memory of a cache on a GPU.
   int64_t sequences = 0;
   int64_t tokens = 0;           ///< Over all layers and sequences.
-  int64_t row_bytes = 0;        ///< K and V, in whole segments; a shared segment counts once. Of
+  int64_t row_bytes = 0;        ///< K and V, in whole row blocks; a shared one counts once. Of
                                 ///< borrowed rows, their addresses.
   int64_t offloaded_bytes = 0;  ///< Of row_bytes, in host memory.
   int64_t summary_bytes = 0;    ///< Key summaries, in whole segments, and their statistics.

@@ -92,7 +92,7 @@ Block Arena::try_allocate(int64_t bytes, Holds what) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (traits_.deferred) retired_.reserve(retired_.size() + blocks_out_ + 1);
   Block block;
-  if (comes_from_slab(size)) {
+  if (comes_from_slab(size, what)) {
     Slab* slab = slab_with_room(size);
     block.slab_ = slab;
     block.data_ = slab->data + slab->free.back() * size;
@@ -137,7 +137,7 @@ Slab* Arena::slab_with_room(int64_t block_bytes) {
 }
 
 int64_t Arena::next_slab_bytes(const Shelf& shelf, int64_t block_bytes, int64_t most) const {
-  int64_t bytes = std::max(traits_.slab_bytes, block_bytes);
+  int64_t bytes = least_slab(block_bytes);
   for (size_t i = 0; i < shelf.slabs.size() && 2 * bytes <= most; ++i) bytes *= 2;
   return bytes;
 }

@@ -153,15 +153,27 @@ class Arena {
 
  private:
   friend class Block;
+  static constexpr int64_t kMostShared = 1 << 20;
   int64_t rounded(int64_t bytes) const;
-  bool shares_slab(int64_t bytes) const {
-    // On the heap at most an eighth of a slab is lost to the odd end.
-    return traits_.deferred || bytes <= traits_.slab_bytes / 8;
+  bool shares_slab(int64_t bytes, Holds what) const {
+    // On the heap at most an eighth of a slab is lost to the odd end. Of rows there are many blocks
+    // of one size, which the system would have as many mappings for.
+    return traits_.deferred || bytes <= traits_.slab_bytes / 8 ||
+           (what == Holds::kRows && bytes <= kMostShared && is_small(8 * bytes));
   }
-  /** Whether a block of this size comes from a slab: of every size that has reserved ones left. */
-  bool comes_from_slab(int64_t bytes) const {
+  /** Beside the budget: what is free in a slab is no room for blocks of other sizes. */
+  bool is_small(int64_t slab_bytes) const {
+    return use_.budget == 0 || slab_bytes <= use_.budget / 32;
+  }
+  /** Whether a block comes from a slab: of every size that has reserved ones left. */
+  bool comes_from_slab(int64_t bytes, Holds what) const {
     const auto shelf = shelves_.find(bytes);
-    return shares_slab(bytes) || (shelf != shelves_.end() && shelf->second.free > 0);
+    return shares_slab(bytes, what) || (shelf != shelves_.end() && shelf->second.free > 0);
+  }
+  /** Of a slab for such blocks: as many as an eighth of it is no more than one. */
+  int64_t least_slab(int64_t block_bytes) const {
+    const bool few = !traits_.deferred && block_bytes <= kMostShared;
+    return std::max(traits_.slab_bytes, few ? 8 * block_bytes : block_bytes);
   }
   Block try_allocate(int64_t bytes, Holds what);
   void* take(int64_t bytes);

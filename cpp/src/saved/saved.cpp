@@ -23,19 +23,26 @@ namespace {
 
 /** Bytes that lie side by side, here and in the file. */
 struct Run {
-  char* data;
+  char* data;  // null: rows that were given back, which are zeros in a file
   int64_t bytes;
 };
 
-/** Of some slots of a segment, the rows of each head. */
-std::vector<Run> runs_of_slots(void* segment, const RowFormat& rows, const ModelShape& shape,
-                               int64_t begin, int64_t end) {
-  char* data = static_cast<char*>(segment);
-  const int64_t head_bytes = shape.segment_tokens * rows.bytes();
-  if (end - begin == shape.segment_tokens) return {{data, shape.kv_heads * head_bytes}};
+/** The rows of a piece, head by head; a block has some of a segment's tokens, or all. */
+std::vector<Run> runs_of_rows(const Piece& piece, void* const* table, int64_t tokens,
+                              const RowFormat& rows, const ModelShape& shape) {
+  const int64_t first = piece.segment * shape.segment_tokens;
+  if (tokens == shape.segment_tokens && piece.end - piece.begin == tokens) {
+    return {{static_cast<char*>(table[piece.segment]), piece.bytes}};
+  }
   std::vector<Run> runs;
   for (int64_t head = 0; head < shape.kv_heads; ++head) {
-    runs.push_back({data + head * head_bytes + begin * rows.bytes(), (end - begin) * rows.bytes()});
+    for (int64_t slot = piece.begin, count = 0; slot < piece.end; slot += count) {
+      const int64_t block = (first + slot) / tokens, at = (first + slot) % tokens;
+      count = std::min(piece.end - slot, tokens - at);
+      char* data = static_cast<char*>(table[block]);
+      if (data != nullptr) data += (head * tokens + at) * rows.bytes();
+      runs.push_back({data, count * rows.bytes()});
+    }
   }
   return runs;
 }
@@ -48,10 +55,9 @@ std::vector<Run> runs_of(const Piece& piece, const SequenceView& view, const Mod
     case Piece::Kind::kSummaries:
       return {{reinterpret_cast<char*>(view.summaries[piece.segment]), piece.bytes}};
     case Piece::Kind::kRows:
-      return runs_of_slots(view.rows[piece.segment], shape.rows, shape, piece.begin, piece.end);
+      return runs_of_rows(piece, view.rows, shape.layout.tokens, shape.rows, shape);
     case Piece::Kind::kNarrowRows:
-      return runs_of_slots(view.narrow_rows[piece.segment], shape.narrow, shape, piece.begin,
-                           piece.end);
+      return runs_of_rows(piece, view.narrow_rows, shape.narrow_layout.tokens, shape.narrow, shape);
   }
   return {};
 }
@@ -120,7 +126,9 @@ uint64_t write_piece(const Piece& piece, const Layer& layer, const SequenceView&
     copy = buffer_of(piece.bytes);
     char* next = copy.get();
     for (const Run& run : runs) {
-      if (readable) {
+      if (run.data == nullptr) {
+        std::memset(next, 0, size_t(run.bytes));
+      } else if (readable) {
         std::memcpy(next, run.data, size_t(run.bytes));
       } else {
         backend.fetch(next, run.data, run.bytes);
@@ -155,7 +163,7 @@ void read_piece(const SavedPart& part, size_t number, const SequenceView& view,
   if (in_place) return;
   const char* next = copy.get();
   for (const Run& run : runs) {
-    backend.copy(run.data, next, run.bytes, stream);
+    if (run.data != nullptr) backend.copy(run.data, next, run.bytes, stream);
     next += run.bytes;
   }
 }

@@ -151,7 +151,7 @@ class Home {
   void begin(int64_t segments) {
     const int64_t bytes = pages_of(shape_, zone_.policy.page).bytes();
     for (int64_t s = 0; s < segments; ++s) {
-      memory_.rows.push_back(take(shape_.segment_row_bytes()));
+      memory_.rows.push_back(take(shape_.row_block_bytes()));
       memory_.summaries.push_back(take(bytes));
       memory_.row_table.push_back(memory_.rows.back().data());
       memory_.summary_table.push_back(memory_.summaries.back().as<uint8_t>());

@@ -316,7 +316,7 @@ void launch_attend_exact(const AttendExactCall& call, cudaStream_t stream) {
     if (view.total < call.total) complain("host and device differ in a length");
     if (call.end > call.total || call.begin >= call.end) complain("attends to no rows");
     if (call.staged == nullptr) return;
-    const int64_t bytes = call.shape.segment_row_bytes(), tokens = call.shape.segment_tokens;
+    const int64_t bytes = call.shape.row_block_bytes(), tokens = call.shape.segment_tokens;
     for (int64_t s = call.begin / tokens; s * tokens < call.end; ++s) {
       const char* brought = call.staged + (s - call.staged_segment) * bytes;
       if (call.shape.narrows()) continue;  // they are plain only there
