@@ -39,15 +39,20 @@ Explanation Cache::explain(int64_t layer, SequenceId sequence, const TensorView&
   args.traced = true;
   impl_->reserved_for_.reset();
   impl_->making_room(stream, [&] { impl_->search_->reserve(args); });
-  impl_->send_words(stream);
-  impl_->search_->explain(args, stream, explanation);
-
+  // Both take memory of the device for their results, and rows can make room for it.
+  impl_->making_room(stream, [&] {
+    impl_->send_words(stream);
+    impl_->search_->explain(args, stream, explanation);
+  });
   explanation.exact.assign(size_t(explanation.query_heads * explanation.selected),
                            std::numeric_limits<float>::quiet_NaN());
   std::vector<int32_t> positions(explanation.positions.begin(), explanation.positions.end());
-  impl_->backend_->exact_logits({impl_->shape_, view, one, logits, positions.data(),
-                                 explanation.selected, explanation.exact.data()},
-                                stream);
+  impl_->making_room(stream, [&] {
+    impl_->send_words(stream);
+    impl_->backend_->exact_logits({impl_->shape_, view, one, logits, positions.data(),
+                                   explanation.selected, explanation.exact.data()},
+                                  stream);
+  });
   return explanation;
 }
 

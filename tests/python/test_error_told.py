@@ -39,7 +39,7 @@ def told_and_true(kind: str, seed: int, device: str, **policy) -> np.ndarray:
     keys, spread, steps = KINDS[kind]
     config = pk.Config(
         layers=1, query_heads=4, kv_heads=1, head_dim=64, dtype="float32", device=device,
-        policy=pk.ParisKV(**policy),
+        dense_below=2048, policy=pk.ParisKV(**policy),
     )  # fmt: skip
     rng, cache = np.random.default_rng(seed), pk.Cache(config)
     k, v = keys(rng, TOKENS), even(rng, TOKENS)
