@@ -323,8 +323,8 @@ TEST_P(Simd, AttendRespectsTheLimitOfEachQuery) {
   std::vector<float> maximum(kQueries, -kInfinity), sum(kQueries), weighted(kQueries * kDim),
       scratch(kAttendTile * kDim);
   kernels_->attend({k.data(), v.data(), kRows, RowType::kFloat32, RowType::kFloat32, kDim, kDim,
-                    kQueries, query.data(), limits.data(), 1, 0, maximum.data(), sum.data(),
-                    weighted.data(), scratch.data()});
+                    kQueries, query.data(), limits.data(), 1, 0, nullptr, maximum.data(),
+                    sum.data(), weighted.data(), scratch.data()});
   for (int64_t i = 0; i < kQueries * kDim; ++i) {
     EXPECT_EQ(std::isnan(weighted[i]), i / kDim == kQueries - 1);
   }
