@@ -131,7 +131,7 @@ bool supports_op(ggml_backend_dev_t, const ggml_tensor* op) try {
   if (!settings.on) return false;
   if (op->op == GGML_OP_FLASH_ATTN_EXT) {
     const Attention attention(op);
-    return attention.is_readable() &&
+    return attention.key.root != nullptr &&
            store_of(attention.key.buffer(), settings)->claims_attention(attention) &&
            HostCpu::supports(op);
   }
@@ -139,7 +139,8 @@ bool supports_op(ggml_backend_dev_t, const ggml_tensor* op) try {
   if (cache.root == nullptr || !host().ggml_backend_buft_is_host(cache.buffer()->buft)) {
     return false;
   }
-  return HostCpu::supports(op) && store_of(cache.buffer(), settings)->claims_write(cache);
+  return store_of(cache.buffer(), settings)->claims_write(cache, op->op == GGML_OP_SET_ROWS) &&
+         HostCpu::supports(op);
 } catch (const std::exception& error) {
   say(GGML_LOG_LEVEL_ERROR, error.what());
   return false;

@@ -14,6 +14,7 @@ class Bits {
   bool has(int64_t i) const { return words_[size_t(i / 64)] >> (i % 64) & 1; }
   void add(int64_t i) { words_[size_t(i / 64)] |= uint64_t{1} << (i % 64); }
   void remove(int64_t i) { words_[size_t(i / 64)] &= ~(uint64_t{1} << (i % 64)); }
+  void clear() { words_.assign(words_.size(), 0); }
   /** Bits [64 * word, 64 * word + 64). */
   void set_word(int64_t word, uint64_t bits) { words_[size_t(word)] = bits; }
 
@@ -21,6 +22,12 @@ class Bits {
     int64_t sum = 0;
     for (const uint64_t word : words_) sum += __builtin_popcountll(word);
     return sum;
+  }
+  bool intersects(const Bits& other) const {
+    for (size_t w = 0; w < words_.size(); ++w) {
+      if ((words_[w] & other.words_[w]) != 0) return true;
+    }
+    return false;
   }
   /** How many are here and not there. */
   int64_t count_without(const Bits& other) const {

@@ -30,7 +30,8 @@ struct Seen {
 struct Plan {
   std::vector<Change> changes;
   std::vector<Seen> rows;
-  bool serves = true;  // false: sequences change too often, the step is the host's to compute
+  bool serves = true;  // false: the step is the host's to compute
+  int64_t rest = 0;    // above 0: a rest of so many passes begins with this step, see Ledger::rests
 };
 
 class Ledger {
@@ -40,7 +41,11 @@ class Ledger {
    * @param least_shared  beginnings in common that are shorter are read again rather than forked
    */
   explicit Ledger(int64_t cells, int64_t least_shared = 256)
-      : stamps_(size_t(cells)), cells_(cells), least_shared_(least_shared) {}
+      : stamps_(size_t(cells)),
+        written_(cells),
+        read_(cells),
+        cells_(cells),
+        least_shared_(least_shared) {}
 
   int64_t cells() const { return cells_; }
 
@@ -58,6 +63,15 @@ class Ledger {
 
   /** In the order of arrival; a step of a token sees the first of them, see Seen. */
   const std::vector<int32_t>& cells_of(int64_t slot) const { return slots_[size_t(slot)].cells; }
+
+  /**
+   * Steps are the host's for a while: their sequences were read again and again, as under a window
+   * that slides over the cells, or the engine failed. Each rest that follows on another without
+   * a spell of service between them is twice as long, up to a bound.
+   */
+  bool rests() const { return int64_t(pass_) < rest_until_; }
+  /** A rest begins now. @return its passes */
+  int64_t begin_rest();
 
   /**
    * No sequence is known any more; slots of before are gone without a Change. In which order cells
@@ -80,16 +94,23 @@ class Ledger {
   Seen place(const Bits& visible, Plan& plan);
   int64_t new_slot(Plan& plan, const Change& change);
   void truncate(int64_t index, int64_t keep);
-  void drop_useless(Plan& plan);
+  bool is_overwritten(const Slot& slot, int64_t token) const;
+  bool is_in_another(size_t index) const;
+  void remove(size_t index, Plan& plan);
+  void drop_overwritten(Plan& plan);
+  void drop_oldest(Plan& plan);
+  void weigh_reading(Plan& plan, const std::vector<int64_t>& before);
 
   std::vector<Slot> slots_;
   std::vector<uint32_t> stamps_;  // (cells) the pass that wrote each last
-  std::vector<int32_t> written_;  // since the last plan
+  Bits written_;                  // since the last plan
+  Bits read_;                     // into a sequence since they were written
   uint32_t pass_ = 1;
   int64_t cells_ = 0, least_shared_ = 0;
   int64_t plans_ = 0;
-  double rebuilt_ = 0;                // tokens that were read again lately, see plan()
-  int64_t rest_ = 0, next_rest_ = 0;  // plans that are still the host's, and were the last time
+  int64_t again_ = 0;  // cells that this plan reads although they had been read
+  double debt_ = 0;    // whole sequences that were read again and not paid for, see weigh_reading
+  int64_t rest_until_ = 0, next_rest_ = 0;  // passes
 };
 
 }  // namespace pariskv::ggml

@@ -1,5 +1,6 @@
 #include "mirror.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -8,6 +9,9 @@
 namespace pariskv::ggml {
 
 namespace {
+
+/** Cells times query heads times their dimensions from which on a step pays, see pays_from. */
+constexpr int64_t kPaysFrom = 5120 * 9 * 128;
 
 BorrowedType borrowed_type(ggml_type type) {
   switch (type) {
@@ -63,6 +67,13 @@ Config Geometry::config(const Settings& settings) const {
   return config;
 }
 
+int64_t Geometry::pays_from(const Settings& settings) const {
+  if (settings.from) return *settings.from;
+  // The host reads K and V of a cell for each query head; what the engine takes beside its rows,
+  // and the host for handing a layer over, does not depend on their number.
+  return std::max(kLeastFrom, kPaysFrom / (query_heads * (head_dim + value_dim)));
+}
+
 Mirror::Mirror(const Geometry& geometry, const Settings& settings, int64_t layers, int threads,
                std::function<bool()> stops)
     : geometry_(geometry),
@@ -82,13 +93,22 @@ void Mirror::change(const Plan& plan) {
         sequences_[slot] = cache_.fork(sequences_[size_t(change.source)]);
         break;
       case Change::Kind::kTruncate:
-        cache_.truncate({sequences_[slot]}, Cut::keep({change.keep}));
+        truncate(sequences_[slot], change.keep);
         break;
       case Change::Kind::kRemove:
         cache_.remove(sequences_[slot]);
         break;
     }
   }
+}
+
+void Mirror::truncate(SequenceId sequence, int64_t keep) {
+  // A step that was aborted between two layers has left the later ones with less. What they lack
+  // is read with the next step, as after a prompt.
+  for (int64_t layer = 0; layer < layers_; ++layer) {
+    keep = std::min(keep, cache_.length(sequence, layer));
+  }
+  cache_.truncate({sequence}, Cut::keep({keep}));
 }
 
 RowAddresses Mirror::addresses(const Attention& attention, const Row& row, int64_t begin,

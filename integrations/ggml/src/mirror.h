@@ -20,6 +20,8 @@ struct Geometry {
 
   static Geometry of(const Attention& attention);
   Config config(const Settings& settings) const;
+  /** Settings::from, or cells from which on a step is likely to be quicker than the host's. */
+  int64_t pays_from(const Settings& settings) const;
 
   friend bool operator==(const Geometry& a, const Geometry& b) {
     return a.query_heads == b.query_heads && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim &&
@@ -32,9 +34,6 @@ class Mirror {
   /** @param stops  asked between the pieces of a long call, see Resources::should_stop */
   Mirror(const Geometry& geometry, const Settings& settings, int64_t layers, int threads,
          std::function<bool()> stops);
-
-  const Geometry& geometry() const { return geometry_; }
-  int64_t layers() const { return layers_; }
 
   /** Carries out what a plan changes, in all layers. */
   void change(const Plan& plan);
@@ -55,6 +54,7 @@ class Mirror {
     int64_t has, sees;
     const std::vector<int32_t>* cells;
   };
+  void truncate(SequenceId sequence, int64_t keep);
   RowAddresses addresses(const Attention& attention, const Row& row, int64_t begin,
                          int64_t end) const;
   void take_in(int64_t layer, const Attention& attention, const std::vector<Row>& rows);

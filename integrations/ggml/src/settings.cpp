@@ -7,9 +7,13 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "pariskv/sizes.h"
+
 namespace pariskv::ggml {
 
 namespace {
+
+constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
 
 using Setter = std::function<void(const std::string&)>;
 
@@ -25,17 +29,24 @@ std::string trimmed(const std::string& text) {
                               value + "'");
 }
 
-Setter whole(const char* name, int64_t* out, int64_t least) {
+/** `out` is a number, or an optional one. */
+template <typename Out>
+Setter whole(const char* name, Out* out, int64_t least, int64_t most = kAny) {
   return [=](const std::string& value) {
     size_t read = 0;
+    int64_t number = 0;
     try {
-      *out = std::stoll(value, &read);
+      number = std::stoll(value, &read);
     } catch (const std::exception&) {
       read = 0;
     }
-    if (read == 0 || read != value.size() || *out < least) {
-      refuse(name, "a whole number of at least " + std::to_string(least), value);
+    if (read == 0 || read != value.size() || number < least || number > most) {
+      const std::string range =
+          most == kAny ? "of at least " + std::to_string(least)
+                       : "from " + std::to_string(least) + " to " + std::to_string(most);
+      refuse(name, "a whole number " + range, value);
     }
+    *out = number;
   };
 }
 
@@ -81,14 +92,15 @@ Settings read_settings(const std::string& given) {
   const std::map<std::string, Setter> setters = {
       {"on", flag("on", &settings.on)},
       {"from", whole("from", &settings.from, 1)},
-      {"top_k", whole("top_k", &settings.top_k, 1)},
+      // Limits of the engine's, which would otherwise refuse every cache later on.
+      {"top_k", whole("top_k", &settings.top_k, 1, kMostTokens)},
       {"error", share("error", &settings.error)},
-      {"tail_rows", whole("tail_rows", &settings.tail_rows, 1)},
+      {"tail_rows", whole("tail_rows", &settings.tail_rows, 16, 8192)},
       {"seed", number("seed", &settings.seed)},
-      {"local", whole("local", &settings.local, -1)},
-      {"dense_below", whole("dense_below", &settings.dense_below, -1)},
+      {"local", whole("local", &settings.local, -1, kMostTokens)},
+      {"dense_below", whole("dense_below", &settings.dense_below, -1, kMostTokens)},
       {"most_tokens", whole("most_tokens", &settings.most_tokens, 1)},
-      {"memory", whole("memory", &settings.memory, 0)},
+      {"memory", whole("memory", &settings.memory, 0, kAny >> 20)},
       {"check", flag("check", &settings.check)},
   };
   const std::string all = trimmed(given);

@@ -7,10 +7,16 @@
 
 namespace pariskv::ggml {
 
+/** Settings::from where none is set and the shape of the heads is not known, or large. */
+constexpr int64_t kLeastFrom = 4096;
+
 struct Settings {
   bool on = true;
-  /** Cells of a KV cache that a step looks at, from which on the steps are ours. */
-  int64_t from = 4096;
+  /**
+   * Cells of a KV cache that a step looks at, from which on the steps are ours; none: from where on
+   * they are likely to be quicker than the host's, see Geometry::pays_from.
+   */
+  std::optional<int64_t> from;
   int64_t top_k = 100;           ///< As pariskv::ParisKV::top_k.
   std::optional<double> error;   ///< As pariskv::ParisKV::error.
   int64_t tail_rows = 512;       ///< As pariskv::ParisKV::tail_rows.

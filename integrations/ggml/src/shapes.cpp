@@ -72,18 +72,32 @@ Attention::Attention(const ggml_tensor* op)
   scale = numbers[0], max_bias = numbers[1], softcap = numbers[2];
 }
 
-bool Attention::is_readable() const {
-  if (key.root == nullptr || value.root == nullptr || !key.is_key || value.is_key) return false;
-  return key.buffer() == value.buffer() && key.layer == value.layer &&
-         key.cells() == value.cells() && key.stream_cells() == value.stream_cells() &&
-         host().ggml_backend_buft_is_host(key.buffer()->buft) && has_rows(k, key) &&
-         has_rows(v, value) && k->view_offs / key.root->nb[1] == v->view_offs / value.root->nb[1] &&
-         k->ne[1] == v->ne[1] && k->ne[2] == v->ne[2] && q->type == GGML_TYPE_F32 &&
-         q->nb[0] == sizeof(float) && q->ne[2] % k->ne[2] == 0 && max_bias == 0 &&
-         mask != nullptr && mask->type == GGML_TYPE_F16 && mask->ne[2] == 1 && mask->nb[0] == 2 &&
-         mask->ne[0] == k->ne[1] && (mask->ne[3] == 1 || mask->ne[3] == q->ne[3]) &&
-         mask->ne[1] >= q->ne[1] &&
-         (sinks == nullptr || (sinks->type == GGML_TYPE_F32 && sinks->ne[0] == q->ne[2]));
+const char* Attention::obstacle() const {
+  if (key.root == nullptr || value.root == nullptr || !key.is_key || value.is_key ||
+      key.buffer() != value.buffer() || key.layer != value.layer) {
+    return "keys and values are not the two halves of a layer's cache";
+  }
+  if (!host().ggml_backend_buft_is_host(key.buffer()->buft))
+    return "the cache is not in host memory";
+  if (!is_row_type(k->type) || !is_row_type(v->type)) {
+    return "K or V has another type than float16, bfloat16, float32 or q8_0";
+  }
+  if (key.cells() != value.cells() || key.stream_cells() != value.stream_cells() ||
+      !has_rows(k, key) || !has_rows(v, value) || k->ne[1] != v->ne[1] || k->ne[2] != v->ne[2] ||
+      k->view_offs / key.root->nb[1] != v->view_offs / value.root->nb[1]) {
+    return "heads of a token do not lie side by side in the cache";
+  }
+  if (max_bias != 0) return "logits have a bias by position (ALiBi)";
+  if (q->type != GGML_TYPE_F32 || q->nb[0] != sizeof(float) || q->ne[2] % k->ne[2] != 0 ||
+      (sinks != nullptr && (sinks->type != GGML_TYPE_F32 || sinks->ne[0] != q->ne[2]))) {
+    return "queries or sinks have another type or shape than those of llama.cpp";
+  }
+  if (mask == nullptr || mask->type != GGML_TYPE_F16 || mask->ne[2] != 1 || mask->nb[0] != 2 ||
+      mask->ne[0] != k->ne[1] || (mask->ne[3] != 1 && mask->ne[3] != q->ne[3]) ||
+      mask->ne[1] < q->ne[1]) {
+    return "there is no mask of a row for each token";
+  }
+  return nullptr;
 }
 
 }  // namespace pariskv::ggml

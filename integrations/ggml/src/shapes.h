@@ -21,7 +21,7 @@ struct CacheTensor {
 /** The cache tensor that this one is, or shows a part of. */
 CacheTensor cache_tensor_of(const ggml_tensor* tensor);
 
-/** A write to a cache tensor by the cells' numbers. */
+/** A write to a cache tensor by the cells' numbers, a row of all heads to each. */
 bool is_row_write(const ggml_tensor* op);
 /** Where its row of this number goes, over all streams. */
 int64_t written_cell(const ggml_tensor* row_write, int64_t row);
@@ -44,8 +44,10 @@ struct Attention {
     return (int64_t(k->view_offs) + stream * int64_t(k->nb[3])) / int64_t(key.root->nb[1]);
   }
 
-  /** Whether the engine can read it: types, strides, bias. Says nothing of what pays. */
-  bool is_readable() const;
+  /**
+   * Why the engine cannot read it: types, strides, bias. Null: it can. Says nothing of what pays.
+   */
+  const char* obstacle() const;
 };
 
 }  // namespace pariskv::ggml

@@ -9,8 +9,8 @@ namespace pariskv::ggml {
 
 namespace {
 
-/** Of Settings::from: a cache that is emptied below this is not watched any more. */
-constexpr int64_t kStaysFrom = 2;
+/** Of the gate: a cache that is emptied below this share is not watched any more. */
+constexpr int64_t kWatchedFrom = 2;
 
 bool is_valid(const Geometry& geometry, const Settings& settings) {
   try {
@@ -33,46 +33,79 @@ void Store::forget() {
   mask_ = nullptr;
 }
 
-bool Store::claims_write(const CacheTensor& tensor) {
+int64_t Store::from() const {
+  return fits_ ? fits_->pays_from(settings_) : settings_.from.value_or(kLeastFrom);
+}
+
+void Store::say_once(const std::string& why) {
+  // A dry run of a context has buffers that nobody frees.
+  if (original_.free_buffer == nullptr || !said_.insert(why).second) return;
+  say(GGML_LOG_LEVEL_INFO, "left to the host: " + why);
+}
+
+bool Store::claims_write(const CacheTensor& tensor, bool is_of_rows) {
   const std::lock_guard<std::mutex> lock(mutex_);
   (tensor.is_key ? keys_ : values_)[tensor.layer] = tensor.root;
-  const bool claims = wants_ && !failed_ && tensor.stream_cells() >= settings_.from;
-  if (!claims) {
+  if (!is_of_rows) return watches_;
+  if (!tensor.is_key || tensor.layer != keys_.begin()->first) return false;
+  if (has_written_) {
+    searchable_ = asked_;
+    asked_ = has_written_ = false;
+    if (!searchable_ && said_.empty() && !fits_not_) {
+      say_once("no attention reads this cache in place; has the host flash attention (-fa on)?");
+    }
+  }
+  const bool has_room = tensor.stream_cells() >= from();
+  if (!has_room) {
+    say_once("steps over fewer than " + std::to_string(from()) + " cells, and this cache has " +
+             std::to_string(tensor.stream_cells()));
+  }
+  watches_ = searchable_ && is_long_ && has_room;
+  if (!watches_) {
     // What is written unseen from here on may be any cell.
     forget();
     ledger_.reset();
   }
-  return claimed_[tensor.root] = claims;
+  return watches_;
+}
+
+bool Store::fits(const Attention& attention) {
+  if (const char* why = attention.obstacle()) return say_once(why), false;
+  const Geometry geometry = Geometry::of(attention);
+  if (!fits_ && !(fits_not_ && *fits_not_ == geometry)) {
+    (is_valid(geometry, settings_) ? fits_ : fits_not_) = geometry;
+  }
+  if (fits_ && !(*fits_ == geometry)) {
+    // One engine serves layers of one shape: those that come first.
+    say_once("layers whose heads have another shape than those of the first ones");
+  }
+  return fits_ && *fits_ == geometry;
 }
 
 bool Store::claims_attention(const Attention& attention) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (failed_ || !attention.is_readable()) return false;
+  if (!fits(attention)) return false;
+  asked_ = searchable_ = true;
+  if (searched_.insert(attention.key.layer).second) forget();
   // llama.cpp decides whether to use flash attention at all by asking who would compute it, before
   // there is a cache to attend to: only the device that holds the layer may say yes.
   if (!has_run_) return false;
   const int64_t cells = attention.visible_cells();
-  wants_ = cells >= settings_.from || (wants_ && kStaysFrom * cells >= settings_.from);
-  if (cells < settings_.from || attention.rows() > settings_.most_tokens) return false;
-  if (!claimed_[attention.key.root] || !claimed_[attention.value.root]) return false;
-  const Geometry geometry = Geometry::of(attention);
-  if (fits_ && *fits_ == geometry) return true;
-  // One engine serves layers of one shape: those that come first.
-  if (fits_ || (fits_not_ && *fits_not_ == geometry)) return false;
-  (is_valid(geometry, settings_) ? fits_ : fits_not_) = geometry;
-  return fits_.has_value();
+  is_long_ = kWatchedFrom * cells >= from();
+  if (attention.rows() > settings_.most_tokens) return false;  // a prompt
+  if (cells < from()) {
+    say_once("steps over fewer than " + std::to_string(from()) + " cells");
+    return false;
+  }
+  return watches_ && !(ledger_ && ledger_->rests());
 }
 
 void Store::wrote_rows(const ggml_tensor* op) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  has_run_ = true;
+  has_run_ = has_written_ = true;
   const CacheTensor tensor = cache_tensor_of(op);
-  if (!tensor.is_key) return;  // V goes to the same cells
   if (!ledger_) ledger_ = std::make_unique<Ledger>(tensor.cells());
-  if (tensor.layer == keys_.begin()->first || !written_.insert(tensor.layer).second) {
-    ledger_->begin_pass();
-    written_ = {tensor.layer};
-  }
+  ledger_->begin_pass();
   for (int64_t i = 0; i < op->src[1]->ne[0]; ++i) {
     const int64_t cell = written_cell(op, i);
     if (cell >= 0 && cell < ledger_->cells()) ledger_->write(cell);
@@ -95,7 +128,6 @@ void Store::wrote_bytes(const char* begin, size_t bytes) {
       const size_t size = root->nb[1] * size_t(root->ne[1] * root->ne[2]);
       if (begin < base || begin >= base + size) continue;
       ledger_->begin_pass();
-      written_.clear();
       const int64_t first = int64_t(size_t(begin - base) / root->nb[1]);
       const size_t end = std::min(size_t(begin - base) + bytes, size);
       for (int64_t cell = first; cell <= int64_t((end - 1) / root->nb[1]); ++cell) {
@@ -106,7 +138,7 @@ void Store::wrote_bytes(const char* begin, size_t bytes) {
 }
 
 int64_t Store::layer_number(const CacheTensor& tensor) const {
-  return std::distance(keys_.begin(), keys_.find(tensor.layer));
+  return std::distance(searched_.begin(), searched_.find(tensor.layer));
 }
 
 void Store::find_plan(int64_t layer, const Attention& attention) {
@@ -133,6 +165,11 @@ void Store::find_plan(int64_t layer, const Attention& attention) {
     counts_.forks += change.kind == Change::Kind::kFork;
   }
   mirror_->change(plan_);
+  if (plan_.rest > 0) {
+    say(GGML_LOG_LEVEL_WARN,
+        "left to the host for " + std::to_string(plan_.rest) +
+            " steps: cells that a token sees change all the time, as under a sliding window");
+  }
 }
 
 Outcome Store::attend(ggml_tensor* op, int threads, const std::function<bool()>& stops) {
@@ -140,16 +177,15 @@ Outcome Store::attend(ggml_tensor* op, int threads, const std::function<bool()>&
   const Attention attention(op);
   stops_ = &stops;  // of the context that is computing: nothing asks between calls
   has_run_ = true;
-  if (failed_ || keys_.count(attention.key.layer) == 0) return ++counts_.left, Outcome::kLeft;
+  if (searched_.count(attention.key.layer) == 0) return ++counts_.left, Outcome::kLeft;
   try {
     if (ledger_ == nullptr) ledger_ = std::make_unique<Ledger>(attention.key.cells());
     if (mirror_ == nullptr) {
       mirror_ =
-          std::make_unique<Mirror>(Geometry::of(attention), settings_, int64_t(keys_.size()),
+          std::make_unique<Mirror>(Geometry::of(attention), settings_, int64_t(searched_.size()),
                                    threads, [this] { return stops_ != nullptr && (*stops_)(); });
     }
     const int64_t layer = layer_number(attention.key);
-    if (layer >= mirror_->layers()) return ++counts_.left, Outcome::kLeft;
     find_plan(layer, attention);
     if (!plan_.serves || !mirror_->attend(layer, attention, plan_, *ledger_, op)) {
       return ++counts_.left, Outcome::kLeft;
@@ -157,14 +193,15 @@ Outcome Store::attend(ggml_tensor* op, int threads, const std::function<bool()>&
     ++counts_.steps;
     return Outcome::kDone;
   } catch (const Stopped&) {
-    forget();
+    // What layers have is right, if not alike: the next step reads what each of them lacks.
     return Outcome::kStopped;
   } catch (const std::exception& error) {
-    // Not again: what failed for want of memory would fail for each token.
-    say(GGML_LOG_LEVEL_ERROR, std::string("left to the host from here on: ") + error.what());
-    failed_ = true;
+    // Not again at once: what failed for want of memory is likely to fail for the next token, too.
     forget();
-    return Outcome::kLeft;
+    const int64_t steps = ledger_ != nullptr ? ledger_->begin_rest() : 1;
+    say(GGML_LOG_LEVEL_ERROR,
+        "left to the host for " + std::to_string(steps) + " steps: " + error.what());
+    return ++counts_.left, Outcome::kLeft;
   }
 }
 
@@ -176,8 +213,13 @@ std::string Store::summary() const {
                      std::to_string(counts_.rebuilt) + " sequences read, " +
                      std::to_string(counts_.forks) + " forked";
   if (mirror_ == nullptr) return text;
-  const Stats stats = mirror_->stats();
-  return text + ", " + std::to_string(stats.memory.live >> 20) + " MiB";
+  int64_t cache = 0;
+  for (const auto* tensors : {&keys_, &values_}) {
+    for (const auto& [layer, root] : *tensors) cache += int64_t(root->nb[2]) * root->ne[2];
+  }
+  const int64_t own = mirror_->stats().memory.live;
+  return text + ", " + std::to_string((own + (1 << 19)) >> 20) + " MiB, " +
+         std::to_string((100 * own + cache / 2) / cache) + " % of the cache";
 }
 
 }  // namespace pariskv::ggml

@@ -36,8 +36,12 @@ class Store {
   // What a scheduler asks before it gives out nodes. An answer holds until the node is asked about
   // again: a host that uses a graph once more does not ask.
 
-  /** Whether writes of rows are ours: then they are known, and only then can attention be. */
-  bool claims_write(const CacheTensor& tensor);
+  /**
+   * Whether a write is ours: then it is known, and only then can attention be. Rows go to the same
+   * cells in all layers: of these writes those of the first layer's keys are enough, and each that
+   * is claimed costs the host two hand-overs.
+   */
+  bool claims_write(const CacheTensor& tensor, bool is_of_rows);
   bool claims_attention(const Attention& attention);
 
   // What happens.
@@ -58,26 +62,32 @@ class Store {
   const ggml_backend_buffer_i& original() const { return original_; }
 
  private:
-  bool is_known(const Attention& attention) const;
+  int64_t from() const;
+  bool fits(const Attention& attention);
   int64_t layer_number(const CacheTensor& tensor) const;
   void find_plan(int64_t layer, const Attention& attention);
-  void count(const Plan& plan);
   void forget();
+  void say_once(const std::string& why);
 
   mutable std::mutex mutex_;
   const Settings& settings_;
   ggml_backend_buffer_i original_;
   std::map<int64_t, const ggml_tensor*> keys_, values_;  // by the model's layer
-  std::map<const ggml_tensor*, bool> claimed_;           // the last answers to claims_write
+  std::set<int64_t> searched_;                           // layers of the shape that fits
   std::optional<Geometry> fits_, fits_not_;              // the last shapes that were tried
-  bool wants_ = true;                                    // writes: a step may be ours soon
+  std::set<std::string> said_;
+
+  // What decides on claims of writes: whether a step may be ours soon.
+  bool watches_ = false;      // the last answer
+  bool is_long_ = true;       // the last step that was asked about, or nearly
+  bool searchable_ = true;    // the last graph had attention that is ours once it is long enough
+  bool asked_ = false;        // so had this one, up to now
+  bool has_written_ = false;  // this graph: the next question is about another one
   bool has_run_ = false;  // a graph: until then attention is left to the host, see claims_attention
-  bool failed_ = false;
 
   const std::function<bool()>* stops_ = nullptr;
   std::unique_ptr<Ledger> ledger_;
   std::unique_ptr<Mirror> mirror_;
-  std::set<int64_t> written_;  // layers that were, in this pass of the ledger
   Plan plan_;
   // What the plan was made from, and the layer that went by it last.
   const ggml_tensor* mask_ = nullptr;

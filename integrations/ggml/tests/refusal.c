@@ -42,8 +42,8 @@ int main(int count, char** arguments) {
   version = "0.25.3";
   setenv("PARISKV_GGML", "top_k=many", 1);
   good &= is_refused(init,
-                     "pariskv: not used: [PARISKV_GGML] top_k: expected a whole number of at least "
-                     "1, got 'many'\n");
+                     "pariskv: not used: [PARISKV_GGML] top_k: expected a whole number from 1 to "
+                     "8388608, got 'many'\n");
   setenv("PARISKV_GGML", "top_k=50", 1);
   good &= init() != NULL;
   return good ? 0 : 1;

@@ -39,6 +39,14 @@ SmallHost::SmallHost(const Shape& shape, uint32_t seed) : shape_(shape), random_
   load();
   cpu_ = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
   ours_ = ggml_backend_init_by_name("ParisKV", nullptr);
+  auto* set_abort =
+      reinterpret_cast<ggml_backend_set_abort_callback_t>(ggml_backend_reg_get_proc_address(
+          ggml_backend_reg_by_name("ParisKV"), "ggml_backend_set_abort_callback"));
+  const auto stops = [](void* left) {
+    auto* questions = static_cast<int64_t*>(left);
+    return *questions >= 0 && (*questions)-- == 0;
+  };
+  set_abort(ours_, stops, &questions_);
   ggml_backend_t all[] = {ours_, cpu_};
   scheduler_ = ggml_backend_sched_new(all, nullptr, 2, 2048, false, false);
   kept_ = ggml_init({ggml_tensor_overhead() * size_t(4 * shape.layers + 4), nullptr, true});
@@ -86,6 +94,7 @@ void SmallHost::build(int64_t tokens, int64_t first_stream, int64_t streams,
   if (context_ != nullptr) ggml_free(context_);
   context_ = ggml_init({ggml_tensor_overhead() * 2048 + ggml_graph_overhead(), nullptr, true});
   graph_ = ggml_new_graph(context_);
+  value_at_ = nullptr;
   const int64_t kv_heads = shape_.kv_heads, heads = kv_heads * shape_.group;
   const int64_t each = tokens / streams;
   const auto input = [&](ggml_tensor* tensor) {
@@ -104,7 +113,8 @@ void SmallHost::build(int64_t tokens, int64_t first_stream, int64_t streams,
       return ggml_reshape_2d(context_, cache, cache->ne[0], shape_.cells * shape_.streams);
     };
     own.k_write = ggml_set_rows(context_, all(own.k), own.new_k, at_);
-    own.v_write = ggml_set_rows(context_, all(own.v), own.new_v, at_);
+    own.v_write = shape_.flash ? ggml_set_rows(context_, all(own.v), own.new_v, at_)
+                               : write_transposed(own, tokens);
     ggml_build_forward_expand(graph_, own.k_write);
     ggml_build_forward_expand(graph_, own.v_write);
     const auto view = [&](ggml_tensor* cache, int64_t dim) {
@@ -114,6 +124,10 @@ void SmallHost::build(int64_t tokens, int64_t first_stream, int64_t streams,
                                        cache->nb[2] * size_t(first_stream)),
                           0, 2, 1, 3);
     };
+    if (!shape_.flash) {
+      own.out = attend_in_products(own, view(own.k, shape_.key_dim));
+      continue;
+    }
     ggml_tensor* v = shape_.values_are_keys ? own.k : own.v;
     own.out =
         ggml_flash_attn_ext(context_, ggml_permute(context_, own.q, 0, 2, 1, 3),
@@ -127,14 +141,44 @@ void SmallHost::build(int64_t tokens, int64_t first_stream, int64_t streams,
   if (!ggml_backend_sched_alloc_graph(scheduler_, graph_)) throw std::runtime_error("no memory");
 }
 
+ggml_tensor* SmallHost::write_transposed(const Layer& own, int64_t tokens) {
+  // A number at a time, as llama.cpp does it.
+  if (value_at_ == nullptr) {
+    value_at_ = ggml_new_tensor_1d(context_, GGML_TYPE_I64, tokens * own.v->ne[0]);
+    ggml_set_input(value_at_);
+  }
+  return ggml_set_rows(context_, ggml_reshape_2d(context_, own.v, 1, ggml_nelements(own.v)),
+                       ggml_reshape_2d(context_, own.new_v, 1, ggml_nelements(own.new_v)),
+                       value_at_);
+}
+
+ggml_tensor* SmallHost::attend_in_products(const Layer& own, ggml_tensor* keys) {
+  const int64_t dim = shape_.value_dim, cells = keys->ne[1];
+  ggml_tensor* logits = ggml_mul_mat(context_, keys, ggml_permute(context_, own.q, 0, 2, 1, 3));
+  ggml_tensor* weights =
+      ggml_soft_max_ext(context_, logits, mask_, 1 / std::sqrt(float(shape_.key_dim)), 0);
+  const size_t line = ggml_row_size(own.v->type, shape_.cells);
+  ggml_tensor* values =
+      ggml_view_3d(context_, own.v, cells, dim, shape_.kv_heads, line, line * size_t(dim), 0);
+  ggml_tensor* out = ggml_mul_mat(context_, values, weights);
+  ggml_set_output(out);
+  ggml_build_forward_expand(graph_, out);
+  return out;
+}
+
+void SmallHost::abort_after(int64_t questions) { questions_ = questions; }
+
 StepResult SmallHost::step(const std::vector<Token>& tokens, int64_t visible_cells, bool again) {
   const int64_t count = int64_t(tokens.size()), first = tokens.front().stream;
   const int64_t streams = tokens.back().stream - first + 1;
   if (!again) build(count, first, streams, visible_cells);
-  std::vector<int64_t> at;
+  std::vector<int64_t> at, value_at;
   std::vector<ggml_fp16_t> mask;
   for (const Token& token : tokens) {
     at.push_back(token.stream * shape_.cells + token.cell);
+    for (int64_t i = 0; i < layers_[0].v->ne[0]; ++i) {
+      value_at.push_back(i * shape_.cells + token.cell);
+    }
     for (int64_t cell = 0; cell < visible_cells; ++cell) {
       const bool sees = token.sees[size_t(cell)];
       mask.push_back(ggml_fp32_to_fp16(sees ? 0 : -std::numeric_limits<float>::infinity()));
@@ -142,6 +186,9 @@ StepResult SmallHost::step(const std::vector<Token>& tokens, int64_t visible_cel
   }
   ggml_backend_tensor_set(at_, at.data(), 0, ggml_nbytes(at_));
   ggml_backend_tensor_set(mask_, mask.data(), 0, ggml_nbytes(mask_));
+  if (value_at_ != nullptr) {
+    ggml_backend_tensor_set(value_at_, value_at.data(), 0, ggml_nbytes(value_at_));
+  }
   for (Layer& own : layers_) {
     fill(own.new_v);
     for (size_t i = 0; i < tokens.size(); ++i) {
@@ -151,13 +198,17 @@ StepResult SmallHost::step(const std::vector<Token>& tokens, int64_t visible_cel
     own.queries = fill(own.q, looks_ ? 1.f : 0), own.sink_logits = fill(own.sinks);
   }
   StepResult result;
-  if (ggml_backend_sched_graph_compute(scheduler_, graph_) != GGML_STATUS_SUCCESS) {
-    throw std::runtime_error("the graph was not computed");
-  }
+  const ggml_status status = ggml_backend_sched_graph_compute(scheduler_, graph_);
+  questions_ = -1;
+  result.aborted = status == GGML_STATUS_ABORTED;
+  if (result.aborted) return result;
+  if (status != GGML_STATUS_SUCCESS) throw std::runtime_error("the graph was not computed");
   for (const Layer& own : layers_) {
     const bool is_ours = ggml_backend_sched_get_tensor_backend(scheduler_, own.out) == ours_;
     result.ours += is_ours;
-    result.writes += ggml_backend_sched_get_tensor_backend(scheduler_, own.k_write) == ours_;
+    for (ggml_tensor* write : {own.k_write, own.v_write}) {
+      result.writes += ggml_backend_sched_get_tensor_backend(scheduler_, write) == ours_;
+    }
     if (!is_ours) continue;  // the host's own business
     for (int64_t i = 0; i < count; ++i) {
       result.worst = std::max(result.worst, error_of(own, i, tokens[size_t(i)]));

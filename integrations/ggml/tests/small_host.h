@@ -21,7 +21,7 @@ struct Shape {
   int64_t streams = 1, layers = 3;
   bool sinks = false;
   float softcap = 0, max_bias = 0;
-  bool transposed = false;       // V, as without flash attention
+  bool flash = true;             // false: V is transposed, and attention is products
   bool values_are_keys = false;  // as in MLA
   const char* key_name = "cache_k_l%d";
 };
@@ -35,9 +35,10 @@ struct Token {
 
 /** What one step came to, over all layers. */
 struct StepResult {
-  double worst = 0;    // of a token and layer: how far the outputs are from plain ones
-  int64_t ours = 0;    // layers that the plugin was given
-  int64_t writes = 0;  // of rows, likewise
+  double worst = 0;      // of a token and layer: how far the outputs are from plain ones
+  int64_t ours = 0;      // layers that the plugin was given
+  int64_t writes = 0;    // of rows of K and V, likewise
+  bool aborted = false;  // see SmallHost::abort_after; what was computed is not looked at
 };
 
 class SmallHost {
@@ -59,6 +60,9 @@ class SmallHost {
    */
   StepResult step(const std::vector<Token>& tokens, int64_t visible_cells, bool again = false);
 
+  /** The next step ends as a user wants it to: when the plugin asks for the so-manieth time. */
+  void abort_after(int64_t questions);
+
   /** Other numbers in cells of a stream, which no node shows: a state that is loaded. */
   void load_cells(int64_t stream, const std::vector<int64_t>& cells);
   /**
@@ -78,6 +82,8 @@ class SmallHost {
     std::vector<float> queries, sink_logits;  // a graph's inputs are gone when it is done
   };
   void build(int64_t tokens, int64_t first_stream, int64_t streams, int64_t visible_cells);
+  ggml_tensor* write_transposed(const Layer& own, int64_t tokens);
+  ggml_tensor* attend_in_products(const Layer& own, ggml_tensor* keys);
   /** Normal ones; where a needle is looked for its key and all queries are the same. */
   std::vector<float> numbers(int64_t count, float all = 0);
   std::vector<float> fill(ggml_tensor* tensor, float all = 0);
@@ -93,7 +99,8 @@ class SmallHost {
   ggml_backend_buffer_t buffer_ = nullptr;
   std::vector<Layer> layers_;
   ggml_cgraph* graph_ = nullptr;
-  ggml_tensor *at_ = nullptr, *mask_ = nullptr;
+  ggml_tensor *at_ = nullptr, *value_at_ = nullptr, *mask_ = nullptr;
+  int64_t questions_ = -1;  // until the step is aborted
   bool looks_ = false;
   int64_t needle_ = -1;
 };

@@ -227,6 +227,104 @@ TEST(Ledger, ARingIsLeftToTheHost) {
   EXPECT_LE(read, served);
 }
 
+/** A window that slides over a cache of full size, from `first` on. @return steps served, read */
+std::pair<int64_t, int64_t> slide(Ledger& ledger, int64_t window, int64_t first, int64_t steps) {
+  int64_t served = 0, read = 0;
+  Bits visible(ledger.cells());
+  for (int64_t i = first - window; i < first; ++i) visible.add(i);
+  for (int64_t i = first; i < first + steps; ++i) {
+    visible.remove(i - window);
+    const Plan plan = step(ledger, visible, i);
+    served += plan.serves;
+    for (const Change& change : plan.changes) read += change.kind != Change::Kind::kRemove;
+  }
+  return {served, read};
+}
+
+TEST(Ledger, AWindowOverAWholeCacheIsLeftToTheHost) {
+  for (const int64_t window : {300, 1024, 4096}) {
+    Ledger ledger(16384);
+    const auto [served, read] = slide(ledger, window, window, 2000);
+    EXPECT_GT(served, 0) << window;
+    EXPECT_LT(served, 20) << window;
+    EXPECT_LT(read, 2 * served + 2) << window;
+  }
+}
+
+TEST(Ledger, ARestIsBoundedAndIsShortAgainAfterService) {
+  Ledger ledger(40000);
+  slide(ledger, 1000, 1000, 20000);  // many rests, each longer than the one before
+  const auto steps_until_served = [&](Bits& visible, int64_t first) {
+    for (int64_t i = first; i < first + 6000; ++i) {
+      if (step(ledger, visible, i).serves) return i - first;
+    }
+    return int64_t{6000};
+  };
+  Bits visible(40000);
+  for (int64_t i = 20000; i < 21000; ++i) visible.add(i);
+  const int64_t waited = steps_until_served(visible, 21000);
+  EXPECT_LE(waited, 4096);
+  for (int64_t i = 27000; i < 27100; ++i) ASSERT_TRUE(step(ledger, visible, i).serves);
+  // It slides again: the next rest is a first one.
+  slide(ledger, 1000, 28200, 5);
+  ASSERT_TRUE(ledger.rests());
+  EXPECT_LE(steps_until_served(visible, 29000), 64);
+}
+
+TEST(Ledger, ManyPromptsWithShortAnswersAreNoRest) {
+  Ledger ledger(8192);
+  for (int prompt = 0; prompt < 200; ++prompt) {
+    Bits visible(8192);
+    ledger.begin_pass();
+    for (int64_t i = 0; i < 7000; ++i) ledger.write(i), visible.add(i);
+    for (int64_t i = 7000; i < 7002; ++i) ASSERT_TRUE(step(ledger, visible, i).serves);
+  }
+}
+
+TEST(Ledger, OverwrittenTokensAreDropped) {
+  Ledger ledger(4096);
+  std::map<int64_t, int64_t> tokens;  // by slot
+  for (int prompt = 0; prompt < 24; ++prompt) {
+    Bits visible(4096);
+    ledger.begin_pass();
+    for (int64_t i = 0; i < 256; ++i) {  // the beginning that all have in common
+      if (prompt == 0) ledger.write(i);
+      visible.add(i);
+    }
+    const int64_t end = 3000 + 40 * (prompt % 7);
+    for (int64_t i = 256; i < end; ++i) ledger.write(i), visible.add(i);
+    for (int64_t i = end; i < end + 4; ++i) {
+      const Plan plan = step(ledger, visible, i);
+      for (const Change& change : plan.changes) {
+        if (change.kind == Change::Kind::kRemove) tokens.erase(change.slot);
+        if (change.kind == Change::Kind::kTruncate) tokens[change.slot] = change.keep;
+        EXPECT_NE(change.kind, Change::Kind::kFork);
+      }
+      tokens[plan.rows[0].slot] = plan.rows[0].tokens;
+    }
+    int64_t all = 0;
+    for (const auto& [slot, count] : tokens) all += count;
+    ASSERT_EQ(all, end + 4) << "prompt " << prompt;
+  }
+}
+
+TEST(Ledger, RefusedDraftsAreCutInPlace) {
+  Ledger ledger(1000);
+  Bits visible(1000);
+  for (int64_t i = 0; i < 400; ++i) visible.add(i);
+  for (int64_t round = 0; round < 20; ++round) {
+    const int64_t first = 400 + round;
+    ledger.begin_pass();
+    std::vector<Bits> rows;
+    Bits sees = visible;
+    for (int64_t i = first; i < first + 3; ++i) ledger.write(i), sees.add(i), rows.push_back(sees);
+    const Plan plan = ledger.plan(rows);
+    ASSERT_EQ(plan.changes.size(), 1u);
+    ASSERT_EQ(plan.changes[0].kind, round == 0 ? Change::Kind::kAdd : Change::Kind::kTruncate);
+    visible.add(first);  // the other two are refused
+  }
+}
+
 TEST(Ledger, ADraftsTokensAreOneSequence) {
   Ledger ledger(1000);
   Bits first(1000);

@@ -30,7 +30,8 @@ TEST(Settings, AreReadFromText) {
   EXPECT_FALSE(read_settings("on=0").on);
   EXPECT_EQ(read_settings("seed=0").seed, 0u);
   EXPECT_FALSE(read_settings("").seed);
-  EXPECT_EQ(read_settings("").from, Settings().from);
+  EXPECT_FALSE(read_settings("").from);
+  EXPECT_EQ(read_settings("dense_below=8388608").dense_below, 8388608);
 }
 
 TEST(Settings, AreReadFromAFile) {
@@ -49,14 +50,22 @@ TEST(Settings, AreRefusedWithASentence) {
   EXPECT_EQ(refusal("from=0"),
             "[PARISKV_GGML] from: expected a whole number of at least 1, got '0'");
   EXPECT_EQ(refusal("top_k=12x"),
-            "[PARISKV_GGML] top_k: expected a whole number of at least 1, got '12x'");
+            "[PARISKV_GGML] top_k: expected a whole number from 1 to 8388608, got '12x'");
   EXPECT_EQ(refusal("top_k="),
-            "[PARISKV_GGML] top_k: expected a whole number of at least 1, got ''");
+            "[PARISKV_GGML] top_k: expected a whole number from 1 to 8388608, got ''");
   EXPECT_EQ(
       refusal("from=99999999999999999999"),
       "[PARISKV_GGML] from: expected a whole number of at least 1, got '99999999999999999999'");
   EXPECT_EQ(refusal("seed=-1"),
             "[PARISKV_GGML] seed: expected a whole number of at least 0, got '-1'");
+  // Limits of the engine's, named when the file is read and not when a cache is long enough.
+  EXPECT_EQ(
+      refusal("dense_below=8388609"),
+      "[PARISKV_GGML] dense_below: expected a whole number from -1 to 8388608, got '8388609'");
+  EXPECT_EQ(refusal("tail_rows=8"),
+            "[PARISKV_GGML] tail_rows: expected a whole number from 16 to 8192, got '8'");
+  EXPECT_NE(refusal("local=9000000"), "");
+  EXPECT_NE(refusal("memory=9223372036854"), "");
   EXPECT_EQ(refusal("error=1"),
             "[PARISKV_GGML] error: expected a number above 0 and below 1, got '1'");
   EXPECT_EQ(refusal("error=nan"),

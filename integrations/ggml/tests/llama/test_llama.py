@@ -48,7 +48,16 @@ def test_perplexity_at_8192(
     arguments += ["-fa", "on", "-ctk", kind, "-ctv", kind, "--kl-divergence-base", logits]
     run("llama-perplexity", *arguments, plugin=None)
     # A token at a time: prompts in batches are the host's own.
-    log = run("llama-perplexity", *arguments, "-ub", 1, "--kl-divergence", plugin=plugin)
+    # From where the second half begins: by default heads as small as these are searched later.
+    log = run(
+        "llama-perplexity",
+        *arguments,
+        "-ub",
+        1,
+        "--kl-divergence",
+        plugin=plugin,
+        settings="from=4096",
+    )
     ratio = float(re.search(r"Mean PPL\(Q\)/PPL\(base\) +: +([\d.]+)", log)[1])
     divergence = float(re.search(r"Mean +KLD: +([\d.]+)", log)[1])
     print(f"{kind}: perplexity {ratio:.4f} times the host's, KL {divergence:.4f}")
@@ -61,7 +70,7 @@ def test_facts_of_a_long_document_are_found(serve) -> None:
     document = with_facts(6600, lambda text: len(text) // 4)
     found = {}
     for with_plugin in (True, False):
-        server = serve("", "-np", 1, "-c", 8192, with_plugin=with_plugin)
+        server = serve("from=4096", "-np", 1, "-c", 8192, with_plugin=with_plugin)
         found[with_plugin] = [
             fact.answer in server.complete(f"{document}\n\n{fact.question}\n{fact.begin}", 12)
             for fact in FACTS
@@ -148,6 +157,23 @@ def test_flash_attention_stays_on_by_itself(model: Path, plugin: Path, text: str
         settings="from=1024,check=1",
     )
     assert compared(log)[0] >= 30 * LAYERS
+
+
+def test_prompts_that_are_over_give_their_memory_back(serve, text: str) -> None:
+    server = serve("from=1024", "-np", 1, "-c", 4096)
+    for page in range(24):
+        server.complete(text[:1100] + text[2500 * page : 2500 * page + 10_000], 4)
+    shares = re.findall(r"pariskv: .* MiB, (\d+) % of the cache", server.stop())
+    print(f"summaries over the KV cache: {shares} %")
+    assert shares
+    assert int(shares[-1]) <= 20
+
+
+def test_without_flash_attention_the_log_says_so(model: Path, plugin: Path, text: str) -> None:
+    arguments = ["-m", model, "-t", 2, "-c", 4096, "-fa", "off", "--temp", 0, "-n", 8, "-no-cnv"]
+    log = run("llama-completion", *arguments, "-v", "-p", text[:6000], plugin=plugin)
+    assert "pariskv: left to the host: no attention reads this cache in place" in log
+    assert "layers' steps" not in log
 
 
 def test_settings_that_make_no_sense_leave_the_host_alone(model: Path, plugin: Path) -> None:
