@@ -128,7 +128,8 @@ __global__ void __launch_bounds__(kCommonThreads) set_common(TailCopyCall call, 
   extern __shared__ __align__(16) unsigned char shared[];
   auto& strands = *reinterpret_cast<StrandSums*>(shared);
   __shared__ int exponents[kMaxHeadDim];
-  __shared__ int median, largest;
+  __shared__ int median;
+  __shared__ int largest;
   const ModelShape& shape = call.shape;
   const int head = int(blockIdx.x) / 2, warp = warp_id(), thread = int(threadIdx.x);
   const bool of_values = blockIdx.x % 2 == 1;
@@ -172,7 +173,7 @@ __global__ void __launch_bounds__(kCommonThreads) set_common(TailCopyCall call, 
     const double sum = added(sums), square = added(squares), rows = added(counts);
     if (thread >= kCommonChannels || first + thread >= dim) continue;
     const double number = rows > 1 ? rows : 1.0, mean = __ddiv_rn(sum, number);
-    common.centre[first + thread] = __double2float_rn(mean);
+    common.centre[first + thread] = float(mean);
     const double variance = __dsub_rn(__ddiv_rn(square, number), __dmul_rn(mean, mean));
     exponents[first + thread] =
         exponent_of_root(uint64_t(__double_as_longlong(variance > 0 ? variance : 0.0)));
@@ -267,9 +268,10 @@ void launch_copy_tail(const TailCopyCall& call, cudaStream_t stream) {
   dispatch_element(call.shape.dtype, [&](auto element) {
     using Element = decltype(element);
     if (sets_common) {
-      set_common<Element>
-          <<<unsigned(2 * call.shape.kv_heads), kCommonThreads, sizeof(StrandSums), stream>>>(
-              call, common_rows(call.tail.count, call.tail_rows));
+      const int64_t rows = common_rows(call.tail.count, call.tail_rows);
+      const auto halves = unsigned(2 * call.shape.kv_heads);
+      constexpr size_t kBytes = sizeof(StrandSums);
+      set_common<Element><<<halves, kCommonThreads, kBytes, stream>>>(call, rows);
     }
     copy_tail_rows<Element><<<blocks, kThreads, 0, stream>>>(call);
   });

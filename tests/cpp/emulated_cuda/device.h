@@ -253,6 +253,11 @@ inline uint32_t __float_as_uint(float x) {
   std::memcpy(&bits, &x, 4);
   return bits;
 }
+inline long long __double_as_longlong(double x) {
+  long long bits;
+  std::memcpy(&bits, &x, 8);
+  return bits;
+}
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
