@@ -294,8 +294,8 @@ TEST_P(Simd, AttendSquaresTheWeights) {
   std::vector<float> maximum(kQueries, -kInfinity), sum(kQueries), weighted(kQueries * kDim),
       squares(kQueries), scratch(kAttendTile * kDim);
   kernels_->attend({halves.data(), halves.data(), kRows, RowType::kFloat32, RowType::kFloat32, kDim,
-                    kDim, kQueries, query.data(), limits.data(), .5f, 0, maximum.data(), sum.data(),
-                    weighted.data(), scratch.data(), squares.data()});
+                    kDim, kQueries, query.data(), limits.data(), .5f, 0, nullptr, maximum.data(),
+                    sum.data(), weighted.data(), scratch.data(), squares.data()});
   for (int64_t q = 0; q < kQueries; ++q) {
     double expected = 0;
     for (int64_t r = 0; r < kRows; ++r) {
