@@ -127,6 +127,9 @@ template <typename Element>
 __global__ void __launch_bounds__(kCommonThreads) set_common(TailCopyCall call, int64_t count) {
   extern __shared__ __align__(16) unsigned char shared[];
   auto& strands = *reinterpret_cast<StrandSums*>(shared);
+  __shared__ uint8_t loud[kMostCommonRows];
+  __shared__ int rows_as_loud[256];
+  __shared__ int median_row;
   __shared__ int exponents[kMaxHeadDim];
   __shared__ int median;
   __shared__ int largest;
@@ -139,17 +142,52 @@ __global__ void __launch_bounds__(kCommonThreads) set_common(TailCopyCall call, 
   const TailCopies copies = shape.tail_copies(Tail::capacity(call.tail_rows));
   char* const block = call.sequence->tail_copies;
   const CommonPart common = of_values ? copies.of_values(block, head) : copies.of_keys(block, head);
+  const auto half_of = [&](int64_t i) {
+    const int64_t position = call.tail.position(i), segment = position / tokens;
+    const char* row = row_of_segment(static_cast<const char*>(call.sequence->rows[segment]), head,
+                                     tokens, position - segment * tokens, shape.rows.bytes());
+    return row + half;
+  };
+  for (int i = thread; i < 256; i += kCommonThreads) rows_as_loud[i] = 0;
+  __syncthreads();
+  for (int64_t i = warp; i < count; i += kCommonStrands) {
+    const char* row = half_of(i);
+    float largest = 0;
+    for (int d = kAtOnce * lane_id(); d < dim; d += kCommonChannels) {
+      float x[kAtOnce];
+      RowReader<Element>::floats(RowReader<Element>::at(row, d), x);
+#pragma unroll
+      for (int c = 0; c < kAtOnce; ++c) {
+        if (finite(x[c])) largest = fmaxf(largest, fabsf(x[c]));
+      }
+    }
+    const int loudness = loudness_of(bits_of(warp_max(largest)));
+    if (lane_id() == 0) {
+      loud[i] = uint8_t(loudness);
+      atomicAdd(&rows_as_loud[loudness], 1);
+    }
+  }
+  __syncthreads();
+  if (thread == 0) {
+    int64_t below = 0;
+    median_row = 0;
+    for (int i = 0; i < 256; ++i) {
+      below += rows_as_loud[i];
+      if (below > count / 2) {
+        median_row = i;
+        break;
+      }
+    }
+  }
+  __syncthreads();
   for (int first = 0; first < dim; first += kCommonChannels) {
     const int own = first + kAtOnce * lane_id();
     double sums[kAtOnce] = {}, squares[kAtOnce] = {}, counts[kAtOnce] = {};
 #pragma unroll 4
     for (int64_t i = warp; i < count; i += kCommonStrands) {
-      if (own >= dim) continue;
-      const int64_t position = call.tail.position(i), segment = position / tokens;
-      const char* row = row_of_segment(static_cast<const char*>(call.sequence->rows[segment]), head,
-                                       tokens, position - segment * tokens, shape.rows.bytes());
+      if (own >= dim || !is_common(loud[i], median_row)) continue;
       float x[kAtOnce];
-      RowReader<Element>::floats(RowReader<Element>::at(row + half, own), x);
+      RowReader<Element>::floats(RowReader<Element>::at(half_of(i), own), x);
 #pragma unroll
       for (int c = 0; c < kAtOnce; ++c) {
         if (!finite(x[c])) continue;

@@ -5,6 +5,7 @@
 #include "check.h"
 #include "dispatch.h"
 #include "row_format.h"
+#include "tail_copies.h"
 
 namespace pariskv {
 
@@ -95,7 +96,7 @@ void ParisKV::validate() const {
         "got ",
         block);
   }
-  within("policy.tail_rows", tail_rows, 16, 8192);
+  within("policy.tail_rows", tail_rows, 16, kMostCommonRows);
   if (error && !(*error > 0 && *error < 1)) {  // also catches NaN
     fail("[config] policy.error: expected an error above 0 and below 1, or none, got ", *error);
   }

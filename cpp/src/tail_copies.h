@@ -60,6 +60,18 @@ struct TailCopies {
  */
 constexpr int kCommonStrands = 32;
 
+/** Of the policy's tail_rows at most, and so of rows that set the common part. */
+constexpr int64_t kMostCommonRows = 8192;
+
+/**
+ * A row's loudness, from the bits of the largest finite magnitude of its half: an exponent. A row
+ * that is 16 times as loud as the median one or more does not set the common part. A single key of
+ * 1e30 would leave all other rows no bits.
+ */
+constexpr int loudness_of(uint32_t largest) { return int(largest >> 23 & 255); }
+constexpr int kMostAboveMedian = 3;
+constexpr bool is_common(int loudness, int median) { return loudness <= median + kMostAboveMedian; }
+
 /** Rows that set the common part, in a tail of `count` rows. */
 constexpr int64_t common_rows(int64_t count, int64_t tail_rows) {
   // A longer interval leaves nearly tail_rows at least: then it is always the same rows.

@@ -16,7 +16,9 @@ def eight_bits(x: np.ndarray) -> np.ndarray:
 def copied(rows: np.ndarray, tail_rows: int) -> np.ndarray:
     """K or V of all rows of a head's tail (count, dim) as their copies have them."""
     rows = np.asarray(rows, np.float32)
-    first = rows[: tail_rows - tail_rows // 16].astype(np.float64)
+    first = rows[: tail_rows - tail_rows // 16]
+    loud = np.abs(first).max(axis=1).view(np.int32) >> 23  # exponents
+    first = first[loud <= np.sort(loud)[len(loud) // 2] + 3].astype(np.float64)
     centre = first.mean(axis=0).astype(np.float32)
     variance = np.maximum((first**2).mean(axis=0) - first.mean(axis=0) ** 2, 0)
     octaves = np.frexp(variance)[1] - 1  # 2^octaves is the greatest power of two not above

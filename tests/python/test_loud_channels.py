@@ -89,6 +89,37 @@ def test_loud_channels_cost_the_others_nothing(loud, dtype):
     assert by_default < 1.1 * unrounded + (0.01 if dtype == "bfloat16" else 0)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_one_huge_row_takes_no_bits_from_the_others(dtype):
+    found = []
+    for huge in (None, 1e30):
+        rng = np.random.default_rng(0)
+        keys, values = clusters(rng)
+        drawn = sampled(4, TOKENS - 300, 1024)
+        if huge is not None:
+            keys[drawn[40]] *= -huge
+            values[drawn[41]] *= huge
+            keys[drawn[41], :, 3] = -huge  # no query attends to them
+            keys[drawn[40], :, :] = 0
+            keys[drawn[40], :, 3] = -huge
+        config = pk.Config(
+            layers=1,
+            query_heads=1,
+            kv_heads=1,
+            head_dim=DIM,
+            dtype=dtype,
+            dense_below=2048,
+            device=current_device(),
+        )
+        cache = pk.Cache(config)
+        s = cache.add()
+        cache.prefill(0, [s], tensor(keys, config), tensor(values, config))
+        q = 1.5 * np.abs(rng.standard_normal((1, 1, DIM)))
+        found.append(f64(cache.decode(0, [s], tensor(q, config)))[0, 0])
+    apart = np.linalg.norm(found[0] - found[1]) / np.linalg.norm(found[0])
+    assert apart < 0.1
+
+
 @pytest.mark.cpu("the oracle itself")
 def test_rows_are_rounded_by_what_a_channel_has():
     rng = np.random.default_rng(1)

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "cpu/numerics.h"
 #include "cpu/pariskv/search.h"
 #include "cpu/rows.h"
 
@@ -71,13 +72,29 @@ struct Halves {
     kernels.to_float(row.*half, type, dim, out);
   }
 
+  /** See loudness_of. */
+  int loudness(int64_t number) const {
+    float x[kMaxHeadDim], largest = 0;
+    read(number, x);
+    for (int64_t d = 0; d < dim; ++d) {
+      if (std::isfinite(x[d])) largest = std::max(largest, std::fabs(x[d]));
+    }
+    return loudness_of(bits_of(largest));
+  }
+
   /** Sets their common part, from the first `count` of them. */
   void set_common(int64_t count) const {
+    uint8_t loud[kMostCommonRows], sorted_rows[kMostCommonRows];
+    for (int64_t i = 0; i < count; ++i) loud[i] = uint8_t(loudness(i));
+    std::copy_n(loud, count, sorted_rows);
+    std::nth_element(sorted_rows, sorted_rows + count / 2, sorted_rows + count);
+    const int median = count > 0 ? sorted_rows[count / 2] : 0;
     double sums[kMaxHeadDim] = {}, squares[kMaxHeadDim] = {};
     int64_t counts[kMaxHeadDim] = {};
     for (int64_t strand = 0; strand < kCommonStrands; ++strand) {
       double own_sums[kMaxHeadDim] = {}, own_squares[kMaxHeadDim] = {};
       for (int64_t i = strand; i < count; i += kCommonStrands) {
+        if (!is_common(loud[i], median)) continue;
         float x[kMaxHeadDim];
         read(i, x);
         for (int64_t d = 0; d < dim; ++d) {
