@@ -24,6 +24,7 @@ class LayerBytes:
     """Of one layer, one sequence."""
 
     segment_tokens: int
+    block_tokens: int  # of a block of rows on a CPU; a GPU has them in segments
     rows: int  # K and V of a segment
     summaries: int  # of a segment
     state: int  # once: statistics, the balance
@@ -32,7 +33,7 @@ class LayerBytes:
     kept: int = 0  # once, with HardKV: kept rows and the queries that are remembered
     drops: bool = False  # of the segments of a zone none stays
     plain: int = 0  # K and V of a segment as they came: `rows`, unless zones have rows in 8 bits
-    resident: int = 0  # once, there: such segments, of the sink and of the window
+    window: int = 0  # tokens behind a zone, at most
 
 
 def of_layer(shape: ModelShape, **settings: object) -> LayerBytes:
@@ -47,19 +48,20 @@ def of_layer(shape: ModelShape, **settings: object) -> LayerBytes:
     v = np.zeros((half, shape.kv_heads, shape.value_dim), np.float16)
     with pk.Cache(small) as cache:
         sequence = cache.add()
-        cache.prefill(0, [sequence], k, v)
+        cache.prefill(0, [sequence], k[:1], v[:1])
+        first = cache.stats()
+        cache.prefill(0, [sequence], k[1:], v[1:])
         before = cache.stats()
         cache.prefill(0, [sequence], k, v)
         after = cache.stats()
     rows = (after.row_bytes - before.row_bytes) * 2 // _SEGMENTS
     summaries = (after.summary_bytes - before.summary_bytes) * 2 // _SEGMENTS
-    plain, resident = rows, 0
+    plain = rows
     if config.kv_dtype != "auto":
         plain = of_layer(shape, **{**settings, "kv_dtype": "auto"}).rows
-        # Of the small cache, and one more where a window lies in two segments.
-        resident = after.row_bytes - _SEGMENTS * rows + plain
     return LayerBytes(
         small.segment_tokens,
+        first.row_bytes * small.segment_tokens // plain,
         rows,
         summaries,
         after.summary_bytes - _SEGMENTS * summaries,
@@ -68,7 +70,7 @@ def of_layer(shape: ModelShape, **settings: object) -> LayerBytes:
         _kept(small),
         isinstance(config.policy, pk.HardKV) and config.policy.placement == "dropped",
         plain,
-        resident,
+        config.local + config.update + getattr(config.policy, "block", 0),
     )
 
 
@@ -129,17 +131,40 @@ def parts_of_batch(
     segments = -(-tokens // layer.segment_tokens)
     stay = min(segments, _SEGMENTS_ON_GPU) if layer.drops else segments
     here = min(stay, _SEGMENTS_ON_GPU) if gpu else stay
+    rows = here * layer.rows + _resident(layer, layer.segment_tokens)
+    if not gpu:
+        rows = _rows_on_cpu(layer, tokens) + _resident(layer, layer.block_tokens)
     layers = batch * shape.layers
     sliding = shape.sliding_layers * min(shape.window, tokens) * layer.plain // layer.segment_tokens
     return {
         "key summaries": Need(layers * (layer.state + segments * layer.summaries), 0),
-        "keys and values": Need(
-            layers * (here * layer.rows + layer.resident), layers * (stay - here) * layer.rows
-        ),
+        "keys and values": Need(layers * rows, layers * (stay - here) * layer.rows),
         "kept rows": Need(layers * layer.kept, 0),
         "row cache, tail": Need(layers * (layer.tail + (layer.row_cache if gpu else 0)), 0),
         "sliding layers": Need(batch * sliding, 0),
     }
+
+
+def _rows_on_cpu(layer: LayerBytes, tokens: int) -> int:
+    most = tokens
+    if layer.drops:  # the first segment; of another one a zone may have all but the last token
+        left = layer.segment_tokens - 1 + layer.window
+        most = min(tokens, layer.segment_tokens + _whole(left, layer.block_tokens))
+    return _whole(most, layer.block_tokens) * layer.rows // layer.segment_tokens
+
+
+def _whole(tokens: int, block: int) -> int:
+    """In whole blocks."""
+    return -(-tokens // block) * block
+
+
+def _resident(layer: LayerBytes, block_tokens: int) -> int:
+    """Where zones have rows in 8 bits: others, of the sink and of a window, in blocks."""
+    if layer.plain == layer.rows:
+        return 0
+    # A window may begin with the last token of a block.
+    tokens = 2 * block_tokens + _whole(layer.window - 1, block_tokens)
+    return tokens * layer.plain // layer.segment_tokens
 
 
 def of_batch(shape: ModelShape, layer: LayerBytes, tokens: int, batch: int, *, gpu: bool) -> Need:
