@@ -11,16 +11,16 @@ namespace pariskv {
 
 namespace {
 
-constexpr uint64_t rotated(uint64_t x, int bits) { return x << bits | x >> (64 - bits); }
+constexpr uint64_t turned(uint64_t x, int bits) { return x << bits | x >> (64 - bits); }
 
 struct SipState {
   uint64_t v0, v1, v2, v3;
 
   void round() {
-    v0 += v1, v1 = rotated(v1, 13) ^ v0, v0 = rotated(v0, 32);
-    v2 += v3, v3 = rotated(v3, 16) ^ v2;
-    v0 += v3, v3 = rotated(v3, 21) ^ v0;
-    v2 += v1, v1 = rotated(v1, 17) ^ v2, v2 = rotated(v2, 32);
+    v0 += v1, v1 = turned(v1, 13) ^ v0, v0 = turned(v0, 32);
+    v2 += v3, v3 = turned(v3, 16) ^ v2;
+    v0 += v3, v3 = turned(v3, 21) ^ v0;
+    v2 += v1, v1 = turned(v1, 17) ^ v2, v2 = turned(v2, 32);
   }
   void take(uint64_t word) {
     v3 ^= word;
