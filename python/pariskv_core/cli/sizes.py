@@ -39,9 +39,18 @@ class LayerBytes:
 def of_layer(shape: ModelShape, **settings: object) -> LayerBytes:
     """settings: of pk.Config, for the CPU or a GPU alike."""
     config = shape.config(**settings)
-    # Rows in 8 bits are those of a zone that is searched.
+    # Rows in 8 bits, and copies of a tail, are those of a zone that is searched.
+    policy = config.policy
+    if isinstance(policy, pk.ParisKV):
+        policy = policy.replace(top_k=1)
     small = config.replace(
-        layers=1, device="cpu", threads=1, memory_budget=0, host_budget=0, dense_below=0
+        layers=1,
+        device="cpu",
+        threads=1,
+        memory_budget=0,
+        host_budget=0,
+        dense_below=0,
+        policy=policy,
     )
     half = _SEGMENTS // 2 * small.segment_tokens
     k = np.zeros((half, shape.kv_heads, shape.head_dim), np.float16)
@@ -65,7 +74,7 @@ def of_layer(shape: ModelShape, **settings: object) -> LayerBytes:
         rows,
         summaries,
         after.summary_bytes - _SEGMENTS * summaries,
-        _tail(config),
+        after.kept_bytes if isinstance(config.policy, pk.ParisKV) else 0,
         _row_cache(config, rows),
         _kept(small),
         isinstance(config.policy, pk.HardKV) and config.policy.placement == "dropped",
@@ -101,19 +110,6 @@ def _row_cache(config: pk.Config, segment_rows: int) -> int:
     row = segment_rows // config.segment_tokens // config.kv_heads
     vectors = -(-row // 16) * 16  # of a row in 8 bits: with all of its first and last one
     return books + slots * config.kv_heads * vectors
-
-
-def _tail(config: pk.Config) -> int:
-    """Copies in 8 bits, with a scale for K and one for V."""
-    policy = config.policy
-    if (
-        not isinstance(policy, pk.ParisKV)
-        or policy.tail == "none"
-        or (policy.tail == "own" and policy.block == 0)
-    ):
-        return 0
-    row = config.head_dim + config.value_dim + 2 * 4
-    return 2 * policy.tail_rows * config.kv_heads * row
 
 
 @dataclass(frozen=True)
