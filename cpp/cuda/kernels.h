@@ -57,6 +57,7 @@ void launch_read(const RowsCall& call, cudaStream_t stream);
 struct NarrowCall {
   ModelShape shape;
   const SequenceView* sequence;  // in device memory
+  void* state;                   // of the search, which knows what rows have in common
   int64_t begin, end;
 };
 void launch_narrow(const NarrowCall& call, cudaStream_t stream);
@@ -65,6 +66,8 @@ void launch_narrow(const NarrowCall& call, cudaStream_t stream);
 struct WidenCall {
   ModelShape shape;
   const char* segment;
+  uint8_t* summaries;  // of the segment
+  void* state;
   int64_t slot, tokens;  // of the first one, and how many
   Rows k, v;             // (tokens, heads, key_dim or value_dim)
 };
@@ -74,6 +77,7 @@ void launch_widen(const WidenCall& call, cudaStream_t stream);
 struct TailCopyCall {
   ModelShape shape;
   const SequenceView* sequence;  // in device memory
+  void* state;                   // of the search
   Tail tail;
   int64_t from;       // 0: their common part is set first
   int64_t tail_rows;  // of the policy
@@ -93,6 +97,8 @@ struct EncodeCall {
 };
 /** The balance of a zone that opens, from its first keys. */
 void launch_balance(const EncodeCall& call, cudaStream_t stream);
+/** What V of narrow rows has in common, at the same time; from then on such rows have a base. */
+void launch_narrow_base(const EncodeCall& call, void* state, cudaStream_t stream);
 /** The means of the blocks that keys enter. */
 void launch_means(const EncodeCall& call, cudaStream_t stream);
 /** Rows to summaries; where there are blocks, of what their means leave. */
@@ -143,6 +149,7 @@ int64_t exact_block_queries(const AttendExactCall& call);
 struct ExactLogitsCall {
   ModelShape shape;
   const SequenceView* sequence;  // in device memory
+  void* state;                   // of the search
   Rows q;                        // (1, query_heads, key_dim)
   Logits logits;
   const int32_t* positions;  // (heads, width); -1: none, left alone

@@ -237,22 +237,20 @@ void Cache::Impl::remember(const Step& step, const Queries& queries,
 
 void Cache::Impl::enter(Step& step, Stream stream) {
   if (step.encoded) return;
-  std::vector<NarrowJob> jobs;
-  for (size_t i = 0; i < step.changes.size(); ++i) {
-    const Positions& entering = step.changes[i].narrow.entering;
-    if (entering.begin < entering.end) jobs.push_back({step.views[i], entering});
-  }
-  // Before their summaries, which are those of narrow keys.
-  if (!jobs.empty()) backend_->narrow({shape_, int64_t(jobs.size()), jobs.data()}, stream);
   std::vector<Span> spans;
+  std::vector<NarrowJob> jobs;
   for (size_t i = 0; i < step.changes.size(); ++i) {
     const Change& change = step.changes[i];
     if (change.entering() > 0) {
       spans.push_back({step.views[i], change.rows.entering.begin, change.rows.entering.end,
                        change.queries.observed});
     }
+    const Positions& narrow = change.narrow.entering;
+    if (narrow.begin < narrow.end) jobs.push_back({step.views[i], narrow});
   }
   if (!spans.empty()) search_->enter(spans, stream);
+  // What the search knows of these keys is taken off narrow rows.
+  if (!jobs.empty()) backend_->narrow({shape_, int64_t(jobs.size()), jobs.data()}, stream);
 }
 
 std::vector<KeptChange> Cache::Impl::choices(const Step& step) const {

@@ -63,7 +63,7 @@ void Planner::shorten(Layer& layer, const Regions& next) const noexcept {
     layer.fetched_end = zone_end;
   }
   layer.store.drop(total, zone_begin, zone_end);
-  layer.narrow_end = std::min(layer.narrow_end, total);
+  layer.narrow_end = std::min(layer.narrow_end, zone_end);
   if (layer.narrow_end <= zone_begin) layer.narrow_end = 0;
   layer.narrow.drop(layer.narrow_end, 0, 0);
 }

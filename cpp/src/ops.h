@@ -12,6 +12,7 @@
 
 #include "gpu/row_cache.h"
 #include "kept.h"
+#include "narrow.h"
 #include "pariskv/config.h"
 #include "pariskv/tensor_view.h"
 #include "recent.h"
@@ -32,7 +33,8 @@ struct ModelShape {
   int64_t cached_rows = 0;  // fetched rows per kv head that stay on a GPU: slots; 0: none
   int64_t recent = 0;       // queries that are remembered, per layer and sequence; 0: none are
   RowFormat narrow{};  // of rows of a zone, if not `rows`; of no dimensions: they are as others
-  RowLayout narrow_layout{};  // in the blocks of SequenceView::narrow_rows
+  RowLayout narrow_layout{};   // in the blocks of SequenceView::narrow_rows
+  NarrowLayout narrow_base{};  // what is taken off them; a search says where it lies
 
   /** Tensors are stored as they are, in segments. */
   static constexpr ModelShape plain(int64_t kv_heads, int64_t group, DType dtype, int64_t key_dim,
@@ -84,10 +86,9 @@ struct ModelShape {
     return {kv_heads, cached_rows, zone_rows().copied_bytes()};
   }
   constexpr RecentLayout recent_queries() const { return {recent, query_heads(), rows.key_dim}; }
-  /** Copies of a tail's rows, at most `capacity` of each head. Narrow rows are copied as they are.
-   */
+  /** Copies of a tail's rows, at most `capacity` of each head. */
   constexpr TailCopies tail_copies(int64_t capacity) const {
-    return {kv_heads, capacity, rows.key_dim, rows.value_dim, tail_rows().bytes(), !narrows()};
+    return {kv_heads, capacity, rows.key_dim, rows.value_dim, tail_rows().bytes()};
   }
   constexpr KeptLayout kept(int64_t capacity) const { return {kv_heads, capacity, rows.bytes()}; }
 };

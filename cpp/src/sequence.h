@@ -41,12 +41,7 @@ struct Layer {
   Positions queries{};     // whose queries are in there
   Positions dropped{};     // whose rows were given back: whole segments of the zone; or none
   LayerStore narrow;       // rows of the zone where they are narrow; no summaries
-  /**
-   * Rows behind the sink up to here are in `narrow`: all of the zone. A cut leaves it where it is,
-   * as far as there are rows: those that come back from the zone are written plain again, and enter
-   * it once more as the same bytes.
-   */
-  int64_t narrow_end = 0;
+  int64_t narrow_end = 0;  // rows behind the sink up to here are in `narrow`: those of the zone
 
   /** The rows of the zone. */
   LayerStore& zone_rows(const ModelShape& shape) { return shape.narrows() ? narrow : store; }

@@ -33,11 +33,10 @@ struct TailCopies {
   int64_t capacity;  // rows of a head
   int64_t key_dim, value_dim;
   int64_t row_bytes;
-  bool centred;  // whether rows have a common part; else a scale alone
 
   /** Bytes of a head's common part. */
   constexpr int64_t common_bytes() const {
-    return centred ? 2 * (key_dim + value_dim) * int64_t(sizeof(float)) : 0;
+    return 2 * (key_dim + value_dim) * int64_t(sizeof(float));
   }
   constexpr int64_t row_offset(int64_t head, int64_t i) const {
     return heads * common_bytes() + (head * capacity + i) * row_bytes;
@@ -102,5 +101,15 @@ constexpr int exponent_of_unit(int own, int median, int largest) {
 
 /** Finite numbers stay finite when the centre is taken off, and the unit. */
 constexpr float kMostApart = 3.402823466e38f;
+constexpr float held(float x) {
+  return x < -kMostApart ? -kMostApart : x > kMostApart ? kMostApart : x;
+}
+/** Every operation rounds once. What is not finite becomes NaN. */
+constexpr float affine(float x, float factor, float added) {
+  return held(x * factor + added) + (x - x);
+}
+constexpr float without_common(float x, float centre, float unit) {
+  return held(held(x - centre) * (1.0f / unit)) + (x - x);
+}
 
 }  // namespace pariskv

@@ -109,8 +109,8 @@ TEST_F(Refused, AFileThatIsShorterOrLonger) {
 
 TEST_F(Refused, AnotherKindOfFile) {
   EXPECT_TRUE(has(load(std::string(5000, 'x')), "got another kind of file"));
-  EXPECT_TRUE(has(load(changed(8, 5)), "expected version 3 of saved sequences, got version 5"));
-  EXPECT_TRUE(has(load(summed(changed(8, 5))), "a newer pariskv_core wrote it"));
+  EXPECT_TRUE(has(load(changed(8, 6)), "expected version 3 of saved sequences, got version 6"));
+  EXPECT_TRUE(has(load(summed(changed(8, 6))), "a newer pariskv_core wrote it"));
   EXPECT_TRUE(has(load(changed(8, 2)), "expected version 3 of saved sequences, got version 2"));
   EXPECT_FALSE(has(load(changed(8, 0)), "newer"));
 }

@@ -1,4 +1,5 @@
 // Floats to 8 bits and a scale: every instruction set against the formula, bit for bit.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <iterator>
@@ -7,6 +8,7 @@
 #include <vector>
 
 #include "simd_support.h"
+#include "tail_copies.h"
 
 namespace pariskv::cpu {
 namespace {
@@ -100,6 +102,37 @@ TEST_P(SimdInt8, RowsOfEveryType) {
         ASSERT_TRUE(int8_half(x) == int8_half(*kernels_, halves.at(0), type, count))
             << int(type) << " " << count;
       }
+    }
+  }
+}
+
+TEST_P(SimdInt8, NumbersAreMultipliedAndMoved) {
+  constexpr float kMost = std::numeric_limits<float>::max();
+  const float specials[] = {kNan, kInfinity, -kInfinity, kMost, -kMost, 0, 1e-45f};
+  for (const int64_t count : kInt8Counts) {
+    for (int run = 0; run < 200; ++run) {
+      std::vector<float> x = normals(count), factor = normals(count), added = normals(count);
+      if (run % 4 == 1) x[size_t(run) % x.size()] = specials[size_t(run / 4) % 7];
+      if (run % 4 == 2) added[size_t(run) % x.size()] = kMost;
+      if (run % 4 == 3) factor[size_t(run) % x.size()] = -kMost;
+      std::vector<float> out(size_t(count) + 1, 99);
+      const uint32_t largest =
+          kernels_->affine(x.data(), factor.data(), added.data(), count, out.data());
+      uint32_t expected = 0;
+      bool whole = true;
+      for (int64_t i = 0; i < count; ++i) {
+        const float y = affine(x[i], factor[i], added[i]);
+        whole = whole && y - y == 0;
+        expected = std::max(expected, bits_of(std::fabs(y)));
+        ASSERT_TRUE(bits_of(out[i]) == bits_of(y) || (out[i] != out[i] && y != y))
+            << count << " " << run;
+        ASSERT_EQ(std::isfinite(y), std::isfinite(x[i])) << x[i];
+      }
+      EXPECT_EQ(largest < bits_of(kInfinity), whole);
+      if (whole) {
+        EXPECT_EQ(largest, expected);
+      }
+      EXPECT_EQ(out.back(), 99);
     }
   }
 }

@@ -19,7 +19,7 @@ import oracle_search
 import oracle_tail
 import pariskv_core as pk
 import torch
-from oracle_copies import copied, eight_bits
+from oracle_copies import copied
 
 HERE = Path(__file__).parent
 DTYPES = ("float32", "float16", "bfloat16")
@@ -262,8 +262,6 @@ def _known_of(cache: pk.Cache, s: int, k: np.ndarray) -> tuple[list, list | None
 
 def _keys_of_copies(config: pk.Config, k: np.ndarray, regions: tuple[int, ...]) -> np.ndarray:
     """Keys, those of the tail as its copies have them."""
-    if config.kv_dtype == "int8":
-        return f64(eight_bits(k))
     rows = config.policy.tail_rows
     tail = oracle_tail.sampled(regions[0], regions[0] + regions[1], rows, config.policy.seed)
     keys = k.copy()
@@ -272,10 +270,14 @@ def _keys_of_copies(config: pk.Config, k: np.ndarray, regions: tuple[int, ...]) 
     return keys
 
 
-def decode_oracle(cache: pk.Cache, s: int, q: torch.Tensor, **options) -> oracle_search.Decoded:
-    """What the paper's mathematics makes of the rows and summaries that a cache holds."""
+def decode_oracle(
+    cache: pk.Cache, s: int, q: torch.Tensor, encoded: torch.Tensor | None = None, **options
+) -> oracle_search.Decoded:
+    """What the paper's mathematics makes of the rows and summaries that a cache holds. `encoded`:
+    the keys that were encoded, where they were rounded later."""
     k, v = (f64(x) for x in rows_of(cache, s))
-    regions, (heads, blocks) = regions_of(cache, s), _known_of(cache, s, k)
+    keys = k if encoded is None else f64(encoded)
+    regions, (heads, blocks) = regions_of(cache, s), _known_of(cache, s, keys)
     return oracle_search.decode(
         cache.config,
         f64(q),

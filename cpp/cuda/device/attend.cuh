@@ -79,10 +79,10 @@ class RowAttention {
    * @param address   Reader: of the rows, as RowReader. address(i) is where row i lies; not asked
    *                  for the new row. is_placed(i): whether there is a copy in shared memory,
    *                  after await_placed(), in the room placed(i). noted(i, head, logit): the logit
-   *                  that counts. kCounted: whether rows have been counted; then
-   *                  logit_before(i, head) and weight_before() say with which share, and
-   *                  counted(i) is the copy that row i was counted by, or null. kCentred: whether
-   *                  rows lack the common part, common(), as such copies do
+   *                  that counts. kCounted: whether rows may have been counted before, with a share
+   *                  that they are now to lose: logit_before(i, head) and weight_before() say
+   *                  which, and counted(i) is the copy that row i was counted by, or null. kLess:
+   *                  what rows lack, see RowsLess
    * @param caching   which rows go to a row cache as well, as CacheNothing and CacheRows
    */
   __device__ __forceinline__ RowAttention(const AttendShape& shape, const Cluster& cluster,
@@ -137,22 +137,29 @@ class RowAttention {
  private:
   using Reader = typename Address::Reader;
 
-  /** Queries for rows without their common part; returns the shift of the lane's head.
-   */
+  /** Queries for rows that lack something; returns the shift of the lane's head. */
   __device__ __forceinline__ float take_common(float (&query)[4][kWords], int at,
                                                bool there) const {
     float shift = 0;
-    if constexpr (Address::kCentred) {
-      const CommonRows common = address_.common();
-      if (!common.any()) return 0;
+    if constexpr (Address::kLess != RowsLess::kNothing) {
+      if constexpr (Address::kLess == RowsLess::kBase) {
+        if (!address_.base().any()) return 0;
+      }
 #pragma unroll
       for (int h = 0; h < 4; ++h) {
         float dot = 0;
 #pragma unroll
         for (int i = 0; i < kWords; ++i) {
           if (!there) continue;
-          dot = __fmaf_rn(query[h][i], common.key_centre()[at + i], dot);
-          query[h][i] = common.query(query[h][i], at + i);
+          if constexpr (Address::kLess == RowsLess::kBase) {
+            const auto& base = address_.base();
+            query[h][i] = __fmul_rn(query[h][i], base.stretch()[at + i]);
+            dot = __fmaf_rn(query[h][i], base.centre(at + i), dot);
+          } else {
+            const CommonRows common = address_.common();
+            dot = __fmaf_rn(query[h][i], common.key_centre()[at + i], dot);
+            query[h][i] = common.query(query[h][i], at + i);
+          }
         }
         dot = warp_sum(dot);
         if (lane_id() / 4 % 4 == h) shift = dot * shape_.scale;

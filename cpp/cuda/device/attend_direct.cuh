@@ -109,7 +109,7 @@ class DirectAttention {
   /** Queries and the new row, which may lie anyhow, to where they are read in pieces. */
   __device__ __forceinline__ void stage(const Element* q, int64_t stride, int first_head) {
     // By different warps, so that both take one trip to memory.
-    if constexpr (Address::kCentred) {
+    if constexpr (Address::kLess == RowsLess::kCommon) {
       const CommonRows common = address_.common();
       stage_common_queries<kWords>(shape_, q, stride, first_head, common, space_.query);
     } else if (int(threadIdx.x) < kDirectThreads / 2) {

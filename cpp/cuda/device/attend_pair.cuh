@@ -39,11 +39,11 @@ struct Running {
  */
 constexpr float kMostAbove = 5;
 
-/** Whether rows may have been counted before, with a share that they are now to lose. */
-enum class RowsCounted : int {
-  kNot,
-  kAlike,    // by the same numbers
-  kByCopies  // in 8 bits
+/** What rows lack that many have in common. */
+enum class RowsLess : int {
+  kNothing,
+  kCommon,  // of a tail's copies: common()
+  kBase     // of narrow rows: base(), and mean(i) of the keys around row i
 };
 
 /** Where in a row a lane's numbers of K and V begin, in bytes; negative: it has none. */
@@ -102,7 +102,7 @@ struct Counted {
       if (!has[row]) continue;
 #pragma unroll
       for (int i = 0; i < kWords; ++i) {
-        const bool there = common.any() && first >= 0;
+        const bool there = first >= 0;
         const float centre = there ? common.value_centre()[first + i] : 0.0f;
         const float unit = there ? common.value_unit()[first + i] : 1.0f;
         const float x = byte_to_float(words[row][i / 4], i % 4) * unit;
@@ -124,11 +124,47 @@ struct NotCounted {
   __device__ __forceinline__ explicit NotCounted(const Any&...) {}
 };
 
+/** A lane's numbers of a narrow K, as queries that have its balance meet them: less the centre. */
+template <int kWords, typename Address>
+__device__ __forceinline__ void whole_key(const Address& address, int row, const char* from,
+                                          const LaneNumbers& mine, const AttendShape& shape,
+                                          float (&x)[kWords]) {
+  using Reader = typename Address::Reader;
+  const float scale = fabsf(Reader::scale(from, shape.key_dim));
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) x[i] = __fmul_rn(x[i], scale);
+  if (!address.base().any() || Reader::is_bare(from, shape.key_dim)) return;
+  const auto mean = address.mean(row);
+  float levels[kWords];
+  Reader::floats(reinterpret_cast<const char*>(mean.levels) + mine.key, levels);
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) x[i] = __fmaf_rn(levels[i], mean.step, x[i]);
+}
+
+/** A lane's numbers of a narrow V, as they count. */
+template <int kWords, typename Address>
+__device__ __forceinline__ void whole_value(const Address& address, const char* from,
+                                            const LaneNumbers& mine, const AttendShape& shape,
+                                            float (&x)[kWords]) {
+  using Reader = typename Address::Reader;
+  const float scale = Reader::scale(from + Reader::value_offset(shape.key_dim), shape.value_dim);
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) x[i] = __fmul_rn(x[i], scale);
+  const auto& base = address.base();
+  if (!base.any()) return;
+  const auto values = base.values();
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+    const int d = mine.counted + i;
+    x[i] = __fmaf_rn(x[i], values.unit[d], values.centre[d]);
+  }
+}
+
 /**
  * Two rows more, or one.
  * @param rows   their numbers
  * @param head   of this lane
- * @param moved  the shift of its logits, where rows are centred
+ * @param moved  the shift of its logits, where rows lack something
  */
 template <int kWords, typename Address>
 __device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], const char* first,
@@ -137,11 +173,16 @@ __device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], con
                                             const LaneNumbers& mine, const AttendShape& shape,
                                             Running<kWords>& running) {
   using Reader = typename Address::Reader;
-  const std::conditional_t<Address::kCounted == RowsCounted::kByCopies, Counted<kWords>, NotCounted>
-      counted(address, rows, both, mine, shape);
+  constexpr bool kBased = Address::kLess == RowsLess::kBase;
+  const std::conditional_t<Address::kCounted, Counted<kWords>, NotCounted> counted(
+      address, rows, both, mine, shape);
   float x[kWords] = {}, y[kWords] = {}, dots[8];
   if (mine.key >= 0) Reader::floats(first + mine.key, x);
   if (mine.key >= 0 && both) Reader::floats(second + mine.key, y);
+  if constexpr (kBased) {
+    if (mine.key >= 0) whole_key(address, rows[0], first, mine, shape, x);
+    if (mine.key >= 0 && both) whole_key(address, rows[1], second, mine, shape, y);
+  }
 #pragma unroll
   for (int h = 0; h < 4; ++h) {
     dots[h] = dots[4 + h] = 0;
@@ -167,17 +208,20 @@ __device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], con
   float logit = dots[0] + __shfl_xor_sync(~0u, dots[0], 2);
   logit = logit + __shfl_xor_sync(~0u, logit, 1);
   float2 scales;  // of this lane's row
-  if constexpr (Reader::kScaled) {
+  if constexpr (Reader::kScaled && !kBased) {
     scales = Reader::scales(lane < 16 ? first : second, shape.key_dim, shape.value_dim);
     logit = logit * scales.x;
   }
   logit = logit * shape.scale;
-  if constexpr (Address::kCentred) logit = logit + moved;
+  if constexpr (kBased) {
+    if (Reader::is_bare(lane < 16 ? first : second, shape.key_dim)) moved = 0;
+  }
+  if constexpr (Address::kLess != RowsLess::kNothing) logit = logit + moved;
   logit = soft_capped(logit, shape.softcap);
   const bool there = both || lane < 16;
   logit = there ? address.noted(row, head, logit) : -infinity();
   float logit_before = -infinity();
-  if constexpr (Address::kCounted != RowsCounted::kNot) {
+  if constexpr (Address::kCounted) {
     if (there) logit_before = address.logit_before(row, head);
     if (logit_before > logit + kMostAbove) logit = logit_before;
   }
@@ -187,19 +231,22 @@ __device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], con
   const float shift = top == -infinity() ? 0.0f : top;
   const float rescale = exp_of(running.maximum - shift);
   float weight = exp_of(logit - shift), before = 0;
-  if constexpr (Address::kCounted != RowsCounted::kNot) {
+  if constexpr (Address::kCounted) {
     // Without a tail the weight is no number.
     if (logit_before > -infinity()) before = address.weight_before() * exp_of(logit_before - shift);
   }
   const float counts = weight - before;
   running.maximum = top;
   running.sum = __fmaf_rn(running.sum, rescale, counts + __shfl_xor_sync(~0u, counts, 16));
-  if constexpr (Address::kCounted == RowsCounted::kAlike) weight = counts;
   // The scale of a row that does not count may be no number.
-  if constexpr (Reader::kScaled) weight = weight == 0 ? 0.0f : weight * scales.y;
+  if constexpr (Reader::kScaled && !kBased) weight = weight == 0 ? 0.0f : weight * scales.y;
 
   if (mine.value >= 0) Reader::floats(first + mine.value, x);
   if (mine.value >= 0 && both) Reader::floats(second + mine.value, y);
+  if constexpr (kBased) {
+    if (mine.value >= 0) whole_value(address, first, mine, shape, x);
+    if (mine.value >= 0 && both) whole_value(address, second, mine, shape, y);
+  }
 #pragma unroll
   for (int h = 0; h < 4; ++h) {
     const float rescale_h = __shfl_sync(~0u, rescale, 4 * h);
@@ -212,7 +259,7 @@ __device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], con
       running.weighted[h][i] = both ? __fmaf_rn(second_weight, y[i], sum) : sum;
     }
   }
-  if constexpr (Address::kCounted == RowsCounted::kByCopies) {
+  if constexpr (Address::kCounted) {
     counted.take_back(before, address.common(), mine.counted, running);
   }
 }

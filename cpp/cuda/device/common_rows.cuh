@@ -10,7 +10,7 @@
 
 namespace pariskv::cuda::device {
 
-/** Of one head, in device memory; null: its rows have no common part. */
+/** Of one head, in device memory; null: there are no copies. */
 struct CommonRows {
   const float* numbers;
   int key_dim, value_dim;
@@ -25,7 +25,7 @@ struct CommonRows {
 
   /** Dimension d of a query, as it is multiplied with levels. Units are powers of two. */
   __device__ __forceinline__ float query(float x, int d) const {
-    return any() ? __fmul_rn(x, key_unit()[d]) : x;
+    return __fmul_rn(x, key_unit()[d]);
   }
 };
 

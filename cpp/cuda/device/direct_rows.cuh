@@ -66,7 +66,7 @@ __device__ __noinline__ void stage_common_queries(const AttendShape& shape, cons
 #pragma unroll 4
   for (int d = lane_id(); d < 32 * kWords; d += 32) {
     const float x = there && d < shape.key_dim ? to_float(q[head * stride + d]) : 0.0f;
-    const bool shifted = common.any() && d < shape.key_dim;
+    const bool shifted = d < shape.key_dim;
     if (shifted) dot = __fmaf_rn(x, common.key_centre()[d], dot);
     to[head][d] = from_float<Element>(shifted ? common.query(x, d) : x);
   }

@@ -53,6 +53,10 @@ struct NarrowReader {
   static __device__ __forceinline__ float scale(const char* half, int dim) {
     return *reinterpret_cast<const float*>(half + dim);
   }
+  /** Whether K has neither centre nor mean: see narrow.h. */
+  static __device__ __forceinline__ bool is_bare(const char* key, int key_dim) {
+    return bits_of(scale(key, key_dim)) >> 31 != 0;
+  }
   /** Of K and of V of a row. */
   static __device__ __forceinline__ float2 scales(const char* row, int key_dim, int value_dim) {
     return make_float2(scale(row, key_dim), scale(row + value_offset(key_dim), value_dim));

@@ -162,8 +162,9 @@ void ExactAttention::bring(const Run& run, const ModelShape& shape, const Sequen
             "copy rows to the device");
     }
     if (!shape.narrows()) continue;
-    launch_widen({shape, static_cast<const char*>(view.narrow_rows[s]), begin, end - begin,
-                  keys_of_segment(shape, target, begin), values_of_segment(shape, target, begin)},
+    launch_widen({shape, static_cast<const char*>(view.narrow_rows[s]), view.summaries[s],
+                  view.state, begin, end - begin, keys_of_segment(shape, target, begin),
+                  values_of_segment(shape, target, begin)},
                  copies_);
   }
 }

@@ -61,7 +61,8 @@ void each_job(const EncodeArgs& args, int64_t begin, int64_t end, Launch launch)
     const EncodeJob& job = args.jobs[i];
     if (job.begin >= job.end) continue;
     launch(EncodeCall{args.shape, constants_of(*args.codec), job.sequence.device, job.statistics,
-                      job.balance, job.begin, job.end, job.opening, job.query_windows});
+                      job.balance, job.begin, job.end, job.opening, job.query_windows},
+           job.sequence.state);
   }
 }
 
@@ -115,8 +116,9 @@ void ParisKVSearch::copy_tail_rows(const TailCopyArgs& args, Stream stream) {
   const DeviceGuard guard(backend_.device());
   for (int64_t i = 0; i < args.batch; ++i) {
     const TailCopyJob& job = args.jobs[i];
-    launch_copy_tail({shape_, job.sequence.device, job.tail, job.from, needs_.tail_rows},
-                     handle_of(stream));
+    launch_copy_tail(
+        {shape_, job.sequence.device, job.sequence.state, job.tail, job.from, needs_.tail_rows},
+        handle_of(stream));
   }
 }
 
@@ -126,9 +128,14 @@ void ParisKVSearch::encode(const EncodeArgs& args, Stream stream) {
   // device idle.
   backend_.branches().share(args.batch, kLeastOfEncoder, kMostEncoders, handle_of(stream),
                             [&](int64_t begin, int64_t end, cudaStream_t branch) {
-                              each_job(args, begin, end, [&](const EncodeCall& call) {
+                              each_job(args, begin, end, [&](const EncodeCall& call, void* state) {
                                 if (call.codec.layout.block > 0) {
-                                  if (call.opening > 0) launch_balance(call, branch);
+                                  if (call.opening > 0) {
+                                    launch_balance(call, branch);
+                                    if (call.shape.narrow_base.any()) {
+                                      launch_narrow_base(call, state, branch);
+                                    }
+                                  }
                                   launch_means(call, branch);
                                 }
                                 launch_encode(call, branch);
@@ -140,7 +147,7 @@ void ParisKVSearch::encode(const EncodeArgs& args, Stream stream) {
 void ParisKVSearch::forget(const EncodeArgs& args, Stream stream) {
   const DeviceGuard guard(backend_.device());
   each_job(args, 0, args.batch,
-           [&](const EncodeCall& call) { launch_tally(call, -1, handle_of(stream)); });
+           [&](const EncodeCall& call, void*) { launch_tally(call, -1, handle_of(stream)); });
 }
 
 void ParisKVSearch::add_queries(const ObserveArgs& args, Stream stream) {

@@ -40,18 +40,6 @@ inline RowPlace narrow_row_at(const ModelShape& shape, const SequenceView& seque
   return row_in(sequence.narrow_rows, shape.narrow_layout, head, position);
 }
 
-/** The row of a position, which is written as `format_at` says. */
-inline RowPlace row_at(const ModelShape& shape, const SequenceView& sequence, int64_t head,
-                       int64_t position) {
-  return sequence.narrow(position) ? narrow_row_at(shape, sequence, head, position)
-                                   : plain_row_at(shape, sequence, head, position);
-}
-
-inline const RowFormat& format_at(const ModelShape& shape, const SequenceView& sequence,
-                                  int64_t position) {
-  return sequence.narrow(position) ? shape.narrow : shape.rows;
-}
-
 /** The halves of a copy of a row, which lie together. */
 inline RowPlace halves_of(const RowFormat& rows, char* copy) {
   return {copy, copy + rows.key_bytes()};
@@ -79,13 +67,6 @@ void convert_row(const Kernels& kernels, const RowPlace& from, const RowFormat& 
 /** A stored key as floats. */
 inline void read_key(const Kernels& kernels, const RowFormat& rows, const char* key, float* out) {
   kernels.to_float(key, rows.key, rows.key_dim, out);
-}
-
-/** The stored key of a position as floats. */
-inline void read_key_at(const Kernels& kernels, const ModelShape& shape,
-                        const SequenceView& sequence, int64_t head, int64_t position, float* out) {
-  read_key(kernels, format_at(shape, sequence, position),
-           row_at(shape, sequence, head, position).key, out);
 }
 
 /** Element (i, j, 0) of a rank-3 view. */

@@ -28,7 +28,7 @@ constexpr int64_t kChecksumBytes = int64_t(sizeof(uint64_t));
 static_assert(kPrefixBytes == 56 && sizeof(SavedLayer) == 48, "bytes of a file: no padding");
 
 /** Of a layer: all but the last word before files of kNarrowVersion. */
-int64_t layer_bytes(int64_t version) { return version == kNarrowVersion ? 48 : 40; }
+int64_t layer_bytes(int64_t version) { return version >= kNarrowVersion ? 48 : 40; }
 
 constexpr int64_t kSeedBytes = int64_t(sizeof(int64_t));
 
@@ -38,10 +38,10 @@ void check_prefix(const OldFile& file, const Prefix& prefix) {
     fail("[load] path: expected a saved sequence, got another kind of file, ", file.path());
   }
   const int64_t version = prefix.version & ~kOwnSeed;
-  if (version != kSavedVersion && version != kNarrowVersion) {
+  if (version < kSavedVersion || version > kBasedVersion) {
     fail("[load] path: expected version ", kSavedVersion, " of saved sequences, got version ",
          prefix.version, " in ", file.path(),
-         version > kNarrowVersion ? "; a newer pariskv_core wrote it" : "");
+         version > kBasedVersion ? "; a newer pariskv_core wrote it" : "");
   }
   if (prefix.file_bytes != file.bytes()) {
     fail("[load] path: expected the ", prefix.file_bytes, " bytes that were written, got ",

@@ -27,6 +27,7 @@ namespace pariskv {
 
 constexpr int64_t kSavedVersion = 3;
 constexpr int64_t kNarrowVersion = 4;  // where rows of zones are narrow: layers tell how far
+constexpr int64_t kBasedVersion = 5;   // states have the common part of these rows
 /** Added to a version: the tail of the sequence is drawn by a seed of its own. */
 constexpr int64_t kOwnSeed = 256;
 
@@ -35,7 +36,7 @@ struct SavedLayer {
   Regions::Marks marks;
   int64_t observed;        // queries that its policy was given, of those it wants
   int64_t has_state;       // 0 or 1
-  int64_t narrow_end = 0;  // Layer::narrow_end; in files of kNarrowVersion
+  int64_t narrow_end = 0;  // the end of narrow rows; in files of kNarrowVersion and later
 };
 
 /** Sizes that follow from a cache's settings. */

@@ -77,16 +77,18 @@ std::unique_ptr<char[]> buffer_of(int64_t bytes) {
   return std::unique_ptr<char[]>(new char[size_t(bytes)]);
 }
 
-SavedSizes sizes_of(const ModelShape& shape, const RegionSizes& regions, const Search& search) {
+SavedSizes sizes_of(const ModelShape& shape, const RegionSizes& regions, const Search& search,
+                    int64_t version) {
   // Where a zone opened follows from `dense_below`, which may have been another. Narrow rows are
   // searched from the first one on.
   RegionSizes known = regions;
   if (!shape.narrows()) known.opening = 0;
+  const bool based = shape.narrow_base.any();  // which ends a state
   return {known,
           shape.segment_tokens,
           shape.kv_heads * shape.rows.bytes(),
           search.needs().summary_bytes,
-          search.needs().state_bytes,
+          version < kBasedVersion && based ? shape.narrow_base.based : search.needs().state_bytes,
           search.needs().observed,
           shape.kv_heads * shape.narrow.bytes()};
 }
@@ -195,7 +197,9 @@ void Cache::save(SequenceId sequence, const std::string& path) const {
   const Sequence& source = *impl_->find(impl.verb("save"), {sequence})[0];
   SavedHeader header;
   header.settings = text_of(settings_of(impl.config_));
-  if (impl.shape_.narrows()) header.version = kNarrowVersion;
+  if (impl.shape_.narrows()) {
+    header.version = impl.shape_.narrow_base.any() ? kBasedVersion : kNarrowVersion;
+  }
   if (source.tail_seed() != implied_seed(impl.config_)) header.tail_seed = source.tail_seed();
   for (const Layer& layer : source.layers) {
     const bool has_state = layer.state.data() != nullptr;
@@ -203,7 +207,7 @@ void Cache::save(SequenceId sequence, const std::string& path) const {
         {layer.regions.marks(), layer.observed, has_state ? 1 : 0, layer.narrow_end});
   }
   const std::vector<Piece> pieces =
-      pieces_of(header.layers, sizes_of(impl.shape_, impl.sizes_, *impl.search_));
+      pieces_of(header.layers, sizes_of(impl.shape_, impl.sizes_, *impl.search_, header.version));
   header.checksums.resize(pieces.size());
   const int64_t begin = header.bytes();
 
@@ -227,7 +231,7 @@ SequenceId Cache::load(const std::string& path, Stream stream) {
   const OldFile file(path);
   const SavedHeader header = SavedHeader::read(file);
   check_settings(path, header.settings, config());
-  const SavedSizes sizes = sizes_of(impl_->shape_, impl_->sizes_, *impl_->search_);
+  const SavedSizes sizes = sizes_of(impl_->shape_, impl_->sizes_, *impl_->search_, header.version);
   check_layers(file, header, config().layers, sizes);
   const std::vector<Piece> pieces = pieces_of(header.layers, sizes);
   header.check(file, pieces);
@@ -269,6 +273,10 @@ void Cache::Impl::restore(Layer& layer, const SavedPart& part, Stream stream) {
                [&](size_t i) { read_piece(part, i, step.views[0], shape_, *backend_, stream); });
   };
   carry_out(step, read, [] {}, stream);
+  // In old files rows behind a zone that was cut are narrow, too. They enter it anew.
+  if (layer.narrow_end > layer.regions.retrieval_end(sizes_)) {
+    planner_.shorten(layer, layer.regions);
+  }
 }
 
 }  // namespace pariskv

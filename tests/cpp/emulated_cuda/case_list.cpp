@@ -41,7 +41,8 @@ std::vector<Case> pariskv_cases() {
            }),
       make("narrow_tail",
            [=](Case& c, Config& k) {
-             narrow(c, k), tail(c, k, 32), c.steps = 12, c.twin = 4, c.attended = 70;
+             // The 58th query and the huge key are at right angles: a last bit says which sign.
+             narrow(c, k), tail(c, k, 32), c.steps = 12, c.twin = 4, c.attended = 50;
              c.chunks = 3, c.saved_after = 4;
            }),
       make("narrow_error_float32_512",

@@ -107,8 +107,9 @@ void narrow_row(const ModelShape& shape, const char* from, char* to) {
 std::vector<char> tail_copy_of(const SequenceView& view, const ModelShape& shape, int64_t head,
                                int64_t position) {
   const char* home = zone_row_of(view, shape, head, position);
-  if (shape.narrows()) return {home, home + shape.narrow.bytes()};
-  std::vector<char> copy(size_t(2 * size_of(shape.dtype)));
+  const size_t two = size_t(2 * size_of(shape.dtype));
+  if (shape.narrows()) return {home, home + two};
+  std::vector<char> copy(two);
   narrow_row(shape, home, copy.data());
   return copy;
 }
@@ -256,6 +257,10 @@ void launch_copy(void* target, const void* source, int64_t bytes, cudaStream_t s
 }
 
 void launch_balance(const EncodeCall&, cudaStream_t stream) {
+  launch(stream, [] {});
+}
+
+void launch_narrow_base(const EncodeCall&, void*, cudaStream_t stream) {
   launch(stream, [] {});
 }
 

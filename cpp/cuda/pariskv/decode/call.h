@@ -20,7 +20,7 @@ enum DecodeStep : int { kScore, kRerank, kAttend };
  */
 struct ContextBytes {
   int row, zone_row, tail_row;
-  int tail_common;     // of a head; 0: copies of the tail's rows have no common part
+  int tail_common;     // of a head: what copies of the tail's rows have in common
   int64_t tail_first;  // of a block of such copies before the first row
   int64_t tail_head;   // from a head's rows to the next one's
 

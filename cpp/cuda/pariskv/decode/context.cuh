@@ -30,7 +30,7 @@ struct HeadContext {
   void* const* rows;
   void* const* zone_rows;     // those of the zone, which may be narrow
   const char* tail_copies;    // of rows of the tail; null: a call that only explains has none
-  const float* tail_numbers;  // their common part; null: they have none
+  const float* tail_numbers;  // their common part
   int total;
   int searched;  // candidates wanted; 0: everything is resident
   device::Zone zone;
@@ -111,10 +111,8 @@ __device__ __forceinline__ void fill_context(const StepParams& step, const Seque
   context.tail_numbers = nullptr;
   if (view.tail_copies != nullptr) {
     context.tail_copies = view.tail_copies + bytes.tail_first + head * bytes.tail_head;
-    if (bytes.tail_common > 0) {
-      context.tail_numbers =
-          reinterpret_cast<const float*>(view.tail_copies + head * int64_t(bytes.tail_common));
-    }
+    context.tail_numbers =
+        reinterpret_cast<const float*>(view.tail_copies + head * int64_t(bytes.tail_common));
   }
   context.tail_seed = uint32_t(view.tail_seed);
   context.total = int(view.total);

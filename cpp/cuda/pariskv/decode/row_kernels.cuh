@@ -22,7 +22,7 @@ void set_row_kernels(DecodeKernels& kernels) {
   kernels.resident_bytes = kResidentBytes<Element, kWords, false>;
   kernels.tail_bytes = kResidentBytes<Element, kWords, true>;
   kernels.resident_row = kDirect<Element>;
-  kernels.attend_space = padded_bytes<AttendSpace<kWords>>;
+  kernels.attend_space = padded_bytes<AttendSpace<false>>;
   kernels.attend_least = device::kMergeBytes<kWords> + 2 * device::kTileBytes;
 }
 
@@ -30,6 +30,7 @@ template <typename Element>
 void set_narrow_kernels(int64_t rotated_dim, DecodeKernels& kernels) {
   dispatch(RotatedDims{}, rotated_dim, [&](auto dim) {
     kernels.attend = attend_kernel<Element, int(decltype(dim)::kValue / 32), true>;
+    kernels.attend_space = padded_bytes<AttendSpace<true>>;
   });
 }
 

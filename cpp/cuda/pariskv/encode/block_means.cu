@@ -3,7 +3,7 @@
 // thread has a channel.
 #include "policy/pariskv/codec/block_means.h"
 
-#include "device/narrow_rows.cuh"
+#include "device/stored_rows.cuh"
 #include "device/warp.cuh"
 #include "dispatch.h"
 #include "elements.h"
@@ -29,14 +29,10 @@ struct MeanParameters {
   int32_t query_windows;
   int32_t dim;  // channels
   int32_t row_bytes;
-
-  __device__ __forceinline__ void* const* rows(bool narrow) const {
-    return narrow ? sequence->narrow_rows : sequence->rows;
-  }
 };
 
 /** Some neighbouring keys of one head, which lie in one segment. */
-template <typename Reader>
+template <typename Element>
 struct Keys {
   const char* rows;
   int row_bytes, dim, count;
@@ -44,11 +40,11 @@ struct Keys {
   __device__ __forceinline__ Keys(const MeanParameters& p, int head, int begin, int end)
       : row_bytes(p.row_bytes), dim(p.dim), count(end - begin) {
     const int tokens = int(p.layout.tokens), segment = begin / tokens;
-    rows = row_of_segment(static_cast<const char*>(p.rows(Reader::kScaled)[segment]), head, tokens,
+    rows = row_of_segment(static_cast<const char*>(p.sequence->rows[segment]), head, tokens,
                           begin - segment * tokens, row_bytes);
   }
   __device__ __forceinline__ float number(int key, int channel) const {
-    return Reader::number(rows + int64_t(key) * row_bytes, channel, dim);
+    return RowReader<Element>::number(rows + int64_t(key) * row_bytes, channel, dim);
   }
 };
 
@@ -58,8 +54,8 @@ struct FiniteKeys {
   int count;
 
   /** All threads; has barriers before and after. */
-  template <typename Reader>
-  __device__ __forceinline__ void find(const Keys<Reader>& keys) {
+  template <typename Element>
+  __device__ __forceinline__ void find(const Keys<Element>& keys) {
     __syncthreads();
     if (threadIdx.x < kMostBlock / 32) words[threadIdx.x] = 0;
     __syncthreads();
@@ -80,8 +76,8 @@ struct FiniteKeys {
 };
 
 /** Calls visit(x) for the channel of every finite key, in order; some are read ahead. */
-template <typename Reader, typename Visit>
-__device__ __forceinline__ void each_finite(const Keys<Reader>& keys, const FiniteKeys& finite,
+template <typename Element, typename Visit>
+__device__ __forceinline__ void each_finite(const Keys<Element>& keys, const FiniteKeys& finite,
                                             int channel, Visit visit) {
   for (int first = 0; first < keys.count; first += kAhead) {
     float x[kAhead];
@@ -97,8 +93,8 @@ __device__ __forceinline__ void each_finite(const Keys<Reader>& keys, const Fini
 }
 
 /** The mean of one channel; 0 where no key is finite. */
-template <typename Reader>
-__device__ __forceinline__ double mean_of(const Keys<Reader>& keys, const FiniteKeys& finite,
+template <typename Element>
+__device__ __forceinline__ double mean_of(const Keys<Element>& keys, const FiniteKeys& finite,
                                           int channel) {
   double sum = 0;
   each_finite(keys, finite, channel, [&](float x) { sum = __dadd_rn(sum, double(x)); });
@@ -117,14 +113,14 @@ __device__ __forceinline__ double largest_of_block(double x, double* room) {
 }
 
 /** A block of threads: the mean of a block of keys, of one head. */
-template <typename Reader>
+template <typename Element>
 __global__ void __launch_bounds__(kMostThreads) store_means(MeanParameters p) {
   __shared__ FiniteKeys finite;
   __shared__ double room[kMostThreads / 32];
   const int head = int(blockIdx.y), size = int(p.layout.block);
   const int number = p.begin / size + int(blockIdx.x);
   const int begin = max(number * size, p.begin), end = min((number + 1) * size, p.end);
-  const Keys<Reader> keys(p, head, begin, end);
+  const Keys<Element> keys(p, head, begin, end);
   finite.find(keys);
   const int c = int(threadIdx.x);
   double mean = 0;
@@ -171,7 +167,7 @@ __device__ __forceinline__ void store_centre(const MeanParameters& p, int head, 
 }
 
 /** A block of threads: the balance of one head. As set_stretch. */
-template <typename Reader>
+template <typename Element>
 __global__ void __launch_bounds__(kMostThreads) set_balance(MeanParameters p) {
   __shared__ FiniteKeys finite;
   __shared__ double room[kMostThreads / 32];
@@ -182,7 +178,7 @@ __global__ void __launch_bounds__(kMostThreads) set_balance(MeanParameters p) {
   double own = 0, centre = 0;
   int64_t count = 0;
   for (int begin = p.begin; begin < p.opening; begin += size - begin % size) {
-    const Keys<Reader> keys(p, head, begin, begin - begin % size + size);
+    const Keys<Element> keys(p, head, begin, begin - begin % size + size);
     finite.find(keys);
     count += finite.count;
     if (!there) continue;
@@ -269,14 +265,7 @@ MeanParameters parameters_of(const EncodeCall& call) {
           int32_t(call.opening),
           int32_t(call.query_windows),
           int32_t(call.shape.rows.key_dim),
-          int32_t(call.shape.zone_rows().bytes())};
-}
-
-/** visit(Reader{}): of the rows of a zone. */
-template <typename Visit>
-void dispatch_zone_reader(const ModelShape& shape, Visit visit) {
-  if (shape.narrows()) return visit(NarrowReader<float>{});
-  dispatch_element(shape.dtype, [&](auto element) { visit(RowReader<decltype(element)>{}); });
+          int32_t(call.shape.rows.bytes())};
 }
 
 }  // namespace
@@ -284,9 +273,9 @@ void dispatch_zone_reader(const ModelShape& shape, Visit visit) {
 void launch_balance(const EncodeCall& call, cudaStream_t stream) {
   const MeanParameters p = parameters_of(call);
   const unsigned heads = unsigned(p.layout.kv_heads), threads = unsigned(p.layout.rotated_dim);
-  dispatch_zone_reader(call.shape, [&](auto reader) {
-    using Reader = decltype(reader);
-    set_balance<Reader><<<heads, threads, 0, stream>>>(p);
+  dispatch_element(call.shape.dtype, [&](auto element) {
+    using Element = decltype(element);
+    set_balance<Element><<<heads, threads, 0, stream>>>(p);
   });
   check_launch("balance");
 }
@@ -297,9 +286,9 @@ void launch_means(const EncodeCall& call, cudaStream_t stream) {
   const int64_t blocks = (call.end - 1) / p.layout.block - call.begin / p.layout.block + 1;
   const dim3 grid(unsigned(blocks), unsigned(p.layout.kv_heads));
   const unsigned threads = unsigned(p.layout.rotated_dim);
-  dispatch_zone_reader(call.shape, [&](auto reader) {
-    using Reader = decltype(reader);
-    store_means<Reader><<<grid, threads, 0, stream>>>(p);
+  dispatch_element(call.shape.dtype, [&](auto element) {
+    using Element = decltype(element);
+    store_means<Element><<<grid, threads, 0, stream>>>(p);
   });
   check_launch("means");
 }

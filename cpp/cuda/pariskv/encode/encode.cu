@@ -5,8 +5,8 @@
 #include <limits>
 #include <type_traits>
 
-#include "device/narrow_rows.cuh"
 #include "device/ptx.cuh"
+#include "device/stored_rows.cuh"
 #include "elements.h"
 #include "kernels.h"
 #include "pariskv/encode/summary.cuh"
@@ -46,11 +46,9 @@ constexpr int kTurns = 3;
  * (then either one holds half of the norm's sums, whole); of more than 128 dimensions, two have
  * the first 128, two the next ones.
  */
-template <typename Reader_, int kRotated_, bool kLeaves_>
+template <typename Element_, int kRotated_, bool kLeaves_>
 struct Cut {
-  using Reader = Reader_;
-  static constexpr bool kScaled = Reader::kScaled;
-  using Element = std::conditional_t<kScaled, float, typename Reader::Number>;  // in a tile
+  using Element = Element_;
   static constexpr int kRotated = kRotated_;
   static constexpr bool kLeaves = kLeaves_;        // a key less its mean is encoded, as floats
   static constexpr int kDims = 64;                 // of a lane
@@ -101,9 +99,8 @@ struct Walk {
       : p(parameters), tile(in), first(p.start + int(blockIdx.x) * p.group) {
     const int segment = first / p.segment_tokens, head = int(blockIdx.y);
     number = head * p.segment_tokens + (first - segment * p.segment_tokens);
-    void* const* table = Cut::kScaled ? p.sequence->narrow_rows : p.sequence->rows;
-    rows = row_of_segment(static_cast<const char*>(table[segment]), head, p.segment_tokens,
-                          first - segment * p.segment_tokens, p.row_bytes);
+    rows = row_of_segment(static_cast<const char*>(p.sequence->rows[segment]), head,
+                          p.segment_tokens, first - segment * p.segment_tokens, p.row_bytes);
     block = p.sequence->summaries[segment];
   }
 
@@ -120,48 +117,6 @@ struct Walk {
 
   /** The keys of tile `t` that are asked for, with zeros beyond a padded row, set out. */
   __device__ __forceinline__ void fetch(int t) {
-    if constexpr (Cut::kScaled) {
-      write_scaled(t);
-    } else {
-      start_copies(t);
-    }
-  }
-
-  /** Numbers of four neighbours, times the key's scale. Many are on their way at once. */
-  __device__ __forceinline__ void write_scaled(int t) {
-    using Reader = typename Cut::Reader;
-    static_assert(Cut::kRow % 16 == 0);
-    constexpr int kLoads = 8;  // of a lane, before it uses the first one
-    constexpr int kSteps = Cut::kKeys * Cut::kRow / 32;
-    const uint32_t present = present_keys(t);
-#pragma unroll 1
-    for (int step = 0; step < kSteps; step += kLoads) {
-      uint32_t words[kLoads];
-      float scales[kLoads];
-#pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        const int at = (step + i) * 32 + lane, own = at / Cut::kRow, d = at % Cut::kRow * 4;
-        const char* half = rows + int64_t(t * Cut::kKeys + own) * p.row_bytes;
-        const bool there = present >> own & 1 && d < p.codec.head_dim;
-        words[i] = there ? *reinterpret_cast<const uint32_t*>(half + d) : 0;
-        scales[i] = there ? Reader::scale(half, p.codec.head_dim) : 0.0f;
-      }
-#pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        const int at = (step + i) * 32 + lane, own = at / Cut::kRow;
-        const uint32_t bytes = around_middle(words[i]);
-        float4 four;
-        four.x = __fmul_rn(byte_to_float(bytes, 0), scales[i]);
-        four.y = __fmul_rn(byte_to_float(bytes, 1), scales[i]);
-        four.z = __fmul_rn(byte_to_float(bytes, 2), scales[i]);
-        four.w = __fmul_rn(byte_to_float(bytes, 3), scales[i]);
-        reinterpret_cast<float4&>(tile.rows[own * kPitch + at % Cut::kRow]) = four;
-      }
-    }
-  }
-
-  /** Starts to copy the keys of a tile. */
-  __device__ __forceinline__ void start_copies(int t) {
     constexpr int kAtOnce = Cut::kRow < 32 ? Cut::kRow : 32;  // chunks of a row that a step copies
     constexpr int kRows = 32 / kAtOnce;                       // rows of a step
     const int chunk = lane % kAtOnce, ahead = lane / kAtOnce, bytes = p.row_bytes;
@@ -309,7 +264,7 @@ struct Walk {
     const SummaryLayout layout{p.kv_heads, p.segment_tokens, Cut::kRotated, 0};
     const int own = number + t * Cut::kKeys + key;
     const char* stored = rows + int64_t(t * Cut::kKeys + key) * p.row_bytes;
-    encode_carefully<typename Cut::Reader>(
+    encode_carefully<RowReader<Element>>(
         stored, leaving(), p.codec, !anew,
         {block + layout.signs_at(0, own), block + layout.norms_at(0, own),
          reinterpret_cast<uint16_t*>(block + layout.scales_at(0, own)),
@@ -363,12 +318,12 @@ void launch_tiles(EncodeParameters& p, cudaStream_t stream) {
   check_launch("encode");
 }
 
-template <typename Reader>
+template <typename Element>
 void launch(EncodeParameters& parameters, cudaStream_t stream) {
   dispatch(RotatedDims{}, parameters.codec.rotated_dim, [&](auto dim) {
     constexpr int kDim = int(decltype(dim)::kValue);
-    parameters.block > 0 ? launch_tiles<Cut<Reader, kDim, true>>(parameters, stream)
-                         : launch_tiles<Cut<Reader, kDim, false>>(parameters, stream);
+    parameters.block > 0 ? launch_tiles<Cut<Element, kDim, true>>(parameters, stream)
+                         : launch_tiles<Cut<Element, kDim, false>>(parameters, stream);
   });
 }
 
@@ -386,7 +341,7 @@ CodecTables codec_tables(const RowFormat& rows, const CodecConstants& codec) {
     tables.cell_centres[cell] = codec.centres[std::clamp(cell - 1, 0, 7)];
   }
   std::copy_n(codec.negative, std::size(codec.negative), tables.negative);
-  const bool wide = rows.key == RowType::kFloat32 || rows.key == RowType::kInt8;
+  const bool wide = rows.key == RowType::kFloat32;
   for (int i = 0; i < (wide ? kMaxRotatedDim : kMaxRotatedDim / 2); ++i) {
     const auto negative = [&](int d) { return codec.negative[d / 32] >> (d % 32) & 1; };
     tables.flips[i] = wide ? negative(i) << 31 : negative(2 * i) << 15 | negative(2 * i + 1) << 31;
@@ -410,17 +365,15 @@ void launch_encode(const EncodeCall& call, cudaStream_t stream) {
                      int32_t(call.end),
                      int32_t(shape.segment_tokens),
                      int32_t(shape.kv_heads),
-                     int32_t(shape.zone_rows().bytes()),
+                     int32_t(shape.rows.bytes()),
                      0,
                      0,
                      int32_t(call.codec.layout.block),
                      call.balance.gain,
                      call.balance.centre,
                      call.balance.centre_step,
-                     codec_tables(shape.zone_rows(), call.codec)};
-  if (shape.narrows()) return launch<NarrowReader<float>>(p, stream);
-  dispatch_element(shape.dtype,
-                   [&](auto element) { launch<RowReader<decltype(element)>>(p, stream); });
+                     codec_tables(shape.rows, call.codec)};
+  dispatch_element(shape.dtype, [&](auto element) { launch<decltype(element)>(p, stream); });
 }
 
 }  // namespace pariskv::cuda

@@ -103,7 +103,7 @@ inline RowPlace row_to_choose(const ModelShape& shape, const KeptChange& change,
                               const Choice& choice, int64_t head, int64_t j) {
   const int64_t at = head * choice.width + j;
   const int32_t source = choice.sources[at];
-  if (source == kStored) return row_at(shape, change.after, head, choice.positions[at]);
+  if (source == kStored) return plain_row_at(shape, change.after, head, choice.positions[at]);
   return kept_row(shape, shape.kept(change.before.kept_capacity), change.before.kept, head, source);
 }
 

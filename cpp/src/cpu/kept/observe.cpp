@@ -98,7 +98,7 @@ void Observer::set_reference(int64_t head) {
   for (int64_t s = 0; s < kReferenceKeys && count > 0; ++s) {
     float* key = keys[found];
     const int64_t i = s * count / kReferenceKeys;
-    const RowPlace from = all ? row_at(shape_, change_.after, head, begin + i) : row(head, i);
+    const RowPlace from = all ? plain_row_at(shape_, change_.after, head, begin + i) : row(head, i);
     read_key(kernels_, shape_.rows, from.key, key);
     found += std::all_of(key, key + dim, [](float x) { return std::isfinite(x); });
   }

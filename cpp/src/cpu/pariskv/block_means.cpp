@@ -23,7 +23,7 @@ int64_t each_finite_key(const Kernels& kernels, const ModelShape& shape,
   float key[kMaxHeadDim];
   int64_t count = 0;
   for (int64_t position = begin; position < end; ++position) {
-    read_key_at(kernels, shape, sequence, head, position, key);
+    read_key(kernels, shape.rows, plain_row_at(shape, sequence, head, position).key, key);
     float worst = 0;  // 0 times what is not finite is NaN
     for (int64_t c = 0; c < dim; ++c) worst += key[c] * 0.0f;
     if (worst != 0) continue;

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cpu/pariskv/block_means.h"
+#include "cpu/pariskv/common_part.h"
 #include "cpu/pariskv/search.h"
 #include "cpu/rows.h"
 
@@ -89,14 +90,33 @@ void encode_keys(const Kernels& kernels, const EncodeArgs& args, const EncodeJob
   for (int64_t first = begin; first < end; first += kPointers) {
     const int64_t count = std::min(kPointers, end - first), slot = first % shape.segment_tokens;
     for (int64_t i = 0; i < count; ++i) {
-      keys[i] = row_at(shape, job.sequence, head, first + i).key;
+      keys[i] = plain_row_at(shape, job.sequence, head, first + i).key;
     }
-    kernels.encode({keys, shape.zone_rows().key, count, shape.rows.key_dim, layout.rotated_dim,
-                    gain, shift, args.codec->rotation_signs.data(), args.codec->thresholds.data(),
+    kernels.encode({keys, shape.rows.key, count, shape.rows.key_dim, layout.rotated_dim, gain,
+                    shift, args.codec->rotation_signs.data(), args.codec->thresholds.data(),
                     args.codec->centres.data(), layout.signs(segment, head, slot),
                     layout.norms(segment, head, slot), layout.scales(segment, head, slot),
                     layout.records(segment, head, slot)});
   }
+}
+
+/** What V of narrow rows have in common, from the zone's first ones; from now on they have a base.
+ */
+void set_narrow_base(ThreadPool& pool, const Kernels& kernels, const EncodeArgs& args,
+                     const EncodeJob& job) {
+  const ModelShape& shape = args.shape;
+  const NarrowLayout& layout = shape.narrow_base;
+  char* const state = static_cast<char*>(job.sequence.state);
+  const int64_t dim = shape.rows.value_dim;
+  pool.parallel_for(shape.kv_heads, [&](int64_t head) {
+    const auto read = [&](int64_t i, float* out) {
+      kernels.to_float(plain_row_at(shape, job.sequence, head, job.begin + i).value,
+                       shape.rows.value, dim, out);
+    };
+    const Halves<decltype(read)> values{dim, read};
+    values.set_common(std::min(job.opening - job.begin, kMostValueRows), NarrowBase::values_of(layout, state, head));
+  });
+  *reinterpret_cast<int32_t*>(state + layout.based) = 1;
 }
 
 }  // namespace
@@ -107,6 +127,9 @@ void ParisKVSearch::encode(const EncodeArgs& args, Stream) {
   for (int64_t j = 0; j < args.batch; ++j) {
     const EncodeJob& job = args.jobs[j];
     if (job.opening > 0) set_balance(device_.pool, device_.kernels, args, job);
+    if (job.opening > 0 && shape.narrow_base.any()) {
+      set_narrow_base(device_.pool, device_.kernels, args, job);
+    }
     const int64_t first_segment = job.begin / shape.segment_tokens;
     const int64_t segments = (job.end - 1) / shape.segment_tokens - first_segment + 1;
     if (job.begin >= job.end) continue;

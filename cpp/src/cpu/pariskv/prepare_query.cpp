@@ -66,9 +66,10 @@ class Window {
     const int64_t first = std::min(sequence.zone_begin, kFirstRows);
     // The newest row is left out: a GPU may be storing it at this moment.
     const int64_t last = sequence.total - 1;
-    for (int64_t i = 0; i < first; ++i) keys_[count_++] = row_at(shape, sequence, head, i).key;
+    for (int64_t i = 0; i < first; ++i)
+      keys_[count_++] = plain_row_at(shape, sequence, head, i).key;
     for (int64_t i = std::max(sequence.zone_end, last - kLastRows); i < last; ++i) {
-      keys_[count_++] = row_at(shape, sequence, head, i).key;
+      keys_[count_++] = plain_row_at(shape, sequence, head, i).key;
     }
   }
 

@@ -3,11 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
-#include "cpu/numerics.h"
+#include "cpu/narrow_rows.h"
+#include "cpu/pariskv/common_part.h"
 #include "cpu/pariskv/search.h"
-#include "cpu/rows.h"
 
 namespace pariskv::cpu {
 
@@ -53,126 +52,39 @@ void ParisKVSearch::list_tail(const SearchArgs& args) {
   });
 }
 
-namespace {
-
-/** One half, K or V, of the rows of a head. */
-struct Halves {
-  const Kernels& kernels;
-  const ModelShape& shape;
-  const TailCopyJob& job;
-  int64_t head;
-  char* RowPlace::* half;
-  RowType type;
-  int64_t dim;
-  CommonPart common;
-
-  /** Of row `number` of the tail, as floats. */
-  void read(int64_t number, float* out) const {
-    const RowPlace row = row_at(shape, job.sequence, head, job.tail.position(number));
-    kernels.to_float(row.*half, type, dim, out);
-  }
-
-  /** See loudness_of. */
-  int loudness(int64_t number) const {
-    float x[kMaxHeadDim], largest = 0;
-    read(number, x);
-    for (int64_t d = 0; d < dim; ++d) {
-      if (std::isfinite(x[d])) largest = std::max(largest, std::fabs(x[d]));
-    }
-    return loudness_of(bits_of(largest));
-  }
-
-  /** Sets their common part, from the first `count` of them. */
-  void set_common(int64_t count) const {
-    uint8_t loud[kMostCommonRows], sorted_rows[kMostCommonRows];
-    for (int64_t i = 0; i < count; ++i) loud[i] = uint8_t(loudness(i));
-    std::copy_n(loud, count, sorted_rows);
-    std::nth_element(sorted_rows, sorted_rows + count / 2, sorted_rows + count);
-    const int median = count > 0 ? sorted_rows[count / 2] : 0;
-    double sums[kMaxHeadDim] = {}, squares[kMaxHeadDim] = {};
-    int64_t counts[kMaxHeadDim] = {};
-    for (int64_t strand = 0; strand < kCommonStrands; ++strand) {
-      double own_sums[kMaxHeadDim] = {}, own_squares[kMaxHeadDim] = {};
-      for (int64_t i = strand; i < count; i += kCommonStrands) {
-        if (!is_common(loud[i], median)) continue;
-        float x[kMaxHeadDim];
-        read(i, x);
-        for (int64_t d = 0; d < dim; ++d) {
-          if (!std::isfinite(x[d])) continue;
-          own_sums[d] = own_sums[d] + double(x[d]);
-          own_squares[d] = own_squares[d] + double(x[d]) * double(x[d]);
-          ++counts[d];
-        }
-      }
-      for (int64_t d = 0; d < dim; ++d) {
-        sums[d] = sums[d] + own_sums[d];
-        squares[d] = squares[d] + own_squares[d];
-      }
-    }
-    int exponents[kMaxHeadDim];
-    for (int64_t d = 0; d < dim; ++d) {
-      const double number = double(std::max<int64_t>(counts[d], 1)), mean = sums[d] / number;
-      common.centre[d] = float(mean);
-      const double variance = std::max(squares[d] / number - mean * mean, 0.0);
-      uint64_t bits;
-      std::memcpy(&bits, &variance, sizeof bits);
-      exponents[d] = exponent_of_root(bits);
-    }
-    int sorted[kMaxHeadDim];
-    std::copy_n(exponents, dim, sorted);
-    std::sort(sorted, sorted + dim);
-    for (int64_t d = 0; d < dim; ++d) {
-      common.unit[d] =
-          std::ldexp(1.0f, exponent_of_unit(exponents[d], sorted[dim / 2], sorted[dim - 1]));
-    }
-  }
-
-  /** Row `number` without it, in 8 bits. */
-  void narrow(int64_t number, char* out) const {
-    float x[kMaxHeadDim];
-    read(number, x);
-    const auto held = [](float y) { return std::clamp(y, -kMostApart, kMostApart); };
-    for (int64_t d = 0; d < dim; ++d) {
-      if (!std::isfinite(x[d])) continue;
-      x[d] = held(held(x[d] - common.centre[d]) * (1.0f / common.unit[d]));
-    }
-    kernels.to_int8(x, RowType::kFloat32, dim, out);
-  }
-};
-
-}  // namespace
-
 void ParisKVSearch::copy_tail_rows(const TailCopyArgs& args, Stream) {
   const ModelShape& shape = args.shape;
   const TailCopies copies = shape.tail_copies(Tail::capacity(needs_.tail_rows));
-  const RowFormat& rows = shape.zone_rows();
-  for (int64_t i = 0; i < args.batch; ++i) {
-    const TailCopyJob& job = args.jobs[i];
+  for (int64_t j = 0; j < args.batch; ++j) {
+    const TailCopyJob& job = args.jobs[j];
     char* const block = job.sequence.tail_copies;
+    const int64_t first = common_rows(job.tail.count, needs_.tail_rows);
     device_.pool.parallel_for(shape.kv_heads, [&](int64_t head) {
-      if (!copies.centred) {
-        for (int64_t number = job.from; number < job.tail.count; ++number) {
-          copy_row(rows, row_at(shape, job.sequence, head, job.tail.position(number)),
-                   tail_copy(shape, copies, block, head, number));
+      NarrowRows rows(device_.kernels, shape, job.sequence, head);
+      const auto plain = [&](int64_t position) {
+        return plain_row_at(shape, job.sequence, head, position);
+      };
+      const auto copy = [&](int64_t dim, const CommonPart& common, char* RowPlace::* half,
+                            const auto& read) {
+        const Halves<decltype(read)> halves{dim, read};
+        if (job.from == 0) halves.set_common(first, common);
+        for (int64_t i = job.from; i < job.tail.count; ++i) {
+          halves.narrow(device_.kernels, i, common, tail_copy(shape, copies, block, head, i).*half);
         }
-        return;
-      }
-      const Halves keys{device_.kernels, shape,    job,          head,
-                        &RowPlace::key,  rows.key, rows.key_dim, copies.of_keys(block, head)};
-      const Halves values{device_.kernels,
-                          shape,
-                          job,
-                          head,
-                          &RowPlace::value,
-                          rows.value,
-                          rows.value_dim,
-                          copies.of_values(block, head)};
-      for (const Halves& halves : {keys, values}) {
-        if (job.from == 0) halves.set_common(common_rows(job.tail.count, needs_.tail_rows));
-        for (int64_t number = job.from; number < job.tail.count; ++number) {
-          halves.narrow(number, tail_copy(shape, copies, block, head, number).*halves.half);
-        }
-      }
+      };
+      copy(shape.rows.key_dim, copies.of_keys(block, head), &RowPlace::key,
+           [&](int64_t i, float* out) {
+             const int64_t position = job.tail.position(i);
+             if (shape.narrows()) return rows.read_key(position, out);
+             read_key(device_.kernels, shape.rows, plain(position).key, out);
+           });
+      copy(shape.rows.value_dim, copies.of_values(block, head), &RowPlace::value,
+           [&](int64_t i, float* out) {
+             const int64_t position = job.tail.position(i);
+             if (shape.narrows()) return rows.read_value(position, out);
+             device_.kernels.to_float(plain(position).value, shape.rows.value, shape.rows.value_dim,
+                                      out);
+           });
     });
   }
 }

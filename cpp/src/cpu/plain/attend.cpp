@@ -5,6 +5,7 @@
 
 #include "cpu/numerics.h"
 #include "cpu/plain/plain.h"
+#include "tail_copies.h"
 
 namespace pariskv::cpu::plain {
 
@@ -64,6 +65,16 @@ void to_int8(const void* half, RowType type, int64_t count, char* out) {
   const float scale = int8_scale(numbers, count);
   for (int64_t i = 0; i < count; ++i) out[i] = char(float_to_int8(numbers[i], scale));
   std::memcpy(out + count, &scale, sizeof scale);
+}
+
+uint32_t affine(const float* x, const float* factor, const float* added, int64_t count,
+                float* out) {
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = pariskv::affine(x[i], factor[i], added[i]);
+    largest = std::max(largest, bits_of(out[i]) & 0x7fffffffu);
+  }
+  return largest;
 }
 
 float sum_exp(const float* x, int64_t count, float shift) {

@@ -22,6 +22,7 @@ const Kernels& plain_kernels() {
       plain::add_exp,
       plain::to_float,
       plain::to_int8,
+      plain::affine,
   };
   return kernels;
 }

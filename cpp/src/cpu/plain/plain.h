@@ -26,6 +26,7 @@ float sum_exp(const float* x, int64_t count, float shift);
 void add_exp(const float* x, int64_t count, float shift, float* sums);
 void to_float(const void* half, RowType type, int64_t count, float* out);
 void to_int8(const void* half, RowType type, int64_t count, char* out);
+uint32_t affine(const float* x, const float* factor, const float* added, int64_t count, float* out);
 
 /**
  * The Walsh-Hadamard transform in place, unscaled, `count` a power of two. Butterflies in

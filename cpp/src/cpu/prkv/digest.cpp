@@ -35,7 +35,7 @@ void digest_page(const Kernels& kernels, const ModelShape& shape, bool box, cons
   for (int64_t i = 0; i < kMostPage; ++i) {
     if ((keys.live >> i & 1) == 0) continue;
     float* own = key + count * dim;
-    const RowPlace row = row_at(shape, keys.sequence, keys.head, keys.begin + i);
+    const RowPlace row = plain_row_at(shape, keys.sequence, keys.head, keys.begin + i);
     read_key(kernels, shape.rows, row.key, own);
     bool finite = true;
     for (int64_t d = 0; d < dim; ++d) finite &= std::fabs(own[d]) < INFINITY;

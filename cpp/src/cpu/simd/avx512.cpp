@@ -357,9 +357,9 @@ void tally(const uint8_t* signs, const int32_t* units, int64_t count, int64_t su
 }  // namespace
 
 const Kernels kAvx512Kernels = {
-    "avx512",    encode,     tally,       score_signs, score_votes, mean_dots,
-    collect,     round_dots, step_logits, weigh,       add_shares,  estimate,
-    score_pages, attend,     sum_exp,     add_exp,     to_float,    to_int8,
+    "avx512",   encode,      tally,    score_signs, score_votes, mean_dots,   collect,
+    round_dots, step_logits, weigh,    add_shares,  estimate,    score_pages, attend,
+    sum_exp,    add_exp,     to_float, to_int8,     affine,
 };
 
 }  // namespace pariskv::cpu

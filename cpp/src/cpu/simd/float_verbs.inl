@@ -249,5 +249,31 @@ void to_int8(const void* half, RowType type, int64_t count, char* out) {
   with_source(type, [&](auto kind) { to_int8_from(decltype(kind)(half, count), count, out); });
 }
 
+/** As in tail_copies.h. */
+PKV_INLINE Lanes16 affine_of(Lanes16 x, Lanes16 factor, Lanes16 added) {
+  constexpr float kMost = 3.402823466e38f;
+  const Lanes16 moved = x * factor + added;
+  return smaller(larger(moved, all(-kMost)), all(kMost)) + (x - x);
+}
+
+uint32_t affine(const float* x, const float* factor, const float* added, int64_t count,
+                float* out) {
+  Lanes16 sizes = all(0);
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Lanes16 y = affine_of(load(x + i), load(factor + i), load(added + i));
+    sizes = larger_pattern(sizes, y);
+    store(out + i, y);
+  }
+  if (i < count) {
+    const int64_t rest = count - i;
+    const Lanes16 y = affine_of(load_first(x + i, rest), load_first(factor + i, rest),
+                                load_first(added + i, rest));
+    sizes = larger_pattern(sizes, select(first(rest), y, all(0)));
+    store_first(out + i, y, rest);
+  }
+  return largest_pattern(sizes);
+}
+
 }  // namespace
 }  // namespace pariskv::cpu

@@ -219,6 +219,10 @@ struct Kernels {
 
   /** A half as one in 8 bits: levels, then their scale, as int8_scale and float_to_int8 say. */
   void (*to_int8)(const void* half, RowType type, int64_t count, char* out);
+
+  /** out[i] = affine(x[i], factor[i], added[i]); returns the bits of the largest magnitude. */
+  uint32_t (*affine)(const float* x, const float* factor, const float* added, int64_t count,
+                     float* out);
 };
 
 /**

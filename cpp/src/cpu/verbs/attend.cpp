@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "cpu/cpu_backend.h"
+#include "cpu/narrow_rows.h"
 #include "cpu/numerics.h"
 #include "cpu/rows.h"
 #include "cpu/softmax.h"
@@ -57,15 +58,47 @@ void attend_rows(ThreadPool* pool, const Kernels& kernels, const RowFormat& form
   }
 }
 
+/** The same over narrow rows, at positions `position(i)`. */
+template <typename Position>
+void attend_narrow(ThreadPool* pool, const Kernels& kernels, const ModelShape& shape,
+                   const Logits& logits, const QueryBlock& block, const SequenceView& sequence,
+                   int64_t head, int64_t first, int64_t end, Position position) {
+  NarrowRows rows(kernels, shape, sequence, head);
+  if (!rows.based()) {
+    return attend_rows(pool, kernels, shape.narrow, logits, block, first, end, [&](int64_t i) {
+      return narrow_row_at(shape, sequence, head, position(i));
+    });
+  }
+  const int64_t key_dim = shape.rows.key_dim, value_dim = shape.rows.value_dim;
+  const RowFormat floats = RowFormat::plain(key_dim, value_dim, DType::kFloat32);
+  constexpr int64_t kRows = 32;
+  alignas(64) float keys[kRows * kMaxHeadDim], values[kRows * kMaxHeadDim];
+  const auto row = [&](int64_t i) -> RowPlace {
+    const int64_t at = (i - first) % kRows;
+    return {reinterpret_cast<char*>(keys + at * key_dim),
+            reinterpret_cast<char*>(values + at * value_dim)};
+  };
+  for (int64_t begin = first; begin < end; begin += kRows) {
+    if (pool != nullptr && (begin - first) % kPointers == 0) pool->check_stop();
+    const int64_t stop = std::min(begin + kRows, end);
+    for (int64_t i = begin; i < stop; ++i) {
+      rows.read_key(position(i), keys + (i - begin) * key_dim);
+      rows.read_value(position(i), values + (i - begin) * value_dim);
+    }
+    attend_rows(nullptr, kernels, floats, logits, block, begin, stop, row);
+  }
+}
+
 /** The same over the first rows of a sequence, of which those of the zone may be narrow. */
 void attend_all(ThreadPool& pool, const Kernels& kernels, const ModelShape& shape,
                 const Logits& logits, const QueryBlock& block, const SequenceView& sequence,
                 int64_t head, int64_t rows) {
-  const auto row = [&](int64_t i) { return row_at(shape, sequence, head, i); };
+  const auto row = [&](int64_t i) { return plain_row_at(shape, sequence, head, i); };
   const int64_t begin = shape.narrows() ? std::min(sequence.zone_begin, rows) : rows;
   const int64_t end = shape.narrows() ? std::min(sequence.zone_end, rows) : rows;
   attend_rows(&pool, kernels, shape.rows, logits, block, 0, begin, row);
-  attend_rows(&pool, kernels, shape.narrow, logits, block, begin, end, row);
+  attend_narrow(&pool, kernels, shape, logits, block, sequence, head, begin, end,
+                [](int64_t i) { return i; });
   attend_rows(&pool, kernels, shape.rows, logits, block, end, rows, row);
 }
 
@@ -169,16 +202,15 @@ void attend_tail(const Kernels& kernels, const DecodeArgs& args, const QueryBloc
   std::fill_n(sum, own.count, 0.0f);
   std::fill_n(weighted, own.count * dim, 0.0f);
   std::fill_n(own.limits, own.count, tail.count);
-  const bool centred = copied != nullptr && copies.centred;
-  if (centred) {
+  if (copied != nullptr) {
     take_common(copies.of_keys(copied, head), shape.rows.key_dim, args.logits.scale, own, shift);
   }
   attend_rows(nullptr, kernels, shape.tail_rows(), args.logits, own, 0, tail.count, [&](int64_t i) {
     const int64_t number = tail.number[i];
     return copied != nullptr ? tail_copy(shape, copies, copied, head, number)
-                             : row_at(shape, sequence, head, tail.position[number]);
+                             : plain_row_at(shape, sequence, head, tail.position[number]);
   });
-  if (centred) give_common(copies.of_values(copied, head), dim, own);
+  if (copied != nullptr) give_common(copies.of_values(copied, head), dim, own);
   if (squares != nullptr) std::copy_n(maximum, own.count, squares->maximum);
   for (int64_t q = 0; q < own.count; ++q) {
     const float top = std::max(block.maximum[q], maximum[q]);
@@ -245,8 +277,8 @@ void Step::attend_resident(const DecodeArgs& args, const Running& running) {
                                return kept_row(shape, layout, sequence.kept, part.head,
                                                i - sequence.zone_begin);
                              }
-                             return row_at(shape, sequence, part.head,
-                                           i < sequence.zone_begin ? i : i - kept + gap);
+                             return plain_row_at(shape, sequence, part.head,
+                                                 i < sequence.zone_begin ? i : i - kept + gap);
                            });
              });
 }
@@ -261,8 +293,14 @@ void Step::attend_selected(const DecodeArgs& args, const Running& running) {
         QueryBlock block;
         load_group(args, running, device_.kernels, part, rows, block);
         const int32_t* selected = selection.position + list * selection.width;
-        attend_rows(nullptr, device_.kernels, shape.zone_rows(), args.logits, block, 0, rows,
-                    [&](int64_t i) { return row_at(shape, sequence, part.head, selected[i]); });
+        if (shape.narrows()) {
+          attend_narrow(nullptr, device_.kernels, shape, args.logits, block, sequence, part.head, 0,
+                        rows, [&](int64_t i) { return selected[i]; });
+        } else {
+          attend_rows(
+              nullptr, device_.kernels, shape.rows, args.logits, block, 0, rows,
+              [&](int64_t i) { return plain_row_at(shape, sequence, part.head, selected[i]); });
+        }
         TailSquares squares;
         const bool has_tail = sequence.sparse != 0 && selection.tail_width > 0;
         const bool weighs = has_tail && selection.tail_squares != nullptr;

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "cpu/cpu_backend.h"
-#include "cpu/rows.h"
+#include "cpu/narrow_rows.h"
 
 namespace pariskv::cpu {
 
@@ -40,21 +40,19 @@ void CpuBackend::append(const RowsArgs& args, Stream) {
 
 void CpuBackend::read(const RowsArgs& args, Stream) {
   const ModelShape& shape = args.shape;
-  const RowFormat wanted = RowFormat::plain(shape.rows.key_dim, shape.rows.value_dim, shape.dtype);
   each_token(pool_, args, [&](const SequenceView& sequence, int64_t token, int64_t position) {
     for (int64_t head = 0; head < shape.kv_heads; ++head) {
-      convert_row(kernels_, row_at(shape, sequence, head, position),
-                  format_at(shape, sequence, position),
-                  {element_at(args.k, token, head), element_at(args.v, token, head)}, wanted);
+      read_row(kernels_, shape, sequence, head, position,
+               {element_at(args.k, token, head), element_at(args.v, token, head)});
     }
   });
 }
 
 namespace {
 
-/** Calls `visit(sequence, head, position)` for every row of some jobs, in parallel. */
+/** Calls `visit(rows, plain, position)` for every row of some jobs, in parallel. */
 template <typename Visit>
-void each_row(ThreadPool& pool, const NarrowArgs& args, Visit visit) {
+void each_row(ThreadPool& pool, const Kernels& kernels, const NarrowArgs& args, Visit visit) {
   constexpr int64_t kTokens = 256;  // of a task
   for (int64_t i = 0; i < args.batch; ++i) {
     const NarrowJob& job = args.jobs[i];
@@ -63,8 +61,9 @@ void each_row(ThreadPool& pool, const NarrowArgs& args, Visit visit) {
       const int64_t begin = job.positions.begin + task * kTokens;
       const int64_t end = std::min(job.positions.end, begin + kTokens);
       for (int64_t head = 0; head < args.shape.kv_heads; ++head) {
+        NarrowRows rows(kernels, args.shape, job.sequence, head);
         for (int64_t position = begin; position < end; ++position) {
-          visit(job.sequence, head, position);
+          visit(rows, plain_row_at(args.shape, job.sequence, head, position), position);
         }
       }
     });
@@ -74,18 +73,14 @@ void each_row(ThreadPool& pool, const NarrowArgs& args, Visit visit) {
 }  // namespace
 
 void CpuBackend::narrow(const NarrowArgs& args, Stream) {
-  const ModelShape& shape = args.shape;
-  each_row(pool_, args, [&](const SequenceView& sequence, int64_t head, int64_t position) {
-    convert_row(kernels_, plain_row_at(shape, sequence, head, position), shape.rows,
-                narrow_row_at(shape, sequence, head, position), shape.narrow);
+  each_row(pool_, kernels_, args, [](NarrowRows& rows, const RowPlace& plain, int64_t position) {
+    rows.write(plain, position);
   });
 }
 
 void CpuBackend::widen(const NarrowArgs& args, Stream) {
-  const ModelShape& shape = args.shape;
-  each_row(pool_, args, [&](const SequenceView& sequence, int64_t head, int64_t position) {
-    convert_row(kernels_, narrow_row_at(shape, sequence, head, position), shape.narrow,
-                plain_row_at(shape, sequence, head, position), shape.rows);
+  each_row(pool_, kernels_, args, [](NarrowRows& rows, const RowPlace& plain, int64_t position) {
+    rows.read(position, plain);
   });
 }
 

@@ -16,6 +16,13 @@ SummaryLayout layout_of(const ModelShape& shape, const ParisKV& settings) {
   return {shape.kv_heads, shape.segment_tokens, rotated_dim_of(shape.rows.key_dim), settings.block};
 }
 
+/** Narrow rows lack what the codec takes off keys. */
+ModelShape based(const ModelShape& shape, const ParisKV& settings) {
+  ModelShape own = shape;
+  if (shape.narrows()) own.narrow_base = narrow_layout(layout_of(shape, settings), shape.rows);
+  return own;
+}
+
 Codec make_codec(const ModelShape& shape, const ParisKV& settings) {
   const MagnitudeLevels& levels = magnitude_levels();
   Codec codec;
@@ -49,7 +56,8 @@ Needs needs_of(const ParisKV& settings, const Config& config, const ModelShape& 
   const SummaryLayout layout = layout_of(shape, settings);
   Needs needs;
   needs.summary_bytes = layout.bytes();
-  needs.state_bytes = state_bytes_of(layout, shape.rows.key_dim, settings.scorer);
+  needs.state_bytes = state_bytes_of(layout, shape.rows.key_dim, settings.scorer) +
+                      narrow_state_bytes(shape.narrow_base, shape.kv_heads);
   needs.tail_rows = tail_rows_of(settings);
   needs.tail_seed.reset();
   if (settings.seed) needs.tail_seed = Tail::seed_of(*settings.seed);
@@ -87,7 +95,7 @@ ParisKVRules rules_of(const ParisKV& settings, const ModelShape& shape, const Co
 
 ParisKVPolicy::ParisKVPolicy(const ParisKV& settings, const Config& config, const ModelShape& shape,
                              BackendMemory& memory)
-    : Search(shape, needs_of(settings, config, shape)),
+    : Search(based(shape, settings), needs_of(settings, config, based(shape, settings))),
       codec_(make_codec(shape, settings)),
       rules_(rules_of(settings, shape, codec_)),
       settings_(settings),

@@ -29,8 +29,8 @@ constexpr int kKeptBytes =
 template <typename Element>
 struct KeptStepRows {
   using Reader = device::RowReader<Element>;
-  static constexpr device::RowsCounted kCounted = device::RowsCounted::kNot;
-  static constexpr bool kCentred = false;
+  static constexpr bool kCounted = false;
+  static constexpr device::RowsLess kLess = device::RowsLess::kNothing;
 
   const KeptContext& context;
   const device::SegmentDivisor& by_segment;

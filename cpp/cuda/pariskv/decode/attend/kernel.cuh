@@ -29,10 +29,10 @@
 
 namespace pariskv::cuda {
 
-template <int kWords>
+template <bool kNarrow>
 struct AttendSpace {
   HeadContext context;
-  RowSpace rows;
+  RowSpace<kNarrow> rows;
   device::TopKSpace top_k;
   device::CompactSpace select;
   uint64_t slots[device::kMostSlots];
@@ -46,7 +46,7 @@ struct AttendSpace {
 template <typename Element, int kWords, bool kNarrow>
 struct Attend {
   const AttendParams& params;
-  AttendSpace<kWords>& space;
+  AttendSpace<kNarrow>& space;
   HeadBlock<Element, kWords> block;
   device::Cluster cluster;
 
@@ -304,10 +304,14 @@ template <typename Element, int kWords, bool kNarrow>
 __global__ void __launch_bounds__(device::kThreads, kWords < 8 ? 2 : 1)
     attend_kernel(const __grid_constant__ AttendParams params) {
   extern __shared__ __align__(128) unsigned char shared[];
-  auto& space = *reinterpret_cast<AttendSpace<kWords>*>(shared);
+  auto& space = *reinterpret_cast<AttendSpace<kNarrow>*>(shared);
   const int size = params.cluster_size, rank = int(blockIdx.x) & (size - 1);  // a power of two
   if (!find_context<Element>(params, blockIdx.x >> device::log2_of_power(size), space.context,
                              [&](const SequenceView& view, int head) {
+                               if constexpr (kNarrow) {
+                                 space.rows.narrow.base = NarrowBase::of(
+                                     params.call.shape.narrow_base, view.state, head);
+                               }
                                if (params.call.explains) {  // which leaves no trace
                                  space.rows.cache = {};
                                } else {

@@ -4,12 +4,15 @@
  */
 #pragma once
 
+#include <type_traits>
+
 #include "device/copy.cuh"
 #include "device/narrow_rows.cuh"
 #include "device/row_cache.cuh"
 #include "device/tiles.cuh"
 #include "device/topk.cuh"
 #include "head_row_cache.cuh"
+#include "narrow.h"
 #include "pariskv/decode/context.cuh"
 
 namespace pariskv::cuda {
@@ -91,8 +94,17 @@ constexpr int kLookedUp = device::kKeysInRegisters;
 
 static_assert(kLookedUp <= 4, "early_ has a byte for each");
 
+/** Of narrow rows, in shared memory: what they have in common, and the positions of listed ones. */
+struct NarrowSpace {
+  NarrowBase base;
+  int positions[kListedRows];
+};
+struct NoNarrowSpace {};
+
 /** Of a block, in shared memory. */
+template <bool kNarrow>
 struct RowSpace {
+  std::conditional_t<kNarrow, NarrowSpace, NoNarrowSpace> narrow;
   device::RowCache cache;
   device::SelectedRow list[kListedRows];
   int begins[device::kParts + 1];  // of this block's parts, and the end of the last one
@@ -117,17 +129,24 @@ template <typename Element, bool kNarrow>
 struct SelectedRows {
   using Reader = device::ZoneReader<Element, kNarrow>;
   /** Rows of the tail have been counted for others; now they count as themselves alone. */
-  static constexpr device::RowsCounted kCounted =
-      kNarrow ? device::RowsCounted::kAlike : device::RowsCounted::kByCopies;
-  static constexpr bool kCentred = false;
+  static constexpr bool kCounted = true;
+  static constexpr device::RowsLess kLess =
+      kNarrow ? device::RowsLess::kBase : device::RowsLess::kNothing;
 
   const HeadContext& context;
   const device::SelectedRow* rows;
-  RowSpace& space;
+  RowSpace<kNarrow>& space;
   bool listed;   // in shared memory
   float weight;  // of each of the tail's rows
 
   __device__ __forceinline__ float noted(int, int, float logit) const { return logit; }
+  /** What narrow rows have in common, and the mean of the keys around row i. */
+  __device__ __forceinline__ const NarrowBase& base() const { return space.narrow.base; }
+  __device__ __forceinline__ NarrowBase::Mean mean(int i) const {
+    const device::Slot at =
+        device::slot_of(context.zone, listed ? space.narrow.positions[i] : position_of(rows + i));
+    return base().mean(at.block, at.slot);
+  }
   /** The copy of row i in the tail. */
   __device__ __forceinline__ const char* counted(int i) const {
     const int number = rows[i].where >> 8;
@@ -152,6 +171,14 @@ struct SelectedRows {
     return space.early.room(i, context.shape.row_room);
   }
   __device__ __forceinline__ void await_placed() const { space.early.wait(); }
+
+ private:
+  /** Of a row that is not listed: its number among the head's is that of its candidate. */
+  __device__ __forceinline__ int position_of(const device::SelectedRow* row) const {
+    const HeadScratch& scratch = context.scratch;
+    const int candidate = __ldcg(scratch.selected + (row - scratch.rows));
+    return context.zone.begin + __ldcg(scratch.candidates + candidate);
+  }
 };
 
 /**
@@ -165,7 +192,7 @@ class RowList {
 
  public:
   __device__ __forceinline__ RowList(const HeadBlock<Element, kWords>& block,
-                                     const device::Cluster& cluster, RowSpace& space,
+                                     const device::Cluster& cluster, RowSpace<kNarrow>& space,
                                      const Tail& tail)
       : block_(block), cluster_(cluster), space_(space), tail_(tail) {}
 
@@ -243,6 +270,11 @@ class RowList {
     }
     const int place = turn < kLookedUp ? int(early_ >> 8 * turn & 255) : 0;
     space_.early.note(at, place);
+    if constexpr (kNarrow) {
+      const int own =
+          turn < kLookedUp ? offset : __ldcg(block_.context.scratch.candidates + candidate);
+      space_.narrow.positions[at] = block_.context.zone.begin + own;
+    }
     space_.list[at] = place > 0          ? space_.early.list[place - 1]
                       : turn < kLookedUp ? row_of(candidate, offset, segment)
                                          : row_of(candidate);
@@ -326,7 +358,7 @@ class RowList {
 
   const HeadBlock<Element, kWords>& block_;
   const device::Cluster& cluster_;
-  RowSpace& space_;
+  RowSpace<kNarrow>& space_;
   const Tail& tail_;
   int candidates_ = 0, first_ = 0, count_ = 0;
   device::KeysOfLane mine_{0};

@@ -34,8 +34,8 @@ constexpr int kResidentBytes =
 template <typename Element>
 struct ResidentRows {
   using Reader = device::RowReader<Element>;
-  static constexpr device::RowsCounted kCounted = device::RowsCounted::kNot;
-  static constexpr bool kCentred = false;
+  static constexpr bool kCounted = false;
+  static constexpr device::RowsLess kLess = device::RowsLess::kNothing;
 
   const HeadContext& context;
   int before, gap;
@@ -53,8 +53,8 @@ struct ResidentRows {
 template <typename Element>
 struct TailRows {
   using Reader = device::NarrowReader<Element>;
-  static constexpr device::RowsCounted kCounted = device::RowsCounted::kNot;
-  static constexpr bool kCentred = true;
+  static constexpr bool kCounted = false;
+  static constexpr device::RowsLess kLess = device::RowsLess::kCommon;
 
   const HeadContext& context;
 

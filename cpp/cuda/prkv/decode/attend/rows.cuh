@@ -44,8 +44,8 @@ struct PageParts {
 template <typename Element>
 struct PageRows {
   using Reader = device::RowReader<Element>;
-  static constexpr device::RowsCounted kCounted = device::RowsCounted::kNot;
-  static constexpr bool kCentred = false;
+  static constexpr bool kCounted = false;
+  static constexpr device::RowsLess kLess = device::RowsLess::kNothing;
 
   const device::SelectedRow* rows;
 
