@@ -32,7 +32,7 @@ def saved_seed(cache: pk.Cache, s: int, path) -> int | None:
     version, _, _, settings, layers, _ = struct.unpack_from("<6q", header, 8)
     if not version & OWN_SEED:
         return None
-    at = 56 + settings + layers * (48 if version & 255 == 4 else 40)
+    at = 56 + settings + layers * (48 if version & 255 >= 4 else 40)
     return struct.unpack_from("<q", header, at)[0]
 
 
