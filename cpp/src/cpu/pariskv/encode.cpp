@@ -114,7 +114,8 @@ void set_narrow_base(ThreadPool& pool, const Kernels& kernels, const EncodeArgs&
                        shape.rows.value, dim, out);
     };
     const Halves<decltype(read)> values{dim, read};
-    values.set_common(std::min(job.opening - job.begin, kMostValueRows), NarrowBase::values_of(layout, state, head));
+    values.set_common(std::min(job.opening - job.begin, kMostValueRows),
+                      NarrowBase::values_of(layout, state, head));
   });
   *reinterpret_cast<int32_t*>(state + layout.based) = 1;
 }
