@@ -68,10 +68,10 @@ struct HeadRows {
   __device__ __forceinline__ float key_number(const Row& row, int d) const {
     const int dim = int(shape.rows.key_dim);
     if (!narrow) return RowReader<Element>::number(row.key, d, dim);
-    const float scale = fabsf(NarrowReader<Element>::scale(row.key, dim));
-    const float x = __fmul_rn(float(reinterpret_cast<const int8_t*>(row.key)[d]), scale);
+    const float x = NarrowReader<Element>::number(row.key, d, dim);
     if (!base.any()) return x;
-    return base.of_key_back(d, is_bare(row) ? 0.0f : base.of_key(row.mean, d))(x);
+    const bool bare = is_bare(row);
+    return base.of_key_back(d, bare ? 0.0f : base.of_key(row.mean, d))(bare ? -x : x);
   }
 
  private:
