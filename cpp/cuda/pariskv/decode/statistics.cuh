@@ -3,7 +3,7 @@
 
 #include "device/ptx.cuh"
 #include "device/warp.cuh"
-#include "policy/pariskv/codec/block_means.h"
+#include "policy/pariskv/codec/key_statistics.h"
 #include "policy/pariskv/codec/summary_layout.h"
 
 namespace pariskv::cuda::device {
@@ -38,13 +38,11 @@ struct HeadBalance {
 __device__ __forceinline__ HeadBalance balance_of(const SummaryLayout& layout, int64_t key_dim,
                                                   const void* state, int head) {
   if (layout.block == 0 || state == nullptr) return {};
-  const int64_t channels = layout.kv_heads * key_dim;
-  const auto* squares =
-      reinterpret_cast<const float*>(static_cast<const int64_t*>(state) + 2 * layout.kv_heads);
-  const float* stretch = squares + kBalanceWindows * channels;
-  const float* steps = stretch + 2 * channels;
-  const auto* centre = reinterpret_cast<const int16_t*>(steps + layout.kv_heads);
-  return {stretch + head * key_dim, centre + head * key_dim, steps + head};
+  const BalancePlaces at = BalancePlaces::of(layout, key_dim);
+  const auto* first = static_cast<const char*>(state);
+  return {reinterpret_cast<const float*>(first + at.stretch) + head * key_dim,
+          reinterpret_cast<const int16_t*>(first + at.centre) + head * key_dim,
+          reinterpret_cast<const float*>(first + at.centre_step) + head};
 }
 
 /** The statistics that a score needs, in shared memory. */
