@@ -18,17 +18,16 @@ float scale_of(const char* half, int64_t dim) {
 
 }  // namespace
 
-void NarrowRows::enter(int64_t position) {
+void NarrowRows::enter(int64_t position, bool to_write) {
   const int64_t block = position / base_.layout.block;
-  if (block == block_) return;
-  block_ = block;
+  if (block == block_ && to_write == to_write_) return;
+  block_ = block, to_write_ = to_write;
   const int64_t tokens = shape_.segment_tokens;
   const NarrowBase::Mean mean =
       base_.mean(sequence_.summaries[position / tokens], position % tokens);
   for (int64_t d = 0; d < shape_.rows.key_dim; ++d) {
     const float base = base_.of_key(mean, d);
-    back_[d] = base_.of_key_back(d, base).added;
-    left_[d] = base_.of_key_left(d, base).added;
+    added_[d] = to_write ? base_.of_key_left(d, base).added : base_.of_key_back(d, base).added;
   }
 }
 
@@ -41,9 +40,9 @@ void NarrowRows::read_key(int64_t position, float* out) {
   if (bare) {
     for (int64_t d = 0; d < dim; ++d) out[d] = -out[d];
   } else {
-    enter(position);
+    enter(position, false);
   }
-  kernels_.affine(out, base_.stretch(), bare ? kNothing : back_, dim, out);
+  kernels_.affine(out, base_.stretch(), bare ? kNothing : added_, dim, out);
 }
 
 void NarrowRows::read_value(int64_t position, float* out) {
@@ -56,21 +55,21 @@ void NarrowRows::write(const RowPlace& from, int64_t position) {
   const RowPlace to = place(position);
   if (!based()) return convert_row(kernels_, from, shape_.rows, to, shape_.narrow);
   const int64_t key_dim = shape_.rows.key_dim, value_dim = shape_.rows.value_dim;
-  enter(position);
+  enter(position, true);
   float x[kMaxHeadDim], whole[kMaxHeadDim], left[kMaxHeadDim];
   kernels_.to_float(from.key, shape_.rows.key, key_dim, x);
   const uint32_t before = kernels_.affine(x, base_.gain(), kNothing, key_dim, whole);
-  const bool bare = before < kernels_.affine(x, base_.gain(), left_, key_dim, left);
+  const bool bare = before < kernels_.affine(x, base_.gain(), added_, key_dim, left);
   kernels_.to_int8(bare ? whole : left, RowType::kFloat32, key_dim, to.key);
   if (bare) {
     const float scale = -scale_of(to.key, key_dim);
     std::memcpy(to.key + key_dim, &scale, sizeof scale);
   }
-  for (int64_t d = 0; !writes_ && d < value_dim; ++d) {
+  for (int64_t d = 0; !has_values_ && d < value_dim; ++d) {
     const NarrowBase::Way way = base_.of_value_left(d);
     value_factor_[d] = way.factor, value_added_[d] = way.added;
   }
-  writes_ = true;
+  has_values_ = true;
   kernels_.to_float(from.value, shape_.rows.value, value_dim, x);
   kernels_.affine(x, value_factor_, value_added_, value_dim, left);
   kernels_.to_int8(left, RowType::kFloat32, value_dim, to.value);

@@ -29,8 +29,8 @@ class NarrowRows {
   void write(const RowPlace& from, int64_t position);
 
  private:
-  /** Goes to the block of a position. */
-  void enter(int64_t position);
+  /** Goes to the block of a position, to write rows or to read them. */
+  void enter(int64_t position, bool to_write);
   RowPlace place(int64_t position) const {
     return narrow_row_at(shape_, sequence_, head_, position);
   }
@@ -40,10 +40,11 @@ class NarrowRows {
   const SequenceView& sequence_;
   const int64_t head_;
   const NarrowBase base_;
-  // Added to keys of this block on their way back, and on their way in: see NarrowBase::Way.
+  // Added to keys of this block on their way in, or back: see NarrowBase::Way.
   int64_t block_ = -1;
-  float back_[kMaxHeadDim], left_[kMaxHeadDim];
-  bool writes_ = false;  // the way of values is there
+  bool to_write_ = false;
+  float added_[kMaxHeadDim];
+  bool has_values_ = false;  // the way of values in
   float value_factor_[kMaxHeadDim], value_added_[kMaxHeadDim];
 };
 
