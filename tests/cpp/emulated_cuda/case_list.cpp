@@ -54,6 +54,12 @@ std::vector<Case> pariskv_cases() {
            [=](Case& c, Config& k) { narrow(c, k), tail(c, k, 32), c.hostile = true; }),
       make("narrow_infinite",
            [=](Case& c, Config& k) { narrow(c, k), tail(c, k, 32), c.infinite = true; }),
+      make("narrow_rows_more_than_a_block_lists",
+           [=](Case& c, Config& k) {
+             narrow(c, k), tail(c, k, 32), c.tokens = 2600, own(k).top_k = 1300;
+             own(k).min_candidates_per_row = 1, own(k).schedule = {{0, 1, 1}};
+             c.device = 5, c.twin = 0;
+           }),
       make("narrow_replayed", [=](Case& c, Config& k) { narrow(c, k), c.replayed = true; }),
       make("nothing_to_search", [](Case& c, Config&) { c.tokens = 10; }),
       make("error", [=](Case& c, Config& k) { budget(c, k, 32, .1), c.steps = 6, c.twin = 0; }),
