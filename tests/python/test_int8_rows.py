@@ -293,13 +293,15 @@ def test_a_row_of_the_zone_takes_a_byte_a_number_and_two_scales(head_dim, most, 
         f.cache.prefill(0, [f.s], k, v)
     grown = f.cache.stats().row_bytes - before
     assert grown == tokens * config.kv_heads * most
-    # Plain are the block of the sink, and those from the one on that the window begins in.
+    # Plain are the block of the sink, and those from the one on that the window begins in. A CPU
+    # has rows in blocks of 64, a GPU in whole segments.
     element = 4 if dtype == "float32" else 2
+    size = 64 if config.device.startswith("cpu") else config.segment_tokens
     regions = f.cache.regions(f.s)
     zone_end, total = regions.sink + regions.retrieval, 1024 + tokens
-    blocks = 1 + total // 64 - zone_end // 64
-    plain = blocks * 64 * config.kv_heads * 2 * head_dim * element
-    narrow = -(-zone_end // 64) * 64 * config.kv_heads * most
+    blocks = 1 + -(-total // size) - zone_end // size
+    plain = blocks * size * config.kv_heads * 2 * head_dim * element
+    narrow = -(-zone_end // size) * size * config.kv_heads * most
     assert f.cache.stats().row_bytes == narrow + plain
 
 
