@@ -145,23 +145,34 @@ class RowAttention {
       if constexpr (Address::kLess == RowsLess::kBase) {
         if (!address_.base().any()) return 0;
       }
+      // Asked for together, so that this is one trip to memory.
+      float units[kWords] = {}, centres[kWords] = {};
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        if (!there) continue;
+        if constexpr (Address::kLess == RowsLess::kBase) {
+          units[i] = address_.base().stretch()[at + i];
+          centres[i] = address_.base().centre(at + i);
+        } else {
+          units[i] = address_.common().key_unit()[at + i];
+          centres[i] = address_.common().key_centre()[at + i];
+        }
+      }
+      float dots[4] = {};
 #pragma unroll
       for (int h = 0; h < 4; ++h) {
-        float dot = 0;
 #pragma unroll
         for (int i = 0; i < kWords; ++i) {
-          if (!there) continue;
-          if constexpr (Address::kLess == RowsLess::kBase) {
-            const auto& base = address_.base();
-            query[h][i] = __fmul_rn(query[h][i], base.stretch()[at + i]);
-            dot = __fmaf_rn(query[h][i], base.centre(at + i), dot);
-          } else {
-            const CommonRows common = address_.common();
-            dot = __fmaf_rn(query[h][i], common.key_centre()[at + i], dot);
-            query[h][i] = common.query(query[h][i], at + i);
-          }
+          const float own = query[h][i];
+          query[h][i] = __fmul_rn(own, units[i]);
+          // Narrow rows lack a balanced centre.
+          const float met = Address::kLess == RowsLess::kBase ? query[h][i] : own;
+          dots[h] = __fmaf_rn(met, centres[i], dots[h]);
         }
-        dot = warp_sum(dot);
+      }
+#pragma unroll
+      for (int h = 0; h < 4; ++h) {
+        const float dot = warp_sum(dots[h]);
         if (lane_id() / 4 % 4 == h) shift = dot * shape_.scale;
       }
     }

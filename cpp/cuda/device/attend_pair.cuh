@@ -118,27 +118,56 @@ struct Counted {
   }
 };
 
-/** In its place, where no row has been counted in other numbers. */
-struct NotCounted {
+/** In the place of what is asked for ahead, where there is nothing of it. */
+struct NothingAhead {
   template <typename... Any>
-  __device__ __forceinline__ explicit NotCounted(const Any&...) {}
+  __device__ __forceinline__ explicit NothingAhead(const Any&...) {}
+};
+
+/** Of two narrow rows, the means of the keys around them: a lane's numbers, asked for ahead. */
+template <int kWords>
+struct Means {
+  using Numbers = uint32_t[(kWords + 3) / 4];
+  Numbers levels[2];
+  float steps[2];  // 0: the row has no mean
+
+  template <typename Address>
+  __device__ __forceinline__ Means(const Address& address, const int (&rows)[2], bool both,
+                                   const LaneNumbers& mine) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      decltype(address.mean(0)) mean{};
+      if (mine.key >= 0 && (row == 0 || both) && address.base().any()) {
+        mean = address.mean(rows[row]);
+      }
+      steps[row] = mean.step;
+      const auto* from = mean.levels + mine.key;
+#pragma unroll
+      for (int i = 0; i < (kWords + 3) / 4; ++i) {
+        uint32_t word = 0;
+        if (mean.levels != nullptr) {
+          word = kWords == 2 ? *reinterpret_cast<const uint16_t*>(from)
+                             : reinterpret_cast<const uint32_t*>(from)[i];
+        }
+        levels[row][i] = around_middle(word);
+      }
+    }
+  }
 };
 
 /** A lane's numbers of a narrow K, as queries that have its balance meet them: less the centre. */
-template <int kWords, typename Address>
-__device__ __forceinline__ void whole_key(const Address& address, int row, const char* from,
-                                          const LaneNumbers& mine, const AttendShape& shape,
-                                          float (&x)[kWords]) {
-  using Reader = typename Address::Reader;
+template <typename Reader, int kWords>
+__device__ __forceinline__ void whole_key(const Means<kWords>& means, int row, const char* from,
+                                          const AttendShape& shape, float (&x)[kWords]) {
   const float scale = fabsf(Reader::scale(from, shape.key_dim));
+  const float step = Reader::is_bare(from, shape.key_dim) ? 0.0f : means.steps[row];
 #pragma unroll
   for (int i = 0; i < kWords; ++i) x[i] = __fmul_rn(x[i], scale);
-  if (!address.base().any() || Reader::is_bare(from, shape.key_dim)) return;
-  const auto mean = address.mean(row);
-  float levels[kWords];
-  Reader::floats(reinterpret_cast<const char*>(mean.levels) + mine.key, levels);
+  if (step == 0) return;
 #pragma unroll
-  for (int i = 0; i < kWords; ++i) x[i] = __fmaf_rn(levels[i], mean.step, x[i]);
+  for (int i = 0; i < kWords; ++i) {
+    x[i] = __fmaf_rn(byte_to_float(means.levels[row][i / 4], i % 4), step, x[i]);
+  }
 }
 
 /** A lane's numbers of a narrow V, as they count. */
@@ -174,14 +203,15 @@ __device__ __forceinline__ void attend_pair(const float (&query)[4][kWords], con
                                             Running<kWords>& running) {
   using Reader = typename Address::Reader;
   constexpr bool kBased = Address::kLess == RowsLess::kBase;
-  const std::conditional_t<Address::kCounted, Counted<kWords>, NotCounted> counted(
+  const std::conditional_t<kBased, Means<kWords>, NothingAhead> means(address, rows, both, mine);
+  const std::conditional_t<Address::kCounted, Counted<kWords>, NothingAhead> counted(
       address, rows, both, mine, shape);
   float x[kWords] = {}, y[kWords] = {}, dots[8];
   if (mine.key >= 0) Reader::floats(first + mine.key, x);
   if (mine.key >= 0 && both) Reader::floats(second + mine.key, y);
   if constexpr (kBased) {
-    if (mine.key >= 0) whole_key(address, rows[0], first, mine, shape, x);
-    if (mine.key >= 0 && both) whole_key(address, rows[1], second, mine, shape, y);
+    if (mine.key >= 0) whole_key<Reader>(means, 0, first, shape, x);
+    if (mine.key >= 0 && both) whole_key<Reader>(means, 1, second, shape, y);
   }
 #pragma unroll
   for (int h = 0; h < 4; ++h) {

@@ -17,6 +17,9 @@
 
 namespace pariskv::cuda {
 
+/** Shared memory of a block on the devices that have least. */
+constexpr int kLeastSharedBytes = 99 << 10;
+
 /** Registers of a thread: two blocks of score leave room for 256 threads with 96. With 256
  * dimensions they are not enough, and such blocks come later. */
 template <int kWords>

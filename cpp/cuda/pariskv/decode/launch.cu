@@ -357,7 +357,7 @@ SlotScratch lay_out_scratch(char* base, const ModelShape& shape, const ParisKVRu
   if (searched && rules.estimates_error) {
     take(at.best, rows);
     take(at.best_squares, rows);
-    take(at.totals, device::kMaxCluster);
+    take(at.totals, 2 * device::kMaxCluster);
     take(at.scales, candidate_capacity);
     take(at.errors, shape.group);
     take(at.reached, 2);

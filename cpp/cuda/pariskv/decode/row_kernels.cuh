@@ -24,6 +24,10 @@ void set_row_kernels(DecodeKernels& kernels) {
   kernels.resident_row = kDirect<Element>;
   kernels.attend_space = padded_bytes<AttendSpace<false>>;
   kernels.attend_least = device::kMergeBytes<kWords> + 2 * device::kTileBytes;
+  // Narrow rows need the most.
+  static_assert(padded_bytes<AttendSpace<true>> + device::kMergeBytes<kWords> +
+                    2 * device::kTileBytes <=
+                kLeastSharedBytes);
 }
 
 template <typename Element>

@@ -36,9 +36,9 @@ struct HeadScratch {
   float* worth;                 // (candidate_capacity)
   int32_t* selected;            // (rows) indices into candidates, ascending
   device::SelectedRow* rows;    // (rows) of blocks with too many for their own list
-  uint32_t* best;               // (rows) worths as `sortable` has them, before a budget by error
+  uint32_t* best;               // (rows) worths as `sortable` has them, before a budget cuts them
   uint64_t* best_squares;       // (rows) of shares of the attention, see policy/pariskv/budget.h
-  uint64_t* totals;             // (kMaxCluster) the same of all candidates of a block
+  uint64_t* totals;             // (2, kMaxCluster) of a block's candidates, and masses of its rows
   float* scales;                // (candidate_capacity) of the keys' weights
   device::ErrorParts* errors;   // (group)
   float* reached;               // (2) the mass, and the error that is left

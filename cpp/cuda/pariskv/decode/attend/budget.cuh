@@ -317,33 +317,28 @@ struct ErrorReport {
 /** What a head's error is made of, when its rows are chosen. */
 struct ErrorLeft {
   ErrorBudget budget;
+  uint64_t mass;     // of the resident and the selected rows
   uint64_t squares;  // of candidates that are left
 };
 
 /** Where blocks leave their best rows and sums for one another, in scratch. */
 struct SharedBest {
-  uint32_t* keys;      // (rows) worths, as `sortable` has them
-  uint64_t* squares;   // (rows)
-  uint64_t* totals;    // (kMaxCluster) squares of each block's candidates
-  ErrorParts* errors;  // (group) squares of the tail's rows are to be added
+  uint32_t* keys;     // (rows) worths, as `sortable` has them
+  uint64_t* squares;  // (rows)
+  uint64_t* totals;   // (kMaxCluster) squares of each block's candidates
 };
 
 /**
- * Cuts the best rows, as `select` has them, to the budget, and reports what is left. A function of
- * its own, so that calls without one do not fetch it. All blocks of the cluster; ends with a
- * barrier.
+ * Cuts the best rows, as `select` has them, to the budget. A function of its own, so that calls
+ * without one do not fetch it. All blocks of the cluster; ends with a barrier.
  * @param worth  (count) of the block's candidates
  */
 inline __device__ __noinline__ void cut_to_error(const HeadMasses masses, const Cluster cluster,
                                                  const ErrorAsked asked, const float* worth,
                                                  const CandidateEstimates estimates, int count,
-                                                 SharedBest shared, ErrorReport report,
-                                                 ErrorLeft& left, CompactSpace& select,
-                                                 BudgetSpace& space) {
+                                                 SharedBest shared, ErrorLeft& left,
+                                                 CompactSpace& select, BudgetSpace& space) {
   const ErrorBudget own = budget_of_heads(masses, asked, space);
-  for (int head = int(threadIdx.x); cluster.rank == 0 && head < asked.group; head += kThreads) {
-    shared.errors[head].squares = 0;
-  }
   const Squares square{estimates, asked.group, space.all};
   uint64_t sum = 0;
 #pragma unroll 1
@@ -367,8 +362,7 @@ inline __device__ __noinline__ void cut_to_error(const HeadMasses masses, const 
   __syncthreads();
   if (threadIdx.x == 0) {
     select.cut = spent.cut;
-    left = {own, total - spent.squares};
-    if (cluster.rank == 0) report.write_mass(own, spent.mass);
+    left = {own, spent.mass, total - spent.squares};
   }
   __syncthreads();
 }
@@ -391,6 +385,26 @@ __device__ __forceinline__ device::ErrorReport report_of(const HeadBlock<Element
           counters == nullptr ? nullptr : counters + kWeighed};
 }
 
+/** The step's wish for a block's head. */
+template <typename Element, int kWords>
+__device__ __forceinline__ device::ErrorAsked asked_of(const HeadBlock<Element, kWords>& block,
+                                                       const Tail& tail) {
+  const device::Zone& zone = block.context.zone;
+  const int keys = zone.end - zone.begin;
+  return {block.call.error_left, weight_of(zone, tail), block.context.shape.group,
+          block.call.looks_beyond ? block.context.scratch.errors : nullptr,
+          __fdiv_rn(float(keys), float(min(keys, int(kSampledKeys))))};
+}
+
+/** Estimates of its candidates, from number `first` on. */
+template <typename Element, int kWords>
+__device__ __forceinline__ device::CandidateEstimates estimates_of(
+    const HeadBlock<Element, kWords>& block, int first) {
+  const HeadScratch& scratch = block.context.scratch;
+  return {scratch.estimates + first, block.context.candidate_capacity,
+          block.call.error_left > 0 ? scratch.scales + first : nullptr, scratch.errors};
+}
+
 /**
  * Cuts the best rows, as `select` has them, to the call's budget. All blocks of the cluster; ends
  * with a barrier.
@@ -406,18 +420,9 @@ __device__ __forceinline__ void cut_to_budget(const HeadBlock<Element, kWords>& 
                                               device::ErrorLeft& left, device::CompactSpace& select,
                                               device::TopKSpace& top_k) {
   const HeadScratch& scratch = block.context.scratch;
-  const device::Zone& zone = block.context.zone;
-  const int keys = zone.end - zone.begin;
-  const double error = block.call.error_left;
-  device::cut_to_error(masses_of(block, 0), cluster,
-                       {error, weight_of(zone, tail), block.context.shape.group,
-                        block.call.looks_beyond ? scratch.errors : nullptr,
-                        __fdiv_rn(float(keys), float(min(keys, int(kSampledKeys))))},
-                       worth,
-                       {scratch.estimates + first, block.context.candidate_capacity,
-                        error > 0 ? scratch.scales + first : nullptr, scratch.errors},
-                       count, {scratch.best, scratch.best_squares, scratch.totals, scratch.errors},
-                       report_of(block), left, select,
+  device::cut_to_error(masses_of(block, 0), cluster, asked_of(block, tail), worth,
+                       estimates_of(block, first), count,
+                       {scratch.best, scratch.best_squares, scratch.totals}, left, select,
                        reinterpret_cast<device::BudgetSpace&>(top_k.rows));
 }
 

@@ -85,13 +85,15 @@ struct Attend {
     }
     if (threadIdx.x == 0) space.select.cut = cut;
     __syncthreads();
-    if (block.call.weighs) {
+    if (block.call.error_left > 0) {
       cut_to_budget(block, cluster, space.tail, first, count, worth, space.left, space.select,
                     space.top_k);
       cut.offset = space.select.cut.offset;
     }
+    const bool tells = tells_without_budget();
     device::compact_keys(count, key_of, space.select, [&](int index, int i, int turn) {
       scratch.selected[index] = first + i;
+      if (tells) scratch.best[index] = key_of(i);
       list.note(index - cut.offset, first + i, turn);
     });
     __syncthreads();
@@ -119,18 +121,32 @@ struct Attend {
                              chunks(),
                              sends_parts()};
     attention.start();
+    list.look_up_means();
     // The tail is attended to by now, or while selected rows are on their way.
     device::wait_for_predecessor();
+    if (block.call.weighs) weigh_error(list);
     bring_resident_parts();
     clear_flags();
-    if (has_tail_logits()) {
-      device::square_tail(tail_logits(), cluster, list.rows(),
-                          list.parts().begin(cluster.end_part()));
-    }
     attention.finish(block.queries(), block.call.q.stride_j, parts, merge);
     if (!parts.sends) cluster.sync();
   }
 
+  /** Whether the error is asked for where no budget looks at it. */
+  __device__ __forceinline__ bool tells_without_budget() const {
+    return block.call.weighs && block.call.error_left == 0;
+  }
+  /** This block's part of the error. All threads. */
+  __device__ __forceinline__ void weigh_error(const RowList<Element, kWords, kNarrow>& list) const {
+    const HeadScratch& scratch = block.context.scratch;
+    const int rows = device::passed(space.select), offset = space.select.cut.offset;
+    if (tells_without_budget()) {
+      device::weigh_rest(masses_of(block, 0), cluster, asked_of(block, space.tail),
+                         estimates_of(block, 0), list.first(), list.count(),
+                         {scratch.selected + offset, scratch.best + offset, rows}, scratch.totals,
+                         space.left, reinterpret_cast<device::BudgetSpace&>(space.top_k.rows));
+    }
+    if (has_tail_logits()) device::square_tail(tail_logits(), cluster, list.rows(), rows);
+  }
   /** Whether the error is asked for, and the tail was attended to: `explain` may be without one. */
   __device__ __forceinline__ bool has_tail_logits() const {
     return block.call.weighs && block.context.tail_copies != nullptr;
@@ -244,11 +260,14 @@ struct Attend {
   __device__ __forceinline__ void judge() const {
     cluster.sync();
     if (cluster.rank > 0 || device::warp_id() > 0) return;
-    const device::ErrorLeft& left = space.left;
+    device::ErrorLeft left = space.left;
+    if (tells_without_budget()) device::add_totals(block.context.scratch.totals, cluster, left);
     const float weight = weight_of(block.context.zone, space.tail);
     const float variance = has_tail_logits() ? device::judge_tail(tail_logits(), weight, left)
                                              : left.budget.expected(left.squares);
-    if (device::lane_id() == 0) report_of(block).write_error(left.budget, variance);
+    if (device::lane_id() > 0) return;
+    report_of(block).write_mass(left.budget, left.mass);
+    report_of(block).write_error(left.budget, variance);
   }
 
   __device__ __forceinline__ void count(int candidates) const {
@@ -333,6 +352,7 @@ __global__ void __launch_bounds__(device::kThreads, kWords < 8 ? 2 : 1)
   }
   device::init_row_barriers(space.slots);
   __syncthreads();
+  space.rows.narrow.prefetch(space.context.shape.value_dim);
   if (threadIdx.x == 0) space.tail = tail_of(params.call, space.context);
   space.rows.cache.prefetch(rank, size);
   const Attend<Element, kWords, kNarrow> attend{

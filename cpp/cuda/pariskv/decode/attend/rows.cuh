@@ -94,12 +94,28 @@ constexpr int kLookedUp = device::kKeysInRegisters;
 
 static_assert(kLookedUp <= 4, "early_ has a byte for each");
 
-/** Of narrow rows, in shared memory: what they have in common, and the positions of listed ones. */
+/** Of listed narrow rows, those whose means are looked up ahead. */
+constexpr int kListedMeans = 128;
+
+/** Of narrow rows, in shared memory: their common part, and where means of listed ones are. */
 struct NarrowSpace {
   NarrowBase base;
-  int positions[kListedRows];
+  union {
+    int position;
+    float step;
+  } rows[kListedRows];  // of the first ones the step, once `look_up_means` has been called
+  const int8_t* levels[kListedMeans];
+
+  /** Asks for the common part of values, which no other kernel reads. All threads. */
+  __device__ __forceinline__ void prefetch(int value_dim) const {
+    constexpr int kLine = 128 / int(sizeof(float));
+    const int d = kLine * int(threadIdx.x);
+    if (base.any() && d < 2 * value_dim) device::ptx::prefetch_global_l2(base.values().centre + d);
+  }
 };
-struct NoNarrowSpace {};
+struct NoNarrowSpace {
+  __device__ __forceinline__ void prefetch(int) const {}
+};
 
 /** Of a block, in shared memory. */
 template <bool kNarrow>
@@ -143,9 +159,11 @@ struct SelectedRows {
   /** What narrow rows have in common, and the mean of the keys around row i. */
   __device__ __forceinline__ const NarrowBase& base() const { return space.narrow.base; }
   __device__ __forceinline__ NarrowBase::Mean mean(int i) const {
-    const device::Slot at =
-        device::slot_of(context.zone, listed ? space.narrow.positions[i] : position_of(rows + i));
-    return base().mean(at.block, at.slot);
+    const NarrowSpace& narrow = space.narrow;
+    if (listed && i < kListedMeans) return {narrow.levels[i], narrow.rows[i].step};
+    const int position = listed ? narrow.rows[i].position : position_of(rows + i);
+    const device::Slot at = device::slot_of(context.zone, position);
+    return narrow.base.mean(at.block, at.slot);
   }
   /** The copy of row i in the tail. */
   __device__ __forceinline__ const char* counted(int i) const {
@@ -273,7 +291,7 @@ class RowList {
     if constexpr (kNarrow) {
       const int own =
           turn < kLookedUp ? offset : __ldcg(block_.context.scratch.candidates + candidate);
-      space_.narrow.positions[at] = block_.context.zone.begin + own;
+      space_.narrow.rows[at].position = block_.context.zone.begin + own;
     }
     space_.list[at] = place > 0          ? space_.early.list[place - 1]
                       : turn < kLookedUp ? row_of(candidate, offset, segment)
@@ -308,6 +326,26 @@ class RowList {
     device::ptx::fence_proxy_async_shared();
     if (threadIdx.x == 0) space_.early.close();
     __syncthreads();
+  }
+
+  /**
+   * Where the means of the first rows are: two trips to memory, so while rows are on their way.
+   * All threads; has a barrier.
+   */
+  __device__ __forceinline__ void look_up_means() const {
+    if constexpr (kNarrow) {
+      NarrowSpace& narrow = space_.narrow;
+      const int all = space_.begins[cluster_.end_part() - cluster_.first_part()];
+      const bool looks = narrow.base.any() && list_ == space_.list;
+      const int count = looks ? min(all, kListedMeans) : 0;
+      for (int i = int(threadIdx.x); i < count; i += device::kThreads) {
+        const device::Slot at = device::slot_of(block_.context.zone, narrow.rows[i].position);
+        const NarrowBase::Mean mean = narrow.base.mean(at.block, at.slot);
+        narrow.levels[i] = mean.levels;
+        narrow.rows[i].step = mean.step;
+      }
+      __syncthreads();
+    }
   }
 
   __device__ __forceinline__ device::SelectedRow* rows() const { return list_; }

@@ -44,8 +44,6 @@ struct RerankSpace {
 template <int kWords>
 constexpr int kRerankBytes =
     std::max(int(sizeof(device::ThresholdSpace)), device::kGatherBytes<kWords>);
-/** Shared memory of a block on the devices that have least. */
-constexpr int kLeastSharedBytes = 99 << 10;
 
 template <typename Element, int kWords>
 struct Rerank {
@@ -112,6 +110,7 @@ struct Rerank {
                              if (index - first < kListed) space.offsets[index - first] = offset;
                            });
     if (rank == 0 && threadIdx.x == 0) *block.context.scratch.candidate_count = count;
+    if (rank == 0 && params.call.weighs) clear_squares();
     if (threadIdx.x == 0) space.threshold = scores.threshold;
     device::ptx::cp_async_wait_group<0>();  // addresses of segments
     __syncthreads();
@@ -249,6 +248,12 @@ struct Rerank {
     const int head = device::warp_id();
     if (warms_up || head >= heads_from(from) || device::lane_id() > 0) return;
     block.context.scratch.errors[from + head].noise = kEstimateNoise * __fsqrt_rn(square);
+  }
+  /** Of the tail, which the last kernel adds up. */
+  __device__ __forceinline__ void clear_squares() const {
+    for (int head = int(threadIdx.x); head < block.context.shape.group; head += device::kThreads) {
+      block.context.scratch.errors[head].squares = 0;
+    }
   }
   /** Samples that are candidates, or are not there, have no logit. */
   __device__ __forceinline__ void clear_samples(int from, int heads) const {
