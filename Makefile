@@ -228,7 +228,7 @@ bench-llama: test-ggml ## one layer's attention in ggml and in the plugin
 	  -Wl,-rpath,$(CURDIR)/build/llama/host/bin; fi
 
 test-python: .venv/.test
-	@$(call timed,Python tests,$(PYTEST) tests/python tests/docs tests/lint \
+	@$(call timed,Python tests,$(PYTEST) tests/python tests/docs tests/lint tests/recipes \
 	  --ignore tests/python/$(ALONE) && .venv/bin/python -m pytest -q tests/python/$(ALONE))
 	@$(call timed,command line,$(PYTEST) tests/cli)
 	@$(call timed,transformers,$(PYTEST) tests/transformers)
