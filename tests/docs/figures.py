@@ -72,21 +72,53 @@ def listed(parts: list[str]) -> str:
 def readme() -> Iterator[str]:
     yield headline()
     yield f"stores a summary of {bytes_per_key(128):.0f} bytes beside each key"
+    noted("cuda_generate", "| 128K | 72.8 | 48.6 | 10.7 | 9.8 |")
+    yield "128K tokens, Llama-3.1-8B's shape, H100: 10.7 ms a token, captured"
+    stock, ours = (f"{float(ms):.1f}" for ms in figures_hosts.VLLM_STEPS["130,000 × 3"])
+    yield f"of 130,000 tokens to Llama-3.1-8B, H100: {ours} ms a step, vLLM {stock}"
+    noted("llama_cpp", "| Qwen2.5-Coder-1.5B, 32,768, f16 | 198.8 | 297.6 | 47.8 | 4.2 |")
+    yield "32,768 tokens, two cores: 48 ms a step, llama.cpp 199"
     yield from speed_on_cpu("| {:,} | {} ms | {} ms | {} × |")
-    noted(
-        "quality", "| 128K, two CPU cores with AVX2, ms, in turns, twice | 13.7, 11.7 | 12.1, 9.8 |"
-    )
-    less = [1 - 12.1 / 13.7, 1 - 9.8 / 11.7]
-    yield f"it takes {less[0] * 100:.0f} to {less[1] * 100:.0f} % less"
-    before = [[1.75, 1.62, 1.53], [2.47, 2.74, 2.54], [4.98, 5.01, 4.88]]
-    after = [[1.37, 1.31, 1.29], [2.08, 2.13, 2.23], [4.71, 4.40, 4.97]]
-    for title, lines in ("from all over the zone, ms", before), ("side by side: kept", after):
-        noted(
-            "cpu", f"| {title} | {' | '.join(', '.join(f'{x:.2f}' for x in at) for at in lines)} |"
-        )
-    saved = [f"{(1 - sum(a) / sum(b)) * 100:.0f}" for a, b in zip(after, before, strict=True)]
-    yield f"the three lines take {listed(saved)} % less"
     yield from speed_on_gpu("| {} × {:,} | {} µs | {} µs | {} × |")
+    for row, method in {
+        "100 rows by `block=64` and a tail of 1,024: the default": DEFAULT,
+        '`tail="none"`': "block 64, 5 %",
+        "the best possible 100 rows": "best 100",
+        "the published setting": "published",
+    }.items():
+        yield f"{row} | {' | '.join(kl(m, method) for m in THREE)} |"
+    yield f"{bytes_per_key(128):.0f} bytes of summaries on the computing device at 128 dimensions"
+    yield f"at 128 dimensions, {bytes_per_key(64):.0f} at 64"
+    yield from memory_of_llama()
+
+
+def memory_of_llama() -> Iterator[str]:
+    summaries, rows, _ = llama()
+    yield f"takes {summaries / 1e3:.0f} KB on the GPU and {rows / 1e3:.0f} KB of host memory"
+    yield f"1,048,576 tokens take {summaries * 2**20 / 1e9:.0f} and {rows * 2**20 / 1e9:.0f} GB"
+
+
+def python() -> Iterator[str]:
+    """Settings and calls."""
+    yield f"SmolLM2 its default is {kl(SMOLLM2, DEFAULT)} (KL) from full attention"
+    for said, method in {
+        "PRKV with 1,024 rows {}": "PRKV 1,024, S = 0.25",
+        "HARD-KV with 1,024 rows in each head (`p=1`) {}": "HARD-KV 1,024, p = 1",
+        "and with `p=.9` {}": "HARD-KV 1,024, p = 0.9, attention",
+        "its own smaller window has {}": "PRKV 1,024, S = 0.25, a window of 64",
+        'its own of 32 (`p=.9`, `metric="snapkv"`) {}': SNAPKV_WINDOW,
+    }.items():
+        yield said.format(kl(SMOLLM2, method, digits=3))
+    noted(
+        "cuda_attend",
+        "| 2,048 × 128K | 1,145 | 26.2 | 17.7 | 23.9 (30.1 on this card) | 24.1 | **11.2** |",
+    )
+    noted("cuda_attend", "takes 6.6 ms at 2,048 × 128K there")
+    yield f"(11.2 ms over 131,072 tokens on an H100), and {11.2 / 6.6:.1f} times as long as cuDNN's"
+
+
+def other_cards() -> Iterator[str]:
+    """One H200, rows that are selected again, what comes once per token."""
     one, eight = STEPS[:4], STEPS[4:6]
     yield f"one sequence of 32K, 128K, 512K and 1M tokens took {listed(steps(H200, *one))} µs"
     yield f"eight of 32K and 128K took {listed(steps(H200, *eight))}, with a tail of 512 rows"
@@ -110,21 +142,10 @@ def readme() -> Iterator[str]:
     yield f"1 × 131,072 takes {with_cache} µs instead of {without} ({new} µs where no row is"
     once = results(H200)["flushes"]["graph"]["device"]["all"]["median"] * 1e6
     yield f"with 32,768 tokens takes {whole(once)} µs including `advance` and flushes"
-    yield from quality()
-    noted(
-        "cuda_attend",
-        "| 2,048 × 128K | 1,145 | 26.2 | 17.7 | 23.9 (30.1 on this card) | 24.1 | **11.2** |",
-    )
-    noted("cuda_attend", "takes 6.6 ms at 2,048 × 128K there")
-    yield f"(11.2 ms over 131,072 tokens on an H100), and {11.2 / 6.6:.1f} times as long as cuDNN's"
-    noted("llama_cpp", "| Qwen2.5-Coder-1.5B, 32,768, f16 | 198.8 | 297.6 | 47.8 | 4.2 |")
-    yield "at 32,768 tokens takes 48 ms there in place of 199, on two cores"
-    stock, ours = (f"{float(ms):.1f}" for ms in figures_hosts.VLLM_STEPS["130,000 × 3"])
-    yield f"take {ours} ms a step on one H100, where vLLM takes {stock}"
 
 
-def quality() -> Iterator[str]:
-    """The README's part on quality and memory."""
+def rows_selected() -> Iterator[str]:
+    """The part of the page on quality that says which rows are found."""
     for row, method in {
         "the default: `block=64`, 5 % of the keys reranked": "block 64, 5 %",
         "`block=64`, 25 to 20 % reranked": "block 64",
@@ -135,13 +156,6 @@ def quality() -> Iterator[str]:
         yield f"| {row} | {' | '.join(share(m, LENGTHS[m], method) for m in THREE)} |"
     longer = [share(QWEN_15B, tokens, "block 64, 5 %") for tokens in (8192, 16384, 32768)]
     yield f"the default catches {listed(longer)} there at 8K, 16K and 32K"
-    for row, method in {
-        "100 rows by `block=64` and a tail of 1,024: the default": DEFAULT,
-        '`tail="none"`': "block 64, 5 %",
-        "the best possible 100 rows": "best 100",
-        "the published setting": "published",
-    }.items():
-        yield f"{row} | {' | '.join(kl(m, method) for m in THREE)} |"
     found = [
         facts(QWEN, method) for method in ("full attention", DEFAULT, "whole keys", "published")
     ]
@@ -157,23 +171,15 @@ def quality() -> Iterator[str]:
     ):
         ours, full = (facts(model, method, tokens) for method in (DEFAULT, "full attention"))
         yield f"{said} {ours} instead of {full}"
-    yield f"SmolLM2 its default is {kl(SMOLLM2, DEFAULT)} (KL) from full attention"
-    for said, method in {
-        "PRKV with 1,024 rows {}": "PRKV 1,024, S = 0.25",
-        "HARD-KV with 1,024 rows in each head (`p=1`) {}": "HARD-KV 1,024, p = 1",
-        "and with `p=.9` {}": "HARD-KV 1,024, p = 0.9, attention",
-        "its own smaller window has {}": "PRKV 1,024, S = 0.25, a window of 64",
-        'its own of 32 (`p=.9`, `metric="snapkv"`) {}': SNAPKV_WINDOW,
-    }.items():
-        yield said.format(kl(SMOLLM2, method, digits=3))
+
+
+def memory() -> Iterator[str]:
     yield f"{bytes_per_key(128):.0f} bytes of summaries on the computing device at 128 dimensions"
     yield f"at 128 dimensions, {bytes_per_key(64):.0f} at 64"
-    summaries, rows, tail = llama()
-    yield f"takes {summaries / 1e3:.0f} KB on the GPU and {rows / 1e3:.0f} KB of host memory"
-    yield f"1,048,576 tokens take {summaries * 2**20 / 1e9:.0f} and {rows * 2**20 / 1e9:.0f} GB"
+    yield from memory_of_llama()
     narrow = 32 * 8 * 264
     yield f"zone take {narrow / 1e3:.0f} KB of host memory, and {narrow * 2**20 / 1e9:.0f} GB"
-    yield f"for this model {tail / 1e6:.0f} MB a layer"
+    yield f"for this model {llama()[2] / 1e6:.0f} MB a layer"
 
 
 def index() -> Iterator[str]:
@@ -220,6 +226,9 @@ def fit() -> Iterator[str]:
     small, middle, last = (kl(m, DEFAULT) for m in THREE)
     yield f"{small} on SmolLM2-135M, {middle} on Qwen2.5-Coder-0.5B and {last} on Gemma-3-270M"
     yield from figures_estimate.fit()
+    yield from other_cards()
+    yield from rows_selected()
+    yield from memory()
 
 
 def search() -> Iterator[str]:
@@ -369,6 +378,7 @@ SAID = {
     "docs/index.md": index,
     "docs/llama-cpp.md": figures_hosts.llama_cpp,
     "docs/prkv.md": prkv,
+    "docs/python.md": python,
     "docs/search.md": search,
     "docs/transformers.md": transformers,
     "docs/tutorial.md": tutorial,

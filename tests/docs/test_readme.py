@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pariskv_core as pk
 import pytest
 import support_table
 
 TEXT = support_table.README.read_text(encoding="utf-8")
-ROOT = support_table.README.parent
 
 
 def block(language: str) -> str:
@@ -50,12 +48,3 @@ def test_the_error_shown_is_the_error_raised() -> None:
             np.zeros((1, 2, 64), np.float16),
         )
     assert f"ValueError: {raised.value}" in TEXT
-
-
-def test_the_cpp_example_compiles(tmp_path: Path) -> None:
-    source = tmp_path / "example.cpp"
-    source.write_text(block("cpp"), encoding="utf-8")
-    subprocess.run(
-        ["c++", "-std=c++17", "-fsyntax-only", "-I", str(ROOT / "cpp/include"), str(source)],
-        check=True,
-    )
