@@ -252,7 +252,21 @@ nothing was kept; with both empty the whole zone is attended to.)")
       .def_prop_ro("kept", &matrix_of<E, &E::kept, &E::kv_heads>,
                    "(kv_heads, width) int64 positions, ascending: rows that HardKV or PRKV keeps.")
       .def_ro("details", &E::details,
-              "How the policy came to these rows; None when all of the zone is attended to.");
+              "How the policy came to these rows; None when all of the zone is attended to.")
+      .def(
+          "plot",
+          [](nb::handle self, nb::handle axes) {
+            return nb::module_::import_("pariskv_core._plot").attr("plot")(self, axes);
+          },
+          nb::arg("axes").none() = nb::none(),
+          nb::sig("def plot(self, axes: typing.Any = None) -> typing.Any"),
+          R"(Where the step looked, by matplotlib: a line for each kv head over all positions, a mark
+for each row, larger the more it is worth.
+
+axes
+    Of matplotlib, to draw there; a new figure's otherwise.
+
+Returns the axes. Raises ImportError, with what to install, where matplotlib is missing.)");
 
   using S = Summaries;
   nb::class_<S>(m, "Summaries", R"(The key summaries of one layer of one sequence, unpacked.

@@ -9,11 +9,11 @@
 
 #include "pariskv/pariskv.h"
 
-#define expect(what)                                                 \
-  do {                                                               \
-    if (what) break;                                                 \
+#define expect(what)                                                        \
+  do {                                                                      \
+    if (what) break;                                                        \
     std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #what); \
-    std::exit(1);                                                    \
+    std::exit(1);                                                           \
   } while (false)
 
 namespace pariskv {
