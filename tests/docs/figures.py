@@ -75,7 +75,7 @@ def readme() -> Iterator[str]:
     noted("cuda_generate", "| 128K | 72.8 | 48.6 | 10.7 | 9.8 |")
     yield "128K tokens, Llama-3.1-8B's shape, H100: 10.7 ms a token, captured"
     stock, ours = (f"{float(ms):.1f}" for ms in figures_hosts.VLLM_STEPS["130,000 × 3"])
-    yield f"of 130,000 tokens to Llama-3.1-8B, H100: {ours} ms a step, vLLM {stock}"
+    yield f"of 130,000 tokens, the same shape, H100: {ours} ms a step, vLLM {stock}"
     noted("llama_cpp", "| Qwen2.5-Coder-1.5B, 32,768, f16 | 198.8 | 297.6 | 47.8 | 4.2 |")
     yield "32,768 tokens, two cores: 48 ms a step, llama.cpp 199"
     yield from speed_on_cpu("| {:,} | {} ms | {} ms | {} × |")
@@ -104,7 +104,7 @@ def python() -> Iterator[str]:
     for said, method in {
         "PRKV with 1,024 rows {}": "PRKV 1,024, S = 0.25",
         "HARD-KV with 1,024 rows in each head (`p=1`) {}": "HARD-KV 1,024, p = 1",
-        "and with `p=.9` {}": "HARD-KV 1,024, p = 0.9, attention",
+        'and with `p=.9`, `metric="attention"` {}': "HARD-KV 1,024, p = 0.9, attention",
         "its own smaller window has {}": "PRKV 1,024, S = 0.25, a window of 64",
         'its own of 32 (`p=.9`, `metric="snapkv"`) {}': SNAPKV_WINDOW,
     }.items():
