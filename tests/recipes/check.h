@@ -1,6 +1,7 @@
 /** What the programs at the end of recipes share: a small cache with random rows. */
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>

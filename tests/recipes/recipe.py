@@ -11,8 +11,8 @@ A comment before a block says where it goes:
 
 A new file gets its includes, its namespace (pariskv unless it is named) and, if it is a header,
 `#pragma once`. A text has to be in the file once; `\\n` in it ends a line. `more` goes to the end
-of a file that the page has made. The block of `check` is a
-program that ends with 0 if the recipe works.
+of a file that the page has made. The block of `check` is a program that ends with 0 if the recipe
+works.
 """
 
 from __future__ import annotations
