@@ -23,11 +23,9 @@ void set_row_kernels(DecodeKernels& kernels) {
   kernels.tail_bytes = kResidentBytes<Element, kWords, true>;
   kernels.resident_row = kDirect<Element>;
   kernels.attend_space = padded_bytes<AttendSpace<false>>;
-  kernels.attend_least = device::kMergeBytes<kWords> + 2 * device::kTileBytes;
-  // Narrow rows need the most.
-  static_assert(padded_bytes<AttendSpace<true>> + device::kMergeBytes<kWords> +
-                    2 * device::kTileBytes <=
-                kLeastSharedBytes);
+  constexpr int kLeast = device::kMergeBytes<kWords> + 2 * device::kTileBytes;
+  kernels.attend_least = kLeast;
+  static_assert(padded_bytes<AttendSpace<true>> + kLeast <= kLeastSharedBytes);  // which is larger
 }
 
 template <typename Element>
