@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import pariskv_core as pk
-from pariskv_core.cli import machine
+from pariskv_core import _machine as machine
 from rich import box
 from rich.console import Console
 from rich.table import Table

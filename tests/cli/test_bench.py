@@ -9,7 +9,8 @@ import sys
 import pariskv_core as pk
 import pytest
 from conftest import Pariskv, plain
-from pariskv_core.cli import machine, main, steps
+from pariskv_core import _machine as machine
+from pariskv_core.cli import main, steps
 
 
 def test_bench(pariskv: Pariskv, monkeypatch, capsys):

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pariskv_core as pk
 import pytest
-from pariskv_core.cli import doctor, machine
+from pariskv_core import _machine as machine
+from pariskv_core.cli import doctor
 from pariskv_core.cli import main as cli
 
 

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pariskv_core as pk
 import pytest
-from pariskv_core.cli import figures, main, parsing, shapes, sizes
-from pariskv_core.cli.shapes import ModelShape
+from pariskv_core import _shapes as shapes
+from pariskv_core import _sizes as sizes
+from pariskv_core._shapes import ModelShape
+from pariskv_core.cli import figures, main, parsing
 from tiny_model import save_config
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")

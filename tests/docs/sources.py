@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pariskv_core as pk
-from pariskv_core.cli import sizes
-from pariskv_core.cli.shapes import ModelShape
+from pariskv_core import _sizes as sizes
+from pariskv_core._shapes import ModelShape
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,7 +16,7 @@ import pariskv_core as pk
 import pytest
 import torch
 from conftest import environment
-from pariskv_core.cli import machine
+from pariskv_core import _machine as machine
 from pariskv_core.cli import main as command
 from pariskv_core.vllm import memory, register, startup
 from pariskv_core.vllm.available import UTILIZATION, Limits, captures, default_limits

@@ -10,8 +10,9 @@ from dataclasses import asdict
 from typing import Any
 
 import pariskv_core as pk
+from pariskv_core import _machine as machine
 from pariskv_core._array import DeviceName
-from pariskv_core.cli import machine, parsing
+from pariskv_core.cli import parsing
 from pariskv_core.cli.failures import OK, CannotRunError
 from pariskv_core.cli.screen import Screen
 from pariskv_core.cli.text import seconds

@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from pariskv_core.cli import machine, parsing
+from pariskv_core import _machine as machine
+from pariskv_core.cli import parsing
 from pariskv_core.cli.failures import DOES_NOT_HOLD, OK, need
 from pariskv_core.cli.screen import Screen
 

@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import pariskv_core as pk
-from pariskv_core.cli import bandwidth, machine
+from pariskv_core import _machine as machine
+from pariskv_core.cli import bandwidth
 from pariskv_core.cli.failures import CHECKOUT, DOES_NOT_HOLD, OK, install
 from pariskv_core.cli.screen import Screen
 from pariskv_core.cli.text import rate, size

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 import pariskv_core as pk
-from pariskv_core.cli import dense_baseline, machine, reference, report
+from pariskv_core import _machine as machine
+from pariskv_core.cli import dense_baseline, reference, report
 from pariskv_core.cli.failures import CannotRunError
 from pariskv_core.cli.progress import Stages
 from pariskv_core.cli.reference import Sample, Verdict

@@ -1,21 +1,17 @@
-"""Exit codes, and the exceptions that end a command with one sentence."""
+"""Exit codes, and the exception that ends a command with one sentence."""
 
 from __future__ import annotations
 
 import importlib.util
 
+from pariskv_core._failures import CHECKOUT as CHECKOUT
+from pariskv_core._failures import CannotRunError as CannotRunError
+from pariskv_core._failures import install as install
+
 OK = 0
 DOES_NOT_HOLD = 1  # what was asked about is not so: it does not fit, it differs, a fact was missed
 WRONG_INPUT = 2  # nothing was done: the input is wrong, or something that is needed is missing
 STOPPED = 130  # by Ctrl-C, as shells count
-
-CHECKOUT = "in a checkout of the repository"  # where the package is installed from
-
-
-def install(extra: str) -> str:
-    """The command that brings an extra."""
-    return f"{CHECKOUT}: pip install '.[{extra}]'"
-
 
 # What a package is needed for, and the extra that brings it; a later one brings those before it.
 _EXTRAS = {
@@ -24,10 +20,6 @@ _EXTRAS = {
     "transformers": ("transformers", "run a model"),
     "gguf": ("models", "read the weights of a GGUF file"),
 }
-
-
-class CannotRunError(Exception):
-    """Says in one sentence what is wrong or missing, and what to do."""
 
 
 def need(*modules: str) -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pariskv_core as pk
-from pariskv_core.cli import machine, parsing, shapes
+from pariskv_core import _machine as machine
+from pariskv_core import _shapes as shapes
+from pariskv_core.cli import parsing
 from pariskv_core.cli.failures import CannotRunError, need
 
 if TYPE_CHECKING:

@@ -8,16 +8,17 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from pariskv_core import _machine as machine
 from pariskv_core._array import DeviceName
-from pariskv_core.cli import machine, parsing
+from pariskv_core.cli import parsing
 from pariskv_core.cli.failures import DOES_NOT_HOLD, OK, CannotRunError
 from pariskv_core.cli.screen import Screen
 from pariskv_core.cli.text import count, seconds, size
 
 if TYPE_CHECKING:
+    from pariskv_core._shapes import ModelShape
+    from pariskv_core._sizes import Need
     from pariskv_core.cli.served import Served
-    from pariskv_core.cli.shapes import ModelShape
-    from pariskv_core.cli.sizes import Need
 
 HELP = "what fits in memory, bytes per token, time per step, the largest context"
 
@@ -49,7 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _shape(arguments: argparse.Namespace) -> ModelShape:
-    from pariskv_core.cli import shapes
+    from pariskv_core import _shapes as shapes
 
     numbers = (arguments.layers, arguments.kv_heads, arguments.head_dim)
     if arguments.model is not None:
@@ -112,7 +113,7 @@ def _steps(
 
 
 def _context(arguments: argparse.Namespace, shape: ModelShape) -> int:
-    from pariskv_core.cli.sizes import MOST_TOKENS
+    from pariskv_core._sizes import MOST_TOKENS
 
     context = int(arguments.context or shape.context)
     if not context:
@@ -177,7 +178,7 @@ def _refuse(arguments: argparse.Namespace) -> None:
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     from pariskv_core import HardKV, ParisKV
-    from pariskv_core.cli import sizes
+    from pariskv_core import _sizes as sizes
 
     _refuse(arguments)
     shape = _shape(arguments)

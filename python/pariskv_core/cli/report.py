@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 import pariskv_core as pk
-from pariskv_core.cli import machine
+from pariskv_core import _machine as machine
 from pariskv_core.cli.reference import Sample, Verdict
 from pariskv_core.cli.screen import Screen
 from pariskv_core.cli.text import count

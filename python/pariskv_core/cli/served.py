@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pariskv_core.cli.machine import Room
-from pariskv_core.cli.shapes import ModelShape
+from pariskv_core._machine import Room
+from pariskv_core._shapes import ModelShape
 from pariskv_core.cli.text import count, size
 from pariskv_core.vllm import available, sizes
 

@@ -10,8 +10,8 @@ from statistics import median
 import numpy as np
 
 import pariskv_core as pk
+from pariskv_core import _machine as machine
 from pariskv_core._array import DeviceName
-from pariskv_core.cli import machine
 from pariskv_core.cli.dense_baseline import Dense
 from pariskv_core.cli.failures import CannotRunError, need
 from pariskv_core.cli.workload import CHUNK_TOKENS, Shape, Workload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pariskv_core.cli import machine
+from pariskv_core import _machine as machine
 
 from .available import Available, Limits, Width, activations, graphs, on_cpu, on_gpu
 from .host_shares import HostShare

@@ -10,8 +10,8 @@ from itertools import takewhile
 from typing import Any
 
 import pariskv_core as pk
-from pariskv_core.cli.shapes import ModelShape
-from pariskv_core.cli.sizes import of_layer
+from pariskv_core._shapes import ModelShape
+from pariskv_core._sizes import of_layer
 
 from .room import Costs, Room
 

@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pariskv_core.cli.failures import CannotRunError
+from ._failures import CannotRunError
 
 MAGIC = b"GGUF"
 _NUMBERS = {

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pariskv_core as pk
-from pariskv_core._served import refusal
-from pariskv_core.cli import gguf_header
-from pariskv_core.cli.failures import CannotRunError, install
+
+from . import _gguf_header as gguf_header
+from ._failures import CannotRunError, install
+from ._served import refusal
 
 _NESTED = ("text_config", "llm_config", "language_config", "thinker_config")  # of the text decoder
 _NEEDED = ("num_hidden_layers", "num_attention_heads")

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 import pariskv_core as pk
-from pariskv_core.cli.shapes import ModelShape
+
+from ._shapes import ModelShape
 
 MOST_TOKENS = 1 << 23  # of a sequence: kMostTokens in pariskv/sizes.h
 _SEGMENTS = 4  # of the small cache; the last two give the bytes of one more
