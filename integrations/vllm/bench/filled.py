@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from pariskv_core.vllm import books, connector, rank, sequences
-from pariskv_core.vllm.orders import Command
+from pariskv_core.serving import books, engine, sequences
+from pariskv_core.serving.orders import Command
+from pariskv_core.vllm import connector
 
 _FILL = "fill"
 _CHUNK = 8192  # tokens of a call
@@ -59,5 +60,5 @@ _asked = connector.PariskvConnector.get_num_new_matched_tokens
 
 def patch() -> None:
     connector.Books = FilledBooks  # type: ignore[misc]
-    rank.Sequences = FillingSequences  # type: ignore[misc]
+    engine.Sequences = FillingSequences  # type: ignore[misc]
     connector.PariskvConnector.get_num_new_matched_tokens = _found  # type: ignore[method-assign]

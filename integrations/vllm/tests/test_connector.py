@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from pariskv_core.serving.orders import ADD, Command, Orders, Row
 from pariskv_core.vllm import ranks
 from pariskv_core.vllm.backend import Builder
 from pariskv_core.vllm.connector import Metadata, PariskvConnector
 from pariskv_core.vllm.metrics import EngineStats, PromMetrics, Reporter
-from pariskv_core.vllm.orders import ADD, Command, Orders, Row
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from test_startup import ChunkedLocalAttention, config
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole

@@ -8,7 +8,8 @@ from typing import Any
 from pariskv_core._machine import Room
 from pariskv_core._shapes import ModelShape
 from pariskv_core.cli.text import count, size
-from pariskv_core.vllm import available, sizes
+from pariskv_core.serving import memory, sizes
+from pariskv_core.vllm import defaults
 
 
 @dataclass(frozen=True)
@@ -47,21 +48,21 @@ def count_requests(
     settings                of pk.Config
     utilization, sequences  vLLM's options; None: its defaults
     """
-    limits = available.default_limits(
+    limits = defaults.default_limits(
         room.total, room.name, gpu=gpu, longest=longest, sequences=sequences
     )
     free = room.free - weights
     share = working = graphs = None
     if gpu:
-        share = utilization or available.UTILIZATION
-        graphs = available.graphs(available.captures(limits.sequences), shape.layers)
+        share = utilization or defaults.UTILIZATION
+        graphs = memory.graphs(defaults.captures(limits.sequences), shape.layers)
         if shape.hidden:
-            width = available.Width(shape.hidden, shape.intermediate, shape.vocabulary)
-            working = available.activations(width, limits)
+            width = memory.Width(shape.hidden, shape.intermediate, shape.vocabulary)
+            working = memory.activations(width, limits)
         taken = (working or 0) + graphs
-        found = available.on_gpu(free, room.total, share, taken, room.host)
+        found = memory.on_gpu(free, room.total, share, taken, room.host)
     else:
-        found = available.on_cpu(free)
+        found = memory.on_cpu(free)
 
     rank = sizes.Shape(shape.layers, shape.query_heads, shape.kv_heads, shape.head_dim, 2)
     device = "cuda" if gpu else "cpu"
@@ -77,7 +78,7 @@ def count_requests(
         try:
             planned = sizes.plan(one, budgets, load, block=sizes.BLOCK, gpu=gpu)
         except ValueError as reason:
-            refusal = str(reason).removeprefix("[vllm] memory: ")
+            refusal = defaults.lacking(reason)
         else:
             blocks, fit = planned.blocks, sizes.at_once(planned, load, block=sizes.BLOCK)
     return Served(
@@ -107,7 +108,7 @@ def sentences(found: Served) -> list[str]:
     options = f"--max-model-len {found.max_model_len}, --max-num-seqs {found.max_num_seqs} and "
     options += f"--max-num-batched-tokens {found.max_num_batched_tokens}"
     if found.graphs is None:
-        share = f"{available.CPU_SHARE:.0%}"
+        share = f"{memory.CPU_SHARE:.0%}"
         rest = f"The engine has {size(found.engine_bytes)}, {share} of what the weights leave."
         return [answer, f"Assumed for vLLM: {options}, one rank. {rest}"]
     options = f"--gpu-memory-utilization {found.utilization:g}, {options}"

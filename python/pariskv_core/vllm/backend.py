@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import torch
 
 import pariskv_core as pk
+from pariskv_core.serving import Engine, Logits, sizes
 
-from . import allowed, ranks, sizes
+from . import allowed, ranks
 from .names import (
     AttentionBackend,
     AttentionCGSupport,
@@ -25,7 +26,6 @@ from .names import (
     get_dtype_size,
     num_requests,
 )
-from .rank import Logits, Rank
 
 BLOCK = 64  # tokens: the engine's segments are one of vLLM's blocks, a multiple of this
 
@@ -39,7 +39,7 @@ class Metadata(AttentionMetadata):
     capture  the batch that a capture decodes
     """
 
-    rank: Rank | None
+    rank: Engine | None
     layers: dict[str, int]
     width: int = 0
     capture: pk.Batch | None = None

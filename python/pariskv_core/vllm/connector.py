@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from pariskv_core.serving import Books, Orders
+
 from . import allowed, names, ranks, startup
 from .backend import replayed_rows
-from .books import Books
 from .metrics import EngineStats, PromMetrics, scheduler_stats
 from .names import (
     KVConnectorBase_V1,
@@ -21,7 +22,6 @@ from .names import (
     Options,
     SupportsHMA,
 )
-from .orders import Orders
 from .scheduling import Scheduling
 from .worker import Worker
 

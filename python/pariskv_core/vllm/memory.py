@@ -5,23 +5,22 @@ from __future__ import annotations
 import torch
 
 from pariskv_core import _machine as machine
+from pariskv_core.serving import HostShare, memory
 
-from .available import Available, Limits, Width, activations, graphs, on_cpu, on_gpu
-from .host_shares import HostShare
 from .names import Options
 
 _MOST_HOST = 0.9  # that is ever taken: it is pinned, and no other process can have it
 
 
-def available(options: Options) -> Available:
+def available(options: Options) -> memory.Available:
     host = _free_host_memory(options)
     if not options.on_gpu:
-        return on_cpu(host, options.ranks_here)
+        return memory.on_cpu(host, options.ranks_here)
     free, total = gpu_memory(options)
-    limits = Limits(options.sequences, options.chunk)
-    working = activations(Width(*options.width), limits, options.ranks)
-    working += graphs(options.captured, options.layers)
-    return on_gpu(free, total, options.utilization, working, host)
+    limits = memory.Limits(options.sequences, options.chunk)
+    working = memory.activations(memory.Width(*options.width), limits, options.ranks)
+    working += memory.graphs(options.captured, options.layers)
+    return memory.on_gpu(free, total, options.utilization, working, host)
 
 
 def most_host_memory(options: Options) -> int:

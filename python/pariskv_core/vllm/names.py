@@ -11,8 +11,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from pariskv_core.serving import Arrival, Growth, Step
+
 from . import versions
-from .books import Arrival, Growth, Step
 
 _PLACES = {
     "AttentionBackend": "vllm.v1.attention.backend",

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pariskv_core.serving import Engine
+
 from .names import Options
-from .rank import Rank
 from .versions import NAME
 
 
 @dataclass
 class Found:
-    rank: Rank
+    rank: Engine
     layers: dict[str, int]  # of vLLM's names: the engine's number
 
 

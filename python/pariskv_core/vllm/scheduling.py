@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from pariskv_core.serving import Books, Orders, Step
+
 from . import names
-from .books import Books, Step
-from .orders import Orders
 
 logger = logging.getLogger("vllm.pariskv")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pariskv_core as pk
+from pariskv_core.serving import HostShare, sizes
 
 from . import allowed
-from .host_shares import HostShare
+from .defaults import lacking
 from .memory import available, most_host_memory
 from .names import Options, get_dtype_size, init_logger
 from .settings import SECTION, Settings, parse
-from .sizes import BLOCK, Budgets, Load, Planned, Shape, engine_config, need, plan
 
 logger = init_logger("vllm.pariskv")
 
@@ -21,7 +21,7 @@ class Asked:
     """All that follows from a configuration: the same in every process."""
 
     settings: Settings
-    shape: Shape
+    shape: sizes.Shape
     block: int
     config: pk.Config  # of a rank's engine, without budgets
 
@@ -29,7 +29,7 @@ class Asked:
 def asked(options: Options) -> Asked:
     allowed.check(options)
     settings = parse(*options.settings(SECTION))
-    shape = Shape(
+    shape = sizes.Shape(
         layers=options.layers,
         query_heads=options.query_heads,
         kv_heads=options.kv_heads,
@@ -41,39 +41,42 @@ def asked(options: Options) -> Asked:
     if narrow is not None:
         fields["kv_dtype"] = narrow
     device = "cuda" if options.on_gpu else "cpu"
-    block = options.block or BLOCK
-    made = engine_config(shape, options.dtype, device, block, fields)
+    block = options.block or sizes.BLOCK
+    made = sizes.engine_config(shape, options.dtype, device, block, fields)
     return Asked(settings, shape, block, made)
 
 
-def planned(options: Options, wish: Asked) -> Planned:
+def planned(options: Options, wish: Asked) -> sizes.Planned:
     """How many blocks vLLM may have."""
-    load = Load(
+    load = sizes.Load(
         longest=options.longest,
         sequences=options.sequences,
         chunk=options.chunk,
         # One prompt takes all of a step that it can, unless its share is bounded.
         prompts=1 + (options.chunk // options.part if options.part else 0),
     )
-    one = need(wish.shape, wish.config, wish.block, load.longest)
+    one = sizes.need(wish.shape, wish.config, wish.block, load.longest)
     budgets = budgets_of(options, wish)
-    return plan(one, budgets, load, block=wish.block, gpu=options.on_gpu)
+    try:
+        return sizes.plan(one, budgets, load, block=wish.block, gpu=options.on_gpu)
+    except ValueError as reason:
+        raise ValueError(f"[vllm] memory: {lacking(reason)}") from None
 
 
-def budgets_of(options: Options, wish: Asked) -> Budgets:
+def budgets_of(options: Options, wish: Asked) -> sizes.Budgets:
     settings = wish.settings
     device = settings.memory_budget or options.cache_bytes
     host = settings.host_budget
     if not (device and host):
         found = available(options)
         device, host = device or found.device, host or found.host
-    return Budgets(int(device), int(host) // options.ranks_here)
+    return sizes.Budgets(int(device), int(host) // options.ranks_here)
 
 
-_plans: dict[str, Planned] = {}  # of this process, by engine: memory changes meanwhile
+_plans: dict[str, sizes.Planned] = {}  # of this process, by engine: memory changes meanwhile
 
 
-def rank_budgets(options: Options, wish: Asked, blocks: int) -> Budgets:
+def rank_budgets(options: Options, wish: Asked, blocks: int) -> sizes.Budgets:
     """Of a rank's engine on a GPU, now that the model is there.
 
     Refused where the GPU has less left than the engine core expected when it counted blocks.
@@ -81,7 +84,7 @@ def rank_budgets(options: Options, wish: Asked, blocks: int) -> Budgets:
     settings = wish.settings
     host = settings.host_budget // options.ranks_here
     device = settings.memory_budget or options.cache_bytes or available(options).device
-    one = need(wish.shape, wish.config, wish.block, options.longest)
+    one = sizes.need(wish.shape, wish.config, wish.block, options.longest)
     tokens = (blocks - 1) * wish.block
     rows = one.on_device(tokens, host) if host else tokens * one.device
     wanted = rows + one.costs.of(options.longest, prompt=options.longest)
@@ -91,7 +94,7 @@ def rank_budgets(options: Options, wish: Asked, blocks: int) -> Budgets:
             f"{device / 1e9:.1f} GB left; set memory_budget in --additional-config, or lower "
             "--max-num-batched-tokens"
         )
-    return Budgets(device, host or most_host_memory(options) // options.ranks_here)
+    return sizes.Budgets(device, host or most_host_memory(options) // options.ranks_here)
 
 
 def override_blocks(options: Options) -> None:
@@ -107,19 +110,19 @@ def override_blocks(options: Options) -> None:
         )
     check_blocks(options.blocks or most.blocks, most)
     if options.on_gpu:
-        one = need(wish.shape, wish.config, wish.block, options.longest)
+        one = sizes.need(wish.shape, wish.config, wish.block, options.longest)
         rows = (options.blocks or most.blocks) * wish.block * one.host
         HostShare(options.server, options.engine).promise(rows * options.ranks)
 
 
-def plan_of(options: Options, wish: Asked) -> Planned:
+def plan_of(options: Options, wish: Asked) -> sizes.Planned:
     """The plan that `override_blocks` went by."""
     if options.engine not in _plans:
         _plans[options.engine] = planned(options, wish)
     return _plans[options.engine]
 
 
-def check_blocks(blocks: int, most: Planned) -> None:
+def check_blocks(blocks: int, most: sizes.Planned) -> None:
     if blocks > most.blocks:
         raise ValueError(
             f"[vllm] --num-gpu-blocks-override: expected at most {most.blocks}, which the budgets "

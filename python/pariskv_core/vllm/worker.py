@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
+from pariskv_core.serving import Engine, HostShare, Orders
+
 from . import allowed, ranks, startup
-from .host_shares import HostShare
 from .metrics import EngineStats, Reporter
 from .names import Options, init_logger
-from .orders import Orders
-from .rank import Rank
 
 logger = init_logger("vllm.pariskv")
 
@@ -38,7 +37,7 @@ class Worker:
                 f"[vllm] model: expected {wish.shape.layers} layers of attention, got "
                 f"{len(self._layers)}; serve this model without the plugin's options"
             )
-        self._rank: Rank | None = None
+        self._rank: Engine | None = None
         self._reporter = Reporter(self._options.rank)
         part = f"{self._options.engine}-{self._options.rank}"
         self._host_share = HostShare(self._options.server, part)
@@ -46,7 +45,7 @@ class Worker:
         self._lost: set[int] = set()  # blocks of the present step
 
     @property
-    def rank(self) -> Rank:
+    def rank(self) -> Engine:
         assert self._rank is not None, "start() comes first"
         return self._rank
 
@@ -63,7 +62,7 @@ class Worker:
                 host_budget=budgets.host,
             )
         with _all_cores():
-            self._rank = Rank(config)
+            self._rank = Engine(config)
             if settings.host_budget and config.host_budget > _ENDS:
                 # What was set for rows is pinned while the server does something else.
                 self._rank.cache.reserve_host(config.host_budget - _ENDS, background=True)

@@ -7,7 +7,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 def causal_rows(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int], scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int], scale: float | None
 ) -> torch.Tensor:
     """Of packed prompts of these lengths, each alone: (tokens, heads, dim)."""
     grouped = q.shape[1] != k.shape[1]

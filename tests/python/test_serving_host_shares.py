@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pariskv_core.vllm.host_shares import HostShare
+from pariskv_core.serving import HostShare
 
 pytestmark = pytest.mark.cpu("files alone")
 
@@ -35,7 +35,7 @@ def test_a_process_that_is_gone_promises_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "shares"
     program = (
         "import sys; from pathlib import Path; "
-        "from pariskv_core.vllm.host_shares import HostShare; "
+        "from pariskv_core.serving import HostShare; "
         "HostShare('gone', 'plan', Path(sys.argv[1])).promise(100)"
     )
     subprocess.run([sys.executable, "-c", program, str(folder)], check=True)

@@ -1,14 +1,14 @@
-"""Who has which rows: vLLM's requests and blocks on one side, the engine's sequences on the other.
+"""Which of the engine's sequences has the rows of a host's requests and blocks.
 
-vLLM owns block numbers, and the engine owns bytes. A request has a sequence of its own. Where vLLM
-finds a prefix among its blocks, the sequence that has the rows of the last such block is forked. A
-request that ended leaves its sequence parked, for as long as vLLM may find one of its blocks.
+The host owns block numbers, and the engine owns bytes. A request has a sequence of its own. Where
+the host finds a prefix among its blocks, the sequence that has the rows of the last one is forked.
+A request that ended leaves its sequence parked, for as long as one of its blocks may be found.
 
-Rows that vLLM counts on and no sequence has are an error of these books or of vLLM's. It does not
-end the server: vLLM is told of the blocks, and forgets them. The requests that have them fail,
-since vLLM's V2 runner cannot go back to compute them again, and the error is counted.
+Rows that the host counts on and no sequence has are an error of these books or of the host. It does
+not end the server: the host is told of the blocks, and forgets them. The requests that have them
+fail, for the host may not be able to compute rows again, and the error is counted.
 
-The books are kept on the scheduler's side alone. They know nothing of vLLM's types nor of tensors.
+The books are kept on the scheduler's side alone. They know no host's types, and no tensors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Arrival:
 
     request: str
     prompt: int  # tokens to compute before it generates
-    computed: int  # tokens that vLLM found among its blocks, or a session has
+    computed: int  # tokens that were found among the blocks, or a session has
     blocks: list[int]  # all of its blocks so far
     most: int  # tokens that it may grow to
     hashes: Sequence[Any] = ()  # of its whole blocks: grows with the request
@@ -45,7 +45,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class Step:
-    """One decision of vLLM's scheduler, running requests first."""
+    """One decision of the host's scheduler, running requests first."""
 
     ended: list[str]  # finished, aborted or preempted
     grown: list[Growth]
@@ -66,7 +66,7 @@ class Holder:
     blocks: list[int] = field(default_factory=list)
     hashes: Sequence[Any] = ()
     parked: bool = False
-    found: int = 0  # of its first blocks, those that vLLM finds for their tokens
+    found: int = 0  # of its first blocks, those that the host finds for their tokens
 
 
 @dataclass
@@ -83,9 +83,9 @@ class Counts:
 class Books:
     """Turns each decision of the scheduler into orders.
 
-    block     tokens of one of vLLM's blocks
+    block     tokens of one of the host's blocks
     room      bounds what sequences take beside their blocks
-    prefixes  whether vLLM looks for prefixes
+    prefixes  whether the host looks for prefixes
     """
 
     def __init__(self, block: int, room: Room, *, prefixes: bool = True) -> None:
@@ -128,7 +128,7 @@ class Books:
     def stores(self, block: int, position: int, content: Any = None) -> bool | None:
         """Whether all rows of a block are stored before the step that is being scheduled.
 
-        position, content  of the block in a prefix that vLLM has found: its place and its hash
+        position, content  of the block in a prefix that was found: its place and its hash
         Returns None where no sequence has or will have them, as far as the books know.
         """
         owner = self._owner(block, position, content)
@@ -139,12 +139,12 @@ class Books:
         return None if owner.parked else False
 
     def others(self, block: int, position: int, found: Callable[[int], int | None]) -> set[int]:
-        """Blocks that vLLM finds before a stored one, and that are not those of its sequence.
+        """Blocks that are found before a stored one, and that are not those of its sequence.
 
         Two requests may have computed the same tokens in blocks of their own. A fork has the rows
         of one sequence alone, so blocks have to be that sequence's, or one would pay for two.
 
-        found  of a position: the block that vLLM finds for the prefix
+        found  of a position: the block that the host finds for the prefix
         """
         holder = self._owners[block][0]
         if holder.found > position:
@@ -164,7 +164,7 @@ class Books:
         return holder
 
     def step(self, step: Step) -> tuple[Orders, set[int]]:
-        """The orders, and the blocks that vLLM has to forget."""
+        """The orders, and the blocks that the host has to forget."""
         commands, self._ahead = self._ahead, []
         self._lost.clear()
         forgotten: set[int] = set()
@@ -199,7 +199,7 @@ class Books:
     def reset(self) -> set[int]:
         """Gives all parked sequences up, before another step is decided.
 
-        Returns the blocks that vLLM has to forget at once.
+        Returns the blocks that the host has to forget at once.
         """
         forgotten: set[int] = set()
         for holder in list(self._parked.values()):
@@ -207,8 +207,8 @@ class Books:
         return forgotten
 
     def restart(self) -> None:
-        """After an error that nothing else mends: every row is given up, and vLLM has to forget
-        all of its blocks. Requests of the next step arrive anew."""
+        """After an error that nothing else mends: every row is given up, and the host has to
+        forget all of its blocks. Requests of the next step arrive anew."""
         self._room.clear()
         self._holders, self._parked, self._owners, self._shrunk = {}, {}, {}, {}
         self._ahead = [Command(CLEAR, -1)]
@@ -217,7 +217,7 @@ class Books:
     def _row(
         self, request: str, holder: Holder, computed: int, step: Step, commands: list[Command]
     ) -> Row:
-        """The sequence is brought to the tokens that vLLM counts on, as far as rows are there."""
+        """The sequence is brought to what the host counts on, as far as rows are there."""
         if holder.right < computed:
             self._find_again(holder, computed, commands)
         kept = min(holder.right, computed)
@@ -253,7 +253,7 @@ class Books:
             holder.name = name
 
     def _source(self, arrival: Arrival) -> Holder | None:
-        """The sequence that has the prefix that vLLM found: a request waits until there is one."""
+        """The sequence that has the prefix that was found: a request waits until there is one."""
         last = arrival.computed // self._block - 1
         if last < 0:
             return None
@@ -304,7 +304,7 @@ class Books:
         self._room.leave(request)
         holder.parked = True
         whole = holder.right // self._block if self._prefixes else 0
-        for position in range(whole, len(holder.blocks)):  # vLLM finds whole blocks alone
+        for position in range(whole, len(holder.blocks)):  # whole blocks alone are found
             self._disown(holder, position)
         del holder.blocks[whole:]
         self._parked[holder.name] = holder

@@ -38,4 +38,4 @@ class Sequences:
                     self._cache.remove(sequence)
                 self._of.clear()
             else:
-                raise ValueError(f"[vllm] orders: expected a known command, got {command.kind}")
+                raise ValueError(f"[begin] orders: expected a known command, got {command.kind}")

@@ -1,4 +1,4 @@
-"""Rows of a captured step under vLLM: real sequences first, idle ones behind them."""
+"""Rows of a captured step: real sequences first, idle ones behind them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import pariskv_core as pk
 import pytest
-from pariskv_core.vllm.lanes import Lanes
-from pariskv_core.vllm.orders import ADD, Command, Orders, Row
-from pariskv_core.vllm.rank import Rank
+from pariskv_core.serving import Engine, Orders
+from pariskv_core.serving.lanes import Lanes
+from pariskv_core.serving.orders import ADD, Command, Row
 
 pytestmark = pytest.mark.cpu("what an engine on a GPU would be told")
 
 
-class Engine:
+class Noted:
     """Notes what it is told."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Engine:
 
 
 def test_a_capture_is_over_idle_lanes_and_takes_no_memory() -> None:
-    engine: Any = Engine()
+    engine: Any = Noted()
     made = Lanes(engine)
     for width in (8, 8, 4, 1):  # vLLM's order; each once more for the pass before
         assert made.capture(width).ids == [pk.IDLE] * width
@@ -37,7 +37,7 @@ def test_a_capture_is_over_idle_lanes_and_takes_no_memory() -> None:
 
 
 def test_a_dummy_run_replays_idle_lanes_alone() -> None:
-    engine: Any = Engine()
+    engine: Any = Noted()
     made = Lanes(engine)
     made.capture(2)
     made.captured()
@@ -48,9 +48,9 @@ def test_a_dummy_run_replays_idle_lanes_alone() -> None:
 def test_a_replay_names_the_sequences_in_the_order_of_the_batch() -> None:
     """And idle ones for rows of padding: how wide a graph is says which of its rows search."""
     config = pk.Config(layers=1, query_heads=1, kv_heads=1, head_dim=64, threads=1)
-    rank, engine = Rank(config), Engine()
-    rank.lanes = Lanes(engine)  # type: ignore[arg-type]
+    engine, noted = Engine(config), Noted()
+    engine.lanes = Lanes(noted)  # type: ignore[arg-type]
     commands = [Command(ADD, name) for name in (7, 8, 9)]
     rows = [Row(f"r{name}", name, 5, 5, 1, 5) for name in (7, 8, 9)]
-    rank.begin(Orders(commands, rows), ["r9", "r7", "r8"], replayed=4)
-    assert engine.named == [[*rank.sequences.of([9, 7, 8]), pk.IDLE]]
+    engine.begin(Orders(commands, rows), ["r9", "r7", "r8"], replayed=4)
+    assert noted.named == [[*engine.sequences.of([9, 7, 8]), pk.IDLE]]

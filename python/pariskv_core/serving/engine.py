@@ -1,4 +1,4 @@
-"""One rank's engine: what a layer of the model does with the queries, keys and values of a step."""
+"""A rank's engine: what a layer of the model does with the queries, keys and values of a step."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Places = slice | torch.Tensor  # of tokens, among those of a step
 
 @dataclass(frozen=True)
 class Logits:
-    """How a layer makes attention of q.k."""
+    """How a layer makes attention of q.k. scale: None is 1 / sqrt(head_dim)."""
 
-    scale: float
+    scale: float | None = None
     softcap: float = 0.0
     sinks: torch.Tensor | None = None  # (query heads)
 
@@ -34,6 +34,9 @@ class Logits:
     def options(self) -> dict[str, Any]:
         """As keyword arguments of the engine."""
         return {"scale": self.scale, "softcap": self.softcap, "sink_bias": self.sinks}
+
+
+PLAIN = Logits()
 
 
 @dataclass
@@ -56,8 +59,8 @@ class Plan:
     later: Prompts | None = None  # tokens that follow stored ones
 
 
-class Rank:
-    """The engine of one rank, its sequences, and the plan of the present step."""
+class Engine:
+    """The cache of one rank, its sequences, and the plan of the present step."""
 
     def __init__(self, config: pk.Config) -> None:
         self.cache = pk.Cache(config)
@@ -83,7 +86,7 @@ class Rank:
             self._plan = self._planned(ordered)
 
     def end(self) -> None:
-        """After the pass: one that no connector announces stores nothing."""
+        """After the pass: one that no `begin` announces stores nothing."""
         self._plan = Plan()
 
     def _planned(self, rows: list[Row]) -> Plan:
@@ -125,7 +128,7 @@ class Rank:
         k: torch.Tensor,
         v: torch.Tensor,
         out: torch.Tensor,
-        logits: Logits,
+        logits: Logits = PLAIN,
     ) -> None:
         """(tokens, heads, dim) of one layer; `out` may have more rows, for padding."""
         plan = self._plan
@@ -185,7 +188,7 @@ class Rank:
         if whole and logits.plain:
             out[at] = causal_rows(queries, keys, values, prompts.lengths, logits.scale)
             return
-        # Weights as vLLM's own attention rounds them; in float32 this is the exact form.
+        # Weights are rounded as in a host's own attention; in float32 this is the exact form.
         out[at] = self.cache.attend(
             layer, prompts.batch, queries, prompts.lengths, precision="fast", **logits.options()
         )
@@ -198,7 +201,7 @@ class Rank:
         k: torch.Tensor,
         v: torch.Tensor,
         out: torch.Tensor,
-        logits: Logits,
+        logits: Logits = PLAIN,
     ) -> None:
         """A step of a graph: each row is a token of one lane. Replays name other sequences."""
         rows = slice(0, len(lanes))

@@ -1,7 +1,7 @@
-"""How much sequences may take beside what vLLM counts in blocks, and who may still come in.
+"""How much sequences may take beside what a host counts in blocks, and who may still come in.
 
 A searched sequence has copies of its tail's rows and a row cache. A shorter one on a GPU has all of
-its rows where the engine cannot move them to host memory. Neither grows with vLLM's blocks, so
+its rows where the engine cannot move them to host memory. Neither grows with the host's blocks, so
 requests are admitted only while the sums for the lengths that they may reach have room: of bytes
 that stay on the device, and of those among them that no block pays for.
 """

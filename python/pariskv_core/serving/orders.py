@@ -46,7 +46,7 @@ class Row:
 @dataclass(frozen=True)
 class Orders:
     """
-    lost  blocks whose rows are not there: vLLM is told, and fails the requests that have them
+    lost  blocks whose rows are not there: the host fails the requests that have them
     """
 
     commands: list[Command] = field(default_factory=list)

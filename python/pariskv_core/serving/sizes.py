@@ -1,4 +1,4 @@
-"""How many of vLLM's blocks two budgets pay for, so that no step can run out of memory.
+"""How many of a host's blocks two budgets pay for, so that no step can run out of memory.
 
 Bytes are those that the engine itself counts in a small cache of the same shape.
 """
@@ -74,7 +74,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Planned:
-    blocks: int  # one of them is vLLM's null block
+    blocks: int  # one of them is the host's null block
     room: int  # bytes on the device for what `costs` counts
     costs: Costs
     beside: int | None = None  # of these, bytes for what no block pays for; None: as many
@@ -131,9 +131,9 @@ def _scaled(size: int, shape: Shape) -> int:
 class Load:
     """What may come at once.
 
-    longest    tokens of a request: max_model_len
-    sequences  requests: max_num_seqs
-    chunk      new tokens of a step: max_num_batched_tokens
+    longest    tokens of a request
+    sequences  requests
+    chunk      new tokens of a step
     prompts    that come in chunks side by side
     """
 
@@ -164,9 +164,8 @@ def plan(one: Need, budgets: Budgets, load: Load, *, block: int, gpu: bool) -> P
         rest = f" and {_size(longest * one.host)} of host memory" if one.host else ""
         has = _size(max(device, 0)) + (f" and {_size(host)}" if one.host else "")
         raise ValueError(
-            f"[vllm] memory: a request of {longest:,} tokens takes {_size(wanted)}{rest}, and "
-            f"there is room for {has} in each rank; raise memory_budget or host_budget in "
-            "--additional-config, or lower --max-model-len"
+            f"[plan] memory: a request of {longest:,} tokens takes {_size(wanted)}{rest}, and "
+            f"there is room for {has} in each rank"
         )
     return Planned(blocks + 1, room, one.costs, beside)
 
@@ -197,7 +196,7 @@ def _size(count: float) -> str:
 def engine_config(
     shape: Shape, dtype: Any, device: Any, block: int, settings: dict[str, Any]
 ) -> pk.Config:
-    """One of vLLM's blocks is one of the engine's segments: forks at a block share all rows."""
+    """One of the host's blocks is one of the engine's segments: forks at a block share all rows."""
     return pk.Config(
         layers=shape.layers,
         query_heads=shape.query_heads,

@@ -1,0 +1,104 @@
+"""How many blocks a budget pays for, and how many requests come in."""
+
+from __future__ import annotations
+
+import pariskv_core as pk
+import pytest
+from pariskv_core.serving import Costs, Room
+from pariskv_core.serving.sizes import Budgets, Load, Shape, engine_config, need, plan
+
+pytestmark = pytest.mark.cpu("blocks of a cache on the CPU")
+
+BLOCK = 64
+SHAPE = Shape(layers=1, query_heads=2, kv_heads=1, head_dim=64, item=4)
+SETTINGS = {"policy": pk.ParisKV(top_k=16, tail_rows=64), "threads": 1}
+
+
+def test_a_budget_that_a_request_does_not_fit_is_refused() -> None:
+    config = engine_config(SHAPE, "float32", "cpu", BLOCK, SETTINGS)
+    one = need(SHAPE, config, BLOCK)
+    with pytest.raises(ValueError, match=r"a request of 100,000 tokens takes .* each rank$"):
+        plan(one, Budgets(1 << 20), Load(100_000, 8, 512), block=BLOCK, gpu=False)
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_a_budget_that_one_request_fits_serves_one(place: str) -> None:
+    """However many are allowed: half of a budget is not kept from its blocks."""
+    longest, gpu = 100_000, place == "cuda"
+    config = engine_config(SHAPE, "float32", place, BLOCK, SETTINGS)
+    one = need(SHAPE, config, BLOCK, longest)
+    load = Load(longest, 1024, 512)
+    whole = -(-longest // BLOCK) * BLOCK
+    taken = whole * one.device + one.costs.of(longest)
+    taken += (one.costs.opening + load.chunk) * one.costs.token
+    host = 21 * whole * one.host // 20 + 1000
+    budget = 20 * (taken + (512 << 20 if gpu else 0)) // 19 + 1000
+    made = plan(one, Budgets(budget, host), load, block=BLOCK, gpu=gpu)
+    assert (made.blocks - 1) * BLOCK >= longest
+    assert made.make_room().admit("one", longest, longest)
+    with pytest.raises(ValueError, match="a request of 100,000 tokens takes"):
+        plan(one, Budgets(budget - taken // 10, host), load, block=BLOCK, gpu=gpu)
+
+
+@pytest.mark.parametrize("placement", ["auto", "host"])
+def test_on_a_gpu_both_budgets_count(placement: str) -> None:
+    fields = {"policy": pk.ParisKV(), "placement": placement}
+    config = engine_config(SHAPE, "float16", "cuda", BLOCK, fields)
+    one = need(SHAPE, config, BLOCK)
+    assert one.host > 3 * one.device, "rows are in host memory, summaries on the GPU"
+
+    def blocks(device: int, host: int) -> int:
+        budgets = Budgets(device, host)
+        made = plan(one, budgets, Load(16_384, 8, 2048), block=BLOCK, gpu=True)
+        tokens = (made.blocks - 1) * BLOCK
+        assert tokens * one.device + made.room <= device
+        if placement == "host":
+            assert tokens * one.host <= host
+        else:  # what host memory has no room for stays on the GPU
+            assert tokens * (one.device + one.host) + made.beside <= device + host
+            assert tokens * one.host > host or host > device
+        return made.blocks
+
+    there = need(SHAPE, config.replace(placement="device"), BLOCK)
+    assert there.host == 0
+    assert there.device >= one.device + one.host - 1
+    small, large = 2 << 30, 8 << 30
+    assert blocks(large, 1 << 26) < blocks(large, 1 << 27)
+    assert blocks(small, 1 << 40) < blocks(large, 1 << 40)
+
+
+def admitted(longest: int, tokens: int, requests: int) -> int:
+    """How many requests of so many tokens one H100 beside 96 GB lets in at once."""
+    shape = Shape(layers=32, query_heads=32, kv_heads=8, head_dim=128, item=2)
+    fields = {"policy": pk.ParisKV(), "placement": "auto"}
+    config = engine_config(shape, "float16", "cuda", 128, fields)
+    one = need(shape, config, 128, longest)
+    made = plan(
+        one, Budgets(50 << 30, 96 << 30), Load(longest, requests, 8192), block=128, gpu=True
+    )
+    room, blocks = made.make_room(), made.blocks - 1
+    count = 0
+    while count < requests and blocks >= -(-tokens // 128):
+        if not room.admit(f"r{count}", tokens, tokens):
+            break
+        blocks -= -(-tokens // 128)
+        count += 1
+    return count
+
+
+def test_rows_of_short_requests_are_counted_once() -> None:
+    # 4,096 tokens take 537 MB: 50 GB have room for more than 64, and for 40 beside summaries.
+    assert admitted(4128, 4096, 64) == 64
+    assert 40 <= admitted(131_072, 4096, 64) < 64
+    assert admitted(131_072, 130_000, 64) == 6  # 20 GB each, of 135
+
+
+def test_what_no_block_pays_for_has_a_sum_of_its_own() -> None:
+    room = Room(100, Costs(token=1, opening=50, searched=30, beside=20), beside=45)
+    assert room.admit("long", 80, 80)
+    assert room.admit("another", 80, 80)
+    assert not room.admit("third", 80, 80)  # 60 of 45 bytes
+    room.settle()
+    room.enter("long", 80, 80)
+    assert room.admit("short", 10, 40)  # of blocks, all of it
+    assert not room.admit("too much", 10, 45)
