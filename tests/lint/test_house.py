@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 INCLUDE = ROOT / "cpp/include"
 SRC = ROOT / "cpp/src"
 CUDA = ROOT / "cpp/cuda"
+PACKAGE = ROOT / "python/pariskv_core"
 
 CPP_SUFFIXES = {".h", ".c", ".cpp", ".cu", ".cuh", ".inl"}
 MAX_LINES = 450
@@ -43,6 +46,18 @@ ROOMS = {
     },
     "cpp/cuda": {"cpp/include", "cpp/src", *ALL_CUDA, *POLICIES},
     "python/src": {"cpp/include"},
+    # Packages in Python, and the modules beside them. Nothing sees the command line.
+    "python/pariskv_core/serving": {"python/pariskv_core"},
+    "python/pariskv_core/vllm": {"python/pariskv_core", "python/pariskv_core/serving"},
+    "python/pariskv_core/transformers": {"python/pariskv_core"},
+    "python/pariskv_core/cli": {
+        "python/pariskv_core",
+        "python/pariskv_core/serving",
+        "python/pariskv_core/transformers",
+        "python/pariskv_core/vllm",
+    },
+    "python/pariskv_core/__main__.py": {"python/pariskv_core", "python/pariskv_core/cli"},
+    "python/pariskv_core": set(),
     # Verbs are timed one by one, and the public door has none.
     "bench": {"cpp/include", "cpp/src", *ALL_CUDA, *POLICIES},
     "examples": {"cpp/include"},
@@ -53,6 +68,20 @@ ROOMS = {
     "tests/cpp": {"cpp/include", "cpp/src", "cpp/src/c", "cpp/src/cpu", *ALL_CUDA, *POLICIES},
     "tests/c": {"cpp/include"},
 }
+
+# Other packages that a room of Python may import, some only once they are needed.
+OTHER_PACKAGES = {
+    "python/pariskv_core/serving": {"torch"},
+    "python/pariskv_core/vllm": {"prometheus_client", "torch", "vllm"},
+    "python/pariskv_core/transformers": {"safetensors", "torch", "transformers"},
+    "python/pariskv_core/cli": {"numpy", "rich", "torch", "transformers"},
+    "python/pariskv_core/__main__.py": set(),
+    "python/pariskv_core": {"matplotlib", "numpy", "transformers"},
+}
+ANYWHERE = {*sys.stdlib_module_names, "typing_extensions"}
+
+# A room that others enter by these modules alone.
+DOORS = {"python/pariskv_core/serving": {"__init__", "memory", "sizes"}}
 
 # A file compiled for one instruction set must not bring in inline functions, for the linker
 # might keep its copy of them for everyone. So it includes these, and headers of intrinsics.
@@ -125,6 +154,79 @@ def test_a_room_includes_only_permitted_rooms(room: str) -> None:
             elif room_of(target) not in ROOMS[room] | {room}:
                 wrong.append(f"{name(path)} includes {included} of {room_of(target)}")
     assert not wrong, "\n".join(wrong)
+
+
+def imports(path: Path, text: str) -> Iterator[str]:
+    """What a file of the package imports, in functions and for types, too: `torch.nn.Linear`."""
+    package = ["pariskv_core", *path.relative_to(PACKAGE).parent.parts]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            begin = package[: len(package) + 1 - node.level] if node.level else []
+            module = ".".join([*begin, *filter(None, [node.module])])
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def home_of(imported: str) -> Path | None:
+    """The file of the package that has an imported name; None: it is not in the package."""
+    first, *parts = imported.split(".")
+    if first != "pariskv_core":
+        return None
+    place = PACKAGE
+    for part in parts:
+        if (place / f"{part}.py").is_file():
+            return place / f"{part}.py"
+        if not (place / part).is_dir():
+            break
+        place /= part
+    return place / "__init__.py"
+
+
+def wrong_imports(path: Path, text: str) -> Iterator[str]:
+    own = room_of(path)
+    if "import_module" in text and path != PACKAGE / "vllm/names.py":
+        yield f"{name(path)} imports a module by a string, which no rule can read"
+    for imported in imports(path, text):
+        home = home_of(imported)
+        if home is None:
+            allowed = imported.partition(".")[0] in ANYWHERE | OTHER_PACKAGES[own]
+        else:
+            room = room_of(home)
+            door = room == own or home.stem in DOORS.get(room, {home.stem})
+            allowed = door and room in ROOMS[own] | {own}
+        if not allowed:
+            yield f"{name(path)} imports {imported}"
+
+
+@pytest.mark.parametrize("room", OTHER_PACKAGES)
+def test_a_room_imports_only_permitted_rooms(room: str) -> None:
+    paths = [path for path in files("python", suffixes={".py"}) if room_of(path) == room]
+    assert paths
+    wrong = [line for path in paths for line in wrong_imports(path, path.read_text())]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("serving/new.py", "import pariskv_core.vllm"),
+        ("serving/new.py", "from .. import vllm"),
+        ("serving/new.py", "from ..vllm.names import Options"),
+        ("serving/new.py", "def late():\n    from vllm import LLM"),
+        ("serving/new.py", "from importlib import import_module"),
+        ("serving/inner/new.py", "from ...cli import plan"),
+        ("vllm/new.py", "from pariskv_core.cli import plan"),
+        ("vllm/new.py", "from pariskv_core.serving.books import Holder"),
+        ("vllm/new.py", "from pariskv_core.serving import rooms, engine"),
+        ("transformers/new.py", "from pariskv_core import serving as host"),
+        ("_new.py", "if TYPE_CHECKING:\n    from .cli import main"),
+        ("_new.py", "import numpy, torch"),
+    ],
+)
+def test_an_import_that_breaks_a_rule_is_found(file: str, text: str) -> None:
+    assert len(list(wrong_imports(PACKAGE / file, text))) == 1
+    assert not list(wrong_imports(PACKAGE / file, "import numbers\nfrom pariskv_core import Cache"))
 
 
 def test_what_is_common_to_all_policies_names_none() -> None:
