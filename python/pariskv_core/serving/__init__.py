@@ -15,8 +15,9 @@ and in each pass of it:
                                             the tokens that it may grow to, so it waits.
     books.stores(block, position, content)  Of the last block of a prefix that the host has found.
                                             True: the prefix may be used. False: its rows are being
-                                            computed, so the request waits. None: nobody has its
-                                            rows, so the host forgets the block.
+                                            computed, so the request waits. None: as of the
+                                            last step no sequence has them. The host forgets
+                                            the block, unless this pass has handed it out.
     books.others(block, position, found)    If True: blocks to forget, after which the host looks
                                             again. None of them: all rows are of one sequence.
     books.withdraw(request)                 Of a request that was admitted and waits all the same.
