@@ -50,6 +50,12 @@ def test_import_needs_no_optional_package(library):
     assert done.stdout.strip() == "False"
 
 
+def test_the_side_of_a_scheduler_does_not_load_torch():
+    names = "Books, HostShare, Orders, Step, memory, sizes"
+    program = f"import sys; from pariskv_core.serving import {names}; print('torch' in sys.modules)"
+    assert child(program).stdout.strip() == "False"
+
+
 def test_works_without_torch():
     program = """
         import sys

@@ -6,8 +6,8 @@ sides may be processes of their own: the scheduler's needs no torch, and sends p
 Beside the scheduler, before it starts:
 
     need = sizes.need(shape, config, block, longest)
-    planned = sizes.plan(need, budgets, load, block=block, gpu=gpu)   # planned.blocks may be had
-    books = Books(block, planned.make_room())
+    planned = sizes.plan(need, budgets, load, block=block, gpu=gpu)
+    books = Books(block, planned.make_room())    # for planned.blocks - 1 blocks to hand out
 
 and in each pass of it:
 
