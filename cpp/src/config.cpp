@@ -47,7 +47,7 @@ void ratio(const char* field, double value) {
  * have the published shares up to 30'000 tokens, and from there on half of them, and less. Blocks
  * of keys need 5 % beside a tail of 1,024 rows: so they stay below the KL that more candidates
  * reach with half of the tail. From 100'000 tokens on 2 % find what 5 % find, but for about a
- * hundredth (bench/quality/RESULTS.md). What each share costs is in bench/notes/quality.md.
+ * hundredth (bench/quality/RESULTS.md). What each share costs is in bench/notes/tried-quality.md.
  */
 std::vector<ScheduleStep> schedule_of(bool has_blocks) {
   if (has_blocks) {

@@ -14,53 +14,50 @@ VLLM_STEPS = {  # stock vLLM and with the engine
     "16,000 × 28": ("25.65", "17.42"),
 }
 VLLM_MORE = {  # another day's: "–" is not measured
-    "4,000 × 64": ("17.55", "19.22", "19.6 | 34.4 | 0"),
-    "130,000 × 6, `int8_per_token_head`": ("–", "11.76", "14 | 48.1 | 23.0"),
-    "130,000 × 12, `int8_per_token_head`": ("–", "14.89", "20 | 55.3 | 86.9"),
+    "4,000 × 64": ("17.55", "19.22", "1.10"),
+    "130,000 × 6, `int8_per_token_head`": ("–", "11.76", "–"),
+    "130,000 × 12, `int8_per_token_head`": ("–", "14.89", "–"),
 }
 
 
 def llama_cpp() -> Iterator[str]:
-    noted("llama_cpp", "| SmolLM2, 4,096, f16 | 20.0 | 22.1 | 17.2 | 1.16 |")
-    noted("llama_cpp", "On two it was .95 to .97 of")
+    noted("tried", "4,096 tokens 20.0 / 22.1 / 17.2,")
+    noted("tried", "on two threads .95 to .97 of")
     yield "| 4,096 | f16 | 20.0 | 17.2 | 1.16 × with `from=4096`, .95 on another machine"
-    noted("llama_cpp", "| SmolLM2, 8,192, f16 | 30.1 | 31.7 | 15.8 | 1.91 |")
+    noted("tried", "8,192 tokens 30.1 / 31.7 / 15.8.")
     yield "| SmolLM2-135M | 8,192 | f16 | 30.1 | 15.8 | 1.9 × |"
-    noted("llama_cpp", "| Qwen2.5-Coder-1.5B, 32,768, f16 | 198.8 | 297.6 | 47.8 | 4.2 |")
+    noted("tried", "Qwen-1.5B, 32,768 tokens: 198.8 / 297.6 / 47.8, q8_0 – / 412.5 / 48.8.")
     yield "| Qwen2.5-Coder-1.5B | 32,768 | f16 | 199 | 48 | 4.2 × |"
-    noted("llama_cpp", "| Qwen2.5-Coder-1.5B, 32,768, q8_0 | – | 412.5 | 48.8 | 8.5 |")
     yield "| Qwen2.5-Coder-1.5B | 32,768 | q8_0 | 413 | 49 | 8.5 × |"
-    noted("llama_cpp", "| Llama-8B | f16 | 131,072 | 83.6 | 437 | 3.71 | 201 |")
+    noted("tried", "131,072 tokens: f16 83.6 / 437 / 3.71,")
     yield "f16, at 131,072 tokens: 84 ms in llama.cpp, 3.7 in the plugin"
 
 
 def vllm() -> Iterator[str]:
     for case, (stock, ours) in VLLM_STEPS.items():
         over = f"{float(ours) / float(stock):.2f}".removeprefix("0")
-        noted("vllm", f"| {case} | {stock} | {ours} | {over} |")
+        noted("tried", f"| {case} | {stock} | {ours} | {over} |")
         all_that_fit = ", all that fit vLLM's own cache" if case == "130,000 × 3" else ""
         yield f"| {case}{all_that_fit} | {stock} | {ours} |"
-    for case, (stock, ours, rest) in VLLM_MORE.items():
-        noted("vllm", f"| {case} | {stock} | {ours} | {rest} |")
+    for case, (stock, ours, over) in VLLM_MORE.items():
+        noted("tried", f"| {case} | {stock} | {ours} | {over} |")
         named = case.replace("`int8_per_token_head`", "rows in 8 bits")
         yield f"| {named} | {stock} | {ours} |"
-    noted("cuda_batches", "| 1 | 29, 55 | 31, 54 | 32, 56 | 46, 53 | 55, 55 | 61, 54 |")
-    noted("cuda_batches", "| 8 | 78, 121 | 104, 111 | 122, 118 | 172, 114 | 217, 122 | |")
-    noted("cuda_batches", "| 16 | 127, 172 | 177, 150 | 228, 159 | 314, 155 | 405, 168 | |")
+    noted("tried", "attended to in full / searched: 1 × 12K 46 / 53,")
+    noted("tried", "8 × 12K 172 / 114,")
+    noted("tried", "16 × 12K 314 / 155,")
     yield "16 requests of 12K tokens take 314 and 155 µs, 8 take 172 and 114 µs"
     yield "one takes 46 and 53 µs"
-    noted("vllm", "| answers of 512: tokens a second (goal: 3 times) | 387 | 1,315 | 3.40 |")
+    noted("tried", "Tokens a second, stock / engine: 387 / 1,315 (target 3 ×),")
     yield "answers of 512 tokens, served: 1,315 tokens a second, and 387 by vLLM alone"
-    noted("vllm", "| seconds to the first token, mean | 6.3 | 6.6 | 1.05 |")
+    noted("tried", "seconds to the first token 6.3 / 6.6.")
     yield "6.6\nand 6.3 seconds to the first token"
-    noted("vllm", "| tokens a second | 760 | 1,977 | 2.60 |")
-    noted("vllm", "| seconds to the first token, mean | 3.0 | 4.1 | 1.35 |")
-    noted("vllm", "| 130,000 × 3 | 9.60 | 6.29 | .66 |")
+    noted("tried", "Two H200s: 760 / 1,977 and 3.0 / 4.1.")
+    noted("tried", "| 130,000 × 3, two H200s | 9.60 | 6.29 | .66 |")
     yield "1,977 and 760 tokens a second, 4.1 and 3.0 seconds to\nthe first token"
     yield "3 requests of 130,000 tokens take 6.29 ms a step, and 9.60 in vLLM alone"
-    shared = "shared document, 64 questions, answers of 256: tokens a second"
-    noted("vllm", f"| {shared} | 359 | 1,050 | 2.93 |")
+    noted("tried", "The document, answers of 256: 359 / 1,050 tokens a second.")
     yield "questions come at 1,050 tokens a second, and at 359 by vLLM alone"
-    short = "400 requests of 1,000 tokens at once, answers of 128: tokens a second"
-    noted("vllm", f"| {short} | 3,919 | 3,322 | .85 |")
+    short = "400 requests of 1,000 tokens at once, answers of 128"
+    noted("tried", f"{short}: 3,919 / 3,322.")
     yield "come at\n3,322 and at 3,919"

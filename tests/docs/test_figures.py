@@ -66,8 +66,8 @@ def test_a_figure_without_a_source_is_found() -> None:
 
 
 def test_a_note_that_changed_is_found() -> None:
-    with pytest.raises(AssertionError, match=r"cpu\.md does not say"):
-        sources.noted("cpu", "a sentence of no note")
+    with pytest.raises(AssertionError, match=r"tried\.md does not say"):
+        sources.noted("tried", "a sentence of no note")
 
 
 def texts_of(png: bytes) -> dict[str, str]:

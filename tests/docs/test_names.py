@@ -12,7 +12,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     page
-    for pattern in ("README.md", "DESIGN.md", "CONTRIBUTING.md", "docs/*.md", "bench/NOTES.md")
+    for pattern in (
+        *("README.md", "DESIGN.md", "CONTRIBUTING.md"),
+        *("docs/*.md", "bench/NOTES.md", "bench/notes/*.md"),
+    )
     for page in ROOT.glob(pattern)
 )
 FOLDERS = ("cpp", "python", "tests", "bench", "docs", "cmake", "packaging", "examples")

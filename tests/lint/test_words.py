@@ -12,7 +12,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     path
-    for pattern in ("README.md", "DESIGN.md", "CONTRIBUTING.md", "docs/*.md", "bench/NOTES.md")
+    for pattern in (
+        *("README.md", "DESIGN.md", "CONTRIBUTING.md"),
+        *("docs/*.md", "bench/NOTES.md", "bench/notes/*.md"),
+    )
     for path in ROOT.glob(pattern)
 )
 CODE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".inl"}

@@ -32,7 +32,7 @@ constexpr int64_t kLeastHeads = 8, kMostBranches = 2, kMostEager = 1;
 
 /**
  * Where a step of a batch takes as long with a search as without, by its heads: one H100, rows of
- * 128 dimensions (bench/notes/cuda_batches.md). A long sequence by itself reads fast, and its
+ * 128 dimensions (bench/notes/tried.md). A long sequence by itself reads fast, and its
  * search is a chain of waits; of many the search costs each a little and full attention all of its
  * rows.
  */

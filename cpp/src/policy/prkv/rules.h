@@ -38,7 +38,7 @@ struct PRKVRules {
 
   // A refresh looks at a quarter of the pages, and at so many rows at least: at 8K and 16K a
   // quarter loses .017 and .010 of the attention in the worst layer, at 32K .004
-  // (bench/notes/quality.md).
+  // (bench/notes/tried-quality.md).
   static constexpr int64_t kLeastLookedAt = 8192, kPartLookedAt = 4;
   /** Rows that it looks at besides: those of a flush, and as many before them. */
   static constexpr int64_t kLatestLookedAt = 256;
