@@ -36,7 +36,7 @@ class Pages {
     view_.total = tokens;
     view_.zone_begin = kSink;
     view_.zone_end = tokens - kLocal;
-    view_.sparse = 1;
+    view_.mode = StepMode::kSearched;
     view_.kept_capacity = rules_.most_kept();
     const AmendedLayout amended = amended_of(shape_, view_.kept_capacity);
     view_.kept = device_memory<char>(amended.begin + amended.bytes());

@@ -219,7 +219,6 @@ void Cache::flush_all(Stream stream) {
   const Impl::Lock lock(*impl_);
   std::vector<Sequence*> all;
   for (auto& [id, sequence] : impl_->sequences_) {
-    sequence.settle();
     all.push_back(&sequence);
   }
   impl_->flush(all, stream);
@@ -235,7 +234,7 @@ void Cache::Impl::flush(const std::vector<Sequence*>& sequences, Stream stream) 
     }
   }
   const Visit visit(*this, stream);
-  Step step = plan(layers, next, Planner::Use::kStore, stream);
+  Step step = plan(layers, next, Planner::Purpose{}, stream);
   step.offloads_at_once = true;
   carry_out(step, [] {}, [] {}, stream);
 }

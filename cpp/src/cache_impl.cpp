@@ -31,12 +31,13 @@ Cache::Impl::Impl(Config config, const Resources& resources)
       planner_(shape_, sizes_, *search_, *backend_,
                backend_->host_arena() != nullptr && config_.placement == Placement::kHost),
       tail_seeds_(search_->needs().tail_seed),
+      cursor_(config_.layers),
       number_(next_number()),
       stop_(resources.should_stop) {}
 
 Cache::Impl::Visit::Visit(Impl& impl, Stream stream, Steps steps)
     : backend_(*impl.backend_), stream_(stream) {
-  if (steps == Steps::kEnd) impl.quiet_steps_.end();
+  if (steps == Steps::kEnd) impl.cursor_.end();
   backend_.enter(stream);
   try {
     impl.finish_offloads(0, stream);
@@ -48,15 +49,6 @@ Cache::Impl::Visit::Visit(Impl& impl, Stream stream, Steps steps)
 }
 
 std::vector<Sequence*> Cache::Impl::find(const Verb& verb, const Batch& batch, IdleSlots idle) {
-  std::vector<Sequence*> found = find_unsettled(verb, batch, idle);
-  for (Sequence* sequence : found) {
-    if (sequence != nullptr) sequence->settle();
-  }
-  return found;
-}
-
-std::vector<Sequence*> Cache::Impl::find_unsettled(const Verb& verb, const Batch& batch,
-                                                   IdleSlots idle) {
   const Batch::Prepared* prepared = batch.prepared_.get();
   if (prepared != nullptr && prepared->cache != number_) {
     fail("[", verb.name, "] sequences: expected a batch of this cache, got one of another");
@@ -128,12 +120,13 @@ void Cache::Impl::remove(SequenceId id) {
 }
 
 Cache::Impl::Step Cache::Impl::plan(const std::vector<Layer*>& layers,
-                                    const std::vector<Regions>& next, Planner::Use use,
-                                    Stream stream, bool queries, const Also& also) {
+                                    const std::vector<Regions>& next,
+                                    const Planner::Purpose& purpose, Stream stream,
+                                    const Also& also) {
   return making_room(stream, [&] {
     Step step;
     for (size_t i = 0; i < layers.size(); ++i) {
-      step.changes.push_back(planner_.plan(*layers[i], next[i], use, queries, stream));
+      step.changes.push_back(planner_.plan(*layers[i], next[i], purpose, stream));
     }
     for (const Change& change : step.changes) step.views.push_back(change.view(sizes_, *search_));
     const std::vector<KeptChange> changes = choices(step);
@@ -284,15 +277,6 @@ void Cache::Impl::publish(Layer& layer, Stream stream) {
   layer.tables.publish(view(layer), layer.store.row_blocks(), layer.narrow.row_blocks(), {}, tables,
                        backend_->word_updates());
   send_words(stream);
-}
-
-void Cache::Impl::count_step(const Step& step, int64_t batch) {
-  const bool searches = search_->needs().rows_per_head > 0;
-  for (size_t i = 0; i < step.changes.size(); ++i) {
-    stats_.flushes += step.changes[i].entering() > 0;
-    if (searches) stats_.searched_tokens += search_->searches(step.views[i], batch);
-  }
-  stats_.decode_tokens += int64_t(step.changes.size());
 }
 
 DecodeArgs Cache::Impl::decode_args(int64_t layer) const {

@@ -13,9 +13,9 @@
 #include "check.h"
 #include "gpu/offload_pace.h"
 #include "pariskv/cache.h"
-#include "quiet_steps.h"
 #include "search.h"
 #include "sequence.h"
+#include "step_cursor.h"
 #include "stop.h"
 #include "tail_seeds.h"
 #include "turns.h"
@@ -42,7 +42,7 @@ class Cache::Impl {
     enum class Layers { kTold, kUntold };
     explicit Lock(Impl& impl, Layers layers = Layers::kTold) : turns_(impl.turns_) {
       turns_.take(impl.stop_);
-      if (layers == Layers::kTold) impl.quiet_steps_.settle();
+      if (layers == Layers::kTold) impl.cursor_.settle();
     }
     ~Lock() { turns_.pass_on(); }
     Lock(const Lock&) = delete;
@@ -76,10 +76,6 @@ class Cache::Impl {
   /** The sequences of a batch, each there and each once; null: a slot is idle. */
   std::vector<Sequence*> find(const Verb& verb, const Batch& batch,
                               IdleSlots idle = IdleSlots::kRefused);
-  /** The same, some of them with tokens that their layers have not been told of. */
-  std::vector<Sequence*> find_unsettled(const Verb& verb, const Batch& batch,
-                                        IdleSlots idle = IdleSlots::kRefused);
-
   /** The same, down to one layer of each. */
   std::vector<Layer*> find_layers(const Verb& verb, const Batch& batch, int64_t layer,
                                   IdleSlots idle = IdleSlots::kRefused);
@@ -102,8 +98,12 @@ class Cache::Impl {
   };
   using Also = std::function<void(Step&)>;
   /** @param also  does more that may run out of memory, and may be called again with other plans */
-  Step plan(const std::vector<Layer*>& layers, const std::vector<Regions>& next, Planner::Use use,
-            Stream stream, bool queries = false, const Also& also = {});
+  Step plan(const std::vector<Layer*>& layers, const std::vector<Regions>& next,
+            const Planner::Purpose& purpose, Stream stream, const Also& also = {});
+  /** A decode of so many sequences. */
+  Planner::Purpose decode_of(int64_t sequences) const {
+    return {Planner::Use::kDecode, false, sequences * config_.kv_heads};
+  }
 
   /**
    * Gives the search the queries that it wants of those that a step's tokens came with.
@@ -189,7 +189,7 @@ class Cache::Impl {
   void store(const Arrivals& arrivals, const std::vector<Regions>& next, const NewRows& rows,
              const Queries* queries, After after, Stream stream) {
     limit_waiting_offloads(stream);
-    Step step = plan(arrivals.layers, next, Planner::Use::kStore, stream, queries != nullptr);
+    Step step = plan(arrivals.layers, next, {Planner::Use::kStore, queries != nullptr}, stream);
     step.offloads_at_once = true;
     const auto append = [&] {
       this->append(step.views, arrivals.begin, arrivals.counts, rows, stream);
@@ -215,28 +215,35 @@ class Cache::Impl {
                const NewRows& rows, const PrefillOptions& options, Stream stream);
   void decode(int64_t layer, const Batch& sequences, const StepTensors& tensors, bool appends,
               const AttendOptions& options, Stream stream);
-  /** The last step of these in this layer: what is known, or looked up now. */
-  BatchLayer& last_step(const Verb& verb, const Batch& batch, int64_t layer);
   /** Checked already. */
   DecodeArgs decode_args(const Verb& verb, int64_t layer, const Slots& slots,
                          const StepTensors& tensors, bool appends, const AttendOptions& options);
-  /** A step of so many tokens in each sequence, one or none, by which nothing but lengths change.
-   */
-  void decode_quietly(BatchLayer& at, DecodeArgs args, int64_t tokens, Stream stream);
-  /** Layers that are due are planned; of the others the device counts the tokens. */
-  void decode_planned(BatchLayer& at, DecodeArgs args, const NewRows& rows, int64_t tokens,
-                      Stream stream);
+  /** Rows of a step's tokens, where it does not append them by itself. */
+  void append_step(const Slots& slots, const std::vector<SequenceView>& views,
+                   const DecodeArgs& args, const NewRows& rows, Stream stream);
+  void launch_step(const Slots& slots, const std::vector<SequenceView>& views, DecodeArgs args,
+                   Stream stream);
+
+  /** What a step does besides counting tokens. */
+  struct StepWork {
+    using OfViews = std::function<void(const std::vector<SequenceView>&)>;
+    DecodeArgs args;  // that memory is reserved for, of the first layer
+    OfViews append;   // of (slots), before keys enter zones; none: rows come with the launch
+    OfViews launch;   // of (slots); none: a replay will
+  };
+  /** The cursor follows these layers of the batch: as before, or looked up now. */
+  void open_step(const Verb& verb, const Batch& batch, LayerRange range);
+  /** A step that adds so many tokens to each sequence, one or none. */
+  void take_step(LayerRange range, int64_t tokens, const StepWork& work, Stream stream);
+  struct PlannedStep;
+  /** Plans layers that are due; of the others the device will count the tokens. */
+  void plan_step(PlannedStep& planned, int64_t tokens, const StepWork& work, Stream stream);
+  void take_planned_step(LayerRange range, int64_t tokens, const StepWork& work, Stream stream);
   /** A step failed: the device may have counted its tokens or not. */
-  void forget(const BatchLayer& at) noexcept;
+  void forget(LayerRange range) noexcept;
   void attend(int64_t layer, const Batch& sequences, const std::vector<int64_t>& lengths,
               const StepTensors& tensors, bool appends, const AttendOptions& options,
               Stream stream);
-
-  /** A token more of a recorded step, where that changes lengths alone; false: something else too.
-   */
-  bool advance_quietly(const Batch& batch, const std::vector<Sequence*>& sequences, Stream stream);
-  /** How far such steps go from here. */
-  void look_ahead(const Batch& batch, const std::vector<Sequence*>& sequences);
 
   /** A layer that is cut; throws where the window would lack rows. */
   Regions shortened(const Verb& verb, const char* argument, Cut::Counts counts, const Layer& layer,
@@ -247,9 +254,6 @@ class Cache::Impl {
 
   /** All layers of these sequences, or none. */
   void flush(const std::vector<Sequence*>& sequences, Stream stream);
-
-  /** @param batch  slots of the step, idle ones as well */
-  void count_step(const Step& step, int64_t batch);
 
   /** The arguments that every decode of a layer has in common. */
   DecodeArgs decode_args(int64_t layer) const;
@@ -320,12 +324,10 @@ class Cache::Impl {
   TailSeeds tail_seeds_;
   std::map<SequenceId, Sequence> sequences_;
   SequenceId next_id_ = 0;
-  QuietSteps quiet_steps_;
+  StepCursor cursor_;
   int64_t calls_ = 0;      // that named sequences
   const uint64_t number_;  // no other cache of this process has it
   std::vector<std::weak_ptr<const Batch::Prepared>> batches_;
-  // By the last `advance`, if no other call has since.
-  std::optional<std::vector<SequenceId>> reserved_for_;
   Stats stats_;  // the counters; sizes are added up when asked
   const StopCheck stop_;
   Turns turns_;

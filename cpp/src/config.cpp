@@ -178,7 +178,7 @@ void Config::validate() const {
   region_within("sink", sink, 0);
   region_within("local", local, 0);
   region_within("update", update, 1);
-  region_within("dense_below", dense_below, 0);
+  if (dense_below != kDenseByBatch) region_within("dense_below", dense_below, 0);
   std::visit([](const auto& settings) { settings.validate(); }, policy);
   const auto* paris_kv = std::get_if<ParisKV>(&policy);
   if (paris_kv != nullptr && paris_kv->scorer == Scorer::kVotes && head_dim > kMaxVoteDim) {
@@ -243,6 +243,8 @@ Config Config::resolved() const {
   resolve(config.local, own.local);
   resolve(config.update, own.update);
   const bool near = config.device.type == DeviceType::kCuda && config.placement != Placement::kHost;
+  const bool by_batch = near && std::holds_alternative<ParisKV>(config.policy);
+  if (config.dense_below == kDenseByBatch && !by_batch) config.dense_below = kPolicysOwn;
   resolve(config.dense_below, near ? own.dense_below_on_gpu : own.dense_below);
   if (value_dim == 0) config.value_dim = head_dim;
   resolve(config.segment_tokens, std::max<int64_t>(near ? 128 : 1024, block_of(policy)));
@@ -253,6 +255,11 @@ Config Config::resolved() const {
     if (lent.value_head_stride == 0) lent.value_head_stride = rows.value_bytes();
   }
   return config;
+}
+
+int64_t Config::searched_from() const {
+  const int64_t tokens = resolved().dense_below;
+  return tokens == kDenseByBatch ? ParisKV::kSearchedFromByBatch : tokens;
 }
 
 bool operator==(const Config& a, const Config& b) {

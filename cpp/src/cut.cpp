@@ -60,7 +60,7 @@ void Cache::Impl::cut(std::vector<Shorter>& layers, Stream stream) {
       search_->leave({view, begin, view.zone_end}, stream);
     }
     SequenceView after = layer.cut(shorter.regions, sizes_, *search_);
-    if (view.kept_capacity == 0 || view.kept == nullptr || after.sparse == 0) continue;
+    if (view.kept_capacity == 0 || view.kept == nullptr || after.dense()) continue;
     // Rows are chosen anew by the queries that are left. Where rows were given back there is
     // nothing to choose from but the kept rows, and the zone cannot end among dropped ones.
     const Positions asked{layer.queries.begin,

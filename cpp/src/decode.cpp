@@ -66,16 +66,6 @@ void Cache::Impl::clear_idle(const Slots& slots, const DecodeArgs& args, Stream 
   for (; slot < slots.all; ++slot) clear(slot);
 }
 
-BatchLayer& Cache::Impl::last_step(const Verb& verb, const Batch& batch, int64_t layer) {
-  verb.check_layer(layer);
-  const Batch::Prepared* prepared = batch.prepared_.get();
-  const bool foreign = prepared != nullptr && prepared->cache != number_;
-  BatchLayer* known = foreign ? nullptr : quiet_steps_.find(batch.ids(), layer);
-  if (known != nullptr) return ++calls_, *known;
-  return quiet_steps_.add(batch.ids(), find(verb, batch, IdleSlots::kAllowed), config_.layers,
-                          layer);
-}
-
 DecodeArgs Cache::Impl::decode_args(const Verb& verb, int64_t layer, const Slots& slots,
                                     const StepTensors& tensors, bool appends,
                                     const AttendOptions& options) {
@@ -99,168 +89,78 @@ void Cache::Impl::decode(int64_t layer, const Batch& sequences, const StepTensor
                          bool appends, const AttendOptions& options, Stream stream) {
   const Lock lock(*this, Lock::Layers::kUntold);
   const Verb verb = this->verb(tensors.rows.borrowed == nullptr ? "decode" : "decode_rows");
-  BatchLayer& at = last_step(verb, sequences, layer);
-  DecodeArgs args = decode_args(verb, layer, at.slots, tensors, appends, options);
+  verb.check_layer(layer);
+  const LayerRange range{layer, 1};
+  open_step(verb, sequences, range);
+  const BatchLayer& at = cursor_.layer(layer);
+  const Slots& slots = at.slots;
+  DecodeArgs args = decode_args(verb, layer, slots, tensors, appends, options);
 
   if (backend_->capturing(stream)) {  // a replay reads the lengths of its time
-    quiet_steps_.settle();
+    cursor_.settle();
+    const int64_t heads = decode_of(slots.size()).heads;
     std::vector<SequenceView> views;
-    for (const Layer* target : at.slots.layers) views.push_back(view(*target));
-    views = at.slots.spread(views.data());
+    for (const Layer* target : slots.layers) views.push_back(target->view(sizes_, *search_, heads));
+    views = slots.spread(views.data());
     args.sequences = views.data();
     search_->decode(args, stream);
     return;
   }
 
   const int64_t tokens = appends ? 1 : 0;
-  for (size_t i = 0; at.left < tokens && i < at.slots.layers.size(); ++i) {
+  for (size_t i = 0; at.left < tokens && i < slots.layers.size(); ++i) {
     const int64_t total = at.view(i).total;
     if (!appends && total == 0) {
       fail("[decode] sequences: expected tokens to attend to, but ",
-           sequences.ids()[size_t(at.slots.numbers[i])], " has none in layer ", layer,
+           sequences.ids()[size_t(slots.numbers[i])], " has none in layer ", layer,
            "; or pass k and v");
     }
     verb.check_total(total + tokens);
   }
   const Visit visit(*this, stream, Visit::Steps::kGoOn);
-  reserved_for_.reset();
-  quiet_steps_.note(calls_);
-  if (at.left >= tokens) return decode_quietly(at, args, tokens, stream);
-  decode_planned(at, args, tensors.rows, tokens, stream);
-}
-
-void Cache::Impl::decode_quietly(BatchLayer& at, DecodeArgs args, int64_t tokens, Stream stream) {
-  offload_pace_.start_beside(true, stream);
-  at.count(tokens);
-  args.sequences = at.views.data();
-  try {
-    if (tokens > 0) {
-      backend_->word_updates()->add_token(at.places.data(), at.slots.size(), 1, stream);
-    }
-    search_->decode(args, stream);
-  } catch (...) {
-    at.count(-tokens);
-    forget(at);
-    throw;
-  }
-  at.left -= tokens;
-  if (search_->needs().rows_per_head > 0) stats_.searched_tokens += at.searched;
-  stats_.decode_tokens += at.slots.size();
-}
-
-void Cache::Impl::decode_planned(BatchLayer& at, DecodeArgs args, const NewRows& rows,
-                                 int64_t tokens, Stream stream) {
-  const Slots& slots = at.slots;
-  // Where graphs are, kernels know idle slots. Elsewhere a step is made of the runs between them.
-  const bool whole = backend_->capabilities().graphs;
-  std::vector<size_t> due;
-  std::vector<SequenceView> views;  // (slots)
-  std::vector<SequenceView*> counted;
-  const auto look = [&] {
-    due.clear(), counted.clear();
-    for (size_t i = 0; i < slots.layers.size(); ++i) {
-      const bool is_due = at.due(i, tokens);
-      if (is_due) due.push_back(i);
-      if (!is_due && tokens > 0) counted.push_back(at.places[i]);
-    }
-  };
-  Step step;
-  for (look();;) {
-    std::vector<Layer*> layers;
-    std::vector<Regions> next;
-    for (const size_t i : due) {
-      at.settle(i);
-      layers.push_back(slots.layers[i]);
-      const Regions& regions = layers.back()->regions;
-      next.push_back(tokens > 0 ? regions.grown(tokens, sizes_) : regions);
-    }
-    step = plan(layers, next, Planner::Use::kDecode, stream, false, [&](Step& planned) {
-      views = at.views;
-      for (const int64_t slot : slots.numbers) views[size_t(slot)].total += tokens;
-      for (size_t j = 0; j < due.size(); ++j) {
-        views[size_t(slots.numbers[due[j]])] = planned.views[j];
-      }
-      DecodeArgs needs = args;
-      needs.batch = whole ? slots.all : slots.size();
-      needs.sequences = whole ? views.data() : planned.views.data();
-      if (needs.batch > 0) search_->reserve(needs);
-    });
-    // Rows may have moved to make room: more may be due by that.
-    const size_t before = due.size();
-    look();
-    if (due.size() == before) break;
-  }
-
   // Without a local window the token itself may enter the zone: its row has to be there first.
   const bool append_first =
-      tokens > 0 && (!backend_->capabilities().decode_appends || config_.local == 0);
-  const auto append = [&] {
-    if (!counted.empty()) {
-      backend_->word_updates()->add_token(counted.data(), int64_t(counted.size()), 1, stream);
-    }
-    for (const Slots::Run& run : slots.runs) {
-      if (!append_first) break;
-      const auto part = [&](const auto& all) {
-        return std::decay_t<decltype(all)>(all.begin() + run.first,
-                                           all.begin() + run.first + run.count);
-      };
-      NewRows own{rows_of(args.k, run.slot, run.count), rows_of(args.v, run.slot, run.count)};
-      RowAddresses borrowed;
-      if (rows.borrowed != nullptr) {
-        borrowed = rows_of(*rows.borrowed, run.slot, run.count);
-        own.borrowed = &borrowed;
-      }
-      const std::vector<int64_t> lengths(size_t(run.count), 1);
-      std::vector<int64_t> begin;
-      for (int64_t i = run.first; i < run.first + run.count; ++i) {
-        begin.push_back(slots.layers[size_t(i)]->regions.total());
-      }
-      this->append(part(step.views), begin, lengths, own, stream);
-    }
-  };
-  const auto decode = [&] {
-    if (whole) {
-      args.sequences = views.data();
-      return search_->decode(args, stream);
-    }
-    for (const Slots::Run& run : slots.runs) {
-      DecodeArgs own = args;
-      own.batch = run.count;
-      own.sequences = step.views.data() + run.first;
-      for (TensorView* tensor : {&own.q, &own.k, &own.v, &own.out, &own.lse, &own.error}) {
-        *tensor = rows_of(*tensor, run.slot, run.count);
-      }
-      search_->decode(own, stream);
-    }
-    if (slots.size() < slots.all) clear_idle(slots, args, stream);
-  };
-  try {
-    offload_beside(step, stream);
-    carry_out(step, append, decode, stream);
-  } catch (...) {
-    forget(at);
-    throw;
+      appends && (!backend_->capabilities().decode_appends || config_.local == 0);
+  StepWork work{args, {}, {}};
+  if (append_first) {
+    work.append = [&](const auto& views) { append_step(slots, views, args, tensors.rows, stream); };
   }
-  at.views = std::move(views);
-  const bool counts = backend_->word_updates() != nullptr &&
-                      backend_->capabilities().decode_appends && config_.local > 0;
-  const int64_t crossing = search_->in_full_below(slots.all);
-  for (const size_t i : due) {
-    const int64_t steps = counts ? planner_.quiet_steps(*slots.layers[i], crossing) : 0;
-    at.quiet_until[i] = steps > 0 ? at.view(i).total + steps : -1;
-  }
-  at.look(*search_);
-  for (const Change& change : step.changes) stats_.flushes += change.entering() > 0;
-  if (search_->needs().rows_per_head > 0) stats_.searched_tokens += at.searched;
-  stats_.decode_tokens += slots.size();
+  work.launch = [&](const auto& views) { launch_step(slots, views, args, stream); };
+  take_step(range, tokens, work, stream);
 }
 
-void Cache::Impl::forget(const BatchLayer& at) noexcept {
-  for (Layer* layer : at.slots.layers) {
-    layer->tables.forget();
-    ++layer->generation;
+void Cache::Impl::append_step(const Slots& slots, const std::vector<SequenceView>& views,
+                              const DecodeArgs& args, const NewRows& rows, Stream stream) {
+  for (const Slots::Run& run : slots.runs) {
+    const auto first = views.begin() + run.slot;
+    const std::vector<SequenceView> own(first, first + run.count);
+    std::vector<int64_t> begin;
+    for (const SequenceView& view : own) begin.push_back(view.total - 1);
+    NewRows part{rows_of(args.k, run.slot, run.count), rows_of(args.v, run.slot, run.count)};
+    RowAddresses borrowed;
+    if (rows.borrowed != nullptr) {
+      borrowed = rows_of(*rows.borrowed, run.slot, run.count);
+      part.borrowed = &borrowed;
+    }
+    append(own, begin, std::vector<int64_t>(size_t(run.count), 1), part, stream);
   }
-  quiet_steps_.end();
+}
+
+void Cache::Impl::launch_step(const Slots& slots, const std::vector<SequenceView>& views,
+                              DecodeArgs args, Stream stream) {
+  args.sequences = views.data();
+  if (backend_->capabilities().graphs) return search_->decode(args, stream);
+  // No kernel knows idle slots: a step is made of the runs between them.
+  for (const Slots::Run& run : slots.runs) {
+    DecodeArgs own = args;
+    own.batch = run.count;
+    own.sequences = views.data() + run.slot;
+    for (TensorView* tensor : {&own.q, &own.k, &own.v, &own.out, &own.lse, &own.error}) {
+      *tensor = rows_of(*tensor, run.slot, run.count);
+    }
+    search_->decode(own, stream);
+  }
+  if (slots.size() < slots.all) clear_idle(slots, args, stream);
 }
 
 }  // namespace pariskv

@@ -14,7 +14,7 @@ class ExactSearch final : public Search {
   ExactSearch(const ModelShape& shape, Backend& backend)
       : Search(shape, Needs{}), backend_(backend) {}
 
-  void plan(SequenceView&) const override {}
+  bool plan(SequenceView&) const override { return false; }
   void enter(const std::vector<Span>&, Stream) override {}
   void leave(const Span&, Stream) override {}
   void reserve(const DecodeArgs&) override {}

@@ -56,15 +56,15 @@ class Footprint {
     int64_t changing = tables();
     if (has_zone() || needs.observed.before(most_) > 0) changing += taken(needs.state_bytes);
     if (shape_.recent > 0) changing += taken(shape_.recent_queries().bytes());
-    const SequenceView view = view_of(longest_, sizes_, *search_, {});
+    const SequenceView view = view_of(longest_, sizes_, *search_, StepFacts{});
     if (view.kept_capacity > 0) {
       changing += taken(search_->kept_block_bytes(view.kept_capacity));
     }
-    if (view.sparse != 0 && !shape_.layout.borrowed && needs.tail_rows > 0) {
+    if (!view.dense() && !shape_.layout.borrowed && needs.tail_rows > 0) {
       changing += taken(shape_.tail_copies(Tail::capacity(needs.tail_rows)).bytes());
     }
     int64_t bytes = 2 * changing;
-    if (view.sparse != 0 && leaves() && shape_.cached_rows > 0) {
+    if (!view.dense() && leaves() && shape_.cached_rows > 0) {
       bytes += taken(shape_.row_cache().bytes());
     }
     if (!has_zone() || (!shape_.narrows() && !leaves())) return bytes;

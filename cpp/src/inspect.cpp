@@ -20,10 +20,11 @@ Explanation Cache::explain(int64_t layer, SequenceId sequence, const TensorView&
   Explanation explanation;
   explanation.kv_heads = config.kv_heads;
   explanation.query_heads = config.query_heads;
-  const SequenceView view = impl_->view(*layers[0]);
+  // The mode of a step of this sequence alone.
+  const SequenceView view = layers[0]->view(impl_->sizes_, *impl_->search_, config.kv_heads);
   explanation.zone_begin = view.zone_begin;
   explanation.zone_tokens = view.zone_tokens();
-  if (view.sparse == 0) return explanation;
+  if (view.dense()) return explanation;
 
   TensorView one = q;  // the same queries as a batch of one
   one.rank = 3;
@@ -37,7 +38,6 @@ Explanation Cache::explain(int64_t layer, SequenceId sequence, const TensorView&
   args.q = one;
   args.logits = logits;
   args.traced = true;
-  impl_->reserved_for_.reset();
   impl_->making_room(stream, [&] { impl_->search_->reserve(args); });
   // Both take memory of the device for their results, and rows can make room for it.
   impl_->making_room(stream, [&] {
@@ -145,7 +145,6 @@ Stats Cache::stats(StatsScope scope) const {
     return attended;
   };
   for (auto& [id, sequence] : impl_->sequences_) {
-    sequence.settle();
     for (const Layer& layer : sequence.layers) {
       stats.tokens += layer.regions.total();
       stats.kept_rows += kept_rows_of(layer);

@@ -48,7 +48,6 @@ bool Cache::Impl::spill() {
       }
     }
   }
-  if (bytes > 0) reserved_for_.reset();  // a recorded step may need copies and a row cache now
   return bytes > 0;
 }
 
@@ -104,9 +103,8 @@ void Cache::Impl::finish_offloads(size_t waited, Stream stream) {
         if (segment >= store.row_blocks() || store.row_block(segment) != rows) continue;
         store.row_moved(segment);
         layer.tables.publish_row(segment, rows->data(), backend_->word_updates());
-        if (!planner_.lacks_row_cache(layer)) continue;
-        quiet_steps_.plan(layer);
-        sequence.quiet = 0;
+        const bool looks = search_->needs().steps.look_at_batch();
+        if (looks || planner_.lacks_row_cache(layer)) cursor_.plan(layer);
       }
     }
   };

@@ -17,6 +17,7 @@
 #include "pariskv/tensor_view.h"
 #include "recent.h"
 #include "row_format.h"
+#include "step_mode.h"
 #include "tail.h"
 #include "tail_copies.h"
 
@@ -121,7 +122,7 @@ struct SequenceView {
   int64_t total;              // tokens stored
   int64_t zone_begin;         // the retrieval zone, as positions
   int64_t zone_end;
-  int64_t sparse;            // 1: the zone is left out but for the rows that the search selects
+  StepMode mode;             // of the next step
   SearchPlan plan;           // of the search, for a zone of this size
   char* row_cache;           // a block of RowCacheLayout; null: there is none
   int64_t generation;        // of what the row cache may have: goes up when rows change under it
@@ -133,11 +134,10 @@ struct SequenceView {
   SequenceView* device;      // the same in a GPU's memory; null: there is none
   void* const* narrow_rows;  // (row blocks) -> (heads, layout.tokens) rows of ModelShape::narrow,
                              // which are those of the zone; null: all are in `rows`
-  int64_t near;              // 1: all rows are plain, and none is in host memory beside a GPU
 
   int64_t zone_tokens() const { return zone_end - zone_begin; }
-  /** Whether a step that attends in full below so many tokens does so here. */
-  constexpr bool in_full(int64_t below) const { return near != 0 && total < below; }
+  /** Whether a step attends to all rows. */
+  constexpr bool dense() const { return mode == StepMode::kDense; }
   /** Where the zone has narrow rows, and so a plain row need not be there. */
   bool narrow(int64_t position) const {
     return narrow_rows != nullptr && position >= zone_begin && position < zone_end;

@@ -52,6 +52,7 @@ struct Needs {
                                  // attended to in full
   bool estimates_error = false;  // a step can tell DecodeArgs::error
   bool fits_a_file = true;  // rows, summaries and the state are all that a sequence goes on with
+  StepRules steps;          // when a sequence is searched
 };
 
 class Search {
@@ -65,8 +66,11 @@ class Search {
 
   // Zones.
 
-  /** Sets `sparse` and `plan` for a sequence of this size; both come as zeros: attend in full. */
-  virtual void plan(SequenceView& sequence) const = 0;
+  /**
+   * Sets `plan`, which comes as zeros, for a zone of this size.
+   * @return whether a step would leave rows of it out; else a search is of no use
+   */
+  virtual bool plan(SequenceView& sequence) const = 0;
 
   /**
    * Queries of a prompt, of positions that are wanted: from the first of Needs::observed on, or
@@ -122,15 +126,6 @@ class Search {
 
   /** Fills in how rows were found for the first sequence; the sizes and the zone are there. */
   virtual void explain(const DecodeArgs& args, Stream stream, Explanation& explanation) = 0;
-
-  /**
-   * Sequences of fewer tokens are attended to in full in steps of such a batch, though they could
-   * be searched, if all of their rows are near (SequenceView).
-   */
-  virtual int64_t in_full_below(int64_t) const { return 0; }
-  bool searches(const SequenceView& sequence, int64_t batch) const {
-    return sequence.sparse != 0 && !sequence.in_full(in_full_below(batch));
-  }
 
   /** Candidates and rows of all decodes so far. */
   virtual DecodeCounts counts() = 0;

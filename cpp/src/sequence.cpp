@@ -6,26 +6,26 @@
 namespace pariskv {
 
 SequenceView view_of(const Regions& regions, const RegionSizes& sizes, const Search& search,
-                     const Positions& dropped) {
+                     StepFacts facts) {
   SequenceView view{};
   view.total = regions.total();
   view.zone_begin = regions.sink_end(sizes);
   view.zone_end = regions.retrieval_end(sizes);
   view.kept_capacity = search.kept_rows(view.zone_tokens());
-  search.plan(view);
-  // A zone that lacks rows cannot be attended to in full, however short it is.
-  if (dropped.begin < dropped.end) view.sparse = 1;
+  facts.total = view.total;
+  facts.leaves_out = search.plan(view);
+  facts.awaits_choice &= view.kept_capacity > 0 && search.needs().waits_for_kept;
+  view.mode = mode_of(search.needs().steps, facts);
   return view;
 }
 
 namespace {
 
-/** Where rows are chosen to be kept: until they are, some attend to the zone in full. */
-void set_kept(SequenceView& view, const Search& search, const Block* kept) {
-  if (view.kept_capacity == 0) return;
-  view.kept = kept == nullptr ? nullptr : kept->as<char>();
-  if (kept == nullptr && search.needs().waits_for_kept) view.sparse = 0;
+void set_kept(SequenceView& view, const Block* kept) {
+  if (view.kept_capacity > 0 && kept != nullptr) view.kept = kept->as<char>();
 }
+
+bool any(const Positions& positions) { return positions.begin < positions.end; }
 
 Tail tail_of(const SequenceView& view, const Search& search) {
   return Tail::of(view.zone_begin, view.zone_end, search.needs().tail_rows,
@@ -36,10 +36,6 @@ int64_t common_of(const Tail& tail, const Search& search) {
   return common_rows(tail.count, search.needs().tail_rows);
 }
 
-bool is_near(const SequenceView& view, const LayerStore& store) {
-  return view.narrow_rows == nullptr && !store.has_moved();
-}
-
 const Block& newer(const Block& next, const Block& own) { return next.data() ? next : own; }
 
 /** Positions of which no query is ever remembered. */
@@ -47,14 +43,37 @@ constexpr Positions kNoQueries = {kMostTokens, kMostTokens + 1};
 
 }  // namespace
 
-SequenceView Layer::view(const RegionSizes& sizes, const Search& search) const {
-  SequenceView view = cut(regions, sizes, search);
-  set_kept(view, search, kept.get());
+StepFacts Layer::facts(int64_t heads) const {
+  StepFacts facts;
+  facts.lacks_rows = any(dropped);
+  facts.awaits_choice = kept == nullptr;
+  facts.near = narrow.rows() == nullptr && !store.has_moved();
+  facts.heads = heads;
+  return facts;
+}
+
+StepFacts Change::facts() const {
+  StepFacts facts = layer->facts(heads);
+  facts.lacks_rows = any(kept.dropped);
+  facts.awaits_choice = kept_rows() == nullptr;
+  facts.near = facts.near && !narrow.growth;
+  return facts;
+}
+
+SequenceView Layer::view(const RegionSizes& sizes, const Search& search, int64_t heads) const {
+  SequenceView view = placed(view_of(regions, sizes, search, facts(heads)), search);
+  set_kept(view, kept.get());
   return view;
 }
 
 SequenceView Layer::cut(const Regions& next, const RegionSizes& sizes, const Search& search) const {
-  SequenceView view = view_of(next, sizes, search, dropped_of(next));
+  StepFacts after = facts(0);
+  after.lacks_rows = any(dropped_of(next));
+  after.awaits_choice = false;
+  return placed(view_of(next, sizes, search, after), search);
+}
+
+SequenceView Layer::placed(SequenceView view, const Search& search) const {
   view.rows = store.rows();
   view.summaries = store.summaries();
   view.state = state.data();
@@ -65,12 +84,11 @@ SequenceView Layer::cut(const Regions& next, const RegionSizes& sizes, const Sea
   view.recent = recent.as<char>();
   view.device = tables.device();
   view.narrow_rows = narrow.rows();
-  view.near = is_near(view, store);
   return view;
 }
 
 SequenceView Change::view(const RegionSizes& sizes, const Search& search) const {
-  SequenceView view = view_of(next, sizes, search, kept.dropped);
+  SequenceView view = view_of(next, sizes, search, facts());
   view.rows = rows.growth ? rows.growth->rows() : layer->store.rows();
   view.summaries = rows.growth ? rows.growth->summaries() : layer->store.summaries();
   view.state = newer(rows.state, layer->state).data();
@@ -80,11 +98,10 @@ SequenceView Change::view(const RegionSizes& sizes, const Search& search) const 
   view.tail_copies = tail.copies         ? tail.copies->as<char>()
                      : tail.copies_any() ? layer->tail_copies->as<char>()
                                          : layer->copies_of(tail_of(view, search), search);
-  set_kept(view, search, (kept.kept || kept.forgets ? kept.kept : layer->kept).get());
+  set_kept(view, kept_rows());
   view.recent = newer(queries.recent, layer->recent).as<char>();
   view.device = layer->tables.device();
   view.narrow_rows = narrow.growth ? narrow.growth->rows() : layer->narrow.rows();
-  view.near = is_near(view, layer->store);
   return view;
 }
 
@@ -133,30 +150,23 @@ void Change::apply() noexcept {
   narrow.apply(*layer);
 }
 
-void Sequence::settle() noexcept {
-  for (Layer& layer : layers) {
-    if (unsettled == 0) break;
-    layer.regions = layer.regions.appended(unsettled);
-    layer.tables.note_total(layer.regions.total());
-  }
-  unsettled = quiet = 0;
-}
-
-int64_t Planner::quiet_steps(const Layer& layer, int64_t in_full_below) const {
+int64_t Planner::quiet_steps(const Layer& layer, int64_t heads) const {
   if (shape_.recent > 0) return 0;  // each step remembers a query
+  const int64_t searched = searched_from(search_.needs().steps, layer.facts(heads));
   const int64_t total = layer.regions.total();
   const int64_t buffer = layer.regions.counts(sizes_).buffer;
-  const int64_t crossing = total < in_full_below ? in_full_below - 1 : kMostTokens;
+  const int64_t crossing = total < searched ? searched - 1 : kMostTokens;
   const int64_t steps =
       std::min({sizes_.update - buffer - 1, crossing - total, layer.store.room_behind(total)});
   if (steps <= 0) return 0;
-  const SequenceView now = layer.view(sizes_, search_);
-  const SequenceView then = view_of(layer.regions.appended(steps), sizes_, search_, layer.dropped);
+  const SequenceView now = layer.view(sizes_, search_, heads);
+  const SequenceView then =
+      view_of(layer.regions.appended(steps), sizes_, search_, layer.facts(heads));
   const bool alike = now.zone_begin == then.zone_begin && now.zone_end == then.zone_end &&
-                     now.sparse == then.sparse && now.plan.words[0] == then.plan.words[0] &&
+                     now.mode == then.mode && now.plan.words[0] == then.plan.words[0] &&
                      now.plan.words[1] == then.plan.words[1];
   if (!alike) return 0;
-  if (now.sparse == 0) return steps;
+  if (now.dense()) return steps;
   if (lacks_row_cache(layer)) return 0;
   const bool lacks_copies = now.tail_copies == nullptr && tail_of(now, search_).count > 0;
   return lacks_copies && !shape_.layout.borrowed ? 0 : steps;
@@ -164,7 +174,7 @@ int64_t Planner::quiet_steps(const Layer& layer, int64_t in_full_below) const {
 
 bool Planner::lacks_row_cache(const Layer& layer) const {
   return caches_rows(layer) && layer.row_cache.data() == nullptr &&
-         layer.view(sizes_, search_).sparse != 0;
+         !layer.view(sizes_, search_).dense();
 }
 
 Sequence Planner::create(int64_t layers, uint32_t tail_seed) const {
@@ -196,24 +206,26 @@ struct Planner::Growing {
   bool enters() const { return entering.begin < entering.end; }
 };
 
-Change Planner::plan(Layer& layer, const Regions& next, Use use, bool queries,
+Change Planner::plan(Layer& layer, const Regions& next, const Purpose& purpose,
                      Stream stream) const {
   const Positions entering{std::max(layer.regions.retrieval_end(sizes_), next.sink_end(sizes_)),
                            next.retrieval_end(sizes_)};
-  const Growing plan{layer, next, use, entering, stream};
-  Change change{&layer, next, {}, {}, {}, {}, {}};
-  change.queries = plan_queries(plan, queries);
+  const Growing plan{layer, next, purpose.use, entering, stream};
+  Change change{&layer, next, {}, {}, {}, {}, {}, purpose.heads};
+  change.queries = plan_queries(plan, purpose.queries);
   change.rows = plan_rows(plan, change.queries);
   const int64_t narrow_end =
       plan.enters() ? std::max(layer.narrow_end, entering.end) : layer.narrow_end;
   if (shape_.narrows()) change.narrow = plan_narrow(layer, next, narrow_end, stream);
   change.kept = plan_kept(plan, change.queries.asked);
   if (offloads_) change.rows.offloads = plan_offloads(plan, change);
-  SequenceView after = view_of(next, sizes_, search_, change.kept.dropped);
-  if (after.sparse == 0) return change;
+  StepFacts facts = change.facts();
+  facts.awaits_choice = false;
+  SequenceView after = view_of(next, sizes_, search_, facts);
+  if (after.dense()) return change;
   after.tail_seed = layer.tail_seed;
   const bool lacks_cache = caches_rows(layer) && layer.row_cache.data() == nullptr;
-  if (use == Use::kDecode && lacks_cache) change.rows.row_cache = new_row_cache(stream);
+  if (purpose.use == Use::kDecode && lacks_cache) change.rows.row_cache = new_row_cache(stream);
   if (!shape_.layout.borrowed) change.tail = plan_tail(plan, after);
   return change;
 }
@@ -313,7 +325,7 @@ void Planner::plan_drop(const Growing& plan, const Positions& asked, KeptRowsCha
   const bool dropped = layer.dropped.begin < layer.dropped.end;
   const bool forgets = plan.enters() && asked.begin >= asked.end;
   const SequenceView now = layer.view(sizes_, search_);
-  if (now.sparse == 0 || (forgets && !dropped)) return;
+  if (now.dense() || (forgets && !dropped)) return;
   // Rows that entered the zone before this step: it reads none of them, and can be taken back.
   const int64_t tokens = shape_.segment_tokens;
   const int64_t first = (now.zone_begin + tokens - 1) / tokens, last = now.zone_end / tokens;
@@ -325,13 +337,15 @@ void Planner::plan_drop(const Growing& plan, const Positions& asked, KeptRowsCha
 KeptRowsChange Planner::plan_kept(const Growing& plan, const Positions& asked) const {
   KeptRowsChange kept;
   plan_drop(plan, asked, kept);
-  const SequenceView after = view_of(plan.next, sizes_, search_, kept.dropped);
-  const bool dropped = kept.dropped.begin < kept.dropped.end;
+  const bool dropped = any(kept.dropped);
+  StepFacts facts;
+  facts.lacks_rows = dropped;
+  const SequenceView after = view_of(plan.next, sizes_, search_, facts);
   if (after.kept_capacity == 0 || !plan.enters()) return kept;
   // Without a query to choose by, the latest rows are kept: a zone that lacks rows is never
   // attended to in full.
   const bool has_queries = asked.begin < asked.end;
-  kept.forgets = after.sparse == 0 || (!has_queries && !dropped);
+  kept.forgets = after.dense() || (!has_queries && !dropped);
   if (kept.forgets) return kept;
   kept.asked = has_queries ? asked : kNoQueries;
   // As many tokens as queries are remembered: their choice is that of all of a prompt.

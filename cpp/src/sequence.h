@@ -18,9 +18,12 @@
 
 namespace pariskv {
 
-/** A layer's regions, and how a zone of this size is searched. */
+/**
+ * A layer's regions, how a zone of this size is searched, and whether it is.
+ * @param facts  all but what follows from the regions
+ */
 SequenceView view_of(const Regions& regions, const RegionSizes& sizes, const Search& search,
-                     const Positions& dropped);
+                     StepFacts facts);
 
 /** One layer of one sequence. */
 struct Layer {
@@ -52,7 +55,11 @@ struct Layer {
   /** Copies of rows of the tail, if all of this tail are among them; null: they are not. */
   char* copies_of(const Tail& tail, const Search& search) const;
 
-  SequenceView view(const RegionSizes& sizes, const Search& search) const;
+  /** @param heads  kv heads of the batch that it is stepped with; 0: of no step */
+  SequenceView view(const RegionSizes& sizes, const Search& search, int64_t heads = 0) const;
+
+  /** What the mode of such a step follows from. */
+  StepFacts facts(int64_t heads) const;
 
   /** Of the dropped positions, those of the layer once it has been cut to `next`. */
   Positions dropped_of(const Regions& next) const {
@@ -61,23 +68,16 @@ struct Layer {
 
   /** The layer once it has been cut to `next`; where rows are kept of its zone, without these. */
   SequenceView cut(const Regions& next, const RegionSizes& sizes, const Search& search) const;
+
+ private:
+  /** With where everything lies but kept rows. */
+  SequenceView placed(SequenceView view, const Search& search) const;
 };
 
 struct Sequence {
   Block device;  // (layers) SequenceView; empty where the backend keeps no tables
   std::vector<Layer> layers;
-
-  /**
-   * Tokens of recorded steps that changed nothing but lengths: a GPU has counted them by itself,
-   * and the layers have not been told yet.
-   */
-  int64_t unsettled = 0;
-  int64_t quiet = 0;     // tokens more of this kind
-  int64_t searched = 0;  // layers that such a token is searched in
-  int64_t used = 0;      // the number of the last call that named it
-
-  /** Tells the layers. */
-  void settle() noexcept;
+  int64_t used = 0;  // the number of the last call that named it
 
   uint32_t tail_seed() const { return layers.front().tail_seed; }
 };
@@ -153,10 +153,16 @@ struct Change {
   KeptRowsChange kept;
   TailChange tail;
   NarrowChange narrow;
+  int64_t heads = 0;  // kv heads of the step's batch; 0: of no step
 
+  StepFacts facts() const;
   int64_t entering() const { return rows.entering.end - rows.entering.begin; }
   int64_t row_blocks() const {
     return rows.growth ? rows.growth->row_blocks() : layer->store.row_blocks();
+  }
+  /** The kept rows that there will be; null: none. */
+  const Block* kept_rows() const {
+    return (kept.kept || kept.forgets ? kept.kept : layer->kept).get();
   }
   /** Blocks of rows that will be in host memory, ascending. */
   std::vector<int64_t> hosted() const {
@@ -198,20 +204,25 @@ class Planner {
 
   /** The use that a layer is made ready for. */
   enum class Use { kStore, kDecode };
+  struct Purpose {
+    Use use = Use::kStore;
+    /**
+     * Of the new tokens will be given to the search, as far as it wants them, and are remembered
+     * before anything is chosen.
+     */
+    bool queries = false;
+    int64_t heads = 0;  // kv heads of a decode's batch
+  };
 
-  /**
-   * From a layer as it is to `next`, which has as many tokens or more.
-   * @param queries  of the new tokens will be given to the search, as far as it wants them, and are
-   *                 remembered before anything is chosen
-   */
-  Change plan(Layer& layer, const Regions& next, Use use, bool queries, Stream stream) const;
+  /** From a layer as it is to `next`, which has as many tokens or more. */
+  Change plan(Layer& layer, const Regions& next, const Purpose& purpose, Stream stream) const;
 
   /**
    * Tokens that steps can add to a layer before anything but its length changes: until it flushes,
    * needs a segment, or is searched in another way.
-   * @param in_full_below  of the batch, see Search::in_full_below
+   * @param heads  kv heads of the steps' batch
    */
-  int64_t quiet_steps(const Layer& layer, int64_t in_full_below) const;
+  int64_t quiet_steps(const Layer& layer, int64_t heads) const;
 
   /** Whether rows are selected that may lie in host memory, and there is no place to keep them. */
   bool lacks_row_cache(const Layer& layer) const;

@@ -47,6 +47,27 @@ KVDType parse_kv_dtype(const std::string& name) {
 
 const char* text(KVDType type) { return type == KVDType::kInt8 ? "int8" : "auto"; }
 
+using DenseBelow = std::variant<int64_t, std::string>;
+
+int64_t parse_dense_below(const DenseBelow& given) {
+  if (const auto* tokens = std::get_if<int64_t>(&given)) {
+    if (*tokens != kDenseByBatch) return *tokens;
+    throw nb::value_error(
+        "[config] dense_below: expected a number of tokens, \"batch\", or -1 for the policy's own, "
+        "got -2");
+  }
+  const auto& name = std::get<std::string>(given);
+  if (name == "batch") return kDenseByBatch;
+  throw nb::value_error(
+      ("[config] dense_below: expected a number of tokens or \"batch\", got \"" + name + "\"")
+          .c_str());
+}
+
+DenseBelow spelled_dense_below(int64_t tokens) {
+  if (tokens == kDenseByBatch) return "batch";
+  return tokens;
+}
+
 /** "cpu", "cuda", "cuda:1" or a torch.device, whose text is one of these. */
 Device parse_device(nb::handle device) {
   const auto name = nb::cast<std::string>(nb::str(device));
@@ -142,7 +163,7 @@ nb::dict fields_of(const Config& c) {
   fields["sink"] = c.sink;
   fields["local"] = c.local;
   fields["update"] = c.update;
-  fields["dense_below"] = c.dense_below;
+  fields["dense_below"] = spelled_dense_below(c.dense_below);
   fields["policy"] = c.policy;
   fields["device"] = name_of(c.device);
   fields["threads"] = c.threads;
@@ -204,8 +225,9 @@ sink, local, update
     PRKV. They read back as the sizes themselves.
 dense_below
     Sequences with fewer tokens are attended to in full; -1 is the policy's own: 2,048 for
-    ParisKV, 0 for HardKV and PRKV. On a GPU with room for the rows 5,632 for ParisKV, and
-    for few sequences up to 14,336, where a search is the slower way (docs/memory.md).
+    ParisKV, on a GPU with room for the rows 8,192; 0 for HardKV and PRKV. "batch", for ParisKV on
+    such a GPU: each step attends in full where its batch takes as long that way, one sequence up
+    to 14,336 tokens and many up to 5,632 (docs/memory.md). Results then depend on the batch.
 policy
     How rows are chosen: ParisKV(...), which is also the default, HardKV(...) or PRKV(...).
 device
@@ -243,10 +265,11 @@ void bind_config(nb::module_& m) {
   nb::class_<Config> type(m, "Config", kDoc);
   const nb::object maker = nb::cpp_function(
       [](int64_t layers, int64_t query_heads, int64_t kv_heads, int64_t head_dim, int64_t value_dim,
-         nb::handle dtype, int64_t sink, int64_t local, int64_t update, int64_t dense_below,
-         const std::optional<PolicyConfig>& policy, nb::handle device, int64_t threads,
-         int64_t segment_tokens, nb::handle memory_budget, const std::string& placement,
-         int64_t row_cache, nb::handle host_budget, const std::string& kv_dtype) {
+         nb::handle dtype, int64_t sink, int64_t local, int64_t update,
+         const DenseBelow& dense_below, const std::optional<PolicyConfig>& policy,
+         nb::handle device, int64_t threads, int64_t segment_tokens, nb::handle memory_budget,
+         const std::string& placement, int64_t row_cache, nb::handle host_budget,
+         const std::string& kv_dtype) {
         Config config;
         config.layers = layers;
         config.query_heads = query_heads;
@@ -257,7 +280,7 @@ void bind_config(nb::module_& m) {
         config.sink = sink;
         config.local = local;
         config.update = update;
-        config.dense_below = dense_below;
+        config.dense_below = parse_dense_below(dense_below);
         if (policy) config.policy = *policy;
         config.device = parse_device(device);
         config.threads = threads;
@@ -290,7 +313,14 @@ void bind_config(nb::module_& m) {
       .def_prop_ro("sink", [](const Config& c) { return c.resolved().sink; })
       .def_prop_ro("local", [](const Config& c) { return c.resolved().local; })
       .def_prop_ro("update", [](const Config& c) { return c.resolved().update; })
-      .def_prop_ro("dense_below", [](const Config& c) { return c.resolved().dense_below; })
+      .def_prop_ro(
+          "dense_below",
+          [](const Config& c) { return spelled_dense_below(c.resolved().dense_below); },
+          nb::for_getter(nb::sig("def dense_below(self) -> int | typing.Literal['batch']")))
+      .def_prop_ro(
+          "searched_from", &Config::searched_from,
+          "Tokens from which a step may search: dense_below, or with \"batch\" the least of "
+          "any batch.")
       .def_ro("policy", &Config::policy)
       .def_prop_ro(
           "device", [](const Config& c) { return name_of(c.device); },
@@ -311,12 +341,15 @@ void bind_config(nb::module_& m) {
              {"[config] ",
               {"layers", "query_heads", "kv_heads", "head_dim"},
               {"dtype", "device"},
-              {{"memory_budget", Either::kBytes}, {"host_budget", Either::kBytes}},
+              {{"memory_budget", Either::kBytes},
+               {"host_budget", Either::kBytes},
+               {"dense_below", Either::kIntegerOrString}},
               {{"dtype",
                 "pariskv_core._array.DTypeName | pariskv_core._array.DTypeLike | type[typing.Any]"},
                {"device", "pariskv_core._array.DeviceName | pariskv_core._array.DeviceLike"},
                {"placement", placements},
                {"kv_dtype", kv_dtypes},
+               {"dense_below", "int | typing.Literal['batch']"},
                {"memory_budget", "int | str"},
                {"host_budget", "int | str"}}});
 }

@@ -56,6 +56,9 @@ std::string expected_instead(nb::handle value, Either kinds) {
       return value.is_none() || is_list(value) ? "" : "a list or None";
     case Either::kNumberOrString:
       return is_number(value) || PyUnicode_Check(value.ptr()) ? "" : "a number or a string";
+    case Either::kIntegerOrString:
+      return PyIndex_Check(value.ptr()) || PyUnicode_Check(value.ptr()) ? ""
+                                                                        : "an integer or a string";
     case Either::kBytes:
       return PyIndex_Check(value.ptr()) || PyUnicode_Check(value.ptr())
                  ? ""

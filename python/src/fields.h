@@ -23,7 +23,14 @@ inline std::string text_of_fields(const char* name, const nanobind::dict& fields
 }
 
 /** Types of a field that has more than one. */
-enum class Either { kNumberOrNone, kIntegerOrNone, kListOrNone, kNumberOrString, kBytes };
+enum class Either {
+  kNumberOrNone,
+  kIntegerOrNone,
+  kListOrNone,
+  kNumberOrString,
+  kIntegerOrString,
+  kBytes
+};
 
 /** How settings are made of keyword arguments. */
 struct Making {

@@ -54,7 +54,7 @@ struct Life {
   void prefill(Rows& k, Rows& v) {
     const int64_t begin = layer().regions.total();
     Change change = planner.plan(layer(), layer().regions.prefilled(k.tokens, sizes),
-                                 Planner::Use::kStore, true, {});
+                                 {Planner::Use::kStore, true}, {});
     append(change.view(sizes, *search), begin, k, v);
     change.apply();
   }
@@ -62,7 +62,7 @@ struct Life {
   Rows decode(Rows& q, Rows& k, Rows& v) {
     const int64_t begin = layer().regions.total();
     Change change =
-        planner.plan(layer(), layer().regions.grown(1, sizes), Planner::Use::kDecode, false, {});
+        planner.plan(layer(), layer().regions.grown(1, sizes), {Planner::Use::kDecode}, {});
     const SequenceView view = change.view(sizes, *search);
     DecodeArgs args{};
     args.shape = shape();
@@ -156,7 +156,7 @@ TEST_P(ExactSearchOf, AttendsToAllRowsThroughFlushesForksAndCuts) {
   prefill(200);
   for (int i = 0; i < 40; ++i) decode();  // two flushes
   EXPECT_EQ(life.layer().regions.counts(life.sizes).retrieval, cache.regions(only[0]).retrieval);
-  EXPECT_EQ(life.layer().view(life.sizes, *life.search).sparse, 0);
+  EXPECT_TRUE(life.layer().view(life.sizes, *life.search).dense());
   life.truncate(70);
   cache.truncate(only, Cut::drop({70}));
   for (int i = 0; i < 20; ++i) decode();

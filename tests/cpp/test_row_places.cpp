@@ -146,8 +146,8 @@ class Life {
     for (Bytes& segment : summaries_) table.push_back(reinterpret_cast<uint8_t*>(segment.data()));
     view_.summaries = table.data();
     state_ = take(needs_.state_bytes), view_.state = state_.data();
-    search_->plan(view_);
-    EXPECT_EQ(view_.sparse, 1);
+    EXPECT_TRUE(search_->plan(view_));
+    view_.mode = needs_.steps.selects ? StepMode::kSearched : StepMode::kKept;
     search_->enter({{view_, kSink, kZoneEnd}}, {});
     keep(q);
     copy_tail();

@@ -31,6 +31,21 @@ def test_whole_keys_have_a_schedule_of_their_own(whole):
         assert "schedule=[(" in repr(cache.config.policy)
 
 
+def test_dense_below_may_be_the_batchs():
+    config = pk.Config(**MODEL, dense_below="batch")
+    assert (config.dense_below, config.searched_from) == (2048, 2048)  # a CPU needs no batch
+    on_gpu = config.replace(device="cuda")
+    assert (on_gpu.dense_below, on_gpu.searched_from) == ("batch", 5632)
+    assert pickle.loads(pickle.dumps(on_gpu)) == on_gpu
+    assert "dense_below='batch'" in repr(on_gpu)
+    assert on_gpu.replace(placement="host").dense_below == 2048
+    assert on_gpu.replace(policy=pk.PRKV()).dense_below == 0
+    assert on_gpu.replace(dense_below=-1).searched_from == 8192
+    assert on_gpu.replace(dense_below=-1) != on_gpu
+    with pytest.raises(ValueError, match=r'dense_below: expected .* "batch", got "often"'):
+        pk.Config(**MODEL, dense_below="often")
+
+
 def test_defaults_are_the_published_ones_but_for_the_search():
     config = pk.Config(**MODEL)
     assert (config.layers, config.query_heads, config.kv_heads, config.head_dim) == (32, 32, 8, 128)

@@ -239,10 +239,18 @@ def test_a_step_of_dense_and_searched_sequences_is_that_of_each_alone(mixed):
             assert_same_bits(lse[i : i + 1], own)
 
 
-def crossing_caches(tokens: int, batch: int) -> tuple[list[pk.Cache], list[list[int]]]:
-    """A cache with its own crossings, and one in which all sequences are attended to in full."""
+def crossing_caches(
+    tokens: int, batch: int, below: int | str = "batch"
+) -> tuple[list[pk.Cache], list[list[int]]]:
+    """A cache that searches as asked, and one in which all sequences are attended to in full."""
     own = pk.Config(
-        layers=1, query_heads=8, kv_heads=8, head_dim=64, dtype="float16", device="cuda"
+        layers=1,
+        query_heads=8,
+        kv_heads=8,
+        head_dim=64,
+        dtype="float16",
+        device="cuda",
+        dense_below=below,
     )
     caches = [pk.Cache(own), pk.Cache(own.replace(dense_below=1 << 20))]
     rng = np.random.default_rng(4)
@@ -277,6 +285,22 @@ def test_where_a_search_begins_follows_from_the_batch(tokens, batch, searches):
     else:
         for mine, theirs in zip(found[0], full, strict=True):
             assert_same_bits(mine, theirs)
+
+
+@pytest.mark.parametrize(("tokens", "searches"), [(8190, False), (8191, True)])
+@pytest.mark.parametrize("batch", [1, 4, 9])
+def test_by_default_the_length_alone_decides(tokens, batch, searches):
+    caches, sequences = crossing_caches(tokens, batch, below=-1)
+    step = make_steps(caches[0].config, batch, 1)[0]
+    found = []
+    count = searched(caches[0], lambda: found.append(eager(caches[0], sequences[0], step)))
+    assert count == (batch if searches else 0)
+    alone = caches[0].fork(sequences[0][0])
+    caches[0].truncate([alone], drop=1)
+    for mine, theirs in zip(
+        eager(caches[0], [alone], [part[:, :1] for part in step]), found[0], strict=True
+    ):
+        assert_same_bits(mine, theirs[:1])
 
 
 def test_a_graph_begins_to_search_at_its_batchs_crossing():

@@ -30,17 +30,12 @@ constexpr int64_t kLeastOfEncoder = 4, kMostEncoders = 4;
  */
 constexpr int64_t kLeastHeads = 8, kMostBranches = 2, kMostEager = 1;
 
-/**
- * Where a step of a batch takes as long with a search as without, by its heads: one H100, rows of
- * 128 dimensions (bench/notes/tried.md). A long sequence by itself reads fast, and its
- * search is a chain of waits; of many the search costs each a little and full attention all of its
- * rows.
- */
-struct Crossing {
-  int64_t heads;   // at most
-  int64_t tokens;  // fewer are attended to in full
-};
-constexpr Crossing kCrossings[] = {{16, 14336}, {32, 9728}, {64, 7168}};
+/** Measured on one H100, with rows of 128 dimensions (bench/notes/tried.md). */
+constexpr std::array<Crossing, 3> kCrossings = {{{16, 14336}, {32, 9728}, {64, 7168}}};
+
+std::array<Crossing, 3> crossings_of(const Config& config) {
+  return config.dense_below == kDenseByBatch ? kCrossings : std::array<Crossing, 3>{};
+}
 
 /**
  * Bodies for all sequences of a batch, a fourth of them, and so on: launched for many, the search
@@ -73,8 +68,7 @@ struct SearchRooms {
   const ParisKVRules& rules;
 
   static Demand demand(const SequenceView& sequence) {
-    return {sequence.sparse != 0 ? sequence.zone_tokens() : 0,
-            ParisKVPlan::of(sequence).candidates};
+    return {sequence.dense() ? 0 : sequence.zone_tokens(), ParisKVPlan::candidates_of(sequence)};
   }
   static Demand capacity(const ParisKVSlot& slot) {
     return {slot.zone_capacity, slot.candidate_capacity};
@@ -100,9 +94,9 @@ struct SearchRooms {
 
 ParisKVSearch::ParisKVSearch(CudaBackend& backend, const ParisKV& settings, const Config& config,
                              const ModelShape& shape)
-    : ParisKVPolicy(settings, config, with_row_cache(shape, config, settings.top_k), backend),
+    : ParisKVPolicy(settings, config, with_row_cache(shape, config, settings.top_k), backend,
+                    crossings_of(config)),
       backend_(backend),
-      crosses_by_batch_(config.dense_below == ParisKV::kRegions.dense_below_on_gpu),
       constants_(constants_of(*rules_.codec)),
       slots_(backend),
       counters_(backend, kMostDense * int64_t(sizeof(int32_t))) {}
@@ -177,7 +171,6 @@ DecodeCall ParisKVSearch::call_of(const DecodeArgs& args) const {
   call.heads = args.batch * args.shape.kv_heads;
   call.counters = counters_.data();
   call.over_bus = backend_.rows_leave();
-  call.in_full_below = in_full_below(args.batch);
   call.first_step = kScore;
   call.last_step = kAttend;
   return call;
@@ -201,9 +194,8 @@ void ParisKVSearch::decode(const DecodeArgs& args, Stream stream) {
                                 launch_decode(share, branch);
                               });
   };
-  const int64_t searched =
-      std::count_if(args.sequences, args.sequences + args.batch,
-                    [&](const SequenceView& view) { return searches(view, args.batch); });
+  const int64_t searched = std::count_if(args.sequences, args.sequences + args.batch,
+                                         [](const SequenceView& view) { return !view.dense(); });
   const cudaStream_t own = handle_of(stream);
   call.dense_apart = searched < args.batch && has_dense(call);
   if (!call.dense_apart) return search(args.batch, own);
@@ -221,14 +213,6 @@ void ParisKVSearch::decode(const DecodeArgs& args, Stream stream) {
   choice.count = others.bodies();
   launch_dense(call, choice, own);
   others.record(inner_, [&](int body, cudaStream_t on) { search(choice.room[body], on); });
-}
-
-int64_t ParisKVSearch::in_full_below(int64_t batch) const {
-  if (!crosses_by_batch_) return 0;
-  for (const Crossing& crossing : kCrossings) {
-    if (batch * shape_.kv_heads <= crossing.heads) return crossing.tokens;
-  }
-  return 0;
 }
 
 HeadTrace ParisKVSearch::trace_head(const SequenceView& sequence, int64_t head) {
@@ -272,7 +256,6 @@ ParisKVTrace ParisKVSearch::trace(const DecodeArgs& args, Stream stream) {
   const DeviceGuard guard(backend_.device());
   DecodeCall call = call_of(args);
   call.explains = true;
-  call.in_full_below = 0;
   call.weighs = call.looks_beyond = rules_.estimates_error;
   call.slots = slots_.explained();
   call.counters = nullptr;

@@ -15,7 +15,6 @@ class ParisKVSearch final : public ParisKVPolicy {
   void copy_tail_rows(const TailCopyArgs& args, Stream stream) override;
   void reserve(const DecodeArgs& args) override;
   void decode(const DecodeArgs& args, Stream stream) override;
-  int64_t in_full_below(int64_t batch) const override;
   DecodeCounts counts() override { return counters_.read(); }
   int64_t scratch_bytes() const override { return slots_.scratch_bytes(); }
   void clear_scratch(Stream stream) override { slots_.clear(stream); }
@@ -30,7 +29,6 @@ class ParisKVSearch final : public ParisKVPolicy {
   HeadTrace trace_head(const SequenceView& sequence, int64_t head);
 
   CudaBackend& backend_;
-  const bool crosses_by_batch_;
   const CodecConstants constants_;
   SlotTable<ParisKVSlot> slots_;
   Counters counters_;  // and the searched rows of a step, see DecodeCall

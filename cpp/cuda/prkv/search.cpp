@@ -108,7 +108,7 @@ struct PageRooms {
 
   Demand demand(const SequenceView& sequence) const {
     if (!rules.has_pages()) return {};
-    return {sequence.sparse != 0 ? sequence.zone_tokens() / rules.page + 2 : 1, 0};
+    return {sequence.dense() ? 1 : sequence.zone_tokens() / rules.page + 2, 0};
   }
   static Demand capacity(const KeptSlot& slot) { return {slot.page_capacity, 0}; }
   static int64_t with_room(int64_t pages) { return cuda::with_room(pages, 256); }

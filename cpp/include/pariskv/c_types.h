@@ -151,7 +151,7 @@ typedef struct pariskv_config {
   int64_t sink;      /**< These four: -1 is the policy's own size. */
   int64_t local;
   int64_t update;
-  int64_t dense_below;
+  int64_t dense_below;                   /**< Or -2: a GPU decides by the batch of each step. */
   const pariskv_policy_pariskv* pariskv; /**< At most one of these three; none: ParisKV. */
   const pariskv_policy_hardkv* hardkv;
   const pariskv_policy_prkv* prkv;

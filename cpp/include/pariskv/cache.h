@@ -11,7 +11,8 @@
  *
  * A batch has sequences of any lengths. Several tokens per sequence come
  * packed: sequence after sequence along dimension 0, `lengths` saying how many each
- * has. Results do not depend on the rest of the batch, nor on the thread count.
+ * has. Results do not depend on the rest of the batch (unless Config::dense_below is
+ * kDenseByBatch), nor on the thread count.
  *
  * Calls on one cache take turns; calls on different caches run side by side. After fork(2) the
  * child may go on using a cache on the CPU, on one thread, if no call was inside it; otherwise its

@@ -54,6 +54,13 @@ struct Bytes {
   int64_t host = 0;
 };
 
+/**
+ * Config::dense_below of ParisKV on a GPU that keeps rows as long as there is room: each step looks
+ * at its batch, and attends in full where that takes as long as a search. Few sequences of up to
+ * 14,336 tokens are faster, and results depend on the batch. Elsewhere it is -1.
+ */
+inline constexpr int64_t kDenseByBatch = -2;
+
 struct Config {
   // The model.
   int64_t layers = 1;
@@ -70,7 +77,8 @@ struct Config {
   int64_t sink = -1;
   int64_t local = -1;
   int64_t update = -1;
-  int64_t dense_below = -1;  ///< Sequences shorter than this are attended to in full.
+  /** Sequences shorter than this are attended to in full; or kDenseByBatch. */
+  int64_t dense_below = -1;
 
   PolicyConfig policy;  ///< How rows are chosen.
   /** Of rows of the zone, with ParisKV. Sink, local window and buffer stay in dtype. */
@@ -106,6 +114,9 @@ struct Config {
 
   /** Throws std::invalid_argument on the first thing that does not fit. */
   PARISKV_API void validate() const;
+
+  /** Tokens from which a step may search: dense_below, or the least of any batch. */
+  PARISKV_API int64_t searched_from() const;
 
   /** The same with its own sizes for all left out: what a cache goes by, and its `config()`. */
   PARISKV_API Config resolved() const;

@@ -16,9 +16,8 @@ namespace pariskv {
 /** The regions of a sequence, in tokens: [sink | retrieval | local | update buffer]. */
 struct RegionDefaults {
   int64_t sink, local, update;
-  int64_t dense_below;  ///< Sequences shorter than this are attended to in full.
-  /** The same where rows stay in a GPU's own memory; ParisKV goes beyond it for few sequences. */
-  int64_t dense_below_on_gpu;
+  int64_t dense_below;         ///< Sequences shorter than this are attended to in full.
+  int64_t dense_below_on_gpu;  ///< The same where rows stay in a GPU's own memory.
 };
 
 /** How every key of the retrieval zone gets its coarse integer score. */
@@ -87,7 +86,9 @@ struct ParisKV {
    */
   std::optional<double> error;
 
-  static constexpr RegionDefaults kRegions = {4, 256, 512, 2048, 5632};
+  static constexpr RegionDefaults kRegions = {4, 256, 512, 2048, 8192};
+  /** Config::searched_from with kDenseByBatch: where large batches begin to search. */
+  static constexpr int64_t kSearchedFromByBatch = 5632;
   static constexpr uint64_t kSignsSeed = 42;  ///< Where `seed` is none.
 
   /** What the signs of the rotation follow from: summaries are made with them. */

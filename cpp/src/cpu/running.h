@@ -32,7 +32,7 @@ class Cutter {
 struct Selection {
   int64_t width;           // rows per head at most
   int32_t* position;       // (batch, heads, width)
-  int64_t* count;          // (batch, heads); not set where a sequence is not sparse
+  int64_t* count;          // (batch, heads); not set where a sequence is dense
   int64_t tail_width;      // rows per head that stand for the others, at most: see tail.h
   int32_t* tail_number;    // (batch, heads, tail_width) among the rows of the sequence's tail
   int64_t* tail_count;     // (batch, heads); as count

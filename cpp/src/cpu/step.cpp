@@ -9,9 +9,9 @@ namespace pariskv::cpu {
 
 namespace {
 
-bool any_sparse(const DecodeArgs& args) {
+bool any_searched(const DecodeArgs& args) {
   for (int64_t i = 0; i < args.batch; ++i) {
-    if (args.sequences[i].sparse != 0) return true;
+    if (!args.sequences[i].dense()) return true;
   }
   return false;
 }
@@ -31,7 +31,7 @@ void Scratch::reserve(int64_t bytes) {
 Running Step::cut(const DecodeArgs& args, Finder& finder, Cutter& cutter) const {
   const ModelShape& shape = args.shape;
   const int64_t queries = args.batch * shape.query_heads();
-  const int64_t lists = any_sparse(args) ? args.batch * shape.kv_heads : 0;
+  const int64_t lists = any_searched(args) ? args.batch * shape.kv_heads : 0;
   Running running{};
   running.maximum = cutter.take<float>(queries);
   running.sum = cutter.take<float>(queries);
@@ -66,20 +66,20 @@ void Step::run(const DecodeArgs& args, Finder& finder) {
   for (int64_t i = 0; i < args.batch && args.error.data != nullptr; ++i) {  // a search adds its own
     std::fill_n(floats_of(args.error, i), args.shape.kv_heads, 0.0f);
   }
-  if (any_sparse(args)) finder.find(args, running);
+  if (any_searched(args)) finder.find(args, running);
   // Nothing stops the call from here on. Queries are remembered before outputs are written, one of
   // which may lie where its query lies.
   if (!args.traced && args.k.data != nullptr) remember_step(device_, args);
   attend_selected(args, running);
-  if (any_sparse(args)) finder.judge(args, running);
+  if (any_searched(args)) finder.judge(args, running);
   if (!args.traced) count(args, running, finder);
 }
 
 void Step::count(const DecodeArgs& args, const Running& running, const Finder& finder) {
-  if (!any_sparse(args)) return;
+  if (!any_searched(args)) return;
   finder.count(counts_);
   for (int64_t i = 0; i < args.batch; ++i) {
-    if (args.sequences[i].sparse == 0) continue;
+    if (args.sequences[i].dense()) continue;
     for (int64_t head = 0; head < args.shape.kv_heads; ++head) {
       counts_.rows += running.selection.count[i * args.shape.kv_heads + head];
     }

@@ -15,7 +15,8 @@ class Finder {
  public:
   virtual ~Finder() = default;
 
-  /** Cuts the arrays of all sparse sequences of a step from scratch, or measures them. */
+  /** Cuts the arrays of all sequences that are not dense of a step from scratch, or measures them.
+   */
   virtual void cut(const DecodeArgs&, const Selection&, Cutter&) {}
 
   /** Whether a step wants to know what its tail has of the outputs. */

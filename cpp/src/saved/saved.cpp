@@ -258,7 +258,7 @@ SequenceId Cache::load(const std::string& path, Stream stream) {
 void Cache::Impl::restore(Layer& layer, const SavedPart& part, Stream stream) {
   const SavedLayer& saved = part.header.layers[size_t(part.layer)];
   limit_waiting_offloads(stream);
-  Step step = plan({&layer}, {Regions(saved.marks)}, Planner::Use::kStore, stream);
+  Step step = plan({&layer}, {Regions(saved.marks)}, Planner::Purpose{}, stream);
   step.offloads_at_once = true;
   step.encoded = true;
   Change& change = step.changes[0];

@@ -84,7 +84,7 @@ std::vector<Setting> settings_of(const Config& config) {
       {"sink", std::to_string(config.sink), true},
       {"local", std::to_string(config.local), false},
       {"update", std::to_string(config.update), false},
-      {"dense_below", std::to_string(config.dense_below), false},
+      {"dense_below", std::to_string(config.searched_from()), false},
       {"kv_dtype", config.kv_dtype == KVDType::kInt8 ? "int8" : "auto", true, "auto"},
   };
   std::visit([&](const auto& policy) { add(policy, settings); }, config.policy);

@@ -299,7 +299,7 @@ def test_graphs_are_counted_as_vllm_captures_them(monkeypatch: pytest.MonkeyPatc
         ({"policy": "hardkv", "top_k": 3}, "top_k: expected it inside the policy"),
         ({"placement": "disk"}, "placement: expected"),
         ({"policy": {"name": "hardkv", "placement": "dropped"}}, "rows that are gone"),
-        ({"dense_below": "often"}, "settings: expected values of their types"),
+        ({"dense_below": "often"}, "dense_below: expected a number of tokens"),
     ],
     ids=lambda value: "" if isinstance(value, str) else str(value),
 )

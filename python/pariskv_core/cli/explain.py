@@ -53,11 +53,11 @@ def _check_searched(loaded: Loaded, prompt: int, new: int, top_k: int) -> None:
         layers=1, query_heads=1, kv_heads=1, head_dim=64, policy=pk.ParisKV(top_k=top_k)
     )
     # The last token is chosen and not stored.
-    if prompt + new - 1 < config.dense_below:
+    if prompt + new - 1 < config.searched_from:
         raise CannotRunError(
             f"the text has {count(prompt, 'token')} and {new:,} more are asked for, but a step "
-            f"over fewer than {config.dense_below:,} attends to all of them, so there is no search "
-            "to explain: give a longer text"
+            f"over fewer than {config.searched_from:,} attends to all of them, so there is no "
+            "search to explain: give a longer text"
         )
 
 

@@ -97,7 +97,7 @@ def attended_to(run: Run) -> dict[str, Any]:
         "sink": regions.sink,
         "window": regions.local + regions.buffer,
         "zone": regions.retrieval,
-        "dense_below": engine.config.dense_below,
+        "dense_below": engine.config.searched_from,
         "searches": searches,
         "candidates": stats.candidates / searches if searches else 0.0,
         "selected": stats.fetched_rows / searches if searches else 0.0,

@@ -2,8 +2,7 @@
 
 A graph of a step is captured over as many lanes as its batch has rows, all of them idle. A replay
 decodes one token of the sequences that `Cache.advance` named last, in the first lanes; rows that a
-graph has for padding are named as idle ones. So the engine knows how wide the graph is, which says
-from which length on its sequences are searched.
+graph has for padding are named as idle ones.
 """
 
 from __future__ import annotations

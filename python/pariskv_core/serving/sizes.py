@@ -111,7 +111,7 @@ def need(shape: Shape, config: pk.Config, block: int, longest: int | None = None
     searched = (shape.layers + 1) * once + (int(window * plain) if beside or rows < plain else 0)
     costs = Costs(
         token=int(plain if beside else plain - rows),
-        opening=max(config.dense_below, 1),
+        opening=max(config.searched_from, 1),
         searched=searched,
         beside=(shape.layers + 1) * once,
     )

@@ -16,7 +16,7 @@ class EngineSettings(TypedDict, total=False):
     sink: int
     local: int
     update: int
-    dense_below: int
+    dense_below: int | Literal["batch"]
     threads: int
     segment_tokens: int
     memory_budget: int | str

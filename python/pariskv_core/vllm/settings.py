@@ -29,6 +29,8 @@ class Settings:
     policy          a name, "pariskv", "hardkv" or "prkv", or {"name": ..., "top_k": ...}
     top_k, error    of ParisKV, as its own
     seed            the same; without one each sequence's tail is drawn by a secret
+    dense_below     tokens, or "batch": a GPU decides by the batch of each step, as the kernels of
+                    a server do anyway
     memory_budget   bytes, or as "60GB": on a GPU of its memory, on a CPU all there is
     host_budget     of host memory beside a GPU, of all ranks of this machine together
     """
@@ -40,7 +42,7 @@ class Settings:
     sink: int = -1
     local: int = -1
     update: int = -1
-    dense_below: int = -1
+    dense_below: int | str = "batch"
     threads: int = 0
     memory_budget: int = 0
     host_budget: int = 0

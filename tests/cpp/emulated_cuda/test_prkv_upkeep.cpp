@@ -173,7 +173,7 @@ class Home {
     own->total = zone_.tokens;
     own->zone_begin = zone_.sink;
     own->zone_end = end;
-    own->sparse = 1;
+    own->mode = StepMode::kSearched;
     own->kept = kept;
     own->kept_capacity = capacity;
     own->recent = memory_.recent.as<char>();

@@ -82,7 +82,7 @@ void launch_kept_decode(const KeptDecodeCall& call, cudaStream_t stream) {
   };
   launch(stream, [call, each_sequence] {
     each_sequence([&](const KeptSlot& slot, const SequenceView& view, int64_t i) {
-      if (view.sparse != 0) check_kept(view, call.shape);
+      if (!view.dense()) check_kept(view, call.shape);
       std::memset(slot.scratch, int(i + 1), size_t(call.shape.kv_heads * kScratch));
       if (call.k.data != nullptr) append_token(call.shape, view, call.k, call.v, i);
     });

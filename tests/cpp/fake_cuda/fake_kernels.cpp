@@ -46,7 +46,7 @@ void check_zone(const SequenceView& view, const SummaryLayout& layout, const Par
   if (view.zone_tokens() > 0 && *static_cast<int64_t*>(view.state) != view.zone_tokens()) {
     complain("the statistics do not count the zone's keys");
   }
-  if (view.sparse == 0) return;
+  if (view.dense()) return;
   if (view.zone_tokens() > slot.zone_capacity ||
       ParisKVPlan::of(view).candidates > slot.candidate_capacity) {
     complain("a slot has too little scratch");
@@ -157,8 +157,8 @@ void decode(const DecodeCall& call) {
     if (slot.layers == nullptr || head % call.shape.kv_heads != 0) continue;
     const SequenceView& view = slot.layers[call.layer];
     check_zone(view, call.codec.layout, slot);
-    if (view.sparse != 0) use_row_cache(view, call.shape, std::rand() % 3);
-    if (view.sparse != 0) check_tail(view, call);
+    if (!view.dense()) use_row_cache(view, call.shape, std::rand() % 3);
+    if (!view.dense()) check_tail(view, call);
     use_scratch(slot, i);
     int64_t touched = 0;
     for (int64_t p = 0; p < view.total; p += 5) {

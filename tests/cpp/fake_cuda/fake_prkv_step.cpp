@@ -41,7 +41,7 @@ PageScratchLayout PageScratchLayout::of(const ModelShape& shape, const PRKVRules
 void launch_page_decode(const PageDecodeCall& call, cudaStream_t stream) {
   launch(stream, [call] {
     each_sequence(call, [&](const KeptSlot& slot, const SequenceView& view, int64_t i) {
-      if (view.sparse != 0) check_zone(call, slot, view);
+      if (!view.dense()) check_zone(call, slot, view);
       std::memset(slot.scratch, 0, size_t(call.shape.kv_heads * slot.head_bytes));
       if (call.k.data != nullptr) append_token(call.shape, view, call.k, call.v, i);
     });

@@ -71,9 +71,9 @@ TEST_P(FakeAuto, NothingLeavesWhileThereIsRoom) {
   EXPECT_EQ(test::wrong(), "");
 }
 
-TEST_P(FakeAuto, OfFewSequencesLongerOnesAreAttendedToInFull) {
+TEST_P(FakeAuto, AskedForByBatchFewLongSequencesAreAttendedToInFull) {
   Config config = config_of(0, GetParam());
-  config.dense_below = ParisKV::kRegions.dense_below_on_gpu;
+  config.dense_below = kDenseByBatch;
   Cache cache(config);
   std::vector<SequenceId> batch = {cache.add()};
   for (int i = 0; i < 8; ++i) {  // 8,000 tokens
@@ -89,6 +89,23 @@ TEST_P(FakeAuto, OfFewSequencesLongerOnesAreAttendedToInFull) {
   for (int i = 0; i < 3; ++i) EXPECT_EQ(searched(), alone);
   while (batch.size() < 17) batch.push_back(cache.add());  // 34 heads
   for (int i = 0; i < 3; ++i) EXPECT_EQ(searched(), kLayers);
+  EXPECT_EQ(test::wrong(), "");
+}
+
+TEST_P(FakeAuto, ByDefaultASearchBeginsAtOneLengthInEveryBatch) {
+  Config config = config_of(0, GetParam());
+  config.dense_below = -1;
+  EXPECT_EQ(config.searched_from(), ParisKV::kRegions.dense_below_on_gpu);
+  Cache cache(config);
+  std::vector<SequenceId> batch = {cache.add()};
+  for (int i = 0; i < 9; ++i) {  // 9,000 tokens
+    for (int64_t layer = 0; layer < kLayers; ++layer) prefill(cache, batch[0], layer);
+  }
+  for (; batch.size() < 20; batch.push_back(cache.add())) {
+    const int64_t before = cache.stats().searched_tokens;
+    decode(cache, batch);
+    EXPECT_EQ(cache.stats().searched_tokens - before, kLayers) << batch.size();
+  }
   EXPECT_EQ(test::wrong(), "");
 }
 

@@ -84,7 +84,7 @@ __device__ __forceinline__ bool find_kept(const KeptStepParams& params, int inde
   context.kept = kept.row(0);
   context.total = int(view.total);
   context.before = int(view.zone_begin);
-  context.gap = view.sparse != 0 ? int(view.zone_end - view.zone_begin) : 0;
+  context.gap = view.dense() ? 0 : int(view.zone_end - view.zone_begin);
   context.kept_rows = context.gap > 0 && view.kept != nullptr ? kept.counts()[0] : 0;
   context.parts = reinterpret_cast<float*>(slot.scratch + head * slot.head_bytes);
   context.shape = {int(model.rows.key_dim), int(model.rows.value_dim), int(model.group),

@@ -55,7 +55,6 @@ struct DecodeCall : StepCall {
   int64_t* counters;          // DecodeCounts, added to
   bool over_bus;              // rows that are selected may be in host memory
   bool explains;              // the worth of candidates is left in scratch
-  int64_t in_full_below;      // tokens: see ParisKVPlan::candidates_of
   bool dense_apart;           // what is attended to in full is launch_dense's
   int first_step, last_step;  // DecodeStep, both included
 };

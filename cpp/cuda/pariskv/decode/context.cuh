@@ -119,7 +119,7 @@ __device__ __forceinline__ void fill_context(const StepParams& step, const Seque
   }
   context.tail_seed = uint32_t(view.tail_seed);
   context.total = int(view.total);
-  context.searched = int(ParisKVPlan::candidates_of(view, step.call.in_full_below));
+  context.searched = int(ParisKVPlan::candidates_of(view));
   context.zone = {view.summaries,
                   layout,
                   step.by_segment,

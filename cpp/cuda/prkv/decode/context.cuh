@@ -65,7 +65,7 @@ __device__ __forceinline__ bool find_pages_context(const PageStepParams& params,
   context.kept = view.kept;
   context.kept_capacity = view.kept_capacity;
   context.first_page = int(view.zone_begin) / page;
-  context.pages = view.sparse == 0 ? 0 : (int(view.zone_end) - 1) / page + 1 - context.first_page;
+  context.pages = view.dense() ? 0 : (int(view.zone_end) - 1) / page + 1 - context.first_page;
   context.capacity = slot.page_capacity;
   context.scratch = scratch_of(slot, context.head);
   context.shape = {int(model.rows.key_dim), int(model.rows.value_dim), int(model.group),

@@ -101,7 +101,7 @@ float error_of(const SearchItem& item, int64_t head, int64_t group, const float*
 void ParisKVSearch::cut(const DecodeArgs& args, const Selection& selection, Cutter& cutter) {
   items_.clear();
   for (int64_t i = 0; i < args.batch; ++i) {
-    if (args.sequences[i].sparse == 0) continue;
+    if (args.sequences[i].dense()) continue;
     SearchItem item = cut_item(args, rules_, args.sequences[i], cutter);
     item.row = i;
     item.selected = selection.position + i * args.shape.kv_heads * selection.width;

@@ -30,7 +30,7 @@ void PRKVSearch::cut(const DecodeArgs& args, const Selection& selection, Cutter&
   items_.clear();
   for (int64_t i = 0; i < args.batch; ++i) {
     const SequenceView& sequence = args.sequences[i];
-    if (sequence.sparse == 0) continue;
+    if (sequence.dense()) continue;
     Item item{};
     item.sequence = sequence;
     item.row = i;

@@ -258,8 +258,9 @@ void Step::attend_resident(const DecodeArgs& args, const Running& running) {
   const ModelShape& shape = args.shape;
   each_group(device_.pool, Stops::kYes, args,
              [&](const SequenceView& sequence, const GroupPart& part) {
-               // Before the zone, then after it; unless sparse, the zone is resident like the rest.
-               const int64_t gap = sequence.sparse != 0 ? sequence.zone_tokens() : 0;
+               // Before the zone, then after it; in a dense step the zone is resident like the
+               // rest.
+               const int64_t gap = sequence.dense() ? 0 : sequence.zone_tokens();
                // Rows that are kept of a zone that is left out lie together, and come in its place.
                const KeptLayout layout = shape.kept(sequence.kept_capacity);
                const bool keeps = gap > 0 && sequence.kept_capacity > 0 && sequence.kept != nullptr;
@@ -289,7 +290,7 @@ void Step::attend_selected(const DecodeArgs& args, const Running& running) {
   each_group(
       device_.pool, Stops::kNo, args, [&](const SequenceView& sequence, const GroupPart& part) {
         const int64_t list = part.token * shape.kv_heads + part.head;
-        const int64_t rows = sequence.sparse != 0 ? selection.count[list] : 0;
+        const int64_t rows = sequence.dense() ? 0 : selection.count[list];
         QueryBlock block;
         load_group(args, running, device_.kernels, part, rows, block);
         const int32_t* selected = selection.position + list * selection.width;
@@ -302,7 +303,7 @@ void Step::attend_selected(const DecodeArgs& args, const Running& running) {
               [&](int64_t i) { return plain_row_at(shape, sequence, part.head, selected[i]); });
         }
         TailSquares squares;
-        const bool has_tail = sequence.sparse != 0 && selection.tail_width > 0;
+        const bool has_tail = !sequence.dense() && selection.tail_width > 0;
         const bool weighs = has_tail && selection.tail_squares != nullptr;
         const float weight = has_tail ? selection.tail_weight[part.token] : 0;
         if (has_tail) {

@@ -20,8 +20,9 @@ HardKVRules rules_of(const HardKV& settings) {
   return rules;
 }
 
-Needs needs_of(const HardKV& settings) {
+Needs needs_of(const HardKV& settings, const Config& config) {
   Needs needs;
+  needs.steps = {config.searched_from(), false, {}};
   needs.drops_rows = settings.placement == ZoneRows::kDropped;
   needs.fits_a_file = false;  // kept rows and recent queries have no place there
   return needs;
@@ -30,9 +31,8 @@ Needs needs_of(const HardKV& settings) {
 }  // namespace
 
 HardKVPolicy::HardKVPolicy(const HardKV& settings, const Config& config, const ModelShape& shape)
-    : Search(shape.remembering(HardKV::kRecentQueries), needs_of(settings)),
-      rules_(rules_of(settings)),
-      dense_below_(config.dense_below) {
+    : Search(shape.remembering(HardKV::kRecentQueries), needs_of(settings, config)),
+      rules_(rules_of(settings)) {
   static_assert(HardKV::kRecentQueries <= kMostObservers);
 }
 
@@ -45,10 +45,10 @@ int64_t HardKVPolicy::kept_rows(int64_t zone_tokens) const {
   return std::min(std::max((zone_tokens + step - 1) / step * step, int64_t{1}), most);
 }
 
-void HardKVPolicy::plan(SequenceView& sequence) const {
+bool HardKVPolicy::plan(SequenceView& sequence) const {
   // Where a choice would take every row there is nothing to choose.
   const int64_t sure = rules_.p == 1 << kTopPBits ? rules_.most : rules_.least;
-  sequence.sparse = sequence.total >= dense_below_ && sequence.zone_tokens() > sure ? 1 : 0;
+  return sequence.zone_tokens() > sure;
 }
 
 void HardKVPolicy::explain(const DecodeArgs& args, Stream, Explanation& out) {

@@ -16,7 +16,7 @@ class HardKVPolicy : public Search {
  public:
   HardKVPolicy(const HardKV& settings, const Config& config, const ModelShape& shape);
 
-  void plan(SequenceView& sequence) const override;
+  bool plan(SequenceView& sequence) const override;
   void enter(const std::vector<Span>&, Stream) override {}
   void leave(const Span&, Stream) override {}
   int64_t kept_rows(int64_t zone_tokens) const override;
@@ -29,7 +29,6 @@ class HardKVPolicy : public Search {
   const HardKVRules rules_;
 
  private:
-  const int64_t dense_below_;
 };
 
 }  // namespace pariskv

@@ -52,7 +52,8 @@ bool estimates_error(const ParisKV& settings) {
   return tail_rows_of(settings) > 0 && settings.group_rule == GroupRule::kAttentionMass;
 }
 
-Needs needs_of(const ParisKV& settings, const Config& config, const ModelShape& shape) {
+Needs needs_of(const ParisKV& settings, const Config& config, const ModelShape& shape,
+               const std::array<Crossing, 3>& crossings) {
   const SummaryLayout layout = layout_of(shape, settings);
   Needs needs;
   needs.summary_bytes = layout.bytes();
@@ -66,9 +67,11 @@ Needs needs_of(const ParisKV& settings, const Config& config, const ModelShape& 
   // What is not searched needs no summaries: a zone opens some tokens before it is. Narrow rows are
   // searched from the first one on: what is attended to in full is plain.
   const int64_t window = config.local + config.update + std::max<int64_t>(layout.block, 1);
-  needs.opening = std::max<int64_t>(config.dense_below - std::max(window, kLeastAhead), 0);
+  const int64_t searched_from = config.searched_from();
+  needs.steps = {searched_from, true, crossings};
+  needs.opening = std::max<int64_t>(searched_from - std::max(window, kLeastAhead), 0);
   if (shape.narrows()) {
-    needs.opening = std::max(config.dense_below, config.sink + settings.top_k + 1);
+    needs.opening = std::max(searched_from, config.sink + settings.top_k + 1);
   }
   if (layout.block > 0) {
     needs.grain = layout.block;
@@ -94,19 +97,18 @@ ParisKVRules rules_of(const ParisKV& settings, const ModelShape& shape, const Co
 }  // namespace
 
 ParisKVPolicy::ParisKVPolicy(const ParisKV& settings, const Config& config, const ModelShape& shape,
-                             BackendMemory& memory)
-    : Search(based(shape, settings), needs_of(settings, config, based(shape, settings))),
+                             BackendMemory& memory, const std::array<Crossing, 3>& crossings)
+    : Search(based(shape, settings), needs_of(settings, config, based(shape, settings), crossings)),
       codec_(make_codec(shape, settings)),
       rules_(rules_of(settings, shape, codec_)),
       settings_(settings),
-      dense_below_(config.dense_below),
       memory_(memory) {}
 
-void ParisKVPolicy::plan(SequenceView& sequence) const {
+bool ParisKVPolicy::plan(SequenceView& sequence) const {
   const int64_t zone = sequence.zone_tokens();
-  const bool searches = sequence.total >= dense_below_ && zone > settings_.top_k;
-  const int64_t candidates = searches ? candidate_count(settings_, zone) : 0;
+  const int64_t candidates = zone > settings_.top_k ? candidate_count(settings_, zone) : 0;
   ParisKVPlan{candidates, schedule_step(settings_, zone).vote_ratio}.store(sequence);
+  return candidates > 0;
 }
 
 EncodeJob ParisKVPolicy::job_of(const Span& span) const {

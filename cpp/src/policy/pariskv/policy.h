@@ -16,11 +16,14 @@ namespace pariskv {
 
 class ParisKVPolicy : public Search {
  public:
-  /** @param settings, memory  outlive it */
+  /**
+   * @param settings, memory  outlive it
+   * @param crossings         StepRules::crossings
+   */
   ParisKVPolicy(const ParisKV& settings, const Config& config, const ModelShape& shape,
-                BackendMemory& memory);
+                BackendMemory& memory, const std::array<Crossing, 3>& crossings = {});
 
-  void plan(SequenceView& sequence) const override;
+  bool plan(SequenceView& sequence) const override;
   void observe(const std::vector<QuerySpan>& spans, Stream stream) override;
   void enter(const std::vector<Span>& spans, Stream stream) override;
   void leave(const Span& span, Stream stream) override;
@@ -46,7 +49,6 @@ class ParisKVPolicy : public Search {
   EncodeJob job_of(const Span& span) const;
 
   const ParisKV& settings_;
-  const int64_t dense_below_;
   BackendMemory& memory_;
 };
 

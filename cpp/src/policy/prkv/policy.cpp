@@ -30,8 +30,9 @@ int64_t recent_queries(const PRKV& settings) {
   return settings.static_share && *settings.static_share == 0 ? 0 : PRKV::kRecentQueries;
 }
 
-Needs needs_of(const PRKVRules& rules, const ModelShape& shape) {
+Needs needs_of(const PRKVRules& rules, const Config& config, const ModelShape& shape) {
   Needs needs;
+  needs.steps = {config.searched_from(), rules.rows_per_head() > 0, {}};
   needs.summary_bytes = rules.has_pages() ? pages_of(shape, rules.page).bytes() : 0;
   needs.grain = rules.page;
   needs.rows_per_head = rules.rows_per_head();
@@ -44,9 +45,9 @@ Needs needs_of(const PRKVRules& rules, const ModelShape& shape) {
 
 PRKVPolicy::PRKVPolicy(const PRKV& settings, const Config& config, const ModelShape& shape,
                        BackendMemory& memory)
-    : Search(shape.remembering(recent_queries(settings)), needs_of(rules_of(settings), shape)),
+    : Search(shape.remembering(recent_queries(settings)),
+             needs_of(rules_of(settings), config, shape)),
       rules_(rules_of(settings)),
-      dense_below_(config.dense_below),
       memory_(memory) {
   static_assert(PRKV::kRecentQueries <= kMostObservers);
 }
@@ -61,9 +62,8 @@ int64_t PRKVPolicy::bytes_beside_kept(int64_t capacity) const {
   return amended.begin + amended.bytes() - shape_.kept(capacity).bytes();
 }
 
-void PRKVPolicy::plan(SequenceView& sequence) const {
-  const bool fits = sequence.zone_tokens() <= rules_.budget;
-  sequence.sparse = sequence.total >= dense_below_ && !fits ? 1 : 0;
+bool PRKVPolicy::plan(SequenceView& sequence) const {
+  return sequence.zone_tokens() > rules_.budget;
 }
 
 void PRKVPolicy::enter(const std::vector<Span>& spans, Stream stream) {

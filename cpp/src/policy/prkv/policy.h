@@ -21,7 +21,7 @@ class PRKVPolicy : public Search {
   PRKVPolicy(const PRKV& settings, const Config& config, const ModelShape& shape,
              BackendMemory& memory);
 
-  void plan(SequenceView& sequence) const override;
+  bool plan(SequenceView& sequence) const override;
   void enter(const std::vector<Span>& spans, Stream stream) override;
   void leave(const Span&, Stream) override {}
   int64_t kept_rows(int64_t zone_tokens) const override;
@@ -43,7 +43,6 @@ class PRKVPolicy : public Search {
   PRKVRules rules_;
 
  private:
-  const int64_t dense_below_;
   BackendMemory& memory_;
 };
 

@@ -49,7 +49,7 @@ class DenseWork {
         const ParisKVSlot& slot = call.slots[first_slot + s];
         if (slot.layers != nullptr) {
           const SequenceView& view = slot.layers[call.layer];
-          searched = ParisKVPlan::candidates_of(view, call.in_full_below) > 0;
+          searched = !view.dense();
           if (!searched) total = int(view.total);
           segments_[s] = view.rows;
         }

@@ -1,4 +1,4 @@
-#include "quiet_steps.h"
+#include "step_cursor.h"
 
 #include <algorithm>
 #include <utility>
@@ -40,11 +40,11 @@ void BatchLayer::count(int64_t tokens) {
   for (const int64_t slot : slots.numbers) views[size_t(slot)].total += tokens;
 }
 
-void BatchLayer::look(const Search& search) {
+void BatchLayer::look() {
   left = slots.layers.empty() ? -1 : kMostTokens, searched = 0;
   for (size_t i = 0; i < slots.layers.size(); ++i) {
     left = std::min(left, quiet_until[i] - view(i).total);
-    searched += search.searches(view(i), slots.all);
+    searched += view(i).mode == StepMode::kSearched;
   }
 }
 
@@ -56,26 +56,79 @@ void BatchLayer::settle(size_t i) const noexcept {
   layer.tables.note_total(layer.regions.total());
 }
 
-BatchLayer* QuietSteps::find(const std::vector<SequenceId>& ids, int64_t layer) {
-  if (layers_.empty() || ids_ != ids || !layers_[size_t(layer)]) return nullptr;
-  return &*layers_[size_t(layer)];
+bool StepCursor::knows(const std::vector<SequenceId>& ids, LayerRange range) const {
+  if (layers_.empty() || ids_ != ids) return false;
+  const auto first = layers_.begin() + range.first;
+  return std::all_of(first, first + range.count, [](const auto& layer) { return bool(layer); });
 }
 
-BatchLayer& QuietSteps::add(const std::vector<SequenceId>& ids,
-                            const std::vector<Sequence*>& sequences, int64_t layers,
-                            int64_t layer) {
+void StepCursor::add(const std::vector<SequenceId>& ids, const std::vector<Sequence*>& sequences,
+                     LayerRange range) {
   settle();
-  BatchLayer first(Slots(sequences, layer));
   if (layers_.empty() || ids_ != ids) {
     end();
     ids_ = ids;
     sequences_ = sequences;
-    layers_.resize(size_t(layers));
+    layers_.resize(size_t(all_.count));
   }
-  return layers_[size_t(layer)].emplace(std::move(first));
+  for (int64_t l = range.first; l < range.first + range.count; ++l) {
+    if (!layers_[size_t(l)]) layers_[size_t(l)].emplace(Slots(sequences, l));
+  }
+  changed();
 }
 
-void QuietSteps::settle() noexcept {
+void StepCursor::fold() noexcept {
+  for (auto& layer : layers_) {
+    if (layer && unfolded_ > 0) layer->count(unfolded_), layer->left -= unfolded_;
+  }
+  if (unfolded_ > 0) changed();
+  unfolded_ = 0;
+}
+
+BatchLayer& StepCursor::layer(int64_t number) {
+  fold();
+  return *layers_[size_t(number)];
+}
+
+const StepCursor::Whole& StepCursor::whole() {
+  if (!whole_) {
+    fold();
+    whole_ = Whole{kMostTokens, 0};
+    for (const auto& layer : layers_) {
+      whole_->left = std::min(whole_->left, layer->left);
+      whole_->searched += layer->searched;
+    }
+  }
+  return *whole_;
+}
+
+int64_t StepCursor::left(LayerRange range) {
+  if (!is_whole(range)) return layer(range.first).left;
+  const int64_t left = whole().left;
+  return left < 0 ? left : left - unfolded_;
+}
+
+const std::vector<SequenceView*>& StepCursor::places(LayerRange range) const {
+  return layers_[size_t(range.first)]->places;
+}
+
+int64_t StepCursor::searched(LayerRange range) {
+  return is_whole(range) ? whole().searched : layer(range.first).searched;
+}
+
+void StepCursor::count(LayerRange range, int64_t tokens, int64_t call) noexcept {
+  call_ = call, untold_ = true;
+  if (is_whole(range)) {
+    unfolded_ += tokens;
+    return;
+  }
+  BatchLayer& at = layer(range.first);
+  at.count(tokens), at.left -= tokens;
+  if (tokens != 0) changed();
+}
+
+void StepCursor::settle() noexcept {
+  fold();
   if (!untold_) return;
   untold_ = false;
   for (const auto& layer : layers_) {
@@ -86,13 +139,14 @@ void QuietSteps::settle() noexcept {
   }
 }
 
-void QuietSteps::end() noexcept {
+void StepCursor::end() noexcept {
   settle();
   layers_.clear();
   sequences_.clear();
+  changed();
 }
 
-void QuietSteps::plan(const Layer& layer) noexcept {
+void StepCursor::plan(const Layer& layer) noexcept {
   for (auto& known : layers_) {
     if (!known) continue;
     const auto& all = known->slots.layers;
@@ -100,6 +154,7 @@ void QuietSteps::plan(const Layer& layer) noexcept {
     if (found == all.end()) continue;
     known->quiet_until[size_t(found - all.begin())] = -1;
     known->left = -1;
+    changed();
   }
 }
 

@@ -1,7 +1,7 @@
 /**
- * Decode steps of one batch, from one to the next. A sequence mostly grows by a token and nothing
- * else changes: then nothing is planned, a GPU counts the token in its own tables, and the layer
- * is told when another call wants to know.
+ * Decode steps of one batch, from one to the next, eager or replayed. A sequence mostly grows by a
+ * token and nothing else changes: then nothing is planned, a GPU counts the token in its own
+ * tables, and the layer is told when another call wants to know.
  */
 #pragma once
 
@@ -49,43 +49,72 @@ struct BatchLayer {
   /** So many tokens in each layer. */
   void count(int64_t tokens);
   /** Adds up `left` and `searched`. */
-  void look(const Search& search);
+  void look();
   void settle(size_t i) const noexcept;
 };
 
+/** Layers of a cache that take a step together: one, or all of them. */
+struct LayerRange {
+  int64_t first, count;
+};
+
 /**
- * The batch that decoded last. What is known of it holds until another call gives the device work:
- * that may change its sequences.
+ * The batch that took the last step. What is known of it holds until another call gives the device
+ * work: that may change its sequences.
  */
-class QuietSteps {
+class StepCursor {
  public:
-  /** What the last step of this batch in this layer left; null: nothing is known. */
-  BatchLayer* find(const std::vector<SequenceId>& ids, int64_t layer);
+  explicit StepCursor(int64_t layers) : all_{0, layers} {}
+
+  /** Whether the last steps of this batch in all of these layers are known. */
+  bool knows(const std::vector<SequenceId>& ids, LayerRange range) const;
 
   /**
-   * The same, of a batch that has just been looked up. A search has slots for one batch at a time:
-   * what is known of another one ends.
+   * A batch that has just been looked up. A search has slots for one batch at a time: what is known
+   * of another one ends.
    * @param sequences  (slots) null: a slot is idle
-   * @param layers     of the cache
    */
-  BatchLayer& add(const std::vector<SequenceId>& ids, const std::vector<Sequence*>& sequences,
-                  int64_t layers, int64_t layer);
+  void add(const std::vector<SequenceId>& ids, const std::vector<Sequence*>& sequences,
+           LayerRange range);
 
-  /** A step, in the call of this number, counted tokens that layers have not been told of. */
-  void note(int64_t call) noexcept { call_ = call, untold_ = true; }
+  /** A layer of the batch, with all of its tokens. */
+  BatchLayer& layer(int64_t number);
+
+  /** Tokens until something else changes in one of these layers; -1: it does by a step without. */
+  int64_t left(LayerRange range);
+  /** Where these sequences have the first of the layers, in the device's memory. */
+  const std::vector<SequenceView*>& places(LayerRange range) const;
+  /** Pairs of a sequence and a layer of which a step selects rows. */
+  int64_t searched(LayerRange range);
+
+  /** Tokens of each sequence, in the call of this number, that the layers have not been told of. */
+  void count(LayerRange range, int64_t tokens, int64_t call) noexcept;
   /** Tells the layers. */
   void settle() noexcept;
-
   /** The same, and then nothing is known. */
   void end() noexcept;
 
   /** This layer is due. */
   void plan(const Layer& layer) noexcept;
+  /** Layers changed: sums over all of them are made anew. */
+  void changed() noexcept { whole_.reset(); }
 
  private:
+  bool is_whole(LayerRange range) const { return range.count == all_.count && all_.count > 1; }
+  /** Of all layers together. */
+  struct Whole {
+    int64_t left, searched;
+  };
+  const Whole& whole();
+  /** Counts whole steps in each layer. */
+  void fold() noexcept;
+
+  const LayerRange all_;
   std::vector<SequenceId> ids_;
   std::vector<Sequence*> sequences_;
   std::vector<std::optional<BatchLayer>> layers_;  // empty: of no batch
+  std::optional<Whole> whole_;                     // as of the last fold
+  int64_t unfolded_ = 0;  // tokens of steps of all layers that `layers_` do not have
   int64_t call_ = 0;
   bool untold_ = false;
 };
