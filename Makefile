@@ -28,7 +28,7 @@ WHEEL_OPTIONS = --no-build-isolation --no-deps -C cmake.define.PARISKV_CUDA=$(CU
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cmake cpp python -type f -not -name '*.pyc')
 CPP_FILES = $(shell find bench cpp examples integrations python tests -regex '.*\.\(h\|c\|cpp\|cuh?\|inl\)')
 
-.PHONY: help demo package plugin llama test test-cpp test-ggml test-llama test-vllm bench-llama bench-vllm test-python test-transformers test-older test-long sanitize bench \
+.PHONY: help demo package plugin llama test test-cpp test-ggml test-llama test-vllm bench-llama bench-vllm test-python test-transformers test-older test-long gpu-test sanitize bench \
 	quality quality-models quality-inside quality-policies wheel test-wheel docs \
 	format lint clean
 .DEFAULT_GOAL := help
@@ -270,6 +270,12 @@ test-long: ## what CI leaves out: every order, version of transformers, and whee
 	@$(MAKE) --no-print-directory test-transformers
 	@.venv/bin/python packaging/wheels.py --cuda OFF --build-dir build/wheels-cpu
 	@.venv/bin/python packaging/test_wheels.py
+
+# One of several parts, to run on as many machines: make gpu-test SHARD=2/3
+SHARD ?= 1/1
+gpu-test: .venv/.test ## the engine's tests on a GPU, all of them; or a part, SHARD=2/3
+	@$(PYTEST) tests/python -k cuda --shard $(SHARD) --ignore tests/python/$(ALONE)
+	@.venv/bin/python -m pytest -q tests/python/$(ALONE) -k cuda --shard $(SHARD)
 
 # Every block of GPU memory on its own, torch's too, so that going beyond one is seen. Only where
 # torch captures a graph it has to keep memory: it cannot ask for some then.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import zlib
 from collections.abc import Iterator
 
 import hypothesis
@@ -34,6 +35,21 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cpu(reason): about the CPU backend, or about no backend")
     config.addinivalue_line("markers", "cuda: about the CUDA backend; skipped where no GPU is")
     config.addinivalue_line("markers", "sanitize: a few that reach every kernel, for slow checkers")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shard", default="1/1", help="2/3: the second third of the tests")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    shard, _, of = config.getoption("--shard").partition("/")
+    if not (shard.isdigit() and of.isdigit() and 1 <= int(shard) <= int(of)):
+        raise pytest.UsageError(f"--shard: expected one of several, as 2/3, got {shard}/{of}")
+    mine = [zlib.crc32(item.nodeid.encode()) % int(of) == int(shard) - 1 for item in items]
+    config.hook.pytest_deselected(
+        items=[item for item, is_mine in zip(items, mine, strict=True) if not is_mine]
+    )
+    items[:] = [item for item, is_mine in zip(items, mine, strict=True) if is_mine]
 
 
 def _devices_of(definition: pytest.Function) -> list:
