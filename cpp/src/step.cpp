@@ -17,11 +17,11 @@ void Cache::Impl::open_step(const Verb& verb, const Batch& batch, LayerRange ran
 
 void Cache::Impl::take_step(LayerRange range, int64_t tokens, const StepWork& work, Stream stream) {
   const int64_t left = cursor_.left(range);
-  cursor_.count(range, 0, calls_);
+  cursor_.note(calls_);
   if (left < tokens) return take_planned_step(range, tokens, work, stream);
   const std::vector<SequenceView*>& places = cursor_.places(range);
   offload_pace_.start_beside(true, stream);
-  cursor_.count(range, tokens, calls_);
+  cursor_.count(range, tokens);
   try {
     if (tokens > 0) {
       backend_->word_updates()->add_token(places.data(), int64_t(places.size()), range.count,
@@ -29,7 +29,7 @@ void Cache::Impl::take_step(LayerRange range, int64_t tokens, const StepWork& wo
     }
     if (work.launch) work.launch(cursor_.layer(range.first).views);
   } catch (...) {
-    cursor_.count(range, -tokens, calls_);
+    cursor_.count(range, -tokens);
     forget(range);
     throw;
   }

@@ -116,15 +116,14 @@ int64_t StepCursor::searched(LayerRange range) {
   return is_whole(range) ? whole().searched : layer(range.first).searched;
 }
 
-void StepCursor::count(LayerRange range, int64_t tokens, int64_t call) noexcept {
-  call_ = call, untold_ = true;
+void StepCursor::count(LayerRange range, int64_t tokens) noexcept {
   if (is_whole(range)) {
     unfolded_ += tokens;
     return;
   }
   BatchLayer& at = layer(range.first);
   at.count(tokens), at.left -= tokens;
-  if (tokens != 0) changed();
+  changed();
 }
 
 void StepCursor::settle() noexcept {

@@ -87,8 +87,10 @@ class StepCursor {
   /** Pairs of a sequence and a layer of which a step selects rows. */
   int64_t searched(LayerRange range);
 
-  /** Tokens of each sequence, in the call of this number, that the layers have not been told of. */
-  void count(LayerRange range, int64_t tokens, int64_t call) noexcept;
+  /** A step begins, in the call of this number. */
+  void note(int64_t call) noexcept { call_ = call, untold_ = true; }
+  /** So many tokens in each sequence, of which the layers have not been told. */
+  void count(LayerRange range, int64_t tokens) noexcept;
   /** Tells the layers. */
   void settle() noexcept;
   /** The same, and then nothing is known. */
