@@ -159,6 +159,8 @@ void Cache::advance(const Batch& sequences, Stream stream) {
   const Verb verb = impl_->verb("advance");
   const Config& config = impl_->config_;
   Backend& backend = *impl_->backend_;
+  const LayerRange all{0, config.layers};
+  impl_->open_step(verb, sequences, all);
   if (!backend.capabilities().graphs) {
     fail(
         "[advance] expected a cache on a GPU; on the CPU there are no graphs, and decode makes "
@@ -169,8 +171,6 @@ void Cache::advance(const Batch& sequences, Stream stream) {
         "[advance] expected a config with a local window of 1 token or more, got local 0: a "
         "replayed token may not enter the zone as it arrives");
   }
-  const LayerRange all{0, config.layers};
-  impl_->open_step(verb, sequences, all);
   if (impl_->cursor_.left(all) < 1) {
     for (int64_t l = 0; l < config.layers; ++l) {
       const BatchLayer& at = impl_->cursor_.layer(l);
