@@ -78,10 +78,11 @@ void StepCursor::add(const std::vector<SequenceId>& ids, const std::vector<Seque
 }
 
 void StepCursor::fold() noexcept {
+  if (unfolded_ == 0) return;
   for (auto& layer : layers_) {
-    if (layer && unfolded_ > 0) layer->count(unfolded_), layer->left -= unfolded_;
+    if (layer) layer->count(unfolded_), layer->left -= unfolded_;
   }
-  if (unfolded_ > 0) changed();
+  changed();
   unfolded_ = 0;
 }
 
