@@ -21,9 +21,9 @@ inline int64_t most_rows(const KeptChange& change) {
 inline ChoiceJob job_of(const KeptChange& change) {
   const bool fresh = change.fresh();
   return {change.after.device,
-          fresh ? nullptr : change.before.kept,
-          change.after.kept,
-          change.after.recent,
+          fresh ? nullptr : change.before[Part::kKept],
+          change.after[Part::kKept],
+          change.after[Part::kRecent],
           change.before.kept_capacity,
           change.after.kept_capacity,
           fresh ? change.after.zone_begin : change.before.zone_end,
@@ -34,8 +34,8 @@ inline ChoiceJob job_of(const KeptChange& change) {
 
 inline TrimCall trim_of(const ModelShape& shape, const KeptChange& change) {
   return {shape,
-          change.before.kept,
-          change.after.kept,
+          change.before[Part::kKept],
+          change.after[Part::kKept],
           change.before.kept_capacity,
           change.after.kept_capacity,
           change.after.zone_end};

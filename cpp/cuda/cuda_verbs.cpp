@@ -49,7 +49,7 @@ void read_mixed(const RowsArgs& args, cudaStream_t stream) {
       const int64_t position = segment * args.shape.segment_tokens + slot;
       launch_widen(
           {args.shape, static_cast<const char*>(view.narrow_rows[segment]), view.summaries[segment],
-           view.state, slot, count, rows(args.k, position), rows(args.v, position)},
+           view[Part::kState], slot, count, rows(args.k, position), rows(args.v, position)},
           stream);
     });
     read_plain(std::max(first, view.zone_end), end);
@@ -89,7 +89,7 @@ void CudaBackend::narrow(const NarrowArgs& args, Stream stream) {
   const DeviceGuard guard(device_);
   for (int64_t i = 0; i < args.batch; ++i) {
     const NarrowJob& job = args.jobs[i];
-    launch_narrow({args.shape, job.sequence.device, job.sequence.state, job.positions.begin,
+    launch_narrow({args.shape, job.sequence.device, job.sequence[Part::kState], job.positions.begin,
                    job.positions.end},
                   handle_of(stream));
   }
@@ -103,7 +103,7 @@ void CudaBackend::widen(const NarrowArgs& args, Stream stream) {
                [&](int64_t segment, int64_t slot, int64_t count) {
                  char* plain = static_cast<char*>(view.rows[segment]);
                  launch_widen({args.shape, static_cast<const char*>(view.narrow_rows[segment]),
-                               view.summaries[segment], view.state, slot, count,
+                               view.summaries[segment], view[Part::kState], slot, count,
                                keys_of_segment(args.shape, plain, slot),
                                values_of_segment(args.shape, plain, slot)},
                               handle_of(stream));
@@ -146,8 +146,8 @@ void CudaBackend::exact_logits(const ExactLogitsArgs& args, Stream stream) {
   const cudaStream_t handle = handle_of(stream);
   const Upload<int32_t> positions(arena_, args.positions, args.shape.kv_heads * args.width, handle);
   const Upload<float> out(arena_, args.out, numbers, handle);  // what has no position stays
-  launch_exact_logits({args.shape, args.sequence.device, args.sequence.state, rows_of(args.q),
-                       args.logits, positions.data(), args.width, out.data()},
+  launch_exact_logits({args.shape, args.sequence.device, args.sequence[Part::kState],
+                       rows_of(args.q), args.logits, positions.data(), args.width, out.data()},
                       handle);
   check(cudaMemcpyAsync(args.out, out.data(), size_t(numbers) * sizeof(float),
                         cudaMemcpyDeviceToHost, handle),

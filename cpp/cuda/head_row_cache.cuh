@@ -10,12 +10,12 @@ static_assert(kCacheWays == device::kWays);
 
 __device__ __forceinline__ device::RowCache head_row_cache(const ModelShape& shape,
                                                            const SequenceView& view, int head) {
-  if (view.row_cache == nullptr) return {};
+  if (view[Part::kRowCache] == nullptr) return {};
   const RowCacheLayout layout = shape.row_cache();
   const int64_t first = head * layout.slots;
-  return {reinterpret_cast<uint64_t*>(view.row_cache) + first,
-          reinterpret_cast<uint32_t*>(view.row_cache + layout.stamps()) + first,
-          view.row_cache + layout.rows() + first * layout.row_bytes,
+  return {reinterpret_cast<uint64_t*>(view[Part::kRowCache]) + first,
+          reinterpret_cast<uint32_t*>(view[Part::kRowCache] + layout.stamps()) + first,
+          view[Part::kRowCache] + layout.rows() + first * layout.row_bytes,
           uint32_t(layout.row_bytes),
           int(layout.slots / kCacheWays),
           uint32_t(view.generation),

@@ -44,7 +44,7 @@ __device__ __forceinline__ CommonPart common_of(const CommonCall& call, int head
     return NarrowBase::values_of(layout, state, head);
   }
   const TailCopies copies = shape.tail_copies(Tail::capacity(call.tail_rows));
-  char* const block = call.sequence->tail_copies;
+  char* const block = (*call.sequence)[Part::kTailCopies];
   return of_values ? copies.of_values(block, head) : copies.of_keys(block, head);
 }
 
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kThreads) copy_tail_rows(TailCopyCall call) {
   const HeadRows<Element> rows(shape, *call.sequence, call.state, head, shape.narrows());
   const auto row = rows.row(call.tail.position(i));
   const TailCopies copies = shape.tail_copies(Tail::capacity(call.tail_rows));
-  char* const block = call.sequence->tail_copies;
+  char* const block = (*call.sequence)[Part::kTailCopies];
   char* const to = block + copies.row_offset(head, i);
   const auto write = [&](int dim, const CommonPart& common, char* half, const auto& read) {
     LaneWords words;

@@ -72,7 +72,7 @@ void Cache::rewrite_rows(int64_t layer, const Batch& sequences, Stream stream) {
   struct Renewed {
     Layer* layer;
     LayerStore store;
-    Block state;  // empty: the layer's own is changed
+    PartBlock state;  // null: the layer's own is changed
   };
   std::vector<Renewed> renewed;
   std::vector<Span> leaving, entering;
@@ -86,10 +86,10 @@ void Cache::rewrite_rows(int64_t layer, const Batch& sequences, Stream stream) {
         next.store.planned({impl.shape_.row_block_bytes(), impl.search_->needs().summary_bytes},
                            {0, 0, view.zone_begin, view.zone_end, view.zone_begin, view.zone_end},
                            *impl.backend_, stream));
-    if (next.state.data() != nullptr) view.state = next.state.data();
+    if (next.state) view[Part::kState] = next.state->as<char>();
     leaving.push_back({view, view.zone_begin, view.zone_end});
     view.summaries = next.store.summaries();
-    entering.push_back({view, view.zone_begin, view.zone_end, target->observed});
+    entering.push_back({view, view.zone_begin, view.zone_end, target->marks.observed});
   }
   // Keys leave by their old summaries and enter by their new ones: the queries that a prompt
   // brought stay in the state.
@@ -98,7 +98,7 @@ void Cache::rewrite_rows(int64_t layer, const Batch& sequences, Stream stream) {
   for (size_t i = 0; i < renewed.size(); ++i) {
     Layer& own = *renewed[i].layer;
     own.store = std::move(renewed[i].store);
-    if (renewed[i].state.data() != nullptr) own.state = std::move(renewed[i].state);
+    if (renewed[i].state) own.parts[Part::kState] = std::move(renewed[i].state);
     impl.stats_.encoded_keys += (entering[i].end - entering[i].begin) * impl.config_.kv_heads;
   }
 }

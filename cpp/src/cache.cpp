@@ -101,7 +101,7 @@ void Cache::Impl::prefill(int64_t layer, const Batch& sequences,
   }
   for (size_t i = 0; i < found.size() && !options.q; ++i) {
     if (lengths[i] == 0) continue;
-    verb.check_complete(sequences.ids()[i], found[i]->dropped,
+    verb.check_complete(sequences.ids()[i], found[i]->marks.dropped,
                         "q: expected the queries of these tokens, to choose rows by");
   }
   const Visit visit(*this, stream);
@@ -153,7 +153,7 @@ void Cache::Impl::attend(int64_t layer, const Batch& sequences, const std::vecto
   check_apart(verb, tensors, args.lse, {});
   for (size_t i = 0; i < found.size(); ++i) {
     if (lengths[i] == 0) continue;
-    verb.check_complete(sequences.ids()[i], found[i]->dropped,
+    verb.check_complete(sequences.ids()[i], found[i]->marks.dropped,
                         "sequences: expected all of their rows (decode takes a turn token by "
                         "token)");
   }

@@ -197,10 +197,10 @@ void Cache::Impl::observe(const Step& step, const TensorView& q,
   for (size_t i = 0; i < step.changes.size(); ++i) {
     const Change& change = step.changes[i];
     const QueryWindows& wanted = search_->needs().observed;
-    int64_t number = change.layer->observed;
-    while (number < change.queries.observed) {
+    int64_t number = change.layer->marks.observed;
+    while (number < change.marks.observed) {
       const int64_t left = wanted.size - number % wanted.size, begin = wanted.at(number);
-      const int64_t count = std::min(left, change.queries.observed - number);
+      const int64_t count = std::min(left, change.marks.observed - number);
       TensorView part = q;
       const int64_t row = first_row[i] + begin - change.layer->regions.total();
       part.data = static_cast<char*>(q.data) + row * q.strides[0] * size_of(q.dtype);
@@ -235,11 +235,10 @@ void Cache::Impl::enter(Step& step, Stream stream) {
   for (size_t i = 0; i < step.changes.size(); ++i) {
     const Change& change = step.changes[i];
     if (change.entering() > 0) {
-      spans.push_back({step.views[i], change.rows.entering.begin, change.rows.entering.end,
-                       change.queries.observed});
+      spans.push_back({step.views[i], change.work.entering.begin, change.work.entering.end,
+                       change.marks.observed});
     }
-    const Positions& narrow = change.narrow.entering;
-    if (narrow.begin < narrow.end) jobs.push_back({step.views[i], narrow});
+    if (any(change.work.narrowing)) jobs.push_back({step.views[i], change.work.narrowing});
   }
   if (!spans.empty()) search_->enter(spans, stream);
   // What the search knows of these keys is taken off narrow rows.
@@ -250,8 +249,8 @@ std::vector<KeptChange> Cache::Impl::choices(const Step& step) const {
   std::vector<KeptChange> changes;
   for (size_t i = 0; i < step.changes.size(); ++i) {
     const Change& change = step.changes[i];
-    if (!change.kept.chooses()) continue;
-    changes.push_back({view(*change.layer), step.views[i], change.kept.asked, change.kept.whole});
+    if (!change.work.chooses()) continue;
+    changes.push_back({view(*change.layer), step.views[i], change.work.asked, change.work.whole});
   }
   return changes;
 }
@@ -265,8 +264,8 @@ void Cache::Impl::copy_tail_rows(const Step& step, Stream stream) {
   std::vector<TailCopyJob> jobs;
   for (size_t i = 0; i < step.changes.size(); ++i) {
     const Change& change = step.changes[i];
-    if (change.tail.copies_any())
-      jobs.push_back({step.views[i], change.tail.tail, change.tail.from});
+    if (!change.work.tail_from) continue;
+    jobs.push_back({step.views[i], change.marks.copied, *change.work.tail_from});
   }
   if (jobs.empty()) return;
   search_->copy_tail_rows({shape_, int64_t(jobs.size()), jobs.data()}, stream);

@@ -133,7 +133,7 @@ class Cache::Impl {
     try {
       for (size_t i = 0; i < step.changes.size(); ++i) {
         Change& change = step.changes[i];
-        const Positions freed = step.recorded ? change.kept.freed : Positions{};
+        const Positions freed = step.recorded ? change.freed : Positions{};
         change.publish(step.views[i], freed, backend_->word_updates());
       }
       send_words(stream);
@@ -150,7 +150,7 @@ class Cache::Impl {
     }
     for (Change& change : step.changes) {
       change.apply();
-      stats_.keeps += change.kept.chooses();
+      stats_.keeps += change.work.chooses();
       if (change.entering() <= 0 || step.encoded || search_->needs().summary_bytes == 0) continue;
       stats_.encoded_keys += change.entering() * config_.kv_heads;
     }

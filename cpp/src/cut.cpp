@@ -13,9 +13,9 @@ struct Cache::Impl::Shorter {
   Layer* from;
   Layer* to;
   Regions regions;
-  Block state{};                             // the search's; empty: that of `to` stays
+  PartBlock state{};                         // null: that of `to` stays
   bool cuts = false;                         // the zone
-  std::shared_ptr<Block> kept{};             // of the zone, where it is cut; null: nothing is
+  PartBlock kept{};                          // of the zone, where it is cut; null: nothing is
   std::optional<LayerStore::Growth> rows{};  // that come back from it, where they are not yet
 };
 
@@ -24,7 +24,7 @@ Regions Cache::Impl::shortened(const Verb& verb, const char* argument, Cut::Coun
   const int64_t total = layer.regions.total();
   const bool keeps = counts == Cut::Counts::kKept;
   const Regions next = layer.regions.truncated(keeps ? total - tokens : tokens, sizes_);
-  const Positions dropped = layer.dropped_of(next);
+  const Positions dropped = layer.marks.dropped_of(next);
   if (next.retrieval_end(sizes_) < dropped.end) {
     verb.refuse_cut(argument, counts, sequence, dropped, total, next.total());
   }
@@ -55,21 +55,21 @@ void Cache::Impl::cut(std::vector<Shorter>& layers, Stream stream) {
     shorter.cuts = true;
     if (planner_.keeps_state(layer, shorter.regions)) {
       if (!forks) shorter.state = planner_.next_state(layer, stream);  // a fork has its own
-      const Block& state = shorter.state.data() != nullptr ? shorter.state : shorter.to->state;
-      view.state = state.data();
+      const PartBlock& own = shorter.to->parts[Part::kState];
+      view[Part::kState] = data_of(shorter.state ? shorter.state : own);
       search_->leave({view, begin, view.zone_end}, stream);
     }
     SequenceView after = layer.cut(shorter.regions, sizes_, *search_);
-    if (view.kept_capacity == 0 || view.kept == nullptr || after.dense()) continue;
+    if (view.kept_capacity == 0 || !view[Part::kKept] || after.dense()) continue;
     // Rows are chosen anew by the queries that are left. Where rows were given back there is
     // nothing to choose from but the kept rows, and the zone cannot end among dropped ones.
-    const Positions asked{layer.queries.begin,
-                          std::min(layer.queries.end, shorter.regions.total())};
-    const Positions dropped = layer.dropped_of(shorter.regions);
-    const bool trims = dropped.begin < dropped.end;
-    if (!trims && asked.begin >= asked.end) continue;
-    shorter.kept = planner_.new_kept(after);
-    after.kept = shorter.kept->as<char>();
+    const Positions asked{layer.marks.queries.begin,
+                          std::min(layer.marks.queries.end, shorter.regions.total())};
+    const Positions dropped = layer.marks.dropped_of(shorter.regions);
+    const bool trims = any(dropped);
+    if (!trims && !any(asked)) continue;
+    shorter.kept = planner_.next_part(Part::kKept, layer, after, stream);
+    after[Part::kKept] = shorter.kept->as<char>();
     choices.push_back({view, after, asked, !trims, trims});
   }
   if (!choices.empty()) {
@@ -82,8 +82,8 @@ void Cache::Impl::cut(std::vector<Shorter>& layers, Stream stream) {
   for (const KeptChange& choice : choices) stats_.keeps += choice.trims ? 0 : 1;
   for (Shorter& shorter : layers) {
     Layer& layer = *shorter.to;
-    if (shorter.state.data() != nullptr) layer.state = std::move(shorter.state);
-    if (shorter.cuts && shape_.recent > 0) layer.kept = std::move(shorter.kept);
+    if (shorter.state) layer.parts[Part::kState] = std::move(shorter.state);
+    if (shorter.cuts) layer.parts[Part::kKept] = std::move(shorter.kept);
     if (shorter.rows) layer.store.grow(std::move(*shorter.rows));
     planner_.shorten(layer, shorter.regions);
   }

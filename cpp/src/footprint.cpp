@@ -52,20 +52,12 @@ class Footprint {
 
   /** Of a layer, besides whole pieces. A call makes what changes beside what is there. */
   int64_t layer() const {
-    const Needs& needs = search_->needs();
-    int64_t changing = tables();
-    if (has_zone() || needs.observed.before(most_) > 0) changing += taken(needs.state_bytes);
-    if (shape_.recent > 0) changing += taken(shape_.recent_queries().bytes());
     const SequenceView view = view_of(longest_, sizes_, *search_, StepFacts{});
-    if (view.kept_capacity > 0) {
-      changing += taken(search_->kept_block_bytes(view.kept_capacity));
-    }
-    if (!view.dense() && !shape_.layout.borrowed && needs.tail_rows > 0) {
-      changing += taken(shape_.tail_copies(Tail::capacity(needs.tail_rows)).bytes());
-    }
-    int64_t bytes = 2 * changing;
-    if (!view.dense() && leaves() && shape_.cached_rows > 0) {
-      bytes += taken(shape_.row_cache().bytes());
+    int64_t bytes = 2 * tables();
+    for (Part part : kAllParts) {
+      if (!has(part, view)) continue;
+      const bool stays = rules_of(part).on_write == OnWrite::kInPlace;
+      bytes += (stays ? 1 : 2) * taken(part_size(part, shape_, *search_, view).bytes);
     }
     if (!has_zone() || (!shape_.narrows() && !leaves())) return bytes;
     bytes += plain_blocks() * taken(shape_.row_block_bytes());
@@ -92,6 +84,19 @@ class Footprint {
   bool has_zone() const { return longest_.zone_tokens(sizes_) > 0; }
   /** Rows of the zone have a place in host memory. Where they leave for want of room they stay. */
   bool leaves() const { return on_gpu_ && config_.placement == Placement::kHost; }
+
+  bool has(Part part, const SequenceView& view) const {
+    switch (part) {
+      case Part::kState:
+        return has_zone() || search_->needs().observed.before(most_) > 0;
+      case Part::kRowCache:
+        return !view.dense() && leaves();
+      case Part::kTailCopies:
+        return !view.dense();
+      default:
+        return true;
+    }
+  }
 
   /** Tables of segments: on a GPU. */
   int64_t tables() const {

@@ -79,7 +79,7 @@ void Cache::read(int64_t layer, SequenceId sequence, int64_t begin, const Tensor
          " positions from ", begin);
   }
   if (tokens == 0) return;
-  verb.check_stored(sequence, layers[0]->dropped, {begin, begin + tokens});
+  verb.check_stored(sequence, layers[0]->marks.dropped, {begin, begin + tokens});
   const Impl::Visit visit(*impl_, stream);
   impl_->publish(*layers[0], stream);
   impl_->backend_->read({impl_->shape_, 1, &view, &begin, &tokens, k, v}, stream);
@@ -94,7 +94,7 @@ RegionCounts Cache::regions(SequenceId sequence, int64_t layer) const {
   const Impl::Lock lock(*impl_);
   const Layer& found = *impl_->find_layers(impl_->verb("regions"), {sequence}, layer)[0];
   RegionCounts counts = found.regions.counts(impl_->sizes_);
-  counts.dropped = found.dropped.end - found.dropped.begin;
+  counts.dropped = found.marks.dropped.end - found.marks.dropped.begin;
   return counts;
 }
 
@@ -135,11 +135,11 @@ Stats Cache::stats(StatsScope scope) const {
 
   const int64_t heads = impl_->config_.kv_heads;
   const auto kept_rows_of = [&](const Layer& layer) {
-    if (layer.tail_copies) return heads * layer.copied.count;
-    if (!layer.kept) return int64_t{0};
+    if (layer.parts[Part::kTailCopies]) return heads * layer.marks.copied.count;
+    if (!layer.parts[Part::kKept]) return int64_t{0};
     const SequenceView view = impl_->view(layer);
     std::vector<int32_t> rows(size_t(2 * heads));  // attended and held, by turns
-    backend.fetch(rows.data(), view.kept, int64_t(rows.size() * sizeof(int32_t)));
+    backend.fetch(rows.data(), view[Part::kKept], int64_t(rows.size() * sizeof(int32_t)));
     int64_t attended = 0;
     for (int64_t head = 0; head < heads; ++head) attended += rows[size_t(2 * head)];
     return attended;
@@ -148,7 +148,7 @@ Stats Cache::stats(StatsScope scope) const {
     for (const Layer& layer : sequence.layers) {
       stats.tokens += layer.regions.total();
       stats.kept_rows += kept_rows_of(layer);
-      stats.dropped_rows += (layer.dropped.end - layer.dropped.begin) * heads;
+      stats.dropped_rows += (layer.marks.dropped.end - layer.marks.dropped.begin) * heads;
       stats.unusable_keys += impl_->search_->unusable_keys(impl_->view(layer));
     }
   }

@@ -79,10 +79,10 @@ void Cache::Impl::bring_back() {
 
 void Cache::Impl::mark_for_offload(Step& step) {
   size_t count = 0;
-  for (const Change& change : step.changes) count += change.rows.offloads.size();
+  for (const Change& change : step.changes) count += change.offloads.size();
   offload_pace_.make_room(count);
   for (Change& change : step.changes) {
-    for (PlannedOffload& planned : change.rows.offloads) {
+    for (PlannedOffload& planned : change.offloads) {
       offload_pace_.mark(planned.segment, planned.rows, std::move(planned.target));
     }
   }

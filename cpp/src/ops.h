@@ -15,6 +15,7 @@
 #include "narrow.h"
 #include "pariskv/config.h"
 #include "pariskv/tensor_view.h"
+#include "part.h"
 #include "recent.h"
 #include "row_format.h"
 #include "step_mode.h"
@@ -118,22 +119,21 @@ struct SearchPlan {
 struct SequenceView {
   void* const* rows;          // (row blocks) -> (heads, layout.tokens) rows, see RowLayout
   uint8_t* const* summaries;  // (segments) -> a block of the policy's; null outside the zone
-  void* state;                // what the policy keeps per layer and sequence
   int64_t total;              // tokens stored
   int64_t zone_begin;         // the retrieval zone, as positions
   int64_t zone_end;
   StepMode mode;             // of the next step
   SearchPlan plan;           // of the search, for a zone of this size
-  char* row_cache;           // a block of RowCacheLayout; null: there is none
+  char* parts[kParts];       // by Part; null: it is not there
   int64_t generation;        // of what the row cache may have: goes up when rows change under it
-  char* tail_copies;         // copies of the tail's rows, see tail_copies.h; null: there are none
-  uint64_t tail_seed;        // that these rows are drawn by: 32 bits
-  char* kept;                // kept rows, see kept.h; null: there are none
+  uint64_t tail_seed;        // that rows of the tail are drawn by: 32 bits
   int64_t kept_capacity;     // of a head, of kept rows; 0: no rows are chosen to be kept
-  char* recent;              // recent queries, see recent.h; null: none are remembered
   SequenceView* device;      // the same in a GPU's memory; null: there is none
   void* const* narrow_rows;  // (row blocks) -> (heads, layout.tokens) rows of ModelShape::narrow,
                              // which are those of the zone; null: all are in `rows`
+
+  constexpr char*& operator[](Part part) { return parts[int(part)]; }
+  constexpr char* operator[](Part part) const { return parts[int(part)]; }
 
   int64_t zone_tokens() const { return zone_end - zone_begin; }
   /** Whether a step attends to all rows. */
@@ -232,7 +232,7 @@ struct KeptChange {
   bool trims = false;   // choose nothing: of the rows that were kept, those that a cut leaves stay
 
   bool cut() const { return after.zone_end < before.zone_end; }
-  bool fresh() const { return whole || before.kept == nullptr; }
+  bool fresh() const { return whole || before[Part::kKept] == nullptr; }
 };
 
 /** One token of each of some sequences. */

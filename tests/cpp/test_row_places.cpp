@@ -145,7 +145,7 @@ class Life {
     std::vector<uint8_t*> table;
     for (Bytes& segment : summaries_) table.push_back(reinterpret_cast<uint8_t*>(segment.data()));
     view_.summaries = table.data();
-    state_ = take(needs_.state_bytes), view_.state = state_.data();
+    state_ = take(needs_.state_bytes), view_[Part::kState] = state_.data();
     EXPECT_TRUE(search_->plan(view_));
     view_.mode = needs_.steps.selects ? StepMode::kSearched : StepMode::kKept;
     search_->enter({{view_, kSink, kZoneEnd}}, {});
@@ -175,7 +175,7 @@ class Life {
   void keep(const Tensor& q) {
     const int64_t capacity = search_->kept_rows(view_.zone_tokens());
     if (capacity == 0) return;
-    recent_ = take(shape_.recent_queries().bytes()), view_.recent = recent_.data();
+    recent_ = take(shape_.recent_queries().bytes()), view_[Part::kRecent] = recent_.data();
     TensorView last = q.view;
     const int64_t first = kTokens - shape_.recent;
     last.data = element_at(q.view, first, 0), last.shape[0] = shape_.recent;
@@ -184,7 +184,7 @@ class Life {
     KeptChange change{view_, view_, {first, kTokens}, true};
     const KeptLayout layout = shape_.kept(capacity);
     kept_ = take(layout.bytes() + search_->bytes_beside_kept(capacity));
-    view_.kept = kept_.data(), view_.kept_capacity = capacity;
+    view_[Part::kKept] = kept_.data(), view_.kept_capacity = capacity;
     change.after = view_;
     search_->reserve_choice({change});
     search_->choose({change}, {});
@@ -201,7 +201,7 @@ class Life {
     if (needs_.tail_rows == 0) return;
     const Tail tail = Tail::of(kSink, kZoneEnd, needs_.tail_rows, *needs_.tail_seed);
     tail_ = take(shape_.tail_copies(Tail::capacity(needs_.tail_rows)).bytes());
-    view_.tail_copies = tail_.data();
+    view_[Part::kTailCopies] = tail_.data();
     const TailCopyJob job{view_, tail, 0};
     search_->copy_tail_rows({shape_, 1, &job}, {});
     outcome_.rows.push_back(tail_);

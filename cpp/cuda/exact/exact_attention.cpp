@@ -163,7 +163,7 @@ void ExactAttention::bring(const Run& run, const ModelShape& shape, const Sequen
     }
     if (!shape.narrows()) continue;
     launch_widen({shape, static_cast<const char*>(view.narrow_rows[s]), view.summaries[s],
-                  view.state, begin, end - begin, keys_of_segment(shape, target, begin),
+                  view[Part::kState], begin, end - begin, keys_of_segment(shape, target, begin),
                   values_of_segment(shape, target, begin)},
                  copies_);
   }

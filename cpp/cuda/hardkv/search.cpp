@@ -93,7 +93,7 @@ HardKVTrace HardKVSearch::trace(const DecodeArgs& args) {
   const SequenceView& sequence = args.sequences[0];
   const KeptLayout layout = shape_.kept(sequence.kept_capacity);
   std::vector<char> block(static_cast<size_t>(layout.ages_offset()));
-  backend_.fetch(block.data(), sequence.kept, layout.ages_offset());
+  backend_.fetch(block.data(), sequence[Part::kKept], layout.ages_offset());
   HardKVTrace trace;
   for (int64_t head = 0; head < shape_.kv_heads; ++head) {
     const int32_t* counts = layout.counts(block.data(), head);

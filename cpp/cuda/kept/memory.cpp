@@ -8,9 +8,9 @@ void remember(CudaBackend& backend, const RememberArgs& args, Stream stream) {
   const DeviceGuard guard(backend.device());
   for (int64_t i = 0; i < args.batch; ++i) {
     const RememberJob& job = args.jobs[i];
-    launch_remember(
-        {args.shape, args.logits, job.sequence.recent, job.begin, job.q.shape[0], rows_of(job.q)},
-        handle_of(stream));
+    launch_remember({args.shape, args.logits, job.sequence[Part::kRecent], job.begin,
+                     job.q.shape[0], rows_of(job.q)},
+                    handle_of(stream));
   }
 }
 

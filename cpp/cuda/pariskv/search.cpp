@@ -57,7 +57,7 @@ void each_job(const EncodeArgs& args, int64_t begin, int64_t end, Launch launch)
     if (job.begin >= job.end) continue;
     launch(EncodeCall{args.shape, constants_of(*args.codec), job.sequence.device, job.statistics,
                       job.balance, job.begin, job.end, job.opening, job.query_windows},
-           job.sequence.state);
+           job.sequence[Part::kState]);
   }
 }
 
@@ -110,9 +110,9 @@ void ParisKVSearch::copy_tail_rows(const TailCopyArgs& args, Stream stream) {
   const DeviceGuard guard(backend_.device());
   for (int64_t i = 0; i < args.batch; ++i) {
     const TailCopyJob& job = args.jobs[i];
-    launch_copy_tail(
-        {shape_, job.sequence.device, job.sequence.state, job.tail, job.from, needs_.tail_rows},
-        handle_of(stream));
+    launch_copy_tail({shape_, job.sequence.device, job.sequence[Part::kState], job.tail, job.from,
+                      needs_.tail_rows},
+                     handle_of(stream));
   }
 }
 

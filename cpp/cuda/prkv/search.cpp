@@ -13,7 +13,7 @@ namespace pariskv::cuda {
 namespace {
 
 PRKVSplit* split_in(const ModelShape& shape, const SequenceView& view) {
-  return amended_of(shape, view.kept_capacity).split(view.kept);
+  return amended_of(shape, view.kept_capacity).split(view[Part::kKept]);
 }
 
 /** How many of the best pages a choice looks at; 0: at all rows, as after a prompt. */
@@ -194,16 +194,16 @@ PRKVTrace PRKVSearch::trace(const DecodeArgs& args, Stream stream) {
   PRKVTrace trace;
   trace.kept.resize(size_t(shape.kv_heads));
   PRKVSplit split = rules_.split(0);
-  if (sequence.kept != nullptr) {
+  if (sequence[Part::kKept] != nullptr) {
     const KeptLayout layout = shape.kept(sequence.kept_capacity);
     std::vector<char> block(static_cast<size_t>(layout.ages_offset()));
-    backend_.fetch(block.data(), sequence.kept, layout.ages_offset());
+    backend_.fetch(block.data(), sequence[Part::kKept], layout.ages_offset());
     for (int64_t head = 0; head < shape.kv_heads; ++head) {
       const int32_t* positions = layout.positions(block.data(), head);
       trace.kept[size_t(head)].assign(positions, positions + layout.counts(block.data(), head)[0]);
     }
     const AmendedLayout amended = amended_of(shape, sequence.kept_capacity);
-    backend_.fetch(&split, amended.split(sequence.kept), int64_t(sizeof split));
+    backend_.fetch(&split, amended.split(sequence[Part::kKept]), int64_t(sizeof split));
   }
   trace.static_rows = split.rows;
   if (split.pages == 0) return trace;

@@ -16,7 +16,7 @@ class NarrowRows {
         shape_(shape),
         sequence_(sequence),
         head_(head),
-        base_(NarrowBase::of(shape.narrow_base, sequence.state, head)) {}
+        base_(NarrowBase::of(shape.narrow_base, sequence[Part::kState], head)) {}
 
   /** Whether rows have more than a scale. */
   bool based() const { return base_.any(); }

@@ -51,7 +51,7 @@ std::vector<Run> runs_of_rows(const Piece& piece, void* const* table, int64_t to
 std::vector<Run> runs_of(const Piece& piece, const SequenceView& view, const ModelShape& shape) {
   switch (piece.kind) {
     case Piece::Kind::kState:
-      return {{static_cast<char*>(view.state), piece.bytes}};
+      return {{view[Part::kState], piece.bytes}};
     case Piece::Kind::kSummaries:
       return {{reinterpret_cast<char*>(view.summaries[piece.segment]), piece.bytes}};
     case Piece::Kind::kRows:
@@ -202,9 +202,9 @@ void Cache::save(SequenceId sequence, const std::string& path) const {
   }
   if (source.tail_seed() != implied_seed(impl.config_)) header.tail_seed = source.tail_seed();
   for (const Layer& layer : source.layers) {
-    const bool has_state = layer.state.data() != nullptr;
+    const bool has_state = layer.parts[Part::kState] != nullptr;
     header.layers.push_back(
-        {layer.regions.marks(), layer.observed, has_state ? 1 : 0, layer.narrow_end});
+        {layer.regions.marks(), layer.marks.observed, has_state ? 1 : 0, layer.marks.narrow_end});
   }
   const std::vector<Piece> pieces =
       pieces_of(header.layers, sizes_of(impl.shape_, impl.sizes_, *impl.search_, header.version));
@@ -262,10 +262,11 @@ void Cache::Impl::restore(Layer& layer, const SavedPart& part, Stream stream) {
   step.offloads_at_once = true;
   step.encoded = true;
   Change& change = step.changes[0];
-  change.queries.observed = saved.observed;
+  change.marks.observed = saved.observed;
   planner_.extend_narrow(change, saved.narrow_end, stream);
-  if (saved.has_state != 0 && change.rows.state.data() == nullptr) {
-    change.rows.state = planner_.next_state(layer, stream);
+  PartBlock& state = change.parts[Part::kState];
+  if (saved.has_state != 0 && !state) {
+    state = planner_.next_state(layer, stream);
   }
   step.views[0] = change.view(sizes_, *search_);
   const auto read = [&] {
@@ -274,7 +275,7 @@ void Cache::Impl::restore(Layer& layer, const SavedPart& part, Stream stream) {
   };
   carry_out(step, read, [] {}, stream);
   // In old files rows behind a zone that was cut are narrow, too. They enter it anew.
-  if (layer.narrow_end > layer.regions.retrieval_end(sizes_)) {
+  if (layer.marks.narrow_end > layer.regions.retrieval_end(sizes_)) {
     planner_.shorten(layer, layer.regions);
   }
 }

@@ -174,9 +174,9 @@ class Home {
     own->zone_begin = zone_.sink;
     own->zone_end = end;
     own->mode = StepMode::kSearched;
-    own->kept = kept;
+    (*own)[Part::kKept] = kept;
     own->kept_capacity = capacity;
-    own->recent = memory_.recent.as<char>();
+    (*own)[Part::kRecent] = memory_.recent.as<char>();
     own->device = own.get();
     views_.push_back(std::move(own));
     return *views_.back();
@@ -248,26 +248,27 @@ class PRKVUpkeep : public testing::TestWithParam<std::tuple<Zone, unsigned>> {
                       const SequenceView& gpu) {
     const KeptLayout kept = shape.kept(cpu.kept_capacity);
     const AmendedLayout amended = amended_of(shape, cpu.kept_capacity);
-    EXPECT_EQ(amended.split(cpu.kept)->rows, amended.split(gpu.kept)->rows);
-    EXPECT_EQ(amended.split(cpu.kept)->pages, amended.split(gpu.kept)->pages);
+    EXPECT_EQ(amended.split(cpu[Part::kKept])->rows, amended.split(gpu[Part::kKept])->rows);
+    EXPECT_EQ(amended.split(cpu[Part::kKept])->pages, amended.split(gpu[Part::kKept])->pages);
     for (int64_t head = 0; head < shape.kv_heads; ++head) {
       SCOPED_TRACE("head " + std::to_string(head));
-      const int32_t rows = kept.counts(cpu.kept, head)[0];
-      ASSERT_EQ(rows, kept.counts(gpu.kept, head)[0]);
-      ASSERT_EQ(0, kept.counts(gpu.kept, head)[1]);
-      EXPECT_TRUE(same(kept.positions(cpu.kept, head), kept.positions(gpu.kept, head), rows * 4));
-      EXPECT_TRUE(same(kept.ages(cpu.kept, head), kept.ages(gpu.kept, head), rows));
-      EXPECT_TRUE(
-          same(kept.row(cpu.kept, head, 0), kept.row(gpu.kept, head, 0), rows * kept.row_bytes));
+      const int32_t rows = kept.counts(cpu[Part::kKept], head)[0];
+      ASSERT_EQ(rows, kept.counts(gpu[Part::kKept], head)[0]);
+      ASSERT_EQ(0, kept.counts(gpu[Part::kKept], head)[1]);
+      EXPECT_TRUE(same(kept.positions(cpu[Part::kKept], head),
+                       kept.positions(gpu[Part::kKept], head), rows * 4));
+      EXPECT_TRUE(same(kept.ages(cpu[Part::kKept], head), kept.ages(gpu[Part::kKept], head), rows));
+      EXPECT_TRUE(same(kept.row(cpu[Part::kKept], head, 0), kept.row(gpu[Part::kKept], head, 0),
+                       rows * kept.row_bytes));
       if (!zone.rules().has_pages()) continue;
-      const int64_t pages = *amended.count(cpu.kept, head);
-      ASSERT_EQ(pages, *amended.count(gpu.kept, head));
-      EXPECT_TRUE(
-          same(amended.numbers(cpu.kept, head), amended.numbers(gpu.kept, head), pages * 8));
+      const int64_t pages = *amended.count(cpu[Part::kKept], head);
+      ASSERT_EQ(pages, *amended.count(gpu[Part::kKept], head));
+      EXPECT_TRUE(same(amended.numbers(cpu[Part::kKept], head),
+                       amended.numbers(gpu[Part::kKept], head), pages * 8));
       for (int64_t i = 0; i < pages; ++i) {
         SCOPED_TRACE("amended page " + std::to_string(i));
-        compare_page(shape, amended.pages(), amended.digests(cpu.kept), amended.digests(gpu.kept),
-                     head, i);
+        compare_page(shape, amended.pages(), amended.digests(cpu[Part::kKept]),
+                     amended.digests(gpu[Part::kKept]), head, i);
       }
     }
   }
@@ -343,8 +344,9 @@ TEST_P(PRKVUpkeep, EqualsTheCpu) {
   cpu.choose({{cpu.view(zone.sink, nullptr, 0), cpu_first, asked, true}});
   gpu.choose({{gpu.view(zone.sink, nullptr, 0), gpu_first, asked, true}});
   compare_after(cpu_first, gpu_first);
-  const PRKVSplit split = *amended_of(shape, gpu_first.kept_capacity).split(gpu_first.kept);
-  EXPECT_EQ(split.rows > 0, shape.kept(gpu_first.kept_capacity).counts(gpu_first.kept, 0)[0] > 0);
+  const PRKVSplit split = *amended_of(shape, gpu_first.kept_capacity).split(gpu_first[Part::kKept]);
+  EXPECT_EQ(split.rows > 0,
+            shape.kept(gpu_first.kept_capacity).counts(gpu_first[Part::kKept], 0)[0] > 0);
   EXPECT_EQ(split.pages < zone.policy.budget / page, split.rows > 0);
   if (!zone.hostile) EXPECT_GT(split.rows, 0) << "queries agree on nothing";
 

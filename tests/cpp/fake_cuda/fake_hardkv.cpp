@@ -89,7 +89,7 @@ void launch_kept_decode(const KeptDecodeCall& call, cudaStream_t stream) {
   });
   launch(stream, [call, each_sequence] {
     each_sequence([&](const KeptSlot&, const SequenceView& view, int64_t) {
-      if (call.k.data != nullptr) remember(call.shape, view.recent, view.total - 1);
+      if (call.k.data != nullptr) remember(call.shape, view[Part::kRecent], view.total - 1);
     });
   });
 }

@@ -66,11 +66,11 @@ inline void trim_rows(const TrimCall& call) {
 
 /** Rows that are attended to are in the zone, in order, and as they are at home. */
 inline void check_kept(const SequenceView& view, const ModelShape& shape) {
-  if (view.kept == nullptr) return complain("a zone is left out, and none of it is kept");
+  if (view[Part::kKept] == nullptr) return complain("a zone is left out, and none of it is kept");
   for (int64_t head = 0; head < shape.kv_heads; ++head) {
     int32_t last = -1;
-    const auto rows = rows_before(shape.kept(view.kept_capacity), view.kept, head);
-    const int32_t attended = shape.kept(view.kept_capacity).counts(view.kept, head)[0];
+    const auto rows = rows_before(shape.kept(view.kept_capacity), view[Part::kKept], head);
+    const int32_t attended = shape.kept(view.kept_capacity).counts(view[Part::kKept], head)[0];
     for (size_t i = 0; i < rows.size(); ++i) {
       const int32_t position = rows[i].position;
       if (i == size_t(attended)) last = -1;

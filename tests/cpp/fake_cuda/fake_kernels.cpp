@@ -43,7 +43,8 @@ void check_zone(const SequenceView& view, const SummaryLayout& layout, const Par
       if (*layout.norms(block, head, p % layout.tokens) != 1) complain("a key has no summary");
     }
   }
-  if (view.zone_tokens() > 0 && *static_cast<int64_t*>(view.state) != view.zone_tokens()) {
+  if (view.zone_tokens() > 0 &&
+      *reinterpret_cast<int64_t*>(view[Part::kState]) != view.zone_tokens()) {
     complain("the statistics do not count the zone's keys");
   }
   if (view.dense()) return;
@@ -63,13 +64,13 @@ bool is_fetched(const SequenceView& view, const ModelShape& shape) {
 
 /** Some rows of the zone, as if selected: those in the row cache must be those at home. */
 void use_row_cache(const SequenceView& view, const ModelShape& shape, int64_t first) {
-  if (shape.cached_rows > 0 && view.row_cache == nullptr && is_fetched(view, shape)) {
+  if (shape.cached_rows > 0 && view[Part::kRowCache] == nullptr && is_fetched(view, shape)) {
     complain("there is no row cache");
   }
-  if (view.row_cache == nullptr) return;
+  if (view[Part::kRowCache] == nullptr) return;
   const RowCacheLayout layout = shape.row_cache();
-  auto* all_tags = reinterpret_cast<uint64_t*>(view.row_cache);
-  auto* all_stamps = reinterpret_cast<uint32_t*>(view.row_cache + layout.stamps());
+  auto* all_tags = reinterpret_cast<uint64_t*>(view[Part::kRowCache]);
+  auto* all_stamps = reinterpret_cast<uint32_t*>(view[Part::kRowCache] + layout.stamps());
   for (int64_t i = 0; i < shape.kv_heads * layout.slots; ++i) {
     if (int64_t(all_tags[i] >> 32) > view.generation) complain("a row cache is not empty at first");
     if (all_tags[i] == 0 && all_stamps[i] != 0) complain("a row cache has stamps at first");
@@ -82,7 +83,7 @@ void use_row_cache(const SequenceView& view, const ModelShape& shape, int64_t fi
       const char* home = zone_row_of(view, shape, head, p);
       const uint64_t* found = std::find(all_tags + set, all_tags + set + kCacheWays, tag);
       const int64_t place = found - all_tags;
-      char* rows = view.row_cache + layout.rows();
+      char* rows = view[Part::kRowCache] + layout.rows();
       if (place < set + kCacheWays) {
         const char* cached = rows + place * layout.row_bytes;
         if (std::memcmp(cached, home, size_t(bytes)) != 0) complain("a row is stale");
@@ -119,7 +120,7 @@ void check_tail(const SequenceView& view, const DecodeCall& call) {
   const ModelShape& shape = call.shape;
   const Tail tail =
       Tail::of(view.zone_begin, view.zone_end, call.tail_rows, uint32_t(view.tail_seed));
-  if (view.tail_copies == nullptr) {
+  if (view[Part::kTailCopies] == nullptr) {
     if (tail.count > 0 && !call.explains) complain("the tail has no copies");
     return;
   }
@@ -127,7 +128,7 @@ void check_tail(const SequenceView& view, const DecodeCall& call) {
     for (int64_t head = 0; head < shape.kv_heads; ++head) {
       const TailCopies copies = shape.tail_copies(Tail::capacity(call.tail_rows));
       const std::vector<char> wanted = tail_copy_of(view, shape, head, tail.position(i));
-      const char* copy = view.tail_copies + copies.row_offset(head, i);
+      const char* copy = view[Part::kTailCopies] + copies.row_offset(head, i);
       if (std::memcmp(copy, wanted.data(), wanted.size()) != 0) {
         complain("a copy of the tail is stale");
       }
@@ -244,7 +245,7 @@ void launch_copy_tail(const TailCopyCall& call, cudaStream_t stream) {
       for (int64_t head = 0; head < call.shape.kv_heads; ++head) {
         const std::vector<char> copy =
             tail_copy_of(*call.sequence, call.shape, head, call.tail.position(i));
-        char* to = call.sequence->tail_copies + copies.row_offset(head, i);
+        char* to = (*call.sequence)[Part::kTailCopies] + copies.row_offset(head, i);
         std::memcpy(to, copy.data(), copy.size());
       }
     }

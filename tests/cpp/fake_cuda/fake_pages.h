@@ -76,8 +76,8 @@ inline void check_amended(const SequenceView& view, const ModelShape& shape,
   const PageLayout layout = amended.pages(), whole = pages_of(shape, rules.page);
   const KeptLayout kept = shape.kept(view.kept_capacity);
   for (int64_t head = 0; head < shape.kv_heads; ++head) {
-    const int32_t* positions = kept.positions(view.kept, head);
-    const int32_t rows = kept.counts(view.kept, head)[0];
+    const int32_t* positions = kept.positions(view[Part::kKept], head);
+    const int32_t rows = kept.counts(view[Part::kKept], head)[0];
     int64_t count = 0;
     for (int32_t i = 0; i < rows; ++count) {
       const int64_t page = positions[i] / rules.page, begin = page * rules.page;
@@ -85,22 +85,23 @@ inline void check_amended(const SequenceView& view, const ModelShape& shape,
       for (; i < rows && positions[i] / rules.page == page; ++i) {
         live &= ~(uint64_t{1} << (positions[i] - begin));
       }
-      const Page own{layout, amended.digests(view.kept), head, count};
-      if (count >= *amended.count(view.kept, head) ||
-          amended.numbers(view.kept, head)[count] != page || !own.is_of(view, shape, begin, live)) {
+      const Page own{layout, amended.digests(view[Part::kKept]), head, count};
+      if (count >= *amended.count(view[Part::kKept], head) ||
+          amended.numbers(view[Part::kKept], head)[count] != page ||
+          !own.is_of(view, shape, begin, live)) {
         return complain("a page is not amended");
       }
     }
-    if (count != *amended.count(view.kept, head)) complain("a page is amended for nothing");
+    if (count != *amended.count(view[Part::kKept], head)) complain("a page is amended for nothing");
   }
 }
 
 /** All that a step over a zone goes by. */
 inline void check_pages(const SequenceView& view, const ModelShape& shape, const PRKVRules& rules) {
   if (rules.has_pages()) check_digests(view, shape, rules);
-  if (view.kept == nullptr) return;
+  if (view[Part::kKept] == nullptr) return;
   check_kept(view, shape);
-  const PRKVSplit split = *amended_of(shape, view.kept_capacity).split(view.kept);
+  const PRKVSplit split = *amended_of(shape, view.kept_capacity).split(view[Part::kKept]);
   if (split.rows + split.pages * rules.page > rules.budget) complain("a budget is split anyhow");
   if (rules.has_pages()) check_amended(view, shape, rules);
 }

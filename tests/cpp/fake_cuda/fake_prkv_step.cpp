@@ -48,10 +48,10 @@ void launch_page_decode(const PageDecodeCall& call, cudaStream_t stream) {
   });
   launch(stream, [call] {
     each_sequence(call, [&](const KeptSlot&, const SequenceView& view, int64_t) {
-      if (call.k.data == nullptr || view.recent == nullptr) return;
+      if (call.k.data == nullptr || view[Part::kRecent] == nullptr) return;
       const RecentLayout layout = call.shape.recent_queries();
       const int64_t position = view.total - 1;
-      *layout.position(view.recent, layout.slot_of(position)) = position + 1;
+      *layout.position(view[Part::kRecent], layout.slot_of(position)) = position + 1;
     });
   });
 }

@@ -79,13 +79,13 @@ __device__ __forceinline__ bool find_kept(const KeptStepParams& params, int inde
   context.row = row;
   context.head = head;
   context.rows = view.rows;
-  context.recent = view.recent;
-  const device::KeptHead kept{view.kept, model.kept(view.kept_capacity), head};
+  context.recent = view[Part::kRecent];
+  const device::KeptHead kept{view[Part::kKept], model.kept(view.kept_capacity), head};
   context.kept = kept.row(0);
   context.total = int(view.total);
   context.before = int(view.zone_begin);
   context.gap = view.dense() ? 0 : int(view.zone_end - view.zone_begin);
-  context.kept_rows = context.gap > 0 && view.kept != nullptr ? kept.counts()[0] : 0;
+  context.kept_rows = context.gap > 0 && view[Part::kKept] != nullptr ? kept.counts()[0] : 0;
   context.parts = reinterpret_cast<float*>(slot.scratch + head * slot.head_bytes);
   context.shape = {int(model.rows.key_dim), int(model.rows.value_dim), int(model.group),
                    int(model.rows.bytes()), int(model.rows.bytes()),   call.logits.scale,

@@ -112,10 +112,10 @@ __device__ __forceinline__ void fill_context(const StepParams& step, const Seque
   const ContextBytes& bytes = step.call.bytes;
   context.tail_copies = nullptr;
   context.tail_numbers = nullptr;
-  if (view.tail_copies != nullptr) {
-    context.tail_copies = view.tail_copies + bytes.tail_first + head * bytes.tail_head;
+  if (view[Part::kTailCopies] != nullptr) {
+    context.tail_copies = view[Part::kTailCopies] + bytes.tail_first + head * bytes.tail_head;
     context.tail_numbers =
-        reinterpret_cast<const float*>(view.tail_copies + head * int64_t(bytes.tail_common));
+        reinterpret_cast<const float*>(view[Part::kTailCopies] + head * int64_t(bytes.tail_common));
   }
   context.tail_seed = uint32_t(view.tail_seed);
   context.total = int(view.total);
@@ -127,7 +127,7 @@ __device__ __forceinline__ void fill_context(const StepParams& step, const Seque
                   int(view.zone_begin),
                   int(view.zone_end),
                   layout.block == 0 ? 0 : device::log2_of_power(int(layout.block))};
-  const auto balance = device::balance_of(layout, model.rows.key_dim, view.state, head);
+  const auto balance = device::balance_of(layout, model.rows.key_dim, view[Part::kState], head);
   context.stretch = balance.stretch;
   context.centre = balance.centre;
   context.centre_step = balance.centre_step;

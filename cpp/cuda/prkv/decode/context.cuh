@@ -62,7 +62,7 @@ __device__ __forceinline__ bool find_pages_context(const PageStepParams& params,
   context.head = index - row * int(model.kv_heads);
   context.rows = view.rows;
   context.summaries = view.summaries;
-  context.kept = view.kept;
+  context.kept = view[Part::kKept];
   context.kept_capacity = view.kept_capacity;
   context.first_page = int(view.zone_begin) / page;
   context.pages = view.dense() ? 0 : (int(view.zone_end) - 1) / page + 1 - context.first_page;

@@ -104,7 +104,8 @@ inline RowPlace row_to_choose(const ModelShape& shape, const KeptChange& change,
   const int64_t at = head * choice.width + j;
   const int32_t source = choice.sources[at];
   if (source == kStored) return plain_row_at(shape, change.after, head, choice.positions[at]);
-  return kept_row(shape, shape.kept(change.before.kept_capacity), change.before.kept, head, source);
+  return kept_row(shape, shape.kept(change.before.kept_capacity), change.before[Part::kKept], head,
+                  source);
 }
 
 /** Lists the rows to choose from, and what attention the last queries pay to each of them. */

@@ -88,7 +88,7 @@ void fill_kept(const ModelShape& shape, const KeptChange& change, const Choice& 
   const int32_t* positions = choice.positions + head * choice.width;
   const uint8_t* ages = choice.ages + head * choice.width;
   const uint8_t* usable = choice.usable + head * choice.width;
-  KeptWriter writer(shape, change.after.kept_capacity, change.after.kept, head);
+  KeptWriter writer(shape, change.after.kept_capacity, change.after[Part::kKept], head);
   const auto add = [&](int64_t j, uint8_t age) {
     writer.add(positions[j], age, row_to_choose(shape, change, choice, head, j));
   };
@@ -105,9 +105,9 @@ void fill_kept(const ModelShape& shape, const KeptChange& change, const Choice& 
 
 void trim_kept(const ModelShape& shape, const KeptChange& change, int64_t head) {
   const KeptLayout before = shape.kept(change.before.kept_capacity);
-  char* from = change.before.kept;
+  char* from = change.before[Part::kKept];
   const int32_t* counts = before.counts(from, head);
-  KeptWriter writer(shape, change.after.kept_capacity, change.after.kept, head);
+  KeptWriter writer(shape, change.after.kept_capacity, change.after[Part::kKept], head);
   for (int64_t i = 0; i < counts[0] + counts[1]; ++i) {
     if (i == counts[0]) writer.end_of_attended();
     const int32_t position = before.positions(from, head)[i];
@@ -121,11 +121,11 @@ void trim_kept(const ModelShape& shape, const KeptChange& change, int64_t head) 
 std::vector<std::vector<int32_t>> kept_positions(const ModelShape& shape,
                                                  const SequenceView& sequence, bool held) {
   std::vector<std::vector<int32_t>> heads(static_cast<size_t>(shape.kv_heads));
-  if (sequence.kept == nullptr) return heads;
+  if (sequence[Part::kKept] == nullptr) return heads;
   const KeptLayout layout = shape.kept(sequence.kept_capacity);
   for (int64_t head = 0; head < shape.kv_heads; ++head) {
-    const int32_t* counts = layout.counts(sequence.kept, head);
-    const int32_t* first = layout.positions(sequence.kept, head) + (held ? counts[0] : 0);
+    const int32_t* counts = layout.counts(sequence[Part::kKept], head);
+    const int32_t* first = layout.positions(sequence[Part::kKept], head) + (held ? counts[0] : 0);
     heads[size_t(head)].assign(first, first + counts[held ? 1 : 0]);
   }
   return heads;

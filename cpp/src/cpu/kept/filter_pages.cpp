@@ -86,8 +86,8 @@ void Observer::list_rows_of_pages(int64_t head) {
   const int64_t first_page = pages().first, end = change_.after.zone_end;
   const int64_t latest = std::max(end - rules_.filter.latest, change_.after.zone_begin);
   const KeptLayout before = shape_.kept(change_.before.kept_capacity);
-  const int32_t* kept = before.positions(change_.before.kept, head);
-  const int32_t kept_count = before.counts(change_.before.kept, head)[0];
+  const int32_t* kept = before.positions(change_.before[Part::kKept], head);
+  const int32_t kept_count = before.counts(change_.before[Part::kKept], head)[0];
   int64_t count = 0;
   int32_t next = 0;
   for (int64_t p = change_.after.zone_begin; p < end; ++p) {

@@ -29,9 +29,9 @@ void Observer::list(int64_t head) {
   const bool fresh = rules_.fresh(change_);
   if (!fresh) {
     const KeptLayout before = shape_.kept(change_.before.kept_capacity);
-    const int32_t* counts = before.counts(change_.before.kept, head);
-    const int32_t* kept = before.positions(change_.before.kept, head);
-    const uint8_t* kept_ages = before.ages(change_.before.kept, head);
+    const int32_t* counts = before.counts(change_.before[Part::kKept], head);
+    const int32_t* kept = before.positions(change_.before[Part::kKept], head);
+    const uint8_t* kept_ages = before.ages(change_.before[Part::kKept], head);
     const int64_t attended = counts[0], all = counts[0] + counts[1];
     for (int64_t a = 0, h = attended; a < attended || h < all; ++count) {
       const bool first = h == all || (a < attended && kept[a] < kept[h]);
@@ -67,11 +67,11 @@ void Observer::gather(int64_t first, int64_t last) {
   const RecentLayout recent = shape_.recent_queries();
   for (int64_t p = change_.queries.begin; p < change_.queries.end; ++p) {
     const int64_t slot = recent.slot_of(p), before = queries_;
-    if (*recent.position(change_.after.recent, slot) != p + 1) continue;
+    if (*recent.position(change_.after[Part::kRecent], slot) != p + 1) continue;
     for (int64_t g = first; g < last; ++g) {
-      const RecentScale scale = *recent.scale(change_.after.recent, slot, g);
+      const RecentScale scale = *recent.scale(change_.after[Part::kRecent], slot, g);
       if (std::isnan(scale.unit)) continue;
-      const int8_t* numbers = recent.numbers(change_.after.recent, slot, g);
+      const int8_t* numbers = recent.numbers(change_.after[Part::kRecent], slot, g);
       std::copy_n(numbers, recent.key_dim, choice_.numbers + queries_ * recent.key_dim);
       choice_.scales[queries_] = scale;
       choice_.owner[queries_++] = askers_;

@@ -16,10 +16,10 @@ void remember_one(const Kernels& kernels, const ModelShape& shape, const Logits&
   for (int64_t head = 0; head < layout.query_heads; ++head) {
     read_query(kernels, shape, q, row, head, query);
     round_query(query, layout.key_dim, logits.scale, logits.softcap,
-                layout.scale(sequence.recent, slot, head),
-                layout.numbers(sequence.recent, slot, head));
+                layout.scale(sequence[Part::kRecent], slot, head),
+                layout.numbers(sequence[Part::kRecent], slot, head));
   }
-  *layout.position(sequence.recent, slot) = position + 1;
+  *layout.position(sequence[Part::kRecent], slot) = position + 1;
 }
 
 }  // namespace

@@ -106,7 +106,7 @@ void set_narrow_base(ThreadPool& pool, const Kernels& kernels, const EncodeArgs&
                      const EncodeJob& job) {
   const ModelShape& shape = args.shape;
   const NarrowLayout& layout = shape.narrow_base;
-  char* const state = static_cast<char*>(job.sequence.state);
+  char* const state = job.sequence[Part::kState];
   const int64_t dim = shape.rows.value_dim;
   pool.parallel_for(shape.kv_heads, [&](int64_t head) {
     const auto read = [&](int64_t i, float* out) {

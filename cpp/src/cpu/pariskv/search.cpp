@@ -29,9 +29,9 @@ SearchItem cut_item(const DecodeArgs& args, const ParisKVRules& rules, const Seq
   item.sequence = sequence;
   item.plan = ParisKVPlan::of(sequence);
   const int64_t candidates = item.candidates();
-  item.statistics = key_statistics(layout, rules.scorer, sequence.state);
+  item.statistics = key_statistics(layout, rules.scorer, sequence[Part::kState]);
   if (layout.block > 0) {
-    item.balance = balance_of(layout, shape.rows.key_dim, sequence.state);
+    item.balance = balance_of(layout, shape.rows.key_dim, sequence[Part::kState]);
     item.first_block = sequence.zone_begin / layout.block;
     item.blocks = (sequence.zone_end - 1) / layout.block + 1 - item.first_block;
     item.per_step = cutter.take<float>(queries);
@@ -134,7 +134,7 @@ void ParisKVSearch::judge(const DecodeArgs& args, const Running& running) {
     const float* squares = running.selection.tail_squares + item.row * shape.query_heads();
     // As on every device: a call that only explains makes no copies, and reads no rows in their
     // place.
-    if (args.traced && item.sequence.tail_copies == nullptr && !shape.layout.borrowed) {
+    if (args.traced && item.sequence[Part::kTailCopies] == nullptr && !shape.layout.borrowed) {
       squares = nullptr;
     }
     for (int64_t head = 0; head < shape.kv_heads; ++head) {

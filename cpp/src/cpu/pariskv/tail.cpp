@@ -57,7 +57,7 @@ void ParisKVSearch::copy_tail_rows(const TailCopyArgs& args, Stream) {
   const TailCopies copies = shape.tail_copies(Tail::capacity(needs_.tail_rows));
   for (int64_t j = 0; j < args.batch; ++j) {
     const TailCopyJob& job = args.jobs[j];
-    char* const block = job.sequence.tail_copies;
+    char* const block = job.sequence[Part::kTailCopies];
     const int64_t first = common_rows(job.tail.count, needs_.tail_rows);
     device_.pool.parallel_for(shape.kv_heads, [&](int64_t head) {
       NarrowRows rows(device_.kernels, shape, job.sequence, head);

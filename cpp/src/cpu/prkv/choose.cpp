@@ -36,7 +36,7 @@ PRKVSplit split_of(const ModelShape& shape, const PRKVRules& rules, const KeptCh
                    const Choice& choice) {
   if (!rules.automatic()) return rules.split(rules.static_pages);
   if (change.cut() || !change.fresh()) {
-    return *amended_of(shape, change.before.kept_capacity).split(change.before.kept);
+    return *amended_of(shape, change.before.kept_capacity).split(change.before[Part::kKept]);
   }
   int64_t agreed = 0, compared = 0;
   for (int64_t head = 0; head < shape.kv_heads; ++head) {
@@ -53,9 +53,9 @@ void amend(const Kernels& kernels, const ModelShape& shape, const PRKVRules& rul
   const KeptLayout kept = shape.kept(sequence.kept_capacity);
   const AmendedLayout amended = amended_of(shape, sequence.kept_capacity);
   const PageLayout whole = pages_of(shape, rules.page);
-  char* digests = amended.digests(sequence.kept);
-  const int32_t* positions = kept.positions(sequence.kept, head);
-  const int64_t rows = kept.counts(sequence.kept, head)[0], size = rules.page;
+  char* digests = amended.digests(sequence[Part::kKept]);
+  const int32_t* positions = kept.positions(sequence[Part::kKept], head);
+  const int64_t rows = kept.counts(sequence[Part::kKept], head)[0], size = rules.page;
   int64_t count = 0;
   for (int64_t i = 0; i < rows; ++count) {
     const int64_t page = positions[i] / size, begin = page * size;
@@ -64,11 +64,11 @@ void amend(const Kernels& kernels, const ModelShape& shape, const PRKVRules& rul
     for (; i < rows && positions[i] / size == page; ++i) {
       live &= ~(uint64_t{1} << (positions[i] - begin));
     }
-    amended.numbers(sequence.kept, head)[count] = page;
+    amended.numbers(sequence[Part::kKept], head)[count] = page;
     digest_page(kernels, shape, rules.box, {sequence, head, begin, live},
                 numbers_of(amended.pages(), digests, head, count));
   }
-  *amended.count(sequence.kept, head) = count;
+  *amended.count(sequence[Part::kKept], head) = count;
 }
 
 }  // namespace
@@ -88,7 +88,7 @@ void PRKVSearch::choose(const std::vector<KeptChange>& changes, Stream) {
     const Choice choice = Choice::cut(shape_, rules, most_rows(rules, change), cutter);
     pariskv::cpu::observe(device_.kernels, device_.pool, shape_, rules, change, choice);
     const PRKVSplit split = split_of(shape_, rules_, change, choice);
-    *amended_of(shape_, change.after.kept_capacity).split(change.after.kept) = split;
+    *amended_of(shape_, change.after.kept_capacity).split(change.after[Part::kKept]) = split;
     device_.pool.parallel_for(shape_.kv_heads, [&](int64_t head) {
       take_best(choice, head, split.rows, uint64_t(shape_.group));
       fill_kept(shape_, change, choice, head, 0);

@@ -79,12 +79,12 @@ void PRKVSearch::find_pages(const Item& item, int64_t head) {
   const ModelShape& shape = shape_;
   float* scores = item.scores + head * item.pages;
   uint64_t* live = item.live + head * item.pages;
-  if (item.sequence.kept != nullptr) {
+  if (item.sequence[Part::kKept] != nullptr) {
     const AmendedLayout amended = amended_of(shape, item.sequence.kept_capacity);
     const PageLayout pages = amended.pages();
-    char* block = amended.digests(item.sequence.kept);
-    const int64_t* numbers = amended.numbers(item.sequence.kept, head);
-    for (int64_t i = 0; i < *amended.count(item.sequence.kept, head); ++i) {
+    char* block = amended.digests(item.sequence[Part::kKept]);
+    const int64_t* numbers = amended.numbers(item.sequence[Part::kKept], head);
+    for (int64_t i = 0; i < *amended.count(item.sequence[Part::kKept], head); ++i) {
       const int64_t page = numbers[i] - item.first_page, dim = shape.rows.key_dim;
       live[page] = *pages.live(block, head, i);
       device_.kernels.score_pages({pages.digest(block, head, i), pages.unit(block, head, i), 1, dim,
@@ -120,9 +120,10 @@ void PRKVSearch::find_pages(const Item& item, int64_t head) {
 void PRKVSearch::find(const DecodeArgs& args, const Running&) {
   const ModelShape& shape = args.shape;
   for (Item& item : items_) {
-    const bool keeps = item.sequence.kept != nullptr;
-    item.split = keeps ? *amended_of(shape, item.sequence.kept_capacity).split(item.sequence.kept)
-                       : rules_.split(0);
+    const bool keeps = item.sequence[Part::kKept] != nullptr;
+    item.split =
+        keeps ? *amended_of(shape, item.sequence.kept_capacity).split(item.sequence[Part::kKept])
+              : rules_.split(0);
     std::fill_n(item.selections, shape.kv_heads, 0);
     std::fill_n(item.found, shape.kv_heads, 0);
     if (item.split.pages == 0) continue;

@@ -192,7 +192,7 @@ void attend_tail(const Kernels& kernels, const DecodeArgs& args, const QueryBloc
   const ModelShape& shape = args.shape;
   const int64_t dim = shape.rows.value_dim;
   const TailCopies copies = shape.tail_copies(tail.capacity);
-  char* const copied = sequence.tail_copies;
+  char* const copied = sequence[Part::kTailCopies];
   float maximum[kQueryBlock], sum[kQueryBlock], shift[kQueryBlock];
   alignas(64) float weighted[kQueryBlock * kMaxHeadDim];
   QueryBlock own = block;
@@ -263,8 +263,9 @@ void Step::attend_resident(const DecodeArgs& args, const Running& running) {
                const int64_t gap = sequence.dense() ? 0 : sequence.zone_tokens();
                // Rows that are kept of a zone that is left out lie together, and come in its place.
                const KeptLayout layout = shape.kept(sequence.kept_capacity);
-               const bool keeps = gap > 0 && sequence.kept_capacity > 0 && sequence.kept != nullptr;
-               const int64_t kept = keeps ? layout.counts(sequence.kept, part.head)[0] : 0;
+               const bool keeps =
+                   gap > 0 && sequence.kept_capacity > 0 && sequence[Part::kKept] != nullptr;
+               const int64_t kept = keeps ? layout.counts(sequence[Part::kKept], part.head)[0] : 0;
                const int64_t kept_end = sequence.zone_begin + kept;
                const int64_t rows = sequence.total - gap + kept;
                QueryBlock block;
@@ -275,7 +276,7 @@ void Step::attend_resident(const DecodeArgs& args, const Running& running) {
                attend_rows(&device_.pool, device_.kernels, shape.rows, args.logits, block, 0, rows,
                            [&](int64_t i) {
                              if (i >= sequence.zone_begin && i < kept_end) {
-                               return kept_row(shape, layout, sequence.kept, part.head,
+                               return kept_row(shape, layout, sequence[Part::kKept], part.head,
                                                i - sequence.zone_begin);
                              }
                              return plain_row_at(shape, sequence, part.head,

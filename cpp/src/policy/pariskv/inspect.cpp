@@ -107,7 +107,7 @@ Summaries ParisKVPolicy::summaries(const SequenceView& view) const {
   out.channels = shape_.rows.key_dim;
   const int64_t first_block = view.zone_begin / out.block;
   out.blocks = (view.zone_end - 1) / out.block + 1 - first_block;
-  const Balance balance = balance_of(layout, out.channels, view.state);
+  const Balance balance = balance_of(layout, out.channels, view[Part::kState]);
   const auto fetched = [&](const auto* from, int64_t count) {
     std::vector<std::decay_t<decltype(*from)>> to(static_cast<size_t>(count));
     memory_.fetch(to.data(), from, count * int64_t(sizeof(*from)));

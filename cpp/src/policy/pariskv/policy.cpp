@@ -115,8 +115,8 @@ EncodeJob ParisKVPolicy::job_of(const Span& span) const {
   const SequenceView& view = span.sequence;
   const bool opens = codec_.layout.block > 0 && span.begin == view.zone_begin;
   return {view,
-          key_statistics(codec_.layout, settings_.scorer, view.state),
-          balance_of(codec_.layout, shape_.rows.key_dim, view.state),
+          key_statistics(codec_.layout, settings_.scorer, view[Part::kState]),
+          balance_of(codec_.layout, shape_.rows.key_dim, view[Part::kState]),
           span.begin,
           span.end,
           opens ? needs_.opening : 0,
@@ -126,7 +126,8 @@ EncodeJob ParisKVPolicy::job_of(const Span& span) const {
 void ParisKVPolicy::observe(const std::vector<QuerySpan>& spans, Stream stream) {
   std::vector<ObserveJob> jobs;
   for (const QuerySpan& span : spans) {
-    const Balance balance = balance_of(codec_.layout, shape_.rows.key_dim, span.sequence.state);
+    const Balance balance =
+        balance_of(codec_.layout, shape_.rows.key_dim, span.sequence[Part::kState]);
     const int64_t window = span.number / kBalanceQueries;
     jobs.push_back({balance.query_squares + window * shape_.kv_heads * shape_.rows.key_dim,
                     span.number % kBalanceQueries == 0, span.q});
@@ -164,9 +165,10 @@ void ParisKVPolicy::clear_outside(uint8_t* segment, int64_t begin, int64_t end) 
 }
 
 int64_t ParisKVPolicy::unusable_keys(const SequenceView& sequence) const {
-  if (sequence.state == nullptr) return 0;
+  if (sequence[Part::kState] == nullptr) return 0;
   std::vector<int64_t> usable(static_cast<size_t>(shape_.kv_heads));
-  const KeyStatistics known = key_statistics(codec_.layout, settings_.scorer, sequence.state);
+  const KeyStatistics known =
+      key_statistics(codec_.layout, settings_.scorer, sequence[Part::kState]);
   memory_.fetch(usable.data(), known.usable, shape_.kv_heads * int64_t(sizeof(int64_t)));
   int64_t unusable = 0;
   for (const int64_t count : usable) unusable += sequence.zone_tokens() - count;

@@ -329,7 +329,7 @@ __global__ void __launch_bounds__(device::kThreads, kWords < 8 ? 2 : 1)
                              [&](const SequenceView& view, int head) {
                                if constexpr (kNarrow) {
                                  space.rows.narrow.base = NarrowBase::of(
-                                     params.call.shape.narrow_base, view.state, head);
+                                     params.call.shape.narrow_base, view[Part::kState], head);
                                }
                                if (params.call.explains) {  // which leaves no trace
                                  space.rows.cache = {};

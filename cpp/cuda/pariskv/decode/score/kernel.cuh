@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(device::kThreads, 3)
   device::let_successor_start();
   stage_queries<Element>(params, index, space.queries);
   const auto look = [&](const ParisKVSlot& slot, int head) {
-    const void* state = slot.layers[params.call.layer].state;
+    const void* state = slot.layers[params.call.layer][Part::kState];
     if (state == nullptr) return;
     space.statistics.stage(device::statistics_of(params.call.codec.layout, state, head));
   };

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(device::kThreads)
   const uint32_t blocks = uint32_t(params.blocks_per_head);
   const uint32_t index = params.by_blocks(int(blockIdx.x)), rank = blockIdx.x - index * blocks;
   const auto also = [&](const SequenceView& view, int head) {
-    statistics = device::statistics_of(params.call.codec.layout, view.state, head);
+    statistics = device::statistics_of(params.call.codec.layout, view[Part::kState], head);
     vote_ratio = ParisKVPlan::of(view).vote_ratio;
   };
   if (!find_context<Element>(params, index, context, also)) return;

@@ -72,9 +72,9 @@ struct AttendPages {
 /** Pages that a step is to find: of the budget, what is not for kept rows. */
 __device__ __forceinline__ int pages_wanted(const PageDecodeCall& call, const SequenceView& view) {
   if (view.dense()) return 0;
-  if (view.kept == nullptr) return int(call.rules.split(0).pages);
+  if (view[Part::kKept] == nullptr) return int(call.rules.split(0).pages);
   const AmendedLayout layout = amended_of(call.shape, view.kept_capacity);
-  return int(device::AmendedHead{view.kept, layout, 0}.split()->pages);
+  return int(device::AmendedHead{view[Part::kKept], layout, 0}.split()->pages);
 }
 
 template <typename Element, int kWords>

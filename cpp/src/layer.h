@@ -1,0 +1,99 @@
+/** The contents of a cache for one sequence, layer by layer. */
+#pragma once
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "gpu/device_tables.h"
+#include "ops.h"
+#include "parts.h"
+#include "regions.h"
+#include "search.h"
+#include "store.h"
+
+namespace pariskv {
+
+inline bool any(const Positions& positions) { return positions.begin < positions.end; }
+
+/**
+ * A layer's regions, how a zone of this size is searched, and whether it is.
+ * @param facts  all but what follows from the regions
+ */
+SequenceView view_of(const Regions& regions, const RegionSizes& sizes, const Search& search,
+                     StepFacts facts);
+
+/** What a layer's parts and stores have of its tokens. A fork's are the same. */
+struct Marks {
+  int64_t observed = 0;     // queries that the state was given, of those that the search wants
+  int64_t fetched_end = 0;  // no row from here on was fetched to the row cache in its generation
+  Tail copied{};            // rows that have copies
+  int64_t common = 0;       // of them, rows that set their common part
+  Positions queries{};      // whose queries are remembered
+  Positions dropped{};      // whose rows were given back: whole segments of the zone; or none
+  int64_t narrow_end = 0;   // rows behind the sink up to here are narrow: those of the zone
+
+  /** Whether all of this tail have copies, with the common part that it asks for. */
+  bool has_copies(const Tail& tail, const Search& search) const;
+
+  /** Of the dropped positions, those of the layer once it has been cut to `next`. */
+  Positions dropped_of(const Regions& next) const {
+    return next.total() > dropped.begin ? dropped : Positions{};
+  }
+};
+
+/** The tail of such a zone. */
+Tail tail_of(const SequenceView& view, const Search& search);
+
+/** Where what a step reads lies. */
+struct Places {
+  void* const* rows;
+  uint8_t* const* summaries;
+  void* const* narrow_rows;
+  const Parts* parts;  // null, or those that are newer than the layer's own
+  const Marks* marks;
+};
+
+/** One layer of one sequence. */
+struct Layer {
+  Regions regions;
+  LayerStore store;
+  LayerStore narrow;  // rows of the zone where they are narrow; no summaries
+  Parts parts;
+  Marks marks;
+  DeviceTables tables;
+  int64_t generation = 0;  // of the row cache
+  uint32_t tail_seed = 0;  // that rows of the tail are drawn by: of the sequence, and of its forks
+
+  /** The rows of the zone. */
+  LayerStore& zone_rows(const ModelShape& shape) { return shape.narrows() ? narrow : store; }
+  const LayerStore& zone_rows(const ModelShape& shape) const {
+    return shape.narrows() ? narrow : store;
+  }
+
+  /** @param heads  kv heads of the batch that it is stepped with; 0: of no step */
+  SequenceView view(const RegionSizes& sizes, const Search& search, int64_t heads = 0) const;
+
+  /** What the mode of such a step follows from. */
+  StepFacts facts(int64_t heads) const;
+
+  /** The layer once it has been cut to `next`; where rows are kept of its zone, without these. */
+  SequenceView cut(const Regions& next, const RegionSizes& sizes, const Search& search) const;
+
+  /** With where everything lies: there, or where the layer has it. */
+  SequenceView placed(SequenceView view, const Places& places, const Search& search) const;
+
+  Places places() const {
+    return {store.rows(), store.summaries(), narrow.rows(), nullptr, &marks};
+  }
+};
+
+struct Sequence {
+  Block device;  // (layers) SequenceView; empty where the backend keeps no tables
+  std::vector<Layer> layers;
+  int64_t used = 0;  // the number of the last call that named it
+
+  uint32_t tail_seed() const { return layers.front().tail_seed; }
+};
+
+}  // namespace pariskv
