@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cache_impl.h"
+#include "ledger.h"
 
 namespace pariskv {
 
@@ -16,30 +17,17 @@ void Cache::reserve(int64_t tokens, int64_t sequences) {
     fail("[reserve] tokens: expected 1 to ", sequences * kMostTokens, ", as many as ", sequences,
          " sequences can have, got ", tokens);
   }
-  const ModelShape& shape = impl_->shape_;
-  const RegionSizes& sizes = impl_->sizes_;
-  // The last block of each sequence is there as a whole.
-  const auto of_tokens = [&](int64_t each) { return (tokens - 1) / each + sequences; };
-  const int64_t longest = (tokens - 1) / sequences + 1;
-  const int64_t rows = shape.row_block_bytes(), row_blocks = of_tokens(shape.layout.tokens);
-  const int64_t blocks = config.layers * row_blocks;
+  const Ledger ledger(config, (tokens - 1) / sequences + 1);
   std::vector<Arena::Stock> own, of_host;
-  if (Regions{}.prefilled(longest, sizes).zone_tokens(sizes) == 0) {
-    own.push_back({rows, blocks});
-  } else {
-    const bool leaves = impl_->backend_->host_arena() != nullptr && !impl_->spills();
-    const int64_t of_zone = shape.narrows() ? shape.narrow_block_bytes() : rows;
-    (leaves ? of_host : own).push_back({of_zone, blocks});
-    if (impl_->search_->needs().summary_bytes > 0) {
-      own.push_back(
-          {impl_->search_->needs().summary_bytes, config.layers * of_tokens(shape.segment_tokens)});
-    }
-    if (leaves || shape.narrows()) {
-      // The sink and the window, which a block's end may part.
-      const int64_t window = sizes.sink + sizes.local + sizes.update + sizes.grain;
-      const int64_t plain = std::min(window / shape.layout.tokens + 2, row_blocks);
-      own.push_back({rows, config.layers * sequences * plain});
-    }
+  for (const Ledger::Pieces& pieces : {ledger.rows(), ledger.summaries()}) {
+    // The last block of each sequence is there as a whole.
+    const int64_t blocks = config.layers * ((tokens - 1) / pieces.tokens + sequences);
+    auto& stocks = pieces.place == Place::kHost ? of_host : own;
+    if (pieces.bytes > 0) stocks.push_back({pieces.bytes, blocks});
+  }
+  if (ledger.rows_lie_apart() && ledger.resident_blocks() > 0) {
+    own.push_back(
+        {impl_->shape_.row_block_bytes(), config.layers * sequences * ledger.resident_blocks()});
   }
   Arena& arena = impl_->backend_->arena();
   arena.check_reserve(own);

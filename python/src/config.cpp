@@ -2,6 +2,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cctype>
@@ -134,23 +135,28 @@ int64_t parse_bytes(const char* field, nb::handle given) {
   return *bytes;
 }
 
-constexpr const char* kBoundDoc =
-    R"(A bound of memory, for a server that decides how many sequences it begins.
+constexpr const char* kFootprintDoc =
+    R"(A bound of memory by name and place, for a server that decides how many sequences it begins.
 
-At any time, also inside a call, the sequences of a cache take at most
-
-    tokens * bytes_per_token(most) + sequences * bytes_per_sequence(most, multiple)
-
-whatever their lengths, each up to `most`, and `tokens` their sum, each length rounded up to a
-multiple of `multiple`. With whole segments (segment_tokens) nothing is lost to rounding; of single
-tokens, up to a segment a sequence is, on the CPU up to 64 tokens where it has no zone. A fork counts
-like any other sequence. Short sequences have no summaries: the fewer tokens a sequence may have, the less it takes.
+At any time, also inside a call, `sequences` sequences take at most this, whatever their lengths, each up to
+`longest`, and `tokens` their sum, each length rounded up to a multiple of `multiple`. A fork counts like any
+other sequence. Without `tokens`, all are of the longest length; with 0 it is what sequences take besides, and with
+sequences=0 what tokens take alone. Short sequences have no summaries: the fewer tokens a sequence may have, the less it takes.
 
 What they take is stats().memory.live without workspace_bytes and without the same of the cache
 before its first sequence, and stats().host_memory.live. Not in it: rows in dtype of the tokens of a
-prefill or attend with kv_dtype="int8"; with placement="host" rows on their way to host memory; with
-"auto" what rows in host memory need, for none have to leave while the budget has room for the
-bound; sequences from files of caches with other regions.)";
+prefill or attend with kv_dtype="int8"; with placement="host" rows on their way to host memory;
+sequences from files of caches with other regions. With placement="auto" "resident rows" and "opening rows" are
+among "rows" and counted again: they are what cannot leave.)";
+
+constexpr const char* kBoundDoc =
+    R"(The bound of footprint() as two sums, of which one grows with tokens:
+
+    tokens * bytes_per_token(most) + sequences * bytes_per_sequence(most, multiple)
+
+With whole segments (segment_tokens) as `multiple` nothing is lost to rounding; of single tokens, up to a
+segment a sequence is, on the CPU up to 64 tokens where it has no zone. With placement="auto" they are of rows
+that stay: while the budget has room for the bound, none have to leave.)";
 
 nb::dict fields_of(const Config& c) {
   nb::dict fields;
@@ -176,6 +182,46 @@ nb::dict fields_of(const Config& c) {
   return fields;
 }
 
+const char* text(Place place) {
+  constexpr const char* kNames[] = {"device", "host", "either"};
+  return kNames[int(place)];
+}
+
+void bind_footprint(nb::module_& m) {
+  nb::class_<Entry>(m, "Entry", "Bytes of a footprint that have a name.")
+      .def_prop_ro("name", [](const Entry& entry) { return std::string(entry.name); })
+      .def_prop_ro(
+          "place", [](const Entry& entry) { return text(entry.place); },
+          nb::sig("def place(self) -> Literal['device', 'host', 'either']"),
+          "\"device\", \"host\" beside a GPU, or \"either\": on the GPU as long as there is room.")
+      .def_ro("bytes", &Entry::bytes)
+      .def("__repr__", [](const Entry& entry) {
+        nb::dict fields;
+        fields["name"] = std::string(entry.name);
+        fields["place"] = text(entry.place);
+        fields["bytes"] = entry.bytes;
+        return text_of_fields("Entry", fields);
+      });
+  const auto at = [](Place place) {
+    return [place](const Footprint& found) { return found.at(place); };
+  };
+  nb::class_<Footprint>(m, "Footprint", "What sequences take at most: entries, and their sums.")
+      .def_ro("entries", &Footprint::entries, "Those of any bytes.")
+      .def_prop_ro("device", at(Place::kDevice), "Of the cache's device.")
+      .def_prop_ro("host", at(Place::kHost), "Of host memory beside a GPU.")
+      .def_prop_ro("either", at(Place::kEither),
+                   "Of the GPU as long as there is room, then of host memory.")
+      .def(
+          "__getitem__",
+          [](const Footprint& found, const std::string& name) { return found.of(name); },
+          nb::arg("name"), "Bytes of an entry; 0 where there is none.")
+      .def("__repr__", [](const Footprint& found) {
+        nb::dict fields;
+        for (const Entry& entry : found.entries) fields[entry.name.data()] = entry.bytes;
+        return text_of_fields("Footprint", fields);
+      });
+}
+
 /** What sequences take at most. */
 void bind_bytes(nb::module_& m, nb::class_<Config>& config) {
   nb::class_<Bytes>(m, "Bytes", "Of a cache's device, and of host memory beside a GPU.")
@@ -187,9 +233,26 @@ void bind_bytes(nb::module_& m, nb::class_<Config>& config) {
         fields["host"] = bytes.host;
         return text_of_fields("Bytes", fields);
       });
+  bind_footprint(m);
+  static const Parameters footprint("footprint", {}, {},
+                                    {"longest", "sequences", "tokens", "multiple"});
   static const Parameters per_token("bytes_per_token", {}, {"most_tokens"}, {});
   static const Parameters per_sequence("bytes_per_sequence", {}, {"most_tokens", "multiple"}, {});
   config
+      .def(
+          "footprint",
+          [](const Config& self, const nb::args& positional, const nb::kwargs& keywords) {
+            const Arguments given(footprint, positional, keywords);
+            Load load;
+            load.longest = given.integer("longest", load.longest);
+            load.sequences = given.integer("sequences", load.sequences);
+            load.tokens = given.integer("tokens", load.tokens);
+            load.multiple = given.integer("multiple", load.multiple);
+            return self.footprint(load);
+          },
+          nb::sig("def footprint(self, *, longest: int = 8388608, sequences: int = 1, "
+                  "tokens: int | None = None, multiple: int = 1) -> Footprint"),
+          kFootprintDoc)
       .def(
           "bytes_per_token",
           [](const Config& self, const nb::args& positional, const nb::kwargs& keywords) {

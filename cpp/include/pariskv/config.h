@@ -12,6 +12,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "pariskv/borrowed.h"
 #include "pariskv/export.h"
@@ -52,6 +54,37 @@ enum class Precision : uint8_t {
 struct Bytes {
   int64_t device = 0;
   int64_t host = 0;
+};
+
+/** Where bytes lie. */
+enum class Place : uint8_t {
+  kDevice,  ///< Of the cache: a GPU, or on the CPU all there is.
+  kHost,    ///< Host memory beside a GPU.
+  kEither,  ///< Of a GPU as long as there is room, then in host memory: with Placement::kAuto.
+};
+
+/** What a cache is to hold at once. */
+struct Load {
+  static constexpr int64_t kAllLongest = -1;
+  int64_t longest = kMostTokens;  ///< Tokens of a sequence, at most.
+  int64_t sequences = 1;          ///< 0: what tokens take alone.
+  /** Of all of them, each length rounded up to `multiple`. 0: what sequences take besides. */
+  int64_t tokens = kAllLongest;
+  int64_t multiple = 1;  ///< Lengths are counted in blocks of so many tokens.
+};
+
+/** Bytes that have a name: of docs/memory.md, "How many sequences fit". */
+struct Entry {
+  std::string_view name;
+  Place place;
+  int64_t bytes;
+};
+
+struct Footprint {
+  std::vector<Entry> entries;  ///< Those of any bytes.
+
+  PARISKV_API int64_t at(Place place) const;
+  PARISKV_API int64_t of(std::string_view name) const;  ///< 0 where there are none.
 };
 
 /**
@@ -122,22 +155,28 @@ struct Config {
   PARISKV_API Config resolved() const;
 
   /**
-   * A bound of memory, for programs that decide how many sequences they begin. At any time, also
-   * inside a call, the sequences of a cache take at most
-   *
-   *   tokens * bytes_per_token(most) + sequences * bytes_per_sequence(most, multiple)
-   *
-   * whatever their lengths, each up to `most`, and `tokens` their sum, each length rounded up to a
-   * multiple of `multiple`. With whole segments (segment_tokens) nothing is lost to rounding; of
-   * single tokens, up to a segment a sequence is, on the CPU up to 64 tokens where it has no zone.
-   * A fork counts like any other sequence.
+   * A bound of memory by name and place, for programs that decide how many sequences they begin:
+   * at any time, also inside a call, sequences take at most this, whatever their lengths, each up
+   * to Load::longest. A fork counts like any other sequence.
    *
    * What they take is Stats::memory.live without workspace_bytes and without the same of the
    * cache before its first sequence, and Stats::host_memory.live. Not in it: rows in dtype of the
    * tokens of a prefill or attend with kv_dtype int8; with Placement::kHost, rows on their way to
-   * host memory; with Placement::kAuto, what rows in host memory need, for none have to leave
-   * while the budget has room for the bound; summaries that rewrite_rows makes anew; sequences
-   * from files of caches with other regions.
+   * host memory; summaries that rewrite_rows makes anew; sequences from files of caches with other
+   * regions. With Placement::kAuto "resident rows" and "opening rows" are among "rows" and counted
+   * again: they are what cannot leave.
+   */
+  PARISKV_API Footprint footprint(const Load& load = {}) const;
+
+  /**
+   * The same as two sums, of which one grows with tokens:
+   *
+   *   tokens * bytes_per_token(most) + sequences * bytes_per_sequence(most, multiple)
+   *
+   * With whole segments (segment_tokens) as `multiple` nothing is lost to rounding; of single
+   * tokens, up to a segment a sequence is, on the CPU up to 64 tokens where it has no zone. With
+   * Placement::kAuto they are of rows that stay: while the budget has room for the bound, none
+   * have to leave.
    *
    * @param most_tokens  of a sequence. The fewer, the less: short ones have no summaries
    */

@@ -1,0 +1,73 @@
+/**
+ * What the sequences of a cache take, by name and place, before there is a cache. Every count of
+ * bytes ahead of time follows from here: Config::footprint, its two sums, and what a cache
+ * reserves.
+ */
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "backend/backend.h"
+#include "layer.h"
+
+namespace pariskv {
+
+class Ledger {
+ public:
+  /**
+   * @param config   resolved; outlives the ledger. A GPU need not be there: what a search needs is
+   *                 the same on every device
+   * @param longest  tokens of a sequence, at most
+   */
+  Ledger(const Config& config, int64_t longest);
+
+  /** What comes in whole blocks, in every layer. */
+  struct Pieces {
+    const char* name;
+    Place place;
+    int64_t tokens;  // of a block
+    int64_t bytes;   // of a block; 0: there are none
+  };
+  Pieces rows() const;
+  Pieces summaries() const;
+
+  /**
+   * Blocks of plain rows of a layer beside those: of the sink and of the window, where rows of the
+   * zone may lie elsewhere or are narrow.
+   */
+  int64_t resident_blocks() const;
+
+  /** Whether the rows of the zone are counted without these. */
+  bool rows_lie_apart() const { return leaves() || shape_.narrows(); }
+
+  Footprint footprint(const Load& load) const;
+
+  /** As an arena of the device takes it. */
+  int64_t taken(int64_t bytes) const;
+
+ private:
+  bool has_zone() const { return longest_.zone_tokens(sizes_) > 0; }
+  /** Rows of the zone have a place in host memory. */
+  bool leaves() const { return on_gpu_ && config_.placement == Placement::kHost; }
+  bool may_leave() const { return on_gpu_ && config_.placement != Placement::kDevice; }
+  /** Whether a sequence of the longest may have such a part. */
+  bool has(Part part, const SequenceView& view) const;
+  int64_t tables() const;
+  /** Of the rows of a zone until it opens, blocks beside those of the sink and the window. */
+  int64_t opening_blocks() const;
+  /** Rows of a layer that are left once others were dropped. */
+  int64_t undropped_bytes() const;
+
+  const Config& config_;
+  const bool on_gpu_;
+  const int64_t alignment_;
+  const std::unique_ptr<Backend> backend_;
+  const std::unique_ptr<Search> search_;
+  const ModelShape shape_;
+  const RegionSizes sizes_;
+  const int64_t most_;
+  const Regions longest_;
+};
+
+}  // namespace pariskv
