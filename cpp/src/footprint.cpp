@@ -40,16 +40,12 @@ Footprint Config::footprint(const Load& load) const {
   check("footprint", "longest", load.longest, 1, kMostTokens, " tokens");
   check("footprint", "sequences", load.sequences, 0, kMostSequences, "");
   check("footprint", "multiple", load.multiple, 1, kMostTokens, " tokens");
-  Load whole = load;
-  if (load.tokens == Load::kAllLongest) {
-    whole.tokens =
-        load.sequences * ((load.longest + load.multiple - 1) / load.multiple) * load.multiple;
-  } else {
+  if (load.tokens != Load::kAllLongest) {
     check("footprint", "tokens", load.tokens, 0, kMostOfAll, "");
   }
   validate();
   const Config own = resolved();
-  return Ledger(own, load.longest).footprint(whole);
+  return Ledger(own, load.longest).footprint(load);
 }
 
 Bytes Config::bytes_per_token(int64_t most_tokens) const {

@@ -23,7 +23,7 @@ inline bool any(const Positions& positions) { return positions.begin < positions
 SequenceView view_of(const Regions& regions, const RegionSizes& sizes, const Search& search,
                      StepFacts facts);
 
-/** What a layer's parts and stores have of its tokens. A fork's are the same. */
+/** The tokens in a layer's parts and stores. A fork's are the same. */
 struct Marks {
   int64_t observed = 0;     // queries that the state was given, of those that the search wants
   int64_t fetched_end = 0;  // no row from here on was fetched to the row cache in its generation
@@ -45,12 +45,12 @@ struct Marks {
 /** The tail of such a zone. */
 Tail tail_of(const SequenceView& view, const Search& search);
 
-/** Where what a step reads lies. */
+/** The memory that a step reads. */
 struct Places {
   void* const* rows;
   uint8_t* const* summaries;
   void* const* narrow_rows;
-  const Parts* parts;  // null, or those that are newer than the layer's own
+  const Parts* parts;  // null, or newer ones than the layer's
   const Marks* marks;
 };
 
@@ -80,7 +80,7 @@ struct Layer {
   /** The layer once it has been cut to `next`; where rows are kept of its zone, without these. */
   SequenceView cut(const Regions& next, const RegionSizes& sizes, const Search& search) const;
 
-  /** With where everything lies: there, or where the layer has it. */
+  /** With all addresses. */
   SequenceView placed(SequenceView view, const Places& places, const Search& search) const;
 
   Places places() const {

@@ -96,6 +96,9 @@ Footprint Ledger::footprint(const Load& load) const {
   const int64_t layers = config_.layers, of_layers = load.sequences * layers;
   const auto bytes_of = [&](const Pieces& pieces) {
     const int64_t each = layers * taken(pieces.bytes);
+    if (load.tokens == Load::kAllLongest) {
+      return load.sequences * each * whole(load.longest, pieces.tokens);
+    }
     // Both what is counted and what is stored are multiples of the common divisor. Rows go to host
     // memory in whole segments alone.
     const bool rounds = pieces.place != Place::kHost;
@@ -113,7 +116,7 @@ Footprint Ledger::footprint(const Load& load) const {
   add("opening rows", Place::kDevice, of_layers * opening_blocks() * plain);
   add("summaries", Place::kDevice, bytes_of(summaries()));
 
-  // What changes is made beside what is there: all layers of a step at once.
+  // A changed block is made beside the present one, in all layers of a step at once.
   int64_t changes = tables();
   const SequenceView view = view_of(longest_, sizes_, *search_, StepFacts{});
   for (Part part : kAllParts) {

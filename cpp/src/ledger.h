@@ -16,13 +16,13 @@ namespace pariskv {
 class Ledger {
  public:
   /**
-   * @param config   resolved; outlives the ledger. A GPU need not be there: what a search needs is
-   *                 the same on every device
+   * @param config   resolved; outlives the ledger. A GPU need not be there: a search has the same
+   *                 needs on every device
    * @param longest  tokens of a sequence, at most
    */
   Ledger(const Config& config, int64_t longest);
 
-  /** What comes in whole blocks, in every layer. */
+  /** Whole blocks, of every layer. */
   struct Pieces {
     const char* name;
     Place place;
@@ -32,13 +32,10 @@ class Ledger {
   Pieces rows() const;
   Pieces summaries() const;
 
-  /**
-   * Blocks of plain rows of a layer beside those: of the sink and of the window, where rows of the
-   * zone may lie elsewhere or are narrow.
-   */
+  /** Blocks of plain rows of a layer for sink and window, where zones may lie elsewhere. */
   int64_t resident_blocks() const;
 
-  /** Whether the rows of the zone are counted without these. */
+  /** Whether rows() counts none of these. */
   bool rows_lie_apart() const { return leaves() || shape_.narrows(); }
 
   Footprint footprint(const Load& load) const;
@@ -54,7 +51,7 @@ class Ledger {
   /** Whether a sequence of the longest may have such a part. */
   bool has(Part part, const SequenceView& view) const;
   int64_t tables() const;
-  /** Of the rows of a zone until it opens, blocks beside those of the sink and the window. */
+  /** More blocks of plain rows, until a zone opens. */
   int64_t opening_blocks() const;
   /** Rows of a layer that are left once others were dropped. */
   int64_t undropped_bytes() const;

@@ -9,7 +9,7 @@
 namespace pariskv {
 
 enum class Part {
-  kState,       // what a policy knows of a zone and of a prompt's queries
+  kState,       // a policy's knowledge of a zone and of a prompt's queries
   kRowCache,    // fetched rows on a GPU, see gpu/row_cache.h
   kTailCopies,  // rows of the tail side by side, see tail_copies.h
   kKept,        // rows that were chosen to be kept, see kept.h

@@ -1,7 +1,6 @@
 /**
- * How parts live: one row of a table each, which one walk follows when it plans, forks, counts or
- * gives back. A part of an own kind is a row here, its size in part_size, and a mark in layer.h of
- * what it has.
+ * How parts live: a table, which one walk follows to plan, fork, count and give back. A new part is
+ * a row here, its size in part_size, and a mark in layer.h of the tokens that it has.
  */
 #pragma once
 
@@ -16,14 +15,14 @@ namespace pariskv {
 
 class Search;
 
-/** What a fork gets. */
+/** A fork's block. */
 enum class OnFork : uint8_t { kShares, kCopies, kLacks };
 
 /** Where a part that is there changes. */
 enum class OnWrite : uint8_t {
   kInPlace,
-  kBeside,  // in a copy, where what follows may fail; else in place
-  kBehind,  // what it has stays: in place if no fork shares it, else in a copy
+  kBeside,  // in a copy, where later work may fail; else in place
+  kBehind,  // behind its content: in place if no fork shares it, else in a copy
   kAnew,    // nothing of it stays: in another block
 };
 
@@ -50,7 +49,7 @@ struct PartSize {
   int64_t zeros;  // of them, from the first on, that are to be zero in a new one
 };
 
-/** Of a layer with such a zone. Whether it is there at all yet, its marks say. */
+/** In a layer with such a zone. */
 PartSize part_size(Part part, const ModelShape& shape, const Search& search,
                    const SequenceView& view);
 
@@ -64,11 +63,11 @@ struct Parts {
   PartBlock& operator[](Part part) { return blocks[size_t(part)]; }
   const PartBlock& operator[](Part part) const { return blocks[size_t(part)]; }
 
-  /** The block of a part, of these or else of `others`. */
-  const PartBlock& newer(Part part, const Parts& others) const {
-    return (*this)[part] ? (*this)[part] : others[part];
+  /** The block of a part, here or else in `older`. */
+  const PartBlock& newer(Part part, const Parts& older) const {
+    return (*this)[part] ? (*this)[part] : older[part];
   }
-  /** Gives up its own blocks for those that are in `next`. */
+  /** Gives up its own blocks for the ones in `next`. */
   void take(Parts& next) noexcept {
     for (Part part : kAllParts) {
       if (next[part]) (*this)[part] = std::move(next[part]);

@@ -21,7 +21,7 @@ struct PlannedOffload {
   Block target;
 };
 
-/** What verbs do for a change, all of it before it counts. */
+/** The work of verbs for a change, done before it counts. */
 struct Work {
   Positions entering{};              // the zone; may end before it begins: none
   Positions narrowing{};             // whose rows are written narrow; or none
@@ -165,7 +165,7 @@ class Planner {
   bool caches_rows(const Layer& layer) const {
     return fetches(layer) && shape_.cached_rows > 0 && search_.needs().rows_per_head > 0;
   }
-  // Each plans one matter of a change, and looks at those that were planned before.
+  // Each plans one matter of a change, in this order.
   void plan_queries(const Growing& plan, bool queries, Change& change) const;
   void plan_rows(const Growing& plan, Change& change) const;
   void plan_narrow(const Growing& plan, int64_t end, Change& change) const;

@@ -246,7 +246,7 @@ void bind_bytes(nb::module_& m, nb::class_<Config>& config) {
             Load load;
             load.longest = given.integer("longest", load.longest);
             load.sequences = given.integer("sequences", load.sequences);
-            load.tokens = given.integer("tokens", load.tokens);
+            if (!given["tokens"].is_none()) load.tokens = given.integer("tokens");
             load.multiple = given.integer("multiple", load.multiple);
             return self.footprint(load);
           },

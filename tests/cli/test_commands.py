@@ -215,7 +215,7 @@ def test_plan_of_rows_in_8_bits(pariskv: Pariskv):
     command = ("plan", *SHAPE, "--context", "1M", *ROOM, "--device", "cuda", "--json")
     plain = pariskv(*command).record
     found = pariskv(*command, "--kv-dtype", "int8").record
-    assert found["host_bytes"] / plain["host_bytes"] == pytest.approx(264 / 512, rel=0.01)
+    assert found["bytes_per_token"]["host"] / plain["bytes_per_token"]["host"] == 264 / 512
 
 
 def test_plan_says_what_does_not_fit(pariskv: Pariskv):

@@ -9,9 +9,9 @@ import numpy as np
 import pariskv_core as pk
 import pytest
 from pariskv_core import _shapes as shapes
-from pariskv_core import _sizes as sizes
 from pariskv_core._shapes import ModelShape
 from pariskv_core.cli import figures, main, parsing
+from pariskv_core.cli.taken import MOST_TOKENS, Taken, together
 from tiny_model import save_config
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
@@ -33,6 +33,11 @@ def filled(of: ModelShape, tokens: int, batch: int, **settings: object) -> pk.St
         return cache.stats()
 
 
+def taken(of: ModelShape, batch: int = 1, memory: int = 1 << 60, **settings: object) -> Taken:
+    host = 1 << 60 if settings.get("device") else 0
+    return Taken(of, of.config(**settings), batch, memory, host)
+
+
 @pytest.mark.parametrize("tokens", [600, 5000, 9217])
 @pytest.mark.parametrize(
     "of",
@@ -40,50 +45,51 @@ def filled(of: ModelShape, tokens: int, batch: int, **settings: object) -> pk.St
     ids=str,
 )
 def test_a_cache_takes_the_bytes_that_were_planned(of: ModelShape, tokens: int):
-    layer = sizes.of_layer(of)
-    planned = sizes.parts_of_batch(of, layer, tokens, 2, gpu=False)
+    planned = taken(of, 2).parts(tokens)
     stats = filled(of, tokens, 2)
     assert planned["keys and values"].device == stats.row_bytes
     # Where the last segment is all window, its summaries do not exist yet; nor does the state of a
-    # sequence without a zone. They are planned all the same.
+    # sequence without a zone. They are planned all the same, and blocks in whole cache lines.
     over = planned["key summaries"].device - stats.summary_bytes
-    early = layer.summaries + (0 if tokens >= 5000 else layer.state)
-    assert over in (0, 2 * of.layers * early)
+    grows = of.config().footprint(longest=9217, sequences=0, tokens=1024)
+    state = of.config().footprint(longest=tokens, sequences=2)["state"]
+    lines = 64 * 2 * of.layers * 11
+    assert any(0 <= over - early <= lines for early in (0, state, 2 * grows["summaries"]))
 
 
 @pytest.mark.parametrize("tokens", [5000, 9217, 20_000])
 def test_rows_in_8_bits_are_planned(tokens: int):
     of, settings = shape(kv_heads=2, head_dim=128), {"kv_dtype": "int8"}
-    layer = sizes.of_layer(of, **settings)
-    assert layer.rows == layer.segment_tokens * of.kv_heads * 264
-    assert layer.plain == sizes.of_layer(of).rows
-    planned = sizes.parts_of_batch(of, layer, tokens, 2, gpu=False)
+    token = taken(of, **settings).per_token()
+    assert token.rows == of.layers * of.kv_heads * 264
+    assert token.plain == taken(of).per_token().rows
+    planned = taken(of, 2, **settings).parts(tokens)
     over = planned["keys and values"].device - filled(of, tokens, 2, **settings).row_bytes
     # A window may be short, and its rows are not in the zone yet.
-    window = layer.window + 2 * layer.block_tokens
-    token = (layer.plain + layer.rows) // layer.segment_tokens
-    assert 0 <= over <= 2 * of.layers * window * token
+    config = of.config(**settings)
+    window = config.local + config.update + 5 * 64
+    assert 0 <= over <= 2 * window * (token.plain + token.rows)
 
 
 @pytest.mark.parametrize("block", [0, 64, 256])
 def test_the_policys_settings_count(block: int):
     policy = pk.ParisKV(block=block)
-    layer = sizes.of_layer(shape(), policy=policy)
-    planned = sizes.parts_of_batch(shape(), layer, 9000, 1, gpu=False)
-    assert planned["key summaries"].device == filled(shape(), 9000, 1, policy=policy).summary_bytes
+    planned = taken(shape(), policy=policy).parts(9000)
+    over = planned["key summaries"].device
+    over -= filled(shape(), 9000, 1, policy=policy).summary_bytes
+    assert 0 <= over <= 64 * shape().layers * 10  # blocks are whole cache lines
 
 
 def test_dropped_rows_are_planned_for_the_longest_answer():
     policy = pk.HardKV(most=200, placement="dropped")
     of = shape(layers=1)
-    layer = sizes.of_layer(of, policy=policy)
-    planned = sizes.parts_of_batch(of, layer, 1 << 20, 1, gpu=False)
+    planned = taken(of, policy=policy).parts(1 << 20)
     rng = np.random.default_rng(0)
     most = kept = 0
     with pk.Cache(of.config(threads=1, policy=policy)) as cache:
         s = cache.add()
         # The zone begins with 1,023 tokens, and goes on to one less than a whole segment each time.
-        tokens = layer.segment_tokens - 1 + cache.config.local
+        tokens = cache.config.segment_tokens - 1 + cache.config.local
         rows = (tokens, of.kv_heads, of.head_dim)
         k, v = (rng.normal(size=rows).astype(np.float16) for _ in "kv")
         q = rng.normal(size=(tokens, of.query_heads, of.head_dim)).astype(np.float16)
@@ -93,22 +99,21 @@ def test_dropped_rows_are_planned_for_the_longest_answer():
             if step > 200:
                 stats = cache.stats()
                 most, kept = max(most, stats.row_bytes), max(kept, stats.kept_bytes)
-    assert planned["keys and values"].device == most
+    assert most <= planned["keys and values"].device <= 1.1 * most
     assert planned["kept rows"].device == kept
-    assert sizes.parts_of_batch(of, layer, 1 << 20, 1, gpu=True)["keys and values"].host == 0
-    assert sizes.longest(of, layer, 1, 1 << 30, 0, gpu=True) == sizes.MOST_TOKENS
+    assert taken(of, policy=policy, device="cuda").longest() == MOST_TOKENS
 
 
 @pytest.mark.skipif(not pk.is_available("cuda"), reason="needs a GPU and the CUDA backend")
+@pytest.mark.parametrize("placement", ["auto", "host"])
 @pytest.mark.parametrize("of", [shape(kv_heads=8, head_dim=128), shape()], ids=str)
-def test_a_cache_on_a_gpu_takes_what_was_planned(of: ModelShape):
+def test_a_cache_on_a_gpu_takes_what_was_planned(of: ModelShape, placement: str):
     import torch
 
     tokens = 40_000
-    layer = sizes.of_layer(of)
-    need = sizes.of_batch(of, layer, tokens, 1, gpu=True)
-    config = of.config(device="cuda")
-    with pk.Cache(config) as cache:
+    parts = taken(of, device="cuda", placement=placement).parts(tokens)
+    need, called = together(parts), parts["beside, in a call"].device
+    with pk.Cache(of.config(device="cuda", placement=placement)) as cache:
         sequence = cache.add()
         for each in range(of.layers):
             rows = (tokens, of.kv_heads, of.head_dim)
@@ -124,24 +129,32 @@ def test_a_cache_on_a_gpu_takes_what_was_planned(of: ModelShape):
         stats = cache.stats()
         assert stats.host_memory.live == pytest.approx(need.host, rel=0.05)
         held = stats.memory.live - stats.workspace_bytes
-        assert held == pytest.approx(need.device, rel=0.1)
+        assert held == pytest.approx(need.device - called, rel=0.1)
 
 
-def test_the_largest_context_fits_and_a_segment_more_does_not():
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_the_largest_context_fits_and_a_segment_more_does_not(device: str | None):
     of = shape(kv_heads=8, head_dim=128)
-    layer = sizes.of_layer(of)
-    for gpu, memory, host in ((False, 500_000_000, 0), (True, 200_000_000, 1_000_000_000)):
-        longest = sizes.longest(of, layer, 2, memory, host, gpu=gpu)
-
-        def fits(tokens: int, gpu: bool = gpu, memory: int = memory, host: int = host) -> bool:
-            need = sizes.of_batch(of, layer, tokens, 2, gpu=gpu)
-            return need.device <= memory and need.host <= host
-
+    settings = {"device": device} if device else {}
+    for memory in (500_000_000, 200_000_000):
+        found = taken(of, 2, memory, **settings)
+        longest = found.longest()
         assert longest > 0
-        assert fits(longest)
-        assert not fits(longest + layer.segment_tokens)
-    assert sizes.longest(of, layer, 1, 1000, 0, gpu=False) == 0
-    assert sizes.longest(of, layer, 1, 1 << 60, 0, gpu=False) == sizes.MOST_TOKENS
+        assert found.fits(longest)
+        assert not found.fits(longest + found.config.segment_tokens)
+    assert taken(of, 1, 1000, **settings).longest() == 0
+    assert taken(of, **settings).longest() == MOST_TOKENS
+
+
+def test_rows_stay_on_a_gpu_that_has_room_for_them():
+    of = shape(kv_heads=8, head_dim=128)
+    [near, far] = (
+        taken(of, 1, memory, device="cuda").parts(100_000)["keys and values"]
+        for memory in (10**10, 10**9)
+    )
+    assert near.host == 0
+    assert far.host > 0
+    assert near.device == far.device + far.host
 
 
 def _readme_rows(heading: str) -> list[list[float]]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pariskv_core as pk
-from pariskv_core import _sizes as sizes
 from pariskv_core._shapes import ModelShape
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,12 +138,17 @@ LLAMA = ModelShape("Llama-3.1-8B", 32, 32, 8, 128, 128)
 def bytes_per_key(head_dim: int, block: int = 64) -> float:
     """Of summaries, per token, layer and kv head, as the engine counts them."""
     shape = ModelShape("", 1, 8, 2, head_dim, head_dim)
-    layer = sizes.of_layer(shape, policy=pk.ParisKV(block=block))
-    return layer.summaries / layer.segment_tokens / shape.kv_heads
+    config = shape.config(policy=pk.ParisKV(block=block))
+    return _of_tokens(config)["summaries"] / config.segment_tokens / shape.kv_heads
+
+
+def _of_tokens(config: pk.Config) -> pk.Footprint:
+    return config.footprint(sequences=0, tokens=config.segment_tokens)
 
 
 def llama() -> tuple[float, float, float]:
     """Bytes of Llama-3.1-8B: summaries and rows of a token, the tail of a layer."""
-    layer = sizes.of_layer(LLAMA)
-    per_token = LLAMA.layers / layer.segment_tokens
-    return layer.summaries * per_token, layer.rows * per_token, layer.tail
+    config = LLAMA.config()
+    grows = _of_tokens(config)
+    tail = config.footprint(tokens=0)["tail copies"] // LLAMA.layers
+    return grows["summaries"] / config.segment_tokens, grows["rows"] / config.segment_tokens, tail

@@ -1,4 +1,4 @@
-"""Config.bytes_per_token and bytes_per_sequence: a bound that a cache never passes."""
+"""Config.footprint and its sums, bytes_per_token and bytes_per_sequence: bounds that hold."""
 
 from __future__ import annotations
 
@@ -170,6 +170,126 @@ def test_no_mix_of_sequences_passes_it(name, placement, device):
     if "dropped" not in name:  # whose prompts take more than what is left of them
         # Short sequences keep all rows on a GPU, and long ones in such a mix few of theirs.
         assert watched.bound < (4 if watched.leave else 3) * watched.taken
+
+
+def check_by_name(config: pk.Config, stats: pk.Stats, lengths: list[int], empty: int) -> None:
+    """What is held for each purpose is within the entries that have it; between calls."""
+    counted = sum(-(-n // config.segment_tokens) * config.segment_tokens for n in lengths)
+    found = config.footprint(
+        longest=MIXED, sequences=len(lengths), tokens=counted, multiple=config.segment_tokens
+    )
+    far = stats.host_memory.live
+    assert far <= found.host + found.either
+    rows = sum(found[name] for name in ("rows", "prompt rows", "resident rows", "opening rows"))
+    # An arena counts whole cache lines, these statistics bytes: they are fewer.
+    assert stats.row_bytes <= rows
+    assert stats.summary_bytes <= found["summaries"] + found["state"]
+    kept = ("tail copies", "kept rows", "recent queries")
+    assert stats.kept_bytes <= sum(found[name] for name in kept)
+    held = stats.row_bytes - stats.offloaded_bytes + stats.summary_bytes + stats.kept_bytes
+    rest = stats.memory.live - stats.workspace_bytes - empty - held
+    lines = 256 * config.layers * (counted // 64 + 16 * len(lengths))
+    assert rest <= found["row cache"] + found["tables"] + lines
+    assert stats.memory.live - stats.workspace_bytes - empty + far <= (
+        found.device + found.host + found.either
+    )
+
+
+MIXED = 3000
+# 8 bits: a sequence may have all of its rows as they came until its zone opens. dropped: a prompt.
+LOOSE = {"8 bits": 3.5, "HardKV, dropped": 3.5}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["auto", "host"])
+@pytest.mark.parametrize("name", POLICIES)
+def test_thousands_of_mixed_requests_stay_within_it(name, placement, device):
+    """Prompts in chunks, forks of prefixes, answers, cuts and ends, short beside long."""
+    if device == "cpu" and placement != "auto":
+        pytest.skip("a cache on the CPU has one memory")
+    requests = REQUESTS if name in ("blocks and a tail", "8 bits", "PRKV") else REQUESTS // 5
+    config = mixed_config(name, placement).replace(device=device, layers=1, segment_tokens=64)
+    watched = Watched(config, MIXED, config.segment_tokens)
+    cache, lengths, config = watched.cache, watched.lengths, watched.cache.config
+    rng = np.random.default_rng(1)
+    k, v = randn_kv(rng, MIXED, config)
+    q = randn_q(rng, MIXED, config)
+    left: dict[int, int] = {}
+    begun = ended = steps = 0
+    while ended < requests:
+        while begun < requests and len(left) < 16 + begun % 48:
+            tokens = int(np.clip(rng.lognormal(5.6, 1.0), 1, MIXED - 40))
+            origin = int(rng.choice(list(left))) if left and begun % 4 == 1 else None
+            if origin is not None and cache.regions(origin).dropped == 0:
+                known = int(rng.integers(1, min(lengths[origin], tokens) + 1))
+                s = cache.fork(origin, tokens=known)
+            else:
+                s, known = cache.add(), 0
+            for begin in range(known, tokens, 256):
+                part = slice(begin, min(begin + 256, tokens))
+                cache.prefill(0, [s], k[part], v[part], q=q[part])
+            lengths[s], left[s] = max(tokens, known), int(rng.integers(1, 33))
+            begun += 1
+        cache.decode(0, cache.batch(list(left)), *randn_step(rng, len(left), config))
+        steps += 1
+        for s in list(left):
+            lengths[s] += 1
+            left[s] -= 1
+        stats = settled(cache) if device != "cpu" else cache.stats(counted=True)
+        watched.check(stats)
+        if steps % 8 == 0:
+            check_by_name(config, stats, list(lengths.values()), watched.empty)
+        for s in [s for s, more in left.items() if more <= 0]:
+            if ended % 7 == 0 and cache.regions(s).dropped == 0:
+                drop = int(rng.integers(0, lengths[s]))
+                cache.truncate([s], drop=drop)
+                lengths[s] -= drop
+                watched.now()
+            cache.remove(s)
+            del left[s], lengths[s]
+            ended += 1
+    if placement == "auto":
+        assert watched.bound < LOOSE.get(name, 1.4) * watched.taken
+
+
+@pytest.mark.cpu("arithmetic: no GPU need be there")
+@pytest.mark.parametrize("placement", ["auto", "host", "device"])
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_two_sums_are_those_of_its_entries(name, placement):
+    for device in ("cpu", "cuda:3"):
+        config = mixed_config(name, placement).replace(device=device)
+        segment = config.segment_tokens
+        found = config.footprint(longest=3000, sequences=5, tokens=40 * segment, multiple=segment)
+        token = config.bytes_per_token(3000)
+        each = config.bytes_per_sequence(3000, segment)
+        elsewhere = found.either
+        if placement == "auto" and device != "cpu":  # the sums are of rows that stay
+            near = config.replace(placement="device")
+            found = near.footprint(longest=3000, sequences=5, tokens=40 * segment, multiple=segment)
+            assert elsewhere == found["rows"] + found["prompt rows"] > 0
+        assert found.device == 40 * segment * token.device + 5 * each.device
+        assert found.host == 40 * segment * token.host
+        whole = config.footprint(longest=3000, sequences=5)
+        parts = ("state", "row cache", "tail copies", "kept rows", "recent queries", "tables")
+        one = config.footprint(longest=3000)
+        assert all(whole[part] == 5 * one[part] for part in parts)
+        assert whole["nothing"] == 0
+        assert repr(one.entries[0]).startswith("Entry(name='rows', place=")
+        assert repr(one).startswith(f"Footprint(rows={one['rows']}")
+
+
+@pytest.mark.cpu("about no backend")
+def test_loads_that_are_none_are_refused():
+    config = config_for()
+    for fields, sentence in (
+        ({"longest": 0}, "longest: expected 1 to 8388608 tokens, got 0"),
+        ({"sequences": -1}, "sequences: expected 0 to"),
+        ({"tokens": -2}, "tokens: expected 0 to"),
+        ({"multiple": 0}, "multiple: expected 1 to"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(f"[footprint] {sentence}")):
+            config.footprint(**fields)
+    assert config.footprint(tokens=None).device == config.footprint().device
 
 
 @pytest.mark.cpu("sums of the CPU's blocks")

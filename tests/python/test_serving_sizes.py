@@ -5,18 +5,18 @@ from __future__ import annotations
 import pariskv_core as pk
 import pytest
 from pariskv_core.serving import Costs, Room
-from pariskv_core.serving.sizes import Budgets, Load, Shape, engine_config, need, plan
+from pariskv_core.serving.sizes import Budgets, Load, engine_config, need, plan
 
 pytestmark = pytest.mark.cpu("blocks of a cache on the CPU")
 
 BLOCK = 64
-SHAPE = Shape(layers=1, query_heads=2, kv_heads=1, head_dim=64, item=4)
+SHAPE = {"layers": 1, "query_heads": 2, "kv_heads": 1, "head_dim": 64}
 SETTINGS = {"policy": pk.ParisKV(top_k=16, tail_rows=64), "threads": 1}
 
 
 def test_a_budget_that_a_request_does_not_fit_is_refused() -> None:
-    config = engine_config(SHAPE, "float32", "cpu", BLOCK, SETTINGS)
-    one = need(SHAPE, config, BLOCK)
+    config = engine_config(BLOCK, **SHAPE, dtype="float32", device="cpu", **SETTINGS)
+    one = need(config, BLOCK)
     with pytest.raises(ValueError, match=r"a request of 100,000 tokens takes .* each rank$"):
         plan(one, Budgets(1 << 20), Load(100_000, 8, 512), block=BLOCK, gpu=False)
 
@@ -25,8 +25,8 @@ def test_a_budget_that_a_request_does_not_fit_is_refused() -> None:
 def test_a_budget_that_one_request_fits_serves_one(place: str) -> None:
     """However many are allowed: half of a budget is not kept from its blocks."""
     longest, gpu = 100_000, place == "cuda"
-    config = engine_config(SHAPE, "float32", place, BLOCK, SETTINGS)
-    one = need(SHAPE, config, BLOCK, longest)
+    config = engine_config(BLOCK, **SHAPE, dtype="float32", device=place, **SETTINGS)
+    one = need(config, BLOCK, longest)
     load = Load(longest, 1024, 512)
     whole = -(-longest // BLOCK) * BLOCK
     taken = whole * one.device + one.costs.of(longest)
@@ -43,8 +43,8 @@ def test_a_budget_that_one_request_fits_serves_one(place: str) -> None:
 @pytest.mark.parametrize("placement", ["auto", "host"])
 def test_on_a_gpu_both_budgets_count(placement: str) -> None:
     fields = {"policy": pk.ParisKV(), "placement": placement}
-    config = engine_config(SHAPE, "float16", "cuda", BLOCK, fields)
-    one = need(SHAPE, config, BLOCK)
+    config = engine_config(BLOCK, **SHAPE, dtype="float16", device="cuda", **fields)
+    one = need(config, BLOCK)
     assert one.host > 3 * one.device, "rows are in host memory, summaries on the GPU"
 
     def blocks(device: int, host: int) -> int:
@@ -59,7 +59,7 @@ def test_on_a_gpu_both_budgets_count(placement: str) -> None:
             assert tokens * one.host > host or host > device
         return made.blocks
 
-    there = need(SHAPE, config.replace(placement="device"), BLOCK)
+    there = need(config.replace(placement="device"), BLOCK)
     assert there.host == 0
     assert there.device >= one.device + one.host - 1
     small, large = 2 << 30, 8 << 30
@@ -69,10 +69,10 @@ def test_on_a_gpu_both_budgets_count(placement: str) -> None:
 
 def admitted(longest: int, tokens: int, requests: int) -> int:
     """How many requests of so many tokens one H100 beside 96 GB lets in at once."""
-    shape = Shape(layers=32, query_heads=32, kv_heads=8, head_dim=128, item=2)
+    shape = {"layers": 32, "query_heads": 32, "kv_heads": 8, "head_dim": 128}
     fields = {"policy": pk.ParisKV(), "placement": "auto"}
-    config = engine_config(shape, "float16", "cuda", 128, fields)
-    one = need(shape, config, 128, longest)
+    config = engine_config(128, **shape, dtype="float16", device="cuda", **fields)
+    one = need(config, 128, longest)
     made = plan(
         one, Budgets(50 << 30, 96 << 30), Load(longest, requests, 8192), block=128, gpu=True
     )

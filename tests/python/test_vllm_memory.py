@@ -8,7 +8,7 @@ import pariskv_core as pk
 import pytest
 import torch
 from pariskv_core.serving import Books, Engine, Logits
-from pariskv_core.serving.sizes import Budgets, Load, Planned, Shape, engine_config, need, plan
+from pariskv_core.serving.sizes import Budgets, Load, Planned, engine_config, need, plan
 from pariskv_core.vllm.names import Pool
 from pariskv_core.vllm.scheduling import Scheduling
 from vllm_scheduler import Scheduler
@@ -16,7 +16,7 @@ from vllm_scheduler import Scheduler
 pytestmark = pytest.mark.cpu("blocks of a cache on the CPU")
 
 BLOCK = 64
-SHAPE = Shape(layers=1, query_heads=2, kv_heads=1, head_dim=64, item=4)
+SHAPE = {"layers": 1, "query_heads": 2, "kv_heads": 1, "head_dim": 64}
 LOGITS = Logits(scale=0.125)
 
 
@@ -45,9 +45,9 @@ class Served:
         self.engine.begin(orders, list(output.num_scheduled_tokens))
         tokens = sum(output.num_scheduled_tokens.values())
         if tokens:
-            q = torch.randn(tokens, SHAPE.query_heads, SHAPE.head_dim)
-            k, v = torch.randn(2, tokens, SHAPE.kv_heads, SHAPE.head_dim)
-            out = torch.empty(tokens, SHAPE.query_heads, SHAPE.head_dim)
+            q = torch.randn(tokens, SHAPE["query_heads"], SHAPE["head_dim"])
+            k, v = torch.randn(2, tokens, SHAPE["kv_heads"], SHAPE["head_dim"])
+            out = torch.empty(tokens, SHAPE["query_heads"], SHAPE["head_dim"])
             self.engine.attend(0, q, k, v, out, LOGITS)
             assert bool(out.isfinite().all())
         self.engine.end()
@@ -59,9 +59,9 @@ class Served:
 
 def served(requests: int, longest: int, *, budget: int, at_once: int, **others: object) -> Served:
     """Random requests, half of which begin as another one; never more bytes than promised."""
-    config = engine_config(SHAPE, "float32", "cpu", BLOCK, settings(**others))
+    config = engine_config(BLOCK, **SHAPE, dtype="float32", device="cpu", **settings(**others))
     budgets = Budgets(budget)
-    one = need(SHAPE, config, BLOCK)
+    one = need(config, BLOCK)
     planned = plan(one, budgets, Load(longest, at_once, 512), block=BLOCK, gpu=False)
     promised = (planned.blocks - 1) * BLOCK * one.device + planned.room
     assert promised <= budget
@@ -84,8 +84,8 @@ def served(requests: int, longest: int, *, budget: int, at_once: int, **others: 
 @pytest.mark.parametrize("seed", [1, 3])
 def test_rows_that_several_requests_compute_stay_within_what_blocks_promise(seed: int) -> None:
     """Some read no prefix, so the same tokens are in blocks of several requests."""
-    config = engine_config(SHAPE, "float32", "cpu", BLOCK, settings())
-    one = need(SHAPE, config, BLOCK)
+    config = engine_config(BLOCK, **SHAPE, dtype="float32", device="cpu", **settings())
+    one = need(config, BLOCK)
     planned = plan(one, Budgets(5 << 18), Load(400, 16, 512), block=BLOCK, gpu=False)
     rows = (planned.blocks - 1) * BLOCK * one.device
     found = Served(planned, config, at_once=16, budget=512)

@@ -68,9 +68,12 @@ struct Load {
   static constexpr int64_t kAllLongest = -1;
   int64_t longest = kMostTokens;  ///< Tokens of a sequence, at most.
   int64_t sequences = 1;          ///< 0: what tokens take alone.
-  /** Of all of them, each length rounded up to `multiple`. 0: what sequences take besides. */
+  /**
+   * Of all of them, whatever their lengths, each rounded up to `multiple`; 0: what sequences take
+   * besides. Left out: they may all be of the longest.
+   */
   int64_t tokens = kAllLongest;
-  int64_t multiple = 1;  ///< Lengths are counted in blocks of so many tokens.
+  int64_t multiple = 1;  ///< A host counts lengths in blocks of so many tokens.
 };
 
 /** Bytes that have a name: of docs/memory.md, "How many sequences fit". */

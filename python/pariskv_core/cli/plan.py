@@ -17,8 +17,8 @@ from pariskv_core.cli.text import count, seconds, size
 
 if TYPE_CHECKING:
     from pariskv_core._shapes import ModelShape
-    from pariskv_core._sizes import Need
     from pariskv_core.cli.served import Served
+    from pariskv_core.cli.taken import Bytes
 
 HELP = "what fits in memory, bytes per token, time per step, the largest context"
 
@@ -113,7 +113,7 @@ def _steps(
 
 
 def _context(arguments: argparse.Namespace, shape: ModelShape) -> int:
-    from pariskv_core._sizes import MOST_TOKENS
+    from pariskv_core.cli.taken import MOST_TOKENS
 
     context = int(arguments.context or shape.context)
     if not context:
@@ -178,7 +178,7 @@ def _refuse(arguments: argparse.Namespace) -> None:
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     from pariskv_core import HardKV, ParisKV
-    from pariskv_core import _sizes as sizes
+    from pariskv_core.cli.taken import Taken, together
 
     _refuse(arguments)
     shape = _shape(arguments)
@@ -197,20 +197,21 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         if arguments.kept
         else ParisKV(top_k=arguments.top_k)
     )
-    layer = sizes.of_layer(shape, policy=policy, kv_dtype=arguments.kv_dtype)
-    parts = sizes.parts_of_batch(shape, layer, context, arguments.batch, gpu=gpu)
-    need = sizes.of_batch(shape, layer, context, arguments.batch, gpu=gpu)
-    fits = weights + need.device <= memory and need.host <= host
-    longest = sizes.longest(shape, layer, arguments.batch, memory - weights, host, gpu=gpu)
-    row = shape.layers * layer.rows // layer.segment_tokens
-    summary = shape.layers * layer.summaries / layer.segment_tokens
+    config = shape.config(policy=policy, kv_dtype=arguments.kv_dtype, device=device)
+    taken = Taken(shape, config, arguments.batch, memory - weights, host)
+    parts = taken.parts(context)
+    need = together(parts)
+    fits = taken.fits(context)
+    longest = taken.longest()
+    token = taken.per_token()
+    drops = bool(arguments.kept)
     found = {
         "model": vars(shape),
         "context": context,
         "batch": arguments.batch,
         "device": device,
         "weights": weights,
-        "parts": {name: vars(part) for name, part in parts.items()},
+        "parts": {name: part._asdict() for name, part in parts.items()},
         "device_bytes": weights + need.device,
         "host_bytes": need.host,
         "device_memory": memory,
@@ -219,13 +220,11 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         "largest_context": min(longest, shape.context or longest),
         "largest_context_by_memory": longest,
         "bytes_per_token": {
-            "device": 0 if layer.drops else summary if gpu else summary + row,
-            "host": row if gpu and not layer.drops else 0,
+            "device": 0 if drops else token.summaries if gpu else token.summaries + token.rows,
+            "host": int(token.rows) if gpu and not drops else 0,
         },
-        "prompt_bytes_per_token": row if layer.drops else None,
-        "full_attention_bytes": (
-            arguments.batch * context * shape.layers * layer.plain // layer.segment_tokens
-        ),
+        "prompt_bytes_per_token": int(token.rows) if drops else None,
+        "full_attention_bytes": int(arguments.batch * context * token.plain),
         "step_seconds": _steps(arguments, shape, context, device),
         "vllm_sequences": None,
         "vllm": None,
@@ -243,7 +242,7 @@ def _show(
     screen: Screen,
     found: dict[str, Any],
     shape: ModelShape,
-    parts: dict[str, Need],
+    parts: dict[str, Bytes],
     model: str | None,
     served: Served | None,
 ) -> None:
@@ -299,7 +298,7 @@ def _show_growth(screen: Screen, found: dict[str, Any]) -> None:
         )
         return
     per = found["bytes_per_token"]
-    beside = f" on the GPU and {size(per['host'])} of host memory" if per["host"] else ""
+    beside = f" on the GPU and {size(per['host'])} there or in host memory" if per["host"] else ""
     screen.say(f"A token takes {size(per['device'])}{beside}; {full}")
     steps = found["step_seconds"]
     dense = f", torch's dense attention {seconds(steps['dense'])}" if steps["dense"] else ""

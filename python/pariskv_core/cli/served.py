@@ -64,10 +64,8 @@ def count_requests(
     else:
         found = memory.on_cpu(free)
 
-    rank = sizes.Shape(shape.layers, shape.query_heads, shape.kv_heads, shape.head_dim, 2)
-    device = "cuda" if gpu else "cpu"
-    config = sizes.engine_config(rank, "float16", device, sizes.BLOCK, settings)
-    one = sizes.need(rank, config, sizes.BLOCK, longest)
+    config = shape.config(device="cuda" if gpu else "cpu", segment_tokens=sizes.BLOCK, **settings)
+    one = sizes.need(config, sizes.BLOCK, longest)
     load = sizes.Load(longest, limits.sequences, limits.chunk)
     budgets = sizes.Budgets(found.device, found.host)
     blocks = fit = 0

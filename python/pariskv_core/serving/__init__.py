@@ -5,7 +5,7 @@ sides may be processes of their own: the scheduler's needs no torch, and sends p
 
 Beside the scheduler, before it starts:
 
-    need = sizes.need(shape, config, block, longest)
+    need = sizes.need(config, block, longest)    # sizes.engine_config makes a config
     planned = sizes.plan(need, budgets, load, block=block, gpu=gpu)
     books = Books(block, planned.make_room())    # for planned.blocks - 1 blocks to hand out
 
@@ -30,7 +30,7 @@ steps, `books.restart()` all rows after an error; `books.pending` asks for a ste
 
 In each rank, whose layers give the engine (tokens, heads, head_dim):
 
-    engine = Engine(config)                   # sizes.engine_config makes one
+    engine = Engine(config)
     engine.begin(orders, requests)            # before a pass, names in the order of the batch
     engine.attend(layer, q, k, v, out)        # in place of the model's attention; a Logits behind
     engine.end()                              # `out` has softcap, sinks or another scale

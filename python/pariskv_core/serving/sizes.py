@@ -1,6 +1,6 @@
 """How many of a host's blocks two budgets pay for, so that no step can run out of memory.
 
-Bytes are those that the engine itself counts in a small cache of the same shape.
+Bytes are those of `Config.footprint`.
 """
 
 from __future__ import annotations
@@ -10,31 +10,12 @@ from itertools import takewhile
 from typing import Any
 
 import pariskv_core as pk
-from pariskv_core._shapes import ModelShape
-from pariskv_core._sizes import of_layer
 
 from .room import Costs, Room
 
 BLOCK = 128  # tokens of a block where nobody asks for others
 _SLACK = 20  # one part in so many of a budget is left to slabs that are not full
 _WORKSPACE = 512 << 20  # of a GPU: scratch, and windows of rows that pass by
-_COUNTED_ITEM = 2  # bytes of a number in the small cache
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Of one rank: its layers and heads."""
-
-    layers: int
-    query_heads: int
-    kv_heads: int
-    head_dim: int
-    item: int  # bytes of a number
-
-    def model(self, name: str = "this model") -> ModelShape:
-        return ModelShape(
-            name, self.layers, self.query_heads, self.kv_heads, self.head_dim, self.head_dim
-        )
 
 
 @dataclass(frozen=True)
@@ -83,48 +64,24 @@ class Planned:
         return Room(self.room, self.costs, self.beside)
 
 
-def need(shape: Shape, config: pk.Config, block: int, longest: int | None = None) -> Need:
+def need(config: pk.Config, block: int, longest: int | None = None) -> Need:
     """What tokens and sequences take, of requests of up to `longest` tokens; None: of any."""
-    layer = of_layer(
-        shape.model(),
-        policy=config.policy,
-        sink=config.sink,
-        local=config.local,
-        update=config.update,
-        kv_dtype=config.kv_dtype,
-        row_cache=config.row_cache,
-    )
+    most = {} if longest is None else {"longest": longest}
+    grows = config.footprint(sequences=0, tokens=block, **most)
+    each = config.footprint(sequences=1, tokens=0, multiple=block, **most)
+    plain = config.footprint(longest=1, sequences=0, tokens=block).device
     # Rows of zones lie in host memory beside a GPU, as far as its own memory has no room.
-    beside = config.device != "cpu" and config.placement != "device"
-    counted = layer.segment_tokens
-    plain = _scaled(layer.plain, shape) * shape.layers / counted
-    rows = plain if config.kv_dtype == "auto" else layer.rows * shape.layers / counted
-    summaries = layer.summaries * shape.layers / counted
-    window = config.sink + config.local + config.update + 2 * block
-    kept = layer.kept
-    if isinstance(config.policy, pk.PRKV):  # at most: what it spends on pages is not kept
-        kept = config.policy.budget * layer.plain // counted
-    once = layer.state + layer.tail + _scaled(kept, shape)
-    if beside:
-        once += _scaled(layer.row_cache, shape)
-    # A layer more: in a call it may have its next state beside the present one.
-    searched = (shape.layers + 1) * once + (int(window * plain) if beside or rows < plain else 0)
+    elsewhere = grows.host + grows.either
+    beside = each.device - each["resident rows"] - each["opening rows"]
+    if config.device == "cpu":  # a call changes one layer, on a GPU a step all of them
+        beside -= each["changes"] - each["changes"] // config.layers
     costs = Costs(
-        token=int(plain if beside else plain - rows),
+        token=(plain if elsewhere else plain - grows["rows"]) // block,
         opening=max(config.searched_from, 1),
-        searched=searched,
-        beside=(shape.layers + 1) * once,
+        searched=beside + each["resident rows"],
+        beside=beside,
     )
-    if beside and config.placement == "auto" and longest is not None and longest < costs.opening:
-        return Need(int(plain) + 1, 0, Costs())  # none is ever searched
-    if beside:
-        stays = config.placement == "auto"
-        return Need(int(summaries) + 1, int(rows) + 1, costs, stays)
-    return Need(int(rows + summaries) + 1, 0, costs)
-
-
-def _scaled(size: int, shape: Shape) -> int:
-    return size * shape.item // _COUNTED_ITEM
+    return Need(-(-grows.device // block), -(-elsewhere // block), costs, stays=grows.either > 0)
 
 
 @dataclass(frozen=True)
@@ -193,17 +150,6 @@ def _size(count: float) -> str:
     return f"{count:.1f} GB"
 
 
-def engine_config(
-    shape: Shape, dtype: Any, device: Any, block: int, settings: dict[str, Any]
-) -> pk.Config:
+def engine_config(block: int, **fields: Any) -> pk.Config:
     """One of the host's blocks is one of the engine's segments: forks at a block share all rows."""
-    return pk.Config(
-        layers=shape.layers,
-        query_heads=shape.query_heads,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        dtype=dtype,
-        device=device,
-        segment_tokens=block,
-        **settings,
-    )
+    return pk.Config(segment_tokens=block, **fields)

@@ -1,4 +1,4 @@
-"""What a configuration of vLLM asks for: refused in a sentence, or settings, shape and blocks."""
+"""What a configuration of vLLM asks for: refused in a sentence, or settings and blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pariskv_core.serving import HostShare, sizes
 from . import allowed
 from .defaults import lacking
 from .memory import available, most_host_memory
-from .names import Options, get_dtype_size, init_logger
+from .names import Options, init_logger
 from .settings import SECTION, Settings, parse
 
 logger = init_logger("vllm.pariskv")
@@ -21,7 +21,6 @@ class Asked:
     """All that follows from a configuration: the same in every process."""
 
     settings: Settings
-    shape: sizes.Shape
     block: int
     config: pk.Config  # of a rank's engine, without budgets
 
@@ -29,21 +28,23 @@ class Asked:
 def asked(options: Options) -> Asked:
     allowed.check(options)
     settings = parse(*options.settings(SECTION))
-    shape = sizes.Shape(
-        layers=options.layers,
-        query_heads=options.query_heads,
-        kv_heads=options.kv_heads,
-        head_dim=options.head_dim,
-        item=get_dtype_size(options.dtype),
-    )
     fields = settings.of_config()
     narrow = allowed.KV_DTYPES[options.kv_dtype]
     if narrow is not None:
         fields["kv_dtype"] = narrow
     device = "cuda" if options.on_gpu else "cpu"
     block = options.block or sizes.BLOCK
-    made = sizes.engine_config(shape, options.dtype, device, block, fields)
-    return Asked(settings, shape, block, made)
+    made = sizes.engine_config(
+        block,
+        layers=options.layers,
+        query_heads=options.query_heads,
+        kv_heads=options.kv_heads,
+        head_dim=options.head_dim,
+        dtype=options.dtype,
+        device=device,
+        **fields,
+    )
+    return Asked(settings, block, made)
 
 
 def planned(options: Options, wish: Asked) -> sizes.Planned:
@@ -55,7 +56,7 @@ def planned(options: Options, wish: Asked) -> sizes.Planned:
         # One prompt takes all of a step that it can, unless its share is bounded.
         prompts=1 + (options.chunk // options.part if options.part else 0),
     )
-    one = sizes.need(wish.shape, wish.config, wish.block, load.longest)
+    one = sizes.need(wish.config, wish.block, load.longest)
     budgets = budgets_of(options, wish)
     try:
         return sizes.plan(one, budgets, load, block=wish.block, gpu=options.on_gpu)
@@ -84,7 +85,7 @@ def rank_budgets(options: Options, wish: Asked, blocks: int) -> sizes.Budgets:
     settings = wish.settings
     host = settings.host_budget // options.ranks_here
     device = settings.memory_budget or options.cache_bytes or available(options).device
-    one = sizes.need(wish.shape, wish.config, wish.block, options.longest)
+    one = sizes.need(wish.config, wish.block, options.longest)
     tokens = (blocks - 1) * wish.block
     rows = one.on_device(tokens, host) if host else tokens * one.device
     wanted = rows + one.costs.of(options.longest, prompt=options.longest)
@@ -110,7 +111,7 @@ def override_blocks(options: Options) -> None:
         )
     check_blocks(options.blocks or most.blocks, most)
     if options.on_gpu:
-        one = sizes.need(wish.shape, wish.config, wish.block, options.longest)
+        one = sizes.need(wish.config, wish.block, options.longest)
         rows = (options.blocks or most.blocks) * wish.block * one.host
         HostShare(options.server, options.engine).promise(rows * options.ranks)
 

@@ -32,9 +32,9 @@ class Worker:
         self._wish = wish
         self._blocks = blocks
         self._layers = {name: index for index, name in enumerate(layer_names)}
-        if len(self._layers) != wish.shape.layers:
+        if len(self._layers) != wish.config.layers:
             raise NotImplementedError(
-                f"[vllm] model: expected {wish.shape.layers} layers of attention, got "
+                f"[vllm] model: expected {wish.config.layers} layers of attention, got "
                 f"{len(self._layers)}; serve this model without the plugin's options"
             )
         self._rank: Engine | None = None
