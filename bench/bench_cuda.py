@@ -65,6 +65,11 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
     return changes
 
 
+def _shape(text: str) -> tuple[int, int]:
+    count, tokens = text.split("x")
+    return int(count), int(tokens)
+
+
 def _decode(arguments: argparse.Namespace, timer: gpu.Timer) -> list[dict[str, Any]]:
     results = []
     # Every row comes over the bus: what the row cache gives depends on the text.
@@ -89,18 +94,18 @@ def _decode(arguments: argparse.Namespace, timer: gpu.Timer) -> list[dict[str, A
 def _auto(arguments: argparse.Namespace, timer: gpu.Timer) -> list[dict[str, Any]]:
     """Steps of short and long sequences with placement="auto", and the memory that they take."""
     results = []
-    for count, sizes in _AUTO_SIZES.items():
-        for tokens in sizes:
-            settings = {"placement": "auto", **_settings(arguments)}
-            with pk.Cache(engine.config(**settings)) as cache:
-                batch = engine.Batch(cache, count, seed=10 * count)
-                result = engine.step_of(batch, tokens, timer)
-                stats = cache.stats()
-                rows = count * batch.length() * KV_HEADS * engine.ROW_BYTES
-                result |= {"live_share": stats.memory.live / rows}
-                result |= {"reserved_share": stats.memory.reserved / rows}
-            dense = gpu.dense(timer, count, tokens, QUERY_HEADS, KV_HEADS, HEAD_DIM)
-            results.append({**result, **dense})
+    shapes = [(count, tokens) for count, sizes in _AUTO_SIZES.items() for tokens in sizes]
+    for count, tokens in arguments.shapes or shapes:
+        settings = {"placement": "auto", **_settings(arguments)}
+        with pk.Cache(engine.config(**settings)) as cache:
+            batch = engine.Batch(cache, count, seed=10 * count)
+            result = engine.step_of(batch, tokens, timer)
+            stats = cache.stats()
+            rows = count * batch.length() * KV_HEADS * engine.ROW_BYTES
+            result |= {"live_share": stats.memory.live / rows}
+            result |= {"reserved_share": stats.memory.reserved / rows}
+        dense = gpu.dense(timer, count, tokens, QUERY_HEADS, KV_HEADS, HEAD_DIM)
+        results.append({**result, **dense})
     return results
 
 
@@ -200,6 +205,13 @@ def main() -> None:
     )
     parser.add_argument("--only", default=",".join(_SECTIONS), help="sections, by commas")
     parser.add_argument("--tokens", type=int, nargs="+", help="of the decode rows, only these")
+    parser.add_argument(
+        "--shapes",
+        type=_shape,
+        nargs="+",
+        metavar="BATCHxTOKENS",
+        help="in place of the auto rows, these: a step of 4x9728 has 32 kv heads",
+    )
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument(

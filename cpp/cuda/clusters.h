@@ -1,11 +1,9 @@
-/** A device's limits for a kernel, asked once; and how many clusters of it run at a time. */
+/** How many clusters of a kernel run at a time, and which size of them is launched. */
 #pragma once
 
-#include <map>
-#include <mutex>
-#include <utility>
+#include <cstdint>
 
-#include "launch.h"
+#include "kernel_limits.h"
 
 namespace pariskv::cuda {
 
@@ -32,32 +30,18 @@ struct Clusters {
 
   /**
    * Blocks of the largest cluster with which all heads run at once. Where rows come over the bus,
-   * also of one of eight blocks, if that takes half of the device: its rows are known sooner, and
-   * come while other heads wait for their turn.
+   * also of one of Tuning::blocks_in_turns, if that takes half of the device: its rows are known
+   * sooner, and come while other heads wait for their turn.
    */
-  int size_for(int64_t heads, int multiprocessors, bool over_bus) const {
-    constexpr int kMostInTurns = 8;  // blocks of a cluster that may have to wait for room
+  int size_for(int64_t heads, const Limits& limits, bool over_bus) const {
+    const int most_in_turns = over_bus ? limits.tuning->blocks_in_turns : 0;
     for (int i = kSizes - 1; i > 0; --i) {
       const int size = 1 << i, count = at_once[i];
-      const bool in_turns = over_bus && size <= kMostInTurns && 2 * count * size >= multiprocessors;
+      const bool in_turns = size <= most_in_turns && 2 * count * size >= limits.multiprocessors;
       if (heads <= count || in_turns) return size;
     }
     return 1;
   }
 };
-
-/** `measure(device)`, once for each kernel and device: the limits of the current device. */
-template <typename Measure>
-auto measured_once(const void* kernel, const Measure& measure) {
-  using Fit = decltype(measure(0));
-  static std::mutex mutex;
-  static std::map<std::pair<const void*, int>, Fit> known;
-  int device = 0;
-  check(cudaGetDevice(&device), "ask for the device");
-  const std::pair<const void*, int> key{kernel, device};
-  const std::lock_guard<std::mutex> lock(mutex);
-  const auto found = known.find(key);
-  return found != known.end() ? found->second : known[key] = measure(device);
-}
 
 }  // namespace pariskv::cuda

@@ -10,6 +10,7 @@
 #include "memory/touch.h"
 #include "pariskv/search.h"
 #include "prkv/search.h"
+#include "tuning.h"
 
 namespace pariskv::cuda {
 
@@ -288,6 +289,11 @@ bool runs_on(int32_t index) {
 }
 
 }  // namespace
+
+const Tuning& tuning_of(int device) {
+  const Capability capability = capability_of(device);
+  return tuning_for(capability.major, capability.minor);
+}
 
 bool is_available() {
   int devices = 0;

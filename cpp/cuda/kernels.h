@@ -39,7 +39,7 @@ void launch_add_token(SequenceView* const* views, int64_t count, int64_t layers,
                       cudaStream_t stream);
 
 /** Copies a multiple of 16 bytes between blocks of any memory that the device can reach. */
-constexpr int kCopyBlocks = 4;  // two keep the bus busy; the rest of the device is for others
+constexpr int kCopyBlocks = 4;  // compiled in; two keep the bus busy, the rest of the GPU is free
 void launch_copy(void* target, const void* source, int64_t bytes, cudaStream_t stream);
 
 /** Tokens of one sequence between packed tensors and the store. */

@@ -5,6 +5,7 @@
 #include "device/stored_rows.cuh"
 #include "kernels.h"
 #include "runtime.h"
+#include "tuning.h"
 
 namespace pariskv::cuda {
 
@@ -81,6 +82,7 @@ void launch(const RowsCall& call, cudaStream_t stream) {
   int device = 0, processors = 0;
   check(cudaGetDevice(&device), "rows");
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "rows");
+  const int64_t most_blocks = int64_t(processors) * tuning_of(device).rows_per_sm;
   const int64_t heads = call.shape.kv_heads;
   const int64_t key = call.shape.rows.key_dim / elements;
   const int64_t value = call.shape.rows.value_dim / elements;
@@ -102,7 +104,7 @@ void launch(const RowsCall& call, cudaStream_t stream) {
                            in_pieces(call.v)};
     const int64_t each = kThreads * kInFlight;
     const int64_t needed = (tokens * heads * (key + value) + each - 1) / each;
-    const unsigned blocks = unsigned(std::min<int64_t>(needed, int64_t(processors) * 16));
+    const unsigned blocks = unsigned(std::min(needed, most_blocks));
     move_rows<Piece, kAppend><<<blocks, kThreads, 0, stream>>>(p);
     check_launch(kAppend ? "append" : "read");
   }

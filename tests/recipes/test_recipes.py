@@ -17,7 +17,9 @@ BUILD = ROOT / "build/recipes"  # kept: a second run compiles what has changed
 PARTS = ["CMakeLists.txt", "README.md", "LICENSE", "cmake", "cpp", "python/src", "pyproject.toml"]
 # Recipes that meet in one tree. A new verb has to be in every backend, so it has one to itself.
 TREES = {
-    "together": ["add-a-policy", "add-a-backend", "add-a-head-size", "add-a-row-format"],
+    "together": [
+        *("add-a-policy", "add-a-backend", "add-a-head-size", "add-a-row-format", "add-a-gpu"),
+    ],
     "verb": ["add-a-verb"],
 }
 PAGES = {page: ROOT / f"docs/{page}.md" for pages in TREES.values() for page in pages}
@@ -81,6 +83,8 @@ def test_a_recipe_works(built: Path) -> None:
         program = build / page
         source, library = built / f"{page}.cpp", build / "libpariskv.a"
         places = [f"-I{built / 'cpp/include'}", f"-I{ROOT / 'tests/recipes'}"]
+        if page == "add-a-gpu":  # a table that the library has with CUDA alone
+            places += [f"-I{built / 'cpp/src'}", f"-I{built / 'cpp/cuda'}"]
         warnings = ["-Wall", "-Wextra", "-Werror"]
         compiler = os.environ.get("CXX", "c++")
         flags = ["-std=c++17", *warnings, *places, "-lpthread", "-ldl"]

@@ -21,7 +21,10 @@ namespace {
 
 using namespace device;
 
-/** Of a warpgroup; with fewer in the whole call, most of its products would be idle. */
+/**
+ * Of a warpgroup; with fewer in the whole call, most of its products would be idle. Part of the
+ * result: the kernel for many queries sums in another order.
+ */
 constexpr int64_t kManyQueries = 64;
 
 ExactKernel kernel_of(const ModelShape& shape) {

@@ -11,7 +11,10 @@ namespace {
 
 /** States of more queries than this holds are made one group of tokens after the other. */
 constexpr int64_t kStateBytes = int64_t{64} << 20;
-/** Blocks that a launch should have: two for each multiprocessor of a large GPU. */
+/**
+ * Blocks that a launch should have: two for each multiprocessor of a large GPU. Rows are summed by
+ * shares, so these numbers are part of the result: the same for every GPU, and not in tuning.h.
+ */
 constexpr int64_t kBlocks = 264;
 constexpr int64_t kMostShares = 32, kLeastRows = 256;  // of a share
 

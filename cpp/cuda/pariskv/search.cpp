@@ -22,19 +22,9 @@ CodecConstants constants_of(const Codec& codec) {
   return constants;
 }
 
-/** Branches of encoding: jobs that one has at least, and how many branches there are at most. */
-constexpr int64_t kLeastOfEncoder = 4, kMostEncoders = 4;
-/**
- * Branches of a decode: heads that one has at least, and how many there are at most. Where the host
- * launches every kernel of every step, a second branch costs it more time than the device saves.
- */
-constexpr int64_t kLeastHeads = 8, kMostBranches = 2, kMostEager = 1;
-
-/** Measured on one H100, with rows of 128 dimensions (bench/notes/tried.md). */
-constexpr std::array<Crossing, 3> kCrossings = {{{16, 14336}, {32, 9728}, {64, 7168}}};
-
 std::array<Crossing, 3> crossings_of(const Config& config) {
-  return config.dense_below == kDenseByBatch ? kCrossings : std::array<Crossing, 3>{};
+  if (config.dense_below != kDenseByBatch) return {};
+  return tuning_of(config.device.index).crossings;
 }
 
 /**
@@ -97,6 +87,7 @@ ParisKVSearch::ParisKVSearch(CudaBackend& backend, const ParisKV& settings, cons
     : ParisKVPolicy(settings, config, with_row_cache(shape, config, settings.top_k), backend,
                     crossings_of(config)),
       backend_(backend),
+      tuning_(tuning_of(backend.device())),
       constants_(constants_of(*rules_.codec)),
       slots_(backend),
       counters_(backend, kMostDense * int64_t(sizeof(int32_t))) {}
@@ -120,7 +111,8 @@ void ParisKVSearch::encode(const EncodeArgs& args, Stream stream) {
   const DeviceGuard guard(backend_.device());
   // A flush is a few hundred keys of each layer: one after the other they would leave most of the
   // device idle.
-  backend_.branches().share(args.batch, kLeastOfEncoder, kMostEncoders, handle_of(stream),
+  backend_.branches().share(args.batch, tuning_.branch_jobs, tuning_.encode_branches,
+                            handle_of(stream),
                             [&](int64_t begin, int64_t end, cudaStream_t branch) {
                               each_job(args, begin, end, [&](const EncodeCall& call, void* state) {
                                 if (call.codec.layout.block > 0) {
@@ -182,10 +174,12 @@ void ParisKVSearch::decode(const DecodeArgs& args, Stream stream) {
   if (args.batch == 0) return;
   DecodeCall call = call_of(args);
   const bool recorded = backend_.capturing(stream);
-  // While some heads wait for the bus, the search for others goes on.
+  // While some heads wait for the bus, the search of other heads goes on. Where the host launches
+  // every kernel of every step, a second branch costs it more time than the device saves.
+  const int64_t most_branches = recorded ? tuning_.decode_branches : 1;
   const auto search = [&](int64_t sequences, cudaStream_t on) {
     const int64_t heads = sequences * shape_.kv_heads;
-    backend_.branches().share(heads, kLeastHeads, recorded ? kMostBranches : kMostEager, on,
+    backend_.branches().share(heads, tuning_.branch_heads, most_branches, on,
                               [&](int64_t begin, int64_t end, cudaStream_t branch) {
                                 DecodeCall share = call;
                                 share.batch = sequences;
@@ -207,7 +201,7 @@ void ParisKVSearch::decode(const DecodeArgs& args, Stream stream) {
     if (searched > 0) search(named ? searched : args.batch, own);
     return;
   }
-  // The graph may be replayed when others of them are searched, more or fewer.
+  // The graph may be replayed when other sequences are searched, more or fewer.
   Conditional others(own, choice.count);
   choice.condition = others.handle();
   choice.count = others.bodies();

@@ -4,6 +4,7 @@
 #include "kernels.h"
 #include "policy/pariskv/policy.h"
 #include "slot_table.h"
+#include "tuning.h"
 
 namespace pariskv::cuda {
 
@@ -29,6 +30,7 @@ class ParisKVSearch final : public ParisKVPolicy {
   HeadTrace trace_head(const SequenceView& sequence, int64_t head);
 
   CudaBackend& backend_;
+  const Tuning& tuning_;
   const CodecConstants constants_;
   SlotTable<ParisKVSlot> slots_;
   Counters counters_;  // and the searched rows of a step, see DecodeCall

@@ -17,7 +17,7 @@ namespace pariskv {
 struct RegionDefaults {
   int64_t sink, local, update;
   int64_t dense_below;         ///< Sequences shorter than this are attended to in full.
-  int64_t dense_below_on_gpu;  ///< The same where rows stay in a GPU's own memory.
+  int64_t dense_below_on_gpu;  ///< The same where rows stay in a GPU's own memory, on every GPU.
 };
 
 /** How every key of the retrieval zone gets its coarse integer score. */

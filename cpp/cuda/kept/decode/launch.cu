@@ -1,9 +1,9 @@
 // A decode step over kept rows as two kernels: attend_kept, merge_kept. The second may start while
 // the first is at work.
-#include "clusters.h"
 #include "elements.h"
 #include "kept/decode/attend/kernel.cuh"
 #include "kept/decode/merge/kernel.cuh"
+#include "kernel_limits.h"
 #include "runtime.h"
 
 namespace pariskv::cuda {
@@ -34,43 +34,24 @@ KeptKernels kernels_of(const ModelShape& shape) {
   });
 }
 
-/** The limits of a device for the kernels of one instance. */
-struct KeptFit {
-  int multiprocessors = 0;
-  bool early = false;  // a kernel can be launched before its predecessor is done
-};
-
-KeptFit measure(const KeptKernels& kernels, int index) {
-  KeptFit fit;
-  check(cudaDeviceGetAttribute(&fit.multiprocessors, cudaDevAttrMultiProcessorCount, index),
-        "ask for a device's limits");
+Limits measure(const KeptKernels& kernels, int device) {
   constexpr int kMostRowBytes = 2 * int(kMaxHeadDim) * 2;
-  check(cudaFuncSetAttribute(kernels.attend.address, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             kernels.bytes + kernels.rows * kMostRowBytes),
-        "give the decode kernels their shared memory");
-  // Consecutive kernels overlap on an SM, so all need the same shared-memory carveout.
-  for (const void* kernel : {kernels.attend.address, kernels.merge.address}) {
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                               cudaSharedmemCarveoutMaxShared),
-          "give the decode kernels their shared memory");
-  }
-  fit.early = starts_early(kernels.merge.address);
-  return fit;
+  allow_shared_bytes(kernels.attend.address, kernels.bytes + kernels.rows * kMostRowBytes);
+  share_carveout({kernels.attend.address, kernels.merge.address});
+  return Limits::of(kernels.merge.address, device);
 }
 
-KeptFit fit_of(const KeptKernels& kernels) {
+Limits limits_of(const KeptKernels& kernels) {
   return measured_once(kernels.attend.address,
                        [&](int device) { return measure(kernels, device); });
 }
 
 /** Blocks for each head: one for each part, if all of them run at once. */
-int blocks_per_head(const KeptFit& fit, int parts, int64_t heads) {
-  constexpr int kBlocksPerSm = 4;
+int blocks_per_head(const Limits& limits, int parts, int64_t heads) {
+  const int64_t room = int64_t(limits.multiprocessors) * limits.tuning->kept_per_sm;
   const int fewest = parts / 4;
   int blocks = parts;
-  while (blocks > fewest && heads * blocks > int64_t(fit.multiprocessors) * kBlocksPerSm) {
-    blocks /= 2;
-  }
+  while (blocks > fewest && heads * blocks > room) blocks /= 2;
   return blocks;
 }
 
@@ -84,7 +65,7 @@ int64_t kept_decode_bytes(const ModelShape& shape) {
 KeptStepParams launch_kept_attention(const KeptDecodeCall& call, cudaStream_t stream) {
   const KeptKernels kernels = kernels_of(call.shape);
   const int64_t heads = call.batch * call.shape.kv_heads;
-  const int blocks = blocks_per_head(fit_of(kernels), kernels.parts, heads);
+  const int blocks = blocks_per_head(limits_of(kernels), kernels.parts, heads);
   const int bytes = kernels.bytes + kernels.rows * int(call.shape.rows.bytes());
   const KeptStepParams params{call,
                               device::SegmentDivisor::of(call.shape.segment_tokens),
@@ -104,7 +85,7 @@ void launch_kept_decode(const KeptDecodeCall& call, cudaStream_t stream) {
   const KeptStepParams params = launch_kept_attention(call, stream);
   const KeptKernels kernels = kernels_of(shape);
   Launch(call.batch * shape.query_heads(), 0, stream, int((shape.rows.value_dim + 31) / 32 * 32))
-      .early(fit_of(kernels).early)
+      .early(limits_of(kernels).early)
       .run(kernels.merge, params, "decode: merge_kept");
 }
 

@@ -2,7 +2,6 @@
 // for its end; and kept rows of a zone that was cut.
 #include <algorithm>
 
-#include "clusters.h"
 #include "elements.h"
 #include "kept/keep/choose/kernel.cuh"
 #include "kept/keep/fill/kernel.cuh"
@@ -12,6 +11,7 @@
 #include "kept/keep/share/kernel.cuh"
 #include "kept/keep/trim/kernel.cuh"
 #include "kept/keep/weigh/kernel.cuh"
+#include "kernel_limits.h"
 #include "launch.h"
 #include "runtime.h"
 

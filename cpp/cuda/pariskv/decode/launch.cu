@@ -21,56 +21,32 @@ extern template void set_narrow_kernels<__nv_bfloat16>(int64_t, DecodeKernels&);
 
 namespace {
 
-constexpr int kScoresPerSm = 2;
-constexpr int kMeansPerSm = 3;
-constexpr int kReranksPerSm = 2;
-/** Blocks that fetch the code of rerank into the caches while keys are scored: 4 % at 1 x 512K. */
-constexpr int kInstructionWarmupBlocks = 8;
-constexpr int kAttendBytes = 92 << 10;  // two blocks on a processor, or one beside the one before
-
 /** The limits of a device for the kernels of one instance. */
-struct Fit {
-  int multiprocessors = 0;
-  int shared_bytes = 0;  // that a block can have
-  bool early = false;    // kernels can be launched before their predecessor is done
+struct Fit : Limits {
+  int attend_bytes = 0;  // shared memory of a block that attends, if it needs no more
   Clusters clusters;     // of blocks that attend
 };
 
-Fit measure(const DecodeKernels& kernels, int index) {
-  Fit fit;
-  const auto ask = [&](int& value, cudaDeviceAttr attribute) {
-    check(cudaDeviceGetAttribute(&value, attribute, index), "ask for a device's limits");
-  };
-  ask(fit.multiprocessors, cudaDevAttrMultiProcessorCount);
-  ask(fit.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  const auto allow = [](const void* kernel, int bytes) {
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-          "give the decode kernels their shared memory");
-  };
-  for (const void* kernel :
-       {kernels.score[0].address, kernels.score[1].address, kernels.score_votes.address,
-        kernels.rerank.address, kernels.attend.address}) {
-    if (kernel != nullptr) allow(kernel, fit.shared_bytes);
+Fit measure(const DecodeKernels& kernels, int device) {
+  const void* const attend = kernels.attend.address;
+  Fit fit{Limits::of(attend, device), 0, {}};
+  for (const void* kernel : {kernels.score[0].address, kernels.score[1].address,
+                             kernels.score_votes.address, kernels.rerank.address, attend}) {
+    if (kernel != nullptr) allow_shared_bytes(kernel, fit.shared_bytes);
   }
   constexpr int kMostRowBytes = 2 * int(kMaxHeadDim) * 4;
   for (int many = 0; many < 2; ++many) {
-    allow(kernels.attend_resident[many].address, kernels.resident_bytes + kMostRowBytes);
-    allow(kernels.attend_tail[many].address, kernels.tail_bytes);
+    allow_shared_bytes(kernels.attend_resident[many].address,
+                       kernels.resident_bytes + kMostRowBytes);
+    allow_shared_bytes(kernels.attend_tail[many].address, kernels.tail_bytes);
   }
-  // Consecutive kernels overlap on an SM, so all need the same shared-memory carveout.
-  for (const void* kernel :
-       {kernels.window_logits.address, kernels.prepare_votes.address, kernels.score_votes.address,
-        kernels.score[0].address, kernels.score[1].address, kernels.attend_resident[0].address,
-        kernels.attend_resident[1].address, kernels.attend_tail[0].address,
-        kernels.attend_tail[1].address, kernels.rerank.address, kernels.attend.address}) {
-    if (kernel == nullptr) continue;
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                               cudaSharedmemCarveoutMaxShared),
-          "give the decode kernels their shared memory");
-  }
-  const void* const attend = kernels.attend.address;
-  fit.early = starts_early(attend);
-  if (fit.early) fit.clusters = Clusters::of(attend, std::min(kAttendBytes, fit.shared_bytes));
+  share_carveout({kernels.window_logits.address, kernels.prepare_votes.address,
+                  kernels.score_votes.address, kernels.score[0].address, kernels.score[1].address,
+                  kernels.attend_resident[0].address, kernels.attend_resident[1].address,
+                  kernels.attend_tail[0].address, kernels.attend_tail[1].address,
+                  kernels.rerank.address, attend});
+  fit.attend_bytes = std::min(fit.tuning->attend_bytes, fit.shared_bytes);
+  if (fit.early) fit.clusters = Clusters::of(attend, fit.attend_bytes);
   return fit;
 }
 
@@ -142,8 +118,9 @@ class Step {
         fit_(fit_of(kernels_)),
         common_{call, device::SegmentDivisor::of(call.shape.segment_tokens),
                 device::IndexDivisor::of(call.shape.kv_heads), next_token()},
-        score_blocks_(blocks_per_head(fit_, call, device::kMostScoreBlocks, kScoresPerSm)),
-        rerank_blocks_(blocks_per_head(fit_, call, device::kSlices, kReranksPerSm)),
+        score_blocks_(
+            blocks_per_head(fit_, call, device::kMostScoreBlocks, fit_.tuning->scores_per_sm)),
+        rerank_blocks_(blocks_per_head(fit_, call, device::kSlices, fit_.tuning->reranks_per_sm)),
         resident_blocks_(power_within(std::min(rerank_blocks_, device::kParts))),
         // Blocks of attend find room beside those that rerank.
         sets_flags_(fit_.early && kernels_.attend_beside) {}
@@ -164,9 +141,10 @@ class Step {
 
   void score() const {
     const int window_blocks = call_.searchers > 1 ? kWindowBlocks : 0;
-    const int mean_blocks = call_.codec.layout.block == 0
-                                ? 0
-                                : blocks_per_head(fit_, call_, kMostMeanBlocks, kMeansPerSm);
+    const int mean_blocks =
+        call_.codec.layout.block == 0
+            ? 0
+            : blocks_per_head(fit_, call_, kMostMeanBlocks, fit_.tuning->means_per_sm);
     const int looking = window_blocks + mean_blocks;
     if (looking > 0) {
       Launch(call_.heads * looking, 0, stream_)
@@ -211,8 +189,9 @@ class Step {
 
   void rerank() const {
     const int64_t blocks = call_.heads * rerank_blocks_;
-    const int64_t room = int64_t(fit_.multiprocessors) * kReranksPerSm;
-    const int64_t most = fit_.early ? std::min<int64_t>(kInstructionWarmupBlocks, call_.heads) : 0;
+    const int64_t room = int64_t(fit_.multiprocessors) * fit_.tuning->reranks_per_sm;
+    const int64_t most =
+        fit_.early ? std::min<int64_t>(fit_.tuning->warmup_blocks, call_.heads) : 0;
     const int warmup_blocks = int(std::clamp<int64_t>(room - blocks, 0, most));
     const RerankParams params{
         common_,       warmup_blocks, rerank_blocks_, device::IndexDivisor::of(rerank_blocks_),
@@ -223,9 +202,8 @@ class Step {
   }
 
   void attend() const {
-    const int size = fit_.clusters.size_for(call_.heads, fit_.multiprocessors, call_.over_bus);
-    const int bytes = std::max(std::min(kAttendBytes, fit_.shared_bytes),
-                               kernels_.attend_space + kernels_.attend_least);
+    const int size = fit_.clusters.size_for(call_.heads, fit_, call_.over_bus);
+    const int bytes = std::max(fit_.attend_bytes, kernels_.attend_space + kernels_.attend_least);
     // With more heads, rows of one head keep the bus busy while another is searched. Under a budget
     // even the best rows may not be wanted.
     const bool early =
@@ -264,9 +242,6 @@ bool suits_dense(const ModelShape& shape) {
 }
 
 DenseLaunch dense_launch(const DecodeCall& call) {
-  struct Room {
-    int processors, shared_bytes;
-  };
   DenseLaunch launch;
   if (!suits_dense(call.shape)) return launch;
   const DecodeKernels kernels = kernels_of(call);
@@ -277,25 +252,16 @@ DenseLaunch dense_launch(const DecodeCall& call) {
                                                                                  : kOnePass];
   const int stages = kDenseWarps * kDenseStages * dense_stage_bytes(int(rows.bytes()));
   launch.bytes = kernels.dense_space + stages;
-  const Room room = measured_once(launch.kernel.address, [&](int device) {
-    Room of{};
-    const auto ask = [&](int& value, cudaDeviceAttr attribute) {
-      check(cudaDeviceGetAttribute(&value, attribute, device), "ask for a device's limits");
-    };
-    ask(of.processors, cudaDevAttrMultiProcessorCount);
-    ask(of.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    check(cudaFuncSetAttribute(launch.kernel.address, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               of.shared_bytes),
-          "give the decode kernels their shared memory");
-    check(
-        cudaFuncSetAttribute(launch.kernel.address, cudaFuncAttributePreferredSharedMemoryCarveout,
-                             cudaSharedmemCarveoutMaxShared),
-        "give the decode kernels their shared memory");
-    return of;
+  const void* const kernel = launch.kernel.address;
+  const Limits limits = measured_once(kernel, [&](int device) {
+    const Limits asked = Limits::of(kernel, device);
+    allow_shared_bytes(kernel, asked.shared_bytes);
+    share_carveout({kernel});
+    return asked;
   });
   // A processor has 1 KB more than a block can have, and takes as much for each.
-  const int each = 2 * launch.bytes + 1024 <= room.shared_bytes ? 2 : 1;
-  if (launch.bytes <= room.shared_bytes) launch.blocks = each * room.processors;
+  const int each = 2 * launch.bytes + 1024 <= limits.shared_bytes ? 2 : 1;
+  if (launch.bytes <= limits.shared_bytes) launch.blocks = each * limits.multiprocessors;
   return launch;
 }
 

@@ -17,39 +17,22 @@ extern template PageKernels page_kernels<__nv_bfloat16>(int64_t);
 
 namespace {
 
-constexpr int kScoresPerSm = 2;
-constexpr int kAttendBytes = 92 << 10;  // two blocks on a processor
-constexpr int kStagedQueries = 16;      // of score_pages
+constexpr int kStagedQueries = 16;  // of score_pages
 
-/** What a device can do with the kernels of one instance. */
-struct Fit {
-  int multiprocessors = 0;
-  int shared_bytes = 0;  // of a block that attends
-  bool early = false;    // kernels can be launched before their predecessor is done
+/** The limits of a device for the kernels of one instance. */
+struct Fit : Limits {
+  int attend_bytes = 0;  // shared memory of a block that attends
   Clusters clusters;     // of blocks that attend
 };
 
-Fit measure(const PageKernels& kernels, int index) {
-  Fit fit;
-  int most = 0;
-  const auto ask = [&](int& value, cudaDeviceAttr attribute) {
-    check(cudaDeviceGetAttribute(&value, attribute, index), "ask for a device's limits");
-  };
-  ask(fit.multiprocessors, cudaDevAttrMultiProcessorCount);
-  ask(most, cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  fit.shared_bytes = std::min(std::max(kAttendBytes, kernels.attend_least), most);
+Fit measure(const PageKernels& kernels, int device) {
   const void* const attend = kernels.attend.address;
-  const auto set = [](const void* kernel, cudaFuncAttribute attribute, int value) {
-    check(cudaFuncSetAttribute(kernel, attribute, value),
-          "give the decode kernels their shared memory");
-  };
-  set(attend, cudaFuncAttributeMaxDynamicSharedMemorySize, fit.shared_bytes);
-  // Consecutive kernels overlap on an SM, so all need the same shared-memory carveout.
-  for (const void* kernel : {kernels.score.address, attend, kernels.merge.address}) {
-    set(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-  }
-  fit.early = starts_early(attend);
-  if (fit.early) fit.clusters = Clusters::of(attend, fit.shared_bytes);
+  Fit fit{Limits::of(attend, device), 0, {}};
+  fit.attend_bytes =
+      std::min(std::max(fit.tuning->attend_bytes, kernels.attend_least), fit.shared_bytes);
+  allow_shared_bytes(attend, fit.attend_bytes);
+  share_carveout({kernels.score.address, attend, kernels.merge.address});
+  if (fit.early) fit.clusters = Clusters::of(attend, fit.attend_bytes);
   return fit;
 }
 
@@ -94,18 +77,18 @@ void launch_page_decode(const PageDecodeCall& call, cudaStream_t stream) {
   const PageStepParams common{call, PageScratchLayout::of(shape, call.rules),
                               device::SegmentDivisor::of(shape.segment_tokens),
                               device::IndexDivisor::of(shape.kv_heads)};
-  const int score_blocks =
-      int(std::clamp<int64_t>(fit.multiprocessors * kScoresPerSm / heads, 1, kMostPageBlocks));
+  const int score_blocks = int(std::clamp<int64_t>(
+      fit.multiprocessors * fit.tuning->pages_per_sm / heads, 1, kMostPageBlocks));
   Launch(heads * score_blocks, score_bytes(shape), stream, device::kThreads)
       .early(fit.early && !call.explains)
       .run(kernels.score,
            PageScoreParams{common, score_blocks, device::IndexDivisor::of(score_blocks)},
            "decode: score_pages");
-  const int size = fit.clusters.size_for(heads, fit.multiprocessors, true);
-  Launch(heads * size, fit.shared_bytes, stream, device::kThreads)
+  const int size = fit.clusters.size_for(heads, fit, true);
+  Launch(heads * size, fit.attend_bytes, stream, device::kThreads)
       .clusters_of(size)
       .early(fit.early)
-      .run(kernels.attend, PageAttendParams{common, size, fit.shared_bytes, score_blocks},
+      .run(kernels.attend, PageAttendParams{common, size, fit.attend_bytes, score_blocks},
            "decode: attend_pages");
   if (call.explains) return;
   Launch(call.batch * shape.query_heads(), 0, stream, int((shape.rows.value_dim + 31) / 32 * 32))

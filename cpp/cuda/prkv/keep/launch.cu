@@ -17,6 +17,7 @@
 #include "prkv/keep/split/kernel.cuh"
 #include "prkv/keep/weigh/kernel.cuh"
 #include "runtime.h"
+#include "tuning.h"
 
 namespace pariskv::cuda {
 
@@ -29,6 +30,7 @@ struct Sequence {
   int64_t pages;  // of a zone, if the best are looked at
   cudaEvent_t bus;
   bool early;
+  const Tuning& tuning;
 
   const ChoiceCall& call() const { return params.choice.call; }
   unsigned items() const { return unsigned(call().count * call().heads); }
@@ -62,7 +64,7 @@ struct Sequence {
   /** The keys of listed rows, when those of the choice before are there: both would be late. */
   void copy() const {
     check(cudaStreamWaitEvent(stream, bus, 0), "keep: copy_listed");
-    const dim3 blocks(std::max(kCopyBlocks / items(), 1u), items());
+    const dim3 blocks(std::max(unsigned(tuning.listed_copy_blocks) / items(), 1u), items());
     run(Kernel<PRKVChoiceParams>(copy_listed), blocks, 0, kCopyThreads, params, "keep: copy_listed",
         false);
     check(cudaEventRecord(bus, stream), "keep: copy_listed");
@@ -169,6 +171,9 @@ void launch_prkv_choice(const PRKVChoiceCall& call, cudaStream_t stream) {
   std::copy_n(call.before, call.choice.count, params.before);
   std::copy_n(call.wanted, call.choice.count, params.wanted);
   const bool early = starts_early(reinterpret_cast<const void*>(fill_block));
+  int device = 0;
+  check(cudaGetDevice(&device), "ask for the device");
+  const Tuning& tuning = tuning_of(device);
   dispatch_element(call.choice.shape.dtype, [&](auto element) {
     using Element = decltype(element);
     PRKVChoiceParams some = params;
@@ -179,14 +184,15 @@ void launch_prkv_choice(const PRKVChoiceCall& call, cudaStream_t stream) {
       own.space =
           call.choice.space + first * call.choice.scratch.bytes;  // there is one job, or all
       some.choice.by_heads = device::IndexDivisor::of(own.heads);
-      const Sequence sequence{some, stream, call.pages, call.bus, early};
+      const Sequence sequence{some, stream, call.pages, call.bus, early, tuning};
       sequence.template look<Element>();
       // Scratch has the keys of these heads now. How queries of a prompt agree says how all heads
       // are to be filled.
       if (!call.compares) sequence.template fill<Element>();
     }
-    if (call.compares)
-      Sequence{params, stream, call.pages, call.bus, early}.template fill<Element>();
+    if (call.compares) {
+      Sequence{params, stream, call.pages, call.bus, early, tuning}.template fill<Element>();
+    }
   });
 }
 

@@ -16,7 +16,10 @@ constexpr int kDenseWarps = 4;
 constexpr int kDenseThreads = 32 * kDenseWarps;
 /** Rows that a warp looks at in one step, in shared memory. */
 constexpr int kDenseTile = 16;
-/** Rows of a piece at least: warps take tiles of it in turns. */
+/**
+ * Rows of a piece at least: warps take tiles of it in turns. Part of the result: sums are made
+ * piece by piece.
+ */
 constexpr int kLeastPiece = 512;
 
 /** Rows of a piece of so many; there are at most kParts pieces. */

@@ -10,8 +10,6 @@
 namespace pariskv::cuda {
 
 constexpr int kCopyThreads = 256;
-/** Of all heads: enough keys on their way for the bus. */
-constexpr unsigned kCopyBlocks = 32;
 
 inline __global__ void __launch_bounds__(kCopyThreads)
     copy_listed(const __grid_constant__ PRKVChoiceParams params) {
