@@ -127,7 +127,9 @@ def test_a_cache_on_a_gpu_takes_what_was_planned(of: ModelShape, placement: str)
             torch.cuda.synchronize()
             cache.flush([])
         stats = cache.stats()
-        assert stats.host_memory.live == pytest.approx(need.host, rel=0.05)
+        # The sink and the window lie in three segments at most, which do not leave.
+        resident = 3 * 1024 * taken(of).per_token().rows
+        assert 0 <= need.host - stats.host_memory.live <= resident
         held = stats.memory.live - stats.workspace_bytes
         assert held == pytest.approx(need.device - called, rel=0.1)
 

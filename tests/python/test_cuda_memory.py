@@ -124,16 +124,20 @@ def test_closing_gives_the_device_its_memory_back():
         f.cache.decode(0, [f.s], *randn_step(f.rng, 1, f.cache.config))
         f.cache.close()
 
+    def free() -> int:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info()[0]
+
     for _ in range(3):
         once()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    before = torch.cuda.mem_get_info()[0]
-    for _ in range(20):
-        once()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    assert before - torch.cuda.mem_get_info()[0] < 32 << 20
+    taken = []
+    for _ in range(4):  # other processes take memory too, but not in each of these times
+        before = free()
+        for _ in range(20):
+            once()
+        taken.append(before - free())
+    assert min(taken) < 32 << 20, taken
 
 
 def test_a_freed_block_is_zeroed_before_reuse():
