@@ -39,8 +39,8 @@ class Pages {
     view_.mode = StepMode::kSearched;
     view_.kept_capacity = rules_.most_kept();
     const AmendedLayout amended = amended_of(shape_, view_.kept_capacity);
-    view_.kept = device_memory<char>(amended.begin + amended.bytes());
-    view_.recent = device_memory<char>(shape_.recent_queries().bytes());
+    view_[Part::kKept] = device_memory<char>(amended.begin + amended.bytes());
+    view_[Part::kRecent] = device_memory<char>(shape_.recent_queries().bytes());
     view_.device = on_device(std::vector<SequenceView>{view_});
     next_ = with_new_block();
     empty_.zone_begin = empty_.zone_end = kSink;
@@ -83,7 +83,7 @@ class Pages {
   SequenceView with_new_block() const {
     const AmendedLayout amended = amended_of(shape_, view_.kept_capacity);
     SequenceView view = view_;
-    view.kept = device_memory<char>(amended.begin + amended.bytes());
+    view[Part::kKept] = device_memory<char>(amended.begin + amended.bytes());
     view.device = on_device(std::vector<SequenceView>{view});
     return view;
   }

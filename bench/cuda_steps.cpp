@@ -153,7 +153,7 @@ class Scene {
       const int64_t zone = view.zone_tokens();
       candidates_ = candidate_count(settings_, zone);
       ParisKVPlan{candidates_, schedule_step(settings_, zone).vote_ratio}.store(view);
-      view.state = state_ + b * state_bytes;
+      view[Part::kState] = state_ + b * state_bytes;
       view.summaries = on_device(summaries);
       view.rows = on_device(near);
       views_.push_back(view);
@@ -198,7 +198,7 @@ class Scene {
     call.shape = shape_;
     call.codec = codec_of(settings_, layout_);
     call.sequence = near_[size_t(b)];
-    call.statistics = key_statistics(layout_, settings_.scorer, view.state);
+    call.statistics = key_statistics(layout_, settings_.scorer, view[Part::kState]);
     call.begin = view.zone_begin;
     call.end = view.zone_end;
     return call;

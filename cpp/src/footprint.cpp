@@ -36,12 +36,15 @@ int64_t Footprint::of(std::string_view name) const {
 }
 
 Footprint Config::footprint(const Load& load) const {
-  constexpr int64_t kMostSequences = int64_t{1} << 32, kMostOfAll = int64_t{1} << 40;
+  constexpr int64_t kMostSequences = 1 << 20, kMostOfAll = int64_t{1} << 40;
   check("footprint", "longest", load.longest, 1, kMostTokens, " tokens");
   check("footprint", "sequences", load.sequences, 0, kMostSequences, "");
   check("footprint", "multiple", load.multiple, 1, kMostTokens, " tokens");
-  if (load.tokens != Load::kAllLongest) {
-    check("footprint", "tokens", load.tokens, 0, kMostOfAll, "");
+  if (load.tokens) {
+    check("footprint", "tokens", *load.tokens, 0, kMostOfAll, "");
+  } else {
+    check("footprint", "sequences", load.sequences, 0, kMostOfAll / load.longest,
+          " of so many tokens");
   }
   validate();
   const Config own = resolved();

@@ -24,7 +24,11 @@ Sequence Planner::fork(const Sequence& sequence, Stream stream,
     twin.store = layer.store;
     twin.narrow = layer.narrow;
     twin.marks = layer.marks;
-    for (Part part : kAllParts) twin.parts[part] = forked(part, layer.parts[part], stream);
+    for (Part part : kAllParts) {
+      // Of nothing that is left, nothing is known.
+      if (part == Part::kState && cut != nullptr && !keeps_state(layer, (*cut)[l])) continue;
+      twin.parts[part] = forked(part, layer.parts[part], stream);
+    }
     if (cut != nullptr) shorten(twin, (*cut)[l]);
   }
   return copy;
@@ -45,23 +49,16 @@ void Planner::shorten(Layer& layer, const Regions& next) const noexcept {
   const int64_t total = next.total(), zone_end = next.retrieval_end(sizes_);
   const int64_t zone_begin = next.sink_end(sizes_);
   if (!keeps_state(layer, next)) layer.parts[Part::kState].reset();  // zeros, when a zone opens
-  Marks& marks = layer.marks;
-  marks.observed = observed_of(layer, total);
-  marks.dropped = marks.dropped_of(next);
-  layer.regions = next;
-  marks.queries.end = std::min(marks.queries.end, total);
-  marks.queries.begin = std::min(marks.queries.begin, marks.queries.end);
-  // Rows that come in their place are copied anew.
-  marks.copied.count = std::min(marks.copied.count, marks.copied.count_to(zone_end));
-  if (marks.copied.count == 0) layer.parts[Part::kTailCopies].reset();
-  if (total < marks.fetched_end) {  // other rows may come where fetched ones were
+  layer.marks.observed = observed_of(layer, total);
+  layer.marks.cut(total, zone_begin, zone_end);
+  if (layer.marks.copied.count == 0) layer.parts[Part::kTailCopies].reset();
+  if (total < layer.marks.fetched_end) {  // other rows may come where fetched ones were
     ++layer.generation;
-    marks.fetched_end = zone_end;
+    layer.marks.fetched_end = zone_end;
   }
+  layer.regions = next;
   layer.store.drop(total, zone_begin, zone_end);
-  marks.narrow_end = std::min(marks.narrow_end, zone_end);
-  if (marks.narrow_end <= zone_begin) marks.narrow_end = 0;
-  layer.narrow.drop(marks.narrow_end, 0, 0);
+  layer.narrow.drop(layer.marks.narrow_end, 0, 0);
 }
 
 }  // namespace pariskv

@@ -26,6 +26,16 @@ bool Marks::has_copies(const Tail& tail, const Search& search) const {
          common == common_rows(tail.count, search.needs().tail_rows);
 }
 
+void Marks::cut(int64_t total, int64_t zone_begin, int64_t zone_end) {
+  queries.end = std::min(queries.end, total);
+  queries.begin = std::min(queries.begin, queries.end);
+  // Rows that come in their place are copied anew.
+  copied.count = std::min(copied.count, copied.count_to(zone_end));
+  if (total <= dropped.begin) dropped = {};
+  narrow_end = std::min(narrow_end, zone_end);
+  if (narrow_end <= zone_begin) narrow_end = 0;
+}
+
 StepFacts Layer::facts(int64_t heads) const {
   StepFacts facts;
   facts.lacks_rows = any(marks.dropped);

@@ -36,6 +36,9 @@ struct Marks {
   /** Whether all of this tail have copies, with the common part that it asks for. */
   bool has_copies(const Tail& tail, const Search& search) const;
 
+  /** The tokens that a cut leaves in parts; of those behind `zone_end` none are in the zone. */
+  void cut(int64_t total, int64_t zone_begin, int64_t zone_end);
+
   /** Of the dropped positions, those of the layer once it has been cut to `next`. */
   Positions dropped_of(const Regions& next) const {
     return next.total() > dropped.begin ? dropped : Positions{};

@@ -62,10 +62,11 @@ int64_t Ledger::opening_blocks() const {
 }
 
 int64_t Ledger::undropped_bytes() const {
-  // A zone drops whole segments, all but the one that it begins in and the one that it ends in.
+  // A zone drops whole segments: not those of the sink, nor the one that it begins or ends in.
   const int64_t window = sizes_.local + sizes_.update + sizes_.grain;
   const int64_t left = config_.segment_tokens - 1 + window, tokens = shape_.layout.tokens;
-  const int64_t blocks = whole(config_.segment_tokens, tokens) + whole(left, tokens);
+  const int64_t before = std::max<int64_t>(whole(sizes_.sink, config_.segment_tokens), 1);
+  const int64_t blocks = whole(before * config_.segment_tokens, tokens) + whole(left, tokens);
   return blocks * taken(shape_.row_block_bytes());
 }
 
@@ -96,14 +97,13 @@ Footprint Ledger::footprint(const Load& load) const {
   const int64_t layers = config_.layers, of_layers = load.sequences * layers;
   const auto bytes_of = [&](const Pieces& pieces) {
     const int64_t each = layers * taken(pieces.bytes);
-    if (load.tokens == Load::kAllLongest) {
-      return load.sequences * each * whole(load.longest, pieces.tokens);
-    }
+    if (!load.tokens) return load.sequences * each * whole(load.longest, pieces.tokens);
     // Both what is counted and what is stored are multiples of the common divisor. Rows go to host
     // memory in whole segments alone.
     const bool rounds = pieces.place != Place::kHost;
     const int64_t uncounted = pieces.tokens - std::gcd(pieces.tokens, load.multiple);
-    return whole(each * load.tokens, pieces.tokens) +
+    const int64_t parted = *load.tokens % pieces.tokens;
+    return *load.tokens / pieces.tokens * each + whole(parted * each, pieces.tokens) +
            (rounds ? load.sequences * whole(each * uncounted, pieces.tokens) : 0);
   };
   const int64_t rows = bytes_of(this->rows());
@@ -125,8 +125,10 @@ Footprint Ledger::footprint(const Load& load) const {
     add(rules_of(part).name, Place::kDevice, of_layers * bytes);
     if (rules_of(part).on_write != OnWrite::kInPlace) changes += bytes;
   }
-  if (has_zone() && shape_.narrows() && may_leave()) {  // rows that are about to leave
-    changes += 2 * taken(shape_.narrow_block_bytes());
+  if (has_zone() && shape_.narrows()) {
+    // A cut brings rows of a window back beside the present one; others are about to leave.
+    changes += (whole(sizes_.local + sizes_.grain, shape_.layout.tokens) + 1) * plain;
+    if (may_leave()) changes += 2 * taken(shape_.narrow_block_bytes());
   }
   const int64_t views = on_gpu_ ? taken(layers * int64_t(sizeof(SequenceView))) : 0;
   add("tables", Place::kDevice, of_layers * tables() + load.sequences * views);

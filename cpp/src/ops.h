@@ -124,7 +124,7 @@ struct SequenceView {
   int64_t zone_end;
   StepMode mode;             // of the next step
   SearchPlan plan;           // of the search, for a zone of this size
-  char* parts[kParts];       // by Part; null: it is not there
+  char* parts[kPartCount];   // by Part; null: it is not there
   int64_t generation;        // of what the row cache may have: goes up when rows change under it
   uint64_t tail_seed;        // that rows of the tail are drawn by: 32 bits
   int64_t kept_capacity;     // of a head, of kept rows; 0: no rows are chosen to be kept

@@ -16,8 +16,8 @@ enum class Part {
   kRecent,      // the last queries, see recent.h
 };
 
-constexpr int kParts = 5;
-constexpr Part kAllParts[kParts] = {Part::kState, Part::kRowCache, Part::kTailCopies, Part::kKept,
-                                    Part::kRecent};
+constexpr int kPartCount = 5;
+constexpr Part kAllParts[kPartCount] = {Part::kState, Part::kRowCache, Part::kTailCopies,
+                                        Part::kKept, Part::kRecent};
 
 }  // namespace pariskv

@@ -1,6 +1,6 @@
 /**
- * How parts live: a table, which one walk follows to plan, fork, count and give back. A new part is
- * a row here, its size in part_size, and a mark in layer.h of the tokens that it has.
+ * How parts live: a table that forks, copies, views and counts of bytes follow. docs/memory.md,
+ * "The store", says where a new part has code of its own.
  */
 #pragma once
 
@@ -34,7 +34,7 @@ struct PartRules {
 };
 
 constexpr PartRules rules_of(Part part) {
-  constexpr PartRules kRules[kParts] = {
+  constexpr PartRules kRules[kPartCount] = {
       {"state", Holds::kSummaries, OnFork::kCopies, OnWrite::kBeside},
       {"row cache", Holds::kOther, OnFork::kLacks, OnWrite::kInPlace},
       {"tail copies", Holds::kKept, OnFork::kShares, OnWrite::kBehind},
@@ -58,7 +58,7 @@ using PartBlock = std::shared_ptr<Block>;
 inline char* data_of(const PartBlock& block) { return block ? block->as<char>() : nullptr; }
 
 struct Parts {
-  std::array<PartBlock, kParts> blocks;
+  std::array<PartBlock, kPartCount> blocks;
 
   PartBlock& operator[](Part part) { return blocks[size_t(part)]; }
   const PartBlock& operator[](Part part) const { return blocks[size_t(part)]; }

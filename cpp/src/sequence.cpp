@@ -161,6 +161,7 @@ void Planner::plan_narrow(const Growing& plan, int64_t end, Change& change) cons
 }
 
 void Planner::extend_narrow(Change& change, int64_t end, Stream stream) const {
+  if (end == change.marks.narrow_end) return;
   const Growing plan{*change.layer, change.next, Use::kStore, change.work.entering, stream};
   plan_narrow(plan, end, change);
   plan_offloads(plan, change);

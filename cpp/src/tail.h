@@ -11,8 +11,9 @@
  *
  * Copies of them in 8 bits lie side by side in a block per layer and sequence (tail_copies.h): what
  * such a row adds is noise of a sample, beside which that of 8 bits is nothing, and twice as many
- * of them are a better sample. A block with rows that count is not written to again: where other
- * rows are due, another block takes its place. Borrowed rows are read where they lie.
+ * of them are a better sample. Rows that count are never overwritten: new ones go behind
+ * them, and where other rows are due, another block takes its place. Borrowed rows are read where
+ * they lie.
  */
 #pragma once
 
@@ -28,7 +29,7 @@ struct Tail {
   int64_t count;  // 0: there are none
   uint32_t seed;
 
-  /** Rows of a block of kept rows, where a zone has `rows` to twice as many. */
+  /** Rows of a block of copies, where a zone has `rows` to twice as many. */
   static constexpr int64_t capacity(int64_t rows) { return 2 * rows; }
 
   /** Of a policy's seed: neighbours have nothing in common. */

@@ -148,6 +148,14 @@ def test_the_largest_context_fits_and_a_segment_more_does_not(device: str | None
     assert taken(of, **settings).longest() == MOST_TOKENS
 
 
+def test_a_largest_context_is_no_shorter_than_one_that_fits():
+    of = shape(32, 8, 128)
+    found = Taken(of, of.config(device="cuda"), 16, 6 * 10**9, 200 * 10**9)
+    assert found.fits(7680)
+    assert not found.fits(3000)  # rows of short sequences cannot leave
+    assert found.longest() >= 7680
+
+
 def test_rows_stay_on_a_gpu_that_has_room_for_them():
     of = shape(kv_heads=8, head_dim=128)
     [near, far] = (

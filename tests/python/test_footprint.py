@@ -284,12 +284,39 @@ def test_loads_that_are_none_are_refused():
     for fields, sentence in (
         ({"longest": 0}, "longest: expected 1 to 8388608 tokens, got 0"),
         ({"sequences": -1}, "sequences: expected 0 to"),
-        ({"tokens": -2}, "tokens: expected 0 to"),
+        ({"tokens": -1}, "tokens: expected 0 to"),
+        ({"tokens": 1 << 41}, "tokens: expected 0 to"),
+        ({"sequences": 1 << 20, "longest": 1 << 21}, "sequences: expected 0 to 524288 of so many"),
         ({"multiple": 0}, "multiple: expected 1 to"),
     ):
         with pytest.raises(ValueError, match=re.escape(f"[footprint] {sentence}")):
             config.footprint(**fields)
     assert config.footprint(tokens=None).device == config.footprint().device
+    # The most of all does not overflow.
+    large = config.replace(layers=80, kv_heads=8, query_heads=8)
+    token = large.footprint(sequences=0, tokens=1 << 20)["rows"] >> 20
+    assert large.footprint(sequences=0, tokens=1 << 40)["rows"] == token << 40
+    most = large.footprint(longest=1 << 20, sequences=1 << 20)
+    assert most["rows"] == token << 40
+    assert all(entry.bytes > 0 for entry in most.entries)
+
+
+def test_a_cut_brings_a_window_back_within_it(device):
+    config = mixed_config("8 bits", "device").replace(
+        device=device, local=2048, update=64, dense_below=0, policy=pk.ParisKV(top_k=16, block=0)
+    )
+    watched = Watched(config, 10_000, config.segment_tokens)
+    s = watched.cache.add()
+    k, v = randn_kv(np.random.default_rng(1), 10_000, watched.cache.config)
+    for layer in range(config.layers):
+        for begin in range(0, 10_000, 64):
+            part = slice(begin, min(begin + 64, 10_000))
+            watched.cache.prefill(layer, [s], k[part], v[part])
+    watched.lengths[s] = 10_000
+    watched.check(watched.cache.stats())
+    watched.cache.truncate([s], drop=2312)
+    watched.lengths[s] -= 2312
+    watched.check(watched.cache.stats())
 
 
 @pytest.mark.cpu("sums of the CPU's blocks")

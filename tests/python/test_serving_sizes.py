@@ -5,7 +5,7 @@ from __future__ import annotations
 import pariskv_core as pk
 import pytest
 from pariskv_core.serving import Costs, Room
-from pariskv_core.serving.sizes import Budgets, Load, engine_config, need, plan
+from pariskv_core.serving.sizes import Budgets, Load, at_once, engine_config, need, plan
 
 pytestmark = pytest.mark.cpu("blocks of a cache on the CPU")
 
@@ -65,6 +65,66 @@ def test_on_a_gpu_both_budgets_count(placement: str) -> None:
     small, large = 2 << 30, 8 << 30
     assert blocks(large, 1 << 26) < blocks(large, 1 << 27)
     assert blocks(small, 1 << 40) < blocks(large, 1 << 40)
+
+
+POLICIES = {
+    "ParisKV": {"policy": pk.ParisKV()},
+    "8 bits": {"policy": pk.ParisKV(), "kv_dtype": "int8"},
+    "HardKV": {"policy": pk.HardKV()},
+    "PRKV": {"policy": pk.PRKV()},
+    "PRKV, kept rows alone": {"policy": pk.PRKV(static_share=1.0)},
+}
+
+
+@pytest.mark.parametrize("place", ["cpu", "auto", "host", "device"])
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("longest", [1000, 5120, 8200, 100_000])
+def test_every_policy_has_a_plan(name: str, place: str, longest: int) -> None:
+    shape = {"layers": 4, "query_heads": 8, "kv_heads": 2, "head_dim": 128, "dtype": "float16"}
+    device = {"device": "cpu"} if place == "cpu" else {"device": "cuda", "placement": place}
+    config = engine_config(128, **shape, **device, dense_below="batch", **POLICIES[name])
+    one = need(config, 128, longest)
+    budgets, load = Budgets(8 << 30, 64 << 30), Load(longest, 64, 8192)
+    made = plan(one, budgets, load, block=128, gpu=place != "cpu")
+    requests = at_once(made, load, block=128)
+    # What the engine may then hold has room: all of them at their longest.
+    found = config.footprint(
+        longest=longest, sequences=requests, tokens=requests * _whole(longest), multiple=128
+    )
+    assert requests > 0
+    here = found.device - found["opening rows"] - (found["resident rows"] if found.either else 0)
+    if place != "cpu":
+        assert found.host <= budgets.host
+        assert here + found["resident rows"] * (found.either > 0) <= budgets.device
+        assert here + found.either <= budgets.device + budgets.host
+    else:
+        changes = found["changes"] * (config.layers - 1) // config.layers
+        assert here - changes <= budgets.device
+
+
+def _whole(tokens: int) -> int:
+    return -(-tokens // 128) * 128
+
+
+def test_requests_that_are_never_searched_cost_their_rows_alone() -> None:
+    shape = {"layers": 32, "query_heads": 32, "kv_heads": 8, "head_dim": 128, "dtype": "float16"}
+    config = engine_config(128, **shape, device="cuda", dense_below="batch", policy=pk.ParisKV())
+    one = need(config, 128, 5120)
+    plain = config.footprint(longest=1, sequences=0, tokens=128)["rows"] // 128
+    assert one.host == 0
+    assert plain <= one.device < 1.25 * plain  # summaries of a zone that may open
+    assert one.costs.searched < 16 << 20
+
+
+def test_rows_in_8_bits_are_counted_as_they_come_until_their_zone_opens() -> None:
+    shape = {"layers": 32, "query_heads": 32, "kv_heads": 8, "head_dim": 128, "dtype": "float16"}
+    fields = {"dense_below": "batch", "kv_dtype": "int8", "policy": pk.ParisKV()}
+    config = engine_config(128, **shape, device="cuda", **fields)
+    one = need(config, 128, 131_072)
+    plain = config.footprint(longest=1, sequences=0, tokens=128)["rows"] // 128
+    window = config.local + config.update
+    assert one.costs.opening >= config.searched_from + window
+    assert one.costs.of(5760) >= 5760 * plain
 
 
 def admitted(longest: int, tokens: int, requests: int) -> int:

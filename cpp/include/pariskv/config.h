@@ -65,14 +65,13 @@ enum class Place : uint8_t {
 
 /** What a cache is to hold at once. */
 struct Load {
-  static constexpr int64_t kAllLongest = -1;
   int64_t longest = kMostTokens;  ///< Tokens of a sequence, at most.
   int64_t sequences = 1;          ///< 0: what tokens take alone.
   /**
    * Of all of them, whatever their lengths, each rounded up to `multiple`; 0: what sequences take
    * besides. Left out: they may all be of the longest.
    */
-  int64_t tokens = kAllLongest;
+  std::optional<int64_t> tokens{};
   int64_t multiple = 1;  ///< A host counts lengths in blocks of so many tokens.
 };
 
@@ -92,8 +91,8 @@ struct Footprint {
 
 /**
  * Config::dense_below of ParisKV on a GPU that keeps rows as long as there is room: each step looks
- * at its batch, and attends in full where that takes as long as a search. Few sequences of up to
- * 14,336 tokens are faster, and results depend on the batch. Elsewhere it is -1.
+ * at its batch, and attends in full where that takes as long as a search. A step of up to 16 kv
+ * heads is faster below 14,336 tokens, and results depend on the batch. Elsewhere it is -1.
  */
 inline constexpr int64_t kDenseByBatch = -2;
 

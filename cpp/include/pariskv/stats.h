@@ -39,9 +39,9 @@ struct Stats {
   int64_t workspace_bytes = 0;  ///< Scratch of the verbs, kept from call to call.
   int64_t flushes = 0;          ///< Times that tokens moved to a retrieval zone while decoding.
   int64_t encoded_keys = 0;     ///< Keys summarised, over kv heads.
-  int64_t kept_rows = 0;        ///< Kept for steps to come, over layers, sequences and kv heads.
-  int64_t kept_bytes = 0;       ///< Copies of these, and the queries that are remembered.
-  int64_t keeps = 0;            ///< Times that rows were chosen to be kept, per layer.
+  int64_t kept_rows = 0;   ///< Kept, or copied rows of a tail; over layers, sequences and kv heads.
+  int64_t kept_bytes = 0;  ///< Copies of these, and the queries that are remembered.
+  int64_t keeps = 0;       ///< Times that rows were chosen to be kept, per layer.
   int64_t dropped_rows = 0;   ///< Of the retrieval zones, given back: over kv heads, as kept_rows.
   int64_t unusable_keys = 0;  ///< Of the retrieval zones, never selected, over kv heads: not
                               ///< finite, or (ParisKV without blocks) zero. HardKV: 0.

@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--head-dim", type=whole(1))
     add("--query-heads", type=whole(1), help="(as many as kv heads)")
     add("--context", type=whole(1), help="tokens, like 131072 or 128K (the model's own)")
-    add("--batch", type=whole(1), default=1, help="sequences (1)")
+    add("--batch", type=whole(1, 1 << 16), default=1, help="sequences (1)")
     add("--device", choices=("cpu", "cuda"), help="(cuda where there is a GPU or --host-memory)")
     add("--memory", type=parsing.size, help="of the device, like 80GB (what is free here)")
     add("--host-memory", type=parsing.size, help="beside a GPU (what is available here)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -61,19 +62,20 @@ class Taken:
         """Of sequences of so many tokens. Rows stay on a GPU as far as it has room for them."""
         found = self.config.footprint(longest=tokens, sequences=self.batch)
         # A zone opens in one prompt after another.
-        opening = self.config.footprint(longest=tokens)["opening rows"]
+        one = self.config.footprint(longest=tokens)
         parts = dict.fromkeys(_SHOWN.values(), Bytes())
         resident = either = 0
         for entry in found.entries:
             if entry.name == "prompt rows":
                 continue
-            taken = opening if entry.name == "opening rows" else entry.bytes
+            taken = one["opening rows"] if entry.name == "opening rows" else entry.bytes
             if entry.name == "changes" and self.config.device == "cpu":
-                taken //= self.config.layers  # a call changes one layer, on a GPU a step all
+                # Most calls change one layer, and a cut all of one sequence; on a GPU a step all.
+                taken = max(taken // self.config.layers, one["changes"])
             if entry.place == "either":
                 either, resident = taken, found["resident rows"]
                 continue
-            name = _SHOWN[entry.name]
+            name = _SHOWN.get(entry.name, "row cache, tail")
             device, host = parts[name]
             if entry.place == "host":
                 parts[name] = Bytes(device, host + taken)
@@ -94,11 +96,21 @@ class Taken:
     def longest(self) -> int:
         """Tokens in whole segments that fit; 0: not even one segment does."""
         segment = self.config.segment_tokens
-        low, high = 0, MOST_TOKENS // segment
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.fits(middle * segment) else (low, middle - 1)
-        return low * segment
+        most = MOST_TOKENS // segment
+
+        def last(fits: Callable[[int], bool], low: int, high: int) -> int:
+            while low < high:
+                middle = (low + high + 1) // 2
+                low, high = (middle, high) if fits(middle * segment) else (low, middle - 1)
+            return low
+
+        # Rows of a zone may leave a GPU, those of a shorter sequence may not: two slopes.
+        short = last(
+            lambda tokens: self.config.footprint(longest=tokens)["summaries"] == 0, 0, most
+        )
+        if short < most and self.fits((short + 1) * segment):
+            return last(self.fits, short + 1, most) * segment
+        return last(self.fits, 0, short) * segment
 
 
 def together(parts: dict[str, Bytes]) -> Bytes:

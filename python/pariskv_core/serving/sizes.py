@@ -32,12 +32,14 @@ class Need:
 
     device, host  of a token in a block
     stays         what host memory has no room for may stay on the GPU
+    call          a call that changes all layers of one sequence, beyond what `costs` count
     """
 
     device: int
     host: int
     costs: Costs
     stays: bool = False
+    call: int = 0
 
     def most_tokens(self, device: int, host: int) -> int:
         """That these have room for."""
@@ -73,15 +75,28 @@ def need(config: pk.Config, block: int, longest: int | None = None) -> Need:
     # Rows of zones lie in host memory beside a GPU, as far as its own memory has no room.
     elsewhere = grows.host + grows.either
     beside = each.device - each["resident rows"] - each["opening rows"]
-    if config.device == "cpu":  # a call changes one layer, on a GPU a step all of them
-        beside -= each["changes"] - each["changes"] // config.layers
+    call = 0
+    if config.device == "cpu":  # most calls change one layer, on a GPU a step all of them
+        call = each["changes"] - each["changes"] // config.layers
+        beside -= call
+    if grows.either and longest is not None and longest < config.searched_from:
+        # None is ever searched, so all rows stay.
+        costs = Costs(opening=1, searched=beside, beside=beside)
+        return Need(_each(grows.device + elsewhere, block), 0, costs)
+    # Until a zone has opened rows are as they came, and cannot leave.
+    near = each["resident rows"] + each["opening rows"]
     costs = Costs(
         token=(plain if elsewhere else plain - grows["rows"]) // block,
-        opening=max(config.searched_from, 1),
+        opening=max(config.searched_from, _each(near * block, plain), 1),
         searched=beside + each["resident rows"],
         beside=beside,
     )
-    return Need(-(-grows.device // block), -(-elsewhere // block), costs, stays=grows.either > 0)
+    device = max(_each(grows.device, block), 1)  # some policies keep nothing for a token
+    return Need(device, _each(elsewhere, block), costs, grows.either > 0, call)
+
+
+def _each(size: int, count: int) -> int:
+    return -(-size // count)
 
 
 @dataclass(frozen=True)
@@ -104,7 +119,7 @@ def plan(one: Need, budgets: Budgets, load: Load, *, block: int, gpu: bool) -> P
     """Blocks for budgets; refused where a request of the longest length has no room."""
     longest, sequences = load.longest, load.sequences
     device, host = _usable(budgets, gpu=gpu)
-    device -= (load.prompts * one.costs.opening + load.chunk) * one.costs.token
+    device -= (load.prompts * one.costs.opening + load.chunk) * one.costs.token + one.call
     largest = one.costs.of(longest)
     # Half of a budget at most goes to what is no block, and no more than one request leaves.
     each = one.costs.most(longest).beside if one.stays else largest
