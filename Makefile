@@ -276,6 +276,7 @@ SHARD ?= 1/1
 gpu-test: .venv/.test ## the engine's tests on a GPU, all of them; or a part, SHARD=2/3
 	@$(PYTEST) tests/python -k cuda --shard $(SHARD) --ignore tests/python/$(ALONE)
 	@.venv/bin/python -m pytest -q tests/python/$(ALONE) -k cuda --shard $(SHARD)
+	@.venv/bin/python -m pytest -q tests/cli/test_plan.py -k gpu
 
 # Every block of GPU memory on its own, torch's too, so that going beyond one is seen. Only where
 # torch captures a graph it has to keep memory: it cannot ask for some then.

@@ -88,13 +88,10 @@ std::vector<Sequence*> Cache::Impl::find(const Verb& verb, const Batch& batch, I
   return found;
 }
 
-std::vector<Layer*> Cache::Impl::find_layers(const Verb& verb, const Batch& batch, int64_t layer,
-                                             IdleSlots idle) {
+std::vector<Layer*> Cache::Impl::find_layers(const Verb& verb, const Batch& batch, int64_t layer) {
   verb.check_layer(layer);
   std::vector<Layer*> layers;
-  for (Sequence* sequence : find(verb, batch, idle)) {
-    layers.push_back(sequence == nullptr ? nullptr : &sequence->layers[size_t(layer)]);
-  }
+  for (Sequence* sequence : find(verb, batch)) layers.push_back(&sequence->layers[size_t(layer)]);
   return layers;
 }
 

@@ -77,8 +77,7 @@ class Cache::Impl {
   std::vector<Sequence*> find(const Verb& verb, const Batch& batch,
                               IdleSlots idle = IdleSlots::kRefused);
   /** The same, down to one layer of each. */
-  std::vector<Layer*> find_layers(const Verb& verb, const Batch& batch, int64_t layer,
-                                  IdleSlots idle = IdleSlots::kRefused);
+  std::vector<Layer*> find_layers(const Verb& verb, const Batch& batch, int64_t layer);
 
   /** Where a step's output has slots without a sequence: zeros. Of a backend without graphs. */
   void clear_idle(const Slots& slots, const DecodeArgs& args, Stream stream);

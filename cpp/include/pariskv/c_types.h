@@ -138,6 +138,9 @@ typedef struct pariskv_borrowed_rows {
   int64_t value_head_stride; /**< The same. */
 } pariskv_borrowed_rows;
 
+/** Of pariskv_config.dense_below: a GPU decides by the batch of each step. */
+enum pariskv_dense_below { PARISKV_DENSE_BY_BATCH = -2 };
+
 /** What a cache is told when it is made, see config.h. */
 typedef struct pariskv_config {
   size_t size;
@@ -151,7 +154,7 @@ typedef struct pariskv_config {
   int64_t sink;      /**< These four: -1 is the policy's own size. */
   int64_t local;
   int64_t update;
-  int64_t dense_below;                   /**< Or -2: a GPU decides by the batch of each step. */
+  int64_t dense_below;                   /**< Or PARISKV_DENSE_BY_BATCH: see config.h. */
   const pariskv_policy_pariskv* pariskv; /**< At most one of these three; none: ParisKV. */
   const pariskv_policy_hardkv* hardkv;
   const pariskv_policy_prkv* prkv;

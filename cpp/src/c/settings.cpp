@@ -144,6 +144,7 @@ pariskv_config settings_of(const Config& config) {
   settings.sink = config.sink;
   settings.local = config.local;
   settings.update = config.update;
+  static_assert(PARISKV_DENSE_BY_BATCH == kDenseByBatch);
   settings.dense_below = config.dense_below;
   settings.device = int32_t(config.device.type);
   settings.device_index = config.device.index;
