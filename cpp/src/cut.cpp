@@ -24,7 +24,7 @@ Regions Cache::Impl::shortened(const Verb& verb, const char* argument, Cut::Coun
   const int64_t total = layer.regions.total();
   const bool keeps = counts == Cut::Counts::kKept;
   const Regions next = layer.regions.truncated(keeps ? total - tokens : tokens, sizes_);
-  const Positions dropped = layer.marks.dropped_of(next);
+  const Positions dropped = layer.marks.dropped_of(next.total());
   if (next.retrieval_end(sizes_) < dropped.end) {
     verb.refuse_cut(argument, counts, sequence, dropped, total, next.total());
   }
@@ -65,7 +65,7 @@ void Cache::Impl::cut(std::vector<Shorter>& layers, Stream stream) {
     // nothing to choose from but the kept rows, and the zone cannot end among dropped ones.
     const Positions asked{layer.marks.queries.begin,
                           std::min(layer.marks.queries.end, shorter.regions.total())};
-    const Positions dropped = layer.marks.dropped_of(shorter.regions);
+    const Positions dropped = layer.marks.dropped_of(shorter.regions.total());
     const bool trims = any(dropped);
     if (!trims && !any(asked)) continue;
     shorter.kept = planner_.next_part(Part::kKept, layer, after, stream);

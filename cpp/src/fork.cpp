@@ -8,10 +8,7 @@ namespace pariskv {
 PartBlock Planner::forked(Part part, const PartBlock& block, Stream stream) const {
   const OnFork how = rules_of(part).on_fork;
   if (!block || how == OnFork::kLacks) return nullptr;
-  if (how == OnFork::kShares) return block;
-  auto other = std::make_shared<Block>(backend_.arena().allocate(block->bytes(), block->holds()));
-  backend_.copy(other->data(), block->data(), block->bytes(), stream);
-  return other;
+  return how == OnFork::kShares ? block : copy_of(*block, stream);
 }
 
 Sequence Planner::fork(const Sequence& sequence, Stream stream,

@@ -1,5 +1,7 @@
 #include "layer.h"
 
+#include <algorithm>
+
 namespace pariskv {
 
 SequenceView view_of(const Regions& regions, const RegionSizes& sizes, const Search& search,
@@ -31,7 +33,7 @@ void Marks::cut(int64_t total, int64_t zone_begin, int64_t zone_end) {
   queries.begin = std::min(queries.begin, queries.end);
   // Rows that come in their place are copied anew.
   copied.count = std::min(copied.count, copied.count_to(zone_end));
-  if (total <= dropped.begin) dropped = {};
+  dropped = dropped_of(total);
   narrow_end = std::min(narrow_end, zone_end);
   if (narrow_end <= zone_begin) narrow_end = 0;
 }
@@ -51,7 +53,7 @@ SequenceView Layer::view(const RegionSizes& sizes, const Search& search, int64_t
 
 SequenceView Layer::cut(const Regions& next, const RegionSizes& sizes, const Search& search) const {
   StepFacts after = facts(0);
-  after.lacks_rows = any(marks.dropped_of(next));
+  after.lacks_rows = any(marks.dropped_of(next.total()));
   after.awaits_choice = false;
   SequenceView view = placed(view_of(next, sizes, search, after), places(), search);
   view[Part::kKept] = nullptr;

@@ -1,8 +1,6 @@
 /** The contents of a cache for one sequence, layer by layer. */
 #pragma once
 
-#include <algorithm>
-#include <optional>
 #include <vector>
 
 #include "gpu/device_tables.h"
@@ -39,9 +37,9 @@ struct Marks {
   /** The tokens that a cut leaves in parts; of those behind `zone_end` none are in the zone. */
   void cut(int64_t total, int64_t zone_begin, int64_t zone_end);
 
-  /** Of the dropped positions, those of the layer once it has been cut to `next`. */
-  Positions dropped_of(const Regions& next) const {
-    return next.total() > dropped.begin ? dropped : Positions{};
+  /** Of the dropped positions, those that are left once the layer has so many tokens. */
+  Positions dropped_of(int64_t total) const {
+    return total > dropped.begin ? dropped : Positions{};
   }
 };
 

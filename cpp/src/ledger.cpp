@@ -49,22 +49,19 @@ Ledger::Pieces Ledger::summaries() const {
 int64_t Ledger::resident_blocks() const {
   if (!has_zone() || (!may_leave() && !shape_.narrows())) return 0;
   const int64_t tokens = shape_.layout.tokens;
-  const int64_t window = sizes_.local + sizes_.update + sizes_.grain;
-  return std::min(whole(most_, tokens), whole(sizes_.sink, tokens) + whole(window, tokens) + 1);
+  return std::min(whole(most_, tokens), whole(sizes_.sink, tokens) + whole(window(), tokens) + 1);
 }
 
 int64_t Ledger::opening_blocks() const {
   const int64_t after = resident_blocks(), tokens = shape_.layout.tokens;
   if (after == 0) return 0;
-  const int64_t window = sizes_.local + sizes_.update + sizes_.grain;
-  const int64_t before = std::max(sizes_.opening, sizes_.sink + sizes_.grain) + window;
+  const int64_t before = std::max(sizes_.opening, sizes_.sink + sizes_.grain) + window();
   return std::max<int64_t>(std::min(whole(most_, tokens), whole(before, tokens)) - after, 0);
 }
 
 int64_t Ledger::undropped_bytes() const {
   // A zone drops whole segments: not those of the sink, nor the one that it begins or ends in.
-  const int64_t window = sizes_.local + sizes_.update + sizes_.grain;
-  const int64_t left = config_.segment_tokens - 1 + window, tokens = shape_.layout.tokens;
+  const int64_t left = config_.segment_tokens - 1 + window(), tokens = shape_.layout.tokens;
   const int64_t before = std::max<int64_t>(whole(sizes_.sink, config_.segment_tokens), 1);
   const int64_t blocks = whole(before * config_.segment_tokens, tokens) + whole(left, tokens);
   return blocks * taken(shape_.row_block_bytes());
@@ -106,15 +103,17 @@ Footprint Ledger::footprint(const Load& load) const {
     return *load.tokens / pieces.tokens * each + whole(parted * each, pieces.tokens) +
            (rounds ? load.sequences * whole(each * uncounted, pieces.tokens) : 0);
   };
-  const int64_t rows = bytes_of(this->rows());
+  const Pieces of_rows = rows();
+  const int64_t all = bytes_of(of_rows);
   const bool drops = has_zone() && search_->needs().drops_rows;
-  const int64_t stay = drops ? std::min(rows, of_layers * undropped_bytes()) : rows;
+  const int64_t stay = drops ? std::min(all, of_layers * undropped_bytes()) : all;
   const int64_t plain = taken(shape_.row_block_bytes());
-  add("rows", this->rows().place, stay);
-  add("prompt rows", this->rows().place, rows - stay);
+  add(of_rows.name, of_rows.place, stay);
+  add("prompt rows", of_rows.place, all - stay);
   add("resident rows", Place::kDevice, of_layers * resident_blocks() * plain);
   add("opening rows", Place::kDevice, of_layers * opening_blocks() * plain);
-  add("summaries", Place::kDevice, bytes_of(summaries()));
+  const Pieces of_summaries = summaries();
+  add(of_summaries.name, of_summaries.place, bytes_of(of_summaries));
 
   // A changed block is made beside the present one, in all layers of a step at once.
   int64_t changes = tables();

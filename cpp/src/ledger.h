@@ -40,10 +40,9 @@ class Ledger {
 
   Footprint footprint(const Load& load) const;
 
+ private:
   /** As an arena of the device takes it. */
   int64_t taken(int64_t bytes) const;
-
- private:
   bool has_zone() const { return longest_.zone_tokens(sizes_) > 0; }
   /** Rows of the zone have a place in host memory. */
   bool leaves() const { return on_gpu_ && config_.placement == Placement::kHost; }
@@ -51,6 +50,8 @@ class Ledger {
   /** Whether a sequence of the longest may have such a part. */
   bool has(Part part, const SequenceView& view) const;
   int64_t tables() const;
+  /** Tokens behind a zone, at most. */
+  int64_t window() const { return sizes_.local + sizes_.update + sizes_.grain; }
   /** More blocks of plain rows, until a zone opens. */
   int64_t opening_blocks() const;
   /** Rows of a layer that are left once others were dropped. */

@@ -95,7 +95,7 @@ struct Planner::Growing {
   Stream stream;
 
   int64_t added() const { return next.total() - layer.regions.total(); }
-  bool enters() const { return entering.begin < entering.end; }
+  bool enters() const { return any(entering); }
 };
 
 Change Planner::plan(Layer& layer, const Regions& next, const Purpose& purpose,
@@ -243,13 +243,16 @@ PartBlock Planner::next_part(Part part, const Layer& layer, const SequenceView& 
                         (how == OnWrite::kBeside && !backend_.capabilities().verbs_can_fail) ||
                         (how == OnWrite::kBehind && own.use_count() == 1);
   if (size.bytes == 0 || (own && in_place)) return nullptr;
+  if (own && how != OnWrite::kAnew) return copy_of(*own, stream);
   auto block = std::make_shared<Block>(backend_.arena().allocate(size.bytes, rules_of(part).holds));
-  if (own && how != OnWrite::kAnew) {
-    backend_.copy(block->data(), own->data(), size.bytes, stream);
-  } else if (size.zeros > 0) {
-    backend_.zero(block->data(), size.zeros, stream);
-  }
+  if (size.zeros > 0) backend_.zero(block->data(), size.zeros, stream);
   return block;
+}
+
+PartBlock Planner::copy_of(const Block& block, Stream stream) const {
+  auto copy = std::make_shared<Block>(backend_.arena().allocate(block.bytes(), block.holds()));
+  backend_.copy(copy->data(), block.data(), block.bytes(), stream);
+  return copy;
 }
 
 void Planner::plan_tail(const Growing& plan, const SequenceView& next, Change& change) const {

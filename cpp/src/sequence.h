@@ -151,6 +151,8 @@ class Planner {
  private:
   struct Growing;  // what a plan begins with
 
+  PartBlock copy_of(const Block& block, Stream stream) const;
+
   /** What a fork has of a block. */
   PartBlock forked(Part part, const PartBlock& block, Stream stream) const;
 
