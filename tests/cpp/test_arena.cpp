@@ -14,6 +14,7 @@
 #include "support.h"
 
 #if defined(__unix__)
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #endif
@@ -92,6 +93,43 @@ TEST(Arena, ResourceMaySayNoEitherWay) {
     EXPECT_EQ(arena.use().reserved, 0);
   }
 }
+
+// Blocks of rows share slabs; these begin and end within pages.
+TEST(Arena, FreedRowsAreZeroAndTheirNeighboursAsTheyWere) {
+  constexpr int64_t kBytes = 100'096;
+  Arena arena(heap_resource(), 0);
+  std::vector<Block> blocks;
+  for (int i = 0; i < 3; ++i) {
+    blocks.push_back(arena.allocate(kBytes, Holds::kRows));
+    std::memset(blocks.back().data(), i + 1, size_t(kBytes));
+  }
+  const char* middle = blocks[1].as<char>();
+  blocks[1] = Block();
+  const Block again = arena.allocate(kBytes, Holds::kRows);
+  ASSERT_EQ(again.as<char>(), middle);
+  EXPECT_EQ(std::count(middle, middle + kBytes, char(0)), kBytes);
+  for (const int i : {0, 2}) {
+    const char* data = blocks[size_t(i)].as<char>();
+    EXPECT_EQ(std::count(data, data + kBytes, char(i + 1)), kBytes);
+  }
+}
+
+#if defined(__linux__)
+// A call that ends early gives back blocks that it has not come to write.
+TEST(Arena, FreeingRowsThatNobodyWroteBringsNoneOfThemIn) {
+  constexpr int64_t kBytes = int64_t{1} << 19;
+  Arena arena(heap_resource(), 0);
+  Block used = arena.allocate(kBytes, Holds::kRows);
+  Block block = arena.allocate(kBytes, Holds::kRows);
+  char* data = block.as<char>();
+  block = Block();
+  const auto page = size_t(sysconf(_SC_PAGESIZE));
+  char* first = data + (page - size_t(uintptr_t(data)) % page) % page;
+  std::vector<unsigned char> present(size_t(kBytes) / page);
+  ASSERT_EQ(mincore(first, (present.size() - 1) * page, present.data()), 0);
+  EXPECT_EQ(std::count_if(present.begin(), present.end(), [](auto p) { return p & 1; }), 0);
+}
+#endif
 
 TEST(Arena, FreedBytesAreZero) {
   const auto resource = std::make_shared<HoardingResource>();

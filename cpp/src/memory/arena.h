@@ -179,6 +179,7 @@ class Arena {
   void* take(int64_t bytes);
   void give_back(void* data, int64_t bytes) noexcept;
   void free(Block& block) noexcept;
+  void zero(const RetiredBlock& block) const noexcept;
   void restore(const RetiredBlock& block) noexcept;
 
   /** All slabs of one block size. */

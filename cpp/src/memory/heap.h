@@ -13,4 +13,10 @@ namespace pariskv {
  */
 bool goes_to_the_system(const MemoryResource& resource, std::size_t bytes, std::size_t alignment);
 
+/**
+ * Zeroes a part of such a block. Whole pages are given back to the system where it can be asked
+ * for that, since writing zeros would first bring in those that nobody has written to.
+ */
+void zero_mapped(void* data, std::size_t bytes);
+
 }  // namespace pariskv
