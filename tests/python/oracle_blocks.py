@@ -110,10 +110,12 @@ def balance(keys: np.ndarray, sink: int, size: int, queries: np.ndarray | None) 
     total, count = np.zeros(keys.shape[1]), 0
     for begin, end in blocks_between(sink, opening(sink), size):
         mean = mean_of(keys[begin:end])
+        own = np.zeros(keys.shape[1])
         for key in finite_rows(keys[begin:end]):
             left = np.longdouble(key - mean)  # fused: the square is not rounded
-            total = (total + left * left).astype(np.float64)
+            own = (own + left * left).astype(np.float64)
             count += 1
+        total = total + own
     squares = total / max(count, 1)
     half = len(squares) // 2  # channels that positions may turn into one another
     squares = squares + np.roll(squares, -half)
@@ -142,9 +144,12 @@ def balanced_mean(keys: np.ndarray, stretch: np.ndarray) -> np.ndarray:
     return mean_of(keys) * (np.float32(1) / stretch).astype(np.float64)
 
 
-def centre_of(keys: np.ndarray, sink: int, stretch: np.ndarray) -> Rounded:
+def centre_of(keys: np.ndarray, sink: int, size: int, stretch: np.ndarray) -> Rounded:
     """Of a kv head's keys (tokens, head_dim) / S, from position 0 to where a zone opens or on."""
-    mean = balanced_mean(keys[sink : opening(sink)], stretch)
+    parts = [finite_rows(keys[b:e]) for b, e in blocks_between(sink, opening(sink), size)]
+    total = in_order(np.stack([in_order(part) for part in parts]))
+    mean = total / max(sum(map(len, parts)), 1)
+    mean = mean * (np.float32(1) / stretch).astype(np.float64)
     return rounded(mean, FINE_LEVELS, LARGEST_CENTRE_STEP)
 
 
@@ -210,7 +215,7 @@ class Blocks:
 
 def blocks_of(keys: np.ndarray, zone: tuple[int, int], size: int, stretch: np.ndarray) -> Blocks:
     """From all keys (tokens, head_dim) of a kv head, the zone's begin and end, and its balance."""
-    centre = centre_of(keys, zone[0], stretch)
+    centre = centre_of(keys, zone[0], size, stretch)
     found = [rounded_mean(keys[b:e], stretch, centre) for b, e in blocks_between(*zone, size)]
     levels, steps = zip(*found, strict=True)
     steps = np.array(steps, dtype=np.float32)

@@ -59,7 +59,7 @@ def test_a_bad_key_leaves_the_mean_of_its_block(value, dims, block, dtype, devic
         first = max(position // block * block, 4)
         others = np.delete(f64(k)[first : (position // block + 1) * block, 1], position - first, 0)
         mean = others.mean(axis=0) / summaries.balance[1]
-        levels, step = oracle_blocks.centre_of(f64(k)[:, 1], 4, summaries.balance[1])
+        levels, step = oracle_blocks.centre_of(f64(k)[:, 1], 4, block, summaries.balance[1])
         step = np.abs(mean - levels * step).max() / 127
         error = np.abs(summaries.means[1, position // block] - mean)
         assert (error < 0.501 * step + 2**-23 * np.abs(mean)).all()

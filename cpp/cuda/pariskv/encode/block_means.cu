@@ -166,30 +166,73 @@ __device__ __forceinline__ void store_centre(const MeanParameters& p, int head, 
   if (c == 0) p.balance.centre_step[head] = step;
 }
 
-/** A block of threads: the balance of one head. As set_stretch. */
+/**
+ * Sums of a block of keys of one head that set its balance, where the block's records will be: they
+ * are written after the balance, and are longer.
+ */
+struct BlockSums {
+  double* left;    // (dim) squares of what keys have beside their mean
+  double* centre;  // (dim) keys
+  double* count;   // finite keys
+
+  __device__ __forceinline__ BlockSums(const MeanParameters& p, int head, int number) {
+    const int tokens = int(p.layout.tokens), begin = number * int(p.layout.block);
+    uint8_t* const segment = p.sequence->summaries[begin / tokens];
+    left = reinterpret_cast<double*>(segment + p.layout.records_at(head, begin % tokens));
+    centre = left + p.dim;
+    count = centre + p.dim;
+  }
+};
+
+/** A block of threads: the sums of a block of keys, of one head. */
 template <typename Element>
-__global__ void __launch_bounds__(kMostThreads) set_balance(MeanParameters p) {
+__global__ void __launch_bounds__(kMostThreads) sum_opening(MeanParameters p) {
   __shared__ FiniteKeys finite;
+  const int head = int(blockIdx.y), size = int(p.layout.block), c = int(threadIdx.x);
+  const int number = p.begin / size + int(blockIdx.x);
+  const Keys<Element> keys(p, head, max(number * size, p.begin), (number + 1) * size);
+  finite.find(keys);
+  const BlockSums sums(p, head, number);
+  if (c == 0) *sums.count = double(finite.count);
+  if (c >= p.dim) return;
+  const double mean = mean_of(keys, finite, c);
+  double own = 0, centre = 0;
+  each_finite(keys, finite, c, [&](float x) {
+    const double left = __dsub_rn(double(x), mean);
+    own = __fma_rn(left, left, own);
+    centre = __dadd_rn(centre, double(x));
+  });
+  sums.left[c] = own;
+  sums.centre[c] = centre;
+}
+
+/** A block of threads: the balance of one head, from the sums of its blocks. As set_stretch. */
+__global__ void __launch_bounds__(kMostThreads) set_balance(MeanParameters p) {
   __shared__ double room[kMostThreads / 32];
   __shared__ double shared[kMostThreads];
   __shared__ double median;
   const int head = int(blockIdx.x), size = int(p.layout.block), c = int(threadIdx.x);
   const bool there = c < p.dim;
-  double own = 0, centre = 0;
-  int64_t count = 0;
-  for (int begin = p.begin; begin < p.opening; begin += size - begin % size) {
-    const Keys<Element> keys(p, head, begin, begin - begin % size + size);
-    finite.find(keys);
-    count += finite.count;
-    if (!there) continue;
-    const double mean = mean_of(keys, finite, c);
-    each_finite(keys, finite, c, [&](float x) {
-      const double left = __dsub_rn(double(x), mean);
-      own = __fma_rn(left, left, own);
-      centre = __dadd_rn(centre, double(x));
-    });
+  double own = 0, centre = 0, count = 0;
+  const int last = (p.opening - 1) / size;
+  for (int first = p.begin / size; first <= last; first += kAhead) {
+    double added[3][kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const BlockSums sums(p, head, min(first + i, last));
+      added[0][i] = there ? sums.left[c] : 0.0;
+      added[1][i] = there ? sums.centre[c] : 0.0;
+      added[2][i] = *sums.count;
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (first + i > last) continue;
+      own = __dadd_rn(own, added[0][i]);
+      centre = __dadd_rn(centre, added[1][i]);
+      count += added[2][i];
+    }
   }
-  if (count > 0) own = __ddiv_rn(own, double(count));
+  if (count > 0) own = __ddiv_rn(own, count);
   // Half a head apart are channels that a rotation of positions may turn into one another.
   const auto paired = [&](double x) {
     __syncthreads();
@@ -206,7 +249,7 @@ __global__ void __launch_bounds__(kMostThreads) set_balance(MeanParameters p) {
   query = paired(query);
   float* stretch = p.balance.stretch + head * p.dim;
   float* gain = p.balance.gain + head * p.dim;
-  centre = there && count > 0 ? __ddiv_rn(centre, double(count)) : 0.0;
+  centre = there && count > 0 ? __ddiv_rn(centre, count) : 0.0;
   if (!lift_quiet(square, there, room)) {
     if (there) stretch[c] = gain[c] = 1.0f;
     store_centre(p, head, centre, room);
@@ -273,10 +316,13 @@ MeanParameters parameters_of(const EncodeCall& call) {
 void launch_balance(const EncodeCall& call, cudaStream_t stream) {
   const MeanParameters p = parameters_of(call);
   const unsigned heads = unsigned(p.layout.kv_heads), threads = unsigned(p.layout.rotated_dim);
+  const int32_t size = int32_t(p.layout.block);
+  const dim3 grid(unsigned((p.opening - 1) / size - p.begin / size + 1), heads);
   dispatch_element(call.shape.dtype, [&](auto element) {
     using Element = decltype(element);
-    set_balance<Element><<<heads, threads, 0, stream>>>(p);
+    sum_opening<Element><<<grid, threads, 0, stream>>>(p);
   });
+  set_balance<<<heads, threads, 0, stream>>>(p);
   check_launch("balance");
 }
 

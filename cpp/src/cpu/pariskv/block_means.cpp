@@ -53,17 +53,24 @@ void balance_head(const Kernels& kernels, const EncodeArgs& args, const EncodeJo
   const int64_t block = args.codec->layout.block;
   const int64_t dim = shape.rows.key_dim;
   double mean[kMaxHeadDim], keys[kMaxHeadDim] = {}, queries[kMaxHeadDim], centre[kMaxHeadDim] = {};
+  double own_keys[kMaxHeadDim], own_centre[kMaxHeadDim];  // of a block: a GPU has many at once
   int64_t count = 0;
   for (int64_t begin = job.begin; begin < job.opening; begin += block - begin % block) {
     const int64_t end = begin - begin % block + block;
     mean_of(kernels, shape, job.sequence, head, begin, end, mean);
+    std::fill_n(own_keys, dim, 0.0);
+    std::fill_n(own_centre, dim, 0.0);
     count += each_finite_key(kernels, shape, job.sequence, head, begin, end, [&](const float* key) {
       for (int64_t c = 0; c < dim; ++c) {
         const double left = double(key[c]) - mean[c];
-        keys[c] = std::fma(left, left, keys[c]);
-        centre[c] = centre[c] + double(key[c]);
+        own_keys[c] = std::fma(left, left, own_keys[c]);
+        own_centre[c] = own_centre[c] + double(key[c]);
       }
     });
+    for (int64_t c = 0; c < dim; ++c) {
+      keys[c] = keys[c] + own_keys[c];
+      centre[c] = centre[c] + own_centre[c];
+    }
   }
   for (int64_t c = 0; count > 0 && c < dim; ++c) keys[c] = keys[c] / double(count);
 
