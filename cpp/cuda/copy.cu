@@ -1,4 +1,6 @@
-// Bytes from one memory to another by threads, for memory that the copy engines are slow with.
+// Bytes that threads copy, from memory that the copy engines are slow with, and that they zero, of
+// many blocks at once.
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels.h"
@@ -31,7 +33,36 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+/** Blocks of memory, as many as fit the 4 KB of arguments that every launch may carry. */
+struct ClearParameters {
+  Cleared block[kMostCleared];
+};
+static_assert(sizeof(ClearParameters) <= 4096);
+
+__global__ void __launch_bounds__(kThreads)
+    clear_blocks(const __grid_constant__ ClearParameters p) {
+  const Cleared& own = p.block[blockIdx.y];
+  auto* const pieces = static_cast<Piece*>(own.data);
+  const int64_t count = own.bytes / int64_t(sizeof(Piece)), step = int64_t(gridDim.x) * kThreads;
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < count; i += step) {
+    pieces[i] = {0, 0, 0, 0};
+  }
+}
+
 }  // namespace
+
+void launch_clear(const Cleared* blocks, int64_t count, cudaStream_t stream) {
+  constexpr int64_t kShare = int64_t{1} << 16;  // bytes of a memory block for a block of threads
+  ClearParameters p;
+  int64_t most = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    p.block[i] = blocks[i];
+    most = std::max(most, blocks[i].bytes);
+  }
+  const unsigned shares = unsigned(std::clamp<int64_t>(most / kShare, 1, 64));
+  clear_blocks<<<dim3(shares, unsigned(count)), kThreads, 0, stream>>>(p);
+  check_launch("zero freed memory");
+}
 
 void launch_copy(void* target, const void* source, int64_t bytes, cudaStream_t stream) {
   const int64_t pieces = bytes / int64_t(sizeof(Piece));

@@ -42,6 +42,15 @@ void launch_add_token(SequenceView* const* views, int64_t count, int64_t layers,
 constexpr int kCopyBlocks = 4;  // compiled in; two keep the bus busy, the rest of the GPU is free
 void launch_copy(void* target, const void* source, int64_t bytes, cudaStream_t stream);
 
+/** Memory that is to be zeros: a multiple of 16 bytes. */
+struct Cleared {
+  void* data;
+  int64_t bytes;
+};
+constexpr int64_t kMostCleared = 250;  // of a launch; their addresses travel along
+/** Zeroes at most kMostCleared blocks of any memory that the device can reach. */
+void launch_clear(const Cleared* blocks, int64_t count, cudaStream_t stream);
+
 /** Tokens of one sequence between packed tensors and the store. */
 struct RowsCall {
   ModelShape shape;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels.h"
+
 namespace pariskv::cuda {
 
 void Order::enter(cudaStream_t stream) {
@@ -95,14 +97,28 @@ void Order::recycle(bool wait) {
   if (wait) wait_for(upkeep_, "wait for memory to be zeroed");
 }
 
-/** A recycled block leaves the list at once: the next one may be refused, and tried again. */
+/** Recycled blocks leave the list at once: the next ones may be refused, and tried again. */
 void Order::recycle_all(std::vector<std::vector<RetiredBlock>>& blocks) {
+  // Launches take longer than to zero a page or two, and a large block is zeroed best by itself.
+  constexpr int64_t kLarge = int64_t{8} << 20;
+  std::vector<Cleared> cleared;
   for (size_t a = 0; a < arenas_.size(); ++a) {
-    for (; !blocks[a].empty(); blocks[a].pop_back()) {
-      const RetiredBlock& block = blocks[a].back();
-      check(cudaMemsetAsync(block.data, 0, size_t(block.bytes), upkeep_), "zero freed memory");
+    std::vector<RetiredBlock>& left = blocks[a];
+    while (!left.empty()) {
+      cleared.clear();
+      size_t first = left.size();
+      while (first > 0 && cleared.size() < size_t(kMostCleared)) {
+        const RetiredBlock& block = left[--first];
+        if (block.bytes < kLarge) {
+          cleared.push_back({block.data, block.bytes});
+          continue;
+        }
+        check(cudaMemsetAsync(block.data, 0, size_t(block.bytes), upkeep_), "zero freed memory");
+      }
+      if (!cleared.empty()) launch_clear(cleared.data(), int64_t(cleared.size()), upkeep_);
       upkeep_news_ = true;
-      arenas_[a]->recycle(block);
+      arenas_[a]->recycle(left.data() + first, left.size() - first);
+      left.resize(first);
     }
   }
 }

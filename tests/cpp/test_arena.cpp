@@ -315,7 +315,7 @@ TEST(ArenaAhead, WhatIsReservedBehindCountsAtOnceAndComesFromTheThread) {
     EXPECT_EQ(resource->here, 0) << "waits for what is on its way";
     EXPECT_EQ(arena.use().reserved, resource->live);
     blocks.clear();
-    for (const RetiredBlock& block : arena.take_retired()) arena.recycle(block);
+    for (const RetiredBlock& block : arena.take_retired()) arena.recycle(&block, 1);
     EXPECT_GE(arena.use().reserved, 60 * kAheadBlock) << "it does not stay";
   }
   EXPECT_EQ(resource->live, 0);

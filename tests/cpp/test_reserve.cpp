@@ -59,7 +59,7 @@ TEST_P(Reserve, TakesAndTouchesOnceAndServesFromThat) {
   }
   for (const RetiredBlock& block : of.arena.take_retired()) {
     std::memset(block.data, 0, size_t(block.bytes));
-    of.arena.recycle(block);
+    of.arena.recycle(&block, 1);
   }
   EXPECT_EQ(of.arena.use().reserved, held) << "it does not stay";
   const Block again = of.arena.allocate(kRows);
@@ -74,7 +74,7 @@ TEST_P(Reserve, GoesWithTrimButForBlocksInUse) {
   EXPECT_GT(of.arena.use().reserved, 0);
   EXPECT_LT(of.arena.use().reserved, 200 * kRows);
   used = Block();
-  for (const RetiredBlock& block : of.arena.take_retired()) of.arena.recycle(block);
+  for (const RetiredBlock& block : of.arena.take_retired()) of.arena.recycle(&block, 1);
   of.arena.trim();
   EXPECT_EQ(of.arena.use().reserved, 0);
 }

@@ -301,9 +301,9 @@ std::vector<RetiredBlock> Arena::take_retired() {
   return taken;
 }
 
-void Arena::recycle(const RetiredBlock& block) noexcept {
+void Arena::recycle(const RetiredBlock* blocks, size_t count) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  restore(block);
+  for (size_t i = 0; i < count; ++i) restore(blocks[i]);
 }
 
 void Arena::restore(const RetiredBlock& block) noexcept {

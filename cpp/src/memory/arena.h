@@ -142,8 +142,8 @@ class Arena {
   /** Of a deferred arena: the blocks freed since the last call. */
   std::vector<RetiredBlock> take_retired();
 
-  /** Takes back a retired block, zeroed by now. */
-  void recycle(const RetiredBlock& block) noexcept;
+  /** Takes back retired blocks, zeroed by now. */
+  void recycle(const RetiredBlock* blocks, size_t count) noexcept;
 
   /** Sees to it that slabs are taken ahead of need; to be called now and then. Never waits. */
   void tend() noexcept;

@@ -257,6 +257,13 @@ void launch_copy(void* target, const void* source, int64_t bytes, cudaStream_t s
   launch(stream, [=] { std::memmove(target, source, size_t(bytes)); });
 }
 
+void launch_clear(const Cleared* blocks, int64_t count, cudaStream_t stream) {
+  if (count > kMostCleared) complain("more blocks to zero than arguments have room for");
+  launch(stream, [some = std::vector<Cleared>(blocks, blocks + count)] {
+    for (const Cleared& block : some) std::memset(block.data, 0, size_t(block.bytes));
+  });
+}
+
 void launch_balance(const EncodeCall&, cudaStream_t stream) {
   launch(stream, [] {});
 }
