@@ -1,24 +1,26 @@
 #include "chunks.h"
 
+#include <algorithm>
 #include <iterator>
 
 namespace pariskv::cuda {
 
 Chunks::~Chunks() {
-  for (auto& [data, piece] : pieces_) source_->deallocate(data, piece_, piece.alignment);
+  for (auto& [data, piece] : pieces_) source_->deallocate(data, piece.bytes, piece.alignment);
 }
 
 void* Chunks::allocate(std::size_t bytes, std::size_t alignment) {
-  if (bytes != chunk_) return source_->allocate(bytes, alignment);
+  if (bytes != chunk_) return others_->allocate(bytes, alignment);
   const std::lock_guard<std::mutex> lock(mutex_);
   Piece* found = nullptr;
   if (free_ == 0) {
     found = take_piece(alignment);
-    if (found == nullptr) return source_->allocate(bytes, alignment);
+    if (found == nullptr) return nullptr;
   } else {
     // From the first piece on, so that later ones may become free.
-    auto piece = pieces_.begin();
+    auto piece = pieces_.lower_bound(first_free_);
     while (piece->second.free.empty()) ++piece;
+    first_free_ = piece->first;
     found = &piece->second;
   }
   char* data = found->free.back();
@@ -28,36 +30,57 @@ void* Chunks::allocate(std::size_t bytes, std::size_t alignment) {
 }
 
 Chunks::Piece* Chunks::take_piece(std::size_t alignment) {
-  Piece piece{alignment, {}};
-  piece.free.reserve(piece_ / chunk_);
-  auto* data = static_cast<char*>(source_->allocate(piece_, alignment));
-  if (data == nullptr) return nullptr;
-  for (std::size_t at = piece_; at >= chunk_; at -= chunk_) {
-    piece.free.push_back(data + at - chunk_);
+  std::size_t bytes = least_;
+  for (std::size_t i = 0; i < pieces_.size() && 2 * bytes <= most_; ++i) bytes *= 2;
+  char* data = nullptr;
+  for (;; bytes = std::max(least_, bytes / 2 / least_ * least_)) {  // a smaller one may be had
+    data = static_cast<char*>(source_->allocate(bytes, alignment));
+    if (data != nullptr) break;
+    if (bytes == least_) return nullptr;
   }
   try {
+    Piece piece{bytes, alignment, {}, false};
+    piece.free.reserve(bytes / chunk_);
+    for (std::size_t at = bytes; at >= chunk_; at -= chunk_) {
+      piece.free.push_back(data + at - chunk_);
+    }
     Piece& kept = pieces_.emplace(data, std::move(piece)).first->second;
     free_ += kept.free.size();
+    first_free_ = std::min(first_free_, data);
     return &kept;
   } catch (...) {
-    source_->deallocate(data, piece_, alignment);
+    source_->deallocate(data, bytes, alignment);
     throw;
   }
 }
 
+Chunks::Pieces::iterator Chunks::piece_of(const void* chunk) {
+  auto* const data = static_cast<char*>(const_cast<void*>(chunk));
+  const auto after = pieces_.upper_bound(data);
+  if (after == pieces_.begin()) return pieces_.end();
+  const auto piece = std::prev(after);
+  return data < piece->first + piece->second.bytes ? piece : pieces_.end();
+}
+
+Chunks::Fresh Chunks::fresh(void* data, std::size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto piece = bytes == chunk_ ? piece_of(data) : pieces_.end();
+  if (piece == pieces_.end()) return {data, bytes};
+  if (piece->second.zeros) return {nullptr, 0};
+  piece->second.zeros = true;
+  return {piece->first, piece->second.bytes};
+}
+
 void Chunks::deallocate(void* data, std::size_t bytes, std::size_t alignment) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  auto* chunk = static_cast<char*>(data);
-  const auto after = pieces_.upper_bound(chunk);
-  if (bytes != chunk_ || after == pieces_.begin() || chunk >= std::prev(after)->first + piece_) {
-    return source_->deallocate(data, bytes, alignment);
-  }
-  const auto piece = std::prev(after);
-  piece->second.free.push_back(chunk);  // there is room
+  const auto piece = bytes == chunk_ ? piece_of(data) : pieces_.end();
+  if (piece == pieces_.end()) return others_->deallocate(data, bytes, alignment);
+  piece->second.free.push_back(static_cast<char*>(data));  // there is room
   ++free_;
-  if (piece->second.free.size() < piece_ / chunk_) return;
+  first_free_ = std::min(first_free_, piece->first);
+  if (piece->second.free.size() < piece->second.bytes / chunk_) return;
   free_ -= piece->second.free.size();
-  source_->deallocate(piece->first, piece_, piece->second.alignment);
+  source_->deallocate(piece->first, piece->second.bytes, piece->second.alignment);
   pieces_.erase(piece);
 }
 

@@ -17,32 +17,55 @@ namespace pariskv::cuda {
 class Chunks : public MemoryResource {
  public:
   /**
-   * @param chunk  what is asked for most often; anything else comes from `source` as it is
-   * @param piece  what is taken of `source` at a time, a multiple of it
+   * @param pieces  where pieces come from, whole ones alone
+   * @param others  where anything else than a chunk comes from
+   * @param chunk   what is asked for most often
+   * @param least, most  what is taken of `pieces` at a time, multiples of it: twice as much each
+   * time
    */
-  Chunks(std::shared_ptr<MemoryResource> source, std::size_t chunk, std::size_t piece)
-      : source_(std::move(source)), chunk_(chunk), piece_(piece) {}
+  Chunks(std::shared_ptr<MemoryResource> pieces, std::shared_ptr<MemoryResource> others,
+         std::size_t chunk, std::size_t least, std::size_t most)
+      : source_(std::move(pieces)),
+        others_(std::move(others)),
+        chunk_(chunk),
+        least_(least),
+        most_(most) {}
   ~Chunks() override;
 
   void* allocate(std::size_t bytes, std::size_t alignment) override;
-  /** A piece none of whose chunks is in use goes back to the source. */
+  /** A piece none of whose chunks is in use goes back. */
   void deallocate(void* data, std::size_t bytes, std::size_t alignment) noexcept override;
+
+  /** Memory that is to be zeros before it is used. */
+  struct Fresh {
+    void* data;
+    std::size_t bytes;
+  };
+  /**
+   * What has to be zeroed for a block that was just handed out: of a chunk all of its piece, for
+   * the first of its chunks alone, since those that come back are zeros.
+   */
+  Fresh fresh(void* data, std::size_t bytes);
 
  private:
   struct Piece {
-    std::size_t alignment;
+    std::size_t bytes, alignment;
     std::vector<char*> free;
+    bool zeros = false;
   };
   using Pieces = std::map<char*, Piece>;
 
   /** Null: the source has none. */
   Piece* take_piece(std::size_t alignment);
+  /** The piece of a chunk; the end: it is of none. */
+  Pieces::iterator piece_of(const void* chunk);
 
-  const std::shared_ptr<MemoryResource> source_;
-  const std::size_t chunk_, piece_;
+  const std::shared_ptr<MemoryResource> source_, others_;
+  const std::size_t chunk_, least_, most_;
   std::mutex mutex_;
   Pieces pieces_;
-  std::size_t free_ = 0;  // chunks
+  std::size_t free_ = 0;        // chunks
+  char* first_free_ = nullptr;  // no piece before it has any
 };
 
 }  // namespace pariskv::cuda

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "check.h"
-#include "chunks.h"
 #include "hardkv/search.h"
 #include "memory.h"
 #include "memory/touch.h"
@@ -40,62 +39,20 @@ ArenaTraits pinned_traits(const Resources& resources, std::function<void()> recl
   return traits;
 }
 
-/** Rows that go to host memory when it is full leave some of the device to others. */
-int64_t budget_of(const Config& config, const Resources& resources) {
-  if (config.placement != Placement::kAuto || config.memory_budget > 0 || resources.device) {
-    return config.memory_budget;
-  }
-  const DeviceGuard guard(config.device.index);
-  size_t free = 0, all = 0;
-  check(cudaMemGetInfo(&free, &all), "ask for a device's free memory");
-  return std::max<int64_t>(int64_t(free) / 10 * 9, 1);
-}
-
-/**
- * The size of slabs where rows leave for want of room: of one segment's rows, or a few, so that
- * their room can be had by blocks of other sizes. 0: slabs are as ever.
- */
-int64_t chunk_of(const Config& config, const Resources& resources, int64_t budget) {
-  if (config.placement != Placement::kAuto || resources.device || !pooling()) return 0;
-  constexpr int64_t kMostChunks = 1 << 16, kAlignment = kDeviceAlignment;
-  const RowFormat row = RowFormat::plain(config.head_dim, config.value_dim, config.dtype);
-  const auto bytes_of = [&](const RowFormat& format) {
-    const int64_t rows = config.kv_heads * config.segment_tokens * format.bytes();
-    return (rows + kAlignment - 1) / kAlignment * kAlignment;
-  };
-  // Narrow rows take a few bytes more than half of that: a slab has room for two segments of them.
-  const int64_t segment = config.kv_dtype == KVDType::kAuto
-                              ? bytes_of(row)
-                              : std::max(bytes_of(row), 2 * bytes_of(row.narrowed()));
-  return segment * (budget / kMostChunks / segment + 1);
-}
-
 /**
  * An embedder's resource is called from inside the cache's calls alone. Of our own, what the next
  * flushes need is there before: even cudaMalloc waits while another thread maps pinned memory.
  * Blocks of many sizes share a budget: who has set one is told the same of it every time.
  */
-template <typename Clear>
-ArenaTraits device_traits(const Config& config, const Resources& resources, int64_t budget,
-                          std::function<void()> reclaim, Clear clear) {
+ArenaTraits device_traits(const Config& config, const Resources& resources,
+                          const DeviceMemory& memory, std::function<void()> reclaim,
+                          std::function<void(void*, int64_t)> clear) {
   const bool ours = !resources.device && config.memory_budget == 0;
   ArenaTraits traits =
       traits_of("device memory", kMegabyte, ours ? 64 * kMegabyte : 0, std::move(reclaim));
-  traits.clear = clear;
-  if (const int64_t chunk = chunk_of(config, resources, budget)) {
-    traits.slab_bytes = traits.largest_slab = chunk;
-  }
+  traits.clear = std::move(clear);
+  if (memory.chunk() > 0) traits.slab_bytes = traits.largest_slab = memory.chunk();
   return traits;
-}
-
-std::shared_ptr<MemoryResource> device_memory(const Config& config, const Resources& resources,
-                                              int64_t budget) {
-  if (resources.device) return resources.device;
-  std::shared_ptr<MemoryResource> memory = device_resource(config.device.index);
-  const int64_t chunk = chunk_of(config, resources, budget);
-  if (chunk == 0) return memory;
-  const int64_t piece = std::min(64 * kMegabyte, budget / 16);
-  return std::make_shared<Chunks>(memory, size_t(chunk), size_t(chunk * (piece / chunk + 1)));
 }
 
 }  // namespace
@@ -104,18 +61,22 @@ CudaBackend::CudaBackend(const Config& config, const Resources& resources)
     : device_(config.device.index),
       placement_(config.placement),
       rows_leave_(config.placement == Placement::kHost),
-      budget_(budget_of(config, resources)),
-      arena_(device_memory(config, resources, budget_), budget_,
+      memory_(config, resources),
+      arena_(memory_.resource(), memory_.budget(),
              device_traits(
-                 config, resources, budget_, [this] { trim_waiting(); },
-                 [this](void* data, int64_t bytes) {
-                   const DeviceGuard guard(device_);
-                   order_.clear(data, bytes);
-                 })),
+                 config, resources, memory_, [this] { trim_waiting(); },
+                 [this](void* data, int64_t bytes) { clear(data, bytes); })),
       host_arena_(resources.pinned ? resources.pinned : pinned_resource(device_),
                   config.host_budget, pinned_traits(resources, [this] { trim_waiting(); })),
       order_({&arena_, &host_arena_}),
       exact_(arena_) {}
+
+void CudaBackend::clear(void* data, int64_t bytes) {
+  const Chunks::Fresh fresh = memory_.fresh(data, bytes);
+  if (fresh.bytes == 0) return;
+  const DeviceGuard guard(device_);
+  order_.clear(fresh.data, int64_t(fresh.bytes));
+}
 
 CudaBackend::~CudaBackend() {
   const DeviceGuard guard(device_);

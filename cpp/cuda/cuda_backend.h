@@ -9,6 +9,7 @@
 #include "backend/backend.h"
 #include "branches.h"
 #include "check.h"
+#include "device_memory.h"
 #include "exact/exact_attention.h"
 #include "kernels.h"
 #include "offload.h"
@@ -81,13 +82,14 @@ class CudaBackend : public Backend, public WordUpdates, public Offloads {
     int64_t ticket;
   };
 
+  void clear(void* data, int64_t bytes);
   void release_orphans(bool wait);
   void trim_waiting();
 
   const int32_t device_;
   const Placement placement_;
   bool rows_leave_;  // some of the zone may be in host memory
-  const int64_t budget_;
+  DeviceMemory memory_;
   Arena arena_;
   Arena host_arena_;
   Order order_;

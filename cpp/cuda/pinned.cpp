@@ -1,7 +1,6 @@
 #include "pinned.h"
 
-#include <cuda.h>
-
+#include "driver.h"
 #include "memory/touch.h"
 #include "runtime.h"
 
@@ -49,39 +48,6 @@ void* allocate_managed(size_t bytes, int device) {
   return nullptr;
 }
 
-/** The driver's functions: the runtime has none for this, and a program need not link the driver.
- */
-struct Driver {
-  decltype(&cuMemAddressReserve) reserve;
-  decltype(&cuMemAddressFree) unreserve;
-  decltype(&cuMemCreate) create;
-  decltype(&cuMemRelease) release;
-  decltype(&cuMemMap) map;
-  decltype(&cuMemUnmap) unmap;
-  decltype(&cuMemSetAccess) set_access;
-
-  bool complete() {
-    return find("cuMemAddressReserve", reserve) && find("cuMemAddressFree", unreserve) &&
-           find("cuMemCreate", create) && find("cuMemRelease", release) && find("cuMemMap", map) &&
-           find("cuMemUnmap", unmap) && find("cuMemSetAccess", set_access);
-  }
-
- private:
-  template <typename Function>
-  static bool find(const char* name, Function& function) {
-    constexpr unsigned kVersion = 12020;  // the first with memory of the host
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    if (!succeeded(
-            cudaGetDriverEntryPointByVersion(name, &found, kVersion, cudaEnableDefault, &result)) ||
-        result != cudaDriverEntryPointSuccess) {
-      return false;
-    }
-    function = reinterpret_cast<Function>(found);
-    return true;
-  }
-};
-
 CUmemAllocationProp memory_of_node(int node) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -94,7 +60,7 @@ class Mapper {
   /** Whether there is such memory here is found out by taking some. */
   Mapper() {
     void* data = nullptr;
-    works_ = driver_.complete() && allocate(&data, kPiece) == cudaSuccess;
+    works_ = driver_.complete && allocate(&data, kPiece) == cudaSuccess;
     if (works_) free(data, kPiece);
   }
   bool works() const { return works_; }
@@ -147,7 +113,7 @@ class Mapper {
     return false;
   }
 
-  Driver driver_{};
+  const Driver& driver_ = driver();
   bool works_;
 };
 

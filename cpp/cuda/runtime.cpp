@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "driver.h"
 #include "kernels.h"
 #include "pariskv/error.h"
 #include "pinned.h"
@@ -20,10 +21,28 @@ cudaError_t copy_async(void* target, const void* source, size_t bytes, cudaStrea
 
 cudaError_t device_malloc(void** data, size_t bytes) { return cudaMalloc(data, bytes); }
 
+cudaError_t map_device(void* data, size_t bytes, int32_t device) {
+  const auto address = reinterpret_cast<CUdeviceptr>(data);
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+  CUmemGenericAllocationHandle memory{};
+  if (driver().create(&memory, bytes, &properties, 0) != CUDA_SUCCESS) {
+    return cudaErrorMemoryAllocation;
+  }
+  const bool mapped = driver().map(address, bytes, 0, memory, 0) == CUDA_SUCCESS;
+  driver().release(memory);  // it lives as long as it is mapped
+  if (!mapped) return cudaErrorMemoryAllocation;
+  const CUmemAccessDesc access{properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  if (driver().set_access(address, bytes, &access, 1) == CUDA_SUCCESS) return cudaSuccess;
+  driver().unmap(address, bytes);
+  return cudaErrorMemoryAllocation;
+}
+
 }  // namespace
 
 Runtime& runtime() {
-  static Runtime table{device_malloc, allocate_pinned, copy_async, cudaGetLastError};
+  static Runtime table{device_malloc, allocate_pinned, map_device, copy_async, cudaGetLastError};
   return table;
 }
 

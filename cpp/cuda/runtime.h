@@ -20,6 +20,8 @@ void check_launch(const char* kernel);
 struct Runtime {
   cudaError_t (*malloc)(void** data, size_t bytes);
   cudaError_t (*host_alloc)(void** data, size_t bytes);
+  /** Memory of a device, at addresses that were reserved. */
+  cudaError_t (*map)(void* data, size_t bytes, int32_t device);
   cudaError_t (*copy)(void* target, const void* source, size_t bytes, cudaStream_t stream);
   /** Checks cudaGetLastError, after every launch. */
   cudaError_t (*launched)();

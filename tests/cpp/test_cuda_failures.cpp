@@ -39,6 +39,10 @@ cudaError_t host_alloc(void** data, size_t bytes) {
   return refuses(Kind::kHostAlloc) ? cudaErrorMemoryAllocation : original.host_alloc(data, bytes);
 }
 
+cudaError_t map(void* data, size_t bytes, int32_t device) {
+  return refuses(Kind::kMalloc) ? cudaErrorMemoryAllocation : original.map(data, bytes, device);
+}
+
 cudaError_t copy(void* target, const void* source, size_t bytes, cudaStream_t stream) {
   return refuses(Kind::kCopy) ? cudaErrorInvalidValue
                               : original.copy(target, source, bytes, stream);
@@ -60,7 +64,7 @@ Faults::Faults(Kind kind, int64_t nth, bool forever) {
   state.forever = forever;
   state.launch_refused = false;
   state.armed = true;
-  cuda::runtime() = {device_malloc, host_alloc, copy, launched};
+  cuda::runtime() = {device_malloc, host_alloc, map, copy, launched};
 }
 
 Faults::~Faults() {

@@ -168,6 +168,39 @@ std::set<const void*>& managed() {
   return addresses;
 }
 
+// Mapped memory: what is reserved cannot be touched before it is mapped. Memory of the host is not
+// to be had this way.
+
+char* pointer(CUdeviceptr address) { return reinterpret_cast<char*>(address); }
+
+CUresult reserve(CUdeviceptr* address, size_t bytes, size_t, CUdeviceptr, unsigned long long) {
+  constexpr int kKind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* data = mmap(nullptr, bytes, PROT_NONE, kKind, -1, 0);
+  if (data == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  return *address = reinterpret_cast<CUdeviceptr>(data), CUDA_SUCCESS;
+}
+CUresult unreserve(CUdeviceptr address, size_t bytes) {
+  return munmap(pointer(address), bytes), CUDA_SUCCESS;
+}
+CUresult create(CUmemGenericAllocationHandle*, size_t, const CUmemAllocationProp* wanted,
+                unsigned long long) {
+  const bool here = wanted->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+  return here ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+CUresult release(CUmemGenericAllocationHandle) { return CUDA_SUCCESS; }
+CUresult map(CUdeviceptr address, size_t bytes, size_t, CUmemGenericAllocationHandle,
+             unsigned long long) {
+  mprotect(pointer(address), bytes, PROT_READ | PROT_WRITE);
+  std::memset(pointer(address), 0xcd, bytes);  // nobody may count on zeros
+  return CUDA_SUCCESS;
+}
+CUresult unmap(CUdeviceptr address, size_t bytes) {
+  emulator::flush();
+  madvise(pointer(address), bytes, MADV_DONTNEED);
+  return mprotect(pointer(address), bytes, PROT_NONE), CUDA_SUCCESS;
+}
+CUresult set_access(CUdeviceptr, size_t, const CUmemAccessDesc*, size_t) { return CUDA_SUCCESS; }
+
 [[maybe_unused]] const bool watches_faults = [] {
   static char stack[64 << 10];  // a fiber's may be the one that is too small
   const stack_t own{stack, 0, sizeof stack};
@@ -188,11 +221,19 @@ using emulator::devices;
 
 extern "C" {
 
-cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** found, unsigned,
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** found, unsigned,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {
-  *found = nullptr;
-  return *result = cudaDriverEntryPointSymbolNotFound, cudaSuccess;
+  static const std::map<std::string, void*> known = {
+      {"cuMemAddressReserve", reinterpret_cast<void*>(emulator::reserve)},
+      {"cuMemAddressFree", reinterpret_cast<void*>(emulator::unreserve)},
+      {"cuMemCreate", reinterpret_cast<void*>(emulator::create)},
+      {"cuMemRelease", reinterpret_cast<void*>(emulator::release)},
+      {"cuMemMap", reinterpret_cast<void*>(emulator::map)},
+      {"cuMemUnmap", reinterpret_cast<void*>(emulator::unmap)},
+      {"cuMemSetAccess", reinterpret_cast<void*>(emulator::set_access)}};
+  *found = known.at(name);
+  return *result = cudaDriverEntryPointSuccess, cudaSuccess;
 }
 
 cudaError_t cudaMalloc(void** data, size_t bytes) {

@@ -1,6 +1,7 @@
 // A CUDA made of malloc and memcpy: memory and devices here, streams beside it. With it the host
 // side of the CUDA backend can be tested, and watched by sanitizers, where no GPU is.
 #include <cuda.h>
+#include <sys/mman.h>
 
 #include <atomic>
 #include <cstdlib>
@@ -67,31 +68,52 @@ const Piece* piece_of(const void* data) {
   return data < piece->first + piece->second.bytes ? &piece->second : nullptr;
 }
 
-// Mapped memory: a reservation is the memory, and what is created counts as held until released.
+// Mapped memory: a reservation cannot be touched, and what is created counts as held until it is
+// released.
 
-CUresult reserve(CUdeviceptr* address, size_t bytes, size_t alignment, CUdeviceptr,
-                 unsigned long long) {
-  return *address = reinterpret_cast<CUdeviceptr>(take(bytes, alignment, false, true)),
-         CUDA_SUCCESS;
+char* pointer(CUdeviceptr address) { return reinterpret_cast<char*>(address); }
+
+CUresult reserve(CUdeviceptr* address, size_t bytes, size_t, CUdeviceptr, unsigned long long) {
+  constexpr int kKind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* data = mmap(nullptr, bytes, PROT_NONE, kKind, -1, 0);
+  if (data == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  return *address = reinterpret_cast<CUdeviceptr>(data), CUDA_SUCCESS;
 }
-CUresult unreserve(CUdeviceptr address, size_t) {
-  return give_back(reinterpret_cast<void*>(address)), CUDA_SUCCESS;
+CUresult unreserve(CUdeviceptr address, size_t bytes) {
+  return munmap(pointer(address), bytes), CUDA_SUCCESS;
 }
-CUresult create(CUmemGenericAllocationHandle* memory, size_t, const CUmemAllocationProp*,
+CUresult create(CUmemGenericAllocationHandle* memory, size_t, const CUmemAllocationProp* wanted,
                 unsigned long long) {
-  ++pariskv::test::pinned_by_me();
-  // Some machines have several nodes, and the nearest may be full.
-  static std::atomic<int64_t> calls{0};
-  if (calls++ % 3 == 2) return CUDA_ERROR_OUT_OF_MEMORY;
-  return *memory = reinterpret_cast<uintptr_t>(new int(0)), CUDA_SUCCESS;
+  const bool of_host = wanted->location.type != CU_MEM_LOCATION_TYPE_DEVICE;
+  if (of_host) {
+    ++pariskv::test::pinned_by_me();
+    // Some machines have several nodes, and the nearest may be full.
+    static std::atomic<int64_t> calls{0};
+    if (calls++ % 3 == 2) return CUDA_ERROR_OUT_OF_MEMORY;
+  } else {
+    if (wanted->location.id != kDevice) complain("memory of another device");
+    if (refused(Call::kMemory)) return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  return *memory = reinterpret_cast<uintptr_t>(new bool(of_host)), CUDA_SUCCESS;
 }
 CUresult release(CUmemGenericAllocationHandle memory) {
-  return delete reinterpret_cast<int*>(memory), CUDA_SUCCESS;
+  return delete reinterpret_cast<bool*>(memory), CUDA_SUCCESS;
 }
-CUresult map(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long) {
+CUresult map(CUdeviceptr address, size_t bytes, size_t, CUmemGenericAllocationHandle memory,
+             unsigned long long) {
+  mprotect(pointer(address), bytes, PROT_READ | PROT_WRITE);
+  std::memset(pointer(address), 0xcd, bytes);  // nobody may count on zeros
+  const std::lock_guard<std::mutex> lock(pieces_lock);
+  pieces()[pointer(address)] = {bytes, false, *reinterpret_cast<bool*>(memory)};
   return CUDA_SUCCESS;
 }
-CUresult unmap(CUdeviceptr, size_t) { return CUDA_SUCCESS; }
+CUresult unmap(CUdeviceptr address, size_t bytes) {
+  const std::lock_guard<std::mutex> lock(pieces_lock);
+  pieces().erase(pointer(address));
+  madvise(pointer(address), bytes, MADV_DONTNEED);
+  mprotect(pointer(address), bytes, PROT_NONE);
+  return CUDA_SUCCESS;
+}
 CUresult set_access(CUdeviceptr, size_t, const CUmemAccessDesc*, size_t) { return CUDA_SUCCESS; }
 
 thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;

@@ -108,6 +108,7 @@ class Life {
     policy.patience = seed % 3;
     config.policy = policy;
     config.local = 16;
+    config.memory_budget /= 3;
     return config;
   }
   /** The same with pages, or without, or with nothing else. */
