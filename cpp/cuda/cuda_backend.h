@@ -26,6 +26,8 @@ class CudaBackend : public Backend, public WordUpdates, public Offloads {
 
   void append(const RowsArgs& args, Stream stream) override;
   void read(const RowsArgs& args, Stream stream) override;
+  void set_lengths(const PagedRows& table, const int32_t* lengths, int64_t count,
+                   Stream stream) override;
   void copy(void* target, const void* source, int64_t bytes, Stream stream) override;
   void zero(void* target, int64_t bytes, Stream stream) override;
   void narrow(const NarrowArgs& args, Stream stream) override;
@@ -35,6 +37,9 @@ class CudaBackend : public Backend, public WordUpdates, public Offloads {
 
   Arena& arena() override { return arena_; }
   Arena* host_arena() override { return placement_ == Placement::kDevice ? nullptr : &host_arena_; }
+  PageRange pages() override {
+    return {memory_.pages(), memory_.page_bytes(), memory_.page_count()};
+  }
   int64_t scratch_bytes() const override;
   void clear_scratch(Stream stream) override;
   void trim() override;

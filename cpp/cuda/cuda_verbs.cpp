@@ -1,5 +1,6 @@
 // The verbs that every policy shares: arguments of the cache become arguments of a launch.
 #include <algorithm>
+#include <vector>
 
 #include "cuda_backend.h"
 #include "views.h"
@@ -8,14 +9,20 @@ namespace pariskv::cuda {
 
 namespace {
 
-/** Calls `launch` for the tokens of each sequence. The device's own table is where views say. */
-template <typename Launch>
-void each_sequence(const RowsArgs& args, Launch launch) {
-  for (int64_t i = 0, packed = 0; i < args.batch; packed += args.lengths[i++]) {
+/** The tokens of each sequence. The device's own table is where views say. */
+std::vector<RowsItem> items_of(const RowsArgs& args) {
+  std::vector<RowsItem> items;
+  for (int64_t i = 0; i < args.batch; ++i) {
     if (args.lengths[i] == 0) continue;
-    launch(RowsCall{args.shape, args.sequences[i].device, args.begin[i], args.lengths[i],
-                    rows_of(args.k, packed), rows_of(args.v, packed)});
+    const int32_t page_row = args.paged == nullptr ? 0 : args.paged->rows[i];
+    items.push_back({args.sequences[i].device, args.begin[i], args.lengths[i], page_row});
   }
+  return items;
+}
+
+RowsCall call_of(const RowsArgs& args, const std::vector<RowsItem>& items) {
+  return {args.shape,      items.data(),    int64_t(items.size()),
+          rows_of(args.k), rows_of(args.v), args.paged ? PageFill::of(*args.paged) : PageFill{}};
 }
 
 /** Calls `visit(segment, slot, tokens)` for the part of positions that each segment has. */
@@ -39,9 +46,8 @@ void read_mixed(const RowsArgs& args, cudaStream_t stream) {
     };
     const auto read_plain = [&](int64_t from, int64_t to) {
       if (from >= to) return;
-      launch_read(
-          {args.shape, view.device, from, to - from, rows(args.k, from), rows(args.v, from)},
-          stream);
+      const RowsItem item{view.device, from, to - from, 0};
+      launch_read({args.shape, &item, 1, rows(args.k, from), rows(args.v, from), {}}, stream);
     };
     read_plain(first, std::min(end, view.zone_begin));
     const Positions zone{std::max(first, view.zone_begin), std::min(end, view.zone_end)};
@@ -76,13 +82,15 @@ class Upload {
 
 void CudaBackend::append(const RowsArgs& args, Stream stream) {
   const DeviceGuard guard(device_);
-  each_sequence(args, [&](const RowsCall& call) { launch_append(call, handle_of(stream)); });
+  const std::vector<RowsItem> items = items_of(args);
+  launch_append(call_of(args, items), handle_of(stream));
 }
 
 void CudaBackend::read(const RowsArgs& args, Stream stream) {
   const DeviceGuard guard(device_);
   if (args.shape.narrows()) return read_mixed(args, handle_of(stream));
-  each_sequence(args, [&](const RowsCall& call) { launch_read(call, handle_of(stream)); });
+  const std::vector<RowsItem> items = items_of(args);
+  launch_read(call_of(args, items), handle_of(stream));
 }
 
 void CudaBackend::narrow(const NarrowArgs& args, Stream stream) {
@@ -109,6 +117,12 @@ void CudaBackend::widen(const NarrowArgs& args, Stream stream) {
                               handle_of(stream));
                });
   }
+}
+
+void CudaBackend::set_lengths(const PagedRows& table, const int32_t* lengths, int64_t count,
+                              Stream stream) {
+  const DeviceGuard guard(device_);
+  launch_set_lengths(table.lengths, table.rows, lengths, count, handle_of(stream));
 }
 
 void CudaBackend::copy(void* target, const void* source, int64_t bytes, Stream stream) {

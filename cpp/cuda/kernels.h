@@ -13,6 +13,7 @@
 #include "arguments.h"
 #include "kept/calls.h"
 #include "kept/decode/call.h"
+#include "page_fill.h"
 #include "pariskv/decode/call.h"
 #include "pariskv/sizes.h"
 #include "policy/pariskv/jobs.h"
@@ -51,16 +52,28 @@ constexpr int64_t kMostCleared = 250;  // of a launch; their addresses travel al
 /** Zeroes at most kMostCleared blocks of any memory that the device can reach. */
 void launch_clear(const Cleared* blocks, int64_t count, cudaStream_t stream);
 
-/** Tokens of one sequence between packed tensors and the store. */
-struct RowsCall {
-  ModelShape shape;
+/** Some of the packed tokens of a call: those of one sequence. */
+struct RowsItem {
   const SequenceView* sequence;  // in device memory
   int64_t begin;                 // first position
   int64_t tokens;
-  Rows k, v;  // (tokens, heads, key_dim or value_dim)
+  int32_t page_row;  // of a page table, or ~row where pages do not serve the sequence
+};
+
+/** Tokens of sequences between packed tensors and the store. */
+struct RowsCall {
+  ModelShape shape;
+  const RowsItem* items;  // in the host's memory; their tokens follow one another
+  int64_t count;
+  Rows k, v;      // (tokens, heads, key_dim or value_dim)
+  PageFill fill;  // of an append
 };
 void launch_append(const RowsCall& call, cudaStream_t stream);
 void launch_read(const RowsCall& call, cudaStream_t stream);
+
+/** Rows of a page table, and their lengths; they travel along. */
+void launch_set_lengths(int32_t* lengths, const int32_t* rows, const int32_t* values, int64_t count,
+                        cudaStream_t stream);
 
 /** Rows of one sequence to narrow ones, of positions that enter its zone. */
 struct NarrowCall {

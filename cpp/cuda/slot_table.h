@@ -50,6 +50,11 @@ class SlotTable {
     check_batch(args.batch);
     if (int64_t(rows_.size()) < args.batch) rows_.resize(size_t(args.batch));
     if (scratch_bytes() > kept_scratch_bytes()) thin(args, rooms);
+    if (args.changed != nullptr) {
+      const SequenceView* sequence = args.sequences;
+      for (const int64_t i : *args.changed) set(i, args, *sequence++, rooms);
+      return;
+    }
     for (int64_t i = 0; i < args.batch; ++i) set(i, args, args.sequences[i], rooms);
     // Slots beyond are idle: a graph may have more of them.
     for (int64_t i = args.batch; i < int64_t(rows_.size()); ++i) set_idle(i);
@@ -111,13 +116,22 @@ class SlotTable {
   void thin(const DecodeArgs& args, const Rooms& rooms) {
     bool more = false;
     std::vector<int64_t> spare;
+    std::vector<const SequenceView*> given(rows_.size());
+    for (int64_t n = 0; n < (args.changed ? int64_t(args.changed->size()) : args.batch); ++n) {
+      given[size_t(args.changed ? (*args.changed)[size_t(n)] : n)] = args.sequences + n;
+    }
     for (int64_t i = 0; i < int64_t(rows_.size()); ++i) {
-      const SequenceView* layers = i < args.batch ? layers_of(args, args.sequences[i]) : nullptr;
+      const SequenceView* sequence = given[size_t(i)];
+      const bool stays = args.changed != nullptr && sequence == nullptr;
+      const SequenceView* layers = stays                 ? row(i).sent.layers
+                                   : sequence == nullptr ? nullptr
+                                                         : layers_of(args, *sequence);
       if (layers == nullptr) {
         spare.push_back(i);
         continue;
       }
-      const Demand asked = row(i).demand_of(layers, rooms.demand(args.sequences[i]));
+      const Demand asked =
+          stays ? row(i).demand : row(i).demand_of(layers, rooms.demand(*sequence));
       const Demand capacity = rooms.capacity(row(i).sent);
       const auto ample = [&](size_t j) { return capacity[j] > 2 * rooms.with_room(asked[j]); };
       more = more || row(i).lacks(asked, capacity);

@@ -91,7 +91,7 @@ void Cache::Impl::prefill(int64_t layer, const Batch& sequences,
   }
 
   const Logits logits =
-      verb.check_options({options.scale, options.softcap, {}, {}, {}, {}}, tokens);
+      verb.check_options({options.scale, options.softcap, {}, {}, {}, {}, {}, {}}, tokens);
 
   const Arrivals arrivals = arrivals_of(found, lengths);
   std::vector<Regions> next;
@@ -104,9 +104,16 @@ void Cache::Impl::prefill(int64_t layer, const Batch& sequences,
     verb.check_complete(sequences.ids()[i], found[i]->marks.dropped,
                         "q: expected the queries of these tokens, to choose rows by");
   }
+  NewRows own = rows;
+  std::optional<PagedRows> paged;
+  if (!options.page_rows.empty()) {
+    verb.check_paged(lengths);
+    paged = page_tables(verb, "page_rows").rows(verb, options.page_rows, int64_t(found.size()));
+    own.paged = &*paged, own.unserved = options.unserved;
+  }
   const Visit visit(*this, stream);
   const Queries queries{options.q ? *options.q : TensorView{}, logits};
-  store(arrivals, next, rows, options.q ? &queries : nullptr, [](const auto&) {}, stream);
+  store(arrivals, next, own, options.q ? &queries : nullptr, [](const auto&) {}, stream);
 }
 
 void Cache::decode(int64_t layer, const Batch& sequences, const TensorView& q, const TensorView& k,
@@ -148,7 +155,7 @@ void Cache::Impl::attend(int64_t layer, const Batch& sequences, const std::vecto
   args.q = tensors.q, args.out = tensors.out;
   args.logits = verb.check_options(options, tokens);
   args.precision = options.precision;
-  verb.refuse_error(options);
+  verb.refuse_decodes_own(options);
   args.lse = Verb::lse_of(options);
   check_apart(verb, tensors, args.lse, {});
   for (size_t i = 0; i < found.size(); ++i) {
@@ -237,6 +244,32 @@ void Cache::Impl::flush(const std::vector<Sequence*>& sequences, Stream stream) 
   Step step = plan(layers, next, Planner::Purpose{}, stream);
   step.offloads_at_once = true;
   carry_out(step, [] {}, [] {}, stream);
+}
+
+Pages Cache::pages() const {
+  const Impl::Lock lock(*impl_);
+  const PageRange range = impl_->backend_->pages();
+  if (range.data == nullptr) PageTables::refuse(impl_->verb("pages"));
+  const Config& config = impl_->config_;
+  const ModelShape& shape = impl_->shape_;
+  const int64_t row = config.head_dim + config.value_dim, size = size_of(config.dtype);
+  Pages pages{{}, config.head_dim};
+  pages.rows.data = range.data, pages.rows.dtype = config.dtype;
+  pages.rows.device = config.device, pages.rows.rank = 4;
+  pages.rows.shape = {range.count, config.kv_heads, shape.segment_tokens, row};
+  pages.rows.strides = {range.page_bytes / size, shape.segment_tokens * row, row, 1};
+  return pages;
+}
+
+PageTable Cache::page_table(int64_t sequences, int64_t tokens, Stream stream) {
+  const Impl::Lock lock(*impl_);
+  const Verb verb = impl_->verb("page_table");
+  PageTables tables(verb, *impl_->backend_, impl_->shape_);
+  const Impl::Visit visit(*impl_, stream);
+  const PageTable made =
+      impl_->making_room(stream, [&] { return tables.make(verb, sequences, tokens, stream); });
+  impl_->page_tables_ = std::move(tables);
+  return made;
 }
 
 void Cache::trim() {

@@ -177,14 +177,35 @@ void Cache::Impl::check_apart(const Verb& verb, const StepTensors& tensors, cons
 void Cache::Impl::append(const std::vector<SequenceView>& views, const std::vector<int64_t>& begin,
                          const std::vector<int64_t>& counts, const NewRows& rows, Stream stream) {
   if (rows.borrowed == nullptr) {
-    backend_->append(
-        {shape_, int64_t(views.size()), views.data(), begin.data(), counts.data(), rows.k, rows.v},
-        stream);
+    backend_->append({shape_, int64_t(views.size()), views.data(), begin.data(), counts.data(),
+                      rows.k, rows.v, rows.paged},
+                     stream);
     return;
   }
   int64_t packed = 0;
   for (size_t i = 0; i < views.size(); packed += counts[i++]) {
     set_addresses(views[i].rows, {begin[i], begin[i] + counts[i]}, *rows.borrowed, packed);
+  }
+}
+
+PageTables& Cache::Impl::page_tables(const Verb& verb, const char* argument) {
+  if (!page_tables_) {
+    fail("[", verb.name, "] ", argument, ": expected a cache that has a page table, got one ",
+         "without; call page_table first");
+  }
+  return *page_tables_;
+}
+
+void Cache::Impl::note_unserved(const Step& step, const NewRows& rows) const {
+  if (rows.unserved != nullptr) rows.unserved->clear();
+  for (size_t i = 0; i < step.changes.size(); ++i) {
+    const Change& change = step.changes[i];
+    // Rows that are narrow from now on are given back when the call ends.
+    const bool stay =
+        change.layer->near() && !any(change.work.narrowing) && !any(change.marks.dropped);
+    if (page_tables_->serve(stay, step.views[i].total)) continue;
+    rows.paged->rows[i] = ~rows.paged->rows[i];
+    if (rows.unserved != nullptr) rows.unserved->push_back(int64_t(i));
   }
 }
 

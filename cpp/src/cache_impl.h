@@ -12,6 +12,7 @@
 #include "backend/backend.h"
 #include "check.h"
 #include "gpu/offload_pace.h"
+#include "page_table.h"
 #include "pariskv/cache.h"
 #include "search.h"
 #include "sequence.h"
@@ -159,6 +160,8 @@ class Cache::Impl {
   struct NewRows {
     TensorView k, v;
     const RowAddresses* borrowed = nullptr;
+    const PagedRows* paged = nullptr;          // what is filled of a page table
+    std::vector<int64_t>* unserved = nullptr;  // numbers of sequences that it does not serve
   };
   void check_new_rows(const Verb& verb, const NewRows& rows, int64_t tokens) const;
   /** The same of a step. */
@@ -167,6 +170,11 @@ class Cache::Impl {
   /** Rows of positions from `begin` on come to the sequences' segments. */
   void append(const std::vector<SequenceView>& views, const std::vector<int64_t>& begin,
               const std::vector<int64_t>& counts, const NewRows& rows, Stream stream);
+
+  /** The page table, for a call that asks for it by this argument. */
+  PageTables& page_tables(const Verb& verb, const char* argument);
+  /** Of a step that stores tokens. */
+  void note_unserved(const Step& step, const NewRows& rows) const;
 
   /** Notes where borrowed rows lie; the first one is number `packed` of the addresses. */
   void set_addresses(void* const* blocks, const Positions& positions, const RowAddresses& rows,
@@ -191,6 +199,7 @@ class Cache::Impl {
     Step step = plan(arrivals.layers, next, {Planner::Use::kStore, queries != nullptr}, stream);
     step.offloads_at_once = true;
     const auto append = [&] {
+      if (rows.paged != nullptr) note_unserved(step, rows);
       this->append(step.views, arrivals.begin, arrivals.counts, rows, stream);
       if (queries == nullptr) return;
       observe(step, queries->q, arrivals.first_row, stream);
@@ -223,17 +232,23 @@ class Cache::Impl {
   void launch_step(const Slots& slots, const std::vector<SequenceView>& views, DecodeArgs args,
                    Stream stream);
 
+  /** A decode beside kernels that read pages. */
+  void decode_paged(DecodeArgs args, Stream stream);
+
   /** What a step does besides counting tokens. */
   struct StepWork {
     using OfViews = std::function<void(const std::vector<SequenceView>&)>;
     DecodeArgs args;  // that memory is reserved for, of the first layer
     OfViews append;   // of (slots), before keys enter zones; none: rows come with the launch
     OfViews launch;   // of (slots); none: a replay will
+    bool sets_lengths = false;  // of the page table's rows, for that replay
   };
   /** The cursor follows these layers of the batch: as before, or looked up now. */
   void open_step(const Verb& verb, const Batch& batch, LayerRange range);
   /** A step that adds so many tokens to each sequence, one or none. */
   void take_step(LayerRange range, int64_t tokens, const StepWork& work, Stream stream);
+  /** Of sequences that a step attends to in full, once they have so many tokens more. */
+  void set_lengths(const std::vector<bool>& in_full, int64_t tokens, Stream stream);
   struct PlannedStep;
   /** Plans layers that are due; of the others the device will count the tokens. */
   void plan_step(PlannedStep& planned, int64_t tokens, const StepWork& work, Stream stream);
@@ -324,6 +339,7 @@ class Cache::Impl {
   std::map<SequenceId, Sequence> sequences_;
   SequenceId next_id_ = 0;
   StepCursor cursor_;
+  std::optional<PageTables> page_tables_;
   int64_t calls_ = 0;      // that named sequences
   const uint64_t number_;  // no other cache of this process has it
   std::vector<std::weak_ptr<const Batch::Prepared>> batches_;

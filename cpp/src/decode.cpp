@@ -82,7 +82,18 @@ DecodeArgs Cache::Impl::decode_args(const Verb& verb, int64_t layer, const Slots
   args.lse = Verb::lse_of(options);
   args.error = verb.check_error(options, slots.all, search_->needs().estimates_error);
   check_apart(verb, tensors, args.lse, args.error);
+  if (options.dense && (args.lse.data != nullptr || args.error.data != nullptr)) {
+    fail("[decode] ", args.lse.data != nullptr ? "lse" : "error",
+         ": expected none beside dense, whose kernel tells none");
+  }
   return args;
+}
+
+void Cache::Impl::decode_paged(DecodeArgs args, Stream stream) {
+  if (search_->needs().leaves_dense) return search_->decode(args, stream);
+  (*args.paged->dense)();  // of no sequence
+  args.paged = nullptr;
+  search_->decode(args, stream);
 }
 
 void Cache::Impl::decode(int64_t layer, const Batch& sequences, const StepTensors& tensors,
@@ -96,6 +107,19 @@ void Cache::Impl::decode(int64_t layer, const Batch& sequences, const StepTensor
   const Slots& slots = at.slots;
   DecodeArgs args = decode_args(verb, layer, slots, tensors, appends, options);
 
+  PagedStep paged{};
+  if (options.dense) {
+    PageTables& tables = page_tables(verb, "dense");
+    paged.table = tables.rows(verb, options.page_rows, slots.all);
+    paged.dense = &options.dense;
+    args.paged = &paged;
+    if (backend_->capturing(stream) && !options.page_rows.empty()) {
+      fail(
+          "[decode] page_rows: expected none in a decode that is captured: the slots of a graph "
+          "have the first rows of the page table, in order");
+    }
+  }
+
   if (backend_->capturing(stream)) {  // a replay reads the lengths of its time
     cursor_.settle();
     const int64_t heads = decode_of(slots.size()).heads;
@@ -103,8 +127,7 @@ void Cache::Impl::decode(int64_t layer, const Batch& sequences, const StepTensor
     for (const Layer* target : slots.layers) views.push_back(target->view(sizes_, *search_, heads));
     views = slots.spread(views.data());
     args.sequences = views.data();
-    search_->decode(args, stream);
-    return;
+    return args.paged ? decode_paged(args, stream) : search_->decode(args, stream);
   }
 
   const int64_t tokens = appends ? 1 : 0;
@@ -149,6 +172,20 @@ void Cache::Impl::append_step(const Slots& slots, const std::vector<SequenceView
 void Cache::Impl::launch_step(const Slots& slots, const std::vector<SequenceView>& views,
                               DecodeArgs args, Stream stream) {
   args.sequences = views.data();
+  if (args.paged != nullptr) {
+    PagedStep paged = *args.paged;
+    std::vector<int32_t> lengths(size_t(slots.all), 0);
+    for (size_t i = 0; i < slots.layers.size(); ++i) {
+      const SequenceView& view = views[size_t(slots.numbers[i])];
+      const bool served = view.dense() && search_->needs().leaves_dense &&
+                          page_tables_->serve(slots.layers[i]->near(), view.total);
+      if (served) lengths[size_t(slots.numbers[i])] = int32_t(view.total);
+      paged.unserved += !served;
+    }
+    backend_->set_lengths(paged.table, lengths.data(), slots.all, stream);
+    args.paged = &paged;
+    return decode_paged(args, stream);
+  }
   if (backend_->capabilities().graphs) return search_->decode(args, stream);
   // No kernel knows idle slots: a step is made of the runs between them.
   for (const Slots::Run& run : slots.runs) {

@@ -14,7 +14,7 @@ Explanation Cache::explain(int64_t layer, SequenceId sequence, const TensorView&
   const Config& config = impl_->config_;
   verb.check_tensor("q", q, config.dtype, {config.query_heads, config.head_dim});
   const Logits logits = verb.check_options(options, 1);
-  verb.refuse_error(options);
+  verb.refuse_decodes_own(options);
   verb.refuse_fast(options);
 
   Explanation explanation;

@@ -42,7 +42,7 @@ StepFacts Layer::facts(int64_t heads) const {
   StepFacts facts;
   facts.lacks_rows = any(marks.dropped);
   facts.awaits_choice = parts[Part::kKept] == nullptr;
-  facts.near = narrow.rows() == nullptr && !store.has_moved();
+  facts.near = near();
   facts.heads = heads;
   return facts;
 }

@@ -78,6 +78,9 @@ struct Layer {
   /** What the mode of such a step follows from. */
   StepFacts facts(int64_t heads) const;
 
+  /** Whether all rows are plain, and none is in host memory beside a GPU. */
+  bool near() const { return narrow.rows() == nullptr && !store.has_moved(); }
+
   /** The layer once it has been cut to `next`; where rows are kept of its zone, without these. */
   SequenceView cut(const Regions& next, const RegionSizes& sizes, const Search& search) const;
 

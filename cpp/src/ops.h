@@ -13,6 +13,7 @@
 #include "gpu/row_cache.h"
 #include "kept.h"
 #include "narrow.h"
+#include "paged.h"
 #include "pariskv/config.h"
 #include "pariskv/tensor_view.h"
 #include "part.h"
@@ -154,10 +155,11 @@ inline float* floats_of(const TensorView& view, int64_t first = 0) {
 struct RowsArgs {
   ModelShape shape;
   int64_t batch;
-  const SequenceView* sequences;  // (batch)
-  const int64_t* begin;           // (batch) first position
-  const int64_t* lengths;         // (batch)
-  TensorView k, v;                // (sum of lengths, heads, key_dim or value_dim)
+  const SequenceView* sequences;     // (batch)
+  const int64_t* begin;              // (batch) first position
+  const int64_t* lengths;            // (batch)
+  TensorView k, v;                   // (sum of lengths, heads, key_dim or value_dim)
+  const PagedRows* paged = nullptr;  // of an append: rows of a page table that it fills
 };
 
 /** How logits are made of q.k. */
@@ -248,6 +250,12 @@ struct DecodeArgs {
   TensorView lse;    // (batch, query_heads) float32; data null: not wanted
   TensorView error;  // (batch, heads) float32; data null: not wanted. See Needs::estimates_error
   bool traced;       // to be explained, beside whatever is being decoded
+  /**
+   * Of a `reserve`: slots that alone have changed since the last one, in the order of `sequences`,
+   * which has theirs alone; null: all of the batch.
+   */
+  const std::vector<int64_t>* changed = nullptr;
+  const PagedStep* paged = nullptr;  // what others attend to; null: nothing
 };
 
 struct DecodeCounts {

@@ -51,6 +51,7 @@ struct Needs {
   bool waits_for_kept = true;    // until rows were chosen, a zone of which some are to be kept is
                                  // attended to in full
   bool estimates_error = false;  // a step can tell DecodeArgs::error
+  bool leaves_dense = false;     // a step knows DecodeArgs::paged
   bool fits_a_file = true;  // rows, summaries and the state are all that a sequence goes on with
   StepRules steps;          // when a sequence is searched
 };

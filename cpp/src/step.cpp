@@ -28,6 +28,7 @@ void Cache::Impl::take_step(LayerRange range, int64_t tokens, const StepWork& wo
                                           stream);
     }
     if (work.launch) work.launch(cursor_.layer(range.first).views);
+    if (work.sets_lengths) set_lengths(cursor_.in_full(), 0, stream);
   } catch (...) {
     cursor_.count(range, -tokens);
     forget(range);
@@ -40,33 +41,54 @@ void Cache::Impl::take_step(LayerRange range, int64_t tokens, const StepWork& wo
 /** What changes by more than its length in a step, and the views of it all. */
 struct Cache::Impl::PlannedStep {
   std::vector<BatchLayer*> layers;
-  std::vector<size_t> due;                       // numbers of sequences, see BatchLayer
-  std::vector<SequenceView*> counted;            // the others, in the device's memory
-  std::vector<std::vector<SequenceView>> views;  // (layers, slots)
-  Step step;                                     // (layers, due)
+  std::vector<size_t> due;             // numbers of sequences, see BatchLayer
+  std::vector<SequenceView*> counted;  // the others, in the device's memory
+  std::vector<SequenceView> views;     // (slots) of the only layer, for its launch
+  std::vector<int64_t> slots_due;      // of those that are due
+  Step step;                           // (layers, due)
 
   const Slots& slots() const { return layers.front()->slots; }
   void look(int64_t tokens) {
-    due.clear(), counted.clear();
+    due.clear(), counted.clear(), slots_due.clear();
     for (size_t i = 0; i < slots().layers.size(); ++i) {
       const bool is_due = std::any_of(layers.begin(), layers.end(), [&](const BatchLayer* layer) {
         return layer->due(i, tokens);
       });
-      if (is_due) due.push_back(i);
+      if (is_due) due.push_back(i), slots_due.push_back(slots().numbers[i]);
       if (!is_due && tokens > 0) counted.push_back(layers.front()->places[i]);
     }
   }
-  /** Views of all slots, after so many tokens. */
-  void spread(const std::vector<SequenceView>& changed, int64_t tokens) {
-    views.clear();
-    const SequenceView* view = changed.data();
-    for (const BatchLayer* layer : layers) {
-      views.push_back(layer->views);
-      for (const int64_t slot : slots().numbers) views.back()[size_t(slot)].total += tokens;
-      for (const size_t i : due) views.back()[size_t(slots().numbers[i])] = *view++;
+  bool all_due() const { return due.size() == slots().layers.size(); }
+  /** Whether all layers of a sequence that is due will be attended to in full, and are near. */
+  bool in_full(size_t number) const {
+    for (size_t l = 0; l < layers.size(); ++l) {
+      if (!in_full(number, l)) return false;
     }
+    return true;
+  }
+  bool in_full(size_t number, size_t l) const {
+    const size_t i = l * due.size() + number;
+    return step.views[i].dense() && step.changes[i].facts().near;
+  }
+  /** Views of all slots of one layer, after so many tokens. */
+  void spread(const std::vector<SequenceView>& changed, int64_t tokens) {
+    views = layers.front()->views;
+    for (const int64_t slot : slots().numbers) views[size_t(slot)].total += tokens;
+    for (size_t n = 0; n < due.size(); ++n) views[size_t(slots_due[n])] = changed[n];
   }
 };
+
+void Cache::Impl::set_lengths(const std::vector<bool>& in_full, int64_t tokens, Stream stream) {
+  const Slots& slots = cursor_.slots();
+  std::vector<int32_t> lengths(size_t(slots.all), 0);
+  for (size_t i = 0; i < in_full.size(); ++i) {
+    const int64_t total = cursor_.total(i) + tokens;
+    if (search_->needs().leaves_dense && page_tables_->serve(in_full[i], total)) {
+      lengths[size_t(slots.numbers[i])] = int32_t(total);
+    }
+  }
+  page_tables_->set_lengths(std::move(lengths), stream);
+}
 
 void Cache::Impl::plan_step(PlannedStep& planned, int64_t tokens, const StepWork& work,
                             Stream stream) {
@@ -82,13 +104,20 @@ void Cache::Impl::plan_step(PlannedStep& planned, int64_t tokens, const StepWork
       }
     }
     const auto reserve = [&](Step& step) {
-      planned.spread(step.views, tokens);
+      if (work.launch) planned.spread(step.views, tokens);
+      // Where graphs are, kernels know idle slots; elsewhere a step is made without them, and all
+      // sequences are always due.
+      const bool whole = backend_->capabilities().graphs, all = planned.all_due();
       DecodeArgs args = work.args;
+      args.batch = whole ? planned.slots().all : planned.slots().size();
+      if (whole && !all) args.changed = &planned.slots_due;
+      std::vector<SequenceView> spread;
       for (size_t l = 0; l < planned.layers.size(); ++l, ++args.layer) {
-        // Where graphs are, kernels know idle slots; elsewhere a step is made without them.
-        const bool whole = backend_->capabilities().graphs;
-        args.batch = whole ? planned.slots().all : planned.slots().size();
-        args.sequences = whole ? planned.views[l].data() : step.views.data();
+        args.sequences = step.views.data() + l * planned.due.size();
+        if (whole && all) {
+          spread = planned.slots().spread(args.sequences);
+          args.sequences = spread.data();
+        }
         if (whole || args.batch > 0) search_->reserve(args);
       }
     };
@@ -113,10 +142,14 @@ void Cache::Impl::take_planned_step(LayerRange range, int64_t tokens, const Step
       backend_->word_updates()->add_token(planned.counted.data(), int64_t(planned.counted.size()),
                                           range.count, stream);
     }
-    if (work.append) work.append(planned.views.front());
+    if (work.append) work.append(planned.views);
   };
   const auto launch = [&] {
-    if (work.launch) work.launch(planned.views.front());
+    if (work.launch) work.launch(planned.views);
+    if (!work.sets_lengths) return;
+    std::vector<bool> in_full = cursor_.in_full();
+    for (size_t n = 0; n < planned.due.size(); ++n) in_full[planned.due[n]] = planned.in_full(n);
+    set_lengths(in_full, tokens, stream);
   };
   try {
     offload_beside(planned.step, stream);
@@ -131,8 +164,11 @@ void Cache::Impl::take_planned_step(LayerRange range, int64_t tokens, const Step
   const int64_t heads = decode_of(slots.size()).heads;
   for (size_t l = 0; l < planned.layers.size(); ++l) {
     BatchLayer& at = *planned.layers[l];
-    at.views = std::move(planned.views[l]);
-    for (const size_t i : planned.due) {
+    at.count(tokens);
+    for (size_t n = 0; n < planned.due.size(); ++n) {
+      const size_t i = planned.due[n];
+      at.view(i) = planned.step.views[l * planned.due.size() + n];
+      at.in_full[i] = planned.in_full(n, l);
       const int64_t steps = counts ? planner_.quiet_steps(*at.slots.layers[i], heads) : 0;
       at.quiet_until[i] = steps > 0 ? at.view(i).total + steps : -1;
     }
@@ -180,7 +216,9 @@ void Cache::advance(const Batch& sequences, Stream stream) {
     }
   }
   const Impl::Visit visit(*impl_, stream, Impl::Visit::Steps::kGoOn);
-  impl_->take_step(all, 1, {impl_->decode_args(0), {}, {}}, stream);
+  Impl::StepWork work{impl_->decode_args(0), {}, {}};
+  work.sets_lengths = impl_->page_tables_.has_value();
+  impl_->take_step(all, 1, work, stream);
   backend.expect_replays(stream);
 }
 

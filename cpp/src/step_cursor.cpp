@@ -28,7 +28,8 @@ std::vector<SequenceView> Slots::spread(const SequenceView* views) const {
 BatchLayer::BatchLayer(Slots of)
     : slots(std::move(of)),
       views(size_t(slots.all), SequenceView{}),
-      quiet_until(slots.layers.size(), -1) {
+      quiet_until(slots.layers.size(), -1),
+      in_full(slots.layers.size(), false) {
   places.reserve(slots.layers.size());
   for (size_t i = 0; i < slots.layers.size(); ++i) {
     places.push_back(slots.layers[i]->tables.device());
@@ -94,10 +95,13 @@ BatchLayer& StepCursor::layer(int64_t number) {
 const StepCursor::Whole& StepCursor::whole() {
   if (!whole_) {
     fold();
-    whole_ = Whole{kMostTokens, 0};
+    whole_ = Whole{kMostTokens, 0, std::vector<bool>(layers_.front()->in_full.size(), true)};
     for (const auto& layer : layers_) {
       whole_->left = std::min(whole_->left, layer->left);
       whole_->searched += layer->searched;
+      for (size_t i = 0; i < layer->in_full.size(); ++i) {
+        whole_->in_full[i] = whole_->in_full[i] && layer->in_full[i];
+      }
     }
   }
   return *whole_;
@@ -115,6 +119,11 @@ const std::vector<SequenceView*>& StepCursor::places(LayerRange range) const {
 
 int64_t StepCursor::searched(LayerRange range) {
   return is_whole(range) ? whole().searched : layer(range.first).searched;
+}
+
+const std::vector<bool>& StepCursor::in_full() {
+  if (all_.count > 1) return whole().in_full;
+  return layers_.front()->in_full;
 }
 
 void StepCursor::count(LayerRange range, int64_t tokens) noexcept {

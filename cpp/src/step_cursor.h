@@ -37,6 +37,7 @@ struct BatchLayer {
   std::vector<SequenceView> views;    // (slots) with tokens that the layers were not told of
   std::vector<SequenceView*> places;  // (layers) their views in the device's memory
   std::vector<int64_t> quiet_until;   // (layers) lengths up to which nothing else changes
+  std::vector<bool> in_full;          // (layers) attended to in full by steps, all rows near
   int64_t left = -1;     // tokens until one of them is due; -1: one is, for a step without a token
   int64_t searched = 0;  // layers of which a step selects rows
 
@@ -86,6 +87,12 @@ class StepCursor {
   const std::vector<SequenceView*>& places(LayerRange range) const;
   /** Pairs of a sequence and a layer of which a step selects rows. */
   int64_t searched(LayerRange range);
+  /** (sequences) Whether steps attend to them in full in all layers, to rows that are near. */
+  const std::vector<bool>& in_full();
+  /** Of the first layer, those of all. */
+  const Slots& slots() const { return layers_.front()->slots; }
+  /** Tokens of a sequence in the first layer. */
+  int64_t total(size_t i) const { return layers_.front()->view(i).total + unfolded_; }
 
   /** A step begins, in the call of this number. */
   void note(int64_t call) noexcept { call_ = call, untold_ = true; }
@@ -106,6 +113,7 @@ class StepCursor {
   /** Of all layers together. */
   struct Whole {
     int64_t left, searched;
+    std::vector<bool> in_full;
   };
   const Whole& whole();
   /** Counts whole steps in each layer. */

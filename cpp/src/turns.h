@@ -19,7 +19,7 @@ class Turns {
     if (taken_ && owner_ == std::this_thread::get_id()) {
       fail(
           "this thread is inside a call on this cache, so a second one would wait for itself: "
-          "handlers of signals, should_stop and memory resources must not call it");
+          "handlers of signals, should_stop, memory resources and dense must not call it");
     }
     while (taken_) {
       if (process_ != this_process()) {

@@ -239,6 +239,11 @@ int64_t Verb::check_lengths(const std::vector<int64_t>& lengths, int64_t batch) 
   return sum;
 }
 
+void Verb::check_paged(const std::vector<int64_t>& lengths) const {
+  if (std::find(lengths.begin(), lengths.end(), 0) == lengths.end()) return;
+  fail("[", name, "] lengths: expected 1 or more with page_rows, got 0");
+}
+
 void Verb::check_total(int64_t tokens) const {
   if (tokens > kMostTokens) {
     fail("[", name, "] expected at most ", kMostTokens, " tokens in a sequence, got ", tokens);
@@ -306,9 +311,12 @@ TensorView Verb::check_error(const AttendOptions& options, int64_t batch, bool i
   return *options.error;
 }
 
-void Verb::refuse_error(const AttendOptions& options) const {
-  if (!options.error) return;
-  fail("[", name, "] error: expected none: decode alone writes it");
+void Verb::refuse_decodes_own(const AttendOptions& options) const {
+  if (options.error) fail("[", name, "] error: expected none: decode alone writes it");
+  if (options.dense || !options.page_rows.empty()) {
+    fail("[", name, "] ", options.dense ? "dense" : "page_rows",
+         ": expected none; decodes alone leave sequences to other kernels");
+  }
 }
 
 void Verb::refuse_fast(const AttendOptions& options) const {

@@ -45,6 +45,9 @@ struct Verb {
   /** Throws on a negative length or too many tokens; returns the sum. */
   int64_t check_lengths(const std::vector<int64_t>& lengths, int64_t batch) const;
 
+  /** Throws unless each sequence of a call that fills a page table gets tokens. */
+  void check_paged(const std::vector<int64_t>& lengths) const;
+
   /** Throws when a sequence would have more tokens than positions are kept for. */
   void check_total(int64_t tokens) const;
 
@@ -67,8 +70,8 @@ struct Verb {
   /** Throws unless errors can be written, if any are wanted: only searches that have one can. */
   TensorView check_error(const AttendOptions& options, int64_t batch, bool is_estimated) const;
 
-  /** Throws where errors are wanted of a call that has none. */
-  void refuse_error(const AttendOptions& options) const;
+  /** Throws where a call that is no decode is asked for what decodes alone can. */
+  void refuse_decodes_own(const AttendOptions& options) const;
 
   /** Throws if another precision is asked for than there is. */
   void refuse_fast(const AttendOptions& options) const;

@@ -292,6 +292,7 @@ is done.)");
   bind_calls(cache);
   bind_looks(cache);
   bind_files(cache);
+  bind_pages(m, cache);
 }
 
 }  // namespace pariskv::python

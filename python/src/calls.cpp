@@ -117,7 +117,7 @@ nb::object attended(const Handle& handle, const Arguments& given, bool return_er
   return out;
 }
 
-void prefill(const Handle& handle, const Arguments& given) {
+nb::object prefill(const Handle& handle, const Arguments& given) {
   const int64_t layer = given.integer("layer");
   const Batch sequences = given.batch("sequences");
   const Lengths lengths = given.optional_integers("lengths");
@@ -136,9 +136,24 @@ void prefill(const Handle& handle, const Arguments& given) {
   }
   const std::vector<int64_t> tokens = lengths_of("prefill", lengths, sequences, keys.view);
   const Stream queue = stream_of(stream, handle);
+  std::vector<int64_t> unserved;
+  const auto page_rows = given.optional_integers("page_rows");
+  if (page_rows) options.page_rows = *page_rows, options.unserved = &unserved;
   unlocked(handle, [&](Cache& cache) {
     cache.prefill(layer, sequences, tokens, keys.view, values.view, options, queue);
   });
+  if (!page_rows) return nb::none();
+  nb::list places;
+  for (const int64_t place : unserved) places.append(place);
+  return places;
+}
+
+/** A function that a decode calls when rows are there; none: there is none. */
+std::function<void()> dense_of(const Arguments& given) {
+  const nb::handle dense = given["dense"];
+  if (dense.is_none()) return {};
+  if (PyCallable_Check(dense.ptr()) == 0) refuse_type("[decode] dense", "a function", dense);
+  return [dense] { Unlocked::call_python([&] { nb::borrow<nb::object>(dense)(); }); };
 }
 
 nb::object decode(const Handle& handle, const Arguments& given) {
@@ -148,14 +163,16 @@ nb::object decode(const Handle& handle, const Arguments& given) {
   const DType dtype = handle.open()->config().dtype;
   const NewRows rows = new_rows_of("decode", given["k"], given["v"], dtype);
   const Stream queue = stream_of(stream, handle);
-  return attended(handle, given, given.flag("return_error"),
-                  [&](Cache& cache, const TensorView& query, const TensorView& result,
-                      const AttendOptions& options) {
-                    if (!rows.given())
-                      return cache.decode(layer, sequences, query, result, options, queue);
-                    cache.decode(layer, sequences, query, rows.k->view, rows.v->view, result,
-                                 options, queue);
-                  });
+  const std::function<void()> dense = dense_of(given);
+  const auto page_rows = given.optional_integers("page_rows");
+  return attended(
+      handle, given, given.flag("return_error"),
+      [&](Cache& cache, const TensorView& query, const TensorView& result, AttendOptions options) {
+        options.dense = dense;
+        if (page_rows) options.page_rows = *page_rows;
+        if (!rows.given()) return cache.decode(layer, sequences, query, result, options, queue);
+        cache.decode(layer, sequences, query, rows.k->view, rows.v->view, result, options, queue);
+      });
 }
 
 nb::object attend(const Handle& handle, const Arguments& given) {
@@ -254,14 +271,15 @@ void bind_calls(nb::class_<Handle>& cache) {
          {"prefill",
           {"layer", "sequences", "k", "v"},
           {"lengths"},
-          {"q", "scale", "softcap", "stream"}},
+          {"q", "scale", "softcap", "page_rows", "stream"}},
          &prefill,
          "def prefill(self, layer: int, sequences: " PKV_SIGNATURE_BATCH
          ", "
          "k: pariskv_core._array.Array, v: pariskv_core._array.Array, "
          "lengths: collections.abc.Sequence[int] | None = None, *, "
          "q: pariskv_core._array.Array | None = None, scale: float | None = None, "
-         "softcap: float = 0.0, stream: int | None = None) -> None",
+         "softcap: float = 0.0, page_rows: collections.abc.Sequence[int] | None = None, "
+         "stream: int | None = None) -> list[int] | None",
          R"(Appends keys and values, a prompt or a chunk of one.
 
 k, v     (sum of lengths, kv_heads, head_dim), v value_dim, sequence after sequence; k after RoPE
@@ -270,18 +288,24 @@ q        (sum of lengths, query_heads, head_dim) the prompt's queries, after RoP
          tell how channels are balanced (ParisKV's block), so that better rows are picked; the
          last ones say which rows HardKV and PRKV keep
 scale, softcap
-         of these queries, as in decode)");
+         of these queries, as in decode
+page_rows
+         (sequences) rows of the page table that are filled for them, see page_table
+Returns, with page_rows, the places in `sequences` of those that pages do not serve: some of their
+rows are in host memory, or not plain, or the table's rows are too short.)");
   define(cache,
          {"decode",
           {"layer", "sequences", "q"},
           {"k", "v"},
-          {"out", "scale", "softcap", "sink_bias", "return_lse", "return_error", "stream"}},
+          {"out", "scale", "softcap", "sink_bias", "return_lse", "return_error", "dense",
+           "page_rows", "stream"}},
          &decode,
          "def decode(self, layer: int, sequences: " PKV_SIGNATURE_BATCH
          ", "
          "q: pariskv_core._array.Array, k: pariskv_core._array.Array | None = None, "
          "v: pariskv_core._array.Array | None = None, *, " PKV_SIGNATURE_RESULT
-         "return_error: bool = False, " PKV_SIGNATURE_END,
+         "return_error: bool = False, dense: collections.abc.Callable[[], object] | None = None, "
+         "page_rows: collections.abc.Sequence[int] | None = None, " PKV_SIGNATURE_END,
          R"(Appends one token per sequence, then attends to what matters.
 
 q          (batch, query_heads, head_dim), after RoPE
@@ -294,6 +318,10 @@ softcap    c > 0: logits become c tanh(logit / c)
 sink_bias  (query_heads) float32: a logit without a value row
 return_lse, return_error
            what is returned besides
+dense      with a page table: attends to pages in place of the call, for the sequences whose length
+           in the table is not 0, and is called once, when the new rows are there. The call then
+           attends for the others. It must not call the cache
+page_rows  (batch) with dense: rows of the page table, in order when left out
 Returns out, (batch, query_heads, value_dim); or a tuple: out, the log-sum-exps lse, (batch,
 query_heads) float32, and the predicted error, (batch, kv_heads) float32. The error is what the
 estimate of the keys that are not selected adds to an output, as the rows of its sample tell: its

@@ -101,5 +101,7 @@ void define(nb::class_<Handle>& cache, Parameters parameters, Call call, const c
 /** The methods that move arrays in and out, and those that write and read files. */
 void bind_calls(nb::class_<Handle>& cache);
 void bind_files(nb::class_<Handle>& cache);
+/** Rows as pages, which have classes of their own. */
+void bind_pages(nb::module_& m, nb::class_<Handle>& cache);
 
 }  // namespace pariskv::python

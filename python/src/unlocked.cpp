@@ -4,6 +4,8 @@
 #include <chrono>
 #include <thread>
 
+#include "pariskv/error.h"
+
 namespace pariskv::python {
 
 namespace {
@@ -77,6 +79,18 @@ bool Unlocked::ask() {
   state_ = PyEval_SaveThread();
   next_ = std::chrono::steady_clock::now() + kBetweenSignals;
   return bool(raised_);
+}
+
+void Unlocked::call_python(const std::function<void()>& call) {
+  Unlocked& own = *innermost;
+  own.come_back();
+  try {
+    call();
+  } catch (...) {
+    own.raised_ = std::current_exception();
+  }
+  own.state_ = PyEval_SaveThread();
+  if (own.raised_) throw Stopped("a function that the call was given has raised");
 }
 
 }  // namespace pariskv::python

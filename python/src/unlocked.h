@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <exception>
+#include <functional>
 
 namespace pariskv::python {
 
@@ -26,6 +27,12 @@ class Unlocked {
    */
   static bool signal_raised();
   const std::exception_ptr& raised() const { return raised_; }
+
+  /**
+   * For what the engine calls back inside a call: calls Python, with the GIL. When that raises,
+   * `raised` has what, and this throws Stopped, so that the call ends.
+   */
+  static void call_python(const std::function<void()>& call);
 
  private:
   bool ask();

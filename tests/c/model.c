@@ -58,7 +58,7 @@ pariskv_status add_prompt(pariskv_cache* cache, pariskv_sequence sequence, int64
   float* v = new_rows(tokens, kKvHeads, 3 * seed + 2);
   const pariskv_tensor queries = rows_of(q, tokens, kQueryHeads);
   const pariskv_tensor keys = rows_of(k, tokens, kKvHeads), values = rows_of(v, tokens, kKvHeads);
-  pariskv_prefill_options options = {sizeof options, &queries, 0, 0};
+  pariskv_prefill_options options = {sizeof options, &queries, 0, 0, NULL, NULL};
   pariskv_batch* batch = NULL;
   pariskv_status status = pariskv_batch_create(cache, &sequence, 1, &batch);
   for (int64_t layer = 0; layer < kLayers && status == PARISKV_OK; ++layer) {

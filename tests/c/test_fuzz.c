@@ -234,7 +234,8 @@ void test_fuzzed_calls(void) {
     pariskv_tensor flat = q;
     flat.rank = 2, flat.shape[0] = kQueryHeads, flat.shape[1] = kDim, flat.strides[0] = kDim;
     flat.strides[1] = 1;
-    pariskv_attend_options options = {sizeof options, 0, 0, NULL, NULL, NULL, 0, 0};
+    pariskv_attend_options options = {sizeof options, 0,    0,   NULL, NULL, NULL, 0, 0,
+                                      NULL,           NULL, NULL};
     change(&options, &options.sink_bias);
     const int64_t number = odd_number(), layer = any() % 2 ? odd_number() : 0;
     const pariskv_sequence id = any() % 2 ? odd_number() : victim.sequence;

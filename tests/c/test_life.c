@@ -68,7 +68,8 @@ static void check_attention(pariskv_cache* cache) {
   const int64_t shape[2] = {1, kQueryHeads};
   pariskv_tensor sums;
   OK(pariskv_tensor_init(&sums, sizeof sums, lse, PARISKV_FLOAT32, 2, shape));
-  pariskv_attend_options options = {sizeof options, 0, 0, NULL, &sums, NULL, 0, 0};
+  pariskv_attend_options options = {sizeof options, 0,    0,   NULL, &sums, NULL, 0, 0,
+                                    NULL,           NULL, NULL};
   OK(pariskv_cache_decode(cache, 0, batch, &queries, &keys, &values, &outputs, &options, NULL));
   for (int64_t head = 0; head < kQueryHeads; ++head) {
     double expected[kDim];

@@ -85,6 +85,8 @@ static void check_nulls(pariskv_cache* cache, pariskv_sequence sequence, pariskv
   int64_t number = 0;
   pariskv_batch* made = NULL;
   pariskv_stats stats = {.size = sizeof stats};
+  pariskv_pages pages = {.size = sizeof pages};
+  pariskv_page_table table = {.size = sizeof table};
   pariskv_bytes bytes = {sizeof bytes, 0, 0};
   pariskv_config config = {.size = sizeof config};
   pariskv_region_counts counts = {sizeof counts, 0, 0, 0, 0, 0};
@@ -168,6 +170,10 @@ static void check_nulls(pariskv_cache* cache, pariskv_sequence sequence, pariskv
   WRONG("[sequences] capacity", pariskv_cache_sequences(cache, &number, -1, &number));
   WRONG(no_cache, pariskv_cache_stats(NULL, &stats));
   WRONG("[stats] stats", pariskv_cache_stats(cache, NULL));
+  WRONG(no_cache, pariskv_cache_pages(NULL, &pages));
+  WRONG("[pages] pages", pariskv_cache_pages(cache, NULL));
+  WRONG(no_cache, pariskv_cache_page_table(NULL, 1, 1, &table, NULL));
+  WRONG("[page_table] table", pariskv_cache_page_table(cache, 1, 1, NULL, NULL));
   WRONG(no_cache, pariskv_cache_trim(NULL));
   WRONG(no_cache, pariskv_cache_config(NULL, &config));
   WRONG("[cache_config] config", pariskv_cache_config(cache, NULL));
@@ -212,6 +218,11 @@ static void check_tensors(pariskv_cache* cache, pariskv_batch* batch) {
         pariskv_tensor_init(&made, sizeof made, rows, PARISKV_FLOAT32, 3, NULL));
   WRONG("[tensor_init] shape",
         pariskv_tensor_init(&made, sizeof made, rows, PARISKV_FLOAT32, 2, endless));
+}
+
+static void never_called(void* context) {
+  (void)context;
+  abort();
 }
 
 void test_wrong_input(void) {
@@ -270,10 +281,12 @@ void test_sizes(void) {
   float rows[kOut];
   const int64_t one = 1, shape[3] = {1, kKvHeads, kDim};
   pariskv_tensor k = rows_of(rows, 1, kKvHeads), q = rows_of(rows, 1, kQueryHeads);
-  pariskv_attend_options asked = {sizeof asked, 0, 0, NULL, NULL, NULL, 0, 0};
-  pariskv_prefill_options with = {sizeof with, NULL, 0, 0};
+  pariskv_attend_options asked = {sizeof asked, 0, 0, NULL, NULL, NULL, 0, 0, NULL, NULL, NULL};
+  pariskv_prefill_options with = {sizeof with, NULL, 0, 0, NULL, NULL};
   pariskv_stats stats = {.size = sizeof stats};
   pariskv_region_counts counts = {sizeof counts, 0, 0, 0, 0, 0};
+  pariskv_pages pages = {.size = sizeof pages};
+  pariskv_page_table table = {.size = sizeof table};
   for (size_t size = 0; size < 400; ++size) {
 #define SIZE(type, set, call)                   \
   do {                                          \
@@ -308,16 +321,28 @@ void test_sizes(void) {
     resources.executor = NULL;
     SIZE(pariskv_tensor, k.size, pariskv_cache_prefill(cache, 0, batch, &one, &k, &k, NULL, NULL));
     SIZE(pariskv_tensor, given, pariskv_tensor_init(&k, given, rows, PARISKV_FLOAT32, 3, shape));
-    SIZE(pariskv_prefill_options, with.size,
-         pariskv_cache_prefill(cache, 0, batch, &one, &k, &k, &with, NULL));
-    if (size != 48) { /* as it was before it had a precision */
+    const int whole = size % sizeof(void*) == 0; /* some are those of earlier versions */
+    if (!whole || size < 32 || size > sizeof with) {
+      SIZE(pariskv_prefill_options, with.size,
+           pariskv_cache_prefill(cache, 0, batch, &one, &k, &k, &with, NULL));
+    }
+    if (!whole || size < 48 || size > sizeof asked) {
       SIZE(pariskv_attend_options, asked.size,
            pariskv_cache_decode(cache, 0, batch, &q, NULL, NULL, &q, &asked, NULL));
     }
     SIZE(pariskv_stats, stats.size, pariskv_cache_stats(cache, &stats));
     SIZE(pariskv_region_counts, counts.size, pariskv_cache_regions(cache, sequence, 0, &counts));
+    SIZE(pariskv_pages, pages.size, pariskv_cache_pages(cache, &pages));
+    SIZE(pariskv_page_table, table.size, pariskv_cache_page_table(cache, 1, 1, &table, NULL));
 #undef SIZE
   }
+  WRONG("[pages] expected a cache on a GPU", pariskv_cache_pages(cache, &pages));
+  WRONG("[page_table] expected a cache on a GPU",
+        pariskv_cache_page_table(cache, 1, 1, &table, NULL));
+  const int64_t page_row = 0;
+  with.page_rows = &page_row;
+  WRONG("[prefill] page_rows: expected a cache that has a page table",
+        pariskv_cache_prefill(cache, 0, batch, &one, &k, &k, &with, NULL));
   OK(pariskv_cache_prefill(cache, 0, batch, &one, &k, &k, NULL, NULL));
   asked.precision = 2;
   WRONG("[attend] options.precision: expected one of 0 (exact), 1 (fast), got 2",
@@ -325,7 +350,10 @@ void test_sizes(void) {
   asked.precision = PARISKV_PRECISION_FAST;
   WRONG("[decode] precision: expected exact",
         pariskv_cache_decode(cache, 0, batch, &q, NULL, NULL, &q, &asked, NULL));
-  asked.reserved = 1;
+  asked.precision = PARISKV_PRECISION_EXACT, asked.dense = never_called;
+  WRONG("[decode] dense: expected a cache that has a page table",
+        pariskv_cache_decode(cache, 0, batch, &q, NULL, NULL, &q, &asked, NULL));
+  asked.dense = NULL, asked.reserved = 1;
   WRONG("[attend] options.reserved: expected 0, got 1",
         pariskv_cache_attend(cache, 0, batch, &one, &q, NULL, NULL, &q, &asked, NULL));
   WRONG("compiled with newer headers", pariskv_config_init(&config, sizeof config + 8));

@@ -94,7 +94,7 @@ TEST(StructsOfC, ACacheOfCGivesTheBitsOfCpp) {
   test::Rows k(300, 2, 64, 1000), v(300, 2, 64, 2000), q(300, 4, 64, 3000);
   const int64_t lengths = 300;
   const pariskv_tensor queries = tensor(q), keys = tensor(k), values = tensor(v);
-  const pariskv_prefill_options with{sizeof with, &queries, 0, 0};
+  const pariskv_prefill_options with{sizeof with, &queries, 0, 0, nullptr, nullptr};
   ASSERT_EQ(pariskv_cache_prefill(twin, 0, batch, &lengths, &keys, &values, &with, nullptr),
             PARISKV_OK)
       << pariskv_last_error();

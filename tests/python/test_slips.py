@@ -82,7 +82,7 @@ def test_the_order_of_another_method_is_told():
     assert str(raised.value) == (
         "[prefill] lengths: expected a list of integers, got an array of 3 dimensions; the order "
         "of arguments is layer, sequences, k, v, lengths, and by name alone q, scale, softcap, "
-        "stream"
+        "page_rows, stream"
     )
     with (
         unchanged(cache),

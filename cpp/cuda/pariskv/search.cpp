@@ -90,7 +90,7 @@ ParisKVSearch::ParisKVSearch(CudaBackend& backend, const ParisKV& settings, cons
       tuning_(tuning_of(backend.device())),
       constants_(constants_of(*rules_.codec)),
       slots_(backend),
-      counters_(backend, kMostDense * int64_t(sizeof(int32_t))) {}
+      counters_(backend, 2 * kMostNamed * int64_t(sizeof(int32_t))) {}
 
 void ParisKVSearch::reserve(const DecodeArgs& args) {
   const DeviceGuard guard(backend_.device());
@@ -168,37 +168,40 @@ DecodeCall ParisKVSearch::call_of(const DecodeArgs& args) const {
   return call;
 }
 
+void ParisKVSearch::search(const DecodeCall& call, int64_t sequences, bool recorded,
+                           cudaStream_t on) {
+  // While some heads wait for the bus, the search of other heads goes on. Where the host launches
+  // every kernel of every step, a second branch costs it more time than the device saves.
+  const int64_t most_branches = recorded ? tuning_.decode_branches : 1;
+  const int64_t heads = sequences * shape_.kv_heads;
+  backend_.branches().share(heads, tuning_.branch_heads, most_branches, on,
+                            [&](int64_t begin, int64_t end, cudaStream_t branch) {
+                              DecodeCall share = call;
+                              share.batch = sequences;
+                              share.first_head = begin;
+                              share.heads = end - begin;
+                              launch_decode(share, branch);
+                            });
+}
+
 void ParisKVSearch::decode(const DecodeArgs& args, Stream stream) {
   const DeviceGuard guard(backend_.device());
   slots_.check_batch(args.batch);
   if (args.batch == 0) return;
-  DecodeCall call = call_of(args);
   const bool recorded = backend_.capturing(stream);
-  // While some heads wait for the bus, the search of other heads goes on. Where the host launches
-  // every kernel of every step, a second branch costs it more time than the device saves.
-  const int64_t most_branches = recorded ? tuning_.decode_branches : 1;
-  const auto search = [&](int64_t sequences, cudaStream_t on) {
-    const int64_t heads = sequences * shape_.kv_heads;
-    backend_.branches().share(heads, tuning_.branch_heads, most_branches, on,
-                              [&](int64_t begin, int64_t end, cudaStream_t branch) {
-                                DecodeCall share = call;
-                                share.batch = sequences;
-                                share.first_head = begin;
-                                share.heads = end - begin;
-                                launch_decode(share, branch);
-                              });
-  };
+  const cudaStream_t own = handle_of(stream);
+  if (args.paged != nullptr) return decode_paged(args, recorded, own);
+  DecodeCall call = call_of(args);
   const int64_t searched = std::count_if(args.sequences, args.sequences + args.batch,
                                          [](const SequenceView& view) { return !view.dense(); });
-  const cudaStream_t own = handle_of(stream);
   call.dense_apart = searched < args.batch && has_dense(call);
-  if (!call.dense_apart) return search(args.batch, own);
+  if (!call.dense_apart) return search(call, args.batch, recorded, own);
   const bool named = args.batch <= kMostDense;
   if (named) call.searched_rows = static_cast<int32_t*>(counters_.beside());
   DenseChoice choice = choice_for(args.batch, named);
   if (!recorded) {
     launch_dense(call, choice, own);
-    if (searched > 0) search(named ? searched : args.batch, own);
+    if (searched > 0) search(call, named ? searched : args.batch, recorded, own);
     return;
   }
   // The graph may be replayed when other sequences are searched, more or fewer.
@@ -206,7 +209,40 @@ void ParisKVSearch::decode(const DecodeArgs& args, Stream stream) {
   choice.condition = others.handle();
   choice.count = others.bodies();
   launch_dense(call, choice, own);
-  others.record(inner_, [&](int body, cudaStream_t on) { search(choice.room[body], on); });
+  others.record(inner_,
+                [&](int body, cudaStream_t on) { search(call, choice.room[body], recorded, on); });
+}
+
+const int32_t* ParisKVSearch::send_page_rows(const PagedRows& table, int64_t batch,
+                                             cudaStream_t on) {
+  bool in_order = true;
+  for (int64_t i = 0; i < batch; ++i) in_order = in_order && table.rows[i] == i;
+  if (in_order) return nullptr;
+  auto* const rows = static_cast<int32_t*>(counters_.beside()) + kMostNamed;
+  launch_set_lengths(rows, nullptr, table.rows, batch, on);
+  return rows;
+}
+
+void ParisKVSearch::decode_paged(const DecodeArgs& args, bool recorded, cudaStream_t on) {
+  const PagedStep& paged = *args.paged;
+  const PageFill fill = PageFill::of(paged.table);
+  DecodeCall call = call_of(args);
+  call.searched_rows = static_cast<int32_t*>(counters_.beside());
+  DenseChoice choice = choice_for(args.batch, true);
+  if (!recorded) {
+    launch_paged_step(call, fill, send_page_rows(paged.table, args.batch, on), choice, on);
+    (*paged.dense)();
+    if (paged.unserved > 0) search(call, paged.unserved, recorded, on);
+    return;
+  }
+  Conditional others(on, choice.count);
+  choice.condition = others.handle();
+  choice.count = others.bodies();
+  launch_paged_step(call, fill, nullptr, choice, on);
+  (*paged.dense)();
+  others.record(inner_, [&](int body, cudaStream_t inner) {
+    search(call, choice.room[body], recorded, inner);
+  });
 }
 
 HeadTrace ParisKVSearch::trace_head(const SequenceView& sequence, int64_t head) {

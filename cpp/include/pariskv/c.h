@@ -304,6 +304,14 @@ PARISKV_API pariskv_status pariskv_cache_reserve(pariskv_cache* cache, int64_t t
 PARISKV_API pariskv_status pariskv_cache_reserve_host(pariskv_cache* cache, int64_t bytes,
                                                       int32_t background);
 
+/** @param pages  written, its `size` set before; see Cache::pages */
+PARISKV_API pariskv_status pariskv_cache_pages(const pariskv_cache* cache, pariskv_pages* pages);
+
+/** @param table  written, its `size` set before; see Cache::page_table */
+PARISKV_API pariskv_status pariskv_cache_page_table(pariskv_cache* cache, int64_t sequences,
+                                                    int64_t tokens, pariskv_page_table* table,
+                                                    void* stream);
+
 /** @param stats written, its `size` set before */
 PARISKV_API pariskv_status pariskv_cache_stats(const pariskv_cache* cache, pariskv_stats* stats);
 

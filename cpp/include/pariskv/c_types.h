@@ -214,6 +214,9 @@ typedef struct pariskv_resources {
 /** How exactly an attend adds values up: Precision of cache.h. */
 enum pariskv_precision { PARISKV_PRECISION_EXACT = 0, PARISKV_PRECISION_FAST = 1 };
 
+/** Attention to pages that a decode leaves to its caller, with the caller's own context. */
+typedef void (*pariskv_dense)(void* dense_context);
+
 /** How logits become attention: AttendOptions of cache.h. */
 typedef struct pariskv_attend_options {
   size_t size;
@@ -224,15 +227,42 @@ typedef struct pariskv_attend_options {
   const pariskv_tensor* error;     /**< (batch, kv_heads) float32, written, or null. */
   int32_t precision;               /**< One of pariskv_precision; other calls than attend: 0. */
   int32_t reserved;                /**< 0. */
+  /**
+   * Null, or of a decode with a page table: attends to pages in place of the call, see
+   * AttendOptions::dense. It is called once, on the thread of the call, and must not call the
+   * cache.
+   */
+  pariskv_dense dense;
+  void* dense_context;
+  const int64_t* page_rows; /**< (batch) with dense: rows of the page table; null: in order. */
 } pariskv_attend_options;
 
 /** What a prompt may bring besides its keys and values: PrefillOptions of cache.h. */
 typedef struct pariskv_prefill_options {
   size_t size;
-  const pariskv_tensor* q; /**< (sum of lengths, query_heads, head_dim), or null. */
-  double scale;            /**< 0: 1 / sqrt(head_dim). */
-  double softcap;          /**< 0: none. */
+  const pariskv_tensor* q;  /**< (sum of lengths, query_heads, head_dim), or null. */
+  double scale;             /**< 0: 1 / sqrt(head_dim). */
+  double softcap;           /**< 0: none. */
+  const int64_t* page_rows; /**< (batch) rows of the page table that are filled, or null. */
+  int32_t* unserved;        /**< With page_rows: (batch), written: 1 where pages do not serve a
+                                 sequence, else 0; or null. */
 } pariskv_prefill_options;
+
+/** Plain rows of a cache on a GPU as pages: Pages of pages.h. */
+typedef struct pariskv_pages {
+  size_t size;
+  pariskv_tensor keys;   /**< (pages, tokens, kv_heads, head_dim) */
+  pariskv_tensor values; /**< (pages, tokens, kv_heads, value_dim) */
+} pariskv_pages;
+
+/** Which pages the sequences of a step have, in the device's memory: PageTable of pages.h. */
+typedef struct pariskv_page_table {
+  size_t size;
+  int32_t* pages;   /**< (rows, width) numbers of pages. */
+  int32_t* lengths; /**< (rows) tokens; 0: pages do not serve the sequence. */
+  int64_t rows;
+  int64_t width;
+} pariskv_page_table;
 
 /** In place of a sequence: a slot of decode and advance whose output is zeros, see kIdle. */
 enum pariskv_idle { PARISKV_IDLE = -0x49444C45 };

@@ -39,6 +39,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <optional>
@@ -50,6 +51,7 @@
 #include "pariskv/config.h"
 #include "pariskv/export.h"
 #include "pariskv/memory.h"
+#include "pariskv/pages.h"
 #include "pariskv/stats.h"
 #include "pariskv/stream.h"
 #include "pariskv/tensor_view.h"
@@ -105,6 +107,14 @@ struct AttendOptions {
    */
   std::optional<TensorView> error;
   Precision precision = Precision::kExact;  ///< Of an attend; others refuse kFast.
+  /**
+   * Of a decode with a page table: attends to pages in place of the call, for the sequences whose
+   * length in the table is not 0, and is called once the token's rows are there. Then the call
+   * attends for the others, which the kernel may have given zeros. It must not call the cache. A
+   * decode that is captured calls it too, so that a graph has its work.
+   */
+  std::function<void()> dense;
+  std::vector<int64_t> page_rows;  ///< With `dense`: as in PrefillOptions; a graph has its own.
 };
 
 /** How much of each sequence of a batch `truncate` takes away. */
@@ -131,6 +141,13 @@ struct PrefillOptions {
   std::optional<TensorView> q;
   std::optional<double> scale;  ///< As in AttendOptions: of these queries.
   double softcap = 0;           ///< The same.
+  /**
+   * (batch) Rows of the page table that are filled for these sequences, in the order of the batch;
+   * empty: none. Each row once.
+   */
+  std::vector<int64_t> page_rows;
+  /** With page_rows, written: places in the batch of sequences that pages do not serve. */
+  std::vector<int64_t>* unserved = nullptr;
 };
 
 class PARISKV_API Cache {
@@ -282,6 +299,19 @@ class PARISKV_API Cache {
    * once more meanwhile, so that a call that fails changes nothing.
    */
   void rewrite_rows(int64_t layer, const Batch& sequences, Stream stream = {});
+
+  /**
+   * The cache's plain rows as pages, see pages.h. On a GPU, of memory of the library's own; throws
+   * std::invalid_argument elsewhere. It is the same range for as long as the cache is there.
+   */
+  Pages pages() const;
+
+  /**
+   * A table for steps of up to so many sequences of up to so many tokens each: longer ones are not
+   * served. From then on `advance` sets the lengths of the sequences that it names, row by row.
+   * Another call makes another one, and graphs that were recorded with the last one are void.
+   */
+  PageTable page_table(int64_t sequences, int64_t tokens, Stream stream = {});
 
   /** Moves everything older than the local window to the retrieval zone, in every layer. */
   void flush(const Batch& sequences, Stream stream = {});

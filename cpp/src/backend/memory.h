@@ -2,6 +2,7 @@
 #pragma once
 
 #include "memory/arena.h"
+#include "paged.h"
 #include "pariskv/stream.h"
 
 namespace pariskv {
@@ -15,6 +16,9 @@ class BackendMemory {
 
   /** Where rows of a zone go to be fetched from; null: they stay where they are. */
   virtual Arena* host_arena() { return nullptr; }
+
+  /** The range that rows of segments lie in, one page each; null: they have no numbers. */
+  virtual PageRange pages() { return {}; }
 
   virtual int64_t scratch_bytes() const = 0;
   /** Overwrites the scratch: data of the last steps can no longer be read from it. */

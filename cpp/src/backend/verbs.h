@@ -13,6 +13,10 @@ class Verbs {
 
   virtual void append(const RowsArgs& args, Stream stream) = 0;
   virtual void read(const RowsArgs& args, Stream stream) = 0;
+  /** Lengths of rows of a page table, of pages that serve so many tokens, or 0. */
+  virtual void set_lengths(const PagedRows&, const int32_t* lengths, int64_t count, Stream) {
+    (void)lengths, (void)count;
+  }
   virtual void copy(void* target, const void* source, int64_t bytes, Stream stream) = 0;
   virtual void zero(void* target, int64_t bytes, Stream stream) = 0;
 

@@ -41,7 +41,7 @@ pariskv_status pariskv_cache_prefill_rows(pariskv_cache* cache, int64_t layer,
     const Batch& sequences = batch_of("prefill_rows", batch);
     const std::vector<int64_t> tokens = numbers_of("prefill_rows", "lengths", sequences, lengths);
     found.prefill_rows(layer, sequences, tokens, addresses_of("prefill_rows", tokens, keys, values),
-                       options_of("prefill_rows", options), Stream{stream});
+                       options_of("prefill_rows", sequences.size(), options), Stream{stream});
   });
 }
 
@@ -56,8 +56,8 @@ pariskv_status pariskv_cache_decode_rows(pariskv_cache* cache, int64_t layer,
     const std::vector<int64_t> ones(size_t(sequences.size()), 1);
     found.decode_rows(layer, sequences, view_of("decode_rows", "q", q),
                       addresses_of("decode_rows", ones, keys, values),
-                      view_of("decode_rows", "out", out), options_of("decode_rows", options),
-                      Stream{stream});
+                      view_of("decode_rows", "out", out),
+                      options_of("decode_rows", sequences.size(), options), Stream{stream});
   });
 }
 
@@ -72,8 +72,8 @@ pariskv_status pariskv_cache_attend_rows(pariskv_cache* cache, int64_t layer,
     const std::vector<int64_t> tokens = numbers_of("attend_rows", "lengths", sequences, lengths);
     found.attend_rows(layer, sequences, tokens, view_of("attend_rows", "q", q),
                       addresses_of("attend_rows", tokens, keys, values),
-                      view_of("attend_rows", "out", out), options_of("attend_rows", options),
-                      Stream{stream});
+                      view_of("attend_rows", "out", out),
+                      options_of("attend_rows", sequences.size(), options), Stream{stream});
   });
 }
 

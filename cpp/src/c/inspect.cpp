@@ -147,7 +147,7 @@ pariskv_status pariskv_cache_explain(const pariskv_cache* cache, int64_t layer,
     const Cache& found = cache_of("explain", cache);
     check_result("explain", "explanation", explanation);
     *explanation = new Explained(found.explain(layer, sequence, view_of("explain", "q", q),
-                                               options_of("explain", options), Stream{stream}));
+                                               options_of("explain", 1, options), Stream{stream}));
   });
 }
 
@@ -211,6 +211,30 @@ pariskv_status pariskv_cache_sequences(const pariskv_cache* cache, pariskv_seque
     const std::vector<SequenceId> all = found.sequences();
     *count = int64_t(all.size());
     std::copy_n(all.begin(), std::min(*count, capacity), sequences);
+  });
+}
+
+pariskv_status pariskv_cache_pages(const pariskv_cache* cache, pariskv_pages* pages) {
+  return answer([&] {
+    const Cache& found = cache_of("pages", cache);
+    check_place("[pages] pages", pages);
+    const Pages own = found.pages();
+    pariskv_pages told{};
+    told.keys = tensor_of(own.keys()), told.values = tensor_of(own.values());
+    hand_out(pages, told);
+  });
+}
+
+pariskv_status pariskv_cache_page_table(pariskv_cache* cache, int64_t sequences, int64_t tokens,
+                                        pariskv_page_table* table, void* stream) {
+  return answer([&] {
+    Cache& found = cache_of("page_table", cache);
+    check_place("[page_table] table", table);
+    const PageTable own = found.page_table(sequences, tokens, Stream{stream});
+    pariskv_page_table told{};
+    told.pages = own.pages, told.lengths = own.lengths;
+    told.rows = own.rows, told.width = own.width;
+    hand_out(table, told);
   });
 }
 

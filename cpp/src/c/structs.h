@@ -40,6 +40,8 @@ PKV_ABOUT(pariskv_prefill_options, 32);
 PKV_ABOUT(pariskv_bytes, 24);
 PKV_ABOUT(pariskv_region_counts, 48);
 PKV_ABOUT(pariskv_stats, 248);
+PKV_ABOUT(pariskv_pages, 200);
+PKV_ABOUT(pariskv_page_table, 40);
 
 #undef PKV_ABOUT
 

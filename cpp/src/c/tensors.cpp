@@ -73,7 +73,16 @@ TensorView view_of(const char* verb, const char* argument, const pariskv_tensor*
   return view;
 }
 
-AttendOptions options_of(const char* verb, const pariskv_attend_options* given) {
+namespace {
+
+std::vector<int64_t> rows_of(int64_t batch, const int64_t* rows) {
+  if (rows == nullptr) return {};
+  return {rows, rows + batch};
+}
+
+}  // namespace
+
+AttendOptions options_of(const char* verb, int64_t batch, const pariskv_attend_options* given) {
   AttendOptions options;
   if (given == nullptr) return options;
   const pariskv_attend_options asked = taken(where_of(verb, "options"), given);
@@ -87,17 +96,37 @@ AttendOptions options_of(const char* verb, const pariskv_attend_options* given) 
   if (asked.reserved != 0) {
     fail(where_of(verb, "options"), ".reserved: expected 0, got ", asked.reserved);
   }
+  if (asked.dense != nullptr) {
+    options.dense = [call = asked.dense, context = asked.dense_context] { call(context); };
+  }
+  options.page_rows = rows_of(batch, asked.page_rows);
   return options;
 }
 
-PrefillOptions options_of(const char* verb, const pariskv_prefill_options* given) {
+PrefillOptions options_of(const char* verb, int64_t batch, const pariskv_prefill_options* given) {
   PrefillOptions options;
   if (given == nullptr) return options;
   const pariskv_prefill_options asked = taken(where_of(verb, "options"), given);
   options.q = view_or_none(verb, "options.q", asked.q);
   options.scale = scale_of(asked.scale);
   options.softcap = asked.softcap;
+  options.page_rows = rows_of(batch, asked.page_rows);
   return options;
+}
+
+int32_t* unserved_of(const pariskv_prefill_options* given) {
+  return given == nullptr ? nullptr : taken("[prefill] options", given).unserved;
+}
+
+pariskv_tensor tensor_of(const TensorView& view) {
+  pariskv_tensor tensor{};
+  tensor.size = sizeof tensor;
+  tensor.data = view.data, tensor.dtype = int32_t(view.dtype), tensor.rank = view.rank;
+  tensor.device = int32_t(view.device.type), tensor.device_index = view.device.index;
+  for (int d = 0; d < view.rank; ++d) {
+    tensor.shape[d] = view.shape[size_t(d)], tensor.strides[d] = view.strides[size_t(d)];
+  }
+  return tensor;
 }
 
 bool brings_rows(const char* verb, const pariskv_tensor* k, const pariskv_tensor* v) {

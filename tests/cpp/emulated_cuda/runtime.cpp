@@ -126,20 +126,15 @@ bool is_early(const cudaLaunchConfig_t& config) {
 /** How many bytes the parameters of a kernel of a decode are, by the name of their type. */
 size_t parameter_bytes(const std::string& kernel) {
   using namespace pariskv::cuda;
-  const std::pair<const char*, size_t> known[] = {{"PageScoreParams", sizeof(PageScoreParams)},
-                                                  {"PageAttendParams", sizeof(PageAttendParams)},
-                                                  {"PageMergeParams", sizeof(PageMergeParams)},
-                                                  {"WindowParams", sizeof(WindowParams)},
-                                                  {"ScoreParams", sizeof(ScoreParams)},
-                                                  {"VotesParams", sizeof(VotesParams)},
-                                                  {"RerankParams", sizeof(RerankParams)},
-                                                  {"ResidentParams", sizeof(ResidentParams)},
-                                                  {"DenseParams", sizeof(DenseParams)},
-                                                  {"AttendParams", sizeof(AttendParams)},
-                                                  {"KeptStepParams", sizeof(KeptStepParams)},
-                                                  {"DigestParams", sizeof(DigestParams)},
-                                                  {"PRKVChoiceParams", sizeof(PRKVChoiceParams)},
-                                                  {"ChoiceParams", sizeof(ChoiceParams)}};
+  const std::pair<const char*, size_t> known[] = {
+      {"PageScoreParams", sizeof(PageScoreParams)}, {"PageAttendParams", sizeof(PageAttendParams)},
+      {"PageMergeParams", sizeof(PageMergeParams)}, {"WindowParams", sizeof(WindowParams)},
+      {"ScoreParams", sizeof(ScoreParams)},         {"VotesParams", sizeof(VotesParams)},
+      {"RerankParams", sizeof(RerankParams)},       {"ResidentParams", sizeof(ResidentParams)},
+      {"DenseParams", sizeof(DenseParams)},         {"PagedStepParams", sizeof(PagedStepParams)},
+      {"AttendParams", sizeof(AttendParams)},       {"KeptStepParams", sizeof(KeptStepParams)},
+      {"DigestParams", sizeof(DigestParams)},       {"PRKVChoiceParams", sizeof(PRKVChoiceParams)},
+      {"ChoiceParams", sizeof(ChoiceParams)}};
   for (const auto& [name, bytes] : known) {
     if (kernel.find(name) != std::string::npos) return bytes;
   }

@@ -195,14 +195,25 @@ void launch_add_token(SequenceView* const* views, int64_t count, int64_t layers,
 }
 
 void launch_append(const RowsCall& call, cudaStream_t stream) {
-  launch(stream, [call] { append_rows(call); });
+  launch(stream, [call, items = std::vector<RowsItem>(call.items, call.items + call.count)] {
+    append_rows(call, items);
+  });
 }
 
 void launch_read(const RowsCall& call, cudaStream_t stream) {
-  launch(stream, [call] {
-    each_row_part(call, [](char* row, char* outside, int64_t bytes) {
+  launch(stream, [call, items = std::vector<RowsItem>(call.items, call.items + call.count)] {
+    each_row_part(call, items, [](char* row, char* outside, int64_t bytes) {
       std::memcpy(outside, row, size_t(bytes));
     });
+  });
+}
+
+void launch_set_lengths(int32_t* lengths, const int32_t* rows, const int32_t* values, int64_t count,
+                        cudaStream_t stream) {
+  std::vector<std::pair<int64_t, int32_t>> some;
+  for (int64_t i = 0; i < count; ++i) some.emplace_back(rows == nullptr ? i : rows[i], values[i]);
+  launch(stream, [some, lengths] {
+    for (const auto& [row, value] : some) lengths[row] = value;
   });
 }
 
@@ -235,6 +246,28 @@ void launch_widen(const WidenCall& call, cudaStream_t stream) {
         fill(call.v, shape.rows.value_dim, row + size);
       }
     }
+  });
+}
+
+void launch_paged_step(const DecodeCall& call, const PageFill& fill, const int32_t* page_rows,
+                       const DenseChoice&, cudaStream_t stream) {
+  launch(stream, [call, fill, page_rows] {
+    int64_t named = 0;
+    for (int64_t s = 0; s < call.batch; ++s) {
+      const SequenceView* layers = call.slots[s].layers;
+      if (layers == nullptr) continue;
+      const int64_t row = page_rows == nullptr ? s : page_rows[s];
+      const SequenceView& view = layers[call.layer];
+      if (fill.lengths[row] == 0) {
+        call.searched_rows[named++] = int32_t(s);
+        continue;
+      }
+      if (fill.lengths[row] != view.total) complain("a length that is not the sequence's");
+      if (!view.dense()) complain("pages of a sequence that is searched");
+      fill_page_row(fill, call.shape, view, row, view.total);
+      if (call.k.data != nullptr) append_token(call.shape, view, call.k, call.v, s);
+    }
+    for (; named < call.batch; ++named) call.searched_rows[named] = -1;
   });
 }
 

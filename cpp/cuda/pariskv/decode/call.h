@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "page_fill.h"
 #include "pariskv/decode/scratch.h"
 #include "pariskv/policies.h"
 
@@ -77,5 +78,16 @@ struct DenseChoice {
  * only writes which they are.
  */
 void launch_dense(const DecodeCall& call, const DenseChoice& choice, cudaStream_t stream);
+
+/** Sequences of a batch that launch_paged_step knows the others of. */
+constexpr int64_t kMostNamed = 4096;
+/**
+ * Beside kernels that read pages: of sequences whose length in the table is not 0, the token's row
+ * goes to its place, and their pages to their rows of the table. The others are named in
+ * `searched_rows`, and `choice` is made for them.
+ * @param page_rows  (batch) of the table, in device memory; null: row s is slot s's
+ */
+void launch_paged_step(const DecodeCall& call, const PageFill& fill, const int32_t* page_rows,
+                       const DenseChoice& choice, cudaStream_t stream);
 
 }  // namespace pariskv::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device/divisor.cuh"
+#include "page_fill.h"
 #include "pariskv/decode/call.h"
 
 namespace pariskv::cuda {
@@ -37,6 +38,20 @@ struct VotesParams : StepParams {
 /** Some sequences of a batch, of which those that are attended to in full are wanted. */
 struct DenseParams : StepParams {
   int first, count;
+  DenseChoice choice;
+};
+
+/** For each sequence of a batch, and for those that pages do not serve. */
+struct PagedStepParams {
+  const ParisKVSlot* slots;
+  int32_t layer, batch;
+  uint32_t segment_tokens;
+  uint32_t heads;
+  uint32_t key, value;  // pieces of a K and of a V
+  Rows k, v;            // strides in pieces
+  PageFill fill;
+  const int32_t* page_rows;  // (batch) null: row s is slot s's
+  int32_t* named;            // (batch)
   DenseChoice choice;
 };
 

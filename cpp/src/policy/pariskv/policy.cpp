@@ -64,6 +64,7 @@ Needs needs_of(const ParisKV& settings, const Config& config, const ModelShape& 
   if (settings.seed) needs.tail_seed = Tail::seed_of(*settings.seed);
   needs.rows_per_head = settings.top_k;
   needs.estimates_error = estimates_error(settings);
+  needs.leaves_dense = true;
   // What is not searched needs no summaries: a zone opens some tokens before it is. Narrow rows are
   // searched from the first one on: what is attended to in full is plain.
   const int64_t window = config.local + config.update + std::max<int64_t>(layout.block, 1);
