@@ -11,7 +11,9 @@ namespace {
 
 using Array = nb::ndarray<nb::array_api>;
 
-/** Arrays keep the cache that they lie in. */
+/** Arrays keep the cache that they lie in, and not the object that a property was asked of. */
+constexpr auto kOwned = nb::rv_policy::automatic;
+
 nb::capsule owner_of(const std::shared_ptr<Cache>& cache) {
   return nb::capsule(new std::shared_ptr<Cache>(cache), [](void* held) noexcept {
     delete static_cast<std::shared_ptr<Cache>*>(held);
@@ -68,13 +70,13 @@ Arrays speak DLPack (torch.from_dlpack) and cover one range of addresses, most o
 memory behind it: a page may be read where a page table names it. They keep the cache's memory.)")
       .def_prop_ro(
           "rows", [](const PagesOf& of) { return of.array(of.pages.rows); },
-          "(pages, kv_heads, tokens, head_dim + value_dim): a row is K, then V.")
+          kOwned, "(pages, kv_heads, tokens, head_dim + value_dim): a row is K, then V.")
       .def_prop_ro(
           "keys", [](const PagesOf& of) { return of.array(of.pages.keys()); },
-          "(pages, tokens, kv_heads, head_dim)")
+          kOwned, "(pages, tokens, kv_heads, head_dim)")
       .def_prop_ro(
           "values", [](const PagesOf& of) { return of.array(of.pages.values()); },
-          "(pages, tokens, kv_heads, value_dim)")
+          kOwned, "(pages, tokens, kv_heads, value_dim)")
       .def_prop_ro(
           "tokens", [](const PagesOf& of) { return of.pages.rows.shape[2]; }, "Of a page.");
   nb::class_<PageTableOf>(m, "PageTable",
@@ -87,11 +89,11 @@ It is of the layer that was last stored to. Arrays speak DLPack and keep the cac
             const PageTable& table = of.table;
             return of.array(table.pages, {size_t(table.rows), size_t(table.width)});
           },
-          "(rows, width) int32: numbers of pages.")
+          kOwned, "(rows, width) int32: numbers of pages.")
       .def_prop_ro(
           "lengths",
           [](const PageTableOf& of) { return of.array(of.table.lengths, {size_t(of.table.rows)}); },
-          "(rows) int32: tokens, or 0 where pages do not serve the sequence.");
+          kOwned, "(rows) int32: tokens, or 0 where pages do not serve the sequence.");
   define(cache, {"pages", {}, {}, {}}, &pages, "def pages(self) -> Pages",
          R"(Plain rows as pages that any paged kernel can read, on a GPU.
 
