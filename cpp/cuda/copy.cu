@@ -33,14 +33,17 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/** Blocks of memory, as many as fit the 4 KB of arguments that every launch may carry. */
+/** Blocks of memory, of which a launch of few carries few. */
+template <int kMost>
 struct ClearParameters {
-  Cleared block[kMostCleared];
+  Cleared block[kMost];
 };
-static_assert(sizeof(ClearParameters) <= 4096);
+constexpr int kFewCleared = 120;
+static_assert(sizeof(ClearParameters<kMostCleared>) <= 32764, "all that a launch may carry");
 
+template <int kMost>
 __global__ void __launch_bounds__(kThreads)
-    clear_blocks(const __grid_constant__ ClearParameters p) {
+    clear_blocks(const __grid_constant__ ClearParameters<kMost> p) {
   const Cleared& own = p.block[blockIdx.y];
   auto* const pieces = static_cast<Piece*>(own.data);
   const int64_t count = own.bytes / int64_t(sizeof(Piece)), step = int64_t(gridDim.x) * kThreads;
@@ -49,11 +52,10 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-}  // namespace
-
-void launch_clear(const Cleared* blocks, int64_t count, cudaStream_t stream) {
+template <int kMost>
+void launch_clear_of(const Cleared* blocks, int64_t count, cudaStream_t stream) {
   constexpr int64_t kShare = int64_t{1} << 16;  // bytes of a memory block for a block of threads
-  ClearParameters p;
+  ClearParameters<kMost> p;
   int64_t most = 0;
   for (int64_t i = 0; i < count; ++i) {
     p.block[i] = blocks[i];
@@ -61,7 +63,14 @@ void launch_clear(const Cleared* blocks, int64_t count, cudaStream_t stream) {
   }
   const unsigned shares = unsigned(std::clamp<int64_t>(most / kShare, 1, 64));
   clear_blocks<<<dim3(shares, unsigned(count)), kThreads, 0, stream>>>(p);
-  check_launch("zero freed memory");
+  check_launch("zero memory");
+}
+
+}  // namespace
+
+void launch_clear(const Cleared* blocks, int64_t count, cudaStream_t stream) {
+  if (count <= kFewCleared) return launch_clear_of<kFewCleared>(blocks, count, stream);
+  launch_clear_of<int(kMostCleared)>(blocks, count, stream);
 }
 
 void launch_copy(void* target, const void* source, int64_t bytes, cudaStream_t stream) {

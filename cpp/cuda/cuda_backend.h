@@ -78,6 +78,9 @@ class CudaBackend : public Backend, public WordUpdates, public Offloads {
   /** Rows of a zone leave for host memory. */
   bool rows_leave() const { return rows_leave_; }
   Branches& branches() { return branches_; }
+  using Backend::zero;
+  /** Many blocks at a time. */
+  void zero(const std::vector<Cleared>& blocks, Stream stream);
   /** Memory that is zero before any call. */
   Block zeroed_block(int64_t bytes);
 

@@ -135,6 +135,14 @@ void CudaBackend::zero(void* target, int64_t bytes, Stream stream) {
   check(cudaMemsetAsync(target, 0, size_t(bytes), handle_of(stream)), "zero a block");
 }
 
+void CudaBackend::zero(const std::vector<Cleared>& blocks, Stream stream) {
+  const DeviceGuard guard(device_);
+  for (size_t first = 0; first < blocks.size(); first += size_t(kMostCleared)) {
+    const int64_t count = std::min(int64_t(blocks.size() - first), kMostCleared);
+    launch_clear(blocks.data() + first, count, handle_of(stream));
+  }
+}
+
 void CudaBackend::attend_exact(const AttendExactArgs& args, Stream stream) {
   const DeviceGuard guard(device_);
   for (int64_t i = 0, packed = 0; i < args.batch; packed += args.lengths[i++]) {

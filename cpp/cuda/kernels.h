@@ -48,7 +48,7 @@ struct Cleared {
   void* data;
   int64_t bytes;
 };
-constexpr int64_t kMostCleared = 250;  // of a launch; their addresses travel along
+constexpr int64_t kMostCleared = 2000;  // of a launch; their addresses travel along
 /** Zeroes at most kMostCleared blocks of any memory that the device can reach. */
 void launch_clear(const Cleared* blocks, int64_t count, cudaStream_t stream);
 

@@ -57,8 +57,8 @@ __device__ __forceinline__ void fill_pages(const RowsParameters& p, uint32_t num
   const int64_t total = int64_t(item.begin) + next - item.first;
   const bool served = item.page_row >= 0;
   const int64_t row = served ? item.page_row : ~item.page_row;
-  const bool filled = device::fill_page_row(p.fill, row, served ? total : 0, p.segment_tokens,
-                                            item.sequence->rows, kThreads);
+  const bool filled = served && device::fill_page_row(p.fill, row, total, p.segment_tokens,
+                                                      item.sequence->rows, kThreads);
   if (threadIdx.x == 0) p.fill.lengths[row] = filled ? int32_t(total) : 0;
 }
 

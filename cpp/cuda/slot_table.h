@@ -75,9 +75,11 @@ class SlotTable {
   /** Scratch of steps stays where it is: a captured graph may be replayed before its slots are told
    * of another. */
   void clear(Stream stream) {
-    for (Row& row : rows_) {
-      if (row.scratch.taken() > 0) backend_.zero(row.scratch.data(), row.scratch.taken(), stream);
+    std::vector<Cleared> held;
+    for (const Row& row : rows_) {
+      if (row.scratch.taken() > 0) held.push_back({row.scratch.data(), row.scratch.taken()});
     }
+    backend_.zero(held, stream);
     explaining_.scratch = Block();
   }
 

@@ -413,7 +413,7 @@ def test_more_than_the_budget_holds_changes_nothing():
     f = filled(config, 1024)
     k, v = randn_kv(f.rng, 1024, config)
     refused = 0
-    for _ in range(100):
+    for _ in range(1000):
         try:
             f.cache.prefill(0, [f.s], k, v)
         except pk.OutOfMemory:

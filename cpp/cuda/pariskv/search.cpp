@@ -257,9 +257,8 @@ HeadTrace ParisKVSearch::trace_head(const SequenceView& sequence, int64_t head) 
     target.resize(size_t(count));
     backend_.fetch(target.data(), at_head(of_first_head + index), count * int64_t(sizeof(Element)));
   };
-  std::vector<int32_t> count, selected;
-  fetch_to(count, at.candidate_count, 0, 1);
-  fetch_to(selected, at.selected_count, 0, 1);
+  std::vector<int32_t> count;  // of candidates, and of selected rows
+  fetch_to(count, at.candidate_count, 0, 2);
 
   HeadTrace trace;
   fetch_to(trace.scores, at.scores, sequence.zone_begin % kScoreAlignment, sequence.zone_tokens());
@@ -270,7 +269,7 @@ HeadTrace ParisKVSearch::trace_head(const SequenceView& sequence, int64_t head) 
   }
   std::vector<float> worth;
   fetch_to(worth, at.worth, 0, count[0]);
-  fetch_to(trace.selected, at.selected, 0, selected[0]);
+  fetch_to(trace.selected, at.selected, 0, count[1]);
   std::stable_sort(trace.selected.begin(), trace.selected.end(),
                    [&](int32_t a, int32_t b) { return worth[size_t(a)] > worth[size_t(b)]; });
   for (const int32_t index : trace.selected) trace.worth.push_back(worth[size_t(index)]);

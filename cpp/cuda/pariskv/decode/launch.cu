@@ -328,8 +328,7 @@ SlotScratch lay_out_scratch(char* base, const ModelShape& shape, const ParisKVRu
     take(at.errors, shape.group);
     take(at.reached, 2);
   }
-  take(at.selected_count, 1);
-  take(at.candidate_count, 1);
+  take(at.candidate_count, 2);
   take(at.pieces_ended, shape.group);
   take(at.resident, parts);
   take(at.fetched, searched ? parts : 0);

@@ -42,8 +42,7 @@ struct HeadScratch {
   float* scales;                // (candidate_capacity) of the keys' weights
   device::ErrorParts* errors;   // (group)
   float* reached;               // (2) the mass, and the error that is left
-  int32_t* selected_count;
-  int32_t* candidate_count;
+  int32_t* candidate_count;     // (2) and of selected rows
   uint32_t* pieces_ended;  // (group) of a head that is attended to in full
   float* resident;         // (kParts, group, 2 + value_dim): maximum, sum, weighted
   float* fetched;          // the same for the selected rows

@@ -97,7 +97,7 @@ struct Attend {
       list.note(index - cut.offset, first + i, turn);
     });
     __syncthreads();
-    if (cluster.rank == 0 && threadIdx.x == 0) *scratch.selected_count = space.select.cut.count;
+    if (cluster.rank == 0 && threadIdx.x == 0) scratch.candidate_count[1] = space.select.cut.count;
     list.close(device::passed(space.select), cut.offset);
   }
 
