@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <iterator>
+#include <new>
+#include <utility>
+
+#include "memory/arena.h"
 
 namespace pariskv::cuda {
 
@@ -45,6 +49,7 @@ Chunks::Piece* Chunks::take_piece(std::size_t alignment) {
       piece.free.push_back(data + at - chunk_);
     }
     Piece& kept = pieces_.emplace(data, std::move(piece)).first->second;
+    all_ += bytes;
     free_ += kept.free.size();
     first_free_ = std::min(first_free_, data);
     return &kept;
@@ -78,10 +83,29 @@ void Chunks::deallocate(void* data, std::size_t bytes, std::size_t alignment) no
   piece->second.free.push_back(static_cast<char*>(data));  // there is room
   ++free_;
   first_free_ = std::min(first_free_, piece->first);
-  if (piece->second.free.size() < piece->second.bytes / chunk_) return;
-  free_ -= piece->second.free.size();
-  source_->deallocate(piece->first, piece->second.bytes, piece->second.alignment);
-  pieces_.erase(piece);
+  release_unused(piece);
+}
+
+Chunks::Pieces::iterator Chunks::release_unused(Pieces::iterator piece) {
+  const Piece& own = piece->second;
+  if (own.free.size() < own.bytes / chunk_ || all_ - own.bytes < held_) return std::next(piece);
+  free_ -= own.free.size(), all_ -= own.bytes;
+  source_->deallocate(piece->first, own.bytes, own.alignment);
+  return pieces_.erase(piece);
+}
+
+bool Chunks::hold(std::size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::size_t before = std::exchange(held_, bytes);
+  bool there = true;
+  try {
+    while (there && all_ < bytes) there = take_piece(std::size_t(kDeviceAlignment)) != nullptr;
+  } catch (const std::bad_alloc&) {
+    there = false;
+  }
+  if (!there) held_ = before;
+  for (auto piece = pieces_.begin(); piece != pieces_.end();) piece = release_unused(piece);
+  return there;
 }
 
 }  // namespace pariskv::cuda

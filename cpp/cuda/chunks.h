@@ -47,6 +47,12 @@ class Chunks : public MemoryResource {
    */
   Fresh fresh(void* data, std::size_t bytes);
 
+  /**
+   * Takes pieces until so many bytes are there, and keeps these from now on, in use or not. False:
+   * the source has no more; then it keeps what it kept before.
+   */
+  bool hold(std::size_t bytes);
+
  private:
   struct Piece {
     std::size_t bytes, alignment;
@@ -59,11 +65,15 @@ class Chunks : public MemoryResource {
   Piece* take_piece(std::size_t alignment);
   /** The piece of a chunk; the end: it is of none. */
   Pieces::iterator piece_of(const void* chunk);
+  /** Where none of a piece's chunks is in use and enough is held without it. Returns the next. */
+  Pieces::iterator release_unused(Pieces::iterator piece);
 
   const std::shared_ptr<MemoryResource> source_, others_;
   const std::size_t chunk_, least_, most_;
   std::mutex mutex_;
   Pieces pieces_;
+  std::size_t all_ = 0;         // bytes of all pieces
+  std::size_t held_ = 0;        // bytes that stay
   std::size_t free_ = 0;        // chunks
   char* first_free_ = nullptr;  // no piece before it has any
 };

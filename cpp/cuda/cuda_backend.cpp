@@ -6,6 +6,7 @@
 #include "check.h"
 #include "hardkv/search.h"
 #include "memory.h"
+#include "memory/available.h"
 #include "memory/touch.h"
 #include "pariskv/search.h"
 #include "prkv/search.h"
@@ -35,7 +36,11 @@ ArenaTraits pinned_traits(const Resources& resources, std::function<void()> recl
   // Ahead are 4 MB for each layer at a time; it is mapped in pages of 2 MB.
   ArenaTraits traits = traits_of("pinned host memory", 2 * kMegabyte,
                                  resources.pinned ? 0 : 512 * kMegabyte, std::move(reclaim));
-  if (resources.pinned) traits.touch = touch_pages;  // our own has been touched
+  if (resources.pinned) {
+    traits.touch = touch_pages;  // our own has been touched
+  } else {
+    traits.lacking = [shortage = Shortage()](int64_t held) mutable { return shortage.bytes(held); };
+  }
   return traits;
 }
 
@@ -125,10 +130,19 @@ void CudaBackend::trim_waiting() {
   order_.recycle(true);
 }
 
+bool CudaBackend::keep_ready(int64_t bytes) {
+  if (!memory_.holds()) return false;
+  const DeviceGuard guard(device_);
+  if (memory_.hold(bytes)) return true;
+  throw OutOfMemory("[reserve_device] asked for " + std::to_string(bytes) +
+                    " bytes ahead, but the device has fewer; reserve less");
+}
+
 void CudaBackend::trim() {
   const DeviceGuard guard(device_);
   order_.wait();
   trim_waiting();
+  if (memory_.holds()) memory_.hold(0);
   arena_.trim();
   host_arena_.trim();
 }

@@ -42,6 +42,7 @@ class CudaBackend : public Backend, public WordUpdates, public Offloads {
   }
   int64_t scratch_bytes() const override;
   void clear_scratch(Stream stream) override;
+  bool keep_ready(int64_t bytes) override;
   void trim() override;
   void fetch(void* target, const void* source, int64_t bytes) override;
 

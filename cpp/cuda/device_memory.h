@@ -30,6 +30,11 @@ class DeviceMemory {
     return chunks_ ? chunks_->fresh(data, size_t(bytes)) : Chunks::Fresh{data, size_t(bytes)};
   }
 
+  /** Whether `hold` may be called. */
+  bool holds() const { return chunks_ != nullptr; }
+  /** See Chunks::hold. */
+  bool hold(int64_t bytes) { return chunks_->hold(size_t(bytes)); }
+
   /** Where pages lie, one every `page_bytes`; null: they have no numbers. */
   char* pages() const { return range_ ? range_->data() : nullptr; }
   int64_t page_bytes() const { return cut_.page; }

@@ -40,6 +40,19 @@ void Cache::reserve(int64_t tokens, int64_t sequences) {
   }
 }
 
+void Cache::reserve_device(int64_t bytes) {
+  const Impl::Lock lock(*impl_);
+  if (bytes < 1) fail("[reserve_device] bytes: expected 1 or more, got ", bytes);
+  const MemoryUse use = impl_->backend_->arena().use();
+  if (use.budget > 0 && bytes > use.budget) {
+    throw OutOfMemory("[reserve_device] asked for " + std::to_string(bytes) +
+                      " bytes ahead, but the budget is " + std::to_string(use.budget) +
+                      "; reserve less or raise the budget");
+  }
+  if (impl_->backend_->keep_ready(bytes)) return;
+  fail("[reserve_device] expected a cache on a GPU, in memory of its own (no Resources::device)");
+}
+
 void Cache::reserve_host(int64_t bytes, bool background) {
   const Impl::Lock lock(*impl_);
   Arena* const host = impl_->backend_->host_arena();

@@ -107,12 +107,14 @@ void bind_counts(nb::module_& m) {
       .def_ro("peak", &MemoryUse::peak, "The most that was ever live.")
       .def_ro("reserved", &MemoryUse::reserved, "Held from the system.")
       .def_ro("budget", &MemoryUse::budget, "The most that may be reserved; 0 is no limit.")
+      .def_ro("coming", &MemoryUse::coming, "Of reserved: not there yet, a thread is taking it.")
       .def("__repr__", [](const MemoryUse& use) {
         nb::dict fields;
         fields["live"] = use.live;
         fields["peak"] = use.peak;
         fields["reserved"] = use.reserved;
         fields["budget"] = use.budget;
+        fields["coming"] = use.coming;
         return text_of_fields("MemoryUse", fields);
       });
 

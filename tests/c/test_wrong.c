@@ -110,6 +110,9 @@ static void check_nulls(pariskv_cache* cache, pariskv_sequence sequence, pariskv
   WRONG(no_cache, pariskv_cache_reserve(NULL, 1, 1));
   WRONG("[reserve] tokens", pariskv_cache_reserve(cache, 0, 1));
   WRONG("[reserve] sequences", pariskv_cache_reserve(cache, 1, 0));
+  WRONG(no_cache, pariskv_cache_reserve_device(NULL, 1));
+  WRONG("[reserve_device] bytes: expected 1 or more", pariskv_cache_reserve_device(cache, 0));
+  WRONG("[reserve_device] expected a cache on a GPU", pariskv_cache_reserve_device(cache, 1));
   WRONG(no_cache, pariskv_cache_reserve_host(NULL, 1, 0));
   WRONG("[reserve_host] expected a cache with rows in host memory",
         pariskv_cache_reserve_host(cache, 1, 0));

@@ -321,6 +321,44 @@ TEST(ArenaAhead, WhatIsReservedBehindCountsAtOnceAndComesFromTheThread) {
   EXPECT_EQ(resource->live, 0);
 }
 
+TEST(ArenaAhead, WhereTheSystemRunsShortWhatNobodyUsesGoesBack) {
+  const auto resource = std::make_shared<WatchedResource>();
+  int64_t lacking = 0, held = 0;
+  ArenaTraits traits = traits_ahead();
+  traits.lacking = [&](int64_t reserved) { return held = reserved, lacking; };
+  {
+    Arena arena(resource, 0, traits);
+    arena.reserve_behind({{kAheadBlock, 60}});
+    EXPECT_EQ(arena.use().coming, 60 * kAheadBlock);
+    const Block used = arena.allocate(kAheadBlock);
+    for (int i = 0; i < 1000 && arena.use().coming > 0; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      arena.tend();
+    }
+    EXPECT_EQ(arena.use().coming, 0);
+    EXPECT_EQ(arena.use().reserved, 60 * kAheadBlock);
+    lacking = 20 * kAheadBlock;
+    arena.tend();
+    EXPECT_EQ(held, 60 * kAheadBlock);
+    EXPECT_LE(arena.use().reserved, 40 * kAheadBlock);
+    EXPECT_GE(arena.use().reserved, 20 * kAheadBlock) << "more than was lacking";
+    // What is on its way and not begun is called off, and nothing is taken ahead meanwhile.
+    resource->open(false);
+    arena.reserve_behind({{kAheadBlock, 200}});
+    lacking = 1000 * kAheadBlock;
+    arena.tend();
+    EXPECT_LE(arena.use().coming, 32 * kAheadBlock);
+    resource->open(true);
+    for (int i = 0; i < 1000 && arena.use().coming > 0; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      arena.tend();
+    }
+    arena.tend();
+    EXPECT_LE(arena.use().reserved, 32 * kAheadBlock) << "the slab in use, and no other";
+  }
+  EXPECT_EQ(resource->live, 0);
+}
+
 TEST(ArenaAhead, OtherMemoryIsNotWaitedForAndComesFirst) {
   const auto resource = std::make_shared<WatchedResource>();
   ArenaTraits traits = traits_ahead();

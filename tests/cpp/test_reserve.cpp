@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
 #include <vector>
 
 #include "memory/arena.h"
@@ -200,6 +203,23 @@ TEST(Reserve, TheSystemHasSomeBytesAndNotAllThereAre) {
   EXPECT_GT(available, 0);
   EXPECT_NO_THROW(check_available(available / 2));
   EXPECT_THROW(check_available(int64_t{1} << 60), OutOfMemory);
+}
+
+TEST(Reserve, OthersAreShortBelowAGigabyteAndAPartOfWhatIsHeld) {
+  const std::string root = testing::TempDir() + "pariskv_shortage";
+  std::filesystem::create_directories(root + "/proc");
+  const auto lacking = [&](int64_t available_kb, int64_t held) {
+    std::ofstream(root + "/proc/meminfo") << "MemAvailable: " << available_kb << " kB\n";
+    return Shortage(root).bytes(held);
+  };
+  EXPECT_EQ(lacking(2 << 20, 0), 0);
+  EXPECT_EQ(lacking(1 << 19, 0), int64_t{1} << 29);
+  EXPECT_EQ(lacking(2 << 20, int64_t{64} << 30), int64_t{1} << 30);
+  Shortage once(root);
+  EXPECT_EQ(once.bytes(0), 0);
+  EXPECT_EQ(once.bytes(int64_t{64} << 30), 0) << "it was asked a moment ago";
+  std::filesystem::remove_all(root);
+  EXPECT_EQ(Shortage(root).bytes(0), 0) << "a system that does not say";
 }
 
 }  // namespace

@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pariskv_core as pk
 import pytest
+import torch
 from support import assert_same_sequence, make_config, randn_kv, randn_q, unchanged
 
 TOKENS = 3000
@@ -137,6 +138,46 @@ def test_host_memory_by_itself(background, kv_dtype):
     assert cache.stats().host_memory.reserved == 0
     cache.reserve_host(60 << 20, background=True)
     cache.close()  # with most of it to come
+
+
+@pytest.mark.cuda
+def test_the_memory_of_a_gpu_by_itself():
+    """It is mapped at once, serves blocks of any size, and stays until it is trimmed."""
+
+    def free():
+        torch.cuda.synchronize()
+        return torch.cuda.mem_get_info()[0]
+
+    config = make_config(layers=2, placement="auto", memory_budget=512 << 20)
+    cache, other = pk.Cache(config), pk.Cache(config)
+    before = free()
+    cache.reserve_device(256 << 20)
+    ready = free()
+    assert before - ready > 240 << 20
+    mine, theirs = filled(cache, 2), filled(other, 2)
+    q = randn_q(np.random.default_rng(0), 1, config)[0]
+    for s, t in zip(mine, theirs, strict=True):
+        assert_same_sequence(cache, s, other, t, q)
+    for s in mine:
+        cache.remove(s)
+    with unchanged(cache), pytest.raises(pk.OutOfMemory, match="but the budget is 536870912"):
+        cache.reserve_device(513 << 20)
+    cache.trim()
+    assert free() - ready > 200 << 20
+    cache.reserve_device(16 << 20)
+    cache.close()
+
+
+@pytest.mark.cpu("of a cache on a CPU")
+def test_a_cpu_has_no_memory_of_a_gpu():
+    cache = pk.Cache(make_config())
+    with (
+        unchanged(cache),
+        pytest.raises(ValueError, match=r"\[reserve_device\] expected a cache on"),
+    ):
+        cache.reserve_device(1)
+    with pytest.raises(ValueError, match=r"\[reserve_device\] bytes: expected 1 or more, got 0"):
+        cache.reserve_device(0)
 
 
 def test_host_memory_is_refused_where_no_row_goes(device):

@@ -297,6 +297,9 @@ PARISKV_API pariskv_status pariskv_cache_sequences(const pariskv_cache* cache,
 PARISKV_API pariskv_status pariskv_cache_reserve(pariskv_cache* cache, int64_t tokens,
                                                  int64_t sequences);
 
+/** Takes a GPU's memory for whatever comes, see Cache::reserve_device. */
+PARISKV_API pariskv_status pariskv_cache_reserve_device(pariskv_cache* cache, int64_t bytes);
+
 /**
  * Takes host memory for rows that leave a GPU, see Cache::reserve_host.
  * @param background  not 0: a thread takes it meanwhile

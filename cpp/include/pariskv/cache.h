@@ -387,6 +387,15 @@ class PARISKV_API Cache {
   void reserve(int64_t tokens, int64_t sequences = 1);
 
   /**
+   * On a GPU: takes so many bytes of the device's memory now, for whatever comes, and keeps them
+   * until `trim` or the end of the cache. A device maps memory for some 30 microseconds a megabyte,
+   * which no prompt has to wait for then. What is ready counts as reserved once it is used. Throws
+   * OutOfMemory, and has taken nothing, where the budget or the device has less,
+   * std::invalid_argument where memory is not the cache's own.
+   */
+  void reserve_device(int64_t bytes);
+
+  /**
    * Takes so many bytes of host memory for rows that leave a GPU. In the background a thread takes
    * them, 16 MB at a time: they count as reserved at once, and a prompt that needs one first waits
    * for that alone. What the system then refuses is asked for again when it is needed. A program's

@@ -71,6 +71,7 @@ struct MemoryUse {
   int64_t peak = 0;      ///< The most that was ever live.
   int64_t reserved = 0;  ///< Held from the resource: live bytes and the unused rest of slabs.
   int64_t budget = 0;    ///< The most that may be reserved; 0 is no limit.
+  int64_t coming = 0;    ///< Of `reserved`: not there yet, a thread is taking it.
 };
 
 }  // namespace pariskv

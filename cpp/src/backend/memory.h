@@ -24,7 +24,13 @@ class BackendMemory {
   /** Overwrites the scratch: data of the last steps can no longer be read from it. */
   virtual void clear_scratch(Stream stream) = 0;
 
-  /** Gives unused memory back to where it came from. */
+  /**
+   * Keeps so many bytes of the device's memory ready, for blocks of any size; throws OutOfMemory if
+   * it has fewer. False: nothing is ever kept.
+   */
+  virtual bool keep_ready(int64_t) { return false; }
+
+  /** Gives unused memory back to where it came from, what was kept ready too. */
   virtual void trim() {}
 
   /** Bytes of the device's memory as the host may read them; waits for all enqueued work. */

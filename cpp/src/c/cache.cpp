@@ -139,6 +139,10 @@ pariskv_status pariskv_cache_reserve(pariskv_cache* cache, int64_t tokens, int64
   return answer([&] { cache_of("reserve", cache).reserve(tokens, sequences); });
 }
 
+pariskv_status pariskv_cache_reserve_device(pariskv_cache* cache, int64_t bytes) {
+  return answer([&] { cache_of("reserve_device", cache).reserve_device(bytes); });
+}
+
 pariskv_status pariskv_cache_reserve_host(pariskv_cache* cache, int64_t bytes, int32_t background) {
   return answer([&] { cache_of("reserve_host", cache).reserve_host(bytes, background != 0); });
 }

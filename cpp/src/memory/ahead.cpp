@@ -25,9 +25,17 @@ struct Ahead::Shared {
   };
   std::deque<Request> requests;  // not collected yet, the oldest first
   size_t begun = 0;              // of these
+  struct Gone {
+    void* data;
+    int64_t bytes;
+  };
+  std::deque<Gone> gone;  // on its way back to the resource
   bool stop = false;
   std::atomic<bool> arrived{false};  // the first of them is done
 
+  void deallocate(const Gone& piece) noexcept {
+    resource->deallocate(piece.data, size_t(piece.bytes), size_t(alignment));
+  }
   void look() { arrived = !requests.empty() && requests.front().done; }
 };
 
@@ -49,6 +57,7 @@ Ahead::~Ahead() {
     shared_->asked.notify_one();
     thread_.join();
   }
+  for (const Shared::Gone& piece : shared_->gone) shared_->deallocate(piece);
   delete shared_;
 }
 
@@ -89,11 +98,31 @@ int64_t Ahead::take_back() {
   return count;
 }
 
+bool Ahead::give_back(void* data, int64_t bytes) {
+  if (this_process() != owner_process_ || !thread_.joinable()) return false;
+  {
+    const std::lock_guard<std::mutex> lock(shared_->mutex);
+    shared_->gone.push_back({data, bytes});
+  }
+  shared_->asked.notify_one();
+  return true;
+}
+
 void Ahead::serve(Shared& shared) {
   std::unique_lock<std::mutex> lock(shared.mutex);
   for (;;) {
-    shared.asked.wait(lock, [&] { return shared.stop || shared.begun < shared.requests.size(); });
+    shared.asked.wait(lock, [&] {
+      return shared.stop || !shared.gone.empty() || shared.begun < shared.requests.size();
+    });
     if (shared.stop) return;
+    if (!shared.gone.empty()) {
+      const Shared::Gone piece = shared.gone.front();
+      shared.gone.pop_front();
+      lock.unlock();
+      shared.deallocate(piece);
+      lock.lock();
+      continue;
+    }
     // It stays where it is whatever comes behind it or goes before it.
     Shared::Request& request = shared.requests[shared.begun++];
     lock.unlock();

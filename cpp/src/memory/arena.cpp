@@ -170,7 +170,7 @@ bool Arena::ask(std::unique_ptr<Slab>& slab) {
   coming_.emplace_back();  // its place, so that nothing can fail once it is asked for
   try {
     if (ahead_->ask(slab->bytes)) {
-      use_.reserved += slab->bytes;
+      use_.reserved += slab->bytes, use_.coming += slab->bytes;
       coming_.back() = std::move(slab);
       return true;
     }
@@ -186,6 +186,7 @@ bool Arena::ask(std::unique_ptr<Slab>& slab) {
 void Arena::take_in() noexcept {
   std::unique_ptr<Slab> slab = std::move(coming_.front());
   coming_.pop_front();
+  use_.coming -= slab->bytes;
   slab->data = static_cast<char*>(ahead_->collect());
   if (slab->data == nullptr) {
     use_.reserved -= slab->bytes;
@@ -200,15 +201,21 @@ void Arena::take_in() noexcept {
   }
 }
 
-/** Asks for no more of what is to come, waits for what the thread is at, and gives it back. */
-void Arena::turn_away() noexcept {
-  if (coming_.empty()) return;
+/** Asks for no more of what is to come than the thread is at. */
+void Arena::call_off() noexcept {
   for (int64_t left = ahead_->take_back(); left > 0; --left) {
-    use_.reserved -= coming_.back()->bytes;
+    use_.reserved -= coming_.back()->bytes, use_.coming -= coming_.back()->bytes;
     coming_.pop_back();
   }
+}
+
+/** Waits for that too, and gives it back. */
+void Arena::turn_away() noexcept {
+  if (coming_.empty()) return;
+  call_off();
   for (; !coming_.empty(); coming_.pop_front()) {
     void* data = ahead_->collect();
+    use_.coming -= coming_.front()->bytes;
     if (data != nullptr) {
       give_back(data, coming_.front()->bytes);
     } else {
@@ -221,11 +228,34 @@ void Arena::tend() noexcept {
   if (!ahead_) return;
   const std::lock_guard<std::mutex> lock(mutex_);
   while (!coming_.empty() && ahead_->arrived()) take_in();
+  const int64_t lacking = traits_.lacking ? traits_.lacking(use_.reserved) : 0;
+  if (lacking > 0) return give_way(lacking);
   if (!coming_.empty() || ahead_refused_) return;
   try {
     ask_ahead();
   } catch (const std::bad_alloc&) {
     return;  // not needed yet: a failed allocation will report it
+  }
+}
+
+/** Others are in need of so many bytes: whole slabs that nobody uses go, by the thread. */
+void Arena::give_way(int64_t bytes) noexcept {
+  call_off();
+  for (auto& [block_bytes, shelf] : shelves_) {
+    for (size_t i = shelf.slabs.size(); i-- > 0 && bytes > 0;) {
+      Slab* const slab = shelf.slabs[i].get();
+      if (!slab->unused()) continue;
+      try {
+        if (!ahead_->give_back(slab->data, slab->bytes)) return;
+      } catch (const std::bad_alloc&) {
+        return;
+      }
+      use_.reserved -= slab->bytes;
+      bytes -= slab->bytes;
+      shelf.close(slab);
+      shelf.free -= slab->blocks;
+      shelf.slabs.erase(shelf.slabs.begin() + std::ptrdiff_t(i));
+    }
   }
 }
 

@@ -96,6 +96,9 @@ struct ArenaTraits {
   std::function<void(void* data, int64_t bytes)> touch;
   /** Throws OutOfMemory if the system has no such bytes left for these pages. */
   std::function<void(int64_t bytes)> check_ahead;
+  /** Bytes that the system lacks for others, of which an arena that holds so many gives back what
+   * it does not use. */
+  std::function<int64_t(int64_t reserved)> lacking;
   /** Called with every new slab; where it zeroes them, every block is zeros when handed out. */
   std::function<void(void* data, int64_t bytes)> clear;
   /** Called when there is nothing left, before trying once more. */
@@ -145,7 +148,10 @@ class Arena {
   /** Takes back retired blocks, zeroed by now. */
   void recycle(const RetiredBlock* blocks, size_t count) noexcept;
 
-  /** Sees to it that slabs are taken ahead of need; to be called now and then. Never waits. */
+  /**
+   * Sees to it that slabs are taken ahead of need, and given back where the system runs short; to
+   * be called now and then. Never waits.
+   */
   void tend() noexcept;
 
   /** Gives slabs without blocks back to the resource. */
@@ -210,7 +216,9 @@ class Arena {
   void ask_ahead();
   bool ask(std::unique_ptr<Slab>& slab);
   void take_in() noexcept;
+  void call_off() noexcept;
   void turn_away() noexcept;
+  void give_way(int64_t bytes) noexcept;
 
   std::shared_ptr<MemoryResource> resource_;
   const ArenaTraits traits_;

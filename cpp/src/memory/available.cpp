@@ -68,6 +68,16 @@ int64_t available_host_bytes(const std::string& root) {
   return left >= 0 && (available < 0 || left < available) ? left : available;
 }
 
+int64_t Shortage::bytes(int64_t held) {
+  constexpr int64_t kLeast = int64_t{1} << 30;
+  const auto now = std::chrono::steady_clock::now();
+  if (now - asked_ < std::chrono::milliseconds(500)) return lacking_;
+  asked_ = now;
+  const int64_t available = available_host_bytes(root_);
+  lacking_ = available < 0 ? 0 : std::max<int64_t>(kLeast + held / 32 - available, 0);
+  return lacking_;
+}
+
 void check_available(int64_t bytes) {
   const int64_t available = available_host_bytes();
   if (available < 0 || bytes <= available) return;

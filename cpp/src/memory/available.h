@@ -1,8 +1,10 @@
 /** Bytes that the system has left, asked before pages are taken that are used at once. */
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 namespace pariskv {
 
@@ -12,6 +14,23 @@ namespace pariskv {
  * @param root  ahead of the system's own paths: empty, but for tests
  */
 int64_t available_host_bytes(const std::string& root = "");
+
+/** Looks now and then whether a program that holds memory of the system leaves others enough. */
+class Shortage {
+ public:
+  explicit Shortage(std::string root = "") : root_(std::move(root)) {}
+
+  /**
+   * Bytes that are missing from what others may need: a gigabyte, and a thirty-second of what is
+   * `held`. Asks the system once in half a second, and answers the same until then.
+   */
+  int64_t bytes(int64_t held);
+
+ private:
+  const std::string root_;
+  std::chrono::steady_clock::time_point asked_{};
+  int64_t lacking_ = 0;
+};
 
 /** Throws OutOfMemory if the system says that it has fewer bytes. */
 void check_available(int64_t bytes);

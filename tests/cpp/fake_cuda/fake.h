@@ -54,6 +54,9 @@ Told& told();
 /** Whether this is in memory of the host. */
 bool is_pinned(const void* data);
 
+/** Pieces of memory that were ever mapped. */
+int64_t pieces_mapped();
+
 /** The device that is current for this thread. */
 int current_device();
 

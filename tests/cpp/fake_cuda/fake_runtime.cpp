@@ -99,8 +99,10 @@ CUresult create(CUmemGenericAllocationHandle* memory, size_t, const CUmemAllocat
 CUresult release(CUmemGenericAllocationHandle memory) {
   return delete reinterpret_cast<bool*>(memory), CUDA_SUCCESS;
 }
+std::atomic<int64_t> maps{0};
 CUresult map(CUdeviceptr address, size_t bytes, size_t, CUmemGenericAllocationHandle memory,
              unsigned long long) {
+  ++maps;
   mprotect(pointer(address), bytes, PROT_READ | PROT_WRITE);
   std::memset(pointer(address), 0xcd, bytes);  // nobody may count on zeros
   const std::lock_guard<std::mutex> lock(pieces_lock);
@@ -125,6 +127,8 @@ bool pariskv::test::is_pinned(const void* data) {
   const Piece* piece = piece_of(data);
   return piece != nullptr && piece->pinned;
 }
+
+int64_t pariskv::test::pieces_mapped() { return maps; }
 
 extern "C" {
 

@@ -110,6 +110,24 @@ TEST_F(FakePages, AStoredPromptIsReadByItsTable) {
   }
 }
 
+TEST_F(FakePages, MemoryThatIsReadyServesBlocksOfAnySize) {
+  Config config = config_of();
+  config.memory_budget = 64 << 20;
+  Cache cache(config);
+  EXPECT_THROW(cache.reserve_device(0), std::invalid_argument);
+  EXPECT_THROW(cache.reserve_device(65 << 20), OutOfMemory);
+  cache.reserve_device(32 << 20);
+  const Batch batch = cache.batch({cache.add(), cache.add()});
+  const int64_t mapped = test::pieces_mapped();
+  EXPECT_GT(mapped, 0);
+  for (int64_t l = 0; l < kLayers; ++l) prefill(cache, batch, {2200, 700}, {}, l);
+  for (int64_t l = 0; l < kLayers; ++l) decode(cache, batch, l, {});
+  EXPECT_EQ(test::pieces_mapped(), mapped) << "something was taken anew";
+  for (const SequenceId id : batch.ids()) cache.remove(id);
+  cache.trim();
+  cache.reserve_device(2 << 20);
+}
+
 TEST_F(FakePages, AForkHasPagesOfItsOwnWhereItWrites) {
   Cache cache(config_of());
   const PageTable table = cache.page_table(2, 1000);
