@@ -35,6 +35,10 @@ In each rank, whose layers give the engine (tokens, heads, head_dim):
     engine.attend(layer, q, k, v, out)        # in place of the model's attention; a Logits behind
     engine.end()                              # `out` has softcap, sinks or another scale
 
+On a GPU a host may attend in full with a kernel of its own that reads pages. It makes them with
+`engine.open_pages(sequences, tokens)`, and gives `attend` and `decode_lanes` a function behind the
+Logits; row i of the page table is request i of the step.
+
 A CUDA graph is captured over `engine.lanes.capture(width)` with `engine.decode_lanes(layer, lanes,
 q, k, v, out)`; after the last one comes `engine.lanes.captured()`. Before a replay it is
 `engine.begin(orders, requests, replayed=width)`.
@@ -54,15 +58,16 @@ from .room import Costs, Room
 
 if TYPE_CHECKING:
     from .engine import Engine, Logits
+    from .pages import Pages
 else:
 
     def __getattr__(name: str) -> Any:
         """The rank's side, which needs torch, once it is asked for."""
-        if name not in ("Engine", "Logits"):
+        if name not in ("Engine", "Logits", "Pages"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from . import engine
+        from . import engine, pages
 
-        return getattr(engine, name)
+        return getattr(pages if name == "Pages" else engine, name)
 
 
 __all__ = [
@@ -74,6 +79,7 @@ __all__ = [
     "HostShare",
     "Logits",
     "Orders",
+    "Pages",
     "Room",
     "Step",
 ]

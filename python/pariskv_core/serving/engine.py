@@ -1,9 +1,14 @@
-"""A rank's engine: what a layer of the model does with the queries, keys and values of a step."""
+"""A rank's engine: what a layer of the model does with the queries, keys and values of a step.
+
+A host that has an attention of its own over pages gives it to `attend` and `decode_lanes` as a
+function. It is called once all rows of the layer are stored, attends in full to what the page table
+has, and writes the output of the whole batch. What pages do not serve comes after it.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +18,12 @@ import pariskv_core as pk
 
 from .lanes import Lanes
 from .orders import Orders, Row
+from .pages import Pages
 from .prompts import causal_rows
 from .sequences import Sequences
 
 Places = slice | torch.Tensor  # of tokens, among those of a step
+Full = Callable[[], None]  # a host's own attention over pages
 
 
 @dataclass(frozen=True)
@@ -44,8 +51,11 @@ class Prompts:
     """Rows of a step that bring tokens of prompts; all layers use the same ones."""
 
     batch: pk.Batch
+    sequences: list[int]
     places: Places
     lengths: list[int]
+    begins: list[int]  # of their tokens, among those of a step
+    numbers: list[int]  # of the requests, in the order of the batch
 
 
 @dataclass
@@ -55,6 +65,8 @@ class Plan:
     tokens: int = 0
     decoding: pk.Batch | None = None
     decoded: Places = field(default_factory=lambda: slice(0, 0))
+    decoded_numbers: list[int] = field(default_factory=list)  # of the requests
+    prompts: Prompts | None = None  # all of them
     fresh: Prompts | None = None  # whole prompts, or their first chunks
     later: Prompts | None = None  # tokens that follow stored ones
 
@@ -66,8 +78,15 @@ class Engine:
         self.cache = pk.Cache(config)
         self.sequences = Sequences(self.cache)
         self.lanes = Lanes(self.cache)
+        self.pages: Pages | None = None
         self._device = torch.device(config.device)
         self._plan = Plan()
+
+    def open_pages(self, sequences: int, tokens: int) -> Pages:
+        """On a GPU: what a host's own attention reads, of steps of so many sequences of up to so
+        many tokens. Row i of the page table is the i-th request of a step."""
+        self.pages = Pages(self.cache, sequences, tokens)
+        return self.pages
 
     def begin(
         self, orders: Orders, requests: Sequence[str], *, replayed: int | None = None
@@ -93,22 +112,35 @@ class Engine:
         ends = list(itertools.accumulate(row.tokens for row in rows))
         begins = {row.request: end - row.tokens for row, end in zip(rows, ends, strict=True)}
         plan = Plan(tokens=ends[-1] if ends else 0)
+        numbers = {row.request: number for number, row in enumerate(rows)}
         decodes = [row for row in rows if row.decodes]
         if decodes:
             plan.decoding = self.cache.batch(self.sequences.of(row.sequence for row in decodes))
             plan.decoded = self._places([(begins[row.request], 1) for row in decodes])
+            plan.decoded_numbers = [numbers[row.request] for row in decodes]
         prompts = [row for row in rows if not row.decodes]
-        plan.fresh = self._prompts([row for row in prompts if row.stored == 0], begins)
-        plan.later = self._prompts([row for row in prompts if row.stored > 0], begins)
+        some = (
+            prompts,
+            [row for row in prompts if row.stored == 0],
+            [row for row in prompts if row.stored > 0],
+        )
+        made = (self._prompts(each, begins, numbers) for each in some)
+        plan.prompts, plan.fresh, plan.later = made
         return plan
 
-    def _prompts(self, rows: list[Row], begins: dict[str, int]) -> Prompts | None:
+    def _prompts(
+        self, rows: list[Row], begins: dict[str, int], numbers: dict[str, int]
+    ) -> Prompts | None:
         if not rows:
             return None
+        sequences = self.sequences.of(row.sequence for row in rows)
         return Prompts(
-            self.cache.batch(self.sequences.of(row.sequence for row in rows)),
+            self.cache.batch(sequences),
+            sequences,
             self._places([(begins[row.request], row.tokens) for row in rows]),
             [row.tokens for row in rows],
+            [begins[row.request] for row in rows],
+            [numbers[row.request] for row in rows],
         )
 
     def _places(self, spans: list[tuple[int, int]]) -> Places:
@@ -129,11 +161,15 @@ class Engine:
         v: torch.Tensor,
         out: torch.Tensor,
         logits: Logits = PLAIN,
+        full: Full | None = None,
     ) -> None:
         """(tokens, heads, dim) of one layer; `out` may have more rows, for padding."""
         plan = self._plan
         if plan.tokens == 0:  # a dummy run
             out.zero_()
+            return
+        if full is not None:
+            self._attend_beside(layer, q, k, v, out, logits, full)
             return
         if plan.decoding is not None:
             at = plan.decoded
@@ -142,6 +178,53 @@ class Engine:
             self._prompt(layer, plan.fresh, q, k, v, out, logits, whole=True)
         if plan.later is not None:
             self._prompt(layer, plan.later, q, k, v, out, logits, whole=False)
+
+    def _attend_beside(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        logits: Logits,
+        full: Full,
+    ) -> None:
+        """The host attends to what pages serve: all of the step in one launch."""
+        plan, missing = self._plan, list[int]()
+        prompts = plan.prompts
+        if prompts is not None:
+            at = prompts.places
+            missing = self.cache.prefill(
+                layer,
+                prompts.batch,
+                k[at],
+                v[at],
+                prompts.lengths,
+                q=q[at],
+                scale=logits.scale,
+                softcap=logits.softcap,
+                page_rows=prompts.numbers,
+            )
+        if plan.decoding is None:
+            full()
+        else:
+            at = plan.decoded
+            self._decode(
+                layer, plan.decoding, q[at], k[at], v[at], at, out, logits, full,
+                plan.decoded_numbers,
+            )  # fmt: skip
+        for place in missing:  # rows in host memory, or in 8 bits
+            assert prompts is not None
+            begin, count = prompts.begins[place], prompts.lengths[place]
+            own = slice(begin, begin + count)
+            out[own] = self.cache.attend(
+                layer,
+                [prompts.sequences[place]],
+                q[own],
+                [count],
+                precision="fast",
+                **logits.options(),
+            )
 
     def _decode(
         self,
@@ -153,12 +236,21 @@ class Engine:
         at: Places,
         out: torch.Tensor,
         logits: Logits,
+        full: Full | None = None,
+        numbers: list[int] | None = None,
     ) -> None:
-        rows = (q.contiguous(), k.contiguous(), v.contiguous())
-        if isinstance(at, slice) and out[at].is_contiguous():
-            self.cache.decode(layer, batch, *rows, out=out[at], **logits.options())
-        else:
-            out[at] = self.cache.decode(layer, batch, *rows, **logits.options())
+        options = logits.options()
+        if full is not None:
+            options |= {"dense": full, "page_rows": numbers}
+        if isinstance(at, slice):
+            self.cache.decode(layer, batch, q, k, v, out=out[at], **options)
+            return
+        found = self.cache.decode(layer, batch, q, k, v, **options)
+        if full is not None:  # which has written the others
+            assert self.pages is not None
+            served = self.pages.lengths[torch.tensor(numbers, device=self._device)] > 0
+            found = torch.where(served[:, None, None], out[at], found)
+        out[at] = found
 
     def _prompt(
         self,
@@ -202,10 +294,11 @@ class Engine:
         v: torch.Tensor,
         out: torch.Tensor,
         logits: Logits = PLAIN,
+        full: Full | None = None,
     ) -> None:
         """A step of a graph: each row is a token of one lane. Replays name other sequences."""
         rows = slice(0, len(lanes))
-        self._decode(layer, lanes, q[rows], k[rows], v[rows], rows, out, logits)
+        self._decode(layer, lanes, q[rows], k[rows], v[rows], rows, out, logits, full)
 
     def close(self) -> None:
         self.cache.close()
