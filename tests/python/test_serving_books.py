@@ -18,11 +18,51 @@ def test_a_request_waits_for_room_beside_its_blocks() -> None:
     assert books.admits("short", 4, 20)
     assert books.admits("short", 4, 20), "asked for twice, it counts once"
     assert not books.admits("other", 4, 1), "the long one may take 80"
-    assert not books.admits("short", 4, 20), "none overtakes one that waits"
     books.step(Step([], [], [Arrival("long", 4, 0, [0], 60)], {"long": 4}))
-    assert books.admits("short", 4, 20), "what was noted is forgotten after a step"
+    assert books.admits("other", 4, 1), "what was noted is forgotten after a step"
     books.step(Step(["long"], [], [], {}))
     assert books.admits("other", 4, 60)
+
+
+def test_what_fits_passes_a_request_that_waits_but_does_not_starve_it() -> None:
+    books = Books(SIZE, Room(100, Costs(token=1, opening=50, searched=80)))
+
+    def come_in(name: str, ended: str = "") -> None:
+        arrival = Arrival(name, 4, 0, [books.running], 20)
+        books.step(Step([ended] if ended else [], [], [arrival], {name: 4}))
+
+    for number in range(2):
+        assert books.admits(f"running{number}", 4, 20)
+        come_in(f"running{number}")
+    for number in range(8):  # they take twice what the long one needs, and leave
+        assert not books.admits("long", 4, 60)
+        assert not books.closed
+        assert books.admits(f"short{number}", 4, 20), "there is room, and it is not its turn yet"
+        come_in(f"short{number}", f"short{number - 1}" if number else "")
+    assert not books.admits("long", 4, 60)
+    assert books.closed
+    assert not books.admits("short", 4, 20), "now it is"
+    books.step(Step(["short7", "running0", "running1"], [], [], {}))
+    assert books.admits("long", 4, 60)
+    books.step(Step([], [], [Arrival("long", 4, 0, [0], 60)], {"long": 4}))
+    assert not books.closed
+    assert books.admits("short", 4, 20)
+
+
+def test_a_request_that_is_gone_keeps_nobody_waiting() -> None:
+    room = Room(100, Costs(token=1, opening=1000))
+    room.enter("running", 4, 60)
+    for number in range(6):
+        assert not room.admit("long", 4, 60)
+        assert room.admit(f"short{number}", 4, 20)
+        room.enter(f"short{number}", 4, 20)
+        room.leave(f"short{number}")
+        room.settle()
+    assert room.closed
+    assert not room.admit("short", 4, 20), "the long one may have been asked for before"
+    room.settle()
+    assert room.admit("short", 4, 20), "but in this pass it was not"
+    assert not room.closed
 
 
 def test_a_token_that_was_computed_in_vain_is_cut() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from pariskv_core.serving import Books, Costs, Orders, Room
 from pariskv_core.serving.orders import ADD, CLEAR, CUT, FORK, REMOVE
-from pariskv_core.vllm.names import Pool, step_of
+from pariskv_core.vllm.names import step_of
+from pariskv_core.vllm.pool import Pool
 from pariskv_core.vllm.scheduling import Scheduling
 from vllm_scheduler import Scheduler
 

@@ -15,7 +15,7 @@ Work = Callable[..., dict[str, Any]]
 FEW = {"num_gpu_blocks_override": 34, "max_model_len": 2048}
 IN_PARTS = {"long_prefill_token_threshold": 256, "scheduling_policy": "priority"}
 
-LITTLE = json.dumps({"dense_below": 64, "memory_budget": "32MB"})
+LITTLE = json.dumps({"dense_below": 64, "memory_budget": "10MB"})
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,8 @@ def test_requests_that_wait_for_room_are_not_looked_up_in_every_step(hazard: Wor
     ours = hazard("waiting", plugin=True, settings=LITTLE, **few)["waiting"]
     assert 0 < ours["running"] < 16
     assert ours["waiting"] > 50
-    assert ours["lookups"] <= 10, "one of each step: stock does the same where blocks are short"
+    # One of each step, as in stock vLLM where blocks are short; and those behind it once.
+    assert ours["lookups"] <= 10 + 8
     assert ours["done"] == 4, "each had its turn"
 
 

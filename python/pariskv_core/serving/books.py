@@ -121,6 +121,11 @@ class Books:
         """Whether there is room for a request of at most so many tokens; noted until it runs."""
         return request in self._holders or self._room.admit(request, prompt, most)
 
+    @property
+    def closed(self) -> bool:
+        """Whether a request has waited for so long that none may pass it."""
+        return self._room.closed
+
     def withdraw(self, request: str) -> None:
         """A request that was admitted waits for another reason."""
         self._room.withdraw(request)
@@ -299,9 +304,9 @@ class Books:
 
     def _end(self, request: str) -> None:
         holder = self._holders.pop(request, None)
+        self._room.leave(request)  # also one that never came in
         if holder is None:
             return
-        self._room.leave(request)
         holder.parked = True
         whole = holder.right // self._block if self._prefixes else 0
         for position in range(whole, len(holder.blocks)):  # whole blocks alone are found

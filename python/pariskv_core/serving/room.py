@@ -69,6 +69,19 @@ class _Sum:
         self.stays = self.beside = 0
 
 
+@dataclass
+class _Wait:
+    """Bytes that a request needs, and that others have taken since it began to wait: twice as many
+    are enough."""
+
+    needs: int
+    passed: int = 0
+
+    @property
+    def starves(self) -> bool:
+        return self.passed >= 2 * self.needs
+
+
 class Room:
     """
     stays   bytes on the device for what does not leave it
@@ -80,21 +93,30 @@ class Room:
         self._costs = costs
         self._running, self._parked = _Sum(), _Sum()
         self._noted = _Sum()  # admitted in this pass of the scheduler
-        self._full = False  # a request has to wait
+        self._waiting: dict[str, _Wait] = {}  # requests that had no room when they were asked for
+        self._asked: set[str] = set()  # in this pass
 
     def admit(self, request: str, prompt: int, most: int) -> bool:
         """Whether there is room for a request of at most so many tokens, which is then noted.
 
-        After one that has to wait, all others do, in this pass: it would wait forever while
-        smaller ones take what becomes free.
+        One that has to wait is passed by others, until they have taken twice what it needs: else it
+        would wait forever while smaller ones take what becomes free.
         """
         self._noted.take(request)
+        self._asked.add(request)
         cost = self._costs.most(most, prompt=prompt)
-        if self._full or not self._fits(self._running, self._noted, cost):
-            self._full = True
+        if not self._fits(self._running, self._noted, cost):
+            self._waiting.setdefault(request, _Wait(cost.stays))
+            return False
+        if any(wait.starves for name, wait in self._waiting.items() if name != request):
             return False
         self._noted.put(request, cost)
         return True
+
+    @property
+    def closed(self) -> bool:
+        """Whether a request has waited for so long that none may pass it."""
+        return any(wait.starves for wait in self._waiting.values())
 
     def withdraw(self, request: str) -> None:
         self._noted.take(request)
@@ -102,18 +124,27 @@ class Room:
     def clear(self) -> None:
         for some in (self._running, self._parked, self._noted):
             some.clear()
-        self._full = False
+        self._waiting.clear()
 
     def settle(self) -> None:
         """The scheduler's pass is over: what it did not take is asked for again."""
         self._noted.clear()
-        self._full = False
+        if self._asked:  # who waits is asked for first of all: the others have gone
+            self._waiting = {
+                name: wait for name, wait in self._waiting.items() if name in self._asked
+            }
+        self._asked.clear()
 
     def enter(self, request: str, prompt: int, most: int) -> None:
-        self._running.put(request, self._costs.most(most, prompt=prompt))
+        cost = self._costs.most(most, prompt=prompt)
+        self._running.put(request, cost)
+        self._waiting.pop(request, None)
+        for wait in self._waiting.values():
+            wait.passed += cost.stays
 
     def leave(self, request: str) -> None:
         self._running.take(request)
+        self._waiting.pop(request, None)
 
     def park(self, name: int, tokens: int) -> None:
         """A sequence whose request ended, of so many tokens."""

@@ -1,7 +1,8 @@
 """The scheduler's side: lets requests in, and turns each decision of vLLM's scheduler into orders.
 
 A request comes in once sequences have room for the length that it may reach, and once all rows of
-the prefix that vLLM has found for it are stored. None overtakes one that waits for room.
+the prefix that vLLM has found for it are stored. Others pass one that waits for room, until they
+have taken twice what it needs.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from typing import Any
 from pariskv_core.serving import Books, Orders, Step
 
 from . import names
+from .pool import Pool
 
 logger = logging.getLogger("vllm.pariskv")
 
-_LOOKUPS = 8  # requests that may wait for a prefix in one pass, each of them a lookup of vLLM's
+_LOOKUPS = 8  # requests that may wait while others pass, each of them a lookup of vLLM's
+_SHUT = 16  # passes until those behind are looked at again, unless a request ends before
 
 
 class Scheduling:
@@ -28,17 +31,19 @@ class Scheduling:
         self.books = books
         self._block = block
         self._longest = longest
-        self._pool: names.Pool | None = None
+        self._pool: Pool | None = None
         self._requests: dict[str, Any] = {}  # that have blocks, as vLLM's objects
         self._held: list[Any] = []  # that would not heed a wait, see `_wait`
         self._taken: dict[int, tuple[int, Any]] = {}  # blocks that were handed out in this pass
         self._waits = 0  # of this pass
+        self._passed = False  # in this pass a request came in beside one that waits
+        self._shut = 0  # passes in which the first one without room keeps out all others
         self._reset = False  # in this pass
         self._reported: dict[str, int] = {}
         self._said = self._broken = False
         self.forgotten = 0  # blocks that were found, and whose rows nobody has
 
-    def bind(self, pool: names.Pool) -> None:
+    def bind(self, pool: Pool) -> None:
         self._pool = pool
 
     # Which requests come in.
@@ -60,12 +65,15 @@ class Scheduling:
         name, pool = request.request_id, self._pool
         most = names.most_tokens(request, self._longest)
         if not self.books.admits(name, request.num_tokens, most):
-            return self._close(request)
+            self._waits += 1
+            shut = self._shut > 0 or self.books.closed or self._waits > _LOOKUPS
+            return self._close(request) if shut else self._wait(request)
         if pool is None or computed == 0 or self._stored(pool, request, computed):
+            self._passed = self._passed or self._waits > 0
             return True
         self.books.withdraw(name)
         self._waits += 1
-        return self._close(request) if self._waits > _LOOKUPS else None
+        return self._close(request) if self._waits > _LOOKUPS else self._wait(request)
 
     def _look_for_reset(self) -> None:
         """vLLM does not say that its pool has forgotten all prefixes."""
@@ -78,12 +86,16 @@ class Scheduling:
         runs = any(names.is_running(other) for other in self._requests.values())
         if runs and self._pool is not None and self._pool.close():
             return False
+        return self._wait(request)
+
+    def _wait(self, request: Any) -> bool | None:
+        """The scheduler goes on to the next one."""
         if not names.reads_prefixes(request):  # it would come in: vLLM takes None for 0
             names.let_read_prefixes(request, True)
             self._held.append(request)
         return None
 
-    def _stored(self, pool: names.Pool, request: Any, tokens: int) -> bool:
+    def _stored(self, pool: Pool, request: Any, tokens: int) -> bool:
         """Whether rows of a prefix that was just found are all there.
 
         Blocks whose rows nobody has or computes are forgotten, so that the next pass finds others.
@@ -107,7 +119,7 @@ class Scheduling:
         self._forget(strange)
         return False
 
-    def _of_one_sequence(self, pool: names.Pool, request: Any, block: int, position: int) -> bool:
+    def _of_one_sequence(self, pool: Pool, request: Any, block: int, position: int) -> bool:
         """Whether a found prefix has the blocks of one sequence. Else the next pass finds them."""
 
         def found(place: int) -> int | None:
@@ -153,7 +165,11 @@ class Scheduling:
         for request in self._held:
             names.let_read_prefixes(request, False)
         self._held.clear()
-        self._waits = 0
+        if self._shut > 0:
+            self._shut -= 1
+        elif self._waits > 0 and not self._passed:
+            self._shut = _SHUT  # of those that were looked at nobody had room
+        self._waits, self._passed = 0, False
         orders = self._orders(output, reset)
         taken, self._taken = self._taken, {}
         # Whatever was scheduled is in the books by now: else nobody computes these.
@@ -164,6 +180,8 @@ class Scheduling:
 
     def _orders(self, output: Any, reset: bool) -> Orders:
         step = self._step(output, reset)
+        if step.ended:
+            self._shut = 0
         for request in step.ended:
             if request not in step.tokens:  # else it was preempted, and comes in again
                 self._requests.pop(request, None)
