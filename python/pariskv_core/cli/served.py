@@ -64,6 +64,7 @@ def count_requests(
     else:
         found = memory.on_cpu(free)
 
+    settings = {"dense_below": "batch"} | settings  # the plugin's default
     config = shape.config(device="cuda" if gpu else "cpu", segment_tokens=sizes.BLOCK, **settings)
     one = sizes.need(config, sizes.BLOCK, longest)
     load = sizes.Load(longest, limits.sequences, limits.chunk)
