@@ -41,6 +41,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--answers", type=int, default=512, help="tokens of one")
     parser.add_argument("--port", type=int, default=8111)
     chosen, chosen.options = parser.parse_known_args()
+    chosen.longest = chosen.document + chosen.question + chosen.answers + CHUNK
+    chosen.sequences, chosen.defaults = chosen.questions, False
     return chosen
 
 
@@ -50,14 +52,14 @@ def fetch(port: int, page: str) -> str:
 
 
 @contextlib.contextmanager
-def served(chosen: argparse.Namespace, log: Path) -> Iterator[None]:
-    """A server, until it is not needed any more."""
-    longest = chosen.document + chosen.question + chosen.answers + CHUNK
+def served(chosen: argparse.Namespace, engine: str, log: Path) -> Iterator[None]:
+    """A server, until it is not needed any more. chosen: model, load_format, port, longest,
+    sequences, defaults, options."""
     command = [*PROGRAM, "serve", chosen.model, "--load-format", chosen.load_format]
     command += ["--served-model-name", "m", "--port", str(chosen.port)]
-    command += ["--max-model-len", str(longest), "--max-num-seqs", str(chosen.questions)]
-    command += ["--compilation-config", json.dumps(GRAPHS)]
-    command += [*(OURS if chosen.engine == "ours" else []), *chosen.options]
+    command += ["--max-model-len", str(chosen.longest), "--max-num-seqs", str(chosen.sequences)]
+    command += [] if chosen.defaults else ["--compilation-config", json.dumps(GRAPHS)]
+    command += [*(OURS if engine == "ours" else []), *chosen.options]
     with log.open("w") as written:
         server = subprocess.Popen(
             command, stdout=written, stderr=subprocess.STDOUT, start_new_session=True
@@ -103,7 +105,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         trace(chosen, folder / "trace.jsonl")
-        with served(chosen, folder / "log"):
+        with served(chosen, chosen.engine, folder / "log"):
             command = [*PROGRAM, "bench", "serve", "--backend", "vllm", "--model", "m"]
             command += ["--tokenizer", chosen.model, "--port", str(chosen.port)]
             command += ["--dataset-name", "timed_trace", "--dataset-path", f"{folder}/trace.jsonl"]
