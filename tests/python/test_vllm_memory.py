@@ -9,7 +9,7 @@ import pytest
 import torch
 from pariskv_core.serving import Books, Engine, Logits
 from pariskv_core.serving.sizes import Budgets, Load, Planned, engine_config, need, plan
-from pariskv_core.vllm.names import Pool
+from pariskv_core.vllm.pool import Pool
 from pariskv_core.vllm.scheduling import Scheduling
 from vllm_scheduler import Scheduler
 

@@ -18,6 +18,7 @@ import torch
 from conftest import environment
 from pariskv_core import _machine as machine
 from pariskv_core.cli import main as command
+from pariskv_core.serving import sizes
 from pariskv_core.serving.memory import Limits
 from pariskv_core.serving.sizes import Budgets
 from pariskv_core.vllm import memory, register, startup
@@ -198,6 +199,27 @@ def test_bytes_of_vllms_own_cache_are_the_engines(monkeypatch: pytest.MonkeyPatc
     wish = startup.asked(made)
     blocks = startup.planned(made, wish).blocks
     assert startup.rank_budgets(made, wish, blocks) == Budgets(3 << 30, 2 * 10**9)
+
+
+@pytest.mark.parametrize("host_budget", [0, 50 * 10**9])
+def test_host_memory_is_pinned_for_what_the_gpu_has_no_room_for(host_budget: int) -> None:
+    extra = {"pariskv": {"host_budget": host_budget}} if host_budget else {}
+    options = Options(config(device_config__device_type="cuda", additional_config=extra))
+    wish = startup.asked(options)
+    one = sizes.need(wish.config, wish.block, options.longest)
+    assert one.host > 0
+
+    def ahead(blocks: int, device: int) -> int:
+        return startup.pinned_ahead(options, wish, blocks, Budgets(device, 50 * 10**9))
+
+    if host_budget:
+        assert ahead(1, 10**12) == host_budget - (4 << 20)
+        return
+    assert ahead(1, 10**12) == 0, "all of it fits the GPU"
+    most = options.sequences * options.longest  # tokens
+    rows = most * one.host
+    assert ahead(10**9, rows - 1000) == 1000
+    assert ahead(10**9, 1) == min(rows - 1, 25 * 10**9)
 
 
 def test_plan_of_the_command_line_counts_as_the_plugin(

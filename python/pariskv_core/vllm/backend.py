@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ import torch
 import pariskv_core as pk
 from pariskv_core.serving import Engine, Logits, sizes
 
-from . import allowed, ranks
+from . import allowed, flash, ranks
 from .names import (
     AttentionBackend,
     AttentionCGSupport,
@@ -37,17 +37,28 @@ class Metadata(AttentionMetadata):
     rank     None while memory is profiled: there is no engine yet
     width    requests, with those that a graph has for padding
     capture  the batch that a capture decodes
+    step     for vLLM's own attention over the engine's pages; None: the engine attends
+    steps    which made it
     """
 
     rank: Engine | None
     layers: dict[str, int]
     width: int = 0
     capture: pk.Batch | None = None
+    step: flash.Step | None = None
+    steps: flash.Steps | None = None
+
+    def schedule(self) -> None:
+        """Once the lengths of a step's requests are set: of a replay before it begins."""
+        if self.step is None or self.steps is None or self.step.scheduled:
+            return
+        assert self.rank is not None and self.rank.pages is not None
+        self.steps.schedule(self.step, self.rank.pages)
 
 
-def replayed_rows(of_layers: Mapping[str, Metadata]) -> int:
+def replayed(of_layers: Mapping[str, Metadata]) -> Metadata:
     """Of the graph that is replayed next: `build` is called with its number of requests."""
-    return next(iter(of_layers.values())).width
+    return next(iter(of_layers.values()))
 
 
 class Builder(AttentionMetadataBuilder[Metadata]):
@@ -65,6 +76,11 @@ class Builder(AttentionMetadataBuilder[Metadata]):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         ranks.check(vllm_config)
         self._started = False
+        options = Options(vllm_config)
+        version = flash.version_of(options)
+        self._steps: flash.Steps | None = None
+        if version is not None:
+            self._steps = flash.Steps(options, version, int(kv_cache_spec.block_size), device)
 
     def build(
         self,
@@ -79,13 +95,18 @@ class Builder(AttentionMetadataBuilder[Metadata]):
         if found is None:
             return Metadata(None, {})
         self._started = True
-        return Metadata(found.rank, found.layers, num_requests(common_attn_metadata))
+        metadata = Metadata(found.rank, found.layers, num_requests(common_attn_metadata))
+        if self._steps is not None and found.rank.pages is not None:
+            metadata.steps = self._steps
+            metadata.step = self._steps.of(common_attn_metadata)
+        return metadata
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Metadata:
         """For the pass before a capture, for the capture, and for dummy runs that replay it."""
         metadata = self.build(0, common_attn_metadata)
         if metadata.rank is not None:
             metadata.capture = metadata.rank.lanes.capture(metadata.width)
+            metadata.schedule()
         return metadata
 
 
@@ -129,6 +150,11 @@ class Impl(AttentionImpl[Metadata]):
         self.kv_cache_dtype = kv_cache_dtype
         self.sinks = sinks
         self.logits = Logits(self.scale, float(logits_soft_cap or 0.0))
+        self._flash: int | None = None
+        if config is not None:
+            self._flash = flash.version_of(
+                Options(config), sinks=sinks is not None, softcap=self.logits.softcap > 0
+            )
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         if self.sinks is not None:  # a parameter, which has its values by now
@@ -154,11 +180,38 @@ class Impl(AttentionImpl[Metadata]):
         if attn_metadata is None or attn_metadata.rank is None:  # memory is profiled
             return output.zero_()
         rank, index = attn_metadata.rank, attn_metadata.layers[layer.layer_name]
+        full = self._full(attn_metadata, query, output)
         if attn_metadata.capture is not None:
-            rank.decode_lanes(index, attn_metadata.capture, query, key, value, output, self.logits)
+            lanes = attn_metadata.capture
+            rank.decode_lanes(index, lanes, query, key, value, output, self.logits, full)
         else:
-            rank.attend(index, query, key, value, output, self.logits)
+            rank.attend(index, query, key, value, output, self.logits, full)
         return output
+
+    def _full(
+        self, metadata: Metadata, query: torch.Tensor, output: torch.Tensor
+    ) -> Callable[[], None] | None:
+        """vLLM's own attention of this layer; None: the engine attends."""
+        step, version = metadata.step, self._flash
+        if step is None or version is None:
+            return None
+        assert metadata.rank is not None and metadata.rank.pages is not None
+        pages, logits = metadata.rank.pages, self.logits
+
+        def attend() -> None:
+            metadata.schedule()
+            flash.attend(
+                step,
+                pages,
+                query,
+                output,
+                version=version,
+                scale=self.scale,
+                softcap=logits.softcap,
+                sinks=self.sinks,
+            )
+
+        return attend
 
 
 class Backend(AttentionBackend):

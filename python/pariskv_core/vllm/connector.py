@@ -13,7 +13,7 @@ import torch
 from pariskv_core.serving import Books, Orders
 
 from . import allowed, names, ranks, startup
-from .backend import replayed_rows
+from .backend import replayed
 from .metrics import EngineStats, PromMetrics, scheduler_stats
 from .names import (
     KVConnectorBase_V1,
@@ -22,6 +22,7 @@ from .names import (
     Options,
     SupportsHMA,
 )
+from .pool import Pool
 from .scheduling import Scheduling
 from .worker import Worker
 
@@ -92,7 +93,7 @@ class PariskvConnector(KVConnectorBase_V1, SupportsHMA):
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
-        self.scheduling.bind(names.Pool(kv_cache_manager))
+        self.scheduling.bind(Pool(kv_cache_manager))
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
@@ -139,8 +140,10 @@ class PariskvConnector(KVConnectorBase_V1, SupportsHMA):
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, Metadata)
         requests, of_layers = names.pass_of(kwargs)
-        replayed = None if of_layers is None else replayed_rows(of_layers)
-        self._worker.begin(metadata.orders, requests, replayed)
+        graph = None if of_layers is None else replayed(of_layers)
+        self._worker.begin(metadata.orders, requests, None if graph is None else graph.width)
+        if graph is not None:
+            graph.schedule()
 
     def finish_forward(self) -> None:
         assert self._worker is not None

@@ -1,7 +1,8 @@
 """All of vLLM's names: where its types are, and what their fields are called.
 
-No other file of the plugin imports vLLM or reads a field of its objects. vLLM's version is checked
-before anything but the version is imported: another one has other names.
+No other file of the plugin imports vLLM or reads a field of its objects, but for the scheduler's
+blocks (pool.py). vLLM's version is checked before anything but the version is imported: another one
+has other names.
 """
 
 from __future__ import annotations
@@ -35,11 +36,17 @@ _PLACES = {
     "RequestStatus": "vllm.v1.request",
     "SupportsHMA": "vllm.distributed.kv_transfer.kv_connector.v1.base",
     "current_platform": "vllm.platforms",
+    "flash_attn_varlen_func": "vllm.v1.attention.backends.fa_utils",
     "get_current_vllm_config_or_none": "vllm.config",
     "get_dtype_size": "vllm.utils.torch_utils",
+    "get_flash_attn_version": "vllm.v1.attention.backends.fa_utils",
+    "get_scheduler_metadata": "vllm.v1.attention.backends.fa_utils",
     "init_logger": "vllm.logger",
+    "is_fa_version_supported": "vllm.v1.attention.backends.fa_utils",
     "register_backend": "vllm.v1.attention.backends.registry",
 }
+# Of these vLLM for a CPU has the text alone.
+ON_GPUS = frozenset({"flash_attn_varlen_func", "get_scheduler_metadata", "is_fa_version_supported"})
 
 
 def __getattr__(name: str) -> Any:
@@ -242,6 +249,27 @@ class Options:
         return len(self._config.compilation_config.cudagraph_capture_sizes or ())
 
     @property
+    def widest(self) -> int:
+        """Requests of a step at most, with the padding of a graph."""
+        sizes = self._config.compilation_config.cudagraph_capture_sizes or ()
+        return max(self.sequences, *sizes, 1)
+
+    @property
+    def full_graphs(self) -> bool:
+        return bool(self._config.compilation_config.cudagraph_mode.has_full_cudagraphs())
+
+    @property
+    def most_captured(self) -> int:
+        """Tokens of the largest step that is captured."""
+        return int(self._config.compilation_config.max_cudagraph_capture_size or 0)
+
+    @property
+    def most_splits(self) -> int:
+        """Parts that FlashAttention cuts the tokens of a request into, in a graph."""
+        found = getattr(self._config, "attention_config", None)
+        return int(getattr(found, "flash_attn_max_num_splits_for_cuda_graph", 32))
+
+    @property
     def rank(self) -> int:
         return int(self._parallel.rank)
 
@@ -274,6 +302,7 @@ _ALWAYS = {  # parts that every configuration has
     "load_config", "offload_config", "attention_config", "aux_output_config", "mamba_config",
     "kernel_config", "structured_outputs_config", "observability_config", "logging_config",
     "compilation_config", "profiler_config", "ec_manager_config", "additional_config",
+    "watchdog_config",
 }  # fmt: skip
 _KINDS = {
     "use_mla": "multi-head latent attention",
@@ -365,6 +394,16 @@ def num_requests(common: Any) -> int:
     return int(common.num_reqs)
 
 
+def queries_of(common: Any) -> dict[str, Any]:
+    """What a CommonAttentionMetadata says of a step's queries, and of the longest request."""
+    return {
+        "begins": common.query_start_loc,
+        "tokens": int(common.num_actual_tokens),
+        "longest_query": int(common.max_query_len),
+        "longest": int(common.max_seq_len),
+    }
+
+
 def pass_of(loads: Mapping[str, Any]) -> tuple[Sequence[str], Mapping[str, Any] | None]:
     """Of what `start_load_kv` is told: the requests in the order of the batch, and the metadata of
     attention by layer, if a graph is replayed. Of any other pass that is in the context."""
@@ -394,56 +433,3 @@ def reads_prefixes(request: Any) -> bool:
 
 def let_read_prefixes(request: Any, allowed: bool) -> None:
     request.skip_reading_prefix_cache = not allowed
-
-
-# The scheduler's pool of blocks, and its manager.
-
-
-class Pool:
-    """The blocks that may be found. `manager` is vLLM's KVCacheManager, or has its block_pool."""
-
-    def __init__(self, manager: Any) -> None:
-        self._manager = manager
-        self._pool = manager.block_pool
-        self._table = self._pool.cached_block_hash_to_block
-        self._watermark = getattr(manager, "watermark_blocks", None)
-
-    def was_reset(self) -> bool:
-        """Whether all prefixes were forgotten since `seen`: the pool then has a new table."""
-        return self._pool.cached_block_hash_to_block is not self._table
-
-    def seen(self) -> None:
-        self._table = self._pool.cached_block_hash_to_block
-
-    def forget(self, blocks: set[int]) -> None:
-        if blocks:
-            self._pool.evict_blocks(blocks)
-
-    def all_blocks(self) -> set[int]:
-        return {block.block_id for block in self._pool.blocks}
-
-    def blocks_of(self, request: str) -> list[int]:
-        return list(self._manager.get_block_ids(request)[0])
-
-    def found(self, request: Any, position: int) -> tuple[int, bool, Any] | None:
-        """Of a prefix that was just found for a request: the block at a position, whether a
-        request uses it, and its hash."""
-        content = request.block_hashes[position]
-        found = self._pool.get_cached_block(content, [0])
-        return None if found is None else (found[0].block_id, found[0].ref_cnt > 0, content)
-
-    def close(self) -> bool:
-        """Lets no further request come in until `open`: the scheduler finds that blocks do not
-        suffice, and does not even look up prefixes of others that wait.
-
-        It keeps a number of blocks free for requests that run already. That number is an option of
-        vLLM's, and holds only while a request runs.
-        """
-        if self._watermark is None:
-            return False
-        self._manager.watermark_blocks = len(self._pool.blocks)
-        return True
-
-    def open(self) -> None:
-        if self._watermark is not None:
-            self._manager.watermark_blocks = self._watermark

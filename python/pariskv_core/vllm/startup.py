@@ -15,6 +15,8 @@ from .settings import SECTION, Settings, parse
 
 logger = init_logger("vllm.pariskv")
 
+_ENDS = 4 << 20  # bytes that the ends of slabs may take beyond what is asked for
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -96,6 +98,16 @@ def rank_budgets(options: Options, wish: Asked, blocks: int) -> sizes.Budgets:
             "--max-num-batched-tokens"
         )
     return sizes.Budgets(device, host or most_host_memory(options) // options.ranks_here)
+
+
+def pinned_ahead(options: Options, wish: Asked, blocks: int, budgets: sizes.Budgets) -> int:
+    """Bytes of a rank's host memory that are pinned from the start on: of `host_budget` all, else
+    what requests may have beside the GPU's budget, up to half of what there is."""
+    if wish.settings.host_budget:
+        return max(budgets.host - _ENDS, 0)
+    one = sizes.need(wish.config, wish.block, options.longest)
+    tokens = min(blocks * wish.block, options.sequences * options.longest)
+    return max(min(tokens * one.host - budgets.device, budgets.host // 2), 0)
 
 
 def override_blocks(options: Options) -> None:

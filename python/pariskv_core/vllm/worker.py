@@ -10,15 +10,16 @@ from typing import Any
 
 import torch
 
-from pariskv_core.serving import Engine, HostShare, Orders
+import pariskv_core as pk
+from pariskv_core.serving import Engine, HostShare, Orders, sizes
 
-from . import allowed, ranks, startup
+from . import allowed, flash, ranks, startup
 from .metrics import EngineStats, Reporter
 from .names import Options, init_logger
 
 logger = init_logger("vllm.pariskv")
 
-_ENDS = 4 << 20  # bytes that the ends of slabs may take beyond what is asked for
+_READY = 15 / 16  # of the budget: the rest are blocks too large for a piece of it
 _STATS_SECONDS = 1.0  # between two reports
 
 
@@ -42,6 +43,7 @@ class Worker:
         part = f"{self._options.engine}-{self._options.rank}"
         self._host_share = HostShare(self._options.server, part)
         self._reported = 0.0
+        self._pins = False  # host memory, in the background
         self._lost: set[int] = set()  # blocks of the present step
 
     @property
@@ -63,11 +65,30 @@ class Worker:
             )
         with _all_cores():
             self._rank = Engine(config)
-            if settings.host_budget and config.host_budget > _ENDS:
-                # What was set for rows is pinned while the server does something else.
-                self._rank.cache.reserve_host(config.host_budget - _ENDS, background=True)
+            if flash.version_of(self._options) is not None:
+                self._rank.open_pages(self._options.widest, self._options.longest)
+            if self._options.on_gpu:
+                budgets = sizes.Budgets(config.memory_budget, config.host_budget)
+                self._take_memory(self._rank.cache, budgets)
         ranks.keep(self._config, ranks.Found(self._rank, self._layers))
         logger.info("The engine: %s", config)
+
+    def _take_memory(self, cache: pk.Cache, budgets: sizes.Budgets) -> None:
+        """No prompt waits for it later: the GPU's at once, as vLLM does, and host memory in the
+        background."""
+        begin, ready = time.monotonic(), int(budgets.device * _READY)
+        try:
+            cache.reserve_device(ready)
+        except (pk.OutOfMemory, ValueError) as reason:
+            logger.info("GPU memory is taken as requests need it: %s", reason)
+        else:
+            seconds = time.monotonic() - begin
+            logger.info("%.1f GB of GPU memory are ready, after %.1f s.", ready / 1e9, seconds)
+        ahead = startup.pinned_ahead(self._options, self._wish, self._blocks, budgets)
+        if ahead > 0:
+            cache.reserve_host(ahead, background=True)
+            self._pins = True
+            logger.info("%.1f GB of host memory are pinned in the background.", ahead / 1e9)
 
     def begin(self, orders: Orders, requests: Sequence[str], replayed: int | None) -> None:
         self._lost = set(orders.lost)
@@ -92,7 +113,13 @@ class Worker:
         stats = self._rank.cache.stats(counted=True)
         if self._options.on_gpu:
             self._host_share.take(stats.host_memory.reserved)
+            self._say_what_is_ready(stats.host_memory)
         return self._reporter.report(stats, len(self._rank.sequences))
+
+    def _say_what_is_ready(self, host: pk.MemoryUse) -> None:
+        if self._pins and host.coming == 0:
+            self._pins = False
+            logger.info("%.1f GB of host memory are ready.", host.reserved / 1e9)
 
 
 @contextlib.contextmanager
