@@ -29,7 +29,7 @@ struct Ahead::Shared {
     void* data;
     int64_t bytes;
   };
-  std::deque<Gone> gone;  // on its way back to the resource
+  std::deque<Gone> gone;  // to be given back to the resource
   bool stop = false;
   std::atomic<bool> arrived{false};  // the first of them is done
 

@@ -35,8 +35,7 @@ class Ahead {
   /** Takes back the requests that the thread has not begun, the newest ones: so many. */
   int64_t take_back();
 
-  /** Gives memory back to the resource, which may wait for work that is under way; false: there is
-   * no thread to do it. */
+  /** Gives memory back to the resource; false: there is no thread to do so. */
   bool give_back(void* data, int64_t bytes);
 
  private:

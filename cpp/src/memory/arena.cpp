@@ -238,7 +238,7 @@ void Arena::tend() noexcept {
   }
 }
 
-/** Others are in need of so many bytes: whole slabs that nobody uses go, by the thread. */
+/** The system lacks so many bytes: unused slabs go back, by the thread. */
 void Arena::give_way(int64_t bytes) noexcept {
   call_off();
   for (auto& [block_bytes, shelf] : shelves_) {

@@ -96,8 +96,7 @@ struct ArenaTraits {
   std::function<void(void* data, int64_t bytes)> touch;
   /** Throws OutOfMemory if the system has no such bytes left for these pages. */
   std::function<void(int64_t bytes)> check_ahead;
-  /** Bytes that the system lacks for others, of which an arena that holds so many gives back what
-   * it does not use. */
+  /** Bytes that the system lacks beside an arena that holds so many: unused slabs go back. */
   std::function<int64_t(int64_t reserved)> lacking;
   /** Called with every new slab; where it zeroes them, every block is zeros when handed out. */
   std::function<void(void* data, int64_t bytes)> clear;

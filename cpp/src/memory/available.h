@@ -15,14 +15,14 @@ namespace pariskv {
  */
 int64_t available_host_bytes(const std::string& root = "");
 
-/** Looks now and then whether a program that holds memory of the system leaves others enough. */
+/** Looks now and then whether enough of the system's memory is left beside a cache. */
 class Shortage {
  public:
   explicit Shortage(std::string root = "") : root_(std::move(root)) {}
 
   /**
-   * Bytes that are missing from what others may need: a gigabyte, and a thirty-second of what is
-   * `held`. Asks the system once in half a second, and answers the same until then.
+   * Bytes that are missing from a gigabyte and a thirty-second of the bytes `held`. Asks the system
+   * once in half a second, and answers the same until then.
    */
   int64_t bytes(int64_t held);
 

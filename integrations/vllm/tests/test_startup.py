@@ -204,7 +204,12 @@ def test_bytes_of_vllms_own_cache_are_the_engines(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("host_budget", [0, 50 * 10**9])
 def test_host_memory_is_pinned_for_what_the_gpu_has_no_room_for(host_budget: int) -> None:
     extra = {"pariskv": {"host_budget": host_budget}} if host_budget else {}
-    options = Options(config(device_config__device_type="cuda", additional_config=extra))
+    served = config(
+        device_config__device_type="cuda",
+        model_config__max_model_len=100_000,
+        additional_config=extra,
+    )
+    options = Options(served)
     wish = startup.asked(options)
     one = sizes.need(wish.config, wish.block, options.longest)
     assert one.host > 0

@@ -194,7 +194,7 @@ class Engine:
         prompts = plan.prompts
         if prompts is not None:
             at = prompts.places
-            missing = self.cache.prefill(
+            unserved = self.cache.prefill(
                 layer,
                 prompts.batch,
                 k[at],
@@ -205,6 +205,7 @@ class Engine:
                 softcap=logits.softcap,
                 page_rows=prompts.numbers,
             )
+            missing = unserved or []
         if plan.decoding is None:
             full()
         else:
