@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sources import noted
+from sources import noted, results, short
 
 VLLM_STEPS = {  # stock vLLM and with the engine
     "32,000 × 1": ("7.74", "8.06"),
@@ -17,6 +17,17 @@ VLLM_MORE = {  # another day's: "–" is not measured
     "4,000 × 64": ("17.55", "19.22", "1.10"),
     "130,000 × 6, `int8_per_token_head`": ("–", "11.76", "–"),
     "130,000 × 12, `int8_per_token_head`": ("–", "14.89", "–"),
+}
+VLLM_DAY = {  # in the order of the loads
+    "one prompt of 1,000 tokens at a time": "one_1k",
+    "of 4,000": "one_4k",
+    "of 16,000": "one_16k",
+    "of 48,000": "one_48k",
+    "128 prompts of 1,000, a token each": "many_prompts",
+    "chat: 256 requests, 128 at once, 100 to 4,000 in, 200 out": "chat",
+    "128 requests of 2,000 in, 256 out, 64 at once": "medium",
+    "agents: 12 of 4 turns, 20,000 in common, 10,000 of their own, 1,500 more a turn": "agents",
+    "10 of 48,000 beside 40 of 1,000, 256 out": "mixed",
 }
 
 
@@ -36,11 +47,11 @@ def llama_cpp() -> Iterator[str]:
 def vllm() -> Iterator[str]:
     for case, (stock, ours) in VLLM_STEPS.items():
         over = f"{float(ours) / float(stock):.2f}".removeprefix("0")
-        noted("tried", f"| {case} | {stock} | {ours} | {over} |")
+        noted("vllm", f"| {case} | {stock} | {ours} | {over} |")
         all_that_fit = ", all that fit vLLM's own cache" if case == "130,000 × 3" else ""
         yield f"| {case}{all_that_fit} | {stock} | {ours} |"
     for case, (stock, ours, over) in VLLM_MORE.items():
-        noted("tried", f"| {case} | {stock} | {ours} | {over} |")
+        noted("vllm", f"| {case} | {stock} | {ours} | {over} |")
         named = case.replace("`int8_per_token_head`", "rows in 8 bits")
         yield f"| {named} | {stock} | {ours} |"
     noted("tried", "attended to in full / searched: 1 × 12K 46 / 53,")
@@ -48,16 +59,26 @@ def vllm() -> Iterator[str]:
     noted("tried", "16 × 12K 314 / 155,")
     yield "16 requests of 12K tokens take 314 and 155 µs, 8 take 172 and 114 µs"
     yield "one takes 46 and 53 µs"
-    noted("tried", "Tokens a second, stock / engine: 387 / 1,315 (target 3 ×),")
+    noted("vllm", "Tokens a second, stock / engine: 387 / 1,315 (target 3 ×),")
     yield "answers of 512 tokens, served: 1,315 tokens a second, and 387 by vLLM alone"
-    noted("tried", "seconds to the first token 6.3 / 6.6.")
+    noted("vllm", "seconds to the first token 6.3 / 6.6.")
     yield "6.6\nand 6.3 seconds to the first token"
-    noted("tried", "Two H200s: 760 / 1,977 and 3.0 / 4.1.")
-    noted("tried", "| 130,000 × 3, two H200s | 9.60 | 6.29 | .66 |")
+    noted("vllm", "Two H200s: 760 / 1,977 and 3.0 / 4.1.")
+    noted("vllm", "| 130,000 × 3, two H200s | 9.60 | 6.29 | .66 |")
     yield "1,977 and 760 tokens a second, 4.1 and 3.0 seconds to\nthe first token"
     yield "3 requests of 130,000 tokens take 6.29 ms a step, and 9.60 in vLLM alone"
-    noted("tried", "The document, answers of 256: 359 / 1,050 tokens a second.")
+    noted("vllm", "The document, answers of 256: 359 / 1,050 tokens a second.")
     yield "questions come at 1,050 tokens a second, and at 359 by vLLM alone"
-    short = "400 requests of 1,000 tokens at once, answers of 128"
-    noted("tried", f"{short}: 3,919 / 3,322.")
-    yield "come at\n3,322 and at 3,919"
+    for named, load in VLLM_DAY.items():
+        roomy, full = (day_of(load, utilization) for utilization in ("0.92", "0.53"))
+        yield f"| {named} | {roomy} | {full} |"
+
+
+def day_of(load: str, utilization: str) -> str:
+    """Of a load that is served: tokens a second and first token, over stock vLLM's."""
+    found = results("served-nvidia-h200")[utilization].get(load)
+    if found is None:
+        return "–"
+    ours, stock = found["ours"], found["stock"]
+    over = (ours[key] / stock[key] for key in ("tokens_per_second", "first"))
+    return ", ".join(short(ratio, 2) for ratio in over)
