@@ -69,14 +69,14 @@ void bind_pages(nb::module_& m, nb::class_<Handle>& cache) {
 Arrays speak DLPack (torch.from_dlpack) and cover one range of addresses, most of which has no
 memory behind it: a page may be read where a page table names it. They keep the cache's memory.)")
       .def_prop_ro(
-          "rows", [](const PagesOf& of) { return of.array(of.pages.rows); },
-          kOwned, "(pages, kv_heads, tokens, head_dim + value_dim): a row is K, then V.")
+          "rows", [](const PagesOf& of) { return of.array(of.pages.rows); }, kOwned,
+          "(pages, kv_heads, tokens, head_dim + value_dim): a row is K, then V.")
       .def_prop_ro(
-          "keys", [](const PagesOf& of) { return of.array(of.pages.keys()); },
-          kOwned, "(pages, tokens, kv_heads, head_dim)")
+          "keys", [](const PagesOf& of) { return of.array(of.pages.keys()); }, kOwned,
+          "(pages, tokens, kv_heads, head_dim)")
       .def_prop_ro(
-          "values", [](const PagesOf& of) { return of.array(of.pages.values()); },
-          kOwned, "(pages, tokens, kv_heads, value_dim)")
+          "values", [](const PagesOf& of) { return of.array(of.pages.values()); }, kOwned,
+          "(pages, tokens, kv_heads, value_dim)")
       .def_prop_ro(
           "tokens", [](const PagesOf& of) { return of.pages.rows.shape[2]; }, "Of a page.");
   nb::class_<PageTableOf>(m, "PageTable",

@@ -43,11 +43,11 @@ struct HeadScratch {
   device::ErrorParts* errors;   // (group)
   float* reached;               // (2) the mass, and the error that is left
   int32_t* candidate_count;     // (2) and of selected rows
-  uint32_t* pieces_ended;  // (group) of a head that is attended to in full
-  float* resident;         // (kParts, group, 2 + value_dim): maximum, sum, weighted
-  float* fetched;          // the same for the selected rows
-  float* sampled;          // and for rows of the tail
-  float* tail_logits;      // (rows of the tail, group)
+  uint32_t* pieces_ended;       // (group) of a head that is attended to in full
+  float* resident;              // (kParts, group, 2 + value_dim): maximum, sum, weighted
+  float* fetched;               // the same for the selected rows
+  float* sampled;               // and for rows of the tail
+  float* tail_logits;           // (rows of the tail, group)
 };
 
 /** A sequence of a batch that ParisKV decodes. */
