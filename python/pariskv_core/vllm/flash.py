@@ -1,5 +1,5 @@
 """vLLM's own attention over the engine's pages: the kernel that stock vLLM runs, with the same
-arguments, and so the same bits."""
+arguments."""
 
 from __future__ import annotations
 
