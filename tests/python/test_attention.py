@@ -264,6 +264,26 @@ def test_large_logits_do_not_overflow(device):
     np.testing.assert_allclose(f64(lse[0]), expected_lse, rtol=1e-6)
 
 
+@pytest.mark.parametrize("size", [1e3, 1e30])
+def test_equal_rows_share_huge_logits_alike(size, device):
+    # Beside such a logit the logarithm of 5 has no bits: no share follows from the log-sum-exp.
+    config = make_config(device=device, **EVERY_ROW)
+    f = filled(config, 150)
+    k = f.k.clone()
+    k[30:35] = 0
+    k[30:35, :, 0] = size
+    cache = pk.Cache(config)
+    s = cache.add()
+    cache.prefill(0, [s], k, f.v)
+    q = torch.zeros_like(randn_q(f.rng, 1, config))
+    q[..., 0] = 1e5
+    expected = f64(f.v[30:35].mean(0).repeat_interleave(2, 0))
+    for bias in ({}, {"sink_bias": float32([0.0, 1.0, -1.0, 50.0], config)}):
+        np.testing.assert_allclose(f64(cache.attend(0, [s], q, **bias)[0]), expected, atol=1e-5)
+    row = [x.new_zeros(1, *x.shape[1:]) for x in (k, f.v)]
+    np.testing.assert_allclose(f64(cache.decode(0, [s], q, *row)[0]), expected, atol=1e-5)
+
+
 def test_an_empty_sequence_sees_only_its_own_token(device):
     config = make_config(device=device)
     cache = pk.Cache(config)

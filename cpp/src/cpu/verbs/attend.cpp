@@ -231,12 +231,15 @@ struct Result {
   int64_t token, query_head;
 };
 
-/** Divides the running sums through, writes one query's output, returns its log-sum-exp. */
+/**
+ * Divides the running sums through, writes one query's output.
+ * @return the share of all attention that e^maximum stands for. It is not made from the
+ *         log-sum-exp: beside a maximum of 1e8 the logarithm of a sum has no bits.
+ */
 float finish(const ModelShape& shape, const Logits& logits, float maximum, float sum,
              float* weighted, const Result& to) {
-  const float lse = log_sum_exp(maximum, sum, bias_of(logits, to.query_head));
-  // The share of all attention that e^maximum stands for; nothing seen leaves zeros.
-  const float share = lse == -INFINITY || maximum == -INFINITY ? 0.0f : std::exp(maximum - lse);
+  const float* bias = bias_of(logits, to.query_head);
+  const float share = share_of_maximum(maximum, sum, bias);
   for (int64_t d = 0; d < shape.rows.value_dim; ++d) {
     // Of infinite values the order of a sum decides: outputs have no infinity, but NaN.
     const float value = weighted[d] * share;
@@ -247,9 +250,9 @@ float finish(const ModelShape& shape, const Logits& logits, float maximum, float
                element_at(to.out, to.token, to.query_head));
   }
   if (to.lse.data != nullptr) {
-    floats_of(to.lse, to.token)[to.query_head] = lse;
+    floats_of(to.lse, to.token)[to.query_head] = log_sum_exp(maximum, sum, bias);
   }
-  return lse;
+  return share;
 }
 
 }  // namespace
@@ -316,11 +319,12 @@ void Step::attend_selected(const DecodeArgs& args, const Running& running) {
         }
         for (int64_t q = 0; q < block.count; ++q) {
           const int64_t query_head = part.head * shape.group + part.first + q;
-          const float lse = finish(shape, args.logits, block.maximum[q], block.sum[q],
-                                   block.weighted + q * shape.rows.value_dim,
-                                   {args.out, args.lse, part.token, query_head});
+          const float whole = finish(shape, args.logits, block.maximum[q], block.sum[q],
+                                     block.weighted + q * shape.rows.value_dim,
+                                     {args.out, args.lse, part.token, query_head});
           if (!weighs) continue;
-          const float share = weight * std::exp(squares.maximum[q] - lse);  // of the largest row
+          const float share =  // of the largest row
+              weight * std::exp(squares.maximum[q] - block.maximum[q]) * whole;
           selection.tail_squares[part.token * shape.query_heads() + query_head] =
               squares.sum[q] * share * share;
         }
