@@ -14,8 +14,18 @@ Chunks::~Chunks() {
 }
 
 void* Chunks::allocate(std::size_t bytes, std::size_t alignment) {
-  if (bytes != chunk_) return others_->allocate(bytes, alignment);
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (bytes != chunk_) {
+    const auto can_go = [&](const auto& entry) { return unused(entry.second); };
+    const bool over = budget_ > 0 && all_ + others_bytes_ + bytes > budget_;
+    void* data = nullptr;
+    if (!over || std::none_of(pieces_.begin(), pieces_.end(), can_go)) {
+      data = others_->allocate(bytes, alignment);
+    }
+    refused_ = data == nullptr ? bytes : 0;
+    if (data != nullptr) others_bytes_ += bytes;
+    return data;
+  }
   Piece* found = nullptr;
   if (free_ == 0) {
     found = take_piece(alignment);
@@ -72,23 +82,29 @@ Chunks::Fresh Chunks::fresh(void* data, std::size_t bytes) {
   const auto piece = bytes == chunk_ ? piece_of(data) : pieces_.end();
   if (piece == pieces_.end()) return {data, bytes};
   if (piece->second.zeros) return {nullptr, 0};
-  piece->second.zeros = true;
   return {piece->first, piece->second.bytes};
+}
+
+void Chunks::note_zeros(void* data, std::size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto piece = bytes == chunk_ ? piece_of(data) : pieces_.end();
+  if (piece != pieces_.end()) piece->second.zeros = true;
 }
 
 void Chunks::deallocate(void* data, std::size_t bytes, std::size_t alignment) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto piece = bytes == chunk_ ? piece_of(data) : pieces_.end();
-  if (piece == pieces_.end()) return others_->deallocate(data, bytes, alignment);
+  if (piece == pieces_.end()) {
+    others_bytes_ -= bytes;
+    return others_->deallocate(data, bytes, alignment);
+  }
   piece->second.free.push_back(static_cast<char*>(data));  // there is room
   ++free_;
   first_free_ = std::min(first_free_, piece->first);
-  release_unused(piece);
 }
 
-Chunks::Pieces::iterator Chunks::release_unused(Pieces::iterator piece) {
+Chunks::Pieces::iterator Chunks::release(Pieces::iterator piece) noexcept {
   const Piece& own = piece->second;
-  if (own.free.size() < own.bytes / chunk_ || all_ - own.bytes < held_) return std::next(piece);
   free_ -= own.free.size(), all_ -= own.bytes;
   source_->deallocate(piece->first, own.bytes, own.alignment);
   return pieces_.erase(piece);
@@ -103,9 +119,35 @@ bool Chunks::hold(std::size_t bytes) {
   } catch (const std::bad_alloc&) {
     there = false;
   }
-  if (!there) held_ = before;
-  for (auto piece = pieces_.begin(); piece != pieces_.end();) piece = release_unused(piece);
-  return there;
+  if (there) return true;
+  held_ = before;
+  // What was taken has not been used: nothing zeroes it.
+  for (auto piece = pieces_.begin(); piece != pieces_.end();) {
+    const Piece& own = piece->second;
+    const bool goes = unused(own) && !own.zeros && all_ - own.bytes >= held_;
+    piece = goes ? release(piece) : std::next(piece);
+  }
+  return false;
+}
+
+void Chunks::trim() noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (auto piece = pieces_.begin(); piece != pieces_.end();) {
+    const bool goes = unused(piece->second) && all_ - piece->second.bytes >= held_;
+    piece = goes ? release(piece) : std::next(piece);
+  }
+}
+
+void Chunks::make_way() noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (auto piece = pieces_.begin(); piece != pieces_.end() && refused_ > 0;) {
+    if (!unused(piece->second)) {
+      ++piece;
+      continue;
+    }
+    refused_ -= std::min(refused_, piece->second.bytes);
+    piece = release(piece);
+  }
 }
 
 }  // namespace pariskv::cuda

@@ -56,6 +56,7 @@ ArenaTraits device_traits(const Config& config, const Resources& resources,
   ArenaTraits traits =
       traits_of("device memory", kMegabyte, ours ? 64 * kMegabyte : 0, std::move(reclaim));
   traits.clear = std::move(clear);
+  traits.returned = memory.chunk();
   if (memory.chunk() > 0) traits.slab_bytes = traits.largest_slab = memory.chunk();
   return traits;
 }
@@ -69,7 +70,11 @@ CudaBackend::CudaBackend(const Config& config, const Resources& resources)
       memory_(config, resources),
       arena_(memory_.resource(), memory_.budget(),
              device_traits(
-                 config, resources, memory_, [this] { trim_waiting(); },
+                 config, resources, memory_,
+                 [this] {
+                   trim_waiting();
+                   memory_.make_way();
+                 },
                  [this](void* data, int64_t bytes) { clear(data, bytes); })),
       host_arena_(resources.pinned ? resources.pinned : pinned_resource(device_),
                   config.host_budget, pinned_traits(resources, [this] { trim_waiting(); })),
@@ -81,6 +86,7 @@ void CudaBackend::clear(void* data, int64_t bytes) {
   if (fresh.bytes == 0) return;
   const DeviceGuard guard(device_);
   order_.clear(fresh.data, int64_t(fresh.bytes));
+  memory_.note_zeros(data, bytes);
 }
 
 CudaBackend::~CudaBackend() {
@@ -142,8 +148,8 @@ void CudaBackend::trim() {
   const DeviceGuard guard(device_);
   order_.wait();
   trim_waiting();
-  if (memory_.holds()) memory_.hold(0);
   arena_.trim();
+  memory_.trim();
   host_arena_.trim();
 }
 

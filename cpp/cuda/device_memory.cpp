@@ -79,7 +79,7 @@ DeviceMemory::DeviceMemory(const Config& config, const Resources& resources)
   std::shared_ptr<MemoryResource> pieces = resource_;
   if (range_) pieces = range_;
   chunks_ = std::make_shared<Chunks>(pieces, resource_, size_t(cut_.chunk), size_t(cut_.least),
-                                     size_t(cut_.most));
+                                     size_t(cut_.most), size_t(budget_));
   resource_ = chunks_;
 }
 

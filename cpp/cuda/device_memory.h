@@ -30,10 +30,22 @@ class DeviceMemory {
     return chunks_ ? chunks_->fresh(data, size_t(bytes)) : Chunks::Fresh{data, size_t(bytes)};
   }
 
+  void note_zeros(void* data, int64_t bytes) {
+    if (chunks_) chunks_->note_zeros(data, size_t(bytes));
+  }
+
   /** Whether `hold` may be called. */
   bool holds() const { return chunks_ != nullptr; }
   /** See Chunks::hold. */
   bool hold(int64_t bytes) { return chunks_->hold(size_t(bytes)); }
+  /** Gives back what is not in use. Nothing may be zeroing it any more. */
+  void trim() noexcept {
+    if (chunks_) chunks_->hold(0), chunks_->trim();
+  }
+  /** The same, as much as was refused last. */
+  void make_way() noexcept {
+    if (chunks_) chunks_->make_way();
+  }
 
   /** Where pages lie, one every `page_bytes`; null: they have no numbers. */
   char* pages() const { return range_ ? range_->data() : nullptr; }

@@ -22,6 +22,22 @@ void Arena::Shelf::close(Slab* slab) noexcept {
   if (slab->after != nullptr) slab->after->before = slab->before;
 }
 
+void Arena::Shelf::add(std::unique_ptr<Slab> slab) {
+  slab->number = slabs.size();
+  free += slab->blocks;
+  open(slab.get());
+  slabs.push_back(std::move(slab));
+}
+
+void Arena::Shelf::drop(Slab* slab) noexcept {
+  close(slab);
+  free -= slab->blocks;
+  const size_t number = slab->number;
+  slabs[number].swap(slabs.back());
+  slabs[number]->number = number;
+  slabs.pop_back();
+}
+
 int64_t Block::taken() const { return arena_ == nullptr ? 0 : arena_->rounded(bytes_); }
 
 void Block::hold(Holds what) noexcept {
@@ -140,9 +156,7 @@ Slab* Arena::put_up(std::unique_ptr<Slab> slab) {
   Shelf& shelf = shelves_[slab->block_bytes];
   slab->blocks = slab->bytes / slab->block_bytes;
   for (int64_t i = slab->blocks - 1; i >= 0; --i) slab->free.push_back(int32_t(i));
-  shelf.free += slab->blocks;
-  shelf.open(slab.get());
-  shelf.slabs.push_back(std::move(slab));
+  shelf.add(std::move(slab));
   return shelf.slabs.back().get();
 }
 
@@ -252,9 +266,7 @@ void Arena::give_way(int64_t bytes) noexcept {
       }
       use_.reserved -= slab->bytes;
       bytes -= slab->bytes;
-      shelf.close(slab);
-      shelf.free -= slab->blocks;
-      shelf.slabs.erase(shelf.slabs.begin() + std::ptrdiff_t(i));
+      shelf.drop(slab);
     }
   }
 }
@@ -346,16 +358,14 @@ void Arena::restore(const RetiredBlock& block) noexcept {
   if (slab->free.empty()) shelf.open(slab);
   slab->free.push_back(int32_t((static_cast<char*>(block.data) - slab->data) / block.bytes));
   ++shelf.free, --shelf.taken;
-  // Of a device, giving back would wait for it.
-  if (slab->unused() && !traits_.deferred && !slab->held) give_back(shelf, slab);
+  // Of a device, giving back may wait for it.
+  const bool goes = !traits_.deferred || slab->bytes == traits_.returned;
+  if (slab->unused() && goes && !slab->held) give_back(shelf, slab);
 }
 
 void Arena::give_back(Shelf& shelf, Slab* slab) noexcept {
   give_back(slab->data, slab->bytes);
-  shelf.close(slab);
-  shelf.free -= slab->blocks;
-  shelf.slabs.erase(std::find_if(shelf.slabs.begin(), shelf.slabs.end(),
-                                 [&](const auto& candidate) { return candidate.get() == slab; }));
+  shelf.drop(slab);
 }
 
 void Arena::trim() noexcept {
@@ -363,22 +373,23 @@ void Arena::trim() noexcept {
   turn_away();
   holds_ = false;  // but for slabs in use, which stay like any other
   for (auto& [block_bytes, shelf] : shelves_) {
-    auto& slabs = shelf.slabs;
-    const auto unused = std::partition(slabs.begin(), slabs.end(),
-                                       [](const auto& slab) { return !slab->unused(); });
-    for (auto slab = unused; slab != slabs.end(); ++slab) {
-      give_back((*slab)->data, (*slab)->bytes);
-      shelf.close(slab->get());
-      shelf.free -= (*slab)->blocks;
+    for (size_t i = shelf.slabs.size(); i-- > 0;) {
+      Slab* const slab = shelf.slabs[i].get();
+      slab->held = false;
+      if (slab->unused()) give_back(shelf, slab);
     }
-    slabs.erase(unused, slabs.end());
-    for (const auto& slab : slabs) slab->held = false;
   }
 }
 
 MemoryUse Arena::use() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return use_;
+}
+
+int64_t Arena::ready(int64_t bytes) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto shelf = shelves_.find(rounded(bytes));
+  return shelf == shelves_.end() ? 0 : shelf->second.free;
 }
 
 int64_t Arena::held(Holds what) const {

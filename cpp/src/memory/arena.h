@@ -88,6 +88,11 @@ struct ArenaTraits {
    */
   bool deferred = false;
   /**
+   * Of a deferred arena: slabs of so many bytes go back as soon as nothing is in them, while work
+   * may still zero them. The resource has to stand that. 0: none do.
+   */
+  int64_t returned = 0;
+  /**
    * As much again as is in use is kept for later, of each size up to so many bytes. A thread takes
    * it from the resource, which has to stand that. 0: a slab is taken when it is needed.
    */
@@ -119,6 +124,9 @@ class Arena {
   Block allocate(int64_t bytes, Holds what = Holds::kOther);
 
   MemoryUse use() const;
+
+  /** Blocks of so many bytes that are free in slabs. */
+  int64_t ready(int64_t bytes) const;
 
   /** Bytes of the blocks in use that hold this, as they were asked for. */
   int64_t held(Holds what) const;
@@ -196,6 +204,9 @@ class Arena {
 
     void open(Slab* slab) noexcept;
     void close(Slab* slab) noexcept;
+    void add(std::unique_ptr<Slab> slab);
+    /** One without blocks. */
+    void drop(Slab* slab) noexcept;
   };
   Slab* slab_with_room(int64_t block_bytes);
   int64_t next_slab_bytes(const Shelf& shelf, int64_t block_bytes, int64_t most) const;

@@ -18,6 +18,7 @@ struct Slab {
   std::vector<int32_t> free;  // indices of free blocks; capacity never grows after making
   int64_t blocks = 0;
   bool held = false;                         // until trimmed, whether it is in use or not
+  size_t number = 0;                         // among those of its shelf
   Slab *before = nullptr, *after = nullptr;  // among those of its shelf with free blocks
 
   bool unused() const { return int64_t(free.size()) == blocks; }
