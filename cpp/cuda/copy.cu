@@ -14,21 +14,33 @@ using Piece = uint4;
 constexpr int kThreads = 256;
 constexpr int kInFlight = 8;  // loads of a thread before its first store
 
-__global__ void __launch_bounds__(kThreads)
-    copy_kernel(Piece* target, const Piece* source, int64_t pieces) {
+/** Blocks of memory that a launch copies one after the other. */
+struct CopyParameters {
+  static constexpr int kMost = 160;
+  int count;
+  RowCopy copy[kMost];
+};
+static_assert(sizeof(CopyParameters) <= 4096);
+
+__global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ CopyParameters p) {
   constexpr int64_t kStep = int64_t{kCopyBlocks} * kThreads;
-  for (int64_t first = int64_t(blockIdx.x) * kThreads + threadIdx.x; first < pieces;
-       first += kInFlight * kStep) {
-    Piece values[kInFlight];
+  for (int own = 0; own < p.count; ++own) {
+    auto* const target = static_cast<Piece*>(p.copy[own].target);
+    const auto* const source = static_cast<const Piece*>(p.copy[own].source);
+    const int64_t pieces = p.copy[own].bytes / int64_t(sizeof(Piece));
+    for (int64_t first = int64_t(blockIdx.x) * kThreads + threadIdx.x; first < pieces;
+         first += kInFlight * kStep) {
+      Piece values[kInFlight];
 #pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int64_t at = first + i * kStep;
-      if (at < pieces) values[i] = source[at];
-    }
+      for (int i = 0; i < kInFlight; ++i) {
+        const int64_t at = first + i * kStep;
+        if (at < pieces) values[i] = source[at];
+      }
 #pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int64_t at = first + i * kStep;
-      if (at < pieces) target[at] = values[i];
+      for (int i = 0; i < kInFlight; ++i) {
+        const int64_t at = first + i * kStep;
+        if (at < pieces) target[at] = values[i];
+      }
     }
   }
 }
@@ -73,12 +85,14 @@ void launch_clear(const Cleared* blocks, int64_t count, cudaStream_t stream) {
   launch_clear_of<int(kMostCleared)>(blocks, count, stream);
 }
 
-void launch_copy(void* target, const void* source, int64_t bytes, cudaStream_t stream) {
-  const int64_t pieces = bytes / int64_t(sizeof(Piece));
-  if (pieces == 0) return;
-  copy_kernel<<<kCopyBlocks, kThreads, 0, stream>>>(static_cast<Piece*>(target),
-                                                    static_cast<const Piece*>(source), pieces);
-  check_launch("copy");
+void launch_copies(const RowCopy* copies, int64_t count, cudaStream_t stream) {
+  CopyParameters p;
+  for (int64_t first = 0; first < count; first += p.count) {
+    p.count = int(std::min<int64_t>(count - first, p.kMost));
+    std::copy_n(copies + first, p.count, p.copy);
+    copy_kernel<<<kCopyBlocks, kThreads, 0, stream>>>(p);
+    check_launch("copy");
+  }
 }
 
 }  // namespace pariskv::cuda

@@ -217,10 +217,10 @@ void CudaBackend::add_token(SequenceView* const* views, int64_t count, int64_t l
   launch_add_token(views, count, layers, handle_of(stream));
 }
 
-int64_t CudaBackend::start_offload(void* target, const void* source, int64_t bytes, Stream stream) {
+int64_t CudaBackend::start_offload(const std::vector<RowCopy>& copies, Stream stream) {
   const DeviceGuard guard(device_);
   rows_leave_ = true;
-  return offload_.start(target, source, bytes, handle_of(stream));
+  return offload_.start(copies, handle_of(stream));
 }
 
 bool CudaBackend::offloaded(int64_t ticket) {
@@ -242,7 +242,10 @@ void CudaBackend::adopt(Block source, Block target, int64_t ticket) noexcept {
 }
 
 void CudaBackend::release_orphans(bool wait) {
-  if (wait) offload_.wait_all();
+  // Not for other copies: gigabytes of them may be under way.
+  for (const Orphan& orphan : orphans_) {
+    if (wait) offload_.wait(orphan.ticket);
+  }
   orphans_.erase(std::remove_if(orphans_.begin(), orphans_.end(),
                                 [&](const Orphan& orphan) { return offload_.done(orphan.ticket); }),
                  orphans_.end());

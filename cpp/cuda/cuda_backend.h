@@ -68,7 +68,7 @@ class CudaBackend : public Backend, public WordUpdates, public Offloads {
   void add_token(SequenceView* const* views, int64_t count, int64_t layers, Stream stream) override;
 
   Offloads* offloads() override { return this; }
-  int64_t start_offload(void* target, const void* source, int64_t bytes, Stream stream) override;
+  int64_t start_offload(const std::vector<RowCopy>& copies, Stream stream) override;
   bool offloaded(int64_t ticket) override;
   void wait_offloaded(int64_t ticket) override;
   void adopt(Block source, Block target, int64_t ticket) noexcept override;

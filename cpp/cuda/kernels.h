@@ -39,9 +39,9 @@ void launch_word_updates(const WordUpdate* updates, int64_t count, cudaStream_t 
 void launch_add_token(SequenceView* const* views, int64_t count, int64_t layers,
                       cudaStream_t stream);
 
-/** Copies a multiple of 16 bytes between blocks of any memory that the device can reach. */
+/** Copies multiples of 16 bytes between blocks of any memory that the device can reach. */
 constexpr int kCopyBlocks = 4;  // compiled in; two keep the bus busy, the rest of the GPU is free
-void launch_copy(void* target, const void* source, int64_t bytes, cudaStream_t stream);
+void launch_copies(const RowCopy* copies, int64_t count, cudaStream_t stream);
 
 /** Memory that is to be zeros: a multiple of 16 bytes. */
 struct Cleared {

@@ -9,16 +9,16 @@ Event Offload::take_event() {
   return event;
 }
 
-int64_t Offload::start(void* target, const void* source, int64_t bytes, cudaStream_t stream) {
+int64_t Offload::start(const std::vector<RowCopy>& copies, cudaStream_t stream) {
   Event arrived = take_event();
   written_.record(stream);
   written_.make_wait(stream_);
   try {
-    check(runtime().copy(target, source, size_t(bytes), stream_), "copy rows to host memory");
+    check(runtime().copy_rows(copies.data(), int64_t(copies.size()), stream_),
+          "copy rows to host memory");
     arrived.record(stream_);
   } catch (...) {
-    sync_ignoring_errors(
-        stream_);  // it may be under way all the same, and nobody would wait for it
+    sync_ignoring_errors(stream_);  // some may be under way, and nobody would wait for them
     throw;
   }
   under_way_.push_back({last_ + 1, std::move(arrived)});
@@ -34,8 +34,8 @@ bool Offload::done(int64_t ticket) {
 }
 
 void Offload::wait(int64_t ticket) {
-  for (const Copy& copy : under_way_) {
-    if (copy.ticket == ticket) copy.arrived.wait();
+  for (const Copies& copies : under_way_) {
+    if (copies.ticket == ticket) copies.arrived.wait();
   }
   done(ticket);
 }

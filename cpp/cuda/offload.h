@@ -4,21 +4,22 @@
 #include <deque>
 #include <vector>
 
+#include "backend/offload.h"
 #include "runtime.h"
 
 namespace pariskv::cuda {
 
 class Offload {
  public:
-  /** Copies all that `stream` will have written by now; returns the copy's ticket. */
-  int64_t start(void* target, const void* source, int64_t bytes, cudaStream_t stream);
+  /** Copies what `stream` will have written by now; returns the ticket of all these copies. */
+  int64_t start(const std::vector<RowCopy>& copies, cudaStream_t stream);
 
   bool done(int64_t ticket);
   void wait(int64_t ticket);
   void wait_all() { wait(last_); }
 
  private:
-  struct Copy {
+  struct Copies {
     int64_t ticket;
     Event arrived;
   };
@@ -26,7 +27,7 @@ class Offload {
 
   OwnStream stream_;
   Event written_;
-  std::deque<Copy> under_way_;  // oldest first
+  std::deque<Copies> under_way_;  // oldest first
   std::vector<Event> spare_;
   int64_t last_ = 0;
 };

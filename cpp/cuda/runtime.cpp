@@ -13,10 +13,25 @@ namespace {
 
 cudaError_t copy_async(void* target, const void* source, size_t bytes, cudaStream_t stream) {
   if (is_managed(target) || is_managed(source)) {
-    launch_copy(target, source, int64_t(bytes), stream);
+    const RowCopy copy{target, source, int64_t(bytes)};
+    launch_copies(&copy, bytes == 0 ? 0 : 1, stream);
     return cudaSuccess;
   }
   return cudaMemcpyAsync(target, source, bytes, cudaMemcpyDefault, stream);
+}
+
+cudaError_t copy_rows_async(const RowCopy* copies, int64_t count, cudaStream_t stream) {
+  const bool managed = count > 0 && (is_managed(copies->target) || is_managed(copies->source));
+  if (managed) {
+    launch_copies(copies, count, stream);
+    return cudaSuccess;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const cudaError_t error = cudaMemcpyAsync(copies[i].target, copies[i].source,
+                                              size_t(copies[i].bytes), cudaMemcpyDefault, stream);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
 }
 
 cudaError_t device_malloc(void** data, size_t bytes) { return cudaMalloc(data, bytes); }
@@ -42,7 +57,8 @@ cudaError_t map_device(void* data, size_t bytes, int32_t device) {
 }  // namespace
 
 Runtime& runtime() {
-  static Runtime table{device_malloc, allocate_pinned, map_device, copy_async, cudaGetLastError};
+  static Runtime table{device_malloc, allocate_pinned, map_device,
+                       copy_async,    copy_rows_async, cudaGetLastError};
   return table;
 }
 

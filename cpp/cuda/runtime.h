@@ -9,6 +9,10 @@
 #include <cstdint>
 #include <utility>
 
+namespace pariskv {
+struct RowCopy;
+}
+
 namespace pariskv::cuda {
 
 /** Throws CudaError "[cuda] what: name (text)" unless `error` is cudaSuccess. */
@@ -23,6 +27,8 @@ struct Runtime {
   /** Memory of a device, at addresses that were reserved. */
   cudaError_t (*map)(void* data, size_t bytes, int32_t device);
   cudaError_t (*copy)(void* target, const void* source, size_t bytes, cudaStream_t stream);
+  /** Several, all of them from device memory to the host's, or all of them back. */
+  cudaError_t (*copy_rows)(const RowCopy* copies, int64_t count, cudaStream_t stream);
   /** Checks cudaGetLastError, after every launch. */
   cudaError_t (*launched)();
 };

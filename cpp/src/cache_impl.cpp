@@ -41,6 +41,7 @@ Cache::Impl::Visit::Visit(Impl& impl, Stream stream, Steps steps)
   backend_.enter(stream);
   try {
     impl.finish_offloads(0, stream);
+    impl.keep_room(stream);
     impl.send_words(stream);  // of a failed call, while their targets are there
   } catch (...) {
     backend_.leave(stream);

@@ -11,6 +11,7 @@
 
 #include "backend/backend.h"
 #include "check.h"
+#include "gpu/early_copies.h"
 #include "gpu/offload_pace.h"
 #include "page_table.h"
 #include "pariskv/cache.h"
@@ -282,6 +283,15 @@ class Cache::Impl {
   }
 
   /**
+   * Before the device is full: copies rows of sequences that rest to host memory, a few at a time,
+   * where room and copies together are less than a quarter of the budget; and forgets where copied
+   * ones were where room is less than a sixteenth. Never waits.
+   */
+  void keep_room(Stream stream);
+  /** Whether no call has named it for a while. */
+  bool rests(const Sequence& sequence) const;
+
+  /**
    * Marks rows that are in host memory for the device, where an eighth of the budget is free beside
    * them: those of the sequences first that a call named last.
    */
@@ -297,7 +307,7 @@ class Cache::Impl {
       try {
         return make();
       } catch (const OutOfMemory&) {
-        if (offload_pace_.size() > 0 || spill()) {
+        if (offload_pace_.size() > 0 || forget_any(stream) || spill()) {
           trimmed = false;
         } else if (trimmed || !spills()) {
           throw;
@@ -362,7 +372,24 @@ class Cache::Impl {
   /** Rows whose copies are done, and the `waited` oldest, are fetched from there from now on. */
   void finish_offloads(size_t waited, Stream stream);
 
+  /** Starts copies of rows of sequences that rest, into memory that is there. */
+  void copy_early(int64_t bytes, Stream stream);
+
+  /** Whose rows may be forgotten: of sequences that all rest, or of any. */
+  enum class Resting { kAlone, kAnyway };
+  /** Rows that have a copy are read from there, until so many bytes are free; false: none are. */
+  bool forget_copied(int64_t bytes, Resting which, Stream stream);
+  /** The same of any, and waits for copies under way if it has to. */
+  bool forget_any(Stream stream);
+
+  /** Whether this is a block of the sequence's. */
+  bool holds(const Sequence& sequence, const MovingRows& place,
+             const std::shared_ptr<RowBlock>& rows) const;
+  /** All that hold these rows read them where they are now. */
+  void note_moved(const MovingRows& place, const std::shared_ptr<RowBlock>& rows);
+
   OffloadPace offload_pace_;
+  EarlyCopies early_copies_;
 };
 
 }  // namespace pariskv

@@ -14,6 +14,7 @@ PartBlock Planner::forked(Part part, const PartBlock& block, Stream stream) cons
 Sequence Planner::fork(const Sequence& sequence, Stream stream,
                        const std::vector<Regions>* cut) const {
   Sequence copy = create(int64_t(sequence.layers.size()), sequence.tail_seed());
+  copy.left = sequence.left;
   for (size_t l = 0; l < sequence.layers.size(); ++l) {
     const Layer& layer = sequence.layers[l];
     Layer& twin = copy.layers[l];

@@ -57,6 +57,7 @@ struct Places {
 
 /** One layer of one sequence. */
 struct Layer {
+  int64_t number = 0;  // of all layers of the sequence
   Regions regions;
   LayerStore store;
   LayerStore narrow;  // rows of the zone where they are narrow; no summaries
@@ -96,6 +97,8 @@ struct Sequence {
   Block device;  // (layers) SequenceView; empty where the backend keeps no tables
   std::vector<Layer> layers;
   int64_t used = 0;  // the number of the last call that named it
+  int64_t left = 0;  // segments up to here have no row on the device that is to stay there, unless
+                     // some have come back
 
   uint32_t tail_seed() const { return layers.front().tail_seed; }
 };

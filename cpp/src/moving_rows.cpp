@@ -12,6 +12,9 @@ namespace {
 /** Bytes of rows that leave the device at once, or come back. */
 constexpr int64_t kMostMoved = int64_t{64} << 20;
 
+/** Calls for each layer that have not named a sequence once it rests: a step is one, or some. */
+constexpr int64_t kRestingCalls = 16;
+
 /** Sequences by when a call named them last. */
 template <typename Sequences, typename Before>
 std::vector<Sequence*> by_use(Sequences& sequences, Before before) {
@@ -22,33 +25,142 @@ std::vector<Sequence*> by_use(Sequences& sequences, Before before) {
   return sorted;
 }
 
+/**
+ * Calls `visit(layer, segment, rows)` for rows of a zone that are on the device and stay there,
+ * until it returns false: from segment `sequence.left` on, which then is the first with such rows.
+ */
+template <typename Visit>
+bool each_staying(Sequence& sequence, const ModelShape& shape, const RegionSizes& sizes,
+                  Visit visit) {
+  const int64_t tokens = shape.segment_tokens;
+  for (bool goes_on = true; goes_on; ++sequence.left) {
+    const int64_t segment = sequence.left;
+    goes_on = false;
+    for (size_t l = 0; l < sequence.layers.size(); ++l) {
+      Layer& layer = sequence.layers[l];
+      if ((segment + 1) * tokens > layer.regions.retrieval_end(sizes)) continue;
+      goes_on = true;
+      if (segment * tokens < layer.regions.sink_end(sizes)) continue;
+      const std::shared_ptr<RowBlock>& rows = layer.zone_rows(shape).row_block(segment);
+      if (!rows || rows->offloaded() || rows->leaving()) continue;
+      if (!visit(int64_t(l), segment, rows)) return false;
+    }
+    if (!goes_on) return true;
+  }
+  return true;
+}
+
 }  // namespace
+
+bool Cache::Impl::rests(const Sequence& sequence) const {
+  return calls_ - sequence.used > kRestingCalls * config_.layers;
+}
 
 bool Cache::Impl::spill() {
   if (!spills()) return false;
   const int64_t budget = config_.memory_budget;
   const int64_t at_once = budget > 0 ? std::min(budget / 8, kMostMoved) : kMostMoved;
   int64_t bytes = 0;
-  const int64_t tokens = shape_.segment_tokens;
-  for (Sequence* sequence : by_use(sequences_, std::less<>())) {
-    bool goes_on = true;
-    for (int64_t segment = 0; goes_on; ++segment) {
-      goes_on = false;
-      for (Layer& layer : sequence->layers) {
-        const int64_t end = layer.regions.retrieval_end(sizes_);
-        if (bytes >= at_once || (segment + 1) * tokens > end) continue;
-        goes_on = true;
-        if (segment * tokens < layer.regions.sink_end(sizes_)) continue;
-        const std::shared_ptr<RowBlock>& rows = layer.zone_rows(shape_).row_block(segment);
-        if (!rows || rows->offloaded() || rows->leaving()) continue;
-        Block target = backend_->host_arena()->allocate(rows->bytes());
-        offload_pace_.make_room(1);
-        offload_pace_.mark(segment, rows, std::move(target));
-        bytes += rows->bytes();
-      }
+  const auto mark = [&](int64_t layer, int64_t segment, const std::shared_ptr<RowBlock>& rows) {
+    if (bytes >= at_once) return false;
+    Block target = backend_->host_arena()->allocate(rows->bytes());
+    offload_pace_.make_room(1);
+    offload_pace_.mark(layer, segment, rows, std::move(target));
+    bytes += rows->bytes();
+    return true;
+  };
+  for (const bool again : {false, true}) {
+    for (Sequence* sequence : by_use(sequences_, std::less<>())) {
+      if (again) sequence->left = 0;  // some have come back to the device
+      if (!each_staying(*sequence, shape_, sizes_, mark)) return true;
     }
+    if (bytes > 0) return true;
   }
-  return bytes > 0;
+  return false;
+}
+
+void Cache::Impl::keep_room(Stream stream) {
+  if (!spills()) return;
+  const MemoryUse use = backend_->arena().use();
+  if (use.budget == 0) return;
+  const int64_t free = use.budget - use.live;
+  early_copies_.look();
+  if (free < use.budget / 16) forget_copied(use.budget / 16 - free, Resting::kAlone, stream);
+  early_copies_.start(stream);  // of a failed call
+  const bool wanted = free + early_copies_.done_bytes() < use.budget / 4;
+  if (wanted && early_copies_.under_way_bytes() < kMostOfTicket) {
+    copy_early(std::min(use.budget / 8, kMostOfTicket), stream);
+  }
+}
+
+void Cache::Impl::copy_early(int64_t most, Stream stream) {
+  Arena& host = *backend_->host_arena();
+  const auto mark = [&](int64_t layer, int64_t segment, const std::shared_ptr<RowBlock>& rows) {
+    // Memory that is not ready is not taken: mapping it would hold the call up.
+    if (most <= 0 || host.ready(rows->bytes()) == 0) return false;
+    early_copies_.mark(layer, segment, rows, host.allocate(rows->bytes()));
+    most -= rows->bytes();
+    return true;
+  };
+  std::vector<Sequence*> resting;
+  for (auto& [id, sequence] : sequences_) {
+    if (rests(sequence)) resting.push_back(&sequence);
+  }
+  std::stable_sort(resting.begin(), resting.end(),
+                   [](const Sequence* a, const Sequence* b) { return a->used < b->used; });
+  for (Sequence* sequence : resting) {
+    if (!each_staying(*sequence, shape_, sizes_, mark)) break;
+  }
+  early_copies_.start(stream);
+}
+
+bool Cache::Impl::forget_copied(int64_t bytes, Resting which, Stream stream) {
+  int64_t freed = 0;
+  for (size_t left = early_copies_.done(); left > 0 && freed < bytes; --left) {
+    auto taken = early_copies_.take();
+    if (!taken) break;
+    auto& [place, rows] = *taken;
+    const auto is_awake = [&](const auto& entry) {
+      return !rests(entry.second) && holds(entry.second, place, rows);
+    };
+    if (which == Resting::kAlone && std::any_of(sequences_.begin(), sequences_.end(), is_awake)) {
+      early_copies_.put_back(std::move(place));
+      continue;
+    }
+    rows->finish_offload(false);
+    note_moved(place, rows);
+    freed += place.bytes;
+  }
+  if (freed > 0) send_words(stream);
+  return freed > 0;
+}
+
+bool Cache::Impl::forget_any(Stream stream) {
+  const int64_t budget = backend_->arena().use().budget;
+  while (true) {
+    early_copies_.look();
+    if (forget_copied(std::max(budget / 8, kMostMoved), Resting::kAnyway, stream)) return true;
+    if (early_copies_.under_way_bytes() == 0) return false;
+    early_copies_.start(stream);
+    early_copies_.look(true);
+  }
+}
+
+bool Cache::Impl::holds(const Sequence& sequence, const MovingRows& place,
+                        const std::shared_ptr<RowBlock>& rows) const {
+  const LayerStore& store = sequence.layers[size_t(place.layer)].zone_rows(shape_);
+  return place.segment < store.row_blocks() && store.row_block(place.segment) == rows;
+}
+
+void Cache::Impl::note_moved(const MovingRows& place, const std::shared_ptr<RowBlock>& rows) {
+  for (auto& [id, sequence] : sequences_) {
+    if (!holds(sequence, place, rows)) continue;  // forks share it
+    Layer& layer = sequence.layers[size_t(place.layer)];
+    layer.zone_rows(shape_).row_moved(place.segment);
+    layer.tables.publish_row(place.segment, rows->data(), backend_->word_updates());
+    const bool looks = search_->needs().steps.look_at_batch();
+    if (looks || planner_.lacks_row_cache(layer)) cursor_.plan(layer);
+  }
 }
 
 void Cache::Impl::bring_back() {
@@ -57,8 +169,8 @@ void Cache::Impl::bring_back() {
   int64_t room = std::min(use.budget - use.budget / 8 - use.live, kMostMoved);
   if (room <= 0) return;
   for (Sequence* sequence : by_use(sequences_, std::greater<>())) {
-    for (Layer& layer : sequence->layers) {
-      const LayerStore& store = layer.zone_rows(shape_);
+    for (size_t l = 0; l < sequence->layers.size(); ++l) {
+      const LayerStore& store = sequence->layers[l].zone_rows(shape_);
       if (!store.has_moved()) continue;
       for (int64_t segment = 0; segment < store.row_blocks(); ++segment) {
         const std::shared_ptr<RowBlock>& rows = store.row_block(segment);
@@ -68,7 +180,8 @@ void Cache::Impl::bring_back() {
         try {
           Block target = backend_->arena().allocate(rows->bytes());
           offload_pace_.make_room(1);
-          offload_pace_.mark(segment, rows, std::move(target));
+          offload_pace_.mark(int64_t(l), segment, rows, std::move(target));
+          sequence->left = 0;
         } catch (const OutOfMemory&) {
           return;  // what is free is in pieces
         }
@@ -83,7 +196,8 @@ void Cache::Impl::mark_for_offload(Step& step) {
   offload_pace_.make_room(count);
   for (Change& change : step.changes) {
     for (PlannedOffload& planned : change.offloads) {
-      offload_pace_.mark(planned.segment, planned.rows, std::move(planned.target));
+      offload_pace_.mark(change.layer->number, planned.segment, planned.rows,
+                         std::move(planned.target));
     }
   }
 }
@@ -96,17 +210,8 @@ void Cache::Impl::offload_beside(const Step& step, Stream stream) {
 }
 
 void Cache::Impl::finish_offloads(size_t waited, Stream stream) {
-  const auto arrived = [&](int64_t segment, const std::shared_ptr<RowBlock>& rows) {
-    for (auto& [id, sequence] : sequences_) {
-      for (Layer& layer : sequence.layers) {  // forks share it
-        LayerStore& store = layer.zone_rows(shape_);
-        if (segment >= store.row_blocks() || store.row_block(segment) != rows) continue;
-        store.row_moved(segment);
-        layer.tables.publish_row(segment, rows->data(), backend_->word_updates());
-        const bool looks = search_->needs().steps.look_at_batch();
-        if (looks || planner_.lacks_row_cache(layer)) cursor_.plan(layer);
-      }
-    }
+  const auto arrived = [&](const MovingRows& place, const std::shared_ptr<RowBlock>& rows) {
+    note_moved(place, rows);
   };
   if (offload_pace_.finish(waited, stream, arrived)) send_words(stream);
 }

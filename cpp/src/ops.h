@@ -169,6 +169,13 @@ struct Logits {
   const float* sink_bias;  // (query_heads); null: none
 };
 
+/** Bytes of one block of rows, from one memory to the other. */
+struct RowCopy {
+  void* target;
+  const void* source;
+  int64_t bytes;
+};
+
 /** Rows that enter or leave a zone where it has other ones: see ModelShape::narrow. */
 struct NarrowJob {
   SequenceView sequence;

@@ -73,7 +73,9 @@ Sequence Planner::create(int64_t layers, uint32_t tail_seed) const {
   Sequence sequence;
   sequence.layers.resize(size_t(layers));
   const LayerStore empty({shape_.layout.tokens, shape_.segment_tokens});
-  for (Layer& layer : sequence.layers) {
+  for (int64_t l = 0; l < layers; ++l) {
+    Layer& layer = sequence.layers[size_t(l)];
+    layer.number = l;
     layer.store = layer.narrow = empty;
     layer.tail_seed = tail_seed;
   }

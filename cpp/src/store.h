@@ -41,10 +41,20 @@ class RowBlock {
   /** The rows are to go to `target`, in the other memory, and are not written any more. */
   void mark_for_offload(Block target) { target_ = std::move(target); }
 
-  /** Starts the copy there, which sees what `stream` has done so far. */
-  void start_offload(Stream stream) {
-    ticket_ = offloads_->start_offload(target_.data(), block_.data(), block_.bytes(), stream);
+  /** Starts the copies there, which see what `stream` has done so far; they are done together. */
+  static void start_offloads(const std::vector<std::shared_ptr<RowBlock>>& rows, Stream stream) {
+    std::vector<RowCopy> copies;
+    for (const auto& own : rows) {
+      copies.push_back({own->target_.data(), own->block_.data(), own->block_.bytes()});
+    }
+    if (copies.empty()) return;
+    const int64_t ticket = rows.front()->offloads_->start_offload(copies, stream);
+    for (const auto& own : rows) own->ticket_ = ticket;
   }
+
+  /** Whether the copy is done. The rows are still read where they were. */
+  bool copied() const { return ticket_ != 0 && offloads_->offloaded(ticket_); }
+  void wait_copied() const { offloads_->wait_offloaded(ticket_); }
 
   /** Once the copy is done the rows are in the other memory; true if that has just become so. */
   bool finish_offload(bool wait) {

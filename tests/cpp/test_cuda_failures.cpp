@@ -48,6 +48,10 @@ cudaError_t copy(void* target, const void* source, size_t bytes, cudaStream_t st
                               : original.copy(target, source, bytes, stream);
 }
 
+cudaError_t copy_rows(const RowCopy* copies, int64_t count, cudaStream_t stream) {
+  return refuses(Kind::kCopy) ? cudaErrorInvalidValue : original.copy_rows(copies, count, stream);
+}
+
 cudaError_t launched() {
   if (!state.launch_refused) return original.launched();
   state.launch_refused = false;
@@ -64,7 +68,7 @@ Faults::Faults(Kind kind, int64_t nth, bool forever) {
   state.forever = forever;
   state.launch_refused = false;
   state.armed = true;
-  cuda::runtime() = {device_malloc, host_alloc, map, copy, launched};
+  cuda::runtime() = {device_malloc, host_alloc, map, copy, copy_rows, launched};
 }
 
 Faults::~Faults() {

@@ -64,7 +64,7 @@ TEST_F(CudaOrder, OffloadComesAfterEarlierWorkOfItsStream) {
     must(cudaDeviceSynchronize());
     hold_up(stream, &delay_);
     must(cudaMemsetAsync(source.data(), kNew, kBytes, stream));
-    const int64_t ticket = offload.start(target.data(), source.data(), int64_t(kBytes), stream);
+    const int64_t ticket = offload.start({{target.data(), source.data(), int64_t(kBytes)}}, stream);
     EXPECT_FALSE(offload.done(ticket)) << "it cannot be: what it copies is not written yet";
     offload.wait(ticket);
     EXPECT_TRUE(offload.done(ticket));
@@ -94,7 +94,7 @@ TEST_F(CudaOrder, CopiesAreDoneInTheirOrder) {
   std::vector<int64_t> tickets;
   hold_up(stream, &delay_);
   for (int i = 0; i < 20; ++i) {
-    tickets.push_back(offload.start(target.data(), source.data(), int64_t(kBytes), stream));
+    tickets.push_back(offload.start({{target.data(), source.data(), int64_t(kBytes)}}, stream));
   }
   EXPECT_TRUE(std::is_sorted(tickets.begin(), tickets.end()));
   EXPECT_FALSE(offload.done(tickets.front()));

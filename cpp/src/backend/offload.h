@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "memory/arena.h"
 #include "ops.h"
@@ -13,8 +14,8 @@ class Offloads {
  public:
   virtual ~Offloads() = default;
 
-  /** Starts a copy after all work given to `stream` so far; returns its ticket, above 0. */
-  virtual int64_t start_offload(void* target, const void* source, int64_t bytes, Stream stream) = 0;
+  /** Starts copies after all work given to `stream` so far; returns their ticket, above 0. */
+  virtual int64_t start_offload(const std::vector<RowCopy>& copies, Stream stream) = 0;
   virtual bool offloaded(int64_t ticket) = 0;
   virtual void wait_offloaded(int64_t ticket) = 0;
   /** Keeps the blocks of a copy whose rows were dropped until the copy is done. */

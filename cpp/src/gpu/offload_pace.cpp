@@ -17,17 +17,15 @@ constexpr size_t kStepsToLeave = 128;
 
 }  // namespace
 
-void OffloadPace::mark(int64_t segment, const std::shared_ptr<RowBlock>& rows, Block target) {
+void OffloadPace::mark(int64_t layer, int64_t segment, const std::shared_ptr<RowBlock>& rows,
+                       Block target) {
   if (rows->leaving()) return;
   rows->mark_for_offload(std::move(target));
-  rows_.push_back({rows, segment, rows->bytes()});
+  rows_.push_back({rows, layer, segment, rows->bytes()});
 }
 
 void OffloadPace::start(size_t count, Stream stream) {
-  for (; started_ < count; ++started_) {
-    const std::shared_ptr<RowBlock> rows = rows_[started_].rows.lock();
-    if (rows) rows->start_offload(stream);
-  }
+  while (started_ < count) started_ = start_some(rows_, started_, count, stream);
 }
 
 void OffloadPace::start_beside(bool quiet, Stream stream) {
@@ -38,7 +36,7 @@ void OffloadPace::start_beside(bool quiet, Stream stream) {
 
 size_t OffloadPace::overdue() const {
   int64_t bytes = 0;
-  for (const Marked& marked : rows_) bytes += marked.bytes;
+  for (const MovingRows& marked : rows_) bytes += marked.bytes;
   size_t count = 0;
   while (bytes > kMostWaiting) bytes -= rows_[count++].bytes;
   return count;

@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "store.h"
+#include "gpu/moving_rows.h"
 
 namespace pariskv {
 
@@ -21,7 +21,7 @@ class OffloadPace {
   void make_room(size_t more) { rows_.reserve(rows_.size() + more); }
 
   /** These rows are to go to `target`; a fork may have marked them already. */
-  void mark(int64_t segment, const std::shared_ptr<RowBlock>& rows, Block target);
+  void mark(int64_t layer, int64_t segment, const std::shared_ptr<RowBlock>& rows, Block target);
 
   /** The first `count` of the marked rows are on their way from now on. */
   void start(size_t count, Stream stream);
@@ -38,7 +38,7 @@ class OffloadPace {
   size_t overdue() const;
 
   /**
-   * Calls `arrived(segment, rows)` for rows whose copies are done, and waits for the `waited`
+   * Calls `arrived(place, rows)` for rows whose copies are done, and waits for the `waited`
    * oldest. They are read where they are now. True when there were any.
    */
   template <typename Arrived>
@@ -49,23 +49,18 @@ class OffloadPace {
       const std::shared_ptr<RowBlock> rows = rows_[done].rows.lock();
       if (!rows || !rows->leaving()) continue;
       if (!rows->finish_offload(done < waited)) break;
-      arrived(rows_[done].segment, rows);
+      arrived(rows_[done], rows);
     }
     forget_first(done);
     return done > 0;
   }
 
  private:
-  struct Marked {
-    std::weak_ptr<RowBlock> rows;  // gone when all sequences have dropped them
-    int64_t segment;
-    int64_t bytes;
-  };
   void forget_first(size_t count);
 
-  std::vector<Marked> rows_;  // oldest first
-  size_t started_ = 0;        // of them
-  bool quiet_ = true;         // the last step encoded nothing
+  std::vector<MovingRows> rows_;  // oldest first
+  size_t started_ = 0;            // of them
+  bool quiet_ = true;             // the last step encoded nothing
 };
 
 }  // namespace pariskv

@@ -285,9 +285,13 @@ void launch_copy_tail(const TailCopyCall& call, cudaStream_t stream) {
   });
 }
 
-void launch_copy(void* target, const void* source, int64_t bytes, cudaStream_t stream) {
-  if (bytes % 16 != 0) complain("a copy of broken pieces");
-  launch(stream, [=] { std::memmove(target, source, size_t(bytes)); });
+void launch_copies(const RowCopy* copies, int64_t count, cudaStream_t stream) {
+  launch(stream, [some = std::vector<RowCopy>(copies, copies + count)] {
+    for (const RowCopy& copy : some) {
+      if (copy.bytes % 16 != 0) complain("a copy of broken pieces");
+      std::memmove(copy.target, copy.source, size_t(copy.bytes));
+    }
+  });
 }
 
 void launch_clear(const Cleared* blocks, int64_t count, cudaStream_t stream) {

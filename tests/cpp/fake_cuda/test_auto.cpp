@@ -196,6 +196,77 @@ TEST_P(FakeAuto, RowsComeBackWhenThereIsRoom) {
   EXPECT_EQ(test::wrong(), "");
 }
 
+TEST_P(FakeAuto, RowsOfRestingSequencesAreCopiedBeforeTheDeviceIsFull) {
+  constexpr int64_t kBudget = 16 << 20;
+  Cache cache(config_of(kBudget, GetParam()));
+  cache.reserve_host(32 << 20, false);
+  std::vector<SequenceId> sequences;
+  const auto fill = [&](int64_t live) {
+    while (cache.stats().memory.live < live) {
+      ASSERT_LT(sequences.size(), 200u);
+      sequences.push_back(add(cache));
+    }
+  };
+  // Calls that name another sequence, until all others rest and their copies are there.
+  const auto rest = [&](SequenceId awake) {
+    for (int i = 0; i < 200; ++i) {
+      decode(cache, awake);
+      test::finish_all();
+    }
+  };
+  fill(kBudget / 8);
+  rest(sequences.front());
+  EXPECT_EQ(cache.stats().host_memory.live, 0) << "there is room";
+  fill(kBudget * 13 / 16);
+  rest(sequences.front());
+  const Stats full = cache.stats();
+  EXPECT_EQ(full.offloaded_bytes, 0) << "they are read where they were";
+  EXPECT_GE(full.host_memory.live, kBudget / 16 - (kBudget >> 6));
+  EXPECT_LE(full.host_memory.live, kBudget / 4);
+
+  // New ones find room without waiting for a copy: the oldest that rest are forgotten. Here nothing
+  // is copied, and no event passes, unless somebody waits for it.
+  test::fault_switches().nothing_by_chance = true;
+  fill(kBudget * 7 / 8);
+  for (int i = 0; i < 4; ++i) sequences.push_back(add(cache));
+  test::fault_switches().nothing_by_chance = false;
+  EXPECT_GT(cache.stats().offloaded_bytes, 0);
+  EXPECT_EQ(test::wrong(), "");
+  for (const SequenceId sequence : sequences) decode(cache, sequence);
+  for (const SequenceId sequence : sequences) cache.remove(sequence);
+  settle(cache);
+  EXPECT_EQ(cache.stats().offloaded_bytes, 0);
+  EXPECT_EQ(test::wrong(), "");
+}
+
+TEST_P(FakeAuto, CopiesHoldNoMemoryThatRowsWithoutRoomNeed) {
+  constexpr int64_t kBudget = 16 << 20;
+  Config config = config_of(kBudget, GetParam());
+  config.host_budget = 8 << 20;
+  Cache cache(config);
+  std::vector<SequenceId> sequences;
+  for (int round = 0; round < 3; ++round) {
+    try {
+      for (;;) {
+        ASSERT_LT(sequences.size(), 400u);
+        sequences.push_back(cache.add());
+        for (int64_t layer = 0; layer < kLayers; ++layer) prefill(cache, sequences.back(), layer);
+        for (int i = 0; i < 20; ++i) decode(cache, sequences.back());
+        test::finish_all();
+      }
+    } catch (const OutOfMemory&) {
+      // All of both memories is in use: a copy that was made early is rows that have left by now.
+      const Stats full = cache.stats();
+      EXPECT_GE(full.memory.live, kBudget / 16 * 13);
+      EXPECT_GE(full.offloaded_bytes, config.host_budget / 4 * 3);  // it comes in slabs of 2 MB
+    }
+    settle(cache);
+    while (sequences.size() > 3) cache.remove(sequences.back()), sequences.pop_back();
+    settle(cache);
+  }
+  EXPECT_EQ(test::wrong(), "");
+}
+
 /**
  * Short and long sequences come and go while both budgets are nearly full: as long as what cannot
  * leave the device has room there, and all of it in both, nothing is refused.
