@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -66,9 +67,29 @@ class Plan:
     decoding: pk.Batch | None = None
     decoded: Places = field(default_factory=lambda: slice(0, 0))
     decoded_numbers: list[int] = field(default_factory=list)  # of the requests
-    prompts: Prompts | None = None  # all of them
-    fresh: Prompts | None = None  # whole prompts, or their first chunks
-    later: Prompts | None = None  # tokens that follow stored ones
+    rows: list[Row] = field(default_factory=list)  # of prompts
+    make: Callable[[list[Row]], Prompts | None] = lambda rows: None  # what a layer needs of some
+
+    @cached_property
+    def prompts(self) -> Prompts | None:
+        """All of them."""
+        return self.make(self.rows)
+
+    @cached_property
+    def fresh(self) -> Prompts | None:
+        """Whole prompts, or their first chunks."""
+        return self.make([row for row in self.rows if row.stored == 0])
+
+    @cached_property
+    def later(self) -> Prompts | None:
+        """Tokens that follow stored ones."""
+        return self.make([row for row in self.rows if row.stored > 0])
+
+    @cached_property
+    def decoded_rows(self) -> torch.Tensor:
+        """`decoded_numbers`, where the tokens lie."""
+        assert isinstance(self.decoded, torch.Tensor)
+        return torch.tensor(self.decoded_numbers, device=self.decoded.device)
 
 
 class Engine:
@@ -118,14 +139,8 @@ class Engine:
             plan.decoding = self.cache.batch(self.sequences.of(row.sequence for row in decodes))
             plan.decoded = self._places([(begins[row.request], 1) for row in decodes])
             plan.decoded_numbers = [numbers[row.request] for row in decodes]
-        prompts = [row for row in rows if not row.decodes]
-        some = (
-            prompts,
-            [row for row in prompts if row.stored == 0],
-            [row for row in prompts if row.stored > 0],
-        )
-        made = (self._prompts(each, begins, numbers) for each in some)
-        plan.prompts, plan.fresh, plan.later = made
+        plan.rows = [row for row in rows if not row.decodes]
+        plan.make = lambda some: self._prompts(some, begins, numbers)
         return plan
 
     def _prompts(
@@ -172,8 +187,7 @@ class Engine:
             self._attend_beside(layer, q, k, v, out, logits, full)
             return
         if plan.decoding is not None:
-            at = plan.decoded
-            self._decode(layer, plan.decoding, q[at], k[at], v[at], at, out, logits)
+            self._decode_planned(layer, plan, q, k, v, out, logits)
         if plan.fresh is not None:
             self._prompt(layer, plan.fresh, q, k, v, out, logits, whole=True)
         if plan.later is not None:
@@ -209,11 +223,7 @@ class Engine:
         if plan.decoding is None:
             full()
         else:
-            at = plan.decoded
-            self._decode(
-                layer, plan.decoding, q[at], k[at], v[at], at, out, logits, full,
-                plan.decoded_numbers,
-            )  # fmt: skip
+            self._decode_planned(layer, plan, q, k, v, out, logits, full)
         for place in missing:  # rows in host memory, or in 8 bits
             assert prompts is not None
             begin, count = prompts.begins[place], prompts.lengths[place]
@@ -227,29 +237,29 @@ class Engine:
                 **logits.options(),
             )
 
-    def _decode(
+    def _decode_planned(
         self,
         layer: int,
-        batch: pk.Batch,
+        plan: Plan,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        at: Places,
         out: torch.Tensor,
         logits: Logits,
         full: Full | None = None,
-        numbers: list[int] | None = None,
     ) -> None:
-        options = logits.options()
+        """The step's tokens that are decoded, wherever they lie."""
+        assert plan.decoding is not None
+        at, options = plan.decoded, logits.options()
         if full is not None:
-            options |= {"dense": full, "page_rows": numbers}
+            options |= {"dense": full, "page_rows": plan.decoded_numbers}
         if isinstance(at, slice):
-            self.cache.decode(layer, batch, q, k, v, out=out[at], **options)
+            self.cache.decode(layer, plan.decoding, q[at], k[at], v[at], out=out[at], **options)
             return
-        found = self.cache.decode(layer, batch, q, k, v, **options)
+        found = self.cache.decode(layer, plan.decoding, q[at], k[at], v[at], **options)
         if full is not None:  # which has written the others
             assert self.pages is not None
-            served = self.pages.lengths[torch.tensor(numbers, device=self._device)] > 0
+            served = self.pages.lengths[plan.decoded_rows] > 0
             found = torch.where(served[:, None, None], out[at], found)
         out[at] = found
 
@@ -298,8 +308,10 @@ class Engine:
         full: Full | None = None,
     ) -> None:
         """A step of a graph: each row is a token of one lane. Replays name other sequences."""
-        rows = slice(0, len(lanes))
-        self._decode(layer, lanes, q[rows], k[rows], v[rows], rows, out, logits, full)
+        rows, options = slice(0, len(lanes)), logits.options()
+        if full is not None:
+            options["dense"] = full
+        self.cache.decode(layer, lanes, q[rows], k[rows], v[rows], out=out[rows], **options)
 
     def close(self) -> None:
         self.cache.close()
