@@ -80,20 +80,30 @@ __global__ void __launch_bounds__(kCommonThreads) set_common(CommonCall call) {
   };
   for (int i = thread; i < 256; i += kCommonThreads) rows_as_loud[i] = 0;
   __syncthreads();
-  for (int64_t i = warp; i < count; i += kCommonStrands) {
-    const auto row = row_of(i);
-    float largest = 0;
+  constexpr int kAhead = 4;  // rows of a warp on their way
+  for (int64_t first = warp; first < count; first += kAhead * kCommonStrands) {
+    float largest[kAhead] = {};
     for (int d = kAtOnce * lane_id(); d < dim; d += kCommonChannels) {
-      float x[kAtOnce];
-      read(row, d, x);
+      float x[kAhead][kAtOnce];
 #pragma unroll
-      for (int c = 0; c < kAtOnce; ++c) {
-        if (finite(x[c])) largest = fmaxf(largest, fabsf(x[c]));
+      for (int i = 0; i < kAhead; ++i) {
+        const int64_t own = first + i * kCommonStrands;
+        read(row_of(own < count ? own : count - 1), d, x[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+#pragma unroll
+        for (int c = 0; c < kAtOnce; ++c) {
+          if (finite(x[i][c])) largest[i] = fmaxf(largest[i], fabsf(x[i][c]));
+        }
       }
     }
-    const int loudness = loudness_of(bits_of(warp_max(largest)));
-    if (lane_id() == 0) {
-      loud[i] = uint8_t(loudness);
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int64_t own = first + i * kCommonStrands;
+      const int loudness = loudness_of(bits_of(warp_max(largest[i])));
+      if (lane_id() != 0 || own >= count) continue;
+      loud[own] = uint8_t(loudness);
       atomicAdd(&rows_as_loud[loudness], 1);
     }
   }
@@ -112,24 +122,34 @@ __global__ void __launch_bounds__(kCommonThreads) set_common(CommonCall call) {
   __syncthreads();
   for (int first = 0; first < dim; first += kCommonChannels) {
     const int own = first + kAtOnce * lane_id();
-    double sums[kAtOnce] = {}, squares[kAtOnce] = {}, counts[kAtOnce] = {};
-#pragma unroll 4
-    for (int64_t i = warp; i < count; i += kCommonStrands) {
-      if (own >= dim || !is_common(loud[i], median_row)) continue;
-      float x[kAtOnce];
-      read(row_of(i), own, x);
+    double sums[kAtOnce] = {}, squares[kAtOnce] = {};
+    int counts[kAtOnce] = {};
+    for (int64_t begin = warp; own < dim && begin < count; begin += kAhead * kCommonStrands) {
+      float x[kAhead][kAtOnce];
 #pragma unroll
-      for (int c = 0; c < kAtOnce; ++c) {
-        if (!finite(x[c])) continue;
-        sums[c] = __dadd_rn(sums[c], double(x[c]));
-        squares[c] = __dadd_rn(squares[c], __dmul_rn(double(x[c]), double(x[c])));
-        counts[c] = counts[c] + 1;
+      for (int i = 0; i < kAhead; ++i) {
+        const int64_t at = begin + i * kCommonStrands;
+        read(row_of(at < count ? at : count - 1), own, x[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const int64_t at = begin + i * kCommonStrands;
+        if (at >= count || !is_common(loud[at], median_row)) continue;
+#pragma unroll
+        for (int c = 0; c < kAtOnce; ++c) {
+          if (!finite(x[i][c])) continue;
+          sums[c] = __dadd_rn(sums[c], double(x[i][c]));
+          squares[c] = __dadd_rn(squares[c], __dmul_rn(double(x[i][c]), double(x[i][c])));
+          ++counts[c];
+        }
       }
     }
     // All strands of a channel, in their order: by the thread that has it.
-    const auto added = [&](const double (&of_lane)[kAtOnce]) {
+    const auto added = [&](const auto& of_lane) {
 #pragma unroll
-      for (int c = 0; c < kAtOnce; ++c) strands.sums[warp][kAtOnce * lane_id() + c] = of_lane[c];
+      for (int c = 0; c < kAtOnce; ++c) {
+        strands.sums[warp][kAtOnce * lane_id() + c] = double(of_lane[c]);
+      }
       __syncthreads();
       double sum = 0;
       if (thread < kCommonChannels) {

@@ -18,7 +18,8 @@ using namespace device;
 
 constexpr int kMostBlock = 256;  // keys that share a mean
 constexpr int kMostThreads = int(kMaxRotatedDim);
-constexpr int kAhead = 8;  // elements that a thread has on their way
+constexpr int kAhead = 8;  // loads that a thread has on their way
+constexpr int kTileBytes = 16 << 10;
 
 struct MeanParameters {
   const SequenceView* sequence;
@@ -32,7 +33,6 @@ struct MeanParameters {
 };
 
 /** Some neighbouring keys of one head, which lie in one segment. */
-template <typename Element>
 struct Keys {
   const char* rows;
   int row_bytes, dim, count;
@@ -43,62 +43,94 @@ struct Keys {
     rows = row_of_segment(static_cast<const char*>(p.sequence->rows[segment]), head, tokens,
                           begin - segment * tokens, row_bytes);
   }
-  __device__ __forceinline__ float number(int key, int channel) const {
-    return RowReader<Element>::number(rows + int64_t(key) * row_bytes, channel, dim);
-  }
 };
 
-/** Which keys of a block are finite, a bit each. */
-struct FiniteKeys {
-  uint32_t words[kMostBlock / 32];
-  int count;
-
-  /** All threads; has barriers before and after. */
-  template <typename Element>
-  __device__ __forceinline__ void find(const Keys<Element>& keys) {
-    __syncthreads();
-    if (threadIdx.x < kMostBlock / 32) words[threadIdx.x] = 0;
-    __syncthreads();
-    for (int key = warp_id(); key < keys.count; key += int(blockDim.x) / 32) {
-      bool whole = true;
-      for (int c = lane_id(); c < keys.dim; c += 32) whole = whole && finite(keys.number(key, c));
-      whole = __all_sync(~0u, whole);
-      if (whole && lane_id() == 0) atomicOr(&words[key / 32], 1u << key % 32);
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      count = 0;
-      for (const uint32_t word : words) count += __popc(word);
-    }
-    __syncthreads();
-  }
-  __device__ __forceinline__ bool has(int key) const { return words[key / 32] >> key % 32 & 1; }
-};
-
-/** Calls visit(x) for the channel of every finite key, in order; some are read ahead. */
-template <typename Element, typename Visit>
-__device__ __forceinline__ void each_finite(const Keys<Element>& keys, const FiniteKeys& finite,
-                                            int channel, Visit visit) {
-  for (int first = 0; first < keys.count; first += kAhead) {
-    float x[kAhead];
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      x[i] = first + i < keys.count ? keys.number(first + i, channel) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (first + i < keys.count && finite.has(first + i)) visit(x[i]);
-    }
-  }
-}
-
-/** The mean of one channel; 0 where no key is finite. */
+/**
+ * Keys in shared memory, as many as there is room for: a thread adds them up one after the other,
+ * and would wait for each of them.
+ */
 template <typename Element>
-__device__ __forceinline__ double mean_of(const Keys<Element>& keys, const FiniteKeys& finite,
-                                          int channel) {
+struct KeyTile {
+  uint4 pieces[kTileBytes / sizeof(uint4)];
+  uint8_t whole[kMostBlock];  // whether a key is finite
+  int first;                  // of the keys that are here
+
+  /** All threads, before the first tile. */
+  __device__ __forceinline__ void open() {
+    if (threadIdx.x == 0) first = -1;
+    __syncthreads();
+  }
+
+  /** Calls visit(x) for the channel of every finite key, in order. All threads. */
+  template <typename Visit>
+  __device__ __forceinline__ void each_finite(const Keys& keys, int channel, Visit visit) {
+    const int pieces_of_key = keys.dim / kElementsPer16<Element>;
+    const int most = int(kTileBytes / sizeof(uint4)) / pieces_of_key;
+    for (int begin = 0; begin < keys.count; begin += most) {
+      const int count = min(most, keys.count - begin);
+      if (first != begin) {
+        __syncthreads();  // nobody reads the keys before them any more
+        load(keys, begin, count, pieces_of_key);
+      }
+      if (channel >= keys.dim) continue;
+      const auto* const x = reinterpret_cast<const Element*>(pieces) + channel;
+#pragma unroll 4
+      for (int key = 0; key < count; ++key) {
+        if (whole[key] != 0) visit(to_float(x[key * keys.dim]));
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void load(const Keys& keys, int begin, int count, int pieces_of_key) {
+    const int all = count * pieces_of_key, step = int(blockDim.x);
+    for (int at = int(threadIdx.x); at < all; at += kAhead * step) {
+      uint4 own[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const int piece = min(at + i * step, all - 1), key = piece / pieces_of_key;
+        const char* row = keys.rows + int64_t(begin + key) * keys.row_bytes;
+        own[i] = reinterpret_cast<const uint4*>(row)[piece - key * pieces_of_key];
+      }
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        if (at + i * step < all) pieces[at + i * step] = own[i];
+      }
+    }
+    if (threadIdx.x == 0) first = begin;
+    __syncthreads();
+    const auto* const x = reinterpret_cast<const Element*>(pieces);
+    for (int key = warp_id(); key < count; key += step / 32) {
+      bool own = true;
+      for (int c = lane_id(); c < keys.dim; c += 32) own &= finite(to_float(x[key * keys.dim + c]));
+      own = __all_sync(~0u, own);
+      if (lane_id() == 0) whole[key] = own;
+    }
+    __syncthreads();
+  }
+};
+
+/** One channel of the finite keys. */
+struct ChannelSum {
   double sum = 0;
-  each_finite(keys, finite, channel, [&](float x) { sum = __dadd_rn(sum, double(x)); });
-  return finite.count > 0 ? __ddiv_rn(sum, double(finite.count)) : 0.0;
+  int count = 0;
+
+  /** 0 where no key is finite. */
+  __device__ __forceinline__ double mean() const {
+    return count > 0 ? __ddiv_rn(sum, double(count)) : 0.0;
+  }
+};
+
+/** All threads. */
+template <typename Element>
+__device__ __forceinline__ ChannelSum sum_of(KeyTile<Element>& tile, const Keys& keys,
+                                             int channel) {
+  ChannelSum own;
+  tile.each_finite(keys, channel, [&](float x) {
+    own.sum = __dadd_rn(own.sum, double(x));
+    ++own.count;
+  });
+  return own;
 }
 
 /** The largest of all threads' numbers, none of them negative. All threads; ends with a barrier. */
@@ -115,18 +147,18 @@ __device__ __forceinline__ double largest_of_block(double x, double* room) {
 /** A block of threads: the mean of a block of keys, of one head. */
 template <typename Element>
 __global__ void __launch_bounds__(kMostThreads) store_means(MeanParameters p) {
-  __shared__ FiniteKeys finite;
+  __shared__ KeyTile<Element> tile;
   __shared__ double room[kMostThreads / 32];
   const int head = int(blockIdx.y), size = int(p.layout.block);
   const int number = p.begin / size + int(blockIdx.x);
   const int begin = max(number * size, p.begin), end = min((number + 1) * size, p.end);
-  const Keys<Element> keys(p, head, begin, end);
-  finite.find(keys);
   const int c = int(threadIdx.x);
+  tile.open();
+  const ChannelSum own_sum = sum_of(tile, Keys(p, head, begin, end), c);
   double mean = 0;
-  if (c < p.dim && finite.count > 0) {
+  if (c < p.dim && own_sum.count > 0) {
     const int at = head * p.dim + c;
-    mean = __dmul_rn(mean_of(keys, finite, c), double(p.balance.gain[at]));
+    mean = __dmul_rn(own_sum.mean(), double(p.balance.gain[at]));
     const double centre =
         __dmul_rn(double(p.balance.centre[at]), double(p.balance.centre_step[head]));
     mean = __dsub_rn(mean, centre);
@@ -187,23 +219,23 @@ struct BlockSums {
 /** A block of threads: the sums of a block of keys, of one head. */
 template <typename Element>
 __global__ void __launch_bounds__(kMostThreads) sum_opening(MeanParameters p) {
-  __shared__ FiniteKeys finite;
+  __shared__ KeyTile<Element> tile;
   const int head = int(blockIdx.y), size = int(p.layout.block), c = int(threadIdx.x);
   const int number = p.begin / size + int(blockIdx.x);
-  const Keys<Element> keys(p, head, max(number * size, p.begin), (number + 1) * size);
-  finite.find(keys);
-  const BlockSums sums(p, head, number);
-  if (c == 0) *sums.count = double(finite.count);
-  if (c >= p.dim) return;
-  const double mean = mean_of(keys, finite, c);
-  double own = 0, centre = 0;
-  each_finite(keys, finite, c, [&](float x) {
+  const Keys keys(p, head, max(number * size, p.begin), (number + 1) * size);
+  tile.open();
+  const ChannelSum centre = sum_of(tile, keys, c);
+  const double mean = centre.mean();
+  double own = 0;
+  tile.each_finite(keys, c, [&](float x) {
     const double left = __dsub_rn(double(x), mean);
     own = __fma_rn(left, left, own);
-    centre = __dadd_rn(centre, double(x));
   });
+  const BlockSums sums(p, head, number);
+  if (c == 0) *sums.count = double(centre.count);
+  if (c >= p.dim) return;
   sums.left[c] = own;
-  sums.centre[c] = centre;
+  sums.centre[c] = centre.sum;
 }
 
 /** A block of threads: the balance of one head, from the sums of its blocks. As set_stretch. */
@@ -242,9 +274,17 @@ __global__ void __launch_bounds__(kMostThreads) set_balance(MeanParameters p) {
   };
   double square = paired(own);
   double query = 0;
-  for (int w = 0; there && w < p.query_windows; ++w) {
-    const int64_t window = int64_t(w) * p.layout.kv_heads + head;
-    query = __dadd_rn(query, double(p.balance.query_squares[window * p.dim + c]));
+  for (int first = 0; there && first < p.query_windows; first += kAhead) {
+    float squares[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int64_t w = min(first + i, p.query_windows - 1);
+      squares[i] = p.balance.query_squares[(w * p.layout.kv_heads + head) * p.dim + c];
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (first + i < p.query_windows) query = __dadd_rn(query, double(squares[i]));
+    }
   }
   query = paired(query);
   float* stretch = p.balance.stretch + head * p.dim;
@@ -288,12 +328,21 @@ __global__ void __launch_bounds__(kMostThreads) observe_queries(ObserveCall call
   if (c >= dim) return;
   float* square = call.squares + head * dim + c;
   float sum = call.first ? 0.0f : *square;
-  for (int64_t i = 0; i < call.positions; ++i) {
-    for (int g = 0; g < group; ++g) {
-      const auto* row = reinterpret_cast<const Element*>(call.q.data) + i * call.q.stride_i +
-                        (int64_t(head) * group + g) * call.q.stride_j;
-      const float x = to_float(row[c]);
-      sum = __fadd_rn(sum, __fmul_rn(x, x));
+  constexpr int kQueriesAhead = 32;
+  const int64_t all = call.positions * group;  // position by position
+  for (int64_t first = 0; first < all; first += kQueriesAhead) {
+    Element x[kQueriesAhead];
+#pragma unroll
+    for (int i = 0; i < kQueriesAhead; ++i) {
+      const int query = int(first + i < all ? first + i : all - 1), position = query / group;
+      const auto* row = reinterpret_cast<const Element*>(call.q.data) + position * call.q.stride_i +
+                        (head * group + query - position * group) * call.q.stride_j;
+      x[i] = row[c];
+    }
+#pragma unroll
+    for (int i = 0; i < kQueriesAhead; ++i) {
+      const float own = to_float(x[i]);
+      if (first + i < all) sum = __fadd_rn(sum, __fmul_rn(own, own));
     }
   }
   *square = sum;
