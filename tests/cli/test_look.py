@@ -200,7 +200,7 @@ def test_the_model_part_asks_both_and_shows_the_fact(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """With all rows selected both give the same answers, such as they are."""
-    monkeypatch.setattr(weights, "fetch", lambda pinned: model)
+    monkeypatch.setattr(weights, "fetch", lambda pinned, **_: model)
     found, problems = model_demo.run(1, 3000, Screen(), tokens=2300)
     assert problems == []
     assert len(found["answers"]) == len(FACTS)
