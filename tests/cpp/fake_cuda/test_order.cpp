@@ -147,7 +147,7 @@ TEST_F(FakeOrder, PrefillDoesNotWaitForOffloads) {
     return test::work_under_way() - before;
   };
   const int64_t first = under_way(0);
-  EXPECT_GE(first, 3) << "segments that leave";
+  EXPECT_GE(first, 1) << "segments that leave, all with one launch or each with a copy";
   EXPECT_EQ(under_way(1), first) << "the second layer's as well, beside those of the first";
 }
 
