@@ -382,11 +382,11 @@ class Cache::Impl {
   /** The same of any, and waits for copies under way if it has to. */
   bool forget_any(Stream stream);
 
-  /** Whether this is a block of the sequence's. */
-  bool holds(const Sequence& sequence, const MovingRows& place,
-             const std::shared_ptr<RowBlock>& rows) const;
-  /** All that hold these rows read them where they are now. */
-  void note_moved(const MovingRows& place, const std::shared_ptr<RowBlock>& rows);
+  /** Calls `act(sequence)` for all that hold these rows, of which the caller has one share. */
+  template <typename Do>
+  void each_holder(const RowsPlace& place, const std::shared_ptr<RowBlock>& rows, Do act);
+  /** All that hold these rows read them where they are now. The same. */
+  void note_moved(const RowsPlace& place, const std::shared_ptr<RowBlock>& rows);
 
   OffloadPace offload_pace_;
   EarlyCopies early_copies_;

@@ -15,23 +15,34 @@ constexpr int64_t kMostMoved = int64_t{64} << 20;
 /** Calls for each layer that have not named a sequence once it rests: a step is one, or some. */
 constexpr int64_t kRestingCalls = 16;
 
-/** Sequences by when a call named them last. */
-template <typename Sequences, typename Before>
-std::vector<Sequence*> by_use(Sequences& sequences, Before before) {
-  std::vector<Sequence*> sorted;
-  for (auto& [id, sequence] : sequences) sorted.push_back(&sequence);
-  std::stable_sort(sorted.begin(), sorted.end(),
-                   [&](const Sequence* a, const Sequence* b) { return before(a->used, b->used); });
+struct Known {
+  SequenceId id;
+  Sequence* sequence;
+};
+
+/** Sequences by when a call named them last, of those that `wanted` says yes to. */
+template <typename Sequences, typename Before, typename Wanted>
+std::vector<Known> by_use(Sequences& sequences, Before before, Wanted wanted) {
+  std::vector<Known> sorted;
+  for (auto& [id, sequence] : sequences) {
+    if (wanted(sequence)) sorted.push_back({id, &sequence});
+  }
+  std::stable_sort(sorted.begin(), sorted.end(), [&](const Known& a, const Known& b) {
+    return before(a.sequence->used, b.sequence->used);
+  });
   return sorted;
 }
 
+constexpr auto kAny = [](const Sequence&) { return true; };
+
 /**
- * Calls `visit(layer, segment, rows)` for rows of a zone that are on the device and stay there,
- * until it returns false: from segment `sequence.left` on, which then is the first with such rows.
+ * Calls `visit(place, rows)` for rows of a zone that are on the device and stay there, until it
+ * returns false: from segment `left` of the sequence on, which then is the first with such rows.
  */
 template <typename Visit>
-bool each_staying(Sequence& sequence, const ModelShape& shape, const RegionSizes& sizes,
+bool each_staying(const Known& known, const ModelShape& shape, const RegionSizes& sizes,
                   Visit visit) {
+  Sequence& sequence = *known.sequence;
   const int64_t tokens = shape.segment_tokens;
   for (bool goes_on = true; goes_on; ++sequence.left) {
     const int64_t segment = sequence.left;
@@ -43,7 +54,7 @@ bool each_staying(Sequence& sequence, const ModelShape& shape, const RegionSizes
       if (segment * tokens < layer.regions.sink_end(sizes)) continue;
       const std::shared_ptr<RowBlock>& rows = layer.zone_rows(shape).row_block(segment);
       if (!rows || rows->offloaded() || rows->leaving()) continue;
-      if (!visit(int64_t(l), segment, rows)) return false;
+      if (!visit(RowsPlace{known.id, int64_t(l), segment}, rows)) return false;
     }
     if (!goes_on) return true;
   }
@@ -61,18 +72,18 @@ bool Cache::Impl::spill() {
   const int64_t budget = config_.memory_budget;
   const int64_t at_once = budget > 0 ? std::min(budget / 8, kMostMoved) : kMostMoved;
   int64_t bytes = 0;
-  const auto mark = [&](int64_t layer, int64_t segment, const std::shared_ptr<RowBlock>& rows) {
+  const auto mark = [&](const RowsPlace& place, const std::shared_ptr<RowBlock>& rows) {
     if (bytes >= at_once) return false;
     Block target = backend_->host_arena()->allocate(rows->bytes());
     offload_pace_.make_room(1);
-    offload_pace_.mark(layer, segment, rows, std::move(target));
+    offload_pace_.mark(place, rows, std::move(target));
     bytes += rows->bytes();
     return true;
   };
   for (const bool again : {false, true}) {
-    for (Sequence* sequence : by_use(sequences_, std::less<>())) {
-      if (again) sequence->left = 0;  // some have come back to the device
-      if (!each_staying(*sequence, shape_, sizes_, mark)) return true;
+    for (const Known& known : by_use(sequences_, std::less<>(), kAny)) {
+      if (again) known.sequence->left = 0;  // some have come back to the device
+      if (!each_staying(known, shape_, sizes_, mark)) return true;
     }
     if (bytes > 0) return true;
   }
@@ -95,21 +106,16 @@ void Cache::Impl::keep_room(Stream stream) {
 
 void Cache::Impl::copy_early(int64_t most, Stream stream) {
   Arena& host = *backend_->host_arena();
-  const auto mark = [&](int64_t layer, int64_t segment, const std::shared_ptr<RowBlock>& rows) {
+  const auto mark = [&](const RowsPlace& place, const std::shared_ptr<RowBlock>& rows) {
     // Memory that is not ready is not taken: mapping it would hold the call up.
     if (most <= 0 || host.ready(rows->bytes()) == 0) return false;
-    early_copies_.mark(layer, segment, rows, host.allocate(rows->bytes()));
+    early_copies_.mark(place, rows, host.allocate(rows->bytes()));
     most -= rows->bytes();
     return true;
   };
-  std::vector<Sequence*> resting;
-  for (auto& [id, sequence] : sequences_) {
-    if (rests(sequence)) resting.push_back(&sequence);
-  }
-  std::stable_sort(resting.begin(), resting.end(),
-                   [](const Sequence* a, const Sequence* b) { return a->used < b->used; });
-  for (Sequence* sequence : resting) {
-    if (!each_staying(*sequence, shape_, sizes_, mark)) break;
+  const auto resting = [&](const Sequence& sequence) { return rests(sequence); };
+  for (const Known& known : by_use(sequences_, std::less<>(), resting)) {
+    if (!each_staying(known, shape_, sizes_, mark)) break;
   }
   early_copies_.start(stream);
 }
@@ -119,17 +125,19 @@ bool Cache::Impl::forget_copied(int64_t bytes, Resting which, Stream stream) {
   for (size_t left = early_copies_.done(); left > 0 && freed < bytes; --left) {
     auto taken = early_copies_.take();
     if (!taken) break;
-    auto& [place, rows] = *taken;
-    const auto is_awake = [&](const auto& entry) {
-      return !rests(entry.second) && holds(entry.second, place, rows);
-    };
-    if (which == Resting::kAlone && std::any_of(sequences_.begin(), sequences_.end(), is_awake)) {
-      early_copies_.put_back(std::move(place));
+    auto& [own, rows] = *taken;
+    bool awake = false;
+    if (which == Resting::kAlone) {
+      each_holder(own.place, rows,
+                  [&](const Sequence& sequence) { awake = awake || !rests(sequence); });
+    }
+    if (awake) {
+      early_copies_.put_back(std::move(own));
       continue;
     }
     rows->finish_offload(false);
-    note_moved(place, rows);
-    freed += place.bytes;
+    note_moved(own.place, rows);
+    freed += own.bytes;
   }
   if (freed > 0) send_words(stream);
   return freed > 0;
@@ -146,21 +154,31 @@ bool Cache::Impl::forget_any(Stream stream) {
   }
 }
 
-bool Cache::Impl::holds(const Sequence& sequence, const MovingRows& place,
-                        const std::shared_ptr<RowBlock>& rows) const {
-  const LayerStore& store = sequence.layers[size_t(place.layer)].zone_rows(shape_);
-  return place.segment < store.row_blocks() && store.row_block(place.segment) == rows;
+template <typename Do>
+void Cache::Impl::each_holder(const RowsPlace& place, const std::shared_ptr<RowBlock>& rows,
+                              Do act) {
+  int64_t left = rows.use_count() - 1;  // one is the caller's
+  const auto look = [&](Sequence& sequence) {
+    const LayerStore& store = sequence.layers[size_t(place.layer)].zone_rows(shape_);
+    if (place.segment >= store.row_blocks() || store.row_block(place.segment) != rows) return;
+    act(sequence);
+    --left;
+  };
+  const auto owner = sequences_.find(place.sequence);
+  if (owner != sequences_.end()) look(owner->second);
+  for (auto other = sequences_.begin(); left > 0 && other != sequences_.end(); ++other) {
+    if (other != owner) look(other->second);  // forks share them
+  }
 }
 
-void Cache::Impl::note_moved(const MovingRows& place, const std::shared_ptr<RowBlock>& rows) {
-  for (auto& [id, sequence] : sequences_) {
-    if (!holds(sequence, place, rows)) continue;  // forks share it
+void Cache::Impl::note_moved(const RowsPlace& place, const std::shared_ptr<RowBlock>& rows) {
+  each_holder(place, rows, [&](Sequence& sequence) {
     Layer& layer = sequence.layers[size_t(place.layer)];
     layer.zone_rows(shape_).row_moved(place.segment);
     layer.tables.publish_row(place.segment, rows->data(), backend_->word_updates());
     const bool looks = search_->needs().steps.look_at_batch();
     if (looks || planner_.lacks_row_cache(layer)) cursor_.plan(layer);
-  }
+  });
 }
 
 void Cache::Impl::bring_back() {
@@ -168,7 +186,7 @@ void Cache::Impl::bring_back() {
   const MemoryUse use = backend_->arena().use();
   int64_t room = std::min(use.budget - use.budget / 8 - use.live, kMostMoved);
   if (room <= 0) return;
-  for (Sequence* sequence : by_use(sequences_, std::greater<>())) {
+  for (const auto& [id, sequence] : by_use(sequences_, std::greater<>(), kAny)) {
     for (size_t l = 0; l < sequence->layers.size(); ++l) {
       const LayerStore& store = sequence->layers[l].zone_rows(shape_);
       if (!store.has_moved()) continue;
@@ -180,7 +198,7 @@ void Cache::Impl::bring_back() {
         try {
           Block target = backend_->arena().allocate(rows->bytes());
           offload_pace_.make_room(1);
-          offload_pace_.mark(int64_t(l), segment, rows, std::move(target));
+          offload_pace_.mark({id, int64_t(l), segment}, rows, std::move(target));
           sequence->left = 0;
         } catch (const OutOfMemory&) {
           return;  // what is free is in pieces
@@ -196,7 +214,7 @@ void Cache::Impl::mark_for_offload(Step& step) {
   offload_pace_.make_room(count);
   for (Change& change : step.changes) {
     for (PlannedOffload& planned : change.offloads) {
-      offload_pace_.mark(change.layer->number, planned.segment, planned.rows,
+      offload_pace_.mark({-1, change.layer->number, planned.segment}, planned.rows,
                          std::move(planned.target));
     }
   }
@@ -210,7 +228,7 @@ void Cache::Impl::offload_beside(const Step& step, Stream stream) {
 }
 
 void Cache::Impl::finish_offloads(size_t waited, Stream stream) {
-  const auto arrived = [&](const MovingRows& place, const std::shared_ptr<RowBlock>& rows) {
+  const auto arrived = [&](const RowsPlace& place, const std::shared_ptr<RowBlock>& rows) {
     note_moved(place, rows);
   };
   if (offload_pace_.finish(waited, stream, arrived)) send_words(stream);

@@ -2,9 +2,9 @@
 
 namespace pariskv {
 
-void EarlyCopies::mark(int64_t layer, int64_t segment, const std::shared_ptr<RowBlock>& rows,
+void EarlyCopies::mark(const RowsPlace& place, const std::shared_ptr<RowBlock>& rows,
                        Block target) {
-  rows_.push_back({rows, layer, segment, rows->bytes()});
+  rows_.push_back({rows, place, rows->bytes()});
   under_way_bytes_ += rows->bytes();
   rows->mark_for_offload(std::move(target));
 }

@@ -21,7 +21,7 @@ class EarlyCopies {
   int64_t under_way_bytes() const { return under_way_bytes_; }
 
   /** These rows are to have a copy in `target`. */
-  void mark(int64_t layer, int64_t segment, const std::shared_ptr<RowBlock>& rows, Block target);
+  void mark(const RowsPlace& place, const std::shared_ptr<RowBlock>& rows, Block target);
   /** All that are marked are on their way from now on. */
   void start(Stream stream);
   /** Takes note of copies that are done; waits for the oldest if it is to. */

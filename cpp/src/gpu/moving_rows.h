@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "pariskv/cache.h"
 #include "store.h"
 
 namespace pariskv {
@@ -12,9 +13,15 @@ namespace pariskv {
 /** Bytes of rows that are copied with one ticket, and so are done together. */
 constexpr int64_t kMostOfTicket = int64_t{32} << 20;
 
+/** A block of rows of a cache. Forks of the sequence may share it, and outlive the sequence. */
+struct RowsPlace {
+  SequenceId sequence;  // -1: it was not said
+  int64_t layer, segment;
+};
+
 struct MovingRows {
   std::weak_ptr<RowBlock> rows;  // gone when all sequences have dropped them
-  int64_t layer, segment;
+  RowsPlace place;
   int64_t bytes;
 };
 

@@ -17,11 +17,11 @@ constexpr size_t kStepsToLeave = 128;
 
 }  // namespace
 
-void OffloadPace::mark(int64_t layer, int64_t segment, const std::shared_ptr<RowBlock>& rows,
+void OffloadPace::mark(const RowsPlace& place, const std::shared_ptr<RowBlock>& rows,
                        Block target) {
   if (rows->leaving()) return;
   rows->mark_for_offload(std::move(target));
-  rows_.push_back({rows, layer, segment, rows->bytes()});
+  rows_.push_back({rows, place, rows->bytes()});
 }
 
 void OffloadPace::start(size_t count, Stream stream) {

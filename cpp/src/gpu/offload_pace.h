@@ -21,7 +21,7 @@ class OffloadPace {
   void make_room(size_t more) { rows_.reserve(rows_.size() + more); }
 
   /** These rows are to go to `target`; a fork may have marked them already. */
-  void mark(int64_t layer, int64_t segment, const std::shared_ptr<RowBlock>& rows, Block target);
+  void mark(const RowsPlace& place, const std::shared_ptr<RowBlock>& rows, Block target);
 
   /** The first `count` of the marked rows are on their way from now on. */
   void start(size_t count, Stream stream);
@@ -49,7 +49,7 @@ class OffloadPace {
       const std::shared_ptr<RowBlock> rows = rows_[done].rows.lock();
       if (!rows || !rows->leaving()) continue;
       if (!rows->finish_offload(done < waited)) break;
-      arrived(rows_[done], rows);
+      arrived(rows_[done].place, rows);
     }
     forget_first(done);
     return done > 0;
