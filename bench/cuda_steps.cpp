@@ -322,11 +322,11 @@ void time_offload(Clock& clock, const RowMemory& rows, const ModelShape& shape,
   const int64_t bytes = shape.row_block_bytes();
   const auto nothing = [] {};
   const double taken = clock.median(stream, true, nothing, [&] {
-    int64_t last = 0;
+    std::vector<RowCopy> copies;
     for (int64_t s = 0; s < kRowSegments; ++s) {
-      last = offload.start(rows.far[size_t(s)], rows.near[size_t(s)], bytes, stream);
+      copies.push_back({rows.far[size_t(s)], rows.near[size_t(s)], bytes});
     }
-    offload.wait(last);
+    offload.wait(offload.start(copies, stream));
   });
   print({"offload", "", 1, kRowSegments * shape.segment_tokens, taken, 0,
          double(kRowSegments * bytes)});
