@@ -54,6 +54,14 @@ class FakeAuto : public testing::TestWithParam<KVDType> {
     }
   }
 
+  /** Once these are gone. */
+  static void expect_nothing_left(Cache& cache, const std::vector<SequenceId>& sequences) {
+    for (const SequenceId sequence : sequences) cache.remove(sequence);
+    settle(cache);
+    EXPECT_EQ(cache.stats().offloaded_bytes, 0);
+    EXPECT_EQ(test::wrong(), "");
+  }
+
  private:
   static TensorView view(std::vector<uint16_t>& numbers, int64_t tokens, int64_t group = 1) {
     return TensorView::contiguous(numbers.data(), DType::kFloat16, {tokens, group * kHeads, kDim},
@@ -169,10 +177,7 @@ TEST_P(FakeAuto, WhatDoesNotFitRuns) {
     decode(cache, sequences[sequences.size() / 2]);
     EXPECT_LE(cache.stats().memory.reserved, kBudget);
   }
-  for (const SequenceId sequence : sequences) cache.remove(sequence);
-  settle(cache);
-  EXPECT_EQ(cache.stats().offloaded_bytes, 0);
-  EXPECT_EQ(test::wrong(), "");
+  expect_nothing_left(cache, sequences);
 }
 
 TEST_P(FakeAuto, RowsComeBackWhenThereIsRoom) {
@@ -233,10 +238,7 @@ TEST_P(FakeAuto, RowsOfRestingSequencesAreCopiedBeforeTheDeviceIsFull) {
   EXPECT_GT(cache.stats().offloaded_bytes, 0);
   EXPECT_EQ(test::wrong(), "");
   for (const SequenceId sequence : sequences) decode(cache, sequence);
-  for (const SequenceId sequence : sequences) cache.remove(sequence);
-  settle(cache);
-  EXPECT_EQ(cache.stats().offloaded_bytes, 0);
-  EXPECT_EQ(test::wrong(), "");
+  expect_nothing_left(cache, sequences);
 }
 
 TEST_P(FakeAuto, CopiesHoldNoMemoryThatRowsWithoutRoomNeed) {

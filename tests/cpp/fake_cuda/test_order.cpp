@@ -149,6 +149,10 @@ TEST_F(FakeOrder, PrefillDoesNotWaitForOffloads) {
   const int64_t first = under_way(0);
   EXPECT_GE(first, 1) << "segments that leave, all with one launch or each with a copy";
   EXPECT_EQ(under_way(1), first) << "the second layer's as well, beside those of the first";
+  test::fault_switches().nothing_by_chance = false;
+  for (int i = 0; i < 2; ++i) test::finish_all(), cache.flush(std::vector<SequenceId>{});
+  const int64_t segment = 64 * kHeads * 2 * kDim * int64_t(sizeof(uint16_t));
+  EXPECT_GE(cache.stats().offloaded_bytes, 2 * kLayers * 3 * segment) << "of both sequences";
 }
 
 TEST_F(FakeOrder, CallWithoutEndEventIsWaitedFor) {
