@@ -17,18 +17,19 @@ void* Chunks::allocate(std::size_t bytes, std::size_t alignment) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (bytes != chunk_) {
     const auto can_go = [&](const auto& entry) { return unused(entry.second); };
-    const bool over = budget_ > 0 && all_ + others_bytes_ + bytes > budget_;
+    const std::size_t wanted = all_ + others_bytes_ + bytes;
+    const bool over = budget_ > 0 && wanted > budget_;
     void* data = nullptr;
     if (!over || std::none_of(pieces_.begin(), pieces_.end(), can_go)) {
       data = others_->allocate(bytes, alignment);
     }
-    refused_ = data == nullptr ? bytes : 0;
+    refused_ = data == nullptr ? std::max(bytes, over ? wanted - budget_ : 0) : 0;
     if (data != nullptr) others_bytes_ += bytes;
     return data;
   }
   Piece* found = nullptr;
   if (free_ == 0) {
-    found = take_piece(alignment);
+    found = take_piece(alignment, most_);
     if (found == nullptr) return nullptr;
   } else {
     // From the first piece on, so that later ones may become free.
@@ -43,9 +44,9 @@ void* Chunks::allocate(std::size_t bytes, std::size_t alignment) {
   return data;
 }
 
-Chunks::Piece* Chunks::take_piece(std::size_t alignment) {
+Chunks::Piece* Chunks::take_piece(std::size_t alignment, std::size_t most) {
   std::size_t bytes = least_;
-  for (std::size_t i = 0; i < pieces_.size() && 2 * bytes <= most_; ++i) bytes *= 2;
+  for (std::size_t i = 0; i < pieces_.size() && 2 * bytes <= most; ++i) bytes *= 2;
   char* data = nullptr;
   for (;; bytes = std::max(least_, bytes / 2 / least_ * least_)) {  // a smaller one may be had
     data = static_cast<char*>(source_->allocate(bytes, alignment));
@@ -115,7 +116,10 @@ bool Chunks::hold(std::size_t bytes) {
   const std::size_t before = std::exchange(held_, bytes);
   bool there = true;
   try {
-    while (there && all_ < bytes) there = take_piece(std::size_t(kDeviceAlignment)) != nullptr;
+    while (there && all_ < bytes) {
+      const std::size_t left = std::min(bytes - all_, most_);
+      there = take_piece(std::size_t(kDeviceAlignment), left) != nullptr;
+    }
   } catch (const std::bad_alloc&) {
     there = false;
   }

@@ -72,8 +72,8 @@ class Chunks : public MemoryResource {
   };
   using Pieces = std::map<char*, Piece>;
 
-  /** Null: the source has none. */
-  Piece* take_piece(std::size_t alignment);
+  /** Of no more than `most` bytes, or of the least there is. Null: the source has none. */
+  Piece* take_piece(std::size_t alignment, std::size_t most);
   /** The piece of a chunk; the end: it is of none. */
   Pieces::iterator piece_of(const void* chunk);
   bool unused(const Piece& piece) const { return piece.free.size() == piece.bytes / chunk_; }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "growth.h"
+
 namespace pariskv {
 
 namespace {
@@ -13,12 +15,6 @@ struct BlockRange {
   int64_t first, last;
   bool has(int64_t number) const { return number >= first && number < last; }
 };
-
-/** Room for so many, so that growing to that cannot fail. */
-template <typename T>
-void make_room(std::vector<T>& vector, int64_t count) {
-  if (size_t(count) > vector.capacity()) vector.reserve(std::max(size_t(count), 2 * vector.size()));
-}
 
 /** Whether all of a block's rows lie in the zone. */
 bool in_zone(int64_t number, int64_t tokens, const LayerStore::Writes& writes) {
@@ -60,8 +56,8 @@ LayerStore::Growth LayerStore::planned(BlockBytes bytes, const Writes& writes, B
   const BlockRange summaries(writes.summaries_begin, writes.summaries_end, tokens_.segment);
   const int64_t count = std::max(rows.last, row_blocks());
   const int64_t segments = BlockRange(0, count * tokens_.rows, tokens_.segment).last;
-  make_room(rows_, count);
-  make_room(summaries_, segments);
+  make_room(rows_, size_t(count));
+  make_room(summaries_, size_t(segments));
   Growth next;
   next.row_table_ = row_table_;
   next.summary_table_ = summary_table_;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "gpu/moving_rows.h"
+#include "growth.h"
 
 namespace pariskv {
 
@@ -18,7 +19,7 @@ class OffloadPace {
   size_t size() const { return rows_.size(); }
 
   /** Room for so many more, so that `mark` cannot fail. */
-  void make_room(size_t more) { rows_.reserve(rows_.size() + more); }
+  void make_room(size_t more) { pariskv::make_room(rows_, rows_.size() + more); }
 
   /** These rows are to go to `target`; a fork may have marked them already. */
   void mark(const RowsPlace& place, const std::shared_ptr<RowBlock>& rows, Block target);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "check.h"
+#include "growth.h"
 #include "memory/heap.h"
 #include "memory/slab.h"
 
@@ -83,7 +84,7 @@ Block Arena::allocate(int64_t bytes, Holds what) {
 Block Arena::try_allocate(int64_t bytes, Holds what) {
   const int64_t size = rounded(bytes);
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (traits_.deferred) retired_.reserve(retired_.size() + blocks_out_ + 1);
+  if (traits_.deferred) make_room(retired_, retired_.size() + blocks_out_ + 1);
   Block block;
   if (comes_from_slab(size, what)) {
     Slab* slab = slab_with_room(size);
@@ -142,7 +143,7 @@ std::unique_ptr<Slab> Arena::make_slab(int64_t bytes, int64_t block_bytes) {
   slab->block_bytes = block_bytes;
   slab->free.reserve(size_t(bytes / block_bytes));
   auto& slabs = shelves_[block_bytes].slabs;
-  slabs.reserve(slabs.size() + coming_.size() + 2);  // others may be on their way
+  make_room(slabs, slabs.size() + coming_.size() + 2);  // others may be on their way
   return slab;
 }
 
@@ -273,13 +274,14 @@ void Arena::give_way(int64_t bytes) noexcept {
 
 void* Arena::take(int64_t bytes) {
   const int64_t free = use_.budget - use_.reserved;
-  const std::string kind = traits_.name == nullptr ? "" : std::string(" of ") + traits_.name;
-  const std::string asked =
-      "[memory] asked for " + std::to_string(bytes) + " bytes" + kind + ", but ";
+  const auto refuse = [&](const std::string& why) {
+    const std::string kind = traits_.name == nullptr ? "" : std::string(" of ") + traits_.name;
+    throw OutOfMemory("[memory] asked for " + std::to_string(bytes) + " bytes" + kind + ", but " +
+                      why);
+  };
   if (use_.budget > 0 && bytes > free) {
-    throw OutOfMemory(asked + "only " + std::to_string(free) + " of the budget of " +
-                      std::to_string(use_.budget) +
-                      " are free; remove sequences or raise the budget");
+    refuse("only " + std::to_string(free) + " of the budget of " + std::to_string(use_.budget) +
+           " are free; remove sequences or raise the budget");
   }
   void* data = nullptr;
   try {
@@ -288,8 +290,8 @@ void* Arena::take(int64_t bytes) {
     data = nullptr;  // the other way to say no; told the same below
   }
   if (data == nullptr) {
-    throw OutOfMemory(asked + "the memory resource has none; " + std::to_string(use_.reserved) +
-                      " are held by this cache");
+    refuse("the memory resource has none; " + std::to_string(use_.reserved) +
+           " are held by this cache");
   }
   use_.reserved += bytes;
   return data;
