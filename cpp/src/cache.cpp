@@ -12,8 +12,16 @@ const Config& Cache::config() const { return impl_->config_; }
 
 SequenceId Cache::add() {
   const Impl::Lock lock(*impl_);
-  impl_->sequences_.emplace(
-      impl_->next_id_, impl_->planner_.create(impl_->config_.layers, impl_->tail_seeds_.next()));
+  const uint32_t tail_seed = impl_->tail_seeds_.next();
+  const auto create = [&] {
+    return impl_->planner_.create(impl_->config_.layers, tail_seed);
+  };
+  try {
+    impl_->sequences_.emplace(impl_->next_id_, create());
+  } catch (const OutOfMemory&) {  // of a device that is full of rows
+    const Impl::Visit visit(*impl_, {});
+    impl_->sequences_.emplace(impl_->next_id_, impl_->making_room({}, create));
+  }
   return impl_->next_id_++;
 }
 

@@ -180,6 +180,15 @@ TEST_P(FakeAuto, WhatDoesNotFitRuns) {
   expect_nothing_left(cache, sequences);
 }
 
+TEST_P(FakeAuto, SequencesBeginOnADeviceThatIsFullOfRows) {
+  Cache cache(config_of(12 << 20, GetParam()));
+  std::vector<SequenceId> all;
+  while (cache.stats().offloaded_bytes == 0) all.push_back(add(cache));
+  for (int i = 0; i < 5000; ++i) all.push_back(cache.add());  // more than are ready of their size
+  EXPECT_GT(cache.stats().offloaded_bytes, 0);
+  expect_nothing_left(cache, all);
+}
+
 TEST_P(FakeAuto, RowsComeBackWhenThereIsRoom) {
   constexpr int64_t kBudget = 12 << 20;
   Cache cache(config_of(kBudget, GetParam()));
