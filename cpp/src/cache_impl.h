@@ -372,8 +372,8 @@ class Cache::Impl {
   /** Rows whose copies are done, and the `waited` oldest, are fetched from there from now on. */
   void finish_offloads(size_t waited, Stream stream);
 
-  /** Starts copies of rows of sequences that rest, into memory that is there. */
-  void copy_early(int64_t bytes, Stream stream);
+  /** Starts copies of rows of sequences that rest, into memory that is there; false: of fewer. */
+  bool copy_early(int64_t bytes, Stream stream);
 
   /** Whose rows may be forgotten: of sequences that all rest, or of any. */
   enum class Resting { kAlone, kAnyway };
@@ -390,6 +390,7 @@ class Cache::Impl {
 
   OffloadPace offload_pace_;
   EarlyCopies early_copies_;
+  int64_t look_again_ = 0;  // calls; before, there is nothing more to copy early
 };
 
 }  // namespace pariskv

@@ -12,6 +12,21 @@ namespace {
 /** Bytes of rows that leave the device at once, or come back. */
 constexpr int64_t kMostMoved = int64_t{64} << 20;
 
+/**
+ * Bytes of early copies under way. The host gives a GPU all layers of a prompt at once and then
+ * waits for it, and a copy comes after the call that started it: a step's calls have to start as
+ * much as a step of many tokens stores.
+ */
+constexpr int64_t kMostEarly = int64_t{1} << 30;
+
+/** Shares of a budget, one part in so many: */
+constexpr int64_t kFree = 16;   // is kept free, by forgetting rows that have a copy
+constexpr int64_t kCopied = 4;  // is free or has a copy
+constexpr int64_t kAtOnce = 8;  // leaves at once at most, and stays free of rows that come back
+
+/** Blocks of rows in use again that a call looks at for such that may be forgotten. */
+constexpr int64_t kMostStaying = 64;
+
 /** Calls for each layer that have not named a sequence once it rests: a step is one, or some. */
 constexpr int64_t kRestingCalls = 16;
 
@@ -70,7 +85,7 @@ bool Cache::Impl::rests(const Sequence& sequence) const {
 bool Cache::Impl::spill() {
   if (!spills()) return false;
   const int64_t budget = config_.memory_budget;
-  const int64_t at_once = budget > 0 ? std::min(budget / 8, kMostMoved) : kMostMoved;
+  const int64_t at_once = budget > 0 ? std::min(budget / kAtOnce, kMostMoved) : kMostMoved;
   int64_t bytes = 0;
   const auto mark = [&](const RowsPlace& place, const std::shared_ptr<RowBlock>& rows) {
     if (bytes >= at_once) return false;
@@ -96,15 +111,16 @@ void Cache::Impl::keep_room(Stream stream) {
   if (use.budget == 0) return;
   const int64_t free = use.budget - use.live;
   early_copies_.look();
-  if (free < use.budget / 16) forget_copied(use.budget / 16 - free, Resting::kAlone, stream);
+  const int64_t kept_free = use.budget / kFree, at_once = use.budget / kAtOnce;
+  if (free < kept_free) forget_copied(kept_free - free, Resting::kAlone, stream);
   early_copies_.start(stream);  // of a failed call
-  const bool wanted = free + early_copies_.done_bytes() < use.budget / 4;
-  if (wanted && early_copies_.under_way_bytes() < kMostOfTicket) {
-    copy_early(std::min(use.budget / 8, kMostOfTicket), stream);
-  }
+  const bool wanted = free + early_copies_.done_bytes() < use.budget / kCopied;
+  if (!wanted || calls_ < look_again_) return;
+  if (early_copies_.under_way_bytes() >= std::min(at_once, kMostEarly)) return;
+  if (!copy_early(std::min(at_once, kMostMoved), stream)) look_again_ = calls_ + config_.layers;
 }
 
-void Cache::Impl::copy_early(int64_t most, Stream stream) {
+bool Cache::Impl::copy_early(int64_t most, Stream stream) {
   Arena& host = *backend_->host_arena();
   const auto mark = [&](const RowsPlace& place, const std::shared_ptr<RowBlock>& rows) {
     // Memory that is not ready is not taken: mapping it would hold the call up.
@@ -118,11 +134,13 @@ void Cache::Impl::copy_early(int64_t most, Stream stream) {
     if (!each_staying(known, shape_, sizes_, mark)) break;
   }
   early_copies_.start(stream);
+  return most <= 0;
 }
 
 bool Cache::Impl::forget_copied(int64_t bytes, Resting which, Stream stream) {
-  int64_t freed = 0;
+  int64_t freed = 0, stayed = 0;
   for (size_t left = early_copies_.done(); left > 0 && freed < bytes; --left) {
+    if (stayed == kMostStaying) break;  // later calls look at the others
     auto taken = early_copies_.take();
     if (!taken) break;
     auto& [own, rows] = *taken;
@@ -133,6 +151,7 @@ bool Cache::Impl::forget_copied(int64_t bytes, Resting which, Stream stream) {
     }
     if (awake) {
       early_copies_.put_back(std::move(own));
+      ++stayed;
       continue;
     }
     rows->finish_offload(false);
@@ -147,7 +166,9 @@ bool Cache::Impl::forget_any(Stream stream) {
   const int64_t budget = backend_->arena().use().budget;
   while (true) {
     early_copies_.look();
-    if (forget_copied(std::max(budget / 8, kMostMoved), Resting::kAnyway, stream)) return true;
+    if (forget_copied(std::max(budget / kAtOnce, kMostMoved), Resting::kAnyway, stream)) {
+      return true;
+    }
     if (early_copies_.under_way_bytes() == 0) return false;
     early_copies_.start(stream);
     early_copies_.look(true);
@@ -184,7 +205,7 @@ void Cache::Impl::note_moved(const RowsPlace& place, const std::shared_ptr<RowBl
 void Cache::Impl::bring_back() {
   if (!spills() || offload_pace_.size() > 0 || backend_->host_arena()->use().live == 0) return;
   const MemoryUse use = backend_->arena().use();
-  int64_t room = std::min(use.budget - use.budget / 8 - use.live, kMostMoved);
+  int64_t room = std::min(use.budget - use.budget / kAtOnce - use.live, kMostMoved);
   if (room <= 0) return;
   for (const auto& [id, sequence] : by_use(sequences_, std::greater<>(), kAny)) {
     for (size_t l = 0; l < sequence->layers.size(); ++l) {

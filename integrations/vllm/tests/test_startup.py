@@ -222,9 +222,10 @@ def test_host_memory_is_pinned_for_what_the_gpu_has_no_room_for(host_budget: int
         return
     assert ahead(1, 10**12) == 0, "all of it fits the GPU"
     most = options.sequences * options.longest  # tokens
-    rows = most * one.host
-    assert ahead(10**9, rows - 1000) == 1000
-    assert ahead(10**9, 1) == min(rows - 1, 25 * 10**9)
+    rows, beside = most * one.host, most * one.device
+    device = (rows + beside - 7000) // 7 * 8  # of which a part is kept free
+    assert 6900 < ahead(10**9, device) < 7100
+    assert ahead(10**9, 1) == min(rows, 50 * 10**9 // 4 * 3)
 
 
 def test_plan_of_the_command_line_counts_as_the_plugin(

@@ -15,6 +15,7 @@ from .settings import SECTION, Settings, parse
 
 logger = init_logger("vllm.pariskv")
 
+_FOR_BLOCKS = 7 / 8  # of a GPU's budget: the rest is kept free, or holds what is no block
 _ENDS = 4 << 20  # bytes that the ends of slabs may take beyond what is asked for
 
 
@@ -102,12 +103,13 @@ def rank_budgets(options: Options, wish: Asked, blocks: int) -> sizes.Budgets:
 
 def pinned_ahead(options: Options, wish: Asked, blocks: int, budgets: sizes.Budgets) -> int:
     """Bytes of a rank's host memory that are pinned from the start on: of `host_budget` all, else
-    what requests may have beside the GPU's budget, up to half of what there is."""
+    rows of requests that the GPU has no room for, up to three quarters of what there is."""
     if wish.settings.host_budget:
         return max(budgets.host - _ENDS, 0)
     one = sizes.need(wish.config, wish.block, options.longest)
     tokens = min(blocks * wish.block, options.sequences * options.longest)
-    return max(min(tokens * one.host - budgets.device, budgets.host // 2), 0)
+    rows_here = max(int(budgets.device * _FOR_BLOCKS) - tokens * one.device, 0)
+    return max(min(tokens * one.host - rows_here, budgets.host // 4 * 3), 0)
 
 
 def override_blocks(options: Options) -> None:
