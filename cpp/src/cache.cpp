@@ -13,9 +13,7 @@ const Config& Cache::config() const { return impl_->config_; }
 SequenceId Cache::add() {
   const Impl::Lock lock(*impl_);
   const uint32_t tail_seed = impl_->tail_seeds_.next();
-  const auto create = [&] {
-    return impl_->planner_.create(impl_->config_.layers, tail_seed);
-  };
+  const auto create = [&] { return impl_->planner_.create(impl_->config_.layers, tail_seed); };
   try {
     impl_->sequences_.emplace(impl_->next_id_, create());
   } catch (const OutOfMemory&) {  // of a device that is full of rows
