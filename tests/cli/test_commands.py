@@ -69,6 +69,19 @@ def test_vllm_prints_the_command_that_it_would_run(pariskv: Pariskv):
     assert as_json.record == {"command": made}
 
 
+def test_vllm_sends_layers_of_full_attention_alone_where_there_are_others(
+    pariskv: Pariskv, tmp_path: Path
+):
+    kinds = ["sliding_attention", "full_attention"]
+    mixed = save_config(tmp_path / "mixed", layer_types=kinds, sliding_window=512)
+    made = shlex.split(pariskv("vllm", "--print", mixed).out)
+    assert made[3] == "--attention-config"
+    assert json.loads(made[4]) == {"backend_per_kind": {"full_attention": "CUSTOM"}}
+    assert "--attention-backend" not in made
+    plain_model = save_config(tmp_path / "plain")
+    assert "--attention-backend" in pariskv("vllm", "--print", plain_model).out
+
+
 def test_vllm_refuses_settings_that_are_not_known(pariskv: Pariskv):
     done = pariskv("vllm", "--set", "topk=64", "--print", "some/model")
     assert done.code == 2
@@ -141,6 +154,24 @@ def test_plan_takes_from_a_gpu_what_vllm_takes(pariskv: Pariskv, tmp_path: Path)
 
     half = pariskv(*asked, "--utilization", "0.5", "--json").record["vllm"]
     assert half["engine_bytes"] == found["engine_bytes"] - int(80e9 * 0.42)
+    kinds = ["sliding_attention", "full_attention"] * 2
+    mixed = save_config(
+        tmp_path / "mixed",
+        num_hidden_layers=4,
+        layer_types=kinds,
+        sliding_window=512,
+        intermediate_size=14336,
+        vocab_size=128_256,
+    )
+    asked[1] = mixed
+    beside = pariskv(*asked, "--json").record["vllm"]
+    assert beside["engine_bytes"] == found["engine_bytes"] - beside["other_layers"]
+    assert found["other_layers"] is None
+    assert "for layers with a sliding window the engine has" in " ".join(
+        pariskv(*asked).out.split()
+    )
+    asked[1] = folder
+
     few = pariskv(*asked, "--max-num-seqs", "8", "--json").record["vllm"]
     assert few["sequences"] == few["max_num_seqs"] == 8 < found["sequences"]
     assert few["engine_bytes"] > found["engine_bytes"]
@@ -155,8 +186,8 @@ def test_plan_says_why_vllm_would_not_start(pariskv: Pariskv, tmp_path: Path):
     assert "Activations are not counted: a model's config says how wide they are." in said
     kinds = ["sliding_attention", "full_attention"]
     mixed = save_config(tmp_path / "model", layer_types=kinds, sliding_window=512)
-    done = pariskv("plan", mixed, *ROOM, "--vllm")
-    assert "llama has layers with a sliding window, which the plugin" in " ".join(done.out.split())
+    found = pariskv("plan", mixed, *ROOM, "--vllm", "--json").record["vllm"]
+    assert found["sequences"] > 0
 
 
 def test_doctor(pariskv: Pariskv):

@@ -74,6 +74,48 @@ def make_tiny(folder: Path) -> Path:
     return folder
 
 
+def make_mixed(folder: Path, kind: str) -> Path:
+    """A model of six or four layers of which two are of full attention."""
+    import torch
+    import transformers as hf
+
+    torch.manual_seed(3)
+    shape = {
+        "vocab_size": 1920,
+        "hidden_size": 192,
+        "intermediate_size": 192,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 6,
+        "head_dim": 64,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.1,
+        "sliding_window": 96,
+    }
+    sliding, full = "sliding_attention", "full_attention"
+    model: Any
+    if kind == "gemma3":
+        layers = [sliding, sliding, full] * 2
+        config = hf.Gemma3TextConfig(
+            **shape, num_hidden_layers=6, layer_types=layers, query_pre_attn_scalar=64
+        )
+        model = hf.Gemma3ForCausalLM(config)
+    else:
+        config = hf.GptOssConfig(
+            **shape,
+            num_hidden_layers=4,
+            layer_types=[sliding, full] * 2,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+        )
+        model = hf.GptOssForCausalLM(config)
+        for name, weight in model.named_parameters():
+            if name.endswith("sinks"):
+                weight.data.normal_()
+    model.float().save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny(tmp_path_factory.mktemp("tiny"))

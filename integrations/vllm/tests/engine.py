@@ -25,12 +25,19 @@ def counters(worker: Any) -> dict[str, Any]:
     from pariskv_core.vllm import ranks
 
     found = ranks.of(worker.vllm_config)
+    layers = worker.vllm_config.compilation_config.static_forward_context
+    attention = {
+        name: type(getattr(layer, "impl", layer)).__name__
+        for name, layer in layers.items()
+        if hasattr(layer, "get_attn_backend")  # none of experts
+    }
     if found is None:
-        layers = worker.vllm_config.compilation_config.static_forward_context.values()
-        return {"attention": sorted({type(layer.impl).__name__ for layer in layers})}
+        return {"attention": sorted(set(attention.values()))}
     rank = found.rank
     stats = rank.cache.stats()
     return {
+        "attention": attention,
+        "layers": sorted(found.layers),
         "decode_tokens": stats.decode_tokens,
         "searched_tokens": stats.searched_tokens,
         "forks": rank.sequences.forks,

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 import vllm
-from pariskv_core.vllm import allowed, names, register, versions
+from pariskv_core.vllm import allowed, beside, names, register, versions
 from pariskv_core.vllm.backend import Backend
-from pariskv_core.vllm.names import Options
+from pariskv_core.vllm.options import Options
 from test_startup import config
 from vllm.config import VllmConfig
+
+MIXED = ["full_attention", "sliding_attention"]
 
 
 @pytest.mark.parametrize(
@@ -57,8 +59,24 @@ from vllm.config import VllmConfig
             "--attention-backend: expected CUSTOM, got none; set --attention-backend CUSTOM",
         ),
         (
-            {"model_config__hf_text_config__layer_types": ["full_attention", "sliding_attention"]},
+            {"model_config__hf_text_config__layer_types": ["sliding_attention"]},
             "llama is not supported: it has layers with a sliding window",
+        ),
+        (
+            {
+                "device_config__device_type": "cuda",
+                "model_config__hf_text_config__layer_types": MIXED,
+            },
+            "backend_per_kind of full_attention: expected CUSTOM, got none; .* set "
+            '--attention-config \'{"backend_per_kind": {"full_attention": "CUSTOM"}}\'',
+        ),
+        (
+            {
+                "device_config__device_type": "cuda",
+                "attention_config__backend_per_kind": {"full_attention": "CUSTOM"},
+                "model_config__hf_text_config__layer_types": MIXED,
+            },
+            "--attention-backend CUSTOM: its other layers are vLLM's own; .* --attention-config",
         ),
         (
             {"model_config__hf_text_config__layer_types": ["full_attention", "chunked_attention"]},
@@ -75,6 +93,28 @@ def test_a_configuration_is_refused_in_a_sentence(change: dict[str, Any], senten
     allowed.check(Options(config()))
     with pytest.raises((ValueError, NotImplementedError), match=sentence):
         allowed.check(Options(config(**change)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_config__hf_text_config__layer_types": MIXED},
+        {
+            "device_config__device_type": "cuda",
+            "attention_config__backend": None,
+            "attention_config__backend_per_kind": {"full_attention": "CUSTOM"},
+            "model_config__hf_text_config__layer_types": MIXED,
+        },
+        {
+            "device_config__device_type": "cuda",
+            "attention_config__backend": None,
+            "attention_config__backend_per_kind": {"full_attention": "CUSTOM"},
+        },
+    ],
+    ids=["CPU", "GPU", "GPU, full layers alone"],
+)
+def test_layers_of_full_attention_are_served_by_their_kind(change: dict[str, Any]) -> None:
+    allowed.check(Options(config(**change)))
 
 
 def test_a_layout_of_pages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +139,12 @@ def test_caches_that_are_not_of_full_attention_are_refused() -> None:
         allowed.check_caches([FullAttentionSpec(**shape, non_causal=True)])
     with pytest.raises(NotImplementedError, match="got values of 32 numbers beside keys of 64"):
         allowed.check_caches([FullAttentionSpec(**shape, head_size_v=32)])
+    sliding, own = SlidingWindowSpec(**shape, sliding_window=128), FullAttentionSpec(**shape)
+    allowed.check_caches([sliding, beside.Spec.of(own), sliding])
+    with pytest.raises(NotImplementedError, match=r"one group of .* got 2 of 3 groups"):
+        allowed.check_caches([sliding, *[beside.Spec.of(own)] * 2])
+    with pytest.raises(NotImplementedError, match=r"one group of .* got 2 of 2 groups"):
+        allowed.check_caches([sliding, own])
 
 
 def test_parts_of_a_configuration_are_those_of_the_served_versions() -> None:

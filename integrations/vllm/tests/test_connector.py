@@ -198,7 +198,7 @@ def test_blocks_of_another_size_are_refused() -> None:
 
 
 def test_several_kinds_of_layers_are_refused() -> None:
-    with pytest.raises(NotImplementedError, match="got 2 kinds"):
+    with pytest.raises(NotImplementedError, match="got 2 of 2 groups"):
         PariskvConnector(config(), KVConnectorRole.WORKER, cache_of(10, groups=2))
     model = config(model_config__get_num_layers=lambda parallel: 3)
     with pytest.raises(NotImplementedError, match="expected 3 layers of attention, got 2"):
@@ -269,7 +269,7 @@ def test_reports_add_up_over_time_and_over_ranks() -> None:
             ("searched_tokens", "fetched_rows", "cached_rows", "offloaded_bytes", "summary_bytes"),
             0,
         )
-        memory = SimpleNamespace(live=rows)
+        memory = SimpleNamespace(live=rows, reserved=rows, coming=0)
         fields = {"decode_tokens": decoded, "row_bytes": rows, "mean_mass": float("nan")}
         return SimpleNamespace(**zero, **fields, memory=memory, host_memory=memory)
 

@@ -24,6 +24,7 @@ class Served:
     utilization: float | None  # None: on a CPU
     activations: int | None  # bytes; None: on a CPU, or the model's width is not known
     graphs: int | None  # bytes; None: on a CPU
+    other_layers: int | None  # bytes; None: on a CPU, or there are none
     engine_bytes: int
     engine_host_bytes: int
     refusal: str | None
@@ -68,18 +69,20 @@ def count_requests(
     config = shape.config(device="cuda" if gpu else "cpu", segment_tokens=sizes.BLOCK, **settings)
     one = sizes.need(config, sizes.BLOCK, longest)
     load = sizes.Load(longest, limits.sequences, limits.chunk)
-    budgets = sizes.Budgets(found.device, found.host)
+    others = memory.Others()
+    if shape.sliding_layers and gpu:
+        token = 2 * shape.kv_heads * shape.head_dim * 2  # K and V, of two bytes as `shape` counts
+        layers = memory.Layers(shape.layers, shape.sliding_layers, shape.window, token)
+        others = memory.others(layers, limits, sizes.BLOCK, found.device)
+    budgets = sizes.Budgets(max(found.device - others.bytes, 0), found.host)
     blocks = fit = 0
     refusal = None
-    if shape.sliding_layers:
-        refusal = f"{shape.name} has layers with a sliding window, which the plugin does not serve"
+    try:
+        planned = sizes.plan(one, budgets, load, block=sizes.BLOCK, gpu=gpu)
+    except ValueError as reason:
+        refusal = defaults.lacking(reason)
     else:
-        try:
-            planned = sizes.plan(one, budgets, load, block=sizes.BLOCK, gpu=gpu)
-        except ValueError as reason:
-            refusal = defaults.lacking(reason)
-        else:
-            blocks, fit = planned.blocks, sizes.at_once(planned, load, block=sizes.BLOCK)
+        blocks, fit = planned.blocks, sizes.at_once(planned, load, block=sizes.BLOCK)
     return Served(
         sequences=fit,
         blocks=blocks,
@@ -89,7 +92,8 @@ def count_requests(
         utilization=share,
         activations=working,
         graphs=graphs,
-        engine_bytes=found.device,
+        other_layers=others.bytes if shape.sliding_layers and gpu else None,
+        engine_bytes=budgets.device,
         engine_host_bytes=found.host,
         refusal=refusal,
     )
@@ -116,6 +120,8 @@ def sentences(found: Served) -> list[str]:
         missing = " Activations are not counted: a model's config says how wide they are."
     else:
         taken = f"{size(found.activations)} of activations and {taken}"
+    if found.other_layers is not None:
+        taken += f", and {size(found.other_layers)} for layers with a sliding window"
     rest = (
         f"Beside weights, {taken} the engine has {size(found.engine_bytes)} of the GPU, and "
         f"{size(found.engine_host_bytes)} of host memory.{missing}"

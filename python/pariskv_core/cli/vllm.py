@@ -14,6 +14,7 @@ import shlex
 import shutil
 from typing import Any, NoReturn
 
+from pariskv_core import _shapes as shapes
 from pariskv_core.cli.failures import OK, CannotRunError
 from pariskv_core.cli.parsing import Parser
 from pariskv_core.cli.screen import Screen
@@ -60,12 +61,24 @@ def command(model: str, settings: dict[str, Any], options: list[str]) -> list[st
     from pariskv_core.vllm import NAME
 
     connector = json.dumps({"kv_connector": NAME, "kv_role": "kv_both"})
-    made = ["vllm", "serve", model, "--attention-backend", "CUSTOM"]
+    made = ["vllm", "serve", model, *_attention(model)]
     made += ["--kv-transfer-config", connector]
     if settings:
         made += ["--additional-config", json.dumps({"pariskv": settings})]
     _refuse(made, options)
     return made + options
+
+
+def _attention(model: str) -> list[str]:
+    """Of which layers the engine is: of full attention alone, where a model has others. One that
+    is not here is all of one kind, or vLLM's plugin says what to set."""
+    try:
+        others = shapes.read(model).sliding_layers > 0
+    except CannotRunError:
+        others = False
+    if not others:
+        return ["--attention-backend", "CUSTOM"]
+    return ["--attention-config", json.dumps({"backend_per_kind": {"full_attention": "CUSTOM"}})]
 
 
 def _refuse(made: list[str], options: list[str]) -> None:

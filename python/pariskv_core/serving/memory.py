@@ -62,5 +62,49 @@ def on_gpu(free: int, total: int, utilization: float, working: int, host: int) -
     return Available(max(room, 0), int(host * _HOST_SHARE))
 
 
+@dataclass(frozen=True)
+class Layers:
+    """Of a model of which those with a sliding window remain the host's.
+
+    window       tokens that these look back to
+    token_bytes  of a token's K and V in one layer of a rank
+    """
+
+    full: int
+    sliding: int
+    window: int
+    token_bytes: int
+
+
+@dataclass(frozen=True)
+class Others:
+    """What such layers take of a GPU: blocks of the host's pool, and bytes of all of them."""
+
+    blocks: int = 0
+    bytes: int = 0
+
+
+def others(
+    layers: Layers, limits: Limits, block: int, device: int, blocks: int | None = None
+) -> Others:
+    """They need what their windows hold: of each request the last tokens, and of a step's prompts
+    what is computed. A host would give them all that there is; they get half of it at most.
+
+    block   tokens
+    device  bytes that are free for all layers
+    blocks  where somebody has said how many
+    """
+    # vLLM's groups have as many layers each: those of the rarer kind, if it is much rarer.
+    least, most = sorted((layers.full, layers.sliding))
+    size = most if 2 * most < 3 * least else least
+    groups = -(-layers.sliding // size)
+    window = -(-layers.window // block) + 2
+    first = 1 + groups * (window + -(-limits.chunk // block))  # for a prompt that takes a step
+    each = size * block * layers.token_bytes
+    wanted = first + groups * window * limits.sequences
+    made = blocks or max(min(wanted, device // 2 // each), first)
+    return Others(made, made * each)
+
+
 def on_cpu(free: int, ranks: int = 1) -> Available:
     return Available(int(max(free, 0) * CPU_SHARE) // ranks)

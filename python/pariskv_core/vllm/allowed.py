@@ -9,7 +9,8 @@ from typing import Any
 from pariskv_core._served import refusal
 
 from . import versions
-from .names import Options, cache_kind
+from .names import cache_kind, of_engine
+from .options import Options
 
 # vLLM's names of the type of rows: the engine's kv_dtype, None where that is a setting.
 KV_DTYPES = {
@@ -22,6 +23,7 @@ KV_DTYPES = {
 }
 _LAYERS = ("Attention",)  # classes
 _CACHES = ("FullAttentionSpec",)  # kinds of their cache
+_OTHERS = ("sliding_attention",)  # kinds of layers that are vLLM's beside them
 _RUNNERS = ("generate",)
 # The V2 runner cannot go back to compute rows again: requests whose rows are lost have to fail.
 _TRANSFER = {"kv_role": "kv_both", "kv_load_failure_policy": "fail"}
@@ -51,8 +53,7 @@ def check(options: Options) -> None:
         )
     _one_of("kv_connector", options.connector, (versions.NAME,), "it works beside no other one")
     if options.on_gpu:  # a CPU has one backend, whatever is asked for
-        rest = "set --attention-backend CUSTOM beside the connector"
-        _one_of("--attention-backend", options.backend, ("CUSTOM",), rest)
+        _check_backend(options)
     for part in options.parts():
         if part not in _PARTS:
             _refuse(f"{_WORDS.get(part, part)} is not supported")
@@ -69,15 +70,30 @@ def check(options: Options) -> None:
     _one_of("VLLM_KV_CACHE_LAYOUT", options.layout, (None,), "unset it: pages are not used")
     for kind in options.model_kinds():
         _refuse(f"a model with {kind} is not supported", _MODEL)
-    text = options.text
+    text, kinds = options.text, options.other_kinds
     unserved = refusal(lambda field: getattr(text, field, None))
-    kinds = set(getattr(text, "layer_types", None) or []) - {"full_attention"}
-    if unserved is None and kinds:
+    if unserved is None and kinds and not (options.beside and set(kinds) <= set(_OTHERS)):
         has = {"sliding_attention": "a sliding window", "chunked_attention": "chunks"}
-        words = " and ".join(has.get(kind, kind) for kind in sorted(kinds))
+        words = " and ".join(has.get(kind, kind) for kind in kinds)
         unserved = f"{text.model_type} is not supported: it has layers with {words}"
     if unserved:
         _refuse(f"model: {unserved}", _MODEL)
+
+
+def _check_backend(options: Options) -> None:
+    """Of layers of full attention, on a GPU: vLLM knows them by their kind."""
+    routed = options.routes.get("full_attention")
+    if not options.beside:
+        rest = "set --attention-backend CUSTOM beside the connector"
+        _one_of("--attention-backend", routed or options.backend, ("CUSTOM",), rest)
+        return
+    rest = (
+        "this model has other layers too: set --attention-config "
+        '\'{"backend_per_kind": {"full_attention": "CUSTOM"}}\''
+    )
+    _one_of("backend_per_kind of full_attention", routed, ("CUSTOM",), rest)
+    if options.backend == "CUSTOM":
+        _refuse("--attention-backend CUSTOM: its other layers are vLLM's own", rest)
 
 
 def check_layers(kinds: Iterable[str]) -> None:
@@ -88,12 +104,13 @@ def check_layers(kinds: Iterable[str]) -> None:
 
 def check_caches(specs: list[Any]) -> None:
     """specs  of the caches of all layers, as vLLM has grouped them"""
-    if len(specs) != 1:
+    ours = [spec for spec in specs if of_engine(spec)] or specs
+    if len(ours) != 1:
         raise NotImplementedError(
-            f"[vllm] model: expected layers of one kind of attention, got {len(specs)} kinds; "
-            f"{_MODEL}"
+            f"[vllm] model: expected one group of layers of full attention, got {len(ours)} of "
+            f"{len(specs)} groups; {_MODEL}"
         )
-    _one_of("model", cache_kind(specs[0]), _CACHES, _MODEL)
+    _one_of("model", cache_kind(ours[0]), _CACHES, _MODEL)
 
 
 def _one_of(option: str, value: Any, served: tuple[Any, ...], rest: str = _ELSE) -> None:

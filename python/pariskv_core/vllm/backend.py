@@ -11,7 +11,7 @@ import torch
 import pariskv_core as pk
 from pariskv_core.serving import Engine, Logits, sizes
 
-from . import allowed, flash, ranks
+from . import allowed, beside, flash, ranks
 from .names import (
     AttentionBackend,
     AttentionCGSupport,
@@ -21,11 +21,11 @@ from .names import (
     AttentionType,
     KVQuantMode,
     MultipleOf,
-    Options,
     get_current_vllm_config_or_none,
     get_dtype_size,
     num_requests,
 )
+from .options import Options
 
 BLOCK = 64  # tokens: the engine's segments are one of vLLM's blocks, a multiple of this
 
@@ -56,9 +56,9 @@ class Metadata(AttentionMetadata):
         self.steps.schedule(self.step, self.rank.pages)
 
 
-def replayed(of_layers: Mapping[str, Metadata]) -> Metadata:
+def replayed(of_layers: Mapping[str, Any]) -> Metadata:
     """Of the graph that is replayed next: `build` is called with its number of requests."""
-    return next(iter(of_layers.values()))
+    return next(one for one in of_layers.values() if isinstance(one, Metadata))
 
 
 class Builder(AttentionMetadataBuilder[Metadata]):
@@ -130,6 +130,7 @@ class Impl(AttentionImpl[Metadata]):
         if config is not None:  # before weights are loaded
             ranks.check(config)
             allowed.check(Options(config))
+            Backend.has_others = Options(config).beside
         refused = {
             "ALiBi": alibi_slopes is not None,
             "a sliding window": sliding_window is not None,
@@ -217,6 +218,7 @@ class Impl(AttentionImpl[Metadata]):
 class Backend(AttentionBackend):
     """Registered as CUSTOM on GPUs. To it vLLM's blocks are numbers: bytes are the engine's."""
 
+    has_others: ClassVar[bool] = False  # this process's model has layers that are vLLM's
     accept_output_buffer: bool = True
     forward_includes_kv_cache_update: bool = True
     supported_dtypes: ClassVar[list[torch.dtype]] = [
@@ -258,6 +260,8 @@ class Backend(AttentionBackend):
     def customize_spec(cls, spec: Any) -> Any:
         """A page of one number a token: vLLM's own pages are never written nor read."""
         allowed.check_caches([spec])
+        if Backend.has_others:
+            return beside.Spec.of(spec)
         return replace(
             spec,
             num_head_slots=1,

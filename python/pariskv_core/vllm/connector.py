@@ -19,9 +19,9 @@ from .names import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
-    Options,
     SupportsHMA,
 )
+from .options import Options
 from .pool import Pool
 from .scheduling import Scheduling
 from .worker import Worker
@@ -36,8 +36,8 @@ class PariskvConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         options = Options(vllm_config)
-        wish = startup.asked(options)
         cache = names.CacheGroups(kv_cache_config)
+        wish = startup.asked(options, cache)
         allowed.check_caches(cache.specs)
         if cache.block != wish.block:
             raise RuntimeError(
@@ -47,10 +47,15 @@ class PariskvConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: Worker | None = None
         self._scheduling: Scheduling | None = None
         if role == KVConnectorRole.WORKER:
-            self._worker = Worker(vllm_config, wish, cache.layers, cache.blocks)
+            blocks = cache.blocks
+            if cache.own is not None:
+                blocks = startup.plan_of(options, wish).blocks
+            self._worker = Worker(vllm_config, wish, cache.layers, blocks)
             return
         plan = startup.plan_of(options, wish)
-        startup.check_blocks(cache.blocks, plan)
+        if cache.own is None:
+            startup.check_blocks(cache.blocks, plan)
+        self._cache, self._blocks = cache, plan.blocks
         books = Books(wish.block, plan.make_room(), prefixes=options.prefixes)
         self._scheduling = Scheduling(books, wish.block, options.longest)
 
@@ -93,7 +98,7 @@ class PariskvConnector(KVConnectorBase_V1, SupportsHMA):
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
-        self.scheduling.bind(Pool(kv_cache_manager))
+        self.scheduling.bind(Pool(kv_cache_manager, self._cache, self._blocks))
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int

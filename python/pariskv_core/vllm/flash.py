@@ -11,7 +11,7 @@ import torch
 from pariskv_core.serving import Pages
 
 from . import names
-from .names import Options
+from .options import Options
 
 _VERSIONS = (2, 3)  # of FlashAttention
 _WHOLE = (-1, -1)  # the window of a layer that has none

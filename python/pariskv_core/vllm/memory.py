@@ -7,7 +7,7 @@ import torch
 from pariskv_core import _machine as machine
 from pariskv_core.serving import HostShare, memory
 
-from .names import Options
+from .options import Options
 
 _MOST_HOST = 0.9  # that is ever taken: it is pinned, and no other process can have it
 
@@ -21,6 +21,15 @@ def available(options: Options) -> memory.Available:
     working = memory.activations(memory.Width(*options.width), limits, options.ranks)
     working += memory.graphs(options.captured, options.layers)
     return memory.on_gpu(free, total, options.utilization, working, host)
+
+
+def of_others(options: Options, block: int, device: int) -> memory.Others:
+    """What layers that remain vLLM's take of so many bytes of a rank's GPU."""
+    counts = options.layer_counts
+    sliding = sum(counts[kind] for kind in options.other_kinds)
+    layers = memory.Layers(options.layers, sliding, options.window, options.token_bytes)
+    limits = memory.Limits(options.sequences, options.chunk)
+    return memory.others(layers, limits, block, device, options.blocks)
 
 
 def most_host_memory(options: Options) -> int:

@@ -17,6 +17,7 @@ def __getattr__(name: str) -> Any:
     config = names.get_current_vllm_config_or_none()
     if config is None or not ranks.asked_for(config):
         return names.CPUAttentionBackend
-    from .cpu_backend import CpuBackend
+    from . import cpu_backend, options
 
-    return CpuBackend
+    beside = options.Options(config).beside
+    return cpu_backend.CpuBesideBackend if beside else cpu_backend.CpuBackend

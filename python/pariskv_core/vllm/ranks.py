@@ -7,7 +7,7 @@ from typing import Any
 
 from pariskv_core.serving import Engine
 
-from .names import Options
+from .options import Options
 from .versions import NAME
 
 

@@ -206,13 +206,12 @@ class Scheduling:
         return orders
 
     def _step(self, output: Any, reset: bool) -> Step:
-        pool = self._pool
         return names.step_of(
             output,
             self._requests.get,
             longest=self._longest,
             knows=self.books.knows,
-            blocks_of=lambda request: [] if pool is None else pool.blocks_of(request),
+            pool=self._pool,
             reset=reset,
         )
 

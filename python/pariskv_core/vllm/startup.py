@@ -9,8 +9,9 @@ from pariskv_core.serving import HostShare, sizes
 
 from . import allowed
 from .defaults import lacking
-from .memory import available, most_host_memory
-from .names import Options, init_logger
+from .memory import available, most_host_memory, of_others
+from .names import CacheGroups, init_logger
+from .options import Options
 from .settings import SECTION, Settings, parse
 
 logger = init_logger("vllm.pariskv")
@@ -28,7 +29,8 @@ class Asked:
     config: pk.Config  # of a rank's engine, without budgets
 
 
-def asked(options: Options) -> Asked:
+def asked(options: Options, cache: CacheGroups | None = None) -> Asked:
+    """cache  once it is known: beside other layers those of the engine may have another shape"""
     allowed.check(options)
     settings = parse(*options.settings(SECTION))
     fields = settings.of_config()
@@ -37,12 +39,16 @@ def asked(options: Options) -> Asked:
         fields["kv_dtype"] = narrow
     device = "cuda" if options.on_gpu else "cpu"
     block = options.block or sizes.BLOCK
+    layers, kv_heads, head_dim = options.layers, options.kv_heads, options.head_dim
+    if cache is not None and cache.own is not None:
+        block = cache.block
+        layers, kv_heads, head_dim = len(cache.layers), cache.kv_heads, cache.head_dim
     made = sizes.engine_config(
         block,
-        layers=options.layers,
+        layers=layers,
         query_heads=options.query_heads,
-        kv_heads=options.kv_heads,
-        head_dim=options.head_dim,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
         dtype=options.dtype,
         device=device,
         **fields,
@@ -50,8 +56,11 @@ def asked(options: Options) -> Asked:
     return Asked(settings, block, made)
 
 
-def planned(options: Options, wish: Asked) -> sizes.Planned:
-    """How many blocks vLLM may have."""
+def planned(options: Options, wish: Asked, *, laid_out: bool = False) -> sizes.Planned:
+    """How many blocks the engine has: of vLLM's pool, or beside other layers of its own.
+
+    laid_out  whether vLLM has taken the memory of other layers
+    """
     load = sizes.Load(
         longest=options.longest,
         sequences=options.sequences,
@@ -60,20 +69,24 @@ def planned(options: Options, wish: Asked) -> sizes.Planned:
         prompts=1 + (options.chunk // options.part if options.part else 0),
     )
     one = sizes.need(wish.config, wish.block, load.longest)
-    budgets = budgets_of(options, wish)
+    budgets = budgets_of(options, wish, laid_out=laid_out)
     try:
         return sizes.plan(one, budgets, load, block=wish.block, gpu=options.on_gpu)
     except ValueError as reason:
         raise ValueError(f"[vllm] memory: {lacking(reason)}") from None
 
 
-def budgets_of(options: Options, wish: Asked) -> sizes.Budgets:
+def budgets_of(options: Options, wish: Asked, *, laid_out: bool = False) -> sizes.Budgets:
     settings = wish.settings
-    device = settings.memory_budget or options.cache_bytes
+    # Beside other layers vLLM's option is for these.
+    device = settings.memory_budget or (0 if options.beside else options.cache_bytes)
     host = settings.host_budget
     if not (device and host):
         found = available(options)
-        device, host = device or found.device, host or found.host
+        left = found.device
+        if options.beside and options.on_gpu and not laid_out:
+            left -= of_others(options, wish.block, left).bytes
+        device, host = device or max(left, 0), host or found.host
     return sizes.Budgets(int(device), int(host) // options.ranks_here)
 
 
@@ -115,6 +128,9 @@ def pinned_ahead(options: Options, wish: Asked, blocks: int, budgets: sizes.Budg
 def override_blocks(options: Options) -> None:
     """Sets how many blocks vLLM has. In the engine core, before it makes its plan of the cache."""
     wish = asked(options)
+    if options.beside:
+        _override_others(options, wish)
+        return
     most = _plans[options.engine] = planned(options, wish)
     if options.blocks is None:
         options.set_blocks(most.blocks)
@@ -124,16 +140,36 @@ def override_blocks(options: Options) -> None:
             wish.block,
         )
     check_blocks(options.blocks or most.blocks, most)
+    _promise(options, wish, options.blocks or most.blocks)
+
+
+def _override_others(options: Options, wish: Asked) -> None:
+    """vLLM's blocks are those of other layers, of which a GPU has as many as they need."""
+    if not options.on_gpu:
+        return
+    beside = of_others(options, wish.block, available(options).device)
+    most = _plans[options.engine] = planned(options, wish)
+    options.set_blocks(beside.blocks)
+    logger.info(
+        "%d blocks of %d tokens for layers of full attention, %.1f GB for other layers.",
+        most.blocks,
+        wish.block,
+        beside.bytes / 1e9,
+    )
+    _promise(options, wish, most.blocks)
+
+
+def _promise(options: Options, wish: Asked, blocks: int) -> None:
+    """Host memory that these may take, to other servers of this machine."""
     if options.on_gpu:
-        one = sizes.need(wish.config, wish.block, options.longest)
-        rows = (options.blocks or most.blocks) * wish.block * one.host
+        rows = blocks * wish.block * sizes.need(wish.config, wish.block, options.longest).host
         HostShare(options.server, options.engine).promise(rows * options.ranks)
 
 
 def plan_of(options: Options, wish: Asked) -> sizes.Planned:
-    """The plan that `override_blocks` went by."""
+    """The plan that `override_blocks` went by, or once vLLM's memory is there one like it."""
     if options.engine not in _plans:
-        _plans[options.engine] = planned(options, wish)
+        _plans[options.engine] = planned(options, wish, laid_out=True)
     return _plans[options.engine]
 
 

@@ -15,7 +15,8 @@ from pariskv_core.serving import Engine, HostShare, Orders, sizes
 
 from . import allowed, flash, ranks, startup
 from .metrics import EngineStats, Reporter
-from .names import Options, init_logger
+from .names import init_logger
+from .options import Options
 
 logger = init_logger("vllm.pariskv")
 
