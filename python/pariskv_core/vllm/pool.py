@@ -48,7 +48,7 @@ class Pool:
         """Of a request's blocks. vLLM's may be finer, where other groups have smaller ones."""
         fine = getattr(self._pool, "hash_block_size", self._block)
         if self._block is None or fine == self._block:
-            return list(request.block_hashes)
+            return request.block_hashes
         return names.resolve_block_hashes(request.block_hashes, fine, self._block)
 
     def found(self, request: Any, position: int) -> tuple[int, bool, Any] | None:
