@@ -28,7 +28,7 @@ WHEEL_OPTIONS = --no-build-isolation --no-deps -C cmake.define.PARISKV_CUDA=$(CU
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cmake cpp python -type f -not -name '*.pyc')
 CPP_FILES = $(shell find bench cpp examples integrations python tests -regex '.*\.\(h\|c\|cpp\|cuh?\|inl\)')
 
-.PHONY: help demo package plugin llama test test-cpp test-ggml test-llama test-vllm bench-llama bench-vllm test-python test-transformers test-older test-long gpu-test sanitize bench \
+.PHONY: help demo package plugin llama test test-cpp test-ggml test-llama test-vllm soak-vllm vllm-package bench-llama bench-vllm test-python test-transformers test-older test-long gpu-test sanitize bench \
 	quality quality-models quality-inside quality-policies wheel test-wheel docs \
 	format lint clean
 .DEFAULT_GOAL := help
@@ -205,12 +205,21 @@ $(VLLM)/ready: .venv/.base
 	@$(VLLM)/bin/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
 	@touch $@
 
-test-vllm: $(VLLM)/ready .venv/.engine ## the plugin for vLLM inside stock vLLM, on a CPU
+vllm-package: $(VLLM)/ready .venv/.engine
 	@rm -rf build/vllm-wheel
 	@$(PIP) wheel -qq -w build/vllm-wheel $(WHEEL_OPTIONS) -C build-dir='build/{wheel_tag}' \
 	  -C cmake.define.PARISKV_CUDA_ARCHITECTURES='$(CUDA_ARCH)' .
 	@$(VLLM)/bin/python -m pip install -qq --force-reinstall --no-deps build/vllm-wheel/*.whl
+
+test-vllm: vllm-package ## the plugin for vLLM inside stock vLLM, on a CPU
 	@$(VLLM)/bin/python -m pytest -q -p no:cacheprovider integrations/vllm/tests
+
+SOAK = 7200
+soak-vllm: vllm-package ## two hours of mixed load under vLLM on a CPU, with one kind of layers and with two
+	@cd integrations/vllm/tests && for kind in plain mixed; do \
+	  $(SOAK_VARIABLES) $(CURDIR)/$(VLLM)/bin/python soak.py $(SOAK) $(CURDIR)/build/soak/$$kind $$kind || exit 1; done
+SOAK_VARIABLES = TRITON_INTERPRET=1 VLLM_USE_V2_MODEL_RUNNER=1 TORCHDYNAMO_DISABLE=1 \
+  VLLM_NO_USAGE_STATS=1 VLLM_LOGGING_LEVEL=ERROR HF_HUB_OFFLINE=1 PYTHONPATH=site:.
 
 # Needs a GPU, and vLLM 0.33 with the package in one environment: MODEL may be a config.json alone.
 bench-vllm: ## decode steps inside vLLM, and a shared document served, with the engine and without
