@@ -88,6 +88,11 @@ async def forty(client: Client, some: Prompts) -> list[Answer]:
     return await at_once([partial(client.ask, some.of(48_000), 256) for _ in range(40)])
 
 
+async def long(client: Client, some: Prompts) -> list[Answer]:
+    """4 prompts of 130,000 tokens at once, 256 out."""
+    return await at_once([partial(client.ask, some.of(130_000), 256) for _ in range(4)])
+
+
 async def prefixes(client: Client, some: Prompts) -> list[Answer]:
     """200 requests, 32 at once; 60 % begin as one of twenty texts of 500 to 8,000 tokens."""
     texts = [some.of(some.length(500, 8000)) for _ in range(20)]
@@ -161,9 +166,10 @@ LOADS: dict[str, Callable[[Client, Prompts], Awaitable[list[Answer]]]] = {
     "agents": agents,
     "mixed": mixed,
     "forty": forty,
+    "long": long,
     "document": document,
 }
-USUAL = [name for name in LOADS if name not in ("forty", "document")]
+USUAL = [name for name in LOADS if name not in ("forty", "long", "document")]
 
 
 def told(engine: str, name: str, answers: list[Answer]) -> dict[str, Any]:

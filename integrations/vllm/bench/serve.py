@@ -23,9 +23,9 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from engines import CONNECTOR, GRAPHS
+from engines import GRAPHS
+from pariskv_core.cli.vllm import command as with_engine
 
-OURS = ["--attention-backend", "CUSTOM", "--kv-transfer-config", json.dumps(CONNECTOR)]
 PROGRAM = [sys.executable, "-m", "vllm.entrypoints.cli.main"]
 CHUNK = 480  # tokens that `timed_trace` makes of one hash
 
@@ -59,7 +59,8 @@ def served(chosen: argparse.Namespace, engine: str, log: Path) -> Iterator[None]
     command += ["--served-model-name", "m", "--port", str(chosen.port)]
     command += ["--max-model-len", str(chosen.longest), "--max-num-seqs", str(chosen.sequences)]
     command += [] if chosen.defaults else ["--compilation-config", json.dumps(GRAPHS)]
-    command += [*(OURS if engine == "ours" else []), *chosen.options]
+    command += with_engine(chosen.model, {}, [])[3:] if engine == "ours" else []
+    command += chosen.options
     with log.open("w") as written:
         server = subprocess.Popen(
             command, stdout=written, stderr=subprocess.STDOUT, start_new_session=True
