@@ -20,7 +20,6 @@ VLLM_MORE = {  # another day's: "–" is not measured
 }
 VLLM_DAY = {  # in the order of the loads
     "one prompt of 1,000 tokens at a time": "one_1k",
-    "of 4,000": "one_4k",
     "of 16,000": "one_16k",
     "of 48,000": "one_48k",
     "128 prompts of 1,000, a token each": "many_prompts",
@@ -72,6 +71,20 @@ def vllm() -> Iterator[str]:
     for named, load in VLLM_DAY.items():
         roomy, full = (day_of(load, utilization) for utilization in ("0.92", "0.53"))
         yield f"| {named} | {roomy} | {full} |"
+
+    noted("vllm", "340 steps of 128 decoding requests: 11.52 ms, stock 11.05;")
+    yield "A step of 128 short requests takes 11.5 ms, and\n11.05 in stock vLLM"
+    noted("vllm", "33 steps of 8,192 tokens: 24.1 µs a token, stock 24.0;")
+    yield "8,192 tokens of prompts take 197 and 196 ms"
+    noted("vllm", "Of two servers: 1.43, .70.")
+    yield "another two had 1.43, .70"
+    noted(
+        "vllm",
+        "Gemma-3-12B's shape, 24 layers, .53: one 16,000 .426 / .426 s; medium 2,640 / 2,628",
+    )
+    yield "16,000 tokens .426 s to the first token, and .426; 128 requests of 2,000 tokens 2,628"
+    noted("vllm", "tokens a second; mixed 706 / 739;")
+    yield "ten of 48,000 beside forty of\n1,000 739, and 706"
 
 
 def day_of(load: str, utilization: str) -> str:
