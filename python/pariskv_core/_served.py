@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 # Fields of a config that name a kind of attention, and what it is.
@@ -13,17 +13,18 @@ _UNSERVED = {
 _SERVED_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
-def refusal(field: Callable[[str], Any]) -> str | None:
+def refusal(field: Callable[[str], Any], others: Collection[str] = ()) -> str | None:
     """Why a model is refused, by its name; None: it is not.
 
-    field  returns a field of the config of its text decoder, None where there is none
+    field   returns a field of the config of its text decoder, None where there is none
+    others  kinds of layers that a host serves by itself, beside those that any does
     """
     name = field("model_type")
     for unserved, kind in _UNSERVED.items():
         if field(unserved):
             return f"{name} is not supported: it has {kind} ({unserved})"
     for kind in field("layer_types") or []:
-        if kind not in _SERVED_TYPES:
-            expected = ", ".join(sorted(_SERVED_TYPES))
+        if kind not in _SERVED_TYPES.union(others):
+            expected = ", ".join(sorted(_SERVED_TYPES.union(others)))
             return f'{name} is not supported: it has layers of type "{kind}", expected {expected}'
     return None

@@ -91,3 +91,12 @@ def test_prompt_lookup_takes_drafts_back_past_a_sliding_window(family, rollback)
     assert torch.equal(tokens, generated(made, inputs, max_new_tokens=16))
     attached = pkt.attach(copy.deepcopy(made), **SETTINGS["dense"])
     assert torch.equal(attached.generate(**inputs, do_sample=False, **how), tokens)
+
+
+def test_prompt_lookup_takes_drafts_back_from_convolutions():
+    made, inputs = model("lfm2"), prompt()
+    if VERSION < (5, 23):
+        pytest.skip("the library's convolutions cannot take tokens back")
+    how = {"prompt_lookup_num_tokens": 4, "max_new_tokens": 16}
+    tokens = generated(made, inputs, pkt.PariskvCache(made.config, **SETTINGS["dense"]), **how)
+    assert torch.equal(tokens, generated(made, inputs, max_new_tokens=16))

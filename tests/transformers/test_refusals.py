@@ -11,6 +11,7 @@ import pariskv_core.transformers as pkt
 import pytest
 import torch
 import transformers
+from pariskv_core.transformers import versions
 from tiny import CACHE, COMMON, DENSE, VERSION, Counting, generated, model, prompt
 from transformers import DynamicCache, StaticCache
 
@@ -45,10 +46,26 @@ def test_latent_attention_is_refused():
 
 
 def test_layers_that_are_not_attention_are_refused():
+    """States are kept by the library's cache, if its version has one for them."""
     if not hasattr(transformers, "Qwen3NextConfig"):
         pytest.skip("needs Qwen3-Next")
-    with pytest.raises(NotImplementedError, match=r'qwen3_next .*"linear_attention"'):
-        pkt.PariskvCache(transformers.Qwen3NextConfig(num_hidden_layers=4))
+    config = transformers.Qwen3NextConfig(num_hidden_layers=4)
+    if versions.WITHOUT_ROWS:
+        assert len(pkt.PariskvCache(config).engine_layers) == 1
+        config = transformers.FalconH1Config(num_hidden_layers=2)
+    name, kind = config.model_type, config.layer_types[0]
+    with pytest.raises(NotImplementedError, match=rf'{name} .* layers of type "{kind}", expected'):
+        pkt.PariskvCache(config)
+
+
+def test_states_cannot_be_taken_back():
+    made = model("qwen3_next")
+    cache = cache_of(made)
+    tokens = generated(made, prompt(), cache)
+    with pytest.raises(NotImplementedError, match=r"cache: .* got ones that keep a state; copy"):
+        cache.crop(-3)
+    assert cache.get_seq_length() == tokens.shape[1] - 1
+    cache.crop(0)
 
 
 def test_a_model_without_full_attention_is_refused():

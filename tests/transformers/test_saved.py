@@ -15,6 +15,7 @@ import torch
 from tiny import DENSE, SEARCHING, check_use, distinct, generated, model, prompt, ragged
 
 FAMILIES = ["llama", "gemma3_text", "gpt_oss", "gemma3n_text", "gemma4_text"]
+FAMILIES += ["qwen3_next", "lfm2", "bamba"]  # whose other layers keep states
 
 
 def cache_of(made: Any, settings: dict[str, Any], **more: Any) -> pkt.PariskvCache:

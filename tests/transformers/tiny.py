@@ -56,6 +56,31 @@ EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 64,
 }
 
+MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 64,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+}
+NEMOTRON: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 64,
+    "ssm_state_size": 16,
+    "n_groups": 1,
+    "chunk_size": 16,
+}
+LINEAR: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+
 # model_type: the class, and what its config has besides.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -97,6 +122,41 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "global_head_dim": 128,
         },
     ),
+    "qwen3_next": ("Qwen3Next", {**LINEAR, **EXPERTS, "shared_expert_intermediate_size": 64}),
+    "qwen3_5_text": ("Qwen3_5", LINEAR),
+    "olmo_hybrid": ("OlmoHybrid", LINEAR),
+    "lfm2": ("Lfm2", {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention"] * 2}),
+    "jamba": (
+        "Jamba",
+        {
+            "num_hidden_layers": 4,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "num_experts": 2,
+            "num_experts_per_tok": 1,
+            "use_mamba_kernels": False,
+        },
+    ),
+    "bamba": ("Bamba", {"num_hidden_layers": 4, "attn_layer_indices": [1, 3], **MAMBA}),
+    "granitemoehybrid": (
+        "GraniteMoeHybrid",
+        {"layer_types": ["mamba", "attention"], "num_local_experts": 0, **MAMBA},
+    ),
+    "nemotron_h": (
+        "NemotronH",
+        {"layers_block_type": ["mamba", "attention", "mlp", "attention"], **NEMOTRON},
+    ),
+    "llama4_text": (
+        "Llama4",
+        {
+            "num_hidden_layers": 4,
+            "attention_chunk_size": 32,  # of three layers; the fourth attends to all
+            "intermediate_size_mlp": 128,
+            **EXPERTS,
+        },
+    ),
 }
 
 
@@ -118,7 +178,7 @@ def model(family: str, sharpness: float = 4.0) -> Any:
     with torch.no_grad():
         for parameter_name, parameter in made.named_parameters():
             # Where queries are normalised, their norm's weight counts: 1 + weight for Gemma.
-            if "q_norm" in parameter_name:
+            if "q_norm" in parameter_name or "q_layernorm" in parameter_name:
                 parameter.fill_(3 * sharpness - (0.0 if parameter.any() else 1.0))
             elif "q_proj" in parameter_name or "qkv_proj" in parameter_name:
                 parameter.mul_(sharpness)

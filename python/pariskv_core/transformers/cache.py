@@ -112,7 +112,10 @@ class PariskvCache(versions.DynamicCache):
                 f"[transformers] config: {text.model_type} is not supported: it has no layer of "
                 "full attention"
             )
-        alone = not any(getattr(layer, "is_sliding", False) for layer in self.layers)
+        alone = not any(
+            getattr(layer, "is_sliding", False) or versions.keeps_states(layer)
+            for layer in self.layers
+        )
         if rollback:  # the masks of these layers are of sliding attention as before
             self.layers = [
                 versions.DynamicLayer() if getattr(layer, "is_sliding", False) else layer
@@ -202,7 +205,13 @@ class PariskvCache(versions.DynamicCache):
         count = int(count)  # prompt lookup on a GPU counts there
         seen = self._store.seen[0]
         drop = min(-count, seen) if count <= 0 else max(seen - count, 0)
-        if count < 0 or versions.RECORDS_PAST or drop > 0:
+        back = all(map(versions.takes_back, filter(versions.keeps_states, self.layers)))
+        if drop > 0 and not back:
+            raise NotImplementedError(
+                "[transformers] cache: expected layers whose last tokens can be taken away, got "
+                "ones that keep a state; copy.deepcopy(cache) forks it before it goes on"
+            )
+        if back and (count < 0 or versions.RECORDS_PAST or drop > 0):
             super().crop(-drop)
         self._store.crop(drop)
 

@@ -66,7 +66,7 @@ def dense_attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """A layer whose keys stay in torch: a sliding one, or one without our cache."""
-    if kwargs.get("sliding_window") is None and k.shape[-2] > q.shape[-2] > 0:
+    if _is_full(module, kwargs) and k.shape[-2] > q.shape[-2] > 0:
         warnings.warn(
             '[transformers] cache: attention is "pariskv" and the cache is not, so this model runs '
             f"full attention: pass {versions.CACHE}=PariskvCache(model.config) to the first call. "
@@ -85,6 +85,15 @@ def dense_attention(
     if mask is None and causal:
         mask = causal_mask(q.shape[-2], torch.ones_like(k[:, 0, :, 0], dtype=torch.bool))
     return formula(q, k, v, mask, logits), None
+
+
+def _is_full(module: torch.nn.Module, kwargs: dict[str, Any]) -> bool:
+    """Whether a layer attends to all earlier tokens, as far as it says."""
+    kinds = getattr(getattr(module, "config", None), "layer_types", None)
+    index = getattr(module, "layer_idx", None)
+    if kinds is not None and index is not None and kinds[index] != "full_attention":
+        return False
+    return kwargs.get("sliding_window") is None
 
 
 def causal_mask(queries: int, tokens: torch.Tensor) -> torch.Tensor:

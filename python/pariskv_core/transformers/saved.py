@@ -20,6 +20,7 @@ import torch
 
 import pariskv_core as pk
 
+from . import versions
 from .files import Access, write_new
 from .store import Store
 from .support import decoder_config
@@ -119,11 +120,19 @@ class Saved:
             numbers = self._manifest["numbers"][str(i)]
             if "record_past" in numbers:  # before its rows come: else it drops those that it keeps
                 layer.record_past = numbers["record_past"]
+            self._fill_states(i, layer, place)
             if f"{i}.keys" not in self._tensors:
                 continue
             layer.update(*(self._tensors[f"{i}.{kind}"].to(place) for kind in ("keys", "values")))
             for name, number in numbers.items():
                 setattr(layer, name, number)
+
+    def _fill_states(self, i: int, layer: Any, place: torch.device) -> None:
+        for name, tensor in self._tensors.items():
+            if name.startswith((f"{i}.conv.", f"{i}.recurrent.")):
+                _, kind, number = name.split(".")
+                update = layer.update_conv_state if kind == "conv" else layer.update_recurrent_state
+                update(tensor.to(place), state_idx=int(number))
 
 
 def described(config: Any) -> dict[str, Any]:
@@ -152,10 +161,22 @@ def _numbers_of(layer: Any) -> dict[str, Any]:
 def _tensors_of(layers: dict[int, Any]) -> dict[str, torch.Tensor]:
     tensors = {}
     for i, layer in layers.items():
-        if layer.is_initialized and layer.keys is not None and layer.keys.numel() > 0:
+        if versions.keeps_states(layer):
+            tensors |= _states_of(i, layer)
+        elif layer.is_initialized and layer.keys is not None and layer.keys.numel() > 0:
             tensors[f"{i}.keys"] = layer.keys.detach().cpu().clone().contiguous()
             tensors[f"{i}.values"] = layer.values.detach().cpu().clone().contiguous()
     return tensors
+
+
+def _states_of(i: int, layer: Any) -> dict[str, torch.Tensor]:
+    kept = {"conv": layer.conv_states, "recurrent": layer.recurrent_states}
+    return {
+        f"{i}.{kind}.{number}": state.detach().cpu().clone().contiguous()
+        for kind, states in kept.items()
+        for number, state in states.items()
+        if state is not None
+    }
 
 
 def _packed(settings: dict[str, Any]) -> dict[str, Any]:

@@ -6,11 +6,13 @@ from typing import Any
 
 from pariskv_core._served import refusal
 
+from . import versions
+
 
 def decoder_config(config: Any) -> Any:
     """The part of a model's config that is about its text decoder, if it can be served."""
     text = config.get_text_config(decoder=True)
-    refused = refusal(lambda field: getattr(text, field, None))
+    refused = refusal(lambda field: getattr(text, field, None), versions.WITHOUT_ROWS)
     if refused is not None:
         raise NotImplementedError(f"[transformers] config: {refused}")
     return text

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AttentionInterface, AttentionMaskInterface, GenerationMixin
+from transformers import AttentionInterface, AttentionMaskInterface, GenerationMixin, cache_utils
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 from transformers.cache_utils import DynamicSlidingWindowLayer as SlidingLayer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
@@ -34,6 +34,21 @@ if _version < OLDEST:
 
 # From 5.23 on a sliding layer can keep what it drops, until a crop says what is needed.
 RECORDS_PAST = hasattr(Cache, "activate_past_recording")
+
+
+# Kinds of layers without rows of each token, which its cache has layers for in newer versions.
+STATE = getattr(cache_utils, "LinearAttentionLayer", None)
+WITHOUT_ROWS = () if STATE is None else ("linear_attention", "conv", "moe", "mlp")
+
+
+def keeps_states(layer: Any) -> bool:
+    """Whether a layer of a cache has a state in place of rows."""
+    return STATE is not None and isinstance(layer, STATE)
+
+
+def takes_back(layer: Any) -> bool:
+    """Whether a layer with states has kept what it needs for a `crop`."""
+    return bool(getattr(layer, "is_croppable", False) and getattr(layer, "record_past", False))
 
 
 # By which name `generate` and a model's forward take a cache, and by which outputs have it: "cache"
