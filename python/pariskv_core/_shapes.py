@@ -15,6 +15,8 @@ from ._failures import CannotRunError, install
 from ._served import refusal
 
 _NESTED = ("text_config", "llm_config", "language_config", "thinker_config")  # of the text decoder
+_STATES = ("linear_attention", "conv")  # kinds of layers that keep a state in place of rows
+_NOTHING = ("mlp", "moe")  # kinds that keep nothing
 _NEEDED = ("num_hidden_layers", "num_attention_heads")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # Of GGUF architectures with sliding layers: every so many-th layer is of full attention.
@@ -50,6 +52,19 @@ class ModelShape:
     hidden: int = 0  # numbers of a token between layers; 0: not known
     intermediate: int = 0  # inside a layer
     vocabulary: int = 0
+    sliding_row: int = 0  # bytes of a token in a sliding layer, which may have other heads
+    linear_layers: int = 0
+    state: int = 0  # bytes that a linear layer keeps of a sequence
+
+    @property
+    def other_layers(self) -> int:
+        """That a host serves by itself."""
+        return self.sliding_layers + self.linear_layers
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a token's K and V in one layer, in 16 bits."""
+        return self.kv_heads * (self.head_dim + self.value_dim) * 2
 
     def config(self, **settings: Any) -> pk.Config:
         """As the engine would be set up; it says what it does not have."""
@@ -144,7 +159,7 @@ def _completed(file: Path, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse(fields: dict[str, Any]) -> None:
-    refused = refusal(fields.get)
+    refused = refusal(fields.get, (*_STATES, *_NOTHING))
     if refused is not None:
         raise CannotRunError(refused)
 
@@ -177,10 +192,16 @@ def _of_fields(fields: dict[str, Any], file: Path, weights: int) -> ModelShape:
     kv_heads = fields.get("num_key_value_heads") or heads
     head_dim = fields.get("head_dim") or (fields.get("hidden_size") or 0) // heads
     layers -= fields.get("num_kv_shared_layers") or 0  # the last ones, which store no rows
-    kinds = (fields.get("layer_types") or ["full_attention"] * layers)[:layers]
-    full = kinds.count("full_attention")
+    kinds = (fields.get("layer_types") or _by_interval(fields, layers))[:layers]
+    full, linear = kinds.count("full_attention"), sum(map(kinds.count, _STATES))
+    sliding = len(kinds) - full - linear - sum(map(kinds.count, _NOTHING))
+    sliding_row = 4 * kv_heads * head_dim if sliding else 0  # K and V in 16 bits
     if full == 0:
         raise CannotRunError(f"{name} is not supported: it has no layer of full attention")
+    if layers > full:
+        first = kinds.index("full_attention")
+        kv_heads, head_dim = _of_full_layers(fields, first, kv_heads, head_dim)
+    window = fields.get("sliding_window") or fields.get("attention_chunk_size") or 0
     return ModelShape(
         name,
         full,
@@ -188,11 +209,53 @@ def _of_fields(fields: dict[str, Any], file: Path, weights: int) -> ModelShape:
         kv_heads,
         head_dim,
         fields.get("v_head_dim") or head_dim,
-        sliding_layers=layers - full,
-        window=(fields.get("sliding_window") or 0) if layers > full else 0,
+        sliding_layers=sliding,
+        window=window if sliding else 0,
+        sliding_row=sliding_row,
+        linear_layers=linear,
+        state=_state(fields) if linear else 0,
         context=fields.get("max_position_embeddings") or 0,
         weights=weights,
         hidden=fields.get("hidden_size") or 0,
         intermediate=fields.get("intermediate_size") or 0,
         vocabulary=fields.get("vocab_size") or 0,
     )
+
+
+def _of_full_layers(fields: dict[str, Any], layer: int, kv_heads: int, dim: int) -> tuple[int, int]:
+    """kv heads and head_dim, where layers of full attention have other ones than sliding ones."""
+    own = (fields.get("per_layer_config") or {}).get(str(layer)) or {}
+    dim = own.get("head_dim") or fields.get("global_head_dim") or dim
+    if fields.get("attention_k_eq_v"):
+        kv_heads = fields.get("num_global_key_value_heads") or kv_heads
+    return own.get("num_key_value_heads") or kv_heads, dim
+
+
+def _by_interval(fields: dict[str, Any], layers: int) -> list[str]:
+    """Kinds of layers where only each so many-th one is of full attention, if one is not."""
+    every = fields.get("full_attention_interval") or 1
+    return [_STATES[0] if (i + 1) % every else "full_attention" for i in range(layers)]
+
+
+def _state(fields: dict[str, Any]) -> int:
+    """Of a gated delta rule or of Mamba a matrix for each head; of these and of convolutions the
+    last inputs."""
+
+    def number(*names: str) -> int:
+        found = next((fields[name] for name in names if fields.get(name)), 0)
+        return found if isinstance(found, int) else 0
+
+    item = 4 if fields.get("mamba_ssm_dtype") == "float32" else 2
+    heads, dim = number("linear_num_value_heads"), number("linear_value_head_dim")
+    size, groups = number("linear_key_head_dim"), number("linear_num_key_heads")
+    if not heads:
+        hidden = number("hidden_size")
+        inner = number("mamba_expand", "expand") * hidden
+        heads = number("mamba_n_heads", "mamba_num_heads") or 1
+        dim = number("mamba_d_head", "mamba_head_dim") or inner // heads
+        size = number("mamba_d_state", "ssm_state_size")
+        groups = number("mamba_n_groups", "n_groups")
+        if not size:
+            return hidden * max(number("conv_L_cache") - 1, 0) * 2
+    kept = max(number("linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel") - 1, 0)
+    return heads * dim * size * item + (heads * dim + 2 * groups * size) * kept * 2

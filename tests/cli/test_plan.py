@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pariskv_core as pk
 import pytest
+from conftest import Pariskv
 from pariskv_core import _shapes as shapes
 from pariskv_core._shapes import ModelShape
 from pariskv_core.cli import figures, main, parsing
@@ -214,6 +215,56 @@ def test_a_config_says_its_shape(tmp_path: Path):
     assert shapes.read(str(sharing)).layers == 4
 
 
+HYBRID = {
+    "num_hidden_layers": 8,
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 48,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "mamba_ssm_dtype": "float32",
+}
+STATE = 48 * 128 * 128 * 4 + (2 * 16 + 48) * 128 * 3 * 2  # bytes: heads, and a convolution
+
+
+@pytest.mark.parametrize("form", ["fields", "per layer"])
+def test_full_layers_may_have_other_heads_than_sliding_ones(tmp_path: Path, form: str):
+    kinds = ["sliding_attention", "full_attention"]
+    own = {"global_head_dim": 128, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
+    if form == "per layer":
+        own = {"per_layer_config": {"1": {"head_dim": 128, "num_key_value_heads": 1}}}
+    folder = save_config(tmp_path / "a", layer_types=kinds, sliding_window=8, **own)
+    found = shapes.read(str(folder))
+    assert (found.layers, found.kv_heads, found.head_dim) == (1, 1, 128)
+    assert (found.row_bytes, found.sliding_row) == (128 * 2 * 2, 2 * 64 * 2 * 2)
+
+
+def test_linear_layers_keep_a_state(tmp_path: Path, pariskv: Pariskv):
+    folder = save_config(tmp_path / "a", **HYBRID)
+    found = shapes.read(str(folder))
+    assert (found.layers, found.sliding_layers, found.linear_layers) == (2, 0, 6)
+    assert found.state == STATE
+    asked = ["plan", folder, "--context", "4096", "--device", "cpu", "--memory", "16GB"]
+    assert pariskv(*asked, "--batch", "3", "--json").record["parts"]["states of linear layers"] == {
+        "device": 3 * 6 * STATE,
+        "host": 0,
+    }
+    assert "2 layers and 6 linear" in pariskv(*asked).out
+
+
+def test_vllm_makes_blocks_as_large_as_a_state(tmp_path: Path, pariskv: Pariskv):
+    """One request has two states in each of three groups of two layers."""
+    asked = ["plan", save_config(tmp_path / "a", **HYBRID), "--context", "4096", "--vllm", "--json"]
+    asked += ["--device", "cuda", "--memory", "80GB", "--host-memory", "100GB", "--weights", "1GB"]
+    asked += ["--max-num-seqs", "4"]
+    row = 2 * 64 * 2 * 2  # heads, numbers, K and V, bytes
+    block = 128 * -(-STATE // (128 * row))
+    found = pariskv(*asked).record["vllm"]
+    assert found["other_layers"] == (1 + 6 + 4 * (6 + 3)) * 2 * block * row
+    assert found["sequences"] == 4
+
+
 def test_what_a_config_leaves_out_is_asked_of_transformers(tmp_path: Path):
     """Gemma-3's configs say little, and their layers follow from their class."""
     folder = tmp_path / "gemma"
@@ -248,6 +299,7 @@ def test_a_gguf_file_says_its_shape(tmp_path: Path, capsys):
     found = shapes.read(str(file))
     size = file.stat().st_size
     width = {"hidden": 640, "intermediate": 2048, "vocabulary": 2}
+    width |= {"sliding_row": 256 * 2 * 2}
     assert found == ModelShape("gemma3", 2, 4, 1, 256, 256, 10, 512, 32768, size, **width)
     assert main(["plan", str(file), "--context", "64K", "--device", "cpu", "--memory", "16GB"]) == 0
     assert "The model was made for 32,768 tokens, fewer than these." in capsys.readouterr().out

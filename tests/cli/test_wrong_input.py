@@ -29,7 +29,7 @@ TABLE = [
     ("plan {no_attention}", "is no config of a model with attention: no num_attention_heads"),
     ("plan {cut_gguf}", "is not a GGUF file that can be read: it is cut short"),
     ("plan {mla}", "deepseek_v3 is not supported: it has multi-head latent attention"),
-    ("plan {linear}", 'it has layers of type "linear_attention"'),
+    ("plan {mamba}", 'it has layers of type "mamba"'),
     ("plan {sliding}", "it has no layer of full attention"),
     ("plan {odd_heads}", "the engine cannot serve llama: head_dim: expected 64, 80"),
     ("plan {model} --layers 2", "expected a model or a shape"),
@@ -88,8 +88,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     save_config(folder / "model")
     save_config(folder / "mla", model_type="deepseek_v3", kv_lora_rank=512)
     save_config(folder / "odd_heads", head_dim=33)
-    kinds = ["linear_attention", "full_attention"]
-    save_config(folder / "linear", model_type="qwen3_next", layer_types=kinds)
+    kinds = ["mamba", "full_attention"]
+    save_config(folder / "mamba", model_type="jamba", layer_types=kinds)
     save_config(folder / "sliding", layer_types=["sliding_attention"] * 2, sliding_window=16)
     found = {path.name: str(path) for path in folder.iterdir()}
     return {**found, "none": str(folder / "none"), "shape": " ".join(SHAPE)}

@@ -75,7 +75,7 @@ def make_tiny(folder: Path) -> Path:
 
 
 def make_mixed(folder: Path, kind: str) -> Path:
-    """A model of six or four layers of which two are of full attention."""
+    """A model of four to nine layers, of which two are of full attention, or of linear ones one."""
     import torch
     import transformers as hf
 
@@ -100,6 +100,38 @@ def make_mixed(folder: Path, kind: str) -> Path:
             **shape, num_hidden_layers=6, layer_types=layers, query_pre_attn_scalar=64
         )
         model = hf.Gemma3ForCausalLM(config)
+    elif kind == "gemma4":
+        # Full layers have other heads, and values that are their keys; the last three layers share
+        # keys and values of those before.
+        config = hf.Gemma4TextConfig(
+            **shape,
+            num_hidden_layers=9,
+            layer_types=[sliding, sliding, full] * 3,
+            global_head_dim=128,
+            num_global_key_value_heads=2,
+            attention_k_eq_v=True,
+            num_kv_shared_layers=3,
+            vocab_size_per_layer_input=1920,
+            hidden_size_per_layer_input=16,
+        )
+        model = hf.Gemma4ForCausalLM(config)
+    elif kind == "qwen3next":
+        del shape["sliding_window"]
+        config = hf.Qwen3NextConfig(
+            **shape,
+            num_hidden_layers=4,
+            layer_types=["linear_attention"] * 3 + [full],
+            mlp_only_layers=[0, 1, 2],
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=64,
+            shared_expert_intermediate_size=64,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=64,
+            linear_value_head_dim=64,
+        )
+        model = hf.Qwen3NextForCausalLM(config)
     else:
         config = hf.GptOssConfig(
             **shape,

@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,6 +84,18 @@ MIXED = ["full_attention", "sliding_attention"]
             "llama is not supported: it has layers with chunks",
         ),
         (
+            {"cache_config__prefix_match_unit": 64},
+            "--prefix-match-unit: expected none, got 64",
+        ),
+        (
+            {"model_config__hf_text_config__layer_types": ["linear_attention", "full_attention"]},
+            'llama is not supported: it has layers of type "mamba"',
+        ),
+        (
+            {"model_config__is_hybrid": True},
+            "a model with layers that are not attention is not supported",
+        ),
+        (
             {"model_config__hf_text_config__kv_lora_rank": 512},
             "llama is not supported: it has multi-head latent attention",
         ),
@@ -100,6 +113,11 @@ def test_a_configuration_is_refused_in_a_sentence(change: dict[str, Any], senten
     [
         {"model_config__hf_text_config__layer_types": MIXED},
         {
+            "model_config__is_hybrid": True,
+            "model_config__hf_text_config__linear_num_value_heads": 4,
+            "model_config__hf_text_config__layer_types": ["linear_attention", "full_attention"],
+        },
+        {
             "device_config__device_type": "cuda",
             "attention_config__backend": None,
             "attention_config__backend_per_kind": {"full_attention": "CUSTOM"},
@@ -111,10 +129,16 @@ def test_a_configuration_is_refused_in_a_sentence(change: dict[str, Any], senten
             "attention_config__backend_per_kind": {"full_attention": "CUSTOM"},
         },
     ],
-    ids=["CPU", "GPU", "GPU, full layers alone"],
+    ids=["CPU", "CPU, linear layers", "GPU", "GPU, full layers alone"],
 )
 def test_layers_of_full_attention_are_served_by_their_kind(change: dict[str, Any]) -> None:
     allowed.check(Options(config(**change)))
+
+
+def test_prefixes_that_end_inside_a_block_are_refused() -> None:
+    allowed.check_prefixes(SimpleNamespace(enable_partial_hash_hits=False))
+    with pytest.raises(NotImplementedError, match=r"inside a block .* --no-enable-prefix-caching"):
+        allowed.check_prefixes(SimpleNamespace(enable_partial_hash_hits=True))
 
 
 def test_a_layout_of_pages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from conftest import environment
 from pariskv_core import _machine as machine
 from pariskv_core.cli import main as command
 from pariskv_core.serving import sizes
-from pariskv_core.serving.memory import Available, Limits, Others
+from pariskv_core.serving.memory import Limits
 from pariskv_core.serving.sizes import Budgets
 from pariskv_core.vllm import memory, register, startup
 from pariskv_core.vllm.backend import Backend
@@ -226,40 +226,6 @@ def test_host_memory_is_pinned_for_what_the_gpu_has_no_room_for(host_budget: int
     device = (rows + beside - 7000) // 7 * 8  # of which a part is kept free
     assert ahead(10**9, device) == 7000 + (rows + beside - 7000) % 7
     assert ahead(10**9, 1) == min(rows, 50 * 10**9 // 4 * 3)
-
-
-def test_layers_that_remain_with_vllm_get_what_their_windows_hold(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Two groups of two layers beside two of full attention: of 96 tokens three blocks of 64, and
-    of a prompt that takes a step 8 more."""
-    kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 2
-    served = config(
-        device_config__device_type="cuda",
-        attention_config__backend=None,
-        attention_config__backend_per_kind={"full_attention": "CUSTOM"},
-        cache_config__kv_cache_memory_bytes=None,
-        cache_config__block_size=64,
-        model_config__hf_text_config__layer_types=kinds,
-        model_config__hf_text_config__sliding_window=96,
-    )
-    options = Options(served)
-    assert options.layers == 2
-    each = 2 * 64 * 2 * 2 * 64 * 4  # layers, tokens, K and V, heads, numbers, bytes
-    first = 1 + 2 * (4 + 8)
-    all_of_them = first + 2 * 4 * 8
-    assert memory.of_others(options, 64, 10**12) == Others(all_of_them, all_of_them * each)
-    assert memory.of_others(options, 64, 80 * each).blocks == 40, "half of what there is"
-    assert memory.of_others(options, 64, 0).blocks == first, "a request has to run"
-    free = Available(30 * 10**9, 10**10)
-    monkeypatch.setattr(startup, "available", lambda options: free)
-    wish = startup.asked(options)
-    taken = memory.of_others(options, 64, free.device).bytes
-    assert startup.budgets_of(options, wish).device == free.device - taken
-    assert startup.budgets_of(options, wish, laid_out=True).device == free.device
-    startup.override_blocks(options)
-    assert served.cache_config.num_gpu_blocks_override == taken // each
-    assert startup.plan_of(options, wish) == startup.planned(options, wish)
 
 
 def test_plan_of_the_command_line_counts_as_the_plugin(

@@ -247,9 +247,10 @@ def _show(
     served: Served | None,
 ) -> None:
     gpu, batch, context = found["device"] == "cuda", found["batch"], found["context"]
-    sliding = f" and {shape.sliding_layers} sliding" if shape.sliding_layers else ""
+    kinds = {"sliding": shape.sliding_layers, "linear": shape.linear_layers}
+    others = "".join(f" and {number} {kind}" for kind, number in kinds.items() if number)
     screen.say(
-        f"{shape.name}: {count(shape.layers, 'layer')}{sliding}, {shape.query_heads} query heads, "
+        f"{shape.name}: {count(shape.layers, 'layer')}{others}, {shape.query_heads} query heads, "
         f"{count(shape.kv_heads, 'kv head')} of {shape.head_dim}, 16 bits",
         style="bold",
     )

@@ -11,6 +11,8 @@ from pariskv_core.cli.text import count, size
 from pariskv_core.serving import memory, sizes
 from pariskv_core.vllm import defaults
 
+_STATES = 2  # of a request in each linear layer, where prefixes are found
+
 
 @dataclass(frozen=True)
 class Served:
@@ -66,23 +68,30 @@ def count_requests(
         found = memory.on_cpu(free)
 
     settings = {"dense_below": "batch"} | settings  # the plugin's default
-    config = shape.config(device="cuda" if gpu else "cpu", segment_tokens=sizes.BLOCK, **settings)
-    one = sizes.need(config, sizes.BLOCK, longest)
+    block = _block(shape)
+    config = shape.config(device="cuda" if gpu else "cpu", segment_tokens=block, **settings)
+    one = sizes.need(config, block, longest)
     load = sizes.Load(longest, limits.sequences, limits.chunk)
     others = memory.Others()
-    if shape.sliding_layers and gpu:
-        token = 2 * shape.kv_heads * shape.head_dim * 2  # K and V, of two bytes as `shape` counts
-        layers = memory.Layers(shape.layers, shape.sliding_layers, shape.window, token)
-        others = memory.others(layers, limits, sizes.BLOCK, found.device)
+    if shape.other_layers and gpu:
+        layers = memory.Layers(
+            shape.layers,
+            shape.sliding_layers,
+            shape.window,
+            max(shape.row_bytes, shape.sliding_row),
+            linear=shape.linear_layers,
+            states=_STATES,
+        )
+        others = memory.others(layers, limits, block, found.device)
     budgets = sizes.Budgets(max(found.device - others.bytes, 0), found.host)
     blocks = fit = 0
     refusal = None
     try:
-        planned = sizes.plan(one, budgets, load, block=sizes.BLOCK, gpu=gpu)
+        planned = sizes.plan(one, budgets, load, block=block, gpu=gpu)
     except ValueError as reason:
         refusal = defaults.lacking(reason)
     else:
-        blocks, fit = planned.blocks, sizes.at_once(planned, load, block=sizes.BLOCK)
+        blocks, fit = planned.blocks, sizes.at_once(planned, load, block=block)
     return Served(
         sequences=fit,
         blocks=blocks,
@@ -92,11 +101,16 @@ def count_requests(
         utilization=share,
         activations=working,
         graphs=graphs,
-        other_layers=others.bytes if shape.sliding_layers and gpu else None,
+        other_layers=others.bytes if shape.other_layers and gpu else None,
         engine_bytes=budgets.device,
         engine_host_bytes=found.host,
         refusal=refusal,
     )
+
+
+def _block(shape: ModelShape) -> int:
+    """Tokens: vLLM makes blocks of rows as large as a state, and has one number for both."""
+    return sizes.BLOCK * max(-(-shape.state // (sizes.BLOCK * shape.row_bytes)), 1)
 
 
 def sentences(found: Served) -> list[str]:
@@ -121,7 +135,7 @@ def sentences(found: Served) -> list[str]:
     else:
         taken = f"{size(found.activations)} of activations and {taken}"
     if found.other_layers is not None:
-        taken += f", and {size(found.other_layers)} for layers with a sliding window"
+        taken += f", and {size(found.other_layers)} for other layers"
     rest = (
         f"Beside weights, {taken} the engine has {size(found.engine_bytes)} of the GPU, and "
         f"{size(found.engine_host_bytes)} of host memory.{missing}"

@@ -82,7 +82,9 @@ class Taken:
             else:
                 parts[name] = Bytes(device + taken, host)
         sliding = self.batch * self.shape.sliding_layers * min(self.shape.window, tokens)
-        parts["sliding layers"] = Bytes(int(sliding * self.per_token().plain) // self.shape.layers)
+        parts["sliding layers"] = Bytes(sliding * self.shape.sliding_row)
+        states = self.batch * self.shape.linear_layers * self.shape.state
+        parts["states of linear layers"] = Bytes(states)
         if either:
             others = sum(part.device for part in parts.values()) - resident
             stay = min(max(self.memory - others, resident), either)

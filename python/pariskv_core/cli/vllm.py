@@ -73,10 +73,10 @@ def _attention(model: str) -> list[str]:
     """Of which layers the engine is: of full attention alone, where a model has others. One that
     is not here is all of one kind, or vLLM's plugin says what to set."""
     try:
-        others = shapes.read(model).sliding_layers > 0
+        shape = shapes.read(model)
     except CannotRunError:
-        others = False
-    if not others:
+        shape = None
+    if shape is None or shape.other_layers == 0:
         return ["--attention-backend", "CUSTOM"]
     return ["--attention-config", json.dumps({"backend_per_kind": {"full_attention": "CUSTOM"}})]
 

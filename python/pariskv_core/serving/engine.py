@@ -24,6 +24,7 @@ from .prompts import causal_rows
 from .sequences import Sequences
 
 Places = slice | torch.Tensor  # of tokens, among those of a step
+Rows = torch.Tensor | None  # None: this step's rows of the layer are stored already
 Full = Callable[[], None]  # a host's own attention over pages
 
 
@@ -47,6 +48,10 @@ class Logits:
 PLAIN = Logits()
 
 
+def _at(rows: Rows, places: Places) -> Rows:
+    return None if rows is None else rows[places]
+
+
 @dataclass
 class Prompts:
     """Rows of a step that bring tokens of prompts; all layers use the same ones."""
@@ -57,6 +62,7 @@ class Prompts:
     lengths: list[int]
     begins: list[int]  # of their tokens, among those of a step
     numbers: list[int]  # of the requests, in the order of the batch
+    unserved: dict[int, list[int]] = field(default_factory=dict)  # by pages, of each layer
 
 
 @dataclass
@@ -172,13 +178,17 @@ class Engine:
         self,
         layer: int,
         q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        k: Rows,
+        v: Rows,
         out: torch.Tensor,
         logits: Logits = PLAIN,
         full: Full | None = None,
     ) -> None:
-        """(tokens, heads, dim) of one layer; `out` may have more rows, for padding."""
+        """(tokens, heads, dim) of one layer; `out` may have more rows, for padding.
+
+        Layers that share keys and values are one layer here. After the first one of a step the
+        others bring queries alone.
+        """
         plan = self._plan
         if plan.tokens == 0:  # a dummy run
             out.zero_()
@@ -197,8 +207,8 @@ class Engine:
         self,
         layer: int,
         q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        k: Rows,
+        v: Rows,
         out: torch.Tensor,
         logits: Logits,
         full: Full,
@@ -207,19 +217,21 @@ class Engine:
         plan, missing = self._plan, list[int]()
         prompts = plan.prompts
         if prompts is not None:
-            at = prompts.places
-            unserved = self.cache.prefill(
-                layer,
-                prompts.batch,
-                k[at],
-                v[at],
-                prompts.lengths,
-                q=q[at],
-                scale=logits.scale,
-                softcap=logits.softcap,
-                page_rows=prompts.numbers,
-            )
-            missing = unserved or []
+            if k is not None and v is not None:
+                at = prompts.places
+                unserved = self.cache.prefill(
+                    layer,
+                    prompts.batch,
+                    k[at],
+                    v[at],
+                    prompts.lengths,
+                    q=q[at],
+                    scale=logits.scale,
+                    softcap=logits.softcap,
+                    page_rows=prompts.numbers,
+                )
+                prompts.unserved[layer] = unserved or []
+            missing = prompts.unserved[layer]
         if plan.decoding is None:
             full()
         else:
@@ -242,8 +254,8 @@ class Engine:
         layer: int,
         plan: Plan,
         q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        k: Rows,
+        v: Rows,
         out: torch.Tensor,
         logits: Logits,
         full: Full | None = None,
@@ -253,10 +265,11 @@ class Engine:
         at, options = plan.decoded, logits.options()
         if full is not None:
             options |= {"dense": full, "page_rows": plan.decoded_numbers}
+        rows = (q[at], _at(k, at), _at(v, at))
         if isinstance(at, slice):
-            self.cache.decode(layer, plan.decoding, q[at], k[at], v[at], out=out[at], **options)
+            self.cache.decode(layer, plan.decoding, *rows, out=out[at], **options)
             return
-        found = self.cache.decode(layer, plan.decoding, q[at], k[at], v[at], **options)
+        found = self.cache.decode(layer, plan.decoding, *rows, **options)
         if full is not None:  # which has written the others
             assert self.pages is not None
             served = self.pages.lengths[plan.decoded_rows] > 0
@@ -268,8 +281,8 @@ class Engine:
         layer: int,
         prompts: Prompts,
         q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        k: Rows,
+        v: Rows,
         out: torch.Tensor,
         logits: Logits,
         *,
@@ -277,20 +290,22 @@ class Engine:
     ) -> None:
         """`whole`: nothing was stored before, so torch has all there is to attend to."""
         at = prompts.places
-        queries, keys, values = (rows[at].contiguous() for rows in (q, k, v))
-        self.cache.prefill(
-            layer,
-            prompts.batch,
-            keys,
-            values,
-            prompts.lengths,
-            q=queries,
-            scale=logits.scale,
-            softcap=logits.softcap,
-        )
-        if whole and logits.plain:
-            out[at] = causal_rows(queries, keys, values, prompts.lengths, logits.scale)
-            return
+        queries = q[at].contiguous()
+        if k is not None and v is not None:
+            keys, values = k[at].contiguous(), v[at].contiguous()
+            self.cache.prefill(
+                layer,
+                prompts.batch,
+                keys,
+                values,
+                prompts.lengths,
+                q=queries,
+                scale=logits.scale,
+                softcap=logits.softcap,
+            )
+            if whole and logits.plain:
+                out[at] = causal_rows(queries, keys, values, prompts.lengths, logits.scale)
+                return
         # Weights are rounded as in a host's own attention; in float32 this is the exact form.
         out[at] = self.cache.attend(
             layer, prompts.batch, queries, prompts.lengths, precision="fast", **logits.options()
@@ -301,17 +316,18 @@ class Engine:
         layer: int,
         lanes: pk.Batch,
         q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        k: Rows,
+        v: Rows,
         out: torch.Tensor,
         logits: Logits = PLAIN,
         full: Full | None = None,
     ) -> None:
         """A step of a graph: each row is a token of one lane. Replays name other sequences."""
-        rows, options = slice(0, len(lanes)), logits.options()
+        at, options = slice(0, len(lanes)), logits.options()
         if full is not None:
             options["dense"] = full
-        self.cache.decode(layer, lanes, q[rows], k[rows], v[rows], out=out[rows], **options)
+        rows = (q[at], _at(k, at), _at(v, at))
+        self.cache.decode(layer, lanes, *rows, out=out[at], **options)
 
     def close(self) -> None:
         self.cache.close()

@@ -64,16 +64,19 @@ def on_gpu(free: int, total: int, utilization: float, working: int, host: int) -
 
 @dataclass(frozen=True)
 class Layers:
-    """Of a model of which those with a sliding window remain the host's.
+    """Of a model of which those with a sliding window and linear ones remain the host's.
 
-    window       tokens that these look back to
+    window       tokens that the former look back to
     token_bytes  of a token's K and V in one layer of a rank
+    states       of a request in each linear layer; a block has one, in as many bytes as rows take
     """
 
     full: int
     sliding: int
     window: int
     token_bytes: int
+    linear: int = 0
+    states: int = 1
 
 
 @dataclass(frozen=True)
@@ -88,20 +91,23 @@ def others(
     layers: Layers, limits: Limits, block: int, device: int, blocks: int | None = None
 ) -> Others:
     """They need what their windows hold: of each request the last tokens, and of a step's prompts
-    what is computed. A host would give them all that there is; they get half of it at most.
+    what is computed. Linear ones need their states, and one more for each prefix that is found
+    again: as many as there are requests. A host would give them all that there is; they get half
+    of it at most.
 
     block   tokens
     device  bytes that are free for all layers
     blocks  where somebody has said how many
     """
-    # vLLM's groups have as many layers each: those of the rarer kind, if it is much rarer.
-    least, most = sorted((layers.full, layers.sliding))
-    size = most if 2 * most < 3 * least else least
-    groups = -(-layers.sliding // size)
+    # vLLM's groups have as many layers each: those of the rarest kind, if it is much rarer.
+    counts = [count for count in (layers.full, layers.sliding, layers.linear) if count]
+    size = max(counts) if 2 * max(counts) < 3 * min(counts) else min(counts)
+    sliding, linear = -(-layers.sliding // size), -(-layers.linear // size)
     window = -(-layers.window // block) + 2
-    first = 1 + groups * (window + -(-limits.chunk // block))  # for a prompt that takes a step
+    request = sliding * window + linear * layers.states
+    first = 1 + request + sliding * -(-limits.chunk // block)  # for a prompt that takes a step
     each = size * block * layers.token_bytes
-    wanted = first + groups * window * limits.sequences
+    wanted = first + (request + linear * (layers.states - 1)) * limits.sequences
     made = blocks or max(min(wanted, device // 2 // each), first)
     return Others(made, made * each)
 

@@ -23,7 +23,7 @@ KV_DTYPES = {
 }
 _LAYERS = ("Attention",)  # classes
 _CACHES = ("FullAttentionSpec",)  # kinds of their cache
-_OTHERS = ("sliding_attention",)  # kinds of layers that are vLLM's beside them
+_OTHERS = ("sliding_attention", "linear_attention")  # kinds of layers that are vLLM's beside them
 _RUNNERS = ("generate",)
 # The V2 runner cannot go back to compute rows again: requests whose rows are lost have to fail.
 _TRANSFER = {"kv_role": "kv_both", "kv_load_failure_policy": "fail"}
@@ -66,18 +66,27 @@ def check(options: Options) -> None:
         served = _TRANSFER[field]
         _one_of(field, value, (served,), f'set "{field}": "{served}" in --kv-transfer-config')
     _one_of("--kv-cache-dtype", options.kv_dtype, tuple(KV_DTYPES))
+    _one_of("--prefix-match-unit", options.match_unit, (None,))
     _one_of("--kv-cache-dtype-skip-layers", options.other_dtypes, ([],))
     _one_of("VLLM_KV_CACHE_LAYOUT", options.layout, (None,), "unset it: pages are not used")
+    unserved = refusal_of(options)
+    if unserved is not None:
+        _refuse(unserved, _MODEL)
+
+
+def refusal_of(options: Options) -> str | None:
+    """Why a model's layers are not served; None: they are, or those of full attention are."""
     for kind in options.model_kinds():
-        _refuse(f"a model with {kind} is not supported", _MODEL)
+        return f"a model with {kind} is not supported"
     text, kinds = options.text, options.other_kinds
-    unserved = refusal(lambda field: getattr(text, field, None))
+    unserved = refusal(
+        lambda field: kinds if field == "layer_types" else getattr(text, field, None), _OTHERS
+    )
     if unserved is None and kinds and not (options.beside and set(kinds) <= set(_OTHERS)):
         has = {"sliding_attention": "a sliding window", "chunked_attention": "chunks"}
         words = " and ".join(has.get(kind, kind) for kind in kinds)
         unserved = f"{text.model_type} is not supported: it has layers with {words}"
-    if unserved:
-        _refuse(f"model: {unserved}", _MODEL)
+    return None if unserved is None else f"model: {unserved}"
 
 
 def _check_backend(options: Options) -> None:
@@ -100,6 +109,15 @@ def check_layers(kinds: Iterable[str]) -> None:
     """kinds  classes of the model's layers of attention"""
     for kind in kinds:
         _one_of("model", f"{kind} layers", tuple(f"{one} layers" for one in _LAYERS), _MODEL)
+
+
+def check_prefixes(coordinator: Any) -> None:
+    """coordinator  of vLLM's groups: where their blocks differ, a prefix may end inside one"""
+    if getattr(coordinator, "enable_partial_hash_hits", False):
+        _refuse(
+            "prefixes that end inside a block are not supported",
+            "set --no-enable-prefix-caching, or leave the plugin's options out",
+        )
 
 
 def check_caches(specs: list[Any]) -> None:

@@ -135,7 +135,6 @@ class Impl(AttentionImpl[Metadata]):
             "ALiBi": alibi_slopes is not None,
             "a sliding window": sliding_window is not None,
             "an encoder": attn_type != AttentionType.DECODER,
-            "a layer that shares keys and values": kv_sharing_target_layer_name is not None,
             **{name: value is not None for name, value in others.items()},
         }
         for what, asked in refused.items():
@@ -166,14 +165,15 @@ class Impl(AttentionImpl[Metadata]):
         self,
         layer: Any,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
         kv_cache: torch.Tensor,
         attn_metadata: Metadata | None,
         output: torch.Tensor,
         output_scale: torch.Tensor | None = None,
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        """key, value  None in a layer that shares those of an earlier one"""
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError(
                 "[vllm] output: expected attention in the model's type, got a fused quantisation"
@@ -260,7 +260,7 @@ class Backend(AttentionBackend):
     def customize_spec(cls, spec: Any) -> Any:
         """A page of one number a token: vLLM's own pages are never written nor read."""
         allowed.check_caches([spec])
-        if Backend.has_others:
+        if Backend.has_others:  # set when the first layer was made
             return beside.Spec.of(spec)
         return replace(
             spec,

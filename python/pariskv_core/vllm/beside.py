@@ -23,14 +23,21 @@ class Spec(FullAttentionSpec):
     """Of layers whose rows are the engine's."""
 
     of_engine: ClassVar[bool] = True
+    told: ClassVar[Spec | None] = None  # the last one that was made here, or that a worker has sent
 
     def max_memory_usage_bytes(self, vllm_config: Any) -> int:
         """Of vLLM's memory."""
         return 0
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In the engine core, which learns nothing else of what its workers made of a layer."""
+        self.__dict__.update(state)
+        Spec.told = self
+
     @classmethod
     def of(cls, spec: Any) -> Spec:
-        return cls(**{field.name: getattr(spec, field.name) for field in fields(spec)})
+        Spec.told = cls(**{field.name: getattr(spec, field.name) for field in fields(spec)})
+        return Spec.told
 
 
 class Manager(FullAttentionManager):

@@ -47,9 +47,7 @@ class PariskvConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: Worker | None = None
         self._scheduling: Scheduling | None = None
         if role == KVConnectorRole.WORKER:
-            blocks = cache.blocks
-            if cache.own is not None:
-                blocks = startup.plan_of(options, wish).blocks
+            blocks = cache.blocks if cache.own is None else None
             self._worker = Worker(vllm_config, wish, cache.layers, blocks)
             return
         plan = startup.plan_of(options, wish)

@@ -26,8 +26,11 @@ def available(options: Options) -> memory.Available:
 def of_others(options: Options, block: int, device: int) -> memory.Others:
     """What layers that remain vLLM's take of so many bytes of a rank's GPU."""
     counts = options.layer_counts
-    sliding = sum(counts[kind] for kind in options.other_kinds)
-    layers = memory.Layers(options.layers, sliding, options.window, options.token_bytes)
+    linear = counts.get("linear_attention", 0)
+    sliding = sum(counts[kind] for kind in options.other_kinds) - linear
+    layers = memory.Layers(
+        options.layers, sliding, options.window, options.token_bytes, linear, options.states
+    )
     limits = memory.Limits(options.sequences, options.chunk)
     return memory.others(layers, limits, block, device, options.blocks)
 

@@ -123,7 +123,11 @@ class Options:
         return [words for words in kinds if not (self.beside and words == _KINDS["is_hybrid"])]
 
     def _layer_types(self) -> list[str]:
-        return list(getattr(self.text, "layer_types", None) or [])
+        """Of layers that have a cache: the last ones may share those of earlier ones."""
+        kinds = list(getattr(self.text, "layer_types", None) or [])
+        if not getattr(self.text, "linear_num_value_heads", None):  # no gated delta rule
+            kinds = ["mamba" if kind == "linear_attention" else kind for kind in kinds]
+        return kinds[: len(kinds) - int(getattr(self.text, "num_kv_shared_layers", None) or 0)]
 
     @property
     def layer_counts(self) -> dict[str, int]:
@@ -192,9 +196,21 @@ class Options:
         return int(self._model.max_model_len)
 
     @property
+    def states(self) -> int:
+        """That each such layer keeps of a request: where prefixes are found one more, at the last
+        end of a block."""
+        return 2 if str(getattr(self._cache, "mamba_cache_mode", "none")) == "align" else 1
+
+    @property
     def block(self) -> int | None:
         """Where nobody has set it, workers learn it from the backend, and the core later."""
         return int(self._cache.block_size) if self._cache.user_specified_block_size else None
+
+    @property
+    def match_unit(self) -> int | None:
+        """Tokens, where prefixes may end inside a block."""
+        found = getattr(self._cache, "prefix_match_unit", None)
+        return None if found is None else int(found)
 
     @property
     def prefixes(self) -> bool:
@@ -278,6 +294,14 @@ class Options:
             return [int(assigned[place]) for place in places if place < len(assigned)]
         platform = names.current_platform
         return [int(platform.device_id_to_physical_device_id(place)) for place in places]
+
+    def shared_layers(self) -> dict[str, str]:
+        """Names of layers that have no cache: of the one whose keys and values they share."""
+        layers = self._config.compilation_config.static_forward_context
+        found = {
+            name: getattr(one, "kv_sharing_target_layer_name", None) for name, one in layers.items()
+        }
+        return {name: target for name, target in found.items() if target is not None}
 
     def layer_kinds(self, names: Iterable[str]) -> list[str]:
         """Classes of the model's layers by these names."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import names
+from . import allowed, names
 
 
 class Pool:
@@ -22,6 +22,7 @@ class Pool:
         self._block = None if cache is None else cache.block
         self.group = 0
         if cache is not None and cache.own is not None:
+            allowed.check_prefixes(manager.coordinator)
             self.group = cache.own
             self._pool = manager.coordinator.single_type_managers[cache.own].bind(blocks)
         self._table = self._pool.cached_block_hash_to_block

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pariskv_core as pk
 from pariskv_core.serving import HostShare, sizes
 
-from . import allowed
+from . import allowed, beside
 from .defaults import lacking
 from .memory import available, most_host_memory, of_others
 from .names import CacheGroups, init_logger
@@ -38,11 +38,14 @@ def asked(options: Options, cache: CacheGroups | None = None) -> Asked:
     if narrow is not None:
         fields["kv_dtype"] = narrow
     device = "cuda" if options.on_gpu else "cpu"
-    block = options.block or sizes.BLOCK
-    layers, kv_heads, head_dim = options.layers, options.kv_heads, options.head_dim
+    block, layers = options.block or sizes.BLOCK, options.layers
+    kv_heads, head_dim = options.kv_heads, options.head_dim
     if cache is not None and cache.own is not None:
-        block = cache.block
-        layers, kv_heads, head_dim = len(cache.layers), cache.kv_heads, cache.head_dim
+        block, layers = cache.block, len(cache.layers)
+        kv_heads, head_dim = cache.kv_heads, cache.head_dim
+    elif options.beside and beside.Spec.told is not None:  # before vLLM has made its groups
+        told = beside.Spec.told
+        block, kv_heads, head_dim = told.block_size, told.num_kv_heads, told.head_size
     made = sizes.engine_config(
         block,
         layers=layers,
@@ -61,6 +64,10 @@ def planned(options: Options, wish: Asked, *, laid_out: bool = False) -> sizes.P
 
     laid_out  whether vLLM has taken the memory of other layers
     """
+    return _plan(options, wish, budgets_of(options, wish, laid_out=laid_out))
+
+
+def _plan(options: Options, wish: Asked, budgets: sizes.Budgets) -> sizes.Planned:
     load = sizes.Load(
         longest=options.longest,
         sequences=options.sequences,
@@ -69,7 +76,6 @@ def planned(options: Options, wish: Asked, *, laid_out: bool = False) -> sizes.P
         prompts=1 + (options.chunk // options.part if options.part else 0),
     )
     one = sizes.need(wish.config, wish.block, load.longest)
-    budgets = budgets_of(options, wish, laid_out=laid_out)
     try:
         return sizes.plan(one, budgets, load, block=wish.block, gpu=options.on_gpu)
     except ValueError as reason:
@@ -90,7 +96,8 @@ def budgets_of(options: Options, wish: Asked, *, laid_out: bool = False) -> size
     return sizes.Budgets(int(device), int(host) // options.ranks_here)
 
 
-_plans: dict[str, sizes.Planned] = {}  # of this process, by engine: memory changes meanwhile
+# Of this process, by engine: memory changes meanwhile.
+_plans: dict[str, tuple[Asked, sizes.Budgets, sizes.Planned]] = {}
 
 
 def rank_budgets(options: Options, wish: Asked, blocks: int) -> sizes.Budgets:
@@ -131,7 +138,7 @@ def override_blocks(options: Options) -> None:
     if options.beside:
         _override_others(options, wish)
         return
-    most = _plans[options.engine] = planned(options, wish)
+    most = _planned_first(options, wish)
     if options.blocks is None:
         options.set_blocks(most.blocks)
         logger.info(
@@ -147,14 +154,14 @@ def _override_others(options: Options, wish: Asked) -> None:
     """vLLM's blocks are those of other layers, of which a GPU has as many as they need."""
     if not options.on_gpu:
         return
-    beside = of_others(options, wish.block, available(options).device)
-    most = _plans[options.engine] = planned(options, wish)
-    options.set_blocks(beside.blocks)
+    others = of_others(options, wish.block, available(options).device)
+    most = _planned_first(options, wish)
+    options.set_blocks(others.blocks)
     logger.info(
         "%d blocks of %d tokens for layers of full attention, %.1f GB for other layers.",
         most.blocks,
         wish.block,
-        beside.bytes / 1e9,
+        others.bytes / 1e9,
     )
     _promise(options, wish, most.blocks)
 
@@ -167,10 +174,23 @@ def _promise(options: Options, wish: Asked, blocks: int) -> None:
 
 
 def plan_of(options: Options, wish: Asked) -> sizes.Planned:
-    """The plan that `override_blocks` went by, or once vLLM's memory is there one like it."""
+    """The plan that `override_blocks` went by, or with its budgets one for larger blocks, if vLLM
+    has made them larger since. In a process that made none, of what vLLM's memory has left."""
     if options.engine not in _plans:
-        _plans[options.engine] = planned(options, wish, laid_out=True)
-    return _plans[options.engine]
+        budgets = budgets_of(options, wish, laid_out=True)
+        _plans[options.engine] = wish, budgets, _plan(options, wish, budgets)
+    before, budgets, plan = _plans[options.engine]
+    if before != wish:
+        plan = _plan(options, wish, budgets)
+        _plans[options.engine] = wish, budgets, plan
+    return plan
+
+
+def _planned_first(options: Options, wish: Asked) -> sizes.Planned:
+    budgets = budgets_of(options, wish)
+    plan = _plan(options, wish, budgets)
+    _plans[options.engine] = wish, budgets, plan
+    return plan
 
 
 def check_blocks(blocks: int, most: sizes.Planned) -> None:

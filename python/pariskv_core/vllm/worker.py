@@ -26,19 +26,26 @@ _STATS_SECONDS = 1.0  # between two reports
 
 class Worker:
     def __init__(
-        self, config: Any, wish: startup.Asked, layer_names: Sequence[str], blocks: int
+        self, config: Any, wish: startup.Asked, layer_names: Sequence[str], blocks: int | None
     ) -> None:
+        """blocks  of vLLM's pool; None: the engine's are of its own, and follow from what is left
+        once vLLM has the memory of other layers"""
         self._config = config
         self._options = Options(config)
         allowed.check_layers(self._options.layer_kinds(layer_names))
         self._wish = wish
         self._blocks = blocks
-        self._layers = {name: index for index, name in enumerate(layer_names)}
+        shared = self._options.shared_layers()
+        own = [name for name in layer_names if name not in shared]
+        self._layers = {name: index for index, name in enumerate(own)}
         if len(self._layers) != wish.config.layers:
             raise NotImplementedError(
                 f"[vllm] model: expected {wish.config.layers} layers of attention, got "
                 f"{len(self._layers)}; serve this model without the plugin's options"
             )
+        for name, target in shared.items():
+            if target in self._layers:
+                self._layers[name] = self._layers[target]
         self._rank: Engine | None = None
         self._reporter = Reporter(self._options.rank)
         part = f"{self._options.engine}-{self._options.rank}"
@@ -54,11 +61,12 @@ class Worker:
 
     def start(self) -> None:
         settings, config = self._wish.settings, self._wish.config
+        blocks = self._blocks or startup.plan_of(self._options, self._wish).blocks
         if config.device == "cpu":
             threads = settings.threads or torch.get_num_threads()
             config = config.replace(threads=threads)
         else:
-            budgets = startup.rank_budgets(self._options, self._wish, self._blocks)
+            budgets = startup.rank_budgets(self._options, self._wish, blocks)
             config = config.replace(
                 device=torch.device("cuda", torch.cuda.current_device()),
                 memory_budget=budgets.device,
@@ -70,11 +78,11 @@ class Worker:
                 self._rank.open_pages(self._options.widest, self._options.longest)
             if self._options.on_gpu:
                 budgets = sizes.Budgets(config.memory_budget, config.host_budget)
-                self._take_memory(self._rank.cache, budgets)
+                self._take_memory(self._rank.cache, blocks, budgets)
         ranks.keep(self._config, ranks.Found(self._rank, self._layers))
         logger.info("The engine: %s", config)
 
-    def _take_memory(self, cache: pk.Cache, budgets: sizes.Budgets) -> None:
+    def _take_memory(self, cache: pk.Cache, blocks: int, budgets: sizes.Budgets) -> None:
         """No prompt waits for it later: the GPU's at once, as vLLM does, and host memory in the
         background."""
         begin, ready = time.monotonic(), int(budgets.device * _READY)
@@ -85,7 +93,7 @@ class Worker:
         else:
             seconds = time.monotonic() - begin
             logger.info("%.1f GB of GPU memory are ready, after %.1f s.", ready / 1e9, seconds)
-        ahead = startup.pinned_ahead(self._options, self._wish, self._blocks, budgets)
+        ahead = startup.pinned_ahead(self._options, self._wish, blocks, budgets)
         if ahead > 0:
             cache.reserve_host(ahead, background=True)
             self._pins = True
