@@ -82,15 +82,15 @@ MODELS: dict[str, tuple[dict[str, Any], Tried]] = {
     "Qwen3-30B-A3B": (fields("qwen3_moe", [FULL] * 48, 32, 4, 128, 2048), Tried("", "random", "")),
     "gpt-oss-20b": (
         fields("gpt_oss", every(2, SLIDING, 24), 64, 8, 64, 2880, sliding_window=128),
-        Tried("random", "random", ""),
+        Tried("random", "random", "random"),
     ),
     "gpt-oss-120b": (
         fields("gpt_oss", every(2, SLIDING, 36), 64, 8, 64, 2880, sliding_window=128),
-        Tried("random", "random", ""),
+        Tried("random", "random", "random"),
     ),
     "Gemma-3-12B": (
         fields("gemma3_text", every(6, SLIDING, 48), 16, 8, 256, 3840, sliding_window=1024),
-        Tried("random, shape", "weights", ""),
+        Tried("random, shape", "weights", "random"),
     ),
     "Gemma-4, 30 layers": (
         fields(
@@ -109,15 +109,15 @@ MODELS: dict[str, tuple[dict[str, Any], Tried]] = {
     ),
     "Qwen3-Next-80B-A3B": (
         fields("qwen3_next", every(4, LINEAR, 48), 16, 2, 256, 2048, **gated(16, 32)),
-        Tried("random", "random", ""),
+        Tried("random", "random", "random"),
     ),
     "Qwen3.6-35B-A3B": (
         fields("qwen3_5_moe_text", every(4, LINEAR, 40), 16, 2, 256, 2048, **gated(16, 32)),
-        Tried("", "random", ""),
+        Tried("random", "random", "random"),
     ),
     "Qwen3.6-27B": (
         fields("qwen3_5_text", every(4, LINEAR, 64), 24, 4, 256, 5120, **gated(16, 48)),
-        Tried("shape", "random", ""),
+        Tried("random, shape", "random", "random"),
     ),
     "Jamba-v0.1": (
         fields("jamba", [FULL if i % 8 == 4 else LINEAR for i in range(32)], 32, 8, 128, 4096),
@@ -125,7 +125,7 @@ MODELS: dict[str, tuple[dict[str, Any], Tried]] = {
     ),
     "LFM2": (
         fields("lfm2", every(3, "conv", 30), 32, 8, 64, 2048),
-        Tried("", "random", ""),
+        Tried("", "random", "random"),
     ),
     "Llama-4-Scout": (
         fields("llama4_text", every(4, "chunked_attention", 48), 40, 8, 128, 5120),

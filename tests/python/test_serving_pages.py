@@ -63,6 +63,17 @@ class Pair:
             self.beside.attend(layer, q, k, v, out, full=attend)
             self.alone.attend(layer, q, k, v, expected)
             close_to(out, expected)
+
+            # A layer that shares these keys and values.
+            q = randn_q(self.rng, every, self.config)
+            out, expected = torch.full_like(q, 7), torch.full_like(q, 7)
+
+            def again(q: torch.Tensor = q, out: torch.Tensor = out) -> None:
+                self.reader.attend(q, counts, range(len(counts)), out)
+
+            self.beside.attend(layer, q, None, None, out, full=again)
+            self.alone.attend(layer, q, None, None, expected)
+            close_to(out, expected)
         for engine in (self.beside, self.alone):
             engine.end()
         return seen
