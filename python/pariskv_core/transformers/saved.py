@@ -159,7 +159,7 @@ def _numbers_of(layer: Any) -> dict[str, Any]:
 
 
 def _tensors_of(layers: dict[int, Any]) -> dict[str, torch.Tensor]:
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for i, layer in layers.items():
         if versions.keeps_states(layer):
             tensors |= _states_of(i, layer)
