@@ -156,6 +156,7 @@ def refused_by_vllm(config: dict[str, Any]) -> bool:
     )
     none = SimpleNamespace()
     parts = {"parallel_config": none, "cache_config": none, "scheduler_config": none}
+    parts["device_config"] = SimpleNamespace(device_type="cuda")
     made = SimpleNamespace(model_config=model, kv_transfer_config=None, **parts)
     return allowed.refusal_of(Options(made)) is not None
 

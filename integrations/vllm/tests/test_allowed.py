@@ -89,11 +89,26 @@ MIXED = ["full_attention", "sliding_attention"]
         ),
         (
             {"model_config__hf_text_config__layer_types": ["linear_attention", "full_attention"]},
-            'llama is not supported: it has layers of type "mamba"',
+            'llama is not supported: it has layers of type "linear_attention without a gated delta',
         ),
         (
             {"model_config__is_hybrid": True},
             "a model with layers that are not attention is not supported",
+        ),
+        (
+            {
+                "device_config__device_type": "cuda",
+                "attention_config__backend": None,
+                "model_config__hf_text_config__layer_types": ["conv", "full_attention"],
+            },
+            'llama is not supported: it has layers of type "conv"',
+        ),
+        (
+            {
+                "device_config__device_type": "cuda",
+                "model_config__hf_text_config__num_kv_shared_layers": 3,
+            },
+            "llama is not supported on a GPU: it has layers that share rows",
         ),
         (
             {"model_config__hf_text_config__kv_lora_rank": 512},

@@ -52,6 +52,9 @@ def check(options: Options) -> None:
             "CPU TRITON_INTERPRET=1 (docs/vllm.md)"
         )
     _one_of("kv_connector", options.connector, (versions.NAME,), "it works beside no other one")
+    unserved = refusal_of(options)
+    if unserved is not None:
+        _refuse(unserved, _MODEL)
     if options.on_gpu:  # a CPU has one backend, whatever is asked for
         _check_backend(options)
     for part in options.parts():
@@ -69,9 +72,6 @@ def check(options: Options) -> None:
     _one_of("--prefix-match-unit", options.match_unit, (None,))
     _one_of("--kv-cache-dtype-skip-layers", options.other_dtypes, ([],))
     _one_of("VLLM_KV_CACHE_LAYOUT", options.layout, (None,), "unset it: pages are not used")
-    unserved = refusal_of(options)
-    if unserved is not None:
-        _refuse(unserved, _MODEL)
 
 
 def refusal_of(options: Options) -> str | None:
@@ -86,6 +86,8 @@ def refusal_of(options: Options) -> str | None:
         has = {"sliding_attention": "a sliding window", "chunked_attention": "chunks"}
         words = " and ".join(has.get(kind, kind) for kind in kinds)
         unserved = f"{text.model_type} is not supported: it has layers with {words}"
+    if unserved is None and options.on_gpu and options.sharing > 0:
+        unserved = f"{text.model_type} is not supported on a GPU: it has layers that share rows"
     return None if unserved is None else f"model: {unserved}"
 
 

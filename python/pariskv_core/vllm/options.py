@@ -125,9 +125,14 @@ class Options:
     def _layer_types(self) -> list[str]:
         """Of layers that have a cache: the last ones may share those of earlier ones."""
         kinds = list(getattr(self.text, "layer_types", None) or [])
-        if not getattr(self.text, "linear_num_value_heads", None):  # no gated delta rule
-            kinds = ["mamba" if kind == "linear_attention" else kind for kind in kinds]
-        return kinds[: len(kinds) - int(getattr(self.text, "num_kv_shared_layers", None) or 0)]
+        if not getattr(self.text, "linear_num_value_heads", None):  # Mamba, among others
+            kinds = [_OTHER_STATES if kind == "linear_attention" else kind for kind in kinds]
+        return kinds[: len(kinds) - self.sharing]
+
+    @property
+    def sharing(self) -> int:
+        """Layers, the last ones, that have the keys and values of earlier ones."""
+        return int(getattr(self.text, "num_kv_shared_layers", None) or 0)
 
     @property
     def layer_counts(self) -> dict[str, int]:
@@ -309,6 +314,7 @@ class Options:
         return sorted({type(layers[name]).__name__ for name in names})
 
 
+_OTHER_STATES = "linear_attention without a gated delta rule"
 _FULL = "full_attention"  # of layer_types, and of vLLM's kinds of caches
 _ALWAYS = {  # parts that every configuration has
     "model_config", "cache_config", "parallel_config", "scheduler_config", "device_config",
