@@ -23,8 +23,14 @@ def refusal(field: Callable[[str], Any], others: Collection[str] = ()) -> str | 
     for unserved, kind in _UNSERVED.items():
         if field(unserved):
             return f"{name} is not supported: it has {kind} ({unserved})"
-    for kind in field("layer_types") or []:
+    for kind in field("layer_types") or _blocks(field):
         if kind not in _SERVED_TYPES.union(others):
             expected = ", ".join(sorted(_SERVED_TYPES.union(others)))
             return f'{name} is not supported: it has layers of type "{kind}", expected {expected}'
     return None
+
+
+def _blocks(field: Callable[[str], Any]) -> list[str]:
+    """Kinds of layers, as configs of Jamba and its like say them to older hosts."""
+    kinds = field("layers_block_type") or []
+    return ["full_attention" if kind == "attention" else kind for kind in kinds]

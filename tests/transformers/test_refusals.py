@@ -58,6 +58,15 @@ def test_layers_that_are_not_attention_are_refused():
         pkt.PariskvCache(config)
 
 
+def test_mamba_is_refused_where_the_library_keeps_no_states():
+    config = transformers.JambaConfig(num_hidden_layers=8)
+    if versions.WITHOUT_ROWS:
+        assert len(pkt.PariskvCache(config).engine_layers) == 1
+        return
+    with pytest.raises(NotImplementedError, match=r'jamba .* layers of type "mamba", expected'):
+        pkt.PariskvCache(config)
+
+
 def test_states_cannot_be_taken_back():
     made = model("qwen3_next")
     cache = cache_of(made)

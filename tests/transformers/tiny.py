@@ -10,6 +10,7 @@ import pariskv_core.transformers as pkt
 import pytest
 import torch
 import transformers
+from pariskv_core.transformers import versions
 from pariskv_core.transformers.versions import CACHE
 from transformers import DynamicCache
 
@@ -160,10 +161,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+# Families whose other layers keep states: newer versions of the library have layers for them.
+STATES = {"qwen3_next", "qwen3_5_text", "olmo_hybrid", "lfm2"}
+STATES |= {"jamba", "bamba", "granitemoehybrid", "nemotron_h"}
+
+
 @functools.cache
 def model(family: str, sharpness: float = 4.0) -> Any:
     """A model with eager attention: large random weights, so that it does not repeat itself."""
     name, extra = FAMILIES[family]
+    if family in STATES and not versions.WITHOUT_ROWS:
+        pytest.skip(f"the caches of transformers {transformers.__version__} keep no states")
     config_class = getattr(transformers, f"{name}TextConfig", None)
     if config_class is None or not family.endswith("_text"):
         config_class = getattr(transformers, f"{name}Config", None)
