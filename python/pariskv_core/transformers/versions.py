@@ -36,8 +36,10 @@ if _version < OLDEST:
 RECORDS_PAST = hasattr(Cache, "activate_past_recording")
 
 
-# Kinds of layers without rows of each token, which its cache has layers for in newer versions.
-STATE = getattr(cache_utils, "LinearAttentionLayer", None)
+# Kinds of layers without rows of each token. Newer versions have one cache for all of them, older
+# ones none, or another one for each model.
+_KINDS = getattr(cache_utils, "DYNAMIC_LAYER_TYPE_MAPPING", {})
+STATE = _KINDS.get("linear_attention")
 WITHOUT_ROWS = () if STATE is None else ("linear_attention", "conv", "moe", "mlp")
 
 
