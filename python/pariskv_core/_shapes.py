@@ -175,11 +175,9 @@ def _of_gguf(file: Path) -> ModelShape:
         fields[field] = value
     _refuse(fields)
     fields["vocab_size"] = fields["vocab_size"] or len(header.get("tokenizer.ggml.tokens", ()))
-    every = _FULL_EVERY.get(kind, 1)
-    fields["layer_types"] = [
-        "sliding_attention" if (i + 1) % every else "full_attention"
-        for i in range(fields["num_hidden_layers"] or 0)
-    ]
+    fields["layer_types"] = full_every(
+        _FULL_EVERY.get(kind, 1), "sliding_attention", fields["num_hidden_layers"] or 0
+    )
     return _of_fields(fields, file, file.stat().st_size)
 
 
@@ -192,7 +190,8 @@ def _of_fields(fields: dict[str, Any], file: Path, weights: int) -> ModelShape:
     kv_heads = fields.get("num_key_value_heads") or heads
     head_dim = fields.get("head_dim") or (fields.get("hidden_size") or 0) // heads
     layers -= fields.get("num_kv_shared_layers") or 0  # the last ones, which store no rows
-    kinds = (fields.get("layer_types") or _by_interval(fields, layers))[:layers]
+    every = fields.get("full_attention_interval") or 1
+    kinds = (fields.get("layer_types") or full_every(every, _STATES[0], layers))[:layers]
     full, linear = kinds.count("full_attention"), sum(map(kinds.count, _STATES))
     sliding = len(kinds) - full - linear - sum(map(kinds.count, _NOTHING))
     sliding_row = 4 * kv_heads * head_dim if sliding else 0  # K and V in 16 bits
@@ -231,10 +230,9 @@ def _of_full_layers(fields: dict[str, Any], layer: int, kv_heads: int, dim: int)
     return own.get("num_key_value_heads") or kv_heads, dim
 
 
-def _by_interval(fields: dict[str, Any], layers: int) -> list[str]:
-    """Kinds of layers where only each so many-th one is of full attention, if one is not."""
-    every = fields.get("full_attention_interval") or 1
-    return [_STATES[0] if (i + 1) % every else "full_attention" for i in range(layers)]
+def full_every(count: int, other: str, layers: int) -> list[str]:
+    """Kinds of layers where each count-th one is of full attention."""
+    return [other if (i + 1) % count else "full_attention" for i in range(layers)]
 
 
 def _state(fields: dict[str, Any]) -> int:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from pariskv_core._served import refusal
-from pariskv_core._shapes import ModelShape, read
+from pariskv_core._shapes import ModelShape, full_every, read
 from pariskv_core.cli import main
 from pariskv_core.cli.failures import CannotRunError
 from pariskv_core.transformers.versions import WITHOUT_ROWS
@@ -53,11 +53,6 @@ def fields(
     }
 
 
-def every(count: int, other: str, layers: int) -> list[str]:
-    """Each count-th layer is of full attention."""
-    return [other if (i + 1) % count else FULL for i in range(layers)]
-
-
 def gated(keys: int, values: int) -> dict[str, Any]:
     """Of a gated delta rule."""
     return {
@@ -81,21 +76,21 @@ MODELS: dict[str, tuple[dict[str, Any], Tried]] = {
     ),
     "Qwen3-30B-A3B": (fields("qwen3_moe", [FULL] * 48, 32, 4, 128, 2048), Tried("", "random", "")),
     "gpt-oss-20b": (
-        fields("gpt_oss", every(2, SLIDING, 24), 64, 8, 64, 2880, sliding_window=128),
+        fields("gpt_oss", full_every(2, SLIDING, 24), 64, 8, 64, 2880, sliding_window=128),
         Tried("random", "random", "random"),
     ),
     "gpt-oss-120b": (
-        fields("gpt_oss", every(2, SLIDING, 36), 64, 8, 64, 2880, sliding_window=128),
+        fields("gpt_oss", full_every(2, SLIDING, 36), 64, 8, 64, 2880, sliding_window=128),
         Tried("random", "random", "random"),
     ),
     "Gemma-3-12B": (
-        fields("gemma3_text", every(6, SLIDING, 48), 16, 8, 256, 3840, sliding_window=1024),
+        fields("gemma3_text", full_every(6, SLIDING, 48), 16, 8, 256, 3840, sliding_window=1024),
         Tried("random, shape", "weights", "random"),
     ),
     "Gemma-4, 30 layers": (
         fields(
             "gemma4_text",
-            every(6, SLIDING, 30),
+            full_every(6, SLIDING, 30),
             16,
             8,
             256,
@@ -108,15 +103,15 @@ MODELS: dict[str, tuple[dict[str, Any], Tried]] = {
         Tried("random", "random", ""),
     ),
     "Qwen3-Next-80B-A3B": (
-        fields("qwen3_next", every(4, LINEAR, 48), 16, 2, 256, 2048, **gated(16, 32)),
+        fields("qwen3_next", full_every(4, LINEAR, 48), 16, 2, 256, 2048, **gated(16, 32)),
         Tried("random", "random", "random"),
     ),
     "Qwen3.6-35B-A3B": (
-        fields("qwen3_5_moe_text", every(4, LINEAR, 40), 16, 2, 256, 2048, **gated(16, 32)),
+        fields("qwen3_5_moe_text", full_every(4, LINEAR, 40), 16, 2, 256, 2048, **gated(16, 32)),
         Tried("random", "random", "random"),
     ),
     "Qwen3.6-27B": (
-        fields("qwen3_5_text", every(4, LINEAR, 64), 24, 4, 256, 5120, **gated(16, 48)),
+        fields("qwen3_5_text", full_every(4, LINEAR, 64), 24, 4, 256, 5120, **gated(16, 48)),
         Tried("random, shape", "random", "random"),
     ),
     "Jamba-v0.1": (
@@ -124,11 +119,11 @@ MODELS: dict[str, tuple[dict[str, Any], Tried]] = {
         Tried("", "random", ""),
     ),
     "LFM2": (
-        fields("lfm2", every(3, "conv", 30), 32, 8, 64, 2048),
+        fields("lfm2", full_every(3, "conv", 30), 32, 8, 64, 2048),
         Tried("", "random", "random"),
     ),
     "Llama-4-Scout": (
-        fields("llama4_text", every(4, "chunked_attention", 48), 40, 8, 128, 5120),
+        fields("llama4_text", full_every(4, "chunked_attention", 48), 40, 8, 128, 5120),
         Tried("", "random", ""),
     ),
     "Falcon-H1": (fields("falcon_h1", ["hybrid"] * 32, 32, 8, 128, 4096), Tried()),

@@ -45,7 +45,9 @@ def test_layers_that_remain_with_vllm_get_what_their_windows_hold(
     assert startup.budgets_of(options, wish, laid_out=True).device == free.device
     startup.override_blocks(options)
     assert served.cache_config.num_gpu_blocks_override == taken // each
-    assert startup.plan_of(options, wish) == startup.planned(options, wish)
+    assert startup.plan_of(options, wish) == startup.planned(
+        options, wish, startup.budgets_of(options, wish)
+    )
 
 
 @pytest.mark.parametrize("prefixes", [False, True])

@@ -197,7 +197,7 @@ def test_bytes_of_vllms_own_cache_are_the_engines(monkeypatch: pytest.MonkeyPatc
         )
     )
     wish = startup.asked(made)
-    blocks = startup.planned(made, wish).blocks
+    blocks = startup.planned(made, wish, startup.budgets_of(made, wish)).blocks
     assert startup.rank_budgets(made, wish, blocks) == Budgets(3 << 30, 2 * 10**9)
 
 
@@ -259,7 +259,8 @@ def test_plan_of_the_command_line_counts_as_the_plugin(
     )
     options = Options(served)
     wish = startup.asked(options)
-    budgets, made = startup.budgets_of(options, wish), startup.planned(options, wish)
+    budgets = startup.budgets_of(options, wish)
+    made = startup.planned(options, wish, budgets)
 
     empty = dataclasses.replace(loaded, free=79 << 30)
     monkeypatch.setattr(machine, "gpus", lambda: [empty])

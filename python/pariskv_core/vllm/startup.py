@@ -59,15 +59,8 @@ def asked(options: Options, cache: CacheGroups | None = None) -> Asked:
     return Asked(settings, block, made)
 
 
-def planned(options: Options, wish: Asked, *, laid_out: bool = False) -> sizes.Planned:
-    """How many blocks the engine has: of vLLM's pool, or beside other layers of its own.
-
-    laid_out  whether vLLM has taken the memory of other layers
-    """
-    return _plan(options, wish, budgets_of(options, wish, laid_out=laid_out))
-
-
-def _plan(options: Options, wish: Asked, budgets: sizes.Budgets) -> sizes.Planned:
+def planned(options: Options, wish: Asked, budgets: sizes.Budgets) -> sizes.Planned:
+    """How many blocks the engine has: of vLLM's pool, or beside other layers of its own."""
     load = sizes.Load(
         longest=options.longest,
         sequences=options.sequences,
@@ -83,6 +76,7 @@ def _plan(options: Options, wish: Asked, budgets: sizes.Budgets) -> sizes.Planne
 
 
 def budgets_of(options: Options, wish: Asked, *, laid_out: bool = False) -> sizes.Budgets:
+    """laid_out  whether vLLM has taken the memory of other layers"""
     settings = wish.settings
     # Beside other layers vLLM's option is for these.
     device = settings.memory_budget or (0 if options.beside else options.cache_bytes)
@@ -138,7 +132,7 @@ def override_blocks(options: Options) -> None:
     if options.beside:
         _override_others(options, wish)
         return
-    most = _planned_first(options, wish)
+    most = _kept(options, wish, budgets_of(options, wish))
     if options.blocks is None:
         options.set_blocks(most.blocks)
         logger.info(
@@ -155,7 +149,7 @@ def _override_others(options: Options, wish: Asked) -> None:
     if not options.on_gpu:
         return
     others = of_others(options, wish.block, available(options).device)
-    most = _planned_first(options, wish)
+    most = _kept(options, wish, budgets_of(options, wish))
     options.set_blocks(others.blocks)
     logger.info(
         "%d blocks of %d tokens for layers of full attention, %.1f GB for other layers.",
@@ -177,18 +171,13 @@ def plan_of(options: Options, wish: Asked) -> sizes.Planned:
     """The plan that `override_blocks` went by, or with its budgets one for larger blocks, if vLLM
     has made them larger since. In a process that made none, of what vLLM's memory has left."""
     if options.engine not in _plans:
-        budgets = budgets_of(options, wish, laid_out=True)
-        _plans[options.engine] = wish, budgets, _plan(options, wish, budgets)
+        return _kept(options, wish, budgets_of(options, wish, laid_out=True))
     before, budgets, plan = _plans[options.engine]
-    if before != wish:
-        plan = _plan(options, wish, budgets)
-        _plans[options.engine] = wish, budgets, plan
-    return plan
+    return plan if before == wish else _kept(options, wish, budgets)
 
 
-def _planned_first(options: Options, wish: Asked) -> sizes.Planned:
-    budgets = budgets_of(options, wish)
-    plan = _plan(options, wish, budgets)
+def _kept(options: Options, wish: Asked, budgets: sizes.Budgets) -> sizes.Planned:
+    plan = planned(options, wish, budgets)
     _plans[options.engine] = wish, budgets, plan
     return plan
 
