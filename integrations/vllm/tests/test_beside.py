@@ -4,24 +4,23 @@ and greedy tokens are stock vLLM's."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from conftest import EXACT, WORK, Job, asked_for, make_mixed, run, small_engine
 
-# Of requests of 340 tokens eight at once have no room.
-FEW = {"memory_budget": "18MB"}
-
 
 @dataclass(frozen=True)
 class Kind:
+    """few: a budget in which eight requests of 340 tokens have no room at once."""
+
+    name: str
     full: int = 2  # layers of full attention
     others: str = "AnyImpl"  # the class that has the rest
     work: tuple[str, ...] = tuple(WORK)
     dtype: str = "float32"
-    few: Mapping[str, Any] = field(default_factory=lambda: FEW)
+    few: str = "18MB"
 
     @property
     def compared(self) -> list[str]:
@@ -30,27 +29,23 @@ class Kind:
 
 # vLLM's linear layers are bfloat16 alone on a CPU, and Triton's interpreter runs them.
 HYBRID = ("shared", "stopped", "aborted", "preempted", "reset")
-KINDS = {
-    "gemma3": Kind(),
-    "gptoss": Kind(),
-    "gemma4": Kind(3, few={"memory_budget": "12MB"}),  # one of these has no rows of its own
-    "qwen3next": Kind(
-        1, "QwenGatedDeltaNetAttention", HYBRID, "bfloat16", {"memory_budget": "5MB"}
-    ),
-}
+KINDS = [
+    Kind("gemma3"),
+    Kind("gptoss"),
+    Kind("gemma4", 3, few="12MB"),  # one of these has no rows of its own
+    Kind("qwen3next", 1, "QwenGatedDeltaNetAttention", HYBRID, "bfloat16", "5MB"),
+]
 
 
-@pytest.fixture(scope="session", params=KINDS)
+@pytest.fixture(scope="session", params=KINDS, ids=lambda kind: kind.name)
 def kind(request: pytest.FixtureRequest) -> Kind:
-    return KINDS[request.param]
+    found: Kind = request.param
+    return found
 
 
 @pytest.fixture(scope="session")
-def engine(
-    request: pytest.FixtureRequest, kind: Kind, tmp_path_factory: pytest.TempPathFactory
-) -> Job:
-    name = next(name for name, one in KINDS.items() if one is kind)
-    model = make_mixed(tmp_path_factory.mktemp("model"), name)
+def engine(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    model = make_mixed(tmp_path_factory.mktemp("model"), kind.name)
 
     @functools.cache
     def made(
@@ -59,8 +54,10 @@ def engine(
         arguments = {**small_engine(model), "tensor_parallel_size": ranks, "dtype": kind.dtype}
         del arguments["num_gpu_blocks_override"]  # in stock vLLM that is all of a request's groups
         if plugin:
-            settings = {"dense_below": 512} if search else EXACT
-            arguments.update(asked_for({**settings, **(kind.few if few else {})}))
+            settings: dict[str, Any] = {"dense_below": 512} if search else {**EXACT}
+            if few:
+                settings["memory_budget"] = kind.few
+            arguments.update(asked_for(settings))
         long = search and "ragged" not in kind.work
         job = {"engine": arguments, "work": ("ragged",) if long else kind.work}
         return run(job, tmp_path_factory.mktemp("engine"), ranks=ranks)
