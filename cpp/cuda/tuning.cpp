@@ -8,7 +8,7 @@ namespace {
 /** Of an H100 and an H200 with rows of 128 dimensions: bench/notes/tried.md has the figures. */
 constexpr Tuning kHopper = [] {
   Tuning row{};
-  row.crossings = {{{16, 14336}, {32, 9728}, {64, 7168}}};
+  row.crossings = {{5632, 131072}, {9216, 327680}};
   row.scores_per_sm = 2;
   row.means_per_sm = 3;
   row.reranks_per_sm = 2;

@@ -9,8 +9,6 @@
  */
 #pragma once
 
-#include <array>
-
 #include "step_mode.h"
 
 namespace pariskv::cuda {
@@ -21,7 +19,7 @@ struct Tuning {
    * Where a search takes as long as attention in full, with all rows in the GPU's memory. No
    * sequence below ParisKV::kSearchedFromByBatch is searched, whatever stands here.
    */
-  std::array<Crossing, 3> crossings;
+  Crossings crossings;
 
   // A step of ParisKV.
   int scores_per_sm;   ///< score. A third block would take the room of attend_resident.

@@ -101,10 +101,8 @@ class Cache::Impl {
   /** @param also  does more that may run out of memory, and may be called again with other plans */
   Step plan(const std::vector<Layer*>& layers, const std::vector<Regions>& next,
             const Planner::Purpose& purpose, Stream stream, const Also& also = {});
-  /** A decode of so many sequences. */
-  Planner::Purpose decode_of(int64_t sequences) const {
-    return {Planner::Use::kDecode, false, sequences * config_.kv_heads};
-  }
+  /** What a layer's sequences decide together, with so many tokens more. */
+  StepBatch batch_of(const BatchLayer& at, int64_t tokens) const;
 
   /**
    * Gives the search the queries that it wants of those that a step's tokens came with.

@@ -122,9 +122,11 @@ void Cache::Impl::decode(int64_t layer, const Batch& sequences, const StepTensor
 
   if (backend_->capturing(stream)) {  // a replay reads the lengths of its time
     cursor_.settle();
-    const int64_t heads = decode_of(slots.size()).heads;
+    const int64_t near_from = batch_of(at, 0).near_from;
     std::vector<SequenceView> views;
-    for (const Layer* target : slots.layers) views.push_back(target->view(sizes_, *search_, heads));
+    for (const Layer* target : slots.layers) {
+      views.push_back(target->view(sizes_, *search_, near_from));
+    }
     views = slots.spread(views.data());
     args.sequences = views.data();
     return args.paged ? decode_paged(args, stream) : search_->decode(args, stream);

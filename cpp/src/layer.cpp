@@ -38,17 +38,17 @@ void Marks::cut(int64_t total, int64_t zone_begin, int64_t zone_end) {
   if (narrow_end <= zone_begin) narrow_end = 0;
 }
 
-StepFacts Layer::facts(int64_t heads) const {
+StepFacts Layer::facts(int64_t near_from) const {
   StepFacts facts;
   facts.lacks_rows = any(marks.dropped);
   facts.awaits_choice = parts[Part::kKept] == nullptr;
   facts.near = near();
-  facts.heads = heads;
+  facts.near_from = near_from;
   return facts;
 }
 
-SequenceView Layer::view(const RegionSizes& sizes, const Search& search, int64_t heads) const {
-  return placed(view_of(regions, sizes, search, facts(heads)), places(), search);
+SequenceView Layer::view(const RegionSizes& sizes, const Search& search, int64_t near_from) const {
+  return placed(view_of(regions, sizes, search, facts(near_from)), places(), search);
 }
 
 SequenceView Layer::cut(const Regions& next, const RegionSizes& sizes, const Search& search) const {

@@ -73,11 +73,11 @@ struct Layer {
     return shape.narrows() ? narrow : store;
   }
 
-  /** @param heads  kv heads of the batch that it is stepped with; 0: of no step */
-  SequenceView view(const RegionSizes& sizes, const Search& search, int64_t heads = 0) const;
+  /** @param near_from  StepFacts::near_from */
+  SequenceView view(const RegionSizes& sizes, const Search& search, int64_t near_from = 0) const;
 
   /** What the mode of such a step follows from. */
-  StepFacts facts(int64_t heads) const;
+  StepFacts facts(int64_t near_from) const;
 
   /** Whether all rows are plain, and none is in host memory beside a GPU. */
   bool near() const { return narrow.rows() == nullptr && !store.has_moved(); }

@@ -13,7 +13,7 @@ constexpr Positions kNoQueries = {kMostTokens, kMostTokens + 1};
 }  // namespace
 
 StepFacts Change::facts() const {
-  StepFacts facts = layer->facts(heads);
+  StepFacts facts = layer->facts(near_from);
   facts.lacks_rows = any(marks.dropped);
   facts.awaits_choice = forgets_kept || !parts.newer(Part::kKept, layer->parts);
   facts.near = facts.near && !narrow_growth;
@@ -42,18 +42,18 @@ void Change::apply() noexcept {
   layer->store.give_back_rows(freed_plain.begin, freed_plain.end);
 }
 
-int64_t Planner::quiet_steps(const Layer& layer, int64_t heads) const {
+int64_t Planner::quiet_steps(const Layer& layer, const StepBatch& batch) const {
   if (shape_.recent > 0) return 0;  // each step remembers a query
-  const int64_t searched = searched_from(search_.needs().steps, layer.facts(heads));
+  const int64_t searched = searched_from(search_.needs().steps, layer.facts(batch.near_from));
   const int64_t total = layer.regions.total();
   const int64_t buffer = layer.regions.counts(sizes_).buffer;
   const int64_t crossing = total < searched ? searched - 1 : kMostTokens;
-  const int64_t steps =
-      std::min({sizes_.update - buffer - 1, crossing - total, layer.store.room_behind(total)});
+  const int64_t steps = std::min(
+      {sizes_.update - buffer - 1, crossing - total, layer.store.room_behind(total), batch.holds});
   if (steps <= 0) return 0;
-  const SequenceView now = layer.view(sizes_, search_, heads);
+  const SequenceView now = layer.view(sizes_, search_, batch.near_from);
   const SequenceView then =
-      view_of(layer.regions.appended(steps), sizes_, search_, layer.facts(heads));
+      view_of(layer.regions.appended(steps), sizes_, search_, layer.facts(batch.near_from));
   const bool alike = now.zone_begin == then.zone_begin && now.zone_end == then.zone_end &&
                      now.mode == then.mode && now.plan.words[0] == then.plan.words[0] &&
                      now.plan.words[1] == then.plan.words[1];
@@ -108,7 +108,7 @@ Change Planner::plan(Layer& layer, const Regions& next, const Purpose& purpose,
   Change change;
   change.layer = &layer;
   change.next = next;
-  change.heads = purpose.heads;
+  change.near_from = purpose.batch.near_from;
   change.marks = layer.marks;
   change.work.entering = entering;
   plan_queries(plan, purpose.queries, change);

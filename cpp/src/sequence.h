@@ -35,7 +35,7 @@ struct Work {
 struct Change {
   Layer* layer;
   Regions next;
-  int64_t heads = 0;  // kv heads of the step's batch; 0: of no step
+  int64_t near_from = 0;  // StepFacts::near_from
 
   std::optional<LayerStore::Growth> growth;         // of the store; absent: it has room
   std::optional<LayerStore::Growth> narrow_growth;  // of the one of narrow rows; the same
@@ -96,7 +96,7 @@ class Planner {
      * before anything is chosen.
      */
     bool queries = false;
-    int64_t heads = 0;  // kv heads of a decode's batch
+    StepBatch batch{};  // of a decode
   };
 
   /** From a layer as it is to `next`, which has as many tokens or more. */
@@ -105,9 +105,9 @@ class Planner {
   /**
    * Tokens that steps can add to a layer before anything but its length changes: until it flushes,
    * needs a segment, or is searched in another way.
-   * @param heads  kv heads of the steps' batch
+   * @param batch  that it is stepped with
    */
-  int64_t quiet_steps(const Layer& layer, int64_t heads) const;
+  int64_t quiet_steps(const Layer& layer, const StepBatch& batch) const;
 
   /** Whether rows are selected that may lie in host memory, and there is no place to keep them. */
   bool lacks_row_cache(const Layer& layer) const;

@@ -78,6 +78,16 @@ struct Cache::Impl::PlannedStep {
   }
 };
 
+StepBatch Cache::Impl::batch_of(const BatchLayer& at, int64_t tokens) const {
+  const StepRules& rules = search_->needs().steps;
+  if (!rules.look_at_batch()) return {};
+  StepSum sum(rules, page_tables_.has_value(), config_.kv_heads);
+  for (size_t i = 0; i < at.slots.layers.size(); ++i) {
+    sum.add(at.view(i).total + tokens, at.slots.layers[i]->near());
+  }
+  return sum.decided();
+}
+
 void Cache::Impl::set_lengths(const std::vector<bool>& in_full, int64_t tokens, Stream stream) {
   const Slots& slots = cursor_.slots();
   std::vector<int32_t> lengths(size_t(slots.all), 0);
@@ -121,7 +131,8 @@ void Cache::Impl::plan_step(PlannedStep& planned, int64_t tokens, const StepWork
         if (whole || args.batch > 0) search_->reserve(args);
       }
     };
-    planned.step = plan(layers, next, decode_of(planned.slots().size()), stream, reserve);
+    const StepBatch batch = batch_of(*planned.layers.front(), tokens);
+    planned.step = plan(layers, next, {Planner::Use::kDecode, false, batch}, stream, reserve);
     // Rows may have moved to make room: more may be due by that.
     const size_t before = planned.due.size();
     planned.look(tokens);
@@ -161,15 +172,15 @@ void Cache::Impl::take_planned_step(LayerRange range, int64_t tokens, const Step
   const Slots& slots = planned.slots();
   const bool counts = backend_->word_updates() != nullptr &&
                       backend_->capabilities().decode_appends && config_.local > 0;
-  const int64_t heads = decode_of(slots.size()).heads;
+  for (BatchLayer* layer : planned.layers) layer->count(tokens);
+  const StepBatch batch = batch_of(*planned.layers.front(), 0);
   for (size_t l = 0; l < planned.layers.size(); ++l) {
     BatchLayer& at = *planned.layers[l];
-    at.count(tokens);
     for (size_t n = 0; n < planned.due.size(); ++n) {
       const size_t i = planned.due[n];
       at.view(i) = planned.step.views[l * planned.due.size() + n];
       at.in_full[i] = planned.in_full(n, l);
-      const int64_t steps = counts ? planner_.quiet_steps(*at.slots.layers[i], heads) : 0;
+      const int64_t steps = counts ? planner_.quiet_steps(*at.slots.layers[i], batch) : 0;
       at.quiet_until[i] = steps > 0 ? at.view(i).total + steps : -1;
     }
     at.look();

@@ -290,7 +290,7 @@ dense_below
     Sequences with fewer tokens are attended to in full; -1 is the policy's own: 2,048 for
     ParisKV, on a GPU with room for the rows 8,192; 0 for HardKV and PRKV. "batch", for ParisKV on
     such a GPU: each step attends in full where its batch takes as long that way, one sequence up
-    to 14,336 tokens and many up to 5,632 (docs/memory.md). Results then depend on the batch.
+    to 22,016 tokens and many up to 5,632 (docs/memory.md). Results then depend on the batch.
 policy
     How rows are chosen: ParisKV(...), which is also the default, HardKV(...) or PRKV(...).
 device

@@ -271,7 +271,7 @@ def searched(cache: pk.Cache, call) -> int:
 
 @pytest.mark.parametrize(
     ("tokens", "batch", "searches"),
-    [(6000, 1, 0), (6000, 8, 0), (6000, 9, 9), (7500, 8, 8), (7500, 4, 0), (10_000, 4, 4)],
+    [(6000, 9, 0), (22_014, 1, 0), (22_015, 1, 1), (9726, 4, 0), (9727, 4, 4), (7679, 8, 8)],
 )
 def test_where_a_search_begins_follows_from_the_batch(tokens, batch, searches):
     caches, sequences = crossing_caches(tokens, batch)
@@ -285,6 +285,26 @@ def test_where_a_search_begins_follows_from_the_batch(tokens, batch, searches):
     else:
         for mine, theirs in zip(found[0], full, strict=True):
             assert_same_bits(mine, theirs)
+
+
+@pytest.mark.parametrize(("tokens", "searches"), [(14_334, 0), (14_335, 8)])
+def test_where_pages_are_read_a_search_begins_later(tokens, searches):
+    caches, sequences = crossing_caches(tokens, 8)
+    caches[0].page_table(8, tokens + 128)
+    step = make_steps(caches[0].config, 8, 1)[0]
+    assert searched(caches[0], lambda: eager(caches[0], sequences[0], step)) == searches
+
+
+def test_sequences_beside_a_long_one_are_searched_if_long_enough_themselves():
+    caches, _ = crossing_caches(22_016, 1)
+    cache = caches[0]
+    rng = np.random.default_rng(5)
+    lengths, batch = (22_016, 5000, 6000), []
+    for tokens in lengths:
+        batch.append(cache.add())
+        cache.prefill(0, [batch[-1]], *randn_kv(rng, tokens, cache.config))
+    step = make_steps(cache.config, len(batch), 1)[0]
+    assert searched(cache, lambda: eager(cache, batch, step)) == 2
 
 
 @pytest.mark.parametrize(("tokens", "searches"), [(8190, False), (8191, True)])

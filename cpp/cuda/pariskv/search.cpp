@@ -22,7 +22,7 @@ CodecConstants constants_of(const Codec& codec) {
   return constants;
 }
 
-std::array<Crossing, 3> crossings_of(const Config& config) {
+Crossings crossings_of(const Config& config) {
   if (config.dense_below != kDenseByBatch) return {};
   return tuning_of(config.device.index).crossings;
 }

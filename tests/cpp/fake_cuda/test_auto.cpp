@@ -7,6 +7,7 @@
 
 #include "fake.h"
 #include "pariskv/pariskv.h"
+#include "tuning.h"
 
 namespace pariskv {
 
@@ -79,7 +80,7 @@ TEST_P(FakeAuto, NothingLeavesWhileThereIsRoom) {
   EXPECT_EQ(test::wrong(), "");
 }
 
-TEST_P(FakeAuto, AskedForByBatchFewLongSequencesAreAttendedToInFull) {
+TEST_P(FakeAuto, AskedForByBatchASearchBeginsOnceTheSequencesAreWorthIt) {
   Config config = config_of(0, GetParam());
   config.dense_below = kDenseByBatch;
   Cache cache(config);
@@ -93,10 +94,19 @@ TEST_P(FakeAuto, AskedForByBatchFewLongSequencesAreAttendedToInFull) {
     return cache.stats().searched_tokens - before;
   };
   // In 8 bits nothing of a zone can be read as it came.
-  const int64_t alone = GetParam() == KVDType::kInt8 ? kLayers : 0;
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(searched(), alone);
-  while (batch.size() < 17) batch.push_back(cache.add());  // 34 heads
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(searched(), kLayers);
+  const bool narrow = GetParam() == KVDType::kInt8;
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(searched(), narrow ? kLayers : 0);
+  while (batch.size() < 27) batch.push_back(cache.fork(batch[0]));
+  const Crossing at = cuda::tuning_of(test::kDevice).crossings.own;
+  const int64_t all = int64_t(batch.size()) * kLayers;
+  int64_t total = 8003, before = 0, after = 0;
+  while (after < 3) {
+    ++total;
+    const bool worth = int64_t(batch.size()) * (total - at.tokens) * kHeads >= at.worth;
+    EXPECT_EQ(searched(), worth || narrow ? all : 0) << total;
+    ++(worth ? after : before);
+  }
+  EXPECT_GT(before, 0);
   EXPECT_EQ(test::wrong(), "");
 }
 

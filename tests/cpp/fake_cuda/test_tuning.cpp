@@ -17,15 +17,12 @@ TEST(Tuning, AnArchitectureWithoutARowHasTheNearestLowerOne) {
   EXPECT_EQ(&cuda::tuning_of(kDevice), &tuning_for(9, 0));
 }
 
-TEST(Tuning, CrossingsAscend) {
+TEST(Tuning, AHostsKernelIsLeftForASearchNoSoonerThanTheEnginesOwn) {
   for (const int major : {8, 9}) {
-    int64_t heads = 0, tokens = 1 << 20;
-    for (const Crossing& crossing : cuda::tuning_for(major, 0).crossings) {
-      EXPECT_GT(crossing.heads, heads) << "the first that has as many heads counts";
-      EXPECT_LE(crossing.tokens, tokens) << "more heads are worth a search sooner";
-      EXPECT_GE(crossing.tokens, ParisKV::kSearchedFromByBatch);
-      heads = crossing.heads, tokens = crossing.tokens;
-    }
+    const Crossings& at = cuda::tuning_for(major, 0).crossings;
+    EXPECT_GE(at.own.tokens, ParisKV::kSearchedFromByBatch);
+    EXPECT_GE(at.paged.tokens, at.own.tokens);
+    EXPECT_GE(at.paged.worth, at.own.worth);
   }
 }
 

@@ -53,7 +53,7 @@ bool estimates_error(const ParisKV& settings) {
 }
 
 Needs needs_of(const ParisKV& settings, const Config& config, const ModelShape& shape,
-               const std::array<Crossing, 3>& crossings) {
+               const Crossings& crossings) {
   const SummaryLayout layout = layout_of(shape, settings);
   Needs needs;
   needs.summary_bytes = layout.bytes();
@@ -98,7 +98,7 @@ ParisKVRules rules_of(const ParisKV& settings, const ModelShape& shape, const Co
 }  // namespace
 
 ParisKVPolicy::ParisKVPolicy(const ParisKV& settings, const Config& config, const ModelShape& shape,
-                             BackendMemory& memory, const std::array<Crossing, 3>& crossings)
+                             BackendMemory& memory, const Crossings& crossings)
     : Search(based(shape, settings), needs_of(settings, config, based(shape, settings), crossings)),
       codec_(make_codec(shape, settings)),
       rules_(rules_of(settings, shape, codec_)),

@@ -18,10 +18,10 @@ class ParisKVPolicy : public Search {
  public:
   /**
    * @param settings, memory  outlive it
-   * @param crossings         StepRules::crossings
+   * @param crossings         see StepRules; of no tokens: lengths alone decide
    */
   ParisKVPolicy(const ParisKV& settings, const Config& config, const ModelShape& shape,
-                BackendMemory& memory, const std::array<Crossing, 3>& crossings = {});
+                BackendMemory& memory, const Crossings& crossings = {});
 
   bool plan(SequenceView& sequence) const override;
   void observe(const std::vector<QuerySpan>& spans, Stream stream) override;
