@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pariskv_core as pk
 import pytest
 import torch
 from pariskv_core.serving import Engine, Orders
 from pariskv_core.serving.orders import ADD, Command, Row
-from support import make_config, randn_kv, randn_q
+from support import assert_same_bits, make_config, randn_kv, randn_q
+from test_cuda_graph import filled_with, make_steps, warm_up
 
 
 @pytest.mark.parametrize("dense_below", [1 << 20, 0], ids=["in full", "searching"])
@@ -37,3 +39,35 @@ def test_a_layer_that_shares_rows_attends_as_the_one_that_stores_them(dense_belo
     lengths = [engine.cache.length(one) for one in engine.sequences.of(range(3))]
     assert lengths == list(stored.values()), "no row is stored twice"
     engine.close()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("lengths", [[300], [0, 170, 461]])
+def test_in_a_graph_a_layer_that_shares_rows_sees_the_token_that_is_stored(
+    lengths: list[int],
+) -> None:
+    config = make_config(dtype="float16", layers=2)
+    caches = pk.Cache(config), pk.Cache(config)
+    mine, alike = (filled_with(cache, lengths) for cache in caches)
+    inputs = [torch.zeros_like(x) for x in make_steps(config, len(lengths), 1)[0]]
+    warm_up(config)
+
+    def both(cache: pk.Cache, sequences: list[int], step: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Of each layer, with k and v, and then without."""
+        outs = []
+        for q, k, v in zip(*step, strict=True):
+            layer = len(outs) // 2
+            outs.append(cache.decode(layer, sequences, q, k, v))
+            outs.append(cache.decode(layer, sequences, q.flip(0), None, None))
+        return outs
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = both(caches[0], mine, inputs)
+    for number, step in enumerate(make_steps(config, len(lengths), 60)):
+        for place, given in zip(inputs, step, strict=True):
+            place.copy_(given)
+        caches[0].advance(mine)
+        graph.replay()
+        for out, expected in zip(outs, both(caches[1], alike, step), strict=True):
+            assert_same_bits(out.clone(), expected, f"step {number}")
