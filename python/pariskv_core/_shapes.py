@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from ._failures import CannotRunError, install
 from ._served import refusal
 
 _NESTED = ("text_config", "llm_config", "language_config", "thinker_config")  # of the text decoder
+_SENSES = ("vision", "audio", "thinker")
 _STATES = ("linear_attention", "conv")  # kinds of layers that keep a state in place of rows
 _NOTHING = ("mlp", "moe")  # kinds that keep nothing
 _NEEDED = ("num_hidden_layers", "num_attention_heads")
@@ -55,6 +56,7 @@ class ModelShape:
     sliding_row: int = 0  # bytes of a token in a sliding layer, which may have other heads
     linear_layers: int = 0
     state: int = 0  # bytes that a linear layer keeps of a sequence
+    multimodal: bool = False  # prompts may have more than text
 
     @property
     def other_layers(self) -> int:
@@ -125,7 +127,8 @@ def _of_json(file: Path, folder: Path) -> ModelShape:
     weights = 0
     for pattern in _WEIGHTS:
         weights = weights or sum(path.stat().st_size for path in folder.glob(pattern))
-    return _of_fields(fields, file, weights)
+    shape = _of_fields(fields, file, weights)
+    return replace(shape, multimodal=any(f"{sense}_config" in found for sense in _SENSES))
 
 
 def _lacks(fields: dict[str, Any]) -> list[str]:

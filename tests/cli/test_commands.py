@@ -69,6 +69,15 @@ def test_vllm_prints_the_command_that_it_would_run(pariskv: Pariskv):
     assert as_json.record == {"command": made}
 
 
+def test_vllm_asks_for_another_role_where_prompts_may_have_pictures(
+    pariskv: Pariskv, tmp_path: Path
+):
+    seeing = save_config(tmp_path / "seeing", vision_config={"hidden_size": 64})
+    for model, role in ((seeing, "kv_producer"), (save_config(tmp_path / "text"), "kv_both")):
+        made = shlex.split(pariskv("vllm", "--print", model).out)
+        assert json.loads(made[made.index("--kv-transfer-config") + 1])["kv_role"] == role
+
+
 @pytest.mark.parametrize("other", ["sliding_attention", "linear_attention"])
 def test_vllm_sends_layers_of_full_attention_alone_where_there_are_others(
     pariskv: Pariskv, tmp_path: Path, other: str

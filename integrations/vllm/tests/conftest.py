@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_models import make_tiny
 
 HERE = Path(__file__).resolve().parent
 GRACE = 1200  # seconds that an engine may take
@@ -50,102 +51,6 @@ def environment(ranks: int = 1) -> dict[str, str]:
             str(cores[rank % len(cores)]) for rank in range(ranks)
         )
     return own
-
-
-def make_tiny(folder: Path) -> Path:
-    """A Llama of three layers whose heads can be parted among two ranks and among three."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=1920,  # a multiple of 64 that three ranks can part
-        hidden_size=192,
-        intermediate_size=384,
-        num_hidden_layers=3,
-        num_attention_heads=12,
-        num_key_value_heads=6,
-        head_dim=64,
-        max_position_embeddings=4096,
-        tie_word_embeddings=False,
-        initializer_range=0.1,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
-def make_mixed(folder: Path, kind: str) -> Path:
-    """A model of four to nine layers, of which two are of full attention, or of linear ones one."""
-    import torch
-    import transformers as hf
-
-    torch.manual_seed(3)
-    shape = {
-        "vocab_size": 1920,
-        "hidden_size": 192,
-        "intermediate_size": 192,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 6,
-        "head_dim": 64,
-        "max_position_embeddings": 4096,
-        "tie_word_embeddings": False,
-        "initializer_range": 0.1,
-        "sliding_window": 96,
-    }
-    sliding, full = "sliding_attention", "full_attention"
-    model: Any
-    if kind == "gemma3":
-        layers = [sliding, sliding, full] * 2
-        config = hf.Gemma3TextConfig(
-            **shape, num_hidden_layers=6, layer_types=layers, query_pre_attn_scalar=64
-        )
-        model = hf.Gemma3ForCausalLM(config)
-    elif kind == "gemma4":
-        # Full layers have other heads, and values that are their keys; the last three layers share
-        # keys and values of those before.
-        config = hf.Gemma4TextConfig(
-            **shape,
-            num_hidden_layers=9,
-            layer_types=[sliding, sliding, full] * 3,
-            global_head_dim=128,
-            num_global_key_value_heads=2,
-            attention_k_eq_v=True,
-            num_kv_shared_layers=3,
-            vocab_size_per_layer_input=1920,
-            hidden_size_per_layer_input=16,
-        )
-        model = hf.Gemma4ForCausalLM(config)
-    elif kind == "qwen3next":
-        del shape["sliding_window"]
-        config = hf.Qwen3NextConfig(
-            **shape,
-            num_hidden_layers=4,
-            layer_types=["linear_attention"] * 3 + [full],
-            mlp_only_layers=[0, 1, 2],
-            num_experts=4,
-            num_experts_per_tok=2,
-            moe_intermediate_size=64,
-            shared_expert_intermediate_size=64,
-            linear_num_key_heads=2,
-            linear_num_value_heads=4,
-            linear_key_head_dim=64,
-            linear_value_head_dim=64,
-        )
-        model = hf.Qwen3NextForCausalLM(config)
-    else:
-        config = hf.GptOssConfig(
-            **shape,
-            num_hidden_layers=4,
-            layer_types=[sliding, full] * 2,
-            num_local_experts=4,
-            num_experts_per_tok=2,
-        )
-        model = hf.GptOssForCausalLM(config)
-        for name, weight in model.named_parameters():
-            if name.endswith("sinks"):
-                weight.data.normal_()
-    model.float().save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")

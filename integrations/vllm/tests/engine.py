@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-VOCABULARY = 1920
+from tiny_models import PICTURE, VOCABULARY
+
 Prompt = list[int]
 
 
@@ -63,12 +64,13 @@ class Run:
     def metric(self, name: str) -> float:
         return sum(metric.value for metric in self.llm.get_metrics() if metric.name == name)
 
-    def generate(self, prompts: list[Prompt], tokens: int = 24, **options: Any) -> list[Any]:
+    def generate(self, prompts: list[Any], tokens: int = 24, **options: Any) -> list[Any]:
+        """prompts  tokens, or what vLLM takes in place of them"""
         from vllm import SamplingParams
 
         settings = {"temperature": 0, "ignore_eos": True, "detokenize": False, **options}
         done = self.llm.generate(
-            [{"prompt_token_ids": prompt} for prompt in prompts],
+            [one if isinstance(one, dict) else {"prompt_token_ids": one} for one in prompts],
             SamplingParams(max_tokens=tokens, **settings),
             use_tqdm=False,
         )
@@ -143,6 +145,47 @@ class Run:
     def many(self) -> Any:
         """Short requests that have nothing in common."""
         return self.generate([prompt(1000 + i, 3 + i % 60) for i in range(120)], 4)
+
+    def pictures(self) -> Any:
+        """One text with two pictures, each before it, behind a beginning, and both: twice."""
+        import numpy as np
+        from PIL import Image
+
+        chance = np.random.default_rng(5)
+        some = [
+            Image.fromarray(chance.integers(0, 255, (64, 64, 3), dtype=np.uint8)) for _ in range(2)
+        ]
+        begin, text = prompt(500, 300), prompt(501, 700)
+        begin, text = ([min(token, PICTURE - 2) for token in one] for one in (begin, text))
+        asked = []
+        for one in some:
+            asked.append(([PICTURE, *text], [one]))
+            asked.append(([*begin, PICTURE, *text[:40]], [one]))
+            asked.append(([*begin, PICTURE, *text[:90], PICTURE, 7], [one, some[0]]))
+        prompts: list[Any] = [
+            {"prompt_token_ids": tokens, "multi_modal_data": {"image": images}}
+            for tokens, images in asked
+        ]
+        settings = self.llm.llm_engine.vllm_config.model_config.multimodal_config
+        self.found["takes_missing_pictures"] = bool(settings.allow_missing_mm_embeddings)
+        return [self.generate([*prompts, begin]), self.generate(prompts)]
+
+    def embedded(self) -> Any:
+        """Prompts that come as embeddings, some of which begin alike: twice."""
+        import torch
+
+        size = self.llm.llm_engine.model_config.get_hidden_size()
+        chance = torch.Generator().manual_seed(5)
+
+        def some(tokens: int) -> torch.Tensor:
+            return 0.1 * torch.randn(tokens, size, generator=chance)
+
+        begin = some(300)
+        asked = [
+            {"prompt_embeds": torch.cat([*([begin] if i % 2 else []), some(50 + 200 * i)])}
+            for i in range(6)
+        ]
+        return [self.generate(asked), self.generate(asked)]
 
     # Work of a pretrained model over a long text.
 

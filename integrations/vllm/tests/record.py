@@ -101,7 +101,8 @@ def work(model: str) -> None:
 
 
 def main() -> None:
-    from conftest import environment, make_tiny
+    from conftest import environment
+    from tiny_models import make_tiny
 
     if len(sys.argv) == 2:
         target = Path(sys.argv[1]).resolve()

@@ -154,7 +154,8 @@ def wrong(found: Found, kind: str) -> bool:
 
 
 def main() -> None:
-    from conftest import EXACT, asked_for, make_mixed, make_tiny, small_engine
+    from conftest import EXACT, asked_for, small_engine
+    from tiny_models import make_mixed, make_tiny
 
     seconds, model, kind = float(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     if kind == "mixed":

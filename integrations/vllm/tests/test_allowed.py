@@ -51,6 +51,7 @@ MIXED = ["full_attention", "sliding_attention"]
             "kv_connector: expected ParisKV, got MultiConnector; it works beside no other one",
         ),
         ({"kv_transfer_config__kv_role": "kv_producer"}, 'set "kv_role": "kv_both"'),
+        ({"model_config__is_multimodal_model": True}, 'set "kv_role": "kv_producer"'),
         (
             {"kv_transfer_config__kv_load_failure_policy": "recompute"},
             "kv_load_failure_policy: expected fail, got recompute",

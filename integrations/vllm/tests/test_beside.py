@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from conftest import EXACT, WORK, Job, asked_for, make_mixed, run, small_engine
+from conftest import EXACT, WORK, Job, asked_for, run, small_engine
+from tiny_models import make_mixed
 
 
 @dataclass(frozen=True)

@@ -59,23 +59,29 @@ def _settings(pairs: list[str]) -> dict[str, Any]:
 
 def command(model: str, settings: dict[str, Any], options: list[str]) -> list[str]:
     from pariskv_core.vllm import NAME
+    from pariskv_core.vllm.versions import role
 
-    connector = json.dumps({"kv_connector": NAME, "kv_role": "kv_both"})
-    made = ["vllm", "serve", model, *_attention(model)]
-    made += ["--kv-transfer-config", connector]
+    shape = _shape(model)
+    connector = {"kv_connector": NAME, "kv_role": role(multimodal=bool(shape and shape.multimodal))}
+    made = ["vllm", "serve", model, *_attention(shape)]
+    made += ["--kv-transfer-config", json.dumps(connector)]
     if settings:
         made += ["--additional-config", json.dumps({"pariskv": settings})]
     _refuse(made, options)
     return made + options
 
 
-def _attention(model: str) -> list[str]:
-    """Of which layers the engine is: of full attention alone, where a model has others. One that
-    is not here is all of one kind, or vLLM's plugin says what to set."""
+def _shape(model: str) -> shapes.ModelShape | None:
+    """None: it is not here, or not known. vLLM's plugin then says what to set where it is not of
+    text and layers of full attention alone."""
     try:
-        shape = shapes.read(model)
+        return shapes.read(model)
     except CannotRunError:
-        shape = None
+        return None
+
+
+def _attention(shape: shapes.ModelShape | None) -> list[str]:
+    """Of which layers the engine is: of full attention alone, where a model has others."""
     if shape is None or shape.other_layers == 0:
         return ["--attention-backend", "CUSTOM"]
     return ["--attention-config", json.dumps({"backend_per_kind": {"full_attention": "CUSTOM"}})]

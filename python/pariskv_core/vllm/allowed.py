@@ -26,7 +26,7 @@ _CACHES = ("FullAttentionSpec",)  # kinds of their cache
 _OTHERS = ("sliding_attention", "linear_attention")  # kinds of layers that are vLLM's beside them
 _RUNNERS = ("generate",)
 # The V2 runner cannot go back to compute rows again: requests whose rows are lost have to fail.
-_TRANSFER = {"kv_role": "kv_both", "kv_load_failure_policy": "fail"}
+_TRANSFER = {"kv_load_failure_policy": "fail"}
 _POLICIES = ("fcfs", "priority")
 # Optional parts of a configuration that change nothing about rows, or of which rows know nothing.
 _PARTS = (
@@ -65,8 +65,9 @@ def check(options: Options) -> None:
     _one_of("--enable-sleep-mode", options.sleep_mode, (False,), f"rows are lost; {_ELSE}")
     _one_of("--runner", options.runner, _RUNNERS)
     _one_of("--scheduling-policy", options.policy, _POLICIES)
+    transfer = {"kv_role": versions.role(multimodal=options.multimodal), **_TRANSFER}
     for field, value in options.transfer.items():
-        served = _TRANSFER[field]
+        served = transfer[field]
         _one_of(field, value, (served,), f'set "{field}": "{served}" in --kv-transfer-config')
     _one_of("--kv-cache-dtype", options.kv_dtype, tuple(KV_DTYPES))
     _one_of("--prefix-match-unit", options.match_unit, (None,))

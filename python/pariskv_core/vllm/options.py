@@ -117,6 +117,11 @@ class Options:
         """The model's own configuration, of its decoder."""
         return self._model.hf_text_config
 
+    @property
+    def multimodal(self) -> bool:
+        """Whether prompts may have more than text."""
+        return bool(getattr(self._model, "is_multimodal_model", False))
+
     def model_kinds(self) -> list[str]:
         """What vLLM says of a model that is not plain attention over text and images."""
         kinds = [words for field, words in _KINDS.items() if getattr(self._model, field, False)]

@@ -9,6 +9,15 @@ BEYOND = (0, 34)
 NAME = "ParisKV"  # of the connector: --kv-transfer-config '{"kv_connector": "ParisKV", ...}'
 
 
+def role(*, multimodal: bool) -> str:
+    """The kv_role of --kv-transfer-config. multimodal: prompts may have more than text.
+
+    vLLM takes "kv_both" for a server that gets pictures as embeddings, from another one: it would
+    accept a request that has none, and end by it.
+    """
+    return "kv_producer" if multimodal else "kv_both"
+
+
 def refusal(version: str) -> str | None:
     """Why this version is not served; None: it is."""
     found = re.match(r"(\d+)\.(\d+)", version)
