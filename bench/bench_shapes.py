@@ -67,7 +67,7 @@ class Layer:
             kv_heads=self.heads.kv,
             head_dim=self.heads.dim,
             dtype="bfloat16",
-            device=device,
+            device=torch.device(device),
             dense_below=dense_below,
             threads=threads,
         )
@@ -76,8 +76,8 @@ class Layer:
         for number, sequence in enumerate(sequences):
             rows = [x[number].transpose(0, 1) for x in (self.k, self.v)]
             for begin in range(0, len(rows[0]), _CHUNK):
-                part = [row[begin : begin + _CHUNK].contiguous() for row in rows]
-                cache.prefill(0, [sequence], *part)
+                k, v = (row[begin : begin + _CHUNK].contiguous() for row in rows)
+                cache.prefill(0, [sequence], k, v)
         return cache, sequences
 
     def decode(self, name: str) -> None:
