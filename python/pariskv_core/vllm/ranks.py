@@ -8,7 +8,7 @@ from typing import Any
 from pariskv_core.serving import Engine
 
 from .options import Options
-from .versions import NAME
+from .versions import NAME, role
 
 
 @dataclass
@@ -27,9 +27,10 @@ def asked_for(config: Any) -> bool:
 
 def check(config: Any) -> None:
     if not asked_for(config):
+        wanted = role(multimodal=Options(config).multimodal)
         raise ValueError(
             f"[vllm] --attention-backend CUSTOM: expected the connector {NAME} beside it: "
-            f'--kv-transfer-config \'{{"kv_connector": "{NAME}", "kv_role": "kv_both"}}\''
+            f'--kv-transfer-config \'{{"kv_connector": "{NAME}", "kv_role": "{wanted}"}}\''
         )
 
 
