@@ -7,26 +7,27 @@ from typing import Any
 
 VOCABULARY = 1920  # a multiple of 64 that three ranks can part
 PICTURE = 1901  # the token that stands for one
+# Heads that can be parted among two ranks and among three.
+TEXT: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 192,
+    "intermediate_size": 192,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 6,
+    "head_dim": 64,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.1,
+}
 
 
 def make_tiny(folder: Path) -> Path:
-    """A Llama of three layers whose heads can be parted among two ranks and among three."""
+    """A Llama of three layers."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=192,
-        intermediate_size=384,
-        num_hidden_layers=3,
-        num_attention_heads=12,
-        num_key_value_heads=6,
-        head_dim=64,
-        max_position_embeddings=4096,
-        tie_word_embeddings=False,
-        initializer_range=0.1,
-    )
+    config = LlamaConfig(**{**TEXT, "intermediate_size": 384}, num_hidden_layers=3)
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
 
@@ -37,18 +38,7 @@ def make_mixed(folder: Path, kind: str) -> Path:
     import transformers as hf
 
     torch.manual_seed(3)
-    shape = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 192,
-        "intermediate_size": 192,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 6,
-        "head_dim": 64,
-        "max_position_embeddings": 4096,
-        "tie_word_embeddings": False,
-        "initializer_range": 0.1,
-        "sliding_window": 96,
-    }
+    shape = {**TEXT, "sliding_window": 96}
     sliding, full = "sliding_attention", "full_attention"
     model: Any
     if kind == "gemma3":
@@ -112,18 +102,7 @@ def make_seeing(folder: Path) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     torch.manual_seed(3)
-    text = {
-        "model_type": "llama",
-        "vocab_size": VOCABULARY,
-        "hidden_size": 192,
-        "intermediate_size": 192,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 6,
-        "head_dim": 64,
-        "max_position_embeddings": 4096,
-        "initializer_range": 0.1,
-    }
+    text = {**TEXT, "model_type": "llama", "num_hidden_layers": 3}
     vision = {
         "hidden_size": 64,
         "intermediate_size": 64,
