@@ -14,6 +14,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
+import gpu
 import harness
 import pariskv_core as pk
 import torch
@@ -105,8 +106,6 @@ def _on_cpu(layer: Layer, rounds: int) -> dict[str, float]:
 
 
 def _on_gpu(layer: Layer, rounds: int) -> dict[str, float]:
-    import gpu
-
     timer = gpu.Timer(rounds)
     found = {}
     for name, (cache, sequences) in layer.caches.items():
@@ -177,9 +176,8 @@ def main() -> None:
     if arguments.device == "cpu":
         harness.save("shapes", results)
         return
-    import gpu
-
-    harness.save("shapes", results, on=torch.cuda.get_device_name(), facts=gpu.facts())
+    facts = gpu.facts()
+    harness.save("shapes", results, on=facts["gpu"], facts=facts)
 
 
 if __name__ == "__main__":

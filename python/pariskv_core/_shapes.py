@@ -15,7 +15,7 @@ from ._failures import CannotRunError, install
 from ._served import refusal
 
 _NESTED = ("text_config", "llm_config", "language_config", "thinker_config")  # of the text decoder
-_SENSES = ("vision", "audio", "thinker")
+_SENSES = ("vision_config", "audio_config", "thinker_config")  # of prompts with more than text
 _STATES = ("linear_attention", "conv")  # kinds of layers that keep a state in place of rows
 _NOTHING = ("mlp", "moe")  # kinds that keep nothing
 _NEEDED = ("num_hidden_layers", "num_attention_heads")
@@ -128,7 +128,7 @@ def _of_json(file: Path, folder: Path) -> ModelShape:
     for pattern in _WEIGHTS:
         weights = weights or sum(path.stat().st_size for path in folder.glob(pattern))
     shape = _of_fields(fields, file, weights)
-    return replace(shape, multimodal=any(f"{sense}_config" in found for sense in _SENSES))
+    return replace(shape, multimodal=any(sense in found for sense in _SENSES))
 
 
 def _lacks(fields: dict[str, Any]) -> list[str]:

@@ -296,11 +296,10 @@ def test_where_pages_are_read_a_search_begins_later(tokens, searches):
 
 
 def test_sequences_beside_a_long_one_are_searched_if_long_enough_themselves():
-    caches, _ = crossing_caches(22_016, 1)
-    cache = caches[0]
+    caches, sequences = crossing_caches(22_016, 1)
+    cache, batch = caches[0], sequences[0]
     rng = np.random.default_rng(5)
-    lengths, batch = (22_016, 5000, 6000), []
-    for tokens in lengths:
+    for tokens in (5000, 6000):
         batch.append(cache.add())
         cache.prefill(0, [batch[-1]], *randn_kv(rng, tokens, cache.config))
     step = make_steps(cache.config, len(batch), 1)[0]
