@@ -242,10 +242,12 @@ Config Config::resolved() const {
   resolve(config.sink, own.sink);
   resolve(config.local, own.local);
   resolve(config.update, own.update);
-  const bool near = config.device.type == DeviceType::kCuda && config.placement != Placement::kHost;
+  const bool on_gpu = config.device.type == DeviceType::kCuda;
+  const bool near = on_gpu && config.placement != Placement::kHost;
   const bool by_batch = near && std::holds_alternative<ParisKV>(config.policy);
   if (config.dense_below == kDenseByBatch && !by_batch) config.dense_below = kPolicysOwn;
-  resolve(config.dense_below, near ? own.dense_below_on_gpu : own.dense_below);
+  const int64_t far_or_cpu = on_gpu ? own.dense_below_far : own.dense_below;
+  resolve(config.dense_below, near ? own.dense_below_on_gpu : far_or_cpu);
   if (value_dim == 0) config.value_dim = head_dim;
   resolve(config.segment_tokens, std::max<int64_t>(near ? 128 : 1024, block_of(policy)));
   if (config.borrowed) {

@@ -287,9 +287,9 @@ sink, local, update
     policy's own: 4, 256 and 512 for ParisKV, 4, 32 and 128 for HardKV, 4, 64 and 128 for
     PRKV. They read back as the sizes themselves.
 dense_below
-    Sequences with fewer tokens are attended to in full; -1 is the policy's own: 2,048 for
-    ParisKV, on a GPU with room for the rows 8,192; 0 for HardKV and PRKV. "batch", for ParisKV on
-    such a GPU: each step attends in full where its batch takes as long that way, one sequence up
+    Sequences with fewer tokens are attended to in full; -1 is the policy's own: for
+    ParisKV 4,096 on a CPU, 8,192 on a GPU with room for the rows and 2,048 on one without; 0 for
+    HardKV and PRKV. "batch", for ParisKV on a GPU with room: each step attends in full where its batch takes as long that way, one sequence up
     to 22,016 tokens and many up to 5,632 (docs/memory.md). Results then depend on the batch.
 policy
     How rows are chosen: ParisKV(...), which is also the default, HardKV(...) or PRKV(...).

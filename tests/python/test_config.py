@@ -33,7 +33,7 @@ def test_whole_keys_have_a_schedule_of_their_own(whole):
 
 def test_dense_below_may_be_the_batchs():
     config = pk.Config(**MODEL, dense_below="batch")
-    assert (config.dense_below, config.searched_from) == (2048, 2048)  # a CPU needs no batch
+    assert (config.dense_below, config.searched_from) == (4096, 4096)  # a CPU needs no batch
     on_gpu = config.replace(device="cuda")
     assert (on_gpu.dense_below, on_gpu.searched_from) == ("batch", 5632)
     assert pickle.loads(pickle.dumps(on_gpu)) == on_gpu
@@ -51,7 +51,7 @@ def test_defaults_are_the_published_ones_but_for_the_search():
     assert (config.layers, config.query_heads, config.kv_heads, config.head_dim) == (32, 32, 8, 128)
     assert config.dtype == "bfloat16"
     assert (config.sink, config.local, config.update, config.policy.top_k) == (4, 256, 512, 100)
-    assert config.dense_below == 2048
+    assert config.dense_below == 4096
     assert (config.policy.scorer, config.policy.group_rule) == ("sign_norm", "attention_mass")
     assert config.policy.schedule == [
         (0, 0.50, 0.50),

@@ -16,8 +16,10 @@ namespace pariskv {
 /** The regions of a sequence, in tokens: [sink | retrieval | local | update buffer]. */
 struct RegionDefaults {
   int64_t sink, local, update;
-  int64_t dense_below;         ///< Sequences shorter than this are attended to in full.
-  int64_t dense_below_on_gpu;  ///< The same where rows stay in a GPU's own memory, on every GPU.
+  // Sequences shorter than this are attended to in full:
+  int64_t dense_below;         ///< on a CPU,
+  int64_t dense_below_far;     ///< on a GPU whose rows lie in host memory,
+  int64_t dense_below_on_gpu;  ///< and on one that keeps them in its own, whichever it is.
 };
 
 /** How every key of the retrieval zone gets its coarse integer score. */
@@ -86,7 +88,7 @@ struct ParisKV {
    */
   std::optional<double> error;
 
-  static constexpr RegionDefaults kRegions = {4, 256, 512, 2048, 8192};
+  static constexpr RegionDefaults kRegions = {4, 256, 512, 4096, 2048, 8192};
   /** Config::searched_from with kDenseByBatch: where large batches begin to search. */
   static constexpr int64_t kSearchedFromByBatch = 5632;
   static constexpr uint64_t kSignsSeed = 42;  ///< Where `seed` is none.
@@ -143,7 +145,7 @@ struct HardKV {
    */
   ZoneRows placement = ZoneRows::kHost;
 
-  static constexpr RegionDefaults kRegions = {4, 32, 128, 0, 0};
+  static constexpr RegionDefaults kRegions = {4, 32, 128, 0, 0, 0};
   static constexpr int64_t kRecentQueries = 32;  ///< Of the last positions: they choose.
 
   /** The same: nothing is left to the policy. */
@@ -182,7 +184,7 @@ struct PRKV {
   int64_t page = 32;  ///< Neighbours: 8, 16, 32 or 64.
   PageDigest digest = PageDigest::kMean;
 
-  static constexpr RegionDefaults kRegions = {4, 64, 128, 0, 0};
+  static constexpr RegionDefaults kRegions = {4, 64, 128, 0, 0, 0};
   static constexpr int64_t kRecentQueries = 64;  ///< Of the last positions: they choose.
 
   /** The same: nothing is left to the policy. */
