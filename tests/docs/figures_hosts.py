@@ -84,6 +84,20 @@ def vllm() -> Iterator[str]:
     for named, load in VLLM_LATER.items():
         ways = ("0.53, later", "0.53 --defaults", "0.53 --enforce-eager")
         yield f"| {named} | {' | '.join(day_of(load, way) for way in ways)} |"
+    again = "chat .91, .72 and ten of 48,000 beside forty .97, 1.14, with a pause of 1.8 seconds"
+    found = results("served-nvidia-h200")["0.53, again"]
+    assert [day_of(load, "0.53, again") for load in found] == [".91, .72", ".97, 1.14"]
+    assert short(found["mixed"]["ours"]["longest_pause"], 1) == "1.8"
+    yield again
+    qwen = results("served-nvidia-h200")["Qwen3.6-27B's shape, 0.9"]
+    for load, digits in (("medium", 0), ("long", 1)):
+        both = [
+            round(qwen[load][engine]["tokens_per_second"], digits) for engine in ("ours", "stock")
+        ]
+        yield {"medium": "826 tokens a second, and 815", "long": "13.4, and\n  12.4"}[load]
+        assert both == {"medium": [826, 815], "long": [13.4, 12.4]}[load]
+    noted("vllm", "one prompt of 4,000 .474 / .520 s to the first token, and .510")
+    yield "one prompt of 4,000 .51 s to the first token, and .47"
     noted("vllm", "the 36th of 40 first tokens after 89.5 of stock's 103 s")
     yield "103\nseconds, the 36th has its first token after 90"
     noted("vllm", "340 steps of 128 decoding requests: 11.52 ms, stock 11.05;")

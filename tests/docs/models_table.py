@@ -53,6 +53,12 @@ def fields(
     }
 
 
+def nemotron() -> list[str]:
+    """Mamba, experts and attention are layers of their own."""
+    pattern = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+    return [{"M": LINEAR, "E": "moe", "*": FULL}[kind] for kind in pattern]
+
+
 def gated(keys: int, values: int) -> dict[str, Any]:
     """Of a gated delta rule."""
     return {
@@ -113,6 +119,10 @@ MODELS: dict[str, tuple[dict[str, Any], Tried]] = {
     "Qwen3.6-27B": (
         fields("qwen3_5_text", full_every(4, LINEAR, 64), 24, 4, 256, 5120, **gated(16, 48)),
         Tried("random, shape", "random", "random"),
+    ),
+    "Nemotron-3-Nano-30B-A3B": (
+        fields("nemotron_h", nemotron(), 32, 2, 128, 2688),
+        Tried("random", "random", ""),
     ),
     "Jamba-v0.1": (
         fields("jamba", [FULL if i % 8 == 4 else LINEAR for i in range(32)], 32, 8, 128, 4096),

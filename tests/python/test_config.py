@@ -186,7 +186,7 @@ def test_regions_that_are_left_out_are_the_policys():
     with pk.Cache(named.replace(layers=1, sink=-1)) as cache:
         assert cache.config == named.replace(
             layers=1,
-            dense_below=2048,
+            dense_below=4096,
             segment_tokens=1024,
             value_dim=128,
             policy=pk.ParisKV(tail="sample", schedule=pk.ParisKV().schedule),

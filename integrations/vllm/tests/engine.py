@@ -5,6 +5,7 @@ A job: {"engine": arguments of vllm.LLM, "work": names of functions here, in ord
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import sys
@@ -50,12 +51,24 @@ def counters(worker: Any) -> dict[str, Any]:
     }
 
 
+def answer(output: Any) -> dict[str, Any]:
+    """What came of a prompt, and by how much each token led the next likely one."""
+    [first, *_] = output.outputs
+    ranked = [sorted((one.logprob for one in few.values()), reverse=True) for few in first.logprobs]
+    return {
+        "prompt": hashlib.sha256(str(output.prompt_token_ids).encode()).hexdigest(),
+        "tokens": list(first.token_ids),
+        "gaps": [best - second for best, second, *_ in ranked],
+    }
+
+
 class Run:
     def __init__(self, job: dict[str, Any]) -> None:
         from vllm import LLM
 
         self.job = job
         self.llm = LLM(**job["engine"])
+        self.work = ""
         self.found: dict[str, Any] = {"begin": self.counted()}
 
     def counted(self) -> list[dict[str, Any]]:
@@ -69,12 +82,16 @@ class Run:
         from vllm import SamplingParams
 
         settings = {"temperature": 0, "ignore_eos": True, "detokenize": False, **options}
+        if self.job.get("gaps"):
+            settings["logprobs"] = 2
         done = self.llm.generate(
             [one if isinstance(one, dict) else {"prompt_token_ids": one} for one in prompts],
             SamplingParams(max_tokens=tokens, **settings),
             use_tqdm=False,
         )
         self.cached = sum(output.num_cached_tokens or 0 for output in done)
+        if self.job.get("gaps"):
+            self.found.setdefault("answers", {}).setdefault(self.work, []).extend(map(answer, done))
         return [[list(one.token_ids) for one in output.outputs] for output in done]
 
     # Work. Each returns what has to be the same with and without the plugin.
@@ -248,6 +265,7 @@ def main() -> None:
         schedule_asynchronously()
     run = Run(job)
     for name in job["work"]:
+        run.work = name
         run.found[name] = getattr(run, name)()
     run.found["end"] = run.counted()
     scheduler = run.llm.llm_engine.vllm_config.scheduler_config

@@ -99,17 +99,13 @@ MIXED = ["full_attention", "sliding_attention"]
         (
             {
                 "device_config__device_type": "cuda",
-                "attention_config__backend": None,
-                "model_config__hf_text_config__layer_types": ["conv", "full_attention"],
-            },
-            'llama is not supported: it has layers of type "conv"',
-        ),
-        (
-            {
-                "device_config__device_type": "cuda",
                 "model_config__hf_text_config__num_kv_shared_layers": 3,
             },
             "llama is not supported on a GPU: it has layers that share rows",
+        ),
+        (
+            {"model_config__hf_text_config__layers_block_type": ["mamba", "attention"]},
+            'llama is not supported: it has layers of type "linear_attention without a gated delta',
         ),
         (
             {"model_config__hf_text_config__kv_lora_rank": 512},
@@ -144,8 +140,15 @@ def test_a_configuration_is_refused_in_a_sentence(change: dict[str, Any], senten
             "attention_config__backend": None,
             "attention_config__backend_per_kind": {"full_attention": "CUSTOM"},
         },
+        {
+            "device_config__device_type": "cuda",
+            "attention_config__backend": None,
+            "attention_config__backend_per_kind": {"full_attention": "CUSTOM"},
+            "model_config__is_hybrid": True,
+            "model_config__hf_text_config__layers_block_type": ["mamba", "moe", "attention"],
+        },
     ],
-    ids=["CPU", "CPU, linear layers", "GPU", "GPU, full layers alone"],
+    ids=["CPU", "CPU, linear layers", "GPU", "GPU, full layers alone", "GPU, Mamba"],
 )
 def test_layers_of_full_attention_are_served_by_their_kind(change: dict[str, Any]) -> None:
     allowed.check(Options(config(**change)))

@@ -48,6 +48,10 @@ def test_layers_that_remain_with_vllm_get_what_their_windows_hold(
     assert startup.plan_of(options, wish) == startup.planned(
         options, wish, startup.budgets_of(options, wish)
     )
+    # vLLM's own option is for these layers, wherever a budget is asked for.
+    served.cache_config.kv_cache_memory_bytes = 10**9
+    assert startup.budgets_of(options, wish, laid_out=True).device == free.device
+    assert startup.rank_budgets(options, wish, 100).device == free.device
 
 
 @pytest.mark.parametrize("prefixes", [False, True])

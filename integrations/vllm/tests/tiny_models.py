@@ -79,6 +79,8 @@ def make_mixed(folder: Path, kind: str) -> Path:
             linear_value_head_dim=64,
         )
         model = hf.Qwen3NextForCausalLM(config)
+    elif kind in _STATES:
+        return _with_states(folder, kind)
     else:
         config = hf.GptOssConfig(
             **shape,
@@ -91,6 +93,65 @@ def make_mixed(folder: Path, kind: str) -> Path:
         for name, weight in model.named_parameters():
             if name.endswith("sinks"):
                 weight.data.normal_()
+    model.float().save_pretrained(folder)
+    return folder
+
+
+_STATES = ("qwen35", "jamba", "nemotron_h", "lfm2")
+
+
+def _with_states(folder: Path, kind: str) -> Path:
+    """Layers of a gated delta rule, of Mamba's two versions, of convolutions, beside full ones."""
+    import transformers as hf
+
+    linear, full = "linear_attention", "full_attention"
+    config: Any
+    model: Any
+    if kind == "qwen35":
+        config = hf.Qwen3_5TextConfig(
+            **TEXT,
+            num_hidden_layers=4,
+            layer_types=[linear] * 3 + [full],
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=64,
+            linear_value_head_dim=64,
+        )
+        model = hf.Qwen3_5ForCausalLM(config)
+    elif kind == "jamba":
+        config = hf.JambaConfig(
+            **{**TEXT, "num_attention_heads": 3, "num_key_value_heads": 3},  # of hidden_size
+            num_hidden_layers=4,
+            attn_layer_period=4,
+            attn_layer_offset=2,
+            num_experts=1,
+            num_experts_per_tok=1,
+            mamba_d_state=16,
+            mamba_dt_rank=16,  # kernels read eight numbers at a time
+        )
+        model = hf.JambaForCausalLM(config)
+    elif kind == "nemotron_h":
+        config = hf.NemotronHConfig(
+            **TEXT,
+            layers_block_type=[linear, "mlp", full, "mlp", linear, "mlp"],
+            mamba_num_heads=6,
+            mamba_head_dim=64,
+            n_groups=2,
+            ssm_state_size=32,
+            chunk_size=64,
+        )
+        model = hf.NemotronHForCausalLM(config)
+    else:
+        config = hf.Lfm2Config(
+            **TEXT,
+            num_hidden_layers=4,
+            full_attn_idxs=[1, 3],
+            block_multiple_of=64,
+            # As vLLM reads them, of older configurations.
+            conv_dim=TEXT["hidden_size"],
+            block_dim=TEXT["hidden_size"],
+        )
+        model = hf.Lfm2ForCausalLM(config)
     model.float().save_pretrained(folder)
     return folder
 

@@ -129,9 +129,11 @@ class Options:
 
     def _layer_types(self) -> list[str]:
         """Of layers that have a cache: the last ones may share those of earlier ones."""
-        kinds = list(getattr(self.text, "layer_types", None) or [])
-        if not getattr(self.text, "linear_num_value_heads", None):  # Mamba, among others
-            kinds = [_OTHER_STATES if kind == "linear_attention" else kind for kind in kinds]
+        named = (getattr(self.text, field, None) for field in ("layer_types", "layers_block_type"))
+        found = next((kinds for kinds in named if kinds), [])
+        kinds = [_SAME.get(kind, kind) for kind in found if kind not in _WITHOUT_CACHE]
+        if not self.on_gpu and not getattr(self.text, "linear_num_value_heads", None):
+            kinds = [_OF_GPUS if kind == _STATES else kind for kind in kinds]
         return kinds[: len(kinds) - self.sharing]
 
     @property
@@ -319,8 +321,12 @@ class Options:
         return sorted({type(layers[name]).__name__ for name in names})
 
 
-_OTHER_STATES = "linear_attention without a gated delta rule"
 _FULL = "full_attention"  # of layer_types, and of vLLM's kinds of caches
+_STATES = "linear_attention"
+# Other names of these, of configurations of some models and ages.
+_SAME = {"attention": _FULL, "mamba": _STATES, "conv": _STATES}
+_OF_GPUS = f"{_STATES} without a gated delta rule"  # Mamba, convolutions: vLLM has no kernels else
+_WITHOUT_CACHE = ("mlp", "moe")  # where these are layers of their own
 _ALWAYS = {  # parts that every configuration has
     "model_config", "cache_config", "parallel_config", "scheduler_config", "device_config",
     "load_config", "offload_config", "attention_config", "aux_output_config", "mamba_config",

@@ -78,8 +78,7 @@ def planned(options: Options, wish: Asked, budgets: sizes.Budgets) -> sizes.Plan
 def budgets_of(options: Options, wish: Asked, *, laid_out: bool = False) -> sizes.Budgets:
     """laid_out  whether vLLM has taken the memory of other layers"""
     settings = wish.settings
-    # Beside other layers vLLM's option is for these.
-    device = settings.memory_budget or (0 if options.beside else options.cache_bytes)
+    device = _set_budget(options, wish)
     host = settings.host_budget
     if not (device and host):
         found = available(options)
@@ -88,6 +87,11 @@ def budgets_of(options: Options, wish: Asked, *, laid_out: bool = False) -> size
             left -= of_others(options, wish.block, left).bytes
         device, host = device or max(left, 0), host or found.host
     return sizes.Budgets(int(device), int(host) // options.ranks_here)
+
+
+def _set_budget(options: Options, wish: Asked) -> int:
+    """What a rank's engine is given by an option, or 0: beside other layers vLLM's is for these."""
+    return wish.settings.memory_budget or (0 if options.beside else options.cache_bytes)
 
 
 # Of this process, by engine: memory changes meanwhile.
@@ -101,7 +105,7 @@ def rank_budgets(options: Options, wish: Asked, blocks: int) -> sizes.Budgets:
     """
     settings = wish.settings
     host = settings.host_budget // options.ranks_here
-    device = settings.memory_budget or options.cache_bytes or available(options).device
+    device = _set_budget(options, wish) or available(options).device
     one = sizes.need(wish.config, wish.block, options.longest)
     tokens = (blocks - 1) * wish.block
     rows = one.on_device(tokens, host) if host else tokens * one.device
