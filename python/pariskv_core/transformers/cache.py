@@ -167,6 +167,20 @@ class PariskvCache(versions.DynamicCache):
             i: layer.index for i, layer in enumerate(self.layers) if isinstance(layer, PariskvLayer)
         }
 
+    def report_errors(self) -> None:
+        """From here on `engine.stats()` has the error of every step of one token: its mean and its
+        worst, as with a budget by it (`ParisKV(error=...)`).
+
+        For ParisKV with a tail. Steps that are replays of a graph captured before do not tell it.
+        """
+        policy = self._store.settings.get("policy") or pk.ParisKV()
+        if not tells_errors(policy):
+            raise ValueError(
+                f"[transformers] policy: expected ParisKV with a tail and group_rule "
+                f'"attention_mass", whose steps tell an error, got {policy!r}'
+            )
+        self._store.reports_errors = True
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the cache to a folder: a file for each row of the batch, and the sliding layers.
 
@@ -257,6 +271,13 @@ class PariskvCache(versions.DynamicCache):
             "[transformers] cache: a PariskvCache cannot be pickled; copy.deepcopy forks it, and "
             "cache.save(folder) writes it to files"
         )
+
+
+def tells_errors(policy: Any) -> bool:
+    """Whether a step by this policy estimates rows, and so can tell its error."""
+    if not isinstance(policy, pk.ParisKV) or policy.group_rule != "attention_mass":
+        return False
+    return policy.tail == "sample" or (policy.tail == "own" and policy.block > 0)
 
 
 def _checked(top_k: int | None, settings: dict[str, Any]) -> dict[str, Any]:

@@ -81,6 +81,7 @@ class Store:
         self.graphs = Graphs()
         self.recording = False  # a graph: what layers do now is done in its replays
         self.replays = 0
+        self.reports_errors = False  # steps tell the engine's statistics what they are off by
         self.settings = settings
         self.alone = alone
         self.engine: pk.Cache | None = None
@@ -186,7 +187,10 @@ class Store:
         rows = [row for row, tokens in enumerate(turn.lengths) if tokens > 0]
         sequences = [self._sequences[row] for row in rows]
         queries, options = turn.packed(q), logits.options()
-        if turn.columns == 1:
+        if turn.columns == 1 and self.reports_errors:
+            options["return_error"] = True
+            out, _ = engine.decode(fresh.layer, sequences, queries, **new, **options)
+        elif turn.columns == 1:
             out = engine.decode(fresh.layer, sequences, queries, **new, **options)
         else:
             lengths = [turn.lengths[row] for row in rows]
@@ -425,6 +429,7 @@ class Store:
         self._settle()
         twin = Store(len(self.seen), self.settings, alone=self.alone)
         twin._broken = self._broken
+        twin.reports_errors = self.reports_errors
         if self.engine is not None:
             twin.share(self)
             twin._sequences.extend(self.engine.fork(sequence) for sequence in self._sequences)
