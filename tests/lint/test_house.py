@@ -50,8 +50,10 @@ ROOMS = {
     "python/pariskv_core/serving": {"python/pariskv_core"},
     "python/pariskv_core/vllm": {"python/pariskv_core", "python/pariskv_core/serving"},
     "python/pariskv_core/transformers": {"python/pariskv_core"},
+    "python/pariskv_core/evaluation": {"python/pariskv_core"},
     "python/pariskv_core/cli": {
         "python/pariskv_core",
+        "python/pariskv_core/evaluation",
         "python/pariskv_core/serving",
         "python/pariskv_core/transformers",
         "python/pariskv_core/vllm",
@@ -74,6 +76,7 @@ OTHER_PACKAGES = {
     "python/pariskv_core/serving": {"torch"},
     "python/pariskv_core/vllm": {"prometheus_client", "torch", "vllm"},
     "python/pariskv_core/transformers": {"safetensors", "torch", "transformers"},
+    "python/pariskv_core/evaluation": {"hard_needle", "matplotlib", "transformers", "yaml"},
     "python/pariskv_core/cli": {"numpy", "rich", "torch", "transformers"},
     "python/pariskv_core/__main__.py": set(),
     "python/pariskv_core": {"matplotlib", "numpy", "transformers"},

@@ -1,0 +1,28 @@
+"""Intervals of means, without a package."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+_Z = 1.959964  # standard deviations of a normal number to either side of 95 %
+
+
+class Interval(NamedTuple):
+    low: float
+    high: float
+
+
+def interval(mean: float, count: int) -> Interval:
+    """95 % for the mean of numbers from 0 to 1: Wilson's.
+
+    A bootstrap of equal scores has no width, and all right or all wrong is what most cells are.
+    Scores between 0 and 1 vary less than rights and wrongs of their mean: for them it is wide.
+    """
+    if count < 1:
+        return Interval(0.0, 1.0)
+    square = _Z * _Z
+    centre = mean + square / (2 * count)
+    half = _Z * math.sqrt(max(mean * (1 - mean), 0.0) / count + square / (4 * count * count))
+    whole = 1 + square / count
+    return Interval(max((centre - half) / whole, 0.0), min((centre + half) / whole, 1.0))
