@@ -13,7 +13,18 @@ import sys
 from collections.abc import Sequence
 
 import pariskv_core
-from pariskv_core.cli import bench, demo, doctor, explain, generate, ggml, plan, verify, vllm
+from pariskv_core.cli import (
+    bench,
+    demo,
+    doctor,
+    evaluate,
+    explain,
+    generate,
+    ggml,
+    plan,
+    verify,
+    vllm,
+)
 from pariskv_core.cli.failures import STOPPED, WRONG_INPUT, CannotRunError, lacking
 from pariskv_core.cli.parsing import Parser
 from pariskv_core.cli.screen import Screen
@@ -24,6 +35,7 @@ _COMMANDS = {
     "generate": generate,
     "verify": verify,
     "explain": explain,
+    "eval": evaluate,
     "bench": bench,
     "demo": demo,
     "ggml": ggml,

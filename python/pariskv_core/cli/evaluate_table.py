@@ -1,0 +1,123 @@
+"""What `eval` shows of a result: a line for each setting, a table of tasks, and what was lost."""
+
+from __future__ import annotations
+
+from pariskv_core.cli.screen import Screen
+from pariskv_core.cli.text import count
+from pariskv_core.evaluation.record import AVERAGE, Cell, Loss, Result
+
+_LOSSES = 10  # shown; the JSON has all
+_CHARACTERS = 60  # of an answer
+
+
+def show(screen: Screen, result: Result) -> None:
+    if screen.as_json:
+        return
+    cells = result.cells()
+    compared = any(cell.same is not None for cell in cells)
+    for length in result.lengths:
+        here = [cell for cell in cells if cell.length == length]
+        header = ["task", "setting", "score", "95 %"]
+        header += ["same as full", "lost", "gained"] if compared else []
+        header += ["error", "at most", "worst sample"]
+        rows, before = [], ""
+        for cell in here:
+            task = "" if cell.task == before else cell.task
+            rows.append([task, *_row(cell, compared)])
+            before = cell.task
+        samples = max((cell.count for cell in here if cell.task != AVERAGE), default=0)
+        screen.table(
+            rows,
+            header,
+            title=f"{length:,} tokens, {count(samples, 'sample')} a task",
+            right=range(2, len(header) - 1),
+        )
+    _summary(screen, result, cells)
+    _losses(screen, result.losses())
+    silent = _silent(result)
+    if silent:
+        screen.say(
+            f"Nothing was searched at {silent}: texts so short are attended to in full, "
+            "so settings do not differ there.",
+            style="yellow",
+        )
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _row(cell: Cell, compared: bool) -> list[str]:
+    found = [cell.setting, percent(cell.score), _within(cell.within)]
+    if compared:
+        if cell.same is None or cell.agreement is None:
+            found += ["", "", ""]
+        else:
+            same = f"{cell.same}/{cell.compared} ({_within(cell.agreement)})"
+            found += [same, str(cell.lost), str(cell.gained)]
+    errors = (cell.mean_error, cell.worst_error)
+    found += ["–" if error is None else f"{error:.2g}" for error in errors]
+    worst = cell.worst
+    if worst is None or worst.score == 1:
+        return [*found, ""]
+    # Of all tasks it is one that a line above names.
+    return [*found, "" if cell.task == AVERAGE else f"#{worst.index}: {100 * worst.score:.0f}"]
+
+
+def _within(interval: tuple[float, float]) -> str:
+    low, high = interval
+    return f"{100 * low:.0f}–{100 * high:.0f}"
+
+
+def _summary(screen: Screen, result: Result, cells: list[Cell]) -> None:
+    """Scores by length, where there are several lengths."""
+    if len(result.lengths) < 2:
+        return
+    task = AVERAGE if len(result.tasks) > 1 else result.tasks[0]
+    own = {(cell.setting, cell.length): cell for cell in cells if cell.task == task}
+    rows = []
+    for setting in result.settings:
+        row = [setting]
+        for length in result.lengths:
+            cell = own.get((setting, length))
+            row.append(f"{percent(cell.score)} ({_within(cell.within)})" if cell else "–")
+        rows.append(row)
+    header = ["", *(f"{length:,}" for length in result.lengths)]
+    screen.table(rows, header, title=f"Score by tokens, {task}", right=range(1, len(header)))
+
+
+def _losses(screen: Screen, losses: list[Loss]) -> None:
+    if not losses:
+        return
+    screen.say(f"{count(len(losses), 'sample')} lost: full attention's score is higher", "bold")
+    for loss in losses[:_LOSSES]:
+        own, full = loss.answer, loss.full
+        error = "no error reported"
+        if own.mean_error is not None and own.worst_error is not None:
+            error = f"reported error {own.mean_error:.2g}, worst {own.worst_error:.2g}"
+        screen.say(
+            f"{own.task} #{own.index} at {own.length:,}, {own.setting}: "
+            f"{100 * own.score:.0f} in place of {100 * full.score:.0f}; {error}"
+        )
+        screen.say(f"  expected  {_cut(', '.join(own.expected))}")
+        screen.say(f"  full      {_cut(full.answer)}")
+        screen.say(f"  setting   {_cut(own.answer)}")
+    if len(losses) > _LOSSES:
+        screen.say(f"and {len(losses) - _LOSSES} more, in the JSON")
+    screen.say()
+
+
+def _cut(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _CHARACTERS else line[: _CHARACTERS - 1] + "…"
+
+
+def _silent(result: Result) -> str:
+    """Lengths at which the engine answered and no step searched."""
+    searched: dict[int, set[bool]] = {}
+    for each in result.answers:
+        if each.setting != result.baseline and each.searched is not None:
+            searched.setdefault(each.length, set()).add(each.searched)
+    return ", ".join(
+        f"{length:,} tokens" for length in sorted(searched) if searched[length] == {False}
+    )
