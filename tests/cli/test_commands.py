@@ -24,7 +24,18 @@ from tiny_model import save_config
 SHAPE = ("--layers", 2, "--kv-heads", 8, "--head-dim", 128)
 ROOM = ("--device", "cpu", "--memory", "16GB")
 SMALL = ("--part", "engine", "--tokens", 4096, "--steps", 80, "--layers", 1, "--top-k", 100)
-COMMANDS = ("doctor", "plan", "generate", "verify", "explain", "bench", "demo", "ggml", "vllm")
+COMMANDS = (
+    "doctor",
+    "plan",
+    "generate",
+    "verify",
+    "explain",
+    "eval",
+    "bench",
+    "demo",
+    "ggml",
+    "vllm",
+)
 
 
 def test_the_command_is_this_program():

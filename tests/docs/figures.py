@@ -383,6 +383,7 @@ GIVEN = {
         "do not begin at multiples of 16 bytes",
     ),
     "docs/cli.md": ("GPU's memory (.92, vLLM's default)",),
+    "docs/eval.md": ("| `error=.01` |", "`int8,error=.01`"),
     "docs/embed.md": ("two addresses a token: 85 bytes",),
     "docs/glossary.md": ("updated by words of 8 bytes",),
     "docs/memory.md": (

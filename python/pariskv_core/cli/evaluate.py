@@ -73,15 +73,17 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         result = joined(arguments.compare)
         _tell(result, Path(arguments.out) if arguments.out else None, screen)
         return OK
-    from pariskv_core.cli import evaluate_prompts
+    from pariskv_core.cli import evaluate_prompts, evaluate_settings
 
+    for name in arguments.settings or ():
+        evaluate_settings.parse(name)  # refuses now what it would refuse later
     prompts = evaluate_prompts.prepare(arguments, screen)
     if arguments.make_only:
         screen.say(f"Samples: {prompts.folder}")
         screen.record({"prompts": str(prompts.folder), "files": prompts.described()})
         return OK
     result = _answered(arguments, prompts, screen)
-    _tell(result, _out(arguments, prompts), screen)
+    _tell(result, evaluate_prompts.out_of(arguments, prompts.name), screen)
     return OK
 
 
@@ -117,22 +119,16 @@ def _check(arguments: argparse.Namespace) -> None:
         )
 
 
-def _out(arguments: argparse.Namespace, prompts: Prompts) -> Path:
-    if arguments.out:
-        return Path(arguments.out)
-    name = f"{prompts.name}-{arguments.name}" if arguments.server else prompts.name
-    return Path("pariskv-eval") / name
-
-
 def _answered(arguments: argparse.Namespace, prompts: Prompts, screen: Screen) -> Result:
     from pariskv_core.cli import evaluate_run
+    from pariskv_core.cli.evaluate_prompts import out_of
     from pariskv_core.evaluation.answers import Journal
     from pariskv_core.evaluation.record import Result
 
     answering = evaluate_run.Here if not arguments.server else evaluate_run.AtServer
     run = {**prompts.identity(), "by": answering.BY}
     answerer = answering(arguments, prompts)
-    journal = Journal(_out(arguments, prompts), run)
+    journal = Journal(out_of(arguments, prompts.name), run)
     try:
         more = evaluate_run.run(answerer, prompts, journal, screen)
     finally:

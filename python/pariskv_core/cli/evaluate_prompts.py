@@ -14,12 +14,23 @@ from pariskv_core.cli.failures import CannotRunError, need
 from pariskv_core.cli.screen import Screen
 from pariskv_core.cli.text import count, size
 from pariskv_core.evaluation import needles, samples, tasks
+from pariskv_core.evaluation.answers import check
 from pariskv_core.evaluation.prompts import Template, load_tokenizer
 from pariskv_core.evaluation.ruler import Generators
 from pariskv_core.evaluation.samples import Samples, Wanted
 
 _SAMPLES, _SEED = 100, 42  # RULER has 500 samples, and this seed
 _FIRST = 4096  # of the lengths that are taken by default
+
+
+def identity(model: str, tokenizer: str, template: str, seed: int, number: int) -> dict[str, Any]:
+    return {
+        "model": model,
+        "tokenizer": tokenizer,
+        "template": template,
+        "seed": seed,
+        "samples": number,
+    }
 
 
 @dataclass(frozen=True)
@@ -31,13 +42,7 @@ class Prompts:
     def identity(self) -> dict[str, Any]:
         """What has to be the same for answers to be of one run."""
         one = self.files[0]
-        return {
-            "model": self.name,
-            "tokenizer": one.tokenizer,
-            "template": one.template,
-            "seed": one.seed,
-            "samples": one.count,
-        }
+        return identity(self.name, one.tokenizer, one.template, one.seed, one.count)
 
     def makers(self) -> list[str]:
         return sorted({each.maker for each in self.files})
@@ -55,7 +60,15 @@ class Prompts:
         ]
 
 
+def out_of(arguments: argparse.Namespace, name: str) -> Path:
+    """Where answers go. name: of the model."""
+    if arguments.out:
+        return Path(arguments.out)
+    return Path("pariskv-eval") / (f"{name}-{arguments.name}" if arguments.server else name)
+
+
 def prepare(arguments: argparse.Namespace, screen: Screen) -> Prompts:
+    """Samples of what was asked for. Nothing is made for a folder that has another run."""
     chosen = tasks.chosen(arguments.tasks)
     if not arguments.model:
         return _found(arguments, chosen)
@@ -71,6 +84,9 @@ def prepare(arguments: argparse.Namespace, screen: Screen) -> Prompts:
     folder = samples.folder_of(root, name, template)
     number, seed = arguments.samples or _SAMPLES, arguments.seed
     seed = _SEED if seed is None else seed
+    if not arguments.make_only:
+        run = identity(name, template.digest, template.kind, seed, number)
+        check(out_of(arguments, name), run)
     wanted = [Wanted(task, length, number, seed) for length in lengths for task in chosen]
     files = _made(wanted, folder, place, template, screen)
     return Prompts(name, folder, files)

@@ -38,6 +38,23 @@ class Answer:
 _NAMES = {field.name for field in fields(Answer)}
 
 
+def check(folder: Path, run: Mapping[str, Any]) -> None:
+    """Raises if the folder has answers of another run."""
+    place = folder / _RUN
+    if not place.exists():
+        return
+    try:
+        before = dict(json.loads(place.read_text(encoding="utf-8")))
+    except (ValueError, TypeError):
+        raise CannotRunError(f"{place} is not JSON; remove it or name another --out") from None
+    for name, value in run.items():
+        if before.get(name) != value:
+            raise CannotRunError(
+                f"{folder} has a run with another {name} ({before.get(name)}, now {value}); name "
+                "another --out, or remove that folder"
+            )
+
+
 class Journal:
     """A folder with what is being run, and its answers."""
 
@@ -48,28 +65,14 @@ class Journal:
         self.answers: dict[tuple[str, str, int, int], Answer] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._check(run)
+            check(folder, run)
+            if not (folder / _RUN).exists():
+                scratch = folder / f"{_RUN}.part"
+                scratch.write_text(json.dumps(run, indent=2) + "\n", encoding="utf-8")
+                scratch.replace(folder / _RUN)
             self._read()
         except OSError as reason:
             raise CannotRunError(f"cannot write {folder}: {reason.strerror}") from reason
-
-    def _check(self, run: Mapping[str, Any]) -> None:
-        place = self.folder / _RUN
-        if not place.exists():
-            scratch = place.with_suffix(".part")
-            scratch.write_text(json.dumps(run, indent=2) + "\n", encoding="utf-8")
-            scratch.replace(place)
-            return
-        try:
-            before = json.loads(place.read_text(encoding="utf-8"))
-        except ValueError:
-            raise CannotRunError(f"{place} is not JSON; remove it or name another --out") from None
-        for name, value in run.items():
-            if before.get(name) != value:
-                raise CannotRunError(
-                    f"{self.folder} has a run with another {name} ({before.get(name)}, now "
-                    f"{value}); name another --out, or remove that folder"
-                )
 
     def _read(self) -> None:
         path = self.folder / _ANSWERS

@@ -14,17 +14,23 @@ from typing import IO, Any
 from pariskv_core._failures import CannotRunError
 from pariskv_core.evaluation.samples import Made, Wanted
 
+_PATIENCE = 60  # seconds; the largest text of all takes a few
+
 
 class Generators:
     """One child for all jobs, since it takes seconds to load a tokenizer."""
 
-    def __init__(self, tokenizer: Path, extra: int) -> None:
-        """extra: tokens of a prompt that are not its text's."""
+    def __init__(self, tokenizer: Path, extra: int, patience: int = _PATIENCE) -> None:
+        """
+        extra     tokens of a prompt that are not its text's
+        patience  seconds that a generator may count no tokens
+        """
         spec = importlib.util.find_spec("long_context_eval")
         assert spec is not None and spec.submodule_search_locations is not None
         self._package = Path(next(iter(spec.submodule_search_locations)))
         self._tokenizer = tokenizer
         self._extra = extra
+        self._patience = patience
         self._child: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Generators:
@@ -69,7 +75,8 @@ class Generators:
                 stderr=subprocess.DEVNULL,
                 encoding="utf-8",
             )
-            self._tell({"tokenizer": str(self._tokenizer), "package": str(self._package)})
+            given = {"tokenizer": str(self._tokenizer), "package": str(self._package)}
+            self._tell({**given, "patience": self._patience})
         return self._child
 
     def _tell(self, what: dict[str, Any]) -> None:

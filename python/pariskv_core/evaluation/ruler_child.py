@@ -3,7 +3,8 @@
 They are scripts that need a tokenizer, sentences by nltk's data, and a few packages for other
 things. These modules are made here instead, so that neither data nor packages are fetched.
 
-In: one line of JSON with the tokenizer's place and the package's folder, then a job a line.
+In: one line of JSON with the tokenizer's place, the package's folder and the seconds that a
+generator may count no tokens; then a job a line.
 Out: {"sample": 1} after each sample, {"made": ...} or {"failed": ...} after each job.
 """
 
@@ -23,23 +24,23 @@ from typing import Any
 
 from pariskv_core.evaluation.prompts import load_tokenizer
 
-# A generator tries again for ever where a sample cannot be made: so many tries of one sample, or
-# seconds without counting tokens, are the end of it.
+# A generator tries again for ever where a sample cannot be made. So many tries of one sample are
+# the end of it, and so are some seconds without counting tokens: an alarm ends the process.
 _TRIES = 300
-_PATIENCE = 60
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[\"'(\[]?[A-Z0-9])")
+_SENTENCE_END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"')\]]))\s+(?=[\"'(\[]?[A-Z0-9])")
 
 
 class _Tokens:
     """What the generators count tokens with. `extra` are a template's, in every text."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, patience: int) -> None:
         self._tokenizer = tokenizer
+        self.patience = patience
         self.extra = 0
         self.left: int | None = None  # tries of the sample that is being made
 
     def text_to_tokens(self, text: str) -> range:
-        signal.alarm(_PATIENCE)
+        signal.alarm(self.patience)
         if self.left is not None:
             self.left -= 1
             if self.left < 0:
@@ -120,7 +121,7 @@ def _make(job: dict[str, Any], package: Path, tokens: _Tokens) -> dict[str, Any]
     }
     script = str(folder / f"{config['task']}.py")
     sys.argv = [script, *(text for name, at in options.items() for text in (f"--{name}", str(at)))]
-    signal.alarm(_PATIENCE)
+    signal.alarm(tokens.patience)
     try:
         runpy.run_path(script, run_name="__main__")
     finally:
@@ -148,7 +149,7 @@ def main() -> None:
     try:
         given = json.loads(sys.stdin.readline())
         package = Path(given["package"])
-        tokens = _Tokens(load_tokenizer(Path(given["tokenizer"])))
+        tokens = _Tokens(load_tokenizer(Path(given["tokenizer"])), given["patience"])
         sys.path.insert(0, str(package.parent))
         sys.path.append(str(package / "data" / "synthetic"))
         _stand_in(tokens, told)

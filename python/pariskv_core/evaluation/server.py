@@ -131,8 +131,19 @@ def _asked(url: str, method: str, path: str, body: str | None, patience: float) 
         response = connection.getresponse()
         text = response.read().decode("utf-8", "replace")
     if response.status != 200:
-        raise _Refused(response.status, " ".join(text.split())[:_LONGEST_REASON])
+        raise _Refused(response.status, _reason(text))
     return json.loads(text)
+
+
+def _reason(text: str) -> str:
+    """What a server says is wrong: a message inside an object, or whatever it sent."""
+    try:
+        found = json.loads(text)
+        found = found.get("error", found)
+        said = str(found.get("message", found) if isinstance(found, dict) else found)
+    except (ValueError, AttributeError):
+        said = text
+    return " ".join(said.split())[:_LONGEST_REASON]
 
 
 def _slot(url: str) -> int:

@@ -25,4 +25,6 @@ def interval(mean: float, count: int) -> Interval:
     centre = mean + square / (2 * count)
     half = _Z * math.sqrt(max(mean * (1 - mean), 0.0) / count + square / (4 * count * count))
     whole = 1 + square / count
-    return Interval(max((centre - half) / whole, 0.0), min((centre + half) / whole, 1.0))
+    low, high = (centre - half) / whole, (centre + half) / whole
+    # Rounding must not leave a mean of 0 or 1 outside.
+    return Interval(max(min(low, mean), 0.0), min(max(high, mean), 1.0))

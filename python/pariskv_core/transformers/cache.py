@@ -277,7 +277,8 @@ def tells_errors(policy: Any) -> bool:
     """Whether a step by this policy estimates rows, and so can tell its error."""
     if not isinstance(policy, pk.ParisKV) or policy.group_rule != "attention_mass":
         return False
-    return policy.tail == "sample" or (policy.tail == "own" and policy.block > 0)
+    blocks = policy.scorer == "sign_norm" and policy.block > 0
+    return policy.tail == "sample" or (policy.tail == "own" and blocks)
 
 
 def _checked(top_k: int | None, settings: dict[str, Any]) -> dict[str, Any]:
