@@ -272,7 +272,8 @@ def test_a_busy_server_is_asked_again_and_one_that_refuses_is_quoted(
 # --- Wrong input -------------------------------------------------------------------------------
 
 WRONG = [
-    ("eval", "expected a model, --server with --prompts, or --compare"),
+    ("eval", "or --server with --prompts, or --compare"),
+    ("eval --tasks vt {model}", "expected a model, before options that take several words"),
     (
         "eval {model} --tasks vtt",
         "--tasks: there is no task vtt; expected all, ruler, niah_",

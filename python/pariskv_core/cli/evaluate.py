@@ -31,9 +31,7 @@ _RESULT, _PICTURE = "result.json", "score.png"
 def arguments(parser: argparse.ArgumentParser) -> None:
     add, whole = parser.add_argument, parsing.whole
     add("model", nargs="?", help="a model folder or a GGUF file; with --server its tokenizer alone")
-    add(
-        "--tasks", nargs="+", default=["ruler"], metavar="TASK", help="all, ruler, or names (ruler)"
-    )
+    add("--tasks", nargs="+", metavar="TASK", help="all, ruler, or names (ruler)")
     add(
         "--lengths",
         nargs="+",
@@ -56,7 +54,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--served-model", metavar="NAME", help="of the server's models (the only one)")
     add("--name", help="what the server's setting is called beside others, as full or default")
     add("--requests", type=whole(1, 256), default=4, metavar="N", help="to the server at once (4)")
-    add("--patience", type=whole(1), default=1800, metavar="SECONDS", help="an answer (1800)")
+    add("--patience", type=whole(1), default=1800, metavar="S", help="seconds an answer may take")
     add("--out", metavar="FOLDER", help="answers, result and picture (pariskv-eval/MODEL)")
     add("--compare", nargs="+", metavar="RESULT", help="join results of several runs, run nothing")
     add("--device", choices=("cpu", "cuda"), help="(cuda where it is ready)")
@@ -115,7 +113,8 @@ def _check(arguments: argparse.Namespace) -> None:
             raise CannotRunError(f"--{said} is of a server: expected --server beside it")
     if not arguments.model:
         raise CannotRunError(
-            "expected a model, --server with --prompts, or --compare with results of earlier runs"
+            "expected a model, before options that take several words; or --server with --prompts, "
+            "or --compare with results of earlier runs"
         )
 
 

@@ -69,9 +69,9 @@ def out_of(arguments: argparse.Namespace, name: str) -> Path:
 
 def prepare(arguments: argparse.Namespace, screen: Screen) -> Prompts:
     """Samples of what was asked for. Nothing is made for a folder that has another run."""
-    chosen = tasks.chosen(arguments.tasks)
-    if not arguments.model:
-        return _found(arguments, chosen)
+    if not arguments.model:  # a folder has what it has
+        return _found(arguments, tasks.chosen(arguments.tasks or ["all"]))
+    chosen = tasks.chosen(arguments.tasks or ["ruler"])
     place = Path(arguments.model)
     context = _context(arguments, place)
     lengths = _lengths(arguments.lengths, context, arguments.model)

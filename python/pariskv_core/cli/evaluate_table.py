@@ -18,8 +18,8 @@ def show(screen: Screen, result: Result) -> None:
     for length in result.lengths:
         here = [cell for cell in cells if cell.length == length]
         header = ["task", "setting", "score", "95 %"]
-        header += ["same as full", "lost", "gained"] if compared else []
-        header += ["error", "at most", "worst sample"]
+        header += ["as full", "lost", "gained"] if compared else []
+        header += ["error", "most", "worst"]
         rows, before = [], ""
         for cell in here:
             task = "" if cell.task == before else cell.task

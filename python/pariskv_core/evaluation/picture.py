@@ -46,6 +46,8 @@ def draw(cells: Sequence[Cell], path: Path, title: str) -> bool:
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [_short(length) for length in lengths])
     axes.minorticks_off()
+    if len(lengths) == 1:
+        axes.set_xlim(lengths[0] / 1.4, lengths[0] * 1.4)
     axes.set(xlabel="tokens", ylabel="score, and 95 % of it", ylim=(-3, 103))
     axes.set_title(title, fontsize=10)
     axes.grid(axis="y", color="#e5e7eb", linewidth=0.8)
