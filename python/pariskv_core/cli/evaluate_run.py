@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from pariskv_core.cli import evaluate_settings
@@ -118,7 +118,7 @@ def _answer(job: Job, text: str, tokens: int, seconds: float, **more: Any) -> An
         file.task,
         file.length,
         sample.index,
-        sample.digest,
+        file.digests[sample.index],
         text,
         sample.outputs,
         tasks.score(file.task, text, sample.outputs),
@@ -132,43 +132,41 @@ def run(answerer: Answerer, prompts: Prompts, journal: Journal, screen: Screen) 
     """Answers what is not in the journal, and keeps each answer as it comes."""
     settings = answerer.settings
     total = len(settings) * sum(each.count for each in prompts.files)
-    had = sum(1 for _ in _jobs(prompts.files, settings, lambda job: _known(journal, job)))
+    had = total - sum(len(_left(file, settings, journal)) for file in prompts.files)
     there = f", {had:,} of them there from before" if had else ""
     screen.say(f"{prompts.name}: {count(total, 'answer')}{there}; {', '.join(settings)}")
     screen.say(f"Kept as they come in {journal.folder}: the same command goes on there\n")
     for length in sorted({each.length for each in prompts.files}):
         with screen.stages() as stages:
             for file in (each for each in prompts.files if each.length == length):
-                todo = _jobs([file], settings, lambda job: not _known(journal, job))
-                title = f"{file.task}, {length:,}"
-                with stages.stage(title, len(settings) * file.count) as advance:
-                    advance(_known_of(file, settings, journal))
-                    for answer in answerer.answers(todo):
+                left = _left(file, settings, journal)
+                whole = len(settings) * file.count
+                with stages.stage(f"{file.task}, {length:,}", whole) as advance:
+                    advance(whole - len(left))
+                    for answer in answerer.answers(_jobs(file, settings, left)):
                         journal.add(answer)
                         advance(1)
     screen.say()
     return answerer.details()
 
 
-def _known(journal: Journal, job: Job) -> bool:
-    file, sample = job.file, job.sample
-    return journal.has(job.setting, file.task, file.length, sample.index, sample.digest)
+def _left(file: Samples, settings: list[str], journal: Journal) -> set[tuple[int, str]]:
+    """Samples and settings that are not answered yet."""
+    return {
+        (index, setting)
+        for index, digest in enumerate(file.digests)
+        for setting in settings
+        if not journal.has(setting, file.task, file.length, index, digest)
+    }
 
 
-def _known_of(file: Samples, settings: list[str], journal: Journal) -> int:
-    return sum(1 for _ in _jobs([file], settings, lambda job: _known(journal, job)))
-
-
-def _jobs(
-    files: list[Samples], settings: list[str], wanted: Callable[[Job], bool]
-) -> Iterator[Job]:
+def _jobs(file: Samples, settings: list[str], left: set[tuple[int, str]]) -> Iterator[Job]:
     """All settings of one sample after another: what a stopped run has can be compared."""
-    for file in files:
-        for sample in file.read():
-            for setting in settings:
-                job = Job(setting, file, sample)
-                if wanted(job):
-                    yield job
+    samples = {index for index, _ in left}
+    for sample in file.read(samples.__contains__):
+        for setting in settings:
+            if (sample.index, setting) in left:
+                yield Job(setting, file, sample)
 
 
 def in_order(journal: Journal) -> list[Answer]:

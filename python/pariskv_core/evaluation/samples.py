@@ -40,10 +40,9 @@ class Sample:
     ids: Sequence[int]
     outputs: list[str]
 
-    @property
-    def digest(self) -> str:
-        numbers = ",".join(map(str, self.ids))
-        return hashlib.sha256(numbers.encode()).hexdigest()[:12]
+
+def _digest(ids: Sequence[int]) -> str:
+    return hashlib.sha256(",".join(map(str, ids)).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
@@ -60,16 +59,17 @@ class Samples:
     tokenizer: str  # digest of the tokenizer and the template
     template: str
     maker: str  # the package that made them
+    digests: list[str]  # of each prompt: what an answer is an answer to
 
-    def read(self) -> Iterator[Sample]:
+    def read(self, wanted: Callable[[int], bool] = lambda index: True) -> Iterator[Sample]:
+        """Those whose index is wanted. To parse long prompts takes longer than to skip them."""
+        if not any(map(wanted, range(self.count))):
+            return
         with gzip.open(self.path, "rt", encoding="utf-8") as file:
             next(file)
-            for line in file:
-                yield Sample(**json.loads(line))
-
-    @property
-    def key(self) -> tuple[str, int]:
-        return self.task, self.length
+            for index, line in enumerate(file):
+                if wanted(index):
+                    yield Sample(**json.loads(line))
 
 
 def default_folder() -> Path:
@@ -98,6 +98,7 @@ def write(path: Path, wanted: Wanted, made: Made, template: Template, maker: str
         "tokenizer": template.digest,
         "template": template.kind,
         "maker": maker,
+        "digests": [_digest(prompt.ids) for prompt in prompts],
     }
     scratch = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
