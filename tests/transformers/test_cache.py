@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 from typing import Any
 
 import pariskv_core as pk
@@ -232,3 +233,34 @@ def test_a_model_of_16_bits(dtype):
         assert float(cosine) > 0.999
         ids, mask = ids[:, :1], torch.cat([mask, mask[:, :1]], dim=1)
     assert str(ours.engine.config.dtype) == str(dtype).removeprefix("torch.")
+
+
+def test_steps_report_their_error_where_they_are_asked_to():
+    settings = {**SEARCHING, "policy": pk.ParisKV(top_k=4, block=0, tail="sample", tail_rows=32)}
+    tokens = prompt(1, 400, seed=3)["input_ids"]
+    made, outs, errors = model("llama"), [], []
+    for reports in (False, True):
+        cache = pkt.PariskvCache(made.config, **settings)
+        if reports:
+            cache.report_errors()
+        run(made, cache, tokens[:, :-1], torch.ones_like(tokens[:, :-1]))
+        fork = copy.deepcopy(cache)
+        for each in (cache, fork):
+            outs.append(run(made, each, tokens[:, -1:], torch.ones_like(tokens)))
+        assert cache.engine is not None
+        stats = cache.engine.stats()
+        errors.append((stats.mean_error, stats.worst_error))
+    assert all(torch.equal(outs[0], out) for out in outs), "the step itself is the same"
+    assert math.isnan(errors[0][0]) and math.isnan(errors[0][1])
+    assert 0 < errors[1][0] <= errors[1][1]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [pk.ParisKV(tail="none"), pk.ParisKV(scorer="votes"), pk.HardKV(most=64), pk.PRKV()],
+    ids=["no tail", "votes", "HardKV", "PRKV"],
+)
+def test_policies_without_an_estimate_report_no_error(policy):
+    cache = pkt.PariskvCache(model("llama").config, policy=policy)
+    with pytest.raises(ValueError, match="policy: expected ParisKV with a tail"):
+        cache.report_errors()
