@@ -114,7 +114,7 @@ def test_agreement_is_counted_sample_by_sample():
     assert vt.agreement == pytest.approx(interval(0.5, 2))
     assert (vt.mean_error, vt.worst_error) == (pytest.approx(0.2), 0.5)
     assert vt.worst is not None and (vt.worst.index, vt.worst.score) == (1, 0.4)
-    assert (together.same, together.lost, together.gained) == (1, 2, 1)
+    assert (together.same, together.lost, together.gained, together.equal) == (1, 2, 1, 1)
     assert (together.score, together.worst_error) == (pytest.approx(0.5), 0.9)
     full = cells["vt", "full"]
     assert full.score == pytest.approx(0.7) and full.same is None and full.agreement is None

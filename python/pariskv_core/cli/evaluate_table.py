@@ -17,20 +17,21 @@ def show(screen: Screen, result: Result) -> None:
     compared = any(cell.same is not None for cell in cells)
     for length in result.lengths:
         here = [cell for cell in cells if cell.length == length]
-        header = ["task", "setting", "score", "95 %"]
-        header += ["as full", "lost", "gained"] if compared else []
-        header += ["error", "most", "worst"]
+        header = ["", "score", "95 %"]
+        header += ["same as full", "lost", "gained", "text"] if compared else []
+        header += ["error", "at most", "worst"]
         rows, before = [], ""
         for cell in here:
-            task = "" if cell.task == before else cell.task
-            rows.append([task, *_row(cell, compared)])
+            if cell.task != before:
+                rows.append([cell.task, *[""] * (len(header) - 1)])
+            rows.append(_row(cell, compared))
             before = cell.task
         samples = max((cell.count for cell in here if cell.task != AVERAGE), default=0)
         screen.table(
             rows,
             header,
             title=f"{length:,} tokens, {count(samples, 'sample')} a task",
-            right=range(2, len(header) - 1),
+            right=range(1, len(header) - 1),
         )
     _summary(screen, result, cells)
     _losses(screen, result.losses())
@@ -48,13 +49,13 @@ def percent(share: float) -> str:
 
 
 def _row(cell: Cell, compared: bool) -> list[str]:
-    found = [cell.setting, percent(cell.score), _within(cell.within)]
+    found = [f"  {cell.setting}", percent(cell.score), _within(cell.within)]
     if compared:
         if cell.same is None or cell.agreement is None:
-            found += ["", "", ""]
+            found += [""] * 4
         else:
             same = f"{cell.same}/{cell.compared} ({_within(cell.agreement)})"
-            found += [same, str(cell.lost), str(cell.gained)]
+            found += [same, str(cell.lost), str(cell.gained), str(cell.equal)]
     errors = (cell.mean_error, cell.worst_error)
     found += ["–" if error is None else f"{error:.2g}" for error in errors]
     worst = cell.worst

@@ -36,6 +36,7 @@ class Cell:
     agreement: Interval | None = None
     lost: int = 0
     gained: int = 0
+    equal: int = 0  # answers of the same text, right or wrong
     mean_error: float | None = None
     worst_error: float | None = None
     worst: Answer | None = None  # the sample that is worth least
@@ -155,6 +156,7 @@ def _cell(
         agreement=interval(same / len(pairs), len(pairs)) if pairs else None,
         lost=sum(own.score < other.score for own, other in pairs),
         gained=sum(own.score > other.score for own, other in pairs),
+        equal=sum(own.answer == other.answer for own, other in pairs),
         mean_error=sum(means) / len(means) if means else None,
         worst_error=max(worsts) if worsts else None,
         worst=min(here, key=lambda each: (each.score, -(each.worst_error or 0.0), each.key)),
