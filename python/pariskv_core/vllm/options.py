@@ -130,7 +130,7 @@ class Options:
     def _layer_types(self) -> list[str]:
         """Of layers that have a cache: the last ones may share those of earlier ones."""
         named = (getattr(self.text, field, None) for field in ("layer_types", "layers_block_type"))
-        found = next((kinds for kinds in named if kinds), [])
+        found: list[str] = next((kinds for kinds in named if kinds), [])
         kinds = [_SAME.get(kind, kind) for kind in found if kind not in _WITHOUT_CACHE]
         if not self.on_gpu and not getattr(self.text, "linear_num_value_heads", None):
             kinds = [_OF_GPUS if kind == _STATES else kind for kind in kinds]
