@@ -82,9 +82,8 @@ DecodeArgs Cache::Impl::decode_args(const Verb& verb, int64_t layer, const Slots
   args.lse = Verb::lse_of(options);
   args.error = verb.check_error(options, slots.all, search_->needs().estimates_error);
   check_apart(verb, tensors, args.lse, args.error);
-  if (options.dense && (args.lse.data != nullptr || args.error.data != nullptr)) {
-    fail("[decode] ", args.lse.data != nullptr ? "lse" : "error",
-         ": expected none beside dense, whose kernel tells none");
+  if (options.dense && args.lse.data != nullptr) {
+    fail("[decode] lse: expected none beside dense, whose kernel tells none");
   }
   return args;
 }

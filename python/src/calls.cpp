@@ -79,9 +79,24 @@ Precision precision_of(const Arguments& given) {
                             .c_str());
 }
 
+/** Where a decode tells its error. */
+struct ErrorOutput {
+  bool returned = false;
+  nb::handle given;  // an array of the caller's; none: there is none
+};
+
+ErrorOutput error_of(const Arguments& given) {
+  const ErrorOutput error{given.flag("return_error"), given["error"]};
+  if (error.returned && !error.given.is_none()) {
+    throw nb::value_error("[decode] error: expected none beside return_error, which makes one");
+  }
+  return error;
+}
+
 /** Queries in, output out: what decode and attend do alike. */
 template <typename Call>
-nb::object attended(const Handle& handle, const Arguments& given, bool return_error, Call call) {
+nb::object attended(const Handle& handle, const Arguments& given, const ErrorOutput& error,
+                    Call call) {
   const char* verb = given.verb();
   const nb::handle q = given["q"];
   auto out = nb::borrow<nb::object>(given["out"]);
@@ -111,7 +126,12 @@ nb::object attended(const Handle& handle, const Arguments& given, bool return_er
     option = borrowed.view;
   };
   if (return_lse) add_numbers("lse", config.query_heads, attention.lse, attention.options.lse);
-  if (return_error) add_numbers("error", config.kv_heads, attention.error, attention.options.error);
+  if (error.returned) {
+    add_numbers("error", config.kv_heads, attention.error, attention.options.error);
+  } else if (error.given.is_valid() && !error.given.is_none()) {
+    attention.error = borrow_writable(verb, "error", error.given, DType::kFloat32);
+    attention.options.error = attention.error.view;
+  }
   unlocked(cache, [&](Cache& open) { call(open, query.view, result.view, attention.options); });
   if (results.size() > 1) return nb::tuple(results);
   return out;
@@ -166,7 +186,7 @@ nb::object decode(const Handle& handle, const Arguments& given) {
   const std::function<void()> dense = dense_of(given);
   const auto page_rows = given.optional_integers("page_rows");
   return attended(
-      handle, given, given.flag("return_error"),
+      handle, given, error_of(given),
       [&](Cache& cache, const TensorView& query, const TensorView& result, AttendOptions options) {
         options.dense = dense;
         if (page_rows) options.page_rows = *page_rows;
@@ -184,7 +204,7 @@ nb::object attend(const Handle& handle, const Arguments& given) {
   const NewRows rows = new_rows_of("attend", given["k"], given["v"], handle.open()->config().dtype);
   const Stream queue = stream_of(stream, handle);
   return attended(
-      handle, given, false,
+      handle, given, ErrorOutput{},
       [&](Cache& cache, const TensorView& query, const TensorView& result, AttendOptions options) {
         options.precision = precision;
         const std::vector<int64_t> tokens = lengths_of("attend", lengths, sequences, query);
@@ -297,14 +317,15 @@ rows are in host memory, or not plain, or the table's rows are too short.)");
          {"decode",
           {"layer", "sequences", "q"},
           {"k", "v"},
-          {"out", "scale", "softcap", "sink_bias", "return_lse", "return_error", "dense",
+          {"out", "scale", "softcap", "sink_bias", "return_lse", "return_error", "error", "dense",
            "page_rows", "stream"}},
          &decode,
          "def decode(self, layer: int, sequences: " PKV_SIGNATURE_BATCH
          ", "
          "q: pariskv_core._array.Array, k: pariskv_core._array.Array | None = None, "
          "v: pariskv_core._array.Array | None = None, *, " PKV_SIGNATURE_RESULT
-         "return_error: bool = False, dense: collections.abc.Callable[[], object] | None = None, "
+         "return_error: bool = False, error: pariskv_core._array.Array | None = None, "
+         "dense: collections.abc.Callable[[], object] | None = None, "
          "page_rows: collections.abc.Sequence[int] | None = None, " PKV_SIGNATURE_END,
          R"(Appends one token per sequence, then attends to what matters.
 
@@ -318,6 +339,8 @@ softcap    c > 0: logits become c tanh(logit / c)
 sink_bias  (query_heads) float32: a logit without a value row
 return_lse, return_error
            what is returned besides
+error      (batch, kv_heads) float32: where to write the error in place of a new array; rows of
+           sequences that dense attends to are left as they are
 dense      with a page table: attends to pages in place of the call, for the sequences whose length
            in the table is not 0, and is called once, when the new rows are there. The call then
            attends for the others. It must not call the cache

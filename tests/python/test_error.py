@@ -135,6 +135,21 @@ def test_decode_returns_what_explain_predicts(error, append, dtype, device):
         assert tuple(lse.shape) == (1, 4)
 
 
+def test_the_error_is_written_where_it_is_asked_for(dtype, device):
+    config = sampled_config(dtype=dtype, device=device)
+    f = filled(config, 1300)
+    q, k, v = randn_step(f.rng, 1, config)
+    out, told = f.cache.decode(0, [f.s], q, k, v, return_error=True)
+    written = torch.full((1, 2), 7.0, device=device)
+    again = f.cache.decode(0, [f.s], q, error=written)
+    assert_same_bits(again, out)
+    assert_same_bits(written, told)
+    with pytest.raises(ValueError, match="error: expected none beside return_error"):
+        f.cache.decode(0, [f.s], q, error=written, return_error=True)
+    with pytest.raises(ValueError, match=r"error: expected .*1, 2"):
+        f.cache.decode(0, [f.s], q, error=torch.zeros(2, 2, device=device))
+
+
 def test_to_ask_for_the_error_changes_nothing(dtype, device):
     config = sampled_config(dtype=dtype, device=device)
     f, g = filled(config, 1600), filled(config, 1600)
