@@ -43,6 +43,10 @@ A CUDA graph is captured over `engine.lanes.capture(width)` with `engine.decode_
 q, k, v, out)`; after the last one comes `engine.lanes.captured()`. Before a replay it is
 `engine.begin(orders, requests, replayed=width)`.
 
+With `engine.tell_errors(rows)` searches tell their error: `engine.errors.take()` has it by request,
+of all steps since the last call but the last one or two; a RequestErrors adds that up until a
+request is answered.
+
 `sizes` counts blocks, `memory` bytes where no budget is set, and a `HostShare` tells servers
 on one machine of each other. docs/add-a-host.md is a host that runs.
 """
@@ -52,6 +56,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .books import Arrival, Books, Growth, Step
+from .errors import ErrorSum, RequestErrors
 from .host_shares import HostShare
 from .orders import Orders
 from .room import Costs, Room
@@ -75,11 +80,13 @@ __all__ = [
     "Books",
     "Costs",
     "Engine",
+    "ErrorSum",
     "Growth",
     "HostShare",
     "Logits",
     "Orders",
     "Pages",
+    "RequestErrors",
     "Room",
     "Step",
 ]

@@ -22,6 +22,7 @@ from .orders import Orders, Row
 from .pages import Pages
 from .prompts import causal_rows
 from .sequences import Sequences
+from .step_errors import StepErrors
 
 Places = slice | torch.Tensor  # of tokens, among those of a step
 Rows = torch.Tensor | None  # None: this step's rows of the layer are stored already
@@ -106,6 +107,7 @@ class Engine:
         self.sequences = Sequences(self.cache)
         self.lanes = Lanes(self.cache)
         self.pages: Pages | None = None
+        self.errors: StepErrors | None = None
         self._device = torch.device(config.device)
         self._plan = Plan()
 
@@ -114,6 +116,11 @@ class Engine:
         many tokens. Row i of the page table is the i-th request of a step."""
         self.pages = Pages(self.cache, sequences, tokens)
         return self.pages
+
+    def tell_errors(self, widest: int) -> StepErrors:
+        """From now on steps of up to so many tokens that are decoded say how far they are off."""
+        self.errors = StepErrors(self.cache.config, widest)
+        return self.errors
 
     def begin(
         self, orders: Orders, requests: Sequence[str], *, replayed: int | None = None
@@ -130,10 +137,16 @@ class Engine:
             self.lanes.advance(self.sequences.of(row.sequence for row in ordered), replayed)
         else:
             self._plan = self._planned(ordered)
+        if self.errors is not None:
+            self.errors.begin(
+                [row.request for row in ordered if replayed is not None or row.decodes]
+            )
 
     def end(self) -> None:
         """After the pass: one that no `begin` announces stores nothing."""
         self._plan = Plan()
+        if self.errors is not None:
+            self.errors.end()
 
     def _planned(self, rows: list[Row]) -> Plan:
         ends = list(itertools.accumulate(row.tokens for row in rows))
@@ -249,6 +262,11 @@ class Engine:
                 **logits.options(),
             )
 
+    def _options(self, layer: int, rows: int, logits: Logits) -> dict[str, Any]:
+        """Of a decode of so many rows."""
+        error = None if self.errors is None else self.errors.of(layer, rows)
+        return {**logits.options(), "error": error}
+
     def _decode_planned(
         self,
         layer: int,
@@ -262,7 +280,7 @@ class Engine:
     ) -> None:
         """The step's tokens that are decoded, wherever they lie."""
         assert plan.decoding is not None
-        at, options = plan.decoded, logits.options()
+        at, options = plan.decoded, self._options(layer, len(plan.decoding), logits)
         if full is not None:
             options |= {"dense": full, "page_rows": plan.decoded_numbers}
         rows = (q[at], _at(k, at), _at(v, at))
@@ -323,7 +341,7 @@ class Engine:
         full: Full | None = None,
     ) -> None:
         """A step of a graph: each row is a token of one lane. Replays name other sequences."""
-        at, options = slice(0, len(lanes)), logits.options()
+        at, options = slice(0, len(lanes)), self._options(layer, len(lanes), logits)
         if full is not None:
             options["dense"] = full
         rows = (q[at], _at(k, at), _at(v, at))
