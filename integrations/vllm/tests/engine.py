@@ -89,6 +89,7 @@ class Run:
             SamplingParams(max_tokens=tokens, **settings),
             use_tqdm=False,
         )
+        self.told = [output.kv_transfer_params for output in done]
         self.cached = sum(output.num_cached_tokens or 0 for output in done)
         if self.job.get("gaps"):
             self.found.setdefault("answers", {}).setdefault(self.work, []).extend(map(answer, done))
@@ -158,6 +159,13 @@ class Run:
             if steps == 6:
                 engine.abort_request(["short"])
         return {name: done[name] for name in ("stays", "follows")}
+
+    def told_errors(self) -> Any:
+        """Of answers of some lengths, beside their tokens."""
+        lengths = (300, 1400, 2000, 40)
+        tokens = self.generate([prompt(700 + i, count) for i, count in enumerate(lengths)])
+        self.found["told"] = self.told
+        return tokens
 
     def many(self) -> Any:
         """Short requests that have nothing in common."""

@@ -271,6 +271,7 @@ def test_reports_add_up_over_time_and_over_ranks() -> None:
         )
         memory = SimpleNamespace(live=rows, reserved=rows, coming=0)
         fields = {"decode_tokens": decoded, "row_bytes": rows, "mean_mass": float("nan")}
+        fields["mean_error"] = float("nan")
         return SimpleNamespace(**zero, **fields, memory=memory, host_memory=memory)
 
     first, second = Reporter(0), Reporter(1)
@@ -315,3 +316,5 @@ def test_reports_are_exported_and_mass_once_a_search_has_estimated_it() -> None:
     metrics.observe({"0": {"mass": 0.97}, "1": {"mass": 0.95}}, 0)
     assert exported("mass", 0) == 0.95, "of the rank that reaches least"
     assert exported("mass", 1) is None
+    metrics.observe({"0": {"error": 0.004}, "1": {"error": 0.006}}, 1)
+    assert exported("error", 1) == 0.006, "of the rank that errs most"

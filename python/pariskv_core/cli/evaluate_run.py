@@ -99,7 +99,16 @@ class AtServer:
             return found
 
         for job, found in at_once(jobs, self._requests, ask):
-            yield _answer(job, found.text, found.tokens, found.seconds)
+            error = found.error or {}
+            yield _answer(
+                job,
+                found.text,
+                found.tokens,
+                found.seconds,
+                searched=True if error else None,
+                mean_error=error.get("mean_error"),
+                worst_error=error.get("worst_error"),
+            )
 
     def details(self) -> dict[str, Any]:
         server = self._server

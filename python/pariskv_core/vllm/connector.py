@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pariskv_core.serving import Books, Orders
+from pariskv_core.serving import Books, ErrorSum, Orders
 
 from . import allowed, names, ranks, startup
 from .backend import replayed
@@ -19,6 +19,7 @@ from .names import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 from .options import Options
@@ -30,6 +31,21 @@ from .worker import Worker
 class Metadata(KVConnectorMetadata):
     def __init__(self, orders: Orders) -> None:
         self.orders = orders
+
+
+class Errors(KVConnectorWorkerMetadata):
+    """Of searches, by request: what a rank tells the scheduler."""
+
+    def __init__(self, of_requests: dict[str, ErrorSum]) -> None:
+        self.of_requests = of_requests
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> Errors:
+        """Ranks have other kv heads of the same steps."""
+        assert isinstance(other, Errors)
+        for request, error in other.of_requests.items():
+            mine = self.of_requests.setdefault(request, ErrorSum())
+            mine += error
+        return self
 
 
 class PariskvConnector(KVConnectorBase_V1, SupportsHMA):
@@ -112,15 +128,25 @@ class PariskvConnector(KVConnectorBase_V1, SupportsHMA):
         names.load_before_pass(scheduler_output)
         return Metadata(self.scheduling.decide(scheduler_output))
 
+    def update_connector_output(self, connector_output: Any) -> None:
+        told = names.told_by_workers(connector_output)
+        if isinstance(told, Errors):
+            self.scheduling.errors_of.add(told.of_requests)
+
     def request_finished(
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        return False, None
+        """Nothing has to be kept. What is returned is in the answer, as `kv_transfer_params`."""
+        error = self.scheduling.errors_of.answer(request.request_id)
+        if error is None:
+            return False, None
+        told = {"mean_error": error.mean, "worst_error": error.worst}
+        return False, {"pariskv": {**told, "searched_tokens": error.steps}}
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        return False, None
+        return self.request_finished(request, [])
 
     def reset_cache(self) -> bool:
         """Parked sequences go in the next step, which `has_pending_push_work` asks for."""
@@ -170,6 +196,11 @@ class PariskvConnector(KVConnectorBase_V1, SupportsHMA):
     def get_block_ids_with_load_errors(self) -> set[int]:
         assert self._worker is not None
         return self._worker.lost()
+
+    def build_connector_worker_meta(self) -> Errors | None:
+        assert self._worker is not None
+        errors = self._worker.errors()
+        return Errors(errors) if errors else None
 
     def get_kv_connector_stats(self) -> EngineStats | None:
         if self._worker is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,8 +34,11 @@ _GAUGES = {
     "summary_bytes": "Bytes of key summaries.",
     "sequences": "Sequences: of requests, and parked ones whose prefix may be found.",
 }
-_MASS = "mass"
-_MASS_TEXT = "Mean share of the attention on rows attended to exactly, as searches estimate it."
+# As searches estimate it, once they do: of the rank that does worst, by this choice.
+_ESTIMATES: dict[str, tuple[Callable[..., float], str]] = {
+    "mass": (min, "Mean share of the attention on rows attended to exactly."),
+    "error": (max, "Mean error that searches report of themselves."),
+}
 _PREFIX = "vllm:pariskv_"
 
 
@@ -58,8 +62,9 @@ class Reporter:
             summary_bytes=stats.summary_bytes,
             sequences=sequences,
         )
-        if not math.isnan(stats.mean_mass):
-            data[_MASS] = stats.mean_mass
+        for name, value in (("mass", stats.mean_mass), ("error", stats.mean_error)):
+            if not math.isnan(value):
+                data[name] = value
         return EngineStats(data={str(self.rank): data})
 
 
@@ -86,10 +91,13 @@ class EngineStats(KVConnectorStats):
     def total(self, name: str) -> float:
         return sum(values.get(name, 0) for values in self.data.values())
 
-    def mass(self) -> float | None:
-        """Of the rank that reaches least."""
-        found = [values[_MASS] for values in self.data.values() if _MASS in values]
-        return min(found) if found else None
+    def estimates(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for name, (worst, _) in _ESTIMATES.items():
+            known = [values[name] for values in self.data.values() if name in values]
+            if known:
+                found[name] = worst(known)
+        return found
 
     def reduce(self) -> dict[str, int | float]:
         """A line of the log."""
@@ -102,9 +110,7 @@ class EngineStats(KVConnectorStats):
             "host GB": round(self.total("host_bytes") / 1e9, 3),
             "sequences": self.total("sequences"),
         }
-        mass = self.mass()
-        if mass is not None:
-            found[_MASS] = round(mass, 3)
+        found |= {name: float(f"{value:.3g}") for name, value in self.estimates().items()}
         errors = sum(self.total(name) for name in _COUNTERS if name not in _ENGINES)
         if errors:
             found["errors"] = errors
@@ -132,12 +138,14 @@ class PromMetrics(KVConnectorPromMetrics):
         self._counters = {name: self._made(counter, name, _COUNTERS[name]) for name in _COUNTERS}
         self._gauges = {name: self._made(gauge, name, _GAUGES[name]) for name in _GAUGES}
         # Its labels come with its first value: until then it would be exported as 0.
-        self._mass = self._metric(gauge, _MASS, _MASS_TEXT)
+        self._estimates = {
+            name: self._metric(gauge, name, text) for name, (_, text) in _ESTIMATES.items()
+        }
         self._last: dict[int, EngineStats] = {}
 
     def _metric(self, kind: Any, name: str, text: str) -> Any:
         # Of several API servers the one that was told last knows, as of vLLM's own gauges.
-        more = {"multiprocess_mode": "mostrecent"} if name in (*_GAUGES, _MASS) else {}
+        more = {"multiprocess_mode": "mostrecent"} if name in (*_GAUGES, *_ESTIMATES) else {}
         return kind(name=_PREFIX + name, documentation=text, labelnames=self._labelnames, **more)
 
     def _made(self, kind: Any, name: str, text: str) -> dict[int, Any]:
@@ -154,6 +162,6 @@ class PromMetrics(KVConnectorPromMetrics):
         last.data.update(new.data)  # ranks report at times of their own
         for name, of_engine in self._gauges.items():
             of_engine[engine_idx].set(last.total(name))
-        mass = last.mass()
-        if mass is not None:
-            self._mass.labels(*self.per_engine_labelvalues[engine_idx]).set(mass)
+        for name, value in last.estimates().items():
+            labels = self.per_engine_labelvalues[engine_idx]
+            self._estimates[name].labels(*labels).set(value)

@@ -35,6 +35,7 @@ _PLACES = {
     "KVConnectorMetadata": "vllm.distributed.kv_transfer.kv_connector.v1.base",
     "KVConnectorPromMetrics": "vllm.distributed.kv_transfer.kv_connector.v1.metrics",
     "KVConnectorRole": "vllm.distributed.kv_transfer.kv_connector.v1.base",
+    "KVConnectorWorkerMetadata": "vllm.distributed.kv_transfer.kv_connector.v1.base",
     "KVConnectorStats": "vllm.distributed.kv_transfer.kv_connector.v1.metrics",
     "KVQuantMode": "vllm.v1.kv_cache_interface",
     "MultipleOf": "vllm.v1.attention.backend",
@@ -102,6 +103,11 @@ def cache_kind(spec: Any) -> str:
     if getattr(spec, "head_size_v", spec.head_size) != spec.head_size:
         return f"values of {spec.head_size_v} numbers beside keys of {spec.head_size}"
     return "FullAttentionSpec" if of_engine(spec) else type(spec).__name__
+
+
+def told_by_workers(output: Any) -> Any:
+    """What connectors of all ranks have sent, of a KVConnectorOutput; None: nothing."""
+    return getattr(output, "kv_connector_worker_meta", None)
 
 
 # What vLLM's scheduler decides.

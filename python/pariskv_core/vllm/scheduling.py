@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from pariskv_core.serving import Books, Orders, Step
+from pariskv_core.serving import Books, Orders, RequestErrors, Step
 
 from . import names
 from .pool import Pool
@@ -32,6 +32,7 @@ class Scheduling:
         self._block = block
         self._longest = longest
         self._pool: Pool | None = None
+        self.errors_of = RequestErrors()
         self._requests: dict[str, Any] = {}  # that have blocks, as vLLM's objects
         self._held: list[Any] = []  # that would not heed a wait, see `_wait`
         self._taken: dict[int, tuple[int, Any]] = {}  # blocks that were handed out in this pass

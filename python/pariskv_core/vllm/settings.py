@@ -33,6 +33,7 @@ class Settings:
                     a server do anyway
     memory_budget   bytes, or as "60GB": on a GPU of its memory, on a CPU all there is
     host_budget     of host memory beside a GPU, of all ranks of this machine together
+    report_error    each answer tells the error of its searches
     """
 
     policy: Any = None
@@ -49,6 +50,7 @@ class Settings:
     placement: str = "auto"
     row_cache: int = -1
     kv_dtype: str = "auto"
+    report_error: bool = False
 
     def of_config(self) -> dict[str, Any]:
         """As keyword arguments of pk.Config; budgets and threads are a rank's, and not here."""
@@ -114,12 +116,26 @@ def parse(*sources: Mapping[str, Any]) -> Settings:
     except TypeError as reason:
         raise ValueError(f"[vllm] settings: expected values of their types: {reason}") from None
     policy = fields["policy"]
+    if not isinstance(settings.report_error, bool):
+        given = settings.report_error
+        raise ValueError(f"[vllm] report_error: expected true or false, got {given}")
+    if settings.report_error and not _knows_its_error(policy):
+        raise ValueError(
+            "[vllm] report_error: expected a policy that estimates its error: pariskv with tail "
+            '"sample" and group_rule "attention_mass"'
+        )
     if isinstance(policy, pk.HardKV) and policy.placement == "dropped":
         raise ValueError(
             '[vllm] policy: expected placement "host", got "dropped": requests that follow could '
             "not share rows that are gone"
         )
     return settings
+
+
+def _knows_its_error(policy: Any) -> bool:
+    if not isinstance(policy, pk.ParisKV) or policy.group_rule != "attention_mass":
+        return False
+    return policy.tail == "sample" or (policy.tail == "own" and policy.block > 0)
 
 
 def _size(name: str, value: Any) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import pariskv_core as pk
-from pariskv_core.serving import Engine, HostShare, Orders, sizes
+from pariskv_core.serving import Engine, ErrorSum, HostShare, Orders, sizes
 
 from . import allowed, flash, ranks, startup
 from .metrics import EngineStats, Reporter
@@ -74,6 +74,8 @@ class Worker:
             )
         with _all_cores():
             self._rank = Engine(config)
+            if settings.report_error:
+                self._rank.tell_errors(self._options.widest)
             if flash.version_of(self._options) is not None:
                 self._rank.open_pages(self._options.widest, self._options.longest)
             if self._options.on_gpu:
@@ -113,6 +115,11 @@ class Worker:
         """Blocks whose rows are not there: asked for once after each pass."""
         lost, self._lost = self._lost, set()
         return lost
+
+    def errors(self) -> dict[str, ErrorSum]:
+        """Of searches, by request, since the last call."""
+        told = None if self._rank is None else self._rank.errors
+        return {} if told is None else told.take()
 
     def stats(self) -> EngineStats | None:
         now = time.monotonic()
