@@ -15,6 +15,7 @@ import torch
 
 from quality import workloads
 from quality.methods import Method, make_method
+from quality.sources import WORST
 from quality.walk import Moment, Walk
 
 Track = Callable[[Sequence[Any], str], Iterable[Any]]
@@ -68,8 +69,13 @@ WHILE_DRIFTING: Makers = {
 }
 
 
+def _shares(moment: Moment, method: Method, best: torch.Tensor) -> torch.Tensor:
+    """(steps)"""
+    return moment.quality(method, best).share()
+
+
 def _share(moment: Moment, method: Method, best: torch.Tensor) -> float:
-    return moment.quality(method, best).share().mean().item()
+    return _shares(moment, method, best).mean().item()
 
 
 def _made(makers: Makers) -> dict[str, Method]:
@@ -81,17 +87,22 @@ def _mean(samples: Sequence[float]) -> float:
 
 
 def on_workloads(size: Size, track: Track) -> dict[str, Any]:
-    """What each peculiarity of keys does to each method: 100 rows fetched."""
+    """What each peculiarity of keys does to each method: 100 rows fetched.
+
+    The mean of steps, then the worst step of each method.
+    """
     table = {}
     for name, base in track(list(workloads.variants(workloads.Spec()).items()), "workloads"):
-        found: dict[str, list[float]] = {method: [] for method in CONTENDERS}
+        found: dict[str, list[torch.Tensor]] = {method: [] for method in CONTENDERS}
         for spec in size.specs(base):
             methods = _made(CONTENDERS)
             (moment,) = Walk(spec).moments(list(methods.values()))
             best = moment.best()
             for method, made in methods.items():
-                found[method].append(_share(moment, made, best))
-        table[name] = {method: _mean(of) for method, of in found.items()}
+                found[method].append(_shares(moment, made, best))
+        steps = {method: torch.cat(of).tolist() for method, of in found.items()}
+        table[name] = {method: _mean(of) for method, of in steps.items()}
+        table[name] |= {method + WORST: _mean([min(of)]) for method, of in steps.items()}
     return table
 
 

@@ -22,6 +22,7 @@ _FILES = {
     "inside": ("quality-inside-cpu.json", "inside pretrained models"),
     "predicted": ("quality-predicted-cpu.json", "predicted errors"),
 }
+WORST = ", worst step"  # after a method's name: its worst step, beside the mean or the median
 Run = dict[str, Any]
 
 
@@ -44,6 +45,11 @@ class Sources:
     def reading(self, text: str = "documentation") -> list[Run]:
         """Runs inside models that have read this text."""
         return [run for key, run in self.inside.items() if key.split(", ")[1] == text]
+
+
+def means(line: dict[str, float]) -> dict[str, float]:
+    """Of a line by method, without the worst steps that stand beside."""
+    return {name: at for name, at in line.items() if not name.endswith(WORST)}
 
 
 def named(run: Run) -> str:

@@ -19,6 +19,7 @@ from pariskv_core.cli.errors import Tally
 from torch import Tensor
 
 from quality.experiments import Size, Track
+from quality.sources import WORST
 
 TOKENS, KV_HEADS, GROUP, DIM, ROWS = 32_768, 2, 4, 64, 100
 WAYS: dict[str, dict[str, Any]] = {
@@ -180,12 +181,14 @@ def _decoded(config: pk.Config, of: Drawn, **asked: bool) -> Iterator[list[Tenso
 
 
 def structured(size: Size, track: Track) -> dict[str, Any]:
-    """Median errors of outputs, by kind of keys and way."""
+    """Median errors of outputs, by kind of keys and way; then the largest of a step."""
     table = {}
     for kind in track(list(KINDS), "structured keys"):
         found: dict[str, list[float]] = {way: [] for way in WAYS}
         for seed in range(size.seeds):
             for way, of in errors(kind, 100 * seed, size.steps).items():
                 found[way] += of
-        table[kind] = {way: float(f"{median(of):.3g}") for way, of in found.items()}
+        by = {way: median(of) for way, of in found.items()}
+        by |= {way + WORST: max(of) for way, of in found.items()}
+        table[kind] = {way: float(f"{at:.3g}") for way, at in by.items()}
     return table

@@ -218,6 +218,7 @@ def test_bits_by_position_have_means_and_errors():
     assert found["more_bits"] == [[2.0, 0.0], [2.0, 0.0]]
     error = torch.arange(4.0).std().item() / 2
     assert found["kl"] == [[1.5, pytest.approx(error)], [5.5, pytest.approx(error)]]
+    assert found["worst_kl"] == [3.0, 7.0]
 
 
 def test_logits_differ_from_themselves_by_nothing_at_any_token():

@@ -200,6 +200,9 @@ def test_full_attention_differs_from_itself_by_nothing():
     bits = -logits.log_softmax(-1).gather(1, following[:, None]).mean() / math.log(2)
     assert same["bits_per_byte"] == pytest.approx(bits.item() / 4, rel=1e-5)
     other = forced.against(torch.randn(20, 30), logits, following, sizes)
+    one = torch.where(torch.arange(20)[:, None] == 7, -logits, logits)
+    worst = forced.against(one, logits, following, sizes)
+    assert worst["kl_worst_step"] == 7 and worst["kl_worst"] == pytest.approx(20 * worst["kl"])
     assert other["kl"] > 0.1 and other["same_top"] < 0.5
 
 
@@ -315,7 +318,7 @@ def test_what_was_found_is_counted_by_kind():
     facts = [needles.Fact(kind, "", "", "") for kind in ("words", "words", "keys")]
     results = [{"found": f, "log_probability": -f} for f in (1.0, 0.0, 1.0)]
     found = needles.summary(facts, results)
-    assert found["words"] == {"asked": 2, "found": 1, "log_probability": -0.5}
+    assert found["words"] == {"asked": 2, "found": 1, "log_probability": -0.5, "worst": -1.0}
     assert found["all"]["found"] == 2 and found["keys"]["asked"] == 1
 
 

@@ -7,6 +7,7 @@ import torch
 from pariskv_core.cli.errors import Tally
 from quality import predicted, structured
 from quality.experiments import Size
+from quality.sources import WORST, means
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +42,9 @@ def test_the_table_has_every_kind(monkeypatch):
     monkeypatch.setattr(structured, "KINDS", kinds)
     table = structured.structured(Size(seeds=1, steps=2), lambda items, what: items)
     assert list(table) == list(kinds)
-    assert all(list(line) == list(structured.WAYS) for line in table.values())
+    for line in table.values():
+        assert list(means(line)) == list(structured.WAYS)
+        assert all(line[way] <= line[way + WORST] for way in structured.WAYS)
 
 
 def test_errors_are_predicted_for_the_same_steps():

@@ -145,6 +145,8 @@ def against(
         "kl": kl.mean().item(),
         "kl_error": (kl.std() / math.sqrt(len(kl))).item(),
         "kl_median": kl.median().item(),
+        "kl_worst": kl.max().item(),
+        "kl_worst_step": kl.argmax().item(),
         "same_top": same.mean().item(),
         "bits_per_byte": (bits.sum() / sizes.sum()).item(),
     }

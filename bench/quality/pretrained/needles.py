@@ -201,6 +201,7 @@ def summary(facts: list[Fact], results: list[dict[str, float]]) -> dict[str, dic
             "asked": len(some),
             "found": sum(r["found"] for r in some),
             "log_probability": sum(r["log_probability"] for r in some) / len(some),
+            "worst": min(r["log_probability"] for r in some),
         }
         for kind, some in sorted(of.items())
     }

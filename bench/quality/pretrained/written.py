@@ -48,12 +48,16 @@ def mean_and_error(values: Tensor) -> list[float]:
 
 
 def by_position(kl: Tensor, bits: Tensor, whole: Tensor, stretch: int) -> dict[str, Any]:
-    """Of each stretch: bits of full attention, what they are more here, and KL, with errors."""
+    """Of each stretch: bits of full attention, what they are more here, and KL, with errors.
+
+    Beside them each stretch's largest KL of a token.
+    """
     parts = [rows.split(stretch) for rows in (whole, bits - whole, kl)]
     names = ("bits_of_full_attention", "more_bits", "kl")
-    return {
+    found: dict[str, Any] = {
         name: [mean_and_error(part) for part in of] for name, of in zip(names, parts, strict=True)
     }
+    return {**found, "worst_kl": [part.max().item() for part in kl.split(stretch)]}
 
 
 def measured(
