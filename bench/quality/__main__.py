@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import harness
@@ -64,7 +65,7 @@ def save(name: str, results: dict[str, Any], begin: float) -> None:
 
 def show(names: Iterable[str], given: Sources) -> None:
     for name in names:
-        say(f"{name}\n\n{tables.TABLES[name](given)}")
+        say(f"{name}\n\n{tables.ALL[name](given)}")
 
 
 def synthetic(arguments: argparse.Namespace) -> None:
@@ -74,14 +75,15 @@ def synthetic(arguments: argparse.Namespace) -> None:
     if not arguments.only:
         save("quality", {"size": vars(size), **found}, begin)
     shown = ("drift" if name in tables.DRIFTS else name for name in found)
-    show(dict.fromkeys(shown), Sources(synthetic=found))
+    full = {"workloads": "every_workload"}
+    show(dict.fromkeys(full.get(name, name) for name in shown), Sources(synthetic=found))
 
 
 def on_structured_keys(arguments: argparse.Namespace) -> None:
     begin = time.perf_counter()
     found = tracked(lambda track: structured.structured(Size(seeds=arguments.seeds), track))
     save("quality-structured", found, begin)
-    show(["structured"], Sources(structured=found))
+    show(["every_structure"], Sources(structured=found))
 
 
 def predicted_errors(arguments: argparse.Namespace) -> None:
@@ -99,7 +101,7 @@ def predicted_errors(arguments: argparse.Namespace) -> None:
         # Read now: another run may have added its own since.
         results = {**sources.results_of("predicted"), name: found}
         save("quality-predicted", results, begin)
-    show(["predicted"], Sources(predicted=sources.results_of("predicted")))
+    show(["predicted_errors"], Sources(predicted=sources.results_of("predicted")))
 
 
 def models(arguments: argparse.Namespace) -> None:
@@ -118,7 +120,7 @@ def models(arguments: argparse.Namespace) -> None:
             known = results.get(key, {}).get("methods", {})
             found["methods"] = {**known, **found["methods"]}
         results[key] = found
-        show(("pretrained", "pretrained_peers"), Sources(pretrained={key: found}))
+        show(("pretrained_measures", "every_peer"), Sources(pretrained={key: found}))
     save("quality-models", results, begin)
 
 
@@ -188,6 +190,12 @@ def show_tables(arguments: argparse.Namespace) -> None:
     if arguments.write:
         page = tables.PAGE.read_text(encoding="utf-8")
         tables.PAGE.write_text(tables.filled(page, given), encoding="utf-8")
+    elif arguments.all is not None:
+        text = tables.everything(given)
+        if arguments.all == "-":
+            sys.stdout.write(text)
+        else:
+            Path(arguments.all).write_text(text, encoding="utf-8")
     else:
         show(tables.TABLES, given)
 
@@ -239,7 +247,10 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     searches = [part for part in PARTS if part not in ("error", "int8", "policies", "written")]
     of["inside"].add_argument("--parts", nargs="+", choices=PARTS, default=searches)
     of["inside"].add_argument("--needles", type=int, default=102, help="questions of each text")
-    of["tables"].add_argument("--write", action="store_true", help="into RESULTS.md")
+    where = of["tables"].add_mutually_exclusive_group()
+    where.add_argument("--write", action="store_true", help="into RESULTS.md")
+    more = "every table, of those too that RESULTS.md has no room for, into FILE or to the terminal"
+    where.add_argument("--all", nargs="?", const="-", metavar="FILE", help=more)
     return parser.parse_args(words)
 
 

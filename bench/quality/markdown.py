@@ -25,5 +25,6 @@ def fine(value: float) -> str:
 
 
 def and_worst(at: dict[str, float]) -> str:
-    """A share, and in brackets that of the worst kv head."""
-    return f"{share(at['share'])} ({share(at['worst_kv_head'])})"
+    """A share, and in brackets those of the worst kv head and of the worst query head, if known."""
+    worst = [share(at[name]) for name in ("worst_kv_head", "worst_head") if name in at]
+    return f"{share(at['share'])} ({', '.join(worst)})"

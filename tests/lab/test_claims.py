@@ -254,7 +254,7 @@ def test_claims_of_a_model_become_tables(pretrained, monkeypatch, tmp_path):
         assert at["window, 256"] < at["S = 0.5, 256"] <= at["best, 256"] <= at["best, 1024"]
     given = Sources(keys={"claims": {"tiny": found}})
     for name in ("claims_prkv", "by_static", "claims_hardkv"):
-        lines = tables.TABLES[name](given).splitlines()
+        lines = tables.ALL[name](given).splitlines()
         assert len(lines) > 6 and "SmolLM2" in lines[0] + lines[2]
         assert len({line.count(" | ") for line in lines[2:]}) == 1
 
@@ -275,5 +275,5 @@ def test_methods_after_a_short_prompt_become_a_table(pretrained):
         assert all(mean >= -1e-6 for mean, _ in at["kl"])
     run = {"model": pretrained.weights.model, "tokens": 600, "written": found}
     given = Sources(inside={"tiny, documentation, 600": run})
-    lines = tables.TABLES["after_short_prompts"](given).splitlines()
+    lines = tables.ALL["after_short_prompts"](given).splitlines()
     assert len(lines) == 4 and "300 to 600" in lines[0] and " ± " in lines[3]

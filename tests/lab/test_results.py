@@ -150,7 +150,7 @@ def everything(tmp_path: Path) -> Sources:
 
 
 def lines_of(name: str, given: Sources) -> list[str]:
-    return tables.TABLES[name](given).splitlines()
+    return tables.ALL[name](given).splitlines()
 
 
 def test_files_are_read_as_they_were_written(everything):
@@ -166,27 +166,47 @@ def test_the_page_has_a_place_for_every_table():
     for name in tables.TABLES:
         assert page.count(f"<!-- table: {name} -->") == 1
     assert page.count("<!-- table: ") == page.count("<!-- end -->") == len(tables.TABLES)
+    assert not tables.TABLES.keys() & tables.MORE.keys()
+
+
+def test_the_page_can_be_read_in_one_sitting():
+    assert len(tables.PAGE.read_text().splitlines()) <= 400
+
+
+def test_all_tables_are_written_on_demand(everything, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sources, "load", lambda: everything)
+    path = tmp_path / "all.md"
+    program.main(["tables", "--all", str(path)])
+    text = path.read_text(encoding="utf-8")
+    for name, made in tables.ALL.items():
+        title, said = f"## {name.replace('_', ' ')}\n", made.__doc__.splitlines()[0]
+        assert f"{title}\n{said}" in text and made(everything) in text
+    program.main(["tables", "--all"])
+    assert capsys.readouterr().out == text
+    program.main(["tables"])
+    shown = capsys.readouterr().out
+    assert "drift\n\n" not in shown and "workloads\n\n" in shown
 
 
 def test_filling_a_page_changes_its_tables_alone(everything):
-    page = "before\n<!-- table: budgets -->\nold\n<!-- end -->\nafter\n"
+    page = "before\n<!-- table: int8 -->\nold\n<!-- end -->\nafter\n"
     filled = tables.filled(page, everything)
-    assert filled == page.replace("old\n", tables.TABLES["budgets"](everything))
+    assert filled == page.replace("old\n", tables.TABLES["int8"](everything))
     assert tables.filled(filled, everything) == filled
 
 
-@pytest.mark.parametrize("name", tables.TABLES)
+@pytest.mark.parametrize("name", tables.ALL)
 def test_tables_are_tables(everything, name):
-    made = tables.TABLES[name](everything)
+    made = tables.ALL[name](everything)
     rows = [line for line in made.splitlines() if line.startswith("|")]
     assert made.endswith("\n")
     assert len(rows) > 2 or name in ("peers_win", "measured_on")
     assert len({line.count(" | ") for line in rows if "---" not in line}) <= 1
 
 
-@pytest.mark.parametrize("name", tables.TABLES)
+@pytest.mark.parametrize("name", tables.ALL)
 def test_tables_of_nothing_say_so(name):
-    made = tables.TABLES[name](Sources())
+    made = tables.ALL[name](Sources())
     assert made == "*Not measured yet.*\n" or name in ("peers_win", "measured_on")
 
 
@@ -202,7 +222,7 @@ def test_experiments_show_their_tables(names, monkeypatch, capsys):
 
 
 def test_methods_that_were_not_measured_are_a_dash(everything):
-    lines = lines_of("facts", everything)
+    lines = lines_of("facts_by_kind", everything)
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     words, pairs = (
         next(line for line in cells if line[0] == f"Gemma-3-270M, 4,096: {kind} of 34")
@@ -221,14 +241,15 @@ def test_longer_texts_have_a_table_of_their_own(everything):
 
 
 def test_another_text_is_not_among_runs_on_documentation(everything):
-    assert not any("2,222" in line for name in tables.TABLES for line in lines_of(name, everything))
+    assert not any("2,222" in line for name in tables.ALL for line in lines_of(name, everything))
     (run,) = everything.reading("another text")
     assert run["tokens"] == 2222
 
 
 def test_budgets_by_error_show_rows_and_errors(everything):
-    lines = lines_of("error", everything)
+    lines = lines_of("every_error", everything)
     assert "8,192" not in lines[0] and len(lines) == 2 + len(forced.ERRORS)
+    assert set(lines_of("error", everything)) < set(lines)
     assert "| error 0.01, at most 400 rows | 62 | .0092 | .300 | .0040 | .900 |" in lines
     assert f"| {forced.FIXED} | 100 |  |  | .0040 | .900 |" in lines
 
@@ -236,18 +257,25 @@ def test_budgets_by_error_show_rows_and_errors(everything):
 def test_rows_in_8_bits_stand_beside_rows_as_they_come(everything):
     cells = ".00400 | .00425 | +.00025 | .900 | .890 | 30 (-1.50) | 30 (-1.50)"
     assert lines_of("int8", everything)[2:] == [f"| Gemma-3-270M, 4,096 | {cells} |"]
-    assert not any(name in line for name in forced.INT8 for line in lines_of("facts", everything))
+    lines = [*lines_of("facts", everything), *lines_of("facts_by_kind", everything)]
+    assert not any(name in line for name in forced.INT8 for line in lines)
 
 
 def test_predicted_errors_stand_over_true_ones(everything):
-    model, kind = lines_of("predicted", everything)[2:]
+    (short,) = lines_of("predicted", everything)[2:]
+    cell = "1.20 (0.70 to 1.44)"
+    assert short == f"| Gemma-3-270M, 4,096 | {' | '.join([cell] * len(predicted.WAYS))} |"
+    model, kind = lines_of("predicted_errors", everything)[2:]
     cell = "**1.20** (.0120 / .0100; 0.70 to 1.44)"
     assert model == f"| Gemma-3-270M, 4,096 | {' | '.join([cell] * len(predicted.WAYS))} |"
     assert kind.startswith("| lines | **1.20** (.0120 / .0100) |")
+    (line,) = lines_of("structured", everything)[2:]
+    assert line == "| lines (1) | 0.5 | 0.15 | 0.1 | 1.20 | 1.20 | 1.20 |"
 
 
 def test_policies_have_their_rows_beside_them(everything):
-    lines = lines_of("policies_inside", everything)
+    lines = lines_of("every_policy", everything)
+    assert set(lines_of("policies_inside", everything)) < set(lines)
     name = "HARD-KV 256, p = 0.9, snapkv"
     assert f"| {name} | 90 (200 → 30) | .0040 | .900 | +10.00 % |" in lines
     assert "| best 1,024 |  | .0040 | .900 | +10.00 % |" in lines
@@ -255,17 +283,18 @@ def test_policies_have_their_rows_beside_them(everything):
 
 def test_counts_and_shares_of_policies_are_shown(everything):
     assert lines_of("counts", everything)[2:] == ["| Gemma-3-270M | 3 to 1,400 | 5 to 2,100 |"]
-    assert "| PRKV, S = 0.5 | .800 (.800) | .700 (.800) |" in lines_of("policies", everything)
+    line = "| PRKV, S = 0.5 | .800 (.800, .800) | .700 (.800, .800) |"
+    assert line in lines_of("policies", everything) and line in lines_of("kept_rows", everything)
 
 
 def test_what_is_lost_while_writing_is_shown(everything):
     (row,) = lines_of("while_writing", everything)[2:]
     what = "Gemma-3-270M, 3,072 to 4,096 tokens, block 64"
-    assert row == f"| {what} | .800 (.800) | .790 (.800) | .010 |"
+    assert row == f"| {what} | .800 (.800, .800) | .790 (.800, .800) | .010 |"
 
 
 def test_what_the_default_reranks_stands_out(everything):
-    (row,) = lines_of("long_zones", everything)[2:]
+    (row,) = lines_of("long_zones_by_share", everything)[2:]
     columns = ["", *lengths.METHODS]
     cells = dict(zip(columns, row.strip("| ").split(" | "), strict=True))
     assert [name for name, cell in cells.items() if "**" in cell] == [lengths.like_default(8192)]
@@ -275,6 +304,55 @@ def test_every_case_in_which_a_peer_wins_is_named(everything):
     assert lines_of("peers_win", everything) == ["- nowhere in these runs"]
     everything.synthetic["workloads"]["all of it"]["Quest"] = 0.95
     assert lines_of("peers_win", everything) == ["- all of it: Quest .950, ParisKV .900"]
+
+
+def test_a_method_is_shown_on_the_kind_of_keys_that_is_worst_for_it(everything):
+    kinds = everything.synthetic["workloads"]
+    kinds["no sinks"] = {**kinds["all of it"], BLOCKS: 0.7}
+    _, _, first, worst = lines_of("workloads", everything)
+    assert first.startswith("| all of it | .900 | .500 |")
+    assert worst.startswith("| worst kind | .700: no sinks | .500: all of it |")
+
+
+def test_the_worst_kind_of_answers_is_that_which_loses_most(everything):
+    (run, *_) = everything.reading()
+    sure = {"all": FOUND, "words": FOUND, "keys": {**FOUND, "log_probability": -1.0}}
+    unsure = {**sure, "keys": {**FOUND, "log_probability": -1.25}}
+    run["facts"] |= {"full attention": sure, forced.DEFAULT: unsure}
+    (line,) = lines_of("facts", everything)[2:]
+    assert line.startswith("| Gemma-3-270M, 4,096: 34 facts |") and "| keys (-0.25) |" in line
+    run["records"] = {
+        name: {"all": at["keys"], "records": at["keys"]}
+        for name, at in run["facts"].items()
+        if name in ("full attention", forced.DEFAULT)
+    }
+    cells = lines_of("tasks", everything)[2]
+    assert "-1.00 / – / -1.25 | records (-0.25) |" in cells
+
+
+def test_worst_steps_and_answers_stand_beside_means_once_they_are_recorded(everything):
+    (run, *_) = everything.reading()
+    run["text"][forced.DEFAULT] = {**KL, "kl_worst": 0.123}
+    assert any("| .0040 (0.12) |" in line for line in lines_of("inside", everything))
+    run["facts"]["full attention"] = {"all": {**FOUND, "worst": -9.0}}
+    assert "| 30 (-1.50; -9.00) |" in lines_of("facts", everything)[2]
+    run["written"]["best 512"]["worst_kl"] = [0.7]
+    assert "± 0.1000 (0.7) |" in lines_of("after_short_prompts", everything)[2]
+    of = everything.structured["lines"]
+    of |= {name + sources.WORST: 3 * at for name, at in of.items()}
+    for name in ("structured", "every_structure"):
+        assert "| 0.5 (1.5) | 0.15 (0.45) | 0.1 (0.3) |" in lines_of(name, everything)[2]
+    line = everything.synthetic["workloads"]["all of it"]
+    line |= {name + sources.WORST: 0.25 for name in CONTENDERS}
+    assert "| **.900** (.250) | .500 (.250) |" in lines_of("every_workload", everything)[2]
+    assert lines_of("workloads", everything)[4].startswith("| worst step of any kind | .250 |")
+    assert lines_of("peers_win", everything) == ["- nowhere in these runs"]
+
+
+def test_verdicts_stand_without_their_numbers(everything):
+    lines = lines_of("claims", everything)
+    assert "| PRKV | S by overlap is a good S (App. G) | reproduced |" in lines
+    assert lines[-1] == "| HARD-KV | merging helps (Fig. 21) | **refuted** |"
 
 
 def test_numbers_are_short():
