@@ -20,6 +20,7 @@ from sources import (
     QWEN_15B,
     SMOLLM2,
     STEPS,
+    and_worst,
     bytes_per_key,
     facts,
     kl,
@@ -29,7 +30,6 @@ from sources import (
     results,
     row_cached,
     runs_that_find_as_many,
-    share,
     short,
     step,
     steps,
@@ -144,8 +144,8 @@ def rows_selected() -> Iterator[str]:
         "the published setting": "published",
         "a peer: PQCache, k-means with 128 bits per key": "PQCache 16×8",
     }.items():
-        yield f"| {row} | {' | '.join(share(m, LENGTHS[m], method) for m in THREE)} |"
-    longer = [share(QWEN_15B, tokens, "block 64, 5 %") for tokens in (8192, 16384, 32768)]
+        yield f"| {row} | {' | '.join(and_worst(m, LENGTHS[m], method) for m in THREE)} |"
+    longer = [and_worst(QWEN_15B, tokens, "block 64, 5 %") for tokens in (8192, 16384, 32768)]
     yield f"the default catches {listed(longer)} there at 8K, 16K and 32K"
     found = [
         facts(QWEN, method) for method in ("full attention", DEFAULT, "whole keys", "published")

@@ -97,10 +97,12 @@ def on_cpu(row: dict[str, float]) -> tuple[float, float]:
 # --- Quality --------------------------------------------------------------------------------------
 
 
-def share(model: str, tokens: int, method: str) -> str:
-    """Of the attainable attention, on keys of a pretrained model."""
-    found = results("quality-models-cpu")[f"{model}, documentation, {tokens}"]
-    return short(found["methods"][method]["share"])
+def and_worst(model: str, tokens: int, method: str) -> str:
+    """A share of the attainable attention, on keys of a pretrained model; in brackets those of the
+    worst kv head and of the worst query head."""
+    found = results("quality-models-cpu")[f"{model}, documentation, {tokens}"]["methods"][method]
+    worst = [short(found[name]) for name in ("worst_kv_head", "worst_head")]
+    return f"{short(found['share'])} ({', '.join(worst)})"
 
 
 def inside(model: str, tokens: int, method: str) -> dict[str, float]:
@@ -118,6 +120,20 @@ DEFAULT = "the default"
 def facts(model: str, method: str, tokens: int = 7168, of: str = "found") -> int:
     found = results("quality-inside-cpu")[f"{model}, documentation, {tokens}"]["facts"]
     return round(found[method]["all"][of])
+
+
+def worst_kind() -> tuple[str, str, int, str]:
+    """The model, tokens and kind of facts of which the default is least sure beside full attention,
+    and by how much its mean log-probability is lower."""
+    apart = {}
+    for key, run in results("quality-inside-cpu").items():
+        model, _, tokens = key.split(", ")
+        ours, full = (run.get("facts", {}).get(name, {}) for name in (DEFAULT, "full attention"))
+        for kind in ours.keys() & full.keys():
+            lost = full[kind]["log_probability"] - ours[kind]["log_probability"]
+            apart[model, int(tokens), kind] = lost
+    model, tokens, kind = max(apart, key=lambda each: apart[each])
+    return model, kind, tokens, short(apart[model, tokens, kind], 2)
 
 
 def runs_that_find_as_many() -> tuple[int, int]:
