@@ -240,7 +240,7 @@ def filled(page: str, sources: Sources) -> str:
 
 def everything(sources: Sources) -> str:
     """A page of all tables: what each is, as its function says, and the table."""
-    parts = ["# Every table of the lab\n\nRESULTS.md says how each was measured.\n"]
+    parts = ["# Every table of the lab\n\nRESULTS.md explains its models, texts and measures.\n"]
     for name, made in ALL.items():
         said = inspect.cleandoc(made.__doc__ or "")
         parts.append(f"## {name.replace('_', ' ')}\n\n{said}\n\n{made(sources)}")

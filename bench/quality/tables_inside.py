@@ -167,7 +167,8 @@ def every_policy(sources: Sources) -> str:
     """The engine's policies inside a model, by every setting, and the rows that they attend to.
 
     *Rows* are those of the zone that a kv head attends to, mean of every 32nd step; in brackets at
-    the first and at a last step.
+    the first and at a last step. Policies that keep rows flush every 128 tokens and have a window
+    of 256 to 384 tokens; that of the others has 256 to 768, unless the table says otherwise.
     """
     return of_text(_of_policies(sources), forced.POLICIES, ("rows", *_TEXT))
 
