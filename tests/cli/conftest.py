@@ -75,10 +75,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def long_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """3,000 characters, which are 3,000 tokens of the tiny model: it is searched."""
+    """5,000 characters, which are 5,000 tokens of the tiny model: it is searched."""
     from pariskv_core.cli.document import documentation
 
     file = tmp_path_factory.mktemp("text") / "long.txt"
     plain = documentation().encode("ascii", "ignore").decode()
-    file.write_text(plain[:3000], encoding="utf-8")
+    file.write_text(plain[:5000], encoding="utf-8")
     return file

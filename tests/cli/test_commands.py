@@ -300,7 +300,7 @@ def test_generate_writes_the_text_alone_to_a_pipe(
     done = pariskv(*ask, "--prompt-file", long_text)
     assert done.code == 0, done.err
     assert re.fullmatch(r"[!-~]{12}\n", done.out)  # printable ASCII is all that it can say
-    assert "3,000 tokens read" in done.err
+    assert "5,000 tokens read" in done.err
     assert "each step attended to 4 first and" in done.err
     with long_text.open("rb") as file:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(file, encoding="utf-8"))
@@ -309,13 +309,13 @@ def test_generate_writes_the_text_alone_to_a_pipe(
     assert err == ""
     same = json.loads(out)
     assert same["text"] == done.out.strip()
-    assert same["prompt_tokens"] == 3000
+    assert same["prompt_tokens"] == 5000
     assert same["attended"]["selected"] == 100
     assert same["tokens_per_second"] > 0
 
 
 def test_verify(pariskv: Pariskv, model: Path, capsys):
-    ask = ("verify", model, "--tokens", 2500, "--max-new-tokens", 8, "--threads", 1)
+    ask = ("verify", model, "--tokens", 4500, "--max-new-tokens", 8, "--threads", 1)
     done = pariskv(*ask)
     assert done.code == 0, done.out + done.err
     assert plain(done.out)
@@ -384,7 +384,7 @@ def test_explain(pariskv: Pariskv, model: Path, long_text: Path, tmp_path: Path,
     assert "script" not in elements.seen and "@import" not in text and "url(" not in text
     assert main([*map(str, ask), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["tokens"] == 3003  # the fourth token was chosen and not stored
+    assert found["tokens"] == 5003  # the fourth token was chosen and not stored
     assert sum(found["shares"].values()) == pytest.approx(1, abs=1e-3)
     assert [layer["layer"] for layer in found["layers"]] == [0, 1]
     assert {"predicted", "true", "relative", "ratio", "holds"} <= found["errors"].keys()

@@ -25,7 +25,7 @@ from pariskv_core.evaluation.record import AVERAGE, Result
 from pariskv_core.evaluation.samples import Made, Wanted
 from pariskv_core.evaluation.statistics import interval
 
-SHORT, LONG = 1024, 3072  # tokens: of a text that is not searched, and of one that is
+SHORT, LONG = 1024, 5120  # tokens: of a text that is not searched, and of one that is
 
 
 @pytest.fixture(scope="module")
@@ -278,7 +278,7 @@ WRONG = [
         "eval {model} --tasks vtt",
         "--tasks: there is no task vtt; expected all, ruler, niah_",
     ),
-    ("eval {model} --lengths 8192", "was made for 4,096 tokens, fewer than 8,192"),
+    ("eval {model} --lengths 16384", "was made for 8,192 tokens, fewer than 16,384"),
     ("eval {model} --lengths 100", "expected a whole number from 1,024 up, got 100"),
     ("eval {model} --settings fast {made}", "--settings: there is no setting fast; expected full"),
     ("eval {model} --name full", "--name is of a server"),

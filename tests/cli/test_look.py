@@ -39,7 +39,7 @@ def watched(loaded: Loaded, text: str, **settings: object) -> tuple[Run, torch.T
 
 
 def test_the_mass_is_the_models_own_attention(loaded: Loaded, long_text: Path):
-    run, ids = watched(loaded, long_text.read_text()[:2600])
+    run, ids = watched(loaded, long_text.read_text()[:4600])
     seen = look(run)
     assert seen.searched
     model = loaded.model
@@ -59,7 +59,7 @@ def test_the_mass_is_the_models_own_attention(loaded: Loaded, long_text: Path):
 def test_the_error_of_a_step_is_predicted(loaded: Loaded, long_text: Path):
     def error_with(top_k: int) -> Errors:
         policy = pk.ParisKV(top_k=top_k, tail="sample", tail_rows=64)
-        run, _ = watched(loaded, long_text.read_text()[:2600], policy=policy)
+        run, _ = watched(loaded, long_text.read_text()[:4800], policy=policy)
         found = look(run).errors
         assert found is not None
         return found
@@ -72,7 +72,7 @@ def test_the_error_of_a_step_is_predicted(loaded: Loaded, long_text: Path):
 def test_errors_of_steps_are_those_of_their_outputs(loaded: Loaded, long_text: Path):
     """By hand, from all rows at every step; and watching is no search."""
     policy = pk.ParisKV(top_k=16, tail="sample", tail_rows=64)
-    run, ids = watched(loaded, long_text.read_text()[:2600], policy=policy)
+    run, ids = watched(loaded, long_text.read_text()[:4600], policy=policy)
     together, parts, engine = Watched(), [], run.engine
     for step in range(3):
         if step > 0:
@@ -100,7 +100,7 @@ def test_errors_of_steps_are_those_of_their_outputs(loaded: Loaded, long_text: P
 
 def test_policies_that_predict_nothing_have_no_errors(loaded: Loaded, long_text: Path):
     for policy in (pk.ParisKV(top_k=16, tail="none"), pk.HardKV(most=64)):
-        run, _ = watched(loaded, long_text.read_text()[:2600], policy=policy)
+        run, _ = watched(loaded, long_text.read_text()[:4600], policy=policy)
         seen = look(run)
         assert seen.errors is None
 

@@ -202,7 +202,7 @@ def test_estimated_times_are_the_documented_ones_and_grow():
 def test_a_config_says_its_shape(tmp_path: Path):
     found = shapes.read(str(save_config(tmp_path / "a")))
     width = {"hidden": 128, "intermediate": 128, "vocabulary": 300}
-    assert found == ModelShape("llama", 2, 4, 2, 64, 64, context=4096, **width)
+    assert found == ModelShape("llama", 2, 4, 2, 64, 64, context=8192, **width)
     older = save_config(tmp_path / "b", head_dim=None, num_key_value_heads=None, hidden_size=512)
     (older / "model.safetensors").write_bytes(bytes(1000))
     found = shapes.read(str(older))

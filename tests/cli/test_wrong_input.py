@@ -176,7 +176,7 @@ def test_a_process_without_rich_says_so(command):
 def test_a_longer_context_than_the_models_is_refused(model: Path, capsys):
     code = main(["generate", str(model), "a" * 100, "--max-new-tokens", str(CONTEXT - 99)])
     sentence = (
-        "the prompt has 100 tokens and 3,997 more are asked for, but llama was made for 4,096"
+        "the prompt has 100 tokens and 8,093 more are asked for, but llama was made for 8,192"
     )
     check(code, *capsys.readouterr(), sentence)
 
@@ -253,7 +253,7 @@ def test_a_text_too_short_to_be_searched_is_refused_before_it_is_read(
     assert main(ask) == 2
     assert capsys.readouterr().err == (
         "pariskv explain: the text has 1,500 tokens and 500 more are asked for, but a step over "
-        "fewer than 2,048 attends to all of them, so there is no search to explain: give a longer "
+        "fewer than 4,096 attends to all of them, so there is no search to explain: give a longer "
         "text\n"
     )
 

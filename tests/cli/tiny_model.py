@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-CONTEXT = 4096
+CONTEXT = 8192
 SHAPE: dict[str, Any] = {
     "vocab_size": 300,
     "hidden_size": 128,
