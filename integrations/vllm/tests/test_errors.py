@@ -66,7 +66,11 @@ def test_what_comes_behind_an_answer_is_forgotten() -> None:
 
 def test_a_policy_without_an_error_is_refused() -> None:
     assert parse({"report_error": True}).report_error
-    for policy in ("prkv", {"name": "pariskv", "tail": "none"}):
+    for policy in (
+        "prkv",
+        {"name": "pariskv", "tail": "none"},
+        {"name": "pariskv", "scorer": "votes"},
+    ):
         with pytest.raises(ValueError, match="report_error: expected a policy that estimates"):
             parse({"report_error": True, "policy": policy})
     with pytest.raises(ValueError, match="report_error: expected true or false, got maybe"):

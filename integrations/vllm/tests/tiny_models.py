@@ -19,6 +19,12 @@ TEXT: dict[str, Any] = {
     "tie_word_embeddings": False,
     "initializer_range": 0.1,
 }
+GATED: dict[str, Any] = {  # delta rule
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+}
 
 
 def make_tiny(folder: Path) -> Path:
@@ -73,10 +79,7 @@ def make_mixed(folder: Path, kind: str) -> Path:
             num_experts_per_tok=2,
             moe_intermediate_size=64,
             shared_expert_intermediate_size=64,
-            linear_num_key_heads=2,
-            linear_num_value_heads=4,
-            linear_key_head_dim=64,
-            linear_value_head_dim=64,
+            **GATED,
         )
         model = hf.Qwen3NextForCausalLM(config)
     elif kind in _STATES:
@@ -112,10 +115,7 @@ def _with_states(folder: Path, kind: str) -> Path:
             **TEXT,
             num_hidden_layers=4,
             layer_types=[linear] * 3 + [full],
-            linear_num_key_heads=2,
-            linear_num_value_heads=4,
-            linear_key_head_dim=64,
-            linear_value_head_dim=64,
+            **GATED,
         )
         model = hf.Qwen3_5ForCausalLM(config)
     elif kind == "jamba":

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
+from pariskv_core._estimates import tells_errors
 from pariskv_core.cli.evaluate_settings import Setting
 from pariskv_core.cli.models import Loaded
 from pariskv_core.cli.sparse_run import Run, forward, stop_tokens
-from pariskv_core.transformers.cache import tells_errors
 
 
 @dataclass(frozen=True)

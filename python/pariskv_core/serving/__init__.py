@@ -56,7 +56,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .books import Arrival, Books, Growth, Step
-from .errors import ErrorSum, RequestErrors
+from .errors import ErrorSum, RequestErrors, add_up
 from .host_shares import HostShare
 from .orders import Orders
 from .room import Costs, Room
@@ -89,4 +89,5 @@ __all__ = [
     "RequestErrors",
     "Room",
     "Step",
+    "add_up",
 ]

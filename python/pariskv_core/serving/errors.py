@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 _ANSWERED = 8192  # requests at most that end within a step or two
@@ -26,6 +27,13 @@ class ErrorSum:
         return self.total / self.steps if self.steps else 0.0
 
 
+def add_up(sums: dict[str, ErrorSum], told: Mapping[str, ErrorSum]) -> None:
+    """By request."""
+    for request, error in told.items():
+        mine = sums.setdefault(request, ErrorSum())
+        mine += error
+
+
 class RequestErrors:
     """What ranks have told of requests that are not answered yet."""
 
@@ -33,11 +41,9 @@ class RequestErrors:
         self._of: dict[str, ErrorSum] = {}
         self._answered: dict[str, None] = {}  # the last ones: ranks tell of them for a step or two
 
-    def add(self, told: dict[str, ErrorSum]) -> None:
-        for request, error in told.items():
-            if request not in self._answered:
-                mine = self._of.setdefault(request, ErrorSum())
-                mine += error
+    def add(self, told: Mapping[str, ErrorSum]) -> None:
+        open_ones = {name: error for name, error in told.items() if name not in self._answered}
+        add_up(self._of, open_ones)
 
     def answer(self, request: str) -> ErrorSum | None:
         """Of a request that ends; None: nothing was estimated for it."""

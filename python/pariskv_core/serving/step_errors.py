@@ -15,7 +15,7 @@ import torch
 
 from pariskv_core import Config
 
-from .errors import ErrorSum
+from .errors import ErrorSum, add_up
 
 
 @dataclass
@@ -71,9 +71,9 @@ class StepErrors:
         while self._coming and self._coming[0].here:
             step = self._coming.popleft()
             means, largest = step.sums.tolist()
-            for request, mean, most in zip(step.requests, means, largest, strict=True):
-                if most > 0:
-                    one = self._found.setdefault(request, ErrorSum())
-                    one += ErrorSum(mean, most, 1)
+            each = zip(step.requests, means, largest, strict=True)
+            add_up(
+                self._found, {name: ErrorSum(mean, most, 1) for name, mean, most in each if most}
+            )
         found, self._found = self._found, {}
         return found

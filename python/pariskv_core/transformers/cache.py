@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 import pariskv_core as pk
+from pariskv_core._estimates import tells_errors
 
 from . import saved, versions
 from .settings import check_names
@@ -271,14 +272,6 @@ class PariskvCache(versions.DynamicCache):
             "[transformers] cache: a PariskvCache cannot be pickled; copy.deepcopy forks it, and "
             "cache.save(folder) writes it to files"
         )
-
-
-def tells_errors(policy: Any) -> bool:
-    """Whether a step by this policy estimates rows, and so can tell its error."""
-    if not isinstance(policy, pk.ParisKV) or policy.group_rule != "attention_mass":
-        return False
-    blocks = policy.scorer == "sign_norm" and policy.block > 0
-    return policy.tail == "sample" or (policy.tail == "own" and blocks)
 
 
 def _checked(top_k: int | None, settings: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pariskv_core.serving import Books, ErrorSum, Orders
+from pariskv_core.serving import Books, ErrorSum, Orders, add_up
 
 from . import allowed, names, ranks, startup
 from .backend import replayed
@@ -42,9 +42,7 @@ class Errors(KVConnectorWorkerMetadata):
     def aggregate(self, other: KVConnectorWorkerMetadata) -> Errors:
         """Ranks have other kv heads of the same steps."""
         assert isinstance(other, Errors)
-        for request, error in other.of_requests.items():
-            mine = self.of_requests.setdefault(request, ErrorSum())
-            mine += error
+        add_up(self.of_requests, other.of_requests)
         return self
 
 

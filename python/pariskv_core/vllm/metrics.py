@@ -62,9 +62,8 @@ class Reporter:
             summary_bytes=stats.summary_bytes,
             sequences=sequences,
         )
-        for name, value in (("mass", stats.mean_mass), ("error", stats.mean_error)):
-            if not math.isnan(value):
-                data[name] = value
+        means = {name: float(getattr(stats, f"mean_{name}")) for name in _ESTIMATES}
+        data.update({name: mean for name, mean in means.items() if not math.isnan(mean)})
         return EngineStats(data={str(self.rank): data})
 
 

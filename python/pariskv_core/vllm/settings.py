@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pariskv_core as pk
+from pariskv_core._estimates import tells_errors
 
 SECTION = "pariskv"  # of --additional-config
 _POLICIES: dict[str, Callable[..., Any]] = {
@@ -119,7 +120,7 @@ def parse(*sources: Mapping[str, Any]) -> Settings:
     if not isinstance(settings.report_error, bool):
         given = settings.report_error
         raise ValueError(f"[vllm] report_error: expected true or false, got {given}")
-    if settings.report_error and not _knows_its_error(policy):
+    if settings.report_error and not tells_errors(policy):
         raise ValueError(
             "[vllm] report_error: expected a policy that estimates its error: pariskv with tail "
             '"sample" and group_rule "attention_mass"'
@@ -130,12 +131,6 @@ def parse(*sources: Mapping[str, Any]) -> Settings:
             "not share rows that are gone"
         )
     return settings
-
-
-def _knows_its_error(policy: Any) -> bool:
-    if not isinstance(policy, pk.ParisKV) or policy.group_rule != "attention_mass":
-        return False
-    return policy.tail == "sample" or (policy.tail == "own" and policy.block > 0)
 
 
 def _size(name: str, value: Any) -> int:
