@@ -320,10 +320,20 @@ std::vector<Case> pariskv_cases() {
       make(
           "in_full_and_searched_beside_idle_slots",
           [](Case& c, Config& k) { k.dense_below = 800, c.batch = 5, c.idle = true, c.steps = 3; }),
-      make("in_full_80_two_passes_in_strides",
+      make("in_full_80_of_seven_heads_in_strides",
            [=](Case& c, Config& k) {
              k.dense_below = 5000, k.query_heads = 14, k.head_dim = 80, k.dtype = kHalf;
              k.segment_tokens = 64, c.gap = 3, c.tokens = 1300;
+           }),
+      make("in_full_of_six_heads",
+           [=](Case& c, Config& k) {
+             k.dense_below = 5000, k.query_heads = 12, k.head_dim = 128, k.dtype = kHalf;
+             c.batch = 2;
+           }),
+      make("in_full_of_twelve_heads",
+           [=](Case& c, Config& k) {
+             k.dense_below = 5000, k.query_heads = 24, k.head_dim = 128, k.dtype = kHalf;
+             c.tokens = 1300, c.softcap = 20, c.sink_bias = true;
            }),
       make("in_full_256_of_float16",
            [=](Case&, Config& k) { k.dense_below = 5000, k.head_dim = 256, k.dtype = kHalf; }),

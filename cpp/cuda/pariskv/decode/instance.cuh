@@ -23,9 +23,10 @@ DecodeKernels kernels_of() {
     kernels.score_votes = score_votes_kernel<Element, kWords>;
   }
   if constexpr (kDirect<Element> && kWords <= kMostDenseWords) {
-    kernels.attend_dense[kOnePass] = attend_dense_kernel<Element, kWords, 1, true>;
-    kernels.attend_dense[kTwoPasses] = attend_dense_kernel<Element, kWords, 2, true>;
-    kernels.attend_dense[kAnyRows] = attend_dense_kernel<Element, kWords, 2, false>;
+    kernels.attend_dense[kFourHeads] = attend_dense_kernel<Element, kWords, 4, true>;
+    kernels.attend_dense[kEightHeads] = attend_dense_kernel<Element, kWords, 8, true>;
+    kernels.attend_dense[kSixteenHeads] = attend_dense_kernel<Element, kWords, 16, true>;
+    kernels.attend_dense[kAnyHeads] = attend_dense_kernel<Element, kWords, 16, false>;
     kernels.dense_dim = 32 * kWords;
     kernels.dense_space = padded_bytes<DenseSpace<kWords>>;
   }

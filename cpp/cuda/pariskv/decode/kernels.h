@@ -6,15 +6,16 @@
 
 namespace pariskv::cuda {
 
-/** Passes over a tile of rows, whose number of dimensions is known, or of any rows. */
-enum DenseKind : int { kOnePass, kTwoPasses, kAnyRows };
+/** Query heads of a kv head, at most, where the dimensions of rows are known; or any of both. */
+enum DenseKind : int { kFourHeads, kEightHeads, kSixteenHeads, kAnyHeads, kDenseKinds };
 
 struct DecodeKernels {
   Kernel<WindowParams> window_logits;
   Kernel<ScoreParams> score[2];       // of whole keys, and of keys told from means of blocks
   Kernel<VotesParams> prepare_votes;  // null: too many dimensions
   Kernel<VotesParams> score_votes;
-  Kernel<DenseParams> attend_dense[3];        // DenseKind; null: rows are not for the tensor cores
+  Kernel<DenseParams>
+      attend_dense[kDenseKinds];              // DenseKind; null: rows are not for the tensor cores
   Kernel<ResidentParams> attend_resident[2];  // for few parts per block, and for many
   Kernel<ResidentParams> attend_tail[2];
   Kernel<RerankParams> rerank;

@@ -233,12 +233,18 @@ struct DenseLaunch {
   int blocks = 0;  // 0: not at all
 };
 
-/** Rows whose halves the tensor cores take in whole steps, and heads of as many passes. */
+/** Rows whose halves the tensor cores take in whole steps, and as many heads. */
 bool suits_dense(const ModelShape& shape) {
   const RowFormat& rows = shape.rows;
   return size_of(shape.dtype) == 2 && rows.key_dim % 16 == 0 && rows.value_dim % 16 == 0 &&
          rows.value_dim <= rows.key_dim && rows.key_dim <= 32 * kMostDenseWords &&
-         shape.group <= kMostDensePasses * device::kDirectHeads;
+         shape.group <= kMostDenseHeads;
+}
+
+DenseKind dense_kind(const ModelShape& shape, int known_dim) {
+  const RowFormat& rows = shape.rows;
+  if (rows.key_dim != known_dim || rows.value_dim != known_dim) return kAnyHeads;
+  return shape.group <= 4 ? kFourHeads : shape.group <= 8 ? kEightHeads : kSixteenHeads;
 }
 
 DenseLaunch dense_launch(const DecodeCall& call) {
@@ -246,10 +252,7 @@ DenseLaunch dense_launch(const DecodeCall& call) {
   if (!suits_dense(call.shape)) return launch;
   const DecodeKernels kernels = kernels_of(call);
   const RowFormat& rows = call.shape.rows;
-  const bool known = rows.key_dim == kernels.dense_dim && rows.value_dim == kernels.dense_dim;
-  launch.kernel = kernels.attend_dense[!known                                    ? kAnyRows
-                                       : call.shape.group > device::kDirectHeads ? kTwoPasses
-                                                                                 : kOnePass];
+  launch.kernel = kernels.attend_dense[dense_kind(call.shape, kernels.dense_dim)];
   const int stages = kDenseWarps * kDenseStages * dense_stage_bytes(int(rows.bytes()));
   launch.bytes = kernels.dense_space + stages;
   const void* const kernel = launch.kernel.address;

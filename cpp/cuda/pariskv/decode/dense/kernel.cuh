@@ -7,17 +7,19 @@
  */
 #pragma once
 
+#include <type_traits>
+
 #include "pariskv/decode/attend/parts.cuh"
 #include "pariskv/decode/context.cuh"
-#include "pariskv/decode/dense/tile.cuh"
+#include "pariskv/decode/dense/wide_tile.cuh"
 #include "pariskv/decode/output.cuh"
 
 namespace pariskv::cuda {
 
 /** Tiles of a warp in shared memory: one at work, two on their way. */
 constexpr int kDenseStages = 3;
-/** Query heads of a kv head that share one pass over its rows, in passes of four. */
-constexpr int kMostDensePasses = 2;
+/** Query heads of a kv head that share its rows. */
+constexpr int kMostDenseHeads = 16;
 /** 32 times as many dimensions of keys, and of values. */
 constexpr int kMostDenseWords = 8;
 
@@ -30,13 +32,16 @@ struct DenseSpace {
 constexpr int dense_stage_bytes(int row_bytes) { return kDenseTile * dense_pitch(row_bytes); }
 
 /**
- * @tparam kPasses  over a tile, four query heads each
- * @tparam kExact   keys and values have 32 kWords dimensions
+ * @tparam kHeads  query heads of a kv head, at most: 4, 8 or 16
+ * @tparam kExact  keys and values have 32 kWords dimensions
  */
-template <typename Element, int kWords, int kPasses, bool kExact>
+template <typename Element, int kWords, int kHeads, bool kExact>
 class AttendDense {
   using Reader = device::RowReader<Element>;
   using Space = DenseSpace<kWords>;
+  using Tiles =
+      std::conditional_t<kHeads == device::kDirectHeads, DenseTiles<Element, kWords, kExact>,
+                         WideTiles<Element, kWords, kHeads, kExact>>;
 
  public:
   __device__ __forceinline__ AttendDense(const DenseParams& params, Space& space, char* stages)
@@ -199,23 +204,15 @@ class AttendDense {
     }
   }
 
-  __device__ __forceinline__ int heads_of(int pass) const {
-    return min(device::kDirectHeads, shape_.group - pass * device::kDirectHeads);
-  }
   /** Floats that are left of a query head. */
   __device__ __forceinline__ int left_floats() const { return 2 + value_dim(); }
 
   __device__ __forceinline__ void attend(const DensePiece& piece) {
-    const Element* q = at(params_.call.q, piece.sequence, int64_t(piece.head) * shape_.group);
-    const int64_t stride = params_.call.q.stride_j;
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      if (piece.sequence != sequence_ || piece.head != head_) {
-        tiles_[pass].start(q + pass * device::kDirectHeads * stride, stride, heads_of(pass),
-                           shape_);
-      }
-      tiles_[pass].begin();
+    if (piece.sequence != sequence_ || piece.head != head_) {
+      const Element* q = at(params_.call.q, piece.sequence, int64_t(piece.head) * shape_.group);
+      tiles_.start(q, params_.call.q.stride_j, shape_.group, shape_);
     }
+    tiles_.begin();
     sequence_ = piece.sequence, head_ = piece.head;
 #pragma unroll 1
     for (int row = piece.begin + kDenseTile * device::warp_id(); row < piece.end; row += kTurn) {
@@ -224,10 +221,7 @@ class AttendDense {
       device::ptx::cp_async_wait_group<kDenseStages - 1>();
       __syncwarp();
       const char* stage = stages_ + used_++ % kDenseStages * stage_bytes();
-#pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        tiles_[pass].add(device::shared_address(stage), pitch(), piece.end - row, shape_);
-      }
+      tiles_.add(device::shared_address(stage), pitch(), piece.end - row, shape_);
     }
     leave(piece);
   }
@@ -248,10 +242,11 @@ class AttendDense {
           0;  // all rows are attended to
     }
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const int heads = heads_of(pass), head = pass * device::kDirectHeads + warp;
+    for (int first = 0; first < kHeads; first += device::kDirectHeads) {
+      const int heads = min(device::kDirectHeads, shape_.group - first), head = first + warp;
+      if (heads <= 0) break;
       __syncthreads();  // the last piece's sums have been read
-      tiles_[pass].leave(space_.left[warp][0], 2 + 32 * kWords, heads, shape_);
+      tiles_.leave(space_.left[warp][0], 2 + 32 * kWords, first, heads, shape_);
       __syncthreads();
       if (warp >= heads) continue;
       if (pieces == 1) {
@@ -357,21 +352,21 @@ class AttendDense {
   const char* segment_rows_ = nullptr;
   int issued_ = 0, used_ = 0;
   int sequence_ = -1, head_ = -1;  // of the queries in registers
-  DenseTiles<Element, kWords, kExact> tiles_[kPasses];
+  Tiles tiles_;
 };
 
 /** Blocks of a processor: two, but of rows that are too long for that. */
 template <int kWords>
 constexpr int kDenseBlocks = kWords > 4 ? 1 : 2;
 
-template <typename Element, int kWords, int kPasses, bool kExact>
+template <typename Element, int kWords, int kHeads, bool kExact>
 __global__ void __launch_bounds__(kDenseThreads, kDenseBlocks<kWords>)
     attend_dense_kernel(const __grid_constant__ DenseParams params) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& space = *reinterpret_cast<DenseSpace<kWords>*>(shared);
   constexpr int kSpace = (int(sizeof space) + 127) / 128 * 128;
-  AttendDense<Element, kWords, kPasses, kExact>(params, space,
-                                                reinterpret_cast<char*>(shared) + kSpace)
+  AttendDense<Element, kWords, kHeads, kExact>(params, space,
+                                               reinterpret_cast<char*>(shared) + kSpace)
       .run();
 }
 

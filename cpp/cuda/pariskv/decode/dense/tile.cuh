@@ -113,7 +113,7 @@ class DenseTiles {
    * The sums of all tiles: for each of four heads maximum, sum, weighted values, `step` floats
    * apart, of which the first `heads` are written.
    */
-  __device__ __forceinline__ void leave(float* out, int step, int heads,
+  __device__ __forceinline__ void leave(float* out, int step, int /*first*/, int heads,
                                         const device::AttendShape& shape) const {
     const int g = device::fragment_row(), t = device::fragment_pair();
     const float sum = device::sum_of_head(sums_.sum);
