@@ -16,8 +16,9 @@ namespace pariskv::cuda {
 /** A row of the table. `_per_sm`: thread blocks of a launch for each multiprocessor, at most. */
 struct Tuning {
   /**
-   * Where a search takes as long as attention in full, with all rows in the GPU's memory. No
-   * sequence below ParisKV::kSearchedFromByBatch is searched, whatever stands here.
+   * Where a search takes as long as attention in full, with all rows in the GPU's memory, of four
+   * query heads of 128 dimensions for a kv head; see Crossings::of_heads. No sequence below
+   * ParisKV::kSearchedFromByBatch is searched, whatever stands here.
    */
   Crossings crossings;
 

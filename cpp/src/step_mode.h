@@ -33,6 +33,20 @@ struct Crossing {
 struct Crossings {
   Crossing own{};    // of the engine's attention in full
   Crossing paged{};  // of a host's (docs/pages.md)
+
+  /**
+   * Of heads of another kind than the measured ones, four query heads of 128 dimensions for a kv
+   * head. A search takes its time for query heads, attention in full for a row's bytes, so with
+   * more query heads a search begins later; its waits are worth more rows of few bytes. Where the
+   * host is quick with many query heads, waits weigh more as well.
+   */
+  constexpr Crossings of_heads(int64_t group, int64_t dim) const {
+    group = std::max<int64_t>(group, 4);
+    const auto scaled = [&](const Crossing& at, int64_t waits) {
+      return Crossing{at.tokens * (3 * group - 4) / 8, at.worth * 128 / dim * waits / 8};
+    };
+    return {scaled(own, 8), scaled(paged, 4 + group)};
+  }
 };
 
 /** What the settings of a cache say about modes. */

@@ -50,6 +50,22 @@ TEST(StepSum, RowsThatAreFarHavePaidForTheWaits) {
   EXPECT_EQ(decided({{7000}, {5000, false}}).holds, kMostTokens);
 }
 
+void expect_crossing(const Crossing& found, int64_t tokens, int64_t worth) {
+  EXPECT_EQ(found.tokens, tokens);
+  EXPECT_EQ(found.worth, worth);
+}
+
+TEST(Crossings, FollowFromTheHeadsOfTheModel) {
+  const Crossings measured{{6000, 100000}, {9000, 300000}};
+  for (const int64_t group : {1, 4}) {  // fewer than four query heads were not measured
+    expect_crossing(measured.of_heads(group, 128).own, 6000, 100000);
+    expect_crossing(measured.of_heads(group, 128).paged, 9000, 300000);
+  }
+  expect_crossing(measured.of_heads(8, 256).own, 15000, 50000);
+  expect_crossing(measured.of_heads(8, 256).paged, 22500, 225000);
+  expect_crossing(measured.of_heads(16, 64).own, 33000, 200000);
+}
+
 TEST(StepSum, LengthsAloneDecideWithoutACrossing) {
   StepSum sum(StepRules{.dense_below = 5000, .selects = true}, false, kHeads);
   sum.add(1 << 20, true);

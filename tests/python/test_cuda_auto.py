@@ -247,7 +247,7 @@ def crossing_caches(
         layers=1,
         query_heads=8,
         kv_heads=8,
-        head_dim=64,
+        head_dim=128,
         dtype="float16",
         device="cuda",
         dense_below=below,
@@ -342,7 +342,7 @@ def test_rows_that_have_left_are_searched_at_any_length():
     caches, sequences = crossing_caches(6000, 1)
     cache, s = caches[0], sequences[0][0]
     step = make_steps(cache.config, 1, 1)[0]
-    near = pk.Cache(cache.config.replace(memory_budget=24 << 20))
+    near = pk.Cache(cache.config.replace(memory_budget=48 << 20))
     rng = np.random.default_rng(4)
     k, v = randn_kv(rng, 6000, cache.config)
     first = near.add()

@@ -24,7 +24,8 @@ CodecConstants constants_of(const Codec& codec) {
 
 Crossings crossings_of(const Config& config) {
   if (config.dense_below != kDenseByBatch) return {};
-  return tuning_of(config.device.index).crossings;
+  const Crossings& measured = tuning_of(config.device.index).crossings;
+  return measured.of_heads(config.query_heads / config.kv_heads, config.head_dim);
 }
 
 /**

@@ -96,8 +96,8 @@ TEST_P(FakeAuto, AskedForByBatchASearchBeginsOnceTheSequencesAreWorthIt) {
   // In 8 bits nothing of a zone can be read as it came.
   const bool narrow = GetParam() == KVDType::kInt8;
   for (int i = 0; i < 3; ++i) EXPECT_EQ(searched(), narrow ? kLayers : 0);
-  while (batch.size() < 27) batch.push_back(cache.fork(batch[0]));
-  const Crossing at = cuda::tuning_of(test::kDevice).crossings.own;
+  while (batch.size() < 54) batch.push_back(cache.fork(batch[0]));
+  const Crossing at = cuda::tuning_of(test::kDevice).crossings.of_heads(2, kDim).own;
   const int64_t all = int64_t(batch.size()) * kLayers;
   int64_t total = 8003, before = 0, after = 0;
   while (after < 3) {
