@@ -91,9 +91,13 @@ class Run:
         )
         self.told = [output.kv_transfer_params for output in done]
         self.cached = sum(output.num_cached_tokens or 0 for output in done)
+        self.keep_answers(done)
+        return [[list(one.token_ids) for one in output.outputs] for output in done]
+
+    def keep_answers(self, done: list[Any]) -> None:
+        """With how sure of itself the model was, where that is asked for."""
         if self.job.get("gaps"):
             self.found.setdefault("answers", {}).setdefault(self.work, []).extend(map(answer, done))
-        return [[list(one.token_ids) for one in output.outputs] for output in done]
 
     # Work. Each returns what has to be the same with and without the plugin.
 
@@ -143,22 +147,30 @@ class Run:
         from vllm import SamplingParams
 
         engine = self.llm.llm_engine
-        settings = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True, detokenize=False)
+        settings = SamplingParams(
+            max_tokens=40,
+            temperature=0,
+            ignore_eos=True,
+            detokenize=False,
+            logprobs=2 if self.job.get("gaps") else None,
+        )
         lengths = {"long": 2000, "short": 30, "stays": 500, "follows": 310}
         for number, (name, tokens) in enumerate(lengths.items()):
             engine.add_request(name, {"prompt_token_ids": prompt(400 + number, tokens)}, settings)
-        done: dict[str, Any] = {}
+        ended: dict[str, Any] = {}
         steps = 0
         while engine.has_unfinished_requests():
             for output in engine.step():
                 if output.finished:
-                    done[output.request_id] = list(output.outputs[0].token_ids)
+                    ended[output.request_id] = output
             steps += 1
             if steps == 2:
                 engine.abort_request(["long"])
             if steps == 6:
                 engine.abort_request(["short"])
-        return {name: done[name] for name in ("stays", "follows")}
+        done = [ended[name] for name in ("stays", "follows")]
+        self.keep_answers(done)
+        return [list(output.outputs[0].token_ids) for output in done]
 
     def told_errors(self) -> Any:
         """Of answers of some lengths, beside their tokens."""

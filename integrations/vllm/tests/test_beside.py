@@ -69,6 +69,8 @@ def engine(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Job:
     ) -> dict[str, Any]:
         arguments = {**small_engine(model), "tensor_parallel_size": ranks, "dtype": kind.dtype}
         del arguments["num_gpu_blocks_override"]  # in stock vLLM that is all of a request's groups
+        if ON_GPU and "Gated" in kind.others:
+            arguments["gdn_prefill_backend"] = "triton"  # the other one is a package of its own
         if plugin:
             settings: dict[str, Any] = {"dense_below": 512} if search else {**EXACT}
             if few and not ON_GPU:

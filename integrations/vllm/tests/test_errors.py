@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import asked_for, run, small_engine
+import torch
+from conftest import ON_GPU, asked_for, run, small_engine
 from pariskv_core.serving import ErrorSum, RequestErrors
 from pariskv_core.vllm.connector import Errors
 from pariskv_core.vllm.settings import parse
@@ -30,6 +31,8 @@ def engine(tiny: Path, folder: Path, *, ranks: int = 1, **more: Any) -> dict[str
 def test_answers_that_were_searched_for_tell_their_error(
     tiny: Path, tmp_path: Path, ranks: int
 ) -> None:
+    if ON_GPU and torch.cuda.device_count() < ranks:
+        pytest.skip(f"needs {ranks} GPUs")
     silent = engine(tiny, tmp_path, ranks=ranks)
     told = engine(tiny, tmp_path, ranks=ranks, report_error=True)
     assert told["told_errors"] == silent["told_errors"], "to ask for it changes nothing"

@@ -100,6 +100,7 @@ def make_mixed(folder: Path, kind: str) -> Path:
     return folder
 
 
+_OF_HIDDEN_SIZE = {"num_attention_heads": 3, "num_key_value_heads": 3}  # heads of 64 dimensions
 _STATES = ("qwen35", "jamba", "nemotron_h", "lfm2")
 
 
@@ -120,7 +121,7 @@ def _with_states(folder: Path, kind: str) -> Path:
         model = hf.Qwen3_5ForCausalLM(config)
     elif kind == "jamba":
         config = hf.JambaConfig(
-            **{**TEXT, "num_attention_heads": 3, "num_key_value_heads": 3},  # of hidden_size
+            **{**TEXT, **_OF_HIDDEN_SIZE},
             num_hidden_layers=4,
             attn_layer_period=4,
             attn_layer_offset=2,
@@ -143,7 +144,7 @@ def _with_states(folder: Path, kind: str) -> Path:
         model = hf.NemotronHForCausalLM(config)
     else:
         config = hf.Lfm2Config(
-            **TEXT,
+            **{**TEXT, **_OF_HIDDEN_SIZE},
             num_hidden_layers=4,
             full_attn_idxs=[1, 3],
             block_multiple_of=64,

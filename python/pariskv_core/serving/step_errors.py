@@ -60,7 +60,7 @@ class StepErrors:
         sums = torch.stack((told.mean((0, 2)), told.amax((0, 2))))
         done = None
         if sums.is_cuda:
-            host = torch.empty(sums.shape, pin_memory=True)
+            host = torch.empty(sums.shape, device="cpu", pin_memory=True)
             sums = host.copy_(sums, non_blocking=True)
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
