@@ -37,6 +37,7 @@ class HeadError:
     logits: np.ndarray  # (group, rows of the tail), those of the copies
     tail: np.ndarray  # (rows of the tail) positions
     best: np.ndarray  # positions of the best rows
+    worth: np.ndarray  # of these
     exact: np.ndarray  # (group, best): logits of these
     resident: np.ndarray  # (group) log-sum-exp of the resident rows
 
@@ -52,7 +53,9 @@ class HeadError:
         return float(np.sqrt(max(error**2 - rest, rest)))
 
     def rows(self, error: float | None) -> int:
-        return rows_within(self.left, None if error is None else self.allowed(error))
+        if error is None:
+            return len(self.best)
+        return rows_within(self.left, self.allowed(error), worth_bins(self.worth))
 
     def told(self, taken: np.ndarray) -> float:
         """The error of a step that has taken these rows, the first of the best ones."""
@@ -73,8 +76,21 @@ def squares_left(squares: np.ndarray, best: np.ndarray) -> np.ndarray:
     return np.maximum(squares.sum() - taken, 0)
 
 
-def rows_within(errors: np.ndarray, allowed: float | None) -> int:
-    """How many rows until no more than that is left: 16 at least."""
-    enough = np.flatnonzero(errors <= (-1 if allowed is None else allowed))
-    most = len(errors) - 1
-    return min(most, max(LEAST_ROWS, int(enough[0]))) if len(enough) else most
+def worth_bins(worth: np.ndarray) -> np.ndarray:
+    """Eighths of octaves from 2^-16 to 1; 0: less than that."""
+    bits = worth.astype(np.float32).view(np.uint32).astype(np.int64)
+    return np.clip((bits >> 20) - ((127 - 16) << 3) + 1, 0, 127)
+
+
+def rows_within(errors: np.ndarray, allowed: float, bins: np.ndarray) -> int:
+    """How many rows until no more than that is left, a bin at a time, and the first bin's as many
+    as there are; 16 at least.
+
+    errors  that 0, 1, 2, … rows leave
+    """
+    most, enough = len(bins), np.flatnonzero(errors <= allowed)
+    if not len(enough) or enough[0] > (bins > 0).sum():
+        return most
+    first = int(enough[0])
+    needed = 0 if first == 0 else int((bins >= bins[first - 1]).sum())
+    return min(most, max(LEAST_ROWS, needed))

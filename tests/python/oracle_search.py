@@ -182,7 +182,8 @@ class Found:
     keys_of_one: float  # of how many each of these is one
     resident: np.ndarray  # R_h
     everything: np.ndarray  # L_h
-    best: np.ndarray  # of the candidates, best first
+    worth: np.ndarray  # of the candidates
+    best: np.ndarray  # of them, best first
 
 
 def head_error(
@@ -213,6 +214,7 @@ def head_error(
         logits=np.where(np.isfinite(drawn), drawn, -np.inf),
         tail=tail,
         best=positions,
+        worth=found.worth[found.best],
         exact=logits.of(q @ k[positions].T, q.shape[-1]),
         resident=found.resident,
     )
@@ -361,7 +363,9 @@ def decode(
             off = np.zeros_like(e)
             if config.policy.error is not None:
                 off = spreads(summary, chosen, lengths(queries, logits, mine))
-            found = Found(chosen, e, off, rest, keys_of_one, resident[members], everything, best)
+            found = Found(
+                chosen, e, off, rest, keys_of_one, resident[members], everything, worth, best
+            )
             copies = (k if tail_keys is None else tail_keys)[:, head]
             errors = head_error(config, queries, k[:, head], regions, found, logits, copies)
             if errors is not None:

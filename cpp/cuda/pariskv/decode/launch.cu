@@ -325,7 +325,9 @@ SlotScratch lay_out_scratch(char* base, const ModelShape& shape, const ParisKVRu
   take(at.rows, rows);
   if (searched && rules.estimates_error) {
     take(at.best, rows);
-    take(at.best_squares, rows);
+    const int64_t bins = rules.error > 0 ? device::kMaxCluster * kWorthBins : 0;
+    take(at.bin_squares, bins);
+    take(at.bin_counts, bins);
     take(at.totals, 2 * device::kMaxCluster);
     take(at.scales, candidate_capacity);
     take(at.errors, shape.group);

@@ -36,8 +36,9 @@ struct HeadScratch {
   float* worth;                 // (candidate_capacity)
   int32_t* selected;            // (rows) indices into candidates, ascending
   device::SelectedRow* rows;    // (rows) of blocks with too many for their own list
-  uint32_t* best;               // (rows) worths as `sortable` has them, before a budget cuts them
-  uint64_t* best_squares;       // (rows) of shares of the attention, see policy/pariskv/budget.h
+  uint32_t* best;               // (rows) worths of selected ones, as `sortable` has them
+  uint64_t* bin_squares;        // (kMaxCluster, kWorthBins) by worth, see policy/pariskv/budget.h
+  int32_t* bin_counts;          // the same
   uint64_t* totals;             // (2, kMaxCluster) of a block's candidates, and masses of its rows
   float* scales;                // (candidate_capacity) of the keys' weights
   device::ErrorParts* errors;   // (group)

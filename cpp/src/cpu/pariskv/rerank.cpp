@@ -289,11 +289,18 @@ int64_t rows_within(const SearchItem& item, int64_t head, const uint64_t* order,
   uint64_t reached = budget.resident, left = 0;
   for (int64_t i = 0; i < item.candidate_count[head]; ++i) left += square_of(squares[i]);
   int64_t rows = 0;
-  while (rows < most && (rows < budget.least || left > budget.may_stay)) {
+  const auto bin_of = [&](int64_t row) { return worth_bin(bits_of(worth[~uint32_t(order[row])])); };
+  const auto take = [&] {
     const uint32_t index = ~uint32_t(order[rows++]);
     reached += mass_of(worth[index]);
     left -= square_of(squares[index]);
+  };
+  while (rows < most && left > budget.may_stay) {
+    const int bin = bin_of(rows);
+    do take();
+    while (rows < most && (bin == 0 || bin_of(rows) == bin));
   }
+  while (rows < most && rows < budget.least) take();
   item.mass[head] = reached;
   item.left[head] = left;
   return rows;

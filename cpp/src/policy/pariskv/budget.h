@@ -3,7 +3,8 @@
  *
  * Before rows are drawn: a key that is drawn with one chance in w, and then counts for w, adds
  * (w - 1) p^2 to the variance, p being its share of a head's attention. Rows are taken in the order
- * of their worth until that is small enough for the candidates that are left.
+ * of their worth until that is small enough for the candidates that are left, an eighth of an
+ * octave of worth at a time, so that a cut is found by adding up once.
  *
  * After they are drawn: each row of the sample has a share s = w p of the output, by its exact
  * logit. The sum of s^2 over these rows, times 1 - 1 / w, estimates the same variance over all keys
@@ -31,6 +32,22 @@ constexpr uint64_t kAllSquare = uint64_t{1} << 44;
 /** Rows that a budget takes in any case: the estimate of their shares is not to be trusted alone.
  */
 constexpr int64_t kLeastRows = 16;
+
+/**
+ * Worths in eighths of octaves, from 2^-16 to 1. The first bin has all rows that are worth less:
+ * where a budget asks for some of these it gets as many as there may be.
+ */
+constexpr int kWorthBins = 128;
+constexpr int kWorthShift = 20;  // of a float's bits
+constexpr uint32_t kWorthLow = ((127u - 16u) << 23) - (1u << kWorthShift);
+
+/** @param bits  of a float that is not negative */
+constexpr int worth_bin(uint32_t bits) {
+  const uint32_t bin = bits < kWorthLow ? 0 : (bits - kWorthLow) >> kWorthShift;
+  return int(bin < kWorthBins ? bin : kWorthBins - 1);
+}
+/** Bits of the least worth in a bin that is not the first. */
+constexpr uint32_t least_of_bin(int bin) { return kWorthLow + (uint32_t(bin) << kWorthShift); }
 
 /**
  * Estimated logits are off like normal numbers, whatever the keys: the spread is this times the

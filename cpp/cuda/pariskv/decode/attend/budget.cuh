@@ -1,7 +1,7 @@
 /**
- * A budget by the error that a step's sample adds: of the best rows, in the order of their worth,
- * no more are taken than the budget asks for (policy/pariskv/budget.h). All blocks of a cluster
- * read the worths and squares of all these rows and find the same cut.
+ * A budget by the error that a step's sample adds: no more of the best rows are taken than it asks
+ * for (policy/pariskv/budget.h). Each block adds up the squares of its candidates by bins of worth,
+ * and all blocks of a cluster find the same bin from the sums of all.
  */
 #pragma once
 
@@ -13,29 +13,22 @@ namespace pariskv::cuda {
 
 namespace device {
 
-/** A row of the best ones comes before another if its place is lower: worth, then index. */
-constexpr int kPlaceBits = 64, kPlaceDigitBits = 8;
-constexpr int kPlaceRounds = kPlaceBits / kPlaceDigitBits;
 constexpr int kMostGroup = 1024;
 
 /** Of a block, in shared memory. */
 struct BudgetSpace {
-  unsigned long long bins[kThreads];            // squares of rows by a digit of their place
-  unsigned long long warps[kWarps];             // and of all bins of a warp
-  int rows[kThreads], warp_rows[kWarps];        // the same for the number of rows
-  unsigned long long squares_of[kPlaceRounds];  // of rows in bins before the one that was found
-  int rows_of[kPlaceRounds];                    // how many these are
-  int digit[kPlaceRounds];                      // that was found; -1: all rows are taken
-  int alone[kPlaceRounds];                      // nothing else is in that bin
-  unsigned long long resident, mass, own;       // sums: shares of the heads, of rows; squares
-  unsigned long long sampled;                   // and of keys that are no candidates
+  unsigned long long resident, mass, own;  // sums: shares of the heads, of rows; squares
+  unsigned long long sampled;              // and of keys that are no candidates
   int finite_heads;
-  uint32_t last, above, above_before, equal, equal_before;  // worth of the last row; rows
-  int last_index;
   float all[kMostGroup];  // log-sum-exp of each head
-};
 
-static_assert(kThreads == 1 << kPlaceDigitBits, "a thread for each bin");
+  // By bins of worth (policy/pariskv/budget.h).
+  unsigned long long squares[kWorthBins], warp_squares[kWarps];
+  int counts[kWorthBins];
+  int2 warp_counts[kWarps];
+  int enough;         // the highest bin that is enough; 0: none is
+  int taken, before;  // rows in it and above, and those of lower blocks
+};
 
 static_assert(sizeof(BudgetSpace) <= sizeof(TopKSpace::rows));
 
@@ -69,11 +62,9 @@ __device__ __forceinline__ uint64_t squares_of_samples(const float* logits, floa
 __device__ __forceinline__ ErrorBudget budget_of_heads(const HeadMasses& masses,
                                                        const ErrorAsked& asked,
                                                        BudgetSpace& space) {
-  if (threadIdx.x < kPlaceRounds) space.digit[threadIdx.x] = -1;
   if (threadIdx.x == 0) {
     space.resident = space.mass = space.own = space.sampled = 0;
     space.finite_heads = 0;
-    space.above = space.above_before = space.equal = space.equal_before = 0;
   }
   __syncthreads();
 #pragma unroll 1
@@ -142,148 +133,6 @@ __device__ __forceinline__ void add_of_block(unsigned long long& sum, uint64_t o
   if (lane_id() == 0) atomicAdd(&sum, static_cast<unsigned long long>(own));
 }
 
-/** The best rows of a head, in scratch. */
-struct BestRows {
-  const uint32_t* keys;  // worths, as `sortable` has them
-  const uint64_t* squares;
-  Cut cut;  // this block's, of them
-
-  __device__ __forceinline__ uint32_t key(int i) const { return __ldcg(keys + i); }
-  __device__ __forceinline__ uint64_t square(int i) const {
-    return __ldcg(reinterpret_cast<const unsigned long long*>(squares) + i);
-  }
-  __device__ __forceinline__ uint64_t place(int i) const {
-    return uint64_t(~key(i)) << 32 | uint32_t(i);
-  }
-};
-
-/** What of the best rows is taken, their mass and squares. */
-struct Spent {
-  Cut cut;
-  uint64_t mass, squares;
-};
-
-/** The sums of threads up to each one, and over all. */
-struct ThreadSums {
-  uint64_t squares, all_squares;
-  int rows, all_rows;
-};
-__device__ __forceinline__ ThreadSums add_bins(BudgetSpace& space) {
-  ThreadSums sums{space.bins[threadIdx.x], 0, space.rows[threadIdx.x], 0};
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const uint64_t squares = __shfl_up_sync(~0u, sums.squares, step);
-    const int rows = __shfl_up_sync(~0u, sums.rows, step);
-    if (lane_id() >= step) sums.squares += squares, sums.rows += rows;
-  }
-  if (lane_id() == 31) {
-    space.warps[warp_id()] = sums.squares;
-    space.warp_rows[warp_id()] = sums.rows;
-  }
-  __syncthreads();
-#pragma unroll
-  for (int warp = 0; warp < kWarps; ++warp) {
-    if (warp == warp_id()) sums.squares += sums.all_squares, sums.rows += sums.all_rows;
-    sums.all_squares += space.warps[warp];
-    sums.all_rows += space.warp_rows[warp];
-  }
-  return sums;
-}
-
-/**
- * A digit of places a round, from the highest: the one with the last row that the budget asks for,
- * until nothing else has it. All threads.
- * @param wanted  squares that are to be taken, of `budget.least` rows or more
- */
-__device__ __forceinline__ Spent spend(const BestRows& best, const ErrorBudget& budget,
-                                       uint64_t wanted, BudgetSpace& space) {
-  const int thread = int(threadIdx.x), count = best.cut.count;
-  uint64_t known = 0, squares = 0;  // of the last row's place; of rows before
-  int rows = 0, shift = kPlaceBits;
-  bool all = false;
-#pragma unroll 1
-  for (int round = 0; round < kPlaceRounds; ++round) {
-    const uint64_t above = round == 0 ? 0 : ~uint64_t{0} << shift;
-    shift -= kPlaceDigitBits;
-    space.bins[thread] = 0;
-    space.rows[thread] = 0;
-    __syncthreads();
-#pragma unroll 1
-    for (int i = thread; i < count; i += kThreads) {
-      const uint64_t place = best.place(i);
-      if ((place & above) != known) continue;
-      const int bin = int(place >> shift & (kThreads - 1));
-      atomicAdd(&space.bins[bin], static_cast<unsigned long long>(best.square(i)));
-      atomicAdd(&space.rows[bin], 1);
-    }
-    __syncthreads();
-    const uint64_t own = space.bins[thread];
-    const int own_rows = space.rows[thread];
-    const ThreadSums sums = add_bins(space);
-    const auto enough = [&](uint64_t taken, int many) {
-      return squares + taken >= wanted && rows + many >= budget.least;
-    };
-    const bool before = enough(sums.squares - own, sums.rows - own_rows);
-    if (enough(sums.squares, sums.rows) && !before && own_rows > 0) {
-      space.digit[round] = thread;
-      space.alone[round] = own_rows == 1;
-      space.squares_of[round] = squares + sums.squares - own;
-      space.rows_of[round] = rows + sums.rows - own_rows;
-    }
-    __syncthreads();
-    all = space.digit[round] < 0;
-    if (all) {
-      squares += sums.all_squares;
-      break;
-    }
-    squares = space.squares_of[round];
-    rows = space.rows_of[round];
-    known |= uint64_t(space.digit[round]) << shift;
-    if (space.alone[round]) break;
-  }
-  uint64_t mass = 0;
-#pragma unroll 1
-  for (int i = thread; i < count; i += kThreads) {
-    const uint64_t place = best.place(i) >> shift;
-    if (!all && place > known >> shift) continue;
-    mass += mass_of_key(best.key(i));
-    if (all || place != known >> shift) continue;
-    space.last = best.key(i);
-    space.last_index = i;
-  }
-  add_of_block(space.mass, mass);
-  __syncthreads();
-  mass = budget.resident + space.mass;
-  if (all) return {best.cut, mass, squares};
-  squares += best.square(space.last_index);
-  const uint32_t last = space.last;
-  const int last_index = space.last_index, offset = best.cut.offset;
-  uint32_t above = 0, above_before = 0, equal = 0, equal_before = 0;
-#pragma unroll 1
-  for (int i = thread; i < count; i += kThreads) {
-    const uint32_t key = best.key(i);
-    above += key > last;
-    above_before += key > last && i < offset;
-    equal += key == last && i <= last_index;
-    equal_before += key == last && i <= last_index && i < offset;
-  }
-  above = __reduce_add_sync(~0u, above);
-  above_before = __reduce_add_sync(~0u, above_before);
-  equal = __reduce_add_sync(~0u, equal);
-  equal_before = __reduce_add_sync(~0u, equal_before);
-  if (lane_id() == 0) {
-    atomicAdd(&space.above, above);
-    atomicAdd(&space.above_before, above_before);
-    atomicAdd(&space.equal, equal);
-    atomicAdd(&space.equal_before, equal_before);
-  }
-  __syncthreads();
-  return {{last, int(space.equal - space.equal_before),
-           int(space.above_before + space.equal_before), int(space.above + space.equal)},
-          mass,
-          squares};
-}
-
 /** Where a search leaves its mass and its error: for `explain`, the caller, in the counters. */
 struct ErrorReport {
   float* reached;                // (2) mass and error
@@ -321,50 +170,112 @@ struct ErrorLeft {
   uint64_t squares;  // of candidates that are left
 };
 
-/** Where blocks leave their best rows and sums for one another, in scratch. */
-struct SharedBest {
-  uint32_t* keys;     // (rows) worths, as `sortable` has them
-  uint64_t* squares;  // (rows)
-  uint64_t* totals;   // (kMaxCluster) squares of each block's candidates
+/** Where blocks leave one another sums by bins of worth, in scratch. */
+struct SharedBins {
+  uint64_t* squares;  // (kMaxCluster, kWorthBins)
+  int32_t* counts;    // the same; none of the first bin
+
+  /** Threads are bins, the highest first: sums over blocks. */
+  __device__ __forceinline__ void add_up(const Cluster& cluster, int bin, uint64_t& sum,
+                                         int2& rows) const {
+#pragma unroll 4
+    for (int block = 0; block < cluster.size; ++block) {
+      const int at = block * kWorthBins + bin;
+      const int some = __ldcg(counts + at);
+      sum += __ldcg(reinterpret_cast<const unsigned long long*>(squares) + at);
+      rows.x += some;
+      rows.y += block < cluster.rank ? some : 0;
+    }
+  }
 };
 
-/**
- * Cuts the best rows, as `select` has them, to the budget. A function of its own, so that calls
- * without one do not fetch it. All blocks of the cluster; ends with a barrier.
- * @param worth  (count) of the block's candidates
- */
-inline __device__ __noinline__ void cut_to_error(const HeadMasses masses, const Cluster cluster,
-                                                 const ErrorAsked asked, const float* worth,
-                                                 const CandidateEstimates estimates, int count,
-                                                 SharedBest shared, ErrorLeft& left,
-                                                 CompactSpace& select, BudgetSpace& space) {
-  const ErrorBudget own = budget_of_heads(masses, asked, space);
-  const Squares square{estimates, asked.group, space.all};
-  uint64_t sum = 0;
-#pragma unroll 1
-  for (int i = int(threadIdx.x); i < count; i += kThreads) sum += square(i);
-  add_of_block(space.own, sum);
-  const auto key_of = [&](int i) { return sortable(worth[i]); };
-  compact_keys(count, key_of, select, [&](int index, int i, int) {
-    shared.keys[index] = key_of(i);
-    shared.squares[index] = square(i);
-  });
+/** How many rows a budget asks for. */
+struct WantedRows {
+  Cut cut;     // of whole bins; where it is known
+  int wanted;  // else: so many of the best; 0: the cut is known
+};
+
+/** Leaves in the space which bin is the last one that is taken. All threads. */
+__device__ __forceinline__ void find_bin_of_budget(const Cluster& cluster, const SharedBins& shared,
+                                                   const ErrorBudget& budget, BudgetSpace& space) {
+  const int thread = int(threadIdx.x), bin = kWorthBins - 1 - thread;
+  uint64_t squares = 0;
+  int2 rows{};  // of all blocks, of lower ones
+  if (bin >= 0) shared.add_up(cluster, bin, squares, rows);
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const uint64_t other = __shfl_up_sync(~0u, squares, step);
+    const int all = __shfl_up_sync(~0u, rows.x, step), before = __shfl_up_sync(~0u, rows.y, step);
+    if (lane_id() >= step) squares += other, rows.x += all, rows.y += before;
+  }
+  if (lane_id() == 31) {
+    space.warp_squares[warp_id()] = squares;
+    space.warp_counts[warp_id()] = rows;
+  }
   __syncthreads();
-  if (threadIdx.x == 0) shared.totals[cluster.rank] = space.own;
-  cluster.sync();
   uint64_t total = 0;
+#pragma unroll
+  for (int warp = 0; warp < kWorthBins / 32; ++warp) {
+    if (warp < warp_id()) {
+      squares += space.warp_squares[warp];
+      rows.x += space.warp_counts[warp].x;
+      rows.y += space.warp_counts[warp].y;
+    }
+    total += space.warp_squares[warp];
+  }
+  const bool enough = bin > 0 && total - squares <= budget.may_stay;
+  const uint32_t those = __ballot_sync(~0u, enough);
+  if (those != 0 && lane_id() == __ffs(int(those)) - 1) atomicMax(&space.enough, bin);
+  __syncthreads();
+  if (bin > 0 && bin == space.enough) space.taken = rows.x, space.before = rows.y;
+  __syncthreads();
+}
+
+/**
+ * How many of a head's candidates are taken. A function of its own, so that calls without a budget
+ * do not fetch it. All blocks of the cluster; ends with a barrier.
+ * @param worth  (count) of the block's candidates
+ * @param most   rows that may be taken
+ */
+inline __device__ __noinline__ WantedRows rows_within(const HeadMasses masses,
+                                                      const Cluster cluster, const ErrorAsked asked,
+                                                      const float* worth,
+                                                      const CandidateEstimates estimates, int count,
+                                                      int most, SharedBins shared,
+                                                      BudgetSpace& space) {
+  const int thread = int(threadIdx.x);
+  if (thread < kWorthBins) space.squares[thread] = 0, space.counts[thread] = 0;
+  if (thread == kWorthBins) space.enough = 0;
+  const ErrorBudget budget = budget_of_heads(masses, asked, space);
+  const Squares square{estimates, asked.group, space.all};
+  uint64_t low = 0;  // most are worth little, and nobody asks how many these are
 #pragma unroll 1
-  for (int block = 0; block < cluster.size; ++block) {
-    total += __ldcg(reinterpret_cast<const unsigned long long*>(shared.totals) + block);
+  for (int i = thread; i < count; i += kThreads) {
+    const uint64_t own = square(i);
+    const int bin = worth_bin(__float_as_uint(worth[i]));
+    if (bin == 0) {
+      low += own;
+      continue;
+    }
+    atomicAdd(&space.squares[bin], static_cast<unsigned long long>(own));
+    atomicAdd(&space.counts[bin], 1);
   }
-  const uint64_t wanted = total > own.may_stay ? total - own.may_stay : 0;
-  const Spent spent = spend({shared.keys, shared.squares, select.cut}, own, wanted, space);
+  add_of_block(space.squares[0], low);
   __syncthreads();
-  if (threadIdx.x == 0) {
-    select.cut = spent.cut;
-    left = {own, spent.mass, total - spent.squares};
+  if (thread < kWorthBins) {
+    const int at = cluster.rank * kWorthBins + thread;
+    shared.squares[at] = space.squares[thread];
+    shared.counts[at] = space.counts[thread];
   }
-  __syncthreads();
+  cluster.sync();
+  find_bin_of_budget(cluster, shared, budget, space);
+  const bool enough = space.enough > 0;
+  if (enough && space.taken < budget.least) {
+    return {{}, budget.least < most ? int(budget.least) : most};
+  }
+  if (!enough || space.taken > most) return {{}, most};
+  const uint32_t above = sortable(float_of(least_of_bin(space.enough))) - 1;
+  return {{above, 0, space.before, space.taken}, 0};
 }
 
 }  // namespace device
@@ -406,24 +317,20 @@ __device__ __forceinline__ device::CandidateEstimates estimates_of(
 }
 
 /**
- * Cuts the best rows, as `select` has them, to the call's budget. All blocks of the cluster; ends
- * with a barrier.
+ * How many candidates the call's budget asks for. All blocks of the cluster; ends with a barrier.
  * @param first  number of the block's first candidate
  * @param worth  (count) as Weighing::weigh left them
- * @param left   gets what the error is made of
- * @param top_k  where blocks were counting keys, which they are past
+ * @param top_k  where blocks count keys, which nobody does yet
  */
 template <typename Element, int kWords>
-__device__ __forceinline__ void cut_to_budget(const HeadBlock<Element, kWords>& block,
-                                              const device::Cluster& cluster, const Tail& tail,
-                                              int first, int count, const float* worth,
-                                              device::ErrorLeft& left, device::CompactSpace& select,
-                                              device::TopKSpace& top_k) {
+__device__ __forceinline__ device::WantedRows rows_within_budget(
+    const HeadBlock<Element, kWords>& block, const device::Cluster& cluster, const Tail& tail,
+    int first, int count, const float* worth, device::TopKSpace& top_k) {
   const HeadScratch& scratch = block.context.scratch;
-  device::cut_to_error(masses_of(block, 0), cluster, asked_of(block, tail), worth,
-                       estimates_of(block, first), count,
-                       {scratch.best, scratch.best_squares, scratch.totals}, left, select,
-                       reinterpret_cast<device::BudgetSpace&>(top_k.rows));
+  return device::rows_within(masses_of(block, 0), cluster, asked_of(block, tail), worth,
+                             estimates_of(block, first), count, int(block.call.top_k),
+                             {scratch.bin_squares, scratch.bin_counts},
+                             reinterpret_cast<device::BudgetSpace&>(top_k.rows));
 }
 
 }  // namespace pariskv::cuda

@@ -5,7 +5,7 @@
  *
  * | step | by | when |
  * | --- | --- | --- |
- * | `weigh_rest`, without a budget | each block, of its candidates | its selected rows are coming |
+ * | `weigh_rest` | each block, of its candidates | its selected rows are coming |
  * | `square_tail` | each block, of a part of the tail | the same |
  * | `judge_tail` | the first block of a cluster | all outputs are written |
  *
@@ -71,7 +71,7 @@ struct HeadSquares {
 
 /**
  * Adds the squares of this block's part of the tail, and takes those of its selected rows back,
- * whichever part they are in. A function of its own, as `cut_to_error`. All threads.
+ * whichever part they are in. A function of its own, as `rows_within`. All threads.
  * @param selected  (count) of this block
  */
 inline __device__ __noinline__ void square_tail(const TailLogits tail, const Cluster cluster,
@@ -108,8 +108,8 @@ struct Chosen {
 };
 
 /**
- * Without a budget: squares of this block's candidates that are left, and the mass of its chosen
- * rows. A function of its own, as `cut_to_error`. All threads; ends with a barrier.
+ * Squares of this block's candidates that are left, and the mass of its chosen rows. A function of
+ * its own, as `rows_within`. All threads; ends with a barrier.
  * @param first, count  candidates of the block
  * @param totals        (2, kMaxCluster) gets the squares and the mass
  * @param left          gets the budget

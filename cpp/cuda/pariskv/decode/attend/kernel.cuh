@@ -6,8 +6,8 @@
  * | --- | --- | --- |
  * | wait for estimates and attended rows | the block | pariskv/decode/flags.cuh |
  * | worth of candidates | the block | worth.cuh |
+ * | with a budget by error: how many are taken | the cluster | budget.cuh |
  * | the exact best rows | the cluster | device/topk.cuh |
- * | with a budget by error: cut them once more | the cluster | budget.cuh |
  * | where they lie, which the row cache has | the block | rows.cuh, device/row_cache.cuh |
  * | attention to them, a part at a time | the block | device/attend.cuh |
  * | all parts put together, the output | the cluster | parts.cuh |
@@ -75,22 +75,26 @@ struct Attend {
     list.look_up_segments();
     const auto key_of = [&](int i) { return device::sortable(worth[i]); };
     device::Cut cut{0, count, first, candidates};  // all of them
-    if (candidates > block.call.top_k) {
-      cut = device::find_top_k(cluster, count, int(block.call.top_k), key_of, space.top_k,
+    int wanted = int(block.call.top_k);
+    const bool budget = block.call.error_left > 0;
+    if (budget) {
+      const device::WantedRows rows =
+          rows_within_budget(block, cluster, space.tail, first, count, worth, space.top_k);
+      wanted = rows.wanted;
+      if (wanted == 0) cut = rows.cut;
+    }
+    if (wanted > 0 && candidates > wanted) {
+      if (budget) cluster.sync();  // where sums were others send counts
+      cut = device::find_top_k(cluster, count, wanted, key_of, space.top_k,
                                [&](const bool (&passes)[device::kKeysInRegisters]) {
                                  if (params.start_rows_early) list.start_early(passes);
                                });
-    } else {
+    } else if (!budget) {
       cluster.sync();  // as find_top_k: all blocks know of the estimates
     }
     if (threadIdx.x == 0) space.select.cut = cut;
     __syncthreads();
-    if (block.call.error_left > 0) {
-      cut_to_budget(block, cluster, space.tail, first, count, worth, space.left, space.select,
-                    space.top_k);
-      cut.offset = space.select.cut.offset;
-    }
-    const bool tells = tells_without_budget();
+    const bool tells = block.call.weighs;
     device::compact_keys(count, key_of, space.select, [&](int index, int i, int turn) {
       scratch.selected[index] = first + i;
       if (tells) scratch.best[index] = key_of(i);
@@ -131,20 +135,14 @@ struct Attend {
     if (!parts.sends) cluster.sync();
   }
 
-  /** Whether the error is asked for where no budget looks at it. */
-  __device__ __forceinline__ bool tells_without_budget() const {
-    return block.call.weighs && block.call.error_left == 0;
-  }
   /** This block's part of the error. All threads. */
   __device__ __forceinline__ void weigh_error(const RowList<Element, kWords, kNarrow>& list) const {
     const HeadScratch& scratch = block.context.scratch;
     const int rows = device::passed(space.select), offset = space.select.cut.offset;
-    if (tells_without_budget()) {
-      device::weigh_rest(masses_of(block, 0), cluster, asked_of(block, space.tail),
-                         estimates_of(block, 0), list.first(), list.count(),
-                         {scratch.selected + offset, scratch.best + offset, rows}, scratch.totals,
-                         space.left, reinterpret_cast<device::BudgetSpace&>(space.top_k.rows));
-    }
+    device::weigh_rest(masses_of(block, 0), cluster, asked_of(block, space.tail),
+                       estimates_of(block, 0), list.first(), list.count(),
+                       {scratch.selected + offset, scratch.best + offset, rows}, scratch.totals,
+                       space.left, reinterpret_cast<device::BudgetSpace&>(space.top_k.rows));
     if (has_tail_logits()) device::square_tail(tail_logits(), cluster, list.rows(), rows);
   }
   /** Whether the error is asked for, and the tail was attended to: `explain` may be without one. */
@@ -261,7 +259,7 @@ struct Attend {
     cluster.sync();
     if (cluster.rank > 0 || device::warp_id() > 0) return;
     device::ErrorLeft left = space.left;
-    if (tells_without_budget()) device::add_totals(block.context.scratch.totals, cluster, left);
+    device::add_totals(block.context.scratch.totals, cluster, left);
     const float weight = weight_of(block.context.zone, space.tail);
     const float variance = has_tail_logits() ? device::judge_tail(tail_logits(), weight, left)
                                              : left.budget.expected(left.squares);
