@@ -12,6 +12,8 @@ namespace {
 
 /** Cells times query heads times their dimensions from which on a step pays, see pays_from. */
 constexpr int64_t kPaysFrom = 5120 * 9 * 128;
+/** Of so many steps one tells its error. */
+constexpr int64_t kErrorEvery = 16;
 
 BorrowedType borrowed_type(ggml_type type) {
   switch (type) {
@@ -161,6 +163,12 @@ void Mirror::attend_rows(int64_t layer, const Attention& attention, const std::v
       TensorView::contiguous(queries_.data(), DType::kFloat32, {count, heads, dim});
   const TensorView outputs =
       TensorView::contiguous(outputs_.data(), DType::kFloat32, {count, heads, wide});
+  // The engine keeps the mean of what it is asked for; a few steps are enough for one.
+  if (rows[0].sees % kErrorEvery == 0) {
+    errors_.resize(size_t(count * geometry_.kv_heads));
+    options.error =
+        TensorView::contiguous(errors_.data(), DType::kFloat32, {count, geometry_.kv_heads});
+  }
   if (appends) {
     cache_.decode_rows(layer, sequences, q, own, outputs, options);
   } else {

@@ -65,7 +65,7 @@ class Mirror {
   int64_t layers_;
   Cache cache_;
   std::vector<SequenceId> sequences_;  // by slot
-  std::vector<float> queries_, outputs_;
+  std::vector<float> queries_, outputs_, errors_;
 };
 
 }  // namespace pariskv::ggml

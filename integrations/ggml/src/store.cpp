@@ -1,6 +1,8 @@
 #include "store.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstdio>
 #include <exception>
 
 #include "visible.h"
@@ -217,9 +219,15 @@ std::string Store::summary() const {
   for (const auto* tensors : {&keys_, &values_}) {
     for (const auto& [layer, root] : *tensors) cache += int64_t(root->nb[2]) * root->ne[2];
   }
-  const int64_t own = mirror_->stats().memory.live;
-  return text + ", " + std::to_string((own + (1 << 19)) >> 20) + " MiB, " +
-         std::to_string((100 * own + cache / 2) / cache) + " % of the cache";
+  const Stats stats = mirror_->stats();
+  const int64_t own = stats.memory.live;
+  text += ", " + std::to_string((own + (1 << 19)) >> 20) + " MiB, " +
+          std::to_string((100 * own + cache / 2) / cache) + " % of the cache";
+  if (std::isnan(stats.mean_error)) return text;
+  char error[64];
+  std::snprintf(error, sizeof error, ", error %.4f, at worst %.3f", stats.mean_error,
+                stats.worst_error);
+  return text + error;
 }
 
 }  // namespace pariskv::ggml

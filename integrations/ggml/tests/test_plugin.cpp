@@ -276,6 +276,17 @@ class Needles : public testing::Test {
 
 TEST_F(Needles, AreNotThereBefore) { EXPECT_GT(step().worst, .01); }
 
+TEST_F(Needles, TheLogSaysByHowMuchOutputsAreOff) {
+  SmallHost::log();
+  for (int i = 0; i < 16; ++i) step();
+  host_.reset();
+  const std::string log = SmallHost::log();
+  const size_t at = log.find(", error 0.");
+  ASSERT_NE(at, std::string::npos) << log;
+  EXPECT_GT(std::stod(log.substr(at + 8)), 0) << log;
+  EXPECT_NE(log.find(", at worst 0."), std::string::npos) << log;
+}
+
 TEST_F(Needles, InAStateThatIsLoaded) {
   chats_->load_again(*host_, 0);
   expect_found();
