@@ -126,11 +126,11 @@ MODELS: dict[str, tuple[dict[str, Any], Tried]] = {
     ),
     "Jamba-v0.1": (
         fields("jamba", [FULL if i % 8 == 4 else LINEAR for i in range(32)], 32, 8, 128, 4096),
-        Tried("", "random", ""),
+        Tried("random", "random", ""),
     ),
     "LFM2": (
         fields("lfm2", full_every(3, "conv", 30), 32, 8, 64, 2048),
-        Tried("", "random", "random"),
+        Tried("random", "random", "random"),
     ),
     "Llama-4-Scout": (
         fields("llama4_text", full_every(4, "chunked_attention", 48), 40, 8, 128, 5120),

@@ -7,7 +7,7 @@ import oracle
 import pariskv_core as pk
 import pytest
 import torch
-from oracle_error import LEAST_ROWS, HeadError, rows_within, worth_bins
+from oracle_error import LEAST_ROWS, HeadError
 from oracle_search import tail_weight
 from support import (
     assert_same_bits,
@@ -441,19 +441,3 @@ def test_forks_chunks_and_cuts_take_the_same_rows(device):
             found = cache.decode(0, [sequence], q, return_error=True)
             for a, b in zip(found, expected, strict=True):
                 assert_same_bits(a, b)
-
-
-def test_the_oracles_count_is_by_the_errors_and_ends_with_a_bin():
-    errors = np.array([0.5, *np.linspace(0.4, 0.0, 40)])
-    apart = 2.0 ** -np.linspace(0.2, 10.2, 40)  # two to an octave
-    bins = worth_bins(apart)
-    assert len(set(bins.tolist())) == 40 and bins.min() > 0
-    assert rows_within(errors, 0.45, bins) == LEAST_ROWS
-    assert rows_within(errors, 0.1, bins) == 31
-    alike = np.where(np.arange(40) < 35, 0.01, 0.001)
-    assert rows_within(errors, 0.1, worth_bins(alike)) == 35
-    little = worth_bins(np.where(np.arange(40) < 20, 0.01, 1e-6))
-    assert rows_within(errors, 0.39, little) == 20
-    assert rows_within(errors, 0.1, little) == 40
-    assert rows_within(errors, 0.39, worth_bins(np.full(40, 1e-6))) == 40
-    assert rows_within(np.zeros(41), 0.45, worth_bins(np.full(40, 1e-6))) == LEAST_ROWS

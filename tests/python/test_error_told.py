@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pariskv_core as pk
 import pytest
+from oracle_error import LEAST_ROWS, rows_within, worth_bins
 from support import f64, filled, make_config, randn_q, tensor
 
 TOKENS = 8192
@@ -91,3 +92,19 @@ def test_before_rows_are_drawn_the_expected_error_is_told(device):
         np.testing.assert_array_equal(error, after)
         assert (expected != after).all()
         np.testing.assert_allclose(np.log2(expected / after), 0, atol=1.3)
+
+
+def test_the_oracles_count_is_by_the_errors_and_ends_with_a_bin():
+    errors = np.array([0.5, *np.linspace(0.4, 0.0, 40)])
+    apart = 2.0 ** -np.linspace(0.2, 10.2, 40)  # two to an octave
+    bins = worth_bins(apart)
+    assert len(set(bins.tolist())) == 40 and bins.min() > 0
+    assert rows_within(errors, 0.45, bins) == LEAST_ROWS
+    assert rows_within(errors, 0.1, bins) == 31
+    alike = np.where(np.arange(40) < 35, 0.01, 0.001)
+    assert rows_within(errors, 0.1, worth_bins(alike)) == 35
+    little = worth_bins(np.where(np.arange(40) < 20, 0.01, 1e-6))
+    assert rows_within(errors, 0.39, little) == 20
+    assert rows_within(errors, 0.1, little) == 40
+    assert rows_within(errors, 0.39, worth_bins(np.full(40, 1e-6))) == 40
+    assert rows_within(np.zeros(41), 0.45, worth_bins(np.full(40, 1e-6))) == LEAST_ROWS
