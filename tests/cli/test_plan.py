@@ -265,6 +265,20 @@ def test_vllm_makes_blocks_as_large_as_a_state(tmp_path: Path, pariskv: Pariskv)
     assert found["sequences"] == 4
 
 
+def test_vllm_is_told_where_fewer_requests_leave_room_for_longer_ones(
+    tmp_path: Path, pariskv: Pariskv
+):
+    asked = ["plan", save_config(tmp_path / "a", **HYBRID), "--context", "4096", "--vllm"]
+    asked += ["--device", "cuda", "--memory", "4GB", "--host-memory", "100GB", "--weights", "1GB"]
+    found = pariskv(*asked, "--json").record["vllm"]
+    fewer = found["fewer"]
+    assert fewer["sequences"] > found["sequences"]
+    said = f"With --max-num-seqs {fewer['max_num_seqs']} it serves {fewer['sequences']} sequences."
+    assert said in pariskv(*asked).out.replace("\n", " ")
+    chosen = pariskv(*asked, "--json", "--max-num-seqs", str(fewer["max_num_seqs"])).record["vllm"]
+    assert chosen["sequences"] == fewer["sequences"] and chosen["fewer"] is None
+
+
 def test_what_a_config_leaves_out_is_asked_of_transformers(tmp_path: Path):
     """Gemma-3's configs say little, and their layers follow from their class."""
     folder = tmp_path / "gemma"

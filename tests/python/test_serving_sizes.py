@@ -40,6 +40,20 @@ def test_a_budget_that_one_request_fits_serves_one(place: str) -> None:
         plan(one, Budgets(budget - taken // 10, host), load, block=BLOCK, gpu=gpu)
 
 
+def test_as_many_long_requests_as_blocks_pay_for_have_room() -> None:
+    longest, few = 100_000, 8
+    config = engine_config(BLOCK, **SHAPE, dtype="float16", device="cuda", policy=pk.ParisKV())
+    one = need(config, BLOCK, longest)
+    load = Load(longest, few, 512)
+    taken = few * (-(-longest // BLOCK) * BLOCK * one.device + one.costs.of(longest))
+    taken += (one.costs.opening + load.chunk) * one.costs.token
+    host = 2 * few * longest * one.host
+    for share, expected in ((1, few), (2, few), (0.9, 6)):
+        budgets = Budgets(int(20 / 19 * (share * taken + (512 << 20))) + 1000, host)
+        made = plan(one, budgets, load, block=BLOCK, gpu=True)
+        assert expected <= at_once(made, load, block=BLOCK) <= few, share
+
+
 @pytest.mark.parametrize("placement", ["auto", "host"])
 def test_on_a_gpu_both_budgets_count(placement: str) -> None:
     fields = {"policy": pk.ParisKV(), "placement": placement}

@@ -149,16 +149,20 @@ def _served(
     from pariskv_core import ParisKV
     from pariskv_core.cli import served
 
-    return served.count_requests(
-        shape,
-        room,
-        weights,
-        gpu=gpu,
-        longest=context,
-        settings={"policy": ParisKV(top_k=arguments.top_k), "kv_dtype": arguments.kv_dtype},
-        utilization=arguments.utilization,
-        sequences=arguments.max_num_seqs,
-    )
+    def count(sequences: int | None) -> Served:
+        return served.count_requests(
+            shape,
+            room,
+            weights,
+            gpu=gpu,
+            longest=context,
+            settings={"policy": ParisKV(top_k=arguments.top_k), "kv_dtype": arguments.kv_dtype},
+            utilization=arguments.utilization,
+            sequences=sequences,
+        )
+
+    limit = arguments.max_num_seqs
+    return served.advised(count) if limit is None and gpu else count(limit)
 
 
 def _refuse(arguments: argparse.Namespace) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pariskv_core._machine import Room
@@ -11,7 +12,16 @@ from pariskv_core.cli.text import count, size
 from pariskv_core.serving import memory, sizes
 from pariskv_core.vllm import defaults
 
+_LIMITS = (4, 8, 16, 32, 64, 128)  # of requests, that are looked at
 _STATES = 2  # of a request in each linear layer, where prefixes are found
+
+
+@dataclass(frozen=True)
+class Fewer:
+    """What a lower --max-num-seqs would do: memory is held ready for so many requests."""
+
+    max_num_seqs: int
+    sequences: int
 
 
 @dataclass(frozen=True)
@@ -30,6 +40,7 @@ class Served:
     engine_bytes: int
     engine_host_bytes: int
     refusal: str | None
+    fewer: Fewer | None = None
 
     def record(self) -> dict[str, Any]:
         return asdict(self)
@@ -108,6 +119,19 @@ def count_requests(
     )
 
 
+def advised(count: Callable[[int | None], Served]) -> Served:
+    """With vLLM's default of --max-num-seqs, and which lower one would serve more at once.
+
+    count  with so many requests at most
+    """
+    found = count(None)
+    others = {most: count(most).sequences for most in _LIMITS if most < found.max_num_seqs}
+    best = max(others, key=lambda most: (others[most], most), default=0)
+    if not best or others[best] <= found.sequences:
+        return found
+    return replace(found, fewer=Fewer(best, others[best]))
+
+
 def _block(shape: ModelShape) -> int:
     """Tokens: vLLM makes blocks of rows as large as a state, and has one number for both."""
     return sizes.BLOCK * max(-(-shape.state // (sizes.BLOCK * shape.row_bytes)), 1)
@@ -122,6 +146,9 @@ def sentences(found: Served) -> list[str]:
         answer = (
             f"vLLM serves {at_once} of {found.max_model_len:,} tokens at once, answers included."
         )
+    if found.fewer is not None:
+        more = count(found.fewer.sequences, "sequence")
+        answer += f" With --max-num-seqs {found.fewer.max_num_seqs} it serves {more}."
     options = f"--max-model-len {found.max_model_len}, --max-num-seqs {found.max_num_seqs} and "
     options += f"--max-num-batched-tokens {found.max_num_batched_tokens}"
     if found.graphs is None:

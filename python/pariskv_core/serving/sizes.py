@@ -127,7 +127,9 @@ def plan(one: Need, budgets: Budgets, load: Load, *, block: int, gpu: bool) -> P
     room = beside = max(min(sequences * each, device // 2, left), each)
     blocks = max(one.most_tokens(device - room, host), 0) // block
     if one.stays:  # rows that stay on the GPU are rows of blocks
-        blocks = min(blocks, max(device - largest, 0) // (block * one.device))
+        # More blocks than the longest requests have, of as many as fit, leave no room for these.
+        most = _longest_at_once(one, largest, device, host, load, block)
+        blocks = min(blocks, max(device - most * largest, 0) // (block * one.device))
         room = device - blocks * block * one.device
     elif one.host:
         room = beside = device - one.on_device(blocks * block, host)
@@ -140,6 +142,19 @@ def plan(one: Need, budgets: Budgets, load: Load, *, block: int, gpu: bool) -> P
             f"there is room for {has} in each rank"
         )
     return Planned(blocks + 1, room, one.costs, beside)
+
+
+def _longest_at_once(
+    one: Need, largest: int, device: int, host: int, load: Load, block: int
+) -> int:
+    """How many requests of the longest length fit side by side; one at least."""
+    tokens = -(-load.longest // block) * block
+    fit = 1
+    while fit < load.sequences:
+        if one.on_device((fit + 1) * tokens, host) + (fit + 1) * largest > device:
+            break
+        fit += 1
+    return fit
 
 
 def _usable(budgets: Budgets, *, gpu: bool) -> tuple[int, int]:
