@@ -140,6 +140,20 @@ def _of_errors(sources: Sources, names: Iterable[str]) -> str:
     return of_text(runs, names, ("rows", "predicted error, mean", "worst", *_TEXT[:2]))
 
 
+def every_text(sources: Sources) -> str:
+    """KL on texts of several kinds, in brackets rows, by what the default could be."""
+    rows = []
+    for key, run in sources.inside.items():
+        found = run.get("text", {})
+        cells = [
+            f"{fine(at['kl'])} ({_count(at)})" if (at := found.get(name)) else "–"
+            for name in forced.ACROSS
+        ]
+        if cells.count("–") < len(cells) - 1:
+            rows.append([sized(run), key.split(", ")[1], *cells])
+    return table(["model", "text", *forced.ACROSS], rows)
+
+
 def int8(sources: Sources) -> str:
     """What rows in 8 bits cost beside rows as they come: KL, tokens, needles."""
     head = ["rows of the zone as they come, and in 8 bits", "KL", "8 bits", "difference"]
@@ -295,6 +309,7 @@ MORE: dict[str, Callable[[Sources], str]] = {
     "every_search": every_search,
     "every_search_longer": every_search_longer,
     "every_error": every_error,
+    "every_text": every_text,
     "facts_by_kind": facts_by_kind,
     "tasks_by_method": tasks_by_method,
     "every_policy": every_policy,

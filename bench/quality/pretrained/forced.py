@@ -30,6 +30,7 @@ Makers = dict[str, Callable[[], Attention]]
 STEPS = 512
 DEFAULT = "the default"
 FIXED = "100 rows"
+LONGER = "the default, tail_rows=2048"
 WHOLE_ROWS = "rows as they come"
 NARROW_ROWS = "rows in 8 bits"
 _OFTEN = Residency(update=128)  # the interval of policies that keep rows
@@ -70,7 +71,7 @@ SEARCHES: Makers = {
     "block 64, tail of 512": paris(tail="sample", tail_rows=512, **MANY),
     "block 64, tail of 1,024": paris(tail="sample", tail_rows=1024, **MANY),
     DEFAULT: default(),
-    "the default, tail_rows=2048": default(2048),
+    LONGER: default(2048),
 }
 ERRORS: Makers = {
     **{f"{count} rows": default(top_k=count) for count in (24, 32, 48, 64)},
@@ -79,7 +80,14 @@ ERRORS: Makers = {
         f"error {error:g}, at most 400 rows": default(top_k=400, error=error)
         for error in (0.02, 0.014, 0.01, 0.007, 0.005)
     },
+    LONGER: SEARCHES[LONGER],
+    **{
+        f"{LONGER}, error={error:g}": default(2048, top_k=400, error=error)
+        for error in (0.01, 0.005)
+    },
 }
+# That are held against one another on texts of several kinds.
+ACROSS = (DEFAULT, "error 0.01, at most 400 rows", *(name for name in ERRORS if LONGER in name))
 # The same settings twice, measured in one run. A prefix is kept in float16, which float32 holds as
 # it is: rows as they come are rows in 16 bits.
 INT8: Makers = {WHOLE_ROWS: default(), NARROW_ROWS: default(kv_dtype="int8")}
