@@ -241,7 +241,7 @@ class AttendDense {
           .error[(params_.first + piece.sequence) * params_.call.error_stride + piece.head] =
           0;  // all rows are attended to
     }
-#pragma unroll
+#pragma unroll 1
     for (int first = 0; first < kHeads; first += device::kDirectHeads) {
       const int heads = min(device::kDirectHeads, shape_.group - first), head = first + warp;
       if (heads <= 0) break;

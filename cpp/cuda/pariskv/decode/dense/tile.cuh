@@ -14,7 +14,7 @@ __host__ __device__ constexpr int dense_pitch(int row_bytes) { return row_bytes 
 
 /** @tparam kWords  32 kWords dimensions of keys, and of values, at most; or `kExact` so many */
 template <typename Element, int kWords, bool kExact>
-class DenseTiles {
+struct DenseRows {
   static constexpr int kSteps = 2 * kWords;  // of 16 dimensions
 
   static __device__ __forceinline__ int key_dim(const device::AttendShape& shape) {
@@ -23,6 +23,54 @@ class DenseTiles {
   static __device__ __forceinline__ int value_dim(const device::AttendShape& shape) {
     return kExact ? 32 * kWords : shape.value_dim;
   }
+
+  /** Two numbers of a query, as a product takes them; zeros where there are none. */
+  static __device__ __forceinline__ uint32_t query_pair(const Element* query, bool there, int d,
+                                                        const device::AttendShape& shape) {
+    if (!there || d >= key_dim(shape)) return 0;
+    return device::element_bits(query[d]) | uint32_t(device::element_bits(query[d + 1])) << 16;
+  }
+
+  /**
+   * The keys of a tile, for each eight rows and 16 dimensions.
+   * @param multiply  multiply(dots[run], c, lower, upper): rows 8 run on, dimensions 16 c on
+   */
+  template <typename Multiply>
+  static __device__ __forceinline__ void multiply_keys(uint32_t tile, int pitch,
+                                                       const device::AttendShape& shape,
+                                                       float (&dots)[2][4], Multiply multiply) {
+    const int lane = device::lane_id();
+#pragma unroll
+    for (int c = 0; c < kSteps; c += 2) {
+      if (16 * c >= key_dim(shape)) break;
+      const bool both = 16 * c + 16 < key_dim(shape);
+#pragma unroll
+      for (int run = 0; run < 2; ++run) {
+        // Lanes 8 i to 8 i + 7 give rows of dimensions 8 i to 8 i + 7.
+        uint32_t keys[4];
+        device::ptx::ldmatrix_x4(keys, tile + uint32_t((8 * run + lane % 8) * pitch + 32 * c +
+                                                       16 * (both ? lane / 8 : lane / 8 % 2)));
+        multiply(dots[run], c, keys[0], keys[1]);
+        if (both) multiply(dots[run], c + 1, keys[2], keys[3]);
+      }
+    }
+  }
+  /** Where the values of a tile begin. */
+  static __device__ __forceinline__ uint32_t values(uint32_t tile,
+                                                    const device::AttendShape& shape) {
+    return tile + 2 * uint32_t(key_dim(shape));
+  }
+  /** The logit of a row, of which `left` are there. */
+  static __device__ __forceinline__ float logit(float dot, int row, int left,
+                                                const device::AttendShape& shape) {
+    return row < left ? device::soft_capped(dot * shape.scale, shape.softcap) : -device::infinity();
+  }
+};
+
+template <typename Element, int kWords, bool kExact>
+class DenseTiles : DenseRows<Element, kWords, kExact> {
+  using Rows = DenseRows<Element, kWords, kExact>;
+  using Rows::kSteps, Rows::value_dim;
 
  public:
   /** Queries from `q` on, of `heads` of the four; the sums begin anew. */
@@ -35,12 +83,7 @@ class DenseTiles {
     for (int c = 0; c < kSteps; ++c) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int d = 16 * c + 8 * half + 2 * t;
-        uint32_t pair = 0;
-        if (there && d < key_dim(shape)) {
-          pair = device::element_bits(own[d]) | uint32_t(device::element_bits(own[d + 1])) << 16;
-        }
-        queries_[c][half] = pair;
+        queries_[c][half] = Rows::query_pair(own, there, 16 * c + 8 * half + 2 * t, shape);
       }
     }
   }
@@ -60,31 +103,17 @@ class DenseTiles {
                                       const device::AttendShape& shape) {
     const int t = device::fragment_pair(), lane = device::lane_id();
     float dots[2][4] = {};
-#pragma unroll
-    for (int c = 0; c < kSteps; c += 2) {
-      if (16 * c >= key_dim(shape)) break;
-#pragma unroll
-      for (int run = 0; run < 2; ++run) {
-        // Lanes 8 i to 8 i + 7 give rows of dimensions 8 i to 8 i + 7.
-        uint32_t keys[4];
-        const bool both = 16 * c + 16 < key_dim(shape);
-        device::ptx::ldmatrix_x4(keys, tile + uint32_t((8 * run + lane % 8) * pitch + 32 * c +
-                                                       16 * (both ? lane / 8 : lane / 8 % 2)));
-        const uint32_t one[4] = {queries_[c][0], 0, queries_[c][1], 0};
-        const uint32_t other[4] = {queries_[c + 1][0], 0, queries_[c + 1][1], 0};
-        device::multiply<Element>(dots[run], one, keys[0], keys[1]);
-        if (both) device::multiply<Element>(dots[run], other, keys[2], keys[3]);
-      }
-    }
+    Rows::multiply_keys(tile, pitch, shape, dots,
+                        [&](float (&sums)[4], int c, uint32_t lower, uint32_t upper) {
+                          const uint32_t own[4] = {queries_[c][0], 0, queries_[c][1], 0};
+                          device::multiply<Element>(sums, own, lower, upper);
+                        });
     float2 logits[2];
 #pragma unroll
     for (int run = 0; run < 2; ++run) {
       const int row = 8 * run + 2 * t;
-      logits[run].x = row < left ? device::soft_capped(dots[run][0] * shape.scale, shape.softcap)
-                                 : -device::infinity();
-      logits[run].y = row + 1 < left
-                          ? device::soft_capped(dots[run][1] * shape.scale, shape.softcap)
-                          : -device::infinity();
+      logits[run] = {Rows::logit(dots[run][0], row, left, shape),
+                     Rows::logit(dots[run][1], row + 1, left, shape)};
     }
     // fmaxf leaves NaN out of the maximum, the sum keeps it.
     const float top = fmaxf(fmaxf(logits[0].x, logits[0].y), fmaxf(logits[1].x, logits[1].y));
@@ -97,7 +126,7 @@ class DenseTiles {
     }
     const uint32_t lower = device::weigh<Element>(logits[0], shift, sums_);
     const uint32_t upper = device::weigh<Element>(logits[1], shift, sums_);
-    const uint32_t values = tile + 2 * uint32_t(key_dim(shape));
+    const uint32_t values = Rows::values(tile, shape);
 #pragma unroll
     for (int c = 0; c < kSteps; ++c) {
       if (16 * c >= value_dim(shape)) break;

@@ -14,16 +14,10 @@ namespace pariskv::cuda {
  * @tparam kHeads  8 or 16
  */
 template <typename Element, int kWords, int kHeads, bool kExact>
-class WideTiles {
-  static constexpr int kSteps = 2 * kWords;   // of 16 dimensions
+class WideTiles : DenseRows<Element, kWords, kExact> {
+  using Rows = DenseRows<Element, kWords, kExact>;
+  using Rows::kSteps, Rows::value_dim;
   static constexpr int kHalves = kHeads / 8;  // query heads of a lane: g, and g + 8
-
-  static __device__ __forceinline__ int key_dim(const device::AttendShape& shape) {
-    return kExact ? 32 * kWords : shape.key_dim;
-  }
-  static __device__ __forceinline__ int value_dim(const device::AttendShape& shape) {
-    return kExact ? 32 * kWords : shape.value_dim;
-  }
 
  public:
   /** Queries of `heads` heads from `q` on. */
@@ -36,12 +30,7 @@ class WideTiles {
       const Element* own = q + (g + 8 * half) * stride;
 #pragma unroll
       for (int i = 0; i < 2 * kSteps; ++i) {
-        const int d = 8 * i + 2 * t;
-        uint32_t pair = 0;
-        if (there && d < key_dim(shape)) {
-          pair = device::element_bits(own[d]) | uint32_t(device::element_bits(own[d + 1])) << 16;
-        }
-        queries_[i / 2][i % 2][half] = pair;
+        queries_[i / 2][i % 2][half] = Rows::query_pair(own, there, 8 * i + 2 * t, shape);
       }
     }
   }
@@ -62,25 +51,15 @@ class WideTiles {
                                       const device::AttendShape& shape) {
     const int lane = device::lane_id();
     float dots[2][4] = {};
-#pragma unroll
-    for (int c = 0; c < kSteps; c += 2) {
-      if (16 * c >= key_dim(shape)) break;
-      const bool both = 16 * c + 16 < key_dim(shape);
-#pragma unroll
-      for (int run = 0; run < 2; ++run) {
-        // Lanes 8 i to 8 i + 7 give rows of dimensions 8 i to 8 i + 7.
-        uint32_t keys[4];
-        device::ptx::ldmatrix_x4(keys, tile + uint32_t((8 * run + lane % 8) * pitch + 32 * c +
-                                                       16 * (both ? lane / 8 : lane / 8 % 2)));
-        multiply_keys(dots[run], c, keys[0], keys[1]);
-        if (both) multiply_keys(dots[run], c + 1, keys[2], keys[3]);
-      }
-    }
+    Rows::multiply_keys(tile, pitch, shape, dots,
+                        [&](float (&sums)[4], int c, uint32_t lower, uint32_t upper) {
+                          multiply_queries(sums, c, lower, upper);
+                        });
     uint32_t whole[4], rest[4];
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) weigh(half, dots, left, shape, whole, rest);
     if constexpr (kHalves == 1) whole[1] = rest[0], whole[3] = rest[2];
-    const uint32_t values = tile + 2 * uint32_t(key_dim(shape));
+    const uint32_t values = Rows::values(tile, shape);
 #pragma unroll
     for (int c = 0; c < kSteps; ++c) {
       if (16 * c >= value_dim(shape)) break;
@@ -117,10 +96,9 @@ class WideTiles {
       for (int i = 0; i < 2 * kSteps; ++i) {
         if (8 * i >= value_dim(shape)) break;
         const float (&sums)[4] = weighted_[i];
-        const bool second = kHalves == 1;  // the lower rows are its second terms
-        *reinterpret_cast<float2*>(own + 2 + 8 * i + 2 * t) =
-            second ? float2{sums[0] + sums[2], sums[1] + sums[3]}
-                   : float2{sums[2 * half], sums[2 * half + 1]};
+        float2 pair = {sums[2 * half], sums[2 * half + 1]};
+        if (kHalves == 1) pair.x += sums[2], pair.y += sums[3];  // their second terms
+        *reinterpret_cast<float2*>(own + 2 + 8 * i + 2 * t) = pair;
       }
     }
   }
@@ -130,8 +108,8 @@ class WideTiles {
     float maximum, sum;  // of a head; the sum of this lane's rows
   };
 
-  __device__ __forceinline__ void multiply_keys(float (&dots)[4], int c, uint32_t lower,
-                                                uint32_t upper) const {
+  __device__ __forceinline__ void multiply_queries(float (&dots)[4], int c, uint32_t lower,
+                                                   uint32_t upper) const {
     const uint32_t (&own)[2][kHalves] = queries_[c];
     const uint32_t a[4] = {own[0][0], kHalves == 1 ? 0 : own[0][kHalves - 1], own[1][0],
                            kHalves == 1 ? 0 : own[1][kHalves - 1]};
@@ -146,8 +124,7 @@ class WideTiles {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int row = 8 * (i / 2) + 2 * device::fragment_pair() + i % 2;
-      const float dot = dots[i / 2][2 * half + i % 2] * shape.scale;
-      logits[i] = row < left ? device::soft_capped(dot, shape.softcap) : -device::infinity();
+      logits[i] = Rows::logit(dots[i / 2][2 * half + i % 2], row, left, shape);
     }
     Sums& sums = sums_[half];
     // fmaxf leaves NaN out of the maximum, the sum keeps it.
