@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
-from conftest import ON_GPU, WORK, Job, check_same
+from conftest import ON_GPU, WORK, Job, check_nothing_is_left, check_same, need_gpus
 
 LAYERS = 3
 COMPARED = [name for name in WORK if name != "reset"]
@@ -15,8 +14,7 @@ COMPARED = [name for name in WORK if name != "reset"]
 @pytest.fixture(scope="session", params=[1, 2, 3], ids="{} ranks".format)
 def ranks(request: pytest.FixtureRequest) -> int:
     wanted = int(request.param)
-    if ON_GPU and torch.cuda.device_count() < wanted:
-        pytest.skip(f"needs {wanted} GPUs")
+    need_gpus(wanted)
     return wanted
 
 
@@ -76,10 +74,7 @@ def test_requests_were_preempted(ours: dict[str, Any], stock: dict[str, Any]) ->
 
 def test_memory_is_back_where_it_began_after_a_reset(ours: dict[str, Any]) -> None:
     for begin, after in zip(ours["begin"], ours["after_reset"], strict=True):
-        assert begin["sequences"] == 0 == after["sequences"]
-        assert after["row_bytes"] == 0
-        if not ON_GPU:  # where the first step's scratch stays
-            assert after["live_bytes"] == begin["live_bytes"]
+        check_nothing_is_left(begin, after)
 
 
 def test_stock_vllm_is_unchanged_while_the_plugin_is_off(

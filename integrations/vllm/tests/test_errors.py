@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from conftest import ON_GPU, asked_for, run, small_engine
+from conftest import asked_for, need_gpus, run, small_engine
 from pariskv_core.serving import ErrorSum, RequestErrors
 from pariskv_core.vllm.connector import Errors
 from pariskv_core.vllm.settings import parse
@@ -31,8 +30,7 @@ def engine(tiny: Path, folder: Path, *, ranks: int = 1, **more: Any) -> dict[str
 def test_answers_that_were_searched_for_tell_their_error(
     tiny: Path, tmp_path: Path, ranks: int
 ) -> None:
-    if ON_GPU and torch.cuda.device_count() < ranks:
-        pytest.skip(f"needs {ranks} GPUs")
+    need_gpus(ranks)
     silent = engine(tiny, tmp_path, ranks=ranks)
     told = engine(tiny, tmp_path, ranks=ranks, report_error=True)
     assert told["told_errors"] == silent["told_errors"], "to ask for it changes nothing"
