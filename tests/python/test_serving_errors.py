@@ -16,6 +16,13 @@ from test_cuda_graph import filled_with, make_steps, warm_up
 SAMPLED = {**test_error.SAMPLED, "top_k": 8}
 
 
+def taken(errors: StepErrors) -> dict[str, ErrorSum]:
+    """When those of all steps are here."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return errors.take()
+
+
 def row(name: str, before: int, count: int) -> Row:
     return Row(name, int(name[1:]), before, before, count, before + count * (count > 1))
 
@@ -48,11 +55,11 @@ def test_steps_add_up_for_each_request(rng: np.random.Generator) -> None:
                 mine += ErrorSum(float(of_step.mean()), float(of_step.max()), 1)
         for name, count in zip(stored, counts, strict=True):
             stored[name] += count
-    found = engine.errors.take()
+    found = taken(engine.errors)
     assert {name: one.steps for name, one in found.items()} == {"r0": 3, "r2": 2}
     assert found == expected
     assert 0 < found["r0"].mean < found["r0"].worst
-    assert engine.errors.take() == {}
+    assert taken(engine.errors) == {}
     engine.close()
 
 
@@ -62,12 +69,12 @@ def test_an_error_that_is_no_number_spoils_no_other() -> None:
     errors.of(0, 2)[0] = float("nan")
     errors.of(1, 2).fill_(0.25)
     errors.end()
-    found = errors.take()
+    found = taken(errors)
     assert found["b"] == ErrorSum(0.125, 0.25, 1)
     assert found["a"] == ErrorSum(0.125, 0.25, 1)
     errors.begin(["b"])
     errors.end()
-    assert errors.take() == {}, "of an earlier step nothing is left"
+    assert taken(errors) == {}, "of an earlier step nothing is left"
 
 
 @pytest.mark.cuda
@@ -100,8 +107,7 @@ def test_replays_tell_the_errors_of_their_steps() -> None:
             if float(of_step.max()) > 0:
                 one = expected.setdefault(name, ErrorSum())
                 one += ErrorSum(float(of_step.mean()), float(of_step.max()), 1)
-    torch.cuda.synchronize()
-    found = errors.take()
+    found = taken(errors)
     assert set(found) == set(expected) and len(found) >= 2
     for name, one in expected.items():
         assert found[name].steps == one.steps

@@ -203,7 +203,8 @@ class Step {
 
   void attend() const {
     const int size = fit_.clusters.size_for(call_.heads, fit_, call_.over_bus);
-    const int bytes = std::max(fit_.attend_bytes, kernels_.attend_space + kernels_.attend_least);
+    const int bytes = std::max(fit_.attend_bytes, kernels_.attend_space + kernels_.attend_least +
+                                                      head_sums_bytes(int(call_.shape.group)));
     // With more heads, rows of one head keep the bus busy while another is searched. Under a budget
     // even the best rows may not be wanted.
     const bool early =
@@ -324,12 +325,12 @@ SlotScratch lay_out_scratch(char* base, const ModelShape& shape, const ParisKVRu
   take(at.selected, rows);
   take(at.rows, rows);
   if (searched && rules.estimates_error) {
-    take(at.best, rows);
     const int64_t bins = rules.error > 0 ? device::kMaxCluster * kWorthBins : 0;
     take(at.bin_squares, bins);
     take(at.bin_counts, bins);
     take(at.totals, 2 * device::kMaxCluster);
     take(at.scales, candidate_capacity);
+    take(at.squares, candidate_capacity);
     take(at.errors, shape.group);
     take(at.reached, 2);
   }

@@ -71,6 +71,9 @@ struct RerankParams : StepParams {
   bool sets_flags;
 };
 
+/** Shared memory for two numbers of each head of a group. */
+constexpr int head_sums_bytes(int heads) { return (8 * heads + 127) / 128 * 128; }
+
 /** A cluster of blocks for each kv head. */
 struct AttendParams : StepParams {
   int cluster_size;   // a power of two

@@ -36,11 +36,11 @@ struct HeadScratch {
   float* worth;                 // (candidate_capacity)
   int32_t* selected;            // (rows) indices into candidates, ascending
   device::SelectedRow* rows;    // (rows) of blocks with too many for their own list
-  uint32_t* best;               // (rows) worths of selected ones, as `sortable` has them
   uint64_t* bin_squares;        // (kMaxCluster, kWorthBins) by worth, see policy/pariskv/budget.h
   int32_t* bin_counts;          // the same
   uint64_t* totals;             // (2, kMaxCluster) of a block's candidates, and masses of its rows
   float* scales;                // (candidate_capacity) of the keys' weights
+  float* squares;               // (candidate_capacity) of shares, of blocks with no room for them
   device::ErrorParts* errors;   // (group)
   float* reached;               // (2) the mass, and the error that is left
   int32_t* candidate_count;     // (2) and of selected rows

@@ -89,15 +89,19 @@ struct ErrorBudget {
    * @param weight  keys that a row of the sample stands for
    */
   static constexpr ErrorBudget of(double error, float weight, const Heads& heads) {
-    const double group = double(heads.group), finite = double(heads.finite);
-    const uint64_t all = kAllMass * uint64_t(heads.finite) / uint64_t(heads.group);
-    ErrorBudget budget{heads.resident / uint64_t(heads.group), all, 0, 0, 0, 0, INT64_MAX};
+    // Divisions of 64 bits are long on a GPU: there are few of them.
+    const bool all_finite = heads.finite == heads.group;
+    const double one = 1 / double(heads.group);
+    const uint64_t all =
+        all_finite ? kAllMass : kAllMass * uint64_t(heads.finite) / uint64_t(heads.group);
+    ErrorBudget budget{uint64_t(double(heads.resident) * one), all, 0, 0, 0, 0, INT64_MAX};
     if (heads.finite == 0) return budget;
     // A sample of all keys estimates nothing.
     const double others = weight > 1 ? double(weight) - 1 : 0;
-    budget.per_square = others * group / finite / double(kAllSquare);
+    const double each = all_finite ? 1 : double(heads.group) / double(heads.finite);
+    budget.per_square = others * each / double(kAllSquare);
     budget.drawn = budget.per_square / double(weight);
-    budget.rest = double(heads.sampled) * double(heads.keys) / group;
+    budget.rest = double(heads.sampled) * double(heads.keys) * one;
     if (error == 0) return budget;
     budget.least = kLeastRows;
     const double squares = error * error / budget.per_square;
@@ -111,7 +115,7 @@ struct ErrorBudget {
   /** The share that `reached` is of all, as it is counted; where a head is finite. */
   constexpr int64_t counted(uint64_t reached) const {
     static_assert(DecodeCounts::kOne == 1 << 24 && kAllMass >> 40 == 1, "20 and 4 bits");
-    const int64_t share = int64_t((reached << 20) / (all >> 4));
+    const int64_t share = int64_t(all == kAllMass ? reached >> 16 : (reached << 20) / (all >> 4));
     return share < DecodeCounts::kOne ? share : DecodeCounts::kOne;
   }
   /** The variance that a sample is expected to add, before rows are drawn. */

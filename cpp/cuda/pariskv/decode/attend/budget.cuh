@@ -1,7 +1,8 @@
 /**
  * A budget by the error that a step's sample adds: no more of the best rows are taken than it asks
- * for (policy/pariskv/budget.h). Each block adds up the squares of its candidates by bins of worth,
- * and all blocks of a cluster find the same bin from the sums of all.
+ * for (policy/pariskv/budget.h). While a block weighs its candidates it adds up their squares, by
+ * bins of worth; all blocks of a cluster find the same bin from the sums of all. Where only the
+ * error is wanted, nothing is cut.
  */
 #pragma once
 
@@ -13,16 +14,8 @@ namespace pariskv::cuda {
 
 namespace device {
 
-constexpr int kMostGroup = 1024;
-
-/** Of a block, in shared memory. */
+/** By bins of worth (policy/pariskv/budget.h): of a block, in shared memory. */
 struct BudgetSpace {
-  unsigned long long resident, mass, own;  // sums: shares of the heads, of rows; squares
-  unsigned long long sampled;              // and of keys that are no candidates
-  int finite_heads;
-  float all[kMostGroup];  // log-sum-exp of each head
-
-  // By bins of worth (policy/pariskv/budget.h).
   unsigned long long squares[kWorthBins], warp_squares[kWarps];
   int counts[kWorthBins];
   int2 warp_counts[kWarps];
@@ -32,105 +25,127 @@ struct BudgetSpace {
 
 static_assert(sizeof(BudgetSpace) <= sizeof(TopKSpace::rows));
 
+/** The sums that make a step's error, before attention: of a block, in shared memory. */
+struct ErrorSums {
+  unsigned long long resident, sampled;  // of all heads: shares of resident rows; squares of keys
+                                         // that are no candidates
+  unsigned long long squares, mass;      // of candidates, less those of selected ones; of these
+  int finite_heads;
+  ErrorBudget budget;
+  float* of_candidates;  // squares of each one's shares, means over the heads
+
+  /** Candidate i is selected, a row of this mass. */
+  __device__ __forceinline__ void select(int i, uint64_t of_row) {
+    atomicAdd(&mass, static_cast<unsigned long long>(of_row));
+    atomicAdd(&squares, 0 - static_cast<unsigned long long>(square_of(of_candidates[i])));
+  }
+};
+
 /** What a step may leave, of one head. */
 struct ErrorAsked {
   double error;  // 0: all of the best rows are taken
   float weight;  // keys that a row of the sample stands for
   int group;
-  const ErrorParts* samples;  // (heads); null: keys that are no candidates are not looked at
-  float keys;                 // of how many each of these is one
+  const ErrorParts* heads;  // (heads)
+  bool looks_beyond;        // at keys that are no candidates
+  float keys;               // of how many each of these is one
+
+  __device__ __forceinline__ ErrorBudget budget(const ErrorSums& sums) const {
+    return ErrorBudget::of(error, weight,
+                           {sums.finite_heads, group, sums.resident, sums.sampled, keys});
+  }
 };
 
-/** The squares of a head's shares that sampled keys would have. A warp. */
-__device__ __forceinline__ uint64_t squares_of_samples(const float* logits, float all) {
-  uint64_t sum = 0;
-#pragma unroll
-  for (int i = 0; i < int(kSampledKeys); i += 32) {
-    const float logit = __ldcg(logits + i + lane_id());
-    const float share = logit == -infinity() ? 0.0f : share_of(logit, all);
-    sum += square_of(share * share);
-  }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-  return sum;
+/** Adds what a warp's lanes have: sums of pieces are one instruction each. */
+__device__ __forceinline__ void add_of_warp(unsigned long long& sum, uint64_t own) {
+  constexpr uint32_t kPiece = (1u << 24) - 1;
+  const uint64_t low = __reduce_add_sync(~0u, uint32_t(own) & kPiece);
+  const uint64_t middle = __reduce_add_sync(~0u, uint32_t(own >> 24) & kPiece);
+  const uint64_t high = __reduce_add_sync(~0u, uint32_t(own >> 48));
+  if (lane_id() == 0) atomicAdd(&sum, low + (middle << 24) + (high << 48));
 }
 
-/**
- * The budget of a head, from the sums of its query heads, whose log-sum-exps are left in the space.
- * All threads; ends with a barrier.
- */
-__device__ __forceinline__ ErrorBudget budget_of_heads(const HeadMasses& masses,
-                                                       const ErrorAsked& asked,
-                                                       BudgetSpace& space) {
-  if (threadIdx.x == 0) {
-    space.resident = space.mass = space.own = space.sampled = 0;
-    space.finite_heads = 0;
+/** Numbers of every head of a group, in shared memory. */
+struct HeadSums {
+  float* all;    // (heads) log-sum-exp: NaN or infinite where a head does not count
+  float* noise;  // (heads) of its estimates; see ErrorParts
+
+  __device__ __forceinline__ HeadSums(char* at, int heads)
+      : all(reinterpret_cast<float*>(at)), noise(all + heads) {}
+};
+
+/** The squares of a head's shares that sampled keys would have: a lane's. */
+struct SampledShares {
+  float logits[kSampledKeys / 32];
+
+  __device__ __forceinline__ explicit SampledShares(const float* samples) {
+#pragma unroll
+    for (int i = 0; i < int(kSampledKeys) / 32; ++i) {
+      logits[i] = samples == nullptr ? -infinity() : __ldcg(samples + 32 * i + lane_id());
+    }
   }
-  __syncthreads();
+  __device__ __forceinline__ uint64_t squares(float all) const {
+    uint64_t sum = 0;
+#pragma unroll 1
+    for (int i = 0; i < int(kSampledKeys) / 32; ++i) {
+      const float share = share_of(logits[i], all);
+      sum += logits[i] == -infinity() ? 0 : square_of(share * share);
+    }
+    return sum;
+  }
+};
+
+/** Log-sum-exps of all heads, a warp for each, and the sums over heads that a budget asks for. */
+__device__ __forceinline__ void sum_heads(const HeadMasses& masses, const ErrorAsked& asked,
+                                          const HeadSums& out, ErrorSums& sums) {
 #pragma unroll 1
   for (int head = warp_id(); head < asked.group; head += kWarps) {
     const LaneMasses of = masses.load(head);
+    const ErrorParts& parts = asked.heads[head];
+    const SampledShares sampled(asked.looks_beyond ? parts.samples : nullptr);
+    const float noise = asked.looks_beyond ? __ldcg(&parts.noise) : 0.0f;
     const float top = largest_of_warp(fmaxf(of.estimated.maximum, of.resident.maximum));
     const float shift = top == -infinity() ? 0.0f : top;
-    const float resident = warp_sum(of.resident.sum * exp_of(of.resident.maximum - shift));
-    const float all = resident + warp_sum(of.estimated.sum * exp_of(of.estimated.maximum - shift));
-    const float total = top + log2_of(all) * 0.693147180559945309f;
-    uint64_t sampled = 0;
-    if (asked.samples != nullptr) {
-      sampled = squares_of_samples(asked.samples[head].samples, total);
-    }
+    float resident = of.resident.sum * exp_of(of.resident.maximum - shift);
+    const float sum = warp_sum(of.estimated.sum * exp_of(of.estimated.maximum - shift) + resident);
+    resident = warp_sum(resident);
+    const float all = top + log2_of(sum) * 0.693147180559945309f;
+    if (lane_id() == 0) out.all[head] = all, out.noise[head] = noise;
+    if (!finite(all)) continue;
+    if (asked.looks_beyond) add_of_warp(sums.sampled, sampled.squares(all));
     if (lane_id() > 0) continue;
-    space.all[head] = total;
-    if (!finite(total)) continue;
-    atomicAdd(&space.sampled, static_cast<unsigned long long>(sampled));
-    atomicAdd(&space.resident, static_cast<unsigned long long>(mass_of(__fdiv_rn(resident, all))));
-    atomicAdd(&space.finite_heads, 1);
+    atomicAdd(&sums.resident, static_cast<unsigned long long>(mass_of(__fdiv_rn(resident, sum))));
+    atomicAdd(&sums.finite_heads, 1);
   }
-  __syncthreads();
-  return ErrorBudget::of(
-      asked.error, asked.weight,
-      {space.finite_heads, asked.group, space.resident, space.sampled, asked.keys});
 }
 
-/** What is known of a block's candidates, from its first one on. */
-struct CandidateEstimates {
-  const float* logits;  // (heads, stride)
-  int64_t stride;
-  const float* scales;       // of their weights; null: logits are taken as exact
-  const ErrorParts* errors;  // (heads)
-};
+/** Shares of a candidate. */
+struct Shares {
+  float sum, squares;  // over the heads
 
-/** Squares of the shares of candidates, mean over the heads of a group, in units. */
-struct Squares {
-  CandidateEstimates estimates;
-  int group;
-  const float* all;  // (heads)
-
-  __device__ __forceinline__ uint64_t operator()(int i) const {
-    const float scale = estimates.scales == nullptr ? 0.0f : __ldcg(estimates.scales + i);
-    float sum = 0;
+  /**
+   * @param logits  (heads) `stride` apart
+   * @param scale   of the candidate's weights; 0: logits are taken as exact
+   */
+  __device__ __forceinline__ Shares(const float* logits, int64_t stride, int heads,
+                                    const HeadSums& of, float scale)
+      : sum(0), squares(0) {
 #pragma unroll 4
-    for (int head = 0; head < group; ++head) {
-      const float logit = __ldcg(estimates.logits + head * estimates.stride + i);
-      const float spread = scale == 0 ? 0.0f : __ldcg(&estimates.errors[head].noise) * scale;
-      const float raised = fminf(logit + spread * spread, all[head]);
-      const float share = finite(all[head]) ? share_of(raised, all[head]) : 0.0f;
-      sum += share * share;
+    for (int head = 0; head < heads; ++head) {
+      const float logit = __ldcg(logits + head * stride), all = of.all[head];
+      const float spread = scale == 0 ? 0.0f : of.noise[head] * scale;
+      const float share = share_of(logit, all);
+      const float raised = share_of(fminf(logit + spread * spread, all), all);
+      // A query that is not finite does not count.
+      sum += finite(all) ? share : 0.0f;
+      squares += finite(all) ? raised * raised : 0.0f;
     }
-    return square_of(sum * __frcp_rn(float(group)));
   }
 };
 
 /** The mass of a row, by its worth as `sortable` has it. */
 __device__ __forceinline__ uint64_t mass_of_key(uint32_t key) {
   return mass_of(float_of(key ^ 0x80000000u));
-}
-
-/** Adds what all threads of a block have, in any order. */
-__device__ __forceinline__ void add_of_block(unsigned long long& sum, uint64_t own) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) own += __shfl_xor_sync(~0u, own, step);
-  if (lane_id() == 0) atomicAdd(&sum, static_cast<unsigned long long>(own));
 }
 
 /** Where a search leaves its mass and its error: for `explain`, the caller, in the counters. */
@@ -163,26 +178,26 @@ struct ErrorReport {
   static __device__ __forceinline__ float none() { return float_of(0x7fffffffu); }
 };
 
-/** What a head's error is made of, when its rows are chosen. */
-struct ErrorLeft {
-  ErrorBudget budget;
-  uint64_t mass;     // of the resident and the selected rows
-  uint64_t squares;  // of candidates that are left
-};
-
 /** Where blocks leave one another sums by bins of worth, in scratch. */
 struct SharedBins {
   uint64_t* squares;  // (kMaxCluster, kWorthBins)
   int32_t* counts;    // the same; none of the first bin
 
-  /** Threads are bins, the highest first: sums over blocks. */
+  __device__ __forceinline__ void leave(const Cluster& cluster, const BudgetSpace& space) const {
+    if (int(threadIdx.x) >= kWorthBins) return;
+    const int at = cluster.rank * kWorthBins + int(threadIdx.x);
+    squares[at] = space.squares[threadIdx.x];
+    counts[at] = space.counts[threadIdx.x];
+  }
+  /** Sums of a bin over blocks: in one trip to memory. */
   __device__ __forceinline__ void add_up(const Cluster& cluster, int bin, uint64_t& sum,
                                          int2& rows) const {
-#pragma unroll 4
-    for (int block = 0; block < cluster.size; ++block) {
+#pragma unroll
+    for (int block = 0; block < kMaxCluster; ++block) {
       const int at = block * kWorthBins + bin;
-      const int some = __ldcg(counts + at);
-      sum += __ldcg(reinterpret_cast<const unsigned long long*>(squares) + at);
+      const bool has = block < cluster.size;
+      const int some = has ? __ldcg(counts + at) : 0;
+      sum += has ? __ldcg(reinterpret_cast<const unsigned long long*>(squares) + at) : 0;
       rows.x += some;
       rows.y += block < cluster.rank ? some : 0;
     }
@@ -195,7 +210,8 @@ struct WantedRows {
   int wanted;  // else: so many of the best; 0: the cut is known
 };
 
-/** Leaves in the space which bin is the last one that is taken. All threads. */
+/** Leaves in the space which bin is the last one that is taken. All threads, the highest bin first.
+ */
 __device__ __forceinline__ void find_bin_of_budget(const Cluster& cluster, const SharedBins& shared,
                                                    const ErrorBudget& budget, BudgetSpace& space) {
   const int thread = int(threadIdx.x), bin = kWorthBins - 1 - thread;
@@ -232,42 +248,19 @@ __device__ __forceinline__ void find_bin_of_budget(const Cluster& cluster, const
 }
 
 /**
- * How many of a head's candidates are taken. A function of its own, so that calls without a budget
- * do not fetch it. All blocks of the cluster; ends with a barrier.
- * @param worth  (count) of the block's candidates
- * @param most   rows that may be taken
+ * How many of a head's candidates are taken, once they are weighed. A function of its own, so that
+ * calls without a budget do not fetch it. All blocks of the cluster; ends with a barrier.
+ * @param most  rows that may be taken
+ * @param sums  gets the budget
  */
-inline __device__ __noinline__ WantedRows rows_within(const HeadMasses masses,
-                                                      const Cluster cluster, const ErrorAsked asked,
-                                                      const float* worth,
-                                                      const CandidateEstimates estimates, int count,
-                                                      int most, SharedBins shared,
-                                                      BudgetSpace& space) {
-  const int thread = int(threadIdx.x);
-  if (thread < kWorthBins) space.squares[thread] = 0, space.counts[thread] = 0;
-  if (thread == kWorthBins) space.enough = 0;
-  const ErrorBudget budget = budget_of_heads(masses, asked, space);
-  const Squares square{estimates, asked.group, space.all};
-  uint64_t low = 0;  // most are worth little, and nobody asks how many these are
-#pragma unroll 1
-  for (int i = thread; i < count; i += kThreads) {
-    const uint64_t own = square(i);
-    const int bin = worth_bin(__float_as_uint(worth[i]));
-    if (bin == 0) {
-      low += own;
-      continue;
-    }
-    atomicAdd(&space.squares[bin], static_cast<unsigned long long>(own));
-    atomicAdd(&space.counts[bin], 1);
-  }
-  add_of_block(space.squares[0], low);
-  __syncthreads();
-  if (thread < kWorthBins) {
-    const int at = cluster.rank * kWorthBins + thread;
-    shared.squares[at] = space.squares[thread];
-    shared.counts[at] = space.counts[thread];
-  }
-  cluster.sync();
+inline __device__ __noinline__ WantedRows rows_within(const Cluster cluster, const ErrorAsked asked,
+                                                      int most, const SharedBins shared,
+                                                      ErrorSums& sums, BudgetSpace& space) {
+  shared.leave(cluster, space);
+  cluster.arrive();
+  const ErrorBudget budget = asked.budget(sums);
+  if (threadIdx.x == 0) sums.budget = budget;
+  cluster.wait();
   find_bin_of_budget(cluster, shared, budget, space);
   const bool enough = space.enough > 0;
   if (enough && space.taken < budget.least) {
@@ -302,35 +295,71 @@ __device__ __forceinline__ device::ErrorAsked asked_of(const HeadBlock<Element, 
                                                        const Tail& tail) {
   const device::Zone& zone = block.context.zone;
   const int keys = zone.end - zone.begin;
-  return {block.call.error_left, weight_of(zone, tail), block.context.shape.group,
-          block.call.looks_beyond ? block.context.scratch.errors : nullptr,
-          __fdiv_rn(float(keys), float(min(keys, int(kSampledKeys))))};
+  return {block.call.error_left,     weight_of(zone, tail),
+          block.context.shape.group, block.context.scratch.errors,
+          block.call.looks_beyond,   __fdiv_rn(float(keys), float(min(keys, int(kSampledKeys))))};
 }
 
-/** Estimates of its candidates, from number `first` on. */
-template <typename Element, int kWords>
-__device__ __forceinline__ device::CandidateEstimates estimates_of(
-    const HeadBlock<Element, kWords>& block, int first) {
-  const HeadScratch& scratch = block.context.scratch;
-  return {scratch.estimates + first, block.context.candidate_capacity,
-          block.call.error_left > 0 ? scratch.scales + first : nullptr, scratch.errors};
-}
+/** The candidates of `weigh_and_tell` and its results. */
+struct Weighed {
+  int first, count;
+  float* worth;    // (count) as Weighing leaves it
+  float* squares;  // (count) of shares, means over the heads
+};
 
 /**
- * How many candidates the call's budget asks for. All blocks of the cluster; ends with a barrier.
- * @param first  number of the block's first candidate
- * @param worth  (count) as Weighing::weigh left them
- * @param top_k  where blocks count keys, which nobody does yet
+ * Weighs a block's candidates, as Weighing does, and adds up the parts of the error. A function of
+ * its own, as `rows_within`; short, as code comes from memory when a call needs it. All threads;
+ * ends with a barrier.
+ * @param head_sums  shared memory, head_sums_bytes
+ * @param bins       null: there is no budget
  */
-template <typename Element, int kWords>
-__device__ __forceinline__ device::WantedRows rows_within_budget(
-    const HeadBlock<Element, kWords>& block, const device::Cluster& cluster, const Tail& tail,
-    int first, int count, const float* worth, device::TopKSpace& top_k) {
-  const HeadScratch& scratch = block.context.scratch;
-  return device::rows_within(masses_of(block, 0), cluster, asked_of(block, tail), worth,
-                             estimates_of(block, first), count, int(block.call.top_k),
-                             {scratch.bin_squares, scratch.bin_counts},
-                             reinterpret_cast<device::BudgetSpace&>(top_k.rows));
+inline __device__ __noinline__ void weigh_and_tell(const DecodeCall& call,
+                                                   const HeadContext& context,
+                                                   const device::HeadMasses masses,
+                                                   const device::ErrorAsked asked, char* head_sums,
+                                                   const Weighed out, device::ErrorSums& sums,
+                                                   device::BudgetSpace* bins) {
+  const int thread = int(threadIdx.x);
+  if (bins != nullptr) {
+    if (thread < kWorthBins) bins->squares[thread] = 0, bins->counts[thread] = 0;
+    if (thread == kWorthBins) bins->enough = 0;
+  }
+  if (thread == 0) sums = {}, sums.of_candidates = out.squares;
+  __syncthreads();
+  const device::HeadSums heads(head_sums, asked.group);
+  device::sum_heads(masses, asked, heads, sums);
+  __syncthreads();
+  const HeadScratch& scratch = context.scratch;
+  const int64_t stride = context.candidate_capacity;
+  const float inverse = __frcp_rn(float(asked.group));
+  uint64_t all = 0, low = 0;  // most are worth too little for a bin
+#pragma unroll 1
+  for (int i = thread; i < out.count; i += device::kThreads) {
+    const float* logits = scratch.estimates + out.first + i;
+    const float scale = bins == nullptr ? 0.0f : __ldcg(scratch.scales + out.first + i);
+    const device::Shares shares(logits, stride, asked.group, heads, scale);
+    const float mean = shares.squares * inverse;
+    float worth = shares.sum * inverse;
+    if (worth < kLeastWorth) {
+      const int from = (asked.group - 1) / device::kHeadsPerPass * device::kHeadsPerPass;
+      worth = device::graded(logits + from * stride, stride, asked.group - from, heads.all + from);
+    }
+    out.worth[i] = worth;
+    out.squares[i] = mean;
+    if (call.explains) scratch.worth[out.first + i] = worth;
+    const uint64_t square = square_of(mean);
+    all += square;
+    if (bins == nullptr) continue;
+    const int bin = worth_bin(__float_as_uint(worth));
+    low += bin == 0 ? square : 0;
+    if (bin == 0) continue;
+    atomicAdd(&bins->squares[bin], static_cast<unsigned long long>(square));
+    atomicAdd(&bins->counts[bin], 1);
+  }
+  device::add_of_warp(sums.squares, all);
+  if (bins != nullptr) device::add_of_warp(bins->squares[0], low);
+  __syncthreads();
 }
 
 }  // namespace pariskv::cuda

@@ -5,8 +5,9 @@
  *
  * | step | by | when |
  * | --- | --- | --- |
- * | `weigh_rest` | each block, of its candidates | its selected rows are coming |
- * | `square_tail` | each block, of a part of the tail | the same |
+ * | `weigh_and_tell` | each block, of its candidates | they are weighed |
+ * | `ErrorSums::select` | each block, of its rows | they are selected |
+ * | `square_tail` | each block, of a part of the tail | its selected rows are coming |
  * | `judge_tail` | the first block of a cluster | all outputs are written |
  *
  * Squares are whole numbers, so the blocks' sums are the same in any order, and what is taken back
@@ -38,34 +39,42 @@ struct TailLogits {
   }
 };
 
-/** Heads whose squares are summed at once: so this is one trip to memory, not one for each. */
+/** Heads whose squares are summed at once. */
 constexpr int kHeadsSquared = 4;
 
-struct HeadSquares {
-  float tops[kHeadsSquared];
-  uint64_t sums[kHeadsSquared] = {};
+/** Logits of a row for heads from `from` on; of none where i is negative. */
+struct HeadLogits {
+  float of[kHeadsSquared];
 
-  /** Heads from `from` on. A warp. */
-  __device__ __forceinline__ HeadSquares(const TailLogits& tail, int from) {
+  __device__ __forceinline__ HeadLogits(const TailLogits& tail, int i, int from) {
+    const float* logits = tail.logits + int64_t(i) * tail.group + from;
 #pragma unroll
     for (int h = 0; h < kHeadsSquared; ++h) {
-      tops[h] = from + h < tail.group ? tail.largest(from + h) : -infinity();
+      of[h] = i >= 0 && from + h < tail.group ? __ldcg(logits + h) : -infinity();
     }
   }
-  /** Row i, or less it. */
-  __device__ __forceinline__ void add(const TailLogits& tail, int i, int from, bool less) {
-    const float* logits = tail.logits + int64_t(i) * tail.group + from;
-    float own[kHeadsSquared];
+};
+
+/** The largest logits of heads from `from` on: of a part each, in lanes that have one. */
+struct HeadTops {
+  float of[kHeadsSquared];
+
+  __device__ __forceinline__ HeadTops(const TailLogits& tail, int from) {
 #pragma unroll
     for (int h = 0; h < kHeadsSquared; ++h) {
-      own[h] = tops[h] == -infinity() ? -infinity() : __ldcg(logits + h) - tops[h];
+      const bool has = lane_id() < kParts && from + h < tail.group;
+      of[h] =
+          has ? __ldcg(tail.parts + (lane_id() * tail.group + from + h) * tail.row) : -infinity();
     }
+  }
+  /** Of all parts. */
+  __device__ __forceinline__ void settle() {
 #pragma unroll
-    for (int h = 0; h < kHeadsSquared; ++h) {
-      const float one = exp_of(own[h]);
-      const uint64_t square = uint64_t(one * one * kTailUnits);
-      sums[h] += less ? 0 - square : square;
-    }
+    for (int h = 0; h < kHeadsSquared; ++h) of[h] = largest_of_warp(of[h]);
+  }
+  __device__ __forceinline__ uint64_t square(const HeadLogits& logits, int h) const {
+    const float one = exp_of(logits.of[h] - of[h]);
+    return of[h] == -infinity() ? 0 : uint64_t(one * one * kTailUnits);
   }
 };
 
@@ -77,83 +86,57 @@ struct HeadSquares {
 inline __device__ __noinline__ void square_tail(const TailLogits tail, const Cluster cluster,
                                                 const SelectedRow* selected, int count) {
   const int begin = tail.rows * cluster.rank / cluster.size;
-  const int end = tail.rows * (cluster.rank + 1) / cluster.size;
+  const int rows = tail.rows * (cluster.rank + 1) / cluster.size - begin;
+  const int thread = int(threadIdx.x);
+  const auto sampled = [&](int i) { return i < rows ? begin + i : -1; };
+  const auto taken = [&](int i) { return i < count ? (selected[i].where >> 8) - 1 : -1; };
 #pragma unroll 1
   for (int from = 0; from < tail.group; from += kHeadsSquared) {
-    HeadSquares squares(tail, from);
-#pragma unroll 2
-    for (int i = begin + int(threadIdx.x); i < end; i += kThreads) {
-      squares.add(tail, i, from, false);
-    }
+    // Asked for together: most often one trip to memory.
+    HeadLogits more(tail, sampled(thread), from), less(tail, taken(thread), from);
+    HeadTops tops(tail, from);
+    tops.settle();
+    uint64_t sums[kHeadsSquared] = {};
 #pragma unroll 1
-    for (int i = int(threadIdx.x); i < count; i += kThreads) {
-      const int number = selected[i].where >> 8;
-      if (number > 0) squares.add(tail, number - 1, from, true);
+    for (int i = thread + kThreads;; i += kThreads) {
+#pragma unroll
+      for (int h = 0; h < kHeadsSquared; ++h)
+        sums[h] += tops.square(more, h) - tops.square(less, h);
+      if (i - thread >= max(rows, count)) break;
+      more = HeadLogits(tail, sampled(i), from);
+      less = HeadLogits(tail, taken(i), from);
     }
 #pragma unroll
     for (int h = 0; h < kHeadsSquared; ++h) {
       if (from + h >= tail.group) continue;
       ErrorParts& parts = tail.errors[from + h];
-      if (cluster.rank == 0 && threadIdx.x == 0) parts.top = squares.tops[h];
-      add_of_block(reinterpret_cast<unsigned long long&>(parts.squares), squares.sums[h]);
+      if (cluster.rank == 0 && thread == 0) parts.top = tops.of[h];
+      add_of_warp(reinterpret_cast<unsigned long long&>(parts.squares), sums[h]);
     }
   }
 }
 
-/** Rows of a block that are chosen. */
-struct Chosen {
-  const int32_t* candidates;  // (count)
-  const uint32_t* keys;       // (count) their worths, as `sortable` has them
-  int count;
-};
+/** What a head's error is made of, when its rows are chosen. */
+struct ErrorLeft {
+  ErrorBudget budget;
+  uint64_t mass;     // of the resident and the selected rows
+  uint64_t squares;  // of candidates that are left
 
-/**
- * Squares of this block's candidates that are left, and the mass of its chosen rows. A function of
- * its own, as `rows_within`. All threads; ends with a barrier.
- * @param first, count  candidates of the block
- * @param totals        (2, kMaxCluster) gets the squares and the mass
- * @param left          gets the budget
- */
-inline __device__ __noinline__ void weigh_rest(const HeadMasses masses, const Cluster cluster,
-                                               const ErrorAsked asked,
-                                               const CandidateEstimates estimates, int first,
-                                               int count, const Chosen chosen, uint64_t* totals,
-                                               ErrorLeft& left, BudgetSpace& space) {
-  const ErrorBudget budget = budget_of_heads(masses, asked, space);
-  const Squares square{estimates, asked.group, space.all};
-  uint64_t squares = 0, mass = 0;
-#pragma unroll 2
-  for (int i = first + int(threadIdx.x); i < first + count; i += kThreads) squares += square(i);
-#pragma unroll 1
-  for (int i = int(threadIdx.x); i < chosen.count; i += kThreads) {
-    squares -= square(__ldcg(chosen.candidates + i));
-    mass += mass_of_key(__ldcg(chosen.keys + i));
-  }
-  add_of_block(space.own, squares);
-  add_of_block(space.mass, mass);
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    totals[cluster.rank] = space.own;
-    totals[kMaxCluster + cluster.rank] = space.mass;
-    left.budget = budget;
-  }
-  __syncthreads();
-}
-
-/** Adds up the totals of all blocks. A warp. */
-__device__ __forceinline__ void add_totals(const uint64_t* totals, const Cluster& cluster,
-                                           ErrorLeft& left) {
-  const auto* from = reinterpret_cast<const unsigned long long*>(totals) + lane_id();
-  const bool has = lane_id() < cluster.size;
-  uint64_t squares = has ? __ldcg(from) : 0, mass = has ? __ldcg(from + kMaxCluster) : 0;
+  /** Adds up the totals of all blocks. A warp. */
+  __device__ __forceinline__ ErrorLeft(const ErrorBudget& of, const uint64_t* totals,
+                                       const Cluster& cluster)
+      : budget(of) {
+    const auto* from = reinterpret_cast<const unsigned long long*>(totals) + lane_id();
+    const bool has = lane_id() < cluster.size;
+    squares = has ? __ldcg(from) : 0, mass = has ? __ldcg(from + kMaxCluster) : 0;
 #pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    squares += __shfl_xor_sync(~0u, squares, step);
-    mass += __shfl_xor_sync(~0u, mass, step);
+    for (int step = 16; step > 0; step /= 2) {
+      squares += __shfl_xor_sync(~0u, squares, step);
+      mass += __shfl_xor_sync(~0u, mass, step);
+    }
+    mass += budget.resident;
   }
-  left.squares = squares;
-  left.mass = left.budget.resident + mass;
-}
+};
 
 /**
  * What the sample has added to the outputs. By a warp of one block, when all blocks have added

@@ -39,7 +39,7 @@ struct AttendSpace {
   Tail tail;
   SentTasks parts, tail_parts;
   float all[device::kHeadsPerPass];  // log-sum-exp of every head
-  device::ErrorLeft left;            // where the error is asked for
+  device::ErrorSums sums;            // where the error is asked for
 };
 
 /** @tparam kNarrow  whether rows of the zone are narrow */
@@ -52,14 +52,32 @@ struct Attend {
 
   using Caching = device::CacheRows;
 
-  __device__ __forceinline__ char* room() const {
+  /** Numbers of heads, then room for anything. */
+  __device__ __forceinline__ char* head_sums() const {
     return reinterpret_cast<char*>(&space) + (sizeof space + 127) / 128 * 128;
   }
+  __device__ __forceinline__ char* room() const {
+    return head_sums() + head_sums_bytes(block.context.shape.group);
+  }
   __device__ __forceinline__ int room_bytes() const {
-    return params.shared_bytes - int((sizeof space + 127) / 128 * 128);
+    return params.shared_bytes - int(room() - reinterpret_cast<char*>(&space));
   }
   __device__ __forceinline__ Weighing<Element, kWords> weighing() const {
     return {block, space.all};
+  }
+
+  /** Where blocks count keys, while nobody does. */
+  __device__ __forceinline__ device::BudgetSpace& bins() const {
+    return reinterpret_cast<device::BudgetSpace&>(space.top_k.rows);
+  }
+  __device__ __forceinline__ void tell(const Weighed& out) const {
+    weigh_and_tell(block.call, block.context, masses_of(block, 0), asked_of(block, space.tail),
+                   head_sums(), out, space.sums, block.call.error_left > 0 ? &bins() : nullptr);
+  }
+  __device__ __forceinline__ device::WantedRows rows_within() const {
+    const HeadScratch& scratch = block.context.scratch;
+    return device::rows_within(cluster, asked_of(block, space.tail), int(block.call.top_k),
+                               {scratch.bin_squares, scratch.bin_counts}, space.sums, bins());
   }
 
   /** Selects rows; `list` has those among this block's candidates. Ends with a barrier. */
@@ -68,18 +86,22 @@ struct Attend {
                                          RowList<Element, kWords, kNarrow>& list) const {
     const HeadScratch& scratch = block.context.scratch;
     const int first = list.first(), count = list.count();
-    // In shared memory where it fits.
-    float* worth =
-        4 * count <= room_bytes() ? reinterpret_cast<float*>(room()) : scratch.worth + first;
-    weighing().weigh(first, count, sums, ahead, worth);
+    const bool tells = block.call.weighs, budget = block.call.error_left > 0;
+    // In shared memory where they fit.
+    const bool fit = (tells ? 8 : 4) * count <= room_bytes();
+    float* worth = fit ? reinterpret_cast<float*>(room()) : scratch.worth + first;
+    float* squares = fit ? worth + count : scratch.squares + first;
+    if (tells) {
+      tell({first, count, worth, squares});
+    } else {
+      weighing().weigh(first, count, sums, ahead, worth);
+    }
     list.look_up_segments();
     const auto key_of = [&](int i) { return device::sortable(worth[i]); };
     device::Cut cut{0, count, first, candidates};  // all of them
     int wanted = int(block.call.top_k);
-    const bool budget = block.call.error_left > 0;
     if (budget) {
-      const device::WantedRows rows =
-          rows_within_budget(block, cluster, space.tail, first, count, worth, space.top_k);
+      const device::WantedRows rows = rows_within();
       wanted = rows.wanted;
       if (wanted == 0) cut = rows.cut;
     }
@@ -94,10 +116,9 @@ struct Attend {
     }
     if (threadIdx.x == 0) space.select.cut = cut;
     __syncthreads();
-    const bool tells = block.call.weighs;
     device::compact_keys(count, key_of, space.select, [&](int index, int i, int turn) {
       scratch.selected[index] = first + i;
-      if (tells) scratch.best[index] = key_of(i);
+      if (tells) space.sums.select(i, device::mass_of_key(key_of(i)));
       list.note(index - cut.offset, first + i, turn);
     });
     __syncthreads();
@@ -137,13 +158,11 @@ struct Attend {
 
   /** This block's part of the error. All threads. */
   __device__ __forceinline__ void weigh_error(const RowList<Element, kWords, kNarrow>& list) const {
-    const HeadScratch& scratch = block.context.scratch;
-    const int rows = device::passed(space.select), offset = space.select.cut.offset;
-    device::weigh_rest(masses_of(block, 0), cluster, asked_of(block, space.tail),
-                       estimates_of(block, 0), list.first(), list.count(),
-                       {scratch.selected + offset, scratch.best + offset, rows}, scratch.totals,
-                       space.left, reinterpret_cast<device::BudgetSpace&>(space.top_k.rows));
-    if (has_tail_logits()) device::square_tail(tail_logits(), cluster, list.rows(), rows);
+    if (block.call.error_left == 0 && cluster.rank == 0 && threadIdx.x == 0) {
+      space.sums.budget = asked_of(block, space.tail).budget(space.sums);
+    }
+    if (!has_tail_logits()) return;
+    device::square_tail(tail_logits(), cluster, list.rows(), device::passed(space.select));
   }
   /** Whether the error is asked for, and the tail was attended to: `explain` may be without one. */
   __device__ __forceinline__ bool has_tail_logits() const {
@@ -256,10 +275,14 @@ struct Attend {
 
   /** Tells the error. All threads. */
   __device__ __forceinline__ void judge() const {
+    uint64_t* totals = block.context.scratch.totals;
+    if (threadIdx.x == 0) {
+      totals[cluster.rank] = space.sums.squares;
+      totals[device::kMaxCluster + cluster.rank] = space.sums.mass;
+    }
     cluster.sync();
     if (cluster.rank > 0 || device::warp_id() > 0) return;
-    device::ErrorLeft left = space.left;
-    device::add_totals(block.context.scratch.totals, cluster, left);
+    const device::ErrorLeft left(space.sums.budget, totals, cluster);
     const float weight = weight_of(block.context.zone, space.tail);
     const float variance = has_tail_logits() ? device::judge_tail(tail_logits(), weight, left)
                                              : left.budget.expected(left.squares);

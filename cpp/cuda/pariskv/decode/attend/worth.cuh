@@ -88,6 +88,7 @@ __device__ __forceinline__ float share_of(float logit, float all) {
 inline __device__ __noinline__ float graded(const float* estimate, int64_t stride, int heads,
                                             const float* all) {
   float nearest = -infinity();
+#pragma unroll 1
   for (int head = 0; head < heads; ++head) {
     if (!finite(all[head])) continue;
     nearest = larger(__fsub_rn(__ldcg(estimate + head * stride), all[head]), nearest);
