@@ -29,7 +29,7 @@ SOURCES := CMakeLists.txt pyproject.toml $(shell find cmake cpp python -type f -
 CPP_FILES = $(shell find bench cpp examples integrations python tests -regex '.*\.\(h\|c\|cpp\|cuh?\|inl\)')
 
 .PHONY: help demo package plugin llama test test-cpp test-ggml test-llama test-vllm soak-vllm vllm-package bench-llama bench-vllm test-python test-transformers test-older test-long gpu-test sanitize bench \
-	quality quality-models quality-inside quality-policies ruler wheel test-wheel docs \
+	quality quality-models quality-inside quality-policies ruler ruler-vllm wheel test-wheel docs \
 	format lint clean
 .DEFAULT_GOAL := help
 
@@ -82,6 +82,18 @@ ruler: .venv/.ruler ## RULER's thirteen tasks on SmolLM2-135M, beside full atten
 	else echo "Time and disk depend on the model and its lengths: docs/eval.md."; fi
 	@.venv/bin/pariskv eval $(or $(MODEL),"$$(.venv/bin/python -c 'from pariskv_core.cli import \
 	weights; print(weights.fetch(weights.MODELS["smollm2"]))')") --out build/ruler $(RULER)
+
+# On a GPU, in an environment with vLLM and the package: integrations/vllm/bench/ruler.py itself, see docs/eval.md.
+ruler-vllm: vllm-package .venv/.ruler ## the same through servers of vLLM on a CPU, stock and with the engine; an hour and a half
+	@echo "SmolLM2-135M, $(RULER), three settings: an hour and a half on two cores. Disk: 4 GB for vLLM, \
+	0.6 GB for the model, 1 MB for samples and answers."
+	@test -e build/vllm/smollm2 || $(VLLM)/bin/python integrations/vllm/tests/pretrained.py build/vllm/smollm2
+	@.venv/bin/pariskv eval build/vllm/smollm2 --make-only --prompts build/ruler-vllm/samples $(RULER)
+	@$(RULER_VARIABLES) $(CURDIR)/$(VLLM)/bin/python integrations/vllm/bench/ruler.py --model build/vllm/smollm2 \
+	  --prompts build/ruler-vllm/samples --out build/ruler-vllm --settings full default error=.01 $(RULER) \
+	  --requests 4 --dtype float32 --enforce-eager --kv-cache-memory-bytes 1000000000
+RULER_VARIABLES = TRITON_INTERPRET=1 VLLM_USE_V2_MODEL_RUNNER=1 TORCHDYNAMO_DISABLE=1 \
+  VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1 PYTHONPATH=integrations/vllm/tests/site
 
 wheel: .venv/.base ## the wheels to publish, into dist/: every Python here, every GPU; docs/wheels.md
 	@.venv/bin/python packaging/wheels.py --cuda $(PACKAGE_CUDA)

@@ -24,6 +24,7 @@ from pariskv_core.evaluation.prompts import Template, load_tokenizer
 from pariskv_core.evaluation.record import AVERAGE, Result
 from pariskv_core.evaluation.samples import Made, Wanted
 from pariskv_core.evaluation.statistics import interval
+from pariskv_core.vllm import settings as vllm_settings
 
 SHORT, LONG = 1024, 5120  # tokens: of a text that is not searched, and of one that is
 
@@ -137,6 +138,16 @@ def test_settings_are_those_of_the_engine():
     published = (evaluate_settings.parse("published").cache or {})["policy"]
     assert (published.scorer, published.group_rule, published.block) == ("votes", "mean_query", 0)
     assert evaluate_settings.parse("full").cache is None
+
+
+@pytest.mark.parametrize("name", ["default", "int8,error=.01", "published", "tail_rows=2048"])
+def test_servers_of_vllm_take_the_same_settings(name: str):
+    setting = evaluate_settings.parse(name)
+    assert setting.cache is not None
+    taken = vllm_settings.parse(setting.served)
+    assert taken.of_config()["policy"] == setting.cache["policy"]
+    assert taken.kv_dtype == setting.cache.get("kv_dtype", "auto")
+    assert taken.report_error == (name != "published")  # that one estimates none
 
 
 @pytest.mark.parametrize("name", ["fast", "error", "top_k=many", "error=2", "int8,full", ""])

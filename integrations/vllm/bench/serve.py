@@ -22,11 +22,14 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from engines import GRAPHS
 from pariskv_core.cli.vllm import command as with_engine
 
 PROGRAM = [sys.executable, "-m", "vllm.entrypoints.cli.main"]
+# What `vllm serve` runs: its own command line wants a distribution by the name of vllm.
+SERVER = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
 CHUNK = 480  # tokens that `timed_trace` makes of one hash
 
 
@@ -52,14 +55,16 @@ def fetch(port: int, page: str) -> str:
 
 
 @contextlib.contextmanager
-def served(chosen: argparse.Namespace, engine: str, log: Path) -> Iterator[None]:
+def served(
+    chosen: argparse.Namespace, engine: str, log: Path, settings: dict[str, Any] | None = None
+) -> Iterator[None]:
     """A server, until it is not needed any more. chosen: model, load_format, port, longest,
-    sequences, defaults, options."""
-    command = [*PROGRAM, "serve", chosen.model, "--load-format", chosen.load_format]
+    sequences, defaults, options. settings: of our engine."""
+    command = [*SERVER, "--model", chosen.model, "--load-format", chosen.load_format]
     command += ["--served-model-name", "m", "--port", str(chosen.port)]
     command += ["--max-model-len", str(chosen.longest), "--max-num-seqs", str(chosen.sequences)]
     command += [] if chosen.defaults else ["--compilation-config", json.dumps(GRAPHS)]
-    command += with_engine(chosen.model, {}, [])[3:] if engine == "ours" else []
+    command += with_engine(chosen.model, settings or {}, [])[3:] if engine == "ours" else []
     command += chosen.options
     with log.open("w") as written:
         server = subprocess.Popen(

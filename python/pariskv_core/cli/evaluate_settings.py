@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pariskv_core as pk
+from pariskv_core._estimates import tells_errors
 from pariskv_core.cli.failures import CannotRunError
 from pariskv_core.evaluation.record import FULL
 
@@ -36,10 +37,26 @@ EXPECTED = (
 
 @dataclass(frozen=True)
 class Setting:
-    """cache: of a PariskvCache; None: full attention, without the engine."""
+    """cache: of a PariskvCache; None: full attention, without the engine. fields: of its policy,
+    where they are not the default's."""
 
     name: str
     cache: dict[str, Any] | None = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def served(self) -> dict[str, Any]:
+        """The same for the plugin for vLLM, which tells errors where the policy knows them."""
+        if self.cache is None:
+            raise ValueError(f"{self.name} is without the engine")
+        policy = self.cache["policy"]
+        # A server's samples are drawn by a secret unless it is told a seed.
+        found: dict[str, Any] = {"policy": {"name": "pariskv", "seed": policy.seed, **self.fields}}
+        if "kv_dtype" in self.cache:
+            found["kv_dtype"] = self.cache["kv_dtype"]
+        if tells_errors(policy):
+            found["report_error"] = True
+        return found
 
 
 def parse(name: str) -> Setting:
@@ -63,7 +80,7 @@ def parse(name: str) -> Setting:
         cache["policy"] = pk.ParisKV(**policy)
     except ValueError as reason:
         raise CannotRunError(f"--settings: {name}: {reason}") from None
-    return Setting(name, cache)
+    return Setting(name, cache, policy)
 
 
 def _number(name: str, word: str, value: str) -> float | int:
