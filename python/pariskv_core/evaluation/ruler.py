@@ -23,7 +23,7 @@ class Generators:
     def __init__(self, tokenizer: Path, extra: int, patience: int = _PATIENCE) -> None:
         """
         extra     tokens of a prompt that are not its text's
-        patience  seconds that a generator may count no tokens
+        patience  seconds of work in which a generator may count no tokens
         """
         spec = importlib.util.find_spec("long_context_eval")
         assert spec is not None and spec.submodule_search_locations is not None

@@ -25,7 +25,8 @@ from typing import Any
 from pariskv_core.evaluation.prompts import load_tokenizer
 
 # A generator tries again for ever where a sample cannot be made. So many tries of one sample are
-# the end of it, and so are some seconds without counting tokens: an alarm ends the process.
+# the end of it, and so are some seconds of work without counting tokens: a timer ends the process.
+# It stands still while others have the processor, or while the run is stopped.
 _TRIES = 300
 _SENTENCE_END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"')\]]))\s+(?=[\"'(\[]?[A-Z0-9])")
 
@@ -39,12 +40,18 @@ class _Tokens:
         self.extra = 0
         self.left: int | None = None  # tries of the sample that is being made
 
+    def begin(self) -> None:
+        signal.setitimer(signal.ITIMER_PROF, self.patience)
+
+    def end(self) -> None:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
     def text_to_tokens(self, text: str) -> range:
-        signal.alarm(self.patience)
+        self.begin()
         if self.left is not None:
             self.left -= 1
             if self.left < 0:
-                os.kill(os.getpid(), signal.SIGALRM)
+                os.kill(os.getpid(), signal.SIGPROF)
         found = self._tokenizer(text, add_special_tokens=False).input_ids
         return range(len(found) + self.extra)
 
@@ -121,11 +128,11 @@ def _make(job: dict[str, Any], package: Path, tokens: _Tokens) -> dict[str, Any]
     }
     script = str(folder / f"{config['task']}.py")
     sys.argv = [script, *(text for name, at in options.items() for text in (f"--{name}", str(at)))]
-    signal.alarm(tokens.patience)
+    tokens.begin()
     try:
         runpy.run_path(script, run_name="__main__")
     finally:
-        signal.alarm(0)
+        tokens.end()
     samples = []
     with (out / "samples" / "validation.jsonl").open(encoding="utf-8") as file:
         for line in file:
