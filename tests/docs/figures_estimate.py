@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sources import GEMMA, QWEN, QWEN_15B, SMOLLM2, noted, results, short, worst_kind
+from sources import DEFAULT, GEMMA, QWEN, QWEN_15B, SMOLLM2, noted, results, short, worst_kind
 
 FOUR = {
     SMOLLM2: "SmolLM2-135M",
@@ -76,9 +76,9 @@ def fit() -> Iterator[str]:
     yield f"the sample leaves {least} to {most} of the error that there is without it"
 
 
-TAIL = "the default, tail_rows=2048"
+TAIL = f"{DEFAULT}, tail_rows=2048"
 BUDGETS = {
-    "the default": "the default",
+    "the default": DEFAULT,
     "`error=.02`": "error 0.02, at most 400 rows",
     "`error=.01`": "error 0.01, at most 400 rows",
     "`error=.005`": "error 0.005, at most 400 rows",
@@ -106,10 +106,10 @@ def budgets() -> Iterator[str]:
             at["kl"] / plain["kl"]
             for model in (SMOLLM2, QWEN)
             for text in ("log", "table", "json", "talk", "code")
-            if (at := of(model, text, method)) and (plain := of(model, text, "the default"))
+            if (at := of(model, text, method)) and (plain := of(model, text, DEFAULT))
         ]
         rest = f"{short(min(ratios), 2)} to {short(max(ratios), 2)}" if ratios else "–"
-        cells.append("1" if said == "the default" else rest)
+        cells.append("1" if method == DEFAULT else rest)
         yield f"| {said} | {' | '.join(cells)} |"
     noted("tried-quality", "rows on the GPU 1.26, 1.21, 1.13, 1.13; over the bus 1.21, 1.21, 1.17,")
     noted("tried-quality", "8,192 tokens 949 / 659 / 711")

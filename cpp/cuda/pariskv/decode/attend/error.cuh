@@ -31,12 +31,6 @@ struct TailLogits {
   int rows, group;
   int64_t row;         // 2 + value_dim
   ErrorParts* errors;  // (group)
-
-  /** Of a head's rows. A warp. */
-  __device__ __forceinline__ float largest(int head) const {
-    const bool has = lane_id() < kParts;
-    return warp_max(has ? __ldcg(parts + (lane_id() * group + head) * row) : -infinity());
-  }
 };
 
 /** Heads whose squares are summed at once. */
