@@ -21,12 +21,11 @@ constexpr int kRuns = 8, kRunsOfWarp = kRuns / kDirectWarps;
 constexpr int kStepRows = 8 * kRuns;
 
 /** The new row, as a stored one, comes after it. */
-template <int kWords, typename Element, bool kScaled>
+template <int kWords, typename Element>
 struct DirectSpace {
   alignas(16) DirectQueries<kWords, Element> query;
   const char* rows[kDirectWarps][kStepRows];  // of a step: null where there is none
   float2 logits[kDirectWarps][kRuns][16];     // lane 4 g + t: of head g, rows 2 t and 2 t + 1
-  float2 scales[kScaled ? kDirectWarps : 1][kScaled ? kRuns : 1][4];  // lane t: of their values
 };
 
 /** A running softmax of four heads. */
@@ -39,10 +38,9 @@ class DirectAttention {
   using Reader = typename Address::Reader;
 
  public:
-  using Space = DirectSpace<kWords, Element, Reader::kScaled>;
+  using Space = DirectSpace<kWords, Element>;
 
-  /** @param address  as for RowAttention: Reader, where rows lie, their common part, noted()
-   */
+  /** @param address  as for RowAttention: Reader, where rows lie */
   __device__ __forceinline__ DirectAttention(const AttendShape& shape, const Cluster& cluster,
                                              Space& space, int rows, const NewRow<Element>& new_row,
                                              Address address)
@@ -109,10 +107,7 @@ class DirectAttention {
   /** Queries and the new row, which may lie anyhow, to where they are read in pieces. */
   __device__ __forceinline__ void stage(const Element* q, int64_t stride, int first_head) {
     // By different warps, so that both take one trip to memory.
-    if constexpr (Address::kLess == RowsLess::kCommon) {
-      const CommonRows common = address_.common();
-      stage_common_queries<kWords>(shape_, q, stride, first_head, common, space_.query);
-    } else if (int(threadIdx.x) < kDirectThreads / 2) {
+    if (int(threadIdx.x) < kDirectThreads / 2) {
       stage_queries<kWords>(shape_, q, stride, first_head, space_.query);
     } else if (new_row_.k != nullptr) {
       stage_row<Reader>(shape_, new_row_, fresh());
@@ -128,33 +123,8 @@ class DirectAttention {
     return is_new ? fresh() : address_(row);
   }
 
-  /** Scales of keys of rows 2 t and 2 t + 1 of eight; those of values are left in `values`. */
-  __device__ __forceinline__ float2 scales_of(const char* const* rows, float2 (&values)[4]) const {
-    float2 two[2] = {};
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const char* row = rows[2 * t() + i];
-      if (row != nullptr) two[i] = Reader::scales(row, shape_.key_dim, shape_.value_dim);
-    }
-    if (g() == 0) values[t()] = make_float2(two[0].y, two[1].y);
-    return make_float2(two[0].x, two[1].x);
-  }
-  /** Where those of values of a run are left, by lanes of `warp`; and what this lane finds there.
-   */
-  __device__ __forceinline__ auto value_scales(int warp, int run) const -> float2 (&)[4] {
-    return space_.scales[Reader::kScaled ? warp : 0][Reader::kScaled ? run : 0];
-  }
-  __device__ __forceinline__ float2 own_value_scales(int warp, int run) const {
-    return Reader::kScaled ? value_scales(warp, run)[t()] : float2{};
-  }
-
-  /**
-   * Logits of eight rows, of which `left` are there: of head g % 4, rows 2 t and 2 t + 1.
-   * @param first, first_head  numbers of the first of these rows and of the heads
-   * @param value_scales       written: see scales_of
-   */
-  __device__ __forceinline__ float2 look_at(const char* const* rows, int left, int first,
-                                            int first_head, float2 (&value_scales)[4]) const {
+  /** Logits of eight rows, of which `left` are there: of head g % 4, rows 2 t and 2 t + 1. */
+  __device__ __forceinline__ float2 look_at(const char* const* rows, int left) const {
     // Lane 4 g + t reads of row g the pieces t, t + 4, ...
     const char* row = rows[g()];
     typename Reader::Piece keys[kWords];
@@ -164,16 +134,9 @@ class DirectAttention {
       const bool there = row != nullptr && 8 * i < shape_.key_dim;
       keys[c] = there ? Reader::piece(row, 8 * i) : typename Reader::Piece{};
     }
-    float2 scales{};
-    float shift = 0;
-    if constexpr (Reader::kScaled) {
-      scales = scales_of(rows, value_scales);
-      shift = shift_of<kWords, Element>(space_.query, g() % kDirectHeads);
-    }
-    float2 logits = logits_of<kWords, Element, Reader>(space_.query, keys, shape_, scales, shift);
-    const int number = first + 2 * t(), head = first_head + g() % kDirectHeads;
-    logits.x = 2 * t() < left ? address_.noted(number, head, logits.x) : -infinity();
-    logits.y = 2 * t() + 1 < left ? address_.noted(number + 1, head, logits.y) : -infinity();
+    float2 logits = logits_of<kWords, Element, Reader>(space_.query, keys, shape_);
+    if (2 * t() >= left) logits.x = -infinity();
+    if (2 * t() + 1 >= left) logits.y = -infinity();
     return logits;
   }
 
@@ -276,8 +239,7 @@ class DirectAttention {
 #pragma unroll
       for (int i = 0; i < kRunsOfWarp; ++i) {
         const int r = warp + kDirectWarps * i;
-        pairs[i] =
-            look_at(rows + 8 * r, left - 8 * r, first + 8 * r, first_head, value_scales(0, r));
+        pairs[i] = look_at(rows + 8 * r, left - 8 * r);
       }
 #pragma unroll
       for (int i = 0; i < kRunsOfWarp; ++i) {
@@ -290,8 +252,7 @@ class DirectAttention {
 #pragma unroll
       for (int r = 0; r < kRuns; ++r) {
         if (r >= runs) break;
-        const uint32_t column = weigh<Element, Reader::kScaled>(logits[r][place_of_logits()], shift,
-                                                                sums, own_value_scales(0, r));
+        const uint32_t column = weigh<Element>(logits[r][place_of_logits()], shift, sums);
         weighted.add(values[r][0], values[r][1], column);
       }
     }
@@ -316,12 +277,8 @@ class DirectAttention {
       // Two runs at a time, so that both are on their way at once; the second may have no rows.
 #pragma unroll 1
       for (int r = 0; r < runs; r += 2) {
-        const int number = first + 8 * r;
-        const auto look = [&](int run, int first_of_run) {
-          return look_at(rows + 8 * run, left - 8 * run, first_of_run, first_head,
-                         value_scales(warp_id(), run));
-        };
-        const float2 one = look(r, number), other = look(r + 1, number + 8);
+        const float2 one = look_at(rows + 8 * r, left - 8 * r);
+        const float2 other = look_at(rows + 8 * r + 8, left - 8 * r - 8);
         if (g() < kDirectHeads) {
           logits[r][place_of_logits()] = one;
           logits[r + 1][place_of_logits()] = other;
@@ -336,8 +293,7 @@ class DirectAttention {
         Values<kAlone> values[2];
         load_values(rows[8 * r + 2 * t()], first_dim, values[0]);
         load_values(rows[8 * r + 2 * t() + 1], first_dim, values[1]);
-        const uint32_t column = weigh<Element, Reader::kScaled>(
-            logits[r][place_of_logits()], shift, sums, own_value_scales(warp_id(), r));
+        const uint32_t column = weigh<Element>(logits[r][place_of_logits()], shift, sums);
         weighted.add(values[0], values[1], column);
       }
     }

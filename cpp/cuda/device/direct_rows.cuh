@@ -8,7 +8,6 @@
 #pragma once
 
 #include "device/attend_shape.cuh"
-#include "device/common_rows.cuh"
 #include "device/matrix.cuh"
 #include "device/softmax.cuh"
 #include "device/stored_rows.cuh"
@@ -44,36 +43,6 @@ __device__ __forceinline__ void stage_queries(const AttendShape& shape, const El
   }
 }
 
-/** Of a head's logits, behind its query: more shared memory would leave room for fewer blocks. */
-template <int kWords, typename Element>
-__device__ __forceinline__ float& shift_of(DirectQueries<kWords, Element>& queries, int head) {
-  return reinterpret_cast<float&>(queries[head][32 * kWords]);
-}
-
-/**
- * The same for rows without their common part, and the shifts of logits; all threads. A
- * warp has a head. Not inlined: its pointers would take registers from the code after it.
- */
-template <int kWords, typename Element>
-__device__ __noinline__ void stage_common_queries(const AttendShape& shape, const Element* q,
-                                                  int64_t stride, int first_head,
-                                                  const CommonRows& common,
-                                                  DirectQueries<kWords, Element>& to) {
-  static_assert(kDirectHeads == kDirectWarps);
-  const int head = warp_id();
-  const bool there = first_head + head < shape.group;
-  float dot = 0;
-#pragma unroll 4
-  for (int d = lane_id(); d < 32 * kWords; d += 32) {
-    const float x = there && d < shape.key_dim ? to_float(q[head * stride + d]) : 0.0f;
-    const bool shifted = d < shape.key_dim;
-    if (shifted) dot = __fmaf_rn(x, common.key_centre()[d], dot);
-    to[head][d] = from_float<Element>(shifted ? common.query(x, d) : x);
-  }
-  dot = warp_sum(dot);
-  if (lane_id() == 0) shift_of<kWords, Element>(to, head) = dot * shape.scale;
-}
-
 /** The new row, which may lie anyhow, as a stored one; threads from kDirectThreads / 2 on. */
 template <typename Reader, typename Element>
 __device__ __forceinline__ void stage_row(const AttendShape& shape, const NewRow<Element>& row,
@@ -85,16 +54,11 @@ __device__ __forceinline__ void stage_row(const AttendShape& shape, const NewRow
   }
 }
 
-/**
- * Logits of eight rows' keys, of which a lane has pieces t, t + 4, ...: of head g % 4.
- * @param scales  of keys of rows 2 t and 2 t + 1, where they are scaled
- * @param shift   of the head's logits, likewise
- */
+/** Logits of eight rows' keys, of which a lane has pieces t, t + 4, ...: of head g % 4. */
 template <int kWords, typename Element, typename Reader>
 __device__ __forceinline__ float2 logits_of(const DirectQueries<kWords, Element>& queries,
                                             const typename Reader::Piece (&keys)[kWords],
-                                            const AttendShape& shape, float2 scales = {},
-                                            float shift = 0) {
+                                            const AttendShape& shape) {
   float dots[2][4] = {};
 #pragma unroll
   for (int c = 0; c < kWords; ++c) {
@@ -108,9 +72,7 @@ __device__ __forceinline__ float2 logits_of(const DirectQueries<kWords, Element>
   float logits[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    float logit = (dots[0][i] + dots[1][i]) * shape.scale;
-    if constexpr (Reader::kScaled) logit = __fmaf_rn(logit, i == 0 ? scales.x : scales.y, shift);
-    logits[i] = soft_capped(logit, shape.softcap);
+    logits[i] = soft_capped((dots[0][i] + dots[1][i]) * shape.scale, shape.softcap);
   }
   return make_float2(logits[0], logits[1]);
 }
@@ -127,19 +89,11 @@ __device__ __forceinline__ float raise_to(float top, Sums& sums, float& shift) {
   return rescale;
 }
 
-/**
- * The weights of eight rows, as a product takes them.
- * @param scales  of values of rows 2 t and 2 t + 1, where they are scaled
- */
-template <typename Element, bool kScaled = false, typename Sums>
-__device__ __forceinline__ uint32_t weigh(float2 logits, float shift, Sums& sums,
-                                          float2 scales = {}) {
-  float a = exp_of(logits.x - shift), b = exp_of(logits.y - shift);
+/** The weights of eight rows, as a product takes them. */
+template <typename Element, typename Sums>
+__device__ __forceinline__ uint32_t weigh(float2 logits, float shift, Sums& sums) {
+  const float a = exp_of(logits.x - shift), b = exp_of(logits.y - shift);
   sums.sum = __fadd_rn(sums.sum, __fadd_rn(a, b));
-  if constexpr (kScaled) {  // that of a row that does not count may be no number
-    a = a == 0 ? 0.0f : a * scales.x;
-    b = b == 0 ? 0.0f : b * scales.y;
-  }
   uint32_t rest;
   const uint32_t whole = pack<Element>(a, b, rest);
   return fragment_row() < kDirectHeads ? whole : rest;

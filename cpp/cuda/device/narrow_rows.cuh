@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "device/matrix.cuh"
+#include "device/numbers.cuh"
 #include "device/stored_rows.cuh"
 
 namespace pariskv::cuda::device {
@@ -17,26 +17,6 @@ __device__ __forceinline__ uint32_t around_middle(uint32_t word) { return word ^
 __device__ __forceinline__ float byte_to_float(uint32_t bytes, int i) {
   return __fsub_rn(float_of(__byte_perm(bytes, 0x4b000000u, 0x7440 | i)),
                    8388608.0f + float(kMiddle));
-}
-
-/** Two bytes of such a word, from byte `i` on, as elements of the tensor cores. */
-template <typename Element>
-__device__ __forceinline__ uint32_t bytes_to_elements(uint32_t bytes, int i) {
-  if constexpr (std::is_same_v<Element, __half>) {
-    // 1024 + byte, of which a half has all bits.
-    const uint32_t two = __byte_perm(bytes, 0x64646464u, i == 0 ? 0x4140 : 0x4342);
-    const __half2 middle = __floats2half2_rn(1024.0f + kMiddle, 1024.0f + kMiddle);
-    const __half2 less = __hsub2(reinterpret_cast<const __half2&>(two), middle);
-    return reinterpret_cast<const uint32_t&>(less);
-  } else {
-    // 128 + the lower seven bits, of which a bfloat16 has all; less 128, or 256 where the eighth is
-    // not set.
-    const uint32_t two = __byte_perm(bytes, 0x43434343u, i == 0 ? 0x4140 : 0x4342);
-    const uint32_t lower = two & 0xff7fff7fu, less = (two & 0xff80ff80u) ^ 0x00800080u;
-    const __nv_bfloat162 number = __hsub2(reinterpret_cast<const __nv_bfloat162&>(lower),
-                                          reinterpret_cast<const __nv_bfloat162&>(less));
-    return reinterpret_cast<const uint32_t&>(number);
-  }
 }
 
 /** As RowReader. Numbers are whole: who sums products of them multiplies by the scales. */
@@ -87,40 +67,6 @@ struct NarrowReader {
         const uint32_t bytes = around_middle(*reinterpret_cast<const uint32_t*>(from + i));
 #pragma unroll
         for (int j = 0; j < 4; ++j) x[i + j] = byte_to_float(bytes, j);
-      }
-    }
-  }
-
-  /** Eight neighbouring numbers as they are stored. */
-  using Piece = uint2;
-  static __device__ __forceinline__ Piece piece(const char* half, int d) {
-    const auto* words = reinterpret_cast<const uint32_t*>(half + d);
-    return {words[0], words[1]};
-  }
-  static __device__ __forceinline__ uint4 elements(const Piece& piece) {
-    const uint32_t first = around_middle(piece.x), second = around_middle(piece.y);
-    return {bytes_to_elements<Element>(first, 0), bytes_to_elements<Element>(first, 2),
-            bytes_to_elements<Element>(second, 0), bytes_to_elements<Element>(second, 2)};
-  }
-
-  template <int kWords>
-  struct Operands {
-    uint32_t bytes[(kWords + 1) / 2];
-
-    __device__ __forceinline__ uint32_t word(int i) const {
-      return bytes_to_elements<Element>(around_middle(bytes[i / 2]), i % 2 * 2);
-    }
-  };
-  template <int kWords>
-  static __device__ __forceinline__ void load(const char* half, int d, int dim,
-                                              Operands<kWords>& operands) {
-    const char* from = half + d;
-    if constexpr (kWords == 1) {
-      operands.bytes[0] = d < dim ? *reinterpret_cast<const uint16_t*>(from) : 0;
-    } else {
-#pragma unroll
-      for (int i = 0; i < kWords / 2; ++i) {
-        operands.bytes[i] = d + 4 * i < dim ? *reinterpret_cast<const uint32_t*>(from + 4 * i) : 0;
       }
     }
   }

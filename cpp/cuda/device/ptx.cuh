@@ -403,24 +403,19 @@ __device__ __forceinline__ void mma_m16n8k8_bf16(float (&sums)[4], uint32_t a0, 
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(a0), "r"(a1), "r"(b));
 }
-/** Of bytes, as whole numbers without a sign. */
-__device__ __forceinline__ void mma_m16n8k32_u8(int32_t (&sums)[4], const uint32_t (&a)[4],
-                                                const uint32_t (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-/** The same with signs. */
-__device__ __forceinline__ void mma_m16n8k32_s8(int32_t (&sums)[4], const uint32_t (&a)[4],
-                                                const uint32_t (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
+/** Of bytes, as whole numbers with a sign (s8) or without (u8). */
+#define PARISKV_MMA_OF_BYTES(name, types)                                               \
+  __device__ __forceinline__ void name(int32_t (&sums)[4], const uint32_t (&a)[4],      \
+                                       const uint32_t (&b)[2]) {                        \
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32." types                         \
+                 ".s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+                 : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])           \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));   \
+  }
+PARISKV_MMA_OF_BYTES(mma_m16n8k32_u8, "u8.u8")
+PARISKV_MMA_OF_BYTES(mma_m16n8k32_s8, "s8.s8")
+PARISKV_MMA_OF_BYTES(mma_m16n8k32_s8_u8, "s8.u8")
+#undef PARISKV_MMA_OF_BYTES
 /** Of bits: counts those that are set in both. */
 __device__ __forceinline__ void mma_m16n8k128_b1_and_popc(int32_t (&sums)[4],
                                                           const uint32_t (&a)[2],

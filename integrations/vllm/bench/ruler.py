@@ -106,8 +106,7 @@ def answered(chosen: argparse.Namespace, number: int, name: str) -> Path:
 def main() -> None:
     chosen = arguments()
     found = files(chosen)
-    longest = max(each.length for each in found)
-    chosen.longest = longest + 64  # answers are within the length; room for what a template adds
+    chosen.longest = max(each.longest for each in found)
     each = sum(one.count for one in found)
     tokens = sum(one.count * one.length for one in found)
     total = each * len(chosen.settings)

@@ -17,7 +17,7 @@ struct DecodeKernels {
   Kernel<DenseParams>
       attend_dense[kDenseKinds];              // DenseKind; null: rows are not for the tensor cores
   Kernel<ResidentParams> attend_resident[2];  // for few parts per block, and for many
-  Kernel<ResidentParams> attend_tail[2];
+  Kernel<ResidentParams> attend_tail;
   Kernel<RerankParams> rerank;
   Kernel<AttendParams> attend;
 

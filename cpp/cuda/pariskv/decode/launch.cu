@@ -38,13 +38,12 @@ Fit measure(const DecodeKernels& kernels, int device) {
   for (int many = 0; many < 2; ++many) {
     allow_shared_bytes(kernels.attend_resident[many].address,
                        kernels.resident_bytes + kMostRowBytes);
-    allow_shared_bytes(kernels.attend_tail[many].address, kernels.tail_bytes);
   }
+  allow_shared_bytes(kernels.attend_tail.address, kernels.tail_bytes);
   share_carveout({kernels.window_logits.address, kernels.prepare_votes.address,
                   kernels.score_votes.address, kernels.score[0].address, kernels.score[1].address,
                   kernels.attend_resident[0].address, kernels.attend_resident[1].address,
-                  kernels.attend_tail[0].address, kernels.attend_tail[1].address,
-                  kernels.rerank.address, attend});
+                  kernels.attend_tail.address, kernels.rerank.address, attend});
   fit.attend_bytes = std::min(fit.tuning->attend_bytes, fit.shared_bytes);
   if (fit.early) fit.clusters = Clusters::of(attend, fit.attend_bytes);
   return fit;
@@ -131,6 +130,7 @@ class Step {
     }
     if (runs(kRerank)) {
       attend_resident();
+      attend_tail();
       rerank();
     }
     if (runs(kAttend)) attend();
@@ -181,10 +181,16 @@ class Step {
     Launch(blocks, resident_bytes(kernels_, call_.shape), stream_, kernels_.resident_threads)
         .early(fit_.early && runs(kScore))
         .run(kernels_.attend_resident[many], params, "decode: attend_resident");
+  }
+
+  void attend_tail() const {
     if (call_.tail_rows == 0) return;
-    Launch(blocks, kernels_.tail_bytes, stream_, kernels_.resident_threads)
+    // Small blocks that wait for memory: twice as many as those of resident rows.
+    const int blocks = std::min(2 * resident_blocks_, device::kParts);
+    const ResidentParams params{common_, blocks, device::IndexDivisor::of(call_.heads), false};
+    Launch(call_.heads * blocks, kernels_.tail_bytes, stream_, kernels_.resident_threads)
         .early(fit_.early)
-        .run(kernels_.attend_tail[many], params, "decode: attend_tail");
+        .run(kernels_.attend_tail, params, "decode: attend_tail");
   }
 
   void rerank() const {

@@ -15,12 +15,11 @@ template <typename Element, int kWords>
 void set_row_kernels(DecodeKernels& kernels) {
   kernels.attend_resident[0] = attend_resident_kernel<Element, kWords, false>;
   kernels.attend_resident[1] = attend_resident_kernel<Element, kWords, kTakesMany<Element, kWords>>;
-  kernels.attend_tail[0] = attend_tail_kernel<Element, kWords, false>;
-  kernels.attend_tail[1] = attend_tail_kernel<Element, kWords, kTakesMany<Element, kWords>>;
+  kernels.attend_tail = attend_tail_kernel<Element, kWords>;
   kernels.attend = attend_kernel<Element, kWords, false>;
   kernels.resident_threads = kResidentThreads<Element>;
-  kernels.resident_bytes = kResidentBytes<Element, kWords, false>;
-  kernels.tail_bytes = kResidentBytes<Element, kWords, true>;
+  kernels.resident_bytes = kResidentBytes<Element, kWords>;
+  kernels.tail_bytes = kTailBytes<Element, kWords>;
   kernels.resident_row = kDirect<Element>;
   kernels.attend_space = padded_bytes<AttendSpace<false>>;
   constexpr int kLeast = device::kMergeBytes<kWords> + 2 * device::kTileBytes;

@@ -200,6 +200,9 @@ inline constexpr auto add_bytes = [](int& sum, uint32_t a, uint32_t b) {
 inline constexpr auto add_signed_bytes = [](int& sum, uint32_t a, uint32_t b) {
   for (int i = 0; i < 32; i += 8) sum += int(int8_t(a >> i)) * int(int8_t(b >> i));
 };
+inline constexpr auto add_signed_by_bytes = [](int& sum, uint32_t a, uint32_t b) {
+  for (int i = 0; i < 32; i += 8) sum += int(int8_t(a >> i)) * int(b >> i & 255);
+};
 // Products are exact and sums have more bits than on a GPU, which does not say how many it has.
 inline constexpr auto add_halves = [](double& sum, uint32_t a, uint32_t b) {
   const auto number = [](uint32_t bits) { return double(_cvtsh_ss(uint16_t(bits))); };
@@ -233,6 +236,9 @@ inline void mma_m16n8k32_u8(int32_t (&sums)[4], const uint32_t (&a)[4], const ui
 }
 inline void mma_m16n8k32_s8(int32_t (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   mma<int, 2>(sums, {a[0], a[1], a[2], a[3], b[0], b[1]}, add_signed_bytes);
+}
+inline void mma_m16n8k32_s8_u8(int32_t (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  mma<int, 2>(sums, {a[0], a[1], a[2], a[3], b[0], b[1]}, add_signed_by_bytes);
 }
 inline void mma_m16n8k128_b1_and_popc(int32_t (&sums)[4], const uint32_t (&a)[2],
                                       const uint32_t (&b)[1]) {

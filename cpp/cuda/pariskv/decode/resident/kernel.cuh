@@ -10,6 +10,7 @@
 #include "device/narrow_rows.cuh"
 #include "pariskv/decode/context.cuh"
 #include "pariskv/decode/flags.cuh"
+#include "pariskv/decode/resident/tail.cuh"
 
 namespace pariskv::cuda {
 
@@ -23,12 +24,22 @@ constexpr bool kDirect = sizeof(Element) == 2;
 template <typename Element>
 constexpr int kResidentThreads = kDirect<Element> ? device::kDirectThreads : device::kThreads;
 
-/** Shared memory that attention to resident rows or the tail needs, besides a row where they go
- * straight. */
-template <typename Element, int kWords, bool kScaled>
+/** Shared memory that attention to resident rows needs, besides a row where they go straight; and
+ * to the tail. */
+template <typename Element, int kWords>
 constexpr int kResidentBytes =
-    kDirect<Element> ? int(sizeof(device::DirectSpace<kWords, Element, kScaled>))
+    kDirect<Element> ? int(sizeof(device::DirectSpace<kWords, Element>))
                      : device::kMergeBytes<kWords> + 2 * device::kTileBytes;
+template <typename Element, int kWords>
+constexpr int kTailBytes =
+    kDirect<Element> ? int(sizeof(TailSpace<kWords>)) : kResidentBytes<Element, kWords>;
+
+/** Registers of a thread that attends to the tail: few, so that many blocks wait for memory. */
+template <typename Element, int kWords>
+constexpr int kTailRegisters = !kDirect<Element> ? kRegistersBesideScore<kWords>
+                               : kWords == 16    ? 168
+                               : kWords == 8     ? 96
+                                                 : 64;
 
 /** Row i of the resident ones: before the zone, then after it. */
 template <typename Element>
@@ -49,7 +60,7 @@ struct ResidentRows {
   __device__ __forceinline__ void await_placed() const {}
 };
 
-/** Copies of rows of the tail. */
+/** Copies of rows of the tail, of 32-bit elements. */
 template <typename Element>
 struct TailRows {
   using Reader = device::NarrowReader<Element>;
@@ -105,8 +116,7 @@ struct AttendResident {
       auto* merge = reinterpret_cast<float*>(room);
       char* slots = room + device::kMergeBytes<kWords>;
       device::RowAttention<kWords, Element, Rows> attention(
-          shape, blocks, slots,
-          int(room + kResidentBytes<Element, kWords, Rows::Reader::kScaled> - slots), barriers,
+          shape, blocks, slots, int(room + kResidentBytes<Element, kWords> - slots), barriers,
           {count}, new_row, rows);
       attention.run(block.queries(), block.call.q.stride_j,
                     device::PartsInScratch{out, shape.group, shape.value_dim}, merge);
@@ -135,10 +145,17 @@ struct AttendResident {
     if (!block.searches() || context.tail_copies == nullptr) return;
     const Tail tail = tail_of(block.call, context);
     if (tail.count == 0) return;
-    device::AttendShape shape = context.shape;
-    take_format(block.call.shape.tail_rows(), shape);
-    attend_to(TailRows<Element>{context}, shape, int(tail.count), {nullptr, nullptr, 0},
-              context.scratch.sampled);
+    if constexpr (kDirect<Element>) {
+      using Attention = TailAttention<kWords, Element>;
+      const Attention attention(
+          context, blocks, *reinterpret_cast<typename Attention::Space*>(room), int(tail.count));
+      attention.run(block.queries(), block.call.q.stride_j, context.scratch.sampled);
+    } else {
+      device::AttendShape shape = context.shape;
+      take_format(block.call.shape.tail_rows(), shape);
+      attend_to(TailRows<Element>{context}, shape, int(tail.count), {nullptr, nullptr, 0},
+                context.scratch.sampled);
+    }
   }
 };
 
@@ -183,11 +200,11 @@ __global__ void __maxnreg__(kRegistersBesideScore<kWords>)
   attend_beside_score<Element, kWords, kMany, false>(params, reinterpret_cast<char*>(shared));
 }
 
-template <typename Element, int kWords, bool kMany>
-__global__ void __maxnreg__(kRegistersBesideScore<kWords>)
+template <typename Element, int kWords>
+__global__ void __maxnreg__((kTailRegisters<Element, kWords>))
     attend_tail_kernel(const __grid_constant__ ResidentParams params) {
   extern __shared__ __align__(128) unsigned char shared[];
-  attend_beside_score<Element, kWords, kMany, true>(params, reinterpret_cast<char*>(shared));
+  attend_beside_score<Element, kWords, false, true>(params, reinterpret_cast<char*>(shared));
 }
 
 }  // namespace pariskv::cuda
