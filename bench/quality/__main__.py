@@ -14,7 +14,7 @@ import torch
 from pariskv_core.cli import weights
 from rich.progress import Progress
 
-from quality import predicted, sources, structured, tables
+from quality import predicted, served, sources, structured, tables
 from quality.experiments import EXPERIMENTS, Size, Track
 from quality.pretrained import (
     capture,
@@ -190,6 +190,7 @@ def show_tables(arguments: argparse.Namespace) -> None:
     if arguments.write:
         page = tables.PAGE.read_text(encoding="utf-8")
         tables.PAGE.write_text(tables.filled(page, given), encoding="utf-8")
+        served.refill()
     elif arguments.all is not None:
         text = tables.everything(given)
         if arguments.all == "-":
@@ -198,6 +199,11 @@ def show_tables(arguments: argparse.Namespace) -> None:
             Path(arguments.all).write_text(text, encoding="utf-8")
     else:
         show(tables.TABLES, given)
+
+
+def keep_served(arguments: argparse.Namespace) -> None:
+    say(str(served.write(arguments.name, arguments.result, arguments.model, arguments.where)))
+    served.refill()
 
 
 _MODES: dict[str, tuple[Callable[[argparse.Namespace], None], str]] = {
@@ -210,6 +216,7 @@ _MODES: dict[str, tuple[Callable[[argparse.Namespace], None], str]] = {
     ),
     "inside": (inside, "pretrained models that see chosen rows alone: KL, bits, needles; hours"),
     "predicted": (predicted_errors, "errors that steps predict beside true ones; minutes"),
+    "served": (keep_served, "a result of pariskv eval or of servers, into RULER.md"),
     "tables": (show_tables, "tables of the results, as markdown"),
 }
 
@@ -247,8 +254,12 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     searches = [part for part in PARTS if part not in ("error", "int8", "policies", "written")]
     of["inside"].add_argument("--parts", nargs="+", choices=PARTS, default=searches)
     of["inside"].add_argument("--needles", type=int, default=102, help="questions of each text")
+    of["served"].add_argument("name", help="of the file under bench/results")
+    of["served"].add_argument("result", type=Path, help="a result.json")
+    of["served"].add_argument("--model", required=True, help="what the page calls it")
+    of["served"].add_argument("--where", required=True, help="machine, versions, commit")
     where = of["tables"].add_mutually_exclusive_group()
-    where.add_argument("--write", action="store_true", help="into RESULTS.md")
+    where.add_argument("--write", action="store_true", help="into RESULTS.md and RULER.md")
     more = "every table, of those too that RESULTS.md has no room for, into FILE or to the terminal"
     where.add_argument("--all", nargs="?", const="-", metavar="FILE", help=more)
     return parser.parse_args(words)
@@ -256,7 +267,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(words: Sequence[str] | None = None) -> None:
     arguments = parsed(words)
-    if arguments.mode != "tables":
+    if arguments.mode not in ("served", "tables"):
         torch.set_num_threads(arguments.threads)
     try:
         _MODES[arguments.mode][0](arguments)

@@ -17,7 +17,9 @@ import pytest
 from conftest import Pariskv, plain
 from fake_server import FakeServer
 from pariskv_core.cli import evaluate_settings, main
+from pariskv_core.cli.evaluate_table import show
 from pariskv_core.cli.failures import CannotRunError
+from pariskv_core.cli.screen import Screen
 from pariskv_core.evaluation import samples, tasks
 from pariskv_core.evaluation.answers import Answer, Journal
 from pariskv_core.evaluation.prompts import Template, load_tokenizer
@@ -117,8 +119,21 @@ def test_agreement_is_counted_sample_by_sample():
     assert vt.worst is not None and (vt.worst.index, vt.worst.score) == (1, 0.4)
     assert (together.same, together.lost, together.gained, together.equal) == (1, 2, 1, 1)
     assert (together.score, together.worst_error) == (pytest.approx(0.5), 0.9)
+    assert vt.beside == pytest.approx(-0.2)
+    assert vt.beside_within == pytest.approx((-0.2 - 1.959964 * 0.2, -0.2 + 1.959964 * 0.2))
+    assert (vt.right, vt.right_lost) == (1, 1) and (together.right, together.right_lost) == (2, 2)
+    # Of two errors of vt the lost sample has the smaller one; qa_1 has one error.
+    assert vt.lost_rank == pytest.approx(0.25)
+    assert together.lost_rank == pytest.approx((0.25 + 0.5) / 2)
     full = cells["vt", "full"]
     assert full.score == pytest.approx(0.7) and full.same is None and full.agreement is None
+
+
+def test_the_table_says_what_is_less_than_full_attention(capsys):
+    show(Screen(as_json=False), some_result())
+    said = capsys.readouterr().out
+    assert "-20.0±39.2" in said
+    assert "default loses 2 of 2 samples that full attention has right (100.0 %)" in said
 
 
 def test_losses_are_listed_with_their_errors_the_largest_first():

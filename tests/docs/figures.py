@@ -87,6 +87,7 @@ def readme() -> Iterator[str]:
         "the published setting": "published",
     }.items():
         yield f"{row} | {' | '.join(kl(m, method) for m in THREE)} |"
+    yield from figures_estimate.ruler_scores()
     yield f"{bytes_per_key(128):.0f} bytes of summaries on the computing device at 128 dimensions"
     yield f"at 128 dimensions, {bytes_per_key(64):.0f} at 64"
     yield from memory_of_llama()

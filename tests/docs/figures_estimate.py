@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
-from sources import DEFAULT, GEMMA, QWEN, QWEN_15B, SMOLLM2, noted, results, short, worst_kind
+from sources import (
+    DEFAULT,
+    GEMMA,
+    QWEN,
+    QWEN_15B,
+    ROOT,
+    SMOLLM2,
+    noted,
+    results,
+    short,
+    worst_kind,
+)
 
 FOUR = {
     SMOLLM2: "SmolLM2-135M",
@@ -118,3 +130,16 @@ def budgets() -> Iterator[str]:
     yield ".005 beside the longer tail is nearest to full attention, and .02 is"
     yield "1.13 to 1.26 times as long as one for as many rows on an H200"
     yield "on a CPU 1.4 times at 8,192 tokens, where it reranks four times as many keys, and 1.1"
+
+
+def ruler_scores() -> Iterator[str]:
+    """Of all tasks at once, a length in a column."""
+    for model in ("smollm2", "qwen-0.5b"):
+        run = json.loads((ROOT / f"bench/results/ruler-{model}.json").read_text())
+        scores = {
+            (cell["length"], cell["setting"]): f"{100 * cell['score']:.1f}"
+            for cell in run["cells"]
+            if cell["task"] == "all tasks"
+        }
+        pairs = (f"{scores[at, 'full']} / {scores[at, 'default']}" for at in (4096, 8192))
+        yield f"| {run['model']} | {' | '.join(pairs)} |"

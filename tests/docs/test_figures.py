@@ -89,9 +89,10 @@ def test_the_picture_shows_the_results() -> None:
 
 def test_tables_of_the_lab_are_made_of_its_results() -> None:
     program = (
-        "from quality import sources, tables\n"
-        "page = tables.PAGE.read_text()\n"
-        "raise SystemExit(tables.filled(page, sources.load()) != page)"
+        "from quality import served, sources, tables\n"
+        "page, ruler = tables.PAGE.read_text(), served.PAGE.read_text()\n"
+        "same = tables.filled(page, sources.load()) == page\n"
+        "raise SystemExit(not same or served.filled(ruler, served.load()) != ruler)"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT / "bench", check=False)
     assert done.returncode == 0, "run in bench/: python -m quality tables --write"

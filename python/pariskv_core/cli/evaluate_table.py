@@ -18,7 +18,7 @@ def show(screen: Screen, result: Result) -> None:
     for length in result.lengths:
         here = [cell for cell in cells if cell.length == length]
         header = ["", "score", "95 %"]
-        header += ["same as full", "lost", "gained", "text"] if compared else []
+        header += ["less full", "same", "lost", "gained", "text"] if compared else []
         header += ["error", "at most", "worst"]
         rows, before = [], ""
         for cell in here:
@@ -34,6 +34,7 @@ def show(screen: Screen, result: Result) -> None:
             right=range(1, len(header) - 1),
         )
     _summary(screen, result, cells)
+    _rights(screen, result, cells)
     _losses(screen, result.losses())
     silent = _silent(result)
     if silent:
@@ -52,10 +53,11 @@ def _row(cell: Cell, compared: bool) -> list[str]:
     found = [f"  {cell.setting}", percent(cell.score), _within(cell.within)]
     if compared:
         if cell.same is None or cell.agreement is None:
-            found += [""] * 4
+            found += [""] * 5
         else:
-            same = f"{cell.same}/{cell.compared} ({_within(cell.agreement)})"
-            found += [same, str(cell.lost), str(cell.gained), str(cell.equal)]
+            same = f"{100 * cell.same / cell.compared:.0f} ({_within(cell.agreement)})"
+            counts = [str(cell.lost), str(cell.gained), str(cell.equal)]
+            found += [beside(cell), same, *counts]
     errors = (cell.mean_error, cell.worst_error)
     found += ["–" if error is None else f"{error:.2g}" for error in errors]
     worst = cell.worst
@@ -63,6 +65,15 @@ def _row(cell: Cell, compared: bool) -> list[str]:
         return [*found, ""]
     # Of all tasks it is one that a line above names.
     return [*found, "" if cell.task == AVERAGE else f"#{worst.index}: {100 * worst.score:.0f}"]
+
+
+def beside(cell: Cell) -> str:
+    """As -0.2±0.4: points less than the baseline."""
+    if cell.beside is None or cell.beside_within is None:
+        return ""
+    half = cell.beside_within.high - cell.beside
+    # Plus nothing: -0 is 0 then.
+    return f"{round(100 * cell.beside, 1) + 0.0:+.1f}±{100 * half:.1f}"
 
 
 def _within(interval: tuple[float, float]) -> str:
@@ -85,6 +96,22 @@ def _summary(screen: Screen, result: Result, cells: list[Cell]) -> None:
         rows.append(row)
     header = ["", *(f"{length:,}" for length in result.lengths)]
     screen.table(rows, header, title=f"Score by tokens, {task}", right=range(1, len(header)))
+
+
+def _rights(screen: Screen, result: Result, cells: list[Cell]) -> None:
+    """Of what full attention answers rightly, how much is lost."""
+    for setting in result.settings:
+        own = [
+            cell
+            for cell in cells
+            if cell.setting == setting and cell.right and cell.task != AVERAGE
+        ]
+        right, lost = sum(cell.right for cell in own), sum(cell.right_lost for cell in own)
+        if right:
+            screen.say(
+                f"{setting} loses {lost:,} of {right:,} samples that full attention has right "
+                f"({percent(lost / right)} %)"
+            )
 
 
 def _losses(screen: Screen, losses: list[Loss]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pariskv_core._failures import CannotRunError
 from pariskv_core.evaluation.answers import Answer
-from pariskv_core.evaluation.statistics import Interval, interval
+from pariskv_core.evaluation.statistics import Interval, interval, of_mean, share_below
 from pariskv_core.evaluation.tasks import ALL
 
 FULL = "full"
@@ -37,6 +37,13 @@ class Cell:
     lost: int = 0
     gained: int = 0
     equal: int = 0  # answers of the same text, right or wrong
+    beside: float | None = None  # mean of the scores less the baseline's
+    beside_within: Interval | None = None
+    right: int = 0  # samples that the baseline answers rightly
+    right_lost: int = 0  # and this setting does not
+    # Whether errors point at lost samples: the share of all samples of the task whose mean error is
+    # smaller, the mean over those that are lost. Without a link it is .5.
+    lost_rank: float | None = None
     mean_error: float | None = None
     worst_error: float | None = None
     worst: Answer | None = None  # the sample that is worth least
@@ -144,6 +151,16 @@ def _cell(
         (each, full[key]) for each in here if (key := (each.task, each.length, each.index)) in full
     ]
     same = sum(own.score == other.score for own, other in pairs)
+    apart = [own.score - other.score for own, other in pairs]
+    of_task: dict[str, list[float]] = {}
+    for each in here:
+        if each.mean_error is not None:
+            of_task.setdefault(each.task, []).append(each.mean_error)
+    ranks = [
+        share_below(own.mean_error, of_task[own.task])
+        for own, other in pairs
+        if own.score < other.score and own.mean_error is not None
+    ]
     return Cell(
         task=task,
         length=length,
@@ -157,6 +174,11 @@ def _cell(
         lost=sum(own.score < other.score for own, other in pairs),
         gained=sum(own.score > other.score for own, other in pairs),
         equal=sum(own.answer == other.answer for own, other in pairs),
+        beside=sum(apart) / len(apart) if pairs else None,
+        beside_within=of_mean(apart) if pairs else None,
+        right=sum(other.score == 1 for _, other in pairs),
+        right_lost=sum(own.score < other.score == 1 for own, other in pairs),
+        lost_rank=sum(ranks) / len(ranks) if ranks else None,
         mean_error=sum(means) / len(means) if means else None,
         worst_error=max(worsts) if worsts else None,
         worst=min(here, key=lambda each: (each.score, -(each.worst_error or 0.0), each.key)),

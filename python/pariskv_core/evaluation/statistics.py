@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 _Z = 1.959964  # standard deviations of a normal number to either side of 95 %
@@ -28,3 +29,22 @@ def interval(mean: float, count: int) -> Interval:
     low, high = (centre - half) / whole, (centre + half) / whole
     # Rounding must not leave a mean of 0 or 1 outside.
     return Interval(max(min(low, mean), 0.0), min(max(high, mean), 1.0))
+
+
+def of_mean(values: Sequence[float]) -> Interval:
+    """95 % for the mean of numbers of any size, as differences of paired scores are: a normal's.
+
+    Of many numbers, most of which are 0: of equal ones it has no width.
+    """
+    mean = sum(values) / len(values)
+    if len(values) < 2:
+        return Interval(-math.inf, math.inf)
+    variance = sum((each - mean) ** 2 for each in values) / (len(values) - 1)
+    half = _Z * math.sqrt(variance / len(values))
+    return Interval(mean - half, mean + half)
+
+
+def share_below(value: float, values: Sequence[float]) -> float:
+    """The share of `values` that are smaller, and half of those that are equal."""
+    smaller = sum(each < value for each in values)
+    return (smaller + 0.5 * sum(each == value for each in values)) / len(values)
