@@ -19,9 +19,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from pariskv_core.cli import evaluate_settings
-from pariskv_core.evaluation import samples, tasks
+from pariskv_core.cli import evaluate_prompts, evaluate_settings
+from pariskv_core.cli.failures import CannotRunError
+from pariskv_core.cli.screen import Screen
 from pariskv_core.evaluation.record import FULL
+from pariskv_core.evaluation.samples import Samples
 from serve import served
 
 EVAL = [sys.executable, "-m", "pariskv_core", "eval"]
@@ -65,19 +67,13 @@ def asked(chosen: argparse.Namespace) -> list[str]:
     return options + (["--samples", str(chosen.samples)] if chosen.samples else [])
 
 
-def files(chosen: argparse.Namespace) -> list[samples.Samples]:
-    names = tasks.chosen(chosen.tasks)
-    found = samples.found(
-        chosen.prompts,
-        lambda each: (
-            each.task in names
-            and (chosen.lengths is None or each.length in chosen.lengths)
-            and (chosen.samples is None or each.count == chosen.samples)
-        ),
+def files(chosen: argparse.Namespace) -> list[Samples]:
+    """Those that `eval` finds for these options."""
+    wanted = {"tasks": chosen.tasks, "lengths": chosen.lengths, "samples": chosen.samples}
+    found = argparse.Namespace(
+        model=None, seed=None, template=None, prompts=chosen.prompts, **wanted
     )
-    if not found:
-        raise SystemExit(f"{chosen.prompts} has no such samples: pariskv eval MODEL --make-only")
-    return found
+    return list(evaluate_prompts.prepare(found, Screen(as_json=True)).files)
 
 
 def answered(chosen: argparse.Namespace, number: int, name: str) -> Path:
@@ -105,7 +101,12 @@ def answered(chosen: argparse.Namespace, number: int, name: str) -> Path:
 
 def main() -> None:
     chosen = arguments()
-    found = files(chosen)
+    try:
+        for name in chosen.settings:  # what a server would refuse when it starts
+            evaluate_settings.parse(name)
+        found = files(chosen)
+    except CannotRunError as reason:
+        raise SystemExit(str(reason)) from None
     chosen.longest = max(each.longest for each in found)
     each = sum(one.count for one in found)
     tokens = sum(one.count * one.length for one in found)

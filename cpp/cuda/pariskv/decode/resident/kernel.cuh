@@ -37,7 +37,7 @@ constexpr int kTailBytes =
 /** Registers of a thread that attends to the tail: few, so that many blocks wait for memory. */
 template <typename Element, int kWords>
 constexpr int kTailRegisters = !kDirect<Element> ? kRegistersBesideScore<kWords>
-                               : kWords == 16    ? 168
+                               : kWords == 16    ? 192
                                : kWords == 8     ? 96
                                                  : 64;
 

@@ -1,8 +1,8 @@
 /**
  * Attention to the copies of a tail's rows (tail_copies.h), for 16-bit elements: their levels go to
- * the tensor cores as they are, in products of whole numbers. Queries and weights have 16 bits
- * there, in two terms of 8: a query's of its loudest channel, a weight's of the head's largest one
- * in 64 rows.
+ * the tensor cores as they are, in products of whole numbers. Queries have 24 bits there, in three
+ * terms of 8, of their loudest channel: a huge key would show fewer. Weights have 16 of the head's
+ * largest one in 64 rows.
  *
  * Of eight keys lane 4 g + t has row g, of logits those of head g % 4 and rows 2 t and 2 t + 1.
  * With these it has all weights of the same rows of four eights, as a product takes them, and of
@@ -17,9 +17,9 @@ namespace pariskv::cuda {
 
 template <int kWords>
 struct TailSpace {
-  /** Queries, by pieces of eight channels: higher and lower bytes of four, then of the other four.
-   * Rows apart, so that pieces of all heads meet all banks. */
-  alignas(16) uint4 queries[device::kDirectHeads][4 * kWords + 4];
+  /** Queries, by pieces of eight channels: two terms of four, then of the other four; behind all
+   * heads their third terms, and zeros. Rows apart, so that pieces of all heads meet all banks. */
+  alignas(16) uint4 queries[2 * device::kDirectHeads][4 * kWords + 4];
   float2 of_head[device::kDirectHeads];  // the unit of a product, and the shift of a logit
   // What each warp finds of its rows of a step, of head g % 4.
   float tops[device::kDirectWarps][8];
@@ -55,14 +55,19 @@ __device__ __noinline__ void stage_tail_queries(const device::AttendShape& shape
   most = device::warp_max(most);
   // Of a query that is not finite no logit is.
   const float steps = most > 1e-30f && device::finite(most) ? kMost / most : 0.0f;
-  auto* to = reinterpret_cast<uint8_t*>(space.queries[head]);
+  auto* const to = reinterpret_cast<uint8_t*>(space.queries[head]);
+  auto* const rest_to = reinterpret_cast<uint8_t*>(space.queries[device::kDirectHeads + head]);
 #pragma unroll
   for (int i = 0; i < kWords; ++i) {
     const int d = 32 * i + lane;
-    const uint32_t bits = device::bits_of(__fmaf_rn(x[i], steps, kRounds));
-    uint8_t* piece = to + d / 8 * 16 + d / 4 % 2 * 8 + d % 4;
-    piece[0] = uint8_t((bits + 128) >> 8);
-    piece[4] = uint8_t(bits);
+    const int at = d / 8 * 16 + d / 4 % 2 * 8 + d % 4;
+    const float rounded = __fmaf_rn(x[i], steps, kRounds);
+    const float rest = 256 * __fmaf_rn(x[i], steps, kRounds - rounded);
+    const uint32_t bits = device::bits_of(rounded);
+    to[at] = uint8_t((bits + 128) >> 8);
+    to[at + 4] = uint8_t(bits);
+    rest_to[at] = uint8_t(device::bits_of(fminf(rest, 127.0f) + kRounds));
+    rest_to[at + 4] = 0;
   }
   const float unit = device::finite(most) ? most / kMost : device::infinity() * 0.0f;
   if (lane == 0) space.of_head[head] = make_float2(unit * shape.scale, dot * shape.scale);
@@ -94,7 +99,8 @@ class TailAttention {
         rows_(rows),
         warp_(device::held_warp()),
         g_(device::held_lane() / 4),
-        t_(device::held_lane() % 4) {}
+        t_(device::held_lane() % 4),
+        term_(g_ < device::kDirectHeads ? 1.0f : 1.0f / 65536) {}
 
   /**
    * All heads of the group, some at a time.
@@ -134,18 +140,19 @@ class TailAttention {
   /** Logits of two rows of head g % 4, which do not count where they are not finite. */
   __device__ __forceinline__ float2 logits_of(const uint32_t (&keys)[kWords][2],
                                               float scale) const {
-    const int head = g_ % device::kDirectHeads;
     int32_t dots[4] = {};
 #pragma unroll
     for (int c = 0; c < kWords; ++c) {
-      const uint4 query = space_.queries[head][4 * c + t_];
+      const uint4 query = space_.queries[g_][4 * c + t_];
       device::ptx::mma_m16n8k32_s8(dots, {query.x, query.y, query.z, query.w}, keys[c]);
     }
-    const float2 of_head = space_.of_head[head];
+    const float2 of_head = space_.of_head[g_ % device::kDirectHeads];
     float logits[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float dot = float(dots[i] * 256 + dots[2 + i]) * of_head.x;
+      // Lane 4 g + t has two terms, lane 4 (g + 4) + t the third.
+      const float own = float(dots[i] * 256 + dots[2 + i]) * term_;
+      const float dot = (own + __shfl_xor_sync(~0u, own, 16)) * of_head.x;
       logits[i] = __fmaf_rn(dot, __shfl_sync(~0u, scale, 8 * t_ + 4 * i), of_head.y);
     }
     const float softcap = context_.shape.softcap;
@@ -377,6 +384,7 @@ class TailAttention {
   Space& space_;
   int rows_;
   int warp_, g_, t_;
+  float term_;  // the unit of this lane's terms of queries
 };
 
 }  // namespace pariskv::cuda
