@@ -12,11 +12,13 @@ from typing import Any
 import harness
 import torch
 from pariskv_core.cli import weights
+from pariskv_core.cli.failures import CannotRunError
 from rich.progress import Progress
 
 from quality import predicted, served, sources, structured, tables
 from quality.experiments import EXPERIMENTS, Size, Track
 from quality.pretrained import (
+    asked,
     capture,
     claims,
     forced,
@@ -201,6 +203,10 @@ def show_tables(arguments: argparse.Namespace) -> None:
         show(tables.TABLES, given)
 
 
+def ask(arguments: argparse.Namespace) -> None:
+    say(f"Written: {asked.run(arguments)}")
+
+
 def keep_served(arguments: argparse.Namespace) -> None:
     say(str(served.write(arguments.name, arguments.result, arguments.model, arguments.where)))
     served.refill()
@@ -216,6 +222,7 @@ _MODES: dict[str, tuple[Callable[[argparse.Namespace], None], str]] = {
     ),
     "inside": (inside, "pretrained models that see chosen rows alone: KL, bits, needles; hours"),
     "predicted": (predicted_errors, "errors that steps predict beside true ones; minutes"),
+    "asked": (ask, "RULER's samples answered by a model that sees what peers choose; hours"),
     "served": (keep_served, "a result of pariskv eval or of servers, into RULER.md"),
     "tables": (show_tables, "tables of the results, as markdown"),
 }
@@ -242,7 +249,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--of", nargs="+", choices=("structured", *weights.MODELS), default=["structured"]
     )
     of["predicted"].add_argument("--tokens", type=int, default=7168, help="that a model has read")
-    for name in ("synthetic", "structured", "models", "keys", "inside", "predicted"):
+    for name in ("synthetic", "structured", "models", "keys", "inside", "predicted", "asked"):
         of[name].add_argument("--threads", type=int, default=2)
     few = "the first so many of the layers that are captured; all if left out"
     of["models"].add_argument("--layers", type=int, help=few)
@@ -254,6 +261,17 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     searches = [part for part in PARTS if part not in ("error", "int8", "policies", "written")]
     of["inside"].add_argument("--parts", nargs="+", choices=PARTS, default=searches)
     of["inside"].add_argument("--needles", type=int, default=102, help="questions of each text")
+    asks = of["asked"].add_argument
+    asks("model", help="a folder or a GGUF file")
+    asks("--prompts", required=True, help="samples of pariskv eval --make-only")
+    asks("--out", required=True)
+    asks("--methods", nargs="+", choices=asked.METHODS, default=["SnapKV", "Quest"])
+    asks("--rows", nargs="+", type=int, default=[100], help="for each kv head")
+    asks("--tasks", nargs="+", default=["ruler"])
+    asks("--lengths", nargs="+", type=int)
+    asks("--samples", type=int)
+    asks("--processes", type=int, default=1, help="each with the model")
+    asks("--device", choices=("cpu", "cuda"))
     of["served"].add_argument("name", help="of the file under bench/results")
     of["served"].add_argument("result", type=Path, help="a result.json")
     of["served"].add_argument("--model", required=True, help="what the page calls it")
@@ -271,7 +289,7 @@ def main(words: Sequence[str] | None = None) -> None:
         torch.set_num_threads(arguments.threads)
     try:
         _MODES[arguments.mode][0](arguments)
-    except weights.Unusable as error:
+    except (weights.Unusable, CannotRunError) as error:
         sys.exit(str(error))
 
 

@@ -81,7 +81,7 @@ def best_rows(scores: Tensor, rows: int) -> Tensor:
         values, index = scores.topk(count, dim=1)
         index = index.masked_fill(values == -math.inf, -1)
     else:
-        later = torch.arange(tokens)
+        later = torch.arange(tokens, device=scores.device)
         index = (scores.long() * tokens - later).topk(count, dim=1).indices
     return padded(index, rows)
 

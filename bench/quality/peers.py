@@ -92,7 +92,7 @@ class Pages(Zone):
 
     def pick(self, queries: Tensor, rows: int, resident: Tensor) -> Tensor:
         best = best_rows(self.page_scores(queries).mean(dim=1), max(1, rows // self.page))
-        inside = torch.arange(self.page)
+        inside = torch.arange(self.page, device=best.device)
         chosen = (best[..., None] * self.page + inside).flatten(1)
         there = (best >= 0).repeat_interleave(self.page, dim=1) & (chosen < len(self.keys))
         chosen = torch.where(there, chosen, -1)[:, :rows]

@@ -62,7 +62,7 @@ class Here:
                 self._threads,
                 self._own,
             )
-            yield _answer(
+            yield answer_of(
                 job,
                 said.text,
                 said.tokens,
@@ -100,7 +100,7 @@ class AtServer:
 
         for job, found in at_once(jobs, self._requests, ask):
             error = found.error or {}
-            yield _answer(
+            yield answer_of(
                 job,
                 found.text,
                 found.tokens,
@@ -120,7 +120,8 @@ class AtServer:
         }
 
 
-def _answer(job: Job, text: str, tokens: int, seconds: float, **more: Any) -> Answer:
+def answer_of(job: Job, text: str, tokens: int, seconds: float, **more: Any) -> Answer:
+    """more: searched, mean_error, worst_error."""
     file, sample = job.file, job.sample
     return Answer(
         job.setting,

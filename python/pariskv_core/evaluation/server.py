@@ -22,6 +22,7 @@ _LONGEST_REASON = 300
 _PORTS = {"http": 80, "https": 443}
 
 Job = TypeVar("Job")
+Found = TypeVar("Found")
 
 
 class Completion(NamedTuple):
@@ -159,20 +160,20 @@ def _slot(url: str) -> int:
 
 
 @dataclass(frozen=True)
-class _Done(Generic[Job]):
+class _Done(Generic[Job, Found]):
     job: Job
-    completion: Completion | None
+    found: Found | None
     failure: BaseException | None
 
 
 def at_once(
-    jobs: Iterable[Job], count: int, ask: Callable[[Job], Completion]
-) -> Iterator[tuple[Job, Completion]]:
+    jobs: Iterable[Job], count: int, ask: Callable[[Job], Found]
+) -> Iterator[tuple[Job, Found]]:
     """Answers as they come, of `count` requests at a time. Jobs are taken as requests begin.
 
     Threads do not keep the program from ending: Ctrl-C leaves the requests that run.
     """
-    source, results = iter(jobs), queue.Queue[_Done[Job]]()
+    source, results = iter(jobs), queue.Queue[_Done[Job, Found]]()
 
     def run(job: Job) -> None:
         try:
@@ -191,9 +192,9 @@ def at_once(
         yield _taken(results)
 
 
-def _taken(results: queue.Queue[_Done[Job]]) -> tuple[Job, Completion]:
+def _taken(results: queue.Queue[_Done[Job, Found]]) -> tuple[Job, Found]:
     done = results.get()
     if done.failure is not None:
         raise done.failure
-    assert done.completion is not None
-    return done.job, done.completion
+    assert done.found is not None
+    return done.job, done.found

@@ -1,0 +1,208 @@
+"""RULER's samples answered by a model that sees the rows that another method has chosen.
+
+    python -m quality asked MODEL --prompts SAMPLES --out FOLDER --methods SnapKV Quest --rows 100
+
+The prompt is read with full attention. Each step of the answer attends to the first and the last
+tokens, as the engine does, and to `rows` of the others for each kv head. What comes out joins with
+a result of `pariskv eval`, whose prompts these are: `pariskv eval --compare`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pariskv_core as pk
+import torch
+from pariskv_core.cli import evaluate_prompts, evaluate_run, models
+from pariskv_core.cli.evaluate_run import Job
+from pariskv_core.cli.screen import Screen
+from pariskv_core.cli.sparse_run import forward, stop_tokens
+from pariskv_core.evaluation.answers import Answer, Journal
+from pariskv_core.evaluation.record import Result
+from pariskv_core.evaluation.server import at_once
+from torch import Tensor
+
+from quality.methods import Method, Oracle
+from quality.peers import ArkVale, PQCache, Quest, SnapKV
+from quality.regions import Residency
+
+METHODS: dict[str, Callable[[], Method]] = {
+    "SnapKV": SnapKV,
+    "Quest": Quest,
+    "ArkVale": ArkVale,
+    "PQCache": PQCache,
+    "best": Oracle,
+}
+_ATTENTION = "quality_asked"  # its name among those of transformers
+_WINDOW = 32  # of a prompt's last queries, for methods that look at them
+
+
+class _Layer(NamedTuple):
+    heads: list[Method]  # of each kv head
+    zone: slice
+
+
+class _Chosen:
+    """What one method has chosen for one prompt, layer by layer."""
+
+    def __init__(self, name: str, rows: int) -> None:
+        self.make, self.rows = METHODS[name], rows
+        self.layers: dict[int, _Layer] = {}
+
+    def read(self, layer: int, query: Tensor, key: Tensor) -> None:
+        """The prompt: query (query heads, tokens, dim), key (kv heads, tokens, dim)."""
+        zone = Residency().zone(key.shape[1])
+        heads = [self.make() for _ in key]
+        groups = query.float().unflatten(0, (len(heads), -1))
+        for method, keys, group in zip(heads, key.float(), groups, strict=True):
+            method.prefill(keys[zone], group[:, -_WINDOW:].transpose(0, 1))
+        self.layers[layer] = _Layer(heads, zone)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """A step: query (query heads, dim), rows (kv heads, tokens, dim) -> (query heads, dim)."""
+        heads, zone = self.layers[layer]
+        tokens = torch.arange(key.shape[1], device=key.device)
+        outside = torch.cat([tokens[: zone.start], tokens[zone.stop :]])
+        outs = []
+        groups = query.float().unflatten(0, (len(heads), -1))
+        for head, (method, group) in enumerate(zip(heads, groups, strict=True)):
+            keys, values = key[head].float(), value[head].float()
+            scale = math.sqrt(keys.shape[-1])
+            resident = torch.logsumexp(group @ keys[outside].T / scale, -1)
+            chosen = method.select(group[None], self.rows, resident[None])[0]
+            places = torch.cat([outside, chosen[chosen >= 0] + zone.start])
+            weights = torch.softmax(group @ keys[places].T / scale, -1)
+            outs.append(weights @ values[places])
+        return torch.cat(outs)
+
+
+_chosen: _Chosen | None = None  # of the answer that is being written, in this process
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """As transformers calls it, with a batch of one."""
+    assert _chosen is not None
+    layer, dim = int(module.layer_idx), query.shape[-1]  # type: ignore[arg-type]
+    if scaling is not None and not math.isclose(scaling, dim**-0.5):
+        raise NotImplementedError(f"logits of this model are scaled by {scaling}")
+    if query.shape[2] > 1:
+        _chosen.read(layer, query[0], key[0])
+        out = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, enable_gqa=True
+        )
+        return out.transpose(1, 2), None
+    step = _chosen.attend(layer, query[0, :, 0], key[0], value[0])
+    return step.to(query.dtype)[None, None], None
+
+
+class _Said(NamedTuple):
+    text: str
+    tokens: int
+    seconds: float
+
+
+class _Model(NamedTuple):
+    place: str  # a folder or a GGUF file
+    device: str | None
+    threads: int
+
+
+@functools.cache
+def _load(model: _Model) -> models.Loaded:
+    """In a process that answers: what it refuses, the program says."""
+    from transformers import AttentionInterface
+
+    own = {"model": model.place, "device": model.device, "threads": model.threads}
+    loaded = models.load(argparse.Namespace(**own))
+    AttentionInterface.register(_ATTENTION, _attention)
+    loaded.model.set_attn_implementation(_ATTENTION)
+    return loaded
+
+
+def _answer(model: _Model, method: str, rows: int, ids: Sequence[int], most: int) -> _Said:
+    from transformers import DynamicCache
+
+    global _chosen
+    loaded = _load(model)
+    begin = time.perf_counter()
+    _chosen = _Chosen(method, rows)
+    cache, stops = DynamicCache(config=loaded.model.config), stop_tokens(loaded)
+    prompt = torch.tensor([list(ids)], device=loaded.device)
+    tokens = [int(forward(loaded.model, prompt, cache).argmax())]
+    while tokens[-1] not in stops and len(tokens) < most:
+        last = prompt.new_tensor([tokens[-1:]])
+        tokens.append(int(forward(loaded.model, last, cache).argmax()))
+    text = str(loaded.tokenizer.decode(tokens, skip_special_tokens=True))
+    return _Said(text, len(tokens), time.perf_counter() - begin)
+
+
+class Asked:
+    """Answers by some processes, each with the model."""
+
+    BY = "a method of the lab"
+
+    def __init__(self, arguments: argparse.Namespace, pool: ProcessPoolExecutor) -> None:
+        self._pool, self._processes = pool, int(arguments.processes)
+        self._model = _Model(str(arguments.model), arguments.device, arguments.threads)
+        self._of = {
+            f"{method}={rows}": (method, rows)
+            for method in arguments.methods
+            for rows in arguments.rows
+        }
+
+    @property
+    def settings(self) -> list[str]:
+        return list(self._of)
+
+    def answers(self, jobs: Iterator[Job]) -> Iterator[Answer]:
+        def ask(job: Job) -> _Said:
+            method, rows = self._of[job.setting]
+            ids, most = list(job.sample.ids), job.file.answer_tokens
+            return self._pool.submit(_answer, self._model, method, rows, ids, most).result()
+
+        for job, said in at_once(jobs, self._processes, ask):
+            yield evaluate_run.answer_of(job, *said)
+
+    def details(self) -> dict[str, Any]:
+        return {"processes": self._processes}
+
+
+def run(arguments: argparse.Namespace) -> Path:
+    """The result of these methods, in --out; a run that was stopped goes on."""
+    wanted = {"tasks": arguments.tasks, "lengths": arguments.lengths, "samples": arguments.samples}
+    found = argparse.Namespace(
+        model=None, prompts=arguments.prompts, seed=None, template=None, **wanted
+    )
+    screen = Screen()
+    prompts = evaluate_prompts.prepare(found, screen)
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(arguments.processes, spawn) as pool:
+        asked = Asked(arguments, pool)
+        identity = {**prompts.identity(), "by": Asked.BY}
+        journal = Journal(Path(arguments.out), identity)
+        try:
+            details = evaluate_run.run(asked, prompts, journal, screen)
+        finally:
+            journal.close()
+    more = {"version": pk.__version__, "makers": prompts.makers(), **details}
+    result = Result({**identity, **more}, evaluate_run.in_order(journal))
+    path = Path(arguments.out) / "result.json"
+    path.write_text(json.dumps(result.record(), indent=1) + "\n", encoding="utf-8")
+    return path
