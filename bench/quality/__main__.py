@@ -204,7 +204,10 @@ def show_tables(arguments: argparse.Namespace) -> None:
 
 
 def ask(arguments: argparse.Namespace) -> None:
-    say(f"Written: {asked.run(arguments)}")
+    try:
+        say(f"Written: {asked.run(arguments)}")
+    except NotImplementedError as reason:  # of a model whose attention is another
+        raise CannotRunError(str(reason)) from None
 
 
 def keep_served(arguments: argparse.Namespace) -> None:

@@ -85,6 +85,9 @@ def test_a_model_of_other_logits_is_refused():
     rows = torch.zeros(1, 1, 2, 16)
     with pytest.raises(NotImplementedError, match=r"scaled by 0\.5"):
         asked._attention(layer, rows, rows, rows, None, scaling=0.5)
+    for more in ({"sliding_window": 512}, {"softcap": 30.0}):
+        with pytest.raises(NotImplementedError, match="a window or a soft cap"):
+            asked._attention(layer, rows, rows, rows, None, **more)
 
 
 def test_a_model_that_the_engine_does_not_know_is_a_sentence(prompts, tmp_path):

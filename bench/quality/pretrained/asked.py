@@ -22,10 +22,9 @@ from typing import Any, NamedTuple
 
 import pariskv_core as pk
 import torch
-from pariskv_core.cli import evaluate_prompts, evaluate_run, models
+from pariskv_core.cli import evaluate_model, evaluate_prompts, evaluate_run, models
 from pariskv_core.cli.evaluate_run import Job
 from pariskv_core.cli.screen import Screen
-from pariskv_core.cli.sparse_run import forward, stop_tokens
 from pariskv_core.evaluation.answers import Answer, Journal
 from pariskv_core.evaluation.record import Result
 from pariskv_core.evaluation.server import at_once
@@ -95,6 +94,8 @@ def _attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """As transformers calls it, with a batch of one."""
@@ -102,6 +103,8 @@ def _attention(
     layer, dim = int(module.layer_idx), query.shape[-1]  # type: ignore[arg-type]
     if scaling is not None and not math.isclose(scaling, dim**-0.5):
         raise NotImplementedError(f"logits of this model are scaled by {scaling}")
+    if sliding_window or softcap:
+        raise NotImplementedError("some layers of this model have a window or a soft cap")
     if query.shape[2] > 1:
         _chosen.read(layer, query[0], key[0])
         out = torch.nn.functional.scaled_dot_product_attention(
@@ -132,24 +135,17 @@ def _load(model: _Model) -> models.Loaded:
     own = {"model": model.place, "device": model.device, "threads": model.threads}
     loaded = models.load(argparse.Namespace(**own))
     AttentionInterface.register(_ATTENTION, _attention)
-    loaded.model.set_attn_implementation(_ATTENTION)
     return loaded
 
 
 def _answer(model: _Model, method: str, rows: int, ids: Sequence[int], most: int) -> _Said:
-    from transformers import DynamicCache
-
     global _chosen
     loaded = _load(model)
     begin = time.perf_counter()
     _chosen = _Chosen(method, rows)
-    cache, stops = DynamicCache(config=loaded.model.config), stop_tokens(loaded)
     prompt = torch.tensor([list(ids)], device=loaded.device)
-    tokens = [int(forward(loaded.model, prompt, cache).argmax())]
-    while tokens[-1] not in stops and len(tokens) < most:
-        last = prompt.new_tensor([tokens[-1:]])
-        tokens.append(int(forward(loaded.model, last, cache).argmax()))
-    text = str(loaded.tokenizer.decode(tokens, skip_special_tokens=True))
+    tokens = evaluate_model.likeliest(loaded, prompt, most, _ATTENTION)
+    text = evaluate_model.text_of(loaded, tokens)
     return _Said(text, len(tokens), time.perf_counter() - begin)
 
 
@@ -186,19 +182,15 @@ class Asked:
 
 def run(arguments: argparse.Namespace) -> Path:
     """The result of these methods, in --out; a run that was stopped goes on."""
-    wanted = {"tasks": arguments.tasks, "lengths": arguments.lengths, "samples": arguments.samples}
-    found = argparse.Namespace(
-        model=None, prompts=arguments.prompts, seed=None, template=None, **wanted
-    )
-    screen = Screen()
-    prompts = evaluate_prompts.prepare(found, screen)
+    own = (Path(arguments.prompts), arguments.tasks, arguments.lengths, arguments.samples)
+    prompts = evaluate_prompts.in_folder(*own)
     spawn = get_context("spawn")
     with ProcessPoolExecutor(arguments.processes, spawn) as pool:
         asked = Asked(arguments, pool)
         identity = {**prompts.identity(), "by": Asked.BY}
         journal = Journal(Path(arguments.out), identity)
         try:
-            details = evaluate_run.run(asked, prompts, journal, screen)
+            details = evaluate_run.run(asked, prompts, journal, Screen())
         finally:
             journal.close()
     more = {"version": pk.__version__, "makers": prompts.makers(), **details}

@@ -21,9 +21,7 @@ from pathlib import Path
 
 from pariskv_core.cli import evaluate_prompts, evaluate_settings
 from pariskv_core.cli.failures import CannotRunError
-from pariskv_core.cli.screen import Screen
 from pariskv_core.evaluation.record import FULL
-from pariskv_core.evaluation.samples import Samples
 from serve import served
 
 EVAL = [sys.executable, "-m", "pariskv_core", "eval"]
@@ -67,15 +65,6 @@ def asked(chosen: argparse.Namespace) -> list[str]:
     return options + (["--samples", str(chosen.samples)] if chosen.samples else [])
 
 
-def files(chosen: argparse.Namespace) -> list[Samples]:
-    """Those that `eval` finds for these options."""
-    wanted = {"tasks": chosen.tasks, "lengths": chosen.lengths, "samples": chosen.samples}
-    found = argparse.Namespace(
-        model=None, seed=None, template=None, prompts=chosen.prompts, **wanted
-    )
-    return list(evaluate_prompts.prepare(found, Screen(as_json=True)).files)
-
-
 def answered(chosen: argparse.Namespace, number: int, name: str) -> Path:
     """The result of one setting. Its server writes a log, and so does the client."""
     folder: Path = chosen.out / name
@@ -104,7 +93,8 @@ def main() -> None:
     try:
         for name in chosen.settings:  # what a server would refuse when it starts
             evaluate_settings.parse(name)
-        found = files(chosen)
+        own = (chosen.prompts, chosen.tasks, chosen.lengths, chosen.samples)
+        found = evaluate_prompts.in_folder(*own).files
     except CannotRunError as reason:
         raise SystemExit(str(reason)) from None
     chosen.longest = max(each.longest for each in found)

@@ -32,8 +32,8 @@ def answer(
     begin = time.perf_counter()
     prompt = torch.tensor([list(ids)], device=loaded.device)
     if setting.cache is None:
-        tokens = _in_full(loaded, prompt, most, own)
-        return Said(_text(loaded, tokens), len(tokens), time.perf_counter() - begin, False)
+        tokens = likeliest(loaded, prompt, most, own)
+        return Said(text_of(loaded, tokens), len(tokens), time.perf_counter() - begin, False)
     run = Run.start(loaded, threads=threads, **setting.cache)
     if tells_errors(setting.cache["policy"]):
         run.cache.report_errors()
@@ -42,7 +42,7 @@ def answer(
     tokens = [token for token, _ in run.greedy(logits, most)]
     stats = run.engine.stats()
     return Said(
-        _text(loaded, tokens),
+        text_of(loaded, tokens),
         len(tokens),
         time.perf_counter() - begin,
         stats.searched_tokens > 0,
@@ -51,10 +51,11 @@ def answer(
     )
 
 
-def _in_full(loaded: Loaded, prompt: torch.Tensor, most: int, own: str) -> list[int]:
+def likeliest(loaded: Loaded, prompt: torch.Tensor, most: int, attention: str) -> list[int]:
+    """Tokens, by an attention of transformers that sees all rows of a plain cache."""
     from transformers import DynamicCache
 
-    loaded.model.set_attn_implementation(own)
+    loaded.model.set_attn_implementation(attention)
     cache = DynamicCache(config=loaded.model.config)
     stops, tokens = stop_tokens(loaded), [int(forward(loaded.model, prompt, cache).argmax())]
     while tokens[-1] not in stops and len(tokens) < most:
@@ -63,7 +64,7 @@ def _in_full(loaded: Loaded, prompt: torch.Tensor, most: int, own: str) -> list[
     return tokens
 
 
-def _text(loaded: Loaded, tokens: list[int]) -> str:
+def text_of(loaded: Loaded, tokens: list[int]) -> str:
     return str(loaded.tokenizer.decode(tokens, skip_special_tokens=True))
 
 

@@ -134,6 +134,17 @@ def check_server(arguments: argparse.Namespace, lengths: Sequence[int]) -> Any:
     return server
 
 
+def in_folder(
+    folder: Path,
+    names: Sequence[str],
+    lengths: Sequence[int] | None = None,
+    number: int | None = None,
+) -> Prompts:
+    """Samples that are there, of these tasks; of all lengths and numbers unless some are given."""
+    given = {"lengths": lengths, "samples": number, "seed": None, "template": None}
+    return _found(argparse.Namespace(prompts=folder, **given), tasks.chosen(names))
+
+
 def _found(arguments: argparse.Namespace, chosen: Sequence[str]) -> Prompts:
     """Without a model: all that is in the folder, of the tasks and numbers that were given."""
     folder = Path(arguments.prompts)
