@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+_BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -11,6 +13,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         return "*Not measured yet.*\n"
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def fill(page: str, made: Callable[[str], str]) -> str:
+    """The page with every block that is marked as a table made anew, from its name."""
+    return _BLOCK.sub(lambda found: found[1] + made(found[2]) + found[3], page)
 
 
 def share(value: float) -> str:

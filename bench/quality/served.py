@@ -8,19 +8,18 @@ A result.json has every answer; what the page needs of it is kept under bench/re
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pariskv_core.cli.evaluate_table import points
 from pariskv_core.evaluation.record import AVERAGE, FULL
 from pariskv_core.evaluation.statistics import share_below
 
-from quality.markdown import fine, table
+from quality.markdown import fill, fine, table
 from quality.sources import RESULTS, read
 
 PAGE = Path(__file__).resolve().parent / "RULER.md"
-_BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
 _OF_A_CELL = (
     *("task", "length", "setting", "count", "score", "lost", "gained", "equal", "beside"),
     *("beside_within", "right", "right_lost", "lost_rank", "mean_error", "worst_error"),
@@ -74,9 +73,7 @@ def beside(cell: Run) -> str:
     """Points less than full attention, with 95 %."""
     if cell["beside"] is None:
         return "–"
-    half = cell["beside_within"][1] - cell["beside"]
-    # Plus nothing: -0 is 0 then.
-    return f"{round(100 * cell['beside'], 1) + 0.0:+.1f} ± {100 * half:.1f}"
+    return points(cell["beside"], cell["beside_within"], " ± ")
 
 
 def _cells(run: Run, length: int, setting: str) -> dict[str, Run]:
@@ -176,7 +173,7 @@ TABLES: dict[str, Callable[[Sequence[Run]], str]] = {
 
 
 def filled(page: str, runs: Sequence[Run]) -> str:
-    return _BLOCK.sub(lambda found: found[1] + TABLES[found[2]](runs) + found[3], page)
+    return fill(page, lambda name: TABLES[name](runs))
 
 
 def refill() -> None:

@@ -14,18 +14,16 @@ and what its docstring says of it. `Sources.reading(text)` has runs inside model
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from quality import structured as structured_keys
 from quality import tables_claims, tables_inside, tables_keys
 from quality.experiments import BUDGETS
-from quality.markdown import fine, share, table
+from quality.markdown import fill, fine, share, table
 from quality.sources import WORST, Sources, means, sized
 
 PAGE = Path(__file__).resolve().parent / "RESULTS.md"
-_BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
 _SHARES = dict[str, float]  # by method
 DRIFTS = ("slow_drift", "switch")  # experiments that share a table
 
@@ -235,7 +233,7 @@ ALL = TABLES | MORE
 
 def filled(page: str, sources: Sources) -> str:
     """The page with every block that is marked as a table made anew."""
-    return _BLOCK.sub(lambda found: found[1] + TABLES[found[2]](sources) + found[3], page)
+    return fill(page, lambda name: TABLES[name](sources))
 
 
 def everything(sources: Sources) -> str:

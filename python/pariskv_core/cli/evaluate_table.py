@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pariskv_core.cli.screen import Screen
 from pariskv_core.cli.text import count
 from pariskv_core.evaluation.record import AVERAGE, Cell, Loss, Result
@@ -57,7 +59,8 @@ def _row(cell: Cell, compared: bool) -> list[str]:
         else:
             same = f"{100 * cell.same / cell.compared:.0f} ({_within(cell.agreement)})"
             counts = [str(cell.lost), str(cell.gained), str(cell.equal)]
-            found += [beside(cell), same, *counts]
+            assert cell.beside is not None and cell.beside_within is not None
+            found += [points(cell.beside, cell.beside_within), same, *counts]
     errors = (cell.mean_error, cell.worst_error)
     found += ["–" if error is None else f"{error:.2g}" for error in errors]
     worst = cell.worst
@@ -67,13 +70,10 @@ def _row(cell: Cell, compared: bool) -> list[str]:
     return [*found, "" if cell.task == AVERAGE else f"#{worst.index}: {100 * worst.score:.0f}"]
 
 
-def beside(cell: Cell) -> str:
-    """As -0.2±0.4: points less than the baseline."""
-    if cell.beside is None or cell.beside_within is None:
-        return ""
-    half = cell.beside_within.high - cell.beside
+def points(mean: float, within: Sequence[float], between: str = "±") -> str:
+    """As -0.2±0.4, of a mean and its interval."""
     # Plus nothing: -0 is 0 then.
-    return f"{round(100 * cell.beside, 1) + 0.0:+.1f}±{100 * half:.1f}"
+    return f"{round(100 * mean, 1) + 0.0:+.1f}{between}{100 * (within[1] - mean):.1f}"
 
 
 def _within(interval: tuple[float, float]) -> str:

@@ -257,9 +257,8 @@ class TailAttention {
     top = sums.maximum;
 #pragma unroll
     for (int i = 0; i < kWarps; ++i) top = fmaxf(top, space_.tops[i][g_]);
-    const float shift = top == -device::infinity() ? 0.0f : top;
-    rescale = device::exp_of(sums.maximum - shift);
-    sums.maximum = top;
+    float shift;
+    rescale = device::raise_to(top, sums, shift);
     float sum = 0;
     uint32_t most = 0;  // by their bits, so that one which is no number is the largest
 #pragma unroll
@@ -277,7 +276,6 @@ class TailAttention {
     most = max(most, __shfl_xor_sync(~0u, most, 2));
     if (t_ == 0) space_.weights[warp_][g_] = make_float2(sum, device::float_of(most));
     __syncthreads();
-    sums.sum = __fmul_rn(sums.sum, rescale);
 #pragma unroll
     for (int i = 0; i < kWarps; ++i) {
       const float2 other = space_.weights[i][g_];
