@@ -55,6 +55,16 @@ TEST_P(EmulatedWalk, EqualsTheCpu) {
   compare(c, cuda, run(c, config), true);
 }
 
+TEST(EmulatedCache, HoldsNextToNothingWhileIdle) {
+  Config config;
+  config.layers = 80, config.query_heads = 4, config.kv_heads = 2, config.head_dim = 64;
+  config.device = {DeviceType::kCuda, 0};
+  Cache cache(config);
+  const Stats stats = cache.stats();
+  EXPECT_LT(stats.memory.live, 1 << 20);
+  EXPECT_EQ(stats.host_memory.reserved, 0);
+}
+
 INSTANTIATE_TEST_SUITE_P(Cases, EmulatedWalk,
                          testing::Combine(testing::ValuesIn(all_cases()),
                                           testing::Range(0u, seeds())),

@@ -332,8 +332,7 @@ SlotScratch lay_out_scratch(char* base, const ModelShape& shape, const ParisKVRu
   take(at.rows, rows);
   if (searched && rules.estimates_error) {
     const int64_t bins = rules.error > 0 ? device::kMaxCluster * kWorthBins : 0;
-    take(at.bin_squares, bins);
-    take(at.bin_counts, bins);
+    take(at.bin_squares, bins + bins / 2);
     take(at.totals, 2 * device::kMaxCluster);
     take(at.scales, candidate_capacity);
     take(at.squares, candidate_capacity);

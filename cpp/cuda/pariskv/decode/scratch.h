@@ -36,8 +36,8 @@ struct HeadScratch {
   float* worth;                 // (candidate_capacity)
   int32_t* selected;            // (rows) indices into candidates, ascending
   device::SelectedRow* rows;    // (rows) of blocks with too many for their own list
-  uint64_t* bin_squares;        // (kMaxCluster, kWorthBins) by worth, see policy/pariskv/budget.h
-  int32_t* bin_counts;          // the same
+  uint64_t* bin_squares;        // (kMaxCluster, kWorthBins) by worth, see policy/pariskv/budget.h,
+                                // and behind them as many counts of 32 bits
   uint64_t* totals;             // (2, kMaxCluster) of a block's candidates, and masses of its rows
   float* scales;                // (candidate_capacity) of the keys' weights
   float* squares;               // (candidate_capacity) of shares, of blocks with no room for them

@@ -181,7 +181,10 @@ struct ErrorReport {
 /** Where blocks leave one another sums by bins of worth, in scratch. */
 struct SharedBins {
   uint64_t* squares;  // (kMaxCluster, kWorthBins)
-  int32_t* counts;    // the same; none of the first bin
+  int32_t* counts;    // the same, behind them; none of the first bin
+
+  explicit __device__ __forceinline__ SharedBins(uint64_t* bins)
+      : squares(bins), counts(reinterpret_cast<int32_t*>(bins + kMaxCluster * kWorthBins)) {}
 
   __device__ __forceinline__ void leave(const Cluster& cluster, const BudgetSpace& space) const {
     if (int(threadIdx.x) >= kWorthBins) return;

@@ -75,9 +75,9 @@ struct Attend {
                    head_sums(), out, space.sums, block.call.error_left > 0 ? &bins() : nullptr);
   }
   __device__ __forceinline__ device::WantedRows rows_within() const {
-    const HeadScratch& scratch = block.context.scratch;
-    return device::rows_within(cluster, asked_of(block, space.tail), int(block.call.top_k),
-                               {scratch.bin_squares, scratch.bin_counts}, space.sums, bins());
+    const device::SharedBins shared(block.context.scratch.bin_squares);
+    return device::rows_within(cluster, asked_of(block, space.tail), int(block.call.top_k), shared,
+                               space.sums, bins());
   }
 
   /** Selects rows; `list` has those among this block's candidates. Ends with a barrier. */
