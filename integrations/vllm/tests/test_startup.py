@@ -185,6 +185,31 @@ def test_host_memory_that_another_server_has_counted_is_left_to_it(
     assert blocks["two"] < 0.6 * blocks["one_dp0"]
 
 
+def test_servers_that_share_a_gpu_have_a_share_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in vLLM, where --gpu-memory-utilization is of one server, whatever others take."""
+    own, total = 2 << 30, 80 << 30
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: own)
+
+    def budget(others: int) -> int:
+        monkeypatch.setattr(memory, "gpu_memory", lambda options: (total - own - others, total))
+        made = Options(
+            config(
+                device_config__device_type="cuda",
+                cache_config__kv_cache_memory_bytes=None,
+                cache_config__gpu_memory_utilization=0.45,
+                additional_config={"pariskv": {"host_budget": "2GB"}},
+            )
+        )
+        return startup.budgets_of(made, startup.asked(made)).device
+
+    alone = budget(0)
+    assert alone > 0.4 * total
+    # A context and workspaces cannot be told from what others take: they are counted beside these.
+    assert budget(total // 2) == alone - (3 << 29)
+    assert budget(total - own - (1 << 30)) < 1 << 30, "no more than what is free"
+
+
 def test_bytes_of_vllms_own_cache_are_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """--kv-cache-memory-bytes counts blocks, and is what the engine may take."""
     monkeypatch.setattr(memory, "gpu_memory", lambda options: pytest.fail("no need to look"))

@@ -74,7 +74,7 @@ def count_requests(
             width = memory.Width(shape.hidden, shape.intermediate, shape.vocabulary)
             working = memory.activations(width, limits)
         taken = (working or 0) + graphs
-        found = memory.on_gpu(free, room.total, share, taken, room.host)
+        found = memory.on_gpu(free, room.total, share, taken, room.host, own=weights)
     else:
         found = memory.on_cpu(free)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 _GRAPH = 1 << 20  # of one layer in one captured graph: .74 to .86 MiB were measured
 _RUNTIME = 1 << 28  # of a GPU, whatever is captured
+_BESIDE = 3 << 29  # of a process on a GPU, beside its tensors: a context, workspaces of libraries
 _HOST_SHARE = 0.8  # of what is free beside a GPU, that blocks are counted for
 CPU_SHARE = 0.5  # of what is free once the model is loaded: the server works in the rest
 _LIVE = 3  # tensors as wide as the widest of a layer that are alive at once
@@ -51,14 +52,19 @@ def graphs(captured: int, layers: int) -> int:
     return captured * layers * _GRAPH + _RUNTIME
 
 
-def on_gpu(free: int, total: int, utilization: float, working: int, host: int) -> Available:
+def on_gpu(
+    free: int, total: int, utilization: float, working: int, host: int, own: int | None = None
+) -> Available:
     """
     free, total  bytes of the GPU, once the model is loaded
-    utilization  share of `total` for all that is served
+    utilization  share of `total` for what this server takes
     working      bytes of activations and graphs
     host         bytes of host memory that are free
+    own          bytes of this server's tensors: other servers have shares of their own. None: all
+                 that is not free is this server's
     """
-    room = int(total * utilization) - (total - free) - working
+    taken = total - free if own is None else min(own + _BESIDE, total - free)
+    room = min(int(total * utilization) - taken, free) - working
     return Available(max(room, 0), int(host * _HOST_SHARE))
 
 

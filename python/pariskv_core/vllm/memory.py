@@ -20,7 +20,7 @@ def available(options: Options) -> memory.Available:
     limits = memory.Limits(options.sequences, options.chunk)
     working = memory.activations(memory.Width(*options.width), limits, options.ranks)
     working += memory.graphs(options.captured, options.layers)
-    return memory.on_gpu(free, total, options.utilization, working, host)
+    return memory.on_gpu(free, total, options.utilization, working, host, _own_gpu_memory())
 
 
 def of_others(options: Options, block: int, device: int) -> memory.Others:
@@ -46,6 +46,13 @@ def _free_host_memory(options: Options) -> int:
     if not options.on_gpu:
         return free
     return max(free - HostShare(options.server, options.engine).of_others(), 0)
+
+
+def _own_gpu_memory() -> int | None:
+    """Of this server's tensors, where this process has them: ranks are processes of their own."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    return torch.cuda.memory_reserved()
 
 
 def gpu_memory(options: Options) -> tuple[int, int]:
