@@ -6,7 +6,9 @@
 Prompts and table are those of `pariskv eval` (docs/eval.md), whose client asks each server. Servers
 run one after the other, or --at-once; then each needs its own share of the GPU, as in
 `--at-once 4 --gpu-memory-utilization .2 --engine '{"host_budget": "8GB"}'`. What was answered is
-kept in FOLDER, and the same command goes on there. Other options are those of `vllm serve`.
+kept in FOLDER, and the same command goes on there. The setting `again` is stock vLLM once more:
+what its answers differ in is chance, by other requests beside them in a batch. Other options are
+those of `vllm serve`.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from pariskv_core.evaluation.record import FULL
 from serve import served
 
 EVAL = [sys.executable, "-m", "pariskv_core", "eval"]
+AGAIN = "again"
+STOCK = (FULL, AGAIN)
 # Of one answer, in bytes: its text, what is right, its errors.
 ANSWER = 700
 
@@ -71,11 +75,11 @@ def answered(chosen: argparse.Namespace, number: int, name: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     own = argparse.Namespace(**{**vars(chosen), "port": chosen.port + number})
     settings = None
-    if name != FULL:
+    if name not in STOCK:
         own_settings = evaluate_settings.parse(name).served
         settings = {**own_settings, "dense_below": chosen.dense_below, **chosen.engine}
     begin = time.monotonic()
-    with served(own, "stock" if name == FULL else "ours", folder / "server.log", settings):
+    with served(own, "stock" if name in STOCK else "ours", folder / "server.log", settings):
         up = time.monotonic()
         command = [*EVAL, "--server", f"http://127.0.0.1:{own.port}", "--name", name]
         command += ["--requests", str(chosen.requests), "--out", str(folder), *asked(chosen)]
@@ -92,7 +96,8 @@ def main() -> None:
     chosen = arguments()
     try:
         for name in chosen.settings:  # what a server would refuse when it starts
-            evaluate_settings.parse(name)
+            if name not in STOCK:
+                evaluate_settings.parse(name)
         own = (chosen.prompts, chosen.tasks, chosen.lengths, chosen.samples)
         found = evaluate_prompts.in_folder(*own).files
     except CannotRunError as reason:
