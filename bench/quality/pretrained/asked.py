@@ -67,21 +67,22 @@ class _Chosen:
         self.layers[layer] = _Layer(heads, zone)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """A step: query (query heads, dim), rows (kv heads, tokens, dim) -> (query heads, dim)."""
+        """A step: query (query heads, dim), rows (kv heads, tokens, dim) -> (query heads, dim).
+
+        All heads at once, and nothing of it waits for the device: several processes share one.
+        """
         heads, zone = self.layers[layer]
+        groups, dim = query.float().unflatten(0, (len(heads), -1)), query.shape[-1]
         tokens = torch.arange(key.shape[1], device=key.device)
         outside = torch.cat([tokens[: zone.start], tokens[zone.stop :]])
-        outs = []
-        groups = query.float().unflatten(0, (len(heads), -1))
-        for head, (method, group) in enumerate(zip(heads, groups, strict=True)):
-            keys, values = key[head].float(), value[head].float()
-            scale = math.sqrt(keys.shape[-1])
-            resident = torch.logsumexp(group @ keys[outside].T / scale, -1)
-            chosen = method.select(group[None], self.rows, resident[None])[0]
-            places = torch.cat([outside, chosen[chosen >= 0] + zone.start])
-            weights = torch.softmax(group @ keys[places].T / scale, -1)
-            outs.append(weights @ values[places])
-        return torch.cat(outs)
+        resident = torch.logsumexp(groups @ key[:, outside].float().mT / math.sqrt(dim), -1)
+        each = zip(heads, groups[:, None], resident[:, None], strict=True)
+        chosen = torch.cat([method.select(own, self.rows, told) for method, own, told in each])
+        places = torch.cat([outside.expand(len(heads), -1), chosen.clamp(min=0) + zone.start], 1)
+        rows = places[..., None].expand(-1, -1, dim)
+        logits = groups @ key.gather(1, rows).float().mT / math.sqrt(dim)
+        logits[..., len(outside) :].masked_fill_((chosen < 0)[:, None], -math.inf)
+        return (torch.softmax(logits, -1) @ value.gather(1, rows).float()).flatten(0, 1)
 
 
 _chosen: _Chosen | None = None  # of the answer that is being written, in this process
