@@ -14,7 +14,6 @@ from typing import Any
 
 from pariskv_core.cli.evaluate_table import points
 from pariskv_core.evaluation.record import AVERAGE, FULL
-from pariskv_core.evaluation.statistics import share_below
 
 from quality.markdown import fill, fine, table
 from quality.sources import RESULTS, read
@@ -24,24 +23,15 @@ _OF_A_CELL = (
     *("task", "length", "setting", "count", "score", "lost", "gained", "equal", "beside"),
     *("beside_within", "right", "right_lost", "lost_rank", "mean_error", "worst_error"),
 )
-_OF_A_SAMPLE = ("setting", "task", "length", "index", "mean_error", "worst_error")
+_OF_A_SAMPLE = ("setting", "task", "length", "index", "mean_error", "worst_error", "rank")
 Run = dict[str, Any]
 
 
 def kept(result: Run, model: str, where: str) -> Run:
     """Of a result what the page shows: cells without answers, and samples that are lost of those
-    that full attention has right, with the share of their task's errors that are smaller."""
-    errors: dict[tuple[str, ...], list[float]] = {}
-    for answer in result["answers"]:
-        if answer["mean_error"] is not None:
-            errors.setdefault(_place(answer), []).append(answer["mean_error"])
-    lost = []
-    for answer in result["lost"]:
-        if answer["full_score"] < 1:
-            continue
-        own = answer["mean_error"]
-        rank = None if own is None else share_below(own, errors[_place(answer)])
-        lost.append({**{name: answer[name] for name in _OF_A_SAMPLE}, "rank": rank})
+    that full attention has right."""
+    right = [answer for answer in result["lost"] if answer["full_score"] == 1]
+    lost = [{name: answer[name] for name in _OF_A_SAMPLE} for answer in right]
     return {
         "model": model,
         "where": where,
@@ -52,10 +42,6 @@ def kept(result: Run, model: str, where: str) -> Run:
         "cells": [{name: cell[name] for name in _OF_A_CELL} for cell in result["cells"]],
         "lost": sorted(lost, key=lambda each: (each["length"], each["task"], each["index"])),
     }
-
-
-def _place(answer: Run) -> tuple[str, ...]:
-    return answer["setting"], answer["task"], str(answer["length"])
 
 
 def write(name: str, result: Path, model: str, where: str) -> Path:
@@ -96,21 +82,28 @@ def rights(run: Run, length: int, setting: str) -> tuple[int, int]:
     return own["right"], own["right_lost"]
 
 
+def _said(run: Run, length: int, setting: str) -> str:
+    """A setting, and of how many tasks it has answers where those are not all."""
+    most = max(len(_cells(run, each, FULL)) for each in lengths(run))
+    has = len(_cells(run, length, setting))
+    return setting if has == most else f"{setting}, {has - 1} tasks"
+
+
 def _lines(run: Run) -> Iterator[list[str]]:
     for length in lengths(run):
         full = _cells(run, length, FULL)[AVERAGE]
-        first = [run["model"], f"{length:,}"]
-        yield [*first, FULL, f"{100 * full['score']:.1f}", "–", "–", "–", "–", "–", "–"]
+        first = [run["model"], f"{length:,}", _said(run, length, FULL)]
+        yield [*first, f"{100 * full['score']:.1f}", "–", "–", "–", "–", "–", "–"]
         for setting in run["settings"]:
-            if setting == FULL:
+            cell = _cells(run, length, setting).get(AVERAGE)
+            if setting == FULL or cell is None:
                 continue
-            cell = _cells(run, length, setting)[AVERAGE]
             worst = worst_task(run, length, setting)
             right, lost = rights(run, length, setting)
             told = cell["mean_error"] is not None
             yield [
                 *("", ""),
-                setting,
+                _said(run, length, setting),
                 f"{100 * cell['score']:.1f}",
                 beside(cell),
                 f"{cell['lost']} / {cell['gained']}",
@@ -137,8 +130,9 @@ def every_task(runs: Sequence[Run]) -> str:
     for task in [each for each in tasks if each != AVERAGE]:
         row = [f"`{task}`"]
         for run, length in columns:
-            full, ours = (_cells(run, length, setting)[task] for setting in (FULL, "default"))
-            row.append(f"{100 * full['score']:.1f} / {beside(ours)}")
+            full, ours = (_cells(run, length, each).get(task) for each in (FULL, "default"))
+            there = full is not None and ours is not None
+            row.append(f"{100 * full['score']:.1f} / {beside(ours)}" if there else "–")
         rows.append(row)
     return table(head, rows)
 

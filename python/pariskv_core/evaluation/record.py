@@ -41,9 +41,7 @@ class Cell:
     beside_within: Interval | None = None
     right: int = 0  # samples that the baseline answers rightly
     right_lost: int = 0  # and this setting does not
-    # Whether errors point at lost samples: the share of all samples of the task whose mean error is
-    # smaller, the mean over those that are lost. Without a link it is .5.
-    lost_rank: float | None = None
+    lost_rank: float | None = None  # mean of those of lost samples, see Loss
     mean_error: float | None = None
     worst_error: float | None = None
     worst: Answer | None = None  # the sample that is worth least
@@ -55,6 +53,9 @@ class Loss:
 
     answer: Answer
     full: Answer
+    # Whether errors point at it: the share of its task's samples whose mean error is smaller; .5 on
+    # average if they do not. None: errors are not reported.
+    rank: float | None = None
 
 
 @dataclass
@@ -92,6 +93,12 @@ class Result:
         for each in self.answers:
             for task in (each.task, AVERAGE):
                 groups.setdefault((each.length, task, each.setting), []).append(each)
+        ranks: dict[tuple[int, str, str], list[float]] = {}
+        for loss in self.losses():
+            for task in (loss.answer.task, AVERAGE):
+                if loss.rank is not None:
+                    at = (loss.answer.length, task, loss.answer.setting)
+                    ranks.setdefault(at, []).append(loss.rank)
         found = []
         for length in self.lengths:
             for task in [*self.tasks, AVERAGE]:
@@ -99,17 +106,27 @@ class Result:
                     here = groups.get((length, task, setting), [])
                     if here and (task != AVERAGE or len({each.task for each in here}) > 1):
                         beside = full if setting != self.baseline else {}
-                        found.append(_cell(task, length, setting, here, beside))
+                        told = ranks.get((length, task, setting), [])
+                        found.append(_cell(task, length, setting, here, beside, told))
         return found
 
     def losses(self) -> list[Loss]:
         """Largest losses first, and among equal ones the largest reported errors."""
         full = self.of(self.baseline)
+        errors: dict[tuple[str, str, int], list[float]] = {}
+        for each in self.answers:
+            if each.mean_error is not None:
+                at = (each.setting, each.task, each.length)
+                errors.setdefault(at, []).append(each.mean_error)
         found = []
         for each in self.answers:
             beside = full.get((each.task, each.length, each.index))
-            if beside is not None and beside.score > each.score:
-                found.append(Loss(each, beside))
+            if beside is None or beside.score <= each.score:
+                continue
+            own, rank = each.mean_error, None
+            if own is not None:
+                rank = share_below(own, errors[each.setting, each.task, each.length])
+            found.append(Loss(each, beside, rank))
         return sorted(
             found,
             key=lambda loss: (
@@ -130,6 +147,7 @@ class Result:
                     **asdict(loss.answer),
                     "full_answer": loss.full.answer,
                     "full_score": loss.full.score,
+                    "rank": loss.rank,
                 }
                 for loss in self.losses()
             ],
@@ -143,7 +161,9 @@ def _cell(
     setting: str,
     here: Sequence[Answer],
     full: Mapping[tuple[str, int, int], Answer],
+    ranks: Sequence[float],
 ) -> Cell:
+    """ranks  of samples that are lost"""
     score = sum(each.score for each in here) / len(here)
     means = [each.mean_error for each in here if each.mean_error is not None]
     worsts = [each.worst_error for each in here if each.worst_error is not None]
@@ -152,15 +172,6 @@ def _cell(
     ]
     same = sum(own.score == other.score for own, other in pairs)
     apart = [own.score - other.score for own, other in pairs]
-    of_task: dict[str, list[float]] = {}
-    for each in here:
-        if each.mean_error is not None:
-            of_task.setdefault(each.task, []).append(each.mean_error)
-    ranks = [
-        share_below(own.mean_error, of_task[own.task])
-        for own, other in pairs
-        if own.score < other.score and own.mean_error is not None
-    ]
     return Cell(
         task=task,
         length=length,
