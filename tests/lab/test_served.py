@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -10,6 +11,8 @@ from pariskv_core.evaluation.answers import Answer
 from pariskv_core.evaluation.record import Result
 from quality import __main__ as program
 from quality import served
+
+TASKS = ("vt", "qa_1", "qa_2")
 
 
 def answer(setting: str, task: str, index: int, score: float, **more: Any) -> Answer:
@@ -53,6 +56,21 @@ def test_tables_have_each_setting_each_task_and_each_loss(result):
     loss = served.every_loss(runs).splitlines()[2]
     assert loss == "| a model | 4,096 | `qa_1` 1 | .0200, 0.2: larger than 38 % |"
     assert served.measured_on(runs) == "- a model: a machine\n"
+
+
+def test_settings_that_were_asked_fewer_tasks_say_so():
+    answers = [answer(setting, task, 0, 1.0) for setting in ("full", "default") for task in TASKS]
+    answers += [answer("again", task, 0, 1.0) for task in TASKS[:2]]
+    longer = [dataclasses.replace(each, length=8192) for each in answers if each.task != "vt"]
+    answers += [each for each in longer if each.setting != "again"]
+    run = {"samples": 1, "seed": 42, "template": "chat"}
+    made = json.loads(json.dumps(Result(run, answers).record()))
+    runs = [served.kept(made, "a model", "a machine")]
+    rows = [row.strip("| ").split(" | ") for row in served.every_setting(runs).splitlines()[2:]]
+    said = [row[-8] for row in rows]
+    assert said == ["full", "default", "again, 2 tasks", "full, 2 tasks", "default, 2 tasks"]
+    of_vt = next(row for row in served.every_task(runs).splitlines() if row.startswith("| `vt`"))
+    assert of_vt.endswith("| – |")
 
 
 def test_a_result_goes_into_the_page(result, monkeypatch, tmp_path):
